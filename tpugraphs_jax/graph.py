@@ -1,0 +1,101 @@
+"""The graph types: `OpGraph` on the host, its configurations, and axis names.
+
+Shape letters used in every comment of the project: N nodes, E edges, G graphs,
+C configurations, K configurable nodes, F features, R distinct configuration
+rows, S HLO computations.
+
+Direction of edges. A row `[u, v]` of `edge_index` says that instruction u
+consumes the output of instruction v. On the device (`jraph.GraphsTuple`)
+`senders = v` (producer) and `receivers = u` (consumer).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+NODE_FEATURES = 140
+TILE_CONFIG_FEATURES = 24
+LAYOUT_CONFIG_FEATURES = 18
+# Opcodes are 1..120; 0 stands for an instruction the original table does not know.
+OPCODES = 121
+# A layout configuration row holds dimension numbers; -1 means "not given".
+LAYOUT_VALUE_RANGE = (-1, 5)
+
+SPLITS = ("train", "valid", "test")
+COLLECTIONS = (
+    "tile:xla",
+    "layout:xla:random",
+    "layout:xla:default",
+    "layout:nlp:random",
+    "layout:nlp:default",
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TileConfigs:
+  """Tile-size choices of one kernel and their measured runtimes."""
+
+  config_feat: np.ndarray  # [C, 24] float32: kernel, output, input bounds
+  runtime_ns: np.ndarray  # [C] int64 nanoseconds; all zero = not labelled
+  normalizer_ns: np.ndarray  # [C] int64 nanoseconds of the default tile
+
+  def __len__(self) -> int:
+    return len(self.runtime_ns)
+
+  @property
+  def is_labelled(self) -> bool:
+    return bool(self.runtime_ns.any())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LayoutConfigs:
+  """Layout choices of one graph, factored so that a configuration is a few bytes.
+
+  The 18 integers of configurable node k in configuration c are
+  `rows[group_row[c, node_group[k]]]`: nodes whose choices agree in every
+  configuration form a group, and each group stores the number of a row of the
+  graph's dictionary. `group_row` may be a memory map.
+  """
+
+  rows: np.ndarray  # [R, 18] int8, distinct, values -1..5
+  node_group: np.ndarray  # [K] int32, the group of each configurable node
+  group_row: np.ndarray  # [C, groups] uint8 or uint16, index into rows
+  runtime_ns: np.ndarray  # [C] int64 nanoseconds; all zero = not labelled
+
+  def __len__(self) -> int:
+    return len(self.runtime_ns)
+
+  @property
+  def is_labelled(self) -> bool:
+    return bool(self.runtime_ns.any())
+
+  def row_id(self, config_ids: np.ndarray) -> np.ndarray:
+    """Row numbers `[len(config_ids), K]` of the given configurations."""
+    return np.asarray(self.group_row[config_ids])[:, self.node_group]
+
+  def decode(self, config_ids: np.ndarray) -> np.ndarray:
+    """The released form `[len(config_ids), K, 18]` float32."""
+    return self.rows[self.row_id(config_ids)].astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpGraph:
+  """One XLA program (or fused kernel) as a graph of HLO instructions."""
+
+  name: str
+  node_feat: np.ndarray  # [N, 140] float32
+  node_opcode: np.ndarray  # [N] uint8
+  edge_index: np.ndarray  # [E, 2] int32 rows (consumer, producer)
+  node_splits: np.ndarray  # [S] int64 starts of HLO computations, last = N; [0, N] for tiles
+  config_node: np.ndarray  # [K] int32 configurable nodes; empty for tiles
+  configs: TileConfigs | LayoutConfigs | None = None
+
+  @property
+  def num_nodes(self) -> int:
+    return len(self.node_opcode)
+
+  @property
+  def num_edges(self) -> int:
+    return len(self.edge_index)
