@@ -1,0 +1,270 @@
+"""The training state and its optimiser, made from plain arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import flax
+import jax
+import jax.numpy as jnp
+import optax
+
+OPTIMIZERS = ("adam", "adamw")
+SCHEDULES = ("constant", "cosine", "multistep")
+
+
+class TrainState(flax.struct.PyTreeNode):
+  """All that a training step changes."""
+
+  step: jax.Array  # [] int32, training steps taken
+  params: Any  # pytree of float32
+  opt_state: optax.OptState
+  extra: Any = ()  # any further pytree, such as a history table
+
+  @classmethod
+  def create(
+      cls, params: Any, optimizer: optax.GradientTransformation, *, extra: Any = ()
+  ) -> TrainState:
+    """The state at step 0."""
+    return cls(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        extra=extra,
+    )
+
+  def apply_gradients(
+      self, grads: Any, optimizer: optax.GradientTransformation, **changes: Any
+  ) -> TrainState:
+    """The state one step later; `changes` are further fields to replace."""
+    updates, opt_state = optimizer.update(grads, self.opt_state, self.params)
+    return self.replace(
+        step=self.step + 1,
+        params=optax.apply_updates(self.params, updates),
+        opt_state=opt_state,
+        **changes,
+    )
+
+  @property
+  def eval_params(self) -> Any:
+    """The averaged parameters where an average is kept, else the parameters."""
+    average = optax.tree.get(self.opt_state, "average_params")
+    return self.params if average is None else average
+
+
+def create_optimizer(
+    *,
+    name: str = "adam",
+    learning_rate: float = 1e-3,
+    schedule: str = "constant",
+    total_steps: int,
+    warmup_fraction: float = 0.0,
+    final_learning_rate: float = 0.0,
+    milestones: Sequence[float] = (),
+    milestone_factor: float = 0.1,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-7,
+    weight_decay: float = 0.0,
+    clip_norm: float = 0.0,
+    clip_norm_per_variable: float = 0.0,
+    accumulation_steps: int = 1,
+    average_decay: float = 0.0,
+) -> optax.GradientTransformation:
+  """The optimiser that the `optimizer` fields of a config describe.
+
+  Args:
+    name: `adam` (Keras' form) or `adamw` (decoupled weight decay).
+    learning_rate: its value after the warm-up.
+    schedule: `constant`, `cosine` (to `final_learning_rate`) or `multistep`
+      (times `milestone_factor` at each of `milestones`).
+    total_steps: training steps of the whole run.
+    warmup_fraction: share of the run with a linear warm-up from zero.
+    milestones: increasing shares of the run, counted from its start.
+    clip_norm: largest L2 norm of all gradients together; 0 = no clipping.
+    clip_norm_per_variable: largest L2 norm of each variable's gradient (Keras'
+      `clipnorm`); 0 = no clipping.
+    accumulation_steps: training steps whose mean gradient makes one update.
+    average_decay: decay of an exponential moving average of the parameters,
+      which evaluation then uses; 0 = none.
+
+  Raises:
+    ValueError: an impossible value, with the field's name.
+  """
+  _check_one_of("name", name, OPTIMIZERS)
+  _check("beta1", beta1, 0 <= beta1 < 1, "a number in [0, 1)")
+  _check("beta2", beta2, 0 <= beta2 < 1, "a number in [0, 1)")
+  _check("eps", eps, eps > 0, "a number > 0")
+  _check("weight_decay", weight_decay, weight_decay >= 0, "a number >= 0")
+  if weight_decay and name == "adam":
+    raise ValueError(
+        f"optimizer.weight_decay is {weight_decay}, but optimizer.name='adam' has no"
+        " weight decay: set optimizer.name='adamw' or optimizer.weight_decay=0"
+    )
+  _check("clip_norm", clip_norm, clip_norm >= 0, "a number >= 0 (0 = off)")
+  _check(
+      "clip_norm_per_variable",
+      clip_norm_per_variable,
+      clip_norm_per_variable >= 0,
+      "a number >= 0 (0 = off)",
+  )
+  _check("accumulation_steps", accumulation_steps, accumulation_steps >= 1, ">= 1")
+  _check("average_decay", average_decay, 0 <= average_decay < 1, "in [0, 1)")
+
+  rate = create_schedule(
+      learning_rate=learning_rate,
+      schedule=schedule,
+      total_steps=max(1, total_steps // accumulation_steps),
+      warmup_fraction=warmup_fraction,
+      final_learning_rate=final_learning_rate,
+      milestones=milestones,
+      milestone_factor=milestone_factor,
+  )
+  parts = []
+  if clip_norm_per_variable:
+    parts.append(clip_by_variable_norm(clip_norm_per_variable))
+  if clip_norm:
+    parts.append(optax.clip_by_global_norm(clip_norm))
+  if name == "adam":
+    parts.append(scale_by_keras_adam(beta1=beta1, beta2=beta2, eps=eps))
+    parts.append(optax.scale_by_learning_rate(rate))
+  else:
+    parts.append(optax.adamw(rate, beta1, beta2, eps, weight_decay=weight_decay))
+  if average_decay:
+    parts.append(track_average(average_decay))
+  optimizer = optax.chain(*parts)
+  if accumulation_steps == 1:
+    return optimizer
+  return optax.MultiSteps(optimizer, accumulation_steps).gradient_transformation()
+
+
+def create_schedule(
+    *,
+    learning_rate: float,
+    schedule: str = "constant",
+    total_steps: int,
+    warmup_fraction: float = 0.0,
+    final_learning_rate: float = 0.0,
+    milestones: Sequence[float] = (),
+    milestone_factor: float = 0.1,
+) -> optax.Schedule:
+  """Learning rate by update number; the arguments are those of `create_optimizer`."""
+  _check("learning_rate", learning_rate, learning_rate > 0, "a number > 0")
+  _check_one_of("schedule", schedule, SCHEDULES)
+  _check("warmup_fraction", warmup_fraction, 0 <= warmup_fraction < 1, "in [0, 1)")
+  _check(
+      "final_learning_rate",
+      final_learning_rate,
+      0 <= final_learning_rate <= learning_rate,
+      f"between 0 and the learning rate {learning_rate}",
+  )
+  increasing = all(a < b for a, b in zip((0.0, *milestones), (*milestones, 1.0)))
+  _check("milestones", tuple(milestones), increasing, "increasing shares in (0, 1)")
+  _check("milestone_factor", milestone_factor, milestone_factor > 0, "a number > 0")
+
+  warmup_steps = round(warmup_fraction * total_steps)
+  if schedule == "constant":
+    rate = optax.constant_schedule(learning_rate)
+  elif schedule == "cosine":
+    rate = optax.cosine_decay_schedule(
+        learning_rate,
+        max(1, total_steps - warmup_steps),
+        alpha=final_learning_rate / learning_rate,
+    )
+  else:
+    steps = [round(share * total_steps) - warmup_steps for share in milestones]
+    rate = optax.piecewise_constant_schedule(
+        learning_rate, {step: milestone_factor for step in steps}
+    )
+  if not warmup_steps:
+    return rate
+  warmup = optax.linear_schedule(0.0, learning_rate, warmup_steps)
+  return optax.join_schedules([warmup, rate], [warmup_steps])
+
+
+def scale_by_keras_adam(
+    *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-7
+) -> optax.GradientTransformation:
+  """Adam with epsilon outside the bias correction, as Keras has it.
+
+  Definition, with step t counted from 1 (Kingma and Ba 2015, end of section 2):
+    m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
+    update = sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
+
+  `optax.scale_by_adam` adds epsilon to the corrected sqrt(v) instead, which in the
+  first steps is an epsilon about sqrt(1 - beta2^t) times as large.
+  """
+
+  def init(params: Any) -> optax.ScaleByAdamState:
+    mean, square = optax.tree.zeros_like(params), optax.tree.zeros_like(params)
+    return optax.ScaleByAdamState(count=jnp.zeros((), jnp.int32), mu=mean, nu=square)
+
+  def update(grads, state, params=None):
+    del params
+    count = optax.safe_increment(state.count)
+    mean = optax.tree.update_moment(grads, state.mu, beta1, 1)
+    square = optax.tree.update_moment(grads, state.nu, beta2, 2)
+    scale = jnp.sqrt(1 - beta2**count) / (1 - beta1**count)
+    updates = jax.tree.map(
+        lambda m, v: scale * m / (jnp.sqrt(v) + eps), mean, square
+    )
+    return updates, optax.ScaleByAdamState(count=count, mu=mean, nu=square)
+
+  return optax.GradientTransformation(init, update)
+
+
+def clip_by_variable_norm(max_norm: float) -> optax.GradientTransformation:
+  """Scales each variable's gradient by `max_norm / max(its L2 norm, max_norm)`.
+
+  The same as Keras' `clipnorm`. (`optax.clip_by_block_rms` bounds the root mean
+  square, which depends on the variable's size.)
+  """
+
+  def clip(grad: jax.Array) -> jax.Array:
+    norm = jnp.sqrt(jnp.sum(jnp.square(grad)))
+    return grad * (max_norm / jnp.maximum(norm, max_norm))
+
+  return optax.stateless_with_tree_map(lambda grad, _: clip(grad))
+
+
+class AverageState(NamedTuple):
+  """State of `track_average`."""
+
+  count: jax.Array  # [] int32
+  average_params: Any
+
+
+def track_average(decay: float) -> optax.GradientTransformation:
+  """Keeps an exponential moving average of the updated parameters.
+
+  Must come last in a chain. In update t (from 0) the decay is at most
+  (1 + t) / (10 + t), so that the first parameters are soon forgotten.
+  """
+
+  def init(params: Any) -> AverageState:
+    # A copy: a donated state may not hold one buffer twice.
+    return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
+
+  def update(updates, state, params):
+    now = jnp.minimum(decay, (1 + state.count) / (10 + state.count))
+    average = jax.tree.map(
+        lambda a, p, u: now * a + (1 - now) * (p + u),
+        state.average_params,
+        params,
+        updates,
+    )
+    return updates, AverageState(optax.safe_increment(state.count), average)
+
+  return optax.GradientTransformation(init, update)
+
+
+def _check(field: str, value: Any, is_valid: bool, expected: str) -> None:
+  is_finite = not isinstance(value, float) or math.isfinite(value)
+  if not (is_valid and is_finite):
+    raise ValueError(f"optimizer.{field} is {value!r}, expected {expected}")
+
+
+def _check_one_of(field: str, value: str, choices: Sequence[str]) -> None:
+  _check(field, value, value in choices, f"one of {', '.join(choices)}")
