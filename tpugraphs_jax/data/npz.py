@@ -1,0 +1,283 @@
+"""The released `.npz` files: one graph and its measured configurations each.
+
+A tile file holds a fused kernel, a layout file a whole program. Both are read
+into an `OpGraph` with every array checked, and written in the released form:
+the same members in the same order with the same dtypes, deflated.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from tpugraphs_jax import graph
+from tpugraphs_jax.data import factor
+from tpugraphs_jax.data import npz_archive
+from tpugraphs_jax.data.factor import factor_layout_configs
+from tpugraphs_jax.data.npz_archive import NpzArchive
+from tpugraphs_jax.data.npz_archive import NpzError
+
+__all__ = [
+    "NpzError", "factor_layout_configs", "read_layout", "read_tile", "split_files",
+    "write_layout", "write_tile",
+]
+
+_INTEGERS = ("int32", "int64")
+# Array name: accepted dtypes, and the shape, where a letter must have one size
+# throughout a file. Released files differ from the published description in
+# several dtypes; both forms are accepted.
+_GRAPH_ARRAYS = {
+    "node_feat": (("float32",), ("N", graph.NODE_FEATURES)),
+    "node_opcode": (("uint8", *_INTEGERS), ("N",)),
+    "edge_index": (_INTEGERS, ("E", 2)),
+}
+_TILE_ARRAYS = _GRAPH_ARRAYS | {
+    "config_feat": (("float32",), ("C", graph.TILE_CONFIG_FEATURES)),
+    "config_runtime": (_INTEGERS, ("C",)),
+    "config_runtime_normalizers": (_INTEGERS, ("C",)),
+}
+_LAYOUT_ARRAYS = _GRAPH_ARRAYS | {
+    "node_config_feat": (("float32",), ("C", "K", graph.LAYOUT_CONFIG_FEATURES)),
+    "node_config_ids": (_INTEGERS, ("K",)),
+    "node_splits": (_INTEGERS, ("S",)),
+    "config_runtime": (_INTEGERS, ("C",)),
+}
+
+
+def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
+  """Reads one tile file, named after its stem.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    NpzError: the file is damaged or an array is not as it should be.
+  """
+  with NpzArchive(path) as archive:
+    _check_members(archive, _TILE_ARRAYS)
+    config_feat = archive.read("config_feat")
+    if not np.isfinite(config_feat).all():
+      archive.fail("config_feat", "has values that are not finite")
+    normalizer_ns = archive.read("config_runtime_normalizers")
+    if normalizer_ns.min() <= 0:
+      archive.fail("config_runtime_normalizers",
+                   f"has the value {normalizer_ns.min()}, expected positive nanoseconds")
+    configs = graph.TileConfigs(
+        config_feat, _read_runtime(archive), normalizer_ns.astype(np.int64))
+    nodes = archive.member("node_opcode").shape[0]
+    return _read_graph(
+        archive, node_splits=np.array([0, nodes], np.int64),
+        config_node=np.zeros(0, np.int32), configs=configs)
+
+
+def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
+  """Reads one layout file, named after its stem, its configurations factored.
+
+  The configurations are read as a stream: memory stays far below the size of
+  `node_config_feat` unless that array is stored in Fortran order.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    NpzError: the file is damaged or an array is not as it should be.
+  """
+  with NpzArchive(path) as archive:
+    _check_members(archive, _LAYOUT_ARRAYS)
+    config_node = _read_config_node(archive)
+    runtime_ns = _read_runtime(archive)
+    factorer = factor.LayoutFactorer(len(config_node))
+    for block in archive.blocks("node_config_feat", block_bytes=factor.BLOCK_BYTES):
+      try:
+        factorer.add(block)
+      except ValueError as error:
+        archive.fail("node_config_feat", str(error))
+    return _read_graph(
+        archive, node_splits=_read_splits(archive), config_node=config_node,
+        configs=factorer.finish(runtime_ns))
+
+
+def write_tile(
+    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6
+) -> None:
+  """Writes a tile graph in the released form, beside `path` and then renamed.
+
+  `compress_level` is zlib's, 1 (fast) to 9 (small).
+  """
+  configs = op_graph.configs
+  with npz_archive.create_archive(path, compress_level=compress_level) as archive:
+    for name, array, dtype in (
+        ("node_feat", op_graph.node_feat, np.float32),
+        ("node_opcode", op_graph.node_opcode, np.uint8),
+        ("edge_index", op_graph.edge_index, np.int64),
+        ("config_feat", configs.config_feat, np.float32),
+        ("config_runtime", configs.runtime_ns, np.int64),
+        ("config_runtime_normalizers", configs.normalizer_ns, np.int64),
+    ):
+      npz_archive.add_array(archive, name, array.shape, dtype, [array])
+
+
+def write_layout(
+    path: str | os.PathLike[str], op_graph: graph.OpGraph,
+    node_config_feat: np.ndarray | None = None, *, compress_level: int = 6,
+) -> None:
+  """Writes a layout graph in the released form, beside `path` and then renamed.
+
+  Args:
+    path: the file to write.
+    op_graph: a graph with `LayoutConfigs`.
+    node_config_feat: `[C, K, 18]`; decoded from the graph's configurations block
+      by block where it is not given.
+    compress_level: zlib's, 1 (fast) to 9 (small).
+
+  Raises:
+    ValueError: `node_config_feat` does not fit the graph.
+  """
+  configs = op_graph.configs
+  shape = (len(configs), len(op_graph.config_node), graph.LAYOUT_CONFIG_FEATURES)
+  if node_config_feat is not None and node_config_feat.shape != shape:
+    raise ValueError(f"node_config_feat has shape {node_config_feat.shape}, the graph "
+                     f"{op_graph.name} needs {shape}")
+  with npz_archive.create_archive(path, compress_level=compress_level) as archive:
+    for name, array, dtype in (
+        ("edge_index", op_graph.edge_index, np.int64),
+        ("node_feat", op_graph.node_feat, np.float32),
+        ("node_opcode", op_graph.node_opcode, np.uint8),
+    ):
+      npz_archive.add_array(archive, name, array.shape, dtype, [array])
+    blocks = _decoded_blocks(configs, shape) if node_config_feat is None else (
+        [node_config_feat])
+    npz_archive.add_array(archive, "node_config_feat", shape, np.float32, blocks)
+    for name, array in (
+        ("node_config_ids", op_graph.config_node),
+        ("node_splits", op_graph.node_splits[None]),
+        ("config_runtime", configs.runtime_ns),
+    ):
+      npz_archive.add_array(archive, name, array.shape, np.int64, [array])
+
+
+def split_files(
+    data_root: str | os.PathLike[str], collection: str, split: str
+) -> list[Path]:
+  """The files of one split of a collection, sorted by name.
+
+  `layout:xla:random` is in the folder `<data_root>/layout/xla/random/<split>`.
+
+  Raises:
+    ValueError: no such collection or split exists.
+    FileNotFoundError: the folder is missing or holds no `.npz`.
+  """
+  if collection not in graph.COLLECTIONS:
+    raise ValueError(f"unknown collection {collection!r}, expected one of "
+                     f"{', '.join(graph.COLLECTIONS)}")
+  if split not in graph.SPLITS:
+    raise ValueError(f"unknown split {split!r}, expected one of {', '.join(graph.SPLITS)}")
+  root = Path(data_root).expanduser()
+  if not root.is_dir():
+    raise FileNotFoundError(f"data_root {root} is not a folder; set it to the folder that "
+                            "holds the released tile/ and layout/ folders")
+  folder = root.joinpath(*collection.split(":"), split)
+  files = sorted(folder.glob("*.npz"), key=lambda path: path.name)
+  if not files:
+    found = sorted({str(path.parent.relative_to(root)) for path in root.rglob("*.npz")})
+    raise FileNotFoundError(
+        f"no .npz file in {folder}; data_root {root} has .npz files in "
+        f"{', '.join(found) or 'no folder'}; download or generate {collection} first")
+  return files
+
+
+def _check_members(archive: NpzArchive, arrays: dict) -> None:
+  """Compares names, dtypes and shapes, before anything is read."""
+  names = archive.names
+  if missing := [name for name in arrays if name not in names]:
+    archive.fail(missing[0], f"is missing; the file has {', '.join(names) or 'no array'}")
+  if extra := [name for name in names if name not in arrays]:
+    archive.fail(extra[0], f"is not expected; expected are {', '.join(arrays)}")
+  sizes = {}
+  for name, (dtypes, axes) in arrays.items():
+    member = archive.member(name)
+    if member.dtype not in [np.dtype(dtype) for dtype in dtypes]:
+      archive.fail(name, f"has dtype {member.dtype}, expected {' or '.join(dtypes)}")
+    shape = member.shape
+    if name == "node_splits" and len(shape) == 2 and shape[0] == 1:
+      shape = shape[1:]  # released files have one row
+    if len(shape) != len(axes):
+      archive.fail(name, f"has shape {shape}, expected [{', '.join(map(str, axes))}]")
+    for axis, size in zip(axes, shape):
+      expected = sizes.setdefault(axis, size) if isinstance(axis, str) else axis
+      if size != expected:
+        archive.fail(name, f"has {size} as size {axis} of shape {shape}, expected {expected}")
+  for axis in ("N", "C", "K", "S"):
+    if sizes.get(axis) == 0:
+      name = next(name for name in arrays if axis in arrays[name][1])
+      archive.fail(name, f"is empty, expected at least one entry (axis {axis})")
+
+
+def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
+  """The arrays that both kinds of file have; `fields` are the others."""
+  node_feat = archive.read("node_feat")
+  if not np.isfinite(node_feat).all():
+    node, column = np.argwhere(~np.isfinite(node_feat))[0]
+    archive.fail("node_feat", f"is {node_feat[node, column]} for node {node}, column "
+                 f"{column}; expected finite features")
+  opcode = archive.read("node_opcode")
+  _check_range(archive, "node_opcode", opcode, graph.OPCODES)
+  edge_index = archive.read("edge_index")
+  _check_range(archive, "edge_index", edge_index, len(opcode))
+  return graph.OpGraph(
+      name=archive.path.stem, node_feat=node_feat,
+      node_opcode=opcode.astype(np.uint8), edge_index=edge_index.astype(np.int32),
+      **fields)
+
+
+def _read_runtime(archive: NpzArchive) -> np.ndarray:
+  """Runtimes `[C]` int64 nanoseconds: all positive, or all zero (not labelled)."""
+  runtime_ns = archive.read("config_runtime").astype(np.int64)
+  if runtime_ns.min() < 0:
+    archive.fail("config_runtime", f"has the value {runtime_ns.min()}, expected "
+                 "nanoseconds, or zeros throughout where nothing was measured")
+  zeros = np.count_nonzero(runtime_ns == 0)
+  if zeros not in (0, len(runtime_ns)):
+    archive.fail("config_runtime", f"has {zeros} zeros among {len(runtime_ns)} values, "
+                 "expected none, or zeros throughout where nothing was measured")
+  return runtime_ns
+
+
+def _read_config_node(archive: NpzArchive) -> np.ndarray:
+  """Configurable nodes `[K]` int32, in file order."""
+  config_node = archive.read("node_config_ids")
+  _check_range(
+      archive, "node_config_ids", config_node, archive.member("node_opcode").shape[0])
+  values, counts = np.unique(config_node, return_counts=True)
+  if counts.max() > 1:
+    archive.fail("node_config_ids", f"names node {values[counts.argmax()]} "
+                 f"{counts.max()} times, expected each node once")
+  return config_node.astype(np.int32)
+
+
+def _read_splits(archive: NpzArchive) -> np.ndarray:
+  """Starts of computations and the number of nodes, `[S]` int64.
+
+  The published description leaves out the number of nodes at the end, the
+  released files have it; both forms give the same result.
+  """
+  splits = archive.read("node_splits").ravel().astype(np.int64)
+  nodes = archive.member("node_opcode").shape[0]
+  if splits[0] != 0 or splits[-1] > nodes or (np.diff(splits) < 0).any():
+    archive.fail("node_splits", f"is {_brief(splits)}, expected numbers that never fall, "
+                 f"from 0 to at most {nodes} (the nodes)")
+  return splits if splits[-1] == nodes else np.append(splits, nodes)
+
+
+def _check_range(archive: NpzArchive, name: str, array: np.ndarray, end: int) -> None:
+  if array.size and (array.min() < 0 or array.max() >= end):
+    wrong = array.min() if array.min() < 0 else array.max()
+    archive.fail(name, f"has the value {wrong}, expected 0..{end - 1}")
+
+
+def _brief(array: np.ndarray) -> str:
+  return np.array2string(array, threshold=6, edgeitems=3, max_line_width=10_000)
+
+
+def _decoded_blocks(configs: graph.LayoutConfigs, shape: tuple[int, ...]):
+  step = npz_archive.rows_per_block(shape, np.float32, factor.BLOCK_BYTES)
+  for start in range(0, shape[0], step):
+    yield configs.decode(np.arange(start, min(start + step, shape[0])))
