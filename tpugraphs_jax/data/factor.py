@@ -92,8 +92,7 @@ class LayoutFactorer:
   def _ids(self, codes: np.ndarray) -> np.ndarray:
     """Row numbers of the codes `[c, groups]`, new rows added to the dictionary."""
     at = np.searchsorted(self._codes, codes)
-    known = np.take(self._codes, at, mode="clip") == codes if len(self._codes) else (
-        np.zeros(codes.shape, bool))
+    known = np.append(self._codes, -1)[at] == codes
     if not known.all():
       self._learn(np.unique(codes[~known]))
       at = np.searchsorted(self._codes, codes)
@@ -143,15 +142,16 @@ def factor_layout_configs(
 
 
 def _row_codes(block: np.ndarray) -> np.ndarray:
-  """One int64 per row of 18 values, in the order of the rows: `[c, K]`."""
-  flat = block.reshape(-1, graph.LAYOUT_CONFIG_FEATURES)
-  in_range = flat.min() >= _LOW and flat.max() <= _HIGH  # False on NaN
-  if not in_range or not np.array_equal(np.trunc(flat), flat):
-    wrong = flat[~((flat >= _LOW) & (flat <= _HIGH) & (np.trunc(flat) == flat))]
-    raise ValueError(f"has the value {wrong[0]:g}, expected integers of {_LOW}..{_HIGH}")
-  parts = flat @ _PART_WEIGHTS
-  codes = parts.astype(np.int64) @ _PART_SCALE + _CODE_OFFSET
-  return codes.reshape(block.shape[:2])
+  """One int64 per row of 18 values, ordered like the rows: `[c, K]`."""
+  whole = np.array_equal(np.trunc(block), block)  # False on NaN
+  if not whole or block.min() < _LOW or block.max() > _HIGH:
+    valid = (block >= _LOW) & (block <= _HIGH) & (np.trunc(block) == block)
+    raise ValueError(
+        f"has the value {block[~valid][0]:g}, expected integers of {_LOW}..{_HIGH}")
+  # One small product per configuration: a single large one makes BLAS start
+  # threads, which costs more than the product.
+  parts = block @ _PART_WEIGHTS
+  return parts.astype(np.int64) @ _PART_SCALE + _CODE_OFFSET
 
 
 def _decode(codes: np.ndarray) -> np.ndarray:
