@@ -7,13 +7,13 @@ names. An entry `listmle_t10_ties_grad` is the gradient of ListMLE at temperatur
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -42,8 +42,16 @@ TILE_TEMPERATURE = 10.0
 
 def _slates(record, suffix):
   """Logits and labels that an entry with this suffix was computed from."""
-  logits = record["logits" + suffix] if "logits" + suffix in record else record["logits"]
-  return logits, record["labels" + suffix]
+  return record.get("logits" + suffix, record["logits"]), record["labels" + suffix]
+
+
+@functools.cache
+def _value_and_grad(weighted, temperature):
+  def value(scores, labels):
+    sums = losses.loss_sums(weighted, scores, labels, temperature=temperature)
+    return losses.combine(weighted, *sums)
+
+  return jax.jit(jax.value_and_grad(value))
 
 
 def _check_loss(record, key, match):
@@ -54,14 +62,8 @@ def _check_loss(record, key, match):
   weighted = losses.parse_losses(text)
   temperature = float(match["temperature"] or TILE_TEMPERATURE)
   logits, labels = _slates(record, match["suffix"] or "")
-
-  def value(scores):
-    sums = losses.loss_sums(
-        weighted, scores, jnp.asarray(labels), temperature=temperature
-    )
-    return losses.combine(weighted, *sums)
-
-  actual = (jax.grad(value) if match["grad"] else value)(jnp.asarray(logits))
+  value, grad = _value_and_grad(weighted, temperature)(logits, labels)
+  actual = grad if match["grad"] else value
   scale = np.abs(record[key]).max()
   np.testing.assert_allclose(
       actual, record[key], rtol=1e-5, atol=1e-6 * scale, err_msg=key

@@ -287,5 +287,7 @@ def _weight(number: str, text: str) -> float:
   except ValueError:
     weight = math.nan
   if not 0 < weight < math.inf:
-    raise ValueError(f"losses: weight {number!r} in {text!r}, expected a number above 0")
+    raise ValueError(
+        f"losses: weight {number!r} in {text!r}, expected a number above 0"
+    )
   return weight
