@@ -42,7 +42,7 @@ def ordered_pairs(scores: np.ndarray, runtime: np.ndarray) -> tuple[int, int]:
     return 0, comparable
   # tau-b is (concordant - discordant) / sqrt(comparable * score_differs), and both
   # kinds together are the pairs tied in neither.
-  tau = stats.kendalltau(score_rank, runtime_rank, method="asymptotic").statistic
+  tau = stats.kendalltau(score_rank, runtime_rank).statistic
   difference = round(float(tau) * math.sqrt(comparable) * math.sqrt(score_differs))
   untied = comparable + score_differs - all_pairs + tied_in_both
   return (untied + difference) // 2, comparable
@@ -78,8 +78,7 @@ def kendall_tau(scores: np.ndarray, runtime: np.ndarray) -> float:
   runtime_rank = np.unique(runtime, return_inverse=True)[1]
   if not score_rank.any() or not runtime_rank.any():
     return math.nan
-  tau = stats.kendalltau(score_rank, runtime_rank, method="asymptotic")
-  return float(tau.statistic)
+  return float(stats.kendalltau(score_rank, runtime_rank).statistic)
 
 
 def best_of_top_k(scores: np.ndarray, runtime: np.ndarray, k: int) -> int | float:
