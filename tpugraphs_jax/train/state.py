@@ -36,10 +36,25 @@ class TrainState(flax.struct.PyTreeNode):
     )
 
   def apply_gradients(
-      self, grads: Any, optimizer: optax.GradientTransformation, **changes: Any
+      self,
+      grads: Any,
+      optimizer: optax.GradientTransformation,
+      *,
+      norms: Any = None,
+      **changes: Any,
   ) -> TrainState:
-    """The state one step later; `changes` are further fields to replace."""
-    updates, opt_state = optimizer.update(grads, self.opt_state, self.params)
+    """The state one step later.
+
+    Args:
+      grads: gradient of each parameter.
+      optimizer: the one the state was created with.
+      norms: what `clip_by_variable_norm` clips by, a scalar per parameter.
+      **changes: further fields to replace.
+    """
+    optimizer = optax.with_extra_args_support(optimizer)
+    updates, opt_state = optimizer.update(
+        grads, self.opt_state, self.params, norms=norms
+    )
     return self.replace(
         step=self.step + 1,
         params=optax.apply_updates(self.params, updates),
@@ -215,18 +230,27 @@ def scale_by_keras_adam(
   return optax.GradientTransformation(init, update)
 
 
-def clip_by_variable_norm(max_norm: float) -> optax.GradientTransformation:
+def variable_norms(grads: Any) -> Any:
+  """L2 norm of each variable's gradient, a pytree of float32 scalars."""
+  return jax.tree.map(lambda grad: jnp.sqrt(jnp.sum(jnp.square(grad))), grads)
+
+
+def clip_by_variable_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
   """Scales each variable's gradient by `max_norm / max(its L2 norm, max_norm)`.
 
   The same as Keras' `clipnorm`. (`optax.clip_by_block_rms` bounds the root mean
-  square, which depends on the variable's size.)
+  square, which depends on the variable's size.) The caller may pass `norms`, a
+  scalar per variable, where the norm in question is not that of the gradient:
+  Keras clips an embedding by the norm of the per-lookup gradients.
   """
 
-  def clip(grad: jax.Array) -> jax.Array:
-    norm = jnp.sqrt(jnp.sum(jnp.square(grad)))
-    return grad * (max_norm / jnp.maximum(norm, max_norm))
+  def update(grads, state, params=None, *, norms=None, **unused):
+    del params, unused
+    norms = variable_norms(grads) if norms is None else norms
+    clip = lambda grad, norm: grad * (max_norm / jnp.maximum(norm, max_norm))
+    return jax.tree.map(clip, grads, norms), state
 
-  return optax.stateless_with_tree_map(lambda grad, _: clip(grad))
+  return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 class AverageState(NamedTuple):

@@ -1,0 +1,128 @@
+"""Scores, losses, gradients and training steps against numbers of the official code."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.graph import OpGraph, TileConfigs
+from tpugraphs_jax.models import official, tile
+from tpugraphs_jax.train import parallel, state as state_lib, step as step_lib
+
+FOLDER = Path(os.environ.get("TPUGRAPHS_PARITY_DIR", Path(__file__).parent / "data/parity"))
+TILE_FILES = sorted(FOLDER.glob("tile_*.npz"))
+SCORE_TOLERANCE = 1e-5
+STEPS_TOLERANCE = 5e-5
+
+
+def test_there_are_recorded_cases():
+  assert TILE_FILES, f"no tile_*.npz in {FOLDER}"
+
+
+class Recorded:
+  """One recorded case: graphs, weights before and after, scores and losses."""
+
+  def __init__(self, path: Path):
+    self.arrays = dict(np.load(path))
+    self.meta = json.loads(str(self.arrays["meta"]))
+
+  def __getitem__(self, key):
+    return self.arrays[key]
+
+  def weights(self, kind: str) -> list[np.ndarray]:
+    return [self.arrays[k] for k in sorted(self.arrays) if k.startswith(f"{kind}/")]
+
+  def graphs(self) -> list[dict[str, np.ndarray]]:
+    count = len({k.split("/")[0] for k in self.arrays if k.startswith("graph")})
+    return [
+        {k.split("/")[1]: v for k, v in self.arrays.items() if k.startswith(f"graph{i}/")}
+        for i in range(count)
+    ]
+
+
+def assert_close(actual, expected, tolerance):
+  expected = np.asarray(expected)
+  scale = max(np.abs(expected).max(), 1e-30)
+  np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * scale)
+
+
+def op_graph(arrays, configs) -> OpGraph:
+  return OpGraph(
+      name="recorded", node_feat=arrays["node_feat"], node_opcode=arrays["node_opcode"],
+      edge_index=arrays["edge_index"], node_splits=np.array([0, len(arrays["node_opcode"])]),
+      config_node=arrays.get("node_config_ids", np.zeros(0, np.int32)), configs=configs)
+
+
+def tile_batch(case: Recorded, padding: int = 0):
+  slots = []
+  for i, arrays in enumerate(case.graphs()):
+    configs = TileConfigs(
+        arrays["config_feat"], arrays["config_runtime"], arrays["config_runtime_normalizers"])
+    prepared = batching.prepare(op_graph(arrays, configs), arrays["node_feat"], slots=2)
+    slots.append(batching.Slot(prepared, np.arange(len(configs)), case["labels"][i]))
+  sizes = batching.total_sizes([slot.graph for slot in slots])
+  budget = {key: size + padding + (key == "nodes") for key, size in sizes.items()}
+  return batching.assemble_tile(
+      slots, budget, graphs=len(slots), configs=case.meta["num_configs"], transform=lambda x: x)
+
+
+def three_steps(case: Recorded, model, batch, *, losses: str, temperature: float, **penalties):
+  """Scores, loss and weights of three training steps from the recorded start."""
+  optimizer = state_lib.create_optimizer(
+      learning_rate=case.meta["adam"]["lr"], total_steps=3,
+      clip_norm_per_variable=case.meta["adam"]["clipnorm"])
+  train_step = step_lib.make_train_step(
+      model, optimizer, losses=losses_lib.parse_losses(losses), temperature=temperature, **penalties)
+  params = official.params_from_official(model, case.weights("init"))
+  train_state = state_lib.TrainState.create(params, optimizer)
+  # One device does the work; the others have slots without configurations.
+  devices = jax.local_device_count()
+  empty = batch._replace(
+      config_mask=np.zeros_like(batch.config_mask),
+      graph=batch.graph._replace(
+          n_node=np.array([0] * (len(batch.graph.n_node) - 1) + [batch.graph.n_node.sum()], np.int32)))
+  stacked = parallel.stack_for_devices([batch] + [empty] * (devices - 1))
+  train_state = parallel.replicate(train_state)
+  score = jax.jit(lambda params: model.apply({"params": params}, batch))
+  scores, losses_seen = [], []
+  for _ in range(3):
+    train_state, metrics = train_step(train_state, stacked)
+    losses_seen.append(float(np.asarray(metrics["loss"])[0]))
+    params = parallel.unreplicate(train_state).params
+    scores.append(score(params))
+  return scores, losses_seen, params
+
+
+def assert_weights_match(model, params, expected):
+  flat = flax.traverse_util.flatten_dict(params)
+  for path, weight in zip(official.weight_order(model), expected):
+    np.testing.assert_allclose(
+        flat[path], weight, rtol=STEPS_TOLERANCE, atol=STEPS_TOLERANCE * np.abs(weight).max(),
+        err_msg="/".join(path))
+
+
+@pytest.mark.parametrize("path", TILE_FILES, ids=lambda path: path.stem)
+def test_tile_models_match(path):
+  case = Recorded(path)
+  model = tile.create(case.meta["model"], **case.meta["kwargs"])
+  params = official.params_from_official(model, case.weights("init"))
+  for padding in (0, 9):
+    batch = tile_batch(case, padding)
+    score = jax.jit(lambda: model.apply({"params": params}, batch))
+    assert_close(score(), case["scores"], SCORE_TOLERANCE)
+  scores, losses_seen, params = three_steps(
+      case, model, batch, losses=case.meta["loss"], temperature=10.0,
+      kernel_l2=1e-4, activity_l2=1e-4)
+  assert_close(losses_seen, case["total_loss_per_step"], STEPS_TOLERANCE)
+  for i, score in enumerate(scores):
+    assert_close(score, case[f"scores_after_step{i + 1}"], STEPS_TOLERANCE)
+  assert_weights_match(model, params, case.weights("final"))

@@ -1,0 +1,81 @@
+"""Device batch types: padded arrays of fixed shapes around `jraph.GraphsTuple`.
+
+Kept apart from `graph.py` so that reading and converting data never imports jax.
+
+Conventions. Node-level tensors are `[N, C, F]` (nodes, configurations,
+features). A batch has G graph slots and, as jraph asks, one more graph at the
+end that owns all padding nodes and edges. An index that is too large for the
+array it points into means "absent": gathers give 0 there and scatters drop it,
+so that padding needs no mask of its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jraph
+import numpy as np
+
+# Marks an empty slot: no array is that long, and adding an offset to it neither
+# overflows int32 nor makes it a valid index.
+ABSENT = 1 << 30
+
+
+class Neighbours(NamedTuple):
+  """For every receiver the rows it sums: a table of fixed width and the rest.
+
+  Nearly all instructions have at most four operands and users, and a table of
+  that width turns aggregation into a few dense gathers. The edges of the others
+  that do not fit follow as a list sorted by receiver. With a width of 0 the
+  list holds every edge and aggregation is a sorted segment sum.
+  """
+
+  index: np.ndarray  # [receivers, slots] int32 row of the sender, or ABSENT
+  overflow_sender: np.ndarray  # [overflow] int32, or ABSENT
+  overflow_receiver: np.ndarray  # [overflow] int32 ascending, or ABSENT
+
+
+class Adjacency(NamedTuple):
+  """The same edges from both ends; each half is the transpose of the other."""
+
+  operands: Neighbours  # receiver = consumer, senders = its operands
+  users: Neighbours  # receiver = producer, senders = its users
+
+
+class Reach(NamedTuple):
+  """Nodes whose values depend on the configuration, nearest first.
+
+  Tier h holds the nodes h edges away from a configurable node, in either
+  direction. Before any message passing only tier 0 differs between
+  configurations, after h layers tiers 0..h do; every other node has one value
+  for all configurations. Positions count through the concatenated tiers.
+  """
+
+  tiers: tuple[np.ndarray, ...]  # each [tier size] int32 node, or ABSENT
+  distance: np.ndarray  # [N] int32 tier of each node, or ABSENT
+  adjacency: Adjacency  # among positions
+
+
+class TileBatch(NamedTuple):
+  """G slots, each with one kernel and C of its tile configurations."""
+
+  graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
+  adjacency: Adjacency
+  config_feat: np.ndarray  # [G, C, 24] float32
+  target: np.ndarray  # [G, C] float32, larger = slower
+  config_mask: np.ndarray  # [G, C] bool
+
+
+class LayoutBatch(NamedTuple):
+  """G slots, each with one graph and C of its layout configurations."""
+
+  graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
+  adjacency: Adjacency
+  reach: Reach
+  rows: np.ndarray  # [R, 18] int8 dictionary of configuration rows of all slots
+  row_id: np.ndarray  # [tier 0, C] int32 row of each configurable node, or ABSENT
+  block_mask: np.ndarray  # [N] bool nodes of the sampled block (all, if none is sampled)
+  target: np.ndarray  # [G, C] float32, larger = slower
+  config_mask: np.ndarray  # [G, C] bool
+  graph_id: np.ndarray  # [G] int32 position of the graph in its split, -1 for empty slots
+  config_id: np.ndarray  # [G, C] int32 configuration number in its file, -1 for padding

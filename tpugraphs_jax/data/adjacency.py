@@ -1,0 +1,64 @@
+"""Neighbour tables and reach of one graph, on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpugraphs_jax.batch import ABSENT, Adjacency, Neighbours
+
+# Measured on a 2-core CPU: 99 % of nodes have at most four operands and users,
+# and a table of this width is 2 to 10 times faster than a sorted segment sum
+# (benchmarks/aggregation.py).
+SLOTS = 4
+
+
+def neighbours(
+    receiver: np.ndarray, sender: np.ndarray, nodes: int, *, slots: int = SLOTS
+) -> Neighbours:
+  """Table of senders per receiver; see `batch.Neighbours`.
+
+  Args:
+    receiver: `[E]` int32 node that sums.
+    sender: `[E]` int32 node that is summed.
+    nodes: number of nodes.
+    slots: width of the table; 0 puts every edge into the overflow list.
+  """
+  order = np.lexsort((sender, receiver))
+  receiver, sender = receiver[order], sender[order]
+  slot = np.arange(len(receiver)) - np.searchsorted(receiver, receiver)
+  index = np.full((nodes, slots), ABSENT, np.int32)
+  fits = slot < slots
+  index[receiver[fits], slot[fits]] = sender[fits]
+  return Neighbours(index, sender[~fits].astype(np.int32), receiver[~fits].astype(np.int32))
+
+
+def adjacency(
+    consumer: np.ndarray, producer: np.ndarray, nodes: int, *, slots: int = SLOTS
+) -> Adjacency:
+  """Both directions of the edges `consumer [E]` uses `producer [E]`."""
+  return Adjacency(
+      operands=neighbours(consumer, producer, nodes, slots=slots),
+      users=neighbours(producer, consumer, nodes, slots=slots))
+
+
+def distance_from(
+    start: np.ndarray, edge_index: np.ndarray, nodes: int, *, hops: int
+) -> np.ndarray:
+  """Edges between each node and the nearest of `start`, against or along edges.
+
+  Args:
+    start: `[K]` int node numbers.
+    edge_index: `[E, 2]` int rows (consumer, producer).
+    nodes: number of nodes N.
+    hops: nodes farther away than this count as not reached.
+
+  Returns:
+    `[N]` int32, ABSENT where not reached.
+  """
+  distance = np.full(nodes, ABSENT, np.int32)
+  distance[start] = 0
+  for hop in range(hops):
+    near = distance[edge_index] <= hop
+    touched = edge_index[near.any(axis=1)]
+    distance[touched] = np.minimum(distance[touched], hop + 1)
+  return distance

@@ -1,0 +1,283 @@
+"""Graphs and chosen configurations to padded device batches of few fixed shapes.
+
+A slot is one graph with some of its configurations. `assemble_tile` and
+`assemble_layout` put slots side by side and pad them to a budget, a dictionary
+of how many nodes, edges and so on the batch has room for. `choose_budgets`
+finds few budgets that waste little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import NamedTuple
+
+import jraph
+import numpy as np
+
+from tpugraphs_jax.batch import ABSENT, Adjacency, LayoutBatch, Neighbours, Reach, TileBatch
+from tpugraphs_jax.data import adjacency as adjacency_lib
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+
+Budget = Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GraphReach:
+  """Reached nodes of one graph, nearest tier first; tier 0 in file order."""
+
+  node: np.ndarray  # [positions] int32
+  tier_sizes: tuple[int, ...]
+  distance: np.ndarray  # [N] int32, or ABSENT
+  adjacency: Adjacency  # among positions
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PreparedGraph:
+  """One graph with everything that does not depend on the batch it joins."""
+
+  name: str
+  opcode: np.ndarray  # [N] int32
+  feat: np.ndarray  # [N, F] float32, transformed
+  edge_index: np.ndarray  # [E, 2] int32 (consumer, producer), sorted by consumer
+  adjacency: Adjacency
+  configs: TileConfigs | LayoutConfigs
+  reach: GraphReach | None  # layout graphs only
+  sizes: dict[str, int]  # what the graph takes of each entry of a budget
+
+
+class Slot(NamedTuple):
+  """A graph and the configurations of it that are compared."""
+
+  graph: PreparedGraph
+  config_ids: np.ndarray  # [<= C] int64 configuration numbers
+  target: np.ndarray  # [<= C] float32, larger = slower
+  graph_id: int = 0  # position of the graph in its split
+  block: tuple[int, int] | None = None  # sampled node range, layout only
+
+
+def prepare(
+    graph: OpGraph, feat: np.ndarray, *, hops: int | None = None,
+    slots: int = adjacency_lib.SLOTS, reuse: bool = True,
+) -> PreparedGraph:
+  """Sorts edges and builds neighbour tables.
+
+  Args:
+    graph: host graph with configurations.
+    feat: `[N, F]` float32 transformed node features.
+    hops: rounds of message passing of the model, for layout graphs.
+    slots: width of the neighbour tables (`data.adjacency.SLOTS`).
+    reuse: if False every node counts as reached from the start, so that nothing
+      is shared between configurations; same scores, for comparison.
+  """
+  nodes = graph.num_nodes
+  order = np.lexsort((graph.edge_index[:, 1], graph.edge_index[:, 0]))
+  edges = np.ascontiguousarray(graph.edge_index[order], np.int32)
+  tables = adjacency_lib.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
+  sizes = {"nodes": nodes, "edges": len(edges), **_overflow_sizes(tables, "")}
+  reach = None
+  if hops is not None:
+    reach = _reach(graph.config_node, edges, nodes, hops=hops, slots=slots, reuse=reuse)
+    sizes |= {f"tier{h}": size for h, size in enumerate(reach.tier_sizes)}
+    sizes |= _overflow_sizes(reach.adjacency, "reach_")
+    sizes["rows"] = len(graph.configs.rows)
+  return PreparedGraph(
+      name=graph.name, opcode=graph.node_opcode.astype(np.int32),
+      feat=np.ascontiguousarray(feat, np.float32), edge_index=edges, adjacency=tables,
+      configs=graph.configs, reach=reach, sizes=sizes)
+
+
+def _overflow_sizes(tables: Adjacency, prefix: str) -> dict[str, int]:
+  return {
+      f"{prefix}operand_overflow": len(tables.operands.overflow_sender),
+      f"{prefix}user_overflow": len(tables.users.overflow_sender),
+  }
+
+
+def _reach(config_node, edges, nodes, *, hops, slots, reuse) -> GraphReach:
+  distance = adjacency_lib.distance_from(config_node, edges, nodes, hops=hops)
+  if not reuse:
+    distance = np.zeros(nodes, np.int32)
+  rest = np.setdiff1d(np.flatnonzero(distance < ABSENT), config_node)
+  rest = rest[np.argsort(distance[rest], kind="stable")]
+  node = np.concatenate([config_node, rest]).astype(np.int32)
+  sizes = tuple(int(np.sum(distance == hop)) for hop in range(hops + 1))
+  position = np.full(nodes, ABSENT, np.int32)
+  position[node] = np.arange(len(node))
+  inner = position[edges]
+  inner = inner[(inner < ABSENT).all(axis=1)]
+  tables = adjacency_lib.adjacency(inner[:, 0], inner[:, 1], len(node), slots=slots)
+  return GraphReach(node, sizes, distance, tables)
+
+
+def total_sizes(graphs: Sequence[PreparedGraph]) -> dict[str, int]:
+  """What the graphs take together."""
+  return {key: sum(graph.sizes[key] for graph in graphs) for key in graphs[0].sizes}
+
+
+def _neighbour_rows(parts, offsets, rows: int, overflow: int) -> Neighbours:
+  """Stacks tables of several graphs, shifting each by its node offset."""
+  slots = parts[0].index.shape[1]
+  index = np.full((rows, slots), ABSENT, np.int32)
+  for part, offset in zip(parts, offsets):
+    index[offset : offset + len(part.index)] = part.index + np.int32(offset)
+  sender = np.full(overflow, ABSENT, np.int32)
+  receiver = np.full(overflow, ABSENT, np.int32)
+  start = 0
+  for part, offset in zip(parts, offsets):
+    stop = start + len(part.overflow_sender)
+    sender[start:stop] = part.overflow_sender + np.int32(offset)
+    receiver[start:stop] = part.overflow_receiver + np.int32(offset)
+    start = stop
+  return Neighbours(index, sender, receiver)
+
+
+def _assemble_graphs(
+    graphs: Sequence[PreparedGraph], budget: Budget, slots: int
+) -> tuple[jraph.GraphsTuple, Adjacency, np.ndarray]:
+  """The jraph batch of `slots` graphs and one padding graph, and the node offsets."""
+  if len(graphs) > slots:
+    raise ValueError(f"{len(graphs)} graphs for {slots} slots")
+  over = {k: v for k, v in total_sizes(graphs).items() if v > budget[k]}
+  if over or sum(len(g.opcode) for g in graphs) >= budget["nodes"]:
+    raise ValueError(f"graphs {[g.name for g in graphs]} exceed the budget {dict(budget)}")
+  nodes, edges = budget["nodes"], budget["edges"]
+  offsets = np.cumsum([0] + [len(graph.opcode) for graph in graphs])
+  used_edges = sum(len(graph.edge_index) for graph in graphs)
+  opcode = np.zeros(nodes, np.int32)
+  feat = np.zeros((nodes, graphs[0].feat.shape[1]), np.float32)
+  # Padding edges tie the first padding node to itself, as jraph's own padding does.
+  ends = np.full((edges, 2), offsets[-1], np.int32)
+  edge = 0
+  for graph, offset in zip(graphs, offsets):
+    stop = offset + len(graph.opcode)
+    opcode[offset:stop] = graph.opcode
+    feat[offset:stop] = graph.feat
+    ends[edge : edge + len(graph.edge_index)] = graph.edge_index + np.int32(offset)
+    edge += len(graph.edge_index)
+  n_node = np.zeros(slots + 1, np.int32)
+  n_node[: len(graphs)] = np.diff(offsets)
+  n_node[-1] = nodes - offsets[-1]
+  n_edge = np.zeros(slots + 1, np.int32)
+  n_edge[: len(graphs)] = [len(graph.edge_index) for graph in graphs]
+  n_edge[-1] = edges - used_edges
+  tuple_ = jraph.GraphsTuple(
+      nodes={"opcode": opcode, "feat": feat}, edges=None, globals=None,
+      receivers=np.ascontiguousarray(ends[:, 0]), senders=np.ascontiguousarray(ends[:, 1]),
+      n_node=n_node, n_edge=n_edge)
+  tables = Adjacency(
+      _neighbour_rows([g.adjacency.operands for g in graphs], offsets, nodes,
+                      budget["operand_overflow"]),
+      _neighbour_rows([g.adjacency.users for g in graphs], offsets, nodes,
+                      budget["user_overflow"]))
+  return tuple_, tables, offsets
+
+
+def _targets(slots: Sequence[Slot], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
+  target = np.zeros((graphs, configs), np.float32)
+  mask = np.zeros((graphs, configs), bool)
+  for i, slot in enumerate(slots):
+    target[i, : len(slot.target)] = slot.target
+    mask[i, : len(slot.config_ids)] = True
+  return target, mask
+
+
+def assemble_tile(
+    slots: Sequence[Slot], budget: Budget, *, graphs: int, configs: int, transform
+) -> TileBatch:
+  """A padded batch of tile slates.
+
+  Args:
+    slots: at most `graphs` slots.
+    budget: room for nodes, edges and overflow edges.
+    graphs: number of slots G of the batch.
+    configs: configurations C per slot.
+    transform: maps raw `[n, 24]` configuration features to model inputs.
+
+  Raises:
+    ValueError: if the slots exceed the budget.
+  """
+  graph, tables, _ = _assemble_graphs([slot.graph for slot in slots], budget, graphs)
+  feat = transform(np.concatenate([s.graph.configs.config_feat[s.config_ids] for s in slots]))
+  config_feat = np.zeros((graphs, configs, feat.shape[1]), np.float32)
+  start = 0
+  for i, slot in enumerate(slots):
+    config_feat[i, : len(slot.config_ids)] = feat[start : start + len(slot.config_ids)]
+    start += len(slot.config_ids)
+  target, mask = _targets(slots, graphs, configs)
+  return TileBatch(graph, tables, config_feat, target, mask)
+
+
+def assemble_layout(
+    slots: Sequence[Slot], budget: Budget, *, graphs: int, configs: int
+) -> LayoutBatch:
+  """A padded batch of layout slates; arguments and errors as `assemble_tile`."""
+  chosen = [slot.graph for slot in slots]
+  graph, tables, offsets = _assemble_graphs(chosen, budget, graphs)
+  nodes = budget["nodes"]
+  rows = np.zeros((budget["rows"], chosen[0].configs.rows.shape[1]), np.int8)
+  row_id = np.full((budget["tier0"], configs), ABSENT, np.int32)
+  block_mask = np.zeros(nodes, bool)
+  graph_id = np.full(graphs, -1, np.int32)
+  config_id = np.full((graphs, configs), -1, np.int32)
+  row = config_node = 0
+  for i, slot in enumerate(slots):
+    layout, count = slot.graph.configs, len(slot.config_ids)
+    rows[row : row + len(layout.rows)] = layout.rows
+    ids = layout.row_id(slot.config_ids).T.astype(np.int32) + row
+    row_id[config_node : config_node + len(ids), :count] = ids
+    row += len(layout.rows)
+    config_node += slot.graph.reach.tier_sizes[0]
+    start, stop = slot.block or (0, len(slot.graph.opcode))
+    block_mask[offsets[i] + start : offsets[i] + stop] = True
+    graph_id[i], config_id[i, :count] = slot.graph_id, slot.config_ids
+  target, mask = _targets(slots, graphs, configs)
+  reach = _assemble_reach(chosen, offsets, budget)
+  return LayoutBatch(
+      graph, tables, reach, rows, row_id, block_mask, target, mask, graph_id, config_id)
+
+
+def _assemble_reach(graphs: Sequence[PreparedGraph], offsets, budget: Budget) -> Reach:
+  tier_count = len(graphs[0].reach.tier_sizes)
+  room = [budget[f"tier{h}"] for h in range(tier_count)]
+  tiers = [np.full(size, ABSENT, np.int32) for size in room]
+  tier_start = np.cumsum([0] + room)
+  distance = np.full(budget["nodes"], ABSENT, np.int32)
+  used = [0] * tier_count
+  places = []  # batch position of each position of each graph
+  for graph, offset in zip(graphs, offsets):
+    reach, place, first = graph.reach, [], 0
+    for h, size in enumerate(reach.tier_sizes):
+      tiers[h][used[h] : used[h] + size] = reach.node[first : first + size] + offset
+      place.append(np.arange(size, dtype=np.int32) + np.int32(tier_start[h] + used[h]))
+      used[h] += size
+      first += size
+    places.append(np.concatenate(place))
+    distance[offset : offset + len(reach.distance)] = reach.distance
+  tables = Adjacency(*(
+      _place_rows([getattr(g.reach.adjacency, side) for g in graphs], places,
+                  int(tier_start[-1]), budget[f"reach_{name}_overflow"])
+      for side, name in (("operands", "operand"), ("users", "user"))))
+  return Reach(tuple(tiers), distance, tables)
+
+
+def _place_rows(parts, places, rows: int, overflow: int) -> Neighbours:
+  """Stacks tables whose rows move to `places` (tiers of several graphs interleave)."""
+  index = np.full((rows, parts[0].index.shape[1]), ABSENT, np.int32)
+  senders, receivers = [], []
+  for part, place in zip(parts, places):
+    if not len(place):
+      continue
+    last = len(place) - 1
+    moved = place[np.minimum(part.index, last)]
+    index[place] = np.where(part.index > last, ABSENT, moved)
+    senders.append(place[part.overflow_sender])
+    receivers.append(place[part.overflow_receiver])
+  sender = np.full(overflow, ABSENT, np.int32)
+  receiver = np.full(overflow, ABSENT, np.int32)
+  if receivers:
+    all_receivers = np.concatenate(receivers)
+    order = np.argsort(all_receivers, kind="stable")
+    receiver[: len(order)] = all_receivers[order]
+    sender[: len(order)] = np.concatenate(senders)[order]
+  return Neighbours(index, sender, receiver)

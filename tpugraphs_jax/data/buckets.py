@@ -1,0 +1,92 @@
+"""Few fixed shapes for batches of very different sizes.
+
+Every shape costs one compilation and every padded node costs time, so that a
+run uses the fewest budgets whose waste is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tpugraphs_jax.data.batching import Budget
+
+MAX_BUDGETS = 8
+# Fraction of padding in all nodes below which another budget is not worth a compilation.
+ENOUGH = 0.15
+
+
+def choose_budgets(
+    sizes: Sequence[dict[str, int]], *, max_budgets: int = MAX_BUDGETS, multiple: int = 16
+) -> list[dict[str, int]]:
+  """Budgets that hold every batch, smallest first.
+
+  Batches are sorted by nodes and cut into runs so that the number of padding
+  nodes is the least possible (dynamic programming over at most 128 candidate
+  cuts); each run gets the maximum of every entry.
+
+  Args:
+    sizes: what each batch takes (`batching.total_sizes`); at least one.
+    max_budgets: most budgets allowed.
+    multiple: entries are rounded up to a multiple of this.
+  """
+  keys = list(sizes[0])
+  # Distinct batches only: epochs repeat sizes, and the maximum does not care.
+  table, counts = np.unique(
+      np.array([[size[k] for k in keys] for size in sizes]), axis=0, return_counts=True)
+  by_nodes = np.argsort(table[:, keys.index("nodes")], kind="stable")
+  table, counts = table[by_nodes], counts[by_nodes]
+  nodes = table[:, keys.index("nodes")]
+  ends = np.unique(np.linspace(0, len(nodes) - 1, min(len(nodes), 128)).round().astype(int))
+  for budgets in range(1, max_budgets + 1):
+    cuts = _best_cuts(nodes, counts, ends, budgets)
+    waste = _waste(nodes, counts, cuts)
+    if waste <= ENOUGH:
+      break
+  starts = [0] + [cut + 1 for cut in cuts[:-1]]
+  chosen = [table[start : stop + 1].max(axis=0) for start, stop in zip(starts, cuts)]
+  return [
+      {k: _round_up(int(v) + (k == "nodes"), multiple) for k, v in zip(keys, budget)}
+      for budget in chosen
+  ]
+
+
+def _round_up(value: int, multiple: int) -> int:
+  return -(-value // multiple) * multiple
+
+
+def _best_cuts(nodes, counts, ends, budgets: int) -> list[int]:
+  """Last batch of each of at most `budgets` runs, with the fewest padded nodes in all."""
+  total = np.concatenate([[0], np.cumsum(counts)])
+  # cost[j]: padded size of batches 0..ends[j] with the runs so far.
+  cost = total[ends + 1] * nodes[ends]
+  choice = []
+  for _ in range(budgets - 1):
+    # run (i, j] after the best solution up to ends[i]
+    run = (total[ends + 1][None, :] - total[ends + 1][:, None]) * nodes[ends][None, :]
+    options = np.where(np.tri(len(ends), k=0, dtype=bool).T, cost[:, None] + run, np.inf)
+    choice.append(options.argmin(axis=0))
+    cost = options.min(axis=0)
+  cuts = [len(ends) - 1]
+  for best in reversed(choice):
+    cuts.append(int(best[cuts[-1]]))
+  return [int(ends[cut]) for cut in sorted(set(cuts))]
+
+
+def _waste(nodes, counts, cuts) -> float:
+  budget = nodes[np.array(cuts)[np.searchsorted(cuts, np.arange(len(nodes)))]]
+  return 1 - float((nodes * counts).sum() / (budget * counts).sum())
+
+
+def smallest_fit(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> int | None:
+  """Number of the first budget that holds every one of `sizes`, or None."""
+  for i, budget in enumerate(budgets):
+    if all(_fits(size, budget) for size in sizes):
+      return i
+  return None
+
+
+def _fits(size: dict[str, int], budget: Budget) -> bool:
+  # One node stays free for the padding graph.
+  return size["nodes"] < budget["nodes"] and all(size[k] <= budget[k] for k in size)

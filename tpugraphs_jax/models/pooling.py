@@ -1,0 +1,86 @@
+"""Readouts: node features `[N, C, F]` to graph features `[G, C, F]`.
+
+Sums are products with a `[G, N]` selection matrix: a batch has few graphs, and
+a dense product runs at full speed forward and backward on every platform, where
+a scatter into few rows does not.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import jraph
+
+from tpugraphs_jax.batch import ABSENT, Reach
+from tpugraphs_jax.models import message_passing as mp
+from tpugraphs_jax.models.message_passing import SplitNodes
+
+
+def real_nodes(graph: jraph.GraphsTuple) -> jax.Array:
+  """Number of nodes of each graph slot, `[G]` int32, without the padding graph."""
+  return graph.n_node[:-1]
+
+
+def selection(graph_of: jax.Array, graphs: int, weight: jax.Array | None = None) -> jax.Array:
+  """Which node belongs to which graph.
+
+  Args:
+    graph_of: `[N]` int32 graph slot; a slot beyond `graphs` selects nothing.
+    graphs: number of slots G.
+    weight: `[N]` float32 factor of each node, 1 unless given.
+
+  Returns:
+    `[G, N]` float32.
+  """
+  matrix = jax.nn.one_hot(graph_of, graphs, dtype=jnp.float32, axis=0)
+  return matrix if weight is None else matrix * weight[None]
+
+
+def pool_sum(x: jax.Array, chosen: jax.Array) -> jax.Array:
+  """`chosen [G, N]` times `x [N, ...]`, in float32: `[G, ...]`."""
+  return jnp.tensordot(
+      chosen, x.astype(jnp.float32), axes=1, precision=jax.lax.Precision.HIGHEST)
+
+
+def split_selection(
+    graph: jraph.GraphsTuple, reach: Reach, hop: int, weight: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+  """`selection` for both parts of `SplitNodes` that cover tiers 0..hop.
+
+  Args:
+    graph: batch of G slots and the padding graph.
+    reach: tiers of the batch.
+    hop: last tier of the varying part.
+    weight: `[N]` float32 factor of each node.
+
+  Returns:
+    `[G, N]` for the shared part, zero on reached nodes, and `[G, positions]`.
+  """
+  graphs = len(real_nodes(graph))
+  graph_of = mp.node_graph(graph)
+  shared = selection(jnp.where(reach.distance > hop, graph_of, ABSENT), graphs, weight)
+  nodes = mp.reached_nodes(reach, hop)
+  fill = {"mode": "fill", "fill_value": ABSENT}
+  varying = selection(graph_of.at[nodes].get(**fill), graphs)
+  if weight is not None:
+    varying *= weight.at[nodes].get(mode="fill", fill_value=0)[None]
+  return shared, varying
+
+
+def split_pool_sum(nodes: SplitNodes, chosen: tuple[jax.Array, jax.Array]) -> jax.Array:
+  """Sum of the selected nodes of each graph and configuration, `[G, C, F]` float32."""
+  return pool_sum(nodes.shared, chosen[0]) + pool_sum(nodes.varying, chosen[1])
+
+
+def split_pool_max(nodes: SplitNodes, chosen: tuple[jax.Array, jax.Array]) -> jax.Array:
+  """Maximum over the selected nodes, `[G, C, F]`; 0 for a graph without any."""
+  shared = _pool_max(nodes.shared, chosen[0])
+  varying = _pool_max(nodes.varying, chosen[1])
+  result = jnp.maximum(shared, varying)
+  return jnp.where(jnp.isfinite(result), result, 0)
+
+
+def _pool_max(x: jax.Array, chosen: jax.Array) -> jax.Array:
+  graphs = len(chosen)
+  graph_of = jnp.where(chosen.any(axis=0), jnp.argmax(chosen, axis=0), graphs)
+  return jax.ops.segment_max(x.astype(jnp.float32), graph_of, graphs + 1)[:graphs]

@@ -1,0 +1,108 @@
+"""One training step and one scoring step, written for a device and mapped over all.
+
+Each slate lives on one device. Losses come as a total and a count; counts are
+summed over all devices before dividing, so that any number of devices computes
+the loss and gradient of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import linen as nn
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import optax
+
+from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax.train import parallel
+from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train.state import TrainState
+
+
+def squared_kernels(params: Any) -> jax.Array:
+  """Sum of squares of every Dense kernel: biases and embeddings do not count."""
+  flat = traverse_util.flatten_dict(params)
+  return sum(jnp.sum(jnp.square(v)) for path, v in flat.items() if path[-1] == "kernel")
+
+
+def slate_keys(key: jax.Array, slates: int) -> jax.Array:
+  """A key per slate of this device, independent of how slates are split over devices."""
+  first = jax.lax.axis_index(parallel.DEVICES) * slates
+  return jax.vmap(lambda slate: jax.random.fold_in(key, slate))(first + jnp.arange(slates))
+
+
+def zero_perturbations(model: nn.Module, batch: Any) -> Any:
+  """Zeros added to the embedding lookups, so that their gradients can be asked for."""
+  variables = jax.eval_shape(model.init, jax.random.key(0), batch)
+  shapes = variables.get("perturbations", {})
+  return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def keras_norms(grads: Any, lookup_grads: Any) -> Any:
+  """Norm of each variable's gradient as Keras' `clipnorm` takes it.
+
+  For an embedding table that is the norm over lookups (one gradient per node),
+  not over table rows, where lookups of the same opcode have been added up.
+  """
+  norms = traverse_util.flatten_dict(state_lib.variable_norms(grads))
+  for path, grad in traverse_util.flatten_dict(lookup_grads).items():
+    square = jax.lax.psum(jnp.sum(jnp.square(grad)), parallel.DEVICES)
+    norms[path[:-1] + ("table", "embedding")] = jnp.sqrt(square)
+  return traverse_util.unflatten_dict(norms)
+
+
+def make_train_step(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    losses: losses_lib.WeightedLosses,
+    temperature: float = 1.0,
+    kernel_l2: float = 0.0,
+    activity_l2: float = 0.0,
+    seed: int = 0,
+) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
+  """The mapped step `(state, batch) -> (state, metrics)`; the state is donated.
+
+  Args:
+    model: maps a batch to scores `[G, C]`.
+    optimizer: from `state.create_optimizer`.
+    losses: names and weights from `losses.parse_losses`.
+    temperature: divides scores before ListMLE.
+    kernel_l2: factor of the sum of squared Dense kernels (official: 1e-4).
+    activity_l2: factor of the mean squared length of opcode embeddings over the
+      nodes of the batch (official: 1e-4).
+    seed: of everything random in a step; steps differ by their number.
+  """
+
+  def loss_fn(params, perturbations, batch, key):
+    variables = {"params": params, "perturbations": perturbations}
+    scores, sown = model.apply(variables, batch, mutable=["activity"])
+    totals, counts = losses_lib.loss_sums(
+        losses, scores, batch.target, where=batch.config_mask, temperature=temperature,
+        key=slate_keys(key, len(scores)))
+    counts = jax.lax.psum(counts, parallel.DEVICES)
+    ranking = losses_lib.combine(losses, totals, counts)
+    penalty = kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
+    for embedding in sown.get("activity", {}).values():
+      nodes = jax.lax.psum(embedding["nodes"][0], parallel.DEVICES)
+      penalty += activity_l2 * embedding["sum"][0] / nodes
+    return ranking + penalty, {"loss": ranking + penalty, "ranking_loss": ranking}
+
+  def train_step(state: TrainState, batch):
+    key = jax.random.fold_in(jax.random.key(seed), state.step)
+    (grads, lookup_grads), metrics = jax.grad(loss_fn, argnums=(0, 1), has_aux=True)(
+        state.params, zero_perturbations(model, batch), batch, key)
+    grads, metrics = jax.lax.psum((grads, metrics), parallel.DEVICES)
+    metrics["grad_norm"] = optax.tree.norm(grads)
+    norms = keras_norms(grads, lookup_grads)
+    return state.apply_gradients(grads, optimizer, norms=norms), metrics
+
+  return parallel.pmap(train_step, donate_argnums=0)
+
+
+def make_score_step(model: nn.Module) -> Callable[[Any, Any], jax.Array]:
+  """The mapped `(params, batch) -> scores [G, C]`, both with a device axis."""
+  return parallel.pmap(lambda params, batch: model.apply({"params": params}, batch))
