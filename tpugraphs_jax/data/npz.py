@@ -70,11 +70,14 @@ def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
         config_node=np.zeros(0, np.int32), configs=configs)
 
 
-def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
+def read_layout(
+    path: str | os.PathLike[str], *, with_configs: bool = True
+) -> graph.OpGraph:
   """Reads one layout file, named after its stem, its configurations factored.
 
   The configurations are read as a stream: memory stays far below the size of
-  `node_config_feat` unless that array is stored in Fortran order.
+  `node_config_feat` unless that array is stored in Fortran order. Without them
+  (`configs` is None) reading takes no longer than the graph itself.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -82,17 +85,9 @@ def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
   """
   with NpzArchive(path) as archive:
     _check_members(archive, _LAYOUT_ARRAYS)
-    config_node = _read_config_node(archive)
-    runtime_ns = _read_runtime(archive)
-    factorer = factor.LayoutFactorer(len(config_node))
-    for block in archive.blocks("node_config_feat", block_bytes=factor.BLOCK_BYTES):
-      try:
-        factorer.add(block)
-      except ValueError as error:
-        archive.fail("node_config_feat", str(error))
     return _read_graph(
-        archive, node_splits=_read_splits(archive), config_node=config_node,
-        configs=factorer.finish(runtime_ns))
+        archive, node_splits=_read_splits(archive), config_node=_read_config_node(archive),
+        configs=_read_layout_configs(archive) if with_configs else None)
 
 
 def write_tile(
@@ -226,6 +221,17 @@ def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
       name=archive.path.stem, node_feat=node_feat,
       node_opcode=opcode.astype(np.uint8), edge_index=edge_index.astype(np.int32),
       **fields)
+
+
+def _read_layout_configs(archive: NpzArchive) -> graph.LayoutConfigs:
+  runtime_ns = _read_runtime(archive)
+  factorer = factor.LayoutFactorer(archive.member("node_config_ids").shape[0])
+  for block in archive.blocks("node_config_feat", block_bytes=factor.BLOCK_BYTES):
+    try:
+      factorer.add(block)
+    except ValueError as error:
+      archive.fail("node_config_feat", str(error))
+  return factorer.finish(runtime_ns)
 
 
 def _read_runtime(archive: NpzArchive) -> np.ndarray:

@@ -1,0 +1,287 @@
+"""The random-access store of the layout collections: built once, then mapped.
+
+A released layout file is deflated, and its configurations take 72 bytes per
+configurable node. The store keeps every configuration, without loss, as one
+small integer per group of nodes in a memory-mapped file, so that any few of
+them are read without the rest.
+
+    python -m tpugraphs_jax.data.store build  --data_root ~/data/tpugraphs/npz
+    python -m tpugraphs_jax.data.store info   --collection layout:xla:random
+    python -m tpugraphs_jax.data.store verify --collection layout:xla:random --split valid
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import fcntl
+import logging
+import multiprocessing
+import os
+from pathlib import Path
+import signal
+import sys
+from typing import Iterator
+
+import numpy as np
+import tqdm
+
+from tpugraphs_jax import graph
+from tpugraphs_jax.data import factor
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.data import npz_archive
+from tpugraphs_jax.data import store_format
+from tpugraphs_jax.data.store_format import open_graph
+
+__all__ = ["ensure_store", "graph_folders", "open_graph", "verify_graph"]
+
+_LAYOUT_COLLECTIONS = [name for name in graph.COLLECTIONS if name.startswith("layout:")]
+
+
+def graph_folders(
+    data_root: str | os.PathLike[str], collection: str, split: str, *,
+    store_dir: str | os.PathLike[str] | None = None,
+) -> dict[Path, Path]:
+  """For every file of a split, the folder that is its place in the store.
+
+  The store is in `store_dir`, by default `<data_root>/store`, and has the
+  folders of the data: `layout/xla/random/train/<graph>`.
+
+  Raises:
+    ValueError, FileNotFoundError: as `npz.split_files`; `collection` is no
+      layout collection.
+  """
+  files = npz.split_files(data_root, collection, split)
+  if collection not in _LAYOUT_COLLECTIONS:
+    raise ValueError(f"collection {collection} has no store: its files are small and are "
+                     f"read as they are; a store is for {', '.join(_LAYOUT_COLLECTIONS)}")
+  root = Path(data_root) / "store" if store_dir is None else Path(store_dir)
+  folder = root.expanduser().joinpath(*collection.split(":"), split)
+  return {file: folder / file.stem for file in files}
+
+
+def ensure_store(
+    data_root: str | os.PathLike[str], collection: str, split: str, *,
+    store_dir: str | os.PathLike[str] | None = None, workers: int | None = None,
+    skip_bad_files: bool = False, progress: bool = True,
+) -> list[Path]:
+  """Builds what is missing of a split's store; the graphs' folders, by name.
+
+  A graph is built again when its folder was cut short or its file has changed.
+  What is finished stays when the build is interrupted or fails. Two processes
+  that want the same split do not build it twice: the second one waits.
+
+  Args:
+    data_root: the folder with the released `layout/` folder.
+    collection: such as `layout:xla:random`.
+    split: `train`, `valid` or `test`.
+    store_dir: where the store is; `<data_root>/store` by default.
+    workers: processes, one file each at a time; one per CPU by default. They
+      are spawned: a script's own work belongs under `if __name__ == "__main__"`.
+    skip_bad_files: whether a malformed file is named in the log and left out;
+      it is an error otherwise.
+    progress: whether to show a progress bar.
+
+  Raises:
+    ValueError, FileNotFoundError: as `graph_folders`, or a file is malformed.
+    OSError: the store cannot be written.
+  """
+  folders = graph_folders(data_root, collection, split, store_dir=store_dir)
+  bad = {}
+  if _outdated(folders):
+    root = next(iter(folders.values())).parent
+    with _build_lock(root):
+      todo = _outdated(folders)  # another process may have built some meanwhile
+      bad = _build(todo, workers=workers, stop_at_error=not skip_bad_files,
+                   bar=f"{collection} {split}" if progress else None)
+  for file, error in bad.items():
+    logging.warning("skipped %s: %s", file.name, error)
+  return [folder for file, folder in folders.items() if file not in bad]
+
+
+def verify_graph(folder: Path, source: Path) -> None:
+  """Compares a graph of the store with its source file, value by value.
+
+  Raises:
+    ValueError: they differ, or either is damaged.
+  """
+  stored, released = open_graph(folder), npz.read_layout(source, with_configs=False)
+  for name in store_format.GRAPH_ARRAYS:
+    if not np.array_equal(getattr(stored, name), getattr(released, name)):
+      raise ValueError(f"{folder} differs from {source} in {name}")
+  with npz_archive.NpzArchive(source) as archive:
+    if not np.array_equal(stored.configs.runtime_ns, archive.read("config_runtime")):
+      raise ValueError(f"{folder} differs from {source} in runtime_ns")
+    start = 0
+    for block in archive.blocks("node_config_feat", block_bytes=factor.BLOCK_BYTES):
+      ids = np.arange(start, start + len(block))
+      if not np.array_equal(stored.configs.decode(ids), block):
+        raise ValueError(f"{folder} differs from {source} in the configurations "
+                         f"{ids[0]}..{ids[-1]}")
+      start += len(block)
+
+
+def _outdated(folders: dict[Path, Path]) -> dict[Path, Path]:
+  return {file: folder for file, folder in folders.items()
+          if not store_format.looks_current(folder, file)}
+
+
+@contextlib.contextmanager
+def _build_lock(root: Path) -> Iterator[None]:
+  """One builder per split; the lock goes with the process that holds it."""
+  try:
+    root.mkdir(parents=True, exist_ok=True)
+    stream = open(root / ".lock", "w")
+  except OSError as error:
+    raise OSError(f"cannot write the store {root} ({error.strerror}); name another "
+                  "folder with store_dir") from error
+  with stream:
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    yield
+
+
+def _build(
+    todo: dict[Path, Path], *, workers: int | None, stop_at_error: bool, bar: str | None
+) -> dict[Path, npz.NpzError]:
+  """Builds graphs, the largest files first; the malformed ones and their errors."""
+  jobs = sorted(todo.items(), key=lambda job: job[0].stat().st_size, reverse=True)
+  bad = {}
+  with contextlib.closing(_run(jobs, workers=workers)) as results, tqdm.tqdm(
+      total=sum(file.stat().st_size for file, _ in jobs), desc=f"store {bar}", unit="B",
+      unit_scale=True, disable=bar is None) as progress:
+    for file, error in results:
+      if error is not None and stop_at_error:
+        raise error
+      if error is not None:
+        bad[file] = error
+      progress.update(file.stat().st_size)
+  return bad
+
+
+def _run(
+    jobs: list[tuple[Path, Path]], *, workers: int | None
+) -> Iterator[tuple[Path, npz.NpzError | None]]:
+  """Builds every job, in this process or several; yields them as they end."""
+  workers = min(workers or os.cpu_count() or 1, len(jobs))
+  if workers <= 1:
+    yield from map(_build_graph, jobs)
+    return
+  pool = concurrent.futures.ProcessPoolExecutor(
+      workers, mp_context=multiprocessing.get_context("spawn"),
+      initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+  try:
+    futures = [pool.submit(_build_graph, job) for job in jobs]
+    for future in concurrent.futures.as_completed(futures):
+      yield future.result()
+  except concurrent.futures.process.BrokenProcessPool as error:
+    raise OSError("a process that built the store was killed, out of memory perhaps; "
+                  "run again with fewer workers, what is finished is kept") from error
+  finally:
+    pool.shutdown(cancel_futures=True)
+
+
+def _build_graph(job: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
+  """Brings one graph of the store up to date; the error of a malformed file."""
+  file, folder = job
+  if store_format.renew_source(folder, file):
+    return file, None
+  state = store_format.fingerprint(file)
+  try:
+    op_graph = npz.read_layout(file)
+  except npz.NpzError as error:
+    return file, error
+  store_format.write_graph(folder, op_graph, source=file, source_state=state)
+  return file, None
+
+
+def _show_info(folders: dict[Path, Path]) -> None:
+  """Prints sizes of the graphs that are built, and their sum."""
+  print(f"{'graph':<56} {'nodes':>6} {'config nodes':>12} {'groups':>6} {'rows':>5} "
+        f"{'configs':>10} {'bytes':>14} {'bytes/config':>12}")
+  total_configs = total_bytes = missing = 0
+  for file, folder in folders.items():
+    if not store_format.looks_current(folder, file):
+      print(f"{folder.name:<56} not built")
+      missing += 1
+      continue
+    meta = store_format.read_meta(folder)
+    stored = sum(meta["files"].values())
+    total_configs += meta["configs"]
+    total_bytes += stored
+    print(f"{folder.name:<56} {meta['nodes']:>6} {meta['config_nodes']:>12} "
+          f"{meta['groups']:>6} {meta['rows']:>5} {meta['configs']:>10,} {stored:>14,} "
+          f"{stored / meta['configs']:>12.1f}")
+  print(f"{len(folders) - missing} of {len(folders)} graphs built, {total_configs:,} "
+        f"configs, {total_bytes / 2**20:,.1f} MiB")
+
+
+def _show_verification(folders: dict[Path, Path]) -> int:
+  """Verifies every graph and prints what differs; the number that do."""
+  failed = 0
+  for file, folder in folders.items():
+    try:
+      verify_graph(folder, file)
+    except (ValueError, FileNotFoundError) as error:
+      print(f"FAILED {error}")
+      failed += 1
+  print(f"{len(folders) - failed} of {len(folders)} graphs equal their source")
+  return failed
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+      prog="python -m tpugraphs_jax.data.store",
+      description="The random-access store of the layout collections.")
+  parser.add_argument("command", choices=("build", "info", "verify"))
+  parser.add_argument("--data_root", default="~/data/tpugraphs/npz",
+                      help="folder of the released files (default: %(default)s)")
+  parser.add_argument("--store_dir", help="folder of the store (default: DATA_ROOT/store)")
+  parser.add_argument("--collection", choices=_LAYOUT_COLLECTIONS,
+                      help="default: every layout collection in DATA_ROOT")
+  parser.add_argument("--split", choices=graph.SPLITS, help="default: all that are there")
+  parser.add_argument("--workers", type=int, help="processes (default: one per CPU)")
+  parser.add_argument("--skip_bad_files", action="store_true",
+                      help="name malformed files and go on (default: stop)")
+  return parser.parse_args(argv)
+
+
+def _chosen_splits(args: argparse.Namespace) -> list[tuple[str, str]]:
+  """The (collection, split) pairs to work on: those asked for, or all there are."""
+  collections = [args.collection] if args.collection else _LAYOUT_COLLECTIONS
+  splits = [args.split] if args.split else graph.SPLITS
+  root = Path(args.data_root).expanduser()
+  there = [(collection, split) for collection in collections for split in splits
+           if any(root.joinpath(*collection.split(":"), split).glob("*.npz"))]
+  # With nothing there, the first one asked for says what is missing.
+  return there or [(collections[0], splits[0])]
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the command line; returns the exit status."""
+  args = _parse(argv)
+  failed = 0
+  try:
+    for collection, split in _chosen_splits(args):
+      folders = graph_folders(args.data_root, collection, split, store_dir=args.store_dir)
+      print(f"{collection} {split}: {next(iter(folders.values())).parent}")
+      if args.command == "build":
+        built = ensure_store(
+            args.data_root, collection, split, store_dir=args.store_dir,
+            workers=args.workers, skip_bad_files=args.skip_bad_files)
+        print(f"{len(built)} of {len(folders)} graphs built")
+      elif args.command == "info":
+        _show_info(folders)
+      else:
+        failed += _show_verification(folders)
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+  except KeyboardInterrupt:
+    print("interrupted: what is finished is kept, run again to go on", file=sys.stderr)
+    return 130
+  return 1 if failed else 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
