@@ -1,0 +1,290 @@
+"""Writing, reading, combining and checking ranking files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpugraphs_jax import graph
+from tpugraphs_jax import submission
+
+SHARED = Path(__file__).parents[1].parent / "shared" / "data" / "npz"
+CONFIGS = {
+    "tile:xla": {"1a": 9, "2b": 3},
+    "layout:xla:random": {"1a": 4},
+    "layout:nlp:default": {"bert": 6, "albert": 2},
+}
+
+
+def _rankings(collection, *, top=None):
+  """A valid ranking per graph of the collection, slowest index first."""
+  return {
+      name: np.arange(configs)[::-1][:top]
+      for name, configs in CONFIGS[collection].items()
+  }
+
+
+@pytest.fixture(name="data_root")
+def _data_root(tmp_path):
+  """Test graphs of three collections; only what the check reads is in the files."""
+  root = tmp_path / "npz"
+  for collection, graphs in CONFIGS.items():
+    folder = root.joinpath(*collection.split(":"), "test")
+    folder.mkdir(parents=True)
+    for name, configs in graphs.items():
+      np.savez_compressed(
+          folder / f"{name}.npz", config_runtime=np.zeros(configs, np.int64)
+      )
+  return root
+
+
+@pytest.fixture(name="good")
+def _good(tmp_path):
+  """A complete submission as its lines, the header first."""
+  files = []
+  for collection in CONFIGS:
+    files.append(tmp_path / f"{collection.replace(':', '_')}.csv")
+    submission.write_results(files[-1], collection, _rankings(collection))
+  submission.combine(tmp_path / "good.csv", files)
+  return (tmp_path / "good.csv").read_text().splitlines()
+
+
+def _write_lines(tmp_path, lines):
+  path = tmp_path / "submission.csv"
+  path.write_text("\n".join(lines) + "\n")
+  return path
+
+
+def test_file_has_header_ids_and_indices_from_fast_to_slow(tmp_path):
+  path = tmp_path / "results.csv"
+  submission.write_results(path, "tile:xla", {"7f": np.array([3, 0, 2])})
+  assert path.read_text() == "ID,TopConfigs\ntile:xla:7f,3;0;2\n"
+  submission.write_results(path, "layout:nlp:random", {"a": np.array([1, 0])})
+  assert path.read_text() == "ID,TopConfigs\nlayout:nlp:random:a,1;0\n"
+
+
+@pytest.mark.parametrize("collection", graph.COLLECTIONS)
+def test_reading_gives_back_what_was_written(tmp_path, collection):
+  path = tmp_path / "results.csv"
+  # Longer than the field limit of usual CSV readers.
+  ranking = np.random.default_rng(0).permutation(50_000)
+  submission.write_results(path, collection, {"a": ranking, "b": np.array([0])})
+  read = submission.read_results(path)
+  assert list(read) == [f"{collection}:a", f"{collection}:b"]
+  np.testing.assert_array_equal(read[f"{collection}:a"], ranking)
+  np.testing.assert_array_equal(read[f"{collection}:b"], [0])
+  assert submission.split_id(f"{collection}:a") == (collection, "a")
+
+
+@pytest.mark.parametrize(
+    "collection, name, ranking, complaint",
+    [
+        ("layout:xla", "a", [0], "unknown collection 'layout:xla'"),
+        ("tile:xla", "a,b", [0], "cannot stand in an ID"),
+        ("tile:xla", "a:b", [0], "cannot stand in an ID"),
+        ("tile:xla", "", [0], "cannot stand in an ID"),
+        ("tile:xla", "a", [0, 1, 0], "names configuration 0 2 times"),
+        ("tile:xla", "a", [0, -1], "names configuration -1"),
+        ("tile:xla", "a", [0.0, 1.0], "is float64"),
+        ("tile:xla", "a", [[0, 1]], "expected integers"),
+        ("tile:xla", "a", np.zeros(0, int), "names no configuration"),
+        ("layout:xla:random", "a", [0, 2], "names configuration 2, expected .* below 2"),
+    ],
+)
+def test_bad_rankings_are_not_written(tmp_path, collection, name, ranking, complaint):
+  path = tmp_path / "results.csv"
+  path.write_text("kept")
+  with pytest.raises(ValueError, match=complaint) as error:
+    submission.write_results(path, collection, {name: np.array(ranking)})
+  assert "\n" not in str(error.value)
+  assert path.read_text() == "kept"
+
+
+def test_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypatch):
+  path = tmp_path / "results.csv"
+  submission.write_results(path, "tile:xla", {"a": np.array([1, 0])})
+  before = path.read_text()
+
+  def full_disk(*_):
+    raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(submission.os, "replace", full_disk)
+  with pytest.raises(OSError, match="No space"):
+    submission.write_results(path, "tile:xla", {"a": np.array([0, 1])})
+  assert path.read_text() == before
+  assert list(tmp_path.iterdir()) == [path]
+
+
+def test_combining_keeps_every_row_and_counts_them(tmp_path):
+  files, expected = [], {}
+  for collection in CONFIGS:
+    files.append(tmp_path / f"{len(files)}.csv")
+    submission.write_results(files[-1], collection, _rankings(collection))
+    expected |= submission.read_results(files[-1])
+  rows = submission.combine(tmp_path / "all.csv", files)
+  assert rows == {
+      collection: len(CONFIGS.get(collection, ())) for collection in graph.COLLECTIONS
+  }
+  combined = submission.read_results(tmp_path / "all.csv")
+  assert list(combined) == list(expected)
+  for row_id, ranking in expected.items():
+    np.testing.assert_array_equal(combined[row_id], ranking)
+
+
+def test_graph_in_two_files_is_refused_naming_both_rows(tmp_path):
+  files = [tmp_path / "a.csv", tmp_path / "b.csv"]
+  submission.write_results(files[0], "tile:xla", {"x": np.arange(5)})
+  submission.write_results(files[1], "tile:xla", {"y": np.arange(5), "x": np.arange(5)})
+  with pytest.raises(ValueError) as error:
+    submission.combine(tmp_path / "all.csv", files)
+  assert str(error.value).startswith(
+      f"{files[1]}:3: tile:xla:x is already in {files[0]}:2"
+  )
+  assert not (tmp_path / "all.csv").exists()
+
+
+def test_layout_row_that_was_cut_short_is_not_combined(tmp_path):
+  path = _write_lines(tmp_path, ["ID,TopConfigs", "layout:xla:random:a,3;0;1"])
+  with pytest.raises(ValueError, match="csv:2: .* names configuration 3, expected"):
+    submission.combine(tmp_path / "all.csv", [path])
+
+
+@pytest.mark.parametrize(
+    "lines, complaint",
+    [
+        ([], ":1: header is ''"),
+        (["id,TopConfigs"], ":1: header is 'id,TopConfigs', expected 'ID,TopConfigs'"),
+        (["ID,TopConfigs", "tile:xla:a"], ":2: 1 fields"),
+        (["ID,TopConfigs", "tile:xla:a,1,2"], ":2: 3 fields"),
+        (["ID,TopConfigs", "tile:xla:a,1", ""], ":3: 1 fields"),
+        (["ID,TopConfigs", "tile:a,1"], ":2: ID 'tile:a' is not"),
+        (["ID,TopConfigs", "tile:xla:,1"], ":2: ID 'tile:xla:' is not"),
+        (["ID,TopConfigs", "tile:xla:a,"], ":2: TopConfigs of tile:xla:a are ''"),
+        (["ID,TopConfigs", "tile:xla:a,1;"], ":2: TopConfigs"),
+        (["ID,TopConfigs", "tile:xla:a,1;-2"], ":2: TopConfigs"),
+        (["ID,TopConfigs", "tile:xla:a,1.0"], ":2: TopConfigs"),
+        (["ID,TopConfigs", "tile:xla:a,1 2"], ":2: TopConfigs"),
+        (["ID,TopConfigs", "tile:xla:a,99999999999999999999"], ":2: TopConfigs"),
+        (
+            ["ID,TopConfigs", "tile:xla:a,1", "tile:xla:b,1", "tile:xla:a,2"],
+            ":4: tile:xla:a is already in line 2",
+        ),
+    ],
+)
+def test_unreadable_lines_are_refused_naming_file_and_line(tmp_path, lines, complaint):
+  path = _write_lines(tmp_path, lines)
+  with pytest.raises(ValueError) as error:
+    submission.read_results(path)
+  assert str(error.value).startswith(f"{path}{complaint}")
+  assert "\n" not in str(error.value)
+
+
+def test_file_that_is_not_text_is_refused(tmp_path):
+  path = tmp_path / "submission.csv"
+  path.write_bytes(bytes(range(256)))
+  with pytest.raises(ValueError, match="header is"):
+    submission.read_results(path)
+
+
+def test_complete_submission_has_no_problem(tmp_path, good, data_root):
+  assert submission.check(_write_lines(tmp_path, good), data_root) == []
+
+
+def test_tile_rows_need_the_best_five_only(tmp_path, data_root):
+  files = []
+  for collection in CONFIGS:
+    files.append(tmp_path / f"{len(files)}.csv")
+    top = 5 if collection == "tile:xla" else None
+    submission.write_results(files[-1], collection, _rankings(collection, top=top))
+  submission.combine(tmp_path / "all.csv", files)
+  assert submission.check(tmp_path / "all.csv", data_root) == []
+
+
+@pytest.mark.parametrize(
+    "line, row, complaint",
+    [
+        (2, "tile:xla:1a,8;7;6;5", "names 4 configurations, expected 5 of 9"),
+        (2, "tile:xla:1a,8;7;6;5;9", "names configuration 9, expected indices below 9"),
+        (2, "tile:xla:1a,8;7;6;5;8", "names configuration 8 2 times"),
+        (3, "tile:xla:2b,0;1", "names 2 configurations, expected 3 of 3"),
+        (4, "layout:xla:random:1a,0;1;2", "names 3 configurations, expected 4 of 4"),
+        (4, "layout:xla:random:1a,0;1;2;2", "names configuration 2 2 times"),
+        (4, "layout:xla:random:1a,0;1;2;3;4", "names configuration 4, expected"),
+    ],
+)
+def test_wrong_ranking_is_named_with_its_row(
+    tmp_path, good, data_root, line, row, complaint
+):
+  good[line - 1] = row
+  path = _write_lines(tmp_path, good)
+  (problem,) = submission.check(path, data_root)
+  assert problem.startswith(f"{path}:{line}: {row.split(',')[0]} {complaint}")
+
+
+def test_every_missing_and_foreign_graph_is_named(tmp_path, good, data_root):
+  good[1:3] = ["tile:xla:other,0;1;2;3;4", "layout:xla:default:1a,0;1;2;3"]
+  path = _write_lines(tmp_path, good)
+  problems = submission.check(path, data_root)
+  assert [problem.split(": ")[1].split(" ")[0:3] for problem in problems] == [
+      ["tile:xla:other", "is", "not"],
+      ["layout:xla:default:1a", "is", "not"],
+      ["tile:xla:1a", "has", "no"],
+      ["tile:xla:2b", "has", "no"],
+  ]
+
+
+def test_damaged_test_graph_is_named(tmp_path, good, data_root):
+  damaged = data_root / "tile" / "xla" / "test" / "1a.npz"
+  np.savez(damaged, config_runtime=np.int64(3))
+  with pytest.raises(ValueError, match=r"1a.npz: config_runtime has shape \(\)"):
+    submission.check(_write_lines(tmp_path, good), data_root)
+
+
+def test_command_line_combines_and_checks(tmp_path, good, data_root, capsys):
+  path = _write_lines(tmp_path, good)
+  out = tmp_path / "out.csv"
+  assert submission.main(["combine", "--out", str(out), str(path)]) == 0
+  assert submission.main(["check", str(out), "--data_root", str(data_root)]) == 0
+  printed = capsys.readouterr()
+  assert f"{out}: 5 rows, no problem" in printed.out
+  assert not printed.err
+
+
+def test_command_line_reports_errors_in_one_line_each(tmp_path, data_root, capsys):
+  path = _write_lines(tmp_path, ["ID,TopConfigs"])
+  for argv, complaint in (
+      (["combine", "--out", "x.csv", str(tmp_path / "no.csv")], "no.csv: no such file"),
+      (["check", str(path), "--data_root", str(tmp_path / "no")], "no test graph under"),
+      (["check", str(path), "--data_root", str(data_root)], "tile:xla:1a has no row"),
+  ):
+    assert submission.main(argv) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert complaint in lines[0]
+    assert all(line.startswith("error: ") for line in lines)
+
+
+def test_long_lists_of_problems_are_cut(tmp_path, good, data_root, capsys):
+  rows = [f"tile:xla:extra{i},0" for i in range(30)]
+  path = _write_lines(tmp_path, good + rows)
+  assert submission.main(["check", str(path), "--data_root", str(data_root)]) == 1
+  lines = capsys.readouterr().err.splitlines()
+  assert len(lines) == 21
+  assert lines[-1] == "error: and 10 more"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs a piece of the real data")
+def test_numbers_of_configurations_of_released_files_are_found(tmp_path):
+  folder = SHARED / "tile" / "xla" / "test"
+  names = sorted(path.stem for path in folder.glob("*.npz"))
+  submission.write_results(
+      tmp_path / "a.csv", "tile:xla", {name: np.arange(1) for name in names}
+  )
+  problems = submission.check(tmp_path / "a.csv", SHARED)
+  for name in names:
+    with np.load(folder / f"{name}.npz") as file:
+      configs = len(file["config_runtime"])
+    needed = min(5, configs)
+    expected = f"{name} names 1 configurations, expected {needed} of {configs}"
+    assert any(expected in problem for problem in problems)

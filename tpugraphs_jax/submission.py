@@ -1,0 +1,302 @@
+"""Rankings as CSV files: write one collection, combine all five, check the result.
+
+A file has the header `ID,TopConfigs` and one line per graph. The ID is the
+collection and the graph's name, `tile:xla:<name>` or `layout:<source>:<search>:<name>`;
+TopConfigs are configuration indices from fastest to slowest, joined by `;`: for a
+tile graph the best five at least, for a layout graph all of them.
+
+  python -m tpugraphs_jax.submission combine --out submission.csv results/*.csv
+  python -m tpugraphs_jax.submission check submission.csv --data_root ~/data/tpugraphs/npz
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+import os
+from pathlib import Path
+import re
+import sys
+
+import numpy as np
+
+from tpugraphs_jax import graph
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.data import npz_archive
+
+HEADER = "ID,TopConfigs"
+# The competition scores the best five of a tile graph.
+TILE_TOP = 5
+_SHOWN_PROBLEMS = 20
+_INDICES = re.compile(r"[0-9]{1,9}(;[0-9]{1,9})*")
+
+
+def graph_id(collection: str, name: str) -> str:
+  """The ID of a graph, e.g. `layout:xla:random:resnet50`."""
+  if collection not in graph.COLLECTIONS:
+    raise ValueError(
+        f"unknown collection {collection!r}, expected one of "
+        + ", ".join(graph.COLLECTIONS)
+    )
+  if not name or set(name) & set(',:"\r\n'):
+    raise ValueError(f"graph name {name!r} cannot stand in an ID of a CSV file")
+  return f"{collection}:{name}"
+
+
+def split_id(row_id: str) -> tuple[str, str]:
+  """Collection and graph name of an ID; ValueError if it is not a valid one."""
+  collection, _, name = row_id.rpartition(":")
+  if collection not in graph.COLLECTIONS or not name:
+    raise ValueError(
+        f"ID {row_id[:80]!r} is not tile:xla:<name> or layout:<source>:<search>:<name>"
+    )
+  return collection, name
+
+
+def write_results(
+    path: str | os.PathLike[str], collection: str, rankings: Mapping[str, np.ndarray]
+) -> None:
+  """Writes one collection's rankings, beside the target first and then renamed.
+
+  Args:
+    path: the CSV file; one that is there is replaced.
+    collection: one of `graph.COLLECTIONS`.
+    rankings: for each graph name, [configs] integer indices, fastest first.
+
+  Raises:
+    ValueError: a name or a ranking that no check would accept.
+  """
+  rows = {}
+  for name, ranking in rankings.items():
+    row_id = graph_id(collection, name)
+    ranking = np.asarray(ranking)
+    if ranking.ndim != 1 or not np.issubdtype(ranking.dtype, np.integer):
+      raise ValueError(
+          f"ranking of {row_id} is {ranking.dtype} {ranking.shape}, expected "
+          "integers [configs]"
+      )
+    if problem := _ranking_problem(collection, ranking):
+      raise ValueError(f"ranking of {row_id} {problem}")
+    rows[row_id] = ranking
+  _write(path, rows)
+
+
+def read_results(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+  """Rankings `[configs]` int64 by ID, in file order.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: a line that is not `ID,index;index;...`, or an ID twice.
+  """
+  return {row_id: ranking for row_id, (_, ranking) in _read_rows(path).items()}
+
+
+def combine(
+    out: str | os.PathLike[str], paths: Sequence[str | os.PathLike[str]]
+) -> dict[str, int]:
+  """Joins several result files into one; returns the rows of each collection.
+
+  Raises:
+    FileNotFoundError: one of the files is missing.
+    ValueError: no file, a bad line, a layout row that is no permutation, or a
+      graph that is in two files.
+  """
+  if not paths:
+    raise ValueError("no file to combine, expected at least one results.csv")
+  rankings, origin = {}, {}
+  for path in paths:
+    for row_id, (line, ranking) in _read_rows(path).items():
+      here = f"{path}:{line}"
+      if row_id in origin:
+        raise ValueError(
+            f"{here}: {row_id} is already in {origin[row_id]}; give each collection's "
+            "file once"
+        )
+      if problem := _ranking_problem(split_id(row_id)[0], ranking):
+        raise ValueError(f"{here}: {row_id} {problem}")
+      rankings[row_id], origin[row_id] = ranking, here
+  _write(out, rankings)
+  return _rows_per_collection(rankings)
+
+
+def check(
+    path: str | os.PathLike[str], data_root: str | os.PathLike[str]
+) -> list[str]:
+  """Problems of a submission, one line each naming file and row; none if it is good.
+
+  Expected are exactly the test graphs of the collections that `data_root` has.
+
+  Raises:
+    FileNotFoundError: no file at `path`, or no test graph under `data_root`.
+    ValueError: a line that cannot be read, an ID twice, or a damaged test graph.
+  """
+  rows = _read_rows(path)
+  files = _files_of_test_graphs(data_root)
+  problems = []
+  for row_id, (line, ranking) in rows.items():
+    if row_id not in files:
+      problems.append(f"{path}:{line}: {row_id} is not a test graph of {data_root}")
+      continue
+    configs = _config_count(files[row_id])
+    if problem := _ranking_problem(split_id(row_id)[0], ranking, configs):
+      problems.append(f"{path}:{line}: {row_id} {problem}")
+  problems += [
+      f"{path}: {row_id} has no row, expected every test graph of {data_root}"
+      for row_id in files if row_id not in rows
+  ]
+  return problems
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """The command line; returns the exit status."""
+  parser = argparse.ArgumentParser(
+      prog="python -m tpugraphs_jax.submission",
+      description="Combine and check ranking CSV files.",
+  )
+  commands = parser.add_subparsers(dest="command", required=True)
+  command = commands.add_parser("combine", help="join the collections' results.csv")
+  command.add_argument("--out", required=True, help="the CSV file to write")
+  command.add_argument("files", nargs="+", metavar="FILE")
+  command = commands.add_parser("check", help="compare with the test graphs")
+  command.add_argument("submission", metavar="CSV")
+  command.add_argument(
+      "--data_root", required=True, help="the folder that holds tile/ and layout/"
+  )
+  args = parser.parse_args(argv)
+  try:
+    if args.command == "combine":
+      rows = combine(args.out, args.files)
+      _print_rows(f"{args.out}: {sum(rows.values())} rows", rows)
+      return 0
+    return _run_check(args.submission, args.data_root)
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+
+
+def _run_check(path: str, data_root: str) -> int:
+  problems = check(path, data_root)
+  for problem in problems[:_SHOWN_PROBLEMS]:
+    print(f"error: {problem}", file=sys.stderr)
+  if len(problems) > _SHOWN_PROBLEMS:
+    print(f"error: and {len(problems) - _SHOWN_PROBLEMS} more", file=sys.stderr)
+  if problems:
+    return 1
+  rows = _rows_per_collection(read_results(path))
+  _print_rows(f"{path}: {sum(rows.values())} rows, no problem", rows)
+  return 0
+
+
+def _rows_per_collection(row_ids: Iterable[str]) -> dict[str, int]:
+  rows = dict.fromkeys(graph.COLLECTIONS, 0)
+  for row_id in row_ids:
+    rows[split_id(row_id)[0]] += 1
+  return rows
+
+
+def _print_rows(summary: str, rows: Mapping[str, int]) -> None:
+  print(summary)
+  for collection, count in rows.items():
+    print(f"  {collection:<20} {count or 'none'}")
+
+
+def _ranking_problem(
+    collection: str, ranking: np.ndarray, configs: int | None = None
+) -> str | None:
+  """What is wrong with a ranking of a graph with so many configurations.
+
+  Without their number only what shows in the ranking itself is seen: a layout
+  ranking still has to be a permutation of as many indices as it has.
+  """
+  if not ranking.size:
+    return "names no configuration"
+  is_layout = collection.startswith("layout")
+  if configs is not None:
+    needed = configs if is_layout else min(TILE_TOP, configs)
+    if len(ranking) < needed:
+      return f"names {len(ranking)} configurations, expected {needed} of {configs}"
+  values, counts = np.unique(ranking, return_counts=True)
+  if len(values) < len(ranking):
+    return f"names configuration {values[counts.argmax()]} {counts.max()} times"
+  if values[0] < 0:
+    return f"names configuration {values[0]}, expected indices from 0"
+  if configs is None and is_layout:
+    configs = len(ranking)
+  if configs is not None and values[-1] >= configs:
+    return f"names configuration {values[-1]}, expected indices below {configs}"
+  return None
+
+
+def _files_of_test_graphs(data_root: str | os.PathLike[str]) -> dict[str, Path]:
+  files = {}
+  for collection in graph.COLLECTIONS:
+    with contextlib.suppress(FileNotFoundError):
+      for path in npz.split_files(data_root, collection, "test"):
+        files[graph_id(collection, path.stem)] = path
+  if not files:
+    raise FileNotFoundError(
+        f"no test graph under {data_root}; set --data_root to the folder that holds "
+        "tile/ and layout/"
+    )
+  return files
+
+
+def _config_count(path: Path) -> int:
+  with npz_archive.NpzArchive(path) as archive:
+    shape = archive.member("config_runtime").shape
+    if len(shape) != 1:
+      archive.fail("config_runtime", f"has shape {shape}, expected [C]")
+    return shape[0]
+
+
+def _read_rows(path: str | os.PathLike[str]) -> dict[str, tuple[int, np.ndarray]]:
+  """Line number and ranking of each ID."""
+  rows: dict[str, tuple[int, np.ndarray]] = {}
+  for line, row_id, indices in _lines(path):
+    try:
+      split_id(row_id)
+    except ValueError as error:
+      raise ValueError(f"{path}:{line}: {error}") from None
+    if row_id in rows:
+      raise ValueError(f"{path}:{line}: {row_id} is already in line {rows[row_id][0]}")
+    if not _INDICES.fullmatch(indices):
+      shown = indices if len(indices) <= 40 else indices[:40] + "..."
+      raise ValueError(
+          f"{path}:{line}: TopConfigs of {row_id} are {shown!r}, expected indices "
+          "joined by ;"
+      )
+    rows[row_id] = line, np.array(indices.split(";"), np.int64)
+  return rows
+
+
+def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, str]]:
+  """Line number and the two fields of every row after the header."""
+  if not Path(path).is_file():
+    raise FileNotFoundError(f"{path}: no such file")
+  with open(path, encoding="utf-8", errors="replace") as file:
+    header = file.readline().rstrip("\n")
+    if header != HEADER:
+      raise ValueError(f"{path}:1: header is {header[:40]!r}, expected {HEADER!r}")
+    for line, text in enumerate(file, start=2):
+      fields = text.rstrip("\n").split(",")
+      if len(fields) != 2:
+        raise ValueError(f"{path}:{line}: {len(fields)} fields, expected {HEADER}")
+      yield line, *fields
+
+
+def _write(path: str | os.PathLike[str], rankings: Mapping[str, np.ndarray]) -> None:
+  target = Path(path)
+  partial = target.with_name(target.name + ".partial")
+  try:
+    with open(partial, "w", encoding="utf-8") as file:
+      file.write(HEADER + "\n")
+      for row_id, ranking in rankings.items():
+        file.write(f"{row_id},{';'.join(map(str, ranking.tolist()))}\n")
+    os.replace(partial, target)
+  finally:
+    partial.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+  sys.exit(main())
