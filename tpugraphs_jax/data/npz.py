@@ -191,19 +191,24 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
     member = archive.member(name)
     if member.dtype not in [np.dtype(dtype) for dtype in dtypes]:
       archive.fail(name, f"has dtype {member.dtype}, expected {' or '.join(dtypes)}")
-    shape = member.shape
-    if name == "node_splits" and len(shape) == 2 and shape[0] == 1:
-      shape = shape[1:]  # released files have one row
-    if len(shape) != len(axes):
-      archive.fail(name, f"has shape {shape}, expected [{', '.join(map(str, axes))}]")
-    for axis, size in zip(axes, shape):
-      expected = sizes.setdefault(axis, size) if isinstance(axis, str) else axis
-      if size != expected:
-        archive.fail(name, f"has {size} as size {axis} of shape {shape}, expected {expected}")
-  for axis in ("N", "C", "K", "S"):
-    if sizes.get(axis) == 0:
-      name = next(name for name in arrays if axis in arrays[name][1])
-      archive.fail(name, f"is empty, expected at least one entry (axis {axis})")
+    _check_shape(archive, name, member.shape, axes, sizes)
+
+
+def _check_shape(
+    archive: NpzArchive, name: str, shape: tuple[int, ...], axes: tuple, sizes: dict
+) -> None:
+  """Compares a shape with its axes; a letter's first size goes into `sizes`."""
+  if name == "node_splits" and shape[:1] == (1,) and len(shape) == 2:
+    shape = shape[1:]  # released files have one row
+  if len(shape) != len(axes):
+    archive.fail(name, f"has shape {shape}, expected [{', '.join(map(str, axes))}]")
+  if 0 in shape and axes[0] != "E":  # only edges may be none
+    archive.fail(name, f"is empty (shape {shape})")
+  for axis, size in zip(axes, shape):
+    expected = sizes.setdefault(axis, size) if isinstance(axis, str) else axis
+    if size != expected:
+      archive.fail(name, f"has shape {shape}, expected {expected} in place of {size}"
+                   + (f" as other arrays have (axis {axis})" if axis != expected else ""))
 
 
 def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
@@ -280,7 +285,8 @@ def _check_range(archive: NpzArchive, name: str, array: np.ndarray, end: int) ->
 
 
 def _brief(array: np.ndarray) -> str:
-  return np.array2string(array, threshold=6, edgeitems=3, max_line_width=10_000)
+  numbers = [str(number) for number in array]
+  return ", ".join(numbers if len(numbers) <= 8 else [*numbers[:4], "...", *numbers[-4:]])
 
 
 def _decoded_blocks(configs: graph.LayoutConfigs, shape: tuple[int, ...]):
