@@ -1,0 +1,68 @@
+"""`python -m tpugraphs_jax.hlo convert IN.pb... --out DIR`, and `show FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tpugraphs_jax.hlo import convert
+from tpugraphs_jax.hlo import module_graph
+from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import show
+from tpugraphs_jax.hlo import sources
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs a command; 0 where all went well, 1 where an input could not be read."""
+  args = _parser().parse_args(argv)
+  try:
+    return args.command(args)
+  except (ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(prog="python -m tpugraphs_jax.hlo")
+  commands = parser.add_subparsers(required=True)
+  convert_parser = commands.add_parser(
+      "convert", help="the data set's tuning protobufs to .npz in the released format")
+  convert_parser.set_defaults(command=_convert)
+  convert_parser.add_argument("files", nargs="+", metavar="IN.pb")
+  convert_parser.add_argument("--out", required=True, help="folder for the .npz files")
+  convert_parser.add_argument(
+      "--extra_out", help="folder for the extra node features, under the same names")
+  convert_parser.add_argument("--jobs", type=int, default=1, help="processes")
+  show_parser = commands.add_parser("show", help="a summary of an HLO module")
+  show_parser.set_defaults(command=_show)
+  show_parser.add_argument("file", help="serialized module, tuning data, or HLO text")
+  show_parser.add_argument("--dot", action="store_true", help="Graphviz instead of words")
+  return parser
+
+
+def _convert(args: argparse.Namespace) -> int:
+  result = convert.convert(args.files, args.out, extra_out=args.extra_out, jobs=args.jobs)
+  for line in result.skipped:
+    print(f"skipped: {line}")
+  for line in result.failed:
+    print(f"failed: {line}", file=sys.stderr)
+  print(f"{len(result.written)} files written to {args.out}, {len(result.skipped)} modules "
+        f"skipped, {len(result.failed)} inputs failed")
+  return 1 if result.failed else 0
+
+
+def _show(args: argparse.Namespace) -> int:
+  loaded = sources.load_file(args.file)
+  message = proto.parse_any(loaded.data, where=loaded.where)
+  entries = getattr(message, "modules", [message])  # only TuningData has several
+  render = show.dot if args.dot else show.summary
+  for entry in entries:
+    module = entry if isinstance(entry, proto.HloModuleProto) else entry.module
+    graph = module_graph.featurize_module(
+        module, where=loaded.where, name=module.name or loaded.name, edge_order="insertion")
+    print(render(graph), end="\n\n")
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

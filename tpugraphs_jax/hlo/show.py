@@ -1,0 +1,80 @@
+"""A module in words, and as a Graphviz drawing."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+from tpugraphs_jax.hlo import module_graph
+from tpugraphs_jax.hlo import node_features
+from tpugraphs_jax.hlo import opcodes
+from tpugraphs_jax.hlo import proto
+
+_TYPE_NAMES = dict(opcodes.ELEMENT_TYPES)
+_TUPLE = 13
+
+
+def summary(graph: module_graph.HloGraph) -> str:
+  """Size, computations, opcodes and configurable nodes of a graph, as lines."""
+  return "\n".join(_summary_lines(graph))
+
+
+def dot(graph: module_graph.HloGraph) -> str:
+  """The graph in the DOT language: data flows along arrows, dashed out of callees."""
+  lines = [f"digraph {_quoted(graph.name)} {{", "  node [shape=box, fontsize=10];"]
+  node = 0
+  computation_of = []
+  for number, computation in enumerate(graph.module.computations):
+    lines += [f"  subgraph cluster_{number} {{", f"    label={_quoted(computation.name)};"]
+    for instruction in computation.instructions:
+      label = f"{instruction.opcode}\n{shape_text(instruction.shape)}"
+      style = ", style=bold" if instruction.id == computation.root_id else ""
+      lines.append(f"    n{node} [label={_quoted(label)}{style}];")
+      computation_of.append(number)
+      node += 1
+    lines.append("  }")
+  for consumer, producer in graph.edge_index.tolist():
+    crosses = computation_of[consumer] != computation_of[producer]
+    style = " [style=dashed]" if crosses else ""
+    lines.append(f"  n{producer} -> n{consumer}{style};")
+  return "\n".join([*lines, "}"])
+
+
+def shape_text(shape: proto.ShapeProto) -> str:
+  """A shape as HLO text writes it, `f32[8,128]{1,0}`."""
+  if shape.element_type == _TUPLE:
+    return f"({', '.join(map(shape_text, shape.tuple_shapes))})"
+  name = _TYPE_NAMES.get(shape.element_type, f"type{shape.element_type}")
+  dimensions = ",".join(map(str, shape.dimensions))
+  layout = ",".join(map(str, shape.layout.minor_to_major))
+  return f"{name}[{dimensions}]" + (f"{{{layout}}}" if layout else "")
+
+
+def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
+  module = graph.module
+  yield (f"{graph.name}: {graph.num_nodes} nodes, {graph.num_edges} edges, "
+         f"{len(module.computations)} computations")
+  yield f"node_splits: {graph.node_splits.tolist()}"
+  yield "\ncomputations (id, instructions, root):"
+  for computation in module.computations:
+    root = next((instruction.name for instruction in computation.instructions
+                 if instruction.id == computation.root_id), "none")
+    yield (f"  {computation.name}  {computation.id}  {len(computation.instructions)}  "
+           f"{root}")
+  nodes = node_features.instructions(module)
+  yield "\nopcodes (id, nodes):"
+  for opcode, count in collections.Counter(node.opcode for node in nodes).most_common():
+    number = opcodes.opcode_ids().get(opcode)
+    yield f"  {opcode or '(none)'}  {number or '0, not in the table'}  {count}"
+  position = module_graph.node_positions(module)
+  yield f"\nconfigurable nodes: {len(graph.config_node)}"
+  for index in graph.config_node:
+    node = nodes[index]
+    operands = ", ".join(
+        shape_text(nodes[position[operand]].shape) for operand in node.operand_ids)
+    yield f"  {index}  {node.opcode}  {shape_text(node.shape)} <- {operands}"
+
+
+def _quoted(text: str) -> str:
+  escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+  return f'"{escaped}"'

@@ -1,0 +1,116 @@
+"""Where an HLO module comes from: bytes, files, text, and jax's stages.
+
+jax is imported only for the sources that need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+_TEXT_START = "HloModule"
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+  """The bytes of a message, and how to speak of them."""
+
+  data: bytes
+  where: str  # begins error messages
+  name: str | None = None  # the graph's name; None: the module's
+
+
+def load(source: Any, *args: Any, optimized: bool = False) -> Loaded:
+  """The serialized module of a source, as `featurize` describes it.
+
+  Raises:
+    ValueError: the source is of no known kind, or jax does not accept it.
+    FileNotFoundError: there is no such file.
+  """
+  is_stage = hasattr(source, "runtime_executable") or hasattr(source, "compiler_ir")
+  is_function = callable(source) and not is_stage
+  kind = type(source).__name__
+  if args and not is_function:
+    raise ValueError(f"{len(args)} arguments were given for a {kind}, which takes none; "
+                     "pass a function to give it example arguments")
+  if optimized and not (is_function or hasattr(source, "compile")):
+    raise ValueError(f"optimized=True was given for a {kind}, which cannot be compiled; "
+                     "pass a function or a jax.stages.Lowered")
+  if isinstance(source, (bytes, bytearray, memoryview)):
+    return Loaded(bytes(source), "HLO bytes")
+  if isinstance(source, str) and source.lstrip().startswith(_TEXT_START):
+    return Loaded(_text_module(source, "HLO text"), "HLO text")
+  if isinstance(source, (str, os.PathLike)):
+    return load_file(source)
+  if hasattr(source, "runtime_executable"):
+    return Loaded(_compiled_module(source), "compiled program")
+  if hasattr(source, "compiler_ir"):
+    return _lowered(source, optimized=optimized, where="lowered program")
+  if is_function:
+    return _function(source, args, optimized=optimized)
+  raise ValueError(
+      f"cannot read a {kind}; expected bytes, a path, HLO text, a "
+      "jax.stages.Lowered or Compiled, or a function with its arguments")
+
+
+def load_file(path: str | os.PathLike[str]) -> Loaded:
+  """The message in a file: serialized, or made from HLO text."""
+  path = Path(path)
+  if not path.is_file():
+    raise FileNotFoundError(f"{path}: no such file; expected a serialized HLO module or "
+                            "HLO text")
+  data = path.read_bytes()
+  if data.lstrip().startswith(_TEXT_START.encode()):
+    try:
+      data = _text_module(data.decode(), str(path))
+    except UnicodeDecodeError as error:
+      raise ValueError(f"{path}: HLO text that is not UTF-8 ({error})") from error
+  return Loaded(data, str(path), stem(path))
+
+
+def stem(path: Path) -> str:
+  """The name that a file gives its graph: the file's, without `.hlo.pb` or `.pb`."""
+  return path.name.removesuffix(".pb").removesuffix(".hlo")
+
+
+def _text_module(text: str, where: str) -> bytes:
+  try:
+    return _text_parser(where)(text).as_serialized_hlo_module_proto()
+  except RuntimeError as error:
+    raise ValueError(f"{where}: jax cannot parse this HLO text ({error})") from error
+
+
+def _text_parser(where: str) -> Callable[[str], Any]:
+  # No public module of jax parses HLO text; the parser has moved between these.
+  for module in ("jaxlib._hlo", "jaxlib._jax"):
+    try:
+      return importlib.import_module(module).hlo_module_from_text
+    except (ImportError, AttributeError):
+      continue
+  raise ValueError(f"{where}: HLO text, which needs a jaxlib that can parse it; install "
+                   "jaxlib, or give a serialized module")
+
+
+def _function(function: Callable[..., Any], args: tuple, *, optimized: bool) -> Loaded:
+  import jax
+  where = f"function {getattr(function, '__name__', type(function).__name__)}"
+  stage = function if hasattr(function, "lower") else jax.jit(function)
+  return _lowered(stage.lower(*args), optimized=optimized, where=where)
+
+
+def _lowered(lowered: Any, *, optimized: bool, where: str) -> Loaded:
+  if optimized:
+    return Loaded(_compiled_module(lowered.compile()), where)
+  computation = lowered.compiler_ir(dialect="hlo")
+  return Loaded(computation.as_serialized_hlo_module_proto(), where)
+
+
+def _compiled_module(compiled: Any) -> bytes:
+  modules = compiled.runtime_executable().hlo_modules()
+  if len(modules) != 1:
+    raise ValueError(f"compiled program: {len(modules)} HLO modules, expected one")
+  return modules[0].as_serialized_hlo_module_proto()

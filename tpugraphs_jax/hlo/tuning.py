@@ -1,0 +1,202 @@
+"""The data set's tuning records: modules with the runs that were measured.
+
+`ModuleTuningData` is a whole program with layout configurations, `TuningData`
+many kernels with tile sizes. Which runs count, and what a missing default run
+means, differs between the two and follows the data set's extractor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import os
+
+import numpy as np
+
+from tpugraphs_jax import graph
+from tpugraphs_jax.hlo import module_graph
+from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import sources
+from tpugraphs_jax.hlo.ragged import Ragged
+
+_TENSORS = 3  # output, input, kernel
+_TENSOR_DIMS = 6
+_INT64 = 1 << 64
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningGraphs:
+  """The graphs of one file with their configurations, and what was left out."""
+
+  graphs: list[module_graph.HloGraph]
+  skipped: list[str]  # one line for each module without a graph, with the reason
+
+
+def read_tuning(path: str | os.PathLike[str]) -> TuningGraphs:
+  """Reads a `.pb` of the data set: one layout graph, or the tile graphs of a file.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: the file holds something else, or a record is inconsistent.
+  """
+  loaded = sources.load_file(path)
+  message = proto.parse_any(loaded.data, where=loaded.where)
+  if isinstance(message, proto.TuningData):
+    return tile_graphs(message, where=loaded.where, name=loaded.name)
+  if isinstance(message, proto.HloModuleProto):
+    raise ValueError(f"{loaded.where}: an HLO module without runs, expected tuning data; "
+                     "read it with tpugraphs_jax.hlo.featurize")
+  layout = layout_graph(message, where=loaded.where, name=loaded.name)
+  if not len(layout.configs):
+    return TuningGraphs([], [f"{loaded.where}: none of the {len(message.runs)} runs that "
+                             "were measured is the default"])
+  return TuningGraphs([layout], [])
+
+
+def layout_graph(
+    tuning: proto.ModuleTuningData, *, where: str, name: str
+) -> module_graph.HloGraph:
+  """A program with its layout configurations; none where no run is the default.
+
+  Raises:
+    ValueError: the module, a run, or the list of configurable nodes is wrong.
+  """
+  op_graph = module_graph.featurize_module(tuning.module, where=where, name=name)
+  config_node = np.array(tuning.config_index_to_node, np.uint64)
+  if not config_node.size:
+    raise ValueError(f"{where}: config_index_to_node is empty, expected the configurable "
+                     "nodes of a layout search")
+  if config_node.max() >= op_graph.num_nodes:
+    raise ValueError(f"{where}: config_index_to_node has {config_node.max()}, expected "
+                     f"nodes below {op_graph.num_nodes}")
+  try:
+    configs = _layout_configs(_layout_runs(tuning, where=where), config_node.size)
+  except OverflowError as error:
+    raise ValueError(f"{where}: a layout names a dimension beyond 127") from error
+  return dataclasses.replace(
+      op_graph, config_node=config_node.astype(np.int32), configs=configs)
+
+
+def tile_graphs(tuning: proto.TuningData, *, where: str, name: str) -> TuningGraphs:
+  """The kernels of a file with their tile sizes, named by file and fingerprint.
+
+  A module without at least two runs, or with a run without a tile size, is left
+  out. Modules of one file that share a name share the normalizer of the last.
+
+  Raises:
+    ValueError: a module is inconsistent, or has no default among its good runs.
+  """
+  kept, skipped, default_ns = [], [], {}
+  for number, entry in enumerate(tuning.modules):
+    entry_where = f"{where}: module {number} {entry.module.name!r}"
+    reason = _tile_skip_reason(entry)
+    if reason:
+      skipped.append(f"{entry_where}: {reason}")
+      continue
+    runs = [run for run in entry.runs if not run.error and run.profile.compute_time_ns > 1]
+    default = next((run for run in runs if run.is_default), None)
+    if default is None:
+      raise ValueError(f"{entry_where}: none of its {len(runs)} good runs is the default")
+    default_ns[entry.module.name] = default.profile.compute_time_ns
+    kept.append((entry, entry_where, runs))
+  graphs = []
+  for entry, entry_where, runs in kept:
+    op_graph = module_graph.featurize_module(
+        entry.module, where=entry_where, name=f"{name}_{signed_hex(entry.fingerprint)}")
+    graphs.append(dataclasses.replace(
+        op_graph, node_splits=np.array([0, op_graph.num_nodes], np.int64),
+        config_node=np.zeros(0, np.int32),
+        configs=_tile_configs(runs, default_ns[entry.module.name])))
+  return TuningGraphs(graphs, skipped)
+
+
+def signed_hex(fingerprint: int) -> str:
+  """A 64-bit fingerprint as the data set writes it into file names."""
+  return format(fingerprint - _INT64 if fingerprint >= _INT64 // 2 else fingerprint, "x")
+
+
+def _layout_runs(
+    tuning: proto.ModuleTuningData, *, where: str
+) -> list[proto.ConfigProfile]:
+  """The runs that count: with a layout, a profile and no error, in their order.
+
+  None of them counts where none is the default.
+
+  Raises:
+    ValueError: a run has no positive time, or a layout that does not fit.
+  """
+  runs = []
+  for number, run in enumerate(tuning.runs):
+    if not run.HasField("module_config") or run.error or not run.HasField("profile"):
+      continue
+    problem = _layout_problem(run, nodes=len(tuning.config_index_to_node))
+    if problem:
+      raise ValueError(f"{where}: run {number} {problem}")
+    runs.append(run)
+  return runs if any(run.is_default for run in runs) else []
+
+
+def _layout_problem(run: proto.ConfigProfile, *, nodes: int) -> str | None:
+  if run.profile.compute_time_ns <= 0:
+    return f"has compute_time_ns {run.profile.compute_time_ns}, expected above 0"
+  if not run.module_config.HasField("layout_config"):
+    return "has a module_config without layout_config"
+  layouts = run.module_config.layout_config.nodes
+  if len(layouts) != nodes:
+    return f"has layouts for {len(layouts)} nodes, config_index_to_node has {nodes}"
+  tensors = max((len(layout.tensors) for layout in layouts), default=0)
+  if tensors > _TENSORS:
+    return f"has a node with {tensors} tensors, expected at most {_TENSORS}"
+  return None
+
+
+def _layout_configs(
+    runs: Sequence[proto.ConfigProfile], nodes: int
+) -> graph.LayoutConfigs:
+  """The layouts of runs, factored: distinct rows, and nodes that always agree."""
+  row_id: dict[tuple[int, ...], int] = {}
+  ids = np.zeros((len(runs), nodes), np.int64)
+  for config, run in enumerate(runs):
+    for node, layout in enumerate(run.module_config.layout_config.nodes):
+      ids[config, node] = row_id.setdefault(_layout_row(layout), len(row_id))
+  groups, node_group = np.unique(ids, axis=1, return_inverse=True)
+  rows = np.array(list(row_id), np.int8).reshape(-1, graph.LAYOUT_CONFIG_FEATURES)
+  dtype = np.min_scalar_type(max(len(rows) - 1, 0))
+  return graph.LayoutConfigs(
+      rows, node_group.ravel().astype(np.int32), groups.astype(dtype), _runtime_ns(runs))
+
+
+def _layout_row(layout) -> tuple[int, ...]:
+  """The first six dimensions of up to three tensors, minor to major, then -1."""
+  row = []
+  for slot in range(_TENSORS):
+    dims = layout.tensors[slot].dims[:_TENSOR_DIMS] if slot < len(layout.tensors) else ()
+    row += [*dims, *(-1,) * (_TENSOR_DIMS - len(dims))]
+  return tuple(row)
+
+
+def _tile_skip_reason(entry: proto.ModuleTuningData) -> str | None:
+  if len(entry.runs) <= 1:
+    return f"{len(entry.runs)} runs, at least 2 are needed"
+  if not entry.HasField("module"):
+    return "no HLO module"
+  # An unset op_config reads as an empty one, which has no tile size either.
+  without = sum(not run.op_config.HasField("tile_size_config") for run in entry.runs)
+  return f"{without} of {len(entry.runs)} runs without a tile size" if without else None
+
+
+def _tile_configs(
+    runs: Sequence[proto.ConfigProfile], default_ns: int
+) -> graph.TileConfigs:
+  tiles = [run.op_config.tile_size_config for run in runs]
+  blocks = [
+      Ragged([bounds(tile) for tile in tiles]).aggregate(6, empty_product=0)
+      for bounds in (lambda tile: tile.kernel_bounds, lambda tile: tile.output_bounds,
+                     lambda tile: tile.input_bounds)]
+  return graph.TileConfigs(
+      np.concatenate(blocks, axis=1).astype(np.float32), _runtime_ns(runs),
+      np.full(len(runs), default_ns, np.int64))
+
+
+def _runtime_ns(runs: Sequence[proto.ConfigProfile]) -> np.ndarray:
+  return np.array([run.profile.compute_time_ns for run in runs], np.int64)
