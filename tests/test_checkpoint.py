@@ -1,0 +1,172 @@
+"""Checkpoints come back bit for bit, and an earlier one outlives a failed save."""
+
+import functools
+import logging
+import resource
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tpugraphs_jax.train import checkpoint
+from tpugraphs_jax.train import state as state_lib
+
+CONFIG = {"model": {"name": "sage", "hidden": 64}, "seed": 0}
+
+
+@functools.cache
+def make_state(step=0, width=3):
+  optimizer = state_lib.create_optimizer(
+      total_steps=10, accumulation_steps=2, clip_norm=1.0, average_decay=0.9
+  )
+  rng = np.random.default_rng(step)
+  params = {
+      "kernel": jnp.asarray(rng.normal(size=(2, width)), jnp.float32),
+      "scalar": jnp.asarray(rng.normal(), jnp.float32),
+  }
+  table = {"values": rng.normal(size=(5, 2)).astype(np.float32), "seen": np.ones(5, bool)}
+  state = state_lib.TrainState.create(params, optimizer, extra=table)
+  state = state.apply_gradients(jax.tree.map(jnp.ones_like, params), optimizer)
+  return jax.tree.map(np.asarray, state.replace(step=np.int32(step)))
+
+
+def save(checkpoints, step, value=None):
+  checkpoints.save(
+      step,
+      make_state(step),
+      data={"next_index": step},
+      progress={"best_value": 0.1 + 0.2, "none": None},
+      value=value,
+  )
+
+
+def assert_same(found, expected):
+  assert jax.tree.structure(found) == jax.tree.structure(expected)
+
+  def check(a, b):
+    assert a.dtype == b.dtype and a.shape == b.shape
+    assert a.tobytes() == b.tobytes()
+
+  jax.tree.map(check, found, expected)
+
+
+@pytest.fixture
+def folder(tmp_path):
+  return tmp_path / "checkpoints"
+
+
+def test_newest_comes_back_bit_for_bit(folder):
+  first = checkpoint.Checkpoints(folder, config=CONFIG)
+  save(first, 7, value=0.5)
+  first.close()
+  second = checkpoint.Checkpoints(folder, config=CONFIG)
+  saved = second.newest(make_state(0))
+  assert_same(saved.state, make_state(7))
+  assert saved.step == 7 and saved.data == {"next_index": 7}
+  assert saved.progress == {"best_value": 0.1 + 0.2, "none": None}
+
+
+def test_an_empty_folder_has_neither_newest_nor_best(folder):
+  checkpoints = checkpoint.Checkpoints(folder)
+  assert checkpoints.newest(make_state()) is None
+  assert checkpoints.best(make_state()) is None
+
+
+def test_without_evaluation_there_is_no_best(folder):
+  checkpoints = checkpoint.Checkpoints(folder)
+  save(checkpoints, 1)
+  assert checkpoints.newest(make_state()).step == 1
+  assert checkpoints.best(make_state()) is None
+
+
+@pytest.mark.parametrize("reopen", [False, True])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.5, None, 0.9, None, 0.8],
+        [0.9, 0.1, 0.2],
+        [None, 0.4, None, None],
+        [0.5, 0.5, 0.5],
+        [0.5, float("nan"), 0.4],
+        [-1.0, -2.0, None],
+    ],
+)
+def test_newest_and_best_are_kept_and_nothing_else(folder, values, reopen):
+  checkpoints = checkpoint.Checkpoints(folder)
+  for step, value in enumerate(values):
+    save(checkpoints, step, value)
+    if reopen:
+      checkpoints.close()
+      checkpoints = checkpoint.Checkpoints(folder)
+    seen = {s: v for s, v in enumerate(values[: step + 1]) if v is not None and v == v}
+    best = max(seen, key=lambda s: (seen[s], -s)) if seen else None
+    assert checkpoints.newest(make_state()).step == step
+    found = checkpoints.best(make_state())
+    assert (found and found.step) == best
+    kept = {int(path.name) for path in folder.iterdir()}
+    assert kept >= {step} | ({best} - {None}) and len(kept) <= 2
+
+
+def test_another_config_is_refused_naming_the_fields(folder):
+  save(checkpoint.Checkpoints(folder, config=CONFIG), 1)
+  other = {"model": {"name": "sage", "hidden": 32}, "seed": 0, "slate": 8}
+  with pytest.raises(ValueError) as error:
+    checkpoint.Checkpoints(folder, config=other).newest(make_state())
+  message = str(error.value)
+  assert "model.hidden is 64 there and 32 here" in message
+  assert "slate is absent there and 8 here" in message
+  assert "model.name" not in message and "seed" not in message and "\n" not in message
+
+
+def test_tuples_and_numpy_numbers_in_a_config_equal_their_json_form(folder):
+  save(checkpoint.Checkpoints(folder, config={"a": (1, 2), "b": np.int64(3)}), 1)
+  same = checkpoint.Checkpoints(folder, config={"a": [1, 2], "b": 3})
+  assert same.newest(make_state()).step == 1
+
+
+def test_another_shape_is_refused_naming_the_array(folder):
+  checkpoints = checkpoint.Checkpoints(folder)
+  save(checkpoints, 1)
+  with pytest.raises(ValueError, match=r"kernel.*float32\[2, 3\].*float32\[2, 5\]"):
+    checkpoints.newest(make_state(width=5))
+
+
+def test_another_structure_is_refused(folder):
+  checkpoints = checkpoint.Checkpoints(folder)
+  save(checkpoints, 1)
+  with pytest.raises(ValueError, match="does not fit this model"):
+    checkpoints.newest(make_state().replace(extra=()))
+
+
+def test_a_full_disk_loses_no_earlier_checkpoint(folder):
+  checkpoints = checkpoint.Checkpoints(folder)
+  save(checkpoints, 1, value=0.5)
+  big = make_state(2).replace(extra=np.random.default_rng(0).normal(size=100_000))
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # bytes per file
+  try:
+    with pytest.raises(OSError, match="step 2 not written.*--resume"):
+      checkpoints.save(2, big, data={}, progress={}, value=0.9)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  reopened = checkpoint.Checkpoints(folder)
+  assert_same(reopened.newest(make_state()).state, make_state(1))
+  assert reopened.best(make_state()).step == 1
+
+
+def test_a_half_written_checkpoint_is_ignored_and_removed(folder):
+  save(checkpoint.Checkpoints(folder), 1)
+  (folder / "1").rename(folder / "2.orbax-checkpoint-tmp-0")
+  save(checkpoint.Checkpoints(folder), 1)
+  checkpoints = checkpoint.Checkpoints(folder)
+  assert checkpoints.newest(make_state()).step == 1
+  assert [path.name for path in folder.iterdir()] == ["1"]
+
+
+def test_saving_logs_nothing(folder, caplog):
+  with caplog.at_level(logging.INFO, logger="absl"):
+    checkpoints = checkpoint.Checkpoints(folder)
+    save(checkpoints, 1)
+    checkpoints.newest(make_state())
+  assert not [r for r in caplog.records if "orbax" in r.pathname]

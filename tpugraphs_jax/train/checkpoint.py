@@ -1,0 +1,241 @@
+"""Checkpoints: the newest, to go on from, and the best, to evaluate (Orbax).
+
+A checkpoint is written beside the others and renamed when complete; only then is an
+older one removed. In a run of several processes process 0 alone reads and writes, so
+that its disk is enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import preservation_policy
+
+from tpugraphs_jax.train import parallel
+
+_STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+  """What one checkpoint holds."""
+
+  step: int
+  state: Any  # pytree of numpy arrays, without a device axis
+  data: Any  # state of the data iterator (JSON types)
+  progress: dict[str, Any]  # the loop's bookkeeping (JSON types)
+
+
+class Checkpoints:
+  """The checkpoints of one working folder: the newest and the best.
+
+  Args:
+    folder: where they are; made when missing.
+    config: nested fields (JSON types) that a checkpoint must agree with to be
+      restored. Leave out what may change between two runs.
+  """
+
+  def __init__(self, folder: str | Path, *, config: Mapping[str, Any] | None = None):
+    self._folder = Path(folder).expanduser().absolute()
+    self._config = _as_json(config or {})
+    self._manager = self._create_manager() if parallel.is_primary() else None
+
+  def _create_manager(self) -> ocp.CheckpointManager:
+    _quiet_orbax()
+    self._folder.mkdir(parents=True, exist_ok=True)
+    # `best_fn` makes Orbax write the metrics; the policy decides what is kept.
+    # (`best_fn` with `max_to_keep` would remove the newest.)
+    best = preservation_policy.BestN(get_metric_fn=_rank, n=1)
+    newest = preservation_policy.LatestN(1)
+    return ocp.CheckpointManager(
+        self._folder,
+        options=ocp.CheckpointManagerOptions(
+            best_fn=_rank,
+            preservation_policy=preservation_policy.AnyPreservationPolicy(
+                [newest, best]
+            ),
+            create=False,
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                primary_host=0,
+                active_processes={0},
+                barrier_sync_key_prefix="checkpoints",
+            ),
+        ),
+    )
+
+  def save(
+      self,
+      step: int,
+      state: Any,
+      *,
+      data: Any,
+      progress: Mapping[str, Any],
+      value: float | None = None,
+  ) -> None:
+    """Saves a state without a device axis.
+
+    Args:
+      step: training steps taken.
+      state: pytree of numpy arrays.
+      data: state of the data iterator.
+      progress: the loop's bookkeeping.
+      value: the metric to be maximised; None = not evaluated, so never the best.
+
+    Raises:
+      OSError: not written, for example because the disk is full; what was saved
+        before is untouched.
+    """
+    if self._manager is None:
+      return
+    notes = {"config": self._config, "data": _as_json(data), "progress": dict(progress)}
+    try:
+      self._manager.save(
+          step,
+          args=ocp.args.Composite(**{
+              _STATE: ocp.args.StandardSave(state),
+              _NOTES: ocp.args.JsonSave(_as_json(notes)),
+          }),
+          metrics={"value": value, "step": step},
+          force=True,
+      )
+    except (OSError, ValueError, RuntimeError) as error:
+      reason = (str(error).splitlines() or [type(error).__name__])[0]
+      raise OSError(
+          f"{self._folder}: checkpoint of step {step} not written ({reason}); make room"
+          " there and go on from the last one with --resume"
+      ) from error
+
+  def newest(self, template: Any) -> Saved | None:
+    """The newest checkpoint, or None when there is none.
+
+    Args:
+      template: a state with the shapes and dtypes to expect.
+
+    Raises:
+      ValueError: it belongs to another config, or does not fit the template.
+    """
+    return self._restore(template, lambda: self._manager.latest_step())
+
+  def best(self, template: Any) -> Saved | None:
+    """The checkpoint with the highest value, or None; as `newest` otherwise."""
+    return self._restore(template, self._best_step)
+
+  def _best_step(self) -> int | None:
+    step = self._manager.best_step()
+    is_evaluated = step is not None and self._manager.metrics(step)["value"] is not None
+    return step if is_evaluated else None
+
+  def _restore(self, template: Any, find_step: Any) -> Saved | None:
+    # Process 0 may fail where the others cannot know: hand its error on to them.
+    saved = error = None
+    if self._manager is not None:
+      try:
+        step = find_step()
+        saved = None if step is None else self._read(step, template)
+      except (ValueError, OSError) as found:
+        error = found
+    saved, error = parallel.from_primary((saved, error))
+    if error is not None:
+      raise error
+    return saved
+
+  def _read(self, step: int, template: Any) -> Saved:
+    where = self._folder / str(step)
+    read = lambda **args: self._manager.restore(step, args=ocp.args.Composite(**args))
+    notes = read(**{_NOTES: ocp.args.JsonRestore()})[_NOTES]
+    _check_config(where, notes["config"], self._config)
+    host = jax.tree.map(np.asarray, template)
+    try:
+      state = read(**{_STATE: ocp.args.StandardRestore(host)})[_STATE]
+    except (ValueError, KeyError) as error:
+      message = "; ".join(str(error).splitlines()[:3])
+      raise ValueError(f"{where} does not fit this model: {message}") from None
+    _check_shapes(where, state, host)
+    return Saved(step, state, notes["data"], notes["progress"])
+
+  def close(self) -> None:
+    if self._manager is not None:
+      self._manager.close()
+
+
+def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
+  """Sort key: higher is better, of equals the earlier, never NaN or unevaluated."""
+  value = metrics["value"]
+  if value is None or math.isnan(value):
+    value = -math.inf
+  return value, -metrics["step"]
+
+
+def _check_config(
+    where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]
+) -> None:
+  old, new = dict(_fields(saved)), dict(_fields(current))
+  absent = "absent"
+  differences = [
+      f"{name} is {old.get(name, absent)} there and {new.get(name, absent)} here"
+      for name in sorted(old.keys() | new.keys())
+      if old.get(name, absent) != new.get(name, absent)
+  ]
+  if differences:
+    raise ValueError(
+        f"{where} is a checkpoint of another config: {'; '.join(differences)}. Give the"
+        " same values, or another --workdir"
+    )
+
+
+def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """The leaves of a nested dict with their dotted names."""
+  for name, value in config.items():
+    if isinstance(value, dict) and value:
+      yield from _fields(value, f"{prefix}{name}.")
+    else:
+      yield f"{prefix}{name}", value
+
+
+def _check_shapes(where: Path, state: Any, template: Any) -> None:
+  def check(path: Any, found: np.ndarray, expected: np.ndarray) -> None:
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+      raise ValueError(
+          f"{where} does not fit this model: {jax.tree_util.keystr(path)} is"
+          f" {found.dtype}{list(found.shape)} there,"
+          f" {expected.dtype}{list(expected.shape)} here"
+      )
+
+  jax.tree_util.tree_map_with_path(check, state, template)
+
+
+def _as_json(value: Any) -> Any:
+  """A copy with JSON types only, as it would come back from a file."""
+  return json.loads(json.dumps(value, default=_to_python))
+
+
+def _to_python(value: Any) -> Any:
+  if isinstance(value, (np.generic, np.ndarray)):
+    return value.tolist()
+  raise TypeError(f"{type(value).__name__} cannot be saved as JSON: {value!r}")
+
+
+class _OrbaxFilter(logging.Filter):
+  """Lets no message of Orbax through: what goes wrong is raised as well."""
+
+  def filter(self, record: logging.LogRecord) -> bool:
+    is_orbax = "/orbax/" in record.pathname.replace("\\", "/")
+    return not is_orbax
+
+
+def _quiet_orbax() -> None:
+  """Orbax logs dozens of lines per checkpoint through absl's logger."""
+  logger = logging.getLogger("absl")
+  if not any(isinstance(item, _OrbaxFilter) for item in logger.filters):
+    logger.addFilter(_OrbaxFilter())

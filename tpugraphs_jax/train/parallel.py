@@ -1,0 +1,248 @@
+"""Devices and processes: the only place that knows how many there are.
+
+A step is written for one device and runs on all of them through `pmap`; inside it,
+`jax.lax.pmean(x, DEVICES)` reduces over all devices of all processes. What a step
+takes and returns has a leading axis of the size of the local devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.util
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from jax.experimental import multihost_utils
+
+DEVICES = "devices"  # name of the mapped axis
+
+
+def initialize(
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    heartbeat_timeout_seconds: int = 60,
+) -> None:
+  """Joins the processes of a run; call it before anything else uses jax.
+
+  Without arguments a machine with TPU chips asks its own surroundings for the other
+  hosts, and any other machine runs alone.
+
+  Args:
+    coordinator_address: `host:port` of process 0.
+    num_processes: number of processes, equal everywhere.
+    process_id: 0 .. num_processes - 1, different everywhere.
+    heartbeat_timeout_seconds: a process unheard of for this long counts as dead.
+
+  Raises:
+    ValueError: some of the three arguments given, but not all, or out of range.
+  """
+  given = {
+      "coordinator_address": coordinator_address or None,
+      "num_processes": num_processes,
+      "process_id": process_id,
+  }
+  missing = [name for name, value in given.items() if value is None]
+  if len(missing) == len(given):
+    if _has_tpu_chips():
+      _initialize_from_surroundings(heartbeat_timeout_seconds)
+    return
+  if missing:
+    raise ValueError(
+        f"several processes need all of --{', --'.join(given)}; missing:"
+        f" --{', --'.join(missing)}"
+    )
+  if not 0 <= process_id < num_processes:
+    raise ValueError(
+        f"--process_id is {process_id}, expected 0 to {num_processes - 1}"
+        f" (--num_processes={num_processes})"
+    )
+  if num_processes == 1:
+    return
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  jax.distributed.initialize(
+      **given, heartbeat_timeout_seconds=heartbeat_timeout_seconds
+  )
+
+
+def _has_tpu_chips() -> bool:
+  has_library = importlib.util.find_spec("libtpu") is not None
+  return has_library and bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*"))
+
+
+def _initialize_from_surroundings(heartbeat_timeout_seconds: int) -> None:
+  try:
+    jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_timeout_seconds)
+  except Exception as error:  # Many kinds, by service: notebooks have no metadata.
+    # A single host needs none of it; in a pod the devices tell that it has peers.
+    if jax.process_count() > 1:
+      raise
+    logging.info("One TPU host without jax.distributed (%s)", error)
+
+
+def process_count() -> int:
+  return jax.process_count()
+
+
+def process_index() -> int:
+  return jax.process_index()
+
+
+def is_primary() -> bool:
+  """Whether this process writes the files."""
+  return jax.process_index() == 0
+
+
+def local_device_count() -> int:
+  return jax.local_device_count()
+
+
+def device_count() -> int:
+  """Devices of all processes."""
+  return jax.device_count()
+
+
+def per_device(batch_size: int, *, field: str = "batch_size") -> int:
+  """The share of one device in a batch of `batch_size`.
+
+  Raises:
+    ValueError: the batch does not divide by the number of devices.
+  """
+  devices = device_count()
+  if batch_size < 1 or batch_size % devices:
+    raise ValueError(
+        f"{field} is {batch_size}, expected a positive multiple of the {devices}"
+        f" devices ({process_count()} processes with {local_device_count()} each)"
+    )
+  return batch_size // devices
+
+
+def pmap(
+    function: Callable[..., Any],
+    *,
+    in_axes: Any = 0,
+    donate_argnums: int | Sequence[int] = (),
+) -> Callable[..., Any]:
+  """`function` on each local device, with the axis name `DEVICES`."""
+  return jax.pmap(
+      function, axis_name=DEVICES, in_axes=in_axes, donate_argnums=donate_argnums
+  )
+
+
+def replicate(tree: Any) -> Any:
+  """Copies every array onto all local devices: `[...]` to `[devices, ...]`."""
+  devices = np.asarray(jax.local_devices())
+  sharding = jax.sharding.NamedSharding(
+      jax.sharding.Mesh(devices, (DEVICES,)), jax.sharding.PartitionSpec(DEVICES)
+  )
+
+  def copy(array: Any) -> jax.Array:
+    array = np.asarray(array)
+    repeated = np.broadcast_to(array, (len(devices), *array.shape))
+    return jax.device_put(repeated, sharding)
+
+  return jax.tree.map(copy, tree)
+
+
+def unreplicate(tree: Any) -> Any:
+  """The first local device's part of every array, as numpy: `[devices, ...]` to `[...]`.
+
+  A copy, so that the result outlives a step that donates the arrays.
+  """
+
+  def first(array: jax.Array) -> np.ndarray:
+    # Not array[0]: indexing would gather from all devices first.
+    shard = array.addressable_shards[0].data
+    return np.array(shard).reshape(array.shape[1:])
+
+  return jax.tree.map(first, tree)
+
+
+def stack_for_devices(trees: Sequence[Any]) -> Any:
+  """One pytree of numpy arrays per local device to one with a leading axis.
+
+  Raises:
+    ValueError: not one tree per local device, or shapes that differ.
+  """
+  if len(trees) != local_device_count():
+    raise ValueError(
+        f"{len(trees)} per-device batches for {local_device_count()} local devices"
+    )
+
+  def stack(path: Any, *arrays: np.ndarray) -> np.ndarray:
+    shapes = [np.shape(array) for array in arrays]
+    if len(set(shapes)) > 1:
+      name = jax.tree_util.keystr(path)
+      raise ValueError(f"shapes of {name} differ between devices: {shapes}")
+    return np.stack(arrays)
+
+  return jax.tree_util.tree_map_with_path(stack, trees[0], *trees[1:])
+
+
+def barrier(name: str) -> None:
+  """Waits until every process has come here."""
+  if process_count() > 1:
+    multihost_utils.sync_global_devices(name)
+
+
+def any_process(flag: bool) -> bool:
+  """Whether `flag` is true in at least one process; every process must ask."""
+  if process_count() == 1:
+    return bool(flag)
+  return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
+
+
+def gather_objects(value: Any) -> list[Any]:
+  """The values of all processes by process index; every process must take part."""
+  if process_count() == 1:
+    return [value]
+  data = np.frombuffer(pickle.dumps(value), np.uint8)
+  sizes = multihost_utils.process_allgather(np.asarray(data.size, np.int32))
+  padded = np.zeros(sizes.max(), np.uint8)
+  padded[: data.size] = data
+  rows = multihost_utils.process_allgather(padded)
+  return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes)]
+
+
+def from_primary(value: Any) -> Any:
+  """The value of process 0, bit for bit, in every process."""
+  return gather_objects(value if is_primary() else None)[0]
+
+
+@contextlib.contextmanager
+def stop_together() -> Iterator[None]:
+  """Ends this process at once when an error comes up while others wait for it.
+
+  A process that leaves in the ordinary way first waits for the others, which wait in
+  a reduction for it. Ending abruptly closes its connections, on which the others
+  fail too; where they notice nothing, the missing heartbeat ends them.
+  """
+  try:
+    yield
+  except Exception as error:
+    if process_count() == 1:
+      raise
+    traceback.print_exc()
+    print(
+        f"Process {process_index()} of {process_count()} stops: {_first_line(error)}."
+        " All processes of the run stop with it; if this is a failed connection,"
+        " look for the first error in the output of the others. Start all of them"
+        " again with --resume to go on from the newest checkpoint.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
+
+
+def _first_line(error: Exception) -> str:
+  lines = str(error).splitlines() or [""]
+  return f"{type(error).__name__}: {lines[0]}".rstrip(".: ")
