@@ -90,7 +90,7 @@ def test_reading_gives_back_what_was_written(tmp_path, collection):
         ("tile:xla", "a", [0.0, 1.0], "is float64"),
         ("tile:xla", "a", [[0, 1]], "expected integers"),
         ("tile:xla", "a", np.zeros(0, int), "names no configuration"),
-        ("layout:xla:random", "a", [0, 2], "names configuration 2, expected .* below 2"),
+        ("layout:xla:random", "a", [0, 2], "names configuration 2, .* below 2"),
     ],
 )
 def test_bad_rankings_are_not_written(tmp_path, collection, name, ranking, complaint):
@@ -256,7 +256,7 @@ def test_command_line_reports_errors_in_one_line_each(tmp_path, data_root, capsy
   path = _write_lines(tmp_path, ["ID,TopConfigs"])
   for argv, complaint in (
       (["combine", "--out", "x.csv", str(tmp_path / "no.csv")], "no.csv: no such file"),
-      (["check", str(path), "--data_root", str(tmp_path / "no")], "no test graph under"),
+      (["check", str(path), "--data_root", str(tmp_path / "no")], "no test graph"),
       (["check", str(path), "--data_root", str(data_root)], "tile:xla:1a has no row"),
   ):
     assert submission.main(argv) == 1

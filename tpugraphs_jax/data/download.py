@@ -1,0 +1,338 @@
+"""Fetches the released collections: resumes, verifies, unpacks.
+
+  python -m tpugraphs_jax.data.download --data_root ~/data/tpugraphs/npz \\
+      --collections tile:xla layout:xla:random
+
+An archive arrives as `<archive>.part` in the data folder, and a run that was
+interrupted goes on where it stopped. A collection's folder appears only when its
+archive was unpacked completely, so a folder that is there is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+from collections.abc import Sequence
+import hashlib
+import http
+import http.client
+import os
+from pathlib import Path
+import re
+import shutil
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+
+import tqdm
+
+from tpugraphs_jax import graph
+
+BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
+DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"
+# Train, valid and test graphs of the released archives.
+PUBLISHED_GRAPHS = {
+    "tile:xla": (5709, 676, 844),
+    "layout:xla:random": (69, 7, 8),
+    "layout:xla:default": (61, 7, 8),
+    "layout:nlp:random": (207, 20, 17),
+    "layout:nlp:default": (198, 20, 17),
+}
+_FUTILE_ATTEMPTS = 3
+_PAUSE_SECONDS = 2.0
+_TIMEOUT_SECONDS = 60.0
+_BLOCK_BYTES = 1 << 20
+_BROKEN_CONNECTION = (
+    urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError
+)
+
+
+class DownloadError(RuntimeError):
+  """A transfer or an archive that failed, in one line that says what to do."""
+
+
+def archive_name(collection: str) -> str:
+  """File name of a collection's archive, e.g. `npz_layout_xla_random.tar`."""
+  if collection not in graph.COLLECTIONS:
+    raise ValueError(
+        f"unknown collection {collection!r}, expected one of "
+        + ", ".join(graph.COLLECTIONS)
+    )
+  return f"npz_{collection.replace(':', '_')}.tar"
+
+
+def download_collection(
+    data_root: str | os.PathLike[str],
+    collection: str,
+    *,
+    base_url: str = BASE_URL,
+    keep_archive: bool = False,
+) -> Path:
+  """Fetches and unpacks one collection; returns its folder.
+
+  Args:
+    data_root: the folder that gets `tile/` and `layout/`.
+    collection: one of `graph.COLLECTIONS`; nothing is done if its folder exists.
+    base_url: where the archives are.
+    keep_archive: keeps the `.tar` in `data_root` instead of deleting it.
+
+  Raises:
+    DownloadError: the server cannot be reached or the archive is damaged. What was
+      fetched of an interrupted transfer stays for the next call.
+  """
+  name = archive_name(collection)
+  data_root = Path(data_root).expanduser()
+  folder = data_root.joinpath(*collection.split(":"))
+  if folder.exists():
+    print(f"{collection}: {folder} exists, left alone; remove it to fetch it again")
+    return folder
+  data_root.mkdir(parents=True, exist_ok=True)
+  archive = data_root / name
+  if not archive.exists():
+    fetch(base_url.rstrip("/") + "/" + name, archive)
+  unpack(archive, collection, folder)
+  if not keep_archive:
+    archive.unlink()
+  _report(collection, folder)
+  return folder
+
+
+def fetch(url: str, path: Path) -> None:
+  """Downloads to `path` through `<path>.part`, resuming what is there of it.
+
+  A connection that breaks is taken up again until several attempts in a row bring
+  nothing new. The checksum is compared where the server states one.
+
+  Raises:
+    DownloadError: no connection, an HTTP error, or a wrong checksum.
+  """
+  part = path.with_name(path.name + ".part")
+  headers, futile = None, 0
+  while headers is None:
+    before = _size(part)
+    try:
+      headers = _transfer(url, part)
+    except urllib.error.HTTPError as error:
+      error.close()
+      raise DownloadError(
+          f"{url}: the server answers {error.code} {error.reason}; check --base_url"
+      ) from error
+    except _BROKEN_CONNECTION as error:
+      futile = 0 if _size(part) > before else futile + 1
+      if futile == _FUTILE_ATTEMPTS:
+        raise DownloadError(
+            f"{url}: {_one_line(error)}; check the network and run again, "
+            f"{_size(part):,} bytes are kept"
+        ) from error
+      time.sleep(_PAUSE_SECONDS)
+  _verify_checksum(url, part, headers)
+  os.replace(part, path)
+  _validator_path(part).unlink(missing_ok=True)
+
+
+def unpack(archive: Path, collection: str, folder: Path) -> None:
+  """Unpacks a collection's `.npz` files beside the archive, then renames to `folder`.
+
+  Raises:
+    DownloadError: the archive is damaged, cut short or of another collection.
+  """
+  staging = archive.with_name(archive.name + ".unpacking")
+  shutil.rmtree(staging, ignore_errors=True)
+  try:
+    _extract(archive, collection, staging)
+    _verify_files(staging)
+  except (tarfile.TarError, EOFError, zlib.error, DownloadError) as error:
+    shutil.rmtree(staging, ignore_errors=True)
+    raise DownloadError(
+        f"{archive}: damaged archive ({_one_line(error)}); delete it and run again"
+    ) from error
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  os.replace(staging, folder)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """The command line; returns the exit status."""
+  parser = argparse.ArgumentParser(
+      prog="python -m tpugraphs_jax.data.download",
+      description="Fetch the released TpuGraphs collections.",
+  )
+  parser.add_argument(
+      "--data_root", default=DEFAULT_DATA_ROOT, help="default: %(default)s"
+  )
+  parser.add_argument(
+      "--collections", nargs="+", default=graph.COLLECTIONS, choices=graph.COLLECTIONS,
+      metavar="NAME", help=f"default: all of {', '.join(graph.COLLECTIONS)}",
+  )
+  parser.add_argument(
+      "--base_url", default=BASE_URL, help="a mirror; default: %(default)s"
+  )
+  parser.add_argument(
+      "--keep_archives", action="store_true", help="keep the .tar files"
+  )
+  args = parser.parse_args(argv)
+  try:
+    for collection in args.collections:
+      download_collection(
+          args.data_root, collection, base_url=args.base_url,
+          keep_archive=args.keep_archives,
+      )
+  except (DownloadError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+  except KeyboardInterrupt:
+    print("interrupted; run again to go on from here", file=sys.stderr)
+    return 130
+  return 0
+
+
+def _transfer(url: str, part: Path) -> http.client.HTTPMessage:
+  """One connection's worth of download; returns the headers when all is there."""
+  have = _size(part)
+  request = urllib.request.Request(url)
+  validator = _validator_path(part)
+  if have and validator.exists():
+    # The server sends everything anew if the file is no longer the same.
+    request.add_header("Range", f"bytes={have}-")
+    request.add_header("If-Range", validator.read_text())
+  try:
+    response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
+  except urllib.error.HTTPError as error:
+    if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
+      raise
+    error.close()
+    if error.headers.get("Content-Range") == f"bytes */{have}":
+      return error.headers  # all of it is there already
+    part.unlink()
+    return _transfer(url, part)
+  with response:
+    start, total = _range_of(response)
+    if start not in (0, have):
+      raise DownloadError(
+          f"{url}: asked for bytes from {have}, got bytes from {start}; delete {part} "
+          "and run again"
+      )
+    _store_validator(validator, response.headers)
+    _copy(response, part, start, total)
+  if total is not None and _size(part) != total:
+    raise ConnectionError(f"the connection ended at {_size(part):,} of {total:,} bytes")
+  return response.headers
+
+
+def _range_of(response) -> tuple[int, int | None]:
+  """First byte that a response carries, and the size of the whole file."""
+  length = response.headers.get("Content-Length")
+  if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+    return 0, int(length) if length else None
+  content_range = response.headers.get("Content-Range", "")
+  match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", content_range)
+  if not match:
+    raise http.client.HTTPException(f"Content-Range is {content_range!r}")
+  return int(match[1]), int(match[2])
+
+
+def _copy(response, part: Path, start: int, total: int | None) -> None:
+  with (
+      open(part, "ab" if start else "wb") as file,
+      tqdm.tqdm(
+          desc=part.stem, initial=start, total=total, unit="B", unit_scale=True,
+          disable=None,
+      ) as progress,
+  ):
+    while block := response.read(_BLOCK_BYTES):
+      file.write(block)
+      progress.update(len(block))
+
+
+def _store_validator(path: Path, headers: http.client.HTTPMessage) -> None:
+  """Keeps what identifies the file on the server; without it nothing is resumed."""
+  etag = headers.get("ETag", "")
+  validator = etag if not etag.startswith("W/") else ""
+  validator = validator or headers.get("Last-Modified", "")
+  if validator:
+    path.write_text(validator)
+  else:
+    path.unlink(missing_ok=True)
+
+
+def _verify_checksum(url: str, part: Path, headers: http.client.HTTPMessage) -> None:
+  """Compares the MD5 that Google Cloud Storage sends as `x-goog-hash`."""
+  stated = re.search(r"md5=([\w+/=]+)", ", ".join(headers.get_all("x-goog-hash") or ()))
+  if not stated:
+    return
+  with open(part, "rb") as file:
+    found = hashlib.file_digest(file, "md5").digest()
+  if found != base64.b64decode(stated[1]):
+    part.unlink()
+    raise DownloadError(f"{url}: wrong checksum; deleted, run again to fetch it anew")
+
+
+def _extract(archive: Path, collection: str, staging: Path) -> None:
+  """Writes `npz/<collection>/<split>/<graph>.npz` to `<staging>/<split>/`."""
+  folder = re.escape(collection.replace(":", "/"))
+  wanted = re.compile(
+      rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/]+\.npz)"
+  )
+  with (
+      tarfile.open(archive) as tar,
+      tqdm.tqdm(desc=f"unpack {archive.name}", unit=" files", disable=None) as progress,
+  ):
+    end = 0
+    for member in tar:
+      blocks = -(-member.size // tarfile.BLOCKSIZE)
+      end = member.offset_data + blocks * tarfile.BLOCKSIZE
+      match = wanted.fullmatch(member.name)
+      if match and member.isfile():
+        _write_member(tar, member, staging.joinpath(*match.groups()))
+        progress.update()
+      elif not member.isdir():
+        print(f"{archive}: left out {member.name!r}, not a graph of {collection}")
+    # An archive cut between two files reads like a shorter one, but for its end mark.
+    tar.fileobj.seek(end)
+    if tar.fileobj.read(2 * tarfile.BLOCKSIZE) != bytes(2 * tarfile.BLOCKSIZE):
+      raise DownloadError("its end is missing")
+
+
+def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with tar.extractfile(member) as source, open(path, "wb") as target:
+    shutil.copyfileobj(source, target, _BLOCK_BYTES)
+
+
+def _verify_files(staging: Path) -> None:
+  """Every file is a whole zip archive, and every split is there."""
+  for split in graph.SPLITS:
+    files = sorted(staging.glob(f"{split}/*.npz"))
+    if not files:
+      raise DownloadError(f"it has no .npz file for the split {split}")
+    for path in files:
+      if not zipfile.is_zipfile(path):
+        raise DownloadError(f"{split}/{path.name} is not a complete .npz file")
+
+
+def _report(collection: str, folder: Path) -> None:
+  found = tuple(len(list(folder.glob(f"{split}/*.npz"))) for split in graph.SPLITS)
+  counts = "/".join(map(str, found))
+  print(f"{collection}: {counts} train/valid/test graphs in {folder}")
+  published = PUBLISHED_GRAPHS[collection]
+  if found != published:
+    print(f"{collection}: the published archive had {'/'.join(map(str, published))}")
+
+
+def _validator_path(part: Path) -> Path:
+  return part.with_name(part.name + ".id")
+
+
+def _size(path: Path) -> int:
+  return path.stat().st_size if path.exists() else 0
+
+
+def _one_line(error: BaseException) -> str:
+  return " ".join(str(error).split()) or type(error).__name__
+
+
+if __name__ == "__main__":
+  sys.exit(main())
