@@ -1,0 +1,204 @@
+"""Size, memory and speed of the layout store at the full data set's sizes.
+
+    python benchmarks/layout_store.py --workdir /some/disk --out layout_store.json
+
+Two cases, both generated with the group structure of the released files:
+
+largest   11,560 configurations of 3,143 configurable nodes: the largest tensor of
+          the released data, 2.6 GB as float32.
+split     a stand-in for the nlp:random train split: graphs of its sizes, the
+          figures scaled to its 207 graphs and 13,457,555 configurations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from pathlib import Path
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+from tpugraphs_jax import graph
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.data import store
+
+_COLLECTION = "layout:nlp:random"
+# The whole split, to which the stand-in's figures are scaled.
+_SPLIT_NODES, _SPLIT_CONFIGS = 1_191_866, 13_457_555
+_CONFIG_CAP = 100_040
+_ROWS_PER_GROUP = 8  # two orders each of output, input and kernel
+_MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """Sizes of one generated graph."""
+
+  name: str
+  nodes: int
+  configs: int
+  config_nodes: int
+  groups: int
+
+  @property
+  def tensor_bytes(self) -> int:
+    return self.configs * self.config_nodes * graph.LAYOUT_CONFIG_FEATURES * 4
+
+
+# Published sizes; the groups are a third of the nodes, as in the smallest graphs,
+# where large graphs have far fewer.
+LARGEST = Size("largest", nodes=25_544, configs=11_560, config_nodes=3_143, groups=1_100)
+
+
+def split_sizes(graphs: int) -> list[Size]:
+  """Sizes of transformer graphs by their closed forms in the number of layers.
+
+  Inference and training graphs alternate; configurations follow the fit
+  ln C = 17.23 - 0.759 ln N up to the cap, and groups are 7 % of the nodes.
+  """
+  layers = (2, 4, 6, 8, 10, 12, 24)
+  sizes = []
+  for i in range(graphs):
+    depth, training = layers[i // 2 % len(layers)], i % 2
+    nodes = 1620 + 708 * depth if training else 656 + 110 * depth
+    config_nodes = 56 + 24 * depth if training else 24 + 8 * depth
+    configs = min(_CONFIG_CAP, round(np.exp(17.23 - 0.759 * np.log(nodes)) / 8) * 8)
+    if not training and depth <= 12:
+      configs = _CONFIG_CAP
+    groups = max(14, round(0.07 * config_nodes))
+    sizes.append(Size(f"g{i:03}", nodes, configs, config_nodes, groups))
+  return sizes
+
+
+def generate(size: Size, seed: int) -> graph.OpGraph:
+  """A graph of the given size whose groups each choose among eight rows."""
+  rng = np.random.default_rng(seed)
+  rows = np.full((size.groups, _ROWS_PER_GROUP, graph.LAYOUT_CONFIG_FEATURES), -1, np.int8)
+  for group in range(size.groups):
+    for slot in range(3):
+      pair = rng.choice(4, 2, replace=False)
+      swapped = np.arange(_ROWS_PER_GROUP) >> slot & 1
+      rows[group, :, 6 * slot:6 * slot + 2] = np.where(swapped[:, None], pair[::-1], pair)
+  rows, number = np.unique(rows.reshape(-1, rows.shape[2]), axis=0, return_inverse=True)
+  number = number.reshape(size.groups, _ROWS_PER_GROUP).astype(np.uint16)
+  choice = rng.integers(0, _ROWS_PER_GROUP, (size.configs, size.groups), np.uint8)
+  node_group = rng.permutation(np.arange(size.config_nodes) % size.groups)
+  configs = graph.LayoutConfigs(
+      rows, node_group.astype(np.int32), number[np.arange(size.groups), choice],
+      rng.integers(10**6, 10**9, size.configs))
+  edges = np.sort(rng.integers(0, size.nodes, (size.nodes * 8 // 5, 2)))[:, ::-1]
+  return graph.OpGraph(
+      name=size.name, configs=configs, edge_index=edges,
+      node_feat=rng.integers(0, 100, (size.nodes, graph.NODE_FEATURES)).astype(np.float32),
+      node_opcode=rng.integers(1, graph.OPCODES, size.nodes).astype(np.uint8),
+      node_splits=np.array([0, size.nodes]),
+      config_node=np.arange(size.config_nodes, dtype=np.int32))
+
+
+def write_files(root: Path, sizes: list[Size]) -> None:
+  """Writes the released files of generated graphs."""
+  folder = root.joinpath(*_COLLECTION.split(":"), "train")
+  for seed, size in enumerate(sizes):
+    npz.write_layout(folder / f"{size.name}.npz", generate(size, seed), compress_level=1)
+
+
+def build(root: Path, *, workers: int) -> dict[str, float]:
+  """Builds the store in a process of its own: seconds and peak memory.
+
+  The memory is that of the largest process; workers are processes of their own.
+  """
+  command = [sys.executable, "-m", "tpugraphs_jax.data.store", "build", "--data_root",
+             str(root), "--workers", str(workers), "--collection", _COLLECTION]
+  start = time.perf_counter()
+  process = subprocess.Popen(command)
+  _, status, usage = os.wait4(process.pid, 0)
+  if status:
+    raise RuntimeError(f"building the store failed with status {status}")
+  return {"build_s": time.perf_counter() - start, "peak_rss_mib": usage.ru_maxrss / 1024}
+
+
+def folder_bytes(folder: Path) -> int:
+  return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def fetch_ms(folder: Path, *, fetched: int = 64, repeats: int = 200) -> dict[str, float]:
+  """Median milliseconds to fetch random configurations, files in the page cache."""
+  configs = store.open_graph(folder).configs
+  rng = np.random.default_rng(0)
+  groups, nodes = [], []
+  configs.row_id(np.arange(len(configs)))  # touches every page
+  for _ in range(repeats):
+    ids = rng.choice(len(configs), fetched, replace=False)
+    start = time.perf_counter()
+    np.asarray(configs.group_row[ids])
+    middle = time.perf_counter()
+    configs.row_id(ids)
+    groups.append(middle - start)
+    nodes.append(time.perf_counter() - middle)
+  return {"fetch_64_per_group_ms": 1e3 * float(np.median(groups)),
+          "fetch_64_per_node_ms": 1e3 * float(np.median(nodes))}
+
+
+def measure_largest(root: Path) -> dict[str, float]:
+  """Figures of the largest tensor."""
+  write_files(root, [LARGEST])
+  figures = build(root, workers=1)
+  folder = next(root.joinpath("store").rglob("meta.json")).parent
+  figures["disk_mib"] = folder_bytes(folder) / _MIB
+  figures["build_mb_per_s"] = LARGEST.tensor_bytes / 1e6 / figures["build_s"]
+  return figures | fetch_ms(folder)
+
+
+def measure_split(root: Path, *, graphs: int, workers: int) -> dict[str, float]:
+  """Figures of the stand-in, and those scaled to the whole split."""
+  sizes = split_sizes(graphs)
+  write_files(root, sizes)
+  figures = build(root, workers=workers)
+  folders = store.ensure_store(root, _COLLECTION, "train", progress=False)
+  nodes, configs = (sum(getattr(size, name) for size in sizes) for name in ("nodes", "configs"))
+  stored = [store.open_graph(folder).configs for folder in folders]
+  config_bytes = sum(c.group_row.nbytes + c.runtime_ns.nbytes for c in stored)
+  other_bytes = sum(map(folder_bytes, folders)) - config_bytes
+  cells = sum(size.configs * size.config_nodes for size in sizes)
+  whole = config_bytes * _SPLIT_CONFIGS / configs + other_bytes * _SPLIT_NODES / nodes
+  return figures | {
+      "graphs": graphs, "configs": configs, "tensor_gib": cells * 72 / 2**30,
+      "cells_per_s": cells / figures["build_s"],
+      "bytes_per_config": config_bytes / configs,
+      "bytes_per_node": other_bytes / nodes,
+      "whole_split_gib": whole / 2**30,
+      "whole_split_build_s": figures["build_s"] * _SPLIT_CONFIGS / configs,
+  }
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--workdir", help="folder for the generated files (default: temporary)")
+  parser.add_argument("--out", default="layout_store.json", help="figures as JSON")
+  parser.add_argument("--graphs", type=int, default=20, help="graphs of the stand-in")
+  parser.add_argument("--workers", type=int, default=os.cpu_count())
+  args = parser.parse_args()
+  results = {}
+  for case, measure in (
+      ("largest", measure_largest),
+      ("split", lambda root: measure_split(root, graphs=args.graphs, workers=args.workers)),
+  ):
+    root = Path(tempfile.mkdtemp(prefix=f"layout_store_{case}_", dir=args.workdir))
+    try:
+      results[case] = measure(root)
+    finally:
+      shutil.rmtree(root)
+    for name, value in results[case].items():
+      print(f"{case:<8} {name:<24} {value:>16,.3f}", flush=True)
+  Path(args.out).write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+  main()
