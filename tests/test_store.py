@@ -356,6 +356,11 @@ def test_tile_collections_have_no_store(tmp_path):
     store.ensure_store(tmp_path, "tile:xla", "train")
 
 
+def test_no_workers_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="workers is 0, expected at least 1"):
+    _ensure(tmp_path, workers=0)
+
+
 def test_store_that_cannot_be_written_names_the_way_out(tmp_path):
   _write_split(tmp_path, count=1)
   (tmp_path / "file").write_text("")

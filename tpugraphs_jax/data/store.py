@@ -87,6 +87,8 @@ def ensure_store(
     ValueError, FileNotFoundError: as `graph_folders`, or a file is malformed.
     OSError: the store cannot be written.
   """
+  if workers is not None and workers < 1:
+    raise ValueError(f"workers is {workers}, expected at least 1")
   folders = graph_folders(data_root, collection, split, store_dir=store_dir)
   bad = {}
   if _outdated(folders):

@@ -45,8 +45,8 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
   meta = read_meta(folder)
   source = folder.resolve() / meta["source"]["path"]
   if source.is_file() and not matches_source(meta, source):
-    raise ValueError(f"{folder}: its source {source} has changed since; "
-                     f"{_REBUILD}")
+    raise ValueError(
+        f"{folder}: its source {source} has changed since; {_REBUILD}")
   arrays = {name: np.load(_file(folder, name)) for name in GRAPH_ARRAYS}
   configs = graph.LayoutConfigs(
       group_row=np.load(_file(folder, _MAPPED), mmap_mode="r"),
@@ -69,14 +69,14 @@ def write_graph(
     OSError: it cannot be written; what was there before is untouched.
   """
   partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-  discard_partial(folder)
+  _discard_partial(folder)
   partial.mkdir()
   try:
     for name in GRAPH_ARRAYS:
       np.save(_file(partial, name), getattr(op_graph, name))
     for name in (*_CONFIG_ARRAYS, _MAPPED):
       np.save(_file(partial, name), getattr(op_graph.configs, name))
-    meta = {
+    _write_meta(partial, {
         "version": _VERSION,
         "name": op_graph.name,
         "nodes": op_graph.num_nodes,
@@ -86,8 +86,7 @@ def write_graph(
         "rows": len(op_graph.configs.rows),
         "files": {path.name: path.stat().st_size for path in sorted(partial.iterdir())},
         "source": {"path": _relative(source, folder), **source_state},
-    }
-    _write_meta(partial, meta)
+    })
     _replace_folder(partial, folder)
   except OSError as error:
     raise OSError(f"cannot write {folder}: {error}") from error
@@ -163,7 +162,7 @@ def renew_source(folder: Path, source: Path) -> bool:
   return True
 
 
-def discard_partial(folder: Path) -> None:
+def _discard_partial(folder: Path) -> None:
   """Removes what an interrupted build of this graph left behind."""
   for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
     shutil.rmtree(leftover, ignore_errors=True)
