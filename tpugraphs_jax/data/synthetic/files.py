@@ -1,0 +1,130 @@
+"""Makes one file of a collection, and the side file with its noise-free runtimes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+
+from tpugraphs_jax import graph
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.data import npz_archive
+from tpugraphs_jax.data.synthetic import defects
+from tpugraphs_jax.data.synthetic import layout_programs
+from tpugraphs_jax.data.synthetic import layout_search
+from tpugraphs_jax.data.synthetic import scales
+from tpugraphs_jax.data.synthetic.layout_cost import layout_cost
+from tpugraphs_jax.data.synthetic.tile_kernels import random_kernel
+from tpugraphs_jax.data.synthetic.tile_search import tile_configs
+
+NOISE_SD = 3.6e-4  # of the log of repeated measurements, median over graphs
+_NOISE_RANGE = (2e-4, 2e-3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ceiling:
+  """What the model says and what was measured, for one file."""
+
+  runtime_ns: np.ndarray  # [C] float64 ns without noise
+  measured_ns: np.ndarray  # [C] int64 ns: the labels, also those a test file lacks
+
+
+def make_file(spec: scales.FileSpec, *, with_defects: bool) -> tuple[graph.OpGraph, Ceiling]:
+  """One graph with its configurations, and its noise-free runtimes."""
+  return (_make_tile if spec.is_tile else _make_layout)(spec, with_defects)
+
+
+def write_file(out: Path, spec: scales.FileSpec, *, with_defects: bool) -> None:
+  """Writes the side file and then the file; does nothing if the file is there."""
+  parts = (*spec.collection.split(":"), spec.split, f"{spec.name()}.npz")
+  path = out.joinpath("npz", *parts)
+  if path.exists():
+    return
+  op_graph, ceiling = make_file(spec, with_defects=with_defects)
+  with npz_archive.create_archive(
+      out.joinpath("ceiling", *parts), compress_level=6) as archive:
+    for name, array in dataclasses.asdict(ceiling).items():
+      npz_archive.add_array(archive, name, array.shape, array.dtype, [array])
+  write = npz.write_tile if spec.is_tile else npz.write_layout
+  write(path, op_graph)
+
+
+def read_ceiling(
+    data_root: str | os.PathLike[str], collection: str, split: str, name: str
+) -> Ceiling:
+  """Noise-free and measured runtimes of one synthetic file.
+
+  Args:
+    data_root: the folder `generate` returned; the side files lie beside it.
+    collection: e.g. `tile:xla`.
+    split: `train`, `valid` or `test`.
+    name: the file's stem.
+
+  Raises:
+    FileNotFoundError: there is no such side file.
+    npz_archive.NpzError: it is damaged.
+  """
+  path = Path(data_root).expanduser().parent.joinpath(
+      "ceiling", *collection.split(":"), split, f"{name}.npz")
+  with npz_archive.NpzArchive(path) as archive:
+    return Ceiling(archive.read("runtime_ns"), archive.read("measured_ns"))
+
+
+def _measure(runtime_ns: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  """Runtimes with multiplicative noise whose size differs from graph to graph."""
+  sd = np.clip(NOISE_SD * np.exp(0.5 * rng.standard_normal()), *_NOISE_RANGE)
+  noisy = runtime_ns * np.exp(sd * rng.standard_normal(len(runtime_ns)))
+  return np.maximum(1, np.rint(noisy)).astype(np.int64)
+
+
+def _make_tile(spec: scales.FileSpec, with_defects: bool) -> tuple[graph.OpGraph, Ceiling]:
+  del with_defects  # the released kernels have no others than their sizes
+  size, rng = scales.tile_size(spec), spec.rng("graph")
+  kernel = random_kernel(rng, nodes=size.nodes)
+  config_feat, runtime_ns = tile_configs(kernel, rng, configs=size.configs, tiled=size.tiled)
+  measured_ns = _measure(runtime_ns, rng)
+  normalizer_ns = _measure(np.full(len(runtime_ns), runtime_ns[0]), rng)
+  shown = int(spec.is_labelled)
+  configs = graph.TileConfigs(
+      config_feat, shown * measured_ns, normalizer_ns if shown else 0 * measured_ns + 1)
+  op_graph = dataclasses.replace(kernel.program.graph(spec.name()), configs=configs)
+  return op_graph, Ceiling(runtime_ns, measured_ns)
+
+
+def _make_layout(spec: scales.FileSpec, with_defects: bool) -> tuple[graph.OpGraph, Ceiling]:
+  origin = defects.graph_origin(spec) if with_defects else spec
+  size, rng = scales.layout_size(origin), origin.rng("graph")
+  is_image = spec.collection.startswith("layout:xla")
+  build = layout_programs.image_program if is_image else layout_programs.text_program
+  program = build(rng, **size.program)
+  groups = layout_search.find_groups(program, rng)
+  cost = layout_cost(program, groups.by_node(), steps=size.steps)
+  start = layout_search.default_bits(cost, rng)
+  options = _search(spec, len(program), groups, cost, start, with_defects)
+  runtime_ns = cost(layout_search.output_bits(options))
+  rng = spec.rng("noise")
+  measured_ns = _measure(runtime_ns, rng)
+  if with_defects:
+    measured_ns = defects.shuffle_measured(spec, measured_ns, rng)
+  rows = np.take_along_axis(groups.options.T, options, axis=0)
+  configs = graph.LayoutConfigs(
+      rows=groups.rows, node_group=groups.node_group,
+      group_row=rows.astype(np.uint8 if len(groups.rows) <= 256 else np.uint16),
+      runtime_ns=measured_ns if spec.is_labelled else 0 * measured_ns)
+  op_graph = program.graph(spec.name(), groups.config_node)
+  return dataclasses.replace(op_graph, configs=configs), Ceiling(runtime_ns, measured_ns)
+
+
+def _search(spec, nodes: int, groups, cost, start, with_defects: bool) -> np.ndarray:
+  """The options of every configuration, `[C, groups]` uint8."""
+  rng = spec.rng("search")
+  configs = scales.layout_configs(spec, nodes)
+  if with_defects:
+    configs = defects.defective_configs(spec, configs)
+    if defects.has_identical_configs(spec):
+      return layout_search.default_options(groups, start, configs)
+  if spec.collection.endswith("random"):
+    return layout_search.random_search(groups, start, configs, rng)
+  return layout_search.default_search(groups, cost, start, configs, rng)

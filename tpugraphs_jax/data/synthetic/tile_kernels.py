@@ -1,0 +1,214 @@
+"""Fused kernels for the tile collection.
+
+A kernel computes one output tensor with named axes. Its instructions keep track
+of the axes they run over, so that the cost model can tell which of them a tile
+cuts. Four families: pointwise (`map`), a normalisation that reduces an axis and
+uses the result at every element (`normalize`), a reduction as the output
+(`reduce`), a matrix product or convolution with fused producers (`product`).
+The expensive opcodes sit before or after the reduction or on one or the other
+operand of the product: the same instructions, wired differently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tpugraphs_jax.data.synthetic.program import Program
+
+_CHEAP = ("add", "multiply", "subtract", "maximum", "minimum", "negate")
+_UNARY = ("negate", "exponential", "tanh", "log", "rsqrt", "sqrt")
+_SLOW = ("exponential", "tanh", "log", "power", "divide")
+_FAMILIES = ("map", "normalize", "reduce", "product")
+_FAMILY_SHARES = (0.2, 0.35, 0.1, 0.35)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+  """A fused computation inside its module, for the cost model."""
+
+  program: Program
+  fused: range  # instruction numbers of the fused computation, root last
+  axes: dict[int, tuple[str, ...]]  # the axes each fused instruction runs over
+  sizes: dict[str, int]  # elements along each axis
+  output_axes: tuple[str, ...]
+  kernel_axes: tuple[str, ...]  # axes of a convolution's kernel, else empty
+
+  @property
+  def root(self) -> int:
+    return self.fused[-1]
+
+
+class _Fusion:
+  """Adds instructions by axes instead of by dimensions."""
+
+  def __init__(self, program: Program, sizes: dict[str, int], dtype: str):
+    self.program, self.sizes, self.dtype = program, sizes, dtype
+    self.axes: dict[int, tuple[str, ...]] = {}
+    self.parameters: list[int] = []
+    self.output: tuple[str, ...] = ()
+    self.kernel: tuple[str, ...] = ()
+
+  def add(self, opcode: str, axes: tuple[str, ...], *operands: int, **attributes) -> int:
+    dims = tuple(self.sizes[a] for a in axes)
+    attributes.setdefault("dtype", self.dtype)
+    node = self.program.add(opcode, dims, *operands, **attributes)
+    self.axes[node] = axes
+    return node
+
+  def parameter(self, axes: tuple[str, ...]) -> int:
+    node = self.add("parameter", axes, parameter_number=len(self.parameters))
+    self.parameters.append(node)
+    return node
+
+  def spread(self, node: int, axes: tuple[str, ...]) -> int:
+    kept = tuple(axes.index(a) for a in self.axes[node])
+    return self.add("broadcast", axes, node, dimensions=kept)
+
+  def constant(self, axes: tuple[str, ...]) -> int:
+    scalar = self.program.add("constant", dtype=self.dtype)
+    self.axes[scalar] = ()
+    return self.spread(scalar, axes)
+
+  def reduce(self, node: int, axis: str) -> int:
+    axes = self.axes[node]
+    result = self.program.reduce(node, (axes.index(axis),))
+    self.axes[result - 1] = ()
+    self.axes[result] = tuple(a for a in axes if a != axis)
+    return result
+
+  def apply(self, opcode: str, x: int, rng: np.random.Generator, others=()) -> int:
+    """An elementwise instruction; a binary one takes a new or an earlier operand."""
+    axes = self.axes[x]
+    if opcode in _UNARY:
+      return self.add(opcode, axes, x)
+    kind = rng.random()
+    if others and kind < 0.45:
+      other = others[int(rng.integers(len(others)))]
+    elif kind < 0.6 and len(axes) > 1:
+      keep = sorted(rng.choice(len(axes), size=rng.integers(1, len(axes)), replace=False))
+      other = self.spread(self.parameter(tuple(axes[i] for i in keep)), axes)
+    elif kind < 0.8:
+      other = self.constant(axes)
+    else:
+      other = self.parameter(axes)
+    return self.add(opcode, axes, x, other)
+
+  def chain(self, x: int, opcodes, rng: np.random.Generator) -> int:
+    """Elementwise instructions one after the other, some reading earlier results again."""
+    seen = []
+    for opcode in opcodes:
+      seen.append(x)
+      x = self.apply(str(opcode), x, rng, seen[:-1])
+    return x
+
+
+def random_kernel(rng: np.random.Generator, *, nodes: int) -> Kernel:
+  """A kernel of about `nodes` nodes.
+
+  Args:
+    rng: decides family, shapes and wiring.
+    nodes: aimed at; 2 gives a copy.
+  """
+  program = Program()
+  dtype = "bf16" if rng.random() < 0.25 else "f32"
+  if nodes < 6:
+    return _copy_kernel(program, _axis_sizes(rng, 2), dtype)
+  family = str(rng.choice(_FAMILIES, p=_FAMILY_SHARES))
+  rank = int(rng.choice((2, 3, 4), p=(0.5, 0.3, 0.2)))
+  fusion = _Fusion(program, _axis_sizes(rng, rank), dtype)
+  opcodes = _opcodes(rng, nodes)
+  build = {"map": _map, "normalize": _normalize, "reduce": _reduce, "product": _product}
+  build[family](fusion, opcodes, rng)
+  return _finish(fusion)
+
+
+def _axis_sizes(rng: np.random.Generator, rank: int) -> dict[str, int]:
+  """Axis names, major first, with sizes; the last two are `m` and `n`."""
+  minor = {"m": int(rng.choice((64, 96, 128, 192, 256, 384, 512, 768, 1024))),
+           "n": int(rng.choice((128, 256, 384, 512, 768, 1024, 2048, 3072)))}
+  major = {name: int(rng.choice((2, 4, 6, 8, 12, 16, 32))) for name in "ab"[:rank - 2]}
+  return major | minor
+
+
+def _opcodes(rng: np.random.Generator, nodes: int) -> tuple[list[str], list[str]]:
+  """Opcodes before and after the reduction or product: the slow ones on one side.
+
+  A binary instruction comes with two more nodes on average.
+  """
+  count = max(2, round((nodes - 5) / 2.3))
+  slow = [str(o) for o in rng.choice(_SLOW, size=rng.integers(1, 4))]
+  near = [str(o) for o in rng.choice(_CHEAP, size=min(int(rng.integers(1, 4)), count))]
+  far = [str(o) for o in rng.choice(_CHEAP, size=max(0, count - len(near) - len(slow)))]
+  if rng.random() < 0.5:
+    return list(rng.permutation(near + slow)), far
+  return near, list(rng.permutation(slow)) + far
+
+
+def _map(fusion: _Fusion, opcodes, rng: np.random.Generator) -> None:
+  fusion.output = tuple(fusion.sizes)
+  x = fusion.parameter(fusion.output)
+  fusion.chain(x, opcodes[0] + opcodes[1], rng)
+
+
+def _normalize(fusion: _Fusion, opcodes, rng: np.random.Generator) -> None:
+  """The tile needs the reduced axis whole before it can start."""
+  fusion.output = tuple(fusion.sizes)
+  x = fusion.parameter(fusion.output)
+  y = fusion.chain(x, opcodes[0], rng)
+  total = fusion.reduce(y, str(rng.choice(fusion.output[-2:])))
+  x = fusion.add("multiply", fusion.output, x, fusion.spread(total, fusion.output))
+  fusion.chain(x, opcodes[1], rng)
+
+
+def _reduce(fusion: _Fusion, opcodes, rng: np.random.Generator) -> None:
+  """The output lacks one of the input's axes."""
+  axes = tuple(fusion.sizes)
+  reduced = str(rng.choice(axes[-2:])) if len(axes) > 2 else "m"
+  x = fusion.chain(fusion.parameter(axes), opcodes[0], rng)
+  x = fusion.reduce(x, reduced)
+  fusion.output = fusion.axes[x]
+  fusion.chain(x, opcodes[1], rng)
+
+
+def _product(fusion: _Fusion, opcodes, rng: np.random.Generator) -> None:
+  """A matrix product; producers on one operand are repeated for the other's tiles."""
+  fusion.output = tuple(fusion.sizes)
+  fusion.sizes["k"] = int(rng.choice((128, 256, 512, 768, 1024, 2048)))
+  fusion.kernel = ("k", "n")
+  left = fusion.parameter((*fusion.output[:-1], "k"))
+  right = fusion.parameter(fusion.kernel)
+  if rng.random() < 0.5:
+    left = fusion.chain(left, opcodes[0], rng)
+  else:
+    right = fusion.chain(right, opcodes[0], rng)
+  rank = len(fusion.output)
+  numbers = [0] * 14
+  numbers[1], numbers[7], numbers[13] = rank - 1, 1, rank - 1
+  x = fusion.add("convolution", fusion.output, left, right, convolution=tuple(numbers),
+                 contraction=fusion.sizes["k"])
+  fusion.chain(x, opcodes[1], rng)
+
+
+def _copy_kernel(program: Program, sizes: dict[str, int], dtype: str) -> Kernel:
+  """Two nodes: a parameter and a copy."""
+  axes = tuple(sizes)
+  dims = tuple(sizes.values())
+  source = program.add("parameter", dims, dtype=dtype)
+  copy = program.add("copy", dims, source, dtype=dtype)
+  program.end_computation()
+  return Kernel(program, range(2), {source: axes, copy: axes}, sizes, axes, ())
+
+
+def _finish(fusion: _Fusion) -> Kernel:
+  """Ends the fused computation and adds the entry computation that calls it."""
+  program = fusion.program
+  root = program.end_computation()
+  entry = [program.add("parameter", program.dims(p), parameter_number=i, dtype=fusion.dtype)
+           for i, p in enumerate(fusion.parameters)]
+  program.like("fusion", root, *entry)
+  program.end_computation()
+  return Kernel(program, range(root + 1), fusion.axes, fusion.sizes, fusion.output,
+                fusion.kernel)
+
