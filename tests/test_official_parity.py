@@ -14,18 +14,20 @@ import pytest
 
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.graph import OpGraph, TileConfigs
-from tpugraphs_jax.models import official, tile
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.models import layout, official, tile
 from tpugraphs_jax.train import parallel, state as state_lib, step as step_lib
 
 FOLDER = Path(os.environ.get("TPUGRAPHS_PARITY_DIR", Path(__file__).parent / "data/parity"))
 TILE_FILES = sorted(FOLDER.glob("tile_*.npz"))
+LAYOUT_FILES = sorted(FOLDER.glob("layout_*.npz"))
 SCORE_TOLERANCE = 1e-5
 STEPS_TOLERANCE = 5e-5
 
 
 def test_there_are_recorded_cases():
   assert TILE_FILES, f"no tile_*.npz in {FOLDER}"
+  assert LAYOUT_FILES, f"no layout_*.npz in {FOLDER}"
 
 
 class Recorded:
@@ -92,7 +94,7 @@ def three_steps(case: Recorded, model, batch, *, losses: str, temperature: float
           n_node=np.array([0] * (len(batch.graph.n_node) - 1) + [batch.graph.n_node.sum()], np.int32)))
   stacked = parallel.stack_for_devices([batch] + [empty] * (devices - 1))
   train_state = parallel.replicate(train_state)
-  score = jax.jit(lambda params: model.apply({"params": params}, batch))
+  score = jax.jit(lambda params: model.apply({"params": params}, batch, train=True))
   scores, losses_seen = [], []
   for _ in range(3):
     train_state, metrics = train_step(train_state, stacked)
@@ -121,6 +123,60 @@ def test_tile_models_match(path):
     assert_close(score(), case["scores"], SCORE_TOLERANCE)
   scores, losses_seen, params = three_steps(
       case, model, batch, losses=case.meta["loss"], temperature=10.0,
+      kernel_l2=1e-4, activity_l2=1e-4)
+  assert_close(losses_seen, case["total_loss_per_step"], STEPS_TOLERANCE)
+  for i, score in enumerate(scores):
+    assert_close(score, case[f"scores_after_step{i + 1}"], STEPS_TOLERANCE)
+  assert_weights_match(model, params, case.weights("final"))
+
+
+def factored(node_config_feat, runtime) -> LayoutConfigs:
+  """The recorded rows are normalised already, so that the reader would refuse them."""
+  configs, nodes, features = node_config_feat.shape
+  rows, ids = np.unique(node_config_feat.reshape(-1, features), axis=0, return_inverse=True)
+  return LayoutConfigs(
+      rows, np.arange(nodes), ids.reshape(configs, nodes), runtime.astype(np.int64))
+
+
+def layout_batch(case: Recorded, *, hops: int, padding: int = 0, reuse: bool = True):
+  slots = []
+  for i, arrays in enumerate(case.graphs()):
+    configs = factored(arrays["node_config_feat"], arrays["config_runtime"])
+    prepared = batching.prepare(
+        op_graph(arrays, configs), arrays["node_feat"], hops=hops, slots=2, reuse=reuse)
+    slots.append(batching.Slot(prepared, np.arange(len(configs)), case["labels"][i]))
+  sizes = batching.total_sizes([slot.graph for slot in slots])
+  budget = {key: size + padding + (key == "nodes") for key, size in sizes.items()}
+  batch = batching.assemble_layout(
+      slots, budget, graphs=len(slots), configs=case.meta["num_configs"], transform=lambda x: x)
+  selected = np.concatenate([arrays["selected"] for arrays in case.graphs()])
+  block_mask = np.zeros_like(batch.block_mask)
+  block_mask[: len(selected)] = selected
+  return batch._replace(block_mask=block_mask)
+
+
+@pytest.mark.parametrize("path", LAYOUT_FILES, ids=lambda path: path.stem)
+def test_layout_models_match(path):
+  case = Recorded(path)
+  model = layout.ResModel(**case.meta["kwargs"])
+  params = official.params_from_official(model, case.weights("init"))
+  for options in ({"padding": 7}, {"reuse": False}, {}):
+    batch = layout_batch(case, hops=model.num_gnns, **options)
+    score = jax.jit(lambda: model.apply({"params": params}, batch, train=True))
+    assert_close(score(), case["scores"], SCORE_TOLERANCE)
+
+  def listmle(params):
+    scores = model.apply({"params": params}, batch, train=True)
+    total, count = losses_lib.LOSSES["ListMLELoss"](scores, jnp.asarray(batch.target))
+    return total / count
+
+  loss, grads = jax.jit(jax.value_and_grad(listmle))(params)
+  assert_close(loss, case["listmle_loss"], SCORE_TOLERANCE)
+  flat = flax.traverse_util.flatten_dict(grads)
+  for weight_path, grad in zip(official.weight_order(model), case.weights("grad")):
+    assert_close(flat[weight_path], grad, 2 * SCORE_TOLERANCE)
+  scores, losses_seen, params = three_steps(
+      case, model, batch, losses="ListMLELoss:1", temperature=1.0,
       kernel_l2=1e-4, activity_l2=1e-4)
   assert_close(losses_seen, case["total_loss_per_step"], STEPS_TOLERANCE)
   for i, score in enumerate(scores):

@@ -72,7 +72,7 @@ class LayoutBatch(NamedTuple):
   graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
   adjacency: Adjacency
   reach: Reach
-  rows: np.ndarray  # [R, 18] int8 dictionary of configuration rows of all slots
+  rows: np.ndarray  # [R, F] float32 dictionary of configuration rows of all slots
   row_id: np.ndarray  # [tier 0, C] int32 row of each configurable node, or ABSENT
   block_mask: np.ndarray  # [N] bool nodes of the sampled block (all, if none is sampled)
   target: np.ndarray  # [G, C] float32, larger = slower

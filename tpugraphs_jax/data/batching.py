@@ -209,13 +209,18 @@ def assemble_tile(
 
 
 def assemble_layout(
-    slots: Sequence[Slot], budget: Budget, *, graphs: int, configs: int
+    slots: Sequence[Slot], budget: Budget, *, graphs: int, configs: int, transform
 ) -> LayoutBatch:
-  """A padded batch of layout slates; arguments and errors as `assemble_tile`."""
+  """A padded batch of layout slates; arguments and errors as `assemble_tile`.
+
+  `transform` maps raw configuration rows `[n, 18]` to model inputs.
+  """
   chosen = [slot.graph for slot in slots]
   graph, tables, offsets = _assemble_graphs(chosen, budget, graphs)
   nodes = budget["nodes"]
-  rows = np.zeros((budget["rows"], chosen[0].configs.rows.shape[1]), np.int8)
+  features = transform(np.concatenate([g.configs.rows for g in chosen]))
+  rows = np.zeros((budget["rows"], features.shape[1]), np.float32)
+  rows[: len(features)] = features
   row_id = np.full((budget["tier0"], configs), ABSENT, np.int32)
   block_mask = np.zeros(nodes, bool)
   graph_id = np.full(graphs, -1, np.int32)
@@ -223,7 +228,6 @@ def assemble_layout(
   row = config_node = 0
   for i, slot in enumerate(slots):
     layout, count = slot.graph.configs, len(slot.config_ids)
-    rows[row : row + len(layout.rows)] = layout.rows
     ids = layout.row_id(slot.config_ids).T.astype(np.int32) + row
     row_id[config_node : config_node + len(ids), :count] = ids
     row += len(layout.rows)

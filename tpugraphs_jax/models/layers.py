@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import itertools
 from typing import Any
 
 from flax import linen as nn
@@ -55,18 +56,15 @@ class JoinedDense(nn.Module):
   (static features once per graph, a configuration once per slate).
   """
 
-  sizes: Sequence[int]  # input features of each block
   features: int
 
   @nn.compact
-  def __call__(self) -> tuple[list[jax.Array], jax.Array]:
-    """Returns the kernel blocks, each `[size, features]`, and the bias `[1, features]`."""
-    total = sum(self.sizes)
+  def __call__(self, sizes: Sequence[int]) -> tuple[list[jax.Array], jax.Array]:
+    """Kernel blocks, `[size, features]` for each input size, and the bias `[1, features]`."""
     kernel = self.param(
-        "kernel", nn.initializers.glorot_uniform(), (total, self.features), jnp.float32)
+        "kernel", nn.initializers.glorot_uniform(), (sum(sizes), self.features), jnp.float32)
     bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-    stops = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
-    return [kernel[stop - size : stop] for stop, size in zip(stops, self.sizes)], bias[None]
+    return jnp.split(kernel, list(itertools.accumulate(sizes))[:-1]), bias[None]
 
 
 class OpcodeEmbedding(nn.Module):

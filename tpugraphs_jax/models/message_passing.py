@@ -25,7 +25,7 @@ _OPPOSITE = {OPERANDS: USERS, USERS: OPERANDS}
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
   """Rows of `x [n, ...]`; absent indices give zeros."""
-  return x.at[index].get(mode="fill", fill_value=0)
+  return jnp.asarray(x).at[index].get(mode="fill", fill_value=0)
 
 
 def _sum_rows(x: jax.Array, neighbours: Neighbours, receivers: int) -> jax.Array:

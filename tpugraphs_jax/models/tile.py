@@ -93,7 +93,7 @@ class SAGE(_TileModel):
   num_gnns: int = 3
 
   @nn.compact
-  def __call__(self, batch: TileBatch) -> jax.Array:
+  def __call__(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
     """Scores `[G, C]` float32."""
     x = self.first_layer(batch)
     for layer in range(1, self.num_gnns):
@@ -114,7 +114,7 @@ class SAGE(_TileModel):
     feat = batch.graph.nodes["feat"].shape[-1]
     config = batch.config_feat.shape[-1] if self.early_join else 0
     sizes = (self.op_embed_dim, config, feat)
-    blocks, bias = JoinedDense(sizes * 2, self.hidden_dim, name="sage_0")()
+    blocks, bias = JoinedDense(self.hidden_dim, name="sage_0")(sizes * 2)
     static = self.static_features(batch)
     with jax.named_scope("sage_0"):
       x = _both_directions(self.project_static(static, blocks[:3]), batch)
@@ -136,7 +136,7 @@ class ResGCN(_TileModel):
   reduction: str = "sum"
 
   @nn.compact
-  def __call__(self, batch: TileBatch) -> jax.Array:
+  def __call__(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
     """Scores `[G, C]` float32."""
     hidden = self.hidden_dim
     x = self.first_layer(batch)
@@ -151,8 +151,8 @@ class ResGCN(_TileModel):
   def first_layer(self, batch: TileBatch) -> jax.Array:
     feat = batch.graph.nodes["feat"].shape[-1]
     config = batch.config_feat.shape[-1] if self.early_join else 0
-    blocks, bias = JoinedDense(
-        (self.op_embed_dim, config, feat), self.hidden_dim, name="pre_0")()
+    sizes = (self.op_embed_dim, config, feat)
+    blocks, bias = JoinedDense(self.hidden_dim, name="pre_0")(sizes)
     x = self.project_static(self.static_features(batch), blocks) + bias
     if self.early_join:
       x = x[:, None] + self.project_config(batch, blocks[1])
@@ -173,7 +173,7 @@ class PooledMLP(_TileModel):
   num_layers: int = 2
 
   @nn.compact
-  def __call__(self, batch: TileBatch) -> jax.Array:
+  def __call__(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
     """Scores `[G, C]` float32."""
     embedded, feat = self.static_features(batch)
     pooled = self.pool(jnp.concatenate([feat, embedded], axis=-1), batch)

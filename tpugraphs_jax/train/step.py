@@ -79,7 +79,7 @@ def make_train_step(
 
   def loss_fn(params, perturbations, batch, key):
     variables = {"params": params, "perturbations": perturbations}
-    scores, sown = model.apply(variables, batch, mutable=["activity"])
+    scores, sown = model.apply(variables, batch, train=True, mutable=["activity"])
     totals, counts = losses_lib.loss_sums(
         losses, scores, batch.target, where=batch.config_mask, temperature=temperature,
         key=slate_keys(key, len(scores)))
