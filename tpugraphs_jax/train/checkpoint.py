@@ -1,7 +1,8 @@
 """Checkpoints: the newest, to go on from, and the best, to evaluate (Orbax).
 
 A checkpoint is written beside the others and renamed when complete; only then is an
-older one removed. In a run of several processes process 0 alone reads and writes, so
+older one removed. They are numbered in the order of saving, not by training step: a
+step whose evaluation was interrupted is saved again once it is evaluated. In a run of several processes process 0 alone reads and writes, so
 that its disk is enough.
 """
 
@@ -11,7 +12,7 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 from tpugraphs_jax.train import parallel
 
 _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
+_PREFIX = "save"  # folders are save_0, save_1, ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Checkpoints:
             preservation_policy=preservation_policy.AnyPreservationPolicy(
                 [newest, best]
             ),
+            step_prefix=_PREFIX,
             create=False,
             cleanup_tmp_directories=True,
             enable_async_checkpointing=False,
@@ -98,23 +101,37 @@ class Checkpoints:
     """
     if self._manager is None:
       return
-    notes = {"config": self._config, "data": _as_json(data), "progress": dict(progress)}
+    notes = {
+        "step": step,
+        "config": self._config,
+        "data": data,
+        "progress": dict(progress),
+    }
+    newest = self._manager.latest_step()
+    number = 0 if newest is None else newest + 1
     try:
       self._manager.save(
-          step,
+          number,
           args=ocp.args.Composite(**{
               _STATE: ocp.args.StandardSave(state),
               _NOTES: ocp.args.JsonSave(_as_json(notes)),
           }),
-          metrics={"value": value, "step": step},
+          metrics={"value": value, "number": number},
           force=True,
       )
     except (OSError, ValueError, RuntimeError) as error:
       reason = (str(error).splitlines() or [type(error).__name__])[0]
       raise OSError(
-          f"{self._folder}: checkpoint of step {step} not written ({reason}); make room"
-          " there and go on from the last one with --resume"
+          f"{self._folder}: checkpoint of step {step} not written ({reason}). The"
+          " earlier ones are untouched: free some space, then go on with --resume"
       ) from error
+
+  def newest_step(self) -> int | None:
+    """The step of the newest checkpoint, or None when there is none."""
+    step = None
+    if self._manager is not None and self._manager.latest_step() is not None:
+      step = self._read_notes(self._manager.latest_step())["step"]
+    return parallel.from_primary(step)
 
   def newest(self, template: Any) -> Saved | None:
     """The newest checkpoint, or None when there is none.
@@ -129,20 +146,23 @@ class Checkpoints:
 
   def best(self, template: Any) -> Saved | None:
     """The checkpoint with the highest value, or None; as `newest` otherwise."""
-    return self._restore(template, self._best_step)
+    return self._restore(template, self._best_number)
 
-  def _best_step(self) -> int | None:
-    step = self._manager.best_step()
-    is_evaluated = step is not None and self._manager.metrics(step)["value"] is not None
-    return step if is_evaluated else None
+  def _best_number(self) -> int | None:
+    number = self._manager.best_step()
+    if number is None or self._manager.metrics(number)["value"] is None:
+      return None
+    return number
 
-  def _restore(self, template: Any, find_step: Any) -> Saved | None:
+  def _restore(
+      self, template: Any, find_number: Callable[[], int | None]
+  ) -> Saved | None:
     # Process 0 may fail where the others cannot know: hand its error on to them.
     saved = error = None
     if self._manager is not None:
       try:
-        step = find_step()
-        saved = None if step is None else self._read(step, template)
+        number = find_number()
+        saved = None if number is None else self._read(number, template)
       except (ValueError, OSError) as found:
         error = found
     saved, error = parallel.from_primary((saved, error))
@@ -150,19 +170,23 @@ class Checkpoints:
       raise error
     return saved
 
-  def _read(self, step: int, template: Any) -> Saved:
-    where = self._folder / str(step)
-    read = lambda **args: self._manager.restore(step, args=ocp.args.Composite(**args))
-    notes = read(**{_NOTES: ocp.args.JsonRestore()})[_NOTES]
+  def _read(self, number: int, template: Any) -> Saved:
+    where = self._folder / f"{_PREFIX}_{number}"
+    notes = self._read_notes(number)
     _check_config(where, notes["config"], self._config)
     host = jax.tree.map(np.asarray, template)
+    items = ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(host)})
     try:
-      state = read(**{_STATE: ocp.args.StandardRestore(host)})[_STATE]
+      state = self._manager.restore(number, args=items)[_STATE]
     except (ValueError, KeyError) as error:
       message = "; ".join(str(error).splitlines()[:3])
       raise ValueError(f"{where} does not fit this model: {message}") from None
     _check_shapes(where, state, host)
-    return Saved(step, state, notes["data"], notes["progress"])
+    return Saved(notes["step"], state, notes["data"], notes["progress"])
+
+  def _read_notes(self, number: int) -> dict[str, Any]:
+    items = ocp.args.Composite(**{_NOTES: ocp.args.JsonRestore()})
+    return self._manager.restore(number, args=items)[_NOTES]
 
   def close(self) -> None:
     if self._manager is not None:
@@ -174,7 +198,7 @@ def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
   value = metrics["value"]
   if value is None or math.isnan(value):
     value = -math.inf
-  return value, -metrics["step"]
+  return value, -metrics["number"]
 
 
 def _check_config(

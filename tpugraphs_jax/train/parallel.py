@@ -89,6 +89,15 @@ def _initialize_from_surroundings(heartbeat_timeout_seconds: int) -> None:
     logging.info("One TPU host without jax.distributed (%s)", error)
 
 
+def use_compilation_cache(folder: str | os.PathLike) -> None:
+  """Keeps compiled programs in `folder` for the next run; call before jax compiles.
+
+  A folder that the user has chosen (`JAX_COMPILATION_CACHE_DIR`) stays.
+  """
+  if not jax.config.jax_compilation_cache_dir:
+    jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
+
+
 def process_count() -> int:
   return jax.process_count()
 
@@ -228,7 +237,7 @@ def stop_together() -> Iterator[None]:
   """
   try:
     yield
-  except Exception as error:
+  except (Exception, KeyboardInterrupt) as error:
     if process_count() == 1:
       raise
     traceback.print_exc()
@@ -243,6 +252,6 @@ def stop_together() -> Iterator[None]:
     os._exit(1)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
   lines = str(error).splitlines() or [""]
   return f"{type(error).__name__}: {lines[0]}".rstrip(".: ")

@@ -1,0 +1,364 @@
+"""Stopping and resuming equals never stopping; nothing is lost on the way."""
+
+import json
+import math
+import os
+import signal
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tpugraphs_jax.train import checkpoint
+from tpugraphs_jax.train import loop
+from tpugraphs_jax.train import parallel
+from tpugraphs_jax.train import state as state_lib
+
+STEPS_PER_EPOCH = 4
+EPOCHS = 3
+STEPS = STEPS_PER_EPOCH * EPOCHS
+
+
+def make_batch(index):
+  """[devices, 8] inputs and targets, a pure function of the index."""
+  rng = np.random.default_rng(index)
+  shape = (jax.local_device_count(), 8)
+  return {
+      "x": rng.normal(size=shape).astype(np.float32),
+      "y": rng.normal(size=shape).astype(np.float32),
+      "index": np.full(shape[:1], index, np.int32),
+  }
+
+
+def make_batches(size=100):
+  return iter(grain.MapDataset.range(size).map(make_batch).to_iter_dataset())
+
+
+OPTIMIZER = state_lib.create_optimizer(
+    learning_rate=0.1,
+    schedule="cosine",
+    warmup_fraction=0.2,
+    total_steps=STEPS,
+    accumulation_steps=2,
+    average_decay=0.9,
+)
+
+
+def make_state():
+  params = {"slope": jnp.asarray(0.3), "offset": jnp.asarray(-0.1)}
+  return state_lib.TrainState.create(params, OPTIMIZER, extra=jnp.zeros(5))
+
+
+def device_step(state, batch):
+  def loss_of(params):
+    error = params["slope"] * batch["x"] + params["offset"] - batch["y"]
+    return jnp.mean(error**2)
+
+  loss, grads = jax.value_and_grad(loss_of)(state.params)
+  loss, grads = jax.lax.pmean((loss, grads), parallel.DEVICES)
+  table = state.extra.at[batch["index"] % 5].add(loss)
+  return state.apply_gradients(grads, OPTIMIZER, extra=table), {"loss": loss}
+
+
+TRAIN_STEP = parallel.pmap(device_step, donate_argnums=0)
+
+
+def evaluate(params):
+  return {"opa": float(params["slope"]), "tau": float(params["offset"])}
+
+
+def run(workdir, **changes):
+  options = dict(
+      train_step=TRAIN_STEP,
+      batches=make_batches(),
+      evaluate=evaluate,
+      workdir=workdir,
+      total_epochs=EPOCHS,
+      steps_per_epoch=STEPS_PER_EPOCH,
+      log_every_steps=3,
+  )
+  return loop.train(make_state(), **(options | changes))
+
+
+def stopping_batches(at, number=signal.SIGTERM, iterator=None):
+  """Batches during whose number `at` a signal comes."""
+  iterator = iterator or make_batches()
+
+  class Stopping:
+    taken = 0
+
+    def __next__(self):
+      self.taken += 1
+      if self.taken == at:
+        os.kill(os.getpid(), number)
+      return next(iterator)
+
+    def get_state(self):
+      return iterator.get_state()
+
+    def set_state(self, state):
+      iterator.set_state(state)
+
+  return Stopping()
+
+
+def assert_same(found, expected):
+  assert jax.tree.structure(found) == jax.tree.structure(expected)
+  jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), found, expected)
+
+
+def read_metrics(workdir):
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  rows = [json.loads(line) for line in lines]
+  for row in rows:
+    row.pop("steps_per_second", None)  # The only thing that may differ.
+  return rows
+
+
+@pytest.fixture(scope="module")
+def unstopped(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("unstopped")
+  return run(workdir), read_metrics(workdir)
+
+
+def test_training_equals_a_plain_loop_on_one_device(unstopped):
+  params = {"slope": np.float32(0.3), "offset": np.float32(-0.1)}
+  state = make_state()
+  for index in range(STEPS):
+    batch = make_batch(index)
+    x, y = batch["x"].astype(np.float64), batch["y"].astype(np.float64)
+    params = {k: float(v) for k, v in state.params.items()}
+    error = params["slope"] * x + params["offset"] - y
+    grads = {"slope": 2 * np.mean(error * x), "offset": 2 * np.mean(error)}
+    grads = {k: jnp.asarray(v, jnp.float32) for k, v in grads.items()}
+    state = state.apply_gradients(grads, OPTIMIZER)
+  result, _ = unstopped
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+      result.state.params,
+      state.params,
+  )
+  assert result.step == STEPS == result.state.step and not result.stopped_early
+
+
+def test_metrics_file_has_the_mean_of_each_window_and_every_evaluation(unstopped):
+  _, rows = unstopped
+  assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
+  assert [row["step"] for row in rows if "train/loss" in row] == [3, 6, 9, 12]
+  assert [row["step"] for row in rows if "valid/opa" in row] == [4, 8, 12]
+  losses, state = [], parallel.replicate(make_state())
+  for index in range(3):
+    state, metrics = TRAIN_STEP(state, make_batch(index))
+    losses.append(float(metrics["loss"][0]))
+  assert rows[0]["train/loss"] == sum(losses) / 3
+  assert rows[1]["epoch"] == 1.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("at", [1, 4, 6, 9, 12])
+def test_stopped_and_resumed_equals_never_stopped(tmp_path, unstopped, at, number, capsys):
+  if number == signal.SIGINT and at != 6:
+    pytest.skip("one place is enough for the second signal")
+  with pytest.raises(SystemExit) as stop:
+    run(tmp_path, batches=stopping_batches(at, number))
+  assert stop.value.code == 128 + number
+  assert f"saved step {at}; go on with --resume" in capsys.readouterr().out
+  result = run(tmp_path, resume=True)
+  expected, rows = unstopped
+  assert_same(result.state, expected.state)
+  assert read_metrics(tmp_path) == rows
+  assert (result.best_value, result.best_step) == (
+      expected.best_value,
+      expected.best_step,
+  )
+
+
+def test_stopping_at_every_step_equals_never_stopping(tmp_path, unstopped):
+  for step in range(STEPS):
+    with pytest.raises(SystemExit):
+      run(tmp_path, batches=stopping_batches(1), resume=step > 0)
+  result = run(tmp_path, resume=True)
+  assert_same(result.state, unstopped[0].state)
+  assert read_metrics(tmp_path) == unstopped[1]
+
+
+def test_a_signal_during_evaluation_saves_and_evaluates_after_resume(
+    tmp_path, unstopped
+):
+  def slow(params):
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("the signal did not interrupt")
+
+  with pytest.raises(SystemExit):
+    run(tmp_path, evaluate=slow, log_every_steps=2)
+  assert [row["step"] for row in read_metrics(tmp_path)] == [2]
+  result = run(tmp_path, resume=True, log_every_steps=2)
+  assert_same(result.state, unstopped[0].state)
+  rows = read_metrics(tmp_path)
+  assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 12]
+  assert "train/loss" in rows[1] and "valid/opa" in rows[1]
+
+
+def test_a_crash_goes_on_from_the_last_checkpoint(tmp_path, unstopped):
+  class Broken:
+    def __init__(self):
+      self.iterator, self.taken = make_batches(), 0
+
+    def __next__(self):
+      self.taken += 1
+      if self.taken == 11:
+        raise OSError("disk gone")
+      return next(self.iterator)
+
+    def get_state(self):
+      return self.iterator.get_state()
+
+  with pytest.raises(OSError, match="disk gone"):
+    run(tmp_path, batches=Broken(), checkpoint_every_steps=5)
+  assert [row["step"] for row in read_metrics(tmp_path)] == [3, 4, 6, 8, 9]
+  result = run(tmp_path, resume=True)
+  assert_same(result.state, unstopped[0].state)
+  assert read_metrics(tmp_path) == unstopped[1]
+
+
+@pytest.mark.parametrize("stop_at", [None, 3, 7, 10])
+def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
+  values = [0.1, 0.5, 0.5, float("nan"), 0.4, 0.9, 1.0]
+
+  def by_step(params):  # The epoch is known from the checkpointed state alone.
+    return {"opa": values[round(float(params["count"])) // 2 - 1]}
+
+  def count(state, batch):
+    loss = jnp.mean(batch["x"])
+    counted = {"count": state.params["count"] + 1}
+    state = state.replace(step=state.step + 1, params=counted)
+    return state, {"loss": jax.lax.pmean(loss, parallel.DEVICES)}
+
+  def go(batches, **changes):
+    return loop.train(
+        state_lib.TrainState.create({"count": jnp.zeros(())}, OPTIMIZER).replace(
+            opt_state=()
+        ),
+        train_step=parallel.pmap(count),
+        batches=batches,
+        evaluate=by_step,
+        workdir=tmp_path,
+        total_epochs=7,
+        steps_per_epoch=2,
+        early_stop_epochs=3,
+        **changes,
+    )
+
+  if stop_at is None:
+    result = go(make_batches())
+  else:
+    with pytest.raises(SystemExit):
+      go(stopping_batches(stop_at))
+    result = go(make_batches(), resume=True)
+  assert result.stopped_early and result.step == 10
+  assert (result.best_value, result.best_step) == (0.5, 4)
+
+
+def test_the_best_checkpoint_is_the_best_evaluation(tmp_path):
+  seen = []
+
+  def evaluate_and_keep(params):
+    seen.append({k: np.array(v) for k, v in params.items()})
+    return {"opa": [0.3, 0.8, 0.2][len(seen) - 1]}
+
+  result = run(tmp_path, evaluate=evaluate_and_keep)
+  best = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).best(make_state())
+  assert best.step == result.best_step == 2 * STEPS_PER_EPOCH
+  assert_same(best.state.eval_params, seen[1])
+
+
+def test_evaluation_comes_every_so_many_epochs_and_at_the_end(tmp_path):
+  run(tmp_path, eval_every_epochs=2)
+  rows = read_metrics(tmp_path)
+  assert [row["step"] for row in rows if "valid/opa" in row] == [8, 12]
+
+
+def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
+  def with_nan(index):
+    batch = make_batch(index)
+    return batch | {"y": batch["y"] * (math.nan if index == 6 else 1)}
+
+  batches = iter(grain.MapDataset.range(100).map(with_nan).to_iter_dataset())
+  with pytest.raises(FloatingPointError, match=r"nan at step 7 \(last.* at step 6\)"):
+    run(tmp_path, batches=batches, checkpoint_every_steps=1, log_every_steps=100)
+  saved = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).newest(make_state())
+  assert saved.step == 6
+  assert np.isfinite(saved.state.params["slope"])
+
+
+def test_a_folder_in_use_is_refused_without_resume(tmp_path):
+  run(tmp_path)
+  with pytest.raises(ValueError, match="holds a run already.*step 12.*--resume"):
+    run(tmp_path)
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path, unstopped):
+  run(tmp_path)
+  result = run(tmp_path, resume=True)
+  assert_same(result.state, unstopped[0].state)
+  assert read_metrics(tmp_path) == unstopped[1]
+
+
+def test_resuming_with_another_config_is_refused(tmp_path):
+  run(tmp_path, config={"seed": 1})
+  with pytest.raises(ValueError, match="seed is 1 there and 2 here"):
+    run(tmp_path, config={"seed": 2}, resume=True)
+
+
+def test_too_few_batches_are_refused(tmp_path):
+  with pytest.raises(ValueError, match="ended after step 5, expected 12"):
+    run(tmp_path, batches=make_batches(5))
+
+
+def test_an_unknown_best_metric_is_refused(tmp_path):
+  with pytest.raises(ValueError, match=r"best_metric is 'mrr'.*\['opa', 'tau'\]"):
+    run(tmp_path, best_metric="mrr")
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("total_epochs", 0),
+        ("steps_per_epoch", 0),
+        ("eval_every_epochs", 0),
+        ("early_stop_epochs", -1),
+        ("log_every_steps", 0),
+        ("checkpoint_every_steps", -1),
+        ("profile_steps", "10"),
+        ("profile_steps", "5:5"),
+        ("profile_steps", "a:b"),
+    ],
+)
+def test_impossible_arguments_are_refused(tmp_path, field, value):
+  with pytest.raises(ValueError, match=f"{field} is"):
+    run(tmp_path, **{field: value})
+
+
+@pytest.mark.parametrize("steps", ["2:4", "10:50"])
+def test_profile_is_written(tmp_path, steps):
+  run(tmp_path, profile_steps=steps)
+  assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+def test_a_second_epoch_compiles_nothing(tmp_path):
+  traced = []
+
+  def counting(state, batch):
+    traced.append(1)
+    return device_step(state, batch)
+
+  run(tmp_path, train_step=parallel.pmap(counting, donate_argnums=0))
+  assert len(traced) == 1
+
+
+def test_signal_handlers_are_put_back(tmp_path):
+  before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+  run(tmp_path)
+  assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

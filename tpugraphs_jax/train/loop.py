@@ -1,0 +1,343 @@
+"""The training loop: steps, evaluation, early stopping, checkpoints, signals.
+
+It knows nothing of models or data. A run that is stopped (SIGTERM, Ctrl-C, a crash)
+and resumed equals a run that was never stopped, bit for bit on CPU: a checkpoint
+holds the state, the position in the data and the loop's own bookkeeping.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from tpugraphs_jax.train import checkpoint
+from tpugraphs_jax.train import parallel
+from tpugraphs_jax.train import report as report_lib
+from tpugraphs_jax.train import stop
+from tpugraphs_jax.train.state import TrainState
+
+CHECKPOINTS = "checkpoints"  # folder under the working folder
+# Steps handed to the devices but not yet waited for: enough to keep them busy while
+# the host prepares a batch, few enough that waiting batches take little memory.
+_STEPS_IN_FLIGHT = 2
+
+
+@dataclasses.dataclass
+class Progress:
+  """The loop's bookkeeping, saved with every checkpoint."""
+
+  best_value: float | None = None
+  best_step: int | None = None
+  evaluated_step: int = 0  # the last step that was evaluated
+  losses: list[dict[str, float]] = dataclasses.field(default_factory=list)
+  row: dict[str, float] = dataclasses.field(default_factory=dict)  # not yet reported
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+  """How a run ended."""
+
+  state: Any  # the last state: pytree of numpy arrays, without a device axis
+  step: int
+  best_value: float | None  # None when no evaluation gave a number
+  best_step: int | None
+  stopped_early: bool
+  compile_seconds: float  # the first step, which compiles
+  peak_bytes: int
+
+
+def train(
+    state: TrainState,
+    *,
+    train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]],
+    batches: Any,
+    evaluate: Callable[[Any], Mapping[str, float]],
+    workdir: str | Path,
+    total_epochs: int,
+    steps_per_epoch: int,
+    eval_every_epochs: int = 1,
+    early_stop_epochs: int = 0,
+    best_metric: str = "opa",
+    log_every_steps: int = 100,
+    checkpoint_every_steps: int = 0,
+    profile_steps: str = "",
+    resume: bool = False,
+    config: Mapping[str, Any] | None = None,
+) -> TrainResult:
+  """Trains until the last epoch, or until the validation metric stops to improve.
+
+  Args:
+    state: initial state, without a device axis, equal in every process.
+    train_step: `(state, batch) -> (state, metrics)` made by `parallel.pmap`; metrics
+      are scalars, reduced over devices, with `loss` among them. May donate the state.
+    batches: a grain `DatasetIterator` of batches with a leading device axis: each
+      process its own part, the same number everywhere.
+    evaluate: from parameters (numpy, averaged ones where an average is kept) to
+      metrics; must give the same in every process.
+    workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
+    total_epochs: length of the run.
+    steps_per_epoch: batches that make an epoch.
+    eval_every_epochs: evaluation comes after every so many epochs, and at the end.
+    early_stop_epochs: stop after so many epochs without improvement; 0 = never.
+    best_metric: key of the metric to maximise; of equal values the first counts.
+    log_every_steps: metrics are averaged over and reported every so many steps.
+    checkpoint_every_steps: besides those after each evaluation; 0 = none.
+    profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
+    resume: go on from the newest checkpoint in `workdir`, if there is one.
+    config: fields that a checkpoint to be resumed must agree with.
+
+  Raises:
+    ValueError: impossible arguments, a working folder in use, a checkpoint of another
+      config, too few batches.
+    FloatingPointError: the loss is not finite.
+    SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
+  """
+  for field, value, least in (
+      ("total_epochs", total_epochs, 1),
+      ("steps_per_epoch", steps_per_epoch, 1),
+      ("eval_every_epochs", eval_every_epochs, 1),
+      ("early_stop_epochs", early_stop_epochs, 0),
+      ("log_every_steps", log_every_steps, 1),
+      ("checkpoint_every_steps", checkpoint_every_steps, 0),
+  ):
+    if value < least:
+      raise ValueError(f"{field} is {value}, expected at least {least}")
+  loop = _Loop(
+      train_step=train_step,
+      batches=batches,
+      evaluate=evaluate,
+      total_steps=total_epochs * steps_per_epoch,
+      steps_per_epoch=steps_per_epoch,
+      eval_every_steps=eval_every_epochs * steps_per_epoch,
+      early_stop_steps=early_stop_epochs * steps_per_epoch,
+      best_metric=best_metric,
+      log_every_steps=log_every_steps,
+      checkpoint_every_steps=checkpoint_every_steps,
+      profile=report_lib.Profile(profile_steps, Path(workdir) / "profile"),
+  )
+  with parallel.stop_together(), stop.StopSignals() as signals:
+    loop.signals = signals
+    loop.open(state, Path(workdir), resume=resume, config=config)
+    try:
+      return loop.run()
+    finally:
+      loop.close()
+
+
+@dataclasses.dataclass
+class _Loop:
+  """One call of `train`. `self.step` counts the steps that `self.state` has taken."""
+
+  train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
+  batches: Any
+  evaluate: Callable[[Any], Mapping[str, float]]
+  total_steps: int
+  steps_per_epoch: int
+  eval_every_steps: int
+  early_stop_steps: int
+  best_metric: str
+  log_every_steps: int
+  checkpoint_every_steps: int
+  profile: report_lib.Profile
+
+  def open(
+      self,
+      state: TrainState,
+      workdir: Path,
+      *,
+      resume: bool,
+      config: Mapping[str, Any] | None,
+  ) -> None:
+    """Finds where to begin: at the start, or at the newest checkpoint."""
+    self.checkpoints = checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config)
+    self.step, self.progress = 0, Progress()
+    saved = self.checkpoints.newest(state) if resume else None
+    if saved is not None:
+      state, self.step = saved.state, saved.step
+      self.progress = Progress(**saved.progress)
+      self.batches.set_state(saved.data)
+    elif (found := self.checkpoints.newest_step()) is not None:
+      raise ValueError(
+          f"{workdir} holds a run already (checkpoint of step {found}): go on with it"
+          " by --resume, or give another --workdir"
+      )
+    self.saved_step = self.step
+    self.last_finite = "none in this run"
+    self.compile_seconds = 0.0
+    self.in_flight: collections.deque = collections.deque()
+    self.state = parallel.replicate(state)
+    self.report = report_lib.Report(
+        workdir, total_steps=self.total_steps, first_step=self._last_reported_step()
+    )
+    self.report.restart_clock(self.step)
+    if resume:
+      self.report.say(f"resumed at step {self.step}")
+
+  def _last_reported_step(self) -> int:
+    # A step with an unfinished row is reported once the row is complete.
+    return self.step - 1 if self.progress.row else self.step
+
+  def close(self) -> None:
+    self.profile.stop()
+    self.report.close()
+    self.checkpoints.close()
+
+  def run(self) -> TrainResult:
+    while True:
+      if self._is_evaluation_due():
+        self._evaluate()
+      self._stop_if_asked()
+      if self.step >= self.total_steps or self._is_early_stop():
+        return self._finish()
+      every = self.checkpoint_every_steps
+      if every and self.step % every == 0 and self.step > self.saved_step:
+        self._save()
+      self._take_step()
+
+  def _is_epoch_end(self) -> bool:
+    return self.step % self.steps_per_epoch == 0
+
+  def _is_evaluation_due(self) -> bool:
+    is_time = self.step % self.eval_every_steps == 0 or self.step == self.total_steps
+    return is_time and self.step > self.progress.evaluated_step
+
+  def _is_early_stop(self) -> bool:
+    without = self.step - (self.progress.best_step or 0)
+    return self._is_epoch_end() and 0 < self.early_stop_steps <= without
+
+  def _take_step(self) -> None:
+    self.profile.before(self.step, wait=self._wait)
+    try:
+      batch = next(self.batches)
+    except StopIteration:
+      raise ValueError(
+          f"the batches ended after step {self.step}, expected {self.total_steps}"
+          f" ({self.steps_per_epoch} per epoch): the iterator must repeat"
+      ) from None
+    started = time.monotonic()
+    with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
+      self.state, metrics = self.train_step(self.state, batch)
+    self.step += 1
+    self.in_flight.append((self.step, metrics))
+    if not self.compile_seconds:
+      self._wait()
+      self.compile_seconds = time.monotonic() - started
+      self.report.say(f"first step, with compilation: {self.compile_seconds:.1f} s")
+      self.report.restart_clock(self.step)
+    self._wait(keep=_STEPS_IN_FLIGHT)
+    if self.step % self.log_every_steps == 0:
+      self._log()
+
+  def _wait(self, *, keep: int = 0) -> None:
+    """Waits for all but the newest `keep` steps, and checks their losses."""
+    while len(self.in_flight) > keep:
+      step, metrics = self.in_flight.popleft()
+      values = {k: float(v) for k, v in parallel.unreplicate(metrics).items()}
+      self._check_loss(step, values["loss"])
+      self.progress.losses.append(values)
+
+  def _check_loss(self, step: int, loss: float) -> None:
+    if math.isfinite(loss):
+      self.last_finite = f"{loss:.6g} at step {step}"
+      return
+    raise FloatingPointError(
+        f"the loss is {loss} at step {step} (last finite value: {self.last_finite});"
+        " lower optimizer.learning_rate or set optimizer.clip_norm. Step"
+        f" {self.saved_step} is saved"
+    )
+
+  def _log(self) -> None:
+    """Averages the metrics of the steps since the last time."""
+    self._wait()
+    steps, self.progress.losses = self.progress.losses, []
+    means = {k: sum(m[k] for m in steps) / len(steps) for k in steps[-1]}
+    self.progress.row = {f"train/{name}": value for name, value in means.items()}
+    self.progress.row["steps_per_second"] = self.report.steps_per_second(self.step)
+    best = self.progress.best_value
+    text = f"loss {means['loss']:.5g}"
+    if best is not None:
+      text += f"  best {self.best_metric} {best:.4f}"
+    self.report.progress(self.step, text, keep=False)
+    self.report.restart_clock(self.step)
+    if not self._is_evaluation_due():
+      self._write_row()
+
+  def _write_row(self) -> None:
+    row = {"epoch": self.step / self.steps_per_epoch, **self.progress.row}
+    self.report.write(self.step, row)
+    self.progress.row = {}
+
+  def _evaluate(self) -> None:
+    """Evaluates and saves; when interrupted, it remains to be done after a resume."""
+    self._wait()
+    params = parallel.unreplicate(self.state.eval_params)
+    try:
+      with self.signals.interrupting():
+        metrics = self.evaluate(params)
+    except stop.Interrupted:
+      return
+    if self.best_metric not in metrics:
+      raise ValueError(
+          f"best_metric is {self.best_metric!r}, expected one of {sorted(metrics)}"
+      )
+    progress, value = self.progress, float(metrics[self.best_metric])
+    progress.evaluated_step = self.step
+    if value > (-math.inf if progress.best_value is None else progress.best_value):
+      progress.best_value, progress.best_step = value, self.step
+    progress.row |= {f"valid/{name}": float(v) for name, v in metrics.items()}
+    self._write_row()
+    self._save(value=value)
+    text = f"valid {self.best_metric} {value:.4f}"
+    if progress.best_step is not None:
+      text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
+    self.report.say(f"step {self.step}/{self.total_steps}  {text}")
+    self.report.restart_clock(self.step)
+
+  def _save(self, *, value: float | None = None) -> None:
+    self._wait()
+    self.checkpoints.save(
+        self.step,
+        parallel.unreplicate(self.state),
+        data=self.batches.get_state(),
+        progress=dataclasses.asdict(self.progress),
+        value=value,
+    )
+    self.saved_step = self.step
+
+  def _stop_if_asked(self) -> None:
+    """Saves and leaves; several processes agree on it whenever they log."""
+    is_time = self._is_epoch_end() or self.step % self.log_every_steps == 0
+    if parallel.process_count() > 1:
+      if not (is_time and parallel.any_process(self.signals.received is not None)):
+        return
+    elif self.signals.received is None:
+      return
+    if self.step > self.saved_step:
+      self._save()
+    number = self.signals.received or signal.SIGTERM
+    name = signal.Signals(number).name
+    self.report.say(f"{name}: saved step {self.step}; go on with --resume")
+    raise SystemExit(128 + number)
+
+  def _finish(self) -> TrainResult:
+    self._wait()
+    what, peak_bytes = report_lib.peak_memory()
+    self.report.say(f"peak memory of the {what}: {peak_bytes / 2**20:.0f} MiB")
+    parallel.barrier("end of training")
+    return TrainResult(
+        state=parallel.unreplicate(self.state),
+        step=self.step,
+        best_value=self.progress.best_value,
+        best_step=self.progress.best_step,
+        stopped_early=self.step < self.total_steps,
+        compile_seconds=self.compile_seconds,
+        peak_bytes=peak_bytes,
+    )

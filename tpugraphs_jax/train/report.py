@@ -1,0 +1,210 @@
+"""What a run tells: metrics.jsonl, TensorBoard scalars, a progress line, config.json.
+
+Only the primary process writes and prints.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import tensorboardX
+
+from tpugraphs_jax.train import parallel
+
+_PACKAGES = (
+    "tpugraphs-jax jax jaxlib flax optax jraph rax grain orbax-checkpoint numpy scipy"
+).split()
+
+
+class Report:
+  """The scalars of one run.
+
+  Args:
+    workdir: receives `metrics.jsonl` and `tensorboard/`.
+    total_steps: steps of the whole run, for the time that remains.
+    first_step: steps taken already; what an earlier run wrote of later steps is
+      dropped, so that each step is there once.
+  """
+
+  def __init__(self, workdir: Path, *, total_steps: int, first_step: int = 0):
+    self._total_steps = total_steps
+    self._is_writing = parallel.is_primary()
+    self._is_line_open = False
+    self.restart_clock(first_step)
+    if not self._is_writing:
+      return
+    path = workdir / "metrics.jsonl"
+    _drop_later_steps(path, first_step)
+    self._file = path.open("a", encoding="utf-8")
+    self._events = tensorboardX.SummaryWriter(
+        str(workdir / "tensorboard"), purge_step=first_step + 1
+    )
+
+  def restart_clock(self, step: int) -> None:
+    """Leaves what was done since the last call (evaluation, say) out of the rate."""
+    self._clock = (step, time.monotonic())
+
+  def steps_per_second(self, step: int) -> float:
+    """The mean rate since the clock was restarted."""
+    start, since = self._clock
+    return (step - start) / max(time.monotonic() - since, 1e-9)
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Adds one line to `metrics.jsonl` and the same scalars to TensorBoard.
+
+    Numbers that are not finite become null in the one and are left out in the other.
+    """
+    if not self._is_writing:
+      return
+    is_finite = {name: math.isfinite(value) for name, value in values.items()}
+    line = {n: float(v) if is_finite[n] else None for n, v in values.items()}
+    self._file.write(json.dumps({"step": step, **line}) + "\n")
+    self._file.flush()
+    for name, value in values.items():
+      if is_finite[name]:
+        self._events.add_scalar(name, float(value), step)
+
+  def progress(self, step: int, text: str, *, keep: bool = True) -> None:
+    """Prints one line: where the run is, `text`, the rate and the time that remains.
+
+    On a terminal a line that need not be kept is overwritten by the next one.
+    """
+    rate = self.steps_per_second(step)
+    left = (self._total_steps - step) / rate if rate > 0 else math.nan
+    parts = [f"step {step}/{self._total_steps}", text]
+    if rate > 0:
+      eta = datetime.timedelta(seconds=round(left))
+      parts.append(f"{rate:.3g} steps/s, {eta} left")
+    self.say("  ".join(parts), keep=keep)
+
+  def say(self, line: str, *, keep: bool = True) -> None:
+    """Prints one line."""
+    if not self._is_writing:
+      return
+    is_terminal = sys.stdout.isatty()
+    start = "\r\033[K" if self._is_line_open else ""
+    self._is_line_open = is_terminal and not keep
+    print(start + line, end="" if self._is_line_open else "\n", flush=True)
+
+  def close(self) -> None:
+    if self._is_writing:
+      if self._is_line_open:
+        print(flush=True)
+      self._file.close()
+      self._events.close()
+
+
+def _drop_later_steps(path: Path, last_step: int) -> None:
+  """Keeps the lines up to `last_step`; a crash can have cut the last line short."""
+  if not path.exists():
+    return
+  lines = path.read_text(encoding="utf-8").splitlines()
+  kept = []
+  for number, line in enumerate(lines, start=1):
+    try:
+      step = json.loads(line)["step"]
+    except (ValueError, TypeError, KeyError):
+      if number == len(lines):
+        break
+      raise ValueError(
+          f"{path}: line {number} is not a JSON object with a step; remove the line"
+      ) from None
+    if step <= last_step:
+      kept.append(line + "\n")
+  _replace(path, "".join(kept))
+
+
+def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
+  """Writes `config.json`: the config, the versions and the devices of a run."""
+  if not parallel.is_primary():
+    return
+  devices = jax.devices()
+  manifest = {
+      "config": dict(config),
+      "versions": {"python": platform.python_version(), **_versions()},
+      "devices": {
+          "platform": devices[0].platform,
+          "kind": devices[0].device_kind,
+          "count": len(devices),
+          "processes": parallel.process_count(),
+      },
+      "machine": platform.platform(),
+      "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+  }
+  workdir.mkdir(parents=True, exist_ok=True)
+  _replace(workdir / "config.json", json.dumps(manifest, indent=2) + "\n")
+
+
+def _versions() -> dict[str, str]:
+  versions = {}
+  for package in _PACKAGES:
+    try:
+      versions[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      versions[package] = "not installed"  # Runs from a checkout have no metadata.
+  return versions
+
+
+def _replace(path: Path, text: str) -> None:
+  """Writes a file beside and renames it, so that a crash leaves the old one."""
+  beside = path.with_name(path.name + ".tmp")
+  beside.write_text(text, encoding="utf-8")
+  os.replace(beside, path)
+
+
+def peak_memory() -> tuple[str, int]:
+  """What was measured (`device` or `process`) and its peak in bytes.
+
+  Devices that keep no account (CPU) share the memory of the process.
+  """
+  stats = [device.memory_stats() or {} for device in jax.local_devices()]
+  peaks = [s["peak_bytes_in_use"] for s in stats if "peak_bytes_in_use" in s]
+  if peaks:
+    return "device", max(peaks)
+  unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of each system
+  return "process", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Profile:
+  """A trace of the steps `first:last`, for xprof or Perfetto."""
+
+  def __init__(self, steps: str, folder: Path):
+    self._folder = folder
+    self._is_running = False
+    self._first = self._last = -1
+    if steps:
+      try:
+        self._first, self._last = (int(part) for part in steps.split(":"))
+      except ValueError:
+        self._last = -2
+      if not 0 <= self._first < self._last:
+        raise ValueError(
+            f"profile_steps is {steps!r}, expected first:last such as '10:20'"
+        )
+
+  def before(self, step: int, *, wait: Callable[[], None]) -> None:
+    """Starts or stops; `wait` lets the steps under way end first."""
+    if step == self._first:
+      wait()
+      jax.profiler.start_trace(str(self._folder))
+      self._is_running = True
+    elif step == self._last:
+      wait()
+      self.stop()
+
+  def stop(self) -> None:
+    if self._is_running:
+      jax.profiler.stop_trace()
+      self._is_running = False
