@@ -32,26 +32,6 @@ def module(*computations, name="module"):
   return HloModuleProto(name=name, computations=computations)
 
 
-def chain(nodes, *, width=1000):
-  """A module of `nodes` instructions, each with shape, layout, window and operands."""
-  result = HloModuleProto(name="chain")
-  for start in range(0, nodes, width):
-    part = result.computations.add(
-        name=f"region_{start}", id=start, root_id=min(start + width, nodes) - 1)
-    for node in range(start, min(start + width, nodes)):
-      each = part.instructions.add(name=f"add.{node}", opcode="add", id=node)
-      each.shape.element_type = 11
-      each.shape.dimensions.extend([node % 7 + 1, 8, 128])
-      each.shape.layout.minor_to_major.extend([2, 1, 0])
-      each.operand_ids.extend({max(start, node - 1), max(start, node - 7)} - {node})
-      if node % 20 == 0:
-        for size in (3, 3):
-          each.window.dimensions.add(size=size, stride=1, padding_low=1)
-      if node % 50 == 0 and start:
-        each.called_computation_ids.append(start - width)
-  return result
-
-
 def random_module(rng, *, nodes=40, computations=4):
   """A valid module in which every featurized field takes unlikely values."""
   result = HloModuleProto(name="random")

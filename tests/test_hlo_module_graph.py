@@ -148,7 +148,8 @@ def test_a_reference_that_leads_nowhere_is_named(fields, problem):
       hlo_modules.instruction(id=1), hlo_modules.instruction("map", id=2, **fields))
   broken = hlo_modules.computation(name="broken", id=8, root_id=77)
   with pytest.raises(
-      ValueError, match=rf"HLO bytes: computation 'main', instruction 'map.2' \(id 2\): .*{problem}"):
+      ValueError,
+      match=rf"HLO bytes: computation 'main', instruction 'map.2' \(id 2\): .*{problem}"):
     _featurize(hlo_modules.module(main, broken))
 
 
