@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import itertools
 from typing import Any
 
@@ -95,3 +96,18 @@ def _uniform_init(scale: float) -> Callable[..., jax.Array]:
   """Uniform on [-scale, scale], Keras' initialisation of embeddings."""
   return lambda key, shape, dtype=jnp.float32: jax.random.uniform(
       key, shape, dtype, -scale, scale)
+
+
+def create(models: Mapping[str, type[nn.Module]], name: str, **options: Any) -> nn.Module:
+  """`models[name](**options)`.
+
+  Raises:
+    ValueError: for an unknown name, or an option the model does not have.
+  """
+  if name not in models:
+    raise ValueError(f"model.name is {name!r}; expected one of {', '.join(models)}")
+  known = {f.name for f in dataclasses.fields(models[name])} - {"parent", "name"}
+  if unknown := sorted(set(options) - known):
+    raise ValueError(
+        f"model {name} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
+  return models[name](**options)

@@ -1,4 +1,4 @@
-"""Layout rankers: scores `[G, C]` of layout configurations of whole programs.
+"""Layout rankers by name: scores `[G, C]` of layout configurations of whole programs.
 
 Both models keep node features as `SplitNodes`: what no configuration has
 touched yet is computed once per graph, and only the nodes within reach of a
@@ -7,182 +7,21 @@ configurable node once per configuration. Larger scores mean slower.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from flax import linen as nn
-import jax
-import jax.numpy as jnp
 
-from tpugraphs_jax.batch import ABSENT, LayoutBatch
-from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
-from tpugraphs_jax.models import layers, pooling
-from tpugraphs_jax.models import message_passing as mp
-from tpugraphs_jax.models.layers import Dense, JoinedDense, OpcodeEmbedding, leaky_relu
-from tpugraphs_jax.models.message_passing import SplitNodes
+from tpugraphs_jax.models import layers
+from tpugraphs_jax.models.res_model import ResModel
+from tpugraphs_jax.models.sage import SAGE
 
-DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
-NORMALIZATIONS = ("sym", "asym")
-POOLINGS = ("mean", "sum", "max", "config_mean", "config_sum", "config_max")
+MODELS = {"ResModel": ResModel, "SAGE": SAGE}
 
 
-def _config_rows(embedded_rows: jax.Array, batch: LayoutBatch) -> jax.Array:
-  """Looks up `embedded_rows [R, H]` per configurable node, `[tier 0, C, H]`."""
-  return embedded_rows.at[batch.row_id].get(mode="fill", fill_value=0)
+def create(name: str, **options: Any) -> nn.Module:
+  """The layout model of that name.
 
-
-def _add_to_configurable(nodes: SplitNodes, config: jax.Array) -> SplitNodes:
-  """Adds `config [tier 0, C, H]` to the leading varying rows, which may have C = 1."""
-  configs = config.shape[1]
-  rows, _, features = nodes.varying.shape
-  spread = jnp.broadcast_to(nodes.varying, (rows, configs, features))
-  return SplitNodes(nodes.shared, spread.at[: len(config)].add(config), nodes.hop)
-
-
-def _start(shared: jax.Array, config: jax.Array, batch: LayoutBatch) -> SplitNodes:
-  """First features: `shared [N, H]` everywhere, plus the configuration where there is one."""
-  tier0 = batch.reach.tiers[0]
-  own = shared.at[tier0].get(mode="fill", fill_value=0)
-  return SplitNodes(shared[:, None], own[:, None] + config, hop=0)
-
-
-class ResModel(nn.Module):
-  """The official layout model: residual convolutions, configurations at every layer.
-
-  `dropout` says what training does with the sampled block of nodes:
-  `fullgraph` ignores it; `dropout` passes messages and configurations inside
-  the block only; `backpropdropout` does so in a second pass, takes that pass
-  for nodes of the block, and a pass over the full graph without gradient for
-  the others. Source: published baseline of TpuGraphs (arXiv 2308.13490).
+  Raises:
+    ValueError: for a name that is not in `MODELS` or an option it does not have.
   """
-
-  op_embed_dim: int = 32
-  hidden_dim: int = 32
-  num_gnns: int = 2
-  adj_normalization: str = "sym"
-  dropout: str = "backpropdropout"
-  config_gain: float = 100.0
-  precision: Any = None
-
-  def __post_init__(self):
-    if self.dropout not in DROPOUT_MODES:
-      raise ValueError(f"dropout is {self.dropout!r}; expected one of {', '.join(DROPOUT_MODES)}")
-    if self.adj_normalization not in NORMALIZATIONS:
-      raise ValueError(f"adj_normalization is {self.adj_normalization!r}; expected one of "
-                       f"{', '.join(NORMALIZATIONS)}")
-    super().__post_init__()
-
-  @property
-  def hops(self) -> int:
-    """Rounds of message passing: how far a batch's `Reach` must go."""
-    return self.num_gnns
-
-  def setup(self):
-    layer_range = range(self.num_gnns)
-    dense = lambda: Dense(self.hidden_dim, precision=self.precision)
-    self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
-    self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), dense()
-    self.update_0 = [JoinedDense(self.hidden_dim) for _ in layer_range]
-    self.update_1 = [dense() for _ in layer_range]
-    self.head = layers.MLP((self.hidden_dim, 1), use_bias=False, precision=self.precision)
-
-  def __call__(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
-    """Scores `[G, C]` float32.
-
-    `dropout` models look at the block in evaluation as well (averaged over
-    blocks there); `backpropdropout` models only in training.
-    """
-    static = jnp.concatenate(
-        [batch.graph.nodes["feat"], self.op_embedding(batch.graph)], axis=-1)
-    everything = jnp.ones(len(static))
-    block = jnp.asarray(batch.block_mask, jnp.float32)
-    if self.dropout == "fullgraph" or (self.dropout == "backpropdropout" and not train):
-      return self.readout(self.encode(static, batch, everything), batch, everything)
-    x = self.encode(static, batch, block)
-    if self.dropout == "backpropdropout":
-      full = jax.lax.stop_gradient(self.encode(static, batch, everything))
-      inside = mp.split_per_node(block, batch.reach, x.hop)
-      x = jax.tree.map(lambda i, new, old: jnp.where(i > 0, new, old), inside, x, full)
-    return self.readout(x, batch, block)
-
-  def encode(self, static, batch: LayoutBatch, keep: jax.Array) -> SplitNodes:
-    """Node features after message passing among the nodes with `keep [N]` = 1."""
-    config_features = batch.rows.shape[-1]
-    (config_kernel, static_kernel), bias = self.pre_0((config_features, static.shape[-1]))
-    own_keep = keep.at[batch.reach.tiers[0]].get(mode="fill", fill_value=0)[:, None, None]
-    project = lambda kernel: own_keep * _config_rows(
-        jnp.matmul(self.config_gain * batch.rows, kernel, precision=self.precision), batch)
-    shared = jnp.matmul(static, static_kernel, precision=self.precision) + bias
-    x = _start(shared, project(config_kernel), batch)
-    x = jax.tree.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v))), x)
-    for layer in range(self.num_gnns):
-      with jax.named_scope(f"res_{layer}"):
-        sides = 1 if self.adj_normalization == "sym" else 2
-        joined = self.update_0[layer]((config_features, self.hidden_dim) * sides)
-        update = self.propagate(x, joined, project, batch, keep)
-        update = jax.tree.map(
-            lambda v, dense=self.update_1[layer]: leaky_relu(dense(leaky_relu(v))), update)
-        x = jax.tree.map(jnp.add, mp.grow(x, batch.reach, update.hop), update)
-    return x
-
-  def propagate(self, x, blocks_and_bias, project, batch, keep) -> SplitNodes:
-    """`N concat(c, x) W + b`, with W applied first: it narrows what edges carry."""
-    blocks, bias = blocks_and_bias
-    narrow = lambda kernel: lambda v: jnp.matmul(v, kernel, precision=self.precision)
-    parts = [
-        _add_to_configurable(jax.tree.map(narrow(own), x), project(config))
-        for config, own in zip(blocks[::2], blocks[1::2])
-    ]
-    if self.adj_normalization == "sym":
-      total = _symmetric_mean(parts[0], batch, keep)
-    else:
-      total = jax.tree.map(
-          jnp.add, _mean_with_self(parts[0], batch, keep, mp.USERS),
-          _mean_with_self(parts[1], batch, keep, mp.OPERANDS))
-    return jax.tree.map(lambda v: v + bias[None], total)
-
-  def readout(self, x: SplitNodes, batch: LayoutBatch, keep: jax.Array) -> jax.Array:
-    """Pools over all nodes and over the configurable nodes that were kept."""
-    graph, reach = batch.graph, batch.reach
-    total = pooling.split_pool_sum(x, pooling.split_selection(graph, reach, x.hop))
-    mean = total / jnp.maximum(pooling.real_nodes(graph), 1)[:, None, None]
-    configurable = pool_configurable(x, batch, keep)
-    pooled = [mean, layers.l2_normalize(total), layers.l2_normalize(configurable)]
-    return self.head(jnp.concatenate(pooled, axis=-1))[..., 0]
-
-
-def pool_configurable(x: SplitNodes, batch: LayoutBatch, weight: jax.Array) -> jax.Array:
-  """Sum over configurable nodes, each times its `weight [N]`: `[G, C, H]` float32."""
-  _, chosen = pooling.split_selection(batch.graph, batch.reach, 0, weight)
-  chosen = jnp.where((batch.row_id < ABSENT).any(axis=1)[None], chosen, 0)
-  return pooling.pool_sum(x.varying[: chosen.shape[1]], chosen)
-
-
-def _masked_sum(x: SplitNodes, batch: LayoutBatch, keep, direction: str) -> SplitNodes:
-  """Neighbour sum over edges with both ends kept."""
-  source = mp.split_per_node(keep, batch.reach, x.hop)
-  total = mp.split_neighbour_sum(
-      jax.tree.map(jnp.multiply, x, source), batch.adjacency, batch.reach, direction)
-  target = mp.split_per_node(keep, batch.reach, total.hop)
-  return jax.tree.map(jnp.multiply, total, target)
-
-
-def _mean_with_self(x: SplitNodes, batch: LayoutBatch, keep, direction: str) -> SplitNodes:
-  """Mean over a node's neighbours on one side and the node itself."""
-  total = _masked_sum(x, batch, keep, direction)
-  count = 1 + keep * mp.degree(batch.adjacency, direction, keep)
-  scale = mp.split_per_node(1 / count, batch.reach, total.hop)
-  own = mp.grow(x, batch.reach, total.hop)
-  return jax.tree.map(lambda t, o, s: (t + o) * s, total, own, scale)
-
-
-def _symmetric_mean(x: SplitNodes, batch: LayoutBatch, keep) -> SplitNodes:
-  """`D^-1/2 (A + A^T + I) D^-1/2 x` with D the degree, itself included."""
-  both = sum(mp.degree(batch.adjacency, side, keep) for side in (mp.OPERANDS, mp.USERS))
-  root = jax.lax.rsqrt(1 + keep * both)
-  x = jax.tree.map(jnp.multiply, x, mp.split_per_node(root, batch.reach, x.hop))
-  operands = _masked_sum(x, batch, keep, mp.OPERANDS)
-  users = _masked_sum(x, batch, keep, mp.USERS)
-  scale = mp.split_per_node(root, batch.reach, users.hop)
-  own = mp.grow(x, batch.reach, users.hop)
-  return jax.tree.map(lambda a, b, c, s: (a + b + c) * s, operands, users, own, scale)
+  return layers.create(MODELS, name, **options)

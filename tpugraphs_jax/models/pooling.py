@@ -74,13 +74,20 @@ def split_pool_sum(nodes: SplitNodes, chosen: tuple[jax.Array, jax.Array]) -> ja
 
 def split_pool_max(nodes: SplitNodes, chosen: tuple[jax.Array, jax.Array]) -> jax.Array:
   """Maximum over the selected nodes, `[G, C, F]`; 0 for a graph without any."""
-  shared = _pool_max(nodes.shared, chosen[0])
-  varying = _pool_max(nodes.varying, chosen[1])
-  result = jnp.maximum(shared, varying)
-  return jnp.where(jnp.isfinite(result), result, 0)
+  return _finite(jnp.maximum(
+      _segment_max(nodes.shared, chosen[0]), _segment_max(nodes.varying, chosen[1])))
 
 
-def _pool_max(x: jax.Array, chosen: jax.Array) -> jax.Array:
+def pool_max(x: jax.Array, chosen: jax.Array) -> jax.Array:
+  """Maximum of the selected rows of `x [N, ...]`, `[G, ...]`; 0 where there are none."""
+  return _finite(_segment_max(x, chosen))
+
+
+def _finite(x: jax.Array) -> jax.Array:
+  return jnp.where(jnp.isfinite(x), x, 0)
+
+
+def _segment_max(x: jax.Array, chosen: jax.Array) -> jax.Array:
   graphs = len(chosen)
   graph_of = jnp.where(chosen.any(axis=0), jnp.argmax(chosen, axis=0), graphs)
   return jax.ops.segment_max(x.astype(jnp.float32), graph_of, graphs + 1)[:graphs]

@@ -197,11 +197,6 @@ def create(name: str, **options: Any) -> nn.Module:
   Raises:
     ValueError: for a name that is not in `MODELS` or an option it does not have.
   """
-  if name not in MODELS:
-    raise ValueError(f"model is {name!r}; expected one of {', '.join(MODELS)}")
-  if name != "MLP":
+  if name in MODELS and name != "MLP":
     options["early_join"] = name.startswith("Early")
-  known = {field for field in MODELS[name].__dataclass_fields__ if field not in ("parent", "name")}
-  if unknown := sorted(set(options) - known):
-    raise ValueError(f"model {name} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
-  return MODELS[name](**options)
+  return layers.create(MODELS, name, **options)

@@ -1,0 +1,39 @@
+"""What the layout models share: configurations on nodes, readouts over them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from tpugraphs_jax.batch import ABSENT, LayoutBatch
+from tpugraphs_jax.models import pooling
+from tpugraphs_jax.models.message_passing import SplitNodes
+
+
+def config_rows(embedded_rows: jax.Array, batch: LayoutBatch) -> jax.Array:
+  """Looks up `embedded_rows [R, H]` per configurable node, `[tier 0, C, H]`."""
+  return embedded_rows.at[batch.row_id].get(mode="fill", fill_value=0)
+
+
+def add_to_configurable(nodes: SplitNodes, config: jax.Array) -> SplitNodes:
+  """Adds `config [tier 0, C, H]` to the varying rows of tier 0."""
+  varying = nodes.varying.at[: len(config)].add(config)
+  return SplitNodes(nodes.shared, varying, nodes.hop)
+
+
+def start(shared: jax.Array, config: jax.Array, batch: LayoutBatch) -> SplitNodes:
+  """First features: `shared [N, H]` everywhere, plus `config [tier 0, C, H]`."""
+  own = shared.at[batch.reach.tiers[0]].get(mode="fill", fill_value=0)
+  return SplitNodes(shared[:, None], own[:, None] + config, hop=0)
+
+
+def configurable_selection(batch: LayoutBatch, weight: jax.Array | None = None) -> jax.Array:
+  """Which configurable node belongs to which graph, `[G, tier 0]` float32.
+
+  Args:
+    batch: the batch.
+    weight: `[N]` float32 factor of each node, 1 unless given.
+  """
+  _, chosen = pooling.split_selection(batch.graph, batch.reach, 0, weight)
+  # Tier 0 may hold other nodes too (a batch built without reuse).
+  return jnp.where((batch.row_id < ABSENT).any(axis=1)[None], chosen, 0)

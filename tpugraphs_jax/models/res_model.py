@@ -1,0 +1,154 @@
+"""The official layout model, on features that are split by reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from tpugraphs_jax.batch import LayoutBatch
+from tpugraphs_jax.models import layers, layout_features, pooling
+from tpugraphs_jax.models import message_passing as mp
+from tpugraphs_jax.models.layers import Dense, JoinedDense, OpcodeEmbedding, leaky_relu
+from tpugraphs_jax.models.message_passing import SplitNodes
+
+DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
+NORMALIZATIONS = ("sym", "asym")
+
+
+class ResModel(nn.Module):
+  """The official layout model: residual convolutions, configurations at every layer.
+
+  `dropout` says what training does with the sampled block of nodes:
+  `fullgraph` ignores it; `dropout` passes messages and configurations inside
+  the block only; `backpropdropout` does so in a second pass, takes that pass
+  for nodes of the block, and a pass over the full graph without gradient for
+  the others. Source: published baseline of TpuGraphs (arXiv 2308.13490).
+  """
+
+  op_embed_dim: int = 32
+  hidden_dim: int = 32
+  num_gnns: int = 2
+  adj_normalization: str = "sym"
+  dropout: str = "backpropdropout"
+  config_gain: float = 100.0
+  precision: Any = None
+
+  def __post_init__(self):
+    if self.dropout not in DROPOUT_MODES:
+      raise ValueError(f"dropout is {self.dropout!r}; expected one of {', '.join(DROPOUT_MODES)}")
+    if self.adj_normalization not in NORMALIZATIONS:
+      raise ValueError(f"adj_normalization is {self.adj_normalization!r}; expected one of "
+                       f"{', '.join(NORMALIZATIONS)}")
+    super().__post_init__()
+
+  @property
+  def hops(self) -> int:
+    """Rounds of message passing: how far a batch's `Reach` must go."""
+    return self.num_gnns
+
+  def setup(self):
+    layer_range = range(self.num_gnns)
+    dense = lambda: Dense(self.hidden_dim, precision=self.precision)
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
+    self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), dense()
+    self.update_0 = [JoinedDense(self.hidden_dim) for _ in layer_range]
+    self.update_1 = [dense() for _ in layer_range]
+    self.head = layers.MLP((self.hidden_dim, 1), use_bias=False, precision=self.precision)
+
+  def __call__(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
+    """Scores `[G, C]` float32.
+
+    `dropout` models look at the block in evaluation as well (averaged over
+    blocks there); `backpropdropout` models only in training.
+    """
+    static = jnp.concatenate(
+        [batch.graph.nodes["feat"], self.op_embedding(batch.graph)], axis=-1)
+    everything = jnp.ones(len(static))
+    block = jnp.asarray(batch.block_mask, jnp.float32)
+    if self.dropout == "fullgraph" or (self.dropout == "backpropdropout" and not train):
+      return self.readout(self.encode(static, batch, everything), batch, everything)
+    x = self.encode(static, batch, block)
+    if self.dropout == "backpropdropout":
+      full = jax.lax.stop_gradient(self.encode(static, batch, everything))
+      inside = mp.split_per_node(block, batch.reach, x.hop)
+      x = jax.tree.map(lambda i, new, old: jnp.where(i > 0, new, old), inside, x, full)
+    return self.readout(x, batch, block)
+
+  def encode(self, static, batch: LayoutBatch, keep: jax.Array) -> SplitNodes:
+    """Node features after message passing among the nodes with `keep [N]` = 1."""
+    config_features = batch.rows.shape[-1]
+    (config_kernel, static_kernel), bias = self.pre_0((config_features, static.shape[-1]))
+    own_keep = keep.at[batch.reach.tiers[0]].get(mode="fill", fill_value=0)[:, None, None]
+    project = lambda kernel: own_keep * layout_features.config_rows(
+        jnp.matmul(self.config_gain * batch.rows, kernel, precision=self.precision), batch)
+    shared = jnp.matmul(static, static_kernel, precision=self.precision) + bias
+    x = layout_features.start(shared, project(config_kernel), batch)
+    x = jax.tree.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v))), x)
+    for layer in range(self.num_gnns):
+      with jax.named_scope(f"res_{layer}"):
+        sides = 1 if self.adj_normalization == "sym" else 2
+        joined = self.update_0[layer]((config_features, self.hidden_dim) * sides)
+        update = self.propagate(x, joined, project, batch, keep)
+        update = jax.tree.map(
+            lambda v, dense=self.update_1[layer]: leaky_relu(dense(leaky_relu(v))), update)
+        x = jax.tree.map(jnp.add, mp.grow(x, batch.reach, update.hop), update)
+    return x
+
+  def propagate(self, x, blocks_and_bias, project, batch, keep) -> SplitNodes:
+    """`N concat(c, x) W + b`, with W applied first: it narrows what edges carry."""
+    blocks, bias = blocks_and_bias
+    narrow = lambda kernel: lambda v: jnp.matmul(v, kernel, precision=self.precision)
+    parts = [
+        layout_features.add_to_configurable(jax.tree.map(narrow(own), x), project(config))
+        for config, own in zip(blocks[::2], blocks[1::2])
+    ]
+    if self.adj_normalization == "sym":
+      total = _symmetric_mean(parts[0], batch, keep)
+    else:
+      total = jax.tree.map(
+          jnp.add, _mean_with_self(parts[0], batch, keep, mp.USERS),
+          _mean_with_self(parts[1], batch, keep, mp.OPERANDS))
+    return jax.tree.map(lambda v: v + bias[None], total)
+
+  def readout(self, x: SplitNodes, batch: LayoutBatch, keep: jax.Array) -> jax.Array:
+    """Pools over all nodes and over the configurable nodes that were kept."""
+    graph, reach = batch.graph, batch.reach
+    total = pooling.split_pool_sum(x, pooling.split_selection(graph, reach, x.hop))
+    mean = total / jnp.maximum(pooling.real_nodes(graph), 1)[:, None, None]
+    chosen = layout_features.configurable_selection(batch, keep)
+    configurable = pooling.pool_sum(x.varying[: chosen.shape[1]], chosen)
+    pooled = [mean, layers.l2_normalize(total), layers.l2_normalize(configurable)]
+    return self.head(jnp.concatenate(pooled, axis=-1))[..., 0]
+
+
+def _masked_sum(x: SplitNodes, batch: LayoutBatch, keep, direction: str) -> SplitNodes:
+  """Neighbour sum over edges with both ends kept."""
+  source = mp.split_per_node(keep, batch.reach, x.hop)
+  total = mp.split_neighbour_sum(
+      jax.tree.map(jnp.multiply, x, source), batch.adjacency, batch.reach, direction)
+  target = mp.split_per_node(keep, batch.reach, total.hop)
+  return jax.tree.map(jnp.multiply, total, target)
+
+
+def _mean_with_self(x: SplitNodes, batch: LayoutBatch, keep, direction: str) -> SplitNodes:
+  """Mean over a node's neighbours on one side and the node itself."""
+  total = _masked_sum(x, batch, keep, direction)
+  count = 1 + keep * mp.degree(batch.adjacency, direction, keep)
+  scale = mp.split_per_node(1 / count, batch.reach, total.hop)
+  own = mp.grow(x, batch.reach, total.hop)
+  return jax.tree.map(lambda t, o, s: (t + o) * s, total, own, scale)
+
+
+def _symmetric_mean(x: SplitNodes, batch: LayoutBatch, keep) -> SplitNodes:
+  """`D^-1/2 (A + A^T + I) D^-1/2 x` with D the degree, itself included."""
+  both = sum(mp.degree(batch.adjacency, side, keep) for side in (mp.OPERANDS, mp.USERS))
+  root = jax.lax.rsqrt(1 + keep * both)
+  x = jax.tree.map(jnp.multiply, x, mp.split_per_node(root, batch.reach, x.hop))
+  operands = _masked_sum(x, batch, keep, mp.OPERANDS)
+  users = _masked_sum(x, batch, keep, mp.USERS)
+  scale = mp.split_per_node(root, batch.reach, users.hop)
+  own = mp.grow(x, batch.reach, users.hop)
+  return jax.tree.map(lambda a, b, c, s: (a + b + c) * s, operands, users, own, scale)

@@ -1,0 +1,160 @@
+"""A GraphSAGE ranker for layouts: the recommended model.
+
+Opcode embeddings and node features meet the configuration before the first
+round of message passing (early join); rounds average operands and users with
+weights of their own; the readout sees all nodes and the configurable ones.
+
+Sources: early join and bidirectional SAGE of the 3rd and 5th place, residuals
+and mean readout of the 1st, and the shared embedding of layout values of the
+1st place of the "Fast or Slow?" competition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from tpugraphs_jax.batch import LayoutBatch
+from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
+from tpugraphs_jax.models import layers, layout_features, pooling
+from tpugraphs_jax.models import message_passing as mp
+from tpugraphs_jax.models.layers import Dense, OpcodeEmbedding
+from tpugraphs_jax.models.message_passing import SplitNodes
+
+POOLINGS = ("mean", "sum", "max", "config_mean", "config_sum", "config_max")
+# Sums over graphs of very different sizes are brought to a common scale.
+_SUM_SCALE = 1e-2
+
+
+class SAGE(nn.Module):
+  """Bidirectional GraphSAGE with residual connections.
+
+  Attributes:
+    op_embed_dim: width of the opcode embedding.
+    value_embed_dim: width of the embedding of each of the 18 layout values.
+    hidden_dim: width of node features.
+    num_gnns: rounds of message passing.
+    pooling: any of `POOLINGS`, concatenated.
+    layer_norm: normalise each node's features before the activation.
+    config_sentinel: nodes that are not configurable get a learned vector where
+      the others have their configuration (1st place: value -2).
+    remat: recompute each round in the backward pass instead of storing it.
+    dtype: of the computation; sums over neighbours and nodes are float32.
+    precision: of matrix products.
+  """
+
+  op_embed_dim: int = 64
+  value_embed_dim: int = 4
+  hidden_dim: int = 128
+  num_gnns: int = 3
+  pooling: Sequence[str] = ("mean", "config_mean", "config_max")
+  layer_norm: bool = True
+  config_sentinel: bool = True
+  remat: bool = False
+  dtype: Any = None
+  precision: Any = None
+
+  def __post_init__(self):
+    if unknown := sorted(set(self.pooling) - set(POOLINGS)) or not self.pooling:
+      raise ValueError(f"pooling has {unknown}; expected some of {', '.join(POOLINGS)}")
+    super().__post_init__()
+
+  @property
+  def hops(self) -> int:
+    """Rounds of message passing: how far a batch's `Reach` must go."""
+    return self.num_gnns
+
+  @nn.compact
+  def __call__(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
+    """Scores `[G, C]` float32."""
+    del train
+    x = self.join(batch)
+    update = nn.remat(_Round) if self.remat else _Round
+    for layer in range(self.num_gnns):
+      x = update(self.hidden_dim, self.layer_norm, self.dtype, self.precision,
+                 name=f"sage_{layer}")(x, batch)
+    pooled = jnp.concatenate([self.pool(x, batch, kind) for kind in self.pooling], axis=-1)
+    head = layers.MLP(
+        (self.hidden_dim, self.hidden_dim, 1), nn.gelu, precision=self.precision, name="head")
+    return head(pooled)[..., 0]
+
+  def join(self, batch: LayoutBatch) -> SplitNodes:
+    """Node features and configuration, each through its half of one linear layer."""
+    dense = lambda name, **kwargs: Dense(
+        self.hidden_dim, name=name, dtype=self.dtype, precision=self.precision, **kwargs)
+    embedded = OpcodeEmbedding(self.op_embed_dim, name="op_embedding")(batch.graph)
+    static = jnp.concatenate([batch.graph.nodes["feat"], embedded], axis=-1)
+    shared = dense("static")(static)
+    config = layout_features.config_rows(
+        dense("config", use_bias=False)(self.embed_rows(batch.rows)), batch)
+    if self.config_sentinel:
+      sentinel = self.param(
+          "sentinel", nn.initializers.normal(0.02), (self.hidden_dim,), jnp.float32)
+      configurable = (batch.row_id < len(batch.rows)).any(axis=1)
+      shared += sentinel.astype(shared.dtype)[None]
+      config -= jnp.where(configurable[:, None, None], sentinel.astype(shared.dtype)[None, None], 0)
+    x = layout_features.start(shared, config, batch)
+    return jax.tree.map(nn.gelu, x)
+
+  def embed_rows(self, rows: jax.Array) -> jax.Array:
+    """Embeds the 18 integers of each row `[R, 18]` with one shared table."""
+    low, high = LAYOUT_VALUE_RANGE
+    table = nn.Embed(high - low + 1, self.value_embed_dim, name="layout_value")
+    values = jnp.asarray(rows, jnp.int32) - low
+    return table(values).reshape(len(rows), -1)
+
+  def pool(self, x: SplitNodes, batch: LayoutBatch, kind: str) -> jax.Array:
+    """One readout `[G, C, H]` float32."""
+    if kind.startswith("config_"):
+      chosen = layout_features.configurable_selection(batch)
+      count = jnp.maximum(chosen.sum(axis=1), 1)
+      nodes = x.varying[: chosen.shape[1]]
+      total, largest = pooling.pool_sum(nodes, chosen), lambda: pooling.pool_max(nodes, chosen)
+    else:
+      chosen = pooling.split_selection(batch.graph, batch.reach, x.hop)
+      count = jnp.maximum(pooling.real_nodes(batch.graph), 1)
+      total, largest = (pooling.split_pool_sum(x, chosen),
+                        lambda: pooling.split_pool_max(x, chosen))
+    if kind.endswith("mean"):
+      return total / count[:, None, None]
+    return total * _SUM_SCALE if kind.endswith("sum") else largest()
+
+
+class _Round(nn.Module):
+  """`x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`."""
+
+  features: int
+  layer_norm: bool
+  dtype: Any
+  precision: Any
+
+  @nn.compact
+  def __call__(self, x: SplitNodes, batch: LayoutBatch) -> SplitNodes:
+    own = jax.tree.map(self.dense("self"), x)
+    total = None
+    for direction in (mp.OPERANDS, mp.USERS):
+      # The linear layer first: a round has fewer senders than receivers.
+      sent = jax.tree.map(self.dense(direction, use_bias=False), x)
+      mean = _neighbour_mean(sent, batch, direction)
+      total = mean if total is None else jax.tree.map(jnp.add, total, mean)
+    total = jax.tree.map(jnp.add, total, mp.grow(own, batch.reach, total.hop))
+    if self.layer_norm:
+      total = jax.tree.map(nn.LayerNorm(dtype=self.dtype, name="norm"), total)
+    return jax.tree.map(
+        lambda old, new: old + nn.gelu(new), mp.grow(x, batch.reach, total.hop), total)
+
+  def dense(self, name: str, **kwargs) -> nn.Dense:
+    return Dense(
+        self.features, name=name, dtype=self.dtype, precision=self.precision, **kwargs)
+
+
+def _neighbour_mean(x: SplitNodes, batch: LayoutBatch, direction: str) -> SplitNodes:
+  """Mean over operands or users; 0 for a node without any."""
+  total = mp.split_neighbour_sum(x, batch.adjacency, batch.reach, direction)
+  count = mp.degree(batch.adjacency, direction, jnp.ones(len(x.shared)))
+  scale = mp.split_per_node(1 / jnp.maximum(count, 1), batch.reach, total.hop)
+  return jax.tree.map(lambda t, s: t * s.astype(t.dtype), total, scale)
