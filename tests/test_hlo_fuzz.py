@@ -84,7 +84,7 @@ def test_damaged_tuning_data_is_converted_or_reported(name, tmp_path):
   for number in range(40):
     paths.append(tmp_path / f"{number}.pb")
     paths[-1].write_bytes(_mutated(data, rng))
-  result = convert.convert(paths, tmp_path / "out")
+  result = convert.convert(paths, tmp_path / "out", jobs=1)
   assert result.failed
   assert all(path.is_file() for path in result.written)
 

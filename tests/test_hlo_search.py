@@ -166,6 +166,12 @@ def test_a_kernel_without_contraction_tiles_its_largest_array():
   assert not feat[:, :8].any()
 
 
+def test_a_tile_of_a_huge_array_stays_within_the_registers():
+  feat = hlo.tile_configs(_graph(_parameter(1, [2400] * 4 + [1 << 14, 1 << 18])), 50).config_feat
+  assert len(feat) > 1
+  assert feat[:, 8:14].astype(np.float64).prod(axis=1).max() <= 2400
+
+
 def test_tiles_are_unlabelled_with_normalizer_one_as_in_the_test_files():
   configs = hlo.tile_configs(_graph(_parameter(1, [64, 256])), 5)
   assert configs.normalizer_ns.tolist() == [1] * len(configs)

@@ -54,6 +54,7 @@ def test_optimized_gives_the_compiled_module():
   compiled = hlo.featurize(lowered.compile())
   _assert_same_graph(compiled, hlo.featurize(_layer, _X, _W, optimized=True))
   _assert_same_graph(compiled, hlo.featurize(lowered, optimized=True))
+  _assert_same_graph(compiled, hlo.featurize(lowered.compile(), optimized=True))
   assert _opcodes(compiled) != _opcodes(hlo.featurize(_layer, _X, _W))
 
 

@@ -181,7 +181,7 @@ def test_conversion_goes_on_after_a_file_that_cannot_be_read(tmp_path, capsys):
   module.write_bytes(_module().SerializeToString())
   paths = [module, tmp_path / "missing.pb", _write(tmp_path, layout)]
   out = tmp_path / "out"
-  assert cli.main(["convert", *map(str, paths), "--out", str(out)]) == 1
+  assert cli.main(["convert", *map(str, paths), "--out", str(out), "--jobs", "1"]) == 1
   assert [path.name for path in out.iterdir()] == ["program.npz"]
   printed = capsys.readouterr()
   assert "1 files written" in printed.out and "2 inputs failed" in printed.out
@@ -205,7 +205,7 @@ def test_two_inputs_of_one_name_are_refused(tmp_path):
 @pytest.mark.skipif(not _SHARED.is_dir(), reason="needs the data set's own records")
 def test_the_data_sets_own_records_convert(tmp_path):
   result = convert.convert(
-      [_SHARED / "module_tuning_data_layout.pb", _SHARED / "op_tuning_data.pb"], tmp_path)
+      [_SHARED / "module_tuning_data_layout.pb", _SHARED / "op_tuning_data.pb"], tmp_path, jobs=1)
   assert not result.failed and not result.skipped
   layout, *tiles = result.written
   assert len(npz.read_layout(layout).configs) == 112

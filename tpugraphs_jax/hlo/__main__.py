@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
   convert_parser.add_argument("--out", required=True, help="folder for the .npz files")
   convert_parser.add_argument(
       "--extra_out", help="folder for the extra node features, under the same names")
-  convert_parser.add_argument("--jobs", type=int, default=1, help="processes")
+  convert_parser.add_argument("--jobs", type=int, help="processes; one per processor if not given")
   show_parser = commands.add_parser("show", help="a summary of an HLO module")
   show_parser.set_defaults(command=_show)
   show_parser.add_argument("file", help="serialized module, tuning data, or HLO text")

@@ -32,7 +32,7 @@ class Converted:
 
 def convert(
     paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *,
-    extra_out: str | os.PathLike[str] | None = None, jobs: int = 1,
+    extra_out: str | os.PathLike[str] | None = None, jobs: int | None = None,
 ) -> Converted:
   """Writes the graphs of `.pb` files as `.npz` files into one folder.
 
@@ -45,7 +45,7 @@ def convert(
     out: the folder, made where it does not exist.
     extra_out: a folder for the extra features of every graph, under the same
       file name: `node_extra` [N, 46] float32 and `node_extra_names` [46].
-    jobs: how many processes share the files.
+    jobs: how many processes share the files; as many as processors if not given.
 
   Raises:
     ValueError: two inputs would write the same file.
@@ -58,29 +58,25 @@ def convert(
   out, extra_out = Path(out), Path(extra_out) if extra_out else None
   for folder in filter(None, (out, extra_out)):
     folder.mkdir(parents=True, exist_ok=True)
-  results = _results([(Path(path), out, extra_out) for path in paths], jobs)
-  return Converted(*(
-      [item for result in results for item in getattr(result, field.name)]
-      for field in dataclasses.fields(Converted)))
+  tasks = [(Path(path), out, extra_out) for path in paths]
+  results = _results(tasks, min(jobs or os.cpu_count() or 1, len(tasks)))
+  return Converted(
+      written=[path for result in results for path in result.written],
+      skipped=[line for result in results for line in result.skipped],
+      failed=[line for result in results for line in result.failed])
 
 
 def _results(tasks: list[tuple], jobs: int) -> list[Converted]:
   """One result per file, in the order of the files."""
-  progress = tqdm.tqdm(total=len(tasks), unit="file")
-  with progress:
-    if jobs <= 1 or len(tasks) <= 1:
-      results = []
-      for task in tasks:
-        results.append(_convert_file(*task))
-        progress.update()
-      return results
-    # Fresh processes: forking one that has threads (jax, absl) can hang.
-    context = multiprocessing.get_context("spawn")
-    with futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
-      pending = [pool.submit(_convert_file, *task) for task in tasks]
-      for _ in futures.as_completed(pending):
-        progress.update()
-      return [future.result() for future in pending]
+  if jobs <= 1:
+    return [_convert_file(*task) for task in tqdm.tqdm(tasks, unit="file")]
+  # Fresh processes: forking one that has threads (jax, absl) can hang.
+  context = multiprocessing.get_context("spawn")
+  with futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    pending = [pool.submit(_convert_file, *task) for task in tasks]
+    for _ in tqdm.tqdm(futures.as_completed(pending), total=len(tasks), unit="file"):
+      pass
+    return [future.result() for future in pending]
 
 
 def _convert_file(path: Path, out: Path, extra_out: Path | None) -> Converted:

@@ -37,8 +37,8 @@ def load(source: Any, *args: Any, optimized: bool = False) -> Loaded:
   if args and not is_function:
     raise ValueError(f"{len(args)} arguments were given for a {kind}, which takes none; "
                      "pass a function to give it example arguments")
-  if optimized and not (is_function or hasattr(source, "compile")):
-    raise ValueError(f"optimized=True was given for a {kind}, which cannot be compiled; "
+  if optimized and not (is_function or is_stage):
+    raise ValueError(f"optimized=True was given for a {kind}, which jax cannot compile; "
                      "pass a function or a jax.stages.Lowered")
   if isinstance(source, (bytes, bytearray, memoryview)):
     return Loaded(bytes(source), "HLO bytes")

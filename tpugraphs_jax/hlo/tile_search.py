@@ -52,7 +52,7 @@ def tile_configs(graph: module_graph.HloGraph, n: int, seed: int = 0) -> TileCon
         [np.array(bounds)[choices[:, k]] for k, bounds in enumerate(options)], axis=1)
 
   def fits(choices: np.ndarray) -> np.ndarray:
-    bounds = bounds_of(choices)
+    bounds = bounds_of(choices).astype(np.float64)  # int64 would wrap
     return np.all([bounds[:, block_of == block].prod(axis=1) <= _MAX_REGISTERS
                    for block in range(len(blocks))], axis=0)
 
