@@ -70,6 +70,23 @@ def test_features_equal_the_columns_computed_one_by_one(seed):
   np.testing.assert_array_equal(node_feat, expected)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_edges_equal_those_collected_one_by_one(seed):
+  module = hlo_modules.random_module(np.random.default_rng(seed))
+  ids = [each.id for owner in module.computations for each in owner.instructions]
+  roots = {owner.id: owner.root_id for owner in module.computations}
+  expected = []
+  for owner in module.computations:
+    for each in owner.instructions:
+      consumed = sorted(set(each.operand_ids))
+      consumed += [roots[callee] for callee in each.called_computation_ids]
+      expected += [[ids.index(each.id), ids.index(producer)] for producer in consumed]
+  assert any(each.called_computation_ids for owner in module.computations
+             for each in owner.instructions)
+  assert _featurize(module, edge_order="insertion").edge_index.tolist() == expected
+  assert _featurize(module).edge_index.tolist() == sorted(expected)
+
+
 def test_numbers_are_rounded_once_from_int64_to_float32():
   number = (1 << 54) + (1 << 30) + 1
   assert np.float32(np.float64(number)) != np.int64(number).astype(np.float32)
