@@ -1,0 +1,100 @@
+"""Layout rankers for the four collections.
+
+Variants, separated by commas: the collection (`xla-random`, `xla-default`,
+`nlp-random`, `nlp-default`), `official` (ResModel with the published settings;
+the default is the recommended GraphSAGE) and `ci` (a few seconds on a CPU).
+
+  python run_layout.py --config=configs/layout.py:xla-random --workdir=out/xla_random
+  python run_layout.py --config=configs/layout.py:nlp-default,official --workdir=out/official
+"""
+
+from ml_collections import ConfigDict
+
+COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
+
+
+def get_config(variant: str = "xla-random") -> ConfigDict:
+  """The config of a comma-separated list of variants."""
+  config = ConfigDict()
+  config.task = "layout"
+  config.seed = 0
+
+  config.data = ConfigDict(dict(
+      source="xla",  # or nlp
+      search="random",  # or default
+      store_dir="",  # random-access copy; empty = <data_root>/store
+      skip_bad_files=False,  # leave out malformed files, by name, instead of stopping
+      feature_transform="signed_log1p",  # none, minmax, standardize; or by group
+      config_transform="none",  # SAGE embeds the integers; ResModel wants minmax
+      pad_value=-1,  # of unused layout positions; 0 = as released
+      duplicate_policy="min",  # keep, first, min, mean
+      max_configs=0,  # per training graph: thirds fastest, slowest, random; 0 = all
+      graph_reduction="none",  # or config_neighborhood
+      reduction_hops=5,
+      reduction_direction="both",  # operands, users, both
+      reduction_induced="node",  # or edge
+      loader_threads=1,
+  ))
+  config.batch = ConfigDict(dict(
+      graphs=4,  # graphs per step, over all devices
+      configs=32,  # configurations per graph and step
+      min_configs=2,  # graphs with fewer are not trained on
+      sampling="uniform",  # or skewed (to fast ones), each also with _replacement
+      target="ratio",  # official (runtime / 1e7 ns), ratio or rank
+      slates_per_graph=8,  # per epoch
+      keep_nodes=5000,  # block of models with dropout
+  ))
+  config.model = ConfigDict(dict(
+      name="SAGE", op_embed_dim=64, value_embed_dim=4, hidden_dim=128, num_gnns=3,
+      pooling=("mean", "config_mean", "config_max"), layer_norm=True, config_sentinel=True,
+      remat=False, precision="highest"))
+  config.loss = ConfigDict(dict(
+      losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0))
+  config.optimizer = ConfigDict(dict(
+      name="adamw", learning_rate=1e-3, clip_norm_per_variable=0.0, clip_norm=1.0,
+      schedule="cosine", warmup_fraction=0.05, weight_decay=1e-4, accumulation_steps=1,
+      average_decay=0.0))
+  config.train = ConfigDict(dict(
+      epochs=20, eval_every_epochs=1, early_stop_epochs=0, best_metric="kendaltau",
+      valid_configs=200,  # per validation graph during training; 0 = all
+      log_every_steps=20, checkpoint_every_steps=0))
+  config.eval = ConfigDict(dict(
+      graphs=1, configs=100,  # per device and scoring call
+      indices_dir="",  # published validation indices; empty = all or max_configs
+      max_configs=1000,  # per validation graph, a seeded sample; 0 = all
+      time=False))  # also measure seconds per validation graph
+  config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
+
+  for name in filter(None, variant.split(",")):
+    if name in COLLECTIONS:
+      config.data.source, config.data.search = name.split("-")
+    elif name == "official":
+      _official(config)
+    elif name == "ci":
+      _shrink(config)
+    else:
+      raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
+                       f"{', '.join(COLLECTIONS)}, official and ci")
+  return config
+
+
+def _official(config: ConfigDict) -> None:
+  """ResModel as published: features, sampling, loss and optimiser of the baseline."""
+  config.data.update(feature_transform="minmax", config_transform="minmax", pad_value=0,
+                     duplicate_policy="keep")
+  config.batch.update(graphs=8, configs=16, min_configs=16, sampling="skewed",
+                      target="official", slates_per_graph=1)
+  config.model = ConfigDict(dict(
+      name="ResModel", op_embed_dim=32, hidden_dim=32, num_gnns=2, adj_normalization="sym",
+      dropout="backpropdropout", precision="highest"))
+  config.loss.update(kernel_l2=1e-4, activity_l2=1e-4)
+  config.optimizer.update(name="adam", clip_norm_per_variable=1e-2, clip_norm=0.0,
+                          schedule="constant", warmup_fraction=0.0, weight_decay=0.0)
+  config.train.update(epochs=50, early_stop_epochs=25, best_metric="opa")
+  config.eval.update(configs=500)
+
+
+def _shrink(config: ConfigDict) -> None:
+  config.model.update(op_embed_dim=8, hidden_dim=16)
+  config.batch.update(graphs=4, configs=8, min_configs=4, keep_nodes=100)
+  config.train.update(epochs=2, valid_configs=50, log_every_steps=4)

@@ -1,0 +1,76 @@
+"""The official tile baseline: EarlyJoinSAGE and the other published models.
+
+Variants, separated by commas: a model name (`EarlyJoinSAGE`, `LateJoinSAGE`,
+`EarlyJoinResGCN`, `LateJoinResGCN`, `MLP`) and `ci` (a few seconds on a CPU).
+
+  python run_tile.py --config=configs/tile.py:LateJoinSAGE --workdir=out/late
+  python run_tile.py --config=configs/tile.py --config.optimizer.learning_rate=0.01 ...
+"""
+
+from ml_collections import ConfigDict
+
+_MODELS = {
+    "EarlyJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3),
+    "LateJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3),
+    "EarlyJoinResGCN": dict(
+        op_embed_dim=32, hidden_dim=64, num_gnns=3, directed=False, reduction="sum"),
+    "LateJoinResGCN": dict(
+        op_embed_dim=32, hidden_dim=64, num_gnns=3, directed=False, reduction="sum"),
+    "MLP": dict(op_embed_dim=64, hidden_dim=64, num_layers=2),
+}
+
+
+def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
+  """The config of a comma-separated list of variants."""
+  config = ConfigDict()
+  config.task = "tile"
+  config.seed = 0
+
+  config.data = ConfigDict(dict(
+      skip_bad_files=False,  # leave out malformed files, by name, instead of stopping
+      feature_transform="minmax",  # none, minmax, standardize, signed_log1p; or by group
+      config_transform="minmax",
+      pad_value=0,  # -1 marks unused layout positions
+      loader_threads=1,
+  ))
+  config.batch = ConfigDict(dict(
+      graphs=10,  # kernels per step, over all devices
+      configs=10,  # configurations per kernel and step
+      min_configs=2,  # kernels with fewer are not trained on; official: as `configs`
+      sampling="uniform",  # or skewed (to fast ones), each also with _replacement
+      target="official",  # runtime / normalizer; or ratio, rank (within the slate)
+      slates_per_graph=1,  # per epoch
+  ))
+  config.model = ConfigDict(dict(
+      name="EarlyJoinSAGE", **_MODELS["EarlyJoinSAGE"],
+      precision="highest",  # of matrix products; default lets TPU and GPU round inputs
+  ))
+  config.loss = ConfigDict(dict(
+      losses="ListMLELoss:1,MSE:0.02", temperature=10.0, kernel_l2=1e-4, activity_l2=1e-4))
+  config.optimizer = ConfigDict(dict(
+      name="adam", learning_rate=1e-3, clip_norm_per_variable=1e-3, clip_norm=0.0,
+      schedule="constant", warmup_fraction=0.0, weight_decay=0.0, accumulation_steps=1,
+      average_decay=0.0))
+  config.train = ConfigDict(dict(
+      epochs=100, eval_every_epochs=1, early_stop_epochs=20, best_metric="opa",
+      valid_configs=256,  # per validation kernel during training; 0 = all
+      log_every_steps=100, checkpoint_every_steps=0))
+  config.eval = ConfigDict(dict(graphs=8, configs=64))  # per device and scoring call
+  config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
+
+  for name in filter(None, variant.split(",")):
+    if name in _MODELS:
+      precision = config.model.precision
+      config.model = ConfigDict(dict(name=name, **_MODELS[name], precision=precision))
+    elif name == "ci":
+      _shrink(config)
+    else:
+      raise ValueError(f"configs/tile.py has no variant {name!r}; it has "
+                       f"{', '.join(_MODELS)} and ci")
+  return config
+
+
+def _shrink(config: ConfigDict) -> None:
+  config.model.update(op_embed_dim=8, hidden_dim=16)
+  config.batch.update(configs=6, slates_per_graph=4)
+  config.train.update(epochs=5, log_every_steps=4)

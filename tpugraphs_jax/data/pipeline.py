@@ -1,0 +1,149 @@
+"""Training batches: a plan that is a pure function of seed and step, loaded by grain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import functools
+import itertools
+from typing import Any
+
+from absl import logging
+import grain
+import numpy as np
+
+from tpugraphs_jax.data import buckets
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
+
+# Epochs whose batches are looked at to choose budgets; later ones that fit none
+# of them (rare) get a budget of their own.
+_LOOK_AHEAD_EPOCHS = 16
+
+
+class BatchPlan:
+  """Which graphs and configurations make the batch of a step.
+
+  An epoch passes once over all graphs, `slates_per_graph` times each, in random
+  order, and leaves out the last slates that do not fill a batch (official). With
+  fewer slates than a batch holds, every step has all of them and empty slots.
+
+  Every process computes the same plan and loads its own devices' part.
+
+  Args:
+    graphs: training graphs.
+    slates_per_step: slates in a batch over all devices.
+    devices: devices of all processes.
+    draw: `(graph number, rng) -> Slot`; draws the configurations of a slate.
+    seed: of order and configurations.
+    slates_per_graph: how often a graph occurs per epoch.
+  """
+
+  def __init__(
+      self, graphs: Sequence[PreparedGraph], *, slates_per_step: int, devices: int,
+      draw: Callable[[int, np.random.Generator], Slot], seed: int, slates_per_graph: int = 1,
+  ):
+    self._sizes = [graph.sizes for graph in graphs]
+    self._draw, self._seed, self._repeats = draw, seed, slates_per_graph
+    self._devices = devices
+    self.slates_per_device = slates_per_step // devices
+    slates = len(graphs) * slates_per_graph
+    self._per_step = min(slates_per_step, slates)
+    self.steps_per_epoch = slates // self._per_step
+    self.budgets = self._choose_budgets()
+
+  @functools.lru_cache(maxsize=2)
+  def _order(self, epoch: int) -> np.ndarray:
+    slates = np.repeat(np.arange(len(self._sizes)), self._repeats)
+    return np.random.default_rng([self._seed, epoch]).permutation(slates)
+
+  def graphs_of_step(self, step: int) -> list[np.ndarray]:
+    """Graph numbers of each device's slates."""
+    epoch, index = divmod(step, self.steps_per_epoch)
+    chosen = self._order(epoch)[index * self._per_step : (index + 1) * self._per_step]
+    return np.array_split(chosen, self._devices)
+
+  def _device_sizes(self, step: int) -> list[dict[str, int]]:
+    return [self._total(graphs) for graphs in self.graphs_of_step(step)]
+
+  def _total(self, graphs: np.ndarray) -> dict[str, int]:
+    return {key: sum(self._sizes[g][key] for g in graphs) for key in self._sizes[0]}
+
+  def _choose_budgets(self) -> list[dict[str, int]]:
+    steps = range(_LOOK_AHEAD_EPOCHS * self.steps_per_epoch)
+    per_step = [
+        {key: max(size[key] for size in sizes) for key in sizes[0]}
+        for sizes in map(self._device_sizes, steps)
+    ]
+    chosen = buckets.choose_budgets(per_step, max_budgets=buckets.MAX_BUDGETS - 1)
+    # Any batch whatever fits the sum of the largest graphs.
+    largest = {
+        key: int(np.sort([size[key] for size in self._sizes])[-self.slates_per_device :].sum())
+        for key in self._sizes[0]
+    }
+    limit = buckets.choose_budgets([largest])[0]
+    if len(self._sizes) * self._repeats > self._per_step:
+      chosen.append({key: max(limit[key], chosen[-1][key]) for key in limit})
+    return chosen
+
+  def budget(self, step: int) -> Budget:
+    """The smallest budget that holds the step on every device."""
+    return self.budgets[buckets.smallest_fit(self._device_sizes(step), self.budgets)]
+
+  def slots(self, step: int, device: int) -> list[Slot]:
+    """The slates of one device, with configurations drawn for this step."""
+    shares = self.graphs_of_step(step)
+    first = sum(len(share) for share in shares[:device])
+    # Seeded by the place in the whole batch, so that the number of devices is free.
+    rngs = (np.random.default_rng([self._seed, 1, step, first + i]) for i in itertools.count())
+    return [self._draw(int(graph), rng) for graph, rng in zip(shares[device], rngs)]
+
+  def padding(self, steps: int) -> float:
+    """Share of padding nodes over the first steps."""
+    used = budget = 0
+    for step in range(steps):
+      used += sum(size["nodes"] for size in self._device_sizes(step))
+      budget += self._devices * self.budget(step)["nodes"]
+    return 1 - used / budget
+
+
+class _Batches:
+  """Random access source: step number to the batches of this process's devices."""
+
+  def __init__(self, plan: BatchPlan, total_steps: int, local_devices: Sequence[int],
+               assemble: Callable[[list[Slot], Budget], Any], stack: Callable[[list], Any]):
+    self._plan, self._total_steps, self._local_devices = plan, total_steps, local_devices
+    self._assemble, self._stack = assemble, stack
+
+  def __len__(self) -> int:
+    return self._total_steps
+
+  def __getitem__(self, step: int) -> Any:
+    budget = self._plan.budget(step)
+    return self._stack([
+        self._assemble(self._plan.slots(step, device), budget) for device in self._local_devices
+    ])
+
+
+def training_batches(
+    plan: BatchPlan, *, total_steps: int, local_devices: Sequence[int],
+    assemble: Callable[[list[Slot], Budget], Any], stack: Callable[[list], Any],
+    threads: int = 1, prefetch: int = 4,
+) -> grain.DatasetIterator:
+  """Batches with a leading device axis, prepared ahead by grain.
+
+  The iterator's state is the number of the next step, so that resuming is exact.
+
+  Args:
+    plan: what each step contains.
+    total_steps: length of the run.
+    local_devices: numbers of this process's devices among all.
+    assemble: `(slots, budget) -> batch` of one device.
+    stack: puts the batches of the local devices on a leading axis.
+    threads: loader threads.
+    prefetch: batches held ready.
+  """
+  shown = min(plan.steps_per_epoch, 200)
+  logging.info(
+      "%d batch shapes, %.0f %% padding nodes", len(plan.budgets), 100 * plan.padding(shown))
+  source = _Batches(plan, total_steps, local_devices, assemble, stack)
+  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
+  return iter(grain.MapDataset.source(source).to_iter_dataset(options))

@@ -1,0 +1,94 @@
+"""Which configurations of a graph make a slate, and what the model should predict."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
+
+SAMPLINGS = ("uniform", "skewed", "uniform_replacement", "skewed_replacement")
+TARGETS = ("official", "ratio", "rank")
+# Scale of layout labels in the official code.
+_LAYOUT_UNIT_NS = 1e7
+
+
+def skewed_keys(runtime_ns: np.ndarray) -> np.ndarray:
+  """Log weights of the official layout sampling, `[C]` float64.
+
+  `(c - rank) / c`, rank 0 the fastest: the fastest configuration is e times as
+  likely as the slowest (official layout trainer).
+  """
+  order = np.argsort(runtime_ns, kind="stable")
+  keys = np.empty(len(order))
+  keys[order] = 1 - np.arange(len(order)) / len(order)
+  return keys
+
+
+def sample_configs(
+    log_weight: np.ndarray | int, count: int, sampling: str, rng: np.random.Generator
+) -> np.ndarray:
+  """Numbers of `count` configurations, `[count]` int64.
+
+  Without replacement, weights act through Gumbel top-k. A graph with fewer
+  configurations than asked for gives all of them.
+
+  Args:
+    log_weight: `[C]` from `skewed_keys`, or the number of configurations C.
+    count: size of the slate.
+    sampling: one of `SAMPLINGS`.
+    rng: source of randomness.
+  """
+  skewed = sampling.startswith("skewed")
+  total = len(log_weight) if skewed else int(log_weight)
+  if sampling.endswith("replacement"):
+    weight = np.exp(log_weight) if skewed else np.ones(total)
+    cumulative = np.cumsum(weight)
+    return np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
+  if count >= total:
+    return rng.permutation(total)
+  if not skewed:
+    return rng.choice(total, count, replace=False)
+  keys = log_weight + rng.gumbel(size=total)
+  return np.argpartition(-keys, count)[:count]
+
+
+def tile_target(configs: TileConfigs, ids: np.ndarray, kind: str = "official") -> np.ndarray:
+  """What a tile model predicts, `[len(ids)]` float32, larger = slower.
+
+  `official` is runtime / normalizer; `ratio` and `rank` see `slate_target`.
+  """
+  if kind == "official":
+    return (configs.runtime_ns[ids] / configs.normalizer_ns[ids]).astype(np.float32)
+  return slate_target(configs.runtime_ns[ids], kind)
+
+
+def layout_target(configs: LayoutConfigs, ids: np.ndarray, kind: str = "official") -> np.ndarray:
+  """What a layout model predicts, `[len(ids)]` float32; `official` is runtime / 1e7 ns."""
+  if kind == "official":
+    return (configs.runtime_ns[ids] / _LAYOUT_UNIT_NS).astype(np.float32)
+  return slate_target(configs.runtime_ns[ids], kind)
+
+
+def slate_target(runtime_ns: np.ndarray, kind: str) -> np.ndarray:
+  """Target of one slate, computed from int64 so that distinct runtimes stay distinct.
+
+  Args:
+    runtime_ns: `[C]` int64 runtimes of the slate.
+    kind: `ratio`: runtime above the fastest, relative to it; `rank`: share of the
+      slate's distinct runtimes that are faster (4th place of the competition).
+  """
+  if kind == "ratio":
+    fastest = runtime_ns.min()
+    return ((runtime_ns - fastest) / fastest).astype(np.float32)
+  distinct, rank = np.unique(runtime_ns, return_inverse=True)
+  return (rank / max(len(distinct) - 1, 1)).astype(np.float32)
+
+
+def sample_block(nodes: int, keep_nodes: int, rng: np.random.Generator) -> tuple[int, int]:
+  """One of the `ceil(nodes / keep_nodes)` contiguous blocks of a graph, `(start, stop)`.
+
+  Source: segment dropout of the official layout trainer.
+  """
+  blocks = -(-nodes // keep_nodes)
+  start = int(rng.integers(blocks)) * keep_nodes
+  return start, min(start + keep_nodes, nodes)

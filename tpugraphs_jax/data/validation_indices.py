@@ -1,0 +1,49 @@
+"""The published configuration indices that validation graphs are judged on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+
+def load(indices_dir: str, source: str, search: str) -> dict[str, np.ndarray]:
+  """Configuration numbers by graph name.
+
+  Args:
+    indices_dir: folder with `<source>_<search>.json`, as published with the data.
+    source: `xla` or `nlp`.
+    search: `random` or `default`.
+
+  Returns:
+    `[n]` int64 for each graph, as published: a number may occur twice.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is not a table of index lists.
+  """
+  path = Path(indices_dir).expanduser() / f"{source}_{search}.json"
+  if not path.exists():
+    raise FileNotFoundError(f"{path} is missing: --config.eval.indices_dir must name the folder "
+                            "with the published index files")
+  try:
+    table = json.loads(path.read_text())
+    return {name: np.array(ids, np.int64).reshape(-1) for name, ids in table.items()}
+  except (ValueError, TypeError, AttributeError, OverflowError) as error:
+    raise ValueError(f"{path} is not a table of configuration numbers: {error}") from None
+
+
+def select(indices: dict[str, np.ndarray], name: str, configs: int) -> np.ndarray:
+  """The numbers of one graph.
+
+  Raises:
+    ValueError: the graph is not in the table, or has fewer configurations.
+  """
+  if name not in indices:
+    raise ValueError(f"the published validation indices do not name graph {name}; leave "
+                     "--config.eval.indices_dir empty for other data")
+  ids = indices[name]
+  if len(ids) and (ids.min() < 0 or ids.max() >= configs):
+    raise ValueError(f"validation index {ids.max()} of {name}, which has {configs} configurations")
+  return ids

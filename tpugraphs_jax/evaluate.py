@@ -1,0 +1,142 @@
+"""Scores all configurations of graphs in chunks, and judges the scores.
+
+A unit is one graph with one chunk of its configurations. Units are packed into
+batches of the same types and few shapes as in training, and spread over all
+devices and processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import csv
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tqdm
+
+from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
+from tpugraphs_jax.train import parallel
+
+
+class Unit(NamedTuple):
+  """One chunk of the configurations of one graph."""
+
+  graph: int
+  config_ids: np.ndarray  # [<= chunk] int64
+  block: tuple[int, int] | None = None
+
+
+class Scorer:
+  """Scores graphs with one model.
+
+  Args:
+    score_step: mapped `(params, batch) -> scores [devices, G, C]`.
+    assemble: `(slots, budget, graphs=, configs=) -> batch`.
+    graphs_per_batch: units G in a batch.
+    configs_per_batch: configurations C in a unit.
+  """
+
+  def __init__(
+      self, score_step: Callable[[Any, Any], Any], assemble: Callable[..., Any], *,
+      graphs_per_batch: int, configs_per_batch: int,
+  ):
+    self._score_step, self._assemble = score_step, assemble
+    self._graphs, self._configs = graphs_per_batch, configs_per_batch
+
+  def scores(
+      self, params: Any, graphs: Sequence[PreparedGraph], *,
+      config_ids: Sequence[np.ndarray] | None = None,
+      blocks: Sequence[tuple[int, int]] | None = None, progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores of every graph, each `[its configurations]` float32, larger = slower.
+
+    Args:
+      params: model parameters, without a device axis.
+      graphs: graphs to score.
+      config_ids: configurations of each graph; all of them unless given.
+      blocks: node range of each graph the model looks at, for `dropout` models.
+      progress: shows a bar.
+    """
+    if not graphs:
+      return []
+    chosen = config_ids or [np.arange(len(graph.configs)) for graph in graphs]
+    units = self._units(graphs, chosen, blocks)
+    batches = [units[i : i + self._graphs] for i in range(0, len(units), self._graphs)]
+    budgets = buckets.choose_budgets(
+        [batching.total_sizes([graphs[u.graph] for u in batch]) for batch in batches])
+    results = [np.zeros(len(ids), np.float32) for ids in chosen]
+    filled = [0] * len(graphs)
+    for unit, row in self._run(params, graphs, batches, budgets, progress):
+      start = filled[unit.graph]
+      results[unit.graph][start : start + len(row)] = row
+      filled[unit.graph] += len(row)
+    return results
+
+  def _units(self, graphs, chosen, blocks) -> list[Unit]:
+    by_size = sorted(range(len(graphs)), key=lambda i: (len(graphs[i].opcode), i))
+    return [
+        Unit(i, chosen[i][start : start + self._configs], blocks[i] if blocks else None)
+        for i in by_size
+        for start in range(0, len(chosen[i]), self._configs)
+    ]
+
+  def _run(self, params, graphs, batches, budgets, progress):
+    """Yields every unit with its scores, in order, the same in all processes."""
+    replicated = parallel.replicate(params)
+    devices, local = parallel.local_device_count(), []
+    mine = range(parallel.process_index(), -(-len(batches) // devices), parallel.process_count())
+    bar = tqdm.tqdm(mine, unit="batch", disable=not progress or not parallel.is_primary())
+    for group in bar:
+      part = batches[group * devices : (group + 1) * devices]
+      local.append((group, self._score_group(replicated, graphs, part, budgets)))
+    everything = dict(sum(parallel.gather_objects(local), []))
+    for group in sorted(everything):
+      part = batches[group * devices : (group + 1) * devices]
+      for batch, scores in zip(part, everything[group]):
+        for unit, row in zip(batch, scores):
+          yield unit, row[: len(unit.config_ids)]
+
+  def _score_group(self, params, graphs, part: list[list[Unit]], budgets: Sequence[Budget]):
+    sizes = [batching.total_sizes([graphs[u.graph] for u in batch]) for batch in part]
+    budget = budgets[buckets.smallest_fit(sizes, budgets)]
+    # The last group repeats a batch on devices that have none.
+    padded = part + part[-1:] * (parallel.local_device_count() - len(part))
+    batch = parallel.stack_for_devices([
+        self._assemble([self._slot(graphs, unit) for unit in units], budget,
+                       graphs=self._graphs, configs=self._configs)
+        for units in padded
+    ])
+    return np.asarray(self._score_step(params, batch))[: len(part)]
+
+  def _slot(self, graphs, unit: Unit) -> Slot:
+    return Slot(graphs[unit.graph], unit.config_ids,
+                np.zeros(len(unit.config_ids), np.float32), unit.graph, unit.block)
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+  """Writes rows with equal keys as CSV, beside and then renamed; numbers to 6 digits."""
+  rows = list(rows)
+  beside = path.with_name(path.name + ".tmp")
+  with beside.open("w", newline="") as file:
+    if rows:
+      writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+      writer.writeheader()
+      writer.writerows({k: _plain(v) for k, v in row.items()} for row in rows)
+  os.replace(beside, path)
+
+
+def _plain(value: Any) -> Any:
+  return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """Mean of every float column over the rows where it is a number."""
+  numeric = [key for key, value in rows[0].items() if isinstance(value, float)] if rows else []
+  columns = {key: np.array([row[key] for row in rows]) for key in numeric}
+  return {
+      key: float(column[~np.isnan(column)].mean()) if (~np.isnan(column)).any() else float("nan")
+      for key, column in columns.items()
+  }

@@ -1,0 +1,123 @@
+"""The four layout collections: rank layouts of every convolution, dot and reshape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import time
+from typing import Any
+
+import numpy as np
+
+from tpugraphs_jax import evaluate
+from tpugraphs_jax.data import (
+    batching, duplicates, features, reduction, sampling, store, validation_indices)
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
+from tpugraphs_jax.graph import LAYOUT_CONFIG_FEATURES, LayoutConfigs, OpGraph
+from tpugraphs_jax.models import layout
+from tpugraphs_jax.tasks import task
+
+# A model trained on sampled blocks is judged on the mean of three (official).
+_BLOCKS_IN_EVALUATION = 3
+
+
+class LayoutTask(task.Task):
+  """Jobs on `layout:<source>:<search>`."""
+
+  slowdown_ks = (1, 10, 100)
+
+  def __init__(self, config):
+    super().__init__(config, f"layout:{config.data.source}:{config.data.search}")
+
+  def _check(self, config) -> None:
+    super()._check(config)
+    data = config.data
+    choices = [
+        ("source", ("xla", "nlp")), ("search", ("random", "default")),
+        ("duplicate_policy", duplicates.POLICIES), ("graph_reduction", reduction.REDUCTIONS),
+        ("reduction_direction", reduction.DIRECTIONS), ("reduction_induced", reduction.INDUCED),
+    ]
+    for field, allowed in choices:
+      if data[field] not in allowed:
+        raise ValueError(f"--config.data.{field} is {data[field]!r}; expected one of {allowed}")
+    for field, value, least in (
+        ("data.reduction_hops", data.reduction_hops, 1), ("data.max_configs", data.max_configs, 0),
+        ("batch.keep_nodes", config.batch.keep_nodes, 2), ("eval.max_configs", config.eval.max_configs, 0)):
+      if value < least:
+        raise ValueError(f"--config.{field} is {value}; expected at least {least}")
+
+  def create_model(self, name: str, **options: Any):
+    return layout.create(name, **options)
+
+  def load(self, data_root: str, split: str) -> list[OpGraph]:
+    data = self.config.data
+    folders = store.ensure_store(
+        data_root, self.collection, split, store_dir=data.store_dir or None,
+        skip_bad_files=data.skip_bad_files)
+    graphs = [store.open_graph(folder) for folder in folders]
+    if split == "train":
+      graphs = [duplicates.apply_policy(graph, data.duplicate_policy) for graph in graphs]
+    return graphs
+
+  def check_configs(self, graph: OpGraph) -> None:
+    task.check_kind(graph, LayoutConfigs)
+
+  def fit_configs(self, graphs: Sequence[OpGraph]) -> features.Transform:
+    kinds = np.full(LAYOUT_CONFIG_FEATURES, self.config.data.config_transform, dtype=object)
+    return features.fit((g.configs.rows for g in graphs), kinds)
+
+  def prepare(self, graph: OpGraph) -> PreparedGraph:
+    data = self.config.data
+    small = reduction.reduce_graph(
+        graph, reduction=data.graph_reduction, hops=data.reduction_hops,
+        direction=data.reduction_direction, induced=data.reduction_induced)
+    return batching.prepare(small, self.node_input(small), hops=self.model.hops)
+
+  def target(self, graph: PreparedGraph, config_ids: np.ndarray) -> np.ndarray:
+    return sampling.layout_target(graph.configs, config_ids, self.config.batch.target)
+
+  def assemble(self, slots: Sequence[Slot], budget: Budget, *, graphs: int, configs: int):
+    return batching.assemble_layout(
+        slots, budget, graphs=graphs, configs=configs, transform=self.transforms["config"])
+
+  def draw_block(self, graph: PreparedGraph, rng: np.random.Generator) -> tuple[int, int] | None:
+    """One of the contiguous blocks of at most `keep_nodes` nodes (official)."""
+    if getattr(self.model, "dropout", "fullgraph") == "fullgraph":
+      return None
+    return sampling.sample_block(len(graph.opcode), self.config.batch.keep_nodes, rng)
+
+  def validation_ids(self, graph: PreparedGraph) -> np.ndarray:
+    """The published indices, else all configurations or a seeded sample of them."""
+    options, total = self.config.eval, len(graph.configs)
+    if options.indices_dir:
+      indices = validation_indices.load(
+          options.indices_dir, self.config.data.source, self.config.data.search)
+      return validation_indices.select(indices, graph.name, total)
+    if not 0 < options.max_configs < total:
+      return np.arange(total)
+    rng = np.random.default_rng(self.config.seed)
+    return np.sort(rng.choice(total, options.max_configs, replace=False))
+
+  def score_blocks(
+      self, scorer: evaluate.Scorer, params: Any, graphs: Sequence[PreparedGraph],
+      config_ids: Sequence[np.ndarray], *, progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores; those of `dropout` models are the mean over three sampled blocks."""
+    if getattr(self.model, "dropout", None) != "dropout":
+      return super().score_blocks(scorer, params, graphs, config_ids, progress=progress)
+    rng = np.random.default_rng(self.config.seed)
+    runs = [
+        scorer.scores(params, graphs, config_ids=config_ids, progress=progress,
+                      blocks=[self.draw_block(graph, rng) for graph in graphs])
+        for _ in range(_BLOCKS_IN_EVALUATION)
+    ]
+    return [np.mean(scores, axis=0) for scores in zip(*runs)]
+
+  def validate(self, scorer, params, graphs, config_ids, *, progress: bool = False):
+    """As `Task.validate`; with `--config.eval.time` also seconds to score each graph."""
+    rows, means = super().validate(scorer, params, graphs, config_ids, progress=progress)
+    if self.config.eval.time:
+      for row, graph, ids in zip(rows, graphs, config_ids):
+        started = time.monotonic()
+        self.score_blocks(scorer, params, [graph], [ids])
+        row["seconds"] = time.monotonic() - started
+    return rows, means

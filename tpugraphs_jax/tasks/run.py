@@ -1,0 +1,162 @@
+"""Train, evaluate and predict: what `run_tile.py` and `run_layout.py` do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+import sys
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+import ml_collections
+
+from tpugraphs_jax import evaluate as evaluate_lib
+from tpugraphs_jax import ranking
+from tpugraphs_jax.data import synthetic
+from tpugraphs_jax.tasks.task import Task
+from tpugraphs_jax.train import loop, parallel, report, state as state_lib
+
+MODES = ("train", "evaluate", "predict", "all")
+DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"
+
+
+def define_flags(default_config: str) -> None:
+  """The flags of both commands.
+
+  Args:
+    default_config: config file used when `--config` is not given.
+  """
+  config_flags.DEFINE_config_file("config", default_config, "Config file, as FILE.py:VARIANT.")
+  flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.")
+  flags.DEFINE_string("data_root", None, f"Folder with tile/ and layout/ (default {DEFAULT_DATA_ROOT}).")
+  flags.DEFINE_enum("mode", "all", MODES, "What to do; later modes use what is in --workdir.")
+  flags.DEFINE_boolean("resume", False, "Go on with the run in --workdir.")
+  flags.DEFINE_string("coordinator_address", None, "host:port of process 0 of several.")
+  flags.DEFINE_integer("num_processes", None, "Number of processes.")
+  flags.DEFINE_integer("process_id", None, "Number of this process.")
+  flags.mark_flag_as_required("workdir")
+
+
+def main(argv: list[str]) -> None:
+  """Runs the command; what a user can get wrong ends in one line and exit code 2."""
+  if len(argv) > 1:
+    sys.exit(f"error: unexpected argument {argv[1]!r}; options start with --")
+  values = flags.FLAGS
+  try:
+    parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
+    workdir = Path(values.workdir).expanduser()
+    parallel.use_compilation_cache(workdir / "compilation_cache")
+    config = values.config
+    if values.mode in ("evaluate", "predict") and not values["config"].present:
+      config = ranking.saved_config(workdir)
+    with config.unlocked():
+      config.data_root = _data_root(values.data_root, config, workdir, values.mode)
+    run(config, workdir, mode=values.mode, resume=values.resume)
+  except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError, OSError) as error:
+    logging.debug("details", exc_info=True)
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _data_root(given: str | None, config, workdir: Path, mode: str) -> str:
+  """The data to use; without any, a tiny synthetic set in the working folder."""
+  if given or config.get("data_root"):
+    return given or config.data_root
+  if Path(DEFAULT_DATA_ROOT).expanduser().is_dir():
+    return DEFAULT_DATA_ROOT
+  print(f"No data set at {DEFAULT_DATA_ROOT} and no --data_root: using tiny synthetic data in "
+        f"{workdir / 'synthetic'}", flush=True)
+  if parallel.is_primary():
+    synthetic.generate(workdir / "synthetic", scale="tiny", progress=False)
+  parallel.barrier("synthetic data")
+  return str(workdir / "synthetic" / "npz")
+
+
+def run(
+    config: ml_collections.ConfigDict, workdir: Path, *, mode: str = "all", resume: bool = False
+) -> None:
+  """One job; `config.data_root` names the data.
+
+  Args:
+    config: see `configs/`.
+    workdir: folder for checkpoints, metrics and results.
+    mode: one of `MODES`.
+    resume: go on with the run in `workdir`.
+  """
+  if mode in ("train", "all"):
+    train(ranking.create_task(config), workdir, resume=resume)
+  if mode == "train":
+    return
+  ranker = ranking.Ranker(workdir, config)
+  if mode in ("evaluate", "all"):
+    evaluate(ranker)
+  if mode in ("predict", "all"):
+    predict(ranker)
+
+
+def train(task: Task, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
+  """Fits transforms, trains, keeps the best checkpoint on validation OPA."""
+  config = task.config
+  train_graphs = task.trainable(task.load(config.data_root, "train"))
+  valid_graphs = task.judged(task.load(config.data_root, "valid"))
+  if not valid_graphs:
+    raise ValueError(f"no labelled validation graph of {task.collection} in {config.data_root}; "
+                     "early stopping needs at least one")
+  workdir.mkdir(parents=True, exist_ok=True)
+  task.fit(train_graphs)
+  report.write_manifest(workdir, config.to_dict())
+  task.save_transforms(workdir / ranking.TRANSFORMS_FILE)
+  prepared = [task.prepare(graph) for graph in train_graphs]
+  valid = [task.prepare(graph) for graph in valid_graphs]
+  plan = task.plan(prepared)
+  total_steps = config.train.epochs * plan.steps_per_epoch
+  params = task.init_params(
+      task.assemble(plan.slots(0, 0), plan.budget(0), graphs=plan.slates_per_device,
+                    configs=config.batch.configs))
+  optimizer = task.create_optimizer(total_steps=total_steps)
+  scorer, ids = task.scorer(), task.sampled_ids(valid)
+  logging.info("%s: %d training graphs, %d validation graphs, %d steps per epoch",
+               task.collection, len(prepared), len(valid), plan.steps_per_epoch)
+  return loop.train(
+      state_lib.TrainState.create(params, optimizer),
+      train_step=task.train_step(optimizer),
+      batches=task.batches(plan, total_steps),
+      evaluate=lambda params: task.validate(scorer, params, valid, ids)[1],
+      workdir=workdir, total_epochs=config.train.epochs, steps_per_epoch=plan.steps_per_epoch,
+      eval_every_epochs=config.train.eval_every_epochs,
+      early_stop_epochs=config.train.early_stop_epochs, best_metric=config.train.best_metric,
+      log_every_steps=config.train.log_every_steps,
+      checkpoint_every_steps=config.train.checkpoint_every_steps,
+      profile_steps=config.profile_steps, resume=resume, config=ranking.fingerprint(config))
+
+
+def evaluate(ranker: ranking.Ranker) -> dict[str, float]:
+  """Scores the validation split; writes validation.csv and prints the means."""
+  task = ranker.task
+  graphs = [task.prepare(g) for g in task.judged(task.load(task.config.data_root, "valid"))]
+  if not graphs:
+    print(f"{task.collection}: no labelled graph in the validation split; nothing to score")
+    return {}
+  ids = [task.validation_ids(graph) for graph in graphs]
+  rows, means = task.validate(
+      ranker.scorer, ranker.params(graphs[0]), graphs, ids, progress=True)
+  if parallel.is_primary():
+    evaluate_lib.write_csv(ranker.workdir / "validation.csv", rows)
+    print(task.summary(rows, means), flush=True)
+  return means
+
+
+def predict(ranker: ranking.Ranker) -> None:
+  """Ranks the test split and writes results.csv in the form of a submission."""
+  task = ranker.task
+  graphs = [task.prepare(graph) for graph in task.load(task.config.data_root, "test")]
+  rankings = task.rank(ranker.scorer, ranker.params(graphs[0]), graphs, progress=True)
+  if parallel.is_primary():
+    path = ranker.workdir / "results.csv"
+    task.write_results(path, rankings)
+    print(f"{task.collection}: ranked {len(rankings)} test graphs, wrote {path}", flush=True)
+
+
+def launch(default_config: str) -> None:
+  """Entry point of the commands."""
+  define_flags(default_config)
+  app.run(main)

@@ -1,0 +1,294 @@
+"""A job on one collection: what tile and layout jobs share."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+import jax
+import ml_collections
+import numpy as np
+
+from tpugraphs_jax import evaluate, losses, metrics, submission
+from tpugraphs_jax.data import batching, features, npz, pipeline, sampling
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.train import parallel, state as state_lib, step as step_lib
+
+_NAMES_SHOWN = 5
+
+
+class Task(abc.ABC):
+  """Turns a config into data, model, steps and metrics of one collection.
+
+  Attributes:
+    config: see `configs/`.
+    collection: one of `graph.COLLECTIONS`.
+    model: flax module from a batch to scores `[G, C]`.
+    transforms: feature transforms, set by `fit` or `load_transforms`.
+  """
+
+  slowdown_ks: Sequence[int]  # of the per-graph metrics
+
+  def __init__(self, config: ml_collections.ConfigDict, collection: str):
+    self.config = config
+    self.collection = collection
+    self.losses = losses.parse_losses(config.loss.losses)
+    options = dict(config.model)
+    self.model = self.create_model(options.pop("name"), **options)
+    self.transforms: dict[str, features.Transform] = {}
+    self._check(config)
+
+  def _check(self, config) -> None:
+    choices = [
+        ("batch.sampling", config.batch.sampling, sampling.SAMPLINGS),
+        ("batch.target", config.batch.target, sampling.TARGETS),
+        ("data.pad_value", config.data.pad_value, (0, -1)),
+    ]
+    for field, value, allowed in choices:
+      if value not in allowed:
+        raise ValueError(f"--config.{field} is {value!r}; expected one of {allowed}")
+    counts = {"batch.configs": 2, "batch.slates_per_graph": 1, "eval.graphs": 1,
+              "eval.configs": 2, "train.valid_configs": 0, "data.loader_threads": 1,
+              "batch.min_configs": 2}
+    for field, least in counts.items():
+      group, name = field.split(".")
+      if config[group][name] < least:
+        raise ValueError(f"--config.{field} is {config[group][name]}; expected at least {least}")
+    features.parse_kinds(config.data.feature_transform, features.NODE_GROUPS)
+    parallel.per_device(config.batch.graphs, field="--config.batch.graphs")
+    self.create_optimizer(total_steps=1)
+
+  # What tile and layout jobs do in their own way.
+
+  @abc.abstractmethod
+  def create_model(self, name: str, **options: Any) -> Any:
+    """The flax module of that name."""
+
+  @abc.abstractmethod
+  def load(self, data_root: str, split: str) -> list[OpGraph]:
+    """Graphs of a split by name; bad files raise or are skipped by name."""
+
+  @abc.abstractmethod
+  def check_configs(self, graph: OpGraph) -> None:
+    """ValueError if the graph's configurations are not of this task's kind."""
+
+  @abc.abstractmethod
+  def fit_configs(self, graphs: Sequence[OpGraph]) -> features.Transform:
+    """Transform of configuration features, fitted on training graphs."""
+
+  @abc.abstractmethod
+  def prepare(self, graph: OpGraph) -> PreparedGraph:
+    """Transformed features and neighbour tables of one graph."""
+
+  @abc.abstractmethod
+  def target(self, graph: PreparedGraph, config_ids: np.ndarray) -> np.ndarray:
+    """Training target `[len(config_ids)]` float32."""
+
+  @abc.abstractmethod
+  def assemble(self, slots: Sequence[Slot], budget: Budget, *, graphs: int, configs: int) -> Any:
+    """A padded batch."""
+
+  @abc.abstractmethod
+  def validation_ids(self, graph: PreparedGraph) -> np.ndarray:
+    """Configurations that the final evaluation judges."""
+
+  # Data.
+
+  def fit(self, graphs: Sequence[OpGraph]) -> None:
+    """Fits the feature transforms on training graphs."""
+    pad = self.config.data.pad_value
+    kinds = features.parse_kinds(self.config.data.feature_transform, features.NODE_GROUPS)
+    raw = (features.node_features(graph, pad_value=pad) for graph in graphs)
+    self.transforms = {"node": features.fit(raw, kinds), "config": self.fit_configs(graphs)}
+
+  def save_transforms(self, path: Path) -> None:
+    features.save(path, self.transforms)
+
+  def load_transforms(self, path: Path) -> None:
+    self.transforms = features.load(path)
+
+  def node_input(self, graph: OpGraph) -> np.ndarray:
+    raw = features.node_features(graph, pad_value=self.config.data.pad_value)
+    return self.transforms["node"](raw)
+
+  def trainable(self, graphs: Sequence[OpGraph]) -> list[OpGraph]:
+    """Graphs that have enough configurations that differ; the others are named."""
+    least = self.config.batch.min_configs
+    few = [g for g in graphs if len(g.configs) < least]
+    flat = [g for g in graphs if g.configs.is_labelled and g not in few
+            and (g.configs.runtime_ns == g.configs.runtime_ns[0]).all()]
+    unlabelled = [g for g in graphs if not g.configs.is_labelled and g not in few]
+    _log_skipped("training", few, f"fewer than {least} configurations")
+    _log_skipped("training", flat, "all runtimes equal")
+    _log_skipped("training", unlabelled, "no runtimes")
+    left_out = {id(g) for g in few + flat + unlabelled}
+    kept = [g for g in graphs if id(g) not in left_out]
+    if not kept:
+      raise ValueError(f"none of the {len(graphs)} training graphs of {self.collection} can be "
+                       f"trained on: each has fewer than {least} configurations "
+                       "(--config.batch.min_configs), no runtimes, or equal ones")
+    return kept
+
+  def judged(self, graphs: Sequence[OpGraph]) -> list[OpGraph]:
+    """Labelled graphs with at least two configurations; the others are named."""
+    single = [g for g in graphs if len(g.configs) < 2]
+    unlabelled = [g for g in graphs if len(g.configs) >= 2 and not g.configs.is_labelled]
+    _log_skipped("evaluation", single, "fewer than 2 configurations")
+    _log_skipped("evaluation", unlabelled, "no runtimes (ranked, not scored)")
+    return [g for g in graphs if len(g.configs) >= 2 and g.configs.is_labelled]
+
+  # Training.
+
+  def create_optimizer(self, *, total_steps: int):
+    return state_lib.create_optimizer(total_steps=total_steps, **self.config.optimizer)
+
+  def draw(self, graphs: Sequence[PreparedGraph]) -> Callable[[int, np.random.Generator], Slot]:
+    """Draws slates of these graphs; see `pipeline.BatchPlan`."""
+    batch = self.config.batch
+    skewed = batch.sampling.startswith("skewed")
+    weights = [
+        sampling.skewed_keys(g.configs.runtime_ns) if skewed else len(g.configs) for g in graphs
+    ]
+
+    def draw(number: int, rng: np.random.Generator) -> Slot:
+      ids = sampling.sample_configs(weights[number], batch.configs, batch.sampling, rng)
+      graph = graphs[number]
+      return Slot(graph, ids, self.target(graph, ids), number, self.draw_block(graph, rng))
+
+    return draw
+
+  def draw_block(self, graph: PreparedGraph, rng: np.random.Generator) -> tuple[int, int] | None:
+    """Node range sampled for training, if the model trains on blocks."""
+    del graph, rng
+    return None
+
+  def plan(self, graphs: Sequence[PreparedGraph]) -> pipeline.BatchPlan:
+    batch = self.config.batch
+    return pipeline.BatchPlan(
+        graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
+        draw=self.draw(graphs), seed=self.config.seed, slates_per_graph=batch.slates_per_graph)
+
+  def batches(self, plan: pipeline.BatchPlan, total_steps: int):
+    first = parallel.process_index() * parallel.local_device_count()
+    assemble = lambda slots, budget: self.assemble(
+        slots, budget, graphs=plan.slates_per_device, configs=self.config.batch.configs)
+    return pipeline.training_batches(
+        plan, total_steps=total_steps, assemble=assemble, stack=parallel.stack_for_devices,
+        local_devices=range(first, first + parallel.local_device_count()),
+        threads=self.config.data.loader_threads)
+
+  def init_params(self, batch: Any) -> Any:
+    """Fresh parameters for batches like this one (of one device)."""
+    key = jax.random.key(self.config.seed)
+    return jax.jit(self.model.init)(key, batch)["params"]
+
+  def train_step(self, optimizer):
+    loss = self.config.loss
+    return step_lib.make_train_step(
+        self.model, optimizer, losses=self.losses, temperature=loss.temperature,
+        kernel_l2=loss.kernel_l2, activity_l2=loss.activity_l2, seed=self.config.seed)
+
+  # Evaluation.
+
+  def scorer(self) -> evaluate.Scorer:
+    options = self.config.eval
+    return evaluate.Scorer(
+        step_lib.make_score_step(self.model), self.assemble,
+        graphs_per_batch=options.graphs, configs_per_batch=options.configs)
+
+  def sampled_ids(self, graphs: Sequence[PreparedGraph]) -> list[np.ndarray]:
+    """Configurations judged during training: a seeded sample of each graph."""
+    limit = self.config.train.valid_configs
+    rng = np.random.default_rng(self.config.seed)
+    return [
+        np.arange(len(g.configs)) if not 0 < limit < len(g.configs)
+        else np.sort(rng.choice(len(g.configs), limit, replace=False))
+        for g in graphs
+    ]
+
+  def score_blocks(
+      self, scorer: evaluate.Scorer, params: Any, graphs: Sequence[PreparedGraph],
+      config_ids: Sequence[np.ndarray], *, progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores as evaluation takes them; see `LayoutTask` for models that look at blocks."""
+    return scorer.scores(params, graphs, config_ids=config_ids, progress=progress)
+
+  def graph_row(
+      self, graph: PreparedGraph, config_ids: np.ndarray, scores: np.ndarray
+  ) -> dict[str, Any]:
+    """Metrics of one labelled graph."""
+    runtime = graph.configs.runtime_ns[config_ids]
+    slowdown = metrics.top_k_slowdown(scores, runtime, self.slowdown_ks)
+    return {
+        "graph": graph.name,
+        "nodes": len(graph.opcode),
+        "configs": len(config_ids),
+        "opa": metrics.opa(scores, runtime),
+        "kendaltau": metrics.kendall_tau(scores, runtime),
+        **{f"slowdown{k}": value for k, value in slowdown.items()},
+    }
+
+  def validate(
+      self, scorer: evaluate.Scorer, params: Any, graphs: Sequence[PreparedGraph],
+      config_ids: Sequence[np.ndarray], *, progress: bool = False,
+  ) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """One row per graph, and their means with OPA pooled over all pairs."""
+    scores = self.score_blocks(scorer, params, graphs, config_ids, progress=progress)
+    triples = list(zip(graphs, config_ids, scores))
+    rows = [self.graph_row(*triple) for triple in triples]
+    pairs = [metrics.ordered_pairs(s, g.configs.runtime_ns[ids]) for g, ids, s in triples]
+    return rows, evaluate.mean_row(rows) | {"opa": metrics.pooled_opa(pairs)}
+
+  def summary(self, rows: Sequence[Mapping[str, Any]], means: Mapping[str, float]) -> str:
+    """What evaluation prints."""
+    shown = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
+    return f"{self.collection}: {len(rows)} graphs  {shown}"
+
+  def rank(
+      self, scorer: evaluate.Scorer, params: Any, graphs: Sequence[PreparedGraph],
+      *, progress: bool = False,
+  ) -> dict[str, np.ndarray]:
+    """Configurations of every graph, fastest first; equal ones stay in file order."""
+    ids = [np.arange(len(graph.configs)) for graph in graphs]
+    scores = self.score_blocks(scorer, params, graphs, ids, progress=progress)
+    return {g.name: np.argsort(s, kind="stable") for g, s in zip(graphs, scores)}
+
+  def write_results(self, path: Path, rankings: Mapping[str, np.ndarray]) -> None:
+    submission.write_results(path, self.collection, rankings)
+
+
+def _log_skipped(purpose: str, graphs: Sequence[OpGraph], reason: str) -> None:
+  if graphs:
+    names = ", ".join(g.name for g in graphs[:_NAMES_SHOWN])
+    more = f" and {len(graphs) - _NAMES_SHOWN} more" if len(graphs) > _NAMES_SHOWN else ""
+    logging.warning("skipped %d graphs for %s: %s: %s%s",
+                    len(graphs), purpose, reason, names, more)
+
+
+def read_files(paths: Sequence[Path], read: Callable[[Path], OpGraph], *, skip_bad: bool):
+  """Reads files in order; a malformed one raises, or is named and left out."""
+  graphs, bad = [], 0
+  for path in paths:
+    try:
+      graphs.append(read(path))
+    except npz.NpzError as error:
+      if not skip_bad:
+        raise ValueError(f"{error}; --config.data.skip_bad_files=True leaves such files out") from None
+      logging.warning("skipped %s", error)
+      bad += 1
+  if bad:
+    logging.warning("skipped %d of %d files", bad, len(paths))
+  if not graphs:
+    raise ValueError(f"all {len(paths)} files in {paths[0].parent} are malformed")
+  return graphs
+
+
+def check_kind(graph: OpGraph, kind: type) -> None:
+  """ValueError if the graph's configurations are not of that class."""
+  if not isinstance(graph.configs, kind):
+    raise ValueError(f"{graph.name} has configs of type {type(graph.configs).__name__}; the model "
+                     f"ranks {kind.__name__}")
