@@ -49,6 +49,22 @@ def write_file(out: Path, spec: scales.FileSpec, *, with_defects: bool) -> None:
       npz_archive.add_array(archive, name, array.shape, array.dtype, [array])
   write = npz.write_tile if spec.is_tile else npz.write_layout
   write(path, op_graph)
+  if op_graph.num_edges == 1:
+    _flag_fortran_order(path, "edge_index")
+
+
+def _flag_fortran_order(path: Path, name: str) -> None:
+  """Rewrites a file with one array in Fortran order, as released files have small ones."""
+  with np.load(path) as members:
+    arrays = dict(members)
+  with npz_archive.create_archive(path, compress_level=6) as archive:
+    for key, array in arrays.items():
+      order = "F" if key == name else "C"
+      header = {"descr": np.lib.format.dtype_to_descr(array.dtype),
+                "fortran_order": order == "F", "shape": array.shape}
+      with archive.open(f"{key}.npy", "w") as stream:
+        np.lib.format.write_array_header_1_0(stream, header)
+        stream.write(array.tobytes(order))
 
 
 def read_ceiling(

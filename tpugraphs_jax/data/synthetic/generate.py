@@ -52,7 +52,7 @@ def generate(
   write = functools.partial(files.write_file, out, with_defects=defects)
   if workers is None:
     workers = 1 if scale == "tiny" else os.cpu_count() or 1
-  with tqdm.tqdm(total=len(specs), unit="file", disable=not progress) as bar:
+  with tqdm.tqdm(total=len(specs), unit="file", mininterval=1, disable=not progress) as bar:
     for _ in _run(write, specs, workers):
       bar.update()
   return out / "npz"

@@ -8,14 +8,13 @@ in full, and so is the summed axis of a product. So whatever feeds a reduction
 or one operand of a product is computed anew for every tile along the axes it
 lacks, and costs by its opcode.
 
-    time = tiles * start + max(vector + matrix, memory) + spill
+    time = tiles * (cuts * (start + spill) + max(vector + matrix, memory))
 
 * vector: cost of the opcode x registers, over all tiles;
-* matrix: multiply-adds of a product, with its summed axis cut by the kernel
-  tile, each cut started like a tile;
+* matrix: multiply-adds of a product, whose summed axis the kernel tile cuts;
 * memory: parameters as often as tiles need them, and the output;
 * spill: what does not fit on chip (parameters and output of two tiles, results
-  with several users) is written out and read back.
+  with several users) is written out and read back at every start.
 
 All sizes are in registers of 8 x 128 elements.
 """
@@ -30,7 +29,9 @@ from tpugraphs_jax.data.synthetic.tile_kernels import Kernel
 
 _TRANSFER_NS = accelerator.REGISTER_BYTES / accelerator.BYTES_PER_NS  # per register
 
-def tile_cost(kernel: Kernel, output_tile: np.ndarray, kernel_tile: np.ndarray) -> np.ndarray:
+def tile_cost(
+    kernel: Kernel, output_tile: np.ndarray, kernel_tile: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
   """Noise-free runtimes of one kernel.
 
   Args:
@@ -40,7 +41,7 @@ def tile_cost(kernel: Kernel, output_tile: np.ndarray, kernel_tile: np.ndarray) 
     kernel_tile: [C, kernel axes] int, the same for a product's kernel.
 
   Returns:
-    [C] float64 nanoseconds.
+    Runtimes `[C]` float64 nanoseconds; memory on chip `[C]` float64 registers.
   """
   tile = _elements(kernel.output_axes, output_tile)
   cut = _elements(kernel.kernel_axes, kernel_tile)
@@ -66,8 +67,9 @@ def tile_cost(kernel: Kernel, output_tile: np.ndarray, kernel_tile: np.ndarray) 
   busy = vector / accelerator.REGISTER_OPS_PER_NS + _matrix_ns(kernel, output)
   spilled = 2 * np.maximum(0, resident - accelerator.VMEM_REGISTERS)
   starts = _pieces(kernel, cut)
-  return tiles * (accelerator.TILE_NS * starts + np.maximum(busy, memory * _TRANSFER_NS) +
-                  spilled * _TRANSFER_NS)
+  each = starts * (accelerator.TILE_NS + spilled * _TRANSFER_NS) + np.maximum(
+      busy, memory * _TRANSFER_NS)
+  return tiles * each, resident
 
 
 def _demands(kernel: Kernel) -> dict[int, set[frozenset[str]]]:

@@ -21,7 +21,8 @@ _CHEAP = ("add", "multiply", "subtract", "maximum", "minimum", "negate")
 _UNARY = ("negate", "exponential", "tanh", "log", "rsqrt", "sqrt")
 _SLOW = ("exponential", "tanh", "log", "power", "divide")
 _FAMILIES = ("map", "normalize", "reduce", "product")
-_FAMILY_SHARES = (0.2, 0.35, 0.1, 0.35)
+_FAMILY_SHARES = (0.2, 0.3, 0.1, 0.4)
+_REDUCED_SHARES = (0.2, 0.8)  # how often a reduction takes the second minor, the minor axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +158,7 @@ def _normalize(fusion: _Fusion, opcodes, rng: np.random.Generator) -> None:
   fusion.output = tuple(fusion.sizes)
   x = fusion.parameter(fusion.output)
   y = fusion.chain(x, opcodes[0], rng)
-  total = fusion.reduce(y, str(rng.choice(fusion.output[-2:])))
+  total = fusion.reduce(y, str(rng.choice(fusion.output[-2:], p=_REDUCED_SHARES)))
   x = fusion.add("multiply", fusion.output, x, fusion.spread(total, fusion.output))
   fusion.chain(x, opcodes[1], rng)
 
@@ -165,7 +166,7 @@ def _normalize(fusion: _Fusion, opcodes, rng: np.random.Generator) -> None:
 def _reduce(fusion: _Fusion, opcodes, rng: np.random.Generator) -> None:
   """The output lacks one of the input's axes."""
   axes = tuple(fusion.sizes)
-  reduced = str(rng.choice(axes[-2:])) if len(axes) > 2 else "m"
+  reduced = str(rng.choice(axes[-2:], p=_REDUCED_SHARES)) if len(axes) > 2 else "m"
   x = fusion.chain(fusion.parameter(axes), opcodes[0], rng)
   x = fusion.reduce(x, reduced)
   fusion.output = fusion.axes[x]

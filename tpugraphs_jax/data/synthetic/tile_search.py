@@ -11,6 +11,8 @@ from tpugraphs_jax.data.synthetic import accelerator
 from tpugraphs_jax.data.synthetic.tile_cost import tile_cost
 from tpugraphs_jax.data.synthetic.tile_kernels import Kernel
 
+_DRAWN = 6  # tiles drawn for each one wanted
+_OVERCOMMIT = 1.25  # on-chip memory that a proposed tile may take
 _COMPILER_ERROR = 0.1  # sd of the log of the compiler's own estimate
 
 
@@ -31,20 +33,26 @@ def tile_configs(
   units = {axes: _units(kernel, axes) for axes in (kernel.output_axes, kernel.kernel_axes)}
   if not tiled:
     whole = [np.tile(u, (configs, 1)) for u in units.values()]
-    return np.zeros((configs, graph.TILE_CONFIG_FEATURES), np.float32), tile_cost(
-        kernel, whole[0], whole[1])
+    features = np.zeros((configs, graph.TILE_CONFIG_FEATURES), np.float32)
+    return features, tile_cost(kernel, *whole)[0]
   extents = [*units[kernel.output_axes], *units[kernel.kernel_axes][:1]]
-  tiles = _draw(_extent_choices(extents, configs, rng), configs, rng)
+  tiles = _draw(_extent_choices(extents, configs, rng), _DRAWN * configs, rng)
   output = tiles[:, :len(kernel.output_axes)]
   kernel_tile = tiles[:, len(kernel.output_axes):]
   if kernel.kernel_axes:  # the other axis of a kernel is the output's minor axis
     kernel_tile = np.concatenate([kernel_tile, output[:, -1:]], axis=1)
-  runtime = tile_cost(kernel, output, kernel_tile)
-  guess = (runtime * np.exp(_COMPILER_ERROR * rng.standard_normal(len(runtime)))).argmin()
-  order = np.concatenate([[guess], np.delete(np.arange(len(runtime)), guess)])
-  features = np.concatenate(
-      [_block(kernel_tile), _block(output), _block(output[:, :0])], axis=1)
-  return features[order], runtime[order]
+  runtime, resident = tile_cost(kernel, output, kernel_tile)
+  kept = _fitting(resident, configs)
+  guess = (runtime * np.exp(_COMPILER_ERROR * rng.standard_normal(len(runtime))))[kept]
+  kept = np.roll(kept, -guess.argmin())
+  blocks = (kernel_tile[kept], output[kept], output[kept, :0])
+  return np.concatenate([_block(tile) for tile in blocks], axis=1), runtime[kept]
+
+
+def _fitting(resident: np.ndarray, configs: int) -> np.ndarray:
+  """The first `configs` tiles that (nearly) fit on chip, or the smallest if few do."""
+  limit = max(_OVERCOMMIT * accelerator.VMEM_REGISTERS, np.sort(resident)[:8][-1])
+  return np.flatnonzero(resident <= limit)[:configs]
 
 
 def _units(kernel: Kernel, axes: tuple[str, ...]) -> tuple[int, ...]:
@@ -58,7 +66,7 @@ def _extent_choices(
   """Tile extents along each axis: divisors, and others until there are enough tiles."""
   choices = [{d for d in range(1, extent + 1) if extent % d == 0} for extent in extents]
   for _ in range(64):
-    if math.prod(len(c) for c in choices) >= 2 * configs:
+    if math.prod(len(c) for c in choices) >= _DRAWN * configs:
       break
     for chosen, extent in zip(choices, extents):
       chosen.add(int(rng.integers(1, extent + 1)))
