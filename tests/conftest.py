@@ -1,6 +1,12 @@
 """Every test runs on four fake CPU devices, with rank promotion refused."""
 
-import jax
+import os
+
+# A reduction on CPU holds a thread until all devices have come to it. With as few
+# threads as cores the fake devices can wait for each other for ever.
+os.environ.setdefault("NPROC", "16")
+
+import jax  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)

@@ -10,76 +10,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy
 
 from tpugraphs_jax.train import checkpoint
 from tpugraphs_jax.train import loop
 from tpugraphs_jax.train import parallel
 from tpugraphs_jax.train import state as state_lib
 
-STEPS_PER_EPOCH = 4
-EPOCHS = 3
-STEPS = STEPS_PER_EPOCH * EPOCHS
-
-
-def make_batch(index):
-  """[devices, 8] inputs and targets, a pure function of the index."""
-  rng = np.random.default_rng(index)
-  shape = (jax.local_device_count(), 8)
-  return {
-      "x": rng.normal(size=shape).astype(np.float32),
-      "y": rng.normal(size=shape).astype(np.float32),
-      "index": np.full(shape[:1], index, np.int32),
-  }
-
-
 def make_batches(size=100):
-  return iter(grain.MapDataset.range(size).map(make_batch).to_iter_dataset())
-
-
-OPTIMIZER = state_lib.create_optimizer(
-    learning_rate=0.1,
-    schedule="cosine",
-    warmup_fraction=0.2,
-    total_steps=STEPS,
-    accumulation_steps=2,
-    average_decay=0.9,
-)
-
-
-def make_state():
-  params = {"slope": jnp.asarray(0.3), "offset": jnp.asarray(-0.1)}
-  return state_lib.TrainState.create(params, OPTIMIZER, extra=jnp.zeros(5))
-
-
-def device_step(state, batch):
-  def loss_of(params):
-    error = params["slope"] * batch["x"] + params["offset"] - batch["y"]
-    return jnp.mean(error**2)
-
-  loss, grads = jax.value_and_grad(loss_of)(state.params)
-  loss, grads = jax.lax.pmean((loss, grads), parallel.DEVICES)
-  table = state.extra.at[batch["index"] % 5].add(loss)
-  return state.apply_gradients(grads, OPTIMIZER, extra=table), {"loss": loss}
-
-
-TRAIN_STEP = parallel.pmap(device_step, donate_argnums=0)
-
-
-def evaluate(params):
-  return {"opa": float(params["slope"]), "tau": float(params["offset"])}
+  return iter(grain.MapDataset.range(size).map(toy.make_batch).to_iter_dataset())
 
 
 def run(workdir, **changes):
   options = dict(
-      train_step=TRAIN_STEP,
+      train_step=toy.TRAIN_STEP,
       batches=make_batches(),
-      evaluate=evaluate,
+      evaluate=toy.evaluate,
       workdir=workdir,
-      total_epochs=EPOCHS,
-      steps_per_epoch=STEPS_PER_EPOCH,
+      total_epochs=toy.EPOCHS,
+      steps_per_epoch=toy.STEPS_PER_EPOCH,
       log_every_steps=3,
   )
-  return loop.train(make_state(), **(options | changes))
+  return loop.train(toy.make_state(), **(options | changes))
 
 
 def stopping_batches(at, number=signal.SIGTERM, iterator=None):
@@ -124,23 +76,23 @@ def unstopped(tmp_path_factory):
 
 
 def test_training_equals_a_plain_loop_on_one_device(unstopped):
-  params = {"slope": np.float32(0.3), "offset": np.float32(-0.1)}
-  state = make_state()
-  for index in range(STEPS):
-    batch = make_batch(index)
+  apply = jax.jit(lambda state, grads: state.apply_gradients(grads, toy.OPTIMIZER))
+  state = toy.make_state()
+  for index in range(toy.STEPS):
+    batch = toy.make_batch(index)
     x, y = batch["x"].astype(np.float64), batch["y"].astype(np.float64)
     params = {k: float(v) for k, v in state.params.items()}
     error = params["slope"] * x + params["offset"] - y
     grads = {"slope": 2 * np.mean(error * x), "offset": 2 * np.mean(error)}
     grads = {k: jnp.asarray(v, jnp.float32) for k, v in grads.items()}
-    state = state.apply_gradients(grads, OPTIMIZER)
+    state = apply(state, grads)
   result, _ = unstopped
   jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
       result.state.params,
       state.params,
   )
-  assert result.step == STEPS == result.state.step and not result.stopped_early
+  assert result.step == toy.STEPS == result.state.step and not result.stopped_early
 
 
 def test_metrics_file_has_the_mean_of_each_window_and_every_evaluation(unstopped):
@@ -148,19 +100,19 @@ def test_metrics_file_has_the_mean_of_each_window_and_every_evaluation(unstopped
   assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
   assert [row["step"] for row in rows if "train/loss" in row] == [3, 6, 9, 12]
   assert [row["step"] for row in rows if "valid/opa" in row] == [4, 8, 12]
-  losses, state = [], parallel.replicate(make_state())
+  losses, state = [], parallel.replicate(toy.make_state())
   for index in range(3):
-    state, metrics = TRAIN_STEP(state, make_batch(index))
+    state, metrics = toy.TRAIN_STEP(state, toy.make_batch(index))
     losses.append(float(metrics["loss"][0]))
   assert rows[0]["train/loss"] == sum(losses) / 3
   assert rows[1]["epoch"] == 1.0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("at", [1, 4, 6, 9, 12])
+@pytest.mark.parametrize(
+    "at, number",
+    [(6, signal.SIGINT), *((at, signal.SIGTERM) for at in (1, 4, 6, 9, 12))],
+)
 def test_stopped_and_resumed_equals_never_stopped(tmp_path, unstopped, at, number, capsys):
-  if number == signal.SIGINT and at != 6:
-    pytest.skip("one place is enough for the second signal")
   with pytest.raises(SystemExit) as stop:
     run(tmp_path, batches=stopping_batches(at, number))
   assert stop.value.code == 128 + number
@@ -176,7 +128,7 @@ def test_stopped_and_resumed_equals_never_stopped(tmp_path, unstopped, at, numbe
 
 
 def test_stopping_at_every_step_equals_never_stopping(tmp_path, unstopped):
-  for step in range(STEPS):
+  for step in range(toy.STEPS):
     with pytest.raises(SystemExit):
       run(tmp_path, batches=stopping_batches(1), resume=step > 0)
   result = run(tmp_path, resume=True)
@@ -238,7 +190,7 @@ def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
 
   def go(batches, **changes):
     return loop.train(
-        state_lib.TrainState.create({"count": jnp.zeros(())}, OPTIMIZER).replace(
+        state_lib.TrainState.create({"count": jnp.zeros(())}, toy.OPTIMIZER).replace(
             opt_state=()
         ),
         train_step=parallel.pmap(count),
@@ -269,8 +221,8 @@ def test_the_best_checkpoint_is_the_best_evaluation(tmp_path):
     return {"opa": [0.3, 0.8, 0.2][len(seen) - 1]}
 
   result = run(tmp_path, evaluate=evaluate_and_keep)
-  best = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).best(make_state())
-  assert best.step == result.best_step == 2 * STEPS_PER_EPOCH
+  best = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).best(toy.make_state())
+  assert best.step == result.best_step == 2 * toy.STEPS_PER_EPOCH
   assert_same(best.state.eval_params, seen[1])
 
 
@@ -282,13 +234,14 @@ def test_evaluation_comes_every_so_many_epochs_and_at_the_end(tmp_path):
 
 def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
   def with_nan(index):
-    batch = make_batch(index)
+    batch = toy.make_batch(index)
     return batch | {"y": batch["y"] * (math.nan if index == 6 else 1)}
 
   batches = iter(grain.MapDataset.range(100).map(with_nan).to_iter_dataset())
-  with pytest.raises(FloatingPointError, match=r"nan at step 7 \(last.* at step 6\)"):
+  expected = r"nan at step 7 \(last.* at step 6\).*step 6 is saved"
+  with pytest.raises(FloatingPointError, match=expected):
     run(tmp_path, batches=batches, checkpoint_every_steps=1, log_every_steps=100)
-  saved = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).newest(make_state())
+  saved = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).newest(toy.make_state())
   assert saved.step == 6
   assert np.isfinite(saved.state.params["slope"])
 
@@ -304,6 +257,12 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, unstopped):
   result = run(tmp_path, resume=True)
   assert_same(result.state, unstopped[0].state)
   assert read_metrics(tmp_path) == unstopped[1]
+
+
+def test_resuming_where_nothing_is_starts_anew(tmp_path, unstopped, capsys):
+  result = run(tmp_path, resume=True)
+  assert "nothing to resume" in capsys.readouterr().out
+  assert_same(result.state, unstopped[0].state)
 
 
 def test_resuming_with_another_config_is_refused(tmp_path):
@@ -352,7 +311,7 @@ def test_a_second_epoch_compiles_nothing(tmp_path):
 
   def counting(state, batch):
     traced.append(1)
-    return device_step(state, batch)
+    return toy.device_step(state, batch)
 
   run(tmp_path, train_step=parallel.pmap(counting, donate_argnums=0))
   assert len(traced) == 1

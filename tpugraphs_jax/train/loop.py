@@ -8,6 +8,7 @@ holds the state, the position in the data and the loop's own bookkeeping.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import signal
@@ -37,8 +38,10 @@ class Progress:
   best_value: float | None = None
   best_step: int | None = None
   evaluated_step: int = 0  # the last step that was evaluated
-  losses: list[dict[str, float]] = dataclasses.field(default_factory=list)
-  row: dict[str, float] = dataclasses.field(default_factory=dict)  # not yet reported
+  # Metrics of the steps since the last report, and what was averaged of them but not
+  # written, because the step's evaluation goes on the same line.
+  window: list[dict[str, float]] = dataclasses.field(default_factory=list)
+  row: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,35 +113,87 @@ def train(
   ):
     if value < least:
       raise ValueError(f"{field} is {value}, expected at least {least}")
-  loop = _Loop(
-      train_step=train_step,
-      batches=batches,
-      evaluate=evaluate,
-      total_steps=total_epochs * steps_per_epoch,
-      steps_per_epoch=steps_per_epoch,
-      eval_every_steps=eval_every_epochs * steps_per_epoch,
-      early_stop_steps=early_stop_epochs * steps_per_epoch,
-      best_metric=best_metric,
-      log_every_steps=log_every_steps,
-      checkpoint_every_steps=checkpoint_every_steps,
-      profile=report_lib.Profile(profile_steps, Path(workdir) / "profile"),
-  )
-  with parallel.stop_together(), stop.StopSignals() as signals:
-    loop.signals = signals
-    loop.open(state, Path(workdir), resume=resume, config=config)
-    try:
-      return loop.run()
-    finally:
-      loop.close()
+  workdir = Path(workdir)
+  profile = report_lib.Profile(profile_steps, workdir / "profile")
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(parallel.stop_together())
+    signals = stack.enter_context(stop.StopSignals())
+    checkpoints = stack.enter_context(
+        contextlib.closing(checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config))
+    )
+    state, step, progress = _begin(state, batches, checkpoints, workdir, resume=resume)
+    total_steps = total_epochs * steps_per_epoch
+    report = stack.enter_context(
+        contextlib.closing(
+            report_lib.Report(
+                workdir,
+                total_steps=total_steps,
+                # A step whose row waits for its evaluation is not reported yet.
+                first_step=step - 1 if progress.row else step,
+            )
+        )
+    )
+    stack.callback(profile.stop)
+    if resume:
+      report.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
+    return _Loop(
+        state=parallel.replicate(state),
+        step=step,
+        progress=progress,
+        train_step=train_step,
+        batches=batches,
+        evaluate=evaluate,
+        checkpoints=checkpoints,
+        report=report,
+        profile=profile,
+        signals=signals,
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+        eval_every_steps=eval_every_epochs * steps_per_epoch,
+        early_stop_steps=early_stop_epochs * steps_per_epoch,
+        best_metric=best_metric,
+        log_every_steps=log_every_steps,
+        checkpoint_every_steps=checkpoint_every_steps,
+    ).run()
+
+
+def _begin(
+    state: TrainState,
+    batches: Any,
+    checkpoints: checkpoint.Checkpoints,
+    workdir: Path,
+    *,
+    resume: bool,
+) -> tuple[Any, int, Progress]:
+  """State, step and bookkeeping at the start or at the newest checkpoint."""
+  if not resume:
+    if (found := checkpoints.newest_step()) is not None:
+      raise ValueError(
+          f"{workdir} holds a run already (checkpoint of step {found}): go on with it"
+          " by --resume, or give another --workdir"
+      )
+    return state, 0, Progress()
+  saved = checkpoints.newest(state)
+  if saved is None:
+    return state, 0, Progress()
+  batches.set_state(saved.data)
+  return saved.state, saved.step, Progress(**saved.progress)
 
 
 @dataclasses.dataclass
 class _Loop:
-  """One call of `train`. `self.step` counts the steps that `self.state` has taken."""
+  """One call of `train`."""
 
+  state: Any  # TrainState with a leading device axis
+  step: int  # steps that `state` has taken
+  progress: Progress
   train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
   batches: Any
   evaluate: Callable[[Any], Mapping[str, float]]
+  checkpoints: checkpoint.Checkpoints
+  report: report_lib.Report
+  profile: report_lib.Profile
+  signals: stop.StopSignals
   total_steps: int
   steps_per_epoch: int
   eval_every_steps: int
@@ -146,49 +201,12 @@ class _Loop:
   best_metric: str
   log_every_steps: int
   checkpoint_every_steps: int
-  profile: report_lib.Profile
 
-  def open(
-      self,
-      state: TrainState,
-      workdir: Path,
-      *,
-      resume: bool,
-      config: Mapping[str, Any] | None,
-  ) -> None:
-    """Finds where to begin: at the start, or at the newest checkpoint."""
-    self.checkpoints = checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config)
-    self.step, self.progress = 0, Progress()
-    saved = self.checkpoints.newest(state) if resume else None
-    if saved is not None:
-      state, self.step = saved.state, saved.step
-      self.progress = Progress(**saved.progress)
-      self.batches.set_state(saved.data)
-    elif (found := self.checkpoints.newest_step()) is not None:
-      raise ValueError(
-          f"{workdir} holds a run already (checkpoint of step {found}): go on with it"
-          " by --resume, or give another --workdir"
-      )
+  def __post_init__(self):
     self.saved_step = self.step
-    self.last_finite = "none in this run"
     self.compile_seconds = 0.0
-    self.in_flight: collections.deque = collections.deque()
-    self.state = parallel.replicate(state)
-    self.report = report_lib.Report(
-        workdir, total_steps=self.total_steps, first_step=self._last_reported_step()
-    )
-    self.report.restart_clock(self.step)
-    if resume:
-      self.report.say(f"resumed at step {self.step}")
-
-  def _last_reported_step(self) -> int:
-    # A step with an unfinished row is reported once the row is complete.
-    return self.step - 1 if self.progress.row else self.step
-
-  def close(self) -> None:
-    self.profile.stop()
-    self.report.close()
-    self.checkpoints.close()
+    self.last_finite = "none since the start"
+    self.in_flight = collections.deque()  # (step, metrics), oldest first
 
   def run(self) -> TrainResult:
     while True:
@@ -242,22 +260,22 @@ class _Loop:
       step, metrics = self.in_flight.popleft()
       values = {k: float(v) for k, v in parallel.unreplicate(metrics).items()}
       self._check_loss(step, values["loss"])
-      self.progress.losses.append(values)
+      self.progress.window.append(values)
 
   def _check_loss(self, step: int, loss: float) -> None:
     if math.isfinite(loss):
       self.last_finite = f"{loss:.6g} at step {step}"
       return
+    saved = f"step {self.saved_step} is saved" if self.saved_step else "nothing is saved"
     raise FloatingPointError(
         f"the loss is {loss} at step {step} (last finite value: {self.last_finite});"
-        " lower optimizer.learning_rate or set optimizer.clip_norm. Step"
-        f" {self.saved_step} is saved"
+        f" lower optimizer.learning_rate or set optimizer.clip_norm; {saved}"
     )
 
   def _log(self) -> None:
     """Averages the metrics of the steps since the last time."""
     self._wait()
-    steps, self.progress.losses = self.progress.losses, []
+    steps, self.progress.window = self.progress.window, []
     means = {k: sum(m[k] for m in steps) / len(steps) for k in steps[-1]}
     self.progress.row = {f"train/{name}": value for name, value in means.items()}
     self.progress.row["steps_per_second"] = self.report.steps_per_second(self.step)

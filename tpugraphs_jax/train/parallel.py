@@ -69,9 +69,17 @@ def initialize(
   if num_processes == 1:
     return
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  _leave_signals_alone()
   jax.distributed.initialize(
       **given, heartbeat_timeout_seconds=heartbeat_timeout_seconds
   )
+
+
+def _leave_signals_alone() -> None:
+  """Keeps jax from swallowing SIGTERM in every process that has peers."""
+  name = "jax_enable_preemption_service"
+  if hasattr(jax.config, name):  # Absent in older versions.
+    jax.config.update(name, False)
 
 
 def _has_tpu_chips() -> bool:
@@ -80,6 +88,7 @@ def _has_tpu_chips() -> bool:
 
 
 def _initialize_from_surroundings(heartbeat_timeout_seconds: int) -> None:
+  _leave_signals_alone()
   try:
     jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_timeout_seconds)
   except Exception as error:  # Many kinds, by service: notebooks have no metadata.

@@ -1,0 +1,235 @@
+"""Several devices and processes compute what one device computes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+
+from tpugraphs_jax.train import parallel
+
+TESTS = Path(__file__).parent
+
+
+def test_fake_devices_are_there():
+  assert parallel.local_device_count() == parallel.device_count() == 4
+  assert parallel.process_count() == 1 and parallel.is_primary()
+
+
+def test_unreplicate_undoes_replicate_bit_for_bit():
+  tree = {
+      "scalar": np.float32(0.1),
+      "matrix": np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32),
+      "mask": np.array([True, False]),
+      "empty": np.zeros((0, 3), np.int32),
+  }
+  replicated = parallel.replicate(tree)
+  assert jax.tree.map(np.shape, replicated)["matrix"] == (4, 3, 2)
+  back = parallel.unreplicate(replicated)
+  for name, array in tree.items():
+    assert back[name].dtype == np.asarray(array).dtype
+    np.testing.assert_array_equal(back[name], array)
+
+
+def test_unreplicated_arrays_outlive_donation():
+  state = parallel.replicate({"x": np.arange(1000.0, dtype=np.float32)})
+  kept = parallel.unreplicate(state)
+  double = parallel.pmap(lambda s: jax.tree.map(lambda x: 2 * x, s), donate_argnums=0)
+  for _ in range(3):
+    state = double(state)
+  np.testing.assert_array_equal(kept["x"], np.arange(1000.0))
+  np.testing.assert_array_equal(parallel.unreplicate(state)["x"], 8 * np.arange(1000.0))
+
+
+def test_reduction_inside_a_step_runs_over_all_devices():
+  mean = parallel.pmap(lambda x: jax.lax.pmean(x, parallel.DEVICES))
+  np.testing.assert_array_equal(mean(np.arange(4.0)), np.full(4, 1.5))
+
+
+def test_repeated_steps_neither_compile_nor_move_the_state():
+  traced = []
+
+  def step(state, batch):
+    traced.append(1)
+    return toy.device_step(state, batch)
+
+  step = parallel.pmap(step, donate_argnums=0)
+  state = parallel.replicate(toy.make_state())
+  placed = jax.tree.map(lambda x: x.sharding, state)
+  for index in range(4):
+    state, _ = step(state, toy.make_batch(index))
+
+  def check(array, sharding):
+    assert array.sharding.is_equivalent_to(sharding, array.ndim)
+
+  jax.tree.map(check, state, placed)
+  assert len(traced) == 1
+
+
+def test_stack_for_devices_adds_the_leading_axis():
+  trees = [{"x": np.full((2, 3), i), "y": np.int32(i)} for i in range(4)]
+  stacked = parallel.stack_for_devices(trees)
+  assert stacked["x"].shape == (4, 2, 3) and stacked["y"].shape == (4,)
+  for i, tree in enumerate(trees):
+    np.testing.assert_array_equal(stacked["x"][i], tree["x"])
+
+
+def test_stack_for_devices_refuses_another_number_of_devices():
+  with pytest.raises(ValueError, match="3 per-device batches for 4 local devices"):
+    parallel.stack_for_devices([{"x": np.zeros(1)}] * 3)
+
+
+def test_stack_for_devices_names_the_array_whose_shapes_differ():
+  trees = [{"x": np.zeros(2), "y": np.zeros(3 if i == 2 else 2)} for i in range(4)]
+  with pytest.raises(ValueError, match=r"\['y'\] differ.*\(3,\)"):
+    parallel.stack_for_devices(trees)
+
+
+@pytest.mark.parametrize("batch_size", [0, -4, 3, 10])
+def test_a_batch_that_does_not_divide_is_refused_with_both_numbers(batch_size):
+  with pytest.raises(ValueError, match=rf"batch.graphs is {batch_size},.* 4\s+devices"):
+    parallel.per_device(batch_size, field="batch.graphs")
+
+
+def test_a_batch_that_divides_gives_each_device_its_share():
+  assert parallel.per_device(12) == 3
+
+
+@pytest.mark.parametrize(
+    "given, named",
+    [
+        ({"num_processes": 2}, "--coordinator_address, --process_id"),
+        ({"coordinator_address": "localhost:1"}, "--num_processes, --process_id"),
+        (
+            {"coordinator_address": "a:1", "num_processes": 2, "process_id": 2},
+            "--process_id is 2, expected 0 to 1",
+        ),
+    ],
+)
+def test_half_given_processes_are_refused(given, named):
+  with pytest.raises(ValueError, match=named):
+    parallel.initialize(**given)
+
+
+def test_initialize_is_nothing_for_a_single_process():
+  parallel.initialize()
+  parallel.initialize("localhost:1", 1, 0)
+  assert parallel.process_count() == 1
+
+
+def test_single_process_exchanges_with_itself():
+  parallel.barrier("here")
+  assert parallel.gather_objects({"a": 1}) == [{"a": 1}]
+  assert parallel.from_primary("x") == "x"
+  assert parallel.any_process(True) is True and parallel.any_process(False) is False
+
+
+def test_an_error_in_a_single_process_stays_an_error():
+  with pytest.raises(KeyError):
+    with parallel.stop_together():
+      raise KeyError("x")
+
+
+def losses_of_one_device():
+  """The toy run with every batch as one device's, by the same step."""
+  step = parallel.pmap(toy.device_step)
+  state = jax.tree.map(lambda x: jnp.asarray(x)[None], toy.make_state())
+  losses = []
+  for index in range(toy.STEPS):
+    batch = toy.make_batch(index)
+    flat = {"x": batch["x"].reshape(1, -1), "y": batch["y"].reshape(1, -1)}
+    state, metrics = step(state, flat | {"index": batch["index"][:1]})
+    losses.append(float(metrics["loss"][0]))
+  return losses
+
+
+def test_four_devices_give_the_losses_of_one():
+  state = parallel.replicate(toy.make_state())
+  losses = []
+  for index in range(toy.STEPS):
+    state, metrics = toy.TRAIN_STEP(state, toy.make_batch(index))
+    losses.append(float(metrics["loss"][0]))
+  np.testing.assert_allclose(losses, losses_of_one_device(), rtol=1e-5)
+
+
+def run_two(what, workdir):
+  """Starts both processes; returns their exit codes and outputs."""
+  with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+  script = TESTS / "parallel_worker.py"
+  processes = [
+      subprocess.Popen(
+          [sys.executable, script, str(port), str(i), what, workdir],
+          stdout=subprocess.PIPE,
+          stderr=subprocess.STDOUT,
+          text=True,
+      )
+      for i in range(2)
+  ]
+  try:
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+  finally:
+    for process in processes:
+      process.kill()
+  return [process.returncode for process in processes], outputs
+
+
+def read_losses(workdir):
+  rows = [json.loads(x) for x in (workdir / "metrics.jsonl").read_text().splitlines()]
+  assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+  return [row["train/loss"] for row in rows]
+
+
+def test_two_processes_give_the_losses_of_one_device_also_when_stopped(tmp_path):
+  codes, outputs = run_two("stop", tmp_path)
+  assert codes == [143, 143], outputs
+  assert "saved step 4; go on with --resume" in outputs[0]
+  assert len(read_losses(tmp_path)) == 4
+  codes, outputs = run_two("resume", tmp_path)
+  assert codes == [0, 0], outputs
+  assert "resumed at step 4" in outputs[0] and "resumed" not in outputs[1]
+  np.testing.assert_allclose(read_losses(tmp_path), losses_of_one_device(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("what", ["raise", "die"])
+def test_a_process_that_dies_stops_the_other_with_a_message(tmp_path, what):
+  codes, outputs = run_two(what, tmp_path)
+  assert 0 not in codes, outputs
+  assert "another task died" in outputs[0] or "stops:" in outputs[0]
+  if what == "raise":
+    assert "Process 1 of 2 stops: ValueError: a bad file" in outputs[1]
+
+
+CACHED = """
+import sys
+import jax, jax.numpy as jnp
+from tpugraphs_jax.train import parallel
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+parallel.use_compilation_cache(sys.argv[1])
+hits = []
+jax.monitoring.register_event_listener(
+    lambda name, **_: hits.append(1) if name.endswith("cache_hits") else None)
+parallel.pmap(lambda x: jnp.sin(x) * 3)(jnp.ones((1, 5))).block_until_ready()
+print("hits", len(hits))
+"""
+
+
+def test_the_second_run_takes_its_programs_from_the_cache(tmp_path):
+  run = lambda: subprocess.run(
+      [sys.executable, "-W", "error", "-c", CACHED, tmp_path / "cache"],
+      capture_output=True,
+      text=True,
+      env=os.environ | {"JAX_PLATFORMS": "cpu"},
+  )
+  first, second = run(), run()
+  assert first.stdout == "hits 0\n", first.stderr
+  assert second.returncode == 0 and second.stdout != "hits 0\n", second.stderr
+  assert second.stderr == ""

@@ -1,0 +1,57 @@
+"""A straight line fitted by the real optimiser and loop: the toy model of the tests."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpugraphs_jax.train import parallel
+from tpugraphs_jax.train import state as state_lib
+
+DEVICES = 4  # of all processes
+STEPS_PER_EPOCH = 4
+EPOCHS = 3
+STEPS = STEPS_PER_EPOCH * EPOCHS
+
+OPTIMIZER = state_lib.create_optimizer(
+    learning_rate=0.1,
+    schedule="cosine",
+    warmup_fraction=0.2,
+    total_steps=STEPS,
+    accumulation_steps=2,
+    average_decay=0.9,
+)
+
+
+def make_batch(index):
+  """`[devices, 8]` inputs and targets, a pure function of the index."""
+  rng = np.random.default_rng(index)
+  return {
+      "x": rng.normal(size=(DEVICES, 8)).astype(np.float32),
+      "y": rng.normal(size=(DEVICES, 8)).astype(np.float32),
+      "index": np.full(DEVICES, index, np.int32),
+  }
+
+
+def make_state():
+  params = {"slope": jnp.asarray(0.3), "offset": jnp.asarray(-0.1)}
+  return state_lib.TrainState.create(params, OPTIMIZER, extra=jnp.zeros(5))
+
+
+def device_step(state, batch):
+  """One step on one device; `extra` is a table of losses by index modulo 5."""
+
+  def loss_of(params):
+    error = params["slope"] * batch["x"] + params["offset"] - batch["y"]
+    return jnp.mean(error**2)
+
+  loss, grads = jax.value_and_grad(loss_of)(state.params)
+  loss, grads = jax.lax.pmean((loss, grads), parallel.DEVICES)
+  table = state.extra.at[batch["index"] % 5].add(loss)
+  return state.apply_gradients(grads, OPTIMIZER, extra=table), {"loss": loss}
+
+
+TRAIN_STEP = parallel.pmap(device_step, donate_argnums=0)
+
+
+def evaluate(params):
+  return {"opa": float(params["slope"]), "tau": float(params["offset"])}
