@@ -2,8 +2,8 @@
 
 A checkpoint is written beside the others and renamed when complete; only then is an
 older one removed. They are numbered in the order of saving, not by training step: a
-step whose evaluation was interrupted is saved again once it is evaluated. In a run of several processes process 0 alone reads and writes, so
-that its disk is enough.
+step whose evaluation was interrupted is saved again once it is evaluated. In a run
+of several processes process 0 alone reads and writes, so that its disk is enough.
 """
 
 from __future__ import annotations
