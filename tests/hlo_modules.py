@@ -46,7 +46,7 @@ def random_module(rng, *, nodes=40, computations=4):
           name=f"i{node}", opcode=rng.choice(_OPCODES), id=ids[node])
       operands = rng.integers(0, node, rng.integers(0, 4)) if node else []
       each.operand_ids.extend(ids[operand] for operand in operands)
-      if number and rng.random() < 0.2:
+      if number and rng.random() < 0.5:
         callee = result.computations[int(rng.integers(number))]
         if callee.root_id not in each.operand_ids:
           each.called_computation_ids.append(callee.id)
