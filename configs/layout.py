@@ -41,7 +41,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       min_configs=2,  # graphs with fewer are not trained on
       sampling="uniform",  # or skewed (to fast ones), each also with _replacement
       target="ratio",  # official (runtime / 1e7 ns), ratio or rank
-      slates_per_graph=8,  # per epoch
+      slates_per_epoch=512,  # 0 = one per graph
       keep_nodes=5000,  # block of models with dropout
   ))
   config.model = ConfigDict(dict(
@@ -83,7 +83,7 @@ def _official(config: ConfigDict) -> None:
   config.data.update(feature_transform="minmax", config_transform="minmax", pad_value=0,
                      duplicate_policy="keep")
   config.batch.update(graphs=8, configs=16, min_configs=16, sampling="skewed",
-                      target="official", slates_per_graph=1)
+                      target="official", slates_per_epoch=0)
   config.model = ConfigDict(dict(
       name="ResModel", op_embed_dim=32, hidden_dim=32, num_gnns=2, adj_normalization="sym",
       dropout="backpropdropout", precision="highest"))
@@ -96,5 +96,5 @@ def _official(config: ConfigDict) -> None:
 
 def _shrink(config: ConfigDict) -> None:
   config.model.update(op_embed_dim=8, hidden_dim=16)
-  config.batch.update(graphs=4, configs=8, min_configs=4, keep_nodes=100)
+  config.batch.update(graphs=4, configs=8, slates_per_epoch=16, min_configs=4, keep_nodes=100)
   config.train.update(epochs=2, valid_configs=50, log_every_steps=4)

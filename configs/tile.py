@@ -39,7 +39,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       min_configs=2,  # kernels with fewer are not trained on; official: as `configs`
       sampling="uniform",  # or skewed (to fast ones), each also with _replacement
       target="official",  # runtime / normalizer; or ratio, rank (within the slate)
-      slates_per_graph=1,  # per epoch
+      slates_per_epoch=0,  # 0 = one per kernel
   ))
   config.model = ConfigDict(dict(
       name="EarlyJoinSAGE", **_MODELS["EarlyJoinSAGE"],
@@ -72,5 +72,5 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
 
 def _shrink(config: ConfigDict) -> None:
   config.model.update(op_embed_dim=8, hidden_dim=16)
-  config.batch.update(configs=6, slates_per_graph=4)
+  config.batch.update(configs=6, slates_per_epoch=40)
   config.train.update(epochs=5, log_every_steps=4)

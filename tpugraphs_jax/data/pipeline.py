@@ -22,8 +22,8 @@ _LOOK_AHEAD_EPOCHS = 16
 class BatchPlan:
   """Which graphs and configurations make the batch of a step.
 
-  An epoch passes once over all graphs, `slates_per_graph` times each, in random
-  order, and leaves out the last slates that do not fill a batch (official). With
+  An epoch passes over the graphs in random order, once or until it has enough
+  slates, and leaves out the last slates that do not fill a batch (official). With
   fewer slates than a batch holds, every step has all of them and empty slots.
 
   Every process computes the same plan and loads its own devices' part.
@@ -34,26 +34,26 @@ class BatchPlan:
     devices: devices of all processes.
     draw: `(graph number, rng) -> Slot`; draws the configurations of a slate.
     seed: of order and configurations.
-    slates_per_graph: how often a graph occurs per epoch.
+    slates_per_epoch: length of an epoch; 0 = one slate of each graph (official).
   """
 
   def __init__(
       self, graphs: Sequence[PreparedGraph], *, slates_per_step: int, devices: int,
-      draw: Callable[[int, np.random.Generator], Slot], seed: int, slates_per_graph: int = 1,
+      draw: Callable[[int, np.random.Generator], Slot], seed: int, slates_per_epoch: int = 0,
   ):
     self._sizes = [graph.sizes for graph in graphs]
-    self._draw, self._seed, self._repeats = draw, seed, slates_per_graph
-    self._devices = devices
+    self._draw, self._seed, self._devices = draw, seed, devices
+    self._per_epoch = slates_per_epoch or len(graphs)
+    self._per_step = min(slates_per_step, self._per_epoch)
     self.slates_per_device = slates_per_step // devices
-    slates = len(graphs) * slates_per_graph
-    self._per_step = min(slates_per_step, slates)
-    self.steps_per_epoch = slates // self._per_step
+    self.steps_per_epoch = self._per_epoch // self._per_step
     self.budgets = self._choose_budgets()
 
   @functools.lru_cache(maxsize=2)
   def _order(self, epoch: int) -> np.ndarray:
-    slates = np.repeat(np.arange(len(self._sizes)), self._repeats)
-    return np.random.default_rng([self._seed, epoch]).permutation(slates)
+    rng, graphs = np.random.default_rng([self._seed, epoch]), len(self._sizes)
+    passes = [rng.permutation(graphs) for _ in range(-(-self._per_epoch // graphs))]
+    return np.concatenate(passes)[: self._per_epoch]
 
   def graphs_of_step(self, step: int) -> list[np.ndarray]:
     """Graph numbers of each device's slates."""
@@ -74,14 +74,13 @@ class BatchPlan:
         for sizes in map(self._device_sizes, steps)
     ]
     chosen = buckets.choose_budgets(per_step, max_budgets=buckets.MAX_BUDGETS - 1)
-    # Any batch whatever fits the sum of the largest graphs.
+    # Whatever a batch holds fits the largest of everything in every slot.
     largest = {
-        key: int(np.sort([size[key] for size in self._sizes])[-self.slates_per_device :].sum())
+        key: self.slates_per_device * max(size[key] for size in self._sizes)
         for key in self._sizes[0]
     }
     limit = buckets.choose_budgets([largest])[0]
-    if len(self._sizes) * self._repeats > self._per_step:
-      chosen.append({key: max(limit[key], chosen[-1][key]) for key in limit})
+    chosen.append({key: max(limit[key], chosen[-1][key]) for key in limit})
     return chosen
 
   def budget(self, step: int) -> Budget:

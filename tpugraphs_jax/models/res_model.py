@@ -59,7 +59,15 @@ class ResModel(nn.Module):
     self.head = layers.MLP((self.hidden_dim, 1), use_bias=False, precision=self.precision)
 
   def __call__(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
-    """Scores `[G, C]` float32.
+    """Scores `[G, C]` float32."""
+    return self.score(self.embed(batch, train=train))
+
+  def score(self, pooled: jax.Array) -> jax.Array:
+    """Scores `[...]` of readouts `[..., P]`."""
+    return self.head(pooled)[..., 0]
+
+  def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
+    """The readout of every graph and configuration, `[G, C, P]` float32.
 
     `dropout` models look at the block in evaluation as well (averaged over
     blocks there); `backpropdropout` models only in training.
@@ -121,7 +129,7 @@ class ResModel(nn.Module):
     chosen = layout_features.configurable_selection(batch, keep)
     configurable = pooling.pool_sum(x.varying[: chosen.shape[1]], chosen)
     pooled = [mean, layers.l2_normalize(total), layers.l2_normalize(configurable)]
-    return self.head(jnp.concatenate(pooled, axis=-1))[..., 0]
+    return jnp.concatenate(pooled, axis=-1)
 
 
 def _masked_sum(x: SplitNodes, batch: LayoutBatch, keep, direction: str) -> SplitNodes:

@@ -68,44 +68,57 @@ class SAGE(nn.Module):
     """Rounds of message passing: how far a batch's `Reach` must go."""
     return self.num_gnns
 
-  @nn.compact
+  def setup(self):
+    dense = lambda **kwargs: Dense(
+        self.hidden_dim, dtype=self.dtype, precision=self.precision, **kwargs)
+    low, high = LAYOUT_VALUE_RANGE
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
+    self.layout_value = nn.Embed(high - low + 1, self.value_embed_dim)
+    self.static, self.config = dense(), dense(use_bias=False)
+    if self.config_sentinel:
+      self.sentinel = self.param(
+          "sentinel", nn.initializers.normal(0.02), (1, self.hidden_dim), jnp.float32)
+    update = nn.remat(_Round) if self.remat else _Round
+    self.sage = [
+        update(self.hidden_dim, self.layer_norm, self.dtype, self.precision)
+        for _ in range(self.num_gnns)
+    ]
+    self.head = layers.MLP(
+        (self.hidden_dim, self.hidden_dim, 1), nn.gelu, precision=self.precision)
+
   def __call__(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """Scores `[G, C]` float32."""
+    return self.score(self.embed(batch, train=train))
+
+  def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
+    """The readout of every graph and configuration, `[G, C, P]` float32."""
     del train
     x = self.join(batch)
-    update = nn.remat(_Round) if self.remat else _Round
-    for layer in range(self.num_gnns):
-      x = update(self.hidden_dim, self.layer_norm, self.dtype, self.precision,
-                 name=f"sage_{layer}")(x, batch)
-    pooled = jnp.concatenate([self.pool(x, batch, kind) for kind in self.pooling], axis=-1)
-    head = layers.MLP(
-        (self.hidden_dim, self.hidden_dim, 1), nn.gelu, precision=self.precision, name="head")
-    return head(pooled)[..., 0]
+    for update in self.sage:
+      x = update(x, batch)
+    return jnp.concatenate([self.pool(x, batch, kind) for kind in self.pooling], axis=-1)
+
+  def score(self, pooled: jax.Array) -> jax.Array:
+    """Scores `[...]` of readouts `[..., P]`."""
+    return self.head(pooled)[..., 0]
 
   def join(self, batch: LayoutBatch) -> SplitNodes:
     """Node features and configuration, each through its half of one linear layer."""
-    dense = lambda name, **kwargs: Dense(
-        self.hidden_dim, name=name, dtype=self.dtype, precision=self.precision, **kwargs)
-    embedded = OpcodeEmbedding(self.op_embed_dim, name="op_embedding")(batch.graph)
-    static = jnp.concatenate([batch.graph.nodes["feat"], embedded], axis=-1)
-    shared = dense("static")(static)
-    config = layout_features.config_rows(
-        dense("config", use_bias=False)(self.embed_rows(batch.rows)), batch)
+    static = jnp.concatenate(
+        [batch.graph.nodes["feat"], self.op_embedding(batch.graph)], axis=-1)
+    shared = self.static(static)
+    config = layout_features.config_rows(self.config(self.embed_rows(batch.rows)), batch)
     if self.config_sentinel:
-      sentinel = self.param(
-          "sentinel", nn.initializers.normal(0.02), (self.hidden_dim,), jnp.float32)
-      configurable = (batch.row_id < len(batch.rows)).any(axis=1)
-      shared += sentinel.astype(shared.dtype)[None]
-      config -= jnp.where(configurable[:, None, None], sentinel.astype(shared.dtype)[None, None], 0)
-    x = layout_features.start(shared, config, batch)
-    return jax.tree.map(nn.gelu, x)
+      sentinel = self.sentinel.astype(shared.dtype)
+      configurable = (batch.row_id < len(batch.rows)).any(axis=1)[:, None, None]
+      shared += sentinel
+      config -= jnp.where(configurable, sentinel[None], 0)
+    return jax.tree.map(nn.gelu, layout_features.start(shared, config, batch))
 
   def embed_rows(self, rows: jax.Array) -> jax.Array:
     """Embeds the 18 integers of each row `[R, 18]` with one shared table."""
-    low, high = LAYOUT_VALUE_RANGE
-    table = nn.Embed(high - low + 1, self.value_embed_dim, name="layout_value")
-    values = jnp.asarray(rows, jnp.int32) - low
-    return table(values).reshape(len(rows), -1)
+    values = jnp.asarray(rows, jnp.int32) - LAYOUT_VALUE_RANGE[0]
+    return self.layout_value(values).reshape(len(rows), -1)
 
   def pool(self, x: SplitNodes, batch: LayoutBatch, kind: str) -> jax.Array:
     """One readout `[G, C, H]` float32."""

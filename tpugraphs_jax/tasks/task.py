@@ -51,7 +51,7 @@ class Task(abc.ABC):
     for field, value, allowed in choices:
       if value not in allowed:
         raise ValueError(f"--config.{field} is {value!r}; expected one of {allowed}")
-    counts = {"batch.configs": 2, "batch.slates_per_graph": 1, "eval.graphs": 1,
+    counts = {"batch.configs": 2, "batch.slates_per_epoch": 0, "eval.graphs": 1,
               "eval.configs": 2, "train.valid_configs": 0, "data.loader_threads": 1,
               "batch.min_configs": 2}
     for field, least in counts.items():
@@ -170,7 +170,7 @@ class Task(abc.ABC):
     batch = self.config.batch
     return pipeline.BatchPlan(
         graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
-        draw=self.draw(graphs), seed=self.config.seed, slates_per_graph=batch.slates_per_graph)
+        draw=self.draw(graphs), seed=self.config.seed, slates_per_epoch=batch.slates_per_epoch)
 
   def batches(self, plan: pipeline.BatchPlan, total_steps: int):
     first = parallel.process_index() * parallel.local_device_count()
