@@ -1,3 +1,31 @@
-"""Learned cost models for XLA: rank compiler configurations of a program graph."""
+"""Learned cost models for XLA: rank compiler configurations of a program graph.
+
+  order, scores = tpugraphs_jax.rank("out/tile", graph)
+
+ranks the configurations of an `OpGraph` with a model trained by `run_tile.py` or
+`run_layout.py`; `tpugraphs_jax.hlo` makes graphs from the user's own programs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+__all__ = ["OpGraph", "hlo", "rank", "read_layout", "read_tile"]
+
+# Loaded when first used: importing the package stays quick.
+_HOMES = {
+    "OpGraph": "tpugraphs_jax.graph",
+    "rank": "tpugraphs_jax.ranking",
+    "read_layout": "tpugraphs_jax.data.npz",
+    "read_tile": "tpugraphs_jax.data.npz",
+}
+
+
+def __getattr__(name: str) -> Any:
+  if name in _HOMES:
+    return getattr(importlib.import_module(_HOMES[name]), name)
+  if name == "hlo":
+    return importlib.import_module("tpugraphs_jax.hlo")
+  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
