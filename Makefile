@@ -7,8 +7,11 @@ BIN := $(VENV)/bin
 
 install: $(VENV)/.installed
 
-# Debian splits venv off; a virtualenv from the user's site-packages does as well.
+# A bare Debian or Ubuntu has Python without the module that makes environments.
 $(VENV)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	  { apt-get update -qq && apt-get install -y -qq python3-venv; } || \
+	  { echo 'error: install python3-venv first (apt-get install python3-venv)'; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
