@@ -248,8 +248,12 @@ def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
 
 def test_a_folder_in_use_is_refused_without_resume(tmp_path):
   run(tmp_path)
-  with pytest.raises(ValueError, match="holds a run already.*step 12.*--resume"):
+  expected = "holds a run already.*step 12.*--resume"
+  with pytest.raises(ValueError, match=expected):
     run(tmp_path)
+  with pytest.raises(ValueError, match=expected):
+    loop.check_workdir(tmp_path, resume=False)
+  loop.check_workdir(tmp_path, resume=True)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path, unstopped):
@@ -269,6 +273,8 @@ def test_resuming_with_another_config_is_refused(tmp_path):
   run(tmp_path, config={"seed": 1})
   with pytest.raises(ValueError, match="seed is 1 there and 2 here"):
     run(tmp_path, config={"seed": 2}, resume=True)
+  with pytest.raises(ValueError, match="seed is 1 there and 2 here"):
+    loop.check_workdir(tmp_path, resume=True, config={"seed": 2})
 
 
 def test_too_few_batches_are_refused(tmp_path):

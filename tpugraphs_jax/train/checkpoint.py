@@ -128,10 +128,16 @@ class Checkpoints:
 
   def newest_step(self) -> int | None:
     """The step of the newest checkpoint, or None when there is none."""
-    step = None
-    if self._manager is not None and self._manager.latest_step() is not None:
-      step = self._read_notes(self._manager.latest_step())["step"]
-    return parallel.from_primary(step)
+    return self._on_primary(lambda: (self._newest_notes() or {}).get("step"))
+
+  def check_config(self) -> None:
+    """Refuses (ValueError) a folder whose newest checkpoint is of another config."""
+
+    def check() -> None:
+      if (notes := self._newest_notes()) is not None:
+        _check_config(self._folder, notes["config"], self._config)
+
+    self._on_primary(check)
 
   def newest(self, template: Any) -> Saved | None:
     """The newest checkpoint, or None when there is none.
@@ -142,11 +148,11 @@ class Checkpoints:
     Raises:
       ValueError: it belongs to another config, or does not fit the template.
     """
-    return self._restore(template, lambda: self._manager.latest_step())
+    return self._on_primary(lambda: self._read(self._manager.latest_step(), template))
 
   def best(self, template: Any) -> Saved | None:
     """The checkpoint with the highest value, or None; as `newest` otherwise."""
-    return self._restore(template, self._best_number)
+    return self._on_primary(lambda: self._read(self._best_number(), template))
 
   def _best_number(self) -> int | None:
     number = self._manager.best_step()
@@ -154,23 +160,22 @@ class Checkpoints:
       return None
     return number
 
-  def _restore(
-      self, template: Any, find_number: Callable[[], int | None]
-  ) -> Saved | None:
-    # Process 0 may fail where the others cannot know: hand its error on to them.
-    saved = error = None
+  def _on_primary(self, read: Callable[[], Any]) -> Any:
+    """What `read` gives in process 0, or its error, in every process."""
+    value = error = None
     if self._manager is not None:
       try:
-        number = find_number()
-        saved = None if number is None else self._read(number, template)
+        value = read()
       except (ValueError, OSError) as found:
         error = found
-    saved, error = parallel.from_primary((saved, error))
+    value, error = parallel.from_primary((value, error))
     if error is not None:
       raise error
-    return saved
+    return value
 
-  def _read(self, number: int, template: Any) -> Saved:
+  def _read(self, number: int | None, template: Any) -> Saved | None:
+    if number is None:
+      return None
     where = self._folder / f"{_PREFIX}_{number}"
     notes = self._read_notes(number)
     _check_config(where, notes["config"], self._config)
@@ -183,6 +188,10 @@ class Checkpoints:
       raise ValueError(f"{where} does not fit this model: {message}") from None
     _check_shapes(where, state, host)
     return Saved(notes["step"], state, notes["data"], notes["progress"])
+
+  def _newest_notes(self) -> dict[str, Any] | None:
+    number = self._manager.latest_step()
+    return None if number is None else self._read_notes(number)
 
   def _read_notes(self, number: int) -> dict[str, Any]:
     items = ocp.args.Composite(**{_NOTES: ocp.args.JsonRestore()})

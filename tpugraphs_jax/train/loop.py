@@ -118,10 +118,11 @@ def train(
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
     signals = stack.enter_context(stop.StopSignals())
+    check_workdir(workdir, resume=resume, config=config)
     checkpoints = stack.enter_context(
         contextlib.closing(checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config))
     )
-    state, step, progress = _begin(state, batches, checkpoints, workdir, resume=resume)
+    state, step, progress = _begin(state, batches, checkpoints)
     total_steps = total_epochs * steps_per_epoch
     report = stack.enter_context(
         contextlib.closing(
@@ -157,22 +158,29 @@ def train(
     ).run()
 
 
-def _begin(
-    state: TrainState,
-    batches: Any,
-    checkpoints: checkpoint.Checkpoints,
-    workdir: Path,
-    *,
-    resume: bool,
-) -> tuple[Any, int, Progress]:
-  """State, step and bookkeeping at the start or at the newest checkpoint."""
-  if not resume:
-    if (found := checkpoints.newest_step()) is not None:
+def check_workdir(
+    workdir: str | Path, *, resume: bool, config: Mapping[str, Any] | None = None
+) -> None:
+  """Refuses a folder that `train` would refuse, before anything is written there.
+
+  Raises:
+    ValueError: the folder holds a run and `resume` is False, or one of another config.
+  """
+  folder = Path(workdir) / CHECKPOINTS
+  with contextlib.closing(checkpoint.Checkpoints(folder, config=config)) as checkpoints:
+    found = checkpoints.newest_step()
+    if found is not None and not resume:
       raise ValueError(
           f"{workdir} holds a run already (checkpoint of step {found}): go on with it"
           " by --resume, or give another --workdir"
       )
-    return state, 0, Progress()
+    checkpoints.check_config()
+
+
+def _begin(
+    state: TrainState, batches: Any, checkpoints: checkpoint.Checkpoints
+) -> tuple[Any, int, Progress]:
+  """State, step and bookkeeping at the newest checkpoint or, without one, the start."""
   saved = checkpoints.newest(state)
   if saved is None:
     return state, 0, Progress()
