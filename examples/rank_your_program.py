@@ -1,8 +1,8 @@
 """From a JAX function to ranked compiler configurations.
 
   python -m tpugraphs_jax.data.synthetic --out=synthetic --scale=tiny
-  python run_layout.py --config=configs/layout.py:xla-random \
-      --config.data_root=synthetic/npz --workdir=layout_model
+  python run_layout.py --config=configs/layout.py:xla-random,ci \
+      --data_root=synthetic/npz --workdir=layout_model
   python examples/rank_your_program.py --workdir=layout_model
 
 Two programs, the training steps of a ResNet block and of a transformer layer, go
@@ -115,12 +115,13 @@ def main(argv: list[str] | None = None) -> None:
   args = parser.parse_args(argv)
   for name in PROGRAMS:
     graph = candidates(name, args.configs)
-    order = tpugraphs_jax.rank(args.workdir, graph)  # fastest first
+    order, _ = tpugraphs_jax.rank(args.workdir, graph)  # fastest first
+    default = int(np.flatnonzero(order == 0)[0])  # configuration 0 decides nothing
     print(f"{name}: {graph.num_nodes} nodes, {len(graph.config_node)} configurable, "
-          f"{len(graph.configs)} configurations")
-    for place, label in ((0, "fastest"), (-1, "slowest")):
-      print(f"  predicted {label}: configuration {order[place]}")
-      print(describe(graph, order[place]))
+          f"{len(order)} configurations; the compiler's own is number {default + 1}")
+    for label, config in (("fastest", order[0]), ("slowest", order[-1])):
+      print(f"  predicted {label}: configuration {config}")
+      print(describe(graph, config))
 
 
 if __name__ == "__main__":
