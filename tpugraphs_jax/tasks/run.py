@@ -50,8 +50,10 @@ def main(argv: list[str]) -> None:
       config = ranking.saved_config(workdir)
     with config.unlocked():
       config.data_root = _data_root(values.data_root, config, workdir, values.mode)
-    run(config, workdir, mode=values.mode, resume=values.resume)
-  except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError, OSError) as error:
+    # A process that fails alone must not leave the others waiting for it.
+    with parallel.stop_together():
+      run(config, workdir, mode=values.mode, resume=values.resume)
+  except (ValueError, OSError, FloatingPointError) as error:
     logging.debug("details", exc_info=True)
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
@@ -101,6 +103,7 @@ def train(task: Task, workdir: Path, *, resume: bool = False) -> loop.TrainResul
   if not valid_graphs:
     raise ValueError(f"no labelled validation graph of {task.collection} in {config.data_root}; "
                      "early stopping needs at least one")
+  loop.check_workdir(workdir, resume=resume, config=ranking.fingerprint(config))
   workdir.mkdir(parents=True, exist_ok=True)
   task.fit(train_graphs)
   report.write_manifest(workdir, config.to_dict())
