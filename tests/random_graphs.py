@@ -1,0 +1,80 @@
+"""Small random graphs with every awkward feature, for tests of models and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+
+NODE_FEATURES = 5
+TILE_FEATURES = 3
+
+
+def random_edges(rng: np.random.Generator, nodes: int, edges: int) -> np.ndarray:
+  """`[edges, 2]` rows (consumer, producer), unsorted, among the first 3/4 of the nodes.
+
+  Some edges occur twice, one node in eight consumes much, and the last quarter
+  of the nodes is isolated.
+  """
+  inner = max(1, nodes * 3 // 4)
+  edge_index = rng.integers(0, inner, (edges, 2))
+  edge_index[: edges // 3, 0] = rng.integers(0, max(1, inner // 8), edges // 3)
+  edge_index[edges - edges // 5 :] = edge_index[: edges // 5]
+  return rng.permutation(edge_index).astype(np.int32)
+
+
+def layout_graph(
+    rng: np.random.Generator, *, nodes: int, edges: int, config_nodes: Sequence[int],
+    configs: int, rows: int = 6, name: str = "layout",
+) -> OpGraph:
+  """A program whose configurations choose among `rows` random rows per node."""
+  count = len(config_nodes)
+  groups = max(1, count // 2)
+  layout = LayoutConfigs(
+      rows=rng.integers(-1, 6, (rows, 18)).astype(np.int8),
+      node_group=rng.integers(0, groups, count).astype(np.int32),
+      group_row=rng.integers(0, rows, (configs, groups)).astype(np.uint8),
+      runtime_ns=rng.integers(1, 1000, configs))
+  return _op_graph(rng, nodes, edges, np.asarray(config_nodes, np.int32), layout, name)
+
+
+def tile_graph(
+    rng: np.random.Generator, *, nodes: int, edges: int, configs: int, name: str = "tile"
+) -> OpGraph:
+  """A kernel with random tile configurations of `TILE_FEATURES` features."""
+  tile = TileConfigs(
+      config_feat=rng.normal(size=(configs, TILE_FEATURES)).astype(np.float32),
+      runtime_ns=rng.integers(1, 1000, configs), normalizer_ns=np.full(configs, 500))
+  return _op_graph(rng, nodes, edges, np.zeros(0, np.int32), tile, name)
+
+
+def _op_graph(rng, nodes, edges, config_node, configs, name) -> OpGraph:
+  return OpGraph(
+      name=name, node_feat=rng.normal(size=(nodes, NODE_FEATURES)).astype(np.float32),
+      node_opcode=rng.integers(1, 121, nodes).astype(np.uint8),
+      edge_index=random_edges(rng, nodes, edges), node_splits=np.array([0, nodes]),
+      config_node=config_node, configs=configs)
+
+
+def slots_of(
+    graphs: Sequence[batching.PreparedGraph], configs: int, seed: int = 0
+) -> list[batching.Slot]:
+  """A slate of at most `configs` configurations of each graph, with a random block."""
+  rng = np.random.default_rng(seed)
+  slots = []
+  for i, graph in enumerate(graphs):
+    chosen = rng.permutation(len(graph.configs))[:configs]
+    target = graph.configs.runtime_ns[chosen].astype(np.float32) / 1000
+    cut = len(graph.opcode) // 2
+    slots.append(batching.Slot(graph, chosen, target, graph_id=i, block=(cut // 2, cut // 2 + cut)))
+  return slots
+
+
+def common_budget(sizes: Sequence[dict[str, int]], spare: int = 0) -> dict[str, int]:
+  """Room for each of `sizes`, a padding node and `spare` of everything."""
+  return {
+      key: max(size[key] for size in sizes) + spare + (key == "nodes") for key in sizes[0]
+  }
