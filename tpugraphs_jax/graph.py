@@ -71,6 +71,12 @@ class LayoutConfigs:
   def is_labelled(self) -> bool:
     return bool(self.runtime_ns.any())
 
+  def subset(self, config_ids: np.ndarray) -> LayoutConfigs:
+    """The given configurations only, in that order."""
+    return dataclasses.replace(
+        self, group_row=np.asarray(self.group_row[config_ids]),
+        runtime_ns=self.runtime_ns[config_ids])
+
   def row_id(self, config_ids: np.ndarray) -> np.ndarray:
     """Row numbers `[len(config_ids), K]` of the given configurations."""
     return np.asarray(self.group_row[config_ids])[:, self.node_group]

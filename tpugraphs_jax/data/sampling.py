@@ -84,6 +84,27 @@ def slate_target(runtime_ns: np.ndarray, kind: str) -> np.ndarray:
   return (rank / max(len(distinct) - 1, 1)).astype(np.float32)
 
 
+def thirds(runtime_ns: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+  """A third of the fastest, a third of the slowest, the rest from between at random.
+
+  Args:
+    runtime_ns: `[C]` int64.
+    count: how many configurations to keep.
+    rng: source of randomness.
+
+  Returns:
+    `[min(count, C)]` ascending configuration numbers.
+
+  Source: `max_configs` of the official layout trainer.
+  """
+  order = np.argsort(runtime_ns, kind="stable")
+  if count >= len(order):
+    return np.arange(len(order))
+  third = count // 3
+  middle = rng.choice(order[third : len(order) - third], count - 2 * third, replace=False)
+  return np.sort(np.concatenate([order[:third], middle, order[len(order) - third :]]))
+
+
 def sample_block(nodes: int, keep_nodes: int, rng: np.random.Generator) -> tuple[int, int]:
   """One of the `ceil(nodes / keep_nodes)` contiguous blocks of a graph, `(start, stop)`.
 

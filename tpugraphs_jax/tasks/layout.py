@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import dataclasses
 import time
 from typing import Any
 
@@ -56,7 +57,16 @@ class LayoutTask(task.Task):
     graphs = [store.open_graph(folder) for folder in folders]
     if split == "train":
       graphs = [duplicates.apply_policy(graph, data.duplicate_policy) for graph in graphs]
+      graphs = [self._limit_configs(graph) for graph in graphs]
     return graphs
+
+  def _limit_configs(self, graph: OpGraph) -> OpGraph:
+    limit = self.config.data.max_configs
+    if not 0 < limit < len(graph.configs):
+      return graph
+    rng = np.random.default_rng(self.config.seed)
+    ids = sampling.thirds(graph.configs.runtime_ns, limit, rng)
+    return dataclasses.replace(graph, configs=graph.configs.subset(ids))
 
   def check_configs(self, graph: OpGraph) -> None:
     task.check_kind(graph, LayoutConfigs)
