@@ -2,7 +2,7 @@
 
   python -m tpugraphs_jax.data.synthetic --out=synthetic --scale=tiny
   python run_layout.py --config=configs/layout.py:xla-random,ci \
-      --data_root=synthetic/npz --workdir=layout_model
+      --data_root=synthetic/npz --workdir=layout_model --mode=train
   python examples/rank_your_program.py --workdir=layout_model
 
 Two programs, the training steps of a ResNet block and of a transformer layer, go
