@@ -16,15 +16,16 @@ REGISTER_BYTES = 4 * REGISTER_ELEMENTS
 BYTES_PER_NS = 600.0  # main memory
 FLOPS_PER_NS = 45_000.0  # matrix unit
 REGISTER_OPS_PER_NS = 1.0  # vector unit, for an opcode of cost 1
-VMEM_REGISTERS = 2048  # the on-chip memory open to one kernel: 8 MiB
+VMEM_REGISTERS = 768  # the on-chip memory open to one kernel: 3 MiB
 TILE_NS = 300.0  # starting one tile: loop and transfer latency
+CUT_NS = 40.0  # starting one piece of a product's summed axis within a tile
 
 # Vector-unit cost of an elementwise opcode; 1 where not listed.
 FREE_OPCODES = frozenset((
     "parameter", "constant", "bitcast", "bitcast-convert", "broadcast", "get-tuple-element",
     "tuple", "iota", "fusion", "convolution", "dot"))
 _SLOW_OPCODES = {
-    "exponential": 10, "log": 10, "tanh": 10, "power": 10, "divide": 4, "sqrt": 4,
+    "exponential": 16, "log": 16, "tanh": 16, "power": 16, "divide": 4, "sqrt": 4,
     "rsqrt": 4}
 
 

@@ -8,10 +8,11 @@ in full, and so is the summed axis of a product. So whatever feeds a reduction
 or one operand of a product is computed anew for every tile along the axes it
 lacks, and costs by its opcode.
 
-    time = tiles * (cuts * (start + spill) + max(vector + matrix, memory))
+    time = tiles * (start + cuts * (cut + spill) + max(vector + matrix, memory))
 
 * vector: cost of the opcode x registers, over all tiles;
-* matrix: multiply-adds of a product, whose summed axis the kernel tile cuts;
+* matrix: multiply-adds of a product, whose summed axis the kernel tile cuts
+  (elsewhere there is one cut);
 * memory: parameters as often as tiles need them, and the output;
 * spill: what does not fit on chip (parameters and output of two tiles, results
   with several users) is written out and read back at every start.
@@ -28,6 +29,7 @@ from tpugraphs_jax.data.synthetic.program import BYTES
 from tpugraphs_jax.data.synthetic.tile_kernels import Kernel
 
 _TRANSFER_NS = accelerator.REGISTER_BYTES / accelerator.BYTES_PER_NS  # per register
+
 
 def tile_cost(
     kernel: Kernel, output_tile: np.ndarray, kernel_tile: np.ndarray
@@ -66,9 +68,9 @@ def tile_cost(
         resident = resident + on_chip
   busy = vector / accelerator.REGISTER_OPS_PER_NS + _matrix_ns(kernel, output)
   spilled = 2 * np.maximum(0, resident - accelerator.VMEM_REGISTERS)
-  starts = _pieces(kernel, cut)
-  each = starts * (accelerator.TILE_NS + spilled * _TRANSFER_NS) + np.maximum(
-      busy, memory * _TRANSFER_NS)
+  cuts = _pieces(kernel, cut)
+  each = (accelerator.TILE_NS + cuts * (accelerator.CUT_NS + spilled * _TRANSFER_NS) +
+          np.maximum(busy, memory * _TRANSFER_NS))
   return tiles * each, resident
 
 

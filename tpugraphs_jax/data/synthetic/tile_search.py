@@ -12,7 +12,7 @@ from tpugraphs_jax.data.synthetic.tile_cost import tile_cost
 from tpugraphs_jax.data.synthetic.tile_kernels import Kernel
 
 _DRAWN = 6  # tiles drawn for each one wanted
-_OVERCOMMIT = 1.25  # on-chip memory that a proposed tile may take
+_UNTILED_CONFIGS = 32
 _COMPILER_ERROR = 0.1  # sd of the log of the compiler's own estimate
 
 
@@ -25,17 +25,19 @@ def tile_configs(
     kernel: the kernel.
     rng: draws the tiles and the compiler's misjudgement.
     configs: how many at most; small kernels have fewer.
-    tiled: False for a kernel without a choice: `configs` rows of zeros.
+    tiled: False for a kernel without a choice: up to 32 rows of zeros. So it is
+      with an output of one register.
 
   Returns:
     Configuration features `[C, 24]` float32, noise-free runtimes `[C]` float64 ns.
   """
   units = {axes: _units(kernel, axes) for axes in (kernel.output_axes, kernel.kernel_axes)}
-  if not tiled:
+  extents = [*units[kernel.output_axes], *units[kernel.kernel_axes][:1]]
+  if not tiled or max(extents) == 1:
+    configs = min(configs, _UNTILED_CONFIGS)
     whole = [np.tile(u, (configs, 1)) for u in units.values()]
     features = np.zeros((configs, graph.TILE_CONFIG_FEATURES), np.float32)
     return features, tile_cost(kernel, *whole)[0]
-  extents = [*units[kernel.output_axes], *units[kernel.kernel_axes][:1]]
   tiles = _draw(_extent_choices(extents, configs, rng), _DRAWN * configs, rng)
   output = tiles[:, :len(kernel.output_axes)]
   kernel_tile = tiles[:, len(kernel.output_axes):]
@@ -50,8 +52,8 @@ def tile_configs(
 
 
 def _fitting(resident: np.ndarray, configs: int) -> np.ndarray:
-  """The first `configs` tiles that (nearly) fit on chip, or the smallest if few do."""
-  limit = max(_OVERCOMMIT * accelerator.VMEM_REGISTERS, np.sort(resident)[:8][-1])
+  """The first `configs` tiles that fit on chip, or the smallest eight if few do."""
+  limit = max(accelerator.VMEM_REGISTERS, np.sort(resident)[:8][-1])
   return np.flatnonzero(resident <= limit)[:configs]
 
 
