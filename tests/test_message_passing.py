@@ -1,0 +1,181 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import random_graphs
+
+from tpugraphs_jax.batch import ABSENT, Reach
+from tpugraphs_jax.data import adjacency, batching
+from tpugraphs_jax.models import message_passing as mp
+
+NODES = 12
+DIRECTIONS = (mp.OPERANDS, mp.USERS)
+
+
+def graph_edges(seed=0, nodes=NODES, edges=30):
+  return random_graphs.random_edges(np.random.default_rng(seed), nodes, edges)
+
+
+def dense_matrix(edges, direction, nodes=NODES):
+  """Entry [r, s] counts the edges along which r receives from s."""
+  matrix = np.zeros((nodes, nodes), np.float32)
+  for consumer, producer in edges:
+    if direction == mp.OPERANDS:
+      matrix[consumer, producer] += 1
+    else:
+      matrix[producer, consumer] += 1
+  return matrix
+
+
+def tables(edges, slots, nodes=NODES):
+  return adjacency.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
+
+
+def random_values(*shape, seed=1):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("slots", [0, 1, 4, 30])
+def test_neighbour_sum_is_the_dense_product_with_duplicate_edges(direction, slots):
+  edges, x = graph_edges(), random_values(NODES, 2, 3)
+  matrix = dense_matrix(edges, direction)
+  assert matrix.max() > 1, "the case has no duplicate edge"
+  assert (matrix.sum(axis=1) == 0).any(), "the case has no node without neighbours"
+  total = mp.neighbour_sum(x, tables(edges, slots), direction)
+  np.testing.assert_allclose(total, np.einsum("rs,scf->rcf", matrix, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("slots", [0, 2])
+@pytest.mark.parametrize("receivers", [None, 5])
+def test_gradient_is_that_of_the_dense_product(direction, slots, receivers):
+  edges, x = graph_edges(), random_values(NODES, 3)
+  weight = random_values(receivers or NODES, 3, seed=2)
+  matrix = jnp.asarray(dense_matrix(edges, direction)[:receivers])
+
+  def fast(x):
+    return jnp.sum(weight * jnp.sin(
+        mp.neighbour_sum(x, tables(edges, slots), direction, receivers=receivers)))
+
+  expected = jax.grad(lambda x: jnp.sum(weight * jnp.sin(matrix @ x)))(x)
+  np.testing.assert_allclose(jax.grad(fast)(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_senders_beyond_the_rows_at_hand_do_not_count():
+  edges, x = graph_edges(), random_values(5, 3)
+  full = np.zeros((NODES, 3), np.float32)
+  full[:5] = x
+  for direction in DIRECTIONS:
+    for slots in (0, 2):
+      total = mp.neighbour_sum(x, tables(edges, slots), direction, receivers=NODES)
+      np.testing.assert_allclose(
+          total, dense_matrix(edges, direction) @ full, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_absent_entries_give_zero_and_no_gradient(slots):
+  table = tables(graph_edges(), slots)
+  hidden = jax.tree.map(lambda a: np.full_like(a, ABSENT), table)
+  x = random_values(NODES, 3)
+  value, grad = jax.value_and_grad(
+      lambda x: jnp.sum(mp.neighbour_sum(x, hidden, mp.OPERANDS)))(x)
+  assert value == 0
+  np.testing.assert_array_equal(grad, np.zeros_like(x))
+
+
+def test_bfloat16_sums_accumulate_in_float32():
+  # 1 + 1/256 is not representable in bfloat16; 256 + 256 * (1/256) is.
+  many = 256
+  edges = np.stack([np.zeros(many + 1), np.arange(many + 1)], axis=1).astype(np.int32)
+  x = np.full((many + 1, 1), 1 / 256, np.float32)
+  x[0] = 256
+  for slots in (0, 4):
+    table = tables(edges, slots, nodes=many + 1)
+    total = mp.neighbour_sum(jnp.asarray(x, jnp.bfloat16), table, mp.OPERANDS)
+    assert total.dtype == jnp.bfloat16
+    # The exact sum is 257; bfloat16 additions would never leave 256.
+    assert float(total[0, 0]) in (256, 258)
+    table_sum = mp.neighbour_sum(jnp.asarray(x, jnp.float32), table, mp.OPERANDS)
+    assert float(table_sum[0, 0]) == 257
+
+
+def test_degree_counts_edges_with_their_weights():
+  edges = graph_edges()
+  weight = random_values(NODES) > 0
+  for direction in DIRECTIONS:
+    np.testing.assert_allclose(
+        mp.degree(tables(edges, 2), direction, jnp.asarray(weight, jnp.float32)),
+        dense_matrix(edges, direction) @ weight)
+
+
+def layout_batch(*, hops, reuse=True, config_nodes=(1, 17), nodes=20):
+  graph = random_graphs.layout_graph(
+      np.random.default_rng(3), nodes=nodes, edges=14, config_nodes=config_nodes, configs=4)
+  prepared = batching.prepare(graph, graph.node_feat, hops=hops, slots=1, reuse=reuse)
+  budget = random_graphs.common_budget([batching.total_sizes([prepared])], spare=1)
+  batch = batching.assemble_layout(
+      random_graphs.slots_of([prepared], 3), budget, graphs=1, configs=3,
+      transform=lambda rows: rows.astype(np.float32))
+  return graph, batch
+
+
+def merged(split: mp.SplitNodes, reach: Reach) -> np.ndarray:
+  """The full `[N, C, F]` tensor that a split one stands for."""
+  configs = split.varying.shape[1]
+  full = np.repeat(np.asarray(split.shared), configs, axis=1)
+  node = np.asarray(mp.reached_nodes(reach, split.hop))
+  real = node < len(full)
+  full[node[real]] = np.asarray(split.varying)[real]
+  return full
+
+
+def random_split(batch, hop=0) -> mp.SplitNodes:
+  nodes = len(batch.graph.nodes["opcode"])
+  return mp.SplitNodes(
+      random_values(nodes, 1, 2), random_values(mp.positions(batch.reach, hop), 3, 2, seed=5), hop)
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_split_sum_equals_the_full_sum_layer_by_layer(reuse):
+  graph, batch = layout_batch(hops=3, reuse=reuse)
+  split = random_split(batch)
+  for direction in (mp.OPERANDS, mp.USERS, mp.OPERANDS):
+    matrix = dense_matrix(graph.edge_index, direction, nodes=graph.num_nodes)
+    before = merged(split, batch.reach)[: graph.num_nodes]
+    split = mp.split_neighbour_sum(split, batch.adjacency, batch.reach, direction)
+    np.testing.assert_allclose(
+        merged(split, batch.reach)[: graph.num_nodes],
+        np.einsum("rs,scf->rcf", matrix, before), rtol=1e-4, atol=1e-5)
+
+
+def test_growing_changes_no_value():
+  _, batch = layout_batch(hops=2)
+  split = random_split(batch)
+  grown = mp.grow(split, batch.reach, 2)
+  assert grown.hop == 2
+  assert len(grown.varying) > len(split.varying)
+  np.testing.assert_array_equal(merged(grown, batch.reach), merged(split, batch.reach))
+
+
+def test_split_per_node_has_the_nodes_own_value_in_both_parts():
+  _, batch = layout_batch(hops=1)
+  value = random_values(len(batch.graph.nodes["opcode"]))
+  split = mp.split_per_node(jnp.asarray(value), batch.reach, 1)
+  np.testing.assert_array_equal(
+      merged(split, batch.reach), np.broadcast_to(value[:, None, None], (len(value), 1, 1)))
+
+
+def test_more_rounds_than_the_batch_was_built_for_are_refused():
+  _, batch = layout_batch(hops=1)
+  split = mp.split_neighbour_sum(random_split(batch), batch.adjacency, batch.reach, mp.USERS)
+  with pytest.raises(ValueError, match="round 2 needs 3 tiers, the batch was built with 2"):
+    mp.split_neighbour_sum(split, batch.adjacency, batch.reach, mp.USERS)
+
+
+def test_node_graph_gives_padding_the_last_slot():
+  _, batch = layout_batch(hops=1)
+  slot = np.asarray(mp.node_graph(batch.graph))
+  np.testing.assert_array_equal(slot[:20], 0)
+  assert len(slot) > 20
+  np.testing.assert_array_equal(slot[20:], 1)

@@ -1,0 +1,95 @@
+import jax
+import jax.numpy as jnp
+import jraph
+import numpy as np
+import pytest
+
+from tpugraphs_jax.batch import ABSENT, Adjacency, Neighbours, Reach
+from tpugraphs_jax.models import pooling
+from tpugraphs_jax.models.message_passing import SplitNodes
+
+# Three slots of 3, 0 and 2 nodes and one padding node.
+GRAPH = jraph.GraphsTuple(
+    nodes={"opcode": np.zeros(6, np.int32)}, edges=None, globals=None,
+    senders=np.zeros(0, np.int32), receivers=np.zeros(0, np.int32),
+    n_node=np.array([3, 0, 2, 1], np.int32), n_edge=np.zeros(4, np.int32))
+GRAPH_OF = [0, 0, 0, 2, 2, 3]
+SLOTS = 3
+NO_EDGES = Neighbours(*(np.zeros((0, 0), np.int32),) * 3)
+# Tier 0: nodes 4 and 1; tier 1: node 3.
+REACH = Reach(
+    tiers=(np.array([4, 1, ABSENT], np.int32), np.array([3, ABSENT], np.int32)),
+    distance=np.array([ABSENT, 0, ABSENT, 1, 0, ABSENT], np.int32),
+    adjacency=Adjacency(NO_EDGES, NO_EDGES))
+
+
+def split_values(hop):
+  """Random split features and the full `[6, 2, 3]` tensor they stand for."""
+  rng = np.random.default_rng(hop)
+  shared = rng.normal(size=(6, 1, 3)).astype(np.float32)
+  node = np.concatenate(REACH.tiers[: hop + 1])
+  varying = rng.normal(size=(len(node), 2, 3)).astype(np.float32)
+  full = np.repeat(shared, 2, axis=1)
+  full[node[node < 6]] = varying[node < 6]
+  return SplitNodes(jnp.asarray(shared), jnp.asarray(varying), hop), full
+
+
+def slow_sum(full, weight):
+  total = np.zeros((SLOTS, 2, 3), np.float32)
+  for node, slot in enumerate(GRAPH_OF):
+    if slot < SLOTS:
+      total[slot] += weight[node] * full[node]
+  return total
+
+
+@pytest.mark.parametrize("hop", [0, 1])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_split_sum_counts_every_real_node_once(hop, weighted):
+  split, full = split_values(hop)
+  weight = np.array([1, 0, 2, 0.5, 3, 1], np.float32) if weighted else np.ones(6, np.float32)
+  chosen = pooling.split_selection(
+      GRAPH, REACH, hop, jnp.asarray(weight) if weighted else None)
+  np.testing.assert_allclose(
+      pooling.split_pool_sum(split, chosen), slow_sum(full, weight), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("hop", [0, 1])
+def test_split_max_is_the_maximum_of_real_nodes_and_zero_without_any(hop):
+  split, full = split_values(hop)
+  # A graph whose values are all negative shows that empty rows do not count as 0.
+  split, full = jax.tree.map(lambda v: v - 10, split), full - 10
+  largest = pooling.split_pool_max(split, pooling.split_selection(GRAPH, REACH, hop))
+  expected = np.stack([full[:3].max(axis=0), np.zeros((2, 3)), full[3:5].max(axis=0)])
+  np.testing.assert_allclose(largest, expected, rtol=1e-6)
+
+
+def test_pool_max_ignores_rows_that_are_not_chosen():
+  x = np.array([[1.0], [5.0], [-3.0], [9.0]], np.float32)
+  chosen = pooling.selection(jnp.array([0, 0, 1, ABSENT]), 3)
+  np.testing.assert_array_equal(pooling.pool_max(x, chosen), [[5], [-3], [0]])
+
+
+def test_selection_drops_slots_beyond_the_last():
+  chosen = pooling.selection(jnp.array([0, 3, 2, ABSENT]), 3, jnp.array([2.0, 1, 1, 1]))
+  np.testing.assert_array_equal(chosen, [[2, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]])
+
+
+def test_sums_are_float32_for_half_precision_nodes():
+  x = jnp.full((300, 1), 1, jnp.bfloat16)  # bfloat16 sums of ones stop at 256.
+  total = pooling.pool_sum(x, jnp.ones((1, 300)))
+  assert total.dtype == jnp.float32
+  assert float(total[0, 0]) == 300
+
+
+def test_gradient_of_the_maximum_reaches_the_largest_node_only():
+  split, full = split_values(1)
+  chosen = pooling.split_selection(GRAPH, REACH, 1)
+  grad = jax.grad(lambda s: jnp.sum(pooling.split_pool_max(s, chosen)))(split)
+  # Of the shared part only nodes 0 and 2 are meaningful: their configurations add up.
+  wins = full[[0, 2]] == full[:3].max(axis=0, keepdims=True)
+  np.testing.assert_allclose(grad.shared[jnp.array([0, 2]), 0], wins.sum(axis=1))
+  assert not np.asarray(grad.shared)[[1, 3, 4, 5]].any()
+
+
+def test_real_nodes_leaves_the_padding_graph_out():
+  np.testing.assert_array_equal(pooling.real_nodes(GRAPH), [3, 0, 2])
