@@ -65,13 +65,16 @@ def _signed_log1p(x: np.ndarray) -> np.ndarray:
   return np.sign(x) * np.log1p(np.abs(x))
 
 
-def parse_kinds(text: str, groups: Mapping[str, range]) -> np.ndarray:
+def parse_kinds(
+    text: str, groups: Mapping[str, range], *, field: str = "feature_transform"
+) -> np.ndarray:
   """Kind of each column.
 
   Args:
     text: one kind for all columns (`minmax`), or kinds by group with `*` for the
       rest (`shape=signed_log1p,window=signed_log1p,*=standardize`).
     groups: columns of each group.
+    field: name of the option, for errors.
 
   Raises:
     ValueError: an unknown kind or group, or groups without a kind.
@@ -82,14 +85,14 @@ def parse_kinds(text: str, groups: Mapping[str, range]) -> np.ndarray:
   chosen = dict(part.strip().partition("=")[::2] for part in text.split(","))
   for group, kind in chosen.items():
     if group not in groups and group != "*":
-      raise ValueError(f"feature_transform names group {group!r}; expected one of "
+      raise ValueError(f"{field} names group {group!r}; expected one of "
                        f"{', '.join(groups)} or *")
     if kind not in KINDS:
-      raise ValueError(f"feature_transform of {group} is {kind!r}; expected one of "
+      raise ValueError(f"{field} of {group} is {kind!r}; expected one of "
                        f"{', '.join(KINDS)}")
   missing = [group for group in groups if group not in chosen]
   if missing and "*" not in chosen:
-    raise ValueError(f"feature_transform {text!r} leaves out {missing[0]}; add *=KIND for the rest")
+    raise ValueError(f"{field} {text!r} leaves out {missing[0]}; add *=KIND for the rest")
   kinds = np.full(columns, chosen.get("*", "none"), dtype=object)
   for group in groups:
     if group in chosen:
@@ -111,21 +114,24 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
     kinds: `[F]` of `KINDS`.
   """
   log = kinds == "signed_log1p"
-  count, total, square = 0, 0.0, 0.0
+  count, total, square, origin = 0, 0.0, 0.0, None
   low, high = np.inf, -np.inf
   for array in arrays:
     if not len(array):
       continue
     x = np.asarray(array, np.float64)
     x = np.where(log, _signed_log1p(x), x) if log.any() else x
+    # Sums are taken from the first row, so that a small spread far from 0 is not lost.
+    origin = x[0] if origin is None else origin
     count += len(x)
-    total = total + x.sum(axis=0)
-    square = square + np.square(x).sum(axis=0)
+    total = total + (x - origin).sum(axis=0)
+    square = square + np.square(x - origin).sum(axis=0)
     low, high = np.minimum(low, x.min(axis=0)), np.maximum(high, x.max(axis=0))
   if not count:
     raise ValueError("no training features to fit a transform on")
-  mean = total / count
-  deviation = np.sqrt(np.maximum(square / count - np.square(mean), 1e-12))
+  shift = total / count
+  mean = origin + shift
+  deviation = np.sqrt(np.maximum(square / count - np.square(shift), 1e-12))
   offset = np.select([kinds == "none", kinds == "minmax"], [0.0, low], mean)
   scale = np.select([kinds == "none", kinds == "minmax"], [1.0, high - low], deviation)
   kept = np.flatnonzero((low != high) | (kinds == "none"))
@@ -171,5 +177,5 @@ def load(path: Path) -> dict[str, Transform]:
                             "was trained in")
   try:
     return {name: Transform.from_dict(v) for name, v in json.loads(path.read_text()).items()}
-  except (ValueError, KeyError, TypeError) as error:
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f"{path} is damaged ({error}); train again") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+import functools
 from pathlib import Path
 import sys
 
@@ -12,8 +14,10 @@ import ml_collections
 from tpugraphs_jax import evaluate as evaluate_lib
 from tpugraphs_jax import ranking
 from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.tasks.task import Task
-from tpugraphs_jax.train import loop, parallel, report, state as state_lib
+from tpugraphs_jax.data.batching import PreparedGraph
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.tasks.task import Phase, Task
+from tpugraphs_jax.train import loop, parallel, report
 
 MODES = ("train", "evaluate", "predict", "all")
 DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"
@@ -45,24 +49,26 @@ def main(argv: list[str]) -> None:
     parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
     workdir = Path(values.workdir).expanduser()
     parallel.use_compilation_cache(workdir / "compilation_cache")
-    config = values.config
-    if values.mode in ("evaluate", "predict") and not values["config"].present:
-      config = ranking.saved_config(workdir)
+    config, data_root = values.config, values.data_root
+    if values.mode in ("evaluate", "predict"):
+      saved = ranking.saved_config(workdir)
+      data_root = data_root or saved.get("data_root")
+      if not values["config"].present:
+        config = saved
+        config.update_from_flattened_dict(config_flags.get_override_values(values["config"]))
     with config.unlocked():
-      config.data_root = _data_root(values.data_root, config, workdir, values.mode)
+      config.data_root = data_root or _default_data_root(workdir)
     # A process that fails alone must not leave the others waiting for it.
     with parallel.stop_together():
       run(config, workdir, mode=values.mode, resume=values.resume)
   except (ValueError, OSError, FloatingPointError) as error:
     logging.debug("details", exc_info=True)
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(2)
 
 
-def _data_root(given: str | None, config, workdir: Path, mode: str) -> str:
-  """The data to use; without any, a tiny synthetic set in the working folder."""
-  if given or config.get("data_root"):
-    return given or config.data_root
+def _default_data_root(workdir: Path) -> str:
+  """The usual place; where nothing is there, a tiny synthetic set in the working folder."""
   if Path(DEFAULT_DATA_ROOT).expanduser().is_dir():
     return DEFAULT_DATA_ROOT
   print(f"No data set at {DEFAULT_DATA_ROOT} and no --data_root: using tiny synthetic data in "
@@ -98,38 +104,52 @@ def run(
 def train(task: Task, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   """Fits transforms, trains, keeps the best checkpoint on validation OPA."""
   config = task.config
+  loop.check_workdir(workdir, resume=resume, config=ranking.fingerprint(config))
   train_graphs = task.trainable(task.load(config.data_root, "train"))
   valid_graphs = task.judged(task.load(config.data_root, "valid"))
   if not valid_graphs:
     raise ValueError(f"no labelled validation graph of {task.collection} in {config.data_root}; "
                      "early stopping needs at least one")
-  loop.check_workdir(workdir, resume=resume, config=ranking.fingerprint(config))
-  workdir.mkdir(parents=True, exist_ok=True)
-  task.fit(train_graphs)
+  _fit_once(task, train_graphs, workdir / ranking.TRANSFORMS_FILE, resume=resume)
   report.write_manifest(workdir, config.to_dict())
-  task.save_transforms(workdir / ranking.TRANSFORMS_FILE)
   prepared = [task.prepare(graph) for graph in train_graphs]
   valid = [task.prepare(graph) for graph in valid_graphs]
-  plan = task.plan(prepared)
-  total_steps = config.train.epochs * plan.steps_per_epoch
-  params = task.init_params(
-      task.assemble(plan.slots(0, 0), plan.budget(0), graphs=plan.slates_per_device,
-                    configs=config.batch.configs))
-  optimizer = task.create_optimizer(total_steps=total_steps)
-  scorer, ids = task.scorer(), task.sampled_ids(valid)
+  phase = task.first_phase(prepared, workdir)
   logging.info("%s: %d training graphs, %d validation graphs, %d steps per epoch",
-               task.collection, len(prepared), len(valid), plan.steps_per_epoch)
+               task.collection, len(prepared), len(valid), phase.steps_per_epoch)
+  result = train_phase(task, phase, valid, workdir, resume=resume)
+  while phase.following:
+    phase = phase.following(result.state)
+    result = train_phase(task, phase, valid, workdir, resume=resume)
+  return result
+
+
+def train_phase(
+    task: Task, phase: Phase, valid: Sequence[PreparedGraph], workdir: Path, *, resume: bool
+) -> loop.TrainResult:
+  """Runs the training loop once, judged on the validation graphs."""
+  config, ids = task.config, task.sampled_ids(valid)
   return loop.train(
-      state_lib.TrainState.create(params, optimizer),
-      train_step=task.train_step(optimizer),
-      batches=task.batches(plan, total_steps),
-      evaluate=lambda params: task.validate(scorer, params, valid, ids)[1],
-      workdir=workdir, total_epochs=config.train.epochs, steps_per_epoch=plan.steps_per_epoch,
+      phase.state, train_step=phase.train_step, batches=phase.batches,
+      evaluate=lambda params: task.validate(phase.scorer, params, valid, ids)[1],
+      workdir=workdir / phase.folder, total_epochs=phase.epochs,
+      steps_per_epoch=phase.steps_per_epoch,
       eval_every_epochs=config.train.eval_every_epochs,
       early_stop_epochs=config.train.early_stop_epochs, best_metric=config.train.best_metric,
       log_every_steps=config.train.log_every_steps,
       checkpoint_every_steps=config.train.checkpoint_every_steps,
       profile_steps=config.profile_steps, resume=resume, config=ranking.fingerprint(config))
+
+
+def _fit_once(task: Task, graphs: Sequence[OpGraph], path: Path, *, resume: bool) -> None:
+  """Fits the transforms; a run that goes on keeps those that it began with."""
+  if resume and path.exists():
+    task.load_transforms(path)
+    return
+  task.fit(graphs)
+  if parallel.is_primary():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    task.save_transforms(path)
 
 
 def evaluate(ranker: ranking.Ranker) -> dict[str, float]:
@@ -161,5 +181,19 @@ def predict(ranker: ranking.Ranker) -> None:
 
 def launch(default_config: str) -> None:
   """Entry point of the commands."""
-  define_flags(default_config)
-  app.run(main)
+  app.run(main, flags_parser=functools.partial(_parse_flags, default_config))
+
+
+def _parse_flags(default_config: str, argv: list[str]) -> list[str]:
+  """As absl's own parser, but every mistake takes one line."""
+  try:
+    define_flags(default_config)
+    for flag in flags.FLAGS.get_key_flags_for_module(__name__):
+      flags.FLAGS.register_key_flag_for_module(argv[0], flag)  # for --help
+    return flags.FLAGS(argv)
+  except AttributeError as error:  # from ml_collections
+    field = str(error).strip("\"'")
+    given = next((arg for arg in argv if field in arg), "--config")
+    sys.exit(f"error: {given}: the config has no field {field!r}")
+  except flags.Error as error:  # of a config file the last line of a traceback
+    sys.exit(f"error: {str(error).splitlines()[-1].removeprefix('ValueError: ')}")
