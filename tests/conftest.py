@@ -5,6 +5,11 @@ import os
 # A reduction on CPU holds a thread until all devices have come to it. With as few
 # threads as cores the fake devices can wait for each other for ever.
 os.environ.setdefault("NPROC", "16")
+# Tests compile much and compute little: leave out most of LLVM's work. Commands
+# that tests start inherit both.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+)
 
 import jax  # noqa: E402
 

@@ -64,7 +64,7 @@ def op_graph(arrays, configs) -> OpGraph:
       config_node=arrays.get("node_config_ids", np.zeros(0, np.int32)), configs=configs)
 
 
-def tile_batch(case: Recorded, padding: int = 0):
+def tile_batch(case: Recorded, *, padding: int):
   slots = []
   for i, arrays in enumerate(case.graphs()):
     configs = TileConfigs(
@@ -77,31 +77,41 @@ def tile_batch(case: Recorded, padding: int = 0):
       slots, budget, graphs=len(slots), configs=case.meta["num_configs"], transform=lambda x: x)
 
 
-def three_steps(case: Recorded, model, batch, *, losses: str, temperature: float, **penalties):
-  """Scores, loss and weights of three training steps from the recorded start."""
+def score_function(model, batch, losses: str):
+  """Compiled `params -> ((loss, scores), gradient of the loss)`, without penalties."""
+  parsed = losses_lib.parse_losses(losses)
+
+  def loss(params):
+    scores = model.apply({"params": params}, batch, train=True)
+    sums = losses_lib.loss_sums(parsed, scores, jnp.asarray(batch.target), where=batch.config_mask)
+    return losses_lib.combine(parsed, *sums), scores
+
+  return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def check_three_steps(case: Recorded, model, batch, score, *, losses: str, temperature: float):
+  """Scores, losses and weights of three training steps from the recorded start."""
   optimizer = state_lib.create_optimizer(
       learning_rate=case.meta["adam"]["lr"], total_steps=3,
       clip_norm_per_variable=case.meta["adam"]["clipnorm"])
   train_step = step_lib.make_train_step(
-      model, optimizer, losses=losses_lib.parse_losses(losses), temperature=temperature, **penalties)
-  params = official.params_from_official(model, case.weights("init"))
-  train_state = state_lib.TrainState.create(params, optimizer)
-  # One device does the work; the others have slots without configurations.
-  devices = jax.local_device_count()
+      model, optimizer, losses=losses_lib.parse_losses(losses), temperature=temperature,
+      kernel_l2=1e-4, activity_l2=1e-4)
+  # One device does the work; the others have slots without nodes or configurations.
   empty = batch._replace(
       config_mask=np.zeros_like(batch.config_mask),
       graph=batch.graph._replace(
           n_node=np.array([0] * (len(batch.graph.n_node) - 1) + [batch.graph.n_node.sum()], np.int32)))
-  stacked = parallel.stack_for_devices([batch] + [empty] * (devices - 1))
-  train_state = parallel.replicate(train_state)
-  score = jax.jit(lambda params: model.apply({"params": params}, batch, train=True))
-  scores, losses_seen = [], []
-  for _ in range(3):
+  stacked = parallel.stack_for_devices([batch] + [empty] * (jax.local_device_count() - 1))
+  params = official.params_from_official(model, case.weights("init"))
+  train_state = parallel.replicate(state_lib.TrainState.create(params, optimizer))
+  for i, expected in enumerate(case["total_loss_per_step"]):
     train_state, metrics = train_step(train_state, stacked)
-    losses_seen.append(float(np.asarray(metrics["loss"])[0]))
+    assert_close(parallel.unreplicate(metrics)["loss"], expected, STEPS_TOLERANCE)
     params = parallel.unreplicate(train_state).params
-    scores.append(score(params))
-  return scores, losses_seen, params
+    (_, scores), _ = score(params)
+    assert_close(scores, case[f"scores_after_step{i + 1}"], STEPS_TOLERANCE)
+  assert_weights_match(model, params, case.weights("final"))
 
 
 def assert_weights_match(model, params, expected):
@@ -117,17 +127,11 @@ def test_tile_models_match(path):
   case = Recorded(path)
   model = tile.create(case.meta["model"], **case.meta["kwargs"])
   params = official.params_from_official(model, case.weights("init"))
-  for padding in (0, 9):
-    batch = tile_batch(case, padding)
-    score = jax.jit(lambda: model.apply({"params": params}, batch))
-    assert_close(score(), case["scores"], SCORE_TOLERANCE)
-  scores, losses_seen, params = three_steps(
-      case, model, batch, losses=case.meta["loss"], temperature=10.0,
-      kernel_l2=1e-4, activity_l2=1e-4)
-  assert_close(losses_seen, case["total_loss_per_step"], STEPS_TOLERANCE)
-  for i, score in enumerate(scores):
-    assert_close(score, case[f"scores_after_step{i + 1}"], STEPS_TOLERANCE)
-  assert_weights_match(model, params, case.weights("final"))
+  batch = tile_batch(case, padding=9)
+  score = score_function(model, batch, case.meta["loss"])
+  (_, scores), _ = score(params)
+  assert_close(scores, case["scores"], SCORE_TOLERANCE)
+  check_three_steps(case, model, batch, score, losses=case.meta["loss"], temperature=10.0)
 
 
 def factored(node_config_feat, runtime) -> LayoutConfigs:
@@ -138,12 +142,12 @@ def factored(node_config_feat, runtime) -> LayoutConfigs:
       rows, np.arange(nodes), ids.reshape(configs, nodes), runtime.astype(np.int64))
 
 
-def layout_batch(case: Recorded, *, hops: int, padding: int = 0, reuse: bool = True):
+def layout_batch(case: Recorded, *, hops: int, padding: int):
   slots = []
   for i, arrays in enumerate(case.graphs()):
     configs = factored(arrays["node_config_feat"], arrays["config_runtime"])
     prepared = batching.prepare(
-        op_graph(arrays, configs), arrays["node_feat"], hops=hops, slots=2, reuse=reuse)
+        op_graph(arrays, configs), arrays["node_feat"], hops=hops, slots=2)
     slots.append(batching.Slot(prepared, np.arange(len(configs)), case["labels"][i]))
   sizes = batching.total_sizes([slot.graph for slot in slots])
   budget = {key: size + padding + (key == "nodes") for key, size in sizes.items()}
@@ -160,25 +164,12 @@ def test_layout_models_match(path):
   case = Recorded(path)
   model = layout.ResModel(**case.meta["kwargs"])
   params = official.params_from_official(model, case.weights("init"))
-  for options in ({"padding": 7}, {"reuse": False}, {}):
-    batch = layout_batch(case, hops=model.num_gnns, **options)
-    score = jax.jit(lambda: model.apply({"params": params}, batch, train=True))
-    assert_close(score(), case["scores"], SCORE_TOLERANCE)
-
-  def listmle(params):
-    scores = model.apply({"params": params}, batch, train=True)
-    total, count = losses_lib.LOSSES["ListMLELoss"](scores, jnp.asarray(batch.target))
-    return total / count
-
-  loss, grads = jax.jit(jax.value_and_grad(listmle))(params)
+  batch = layout_batch(case, hops=model.hops, padding=7)
+  score = score_function(model, batch, "ListMLELoss:1")
+  (loss, scores), grads = score(params)
+  assert_close(scores, case["scores"], SCORE_TOLERANCE)
   assert_close(loss, case["listmle_loss"], SCORE_TOLERANCE)
   flat = flax.traverse_util.flatten_dict(grads)
-  for weight_path, grad in zip(official.weight_order(model), case.weights("grad")):
+  for weight_path, grad in zip(official.weight_order(model), case.weights("grad"), strict=True):
     assert_close(flat[weight_path], grad, 2 * SCORE_TOLERANCE)
-  scores, losses_seen, params = three_steps(
-      case, model, batch, losses="ListMLELoss:1", temperature=1.0,
-      kernel_l2=1e-4, activity_l2=1e-4)
-  assert_close(losses_seen, case["total_loss_per_step"], STEPS_TOLERANCE)
-  for i, score in enumerate(scores):
-    assert_close(score, case[f"scores_after_step{i + 1}"], STEPS_TOLERANCE)
-  assert_weights_match(model, params, case.weights("final"))
+  check_three_steps(case, model, batch, score, losses="ListMLELoss:1", temperature=1.0)
