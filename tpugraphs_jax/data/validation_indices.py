@@ -29,9 +29,16 @@ def load(indices_dir: str, source: str, search: str) -> dict[str, np.ndarray]:
                             "with the published index files")
   try:
     table = json.loads(path.read_text())
-    return {name: np.array(ids, np.int64).reshape(-1) for name, ids in table.items()}
+    return {name: _as_ids(ids) for name, ids in table.items()}
   except (ValueError, TypeError, AttributeError, OverflowError) as error:
     raise ValueError(f"{path} is not a table of configuration numbers: {error}") from None
+
+
+def _as_ids(values: list[int]) -> np.ndarray:
+  ids = np.array(values)
+  if ids.ndim != 1 or ids.dtype != np.int64:
+    raise ValueError(f"expected integers, found {str(values)[:40]}")
+  return ids
 
 
 def select(indices: dict[str, np.ndarray], name: str, configs: int) -> np.ndarray:
@@ -44,6 +51,7 @@ def select(indices: dict[str, np.ndarray], name: str, configs: int) -> np.ndarra
     raise ValueError(f"the published validation indices do not name graph {name}; leave "
                      "--config.eval.indices_dir empty for other data")
   ids = indices[name]
-  if len(ids) and (ids.min() < 0 or ids.max() >= configs):
-    raise ValueError(f"validation index {ids.max()} of {name}, which has {configs} configurations")
+  wrong = ids[(ids < 0) | (ids >= configs)]
+  if len(wrong):
+    raise ValueError(f"validation index {wrong[0]} of {name}, which has {configs} configurations")
   return ids
