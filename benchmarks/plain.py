@@ -66,7 +66,7 @@ def tile_sage(params: Any, batch: PlainTileBatch, *, layers: int = 3) -> jax.Arr
   """Scores `[G, C]` of the official EarlyJoinSAGE."""
   graph = batch.graph
   nodes = len(graph.nodes["opcode"])
-  config = batch.config_feat.at[_graph_of(graph)].get(mode="fill", fill_value=0)
+  config = jnp.asarray(batch.config_feat).at[_graph_of(graph)].get(mode="fill", fill_value=0)
   x = jnp.concatenate(
       [_per_config(_embedding(params, graph), config.shape[1]), config,
        _per_config(graph.nodes["feat"], config.shape[1])], axis=-1)

@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 import sys
 
+import comparing
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,6 @@ from tpugraphs_jax.models import layout, tile
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import plain  # pylint: disable=wrong-import-position
 
-TOLERANCE = 1e-5
 GRAPHS, CONFIGS = 3, 4
 HOPS = 2
 ALL_POOLINGS = ("mean", "sum", "max", "config_mean", "config_sum", "config_max")
@@ -84,16 +84,7 @@ def results(score):
   return jax.jit(run)
 
 
-def assert_equal(actual, expected, tolerance=TOLERANCE):
-  def close(path, a, b):
-    # Relative to the largest number of the array: sums cancel in single entries.
-    np.testing.assert_allclose(
-        a, b, rtol=tolerance, atol=tolerance * max(np.abs(b).max(), 1e-2),
-        err_msg=jax.tree_util.keystr(path))
-  jax.tree_util.tree_map_with_path(close, actual, expected)
-
-
-def check_layout(model, plain_score, tolerance=TOLERANCE, slot_widths=(1,)):
+def check_layout(model, plain_score, slot_widths=(1,)):
   params = init(model, batches(slot_widths[0])["several", True])
   expected = {}
   reference = results(plain_score)
@@ -102,7 +93,7 @@ def check_layout(model, plain_score, tolerance=TOLERANCE, slot_widths=(1,)):
     for (case, reuse), batch in batches(slots).items():
       if case not in expected:
         expected[case] = reference(params, plain.from_layout(batch))
-      assert_equal(fast(params, batch), expected[case], tolerance)
+      comparing.assert_trees_close(fast(params, batch), expected[case])
 
 
 @pytest.mark.parametrize("normalization", ["sym", "asym"])
@@ -142,7 +133,7 @@ def test_rematerialised_sage_gives_the_same_gradients():
   plain_result, remat_result = (
       results(lambda p, b, m=layout.SAGE(**options, remat=remat): m.apply({"params": p}, b))(
           params, batch) for remat in (False, True))
-  assert_equal(remat_result, plain_result)
+  comparing.assert_trees_close(remat_result, plain_result)
 
 
 def test_tile_early_join_equals_plain():
@@ -161,4 +152,4 @@ def test_tile_early_join_equals_plain():
     if expected is None:
       expected = results(plain.tile_sage)(params, plain.from_tile(batch))
     fast = results(lambda p, b: model.apply({"params": p}, b, train=True))
-    assert_equal(fast(params, batch), expected)
+    comparing.assert_trees_close(fast(params, batch), expected)
