@@ -29,7 +29,8 @@ def test_a_missing_file_names_the_flag(tmp_path):
 
 
 @pytest.mark.parametrize("text", [
-    "{", "[1, 2]", "3", '{"a": []}', '{"a": "b"}', '{"a": [1.5]}', '{"a": [true]}', '{"a": [[1], [2]]}',
+    "{", "[1, 2]", "3", '{"a": []}',
+    '{"a": "b"}', '{"a": [1.5]}', '{"a": [true]}', '{"a": [[1], [2]]}',
     '{"a": [[1], 2]}', '{"a": 7}', '{"a": [99999999999999999999]}', '{"a": null}',
 ])
 def test_a_file_of_another_kind_is_refused(tmp_path, text):

@@ -24,7 +24,8 @@ class BatchPlan:
 
   An epoch passes over the graphs in random order, once or until it has enough
   slates, and leaves out the last slates that do not fill a batch (official). With
-  fewer slates than a batch holds, every step has all of them and empty slots.
+  fewer slates than a batch holds, every step has all of them and empty slots; every
+  device must have one.
 
   Every process computes the same plan and loads its own devices' part.
 
@@ -35,6 +36,9 @@ class BatchPlan:
     draw: `(graph number, rng) -> Slot`; draws the configurations of a slate.
     seed: of order and configurations.
     slates_per_epoch: length of an epoch; 0 = one slate of each graph (official).
+
+  Raises:
+    ValueError: fewer slates than devices.
   """
 
   def __init__(
@@ -45,6 +49,9 @@ class BatchPlan:
     self._draw, self._seed, self._devices = draw, seed, devices
     self._per_epoch = slates_per_epoch or len(graphs)
     self._per_step = min(slates_per_step, self._per_epoch)
+    if self._per_step < devices:
+      raise ValueError(f"{self._per_step} slates per epoch for {devices} devices; set "
+                       f"--config.batch.slates_per_epoch to at least {devices}")
     self.slates_per_device = slates_per_step // devices
     self.steps_per_epoch = self._per_epoch // self._per_step
     self.budgets = self._choose_budgets()

@@ -29,7 +29,7 @@ def sample_configs(
 ) -> np.ndarray:
   """Numbers of `count` configurations, `[count]` int64.
 
-  Without replacement, weights act through Gumbel top-k. A graph with fewer
+  Without replacement, weights act through Gumbel top-k, and a graph with fewer
   configurations than asked for gives all of them.
 
   Args:
@@ -70,7 +70,8 @@ def layout_target(configs: LayoutConfigs, ids: np.ndarray, kind: str = "official
 
 
 def slate_target(runtime_ns: np.ndarray, kind: str) -> np.ndarray:
-  """Target of one slate, computed from int64 so that distinct runtimes stay distinct.
+  """Target of one slate, computed from int64: `rank` keeps distinct runtimes distinct,
+  `ratio` those whose distances from the fastest differ in float32.
 
   Args:
     runtime_ns: `[C]` int64 runtimes of the slate.

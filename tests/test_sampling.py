@@ -1,0 +1,162 @@
+"""Slates follow the exact distributions; targets keep what int64 tells apart."""
+
+import collections
+import itertools
+import math
+
+import numpy as np
+import pytest
+import random_graphs
+
+from tpugraphs_jax.data import sampling
+
+DRAWS = 20_000
+
+
+def counts_of(log_weight, count, kind, seed=0):
+  rng = np.random.default_rng(seed)
+  return collections.Counter(
+      tuple(sorted(sampling.sample_configs(log_weight, count, kind, rng).tolist()))
+      for _ in range(DRAWS))
+
+
+def assert_frequencies(counts, probability):
+  """Every outcome within four standard errors of its exact probability."""
+  assert math.isclose(sum(probability.values()), 1)
+  assert counts.keys() <= probability.keys()
+  for outcome, p in probability.items():
+    assert abs(counts[outcome] / DRAWS - p) < 4 * math.sqrt(p * (1 - p) / DRAWS), outcome
+
+
+def gumbel_top_k(keys, count):
+  """Probability of each set: draw one after the other by exp(key), without putting back."""
+  total = collections.Counter()
+  for order in itertools.permutations(range(len(keys)), count):
+    left, p = list(range(len(keys))), 1.0
+    for config in order:
+      p *= math.exp(keys[config]) / sum(math.exp(keys[other]) for other in left)
+      left.remove(config)
+    total[tuple(sorted(order))] += p
+  return total
+
+
+def test_keys_are_the_official_share_of_slower_configurations():
+  keys = sampling.skewed_keys(np.array([30, 10, 20, 10]))
+  np.testing.assert_allclose(keys, [1 / 4, 4 / 4, 2 / 4, 3 / 4], rtol=1e-15)
+  np.testing.assert_array_equal(sampling.skewed_keys(np.array([5])), [1.0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_skewed_slates_follow_gumbel_top_k(count):
+  keys = sampling.skewed_keys(np.array([900, 100, 300, 500, 700]))
+  assert_frequencies(counts_of(keys, count, "skewed"), gumbel_top_k(keys, count))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "skewed"])
+def test_slates_with_replacement_are_independent_draws(kind):
+  runtime = np.array([50, 10, 30])
+  weight = np.exp([1 / 3, 1, 2 / 3]) if kind == "skewed" else np.ones(3)
+  expected = collections.Counter()
+  for pair in itertools.product(range(3), repeat=2):
+    expected[tuple(sorted(pair))] += np.prod(weight[list(pair)]) / weight.sum() ** 2
+  log_weight = sampling.skewed_keys(runtime) if kind == "skewed" else 3
+  assert_frequencies(counts_of(log_weight, 2, f"{kind}_replacement"), expected)
+
+
+def test_uniform_slates_give_every_set_the_same_chance():
+  sets = list(itertools.combinations(range(5), 3))
+  assert_frequencies(counts_of(5, 3, "uniform"), dict.fromkeys(sets, 1 / len(sets)))
+
+
+@pytest.mark.parametrize("kind", sampling.SAMPLINGS)
+def test_a_slate_is_a_pure_function_of_the_generator(kind):
+  weight = np.linspace(0, 1, 40) if kind.startswith("skewed") else 40
+  first, second = (
+      sampling.sample_configs(weight, 10, kind, np.random.default_rng(7)) for _ in range(2))
+  np.testing.assert_array_equal(first, second)
+  assert len(first) == 10 and first.min() >= 0 and first.max() < 40
+  assert kind.endswith("replacement") or len(set(first.tolist())) == 10
+
+
+@pytest.mark.parametrize("kind", sampling.SAMPLINGS)
+@pytest.mark.parametrize("count", [4, 5, 16])
+def test_fewer_configurations_than_the_slate_give_all_of_them(kind, count):
+  weight = sampling.skewed_keys(np.array([4, 3, 2, 1])) if kind.startswith("skewed") else 4
+  ids = sampling.sample_configs(weight, count, kind, np.random.default_rng(0))
+  if kind.endswith("replacement"):
+    assert len(ids) == count and set(ids.tolist()) <= {0, 1, 2, 3}
+  else:
+    assert sorted(ids.tolist()) == [0, 1, 2, 3]
+
+
+def configs_of(runtime_ns, normalizer_ns=None):
+  rng = np.random.default_rng(0)
+  count = len(runtime_ns)
+  if normalizer_ns is None:
+    graph = random_graphs.layout_graph(rng, nodes=4, edges=3, config_nodes=[1], configs=count)
+  else:
+    graph = random_graphs.tile_graph(rng, nodes=4, edges=3, configs=count)
+    graph.configs.normalizer_ns[:] = normalizer_ns
+  graph.configs.runtime_ns[:] = runtime_ns
+  return graph.configs
+
+
+def test_official_targets_are_normalised_in_float64():
+  runtime = np.array([2**40 + 1, 3, 2**33 + 5])
+  ids = np.array([2, 0, 1, 0])
+  tile = sampling.tile_target(configs_of(runtime, 7), ids)
+  layout = sampling.layout_target(configs_of(runtime), ids)
+  assert tile.dtype == layout.dtype == np.float32
+  np.testing.assert_array_equal(tile, np.float32([int(runtime[i]) / 7 for i in ids]))
+  np.testing.assert_array_equal(layout, np.float32([int(runtime[i]) / 1e7 for i in ids]))
+
+
+@pytest.mark.parametrize("kind", ["ratio", "rank"])
+@pytest.mark.parametrize("base", [2**31, 2**53, 2**61])
+def test_runtimes_one_nanosecond_apart_stay_apart(kind, base):
+  runtime = base + np.array([2, 0, 1, 2, 5])
+  for target in (sampling.slate_target(runtime, kind),
+                 sampling.layout_target(configs_of(runtime), np.arange(5), kind),
+                 sampling.tile_target(configs_of(runtime, 3), np.arange(5), kind)):
+    assert target.dtype == np.float32
+    np.testing.assert_array_equal(np.sign(np.subtract.outer(target, target)),
+                                  np.sign(np.subtract.outer(runtime, runtime)))
+
+
+def test_ratio_and_rank_by_their_formulas():
+  runtime = np.array([40, 10, 25, 10])
+  np.testing.assert_array_equal(sampling.slate_target(runtime, "ratio"), [3.0, 0.0, 1.5, 0.0])
+  np.testing.assert_array_equal(sampling.slate_target(runtime, "rank"), [1.0, 0.0, 0.5, 0.0])
+  for kind in ("ratio", "rank"):
+    np.testing.assert_array_equal(sampling.slate_target(np.array([7, 7]), kind), [0, 0])
+
+
+@pytest.mark.parametrize("count", [3, 7, 10, 29])
+def test_thirds_keep_the_fastest_the_slowest_and_some_between(count):
+  runtime = np.random.default_rng(1).permutation(30) * 10**10
+  kept = sampling.thirds(runtime, count, np.random.default_rng(2))
+  assert len(set(kept.tolist())) == count and (np.diff(kept) > 0).all()
+  order, third = np.argsort(runtime), count // 3
+  assert {*order[:third], *order[30 - third :]} <= {*kept}
+
+
+def test_thirds_draw_the_middle_evenly_and_keep_small_graphs_whole():
+  runtime, rng = np.arange(10), np.random.default_rng(3)
+  counts = collections.Counter(
+      config for _ in range(3000) for config in sampling.thirds(runtime, 4, rng).tolist())
+  assert counts[0] == counts[9] == 3000
+  for config in range(1, 9):
+    assert abs(counts[config] - 750) < 4 * math.sqrt(3000 * 0.25 * 0.75)
+  for count in (10, 11):
+    np.testing.assert_array_equal(sampling.thirds(runtime, count, rng), np.arange(10))
+
+
+@pytest.mark.parametrize("nodes, keep", [(10, 3), (9, 3), (3, 3), (2, 5), (1, 1)])
+def test_blocks_partition_the_graph_and_each_is_drawn_evenly(nodes, keep):
+  rng, draws = np.random.default_rng(4), 4000
+  counts = collections.Counter(sampling.sample_block(nodes, keep, rng) for _ in range(draws))
+  covered = [node for start, stop in sorted(counts) for node in range(start, stop)]
+  assert covered == list(range(nodes))
+  assert max(stop - start for start, stop in counts) == min(nodes, keep)
+  p = 1 / len(counts)
+  assert all(abs(n / draws - p) <= 4 * math.sqrt(p * (1 - p) / draws) for n in counts.values())
