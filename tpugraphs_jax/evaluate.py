@@ -65,11 +65,12 @@ class Scorer:
     chosen = config_ids or [np.arange(len(graph.configs)) for graph in graphs]
     units = self._units(graphs, chosen, blocks)
     batches = [units[i : i + self._graphs] for i in range(0, len(units), self._graphs)]
-    budgets = buckets.choose_budgets(
-        [batching.total_sizes([graphs[u.graph] for u in batch]) for batch in batches])
+    devices = parallel.local_device_count()
+    groups = [batches[i : i + devices] for i in range(0, len(batches), devices)]
+    budgets = buckets.choose_budgets([_largest(_sizes(graphs, group)) for group in groups])
     results = [np.zeros(len(ids), np.float32) for ids in chosen]
     filled = [0] * len(graphs)
-    for unit, row in self._run(params, graphs, batches, budgets, progress):
+    for unit, row in self._run(params, graphs, groups, budgets, progress):
       start = filled[unit.graph]
       results[unit.graph][start : start + len(row)] = row
       filled[unit.graph] += len(row)
@@ -83,37 +84,42 @@ class Scorer:
         for start in range(0, len(chosen[i]), self._configs)
     ]
 
-  def _run(self, params, graphs, batches, budgets, progress):
+  def _run(self, params, graphs, groups, budgets, progress):
     """Yields every unit with its scores, in order, the same in all processes."""
-    replicated = parallel.replicate(params)
-    devices, local = parallel.local_device_count(), []
-    mine = range(parallel.process_index(), -(-len(batches) // devices), parallel.process_count())
+    replicated, local = parallel.replicate(params), []
+    mine = range(parallel.process_index(), len(groups), parallel.process_count())
     bar = tqdm.tqdm(mine, unit="batch", disable=not progress or not parallel.is_primary())
-    for group in bar:
-      part = batches[group * devices : (group + 1) * devices]
-      local.append((group, self._score_group(replicated, graphs, part, budgets)))
-    everything = dict(sum(parallel.gather_objects(local), []))
-    for group in sorted(everything):
-      part = batches[group * devices : (group + 1) * devices]
-      for batch, scores in zip(part, everything[group]):
+    for number in bar:
+      local.append((number, self._score_group(replicated, graphs, groups[number], budgets)))
+    for number, group_scores in sorted(sum(parallel.gather_objects(local), []), key=lambda g: g[0]):
+      for batch, scores in zip(groups[number], group_scores):
         for unit, row in zip(batch, scores):
           yield unit, row[: len(unit.config_ids)]
 
-  def _score_group(self, params, graphs, part: list[list[Unit]], budgets: Sequence[Budget]):
-    sizes = [batching.total_sizes([graphs[u.graph] for u in batch]) for batch in part]
-    budget = budgets[buckets.smallest_fit(sizes, budgets)]
+  def _score_group(self, params, graphs, group: list[list[Unit]], budgets: Sequence[Budget]):
+    budget = budgets[buckets.smallest_fit(_sizes(graphs, group), budgets)]
     # The last group repeats a batch on devices that have none.
-    padded = part + part[-1:] * (parallel.local_device_count() - len(part))
+    padded = group + group[-1:] * (parallel.local_device_count() - len(group))
     batch = parallel.stack_for_devices([
         self._assemble([self._slot(graphs, unit) for unit in units], budget,
                        graphs=self._graphs, configs=self._configs)
         for units in padded
     ])
-    return np.asarray(self._score_step(params, batch))[: len(part)]
+    return np.asarray(self._score_step(params, batch))[: len(group)]
 
   def _slot(self, graphs, unit: Unit) -> Slot:
     return Slot(graphs[unit.graph], unit.config_ids,
                 np.zeros(len(unit.config_ids), np.float32), unit.graph, unit.block)
+
+
+def _sizes(graphs, group: list[list[Unit]]) -> list[dict[str, int]]:
+  """What each device's batch takes."""
+  return [batching.total_sizes([graphs[unit.graph] for unit in batch]) for batch in group]
+
+
+def _largest(sizes: Sequence[dict[str, int]]) -> dict[str, int]:
+  """Room for any of them: all devices have one shape."""
+  return {key: max(size[key] for size in sizes) for key in sizes[0]}
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
