@@ -2,15 +2,26 @@
 
 Variants, separated by commas: the collection (`xla-random`, `xla-default`,
 `nlp-random`, `nlp-default`), `official` (ResModel with the published settings;
-the default is the recommended GraphSAGE) and `ci` (a few seconds on a CPU).
+the default is the recommended GraphSAGE), a kind of Graph Segment Training
+(`gst`, `gst_e`, `gst_ed`, `gst_efd`, `one`, or `full` for whole graphs) and `ci`
+(a few seconds on a CPU). Later variants change what earlier ones set.
 
   python run_layout.py --config=configs/layout.py:xla-random --workdir=out/xla_random
   python run_layout.py --config=configs/layout.py:nlp-default,official --workdir=out/official
+  python run_layout.py --config=configs/layout.py:xla-random,gst_ed --workdir=out/gst_ed
 """
 
 from ml_collections import ConfigDict
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
+# Graph Segment Training, with (+E) table, (+D) dropout of its entries, (+F) fine-tuning.
+SEGMENTS = {
+    "gst": dict(keep=1.0, recompute=True),
+    "gst_e": dict(keep=1.0),
+    "gst_ed": dict(keep=0.5),
+    "gst_efd": dict(keep=0.5, finetune_epochs=5),
+    "one": dict(keep=0.0),
+}
 
 
 def get_config(variant: str = "xla-random") -> ConfigDict:
@@ -70,11 +81,13 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       config.data.source, config.data.search = name.split("-")
     elif name == "official":
       _official(config)
+    elif name in SEGMENTS:
+      _segments(config, **SEGMENTS[name])
     elif name == "ci":
       _shrink(config)
-    else:
+    elif name != "full":
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
-                       f"{', '.join(COLLECTIONS)}, official and ci")
+                       f"{', '.join(COLLECTIONS)}, {', '.join(SEGMENTS)}, full, official and ci")
   return config
 
 
@@ -94,7 +107,37 @@ def _official(config: ConfigDict) -> None:
   config.eval.update(configs=500)
 
 
+def _segments(
+    config: ConfigDict, *, keep: float, recompute: bool = False, finetune_epochs: int = 0
+) -> None:
+  """Trains on segments of a graph; see `tpugraphs_jax/segments/model.py`."""
+  config.task = "segments"
+  config.segments = ConfigDict(dict(
+      partition="contiguous",  # metis, computations
+      max_nodes=1000,  # of a segment
+      fresh=1,  # segments per graph and step with gradients
+      keep=keep,  # probability that another segment counts; 0 = no table
+      keep_unit="segment",  # kept or dropped for a whole slate, or by entry
+      recompute=recompute,  # other segments without gradient instead of from a table
+      readout="embedding",  # or scalar: the head scores every segment
+      aggregation="mean",  # of segments, or sum
+      history_init="zero",  # what an unwritten entry counts as; skip: not at all
+      history_dtype="float32",  # or bfloat16
+      history_place="auto",  # device, host
+  ))
+  config.segments.finetune = ConfigDict(dict(
+      epochs=finetune_epochs,  # of the head alone, after the others
+      configs=0,  # per graph to compute readouts of; 0 = all
+      optimizer=ConfigDict(dict(
+          name="adamw", learning_rate=3e-4, schedule="cosine", warmup_fraction=0.05,
+          weight_decay=1e-4, clip_norm=1.0))))
+  if "dropout" in config.model:
+    config.model.dropout = "fullgraph"  # segments take the place of its blocks
+
+
 def _shrink(config: ConfigDict) -> None:
   config.model.update(op_embed_dim=8, hidden_dim=16)
   config.batch.update(graphs=4, configs=8, slates_per_epoch=16, min_configs=4, keep_nodes=100)
   config.train.update(epochs=2, valid_configs=50, log_every_steps=4)
+  if "segments" in config:
+    config.segments.max_nodes = 60

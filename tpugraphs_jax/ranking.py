@@ -13,15 +13,15 @@ import jax
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax.data import batching, buckets
-from tpugraphs_jax.data.batching import PreparedGraph, Slot
+from tpugraphs_jax.data.batching import PreparedGraph
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.tasks.layout import LayoutTask
+from tpugraphs_jax.tasks.segments import SegmentTask
 from tpugraphs_jax.tasks.task import Task
 from tpugraphs_jax.tasks.tile import TileTask
 from tpugraphs_jax.train import checkpoint, loop, state as state_lib
 
-TASKS = {"tile": TileTask, "layout": LayoutTask}
+TASKS = {"tile": TileTask, "layout": LayoutTask, "segments": SegmentTask}
 TRANSFORMS_FILE = "features.json"
 # What may differ between the run that trained a model and one that uses it.
 _FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
@@ -78,12 +78,12 @@ class Ranker:
     """The best parameters; the example graph gives the shapes to expect."""
     if self._params is None:
       template = _state_template(self.task, example)
-      checkpoints = checkpoint.Checkpoints(
-          self.workdir / loop.CHECKPOINTS, config=fingerprint(self.task.config))
+      folder = self.workdir / self.task.final_folder / loop.CHECKPOINTS
+      checkpoints = checkpoint.Checkpoints(folder, config=fingerprint(self.task.config))
       saved = checkpoints.best(template) or checkpoints.newest(template)
       checkpoints.close()
       if saved is None:
-        raise FileNotFoundError(f"{self.workdir / loop.CHECKPOINTS} holds no checkpoint: train first")
+        raise FileNotFoundError(f"{folder} holds no checkpoint: train first")
       self._params = saved.state.eval_params
     return self._params
 
@@ -102,11 +102,8 @@ class Ranker:
 
 def _state_template(task: Task, example: PreparedGraph) -> state_lib.TrainState:
   """Zeros in the shapes of a training state."""
-  slot = Slot(example, np.arange(1), np.zeros(1, np.float32))
-  (budget,) = buckets.choose_budgets([batching.total_sizes([example])])
-  batch = task.assemble([slot], budget, graphs=1, configs=1)
-  create = functools.partial(
-      state_lib.TrainState.create, optimizer=task.create_optimizer(total_steps=1))
+  batch = task.example_batch(example)
+  create = functools.partial(state_lib.TrainState.create, optimizer=task.final_optimizer())
   init = lambda: create(task.model.init(jax.random.key(0), batch)["params"])
   return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(init))
 

@@ -75,11 +75,15 @@ class LayoutTask(task.Task):
     kinds = np.full(LAYOUT_CONFIG_FEATURES, self.config.data.config_transform, dtype=object)
     return features.fit((g.configs.rows for g in graphs), kinds)
 
-  def prepare(self, graph: OpGraph) -> PreparedGraph:
+  def reduce(self, graph: OpGraph) -> OpGraph:
+    """The part of the graph that the model sees."""
     data = self.config.data
-    small = reduction.reduce_graph(
+    return reduction.reduce_graph(
         graph, reduction=data.graph_reduction, hops=data.reduction_hops,
         direction=data.reduction_direction, induced=data.reduction_induced)
+
+  def prepare(self, graph: OpGraph) -> PreparedGraph:
+    small = self.reduce(graph)
     return batching.prepare(small, self.node_input(small), hops=self.model.hops)
 
   def target(self, graph: PreparedGraph, config_ids: np.ndarray) -> np.ndarray:

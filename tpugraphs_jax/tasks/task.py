@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,26 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import evaluate, losses, metrics, submission
-from tpugraphs_jax.data import batching, features, npz, pipeline, sampling
+from tpugraphs_jax.data import batching, buckets, features, npz, pipeline, sampling
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.train import parallel, state as state_lib, step as step_lib
 
 _NAMES_SHOWN = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+  """One run of the training loop; a job has one or more, one after the other."""
+
+  state: state_lib.TrainState
+  train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
+  batches: Any
+  scorer: Any  # judges validation graphs meanwhile
+  epochs: int
+  steps_per_epoch: int
+  folder: str = ""  # under the working folder
+  following: Callable[[state_lib.TrainState], Phase] | None = None  # from the last state
 
 
 class Task(abc.ABC):
@@ -32,6 +47,7 @@ class Task(abc.ABC):
   """
 
   slowdown_ks: Sequence[int]  # of the per-graph metrics
+  final_folder = ""  # of the last phase of training, under the working folder
 
   def __init__(self, config: ml_collections.ConfigDict, collection: str):
     self.config = config
@@ -177,20 +193,49 @@ class Task(abc.ABC):
     assemble = lambda slots, budget: self.assemble(
         slots, budget, graphs=plan.slates_per_device, configs=self.config.batch.configs)
     return pipeline.training_batches(
-        plan, total_steps=total_steps, assemble=assemble, stack=parallel.stack_for_devices,
+        plan, total_steps=total_steps, assemble=assemble, stack=self.stack,
         local_devices=range(first, first + parallel.local_device_count()),
         threads=self.config.data.loader_threads)
+
+  def stack(self, batches: Sequence[Any]) -> Any:
+    """Puts the batches of the local devices on a leading axis."""
+    return parallel.stack_for_devices(batches)
+
+  def example_batch(self, graph: PreparedGraph) -> Any:
+    """A batch of one configuration of a graph: gives the parameters their shapes."""
+    slot = Slot(graph, np.arange(1), np.zeros(1, np.float32))
+    (budget,) = buckets.choose_budgets([batching.total_sizes([graph])])
+    return self.assemble([slot], budget, graphs=1, configs=1)
 
   def init_params(self, batch: Any) -> Any:
     """Fresh parameters for batches like this one (of one device)."""
     key = jax.random.key(self.config.seed)
     return jax.jit(self.model.init)(key, batch)["params"]
 
-  def train_step(self, optimizer):
+  def train_step(self, optimizer, *, model: Any = None, collections: Sequence[str] = ()):
+    """The mapped step of `self.model`, or of one that shares its parameters."""
     loss = self.config.loss
     return step_lib.make_train_step(
-        self.model, optimizer, losses=self.losses, temperature=loss.temperature,
-        kernel_l2=loss.kernel_l2, activity_l2=loss.activity_l2, seed=self.config.seed)
+        model or self.model, optimizer, losses=self.losses, temperature=loss.temperature,
+        kernel_l2=loss.kernel_l2, activity_l2=loss.activity_l2, seed=self.config.seed,
+        collections=collections)
+
+  def first_phase(self, graphs: Sequence[PreparedGraph], workdir: Path) -> Phase:
+    """Training on these graphs from the start; files of its own go into `workdir`."""
+    del workdir
+    plan, epochs = self.plan(graphs), self.config.train.epochs
+    total_steps = epochs * plan.steps_per_epoch
+    params = self.init_params(
+        self.assemble(plan.slots(0, 0), plan.budget(0), graphs=plan.slates_per_device,
+                      configs=self.config.batch.configs))
+    optimizer = self.create_optimizer(total_steps=total_steps)
+    return Phase(
+        state_lib.TrainState.create(params, optimizer), self.train_step(optimizer),
+        self.batches(plan, total_steps), self.scorer(), epochs, plan.steps_per_epoch)
+
+  def final_optimizer(self):
+    """The optimiser of the last phase: gives its state a shape."""
+    return self.create_optimizer(total_steps=1)
 
   # Evaluation.
 

@@ -7,7 +7,7 @@ the loss and gradient of the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flax import linen as nn
@@ -63,6 +63,7 @@ def make_train_step(
     kernel_l2: float = 0.0,
     activity_l2: float = 0.0,
     seed: int = 0,
+    collections: Sequence[str] = (),
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
   """The mapped step `(state, batch) -> (state, metrics)`; the state is donated.
 
@@ -75,11 +76,13 @@ def make_train_step(
     activity_l2: factor of the mean squared length of opcode embeddings over the
       nodes of the batch (official: 1e-4).
     seed: of everything random in a step; steps differ by their number.
+    collections: what else the model sows, returned as `state.extra`.
   """
 
   def loss_fn(params, perturbations, batch, key):
     variables = {"params": params, "perturbations": perturbations}
-    scores, sown = model.apply(variables, batch, train=True, mutable=["activity"])
+    scores, sown = model.apply(
+        variables, batch, train=True, mutable=["activity", *collections], rngs={"dropout": key})
     totals, counts = losses_lib.loss_sums(
         losses, scores, batch.target, where=batch.config_mask, temperature=temperature,
         key=slate_keys(key, len(scores)))
@@ -89,16 +92,18 @@ def make_train_step(
     for embedding in sown.get("activity", {}).values():
       nodes = jax.lax.psum(embedding["nodes"][0], parallel.DEVICES)
       penalty += activity_l2 * embedding["sum"][0] / nodes
-    return ranking + penalty, {"loss": ranking + penalty, "ranking_loss": ranking}
+    metrics = {"loss": ranking + penalty, "ranking_loss": ranking}
+    return ranking + penalty, (metrics, {name: sown[name] for name in collections})
 
   def train_step(state: TrainState, batch):
     key = jax.random.fold_in(jax.random.key(seed), state.step)
-    (grads, lookup_grads), metrics = jax.grad(loss_fn, argnums=(0, 1), has_aux=True)(
+    (grads, lookup_grads), (metrics, extra) = jax.grad(loss_fn, argnums=(0, 1), has_aux=True)(
         state.params, zero_perturbations(model, batch), batch, key)
     grads, metrics = jax.lax.psum((grads, metrics), parallel.DEVICES)
     metrics["grad_norm"] = optax.tree.norm(grads)
     norms = keras_norms(grads, lookup_grads)
-    return state.apply_gradients(grads, optimizer, norms=norms), metrics
+    changes = {"extra": extra} if collections else {}
+    return state.apply_gradients(grads, optimizer, norms=norms, **changes), metrics
 
   return parallel.pmap(train_step, donate_argnums=0)
 

@@ -1,0 +1,172 @@
+"""Cuts graphs into segments of bounded size: every node in exactly one.
+
+Edges between segments are not part of any segment; `SegmentedGraph` counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import hashlib
+import os
+from pathlib import Path
+
+from absl import logging
+import numpy as np
+import scipy.sparse
+
+from tpugraphs_jax.graph import OpGraph
+
+# Parts that METIS makes are a few percent uneven; asking for parts this much
+# smaller than allowed seldom needs a second attempt.
+_METIS_SLACK = 0.95
+
+
+def partition(graph: OpGraph, *, method: str, max_nodes: int) -> np.ndarray:
+  """Segment of each node, `[N]` int32, numbered from 0 without gaps; deterministic.
+
+  Args:
+    graph: layout graph.
+    method: `contiguous`: ranges of node numbers, a topological order in released
+      files (published Graph Segment Training for TpuGraphs); `metis`: few cut
+      edges; `computations`: weakly connected parts of HLO computations, small
+      ones put together and large ones cut into ranges.
+    max_nodes: most nodes in a segment.
+
+  Raises:
+    ValueError: an unknown method, fewer than 2 nodes allowed, or no pymetis.
+  """
+  if method not in METHODS:
+    raise ValueError(f"--config.segments.partition is {method!r}; expected one of "
+                     f"{', '.join(METHODS)}")
+  if max_nodes < 2:
+    raise ValueError(f"--config.segments.max_nodes is {max_nodes}; expected at least 2")
+  return METHODS[method](graph, max_nodes).astype(np.int32)
+
+
+def _contiguous(graph: OpGraph, max_nodes: int) -> np.ndarray:
+  return _even_ranges(graph.num_nodes, max_nodes)
+
+
+def _even_ranges(nodes: int, max_nodes: int) -> np.ndarray:
+  """Number of the range of each of `nodes` positions; sizes differ by one at most."""
+  ranges = -(-nodes // max_nodes)
+  return np.arange(nodes) * ranges // max(nodes, 1)
+
+
+def _computations(graph: OpGraph, max_nodes: int) -> np.ndarray:
+  part = _connected_parts(graph)
+  # Parts in the order of their first node, so that neighbours in the file share a segment.
+  by_part = np.argsort(part, kind="stable")
+  starts = np.flatnonzero(np.diff(part[by_part])) + 1
+  segment, used, current = np.zeros(graph.num_nodes, np.int64), 0, 0
+  for nodes in sorted(np.split(by_part, starts), key=lambda nodes: nodes[0]):
+    if used and used + len(nodes) > max_nodes:
+      current, used = current + 1, 0
+    within = _even_ranges(len(nodes), max_nodes)
+    segment[nodes] = current + within
+    current += int(within[-1])
+    used += int(np.sum(within == within[-1]))
+  return segment
+
+
+def _connected_parts(graph: OpGraph) -> np.ndarray:
+  """A label per node, equal for nodes connected inside one HLO computation."""
+  computation = np.searchsorted(graph.node_splits, np.arange(graph.num_nodes), side="right")
+  ends = graph.edge_index[np.equal(*computation[graph.edge_index].T)]
+  _, label = scipy.sparse.csgraph.connected_components(
+      _matrix(ends, graph.num_nodes), directed=False)
+  return label
+
+
+def _metis(graph: OpGraph, max_nodes: int) -> np.ndarray:
+  try:
+    import pymetis  # pylint: disable=import-outside-toplevel
+  except ImportError:
+    raise ValueError("--config.segments.partition is 'metis', which needs pymetis: "
+                     "pip install 'tpugraphs-jax[partition]'") from None
+  nodes = graph.num_nodes
+  if nodes <= max_nodes:
+    return np.zeros(nodes)
+  matrix = _matrix(graph.edge_index, nodes)
+  matrix = (matrix + matrix.T).tocsr()
+  matrix.setdiag(0)
+  matrix.eliminate_zeros()
+  parts = -(-nodes // max(1, int(max_nodes * _METIS_SLACK)))
+  while parts <= nodes:
+    _, segment = pymetis.part_graph(parts, xadj=matrix.indptr, adjncy=matrix.indices)
+    _, segment, sizes = np.unique(segment, return_inverse=True, return_counts=True)
+    if sizes.max() <= max_nodes:
+      return segment
+    parts += 1
+  return _even_ranges(nodes, max_nodes)
+
+
+def _matrix(ends: np.ndarray, nodes: int) -> scipy.sparse.csr_matrix:
+  ones = np.ones(len(ends), np.int32)
+  return scipy.sparse.csr_matrix((ones, (ends[:, 0], ends[:, 1])), shape=(nodes, nodes))
+
+
+METHODS: dict[str, Callable[[OpGraph, int], np.ndarray]] = {
+    "contiguous": _contiguous, "metis": _metis, "computations": _computations}
+
+
+def cached_partition(
+    graph: OpGraph, folder: Path | None, *, method: str, max_nodes: int
+) -> np.ndarray:
+  """`partition`, kept in the graph's folder of the store.
+
+  A store that cannot be written is no error: the partition is made each time.
+  """
+  if folder is None or not folder.is_dir():
+    return partition(graph, method=method, max_nodes=max_nodes)
+  path = folder / f"segments_{method}_{max_nodes}_{_digest(graph)}.npy"
+  if path.is_file():
+    return np.load(path)
+  segment = partition(graph, method=method, max_nodes=max_nodes)
+  beside = path.with_name(f".{path.stem}.{os.getpid()}.partial.npy")
+  try:
+    np.save(beside, segment)
+    os.replace(beside, path)
+  except OSError as error:
+    logging.warning("partition of %s not kept: %s", graph.name, error)
+  return segment
+
+
+def _digest(graph: OpGraph) -> str:
+  """What a partition depends on, in 16 hex digits."""
+  digest = hashlib.sha256(np.int64(graph.num_nodes).tobytes())
+  for array in (graph.edge_index, graph.node_splits):
+    digest.update(np.ascontiguousarray(array, np.int64).tobytes())
+  return digest.hexdigest()[:16]
+
+
+def split(graph: OpGraph, segment: np.ndarray) -> tuple[list[OpGraph], int]:
+  """The segments as graphs of their own, and the number of edges between segments.
+
+  Each has the configurations of the whole graph, restricted to its own nodes; no
+  configuration is copied.
+
+  Args:
+    graph: layout graph with configurations.
+    segment: `[N]` int32 from `partition`.
+  """
+  order = np.argsort(segment, kind="stable")
+  counts = np.bincount(segment)
+  position = np.empty(graph.num_nodes, np.int64)
+  position[order] = np.arange(graph.num_nodes) - np.repeat(np.cumsum(counts) - counts, counts)
+  ends = segment[graph.edge_index]
+  inner = ends[:, 0] == ends[:, 1]
+  owner_of_edge = np.where(inner, ends[:, 0], -1)
+  pieces = []
+  for number, nodes in enumerate(np.split(order, np.cumsum(counts)[:-1])):
+    edges = position[graph.edge_index[owner_of_edge == number]]
+    chosen = segment[graph.config_node] == number
+    pieces.append(OpGraph(
+        name=f"{graph.name}[{number}]", node_feat=graph.node_feat[nodes],
+        node_opcode=graph.node_opcode[nodes], edge_index=edges.astype(np.int32).reshape(-1, 2),
+        node_splits=np.array([0, len(nodes)]),
+        config_node=position[graph.config_node[chosen]].astype(np.int32),
+        configs=dataclasses.replace(
+            graph.configs, node_group=graph.configs.node_group[chosen])))
+  return pieces, int(np.sum(~inner))
