@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from absl import app
-from absl import flags
+import argparse
 
 from tpugraphs_jax import graph
 from tpugraphs_jax.data.synthetic import scales
 from tpugraphs_jax.data.synthetic.generate import generate
 
-_OUT = flags.DEFINE_string("out", None, "Folder to write into.", required=True)
-_SCALE = flags.DEFINE_enum("scale", "tiny", scales.SCALES, "Number and size of the graphs.")
-_SEED = flags.DEFINE_integer("seed", 0, "Everything follows from it.", lower_bound=0)
-_COLLECTIONS = flags.DEFINE_multi_enum(
-    "collections", list(graph.COLLECTIONS), graph.COLLECTIONS,
-    "Which collections; may be given several times.")
-_DEFECTS = flags.DEFINE_bool("defects", False, "With the defects of the released data.")
-_LIMIT = flags.DEFINE_integer("limit", None, "Files per split at most.", lower_bound=1)
-_WORKERS = flags.DEFINE_integer("workers", None, "Processes.", lower_bound=1)
 
-
-def main(argv: list[str]) -> None:
-  if len(argv) > 1:
-    raise app.UsageError(f"unexpected argument {argv[1]!r}")
+def main(argv: list[str] | None = None) -> None:
+  parser = argparse.ArgumentParser(
+      prog="python -m tpugraphs_jax.data.synthetic",
+      description="Writes synthetic collections in the released form.")
+  parser.add_argument("--out", required=True, help="folder to write into")
+  parser.add_argument("--scale", default="tiny", choices=scales.SCALES,
+                      help="number and size of the graphs")
+  parser.add_argument("--seed", type=int, default=0, help="everything follows from it")
+  parser.add_argument("--collections", nargs="+", default=graph.COLLECTIONS,
+                      choices=graph.COLLECTIONS, metavar="COLLECTION",
+                      help=f"some of {', '.join(graph.COLLECTIONS)}")
+  parser.add_argument("--defects", action="store_true",
+                      help="with the defects of the released data")
+  parser.add_argument("--limit", type=int, help="files per split at most")
+  parser.add_argument("--workers", type=int, help="processes")
+  args = parser.parse_args(argv)
+  for name, least in (("seed", 0), ("limit", 1), ("workers", 1)):
+    value = getattr(args, name)
+    if value is not None and value < least:
+      parser.error(f"--{name} is {value}, expected at least {least}")
   try:
-    data_root = generate(
-        _OUT.value, scale=_SCALE.value, seed=_SEED.value, collections=_COLLECTIONS.value,
-        defects=_DEFECTS.value, limit=_LIMIT.value, workers=_WORKERS.value)
-  except ValueError as error:
+    data_root = generate(**vars(args))
+  except (ValueError, OSError) as error:
     raise SystemExit(f"error: {error}") from error
   paths = list(data_root.rglob("*.npz"))
   size = sum(path.stat().st_size for path in paths)
@@ -36,4 +40,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()
