@@ -14,7 +14,7 @@ from tpugraphs_jax.data.batching import Budget
 
 MAX_BUDGETS = 8
 # Fraction of padding in all nodes below which another budget is not worth a compilation.
-ENOUGH = 0.15
+ENOUGH = 0.25
 
 
 def choose_budgets(
