@@ -1,0 +1,139 @@
+"""The tile job at full size: training step, epoch, scoring and memory.
+
+    python benchmarks/tile_step.py --out tile_step.json
+
+A pool of kernels with the sizes of the released collection (mean 40 nodes, 1,900
+configurations) is generated and repeated, configurations copied, until the
+collection has its 5,709 training kernels and 1,520 validation and test kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+import sys
+import time
+
+import jax
+import numpy as np
+import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from configs import tile as tile_config
+from tpugraphs_jax import graph
+from tpugraphs_jax.data.synthetic import files, scales
+from tpugraphs_jax.tasks.tile import TileTask
+from tpugraphs_jax.train import parallel, report, state as state_lib
+
+TRAIN_KERNELS, SCORED_KERNELS = 5_709, 676 + 844
+
+
+def kernels(count: int, pool_size: int) -> list[graph.OpGraph]:
+  """`count` kernels with configurations of their own, from a pool of distinct ones."""
+  specs = scales.file_specs("full", 0, "tile:xla", limit=pool_size)[:pool_size]
+  pool = [files.make_file(spec, with_defects=False)[0] for spec in tqdm.tqdm(specs, unit="kernel")]
+
+  def copy(number: int) -> graph.OpGraph:
+    origin = pool[number % pool_size]
+    arrays = {f.name: getattr(origin.configs, f.name).copy()
+              for f in dataclasses.fields(origin.configs)}
+    return dataclasses.replace(
+        origin, name=f"{origin.name}_{number}", configs=graph.TileConfigs(**arrays))
+
+  return [copy(number) for number in range(count)]
+
+
+def measure_training(task: TileTask, graphs: list[graph.OpGraph]) -> dict[str, float]:
+  """Two epochs from data in memory; the second must not compile anything."""
+  task.fit(graphs)
+  prepared = [task.prepare(g) for g in graphs]
+  plan = task.plan(prepared)
+  steps = plan.steps_per_epoch
+  batches = task.batches(plan, 2 * steps)
+  optimizer = task.create_optimizer(total_steps=2 * steps)
+  first = task.assemble(plan.slots(0, 0), plan.budget(0), graphs=plan.slates_per_device,
+                        configs=task.config.batch.configs)
+  train_step = task.train_step(optimizer)
+  state = parallel.replicate(state_lib.TrainState.create(task.init_params(first), optimizer))
+  epochs, compiled, times = [], [], []
+  for _ in range(2):
+    started = time.perf_counter()
+    with count_compilations() as count:
+      for _ in range(steps):
+        before = time.perf_counter()
+        state, metrics = train_step(state, next(batches))
+        jax.block_until_ready(metrics)
+        times.append(time.perf_counter() - before)
+    epochs.append(time.perf_counter() - started)
+    compiled.append(count.total)
+  return {
+      "step_ms_median": 1e3 * float(np.median(times[steps:])),
+      "first_epoch_s": epochs[0],
+      "second_epoch_s": epochs[1],
+      "compilations_first_epoch": compiled[0],
+      "compilations_second_epoch": compiled[1],
+      "batch_shapes": len(plan.budgets),
+      "padding_share": plan.padding(min(steps, 200)),
+  }
+
+
+class count_compilations:
+  """Counts backend compilations while it is entered."""
+
+  total = 0
+  _listening: list["count_compilations"] = []
+
+  def __enter__(self):
+    if not count_compilations._listening:
+      jax.monitoring.register_event_duration_secs_listener(count_compilations._hear)
+    count_compilations._listening.append(self)
+    return self
+
+  def __exit__(self, *error):
+    count_compilations._listening[:] = [None]
+
+  @staticmethod
+  def _hear(event: str, duration: float, **unused):
+    listener = count_compilations._listening[-1]
+    if listener is not None and event.endswith("backend_compile_duration"):
+      listener.total += 1
+
+
+def measure_scoring(task: TileTask, graphs: list[graph.OpGraph]) -> dict[str, float]:
+  """Seconds to score every configuration of the graphs, compilation included."""
+  prepared = [task.prepare(g) for g in graphs]
+  scorer = task.scorer()
+  example = task.plan(prepared[: task.config.batch.graphs])
+  params = task.init_params(
+      task.assemble(example.slots(0, 0), example.budget(0), graphs=example.slates_per_device,
+                    configs=task.config.batch.configs))
+  started = time.perf_counter()
+  scorer.scores(params, prepared, progress=True)
+  seconds = time.perf_counter() - started
+  configs = sum(len(g.configs) for g in graphs)
+  return {"scoring_s": seconds, "scored_kernels": len(graphs), "scored_configs": configs}
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--out", type=Path, help="also write the figures as JSON")
+  parser.add_argument("--pool", type=int, default=300, help="distinct kernels")
+  parser.add_argument("--train_kernels", type=int, default=TRAIN_KERNELS)
+  parser.add_argument("--scored_kernels", type=int, default=SCORED_KERNELS)
+  args = parser.parse_args()
+  task = TileTask(tile_config.get_config())
+  graphs = kernels(args.train_kernels, args.pool)
+  figures = {"train_kernels": len(graphs), "train_configs": sum(len(g.configs) for g in graphs)}
+  figures |= measure_training(task, graphs)
+  figures |= measure_scoring(task, graphs[: args.scored_kernels])
+  figures["peak_memory_mib"] = report.peak_memory()[1] / 2**20
+  for name, value in figures.items():
+    print(f"{name:26} {value:,.4g}" if isinstance(value, float) else f"{name:26} {value:,}")
+  if args.out:
+    args.out.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  main()
