@@ -48,6 +48,11 @@ class TileConfigs:
   def is_labelled(self) -> bool:
     return bool(self.runtime_ns.any())
 
+  @property
+  def differ(self) -> bool:
+    """Whether there is anything to choose from."""
+    return bool((self.config_feat != self.config_feat[:1]).any())
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayoutConfigs:
@@ -70,6 +75,11 @@ class LayoutConfigs:
   @property
   def is_labelled(self) -> bool:
     return bool(self.runtime_ns.any())
+
+  @property
+  def differ(self) -> bool:
+    """Whether there is anything to choose from; reads up to the first that differs."""
+    return any((row != self.group_row[0]).any() for row in self.group_row)
 
   def subset(self, config_ids: np.ndarray) -> LayoutConfigs:
     """The given configurations only, in that order."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from tpugraphs_jax.data.batching import PreparedGraph
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.tasks import checks
 from tpugraphs_jax.tasks.layout import LayoutTask
 from tpugraphs_jax.tasks.segments import SegmentTask
 from tpugraphs_jax.tasks.task import Task
@@ -30,6 +31,7 @@ _FREE_DATA_FIELDS = ("skip_bad_files", "store_dir", "loader_threads")
 
 def create_task(config: ml_collections.ConfigDict) -> Task:
   """The task that `config.task` names."""
+  checks.one_of(config, {"task": tuple(TASKS)})
   return TASKS[config.task](config)
 
 
@@ -109,7 +111,8 @@ def _state_template(task: Task, example: PreparedGraph) -> state_lib.TrainState:
 
 
 @functools.lru_cache(maxsize=4)
-def _ranker(workdir: str) -> Ranker:
+def _ranker(workdir: Path, saved_ns: int) -> Ranker:
+  del saved_ns  # a newer checkpoint needs another ranker
   return Ranker(workdir)
 
 
@@ -128,6 +131,8 @@ def rank(workdir: str | os.PathLike[str], graph: OpGraph) -> tuple[np.ndarray, n
     FileNotFoundError: no trained model there.
     ValueError: the graph has no configurations of the model's kind.
   """
-  ranker = _ranker(os.fspath(Path(workdir).expanduser().absolute()))
+  folder = Path(workdir).expanduser().absolute()
+  checkpoints = folder / loop.CHECKPOINTS
+  ranker = _ranker(folder, checkpoints.stat().st_mtime_ns if checkpoints.exists() else 0)
   ranker.task.check_configs(graph)
   return ranker.rank(graph)

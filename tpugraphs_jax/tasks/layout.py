@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import time
 from typing import Any
 
@@ -11,11 +12,11 @@ import numpy as np
 
 from tpugraphs_jax import evaluate
 from tpugraphs_jax.data import (
-    batching, duplicates, features, reduction, sampling, store, validation_indices)
+    batching, duplicates, features, npz, reduction, sampling, store, validation_indices)
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
 from tpugraphs_jax.graph import LAYOUT_CONFIG_FEATURES, LayoutConfigs, OpGraph
 from tpugraphs_jax.models import layout
-from tpugraphs_jax.tasks import task
+from tpugraphs_jax.tasks import checks, task
 
 # A model trained on sampled blocks is judged on the mean of three (official).
 _BLOCKS_IN_EVALUATION = 3
@@ -31,20 +32,16 @@ class LayoutTask(task.Task):
 
   def _check(self, config) -> None:
     super()._check(config)
-    data = config.data
-    choices = [
-        ("source", ("xla", "nlp")), ("search", ("random", "default")),
-        ("duplicate_policy", duplicates.POLICIES), ("graph_reduction", reduction.REDUCTIONS),
-        ("reduction_direction", reduction.DIRECTIONS), ("reduction_induced", reduction.INDUCED),
-    ]
-    for field, allowed in choices:
-      if data[field] not in allowed:
-        raise ValueError(f"--config.data.{field} is {data[field]!r}; expected one of {allowed}")
-    for field, value, least in (
-        ("data.reduction_hops", data.reduction_hops, 1), ("data.max_configs", data.max_configs, 0),
-        ("batch.keep_nodes", config.batch.keep_nodes, 2), ("eval.max_configs", config.eval.max_configs, 0)):
-      if value < least:
-        raise ValueError(f"--config.{field} is {value}; expected at least {least}")
+    checks.one_of(config, {
+        "data.source": ("xla", "nlp"), "data.search": ("random", "default"),
+        "data.duplicate_policy": duplicates.POLICIES,
+        "data.graph_reduction": reduction.REDUCTIONS,
+        "data.reduction_direction": reduction.DIRECTIONS,
+        "data.reduction_induced": reduction.INDUCED,
+    })
+    checks.at_least(config, {
+        "data.reduction_hops": 1, "data.max_configs": 0, "batch.keep_nodes": 2,
+        "eval.max_configs": 0})
 
   def create_model(self, name: str, **options: Any):
     return layout.create(name, **options)
@@ -54,6 +51,8 @@ class LayoutTask(task.Task):
     folders = store.ensure_store(
         data_root, self.collection, split, store_dir=data.store_dir or None,
         skip_bad_files=data.skip_bad_files)
+    files = npz.split_files(data_root, self.collection, split)
+    task.report_skipped(files, len(files) - len(folders))
     graphs = [store.open_graph(folder) for folder in folders]
     if split == "train":
       graphs = [duplicates.apply_policy(graph, data.duplicate_policy) for graph in graphs]
@@ -99,13 +98,16 @@ class LayoutTask(task.Task):
       return None
     return sampling.sample_block(len(graph.opcode), self.config.batch.keep_nodes, rng)
 
+  @functools.cached_property
+  def _indices(self) -> dict[str, np.ndarray]:
+    data = self.config.data
+    return validation_indices.load(self.config.eval.indices_dir, data.source, data.search)
+
   def validation_ids(self, graph: PreparedGraph) -> np.ndarray:
     """The published indices, else all configurations or a seeded sample of them."""
     options, total = self.config.eval, len(graph.configs)
     if options.indices_dir:
-      indices = validation_indices.load(
-          options.indices_dir, self.config.data.source, self.config.data.search)
-      return validation_indices.select(indices, graph.name, total)
+      return validation_indices.select(self._indices, graph.name, total)
     if not 0 < options.max_configs < total:
       return np.arange(total)
     rng = np.random.default_rng(self.config.seed)

@@ -114,6 +114,8 @@ def train(task: Task, workdir: Path, *, resume: bool = False) -> loop.TrainResul
   report.write_manifest(workdir, config.to_dict())
   prepared = [task.prepare(graph) for graph in train_graphs]
   valid = [task.prepare(graph) for graph in valid_graphs]
+  for graph in valid:
+    task.validation_ids(graph)  # what is wrong with them shows before training
   phase = task.first_phase(prepared, workdir)
   logging.info("%s: %d training graphs, %d validation graphs, %d steps per epoch",
                task.collection, len(prepared), len(valid), phase.steps_per_epoch)
@@ -143,7 +145,7 @@ def train_phase(
 
 def _fit_once(task: Task, graphs: Sequence[OpGraph], path: Path, *, resume: bool) -> None:
   """Fits the transforms; a run that goes on keeps those that it began with."""
-  if resume and path.exists():
+  if parallel.from_primary(resume and path.exists()):
     task.load_transforms(path)
     return
   task.fit(graphs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from pathlib import Path
@@ -16,10 +17,12 @@ import numpy as np
 from tpugraphs_jax import evaluate, losses, metrics, submission
 from tpugraphs_jax.data import batching, buckets, features, npz, pipeline, sampling
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
-from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.train import parallel, state as state_lib, step as step_lib
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.tasks import checks
+from tpugraphs_jax.train import parallel, report, state as state_lib, step as step_lib
 
-_NAMES_SHOWN = 5
+_PRECISIONS = ("default", "high", "highest")  # of jax.lax.Precision
+_MAXIMISED = ("opa", "kendaltau")  # metrics that can say which checkpoint is best
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,23 +62,29 @@ class Task(abc.ABC):
     self._check(config)
 
   def _check(self, config) -> None:
-    choices = [
-        ("batch.sampling", config.batch.sampling, sampling.SAMPLINGS),
-        ("batch.target", config.batch.target, sampling.TARGETS),
-        ("data.pad_value", config.data.pad_value, (0, -1)),
-    ]
-    for field, value, allowed in choices:
-      if value not in allowed:
-        raise ValueError(f"--config.{field} is {value!r}; expected one of {allowed}")
-    counts = {"batch.configs": 2, "batch.slates_per_epoch": 0, "eval.graphs": 1,
-              "eval.configs": 2, "train.valid_configs": 0, "data.loader_threads": 1,
-              "batch.min_configs": 2}
-    for field, least in counts.items():
-      group, name = field.split(".")
-      if config[group][name] < least:
-        raise ValueError(f"--config.{field} is {config[group][name]}; expected at least {least}")
-    features.parse_kinds(config.data.feature_transform, features.NODE_GROUPS)
+    """Refuses what cannot work, before any data is read."""
+    checks.one_of(config, {
+        "batch.sampling": sampling.SAMPLINGS, "batch.target": sampling.TARGETS,
+        "data.pad_value": (0, -1), "data.config_transform": features.KINDS,
+        "model.precision": _PRECISIONS, "train.best_metric": _MAXIMISED,
+    })
+    checks.at_least(config, {
+        "seed": 0, "batch.configs": 2, "batch.min_configs": 2, "batch.slates_per_epoch": 0,
+        "data.loader_threads": 1, "eval.graphs": 1, "eval.configs": 2, "loss.kernel_l2": 0,
+        "loss.activity_l2": 0, "train.epochs": 1, "train.eval_every_epochs": 1,
+        "train.early_stop_epochs": 0, "train.valid_configs": 0, "train.log_every_steps": 1,
+        "train.checkpoint_every_steps": 0,
+    })
+    checks.at_least(config, {f"model.{name}": 1 for name in config.model
+                             if name.endswith("_dim") or name.startswith("num_")})
+    if not config.loss.temperature > 0:
+      raise ValueError(f"--config.loss.temperature is {config.loss.temperature}; expected a "
+                       "number above 0")
+    features.parse_kinds(
+        config.data.feature_transform, features.NODE_GROUPS,
+        field="--config.data.feature_transform")
     parallel.per_device(config.batch.graphs, field="--config.batch.graphs")
+    report.Profile(config.profile_steps, Path())
     self.create_optimizer(total_steps=1)
 
   # What tile and layout jobs do in their own way.
@@ -125,7 +134,9 @@ class Task(abc.ABC):
     features.save(path, self.transforms)
 
   def load_transforms(self, path: Path) -> None:
-    self.transforms = features.load(path)
+    """Takes what process 0 finds there: the others may have no such disk."""
+    found = features.load(path) if parallel.is_primary() else None
+    self.transforms = parallel.from_primary(found)
 
   def node_input(self, graph: OpGraph) -> np.ndarray:
     raw = features.node_features(graph, pad_value=self.config.data.pad_value)
@@ -133,29 +144,32 @@ class Task(abc.ABC):
 
   def trainable(self, graphs: Sequence[OpGraph]) -> list[OpGraph]:
     """Graphs that have enough configurations that differ; the others are named."""
-    least = self.config.batch.min_configs
-    few = [g for g in graphs if len(g.configs) < least]
-    flat = [g for g in graphs if g.configs.is_labelled and g not in few
-            and (g.configs.runtime_ns == g.configs.runtime_ns[0]).all()]
-    unlabelled = [g for g in graphs if not g.configs.is_labelled and g not in few]
-    _log_skipped("training", few, f"fewer than {least} configurations")
-    _log_skipped("training", flat, "all runtimes equal")
-    _log_skipped("training", unlabelled, "no runtimes")
-    left_out = {id(g) for g in few + flat + unlabelled}
-    kept = [g for g in graphs if id(g) not in left_out]
+    kept = _keep(graphs, "training", self._why_not_trained)
     if not kept:
-      raise ValueError(f"none of the {len(graphs)} training graphs of {self.collection} can be "
-                       f"trained on: each has fewer than {least} configurations "
-                       "(--config.batch.min_configs), no runtimes, or equal ones")
+      raise ValueError(
+          f"none of the {len(graphs)} training graphs of {self.collection} can be trained on: each "
+          f"has fewer than {self.config.batch.min_configs} configurations "
+          "(--config.batch.min_configs), no runtimes, or nothing that differs")
     return kept
+
+  def _why_not_trained(self, configs: TileConfigs | LayoutConfigs) -> str:
+    least = self.config.batch.min_configs
+    if len(configs) < least:
+      return f"fewer than {least} configurations"
+    if not configs.is_labelled:
+      return "no runtimes"
+    if not configs.differ:
+      return "all configurations equal"
+    return "all runtimes equal" if np.ptp(configs.runtime_ns) == 0 else ""
 
   def judged(self, graphs: Sequence[OpGraph]) -> list[OpGraph]:
     """Labelled graphs with at least two configurations; the others are named."""
-    single = [g for g in graphs if len(g.configs) < 2]
-    unlabelled = [g for g in graphs if len(g.configs) >= 2 and not g.configs.is_labelled]
-    _log_skipped("evaluation", single, "fewer than 2 configurations")
-    _log_skipped("evaluation", unlabelled, "no runtimes (ranked, not scored)")
-    return [g for g in graphs if len(g.configs) >= 2 and g.configs.is_labelled]
+    return _keep(graphs, "evaluation", self._why_not_judged)
+
+  def _why_not_judged(self, configs: TileConfigs | LayoutConfigs) -> str:
+    if len(configs) < 2:
+      return "fewer than 2 configurations"
+    return "" if configs.is_labelled else "no runtimes (ranked, not scored)"
 
   # Training.
 
@@ -306,17 +320,23 @@ class Task(abc.ABC):
     submission.write_results(path, self.collection, rankings)
 
 
-def _log_skipped(purpose: str, graphs: Sequence[OpGraph], reason: str) -> None:
-  if graphs:
-    names = ", ".join(g.name for g in graphs[:_NAMES_SHOWN])
-    more = f" and {len(graphs) - _NAMES_SHOWN} more" if len(graphs) > _NAMES_SHOWN else ""
-    logging.warning("skipped %d graphs for %s: %s: %s%s",
-                    len(graphs), purpose, reason, names, more)
+def _keep(
+    graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[Any], str]
+) -> list[OpGraph]:
+  """Graphs that nothing speaks against; the others are counted and named by reason."""
+  kept, skipped = [], collections.defaultdict(list)
+  for graph in graphs:
+    reason = why_not(graph.configs)
+    (skipped[reason] if reason else kept).append(graph)
+  for reason, group in skipped.items():
+    logging.warning("skipped %d of %d graphs for %s: %s: %s", len(group), len(graphs), purpose,
+                    reason, ", ".join(graph.name for graph in group))
+  return kept
 
 
 def read_files(paths: Sequence[Path], read: Callable[[Path], OpGraph], *, skip_bad: bool):
   """Reads files in order; a malformed one raises, or is named and left out."""
-  graphs, bad = [], 0
+  graphs = []
   for path in paths:
     try:
       graphs.append(read(path))
@@ -324,12 +344,16 @@ def read_files(paths: Sequence[Path], read: Callable[[Path], OpGraph], *, skip_b
       if not skip_bad:
         raise ValueError(f"{error}; --config.data.skip_bad_files=True leaves such files out") from None
       logging.warning("skipped %s", error)
-      bad += 1
-  if bad:
-    logging.warning("skipped %d of %d files", bad, len(paths))
-  if not graphs:
-    raise ValueError(f"all {len(paths)} files in {paths[0].parent} are malformed")
+  report_skipped(paths, len(paths) - len(graphs))
   return graphs
+
+
+def report_skipped(paths: Sequence[Path], bad: int) -> None:
+  """Counts the malformed files of a split; ValueError if it has no others."""
+  if bad == len(paths):
+    raise ValueError(f"all {len(paths)} files in {paths[0].parent} are malformed")
+  if bad:
+    logging.warning("skipped %d of %d files in %s", bad, len(paths), paths[0].parent)
 
 
 def check_kind(graph: OpGraph, kind: type) -> None:
