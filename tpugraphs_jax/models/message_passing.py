@@ -88,9 +88,10 @@ def degree(adjacency: Adjacency, direction: str, node_weight: jax.Array) -> jax.
 
 def node_graph(graph: jraph.GraphsTuple) -> jax.Array:
   """Graph slot of each node, `[N]` int32; padding nodes have the last one."""
-  nodes = graph.nodes["opcode"].shape[0]
-  slots = jnp.arange(graph.n_node.shape[0], dtype=jnp.int32)
-  return jnp.repeat(slots, graph.n_node, total_repeat_length=nodes)
+  # Compiles in a fraction of the time of jnp.repeat, which builds a scatter.
+  nodes = jnp.arange(graph.nodes["opcode"].shape[0], dtype=jnp.int32)
+  ends = jnp.cumsum(graph.n_node)
+  return jnp.sum(nodes[:, None] >= ends[None], axis=1, dtype=jnp.int32)
 
 
 @functools.partial(
