@@ -213,9 +213,9 @@ def create(
   fits = [where for where in allowed if size <= limits[where] and not (
       where == "device" and keys.entries > _MOST_DEVICE_ENTRIES)]
   text = (f"history table of {keys.entries:,} entries (graph, configuration, segment) with "
-          f"{width} {dtype}: {_gib(size)}")
+          f"{width} {dtype}: {_human(size)}")
   if not fits:
-    room = " and ".join(f"{_gib(limits[where])} on the {where}" for where in allowed)
+    room = " and ".join(f"{_human(limits[where])} on the {where}" for where in allowed)
     raise ValueError(
         f"{text}; it may take {room}. Take less by --config.segments.readout=scalar, "
         "--config.segments.history_dtype=bfloat16, fewer configurations "
@@ -228,8 +228,10 @@ def create(
   return HostHistory(keys.entries, width, dtype, folder / f"host_{parallel.process_index()}")
 
 
-def _gib(size: float) -> str:
-  return f"{size / 2**30:.3g} GiB"
+def _human(size: float) -> str:
+  """A number of bytes to three digits."""
+  power = min(int(np.log2(max(size, 1)) // 10), 4)
+  return f"{size / 1024**power:.3g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def _device_limit() -> float:

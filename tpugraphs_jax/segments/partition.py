@@ -92,9 +92,10 @@ def _metis(graph: OpGraph, max_nodes: int) -> np.ndarray:
   matrix = (matrix + matrix.T).tocsr()
   matrix.setdiag(0)
   matrix.eliminate_zeros()
+  adjacent = np.split(matrix.indices, matrix.indptr[1:-1])
   parts = -(-nodes // max(1, int(max_nodes * _METIS_SLACK)))
   while parts <= nodes:
-    _, segment = pymetis.part_graph(parts, xadj=matrix.indptr, adjncy=matrix.indices)
+    _, segment = pymetis.part_graph(parts, adjacency=adjacent)
     _, segment, sizes = np.unique(segment, return_inverse=True, return_counts=True)
     if sizes.max() <= max_nodes:
       return segment

@@ -1,0 +1,115 @@
+"""Segmented random graphs and a small model with a pooled readout, for tests of segments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flax import linen as nn
+import numpy as np
+import random_graphs
+
+from tpugraphs_jax.data import batching as layout_batching
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.models import layout_features, pooling
+from tpugraphs_jax.models import message_passing as mp
+from tpugraphs_jax.segments import batching, partition
+from tpugraphs_jax.segments.batching import SegmentBatch, SegmentedGraph, SegmentSlot
+
+WIDTH = 3
+identity = lambda rows: rows
+
+
+class ToyModel(nn.Module):
+  """Sums over nodes of their features and configurations, through a nonlinear head."""
+
+  @property
+  def hops(self) -> int:
+    return 1
+
+  def setup(self):
+    self.node, self.row = nn.Dense(WIDTH), nn.Dense(WIDTH)
+    self.hidden, self.out = nn.Dense(4), nn.Dense(1)
+
+  def __call__(self, batch, *, train: bool = False):
+    return self.score(self.embed(batch, train=train))
+
+  def embed(self, batch, *, train: bool = False):
+    del train
+    graphs = len(pooling.real_nodes(batch.graph))
+    chosen = pooling.selection(mp.node_graph(batch.graph), graphs)
+    static = pooling.pool_sum(self.node(batch.graph.nodes["feat"])[:, None], chosen)
+    rows = layout_features.config_rows(self.row(batch.rows / 6), batch)
+    return 0.1 * (static + pooling.pool_sum(
+        rows, layout_features.configurable_selection(batch)))
+
+  def score(self, pooled):
+    return self.out(nn.tanh(self.hidden(pooled)))[..., 0]
+
+
+def op_graphs(seed: int = 0, nodes: Sequence[int] = (14, 25, 33)) -> list[OpGraph]:
+  rng = np.random.default_rng(seed)
+  return [
+      random_graphs.layout_graph(
+          rng, nodes=count, edges=2 * count, config_nodes=range(0, count, 3), configs=5 + i,
+          name=f"graph{i}")
+      for i, count in enumerate(nodes)
+  ]
+
+
+def segmented(
+    graph: OpGraph, *, max_nodes: int = 8, fresh: int = 1, hops: int = 1,
+    segment: np.ndarray | None = None,
+) -> SegmentedGraph:
+  """Prepared contiguous segments, or those given by `segment [N]`."""
+  if segment is None:
+    segment = partition.partition(graph, method="contiguous", max_nodes=max_nodes)
+  pieces, cut = partition.split(graph, segment)
+  prepared = [layout_batching.prepare(piece, piece.node_feat, hops=hops) for piece in pieces]
+  return batching.segmented(graph, prepared, fresh=fresh, cut_edges=cut)
+
+
+def assemble_layout(slots, budget, *, graphs, configs):
+  return layout_batching.assemble_layout(
+      slots, budget, graphs=graphs, configs=configs, transform=identity)
+
+
+def slot(graph: SegmentedGraph, number: int, config_ids, fresh) -> SegmentSlot:
+  ids = np.asarray(config_ids)
+  target = (graph.configs.runtime_ns[ids] / 1000).astype(np.float32)
+  return SegmentSlot(graph, ids, target, number, np.asarray(fresh))
+
+
+def budget_for(graphs: Sequence[SegmentedGraph], slots: int) -> dict[str, int]:
+  """Room for any `slots` segments."""
+  pieces = [piece for graph in graphs for piece in graph.segments]
+  return {
+      key: slots * max(piece.sizes[key] for piece in pieces) + 1 for key in pieces[0].sizes}
+
+
+def batch_of(
+    slots: Sequence[SegmentSlot], *, graphs: int, configs: int, fresh: int,
+    with_others: bool = False, room_for: Sequence[SegmentedGraph] = (),
+) -> SegmentBatch:
+  """A batch of one device; `room_for` are the graphs of all devices."""
+  budget = budget_for(room_for or [slot.graph for slot in slots], graphs * fresh)
+  return batching.assemble(
+      slots, budget, graphs=graphs, configs=configs, fresh=fresh,
+      assemble_layout=assemble_layout, with_others=with_others)
+
+
+def readouts(model, params, graph: SegmentedGraph, config_ids) -> np.ndarray:
+  """`[J, n, P]`, every segment in a batch of its own."""
+  ids, values = np.asarray(config_ids), []
+  budget = budget_for([graph], 1)
+  for piece in graph.segments:
+    one = layout_batching.Slot(piece, ids, np.zeros(len(ids), np.float32))
+    batch = assemble_layout([one], budget, graphs=1, configs=len(ids))
+    values.append(model.apply({"params": params}, batch, method="embed")[0])
+  return np.stack(values)
+
+
+def per_device(batches: Sequence[SegmentBatch]) -> SegmentBatch:
+  """A leading axis of devices."""
+  return batching.stack_for_devices(batches)
+
+
