@@ -1,0 +1,23 @@
+"""A training step of the official layout model, beside the plain formulation.
+
+    python benchmarks/layout_step.py --out layout_step.json
+
+8 programs of about 6,000 nodes with 250 configurable ones, 16 configurations,
+gradients through blocks of 5,000 nodes.
+"""
+
+import comparison
+import plain
+from tpugraphs_jax.models import layout
+import workloads
+
+
+def case() -> comparison.Case:
+  model = layout.ResModel()
+  batch = workloads.layout_batch(
+      graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops, keep_nodes=5_000)
+  return comparison.Case(model, plain.res_model, [batch])
+
+
+if __name__ == "__main__":
+  comparison.run(__doc__, "layout_step.py", comparison.Training, case, repeats=7)

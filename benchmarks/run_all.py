@@ -1,0 +1,59 @@
+"""All benchmarks, each in a fresh process, as one table and `results.json`.
+
+    python benchmarks/run_all.py
+
+Targets and figures hold for two CPU cores that do nothing else. Single
+benchmarks: `python benchmarks/run_all.py layout_step tile_step`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import timing
+
+# Scripts that compare with the plain formulation, and scripts with figures of their own.
+_COMPARISONS = ("layout_step", "layout_rank", "sage_step")
+_OTHERS = ("tile_step", "scaling", "aggregation")
+_RESULTS = Path(__file__).parent / "results.json"
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+  """Plain, ours, ratio and peak memory of every comparison, in Markdown."""
+  lines = ["| benchmark | plain | ours | ratio | peak plain | peak ours |",
+           "|---|---|---|---|---|---|"]
+  for name in _COMPARISONS:
+    if name in results:
+      lines.append(
+          "| {name} | {plain_s:.2f} s | {ours_s:.2f} s | {ratio:.1f} x | {plain_peak_mib:,.0f} MiB"
+          " | {ours_peak_mib:,.0f} MiB |".format(name=name, **results[name]))
+  return "\n".join(lines)
+
+
+def write(results: Mapping[str, Any]) -> None:
+  """Writes `results.json` beside and then renames."""
+  beside = _RESULTS.with_suffix(".tmp")
+  beside.write_text(json.dumps({"machine": timing.machine(), **results}, indent=2) + "\n")
+  os.replace(beside, _RESULTS)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("names", nargs="*", metavar="name", choices=[[], *_COMPARISONS, *_OTHERS])
+  names = parser.parse_args().names or [*_COMPARISONS, *_OTHERS]
+  results = {}
+  for name in names:
+    print(f"--- {name}", flush=True)
+    results[name] = timing.in_subprocess(f"{name}.py")
+  print(table(results))
+  if set(names) == {*_COMPARISONS, *_OTHERS}:
+    write(results)
+
+
+if __name__ == "__main__":
+  main()

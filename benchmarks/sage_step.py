@@ -1,0 +1,23 @@
+"""A training step of the layout GraphSAGE ranker, beside the plain formulation.
+
+    python benchmarks/sage_step.py --out sage_step.json
+
+Width 128, three rounds, one program of 10,000 nodes with 500 configurable ones,
+64 configurations.
+"""
+
+import comparison
+import plain
+from tpugraphs_jax.models import layout
+import workloads
+
+
+def case() -> comparison.Case:
+  model = layout.SAGE(hidden_dim=128, num_gnns=3)
+  batch = workloads.layout_batch(
+      graphs=1, nodes=10_000, config_nodes=500, configs=64, hops=model.hops)
+  return comparison.Case(model, plain.layout_sage, [batch])
+
+
+if __name__ == "__main__":
+  comparison.run(__doc__, "sage_step.py", comparison.Training, case, repeats=3)

@@ -1,0 +1,43 @@
+"""How a training step grows with nodes and with configurations.
+
+    python benchmarks/scaling.py --out scaling.json
+
+The official layout model on one program with 4 % configurable nodes; each row
+doubles the one before.
+"""
+
+import comparison
+import plain
+from tpugraphs_jax.models import layout
+import timing
+import workloads
+
+_NODES = (5_000, 10_000, 20_000, 40_000)
+_CONFIGS = (16, 32, 64, 128)
+
+
+def training(*, nodes: int, configs: int) -> comparison.Training:
+  model = layout.ResModel()
+  batch = workloads.layout_batch(
+      graphs=1, nodes=nodes, config_nodes=nodes // 25, configs=configs, hops=model.hops,
+      keep_nodes=nodes * 4 // 5)
+  return comparison.Training(comparison.Case(model, plain.res_model, [batch]), "ours")
+
+
+def main() -> None:
+  args = timing.parser(__doc__, repeats=7).parse_args()
+  sizes = {f"nodes_{nodes}": dict(nodes=nodes, configs=_CONFIGS[0]) for nodes in _NODES}
+  sizes |= {f"configs_{configs}": dict(nodes=_NODES[0], configs=configs) for configs in _CONFIGS}
+  seconds = timing.medians(
+      {name: training(**size) for name, size in sizes.items()}, repeats=args.repeats)
+  figures = {f"{name}_s": value for name, value in seconds.items()}
+  names = list(sizes)
+  for small, large in zip(names, names[1:]):
+    if small.split("_")[0] == large.split("_")[0]:
+      figures[f"{small}_doubled"] = seconds[large] / seconds[small]
+  figures["largest_factor"] = max(v for k, v in figures.items() if k.endswith("_doubled"))
+  timing.report(figures, args.out)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,95 @@
+"""What the benchmarks share: interleaved medians, peak memory, reports."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+import datetime
+import json
+import os
+from pathlib import Path
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+
+
+def medians(functions: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict[str, float]:
+  """Median seconds of each function, after one call of each that is not counted.
+
+  The functions take turns, so that whatever else the machine does hits all alike.
+  """
+  seconds: dict[str, list[float]] = {name: [] for name in functions}
+  for round_ in range(repeats + 1):
+    for name, function in functions.items():
+      start = time.perf_counter()
+      jax.block_until_ready(function())
+      if round_:
+        seconds[name].append(time.perf_counter() - start)
+  return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def planned_mib(executable: Any) -> float:
+  """Memory of arguments, outputs and temporaries as XLA plans it."""
+  stats = executable.memory_analysis()
+  return (stats.temp_size_in_bytes + stats.argument_size_in_bytes
+          + stats.output_size_in_bytes - stats.alias_size_in_bytes) / 2**20
+
+
+def in_subprocess(script: str, *args: str) -> dict[str, Any]:
+  """The figures of a script of this folder, run in a fresh process."""
+  with tempfile.TemporaryDirectory() as folder:
+    out = Path(folder) / "figures.json"
+    path = Path(__file__).parent / script
+    subprocess.run([sys.executable, str(path), "--out", str(out), *args], check=True)
+    return json.loads(out.read_text())
+
+
+def machine() -> dict[str, Any]:
+  """Where and when, and with which versions."""
+  device = jax.devices()[0]
+  return {
+      "date": datetime.date.today().isoformat(),
+      "processor": _processor(),
+      "cores": len(os.sched_getaffinity(0)),
+      "device": f"{device.platform}: {device.device_kind}",
+      "python": platform.python_version(),
+      "jax": jax.__version__,
+      "flax": flax.__version__,
+      "numpy": np.__version__,
+  }
+
+
+def _processor() -> str:
+  info = Path("/proc/cpuinfo")
+  lines = info.read_text().splitlines() if info.exists() else []
+  names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+  return names[0] if names else platform.processor()
+
+
+def parser(description: str, *, repeats: int) -> argparse.ArgumentParser:
+  """A parser with the flags that every benchmark has."""
+  result = argparse.ArgumentParser(description=description.splitlines()[0])
+  result.add_argument("--out", type=Path, help="also write the figures as JSON")
+  result.add_argument("--repeats", type=int, default=repeats, help="calls of which the median counts")
+  return result
+
+
+def report(figures: Mapping[str, Any], out: Path | None) -> None:
+  """Prints figures, one per line, and writes them as JSON."""
+  for name, value in figures.items():
+    print(f"{name:24} {value:,.4g}" if isinstance(value, float) else f"{name:24} {value}")
+  write(figures, out)
+
+
+def write(figures: Mapping[str, Any], out: Path | None) -> None:
+  """Writes figures as JSON if there is a file for them."""
+  if out is not None:
+    out.write_text(json.dumps(figures, indent=2) + "\n")
