@@ -1,0 +1,358 @@
+"""Training and evaluation on segments: weights, gradients, resuming, devices."""
+
+from __future__ import annotations
+
+import comparing
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import segment_cases as cases
+
+from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax.data import pipeline
+from tpugraphs_jax.segments import batching, finetune, history, train_step
+from tpugraphs_jax.segments.batching import Stale
+from tpugraphs_jax.segments.model import READOUT_COLLECTION, HeadModel, SegmentModel
+from tpugraphs_jax.segments.score import SegmentScorer
+from tpugraphs_jax.train import loop, parallel, state as state_lib, step as step_lib
+
+CONFIGS = 4
+LOSSES = losses_lib.parse_losses("MSE:1")
+OPTIMIZER = optax.sgd(0.05)
+
+
+def graphs_of(segments: tuple[int, ...] = (3, 4, 5), fresh: int = 1):
+  """Graphs of about 7 nodes per segment."""
+  made = cases.op_graphs(nodes=[7 * count - 2 for count in segments])
+  graphs = [cases.segmented(graph, max_nodes=7, fresh=fresh) for graph in made]
+  assert tuple(len(graph.segments) for graph in graphs) == segments
+  return graphs
+
+
+def model_of(**options) -> SegmentModel:
+  return SegmentModel(cases.ToyModel(), **options)
+
+
+def params_of(model, graphs):
+  batch = cases.batch_of([cases.slot(graphs[0], 0, [0, 1], [0])], graphs=1, configs=2, fresh=1)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+  rng = np.random.default_rng(0)
+  return jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)
+
+
+def expected_scores(model, params, values: np.ndarray) -> np.ndarray:
+  """Scores `[n]` of readouts `[J, n, P]` that count once each, by definition."""
+  toy = cases.ToyModel()
+  score = lambda pooled: np.asarray(toy.apply({"params": params}, pooled, method="score"))
+  mean = 1 / len(values) if model.aggregation == "mean" else 1
+  if model.readout == "scalar":
+    return mean * sum(score(value) for value in values)
+  return score(mean * values.sum(axis=0))
+
+
+def training_scores(model, params, batch):
+  """What the training step computes on one device."""
+  apply = lambda batch: model.apply(
+      {"params": params}, batch, train=True, mutable=[READOUT_COLLECTION],
+      rngs={"dropout": jax.random.key(0)})[0]
+  return np.asarray(apply(batch))
+
+
+@pytest.mark.parametrize("readout", ["embedding", "scalar"])
+@pytest.mark.parametrize("aggregation", ["mean", "sum"])
+def test_all_segments_fresh_give_the_score_of_the_segmented_graph(readout, aggregation):
+  graphs = graphs_of((3, 3, 3))
+  model = model_of(readout=readout, aggregation=aggregation, keep=1.0)
+  params = params_of(model, graphs)
+  slots = [cases.slot(graph, i, [3, 1, 0], [0, 1, 2]) for i, graph in enumerate(graphs)]
+  batch = cases.batch_of(slots, graphs=4, configs=CONFIGS, fresh=3)
+  trained = training_scores(model, params, batch)
+  evaluated = np.asarray(model.apply({"params": params}, batch))
+  scorer = SegmentScorer(model, cases.assemble_layout, segments_per_batch=2, configs_per_batch=2)
+  scored = scorer.scores(params, graphs, config_ids=[slot.config_ids for slot in slots])
+  for i, graph in enumerate(graphs):
+    values = cases.readouts(model.model, params, graph, [3, 1, 0])
+    expected = expected_scores(model, params, values)
+    for scores in (trained[i, :3], evaluated[i, :3], scored[i]):
+      np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_segments_without_edges_between_give_the_score_of_the_whole_graph():
+  (whole,) = cases.op_graphs(nodes=(20,))
+  segment = np.repeat(np.arange(4, dtype=np.int32), 5)
+  inner = segment[whole.edge_index[:, 0]] == segment[whole.edge_index[:, 1]]
+  whole = whole.__class__(**{**vars(whole), "edge_index": whole.edge_index[inner]})
+  model = model_of(aggregation="sum")
+  one = cases.segmented(whole, max_nodes=20)
+  four = cases.segmented(whole, segment=segment)
+  assert len(one.segments) == 1 and len(four.segments) == 4 and four.cut_edges == 0
+  params = params_of(model, [four])
+  scorer = SegmentScorer(model, cases.assemble_layout, segments_per_batch=3, configs_per_batch=2)
+  of_one, of_four = scorer.scores(params, [one, four])
+  assert of_one.shape == (5,) and np.ptp(of_one) > 0.01
+  np.testing.assert_allclose(of_four, of_one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("keep_unit", ["segment", "entry"])
+@pytest.mark.parametrize("segments, fresh, keep", [
+    (3, 1, 0.5), (5, 1, 0.5), (5, 2, 0.3), (8, 3, 0.9), (4, 1, 0.0), (4, 2, 1.0), (1, 1, 0.5)])
+def test_expected_aggregate_is_the_sum_over_all_segments(keep_unit, segments, fresh, keep):
+  draws, configs = 4000, 2
+  model = model_of(keep=keep, keep_unit=keep_unit)
+  rng = np.random.default_rng(0)
+  values = rng.normal(1, 1, (segments, configs, cases.WIDTH)).astype(np.float32)
+  chosen = np.stack([rng.permutation(segments)[:fresh] for _ in range(draws)])
+  is_fresh = (np.arange(segments) == chosen[..., None]).any(axis=1)  # [draws, J]
+  known = np.broadcast_to(~is_fresh[:, None], (draws, configs, segments))
+  stale = np.broadcast_to(values.swapaxes(0, 1), (draws, *values.swapaxes(0, 1).shape))
+  batch = batching.SegmentBatch(
+      fresh=None, fresh_id=chosen, segments=np.full(draws, segments),
+      target=np.zeros((draws, configs)), config_mask=None, graph_id=None, config_id=None,
+      stale=Stale(stale, known) if keep else None)
+  weigh = parallel.pmap(lambda batch: model.apply(
+      {}, batch, method="others", rngs={"dropout": jax.random.key(1)}))
+  weight, others = (np.asarray(x[0]) for x in weigh(jax.tree.map(lambda x: x[None], batch)))
+  aggregate = (weight[..., None] * values[chosen].sum(axis=1) + others).astype(np.float64)
+  error = aggregate.std(axis=0) / np.sqrt(draws)
+  full = values.sum(axis=0)
+  assert (np.abs(aggregate.mean(axis=0) - full) <= 4 * error + 1e-5).all()
+  assert error.max() < 0.05 * np.abs(full).max()
+  eta = keep + (1 - keep) * segments / fresh
+  np.testing.assert_allclose(weight, np.full((draws, configs), eta), rtol=1e-6)
+  is_random = 0 < keep < 1 and segments > fresh
+  # Entries of a slate are dropped together, unless each is on its own.
+  kept_sum = np.einsum("dcp,p->dc", others, np.ones(cases.WIDTH)) if is_random else None
+  if is_random and segments - fresh == 2:
+    all_dropped = (kept_sum == 0).mean(axis=0)
+    np.testing.assert_allclose(all_dropped, (1 - keep) ** 2, atol=0.05)
+    together = (kept_sum == 0).all(axis=1).mean()
+    power = 2 if keep_unit == "segment" else 4
+    np.testing.assert_allclose(together, (1 - keep) ** power, atol=0.05)
+
+
+@pytest.mark.parametrize("history_init", ["zero", "skip"])
+def test_unwritten_entries_behave_as_the_option_says(history_init):
+  graphs, keep = graphs_of((5, 5)), 1.0
+  model = model_of(keep=keep, history_init=history_init, aggregation="sum")
+  params = params_of(model, graphs)
+  slots = [cases.slot(graph, i, [2, 0, 4], [1, 3]) for i, graph in enumerate(graphs)]
+  batch = cases.batch_of(slots, graphs=2, configs=3, fresh=2)
+  rng = np.random.default_rng(3)
+  known = rng.random((2, 3, 5)) < 0.5
+  known[:, :, [1, 3]] = False  # fresh
+  known[0, 0], known[1, 2, [0, 2, 4]] = False, True
+  value = rng.normal(size=(2, 3, 5, cases.WIDTH)).astype(np.float32)
+  scores = training_scores(model, params, batch._replace(stale=Stale(value, known)))
+  for g, c in np.ndindex(2, 3):
+    fresh = cases.readouts(model.model, params, graphs[g], slots[g].config_ids)[[1, 3], c]
+    eta = 1.0 if history_init == "zero" else (5 - known[g, c].sum()) / 2
+    total = eta * fresh.sum(axis=0) + value[g, c][known[g, c]].sum(axis=0)
+    expected = expected_scores(model, params, total[None, None])[0]
+    np.testing.assert_allclose(scores[g, c], expected, rtol=1e-4, atol=1e-5)
+
+
+def steps_of(model, *, width: int = cases.WIDTH):
+  """The step without others, and one that recomputes them."""
+  step = step_lib.make_train_step(
+      model, OPTIMIZER, losses=LOSSES, collections=(READOUT_COLLECTION,))
+  return step, train_step.with_recomputed(step, model, width=width)
+
+
+def on_devices(params, devices: int):
+  repeat = lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], devices, axis=0)
+  return jax.tree.map(repeat, state_lib.TrainState.create(params, OPTIMIZER))
+
+
+@pytest.mark.parametrize("recompute, devices", [(True, 1), (True, 2), (False, 1)])
+def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monkeypatch):
+  """`gst`: the others count by their current value; `one`: the fresh stand for all."""
+  graphs = graphs_of((3, 5), fresh=2)
+  model = model_of(keep=1.0 if recompute else 0.0)
+  params = params_of(model, graphs)
+  slots = [cases.slot(graphs[0], 0, [4, 1], [0, 2]), cases.slot(graphs[1], 1, [0, 5, 2], [1, 4])]
+  # On two devices the second has fewer other segments than the first.
+  shares = [slots] if devices == 1 else [slots[1:], slots[:1]]
+  monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
+  batch = cases.per_device([
+      cases.batch_of(share, graphs=3, configs=CONFIGS, fresh=2, with_others=recompute,
+                     room_for=graphs) for share in shares])
+  step, recomputed = steps_of(model)
+  step = recomputed if recompute else train_step.without_others(step)
+  state, metrics = step(on_devices(params, devices), batch)
+
+  def loss(params):
+    errors = []
+    for slot in slots:
+      values = _readouts(params, slot.graph, slot.config_ids)
+      fresh, others = values[slot.fresh], jax.lax.stop_gradient(values[slot.others])
+      total = fresh.sum(axis=0) + others.sum(axis=0)
+      if not recompute:
+        total = fresh.sum(axis=0) * len(values) / 2
+      pooled = total / len(values)
+      scores = cases.ToyModel().apply({"params": params}, pooled, method="score")
+      errors.append(jnp.square(scores - slot.target))
+    return jnp.concatenate(errors).mean()
+
+  value, grads = jax.value_and_grad(loss)(params)
+  assert float(metrics["loss"][0]) == pytest.approx(float(value), rel=1e-4)
+  expected = jax.tree.map(lambda p, g: p - 0.05 * g, params, grads)
+  comparing.assert_trees_close(parallel.unreplicate(state.params), expected)
+  assert state.extra == ()
+
+
+def _readouts(params, graph, ids):
+  """As `cases.readouts`, differentiable."""
+  toy, budget, values = cases.ToyModel(), cases.budget_for([graph], 1), []
+  for piece in graph.segments:
+    slot = batching.Slot(piece, np.asarray(ids), np.zeros(len(ids), np.float32))
+    batch = cases.assemble_layout([slot], budget, graphs=1, configs=len(ids))
+    values.append(toy.apply({"params": params}, batch, method="embed")[0])
+  return jnp.stack(values)
+
+
+class Job:
+  """A few training steps with a table, as a task would set them up."""
+
+  def __init__(self, place: str, folder, *, keep: float = 0.5, graphs=None, steps: int = 12):
+    self.graphs = graphs or graphs_of((3, 4, 5))
+    self.model = model_of(keep=keep)
+    self.keys = history.Keys.of(self.graphs)
+    self.table = history.create(
+        self.keys, width=cases.WIDTH, dtype="float32", place=place, folder=folder)
+    self.plan = pipeline.BatchPlan(
+        self.graphs, slates_per_step=4, devices=parallel.local_device_count(),
+        draw=self.draw, seed=0, slates_per_epoch=8)
+    devices = parallel.local_device_count()
+    assemble = lambda slots, budget: batching.assemble(
+        slots, budget, graphs=4 // devices, configs=CONFIGS, fresh=1,
+        assemble_layout=cases.assemble_layout)
+    batches = pipeline.training_batches(
+        self.plan, total_steps=steps, local_devices=range(devices), assemble=assemble,
+        stack=batching.stack_for_devices)
+    self.batches = history.BatchesWithHistory(
+        batches, history.Snapshots(folder, self.keys, self.table))
+    step, _ = steps_of(self.model)
+    self.step = train_step.with_history(step, self.table, self.keys)
+    self.params = params_of(self.model, self.graphs)
+
+  def draw(self, number, rng):
+    graph = self.graphs[number]
+    ids = rng.permutation(len(graph.configs))[:CONFIGS]
+    return cases.slot(graph, number, ids, [rng.integers(len(graph.segments))])
+
+  def contents(self):
+    everything = np.arange(self.keys.entries)[None].repeat(
+        parallel.local_device_count(), axis=0)
+    return [np.asarray(x)[0] for x in self.table.read(everything)]
+
+  def train(self, workdir, *, epochs: int, resume: bool = False):
+    return loop.train(
+        state_lib.TrainState.create(self.params, OPTIMIZER), train_step=self.step,
+        batches=self.batches, evaluate=lambda params: {"opa": 0.0}, workdir=workdir,
+        total_epochs=epochs, steps_per_epoch=2, resume=resume)
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_resumed_training_equals_training_without_a_stop_bit_for_bit(place, tmp_path):
+  whole = Job(place, tmp_path / "whole" / "history")
+  expected = whole.train(tmp_path / "whole", epochs=5)
+  Job(place, tmp_path / "parts" / "history").train(tmp_path / "parts", epochs=2)
+  later = Job(place, tmp_path / "parts" / "history")
+  assert not later.contents()[1].any()
+  result = later.train(tmp_path / "parts", epochs=5, resume=True)
+  assert result.step == 10
+  jax.tree.map(np.testing.assert_array_equal, result.state, expected.state)
+  for array, other in zip(later.contents(), whole.contents()):
+    np.testing.assert_array_equal(array, other)
+  assert whole.contents()[1].any() and not whole.contents()[1].all()
+
+
+def run_on(monkeypatch, tmp_path, devices: int, place: str):
+  with monkeypatch.context() as patch:
+    patch.setattr(parallel, "local_device_count", lambda: devices)
+    job = Job(place, tmp_path / f"{place}{devices}")
+    state, losses = on_devices(job.params, devices), []
+    for _ in range(8):
+      state, metrics = job.step(state, next(job.batches))
+      losses.append(float(metrics["loss"][0]))
+    return parallel.unreplicate(state.params), losses, job.contents()
+
+
+def test_two_devices_equal_one_and_a_host_table_equals_one_on_the_device(monkeypatch, tmp_path):
+  params, losses, table = run_on(monkeypatch, tmp_path, 1, "device")
+  assert table[1].sum() > 20
+  for devices, place in ((2, "device"), (2, "host"), (1, "host")):
+    other_params, other_losses, other_table = run_on(monkeypatch, tmp_path, devices, place)
+    comparing.assert_trees_close(other_params, params)
+    np.testing.assert_allclose(other_losses, losses, rtol=1e-4)
+    np.testing.assert_array_equal(other_table[1], table[1])
+    np.testing.assert_allclose(other_table[0], table[0], rtol=1e-3, atol=1e-5)
+
+
+def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_path):
+  graphs = graphs_of((3, 4))
+  model = model_of()
+  params = params_of(model, graphs)
+  scorer = SegmentScorer(model, cases.assemble_layout, segments_per_batch=2, configs_per_batch=3)
+  ids = [np.array([0, 2, 3, 4]), np.array([5, 1])]
+  known = finetune.refresh(scorer, params, graphs, ids, tmp_path / "head")
+  for graph, head_graph, chosen in zip(graphs, known, ids):
+    values = cases.readouts(model.model, params, graph, chosen).sum(axis=0)
+    np.testing.assert_allclose(head_graph.total, values, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(
+        head_graph.configs.runtime_ns, graph.configs.runtime_ns[chosen])
+  optimizer = finetune.head_optimizer(optax.sgd(0.1), model)
+  slots = [cases.slot(known[0], 0, [3, 1], [0]), cases.slot(known[1], 1, [0, 1], [0])]
+  batch = finetune.assemble(slots, graphs=3, configs=CONFIGS)
+  head = HeadModel(model)
+  scores = head.apply({"params": params}, batch)
+  evaluated = scorer.scores(params, graphs, config_ids=[np.array([4, 2]), np.array([5, 1])])
+  np.testing.assert_allclose(scores[:2, :2], evaluated, rtol=1e-4, atol=1e-5)
+  step = step_lib.make_train_step(head, optimizer, losses=LOSSES)
+  state = state_lib.TrainState.create(params, optimizer)
+  state, _ = step(jax.tree.map(lambda x: jnp.asarray(x)[None], state),
+                  jax.tree.map(lambda x: x[None], batch))
+  trained = parallel.unreplicate(state.params)
+  for name in ("node", "row"):
+    jax.tree.map(np.testing.assert_array_equal, trained[name], params[name])
+  for name in ("hidden", "out"):
+    assert not np.array_equal(trained[name]["kernel"], params[name]["kernel"])
+  frozen = finetune.FrozenScorer(scorer)
+  for used in (params, trained):
+    for ours, theirs in zip(frozen.scores(used, graphs, config_ids=ids),
+                            scorer.scores(used, graphs, config_ids=ids)):
+      np.testing.assert_array_equal(ours, theirs)
+
+
+def test_scores_do_not_depend_on_chunks_or_on_other_graphs():
+  graphs = graphs_of((3, 4, 5))
+  model = model_of()
+  params = params_of(model, graphs)
+  score = lambda graphs, segments, configs: SegmentScorer(
+      model, cases.assemble_layout, segments_per_batch=segments,
+      configs_per_batch=configs).scores(params, graphs)
+  together = score(graphs, 2, 2)
+  for graph, scores in zip(graphs, together):
+    assert scores.shape == (len(graph.configs),) and np.ptp(scores) > 0
+    np.testing.assert_allclose(score([graph], 5, 7)[0], scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options, complaint", [
+    (dict(fresh=4, max_nodes=7), "fresh is 4, but graph0 has 3 segment"),
+    (dict(fresh=1, max_nodes=34), "max_nodes is 34, but the largest training graph, graph2, has 33"),
+])
+def test_segments_that_the_graphs_cannot_have_are_refused(options, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    batching.check(graphs_of((3, 4, 5)), **options)
+
+
+def test_cut_edges_are_counted_in_the_log(caplog):
+  caplog.set_level("INFO")
+  graphs = graphs_of((3, 4))
+  batching.check(graphs, fresh=1, max_nodes=7)
+  cut = sum(graph.cut_edges for graph in graphs)
+  assert 0 < cut == sum(graph.edges for graph in graphs) - sum(
+      len(piece.edge_index) for graph in graphs for piece in graph.segments)
+  assert f"{cut} of {sum(graph.edges for graph in graphs)} edges" in caplog.text
