@@ -1,0 +1,95 @@
+"""Step time and peak memory of Graph Segment Training, by size of the graph.
+
+    python benchmarks/gst.py --out gst.json
+
+One program of 5,000, 20,000 or 43,615 nodes (the largest released one), 4 % of
+them configurable, 1,000 configurations of which a step sees 16; the recommended
+model with the default segments of at most 1,000 nodes. Every figure is of a
+fresh process, from the graph in memory to the end of a step, batches included.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+import tempfile
+import time
+
+import jax
+import numpy as np
+
+from tpugraphs_jax import ranking
+from tpugraphs_jax.train import parallel, report
+import timing
+import workloads
+
+_VARIANTS = ("full", "gst", "gst_ed")
+_NODES = (5_000, 20_000, 43_615)
+_CONFIGS, _SLATE = 1_000, 16
+
+
+def config_of(variant: str):
+  """The config of `configs/layout.py` for one graph a step."""
+  path = Path(__file__).parents[1] / "configs" / "layout.py"
+  spec = importlib.util.spec_from_file_location("layout_config", path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  config = module.get_config(f"xla-random,{variant}")
+  config.batch.update(graphs=1, configs=_SLATE, slates_per_epoch=1)
+  config.train.epochs = 1_000
+  return config
+
+
+def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
+  """Median seconds of a step and peak MiB, in this process."""
+  graph = workloads.program(
+      np.random.default_rng(0), nodes=nodes, config_nodes=nodes // 25, configs=_CONFIGS)
+  task = ranking.create_task(config_of(variant))
+  task.fit([graph])
+  with tempfile.TemporaryDirectory() as folder:
+    phase = task.first_phase([task.prepare(graph)], Path(folder))
+    state, seconds = parallel.replicate(phase.state), []
+    for _ in range(repeats + 1):
+      started = time.perf_counter()
+      state, _ = phase.train_step(state, next(phase.batches))
+      jax.block_until_ready(state)
+      seconds.append(time.perf_counter() - started)
+  # The first step compiles.
+  return {"step_s": float(np.median(seconds[1:])), "peak_mib": report.peak_memory()[1] / 2**20}
+
+
+def table(figures: dict[str, float]) -> str:
+  """Step time and peak memory in Markdown."""
+  lines = ["| nodes | " + " | ".join(_VARIANTS) + " |", "|---" * (len(_VARIANTS) + 1) + "|"]
+  for nodes in _NODES:
+    cells = [f"{figures[f'{variant}_{nodes}_step_s']:.3g} s, "
+             f"{figures[f'{variant}_{nodes}_peak_mib']:,.0f} MiB" for variant in _VARIANTS]
+    lines.append(f"| {nodes:,} | " + " | ".join(cells) + " |")
+  return "\n".join(lines)
+
+
+def main() -> None:
+  parser = timing.parser(__doc__, repeats=7)
+  parser.add_argument("--variant", choices=_VARIANTS, help="measure only this, in this process")
+  parser.add_argument("--nodes", type=int, default=_NODES[0], help="with --variant")
+  args = parser.parse_args()
+  if args.variant:
+    timing.write(measure(args.variant, args.nodes, args.repeats), args.out)
+    return
+  figures = {}
+  for nodes in _NODES:
+    for variant in _VARIANTS:
+      found = timing.in_subprocess(
+          "gst.py", "--variant", variant, "--nodes", str(nodes), "--repeats", str(args.repeats))
+      figures |= {f"{variant}_{nodes}_{name}": value for name, value in found.items()}
+  small, middle, large = _NODES
+  figures["gst_ed_memory_growth"] = (
+      figures[f"gst_ed_{large}_peak_mib"] / figures[f"gst_ed_{small}_peak_mib"])
+  figures["full_by_gst_ed_20000"] = (
+      figures[f"full_{middle}_step_s"] / figures[f"gst_ed_{middle}_step_s"])
+  timing.report(figures, args.out)
+  print(table(figures))
+
+
+if __name__ == "__main__":
+  main()
