@@ -36,6 +36,8 @@ from tpugraphs_jax.data.store_format import open_graph
 
 __all__ = ["ensure_store", "graph_folders", "open_graph", "verify_graph"]
 
+# Bytes of files below which starting processes takes longer than the work.
+_WORTH_PROCESSES = 4 << 20
 _LAYOUT_COLLECTIONS = [name for name in graph.COLLECTIONS if name.startswith("layout:")]
 
 
@@ -77,8 +79,9 @@ def ensure_store(
     collection: such as `layout:xla:random`.
     split: `train`, `valid` or `test`.
     store_dir: where the store is; `<data_root>/store` by default.
-    workers: processes, one file each at a time; one per CPU by default. They
-      are spawned: a script's own work belongs under `if __name__ == "__main__"`.
+    workers: processes, one file each at a time; by default one per CPU, or one
+      alone where there is little to do. They are spawned: a script's own work
+      belongs under `if __name__ == "__main__"`.
     skip_bad_files: whether a malformed file is named in the log and left out;
       it is an error otherwise.
     progress: whether to show a progress bar.
@@ -165,7 +168,10 @@ def _run(
     jobs: list[tuple[Path, Path]], *, workers: int | None
 ) -> Iterator[tuple[Path, npz.NpzError | None]]:
   """Builds every job, in this process or several; yields them as they end."""
-  workers = min(workers or os.cpu_count() or 1, len(jobs))
+  if workers is None:
+    is_small = sum(file.stat().st_size for file, _ in jobs) < _WORTH_PROCESSES
+    workers = 1 if is_small else os.cpu_count() or 1
+  workers = min(workers, len(jobs))
   if workers <= 1:
     yield from map(_build_graph, jobs)
     return
