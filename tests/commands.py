@@ -1,0 +1,114 @@
+"""Runs the two commands, many of them from one process that has imported everything.
+
+Each run is a fork, made before jax has started a thread, with its own flags, devices,
+output and exit code. As a script this file takes the runs on standard input and gives
+what came of them on standard output, both as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import json
+import os
+from pathlib import Path
+import subprocess
+import sys
+import tempfile
+import traceback
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+# Programs are compiled once for all runs, quickly rather than well.
+_XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+class Run(NamedTuple):
+  """A command to run."""
+
+  arguments: Sequence[Any]  # run_tile.py or run_layout.py, then its flags
+  devices: int = 1
+  stop_at_step: int = 0  # sends SIGTERM when this step is reported
+
+
+class Ended(NamedTuple):
+  """How it ended."""
+
+  code: int
+  out: str
+  err: str
+
+  @property
+  def complaint(self) -> str:
+    """The one line that tells of a mistake."""
+    (line,) = [line for line in self.err.splitlines() if line.startswith("error: ")]
+    return line.removeprefix("error: ")
+
+
+def run_all(runs: Sequence[Run], *, home: Path) -> list[Ended]:
+  """Runs commands one after the other; `home` is their home and compilation cache."""
+  environment = os.environ | {
+      "HOME": str(home), "JAX_PLATFORMS": "cpu", "JAX_NUMPY_RANK_PROMOTION": "raise",
+      "JAX_COMPILATION_CACHE_DIR": str(home / "compilation_cache"),
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "NPROC": "16", "XLA_FLAGS": _XLA_FLAGS,
+  }
+  order = [run._replace(arguments=[str(part) for part in run.arguments]) for run in runs]
+  ended = subprocess.run([sys.executable, __file__], input=json.dumps(order), cwd=ROOT,
+                         capture_output=True, text=True, env=environment)
+  assert ended.returncode == 0, ended.stderr
+  return [Ended(*result) for result in json.loads(ended.stdout)]
+
+
+def _run_forked(run: Run) -> Ended:
+  with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    child = os.fork()
+    if not child:
+      os.dup2(out.fileno(), 1)
+      os.dup2(err.fileno(), 2)
+      os._exit(_run_here(run))
+    _, status = os.waitpid(child, 0)
+    texts = [file.seek(0) or file.read() for file in (out, err)]
+  return Ended(os.waitstatus_to_exitcode(status), *texts)
+
+
+def _run_here(run: Run) -> int:
+  """Runs a command as the interpreter would; returns the exit code."""
+  jax.config.update("jax_num_cpu_devices", run.devices)
+  if run.stop_at_step:
+    _stop_at(run.stop_at_step)
+  sys.argv, code = run.arguments, 0
+  try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+  except SystemExit as end:
+    code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    if isinstance(end.code, str):
+      print(end.code, file=sys.stderr)
+  except BaseException:  # pylint: disable=broad-exception-caught
+    traceback.print_exc()
+    code = 1
+  sys.stdout.flush()
+  sys.stderr.flush()
+  return code
+
+
+def _stop_at(step: int) -> None:
+  """Makes the report of a step the moment of a SIGTERM."""
+  progress = report.Report.progress
+
+  def progress_and_stop(self, at, *args, **kwargs):
+    progress(self, at, *args, **kwargs)
+    if at == step:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  report.Report.progress = progress_and_stop
+
+
+if __name__ == "__main__":
+  import runpy
+  import signal
+
+  sys.path.insert(0, str(ROOT))
+  import jax
+  from tpugraphs_jax.tasks import run as _imported_once_for_all_runs  # noqa: F401
+  from tpugraphs_jax.train import report
+
+  print(json.dumps([_run_forked(Run(*order)) for order in json.load(sys.stdin)]))

@@ -1,0 +1,254 @@
+"""The two commands from data to ranking, on synthetic and on released files."""
+
+import concurrent.futures
+import csv
+import json
+from pathlib import Path
+import shutil
+from typing import NamedTuple
+
+import commands
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from tpugraphs_jax import submission
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.data import synthetic
+
+REAL = commands.ROOT.parent / "shared" / "data" / "npz"
+needs_real = pytest.mark.skipif(not REAL.exists(), reason="the released sample is not there")
+COMMANDS = {"tile": ("run_tile.py", "configs/tile.py:ci"),
+            "layout": ("run_layout.py", "configs/layout.py:xla-random,ci")}
+COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
+SMALL = ["--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=3",
+         "--config.train.log_every_steps=3"]
+STOPPED_AT = 6  # in the middle of the second epoch of four steps
+
+
+class Jobs(NamedTuple):
+  """What all runs of this file gave."""
+
+  folder: Path
+  data_root: Path
+  ended: dict[str, commands.Ended]  # by the name of the working folder, or of the run
+
+  def workdir(self, name: str) -> Path:
+    return self.folder / name
+
+
+def runs_of(kind, folder, data_root):
+  script, config = COMMANDS[kind]
+
+  def run(name, *flags, **options):
+    arguments = [script, f"--config={config}", *SMALL, f"--data_root={data_root}",
+                 f"--workdir={folder / name}", *flags]
+    return commands.Run(arguments, **options)
+
+  whole, stopped = f"{kind}_whole", f"{kind}_stopped"
+  runs = {
+      whole: run(whole),
+      stopped: run(stopped, stop_at_step=STOPPED_AT),
+      f"{kind}_resumed": run(stopped, "--resume"),
+  }
+  if kind == "tile":
+    runs["tile_two_devices"] = run("tile_two_devices", devices=2)
+    runs["tile_no_data"] = commands.Run(
+        [script, f"--config={config}", *SMALL, f"--workdir={folder / 'tile_no_data'}"])
+    runs["tile_later"] = commands.Run(
+        [script, "--mode=evaluate", f"--workdir={folder / 'tile_no_data'}",
+         "--config.eval.configs=16"])
+  return runs
+
+
+def real_runs(kind, folder):
+  script = COMMANDS[kind][0]
+  name = f"{kind}_real"
+  config = ["--config=configs/tile.py", "--config.train.epochs=2"]
+  if kind == "layout":
+    config = ["--config=configs/layout.py:xla-default,ci", "--config.model.num_gnns=1",
+              f"--config.data.store_dir={folder / 'store'}", "--config.eval.max_configs=100"]
+  return {name: commands.Run(
+      [script, *config, f"--data_root={REAL}", f"--workdir={folder / name}"])}
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("jobs")
+  data_root = synthetic.generate(
+      folder / "synthetic", collections=COLLECTIONS.values(), progress=False)
+
+  def work(kind):
+    runs = runs_of(kind, folder, data_root)
+    if REAL.exists():
+      runs |= real_runs(kind, folder)
+    home = folder / f"home_{kind}"
+    home.mkdir()
+    return dict(zip(runs, commands.run_all(list(runs.values()), home=home)))
+
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    tile, layout = pool.map(work, COMMANDS)
+  yield Jobs(folder, data_root, tile | layout)
+  shutil.rmtree(folder)
+
+
+def metrics_of(workdir):
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  return [{k: v for k, v in json.loads(line).items() if k != "steps_per_second"} for line in lines]
+
+
+def rows_of(path):
+  with path.open(newline="") as file:
+    return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name, code", [
+    *((f"{kind}_whole", 0) for kind in COMMANDS), *((f"{kind}_stopped", 143) for kind in COMMANDS),
+    *((f"{kind}_resumed", 0) for kind in COMMANDS), ("tile_two_devices", 0), ("tile_no_data", 0),
+    ("tile_later", 0),
+])
+def test_commands_end_as_they_should(jobs, name, code):
+  ended = jobs.ended[name]
+  assert ended.code == code and "Traceback" not in ended.err, ended.err
+
+
+@pytest.mark.parametrize("kind, columns", [
+    ("tile", "graph nodes configs opa kendaltau slowdown1 slowdown5 slowdown10"),
+    ("layout", "graph nodes configs opa kendaltau slowdown1 slowdown10 slowdown100"),
+])
+def test_a_working_folder_holds_everything(jobs, kind, columns):
+  workdir = jobs.workdir(f"{kind}_whole")
+  names = {path.name for path in workdir.iterdir()}
+  assert names >= {"config.json", "features.json", "checkpoints", "metrics.jsonl", "tensorboard",
+                   "validation.csv", "results.csv"}
+  assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
+  assert not [path for path in workdir.rglob("*") if path.suffix in (".tmp", ".partial")]
+  config = json.loads((workdir / "config.json").read_text())["config"]
+  assert config["train"]["epochs"] == 3 and config["data_root"] == str(jobs.data_root)
+  rows = rows_of(workdir / "validation.csv")
+  assert list(rows[0]) == columns.split()
+  files = npz.split_files(jobs.data_root, COLLECTIONS[kind], "valid")
+  assert [row["graph"] for row in rows] == [path.stem for path in files]
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_results_pass_the_check_of_a_submission(jobs, tmp_path, kind, capsys):
+  results = jobs.workdir(f"{kind}_whole") / "results.csv"
+  # The other collection's test graphs are not asked for.
+  root = tmp_path / "npz"
+  collection = Path(*COLLECTIONS[kind].split(":"))
+  shutil.copytree(jobs.data_root / collection, root / collection)
+  assert submission.check(results, root) == []
+  assert submission.main(["check", str(results), "--data_root", str(root)]) == 0
+  assert "no problem" in capsys.readouterr().out
+  files = npz.split_files(root, COLLECTIONS[kind], "test")
+  assert set(submission.read_results(results)) == {
+      f"{COLLECTIONS[kind]}:{path.stem}" for path in files}
+
+
+def test_training_makes_the_tile_ranker_better(jobs):
+  rows = metrics_of(jobs.workdir("tile_whole"))
+  opa = [row["valid/opa"] for row in rows if "valid/opa" in row]
+  loss = [row["train/loss"] for row in rows if "train/loss" in row]
+  assert len(opa) == 3 and max(opa[1:]) > opa[0] and max(opa) > 0.5
+  assert len(loss) == 4 and loss[-1] < loss[0]
+
+
+def test_training_lowers_the_layout_loss(jobs):
+  loss = [row["train/loss"] for row in metrics_of(jobs.workdir("layout_whole"))
+          if "train/loss" in row]
+  assert len(loss) == 4 and loss[-1] < loss[0]
+
+
+def newest_state(workdir):
+  """Everything in the newest checkpoint, as a flat dictionary of arrays."""
+  folders = (workdir / "checkpoints").glob("save_*")
+  newest = max(folders, key=lambda path: int(path.name.split("_")[1]))
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    return flatten(checkpointer.restore(newest / "state"))
+
+
+def flatten(tree, prefix=""):
+  if isinstance(tree, (dict, list, tuple)):
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return {k: v for name, part in items for k, v in flatten(part, f"{prefix}/{name}").items()}
+  return {} if tree is None else {prefix: np.asarray(tree)}
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_stopped_and_resumed_equals_never_stopped_bit_for_bit(jobs, kind):
+  assert f"SIGTERM: saved step {STOPPED_AT}" in jobs.ended[f"{kind}_stopped"].out
+  assert f"resumed at step {STOPPED_AT}" in jobs.ended[f"{kind}_resumed"].out
+  whole, stopped = jobs.workdir(f"{kind}_whole"), jobs.workdir(f"{kind}_stopped")
+  expected, found = newest_state(whole), newest_state(stopped)
+  assert expected.keys() == found.keys() and len(expected) > 10
+  for name, array in expected.items():
+    np.testing.assert_array_equal(found[name], array, err_msg=name)
+  assert metrics_of(stopped) == metrics_of(whole)
+  for name in ("features.json", "validation.csv", "results.csv"):
+    assert (stopped / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_two_devices_equal_one(jobs):
+  one = metrics_of(jobs.workdir("tile_whole"))
+  two = metrics_of(jobs.workdir("tile_two_devices"))
+  assert [row.keys() for row in one] == [row.keys() for row in two]
+  for a, b in zip(one, two):
+    for name in ("train/loss", "train/ranking_loss", "train/grad_norm"):
+      if name in a:
+        np.testing.assert_allclose(a[name], b[name], rtol=1e-4)
+  configs = [json.loads((jobs.workdir(name) / "config.json").read_text())
+             for name in ("tile_whole", "tile_two_devices")]
+  assert [config["devices"]["count"] for config in configs] == [1, 2]
+
+
+def test_without_a_data_set_synthetic_data_is_used_and_said(jobs):
+  ended, workdir = jobs.ended["tile_no_data"], jobs.workdir("tile_no_data")
+  (line,) = [line for line in ended.out.splitlines() if "synthetic" in line]
+  assert line == ("No data set at ~/data/tpugraphs/npz and no --data_root: using tiny synthetic "
+                  f"data in {workdir / 'synthetic'}")
+  assert (workdir / "results.csv").exists()
+
+
+def test_evaluation_later_needs_the_working_folder_alone(jobs):
+  """Overrides count without --config too: here another chunk of configurations."""
+  before, later = jobs.ended["tile_no_data"].out, jobs.ended["tile_later"].out
+  assert later.startswith("tile:xla: 4 graphs  opa")
+  assert later in before and "tile:xla: ranked" not in later
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_graphs_left_out_of_training_are_named_and_counted(jobs, kind):
+  same = []
+  if kind == "tile":
+    files = npz.split_files(jobs.data_root, "tile:xla", "train")
+    same = [path.stem for path in files if not npz.read_tile(path).configs.differ]
+    assert len(same) == 2
+  skipped = [line.rpartition("] ")[2] for line in jobs.ended[f"{kind}_whole"].err.splitlines()
+             if "skipped" in line]
+  assert skipped == [f"skipped 2 of 12 graphs for training: all configurations equal: "
+                     f"{', '.join(same)}"] * bool(same)
+
+
+@needs_real
+def test_released_kernels_are_trained_on_and_every_test_kernel_is_ranked(jobs):
+  assert jobs.ended["tile_real"].code == 0, jobs.ended["tile_real"].err
+  workdir = jobs.workdir("tile_real")
+  assert len(rows_of(workdir / "validation.csv")) == 3
+  results = submission.read_results(workdir / "results.csv")
+  assert len(results) == 8
+  problems = submission.check(workdir / "results.csv", REAL)
+  assert problems == [f"{workdir / 'results.csv'}: layout:xla:default:alexnet has no row, expected "
+                      f"every test graph of {REAL}"]
+
+
+@needs_real
+def test_the_released_layout_graph_gets_a_full_permutation(jobs):
+  assert jobs.ended["layout_real"].code == 0, jobs.ended["layout_real"].err
+  workdir = jobs.workdir("layout_real")
+  rows = rows_of(workdir / "validation.csv")
+  assert [(row["graph"], row["configs"]) for row in rows] == [("alexnet", "100"), ("unet3d", "100")]
+  (ranking,) = submission.read_results(workdir / "results.csv").values()
+  (path,) = npz.split_files(REAL, "layout:xla:default", "test")
+  configs = len(npz.read_layout(path).configs)
+  np.testing.assert_array_equal(np.sort(ranking), np.arange(configs))
