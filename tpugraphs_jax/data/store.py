@@ -135,6 +135,11 @@ def _outdated(folders: dict[Path, Path]) -> dict[Path, Path]:
 @contextlib.contextmanager
 def _build_lock(root: Path) -> Iterator[None]:
   """One builder per split; the lock goes with the process that holds it."""
+  # A script without a main guard is run again by each process it starts: waiting
+  # here for the lock of the first one would never end.
+  if getattr(multiprocessing.current_process(), "_inheriting", False):
+    raise RuntimeError("the store is built by several processes, each of which imports the "
+                       'calling script: put its work under `if __name__ == "__main__":`')
   try:
     root.mkdir(parents=True, exist_ok=True)
     stream = open(root / ".lock", "w")
