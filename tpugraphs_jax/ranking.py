@@ -54,9 +54,16 @@ def saved_config(workdir: str | os.PathLike[str]) -> ml_collections.ConfigDict:
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "
                             "trained in")
   try:
-    return ml_collections.ConfigDict(json.loads(path.read_text())["config"])
+    return ml_collections.ConfigDict(_with_tuples(json.loads(path.read_text())["config"]))
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is damaged ({error}); train again") from None
+
+
+def _with_tuples(value: Any) -> Any:
+  """Undoes what JSON does to tuples: models and overrides want them."""
+  if isinstance(value, dict):
+    return {key: _with_tuples(part) for key, part in value.items()}
+  return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 class Ranker:

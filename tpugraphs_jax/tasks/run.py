@@ -104,6 +104,7 @@ def run(
 def train(task: Task, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   """Fits transforms, trains, keeps the best checkpoint on validation OPA."""
   config = task.config
+  parallel.per_device(config.batch.graphs, field="--config.batch.graphs")
   loop.check_workdir(workdir, resume=resume, config=ranking.fingerprint(config))
   train_graphs = task.trainable(task.load(config.data_root, "train"))
   valid_graphs = task.judged(task.load(config.data_root, "valid"))

@@ -69,11 +69,11 @@ class Task(abc.ABC):
         "model.precision": _PRECISIONS, "train.best_metric": _MAXIMISED,
     })
     checks.at_least(config, {
-        "seed": 0, "batch.configs": 2, "batch.min_configs": 2, "batch.slates_per_epoch": 0,
-        "data.loader_threads": 1, "eval.graphs": 1, "eval.configs": 2, "loss.kernel_l2": 0,
-        "loss.activity_l2": 0, "train.epochs": 1, "train.eval_every_epochs": 1,
-        "train.early_stop_epochs": 0, "train.valid_configs": 0, "train.log_every_steps": 1,
-        "train.checkpoint_every_steps": 0,
+        "seed": 0, "batch.graphs": 1, "batch.configs": 2, "batch.min_configs": 2,
+        "batch.slates_per_epoch": 0, "data.loader_threads": 1, "eval.graphs": 1,
+        "eval.configs": 2, "loss.kernel_l2": 0, "loss.activity_l2": 0, "train.epochs": 1,
+        "train.eval_every_epochs": 1, "train.early_stop_epochs": 0, "train.valid_configs": 0,
+        "train.log_every_steps": 1, "train.checkpoint_every_steps": 0,
     })
     checks.at_least(config, {f"model.{name}": 1 for name in config.model
                              if name.endswith("_dim") or name.startswith("num_")})
@@ -83,7 +83,6 @@ class Task(abc.ABC):
     features.parse_kinds(
         config.data.feature_transform, features.NODE_GROUPS,
         field="--config.data.feature_transform")
-    parallel.per_device(config.batch.graphs, field="--config.batch.graphs")
     report.Profile(config.profile_steps, Path())
     self.create_optimizer(total_steps=1)
 

@@ -1,0 +1,134 @@
+"""Every variant makes a task; what cannot work is refused by the name of its field."""
+
+import importlib.util
+import itertools
+
+import commands
+import pytest
+
+from tpugraphs_jax import ranking
+from tpugraphs_jax.train import report
+
+TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
+COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
+
+
+def load(kind):
+  spec = importlib.util.spec_from_file_location(kind, commands.ROOT / "configs" / f"{kind}.py")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+CONFIGS = {kind: load(kind).get_config for kind in ("tile", "layout")}
+
+
+def make(kind, **changes):
+  """The task of the smallest config with some fields changed (`batch__graphs=4`)."""
+  config = CONFIGS[kind]("ci")
+  with config.unlocked():
+    config.update_from_flattened_dict(changes, strip_prefix="")
+  return ranking.create_task(config)
+
+
+@pytest.mark.parametrize("kind, variant", [
+    *(("tile", ",".join(parts)) for parts in itertools.product(TILE_MODELS, ("", "ci"))),
+    *(("layout", ",".join(parts)) for parts in itertools.product(COLLECTIONS, ("", "official"))),
+    *(("layout", f"xla-default,{name}") for name in load("layout").SEGMENTS),
+    ("layout", "nlp-random,official,gst_ed,ci"), ("layout", "full"), ("tile", ""),
+])
+def test_every_variant_makes_a_task(kind, variant, tmp_path):
+  config = CONFIGS[kind](variant)
+  task = ranking.create_task(config)
+  if kind == "tile":
+    assert task.collection == "tile:xla"
+    assert config.model.name == (variant.split(",")[0] or "EarlyJoinSAGE")
+  else:
+    collection = variant.split(",")[0]
+    expected = collection if collection in COLLECTIONS else "xla-random"
+    assert task.collection == f"layout:{expected.replace('-', ':')}"
+  # What a working folder keeps of a config makes the same task again.
+  report.write_manifest(tmp_path, config.to_dict())
+  saved = ranking.saved_config(tmp_path)
+  assert saved == config and ranking.create_task(saved).model == task.model
+
+
+def test_the_tile_defaults_are_the_official_ones():
+  config = CONFIGS["tile"]()
+  assert (config.batch.graphs, config.batch.configs) == (10, 10)
+  assert (config.train.epochs, config.train.early_stop_epochs) == (100, 20)
+  optimizer = config.optimizer
+  assert (optimizer.learning_rate, optimizer.clip_norm_per_variable) == (1e-3, 1e-3)
+  assert (config.loss.losses, config.loss.temperature) == ("ListMLELoss:1,MSE:0.02", 10)
+  assert (config.loss.kernel_l2, config.loss.activity_l2) == (1e-4, 1e-4)
+  assert config.data.feature_transform == config.data.config_transform == "minmax"
+  model = config.model
+  assert (model.name, model.op_embed_dim, model.hidden_dim, model.num_gnns) == (
+      "EarlyJoinSAGE", 64, 64, 3)
+
+
+def test_the_official_layout_variant_has_the_official_settings():
+  config = CONFIGS["layout"]("xla-random,official")
+  assert (config.batch.graphs, config.batch.configs, config.batch.keep_nodes) == (8, 16, 5000)
+  assert (config.batch.sampling, config.batch.target) == ("skewed", "official")
+  assert (config.train.epochs, config.train.early_stop_epochs) == (50, 25)
+  assert config.train.best_metric == "opa"
+  assert (config.optimizer.learning_rate, config.optimizer.clip_norm_per_variable) == (1e-3, 1e-2)
+  assert (config.loss.losses, config.loss.temperature) == ("ListMLELoss:1", 1)
+  assert config.data.duplicate_policy == "keep" and config.data.pad_value == 0
+  model = config.model
+  assert (model.name, model.op_embed_dim, model.hidden_dim, model.num_gnns, model.dropout) == (
+      "ResModel", 32, 32, 2, "backpropdropout")
+
+
+@pytest.mark.parametrize("kind, known", [("tile", "MLP and ci"), ("layout", "official and ci")])
+def test_an_unknown_variant_is_refused(kind, known):
+  with pytest.raises(ValueError, match=f"{kind}.py has no variant 'nope'; it has .*{known}"):
+    CONFIGS[kind]("ci,nope")
+
+
+@pytest.mark.parametrize("kind, field, value", [
+    ("tile", "task", "nope"), ("tile", "seed", -1),
+    *(("tile", f"batch.{name}", value) for name, value in (
+        ("graphs", 0), ("configs", 1), ("min_configs", 1), ("slates_per_epoch", -1),
+        ("sampling", "nope"), ("target", "nope"))),
+    *(("tile", f"data.{name}", value) for name, value in (
+        ("pad_value", 1), ("config_transform", "nope"), ("feature_transform", "shape=nope"),
+        ("loader_threads", 0))),
+    *(("tile", f"train.{name}", value) for name, value in (
+        ("epochs", 0), ("eval_every_epochs", 0), ("early_stop_epochs", -1), ("valid_configs", -1),
+        ("log_every_steps", 0), ("checkpoint_every_steps", -1), ("best_metric", "slowdown1"))),
+    *(("tile", f"eval.{name}", value) for name, value in (("graphs", 0), ("configs", 1))),
+    *(("tile", f"loss.{name}", value) for name, value in (
+        ("temperature", 0.0), ("temperature", float("nan")), ("kernel_l2", -1e-9),
+        ("activity_l2", float("nan")), ("losses", "Nope:1"), ("losses", "MSE:0"))),
+    *(("tile", f"optimizer.{name}", value) for name, value in (
+        ("learning_rate", -1.0), ("learning_rate", float("nan")), ("name", "nope"),
+        ("schedule", "nope"), ("clip_norm", -1.0), ("accumulation_steps", 0),
+        ("average_decay", 1.0), ("weight_decay", 0.1))),
+    *(("tile", f"model.{name}", value) for name, value in (
+        ("name", "Nope"), ("hidden_dim", 0), ("op_embed_dim", -1), ("num_gnns", 0),
+        ("precision", "nope"))),
+    ("tile", "profile_steps", "7"),
+    *(("layout", f"data.{name}", value) for name, value in (
+        ("source", "nope"), ("search", "nope"), ("duplicate_policy", "nope"),
+        ("graph_reduction", "nope"), ("reduction_direction", "nope"), ("reduction_hops", 0),
+        ("reduction_induced", "nope"), ("max_configs", -1))),
+    ("layout", "batch.keep_nodes", 1), ("layout", "eval.max_configs", -1),
+    ("layout", "model.name", "EarlyJoinSAGE"), ("layout", "model.pooling", ("nope",)),
+    ("layout", "model.value_embed_dim", 0),
+])
+def test_impossible_values_are_refused_by_field_in_one_line(kind, field, value):
+  with pytest.raises(ValueError) as error:
+    make(kind, **{field: value})
+  message = str(error.value)
+  assert field.rpartition(".")[2] in message and "\n" not in message
+  assert str(value).split("=")[-1].split("'")[0].strip("(") in message
+
+
+def test_options_a_model_does_not_have_are_refused():
+  config = CONFIGS["tile"]("ci")
+  with config.unlocked():
+    config.model.num_heads = 2
+  with pytest.raises(ValueError, match="EarlyJoinSAGE has no option 'num_heads'; it has"):
+    ranking.create_task(config)
