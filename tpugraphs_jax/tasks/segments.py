@@ -20,6 +20,7 @@ from tpugraphs_jax.segments import model as model_lib
 from tpugraphs_jax.segments.batching import SegmentBatch, SegmentedGraph, SegmentSlot
 from tpugraphs_jax.segments.finetune import HeadGraph
 from tpugraphs_jax.segments.score import SegmentScorer
+from tpugraphs_jax.tasks import checks
 from tpugraphs_jax.tasks.layout import LayoutTask
 from tpugraphs_jax.tasks.task import Phase
 from tpugraphs_jax.train import state as state_lib
@@ -45,23 +46,16 @@ class SegmentTask(LayoutTask):
 
   def _check(self, config) -> None:
     super()._check(config)
-    options = self.options
-    choices = [
-        ("partition", partition.METHODS), ("readout", model_lib.READOUTS),
-        ("aggregation", model_lib.AGGREGATIONS), ("history_init", model_lib.HISTORY_INITS),
-        ("keep_unit", model_lib.KEEP_UNITS), ("history_dtype", history.DTYPES),
-        ("history_place", history.PLACES),
-    ]
-    for field, allowed in choices:
-      if options[field] not in allowed:
-        raise ValueError(f"--config.segments.{field} is {options[field]!r}; expected one of "
-                         f"{', '.join(allowed)}")
-    for field, value, least in (
-        ("max_nodes", options.max_nodes, 2), ("fresh", options.fresh, 1),
-        ("finetune.epochs", options.finetune.epochs, 0),
-        ("finetune.configs", options.finetune.configs, 0)):
-      if value < least:
-        raise ValueError(f"--config.segments.{field} is {value}; expected at least {least}")
+    checks.one_of(config, {
+        "segments.partition": tuple(partition.METHODS), "segments.readout": model_lib.READOUTS,
+        "segments.aggregation": model_lib.AGGREGATIONS,
+        "segments.history_init": model_lib.HISTORY_INITS,
+        "segments.keep_unit": model_lib.KEEP_UNITS, "segments.history_dtype": history.DTYPES,
+        "segments.history_place": history.PLACES,
+    })
+    checks.at_least(config, {
+        "segments.max_nodes": 2, "segments.fresh": 1, "segments.finetune.epochs": 0,
+        "segments.finetune.configs": 0})
     self._check_combinations()
 
   def _check_combinations(self) -> None:
