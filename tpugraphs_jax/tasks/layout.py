@@ -48,9 +48,10 @@ class LayoutTask(task.Task):
 
   def load(self, data_root: str, split: str) -> list[OpGraph]:
     data = self.config.data
-    folders = store.ensure_store(
-        data_root, self.collection, split, store_dir=data.store_dir or None,
-        skip_bad_files=data.skip_bad_files)
+    with task.explain_bad_files():
+      folders = store.ensure_store(
+          data_root, self.collection, split, store_dir=data.store_dir or None,
+          skip_bad_files=data.skip_bad_files)
     files = npz.split_files(data_root, self.collection, split)
     task.report_skipped(files, len(files) - len(folders))
     graphs = [store.open_graph(folder) for folder in folders]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -341,10 +342,20 @@ def read_files(paths: Sequence[Path], read: Callable[[Path], OpGraph], *, skip_b
       graphs.append(read(path))
     except npz.NpzError as error:
       if not skip_bad:
-        raise ValueError(f"{error}; --config.data.skip_bad_files=True leaves such files out") from None
+        raise
       logging.warning("skipped %s", error)
   report_skipped(paths, len(paths) - len(graphs))
   return graphs
+
+
+@contextlib.contextmanager
+def explain_bad_files() -> Iterator[None]:
+  """Inside, the error of a malformed file also says how to go on without it."""
+  try:
+    yield
+  except npz.NpzError as error:
+    raise ValueError(
+        f"{error}; --config.data.skip_bad_files=True leaves such files out") from None
 
 
 def report_skipped(paths: Sequence[Path], bad: int) -> None:

@@ -1,0 +1,282 @@
+"""What a task reads, leaves out, fits, judges and ranks; no model is compiled here."""
+
+import importlib.util
+import json
+import shutil
+
+import commands
+import numpy as np
+import pytest
+import random_graphs
+
+from tpugraphs_jax import metrics
+from tpugraphs_jax import ranking
+from tpugraphs_jax import submission
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.data import synthetic
+from tpugraphs_jax.graph import NODE_FEATURES
+from tpugraphs_jax.graph import TILE_CONFIG_FEATURES
+
+COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
+KINDS = tuple(COLLECTIONS)
+
+
+def make_task(kind, variant="ci", **changes):
+  path = commands.ROOT / "configs" / f"{kind}.py"
+  spec = importlib.util.spec_from_file_location(kind, path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  config = module.get_config(variant)
+  config.update_from_flattened_dict(changes)
+  return ranking.create_task(config)
+
+
+def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
+  """A graph with full-width features and the given runtimes."""
+  rng, count = np.random.default_rng([seed, len(name)]), len(runtime_ns)
+  if kind == "tile":
+    graph = random_graphs.tile_graph(rng, nodes=7, edges=9, configs=count, name=name)
+    feat = rng.integers(0, 9, (1 if same else count, TILE_CONFIG_FEATURES)).astype(np.float32)
+    configs = graph.configs.__class__(
+        np.broadcast_to(feat, (count, TILE_CONFIG_FEATURES)), np.array(runtime_ns, np.int64),
+        np.full(count, 100))
+  else:
+    graph = random_graphs.layout_graph(
+        rng, nodes=7, edges=9, config_nodes=[5, 1, 2], configs=count, name=name)
+    if same:
+      graph.configs.group_row[:] = graph.configs.group_row[0]
+    configs = graph.configs
+    configs.runtime_ns[:] = runtime_ns
+  feat = rng.integers(0, 9, (7, NODE_FEATURES)).astype(np.float32)
+  return graph.__class__(**(vars(graph) | {"node_feat": feat, "configs": configs}))
+
+
+def fitted(kind, graphs, **changes):
+  task = make_task(kind, **changes)
+  task.fit(graphs)
+  return task
+
+
+def messages(caplog):
+  return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_that_teach_nothing_are_left_out_by_name(kind, caplog):
+  task = make_task(kind, **{"batch.min_configs": 3})
+  good = graph_of(kind, "good", [3, 1, 2])
+  graphs = [
+      graph_of(kind, "few", [1, 2]), good, graph_of(kind, "same_a", [1, 2, 3], same=True),
+      graph_of(kind, "flat", [2**40] * 3), graph_of(kind, "test", [0, 0, 0]),
+      *(graph_of(kind, f"same_{i}", [3, 2, 1], same=True) for i in range(9)),
+  ]
+  assert task.trainable(graphs) == [good]
+  names = ", ".join(["same_a", *(f"same_{i}" for i in range(9))])
+  assert messages(caplog) == [
+      "skipped 1 of 14 graphs for training: fewer than 3 configurations: few",
+      f"skipped 10 of 14 graphs for training: all configurations equal: {names}",
+      "skipped 1 of 14 graphs for training: all runtimes equal: flat",
+      "skipped 1 of 14 graphs for training: no runtimes: test",
+  ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_to_train_on_is_an_error(kind):
+  with pytest.raises(ValueError, match="none of the 1 training graphs of .* can be trained on"):
+    make_task(kind).trainable([graph_of(kind, "flat", [5] * 8)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unlabelled_graphs_are_ranked_not_scored(kind, caplog):
+  task = make_task(kind)
+  good, flat = graph_of(kind, "good", [3, 1]), graph_of(kind, "flat", [2, 2])
+  graphs = [good, graph_of(kind, "one", [4]), graph_of(kind, "unlabelled", [0, 0]), flat]
+  assert task.judged(graphs) == [good, flat]
+  assert messages(caplog) == [
+      "skipped 1 of 4 graphs for evaluation: fewer than 2 configurations: one",
+      "skipped 1 of 4 graphs for evaluation: no runtimes (ranked, not scored): unlabelled",
+  ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_path):
+  train = [graph_of(kind, f"train{i}", [1, 2, 3], seed=i) for i in range(3)]
+  task = fitted(kind, train)
+  task.save_transforms(tmp_path / "features.json")
+  later = make_task(kind)
+  later.load_transforms(tmp_path / "features.json")
+  other = graph_of(kind, "other", [5, 4, 3, 2], seed=9)
+  expected, found = task.prepare(other), later.prepare(other)
+  np.testing.assert_array_equal(found.feat, expected.feat)
+  refitted = fitted(kind, [other]).prepare(other)
+  assert refitted.feat.shape != expected.feat.shape or (refitted.feat != expected.feat).any()
+
+
+class FakeScorer:
+  """Gives scores made up beforehand, by graph name."""
+
+  def __init__(self, scores):
+    self.all_scores, self.calls = scores, []
+
+  def scores(self, params, graphs, *, config_ids, blocks=None, progress=False):
+    self.calls.append((params, blocks))
+    return [np.asarray(self.all_scores[g.name], np.float32)[ids]
+            for g, ids in zip(graphs, config_ids)]
+
+
+@pytest.mark.parametrize("kind, ks", [("tile", (1, 5, 10)), ("layout", (1, 10, 100))])
+def test_rows_hold_exact_metrics_and_opa_is_pooled_over_pairs(kind, ks):
+  rng = np.random.default_rng(3)
+  runtimes = {"a": rng.permutation(30) + 2**40, "b": rng.integers(1, 4, 12), "c": np.full(5, 7)}
+  scores = {name: rng.normal(size=len(r)) for name, r in runtimes.items()}
+  graphs = [graph_of(kind, name, runtime) for name, runtime in runtimes.items()]
+  task = fitted(kind, graphs)
+  chosen = [np.array([3, 29, 1, 7]), np.arange(12), np.arange(5)]
+  rows, means = task.validate(
+      FakeScorer(scores), None, [task.prepare(graph) for graph in graphs], chosen)
+  concordant = pairs = 0
+  for row, (name, runtime), ids in zip(rows, runtimes.items(), chosen):
+    s, r = scores[name].astype(np.float32)[ids], runtime[ids]
+    assert (row["graph"], row["nodes"], row["configs"]) == (name, 7, len(ids))
+    np.testing.assert_equal(row["opa"], metrics.opa(s, r))
+    np.testing.assert_equal(row["kendaltau"], metrics.kendall_tau(s, r))
+    best = {k: r[np.argsort(s, kind="stable")[:k]].min() for k in ks}
+    assert all(row[f"slowdown{k}"] == (best[k] - r.min()) / r.min() for k in ks)
+    slower = r[:, None] > r[None]
+    concordant += int((slower & (s[:, None] > s[None])).sum())
+    pairs += int(slower.sum())
+  assert means["opa"] == concordant / pairs
+  assert means["kendaltau"] == np.mean([rows[0]["kendaltau"], rows[1]["kendaltau"]])
+  assert means["slowdown1"] == np.mean([row["slowdown1"] for row in rows])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ties_are_ranked_in_file_order(kind, tmp_path):
+  graphs = [graph_of(kind, "same", [0] * 40, same=True), graph_of(kind, "some", [0] * 6)]
+  task = fitted(kind, graphs)
+  scorer = FakeScorer({"same": np.full(40, 0.5), "some": [2, 1, 2, 1, 0, 2]})
+  rankings = task.rank(scorer, None, [task.prepare(graph) for graph in graphs])
+  np.testing.assert_array_equal(rankings["same"], np.arange(40))
+  np.testing.assert_array_equal(rankings["some"], [4, 1, 3, 0, 2, 5])
+  task.write_results(tmp_path / "results.csv", rankings)
+  saved = submission.read_results(tmp_path / "results.csv")
+  np.testing.assert_array_equal(saved[f"{task.collection}:some"], [4, 1, 3, 0, 2, 5])
+
+
+def test_slowdowns_are_also_printed_by_program():
+  task = make_task("tile")
+  rows = [{"graph": name, "slowdown1": a, "slowdown5": b} for name, a, b in (
+      ("bert_x_1", 0.25, 0.5), ("bert_x_2", 0.75, 0.0), ("vgg_0", 1.0, 0.125))]
+  lines = task.summary(rows, {"opa": 0.5}).splitlines()
+  assert lines == ["tile:xla: 3 graphs  opa 0.5000",
+                   "  bert_x: slowdown1 0.5000  slowdown5 0.2500",
+                   "  vgg: slowdown1 1.0000  slowdown5 0.1250"]
+
+
+def prepared_of(task, runtime_ns):
+  graph = graph_of("layout", "unet", runtime_ns)
+  task.fit([graph])
+  return task.prepare(graph)
+
+
+def test_layout_validation_takes_published_indices_else_a_seeded_sample(tmp_path):
+  (tmp_path / "xla_random.json").write_text(json.dumps({"unet": [7, 0, 7]}))
+  task = make_task("layout", **{"eval.indices_dir": str(tmp_path)})
+  graph = prepared_of(task, np.arange(1, 10))
+  np.testing.assert_array_equal(task.validation_ids(graph), [7, 0, 7])
+  sampled = make_task("layout", **{"eval.max_configs": 4}).validation_ids(graph)
+  again = make_task("layout", **{"eval.max_configs": 4}).validation_ids(graph)
+  np.testing.assert_array_equal(sampled, again)
+  assert len(set(sampled.tolist())) == 4 and (np.diff(sampled) > 0).all()
+  for limit in (0, 9, 10):
+    task = make_task("layout", **{"eval.max_configs": limit})
+    np.testing.assert_array_equal(task.validation_ids(graph), np.arange(9))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_validation_during_training_takes_a_seeded_sample(kind):
+  graphs = [graph_of(kind, "long", np.arange(1, 31)), graph_of(kind, "short", [1, 2])]
+  task = fitted(kind, graphs, **{"train.valid_configs": 8})
+  prepared = [task.prepare(graph) for graph in graphs]
+  ids = task.sampled_ids(prepared)
+  assert [len(i) for i in ids] == [8, 2] and len(set(ids[0].tolist())) == 8
+  for first, second in zip(ids, task.sampled_ids(prepared)):
+    np.testing.assert_array_equal(first, second)
+  task = fitted(kind, graphs, **{"train.valid_configs": 0})
+  assert [len(i) for i in task.sampled_ids(prepared)] == [30, 2]
+
+
+def test_dropout_models_are_judged_on_the_mean_of_three_seeded_blocks():
+  task = make_task(
+      "layout", "official,ci", **{"model.dropout": "dropout", "batch.keep_nodes": 2})
+  graph = prepared_of(task, np.arange(1, 6))
+
+  class Counting(FakeScorer):
+    def scores(self, *args, **kwargs):
+      return [len(self.calls) + s for s in super().scores(*args, **kwargs)]
+
+  scorers = [Counting({"unet": np.zeros(5)}) for _ in range(2)]
+  for scorer in scorers:
+    (scores,) = task.score_blocks(scorer, "params", [graph], [np.arange(5)])
+    np.testing.assert_array_equal(scores, np.full(5, 2.0))  # of 1, 2, 3
+  assert scorers[0].calls == scorers[1].calls and len(scorers[0].calls) == 3
+  for _, ((start, stop),) in scorers[0].calls:
+    assert start % 2 == 0 and stop == min(start + 2, 7)
+
+
+def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
+  graph = graph_of("layout", "g", np.arange(60, 0, -1))
+  graph.configs.group_row[1::2] = graph.configs.group_row[0]
+  graph.configs.group_row[0::2, 0] = np.arange(30) % 6
+  for split in ("train", "valid"):
+    folder = tmp_path / "npz" / "layout" / "xla" / "random" / split
+    folder.mkdir(parents=True)
+    npz.write_layout(folder / "g.npz", graph)
+  distinct = len(np.unique(graph.configs.decode(np.arange(60)), axis=0))
+  assert distinct < 30
+  root = tmp_path / "npz"
+  assert len(make_task("layout").load(root, "train")[0].configs) == distinct
+  assert len(make_task("layout").load(root, "valid")[0].configs) == 60
+  keep = {"data.duplicate_policy": "keep"}
+  assert len(make_task("layout", **keep).load(root, "train")[0].configs) == 60
+  (limited,) = make_task("layout", **keep, **{"data.max_configs": 9}).load(root, "train")
+  assert {1, 2, 3, 58, 59, 60} < set(limited.configs.runtime_ns.tolist())
+  assert len(limited.configs) == 9
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory):
+  return synthetic.generate(tmp_path_factory.mktemp("data"), collections=COLLECTIONS.values(),
+                            limit=2, progress=False)
+
+
+def damage(path):
+  path.write_bytes(path.read_bytes()[:300])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_truncated_file_stops_the_job_or_is_skipped_by_name(kind, data_root, tmp_path, caplog):
+  root = shutil.copytree(data_root, tmp_path / "npz")
+  files = npz.split_files(root, COLLECTIONS[kind], "train")
+  damage(files[0])
+  with pytest.raises(ValueError, match=files[0].name) as error:
+    make_task(kind).load(root, "train")
+  assert "--config.data.skip_bad_files=True" in str(error.value)
+  lenient = make_task(kind, **{"data.skip_bad_files": True})
+  assert [graph.name for graph in lenient.load(root, "train")] == [files[1].stem]
+  named, counted = messages(caplog)
+  assert "skipped" in named and files[0].name in named
+  assert counted == f"skipped 1 of 2 files in {files[0].parent}"
+  damage(files[1])
+  with pytest.raises(ValueError, match="all 2 files in .* are malformed"):
+    lenient.load(root, "train")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_split_or_a_missing_folder_says_so(kind, data_root, tmp_path):
+  root = shutil.copytree(data_root, tmp_path / "npz")
+  shutil.rmtree(root.joinpath(*COLLECTIONS[kind].split(":"), "valid"))
+  with pytest.raises(FileNotFoundError, match="no .npz file in .*valid"):
+    make_task(kind).load(root, "valid")
+  with pytest.raises(FileNotFoundError, match="data_root .*nowhere is not a folder"):
+    make_task(kind).load(tmp_path / "nowhere", "valid")
