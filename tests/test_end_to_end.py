@@ -1,95 +1,25 @@
 """The two commands from data to ranking, on synthetic and on released files."""
 
-import concurrent.futures
 import csv
 import json
 from pathlib import Path
 import shutil
-from typing import NamedTuple
 
-import commands
+import jobs as jobs_lib
+from jobs import COLLECTIONS, COMMANDS, REAL, STOPPED_AT
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 from tpugraphs_jax import submission
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.data import synthetic
 
-REAL = commands.ROOT.parent / "shared" / "data" / "npz"
 needs_real = pytest.mark.skipif(not REAL.exists(), reason="the released sample is not there")
-COMMANDS = {"tile": ("run_tile.py", "configs/tile.py:ci"),
-            "layout": ("run_layout.py", "configs/layout.py:xla-random,ci")}
-COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
-SMALL = ["--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=3",
-         "--config.train.log_every_steps=3"]
-STOPPED_AT = 6  # in the middle of the second epoch of four steps
-
-
-class Jobs(NamedTuple):
-  """What all runs of this file gave."""
-
-  folder: Path
-  data_root: Path
-  ended: dict[str, commands.Ended]  # by the name of the working folder, or of the run
-
-  def workdir(self, name: str) -> Path:
-    return self.folder / name
-
-
-def runs_of(kind, folder, data_root):
-  script, config = COMMANDS[kind]
-
-  def run(name, *flags, **options):
-    arguments = [script, f"--config={config}", *SMALL, f"--data_root={data_root}",
-                 f"--workdir={folder / name}", *flags]
-    return commands.Run(arguments, **options)
-
-  whole, stopped = f"{kind}_whole", f"{kind}_stopped"
-  runs = {
-      whole: run(whole),
-      stopped: run(stopped, stop_at_step=STOPPED_AT),
-      f"{kind}_resumed": run(stopped, "--resume"),
-  }
-  if kind == "tile":
-    runs["tile_two_devices"] = run("tile_two_devices", devices=2)
-    runs["tile_no_data"] = commands.Run(
-        [script, f"--config={config}", *SMALL, f"--workdir={folder / 'tile_no_data'}"])
-    runs["tile_later"] = commands.Run(
-        [script, "--mode=evaluate", f"--workdir={folder / 'tile_no_data'}",
-         "--config.eval.configs=16"])
-  return runs
-
-
-def real_runs(kind, folder):
-  script = COMMANDS[kind][0]
-  name = f"{kind}_real"
-  config = ["--config=configs/tile.py", "--config.train.epochs=2"]
-  if kind == "layout":
-    config = ["--config=configs/layout.py:xla-default,ci", "--config.model.num_gnns=1",
-              f"--config.data.store_dir={folder / 'store'}", "--config.eval.max_configs=100"]
-  return {name: commands.Run(
-      [script, *config, f"--data_root={REAL}", f"--workdir={folder / name}"])}
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("jobs")
-  data_root = synthetic.generate(
-      folder / "synthetic", collections=COLLECTIONS.values(), progress=False)
-
-  def work(kind):
-    runs = runs_of(kind, folder, data_root)
-    if REAL.exists():
-      runs |= real_runs(kind, folder)
-    home = folder / f"home_{kind}"
-    home.mkdir()
-    return dict(zip(runs, commands.run_all(list(runs.values()), home=home)))
-
-  with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    tile, layout = pool.map(work, COMMANDS)
-  yield Jobs(folder, data_root, tile | layout)
-  shutil.rmtree(folder)
+def jobs():
+  return jobs_lib.all_jobs()
 
 
 def metrics_of(workdir):

@@ -49,6 +49,11 @@ class TileConfigs:
     return bool(self.runtime_ns.any())
 
   @property
+  def choices(self) -> np.ndarray:
+    """A row per configuration, `[C, ...]`: equal ones have equal rows."""
+    return self.config_feat
+
+  @property
   def differ(self) -> bool:
     """Whether there is anything to choose from."""
     return bool((self.config_feat != self.config_feat[:1]).any())
@@ -75,6 +80,11 @@ class LayoutConfigs:
   @property
   def is_labelled(self) -> bool:
     return bool(self.runtime_ns.any())
+
+  @property
+  def choices(self) -> np.ndarray:
+    """A row per configuration, `[C, ...]`: equal ones have equal rows."""
+    return self.group_row
 
   @property
   def differ(self) -> bool:

@@ -100,7 +100,7 @@ class Ranker:
     """Scores of all configurations of each graph, `[C]` float32, larger = slower."""
     prepared = [self.task.prepare(graph) for graph in graphs]
     ids = [np.arange(len(graph.configs)) for graph in graphs]
-    return self.task.score_blocks(
+    return self.task.score(
         self.scorer, self.params(prepared[0]), prepared, ids, progress=progress)
 
   def rank(self, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph
+from tpugraphs_jax.data import distinct
+from tpugraphs_jax.graph import OpGraph
 
 POLICIES = ("keep", "first", "min", "mean")
 
@@ -27,14 +28,10 @@ def apply_policy(graph: OpGraph, policy: str) -> OpGraph:
   if policy == "keep":
     return graph
   configs = graph.configs
-  # Equal configurations have equal bytes: rows and groups are distinct.
-  group_row = np.ascontiguousarray(configs.group_row)
-  keys = group_row.view(np.dtype((np.void, max(group_row[:1].nbytes, 1)))).ravel()
-  _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+  first, which = distinct.rows(configs.choices)
   runtime = _combine(configs.runtime_ns, first, which, policy)
-  order = np.argsort(first)
-  return dataclasses.replace(graph, configs=LayoutConfigs(
-      configs.rows, configs.node_group, group_row[first[order]], runtime[order]))
+  return dataclasses.replace(
+      graph, configs=dataclasses.replace(configs.subset(first), runtime_ns=runtime))
 
 
 def _combine(runtime_ns, first, which, policy: str) -> np.ndarray:

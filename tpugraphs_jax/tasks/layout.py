@@ -135,6 +135,6 @@ class LayoutTask(task.Task):
     if self.config.eval.time:
       for row, graph, ids in zip(rows, graphs, config_ids):
         started = time.monotonic()
-        self.score_blocks(scorer, params, [graph], [ids])
+        self.score(scorer, params, [graph], [ids])
         row["seconds"] = time.monotonic() - started
     return rows, means

@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import evaluate, losses, metrics, submission
-from tpugraphs_jax.data import batching, buckets, features, npz, pipeline, sampling
+from tpugraphs_jax.data import batching, buckets, distinct, features, npz, pipeline, sampling
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.tasks import checks
@@ -269,6 +269,20 @@ class Task(abc.ABC):
         for g in graphs
     ]
 
+  def score(
+      self, scorer: evaluate.Scorer, params: Any, graphs: Sequence[PreparedGraph],
+      config_ids: Sequence[np.ndarray], *, progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores of the given configurations of each graph, `[len(ids)]` float32.
+
+    Equal configurations are scored once: their places in a batch would round
+    differently, and they could not stay in file order.
+    """
+    parts = [distinct.rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
+    ids_once = [ids[first] for ids, (first, _) in zip(config_ids, parts)]
+    scores = self.score_blocks(scorer, params, graphs, ids_once, progress=progress)
+    return [s[which] for s, (_, which) in zip(scores, parts)]
+
   def score_blocks(
       self, scorer: evaluate.Scorer, params: Any, graphs: Sequence[PreparedGraph],
       config_ids: Sequence[np.ndarray], *, progress: bool = False,
@@ -296,7 +310,7 @@ class Task(abc.ABC):
       config_ids: Sequence[np.ndarray], *, progress: bool = False,
   ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """One row per graph, and their means with OPA pooled over all pairs."""
-    scores = self.score_blocks(scorer, params, graphs, config_ids, progress=progress)
+    scores = self.score(scorer, params, graphs, config_ids, progress=progress)
     triples = list(zip(graphs, config_ids, scores))
     rows = [self.graph_row(*triple) for triple in triples]
     pairs = [metrics.ordered_pairs(s, g.configs.runtime_ns[ids]) for g, ids, s in triples]
@@ -313,7 +327,7 @@ class Task(abc.ABC):
   ) -> dict[str, np.ndarray]:
     """Configurations of every graph, fastest first; equal ones stay in file order."""
     ids = [np.arange(len(graph.configs)) for graph in graphs]
-    scores = self.score_blocks(scorer, params, graphs, ids, progress=progress)
+    scores = self.score(scorer, params, graphs, ids, progress=progress)
     return {g.name: np.argsort(s, kind="stable") for g, s in zip(graphs, scores)}
 
   def write_results(self, path: Path, rankings: Mapping[str, np.ndarray]) -> None:

@@ -1,0 +1,165 @@
+"""A working folder and a graph give an order, the same as the commands wrote."""
+
+import dataclasses
+import functools
+import json
+import shutil
+
+import jobs as jobs_lib
+from jobs import COLLECTIONS
+import numpy as np
+import pytest
+
+import tpugraphs_jax
+from tpugraphs_jax import ranking
+from tpugraphs_jax import submission
+from tpugraphs_jax.data import features
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.graph import LayoutConfigs
+from tpugraphs_jax.graph import TileConfigs
+
+KINDS = tuple(COLLECTIONS)
+
+
+@pytest.fixture(scope="module")
+def jobs():
+  return jobs_lib.all_jobs()
+
+
+@functools.cache
+def graph_of(kind, split="test", number=0):
+  path = npz.split_files(jobs_lib.all_jobs().data_root, COLLECTIONS[kind], split)[number]
+  return (npz.read_tile if kind == "tile" else npz.read_layout)(path)
+
+
+def with_configs(graph, ids, runtime_ns=None):
+  """The graph with the given configurations, possibly again and again."""
+  configs = graph.configs
+  runtime_ns = configs.runtime_ns[ids] if runtime_ns is None else runtime_ns
+  if isinstance(configs, TileConfigs):
+    configs = TileConfigs(configs.config_feat[ids], runtime_ns, configs.normalizer_ns[ids])
+  else:
+    configs = LayoutConfigs(configs.rows, configs.node_group, configs.group_row[ids], runtime_ns)
+  return dataclasses.replace(graph, configs=configs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rank_agrees_with_the_results_of_the_command(jobs, kind):
+  """Other devices and shapes round differently: only near ties may change places."""
+  workdir = jobs.workdir(f"{kind}_whole")
+  results = submission.read_results(workdir / "results.csv")
+  graph = graph_of(kind)
+  order, scores = tpugraphs_jax.rank(workdir, graph)
+  assert scores.shape == (len(graph.configs),) and scores.dtype == np.float32
+  np.testing.assert_array_equal(order, np.argsort(scores, kind="stable"))
+  written = results[f"{COLLECTIONS[kind]}:{graph.name}"]
+  np.testing.assert_array_equal(np.sort(written), np.arange(len(scores)))
+  assert np.ptp(scores) > 0
+  np.testing.assert_allclose(scores[written], scores[order], atol=1e-4 * np.ptp(scores))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_configurations_stay_in_file_order(jobs, kind):
+  """Also across chunks: a configuration's score must not depend on its place."""
+  graph = graph_of(kind)
+  order, scores = tpugraphs_jax.rank(
+      jobs.workdir(f"{kind}_whole"), with_configs(graph, np.full(230, 3)))
+  assert len(np.unique(scores)) == 1
+  np.testing.assert_array_equal(order, np.arange(230))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_have_no_influence_and_one_configuration_is_enough(jobs, kind):
+  workdir, graph = jobs.workdir(f"{kind}_whole"), graph_of(kind, "valid")
+  assert graph.configs.is_labelled
+  ids = np.arange(9)
+  labelled = tpugraphs_jax.rank(workdir, with_configs(graph, ids))
+  unlabelled = tpugraphs_jax.rank(workdir, with_configs(graph, ids, np.zeros(9, np.int64)))
+  np.testing.assert_array_equal(labelled, unlabelled)
+  order, scores = tpugraphs_jax.rank(workdir, with_configs(graph, ids[4:5]))
+  np.testing.assert_array_equal(order, [0])
+  np.testing.assert_allclose(scores[0], labelled[1][4], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind, other", [("tile", "layout"), ("layout", "tile")])
+def test_a_graph_of_another_kind_is_refused(jobs, kind, other):
+  workdir = jobs.workdir(f"{kind}_whole")
+  with pytest.raises(ValueError, match="the model ranks"):
+    tpugraphs_jax.rank(workdir, graph_of(other))
+  with pytest.raises(ValueError, match="NoneType; the model ranks"):
+    tpugraphs_jax.rank(workdir, dataclasses.replace(graph_of(kind), configs=None))
+
+
+def test_statistics_come_from_the_working_folder(jobs, tmp_path):
+  workdir = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "copy")
+  path = workdir / ranking.TRANSFORMS_FILE
+  saved = json.loads(path.read_text())
+  saved["node"]["scale"] = [2 * value for value in saved["node"]["scale"]]
+  path.write_text(json.dumps(saved))
+  graph = graph_of("tile")
+  expected = ranking.Ranker(jobs.workdir("tile_whole")).task.prepare(graph).feat
+  np.testing.assert_array_equal(ranking.Ranker(workdir).task.prepare(graph).feat, expected / 2)
+
+
+def test_a_ranker_is_kept_until_there_is_another_checkpoint(jobs, tmp_path, monkeypatch):
+  workdir = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "copy")
+  made, ranker = [], ranking.Ranker(workdir)
+  monkeypatch.setattr(ranking, "Ranker", lambda folder: made.append(folder) or ranker)
+  monkeypatch.setattr(ranker, "rank", lambda graph: graph.name)
+  for _ in range(3):
+    tpugraphs_jax.rank(workdir, graph_of("tile"))
+  assert len(made) == 1
+  (workdir / "checkpoints" / "save_99").mkdir()
+  tpugraphs_jax.rank(str(workdir), graph_of("tile"))
+  assert len(made) == 2
+
+
+def test_a_folder_without_a_model_says_what_is_missing(jobs, tmp_path):
+  with pytest.raises(FileNotFoundError, match="config.json is missing: --workdir must name"):
+    tpugraphs_jax.rank(tmp_path, graph_of("tile"))
+  (tmp_path / "config.json").write_text('{"config": ')
+  with pytest.raises(ValueError, match="config.json is damaged"):
+    tpugraphs_jax.rank(tmp_path, graph_of("tile"))
+  whole = jobs.workdir("tile_whole")
+  shutil.copy(whole / "config.json", tmp_path)
+  with pytest.raises(FileNotFoundError, match="features.json is missing"):
+    tpugraphs_jax.rank(tmp_path, graph_of("tile"))
+  shutil.copy(whole / ranking.TRANSFORMS_FILE, tmp_path)
+  with pytest.raises(FileNotFoundError, match="checkpoints holds no checkpoint: train first"):
+    tpugraphs_jax.rank(tmp_path, graph_of("tile"))
+
+
+def load(jobs, changes):
+  config = ranking.saved_config(jobs.workdir("tile_whole"))
+  config.update_from_flattened_dict(changes)
+  ranker = ranking.Ranker(jobs.workdir("tile_whole"), config)
+  return ranker.params(ranker.task.prepare(graph_of("tile")))
+
+
+@pytest.mark.parametrize("field, value", [
+    ("model.hidden_dim", 16), ("model.name", "LateJoinSAGE"), ("data.pad_value", -1),
+    ("loss.temperature", 2.0), ("seed", 7),
+])
+def test_a_checkpoint_of_another_config_is_refused(jobs, field, value):
+  with pytest.raises(ValueError, match=f"of another config: {field} is .* there and .* here"):
+    load(jobs, {field: value})
+
+
+def test_what_a_model_does_not_depend_on_may_change(jobs):
+  free = {"eval.configs": 7, "eval.graphs": 2, "train.epochs": 50, "data.skip_bad_files": True,
+          "data.loader_threads": 2, "data_root": "/elsewhere", "profile_steps": "1:2"}
+  expected, found = load(jobs, {}), load(jobs, free)
+  np.testing.assert_array_equal(found["op_embedding"]["table"]["embedding"],
+                                expected["op_embedding"]["table"]["embedding"])
+
+
+def test_saved_statistics_are_those_of_the_training_split(jobs):
+  ranker = ranking.Ranker(jobs.workdir("tile_whole"))
+  files = npz.split_files(jobs.data_root, "tile:xla", "train")
+  task = ranking.create_task(ranking.saved_config(jobs.workdir("tile_whole")))
+  task.fit(task.trainable([npz.read_tile(path) for path in files]))
+  for name, transform in task.transforms.items():
+    saved = ranker.task.transforms[name]
+    assert isinstance(saved, features.Transform)
+    for field in ("kept", "log", "offset", "scale"):
+      np.testing.assert_array_equal(getattr(saved, field), getattr(transform, field))
