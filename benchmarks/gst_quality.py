@@ -1,0 +1,122 @@
+"""What Graph Segment Training costs in quality, and saves in time and memory.
+
+    python -m tpugraphs_jax.data.synthetic --out DIR --scale medium --collections layout:xla:random
+    python benchmarks/gst_quality.py --data_root DIR/npz --out gst_quality.json
+
+Every variant takes the same number of steps with a small model; segments have at
+most 256 nodes, the graphs 300 to 3,000. Seconds are those of training (for
+`gst_efd` with refreshing and head training) without compilation and evaluation;
+tau is the mean over validation graphs after the last step. Every run is a fresh
+process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+from pathlib import Path
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+
+from tpugraphs_jax import ranking
+from tpugraphs_jax.tasks import run
+from tpugraphs_jax.train import report
+import gst
+import timing
+
+VARIANTS = ("full", "gst", "gst_e", "gst_ed", "gst_efd", "one")
+_HEAD_EPOCHS, _HEAD_CONFIGS = 4, 400
+
+
+class _Timed:
+  """A scorer that counts its seconds, which are not training."""
+
+  def __init__(self, scorer: Any):
+    self._scorer, self.seconds = scorer, 0.0
+
+  def scores(self, *args, **kwargs):
+    started = time.perf_counter()
+    scores = self._scorer.scores(*args, **kwargs)
+    self.seconds += time.perf_counter() - started
+    return scores
+
+
+def config_of(variant: str, seed: int, epochs: int, data_root: str):
+  config = gst.config_of(variant)
+  config.seed, config.data_root = seed, data_root
+  config.model.update(op_embed_dim=32, hidden_dim=64)
+  config.batch.update(graphs=4, configs=16, slates_per_epoch=400)
+  config.train.update(epochs=epochs, eval_every_epochs=epochs, valid_configs=500)
+  config.eval.update(graphs=4)
+  if "segments" in config:
+    config.segments.max_nodes = 256
+    if config.segments.finetune.epochs:
+      config.segments.finetune.update(epochs=_HEAD_EPOCHS, configs=_HEAD_CONFIGS)
+  return config
+
+
+def measure(config, workdir: Path) -> dict[str, float]:
+  """Trains once; tau, OPA, seconds and MiB."""
+  task = ranking.create_task(config)
+  train_graphs = task.trainable(task.load(config.data_root, "train"))
+  valid = task.judged(task.load(config.data_root, "valid"))
+  task.fit(train_graphs)
+  valid = [task.prepare(graph) for graph in valid]
+  phase, seconds = task.first_phase([task.prepare(g) for g in train_graphs], workdir), 0.0
+  while phase:
+    scorer = _Timed(phase.scorer)
+    started = time.perf_counter()
+    result = run.train_phase(
+        task, dataclasses.replace(phase, scorer=scorer), valid, workdir, resume=False)
+    following = phase.following and phase.following(result.state)
+    seconds += time.perf_counter() - started - result.compile_seconds - scorer.seconds
+    phase = following
+  _, means = task.validate(
+      task.scorer(), result.state.eval_params, valid, task.sampled_ids(valid))
+  return {"kendaltau": means["kendaltau"], "opa": means["opa"], "seconds": seconds,
+          "peak_mib": report.peak_memory()[1] / 2**20}
+
+
+def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+  """Mean of every figure over seeds, and the deviation of tau."""
+  means = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+  return means | {"kendaltau_sd": float(np.std([row["kendaltau"] for row in rows]))}
+
+
+def table(results: dict[str, dict[str, float]]) -> str:
+  """Every variant in Markdown."""
+  lines = ["| variant | Kendall tau | OPA | training | peak memory |", "|---|---|---|---|---|"]
+  for variant, row in results.items():
+    lines.append("| `{}` | {kendaltau:.3f} ± {kendaltau_sd:.3f} | {opa:.3f} | {seconds:,.0f} s | "
+                 "{peak_mib:,.0f} MiB |".format(variant, **row))
+  return "\n".join(lines)
+
+
+def main() -> None:
+  parser = timing.parser(__doc__, repeats=1)
+  parser.add_argument("--data_root", required=True, help="folder with layout/xla/random")
+  parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+  parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
+  parser.add_argument("--epochs", type=int, default=15, help="of 100 steps")
+  parser.add_argument("--here", action="store_true", help="one run, in this process")
+  args = parser.parse_args()
+  if args.here:
+    config = config_of(args.variants[0], args.seeds[0], args.epochs, args.data_root)
+    with tempfile.TemporaryDirectory() as folder:
+      timing.write(measure(config, Path(folder)), args.out)
+    return
+  results = {}
+  for variant in args.variants:
+    results[variant] = summary([
+        timing.in_subprocess(
+            "gst_quality.py", "--here", "--variants", variant, "--seeds", str(seed), "--epochs",
+            str(args.epochs), "--data_root", args.data_root) for seed in args.seeds])
+    print(table(results), flush=True)
+  timing.write({"machine": timing.machine(), **results}, args.out)
+
+
+if __name__ == "__main__":
+  main()
