@@ -133,6 +133,7 @@ def _segments(
           weight_decay=1e-4, clip_norm=1.0))))
   if "dropout" in config.model:
     config.model.dropout = "fullgraph"  # segments take the place of its blocks
+  config.eval.graphs = 4  # segments, which are small, per device and scoring call
 
 
 def _shrink(config: ConfigDict) -> None:

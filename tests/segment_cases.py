@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flax import linen as nn
+import jax
 import numpy as np
 import random_graphs
 
@@ -14,6 +15,7 @@ from tpugraphs_jax.models import layout_features, pooling
 from tpugraphs_jax.models import message_passing as mp
 from tpugraphs_jax.segments import batching, partition
 from tpugraphs_jax.segments.batching import SegmentBatch, SegmentedGraph, SegmentSlot
+from tpugraphs_jax.segments.model import SegmentModel
 
 WIDTH = 3
 identity = lambda rows: rows
@@ -113,3 +115,22 @@ def per_device(batches: Sequence[SegmentBatch]) -> SegmentBatch:
   return batching.stack_for_devices(batches)
 
 
+def graphs_of(segments: tuple[int, ...] = (3, 4, 5), fresh: int = 1):
+  """Graphs of about 7 nodes per segment."""
+  made = op_graphs(nodes=[7 * count - 2 for count in segments])
+  graphs = [segmented(graph, max_nodes=7, fresh=fresh) for graph in made]
+  assert tuple(len(graph.segments) for graph in graphs) == segments
+  return graphs
+
+
+def model_of(**options) -> SegmentModel:
+  """The toy model on segments."""
+  return SegmentModel(ToyModel(), **options)
+
+
+def params_of(model, graphs):
+  """Random parameters of all but trivial size."""
+  batch = batch_of([slot(graphs[0], 0, [0, 1], [0])], graphs=1, configs=2, fresh=1)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+  rng = np.random.default_rng(0)
+  return jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)

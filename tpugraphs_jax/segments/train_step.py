@@ -8,7 +8,6 @@ gradient in batches of the same shapes, or not at all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp

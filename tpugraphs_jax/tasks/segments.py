@@ -13,7 +13,7 @@ import numpy as np
 
 from tpugraphs_jax.data import batching as layout_batching
 from tpugraphs_jax.data import buckets, store
-from tpugraphs_jax.data.batching import Budget, Slot
+from tpugraphs_jax.data.batching import Budget
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.segments import batching, finetune, history, partition, train_step
 from tpugraphs_jax.segments import model as model_lib
