@@ -210,8 +210,10 @@ def create(
   size = keys.entries * (width * jnp.dtype(dtype).itemsize + 1)
   limits = {"device": _device_limit(), "host": _host_limit(folder)}
   allowed = ("device", "host") if place == "auto" else (place,)
-  fits = [where for where in allowed if size <= limits[where] and not (
-      where == "device" and keys.entries > _MOST_DEVICE_ENTRIES)]
+  # Process 0 decides: all must write in the same way.
+  fits = parallel.from_primary([
+      where for where in allowed if size <= limits[where] and not (
+          where == "device" and keys.entries > _MOST_DEVICE_ENTRIES)])
   text = (f"history table of {keys.entries:,} entries (graph, configuration, segment) with "
           f"{width} {dtype}: {_human(size)}")
   if not fits:
