@@ -31,7 +31,8 @@ def define_flags(default_config: str) -> None:
   """
   config_flags.DEFINE_config_file("config", default_config, "Config file, as FILE.py:VARIANT.")
   flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.")
-  flags.DEFINE_string("data_root", None, f"Folder with tile/ and layout/ (default {DEFAULT_DATA_ROOT}).")
+  flags.DEFINE_string(
+      "data_root", None, f"Folder with tile/ and layout/ (default {DEFAULT_DATA_ROOT}).")
   flags.DEFINE_enum("mode", "all", MODES, "What to do; later modes use what is in --workdir.")
   flags.DEFINE_boolean("resume", False, "Go on with the run in --workdir.")
   flags.DEFINE_string("coordinator_address", None, "host:port of process 0 of several.")
@@ -200,3 +201,5 @@ def _parse_flags(default_config: str, argv: list[str]) -> list[str]:
     sys.exit(f"error: {given}: the config has no field {field!r}")
   except flags.Error as error:  # of a config file the last line of a traceback
     sys.exit(f"error: {str(error).splitlines()[-1].removeprefix('ValueError: ')}")
+  except OSError as error:  # the config file
+    sys.exit(f"error: {' '.join(str(error).split())}")

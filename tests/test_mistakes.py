@@ -1,0 +1,153 @@
+"""What a user gets wrong on the command line ends in one line, never in a traceback."""
+
+import shutil
+
+import commands
+import jobs as jobs_lib
+from jobs import COLLECTIONS, COMMANDS
+import pytest
+
+from tpugraphs_jax.data import npz
+
+# So small that a mistake which goes unnoticed costs little; compiled by the jobs already.
+TINY = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1")
+SKIPPED = "a skipped file"  # the one run that is no mistake
+
+
+def flags(kind, jobs, workdir, *more, config=None):
+  script, default = COMMANDS[kind]
+  return [script, f"--config={config or default}", f"--data_root={jobs.data_root}",
+          f"--workdir={workdir}", *TINY, *more]
+
+
+def damaged(jobs, folder, kind, *, split, keep=0):
+  """A copy of the data whose files of a split are cut short, but for the first few."""
+  root = shutil.copytree(jobs.data_root, folder / f"damaged_{kind}_{split}")
+  for path in npz.split_files(root, COLLECTIONS[kind], split)[keep:]:
+    path.write_bytes(path.read_bytes()[:500])
+  return root
+
+
+def without(jobs, folder, kind, split):
+  root = shutil.copytree(jobs.data_root, folder / f"without_{kind}_{split}")
+  shutil.rmtree(root.joinpath(*COLLECTIONS[kind].split(":"), split))
+  return root
+
+
+def simple_mistakes():
+  """Name, kind, flags, and what the line says."""
+  yield "field", "tile", ["--config.nope=1"], "--config.nope=1: the config has no field 'nope'"
+  yield ("model field", "tile", ["--config.model.num_heads=1"],
+         "--config.model.num_heads=1: the config has no field 'num_heads'")
+  yield "integer", "tile", ["--config.seed=x"], "flag --config.seed=x: invalid literal for int"
+  yield "number", "layout", ["--config.optimizer.learning_rate=x"], "learning_rate=x: could not"
+  yield "truth", "tile", ["--config.data.skip_bad_files=7.5"], "skip_bad_files=7.5: "
+  yield "section", "tile", ["--config.data=3"], "flag --config.data=3: "
+  yield "graphs", "tile", ["--config.batch.graphs=0"], "batch.graphs is 0"
+  yield "model", "tile", ["--config.model.name=Nope"], "model.name is 'Nope'; expected one of Earl"
+  yield "loss", "tile", ["--config.loss.losses=Nope:1"], "losses: unknown loss 'Nope'"
+  yield "sampling", "tile", ["--config.batch.sampling=x"], "batch.sampling is 'x'; expected one of"
+  yield "rate", "tile", ["--config.optimizer.learning_rate=-1"], "learning_rate is -1.0, expected"
+  yield "pooling", "layout", ["--config.model.pooling=('x',)"], "pooling has ['x']; expected some"
+  yield "collection", "layout", ["--config.data.source=x"], "data.source is 'x'; expected one of"
+  yield "typing error", "tile", ["--wrokdir=x"], "Unknown command line flag 'wrokdir'. Did you"
+  yield "mode", "tile", ["--mode=x"], "flag --mode=x: value should be one of <train|evaluate"
+  yield "argument", "tile", ["train"], "unexpected argument 'train'; options start with --"
+  yield "resume", "tile", ["--resume=x"], "flag --resume=x: "
+  yield "process", "tile", ["--num_processes=2"], "several processes need all of --coordinator_addr"
+  yield "profile", "tile", ["--config.profile_steps=9"], "profile_steps is '9'"
+
+
+SIMPLE = {name: rest for name, *rest in simple_mistakes()}
+
+
+@pytest.fixture(scope="module")
+def mistakes(tmp_path_factory):
+  """All mistakes, by name, with the line each must say."""
+  folder, jobs = tmp_path_factory.mktemp("mistakes"), jobs_lib.all_jobs()
+  new = lambda: folder / f"workdir_{len(runs)}"
+  runs = {}
+  for name, (kind, more, line) in SIMPLE.items():
+    runs[name] = flags(kind, jobs, new(), *more), line
+  runs["variant"] = (flags("tile", jobs, new(), config="configs/tile.py:nope"),
+                     "configs/tile.py has no variant 'nope'; it has EarlyJoinSAGE")
+  runs["config file"] = (flags("tile", jobs, new(), config="configs/nope.py"), "configs/nope.py")
+  runs["no workdir"] = ["run_tile.py"], "flag --workdir=None: "
+  runs["data_root"] = (["run_tile.py", "--data_root=/nowhere", f"--workdir={new()}"],
+                       "data_root /nowhere is not a folder")
+  file = folder / "file"
+  file.touch()
+  runs["workdir is a file"] = flags("tile", jobs, file), str(file)
+  runs["indices"] = (flags("layout", jobs, new(), f"--config.eval.indices_dir={folder}"),
+                     "xla_random.json is missing: --config.eval.indices_dir")
+  for mode in ("evaluate", "predict"):
+    runs[f"{mode} untrained"] = (flags("tile", jobs, new(), f"--mode={mode}"),
+                                 "config.json is missing: --workdir must name a folder")
+  whole = jobs.workdir("tile_whole")
+  runs["used workdir"] = (flags("tile", jobs, whole), "holds a run already (checkpoint of step 12)"
+                          ": go on with it by --resume, or give another --workdir")
+  runs["another config"] = (
+      flags("tile", jobs, whole, "--resume", "--config.seed=3"),
+      "checkpoint of another config: ")
+  runs["evaluate another config"] = (
+      ["run_tile.py", f"--workdir={whole}", "--mode=evaluate", "--config.loss.temperature=3"],
+      "checkpoint of another config: loss.temperature is 10.0 there and 3.0 here")
+  runs["loss"] = (flags("tile", jobs, new(), "--config.optimizer.learning_rate=1e30"),
+                  "lower optimizer.learning_rate or set optimizer.clip_norm; nothing is saved")
+  root = damaged(jobs, folder, "tile", split="valid", keep=3)
+  runs[SKIPPED] = flags("tile", jobs, new(), f"--data_root={root}", "--mode=train",
+                        "--config.data.skip_bad_files=True", "--config.train.epochs=1"), ""
+  for kind in COMMANDS:
+    for split in ("train", "valid"):
+      name = f"{kind} without {split}"
+      root = without(jobs, folder, kind, split)
+      runs[name] = flags(kind, jobs, new(), f"--data_root={root}"), "no .npz file in "
+    root = damaged(jobs, folder, kind, split="train")
+    runs[f"{kind} truncated"] = (flags(kind, jobs, new(), f"--data_root={root}"),
+                                 "--config.data.skip_bad_files=True leaves such files out")
+    runs[f"{kind} all truncated"] = (
+        flags(kind, jobs, new(), f"--data_root={root}", "--config.data.skip_bad_files=True"),
+        "are malformed")
+  return runs
+
+
+@pytest.fixture(scope="module")
+def ended(mistakes):
+  jobs = jobs_lib.all_jobs()
+  before = snapshot(jobs.workdir("tile_whole"))
+  runs = [commands.Run(arguments) for arguments, _ in mistakes.values()]
+  results = commands.run_all(runs, home=jobs.folder / "home_tile")
+  return dict(zip(mistakes, results)) | {"before": before}
+
+
+def snapshot(folder):
+  return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+NAMES = [
+    *SIMPLE, "variant", "config file", "no workdir", "data_root", "workdir is a file", "indices",
+    "evaluate untrained", "predict untrained", "used workdir", "another config",
+    "evaluate another config", "loss",
+    *(f"{kind} {what}" for kind in COMMANDS
+      for what in ("without train", "without valid", "truncated", "all truncated")),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mistake_ends_in_one_line(mistakes, ended, name):
+  result, (_, line) = ended[name], mistakes[name]
+  assert result.code in (1, 2), result.err
+  assert "Traceback" not in result.err and "step 1" not in result.out, result.err
+  assert line in result.complaint
+
+
+def test_a_refused_run_leaves_the_working_folder_as_it_was(ended):
+  assert snapshot(jobs_lib.all_jobs().workdir("tile_whole")) == ended["before"]
+
+
+def test_skipped_files_are_named_and_the_job_goes_on(ended):
+  result = ended[SKIPPED]
+  assert result.code == 0, result.err
+  (named,) = [line for line in result.err.splitlines() if "not a complete .npz archive" in line]
+  assert "skipped " in named and COLLECTIONS["tile"].replace(":", "/") in named
+  assert "skipped 1 of 4 files in" in result.err
