@@ -44,19 +44,20 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       reduction_hops=5,
       reduction_direction="both",  # operands, users, both
       reduction_induced="node",  # or edge
+      extra_dir="",  # extra node features (hlo convert --extra_out); empty = none
       loader_threads=1,
   ))
   config.batch = ConfigDict(dict(
-      graphs=4,  # graphs per step, over all devices
-      configs=32,  # configurations per graph and step
+      graphs=8,  # graphs per step, over all devices
+      configs=16,  # configurations per graph and step
       min_configs=2,  # graphs with fewer are not trained on
       sampling="uniform",  # or skewed (to fast ones), each also with _replacement
       target="ratio",  # official (runtime / 1e7 ns), ratio or rank
-      slates_per_epoch=512,  # 0 = one per graph
+      slates_per_epoch=1024,  # 0 = one per graph
       keep_nodes=5000,  # block of models with dropout
   ))
   config.model = ConfigDict(dict(
-      name="SAGE", op_embed_dim=64, value_embed_dim=4, hidden_dim=128, num_gnns=3,
+      name="SAGE", op_embed_dim=32, value_embed_dim=4, hidden_dim=64, num_gnns=3,
       pooling=("mean", "config_mean", "config_max"), layer_norm=True, config_sentinel=True,
       remat=False, precision="highest"))
   config.loss = ConfigDict(dict(
@@ -66,7 +67,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       schedule="cosine", warmup_fraction=0.05, weight_decay=1e-4, accumulation_steps=1,
       average_decay=0.0))
   config.train = ConfigDict(dict(
-      epochs=20, eval_every_epochs=1, early_stop_epochs=0, best_metric="kendaltau",
+      epochs=10, eval_every_epochs=1, early_stop_epochs=0, best_metric="kendaltau",
       valid_configs=200,  # per validation graph during training; 0 = all
       log_every_steps=20, checkpoint_every_steps=0))
   config.eval = ConfigDict(dict(

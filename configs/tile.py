@@ -31,6 +31,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       feature_transform="minmax",  # none, minmax, standardize, signed_log1p; or by group
       config_transform="minmax",
       pad_value=0,  # -1 marks unused layout positions
+      extra_dir="",  # extra node features (hlo convert --extra_out); empty = none
       loader_threads=1,
   ))
   config.batch = ConfigDict(dict(

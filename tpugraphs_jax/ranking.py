@@ -26,7 +26,7 @@ TASKS = {"tile": TileTask, "layout": LayoutTask, "segments": SegmentTask}
 TRANSFORMS_FILE = "features.json"
 # What may differ between the run that trained a model and one that uses it.
 _FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
-_FREE_DATA_FIELDS = ("skip_bad_files", "store_dir", "loader_threads")
+_FREE_DATA_FIELDS = ("skip_bad_files", "store_dir", "extra_dir", "loader_threads")
 
 
 def create_task(config: ml_collections.ConfigDict) -> Task:

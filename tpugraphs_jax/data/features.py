@@ -31,8 +31,16 @@ NODE_GROUPS: dict[str, range] = {
     "sort": range(133, 134),
     "layout": range(134, 140),
 }
+_RELEASED_COLUMNS = 140
 _SHAPE_DIMENSIONS = slice(21, 27)
 _LAYOUT = slice(134, 140)
+
+
+def node_groups(columns: int) -> dict[str, range]:
+  """`NODE_GROUPS`, and the group `extra` for columns beyond the released ones."""
+  if columns == _RELEASED_COLUMNS:
+    return NODE_GROUPS
+  return NODE_GROUPS | {"extra": range(_RELEASED_COLUMNS, columns)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -58,7 +58,7 @@ class LayoutTask(task.Task):
     if split == "train":
       graphs = [duplicates.apply_policy(graph, data.duplicate_policy) for graph in graphs]
       graphs = [self._limit_configs(graph) for graph in graphs]
-    return graphs
+    return self.with_extra_features(graphs)
 
   def _limit_configs(self, graph: OpGraph) -> OpGraph:
     limit = self.config.data.max_configs

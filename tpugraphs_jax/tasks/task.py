@@ -16,9 +16,10 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import evaluate, losses, metrics, submission
-from tpugraphs_jax.data import batching, buckets, distinct, features, npz, pipeline, sampling
+from tpugraphs_jax.data import (
+    batching, buckets, distinct, extra_features, features, npz, pipeline, sampling)
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.graph import LayoutConfigs, NODE_FEATURES, OpGraph, TileConfigs
 from tpugraphs_jax.tasks import checks
 from tpugraphs_jax.train import parallel, report, state as state_lib, step as step_lib
 
@@ -81,8 +82,9 @@ class Task(abc.ABC):
     if not config.loss.temperature > 0:
       raise ValueError(f"--config.loss.temperature is {config.loss.temperature}; expected a "
                        "number above 0")
+    columns = NODE_FEATURES + bool(config.data.extra_dir)
     features.parse_kinds(
-        config.data.feature_transform, features.NODE_GROUPS,
+        config.data.feature_transform, features.node_groups(columns),
         field="--config.data.feature_transform")
     report.Profile(config.profile_steps, Path())
     self.create_optimizer(total_steps=1)
@@ -126,7 +128,8 @@ class Task(abc.ABC):
   def fit(self, graphs: Sequence[OpGraph]) -> None:
     """Fits the feature transforms on training graphs."""
     pad = self.config.data.pad_value
-    kinds = features.parse_kinds(self.config.data.feature_transform, features.NODE_GROUPS)
+    groups = features.node_groups(graphs[0].node_feat.shape[1])
+    kinds = features.parse_kinds(self.config.data.feature_transform, groups)
     raw = (features.node_features(graph, pad_value=pad) for graph in graphs)
     self.transforms = {"node": features.fit(raw, kinds), "config": self.fit_configs(graphs)}
 
@@ -140,7 +143,16 @@ class Task(abc.ABC):
 
   def node_input(self, graph: OpGraph) -> np.ndarray:
     raw = features.node_features(graph, pad_value=self.config.data.pad_value)
+    needed = int(self.transforms["node"].kept.max(initial=-1)) + 1
+    if raw.shape[1] < needed:
+      raise ValueError(f"{graph.name} has {raw.shape[1]} node features, the model was trained on "
+                       f"{needed}: add the extra ones (data.extra_features.append)")
     return self.transforms["node"](raw)
+
+  def with_extra_features(self, graphs: Sequence[OpGraph]) -> list[OpGraph]:
+    """Appends the second block of node features where the config names one."""
+    folder = self.config.data.extra_dir
+    return [extra_features.append_from(g, folder) for g in graphs] if folder else list(graphs)
 
   def trainable(self, graphs: Sequence[OpGraph]) -> list[OpGraph]:
     """Graphs that have enough configurations that differ; the others are named."""

@@ -31,7 +31,8 @@ class TileTask(task.Task):
   def load(self, data_root: str, split: str) -> list[OpGraph]:
     files = npz.split_files(data_root, self.collection, split)
     with task.explain_bad_files():
-      return task.read_files(files, npz.read_tile, skip_bad=self.config.data.skip_bad_files)
+      graphs = task.read_files(files, npz.read_tile, skip_bad=self.config.data.skip_bad_files)
+    return self.with_extra_features(graphs)
 
   def check_configs(self, graph: OpGraph) -> None:
     task.check_kind(graph, TileConfigs)
