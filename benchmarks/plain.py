@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from tpugraphs_jax.batch import LayoutBatch, TileBatch
+from tpugraphs_jax.batch import ABSENT, LayoutBatch, TileBatch
 
 
 class PlainTileBatch(NamedTuple):
@@ -48,13 +48,12 @@ def from_tile(batch: TileBatch, seed: int = 0) -> PlainTileBatch:
 def from_layout(batch: LayoutBatch, seed: int = 0) -> PlainLayoutBatch:
   """The same programs with every configuration row decoded; padding decodes to zeros."""
   is_given = batch.row_id < len(batch.rows)
-  configurable = is_given.any(axis=1)
-  row_id = batch.row_id[configurable]
-  feat = np.where(
-      is_given[configurable][..., None], batch.rows[np.minimum(row_id, len(batch.rows) - 1)], 0)
+  rows = batch.rows[np.minimum(batch.row_id, len(batch.rows) - 1)]
   return PlainLayoutBatch(
-      _shuffle_edges(batch.graph, seed), batch.reach.tiers[0][configurable],
-      feat.astype(np.float32), batch.block_mask, batch.target, batch.config_mask)
+      _shuffle_edges(batch.graph, seed),
+      np.where(is_given.any(axis=1), batch.reach.tiers[0], ABSENT).astype(np.int32),
+      np.where(is_given[..., None], rows, 0).astype(np.float32),
+      batch.block_mask, batch.target, batch.config_mask)
 
 
 def _shuffle_edges(graph: jraph.GraphsTuple, seed: int) -> jraph.GraphsTuple:
