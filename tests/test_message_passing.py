@@ -9,7 +9,7 @@ from tpugraphs_jax.data import adjacency, batching
 from tpugraphs_jax.models import message_passing as mp
 
 NODES = 12
-DIRECTIONS = (mp.OPERANDS, mp.USERS)
+DIRECTIONS = (mp.OPERANDS, mp.USERS, mp.BOTH)
 
 
 def graph_edges(seed=0, nodes=NODES, edges=30):
@@ -20,9 +20,9 @@ def dense_matrix(edges, direction, nodes=NODES):
   """Entry [r, s] counts the edges along which r receives from s."""
   matrix = np.zeros((nodes, nodes), np.float32)
   for consumer, producer in edges:
-    if direction == mp.OPERANDS:
+    if direction in (mp.OPERANDS, mp.BOTH):
       matrix[consumer, producer] += 1
-    else:
+    if direction in (mp.USERS, mp.BOTH):
       matrix[producer, consumer] += 1
   return matrix
 
@@ -140,7 +140,7 @@ def random_split(batch, hop=0) -> mp.SplitNodes:
 def test_split_sum_equals_the_full_sum_layer_by_layer(reuse):
   graph, batch = layout_batch(hops=3, reuse=reuse)
   split = random_split(batch)
-  for direction in (mp.OPERANDS, mp.USERS, mp.OPERANDS):
+  for direction in DIRECTIONS:
     matrix = dense_matrix(graph.edge_index, direction, nodes=graph.num_nodes)
     before = merged(split, batch.reach)[: graph.num_nodes]
     split = mp.split_neighbour_sum(split, batch.adjacency, batch.reach, direction)

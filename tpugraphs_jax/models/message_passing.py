@@ -20,7 +20,9 @@ from tpugraphs_jax.batch import Adjacency, Neighbours, Reach
 
 OPERANDS = "operands"
 USERS = "users"
-_OPPOSITE = {OPERANDS: USERS, USERS: OPERANDS}
+BOTH = "both"
+_SIDES = {OPERANDS: (OPERANDS,), USERS: (USERS,), BOTH: (OPERANDS, USERS)}
+_OPPOSITE = {OPERANDS: USERS, USERS: OPERANDS, BOTH: BOTH}
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
@@ -28,24 +30,28 @@ def _take(x: jax.Array, index: jax.Array) -> jax.Array:
   return jnp.asarray(x).at[index].get(mode="fill", fill_value=0)
 
 
-def _sum_rows(x: jax.Array, neighbours: Neighbours, receivers: int) -> jax.Array:
+def _sum_rows(
+    x: jax.Array, adjacency: Adjacency, direction: str, receivers: int
+) -> jax.Array:
   """Sums `x [senders, ...]` into `[receivers, ...]`, accumulating in float32."""
+  tables = [getattr(adjacency, side) for side in _SIDES[direction]]
   flat = x.reshape(len(x), -1)
   total = jnp.zeros((receivers, flat.shape[1]), jnp.float32)
   # One gather per slot, written out: XLA fuses them into a single pass, which
   # a gather of [receivers, slots, F] followed by a reduction is not.
-  for slot in range(neighbours.index.shape[1]):
-    total += _take(flat, neighbours.index[:receivers, slot]).astype(jnp.float32)
-  if neighbours.overflow_sender.shape[0]:
-    rest = _take(flat, neighbours.overflow_sender).astype(jnp.float32)
-    total = total.at[neighbours.overflow_receiver].add(
-        rest, mode="drop", indices_are_sorted=True)
+  for table in tables:
+    for slot in range(table.index.shape[1]):
+      total += _take(flat, table.index[:receivers, slot]).astype(jnp.float32)
+  for table in tables:
+    if len(table.overflow_sender):
+      rest = _take(flat, table.overflow_sender).astype(jnp.float32)
+      total = total.at[table.overflow_receiver].add(rest, mode="drop", indices_are_sorted=True)
   return total.reshape((receivers,) + x.shape[1:]).astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _neighbour_sum(x, adjacency, direction, receivers):
-  return _sum_rows(x, getattr(adjacency, direction), receivers)
+  return _sum_rows(x, adjacency, direction, receivers)
 
 
 def _neighbour_sum_fwd(x, adjacency, direction, receivers):
@@ -58,7 +64,7 @@ def _neighbour_sum_bwd(direction, receivers, residuals, cotangent):
   # which is sorted as well: the backward pass never scatters unsorted edges.
   del receivers
   adjacency, senders = residuals
-  return _sum_rows(cotangent, getattr(adjacency, _OPPOSITE[direction]), len(senders)), None
+  return _sum_rows(cotangent, adjacency, _OPPOSITE[direction], len(senders)), None
 
 
 _neighbour_sum.defvjp(_neighbour_sum_fwd, _neighbour_sum_bwd)
@@ -67,12 +73,12 @@ _neighbour_sum.defvjp(_neighbour_sum_fwd, _neighbour_sum_bwd)
 def neighbour_sum(
     x: jax.Array, adjacency: Adjacency, direction: str, *, receivers: int | None = None
 ) -> jax.Array:
-  """Sums each node's operands or users; an edge that occurs twice counts twice.
+  """Sums each node's operands, users or both; an edge that occurs twice counts twice.
 
   Args:
     x: `[N, ...]` node values. Edges from rows beyond its length do not count.
     adjacency: edges among (at least) these nodes.
-    direction: `"operands"` or `"users"`: whose values a node receives.
+    direction: `"operands"`, `"users"` or `"both"`: whose values a node receives.
     receivers: how many leading nodes receive; all of `x` unless given.
 
   Returns:
