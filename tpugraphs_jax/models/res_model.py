@@ -152,11 +152,9 @@ def _mean_with_self(x: SplitNodes, batch: LayoutBatch, keep, direction: str) -> 
 
 def _symmetric_mean(x: SplitNodes, batch: LayoutBatch, keep) -> SplitNodes:
   """`D^-1/2 (A + A^T + I) D^-1/2 x` with D the degree, itself included."""
-  both = sum(mp.degree(batch.adjacency, side, keep) for side in (mp.OPERANDS, mp.USERS))
-  root = jax.lax.rsqrt(1 + keep * both)
+  root = jax.lax.rsqrt(1 + keep * mp.degree(batch.adjacency, mp.BOTH, keep))
   x = jax.tree.map(jnp.multiply, x, mp.split_per_node(root, batch.reach, x.hop))
-  operands = _masked_sum(x, batch, keep, mp.OPERANDS)
-  users = _masked_sum(x, batch, keep, mp.USERS)
-  scale = mp.split_per_node(root, batch.reach, users.hop)
-  own = mp.grow(x, batch.reach, users.hop)
-  return jax.tree.map(lambda a, b, c, s: (a + b + c) * s, operands, users, own, scale)
+  total = _masked_sum(x, batch, keep, mp.BOTH)
+  scale = mp.split_per_node(root, batch.reach, total.hop)
+  own = mp.grow(x, batch.reach, total.hop)
+  return jax.tree.map(lambda t, o, s: (t + o) * s, total, own, scale)

@@ -22,12 +22,6 @@ from tpugraphs_jax.models import message_passing as mp
 from tpugraphs_jax.models.layers import Dense, JoinedDense, MLP, OpcodeEmbedding, leaky_relu
 
 
-def _both_directions(x: jax.Array, batch: TileBatch) -> jax.Array:
-  """`(A + A^T) x`: the sum over operands and users."""
-  return (mp.neighbour_sum(x, batch.adjacency, mp.OPERANDS)
-          + mp.neighbour_sum(x, batch.adjacency, mp.USERS))
-
-
 def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
   """`M y` and `M^T y` for M = A + I with rows divided by their sums.
 
@@ -98,7 +92,7 @@ class SAGE(_TileModel):
     x = self.first_layer(batch)
     for layer in range(1, self.num_gnns):
       with jax.named_scope(f"sage_{layer}"):
-        x = jnp.concatenate([_both_directions(x, batch), x], axis=-1)
+        x = jnp.concatenate([mp.neighbour_sum(x, batch.adjacency, mp.BOTH), x], axis=-1)
         x = layers.l2_normalize(leaky_relu(self.dense(self.hidden_dim, name=f"sage_{layer}")(x)))
     x = self.pool(x, batch)
     if not self.early_join:
@@ -117,12 +111,13 @@ class SAGE(_TileModel):
     blocks, bias = JoinedDense(self.hidden_dim, name="sage_0")(sizes * 2)
     static = self.static_features(batch)
     with jax.named_scope("sage_0"):
-      x = _both_directions(self.project_static(static, blocks[:3]), batch)
+      x = mp.neighbour_sum(
+          self.project_static(static, blocks[:3]), batch.adjacency, mp.BOTH)
       x += self.project_static(static, blocks[3:]) + bias
       if self.early_join:
-        degree = _both_directions(jnp.ones((len(x), 1)), batch)
+        degree = mp.degree(batch.adjacency, mp.BOTH, jnp.ones(len(x)))
         x = x[:, None] + self.project_config(batch, blocks[4])
-        x += degree[:, None] * self.project_config(batch, blocks[1])
+        x += degree[:, None, None] * self.project_config(batch, blocks[1])
       return layers.l2_normalize(leaky_relu(x))
 
 
