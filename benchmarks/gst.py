@@ -18,6 +18,7 @@ import time
 import jax
 import numpy as np
 
+from tpugraphs_jax import huge_pages
 from tpugraphs_jax import ranking
 from tpugraphs_jax.train import parallel, report
 import timing
@@ -92,4 +93,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+  huge_pages.restart_with_huge_pages()
   main()

@@ -25,6 +25,7 @@ import time
 
 import numpy as np
 
+from tpugraphs_jax import huge_pages
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import store
@@ -201,4 +202,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+  huge_pages.restart_with_huge_pages()
   main()

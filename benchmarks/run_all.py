@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import timing
+from tpugraphs_jax import huge_pages
 
 # Scripts that compare with the plain formulation, and scripts with figures of their own.
 _COMPARISONS = ("layout_step", "layout_rank", "sage_step")
@@ -56,4 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+  huge_pages.restart_with_huge_pages()
   main()

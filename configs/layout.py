@@ -46,6 +46,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       reduction_induced="node",  # or edge
       extra_dir="",  # extra node features (hlo convert --extra_out); empty = none
       loader_threads=1,
+      neighbour_slots=-1,  # width of neighbour tables; 0 = sorted segment sum; -1 = by platform
   ))
   config.batch = ConfigDict(dict(
       graphs=8,  # graphs per step, over all devices
@@ -53,13 +54,16 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       min_configs=2,  # graphs with fewer are not trained on
       sampling="uniform",  # or skewed (to fast ones), each also with _replacement
       target="ratio",  # official (runtime / 1e7 ns), ratio or rank
+      config_chunk=0,  # configurations through the model at a time (saves memory); 0 = all
       slates_per_epoch=1024,  # 0 = one per graph
       keep_nodes=5000,  # block of models with dropout
   ))
   config.model = ConfigDict(dict(
       name="SAGE", op_embed_dim=32, value_embed_dim=4, hidden_dim=64, num_gnns=3,
       pooling=("mean", "config_mean", "config_max"), layer_norm=True, config_sentinel=True,
-      remat=False, precision="highest"))
+      remat=False,  # recompute rounds in the backward pass instead of storing them
+      dtype="float32",  # of the computation, or bfloat16
+      precision="highest"))  # of matrix products
   config.loss = ConfigDict(dict(
       losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0))
   config.optimizer = ConfigDict(dict(
@@ -100,7 +104,7 @@ def _official(config: ConfigDict) -> None:
                       target="official", slates_per_epoch=0)
   config.model = ConfigDict(dict(
       name="ResModel", op_embed_dim=32, hidden_dim=32, num_gnns=2, adj_normalization="sym",
-      dropout="backpropdropout", precision="highest"))
+      dropout="backpropdropout", remat=False, dtype="float32", precision="highest"))
   config.loss.update(kernel_l2=1e-4, activity_l2=1e-4)
   config.optimizer.update(name="adam", clip_norm_per_variable=1e-2, clip_norm=0.0,
                           schedule="constant", warmup_fraction=0.0, weight_decay=0.0)

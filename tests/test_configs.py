@@ -32,7 +32,7 @@ def make(kind, **changes):
 
 
 @pytest.mark.parametrize("kind, variant", [
-    *(("tile", ",".join(parts)) for parts in itertools.product(TILE_MODELS, ("", "ci"))),
+    *(("tile", ",".join(parts)) for parts in itertools.product(TILE_MODELS, ("", "recommended", "ci"))),
     *(("layout", ",".join(parts)) for parts in itertools.product(COLLECTIONS, ("", "official"))),
     *(("layout", f"xla-default,{name}") for name in load("layout").SEGMENTS),
     ("layout", "nlp-random,official,gst_ed,ci"), ("layout", "full"), ("tile", ""),
@@ -81,13 +81,15 @@ def test_the_official_layout_variant_has_the_official_settings():
       "ResModel", 32, 32, 2, "backpropdropout")
 
 
-@pytest.mark.parametrize("kind, known", [("tile", "MLP and ci"), ("layout", "official and ci")])
+@pytest.mark.parametrize("kind, known", [("tile", "recommended and ci"), ("layout", "official and ci")])
 def test_an_unknown_variant_is_refused(kind, known):
   with pytest.raises(ValueError, match=f"{kind}.py has no variant 'nope'; it has .*{known}"):
     CONFIGS[kind]("ci,nope")
 
 
 @pytest.mark.parametrize("kind, field, value", [
+    ("tile", "batch.config_chunk", 3), ("layout", "batch.config_chunk", -1),
+    ("tile", "model.dtype", "float16"), ("layout", "data.neighbour_slots", -2),
     ("tile", "task", "nope"), ("tile", "seed", -1),
     *(("tile", f"batch.{name}", value) for name, value in (
         ("graphs", 0), ("configs", 1), ("min_configs", 1), ("slates_per_epoch", -1),

@@ -106,6 +106,14 @@ def per_lookup(params, batch):
           batch._replace(graph=batch.graph._replace(nodes=nodes)))
 
 
+def test_chunks_of_configurations_take_the_same_step(train_step):
+  chunked = step_lib.make_train_step(
+      MODEL, OPTIMIZER, losses=losses_lib.parse_losses(LOSSES), temperature=TEMPERATURE,
+      kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2, config_chunk=CONFIGS // 2)
+  expected = take_step(train_step, device_batches(1))
+  comparing.assert_trees_close(take_step(chunked, device_batches(1)), expected)
+
+
 def test_step_follows_the_formulas_of_loss_penalties_and_clipping(train_step):
   batch = device_batches(1)[0]
   start = init_params()

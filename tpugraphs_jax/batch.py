@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jraph
 import numpy as np
 
@@ -79,3 +80,18 @@ class LayoutBatch(NamedTuple):
   config_mask: np.ndarray  # [G, C] bool
   graph_id: np.ndarray  # [G] int32 position of the graph in its split, -1 for empty slots
   config_id: np.ndarray  # [G, C] int32 configuration number in its file, -1 for padding
+
+
+def take_configs(batch: TileBatch | LayoutBatch, start: jax.Array, size: int):
+  """The same graphs with the configurations `start` to `start + size` alone.
+
+  Args:
+    batch: with C configurations per slot.
+    start: int32 scalar, may be traced.
+    size: how many, at most C.
+  """
+  fields = ["target", "config_mask"]
+  fields += ["config_feat"] if isinstance(batch, TileBatch) else ["row_id", "config_id"]
+  return batch._replace(**{
+      name: jax.lax.dynamic_slice_in_dim(getattr(batch, name), start, size, axis=1)
+      for name in fields})

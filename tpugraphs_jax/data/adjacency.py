@@ -6,10 +6,17 @@ import numpy as np
 
 from tpugraphs_jax.batch import ABSENT, Adjacency, Neighbours
 
-# 99 % of nodes have at most four operands and users; measured on a 2-core CPU,
-# a table of this width is 1.7 to 2.6 times faster than a sorted segment sum
-# (benchmarks/aggregation.py).
+# Width of the tables. 99 % of nodes have at most four operands and users; on a
+# 2-core CPU a table of this width is 1.7 to 2.6 times faster than a sorted segment
+# sum (benchmarks/aggregation.py). A platform whose best width is another gets its
+# own entry in the second line.
 SLOTS = 4
+_SLOTS_OF_PLATFORM = {"cpu": SLOTS}
+
+
+def slots_of(platform: str) -> int:
+  """The width of tables on a platform of jax (`cpu`, `gpu`, `tpu`)."""
+  return _SLOTS_OF_PLATFORM.get(platform, SLOTS)
 
 
 def neighbours(

@@ -20,9 +20,15 @@ leaky_relu = lambda x: nn.leaky_relu(x, negative_slope=0.2)
 
 
 def l2_normalize(x: jax.Array) -> jax.Array:
-  """Scales the last axis to length 1; epsilon 1e-12 as in TensorFlow."""
-  square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
-  return x * jax.lax.rsqrt(jnp.maximum(square, 1e-12))
+  """Scales the last axis to length 1, in float32; epsilon 1e-12 as in TensorFlow."""
+  exact = x.astype(jnp.float32)
+  square = jnp.sum(jnp.square(exact), axis=-1, keepdims=True)
+  return (exact * jax.lax.rsqrt(jnp.maximum(square, 1e-12))).astype(x.dtype)
+
+
+def matmul(x: jax.Array, kernel: jax.Array, *, dtype: Any, precision: Any) -> jax.Array:
+  """`x @ kernel` in `dtype`, or in that of both arguments where it is None."""
+  return jnp.matmul(*nn.dtypes.promote_dtype(x, kernel, dtype=dtype), precision=precision)
 
 
 class MLP(nn.Module):

@@ -132,6 +132,12 @@ def split_per_node(value: jax.Array, reach: Reach, hop: int) -> SplitNodes:
   return SplitNodes(value[:, None, None], varying[:, None, None], hop)
 
 
+def scale_nodes(nodes: SplitNodes, value: jax.Array, reach: Reach) -> SplitNodes:
+  """Every node's features times its own `value [N]`, in the dtype of the features."""
+  factor = split_per_node(value, reach, nodes.hop)
+  return jax.tree.map(lambda x, f: x * f.astype(x.dtype), nodes, factor)
+
+
 def grow(nodes: SplitNodes, reach: Reach, hop: int) -> SplitNodes:
   """Extends the varying rows to tier `hop`; the new rows repeat the shared value."""
   if hop == nodes.hop:

@@ -26,6 +26,17 @@ class ResModel(nn.Module):
   the block only; `backpropdropout` does so in a second pass, takes that pass
   for nodes of the block, and a pass over the full graph without gradient for
   the others. Source: published baseline of TpuGraphs (arXiv 2308.13490).
+
+  Attributes:
+    op_embed_dim: width of the opcode embedding.
+    hidden_dim: width of node features.
+    num_gnns: rounds of message passing.
+    adj_normalization: one of `NORMALIZATIONS`.
+    dropout: one of `DROPOUT_MODES`.
+    config_gain: factor of configuration features (official: 100).
+    remat: recompute each round in the backward pass instead of storing it.
+    dtype: of the computation; sums over neighbours and nodes are float32.
+    precision: of matrix products.
   """
 
   op_embed_dim: int = 32
@@ -34,6 +45,8 @@ class ResModel(nn.Module):
   adj_normalization: str = "sym"
   dropout: str = "backpropdropout"
   config_gain: float = 100.0
+  remat: bool = False
+  dtype: Any = None
   precision: Any = None
 
   def __post_init__(self):
@@ -51,7 +64,7 @@ class ResModel(nn.Module):
 
   def setup(self):
     layer_range = range(self.num_gnns)
-    dense = lambda: Dense(self.hidden_dim, precision=self.precision)
+    dense = lambda: Dense(self.hidden_dim, dtype=self.dtype, precision=self.precision)
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
     self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), dense()
     self.update_0 = [JoinedDense(self.hidden_dim) for _ in layer_range]
@@ -89,26 +102,35 @@ class ResModel(nn.Module):
     """Node features after message passing among the nodes with `keep [N]` = 1."""
     config_features = batch.rows.shape[-1]
     (config_kernel, static_kernel), bias = self.pre_0((config_features, static.shape[-1]))
-    own_keep = keep.at[batch.reach.tiers[0]].get(mode="fill", fill_value=0)[:, None, None]
+    own_keep = keep.astype(self.dtype or keep.dtype).at[batch.reach.tiers[0]].get(mode="fill", fill_value=0)[:, None, None]
     project = lambda kernel: own_keep * layout_features.config_rows(
-        jnp.matmul(self.config_gain * batch.rows, kernel, precision=self.precision), batch)
-    shared = jnp.matmul(static, static_kernel, precision=self.precision) + bias
+        self.matmul(self.config_gain * batch.rows, kernel), batch)
+    shared = self.matmul(static, static_kernel)
+    shared += bias.astype(shared.dtype)
     x = layout_features.start(shared, project(config_kernel), batch)
     x = jax.tree.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v))), x)
+
+    def round_(self, x: SplitNodes, layer: int) -> SplitNodes:
+      sides = 1 if self.adj_normalization == "sym" else 2
+      joined = self.update_0[layer]((config_features, self.hidden_dim) * sides)
+      update = self.propagate(x, joined, project, batch, keep)
+      update = jax.tree.map(lambda v: leaky_relu(self.update_1[layer](leaky_relu(v))), update)
+      return jax.tree.map(jnp.add, mp.grow(x, batch.reach, update.hop), update)
+
+    if self.remat:
+      round_ = nn.remat(round_, static_argnums=2)
     for layer in range(self.num_gnns):
       with jax.named_scope(f"res_{layer}"):
-        sides = 1 if self.adj_normalization == "sym" else 2
-        joined = self.update_0[layer]((config_features, self.hidden_dim) * sides)
-        update = self.propagate(x, joined, project, batch, keep)
-        update = jax.tree.map(
-            lambda v, dense=self.update_1[layer]: leaky_relu(dense(leaky_relu(v))), update)
-        x = jax.tree.map(jnp.add, mp.grow(x, batch.reach, update.hop), update)
+        x = round_(self, x, layer)
     return x
+
+  def matmul(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return layers.matmul(x, kernel, dtype=self.dtype, precision=self.precision)
 
   def propagate(self, x, blocks_and_bias, project, batch, keep) -> SplitNodes:
     """`N concat(c, x) W + b`, with W applied first: it narrows what edges carry."""
     blocks, bias = blocks_and_bias
-    narrow = lambda kernel: lambda v: jnp.matmul(v, kernel, precision=self.precision)
+    narrow = lambda kernel: lambda v: self.matmul(v, kernel)
     parts = [
         layout_features.add_to_configurable(jax.tree.map(narrow(own), x), project(config))
         for config, own in zip(blocks[::2], blocks[1::2])
@@ -119,7 +141,7 @@ class ResModel(nn.Module):
       total = jax.tree.map(
           jnp.add, _mean_with_self(parts[0], batch, keep, mp.USERS),
           _mean_with_self(parts[1], batch, keep, mp.OPERANDS))
-    return jax.tree.map(lambda v: v + bias[None], total)
+    return jax.tree.map(lambda v: v + bias[None].astype(v.dtype), total)
 
   def readout(self, x: SplitNodes, batch: LayoutBatch, keep: jax.Array) -> jax.Array:
     """Pools over all nodes and over the configurable nodes that were kept."""
@@ -134,27 +156,23 @@ class ResModel(nn.Module):
 
 def _masked_sum(x: SplitNodes, batch: LayoutBatch, keep, direction: str) -> SplitNodes:
   """Neighbour sum over edges with both ends kept."""
-  source = mp.split_per_node(keep, batch.reach, x.hop)
-  total = mp.split_neighbour_sum(
-      jax.tree.map(jnp.multiply, x, source), batch.adjacency, batch.reach, direction)
-  target = mp.split_per_node(keep, batch.reach, total.hop)
-  return jax.tree.map(jnp.multiply, total, target)
+  kept = mp.scale_nodes(x, keep, batch.reach)
+  total = mp.split_neighbour_sum(kept, batch.adjacency, batch.reach, direction)
+  return mp.scale_nodes(total, keep, batch.reach)
 
 
 def _mean_with_self(x: SplitNodes, batch: LayoutBatch, keep, direction: str) -> SplitNodes:
   """Mean over a node's neighbours on one side and the node itself."""
   total = _masked_sum(x, batch, keep, direction)
   count = 1 + keep * mp.degree(batch.adjacency, direction, keep)
-  scale = mp.split_per_node(1 / count, batch.reach, total.hop)
   own = mp.grow(x, batch.reach, total.hop)
-  return jax.tree.map(lambda t, o, s: (t + o) * s, total, own, scale)
+  return mp.scale_nodes(jax.tree.map(jnp.add, total, own), 1 / count, batch.reach)
 
 
 def _symmetric_mean(x: SplitNodes, batch: LayoutBatch, keep) -> SplitNodes:
   """`D^-1/2 (A + A^T + I) D^-1/2 x` with D the degree, itself included."""
   root = jax.lax.rsqrt(1 + keep * mp.degree(batch.adjacency, mp.BOTH, keep))
-  x = jax.tree.map(jnp.multiply, x, mp.split_per_node(root, batch.reach, x.hop))
+  x = mp.scale_nodes(x, root, batch.reach)
   total = _masked_sum(x, batch, keep, mp.BOTH)
-  scale = mp.split_per_node(root, batch.reach, total.hop)
   own = mp.grow(x, batch.reach, total.hop)
-  return jax.tree.map(lambda t, o, s: (t + o) * s, total, own, scale)
+  return mp.scale_nodes(jax.tree.map(jnp.add, total, own), root, batch.reach)

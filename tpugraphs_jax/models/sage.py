@@ -169,5 +169,4 @@ def _neighbour_mean(x: SplitNodes, batch: LayoutBatch, direction: str) -> SplitN
   """Mean over operands or users; 0 for a node without any."""
   total = mp.split_neighbour_sum(x, batch.adjacency, batch.reach, direction)
   count = mp.degree(batch.adjacency, direction, jnp.ones(len(x.shared)))
-  scale = mp.split_per_node(1 / jnp.maximum(count, 1), batch.reach, total.hop)
-  return jax.tree.map(lambda t, s: t * s.astype(t.dtype), total, scale)
+  return mp.scale_nodes(total, 1 / jnp.maximum(count, 1), batch.reach)

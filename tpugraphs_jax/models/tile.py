@@ -29,27 +29,35 @@ def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Arra
   itself, and M^T spreads each node's average share back over its operands.
   """
   users = mp.degree(batch.adjacency, mp.USERS, jnp.ones(len(y), y.dtype))
-  scale = (1 / (users + 1)).reshape((-1,) + (1,) * (y.ndim - 1))
+  scale = (1 / (users + 1)).astype(y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
   scaled = scale * y
   forward = scale * (mp.neighbour_sum(y, batch.adjacency, mp.USERS) + y)
   return forward, mp.neighbour_sum(scaled, batch.adjacency, mp.OPERANDS) + scaled
 
 
 class _TileModel(nn.Module):
-  """Options common to all tile models."""
+  """Options common to all tile models.
+
+  Attributes:
+    op_embed_dim: width of the opcode embedding.
+    hidden_dim: width of every other layer.
+    dtype: of the layers before the readout; sums and what follows are float32.
+    precision: of matrix products.
+  """
 
   op_embed_dim: int = 64
   hidden_dim: int = 64
+  dtype: Any = None
   precision: Any = None
 
   def dense(self, features: int, **kwargs) -> nn.Dense:
-    return Dense(features, precision=self.precision, **kwargs)
+    return Dense(features, dtype=self.dtype, precision=self.precision, **kwargs)
 
   def mlp(self, *features: int, **kwargs) -> MLP:
     return MLP(features, precision=self.precision, **kwargs)
 
   def matmul(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jnp.matmul(x, kernel, precision=self.precision)
+    return layers.matmul(x, kernel, dtype=self.dtype, precision=self.precision)
 
   def static_features(self, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
     embedded = OpcodeEmbedding(self.op_embed_dim, name="op_embedding")(batch.graph)
@@ -113,9 +121,9 @@ class SAGE(_TileModel):
     with jax.named_scope("sage_0"):
       x = mp.neighbour_sum(
           self.project_static(static, blocks[:3]), batch.adjacency, mp.BOTH)
-      x += self.project_static(static, blocks[3:]) + bias
+      x += self.project_static(static, blocks[3:]) + bias.astype(x.dtype)
       if self.early_join:
-        degree = mp.degree(batch.adjacency, mp.BOTH, jnp.ones(len(x)))
+        degree = mp.degree(batch.adjacency, mp.BOTH, jnp.ones(len(x))).astype(x.dtype)
         x = x[:, None] + self.project_config(batch, blocks[4])
         x += degree[:, None, None] * self.project_config(batch, blocks[1])
       return layers.l2_normalize(leaky_relu(x))
@@ -148,14 +156,16 @@ class ResGCN(_TileModel):
     config = batch.config_feat.shape[-1] if self.early_join else 0
     sizes = (self.op_embed_dim, config, feat)
     blocks, bias = JoinedDense(self.hidden_dim, name="pre_0")(sizes)
-    x = self.project_static(self.static_features(batch), blocks) + bias
+    x = self.project_static(self.static_features(batch), blocks)
+    x += bias.astype(x.dtype)
     if self.early_join:
       x = x[:, None] + self.project_config(batch, blocks[1])
     return self.dense(self.hidden_dim, name="pre_1")(leaky_relu(x))
 
   def update(self, y: jax.Array, batch: TileBatch, name: str) -> jax.Array:
     forward, reverse = _row_normalised(y, batch)
-    mlp = lambda suffix: self.mlp(self.hidden_dim, self.hidden_dim, name=name + suffix)
+    mlp = lambda suffix: self.mlp(
+        self.hidden_dim, self.hidden_dim, name=name + suffix, dtype=self.dtype)
     if not self.directed:
       return mlp("")(forward + reverse + y)
     return mlp("_forward")(forward) + mlp("_reverse")(reverse) + mlp("_self")(y)
@@ -174,6 +184,7 @@ class PooledMLP(_TileModel):
     pooled = self.pool(jnp.concatenate([feat, embedded], axis=-1), batch)
     x = self.join_late(pooled, batch)
     return self.mlp(*[self.hidden_dim] * self.num_layers, 1, name="head")(x)[..., 0]
+
 
 
 # Names of the official flags.

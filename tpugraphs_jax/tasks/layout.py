@@ -84,7 +84,8 @@ class LayoutTask(task.Task):
 
   def prepare(self, graph: OpGraph) -> PreparedGraph:
     small = self.reduce(graph)
-    return batching.prepare(small, self.node_input(small), hops=self.model.hops)
+    return batching.prepare(
+        small, self.node_input(small), hops=self.model.hops, slots=self.neighbour_slots)
 
   def target(self, graph: PreparedGraph, config_ids: np.ndarray) -> np.ndarray:
     return sampling.layout_target(graph.configs, config_ids, self.config.batch.target)

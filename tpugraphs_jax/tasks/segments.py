@@ -60,6 +60,9 @@ class SegmentTask(LayoutTask):
 
   def _check_combinations(self) -> None:
     options, layout_model = self.options, self.model.model
+    if self.config.batch.config_chunk:
+      raise ValueError("--config.batch.config_chunk does not go with segments, which bound memory "
+                       "themselves: set it to 0")
     if not 0 <= options.keep <= 1:
       raise ValueError(f"--config.segments.keep is {options.keep}; expected 0 to 1: the "
                        "probability that a segment without gradient counts")
@@ -101,7 +104,8 @@ class SegmentTask(LayoutTask):
         max_nodes=options.max_nodes)
     pieces, cut_edges = partition.split(small, segment)
     prepared = [
-        layout_batching.prepare(piece, self.node_input(piece), hops=self.model.hops)
+        layout_batching.prepare(
+            piece, self.node_input(piece), hops=self.model.hops, slots=self.neighbour_slots)
         for piece in pieces
     ]
     return batching.segmented(small, prepared, fresh=options.fresh, cut_edges=cut_edges)

@@ -17,13 +17,14 @@ import numpy as np
 
 from tpugraphs_jax import evaluate, losses, metrics, submission
 from tpugraphs_jax.data import (
-    batching, buckets, distinct, extra_features, features, npz, pipeline, sampling)
+    adjacency, batching, buckets, distinct, extra_features, features, npz, pipeline, sampling)
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
 from tpugraphs_jax.graph import LayoutConfigs, NODE_FEATURES, OpGraph, TileConfigs
 from tpugraphs_jax.tasks import checks
 from tpugraphs_jax.train import parallel, report, state as state_lib, step as step_lib
 
 _PRECISIONS = ("default", "high", "highest")  # of jax.lax.Precision
+_DTYPES = ("float32", "bfloat16")  # of the computation; parameters are float32
 _MAXIMISED = ("opa", "kendaltau")  # metrics that can say which checkpoint is best
 
 
@@ -68,17 +69,23 @@ class Task(abc.ABC):
     checks.one_of(config, {
         "batch.sampling": sampling.SAMPLINGS, "batch.target": sampling.TARGETS,
         "data.pad_value": (0, -1), "data.config_transform": features.KINDS,
-        "model.precision": _PRECISIONS, "train.best_metric": _MAXIMISED,
+        "model.precision": _PRECISIONS, "model.dtype": _DTYPES,
+        "train.best_metric": _MAXIMISED,
     })
     checks.at_least(config, {
         "seed": 0, "batch.graphs": 1, "batch.configs": 2, "batch.min_configs": 2,
-        "batch.slates_per_epoch": 0, "data.loader_threads": 1, "eval.graphs": 1,
+        "batch.slates_per_epoch": 0, "batch.config_chunk": 0, "data.loader_threads": 1,
+        "data.neighbour_slots": -1, "eval.graphs": 1,
         "eval.configs": 2, "loss.kernel_l2": 0, "loss.activity_l2": 0, "train.epochs": 1,
         "train.eval_every_epochs": 1, "train.early_stop_epochs": 0, "train.valid_configs": 0,
         "train.log_every_steps": 1, "train.checkpoint_every_steps": 0,
     })
     checks.at_least(config, {f"model.{name}": 1 for name in config.model
                              if name.endswith("_dim") or name.startswith("num_")})
+    chunk = config.batch.config_chunk
+    if chunk and config.batch.configs % chunk:
+      raise ValueError(f"--config.batch.config_chunk is {chunk}; expected a divisor of "
+                       f"--config.batch.configs, which is {config.batch.configs}, or 0")
     if not config.loss.temperature > 0:
       raise ValueError(f"--config.loss.temperature is {config.loss.temperature}; expected a "
                        "number above 0")
@@ -132,6 +139,12 @@ class Task(abc.ABC):
     kinds = features.parse_kinds(self.config.data.feature_transform, groups)
     raw = (features.node_features(graph, pad_value=pad) for graph in graphs)
     self.transforms = {"node": features.fit(raw, kinds), "config": self.fit_configs(graphs)}
+
+  @property
+  def neighbour_slots(self) -> int:
+    """Width of the neighbour tables; see `data.adjacency`."""
+    chosen = self.config.data.neighbour_slots
+    return adjacency.slots_of(jax.default_backend()) if chosen < 0 else chosen
 
   def save_transforms(self, path: Path) -> None:
     features.save(path, self.transforms)
@@ -244,7 +257,7 @@ class Task(abc.ABC):
     return step_lib.make_train_step(
         model or self.model, optimizer, losses=self.losses, temperature=loss.temperature,
         kernel_l2=loss.kernel_l2, activity_l2=loss.activity_l2, seed=self.config.seed,
-        collections=collections)
+        config_chunk=self.config.batch.config_chunk, collections=collections)
 
   def first_phase(self, graphs: Sequence[PreparedGraph], workdir: Path) -> Phase:
     """Training on these graphs from the start; files of its own go into `workdir`."""

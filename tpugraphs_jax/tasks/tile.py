@@ -42,7 +42,7 @@ class TileTask(task.Task):
     return features.fit((g.configs.config_feat for g in graphs), kinds)
 
   def prepare(self, graph: OpGraph) -> PreparedGraph:
-    return batching.prepare(graph, self.node_input(graph))
+    return batching.prepare(graph, self.node_input(graph), slots=self.neighbour_slots)
 
   def target(self, graph: PreparedGraph, config_ids: np.ndarray) -> np.ndarray:
     return sampling.tile_target(graph.configs, config_ids, self.config.batch.target)

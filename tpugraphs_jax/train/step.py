@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from tpugraphs_jax import batch as batch_lib
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.train import parallel
 from tpugraphs_jax.train import state as state_lib
@@ -54,6 +55,36 @@ def keras_norms(grads: Any, lookup_grads: Any) -> Any:
   return traverse_util.unflatten_dict(norms)
 
 
+def apply_in_chunks(
+    model: nn.Module, variables: Any, batch: Any, *, config_chunk: int, **options: Any
+) -> tuple[jax.Array, Any]:
+  """`model.apply` on a few configurations at a time: the same scores and gradients.
+
+  Each chunk runs anew in the backward pass, where gradients add up chunk by chunk, so
+  that memory holds the features of one chunk. The loss still sees whole slates: any
+  loss will do.
+
+  Args:
+    model: maps a batch to scores `[G, C]`, each configuration on its own.
+    variables: of the model.
+    batch: with C configurations, a multiple of `config_chunk`.
+    config_chunk: configurations in a chunk.
+    **options: of `model.apply`, with `mutable` among them.
+
+  Returns:
+    Scores `[G, C]` and what the model sowed, which no configuration may change.
+  """
+  configs = batch.config_mask.shape[1]
+
+  @jax.checkpoint
+  def chunk(start):
+    part = batch_lib.take_configs(batch, start, config_chunk)
+    return model.apply(variables, part, **options)
+
+  scores, sown = jax.lax.map(chunk, jnp.arange(0, configs, config_chunk))
+  return jnp.concatenate(scores, axis=1), jax.tree.map(lambda leaf: leaf[0], sown)
+
+
 def make_train_step(
     model: nn.Module,
     optimizer: optax.GradientTransformation,
@@ -63,6 +94,7 @@ def make_train_step(
     kernel_l2: float = 0.0,
     activity_l2: float = 0.0,
     seed: int = 0,
+    config_chunk: int = 0,
     collections: Sequence[str] = (),
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
   """The mapped step `(state, batch) -> (state, metrics)`; the state is donated.
@@ -76,13 +108,18 @@ def make_train_step(
     activity_l2: factor of the mean squared length of opcode embeddings over the
       nodes of the batch (official: 1e-4).
     seed: of everything random in a step; steps differ by their number.
+    config_chunk: configurations that pass through the model at a time; 0 = all.
     collections: what else the model sows, returned as `state.extra`.
   """
 
   def loss_fn(params, perturbations, batch, key):
     variables = {"params": params, "perturbations": perturbations}
-    scores, sown = model.apply(
-        variables, batch, train=True, mutable=["activity", *collections], rngs={"dropout": key})
+    options = dict(train=True, mutable=["activity", *collections], rngs={"dropout": key})
+    if config_chunk:
+      scores, sown = apply_in_chunks(
+          model, variables, batch, config_chunk=config_chunk, **options)
+    else:
+      scores, sown = model.apply(variables, batch, **options)
     totals, counts = losses_lib.loss_sums(
         losses, scores, batch.target, where=batch.config_mask, temperature=temperature,
         key=slate_keys(key, len(scores)))

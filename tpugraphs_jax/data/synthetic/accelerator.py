@@ -16,8 +16,8 @@ REGISTER_BYTES = 4 * REGISTER_ELEMENTS
 BYTES_PER_NS = 600.0  # main memory
 FLOPS_PER_NS = 45_000.0  # matrix unit
 REGISTER_OPS_PER_NS = 1.0  # vector unit, for an opcode of cost 1
-VMEM_REGISTERS = 768  # the on-chip memory open to one kernel: 3 MiB
-TILE_NS = 300.0  # starting one tile: loop and transfer latency
+VMEM_REGISTERS = 4096  # on-chip memory: 16 MiB
+TILE_NS = 3000.0  # starting one tile: loop and transfer latency
 CUT_NS = 40.0  # starting one piece of a product's summed axis within a tile
 
 # Vector-unit cost of an elementwise opcode; 1 where not listed.
@@ -25,8 +25,8 @@ FREE_OPCODES = frozenset((
     "parameter", "constant", "bitcast", "bitcast-convert", "broadcast", "get-tuple-element",
     "tuple", "iota", "fusion", "convolution", "dot"))
 _SLOW_OPCODES = {
-    "exponential": 16, "log": 16, "tanh": 16, "power": 16, "divide": 4, "sqrt": 4,
-    "rsqrt": 4}
+    "exponential": 48, "log": 48, "tanh": 48, "power": 48, "divide": 12, "sqrt": 12,
+    "rsqrt": 12}
 
 
 def vector_cost(opcode: str) -> int:

@@ -98,7 +98,7 @@ def _measure(runtime_ns: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _make_tile(spec: scales.FileSpec, with_defects: bool) -> tuple[graph.OpGraph, Ceiling]:
   del with_defects  # the released kernels have no others than their sizes
   size, rng = scales.tile_size(spec), spec.rng("graph")
-  kernel = random_kernel(rng, nodes=size.nodes)
+  kernel = random_kernel(rng, nodes=size.nodes, configs=size.configs)
   config_feat, runtime_ns = tile_configs(kernel, rng, configs=size.configs, tiled=size.tiled)
   measured_ns = _measure(runtime_ns, rng)
   normalizer_ns = _measure(np.full(len(runtime_ns), runtime_ns[0]), rng)

@@ -12,9 +12,11 @@ operand of the product: the same instructions, wired differently.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
+from tpugraphs_jax.data.synthetic import accelerator
 from tpugraphs_jax.data.synthetic.program import Program
 
 _CHEAP = ("add", "multiply", "subtract", "maximum", "minimum", "negate")
@@ -23,6 +25,10 @@ _SLOW = ("exponential", "tanh", "log", "power", "divide")
 _FAMILIES = ("map", "normalize", "reduce", "product")
 _FAMILY_SHARES = (0.2, 0.3, 0.1, 0.4)
 _REDUCED_SHARES = (0.2, 0.8)  # how often a reduction takes the second minor, the minor axis
+_RANKS, _RANK_SHARES = (2, 3, 4), (0.5, 0.3, 0.2)
+_TILES = 3  # regular tiles for each configuration wanted
+_REDUCED_TILES = 8  # times as many for an output that will lose an axis
+_DRAWS = 100  # of a shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,32 +111,54 @@ class _Fusion:
     return x
 
 
-def random_kernel(rng: np.random.Generator, *, nodes: int) -> Kernel:
+def random_kernel(rng: np.random.Generator, *, nodes: int, configs: int = 1) -> Kernel:
   """A kernel of about `nodes` nodes.
 
   Args:
     rng: decides family, shapes and wiring.
     nodes: aimed at; 2 gives a copy.
+    configs: how many configurations the output's shape is to allow.
   """
   program = Program()
   dtype = "bf16" if rng.random() < 0.25 else "f32"
   if nodes < 6:
-    return _copy_kernel(program, _axis_sizes(rng, 2), dtype)
+    return _copy_kernel(program, _output_sizes(rng, configs), dtype)
   family = str(rng.choice(_FAMILIES, p=_FAMILY_SHARES))
-  rank = int(rng.choice((2, 3, 4), p=(0.5, 0.3, 0.2)))
-  fusion = _Fusion(program, _axis_sizes(rng, rank), dtype)
+  # A reduction has one of the axes no longer in its output.
+  sizes = _output_sizes(rng, configs * (_REDUCED_TILES if family == "reduce" else 1))
+  fusion = _Fusion(program, sizes, dtype)
   opcodes = _opcodes(rng, nodes)
   build = {"map": _map, "normalize": _normalize, "reduce": _reduce, "product": _product}
   build[family](fusion, opcodes, rng)
   return _finish(fusion)
 
 
-def _axis_sizes(rng: np.random.Generator, rank: int) -> dict[str, int]:
-  """Axis names, major first, with sizes; the last two are `m` and `n`."""
-  minor = {"m": int(rng.choice((64, 96, 128, 192, 256, 384, 512, 768, 1024))),
-           "n": int(rng.choice((128, 256, 384, 512, 768, 1024, 2048, 3072)))}
-  major = {name: int(rng.choice((2, 4, 6, 8, 12, 16, 32))) for name in "ab"[:rank - 2]}
-  return major | minor
+def _output_sizes(rng: np.random.Generator, configs: int) -> dict[str, int]:
+  """Axis names, major first, with sizes; the last two are `m` and `n`.
+
+  The first of some random shapes that has enough regular tiles, else the one with most.
+  """
+  shapes = []
+  for _ in range(_DRAWS):
+    major = {name: int(rng.choice((2, 4, 6, 8, 12, 16, 24, 32, 48, 64)))
+             for name in "ab"[:int(rng.choice(_RANKS, p=_RANK_SHARES)) - 2]}
+    minor = {"m": int(rng.choice((64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536))),
+             "n": int(rng.choice((128, 256, 384, 512, 768, 1024, 1536, 2048, 3072)))}
+    shapes.append(major | minor)
+    if _regular_tiles(shapes[-1]) >= _TILES * configs:
+      break
+  return max(shapes, key=_regular_tiles)
+
+
+def _regular_tiles(sizes: dict[str, int]) -> int:
+  """How many tiles of whole registers divide an output evenly."""
+  units = accelerator.register_shape(len(sizes))
+  extents = (math.ceil(size / unit) for size, unit in zip(sizes.values(), units))
+  return math.prod(len(divisors(extent)) for extent in extents)
+
+
+def divisors(extent: int) -> set[int]:
+  return {d for d in range(1, extent + 1) if extent % d == 0}
 
 
 def _opcodes(rng: np.random.Generator, nodes: int) -> tuple[list[str], list[str]]:

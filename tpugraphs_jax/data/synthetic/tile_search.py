@@ -9,9 +9,9 @@ import numpy as np
 from tpugraphs_jax import graph
 from tpugraphs_jax.data.synthetic import accelerator
 from tpugraphs_jax.data.synthetic.tile_cost import tile_cost
-from tpugraphs_jax.data.synthetic.tile_kernels import Kernel
+from tpugraphs_jax.data.synthetic.tile_kernels import divisors, Kernel
 
-_DRAWN = 6  # tiles drawn for each one wanted
+_DRAWN = (2, 6, 24)  # tiles drawn for each one wanted, more if too few fit on chip
 _UNTILED_CONFIGS = 32
 _COMPILER_ERROR = 0.1  # sd of the log of the compiler's own estimate
 
@@ -38,13 +38,16 @@ def tile_configs(
     whole = [np.tile(u, (configs, 1)) for u in units.values()]
     features = np.zeros((configs, graph.TILE_CONFIG_FEATURES), np.float32)
     return features, tile_cost(kernel, *whole)[0]
-  tiles = _draw(_extent_choices(extents, configs, rng), _DRAWN * configs, rng)
-  output = tiles[:, :len(kernel.output_axes)]
-  kernel_tile = tiles[:, len(kernel.output_axes):]
-  if kernel.kernel_axes:  # the other axis of a kernel is the output's minor axis
-    kernel_tile = np.concatenate([kernel_tile, output[:, -1:]], axis=1)
-  runtime, resident = tile_cost(kernel, output, kernel_tile)
-  kept = _fitting(resident, configs)
+  for drawn in _DRAWN:
+    tiles = _draw(_extent_choices(extents, drawn * configs, rng), drawn * configs, rng)
+    output = tiles[:, :len(kernel.output_axes)]
+    kernel_tile = tiles[:, len(kernel.output_axes):]
+    if kernel.kernel_axes:  # the other axis of a kernel is the output's minor axis
+      kernel_tile = np.concatenate([kernel_tile, output[:, -1:]], axis=1)
+    runtime, resident = tile_cost(kernel, output, kernel_tile)
+    kept = _fitting(resident, configs)
+    if len(kept) == configs:
+      break
   guess = (runtime * np.exp(_COMPILER_ERROR * rng.standard_normal(len(runtime))))[kept]
   kept = np.roll(kept, -guess.argmin())
   blocks = (kernel_tile[kept], output[kept], output[kept, :0])
@@ -65,13 +68,13 @@ def _units(kernel: Kernel, axes: tuple[str, ...]) -> tuple[int, ...]:
 def _extent_choices(
     extents: list[int], configs: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-  """Tile extents along each axis: divisors, and others until there are enough tiles."""
-  choices = [{d for d in range(1, extent + 1) if extent % d == 0} for extent in extents]
+  """Tile extents along each axis: divisors and one more, others if that is too few tiles."""
+  choices = [divisors(extent) for extent in extents]
   for _ in range(64):
-    if math.prod(len(c) for c in choices) >= _DRAWN * configs:
-      break
     for chosen, extent in zip(choices, extents):
       chosen.add(int(rng.integers(1, extent + 1)))
+    if math.prod(len(c) for c in choices) >= configs:
+      break
   return [np.array(sorted(chosen)) for chosen in choices]
 
 
