@@ -88,7 +88,7 @@ def test_an_unknown_variant_is_refused(kind, known):
 
 
 @pytest.mark.parametrize("kind, field, value", [
-    ("tile", "batch.config_chunk", 3), ("layout", "batch.config_chunk", -1),
+    ("tile", "batch.config_chunk", 4), ("layout", "batch.config_chunk", -1),
     ("tile", "model.dtype", "float16"), ("layout", "data.neighbour_slots", -2),
     ("tile", "task", "nope"), ("tile", "seed", -1),
     *(("tile", f"batch.{name}", value) for name, value in (
