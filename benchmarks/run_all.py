@@ -20,7 +20,7 @@ from tpugraphs_jax import huge_pages
 
 # Scripts that compare with the plain formulation, and scripts with figures of their own.
 _COMPARISONS = ("layout_step", "layout_rank", "sage_step")
-_OTHERS = ("tile_step", "scaling", "aggregation")
+_OTHERS = ("tile_step", "layout_data", "gst", "scaling", "aggregation", "huge_pages")
 _RESULTS = Path(__file__).parent / "results.json"
 
 

@@ -1,20 +1,24 @@
-"""Size, memory and speed of the layout store at the full data set's sizes.
+"""Layout data at the full data set's sizes: store, loader, training memory, ranking.
 
-    python benchmarks/layout_store.py --workdir /some/disk --out layout_store.json
+    python benchmarks/layout_data.py --workdir /some/disk --out layout_data.json
 
-Two cases, both generated with the group structure of the released files:
+Every case runs in a process of its own, on generated graphs with the group structure
+of the released files:
 
-largest   11,560 configurations of 3,143 configurable nodes: the largest tensor of
-          the released data, 2.6 GB as float32.
-split     a stand-in for the nlp:random train split: graphs of its sizes, the
-          figures scaled to its 207 graphs and 13,457,555 configurations.
+largest   the store of 11,560 configurations of 3,143 configurable nodes: the largest
+          tensor of the released data, 2.6 GB as float32.
+split     the store of a stand-in for the nlp:random train split: graphs of its sizes,
+          the figures scaled to its 207 graphs and 13,457,555 configurations; then some
+          training steps over all of it with the recommended settings.
+loader    steps of the official settings on batches that are being loaded, beside steps
+          on the same batches in memory.
+ranking   1,000 configurations of a program of 20,000 nodes by the recommended model.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 from pathlib import Path
 import shutil
@@ -23,12 +27,20 @@ import sys
 import tempfile
 import time
 
+import jax
 import numpy as np
 
-from tpugraphs_jax import huge_pages
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from configs import layout as layout_config
 from tpugraphs_jax import graph
+from tpugraphs_jax import huge_pages
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import store
+from tpugraphs_jax.tasks import run
+from tpugraphs_jax.tasks.layout import LayoutTask
+from tpugraphs_jax.train import parallel, report, state as state_lib
+import timing
+import workloads
 
 _COLLECTION = "layout:nlp:random"
 # The whole split, to which the stand-in's figures are scaled.
@@ -36,6 +48,8 @@ _SPLIT_NODES, _SPLIT_CONFIGS = 1_191_866, 13_457_555
 _CONFIG_CAP = 100_040
 _ROWS_PER_GROUP = 8  # two orders each of output, input and kernel
 _MIB = 2**20
+_CASES = ("largest", "split", "loader", "ranking")
+_LOADER_STEPS, _TRAINING_STEPS = 20, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +108,17 @@ def generate(size: Size, seed: int) -> graph.OpGraph:
   configs = graph.LayoutConfigs(
       rows, node_group.astype(np.int32), number[np.arange(size.groups), choice],
       rng.integers(10**6, 10**9, size.configs))
-  edges = np.sort(rng.integers(0, size.nodes, (size.nodes * 8 // 5, 2)))[:, ::-1]
   return graph.OpGraph(
-      name=size.name, configs=configs, edge_index=edges,
+      name=size.name, configs=configs, edge_index=workloads.edges(rng, size.nodes),
       node_feat=rng.integers(0, 100, (size.nodes, graph.NODE_FEATURES)).astype(np.float32),
       node_opcode=rng.integers(1, graph.OPCODES, size.nodes).astype(np.uint8),
       node_splits=np.array([0, size.nodes]),
       config_node=np.arange(size.config_nodes, dtype=np.int32))
 
 
-def write_files(root: Path, sizes: list[Size]) -> None:
+def write_files(root: Path, sizes: list[Size], *, split: str = "train") -> None:
   """Writes the released files of generated graphs."""
-  folder = root.joinpath(*_COLLECTION.split(":"), "train")
+  folder = root.joinpath(*_COLLECTION.split(":"), split)
   for seed, size in enumerate(sizes):
     npz.write_layout(folder / f"{size.name}.npz", generate(size, seed), compress_level=1)
 
@@ -158,7 +171,7 @@ def measure_largest(root: Path) -> dict[str, float]:
 
 
 def measure_split(root: Path, *, graphs: int, workers: int) -> dict[str, float]:
-  """Figures of the stand-in, and those scaled to the whole split."""
+  """Figures of the stand-in, and those scaled to the whole split; training over it."""
   sizes = split_sizes(graphs)
   write_files(root, sizes)
   figures = build(root, workers=workers)
@@ -176,29 +189,101 @@ def measure_split(root: Path, *, graphs: int, workers: int) -> dict[str, float]:
       "bytes_per_node": other_bytes / nodes,
       "whole_split_gib": whole / 2**30,
       "whole_split_build_s": figures["build_s"] * _SPLIT_CONFIGS / configs,
+      **_train_over(root),
   }
+
+
+def _train_over(root: Path) -> dict[str, float]:
+  """Trains on every graph of the stand-in: steps, seconds and peak memory."""
+  write_files(root, [Size("valid", 1_316, 200, 72, 14)], split="valid")
+  config = layout_config.get_config("nlp-random")
+  config.data_root = str(root)
+  config.batch.slates_per_epoch = 8 * _TRAINING_STEPS
+  config.train.epochs = 1
+  started = time.perf_counter()
+  result = run.train(LayoutTask(config), root / "run")
+  return {"training_steps": result.step, "training_s": time.perf_counter() - started,
+          "training_peak_mib": result.peak_bytes / _MIB}
+
+
+def measure_loader(root: Path) -> dict[str, float]:
+  """Seconds per step with and without loading."""
+  del root
+  task = LayoutTask(layout_config.get_config("xla-random,official"))
+  rng = np.random.default_rng(0)
+  graphs = [workloads.program(rng, nodes=int(rng.integers(4_000, 8_000)), config_nodes=250,
+                              configs=10_000) for _ in range(4 * task.config.batch.graphs)]
+  task.fit(graphs)
+  plan = task.plan([task.prepare(g) for g in graphs])
+  optimizer, steps = task.create_optimizer(total_steps=100), 2 * _LOADER_STEPS
+  first = task.assemble(plan.slots(0, 0), plan.budget(0), graphs=plan.slates_per_device,
+                        configs=task.config.batch.configs)
+  train_step = task.train_step(optimizer)
+  state = parallel.replicate(state_lib.TrainState.create(task.init_params(first), optimizer))
+  batches, kept, seconds = task.batches(plan, steps), [], {"loading": [], "fixed": []}
+  for name in ("warm-up", "loading", "fixed"):
+    for i in range(_LOADER_STEPS):
+      started = time.perf_counter()
+      batch = kept[i] if name == "fixed" else next(batches)
+      state, metrics = train_step(state, batch)
+      jax.block_until_ready(metrics)
+      if name in seconds:
+        seconds[name].append(time.perf_counter() - started)
+      if name == "loading":
+        kept.append(batch)
+  medians = {name: float(np.median(times)) for name, times in seconds.items()}
+  return {f"step_{name}_s": value for name, value in medians.items()} | {
+      "ratio": medians["loading"] / medians["fixed"]}
+
+
+def measure_ranking(root: Path) -> dict[str, float]:
+  """Seconds to rank, compilation included and not, and peak memory."""
+  del root
+  task = LayoutTask(layout_config.get_config("xla-random"))
+  program = workloads.program(
+      np.random.default_rng(0), nodes=20_000, config_nodes=1_000, configs=1_000)
+  task.fit([program])
+  prepared, scorer = task.prepare(program), task.scorer()
+  params, seconds = task.init_params(task.example_batch(prepared)), []
+  for _ in range(2):
+    started = time.perf_counter()
+    task.rank(scorer, params, [prepared], progress=True)
+    seconds.append(time.perf_counter() - started)
+  return {"first_ranking_s": seconds[0], "second_ranking_s": seconds[1],
+          "peak_mib": report.peak_memory()[1] / _MIB}
+
+
+def measure(case: str, args: argparse.Namespace) -> dict[str, float]:
+  """Figures of one case, its files in a folder that is removed."""
+  root = Path(tempfile.mkdtemp(prefix=f"layout_data_{case}_", dir=args.workdir))
+  try:
+    if case == "split":
+      return measure_split(root, graphs=args.graphs, workers=args.workers)
+    return {"largest": measure_largest, "loader": measure_loader,
+            "ranking": measure_ranking}[case](root)
+  finally:
+    shutil.rmtree(root)
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--workdir", help="folder for the generated files (default: temporary)")
-  parser.add_argument("--out", default="layout_store.json", help="figures as JSON")
+  parser.add_argument("--out", type=Path, help="also write the figures as JSON")
   parser.add_argument("--graphs", type=int, default=20, help="graphs of the stand-in")
   parser.add_argument("--workers", type=int, default=os.cpu_count())
+  parser.add_argument("--only", choices=_CASES, help="one case, in this process")
   args = parser.parse_args()
+  if args.only:
+    timing.write(measure(args.only, args), args.out)
+    return
+  options = ["--graphs", str(args.graphs), "--workers", str(args.workers)]
+  options += ["--workdir", args.workdir] if args.workdir else []
   results = {}
-  for case, measure in (
-      ("largest", measure_largest),
-      ("split", lambda root: measure_split(root, graphs=args.graphs, workers=args.workers)),
-  ):
-    root = Path(tempfile.mkdtemp(prefix=f"layout_store_{case}_", dir=args.workdir))
-    try:
-      results[case] = measure(root)
-    finally:
-      shutil.rmtree(root)
+  for case in _CASES:
+    results[case] = timing.in_subprocess("layout_data.py", "--only", case, *options)
     for name, value in results[case].items():
       print(f"{case:<8} {name:<24} {value:>16,.3f}", flush=True)
-  Path(args.out).write_text(json.dumps(results, indent=1) + "\n")
+  timing.write(results, args.out)
 
 
 if __name__ == "__main__":
