@@ -128,6 +128,13 @@ def test_impossible_values_are_refused_by_field_in_one_line(kind, field, value):
   assert str(value).split("=")[-1].split("'")[0].strip("(") in message
 
 
+@pytest.mark.parametrize("kind, task, lacks", [
+    ("tile", "layout", "data.search"), ("layout", "segments", "segments")])
+def test_a_config_of_another_task_is_refused(kind, task, lacks):
+  with pytest.raises(ValueError, match=f"task is {task}, but the config has no {lacks}: name"):
+    make(kind, task=task)
+
+
 def test_options_a_model_does_not_have_are_refused():
   config = CONFIGS["tile"]("ci")
   with config.unlocked():

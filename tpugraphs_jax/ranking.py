@@ -26,12 +26,24 @@ TASKS = {"tile": TileTask, "layout": LayoutTask, "segments": SegmentTask}
 TRANSFORMS_FILE = "features.json"
 # What may differ between the run that trained a model and one that uses it.
 _FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
-_FREE_DATA_FIELDS = ("skip_bad_files", "store_dir", "extra_dir", "loader_threads")
+_FREE_DATA_FIELDS = (
+    "skip_bad_files", "store_dir", "extra_dir", "loader_threads", "neighbour_slots")
+# Fields that tell the configs of the tasks apart.
+_TASK_FIELDS = {"tile": (), "layout": ("data.search",), "segments": ("data.search", "segments")}
 
 
 def create_task(config: ml_collections.ConfigDict) -> Task:
-  """The task that `config.task` names."""
+  """The task that `config.task` names.
+
+  Raises:
+    ValueError: no task has that name, or the config is one of another task.
+  """
   checks.one_of(config, {"task": tuple(TASKS)})
+  for field in _TASK_FIELDS[config.task]:
+    section, _, name = field.rpartition(".")
+    if name not in (config[section] if section else config):
+      raise ValueError(f"--config.task is {config.task}, but the config has no {field}: name a "
+                       "file and variant of that task in --config")
   return TASKS[config.task](config)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from tpugraphs_jax.hlo import convert
@@ -16,7 +17,12 @@ def main(argv: list[str] | None = None) -> int:
   """Runs a command; 0 where all went well, 1 where an input could not be read."""
   args = _parser().parse_args(argv)
   try:
-    return args.command(args)
+    status = args.command(args)
+    sys.stdout.flush()
+    return status
+  except BrokenPipeError:  # whoever read the output has seen enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 1
