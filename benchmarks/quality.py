@@ -1,0 +1,147 @@
+"""Ranking quality on synthetic data: models, seeds, a random choice and the ceiling.
+
+    python -m tpugraphs_jax.data.synthetic --out DIR --scale medium
+    python benchmarks/quality.py --data_root DIR/npz --workdir out/quality --out quality.json
+
+Trains every variant with every seed through the two commands, in working folders that
+are kept: a second call goes on where the first one stopped. The ceiling ranks by the
+runtimes without noise, which only synthetic data have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+import csv
+import importlib
+from pathlib import Path
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from tpugraphs_jax import ranking
+from tpugraphs_jax.data import synthetic
+import timing
+
+
+class Case(NamedTuple):
+  """A collection, the variants to train on it and what to report of them."""
+
+  command: str  # the script
+  config: str  # module under `configs`
+  collection: str  # variant that names it, or empty
+  variants: tuple[str, ...]
+  columns: tuple[str, ...]  # of validation.csv
+  options: tuple[str, ...] = ()  # where no variant is named
+
+
+_LAYOUT_COLUMNS = ("kendaltau", "opa", "slowdown10")
+CASES = {
+    "tile:xla": Case("run_tile.py", "tile", "", ("MLP,recommended", "", "recommended"),
+                     ("slowdown5", "slowdown1", "opa")),
+    **{f"layout:{source}:{search}": Case(
+        "run_layout.py", "layout", f"{source}-{search}", ("official", ""), _LAYOUT_COLUMNS,
+        ("--config.train.epochs=3",))
+       for source in ("xla", "nlp") for search in ("random", "default")},
+}
+NAMES = {("tile", "MLP,recommended"): "`MLP`, recommended settings",
+         ("tile", ""): "`EarlyJoinSAGE`, official settings",
+         ("tile", "recommended"): "`EarlyJoinSAGE`, recommended settings",
+         ("layout", "official"): "`ResModel`, official settings",
+         ("layout", ""): "`SAGE`, recommended settings, 3 epochs of 10"}
+
+
+def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) -> dict[str, float]:
+  """Means over validation graphs, from a run that is made unless it is there."""
+  if not (workdir / "validation.csv").exists():
+    config = ",".join(filter(None, (case.collection, variant)))
+    arguments = [f"--config=configs/{case.config}.py" + (f":{config}" if config else ""),
+                 f"--data_root={data_root}", f"--workdir={workdir}", f"--config.seed={seed}",
+                 *(case.options if not variant else ())]
+    for mode in ("train", "evaluate"):
+      resume = ["--resume"] if mode == "train" else []
+      subprocess.run([sys.executable, case.command, *arguments, f"--mode={mode}", *resume],
+                     cwd=ROOT, check=True)
+  with (workdir / "validation.csv").open() as file:
+    rows = list(csv.DictReader(file))
+  return {name: float(np.nanmean([float(row[name]) for row in rows])) for name in case.columns}
+
+
+def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, float]]:
+  """A random choice's expected figures and those of the noise-free runtimes."""
+  module = importlib.import_module(f"configs.{case.config}")
+  task = ranking.create_task(module.get_config(case.collection))
+  graphs = task.judged(task.load(data_root, "valid"))
+  task.fit(graphs)
+  random, ceiling = [], []
+  for graph in graphs:
+    prepared = task.prepare(graph)
+    ids = task.validation_ids(prepared)
+    truth = synthetic.read_ceiling(data_root, collection, "valid", graph.name).runtime_ns[ids]
+    # Kept apart by rank: float32 scores would merge runtimes that differ.
+    scores = np.unique(truth, return_inverse=True)[1].astype(np.float32)
+    ceiling.append(task.graph_row(prepared, ids, scores))
+    random.append(_random_row(graph.configs.runtime_ns[ids], task.slowdown_ks))
+  return {name: {column: float(np.nanmean([row[column] for row in rows]))
+                 for column in case.columns}
+          for name, rows in (("random", random), ("ceiling", ceiling))}
+
+
+def _random_row(runtime: np.ndarray, ks: tuple[int, ...]) -> dict[str, float]:
+  """Expectations for configurations in random order."""
+  ordered = np.sort(runtime).astype(np.float64)
+  count, row = len(ordered), {"kendaltau": 0.0, "opa": 0.5}
+  for k in ks:
+    chosen = min(k, count)
+    # The fastest of `chosen` is number i if the others are all slower.
+    weight = special.comb(count - 1 - np.arange(count), chosen - 1) / special.comb(count, chosen)
+    row[f"slowdown{k}"] = float((weight * ordered).sum() / ordered[0] - 1)
+  return row
+
+
+def table(columns: tuple[str, ...], rows: Mapping[str, Mapping[str, Any]]) -> str:
+  """Rows of mean and deviation in Markdown."""
+  lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+  for name, row in rows.items():
+    spread = "{0:.3f} ± {1:.3f}" if "spread" in row else "{0:.3f}"
+    cells = [spread.format(row[c], row.get("spread", {}).get(c)) for c in columns]
+    lines.append(f"| {name} | " + " | ".join(cells) + " |")
+  return "\n".join(lines)
+
+
+def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
+  """Mean and standard deviation over seeds of every figure."""
+  over: Callable[..., dict[str, float]] = lambda function, **options: {
+      key: float(function([run[key] for run in runs], **options)) for key in runs[0]}
+  return over(np.mean) | {"spread": over(np.std, ddof=1), "seeds": len(runs)}
+
+
+def main() -> None:
+  parser = timing.parser(__doc__, repeats=1)
+  parser.add_argument("--data_root", required=True, help="folder with tile/ and layout/")
+  parser.add_argument("--workdir", required=True, type=Path, help="folder for the runs")
+  parser.add_argument("--collections", nargs="+", choices=CASES, default=list(CASES))
+  parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+  args = parser.parse_args()
+  results = {}
+  for collection in args.collections:
+    case = CASES[collection]
+    limits = bounds(case, collection, args.data_root)
+    rows = {"random order": limits["random"]}
+    for variant in case.variants:
+      rows[NAMES[case.config, variant]] = summary([
+          train(case, variant, seed, args.data_root, args.workdir.resolve().joinpath(
+              collection.replace(":", "_"), variant or "default", str(seed)))
+          for seed in args.seeds])
+    rows["ceiling (no noise)"] = limits["ceiling"]
+    results[collection] = rows
+    print(f"{collection}\n\n{table(case.columns, rows)}\n", flush=True)
+  timing.write({"machine": timing.machine(), **results}, args.out)
+
+
+if __name__ == "__main__":
+  main()
