@@ -10,14 +10,16 @@ fresh process, from the graph in memory to the end of a step, batches included.
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
+import sys
 import tempfile
 import time
 
 import jax
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from configs import layout as layout_config
 from tpugraphs_jax import huge_pages
 from tpugraphs_jax import ranking
 from tpugraphs_jax.train import parallel, report
@@ -31,11 +33,7 @@ _CONFIGS, _SLATE = 1_000, 16
 
 def config_of(variant: str):
   """The config of `configs/layout.py` for one graph a step."""
-  path = Path(__file__).parents[1] / "configs" / "layout.py"
-  spec = importlib.util.spec_from_file_location("layout_config", path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  config = module.get_config(f"xla-random,{variant}")
+  config = layout_config.get_config(f"xla-random,{variant}")
   config.batch.update(graphs=1, configs=_SLATE, slates_per_epoch=1)
   config.train.epochs = 1_000
   return config

@@ -45,14 +45,14 @@ CASES = {
                      ("slowdown5", "slowdown1", "opa")),
     **{f"layout:{source}:{search}": Case(
         "run_layout.py", "layout", f"{source}-{search}", ("official", ""), _LAYOUT_COLUMNS,
-        ("--config.train.epochs=3",))
+        ("--config.train.epochs=2",))
        for source in ("xla", "nlp") for search in ("random", "default")},
 }
 NAMES = {("tile", "MLP,recommended"): "`MLP`, recommended settings",
          ("tile", ""): "`EarlyJoinSAGE`, official settings",
          ("tile", "recommended"): "`EarlyJoinSAGE`, recommended settings",
          ("layout", "official"): "`ResModel`, official settings",
-         ("layout", ""): "`SAGE`, recommended settings, 3 epochs of 10"}
+         ("layout", ""): "`SAGE`, recommended settings, 2 epochs of 10"}
 
 
 def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) -> dict[str, float]:

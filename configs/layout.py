@@ -19,7 +19,7 @@ SEGMENTS = {
     "gst": dict(keep=1.0, recompute=True),
     "gst_e": dict(keep=1.0),
     "gst_ed": dict(keep=0.5),
-    "gst_efd": dict(keep=0.5, finetune_epochs=5),
+    "gst_efd": dict(keep=0.5, finetune_epochs=30),
     "one": dict(keep=0.0),
 }
 
@@ -67,7 +67,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   config.loss = ConfigDict(dict(
       losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0))
   config.optimizer = ConfigDict(dict(
-      name="adamw", learning_rate=1e-3, clip_norm_per_variable=0.0, clip_norm=1.0,
+      name="adamw", learning_rate=3e-3, clip_norm_per_variable=0.0, clip_norm=1.0,
       schedule="cosine", warmup_fraction=0.05, weight_decay=1e-4, accumulation_steps=1,
       average_decay=0.0))
   config.train = ConfigDict(dict(
@@ -134,7 +134,7 @@ def _segments(
       epochs=finetune_epochs,  # of the head alone, after the others
       configs=0,  # per graph to compute readouts of; 0 = all
       optimizer=ConfigDict(dict(
-          name="adamw", learning_rate=3e-4, schedule="cosine", warmup_fraction=0.05,
+          name="adamw", learning_rate=2e-3, schedule="cosine", warmup_fraction=0.05,
           weight_decay=1e-4, clip_norm=1.0))))
   if "dropout" in config.model:
     config.model.dropout = "fullgraph"  # segments take the place of its blocks

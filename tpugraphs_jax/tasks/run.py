@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import functools
+from logging import getLogger
 from pathlib import Path
 import sys
 
@@ -185,6 +186,8 @@ def predict(ranker: ranking.Ranker) -> None:
 
 def launch(default_config: str) -> None:
   """Entry point of the commands."""
+  # Which platforms jax looked for and did not find is of no use to anyone here.
+  getLogger("jax._src.xla_bridge").setLevel("WARNING")
   app.run(main, flags_parser=functools.partial(_parse_flags, default_config))
 
 
