@@ -200,9 +200,12 @@ def _train_over(root: Path) -> dict[str, float]:
   config.data_root = str(root)
   config.batch.slates_per_epoch = 8 * _TRAINING_STEPS
   config.train.epochs = 1
-  started = time.perf_counter()
-  result = run.train(LayoutTask(config), root / "run")
-  return {"training_steps": result.step, "training_s": time.perf_counter() - started,
+  task, started = LayoutTask(config), time.perf_counter()
+  result = run.train(task, root / "run")
+  seconds = time.perf_counter() - started
+  plan = task.plan([task.prepare(g) for g in task.load(str(root), "train")])
+  return {"batch_shapes": len(plan.budgets), "padding_share": plan.padding(100),
+          "training_steps": result.step, "training_s": seconds,
           "training_peak_mib": result.peak_bytes / _MIB}
 
 

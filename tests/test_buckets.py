@@ -37,8 +37,14 @@ def test_every_batch_fits_and_there_are_not_too_many_budgets(count, max_budgets)
 def test_budgets_are_multiples_and_grow():
   budgets = buckets.choose_budgets(random_sizes(0, 50), multiple=8)
   assert all(value % 8 == 0 for budget in budgets for value in budget.values())
-  nodes = [budget["nodes"] for budget in budgets]
-  assert nodes == sorted(nodes)
+  rows = [budget["nodes"] + 16 * budget["tier0"] for budget in budgets]
+  assert rows == sorted(rows)
+
+
+def test_reached_positions_cost_more_than_nodes():
+  # Alike in nodes, so that only the reached ones tell the batches apart.
+  sizes = [{"nodes": 1000, "tier0": tier0} for tier0 in (100, 110, 400, 410)]
+  assert [b["tier0"] for b in buckets.choose_budgets(sizes, multiple=10)] == [110, 410]
 
 
 def least_waste(nodes, runs):

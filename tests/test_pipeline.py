@@ -69,6 +69,27 @@ def test_the_number_of_devices_changes_nothing_but_the_places(slates_per_epoch):
       assert shares == [4 // devices] * devices
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
+  """Sizes that depend on the draw are those of the slots of that very step."""
+  first_draw = lambda rng: int(rng.integers(1, 200))
+
+  def draw(number, rng):
+    return Slot(graphs[number], np.arange(first_draw(rng)), None, number)
+
+  graphs = graphs_of(8)
+  plan = pipeline.BatchPlan(
+      graphs, slates_per_step=4, devices=devices, draw=draw, seed=0,
+      slate_sizes=lambda number, rng: {"nodes": first_draw(rng)})
+  budgets = set()
+  for step in range(20):
+    drawn = [sum(len(slot.config_ids) for slot in plan.slots(step, device))
+             for device in range(devices)]
+    assert max(drawn) < plan.budget(step)["nodes"]
+    budgets.add(plan.budget(step)["nodes"])
+  assert len(budgets) > 1  # not always the largest
+
+
 def test_every_epoch_has_every_graph_once_in_another_order():
   plan = plan_of(graphs_of(12))
   epochs = [epoch_of(plan, epoch) for epoch in range(4)]

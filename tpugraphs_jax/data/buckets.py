@@ -13,8 +13,10 @@ import numpy as np
 from tpugraphs_jax.data.batching import Budget
 
 MAX_BUDGETS = 8
-# Fraction of padding in all nodes below which another budget is not worth a compilation.
+# Share of padding in the cost below which another budget is not worth a compilation.
 ENOUGH = 0.25
+# Rows that a reached position takes: one per configuration (presets: 16).
+_ROWS_PER_POSITION = 16
 
 
 def choose_budgets(
@@ -22,9 +24,10 @@ def choose_budgets(
 ) -> list[dict[str, int]]:
   """Budgets that hold every batch, smallest first.
 
-  Batches are sorted by nodes and cut into runs so that the number of padding
-  nodes is the least possible (dynamic programming over at most 128 candidate
-  cuts); each run gets the maximum of every entry.
+  Batches are sorted by cost and cut into runs so that padding costs the least
+  possible (dynamic programming over at most 128 candidate cuts); each run gets
+  the maximum of every entry. A batch costs the rows of features that it takes:
+  its nodes, and for layouts every reached position once per configuration.
 
   Args:
     sizes: what each batch takes (`batching.total_sizes`); at least one.
@@ -35,14 +38,14 @@ def choose_budgets(
   # Distinct batches only: epochs repeat sizes, and the maximum does not care.
   table, counts = np.unique(
       np.array([[size[k] for k in keys] for size in sizes]), axis=0, return_counts=True)
-  by_nodes = np.argsort(table[:, keys.index("nodes")], kind="stable")
-  table, counts = table[by_nodes], counts[by_nodes]
-  nodes = table[:, keys.index("nodes")]
-  ends = np.unique(np.linspace(0, len(nodes) - 1, min(len(nodes), 128)).round().astype(int))
+  rows = [(k == "nodes") + _ROWS_PER_POSITION * k.startswith("tier") for k in keys]
+  cost = table @ np.array(rows)
+  by_cost = np.argsort(cost, kind="stable")
+  table, counts, cost = table[by_cost], counts[by_cost], cost[by_cost]
+  ends = np.unique(np.linspace(0, len(cost) - 1, min(len(cost), 128)).round().astype(int))
   for budgets in range(1, max_budgets + 1):
-    cuts = _best_cuts(nodes, counts, ends, budgets)
-    waste = _waste(nodes, counts, cuts)
-    if waste <= ENOUGH:
+    cuts = _best_cuts(cost, counts, ends, budgets)
+    if _waste(cost, counts, cuts) <= ENOUGH:
       break
   starts = [0] + [cut + 1 for cut in cuts[:-1]]
   chosen = [table[start : stop + 1].max(axis=0) for start, stop in zip(starts, cuts)]
@@ -56,27 +59,27 @@ def _round_up(value: int, multiple: int) -> int:
   return -(-value // multiple) * multiple
 
 
-def _best_cuts(nodes, counts, ends, budgets: int) -> list[int]:
-  """Last batch of each of at most `budgets` runs, with the fewest padded nodes in all."""
+def _best_cuts(cost, counts, ends, budgets: int) -> list[int]:
+  """Last batch of each of at most `budgets` runs, with the least padded cost in all."""
   total = np.concatenate([[0], np.cumsum(counts)])
-  # cost[j]: padded size of batches 0..ends[j] with the runs so far.
-  cost = total[ends + 1] * nodes[ends]
+  # padded[j]: of batches 0..ends[j] with the runs so far.
+  padded = total[ends + 1] * cost[ends]
   choice = []
   for _ in range(budgets - 1):
     # run (i, j] after the best solution up to ends[i]
-    run = (total[ends + 1][None, :] - total[ends + 1][:, None]) * nodes[ends][None, :]
-    options = np.where(np.tri(len(ends), k=0, dtype=bool).T, cost[:, None] + run, np.inf)
+    run = (total[ends + 1][None, :] - total[ends + 1][:, None]) * cost[ends][None, :]
+    options = np.where(np.tri(len(ends), k=0, dtype=bool).T, padded[:, None] + run, np.inf)
     choice.append(options.argmin(axis=0))
-    cost = options.min(axis=0)
+    padded = options.min(axis=0)
   cuts = [len(ends) - 1]
   for best in reversed(choice):
     cuts.append(int(best[cuts[-1]]))
   return [int(ends[cut]) for cut in sorted(set(cuts))]
 
 
-def _waste(nodes, counts, cuts) -> float:
-  budget = nodes[np.array(cuts)[np.searchsorted(cuts, np.arange(len(nodes)))]]
-  return 1 - float((nodes * counts).sum() / (budget * counts).sum())
+def _waste(cost, counts, cuts) -> float:
+  budget = cost[np.array(cuts)[np.searchsorted(cuts, np.arange(len(cost)))]]
+  return 1 - float((cost * counts).sum() / (budget * counts).sum())
 
 
 def smallest_fit(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> int | None:

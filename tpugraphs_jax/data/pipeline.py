@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
 import itertools
 from typing import Any
@@ -35,6 +35,8 @@ class BatchPlan:
     devices: devices of all processes.
     draw: `(graph number, rng) -> Slot`; draws the configurations of a slate.
     seed: of order and configurations.
+    slate_sizes: `(graph number, rng) -> sizes` of what `draw` makes of the graph with
+      such an rng; those of the graph unless given.
     slates_per_epoch: length of an epoch; 0 = one slate of each graph (official).
 
   Raises:
@@ -43,9 +45,12 @@ class BatchPlan:
 
   def __init__(
       self, graphs: Sequence[PreparedGraph], *, slates_per_step: int, devices: int,
-      draw: Callable[[int, np.random.Generator], Slot], seed: int, slates_per_epoch: int = 0,
+      draw: Callable[[int, np.random.Generator], Slot], seed: int,
+      slate_sizes: Callable[[int, np.random.Generator], dict[str, int]] | None = None,
+      slates_per_epoch: int = 0,
   ):
     self._sizes = [graph.sizes for graph in graphs]
+    self._slate_sizes = slate_sizes
     self._draw, self._seed, self._devices = draw, seed, devices
     self._per_epoch = slates_per_epoch or len(graphs)
     self._per_step = min(slates_per_step, self._per_epoch)
@@ -68,11 +73,19 @@ class BatchPlan:
     chosen = self._order(epoch)[index * self._per_step : (index + 1) * self._per_step]
     return np.array_split(chosen, self._devices)
 
-  def _device_sizes(self, step: int) -> list[dict[str, int]]:
-    return [self._total(graphs) for graphs in self.graphs_of_step(step)]
+  def _rngs(self, step: int, first: int = 0) -> Iterator[np.random.Generator]:
+    """One for each slate of a step, from the slate `first` on.
 
-  def _total(self, graphs: np.ndarray) -> dict[str, int]:
-    return {key: sum(self._sizes[g][key] for g in graphs) for key in self._sizes[0]}
+    Seeded by the place in the whole batch, so that the number of devices is free.
+    """
+    return (np.random.default_rng([self._seed, 1, step, i]) for i in itertools.count(first))
+
+  def _device_sizes(self, step: int) -> list[dict[str, int]]:
+    rngs = self._rngs(step)
+    return [
+        _total([self._sizes[graph] if self._slate_sizes is None
+                else self._slate_sizes(int(graph), next(rngs)) for graph in graphs])
+        for graphs in self.graphs_of_step(step)]
 
   def _choose_budgets(self) -> list[dict[str, int]]:
     steps = range(_LOOK_AHEAD_EPOCHS * self.steps_per_epoch)
@@ -97,9 +110,7 @@ class BatchPlan:
   def slots(self, step: int, device: int) -> list[Slot]:
     """The slates of one device, with configurations drawn for this step."""
     shares = self.graphs_of_step(step)
-    first = sum(len(share) for share in shares[:device])
-    # Seeded by the place in the whole batch, so that the number of devices is free.
-    rngs = (np.random.default_rng([self._seed, 1, step, first + i]) for i in itertools.count())
+    rngs = self._rngs(step, sum(len(share) for share in shares[:device]))
     return [self._draw(int(graph), rng) for graph, rng in zip(shares[device], rngs)]
 
   def padding(self, steps: int) -> float:
@@ -109,6 +120,10 @@ class BatchPlan:
       used += sum(size["nodes"] for size in self._device_sizes(step))
       budget += self._devices * self.budget(step)["nodes"]
     return 1 - used / budget
+
+
+def _total(sizes: Sequence[dict[str, int]]) -> dict[str, int]:
+  return {key: sum(size[key] for size in sizes) for key in sizes[0]}
 
 
 class _Batches:

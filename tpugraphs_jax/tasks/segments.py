@@ -116,12 +116,26 @@ class SegmentTask(LayoutTask):
       return draw_slate
 
     def draw(number: int, rng: np.random.Generator) -> SegmentSlot:
+      fresh = self._draw_fresh(graphs[number], rng)
       slate = draw_slate(number, rng)
-      segments = len(slate.graph.segments)
-      fresh = np.sort(rng.choice(segments, self.options.fresh, replace=False))
       return SegmentSlot(slate.graph, slate.config_ids, slate.target, number, fresh)
 
     return draw
+
+  def _draw_fresh(self, graph: SegmentedGraph, rng: np.random.Generator) -> np.ndarray:
+    """First thing that is drawn for a slate: `slate_sizes` draws it again."""
+    return np.sort(rng.choice(len(graph.segments), self.options.fresh, replace=False))
+
+  def slate_sizes(self, graphs: Sequence[Any]):
+    if isinstance(graphs[0], HeadGraph) or self.options.recompute:
+      return None  # recomputed segments need room as well: that for the largest
+
+    def sizes(number: int, rng: np.random.Generator) -> dict[str, int]:
+      graph = graphs[number]
+      return layout_batching.total_sizes(
+          [graph.segments[i] for i in self._draw_fresh(graph, rng)])
+
+    return sizes
 
   def draw_block(self, graph: Any, rng: np.random.Generator) -> None:
     del graph, rng

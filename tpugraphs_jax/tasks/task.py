@@ -216,6 +216,11 @@ class Task(abc.ABC):
 
     return draw
 
+  def slate_sizes(self, graphs: Sequence[PreparedGraph]):
+    """What slates take of a budget, if not what their graphs do; see `pipeline.BatchPlan`."""
+    del graphs
+    return None
+
   def draw_block(self, graph: PreparedGraph, rng: np.random.Generator) -> tuple[int, int] | None:
     """Node range sampled for training, if the model trains on blocks."""
     del graph, rng
@@ -225,7 +230,8 @@ class Task(abc.ABC):
     batch = self.config.batch
     return pipeline.BatchPlan(
         graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
-        draw=self.draw(graphs), seed=self.config.seed, slates_per_epoch=batch.slates_per_epoch)
+        draw=self.draw(graphs), slate_sizes=self.slate_sizes(graphs), seed=self.config.seed,
+        slates_per_epoch=batch.slates_per_epoch)
 
   def batches(self, plan: pipeline.BatchPlan, total_steps: int):
     first = parallel.process_index() * parallel.local_device_count()
