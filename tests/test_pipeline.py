@@ -75,12 +75,12 @@ def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
   first_draw = lambda rng: int(rng.integers(1, 200))
 
   def draw(number, rng):
-    return Slot(graphs[number], np.arange(first_draw(rng)), None, number)
+    return Slot(graphs[number], np.arange(first_draw(rng)), np.zeros(0), number)
 
   graphs = graphs_of(8)
   plan = pipeline.BatchPlan(
       graphs, slates_per_step=4, devices=devices, draw=draw, seed=0,
-      slate_sizes=lambda number, rng: {"nodes": first_draw(rng)})
+      slate_sizes=lambda number, rng: graphs[number].sizes | {"nodes": first_draw(rng)})
   budgets = set()
   for step in range(20):
     drawn = [sum(len(slot.config_ids) for slot in plan.slots(step, device))
