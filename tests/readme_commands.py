@@ -1,0 +1,60 @@
+"""Runs the commands of README.md as they stand there, on tiny data: part of CI.
+
+    python tests/readme_commands.py
+
+Changed are only the size (variant `ci`, scale `tiny`), the data and where files go.
+Commands for the network and for hours (benchmarks) are asked for `--help`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+ROOT = Path(__file__).parents[1]
+DATA = "~/data/tpugraphs/npz"  # as the README writes it
+_ONLY_HELP = ("tpugraphs_jax.data.download", "benchmarks/")
+
+
+def commands(readme: str) -> list[str]:
+  """The shell commands in the fenced blocks, without comments."""
+  blocks = re.findall(r"^```(\w*)\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+  lines = [line.split("  #")[0].strip() for language, block in blocks if not language
+           for line in block.splitlines()]
+  return [line for line in lines if line.startswith("python ")]
+
+
+def small(command: str, out: Path) -> str:
+  """The command on tiny data in `out`."""
+  if any(name in command for name in _ONLY_HELP):
+    return " ".join(command.split()[:3 if " -m " in command else 2]) + " --help"
+  command = re.sub(r"(--config=\S+?\.py)(:\S+)?", lambda found: (
+      found[1] + (f"{found[2]},ci" if found[2] else ":ci")), command)
+  if command.startswith("python run_") and DATA not in command:
+    command += f" --data_root={DATA}"
+  command = command.replace("--scale medium", "--scale tiny")
+  command = re.sub(r"(?<=[ =])(?=submission.csv)", f"{out}/", command)
+  return re.sub(r"(?<=[ =])out/", f"{out}/", command).replace(DATA, f"{out}/synthetic/npz")
+
+
+def main() -> None:
+  found = commands((ROOT / "README.md").read_text())
+  if not found:
+    sys.exit("error: README.md has no command in a fenced block")
+  with tempfile.TemporaryDirectory() as folder:
+    for command in found:
+      line = small(command, Path(folder)).replace("python", shlex.quote(sys.executable), 1)
+      print(f"$ {command}", flush=True)
+      ended = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True)
+      if ended.returncode:
+        sys.exit(f"{line}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}\nerror: exit code "
+                 f"{ended.returncode}")
+  print(f"{len(found)} commands of README.md ran")
+
+
+if __name__ == "__main__":
+  main()
