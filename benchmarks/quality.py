@@ -10,7 +10,7 @@ runtimes without noise, which only synthetic data have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import csv
 import importlib
 from pathlib import Path
@@ -45,14 +45,14 @@ CASES = {
                      ("slowdown5", "slowdown1", "opa")),
     **{f"layout:{source}:{search}": Case(
         "run_layout.py", "layout", f"{source}-{search}", ("official", ""), _LAYOUT_COLUMNS,
-        ("--config.train.epochs=2",))
+        ("--config.train.epochs=3",))
        for source in ("xla", "nlp") for search in ("random", "default")},
 }
 NAMES = {("tile", "MLP,recommended"): "`MLP`, recommended settings",
          ("tile", ""): "`EarlyJoinSAGE`, official settings",
          ("tile", "recommended"): "`EarlyJoinSAGE`, recommended settings",
          ("layout", "official"): "`ResModel`, official settings",
-         ("layout", ""): "`SAGE`, recommended settings, 2 epochs of 10"}
+         ("layout", ""): "`SAGE`, recommended settings, 3 epochs of 10"}
 
 
 def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) -> dict[str, float]:
@@ -115,9 +115,10 @@ def table(columns: tuple[str, ...], rows: Mapping[str, Mapping[str, Any]]) -> st
 
 def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
   """Mean and standard deviation over seeds of every figure."""
-  over: Callable[..., dict[str, float]] = lambda function, **options: {
-      key: float(function([run[key] for run in runs], **options)) for key in runs[0]}
-  return over(np.mean) | {"spread": over(np.std, ddof=1), "seeds": len(runs)}
+  columns = {key: [run[key] for run in runs] for key in runs[0]}
+  spread = {key: float(np.std(values, ddof=1)) for key, values in columns.items()}
+  return {key: float(np.mean(values)) for key, values in columns.items()} | {
+      "spread": spread, "seeds": len(runs)}
 
 
 def main() -> None:
