@@ -201,7 +201,8 @@ def stack_for_devices(trees: Sequence[Any]) -> Any:
     if len(set(shapes)) > 1:
       name = jax.tree_util.keystr(path)
       raise ValueError(f"shapes of {name} differ between devices: {shapes}")
-    return np.stack(arrays)
+    # One device, which is the common case, needs no copy.
+    return np.stack(arrays) if len(arrays) > 1 else np.asarray(arrays[0])[None]
 
   return jax.tree_util.tree_map_with_path(stack, trees[0], *trees[1:])
 
