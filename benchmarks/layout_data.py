@@ -223,17 +223,16 @@ def measure_loader(root: Path) -> dict[str, float]:
                         configs=task.config.batch.configs)
   train_step = task.train_step(optimizer)
   state = parallel.replicate(state_lib.TrainState.create(task.init_params(first), optimizer))
-  batches, kept, seconds = task.batches(plan, steps), [], {"loading": [], "fixed": []}
-  for name in ("warm-up", "loading", "fixed"):
-    for i in range(_LOADER_STEPS):
+  batches, seconds = task.batches(plan, steps), {"loading": [], "fixed": []}
+  for number in range(steps):
+    # The loader makes room good at once: its work falls into the first of both steps.
+    for name, take in (("loading", lambda: next(batches)), ("fixed", lambda: batch)):
       started = time.perf_counter()
-      batch = kept[i] if name == "fixed" else next(batches)
+      batch = take()
       state, metrics = train_step(state, batch)
       jax.block_until_ready(metrics)
-      if name in seconds:
+      if number >= _LOADER_STEPS:  # all shapes are compiled
         seconds[name].append(time.perf_counter() - started)
-      if name == "loading":
-        kept.append(batch)
   medians = {name: float(np.median(times)) for name, times in seconds.items()}
   return {f"step_{name}_s": value for name, value in medians.items()} | {
       "ratio": medians["loading"] / medians["fixed"]}
