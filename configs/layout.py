@@ -106,8 +106,9 @@ def _official(config: ConfigDict) -> None:
       name="ResModel", op_embed_dim=32, hidden_dim=32, num_gnns=2, adj_normalization="sym",
       dropout="backpropdropout", remat=False, dtype="float32", precision="highest"))
   config.loss.update(kernel_l2=1e-4, activity_l2=1e-4)
-  config.optimizer.update(name="adam", clip_norm_per_variable=1e-2, clip_norm=0.0,
-                          schedule="constant", warmup_fraction=0.0, weight_decay=0.0)
+  config.optimizer.update(name="adam", learning_rate=1e-3, clip_norm_per_variable=1e-2,
+                          clip_norm=0.0, schedule="constant", warmup_fraction=0.0,
+                          weight_decay=0.0)
   config.train.update(epochs=50, early_stop_epochs=25, best_metric="opa")
   config.eval.update(configs=500)
 
