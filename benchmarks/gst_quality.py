@@ -5,10 +5,10 @@
 
 Every variant takes the same number of steps with a small model and sees the same 200
 configurations per graph, a third of them fast ones; segments have at most 128 nodes,
-the graphs 300 to 3,000, and two segments of a graph are fresh in a step. Seconds are those of training (for
-`gst_efd` with refreshing and head training) without compilation and evaluation;
-tau is the mean over validation graphs after the last step. Every run is a fresh
-process.
+the graphs 300 to 3,000, and two segments of a graph are fresh in a step. Seconds are
+those of training (for `gst_efd` with refreshing and head training) without compilation
+and evaluation; tau is the mean over validation graphs after the last step. Every run is
+a fresh process.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ Variants, separated by commas: a model name (`EarlyJoinSAGE`, `LateJoinSAGE`,
 best in the README's table; the default is the published ones) and `ci` (a few seconds
 on a CPU).
 
+Expected on the synthetic `medium` data, one CPU core: top-5 slowdown 0.021 in 4
+minutes with the published settings, 0.014 in 2 minutes with the recommended ones.
+
   python run_tile.py --config=configs/tile.py:LateJoinSAGE --workdir=out/late
   python run_tile.py --config=configs/tile.py:recommended --workdir=out/recommended
   python run_tile.py --config=configs/tile.py --config.optimizer.learning_rate=0.01 ...

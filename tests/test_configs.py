@@ -32,7 +32,8 @@ def make(kind, **changes):
 
 
 @pytest.mark.parametrize("kind, variant", [
-    *(("tile", ",".join(parts)) for parts in itertools.product(TILE_MODELS, ("", "recommended", "ci"))),
+    *(("tile", ",".join(parts))
+      for parts in itertools.product(TILE_MODELS, ("", "recommended", "ci"))),
     *(("layout", ",".join(parts)) for parts in itertools.product(COLLECTIONS, ("", "official"))),
     *(("layout", f"xla-default,{name}") for name in load("layout").SEGMENTS),
     ("layout", "nlp-random,official,gst_ed,ci"), ("layout", "full"), ("tile", ""),
@@ -81,7 +82,8 @@ def test_the_official_layout_variant_has_the_official_settings():
       "ResModel", 32, 32, 2, "backpropdropout")
 
 
-@pytest.mark.parametrize("kind, known", [("tile", "recommended and ci"), ("layout", "official and ci")])
+@pytest.mark.parametrize(
+    "kind, known", [("tile", "recommended and ci"), ("layout", "official and ci")])
 def test_an_unknown_variant_is_refused(kind, known):
   with pytest.raises(ValueError, match=f"{kind}.py has no variant 'nope'; it has .*{known}"):
     CONFIGS[kind]("ci,nope")

@@ -102,7 +102,8 @@ class ResModel(nn.Module):
     """Node features after message passing among the nodes with `keep [N]` = 1."""
     config_features = batch.rows.shape[-1]
     (config_kernel, static_kernel), bias = self.pre_0((config_features, static.shape[-1]))
-    own_keep = keep.astype(self.dtype or keep.dtype).at[batch.reach.tiers[0]].get(mode="fill", fill_value=0)[:, None, None]
+    own_keep = keep.astype(self.dtype or keep.dtype).at[batch.reach.tiers[0]].get(
+        mode="fill", fill_value=0)[:, None, None]
     project = lambda kernel: own_keep * layout_features.config_rows(
         self.matmul(self.config_gain * batch.rows, kernel), batch)
     shared = self.matmul(static, static_kernel)
