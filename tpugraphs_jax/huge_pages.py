@@ -1,9 +1,9 @@
 """Huge memory pages for computation on the CPU.
 
-XLA's CPU backend asks for fresh memory in every step. In pages of 4 KiB the kernel
-takes longer to hand it out than the step computes with it (`benchmarks/huge_pages.py`
-measures both). glibc can ask for pages of 2 MiB, but only decides so when a process
-starts.
+XLA's CPU backend asks for fresh memory in every step, and the system hands it out page
+by page. With pages of 2 MiB instead of 4 KiB a layout training step took a third less
+time, the plain formulation no less (`benchmarks/huge_pages.py`, 2 cores). glibc can ask
+for them, but only decides so when a process starts.
 """
 
 from __future__ import annotations
