@@ -38,7 +38,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       config_transform="minmax",
       pad_value=0,  # -1 marks unused layout positions
       extra_dir="",  # extra node features (hlo convert --extra_out); empty = none
-      loader_threads=1,
+      loader_threads=0,  # batches are quickly made between two steps; threads only disturb
       neighbour_slots=-1,  # width of neighbour tables; 0 = sorted segment sum; -1 = by platform
   ))
   config.batch = ConfigDict(dict(

@@ -19,7 +19,7 @@ COMMANDS = {"tile": ("run_tile.py", "configs/tile.py:ci"),
             "layout": ("run_layout.py", "configs/layout.py:xla-random,ci")}
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
 SMALL = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=3",
-         "--config.train.log_every_steps=3")
+         "--config.train.log_every_steps=3", "--config.optimizer.learning_rate=0.03")
 STOPPED_AT = 6  # in the middle of the second epoch of four steps
 
 

@@ -98,7 +98,7 @@ def test_an_unknown_variant_is_refused(kind, known):
         ("sampling", "nope"), ("target", "nope"))),
     *(("tile", f"data.{name}", value) for name, value in (
         ("pad_value", 1), ("config_transform", "nope"), ("feature_transform", "shape=nope"),
-        ("loader_threads", 0))),
+        ("loader_threads", -1))),
     *(("tile", f"train.{name}", value) for name, value in (
         ("epochs", 0), ("eval_every_epochs", 0), ("early_stop_epochs", -1), ("valid_configs", -1),
         ("log_every_steps", 0), ("checkpoint_every_steps", -1), ("best_metric", "slowdown1"))),

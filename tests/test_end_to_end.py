@@ -80,7 +80,7 @@ def test_training_makes_the_tile_ranker_better(jobs):
   rows = metrics_of(jobs.workdir("tile_whole"))
   opa = [row["valid/opa"] for row in rows if "valid/opa" in row]
   loss = [row["train/loss"] for row in rows if "train/loss" in row]
-  assert len(opa) == 3 and max(opa[1:]) > opa[0] and max(opa) > 0.5
+  assert len(opa) == 3 and max(opa[1:]) > opa[0] and max(opa) > 0.65
   assert len(loss) == 4 and loss[-1] < loss[0]
 
 
@@ -148,21 +148,16 @@ def test_evaluation_later_needs_the_working_folder_alone(jobs):
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_graphs_left_out_of_training_are_named_and_counted(jobs, kind):
-  same = []
-  if kind == "tile":
-    files = npz.split_files(jobs.data_root, "tile:xla", "train")
-    same = [path.stem for path in files if not npz.read_tile(path).configs.differ]
-    assert same
-  skipped = [line.rpartition("] ")[2] for line in jobs.ended[f"{kind}_whole"].err.splitlines()
-             if "skipped" in line]
-  assert skipped == [f"skipped {len(same)} of 12 graphs for training: all configurations equal: "
-                     f"{', '.join(same)}"] * bool(same)
+def test_every_labelled_graph_is_trained_on(jobs, kind):
+  log = jobs.ended[f"{kind}_whole"].err
+  files = npz.split_files(jobs.data_root, COLLECTIONS[kind], "train")
+  assert "skipped" not in log and f"{COLLECTIONS[kind]}: {len(files)} training graphs" in log
 
 
 @needs_real
 def test_released_kernels_are_trained_on_and_every_test_kernel_is_ranked(jobs):
   assert jobs.ended["tile_real"].code == 0, jobs.ended["tile_real"].err
+  assert "tile:xla: 9 training graphs, 3 validation graphs" in jobs.ended["tile_real"].err
   workdir = jobs.workdir("tile_real")
   assert len(rows_of(workdir / "validation.csv")) == 3
   results = submission.read_results(workdir / "results.csv")

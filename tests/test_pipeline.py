@@ -80,7 +80,8 @@ def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
   graphs = graphs_of(8)
   plan = pipeline.BatchPlan(
       graphs, slates_per_step=4, devices=devices, draw=draw, seed=0,
-      slate_sizes=lambda number, rng: graphs[number].sizes | {"nodes": first_draw(rng)})
+      slate_sizes=lambda number, rng: graphs[number].sizes | {"nodes": first_draw(rng)},
+      slates_per_epoch=100)
   budgets = set()
   for step in range(20):
     drawn = [sum(len(slot.config_ids) for slot in plan.slots(step, device))
@@ -88,6 +89,15 @@ def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
     assert max(drawn) < plan.budget(step)["nodes"]
     budgets.add(plan.budget(step)["nodes"])
   assert len(budgets) > 1  # not always the largest
+
+
+def test_a_short_run_compiles_one_shape_and_a_long_one_several():
+  graphs = graphs_of(40)
+  shapes = {
+      slates: {plan.budget(step)["nodes"] for step in range(16 * plan.steps_per_epoch)}
+      for slates in (16, 400) for plan in [plan_of(graphs, slates_per_epoch=slates)]
+  }
+  assert len(shapes[16]) == 1 and len(shapes[400]) > 3
 
 
 def test_every_epoch_has_every_graph_once_in_another_order():

@@ -74,6 +74,26 @@ def test_selection_drops_slots_beyond_the_last():
   np.testing.assert_array_equal(chosen, [[2, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]])
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_graph_sum_and_per_node_are_each_others_derivative(dtype):
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(6, 2, 3)), dtype)
+  value = jnp.asarray(rng.normal(size=(SLOTS, 2, 3)), dtype)
+  graph_of = jnp.array(GRAPH_OF)
+  total, sum_vjp = jax.vjp(lambda x: pooling.graph_sum(x, graph_of, SLOTS), x)
+  spread, spread_vjp = jax.vjp(lambda v: pooling.per_node(v, graph_of), value)
+  full, weight = np.asarray(x, np.float32), np.ones(6)
+  np.testing.assert_allclose(total, slow_sum(full, weight), rtol=1e-5, atol=1e-6)
+  padded = np.concatenate([np.asarray(value, np.float32), np.zeros((1, 2, 3))])
+  np.testing.assert_array_equal(np.asarray(spread, np.float32), padded[GRAPH_OF])
+  (from_sum,), (from_spread,) = sum_vjp(value.astype(jnp.float32)), spread_vjp(x)
+  np.testing.assert_array_equal(np.asarray(from_sum, np.float32), padded[GRAPH_OF])
+  np.testing.assert_allclose(
+      np.asarray(from_spread, np.float32), slow_sum(full, weight),
+      rtol=1e-5 if dtype == jnp.float32 else 1e-2, atol=1e-6)
+  assert total.dtype == jnp.float32 and spread.dtype == from_sum.dtype == from_spread.dtype == dtype
+
+
 def test_sums_are_float32_for_half_precision_nodes():
   x = jnp.full((300, 1), 1, jnp.bfloat16)  # bfloat16 sums of ones stop at 256.
   total = pooling.pool_sum(x, jnp.ones((1, 300)))

@@ -62,14 +62,13 @@ def messages(caplog):
   return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_graphs_that_teach_nothing_are_left_out_by_name(kind, caplog):
-  task = make_task(kind, **{"batch.min_configs": 3})
-  good = graph_of(kind, "good", [3, 1, 2])
+def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
+  task = make_task("layout", **{"batch.min_configs": 3})
+  good = graph_of("layout", "good", [3, 1, 2])
   graphs = [
-      graph_of(kind, "few", [1, 2]), good, graph_of(kind, "same_a", [1, 2, 3], same=True),
-      graph_of(kind, "flat", [2**40] * 3), graph_of(kind, "test", [0, 0, 0]),
-      *(graph_of(kind, f"same_{i}", [3, 2, 1], same=True) for i in range(9)),
+      graph_of("layout", "few", [1, 2]), good, graph_of("layout", "same_a", [1, 2, 3], same=True),
+      graph_of("layout", "flat", [2**40] * 3), graph_of("layout", "test", [0, 0, 0]),
+      *(graph_of("layout", f"same_{i}", [3, 2, 1], same=True) for i in range(9)),
   ]
   assert task.trainable(graphs) == [good]
   names = ", ".join(["same_a", *(f"same_{i}" for i in range(9))])
@@ -81,10 +80,22 @@ def test_graphs_that_teach_nothing_are_left_out_by_name(kind, caplog):
   ]
 
 
+def test_tile_kernels_without_a_choice_are_trained_on_as_officially(caplog):
+  task = make_task("tile", **{"batch.min_configs": 3})
+  good = [graph_of("tile", "good", [3, 1, 2]), graph_of("tile", "same", [1, 2, 3], same=True),
+          graph_of("tile", "flat", [2**40] * 3)]
+  few, test = graph_of("tile", "few", [1, 2]), graph_of("tile", "test", [0, 0, 0])
+  assert task.trainable([few, *good, test]) == good
+  assert messages(caplog) == [
+      "skipped 1 of 5 graphs for training: fewer than 3 configurations: few",
+      "skipped 1 of 5 graphs for training: no runtimes: test",
+  ]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_to_train_on_is_an_error(kind):
   with pytest.raises(ValueError, match="none of the 1 training graphs of .* can be trained on"):
-    make_task(kind).trainable([graph_of(kind, "flat", [5] * 8)])
+    make_task(kind).trainable([graph_of(kind, "unlabelled", [0] * 8)])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -115,21 +115,27 @@ def total_sizes(graphs: Sequence[PreparedGraph]) -> dict[str, int]:
   return {key: sum(graph.sizes[key] for graph in graphs) for key in graphs[0].sizes}
 
 
+def _padded(parts: Sequence[np.ndarray], rows: int, fill: int) -> np.ndarray:
+  """The parts below each other, then rows of `fill`."""
+  joined = np.full((rows, *parts[0].shape[1:]), fill, parts[0].dtype)
+  np.concatenate(parts, out=joined[: sum(len(part) for part in parts)])
+  return joined
+
+
+def _shifted(parts: Sequence[np.ndarray], offsets, rows: int, fill: int = ABSENT) -> np.ndarray:
+  """As `_padded`, each part's node numbers moved by its node offset."""
+  joined, lengths = _padded(parts, rows, fill), [len(part) for part in parts]
+  shift = np.repeat(offsets[: len(parts)].astype(np.int32), lengths)
+  joined[: len(shift)] += shift.reshape((-1,) + (1,) * (joined.ndim - 1))
+  return joined
+
+
 def _neighbour_rows(parts, offsets, rows: int, overflow: int) -> Neighbours:
   """Stacks tables of several graphs, shifting each by its node offset."""
-  slots = parts[0].index.shape[1]
-  index = np.full((rows, slots), ABSENT, np.int32)
-  for part, offset in zip(parts, offsets):
-    index[offset : offset + len(part.index)] = part.index + np.int32(offset)
-  sender = np.full(overflow, ABSENT, np.int32)
-  receiver = np.full(overflow, ABSENT, np.int32)
-  start = 0
-  for part, offset in zip(parts, offsets):
-    stop = start + len(part.overflow_sender)
-    sender[start:stop] = part.overflow_sender + np.int32(offset)
-    receiver[start:stop] = part.overflow_receiver + np.int32(offset)
-    start = stop
-  return Neighbours(index, sender, receiver)
+  return Neighbours(
+      _shifted([part.index for part in parts], offsets, rows),
+      _shifted([part.overflow_sender for part in parts], offsets, overflow),
+      _shifted([part.overflow_receiver for part in parts], offsets, overflow))
 
 
 def _assemble_graphs(
@@ -143,28 +149,20 @@ def _assemble_graphs(
     raise ValueError(f"graphs {[g.name for g in graphs]} exceed the budget {dict(budget)}")
   nodes, edges = budget["nodes"], budget["edges"]
   offsets = np.cumsum([0] + [len(graph.opcode) for graph in graphs])
-  used_edges = sum(len(graph.edge_index) for graph in graphs)
-  opcode = np.zeros(nodes, np.int32)
-  feat = np.zeros((nodes, graphs[0].feat.shape[1]), np.float32)
+  used_edges = [len(graph.edge_index) for graph in graphs]
   # Padding edges tie the first padding node to itself, as jraph's own padding does.
-  ends = np.full((edges, 2), offsets[-1], np.int32)
-  edge = 0
-  for graph, offset in zip(graphs, offsets):
-    stop = offset + len(graph.opcode)
-    opcode[offset:stop] = graph.opcode
-    feat[offset:stop] = graph.feat
-    ends[edge : edge + len(graph.edge_index)] = graph.edge_index + np.int32(offset)
-    edge += len(graph.edge_index)
+  ends = _shifted([g.edge_index for g in graphs], offsets, edges, fill=offsets[-1])
   n_node = np.zeros(slots + 1, np.int32)
   n_node[: len(graphs)] = np.diff(offsets)
   n_node[-1] = nodes - offsets[-1]
   n_edge = np.zeros(slots + 1, np.int32)
-  n_edge[: len(graphs)] = [len(graph.edge_index) for graph in graphs]
-  n_edge[-1] = edges - used_edges
+  n_edge[: len(graphs)] = used_edges
+  n_edge[-1] = edges - sum(used_edges)
   tuple_ = jraph.GraphsTuple(
-      nodes={"opcode": opcode, "feat": feat}, edges=None, globals=None,
-      receivers=np.ascontiguousarray(ends[:, 0]), senders=np.ascontiguousarray(ends[:, 1]),
-      n_node=n_node, n_edge=n_edge)
+      nodes={"opcode": _padded([g.opcode for g in graphs], nodes, 0),
+             "feat": _padded([g.feat for g in graphs], nodes, 0)},
+      edges=None, globals=None, receivers=np.ascontiguousarray(ends[:, 0]),
+      senders=np.ascontiguousarray(ends[:, 1]), n_node=n_node, n_edge=n_edge)
   tables = Adjacency(
       _neighbour_rows([g.adjacency.operands for g in graphs], offsets, nodes,
                       budget["operand_overflow"]),
@@ -174,11 +172,12 @@ def _assemble_graphs(
 
 
 def _targets(slots: Sequence[Slot], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
+  """Targets `[graphs, configs]` float32 and which of them are real."""
+  lengths = np.zeros((graphs, 1), np.int32)
+  lengths[: len(slots), 0] = [len(slot.config_ids) for slot in slots]
+  mask = np.arange(configs) < lengths
   target = np.zeros((graphs, configs), np.float32)
-  mask = np.zeros((graphs, configs), bool)
-  for i, slot in enumerate(slots):
-    target[i, : len(slot.target)] = slot.target
-    mask[i, : len(slot.config_ids)] = True
+  target[mask] = np.concatenate([slot.target for slot in slots])
   return target, mask
 
 
@@ -198,13 +197,10 @@ def assemble_tile(
     ValueError: if the slots exceed the budget.
   """
   graph, tables, _ = _assemble_graphs([slot.graph for slot in slots], budget, graphs)
+  target, mask = _targets(slots, graphs, configs)
   feat = transform(np.concatenate([s.graph.configs.config_feat[s.config_ids] for s in slots]))
   config_feat = np.zeros((graphs, configs, feat.shape[1]), np.float32)
-  start = 0
-  for i, slot in enumerate(slots):
-    config_feat[i, : len(slot.config_ids)] = feat[start : start + len(slot.config_ids)]
-    start += len(slot.config_ids)
-  target, mask = _targets(slots, graphs, configs)
+  config_feat[mask] = feat
   return TileBatch(graph, tables, config_feat, target, mask)
 
 

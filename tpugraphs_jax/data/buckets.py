@@ -14,7 +14,7 @@ from tpugraphs_jax.data.batching import Budget
 
 MAX_BUDGETS = 8
 # Share of padding in the cost below which another budget is not worth a compilation.
-ENOUGH = 0.25
+ENOUGH = 0.12
 # Rows that a reached position takes: one per configuration (presets: 16).
 _ROWS_PER_POSITION = 16
 

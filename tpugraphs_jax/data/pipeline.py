@@ -17,6 +17,8 @@ from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
 # Epochs whose batches are looked at to choose budgets; later ones that fit none
 # of them (rare) get a budget of their own.
 _LOOK_AHEAD_EPOCHS = 16
+# What a budget's compilation takes, in steps of the batches that it saves padding of.
+_BATCHES_PER_BUDGET = 100
 
 
 class BatchPlan:
@@ -93,7 +95,9 @@ class BatchPlan:
         {key: max(size[key] for size in sizes) for key in sizes[0]}
         for sizes in map(self._device_sizes, steps)
     ]
-    chosen = buckets.choose_budgets(per_step, max_budgets=buckets.MAX_BUDGETS - 1)
+    worth = 1 + len(per_step) // _BATCHES_PER_BUDGET
+    chosen = buckets.choose_budgets(
+        per_step, max_budgets=min(worth, buckets.MAX_BUDGETS - 1))
     # Whatever a batch holds fits the largest of everything in every slot.
     largest = {
         key: self.slates_per_device * max(size[key] for size in self._sizes)
@@ -159,8 +163,9 @@ def training_batches(
     local_devices: numbers of this process's devices among all.
     assemble: `(slots, budget) -> batch` of one device.
     stack: puts the batches of the local devices on a leading axis.
-    threads: loader threads.
-    prefetch: batches held ready.
+    threads: loader threads; 0 prepares a batch when it is asked for, while the device
+      is busy with the steps in flight.
+    prefetch: batches that the threads hold ready.
   """
   shown = min(plan.steps_per_epoch, 200)
   logging.info(

@@ -7,6 +7,8 @@ a scatter into few rows does not.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jraph
@@ -40,6 +42,48 @@ def pool_sum(x: jax.Array, chosen: jax.Array) -> jax.Array:
   """`chosen [G, N]` times `x [N, ...]`, in float32: `[G, ...]`."""
   return jnp.tensordot(
       chosen, x.astype(jnp.float32), axes=1, precision=jax.lax.Precision.HIGHEST)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def graph_sum(x: jax.Array, graph_of: jax.Array, graphs: int) -> jax.Array:
+  """Sums the nodes `x [N, ...]` of each graph, `[graphs, ...]` float32.
+
+  Nodes whose slot in `graph_of [N]` is beyond `graphs` count nowhere. The derivative
+  hands every node its graph's row: `per_node`, whose derivative is this function.
+  """
+  return pool_sum(x, selection(graph_of, graphs))
+
+
+def _graph_sum_fwd(x, graph_of, graphs):
+  # A zero-width slice remembers the dtype of x without keeping x alive.
+  return graph_sum(x, graph_of, graphs), (graph_of, x[:0])
+
+
+def _graph_sum_bwd(graphs, residuals, cotangent):
+  del graphs
+  graph_of, like = residuals
+  return per_node(cotangent, graph_of).astype(like.dtype), None
+
+
+graph_sum.defvjp(_graph_sum_fwd, _graph_sum_bwd)
+
+
+@jax.custom_vjp
+def per_node(value: jax.Array, graph_of: jax.Array) -> jax.Array:
+  """Hands every node its graph's row of `value [G, ...]`: `[N, ...]`, zeros in slots beyond."""
+  return value.at[graph_of].get(mode="fill", fill_value=0)
+
+
+def _per_node_fwd(value, graph_of):
+  return per_node(value, graph_of), (graph_of, value[:, :0])
+
+
+def _per_node_bwd(residuals, cotangent):
+  graph_of, like = residuals
+  return graph_sum(cotangent, graph_of, len(like)).astype(like.dtype), None
+
+
+per_node.defvjp(_per_node_fwd, _per_node_bwd)
 
 
 def split_selection(

@@ -69,13 +69,11 @@ class _TileModel(nn.Module):
 
   def project_config(self, batch: TileBatch, block: jax.Array) -> jax.Array:
     """Each configuration through its kernel block once, then per node: `[N, C, H]`."""
-    config = self.matmul(batch.config_feat, block)
-    # Padding nodes belong to no slot: they read zeros.
-    return config.at[mp.node_graph(batch.graph)].get(mode="fill", fill_value=0)
+    return pooling.per_node(
+        self.matmul(batch.config_feat, block), mp.node_graph(batch.graph))
 
   def pool(self, x: jax.Array, batch: TileBatch, reduction: str = "sum") -> jax.Array:
-    graphs = len(batch.config_feat)
-    pooled = pooling.pool_sum(x, pooling.selection(mp.node_graph(batch.graph), graphs))
+    pooled = pooling.graph_sum(x, mp.node_graph(batch.graph), len(batch.config_feat))
     if reduction == "sum":
       return pooled
     count = jnp.maximum(pooling.real_nodes(batch.graph), 1)

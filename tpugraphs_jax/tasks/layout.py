@@ -16,7 +16,7 @@ from tpugraphs_jax.data import (
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
 from tpugraphs_jax.graph import LAYOUT_CONFIG_FEATURES, LayoutConfigs, OpGraph
 from tpugraphs_jax.models import layout
-from tpugraphs_jax.tasks import checks, task
+from tpugraphs_jax.tasks import checks, loading, task
 
 # A model trained on sampled blocks is judged on the mean of three (official).
 _BLOCKS_IN_EVALUATION = 3
@@ -48,12 +48,12 @@ class LayoutTask(task.Task):
 
   def load(self, data_root: str, split: str) -> list[OpGraph]:
     data = self.config.data
-    with task.explain_bad_files():
+    with loading.explain_bad_files():
       folders = store.ensure_store(
           data_root, self.collection, split, store_dir=data.store_dir or None,
           skip_bad_files=data.skip_bad_files)
     files = npz.split_files(data_root, self.collection, split)
-    task.report_skipped(files, len(files) - len(folders))
+    loading.report_skipped(files, len(files) - len(folders))
     graphs = [store.open_graph(folder) for folder in folders]
     if split == "train":
       graphs = [duplicates.apply_policy(graph, data.duplicate_policy) for graph in graphs]
@@ -69,7 +69,16 @@ class LayoutTask(task.Task):
     return dataclasses.replace(graph, configs=graph.configs.subset(ids))
 
   def check_configs(self, graph: OpGraph) -> None:
-    task.check_kind(graph, LayoutConfigs)
+    loading.check_kind(graph, LayoutConfigs)
+
+  def why_not_trained(self, configs: LayoutConfigs) -> str:
+    """As `Task.why_not_trained`; also graphs that have nothing to rank."""
+    reason = super().why_not_trained(configs)
+    if reason:
+      return reason
+    if not configs.differ:
+      return "all configurations equal"
+    return "all runtimes equal" if np.ptp(configs.runtime_ns) == 0 else ""
 
   def fit_configs(self, graphs: Sequence[OpGraph]) -> features.Transform:
     kinds = np.full(LAYOUT_CONFIG_FEATURES, self.config.data.config_transform, dtype=object)

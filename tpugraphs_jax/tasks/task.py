@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import abc
-import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from pathlib import Path
 from typing import Any
 
-from absl import logging
 import jax
 import ml_collections
 import numpy as np
 
 from tpugraphs_jax import evaluate, losses, metrics, submission
 from tpugraphs_jax.data import (
-    adjacency, batching, buckets, distinct, extra_features, features, npz, pipeline, sampling)
+    adjacency, batching, buckets, distinct, extra_features, features, pipeline, sampling)
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
 from tpugraphs_jax.graph import LayoutConfigs, NODE_FEATURES, OpGraph, TileConfigs
-from tpugraphs_jax.tasks import checks
+from tpugraphs_jax.tasks import checks, loading
 from tpugraphs_jax.train import parallel, report, state as state_lib, step as step_lib
 
 _PRECISIONS = ("default", "high", "highest")  # of jax.lax.Precision
@@ -74,7 +71,7 @@ class Task(abc.ABC):
     })
     checks.at_least(config, {
         "seed": 0, "batch.graphs": 1, "batch.configs": 2, "batch.min_configs": 2,
-        "batch.slates_per_epoch": 0, "batch.config_chunk": 0, "data.loader_threads": 1,
+        "batch.slates_per_epoch": 0, "batch.config_chunk": 0, "data.loader_threads": 0,
         "data.neighbour_slots": -1, "eval.graphs": 1,
         "eval.configs": 2, "loss.kernel_l2": 0, "loss.activity_l2": 0, "train.epochs": 1,
         "train.eval_every_epochs": 1, "train.early_stop_epochs": 0, "train.valid_configs": 0,
@@ -168,8 +165,8 @@ class Task(abc.ABC):
     return [extra_features.append_from(g, folder) for g in graphs] if folder else list(graphs)
 
   def trainable(self, graphs: Sequence[OpGraph]) -> list[OpGraph]:
-    """Graphs that have enough configurations that differ; the others are named."""
-    kept = _keep(graphs, "training", self._why_not_trained)
+    """Graphs that nothing in `why_not_trained` speaks against; the others are named."""
+    kept = loading.keep(graphs, "training", self.why_not_trained)
     if not kept:
       raise ValueError(
           f"none of the {len(graphs)} training graphs of {self.collection} can be trained on: each "
@@ -177,19 +174,16 @@ class Task(abc.ABC):
           "(--config.batch.min_configs), no runtimes, or nothing that differs")
     return kept
 
-  def _why_not_trained(self, configs: TileConfigs | LayoutConfigs) -> str:
+  def why_not_trained(self, configs: TileConfigs | LayoutConfigs) -> str:
+    """The reason to leave a graph out of training; empty if there is none."""
     least = self.config.batch.min_configs
     if len(configs) < least:
       return f"fewer than {least} configurations"
-    if not configs.is_labelled:
-      return "no runtimes"
-    if not configs.differ:
-      return "all configurations equal"
-    return "all runtimes equal" if np.ptp(configs.runtime_ns) == 0 else ""
+    return "" if configs.is_labelled else "no runtimes"
 
   def judged(self, graphs: Sequence[OpGraph]) -> list[OpGraph]:
     """Labelled graphs with at least two configurations; the others are named."""
-    return _keep(graphs, "evaluation", self._why_not_judged)
+    return loading.keep(graphs, "evaluation", self._why_not_judged)
 
   def _why_not_judged(self, configs: TileConfigs | LayoutConfigs) -> str:
     if len(configs) < 2:
@@ -203,14 +197,14 @@ class Task(abc.ABC):
 
   def draw(self, graphs: Sequence[PreparedGraph]) -> Callable[[int, np.random.Generator], Slot]:
     """Draws slates of these graphs; see `pipeline.BatchPlan`."""
-    batch = self.config.batch
-    skewed = batch.sampling.startswith("skewed")
+    kind, configs = self.config.batch.sampling, self.config.batch.configs
+    skewed = kind.startswith("skewed")
     weights = [
         sampling.skewed_keys(g.configs.runtime_ns) if skewed else len(g.configs) for g in graphs
     ]
 
     def draw(number: int, rng: np.random.Generator) -> Slot:
-      ids = sampling.sample_configs(weights[number], batch.configs, batch.sampling, rng)
+      ids = sampling.sample_configs(weights[number], configs, kind, rng)
       graph = graphs[number]
       return Slot(graph, ids, self.target(graph, ids), number, self.draw_block(graph, rng))
 
@@ -363,56 +357,3 @@ class Task(abc.ABC):
 
   def write_results(self, path: Path, rankings: Mapping[str, np.ndarray]) -> None:
     submission.write_results(path, self.collection, rankings)
-
-
-def _keep(
-    graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[Any], str]
-) -> list[OpGraph]:
-  """Graphs that nothing speaks against; the others are counted and named by reason."""
-  kept, skipped = [], collections.defaultdict(list)
-  for graph in graphs:
-    reason = why_not(graph.configs)
-    (skipped[reason] if reason else kept).append(graph)
-  for reason, group in skipped.items():
-    logging.warning("skipped %d of %d graphs for %s: %s: %s", len(group), len(graphs), purpose,
-                    reason, ", ".join(graph.name for graph in group))
-  return kept
-
-
-def read_files(paths: Sequence[Path], read: Callable[[Path], OpGraph], *, skip_bad: bool):
-  """Reads files in order; a malformed one raises, or is named and left out."""
-  graphs = []
-  for path in paths:
-    try:
-      graphs.append(read(path))
-    except npz.NpzError as error:
-      if not skip_bad:
-        raise
-      logging.warning("skipped %s", error)
-  report_skipped(paths, len(paths) - len(graphs))
-  return graphs
-
-
-@contextlib.contextmanager
-def explain_bad_files() -> Iterator[None]:
-  """Inside, the error of a malformed file also says how to go on without it."""
-  try:
-    yield
-  except npz.NpzError as error:
-    raise ValueError(
-        f"{error}; --config.data.skip_bad_files=True leaves such files out") from None
-
-
-def report_skipped(paths: Sequence[Path], bad: int) -> None:
-  """Counts the malformed files of a split; ValueError if it has no others."""
-  if bad == len(paths):
-    raise ValueError(f"all {len(paths)} files in {paths[0].parent} are malformed")
-  if bad:
-    logging.warning("skipped %d of %d files in %s", bad, len(paths), paths[0].parent)
-
-
-def check_kind(graph: OpGraph, kind: type) -> None:
-  """ValueError if the graph's configurations are not of that class."""
-  if not isinstance(graph.configs, kind):
-    raise ValueError(f"{graph.name} has configs of type {type(graph.configs).__name__}; the model "
-                     f"ranks {kind.__name__}")

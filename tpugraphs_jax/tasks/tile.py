@@ -12,7 +12,7 @@ from tpugraphs_jax.data import batching, features, npz, sampling
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
 from tpugraphs_jax.graph import OpGraph, TILE_CONFIG_FEATURES, TileConfigs
 from tpugraphs_jax.models import tile
-from tpugraphs_jax.tasks import task
+from tpugraphs_jax.tasks import loading, task
 
 COLLECTION = "tile:xla"
 
@@ -30,12 +30,12 @@ class TileTask(task.Task):
 
   def load(self, data_root: str, split: str) -> list[OpGraph]:
     files = npz.split_files(data_root, self.collection, split)
-    with task.explain_bad_files():
-      graphs = task.read_files(files, npz.read_tile, skip_bad=self.config.data.skip_bad_files)
+    with loading.explain_bad_files():
+      graphs = loading.read_files(files, npz.read_tile, skip_bad=self.config.data.skip_bad_files)
     return self.with_extra_features(graphs)
 
   def check_configs(self, graph: OpGraph) -> None:
-    task.check_kind(graph, TileConfigs)
+    loading.check_kind(graph, TileConfigs)
 
   def fit_configs(self, graphs: Sequence[OpGraph]) -> features.Transform:
     kinds = np.full(TILE_CONFIG_FEATURES, self.config.data.config_transform, dtype=object)
