@@ -18,7 +18,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	touch $@
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 demo: install
 	$(BIN)/python run_tile.py --config=configs/tile.py:ci --workdir=out/demo_tile
@@ -28,4 +28,4 @@ benchmarks: install
 	$(BIN)/python benchmarks/run_all.py
 
 clean:
-	rm -rf $(VENV) out build *.egg-info
+	rm -rf $(VENV) out/demo_* build *.egg-info

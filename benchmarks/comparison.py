@@ -19,7 +19,7 @@ import plain
 import timing
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.batch import LayoutBatch
-from tpugraphs_jax.train import parallel, report, state as state_lib, step as step_lib
+from tpugraphs_jax.train import report, state as state_lib, step as step_lib
 
 VARIANTS = ("plain", "ours")
 

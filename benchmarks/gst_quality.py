@@ -6,7 +6,7 @@
 Every variant takes the same number of steps with a small model and sees the same 200
 configurations per graph, a third of them fast ones; segments have at most 128 nodes,
 the graphs 300 to 3,000, and two segments of a graph are fresh in a step. Seconds are
-those of training (for `gst_efd` with refreshing and head training) without compilation
+those of training (for `gst_efd` with refreshing and head training) without compilations
 and evaluation; tau is the mean over validation graphs after the last step. Every run is
 a fresh process.
 """
@@ -20,6 +20,7 @@ import tempfile
 import time
 from typing import Any
 
+import jax
 import numpy as np
 
 from tpugraphs_jax import huge_pages
@@ -33,16 +34,29 @@ VARIANTS = ("full", "gst", "gst_e", "gst_ed", "gst_efd", "one")
 _SEGMENT_NODES, _FRESH, _CONFIGS = 128, 2, 200
 
 
-class _Timed:
-  """A scorer that counts its seconds, which are not training."""
+class _Compilations:
+  """Seconds that XLA has spent compiling since it was made."""
 
-  def __init__(self, scorer: Any):
-    self._scorer, self.seconds = scorer, 0.0
+  def __init__(self):
+    self.seconds = 0.0
+    jax.monitoring.register_event_duration_secs_listener(self._hear)
+
+  def _hear(self, event: str, duration: float, **unused):
+    self.seconds += duration * event.endswith("backend_compile_duration")
+
+
+class _Evaluation:
+  """A scorer that counts its seconds, which are not training, with compilations and without."""
+
+  def __init__(self, scorer: Any, compilations: _Compilations):
+    self._scorer, self._compilations = scorer, compilations
+    self.seconds, self.compile_seconds = 0.0, 0.0
 
   def scores(self, *args, **kwargs):
-    started = time.perf_counter()
+    started, compiled = time.perf_counter(), self._compilations.seconds
     scores = self._scorer.scores(*args, **kwargs)
     self.seconds += time.perf_counter() - started
+    self.compile_seconds += self._compilations.seconds - compiled
     return scores
 
 
@@ -66,15 +80,16 @@ def measure(config, workdir: Path) -> dict[str, float]:
   valid = task.judged(task.load(config.data_root, "valid"))
   task.fit(train_graphs)
   valid = [task.prepare(graph) for graph in valid]
-  phase, seconds = task.first_phase([task.prepare(g) for g in train_graphs], workdir), 0.0
+  phase = task.first_phase([task.prepare(g) for g in train_graphs], workdir)
+  compilations = _Compilations()
+  evaluations, started = [], time.perf_counter()
   while phase:
-    scorer = _Timed(phase.scorer)
-    started = time.perf_counter()
+    evaluations.append(_Evaluation(phase.scorer, compilations))
     result = run.train_phase(
-        task, dataclasses.replace(phase, scorer=scorer), valid, workdir, resume=False)
-    following = phase.following and phase.following(result.state)
-    seconds += time.perf_counter() - started - result.compile_seconds - scorer.seconds
-    phase = following
+        task, dataclasses.replace(phase, scorer=evaluations[-1]), valid, workdir, resume=False)
+    phase = phase.following and phase.following(result.state)
+  seconds = time.perf_counter() - started - compilations.seconds - sum(
+      evaluation.seconds - evaluation.compile_seconds for evaluation in evaluations)
   _, means = task.validate(
       task.scorer(), result.state.eval_params, valid, task.sampled_ids(valid))
   return {"kendaltau": means["kendaltau"], "opa": means["opa"], "seconds": seconds,
@@ -112,7 +127,7 @@ def plot(results: dict[str, dict[str, float]], path: Path) -> None:
 
 
 def main() -> None:
-  parser = timing.parser(__doc__, repeats=1)
+  parser = timing.parser(__doc__)
   parser.add_argument("--data_root", required=True, help="folder with layout/xla/random")
   parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
   parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))

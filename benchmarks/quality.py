@@ -41,14 +41,15 @@ class Case(NamedTuple):
 
 _LAYOUT_COLUMNS = ("kendaltau", "opa", "slowdown10")
 CASES = {
-    "tile:xla": Case("run_tile.py", "tile", "", ("MLP,recommended", "", "recommended"),
+    "tile:xla": Case("run_tile.py", "tile", "", ("MLP", "MLP,recommended", "", "recommended"),
                      ("slowdown5", "slowdown1", "opa")),
     **{f"layout:{source}:{search}": Case(
         "run_layout.py", "layout", f"{source}-{search}", ("official", ""), _LAYOUT_COLUMNS,
         ("--config.train.epochs=3",))
        for source in ("xla", "nlp") for search in ("random", "default")},
 }
-NAMES = {("tile", "MLP,recommended"): "`MLP`, recommended settings",
+NAMES = {("tile", "MLP"): "`MLP`, official settings",
+         ("tile", "MLP,recommended"): "`MLP`, recommended settings",
          ("tile", ""): "`EarlyJoinSAGE`, official settings",
          ("tile", "recommended"): "`EarlyJoinSAGE`, recommended settings",
          ("layout", "official"): "`ResModel`, official settings",
@@ -122,7 +123,7 @@ def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def main() -> None:
-  parser = timing.parser(__doc__, repeats=1)
+  parser = timing.parser(__doc__)
   parser.add_argument("--data_root", required=True, help="folder with tile/ and layout/")
   parser.add_argument("--workdir", required=True, type=Path, help="folder for the runs")
   parser.add_argument("--collections", nargs="+", choices=CASES, default=list(CASES))

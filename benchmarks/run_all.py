@@ -1,9 +1,10 @@
-"""All benchmarks, each in a fresh process, as one table and `results.json`.
+"""The benchmarks of speed and memory, each in a fresh process: a table and `results.json`.
 
     python benchmarks/run_all.py
 
 Targets and figures hold for two CPU cores that do nothing else. Single
-benchmarks: `python benchmarks/run_all.py layout_step tile_step`.
+benchmarks: `python benchmarks/run_all.py layout_step tile_step`. Quality is measured by
+`quality.py` and `gst_quality.py`, the featurizer by `hlo_featurize.py`.
 """
 
 from __future__ import annotations

@@ -75,11 +75,13 @@ def _processor() -> str:
   return names[0] if names else platform.processor()
 
 
-def parser(description: str, *, repeats: int) -> argparse.ArgumentParser:
-  """A parser with the flags that every benchmark has."""
+def parser(description: str, *, repeats: int = 0) -> argparse.ArgumentParser:
+  """A parser with the flags of all benchmarks, `--repeats` of those that repeat."""
   result = argparse.ArgumentParser(description=description.splitlines()[0])
   result.add_argument("--out", type=Path, help="also write the figures as JSON")
-  result.add_argument("--repeats", type=int, default=repeats, help="calls of which the median counts")
+  if repeats:
+    result.add_argument(
+        "--repeats", type=int, default=repeats, help="calls of which the median counts")
   return result
 
 

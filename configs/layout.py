@@ -4,12 +4,14 @@ Variants, separated by commas: the collection (`xla-random`, `xla-default`,
 `nlp-random`, `nlp-default`), `official` (ResModel with the published settings;
 the default is the recommended GraphSAGE), a kind of Graph Segment Training
 (`gst`, `gst_e`, `gst_ed`, `gst_efd`, `one`, or `full` for whole graphs) and `ci`
-(a few seconds on a CPU). Later variants change what earlier ones set.
+(a few seconds on a CPU), in any order.
 
   python run_layout.py --config=configs/layout.py:xla-random --workdir=out/xla_random
   python run_layout.py --config=configs/layout.py:nlp-default,official --workdir=out/official
   python run_layout.py --config=configs/layout.py:xla-random,gst_ed --workdir=out/gst_ed
 """
+
+from collections.abc import Iterable, Sequence
 
 from ml_collections import ConfigDict
 
@@ -81,19 +83,30 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       time=False))  # also measure seconds per validation graph
   config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
 
-  for name in filter(None, variant.split(",")):
-    if name in COLLECTIONS:
-      config.data.source, config.data.search = name.split("-")
-    elif name == "official":
-      _official(config)
-    elif name in SEGMENTS:
-      _segments(config, **SEGMENTS[name])
-    elif name == "ci":
-      _shrink(config)
-    elif name != "full":
+  names = [name for name in variant.split(",") if name]
+  for name in names:
+    if name not in (*COLLECTIONS, *SEGMENTS, "full", "official", "ci"):
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
                        f"{', '.join(COLLECTIONS)}, {', '.join(SEGMENTS)}, full, official and ci")
+  collection = _only(COLLECTIONS, names)
+  segments = _only((*SEGMENTS, "full"), names)
+  if collection:
+    config.data.source, config.data.search = collection.split("-")
+  if "official" in names:
+    _official(config)
+  if segments in SEGMENTS:
+    _segments(config, **SEGMENTS[segments])
+  if "ci" in names:
+    _shrink(config)
   return config
+
+
+def _only(known: Iterable[str], names: Sequence[str]) -> str:
+  """The one of the `known` variants that is among `names`, or nothing."""
+  chosen = [name for name in known if name in names]
+  if len(chosen) > 1:
+    raise ValueError(f"configs/layout.py takes one of the variants {' and '.join(chosen)}")
+  return chosen[0] if chosen else ""
 
 
 def _official(config: ConfigDict) -> None:

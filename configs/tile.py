@@ -2,7 +2,8 @@
 
 Variants, separated by commas: a model name (`EarlyJoinSAGE`, `LateJoinSAGE`,
 `EarlyJoinResGCN`, `LateJoinResGCN`, `MLP`), `recommended` (the settings that did
-best in the README's table; the default is the published ones) and `ci` (a few seconds
+best in the README's table; the default is the published ones, but for kernels with fewer
+than 10 configurations, which are trained on too) and `ci` (a few seconds
 on a CPU).
 
 Expected on the synthetic `medium` data, one CPU core: top-5 slowdown 0.021 in 4

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
@@ -63,6 +64,10 @@ def main(port, process_id, what, workdir):
   gathered = parallel.gather_objects({"id": int(process_id), "pad": "x" * int(process_id)})
   assert gathered == [{"id": 0, "pad": ""}, {"id": 1, "pad": "x"}]
   assert parallel.from_primary(0.1 if not is_second else None) == 0.1
+  source = np.arange(700, dtype=np.int64).reshape(100, 7) << 40
+  target = np.zeros_like(source)
+  parallel.copy_from_primary(None if is_second else source, target, block_bytes=1000)
+  np.testing.assert_array_equal(target, source)
   assert parallel.any_process(is_second) and not parallel.any_process(False)
   assert parallel.per_device(8) == 2
   # Only process 0's folder is ever used.

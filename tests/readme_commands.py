@@ -1,4 +1,4 @@
-"""Runs the commands of README.md as they stand there, on tiny data: part of CI.
+"""Runs the commands of README.md and the notebooks, on tiny data: part of CI.
 
     python tests/readme_commands.py
 
@@ -8,6 +8,8 @@ Commands for the network and for hours (benchmarks) are asked for `--help`.
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 import re
 import shlex
@@ -41,19 +43,36 @@ def small(command: str, out: Path) -> str:
   return re.sub(r"(?<=[ =])out/", f"{out}/", command).replace(DATA, f"{out}/synthetic/npz")
 
 
+def notebook_code(notebook: Path, out: Path) -> str:
+  """The code cells but for what they install, with files in `out`."""
+  cells = [cell for cell in json.loads(notebook.read_text())["cells"]
+           if cell["cell_type"] == "code"]
+  code = "\n".join("".join(cell["source"]) for cell in cells)
+  return re.sub(r"^%.*$", "", code, flags=re.MULTILINE).replace('"out/', f'"{out}/')
+
+
+def run(title: str, command: str | list[str]) -> None:
+  """Runs a command in the top folder; what it printed is shown if it fails."""
+  print(f"$ {title}", flush=True)
+  ended = subprocess.run(command, shell=isinstance(command, str), cwd=ROOT, capture_output=True,
+                         text=True, env=os.environ | {"MPLBACKEND": "agg"})
+  if ended.returncode:
+    sys.exit(f"{ended.stdout[-2000:]}{ended.stderr[-2000:]}\n"
+             f"error: exit code {ended.returncode} of {title}")
+
+
 def main() -> None:
   found = commands((ROOT / "README.md").read_text())
   if not found:
     sys.exit("error: README.md has no command in a fenced block")
   with tempfile.TemporaryDirectory() as folder:
     for command in found:
-      line = small(command, Path(folder)).replace("python", shlex.quote(sys.executable), 1)
-      print(f"$ {command}", flush=True)
-      ended = subprocess.run(line, shell=True, cwd=ROOT, capture_output=True, text=True)
-      if ended.returncode:
-        sys.exit(f"{line}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}\nerror: exit code "
-                 f"{ended.returncode}")
-  print(f"{len(found)} commands of README.md ran")
+      line = small(command, Path(folder))
+      run(command, line.replace("python", shlex.quote(sys.executable), 1))
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    for notebook in notebooks:
+      run(notebook.name, [sys.executable, "-c", notebook_code(notebook, Path(folder))])
+  print(f"{len(found)} commands of README.md and {len(notebooks)} notebooks ran")
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def test_an_unknown_variant_is_refused(kind, known):
     *(("layout", f"data.{name}", value) for name, value in (
         ("source", "nope"), ("search", "nope"), ("duplicate_policy", "nope"),
         ("graph_reduction", "nope"), ("reduction_direction", "nope"), ("reduction_hops", 0),
-        ("reduction_induced", "nope"), ("max_configs", -1))),
+        ("reduction_induced", "nope"), ("max_configs", -1), ("config_transform", "minmax"))),
     ("layout", "batch.keep_nodes", 1), ("layout", "eval.max_configs", -1),
     ("layout", "model.name", "EarlyJoinSAGE"), ("layout", "model.pooling", ("nope",)),
     ("layout", "model.value_embed_dim", 0),

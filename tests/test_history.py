@@ -135,6 +135,17 @@ def test_the_two_newest_snapshots_are_kept(keys, tmp_path):
     snapshots.restore(names[0])
 
 
+def test_a_restored_table_outlives_checkpoints_that_were_not_written(keys, tmp_path):
+  table = make("device", keys, tmp_path)
+  folder = tmp_path / "history"
+  restored = history.Snapshots(folder, keys, table).save()
+  for _ in range(3):  # saves a table and stops before its checkpoint is there
+    snapshots = history.Snapshots(folder, keys, table)
+    snapshots.restore(restored)
+    newest = snapshots.save()
+    assert {path.name for path in folder.iterdir()} == {restored, newest}
+
+
 def changed(graphs):
   runtime = graphs[1].configs.runtime_ns.copy()
   runtime[0] += 1

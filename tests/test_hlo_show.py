@@ -1,4 +1,6 @@
+import os
 from pathlib import Path
+import sys
 
 import hlo_modules
 import pytest
@@ -63,3 +65,12 @@ def test_the_command_prints_every_module_of_tuning_data(capsys):
 def test_the_command_reports_a_file_that_cannot_be_read(capsys, tmp_path):
   assert cli.main(["show", str(tmp_path / "none.pb")]) == 1
   assert "none.pb: no such file" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_mistake(capsys, monkeypatch):
+  read, write = os.pipe()
+  os.close(read)
+  with os.fdopen(write, "w") as unread:
+    monkeypatch.setattr(sys, "stdout", unread)
+    assert cli.main(["show", str(_SAMPLE)]) == 0
+  assert not capsys.readouterr().err

@@ -73,6 +73,9 @@ def mistakes(tmp_path_factory):
                      "configs/tile.py has no variant 'nope'; it has EarlyJoinSAGE")
   runs["config file"] = (flags("tile", jobs, new(), config="configs/nope.py"), "configs/nope.py")
   runs["no workdir"] = ["run_tile.py"], "flag --workdir=None: "
+  runs["bucket"] = ["run_tile.py", "--workdir=gs://a/b"], "--workdir=gs://a/b is not a local folder"
+  runs["two variants"] = (flags("layout", jobs, new(), config="configs/layout.py:gst_e,full"),
+                          "takes one of the variants gst_e and full")
   runs["data_root"] = (["run_tile.py", "--data_root=/nowhere", f"--workdir={new()}"],
                        "data_root /nowhere is not a folder")
   file = folder / "file"
@@ -125,7 +128,8 @@ def snapshot(folder):
 
 
 NAMES = [
-    *SIMPLE, "variant", "config file", "no workdir", "data_root", "workdir is a file", "indices",
+    *SIMPLE, "variant", "two variants", "config file", "no workdir", "bucket", "data_root",
+    "workdir is a file", "indices",
     "evaluate untrained", "predict untrained", "used workdir", "another config",
     "evaluate another config", "loss",
     *(f"{kind} {what}" for kind in COMMANDS

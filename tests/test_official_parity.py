@@ -101,7 +101,8 @@ def check_three_steps(case: Recorded, model, batch, score, *, losses: str, tempe
   empty = batch._replace(
       config_mask=np.zeros_like(batch.config_mask),
       graph=batch.graph._replace(
-          n_node=np.array([0] * (len(batch.graph.n_node) - 1) + [batch.graph.n_node.sum()], np.int32)))
+          n_node=np.append(np.zeros(len(batch.graph.n_node) - 1, np.int32),
+                           batch.graph.n_node.sum())))
   stacked = parallel.stack_for_devices([batch] + [empty] * (jax.local_device_count() - 1))
   params = official.params_from_official(model, case.weights("init"))
   train_state = parallel.replicate(state_lib.TrainState.create(params, optimizer))

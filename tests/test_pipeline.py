@@ -22,13 +22,14 @@ def graphs_of(count, seed=0):
   return [batching.prepare(graph, graph.node_feat) for graph in graphs]
 
 
-def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, **options):
+def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **options):
   def draw(number, rng):
     ids = rng.choice(20, 3, replace=False)
     return Slot(graphs[number], ids, ids.astype(np.float32), number)
 
   return pipeline.BatchPlan(
-      graphs, slates_per_step=slates_per_step, devices=devices, draw=draw, seed=seed, **options)
+      graphs, slates_per_step=slates_per_step, devices=devices, draw=draw, seed=seed,
+      epochs=epochs, **options)
 
 
 def slates_of(plan, step, devices=1):
@@ -79,9 +80,8 @@ def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
 
   graphs = graphs_of(8)
   plan = pipeline.BatchPlan(
-      graphs, slates_per_step=4, devices=devices, draw=draw, seed=0,
-      slate_sizes=lambda number, rng: graphs[number].sizes | {"nodes": first_draw(rng)},
-      slates_per_epoch=100)
+      graphs, slates_per_step=4, devices=devices, draw=draw, seed=0, epochs=1000,
+      slate_sizes=lambda number, rng: graphs[number].sizes | {"nodes": first_draw(rng)})
   budgets = set()
   for step in range(20):
     drawn = [sum(len(slot.config_ids) for slot in plan.slots(step, device))
@@ -94,10 +94,10 @@ def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
 def test_a_short_run_compiles_one_shape_and_a_long_one_several():
   graphs = graphs_of(40)
   shapes = {
-      slates: {plan.budget(step)["nodes"] for step in range(16 * plan.steps_per_epoch)}
-      for slates in (16, 400) for plan in [plan_of(graphs, slates_per_epoch=slates)]
+      epochs: {plan.budget(step)["nodes"] for step in range(epochs * plan.steps_per_epoch)}
+      for epochs in (3, 100) for plan in [plan_of(graphs, epochs=epochs)]
   }
-  assert len(shapes[16]) == 1 and len(shapes[400]) > 3
+  assert len(shapes[3]) == 1 and len(shapes[100]) > 3
 
 
 def test_every_epoch_has_every_graph_once_in_another_order():

@@ -1,5 +1,6 @@
 """Graph Segment Training by the command: variants, resuming, and what is refused."""
 
+import csv
 import importlib.util
 import json
 from typing import NamedTuple
@@ -40,7 +41,7 @@ def jobs(tmp_path_factory):
 
   host = "--config.segments.history_place=host"
   runs = {
-      "whole": run("whole"),
+      "whole": run("whole", "--config.eval.time=True"),
       "stopped": run("stopped", "--mode=train", host, stop_at_step=6),
       "resumed": run("stopped", "--mode=train", host, "--resume"),
       "other_table": run("stopped", "--resume", "--config.segments.max_nodes=50"),
@@ -59,6 +60,8 @@ def test_all_phases_run_and_rank(jobs):
   assert len(losses(jobs.rows("whole"))) == 12 and len(losses(jobs.rows("whole/head"))) == 8
   results = (jobs.folder / "whole" / "results.csv").read_text().splitlines()
   assert len(results) == 1 + 2
+  with (jobs.folder / "whole" / "validation.csv").open() as file:
+    assert all(float(row["seconds"]) > 0 for row in csv.DictReader(file))
   assert "history table of" in jobs.ended["whole"].err
   assert "between segments" in jobs.ended["whole"].err
 
@@ -104,8 +107,9 @@ def test_variants_have_a_table_where_they_need_one(variant, uses_history):
 
 
 def test_full_is_the_whole_graph_and_the_official_model_segments_without_blocks():
-  assert get_config("xla-random,full").task == "layout"
+  assert get_config("xla-random,full") == get_config("xla-random")
   official = get_config("xla-random,official,gst_ed")
+  assert official == get_config("gst_ed,official,xla-random")
   assert segments.SegmentTask(official).model.model.dropout == "fullgraph"
 
 
@@ -123,6 +127,8 @@ def test_full_is_the_whole_graph_and_the_official_model_segments_without_blocks(
     (dict(history_place="moon"), "segments.history_place is 'moon'"),
     (dict(keep_unit="node"), "segments.keep_unit is 'node'"),
     (dict(readout="scalar", finetune=dict(epochs=2)), "finetune.epochs needs .*embedding"),
+    (dict(finetune=dict(optimizer=dict(name="adam"))),
+     "segments.finetune: optimizer.weight_decay is 0.0001, but"),
 ])
 def test_impossible_options_are_refused(options, complaint):
   with pytest.raises(ValueError, match=complaint):
@@ -148,6 +154,7 @@ def test_options_that_see_more_than_a_segment_are_refused_with_a_table(
 
 
 def test_sampled_blocks_of_the_official_model_are_refused():
-  official = get_config("xla-random,gst_ed,official")
+  official = get_config("xla-random,official,gst_ed")
+  official.model.dropout = "backpropdropout"
   with pytest.raises(ValueError, match="dropout is 'backpropdropout'; segments take the place"):
     segments.SegmentTask(official)

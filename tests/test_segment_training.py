@@ -93,7 +93,7 @@ class Job:
         self.keys, width=cases.WIDTH, dtype="float32", place=place, folder=folder)
     self.plan = pipeline.BatchPlan(
         self.graphs, slates_per_step=4, devices=parallel.local_device_count(),
-        draw=self.draw, seed=0, slates_per_epoch=8)
+        draw=self.draw, seed=0, epochs=6, slates_per_epoch=8)
     devices = parallel.local_device_count()
     assemble = lambda slots, budget: batching.assemble(
         slots, budget, graphs=4 // devices, configs=CONFIGS, fresh=1,

@@ -62,7 +62,7 @@ class TileBatch(NamedTuple):
 
   graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
   adjacency: Adjacency
-  config_feat: np.ndarray  # [G, C, 24] float32
+  config_feat: np.ndarray  # [G, C, F] float32, transformed
   target: np.ndarray  # [G, C] float32, larger = slower
   config_mask: np.ndarray  # [G, C] bool
 
@@ -78,7 +78,7 @@ class LayoutBatch(NamedTuple):
   block_mask: np.ndarray  # [N] bool nodes of the sampled block (all, if none is sampled)
   target: np.ndarray  # [G, C] float32, larger = slower
   config_mask: np.ndarray  # [G, C] bool
-  graph_id: np.ndarray  # [G] int32 position of the graph in its split, -1 for empty slots
+  graph_id: np.ndarray  # [G] int32 number of the graph among those trained on, -1 for empty slots
   config_id: np.ndarray  # [G, C] int32 configuration number in its file, -1 for padding
 
 

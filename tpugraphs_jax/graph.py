@@ -2,7 +2,7 @@
 
 Shape letters used in every comment of the project: N nodes, E edges, G graphs,
 C configurations, K configurable nodes, F features, R distinct configuration
-rows, S HLO computations.
+rows, S - 1 stretches of HLO computations.
 
 Direction of edges. A row `[u, v]` of `edge_index` says that instruction u
 consumes the output of instruction v. On the device (`jraph.GraphsTuple`)
@@ -23,6 +23,7 @@ OPCODES = 121
 # A layout configuration row holds dimension numbers; -1 means "not given".
 LAYOUT_VALUE_RANGE = (-1, 5)
 
+DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"  # of the commands
 SPLITS = ("train", "valid", "test")
 COLLECTIONS = (
     "tile:xla",
@@ -52,11 +53,6 @@ class TileConfigs:
   def choices(self) -> np.ndarray:
     """A row per configuration, `[C, ...]`: equal ones have equal rows."""
     return self.config_feat
-
-  @property
-  def differ(self) -> bool:
-    """Whether there is anything to choose from."""
-    return bool((self.config_feat != self.config_feat[:1]).any())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,7 +110,7 @@ class OpGraph:
   node_feat: np.ndarray  # [N, 140] float32
   node_opcode: np.ndarray  # [N] uint8
   edge_index: np.ndarray  # [E, 2] int32 rows (consumer, producer)
-  node_splits: np.ndarray  # [S] int64 starts of HLO computations, last = N; [0, N] for tiles
+  node_splits: np.ndarray  # [S] int64 cuts between stretches of HLO computations, from 0 to N
   config_node: np.ndarray  # [K] int32 configurable nodes; empty for tiles
   configs: TileConfigs | LayoutConfigs | None = None
 

@@ -151,7 +151,8 @@ def rank(workdir: str | os.PathLike[str], graph: OpGraph) -> tuple[np.ndarray, n
     ValueError: the graph has no configurations of the model's kind.
   """
   folder = Path(workdir).expanduser().absolute()
-  checkpoints = folder / loop.CHECKPOINTS
-  ranker = _ranker(folder, checkpoints.stat().st_mtime_ns if checkpoints.exists() else 0)
+  # Of the last phase too, whatever its folder is called.
+  saved = (*folder.glob(loop.CHECKPOINTS), *folder.glob(f"*/{loop.CHECKPOINTS}"))
+  ranker = _ranker(folder, max((path.stat().st_mtime_ns for path in saved), default=0))
   ranker.task.check_configs(graph)
   return ranker.rank(graph)

@@ -2,8 +2,7 @@
 
 A slot is one graph with some of its configurations. `assemble_tile` and
 `assemble_layout` put slots side by side and pad them to a budget, a dictionary
-of how many nodes, edges and so on the batch has room for. `choose_budgets`
-finds few budgets that waste little.
+of how many nodes, edges and so on the batch has room for (`data.buckets`).
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Slot(NamedTuple):
   graph: PreparedGraph
   config_ids: np.ndarray  # [<= C] int64 configuration numbers
   target: np.ndarray  # [<= C] float32, larger = slower
-  graph_id: int = 0  # position of the graph in its split
+  graph_id: int = 0  # number of the graph among those trained on
   block: tuple[int, int] | None = None  # sampled node range, layout only
 
 

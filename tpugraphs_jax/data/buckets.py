@@ -1,7 +1,7 @@
 """Few fixed shapes for batches of very different sizes.
 
-Every shape costs one compilation and every padded node costs time, so that a
-run uses the fewest budgets whose waste is small.
+Every shape costs one compilation and every padded node costs time: a long run uses
+more shapes than a short one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import numpy as np
 from tpugraphs_jax.data.batching import Budget
 
 MAX_BUDGETS = 8
-# Share of padding in the cost below which another budget is not worth a compilation.
-ENOUGH = 0.12
+# Steps that take as long as a compilation. On a CPU: layouts 10 to 50, kernels 500.
+_COMPILATION = 50
 # Rows that a reached position takes: one per configuration (presets: 16).
 _ROWS_PER_POSITION = 16
 
 
 def choose_budgets(
-    sizes: Sequence[dict[str, int]], *, max_budgets: int = MAX_BUDGETS, multiple: int = 16
+    sizes: Sequence[dict[str, int]], *, steps: float = np.inf, max_budgets: int = MAX_BUDGETS,
+    multiple: int = 16,
 ) -> list[dict[str, int]]:
-  """Budgets that hold every batch, smallest first.
+  """Budgets that hold every batch, smallest first, with which a run takes the least time.
 
   Batches are sorted by cost and cut into runs so that padding costs the least
   possible (dynamic programming over at most 128 candidate cuts); each run gets
@@ -31,6 +32,7 @@ def choose_budgets(
 
   Args:
     sizes: what each batch takes (`batching.total_sizes`); at least one.
+    steps: length of the run that these batches stand for; without end unless given.
     max_budgets: most budgets allowed.
     multiple: entries are rounded up to a multiple of this.
   """
@@ -43,10 +45,10 @@ def choose_budgets(
   by_cost = np.argsort(cost, kind="stable")
   table, counts, cost = table[by_cost], counts[by_cost], cost[by_cost]
   ends = np.unique(np.linspace(0, len(cost) - 1, min(len(cost), 128)).round().astype(int))
-  for budgets in range(1, max_budgets + 1):
-    cuts = _best_cuts(cost, counts, ends, budgets)
-    if _waste(cost, counts, cuts) <= ENOUGH:
-      break
+  options = [_best_cuts(cost, counts, ends, budgets) for budgets in range(1, max_budgets + 1)]
+  # In steps of a mean batch: padded ones, and what compilations take.
+  time = lambda cuts: _padded(cost, counts, cuts) + _COMPILATION / steps * len(cuts)
+  cuts = min(options, key=time)
   starts = [0] + [cut + 1 for cut in cuts[:-1]]
   chosen = [table[start : stop + 1].max(axis=0) for start, stop in zip(starts, cuts)]
   return [
@@ -77,9 +79,10 @@ def _best_cuts(cost, counts, ends, budgets: int) -> list[int]:
   return [int(ends[cut]) for cut in sorted(set(cuts))]
 
 
-def _waste(cost, counts, cuts) -> float:
+def _padded(cost, counts, cuts) -> float:
+  """Cost of all batches with padding, relative to that without."""
   budget = cost[np.array(cuts)[np.searchsorted(cuts, np.arange(len(cost)))]]
-  return 1 - float((cost * counts).sum() / (budget * counts).sum())
+  return float((budget * counts).sum() / (cost * counts).sum())
 
 
 def smallest_fit(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> int | None:

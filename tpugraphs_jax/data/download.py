@@ -33,7 +33,6 @@ import tqdm
 from tpugraphs_jax import graph
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
-DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"
 # Train, valid and test graphs of the released archives.
 PUBLISHED_GRAPHS = {
     "tile:xla": (5709, 676, 844),
@@ -161,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       description="Fetch the released TpuGraphs collections.",
   )
   parser.add_argument(
-      "--data_root", default=DEFAULT_DATA_ROOT, help="default: %(default)s"
+      "--data_root", default=graph.DEFAULT_DATA_ROOT, help="default: %(default)s"
   )
   parser.add_argument(
       "--collections", nargs="+", default=graph.COLLECTIONS, choices=graph.COLLECTIONS,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.graph import NODE_FEATURES, OpGraph
 
 KINDS = ("none", "minmax", "standardize", "signed_log1p")
 
@@ -31,16 +31,15 @@ NODE_GROUPS: dict[str, range] = {
     "sort": range(133, 134),
     "layout": range(134, 140),
 }
-_RELEASED_COLUMNS = 140
 _SHAPE_DIMENSIONS = slice(21, 27)
 _LAYOUT = slice(134, 140)
 
 
 def node_groups(columns: int) -> dict[str, range]:
   """`NODE_GROUPS`, and the group `extra` for columns beyond the released ones."""
-  if columns == _RELEASED_COLUMNS:
+  if columns == NODE_FEATURES:
     return NODE_GROUPS
-  return NODE_GROUPS | {"extra": range(_RELEASED_COLUMNS, columns)}
+  return NODE_GROUPS | {"extra": range(NODE_FEATURES, columns)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,7 +147,7 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
 
 
 def node_features(graph: OpGraph, *, pad_value: int) -> np.ndarray:
-  """Raw node features `[N, 140]`, with the layout block padded by `pad_value`.
+  """Raw node features `[N, 140]` or more, with the layout block padded by `pad_value`.
 
   Args:
     graph: host graph.

@@ -265,7 +265,7 @@ def _read_config_node(archive: NpzArchive) -> np.ndarray:
 
 
 def _read_splits(archive: NpzArchive) -> np.ndarray:
-  """Starts of computations and the number of nodes, `[S]` int64.
+  """Cuts between stretches of computations and the number of nodes, `[S]` int64.
 
   The published description leaves out the number of nodes at the end, the
   released files have it; both forms give the same result.

@@ -6,12 +6,13 @@ the large ones are read here as a stream of blocks instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 import contextlib
 import dataclasses
 import math
 import os
 from pathlib import Path
-from typing import IO, Iterable, Iterator, NoReturn
+from typing import IO, NoReturn
 import zipfile
 
 import numpy as np

@@ -17,8 +17,6 @@ from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
 # Epochs whose batches are looked at to choose budgets; later ones that fit none
 # of them (rare) get a budget of their own.
 _LOOK_AHEAD_EPOCHS = 16
-# What a budget's compilation takes, in steps of the batches that it saves padding of.
-_BATCHES_PER_BUDGET = 100
 
 
 class BatchPlan:
@@ -37,6 +35,7 @@ class BatchPlan:
     devices: devices of all processes.
     draw: `(graph number, rng) -> Slot`; draws the configurations of a slate.
     seed: of order and configurations.
+    epochs: length of the run; a long one is worth more batch shapes.
     slate_sizes: `(graph number, rng) -> sizes` of what `draw` makes of the graph with
       such an rng; those of the graph unless given.
     slates_per_epoch: length of an epoch; 0 = one slate of each graph (official).
@@ -47,7 +46,7 @@ class BatchPlan:
 
   def __init__(
       self, graphs: Sequence[PreparedGraph], *, slates_per_step: int, devices: int,
-      draw: Callable[[int, np.random.Generator], Slot], seed: int,
+      draw: Callable[[int, np.random.Generator], Slot], seed: int, epochs: int,
       slate_sizes: Callable[[int, np.random.Generator], dict[str, int]] | None = None,
       slates_per_epoch: int = 0,
   ):
@@ -61,10 +60,10 @@ class BatchPlan:
                        f"--config.batch.slates_per_epoch to at least {devices}")
     self.slates_per_device = slates_per_step // devices
     self.steps_per_epoch = self._per_epoch // self._per_step
-    self.budgets = self._choose_budgets()
+    self._order = functools.lru_cache(maxsize=2)(self._draw_order)
+    self.budgets = self._choose_budgets(epochs)
 
-  @functools.lru_cache(maxsize=2)
-  def _order(self, epoch: int) -> np.ndarray:
+  def _draw_order(self, epoch: int) -> np.ndarray:
     rng, graphs = np.random.default_rng([self._seed, epoch]), len(self._sizes)
     passes = [rng.permutation(graphs) for _ in range(-(-self._per_epoch // graphs))]
     return np.concatenate(passes)[: self._per_epoch]
@@ -89,15 +88,14 @@ class BatchPlan:
                 else self._slate_sizes(int(graph), next(rngs)) for graph in graphs])
         for graphs in self.graphs_of_step(step)]
 
-  def _choose_budgets(self) -> list[dict[str, int]]:
-    steps = range(_LOOK_AHEAD_EPOCHS * self.steps_per_epoch)
+  def _choose_budgets(self, epochs: int) -> list[dict[str, int]]:
+    steps = range(min(epochs, _LOOK_AHEAD_EPOCHS) * self.steps_per_epoch)
     per_step = [
         {key: max(size[key] for size in sizes) for key in sizes[0]}
         for sizes in map(self._device_sizes, steps)
     ]
-    worth = 1 + len(per_step) // _BATCHES_PER_BUDGET
     chosen = buckets.choose_budgets(
-        per_step, max_budgets=min(worth, buckets.MAX_BUDGETS - 1))
+        per_step, steps=epochs * self.steps_per_epoch, max_budgets=buckets.MAX_BUDGETS - 1)
     # Whatever a batch holds fits the largest of everything in every slot.
     largest = {
         key: self.slates_per_device * max(size[key] for size in self._sizes)

@@ -13,6 +13,7 @@ them are read without the rest.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 import concurrent.futures
 import contextlib
 import fcntl
@@ -22,7 +23,6 @@ import os
 from pathlib import Path
 import signal
 import sys
-from typing import Iterator
 
 import numpy as np
 import tqdm
@@ -247,7 +247,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
       prog="python -m tpugraphs_jax.data.store",
       description="The random-access store of the layout collections.")
   parser.add_argument("command", choices=("build", "info", "verify"))
-  parser.add_argument("--data_root", default="~/data/tpugraphs/npz",
+  parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT,
                       help="folder of the released files (default: %(default)s)")
   parser.add_argument("--store_dir", help="folder of the store (default: DATA_ROOT/store)")
   parser.add_argument("--collection", choices=_LAYOUT_COLLECTIONS,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from tpugraphs_jax.batch import Adjacency, Neighbours, Reach
+from tpugraphs_jax.batch import Adjacency, Reach
 
 OPERANDS = "operands"
 USERS = "users"

@@ -60,7 +60,8 @@ def weight_order(model: Any) -> list[Path]:
     ValueError: for a model the official code does not have.
   """
   if type(model) not in _ORDERS:
-    raise ValueError(f"{type(model).__name__} is not an official model; there are no weights for it")
+    raise ValueError(
+        f"{type(model).__name__} is not an official model; there are no weights for it")
   return _ORDERS[type(model)](model)
 
 

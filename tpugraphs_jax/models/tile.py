@@ -184,7 +184,6 @@ class PooledMLP(_TileModel):
     return self.mlp(*[self.hidden_dim] * self.num_layers, 1, name="head")(x)[..., 0]
 
 
-
 # Names of the official flags.
 MODELS = {
     "EarlyJoinSAGE": SAGE,

@@ -58,7 +58,7 @@ class SegmentSlot(NamedTuple):
   graph: SegmentedGraph
   config_ids: np.ndarray  # [<= C] int64 configuration numbers
   target: np.ndarray  # [<= C] float32, larger = slower
-  graph_id: int  # position of the graph in its split
+  graph_id: int  # number of the graph among those trained on
   fresh: np.ndarray  # [S] int64 segment numbers, ascending
 
   @property
@@ -92,7 +92,7 @@ class SegmentBatch(NamedTuple):
   segments: np.ndarray  # [G] int32 number of segments J of the graph, 1 for empty slots
   target: np.ndarray  # [G, C] float32, larger = slower
   config_mask: np.ndarray  # [G, C] bool
-  graph_id: np.ndarray  # [G] int32 position of the graph in its split, -1 for empty slots
+  graph_id: np.ndarray  # [G] int32 number of the graph among those trained on, -1 for empty slots
   config_id: np.ndarray  # [G, C] int32 configuration number, -1 for padding
   others: tuple[Others, ...] = ()  # to be recomputed by the training step
   stale: Stale | None = None  # filled in by the training step

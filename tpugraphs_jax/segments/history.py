@@ -46,7 +46,7 @@ class Keys:
 
   @classmethod
   def of(cls, graphs: Sequence[SegmentedGraph]) -> Keys:
-    """The keys of training graphs, by their position in the split."""
+    """The keys of graphs, which their place in this list numbers."""
     segments = np.array([len(graph.segments) for graph in graphs], np.int64)
     ends = np.cumsum(segments * [len(graph.configs) for graph in graphs])
     digest = hashlib.sha256()
@@ -139,8 +139,10 @@ class DeviceHistory:
     def load(name, array):
       saved = None
       if parallel.is_primary():
-        saved = np.fromfile(folder / name, array.dtype).reshape(array.shape[1:])
-      return parallel.replicate(parallel.from_primary(saved))
+        saved = np.memmap(folder / name, array.dtype, "r", 0, array.shape[1:])
+      value = np.empty(array.shape[1:], array.dtype)
+      parallel.copy_from_primary(saved, value)
+      return parallel.replicate(value)
 
     self._value = load("value", self._value)
     self._is_written = load("is_written", self._is_written)
@@ -189,7 +191,7 @@ class HostHistory:
       saved = None
       if parallel.is_primary():
         saved = np.memmap(folder / Path(array.filename).name, array.dtype, "r", 0, array.shape)
-      array[:] = parallel.from_primary(saved)
+      parallel.copy_from_primary(saved, array)
 
 
 def create(
@@ -261,6 +263,7 @@ class Snapshots:
 
   def __init__(self, folder: Path, keys: Keys, history: History):
     self._folder, self._identity, self._history = folder, keys.identity, history
+    self._kept: str | None = None  # of the newest checkpoint, as far as is known
 
   def check(self) -> None:
     """Refuses (ValueError) a folder with tables of other graphs or another partition."""
@@ -273,7 +276,11 @@ class Snapshots:
             "--config.segments, or another --workdir")
 
   def save(self) -> str:
-    """Saves the table; returns the name to restore it by."""
+    """Saves the table; returns the name to restore it by.
+
+    Keeps the table before it, which the newest checkpoint needs until that of this
+    table is written.
+    """
     numbers = sorted(self._numbers())
     name = f"table_{numbers[-1] + 1 if numbers else 0}"
     partial = self._folder / f".{name}.partial"
@@ -284,8 +291,10 @@ class Snapshots:
     if parallel.is_primary():
       (partial / "identity.json").write_text(json.dumps({"identity": self._identity}) + "\n")
       os.replace(partial, self._folder / name)
-      for number in numbers[:-1]:
-        shutil.rmtree(self._folder / f"table_{number}")
+      for number in numbers:
+        if f"table_{number}" != self._kept:
+          shutil.rmtree(self._folder / f"table_{number}")
+    self._kept = name
     return name
 
   def _numbers(self) -> list[int]:
@@ -302,6 +311,7 @@ class Snapshots:
       raise FileNotFoundError(f"{folder} is missing, the history table of the newest checkpoint: "
                               "train again in another --workdir")
     self._history.restore(folder)
+    self._kept = name
 
 
 class BatchesWithHistory:

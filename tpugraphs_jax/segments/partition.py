@@ -71,9 +71,9 @@ def _computations(graph: OpGraph, max_nodes: int) -> np.ndarray:
 
 
 def _connected_parts(graph: OpGraph) -> np.ndarray:
-  """A label per node, equal for nodes connected inside one HLO computation."""
-  computation = np.searchsorted(graph.node_splits, np.arange(graph.num_nodes), side="right")
-  ends = graph.edge_index[np.equal(*computation[graph.edge_index].T)]
+  """A label per node, equal for nodes connected within a stretch of `node_splits`."""
+  stretch = np.searchsorted(graph.node_splits, np.arange(graph.num_nodes), side="right")
+  ends = graph.edge_index[np.equal(*stretch[graph.edge_index].T)]
   _, label = scipy.sparse.csgraph.connected_components(
       _matrix(ends, graph.num_nodes), directed=False)
   return label

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import functools
-import time
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,10 @@ class LayoutTask(task.Task):
     checks.at_least(config, {
         "data.reduction_hops": 1, "data.max_configs": 0, "batch.keep_nodes": 2,
         "eval.max_configs": 0})
+    if config.model.name == "SAGE" and config.data.config_transform != "none":
+      raise ValueError(
+          f"--config.data.config_transform is {config.data.config_transform!r}, but SAGE embeds "
+          "the integers of configurations: set it to 'none', or take another model")
 
   def create_model(self, name: str, **options: Any):
     return layout.create(name, **options)
@@ -138,13 +141,3 @@ class LayoutTask(task.Task):
         for _ in range(_BLOCKS_IN_EVALUATION)
     ]
     return [np.mean(scores, axis=0) for scores in zip(*runs)]
-
-  def validate(self, scorer, params, graphs, config_ids, *, progress: bool = False):
-    """As `Task.validate`; with `--config.eval.time` also seconds to score each graph."""
-    rows, means = super().validate(scorer, params, graphs, config_ids, progress=progress)
-    if self.config.eval.time:
-      for row, graph, ids in zip(rows, graphs, config_ids):
-        started = time.monotonic()
-        self.score(scorer, params, [graph], [ids])
-        row["seconds"] = time.monotonic() - started
-    return rows, means

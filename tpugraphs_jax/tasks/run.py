@@ -7,21 +7,22 @@ import functools
 from logging import getLogger
 from pathlib import Path
 import sys
+import time
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 import ml_collections
+import numpy as np
 
 from tpugraphs_jax import evaluate as evaluate_lib
 from tpugraphs_jax import ranking
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.data.batching import PreparedGraph
-from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, OpGraph
 from tpugraphs_jax.tasks.task import Phase, Task
 from tpugraphs_jax.train import loop, parallel, report
 
 MODES = ("train", "evaluate", "predict", "all")
-DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"
 
 
 def define_flags(default_config: str) -> None:
@@ -48,37 +49,51 @@ def main(argv: list[str]) -> None:
     sys.exit(f"error: unexpected argument {argv[1]!r}; options start with --")
   values = flags.FLAGS
   try:
+    for name in ("workdir", "data_root"):
+      if "://" in (values[name].value or ""):
+        raise ValueError(f"--{name}={values[name].value} is not a local folder: mount the bucket "
+                         "(gcsfuse), or copy it here first")
     parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
     workdir = Path(values.workdir).expanduser()
     parallel.use_compilation_cache(workdir / "compilation_cache")
-    config, data_root = values.config, values.data_root
-    if values.mode in ("evaluate", "predict"):
-      saved = ranking.saved_config(workdir)
-      data_root = data_root or saved.get("data_root")
-      if not values["config"].present:
-        config = saved
-        config.update_from_flattened_dict(config_flags.get_override_values(values["config"]))
-    with config.unlocked():
-      config.data_root = data_root or _default_data_root(workdir)
     # A process that fails alone must not leave the others waiting for it.
     with parallel.stop_together():
-      run(config, workdir, mode=values.mode, resume=values.resume)
+      run(_config(values, workdir), workdir, mode=values.mode, resume=values.resume)
   except (ValueError, OSError, FloatingPointError) as error:
     logging.debug("details", exc_info=True)
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     sys.exit(2)
 
 
+def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDict:
+  """The config that the flags ask for, with the place of the data as `data_root`."""
+  config, data_root = values.config, values.data_root
+  if values.mode in ("evaluate", "predict"):
+    # Process 0 decides: the others may have no such disk.
+    saved = parallel.from_primary(
+        ranking.saved_config(workdir).to_dict() if parallel.is_primary() else None)
+    data_root = data_root or saved.get("data_root")
+    if not values["config"].present:
+      config = ml_collections.ConfigDict(saved)
+      config.update_from_flattened_dict(config_flags.get_override_values(values["config"]))
+  with config.unlocked():
+    config.data_root = data_root or _default_data_root(workdir)
+  return config
+
+
 def _default_data_root(workdir: Path) -> str:
   """The usual place; where nothing is there, a tiny synthetic set in the working folder."""
-  if Path(DEFAULT_DATA_ROOT).expanduser().is_dir():
+  if parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
     return DEFAULT_DATA_ROOT
+  root = workdir / "synthetic"
   print(f"No data set at {DEFAULT_DATA_ROOT} and no --data_root: using tiny synthetic data in "
-        f"{workdir / 'synthetic'}", flush=True)
+        f"{root}", flush=True)
   if parallel.is_primary():
-    synthetic.generate(workdir / "synthetic", scale="tiny", progress=False)
+    synthetic.generate(root, scale="tiny", progress=False)
   parallel.barrier("synthetic data")
-  return str(workdir / "synthetic" / "npz")
+  if not root.exists():  # a host with a disk of its own
+    synthetic.generate(root, scale="tiny", progress=False)
+  return str(root / "npz")
 
 
 def run(
@@ -104,7 +119,7 @@ def run(
 
 
 def train(task: Task, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
-  """Fits transforms, trains, keeps the best checkpoint on validation OPA."""
+  """Fits transforms, trains, keeps the best checkpoint by `config.train.best_metric`."""
   config = task.config
   parallel.per_device(config.batch.graphs, field="--config.batch.graphs")
   loop.check_workdir(workdir, resume=resume, config=ranking.fingerprint(config))
@@ -112,7 +127,7 @@ def train(task: Task, workdir: Path, *, resume: bool = False) -> loop.TrainResul
   valid_graphs = task.judged(task.load(config.data_root, "valid"))
   if not valid_graphs:
     raise ValueError(f"no labelled validation graph of {task.collection} in {config.data_root}; "
-                     "early stopping needs at least one")
+                     "choosing the best checkpoint needs at least one")
   _fit_once(task, train_graphs, workdir / ranking.TRANSFORMS_FILE, resume=resume)
   report.write_manifest(workdir, config.to_dict())
   prepared = [task.prepare(graph) for graph in train_graphs]
@@ -167,10 +182,20 @@ def evaluate(ranker: ranking.Ranker) -> dict[str, float]:
   ids = [task.validation_ids(graph) for graph in graphs]
   rows, means = task.validate(
       ranker.scorer, ranker.params(graphs[0]), graphs, ids, progress=True)
+  if task.config.eval.get("time"):
+    for row, graph, chosen in zip(rows, graphs, ids):
+      row["seconds"] = _scoring_seconds(ranker, graph, chosen)
   if parallel.is_primary():
     evaluate_lib.write_csv(ranker.workdir / "validation.csv", rows)
     print(task.summary(rows, means), flush=True)
   return means
+
+
+def _scoring_seconds(ranker: ranking.Ranker, graph: PreparedGraph, ids: np.ndarray) -> float:
+  """Seconds to score these configurations of a graph, which has been scored before."""
+  started = time.monotonic()
+  ranker.task.score(ranker.scorer, ranker.params(graph), [graph], [ids])
+  return time.monotonic() - started
 
 
 def predict(ranker: ranking.Ranker) -> None:

@@ -57,6 +57,10 @@ class SegmentTask(LayoutTask):
         "segments.max_nodes": 2, "segments.fresh": 1, "segments.finetune.epochs": 0,
         "segments.finetune.configs": 0})
     self._check_combinations()
+    try:
+      state_lib.create_optimizer(total_steps=1, **config.segments.finetune.optimizer)
+    except ValueError as error:
+      raise ValueError(f"--config.segments.finetune: {error}") from None
 
   def _check_combinations(self) -> None:
     options, layout_model = self.options, self.model.model
@@ -137,9 +141,6 @@ class SegmentTask(LayoutTask):
 
     return sizes
 
-  def draw_block(self, graph: Any, rng: np.random.Generator) -> None:
-    del graph, rng
-
   def assemble(self, slots: Sequence[Any], budget: Budget, *, graphs: int, configs: int) -> Any:
     if isinstance(slots[0].graph, HeadGraph):
       return finetune.assemble(slots, graphs=graphs, configs=configs)
@@ -211,7 +212,7 @@ class SegmentTask(LayoutTask):
     ids = [self._some_configs(len(graph.configs), rng) for graph in graphs]
     known = finetune.refresh(
         scorer, state.eval_params, graphs, ids, workdir / _HEAD_FOLDER)
-    plan = self.plan(known)
+    plan = self.plan(known, epochs=options.epochs)
     total_steps = options.epochs * plan.steps_per_epoch
     optimizer = self._head_optimizer(total_steps)
     head = model_lib.HeadModel(self.model)

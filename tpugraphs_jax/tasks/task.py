@@ -169,9 +169,9 @@ class Task(abc.ABC):
     kept = loading.keep(graphs, "training", self.why_not_trained)
     if not kept:
       raise ValueError(
-          f"none of the {len(graphs)} training graphs of {self.collection} can be trained on: each "
-          f"has fewer than {self.config.batch.min_configs} configurations "
-          "(--config.batch.min_configs), no runtimes, or nothing that differs")
+          f"none of the {len(graphs)} training graphs of {self.collection} can be trained on: the "
+          "lines above say why (--config.batch.min_configs is "
+          f"{self.config.batch.min_configs})")
     return kept
 
   def why_not_trained(self, configs: TileConfigs | LayoutConfigs) -> str:
@@ -220,12 +220,15 @@ class Task(abc.ABC):
     del graph, rng
     return None
 
-  def plan(self, graphs: Sequence[PreparedGraph]) -> pipeline.BatchPlan:
+  def plan(
+      self, graphs: Sequence[PreparedGraph], *, epochs: int | None = None
+  ) -> pipeline.BatchPlan:
+    """The batches of a run over these graphs, of `config.train.epochs` unless given."""
     batch = self.config.batch
     return pipeline.BatchPlan(
         graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
         draw=self.draw(graphs), slate_sizes=self.slate_sizes(graphs), seed=self.config.seed,
-        slates_per_epoch=batch.slates_per_epoch)
+        epochs=epochs or self.config.train.epochs, slates_per_epoch=batch.slates_per_epoch)
 
   def batches(self, plan: pipeline.BatchPlan, total_steps: int):
     first = parallel.process_index() * parallel.local_device_count()

@@ -81,8 +81,9 @@ def train(
     state: initial state, without a device axis, equal in every process.
     train_step: `(state, batch) -> (state, metrics)` made by `parallel.pmap`; metrics
       are scalars, reduced over devices, with `loss` among them. May donate the state.
-    batches: a grain `DatasetIterator` of batches with a leading device axis: each
-      process its own part, the same number everywhere.
+    batches: iterator of batches with a leading device axis, each process its own part,
+      the same number everywhere; `get_state` and `set_state` save and restore its
+      position (grain `DatasetIterator`, `segments.history.BatchesWithHistory`).
     evaluate: from parameters (numpy, averaged ones where an average is kept) to
       metrics; must give the same in every process.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.

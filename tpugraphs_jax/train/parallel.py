@@ -237,6 +237,24 @@ def from_primary(value: Any) -> Any:
   return gather_objects(value if is_primary() else None)[0]
 
 
+def copy_from_primary(
+    source: np.ndarray | None, target: np.ndarray, *, block_bytes: int = 2**26
+) -> None:
+  """Fills `target` with process 0's `source`, block by block of rows.
+
+  What every process needs beside the two is small, however large they are.
+
+  Args:
+    source: array like `target`; None in the other processes.
+    target: written in every process.
+    block_bytes: size of a block.
+  """
+  rows = max(1, block_bytes // max(1, target[:1].nbytes))
+  for start in range(0, len(target), rows):
+    stop = start + rows
+    target[start:stop] = from_primary(None if source is None else source[start:stop])
+
+
 @contextlib.contextmanager
 def stop_together() -> Iterator[None]:
   """Ends this process at once when an error comes up while others wait for it.

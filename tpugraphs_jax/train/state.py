@@ -21,7 +21,7 @@ class TrainState(flax.struct.PyTreeNode):
   step: jax.Array  # [] int32, training steps taken
   params: Any  # pytree of float32
   opt_state: optax.OptState
-  extra: Any = ()  # any further pytree, such as a history table
+  extra: Any = ()  # what the model sowed in this step, see `make_train_step`
 
   @classmethod
   def create(

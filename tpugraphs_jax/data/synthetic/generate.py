@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 import concurrent.futures
 import functools
 import json
 import multiprocessing
 import os
 from pathlib import Path
-from typing import Iterable
 
 import tqdm
 
