@@ -62,6 +62,15 @@ def test_gradient_is_that_of_the_dense_product(direction, slots, receivers):
   np.testing.assert_allclose(jax.grad(fast)(x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("slots", [0, 2])
+def test_no_rows_at_all_sum_to_zero(slots):
+  """Segments without a configurable node in reach, and nothing else in the batch."""
+  adjacency, nothing = tables(graph_edges(), slots), jnp.zeros((0, 2, 3))
+  total, vjp = jax.vjp(lambda x: mp.neighbour_sum(x, adjacency, mp.BOTH, receivers=5), nothing)
+  np.testing.assert_array_equal(total, np.zeros((5, 2, 3)))
+  assert vjp(total)[0].shape == (0, 2, 3)
+
+
 def test_senders_beyond_the_rows_at_hand_do_not_count():
   edges, x = graph_edges(), random_values(5, 3)
   full = np.zeros((NODES, 3), np.float32)

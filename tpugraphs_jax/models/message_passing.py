@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,8 @@ _OPPOSITE = {OPERANDS: USERS, USERS: OPERANDS, BOTH: BOTH}
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
   """Rows of `x [n, ...]`; absent indices give zeros."""
+  if not len(x):
+    return jnp.zeros(index.shape + x.shape[1:], x.dtype)  # jax gathers from no empty axis
   return jnp.asarray(x).at[index].get(mode="fill", fill_value=0)
 
 
@@ -35,7 +38,7 @@ def _sum_rows(
 ) -> jax.Array:
   """Sums `x [senders, ...]` into `[receivers, ...]`, accumulating in float32."""
   tables = [getattr(adjacency, side) for side in _SIDES[direction]]
-  flat = x.reshape(len(x), -1)
+  flat = x.reshape(len(x), math.prod(x.shape[1:]))
   total = jnp.zeros((receivers, flat.shape[1]), jnp.float32)
   # One gather per slot, written out: XLA fuses them into a single pass, which
   # a gather of [receivers, slots, F] followed by a reduction is not.
