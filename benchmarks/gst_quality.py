@@ -4,7 +4,7 @@
     python benchmarks/gst_quality.py --data_root DIR/npz --out gst_quality.json
 
 Every variant takes the same number of steps with a small model and sees the same 200
-configurations per graph, a third of them fast ones; segments have at most 128 nodes,
+configurations per graph, a third of them fast ones; segments have at most 256 nodes,
 the graphs 300 to 3,000, and two segments of a graph are fresh in a step. Seconds are
 those of training (for `gst_efd` with refreshing and head training) without compilations
 and evaluation; tau is the mean over validation graphs after the last step. Every run is
@@ -31,7 +31,7 @@ import gst
 import timing
 
 VARIANTS = ("full", "gst", "gst_e", "gst_ed", "gst_efd", "one")
-_SEGMENT_NODES, _FRESH, _CONFIGS = 128, 2, 200
+_SEGMENT_NODES, _FRESH, _CONFIGS = 256, 2, 200
 
 
 class _Compilations:

@@ -6,6 +6,11 @@ the default is the recommended GraphSAGE), a kind of Graph Segment Training
 (`gst`, `gst_e`, `gst_ed`, `gst_efd`, `one`, or `full` for whole graphs) and `ci`
 (a few seconds on a CPU), in any order.
 
+Expected Kendall tau on the synthetic `medium` data after 3 of the 10 epochs, 4 to 5
+minutes on one CPU core: 0.63, 0.69, 0.77 and 0.71 for the four collections as above;
+`official` 0.23, 0.53, 0.42 and 0.35 after its 50 epochs, 2 to 4 minutes. On the
+released AlexNet `xla-default` reaches 0.77 in 3.5 minutes.
+
   python run_layout.py --config=configs/layout.py:xla-random --workdir=out/xla_random
   python run_layout.py --config=configs/layout.py:nlp-default,official --workdir=out/official
   python run_layout.py --config=configs/layout.py:xla-random,gst_ed --workdir=out/gst_ed
