@@ -18,7 +18,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	touch $@
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 demo: install
 	$(BIN)/python run_tile.py --config=configs/tile.py:ci --workdir=out/demo_tile

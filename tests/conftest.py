@@ -13,15 +13,7 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax  # noqa: E402
-import pytest  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-  """Keeps each file in one worker (`--dist loadgroup`), and all that need `jobs.py` in the same."""
-  for item in items:
-    group = "jobs" if hasattr(item.module, "jobs_lib") else item.path.stem
-    item.add_marker(pytest.mark.xdist_group(group))
