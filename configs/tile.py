@@ -1,12 +1,11 @@
 """The official tile baseline: EarlyJoinSAGE and the other published models.
 
 Variants, separated by commas: a model name (`EarlyJoinSAGE`, `LateJoinSAGE`,
-`EarlyJoinResGCN`, `LateJoinResGCN`, `MLP`), `recommended` (the settings that did
-best in the README's table; the default is the published ones, but for kernels with fewer
-than 10 configurations, which are trained on too) and `ci` (a few seconds
-on a CPU).
+`EarlyJoinResGCN`, `LateJoinResGCN`, `MLP`), `recommended` (the settings that did best in the
+README's table; the default is the published ones, but for kernels with fewer than
+10 configurations, which are trained on too) and `ci` (a few seconds on a CPU).
 
-Expected on the synthetic `medium` data, one CPU core: top-5 slowdown 0.021 in 4
+Expected on the synthetic `medium` data, one CPU core: top-5 slowdown 0.020 in 4
 minutes with the published settings, 0.014 in 2 minutes with the recommended ones.
 
   python run_tile.py --config=configs/tile.py:LateJoinSAGE --workdir=out/late
