@@ -44,7 +44,7 @@ def test_budgets_are_multiples_and_grow():
 def test_reached_positions_cost_more_than_nodes():
   # Alike in nodes, so that only the reached ones tell the batches apart.
   sizes = [{"nodes": 1000, "tier0": tier0} for tier0 in (100, 110, 400, 410)]
-  assert [b["tier0"] for b in buckets.choose_budgets(sizes, steps=500, multiple=10)] == [
+  assert [b["tier0"] for b in buckets.choose_budgets(sizes, steps=1000, multiple=10)] == [
       110, 410]
 
 
@@ -79,12 +79,19 @@ def test_equal_batches_need_one_budget():
 
 def test_a_budget_must_save_more_padding_than_its_compilation_costs():
   sizes = [{"nodes": n} for n in (100, 200, 400, 800)]
-  # The second of two budgets saves 1,200 / 1,500 of a mean step, at 50 steps.
-  saved = (4 * 800 - (2 * 200 + 2 * 800)) / sum(size["nodes"] for size in sizes)
-  short, long = (50 / saved * factor for factor in (0.99, 1.01))
+  # The second of two budgets saves 1,200 nodes in four steps, each in 16 configurations.
+  saved_rows = 16 * (4 * 800 - (2 * 200 + 2 * 800)) / 4
+  short, long = (1.5e6 / saved_rows * factor for factor in (0.99, 1.01))
   assert len(buckets.choose_budgets(sizes, steps=short)) == 1
   assert len(buckets.choose_budgets(sizes, steps=long)) == 2
   assert len(buckets.choose_budgets(sizes)) == 4
+
+
+def test_large_batches_are_worth_more_budgets_than_small_ones():
+  small = [{"nodes": n, "tier0": n // 10} for n in (100, 200, 400, 800)]
+  large = [{key: 100 * size[key] for key in size} for size in small]
+  assert len(buckets.choose_budgets(small, steps=1000)) == 1
+  assert len(buckets.choose_budgets(large, steps=1000)) > 1
 
 
 def test_frequent_sizes_weigh_more():

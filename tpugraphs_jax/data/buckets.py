@@ -13,10 +13,11 @@ import numpy as np
 from tpugraphs_jax.data.batching import Budget
 
 MAX_BUDGETS = 8
-# Steps that take as long as a compilation. On a CPU: layouts 10 to 50, kernels 500.
-_COMPILATION = 50
-# Rows that a reached position takes: one per configuration (presets: 16).
-_ROWS_PER_POSITION = 16
+# Rows of features that training works through in the time of a compilation: on two CPU
+# cores that takes about 6 s, and training 0.25 million rows a second (width 64).
+_ROWS_PER_COMPILATION = 1.5e6
+# Configurations of a slate (layout presets: 16).
+_CONFIGS = 16
 
 
 def choose_budgets(
@@ -27,8 +28,9 @@ def choose_budgets(
 
   Batches are sorted by cost and cut into runs so that padding costs the least
   possible (dynamic programming over at most 128 candidate cuts); each run gets
-  the maximum of every entry. A batch costs the rows of features that it takes:
-  its nodes, and for layouts every reached position once per configuration.
+  the maximum of every entry. A batch costs the rows of features that it takes: for
+  layouts its nodes, and every reached position once per configuration; for kernels
+  its nodes once per configuration.
 
   Args:
     sizes: what each batch takes (`batching.total_sizes`); at least one.
@@ -40,14 +42,15 @@ def choose_budgets(
   # Distinct batches only: epochs repeat sizes, and the maximum does not care.
   table, counts = np.unique(
       np.array([[size[k] for k in keys] for size in sizes]), axis=0, return_counts=True)
-  rows = [(k == "nodes") + _ROWS_PER_POSITION * k.startswith("tier") for k in keys]
-  cost = table @ np.array(rows)
+  varying = {k for k in keys if k.startswith("tier")} or {"nodes"}
+  cost = table @ np.array([_CONFIGS if k in varying else k == "nodes" for k in keys])
   by_cost = np.argsort(cost, kind="stable")
   table, counts, cost = table[by_cost], counts[by_cost], cost[by_cost]
   ends = np.unique(np.linspace(0, len(cost) - 1, min(len(cost), 128)).round().astype(int))
   options = [_best_cuts(cost, counts, ends, budgets) for budgets in range(1, max_budgets + 1)]
-  # In steps of a mean batch: padded ones, and what compilations take.
-  time = lambda cuts: _padded(cost, counts, cuts) + _COMPILATION / steps * len(cuts)
+  rows = steps * np.average(cost, weights=counts)
+  # Relative to the run without padding.
+  time = lambda cuts: _padded(cost, counts, cuts) + _ROWS_PER_COMPILATION / rows * len(cuts)
   cuts = min(options, key=time)
   starts = [0] + [cut + 1 for cut in cuts[:-1]]
   chosen = [table[start : stop + 1].max(axis=0) for start, stop in zip(starts, cuts)]

@@ -14,8 +14,7 @@ import numpy as np
 from tpugraphs_jax.data import buckets
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
 
-# Epochs whose batches are looked at to choose budgets; later ones that fit none
-# of them (rare) get a budget of their own.
+# Epochs whose batches are looked at to choose budgets.
 _LOOK_AHEAD_EPOCHS = 16
 
 
@@ -89,21 +88,23 @@ class BatchPlan:
         for graphs in self.graphs_of_step(step)]
 
   def _choose_budgets(self, epochs: int) -> list[dict[str, int]]:
-    steps = range(min(epochs, _LOOK_AHEAD_EPOCHS) * self.steps_per_epoch)
+    known = min(epochs, _LOOK_AHEAD_EPOCHS) * self.steps_per_epoch
     per_step = [
         {key: max(size[key] for size in sizes) for key in sizes[0]}
-        for sizes in map(self._device_sizes, steps)
+        for sizes in map(self._device_sizes, range(known))
     ]
-    chosen = buckets.choose_budgets(
-        per_step, steps=epochs * self.steps_per_epoch, max_budgets=buckets.MAX_BUDGETS - 1)
-    # Whatever a batch holds fits the largest of everything in every slot.
-    largest = {
+    steps = epochs * self.steps_per_epoch
+    if steps > known:
+      # The chance that a further batch exceeds all of these is that of one among them.
+      per_step.append(self._largest())
+    return buckets.choose_budgets(per_step, steps=steps)
+
+  def _largest(self) -> dict[str, int]:
+    """Whatever a batch holds fits the largest of everything in every slot."""
+    return {
         key: self.slates_per_device * max(size[key] for size in self._sizes)
         for key in self._sizes[0]
     }
-    limit = buckets.choose_budgets([largest])[0]
-    chosen.append({key: max(limit[key], chosen[-1][key]) for key in limit})
-    return chosen
 
   def budget(self, step: int) -> Budget:
     """The smallest budget that holds the step on every device."""
