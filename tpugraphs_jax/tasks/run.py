@@ -120,20 +120,9 @@ def run(
 
 def train(task: Task, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   """Fits transforms, trains, keeps the best checkpoint by `config.train.best_metric`."""
-  config = task.config
-  parallel.per_device(config.batch.graphs, field="--config.batch.graphs")
-  loop.check_workdir(workdir, resume=resume, config=ranking.fingerprint(config))
-  train_graphs = task.trainable(task.load(config.data_root, "train"))
-  valid_graphs = task.judged(task.load(config.data_root, "valid"))
-  if not valid_graphs:
-    raise ValueError(f"no labelled validation graph of {task.collection} in {config.data_root}; "
-                     "choosing the best checkpoint needs at least one")
-  _fit_once(task, train_graphs, workdir / ranking.TRANSFORMS_FILE, resume=resume)
-  report.write_manifest(workdir, config.to_dict())
-  prepared = [task.prepare(graph) for graph in train_graphs]
-  valid = [task.prepare(graph) for graph in valid_graphs]
-  for graph in valid:
-    task.validation_ids(graph)  # what is wrong with them shows before training
+  parallel.per_device(task.config.batch.graphs, field="--config.batch.graphs")
+  loop.check_workdir(workdir, resume=resume, config=ranking.fingerprint(task.config))
+  prepared, valid = _prepare(task, workdir, resume=resume)
   phase = task.first_phase(prepared, workdir)
   logging.info("%s: %d training graphs, %d validation graphs, %d steps per epoch",
                task.collection, len(prepared), len(valid), phase.steps_per_epoch)
@@ -142,6 +131,24 @@ def train(task: Task, workdir: Path, *, resume: bool = False) -> loop.TrainResul
     phase = phase.following(result.state)
     result = train_phase(task, phase, valid, workdir, resume=resume)
   return result
+
+
+def _prepare(
+    task: Task, workdir: Path, *, resume: bool
+) -> tuple[list[PreparedGraph], list[PreparedGraph]]:
+  """Training and validation graphs with fitted transforms; the raw graphs are not kept."""
+  config = task.config
+  train_graphs = task.trainable(task.load(config.data_root, "train"))
+  valid_graphs = task.judged(task.load(config.data_root, "valid"))
+  if not valid_graphs:
+    raise ValueError(f"no labelled validation graph of {task.collection} in {config.data_root}; "
+                     "choosing the best checkpoint needs at least one")
+  _fit_once(task, train_graphs, workdir / ranking.TRANSFORMS_FILE, resume=resume)
+  report.write_manifest(workdir, config.to_dict())
+  valid = [task.prepare(graph) for graph in valid_graphs]
+  for graph in valid:
+    task.validation_ids(graph)  # what is wrong with them shows before training
+  return [task.prepare(graph) for graph in train_graphs], valid
 
 
 def train_phase(
