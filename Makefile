@@ -21,8 +21,12 @@ test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 demo: install
-	$(BIN)/python run_tile.py --config=configs/tile.py:ci --workdir=out/demo_tile
-	$(BIN)/python run_layout.py --config=configs/layout.py:xla-random,ci --workdir=out/demo_layout
+	rm -rf out/demo_*
+	$(BIN)/python -m tpugraphs_jax.data.synthetic --out out/demo_data
+	$(BIN)/python run_tile.py --config=configs/tile.py:ci --data_root=out/demo_data/npz \
+	  --workdir=out/demo_tile
+	$(BIN)/python run_layout.py --config=configs/layout.py:xla-random,ci \
+	  --data_root=out/demo_data/npz --workdir=out/demo_layout
 
 benchmarks: install
 	$(BIN)/python benchmarks/run_all.py

@@ -3,8 +3,8 @@
     python -m tpugraphs_jax.data.synthetic --out DIR --scale medium --collections layout:xla:random
     python benchmarks/gst_quality.py --data_root DIR/npz --out gst_quality.json
 
-Every variant takes the same number of steps with a small model and sees the same 200
-configurations per graph, a third of them fast ones; segments have at most 256 nodes,
+Every variant takes the same number of steps with the recommended model and sees the same
+200 configurations per graph, a third of them fast ones; segments have at most 256 nodes,
 the graphs 300 to 3,000, and two segments of a graph are fresh in a step. Seconds are
 those of training (for `gst_efd` with refreshing and head training) without compilations
 and evaluation; tau is the mean over validation graphs after the last step. Every run is
@@ -20,7 +20,6 @@ import tempfile
 import time
 from typing import Any
 
-import jax
 import numpy as np
 
 from tpugraphs_jax import huge_pages
@@ -34,21 +33,10 @@ VARIANTS = ("full", "gst", "gst_e", "gst_ed", "gst_efd", "one")
 _SEGMENT_NODES, _FRESH, _CONFIGS = 256, 2, 200
 
 
-class _Compilations:
-  """Seconds that XLA has spent compiling since it was made."""
-
-  def __init__(self):
-    self.seconds = 0.0
-    jax.monitoring.register_event_duration_secs_listener(self._hear)
-
-  def _hear(self, event: str, duration: float, **unused):
-    self.seconds += duration * event.endswith("backend_compile_duration")
-
-
 class _Evaluation:
   """A scorer that counts its seconds, which are not training, with compilations and without."""
 
-  def __init__(self, scorer: Any, compilations: _Compilations):
+  def __init__(self, scorer: Any, compilations: timing.Compilations):
     self._scorer, self._compilations = scorer, compilations
     self.seconds, self.compile_seconds = 0.0, 0.0
 
@@ -63,9 +51,8 @@ class _Evaluation:
 def config_of(variant: str, seed: int, epochs: int, data_root: str):
   config = gst.config_of(variant)
   config.seed, config.data_root = seed, data_root
-  config.model.update(op_embed_dim=32, hidden_dim=64)
   config.data.max_configs = _CONFIGS
-  config.batch.update(graphs=4, configs=16, slates_per_epoch=400)
+  config.batch.update(graphs=4, slates_per_epoch=400)
   config.train.update(epochs=epochs, eval_every_epochs=epochs, valid_configs=500)
   config.eval.update(graphs=4)
   if "segments" in config:
@@ -81,7 +68,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
   task.fit(train_graphs)
   valid = [task.prepare(graph) for graph in valid]
   phase = task.first_phase([task.prepare(g) for g in train_graphs], workdir)
-  compilations = _Compilations()
+  compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()
   while phase:
     evaluations.append(_Evaluation(phase.scorer, compilations))

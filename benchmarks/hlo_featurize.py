@@ -1,17 +1,16 @@
 """Seconds to featurize an HLO module, by its number of instructions.
 
-  python benchmarks/hlo_featurize.py --json hlo_featurize.json
+  python benchmarks/hlo_featurize.py --out hlo_featurize.json
 
 The module is synthetic: regions of 1,000 instructions, each instruction with a
 shape, a layout and operands, one in twenty with a window, one in fifty with a
 call, in the 64-bit ids that jax writes.
 """
 
-import argparse
-import json
-import platform
+import statistics
 import time
 
+import timing
 from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import proto
 
@@ -38,10 +37,8 @@ def synthetic_module(nodes: int, *, region: int = 1000) -> bytes:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = timing.parser(__doc__, repeats=3)
   parser.add_argument("--nodes", type=int, nargs="+", default=[1_000, 10_000, 40_000])
-  parser.add_argument("--repeats", type=int, default=3)
-  parser.add_argument("--json", help="file for the figures")
   args = parser.parse_args()
   figures = []
   for nodes in args.nodes:
@@ -52,12 +49,10 @@ def main() -> None:
       graph = hlo.featurize(data)
       seconds.append(time.perf_counter() - start)
     figures.append({"nodes": graph.num_nodes, "edges": graph.num_edges,
-                    "bytes": len(data), "seconds": round(min(seconds), 3)})
-    print("{nodes:>7} nodes {edges:>7} edges {bytes:>9} bytes {seconds:>7} s".format(
+                    "bytes": len(data), "seconds": statistics.median(seconds)})
+    print("{nodes:>7} nodes {edges:>7} edges {bytes:>9} bytes {seconds:>7.3f} s".format(
         **figures[-1]))
-  if args.json:
-    with open(args.json, "w", encoding="utf-8") as file:
-      json.dump({"python": platform.python_version(), "figures": figures}, file, indent=2)
+  timing.write({"machine": timing.machine(), "figures": figures}, args.out)
 
 
 if __name__ == "__main__":

@@ -268,9 +268,8 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = timing.parser(__doc__)
   parser.add_argument("--workdir", help="folder for the generated files (default: temporary)")
-  parser.add_argument("--out", type=Path, help="also write the figures as JSON")
   parser.add_argument("--graphs", type=int, default=20, help="graphs of the stand-in")
   parser.add_argument("--workers", type=int, default=os.cpu_count())
   parser.add_argument("--only", choices=_CASES, help="one case, in this process")

@@ -2,7 +2,7 @@
 
     python benchmarks/run_all.py
 
-Targets and figures hold for two CPU cores that do nothing else. Single
+The recorded figures are those of two CPU cores that do nothing else. Single
 benchmarks: `python benchmarks/run_all.py layout_step tile_step`. Quality is measured by
 `quality.py` and `gst_quality.py`, the featurizer by `hlo_featurize.py`.
 """
@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import timing
+from tpugraphs_jax import atomic
 from tpugraphs_jax import huge_pages
 
 # Scripts that compare with the plain formulation, and scripts with figures of their own.
@@ -38,10 +38,9 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def write(results: Mapping[str, Any]) -> None:
-  """Writes `results.json` beside and then renames."""
-  beside = _RESULTS.with_suffix(".tmp")
-  beside.write_text(json.dumps({"machine": timing.machine(), **results}, indent=2) + "\n")
-  os.replace(beside, _RESULTS)
+  """Writes `results.json`."""
+  with atomic.replacing(_RESULTS) as file:
+    file.write(json.dumps({"machine": timing.machine(), **results}, indent=2) + "\n")
 
 
 def main() -> None:

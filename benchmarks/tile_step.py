@@ -9,10 +9,8 @@ collection has its 5,709 training kernels and 1,520 validation and test kernels.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import dataclasses
-import json
 from pathlib import Path
 import sys
 import time
@@ -28,6 +26,7 @@ from tpugraphs_jax import huge_pages
 from tpugraphs_jax.data.synthetic import files, scales
 from tpugraphs_jax.tasks.tile import TileTask
 from tpugraphs_jax.train import parallel, report, state as state_lib
+import timing
 
 _STEPS_IN_FLIGHT = 2  # as in the training loop
 TRAIN_KERNELS, SCORED_KERNELS = 5_709, 676 + 844
@@ -60,21 +59,22 @@ def measure_training(task: TileTask, graphs: list[graph.OpGraph]) -> dict[str, f
                         configs=task.config.batch.configs)
   train_step = task.train_step(optimizer)
   state = parallel.replicate(state_lib.TrainState.create(task.init_params(first), optimizer))
+  compilations = timing.Compilations()
   epochs, compiled, times = [], [], []
   for _ in range(2):
     started = before = time.perf_counter()
     in_flight = collections.deque()
-    with count_compilations() as count:
-      for _ in range(steps):
-        state, metrics = train_step(state, next(batches))
-        in_flight.append(metrics)
-        if len(in_flight) > _STEPS_IN_FLIGHT:
-          jax.block_until_ready(in_flight.popleft())
-        times.append(time.perf_counter() - before)
-        before += times[-1]
-      jax.block_until_ready(metrics)
+    compiled_before = compilations.count
+    for _ in range(steps):
+      state, metrics = train_step(state, next(batches))
+      in_flight.append(metrics)
+      if len(in_flight) > _STEPS_IN_FLIGHT:
+        jax.block_until_ready(in_flight.popleft())
+      times.append(time.perf_counter() - before)
+      before += times[-1]
+    jax.block_until_ready(metrics)
     epochs.append(time.perf_counter() - started)
-    compiled.append(count.total)
+    compiled.append(compilations.count - compiled_before)
   return {
       "step_ms_mean": 1e3 * epochs[1] / steps,
       "step_ms_median": 1e3 * float(np.median(times[steps:])),
@@ -85,28 +85,6 @@ def measure_training(task: TileTask, graphs: list[graph.OpGraph]) -> dict[str, f
       "batch_shapes": len(plan.budgets),
       "padding_share": plan.padding(min(steps, 200)),
   }
-
-
-class count_compilations:
-  """Counts backend compilations while it is entered."""
-
-  total = 0
-  _listening: list["count_compilations"] = []
-
-  def __enter__(self):
-    if not count_compilations._listening:
-      jax.monitoring.register_event_duration_secs_listener(count_compilations._hear)
-    count_compilations._listening.append(self)
-    return self
-
-  def __exit__(self, *error):
-    count_compilations._listening[:] = [None]
-
-  @staticmethod
-  def _hear(event: str, duration: float, **unused):
-    listener = count_compilations._listening[-1]
-    if listener is not None and event.endswith("backend_compile_duration"):
-      listener.total += 1
 
 
 def measure_scoring(task: TileTask, graphs: list[graph.OpGraph]) -> dict[str, float]:
@@ -125,8 +103,7 @@ def measure_scoring(task: TileTask, graphs: list[graph.OpGraph]) -> dict[str, fl
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--out", type=Path, help="also write the figures as JSON")
+  parser = timing.parser(__doc__)
   parser.add_argument("--pool", type=int, default=300, help="distinct kernels")
   parser.add_argument("--train_kernels", type=int, default=TRAIN_KERNELS)
   parser.add_argument("--scored_kernels", type=int, default=SCORED_KERNELS)
@@ -137,10 +114,7 @@ def main() -> None:
   figures |= measure_training(task, graphs)
   figures |= measure_scoring(task, graphs[: args.scored_kernels])
   figures["peak_memory_mib"] = report.peak_memory()[1] / 2**20
-  for name, value in figures.items():
-    print(f"{name:26} {value:,.4g}" if isinstance(value, float) else f"{name:26} {value:,}")
-  if args.out:
-    args.out.write_text(json.dumps(figures, indent=2) + "\n")
+  timing.report(figures, args.out)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,24 @@ def medians(functions: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict
   return {name: statistics.median(values) for name, values in seconds.items()}
 
 
+class Compilations:
+  """XLA's compilations since this was made.
+
+  Attributes:
+    count: how many.
+    seconds: what they took in all.
+  """
+
+  def __init__(self):
+    self.count, self.seconds = 0, 0.0
+    jax.monitoring.register_event_duration_secs_listener(self._hear)
+
+  def _hear(self, event: str, duration: float, **unused):
+    if event.endswith("backend_compile_duration"):
+      self.count += 1
+      self.seconds += duration
+
+
 def planned_mib(executable: Any) -> float:
   """Memory of arguments, outputs and temporaries as XLA plans it."""
   stats = executable.memory_analysis()

@@ -75,7 +75,9 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0))
   config.optimizer = ConfigDict(dict(
       name="adamw", learning_rate=3e-3, clip_norm_per_variable=0.0, clip_norm=1.0,
-      schedule="cosine", warmup_fraction=0.05, weight_decay=1e-4, accumulation_steps=1,
+      schedule="cosine",  # to final_learning_rate; constant, multistep (times factor)
+      warmup_fraction=0.05, final_learning_rate=0.0, milestones=(), milestone_factor=0.1,
+      beta1=0.9, beta2=0.999, eps=1e-7, weight_decay=1e-4, accumulation_steps=1,
       average_decay=0.0))
   config.train = ConfigDict(dict(
       epochs=10, eval_every_epochs=1, early_stop_epochs=0, best_metric="kendaltau",
@@ -152,9 +154,9 @@ def _segments(
   config.segments.finetune = ConfigDict(dict(
       epochs=finetune_epochs,  # of the head alone, after the others
       configs=0,  # per graph to compute readouts of; 0 = all
-      optimizer=ConfigDict(dict(
+      optimizer=ConfigDict(config.optimizer.to_dict() | dict(
           name="adamw", learning_rate=2e-3, schedule="cosine", warmup_fraction=0.05,
-          weight_decay=1e-4, clip_norm=1.0))))
+          weight_decay=1e-4, clip_norm=1.0, clip_norm_per_variable=0.0))))
   if "dropout" in config.model:
     config.model.dropout = "fullgraph"  # segments take the place of its blocks
   config.eval.graphs = 4  # segments, which are small, per device and scoring call

@@ -52,14 +52,16 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
   ))
   config.model = ConfigDict(dict(
       name="EarlyJoinSAGE", **_MODELS["EarlyJoinSAGE"],
-      dtype="float32",  # of the computation, or bfloat16
+      dtype="float32",  # of the layers before the readout, or bfloat16
       precision="highest",  # of matrix products; default lets TPU and GPU round inputs
   ))
   config.loss = ConfigDict(dict(
       losses="ListMLELoss:1,MSE:0.02", temperature=10.0, kernel_l2=1e-4, activity_l2=1e-4))
   config.optimizer = ConfigDict(dict(
       name="adam", learning_rate=1e-3, clip_norm_per_variable=1e-3, clip_norm=0.0,
-      schedule="constant", warmup_fraction=0.0, weight_decay=0.0, accumulation_steps=1,
+      schedule="constant",  # cosine (to final_learning_rate), multistep (times factor)
+      warmup_fraction=0.0, final_learning_rate=0.0, milestones=(), milestone_factor=0.1,
+      beta1=0.9, beta2=0.999, eps=1e-7, weight_decay=0.0, accumulation_steps=1,
       average_decay=0.0))
   config.train = ConfigDict(dict(
       epochs=100, eval_every_epochs=1, early_stop_epochs=20, best_metric="opa",

@@ -11,10 +11,10 @@ import tempfile
 from typing import NamedTuple
 
 import commands
+import recorded
 
 from tpugraphs_jax.data import synthetic
 
-REAL = commands.ROOT.parent / "shared" / "data" / "npz"
 COMMANDS = {"tile": ("run_tile.py", "configs/tile.py:ci"),
             "layout": ("run_layout.py", "configs/layout.py:xla-random,ci")}
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
@@ -44,7 +44,7 @@ def all_jobs() -> Jobs:
 
   def work(kind: str) -> dict[str, commands.Ended]:
     runs = _runs(kind, folder, data_root)
-    if REAL.exists():
+    if recorded.NPZ.exists():
       runs |= _real_runs(kind, folder)
     home = folder / f"home_{kind}"
     home.mkdir()
@@ -85,4 +85,4 @@ def _real_runs(kind: str, folder: Path) -> dict[str, commands.Run]:
     config = ["--config=configs/layout.py:xla-default,ci", "--config.model.num_gnns=1",
               f"--config.data.store_dir={folder / 'store'}", "--config.eval.max_configs=100"]
   return {name: commands.Run(
-      [script, *config, f"--data_root={REAL}", f"--workdir={folder / name}"])}
+      [script, *config, f"--data_root={recorded.NPZ}", f"--workdir={folder / name}"])}

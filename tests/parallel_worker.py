@@ -3,10 +3,11 @@
 Arguments: port, process id, what to do, working folder.
 """
 
+import functools
 import os
+from pathlib import Path
 import signal
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,10 +16,15 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+import random_graphs  # noqa: E402
 import toy  # noqa: E402
 
+from tpugraphs_jax import evaluate  # noqa: E402
+from tpugraphs_jax.data import batching  # noqa: E402
+from tpugraphs_jax.models import tile  # noqa: E402
 from tpugraphs_jax.train import loop  # noqa: E402
 from tpugraphs_jax.train import parallel  # noqa: E402
+from tpugraphs_jax.train import step as step_lib  # noqa: E402
 
 
 class Batches:
@@ -56,10 +62,27 @@ EVENTS = {
 }
 
 
+def check_scores():
+  """Three groups of batches for two processes: one of them scores more than the other."""
+  rng = np.random.default_rng(0)
+  raw = [random_graphs.tile_graph(rng, nodes=nodes, edges=2 * nodes, configs=5)
+         for nodes in (5, 9, 40, 17, 3)]
+  graphs = [batching.prepare(graph, graph.node_feat) for graph in raw]
+  assemble = functools.partial(batching.assemble_tile, transform=lambda feat: feat)
+  model = tile.create("EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
+  budget = random_graphs.common_budget([graph.sizes for graph in graphs])
+  alone = [assemble([batching.Slot(graph, np.arange(5), np.zeros(5, np.float32))], budget,
+                    graphs=1, configs=5) for graph in graphs]
+  params = jax.jit(model.init)(jax.random.key(0), alone[0])["params"]
+  scorer = evaluate.Scorer(
+      step_lib.make_score_step(model), assemble, graphs_per_batch=1, configs_per_batch=5)
+  apply = jax.jit(lambda batch: model.apply({"params": params}, batch))
+  for found, batch in zip(scorer.scores(params, graphs), alone, strict=True):
+    np.testing.assert_allclose(found, np.asarray(apply(batch))[0], rtol=1e-4, atol=1e-6)
+
+
 def main(port, process_id, what, workdir):
-  parallel.initialize(
-      f"localhost:{port}", 2, int(process_id), heartbeat_timeout_seconds=3
-  )
+  parallel.initialize(f"localhost:{port}", 2, int(process_id), heartbeat_timeout_seconds=10)
   is_second = parallel.process_index() == 1
   gathered = parallel.gather_objects({"id": int(process_id), "pad": "x" * int(process_id)})
   assert gathered == [{"id": 0, "pad": ""}, {"id": 1, "pad": "x"}]
@@ -68,6 +91,7 @@ def main(port, process_id, what, workdir):
   target = np.zeros_like(source)
   parallel.copy_from_primary(None if is_second else source, target, block_bytes=1000)
   np.testing.assert_array_equal(target, source)
+  check_scores()
   assert parallel.any_process(is_second) and not parallel.any_process(False)
   assert parallel.per_device(8) == 2
   # Only process 0's folder is ever used.

@@ -27,7 +27,7 @@ def make_state(step=0, width=3):
       "scalar": jnp.asarray(rng.normal(), jnp.float32),
   }
   table = {"values": rng.normal(size=(5, 2)).astype(np.float32), "seen": np.ones(5, bool)}
-  state = state_lib.TrainState.create(params, optimizer, extra=table)
+  state = state_lib.TrainState.create(params, optimizer).replace(extra=table)
   state = state.apply_gradients(jax.tree.map(jnp.ones_like, params), optimizer)
   return jax.tree.map(np.asarray, state.replace(step=np.int32(step)))
 
@@ -74,11 +74,34 @@ def test_an_empty_folder_has_neither_newest_nor_best(folder):
   assert checkpoints.best(make_state()) is None
 
 
-def test_without_evaluation_there_is_no_best(folder):
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_without_evaluation_there_is_no_best(folder, value):
   checkpoints = checkpoint.Checkpoints(folder)
-  save(checkpoints, 1)
-  assert checkpoints.newest(make_state()).step == 1
+  save(checkpoints, 1, value)
+  save(checkpoints, 2, value)
+  assert checkpoints.newest(make_state()).step == 2
   assert checkpoints.best(make_state()) is None
+
+
+def test_a_reader_changes_nothing_where_a_run_is_saving(folder):
+  save(checkpoint.Checkpoints(folder, config=CONFIG), 1, 0.5)
+  # Orbax' name of a checkpoint on its way.
+  on_its_way = folder / "save_1.orbax-checkpoint-tmp"
+  on_its_way.mkdir()
+  before = sorted(path.name for path in folder.rglob("*"))
+  reader = checkpoint.Checkpoints(folder, config=CONFIG, read_only=True)
+  assert reader.newest_step() == reader.best(make_state()).step == 1
+  reader.check_config()
+  reader.close()
+  assert sorted(path.name for path in folder.rglob("*")) == before
+
+
+def test_a_reader_of_a_missing_folder_finds_nothing_and_makes_nothing(folder):
+  reader = checkpoint.Checkpoints(folder, read_only=True)
+  assert reader.newest_step() is reader.best(make_state()) is reader.newest(make_state()) is None
+  reader.check_config()
+  reader.close()
+  assert not folder.exists()
 
 
 @pytest.mark.parametrize("reopen", [False, True])

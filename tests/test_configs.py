@@ -120,7 +120,8 @@ def test_an_unknown_variant_is_refused(kind, known):
         ("reduction_induced", "nope"), ("max_configs", -1), ("config_transform", "minmax"))),
     ("layout", "batch.keep_nodes", 1), ("layout", "eval.max_configs", -1),
     ("layout", "model.name", "EarlyJoinSAGE"), ("layout", "model.pooling", ("nope",)),
-    ("layout", "model.value_embed_dim", 0),
+    ("layout", "model.value_embed_dim", 0), ("layout", "model.pooling", ()),
+    ("tile", "optimizer.milestones", (0.9, 0.6)),
 ])
 def test_impossible_values_are_refused_by_field_in_one_line(kind, field, value):
   with pytest.raises(ValueError) as error:
@@ -128,6 +129,21 @@ def test_impossible_values_are_refused_by_field_in_one_line(kind, field, value):
   message = str(error.value)
   assert field.rpartition(".")[2] in message and "\n" not in message
   assert str(value).split("=")[-1].split("'")[0].strip("(") in message
+
+
+@pytest.mark.parametrize("variant, field, value", [
+    ("EarlyJoinResGCN", "reduction", "max"), ("MLP", "dtype", "bfloat16")])
+def test_what_one_tile_model_cannot_do_is_refused(variant, field, value):
+  config = CONFIGS["tile"](variant)
+  config.model[field] = value
+  with pytest.raises(ValueError, match=f"{field} is '?{value}'?, expected "):
+    ranking.create_task(config)
+
+
+def test_a_multistep_schedule_needs_milestones():
+  with pytest.raises(ValueError, match=r"optimizer.milestones is \(\), expected at least one"):
+    make("tile", **{"optimizer.schedule": "multistep"})
+  make("tile", **{"optimizer.schedule": "multistep", "optimizer.milestones": (0.5, 0.8)})
 
 
 @pytest.mark.parametrize("kind, task, lacks", [

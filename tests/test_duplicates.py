@@ -87,5 +87,5 @@ def test_distinct_rows_are_the_first_of_each_in_file_order(array):
 
 
 def test_an_unknown_policy_is_refused():
-  with pytest.raises(ValueError, match="duplicate_policy is 'max'; expected one of keep, first"):
+  with pytest.raises(ValueError, match="duplicate_policy is 'max', expected one of keep, first"):
     duplicates.apply_policy(graph_of([[0]], [1]), "max")

@@ -6,15 +6,14 @@ from pathlib import Path
 import shutil
 
 import jobs as jobs_lib
-from jobs import COLLECTIONS, COMMANDS, REAL, STOPPED_AT
+from jobs import COLLECTIONS, COMMANDS, STOPPED_AT
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import recorded
 
 from tpugraphs_jax import submission
 from tpugraphs_jax.data import npz
-
-needs_real = pytest.mark.skipif(not REAL.exists(), reason="the released sample is not there")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def test_a_working_folder_holds_everything(jobs, kind, columns):
   assert names >= {"config.json", "features.json", "checkpoints", "metrics.jsonl", "tensorboard",
                    "validation.csv", "results.csv"}
   assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
-  assert not [path for path in workdir.rglob("*") if path.suffix in (".tmp", ".partial")]
+  assert not [path for path in workdir.rglob("*") if path.suffix == ".partial"]
   config = json.loads((workdir / "config.json").read_text())["config"]
   assert config["train"]["epochs"] == 3 and config["data_root"] == str(jobs.data_root)
   rows = rows_of(workdir / "validation.csv")
@@ -154,7 +153,7 @@ def test_every_labelled_graph_is_trained_on(jobs, kind):
   assert "skipped" not in log and f"{COLLECTIONS[kind]}: {len(files)} training graphs" in log
 
 
-@needs_real
+@recorded.needs_npz
 def test_released_kernels_are_trained_on_and_every_test_kernel_is_ranked(jobs):
   assert jobs.ended["tile_real"].code == 0, jobs.ended["tile_real"].err
   assert "tile:xla: 9 training graphs, 3 validation graphs" in jobs.ended["tile_real"].err
@@ -162,18 +161,18 @@ def test_released_kernels_are_trained_on_and_every_test_kernel_is_ranked(jobs):
   assert len(rows_of(workdir / "validation.csv")) == 3
   results = submission.read_results(workdir / "results.csv")
   assert len(results) == 8
-  problems = submission.check(workdir / "results.csv", REAL)
+  problems = submission.check(workdir / "results.csv", recorded.NPZ)
   assert problems == [f"{workdir / 'results.csv'}: layout:xla:default:alexnet has no row, expected "
-                      f"every test graph of {REAL}"]
+                      f"every test graph of {recorded.NPZ}"]
 
 
-@needs_real
+@recorded.needs_npz
 def test_the_released_layout_graph_gets_a_full_permutation(jobs):
   assert jobs.ended["layout_real"].code == 0, jobs.ended["layout_real"].err
   workdir = jobs.workdir("layout_real")
   rows = rows_of(workdir / "validation.csv")
   assert [(row["graph"], row["configs"]) for row in rows] == [("alexnet", "100"), ("unet3d", "100")]
   (ranking,) = submission.read_results(workdir / "results.csv").values()
-  (path,) = npz.split_files(REAL, "layout:xla:default", "test")
+  (path,) = npz.split_files(recorded.NPZ, "layout:xla:default", "test")
   configs = len(npz.read_layout(path).configs)
   np.testing.assert_array_equal(np.sort(ranking), np.arange(configs))

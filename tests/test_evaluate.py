@@ -93,6 +93,28 @@ def test_no_graphs_give_no_scores():
   assert scorer.scores({}, []) == []
 
 
+def test_later_calls_use_the_shapes_of_earlier_ones():
+  shapes = []
+
+  def recorded_number(params, batch):
+    shapes.append(batch.config_feat.shape + batch.graph.nodes["feat"].shape)
+    return read_number(params, batch)
+
+  scorer = evaluate.Scorer(
+      recorded_number, assemble_tile, graphs_per_batch=1, configs_per_batch=8)
+  # The same again, one almost as large, one that is much smaller, one that is larger.
+  for nodes, compiled in ((400, 1), (400, 1), (390, 1), (40, 2), (39, 2), (900, 3), (400, 3)):
+    graphs = tile_graphs([(nodes, nodes, 3)])
+    assert_equal_lists(scorer.scores({}, graphs), numbers_of(graphs))
+    assert len(set(shapes)) == compiled
+  # Far from its budget, but seen before: it must not get another one each time.
+  mixed = tile_graphs([(100, 100, 3), (2000, 2000, 3)])
+  scorer.scores({}, mixed)
+  compiled = len(set(shapes))
+  scorer.scores({}, mixed)
+  assert len(set(shapes)) == compiled
+
+
 class Recorded(Exception):
   """Ends a process at the point where it would wait for the others."""
 

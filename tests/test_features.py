@@ -1,17 +1,16 @@
 """Statistics are exact, fitted once, and come back from a file bit for bit."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 import random_graphs
+import recorded
 
 from tpugraphs_jax.data import features
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import NODE_FEATURES
 
-REAL = Path(__file__).parents[1].parent / "shared" / "data" / "npz"
 COLUMNS = 6
 
 
@@ -141,9 +140,9 @@ def test_every_column_is_in_one_group():
 
 
 @pytest.mark.parametrize("text, problem", [
-    ("log", "field of \\* is 'log'; expected one of none, minmax"),
+    ("log", "field of \\* is 'log', expected one of none, minmax"),
     ("shape=minmax", "leaves out type; add \\*=KIND"),
-    ("colour=minmax,*=none", "names group 'colour'; expected one of type, shape"),
+    ("colour=minmax,*=none", "names group 'colour', expected one of type, shape"),
     ("*=none,shape=", "field of shape is ''"),
     ("minmax,standardize", "field"),
     ("", "field of \\* is ''"),
@@ -173,7 +172,7 @@ def test_padding_marks_layout_positions_beyond_the_rank():
 
 
 def test_padded_layouts_of_released_files_are_permutations():
-  path = REAL / "layout/xla/default/valid/unet3d.npz"
+  path = recorded.NPZ / "layout/xla/default/valid/unet3d.npz"
   if not path.exists():
     pytest.skip("the released sample is not there")
   graph = npz.read_layout(path, with_configs=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import recorded
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import proto
@@ -19,7 +20,6 @@ from tpugraphs_jax.hlo import tuning
 _HERE = Path(__file__).parent
 _FOLDER = Path(os.environ.get("TPUGRAPHS_HLO_DIR", _HERE / "data" / "hlo"))
 # The data set's own records are not ours to keep; they are tested where they lie.
-_SHARED = _HERE.parent.parent / "shared" / "hlo"
 _SHARED_SAMPLES = ("module_tuning_data_layout.pb", "op_tuning_data.pb")
 
 
@@ -32,7 +32,7 @@ def _expected_path(path):
 
 
 def _samples():
-  paths = [*_FOLDER.glob("*.pb"), *(_SHARED / name for name in _SHARED_SAMPLES)]
+  paths = [*_FOLDER.glob("*.pb"), *(recorded.HLO / name for name in _SHARED_SAMPLES)]
   found = {path.resolve(): path for path in paths if path.is_file() and _expected_path(path)}
   return sorted(found.values())
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import hlo_modules
 import numpy as np
 import pytest
+import recorded
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo.choices import distinct_choices
 
-_SHARED = Path(__file__).parents[1].parent / "shared" / "hlo"
 
 
 def _graph(*instructions):
@@ -197,9 +197,9 @@ def test_choices_that_are_not_accepted_are_never_made():
     assert (choices.sum(axis=1) % 2 == 1).all()
 
 
-@pytest.mark.skipif(not _SHARED.is_dir(), reason="needs the data set's own records")
+@recorded.needs_hlo
 def test_every_layout_that_was_measured_is_among_the_choices():
-  graph = hlo.read_tuning(_SHARED / "module_tuning_data_layout.pb").graphs[0]
+  graph = hlo.read_tuning(recorded.HLO / "module_tuning_data_layout.pb").graphs[0]
   measured = graph.configs.decode(np.arange(len(graph.configs))).astype(int)
   for node in range(0, len(graph.config_node), 5):
     single = dataclasses.replace(graph, config_node=graph.config_node[node:node + 1])

@@ -1,8 +1,8 @@
-from pathlib import Path
 
 import hlo_modules
 import numpy as np
 import pytest
+import recorded
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
@@ -12,7 +12,6 @@ from tpugraphs_jax.hlo.proto import ConfigProfile
 from tpugraphs_jax.hlo.proto import ModuleTuningData
 from tpugraphs_jax.hlo.proto import TuningData
 
-_SHARED = Path(__file__).parents[1].parent / "shared" / "hlo"
 
 
 def _module(name="kernel"):
@@ -202,10 +201,11 @@ def test_two_inputs_of_one_name_are_refused(tmp_path):
     convert.convert([tmp_path / "a" / "program.pb", tmp_path / "program.hlo.pb"], tmp_path)
 
 
-@pytest.mark.skipif(not _SHARED.is_dir(), reason="needs the data set's own records")
+@recorded.needs_hlo
 def test_the_data_sets_own_records_convert(tmp_path):
   result = convert.convert(
-      [_SHARED / "module_tuning_data_layout.pb", _SHARED / "op_tuning_data.pb"], tmp_path, jobs=1)
+      [recorded.HLO / "module_tuning_data_layout.pb", recorded.HLO / "op_tuning_data.pb"], tmp_path,
+      jobs=1)
   assert not result.failed and not result.skipped
   layout, *tiles = result.written
   assert len(npz.read_layout(layout).configs) == 112

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 import zipfile
 
 import numpy as np
 import pytest
+import recorded
 
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import factor
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import npz_archive
 
-_SHARED = Path(__file__).parents[1].parent / "shared" / "data" / "npz"
-_REAL = sorted(_SHARED.rglob("*.npz"))
-needs_real_files = pytest.mark.skipif(not _REAL, reason="no released files at hand")
+_REAL = sorted(recorded.NPZ.rglob("*.npz"))
 
 _TILE_MEMBERS = ["node_feat", "node_opcode", "edge_index", "config_feat", "config_runtime",
                  "config_runtime_normalizers"]
@@ -78,7 +76,7 @@ def _expect_change_refused(tmp_path, kind, name, value, *words):
 # Reading what is right
 
 
-@needs_real_files
+@recorded.needs_npz
 @pytest.mark.parametrize("path", _REAL, ids=lambda path: "-".join(path.parts[-5:]))
 def test_released_files_survive_reading_and_writing_bit_for_bit(path, tmp_path):
   is_tile = "tile" in path.parts

@@ -175,7 +175,7 @@ def run_two(what, workdir):
       for i in range(2)
   ]
   try:
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
   finally:
     for process in processes:
       process.kill()

@@ -132,8 +132,8 @@ def test_a_store_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("options, complaint", [
-    (dict(method="random", max_nodes=5), "segments.partition is 'random'; expected one of"),
-    (dict(method="contiguous", max_nodes=1), "segments.max_nodes is 1; expected at least 2"),
+    (dict(method="random", max_nodes=5), "segments.partition is 'random', expected one of"),
+    (dict(method="contiguous", max_nodes=1), "segments.max_nodes is 1, expected at least 2"),
 ])
 def test_impossible_partitions_are_refused(options, complaint):
   with pytest.raises(ValueError, match=complaint):

@@ -114,13 +114,14 @@ def test_full_is_the_whole_graph_and_the_official_model_segments_without_blocks(
 
 
 @pytest.mark.parametrize("options, complaint", [
-    (dict(max_nodes=1), "segments.max_nodes is 1; expected at least 2"),
-    (dict(fresh=0), "segments.fresh is 0; expected at least 1"),
-    (dict(keep=1.5), "segments.keep is 1.5; expected 0 to 1"),
-    (dict(keep=-0.1), "segments.keep is -0.1; expected 0 to 1"),
-    (dict(keep=float("nan")), "segments.keep is nan; expected 0 to 1"),
+    (dict(max_nodes=1), "segments.max_nodes is 1, expected at least 2"),
+    (dict(fresh=0), "segments.fresh is 0, expected at least 1"),
+    (dict(keep=1.5), "segments.keep is 1.5, expected 0 to 1"),
+    (dict(keep=-0.1), "segments.keep is -0.1, expected 0 to 1"),
+    (dict(keep=float("nan")), "segments.keep is nan, expected 0 to 1"),
     (dict(recompute=True), "segments.keep is 0.5, but .*recompute"),
-    (dict(partition="random"), "segments.partition is 'random'; expected one of contiguous"),
+    (dict(recompute=True, keep=1.0, history_init="skip"), "segments.history_init is 'skip', but"),
+    (dict(partition="random"), "segments.partition is 'random', expected one of contiguous"),
     (dict(readout="vector"), "segments.readout is 'vector'"),
     (dict(history_init="random"), "segments.history_init is 'random'"),
     (dict(history_dtype="int8"), "segments.history_dtype is 'int8'"),

@@ -191,7 +191,7 @@ def test_without_an_average_evaluation_uses_the_parameters():
 
 def test_extra_passes_through_a_step():
   optimizer = state_lib.create_optimizer(total_steps=1)
-  state = state_lib.TrainState.create(make_params(), optimizer, extra={"n": jnp.ones(2)})
+  state = state_lib.TrainState.create(make_params(), optimizer).replace(extra={"n": jnp.ones(2)})
   kept = state.apply_gradients(make_grads(0), optimizer)
   np.testing.assert_array_equal(kept.extra["n"], [1, 1])
   changed = state.apply_gradients(make_grads(0), optimizer, extra={"n": jnp.zeros(2)})

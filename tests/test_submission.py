@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 
 import numpy as np
 import pytest
+import recorded
 
 from tpugraphs_jax import graph
 from tpugraphs_jax import submission
 
-SHARED = Path(__file__).parents[1].parent / "shared" / "data" / "npz"
 CONFIGS = {
     "tile:xla": {"1a": 9, "2b": 3},
     "layout:xla:random": {"1a": 4},
@@ -274,14 +273,14 @@ def test_long_lists_of_problems_are_cut(tmp_path, good, data_root, capsys):
   assert lines[-1] == "error: and 10 more"
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs a piece of the real data")
+@recorded.needs_npz
 def test_numbers_of_configurations_of_released_files_are_found(tmp_path):
-  folder = SHARED / "tile" / "xla" / "test"
+  folder = recorded.NPZ / "tile" / "xla" / "test"
   names = sorted(path.stem for path in folder.glob("*.npz"))
   submission.write_results(
       tmp_path / "a.csv", "tile:xla", {name: np.arange(1) for name in names}
   )
-  problems = submission.check(tmp_path / "a.csv", SHARED)
+  problems = submission.check(tmp_path / "a.csv", recorded.NPZ)
   for name in names:
     with np.load(folder / f"{name}.npz") as file:
       configs = len(file["config_runtime"])

@@ -1,14 +1,13 @@
 """The published validation indices are read as they are, and mistakes are named."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+import recorded
 
 from tpugraphs_jax.data import validation_indices
 
-PUBLISHED = Path(__file__).parents[1].parent / "shared" / "eval_indices"
 
 
 def load(folder, text):
@@ -54,11 +53,11 @@ def test_a_graph_that_is_not_named_is_refused(tmp_path):
     validation_indices.select(table, "bert", 4)
 
 
-@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published indices are not there")
+@recorded.needs_indices
 @pytest.mark.parametrize("source, graphs", [("xla", 7), ("nlp", 20)])
 @pytest.mark.parametrize("search", ["random", "default"])
 def test_published_files_name_a_thousand_configurations_per_graph(source, search, graphs):
-  table = validation_indices.load(str(PUBLISHED), source, search)
+  table = validation_indices.load(str(recorded.INDICES), source, search)
   assert len(table) == graphs
   for name in table:
     assert len(validation_indices.select(table, name, 100_041)) == 1000

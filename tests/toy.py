@@ -34,7 +34,7 @@ def make_batch(index):
 
 def make_state():
   params = {"slope": jnp.asarray(0.3), "offset": jnp.asarray(-0.1)}
-  return state_lib.TrainState.create(params, OPTIMIZER, extra=jnp.zeros(5))
+  return state_lib.TrainState.create(params, OPTIMIZER).replace(extra=jnp.zeros(5))
 
 
 def device_step(state, batch):

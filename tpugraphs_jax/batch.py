@@ -78,8 +78,6 @@ class LayoutBatch(NamedTuple):
   block_mask: np.ndarray  # [N] bool nodes of the sampled block (all, if none is sampled)
   target: np.ndarray  # [G, C] float32, larger = slower
   config_mask: np.ndarray  # [G, C] bool
-  graph_id: np.ndarray  # [G] int32 number of the graph among those trained on, -1 for empty slots
-  config_id: np.ndarray  # [G, C] int32 configuration number in its file, -1 for padding
 
 
 def take_configs(batch: TileBatch | LayoutBatch, start: jax.Array, size: int):
@@ -91,7 +89,7 @@ def take_configs(batch: TileBatch | LayoutBatch, start: jax.Array, size: int):
     size: how many, at most C.
   """
   fields = ["target", "config_mask"]
-  fields += ["config_feat"] if isinstance(batch, TileBatch) else ["row_id", "config_id"]
+  fields += ["config_feat"] if isinstance(batch, TileBatch) else ["row_id"]
   return batch._replace(**{
       name: jax.lax.dynamic_slice_in_dim(getattr(batch, name), start, size, axis=1)
       for name in fields})

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import csv
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tqdm
 
+from tpugraphs_jax import atomic
 from tpugraphs_jax.data import batching, buckets
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
 from tpugraphs_jax.train import parallel
+
+
+# Padding, as a share of the batch, that is not worth another compilation.
+_PADDING = 0.25
 
 
 class Unit(NamedTuple):
@@ -33,7 +37,7 @@ class Scorer:
   """Scores graphs with one model.
 
   Args:
-    score_step: mapped `(params, batch) -> scores [devices, G, C]`.
+    score_step: mapped `(params, batch) -> [devices, G, C]` (or more axes), the scores.
     assemble: `(slots, budget, graphs=, configs=) -> batch`.
     graphs_per_batch: units G in a batch.
     configs_per_batch: configurations C in a unit.
@@ -45,6 +49,8 @@ class Scorer:
   ):
     self._score_step, self._assemble = score_step, assemble
     self._graphs, self._configs = graphs_per_batch, configs_per_batch
+    self._budgets: list[Budget] = []  # smallest first
+    self._seen: set[tuple[int, ...]] = set()
 
   def scores(
       self, params: Any, graphs: Sequence[PreparedGraph], *,
@@ -67,7 +73,7 @@ class Scorer:
     batches = [units[i : i + self._graphs] for i in range(0, len(units), self._graphs)]
     devices = parallel.local_device_count()
     groups = [batches[i : i + devices] for i in range(0, len(batches), devices)]
-    budgets = buckets.choose_budgets([_largest(_sizes(graphs, group)) for group in groups])
+    budgets = self._budgets_for([_largest(_sizes(graphs, group)) for group in groups])
     results = [np.zeros(len(ids), np.float32) for ids in chosen]
     filled = [0] * len(graphs)
     for unit, row in self._run(params, graphs, groups, budgets, progress):
@@ -75,6 +81,26 @@ class Scorer:
       results[unit.graph][start : start + len(row)] = row
       filled[unit.graph] += len(row)
     return results
+
+  def _budgets_for(
+      self, sizes: Sequence[dict[str, int]], *, max_budgets: int = buckets.MAX_BUDGETS
+  ) -> list[Budget]:
+    """Budgets that hold these batches; those of earlier calls, which are compiled, first."""
+    new = [size for size in sizes if not self._fits_closely(size)]
+    if new:
+      self._budgets += buckets.choose_budgets(new, steps=len(new), max_budgets=max_budgets)
+      self._budgets.sort(key=lambda budget: buckets.cost([budget])[0])
+    self._seen.update(tuple(size.values()) for size in sizes)
+    return self._budgets
+
+  def _fits_closely(self, size: dict[str, int]) -> bool:
+    if tuple(size.values()) in self._seen:
+      return True
+    number = buckets.smallest_fit([size], self._budgets)
+    if number is None:
+      return False
+    room, taken = buckets.cost([self._budgets[number], size])
+    return room <= (1 + _PADDING) * taken
 
   def _units(self, graphs, chosen, blocks) -> list[Unit]:
     by_size = sorted(range(len(graphs)), key=lambda i: (len(graphs[i].opcode), i))
@@ -123,15 +149,13 @@ def _largest(sizes: Sequence[dict[str, int]]) -> dict[str, int]:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-  """Writes rows with equal keys as CSV, beside and then renamed; numbers to 6 digits."""
+  """Writes rows with equal keys as CSV, numbers to 6 digits."""
   rows = list(rows)
-  beside = path.with_name(path.name + ".tmp")
-  with beside.open("w", newline="") as file:
+  with atomic.replacing(path, newline="") as file:
     if rows:
       writer = csv.DictWriter(file, fieldnames=list(rows[0]))
       writer.writeheader()
       writer.writerows({k: _plain(v) for k, v in row.items()} for row in rows)
-  os.replace(beside, path)
 
 
 def _plain(value: Any) -> Any:

@@ -34,6 +34,12 @@ COLLECTIONS = (
 )
 
 
+def check_collection(name: str) -> None:
+  """Refuses (ValueError) what is none of `COLLECTIONS`."""
+  if name not in COLLECTIONS:
+    raise ValueError(f"unknown collection {name!r}, expected one of {', '.join(COLLECTIONS)}")
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TileConfigs:
   """Tile-size choices of one kernel and their measured runtimes."""
@@ -107,7 +113,7 @@ class OpGraph:
   """One XLA program (or fused kernel) as a graph of HLO instructions."""
 
   name: str
-  node_feat: np.ndarray  # [N, 140] float32
+  node_feat: np.ndarray  # [N, 140 or more] float32
   node_opcode: np.ndarray  # [N] uint8
   edge_index: np.ndarray  # [E, 2] int32 rows (consumer, producer)
   node_splits: np.ndarray  # [S] int64 cuts between stretches of HLO computations, from 0 to N

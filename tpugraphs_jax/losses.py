@@ -87,9 +87,7 @@ def pairwise_hinge(
   if not margin > 0:
     raise ValueError(f"margin is {margin}, expected a number above 0")
   scores, labels, where = _checked(scores, labels, where)
-  pairs = rax.pairwise_hinge_loss(
-      scores / margin, labels, where=where, reduce_fn=None
-  )
+  pairs = rax.pairwise_hinge_loss(scores / margin, labels, where=where, reduce_fn=None)
   return _reduce_pairs(margin * pairs, where, reduction)
 
 
@@ -110,9 +108,7 @@ def pairwise_logistic(
   return _reduce_pairs(pairs, where, reduction)
 
 
-def dcg_hinge(
-    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None
-) -> LossSum:
+def dcg_hinge(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None) -> LossSum:
   """Pairwise hinge where a pair weighs what swapping it changes in the list's DCG.
 
   The gain of a configuration is fastest label / its label and its discount
@@ -137,18 +133,14 @@ def dcg_hinge(
   return _reduce_pairs(pairs / scores.shape[-1], where, "items")
 
 
-def mse(
-    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None
-) -> LossSum:
+def mse(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None) -> LossSum:
   """Mean over real items of (s - y)^2."""
   scores, labels, where = _checked(scores, labels, where)
   total = rax.pointwise_mse_loss(scores, labels, where=where, reduce_fn=jnp.sum)
   return total, _count(where)
 
 
-def log_mse(
-    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None
-) -> LossSum:
+def log_mse(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None) -> LossSum:
   """Mean over real items of (s - log y)^2: the score is an absolute log runtime.
 
   The fusion task's loss of Kaufman et al., "A Learned Performance Model for Tensor
@@ -189,8 +181,7 @@ def parse_losses(text: str) -> tuple[tuple[str, float], ...]:
       raise ValueError(f"losses: {part!r} in {text!r}, expected NAME:WEIGHT")
     if name not in LOSSES:
       raise ValueError(
-          f"losses: unknown loss {name!r} in {text!r}, expected one of "
-          + ", ".join(LOSSES)
+          f"losses: unknown loss {name!r} in {text!r}, expected one of " + ", ".join(LOSSES)
       )
     if name in weights:
       raise ValueError(f"losses: {name} stands twice in {text!r}, add the weights up")
@@ -214,17 +205,12 @@ def loss_sums(
   MSE take the raw scores whatever their temperature.
   """
   options = {"ListMLELoss": {"temperature": temperature, "key": key}}
-  pairs = [
-      LOSSES[name](scores, labels, where=where, **options.get(name, {}))
-      for name, _ in losses
-  ]
+  pairs = [LOSSES[name](scores, labels, where=where, **options.get(name, {})) for name, _ in losses]
   totals, counts = zip(*pairs)
   return jnp.stack(totals), jnp.stack(counts)
 
 
-def combine(
-    losses: WeightedLosses, totals: jax.Array, counts: jax.Array
-) -> jax.Array:
+def combine(losses: WeightedLosses, totals: jax.Array, counts: jax.Array) -> jax.Array:
   """The weighted loss, a float32 scalar: sum of weight * total / count.
 
   With several devices, give the local totals and the counts summed over all
@@ -287,7 +273,5 @@ def _weight(number: str, text: str) -> float:
   except ValueError:
     weight = math.nan
   if not 0 < weight < math.inf:
-    raise ValueError(
-        f"losses: weight {number!r} in {text!r}, expected a number above 0"
-    )
+    raise ValueError(f"losses: weight {number!r} in {text!r}, expected a number above 0")
   return weight

@@ -100,7 +100,8 @@ class Ranker:
     if self._params is None:
       template = _state_template(self.task, example)
       folder = self.workdir / self.task.final_folder / loop.CHECKPOINTS
-      checkpoints = checkpoint.Checkpoints(folder, config=fingerprint(self.task.config))
+      checkpoints = checkpoint.Checkpoints(
+          folder, config=fingerprint(self.task.config), read_only=True)
       saved = checkpoints.best(template) or checkpoints.newest(template)
       checkpoints.close()
       if saved is None:

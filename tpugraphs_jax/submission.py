@@ -21,6 +21,7 @@ import sys
 
 import numpy as np
 
+from tpugraphs_jax import atomic
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import npz_archive
@@ -34,11 +35,7 @@ _INDICES = re.compile(r"[0-9]{1,9}(;[0-9]{1,9})*")
 
 def graph_id(collection: str, name: str) -> str:
   """The ID of a graph, e.g. `layout:xla:random:resnet50`."""
-  if collection not in graph.COLLECTIONS:
-    raise ValueError(
-        f"unknown collection {collection!r}, expected one of "
-        + ", ".join(graph.COLLECTIONS)
-    )
+  graph.check_collection(collection)
   if not name or set(name) & set(',:"\r\n'):
     raise ValueError(f"graph name {name!r} cannot stand in an ID of a CSV file")
   return f"{collection}:{name}"
@@ -286,16 +283,10 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def _write(path: str | os.PathLike[str], rankings: Mapping[str, np.ndarray]) -> None:
-  target = Path(path)
-  partial = target.with_name(target.name + ".partial")
-  try:
-    with open(partial, "w", encoding="utf-8") as file:
-      file.write(HEADER + "\n")
-      for row_id, ranking in rankings.items():
-        file.write(f"{row_id},{';'.join(map(str, ranking.tolist()))}\n")
-    os.replace(partial, target)
-  finally:
-    partial.unlink(missing_ok=True)
+  with atomic.replacing(path, encoding="utf-8") as file:
+    file.write(HEADER + "\n")
+    for row_id, ranking in rankings.items():
+      file.write(f"{row_id},{';'.join(map(str, ranking.tolist()))}\n")
 
 
 if __name__ == "__main__":

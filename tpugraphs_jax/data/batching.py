@@ -170,8 +170,8 @@ def _assemble_graphs(
   return tuple_, tables, offsets
 
 
-def _targets(slots: Sequence[Slot], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
-  """Targets `[graphs, configs]` float32 and which of them are real."""
+def targets(slots: Sequence[Slot], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
+  """Targets `[graphs, configs]` float32 and which of them are real, bool."""
   lengths = np.zeros((graphs, 1), np.int32)
   lengths[: len(slots), 0] = [len(slot.config_ids) for slot in slots]
   mask = np.arange(configs) < lengths
@@ -196,7 +196,7 @@ def assemble_tile(
     ValueError: if the slots exceed the budget.
   """
   graph, tables, _ = _assemble_graphs([slot.graph for slot in slots], budget, graphs)
-  target, mask = _targets(slots, graphs, configs)
+  target, mask = targets(slots, graphs, configs)
   feat = transform(np.concatenate([s.graph.configs.config_feat[s.config_ids] for s in slots]))
   config_feat = np.zeros((graphs, configs, feat.shape[1]), np.float32)
   config_feat[mask] = feat
@@ -218,8 +218,6 @@ def assemble_layout(
   rows[: len(features)] = features
   row_id = np.full((budget["tier0"], configs), ABSENT, np.int32)
   block_mask = np.zeros(nodes, bool)
-  graph_id = np.full(graphs, -1, np.int32)
-  config_id = np.full((graphs, configs), -1, np.int32)
   row = config_node = 0
   for i, slot in enumerate(slots):
     layout, count = slot.graph.configs, len(slot.config_ids)
@@ -229,11 +227,9 @@ def assemble_layout(
     config_node += slot.graph.reach.tier_sizes[0]
     start, stop = slot.block or (0, len(slot.graph.opcode))
     block_mask[offsets[i] + start : offsets[i] + stop] = True
-    graph_id[i], config_id[i, :count] = slot.graph_id, slot.config_ids
-  target, mask = _targets(slots, graphs, configs)
+  target, mask = targets(slots, graphs, configs)
   reach = _assemble_reach(chosen, offsets, budget)
-  return LayoutBatch(
-      graph, tables, reach, rows, row_id, block_mask, target, mask, graph_id, config_id)
+  return LayoutBatch(graph, tables, reach, rows, row_id, block_mask, target, mask)
 
 
 def _assemble_reach(graphs: Sequence[PreparedGraph], offsets, budget: Budget) -> Reach:

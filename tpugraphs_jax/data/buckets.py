@@ -20,6 +20,17 @@ _ROWS_PER_COMPILATION = 1.5e6
 _CONFIGS = 16
 
 
+def cost(sizes: Sequence[dict[str, int]]) -> np.ndarray:
+  """Rows of features that batches of these sizes take, `[len(sizes)]` int64.
+
+  For layouts their nodes, and every reached position once per configuration; for
+  kernels their nodes once per configuration.
+  """
+  varying = {k for k in sizes[0] if k.startswith("tier")} or {"nodes"}
+  rows = {k: _CONFIGS if k in varying else int(k == "nodes") for k in sizes[0]}
+  return np.array([[size[k] for k in rows] for size in sizes]) @ list(rows.values())
+
+
 def choose_budgets(
     sizes: Sequence[dict[str, int]], *, steps: float = np.inf, max_budgets: int = MAX_BUDGETS,
     multiple: int = 16,
@@ -28,9 +39,7 @@ def choose_budgets(
 
   Batches are sorted by cost and cut into runs so that padding costs the least
   possible (dynamic programming over at most 128 candidate cuts); each run gets
-  the maximum of every entry. A batch costs the rows of features that it takes: for
-  layouts its nodes, and every reached position once per configuration; for kernels
-  its nodes once per configuration.
+  the maximum of every entry.
 
   Args:
     sizes: what each batch takes (`batching.total_sizes`); at least one.
@@ -42,15 +51,14 @@ def choose_budgets(
   # Distinct batches only: epochs repeat sizes, and the maximum does not care.
   table, counts = np.unique(
       np.array([[size[k] for k in keys] for size in sizes]), axis=0, return_counts=True)
-  varying = {k for k in keys if k.startswith("tier")} or {"nodes"}
-  cost = table @ np.array([_CONFIGS if k in varying else k == "nodes" for k in keys])
-  by_cost = np.argsort(cost, kind="stable")
-  table, counts, cost = table[by_cost], counts[by_cost], cost[by_cost]
-  ends = np.unique(np.linspace(0, len(cost) - 1, min(len(cost), 128)).round().astype(int))
-  options = [_best_cuts(cost, counts, ends, budgets) for budgets in range(1, max_budgets + 1)]
-  rows = steps * np.average(cost, weights=counts)
+  rows = cost([dict(zip(keys, row)) for row in table])
+  by_rows = np.argsort(rows, kind="stable")
+  table, counts, rows = table[by_rows], counts[by_rows], rows[by_rows]
+  ends = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), 128)).round().astype(int))
+  options = [_best_cuts(rows, counts, ends, budgets) for budgets in range(1, max_budgets + 1)]
   # Relative to the run without padding.
-  time = lambda cuts: _padded(cost, counts, cuts) + _ROWS_PER_COMPILATION / rows * len(cuts)
+  compilation = _ROWS_PER_COMPILATION / (steps * np.average(rows, weights=counts))
+  time = lambda cuts: _padded(rows, counts, cuts) + compilation * len(cuts)
   cuts = min(options, key=time)
   starts = [0] + [cut + 1 for cut in cuts[:-1]]
   chosen = [table[start : stop + 1].max(axis=0) for start, stop in zip(starts, cuts)]
@@ -64,15 +72,15 @@ def _round_up(value: int, multiple: int) -> int:
   return -(-value // multiple) * multiple
 
 
-def _best_cuts(cost, counts, ends, budgets: int) -> list[int]:
+def _best_cuts(rows, counts, ends, budgets: int) -> list[int]:
   """Last batch of each of at most `budgets` runs, with the least padded cost in all."""
   total = np.concatenate([[0], np.cumsum(counts)])
   # padded[j]: of batches 0..ends[j] with the runs so far.
-  padded = total[ends + 1] * cost[ends]
+  padded = total[ends + 1] * rows[ends]
   choice = []
   for _ in range(budgets - 1):
     # run (i, j] after the best solution up to ends[i]
-    run = (total[ends + 1][None, :] - total[ends + 1][:, None]) * cost[ends][None, :]
+    run = (total[ends + 1][None, :] - total[ends + 1][:, None]) * rows[ends][None, :]
     options = np.where(np.tri(len(ends), k=0, dtype=bool).T, padded[:, None] + run, np.inf)
     choice.append(options.argmin(axis=0))
     padded = options.min(axis=0)
@@ -82,10 +90,10 @@ def _best_cuts(cost, counts, ends, budgets: int) -> list[int]:
   return [int(ends[cut]) for cut in sorted(set(cuts))]
 
 
-def _padded(cost, counts, cuts) -> float:
+def _padded(rows, counts, cuts) -> float:
   """Cost of all batches with padding, relative to that without."""
-  budget = cost[np.array(cuts)[np.searchsorted(cuts, np.arange(len(cost)))]]
-  return float((budget * counts).sum() / (cost * counts).sum())
+  budget = rows[np.array(cuts)[np.searchsorted(cuts, np.arange(len(rows)))]]
+  return float((budget * counts).sum() / (rows * counts).sum())
 
 
 def smallest_fit(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> int | None:

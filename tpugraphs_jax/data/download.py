@@ -46,7 +46,10 @@ _PAUSE_SECONDS = 2.0
 _TIMEOUT_SECONDS = 60.0
 _BLOCK_BYTES = 1 << 20
 _BROKEN_CONNECTION = (
-    urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError
+    urllib.error.URLError,
+    http.client.HTTPException,
+    ConnectionError,
+    TimeoutError,
 )
 
 
@@ -56,11 +59,7 @@ class DownloadError(RuntimeError):
 
 def archive_name(collection: str) -> str:
   """File name of a collection's archive, e.g. `npz_layout_xla_random.tar`."""
-  if collection not in graph.COLLECTIONS:
-    raise ValueError(
-        f"unknown collection {collection!r}, expected one of "
-        + ", ".join(graph.COLLECTIONS)
-    )
+  graph.check_collection(collection)
   return f"npz_{collection.replace(':', '_')}.tar"
 
 
@@ -159,25 +158,22 @@ def main(argv: Sequence[str] | None = None) -> int:
       prog="python -m tpugraphs_jax.data.download",
       description="Fetch the released TpuGraphs collections.",
   )
+  parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT, help="default: %(default)s")
   parser.add_argument(
-      "--data_root", default=graph.DEFAULT_DATA_ROOT, help="default: %(default)s"
+      "--collections",
+      nargs="+",
+      default=graph.COLLECTIONS,
+      choices=graph.COLLECTIONS,
+      metavar="NAME",
+      help=f"default: all of {', '.join(graph.COLLECTIONS)}",
   )
-  parser.add_argument(
-      "--collections", nargs="+", default=graph.COLLECTIONS, choices=graph.COLLECTIONS,
-      metavar="NAME", help=f"default: all of {', '.join(graph.COLLECTIONS)}",
-  )
-  parser.add_argument(
-      "--base_url", default=BASE_URL, help="a mirror; default: %(default)s"
-  )
-  parser.add_argument(
-      "--keep_archives", action="store_true", help="keep the .tar files"
-  )
+  parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
+  parser.add_argument("--keep_archives", action="store_true", help="keep the .tar files")
   args = parser.parse_args(argv)
   try:
     for collection in args.collections:
       download_collection(
-          args.data_root, collection, base_url=args.base_url,
-          keep_archive=args.keep_archives,
+          args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives
       )
   except (DownloadError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
@@ -237,8 +233,7 @@ def _copy(response, part: Path, start: int, total: int | None) -> None:
   with (
       open(part, "ab" if start else "wb") as file,
       tqdm.tqdm(
-          desc=part.stem, initial=start, total=total, unit="B", unit_scale=True,
-          disable=None,
+          desc=part.stem, initial=start, total=total, unit="B", unit_scale=True, disable=None
       ) as progress,
   ):
     while block := response.read(_BLOCK_BYTES):
@@ -272,9 +267,7 @@ def _verify_checksum(url: str, part: Path, headers: http.client.HTTPMessage) -> 
 def _extract(archive: Path, collection: str, staging: Path) -> None:
   """Writes `npz/<collection>/<split>/<graph>.npz` to `<staging>/<split>/`."""
   folder = re.escape(collection.replace(":", "/"))
-  wanted = re.compile(
-      rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/]+\.npz)"
-  )
+  wanted = re.compile(rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/]+\.npz)")
   with (
       tarfile.open(archive) as tar,
       tqdm.tqdm(desc=f"unpack {archive.name}", unit=" files", disable=None) as progress,

@@ -23,7 +23,7 @@ def append(graph: OpGraph, values: np.ndarray) -> OpGraph:
     ValueError: not one row per node.
   """
   if values.ndim != 2 or len(values) != graph.num_nodes:
-    raise ValueError(f"extra features of {graph.name} are {list(values.shape)}; expected "
+    raise ValueError(f"extra features of {graph.name} are {list(values.shape)}, expected "
                      f"{graph.num_nodes} rows, one per node")
   joined = np.concatenate([graph.node_feat, values.astype(np.float32)], axis=1)
   return dataclasses.replace(graph, node_feat=joined)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 
+from tpugraphs_jax import atomic
 from tpugraphs_jax.graph import NODE_FEATURES, OpGraph
 
 KINDS = ("none", "minmax", "standardize", "signed_log1p")
@@ -92,10 +92,10 @@ def parse_kinds(
   chosen = dict(part.strip().partition("=")[::2] for part in text.split(","))
   for group, kind in chosen.items():
     if group not in groups and group != "*":
-      raise ValueError(f"{field} names group {group!r}; expected one of "
+      raise ValueError(f"{field} names group {group!r}, expected one of "
                        f"{', '.join(groups)} or *")
     if kind not in KINDS:
-      raise ValueError(f"{field} of {group} is {kind!r}; expected one of "
+      raise ValueError(f"{field} of {group} is {kind!r}, expected one of "
                        f"{', '.join(KINDS)}")
   missing = [group for group in groups if group not in chosen]
   if missing and "*" not in chosen:
@@ -165,11 +165,10 @@ def node_features(graph: OpGraph, *, pad_value: int) -> np.ndarray:
 
 
 def save(path: Path, transforms: Mapping[str, Transform]) -> None:
-  """Writes transforms by name as JSON, beside and then renamed."""
+  """Writes transforms by name as JSON."""
   text = json.dumps({name: transform.to_dict() for name, transform in transforms.items()})
-  beside = path.with_name(path.name + ".tmp")
-  beside.write_text(text + "\n")
-  os.replace(beside, path)
+  with atomic.replacing(path) as file:
+    file.write(text + "\n")
 
 
 def load(path: Path) -> dict[str, Transform]:

@@ -160,9 +160,7 @@ def split_files(
     ValueError: no such collection or split exists.
     FileNotFoundError: the folder is missing or holds no `.npz`.
   """
-  if collection not in graph.COLLECTIONS:
-    raise ValueError(f"unknown collection {collection!r}, expected one of "
-                     f"{', '.join(graph.COLLECTIONS)}")
+  graph.check_collection(collection)
   if split not in graph.SPLITS:
     raise ValueError(f"unknown split {split!r}, expected one of {', '.join(graph.SPLITS)}")
   root = Path(data_root).expanduser()
@@ -185,7 +183,7 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
   if missing := [name for name in arrays if name not in names]:
     archive.fail(missing[0], f"is missing; the file has {', '.join(names) or 'no array'}")
   if extra := [name for name in names if name not in arrays]:
-    archive.fail(extra[0], f"is not expected; expected are {', '.join(arrays)}")
+    archive.fail(extra[0], f"is not expected, expected are {', '.join(arrays)}")
   sizes = {}
   for name, (dtypes, axes) in arrays.items():
     member = archive.member(name)
@@ -217,7 +215,7 @@ def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
   if not np.isfinite(node_feat).all():
     node, column = np.argwhere(~np.isfinite(node_feat))[0]
     archive.fail("node_feat", f"is {node_feat[node, column]} for node {node}, column "
-                 f"{column}; expected finite features")
+                 f"{column}, expected finite features")
   opcode = archive.read("node_opcode")
   _check_range(archive, "node_opcode", opcode, graph.OPCODES)
   edge_index = archive.read("edge_index")

@@ -17,6 +17,8 @@ import zipfile
 
 import numpy as np
 
+from tpugraphs_jax import atomic
+
 _SUFFIX = ".npy"
 _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -124,17 +126,10 @@ class NpzArchive(contextlib.AbstractContextManager):
 def create_archive(
     path: str | os.PathLike[str], *, compress_level: int
 ) -> Iterator[zipfile.ZipFile]:
-  """A new deflated archive, written beside `path` and renamed when complete."""
-  path = Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-  try:
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED,
-                         compresslevel=compress_level) as archive:
-      yield archive
-    os.replace(partial, path)
-  finally:
-    partial.unlink(missing_ok=True)
+  """A new deflated archive, which takes its place when complete."""
+  with (atomic.replacing(path, "wb") as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=compress_level) as archive):
+    yield archive
 
 
 def add_array(

@@ -52,6 +52,13 @@ def sample_configs(
   return np.argpartition(-keys, count)[:count]
 
 
+def some_configs(total: int, limit: int, rng: np.random.Generator) -> np.ndarray:
+  """Ascending numbers of at most `limit` of `total` configurations, `[n]` int64; 0 = all."""
+  if not 0 < limit < total:
+    return np.arange(total)
+  return np.sort(rng.choice(total, limit, replace=False))
+
+
 def tile_target(configs: TileConfigs, ids: np.ndarray, kind: str = "official") -> np.ndarray:
   """What a tile model predicts, `[len(ids)]` float32, larger = slower.
 

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 import concurrent.futures
 import contextlib
 import fcntl
-import logging
 import multiprocessing
 import os
 from pathlib import Path
 import signal
 import sys
 
+from absl import logging
 import numpy as np
 import tqdm
 
@@ -101,7 +101,7 @@ def ensure_store(
       bad = _build(todo, workers=workers, stop_at_error=not skip_bad_files,
                    bar=f"{collection} {split}" if progress else None)
   for file, error in bad.items():
-    logging.warning("skipped %s: %s", file.name, error)
+    logging.warning("skipped %s", error)
   return [folder for file, folder in folders.items() if file not in bad]
 
 

@@ -21,6 +21,7 @@ import shutil
 
 import numpy as np
 
+from tpugraphs_jax import atomic
 from tpugraphs_jax import graph
 
 _VERSION = 1
@@ -187,9 +188,8 @@ def _relative(source: Path, folder: Path) -> str:
 
 
 def _write_meta(folder: Path, meta: dict) -> None:
-  beside = folder / f".{_META}.{os.getpid()}.partial"
-  beside.write_text(json.dumps(meta, indent=1) + "\n")
-  os.replace(beside, folder / _META)
+  with atomic.replacing(folder / _META) as file:
+    file.write(json.dumps(meta, indent=1) + "\n")
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -53,7 +53,7 @@ def load(source: Any, *args: Any, optimized: bool = False) -> Loaded:
   if is_function:
     return _function(source, args, optimized=optimized)
   raise ValueError(
-      f"cannot read a {kind}; expected bytes, a path, HLO text, a "
+      f"cannot read a {kind}, expected bytes, a path, HLO text, a "
       "jax.stages.Lowered or Compiled, or a function with its arguments")
 
 
@@ -61,7 +61,7 @@ def load_file(path: str | os.PathLike[str]) -> Loaded:
   """The message in a file: serialized, or made from HLO text."""
   path = Path(path)
   if not path.is_file():
-    raise FileNotFoundError(f"{path}: no such file; expected a serialized HLO module or "
+    raise FileNotFoundError(f"{path}: no such file, expected a serialized HLO module or "
                             "HLO text")
   data = path.read_bytes()
   if data.lstrip().startswith(_TEXT_START.encode()):

@@ -111,7 +111,7 @@ def create(models: Mapping[str, type[nn.Module]], name: str, **options: Any) -> 
     ValueError: for an unknown name, or an option the model does not have.
   """
   if name not in models:
-    raise ValueError(f"model.name is {name!r}; expected one of {', '.join(models)}")
+    raise ValueError(f"model.name is {name!r}, expected one of {', '.join(models)}")
   known = {f.name for f in dataclasses.fields(models[name])} - {"parent", "name"}
   if unknown := sorted(set(options) - known):
     raise ValueError(

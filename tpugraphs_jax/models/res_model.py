@@ -51,9 +51,9 @@ class ResModel(nn.Module):
 
   def __post_init__(self):
     if self.dropout not in DROPOUT_MODES:
-      raise ValueError(f"dropout is {self.dropout!r}; expected one of {', '.join(DROPOUT_MODES)}")
+      raise ValueError(f"dropout is {self.dropout!r}, expected one of {', '.join(DROPOUT_MODES)}")
     if self.adj_normalization not in NORMALIZATIONS:
-      raise ValueError(f"adj_normalization is {self.adj_normalization!r}; expected one of "
+      raise ValueError(f"adj_normalization is {self.adj_normalization!r}, expected one of "
                        f"{', '.join(NORMALIZATIONS)}")
     super().__post_init__()
 

@@ -59,8 +59,8 @@ class SAGE(nn.Module):
   precision: Any = None
 
   def __post_init__(self):
-    if unknown := sorted(set(self.pooling) - set(POOLINGS)) or not self.pooling:
-      raise ValueError(f"pooling has {unknown}; expected some of {', '.join(POOLINGS)}")
+    if not self.pooling or set(self.pooling) - set(POOLINGS):
+      raise ValueError(f"pooling is {tuple(self.pooling)}, expected some of {', '.join(POOLINGS)}")
     super().__post_init__()
 
   @property

@@ -21,6 +21,8 @@ from tpugraphs_jax.models import layers, pooling
 from tpugraphs_jax.models import message_passing as mp
 from tpugraphs_jax.models.layers import Dense, JoinedDense, MLP, OpcodeEmbedding, leaky_relu
 
+REDUCTIONS = ("sum", "mean")  # over the nodes of a kernel
+
 
 def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
   """`M y` and `M^T y` for M = A + I with rows divided by their sums.
@@ -136,6 +138,12 @@ class ResGCN(_TileModel):
   directed: bool = False
   reduction: str = "sum"
 
+  def __post_init__(self):
+    if self.reduction not in REDUCTIONS:
+      raise ValueError(
+          f"reduction is {self.reduction!r}, expected one of {', '.join(REDUCTIONS)}")
+    super().__post_init__()
+
   @nn.compact
   def __call__(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
     """Scores `[G, C]` float32."""
@@ -174,6 +182,12 @@ class PooledMLP(_TileModel):
 
   op_embed_dim: int = 64
   num_layers: int = 2
+
+  def __post_init__(self):
+    if self.dtype not in (None, "float32", jnp.float32):
+      raise ValueError(f"dtype is {self.dtype}, expected float32: an MLP has no layer before its "
+                       "readout")
+    super().__post_init__()
 
   @nn.compact
   def __call__(self, batch: TileBatch, *, train: bool = False) -> jax.Array:

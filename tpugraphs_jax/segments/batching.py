@@ -15,7 +15,7 @@ from absl import logging
 import numpy as np
 
 from tpugraphs_jax.batch import LayoutBatch
-from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot, targets
 from tpugraphs_jax.graph import LayoutConfigs
 from tpugraphs_jax.train import parallel
 
@@ -123,24 +123,17 @@ def assemble(
 
   pad = lambda rows, fill: np.concatenate(
       [rows, np.full((graphs - len(slots), *rows.shape[1:]), fill, rows.dtype)])
-  ids, target, mask = _slates(slots, configs)
+  target, mask = targets(slots, graphs, configs)
+  ids = np.full((graphs, configs), -1, np.int32)
+  ids[mask] = np.concatenate([slot.config_ids for slot in slots])
   return SegmentBatch(
       fresh=layout([slot.fresh for slot in slots]),
       fresh_id=pad(np.array([s.fresh for s in slots], np.int32).reshape(-1, fresh), -1),
       segments=pad(np.array([len(s.graph.segments) for s in slots], np.int32), 1),
-      target=pad(target, 0), config_mask=pad(mask, False),
+      target=target, config_mask=mask,
       graph_id=pad(np.array([s.graph_id for s in slots], np.int32), -1),
-      config_id=pad(ids, -1),
+      config_id=ids,
       others=_others(slots, graphs, fresh, layout) if with_others else ())
-
-
-def _slates(slots: Sequence[SegmentSlot], configs: int):
-  ids = np.full((len(slots), configs), -1, np.int32)
-  target = np.zeros((len(slots), configs), np.float32)
-  for i, slot in enumerate(slots):
-    ids[i, : len(slot.config_ids)] = slot.config_ids
-    target[i, : len(slot.config_ids)] = slot.target
-  return ids, target, ids >= 0
 
 
 def _others(slots, graphs: int, fresh: int, layout) -> tuple[Others, ...]:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slot
 from tpugraphs_jax.graph import LayoutConfigs
 from tpugraphs_jax.segments.batching import SegmentedGraph
@@ -82,13 +83,10 @@ def assemble(slots: Sequence[Slot], *, graphs: int, configs: int) -> HeadBatch:
   width = slots[0].graph.total.shape[1]
   total = np.zeros((graphs, configs, width), np.float32)
   segments = np.ones(graphs, np.int32)
-  target = np.zeros((graphs, configs), np.float32)
-  mask = np.zeros((graphs, configs), bool)
   for i, slot in enumerate(slots):
-    count = len(slot.config_ids)
-    total[i, :count] = slot.graph.total[slot.config_ids]
-    segments[i], target[i, :count], mask[i, :count] = slot.graph.segments, slot.target, True
-  return HeadBatch(total, segments, target, mask)
+    total[i, : len(slot.config_ids)] = slot.graph.total[slot.config_ids]
+    segments[i] = slot.graph.segments
+  return HeadBatch(total, segments, *batching.targets(slots, graphs, configs))
 
 
 def head_optimizer(

@@ -27,8 +27,8 @@ from tpugraphs_jax.train import parallel
 
 DTYPES = ("float32", "bfloat16")
 PLACES = ("auto", "device", "host")
-# Shares of what is free that a table may take: on a device the model needs the
-# rest; on the host two saved copies lie beside the table.
+# Shares that a table may take: of what is free on a device (of all memory on the CPU),
+# where the model needs the rest; of the free disk, where two saved copies lie beside it.
 _DEVICE_SHARE = 0.25
 _HOST_SHARE = 1 / 3
 # Rows are numbered by int32 on devices.
@@ -175,10 +175,10 @@ class HostHistory:
 
   def write(self, rows: np.ndarray, values: jax.Array) -> None:
     local = (rows.reshape(-1), np.asarray(values).reshape(rows.size, -1))
-    for rows, new in parallel.gather_objects(local):
-      is_there = rows < self._entries
-      self._value[rows[is_there]] = new[is_there].astype(self._value.dtype)
-      self._is_written[rows[is_there]] = True
+    for entry, new in parallel.gather_objects(local):
+      is_there = entry < self._entries
+      self._value[entry[is_there]] = new[is_there].astype(self._value.dtype)
+      self._is_written[entry[is_there]] = True
 
   def save(self, folder: Path) -> None:
     if parallel.is_primary():
@@ -220,6 +220,8 @@ def create(
           f"{width} {dtype}: {_human(size)}")
   if not fits:
     room = " and ".join(f"{_human(limits[where])} on the {where}" for where in allowed)
+    if "device" in allowed and keys.entries > _MOST_DEVICE_ENTRIES:
+      room += f" (there at most {_MOST_DEVICE_ENTRIES:,} entries)"
     raise ValueError(
         f"{text}; it may take {room}. Take less by --config.segments.readout=scalar, "
         "--config.segments.history_dtype=bfloat16, fewer configurations "
@@ -279,21 +281,21 @@ class Snapshots:
     """Saves the table; returns the name to restore it by.
 
     Keeps the table before it, which the newest checkpoint needs until that of this
-    table is written.
+    table is written, and removes all others first: the disk holds two at the most.
     """
     numbers = sorted(self._numbers())
     name = f"table_{numbers[-1] + 1 if numbers else 0}"
     partial = self._folder / f".{name}.partial"
     if parallel.is_primary():
+      for number in numbers:
+        if f"table_{number}" != self._kept:
+          shutil.rmtree(self._folder / f"table_{number}")
       shutil.rmtree(partial, ignore_errors=True)
       partial.mkdir(parents=True)
     self._history.save(partial)
     if parallel.is_primary():
       (partial / "identity.json").write_text(json.dumps({"identity": self._identity}) + "\n")
       os.replace(partial, self._folder / name)
-      for number in numbers:
-        if f"table_{number}" != self._kept:
-          shutil.rmtree(self._folder / f"table_{number}")
     self._kept = name
     return name
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 import dataclasses
 import hashlib
-import os
 from pathlib import Path
 
 from absl import logging
 import numpy as np
 import scipy.sparse
 
+from tpugraphs_jax import atomic
 from tpugraphs_jax.graph import OpGraph
 
 # Parts that METIS makes are a few percent uneven; asking for parts this much
@@ -37,10 +37,10 @@ def partition(graph: OpGraph, *, method: str, max_nodes: int) -> np.ndarray:
     ValueError: an unknown method, fewer than 2 nodes allowed, or no pymetis.
   """
   if method not in METHODS:
-    raise ValueError(f"--config.segments.partition is {method!r}; expected one of "
+    raise ValueError(f"--config.segments.partition is {method!r}, expected one of "
                      f"{', '.join(METHODS)}")
   if max_nodes < 2:
-    raise ValueError(f"--config.segments.max_nodes is {max_nodes}; expected at least 2")
+    raise ValueError(f"--config.segments.max_nodes is {max_nodes}, expected at least 2")
   return METHODS[method](graph, max_nodes).astype(np.int32)
 
 
@@ -125,10 +125,9 @@ def cached_partition(
   if path.is_file():
     return np.load(path)
   segment = partition(graph, method=method, max_nodes=max_nodes)
-  beside = path.with_name(f".{path.stem}.{os.getpid()}.partial.npy")
   try:
-    np.save(beside, segment)
-    os.replace(beside, path)
+    with atomic.replacing(path, "wb") as file:
+      np.save(file, segment)
   except OSError as error:
     logging.warning("partition of %s not kept: %s", graph.name, error)
   return segment

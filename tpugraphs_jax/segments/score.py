@@ -11,7 +11,7 @@ import numpy as np
 import tqdm
 
 from tpugraphs_jax import evaluate
-from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Budget, PreparedGraph
 from tpugraphs_jax.segments.batching import SegmentedGraph
 from tpugraphs_jax.segments.model import SegmentModel
@@ -36,7 +36,8 @@ class SegmentScorer(evaluate.Scorer):
       segments_per_batch: int, configs_per_batch: int,
   ):
     readout = parallel.pmap(
-        lambda params, batch: model.apply({"params": params}, batch, method="segment_readout"))
+        lambda params, batch: model.apply({"params": params}, batch, method="segment_readout"),
+        local=True)
     super().__init__(readout, assemble_layout, graphs_per_batch=segments_per_batch,
                      configs_per_batch=configs_per_batch)
     self._head = jax.jit(
@@ -82,7 +83,7 @@ class SegmentScorer(evaluate.Scorer):
       mine = range(first[number], first[number + 1])
       for start in range(0, len(ids), portion):
         plan.append((number, start, self._groups(mine, ids[start : start + portion])))
-    budgets = self._budgets(pieces, [group for _, _, groups in plan for group in groups])
+    budgets = self._budgets_of(pieces, [group for _, _, groups in plan for group in groups])
     for number, start, groups in tqdm.tqdm(
         plan, unit="part", disable=not progress or not parallel.is_primary()):
       yield number, start, self._total(params, pieces, groups, budgets)
@@ -96,12 +97,12 @@ class SegmentScorer(evaluate.Scorer):
     calls = _runs_of(units, self._graphs)
     return _runs_of(calls, parallel.local_device_count())
 
-  def _budgets(self, pieces: Sequence[PreparedGraph], groups) -> list[Budget]:
+  def _budgets_of(self, pieces: Sequence[PreparedGraph], groups) -> list[Budget]:
     taken = {
         tuple(sorted(unit.graph for unit in units)) for group in groups for units in group
     }
     sizes = [batching.total_sizes([pieces[number] for number in numbers]) for numbers in taken]
-    return buckets.choose_budgets(sizes, max_budgets=1) if sizes else []
+    return self._budgets_for(sizes, max_budgets=1)
 
   def _total(self, params, pieces, groups, budgets) -> np.ndarray:
     """Sum over segments, of the configurations of all units."""

@@ -65,7 +65,7 @@ def with_recomputed(step: Step, model: SegmentModel, *, width: int) -> Step:
     values = model.apply({"params": params}, others.batch, method="segment_readout")
     return total.at[others.graph].add(values, mode="drop")
 
-  add = parallel.pmap(add, donate_argnums=0)
+  add = parallel.pmap(add, donate_argnums=0, local=True)
 
   def train_step(state, batch):
     total = np.zeros((*batch.target.shape, width), np.float32)

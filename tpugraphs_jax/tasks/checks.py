@@ -14,7 +14,7 @@ def one_of(config: ml_collections.ConfigDict, choices: Mapping[str, Sequence[Any
   for field, allowed in choices.items():
     value = operator.attrgetter(field)(config)
     if value not in allowed:
-      raise ValueError(f"--config.{field} is {value!r}; expected one of "
+      raise ValueError(f"--config.{field} is {value!r}, expected one of "
                        f"{', '.join(map(str, allowed))}")
 
 
@@ -23,4 +23,4 @@ def at_least(config: ml_collections.ConfigDict, limits: Mapping[str, float]) -> 
   for field, least in limits.items():
     value = operator.attrgetter(field)(config)
     if not value >= least:  # nor NaN
-      raise ValueError(f"--config.{field} is {value}; expected at least {least}")
+      raise ValueError(f"--config.{field} is {value}, expected at least {least}")

@@ -122,10 +122,8 @@ class LayoutTask(task.Task):
     options, total = self.config.eval, len(graph.configs)
     if options.indices_dir:
       return validation_indices.select(self._indices, graph.name, total)
-    if not 0 < options.max_configs < total:
-      return np.arange(total)
-    rng = np.random.default_rng(self.config.seed)
-    return np.sort(rng.choice(total, options.max_configs, replace=False))
+    return sampling.some_configs(
+        total, options.max_configs, np.random.default_rng(self.config.seed))
 
   def score_blocks(
       self, scorer: evaluate.Scorer, params: Any, graphs: Sequence[PreparedGraph],

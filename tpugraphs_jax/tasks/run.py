@@ -8,8 +8,10 @@ from logging import getLogger
 from pathlib import Path
 import sys
 import time
+from typing import NoReturn
 
 from absl import app, flags, logging
+import jax
 from ml_collections import config_flags
 import ml_collections
 import numpy as np
@@ -44,7 +46,7 @@ def define_flags(default_config: str) -> None:
 
 
 def main(argv: list[str]) -> None:
-  """Runs the command; what a user can get wrong ends in one line and exit code 2."""
+  """Runs the command; what a user can get wrong ends in one line and exit code 1 or 2."""
   if len(argv) > 1:
     sys.exit(f"error: unexpected argument {argv[1]!r}; options start with --")
   values = flags.FLAGS
@@ -59,10 +61,19 @@ def main(argv: list[str]) -> None:
     # A process that fails alone must not leave the others waiting for it.
     with parallel.stop_together():
       run(_config(values, workdir), workdir, mode=values.mode, resume=values.resume)
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    _fail(f"{str(error).splitlines()[0]}; a step takes less with a smaller --config.batch.graphs, "
+          "with --config.batch.config_chunk, or on segments (layouts: variant gst_ed)")
   except (ValueError, OSError, FloatingPointError) as error:
-    logging.debug("details", exc_info=True)
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    sys.exit(2)
+    _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+  logging.debug("details", exc_info=True)
+  print(f"error: {' '.join(message.split())}", file=sys.stderr)
+  sys.exit(2)
 
 
 def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDict:
@@ -199,9 +210,11 @@ def evaluate(ranker: ranking.Ranker) -> dict[str, float]:
 
 
 def _scoring_seconds(ranker: ranking.Ranker, graph: PreparedGraph, ids: np.ndarray) -> float:
-  """Seconds to score these configurations of a graph, which has been scored before."""
+  """Seconds to score these configurations of a graph, without compilation."""
+  score = lambda: ranker.task.score(ranker.scorer, ranker.params(graph), [graph], [ids])
+  score()
   started = time.monotonic()
-  ranker.task.score(ranker.scorer, ranker.params(graph), [graph], [ids])
+  score()
   return time.monotonic() - started
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from tpugraphs_jax.data import batching as layout_batching
-from tpugraphs_jax.data import buckets, store
+from tpugraphs_jax.data import buckets, sampling, store
 from tpugraphs_jax.data.batching import Budget
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.segments import batching, finetune, history, partition, train_step
@@ -68,11 +68,14 @@ class SegmentTask(LayoutTask):
       raise ValueError("--config.batch.config_chunk does not go with segments, which bound memory "
                        "themselves: set it to 0")
     if not 0 <= options.keep <= 1:
-      raise ValueError(f"--config.segments.keep is {options.keep}; expected 0 to 1: the "
+      raise ValueError(f"--config.segments.keep is {options.keep}, expected 0 to 1: the "
                        "probability that a segment without gradient counts")
     if options.recompute and options.keep != 1:
       raise ValueError(f"--config.segments.keep is {options.keep}, but with "
                        "--config.segments.recompute every segment counts: set keep to 1")
+    if options.recompute and options.history_init != "zero":
+      raise ValueError(f"--config.segments.history_init is {options.history_init!r}, but with "
+                       "--config.segments.recompute no entry is unwritten: set it to zero")
     if options.finetune.epochs and options.readout == "scalar":
       raise ValueError("--config.segments.finetune.epochs needs --config.segments.readout="
                        "embedding: with scalar the head comes before the sum over segments")
@@ -209,7 +212,7 @@ class SegmentTask(LayoutTask):
     """Training of the head alone, on readouts of the trained backbone (+F)."""
     options, scorer = self.options.finetune, self.scorer()
     rng = np.random.default_rng(self.config.seed)
-    ids = [self._some_configs(len(graph.configs), rng) for graph in graphs]
+    ids = [sampling.some_configs(len(graph.configs), options.configs, rng) for graph in graphs]
     known = finetune.refresh(
         scorer, state.eval_params, graphs, ids, workdir / _HEAD_FOLDER)
     plan = self.plan(known, epochs=options.epochs)
@@ -221,12 +224,6 @@ class SegmentTask(LayoutTask):
         self.train_step(optimizer, model=head, collections=()),
         self.batches(plan, total_steps), finetune.FrozenScorer(scorer), options.epochs,
         plan.steps_per_epoch, folder=_HEAD_FOLDER)
-
-  def _some_configs(self, total: int, rng: np.random.Generator) -> np.ndarray:
-    limit = self.options.finetune.configs
-    if not 0 < limit < total:
-      return np.arange(total)
-    return np.sort(rng.choice(total, limit, replace=False))
 
   def _head_optimizer(self, total_steps: int):
     optimizer = state_lib.create_optimizer(

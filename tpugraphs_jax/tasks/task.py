@@ -81,10 +81,10 @@ class Task(abc.ABC):
                              if name.endswith("_dim") or name.startswith("num_")})
     chunk = config.batch.config_chunk
     if chunk and config.batch.configs % chunk:
-      raise ValueError(f"--config.batch.config_chunk is {chunk}; expected a divisor of "
+      raise ValueError(f"--config.batch.config_chunk is {chunk}, expected a divisor of "
                        f"--config.batch.configs, which is {config.batch.configs}, or 0")
     if not config.loss.temperature > 0:
-      raise ValueError(f"--config.loss.temperature is {config.loss.temperature}; expected a "
+      raise ValueError(f"--config.loss.temperature is {config.loss.temperature}, expected a "
                        "number above 0")
     columns = NODE_FEATURES + bool(config.data.extra_dir)
     features.parse_kinds(
@@ -289,12 +289,10 @@ class Task(abc.ABC):
 
   def sampled_ids(self, graphs: Sequence[PreparedGraph]) -> list[np.ndarray]:
     """Configurations judged during training: a seeded sample of each graph."""
-    limit = self.config.train.valid_configs
     rng = np.random.default_rng(self.config.seed)
     return [
-        np.arange(len(g.configs)) if not 0 < limit < len(g.configs)
-        else np.sort(rng.choice(len(g.configs), limit, replace=False))
-        for g in graphs
+        sampling.some_configs(len(graph.configs), self.config.train.valid_configs, rng)
+        for graph in graphs
     ]
 
   def score(

@@ -8,11 +8,11 @@ of several processes process 0 alone reads and writes, so that its disk is enoug
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,22 @@ class Checkpoints:
     folder: where they are; made when missing.
     config: nested fields (JSON types) that a checkpoint must agree with to be
       restored. Leave out what may change between two runs.
+    read_only: changes nothing on disk, where a run may be saving at the same time.
   """
 
-  def __init__(self, folder: str | Path, *, config: Mapping[str, Any] | None = None):
+  def __init__(
+      self, folder: str | Path, *, config: Mapping[str, Any] | None = None, read_only: bool = False
+  ):
     self._folder = Path(folder).expanduser().absolute()
     self._config = _as_json(config or {})
-    self._manager = self._create_manager() if parallel.is_primary() else None
+    self._manager = None  # in process 0, unless there is nothing to read
+    if parallel.is_primary() and (self._folder.is_dir() or not read_only):
+      self._manager = self._create_manager(read_only)
 
-  def _create_manager(self) -> ocp.CheckpointManager:
+  def _create_manager(self, read_only: bool) -> ocp.CheckpointManager:
     _quiet_orbax()
-    self._folder.mkdir(parents=True, exist_ok=True)
+    if not read_only:
+      self._folder.mkdir(parents=True, exist_ok=True)
     # `best_fn` makes Orbax write the metrics; the policy decides what is kept.
     # (`best_fn` with `max_to_keep` would remove the newest.)
     best = preservation_policy.BestN(get_metric_fn=_rank, n=1)
@@ -62,17 +68,15 @@ class Checkpoints:
         self._folder,
         options=ocp.CheckpointManagerOptions(
             best_fn=_rank,
-            preservation_policy=preservation_policy.AnyPreservationPolicy(
-                [newest, best]
-            ),
+            preservation_policy=preservation_policy.AnyPreservationPolicy([newest, best]),
             step_prefix=_PREFIX,
             create=False,
-            cleanup_tmp_directories=True,
+            read_only=read_only,
+            cleanup_tmp_directories=not read_only,
+            save_interval_steps=0 if read_only else 1,
             enable_async_checkpointing=False,
             multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=0,
-                active_processes={0},
-                barrier_sync_key_prefix="checkpoints",
+                primary_host=0, active_processes={0}, barrier_sync_key_prefix="checkpoints"
             ),
         ),
     )
@@ -101,21 +105,15 @@ class Checkpoints:
     """
     if self._manager is None:
       return
-    notes = {
-        "step": step,
-        "config": self._config,
-        "data": data,
-        "progress": dict(progress),
-    }
+    notes = {"step": step, "config": self._config, "data": data, "progress": dict(progress)}
     newest = self._manager.latest_step()
     number = 0 if newest is None else newest + 1
     try:
       self._manager.save(
           number,
-          args=ocp.args.Composite(**{
-              _STATE: ocp.args.StandardSave(state),
-              _NOTES: ocp.args.JsonSave(_as_json(notes)),
-          }),
+          args=ocp.args.Composite(
+              **{_STATE: ocp.args.StandardSave(state), _NOTES: ocp.args.JsonSave(_as_json(notes))}
+          ),
           metrics={"value": value, "number": number},
           force=True,
       )
@@ -151,14 +149,13 @@ class Checkpoints:
     return self._on_primary(lambda: self._read(self._manager.latest_step(), template))
 
   def best(self, template: Any) -> Saved | None:
-    """The checkpoint with the highest value, or None; as `newest` otherwise."""
+    """The checkpoint with the highest value, if any has one but NaN; as `newest` otherwise."""
     return self._on_primary(lambda: self._read(self._best_number(), template))
 
   def _best_number(self) -> int | None:
     number = self._manager.best_step()
-    if number is None or self._manager.metrics(number)["value"] is None:
-      return None
-    return number
+    value = None if number is None else self._manager.metrics(number)["value"]
+    return None if value is None or math.isnan(value) else number
 
   def _on_primary(self, read: Callable[[], Any]) -> Any:
     """What `read` gives in process 0, or its error, in every process."""
@@ -210,9 +207,7 @@ def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
   return value, -metrics["number"]
 
 
-def _check_config(
-    where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]
-) -> None:
+def _check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
   old, new = dict(_fields(saved)), dict(_fields(current))
   absent = "absent"
   differences = [

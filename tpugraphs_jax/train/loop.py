@@ -8,13 +8,13 @@ holds the state, the position in the data and the loop's own bookkeeping.
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
 import math
+from pathlib import Path
 import signal
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -168,7 +168,9 @@ def check_workdir(
     ValueError: the folder holds a run and `resume` is False, or one of another config.
   """
   folder = Path(workdir) / CHECKPOINTS
-  with contextlib.closing(checkpoint.Checkpoints(folder, config=config)) as checkpoints:
+  with contextlib.closing(
+      checkpoint.Checkpoints(folder, config=config, read_only=True)
+  ) as checkpoints:
     found = checkpoints.newest_step()
     if found is not None and not resume:
       raise ValueError(
@@ -312,9 +314,7 @@ class _Loop:
     except stop.Interrupted:
       return
     if self.best_metric not in metrics:
-      raise ValueError(
-          f"best_metric is {self.best_metric!r}, expected one of {sorted(metrics)}"
-      )
+      raise ValueError(f"best_metric is {self.best_metric!r}, expected one of {sorted(metrics)}")
     progress, value = self.progress, float(metrics[self.best_metric])
     progress.evaluated_step = self.step
     if value > (-math.inf if progress.best_value is None else progress.best_value):

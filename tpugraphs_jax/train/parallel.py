@@ -7,6 +7,7 @@ takes and returns has a leading axis of the size of the local devices.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import glob
 import importlib.util
@@ -14,13 +15,12 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
-import numpy as np
 from absl import logging
+import jax
 from jax.experimental import multihost_utils
+import numpy as np
 
 DEVICES = "devices"  # name of the mapped axis
 
@@ -70,9 +70,7 @@ def initialize(
     return
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   _leave_signals_alone()
-  jax.distributed.initialize(
-      **given, heartbeat_timeout_seconds=heartbeat_timeout_seconds
-  )
+  jax.distributed.initialize(**given, heartbeat_timeout_seconds=heartbeat_timeout_seconds)
 
 
 def _leave_signals_alone() -> None:
@@ -145,14 +143,21 @@ def per_device(batch_size: int, *, field: str = "batch_size") -> int:
 
 
 def pmap(
-    function: Callable[..., Any],
-    *,
-    in_axes: Any = 0,
-    donate_argnums: int | Sequence[int] = (),
+    function: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), local: bool = False
 ) -> Callable[..., Any]:
-  """`function` on each local device, with the axis name `DEVICES`."""
+  """`function` on each local device, with the axis name `DEVICES`.
+
+  Args:
+    function: of one device.
+    donate_argnums: arguments whose memory the results may take.
+    local: the function reduces over nothing, and processes may call it a different
+      number of times; without it all must call alike.
+  """
   return jax.pmap(
-      function, axis_name=DEVICES, in_axes=in_axes, donate_argnums=donate_argnums
+      function,
+      axis_name=DEVICES,
+      donate_argnums=donate_argnums,
+      devices=jax.local_devices() if local else None,
   )
 
 
@@ -192,9 +197,7 @@ def stack_for_devices(trees: Sequence[Any]) -> Any:
     ValueError: not one tree per local device, or shapes that differ.
   """
   if len(trees) != local_device_count():
-    raise ValueError(
-        f"{len(trees)} per-device batches for {local_device_count()} local devices"
-    )
+    raise ValueError(f"{len(trees)} per-device batches for {local_device_count()} local devices")
 
   def stack(path: Any, *arrays: np.ndarray) -> np.ndarray:
     shapes = [np.shape(array) for array in arrays]
@@ -234,7 +237,12 @@ def gather_objects(value: Any) -> list[Any]:
 
 def from_primary(value: Any) -> Any:
   """The value of process 0, bit for bit, in every process."""
-  return gather_objects(value if is_primary() else None)[0]
+  if process_count() == 1:
+    return value
+  data = np.frombuffer(pickle.dumps(value if is_primary() else None), np.uint8)
+  size = int(multihost_utils.broadcast_one_to_all(np.asarray(data.size, np.int32)))
+  data = data if is_primary() else np.zeros(size, np.uint8)
+  return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
 
 
 def copy_from_primary(

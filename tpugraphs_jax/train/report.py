@@ -5,22 +5,22 @@ Only the primary process writes and prints.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 import datetime
 import importlib.metadata
 import json
 import math
-import os
+from pathlib import Path
 import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import tensorboardX
 
+from tpugraphs_jax import atomic
 from tpugraphs_jax.train import parallel
 
 _PACKAGES = (
@@ -123,7 +123,8 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
       ) from None
     if step <= last_step:
       kept.append(line + "\n")
-  _replace(path, "".join(kept))
+  with atomic.replacing(path, encoding="utf-8") as file:
+    file.writelines(kept)
 
 
 def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
@@ -144,7 +145,8 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
       "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
   }
   workdir.mkdir(parents=True, exist_ok=True)
-  _replace(workdir / "config.json", json.dumps(manifest, indent=2) + "\n")
+  with atomic.replacing(workdir / "config.json", encoding="utf-8") as file:
+    file.write(json.dumps(manifest, indent=2) + "\n")
 
 
 def _versions() -> dict[str, str]:
@@ -155,13 +157,6 @@ def _versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
       versions[package] = "not installed"  # Runs from a checkout have no metadata.
   return versions
-
-
-def _replace(path: Path, text: str) -> None:
-  """Writes a file beside and renames it, so that a crash leaves the old one."""
-  beside = path.with_name(path.name + ".tmp")
-  beside.write_text(text, encoding="utf-8")
-  os.replace(beside, path)
 
 
 def peak_memory() -> tuple[str, int]:
@@ -179,10 +174,11 @@ def peak_memory() -> tuple[str, int]:
 def _process_peak() -> int:
   """Peak resident memory of this program in bytes."""
   status = Path("/proc/self/status")
-  if status.exists():
-    # Linux: getrusage would count what the process was before it became this program.
-    fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    return int(fields["VmHWM"].split()[0]) * 1024
+  # Linux: getrusage would count what the process was before it became this program.
+  lines = status.read_text().splitlines() if status.exists() else []
+  for line in lines:
+    if line.startswith("VmHWM:"):  # some sandboxes leave it out
+      return int(line.split()[1]) * 1024
   unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of each system
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -200,9 +196,7 @@ class Profile:
       except ValueError:
         self._last = -2
       if not 0 <= self._first < self._last:
-        raise ValueError(
-            f"profile_steps is {steps!r}, expected first:last such as '10:20'"
-        )
+        raise ValueError(f"profile_steps is {steps!r}, expected first:last such as '10:20'")
 
   def before(self, step: int, *, wait: Callable[[], None]) -> None:
     """Starts or stops; `wait` lets the steps under way end first."""

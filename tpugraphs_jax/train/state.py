@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+import math
 from typing import Any, NamedTuple
 
 import flax
@@ -24,16 +24,9 @@ class TrainState(flax.struct.PyTreeNode):
   extra: Any = ()  # what the model sowed in this step, see `make_train_step`
 
   @classmethod
-  def create(
-      cls, params: Any, optimizer: optax.GradientTransformation, *, extra: Any = ()
-  ) -> TrainState:
+  def create(cls, params: Any, optimizer: optax.GradientTransformation) -> TrainState:
     """The state at step 0."""
-    return cls(
-        step=jnp.zeros((), jnp.int32),
-        params=params,
-        opt_state=optimizer.init(params),
-        extra=extra,
-    )
+    return cls(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
   def apply_gradients(
       self,
@@ -52,9 +45,7 @@ class TrainState(flax.struct.PyTreeNode):
       **changes: further fields to replace.
     """
     optimizer = optax.with_extra_args_support(optimizer)
-    updates, opt_state = optimizer.update(
-        grads, self.opt_state, self.params, norms=norms
-    )
+    updates, opt_state = optimizer.update(grads, self.opt_state, self.params, norms=norms)
     return self.replace(
         step=self.step + 1,
         params=optax.apply_updates(self.params, updates),
@@ -101,7 +92,9 @@ def create_optimizer(
     clip_norm: largest L2 norm of all gradients together; 0 = no clipping.
     clip_norm_per_variable: largest L2 norm of each variable's gradient (Keras'
       `clipnorm`); 0 = no clipping.
-    accumulation_steps: training steps whose mean gradient makes one update.
+    accumulation_steps: training steps whose mean gradient makes one update. With more
+      than one, `clip_norm_per_variable` takes the norm of an embedding's mean gradient,
+      not that of its lookups as Keras does.
     average_decay: decay of an exponential moving average of the parameters,
       which evaluation then uses; 0 = none.
 
@@ -175,6 +168,8 @@ def create_schedule(
       0 <= final_learning_rate <= learning_rate,
       f"between 0 and the learning rate {learning_rate}",
   )
+  if schedule == "multistep":
+    _check("milestones", tuple(milestones), len(milestones) > 0, "at least one")
   increasing = all(a < b for a, b in zip((0.0, *milestones), (*milestones, 1.0)))
   _check("milestones", tuple(milestones), increasing, "increasing shares in (0, 1)")
   _check("milestone_factor", milestone_factor, milestone_factor > 0, "a number > 0")
@@ -184,9 +179,7 @@ def create_schedule(
     rate = optax.constant_schedule(learning_rate)
   elif schedule == "cosine":
     rate = optax.cosine_decay_schedule(
-        learning_rate,
-        max(1, total_steps - warmup_steps),
-        alpha=final_learning_rate / learning_rate,
+        learning_rate, max(1, total_steps - warmup_steps), alpha=final_learning_rate / learning_rate
     )
   else:
     steps = [round(share * total_steps) - warmup_steps for share in milestones]
@@ -222,9 +215,7 @@ def scale_by_keras_adam(
     mean = optax.tree.update_moment(grads, state.mu, beta1, 1)
     square = optax.tree.update_moment(grads, state.nu, beta2, 2)
     scale = jnp.sqrt(1 - beta2**count) / (1 - beta1**count)
-    updates = jax.tree.map(
-        lambda m, v: scale * m / (jnp.sqrt(v) + eps), mean, square
-    )
+    updates = jax.tree.map(lambda m, v: scale * m / (jnp.sqrt(v) + eps), mean, square)
     return updates, optax.ScaleByAdamState(count=count, mu=mean, nu=square)
 
   return optax.GradientTransformation(init, update)
@@ -274,10 +265,7 @@ def track_average(decay: float) -> optax.GradientTransformation:
   def update(updates, state, params):
     now = jnp.minimum(decay, (1 + state.count) / (10 + state.count))
     average = jax.tree.map(
-        lambda a, p, u: now * a + (1 - now) * (p + u),
-        state.average_params,
-        params,
-        updates,
+        lambda a, p, u: now * a + (1 - now) * (p + u), state.average_params, params, updates
     )
     return updates, AverageState(optax.safe_increment(state.count), average)
 

@@ -147,4 +147,4 @@ def make_train_step(
 
 def make_score_step(model: nn.Module) -> Callable[[Any, Any], jax.Array]:
   """The mapped `(params, batch) -> scores [G, C]`, both with a device axis."""
-  return parallel.pmap(lambda params, batch: model.apply({"params": params}, batch))
+  return parallel.pmap(lambda params, batch: model.apply({"params": params}, batch), local=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 from tpugraphs_jax.train import parallel

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tqdm
 
+from tpugraphs_jax import atomic
 from tpugraphs_jax import graph
 from tpugraphs_jax.data.synthetic import files
 from tpugraphs_jax.data.synthetic import scales
@@ -83,6 +84,5 @@ def _stamp(out: Path, settings: dict) -> None:
     raise ValueError(f"{out / 'npz'} exists and is not known to be synthetic data; "
                      "choose another folder")
   out.mkdir(parents=True, exist_ok=True)
-  partial = path.with_suffix(".partial")
-  partial.write_text(json.dumps(settings))
-  os.replace(partial, path)
+  with atomic.replacing(path) as file:
+    json.dump(settings, file)

@@ -102,9 +102,7 @@ def file_specs(
   """
   if scale not in SCALES:
     raise ValueError(f"unknown scale {scale!r}, expected one of {', '.join(SCALES)}")
-  if collection not in graph.COLLECTIONS:
-    raise ValueError(f"unknown collection {collection!r}, expected one of "
-                     f"{', '.join(graph.COLLECTIONS)}")
+  graph.check_collection(collection)
   if collection.startswith("tile"):
     counts = _TILE_COUNTS[scale]
   else:

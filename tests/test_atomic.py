@@ -1,0 +1,47 @@
+"""Files appear whole or not at all."""
+
+import numpy as np
+import pytest
+
+from tpugraphs_jax import atomic
+
+
+def names(folder):
+  return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_complete_file_takes_its_place(tmp_path):
+  path = tmp_path / "results.csv"
+  path.write_text("old")
+  with atomic.replacing(path, encoding="utf-8", newline="") as file:
+    file.write("é\r\n")
+    file.flush()
+    assert path.read_text() == "old"
+  assert path.read_bytes() == "é\r\n".encode()
+  assert names(tmp_path) == ["results.csv"]
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_an_error_leaves_what_was_there(tmp_path, existed):
+  path = tmp_path / "results.csv"
+  if existed:
+    path.write_text("old")
+  with pytest.raises(KeyboardInterrupt):
+    with atomic.replacing(path) as file:
+      file.write("half")
+      raise KeyboardInterrupt
+  assert names(tmp_path) == ["results.csv"] * existed
+  assert not existed or path.read_text() == "old"
+
+
+def test_what_is_being_written_matches_no_pattern_of_data_files(tmp_path):
+  with atomic.replacing(tmp_path / "graph.npz", "wb") as file:
+    np.savez(file, x=np.arange(3))
+    assert not list(tmp_path.glob("*.npz"))
+  assert np.load(tmp_path / "graph.npz")["x"].tolist() == [0, 1, 2]
+
+
+def test_a_missing_folder_is_made(tmp_path):
+  with atomic.replacing(tmp_path / "new" / "results.csv") as file:
+    file.write("all")
+  assert (tmp_path / "new" / "results.csv").read_text() == "all"

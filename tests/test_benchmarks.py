@@ -1,0 +1,73 @@
+"""The tables of README.md are those that the benchmarks have recorded."""
+
+import itertools
+import json
+
+import commands
+import numpy as np
+import pytest
+
+BENCHMARKS = commands.ROOT / "benchmarks"
+README = (commands.ROOT / "README.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks_can_be_imported(monkeypatch):
+  monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def recorded(name):
+  return json.loads((BENCHMARKS / f"{name}.json").read_text())
+
+
+def rows(table):
+  """The rows of a Markdown table without its head, as they stand."""
+  return table.splitlines()[2:]
+
+
+def test_step_time_and_memory_by_graph_size():
+  import gst
+  for row in rows(gst.table(recorded("results")["gst"])):
+    assert row in README
+
+
+def test_quality_of_graph_segment_training():
+  import gst_quality
+  results = recorded("gst_quality")
+  del results["machine"]
+  assert set(results) == set(gst_quality.VARIANTS)
+  for row in rows(gst_quality.table(results)):
+    assert row in README
+
+
+def test_speed_beside_the_plain_formulation():
+  import run_all
+  for row in rows(run_all.table(recorded("results"))):
+    _, _, figures = row.split("|", 2)
+    assert f"|{figures}" in README
+
+
+@pytest.mark.parametrize("collection", [
+    "tile:xla", "layout:xla:random", "layout:xla:default", "layout:nlp:random",
+    "layout:nlp:default"])
+def test_quality_by_collection(collection):
+  import quality
+  results, case = recorded("quality")[collection], quality.CASES[collection]
+  if collection == "tile:xla":
+    for row in rows(quality.table(case.columns, results)):
+      _, _, figures = row.split("|", 2)
+      assert f"|{figures}" in README
+    return
+  (line,) = [line for line in README.splitlines() if line.startswith(f"| `{collection}` |")]
+  for row, figure in zip(rows(quality.table(case.columns, results)), line.split("|")[2:]):
+    assert row.split("|")[2] == figure
+
+
+@pytest.mark.parametrize("runtime", [[7, 3, 3, 9, 4, 12], [5, 5], [2], [8, 1, 6]])
+def test_a_random_order_is_worth_the_mean_over_all_draws(runtime):
+  import quality
+  row = quality._random_row(np.array(runtime, np.int64), (1, 2, 5))
+  for k in (1, 2, 5):
+    draws = list(itertools.combinations(runtime, min(k, len(runtime))))
+    expected = np.mean([min(draw) for draw in draws]) / min(runtime) - 1
+    assert row[f"slowdown{k}"] == pytest.approx(expected)
