@@ -194,16 +194,22 @@ def measure_split(root: Path, *, graphs: int, workers: int) -> dict[str, float]:
 
 
 def _train_over(root: Path) -> dict[str, float]:
-  """Trains on every graph of the stand-in: steps, seconds and peak memory."""
+  """Trains on every graph of the stand-in: steps, seconds and peak memory.
+
+  Batch shapes and padding are those of a run as long as the preset's.
+  """
   write_files(root, [Size("valid", 1_316, 200, 72, 14)], split="valid")
-  config = layout_config.get_config("nlp-random")
+  preset = layout_config.get_config("nlp-random")
+  config = preset.copy_and_resolve_references()
   config.data_root = str(root)
   config.batch.slates_per_epoch = 8 * _TRAINING_STEPS
   config.train.epochs = 1
   task, started = LayoutTask(config), time.perf_counter()
   result = run.train(task, root / "run")
   seconds = time.perf_counter() - started
-  plan = task.plan([task.prepare(g) for g in task.load(str(root), "train")])
+  config.batch.slates_per_epoch = preset.batch.slates_per_epoch
+  plan = task.plan(
+      [task.prepare(g) for g in task.load(str(root), "train")], epochs=preset.train.epochs)
   return {"batch_shapes": len(plan.budgets), "padding_share": plan.padding(100),
           "training_steps": result.step, "training_s": seconds,
           "training_peak_mib": result.peak_bytes / _MIB}

@@ -38,7 +38,7 @@ def choose_budgets(
   """Budgets that hold every batch, smallest first, with which a run takes the least time.
 
   Batches are sorted by cost and cut into runs so that padding costs the least
-  possible (dynamic programming over at most 128 candidate cuts); each run gets
+  possible (dynamic programming over at most 150 candidate cuts); each run gets
   the maximum of every entry.
 
   Args:
@@ -54,7 +54,7 @@ def choose_budgets(
   rows = cost([dict(zip(keys, row)) for row in table])
   by_rows = np.argsort(rows, kind="stable")
   table, counts, rows = table[by_rows], counts[by_rows], rows[by_rows]
-  ends = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), 128)).round().astype(int))
+  ends = _candidate_cuts(len(rows))
   options = [_best_cuts(rows, counts, ends, budgets) for budgets in range(1, max_budgets + 1)]
   # Relative to the run without padding.
   compilation = _ROWS_PER_COMPILATION / (steps * np.average(rows, weights=counts))
@@ -70,6 +70,13 @@ def choose_budgets(
 
 def _round_up(value: int, multiple: int) -> int:
   return -(-value // multiple) * multiple
+
+
+def _candidate_cuts(batches: int) -> np.ndarray:
+  """Evenly spaced batches, and more of the largest ones, where padding costs most."""
+  even = np.linspace(0, batches - 1, min(batches, 128)).round().astype(int)
+  from_the_end = 2 ** np.arange(batches.bit_length() - 1)
+  return np.union1d(even, batches - 1 - from_the_end)
 
 
 def _best_cuts(rows, counts, ends, budgets: int) -> list[int]:

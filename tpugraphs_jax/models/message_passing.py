@@ -30,8 +30,7 @@ def _take(x: jax.Array, index: jax.Array) -> jax.Array:
   """Rows of `x [n, ...]`; absent indices give zeros."""
   if not len(x):
     return jnp.zeros(index.shape + x.shape[1:], x.dtype)  # jax gathers from no empty axis
-  # No index counts from the end: code for those would be a tenth of all instructions.
-  return jnp.asarray(x).at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+  return jnp.asarray(x).at[index].get(mode="fill", fill_value=0)
 
 
 def _sum_rows(
