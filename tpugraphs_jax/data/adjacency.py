@@ -7,7 +7,7 @@ import numpy as np
 from tpugraphs_jax.batch import ABSENT, Adjacency, Neighbours
 
 # Width of the tables. 99 % of nodes have at most four operands and users; on a
-# 2-core CPU a table of this width is 1.7 to 2.6 times faster than a sorted segment
+# 2-core CPU a table of this width is 1.5 to 2.9 times faster than a sorted segment
 # sum (benchmarks/aggregation.py). A platform whose best width is another gets its
 # own entry in the second line.
 SLOTS = 4
