@@ -85,7 +85,7 @@ class Scorer:
   def _budgets_for(
       self, sizes: Sequence[dict[str, int]], *, max_budgets: int = buckets.MAX_BUDGETS
   ) -> list[Budget]:
-    """Budgets that hold these batches; those of earlier calls, which are compiled, first."""
+    """Budgets that hold these batches: those of earlier calls, and new ones where none is close."""
     new = [size for size in sizes if not self._fits_closely(size)]
     if new:
       self._budgets += buckets.choose_budgets(new, steps=len(new), max_budgets=max_budgets)

@@ -183,7 +183,7 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
   if missing := [name for name in arrays if name not in names]:
     archive.fail(missing[0], f"is missing; the file has {', '.join(names) or 'no array'}")
   if extra := [name for name in names if name not in arrays]:
-    archive.fail(extra[0], f"is not expected, expected are {', '.join(arrays)}")
+    archive.fail(extra[0], f"is not expected; expected are {', '.join(arrays)}")
   sizes = {}
   for name, (dtypes, axes) in arrays.items():
     member = archive.member(name)

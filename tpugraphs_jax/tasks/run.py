@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    _fail(f"{str(error).splitlines()[0]}; a step takes less with a smaller --config.batch.graphs, "
+    _fail(f"{str(error).splitlines()[0].rstrip('.')}; a step takes less with a smaller --config.batch.graphs, "
           "with --config.batch.config_chunk, or on segments (layouts: variant gst_ed)")
   except (ValueError, OSError, FloatingPointError) as error:
     _fail(str(error))

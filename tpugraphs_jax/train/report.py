@@ -144,7 +144,6 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
       "machine": platform.platform(),
       "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
   }
-  workdir.mkdir(parents=True, exist_ok=True)
   with atomic.replacing(workdir / "config.json", encoding="utf-8") as file:
     file.write(json.dumps(manifest, indent=2) + "\n")
 

@@ -83,6 +83,5 @@ def _stamp(out: Path, settings: dict) -> None:
   if (out / "npz").exists():
     raise ValueError(f"{out / 'npz'} exists and is not known to be synthetic data; "
                      "choose another folder")
-  out.mkdir(parents=True, exist_ok=True)
   with atomic.replacing(path) as file:
     json.dump(settings, file)
