@@ -64,8 +64,9 @@ def main(argv: list[str]) -> None:
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    _fail(f"{str(error).splitlines()[0].rstrip('.')}; a step takes less with a smaller --config.batch.graphs, "
-          "with --config.batch.config_chunk, or on segments (layouts: variant gst_ed)")
+    reason = str(error).splitlines()[0].rstrip(".")
+    _fail(f"{reason}; a step takes less with a smaller --config.batch.graphs, with "
+          "--config.batch.config_chunk, or on segments (layouts: variant gst_ed)")
   except (ValueError, OSError, FloatingPointError) as error:
     _fail(str(error))
 
