@@ -109,13 +109,60 @@ def test_bfloat16_sums_accumulate_in_float32():
     assert float(table_sum[0, 0]) == 257
 
 
-def test_degree_counts_edges_with_their_weights():
+def test_degree_counts_every_edge():
   edges = graph_edges()
-  weight = random_values(NODES) > 0
   for direction in DIRECTIONS:
-    np.testing.assert_allclose(
-        mp.degree(tables(edges, 2), direction, jnp.asarray(weight, jnp.float32)),
-        dense_matrix(edges, direction) @ weight)
+    np.testing.assert_array_equal(
+        mp.degree(tables(edges, 2), direction, NODES), dense_matrix(edges, direction).sum(axis=1))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("slots", [0, 2])
+@pytest.mark.parametrize("receivers", [None, 5])
+def test_a_node_may_receive_its_own_value(direction, slots, receivers):
+  edges, x = graph_edges(), random_values(NODES, 3)
+  weight = random_values(receivers or NODES, 3, seed=2)
+  matrix = jnp.asarray((dense_matrix(edges, direction) + np.eye(NODES))[:receivers])
+
+  def fast(x):
+    return jnp.sum(weight * jnp.sin(mp.neighbour_sum(
+        x, tables(edges, slots), direction, receivers=receivers, own=True)))
+
+  def slow(x):
+    return jnp.sum(weight * jnp.sin(matrix @ x))
+
+  np.testing.assert_allclose(fast(x), slow(x), rtol=1e-4)
+  np.testing.assert_allclose(jax.grad(fast)(x), jax.grad(slow)(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_senders_that_are_fewer_than_receivers_hear_themselves(direction):
+  edges, x = graph_edges(), random_values(5, 3)
+  matrix = dense_matrix(edges, direction) + np.eye(NODES)
+  full = np.zeros((NODES, 3), np.float32)
+  full[:5] = x
+  total, vjp = jax.vjp(lambda x: mp.neighbour_sum(
+      x, tables(edges, 2), direction, receivers=NODES, own=True), jnp.asarray(x))
+  np.testing.assert_allclose(total, matrix @ full, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(
+      vjp(total)[0], (matrix.T @ np.asarray(total))[:5], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("keep", ["some", "all", "none"])
+@pytest.mark.parametrize("slots", [0, 2, 30])
+def test_edges_among_some_nodes_have_both_ends_there(slots, keep):
+  edges, x = graph_edges(), random_values(NODES, 3)
+  kept = {"some": random_values(NODES) > 0, "all": np.ones(NODES, bool),
+          "none": np.zeros(NODES, bool)}[keep]
+  inside = mp.among(tables(edges, slots), jnp.asarray(kept))
+  few = edges[kept[edges].all(axis=1)]
+  if keep == "some":
+    assert 0 < len(few) < len(edges)
+  for direction in DIRECTIONS:
+    total, vjp = jax.vjp(lambda x: mp.neighbour_sum(x, inside, direction), jnp.asarray(x))
+    matrix = dense_matrix(few, direction)
+    np.testing.assert_allclose(total, matrix @ x, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(vjp(x)[0], matrix.T @ x, rtol=1e-5, atol=1e-5)
 
 
 def layout_batch(*, hops, reuse=True, config_nodes=(1, 17), nodes=20):
@@ -145,14 +192,16 @@ def random_split(batch, hop=0) -> mp.SplitNodes:
       random_values(nodes, 1, 2), random_values(mp.positions(batch.reach, hop), 3, 2, seed=5), hop)
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("reuse", [True, False])
-def test_split_sum_equals_the_full_sum_layer_by_layer(reuse):
+def test_split_sum_equals_the_full_sum_layer_by_layer(reuse, own):
   graph, batch = layout_batch(hops=3, reuse=reuse)
   split = random_split(batch)
   for direction in DIRECTIONS:
     matrix = dense_matrix(graph.edge_index, direction, nodes=graph.num_nodes)
+    matrix += own * np.eye(graph.num_nodes, dtype=np.float32)
     before = merged(split, batch.reach)[: graph.num_nodes]
-    split = mp.split_neighbour_sum(split, batch.adjacency, batch.reach, direction)
+    split = mp.split_neighbour_sum(split, batch.adjacency, batch.reach, direction, own=own)
     np.testing.assert_allclose(
         merged(split, batch.reach)[: graph.num_nodes],
         np.einsum("rs,scf->rcf", matrix, before), rtol=1e-4, atol=1e-5)
@@ -167,12 +216,15 @@ def test_growing_changes_no_value():
   np.testing.assert_array_equal(merged(grown, batch.reach), merged(split, batch.reach))
 
 
-def test_split_per_node_has_the_nodes_own_value_in_both_parts():
-  _, batch = layout_batch(hops=1)
-  value = random_values(len(batch.graph.nodes["opcode"]))
-  split = mp.split_per_node(jnp.asarray(value), batch.reach, 1)
-  np.testing.assert_array_equal(
-      merged(split, batch.reach), np.broadcast_to(value[:, None, None], (len(value), 1, 1)))
+def test_dividing_gives_every_node_its_own_divisor_and_padding_no_nan():
+  _, batch = layout_batch(hops=2)
+  split = random_split(batch)
+  by = 1 + np.abs(random_values(len(batch.graph.nodes["opcode"])))
+  divided = mp.divide_nodes(split, jnp.asarray(by), batch.reach)
+  np.testing.assert_allclose(
+      merged(divided, batch.reach), merged(split, batch.reach) / by[:, None, None], rtol=1e-6)
+  assert (np.asarray(mp.reached_nodes(batch.reach, split.hop)) == ABSENT).any()
+  assert np.isfinite(divided.varying).all()
 
 
 def test_more_rounds_than_the_batch_was_built_for_are_refused():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 from flax import linen as nn
@@ -27,8 +28,22 @@ def l2_normalize(x: jax.Array) -> jax.Array:
 
 
 def matmul(x: jax.Array, kernel: jax.Array, *, dtype: Any, precision: Any) -> jax.Array:
-  """`x @ kernel` in `dtype`, or in that of both arguments where it is None."""
-  return jnp.matmul(*nn.dtypes.promote_dtype(x, kernel, dtype=dtype), precision=precision)
+  """`x [..., K] @ kernel [K, F]` in `dtype`, or in that of both arguments where it is None."""
+  x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=dtype)
+  return _dot_rows(x, kernel, precision=precision)
+
+
+def _dot_rows(x: jax.Array, kernel: jax.Array, dimensions: Any = None, **options) -> jax.Array:
+  """`lax.dot_general` of a linear layer, with the rows of `x [..., K]` in one axis.
+
+  The gradient of a kernel is a product over the rows. XLA on CPU transposes the whole
+  tensor for one over several axes, and takes it as it is for one over a single axis: a
+  linear layer with its gradients was a third faster on `[5024, 16, 32]` (2 cores).
+  """
+  del dimensions  # those of nn.Dense: the last axis of x and the first of the kernel
+  rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+  product = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())), **options)
+  return product.reshape(x.shape[:-1] + kernel.shape[1:])
 
 
 class MLP(nn.Module):
@@ -52,7 +67,7 @@ class MLP(nn.Module):
 def Dense(features: int, **kwargs) -> nn.Dense:  # pylint: disable=invalid-name
   """`nn.Dense` with Keras' initialisation (Glorot uniform, zero bias)."""
   kwargs.setdefault("kernel_init", nn.initializers.glorot_uniform())
-  return nn.Dense(features, **kwargs)
+  return nn.Dense(features, dot_general=_dot_rows, **kwargs)
 
 
 class JoinedDense(nn.Module):

@@ -6,8 +6,21 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.batch import ABSENT, LayoutBatch
+from tpugraphs_jax.models import message_passing as mp
 from tpugraphs_jax.models import pooling
 from tpugraphs_jax.models.message_passing import SplitNodes
+
+
+def inside_block(batch: LayoutBatch) -> LayoutBatch:
+  """The batch with messages and configurations among the nodes of its block alone."""
+  keep = jnp.asarray(batch.block_mask)
+  reach, last = batch.reach, len(batch.reach.tiers) - 1
+  at = lambda nodes: keep.at[nodes].get(mode="fill", fill_value=False)
+  return batch._replace(
+      adjacency=mp.among(batch.adjacency, keep),
+      reach=reach._replace(
+          adjacency=mp.among(reach.adjacency, at(mp.reached_nodes(reach, last)))),
+      row_id=jnp.where(at(reach.tiers[0])[:, None], batch.row_id, ABSENT))
 
 
 def config_rows(embedded_rows: jax.Array, batch: LayoutBatch) -> jax.Array:
@@ -27,13 +40,8 @@ def start(shared: jax.Array, config: jax.Array, batch: LayoutBatch) -> SplitNode
   return SplitNodes(shared[:, None], own[:, None] + config, hop=0)
 
 
-def configurable_selection(batch: LayoutBatch, weight: jax.Array | None = None) -> jax.Array:
-  """Which configurable node belongs to which graph, `[G, tier 0]` float32.
-
-  Args:
-    batch: the batch.
-    weight: `[N]` float32 factor of each node, 1 unless given.
-  """
-  _, chosen = pooling.split_selection(batch.graph, batch.reach, 0, weight)
+def configurable_selection(batch: LayoutBatch) -> jax.Array:
+  """Which configurable node belongs to which graph, `[G, tier 0]` float32."""
+  _, chosen = pooling.split_selection(batch.graph, batch.reach, 0)
   # Tier 0 may hold other nodes too (a batch built without reuse).
   return jnp.where((batch.row_id < ABSENT).any(axis=1)[None], chosen, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -85,50 +87,53 @@ class ResModel(nn.Module):
     `dropout` models look at the block in evaluation as well (averaged over
     blocks there); `backpropdropout` models only in training.
     """
-    static = jnp.concatenate(
-        [batch.graph.nodes["feat"], self.op_embedding(batch.graph)], axis=-1)
-    everything = jnp.ones(len(static))
-    block = jnp.asarray(batch.block_mask, jnp.float32)
+    static = batch.graph.nodes["feat"], self.op_embedding(batch.graph)
     if self.dropout == "fullgraph" or (self.dropout == "backpropdropout" and not train):
-      return self.readout(self.encode(static, batch, everything), batch, everything)
-    x = self.encode(static, batch, block)
-    if self.dropout == "backpropdropout":
-      full = jax.lax.stop_gradient(self.encode(static, batch, everything))
-      inside = mp.split_per_node(block, batch.reach, x.hop)
-      x = jax.tree.map(lambda i, new, old: jnp.where(i > 0, new, old), inside, x, full)
-    return self.readout(x, batch, block)
+      x = self.encode(static, batch)
+      return self.readout(_sum_of_nodes(x, batch), x, batch)
+    block = layout_features.inside_block(batch)
+    x = self.encode(static, block)
+    if self.dropout == "dropout":
+      return self.readout(_sum_of_nodes(x, batch), x, block)
+    others = _sum_of_nodes(self.encode(static, batch), batch, ~jnp.asarray(batch.block_mask))
+    total = _sum_of_nodes(x, batch, batch.block_mask) + jax.lax.stop_gradient(others)
+    return self.readout(total, x, block)
 
-  def encode(self, static, batch: LayoutBatch, keep: jax.Array) -> SplitNodes:
-    """Node features after message passing among the nodes with `keep [N]` = 1."""
+  def encode(self, static: Sequence[jax.Array], batch: LayoutBatch) -> Sequence[SplitNodes]:
+    """Node features after message passing, as the two summands of the last residual.
+
+    Readouts are sums: that of each summand spares an addition on the tensor that is by
+    far the largest.
+    """
     config_features = batch.rows.shape[-1]
-    (config_kernel, static_kernel), bias = self.pre_0((config_features, static.shape[-1]))
-    own_keep = keep.astype(self.dtype or keep.dtype).at[batch.reach.tiers[0]].get(
-        mode="fill", fill_value=0)[:, None, None]
-    project = lambda kernel: own_keep * layout_features.config_rows(
+    (config_kernel, *kernels), bias = self.pre_0(
+        (config_features, *(part.shape[-1] for part in static)))
+    project = lambda kernel: layout_features.config_rows(
         self.matmul(self.config_gain * batch.rows, kernel), batch)
-    shared = self.matmul(static, static_kernel)
+    shared = sum(map(self.matmul, static, kernels))
     shared += bias.astype(shared.dtype)
     x = layout_features.start(shared, project(config_kernel), batch)
     x = jax.tree.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v))), x)
 
-    def round_(self, x: SplitNodes, layer: int) -> SplitNodes:
+    def update(self, x: SplitNodes, layer: int) -> SplitNodes:
       sides = 1 if self.adj_normalization == "sym" else 2
       joined = self.update_0[layer]((config_features, self.hidden_dim) * sides)
-      update = self.propagate(x, joined, project, batch, keep)
-      update = jax.tree.map(lambda v: leaky_relu(self.update_1[layer](leaky_relu(v))), update)
-      return jax.tree.map(jnp.add, mp.grow(x, batch.reach, update.hop), update)
+      total = self.propagate(x, joined, project, batch)
+      return jax.tree.map(lambda v: leaky_relu(self.update_1[layer](leaky_relu(v))), total)
 
     if self.remat:
-      round_ = nn.remat(round_, static_argnums=2)
+      update = nn.remat(update, static_argnums=2)
+    summands = (x,)
     for layer in range(self.num_gnns):
       with jax.named_scope(f"res_{layer}"):
-        x = round_(self, x, layer)
-    return x
+        x = functools.reduce(lambda x, change: _residual(x, change, batch), summands)
+        summands = x, update(self, x, layer)
+    return summands
 
   def matmul(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
     return layers.matmul(x, kernel, dtype=self.dtype, precision=self.precision)
 
-  def propagate(self, x, blocks_and_bias, project, batch, keep) -> SplitNodes:
+  def propagate(self, x, blocks_and_bias, project, batch) -> SplitNodes:
     """`N concat(c, x) W + b`, with W applied first: it narrows what edges carry."""
     blocks, bias = blocks_and_bias
     narrow = lambda kernel: lambda v: self.matmul(v, kernel)
@@ -137,43 +142,48 @@ class ResModel(nn.Module):
         for config, own in zip(blocks[::2], blocks[1::2])
     ]
     if self.adj_normalization == "sym":
-      total = _symmetric_mean(parts[0], batch, keep)
+      total = _symmetric_mean(parts[0], batch)
     else:
       total = jax.tree.map(
-          jnp.add, _mean_with_self(parts[0], batch, keep, mp.USERS),
-          _mean_with_self(parts[1], batch, keep, mp.OPERANDS))
+          jnp.add, _mean_with_self(parts[0], batch, mp.USERS),
+          _mean_with_self(parts[1], batch, mp.OPERANDS))
     return jax.tree.map(lambda v: v + bias[None].astype(v.dtype), total)
 
-  def readout(self, x: SplitNodes, batch: LayoutBatch, keep: jax.Array) -> jax.Array:
-    """Pools over all nodes and over the configurable nodes that were kept."""
-    graph, reach = batch.graph, batch.reach
-    total = pooling.split_pool_sum(x, pooling.split_selection(graph, reach, x.hop))
-    mean = total / jnp.maximum(pooling.real_nodes(graph), 1)[:, None, None]
-    chosen = layout_features.configurable_selection(batch, keep)
-    configurable = pooling.pool_sum(x.varying[: chosen.shape[1]], chosen)
+  def readout(
+      self, total: jax.Array, summands: Sequence[SplitNodes], batch: LayoutBatch
+  ) -> jax.Array:
+    """Mean and direction of the sum over nodes, and of that over configurable nodes."""
+    mean = total / jnp.maximum(pooling.real_nodes(batch.graph), 1)[:, None, None]
+    chosen = layout_features.configurable_selection(batch)
+    configurable = sum(pooling.pool_sum(x.varying[: chosen.shape[1]], chosen) for x in summands)
     pooled = [mean, layers.l2_normalize(total), layers.l2_normalize(configurable)]
     return jnp.concatenate(pooled, axis=-1)
 
 
-def _masked_sum(x: SplitNodes, batch: LayoutBatch, keep, direction: str) -> SplitNodes:
-  """Neighbour sum over edges with both ends kept."""
-  kept = mp.scale_nodes(x, keep, batch.reach)
-  total = mp.split_neighbour_sum(kept, batch.adjacency, batch.reach, direction)
-  return mp.scale_nodes(total, keep, batch.reach)
+def _residual(x: SplitNodes, change: SplitNodes, batch: LayoutBatch) -> SplitNodes:
+  return jax.tree.map(jnp.add, mp.grow(x, batch.reach, change.hop), change)
 
 
-def _mean_with_self(x: SplitNodes, batch: LayoutBatch, keep, direction: str) -> SplitNodes:
+def _sum_of_nodes(
+    summands: Sequence[SplitNodes], batch: LayoutBatch, keep: jax.Array | None = None
+) -> jax.Array:
+  """Sum over the nodes of each graph, those with `keep [N]` alone: `[G, C, F]` float32."""
+  weight = None if keep is None else jnp.asarray(keep, jnp.float32)
+  return sum(
+      pooling.split_pool_sum(x, pooling.split_selection(batch.graph, batch.reach, x.hop, weight))
+      for x in summands)
+
+
+def _mean_with_self(x: SplitNodes, batch: LayoutBatch, direction: str) -> SplitNodes:
   """Mean over a node's neighbours on one side and the node itself."""
-  total = _masked_sum(x, batch, keep, direction)
-  count = 1 + keep * mp.degree(batch.adjacency, direction, keep)
-  own = mp.grow(x, batch.reach, total.hop)
-  return mp.scale_nodes(jax.tree.map(jnp.add, total, own), 1 / count, batch.reach)
+  total = mp.split_neighbour_sum(x, batch.adjacency, batch.reach, direction, own=True)
+  count = 1 + mp.degree(batch.adjacency, direction, len(x.shared))
+  return mp.divide_nodes(total, count, batch.reach)
 
 
-def _symmetric_mean(x: SplitNodes, batch: LayoutBatch, keep) -> SplitNodes:
+def _symmetric_mean(x: SplitNodes, batch: LayoutBatch) -> SplitNodes:
   """`D^-1/2 (A + A^T + I) D^-1/2 x` with D the degree, itself included."""
-  root = jax.lax.rsqrt(1 + keep * mp.degree(batch.adjacency, mp.BOTH, keep))
-  x = mp.scale_nodes(x, root, batch.reach)
-  total = _masked_sum(x, batch, keep, mp.BOTH)
-  own = mp.grow(x, batch.reach, total.hop)
-  return mp.scale_nodes(jax.tree.map(jnp.add, total, own), root, batch.reach)
+  root = jnp.sqrt(1 + mp.degree(batch.adjacency, mp.BOTH, len(x.shared)))
+  x = mp.divide_nodes(x, root, batch.reach)
+  total = mp.split_neighbour_sum(x, batch.adjacency, batch.reach, mp.BOTH, own=True)
+  return mp.divide_nodes(total, root, batch.reach)

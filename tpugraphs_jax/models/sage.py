@@ -168,5 +168,5 @@ class _Round(nn.Module):
 def _neighbour_mean(x: SplitNodes, batch: LayoutBatch, direction: str) -> SplitNodes:
   """Mean over operands or users; 0 for a node without any."""
   total = mp.split_neighbour_sum(x, batch.adjacency, batch.reach, direction)
-  count = mp.degree(batch.adjacency, direction, jnp.ones(len(x.shared)))
-  return mp.scale_nodes(total, 1 / jnp.maximum(count, 1), batch.reach)
+  count = mp.degree(batch.adjacency, direction, len(x.shared))
+  return mp.divide_nodes(total, jnp.maximum(count, 1), batch.reach)

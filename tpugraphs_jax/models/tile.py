@@ -30,11 +30,11 @@ def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Arra
   Row v of A marks the users of v, so that M averages over a node's users and
   itself, and M^T spreads each node's average share back over its operands.
   """
-  users = mp.degree(batch.adjacency, mp.USERS, jnp.ones(len(y), y.dtype))
+  users = mp.degree(batch.adjacency, mp.USERS, len(y))
   scale = (1 / (users + 1)).astype(y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
   scaled = scale * y
-  forward = scale * (mp.neighbour_sum(y, batch.adjacency, mp.USERS) + y)
-  return forward, mp.neighbour_sum(scaled, batch.adjacency, mp.OPERANDS) + scaled
+  forward = scale * mp.neighbour_sum(y, batch.adjacency, mp.USERS, own=True)
+  return forward, mp.neighbour_sum(scaled, batch.adjacency, mp.OPERANDS, own=True)
 
 
 class _TileModel(nn.Module):
@@ -123,7 +123,7 @@ class SAGE(_TileModel):
           self.project_static(static, blocks[:3]), batch.adjacency, mp.BOTH)
       x += self.project_static(static, blocks[3:]) + bias.astype(x.dtype)
       if self.early_join:
-        degree = mp.degree(batch.adjacency, mp.BOTH, jnp.ones(len(x))).astype(x.dtype)
+        degree = mp.degree(batch.adjacency, mp.BOTH, len(x)).astype(x.dtype)
         x = x[:, None] + self.project_config(batch, blocks[4])
         x += degree[:, None, None] * self.project_config(batch, blocks[1])
       return layers.l2_normalize(leaky_relu(x))
