@@ -49,24 +49,30 @@ def test_neighbour_sum_is_the_dense_product_with_duplicate_edges(direction, slot
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("slots", [0, 2])
 @pytest.mark.parametrize("receivers", [None, 5])
-def test_gradient_is_that_of_the_dense_product(direction, slots, receivers):
+@pytest.mark.parametrize("own", [False, True])
+def test_value_and_gradient_are_those_of_the_dense_product(direction, slots, receivers, own):
   edges, x = graph_edges(), random_values(NODES, 3)
   weight = random_values(receivers or NODES, 3, seed=2)
-  matrix = jnp.asarray(dense_matrix(edges, direction)[:receivers])
+  matrix = jnp.asarray((dense_matrix(edges, direction) + own * np.eye(NODES))[:receivers])
 
   def fast(x):
-    return jnp.sum(weight * jnp.sin(
-        mp.neighbour_sum(x, tables(edges, slots), direction, receivers=receivers)))
+    return jnp.sum(weight * jnp.sin(mp.neighbour_sum(
+        x, tables(edges, slots), direction, receivers=receivers, own=own)))
 
-  expected = jax.grad(lambda x: jnp.sum(weight * jnp.sin(matrix @ x)))(x)
-  np.testing.assert_allclose(jax.grad(fast)(x), expected, rtol=1e-4, atol=1e-5)
+  def slow(x):
+    return jnp.sum(weight * jnp.sin(matrix @ x))
+
+  np.testing.assert_allclose(fast(x), slow(x), rtol=1e-4)
+  np.testing.assert_allclose(jax.grad(fast)(x), jax.grad(slow)(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("slots", [0, 2])
-def test_no_rows_at_all_sum_to_zero(slots):
+def test_no_rows_at_all_sum_to_zero(slots, own):
   """Segments without a configurable node in reach, and nothing else in the batch."""
   adjacency, nothing = tables(graph_edges(), slots), jnp.zeros((0, 2, 3))
-  total, vjp = jax.vjp(lambda x: mp.neighbour_sum(x, adjacency, mp.BOTH, receivers=5), nothing)
+  total, vjp = jax.vjp(
+      lambda x: mp.neighbour_sum(x, adjacency, mp.BOTH, receivers=5, own=own), nothing)
   np.testing.assert_array_equal(total, np.zeros((5, 2, 3)))
   assert vjp(total)[0].shape == (0, 2, 3)
 
@@ -114,25 +120,6 @@ def test_degree_counts_every_edge():
   for direction in DIRECTIONS:
     np.testing.assert_array_equal(
         mp.degree(tables(edges, 2), direction, NODES), dense_matrix(edges, direction).sum(axis=1))
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("slots", [0, 2])
-@pytest.mark.parametrize("receivers", [None, 5])
-def test_a_node_may_receive_its_own_value(direction, slots, receivers):
-  edges, x = graph_edges(), random_values(NODES, 3)
-  weight = random_values(receivers or NODES, 3, seed=2)
-  matrix = jnp.asarray((dense_matrix(edges, direction) + np.eye(NODES))[:receivers])
-
-  def fast(x):
-    return jnp.sum(weight * jnp.sin(mp.neighbour_sum(
-        x, tables(edges, slots), direction, receivers=receivers, own=True)))
-
-  def slow(x):
-    return jnp.sum(weight * jnp.sin(matrix @ x))
-
-  np.testing.assert_allclose(fast(x), slow(x), rtol=1e-4)
-  np.testing.assert_allclose(jax.grad(fast)(x), jax.grad(slow)(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -1,8 +1,8 @@
 """Huge memory pages for computation on the CPU.
 
 XLA's CPU backend asks for fresh memory in every step, and the system hands it out page
-by page. With pages of 2 MiB instead of 4 KiB a layout training step took half
-the time, the plain formulation three quarters (`benchmarks/huge_pages.py`, 2 cores). glibc can ask
+by page. With pages of 2 MiB instead of 4 KiB a layout training step took half the time,
+the plain formulation three quarters (`benchmarks/huge_pages.py`, 2 cores). glibc can ask
 for them, but only decides so when a process starts.
 """
 

@@ -103,7 +103,7 @@ class ResModel(nn.Module):
     """Node features after message passing, as the two summands of the last residual.
 
     Readouts are sums: that of each summand spares an addition on the tensor that is by
-    far the largest.
+    far the largest. `static` are features of nodes, each `[N, ...]`.
     """
     config_features = batch.rows.shape[-1]
     (config_kernel, *kernels), bias = self.pre_0(
@@ -152,7 +152,10 @@ class ResModel(nn.Module):
   def readout(
       self, total: jax.Array, summands: Sequence[SplitNodes], batch: LayoutBatch
   ) -> jax.Array:
-    """Mean and direction of the sum over nodes, and of that over configurable nodes."""
+    """Mean and direction of the `total` over nodes, direction of that over configurable ones.
+
+    `[G, C, P]` float32, from `total [G, C, F]` and the features of nodes as `summands`.
+    """
     mean = total / jnp.maximum(pooling.real_nodes(batch.graph), 1)[:, None, None]
     chosen = layout_features.configurable_selection(batch)
     configurable = sum(pooling.pool_sum(x.varying[: chosen.shape[1]], chosen) for x in summands)
