@@ -23,6 +23,24 @@ def inside_block(batch: LayoutBatch) -> LayoutBatch:
       row_id=jnp.where(at(reach.tiers[0])[:, None], batch.row_id, ABSENT))
 
 
+def last_round(batch: LayoutBatch, block: LayoutBatch, hop: int) -> LayoutBatch:
+  """The batch with edges for the last of a block's rounds, `mp.TwoPasses`.
+
+  Nodes of the block receive within it, the others from all nodes of the full pass.
+
+  Args:
+    batch: the full batch.
+    block: `inside_block(batch)`.
+    hop: of the features that are sent.
+  """
+  reach, keep = batch.reach, jnp.asarray(batch.block_mask)
+  kept = keep.at[mp.reached_nodes(reach, len(reach.tiers) - 1)].get(mode="fill", fill_value=False)
+  return batch._replace(
+      adjacency=mp.two_passes(block.adjacency, batch.adjacency, keep, len(keep)),
+      reach=reach._replace(adjacency=mp.two_passes(
+          block.reach.adjacency, reach.adjacency, kept, mp.positions(reach, hop))))
+
+
 def config_rows(embedded_rows: jax.Array, batch: LayoutBatch) -> jax.Array:
   """Looks up `embedded_rows [R, H]` per configurable node, `[tier 0, C, H]`."""
   return embedded_rows.at[batch.row_id].get(mode="fill", fill_value=0)

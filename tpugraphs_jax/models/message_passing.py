@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,14 +35,18 @@ def _take(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _sum_rows(
-    x: jax.Array, adjacency: Adjacency, direction: str, receivers: int, own: bool
+    x: jax.Array, adjacency: Adjacency, direction: str, receivers: int, own: jax.Array | None
 ) -> jax.Array:
-  """Sums `x [senders, ...]` into `[receivers, ...]`, accumulating in float32."""
+  """Sums `x [senders, ...]` into `[receivers, ...]`, accumulating in float32.
+
+  `own [n, ...]` is what the first n receivers (or as many as there are) receive besides.
+  """
   tables = [getattr(adjacency, side) for side in _SIDES[direction]]
-  flat = x.reshape(len(x), math.prod(x.shape[1:]))
+  flatten = lambda rows: rows.reshape(len(rows), math.prod(x.shape[1:]))
+  flat = flatten(x)
   total = jnp.zeros((receivers, flat.shape[1]), jnp.float32)
-  if own and receivers <= len(x):
-    total = jnp.asarray(flat[:receivers], jnp.float32)
+  if own is not None and receivers <= len(own):
+    total = jnp.asarray(flatten(own[:receivers]), jnp.float32)
   # One gather per slot, written out: XLA fuses them into a single pass, which
   # a gather of [receivers, slots, F] followed by a reduction is not.
   for table in tables:
@@ -51,15 +56,15 @@ def _sum_rows(
     if len(table.overflow_sender):
       rest = _take(flat, table.overflow_sender).astype(jnp.float32)
       total = total.at[table.overflow_receiver].add(rest, mode="drop", indices_are_sorted=True)
-  if own and receivers > len(x):
+  if own is not None and receivers > len(own):
     # In place: only the rows at hand are read and written once more.
-    total = total.at[: len(x)].add(flat.astype(jnp.float32))
+    total = total.at[: len(own)].add(flatten(own).astype(jnp.float32))
   return total.reshape((receivers,) + x.shape[1:]).astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _neighbour_sum(x, adjacency, direction, receivers, own):
-  return _sum_rows(x, adjacency, direction, receivers, own)
+  return _sum_rows(x, adjacency, direction, receivers, x if own else None)
 
 
 def _neighbour_sum_fwd(x, adjacency, direction, receivers, own):
@@ -72,6 +77,7 @@ def _neighbour_sum_bwd(direction, receivers, own, residuals, cotangent):
   # which is sorted as well: the backward pass never scatters unsorted edges.
   del receivers
   adjacency, senders = residuals
+  own = cotangent if own else None
   return _sum_rows(cotangent, adjacency, _OPPOSITE[direction], len(senders), own), None
 
 
@@ -98,11 +104,6 @@ def neighbour_sum(
   return _neighbour_sum(x, adjacency, direction, receivers, own)
 
 
-def degree(adjacency: Adjacency, direction: str, nodes: int) -> jax.Array:
-  """Number of operands, users or both of each of the `nodes`, `[nodes]` float32."""
-  return neighbour_sum(jnp.ones((nodes, 1)), adjacency, direction)[:, 0]
-
-
 def among(adjacency: Adjacency, keep: jax.Array) -> Adjacency:
   """The edges with both ends among the nodes that `keep [N]` bool holds."""
   # A branch, so that XLA on CPU computes the tables once, and not within every gather.
@@ -119,6 +120,106 @@ def _among(table: Neighbours, keep: jax.Array) -> Neighbours:
       # Receivers stay as they are: sorted.
       overflow_sender=jnp.where(overflow, table.overflow_sender, ABSENT),
       overflow_receiver=table.overflow_receiver)
+
+
+class TwoPasses(NamedTuple):
+  """Edges of two passes over the same nodes, each node receiving in one of them.
+
+  `two_pass_sum` stacks the rows of both passes; here senders of the second follow
+  those of the first.
+  """
+
+  keep: jax.Array  # [N] bool: the nodes that receive in the first pass
+  first: Adjacency  # edges of the first pass, all among nodes of `keep`
+  stacked: Adjacency  # of the pass in which each node receives
+
+
+def two_passes(
+    first: Adjacency, second: Adjacency, keep: jax.Array, senders: int
+) -> TwoPasses:
+  """The edges of `first` for the nodes that `keep [N]` bool holds, of `second` for others.
+
+  Args:
+    first: `among(second, keep)`.
+    second: the edges of the second pass.
+    keep: `[N]` bool.
+    senders: how many rows of each pass send; edges from rows beyond do not count.
+  """
+  known = lambda sender, offset: jnp.where(sender < senders, sender + offset, ABSENT)
+
+  def either(inside: Neighbours, full: Neighbours) -> Neighbours:
+    kept = keep.at[full.overflow_receiver].get(mode="fill", fill_value=False)
+    return Neighbours(
+        index=jnp.where(keep[:, None], known(inside.index, 0), known(full.index, senders)),
+        overflow_sender=jnp.where(
+            kept, known(inside.overflow_sender, 0), known(full.overflow_sender, senders)),
+        overflow_receiver=jnp.asarray(full.overflow_receiver))
+
+  # A branch, for the same reason as in `among`.
+  stacked = jax.lax.cond(
+      keep.all(),
+      lambda: Adjacency(*(either(table, table) for table in first)),
+      lambda: Adjacency(*map(either, first, second)))
+  return TwoPasses(keep, first, stacked)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _two_pass_sum(x, others, edges, direction, receivers, own):
+  rows = jnp.concatenate([x, others])
+  own = jnp.where(_rows(edges.keep[: len(x)], x), x, others) if own else None
+  return _sum_rows(rows, edges.stacked, direction, receivers, own)
+
+
+def _two_pass_sum_fwd(x, others, edges, direction, receivers, own):
+  return _two_pass_sum(x, others, edges, direction, receivers, own), (edges, x[:, :0])
+
+
+def _two_pass_sum_bwd(direction, receivers, own, residuals, cotangent):
+  del receivers
+  edges, senders = residuals
+  own = jnp.where(_rows(edges.keep[: len(cotangent)], cotangent), cotangent, 0) if own else None
+  total = _sum_rows(cotangent, edges.first, _OPPOSITE[direction], len(senders), own)
+  return total, None, None
+
+
+_two_pass_sum.defvjp(_two_pass_sum_fwd, _two_pass_sum_bwd)
+
+
+def _rows(values: jax.Array, like: jax.Array) -> jax.Array:
+  """`values [n]` with axes of size 1 for those that `like [n, ...]` has besides."""
+  return values.reshape(values.shape + (1,) * (like.ndim - 1))
+
+
+def two_pass_sum(
+    x: jax.Array, others: jax.Array, edges: TwoPasses, direction: str, *,
+    receivers: int | None = None, own: bool = False,
+) -> jax.Array:
+  """`neighbour_sum` of `x` where a node receives in the first pass, of `others` elsewhere.
+
+  One sum for what would be two, where a node's result of the other pass is not needed.
+  No derivative goes to `others`.
+
+  Args:
+    x: `[n, ...]` values of the first pass.
+    others: `[n, ...]` values of the second.
+    edges: `two_passes(..., senders=n)`.
+    direction: as in `neighbour_sum`.
+    receivers: as in `neighbour_sum`.
+    own: as in `neighbour_sum`, in the pass in which the node receives.
+
+  Returns:
+    `[receivers, ...]` in the dtype of `x`, accumulated in float32.
+  """
+  receivers = len(x) if receivers is None else receivers
+  return _two_pass_sum(x, others, edges, direction, receivers, own)
+
+
+def degree(adjacency: Adjacency | TwoPasses, direction: str, nodes: int) -> jax.Array:
+  """Number of operands, users or both of each of the `nodes`, `[nodes]` float32."""
+  ones = jnp.ones((nodes, 1))
+  if isinstance(adjacency, TwoPasses):
+    return two_pass_sum(ones, ones, adjacency, direction)[:, 0]
+  return neighbour_sum(ones, adjacency, direction)[:, 0]
 
 
 def node_graph(graph: jraph.GraphsTuple) -> jax.Array:
@@ -178,9 +279,22 @@ def grow(nodes: SplitNodes, reach: Reach, hop: int) -> SplitNodes:
 
 
 def split_neighbour_sum(
-    nodes: SplitNodes, adjacency: Adjacency, reach: Reach, direction: str, *, own: bool = False
+    nodes: SplitNodes, adjacency: Adjacency | TwoPasses, reach: Reach, direction: str, *,
+    own: bool = False, others: SplitNodes | None = None,
 ) -> SplitNodes:
-  """`neighbour_sum` on split features; the result reaches one tier further.
+  """`neighbour_sum` on split features, before `join`; it reaches one tier further.
+
+  Until it is joined the varying part lacks what reached nodes hear from those that no
+  configuration has touched: the shared part holds it, in their rows. Linear maps of
+  single nodes apply to both, a bias to the shared part alone.
+
+  Args:
+    nodes: features of the senders.
+    adjacency: edges among nodes.
+    reach: of the batch, its adjacency of the same kind.
+    direction: as in `neighbour_sum`.
+    own: as in `neighbour_sum`.
+    others: the second pass of `two_pass_sum`; then adjacencies are `TwoPasses`.
 
   Raises:
     ValueError: if `reach` was built for fewer rounds of message passing.
@@ -191,9 +305,17 @@ def split_neighbour_sum(
         f"message passing round {hop} needs {hop + 1} tiers, the batch was built with "
         f"{len(reach.tiers)}: build it with hops = the model's number of layers")
   unreached = (reach.distance > nodes.hop)[:, None, None]
-  shared = neighbour_sum(jnp.where(unreached, nodes.shared, 0), adjacency, direction, own=own)
-  varying = neighbour_sum(
-      nodes.varying, reach.adjacency, direction, receivers=positions(reach, hop), own=own)
-  # A reached node also hears from neighbours that no configuration has touched, and from
-  # itself if it was one of them.
-  return SplitNodes(shared, varying + _take(shared, reached_nodes(reach, hop)), hop)
+  passes = [nodes] if others is None else [nodes, others]
+  total = neighbour_sum if others is None else two_pass_sum
+  shared = total(
+      *(jnp.where(unreached, x.shared, 0) for x in passes), adjacency, direction, own=own)
+  varying = total(
+      *(x.varying for x in passes), reach.adjacency, direction, receivers=positions(reach, hop),
+      own=own)
+  return SplitNodes(shared, varying, hop)
+
+
+def join(nodes: SplitNodes, reach: Reach) -> SplitNodes:
+  """Hands reached nodes what they heard from unreached ones: the rest of a split sum."""
+  heard = _take(nodes.shared, reached_nodes(reach, nodes.hop))
+  return SplitNodes(nodes.shared, nodes.varying + heard, nodes.hop)

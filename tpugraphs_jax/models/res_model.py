@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import dataclasses
 import functools
 from typing import Any
 
@@ -89,65 +90,97 @@ class ResModel(nn.Module):
     """
     static = batch.graph.nodes["feat"], self.op_embedding(batch.graph)
     if self.dropout == "fullgraph" or (self.dropout == "backpropdropout" and not train):
-      x = self.encode(static, batch)
+      x = self.encode(static, batch, self.num_gnns)
       return self.readout(_sum_of_nodes(x, batch), x, batch)
     block = layout_features.inside_block(batch)
-    x = self.encode(static, block)
     if self.dropout == "dropout":
+      x = self.encode(static, block, self.num_gnns)
       return self.readout(_sum_of_nodes(x, batch), x, block)
-    others = _sum_of_nodes(self.encode(static, batch), batch, ~jnp.asarray(batch.block_mask))
-    total = _sum_of_nodes(x, batch, batch.block_mask) + jax.lax.stop_gradient(others)
-    return self.readout(total, x, block)
+    return self.embed_block(static, batch, block)
 
-  def encode(self, static: Sequence[jax.Array], batch: LayoutBatch) -> Sequence[SplitNodes]:
-    """Node features after message passing, as the two summands of the last residual.
+  def embed_block(
+      self, static: Sequence[jax.Array], batch: LayoutBatch, block: LayoutBatch
+  ) -> jax.Array:
+    """`embed` of `backpropdropout` in training.
+
+    What a node of the block is in the full pass, or another node in the block's pass,
+    counts only for what neighbours receive: the last round, by far the largest, is
+    computed once, each node receiving in the pass that it is read out from.
+    """
+    inside, outside = (
+        self.encode(static, part, self.num_gnns - 1) for part in (block, batch))
+    outside = jax.lax.stop_gradient(outside)
+    if self.num_gnns:
+      inside, outside = (_residual(x, batch) for x in (inside, outside))
+      edges = layout_features.last_round(batch, block, inside.hop)
+      change = self.update(self.num_gnns - 1, [(inside, block), (outside, batch)], edges)
+      inside, outside = (inside, change), (outside, change)
+    keep = jnp.asarray(batch.block_mask)
+    others = _sum_of_nodes(jax.lax.stop_gradient(outside), batch, ~keep)
+    return self.readout(_sum_of_nodes(inside, batch, keep) + others, inside, block)
+
+  def encode(
+      self, static: Sequence[jax.Array], batch: LayoutBatch, rounds: int
+  ) -> Sequence[SplitNodes]:
+    """Node features after the first `rounds`, as the two summands of the last residual.
 
     Readouts are sums: that of each summand spares an addition on the tensor that is by
     far the largest. `static` are features of nodes, each `[N, ...]`.
     """
-    config_features = batch.rows.shape[-1]
     (config_kernel, *kernels), bias = self.pre_0(
-        (config_features, *(part.shape[-1] for part in static)))
-    project = lambda kernel: layout_features.config_rows(
-        self.matmul(self.config_gain * batch.rows, kernel), batch)
+        (batch.rows.shape[-1], *(part.shape[-1] for part in static)))
     shared = sum(map(self.matmul, static, kernels))
     shared += bias.astype(shared.dtype)
-    x = layout_features.start(shared, project(config_kernel), batch)
+    x = layout_features.start(shared, self.project(config_kernel, batch), batch)
     x = jax.tree.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v))), x)
+    summands = (x,)
+    for layer in range(rounds):
+      x = _residual(summands, batch)
+      summands = x, self.update(layer, [(x, batch)], batch)
+    return summands
 
-    def update(self, x: SplitNodes, layer: int) -> SplitNodes:
-      sides = 1 if self.adj_normalization == "sym" else 2
-      joined = self.update_0[layer]((config_features, self.hidden_dim) * sides)
-      total = self.propagate(x, joined, project, batch)
+  def update(
+      self, layer: int, passes: Sequence[tuple[SplitNodes, LayoutBatch]], edges: LayoutBatch
+  ) -> SplitNodes:
+    """What a round adds: messages along `edges`, through a layer.
+
+    `passes` are the features that are sent, with the batch of their pass: one, or two
+    if `edges` are those of `layout_features.last_round`.
+    """
+    def apply(self, passes, edges):
+      total = self.propagate(layer, passes, edges)
       return jax.tree.map(lambda v: leaky_relu(self.update_1[layer](leaky_relu(v))), total)
 
-    if self.remat:
-      update = nn.remat(update, static_argnums=2)
-    summands = (x,)
-    for layer in range(self.num_gnns):
-      with jax.named_scope(f"res_{layer}"):
-        x = functools.reduce(lambda x, change: _residual(x, change, batch), summands)
-        summands = x, update(self, x, layer)
-    return summands
+    with jax.named_scope(f"res_{layer}"):
+      return (nn.remat(apply) if self.remat else apply)(self, passes, edges)
 
   def matmul(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
     return layers.matmul(x, kernel, dtype=self.dtype, precision=self.precision)
 
-  def propagate(self, x, blocks_and_bias, project, batch) -> SplitNodes:
+  def project(self, kernel: jax.Array, batch: LayoutBatch) -> jax.Array:
+    """Configurations of a batch through a block of a kernel, `[tier 0, C, H]`."""
+    rows = self.matmul(self.config_gain * batch.rows, kernel)
+    return layout_features.config_rows(rows, batch)
+
+  def propagate(self, layer: int, passes, edges: LayoutBatch) -> SplitNodes:
     """`N concat(c, x) W + b`, with W applied first: it narrows what edges carry."""
-    blocks, bias = blocks_and_bias
-    narrow = lambda kernel: lambda v: self.matmul(v, kernel)
-    parts = [
-        layout_features.add_to_configurable(jax.tree.map(narrow(own), x), project(config))
-        for config, own in zip(blocks[::2], blocks[1::2])
-    ]
+    sides = 1 if self.adj_normalization == "sym" else 2
+    blocks, bias = self.update_0[layer]((edges.rows.shape[-1], self.hidden_dim) * sides)
+
+    def sent(config: jax.Array, own: jax.Array):
+      return [
+          (layout_features.add_to_configurable(
+              jax.tree.map(lambda v: self.matmul(v, own), x), self.project(config, batch)), batch)
+          for x, batch in passes]
+
     if self.adj_normalization == "sym":
-      total = _symmetric_mean(parts[0], batch)
+      total = _symmetric_mean(sent(*blocks), edges)
     else:
       total = jax.tree.map(
-          jnp.add, _mean_with_self(parts[0], batch, mp.USERS),
-          _mean_with_self(parts[1], batch, mp.OPERANDS))
-    return jax.tree.map(lambda v: v + bias[None].astype(v.dtype), total)
+          jnp.add, _mean_with_self(sent(*blocks[:2]), edges, mp.USERS),
+          _mean_with_self(sent(*blocks[2:]), edges, mp.OPERANDS))
+    shared = total.shared + bias[None].astype(total.shared.dtype)
+    return mp.join(dataclasses.replace(total, shared=shared), edges.reach)
 
   def readout(
       self, total: jax.Array, summands: Sequence[SplitNodes], batch: LayoutBatch
@@ -163,8 +196,11 @@ class ResModel(nn.Module):
     return jnp.concatenate(pooled, axis=-1)
 
 
-def _residual(x: SplitNodes, change: SplitNodes, batch: LayoutBatch) -> SplitNodes:
-  return jax.tree.map(jnp.add, mp.grow(x, batch.reach, change.hop), change)
+def _residual(summands: Sequence[SplitNodes], batch: LayoutBatch) -> SplitNodes:
+  """The sum of features and what the last round added to them, if there was one."""
+  return functools.reduce(
+      lambda x, change: jax.tree.map(jnp.add, mp.grow(x, batch.reach, change.hop), change),
+      summands)
 
 
 def _sum_of_nodes(
@@ -177,16 +213,24 @@ def _sum_of_nodes(
       for x in summands)
 
 
-def _mean_with_self(x: SplitNodes, batch: LayoutBatch, direction: str) -> SplitNodes:
-  """Mean over a node's neighbours on one side and the node itself."""
-  total = mp.split_neighbour_sum(x, batch.adjacency, batch.reach, direction, own=True)
-  count = 1 + mp.degree(batch.adjacency, direction, len(x.shared))
-  return mp.divide_nodes(total, count, batch.reach)
+def _mean_with_self(sent, edges: LayoutBatch, direction: str) -> SplitNodes:
+  """Mean over a node's neighbours on one side and the node itself, before `mp.join`."""
+  total = _sum_with_self([x for x, _ in sent], edges, direction)
+  return mp.divide_nodes(total, 1 + _degree(edges, direction), edges.reach)
 
 
-def _symmetric_mean(x: SplitNodes, batch: LayoutBatch) -> SplitNodes:
-  """`D^-1/2 (A + A^T + I) D^-1/2 x` with D the degree, itself included."""
-  root = jnp.sqrt(1 + mp.degree(batch.adjacency, mp.BOTH, len(x.shared)))
-  x = mp.divide_nodes(x, root, batch.reach)
-  total = mp.split_neighbour_sum(x, batch.adjacency, batch.reach, mp.BOTH, own=True)
-  return mp.divide_nodes(total, root, batch.reach)
+def _symmetric_mean(sent, edges: LayoutBatch) -> SplitNodes:
+  """`D^-1/2 (A + A^T + I) D^-1/2 x` with D the degree, itself included, before `mp.join`."""
+  root = lambda batch: jnp.sqrt(1 + _degree(batch, mp.BOTH))
+  sent = [mp.divide_nodes(x, root(batch), batch.reach) for x, batch in sent]
+  return mp.divide_nodes(_sum_with_self(sent, edges, mp.BOTH), root(edges), edges.reach)
+
+
+def _sum_with_self(sent: Sequence[SplitNodes], edges: LayoutBatch, direction: str) -> SplitNodes:
+  return mp.split_neighbour_sum(
+      sent[0], edges.adjacency, edges.reach, direction, own=True,
+      others=sent[1] if len(sent) > 1 else None)
+
+
+def _degree(batch: LayoutBatch, direction: str) -> jax.Array:
+  return mp.degree(batch.adjacency, direction, len(batch.block_mask))

@@ -154,6 +154,7 @@ class _Round(nn.Module):
       sent = jax.tree.map(self.dense(direction, use_bias=False), x)
       mean = _neighbour_mean(sent, batch, direction)
       total = mean if total is None else jax.tree.map(jnp.add, total, mean)
+    total = mp.join(total, batch.reach)
     total = jax.tree.map(jnp.add, total, mp.grow(own, batch.reach, total.hop))
     if self.layer_norm:
       total = jax.tree.map(nn.LayerNorm(dtype=self.dtype, name="norm"), total)
@@ -166,7 +167,7 @@ class _Round(nn.Module):
 
 
 def _neighbour_mean(x: SplitNodes, batch: LayoutBatch, direction: str) -> SplitNodes:
-  """Mean over operands or users; 0 for a node without any."""
+  """Mean over operands or users, before `mp.join`; 0 for a node without any."""
   total = mp.split_neighbour_sum(x, batch.adjacency, batch.reach, direction)
   count = mp.degree(batch.adjacency, direction, len(x.shared))
   return mp.divide_nodes(total, jnp.maximum(count, 1), batch.reach)
