@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tpugraphs_jax.batch import ABSENT, Neighbours
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 
@@ -78,3 +79,13 @@ def common_budget(sizes: Sequence[dict[str, int]], spare: int = 0) -> dict[str, 
   return {
       key: max(size[key] for size in sizes) + spare + (key == "nodes") for key in sizes[0]
   }
+
+
+def table_edges(table: Neighbours) -> list[tuple[int, int]]:
+  """All (receiver, sender) pairs of a table and its overflow rows, sorted."""
+  pairs = []
+  for receivers, index in (
+      (np.arange(len(table.index)), table.index), (table.overflow_receiver, table.overflow_index)):
+    row, slot = np.nonzero(index < ABSENT)
+    pairs += zip(receivers[row].tolist(), index[row, slot].tolist())
+  return sorted(pairs)

@@ -1,16 +1,9 @@
 import numpy as np
 import pytest
+import random_graphs
 
 from tpugraphs_jax.batch import ABSENT
 from tpugraphs_jax.data import adjacency
-
-
-def edges_of(table) -> list[tuple[int, int]]:
-  """All (receiver, sender) pairs of a table and its overflow, sorted."""
-  receiver, slot = np.nonzero(table.index != ABSENT)
-  pairs = list(zip(receiver, table.index[receiver, slot]))
-  pairs += list(zip(table.overflow_receiver, table.overflow_sender))
-  return sorted((int(a), int(b)) for a, b in pairs)
 
 
 @pytest.mark.parametrize("slots", [0, 1, 2, 4, 9])
@@ -19,7 +12,7 @@ def test_table_and_overflow_hold_every_edge_exactly_once(slots):
   receiver, sender = rng.integers(0, 7, (2, 40)).astype(np.int32)
   table = adjacency.neighbours(receiver, sender, 10, slots=slots)
   assert table.index.shape == (10, slots)
-  assert edges_of(table) == sorted(zip(receiver.tolist(), sender.tolist()))
+  assert random_graphs.table_edges(table) == sorted(zip(receiver.tolist(), sender.tolist()))
 
 
 def test_overflow_is_sorted_by_receiver_and_only_holds_what_does_not_fit():
@@ -27,9 +20,20 @@ def test_overflow_is_sorted_by_receiver_and_only_holds_what_does_not_fit():
   sender = np.array([5, 4, 2, 0, 2, 3], np.int32)
   table = adjacency.neighbours(receiver, sender, 6, slots=2)
   np.testing.assert_array_equal(table.overflow_receiver, [1])
-  np.testing.assert_array_equal(table.overflow_sender, [4])
+  np.testing.assert_array_equal(table.overflow_index, [[4, ABSENT]])
   np.testing.assert_array_equal(table.index[[0, 1, 3]], [[3, ABSENT], [2, 2], [0, 5]])
   assert (table.index[[2, 4, 5]] == ABSENT).all()
+
+
+def test_a_receiver_has_as_many_overflow_rows_as_it_needs():
+  receiver, sender = np.repeat([2, 0], [8, 5]), np.concatenate([np.arange(8), np.arange(5)])
+  table = adjacency.neighbours(receiver, sender, 3, slots=3)
+  np.testing.assert_array_equal(table.overflow_receiver, [0, 2, 2])
+  np.testing.assert_array_equal(
+      table.overflow_index, [[3, 4, ABSENT], [3, 4, 5], [6, 7, ABSENT]])
+  table = adjacency.neighbours(receiver, sender, 3, slots=0)
+  np.testing.assert_array_equal(table.overflow_receiver, np.sort(receiver))
+  np.testing.assert_array_equal(table.overflow_index[:, 0], [*range(5), *range(8)])
 
 
 @pytest.mark.parametrize("slots", [0, 3])
@@ -38,7 +42,7 @@ def test_no_edges_and_no_nodes(slots):
   for nodes in (0, 3):
     table = adjacency.neighbours(none, none, nodes, slots=slots)
     assert table.index.shape == (nodes, slots)
-    assert edges_of(table) == []
+    assert random_graphs.table_edges(table) == []
 
 
 def test_all_arrays_are_int32():
@@ -49,8 +53,8 @@ def test_all_arrays_are_int32():
 def test_users_are_the_transpose_of_operands():
   consumer, producer = np.random.default_rng(0).integers(0, 9, (2, 30)).astype(np.int32)
   both = adjacency.adjacency(consumer, producer, 9)
-  assert edges_of(both.operands) == sorted((v, u) for u, v in edges_of(both.users))
-  assert edges_of(both.operands) == sorted(zip(consumer.tolist(), producer.tolist()))
+  assert random_graphs.table_edges(both.operands) == sorted((v, u) for u, v in random_graphs.table_edges(both.users))
+  assert random_graphs.table_edges(both.operands) == sorted(zip(consumer.tolist(), producer.tolist()))
 
 
 def slow_distance(start, edge_index, nodes, hops):

@@ -35,6 +35,12 @@ def random_values(*shape, seed=1):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+def some_nodes(which) -> np.ndarray:
+  """`[NODES]` bool."""
+  return {"some": random_values(NODES) > 0, "all": np.ones(NODES, bool),
+          "none": np.zeros(NODES, bool)}[which]
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("slots", [0, 1, 4, 30])
 def test_neighbour_sum_is_the_dense_product_with_duplicate_edges(direction, slots):
@@ -139,8 +145,7 @@ def test_senders_that_are_fewer_than_receivers_hear_themselves(direction):
 @pytest.mark.parametrize("slots", [0, 2, 30])
 def test_edges_among_some_nodes_have_both_ends_there(slots, keep):
   edges, x = graph_edges(), random_values(NODES, 3)
-  kept = {"some": random_values(NODES) > 0, "all": np.ones(NODES, bool),
-          "none": np.zeros(NODES, bool)}[keep]
+  kept = some_nodes(keep)
   inside = mp.among(tables(edges, slots), jnp.asarray(kept))
   few = edges[kept[edges].all(axis=1)]
   if keep == "some":
@@ -150,6 +155,35 @@ def test_edges_among_some_nodes_have_both_ends_there(slots, keep):
     matrix = dense_matrix(few, direction)
     np.testing.assert_allclose(total, matrix @ x, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(vjp(x)[0], matrix.T @ x, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("keep", ["some", "all", "none"])
+@pytest.mark.parametrize("slots", [0, 2, 30])
+@pytest.mark.parametrize("senders", [NODES, 5])
+@pytest.mark.parametrize("own", [False, True])
+def test_two_passes_give_each_node_the_sum_of_its_own_pass(own, senders, slots, keep):
+  x, others = random_values(2, senders, 3)
+  kept, edges = some_nodes(keep), graph_edges()
+  full = tables(edges, slots)
+  passes = mp.two_passes(
+      mp.among(full, jnp.asarray(kept)), full, jnp.asarray(kept), senders)
+  cotangent = random_values(NODES, 3, seed=2)
+  for direction in DIRECTIONS:
+    matrix = dense_matrix(edges, direction) + own * np.eye(NODES, dtype=np.float32)
+    # Rows of nodes that receive in the first pass, from nodes that send in it.
+    inner = (matrix * kept[:, None] * kept)[:, :senders]
+    outer = (matrix * ~kept[:, None])[:, :senders]
+    total, vjp = jax.vjp(
+        lambda x, others: mp.two_pass_sum(
+            x, others, passes, direction, receivers=NODES, own=own), x, others)
+    np.testing.assert_allclose(total, inner @ x + outer @ others, rtol=1e-5, atol=1e-5)
+    gradient, none = vjp(cotangent)
+    np.testing.assert_allclose(gradient, inner.T @ cotangent, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(none, np.zeros_like(others))
+    if senders == NODES:
+      edges_heard = dense_matrix(edges, direction) * np.where(kept[:, None], kept, True)
+      np.testing.assert_array_equal(
+          mp.degree(passes, direction, NODES), edges_heard.sum(axis=1))
 
 
 def layout_batch(*, hops, reuse=True, config_nodes=(1, 17), nodes=20):
@@ -188,7 +222,8 @@ def test_split_sum_equals_the_full_sum_layer_by_layer(reuse, own):
     matrix = dense_matrix(graph.edge_index, direction, nodes=graph.num_nodes)
     matrix += own * np.eye(graph.num_nodes, dtype=np.float32)
     before = merged(split, batch.reach)[: graph.num_nodes]
-    split = mp.split_neighbour_sum(split, batch.adjacency, batch.reach, direction, own=own)
+    split = mp.join(mp.split_neighbour_sum(
+        split, batch.adjacency, batch.reach, direction, own=own), batch.reach)
     np.testing.assert_allclose(
         merged(split, batch.reach)[: graph.num_nodes],
         np.einsum("rs,scf->rcf", matrix, before), rtol=1e-4, atol=1e-5)

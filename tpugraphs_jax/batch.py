@@ -26,13 +26,13 @@ class Neighbours(NamedTuple):
   """For every receiver the rows it sums: a table of fixed width and the rest.
 
   Nearly all instructions have at most four operands and users, and a table of
-  that width turns aggregation into a few dense gathers. The edges of the others
-  that do not fit follow as a list sorted by receiver. With a width of 0 the
-  list holds every edge and aggregation is a sorted segment sum.
+  that width turns aggregation into a few dense gathers. Receivers with more have
+  further rows of that width in a second table, sorted by receiver. With no slots
+  that table has one column and every edge, and aggregation is a sorted segment sum.
   """
 
   index: np.ndarray  # [receivers, slots] int32 row of the sender, or ABSENT
-  overflow_sender: np.ndarray  # [overflow] int32, or ABSENT
+  overflow_index: np.ndarray  # [overflow, max(slots, 1)] int32 likewise
   overflow_receiver: np.ndarray  # [overflow] int32 ascending, or ABSENT
 
 

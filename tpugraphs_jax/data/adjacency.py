@@ -28,7 +28,7 @@ def neighbours(
     receiver: `[E]` int32 node that sums.
     sender: `[E]` int32 node that is summed.
     nodes: number of nodes.
-    slots: width of the table; 0 puts every edge into the overflow list.
+    slots: width of the table; 0 puts every edge into the overflow table.
   """
   order = np.lexsort((sender, receiver))
   receiver, sender = receiver[order], sender[order]
@@ -36,7 +36,12 @@ def neighbours(
   index = np.full((nodes, slots), ABSENT, np.int32)
   fits = slot < slots
   index[receiver[fits], slot[fits]] = sender[fits]
-  return Neighbours(index, sender[~fits].astype(np.int32), receiver[~fits].astype(np.int32))
+  receiver, sender, slot = receiver[~fits], sender[~fits], slot[~fits] - slots
+  width = max(slots, 1)
+  column = slot % width
+  overflow_index = np.full((np.sum(column == 0), width), ABSENT, np.int32)
+  overflow_index[np.cumsum(column == 0) - 1, column] = sender
+  return Neighbours(index, overflow_index, receiver[column == 0].astype(np.int32))
 
 
 def adjacency(

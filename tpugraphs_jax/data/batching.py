@@ -88,8 +88,8 @@ def prepare(
 
 def _overflow_sizes(tables: Adjacency, prefix: str) -> dict[str, int]:
   return {
-      f"{prefix}operand_overflow": len(tables.operands.overflow_sender),
-      f"{prefix}user_overflow": len(tables.users.overflow_sender),
+      f"{prefix}operand_overflow": len(tables.operands.overflow_receiver),
+      f"{prefix}user_overflow": len(tables.users.overflow_receiver),
   }
 
 
@@ -133,7 +133,7 @@ def _neighbour_rows(parts, offsets, rows: int, overflow: int) -> Neighbours:
   """Stacks tables of several graphs, shifting each by its node offset."""
   return Neighbours(
       _shifted([part.index for part in parts], offsets, rows),
-      _shifted([part.overflow_sender for part in parts], offsets, overflow),
+      _shifted([part.overflow_index for part in parts], offsets, overflow),
       _shifted([part.overflow_receiver for part in parts], offsets, overflow))
 
 
@@ -187,7 +187,7 @@ def assemble_tile(
 
   Args:
     slots: at most `graphs` slots.
-    budget: room for nodes, edges and overflow edges.
+    budget: room for nodes, edges and overflow rows.
     graphs: number of slots G of the batch.
     configs: configurations C per slot.
     transform: maps raw `[n, 24]` configuration features to model inputs.
@@ -256,23 +256,25 @@ def _assemble_reach(graphs: Sequence[PreparedGraph], offsets, budget: Budget) ->
   return Reach(tuple(tiers), distance, tables)
 
 
+def _moved(index: np.ndarray, place: np.ndarray) -> np.ndarray:
+  """Every row number's new one in `place`; what is absent stays so."""
+  last = len(place) - 1
+  return np.where(index > last, ABSENT, place[np.minimum(index, last)])
+
+
 def _place_rows(parts, places, rows: int, overflow: int) -> Neighbours:
   """Stacks tables whose rows move to `places` (tiers of several graphs interleave)."""
-  index = np.full((rows, parts[0].index.shape[1]), ABSENT, np.int32)
-  senders, receivers = [], []
+  table = lambda rows, like: np.full((rows, like.shape[1]), ABSENT, np.int32)
+  index = table(rows, parts[0].index)
+  more, receivers = [table(0, parts[0].overflow_index)], [np.zeros(0, np.int32)]
   for part, place in zip(parts, places):
     if not len(place):
       continue
-    last = len(place) - 1
-    moved = place[np.minimum(part.index, last)]
-    index[place] = np.where(part.index > last, ABSENT, moved)
-    senders.append(place[part.overflow_sender])
+    index[place] = _moved(part.index, place)
+    more.append(_moved(part.overflow_index, place))
     receivers.append(place[part.overflow_receiver])
-  sender = np.full(overflow, ABSENT, np.int32)
-  receiver = np.full(overflow, ABSENT, np.int32)
-  if receivers:
-    all_receivers = np.concatenate(receivers)
-    order = np.argsort(all_receivers, kind="stable")
-    receiver[: len(order)] = all_receivers[order]
-    sender[: len(order)] = np.concatenate(senders)[order]
-  return Neighbours(index, sender, receiver)
+  receivers = np.concatenate(receivers)
+  order = np.argsort(receivers, kind="stable")
+  return Neighbours(
+      index, _padded([np.concatenate(more)[order]], overflow, ABSENT),
+      _padded([receivers[order]], overflow, ABSENT))

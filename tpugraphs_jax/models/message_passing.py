@@ -49,12 +49,13 @@ def _sum_rows(
     total = jnp.asarray(flatten(own[:receivers]), jnp.float32)
   # One gather per slot, written out: XLA fuses them into a single pass, which
   # a gather of [receivers, slots, F] followed by a reduction is not.
+  gathered = lambda index: [
+      _take(flat, index[:, slot]).astype(jnp.float32) for slot in range(index.shape[1])]
   for table in tables:
-    for slot in range(table.index.shape[1]):
-      total += _take(flat, table.index[:receivers, slot]).astype(jnp.float32)
+    total = sum(gathered(table.index[:receivers]), total)
   for table in tables:
-    if len(table.overflow_sender):
-      rest = _take(flat, table.overflow_sender).astype(jnp.float32)
+    if len(table.overflow_receiver):
+      rest = sum(gathered(table.overflow_index))
       total = total.at[table.overflow_receiver].add(rest, mode="drop", indices_are_sorted=True)
   if own is not None and receivers > len(own):
     # In place: only the rows at hand are read and written once more.
@@ -114,11 +115,11 @@ def among(adjacency: Adjacency, keep: jax.Array) -> Adjacency:
 
 def _among(table: Neighbours, keep: jax.Array) -> Neighbours:
   kept = lambda node: keep.at[node].get(mode="fill", fill_value=False)
-  overflow = kept(table.overflow_sender) & kept(table.overflow_receiver)
+  among = lambda receiver, index: jnp.where(receiver[:, None] & kept(index), index, ABSENT)
   return Neighbours(
-      index=jnp.where(keep[:, None] & kept(table.index), table.index, ABSENT),
+      index=among(keep, table.index),
       # Receivers stay as they are: sorted.
-      overflow_sender=jnp.where(overflow, table.overflow_sender, ABSENT),
+      overflow_index=among(kept(table.overflow_receiver), table.overflow_index),
       overflow_receiver=table.overflow_receiver)
 
 
@@ -149,10 +150,11 @@ def two_passes(
 
   def either(inside: Neighbours, full: Neighbours) -> Neighbours:
     kept = keep.at[full.overflow_receiver].get(mode="fill", fill_value=False)
+    select = lambda receiver, index, other: jnp.where(
+        receiver[:, None], known(index, 0), known(other, senders))
     return Neighbours(
-        index=jnp.where(keep[:, None], known(inside.index, 0), known(full.index, senders)),
-        overflow_sender=jnp.where(
-            kept, known(inside.overflow_sender, 0), known(full.overflow_sender, senders)),
+        index=select(keep, inside.index, full.index),
+        overflow_index=select(kept, inside.overflow_index, full.overflow_index),
         overflow_receiver=jnp.asarray(full.overflow_receiver))
 
   # A branch, for the same reason as in `among`.
