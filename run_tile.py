@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from tpugraphs_jax import huge_pages
+from tpugraphs_jax import host_memory
 
 if __name__ == "__main__":
-  huge_pages.restart_with_huge_pages()
+  host_memory.restart_with_settings()
   from tpugraphs_jax.tasks import run  # imported once, after the restart
 
   run.launch(str(Path(__file__).parent / "configs" / "tile.py"))

@@ -16,7 +16,7 @@ from jax.experimental import sparse
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax import huge_pages
+from tpugraphs_jax import host_memory
 from tpugraphs_jax.data import adjacency
 from tpugraphs_jax.models import message_passing as mp
 import timing
@@ -93,5 +93,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  huge_pages.restart_with_huge_pages()
+  host_memory.restart_with_settings()
   main()

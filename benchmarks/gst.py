@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
-from tpugraphs_jax import huge_pages
+from tpugraphs_jax import host_memory
 from tpugraphs_jax import ranking
 from tpugraphs_jax.tasks.task import Task
 from tpugraphs_jax.train import parallel, report
@@ -106,5 +106,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  huge_pages.restart_with_huge_pages()
+  host_memory.restart_with_settings()
   main()

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tpugraphs_jax import huge_pages
+from tpugraphs_jax import host_memory
 from tpugraphs_jax import ranking
 from tpugraphs_jax.tasks import run
 from tpugraphs_jax.train import report
@@ -140,5 +140,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  huge_pages.restart_with_huge_pages()
+  host_memory.restart_with_settings()
   main()

@@ -10,7 +10,7 @@ import functools
 
 import comparison
 import plain
-from tpugraphs_jax import huge_pages
+from tpugraphs_jax import host_memory
 from tpugraphs_jax.models import layout
 import workloads
 
@@ -24,5 +24,5 @@ def case() -> comparison.Case:
 
 
 if __name__ == "__main__":
-  huge_pages.restart_with_huge_pages()
+  host_memory.restart_with_settings()
   comparison.run(__doc__, "layout_rank.py", comparison.Scoring, case, repeats=3)

@@ -17,11 +17,11 @@ from typing import Any
 
 import timing
 from tpugraphs_jax import atomic
-from tpugraphs_jax import huge_pages
+from tpugraphs_jax import host_memory
 
 # Scripts that compare with the plain formulation, and scripts with figures of their own.
 _COMPARISONS = ("layout_step", "layout_rank", "sage_step")
-_OTHERS = ("tile_step", "layout_data", "gst", "scaling", "aggregation", "huge_pages")
+_OTHERS = ("tile_step", "layout_data", "gst", "scaling", "aggregation", "host_memory")
 _RESULTS = Path(__file__).parent / "results.json"
 
 
@@ -57,5 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  huge_pages.restart_with_huge_pages()
+  host_memory.restart_with_settings()
   main()

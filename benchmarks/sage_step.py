@@ -8,7 +8,7 @@ Width 128, three rounds, one program of 10,000 nodes with 500 configurable ones,
 
 import comparison
 import plain
-from tpugraphs_jax import huge_pages
+from tpugraphs_jax import host_memory
 from tpugraphs_jax.models import layout
 import workloads
 
@@ -21,5 +21,5 @@ def case() -> comparison.Case:
 
 
 if __name__ == "__main__":
-  huge_pages.restart_with_huge_pages()
+  host_memory.restart_with_settings()
   comparison.run(__doc__, "sage_step.py", comparison.Training, case, repeats=3)

@@ -8,7 +8,7 @@ doubles the one before.
 
 import comparison
 import plain
-from tpugraphs_jax import huge_pages
+from tpugraphs_jax import host_memory
 from tpugraphs_jax.models import layout
 import timing
 import workloads
@@ -41,5 +41,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  huge_pages.restart_with_huge_pages()
+  host_memory.restart_with_settings()
   main()

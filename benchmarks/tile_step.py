@@ -22,7 +22,7 @@ import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import tile as tile_config
 from tpugraphs_jax import graph
-from tpugraphs_jax import huge_pages
+from tpugraphs_jax import host_memory
 from tpugraphs_jax.data.synthetic import files, scales
 from tpugraphs_jax.tasks.tile import TileTask
 from tpugraphs_jax.train import parallel, report, state as state_lib
@@ -118,5 +118,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  huge_pages.restart_with_huge_pages()
+  host_memory.restart_with_settings()
   main()

@@ -1,4 +1,4 @@
-"""A script starts anew with huge pages, once, and is otherwise the same."""
+"""A script starts anew with its memory settings, once, and is otherwise the same."""
 
 import os
 from pathlib import Path
@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from tpugraphs_jax import huge_pages
+from tpugraphs_jax import host_memory
 
 _SCRIPT = """
 import os, sys
 sys.path.insert(0, {root!r})
-from tpugraphs_jax import huge_pages
+from tpugraphs_jax import host_memory
 print("started", flush=True)
-huge_pages.restart_with_huge_pages()
+host_memory.restart_with_settings()
 print(os.getpid(), os.environ.get("GLIBC_TUNABLES"), *sys.argv[1:], sys.flags.dev_mode)
 """
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only 
 def run(folder, tunables):
   path = folder / "script.py"
   path.write_text(_SCRIPT.format(root=str(Path(__file__).parents[1])))
-  environment = {k: v for k, v in os.environ.items() if k != huge_pages.VARIABLE} | tunables
+  environment = {k: v for k, v in os.environ.items() if k != host_memory.VARIABLE} | tunables
   command = [sys.executable, "-X", "dev", path, "--workdir=a b", "*"]
   with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
     lines = process.communicate()[0].splitlines()
@@ -35,10 +35,10 @@ def run(folder, tunables):
 
 
 @pytest.mark.parametrize("tunables, starts, expected", [
-    ({}, 2, huge_pages.SETTING),
-    ({huge_pages.VARIABLE: "glibc.malloc.arena_max=2"}, 2,
-     f"glibc.malloc.arena_max=2:{huge_pages.SETTING}"),
-    ({huge_pages.VARIABLE: "glibc.malloc.hugetlb=0"}, 1, "glibc.malloc.hugetlb=0"),
+    ({}, 2, host_memory.SETTINGS),
+    ({host_memory.VARIABLE: "glibc.malloc.arena_max=2"}, 2,
+     f"{host_memory.SETTINGS}:glibc.malloc.arena_max=2"),
+    ({host_memory.VARIABLE: "glibc.malloc.hugetlb=0"}, 1, "glibc.malloc.hugetlb=0"),
 ])
 def test_the_program_restarts_once_with_its_arguments_and_options(
     tmp_path, tunables, starts, expected):
