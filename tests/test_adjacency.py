@@ -53,8 +53,9 @@ def test_all_arrays_are_int32():
 def test_users_are_the_transpose_of_operands():
   consumer, producer = np.random.default_rng(0).integers(0, 9, (2, 30)).astype(np.int32)
   both = adjacency.adjacency(consumer, producer, 9)
-  assert random_graphs.table_edges(both.operands) == sorted((v, u) for u, v in random_graphs.table_edges(both.users))
-  assert random_graphs.table_edges(both.operands) == sorted(zip(consumer.tolist(), producer.tolist()))
+  operands, users = map(random_graphs.table_edges, both)
+  assert operands == sorted((v, u) for u, v in users)
+  assert operands == sorted(zip(consumer.tolist(), producer.tolist()))
 
 
 def slow_distance(start, edge_index, nodes, hops):

@@ -213,7 +213,8 @@ def two_pass_sum(
     `[receivers, ...]` in the dtype of `x`, accumulated in float32.
   """
   receivers = len(x) if receivers is None else receivers
-  return _two_pass_sum(x, others, edges, direction, receivers, own)
+  # Stopped here, so that nothing is derived from zeros on the way to `others`.
+  return _two_pass_sum(x, jax.lax.stop_gradient(others), edges, direction, receivers, own)
 
 
 def degree(adjacency: Adjacency | TwoPasses, direction: str, nodes: int) -> jax.Array:

@@ -109,7 +109,6 @@ class ResModel(nn.Module):
     """
     inside, outside = (
         self.encode(static, part, self.num_gnns - 1) for part in (block, batch))
-    outside = jax.lax.stop_gradient(outside)
     if self.num_gnns:
       inside, outside = (_residual(x, batch) for x in (inside, outside))
       edges = layout_features.last_round(batch, block, inside.hop)
