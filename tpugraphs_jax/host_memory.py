@@ -15,10 +15,11 @@ import sys
 
 VARIABLE = "GLIBC_TUNABLES"
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
-# All memory in one arena, which alone can hold large blocks; no block gets a mapping
-# of its own below 4 GiB, nothing goes back to the system below 8 GiB.
-KEPT = "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=4294967296:" \
-       "glibc.malloc.trim_threshold=8589934592"
+# All memory in one arena, the only one that holds large blocks. Blocks beyond 512 MiB get
+# mappings of their own, and no more than 2 GiB of free memory is kept at the end, so that
+# what the process holds beyond its need is bounded.
+KEPT = "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=536870912:" \
+       "glibc.malloc.trim_threshold=2147483648"
 SETTINGS = f"{HUGE_PAGES}:{KEPT}"
 
 
