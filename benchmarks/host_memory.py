@@ -13,7 +13,7 @@ from tpugraphs_jax import host_memory
 _SETTINGS = {
     "default": "glibc.malloc.hugetlb=0",
     "huge_pages": host_memory.HUGE_PAGES,
-    "kept": host_memory.SETTINGS,
+    "kept": f"{host_memory.HUGE_PAGES}:{host_memory.KEPT}",
 }
 
 

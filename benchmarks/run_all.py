@@ -2,8 +2,9 @@
 
     python benchmarks/run_all.py
 
-The recorded figures are those of two CPU cores that do nothing else. Single
-benchmarks: `python benchmarks/run_all.py layout_step tile_step`. Quality is measured by
+The recorded figures are those of two CPU cores that do nothing else, each benchmark's
+with its date and versions. Some alone: `python benchmarks/run_all.py layout_step tile_step`
+replaces their figures, the others stay. Quality is measured by
 `quality.py` and `gst_quality.py`, the featurizer by `hlo_featurize.py`.
 """
 
@@ -17,7 +18,6 @@ from typing import Any
 
 import timing
 from tpugraphs_jax import atomic
-from tpugraphs_jax import host_memory
 
 # Scripts that compare with the plain formulation, and scripts with figures of their own.
 _COMPARISONS = ("layout_step", "layout_rank", "sage_step")
@@ -37,25 +37,24 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
   return "\n".join(lines)
 
 
-def write(results: Mapping[str, Any]) -> None:
-  """Writes `results.json`."""
+def record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+  """Replaces the figures of one benchmark in `results.json`; returns all that it has now."""
+  results = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
+  results[name] = {"machine": timing.machine(), **figures}
   with atomic.replacing(_RESULTS) as file:
-    file.write(json.dumps({"machine": timing.machine(), **results}, indent=2) + "\n")
+    file.write(json.dumps(results, indent=2) + "\n")
+  return results
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("names", nargs="*", metavar="name", choices=[[], *_COMPARISONS, *_OTHERS])
   names = parser.parse_args().names or [*_COMPARISONS, *_OTHERS]
-  results = {}
   for name in names:
     print(f"--- {name}", flush=True)
-    results[name] = timing.in_subprocess(f"{name}.py")
+    results = record(name, timing.in_subprocess(f"{name}.py"))
   print(table(results))
-  if set(names) == {*_COMPARISONS, *_OTHERS}:
-    write(results)
 
 
 if __name__ == "__main__":
-  host_memory.restart_with_settings()
   main()

@@ -118,5 +118,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.restart_with_settings()
+  host_memory.restart_with(host_memory.HUGE_PAGES)
   main()

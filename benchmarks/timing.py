@@ -82,7 +82,6 @@ def machine() -> dict[str, Any]:
       "jax": jax.__version__,
       "flax": flax.__version__,
       "numpy": np.__version__,
-      "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),
   }
 
 

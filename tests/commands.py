@@ -50,7 +50,7 @@ class Ended(NamedTuple):
 def run_all(runs: Sequence[Run], *, home: Path) -> list[Ended]:
   """Runs commands one after the other; `home` is their home and compilation cache."""
   environment = os.environ | {
-      "HOME": str(home), host_memory.VARIABLE: host_memory.SETTINGS, "JAX_PLATFORMS": "cpu",
+      "HOME": str(home), host_memory.VARIABLE: host_memory.HUGE_PAGES, "JAX_PLATFORMS": "cpu",
       "JAX_NUMPY_RANK_PROMOTION": "raise",
       "JAX_COMPILATION_CACHE_DIR": str(home / "compilation_cache"),
       "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "NPROC": "16", "XLA_FLAGS": _XLA_FLAGS,

@@ -135,10 +135,12 @@ def test_rematerialised_sage_equals_plain():
   check_layout(layout.SAGE(**SAGE_OPTIONS, remat=True), score)
 
 
-def test_rematerialised_res_model_equals_plain():
-  options = dict(op_embed_dim=4, hidden_dim=8, num_gnns=HOPS, dropout="backpropdropout")
-  check_layout(layout.ResModel(**options, remat=True),
-               functools.partial(plain.res_model, layers=HOPS, dropout="backpropdropout"))
+@pytest.mark.parametrize("layers", [0, 1, HOPS])
+def test_rematerialised_res_model_equals_plain(layers):
+  model = layout.ResModel(
+      op_embed_dim=4, hidden_dim=8, num_gnns=layers, dropout="backpropdropout", remat=True)
+  check_layout(
+      model, functools.partial(plain.res_model, layers=layers, dropout="backpropdropout"))
 
 
 def test_chunks_of_configurations_equal_plain():

@@ -15,9 +15,11 @@ import os, sys
 sys.path.insert(0, {root!r})
 from tpugraphs_jax import host_memory
 print("started", flush=True)
-host_memory.restart_with_settings()
+host_memory.restart_with(host_memory.HUGE_PAGES, host_memory.KEPT)
 print(os.getpid(), os.environ.get("GLIBC_TUNABLES"), *sys.argv[1:], sys.flags.dev_mode)
 """
+
+SETTINGS = f"{host_memory.HUGE_PAGES}:{host_memory.KEPT}"
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can")
 
@@ -35,9 +37,9 @@ def run(folder, tunables):
 
 
 @pytest.mark.parametrize("tunables, starts, expected", [
-    ({}, 2, host_memory.SETTINGS),
+    ({}, 2, SETTINGS),
     ({host_memory.VARIABLE: "glibc.malloc.arena_max=2"}, 2,
-     f"{host_memory.SETTINGS}:glibc.malloc.arena_max=2"),
+     f"{SETTINGS}:glibc.malloc.arena_max=2"),
     ({host_memory.VARIABLE: "glibc.malloc.hugetlb=0"}, 1, "glibc.malloc.hugetlb=0"),
 ])
 def test_the_program_restarts_once_with_its_arguments_and_options(
@@ -61,6 +63,6 @@ def test_freed_memory_stays_with_the_process():
     environment = os.environ | {host_memory.VARIABLE: tunables}
     return int(subprocess.check_output([sys.executable, "-c", _FAULTS], env=environment))
 
-  assert faults(host_memory.SETTINGS) < 5
+  assert faults(SETTINGS) < 5
   # Else at least one for each huge page.
   assert faults("glibc.malloc.hugetlb=0") >= 32
