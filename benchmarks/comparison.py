@@ -19,7 +19,7 @@ import plain
 import timing
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.batch import LayoutBatch
-from tpugraphs_jax.train import report, state as state_lib, step as step_lib
+from tpugraphs_jax.train import parallel, report, state as state_lib, step as step_lib
 
 VARIANTS = ("plain", "ours")
 
@@ -67,7 +67,7 @@ class Training:
   def __init__(self, case: Case, variant: str):
     model, (self._batch,) = case.variant(variant)
     optimizer = state_lib.create_optimizer(total_steps=1000)
-    self._state = _on_device(state_lib.TrainState.create(case.params(), optimizer))
+    self._state = parallel.replicate(state_lib.TrainState.create(case.params(), optimizer))
     self._step = step_lib.make_train_step(
         model, optimizer, losses=losses_lib.parse_losses("ListMLELoss:1"))
 
@@ -84,7 +84,7 @@ class Scoring:
 
   def __init__(self, case: Case, variant: str):
     model, self._batches = case.variant(variant)
-    self._params = _on_device(case.params())
+    self._params = parallel.replicate(case.params())
     self._step = step_lib.make_score_step(model)
 
   def __call__(self) -> list[jax.Array]:

@@ -26,7 +26,8 @@ def training(*, nodes: int, configs: int) -> comparison.Training:
 
 
 def main() -> None:
-  args = timing.parser(__doc__, repeats=15).parse_args()
+  # Many: the machine's noise is larger than what is measured, a few percent of a factor.
+  args = timing.parser(__doc__, repeats=100).parse_args()
   sizes = {f"nodes_{nodes}": dict(nodes=nodes, configs=_CONFIGS[0]) for nodes in _NODES}
   sizes |= {f"configs_{configs}": dict(nodes=_NODES[0], configs=configs) for configs in _CONFIGS}
   seconds = timing.medians(

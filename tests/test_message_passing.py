@@ -238,6 +238,19 @@ def test_growing_changes_no_value():
   np.testing.assert_array_equal(merged(grown, batch.reach), merged(split, batch.reach))
 
 
+@pytest.mark.parametrize("hop", [0, 2])
+def test_nodes_of_two_passes_are_merged_node_by_node(hop):
+  _, batch = layout_batch(hops=2)
+  split = random_split(batch, hop)
+  others = jax.tree.map(lambda v: v + 1, split)
+  keep = np.arange(len(batch.graph.nodes["opcode"])) % 3 > 0
+  chosen = mp.where(jnp.asarray(keep), split, others, batch.reach)
+  assert chosen.hop == hop
+  np.testing.assert_array_equal(
+      merged(chosen, batch.reach),
+      np.where(keep[:, None, None], merged(split, batch.reach), merged(others, batch.reach)))
+
+
 def test_dividing_gives_every_node_its_own_divisor_and_padding_no_nan():
   _, batch = layout_batch(hops=2)
   split = random_split(batch)

@@ -34,23 +34,20 @@ def split_values(hop):
   return SplitNodes(jnp.asarray(shared), jnp.asarray(varying), hop), full
 
 
-def slow_sum(full, weight):
+def slow_sum(full):
   total = np.zeros((SLOTS, 2, 3), np.float32)
   for node, slot in enumerate(GRAPH_OF):
     if slot < SLOTS:
-      total[slot] += weight[node] * full[node]
+      total[slot] += full[node]
   return total
 
 
 @pytest.mark.parametrize("hop", [0, 1])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_split_sum_counts_every_real_node_once(hop, weighted):
+def test_split_sum_counts_every_real_node_once(hop):
   split, full = split_values(hop)
-  weight = np.array([1, 0, 2, 0.5, 3, 1], np.float32) if weighted else np.ones(6, np.float32)
-  chosen = pooling.split_selection(
-      GRAPH, REACH, hop, jnp.asarray(weight) if weighted else None)
+  chosen = pooling.split_selection(GRAPH, REACH, hop)
   np.testing.assert_allclose(
-      pooling.split_pool_sum(split, chosen), slow_sum(full, weight), rtol=1e-5, atol=1e-6)
+      pooling.split_pool_sum(split, chosen), slow_sum(full), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("hop", [0, 1])
@@ -70,8 +67,8 @@ def test_pool_max_ignores_rows_that_are_not_chosen():
 
 
 def test_selection_drops_slots_beyond_the_last():
-  chosen = pooling.selection(jnp.array([0, 3, 2, ABSENT]), 3, jnp.array([2.0, 1, 1, 1]))
-  np.testing.assert_array_equal(chosen, [[2, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]])
+  chosen = pooling.selection(jnp.array([0, 3, 2, ABSENT]), 3)
+  np.testing.assert_array_equal(chosen, [[1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]])
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -82,14 +79,14 @@ def test_graph_sum_and_per_node_are_each_others_derivative(dtype):
   graph_of = jnp.array(GRAPH_OF)
   total, sum_vjp = jax.vjp(lambda x: pooling.graph_sum(x, graph_of, SLOTS), x)
   spread, spread_vjp = jax.vjp(lambda v: pooling.per_node(v, graph_of), value)
-  full, weight = np.asarray(x, np.float32), np.ones(6)
-  np.testing.assert_allclose(total, slow_sum(full, weight), rtol=1e-5, atol=1e-6)
+  full = np.asarray(x, np.float32)
+  np.testing.assert_allclose(total, slow_sum(full), rtol=1e-5, atol=1e-6)
   padded = np.concatenate([np.asarray(value, np.float32), np.zeros((1, 2, 3))])
   np.testing.assert_array_equal(np.asarray(spread, np.float32), padded[GRAPH_OF])
   (from_sum,), (from_spread,) = sum_vjp(value.astype(jnp.float32)), spread_vjp(x)
   np.testing.assert_array_equal(np.asarray(from_sum, np.float32), padded[GRAPH_OF])
   np.testing.assert_allclose(
-      np.asarray(from_spread, np.float32), slow_sum(full, weight),
+      np.asarray(from_spread, np.float32), slow_sum(full),
       rtol=1e-5 if dtype == jnp.float32 else 1e-2, atol=1e-6)
   assert total.dtype == jnp.float32 and spread.dtype == from_sum.dtype == from_spread.dtype == dtype
 

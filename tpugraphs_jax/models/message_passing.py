@@ -271,6 +271,15 @@ def divide_nodes(nodes: SplitNodes, by: jax.Array, reach: Reach) -> SplitNodes:
   return SplitNodes(divide(nodes.shared, by), divide(nodes.varying, varying), nodes.hop)
 
 
+def where(keep: jax.Array, nodes: SplitNodes, others: SplitNodes, reach: Reach) -> SplitNodes:
+  """`nodes` where `keep [N]` bool holds, `others`, of the same hop, elsewhere."""
+  kept = keep.at[reached_nodes(reach, nodes.hop)].get(mode="fill", fill_value=False)
+  select = lambda keep, x, other: jnp.where(_rows(keep, x), x, other)
+  return SplitNodes(
+      select(keep, nodes.shared, others.shared), select(kept, nodes.varying, others.varying),
+      nodes.hop)
+
+
 def grow(nodes: SplitNodes, reach: Reach, hop: int) -> SplitNodes:
   """Extends the varying rows to tier `hop`; the new rows repeat the shared value."""
   if hop == nodes.hop:

@@ -23,19 +23,17 @@ def real_nodes(graph: jraph.GraphsTuple) -> jax.Array:
   return graph.n_node[:-1]
 
 
-def selection(graph_of: jax.Array, graphs: int, weight: jax.Array | None = None) -> jax.Array:
+def selection(graph_of: jax.Array, graphs: int) -> jax.Array:
   """Which node belongs to which graph.
 
   Args:
     graph_of: `[N]` int32 graph slot; a slot beyond `graphs` selects nothing.
     graphs: number of slots G.
-    weight: `[N]` float32 factor of each node, 1 unless given.
 
   Returns:
     `[G, N]` float32.
   """
-  matrix = jax.nn.one_hot(graph_of, graphs, dtype=jnp.float32, axis=0)
-  return matrix if weight is None else matrix * weight[None]
+  return jax.nn.one_hot(graph_of, graphs, dtype=jnp.float32, axis=0)
 
 
 def pool_sum(x: jax.Array, chosen: jax.Array) -> jax.Array:
@@ -87,7 +85,7 @@ per_node.defvjp(_per_node_fwd, _per_node_bwd)
 
 
 def split_selection(
-    graph: jraph.GraphsTuple, reach: Reach, hop: int, weight: jax.Array | None = None
+    graph: jraph.GraphsTuple, reach: Reach, hop: int
 ) -> tuple[jax.Array, jax.Array]:
   """`selection` for both parts of `SplitNodes` that cover tiers 0..hop.
 
@@ -95,20 +93,15 @@ def split_selection(
     graph: batch of G slots and the padding graph.
     reach: tiers of the batch.
     hop: last tier of the varying part.
-    weight: `[N]` float32 factor of each node.
 
   Returns:
     `[G, N]` for the shared part, zero on reached nodes, and `[G, positions]`.
   """
   graphs = len(real_nodes(graph))
   graph_of = mp.node_graph(graph)
-  shared = selection(jnp.where(reach.distance > hop, graph_of, ABSENT), graphs, weight)
-  nodes = mp.reached_nodes(reach, hop)
-  fill = {"mode": "fill", "fill_value": ABSENT}
-  varying = selection(graph_of.at[nodes].get(**fill), graphs)
-  if weight is not None:
-    varying *= weight.at[nodes].get(mode="fill", fill_value=0)[None]
-  return shared, varying
+  shared = selection(jnp.where(reach.distance > hop, graph_of, ABSENT), graphs)
+  varying = graph_of.at[mp.reached_nodes(reach, hop)].get(mode="fill", fill_value=ABSENT)
+  return shared, selection(varying, graphs)
 
 
 def split_pool_sum(nodes: SplitNodes, chosen: tuple[jax.Array, jax.Array]) -> jax.Array:

@@ -114,9 +114,9 @@ class ResModel(nn.Module):
       edges = layout_features.last_round(batch, block, inside.hop)
       change = self.update(self.num_gnns - 1, [(inside, block), (outside, batch)], edges)
       inside, outside = (inside, change), (outside, change)
-    keep = jnp.asarray(batch.block_mask)
-    others = _sum_of_nodes(jax.lax.stop_gradient(outside), batch, ~keep)
-    return self.readout(_sum_of_nodes(inside, batch, keep) + others, inside, block)
+    read = [mp.where(jnp.asarray(batch.block_mask), x, jax.lax.stop_gradient(other), batch.reach)
+            for x, other in zip(inside, outside)]
+    return self.readout(_sum_of_nodes(read, batch), inside, block)
 
   def encode(
       self, static: Sequence[jax.Array], batch: LayoutBatch, rounds: int
@@ -202,13 +202,10 @@ def _residual(summands: Sequence[SplitNodes], batch: LayoutBatch) -> SplitNodes:
       summands)
 
 
-def _sum_of_nodes(
-    summands: Sequence[SplitNodes], batch: LayoutBatch, keep: jax.Array | None = None
-) -> jax.Array:
-  """Sum over the nodes of each graph, those with `keep [N]` alone: `[G, C, F]` float32."""
-  weight = None if keep is None else jnp.asarray(keep, jnp.float32)
+def _sum_of_nodes(summands: Sequence[SplitNodes], batch: LayoutBatch) -> jax.Array:
+  """Sum over the nodes of each graph, `[G, C, F]` float32."""
   return sum(
-      pooling.split_pool_sum(x, pooling.split_selection(batch.graph, batch.reach, x.hop, weight))
+      pooling.split_pool_sum(x, pooling.split_selection(batch.graph, batch.reach, x.hop))
       for x in summands)
 
 
