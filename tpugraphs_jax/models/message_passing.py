@@ -272,7 +272,7 @@ def divide_nodes(nodes: SplitNodes, by: jax.Array, reach: Reach) -> SplitNodes:
 
 
 def where(keep: jax.Array, nodes: SplitNodes, others: SplitNodes, reach: Reach) -> SplitNodes:
-  """`nodes` where `keep [N]` bool holds, `others`, of the same hop, elsewhere."""
+  """`nodes` where `keep [N]` bool holds, elsewhere and in padding `others` of the same hop."""
   kept = keep.at[reached_nodes(reach, nodes.hop)].get(mode="fill", fill_value=False)
   select = lambda keep, x, other: jnp.where(_rows(keep, x), x, other)
   return SplitNodes(

@@ -114,6 +114,7 @@ class ResModel(nn.Module):
       edges = layout_features.last_round(batch, block, inside.hop)
       change = self.update(self.num_gnns - 1, [(inside, block), (outside, batch)], edges)
       inside, outside = (inside, change), (outside, change)
+    # Chosen before they are summed, so that what both hold, the last round, is read once.
     read = [mp.where(jnp.asarray(batch.block_mask), x, jax.lax.stop_gradient(other), batch.reach)
             for x, other in zip(inside, outside)]
     return self.readout(_sum_of_nodes(read, batch), inside, block)
