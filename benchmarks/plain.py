@@ -51,7 +51,7 @@ def from_layout(batch: LayoutBatch, seed: int = 0) -> PlainLayoutBatch:
   rows = batch.rows[np.minimum(batch.row_id, len(batch.rows) - 1)]
   return PlainLayoutBatch(
       _shuffle_edges(batch.graph, seed),
-      np.where(is_given.any(axis=1), batch.reach.tiers[0], ABSENT).astype(np.int32),
+      np.where(is_given.any(axis=1), batch.by_hop.nodes[0], ABSENT).astype(np.int32),
       np.where(is_given[..., None], rows, 0).astype(np.float32),
       batch.block_mask, batch.target, batch.config_mask)
 

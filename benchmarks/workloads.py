@@ -32,8 +32,8 @@ def edges(rng: np.random.Generator, nodes: int) -> np.ndarray:
     degree[hubs] = rng.integers(*_HUB_DEGREES, hubs.sum())
     # An edge end waits a while for its partner; that of a hub may wait for long.
     place = np.repeat(np.arange(nodes), degree)
-    reach = np.where(np.repeat(hubs, degree), 20 * _DISTANCE, _DISTANCE)
-    ends.append((place, place + rng.exponential(reach)))
+    by_hop = np.where(np.repeat(hubs, degree), 20 * _DISTANCE, _DISTANCE)
+    ends.append((place, place + rng.exponential(by_hop)))
   (consumer, due), (producer, ready) = ends
   consumer, producer = consumer[np.argsort(due)], producer[np.argsort(ready)]
   count = min(len(consumer), len(producer))
@@ -102,10 +102,10 @@ def ranking_batches(
 
 def _slot(graph: batching.PreparedGraph, ids: np.ndarray, number: int = 0, block=None):
   target = graph.configs.runtime_ns[ids].astype(np.float32) / 1e7
-  return batching.Slot(graph, ids, target, number, block)
+  return batching.Slate(graph, ids, target, number, block)
 
 
-def _assemble(slots: list[batching.Slot], configs: int) -> LayoutBatch:
+def _assemble(slots: list[batching.Slate], configs: int) -> LayoutBatch:
   budget, = buckets.choose_budgets([batching.total_sizes([slot.graph for slot in slots])])
   return batching.assemble_layout(
       slots, budget, graphs=len(slots), configs=configs,

@@ -71,7 +71,7 @@ def check_scores():
   assemble = functools.partial(batching.assemble_tile, transform=lambda feat: feat)
   model = tile.create("EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
   budget = random_graphs.common_budget([graph.sizes for graph in graphs])
-  alone = [assemble([batching.Slot(graph, np.arange(5), np.zeros(5, np.float32))], budget,
+  alone = [assemble([batching.Slate(graph, np.arange(5), np.zeros(5, np.float32))], budget,
                     graphs=1, configs=5) for graph in graphs]
   params = jax.jit(model.init)(jax.random.key(0), alone[0])["params"]
   scorer = evaluate.Scorer(

@@ -62,7 +62,7 @@ def _op_graph(rng, nodes, edges, config_node, configs, name) -> OpGraph:
 
 def slots_of(
     graphs: Sequence[batching.PreparedGraph], configs: int, seed: int = 0
-) -> list[batching.Slot]:
+) -> list[batching.Slate]:
   """A slate of at most `configs` configurations of each graph, with a random block."""
   rng = np.random.default_rng(seed)
   slots = []
@@ -70,7 +70,7 @@ def slots_of(
     chosen = rng.permutation(len(graph.configs))[:configs]
     target = graph.configs.runtime_ns[chosen].astype(np.float32) / 1000
     cut = len(graph.opcode) // 2
-    slots.append(batching.Slot(graph, chosen, target, graph_id=i, block=(cut // 2, cut // 2 + cut)))
+    slots.append(batching.Slate(graph, chosen, target, graph_id=i, block=(cut // 2, cut // 2 + cut)))
   return slots
 
 

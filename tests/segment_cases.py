@@ -14,7 +14,7 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.models import layout_features, pooling
 from tpugraphs_jax.models import message_passing as mp
 from tpugraphs_jax.segments import batching, partition
-from tpugraphs_jax.segments.batching import SegmentBatch, SegmentedGraph, SegmentSlot
+from tpugraphs_jax.segments.batching import SegmentBatch, SegmentedGraph, SegmentSlate
 from tpugraphs_jax.segments.model import SegmentModel
 
 WIDTH = 3
@@ -75,10 +75,10 @@ def assemble_layout(slots, budget, *, graphs, configs):
       slots, budget, graphs=graphs, configs=configs, transform=identity)
 
 
-def slot(graph: SegmentedGraph, number: int, config_ids, fresh) -> SegmentSlot:
+def slot(graph: SegmentedGraph, number: int, config_ids, fresh) -> SegmentSlate:
   ids = np.asarray(config_ids)
   target = (graph.configs.runtime_ns[ids] / 1000).astype(np.float32)
-  return SegmentSlot(graph, ids, target, number, np.asarray(fresh))
+  return SegmentSlate(graph, ids, target, number, np.asarray(fresh))
 
 
 def budget_for(graphs: Sequence[SegmentedGraph], slots: int) -> dict[str, int]:
@@ -89,7 +89,7 @@ def budget_for(graphs: Sequence[SegmentedGraph], slots: int) -> dict[str, int]:
 
 
 def batch_of(
-    slots: Sequence[SegmentSlot], *, graphs: int, configs: int, fresh: int,
+    slots: Sequence[SegmentSlate], *, graphs: int, configs: int, fresh: int,
     with_others: bool = False, room_for: Sequence[SegmentedGraph] = (),
 ) -> SegmentBatch:
   """A batch of one device; `room_for` are the graphs of all devices."""
@@ -104,7 +104,7 @@ def readouts(model, params, graph: SegmentedGraph, config_ids) -> np.ndarray:
   ids, values = np.asarray(config_ids), []
   budget = budget_for([graph], 1)
   for piece in graph.segments:
-    one = layout_batching.Slot(piece, ids, np.zeros(len(ids), np.float32))
+    one = layout_batching.Slate(piece, ids, np.zeros(len(ids), np.float32))
     batch = assemble_layout([one], budget, graphs=1, configs=len(ids))
     values.append(model.apply({"params": params}, batch, method="embed")[0])
   return np.stack(values)

@@ -78,7 +78,7 @@ def test_distance_equals_a_slow_formulation(hops, starts):
   rng = np.random.default_rng(hops + starts)
   edges = rng.integers(0, 15, (16, 2)).astype(np.int32)  # Nodes 15..19 are isolated.
   start = rng.permutation(20)[:starts]
-  distance = adjacency.distance_from(start, edges, 20, hops=hops)
+  distance = adjacency.hops_from(start, edges, 20, hops=hops)
   assert distance.dtype == np.int32
   np.testing.assert_array_equal(distance, slow_distance(start, edges, 20, hops))
 
@@ -86,4 +86,4 @@ def test_distance_equals_a_slow_formulation(hops, starts):
 def test_distance_goes_along_and_against_edges():
   chain = np.array([[1, 0], [2, 1], [3, 2], [4, 3]], np.int32)
   np.testing.assert_array_equal(
-      adjacency.distance_from(np.array([2]), chain, 5, hops=1), [ABSENT, 1, 0, 1, ABSENT])
+      adjacency.hops_from(np.array([2]), chain, 5, hops=1), [ABSENT, 1, 0, 1, ABSENT])

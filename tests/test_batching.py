@@ -86,10 +86,10 @@ def test_edges_are_sorted_by_receiver_and_all_indices_are_int32(make):
     assert leaf.dtype in (np.int32, np.float32, bool)
 
 
-def slot_of_position(batch) -> np.ndarray:
-  """Slot of every position of the concatenated tiers, -1 for padding."""
+def slate_of_row(batch) -> np.ndarray:
+  """Slate of every row of the hops one after the other, -1 for padding."""
   node_slot = np.repeat(np.arange(len(batch.graph.n_node)), batch.graph.n_node)
-  node = np.concatenate(batch.reach.tiers)
+  node = np.concatenate(batch.by_hop.nodes)
   return np.where(node < ABSENT, node_slot[np.minimum(node, len(node_slot) - 1)], -1)
 
 
@@ -105,27 +105,27 @@ def test_indices_stay_in_their_own_graph():
   node_slot = np.repeat(np.arange(4), batch.graph.n_node)
   for side in batch.adjacency:
     assert_stays_inside(side, node_slot)
-  for side in batch.reach.adjacency:
-    assert_stays_inside(side, slot_of_position(batch))
+  for side in batch.by_hop.adjacency:
+    assert_stays_inside(side, slate_of_row(batch))
 
 
 def test_reach_adjacency_holds_exactly_the_edges_among_reached_nodes():
   batch = layout_batch(spare=3)
-  node = np.concatenate(batch.reach.tiers)
+  node = np.concatenate(batch.by_hop.nodes)
   for side in ("operands", "users"):
-    pairs = node[random_graphs.table_edges(getattr(batch.reach.adjacency, side))]
+    pairs = node[random_graphs.table_edges(getattr(batch.by_hop.adjacency, side))]
     graph = batch.graph
     edges = np.stack([graph.receivers, graph.senders], axis=1)[: graph.n_edge[:-1].sum()]
-    edges = edges[(batch.reach.distance[edges] < ABSENT).all(axis=1)]
+    edges = edges[(batch.by_hop.hop[edges] < ABSENT).all(axis=1)]
     expected = edges if side == "operands" else edges[:, ::-1]
     assert sorted(map(tuple, pairs.tolist())) == sorted(map(tuple, expected.tolist()))
 
 
 def test_tiers_and_distances_agree():
   batch = layout_batch(spare=3)
-  for hop, tier in enumerate(batch.reach.tiers):
+  for hop, nodes in enumerate(batch.by_hop.nodes):
     np.testing.assert_array_equal(
-        np.sort(tier[tier < ABSENT]), np.flatnonzero(batch.reach.distance == hop))
+        np.sort(nodes[nodes < ABSENT]), np.flatnonzero(batch.by_hop.hop == hop))
 
 
 def test_configurable_nodes_have_the_rows_of_their_configurations():
@@ -135,10 +135,10 @@ def test_configurable_nodes_have_the_rows_of_their_configurations():
   start = node_start = 0
   for i in order:
     graph, chosen = slots[i].graph, slots[i].config_ids
-    count = graph.reach.tier_sizes[0]
+    count = graph.by_hop.hop_sizes[0]
     np.testing.assert_array_equal(
-        batch.reach.tiers[0][start : start + count],
-        graph.reach.node[:count] + node_start)
+        batch.by_hop.nodes[0][start : start + count],
+        graph.by_hop.node[:count] + node_start)
     row_id = batch.row_id[start : start + count]
     np.testing.assert_array_equal(
         batch.rows[row_id[:, : len(chosen)]].swapaxes(0, 1), graph.configs.decode(chosen))
@@ -207,7 +207,7 @@ def test_more_graphs_than_slots_are_refused(make):
     make(graphs=2)
 
 
-@pytest.mark.parametrize("key", ["nodes", "edges", "operand_overflow", "tier1", "rows"])
+@pytest.mark.parametrize("key", ["nodes", "edges", "operand_overflow", "hop1", "rows"])
 def test_a_batch_beyond_its_budget_is_refused(key):
   slots = random_graphs.slots_of(layout_graphs(), CONFIGS)
   budget = random_graphs.common_budget([batching.total_sizes(layout_graphs())])
@@ -240,6 +240,6 @@ def test_without_reuse_every_node_is_reached_from_the_start():
   rng = np.random.default_rng(0)
   graph = random_graphs.layout_graph(rng, nodes=9, edges=12, config_nodes=[4, 1], configs=2)
   prepared = batching.prepare(graph, graph.node_feat, hops=2, reuse=False)
-  assert prepared.reach.tier_sizes == (9, 0, 0)
-  np.testing.assert_array_equal(prepared.reach.node[:2], [4, 1])
-  np.testing.assert_array_equal(np.sort(prepared.reach.node), np.arange(9))
+  assert prepared.by_hop.hop_sizes == (9, 0, 0)
+  np.testing.assert_array_equal(prepared.by_hop.node[:2], [4, 1])
+  np.testing.assert_array_equal(np.sort(prepared.by_hop.node), np.arange(9))

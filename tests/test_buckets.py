@@ -10,7 +10,7 @@ def random_sizes(seed, count, largest=200):
   rng = np.random.default_rng(seed)
   nodes = rng.integers(1, largest, count)
   return [
-      {"nodes": int(n), "edges": int(rng.integers(0, 2 * n)), "tier0": int(rng.integers(0, n))}
+      {"nodes": int(n), "edges": int(rng.integers(0, 2 * n)), "hop0": int(rng.integers(0, n))}
       for n in nodes
   ]
 
@@ -37,14 +37,14 @@ def test_every_batch_fits_and_there_are_not_too_many_budgets(count, max_budgets)
 def test_budgets_are_multiples_and_grow():
   budgets = buckets.choose_budgets(random_sizes(0, 50), multiple=8)
   assert all(value % 8 == 0 for budget in budgets for value in budget.values())
-  rows = [budget["nodes"] + 16 * budget["tier0"] for budget in budgets]
+  rows = [budget["nodes"] + 16 * budget["hop0"] for budget in budgets]
   assert rows == sorted(rows)
 
 
 def test_reached_positions_cost_more_than_nodes():
   # Alike in nodes, so that only the reached ones tell the batches apart.
-  sizes = [{"nodes": 1000, "tier0": tier0} for tier0 in (100, 110, 400, 410)]
-  assert [b["tier0"] for b in buckets.choose_budgets(sizes, steps=1000, multiple=10)] == [
+  sizes = [{"nodes": 1000, "hop0": tier0} for tier0 in (100, 110, 400, 410)]
+  assert [b["hop0"] for b in buckets.choose_budgets(sizes, steps=1000, multiple=10)] == [
       110, 410]
 
 
@@ -88,7 +88,7 @@ def test_a_budget_must_save_more_padding_than_its_compilation_costs():
 
 
 def test_large_batches_are_worth_more_budgets_than_small_ones():
-  small = [{"nodes": n, "tier0": n // 10} for n in (100, 200, 400, 800)]
+  small = [{"nodes": n, "hop0": n // 10} for n in (100, 200, 400, 800)]
   large = [{key: 100 * size[key] for key in size} for size in small]
   assert len(buckets.choose_budgets(small, steps=1000)) == 1
   assert len(buckets.choose_budgets(large, steps=1000)) > 1
@@ -106,7 +106,7 @@ def test_sizes_of_a_real_collection_waste_less_than_35_percent():
   rng = np.random.default_rng(0)
   graphs = np.exp(rng.normal(np.log(6000), 0.9, 800)).clip(400, 40_000).astype(int)
   nodes = graphs.reshape(-1, 4).sum(axis=1)
-  sizes = [{"nodes": int(n), "edges": int(1.65 * n), "tier0": int(n * rng.uniform(0.02, 0.1))}
+  sizes = [{"nodes": int(n), "edges": int(1.65 * n), "hop0": int(n * rng.uniform(0.02, 0.1))}
            for n in nodes]
   budgets = buckets.choose_budgets(sizes, steps=1000)
   assert len(budgets) <= 8

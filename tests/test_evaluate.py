@@ -147,7 +147,7 @@ def one_by_one(model, params, graphs, assemble, blocks=None):
   scores = []
   for i, graph in enumerate(graphs):
     block = blocks[i] if blocks else None
-    slots = [batching.Slot(graph, np.array([c]), np.zeros(1, np.float32), block=block)
+    slots = [batching.Slate(graph, np.array([c]), np.zeros(1, np.float32), block=block)
              for c in range(len(graph.configs))]
     batches = [assemble([slot], budget, graphs=1, configs=1) for slot in slots]
     scores.append(np.array([apply(batch)[0, 0] for batch in batches]))
@@ -156,7 +156,7 @@ def one_by_one(model, params, graphs, assemble, blocks=None):
 
 def params_of(model, graphs, assemble):
   budget = random_graphs.common_budget([graph.sizes for graph in graphs])
-  slot = batching.Slot(graphs[0], np.arange(1), np.zeros(1, np.float32))
+  slot = batching.Slate(graphs[0], np.arange(1), np.zeros(1, np.float32))
   batch = assemble([slot], budget, graphs=1, configs=1)
   return jax.jit(model.init)(jax.random.key(0), batch)["params"]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import random_graphs
 
-from tpugraphs_jax.batch import ABSENT, Reach
+from tpugraphs_jax.batch import ABSENT, NodesByHop
 from tpugraphs_jax.data import adjacency, batching
 from tpugraphs_jax.models import message_passing as mp
 
@@ -75,7 +75,7 @@ def test_value_and_gradient_are_those_of_the_dense_product(direction, slots, rec
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("slots", [0, 2])
 def test_no_rows_at_all_sum_to_zero(slots, own):
-  """Segments without a configurable node in reach, and nothing else in the batch."""
+  """Segments without a configurable node in by_hop, and nothing else in the batch."""
   adjacency, nothing = tables(graph_edges(), slots), jnp.zeros((0, 2, 3))
   total, vjp = jax.vjp(
       lambda x: mp.neighbour_sum(x, adjacency, mp.BOTH, receivers=5, own=own), nothing)
@@ -197,11 +197,11 @@ def layout_batch(*, hops, reuse=True, config_nodes=(1, 17), nodes=20):
   return graph, batch
 
 
-def merged(split: mp.SplitNodes, reach: Reach) -> np.ndarray:
+def merged(split: mp.SplitNodes, by_hop: NodesByHop) -> np.ndarray:
   """The full `[N, C, F]` tensor that a split one stands for."""
   configs = split.varying.shape[1]
   full = np.repeat(np.asarray(split.shared), configs, axis=1)
-  node = np.asarray(mp.reached_nodes(reach, split.hop))
+  node = np.asarray(mp.nodes_within(by_hop, split.hop))
   real = node < len(full)
   full[node[real]] = np.asarray(split.varying)[real]
   return full
@@ -210,7 +210,7 @@ def merged(split: mp.SplitNodes, reach: Reach) -> np.ndarray:
 def random_split(batch, hop=0) -> mp.SplitNodes:
   nodes = len(batch.graph.nodes["opcode"])
   return mp.SplitNodes(
-      random_values(nodes, 1, 2), random_values(mp.positions(batch.reach, hop), 3, 2, seed=5), hop)
+      random_values(nodes, 1, 2), random_values(mp.rows_within(batch.by_hop, hop), 3, 2, seed=5), hop)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -221,21 +221,21 @@ def test_split_sum_equals_the_full_sum_layer_by_layer(reuse, own):
   for direction in DIRECTIONS:
     matrix = dense_matrix(graph.edge_index, direction, nodes=graph.num_nodes)
     matrix += own * np.eye(graph.num_nodes, dtype=np.float32)
-    before = merged(split, batch.reach)[: graph.num_nodes]
+    before = merged(split, batch.by_hop)[: graph.num_nodes]
     split = mp.join(mp.split_neighbour_sum(
-        split, batch.adjacency, batch.reach, direction, own=own), batch.reach)
+        split, batch.adjacency, batch.by_hop, direction, own=own), batch.by_hop)
     np.testing.assert_allclose(
-        merged(split, batch.reach)[: graph.num_nodes],
+        merged(split, batch.by_hop)[: graph.num_nodes],
         np.einsum("rs,scf->rcf", matrix, before), rtol=1e-4, atol=1e-5)
 
 
 def test_growing_changes_no_value():
   _, batch = layout_batch(hops=2)
   split = random_split(batch)
-  grown = mp.grow(split, batch.reach, 2)
+  grown = mp.grow(split, batch.by_hop, 2)
   assert grown.hop == 2
   assert len(grown.varying) > len(split.varying)
-  np.testing.assert_array_equal(merged(grown, batch.reach), merged(split, batch.reach))
+  np.testing.assert_array_equal(merged(grown, batch.by_hop), merged(split, batch.by_hop))
 
 
 @pytest.mark.parametrize("hop", [0, 2])
@@ -244,29 +244,29 @@ def test_nodes_of_two_passes_are_merged_node_by_node(hop):
   split = random_split(batch, hop)
   others = jax.tree.map(lambda v: v + 1, split)
   keep = np.arange(len(batch.graph.nodes["opcode"])) % 3 > 0
-  chosen = mp.where(jnp.asarray(keep), split, others, batch.reach)
+  chosen = mp.where(jnp.asarray(keep), split, others, batch.by_hop)
   assert chosen.hop == hop
   np.testing.assert_array_equal(
-      merged(chosen, batch.reach),
-      np.where(keep[:, None, None], merged(split, batch.reach), merged(others, batch.reach)))
+      merged(chosen, batch.by_hop),
+      np.where(keep[:, None, None], merged(split, batch.by_hop), merged(others, batch.by_hop)))
 
 
 def test_dividing_gives_every_node_its_own_divisor_and_padding_no_nan():
   _, batch = layout_batch(hops=2)
   split = random_split(batch)
   by = 1 + np.abs(random_values(len(batch.graph.nodes["opcode"])))
-  divided = mp.divide_nodes(split, jnp.asarray(by), batch.reach)
+  divided = mp.divide_nodes(split, jnp.asarray(by), batch.by_hop)
   np.testing.assert_allclose(
-      merged(divided, batch.reach), merged(split, batch.reach) / by[:, None, None], rtol=1e-6)
-  assert (np.asarray(mp.reached_nodes(batch.reach, split.hop)) == ABSENT).any()
+      merged(divided, batch.by_hop), merged(split, batch.by_hop) / by[:, None, None], rtol=1e-6)
+  assert (np.asarray(mp.nodes_within(batch.by_hop, split.hop)) == ABSENT).any()
   assert np.isfinite(divided.varying).all()
 
 
 def test_more_rounds_than_the_batch_was_built_for_are_refused():
   _, batch = layout_batch(hops=1)
-  split = mp.split_neighbour_sum(random_split(batch), batch.adjacency, batch.reach, mp.USERS)
-  with pytest.raises(ValueError, match="round 2 needs 3 tiers, the batch was built with 2"):
-    mp.split_neighbour_sum(split, batch.adjacency, batch.reach, mp.USERS)
+  split = mp.split_neighbour_sum(random_split(batch), batch.adjacency, batch.by_hop, mp.USERS)
+  with pytest.raises(ValueError, match="round 2 needs 3 hops, the batch was built with 2"):
+    mp.split_neighbour_sum(split, batch.adjacency, batch.by_hop, mp.USERS)
 
 
 def test_node_graph_gives_padding_the_last_slot():

@@ -70,7 +70,7 @@ def tile_batch(case: Recorded, *, padding: int):
     configs = TileConfigs(
         arrays["config_feat"], arrays["config_runtime"], arrays["config_runtime_normalizers"])
     prepared = batching.prepare(op_graph(arrays, configs), arrays["node_feat"], slots=2)
-    slots.append(batching.Slot(prepared, np.arange(len(configs)), case["labels"][i]))
+    slots.append(batching.Slate(prepared, np.arange(len(configs)), case["labels"][i]))
   sizes = batching.total_sizes([slot.graph for slot in slots])
   budget = {key: size + padding + (key == "nodes") for key, size in sizes.items()}
   return batching.assemble_tile(
@@ -149,7 +149,7 @@ def layout_batch(case: Recorded, *, hops: int, padding: int):
     configs = factored(arrays["node_config_feat"], arrays["config_runtime"])
     prepared = batching.prepare(
         op_graph(arrays, configs), arrays["node_feat"], hops=hops, slots=2)
-    slots.append(batching.Slot(prepared, np.arange(len(configs)), case["labels"][i]))
+    slots.append(batching.Slate(prepared, np.arange(len(configs)), case["labels"][i]))
   sizes = batching.total_sizes([slot.graph for slot in slots])
   budget = {key: size + padding + (key == "nodes") for key, size in sizes.items()}
   batch = batching.assemble_layout(

@@ -9,7 +9,7 @@ import random_graphs
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data import buckets
 from tpugraphs_jax.data import pipeline
-from tpugraphs_jax.data.batching import Slot
+from tpugraphs_jax.data.batching import Slate
 
 
 def graphs_of(count, seed=0):
@@ -25,7 +25,7 @@ def graphs_of(count, seed=0):
 def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **options):
   def draw(number, rng):
     ids = rng.choice(20, 3, replace=False)
-    return Slot(graphs[number], ids, ids.astype(np.float32), number)
+    return Slate(graphs[number], ids, ids.astype(np.float32), number)
 
   return pipeline.BatchPlan(
       graphs, slates_per_step=slates_per_step, devices=devices, draw=draw, seed=seed,
@@ -76,7 +76,7 @@ def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
   first_draw = lambda rng: int(rng.integers(1, 200))
 
   def draw(number, rng):
-    return Slot(graphs[number], np.arange(first_draw(rng)), np.zeros(0), number)
+    return Slate(graphs[number], np.arange(first_draw(rng)), np.zeros(0), number)
 
   graphs = graphs_of(8)
   plan = pipeline.BatchPlan(

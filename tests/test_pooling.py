@@ -4,7 +4,7 @@ import jraph
 import numpy as np
 import pytest
 
-from tpugraphs_jax.batch import ABSENT, Adjacency, Neighbours, Reach
+from tpugraphs_jax.batch import ABSENT, Adjacency, Neighbours, NodesByHop
 from tpugraphs_jax.models import pooling
 from tpugraphs_jax.models.message_passing import SplitNodes
 
@@ -16,10 +16,10 @@ GRAPH = jraph.GraphsTuple(
 GRAPH_OF = [0, 0, 0, 2, 2, 3]
 SLOTS = 3
 NO_EDGES = Neighbours(*(np.zeros((0, 0), np.int32),) * 3)
-# Tier 0: nodes 4 and 1; tier 1: node 3.
-REACH = Reach(
-    tiers=(np.array([4, 1, ABSENT], np.int32), np.array([3, ABSENT], np.int32)),
-    distance=np.array([ABSENT, 0, ABSENT, 1, 0, ABSENT], np.int32),
+# Hop 0: nodes 4 and 1; hop 1: node 3.
+REACH = NodesByHop(
+    nodes=(np.array([4, 1, ABSENT], np.int32), np.array([3, ABSENT], np.int32)),
+    hop=np.array([ABSENT, 0, ABSENT, 1, 0, ABSENT], np.int32),
     adjacency=Adjacency(NO_EDGES, NO_EDGES))
 
 
@@ -27,7 +27,7 @@ def split_values(hop):
   """Random split features and the full `[6, 2, 3]` tensor they stand for."""
   rng = np.random.default_rng(hop)
   shared = rng.normal(size=(6, 1, 3)).astype(np.float32)
-  node = np.concatenate(REACH.tiers[: hop + 1])
+  node = np.concatenate(REACH.nodes[: hop + 1])
   varying = rng.normal(size=(len(node), 2, 3)).astype(np.float32)
   full = np.repeat(shared, 2, axis=1)
   full[node[node < 6]] = varying[node < 6]

@@ -76,7 +76,7 @@ def _readouts(params, graph, ids):
   """As `cases.readouts`, differentiable."""
   toy, budget, values = cases.ToyModel(), cases.budget_for([graph], 1), []
   for piece in graph.segments:
-    slot = batching.Slot(piece, np.asarray(ids), np.zeros(len(ids), np.float32))
+    slot = batching.Slate(piece, np.asarray(ids), np.zeros(len(ids), np.float32))
     batch = cases.assemble_layout([slot], budget, graphs=1, configs=len(ids))
     values.append(toy.apply({"params": params}, batch, method="embed")[0])
   return jnp.stack(values)

@@ -30,7 +30,7 @@ MODEL = tile.create("EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=LAYE
 OPTIMIZER = optax.chain(state_lib.clip_by_variable_norm(MAX_NORM), optax.sgd(1.0))
 
 
-def slots() -> list[batching.Slot]:
+def slots() -> list[batching.Slate]:
   rng = np.random.default_rng(0)
   graphs = [
       random_graphs.tile_graph(rng, nodes=4 + 3 * i, edges=6 * i, configs=2 + i)

@@ -43,18 +43,19 @@ class Adjacency(NamedTuple):
   users: Neighbours  # receiver = producer, senders = its users
 
 
-class Reach(NamedTuple):
+class NodesByHop(NamedTuple):
   """Nodes whose values depend on the configuration, nearest first.
 
-  Tier h holds the nodes h edges away from a configurable node, in either
-  direction. Before any message passing only tier 0 differs between
-  configurations, after h layers tiers 0..h do; every other node has one value
-  for all configurations. Positions count through the concatenated tiers.
+  The hop of a node is the number of edges, in either direction, between it and the
+  nearest configurable node. Before any message passing only nodes of hop 0 differ
+  between configurations, after h rounds nodes of hops 0..h do; every other node has
+  one value for all configurations. Tensors of these nodes have a row per node, hop
+  after hop.
   """
 
-  tiers: tuple[np.ndarray, ...]  # each [tier size] int32 node, or ABSENT
-  distance: np.ndarray  # [N] int32 tier of each node, or ABSENT
-  adjacency: Adjacency  # among positions
+  nodes: tuple[np.ndarray, ...]  # per hop [nodes of that hop] int32 node, or ABSENT
+  hop: np.ndarray  # [N] int32 hop of each node, or ABSENT
+  adjacency: Adjacency  # among rows
 
 
 class TileBatch(NamedTuple):
@@ -72,9 +73,9 @@ class LayoutBatch(NamedTuple):
 
   graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
   adjacency: Adjacency
-  reach: Reach
+  by_hop: NodesByHop
   rows: np.ndarray  # [R, F] float32 dictionary of configuration rows of all slots
-  row_id: np.ndarray  # [tier 0, C] int32 row of each configurable node, or ABSENT
+  row_id: np.ndarray  # [hop 0, C] int32 row of each configurable node, or ABSENT
   block_mask: np.ndarray  # [N] bool nodes of the sampled block (all, if none is sampled)
   target: np.ndarray  # [G, C] float32, larger = slower
   config_mask: np.ndarray  # [G, C] bool

@@ -17,7 +17,7 @@ import tqdm
 
 from tpugraphs_jax import atomic
 from tpugraphs_jax.data import batching, buckets
-from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.train import parallel
 
 
@@ -133,8 +133,8 @@ class Scorer:
     ])
     return np.asarray(self._score_step(params, batch))[: len(group)]
 
-  def _slot(self, graphs, unit: Unit) -> Slot:
-    return Slot(graphs[unit.graph], unit.config_ids,
+  def _slot(self, graphs, unit: Unit) -> Slate:
+    return Slate(graphs[unit.graph], unit.config_ids,
                 np.zeros(len(unit.config_ids), np.float32), unit.graph, unit.block)
 
 

@@ -1,4 +1,4 @@
-"""Neighbour tables and reach of one graph, on the host."""
+"""Neighbour tables of one graph, and how many hops its nodes are from a configurable one, on the host."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def adjacency(
       users=neighbours(producer, consumer, nodes, slots=slots))
 
 
-def distance_from(
+def hops_from(
     start: np.ndarray, edge_index: np.ndarray, nodes: int, *, hops: int
 ) -> np.ndarray:
   """Edges between each node and the nearest of `start`, against or along edges.
@@ -67,10 +67,10 @@ def distance_from(
   Returns:
     `[N]` int32, ABSENT where not reached.
   """
-  distance = np.full(nodes, ABSENT, np.int32)
-  distance[start] = 0
+  hop_of = np.full(nodes, ABSENT, np.int32)
+  hop_of[start] = 0
   for hop in range(hops):
-    near = distance[edge_index] <= hop
+    near = hop_of[edge_index] <= hop
     touched = edge_index[near.any(axis=1)]
-    distance[touched] = np.minimum(distance[touched], hop + 1)
-  return distance
+    hop_of[touched] = np.minimum(hop_of[touched], hop + 1)
+  return hop_of

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jraph
 import numpy as np
 
-from tpugraphs_jax.batch import ABSENT, Adjacency, LayoutBatch, Neighbours, Reach, TileBatch
+from tpugraphs_jax.batch import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop, TileBatch
 from tpugraphs_jax.data import adjacency as adjacency_lib
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 
@@ -22,13 +22,13 @@ Budget = Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class GraphReach:
-  """Reached nodes of one graph, nearest tier first; tier 0 in file order."""
+class GraphByHop:
+  """Nodes of one graph that configurations reach, hop after hop; hop 0 in file order."""
 
-  node: np.ndarray  # [positions] int32
-  tier_sizes: tuple[int, ...]
-  distance: np.ndarray  # [N] int32, or ABSENT
-  adjacency: Adjacency  # among positions
+  node: np.ndarray  # [rows] int32
+  hop_sizes: tuple[int, ...]
+  hop: np.ndarray  # [N] int32, or ABSENT
+  adjacency: Adjacency  # among rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,11 +41,11 @@ class PreparedGraph:
   edge_index: np.ndarray  # [E, 2] int32 (consumer, producer), sorted by consumer
   adjacency: Adjacency
   configs: TileConfigs | LayoutConfigs
-  reach: GraphReach | None  # layout graphs only
+  by_hop: GraphByHop | None  # layout graphs only
   sizes: dict[str, int]  # what the graph takes of each entry of a budget
 
 
-class Slot(NamedTuple):
+class Slate(NamedTuple):
   """A graph and the configurations of it that are compared."""
 
   graph: PreparedGraph
@@ -74,16 +74,16 @@ def prepare(
   edges = np.ascontiguousarray(graph.edge_index[order], np.int32)
   tables = adjacency_lib.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
   sizes = {"nodes": nodes, "edges": len(edges), **_overflow_sizes(tables, "")}
-  reach = None
+  by_hop = None
   if hops is not None:
-    reach = _reach(graph.config_node, edges, nodes, hops=hops, slots=slots, reuse=reuse)
-    sizes |= {f"tier{h}": size for h, size in enumerate(reach.tier_sizes)}
-    sizes |= _overflow_sizes(reach.adjacency, "reach_")
+    by_hop = _nodes_by_hop(graph.config_node, edges, nodes, hops=hops, slots=slots, reuse=reuse)
+    sizes |= {f"hop{h}": size for h, size in enumerate(by_hop.hop_sizes)}
+    sizes |= _overflow_sizes(by_hop.adjacency, "by_hop_")
     sizes["rows"] = len(graph.configs.rows)
   return PreparedGraph(
       name=graph.name, opcode=graph.node_opcode.astype(np.int32),
       feat=np.ascontiguousarray(feat, np.float32), edge_index=edges, adjacency=tables,
-      configs=graph.configs, reach=reach, sizes=sizes)
+      configs=graph.configs, by_hop=by_hop, sizes=sizes)
 
 
 def _overflow_sizes(tables: Adjacency, prefix: str) -> dict[str, int]:
@@ -93,20 +93,20 @@ def _overflow_sizes(tables: Adjacency, prefix: str) -> dict[str, int]:
   }
 
 
-def _reach(config_node, edges, nodes, *, hops, slots, reuse) -> GraphReach:
-  distance = adjacency_lib.distance_from(config_node, edges, nodes, hops=hops)
+def _nodes_by_hop(config_node, edges, nodes, *, hops, slots, reuse) -> GraphByHop:
+  hop_of = adjacency_lib.hops_from(config_node, edges, nodes, hops=hops)
   if not reuse:
-    distance = np.zeros(nodes, np.int32)
-  rest = np.setdiff1d(np.flatnonzero(distance < ABSENT), config_node)
-  rest = rest[np.argsort(distance[rest], kind="stable")]
+    hop_of = np.zeros(nodes, np.int32)
+  rest = np.setdiff1d(np.flatnonzero(hop_of < ABSENT), config_node)
+  rest = rest[np.argsort(hop_of[rest], kind="stable")]
   node = np.concatenate([config_node, rest]).astype(np.int32)
-  sizes = tuple(int(np.sum(distance == hop)) for hop in range(hops + 1))
-  position = np.full(nodes, ABSENT, np.int32)
-  position[node] = np.arange(len(node))
-  inner = position[edges]
+  sizes = tuple(int(np.sum(hop_of == hop)) for hop in range(hops + 1))
+  row = np.full(nodes, ABSENT, np.int32)
+  row[node] = np.arange(len(node))
+  inner = row[edges]
   inner = inner[(inner < ABSENT).all(axis=1)]
   tables = adjacency_lib.adjacency(inner[:, 0], inner[:, 1], len(node), slots=slots)
-  return GraphReach(node, sizes, distance, tables)
+  return GraphByHop(node, sizes, hop_of, tables)
 
 
 def total_sizes(graphs: Sequence[PreparedGraph]) -> dict[str, int]:
@@ -170,7 +170,7 @@ def _assemble_graphs(
   return tuple_, tables, offsets
 
 
-def targets(slots: Sequence[Slot], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
+def targets(slots: Sequence[Slate], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
   """Targets `[graphs, configs]` float32 and which of them are real, bool."""
   lengths = np.zeros((graphs, 1), np.int32)
   lengths[: len(slots), 0] = [len(slot.config_ids) for slot in slots]
@@ -181,7 +181,7 @@ def targets(slots: Sequence[Slot], graphs: int, configs: int) -> tuple[np.ndarra
 
 
 def assemble_tile(
-    slots: Sequence[Slot], budget: Budget, *, graphs: int, configs: int, transform
+    slots: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform
 ) -> TileBatch:
   """A padded batch of tile slates.
 
@@ -204,7 +204,7 @@ def assemble_tile(
 
 
 def assemble_layout(
-    slots: Sequence[Slot], budget: Budget, *, graphs: int, configs: int, transform
+    slots: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform
 ) -> LayoutBatch:
   """A padded batch of layout slates; arguments and errors as `assemble_tile`.
 
@@ -216,7 +216,7 @@ def assemble_layout(
   features = transform(np.concatenate([g.configs.rows for g in chosen]))
   rows = np.zeros((budget["rows"], features.shape[1]), np.float32)
   rows[: len(features)] = features
-  row_id = np.full((budget["tier0"], configs), ABSENT, np.int32)
+  row_id = np.full((budget["hop0"], configs), ABSENT, np.int32)
   block_mask = np.zeros(nodes, bool)
   row = config_node = 0
   for i, slot in enumerate(slots):
@@ -224,36 +224,36 @@ def assemble_layout(
     ids = layout.row_id(slot.config_ids).T.astype(np.int32) + row
     row_id[config_node : config_node + len(ids), :count] = ids
     row += len(layout.rows)
-    config_node += slot.graph.reach.tier_sizes[0]
+    config_node += slot.graph.by_hop.hop_sizes[0]
     start, stop = slot.block or (0, len(slot.graph.opcode))
     block_mask[offsets[i] + start : offsets[i] + stop] = True
   target, mask = targets(slots, graphs, configs)
-  reach = _assemble_reach(chosen, offsets, budget)
-  return LayoutBatch(graph, tables, reach, rows, row_id, block_mask, target, mask)
+  by_hop = _assemble_by_hop(chosen, offsets, budget)
+  return LayoutBatch(graph, tables, by_hop, rows, row_id, block_mask, target, mask)
 
 
-def _assemble_reach(graphs: Sequence[PreparedGraph], offsets, budget: Budget) -> Reach:
-  tier_count = len(graphs[0].reach.tier_sizes)
-  room = [budget[f"tier{h}"] for h in range(tier_count)]
-  tiers = [np.full(size, ABSENT, np.int32) for size in room]
-  tier_start = np.cumsum([0] + room)
-  distance = np.full(budget["nodes"], ABSENT, np.int32)
-  used = [0] * tier_count
-  places = []  # batch position of each position of each graph
+def _assemble_by_hop(graphs: Sequence[PreparedGraph], offsets, budget: Budget) -> NodesByHop:
+  hop_count = len(graphs[0].by_hop.hop_sizes)
+  room = [budget[f"hop{h}"] for h in range(hop_count)]
+  nodes = [np.full(size, ABSENT, np.int32) for size in room]
+  hop_start = np.cumsum([0] + room)
+  hop_of = np.full(budget["nodes"], ABSENT, np.int32)
+  used = [0] * hop_count
+  places = []  # row in the batch of each row of each graph
   for graph, offset in zip(graphs, offsets):
-    reach, place, first = graph.reach, [], 0
-    for h, size in enumerate(reach.tier_sizes):
-      tiers[h][used[h] : used[h] + size] = reach.node[first : first + size] + offset
-      place.append(np.arange(size, dtype=np.int32) + np.int32(tier_start[h] + used[h]))
+    by_hop, place, first = graph.by_hop, [], 0
+    for h, size in enumerate(by_hop.hop_sizes):
+      nodes[h][used[h] : used[h] + size] = by_hop.node[first : first + size] + offset
+      place.append(np.arange(size, dtype=np.int32) + np.int32(hop_start[h] + used[h]))
       used[h] += size
       first += size
     places.append(np.concatenate(place))
-    distance[offset : offset + len(reach.distance)] = reach.distance
+    hop_of[offset : offset + len(by_hop.hop)] = by_hop.hop
   tables = Adjacency(*(
-      _place_rows([getattr(g.reach.adjacency, side) for g in graphs], places,
-                  int(tier_start[-1]), budget[f"reach_{name}_overflow"])
+      _place_rows([getattr(g.by_hop.adjacency, side) for g in graphs], places,
+                  int(hop_start[-1]), budget[f"by_hop_{name}_overflow"])
       for side, name in (("operands", "operand"), ("users", "user"))))
-  return Reach(tuple(tiers), distance, tables)
+  return NodesByHop(tuple(nodes), hop_of, tables)
 
 
 def _moved(index: np.ndarray, place: np.ndarray) -> np.ndarray:
@@ -263,7 +263,7 @@ def _moved(index: np.ndarray, place: np.ndarray) -> np.ndarray:
 
 
 def _place_rows(parts, places, rows: int, overflow: int) -> Neighbours:
-  """Stacks tables whose rows move to `places` (tiers of several graphs interleave)."""
+  """Stacks tables whose rows move to `places` (hops of several graphs interleave)."""
   table = lambda rows, like: np.full((rows, like.shape[1]), ABSENT, np.int32)
   index = table(rows, parts[0].index)
   more, receivers = [table(0, parts[0].overflow_index)], [np.zeros(0, np.int32)]

@@ -23,10 +23,10 @@ _CONFIGS = 16
 def cost(sizes: Sequence[dict[str, int]]) -> np.ndarray:
   """Rows of features that batches of these sizes take, `[len(sizes)]` int64.
 
-  For layouts their nodes, and every reached position once per configuration; for
+  For layouts their nodes, and every node that configurations reach once per configuration; for
   kernels their nodes once per configuration.
   """
-  varying = {k for k in sizes[0] if k.startswith("tier")} or {"nodes"}
+  varying = {k for k in sizes[0] if k.startswith("hop")} or {"nodes"}
   rows = {k: _CONFIGS if k in varying else int(k == "nodes") for k in sizes[0]}
   return np.array([[size[k] for k in rows] for size in sizes]) @ list(rows.values())
 

@@ -12,7 +12,7 @@ import grain
 import numpy as np
 
 from tpugraphs_jax.data import buckets
-from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 
 # Epochs whose batches are looked at to choose budgets.
 _LOOK_AHEAD_EPOCHS = 16
@@ -32,7 +32,7 @@ class BatchPlan:
     graphs: training graphs.
     slates_per_step: slates in a batch over all devices.
     devices: devices of all processes.
-    draw: `(graph number, rng) -> Slot`; draws the configurations of a slate.
+    draw: `(graph number, rng) -> Slate`; draws the configurations of a slate.
     seed: of order and configurations.
     epochs: length of the run; a long one is worth more batch shapes.
     slate_sizes: `(graph number, rng) -> sizes` of what `draw` makes of the graph with
@@ -45,7 +45,7 @@ class BatchPlan:
 
   def __init__(
       self, graphs: Sequence[PreparedGraph], *, slates_per_step: int, devices: int,
-      draw: Callable[[int, np.random.Generator], Slot], seed: int, epochs: int,
+      draw: Callable[[int, np.random.Generator], Slate], seed: int, epochs: int,
       slate_sizes: Callable[[int, np.random.Generator], dict[str, int]] | None = None,
       slates_per_epoch: int = 0,
   ):
@@ -110,7 +110,7 @@ class BatchPlan:
     """The smallest budget that holds the step on every device."""
     return self.budgets[buckets.smallest_fit(self._device_sizes(step), self.budgets)]
 
-  def slots(self, step: int, device: int) -> list[Slot]:
+  def slots(self, step: int, device: int) -> list[Slate]:
     """The slates of one device, with configurations drawn for this step."""
     shares = self.graphs_of_step(step)
     rngs = self._rngs(step, sum(len(share) for share in shares[:device]))
@@ -133,7 +133,7 @@ class _Batches:
   """Random access source: step number to the batches of this process's devices."""
 
   def __init__(self, plan: BatchPlan, total_steps: int, local_devices: Sequence[int],
-               assemble: Callable[[list[Slot], Budget], Any], stack: Callable[[list], Any]):
+               assemble: Callable[[list[Slate], Budget], Any], stack: Callable[[list], Any]):
     self._plan, self._total_steps, self._local_devices = plan, total_steps, local_devices
     self._assemble, self._stack = assemble, stack
 
@@ -149,7 +149,7 @@ class _Batches:
 
 def training_batches(
     plan: BatchPlan, *, total_steps: int, local_devices: Sequence[int],
-    assemble: Callable[[list[Slot], Budget], Any], stack: Callable[[list], Any],
+    assemble: Callable[[list[Slate], Budget], Any], stack: Callable[[list], Any],
     threads: int = 1, prefetch: int = 4,
 ) -> grain.DatasetIterator:
   """Batches with a leading device axis, prepared ahead by grain.

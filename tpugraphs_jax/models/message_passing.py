@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from tpugraphs_jax.batch import ABSENT, Adjacency, Neighbours, Reach
+from tpugraphs_jax.batch import ABSENT, Adjacency, Neighbours, NodesByHop
 
 OPERANDS = "operands"
 USERS = "users"
@@ -239,62 +239,62 @@ def node_graph(graph: jraph.GraphsTuple) -> jax.Array:
 class SplitNodes:
   """Node features, stored once where all configurations agree.
 
-  `varying` holds the nodes of tiers 0..hop of a `Reach`; rows of `shared` that
+  `varying` holds the nodes of hops 0..hop of a `NodesByHop`; rows of `shared` that
   belong to those nodes carry no meaning. Functions of single nodes apply to
   both parts with `jax.tree.map`.
   """
 
   shared: jax.Array  # [N, 1, F]
-  varying: jax.Array  # [positions of tiers 0..hop, C, F]
+  varying: jax.Array  # [positions of hops 0..hop, C, F]
   hop: int
 
 
-def positions(reach: Reach, hop: int) -> int:
-  """How many positions tiers 0..hop take, padding included."""
-  return sum(len(tier) for tier in reach.tiers[: hop + 1])
+def rows_within(by_hop: NodesByHop, hop: int) -> int:
+  """How many positions hops 0..hop take, padding included."""
+  return sum(len(nodes) for nodes in by_hop.nodes[: hop + 1])
 
 
-def reached_nodes(reach: Reach, hop: int) -> jax.Array:
-  """Node at each position of tiers 0..hop, `[positions]` int32, or ABSENT."""
-  return jnp.concatenate(reach.tiers[: hop + 1])
+def nodes_within(by_hop: NodesByHop, hop: int) -> jax.Array:
+  """Node at each position of hops 0..hop, `[positions]` int32, or ABSENT."""
+  return jnp.concatenate(by_hop.nodes[: hop + 1])
 
 
-def divide_nodes(nodes: SplitNodes, by: jax.Array, reach: Reach) -> SplitNodes:
+def divide_nodes(nodes: SplitNodes, by: jax.Array, by_hop: NodesByHop) -> SplitNodes:
   """Every node's features divided by its own `by [N]`, in the dtype of the features.
 
   A product with the inverse is the same, but XLA on CPU repeats a product in each of
   the gathers that read it, forward or backward; a division it carries out once. A
   training step took an eighth less time.
   """
-  varying = by.at[reached_nodes(reach, nodes.hop)].get(mode="fill", fill_value=1)
+  varying = by.at[nodes_within(by_hop, nodes.hop)].get(mode="fill", fill_value=1)
   divide = lambda x, value: x / value[:, None, None].astype(x.dtype)
   return SplitNodes(divide(nodes.shared, by), divide(nodes.varying, varying), nodes.hop)
 
 
-def where(keep: jax.Array, nodes: SplitNodes, others: SplitNodes, reach: Reach) -> SplitNodes:
+def where(keep: jax.Array, nodes: SplitNodes, others: SplitNodes, by_hop: NodesByHop) -> SplitNodes:
   """`nodes` where `keep [N]` bool holds, elsewhere and in padding `others` of the same hop."""
-  kept = keep.at[reached_nodes(reach, nodes.hop)].get(mode="fill", fill_value=False)
+  kept = keep.at[nodes_within(by_hop, nodes.hop)].get(mode="fill", fill_value=False)
   select = lambda keep, x, other: jnp.where(_rows(keep, x), x, other)
   return SplitNodes(
       select(keep, nodes.shared, others.shared), select(kept, nodes.varying, others.varying),
       nodes.hop)
 
 
-def grow(nodes: SplitNodes, reach: Reach, hop: int) -> SplitNodes:
-  """Extends the varying rows to tier `hop`; the new rows repeat the shared value."""
+def grow(nodes: SplitNodes, by_hop: NodesByHop, hop: int) -> SplitNodes:
+  """Extends the varying rows to hop `hop`; the new rows repeat the shared value."""
   if hop == nodes.hop:
     return nodes
   known, configs, features = nodes.varying.shape
-  fresh = reached_nodes(reach, hop)[known:]
+  fresh = nodes_within(by_hop, hop)[known:]
   added = jnp.broadcast_to(_take(nodes.shared, fresh), (len(fresh), configs, features))
   return SplitNodes(nodes.shared, jnp.concatenate([nodes.varying, added]), hop)
 
 
 def split_neighbour_sum(
-    nodes: SplitNodes, adjacency: Adjacency | TwoPasses, reach: Reach, direction: str, *,
+    nodes: SplitNodes, adjacency: Adjacency | TwoPasses, by_hop: NodesByHop, direction: str, *,
     own: bool = False, others: SplitNodes | None = None,
 ) -> SplitNodes:
-  """`neighbour_sum` on split features, before `join`; it reaches one tier further.
+  """`neighbour_sum` on split features, before `join`; it reaches one hop further.
 
   Until it is joined the varying part lacks what reached nodes hear from those that no
   configuration has touched: the shared part holds it, in their rows. Linear maps of
@@ -303,31 +303,31 @@ def split_neighbour_sum(
   Args:
     nodes: features of the senders.
     adjacency: edges among nodes.
-    reach: of the batch, its adjacency of the same kind.
+    by_hop: of the batch, its adjacency of the same kind.
     direction: as in `neighbour_sum`.
     own: as in `neighbour_sum`.
     others: the second pass of `two_pass_sum`; then adjacencies are `TwoPasses`.
 
   Raises:
-    ValueError: if `reach` was built for fewer rounds of message passing.
+    ValueError: if `by_hop` was built for fewer rounds of message passing.
   """
   hop = nodes.hop + 1
-  if hop >= len(reach.tiers):
+  if hop >= len(by_hop.nodes):
     raise ValueError(
-        f"message passing round {hop} needs {hop + 1} tiers, the batch was built with "
-        f"{len(reach.tiers)}: build it with hops = the model's number of layers")
-  unreached = (reach.distance > nodes.hop)[:, None, None]
+        f"message passing round {hop} needs {hop + 1} hops, the batch was built with "
+        f"{len(by_hop.nodes)}: build it with hops = the model's number of layers")
+  unreached = (by_hop.hop > nodes.hop)[:, None, None]
   passes = [nodes] if others is None else [nodes, others]
   total = neighbour_sum if others is None else two_pass_sum
   shared = total(
       *(jnp.where(unreached, x.shared, 0) for x in passes), adjacency, direction, own=own)
   varying = total(
-      *(x.varying for x in passes), reach.adjacency, direction, receivers=positions(reach, hop),
+      *(x.varying for x in passes), by_hop.adjacency, direction, receivers=rows_within(by_hop, hop),
       own=own)
   return SplitNodes(shared, varying, hop)
 
 
-def join(nodes: SplitNodes, reach: Reach) -> SplitNodes:
+def join(nodes: SplitNodes, by_hop: NodesByHop) -> SplitNodes:
   """Hands reached nodes what they heard from unreached ones: the rest of a split sum."""
-  heard = _take(nodes.shared, reached_nodes(reach, nodes.hop))
+  heard = _take(nodes.shared, nodes_within(by_hop, nodes.hop))
   return SplitNodes(nodes.shared, nodes.varying + heard, nodes.hop)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from tpugraphs_jax.batch import ABSENT, Reach
+from tpugraphs_jax.batch import ABSENT, NodesByHop
 from tpugraphs_jax.models import message_passing as mp
 from tpugraphs_jax.models.message_passing import SplitNodes
 
@@ -85,22 +85,22 @@ per_node.defvjp(_per_node_fwd, _per_node_bwd)
 
 
 def split_selection(
-    graph: jraph.GraphsTuple, reach: Reach, hop: int
+    graph: jraph.GraphsTuple, by_hop: NodesByHop, hop: int
 ) -> tuple[jax.Array, jax.Array]:
-  """`selection` for both parts of `SplitNodes` that cover tiers 0..hop.
+  """`selection` for both parts of `SplitNodes` that cover hops 0..hop.
 
   Args:
     graph: batch of G slots and the padding graph.
-    reach: tiers of the batch.
-    hop: last tier of the varying part.
+    by_hop: nodes of the batch by hop.
+    hop: last hop of the varying part.
 
   Returns:
     `[G, N]` for the shared part, zero on reached nodes, and `[G, positions]`.
   """
   graphs = len(real_nodes(graph))
   graph_of = mp.node_graph(graph)
-  shared = selection(jnp.where(reach.distance > hop, graph_of, ABSENT), graphs)
-  varying = graph_of.at[mp.reached_nodes(reach, hop)].get(mode="fill", fill_value=ABSENT)
+  shared = selection(jnp.where(by_hop.hop > hop, graph_of, ABSENT), graphs)
+  varying = graph_of.at[mp.nodes_within(by_hop, hop)].get(mode="fill", fill_value=ABSENT)
   return shared, selection(varying, graphs)
 
 

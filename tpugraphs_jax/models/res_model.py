@@ -1,4 +1,4 @@
-"""The official layout model, on features that are split by reach."""
+"""The official layout model, on features that are split by by_hop."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ResModel(nn.Module):
 
   @property
   def hops(self) -> int:
-    """Rounds of message passing: how far a batch's `Reach` must go."""
+    """Rounds of message passing: how far a batch's `NodesByHop` must go."""
     return self.num_gnns
 
   def setup(self):
@@ -115,7 +115,7 @@ class ResModel(nn.Module):
       change = self.update(self.num_gnns - 1, [(inside, block), (outside, batch)], edges)
       inside, outside = (inside, change), (outside, change)
     # Chosen before they are summed, so that what both hold, the last round, is read once.
-    read = [mp.where(jnp.asarray(batch.block_mask), x, jax.lax.stop_gradient(other), batch.reach)
+    read = [mp.where(jnp.asarray(batch.block_mask), x, jax.lax.stop_gradient(other), batch.by_hop)
             for x, other in zip(inside, outside)]
     return self.readout(_sum_of_nodes(read, batch), inside, block)
 
@@ -158,7 +158,7 @@ class ResModel(nn.Module):
     return layers.matmul(x, kernel, dtype=self.dtype, precision=self.precision)
 
   def project(self, kernel: jax.Array, batch: LayoutBatch) -> jax.Array:
-    """Configurations of a batch through a block of a kernel, `[tier 0, C, H]`."""
+    """Configurations of a batch through a block of a kernel, `[hop 0, C, H]`."""
     rows = self.matmul(self.config_gain * batch.rows, kernel)
     return layout_features.config_rows(rows, batch)
 
@@ -180,7 +180,7 @@ class ResModel(nn.Module):
           jnp.add, _mean_with_self(sent(*blocks[:2]), edges, mp.USERS),
           _mean_with_self(sent(*blocks[2:]), edges, mp.OPERANDS))
     shared = total.shared + bias[None].astype(total.shared.dtype)
-    return mp.join(dataclasses.replace(total, shared=shared), edges.reach)
+    return mp.join(dataclasses.replace(total, shared=shared), edges.by_hop)
 
   def readout(
       self, total: jax.Array, summands: Sequence[SplitNodes], batch: LayoutBatch
@@ -199,33 +199,33 @@ class ResModel(nn.Module):
 def _residual(summands: Sequence[SplitNodes], batch: LayoutBatch) -> SplitNodes:
   """The sum of features and what the last round added to them, if there was one."""
   return functools.reduce(
-      lambda x, change: jax.tree.map(jnp.add, mp.grow(x, batch.reach, change.hop), change),
+      lambda x, change: jax.tree.map(jnp.add, mp.grow(x, batch.by_hop, change.hop), change),
       summands)
 
 
 def _sum_of_nodes(summands: Sequence[SplitNodes], batch: LayoutBatch) -> jax.Array:
   """Sum over the nodes of each graph, `[G, C, F]` float32."""
   return sum(
-      pooling.split_pool_sum(x, pooling.split_selection(batch.graph, batch.reach, x.hop))
+      pooling.split_pool_sum(x, pooling.split_selection(batch.graph, batch.by_hop, x.hop))
       for x in summands)
 
 
 def _mean_with_self(sent, edges: LayoutBatch, direction: str) -> SplitNodes:
   """Mean over a node's neighbours on one side and the node itself, before `mp.join`."""
   total = _sum_with_self([x for x, _ in sent], edges, direction)
-  return mp.divide_nodes(total, 1 + _degree(edges, direction), edges.reach)
+  return mp.divide_nodes(total, 1 + _degree(edges, direction), edges.by_hop)
 
 
 def _symmetric_mean(sent, edges: LayoutBatch) -> SplitNodes:
   """`D^-1/2 (A + A^T + I) D^-1/2 x` with D the degree, itself included, before `mp.join`."""
   root = lambda batch: jnp.sqrt(1 + _degree(batch, mp.BOTH))
-  sent = [mp.divide_nodes(x, root(batch), batch.reach) for x, batch in sent]
-  return mp.divide_nodes(_sum_with_self(sent, edges, mp.BOTH), root(edges), edges.reach)
+  sent = [mp.divide_nodes(x, root(batch), batch.by_hop) for x, batch in sent]
+  return mp.divide_nodes(_sum_with_self(sent, edges, mp.BOTH), root(edges), edges.by_hop)
 
 
 def _sum_with_self(sent: Sequence[SplitNodes], edges: LayoutBatch, direction: str) -> SplitNodes:
   return mp.split_neighbour_sum(
-      sent[0], edges.adjacency, edges.reach, direction, own=True,
+      sent[0], edges.adjacency, edges.by_hop, direction, own=True,
       others=sent[1] if len(sent) > 1 else None)
 
 

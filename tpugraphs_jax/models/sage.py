@@ -65,7 +65,7 @@ class SAGE(nn.Module):
 
   @property
   def hops(self) -> int:
-    """Rounds of message passing: how far a batch's `Reach` must go."""
+    """Rounds of message passing: how far a batch's `NodesByHop` must go."""
     return self.num_gnns
 
   def setup(self):
@@ -128,7 +128,7 @@ class SAGE(nn.Module):
       nodes = x.varying[: chosen.shape[1]]
       total, largest = pooling.pool_sum(nodes, chosen), lambda: pooling.pool_max(nodes, chosen)
     else:
-      chosen = pooling.split_selection(batch.graph, batch.reach, x.hop)
+      chosen = pooling.split_selection(batch.graph, batch.by_hop, x.hop)
       count = jnp.maximum(pooling.real_nodes(batch.graph), 1)
       total, largest = (pooling.split_pool_sum(x, chosen),
                         lambda: pooling.split_pool_max(x, chosen))
@@ -154,12 +154,12 @@ class _Round(nn.Module):
       sent = jax.tree.map(self.dense(direction, use_bias=False), x)
       mean = _neighbour_mean(sent, batch, direction)
       total = mean if total is None else jax.tree.map(jnp.add, total, mean)
-    total = mp.join(total, batch.reach)
-    total = jax.tree.map(jnp.add, total, mp.grow(own, batch.reach, total.hop))
+    total = mp.join(total, batch.by_hop)
+    total = jax.tree.map(jnp.add, total, mp.grow(own, batch.by_hop, total.hop))
     if self.layer_norm:
       total = jax.tree.map(nn.LayerNorm(dtype=self.dtype, name="norm"), total)
     return jax.tree.map(
-        lambda old, new: old + nn.gelu(new), mp.grow(x, batch.reach, total.hop), total)
+        lambda old, new: old + nn.gelu(new), mp.grow(x, batch.by_hop, total.hop), total)
 
   def dense(self, name: str, **kwargs) -> nn.Dense:
     return Dense(
@@ -168,6 +168,6 @@ class _Round(nn.Module):
 
 def _neighbour_mean(x: SplitNodes, batch: LayoutBatch, direction: str) -> SplitNodes:
   """Mean over operands or users, before `mp.join`; 0 for a node without any."""
-  total = mp.split_neighbour_sum(x, batch.adjacency, batch.reach, direction)
+  total = mp.split_neighbour_sum(x, batch.adjacency, batch.by_hop, direction)
   count = mp.degree(batch.adjacency, direction, len(x.shared))
-  return mp.divide_nodes(total, jnp.maximum(count, 1), batch.reach)
+  return mp.divide_nodes(total, jnp.maximum(count, 1), batch.by_hop)

@@ -15,7 +15,7 @@ from absl import logging
 import numpy as np
 
 from tpugraphs_jax.batch import LayoutBatch
-from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot, targets
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate, targets
 from tpugraphs_jax.graph import LayoutConfigs
 from tpugraphs_jax.train import parallel
 
@@ -52,7 +52,7 @@ def segmented(
       segments=tuple(segments), edges=graph.num_edges, cut_edges=cut_edges, sizes=largest)
 
 
-class SegmentSlot(NamedTuple):
+class SegmentSlate(NamedTuple):
   """A slate of one graph, and the segments that get gradients."""
 
   graph: SegmentedGraph
@@ -99,7 +99,7 @@ class SegmentBatch(NamedTuple):
 
 
 def assemble(
-    slots: Sequence[SegmentSlot], budget: Budget, *, graphs: int, configs: int, fresh: int,
+    slots: Sequence[SegmentSlate], budget: Budget, *, graphs: int, configs: int, fresh: int,
     assemble_layout: Callable[..., LayoutBatch], with_others: bool = False,
 ) -> SegmentBatch:
   """A padded batch of segments.
@@ -116,7 +116,7 @@ def assemble(
   """
   def layout(chosen: Sequence[Sequence[int]]) -> LayoutBatch:
     pieces = [
-        Slot(slot.graph.segments[number], slot.config_ids, slot.target, slot.graph_id)
+        Slate(slot.graph.segments[number], slot.config_ids, slot.target, slot.graph_id)
         for slot, numbers in zip(slots, chosen) for number in numbers
     ]
     return assemble_layout(pieces, budget, graphs=graphs * fresh, configs=configs)

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.data.batching import Slot
+from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.graph import LayoutConfigs
 from tpugraphs_jax.segments.batching import SegmentedGraph
 from tpugraphs_jax.segments.model import SegmentModel
@@ -78,7 +78,7 @@ def refresh(
   ]
 
 
-def assemble(slots: Sequence[Slot], *, graphs: int, configs: int) -> HeadBatch:
+def assemble(slots: Sequence[Slate], *, graphs: int, configs: int) -> HeadBatch:
   """A batch of at most `graphs` slots with `configs` configurations each."""
   width = slots[0].graph.total.shape[1]
   total = np.zeros((graphs, configs, width), np.float32)

@@ -12,7 +12,7 @@ import numpy as np
 from tpugraphs_jax import evaluate
 from tpugraphs_jax.data import (
     batching, duplicates, features, npz, reduction, sampling, store, validation_indices)
-from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.graph import LAYOUT_CONFIG_FEATURES, LayoutConfigs, OpGraph
 from tpugraphs_jax.models import layout
 from tpugraphs_jax.tasks import checks, loading, task
@@ -102,7 +102,7 @@ class LayoutTask(task.Task):
   def target(self, graph: PreparedGraph, config_ids: np.ndarray) -> np.ndarray:
     return sampling.layout_target(graph.configs, config_ids, self.config.batch.target)
 
-  def assemble(self, slots: Sequence[Slot], budget: Budget, *, graphs: int, configs: int):
+  def assemble(self, slots: Sequence[Slate], budget: Budget, *, graphs: int, configs: int):
     return batching.assemble_layout(
         slots, budget, graphs=graphs, configs=configs, transform=self.transforms["config"])
 

@@ -17,7 +17,7 @@ from tpugraphs_jax.data.batching import Budget
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.segments import batching, finetune, history, partition, train_step
 from tpugraphs_jax.segments import model as model_lib
-from tpugraphs_jax.segments.batching import SegmentBatch, SegmentedGraph, SegmentSlot
+from tpugraphs_jax.segments.batching import SegmentBatch, SegmentedGraph, SegmentSlate
 from tpugraphs_jax.segments.finetune import HeadGraph
 from tpugraphs_jax.segments.score import SegmentScorer
 from tpugraphs_jax.tasks import checks
@@ -122,10 +122,10 @@ class SegmentTask(LayoutTask):
     if isinstance(graphs[0], HeadGraph):
       return draw_slate
 
-    def draw(number: int, rng: np.random.Generator) -> SegmentSlot:
+    def draw(number: int, rng: np.random.Generator) -> SegmentSlate:
       fresh = self._draw_fresh(graphs[number], rng)
       slate = draw_slate(number, rng)
-      return SegmentSlot(slate.graph, slate.config_ids, slate.target, number, fresh)
+      return SegmentSlate(slate.graph, slate.config_ids, slate.target, number, fresh)
 
     return draw
 
@@ -157,7 +157,7 @@ class SegmentTask(LayoutTask):
     return super().stack(batches)
 
   def example_batch(self, graph: SegmentedGraph) -> SegmentBatch:
-    slot = SegmentSlot(graph, np.arange(1), np.zeros(1, np.float32), 0, np.zeros(1, np.int64))
+    slot = SegmentSlate(graph, np.arange(1), np.zeros(1, np.float32), 0, np.zeros(1, np.int64))
     (budget,) = buckets.choose_budgets([graph.segments[0].sizes])
     return batching.assemble(
         [slot], budget, graphs=1, configs=1, fresh=1, assemble_layout=super().assemble)

@@ -15,7 +15,7 @@ import numpy as np
 from tpugraphs_jax import evaluate, losses, metrics, submission
 from tpugraphs_jax.data import (
     adjacency, batching, buckets, distinct, extra_features, features, pipeline, sampling)
-from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.graph import LayoutConfigs, NODE_FEATURES, OpGraph, TileConfigs
 from tpugraphs_jax.tasks import checks, loading
 from tpugraphs_jax.train import parallel, report, state as state_lib, step as step_lib
@@ -120,7 +120,7 @@ class Task(abc.ABC):
     """Training target `[len(config_ids)]` float32."""
 
   @abc.abstractmethod
-  def assemble(self, slots: Sequence[Slot], budget: Budget, *, graphs: int, configs: int) -> Any:
+  def assemble(self, slots: Sequence[Slate], budget: Budget, *, graphs: int, configs: int) -> Any:
     """A padded batch."""
 
   @abc.abstractmethod
@@ -195,7 +195,7 @@ class Task(abc.ABC):
   def create_optimizer(self, *, total_steps: int):
     return state_lib.create_optimizer(total_steps=total_steps, **self.config.optimizer)
 
-  def draw(self, graphs: Sequence[PreparedGraph]) -> Callable[[int, np.random.Generator], Slot]:
+  def draw(self, graphs: Sequence[PreparedGraph]) -> Callable[[int, np.random.Generator], Slate]:
     """Draws slates of these graphs; see `pipeline.BatchPlan`."""
     kind, configs = self.config.batch.sampling, self.config.batch.configs
     skewed = kind.startswith("skewed")
@@ -203,10 +203,10 @@ class Task(abc.ABC):
         sampling.skewed_keys(g.configs.runtime_ns) if skewed else len(g.configs) for g in graphs
     ]
 
-    def draw(number: int, rng: np.random.Generator) -> Slot:
+    def draw(number: int, rng: np.random.Generator) -> Slate:
       ids = sampling.sample_configs(weights[number], configs, kind, rng)
       graph = graphs[number]
-      return Slot(graph, ids, self.target(graph, ids), number, self.draw_block(graph, rng))
+      return Slate(graph, ids, self.target(graph, ids), number, self.draw_block(graph, rng))
 
     return draw
 
@@ -245,7 +245,7 @@ class Task(abc.ABC):
 
   def example_batch(self, graph: PreparedGraph) -> Any:
     """A batch of one configuration of a graph: gives the parameters their shapes."""
-    slot = Slot(graph, np.arange(1), np.zeros(1, np.float32))
+    slot = Slate(graph, np.arange(1), np.zeros(1, np.float32))
     (budget,) = buckets.choose_budgets([batching.total_sizes([graph])])
     return self.assemble([slot], budget, graphs=1, configs=1)
 

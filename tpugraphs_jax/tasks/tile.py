@@ -9,7 +9,7 @@ import numpy as np
 
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import batching, features, npz, sampling
-from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slot
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.graph import OpGraph, TILE_CONFIG_FEATURES, TileConfigs
 from tpugraphs_jax.models import tile
 from tpugraphs_jax.tasks import loading, task
@@ -47,7 +47,7 @@ class TileTask(task.Task):
   def target(self, graph: PreparedGraph, config_ids: np.ndarray) -> np.ndarray:
     return sampling.tile_target(graph.configs, config_ids, self.config.batch.target)
 
-  def assemble(self, slots: Sequence[Slot], budget: Budget, *, graphs: int, configs: int):
+  def assemble(self, slots: Sequence[Slate], budget: Budget, *, graphs: int, configs: int):
     return batching.assemble_tile(
         slots, budget, graphs=graphs, configs=configs, transform=self.transforms["config"])
 
