@@ -1,0 +1,104 @@
+"""Things that a config names: models, poolings, losses and feature blocks, by name.
+
+The project's own entries are registered where they are defined. A user's module adds
+entries in the same way, and a config names the module in `extensions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+import importlib
+import os
+from pathlib import Path
+import sys
+from typing import Any, TypeVar
+
+Entry = TypeVar("Entry")
+
+
+class Registry(Mapping[str, Any]):
+  """Entries of one kind by name.
+
+  Args:
+    field: the config field that names an entry, for errors (`model.name`).
+  """
+
+  def __init__(self, field: str):
+    self._field = field
+    self._entries: dict[str, Any] = {}
+
+  def register(self, name: str) -> Callable[[Entry], Entry]:
+    """A decorator that adds an entry.
+
+    Raises:
+      ValueError: the name is taken by something else.
+    """
+    def add(entry: Entry) -> Entry:
+      known = self._entries.get(name)
+      if known is not None and _origin(known) != _origin(entry):
+        raise ValueError(f"{self._field} {name!r} is registered already, by {_origin(known)}: "
+                         "register yours under another name")
+      self._entries[name] = entry
+      return entry
+
+    return add
+
+  def __getitem__(self, name: str) -> Any:
+    """The entry of that name.
+
+    Raises:
+      ValueError: there is none; the message lists all names.
+    """
+    if name not in self._entries:
+      raise ValueError(
+          f"{self._field} is {name!r}, expected one of {', '.join(self._entries)}, or a name that "
+          "a module in `extensions` registers")
+    return self._entries[name]
+
+  def __contains__(self, name: object) -> bool:
+    return name in self._entries
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._entries)
+
+  def __len__(self) -> int:
+    return len(self._entries)
+
+
+def _origin(entry: Any) -> tuple[str, str]:
+  """Where an entry is defined; the same again after its module was loaded anew."""
+  return getattr(entry, "__module__", ""), getattr(entry, "__qualname__", repr(entry))
+
+
+def import_extensions(extensions: Mapping[str, str]) -> dict[str, str]:
+  """Imports modules of the user's, which register what they hold.
+
+  Args:
+    extensions: module names, each with the folder to import it from where it is not
+      found otherwise; empty where it is not known yet.
+
+  Returns:
+    The same names with the folders that they were imported from, to be recorded.
+
+  Raises:
+    ValueError: a module cannot be imported, with the reason.
+  """
+  return {name: _import_extension(name, folder) for name, folder in extensions.items()}
+
+
+def _import_extension(name: str, folder: str) -> str:
+  places = [place for place in (folder, os.getcwd()) if place and place not in sys.path]
+  sys.path.extend(places)
+  try:
+    module = importlib.import_module(name)
+  except Exception as error:  # Whatever the user's module does when it is imported.
+    reason = f"{type(error).__name__}: {error}"
+    raise ValueError(
+        f"extensions names the module {name!r}, which cannot be imported ({reason}): start in the "
+        "folder that holds it, or add that folder to PYTHONPATH") from None
+  finally:
+    for place in places:
+      sys.path.remove(place)
+  depth = name.count(".") + 1
+  file = Path(module.__file__).absolute()
+  return str(file.parents[depth if file.name == "__init__.py" else depth - 1])
