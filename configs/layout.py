@@ -36,10 +36,12 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   config = ConfigDict()
   config.task = "layout"
   config.seed = 0
+  config.extensions = ()  # modules of your own that register models, losses, ... (see docs/)
 
   config.data = ConfigDict(dict(
-      source="xla",  # or nlp
+      source="xla",  # or nlp; or own, with the collection's name in `search`
       search="random",  # or default
+      features=("released",),  # blocks of node features: released, extra, random_walk
       store_dir="",  # random-access copy; empty = <data_root>/store
       skip_bad_files=False,  # leave out malformed files, by name, instead of stopping
       feature_transform="signed_log1p",  # none, minmax, standardize; or by group

@@ -31,8 +31,12 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
   config = ConfigDict()
   config.task = "tile"
   config.seed = 0
+  config.extensions = ()  # modules of your own that register models, losses, ... (see docs/)
 
   config.data = ConfigDict(dict(
+      source="xla",  # or own, with the collection's name in `search`
+      search="",
+      features=("released",),  # blocks of node features: released, extra, random_walk
       skip_bad_files=False,  # leave out malformed files, by name, instead of stopping
       feature_transform="minmax",  # none, minmax, standardize, signed_log1p; or by group
       config_transform="minmax",

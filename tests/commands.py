@@ -111,7 +111,7 @@ if __name__ == "__main__":
   import signal
 
   import jax
-  from tpugraphs_jax.tasks import run as _imported_once_for_all_runs  # noqa: F401
+  from tpugraphs_jax.run import command as _imported_once_for_all_runs  # noqa: F401
   from tpugraphs_jax.train import report
 
   print(json.dumps([_run_forked(Run(*order)) for order in json.load(sys.stdin)]))

@@ -14,6 +14,7 @@ import threading
 import numpy as np
 import pytest
 
+from tpugraphs_jax import collections
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import download
 
@@ -106,7 +107,7 @@ def _no_pauses_and_no_proxy(monkeypatch):
 @pytest.fixture(name="server")
 def _server():
   with _Server() as server:
-    for collection in graph.COLLECTIONS:
+    for collection in collections.RELEASED:
       server.files[download.archive_name(collection)] = _tar_bytes(
           _members(collection)
       )
@@ -136,7 +137,7 @@ def _assert_complete(root, collection=TILE):
   assert found == expected
 
 
-@pytest.mark.parametrize("collection", graph.COLLECTIONS)
+@pytest.mark.parametrize("collection", collections.RELEASED)
 def test_collection_lies_in_its_folder_and_nothing_else_stays(
     server, tmp_path, collection
 ):

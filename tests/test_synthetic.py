@@ -12,6 +12,7 @@ import pytest
 from scipy import spatial
 from scipy import stats
 
+from tpugraphs_jax import collections
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.synthetic import files
@@ -20,7 +21,7 @@ from tpugraphs_jax.data.synthetic import read_ceiling
 from tpugraphs_jax.data.synthetic import scales
 from tpugraphs_jax.data.synthetic.program import OPCODE_IDS
 
-LAYOUTS = graph.COLLECTIONS[1:]
+LAYOUTS = collections.RELEASED[1:]
 # First column, dimensions kept, whether sum and product follow.
 BLOCKS = [(21, 6), *((column, 6) for column in range(37, 85, 8)),
           *((column, 2) for column in range(109, 133, 4))]
@@ -37,7 +38,7 @@ def read(data_root: Path, collection: str, split: str) -> list[graph.OpGraph]:
 
 
 def every_graph(data_root: Path) -> list[graph.OpGraph]:
-  pairs = itertools.product(graph.COLLECTIONS, graph.SPLITS)
+  pairs = itertools.product(collections.RELEASED, graph.SPLITS)
   return [g for collection, split in pairs for g in read(data_root, collection, split)]
 
 
@@ -48,7 +49,7 @@ def digests(data_root: Path) -> dict[str, str]:
 
 
 def test_tiny_has_the_released_folders_and_is_small(tiny):
-  for collection in graph.COLLECTIONS:
+  for collection in collections.RELEASED:
     counts = tuple(len(npz.split_files(tiny, collection, s)) for s in graph.SPLITS)
     assert counts == ((12, 4, 4) if collection == "tile:xla" else (4, 2, 2))
   assert sum(path.stat().st_size for path in tiny.parent.rglob("*.npz")) < 2e6
@@ -129,7 +130,7 @@ def test_nodes_of_a_group_always_choose_alike_and_options_are_few(tiny):
 
 
 def test_test_splits_are_unlabelled_and_named_by_digits(tiny):
-  for collection in graph.COLLECTIONS:
+  for collection in collections.RELEASED:
     for g in read(tiny, collection, "test"):
       assert not g.configs.is_labelled
       assert len(g.name) == 32 and int(g.name, 16) > 0
@@ -140,7 +141,7 @@ def test_test_splits_are_unlabelled_and_named_by_digits(tiny):
 
 def test_labels_are_the_noise_free_runtimes_with_small_noise(tiny):
   spreads = []
-  for collection, split in itertools.product(graph.COLLECTIONS, ("train", "valid")):
+  for collection, split in itertools.product(collections.RELEASED, ("train", "valid")):
     for g in read(tiny, collection, split):
       ceiling = read_ceiling(tiny, collection, split, g.name)
       np.testing.assert_array_equal(ceiling.measured_ns, g.configs.runtime_ns)

@@ -3,7 +3,8 @@
   order, scores = tpugraphs_jax.rank("out/tile", graph)
 
 ranks the configurations of an `OpGraph` with a model trained by `run_tile.py` or
-`run_layout.py`; `tpugraphs_jax.hlo` makes graphs from the user's own programs.
+`run_layout.py`; `load` gives the model itself, `Ensemble` several as one, and
+`tpugraphs_jax.hlo` makes graphs from the user's own programs.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["OpGraph", "hlo", "rank", "read_layout", "read_tile"]
+__all__ = ["Ensemble", "OpGraph", "hlo", "load", "rank", "read_layout", "read_tile"]
 
 # Loaded when first used: importing the package stays quick.
 _HOMES = {
+    "Ensemble": "tpugraphs_jax.predict.ensemble",
     "OpGraph": "tpugraphs_jax.graph",
-    "rank": "tpugraphs_jax.ranking",
+    "load": "tpugraphs_jax.predict.ranker",
+    "rank": "tpugraphs_jax.predict.ranker",
     "read_layout": "tpugraphs_jax.data.npz",
     "read_tile": "tpugraphs_jax.data.npz",
 }
@@ -29,3 +32,7 @@ def __getattr__(name: str) -> Any:
   if name == "hlo":
     return importlib.import_module("tpugraphs_jax.hlo")
   raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+  return [*__all__, "__version__"]

@@ -3,7 +3,7 @@
 Kept apart from `graph.py` so that reading and converting data never imports jax.
 
 Conventions. Node-level tensors are `[N, C, F]` (nodes, configurations,
-features). A batch has G graph slots and, as jraph asks, one more graph at the
+features). A batch has G graphs and, as jraph asks, one more graph at the
 end that owns all padding nodes and edges. An index that is too large for the
 array it points into means "absent": gathers give 0 there and scatters drop it,
 so that padding needs no mask of its own.
@@ -17,7 +17,7 @@ import jax
 import jraph
 import numpy as np
 
-# Marks an empty slot: no array is that long, and adding an offset to it neither
+# Marks an empty place: no array is that long, and adding an offset to it neither
 # overflows int32 nor makes it a valid index.
 ABSENT = 1 << 30
 
@@ -59,7 +59,7 @@ class NodesByHop(NamedTuple):
 
 
 class TileBatch(NamedTuple):
-  """G slots, each with one kernel and C of its tile configurations."""
+  """G slates, each with one kernel and C of its tile configurations."""
 
   graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
   adjacency: Adjacency
@@ -69,12 +69,12 @@ class TileBatch(NamedTuple):
 
 
 class LayoutBatch(NamedTuple):
-  """G slots, each with one graph and C of its layout configurations."""
+  """G slates, each with one graph and C of its layout configurations."""
 
   graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
   adjacency: Adjacency
   by_hop: NodesByHop
-  rows: np.ndarray  # [R, F] float32 dictionary of configuration rows of all slots
+  rows: np.ndarray  # [R, F] float32 dictionary of configuration rows of all slates
   row_id: np.ndarray  # [hop 0, C] int32 row of each configurable node, or ABSENT
   block_mask: np.ndarray  # [N] bool nodes of the sampled block (all, if none is sampled)
   target: np.ndarray  # [G, C] float32, larger = slower
@@ -85,7 +85,7 @@ def take_configs(batch: TileBatch | LayoutBatch, start: jax.Array, size: int):
   """The same graphs with the configurations `start` to `start + size` alone.
 
   Args:
-    batch: with C configurations per slot.
+    batch: with C configurations per slate.
     start: int32 scalar, may be traced.
     size: how many, at most C.
   """

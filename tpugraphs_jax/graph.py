@@ -12,6 +12,7 @@ consumes the output of instruction v. On the device (`jraph.GraphsTuple`)
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
@@ -25,19 +26,6 @@ LAYOUT_VALUE_RANGE = (-1, 5)
 
 DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"  # of the commands
 SPLITS = ("train", "valid", "test")
-COLLECTIONS = (
-    "tile:xla",
-    "layout:xla:random",
-    "layout:xla:default",
-    "layout:nlp:random",
-    "layout:nlp:default",
-)
-
-
-def check_collection(name: str) -> None:
-  """Refuses (ValueError) what is none of `COLLECTIONS`."""
-  if name not in COLLECTIONS:
-    raise ValueError(f"unknown collection {name!r}, expected one of {', '.join(COLLECTIONS)}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,6 +107,7 @@ class OpGraph:
   node_splits: np.ndarray  # [S] int64 cuts between stretches of HLO computations, from 0 to N
   config_node: np.ndarray  # [K] int32 configurable nodes; empty for tiles
   configs: TileConfigs | LayoutConfigs | None = None
+  store: Path | None = None  # its folder in the random-access store (`data.store`)
 
   @property
   def num_nodes(self) -> int:

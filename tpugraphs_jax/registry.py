@@ -6,7 +6,7 @@ entries in the same way, and a config names the module in `extensions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import importlib
 import os
 from pathlib import Path
@@ -70,20 +70,26 @@ def _origin(entry: Any) -> tuple[str, str]:
   return getattr(entry, "__module__", ""), getattr(entry, "__qualname__", repr(entry))
 
 
-def import_extensions(extensions: Mapping[str, str]) -> dict[str, str]:
+def import_extensions(extensions: Sequence[str]) -> tuple[str, ...]:
   """Imports modules of the user's, which register what they hold.
 
   Args:
-    extensions: module names, each with the folder to import it from where it is not
-      found otherwise; empty where it is not known yet.
+    extensions: each `MODULE`, found as Python finds modules or in the current folder,
+      or `MODULE@FOLDER`, where it is also looked for in that folder.
 
   Returns:
-    The same names with the folders that they were imported from, to be recorded.
+    The same as `MODULE@FOLDER` with the folders that they were imported from, to be
+    recorded.
 
   Raises:
     ValueError: a module cannot be imported, with the reason.
   """
-  return {name: _import_extension(name, folder) for name, folder in extensions.items()}
+  return tuple(_import_extension(*entry.partition("@")[::2]) for entry in extensions)
+
+
+def names_of(extensions: Sequence[str]) -> tuple[str, ...]:
+  """The module names of extensions, without folders."""
+  return tuple(entry.partition("@")[0] for entry in extensions)
 
 
 def _import_extension(name: str, folder: str) -> str:
@@ -101,4 +107,5 @@ def _import_extension(name: str, folder: str) -> str:
       sys.path.remove(place)
   depth = name.count(".") + 1
   file = Path(module.__file__).absolute()
-  return str(file.parents[depth if file.name == "__init__.py" else depth - 1])
+  folder = file.parents[depth if file.name == "__init__.py" else depth - 1]
+  return f"{name}@{folder}"

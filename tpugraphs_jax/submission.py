@@ -22,7 +22,7 @@ import sys
 import numpy as np
 
 from tpugraphs_jax import atomic
-from tpugraphs_jax import graph
+from tpugraphs_jax import collections
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import npz_archive
 
@@ -35,7 +35,7 @@ _INDICES = re.compile(r"[0-9]{1,9}(;[0-9]{1,9})*")
 
 def graph_id(collection: str, name: str) -> str:
   """The ID of a graph, e.g. `layout:xla:random:resnet50`."""
-  graph.check_collection(collection)
+  collections.Collection(collection)  # refuses what is none
   if not name or set(name) & set(',:"\r\n'):
     raise ValueError(f"graph name {name!r} cannot stand in an ID of a CSV file")
   return f"{collection}:{name}"
@@ -44,7 +44,7 @@ def graph_id(collection: str, name: str) -> str:
 def split_id(row_id: str) -> tuple[str, str]:
   """Collection and graph name of an ID; ValueError if it is not a valid one."""
   collection, _, name = row_id.rpartition(":")
-  if collection not in graph.COLLECTIONS or not name:
+  if collection not in collections.RELEASED or not name:
     raise ValueError(
         f"ID {row_id[:80]!r} is not tile:xla:<name> or layout:<source>:<search>:<name>"
     )
@@ -58,7 +58,7 @@ def write_results(
 
   Args:
     path: the CSV file; one that is there is replaced.
-    collection: one of `graph.COLLECTIONS`.
+    collection: a released one, or an own one: only results of released ones can be combined.
     rankings: for each graph name, [configs] integer indices, fastest first.
 
   Raises:
@@ -186,7 +186,7 @@ def _run_check(path: str, data_root: str) -> int:
 
 
 def _rows_per_collection(row_ids: Iterable[str]) -> dict[str, int]:
-  rows = dict.fromkeys(graph.COLLECTIONS, 0)
+  rows = dict.fromkeys(collections.RELEASED, 0)
   for row_id in row_ids:
     rows[split_id(row_id)[0]] += 1
   return rows
@@ -227,7 +227,7 @@ def _ranking_problem(
 
 def _files_of_test_graphs(data_root: str | os.PathLike[str]) -> dict[str, Path]:
   files = {}
-  for collection in graph.COLLECTIONS:
+  for collection in collections.RELEASED:
     with contextlib.suppress(FileNotFoundError):
       for path in npz.split_files(data_root, collection, "test"):
         files[graph_id(collection, path.stem)] = path

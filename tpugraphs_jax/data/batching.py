@@ -1,7 +1,7 @@
 """Graphs and chosen configurations to padded device batches of few fixed shapes.
 
-A slot is one graph with some of its configurations. `assemble_tile` and
-`assemble_layout` put slots side by side and pad them to a budget, a dictionary
+A slate is one graph with some of its configurations. `assemble_tile` and
+`assemble_layout` put slates side by side and pad them to a budget, a dictionary
 of how many nodes, edges and so on the batch has room for (`data.buckets`).
 """
 
@@ -138,11 +138,11 @@ def _neighbour_rows(parts, offsets, rows: int, overflow: int) -> Neighbours:
 
 
 def _assemble_graphs(
-    graphs: Sequence[PreparedGraph], budget: Budget, slots: int
+    graphs: Sequence[PreparedGraph], budget: Budget, slates: int
 ) -> tuple[jraph.GraphsTuple, Adjacency, np.ndarray]:
-  """The jraph batch of `slots` graphs and one padding graph, and the node offsets."""
-  if len(graphs) > slots:
-    raise ValueError(f"{len(graphs)} graphs for {slots} slots")
+  """The jraph batch of `slates` graphs and one padding graph, and the node offsets."""
+  if len(graphs) > slates:
+    raise ValueError(f"{len(graphs)} graphs in a batch of {slates}")
   over = {k: v for k, v in total_sizes(graphs).items() if v > budget[k]}
   if over or sum(len(g.opcode) for g in graphs) >= budget["nodes"]:
     raise ValueError(f"graphs {[g.name for g in graphs]} exceed the budget {dict(budget)}")
@@ -151,10 +151,10 @@ def _assemble_graphs(
   used_edges = [len(graph.edge_index) for graph in graphs]
   # Padding edges tie the first padding node to itself, as jraph's own padding does.
   ends = _shifted([g.edge_index for g in graphs], offsets, edges, fill=offsets[-1])
-  n_node = np.zeros(slots + 1, np.int32)
+  n_node = np.zeros(slates + 1, np.int32)
   n_node[: len(graphs)] = np.diff(offsets)
   n_node[-1] = nodes - offsets[-1]
-  n_edge = np.zeros(slots + 1, np.int32)
+  n_edge = np.zeros(slates + 1, np.int32)
   n_edge[: len(graphs)] = used_edges
   n_edge[-1] = edges - sum(used_edges)
   tuple_ = jraph.GraphsTuple(
@@ -170,47 +170,47 @@ def _assemble_graphs(
   return tuple_, tables, offsets
 
 
-def targets(slots: Sequence[Slate], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
+def targets(slates: Sequence[Slate], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
   """Targets `[graphs, configs]` float32 and which of them are real, bool."""
   lengths = np.zeros((graphs, 1), np.int32)
-  lengths[: len(slots), 0] = [len(slot.config_ids) for slot in slots]
+  lengths[: len(slates), 0] = [len(slate.config_ids) for slate in slates]
   mask = np.arange(configs) < lengths
   target = np.zeros((graphs, configs), np.float32)
-  target[mask] = np.concatenate([slot.target for slot in slots])
+  target[mask] = np.concatenate([slate.target for slate in slates])
   return target, mask
 
 
 def assemble_tile(
-    slots: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform
+    slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform
 ) -> TileBatch:
   """A padded batch of tile slates.
 
   Args:
-    slots: at most `graphs` slots.
+    slates: at most `graphs` slates.
     budget: room for nodes, edges and overflow rows.
-    graphs: number of slots G of the batch.
-    configs: configurations C per slot.
+    graphs: slates G of the batch.
+    configs: configurations C per slate.
     transform: maps raw `[n, 24]` configuration features to model inputs.
 
   Raises:
-    ValueError: if the slots exceed the budget.
+    ValueError: if the slates exceed the budget.
   """
-  graph, tables, _ = _assemble_graphs([slot.graph for slot in slots], budget, graphs)
-  target, mask = targets(slots, graphs, configs)
-  feat = transform(np.concatenate([s.graph.configs.config_feat[s.config_ids] for s in slots]))
+  graph, tables, _ = _assemble_graphs([slate.graph for slate in slates], budget, graphs)
+  target, mask = targets(slates, graphs, configs)
+  feat = transform(np.concatenate([s.graph.configs.config_feat[s.config_ids] for s in slates]))
   config_feat = np.zeros((graphs, configs, feat.shape[1]), np.float32)
   config_feat[mask] = feat
   return TileBatch(graph, tables, config_feat, target, mask)
 
 
 def assemble_layout(
-    slots: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform
+    slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform
 ) -> LayoutBatch:
   """A padded batch of layout slates; arguments and errors as `assemble_tile`.
 
   `transform` maps raw configuration rows `[n, 18]` to model inputs.
   """
-  chosen = [slot.graph for slot in slots]
+  chosen = [slate.graph for slate in slates]
   graph, tables, offsets = _assemble_graphs(chosen, budget, graphs)
   nodes = budget["nodes"]
   features = transform(np.concatenate([g.configs.rows for g in chosen]))
@@ -219,15 +219,15 @@ def assemble_layout(
   row_id = np.full((budget["hop0"], configs), ABSENT, np.int32)
   block_mask = np.zeros(nodes, bool)
   row = config_node = 0
-  for i, slot in enumerate(slots):
-    layout, count = slot.graph.configs, len(slot.config_ids)
-    ids = layout.row_id(slot.config_ids).T.astype(np.int32) + row
+  for i, slate in enumerate(slates):
+    layout, count = slate.graph.configs, len(slate.config_ids)
+    ids = layout.row_id(slate.config_ids).T.astype(np.int32) + row
     row_id[config_node : config_node + len(ids), :count] = ids
     row += len(layout.rows)
-    config_node += slot.graph.by_hop.hop_sizes[0]
-    start, stop = slot.block or (0, len(slot.graph.opcode))
+    config_node += slate.graph.by_hop.hop_sizes[0]
+    start, stop = slate.block or (0, len(slate.graph.opcode))
     block_mask[offsets[i] + start : offsets[i] + stop] = True
-  target, mask = targets(slots, graphs, configs)
+  target, mask = targets(slates, graphs, configs)
   by_hop = _assemble_by_hop(chosen, offsets, budget)
   return LayoutBatch(graph, tables, by_hop, rows, row_id, block_mask, target, mask)
 

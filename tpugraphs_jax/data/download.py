@@ -30,6 +30,7 @@ import zlib
 
 import tqdm
 
+from tpugraphs_jax import collections
 from tpugraphs_jax import graph
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
@@ -59,7 +60,7 @@ class DownloadError(RuntimeError):
 
 def archive_name(collection: str) -> str:
   """File name of a collection's archive, e.g. `npz_layout_xla_random.tar`."""
-  graph.check_collection(collection)
+  collections.check_released(collection)
   return f"npz_{collection.replace(':', '_')}.tar"
 
 
@@ -74,7 +75,7 @@ def download_collection(
 
   Args:
     data_root: the folder that gets `tile/` and `layout/`.
-    collection: one of `graph.COLLECTIONS`; nothing is done if its folder exists.
+    collection: one of `collections.RELEASED`; nothing is done if its folder exists.
     base_url: where the archives are.
     keep_archive: keeps the `.tar` in `data_root` instead of deleting it.
 
@@ -162,10 +163,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
       "--collections",
       nargs="+",
-      default=graph.COLLECTIONS,
-      choices=graph.COLLECTIONS,
+      default=collections.RELEASED,
+      choices=collections.RELEASED,
       metavar="NAME",
-      help=f"default: all of {', '.join(graph.COLLECTIONS)}",
+      help=f"default: all of {', '.join(collections.RELEASED)}",
   )
   parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
   parser.add_argument("--keep_archives", action="store_true", help="keep the .tar files")

@@ -23,7 +23,7 @@ def apply_policy(graph: OpGraph, policy: str) -> OpGraph:
       nanoseconds. Configurations stay in the order of their first occurrence.
   """
   if policy not in POLICIES:
-    raise ValueError(f"--config.data.duplicate_policy is {policy!r}, expected one of "
+    raise ValueError(f"data.duplicate_policy is {policy!r}, expected one of "
                      f"{', '.join(POLICIES)}")
   if policy == "keep":
     return graph

@@ -29,8 +29,8 @@ def append(graph: OpGraph, values: np.ndarray) -> OpGraph:
   return dataclasses.replace(graph, node_feat=joined)
 
 
-def append_from(graph: OpGraph, folder: str | os.PathLike[str]) -> OpGraph:
-  """`append` with what `python -m tpugraphs_jax.hlo convert --extra_out` wrote.
+def read(graph: OpGraph, folder: str | os.PathLike[str]) -> np.ndarray:
+  """The columns `[N, X]` float32 that `hlo convert --extra_out` wrote for a graph.
 
   Raises:
     FileNotFoundError: the folder has no file of the graph's name.
@@ -38,7 +38,7 @@ def append_from(graph: OpGraph, folder: str | os.PathLike[str]) -> OpGraph:
   """
   path = Path(folder).expanduser() / f"{graph.name}.npz"
   if not path.exists():
-    raise FileNotFoundError(f"{path} is missing: --config.data.extra_dir must hold the extra "
-                            "features of every graph, as hlo convert --extra_out writes them")
+    raise FileNotFoundError(f"{path} is missing: data.extra_dir must hold the extra features of "
+                            "every graph, as hlo convert --extra_out writes them")
   with npz_archive.NpzArchive(path) as archive:
-    return append(graph, archive.read("node_extra"))
+    return append(graph, archive.read("node_extra")).node_feat[:, graph.node_feat.shape[1]:]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from tpugraphs_jax import atomic
-from tpugraphs_jax.graph import NODE_FEATURES, OpGraph
+from tpugraphs_jax.graph import OpGraph
 
 KINDS = ("none", "minmax", "standardize", "signed_log1p")
 
@@ -33,13 +33,6 @@ NODE_GROUPS: dict[str, range] = {
 }
 _SHAPE_DIMENSIONS = slice(21, 27)
 _LAYOUT = slice(134, 140)
-
-
-def node_groups(columns: int) -> dict[str, range]:
-  """`NODE_GROUPS`, and the group `extra` for columns beyond the released ones."""
-  if columns == NODE_FEATURES:
-    return NODE_GROUPS
-  return NODE_GROUPS | {"extra": range(NODE_FEATURES, columns)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tpugraphs_jax import collections
 from tpugraphs_jax import graph
 from tpugraphs_jax.data import factor
 from tpugraphs_jax.data import npz_archive
@@ -160,14 +161,14 @@ def split_files(
     ValueError: no such collection or split exists.
     FileNotFoundError: the folder is missing or holds no `.npz`.
   """
-  graph.check_collection(collection)
+  parsed = collections.Collection(collection)
   if split not in graph.SPLITS:
     raise ValueError(f"unknown split {split!r}, expected one of {', '.join(graph.SPLITS)}")
   root = Path(data_root).expanduser()
   if not root.is_dir():
     raise FileNotFoundError(f"data_root {root} is not a folder; set it to the folder that "
                             "holds the released tile/ and layout/ folders")
-  folder = root.joinpath(*collection.split(":"), split)
+  folder = parsed.folder(root, split)
   files = sorted(folder.glob("*.npz"), key=lambda path: path.name)
   if not files:
     found = sorted({str(path.parent.relative_to(root)) for path in root.rglob("*.npz")})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 import grain
@@ -18,12 +18,19 @@ from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 _LOOK_AHEAD_EPOCHS = 16
 
 
+class Drawn(NamedTuple):
+  """A slate whose configurations are yet to be drawn: planning needs its sizes alone."""
+
+  sizes: dict[str, int]  # what the slate takes of a budget
+  finish: Callable[[], Slate]  # goes on with the same random generator
+
+
 class BatchPlan:
   """Which graphs and configurations make the batch of a step.
 
   An epoch passes over the graphs in random order, once or until it has enough
   slates, and leaves out the last slates that do not fill a batch (official). With
-  fewer slates than a batch holds, every step has all of them and empty slots; every
+  fewer slates than a batch holds, every step has all of them and empty places; every
   device must have one.
 
   Every process computes the same plan and loads its own devices' part.
@@ -32,11 +39,9 @@ class BatchPlan:
     graphs: training graphs.
     slates_per_step: slates in a batch over all devices.
     devices: devices of all processes.
-    draw: `(graph number, rng) -> Slate`; draws the configurations of a slate.
+    draw: `(graph number, rng) -> Drawn`; begins to draw a slate.
     seed: of order and configurations.
     epochs: length of the run; a long one is worth more batch shapes.
-    slate_sizes: `(graph number, rng) -> sizes` of what `draw` makes of the graph with
-      such an rng; those of the graph unless given.
     slates_per_epoch: length of an epoch; 0 = one slate of each graph (official).
 
   Raises:
@@ -45,18 +50,16 @@ class BatchPlan:
 
   def __init__(
       self, graphs: Sequence[PreparedGraph], *, slates_per_step: int, devices: int,
-      draw: Callable[[int, np.random.Generator], Slate], seed: int, epochs: int,
-      slate_sizes: Callable[[int, np.random.Generator], dict[str, int]] | None = None,
+      draw: Callable[[int, np.random.Generator], Drawn], seed: int, epochs: int,
       slates_per_epoch: int = 0,
   ):
     self._sizes = [graph.sizes for graph in graphs]
-    self._slate_sizes = slate_sizes
     self._draw, self._seed, self._devices = draw, seed, devices
     self._per_epoch = slates_per_epoch or len(graphs)
     self._per_step = min(slates_per_step, self._per_epoch)
     if self._per_step < devices:
       raise ValueError(f"{self._per_step} slates per epoch for {devices} devices; set "
-                       f"--config.batch.slates_per_epoch to at least {devices}")
+                       f"batch.slates_per_epoch to at least {devices}")
     self.slates_per_device = slates_per_step // devices
     self.steps_per_epoch = self._per_epoch // self._per_step
     self._order = functools.lru_cache(maxsize=2)(self._draw_order)
@@ -83,8 +86,7 @@ class BatchPlan:
   def _device_sizes(self, step: int) -> list[dict[str, int]]:
     rngs = self._rngs(step)
     return [
-        _total([self._sizes[graph] if self._slate_sizes is None
-                else self._slate_sizes(int(graph), next(rngs)) for graph in graphs])
+        _total([self._draw(int(graph), next(rngs)).sizes for graph in graphs])
         for graphs in self.graphs_of_step(step)]
 
   def _choose_budgets(self, epochs: int) -> list[dict[str, int]]:
@@ -100,7 +102,7 @@ class BatchPlan:
     return buckets.choose_budgets(per_step, steps=steps)
 
   def _largest(self) -> dict[str, int]:
-    """Whatever a batch holds fits the largest of everything in every slot."""
+    """Whatever a batch holds fits the largest of everything in every place."""
     return {
         key: self.slates_per_device * max(size[key] for size in self._sizes)
         for key in self._sizes[0]
@@ -110,11 +112,11 @@ class BatchPlan:
     """The smallest budget that holds the step on every device."""
     return self.budgets[buckets.smallest_fit(self._device_sizes(step), self.budgets)]
 
-  def slots(self, step: int, device: int) -> list[Slate]:
+  def slates(self, step: int, device: int) -> list[Slate]:
     """The slates of one device, with configurations drawn for this step."""
     shares = self.graphs_of_step(step)
     rngs = self._rngs(step, sum(len(share) for share in shares[:device]))
-    return [self._draw(int(graph), rng) for graph, rng in zip(shares[device], rngs)]
+    return [self._draw(int(graph), rng).finish() for graph, rng in zip(shares[device], rngs)]
 
   def padding(self, steps: int) -> float:
     """Share of padding nodes over the first steps."""
@@ -143,7 +145,7 @@ class _Batches:
   def __getitem__(self, step: int) -> Any:
     budget = self._plan.budget(step)
     return self._stack([
-        self._assemble(self._plan.slots(step, device), budget) for device in self._local_devices
+        self._assemble(self._plan.slates(step, device), budget) for device in self._local_devices
     ])
 
 
@@ -160,7 +162,7 @@ def training_batches(
     plan: what each step contains.
     total_steps: length of the run.
     local_devices: numbers of this process's devices among all.
-    assemble: `(slots, budget) -> batch` of one device.
+    assemble: `(slates, budget) -> batch` of one device.
     stack: puts the batches of the local devices on a leading axis.
     threads: loader threads; 0 prepares a batch when it is asked for, while the device
       is busy with the steps in flight.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
@@ -50,6 +53,31 @@ def sample_configs(
     return rng.choice(total, count, replace=False)
   keys = log_weight + rng.gumbel(size=total)
   return np.argpartition(-keys, count)[:count]
+
+
+class ConfigSampler:
+  """Draws the configurations of slates, and what a model should predict for them.
+
+  Args:
+    configs: configurations of each graph.
+    count: size of a slate.
+    sampling: one of `SAMPLINGS`.
+    targets: `(configs, ids [n]) -> [n]` float32, larger = slower.
+  """
+
+  def __init__(
+      self, configs: Sequence[TileConfigs | LayoutConfigs], *, count: int, sampling: str,
+      targets: Callable[[Any, np.ndarray], np.ndarray],
+  ):
+    self._configs, self._count, self._sampling = configs, count, sampling
+    self._targets = targets
+    is_skewed = sampling.startswith("skewed")
+    self._weights = [skewed_keys(c.runtime_ns) if is_skewed else len(c) for c in configs]
+
+  def __call__(self, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Configuration numbers `[n]` int64 of the graph `number`, and targets `[n]` float32."""
+    ids = sample_configs(self._weights[number], self._count, self._sampling, rng)
+    return ids, self._targets(self._configs[number], ids)
 
 
 def some_configs(total: int, limit: int, rng: np.random.Generator) -> np.ndarray:

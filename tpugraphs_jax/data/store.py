@@ -28,6 +28,7 @@ import numpy as np
 import tqdm
 
 from tpugraphs_jax import graph
+from tpugraphs_jax.collections import Collection, OWN, RELEASED
 from tpugraphs_jax.data import factor
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import npz_archive
@@ -38,7 +39,6 @@ __all__ = ["ensure_store", "graph_folders", "open_graph", "verify_graph"]
 
 # Bytes of files below which starting processes takes longer than the work.
 _WORTH_PROCESSES = 4 << 20
-_LAYOUT_COLLECTIONS = [name for name in graph.COLLECTIONS if name.startswith("layout:")]
 
 
 def graph_folders(
@@ -55,11 +55,12 @@ def graph_folders(
       layout collection.
   """
   files = npz.split_files(data_root, collection, split)
-  if collection not in _LAYOUT_COLLECTIONS:
+  parsed = Collection(collection)
+  if parsed.kind != "layout":
     raise ValueError(f"collection {collection} has no store: its files are small and are "
-                     f"read as they are; a store is for {', '.join(_LAYOUT_COLLECTIONS)}")
+                     "read as they are; a store is for layout collections")
   root = Path(data_root) / "store" if store_dir is None else Path(store_dir)
-  folder = root.expanduser().joinpath(*collection.split(":"), split)
+  folder = parsed.folder(root.expanduser(), split)
   return {file: folder / file.stem for file in files}
 
 
@@ -250,8 +251,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT,
                       help="folder of the released files (default: %(default)s)")
   parser.add_argument("--store_dir", help="folder of the store (default: DATA_ROOT/store)")
-  parser.add_argument("--collection", choices=_LAYOUT_COLLECTIONS,
-                      help="default: every layout collection in DATA_ROOT")
+  parser.add_argument("--collection", help="default: every layout collection in DATA_ROOT")
   parser.add_argument("--split", choices=graph.SPLITS, help="default: all that are there")
   parser.add_argument("--workers", type=int, help="processes (default: one per CPU)")
   parser.add_argument("--skip_bad_files", action="store_true",
@@ -261,13 +261,20 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 def _chosen_splits(args: argparse.Namespace) -> list[tuple[str, str]]:
   """The (collection, split) pairs to work on: those asked for, or all there are."""
-  collections = [args.collection] if args.collection else _LAYOUT_COLLECTIONS
   splits = [args.split] if args.split else graph.SPLITS
   root = Path(args.data_root).expanduser()
-  there = [(collection, split) for collection in collections for split in splits
-           if any(root.joinpath(*collection.split(":"), split).glob("*.npz"))]
+  chosen = [args.collection] if args.collection else _layout_collections(root)
+  there = [(collection, split) for collection in chosen for split in splits
+           if any(Collection(collection).folder(root, split).glob("*.npz"))]
   # With nothing there, the first one asked for says what is missing.
-  return there or [(collections[0], splits[0])]
+  return there or [(chosen[0], splits[0])]
+
+
+def _layout_collections(root: Path) -> list[str]:
+  """The released layout collections, and the own ones under `root`."""
+  own = sorted(path.name for path in root.glob(f"layout/{OWN}/*") if path.is_dir())
+  return [name for name in RELEASED if Collection(name).kind == "layout"] + [
+      f"layout:{OWN}:{name}" for name in own]
 
 
 def main(argv: list[str] | None = None) -> int:

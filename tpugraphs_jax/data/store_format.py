@@ -52,7 +52,7 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
   configs = graph.LayoutConfigs(
       group_row=np.load(_file(folder, _MAPPED), mmap_mode="r"),
       **{name: np.load(_file(folder, name)) for name in _CONFIG_ARRAYS})
-  return graph.OpGraph(name=meta["name"], configs=configs, **arrays)
+  return graph.OpGraph(name=meta["name"], configs=configs, store=folder, **arrays)
 
 
 def write_graph(

@@ -25,7 +25,7 @@ def load(indices_dir: str, source: str, search: str) -> dict[str, np.ndarray]:
   """
   path = Path(indices_dir).expanduser() / f"{source}_{search}.json"
   if not path.exists():
-    raise FileNotFoundError(f"{path} is missing: --config.eval.indices_dir must name the folder "
+    raise FileNotFoundError(f"{path} is missing: eval.indices_dir must name the folder "
                             "with the published index files")
   try:
     table = json.loads(path.read_text())
@@ -49,7 +49,7 @@ def select(indices: dict[str, np.ndarray], name: str, configs: int) -> np.ndarra
   """
   if name not in indices:
     raise ValueError(f"the published validation indices do not name graph {name}; leave "
-                     "--config.eval.indices_dir empty for other data")
+                     "eval.indices_dir empty for other data")
   ids = indices[name]
   wrong = ids[(ids < 0) | (ids >= configs)]
   if len(wrong):

@@ -8,9 +8,8 @@ instead of one per segment.
 from __future__ import annotations
 
 from collections.abc import Sequence
-import dataclasses
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 import jax
@@ -18,33 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tpugraphs_jax.data import batching
-from tpugraphs_jax.data.batching import Slate
-from tpugraphs_jax.graph import LayoutConfigs
-from tpugraphs_jax.segments.batching import SegmentedGraph
+from tpugraphs_jax.batchers.head import HeadGraph
+from tpugraphs_jax.batchers.segments import SegmentedGraph
 from tpugraphs_jax.segments.model import SegmentModel
 from tpugraphs_jax.segments.score import SegmentScorer
 from tpugraphs_jax.train import parallel
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class HeadGraph:
-  """Refreshed readouts of some configurations of a graph."""
-
-  name: str
-  configs: LayoutConfigs  # the refreshed ones
-  total: np.ndarray  # [configs, P] float32 sums over all segments, memory-mapped
-  segments: int
-  sizes: dict[str, int]  # as for any graph of a plan: it takes one row per batch
-
-
-class HeadBatch(NamedTuple):
-  """G slates of known totals."""
-
-  total: np.ndarray  # [G, C, P] float32
-  segments: np.ndarray  # [G] int32
-  target: np.ndarray  # [G, C] float32, larger = slower
-  config_mask: np.ndarray  # [G, C] bool
 
 
 def refresh(
@@ -76,17 +53,6 @@ def refresh(
                 len(graph.segments), {"nodes": 1})
       for graph, ids, start in zip(graphs, config_ids, first)
   ]
-
-
-def assemble(slots: Sequence[Slate], *, graphs: int, configs: int) -> HeadBatch:
-  """A batch of at most `graphs` slots with `configs` configurations each."""
-  width = slots[0].graph.total.shape[1]
-  total = np.zeros((graphs, configs, width), np.float32)
-  segments = np.ones(graphs, np.int32)
-  for i, slot in enumerate(slots):
-    total[i, : len(slot.config_ids)] = slot.graph.total[slot.config_ids]
-    segments[i] = slot.graph.segments
-  return HeadBatch(total, segments, *batching.targets(slots, graphs, configs))
 
 
 def head_optimizer(

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax.segments.batching import SegmentBatch, SegmentedGraph, Stale
+from tpugraphs_jax.batchers.segments import SegmentBatch, SegmentedGraph, Stale
 from tpugraphs_jax.train import parallel
 
 DTYPES = ("float32", "bfloat16")
@@ -223,10 +223,10 @@ def create(
     if "device" in allowed and keys.entries > _MOST_DEVICE_ENTRIES:
       room += f" (there at most {_MOST_DEVICE_ENTRIES:,} entries)"
     raise ValueError(
-        f"{text}; it may take {room}. Take less by --config.segments.readout=scalar, "
-        "--config.segments.history_dtype=bfloat16, fewer configurations "
-        "(--config.data.max_configs) or larger segments (--config.segments.max_nodes), put it on "
-        "the host (--config.segments.history_place=host), or train without a table (variants gst "
+        f"{text}; it may take {room}. Take less by segments.readout=scalar, "
+        "segments.history_dtype=bfloat16, fewer configurations "
+        "(data.max_configs) or larger segments (segments.max_nodes), put it on "
+        "the host (segments.history_place=host), or train without a table (variants gst "
         "and one)")
   logging.info("%s, on the %s", text, fits[0])
   if fits[0] == "device":
@@ -275,7 +275,7 @@ class Snapshots:
         raise ValueError(
             f"{path} is the history table of other training data or another partition "
             f"({found[:12]} there, {self._identity[:12]} here): give the same --data_root and "
-            "--config.segments, or another --workdir")
+            "fields of `segments`, or another --workdir")
 
   def save(self) -> str:
     """Saves the table; returns the name to restore it by.

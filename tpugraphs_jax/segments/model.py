@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.batch import LayoutBatch
-from tpugraphs_jax.segments.batching import SegmentBatch
+from tpugraphs_jax.batchers.segments import SegmentBatch
 from tpugraphs_jax.train import step as step_lib
 
 READOUTS = ("embedding", "scalar")

@@ -10,15 +10,14 @@ import jax
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import evaluate
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Budget, PreparedGraph
-from tpugraphs_jax.segments.batching import SegmentedGraph
+from tpugraphs_jax.batchers.segments import SegmentedGraph
 from tpugraphs_jax.segments.model import SegmentModel
-from tpugraphs_jax.train import parallel
+from tpugraphs_jax.train import parallel, scorer
 
 
-class SegmentScorer(evaluate.Scorer):
+class SegmentScorer(scorer.Scorer):
   """Scores graphs of any size with any number of configurations in bounded memory.
 
   A call of the model sees a few segments with one chunk of the configurations;
@@ -26,20 +25,22 @@ class SegmentScorer(evaluate.Scorer):
 
   Args:
     model: the wrapped model.
-    assemble_layout: `(slots, budget, graphs=, configs=) -> LayoutBatch`.
+    assemble_layout: `(slates, budget, graphs=, configs=) -> LayoutBatch`.
     segments_per_batch: segments in a call.
     configs_per_batch: configurations in a call.
+    whole_slates: as in `scorer.Scorer`.
   """
 
   def __init__(
       self, model: SegmentModel, assemble_layout: Callable[..., Any], *,
-      segments_per_batch: int, configs_per_batch: int,
+      segments_per_batch: int, configs_per_batch: int, whole_slates: bool = False,
   ):
     readout = parallel.pmap(
         lambda params, batch: model.apply({"params": params}, batch, method="segment_readout"),
         local=True)
-    super().__init__(readout, assemble_layout, graphs_per_batch=segments_per_batch,
-                     configs_per_batch=configs_per_batch)
+    super().__init__(
+        readout, assemble_layout, graphs_per_batch=segments_per_batch,
+        configs_per_batch=configs_per_batch, whole_slates=whole_slates)
     self._head = jax.jit(
         lambda params, *args: model.apply({"params": params}, *args, method="head"))
 
@@ -47,7 +48,7 @@ class SegmentScorer(evaluate.Scorer):
       self, params: Any, graphs: Sequence[SegmentedGraph], *,
       config_ids: Sequence[np.ndarray] | None = None, progress: bool = False,
   ) -> list[np.ndarray]:
-    """Scores of every graph; see `evaluate.Scorer.scores`."""
+    """Scores of every graph; see `scorer.Scorer.scores`."""
     chosen = config_ids or [np.arange(len(graph.configs)) for graph in graphs]
     results = [np.zeros(len(ids), np.float32) for ids in chosen]
     for number, start, total in self.totals(params, graphs, chosen, progress=progress):
@@ -82,18 +83,19 @@ class SegmentScorer(evaluate.Scorer):
     for number, ids in enumerate(config_ids):
       mine = range(first[number], first[number + 1])
       for start in range(0, len(ids), portion):
-        plan.append((number, start, self._groups(mine, ids[start : start + portion])))
+        plan.append((number, start, self._groups(mine, ids, start, start + portion)))
     budgets = self._budgets_of(pieces, [group for _, _, groups in plan for group in groups])
     for number, start, groups in tqdm.tqdm(
         plan, unit="part", disable=not progress or not parallel.is_primary()):
       yield number, start, self._total(params, pieces, groups, budgets)
 
-  def _groups(self, pieces: Sequence[int], ids: np.ndarray) -> list[list[list[evaluate.Unit]]]:
-    """Calls of all devices, each of units on every device."""
-    units = [
-        evaluate.Unit(piece, ids[start : start + self._configs])
-        for piece in pieces for start in range(0, len(ids), self._configs)
-    ]
+  def _groups(
+      self, pieces: Sequence[int], ids: np.ndarray, start: int, stop: int
+  ) -> list[list[list[scorer.Unit]]]:
+    """Calls of all devices for `ids[start:stop]`, each of units on every device."""
+    parts = scorer.chunks(ids, self._configs, whole=self._whole)
+    parts = parts[start // self._configs : -(-stop // self._configs)]
+    units = [scorer.Unit(piece, *part) for piece in pieces for part in parts]
     calls = _runs_of(units, self._graphs)
     return _runs_of(calls, parallel.local_device_count())
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax.segments.batching import Others, SegmentBatch, Stale
+from tpugraphs_jax.batchers.segments import Others, SegmentBatch, Stale
 from tpugraphs_jax.segments.history import History, Keys
 from tpugraphs_jax.segments.model import READOUT_COLLECTION, SegmentModel
 from tpugraphs_jax.train import parallel

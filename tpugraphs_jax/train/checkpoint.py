@@ -25,6 +25,9 @@ from tpugraphs_jax.train import parallel
 
 _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
 _PREFIX = "save"  # folders are save_0, save_1, ...
+# Fields that configs of version 0.1 did not have: where a checkpoint lacks one of them,
+# it stands for what there was no choice of then.
+_ADDED_FIELDS = ("extensions", "data.features", "data.source", "data.search")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +38,15 @@ class Saved:
   state: Any  # pytree of numpy arrays, without a device axis
   data: Any  # state of the data iterator (JSON types)
   progress: dict[str, Any]  # the loop's bookkeeping (JSON types)
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedParams:
+  """The parameters of one checkpoint, without all that only training needs."""
+
+  step: int
+  params: Any  # pytree of numpy arrays: averaged ones where an average is kept
+  value: float | None  # of the metric to be maximised; None = not evaluated
 
 
 class Checkpoints:
@@ -152,6 +164,34 @@ class Checkpoints:
     """The checkpoint with the highest value, if any has one but NaN; as `newest` otherwise."""
     return self._on_primary(lambda: self._read(self._best_number(), template))
 
+  def best_params(self) -> SavedParams | None:
+    """The parameters of the best checkpoint, else of the newest; None when there is none.
+
+    They come as they were saved: neither model nor optimiser has to be made.
+
+    Raises:
+      ValueError: the checkpoint belongs to another config, or is damaged.
+    """
+    def read() -> SavedParams | None:
+      number = self._best_number()
+      number = self._manager.latest_step() if number is None else number
+      return None if number is None else self._read_params(number)
+
+    return self._on_primary(read)
+
+  def _read_params(self, number: int) -> SavedParams:
+    where = self._folder / f"{_PREFIX}_{number}"
+    notes = self._read_notes(number)
+    _check_config(where, notes["config"], self._config)
+    # Whatever device saved them, they are read as numpy arrays.
+    shapes = self._manager.item_metadata(number)[_STATE]
+    template = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), _tree_of(shapes))
+    items = ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(template)})
+    state = self._manager.restore(number, args=items)[_STATE]
+    average = _find(state["opt_state"], "average_params")
+    value = self._manager.metrics(number)["value"]
+    return SavedParams(notes["step"], state["params"] if average is None else average, value)
+
   def _best_number(self) -> int | None:
     number = self._manager.best_step()
     value = None if number is None else self._manager.metrics(number)["value"]
@@ -199,6 +239,24 @@ class Checkpoints:
       self._manager.close()
 
 
+def _tree_of(metadata: Any) -> Any:
+  """The saved tree of shapes and dtypes, in whichever form this version of Orbax gives it."""
+  return getattr(metadata, "tree", metadata)
+
+
+def _find(tree: Any, name: str) -> Any:
+  """The value of the first dictionary key of that name, anywhere in a nested tree."""
+  if isinstance(tree, Mapping):
+    parts = list(tree.values())
+    if name in tree:
+      return tree[name]
+  elif isinstance(tree, (list, tuple)):
+    parts = list(tree)
+  else:
+    return None
+  return next((found for part in parts if (found := _find(part, name)) is not None), None)
+
+
 def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
   """Sort key: higher is better, of equals the earlier, never NaN or unevaluated."""
   value = metrics["value"]
@@ -214,6 +272,7 @@ def _check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, A
       f"{name} is {old.get(name, absent)} there and {new.get(name, absent)} here"
       for name in sorted(old.keys() | new.keys())
       if old.get(name, absent) != new.get(name, absent)
+      and (name in old or name not in _ADDED_FIELDS)
   ]
   if differences:
     raise ValueError(

@@ -74,6 +74,7 @@ def train(
     profile_steps: str = "",
     resume: bool = False,
     config: Mapping[str, Any] | None = None,
+    on_best: Callable[[Any, int, dict[str, float]], None] | None = None,
 ) -> TrainResult:
   """Trains until the last epoch, or until the validation metric stops to improve.
 
@@ -97,6 +98,8 @@ def train(
     profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
     resume: go on from the newest checkpoint in `workdir`, if there is one.
     config: fields that a checkpoint to be resumed must agree with.
+    on_best: called with parameters, step and metrics whenever an evaluation was the
+      best so far, after its checkpoint was saved.
 
   Raises:
     ValueError: impossible arguments, a working folder in use, a checkpoint of another
@@ -156,6 +159,7 @@ def train(
         best_metric=best_metric,
         log_every_steps=log_every_steps,
         checkpoint_every_steps=checkpoint_every_steps,
+        on_best=on_best,
     ).run()
 
 
@@ -212,6 +216,7 @@ class _Loop:
   best_metric: str
   log_every_steps: int
   checkpoint_every_steps: int
+  on_best: Callable[[Any, int, dict[str, float]], None] | None
 
   def __post_init__(self):
     self.saved_step = self.step
@@ -317,11 +322,14 @@ class _Loop:
       raise ValueError(f"best_metric is {self.best_metric!r}, expected one of {sorted(metrics)}")
     progress, value = self.progress, float(metrics[self.best_metric])
     progress.evaluated_step = self.step
-    if value > (-math.inf if progress.best_value is None else progress.best_value):
+    is_best = value > (-math.inf if progress.best_value is None else progress.best_value)
+    if is_best:
       progress.best_value, progress.best_step = value, self.step
     progress.row |= {f"valid/{name}": float(v) for name, v in metrics.items()}
     self._write_row()
     self._save(value=value)
+    if is_best and self.on_best is not None:
+      self.on_best(params, self.step, {name: float(v) for name, v in metrics.items()})
     text = f"valid {self.best_metric} {value:.4f}"
     if progress.best_step is not None:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"

@@ -134,7 +134,7 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
   devices = jax.devices()
   manifest = {
       "config": dict(config),
-      "versions": {"python": platform.python_version(), **_versions()},
+      "versions": {"python": platform.python_version(), **versions()},
       "devices": {
           "platform": devices[0].platform,
           "kind": devices[0].device_kind,
@@ -148,14 +148,15 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
     file.write(json.dumps(manifest, indent=2) + "\n")
 
 
-def _versions() -> dict[str, str]:
-  versions = {}
+def versions() -> dict[str, str]:
+  """Versions of the packages that a result depends on, by name."""
+  found = {}
   for package in _PACKAGES:
     try:
-      versions[package] = importlib.metadata.version(package)
+      found[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-      versions[package] = "not installed"  # Runs from a checkout have no metadata.
-  return versions
+      found[package] = "not installed"  # Runs from a checkout have no metadata.
+  return found
 
 
 def peak_memory() -> tuple[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tpugraphs_jax import graph
+from tpugraphs_jax import collections
 from tpugraphs_jax.data.synthetic import scales
 from tpugraphs_jax.data.synthetic.generate import generate
 
@@ -17,9 +17,9 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--scale", default="tiny", choices=scales.SCALES,
                       help="number and size of the graphs")
   parser.add_argument("--seed", type=int, default=0, help="everything follows from it")
-  parser.add_argument("--collections", nargs="+", default=graph.COLLECTIONS,
-                      choices=graph.COLLECTIONS, metavar="COLLECTION",
-                      help=f"some of {', '.join(graph.COLLECTIONS)}")
+  parser.add_argument("--collections", nargs="+", default=collections.RELEASED,
+                      choices=collections.RELEASED, metavar="COLLECTION",
+                      help=f"some of {', '.join(collections.RELEASED)}")
   parser.add_argument("--defects", action="store_true",
                       help="with the defects of the released data")
   parser.add_argument("--limit", type=int, help="files per split at most")

@@ -13,7 +13,7 @@ from pathlib import Path
 import tqdm
 
 from tpugraphs_jax import atomic
-from tpugraphs_jax import graph
+from tpugraphs_jax import collections
 from tpugraphs_jax.data.synthetic import files
 from tpugraphs_jax.data.synthetic import scales
 
@@ -22,7 +22,7 @@ _STAMP = "synthetic.json"
 
 def generate(
     out: str | os.PathLike[str], *, scale: str = "tiny", seed: int = 0,
-    collections: Iterable[str] = graph.COLLECTIONS, defects: bool = False,
+    collections: Iterable[str] = collections.RELEASED, defects: bool = False,
     limit: int | None = None, workers: int | None = None, progress: bool = True,
 ) -> Path:
   """Writes synthetic collections in the released form below `<out>/npz`.

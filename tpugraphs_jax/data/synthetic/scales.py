@@ -14,6 +14,7 @@ import zlib
 
 import numpy as np
 
+from tpugraphs_jax import collections
 from tpugraphs_jax import graph
 
 SCALES = ("tiny", "medium", "full")
@@ -102,7 +103,7 @@ def file_specs(
   """
   if scale not in SCALES:
     raise ValueError(f"unknown scale {scale!r}, expected one of {', '.join(SCALES)}")
-  graph.check_collection(collection)
+  collections.check_released(collection)
   if collection.startswith("tile"):
     counts = _TILE_COUNTS[scale]
   else:

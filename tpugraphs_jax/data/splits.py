@@ -1,4 +1,4 @@
-"""Which graphs of a split a job takes; what it leaves out is named and counted."""
+"""Which graphs of a split a run takes; graphs and files left out are named and counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from absl import logging
 
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 
 
 def keep(
@@ -26,6 +26,20 @@ def keep(
     logging.warning("skipped %d of %d graphs for %s: %s: %s", len(group), len(graphs), purpose,
                     reason, ", ".join(graph.name for graph in group))
   return kept
+
+
+def why_not_trained(configs: TileConfigs | LayoutConfigs, *, min_configs: int) -> str:
+  """The reason to leave a graph of any kind out of training; empty if there is none."""
+  if len(configs) < min_configs:
+    return f"fewer than {min_configs} configurations"
+  return "" if configs.is_labelled else "no runtimes"
+
+
+def why_not_judged(configs: TileConfigs | LayoutConfigs) -> str:
+  """The reason to leave a graph out of evaluation; empty if there is none."""
+  if len(configs) < 2:
+    return "fewer than 2 configurations"
+  return "" if configs.is_labelled else "no runtimes (ranked, not scored)"
 
 
 def read_files(paths: Sequence[Path], read: Callable[[Path], OpGraph], *, skip_bad: bool):
@@ -49,7 +63,7 @@ def explain_bad_files() -> Iterator[None]:
     yield
   except npz.NpzError as error:
     raise ValueError(
-        f"{error}; --config.data.skip_bad_files=True leaves such files out") from None
+        f"{error}; data.skip_bad_files=True leaves such files out") from None
 
 
 def report_skipped(paths: Sequence[Path], bad: int) -> None:
@@ -61,7 +75,7 @@ def report_skipped(paths: Sequence[Path], bad: int) -> None:
 
 
 def check_kind(graph: OpGraph, kind: type) -> None:
-  """ValueError if the graph's configurations are not of that class."""
+  """Refuses (ValueError) a graph whose configurations are not of the class `kind`."""
   if not isinstance(graph.configs, kind):
     raise ValueError(f"{graph.name} has configs of type {type(graph.configs).__name__}; the model "
                      f"ranks {kind.__name__}")

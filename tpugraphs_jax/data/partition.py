@@ -37,10 +37,10 @@ def partition(graph: OpGraph, *, method: str, max_nodes: int) -> np.ndarray:
     ValueError: an unknown method, fewer than 2 nodes allowed, or no pymetis.
   """
   if method not in METHODS:
-    raise ValueError(f"--config.segments.partition is {method!r}, expected one of "
+    raise ValueError(f"segments.partition is {method!r}, expected one of "
                      f"{', '.join(METHODS)}")
   if max_nodes < 2:
-    raise ValueError(f"--config.segments.max_nodes is {max_nodes}, expected at least 2")
+    raise ValueError(f"segments.max_nodes is {max_nodes}, expected at least 2")
   return METHODS[method](graph, max_nodes).astype(np.int32)
 
 
@@ -83,7 +83,7 @@ def _metis(graph: OpGraph, max_nodes: int) -> np.ndarray:
   try:
     import pymetis  # pylint: disable=import-outside-toplevel
   except ImportError:
-    raise ValueError("--config.segments.partition is 'metis', which needs pymetis: "
+    raise ValueError("segments.partition is 'metis', which needs pymetis: "
                      "pip install 'tpugraphs-jax[partition]'") from None
   nodes = graph.num_nodes
   if nodes <= max_nodes:

@@ -1,4 +1,4 @@
-"""Scores all configurations of graphs in chunks, and judges the scores.
+"""Scores all configurations of graphs in chunks.
 
 A unit is one graph with one chunk of its configurations. Units are packed into
 batches of the same types and few shapes as in training, and spread over all
@@ -7,15 +7,12 @@ devices and processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-import csv
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import atomic
 from tpugraphs_jax.data import batching, buckets
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.train import parallel
@@ -30,7 +27,24 @@ class Unit(NamedTuple):
 
   graph: int
   config_ids: np.ndarray  # [<= chunk] int64
+  count: int  # of them whose scores are wanted: the first ones
   block: tuple[int, int] | None = None
+
+
+def chunks(config_ids: np.ndarray, size: int, *, whole: bool) -> list[tuple[np.ndarray, int]]:
+  """Configurations in chunks of at most `size`, each with the number that is wanted of it.
+
+  Args:
+    config_ids: `[n]` int64.
+    size: of a chunk.
+    whole: fill the last chunk up with the first configurations, so that it is a slate
+      like any other for models that look across it; fewer than `size` stay as they are.
+  """
+  parts = [config_ids[start : start + size] for start in range(0, len(config_ids), size)]
+  counts = [len(part) for part in parts]
+  if whole and len(parts) > 1:
+    parts[-1] = np.concatenate([parts[-1], config_ids[: size - counts[-1]]])
+  return list(zip(parts, counts))
 
 
 class Scorer:
@@ -38,15 +52,17 @@ class Scorer:
 
   Args:
     score_step: mapped `(params, batch) -> [devices, G, C]` (or more axes), the scores.
-    assemble: `(slots, budget, graphs=, configs=) -> batch`.
+    assemble: `(slates, budget, graphs=, configs=) -> batch`.
     graphs_per_batch: units G in a batch.
     configs_per_batch: configurations C in a unit.
+    whole_slates: the model looks across a unit's configurations, see `chunks`.
   """
 
   def __init__(
       self, score_step: Callable[[Any, Any], Any], assemble: Callable[..., Any], *,
-      graphs_per_batch: int, configs_per_batch: int,
+      graphs_per_batch: int, configs_per_batch: int, whole_slates: bool = False,
   ):
+    self._whole = whole_slates
     self._score_step, self._assemble = score_step, assemble
     self._graphs, self._configs = graphs_per_batch, configs_per_batch
     self._budgets: list[Budget] = []  # smallest first
@@ -105,9 +121,9 @@ class Scorer:
   def _units(self, graphs, chosen, blocks) -> list[Unit]:
     by_size = sorted(range(len(graphs)), key=lambda i: (len(graphs[i].opcode), i))
     return [
-        Unit(i, chosen[i][start : start + self._configs], blocks[i] if blocks else None)
+        Unit(i, ids, count, blocks[i] if blocks else None)
         for i in by_size
-        for start in range(0, len(chosen[i]), self._configs)
+        for ids, count in chunks(chosen[i], self._configs, whole=self._whole)
     ]
 
   def _run(self, params, graphs, groups, budgets, progress):
@@ -120,20 +136,20 @@ class Scorer:
     for number, group_scores in sorted(sum(parallel.gather_objects(local), []), key=lambda g: g[0]):
       for batch, scores in zip(groups[number], group_scores):
         for unit, row in zip(batch, scores):
-          yield unit, row[: len(unit.config_ids)]
+          yield unit, row[: unit.count]
 
   def _score_group(self, params, graphs, group: list[list[Unit]], budgets: Sequence[Budget]):
     budget = budgets[buckets.smallest_fit(_sizes(graphs, group), budgets)]
     # The last group repeats a batch on devices that have none.
     padded = group + group[-1:] * (parallel.local_device_count() - len(group))
     batch = parallel.stack_for_devices([
-        self._assemble([self._slot(graphs, unit) for unit in units], budget,
+        self._assemble([self._slate(graphs, unit) for unit in units], budget,
                        graphs=self._graphs, configs=self._configs)
         for units in padded
     ])
     return np.asarray(self._score_step(params, batch))[: len(group)]
 
-  def _slot(self, graphs, unit: Unit) -> Slate:
+  def _slate(self, graphs, unit: Unit) -> Slate:
     return Slate(graphs[unit.graph], unit.config_ids,
                 np.zeros(len(unit.config_ids), np.float32), unit.graph, unit.block)
 
@@ -146,27 +162,3 @@ def _sizes(graphs, group: list[list[Unit]]) -> list[dict[str, int]]:
 def _largest(sizes: Sequence[dict[str, int]]) -> dict[str, int]:
   """Room for any of them: all devices have one shape."""
   return {key: max(size[key] for size in sizes) for key in sizes[0]}
-
-
-def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-  """Writes rows with equal keys as CSV, numbers to 6 digits."""
-  rows = list(rows)
-  with atomic.replacing(path, newline="") as file:
-    if rows:
-      writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-      writer.writeheader()
-      writer.writerows({k: _plain(v) for k, v in row.items()} for row in rows)
-
-
-def _plain(value: Any) -> Any:
-  return f"{value:.6g}" if isinstance(value, float) else value
-
-
-def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-  """Mean of every float column over the rows where it is a number."""
-  numeric = [key for key, value in rows[0].items() if isinstance(value, float)] if rows else []
-  columns = {key: np.array([row[key] for row in rows]) for key in numeric}
-  return {
-      key: float(column[~np.isnan(column)].mean()) if (~np.isnan(column)).any() else float("nan")
-      for key, column in columns.items()
-  }

@@ -1,0 +1,89 @@
+"""Collections by name: the five released ones, and own ones.
+
+A collection is a set of graphs of one kind with measured configurations. Its name is
+also its folder: `layout:xla:random` is in `<data_root>/layout/xla/random/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+import re
+
+from tpugraphs_jax.graph import LAYOUT_CONFIG_FEATURES, TILE_CONFIG_FEATURES
+
+RELEASED = (
+    "tile:xla",
+    "layout:xla:random",
+    "layout:xla:default",
+    "layout:nlp:random",
+    "layout:nlp:default",
+)
+KINDS = ("tile", "layout")
+OWN = "own"  # the source of collections that users make
+_OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CONFIG_FEATURES = {"tile": TILE_CONFIG_FEATURES, "layout": LAYOUT_CONFIG_FEATURES}
+# k of top-k slowdown: tile files have tens of configurations, layout files thousands.
+_SLOWDOWN_KS = {"tile": (1, 5, 10), "layout": (1, 10, 100)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Collection:
+  """One collection.
+
+  Attributes:
+    name: such as `tile:xla`, `layout:nlp:default` or `layout:own:my_programs`.
+
+  Raises:
+    ValueError: the name is none of `RELEASED` and not of the form `KIND:own:NAME`.
+  """
+
+  name: str
+
+  def __post_init__(self):
+    parts = self.name.split(":")
+    is_own = (len(parts) == 3 and parts[0] in KINDS and parts[1] == OWN
+              and _OWN_NAME.fullmatch(parts[2]))
+    if self.name not in RELEASED and not is_own:
+      raise ValueError(
+          f"unknown collection {self.name!r}, expected one of {', '.join(RELEASED)}, or "
+          f"{KINDS[0]}:{OWN}:NAME or {KINDS[1]}:{OWN}:NAME for an own one, NAME of letters, "
+          "digits, '.', '_' and '-'")
+
+  @property
+  def kind(self) -> str:
+    """What is configured: `tile` or `layout`."""
+    return self.name.split(":")[0]
+
+  @property
+  def is_released(self) -> bool:
+    return self.name in RELEASED
+
+  @property
+  def config_features(self) -> int:
+    """Numbers that describe a configuration of a kernel, or of a configurable node."""
+    return _CONFIG_FEATURES[self.kind]
+
+  @property
+  def slowdown_ks(self) -> tuple[int, ...]:
+    """The k of the top-k slowdowns that a report has."""
+    return _SLOWDOWN_KS[self.kind]
+
+  def folder(self, root: Path, split: str) -> Path:
+    """The folder of a split under a data root or a store."""
+    return root.joinpath(*self.name.split(":"), split)
+
+
+def of(kind: str, source: str, search: str = "") -> Collection:
+  """The collection with these parts of a name; a released tile collection has no search.
+
+  Raises:
+    ValueError: there is no such collection.
+  """
+  return Collection(":".join(part for part in (kind, source, search) if part))
+
+
+def check_released(name: str) -> None:
+  """Refuses (ValueError) what is none of `RELEASED`."""
+  if name not in RELEASED:
+    raise ValueError(f"unknown collection {name!r}, expected one of {', '.join(RELEASED)}")

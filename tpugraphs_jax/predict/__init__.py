@@ -1,0 +1,1 @@
+"""Trained models: load one, score and rank graphs, explain a score, put several together."""

@@ -1,0 +1,97 @@
+"""Judges scores: one row of metrics per graph, their means, and what is printed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpugraphs_jax import atomic, metrics
+from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data.batching import PreparedGraph
+
+
+def graph_row(
+    graph: PreparedGraph, config_ids: np.ndarray, scores: np.ndarray, *, ks: Sequence[int]
+) -> dict[str, Any]:
+  """Metrics of one labelled graph.
+
+  Args:
+    graph: with measured configurations.
+    config_ids: `[n]` int64, the configurations that are judged.
+    scores: `[n]` float32 of these, larger = slower.
+    ks: of the top-k slowdowns.
+  """
+  runtime = graph.configs.runtime_ns[config_ids]
+  slowdown = metrics.top_k_slowdown(scores, runtime, ks)
+  return {
+      "graph": graph.name,
+      "nodes": len(graph.opcode),
+      "configs": len(config_ids),
+      "opa": metrics.opa(scores, runtime),
+      "kendaltau": metrics.kendall_tau(scores, runtime),
+      **{f"slowdown{k}": value for k, value in slowdown.items()},
+  }
+
+
+def judge(
+    collection: Collection, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray],
+    scores: Sequence[np.ndarray],
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+  """One row per graph, and their means with OPA pooled over all pairs (official).
+
+  Args:
+    collection: of the graphs.
+    graphs: labelled ones.
+    config_ids: `[n]` int64 for each graph.
+    scores: `[n]` float32 for each graph.
+  """
+  triples = list(zip(graphs, config_ids, scores))
+  rows = [graph_row(*triple, ks=collection.slowdown_ks) for triple in triples]
+  pairs = [metrics.ordered_pairs(s, g.configs.runtime_ns[ids]) for g, ids, s in triples]
+  return rows, mean_row(rows) | {"opa": metrics.pooled_opa(pairs)}
+
+
+def summary(
+    collection: Collection, rows: Sequence[Mapping[str, Any]], means: Mapping[str, float]
+) -> str:
+  """The means on a line; for kernels also a line per program (names up to the last `_`)."""
+  shown = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
+  lines = [f"{collection.name}: {len(rows)} graphs  {shown}"]
+  if collection.kind == "tile":
+    by_k = {
+        k: metrics.mean_by_program({row["graph"]: row[f"slowdown{k}"] for row in rows})
+        for k in (1, 5)
+    }
+    lines += [
+        f"  {program}: slowdown1 {by_k[1][program]:.4f}  slowdown5 {by_k[5][program]:.4f}"
+        for program in by_k[1]
+    ]
+  return "\n".join(lines)
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+  """Writes rows with equal keys as CSV, numbers to 6 digits."""
+  rows = list(rows)
+  with atomic.replacing(path, newline="") as file:
+    if rows:
+      writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+      writer.writeheader()
+      writer.writerows({k: _plain(v) for k, v in row.items()} for row in rows)
+
+
+def _plain(value: Any) -> Any:
+  return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """Mean of every float column over the rows where it is a number."""
+  numeric = [key for key, value in rows[0].items() if isinstance(value, float)] if rows else []
+  columns = {key: np.array([row[key] for row in rows]) for key in numeric}
+  return {
+      key: float(column[~np.isnan(column)].mean()) if (~np.isnan(column)).any() else float("nan")
+      for key, column in columns.items()
+  }

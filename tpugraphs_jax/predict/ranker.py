@@ -1,0 +1,290 @@
+"""A ranker ready for use: from graphs to scores and orders, the same way for every use.
+
+    config -> features, model, batcher, scorer       `Ranker(config)`
+    transforms and parameters                        fitted and trained, or loaded
+    OpGraph -> prepare -> score                      training's validation, evaluation, own programs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tpugraphs_jax import collections, registry
+from tpugraphs_jax.batchers.layout import LayoutBatcher
+from tpugraphs_jax.batchers.segments import SegmentBatcher
+from tpugraphs_jax.batchers.tile import TileBatcher
+from tpugraphs_jax.data import adjacency, distinct, feature_blocks, features, reduction, splits
+from tpugraphs_jax.data.batching import PreparedGraph
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.models import interface
+from tpugraphs_jax.predict import artefact, charges, saved
+from tpugraphs_jax.predict.artefact import Artefact
+from tpugraphs_jax.segments.model import SegmentModel
+from tpugraphs_jax.segments.score import SegmentScorer
+from tpugraphs_jax.train import loop, scorer as scorer_lib, step as step_lib
+
+_CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
+# A model that looks at sampled blocks is judged on the mean of three (official).
+_BLOCKS_IN_EVALUATION = 3
+
+
+def create_model(config: Mapping[str, Any]) -> tuple[interface.Ranker, Any]:
+  """The ranker that a config names, and the module that is trained.
+
+  They are the same, but for segments: there a `SegmentModel` around the ranker is trained.
+
+  Raises:
+    ValueError: see `interface.create` and `interface.check_use`.
+  """
+  kind = "tile" if config["task"] == "tile" else "layout"
+  options = dict(config["model"])
+  ranker = interface.create(kind, options.pop("name"), **options)
+  segments = config.get("segments")
+  use = interface.Use(
+      slate=config["batch"]["configs"], scored=config["eval"]["configs"],
+      chunk=config["batch"]["config_chunk"], segments=bool(segments),
+      history=bool(segments) and uses_history(segments))
+  interface.check_use(ranker.sees, use)
+  if not segments:
+    return ranker, ranker
+  names = ("readout", "aggregation", "keep", "history_init", "keep_unit")
+  return ranker, SegmentModel(ranker, **{name: segments[name] for name in names})
+
+
+def uses_history(segments: Mapping[str, Any]) -> bool:
+  """Whether training on segments needs a table: not if others are recomputed or never count."""
+  return segments["keep"] > 0 and not segments["recompute"]
+
+
+class Ranker:
+  """Everything that turns graphs into scores, made from a config.
+
+  Args:
+    config: nested fields, see `configs/`; training's own fields are not read.
+
+  Attributes:
+    config: the same.
+    collection: whose graphs it ranks.
+    features: node features, with their transforms once fitted or loaded.
+    model: flax module from a batch to scores `[G, C]`.
+    sees: what the model looks at.
+    params: of the model, once trained or loaded.
+
+  Raises:
+    ValueError: what the config asks for cannot be.
+  """
+
+  def __init__(self, config: Mapping[str, Any]):
+    registry.import_extensions(config["extensions"])
+    self.config, data = config, config["data"]
+    kind = "tile" if config["task"] == "tile" else "layout"
+    self.collection = collections.of(kind, data["source"], data["search"])
+    self.features = feature_blocks.NodeFeatures(
+        data["features"], kinds=data["feature_transform"],
+        options=feature_blocks.Options(data["pad_value"], data["extra_dir"]))
+    ranker, self.model = create_model(config)
+    self.sees = ranker.sees
+    self.params: Any = None
+    self._config_transform: features.Transform | None = None
+
+  @classmethod
+  def load(
+      cls, place: str | os.PathLike[str], config: Mapping[str, Any] | None = None
+  ) -> Ranker:
+    """The trained ranker of a working folder or model file; see `saved.read`."""
+    found = saved.read(place, config)
+    ranker = cls(config or saved.upgrade(found.config))
+    ranker.use_transforms(found.transforms, where=place)
+    ranker.params = found.params
+    return ranker
+
+  # Transforms.
+
+  def fit(self, graphs: Sequence[OpGraph], config_values: Sequence[np.ndarray]) -> None:
+    """Fits the transforms on training graphs and their configurations `[n, F]`."""
+    self.features.fit(graphs)
+    kinds = np.full(
+        self.collection.config_features, self.config["data"]["config_transform"], dtype=object)
+    self._config_transform = features.fit(config_values, kinds)
+
+  @property
+  def transforms(self) -> dict[str, features.Transform]:
+    """Everything that was fitted, by the names under which it is saved."""
+    return feature_blocks.to_saved(self.features.transforms, self._config_transform)
+
+  def use_transforms(
+      self, transforms: Mapping[str, features.Transform], *, where: str | os.PathLike[str]
+  ) -> None:
+    """Takes transforms that were saved.
+
+    Raises:
+      ValueError: they are of other feature blocks than the config names.
+    """
+    nodes, self._config_transform = feature_blocks.from_saved(transforms, where)
+    if set(nodes) != set(self.features.names):
+      raise ValueError(f"{where} was trained on the feature blocks {', '.join(nodes)}, and "
+                       f"data.features is {', '.join(self.features.names)}: give the same")
+    self.features.transforms = nodes
+
+  # Graphs.
+
+  @functools.cached_property
+  def batcher(self) -> TileBatcher | LayoutBatcher | SegmentBatcher:
+    """Prepares graphs and makes batches; needs the transforms."""
+    data = self.config["data"]
+    slots = data["neighbour_slots"]
+    slots = adjacency.slots_of(jax.default_backend()) if slots < 0 else slots
+    if self.collection.kind == "tile":
+      return TileBatcher(self._config_transform, slots)
+    layout = LayoutBatcher(
+        self._config_transform, slots, hops=self.sees.hops, reduction=reduction.Options(
+            data["graph_reduction"], data["reduction_hops"], data["reduction_direction"],
+            data["reduction_induced"]),
+        block_nodes=self.config["batch"]["keep_nodes"] if self.sees.blocks != "never" else 0)
+    segments = self.config.get("segments")
+    if not segments:
+      return layout
+    return SegmentBatcher(
+        layout, segments["partition"], segments["max_nodes"], segments["fresh"],
+        segments["recompute"])
+
+  def check(self, graph: OpGraph) -> None:
+    """Refuses (ValueError) a graph whose configurations are not of the ranker's kind."""
+    splits.check_kind(graph, _CONFIGS[self.collection.kind])
+
+  def prepare(self, graph: OpGraph) -> Any:
+    """A graph as the batcher wants it: features computed and transformed, tables built."""
+    return self.batcher.prepare(self.features(graph))
+
+  # Scores.
+
+  def scorer(self) -> scorer_lib.Scorer:
+    """Scores prepared graphs with any parameters of the model."""
+    options = self.config["eval"]
+    sizes = dict(configs_per_batch=options["configs"], whole_slates=self.sees.slates)
+    if isinstance(self.model, SegmentModel):
+      return SegmentScorer(self.model, self.batcher.layout.assemble,
+                           segments_per_batch=options["graphs"], **sizes)
+    return scorer_lib.Scorer(step_lib.make_score_step(self.model), self.batcher.assemble,
+                             graphs_per_batch=options["graphs"], **sizes)
+
+  @functools.cached_property
+  def _scorer(self) -> scorer_lib.Scorer:
+    return self.scorer()
+
+  def score(
+      self, scorer: Any, params: Any, graphs: Sequence[PreparedGraph],
+      config_ids: Sequence[np.ndarray], *, progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores of the given configurations of each graph, `[len(ids)]` float32.
+
+    Equal configurations are scored once: their places in a batch would round
+    differently, and they could not stay in file order. A ranker that looks across a
+    slate sees the configurations as they are.
+
+    Args:
+      scorer: `scorer()`, or one that gives the same scores in another way.
+      params: of the model.
+      graphs: prepared ones.
+      config_ids: `[n]` int64 for each graph.
+      progress: shows a bar.
+    """
+    if self.sees.slates:
+      return self._score_blocks(scorer, params, graphs, config_ids, progress)
+    parts = [distinct.rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
+    ids_once = [ids[first] for ids, (first, _) in zip(config_ids, parts)]
+    scores = self._score_blocks(scorer, params, graphs, ids_once, progress)
+    return [s[which] for s, (_, which) in zip(scores, parts)]
+
+  def _score_blocks(self, scorer, params, graphs, config_ids, progress) -> list[np.ndarray]:
+    """Scores; where the model always looks at blocks the mean over three sampled ones."""
+    if self.sees.blocks != "always":
+      return scorer.scores(params, graphs, config_ids=config_ids, progress=progress)
+    rng = np.random.default_rng(self.config["seed"])
+    runs = [
+        scorer.scores(params, graphs, config_ids=config_ids, progress=progress,
+                      blocks=[self.batcher.draw_block(graph, rng) for graph in graphs])
+        for _ in range(_BLOCKS_IN_EVALUATION)
+    ]
+    return [np.mean(scores, axis=0) for scores in zip(*runs)]
+
+  def scores(self, graphs: Sequence[OpGraph], *, progress: bool = False) -> list[np.ndarray]:
+    """Scores of all configurations of each graph, `[C]` float32, larger = slower.
+
+    Raises:
+      ValueError: a graph has no configurations of the ranker's kind.
+    """
+    for graph in graphs:
+      self.check(graph)
+    prepared = [self.prepare(graph) for graph in graphs]
+    ids = [np.arange(len(graph.configs)) for graph in graphs]
+    return self.score(self._scorer, self.params, prepared, ids, progress=progress)
+
+  def rank(self, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
+    """Configuration numbers of a graph from fastest to slowest, `[C]` int64, and all scores.
+
+    Equal scores stay in file order. Scores are `[C]` float32 in file order, larger = slower.
+    """
+    (scores,) = self.scores([graph])
+    return np.argsort(scores, kind="stable"), scores
+
+  def explain(
+      self, graph: OpGraph, config: int, *, against: int | None = None
+  ) -> list[charges.Charge]:
+    """Which choices of a configuration the score charges how much; see `charges.charges`."""
+    self.check(graph)
+    return charges.charges(lambda one: self.scores([one])[0], graph, config, against=against)
+
+  # Keeping.
+
+  def save(self, path: Path, params: Any, about: Mapping[str, Any]) -> None:
+    """Writes a model file with these parameters."""
+    kept = {k: v for k, v in self.config.items() if k not in ("data_root", "profile_steps")}
+    artefact.save(path, Artefact(kept, self.transforms, params, dict(about)))
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(place: Path, saved_ns: int) -> Ranker:
+  del saved_ns  # a newer checkpoint needs another ranker
+  return Ranker.load(place)
+
+
+def load(place: str | os.PathLike[str]) -> Ranker:
+  """The trained ranker of a working folder or a model file; loaded once while it is unchanged.
+
+  Args:
+    place: a folder that `run_tile.py` or `run_layout.py` trained in, or a `model.npz`.
+
+  Raises:
+    FileNotFoundError: no trained model there.
+    ValueError: what is there is damaged or of a newer version.
+  """
+  path = Path(place).expanduser().absolute()
+  # Of the last phase too, whatever its folder is called.
+  marks = (path, path / artefact.FILE, *path.glob(loop.CHECKPOINTS),
+           *path.glob(f"*/{loop.CHECKPOINTS}"))
+  return _loaded(path, max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0))
+
+
+def rank(place: str | os.PathLike[str], graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
+  """Ranks the configurations of a graph with a trained model.
+
+  Args:
+    place: as in `load`.
+    graph: an `OpGraph` with `configs`, from a file or from `tpugraphs_jax.hlo`.
+
+  Returns:
+    Configuration numbers from fastest to slowest, `[C]` int64, and the score of
+    each configuration, `[C]` float32, larger = slower.
+
+  Raises:
+    FileNotFoundError, ValueError: as `load` and `Ranker.scores`.
+  """
+  return load(place).rank(graph)

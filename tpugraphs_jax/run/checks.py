@@ -1,0 +1,151 @@
+"""Refuses impossible values of a config by the name of the field, before any data is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import operator
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from tpugraphs_jax import collections, losses
+from tpugraphs_jax.data import duplicates, features, partition, reduction, sampling
+from tpugraphs_jax.segments import history, model as segment_model
+from tpugraphs_jax.train import report, state
+
+TASKS = ("tile", "layout", "segments")
+_PRECISIONS = ("default", "high", "highest")  # of jax.lax.Precision
+_DTYPES = ("float32", "bfloat16")  # of the computation; parameters are float32
+_MAXIMISED = ("opa", "kendaltau")  # metrics that can say which checkpoint is best
+# Fields that tell the configs of the tasks apart.
+_TASK_FIELDS = {"tile": (), "layout": ("data.store_dir",),
+                "segments": ("data.store_dir", "segments")}
+
+
+def one_of(config: ml_collections.ConfigDict, choices: Mapping[str, Sequence[Any]]) -> None:
+  """ValueError unless every field (`batch.sampling`) has one of its values."""
+  for field, allowed in choices.items():
+    value = operator.attrgetter(field)(config)
+    if value not in allowed:
+      raise ValueError(f"{field} is {value!r}, expected one of {', '.join(map(str, allowed))}")
+
+
+def at_least(config: ml_collections.ConfigDict, limits: Mapping[str, float]) -> None:
+  """ValueError unless every field (`batch.configs`) is a number that is large enough."""
+  for field, least in limits.items():
+    value = operator.attrgetter(field)(config)
+    if not value >= least:  # nor NaN
+      raise ValueError(f"{field} is {value}, expected at least {least}")
+
+
+def task(config: ml_collections.ConfigDict) -> None:
+  """ValueError unless the config is one of the task that it names."""
+  one_of(config, {"task": TASKS})
+  for field in _TASK_FIELDS[config.task]:
+    section, _, name = field.rpartition(".")
+    if name not in (config[section] if section else config):
+      raise ValueError(f"task is {config.task}, but the config has no {field}: name a file and "
+                       "variant of that task in --config")
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Refuses what cannot work, whatever the data.
+
+  What a model and its options cannot do is refused when the ranker is made.
+
+  Raises:
+    ValueError: with the field, its value and what was expected.
+  """
+  task(config)
+  _check_all(config)
+  if config.task != "tile":
+    _check_layout(config)
+  if config.task == "segments":
+    _check_segments(config)
+
+
+def _check_all(config: ml_collections.ConfigDict) -> None:
+  losses.parse_losses(config.loss.losses)
+  one_of(config, {
+      "batch.sampling": sampling.SAMPLINGS, "batch.target": sampling.TARGETS,
+      "data.pad_value": (0, -1), "data.config_transform": features.KINDS,
+      "train.best_metric": _MAXIMISED,
+      "data.source": ("xla", collections.OWN) if config.task == "tile" else (
+          "xla", "nlp", collections.OWN),
+  })
+  one_of(config, {f"model.{name}": allowed for name, allowed in (
+      ("precision", _PRECISIONS), ("dtype", _DTYPES)) if name in config.model})
+  at_least(config, {
+      "seed": 0, "batch.graphs": 1, "batch.configs": 2, "batch.min_configs": 2,
+      "batch.slates_per_epoch": 0, "batch.config_chunk": 0, "data.loader_threads": 0,
+      "data.neighbour_slots": -1, "eval.graphs": 1,
+      "eval.configs": 2, "loss.kernel_l2": 0, "loss.activity_l2": 0, "train.epochs": 1,
+      "train.eval_every_epochs": 1, "train.early_stop_epochs": 0, "train.valid_configs": 0,
+      "train.log_every_steps": 1, "train.checkpoint_every_steps": 0,
+  })
+  at_least(config, {f"model.{name}": 1 for name in config.model
+                    if name.endswith("_dim") or name.startswith("num_")})
+  chunk = config.batch.config_chunk
+  if chunk and config.batch.configs % chunk:
+    raise ValueError(f"batch.config_chunk is {chunk}, expected a divisor of batch.configs, which "
+                     f"is {config.batch.configs}, or 0")
+  if not config.loss.temperature > 0:
+    raise ValueError(f"loss.temperature is {config.loss.temperature}, expected a number above 0")
+  report.Profile(config.profile_steps, Path())
+  state.create_optimizer(total_steps=1, **config.optimizer)
+
+
+def _check_layout(config: ml_collections.ConfigDict) -> None:
+  if config.data.source != collections.OWN:
+    one_of(config, {"data.search": ("random", "default")})
+  one_of(config, {
+      "data.duplicate_policy": duplicates.POLICIES,
+      "data.graph_reduction": reduction.REDUCTIONS,
+      "data.reduction_direction": reduction.DIRECTIONS,
+      "data.reduction_induced": reduction.INDUCED,
+  })
+  at_least(config, {
+      "data.reduction_hops": 1, "data.max_configs": 0, "batch.keep_nodes": 2,
+      "eval.max_configs": 0})
+  if config.model.name == "SAGE" and config.data.config_transform != "none":
+    raise ValueError(
+        f"data.config_transform is {config.data.config_transform!r}, but SAGE embeds the integers "
+        "of configurations: set it to 'none', or take another model")
+
+
+def _check_segments(config: ml_collections.ConfigDict) -> None:
+  one_of(config, {
+      "segments.partition": tuple(partition.METHODS), "segments.readout": segment_model.READOUTS,
+      "segments.aggregation": segment_model.AGGREGATIONS,
+      "segments.history_init": segment_model.HISTORY_INITS,
+      "segments.keep_unit": segment_model.KEEP_UNITS, "segments.history_dtype": history.DTYPES,
+      "segments.history_place": history.PLACES,
+  })
+  at_least(config, {
+      "segments.max_nodes": 2, "segments.fresh": 1, "segments.finetune.epochs": 0,
+      "segments.finetune.configs": 0})
+  _check_segment_combinations(config)
+  try:
+    state.create_optimizer(total_steps=1, **config.segments.finetune.optimizer)
+  except ValueError as error:
+    raise ValueError(f"segments.finetune: {error}") from None
+
+
+def _check_segment_combinations(config: ml_collections.ConfigDict) -> None:
+  options = config.segments
+  if config.batch.config_chunk:
+    raise ValueError("batch.config_chunk does not go with segments, which bound memory themselves: "
+                     "set it to 0")
+  if not 0 <= options.keep <= 1:
+    raise ValueError(f"segments.keep is {options.keep}, expected 0 to 1: the probability that a "
+                     "segment without gradient counts")
+  if options.recompute and options.keep != 1:
+    raise ValueError(f"segments.keep is {options.keep}, but with segments.recompute every segment "
+                     "counts: set keep to 1")
+  if options.recompute and options.history_init != "zero":
+    raise ValueError(f"segments.history_init is {options.history_init!r}, but with "
+                     "segments.recompute no entry is unwritten: set it to zero")
+  if options.finetune.epochs and options.readout == "scalar":
+    raise ValueError("segments.finetune.epochs needs segments.readout=embedding: with scalar the "
+                     "head comes before the sum over segments")
