@@ -24,8 +24,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
 from tpugraphs_jax import host_memory
-from tpugraphs_jax import ranking
-from tpugraphs_jax.tasks.task import Task
+from tpugraphs_jax.run import phases
+from tpugraphs_jax.run.jobs import Job
 from tpugraphs_jax.train import parallel, report
 import timing
 import workloads
@@ -44,20 +44,21 @@ def config_of(variant: str):
   return config
 
 
-def prepare(variant: str, nodes: int) -> tuple[Task, Any]:
-  """The task and the prepared graph; as in a job, the raw one is gone then."""
+def prepare(variant: str, nodes: int) -> tuple[Job, Any]:
+  """The job and the prepared graph; as in a job, the raw one is gone then."""
   graph = workloads.program(
       np.random.default_rng(0), nodes=nodes, config_nodes=nodes // 25, configs=_CONFIGS)
-  task = ranking.create_task(config_of(variant))
-  task.fit([graph])
-  return task, task.prepare(graph)
+  job = Job.of(config_of(variant))
+  job.fit([graph])
+  return job, job.ranker.prepare(graph)
 
 
 def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
   """Median seconds of a step and peak MiB, in this process."""
-  task, prepared = prepare(variant, nodes)
+  job, prepared = prepare(variant, nodes)
   with tempfile.TemporaryDirectory() as folder:
-    phase = task.first_phase([prepared], Path(folder))
+    phase = phases.first_phase(
+        job.config, job.ranker, [prepared], job.data.targets, Path(folder))
     state, seconds = parallel.replicate(phase.state), []
     for _ in range(repeats + 1):
       started = time.perf_counter()

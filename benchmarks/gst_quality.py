@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from tpugraphs_jax import host_memory
-from tpugraphs_jax import ranking
-from tpugraphs_jax.tasks import run
+from tpugraphs_jax.predict import judge
+from tpugraphs_jax.run import jobs, phases
 from tpugraphs_jax.train import report
 import gst
 import timing
@@ -62,23 +62,24 @@ def config_of(variant: str, seed: int, epochs: int, data_root: str):
 
 def measure(config, workdir: Path) -> dict[str, float]:
   """Trains once; tau, OPA, seconds and MiB."""
-  task = ranking.create_task(config)
-  train_graphs = task.trainable(task.load(config.data_root, "train"))
-  valid = task.judged(task.load(config.data_root, "valid"))
-  task.fit(train_graphs)
-  valid = [task.prepare(graph) for graph in valid]
-  phase = task.first_phase([task.prepare(g) for g in train_graphs], workdir)
+  job = jobs.Job.of(config)
+  ranker, data = job.ranker, job.data
+  train_graphs = jobs.trainable(job, data.load(config.data_root, "train"))
+  job.fit(train_graphs)
+  valid = job.prepare(jobs.judged(data.load(config.data_root, "valid")))
+  phase = phases.first_phase(config, ranker, job.prepare(train_graphs), data.targets, workdir)
   compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()
   while phase:
     evaluations.append(_Evaluation(phase.scorer, compilations))
-    result = run.train_phase(
-        task, dataclasses.replace(phase, scorer=evaluations[-1]), valid, workdir, resume=False)
+    result = jobs.train_phase(
+        job, dataclasses.replace(phase, scorer=evaluations[-1]), valid, workdir, resume=False)
     phase = phase.following and phase.following(result.state)
   seconds = time.perf_counter() - started - compilations.seconds - sum(
       evaluation.seconds - evaluation.compile_seconds for evaluation in evaluations)
-  _, means = task.validate(
-      task.scorer(), result.state.eval_params, valid, task.sampled_ids(valid))
+  ids = jobs.sampled_ids(config, valid)
+  scores = ranker.score(ranker.scorer(), result.state.eval_params, valid, ids)
+  _, means = judge.judge(ranker.collection, valid, ids, scores)
   return {"kendaltau": means["kendaltau"], "opa": means["opa"], "seconds": seconds,
           "peak_mib": report.peak_memory()[1] / 2**20}
 

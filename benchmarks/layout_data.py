@@ -36,9 +36,7 @@ from tpugraphs_jax import graph
 from tpugraphs_jax import host_memory
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import store
-from tpugraphs_jax.tasks import run
-from tpugraphs_jax.tasks.layout import LayoutTask
-from tpugraphs_jax.train import parallel, report, state as state_lib
+from tpugraphs_jax.run import jobs, phases
 import timing
 import workloads
 
@@ -204,12 +202,13 @@ def _train_over(root: Path) -> dict[str, float]:
   config.data_root = str(root)
   config.batch.slates_per_epoch = 8 * _TRAINING_STEPS
   config.train.epochs = 1
-  task, started = LayoutTask(config), time.perf_counter()
-  result = run.train(task, root / "run")
+  job, started = jobs.Job.of(config), time.perf_counter()
+  result = jobs.train(job, root / "run")
   seconds = time.perf_counter() - started
   config.batch.slates_per_epoch = preset.batch.slates_per_epoch
-  plan = task.plan(
-      [task.prepare(g) for g in task.load(str(root), "train")], epochs=preset.train.epochs)
+  plan = phases.plan_of(
+      config, job.ranker.batcher, job.prepare(job.data.load(str(root), "train")),
+      job.data.targets, epochs=preset.train.epochs)
   return {"batch_shapes": len(plan.budgets), "padding_share": plan.padding(100),
           "training_steps": result.step, "training_s": seconds,
           "training_peak_mib": result.peak_bytes / _MIB}
@@ -217,19 +216,16 @@ def _train_over(root: Path) -> dict[str, float]:
 
 def measure_loader(root: Path) -> dict[str, float]:
   """Seconds per step with and without loading."""
-  del root
-  task = LayoutTask(layout_config.get_config("xla-random,official"))
+  job = jobs.Job.of(layout_config.get_config("xla-random,official"))
   rng = np.random.default_rng(0)
   graphs = [workloads.program(rng, nodes=int(rng.integers(4_000, 8_000)), config_nodes=250,
-                              configs=10_000) for _ in range(4 * task.config.batch.graphs)]
-  task.fit(graphs)
-  plan = task.plan([task.prepare(g) for g in graphs])
-  optimizer, steps = task.create_optimizer(total_steps=100), 2 * _LOADER_STEPS
-  first = task.assemble(plan.slots(0, 0), plan.budget(0), graphs=plan.slates_per_device,
-                        configs=task.config.batch.configs)
-  train_step = task.train_step(optimizer)
-  state = parallel.replicate(state_lib.TrainState.create(task.init_params(first), optimizer))
-  batches, seconds = task.batches(plan, steps), {"loading": [], "fixed": []}
+                              configs=10_000) for _ in range(4 * job.config.batch.graphs)]
+  job.fit(graphs)
+  phase = phases.first_phase(
+      job.config, job.ranker, job.prepare(graphs), job.data.targets, root)
+  steps, train_step = 2 * _LOADER_STEPS, phase.train_step
+  state = parallel.replicate(phase.state)
+  batches, seconds = phase.batches, {"loading": [], "fixed": []}
   for number in range(steps):
     # The loader makes room good at once: its work falls into the first of both steps.
     for name, take in (("loading", lambda: next(batches)), ("fixed", lambda: batch)):
@@ -246,16 +242,16 @@ def measure_loader(root: Path) -> dict[str, float]:
 
 def measure_ranking(root: Path) -> dict[str, float]:
   """Seconds to rank, compilation included and not, and peak memory."""
-  del root
-  task = LayoutTask(layout_config.get_config("xla-random"))
+  job = jobs.Job.of(layout_config.get_config("xla-random"))
   program = workloads.program(
       np.random.default_rng(0), nodes=20_000, config_nodes=1_000, configs=1_000)
-  task.fit([program])
-  prepared, scorer = task.prepare(program), task.scorer()
-  params, seconds = task.init_params(task.example_batch(prepared)), []
+  job.fit([program])
+  ranker, seconds = job.ranker, []
+  ranker.params = phases.first_phase(
+      job.config, ranker, job.prepare([program]), job.data.targets, root).state.params
   for _ in range(2):
     started = time.perf_counter()
-    task.rank(scorer, params, [prepared], progress=True)
+    ranker.rank(program)
     seconds.append(time.perf_counter() - started)
   return {"first_ranking_s": seconds[0], "second_ranking_s": seconds[1],
           "peak_mib": report.peak_memory()[1] / _MIB}

@@ -23,7 +23,8 @@ from scipy import special
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tpugraphs_jax import ranking
+from tpugraphs_jax.predict import judge
+from tpugraphs_jax.run import jobs
 from tpugraphs_jax.data import synthetic
 import timing
 
@@ -75,18 +76,17 @@ def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) ->
 def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, float]]:
   """A random choice's expected figures and those of the noise-free runtimes."""
   module = importlib.import_module(f"configs.{case.config}")
-  task = ranking.create_task(module.get_config(case.collection))
-  graphs = task.judged(task.load(data_root, "valid"))
-  task.fit(graphs)
+  job = jobs.Job.of(module.get_config(case.collection))
+  graphs, ks = jobs.judged(job.data.load(data_root, "valid")), job.data.collection.slowdown_ks
+  job.fit(graphs)
   random, ceiling = [], []
   for graph in graphs:
-    prepared = task.prepare(graph)
-    ids = task.validation_ids(prepared)
+    ids = job.data.validation_ids(graph.name, graph.configs)
     truth = synthetic.read_ceiling(data_root, collection, "valid", graph.name).runtime_ns[ids]
     # Kept apart by rank: float32 scores would merge runtimes that differ.
     scores = np.unique(truth, return_inverse=True)[1].astype(np.float32)
-    ceiling.append(task.graph_row(prepared, ids, scores))
-    random.append(_random_row(graph.configs.runtime_ns[ids], task.slowdown_ks))
+    ceiling.append(judge.graph_row(job.ranker.prepare(graph), ids, scores, ks=ks))
+    random.append(_random_row(graph.configs.runtime_ns[ids], ks))
   return {name: {column: float(np.nanmean([row[column] for row in rows]))
                  for column in case.columns}
           for name, rows in (("random", random), ("ceiling", ceiling))}

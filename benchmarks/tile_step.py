@@ -24,8 +24,9 @@ from configs import tile as tile_config
 from tpugraphs_jax import graph
 from tpugraphs_jax import host_memory
 from tpugraphs_jax.data.synthetic import files, scales
-from tpugraphs_jax.tasks.tile import TileTask
-from tpugraphs_jax.train import parallel, report, state as state_lib
+from tpugraphs_jax.run import phases
+from tpugraphs_jax.run.jobs import Job
+from tpugraphs_jax.train import parallel, report
 import timing
 
 _STEPS_IN_FLIGHT = 2  # as in the training loop
@@ -47,18 +48,14 @@ def kernels(count: int, pool_size: int) -> list[graph.OpGraph]:
   return [copy(number) for number in range(count)]
 
 
-def measure_training(task: TileTask, graphs: list[graph.OpGraph]) -> dict[str, float]:
+def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
   """Two epochs from data in memory; the second must not compile anything."""
-  task.fit(graphs)
-  prepared = [task.prepare(g) for g in graphs]
-  plan = task.plan(prepared)
+  job.fit(graphs)
+  phase = phases.first_phase(
+      job.config, job.ranker, job.prepare(graphs), job.data.targets, Path())
+  plan, batches, train_step = phase.plan, phase.batches, phase.train_step
   steps = plan.steps_per_epoch
-  batches = task.batches(plan, 2 * steps)
-  optimizer = task.create_optimizer(total_steps=2 * steps)
-  first = task.assemble(plan.slots(0, 0), plan.budget(0), graphs=plan.slates_per_device,
-                        configs=task.config.batch.configs)
-  train_step = task.train_step(optimizer)
-  state = parallel.replicate(state_lib.TrainState.create(task.init_params(first), optimizer))
+  state = parallel.replicate(phase.state)
   compilations = timing.Compilations()
   epochs, compiled, times = [], [], []
   for _ in range(2):
@@ -87,14 +84,12 @@ def measure_training(task: TileTask, graphs: list[graph.OpGraph]) -> dict[str, f
   }
 
 
-def measure_scoring(task: TileTask, graphs: list[graph.OpGraph]) -> dict[str, float]:
+def measure_scoring(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
   """Seconds to score every configuration of the graphs, compilation included."""
-  prepared = [task.prepare(g) for g in graphs]
-  scorer = task.scorer()
-  example = task.plan(prepared[: task.config.batch.graphs])
-  params = task.init_params(
-      task.assemble(example.slots(0, 0), example.budget(0), graphs=example.slates_per_device,
-                    configs=task.config.batch.configs))
+  prepared, scorer = job.prepare(graphs), job.ranker.scorer()
+  params = phases.first_phase(
+      job.config, job.ranker, prepared[: job.config.batch.graphs], job.data.targets,
+      Path()).state.params
   started = time.perf_counter()
   scorer.scores(params, prepared, progress=True)
   seconds = time.perf_counter() - started
@@ -108,11 +103,11 @@ def main() -> None:
   parser.add_argument("--train_kernels", type=int, default=TRAIN_KERNELS)
   parser.add_argument("--scored_kernels", type=int, default=SCORED_KERNELS)
   args = parser.parse_args()
-  task = TileTask(tile_config.get_config())
+  job = Job.of(tile_config.get_config())
   graphs = kernels(args.train_kernels, args.pool)
   figures = {"train_kernels": len(graphs), "train_configs": sum(len(g.configs) for g in graphs)}
-  figures |= measure_training(task, graphs)
-  figures |= measure_scoring(task, graphs[: args.scored_kernels])
+  figures |= measure_training(job, graphs)
+  figures |= measure_scoring(job, graphs[: args.scored_kernels])
   figures["peak_memory_mib"] = report.peak_memory()[1] / 2**20
   timing.report(figures, args.out)
 

@@ -9,13 +9,14 @@ import jax
 import numpy as np
 import random_graphs
 
-from tpugraphs_jax.data import batching as layout_batching
+from tpugraphs_jax.batchers import segments as batching
+from tpugraphs_jax.batchers.segments import SegmentBatch, SegmentedGraph, SegmentSlate
+from tpugraphs_jax.data import batching as layout_batching, partition
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.models import layout_features, pooling
 from tpugraphs_jax.models import message_passing as mp
-from tpugraphs_jax.segments import batching, partition
-from tpugraphs_jax.segments.batching import SegmentBatch, SegmentedGraph, SegmentSlate
 from tpugraphs_jax.segments.model import SegmentModel
+from tpugraphs_jax.train import parallel
 
 WIDTH = 3
 identity = lambda rows: rows
@@ -112,7 +113,7 @@ def readouts(model, params, graph: SegmentedGraph, config_ids) -> np.ndarray:
 
 def per_device(batches: Sequence[SegmentBatch]) -> SegmentBatch:
   """A leading axis of devices."""
-  return batching.stack_for_devices(batches)
+  return parallel.stack_for_devices(batching.align(batches))
 
 
 def graphs_of(segments: tuple[int, ...] = (3, 4, 5), fresh: int = 1):

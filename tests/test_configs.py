@@ -1,12 +1,14 @@
-"""Every variant makes a task; what cannot work is refused by the name of its field."""
+"""Every variant makes a job; what cannot work is refused by the name of its field."""
 
 import importlib.util
 import itertools
 
 import commands
+import ml_collections
 import pytest
 
-from tpugraphs_jax import ranking
+from tpugraphs_jax.predict import saved as saved_lib
+from tpugraphs_jax.run.jobs import Job
 from tpugraphs_jax.train import report
 
 TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
@@ -24,11 +26,11 @@ CONFIGS = {kind: load(kind).get_config for kind in ("tile", "layout")}
 
 
 def make(kind, **changes):
-  """The task of the smallest config with some fields changed (`batch__graphs=4`)."""
+  """The job of the smallest config with some fields changed (`batch__graphs=4`)."""
   config = CONFIGS[kind]("ci")
   with config.unlocked():
     config.update_from_flattened_dict(changes, strip_prefix="")
-  return ranking.create_task(config)
+  return Job.of(config)
 
 
 @pytest.mark.parametrize("kind, variant", [
@@ -38,20 +40,20 @@ def make(kind, **changes):
     *(("layout", f"xla-default,{name}") for name in load("layout").SEGMENTS),
     ("layout", "nlp-random,official,gst_ed,ci"), ("layout", "full"), ("tile", ""),
 ])
-def test_every_variant_makes_a_task(kind, variant, tmp_path):
+def test_every_variant_makes_a_job(kind, variant, tmp_path):
   config = CONFIGS[kind](variant)
-  task = ranking.create_task(config)
+  ranker = Job.of(config).ranker
   if kind == "tile":
-    assert task.collection == "tile:xla"
+    assert ranker.collection.name == "tile:xla"
     assert config.model.name == (variant.split(",")[0] or "EarlyJoinSAGE")
   else:
     collection = variant.split(",")[0]
     expected = collection if collection in COLLECTIONS else "xla-random"
-    assert task.collection == f"layout:{expected.replace('-', ':')}"
-  # What a working folder keeps of a config makes the same task again.
+    assert ranker.collection.name == f"layout:{expected.replace('-', ':')}"
+  # What a working folder keeps of a config makes the same model again.
   report.write_manifest(tmp_path, config.to_dict())
-  saved = ranking.saved_config(tmp_path)
-  assert saved == config and ranking.create_task(saved).model == task.model
+  saved = ml_collections.ConfigDict(saved_lib.config_of(tmp_path))
+  assert saved == config and Job.of(saved).ranker.model == ranker.model
 
 
 def test_the_tile_defaults_are_the_official_ones():
@@ -137,7 +139,7 @@ def test_what_one_tile_model_cannot_do_is_refused(variant, field, value):
   config = CONFIGS["tile"](variant)
   config.model[field] = value
   with pytest.raises(ValueError, match=f"{field} is '?{value}'?, expected "):
-    ranking.create_task(config)
+    Job.of(config)
 
 
 def test_a_multistep_schedule_needs_milestones():
@@ -147,7 +149,7 @@ def test_a_multistep_schedule_needs_milestones():
 
 
 @pytest.mark.parametrize("kind, task, lacks", [
-    ("tile", "layout", "data.search"), ("layout", "segments", "segments")])
+    ("tile", "layout", "data.store_dir"), ("layout", "segments", "segments")])
 def test_a_config_of_another_task_is_refused(kind, task, lacks):
   with pytest.raises(ValueError, match=f"task is {task}, but the config has no {lacks}: name"):
     make(kind, task=task)
@@ -158,4 +160,4 @@ def test_options_a_model_does_not_have_are_refused():
   with config.unlocked():
     config.model.num_heads = 2
   with pytest.raises(ValueError, match="EarlyJoinSAGE has no option 'num_heads'; it has"):
-    ranking.create_task(config)
+    Job.of(config)

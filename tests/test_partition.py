@@ -10,7 +10,7 @@ import pytest
 import random_graphs
 
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.segments import partition
+from tpugraphs_jax.data import partition
 
 METHODS = list(partition.METHODS)
 

@@ -24,8 +24,11 @@ def graphs_of(count, seed=0):
 
 def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **options):
   def draw(number, rng):
-    ids = rng.choice(20, 3, replace=False)
-    return Slate(graphs[number], ids, ids.astype(np.float32), number)
+    def finish():
+      ids = rng.choice(20, 3, replace=False)
+      return Slate(graphs[number], ids, ids.astype(np.float32), number)
+
+    return pipeline.Drawn(graphs[number].sizes, finish)
 
   return pipeline.BatchPlan(
       graphs, slates_per_step=slates_per_step, devices=devices, draw=draw, seed=seed,
@@ -35,7 +38,7 @@ def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **option
 def slates_of(plan, step, devices=1):
   """(graph, its configurations) of a step, in the order of the devices."""
   return [(slot.graph_id, slot.config_ids.tolist())
-          for device in range(devices) for slot in plan.slots(step, device)]
+          for device in range(devices) for slot in plan.slates(step, device)]
 
 
 def epoch_of(plan, epoch):
@@ -66,25 +69,25 @@ def test_the_number_of_devices_changes_nothing_but_the_places(slates_per_epoch):
     for devices in (2, 4):
       assert plans[devices].steps_per_epoch == plans[1].steps_per_epoch
       assert slates_of(plans[devices], step, devices) == expected
-      shares = [len(plans[devices].slots(step, device)) for device in range(devices)]
+      shares = [len(plans[devices].slates(step, device)) for device in range(devices)]
       assert shares == [4 // devices] * devices
 
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
   """Sizes that depend on the draw are those of the slots of that very step."""
-  first_draw = lambda rng: int(rng.integers(1, 200))
-
   def draw(number, rng):
-    return Slate(graphs[number], np.arange(first_draw(rng)), np.zeros(0), number)
+    nodes = int(rng.integers(1, 200))
+    return pipeline.Drawn(
+        graphs[number].sizes | {"nodes": nodes},
+        lambda: Slate(graphs[number], np.arange(nodes), np.zeros(0), number))
 
   graphs = graphs_of(8)
   plan = pipeline.BatchPlan(
-      graphs, slates_per_step=4, devices=devices, draw=draw, seed=0, epochs=1000,
-      slate_sizes=lambda number, rng: graphs[number].sizes | {"nodes": first_draw(rng)})
+      graphs, slates_per_step=4, devices=devices, draw=draw, seed=0, epochs=1000)
   budgets = set()
   for step in range(20):
-    drawn = [sum(len(slot.config_ids) for slot in plan.slots(step, device))
+    drawn = [sum(len(slot.config_ids) for slot in plan.slates(step, device))
              for device in range(devices)]
     assert max(drawn) < plan.budget(step)["nodes"]
     budgets.add(plan.budget(step)["nodes"])
@@ -139,12 +142,12 @@ def test_fewer_graphs_than_a_batch_leave_slots_empty(devices, shares):
   plan = plan_of(graphs_of(3), slates_per_step=6, devices=devices)
   assert plan.steps_per_epoch == 1 and plan.slates_per_device == 6 // devices
   for step in range(5):
-    assert [len(plan.slots(step, device)) for device in range(devices)] == shares
+    assert [len(plan.slates(step, device)) for device in range(devices)] == shares
     assert sorted(number for number, _ in slates_of(plan, step, devices)) == [0, 1, 2]
 
 
 def test_fewer_slates_than_devices_are_refused():
-  with pytest.raises(ValueError, match="3 slates per epoch for 4 devices; set --config.batch.sl"):
+  with pytest.raises(ValueError, match="3 slates per epoch for 4 devices; set batch.sl"):
     plan_of(graphs_of(3), devices=4)
   plan = plan_of(graphs_of(3), devices=4, slates_per_epoch=4)
   assert len(slates_of(plan, 0, 4)) == 4
@@ -159,7 +162,7 @@ def test_budgets_hold_every_batch_of_every_device(devices, graphs):
   for step in (*range(40), *range(1000, 1040)):
     budget = plan.budget(step)
     for device in range(devices):
-      sizes = batching.total_sizes([slot.graph for slot in plan.slots(step, device)])
+      sizes = batching.total_sizes([slot.graph for slot in plan.slates(step, device)])
       assert sizes["nodes"] < budget["nodes"]
       assert all(sizes[key] <= budget[key] for key in sizes)
 
@@ -168,7 +171,7 @@ def test_padding_is_the_share_of_unused_nodes():
   plan = plan_of(graphs_of(9), devices=2)
   used = room = 0
   for step in range(6):
-    used += sum(len(slot.graph.opcode) for device in (0, 1) for slot in plan.slots(step, device))
+    used += sum(len(slot.graph.opcode) for device in (0, 1) for slot in plan.slates(step, device))
     room += 2 * plan.budget(step)["nodes"]
   assert plan.padding(6) == pytest.approx(1 - used / room)
 

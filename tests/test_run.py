@@ -5,7 +5,7 @@ import types
 import jax
 import pytest
 
-from tpugraphs_jax.tasks import run
+from tpugraphs_jax.run import command
 from tpugraphs_jax.train import parallel
 
 
@@ -20,16 +20,16 @@ class Flags(types.SimpleNamespace):
 def fails(monkeypatch, tmp_path):
   """`fails(error)`: runs the command with a job that ends in this error."""
   values = Flags(workdir=str(tmp_path), data_root="", mode="train", resume=False,
-                 coordinator_address=None, num_processes=None, process_id=None)
-  monkeypatch.setattr(run.flags, "FLAGS", values)
+                 coordinator_address=None, ensemble=[], num_processes=None, process_id=None)
+  monkeypatch.setattr(command.flags, "FLAGS", values)
   monkeypatch.setattr(parallel, "use_compilation_cache", lambda folder: None)
-  monkeypatch.setattr(run, "_config", lambda *args: None)
+  monkeypatch.setattr(command, "_config", lambda *args: None)
 
   def fails(error):
     def job(*args, **options):
       raise error
-    monkeypatch.setattr(run, "run", job)
-    run.main(["run_layout.py"])
+    monkeypatch.setattr(command.jobs, "run", job)
+    command.main(["run_layout.py"])
 
   return fails
 

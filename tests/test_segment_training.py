@@ -13,7 +13,8 @@ from segment_cases import graphs_of, model_of, params_of
 
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import pipeline
-from tpugraphs_jax.segments import batching, finetune, history, train_step
+from tpugraphs_jax.batchers import segments as batching
+from tpugraphs_jax.segments import finetune, history, train_step
 from tpugraphs_jax.segments.model import READOUT_COLLECTION, HeadModel
 from tpugraphs_jax.segments.score import SegmentScorer
 from tpugraphs_jax.train import loop, parallel, state as state_lib, step as step_lib
@@ -100,7 +101,7 @@ class Job:
         assemble_layout=cases.assemble_layout)
     batches = pipeline.training_batches(
         self.plan, total_steps=steps, local_devices=range(devices), assemble=assemble,
-        stack=batching.stack_for_devices)
+        stack=cases.per_device)
     self.batches = history.BatchesWithHistory(
         batches, history.Snapshots(folder, self.keys, self.table))
     step, _ = steps_of(self.model)
@@ -110,7 +111,8 @@ class Job:
   def draw(self, number, rng):
     graph = self.graphs[number]
     ids = rng.permutation(len(graph.configs))[:CONFIGS]
-    return cases.slot(graph, number, ids, [rng.integers(len(graph.segments))])
+    fresh = [rng.integers(len(graph.segments))]
+    return pipeline.Drawn(graph.sizes, lambda: cases.slot(graph, number, ids, fresh))
 
   def contents(self):
     everything = np.arange(self.keys.entries)[None].repeat(

@@ -46,13 +46,16 @@ def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
-  """The config that the model in `workdir` was trained with.
+  """The config that the model in `workdir` was trained with; also of a model file alone.
 
   Raises:
     FileNotFoundError: nothing was trained there.
     ValueError: its config.json is damaged.
   """
   path = Path(workdir).expanduser() / CONFIG_FILE
+  model = path.with_name(artefact.FILE)
+  if model.exists() and not path.exists():
+    return upgrade(artefact.load(model).config)
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "
                             "trained in")

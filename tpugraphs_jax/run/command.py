@@ -104,7 +104,7 @@ def _predict_together(values: flags.FlagValues, workdir: Path) -> None:
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
-  jobs.predict(config, ensemble, workdir)
+  jobs.predict(jobs.Job.of(config).data, config.data_root, ensemble, workdir)
 
 
 def _default_data_root(workdir: Path) -> str:

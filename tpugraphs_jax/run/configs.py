@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 import re
+import runpy
 
 import ml_collections
 
@@ -52,3 +53,19 @@ def as_flags(message: str, config: ml_collections.ConfigDict | None) -> str:
     return f"--config.{found[1]}"
 
   return _FIELD.sub(flag, message)
+
+
+def load(value: str) -> ml_collections.ConfigDict:
+  """The config of a value of `--config`, such as `tile.py:recommended` or `FILE.py:VARIANT`.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: the file has no such variant.
+  """
+  path, colon, variant = resolve(value, "").partition(":")
+  if not Path(path).is_file():
+    raise FileNotFoundError(f"{path} is missing: name one of the project's configs "
+                            f"({', '.join(sorted(p.name for p in folder().glob('[a-z]*.py')))}) or "
+                            "a file of your own")
+  get_config = runpy.run_path(path)["get_config"]
+  return get_config(variant) if colon else get_config()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import dataclasses
 from pathlib import Path
 import time
 from typing import Any
@@ -12,6 +13,7 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import registry, submission
+from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import features, sampling, splits
 from tpugraphs_jax.data.layout_data import LayoutData
 from tpugraphs_jax.data.tile_data import TileData
@@ -25,6 +27,38 @@ from tpugraphs_jax.train import loop, parallel, report
 MODES = ("train", "evaluate", "predict", "all")
 
 
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What a config is made of.
+
+  Attributes:
+    config: see `configs/`; `config.data_root` names the data.
+    data: loads graphs and says what is learnt from them.
+    ranker: scores graphs.
+  """
+
+  config: ml_collections.ConfigDict
+  data: TileData | LayoutData
+  ranker: Ranker
+
+  @classmethod
+  def of(cls, config: ml_collections.ConfigDict) -> Job:
+    """The job of a config, which is refused (ValueError) if it cannot work."""
+    with config.unlocked():
+      config.extensions = registry.import_extensions(config.extensions)
+    checks.check(config)
+    ranker = Ranker(config.to_dict())
+    return cls(config, _data_of(config, ranker.collection), ranker)
+
+  def prepare(self, graphs: Sequence[OpGraph]) -> list[Any]:
+    """Graphs as the ranker's batcher wants them."""
+    return [self.ranker.prepare(graph) for graph in graphs]
+
+  def fit(self, graphs: Sequence[OpGraph]) -> None:
+    """Fits the ranker's transforms on training graphs."""
+    self.ranker.fit(graphs, [self.data.config_values(graph) for graph in graphs])
+
+
 def run(
     config: ml_collections.ConfigDict, workdir: Path, *, mode: str = "all", resume: bool = False
 ) -> None:
@@ -36,80 +70,67 @@ def run(
     mode: one of `MODES`.
     resume: go on with the run in `workdir`.
   """
-  record_extensions(config)
-  checks.check(config)
+  job = Job.of(config)
   if mode in ("train", "all"):
-    train(config, workdir, resume=resume)
+    train(job, workdir, resume=resume)
   if mode == "train":
     return
-  ranker = Ranker.load(workdir, config.to_dict())
+  trained = dataclasses.replace(job, ranker=Ranker.load(workdir, config.to_dict()))
   if mode in ("evaluate", "all"):
-    evaluate(config, ranker, workdir)
+    evaluate(trained, workdir)
   if mode in ("predict", "all"):
-    predict(config, ranker, workdir)
+    predict(trained.data, config.data_root, trained.ranker, workdir)
 
 
-def record_extensions(config: ml_collections.ConfigDict) -> None:
-  """Imports the user's modules, and notes in the config where they were found."""
-  with config.unlocked():
-    config.extensions = registry.import_extensions(config.extensions)
-
-
-def data_of(config: ml_collections.ConfigDict, ranker: Ranker) -> TileData | LayoutData:
-  """The graphs that the config names."""
+def _data_of(
+    config: ml_collections.ConfigDict, collection: Collection
+) -> TileData | LayoutData:
   data, common = config.data, dict(
       skip_bad_files=config.data.skip_bad_files, target=config.batch.target)
-  if ranker.collection.kind == "tile":
-    return TileData(ranker.collection, **common)
+  if collection.kind == "tile":
+    return TileData(collection, **common)
   return LayoutData(
-      ranker.collection, **common, store_dir=data.store_dir,
+      collection, **common, store_dir=data.store_dir,
       duplicate_policy=data.duplicate_policy, max_configs=data.max_configs,
       indices_dir=config.eval.indices_dir, max_validated=config.eval.max_configs,
       seed=config.seed)
 
 
-def train(
-    config: ml_collections.ConfigDict, workdir: Path, *, resume: bool = False
-) -> loop.TrainResult:
+def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   """Fits transforms, trains, keeps the best checkpoint by `config.train.best_metric`."""
+  config = job.config
   parallel.per_device(config.batch.graphs, field="batch.graphs")
-  ranker = Ranker(config.to_dict())
   loop.check_workdir(workdir, resume=resume, config=saved.fingerprint(config.to_dict()))
-  data = data_of(config, ranker)
-  prepared, valid = _prepare(config, ranker, data, workdir, resume=resume)
-  phase = phases.first_phase(config, ranker, prepared, data.targets, workdir)
+  prepared, valid = _prepare(job, workdir, resume=resume)
+  phase = phases.first_phase(config, job.ranker, prepared, job.data.targets, workdir)
   logging.info("%s: %d training graphs, %d validation graphs, %d steps per epoch",
-               ranker.collection.name, len(prepared), len(valid), phase.plan.steps_per_epoch)
+               job.data.collection.name, len(prepared), len(valid), phase.plan.steps_per_epoch)
   while True:
-    result = train_phase(config, ranker, phase, valid, workdir, resume=resume)
+    result = train_phase(job, phase, valid, workdir, resume=resume)
     if phase.following is None:
       return result
     phase = phase.following(result.state)
 
 
-def _prepare(
-    config: ml_collections.ConfigDict, ranker: Ranker, data: TileData | LayoutData, workdir: Path,
-    *, resume: bool,
-) -> tuple[list[Any], list[Any]]:
+def _prepare(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], list[Any]]:
   """Training and validation graphs with fitted transforms; the raw graphs are not kept."""
-  train_graphs = trainable(config, data, data.load(config.data_root, "train"))
+  config, data = job.config, job.data
+  train_graphs = trainable(job, data.load(config.data_root, "train"))
   valid_graphs = judged(data.load(config.data_root, "valid"))
   if not valid_graphs:
-    raise ValueError(f"no labelled validation graph of {ranker.collection.name} in "
+    raise ValueError(f"no labelled validation graph of {data.collection.name} in "
                      f"{config.data_root}; choosing the best checkpoint needs at least one")
-  _fit_once(ranker, data, train_graphs, workdir / saved.TRANSFORMS_FILE, resume=resume)
+  _fit_once(job, train_graphs, workdir / saved.TRANSFORMS_FILE, resume=resume)
   report.write_manifest(workdir, config.to_dict())
-  valid = [ranker.prepare(graph) for graph in valid_graphs]
+  valid = job.prepare(valid_graphs)
   for graph in valid:
     data.validation_ids(graph.name, graph.configs)  # errors show before training
-  return [ranker.prepare(graph) for graph in train_graphs], valid
+  return job.prepare(train_graphs), valid
 
 
-def trainable(
-    config: ml_collections.ConfigDict, data: TileData | LayoutData, graphs: Sequence[OpGraph]
-) -> list[OpGraph]:
+def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
   """Graphs that nothing speaks against; the others are named. ValueError if none is left."""
-  least = config.batch.min_configs
+  least, data = job.config.batch.min_configs, job.data
   kept = splits.keep(
       graphs, "training", lambda configs: data.why_not_trained(configs, min_configs=least))
   if not kept:
@@ -124,25 +145,22 @@ def judged(graphs: Sequence[OpGraph]) -> list[OpGraph]:
   return splits.keep(graphs, "evaluation", splits.why_not_judged)
 
 
-def _fit_once(
-    ranker: Ranker, data: TileData | LayoutData, graphs: Sequence[OpGraph], path: Path, *,
-    resume: bool,
-) -> None:
+def _fit_once(job: Job, graphs: Sequence[OpGraph], path: Path, *, resume: bool) -> None:
   """Fits the transforms; a run that goes on keeps those that it began with."""
   if parallel.from_primary(resume and path.exists()):
     found = features.load(path) if parallel.is_primary() else None
-    ranker.use_transforms(parallel.from_primary(found), where=path)
+    job.ranker.use_transforms(parallel.from_primary(found), where=path)
     return
-  ranker.fit(graphs, [data.config_values(graph) for graph in graphs])
+  job.fit(graphs)
   if parallel.is_primary():
-    features.save(path, ranker.transforms)
+    features.save(path, job.ranker.transforms)
 
 
 def train_phase(
-    config: ml_collections.ConfigDict, ranker: Ranker, phase: phases.Phase,
-    valid: Sequence[Any], workdir: Path, *, resume: bool,
+    job: Job, phase: phases.Phase, valid: Sequence[Any], workdir: Path, *, resume: bool
 ) -> loop.TrainResult:
   """Runs the training loop once, judged on a seeded sample of each validation graph."""
+  config, ranker = job.config, job.ranker
   ids, options = sampled_ids(config, valid), config.train
 
   def evaluate(params: Any) -> dict[str, float]:
@@ -179,12 +197,10 @@ def sampled_ids(config: ml_collections.ConfigDict, graphs: Sequence[Any]) -> lis
           for graph in graphs]
 
 
-def evaluate(
-    config: ml_collections.ConfigDict, ranker: Ranker, workdir: Path
-) -> dict[str, float]:
+def evaluate(job: Job, workdir: Path) -> dict[str, float]:
   """Scores the validation split; writes validation.csv and prints the means."""
-  data = data_of(config, ranker)
-  graphs = [ranker.prepare(graph) for graph in judged(data.load(config.data_root, "valid"))]
+  config, data, ranker = job.config, job.data, job.ranker
+  graphs = job.prepare(judged(data.load(config.data_root, "valid")))
   name = ranker.collection.name
   if not graphs:
     print(f"{name}: no labelled graph in the validation split; nothing to score")
@@ -212,11 +228,10 @@ def _scoring_seconds(ranker: Ranker, scorer: Any, graph: Any, ids: np.ndarray) -
 
 
 def predict(
-    config: ml_collections.ConfigDict, ranker: Ranker | Ensemble, workdir: Path
+    data: TileData | LayoutData, data_root: str, ranker: Ranker | Ensemble, workdir: Path
 ) -> None:
   """Ranks the test split and writes results.csv in the form of a submission."""
-  first = ranker.rankers[0] if isinstance(ranker, Ensemble) else ranker
-  graphs = data_of(config, first).load(config.data_root, "test")
+  graphs = data.load(data_root, "test")
   scores = ranker.scores(graphs, progress=True)
   if parallel.is_primary():
     path, name = workdir / "results.csv", ranker.collection.name

@@ -31,7 +31,7 @@ class SegmentModel(nn.Module):
   """Scores `[G, C]` of graphs given by segments.
 
   Attributes:
-    model: layout model with `embed(batch, train=)`, `score(pooled)` and `hops`.
+    model: a layout ranker, see `models.interface`.
     readout: `embedding`: readouts are added up and the head scores the total;
       `scalar`: the head scores each segment and the scores are added up
       (published code for TpuGraphs).
@@ -53,11 +53,6 @@ class SegmentModel(nn.Module):
 
   def setup(self):
     nn.share_scope(self, self.model)
-
-  @property
-  def hops(self) -> int:
-    """Rounds of message passing of the wrapped model."""
-    return self.model.hops
 
   def __call__(self, batch: SegmentBatch, *, train: bool = False) -> jax.Array:
     """Scores; in training the readouts are sown as `READOUT_COLLECTION`."""

@@ -1,7 +1,6 @@
 """Graph Segment Training by the command: variants, resuming, and what is refused."""
 
 import csv
-import importlib.util
 import json
 from typing import NamedTuple
 
@@ -11,7 +10,10 @@ import pytest
 import segment_cases as cases
 
 from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.tasks import segments
+from tpugraphs_jax.models import interface
+from tpugraphs_jax.predict import ranker
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.run.jobs import Job
 
 SMALL = ["--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=3",
          "--config.train.log_every_steps=1", "--config.segments.finetune.epochs=2"]
@@ -85,11 +87,7 @@ def test_segments_that_do_not_fit_the_data_end_before_training(jobs, name, compl
 
 
 def get_config(variant: str) -> ml_collections.ConfigDict:
-  path = commands.ROOT / "configs" / "layout.py"
-  spec = importlib.util.spec_from_file_location("layout_config", path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module.get_config(variant)
+  return configs.load(f"layout.py:{variant}")
 
 
 def config(variant="gst_ed", **options) -> ml_collections.ConfigDict:
@@ -101,16 +99,17 @@ def config(variant="gst_ed", **options) -> ml_collections.ConfigDict:
 @pytest.mark.parametrize("variant, uses_history", [
     ("gst", False), ("gst_e", True), ("gst_ed", True), ("gst_efd", True), ("one", False)])
 def test_variants_have_a_table_where_they_need_one(variant, uses_history):
-  made = segments.SegmentTask(config(variant))
-  assert made.uses_history == uses_history
-  assert made.final_folder == ("head" if variant == "gst_efd" else "")
+  made = config(variant)
+  Job.of(made)
+  assert ranker.uses_history(made.segments) == uses_history
+  assert bool(made.segments.finetune.epochs) == (variant == "gst_efd")
 
 
 def test_full_is_the_whole_graph_and_the_official_model_segments_without_blocks():
   assert get_config("xla-random,full") == get_config("xla-random")
   official = get_config("xla-random,official,gst_ed")
   assert official == get_config("gst_ed,official,xla-random")
-  assert segments.SegmentTask(official).model.model.dropout == "fullgraph"
+  assert Job.of(official).ranker.model.model.dropout == "fullgraph"
 
 
 @pytest.mark.parametrize("options, complaint", [
@@ -133,29 +132,30 @@ def test_full_is_the_whole_graph_and_the_official_model_segments_without_blocks(
 ])
 def test_impossible_options_are_refused(options, complaint):
   with pytest.raises(ValueError, match=complaint):
-    segments.SegmentTask(config(**options))
+    Job.of(config(**options))
 
 
 class Attentive(cases.ToyModel):
-  """A model with an option that a table cannot go with."""
+  """A model that a table cannot go with."""
 
-  whole_graph_options = ("cross_config_attention",)
+  @property
+  def sees(self):
+    return interface.Sees(hops=1, whole_graph=True)
 
 
 @pytest.mark.parametrize("variant, is_refused", [("gst_ed", True), ("gst", False), ("one", False)])
-def test_options_that_see_more_than_a_segment_are_refused_with_a_table(
+def test_models_that_see_more_than_a_segment_are_refused_with_a_table(
     variant, is_refused, monkeypatch):
-  monkeypatch.setattr(
-      segments.LayoutTask, "create_model", lambda self, name, **options: Attentive())
+  monkeypatch.setattr(interface, "create", lambda kind, name, **options: Attentive())
   if not is_refused:
-    assert segments.SegmentTask(config(variant)).model.hops == 1
+    assert Job.of(config(variant)).ranker.sees.whole_graph
     return
-  with pytest.raises(ValueError, match="cross_config_attention, which looks at .* history table"):
-    segments.SegmentTask(config(variant))
+  with pytest.raises(ValueError, match="looks at the whole graph: the history table keeps"):
+    Job.of(config(variant))
 
 
 def test_sampled_blocks_of_the_official_model_are_refused():
   official = get_config("xla-random,official,gst_ed")
   official.model.dropout = "backpropdropout"
-  with pytest.raises(ValueError, match="dropout is 'backpropdropout'; segments take the place"):
-    segments.SegmentTask(official)
+  with pytest.raises(ValueError, match="segments take the place of blocks: set model.dropout to"):
+    Job.of(official)

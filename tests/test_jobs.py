@@ -1,34 +1,26 @@
-"""What a task reads, leaves out, fits, judges and ranks; no model is compiled here."""
+"""What a job reads, leaves out, fits, judges and ranks; no model is compiled here."""
 
-import importlib.util
 import json
 import shutil
 
-import commands
 import numpy as np
+import parts as parts_lib
 import pytest
 import random_graphs
 
 from tpugraphs_jax import metrics
-from tpugraphs_jax import ranking
 from tpugraphs_jax import submission
+from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data import features
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import NODE_FEATURES
 from tpugraphs_jax.graph import TILE_CONFIG_FEATURES
+from tpugraphs_jax.predict import judge
+from tpugraphs_jax.run import jobs
 
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
 KINDS = tuple(COLLECTIONS)
-
-
-def make_task(kind, variant="ci", **changes):
-  path = commands.ROOT / "configs" / f"{kind}.py"
-  spec = importlib.util.spec_from_file_location(kind, path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  config = module.get_config(variant)
-  config.update_from_flattened_dict(changes)
-  return ranking.create_task(config)
 
 
 def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
@@ -53,9 +45,9 @@ def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
 
 
 def fitted(kind, graphs, **changes):
-  task = make_task(kind, **changes)
-  task.fit(graphs)
-  return task
+  job = parts_lib.make(kind, **changes)
+  job.fit(graphs)
+  return job
 
 
 def messages(caplog):
@@ -63,14 +55,14 @@ def messages(caplog):
 
 
 def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
-  task = make_task("layout", **{"batch.min_configs": 3})
+  job = parts_lib.make("layout", **{"batch.min_configs": 3})
   good = graph_of("layout", "good", [3, 1, 2])
   graphs = [
       graph_of("layout", "few", [1, 2]), good, graph_of("layout", "same_a", [1, 2, 3], same=True),
       graph_of("layout", "flat", [2**40] * 3), graph_of("layout", "test", [0, 0, 0]),
       *(graph_of("layout", f"same_{i}", [3, 2, 1], same=True) for i in range(9)),
   ]
-  assert task.trainable(graphs) == [good]
+  assert jobs.trainable(job, graphs) == [good]
   names = ", ".join(["same_a", *(f"same_{i}" for i in range(9))])
   assert messages(caplog) == [
       "skipped 1 of 14 graphs for training: fewer than 3 configurations: few",
@@ -81,11 +73,11 @@ def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
 
 
 def test_tile_kernels_without_a_choice_are_trained_on_as_officially(caplog):
-  task = make_task("tile", **{"batch.min_configs": 3})
+  job = parts_lib.make("tile", **{"batch.min_configs": 3})
   good = [graph_of("tile", "good", [3, 1, 2]), graph_of("tile", "same", [1, 2, 3], same=True),
           graph_of("tile", "flat", [2**40] * 3)]
   few, test = graph_of("tile", "few", [1, 2]), graph_of("tile", "test", [0, 0, 0])
-  assert task.trainable([few, *good, test]) == good
+  assert jobs.trainable(job, [few, *good, test]) == good
   assert messages(caplog) == [
       "skipped 1 of 5 graphs for training: fewer than 3 configurations: few",
       "skipped 1 of 5 graphs for training: no runtimes: test",
@@ -95,15 +87,15 @@ def test_tile_kernels_without_a_choice_are_trained_on_as_officially(caplog):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_to_train_on_is_an_error(kind):
   with pytest.raises(ValueError, match="none of the 1 training graphs of .* can be trained on"):
-    make_task(kind).trainable([graph_of(kind, "unlabelled", [0] * 8)])
+    job = parts_lib.make(kind)
+    jobs.trainable(job, [graph_of(kind, "unlabelled", [0] * 8)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_unlabelled_graphs_are_ranked_not_scored(kind, caplog):
-  task = make_task(kind)
   good, flat = graph_of(kind, "good", [3, 1]), graph_of(kind, "flat", [2, 2])
   graphs = [good, graph_of(kind, "one", [4]), graph_of(kind, "unlabelled", [0, 0]), flat]
-  assert task.judged(graphs) == [good, flat]
+  assert jobs.judged(graphs) == [good, flat]
   assert messages(caplog) == [
       "skipped 1 of 4 graphs for evaluation: fewer than 2 configurations: one",
       "skipped 1 of 4 graphs for evaluation: no runtimes (ranked, not scored): unlabelled",
@@ -113,14 +105,14 @@ def test_unlabelled_graphs_are_ranked_not_scored(kind, caplog):
 @pytest.mark.parametrize("kind", KINDS)
 def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_path):
   train = [graph_of(kind, f"train{i}", [1, 2, 3], seed=i) for i in range(3)]
-  task = fitted(kind, train)
-  task.save_transforms(tmp_path / "features.json")
-  later = make_task(kind)
-  later.load_transforms(tmp_path / "features.json")
+  ranker, path = fitted(kind, train).ranker, tmp_path / "features.json"
+  features.save(path, ranker.transforms)
+  later = parts_lib.make(kind).ranker
+  later.use_transforms(features.load(path), where=path)
   other = graph_of(kind, "other", [5, 4, 3, 2], seed=9)
-  expected, found = task.prepare(other), later.prepare(other)
+  expected, found = ranker.prepare(other), later.prepare(other)
   np.testing.assert_array_equal(found.feat, expected.feat)
-  refitted = fitted(kind, [other]).prepare(other)
+  refitted = fitted(kind, [other]).ranker.prepare(other)
   assert refitted.feat.shape != expected.feat.shape or (refitted.feat != expected.feat).any()
 
 
@@ -142,10 +134,12 @@ def test_rows_hold_exact_metrics_and_opa_is_pooled_over_pairs(kind, ks):
   runtimes = {"a": rng.permutation(30) + 2**40, "b": rng.integers(1, 4, 12), "c": np.full(5, 7)}
   scores = {name: rng.normal(size=len(r)) for name, r in runtimes.items()}
   graphs = [graph_of(kind, name, runtime) for name, runtime in runtimes.items()]
-  task = fitted(kind, graphs)
+  ranker = fitted(kind, graphs).ranker
   chosen = [np.array([3, 29, 1, 7]), np.arange(12), np.arange(5)]
-  rows, means = task.validate(
-      FakeScorer(scores), None, [task.prepare(graph) for graph in graphs], chosen)
+  prepared = [ranker.prepare(graph) for graph in graphs]
+  rows, means = judge.judge(
+      ranker.collection, prepared, chosen,
+      ranker.score(FakeScorer(scores), None, prepared, chosen))
   concordant = pairs = 0
   for row, (name, runtime), ids in zip(rows, runtimes.items(), chosen):
     s, r = scores[name].astype(np.float32)[ids], runtime[ids]
@@ -163,76 +157,71 @@ def test_rows_hold_exact_metrics_and_opa_is_pooled_over_pairs(kind, ks):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ties_are_ranked_in_file_order(kind, tmp_path):
+def test_ties_are_ranked_in_file_order(kind, tmp_path, monkeypatch):
   graphs = [graph_of(kind, "same", [0] * 40, same=True), graph_of(kind, "some", [0] * 6)]
-  task = fitted(kind, graphs)
+  job = fitted(kind, graphs)
   # Equal configurations are asked for once, whatever their places would give.
-  scorer = FakeScorer({"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]})
-  prepared = [task.prepare(graph) for graph in graphs]
-  rankings = task.rank(scorer, None, prepared)
-  np.testing.assert_array_equal(rankings["same"], np.arange(40))
-  np.testing.assert_array_equal(rankings["some"], [4, 1, 3, 0, 2, 5])
-  task.write_results(tmp_path / "results.csv", rankings)
-  saved = submission.read_results(tmp_path / "results.csv")
-  np.testing.assert_array_equal(saved[f"{task.collection}:some"], [4, 1, 3, 0, 2, 5])
+  job.ranker._scorer = FakeScorer({"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]})
+  np.testing.assert_array_equal(job.ranker.rank(graphs[0])[0], np.arange(40))
+  monkeypatch.setattr(type(job.data), "load", lambda self, root, split: graphs)
+  jobs.predict(job.data, "", job.ranker, tmp_path)
+  saved, name = submission.read_results(tmp_path / "results.csv"), job.ranker.collection.name
+  np.testing.assert_array_equal(saved[f"{name}:same"], np.arange(40))
+  np.testing.assert_array_equal(saved[f"{name}:some"], [4, 1, 3, 0, 2, 5])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_repeated_configurations_have_one_score(kind):
   graph = graph_of(kind, "g", [1, 2, 3])
-  task, scorer = fitted(kind, [graph]), FakeScorer({"g": [5, 6, 7]})
+  ranker, scorer = fitted(kind, [graph]).ranker, FakeScorer({"g": [5, 6, 7]})
   ids = [np.array([2, 0, 2, 2, 1, 0])]
-  (scores,) = task.score(scorer, None, [task.prepare(graph)], ids)
+  (scores,) = ranker.score(scorer, None, [ranker.prepare(graph)], ids)
   np.testing.assert_array_equal(scores, [7, 5, 7, 7, 6, 5])
 
 
 def test_slowdowns_are_also_printed_by_program():
-  task = make_task("tile")
   rows = [{"graph": name, "slowdown1": a, "slowdown5": b} for name, a, b in (
       ("bert_x_1", 0.25, 0.5), ("bert_x_2", 0.75, 0.0), ("vgg_0", 1.0, 0.125))]
-  lines = task.summary(rows, {"opa": 0.5}).splitlines()
+  lines = judge.summary(Collection("tile:xla"), rows, {"opa": 0.5}).splitlines()
   assert lines == ["tile:xla: 3 graphs  opa 0.5000",
                    "  bert_x: slowdown1 0.5000  slowdown5 0.2500",
                    "  vgg: slowdown1 1.0000  slowdown5 0.1250"]
 
 
-def prepared_of(task, runtime_ns):
-  graph = graph_of("layout", "unet", runtime_ns)
-  task.fit([graph])
-  return task.prepare(graph)
+def validation_ids(**changes):
+  graph = graph_of("layout", "unet", np.arange(1, 10))
+  return parts_lib.make("layout", **changes).data.validation_ids(graph.name, graph.configs)
 
 
 def test_layout_validation_takes_published_indices_else_a_seeded_sample(tmp_path):
   (tmp_path / "xla_random.json").write_text(json.dumps({"unet": [7, 0, 7]}))
-  task = make_task("layout", **{"eval.indices_dir": str(tmp_path)})
-  graph = prepared_of(task, np.arange(1, 10))
-  np.testing.assert_array_equal(task.validation_ids(graph), [7, 0, 7])
-  sampled = make_task("layout", **{"eval.max_configs": 4}).validation_ids(graph)
-  again = make_task("layout", **{"eval.max_configs": 4}).validation_ids(graph)
+  np.testing.assert_array_equal(
+      validation_ids(**{"eval.indices_dir": str(tmp_path)}), [7, 0, 7])
+  sampled, again = (validation_ids(**{"eval.max_configs": 4}) for _ in range(2))
   np.testing.assert_array_equal(sampled, again)
   assert len(set(sampled.tolist())) == 4 and (np.diff(sampled) > 0).all()
   for limit in (0, 9, 10):
-    task = make_task("layout", **{"eval.max_configs": limit})
-    np.testing.assert_array_equal(task.validation_ids(graph), np.arange(9))
+    np.testing.assert_array_equal(
+        validation_ids(**{"eval.max_configs": limit}), np.arange(9))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_validation_during_training_takes_a_seeded_sample(kind):
   graphs = [graph_of(kind, "long", np.arange(1, 31)), graph_of(kind, "short", [1, 2])]
-  task = fitted(kind, graphs, **{"train.valid_configs": 8})
-  prepared = [task.prepare(graph) for graph in graphs]
-  ids = task.sampled_ids(prepared)
+  config = parts_lib.config_of(kind, **{"train.valid_configs": 8})
+  ids = jobs.sampled_ids(config, graphs)
   assert [len(i) for i in ids] == [8, 2] and len(set(ids[0].tolist())) == 8
-  for first, second in zip(ids, task.sampled_ids(prepared)):
+  for first, second in zip(ids, jobs.sampled_ids(config, graphs)):
     np.testing.assert_array_equal(first, second)
-  task = fitted(kind, graphs, **{"train.valid_configs": 0})
-  assert [len(i) for i in task.sampled_ids(prepared)] == [30, 2]
+  config = parts_lib.config_of(kind, **{"train.valid_configs": 0})
+  assert [len(i) for i in jobs.sampled_ids(config, graphs)] == [30, 2]
 
 
 def test_dropout_models_are_judged_on_the_mean_of_three_seeded_blocks():
-  task = make_task(
-      "layout", "official,ci", **{"model.dropout": "dropout", "batch.keep_nodes": 2})
-  graph = prepared_of(task, np.arange(1, 6))
+  raw = graph_of("layout", "unet", np.arange(1, 6))
+  ranker = fitted("layout", [raw], variant="official,ci", **{
+      "model.dropout": "dropout", "batch.keep_nodes": 2, "eval.configs": 8}).ranker
+  graph = ranker.prepare(raw)
 
   class Counting(FakeScorer):
     def scores(self, *args, **kwargs):
@@ -240,7 +229,7 @@ def test_dropout_models_are_judged_on_the_mean_of_three_seeded_blocks():
 
   scorers = [Counting({"unet": np.zeros(5)}) for _ in range(2)]
   for scorer in scorers:
-    (scores,) = task.score_blocks(scorer, "params", [graph], [np.arange(5)])
+    (scores,) = ranker.score(scorer, "params", [graph], [np.arange(5)])
     np.testing.assert_array_equal(scores, np.full(5, 2.0))  # of 1, 2, 3
   assert scorers[0].calls == scorers[1].calls and len(scorers[0].calls) == 3
   for _, ((start, stop),) in scorers[0].calls:
@@ -257,11 +246,11 @@ def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
   distinct = len(np.unique(graph.configs.decode(np.arange(60)), axis=0))
   assert distinct == 30
   root = tmp_path / "npz"
-  assert len(make_task("layout").load(root, "train")[0].configs) == distinct
-  assert len(make_task("layout").load(root, "valid")[0].configs) == 60
+  assert len(parts_lib.make("layout").data.load(root, "train")[0].configs) == distinct
+  assert len(parts_lib.make("layout").data.load(root, "valid")[0].configs) == 60
   keep = {"data.duplicate_policy": "keep"}
-  assert len(make_task("layout", **keep).load(root, "train")[0].configs) == 60
-  (limited,) = make_task("layout", **keep, **{"data.max_configs": 9}).load(root, "train")
+  assert len(parts_lib.make("layout", **keep).data.load(root, "train")[0].configs) == 60
+  (limited,) = parts_lib.make("layout", **keep, **{"data.max_configs": 9}).data.load(root, "train")
   assert {1, 2, 3, 58, 59, 60} < set(limited.configs.runtime_ns.tolist())
   assert len(limited.configs) == 9
 
@@ -282,9 +271,9 @@ def test_a_truncated_file_stops_the_job_or_is_skipped_by_name(kind, data_root, t
   files = npz.split_files(root, COLLECTIONS[kind], "train")
   damage(files[0])
   with pytest.raises(ValueError, match=files[0].name) as error:
-    make_task(kind).load(root, "train")
-  assert "--config.data.skip_bad_files=True" in str(error.value)
-  lenient = make_task(kind, **{"data.skip_bad_files": True})
+    parts_lib.make(kind).data.load(root, "train")
+  assert "data.skip_bad_files=True" in str(error.value)
+  lenient = parts_lib.make(kind, **{"data.skip_bad_files": True}).data
   assert [graph.name for graph in lenient.load(root, "train")] == [files[1].stem]
   named, counted = messages(caplog)
   assert "skipped" in named and files[0].name in named
@@ -299,6 +288,6 @@ def test_an_empty_split_or_a_missing_folder_says_so(kind, data_root, tmp_path):
   root = shutil.copytree(data_root, tmp_path / "npz")
   shutil.rmtree(root.joinpath(*COLLECTIONS[kind].split(":"), "valid"))
   with pytest.raises(FileNotFoundError, match="no .npz file in .*valid"):
-    make_task(kind).load(root, "valid")
+    parts_lib.make(kind).data.load(root, "valid")
   with pytest.raises(FileNotFoundError, match="data_root .*nowhere is not a folder"):
-    make_task(kind).load(tmp_path / "nowhere", "valid")
+    parts_lib.make(kind).data.load(tmp_path / "nowhere", "valid")

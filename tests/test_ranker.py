@@ -7,16 +7,20 @@ import shutil
 
 import jobs as jobs_lib
 from jobs import COLLECTIONS
+import ml_collections
 import numpy as np
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import ranking
 from tpugraphs_jax import submission
 from tpugraphs_jax.data import features
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import LayoutConfigs
 from tpugraphs_jax.graph import TileConfigs
+from tpugraphs_jax.predict import ranker as ranker_lib
+from tpugraphs_jax.predict import saved
+from tpugraphs_jax.predict.ranker import Ranker
+from tpugraphs_jax.run import jobs as run_jobs
 
 KINDS = tuple(COLLECTIONS)
 
@@ -92,19 +96,19 @@ def test_a_graph_of_another_kind_is_refused(jobs, kind, other):
 
 def test_statistics_come_from_the_working_folder(jobs, tmp_path):
   workdir = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "copy")
-  path = workdir / ranking.TRANSFORMS_FILE
-  saved = json.loads(path.read_text())
-  saved["node"]["scale"] = [2 * value for value in saved["node"]["scale"]]
-  path.write_text(json.dumps(saved))
+  path = workdir / saved.TRANSFORMS_FILE
+  found = json.loads(path.read_text())
+  found["node/released"]["scale"] = [2 * value for value in found["node/released"]["scale"]]
+  path.write_text(json.dumps(found))
   graph = graph_of("tile")
-  expected = ranking.Ranker(jobs.workdir("tile_whole")).task.prepare(graph).feat
-  np.testing.assert_array_equal(ranking.Ranker(workdir).task.prepare(graph).feat, expected / 2)
+  expected = Ranker.load(jobs.workdir("tile_whole")).prepare(graph).feat
+  np.testing.assert_array_equal(Ranker.load(workdir).prepare(graph).feat, expected / 2)
 
 
 def test_a_ranker_is_kept_until_there_is_another_checkpoint(jobs, tmp_path, monkeypatch):
   workdir = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "copy")
-  made, ranker = [], ranking.Ranker(workdir)
-  monkeypatch.setattr(ranking, "Ranker", lambda folder: made.append(folder) or ranker)
+  made, ranker = [], Ranker.load(workdir)
+  monkeypatch.setattr(ranker_lib.Ranker, "load", lambda folder: made.append(folder) or ranker)
   monkeypatch.setattr(ranker, "rank", lambda graph: graph.name)
   for _ in range(3):
     tpugraphs_jax.rank(workdir, graph_of("tile"))
@@ -115,25 +119,27 @@ def test_a_ranker_is_kept_until_there_is_another_checkpoint(jobs, tmp_path, monk
 
 
 def test_a_folder_without_a_model_says_what_is_missing(jobs, tmp_path):
+  with pytest.raises(FileNotFoundError, match="model.npz is missing: name a folder that"):
+    tpugraphs_jax.rank(tmp_path, graph_of("tile"))
+  whole = jobs.workdir("tile_whole")
+  (tmp_path / "checkpoints").mkdir()
   with pytest.raises(FileNotFoundError, match="config.json is missing: --workdir must name"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
   (tmp_path / "config.json").write_text('{"config": ')
   with pytest.raises(ValueError, match="config.json is damaged"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
-  whole = jobs.workdir("tile_whole")
   shutil.copy(whole / "config.json", tmp_path)
-  with pytest.raises(FileNotFoundError, match="features.json is missing"):
+  with pytest.raises(FileNotFoundError, match="holds no checkpoint: train first"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
-  shutil.copy(whole / ranking.TRANSFORMS_FILE, tmp_path)
-  with pytest.raises(FileNotFoundError, match="checkpoints holds no checkpoint: train first"):
+  shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints", dirs_exist_ok=True)
+  with pytest.raises(FileNotFoundError, match="features.json is missing"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
 
 
 def load(jobs, changes):
-  config = ranking.saved_config(jobs.workdir("tile_whole"))
+  config = ml_collections.ConfigDict(saved.config_of(jobs.workdir("tile_whole")))
   config.update_from_flattened_dict(changes)
-  ranker = ranking.Ranker(jobs.workdir("tile_whole"), config)
-  return ranker.params(ranker.task.prepare(graph_of("tile")))
+  return Ranker.load(jobs.workdir("tile_whole"), config.to_dict()).params
 
 
 @pytest.mark.parametrize("field, value", [
@@ -154,12 +160,13 @@ def test_what_a_model_does_not_depend_on_may_change(jobs):
 
 
 def test_saved_statistics_are_those_of_the_training_split(jobs):
-  ranker = ranking.Ranker(jobs.workdir("tile_whole"))
+  ranker = Ranker.load(jobs.workdir("tile_whole"))
+  job = run_jobs.Job.of(ml_collections.ConfigDict(saved.config_of(jobs.workdir("tile_whole"))))
   files = npz.split_files(jobs.data_root, "tile:xla", "train")
-  task = ranking.create_task(ranking.saved_config(jobs.workdir("tile_whole")))
-  task.fit(task.trainable([npz.read_tile(path) for path in files]))
-  for name, transform in task.transforms.items():
-    saved = ranker.task.transforms[name]
-    assert isinstance(saved, features.Transform)
+  graphs = run_jobs.trainable(job, [npz.read_tile(path) for path in files])
+  job.fit(graphs)
+  for name, transform in job.ranker.transforms.items():
+    found = ranker.transforms[name]
+    assert isinstance(found, features.Transform)
     for field in ("kept", "log", "offset", "scale"):
-      np.testing.assert_array_equal(getattr(saved, field), getattr(transform, field))
+      np.testing.assert_array_equal(getattr(found, field), getattr(transform, field))

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import random_graphs
 
-from tpugraphs_jax import evaluate
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.models import layout
 from tpugraphs_jax.models import tile
+from tpugraphs_jax.predict import judge
 from tpugraphs_jax.train import parallel
+from tpugraphs_jax.train import scorer as scorer_lib
 from tpugraphs_jax.train import step as step_lib
 
 IDENTITY = lambda x: x
@@ -65,7 +66,7 @@ def test_every_configuration_gets_its_own_score_in_order(
     monkeypatch, devices, graphs_per_batch, configs_per_batch):
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   graphs = tile_graphs(SIZES)
-  scorer = evaluate.Scorer(read_number, assemble_tile, graphs_per_batch=graphs_per_batch,
+  scorer = scorer_lib.Scorer(read_number, assemble_tile, graphs_per_batch=graphs_per_batch,
                            configs_per_batch=configs_per_batch)
   assert_equal_lists(scorer.scores({}, graphs), numbers_of(graphs))
 
@@ -73,7 +74,7 @@ def test_every_configuration_gets_its_own_score_in_order(
 def test_subsets_are_scored_in_the_order_asked_for():
   graphs, rng = tile_graphs(SIZES), np.random.default_rng(1)
   chosen = [rng.integers(0, n, k) for (_, _, n), k in zip(SIZES, (3, 1, 40, 0, 12, 2))]
-  scorer = evaluate.Scorer(read_number, assemble_tile, graphs_per_batch=2, configs_per_batch=4)
+  scorer = scorer_lib.Scorer(read_number, assemble_tile, graphs_per_batch=2, configs_per_batch=4)
   found = scorer.scores({}, graphs, config_ids=chosen)
   assert_equal_lists(found, [n[ids] for n, ids in zip(numbers_of(graphs), chosen)])
 
@@ -84,12 +85,12 @@ def test_devices_share_a_shape_though_one_graph_has_more_edges_and_one_more_node
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   sizes = [(10, 600, 4)] * 3 + [(200, 16, 4)] * 2
   graphs = tile_graphs(sizes)
-  scorer = evaluate.Scorer(read_number, assemble_tile, graphs_per_batch=1, configs_per_batch=4)
+  scorer = scorer_lib.Scorer(read_number, assemble_tile, graphs_per_batch=1, configs_per_batch=4)
   assert_equal_lists(scorer.scores({}, graphs), numbers_of(graphs))
 
 
 def test_no_graphs_give_no_scores():
-  scorer = evaluate.Scorer(read_number, assemble_tile, graphs_per_batch=1, configs_per_batch=1)
+  scorer = scorer_lib.Scorer(read_number, assemble_tile, graphs_per_batch=1, configs_per_batch=1)
   assert scorer.scores({}, []) == []
 
 
@@ -100,7 +101,7 @@ def test_later_calls_use_the_shapes_of_earlier_ones():
     shapes.append(batch.config_feat.shape + batch.graph.nodes["feat"].shape)
     return read_number(params, batch)
 
-  scorer = evaluate.Scorer(
+  scorer = scorer_lib.Scorer(
       recorded_number, assemble_tile, graphs_per_batch=1, configs_per_batch=8)
   # The same again, one almost as large, one that is much smaller, one that is larger.
   for nodes, compiled in ((400, 1), (400, 1), (390, 1), (40, 2), (39, 2), (900, 3), (400, 3)):
@@ -121,7 +122,7 @@ class Recorded(Exception):
 
 def test_processes_score_their_share_and_all_get_everything(monkeypatch):
   graphs, shares = tile_graphs(SIZES), []
-  scorer = evaluate.Scorer(read_number, assemble_tile, graphs_per_batch=1, configs_per_batch=4)
+  scorer = scorer_lib.Scorer(read_number, assemble_tile, graphs_per_batch=1, configs_per_batch=4)
   monkeypatch.setattr(parallel, "local_device_count", lambda: 2)
   monkeypatch.setattr(parallel, "process_count", lambda: 3)
 
@@ -173,7 +174,7 @@ def test_tile_scores_equal_one_graph_and_one_configuration_at_a_time():
   params = params_of(model, graphs, assemble_tile)
   expected = one_by_one(model, params, graphs, assemble_tile)
   assert np.ptp(expected[0]) > 0
-  scorer = evaluate.Scorer(step_lib.make_score_step(model), assemble_tile, graphs_per_batch=2,
+  scorer = scorer_lib.Scorer(step_lib.make_score_step(model), assemble_tile, graphs_per_batch=2,
                            configs_per_batch=4)
   assert_close_lists(scorer.scores(params, graphs), expected)
 
@@ -189,7 +190,7 @@ def test_layout_scores_equal_one_graph_and_one_configuration_at_a_time():
   model = layout.create(
       "ResModel", op_embed_dim=4, hidden_dim=8, num_gnns=2, dropout="dropout")
   params = params_of(model, prepared, assemble_layout)
-  scorer = evaluate.Scorer(step_lib.make_score_step(model), assemble_layout, graphs_per_batch=2,
+  scorer = scorer_lib.Scorer(step_lib.make_score_step(model), assemble_layout, graphs_per_batch=2,
                            configs_per_batch=4)
   whole = one_by_one(model, params, prepared, assemble_layout)
   assert_close_lists(scorer.scores(params, prepared), whole)
@@ -204,7 +205,7 @@ def test_csv_files_hold_six_digits_and_are_replaced_whole(tmp_path):
   path.write_text("old")
   rows = [{"graph": "a,b", "nodes": 1234567, "opa": 2 / 3, "tau": math.nan},
           {"graph": "c", "nodes": 0, "opa": 1e-9, "tau": -1.0}]
-  evaluate.write_csv(path, rows)
+  judge.write_csv(path, rows)
   with path.open(newline="") as file:
     found = list(csv.reader(file))
   assert found == [["graph", "nodes", "opa", "tau"], ["a,b", "1234567", "0.666667", "nan"],
@@ -216,17 +217,17 @@ def test_csv_files_hold_six_digits_and_are_replaced_whole(tmp_path):
 
   before = path.read_bytes()
   with pytest.raises(OSError, match="disk full"):
-    evaluate.write_csv(path, failing())
+    judge.write_csv(path, failing())
   with pytest.raises(ValueError, match="extra"):
-    evaluate.write_csv(path, [rows[0], rows[1] | {"extra": 1}])
+    judge.write_csv(path, [rows[0], rows[1] | {"extra": 1}])
   assert path.read_bytes() == before
 
 
 def test_means_leave_out_what_is_no_number():
   rows = [{"graph": "a", "nodes": 2, "opa": 0.5, "tau": math.nan},
           {"graph": "b", "nodes": 4, "opa": 1.0, "tau": math.nan}]
-  means = evaluate.mean_row(rows)
+  means = judge.mean_row(rows)
   assert means.keys() == {"opa", "tau"} and means["opa"] == 0.75 and math.isnan(means["tau"])
   rows[0]["tau"] = -0.25
-  assert evaluate.mean_row(rows)["tau"] == -0.25
-  assert evaluate.mean_row([]) == {}
+  assert judge.mean_row(rows)["tau"] == -0.25
+  assert judge.mean_row([]) == {}

@@ -1,0 +1,116 @@
+"""Weights of the official TensorFlow baseline as a model file of this project.
+
+    python -m tpugraphs_jax.run.official --config=tile.py:EarlyJoinSAGE --weights=weights.npz \\
+        --data_root=~/data/tpugraphs/npz --out=out/official
+
+`weights.npz` holds the arrays of Keras' `model.weights` in their order, as TensorFlow's side
+writes them:
+
+    np.savez("weights.npz", *[w.numpy() for w in model.weights])
+
+The minima and maxima that scale features are those of the training split, which the
+official code computes anew as well. The folder `--out` then evaluates and ranks like one
+that was trained in.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+import re
+import sys
+from typing import Any
+
+from flax import traverse_util
+import jax
+import numpy as np
+
+from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data.batching import Slate
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.models import official
+from tpugraphs_jax.predict import artefact
+from tpugraphs_jax.run import configs, jobs
+from tpugraphs_jax.run.jobs import Job
+from tpugraphs_jax.train import report
+
+
+def read_weights(path: Path) -> list[np.ndarray]:
+  """The arrays of an `.npz` in the order of the numbers in their names.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is no `.npz` of arrays.
+  """
+  if not path.is_file():
+    raise FileNotFoundError(f"{path} is missing: --weights must name the arrays of Keras' "
+                            "model.weights, saved by np.savez")
+  try:
+    with np.load(path, allow_pickle=False) as file:
+      arrays = {name: file[name] for name in file.files}
+  except (ValueError, OSError, EOFError) as error:
+    raise ValueError(f"{path} is not an .npz file of arrays ({error})") from None
+  number = lambda name: [int(part) for part in re.findall(r"\d+", name)[:1]]
+  return [arrays[name] for name in sorted(arrays, key=lambda name: (number(name), name))]
+
+
+def convert(job: Job, weights: list[np.ndarray], data_root: str, out: Path) -> None:
+  """Writes `model.npz` into `out`.
+
+  Raises:
+    ValueError: the weights are not those of the config's model and this data.
+  """
+  graphs = jobs.trainable(job, job.data.load(data_root, "train"))
+  job.fit(graphs)
+  params = official.params_from_official(job.ranker.model, weights)
+  _check_shapes(params, _shapes(job, graphs[0]))
+  about = {"step": 0, "origin": "weights of the official TensorFlow baseline",
+           "versions": report.versions()}
+  job.ranker.save(out / artefact.FILE, params, about)
+
+
+def _shapes(job: Job, graph: OpGraph) -> Any:
+  """Shapes of the model's parameters on graphs like this one."""
+  prepared = job.ranker.prepare(graph)
+  slate = Slate(prepared, np.arange(1), np.zeros(1, np.float32))
+  (budget,) = buckets.choose_budgets([batching.total_sizes([prepared])])
+  batch = job.ranker.batcher.assemble([slate], budget, graphs=1, configs=1)
+  return jax.eval_shape(job.ranker.model.init, jax.random.key(0), batch)["params"]
+
+
+def _check_shapes(params: Mapping[str, Any], expected: Any) -> None:
+  found = traverse_util.flatten_dict(params, sep="/")
+  for name, shape in traverse_util.flatten_dict(expected, sep="/").items():
+    if name not in found or found[name].shape != shape.shape:
+      given = list(found[name].shape) if name in found else "nothing"
+      raise ValueError(f"the weights have {given} for {name}, the model on this data has "
+                       f"{list(shape.shape)}: give the config (widths, number of layers) and the "
+                       "training split that the weights belong to")
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs the command line; returns the exit status."""
+  parser = argparse.ArgumentParser(
+      prog="python -m tpugraphs_jax.run.official", description=__doc__.splitlines()[0])
+  parser.add_argument("--config", required=True, help="such as tile.py:EarlyJoinSAGE")
+  parser.add_argument("--weights", required=True, type=Path, help="arrays of model.weights, .npz")
+  parser.add_argument("--data_root", required=True, help="folder with tile/ and layout/")
+  parser.add_argument("--out", required=True, type=Path, help="folder for the model")
+  args = parser.parse_args(argv)
+  config = None
+  try:
+    config = configs.load(args.config)
+    with config.unlocked():
+      config.data_root = args.data_root
+    job = Job.of(config)
+    convert(job, read_weights(args.weights.expanduser()), args.data_root, args.out.expanduser())
+  except (ValueError, OSError) as error:
+    print(f"error: {configs.as_flags(str(error), config)}", file=sys.stderr)
+    return 2
+  print(f"wrote {args.out / artefact.FILE}")
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
