@@ -57,7 +57,7 @@ class SegmentModel(nn.Module):
   @property
   def hops(self) -> int:
     """Rounds of message passing of the wrapped model."""
-    return self.model.hops
+    return self.model.sees.hops
 
   def __call__(self, batch: SegmentBatch, *, train: bool = False) -> jax.Array:
     """Scores; in training the readouts are sown as `READOUT_COLLECTION`."""

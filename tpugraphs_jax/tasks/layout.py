@@ -14,7 +14,7 @@ from tpugraphs_jax.data import (
     batching, duplicates, features, npz, reduction, sampling, store, validation_indices)
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.graph import LAYOUT_CONFIG_FEATURES, LayoutConfigs, OpGraph
-from tpugraphs_jax.models import layout
+from tpugraphs_jax.models import interface
 from tpugraphs_jax.tasks import checks, loading, task
 
 # A model trained on sampled blocks is judged on the mean of three (official).
@@ -47,7 +47,7 @@ class LayoutTask(task.Task):
           "the integers of configurations: set it to 'none', or take another model")
 
   def create_model(self, name: str, **options: Any):
-    return layout.create(name, **options)
+    return interface.create("layout", name, **options)
 
   def load(self, data_root: str, split: str) -> list[OpGraph]:
     data = self.config.data
@@ -97,7 +97,7 @@ class LayoutTask(task.Task):
   def prepare(self, graph: OpGraph) -> PreparedGraph:
     small = self.reduce(graph)
     return batching.prepare(
-        small, self.node_input(small), hops=self.model.hops, slots=self.neighbour_slots)
+        small, self.node_input(small), hops=self.model.sees.hops, slots=self.neighbour_slots)
 
   def target(self, graph: PreparedGraph, config_ids: np.ndarray) -> np.ndarray:
     return sampling.layout_target(graph.configs, config_ids, self.config.batch.target)

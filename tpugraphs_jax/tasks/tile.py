@@ -11,7 +11,7 @@ from tpugraphs_jax import metrics
 from tpugraphs_jax.data import batching, features, npz, sampling
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.graph import OpGraph, TILE_CONFIG_FEATURES, TileConfigs
-from tpugraphs_jax.models import tile
+from tpugraphs_jax.models import interface
 from tpugraphs_jax.tasks import loading, task
 
 COLLECTION = "tile:xla"
@@ -26,7 +26,7 @@ class TileTask(task.Task):
     super().__init__(config, COLLECTION)
 
   def create_model(self, name: str, **options: Any):
-    return tile.create(name, **options)
+    return interface.create("tile", name, **options)
 
   def load(self, data_root: str, split: str) -> list[OpGraph]:
     files = npz.split_files(data_root, self.collection, split)
