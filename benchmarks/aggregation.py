@@ -18,7 +18,7 @@ import numpy as np
 
 from tpugraphs_jax import host_memory
 from tpugraphs_jax.data import adjacency
-from tpugraphs_jax.models import message_passing as mp
+from tpugraphs_jax.models import aggregation
 import timing
 import workloads
 
@@ -39,7 +39,7 @@ def formulations(edges: np.ndarray, nodes: int) -> dict[str, Callable[[jax.Array
 
   def table(slots: int):
     tables = adjacency.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
-    return lambda x: mp.neighbour_sum(x, tables, mp.OPERANDS)
+    return lambda x: aggregation.neighbour_sum(x, tables, aggregation.OPERANDS)
 
   return {
       "unsorted": segment_sum(shuffled, False),

@@ -11,14 +11,14 @@ import functools
 import comparison
 import plain
 from tpugraphs_jax import host_memory
-from tpugraphs_jax.models import layout
+from tpugraphs_jax.models import res_model
 import workloads
 
 
 def case() -> comparison.Case:
-  model = layout.ResModel()
+  model = res_model.ResModel()
   batches = workloads.ranking_batches(
-      nodes=10_000, config_nodes=500, configs=1_000, chunk=100, hops=model.hops)
+      nodes=10_000, config_nodes=500, configs=1_000, chunk=100, hops=model.sees.hops)
   # A model trained with backpropdropout ranks on the full graph.
   return comparison.Case(model, functools.partial(plain.res_model, dropout="fullgraph"), batches)
 

@@ -9,14 +9,14 @@ gradients through blocks of 5,000 nodes.
 import comparison
 import plain
 from tpugraphs_jax import host_memory
-from tpugraphs_jax.models import layout
+from tpugraphs_jax.models import res_model
 import workloads
 
 
 def case() -> comparison.Case:
-  model = layout.ResModel()
+  model = res_model.ResModel()
   batch = workloads.layout_batch(
-      graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops, keep_nodes=5_000)
+      graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.sees.hops, keep_nodes=5_000)
   return comparison.Case(model, plain.res_model, [batch])
 
 

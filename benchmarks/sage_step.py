@@ -9,14 +9,14 @@ Width 128, three rounds, one program of 10,000 nodes with 500 configurable ones,
 import comparison
 import plain
 from tpugraphs_jax import host_memory
-from tpugraphs_jax.models import layout
+from tpugraphs_jax.models import sage
 import workloads
 
 
 def case() -> comparison.Case:
-  model = layout.SAGE(hidden_dim=128, num_gnns=3)
+  model = sage.SAGE(hidden_dim=128, num_gnns=3)
   batch = workloads.layout_batch(
-      graphs=1, nodes=10_000, config_nodes=500, configs=64, hops=model.hops)
+      graphs=1, nodes=10_000, config_nodes=500, configs=64, hops=model.sees.hops)
   return comparison.Case(model, plain.layout_sage, [batch])
 
 

@@ -9,7 +9,7 @@ doubles the one before.
 import comparison
 import plain
 from tpugraphs_jax import host_memory
-from tpugraphs_jax.models import layout
+from tpugraphs_jax.models import res_model
 import timing
 import workloads
 
@@ -18,9 +18,9 @@ _CONFIGS = (16, 32, 64, 128)
 
 
 def training(*, nodes: int, configs: int) -> comparison.Training:
-  model = layout.ResModel()
+  model = res_model.ResModel()
   batch = workloads.layout_batch(
-      graphs=1, nodes=nodes, config_nodes=nodes // 25, configs=configs, hops=model.hops,
+      graphs=1, nodes=nodes, config_nodes=nodes // 25, configs=configs, hops=model.sees.hops,
       keep_nodes=nodes * 4 // 5)
   return comparison.Training(comparison.Case(model, plain.res_model, [batch]), "ours")
 

@@ -13,8 +13,7 @@ from tpugraphs_jax.batchers import segments as batching
 from tpugraphs_jax.batchers.segments import SegmentBatch, SegmentedGraph, SegmentSlate
 from tpugraphs_jax.data import batching as layout_batching, partition
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.models import layout_features, pooling
-from tpugraphs_jax.models import message_passing as mp
+from tpugraphs_jax.models import aggregation, interface, layout_features, pooling
 from tpugraphs_jax.segments.model import SegmentModel
 from tpugraphs_jax.train import parallel
 
@@ -22,24 +21,21 @@ WIDTH = 3
 identity = lambda rows: rows
 
 
-class ToyModel(nn.Module):
+class ToyModel(interface.Ranker):
   """Sums over nodes of their features and configurations, through a nonlinear head."""
 
   @property
-  def hops(self) -> int:
-    return 1
+  def sees(self):
+    return interface.Sees(hops=1)
 
   def setup(self):
     self.node, self.row = nn.Dense(WIDTH), nn.Dense(WIDTH)
     self.hidden, self.out = nn.Dense(4), nn.Dense(1)
 
-  def __call__(self, batch, *, train: bool = False):
-    return self.score(self.embed(batch, train=train))
-
   def embed(self, batch, *, train: bool = False):
     del train
     graphs = len(pooling.real_nodes(batch.graph))
-    chosen = pooling.selection(mp.node_graph(batch.graph), graphs)
+    chosen = pooling.selection(aggregation.node_graph(batch.graph), graphs)
     static = pooling.pool_sum(self.node(batch.graph.nodes["feat"])[:, None], chosen)
     rows = layout_features.config_rows(self.row(batch.rows / 6), batch)
     return 0.1 * (static + pooling.pool_sum(

@@ -13,7 +13,7 @@ import random_graphs
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.batch import ABSENT
 from tpugraphs_jax.data import batching, buckets
-from tpugraphs_jax.models import layout, tile
+from tpugraphs_jax.models import interface, res_model
 
 CONFIGS = 3
 HOPS = 1
@@ -179,8 +179,8 @@ def results(model):
 
 
 CASES = {
-    "tile": (tile.create("EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), tile_batch),
-    "layout": (layout.ResModel(op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), layout_batch),
+    "tile": (interface.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), tile_batch),
+    "layout": (res_model.ResModel(op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), layout_batch),
 }
 
 

@@ -14,7 +14,7 @@ import random_graphs
 
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.models import layout, tile
+from tpugraphs_jax.models import interface, res_model, sage
 from tpugraphs_jax.train import step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -114,7 +114,7 @@ def check_layout(model, plain_score, slot_widths=(1,)):
 @pytest.mark.parametrize("dropout, layers", [
     ("fullgraph", 1), ("dropout", 1), ("backpropdropout", HOPS)])
 def test_res_model_equals_plain(dropout, layers, normalization):
-  model = layout.ResModel(
+  model = res_model.ResModel(
       op_embed_dim=4, hidden_dim=8, num_gnns=layers, dropout=dropout,
       adj_normalization=normalization)
   check_layout(model, functools.partial(
@@ -127,24 +127,24 @@ SAGE_OPTIONS = dict(
 
 def test_sage_equals_plain_with_every_pooling_and_table_width():
   score = functools.partial(plain.layout_sage, layers=HOPS, pooling=ALL_POOLINGS)
-  check_layout(layout.SAGE(**SAGE_OPTIONS), score, slot_widths=(0, 4))
+  check_layout(sage.SAGE(**SAGE_OPTIONS), score, slot_widths=(0, 4))
 
 
 def test_rematerialised_sage_equals_plain():
   score = functools.partial(plain.layout_sage, layers=HOPS, pooling=ALL_POOLINGS)
-  check_layout(layout.SAGE(**SAGE_OPTIONS, remat=True), score)
+  check_layout(sage.SAGE(**SAGE_OPTIONS, remat=True), score)
 
 
 @pytest.mark.parametrize("layers", [0, 1, HOPS])
 def test_rematerialised_res_model_equals_plain(layers):
-  model = layout.ResModel(
+  model = res_model.ResModel(
       op_embed_dim=4, hidden_dim=8, num_gnns=layers, dropout="backpropdropout", remat=True)
   check_layout(
       model, functools.partial(plain.res_model, layers=layers, dropout="backpropdropout"))
 
 
 def test_chunks_of_configurations_equal_plain():
-  model = layout.SAGE(**SAGE_OPTIONS)
+  model = sage.SAGE(**SAGE_OPTIONS)
   params = init(model, batches(1)["several", True])
   whole = results(functools.partial(plain.layout_sage, layers=HOPS, pooling=ALL_POOLINGS))
   chunked = results(lambda params, batch: step.apply_in_chunks(
@@ -173,12 +173,12 @@ def check_bfloat16(make, batch):
     ("ResModel", dict(op_embed_dim=4, hidden_dim=8, adj_normalization="asym")),
 ])
 def test_layout_models_in_bfloat16_are_near_float32(name, options):
-  check_bfloat16(functools.partial(layout.create, name, **options), batches(1)["several", True])
+  check_bfloat16(functools.partial(interface.create, "layout", name, **options), batches(1)["several", True])
 
 
 @pytest.mark.parametrize("name", ["EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN"])
 def test_tile_models_in_bfloat16_are_near_float32(name):
-  make = functools.partial(tile.create, name, op_embed_dim=4, hidden_dim=8)
+  make = functools.partial(interface.create, "tile", name, op_embed_dim=4, hidden_dim=8)
   check_bfloat16(make, tile_batch(slots=4))
 
 
@@ -194,7 +194,7 @@ def tile_batch(slots: int):
 
 
 def test_tile_early_join_equals_plain():
-  model = tile.create("EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8)
+  model = interface.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8)
   expected = None
   for slots in (0, 4):
     batch = tile_batch(slots)

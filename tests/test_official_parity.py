@@ -15,7 +15,7 @@ import pytest
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
-from tpugraphs_jax.models import layout, official, tile
+from tpugraphs_jax.models import interface, official, res_model
 from tpugraphs_jax.train import parallel, state as state_lib, step as step_lib
 
 FOLDER = Path(os.environ.get("TPUGRAPHS_PARITY_DIR", Path(__file__).parent / "data/parity"))
@@ -126,7 +126,7 @@ def assert_weights_match(model, params, expected):
 @pytest.mark.parametrize("path", TILE_FILES, ids=lambda path: path.stem)
 def test_tile_models_match(path):
   case = Recorded(path)
-  model = tile.create(case.meta["model"], **case.meta["kwargs"])
+  model = interface.create("tile", case.meta["model"], **case.meta["kwargs"])
   params = official.params_from_official(model, case.weights("init"))
   batch = tile_batch(case, padding=9)
   score = score_function(model, batch, case.meta["loss"])
@@ -163,9 +163,9 @@ def layout_batch(case: Recorded, *, hops: int, padding: int):
 @pytest.mark.parametrize("path", LAYOUT_FILES, ids=lambda path: path.stem)
 def test_layout_models_match(path):
   case = Recorded(path)
-  model = layout.ResModel(**case.meta["kwargs"])
+  model = res_model.ResModel(**case.meta["kwargs"])
   params = official.params_from_official(model, case.weights("init"))
-  batch = layout_batch(case, hops=model.hops, padding=7)
+  batch = layout_batch(case, hops=model.sees.hops, padding=7)
   score = score_function(model, batch, "ListMLELoss:1")
   (loss, scores), grads = score(params)
   assert_close(scores, case["scores"], SCORE_TOLERANCE)

@@ -9,8 +9,7 @@ import pytest
 import random_graphs
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.models import layout
-from tpugraphs_jax.models import tile
+from tpugraphs_jax.models import interface
 from tpugraphs_jax.predict import judge
 from tpugraphs_jax.train import parallel
 from tpugraphs_jax.train import scorer as scorer_lib
@@ -170,7 +169,7 @@ def assert_close_lists(found, expected):
 
 def test_tile_scores_equal_one_graph_and_one_configuration_at_a_time():
   graphs = tile_graphs([(9, 20, 7), (3, 0, 1), (20, 30, 9)])
-  model = tile.create("EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
+  model = interface.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
   params = params_of(model, graphs, assemble_tile)
   expected = one_by_one(model, params, graphs, assemble_tile)
   assert np.ptp(expected[0]) > 0
@@ -187,8 +186,8 @@ def test_layout_scores_equal_one_graph_and_one_configuration_at_a_time():
       for nodes, config_nodes, configs in ((12, [3, 1], 5), (30, [29, 0, 7], 11), (8, [2], 2))
   ]
   prepared = [batching.prepare(graph, graph.node_feat, hops=2) for graph in graphs]
-  model = layout.create(
-      "ResModel", op_embed_dim=4, hidden_dim=8, num_gnns=2, dropout="dropout")
+  model = interface.create(
+      "layout", "ResModel", op_embed_dim=4, hidden_dim=8, num_gnns=2, dropout="dropout")
   params = params_of(model, prepared, assemble_layout)
   scorer = scorer_lib.Scorer(step_lib.make_score_step(model), assemble_layout, graphs_per_batch=2,
                            configs_per_batch=4)

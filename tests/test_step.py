@@ -15,7 +15,7 @@ import random_graphs
 
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.models import tile
+from tpugraphs_jax.models import interface
 from tpugraphs_jax.train import parallel, state as state_lib, step as step_lib
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -26,7 +26,7 @@ KERNEL_L2, ACTIVITY_L2, TEMPERATURE = 0.01, 0.3, 2.0
 MAX_NORM = 0.05
 LOSSES = "ListMLELoss:3,MSE:1"
 LAYERS = 1
-MODEL = tile.create("EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=LAYERS)
+MODEL = interface.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=LAYERS)
 OPTIMIZER = optax.chain(state_lib.clip_by_variable_norm(MAX_NORM), optax.sgd(1.0))
 
 

@@ -15,6 +15,8 @@ place, what does not go together.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from typing import Any
 
 from flax import linen as nn
@@ -84,17 +86,17 @@ def create(kind: str, name: str, **options: Any) -> Ranker:
 
   Args:
     kind: `tile` or `layout`.
-    name: under which it is registered.
-    **options: its attributes.
+    name: the registered name of a module class, or of a function that makes a module.
+    **options: attributes of the class, or arguments of the function.
 
   Raises:
     ValueError: an unknown name, an option that the model does not have, or a model
       that lacks what a ranker needs.
   """
   build = MODELS[kind][name]
-  # A function that makes a module says in its result which module that is.
-  module = build if isinstance(build, type) else build.__annotations__["return"]
-  known = {field.name for field in dataclasses.fields(module)} - {"parent", "name"}
+  # A partial sets attributes that are the meaning of its name: they are no options.
+  fixed = build.keywords if isinstance(build, functools.partial) else {}
+  known = set(inspect.signature(build).parameters) - {"parent", "name", *fixed}
   if unknown := sorted(set(options) - known):
     raise ValueError(f"model {name} has no option {unknown[0]!r}; it has "
                      f"{', '.join(sorted(known))}")

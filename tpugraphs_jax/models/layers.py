@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-import dataclasses
+from collections.abc import Callable, Sequence
 import itertools
 import math
 from typing import Any
@@ -118,17 +117,3 @@ def _uniform_init(scale: float) -> Callable[..., jax.Array]:
   return lambda key, shape, dtype=jnp.float32: jax.random.uniform(
       key, shape, dtype, -scale, scale)
 
-
-def create(models: Mapping[str, type[nn.Module]], name: str, **options: Any) -> nn.Module:
-  """`models[name](**options)`.
-
-  Raises:
-    ValueError: for an unknown name, or an option the model does not have.
-  """
-  if name not in models:
-    raise ValueError(f"model.name is {name!r}, expected one of {', '.join(models)}")
-  known = {f.name for f in dataclasses.fields(models[name])} - {"parent", "name"}
-  if unknown := sorted(set(options) - known):
-    raise ValueError(
-        f"model {name} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
-  return models[name](**options)

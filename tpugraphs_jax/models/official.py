@@ -9,7 +9,7 @@ from flax import traverse_util
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax.models import layout, tile
+from tpugraphs_jax.models import res_model, tile
 
 Path = tuple[str, ...]
 _EMBEDDING: list[Path] = [("op_embedding", "table", "embedding")]
@@ -40,7 +40,7 @@ def _mlp_order(model: tile.PooledMLP) -> list[Path]:
   return _EMBEDDING + _mlp("head", model.num_layers + 1)
 
 
-def _res_model_order(model: layout.ResModel) -> list[Path]:
+def _res_model_order(model: res_model.ResModel) -> list[Path]:
   updates = [(f"update_{part}_{i}",) for i in range(model.num_gnns) for part in (0, 1)]
   return _EMBEDDING + _dense(("pre_0",), ("pre_1",), *updates) + _mlp("head", 2, bias=False)
 
@@ -49,7 +49,7 @@ _ORDERS = {
     tile.SAGE: _sage_order,
     tile.ResGCN: _res_gcn_order,
     tile.PooledMLP: _mlp_order,
-    layout.ResModel: _res_model_order,
+    res_model.ResModel: _res_model_order,
 }
 
 

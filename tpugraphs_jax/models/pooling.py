@@ -1,21 +1,88 @@
 """Readouts: node features `[N, C, F]` to graph features `[G, C, F]`.
 
-Sums are products with a `[G, N]` selection matrix: a batch has few graphs, and
-a dense product runs at full speed forward and backward on every platform, where
-a scatter into few rows does not.
+Sums are products with a `[G, N]` selection matrix. A batch has few graphs, and a
+dense product runs at full speed forward and backward on every platform; a scatter
+into few rows does not.
+
+Poolings are registered by name. One of a few lines:
+
+    @pooling.POOLINGS.register("square")
+    def square(nodes, chosen, count):
+      return pooling.split_pool_sum(jax.tree.map(jnp.square, nodes), chosen)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import jraph
 
 from tpugraphs_jax.batch import ABSENT, NodesByHop
-from tpugraphs_jax.models import message_passing as mp
-from tpugraphs_jax.models.message_passing import SplitNodes
+from tpugraphs_jax.models.aggregation import node_graph
+from tpugraphs_jax.models.split_nodes import SplitNodes, nodes_within
+from tpugraphs_jax.registry import Registry
+
+POOLINGS = Registry("model.pooling")
+# In front of a registered name: only configurable nodes count.
+CONFIGURABLE = "config_"
+# Sums over graphs of very different sizes are brought to a common scale.
+_SUM_SCALE = 1e-2
+
+
+class Chosen(NamedTuple):
+  """Which nodes of a `SplitNodes` count for which graph.
+
+  Attributes:
+    shared: `[G, N]` float32 for the shared part, zero on reached nodes.
+    varying: `[G, rows]` float32 for the varying part.
+  """
+
+  shared: jax.Array
+  varying: jax.Array
+
+
+Pooling = Callable[[SplitNodes, Chosen, jax.Array], jax.Array]
+
+
+def by_name(name: str) -> Pooling:
+  """The registered pooling of that name, with or without `config_` in front of it.
+
+  A pooling maps node features `[N, 1, F]` and `[rows, C, F]`, the chosen nodes and
+  their number `count [G]`, at least 1, to graph features `[G, C, F]` float32.
+
+  Raises:
+    ValueError: there is none; the message lists all names.
+  """
+  return POOLINGS[name.removeprefix(CONFIGURABLE)]
+
+
+def names() -> list[str]:
+  """All names that `by_name` knows."""
+  return [*POOLINGS, *(CONFIGURABLE + name for name in POOLINGS)]
+
+
+@POOLINGS.register("mean")
+def mean(nodes: SplitNodes, chosen: Chosen, count: jax.Array) -> jax.Array:
+  """Mean of the chosen nodes, `[G, C, F]` float32; arguments as in `by_name`."""
+  return split_pool_sum(nodes, chosen) / count[:, None, None]
+
+
+@POOLINGS.register("sum")
+def scaled_sum(nodes: SplitNodes, chosen: Chosen, count: jax.Array) -> jax.Array:
+  """A hundredth of the sum of the chosen nodes, `[G, C, F]` float32; arguments as in `by_name`."""
+  del count
+  return split_pool_sum(nodes, chosen) * _SUM_SCALE
+
+
+@POOLINGS.register("max")
+def largest(nodes: SplitNodes, chosen: Chosen, count: jax.Array) -> jax.Array:
+  """Maximum of the chosen nodes, `[G, C, F]` float32; arguments as in `by_name`."""
+  del count
+  return split_pool_max(nodes, chosen)
 
 
 def real_nodes(graph: jraph.GraphsTuple) -> jax.Array:
@@ -84,40 +151,30 @@ def _per_node_bwd(residuals, cotangent):
 per_node.defvjp(_per_node_fwd, _per_node_bwd)
 
 
-def split_selection(
-    graph: jraph.GraphsTuple, by_hop: NodesByHop, hop: int
-) -> tuple[jax.Array, jax.Array]:
-  """`selection` for both parts of `SplitNodes` that cover hops 0..hop.
+def split_selection(graph: jraph.GraphsTuple, by_hop: NodesByHop, hop: int) -> Chosen:
+  """All real nodes of each graph, for a `SplitNodes` that reaches `hop`.
 
   Args:
-    graph: batch of G slots and the padding graph.
+    graph: batch of G graphs and the padding graph.
     by_hop: nodes of the batch by hop.
-    hop: last hop of the varying part.
-
-  Returns:
-    `[G, N]` for the shared part, zero on reached nodes, and `[G, positions]`.
+    hop: the last reached hop.
   """
   graphs = len(real_nodes(graph))
-  graph_of = mp.node_graph(graph)
+  graph_of = node_graph(graph)
   shared = selection(jnp.where(by_hop.hop > hop, graph_of, ABSENT), graphs)
-  varying = graph_of.at[mp.nodes_within(by_hop, hop)].get(mode="fill", fill_value=ABSENT)
-  return shared, selection(varying, graphs)
+  varying = graph_of.at[nodes_within(by_hop, hop)].get(mode="fill", fill_value=ABSENT)
+  return Chosen(shared, selection(varying, graphs))
 
 
-def split_pool_sum(nodes: SplitNodes, chosen: tuple[jax.Array, jax.Array]) -> jax.Array:
-  """Sum of the selected nodes of each graph and configuration, `[G, C, F]` float32."""
-  return pool_sum(nodes.shared, chosen[0]) + pool_sum(nodes.varying, chosen[1])
+def split_pool_sum(nodes: SplitNodes, chosen: Chosen) -> jax.Array:
+  """Sum of the chosen nodes of each graph and configuration, `[G, C, F]` float32."""
+  return pool_sum(nodes.shared, chosen.shared) + pool_sum(nodes.varying, chosen.varying)
 
 
-def split_pool_max(nodes: SplitNodes, chosen: tuple[jax.Array, jax.Array]) -> jax.Array:
-  """Maximum over the selected nodes, `[G, C, F]`; 0 for a graph without any."""
+def split_pool_max(nodes: SplitNodes, chosen: Chosen) -> jax.Array:
+  """Maximum of the chosen nodes, `[G, C, F]` float32; 0 for a graph without any."""
   return _finite(jnp.maximum(
-      _segment_max(nodes.shared, chosen[0]), _segment_max(nodes.varying, chosen[1])))
-
-
-def pool_max(x: jax.Array, chosen: jax.Array) -> jax.Array:
-  """Maximum of the selected rows of `x [N, ...]`, `[G, ...]`; 0 where there are none."""
-  return _finite(_segment_max(x, chosen))
+      _segment_max(nodes.shared, chosen.shared), _segment_max(nodes.varying, chosen.varying)))
 
 
 def _finite(x: jax.Array) -> jax.Array:
@@ -125,6 +182,9 @@ def _finite(x: jax.Array) -> jax.Array:
 
 
 def _segment_max(x: jax.Array, chosen: jax.Array) -> jax.Array:
+  """Maximum of the rows of `x [N, ...]` that `chosen [G, N]` holds; -inf without any."""
   graphs = len(chosen)
+  if not len(x):
+    return jnp.full((graphs, *x.shape[1:]), -jnp.inf, jnp.float32)
   graph_of = jnp.where(chosen.any(axis=0), jnp.argmax(chosen, axis=0), graphs)
   return jax.ops.segment_max(x.astype(jnp.float32), graph_of, graphs + 1)[:graphs]

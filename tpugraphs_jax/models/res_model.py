@@ -1,9 +1,11 @@
-"""The official layout model, on features that are split by by_hop."""
+"""The official layout model, on features that are split by hop (`split_nodes`).
+
+Source: published baseline of TpuGraphs (arXiv 2308.13490).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-import dataclasses
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any
 
@@ -12,23 +14,26 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.batch import LayoutBatch
-from tpugraphs_jax.models import layers, layout_features, pooling
-from tpugraphs_jax.models import message_passing as mp
+from tpugraphs_jax.models import block_training, interface, layers, layout_features, pooling
+from tpugraphs_jax.models.aggregation import BOTH, OPERANDS, USERS, degree
 from tpugraphs_jax.models.layers import Dense, JoinedDense, OpcodeEmbedding, leaky_relu
-from tpugraphs_jax.models.message_passing import SplitNodes
+from tpugraphs_jax.models.split_nodes import (
+    PartialSum, SplitNodes, divide_nodes, grow, split_neighbour_sum)
 
-DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
-NORMALIZATIONS = ("sym", "asym")
+# When each mode of dropout looks at the sampled block of nodes alone.
+DROPOUT_MODES = {"fullgraph": "never", "dropout": "always", "backpropdropout": "training"}
+# Whose messages the sums of a round add up, by normalisation.
+NORMALIZATIONS = {"sym": (BOTH,), "asym": (USERS, OPERANDS)}
 
 
-class ResModel(nn.Module):
+@interface.LAYOUT_MODELS.register("ResModel")
+class ResModel(interface.Ranker):
   """The official layout model: residual convolutions, configurations at every layer.
 
-  `dropout` says what training does with the sampled block of nodes:
-  `fullgraph` ignores it; `dropout` passes messages and configurations inside
-  the block only; `backpropdropout` does so in a second pass, takes that pass
-  for nodes of the block, and a pass over the full graph without gradient for
-  the others. Source: published baseline of TpuGraphs (arXiv 2308.13490).
+  `dropout` is what training does with the sampled block of nodes. `fullgraph` ignores
+  the block. `dropout` passes messages and configurations inside the block only, in
+  evaluation as well. `backpropdropout` does so in training, in a second pass beside the
+  full one (`block_training`).
 
   Attributes:
     op_embed_dim: width of the opcode embedding.
@@ -61,9 +66,13 @@ class ResModel(nn.Module):
     super().__post_init__()
 
   @property
-  def hops(self) -> int:
-    """Rounds of message passing: how far a batch's `NodesByHop` must go."""
-    return self.num_gnns
+  def sees(self) -> interface.Sees:
+    return interface.Sees(hops=self.num_gnns, blocks=DROPOUT_MODES[self.dropout])
+
+  @property
+  def directions(self) -> tuple[str, ...]:
+    """The directions that messages of a round come from, one sum each."""
+    return NORMALIZATIONS[self.adj_normalization]
 
   def setup(self):
     layer_range = range(self.num_gnns)
@@ -74,58 +83,31 @@ class ResModel(nn.Module):
     self.update_1 = [dense() for _ in layer_range]
     self.head = layers.MLP((self.hidden_dim, 1), use_bias=False, precision=self.precision)
 
-  def __call__(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
-    """Scores `[G, C]` float32."""
-    return self.score(self.embed(batch, train=train))
-
-  def score(self, pooled: jax.Array) -> jax.Array:
-    """Scores `[...]` of readouts `[..., P]`."""
-    return self.head(pooled)[..., 0]
-
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
-    """The readout of every graph and configuration, `[G, C, P]` float32.
-
-    `dropout` models look at the block in evaluation as well (averaged over
-    blocks there); `backpropdropout` models only in training.
-    """
+    """The readout of every graph and configuration, `[G, C, P]` float32."""
     static = batch.graph.nodes["feat"], self.op_embedding(batch.graph)
-    if self.dropout == "fullgraph" or (self.dropout == "backpropdropout" and not train):
-      x = self.encode(static, batch, self.num_gnns)
-      return self.readout(_sum_of_nodes(x, batch), x, batch)
-    block = layout_features.inside_block(batch)
-    if self.dropout == "dropout":
-      x = self.encode(static, block, self.num_gnns)
-      return self.readout(_sum_of_nodes(x, batch), x, block)
-    return self.embed_block(static, batch, block)
+    if self.dropout == "backpropdropout" and train:
+      return block_training.embed(self, static, batch)
+    seen = block_training.inside_block(batch) if self.dropout == "dropout" else batch
+    return self.readout(self.encode(static, seen, self.num_gnns), seen)
 
-  def embed_block(
-      self, static: Sequence[jax.Array], batch: LayoutBatch, block: LayoutBatch
-  ) -> jax.Array:
-    """`embed` of `backpropdropout` in training.
-
-    What a node of the block is in the full pass, or another node in the block's pass,
-    counts only for what neighbours receive: the last round, by far the largest, is
-    computed once, each node receiving in the pass that it is read out from.
-    """
-    inside, outside = (
-        self.encode(static, part, self.num_gnns - 1) for part in (block, batch))
-    if self.num_gnns:
-      inside, outside = (_residual(x, batch) for x in (inside, outside))
-      edges = layout_features.last_round(batch, block, inside.hop)
-      change = self.update(self.num_gnns - 1, [(inside, block), (outside, batch)], edges)
-      inside, outside = (inside, change), (outside, change)
-    # Chosen before they are summed, so that what both hold, the last round, is read once.
-    read = [mp.where(jnp.asarray(batch.block_mask), x, jax.lax.stop_gradient(other), batch.by_hop)
-            for x, other in zip(inside, outside)]
-    return self.readout(_sum_of_nodes(read, batch), inside, block)
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` float32 of readouts `[..., P]`."""
+    return self.head(readout)[..., 0]
 
   def encode(
       self, static: Sequence[jax.Array], batch: LayoutBatch, rounds: int
   ) -> Sequence[SplitNodes]:
-    """Node features after the first `rounds`, as the two summands of the last residual.
+    """Node features after the first `rounds`, as summands: their sum is the features.
 
-    Readouts are sums: that of each summand spares an addition on the tensor that is by
-    far the largest. `static` are features of nodes, each `[N, ...]`.
+    The summands are the features before the last round and what that round adds. The
+    readout sums over nodes: it adds up sums of summands, and the addition on the tensor
+    that is by far the largest never takes place.
+
+    Args:
+      static: features of nodes that no configuration changes, each `[N, F]`.
+      batch: whose edges and configurations count.
+      rounds: at most `num_gnns`.
     """
     (config_kernel, *kernels), bias = self.pre_0(
         (batch.rows.shape[-1], *(part.shape[-1] for part in static)))
@@ -135,26 +117,82 @@ class ResModel(nn.Module):
     x = jax.tree.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v))), x)
     summands = (x,)
     for layer in range(rounds):
-      x = _residual(summands, batch)
-      summands = x, self.update(layer, [(x, batch)], batch)
+      x = self.residual(summands, batch)
+      summands = x, self.update(layer, x, batch)
     return summands
 
-  def update(
-      self, layer: int, passes: Sequence[tuple[SplitNodes, LayoutBatch]], edges: LayoutBatch
-  ) -> SplitNodes:
-    """What a round adds: messages along `edges`, through a layer.
+  def residual(self, summands: Sequence[SplitNodes], batch: LayoutBatch) -> SplitNodes:
+    """The features of `summands`, of which a later one reaches at least as far."""
+    return functools.reduce(
+        lambda x, change: jax.tree.map(jnp.add, grow(x, batch.by_hop, change.hop), change),
+        summands)
 
-    `passes` are the features that are sent, with the batch of their pass: one, or two
-    if `edges` are those of `layout_features.last_round`.
-    """
-    def apply(self, passes, edges):
-      total = self.propagate(layer, passes, edges)
-      return jax.tree.map(lambda v: leaky_relu(self.update_1[layer](leaky_relu(v))), total)
+  def update(self, layer: int, x: SplitNodes, batch: LayoutBatch) -> SplitNodes:
+    """What a round adds to features `x`: sums of messages, through two layers."""
+    def hear(self, x, batch):
+      heard = [
+          split_neighbour_sum(message, batch.adjacency, batch.by_hop, direction, own=True)
+          for message, direction in zip(self.messages(layer, x, batch), self.directions)]
+      degrees = [_degree(batch, direction) for direction in self.directions]
+      return self.receive(layer, heard, degrees, batch)
 
+    return self.round(layer, hear, x, batch)
+
+  def round(self, layer: int, hear: Callable[..., SplitNodes], *arguments: Any) -> SplitNodes:
+    """`hear(self, *arguments)`, stored or recomputed as `remat` says."""
     with jax.named_scope(f"res_{layer}"):
-      return (nn.remat(apply) if self.remat else apply)(self, passes, edges)
+      return (nn.remat(hear) if self.remat else hear)(self, *arguments)
+
+  def messages(self, layer: int, x: SplitNodes, batch: LayoutBatch) -> list[SplitNodes]:
+    """What nodes send in each of `directions`: `[config, x]` through a linear layer.
+
+    The published model sums `[config, x]` first. The layer narrows what edges carry, and
+    it is linear, so that it may come before the sum; its bias comes after (`receive`).
+    """
+    blocks, _ = self.kernel(layer, batch)
+    sent = [
+        layout_features.add_to_configurable(
+            jax.tree.map(lambda v, own=own: self.matmul(v, own), x), self.project(config, batch))
+        for config, own in zip(blocks[::2], blocks[1::2])]
+    if self.adj_normalization == "sym":
+      by = self.divisor(_degree(batch, BOTH))
+      sent = [divide_nodes(message, by, batch.by_hop) for message in sent]
+    return sent
+
+  def receive(
+      self, layer: int, heard: Sequence[PartialSum], degrees: Sequence[jax.Array],
+      batch: LayoutBatch,
+  ) -> SplitNodes:
+    """What a round adds, from the sums `heard` in each of `directions`.
+
+    `sym` is `D^-1/2 (A + A^T + I) D^-1/2`, with D the degree, itself included: senders
+    are divided in `messages`, receivers here. `asym` is the mean over users and the node
+    itself plus the mean over operands and the node itself, each with its own weights.
+
+    Args:
+      layer: number of the round.
+      heard: sums of messages, the node's own included.
+      degrees: number of neighbours of each receiver, `[N]` float32 per direction.
+      batch: of the receivers.
+    """
+    means = [total.divide(self.divisor(count), batch.by_hop)
+             for total, count in zip(heard, degrees)]
+    _, bias = self.kernel(layer, batch)
+    total = functools.reduce(lambda a, b: a + b, means).add_bias(bias).complete(batch.by_hop)
+    return jax.tree.map(lambda v: leaky_relu(self.update_1[layer](leaky_relu(v))), total)
+
+  def divisor(self, neighbours: jax.Array) -> jax.Array:
+    """What normalisation divides nodes with so many neighbours by, `[N]` float32."""
+    count = 1 + neighbours
+    return jnp.sqrt(count) if self.adj_normalization == "sym" else count
+
+  def kernel(self, layer: int, batch: LayoutBatch) -> tuple[list[jax.Array], jax.Array]:
+    """Blocks of a round's kernel, `[config, x]` per direction, and the bias `[1, H]`."""
+    sizes = batch.rows.shape[-1], self.hidden_dim
+    return self.update_0[layer](sizes * len(self.directions))
 
   def matmul(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`x [..., K] @ kernel [K, F]` in the dtype of the computation: `[..., F]`."""
     return layers.matmul(x, kernel, dtype=self.dtype, precision=self.precision)
 
   def project(self, kernel: jax.Array, batch: LayoutBatch) -> jax.Array:
@@ -162,33 +200,15 @@ class ResModel(nn.Module):
     rows = self.matmul(self.config_gain * batch.rows, kernel)
     return layout_features.config_rows(rows, batch)
 
-  def propagate(self, layer: int, passes, edges: LayoutBatch) -> SplitNodes:
-    """`N concat(c, x) W + b`, with W applied first: it narrows what edges carry."""
-    sides = 1 if self.adj_normalization == "sym" else 2
-    blocks, bias = self.update_0[layer]((edges.rows.shape[-1], self.hidden_dim) * sides)
+  def readout(self, summands: Sequence[SplitNodes], batch: LayoutBatch) -> jax.Array:
+    """The readout `[G, C, P]` float32 of features that are given by their summands.
 
-    def sent(config: jax.Array, own: jax.Array):
-      return [
-          (layout_features.add_to_configurable(
-              jax.tree.map(lambda v: self.matmul(v, own), x), self.project(config, batch)), batch)
-          for x, batch in passes]
-
-    if self.adj_normalization == "sym":
-      total = _symmetric_mean(sent(*blocks), edges)
-    else:
-      total = jax.tree.map(
-          jnp.add, _mean_with_self(sent(*blocks[:2]), edges, mp.USERS),
-          _mean_with_self(sent(*blocks[2:]), edges, mp.OPERANDS))
-    shared = total.shared + bias[None].astype(total.shared.dtype)
-    return mp.join(dataclasses.replace(total, shared=shared), edges.by_hop)
-
-  def readout(
-      self, total: jax.Array, summands: Sequence[SplitNodes], batch: LayoutBatch
-  ) -> jax.Array:
-    """Mean and direction of the `total` over nodes, direction of that over configurable ones.
-
-    `[G, C, P]` float32, from `total [G, C, F]` and the features of nodes as `summands`.
+    Concatenates the mean over nodes, the direction of the sum over nodes and the
+    direction of the sum over configurable nodes.
     """
+    total = sum(
+        pooling.split_pool_sum(x, pooling.split_selection(batch.graph, batch.by_hop, x.hop))
+        for x in summands)
     mean = total / jnp.maximum(pooling.real_nodes(batch.graph), 1)[:, None, None]
     chosen = layout_features.configurable_selection(batch)
     configurable = sum(pooling.pool_sum(x.varying[: chosen.shape[1]], chosen) for x in summands)
@@ -196,38 +216,5 @@ class ResModel(nn.Module):
     return jnp.concatenate(pooled, axis=-1)
 
 
-def _residual(summands: Sequence[SplitNodes], batch: LayoutBatch) -> SplitNodes:
-  """The sum of features and what the last round added to them, if there was one."""
-  return functools.reduce(
-      lambda x, change: jax.tree.map(jnp.add, mp.grow(x, batch.by_hop, change.hop), change),
-      summands)
-
-
-def _sum_of_nodes(summands: Sequence[SplitNodes], batch: LayoutBatch) -> jax.Array:
-  """Sum over the nodes of each graph, `[G, C, F]` float32."""
-  return sum(
-      pooling.split_pool_sum(x, pooling.split_selection(batch.graph, batch.by_hop, x.hop))
-      for x in summands)
-
-
-def _mean_with_self(sent, edges: LayoutBatch, direction: str) -> SplitNodes:
-  """Mean over a node's neighbours on one side and the node itself, before `mp.join`."""
-  total = _sum_with_self([x for x, _ in sent], edges, direction)
-  return mp.divide_nodes(total, 1 + _degree(edges, direction), edges.by_hop)
-
-
-def _symmetric_mean(sent, edges: LayoutBatch) -> SplitNodes:
-  """`D^-1/2 (A + A^T + I) D^-1/2 x` with D the degree, itself included, before `mp.join`."""
-  root = lambda batch: jnp.sqrt(1 + _degree(batch, mp.BOTH))
-  sent = [mp.divide_nodes(x, root(batch), batch.by_hop) for x, batch in sent]
-  return mp.divide_nodes(_sum_with_self(sent, edges, mp.BOTH), root(edges), edges.by_hop)
-
-
-def _sum_with_self(sent: Sequence[SplitNodes], edges: LayoutBatch, direction: str) -> SplitNodes:
-  return mp.split_neighbour_sum(
-      sent[0], edges.adjacency, edges.by_hop, direction, own=True,
-      others=sent[1] if len(sent) > 1 else None)
-
-
 def _degree(batch: LayoutBatch, direction: str) -> jax.Array:
-  return mp.degree(batch.adjacency, direction, len(batch.block_mask))
+  return degree(batch.adjacency, direction, len(batch.block_mask))

@@ -20,17 +20,14 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.batch import LayoutBatch
 from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
-from tpugraphs_jax.models import layers, layout_features, pooling
-from tpugraphs_jax.models import message_passing as mp
+from tpugraphs_jax.models import interface, layers, layout_features, pooling
+from tpugraphs_jax.models.aggregation import OPERANDS, USERS, degree
 from tpugraphs_jax.models.layers import Dense, OpcodeEmbedding
-from tpugraphs_jax.models.message_passing import SplitNodes
-
-POOLINGS = ("mean", "sum", "max", "config_mean", "config_sum", "config_max")
-# Sums over graphs of very different sizes are brought to a common scale.
-_SUM_SCALE = 1e-2
+from tpugraphs_jax.models.split_nodes import PartialSum, SplitNodes, grow, split_neighbour_sum
 
 
-class SAGE(nn.Module):
+@interface.LAYOUT_MODELS.register("SAGE")
+class SAGE(interface.Ranker):
   """Bidirectional GraphSAGE with residual connections.
 
   Attributes:
@@ -38,10 +35,10 @@ class SAGE(nn.Module):
     value_embed_dim: width of the embedding of each of the 18 layout values.
     hidden_dim: width of node features.
     num_gnns: rounds of message passing.
-    pooling: any of `POOLINGS`, concatenated.
+    pooling: any of `pooling.names()`, concatenated.
     layer_norm: normalise each node's features before the activation.
-    config_sentinel: nodes that are not configurable get a learned vector where
-      the others have their configuration (1st place: value -2).
+    config_sentinel: nodes that are not configurable get a learned vector in place
+      of a configuration (1st place: value -2).
     remat: recompute each round in the backward pass instead of storing it.
     dtype: of the computation; sums over neighbours and nodes are float32.
     precision: of matrix products.
@@ -59,14 +56,14 @@ class SAGE(nn.Module):
   precision: Any = None
 
   def __post_init__(self):
-    if not self.pooling or set(self.pooling) - set(POOLINGS):
-      raise ValueError(f"pooling is {tuple(self.pooling)}, expected some of {', '.join(POOLINGS)}")
+    if not self.pooling or set(self.pooling) - set(pooling.names()):
+      raise ValueError(f"pooling is {tuple(self.pooling)}, expected some of "
+                       f"{', '.join(pooling.names())}")
     super().__post_init__()
 
   @property
-  def hops(self) -> int:
-    """Rounds of message passing: how far a batch's `NodesByHop` must go."""
-    return self.num_gnns
+  def sees(self) -> interface.Sees:
+    return interface.Sees(hops=self.num_gnns)
 
   def setup(self):
     dense = lambda **kwargs: Dense(
@@ -86,55 +83,36 @@ class SAGE(nn.Module):
     self.head = layers.MLP(
         (self.hidden_dim, self.hidden_dim, 1), nn.gelu, precision=self.precision)
 
-  def __call__(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
-    """Scores `[G, C]` float32."""
-    return self.score(self.embed(batch, train=train))
-
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The readout of every graph and configuration, `[G, C, P]` float32."""
     del train
-    x = self.join(batch)
+    x = self.join_early(batch)
     for update in self.sage:
       x = update(x, batch)
-    return jnp.concatenate([self.pool(x, batch, kind) for kind in self.pooling], axis=-1)
+    return jnp.concatenate([layout_features.pool(x, batch, name) for name in self.pooling], axis=-1)
 
-  def score(self, pooled: jax.Array) -> jax.Array:
-    """Scores `[...]` of readouts `[..., P]`."""
-    return self.head(pooled)[..., 0]
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` float32 of readouts `[..., P]`."""
+    return self.head(readout)[..., 0]
 
-  def join(self, batch: LayoutBatch) -> SplitNodes:
+  def join_early(self, batch: LayoutBatch) -> SplitNodes:
     """Node features and configuration, each through its half of one linear layer."""
     static = jnp.concatenate(
         [batch.graph.nodes["feat"], self.op_embedding(batch.graph)], axis=-1)
     shared = self.static(static)
     config = layout_features.config_rows(self.config(self.embed_rows(batch.rows)), batch)
     if self.config_sentinel:
+      # Every node gets the vector; a configurable one loses it again.
       sentinel = self.sentinel.astype(shared.dtype)
-      configurable = (batch.row_id < len(batch.rows)).any(axis=1)[:, None, None]
+      configurable = layout_features.is_configured_row(batch)[:, None, None]
       shared += sentinel
       config -= jnp.where(configurable, sentinel[None], 0)
     return jax.tree.map(nn.gelu, layout_features.start(shared, config, batch))
 
   def embed_rows(self, rows: jax.Array) -> jax.Array:
-    """Embeds the 18 integers of each row `[R, 18]` with one shared table."""
+    """Embeds the 18 integers of `rows [R, 18]` with one shared table: `[R, 18 * E]` float32."""
     values = jnp.asarray(rows, jnp.int32) - LAYOUT_VALUE_RANGE[0]
     return self.layout_value(values).reshape(len(rows), -1)
-
-  def pool(self, x: SplitNodes, batch: LayoutBatch, kind: str) -> jax.Array:
-    """One readout `[G, C, H]` float32."""
-    if kind.startswith("config_"):
-      chosen = layout_features.configurable_selection(batch)
-      count = jnp.maximum(chosen.sum(axis=1), 1)
-      nodes = x.varying[: chosen.shape[1]]
-      total, largest = pooling.pool_sum(nodes, chosen), lambda: pooling.pool_max(nodes, chosen)
-    else:
-      chosen = pooling.split_selection(batch.graph, batch.by_hop, x.hop)
-      count = jnp.maximum(pooling.real_nodes(batch.graph), 1)
-      total, largest = (pooling.split_pool_sum(x, chosen),
-                        lambda: pooling.split_pool_max(x, chosen))
-    if kind.endswith("mean"):
-      return total / count[:, None, None]
-    return total * _SUM_SCALE if kind.endswith("sum") else largest()
 
 
 class _Round(nn.Module):
@@ -148,26 +126,24 @@ class _Round(nn.Module):
   @nn.compact
   def __call__(self, x: SplitNodes, batch: LayoutBatch) -> SplitNodes:
     own = jax.tree.map(self.dense("self"), x)
-    total = None
-    for direction in (mp.OPERANDS, mp.USERS):
-      # The linear layer first: a round has fewer senders than receivers.
-      sent = jax.tree.map(self.dense(direction, use_bias=False), x)
-      mean = _neighbour_mean(sent, batch, direction)
-      total = mean if total is None else jax.tree.map(jnp.add, total, mean)
-    total = mp.join(total, batch.by_hop)
-    total = jax.tree.map(jnp.add, total, mp.grow(own, batch.by_hop, total.hop))
+    # The linear layer comes before the mean: a round has fewer senders than receivers.
+    operands, users = (
+        _neighbour_mean(jax.tree.map(self.dense(direction, use_bias=False), x), batch, direction)
+        for direction in (OPERANDS, USERS))
+    total = (operands + users).complete(batch.by_hop)
+    total = jax.tree.map(jnp.add, total, grow(own, batch.by_hop, total.hop))
     if self.layer_norm:
       total = jax.tree.map(nn.LayerNorm(dtype=self.dtype, name="norm"), total)
     return jax.tree.map(
-        lambda old, new: old + nn.gelu(new), mp.grow(x, batch.by_hop, total.hop), total)
+        lambda old, new: old + nn.gelu(new), grow(x, batch.by_hop, total.hop), total)
 
   def dense(self, name: str, **kwargs) -> nn.Dense:
     return Dense(
         self.features, name=name, dtype=self.dtype, precision=self.precision, **kwargs)
 
 
-def _neighbour_mean(x: SplitNodes, batch: LayoutBatch, direction: str) -> SplitNodes:
-  """Mean over operands or users, before `mp.join`; 0 for a node without any."""
-  total = mp.split_neighbour_sum(x, batch.adjacency, batch.by_hop, direction)
-  count = mp.degree(batch.adjacency, direction, len(x.shared))
-  return mp.divide_nodes(total, jnp.maximum(count, 1), batch.by_hop)
+def _neighbour_mean(x: SplitNodes, batch: LayoutBatch, direction: str) -> PartialSum:
+  """Mean over operands or users; 0 for a node without any."""
+  total = split_neighbour_sum(x, batch.adjacency, batch.by_hop, direction)
+  count = degree(batch.adjacency, direction, len(x.shared))
+  return total.divide(jnp.maximum(count, 1), batch.by_hop)
