@@ -37,6 +37,7 @@ from tpugraphs_jax import host_memory
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import store
 from tpugraphs_jax.run import jobs, phases
+from tpugraphs_jax.train import parallel, report
 import timing
 import workloads
 

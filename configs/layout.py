@@ -1,7 +1,7 @@
 """Layout rankers for the four collections.
 
 Variants, separated by commas: the collection (`xla-random`, `xla-default`,
-`nlp-random`, `nlp-default`), `official` (ResModel with the published settings;
+`nlp-random`, `nlp-default`, or `own-NAME` for one of your own), `official` (ResModel with the published settings;
 the default is the recommended GraphSAGE), a kind of Graph Segment Training
 (`gst`, `gst_e`, `gst_ed`, `gst_efd`, `one`, or `full` for whole graphs) and `ci`
 (a few seconds on a CPU), in any order.
@@ -93,14 +93,16 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
 
   names = [name for name in variant.split(",") if name]
+  own = [name for name in names if name.startswith("own-")]
   for name in names:
-    if name not in (*COLLECTIONS, *SEGMENTS, "full", "official", "ci"):
+    if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", "ci"):
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
-                       f"{', '.join(COLLECTIONS)}, {', '.join(SEGMENTS)}, full, official and ci")
-  collection = _only(COLLECTIONS, names)
+                       f"{', '.join(COLLECTIONS)}, own-NAME, {', '.join(SEGMENTS)}, full, "
+                       "official and ci")
+  collection = _only((*COLLECTIONS, *own), names)
   segments = _only((*SEGMENTS, "full"), names)
   if collection:
-    config.data.source, config.data.search = collection.split("-")
+    config.data.source, config.data.search = collection.split("-", 1)
   if "official" in names:
     _official(config)
   if segments in SEGMENTS:

@@ -3,7 +3,8 @@
 Variants, separated by commas: a model name (`EarlyJoinSAGE`, `LateJoinSAGE`,
 `EarlyJoinResGCN`, `LateJoinResGCN`, `MLP`), `recommended` (the settings that did best in the
 README's table; the default is the published ones, but for kernels with fewer than
-10 configurations, which are trained on too) and `ci` (a few seconds on a CPU).
+10 configurations, which are trained on too), `own-NAME` (a collection of your own) and `ci`
+(a few seconds on a CPU).
 
 Expected on the synthetic `medium` data, one CPU core: top-5 slowdown 0.020 in 4
 minutes with the published settings, 0.014 in 2 minutes with the recommended ones.
@@ -80,11 +81,13 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       config.model = ConfigDict(dict(name=name, **_MODELS[name], **kept))
     elif name == "recommended":
       _recommended(config)
+    elif name.startswith("own-"):
+      config.data.source, config.data.search = name.split("-", 1)
     elif name == "ci":
       _shrink(config)
     else:
       raise ValueError(f"configs/tile.py has no variant {name!r}; it has "
-                       f"{', '.join(_MODELS)}, recommended and ci")
+                       f"{', '.join(_MODELS)}, own-NAME, recommended and ci")
   return config
 
 

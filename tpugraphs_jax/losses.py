@@ -23,13 +23,15 @@ Any other shape or dtype is a ValueError.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import rax
+
+from tpugraphs_jax.registry import Registry
 
 LossSum = tuple[jax.Array, jax.Array]
 WeightedLosses = Sequence[tuple[str, float]]
@@ -155,7 +157,8 @@ def log_mse(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = N
 
 # Official names first. `Rank*` are the tile task's losses of the MLSys 2021 paper,
 # `SumHingeLoss` is that of Graph Segment Training.
-LOSSES: dict[str, Callable[..., LossSum]] = {
+LOSSES = Registry("loss.losses")
+for _name, _loss in {
     "ListMLELoss": listmle,
     "PairwiseHingeLoss": pairwise_hinge,
     "PairwiseLogisticLoss": pairwise_logistic,
@@ -165,7 +168,8 @@ LOSSES: dict[str, Callable[..., LossSum]] = {
     "SumHingeLoss": functools.partial(pairwise_hinge, margin=0.1, reduction="lists"),
     "DCGHingeLoss": dcg_hinge,
     "LogMSE": log_mse,
-}
+}.items():
+  LOSSES.register(_name)(_loss)
 
 
 def parse_losses(text: str) -> tuple[tuple[str, float], ...]:

@@ -23,6 +23,7 @@ from tpugraphs_jax.train import checkpoint
 from tpugraphs_jax.train import parallel
 from tpugraphs_jax.train import report as report_lib
 from tpugraphs_jax.train import stop
+from tpugraphs_jax.train.schedule import Schedule
 from tpugraphs_jax.train.state import TrainState
 
 CHECKPOINTS = "checkpoints"  # folder under the working folder
@@ -64,17 +65,10 @@ def train(
     batches: Any,
     evaluate: Callable[[Any], Mapping[str, float]],
     workdir: str | Path,
-    total_epochs: int,
-    steps_per_epoch: int,
-    eval_every_epochs: int = 1,
-    early_stop_epochs: int = 0,
-    best_metric: str = "opa",
-    log_every_steps: int = 100,
-    checkpoint_every_steps: int = 0,
-    profile_steps: str = "",
     resume: bool = False,
     config: Mapping[str, Any] | None = None,
     on_best: Callable[[Any, int, dict[str, float]], None] | None = None,
+    **schedule: Any,
 ) -> TrainResult:
   """Trains until the last epoch, or until the validation metric stops to improve.
 
@@ -88,18 +82,11 @@ def train(
     evaluate: from parameters (numpy, averaged ones where an average is kept) to
       metrics; must give the same in every process.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
-    total_epochs: length of the run.
-    steps_per_epoch: batches that make an epoch.
-    eval_every_epochs: evaluation comes after every so many epochs, and at the end.
-    early_stop_epochs: stop after so many epochs without improvement; 0 = never.
-    best_metric: key of the metric to maximise; of equal values the first counts.
-    log_every_steps: metrics are averaged over and reported every so many steps.
-    checkpoint_every_steps: besides those after each evaluation; 0 = none.
-    profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
     resume: go on from the newest checkpoint in `workdir`, if there is one.
     config: fields that a checkpoint to be resumed must agree with.
     on_best: called with parameters, step and metrics whenever an evaluation was the
       best so far, after its checkpoint was saved.
+    **schedule: fields of `Schedule`.
 
   Raises:
     ValueError: impossible arguments, a working folder in use, a checkpoint of another
@@ -107,60 +94,25 @@ def train(
     FloatingPointError: the loss is not finite.
     SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
   """
-  for field, value, least in (
-      ("total_epochs", total_epochs, 1),
-      ("steps_per_epoch", steps_per_epoch, 1),
-      ("eval_every_epochs", eval_every_epochs, 1),
-      ("early_stop_epochs", early_stop_epochs, 0),
-      ("log_every_steps", log_every_steps, 1),
-      ("checkpoint_every_steps", checkpoint_every_steps, 0),
-  ):
-    if value < least:
-      raise ValueError(f"{field} is {value}, expected at least {least}")
-  workdir = Path(workdir)
-  profile = report_lib.Profile(profile_steps, workdir / "profile")
+  plan, workdir = Schedule(**schedule), Path(workdir)
+  profile = report_lib.Profile(plan.profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
     signals = stack.enter_context(stop.StopSignals())
     check_workdir(workdir, resume=resume, config=config)
     checkpoints = stack.enter_context(
-        contextlib.closing(checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config))
-    )
+        contextlib.closing(checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config)))
     state, step, progress = _begin(state, batches, checkpoints)
-    total_steps = total_epochs * steps_per_epoch
-    report = stack.enter_context(
-        contextlib.closing(
-            report_lib.Report(
-                workdir,
-                total_steps=total_steps,
-                # A step whose row waits for its evaluation is not reported yet.
-                first_step=step - 1 if progress.row else step,
-            )
-        )
-    )
+    # A step whose row waits for its evaluation is not reported yet.
+    report = stack.enter_context(contextlib.closing(report_lib.Report(
+        workdir, total_steps=plan.total_steps, first_step=step - 1 if progress.row else step)))
     stack.callback(profile.stop)
     if resume:
       report.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
     return _Loop(
-        state=parallel.replicate(state),
-        step=step,
-        progress=progress,
-        train_step=train_step,
-        batches=batches,
-        evaluate=evaluate,
-        checkpoints=checkpoints,
-        report=report,
-        profile=profile,
-        signals=signals,
-        total_steps=total_steps,
-        steps_per_epoch=steps_per_epoch,
-        eval_every_steps=eval_every_epochs * steps_per_epoch,
-        early_stop_steps=early_stop_epochs * steps_per_epoch,
-        best_metric=best_metric,
-        log_every_steps=log_every_steps,
-        checkpoint_every_steps=checkpoint_every_steps,
-        on_best=on_best,
-    ).run()
+        state=parallel.replicate(state), step=step, progress=progress, train_step=train_step,
+        batches=batches, evaluate=evaluate, checkpoints=checkpoints, report=report,
+        profile=profile, signals=signals, schedule=plan, on_best=on_best).run()
 
 
 def check_workdir(
@@ -209,13 +161,7 @@ class _Loop:
   report: report_lib.Report
   profile: report_lib.Profile
   signals: stop.StopSignals
-  total_steps: int
-  steps_per_epoch: int
-  eval_every_steps: int
-  early_stop_steps: int
-  best_metric: str
-  log_every_steps: int
-  checkpoint_every_steps: int
+  schedule: Schedule
   on_best: Callable[[Any, int, dict[str, float]], None] | None
 
   def __post_init__(self):
@@ -229,23 +175,15 @@ class _Loop:
       if self._is_evaluation_due():
         self._evaluate()
       self._stop_if_asked()
-      if self.step >= self.total_steps or self._is_early_stop():
+      is_last = self.step >= self.schedule.total_steps
+      if is_last or self.schedule.is_early_stop(self.step, self.progress.best_step):
         return self._finish()
-      every = self.checkpoint_every_steps
-      if every and self.step % every == 0 and self.step > self.saved_step:
+      if self.schedule.is_saved(self.step) and self.step > self.saved_step:
         self._save()
       self._take_step()
 
-  def _is_epoch_end(self) -> bool:
-    return self.step % self.steps_per_epoch == 0
-
   def _is_evaluation_due(self) -> bool:
-    is_time = self.step % self.eval_every_steps == 0 or self.step == self.total_steps
-    return is_time and self.step > self.progress.evaluated_step
-
-  def _is_early_stop(self) -> bool:
-    without = self.step - (self.progress.best_step or 0)
-    return self._is_epoch_end() and 0 < self.early_stop_steps <= without
+    return self.schedule.is_evaluated(self.step) and self.step > self.progress.evaluated_step
 
   def _take_step(self) -> None:
     self.profile.before(self.step, wait=self._wait)
@@ -253,8 +191,8 @@ class _Loop:
       batch = next(self.batches)
     except StopIteration:
       raise ValueError(
-          f"the batches ended after step {self.step}, expected {self.total_steps}"
-          f" ({self.steps_per_epoch} per epoch): the iterator must repeat"
+          f"the batches ended after step {self.step}, expected {self.schedule.total_steps}"
+          f" ({self.schedule.steps_per_epoch} per epoch): the iterator must repeat"
       ) from None
     started = time.monotonic()
     with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
@@ -267,7 +205,7 @@ class _Loop:
       self.report.say(f"first step, with compilation: {self.compile_seconds:.1f} s")
       self.report.restart_clock(self.step)
     self._wait(keep=_STEPS_IN_FLIGHT)
-    if self.step % self.log_every_steps == 0:
+    if self.schedule.is_logged(self.step):
       self._log()
 
   def _wait(self, *, keep: int = 0) -> None:
@@ -298,14 +236,14 @@ class _Loop:
     best = self.progress.best_value
     text = f"loss {means['loss']:.5g}"
     if best is not None:
-      text += f"  best {self.best_metric} {best:.4f}"
+      text += f"  best {self.schedule.best_metric} {best:.4f}"
     self.report.progress(self.step, text, keep=False)
     self.report.restart_clock(self.step)
     if not self._is_evaluation_due():
       self._write_row()
 
   def _write_row(self) -> None:
-    row = {"epoch": self.step / self.steps_per_epoch, **self.progress.row}
+    row = {"epoch": self.step / self.schedule.steps_per_epoch, **self.progress.row}
     self.report.write(self.step, row)
     self.progress.row = {}
 
@@ -318,9 +256,9 @@ class _Loop:
         metrics = self.evaluate(params)
     except stop.Interrupted:
       return
-    if self.best_metric not in metrics:
-      raise ValueError(f"best_metric is {self.best_metric!r}, expected one of {sorted(metrics)}")
-    progress, value = self.progress, float(metrics[self.best_metric])
+    if self.schedule.best_metric not in metrics:
+      raise ValueError(f"best_metric is {self.schedule.best_metric!r}, expected one of {sorted(metrics)}")
+    progress, value = self.progress, float(metrics[self.schedule.best_metric])
     progress.evaluated_step = self.step
     is_best = value > (-math.inf if progress.best_value is None else progress.best_value)
     if is_best:
@@ -330,10 +268,10 @@ class _Loop:
     self._save(value=value)
     if is_best and self.on_best is not None:
       self.on_best(params, self.step, {name: float(v) for name, v in metrics.items()})
-    text = f"valid {self.best_metric} {value:.4f}"
+    text = f"valid {self.schedule.best_metric} {value:.4f}"
     if progress.best_step is not None:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
-    self.report.say(f"step {self.step}/{self.total_steps}  {text}")
+    self.report.say(f"step {self.step}/{self.schedule.total_steps}  {text}")
     self.report.restart_clock(self.step)
 
   def _save(self, *, value: float | None = None) -> None:
@@ -349,7 +287,7 @@ class _Loop:
 
   def _stop_if_asked(self) -> None:
     """Saves and leaves; several processes agree on it whenever they log."""
-    is_time = self._is_epoch_end() or self.step % self.log_every_steps == 0
+    is_time = self.schedule.is_epoch_end(self.step) or self.schedule.is_logged(self.step)
     if parallel.process_count() > 1:
       if not (is_time and parallel.any_process(self.signals.received is not None)):
         return
@@ -372,7 +310,7 @@ class _Loop:
         step=self.step,
         best_value=self.progress.best_value,
         best_step=self.progress.best_step,
-        stopped_early=self.step < self.total_steps,
+        stopped_early=self.step < self.schedule.total_steps,
         compile_seconds=self.compile_seconds,
         peak_bytes=peak_bytes,
     )

@@ -61,23 +61,11 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 def create_optimizer(
-    *,
-    name: str = "adam",
-    learning_rate: float = 1e-3,
-    schedule: str = "constant",
-    total_steps: int,
-    warmup_fraction: float = 0.0,
-    final_learning_rate: float = 0.0,
-    milestones: Sequence[float] = (),
-    milestone_factor: float = 0.1,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-7,
-    weight_decay: float = 0.0,
-    clip_norm: float = 0.0,
-    clip_norm_per_variable: float = 0.0,
-    accumulation_steps: int = 1,
-    average_decay: float = 0.0,
+    *, total_steps: int, name: str = "adam", learning_rate: float = 1e-3,
+    schedule: str = "constant", warmup_fraction: float = 0.0, final_learning_rate: float = 0.0,
+    milestones: Sequence[float] = (), milestone_factor: float = 0.1, beta1: float = 0.9,
+    beta2: float = 0.999, eps: float = 1e-7, weight_decay: float = 0.0, clip_norm: float = 0.0,
+    clip_norm_per_variable: float = 0.0, accumulation_steps: int = 1, average_decay: float = 0.0,
 ) -> optax.GradientTransformation:
   """The optimiser that the `optimizer` fields of a config describe.
 
@@ -102,50 +90,46 @@ def create_optimizer(
     ValueError: an impossible value, with the field's name.
   """
   _check_one_of("name", name, OPTIMIZERS)
-  _check("beta1", beta1, 0 <= beta1 < 1, "a number in [0, 1)")
-  _check("beta2", beta2, 0 <= beta2 < 1, "a number in [0, 1)")
-  _check("eps", eps, eps > 0, "a number > 0")
+  _check_decay(name, weight_decay)
+  for field, value, is_valid, expected in (
+      ("beta1", beta1, 0 <= beta1 < 1, "a number in [0, 1)"),
+      ("beta2", beta2, 0 <= beta2 < 1, "a number in [0, 1)"),
+      ("eps", eps, eps > 0, "a number > 0"),
+      ("clip_norm", clip_norm, clip_norm >= 0, "a number >= 0 (0 = off)"),
+      ("clip_norm_per_variable", clip_norm_per_variable, clip_norm_per_variable >= 0,
+       "a number >= 0 (0 = off)"),
+      ("accumulation_steps", accumulation_steps, accumulation_steps >= 1, ">= 1"),
+      ("average_decay", average_decay, 0 <= average_decay < 1, "in [0, 1)"),
+  ):
+    _check(field, value, is_valid, expected)
+  rate = create_schedule(
+      learning_rate=learning_rate, schedule=schedule,
+      total_steps=max(1, total_steps // accumulation_steps), warmup_fraction=warmup_fraction,
+      final_learning_rate=final_learning_rate, milestones=milestones,
+      milestone_factor=milestone_factor)
+  optimizer = optax.chain(
+      *_clipping(clip_norm_per_variable, clip_norm),
+      *([scale_by_keras_adam(beta1=beta1, beta2=beta2, eps=eps),
+         optax.scale_by_learning_rate(rate)] if name == "adam" else
+        [optax.adamw(rate, beta1, beta2, eps, weight_decay=weight_decay)]),
+      *([track_average(average_decay)] if average_decay else []))
+  if accumulation_steps == 1:
+    return optimizer
+  return optax.MultiSteps(optimizer, accumulation_steps).gradient_transformation()
+
+
+def _check_decay(name: str, weight_decay: float) -> None:
   _check("weight_decay", weight_decay, weight_decay >= 0, "a number >= 0")
   if weight_decay and name == "adam":
     raise ValueError(
         f"optimizer.weight_decay is {weight_decay}, but optimizer.name='adam' has no"
         " weight decay: set optimizer.name='adamw' or optimizer.weight_decay=0"
     )
-  _check("clip_norm", clip_norm, clip_norm >= 0, "a number >= 0 (0 = off)")
-  _check(
-      "clip_norm_per_variable",
-      clip_norm_per_variable,
-      clip_norm_per_variable >= 0,
-      "a number >= 0 (0 = off)",
-  )
-  _check("accumulation_steps", accumulation_steps, accumulation_steps >= 1, ">= 1")
-  _check("average_decay", average_decay, 0 <= average_decay < 1, "in [0, 1)")
 
-  rate = create_schedule(
-      learning_rate=learning_rate,
-      schedule=schedule,
-      total_steps=max(1, total_steps // accumulation_steps),
-      warmup_fraction=warmup_fraction,
-      final_learning_rate=final_learning_rate,
-      milestones=milestones,
-      milestone_factor=milestone_factor,
-  )
-  parts = []
-  if clip_norm_per_variable:
-    parts.append(clip_by_variable_norm(clip_norm_per_variable))
-  if clip_norm:
-    parts.append(optax.clip_by_global_norm(clip_norm))
-  if name == "adam":
-    parts.append(scale_by_keras_adam(beta1=beta1, beta2=beta2, eps=eps))
-    parts.append(optax.scale_by_learning_rate(rate))
-  else:
-    parts.append(optax.adamw(rate, beta1, beta2, eps, weight_decay=weight_decay))
-  if average_decay:
-    parts.append(track_average(average_decay))
-  optimizer = optax.chain(*parts)
-  if accumulation_steps == 1:
-    return optimizer
-  return optax.MultiSteps(optimizer, accumulation_steps).gradient_transformation()
+
+def _clipping(per_variable: float, together: float) -> list[optax.GradientTransformation]:
+  return ([clip_by_variable_norm(per_variable)] if per_variable else []) + (
+      [optax.clip_by_global_norm(together)] if together else [])
 
 
 def create_schedule(

@@ -1,0 +1,98 @@
+"""The recipes of docs/add_your_own.md run as they stand, on tiny data."""
+
+import os
+from pathlib import Path
+import re
+import shlex
+import subprocess
+import sys
+
+import commands
+import numpy as np
+import pytest
+
+import tpugraphs_jax
+from tpugraphs_jax import submission
+from tpugraphs_jax.data import npz, synthetic
+
+DOCUMENT = commands.ROOT / "docs" / "add_your_own.md"
+RECIPES = ("A model", "A pooling", "A loss", "A block of node features", "A collection")
+# As quick as a run can be; what the recipes show is not changed by it.
+_SMALL = {
+    "tpugraphs-layout": ("xla-random", "--config.train.epochs=1 --config.batch.slates_per_epoch=8 "
+                         "--config.batch.configs=4 --config.model.hidden_dim=8 "
+                         "--config.model.num_gnns=1 --config.train.valid_configs=20"),
+    "tpugraphs-tile": ("EarlyJoinSAGE", "--config.train.epochs=1 --config.batch.slates_per_epoch=20"
+                       " --config.model.hidden_dim=8 --config.model.num_gnns=1"),
+}
+
+
+def recipe(title):
+  """The files and the shell commands of one section."""
+  text = DOCUMENT.read_text()
+  section = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.M | re.S)[1]
+  blocks = re.findall(r"^```(\w+)\n(.*?)^```", section, re.M | re.S)
+  files = {code.split("\n")[0].removeprefix("# "): code for kind, code in blocks
+           if kind == "python"}
+  lines = [line for kind, code in blocks if kind == "sh" for line in code.splitlines()]
+  return files, lines
+
+
+def small(line, data_root):
+  """The command of a line, on tiny data where it trains."""
+  command, *arguments = shlex.split(line)
+  if command == "python":
+    return [sys.executable, *arguments]
+  script = commands.ROOT / f"run_{command.removeprefix('tpugraphs-')}.py"
+  default, flags = _SMALL[command]
+  if "--mode=evaluate" not in arguments:
+    if not any(argument.startswith("--config=") for argument in arguments):
+      arguments.insert(0, f"--config={default}")
+    arguments += flags.split()
+  if not any(argument.startswith("--data_root=") for argument in arguments):
+    arguments.append(f"--data_root={data_root}")
+  return [sys.executable, str(script), *arguments]
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory):
+  return synthetic.generate(
+      tmp_path_factory.mktemp("data"), collections=["tile:xla", "layout:xla:random"], limit=3,
+      progress=False)
+
+
+def run(command, folder):
+  ended = subprocess.run(
+      command, cwd=folder, capture_output=True, text=True,
+      env=os.environ | {"PYTHONPATH": str(commands.ROOT), "JAX_PLATFORMS": "cpu",
+                        "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache")})
+  assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-3000:]
+  return ended
+
+
+@pytest.mark.parametrize("title", RECIPES)
+def test_a_recipe_runs_and_touches_at_most_three_files(title, data_root, tmp_path, monkeypatch):
+  files, lines = recipe(title)
+  assert 1 <= len(files) <= 3 and lines
+  for name, code in files.items():
+    (tmp_path / name).write_text(code)
+  for line in lines:
+    run(small(line, data_root), tmp_path)
+  for workdir in (path.parent for path in tmp_path.glob("out/*/config.json")):
+    results = submission.HEADER in (workdir / "results.csv").read_text()
+    assert results and (workdir / "model.npz").exists()
+  if title == "A model":
+    # From another folder, and without the module on the path: it is recorded where it is.
+    monkeypatch.chdir(data_root)
+    graph = npz.read_layout(npz.split_files(data_root, "layout:xla:random", "test")[0])
+    order, _ = tpugraphs_jax.rank(tmp_path / "out/mine", graph)
+    np.testing.assert_array_equal(np.sort(order), np.arange(len(graph.configs)))
+
+
+def test_the_model_of_the_document_takes_about_40_lines():
+  files, _ = recipe("A model")
+  assert len([line for line in files["my_ranker.py"].splitlines() if line.strip()]) <= 40
+
+
+def test_every_recipe_of_the_document_is_run():
+  assert re.findall(r"^## (.*)", DOCUMENT.read_text(), re.M) == list(RECIPES)
