@@ -1,7 +1,6 @@
 """The recipes of docs/add_your_own.md run as they stand, on tiny data."""
 
 import os
-from pathlib import Path
 import re
 import shlex
 import subprocess

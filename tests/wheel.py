@@ -1,0 +1,75 @@
+"""Installs the package alone and uses it far from the repository: part of CI.
+
+    python tests/wheel.py
+
+Builds a wheel, installs it into an empty environment, and there, in an empty folder, runs
+both console commands, configs by variant name, `rank` from Python, the official weights'
+command as far as `--help`, and the notebook.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = Path(__file__).parents[1]
+_SMALL = ("--config.train.epochs=1", "--config.batch.slates_per_epoch=8")
+_RANK = """
+import tpugraphs_jax
+from pathlib import Path
+assert "site-packages" in tpugraphs_jax.__file__, tpugraphs_jax.__file__
+(path, *_) = sorted(Path("out/tile/synthetic/npz/tile/xla/test").glob("*.npz"))
+order, scores = tpugraphs_jax.rank("out/tile", tpugraphs_jax.read_tile(path))
+again, _ = tpugraphs_jax.rank("out/tile/model.npz", tpugraphs_jax.read_tile(path))
+assert (order == again).all() and len(order) == len(scores)
+"""
+
+
+def run(*command: str | Path, folder: Path) -> None:
+  """Runs a command in a folder; what it printed is shown if it fails."""
+  print("$", " ".join(map(str, command))[:120].replace("\n", " "), flush=True)
+  environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+  ended = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True,
+                         env=environment | {"MPLBACKEND": "agg"})
+  if ended.returncode:
+    sys.exit(f"{ended.stdout[-2000:]}{ended.stderr[-2000:]}\nerror: exit code {ended.returncode}")
+
+
+def notebook_code(notebook: Path) -> str:
+  """The code cells of a notebook, without what only notebooks understand."""
+  cells = json.loads(notebook.read_text())["cells"]
+  code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+  return re.sub(r"^%.*$", "", code, flags=re.MULTILINE)
+
+
+def main() -> None:
+  with tempfile.TemporaryDirectory() as temporary:
+    folder = Path(temporary)
+    here, wheels, bin_ = folder / "elsewhere", folder / "wheels", folder / "env" / "bin"
+    here.mkdir()
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, ROOT,
+        folder=here)
+    (wheel,) = wheels.glob("*.whl")
+    run(sys.executable, "-m", "venv", folder / "env", folder=here)
+    run(bin_ / "python", "-m", "pip", "install", "--quiet", f"{wheel}[plots]", folder=here)
+    run(bin_ / "tpugraphs-tile", "--config=recommended,ci", "--workdir=out/tile", *_SMALL,
+        folder=here)
+    run(bin_ / "tpugraphs-tile", "--mode=evaluate", "--workdir=out/tile", folder=here)
+    run(bin_ / "tpugraphs-layout", "--config=xla-random,gst_ed,ci", "--workdir=out/layout", *_SMALL,
+        "--config.segments.max_nodes=40", folder=here)
+    run(bin_ / "tpugraphs-tile", "--mode=predict", "--ensemble=out/tile,out/tile",
+        "--workdir=out/both", folder=here)
+    run(bin_ / "python", "-c", _RANK, folder=here)
+    run(bin_ / "python", "-m", "tpugraphs_jax.run.official", "--help", folder=here)
+    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+      run(bin_ / "python", "-c", notebook_code(notebook), folder=here)
+  print("the installed package ran both commands and the notebooks")
+
+
+if __name__ == "__main__":
+  main()
