@@ -6,7 +6,7 @@ from edge_cases import (
     DIRECTIONS, NODES, dense_matrix, graph_edges, layout_batch, merged, random_split, random_values,
     tables)
 
-from tpugraphs_jax.models import block_training, split_nodes
+from tpugraphs_jax.models import aggregation, block_training
 
 
 def some_nodes(which) -> np.ndarray:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import functools
+import operator
 from typing import Any
 
 from flax import linen as nn
@@ -179,7 +180,7 @@ class ResModel(interface.Ranker):
     means = [total.divide(self.divisor(count), batch.by_hop)
              for total, count in zip(heard, degrees)]
     _, bias = self.kernel(layer, batch)
-    total = functools.reduce(lambda a, b: a + b, means).add_bias(bias).complete(batch.by_hop)
+    total = functools.reduce(operator.add, means).add_bias(bias).complete(batch.by_hop)
     return jax.tree.map(lambda v: leaky_relu(self.update_1[layer](leaky_relu(v))), total)
 
   def divisor(self, neighbours: jax.Array) -> jax.Array:
