@@ -3,10 +3,12 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 import pytest
+import random_graphs
 
 from tpugraphs_jax.batch import ABSENT, Adjacency, Neighbours, NodesByHop
-from tpugraphs_jax.models import pooling
-from tpugraphs_jax.models.message_passing import SplitNodes
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.models import interface, layout_features, pooling
+from tpugraphs_jax.models.split_nodes import SplitNodes
 
 # Three slots of 3, 0 and 2 nodes and one padding node.
 GRAPH = jraph.GraphsTuple(
@@ -110,3 +112,63 @@ def test_gradient_of_the_maximum_reaches_the_largest_node_only():
 
 def test_real_nodes_leaves_the_padding_graph_out():
   np.testing.assert_array_equal(pooling.real_nodes(GRAPH), [3, 0, 2])
+
+
+@pytest.fixture(name="power")
+def registered_pooling():
+  @pooling.POOLINGS.register("power")
+  def power(nodes, chosen, count):
+    cubes = jax.tree.map(lambda x: x**3, nodes)
+    return pooling.split_pool_sum(cubes, chosen) / count[:, None, None]
+
+  yield power
+  del pooling.POOLINGS._entries["power"]  # pylint: disable=protected-access
+
+
+def layout_batch():
+  graph = random_graphs.layout_graph(
+      np.random.default_rng(0), nodes=16, edges=20, config_nodes=[3, 15, 5], configs=4)
+  prepared = [batching.prepare(graph, graph.node_feat, hops=2)]
+  return batching.assemble_layout(
+      random_graphs.slots_of(prepared, 4),
+      random_graphs.common_budget([batching.total_sizes(prepared)], spare=2), graphs=2, configs=4,
+      transform=lambda rows: rows.astype(np.float32))
+
+
+def test_a_registered_pooling_works_in_sage_on_all_and_on_configurable_nodes(power):
+  del power
+  batch = layout_batch()
+  model = interface.create(
+      "layout", "SAGE", op_embed_dim=4, value_embed_dim=2, hidden_dim=8, num_gnns=2,
+      pooling=("power", "config_power"))
+  params = model.init(jax.random.key(0), batch)["params"]
+  readout = model.apply({"params": params}, batch, method="embed")
+  assert readout.shape == (2, 4, 16)
+  scores = model.apply({"params": params}, batch)
+  assert np.ptp(scores[0]) > 0
+
+
+def test_a_registered_pooling_sees_the_nodes_that_its_name_says(power):
+  batch, hop = layout_batch(), 2
+  rng = np.random.default_rng(1)
+  nodes = len(batch.block_mask)
+  node = np.concatenate(batch.by_hop.nodes[: hop + 1])
+  shared = rng.normal(size=(nodes, 1, 3)).astype(np.float32)
+  varying = rng.normal(size=(len(node), 4, 3)).astype(np.float32)
+  full = np.repeat(shared, 4, axis=1)
+  full[node[node < nodes]] = varying[node < nodes]
+  split = SplitNodes(jnp.asarray(shared), jnp.asarray(varying), hop)
+  assert pooling.by_name("power") is pooling.by_name("config_power") is power
+  for name, chosen in (("power", range(16)), ("config_power", [3, 15, 5])):
+    pooled = layout_features.pool(split, batch, name)
+    np.testing.assert_allclose(
+        pooled[0], (full[list(chosen)] ** 3).mean(axis=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(pooled[1], np.zeros((4, 3)))
+
+
+@pytest.mark.parametrize("name", ["nope", "config_nope", "config_config_mean", ""])
+def test_an_unknown_pooling_is_refused_with_all_names(name):
+  with pytest.raises(ValueError, match="expected one of mean, sum, max"):
+    pooling.by_name(name)
+  with pytest.raises(ValueError, match="expected some of mean, sum, max, config_mean"):
+    interface.create("layout", "SAGE", pooling=(name,))

@@ -54,7 +54,7 @@ def embed(model: Any, static: Sequence[jax.Array], batch: LayoutBatch) -> jax.Ar
     inside, outside = (model.residual(x, batch) for x in (inside, outside))
     change = _last_update(model, inside, outside, block, batch)
     inside, outside = (inside, change), (outside, change)
-  # Chosen before they are summed, so that what both hold, the last round, is read once.
+  # Chosen before they are summed, so that the last round, which both hold, is read once.
   read = [where(jnp.asarray(batch.block_mask), x, jax.lax.stop_gradient(other), batch.by_hop)
           for x, other in zip(inside, outside)]
   return model.readout(read, block)

@@ -60,7 +60,8 @@ class Ranker(nn.Module):
   """Base of all rankers: scores are the head's of the readouts.
 
   Subclasses have `embed` and `score`, and `sees` where they look at more than single
-  configurations.
+  configurations. They make their layers in `setup`: flax allows `nn.compact` on one
+  method of a module only. `plain` has what a model on `[N, C, F]` node features needs.
   """
 
   @property

@@ -20,14 +20,20 @@ leaky_relu = lambda x: nn.leaky_relu(x, negative_slope=0.2)
 
 
 def l2_normalize(x: jax.Array) -> jax.Array:
-  """Scales the last axis to length 1, in float32; epsilon 1e-12 as in TensorFlow."""
+  """Scales the last axis of `x [..., F]` to length 1, in float32: `[..., F]` in the dtype of `x`.
+
+  The epsilon 1e-12 is TensorFlow's.
+  """
   exact = x.astype(jnp.float32)
   square = jnp.sum(jnp.square(exact), axis=-1, keepdims=True)
   return (exact * jax.lax.rsqrt(jnp.maximum(square, 1e-12))).astype(x.dtype)
 
 
 def matmul(x: jax.Array, kernel: jax.Array, *, dtype: Any, precision: Any) -> jax.Array:
-  """`x [..., K] @ kernel [K, F]` in `dtype`, or in that of both arguments where it is None."""
+  """`x [..., K] @ kernel [K, F]` in `dtype`: `[..., F]`.
+
+  Where `dtype` is None, in the dtype that both arguments promote to.
+  """
   x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=dtype)
   return _dot_rows(x, kernel, precision=precision)
 
@@ -39,7 +45,7 @@ def _dot_rows(x: jax.Array, kernel: jax.Array, dimensions: Any = None, **options
   tensor for one over several axes, and takes it as it is for one over a single axis: a
   linear layer with its gradients was a third faster on `[5024, 16, 32]` (2 cores).
   """
-  del dimensions  # those of nn.Dense: the last axis of x and the first of the kernel
+  del dimensions  # nn.Dense contracts the last axis of x with the first of the kernel
   rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
   product = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())), **options)
   return product.reshape(x.shape[:-1] + kernel.shape[1:])

@@ -70,13 +70,13 @@ def params_from_official(model: Any, weights: Sequence[np.ndarray]) -> dict[str,
 
   Args:
     model: a tile model or a layout `ResModel`.
-    weights: arrays in the order of Keras' `model.weights`.
+    weights: arrays of any shape `[...]`, in the order of Keras' `model.weights`.
 
   Returns:
     The "params" collection, float32.
 
   Raises:
-    ValueError: if their number is not that of the model.
+    ValueError: the model has a different number of weights.
   """
   order = weight_order(model)
   if len(order) != len(weights):

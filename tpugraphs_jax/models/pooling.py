@@ -86,7 +86,7 @@ def largest(nodes: SplitNodes, chosen: Chosen, count: jax.Array) -> jax.Array:
 
 
 def real_nodes(graph: jraph.GraphsTuple) -> jax.Array:
-  """Number of nodes of each graph slot, `[G]` int32, without the padding graph."""
+  """Number of nodes of each graph, `[G]` int32, without the padding graph."""
   return graph.n_node[:-1]
 
 
@@ -94,8 +94,8 @@ def selection(graph_of: jax.Array, graphs: int) -> jax.Array:
   """Which node belongs to which graph.
 
   Args:
-    graph_of: `[N]` int32 graph slot; a slot beyond `graphs` selects nothing.
-    graphs: number of slots G.
+    graph_of: `[N]` int32 graph of each node; G or more selects nothing.
+    graphs: number of graphs G.
 
   Returns:
     `[G, N]` float32.
@@ -113,7 +113,7 @@ def pool_sum(x: jax.Array, chosen: jax.Array) -> jax.Array:
 def graph_sum(x: jax.Array, graph_of: jax.Array, graphs: int) -> jax.Array:
   """Sums the nodes `x [N, ...]` of each graph, `[graphs, ...]` float32.
 
-  Nodes whose slot in `graph_of [N]` is beyond `graphs` count nowhere. The derivative
+  Nodes whose `graph_of [N]` is `graphs` or more count nowhere. The derivative
   hands every node its graph's row: `per_node`, whose derivative is this function.
   """
   return pool_sum(x, selection(graph_of, graphs))
@@ -135,7 +135,7 @@ graph_sum.defvjp(_graph_sum_fwd, _graph_sum_bwd)
 
 @jax.custom_vjp
 def per_node(value: jax.Array, graph_of: jax.Array) -> jax.Array:
-  """Hands every node its graph's row of `value [G, ...]`: `[N, ...]`, zeros in slots beyond."""
+  """Hands every node its graph's row of `value [G, ...]`: `[N, ...]`, zeros in padding nodes."""
   return value.at[graph_of].get(mode="fill", fill_value=0)
 
 
@@ -175,6 +175,14 @@ def split_pool_max(nodes: SplitNodes, chosen: Chosen) -> jax.Array:
   """Maximum of the chosen nodes, `[G, C, F]` float32; 0 for a graph without any."""
   return _finite(jnp.maximum(
       _segment_max(nodes.shared, chosen.shared), _segment_max(nodes.varying, chosen.varying)))
+
+
+def pool_max(x: jax.Array, chosen: jax.Array) -> jax.Array:
+  """Maximum of the rows of `x [N, ...]` that `chosen [G, N]` holds, `[G, ...]` float32.
+
+  0 for a graph without any.
+  """
+  return _finite(_segment_max(x, chosen))
 
 
 def _finite(x: jax.Array) -> jax.Array:

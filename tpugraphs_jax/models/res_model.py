@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import functools
+import operator
 from typing import Any
 
 from flax import linen as nn
@@ -30,8 +31,8 @@ NORMALIZATIONS = {"sym": (BOTH,), "asym": (USERS, OPERANDS)}
 class ResModel(interface.Ranker):
   """The official layout model: residual convolutions, configurations at every layer.
 
-  `dropout` is what training does with the sampled block of nodes. `fullgraph` ignores
-  the block. `dropout` passes messages and configurations inside the block only, in
+  `dropout` says how the sampled block of nodes is used. `fullgraph` ignores the block.
+  `dropout` passes messages and configurations inside the block only, in
   evaluation as well. `backpropdropout` does so in training, in a second pass beside the
   full one (`block_training`).
 
@@ -100,9 +101,10 @@ class ResModel(interface.Ranker):
   ) -> Sequence[SplitNodes]:
     """Node features after the first `rounds`, as summands: their sum is the features.
 
-    The summands are the features before the last round and what that round adds. The
-    readout sums over nodes: it adds up sums of summands, and the addition on the tensor
-    that is by far the largest never takes place.
+    The summands are the features before the last round `[rows of hops 0..h-1, C, H]` and
+    the change that the last round makes `[rows of hops 0..h, C, H]`. The readout is made
+    of sums over nodes. It sums each summand over nodes and adds up the results, which are
+    small: an addition of two tensors of the second shape, by far the largest, is spared.
 
     Args:
       static: features of nodes that no configuration changes, each `[N, F]`.
@@ -122,13 +124,13 @@ class ResModel(interface.Ranker):
     return summands
 
   def residual(self, summands: Sequence[SplitNodes], batch: LayoutBatch) -> SplitNodes:
-    """The features of `summands`, of which a later one reaches at least as far."""
+    """The sum of `summands`, `[N, 1, H]` and `[rows, C, H]`, each in the rows of the last."""
     return functools.reduce(
         lambda x, change: jax.tree.map(jnp.add, grow(x, batch.by_hop, change.hop), change),
         summands)
 
   def update(self, layer: int, x: SplitNodes, batch: LayoutBatch) -> SplitNodes:
-    """What a round adds to features `x`: sums of messages, through two layers."""
+    """The change that a round makes to features `x`, `[N, 1, H]` and `[rows, C, H]`."""
     def hear(self, x, batch):
       heard = [
           split_neighbour_sum(message, batch.adjacency, batch.by_hop, direction, own=True)
@@ -139,15 +141,15 @@ class ResModel(interface.Ranker):
     return self.round(layer, hear, x, batch)
 
   def round(self, layer: int, hear: Callable[..., SplitNodes], *arguments: Any) -> SplitNodes:
-    """`hear(self, *arguments)`, stored or recomputed as `remat` says."""
+    """`hear(self, *arguments)`; `remat` decides whether its intermediates are stored."""
     with jax.named_scope(f"res_{layer}"):
       return (nn.remat(hear) if self.remat else hear)(self, *arguments)
 
   def messages(self, layer: int, x: SplitNodes, batch: LayoutBatch) -> list[SplitNodes]:
-    """What nodes send in each of `directions`: `[config, x]` through a linear layer.
+    """Messages of nodes in each of `directions`: `[config, x]` through a linear layer.
 
-    The published model sums `[config, x]` first. The layer narrows what edges carry, and
-    it is linear, so that it may come before the sum; its bias comes after (`receive`).
+    The published model sums `[config, x]` first. Here the layer comes before the sum: it
+    is linear, and its results are narrower than its inputs. The bias comes after the sum.
     """
     blocks, _ = self.kernel(layer, batch)
     sent = [
@@ -163,7 +165,7 @@ class ResModel(interface.Ranker):
       self, layer: int, heard: Sequence[PartialSum], degrees: Sequence[jax.Array],
       batch: LayoutBatch,
   ) -> SplitNodes:
-    """What a round adds, from the sums `heard` in each of `directions`.
+    """The change that a round makes, from the sums `heard` in each of `directions`.
 
     `sym` is `D^-1/2 (A + A^T + I) D^-1/2`, with D the degree, itself included: senders
     are divided in `messages`, receivers here. `asym` is the mean over users and the node
@@ -178,11 +180,11 @@ class ResModel(interface.Ranker):
     means = [total.divide(self.divisor(count), batch.by_hop)
              for total, count in zip(heard, degrees)]
     _, bias = self.kernel(layer, batch)
-    total = functools.reduce(lambda a, b: a + b, means).add_bias(bias).complete(batch.by_hop)
+    total = functools.reduce(operator.add, means).add_bias(bias).complete(batch.by_hop)
     return jax.tree.map(lambda v: leaky_relu(self.update_1[layer](leaky_relu(v))), total)
 
   def divisor(self, neighbours: jax.Array) -> jax.Array:
-    """What normalisation divides nodes with so many neighbours by, `[N]` float32."""
+    """The divisor of each node by normalisation, from its number of `neighbours [N]`: `[N]`."""
     count = 1 + neighbours
     return jnp.sqrt(count) if self.adj_normalization == "sym" else count
 

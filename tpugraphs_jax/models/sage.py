@@ -96,7 +96,10 @@ class SAGE(interface.Ranker):
     return self.head(readout)[..., 0]
 
   def join_early(self, batch: LayoutBatch) -> SplitNodes:
-    """Node features and configuration, each through its half of one linear layer."""
+    """Node features and configuration, each through its half of one linear layer.
+
+    Gives `[N, 1, H]` and `[rows of hop 0, C, H]`.
+    """
     static = jnp.concatenate(
         [batch.graph.nodes["feat"], self.op_embedding(batch.graph)], axis=-1)
     shared = self.static(static)

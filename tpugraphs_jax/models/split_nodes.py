@@ -91,14 +91,14 @@ def grow(nodes: SplitNodes, by_hop: NodesByHop, hop: int) -> SplitNodes:
 
 @dataclasses.dataclass(frozen=True)
 class PartialSum:
-  """A neighbour sum in which reached nodes still lack what unreached ones sent.
+  """A neighbour sum that reached nodes have only half of: unreached senders are missing.
 
   Not a pytree and without the fields of `SplitNodes`, so that a nonlinear layer
   cannot be applied to it: only sums, divisions and a bias may come before `complete`.
 
   Attributes:
-    from_unreached: `[N, 1, F]`: what every node receives from unreached nodes.
-    from_reached: `[rows of hops 0..hop, C, F]`: what reached nodes receive from each other.
+    from_unreached: `[N, 1, F]`: every node's sum over its unreached neighbours.
+    from_reached: `[rows of hops 0..hop, C, F]`: reached nodes' sums over reached neighbours.
     hop: the last hop that is reached after the sum.
   """
 
@@ -122,7 +122,10 @@ class PartialSum:
     return dataclasses.replace(self, from_unreached=biased)
 
   def complete(self, by_hop: NodesByHop) -> SplitNodes:
-    """The sum, with reached receivers given what they hear from unreached senders."""
+    """The whole sum, `[N, 1, F]` and `[rows of hops 0..hop, C, F]`.
+
+    Adds to reached nodes their sums over unreached neighbours.
+    """
     heard = take_rows(self.from_unreached, nodes_within(by_hop, self.hop))
     return SplitNodes(self.from_unreached, self.from_reached + heard, self.hop)
 
@@ -156,7 +159,7 @@ def unreached(nodes: SplitNodes, by_hop: NodesByHop) -> jax.Array:
 
 
 def next_hop(nodes: SplitNodes, by_hop: NodesByHop) -> int:
-  """The last hop that is reached after another round of message passing.
+  """The last hop that is reached after another round on `nodes`, `[rows of hops 0..h, C, F]`.
 
   Raises:
     ValueError: `by_hop` was built for fewer rounds.

@@ -5,7 +5,7 @@ join the configuration of a kernel is a feature of each of its nodes. With late
 join the configuration is appended to the pooled graph. Larger scores mean slower.
 
 Source: the published TensorFlow baseline of TpuGraphs (arXiv 2308.13490,
-section 4); defaults are those of its flags.
+section 4); defaults are the defaults of its flags.
 """
 
 from __future__ import annotations
@@ -215,8 +215,9 @@ def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Arra
   """
   users = degree(batch.adjacency, USERS, len(y))
   scale = (1 / (users + 1)).astype(y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
+  scaled = scale * y
   forward = scale * neighbour_sum(y, batch.adjacency, USERS, own=True)
-  return forward, neighbour_sum(scale * y, batch.adjacency, OPERANDS, own=True)
+  return forward, neighbour_sum(scaled, batch.adjacency, OPERANDS, own=True)
 
 
 class PooledMLP(_TileModel):

@@ -1,0 +1,64 @@
+"""Random edges with their dense matrix, and a layout batch with split features."""
+
+from __future__ import annotations
+
+import numpy as np
+import random_graphs
+
+from tpugraphs_jax.batch import NodesByHop
+from tpugraphs_jax.data import adjacency, batching
+from tpugraphs_jax.models import aggregation, split_nodes
+
+NODES = 12
+DIRECTIONS = (aggregation.OPERANDS, aggregation.USERS, aggregation.BOTH)
+
+
+def graph_edges(seed=0, nodes=NODES, edges=30):
+  return random_graphs.random_edges(np.random.default_rng(seed), nodes, edges)
+
+
+def dense_matrix(edges, direction, nodes=NODES):
+  """Entry [r, s] counts the edges along which r receives from s."""
+  matrix = np.zeros((nodes, nodes), np.float32)
+  for consumer, producer in edges:
+    if direction in (aggregation.OPERANDS, aggregation.BOTH):
+      matrix[consumer, producer] += 1
+    if direction in (aggregation.USERS, aggregation.BOTH):
+      matrix[producer, consumer] += 1
+  return matrix
+
+
+def tables(edges, slots, nodes=NODES):
+  return adjacency.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
+
+
+def random_values(*shape, seed=1):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def layout_batch(*, hops, reuse=True, config_nodes=(1, 17), nodes=20):
+  graph = random_graphs.layout_graph(
+      np.random.default_rng(3), nodes=nodes, edges=14, config_nodes=config_nodes, configs=4)
+  prepared = batching.prepare(graph, graph.node_feat, hops=hops, slots=1, reuse=reuse)
+  budget = random_graphs.common_budget([batching.total_sizes([prepared])], spare=1)
+  batch = batching.assemble_layout(
+      random_graphs.slots_of([prepared], 3), budget, graphs=1, configs=3,
+      transform=lambda rows: rows.astype(np.float32))
+  return graph, batch
+
+
+def merged(split: split_nodes.SplitNodes, by_hop: NodesByHop) -> np.ndarray:
+  """The full `[N, C, F]` tensor that a split one stands for."""
+  configs = split.varying.shape[1]
+  full = np.repeat(np.asarray(split.shared), configs, axis=1)
+  node = np.asarray(split_nodes.nodes_within(by_hop, split.hop))
+  real = node < len(full)
+  full[node[real]] = np.asarray(split.varying)[real]
+  return full
+
+
+def random_split(batch, hop=0) -> split_nodes.SplitNodes:
+  nodes = len(batch.graph.nodes["opcode"])
+  return split_nodes.SplitNodes(
+      random_values(nodes, 1, 2),
+      random_values(split_nodes.rows_within(batch.by_hop, hop), 3, 2, seed=5), hop)

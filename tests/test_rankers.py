@@ -1,0 +1,80 @@
+"""The project's rankers declare what they see, under the names that configs use."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tpugraphs_jax.models import interface, res_model, sage, tile
+from tpugraphs_jax.models.interface import Sees
+
+TILE_NAMES = {
+    "EarlyJoinSAGE": (tile.SAGE, True), "LateJoinSAGE": (tile.SAGE, False),
+    "EarlyJoinResGCN": (tile.ResGCN, True), "LateJoinResGCN": (tile.ResGCN, False),
+    "MLP": (tile.PooledMLP, None),
+}
+
+
+@pytest.mark.parametrize("name", TILE_NAMES)
+def test_official_tile_names_say_where_the_configuration_is_joined(name):
+  model = interface.create("tile", name, hidden_dim=8)
+  kind, early = TILE_NAMES[name]
+  assert type(model) is kind and model.hidden_dim == 8
+  assert getattr(model, "early_join", None) is early
+  assert model.sees == Sees()
+
+
+@pytest.mark.parametrize("name", TILE_NAMES)
+def test_the_join_that_a_name_says_is_no_option(name):
+  with pytest.raises(ValueError, match=f"model {name} has no option 'early_join'; it has .*dtype"):
+    interface.create("tile", name, early_join=True)
+
+
+@pytest.mark.parametrize("kind, name", [
+    *(("tile", name) for name in TILE_NAMES), ("layout", "SAGE"), ("layout", "ResModel")])
+def test_an_option_that_a_model_does_not_have_is_refused_with_those_it_has(kind, name):
+  with pytest.raises(ValueError, match=rf"model {name} has no option 'width'; it has .*hidden_dim"):
+    interface.create(kind, name, width=3)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+  with pytest.raises(ValueError, match="model.name is 'GAT', expected one of .*ResModel.*SAGE"):
+    interface.create("layout", "GAT")
+
+
+@pytest.mark.parametrize("dropout, blocks", [
+    ("fullgraph", "never"), ("backpropdropout", "training"), ("dropout", "always")])
+def test_res_model_declares_its_hops_and_when_it_sees_blocks(dropout, blocks):
+  model = interface.create("layout", "ResModel", num_gnns=3, dropout=dropout)
+  assert type(model) is res_model.ResModel
+  assert model.sees == Sees(hops=3, blocks=blocks)
+
+
+def test_sage_declares_its_hops():
+  model = interface.create("layout", "SAGE", num_gnns=4)
+  assert type(model) is sage.SAGE
+  assert model.sees == Sees(hops=4)
+
+
+def test_a_registered_function_has_its_arguments_as_options():
+  @interface.LAYOUT_MODELS.register("wide")
+  def wide(rounds: int = 2):
+    return sage.SAGE(hidden_dim=512, num_gnns=rounds)
+
+  try:
+    assert interface.create("layout", "wide", rounds=1).sees == Sees(hops=1)
+    with pytest.raises(ValueError, match="model wide has no option 'num_gnns'; it has rounds"):
+      interface.create("layout", "wide", num_gnns=1)
+  finally:
+    del interface.LAYOUT_MODELS._entries["wide"]  # pylint: disable=protected-access
+
+
+def test_a_registered_partial_keeps_what_it_sets():
+  interface.TILE_MODELS.register("mean")(functools.partial(tile.ResGCN, reduction="mean"))
+  try:
+    assert interface.create("tile", "mean").reduction == "mean"
+    with pytest.raises(ValueError, match="has no option 'reduction'"):
+      interface.create("tile", "mean", reduction="sum")
+  finally:
+    del interface.TILE_MODELS._entries["mean"]  # pylint: disable=protected-access
