@@ -82,7 +82,7 @@ class LayoutBatch(NamedTuple):
 
 
 def take_configs(batch: TileBatch | LayoutBatch, start: jax.Array, size: int):
-  """The same graphs with the configurations `start` to `start + size` alone.
+  """The same graphs with the configurations `start` to `start + size` alone, `[G, size]`.
 
   Args:
     batch: with C configurations per slate.

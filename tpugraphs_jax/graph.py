@@ -82,7 +82,7 @@ class LayoutConfigs:
     return any((row != self.group_row[0]).any() for row in self.group_row)
 
   def subset(self, config_ids: np.ndarray) -> LayoutConfigs:
-    """The given configurations only, in that order."""
+    """The configurations `config_ids [n]` only, in that order."""
     return dataclasses.replace(
         self, group_row=np.asarray(self.group_row[config_ids]),
         runtime_ns=self.runtime_ns[config_ids])

@@ -82,6 +82,8 @@ def pairwise_hinge(
 ) -> LossSum:
   """Hinge over ordered pairs: sum of relu(margin - (s_i - s_j)) where y_i > y_j.
 
+  Arrays are `[graphs, configs]`; the result is a total and a count, both scalars.
+
   Args:
     margin: > 0; 1 officially, 0.1 in Graph Segment Training (arXiv 2305.12322).
     reduction: what a list's sum is divided by, see `_reduce_pairs`.
@@ -102,6 +104,8 @@ def pairwise_logistic(
 ) -> LossSum:
   """Logistic over ordered pairs: sum of log(1 + exp(s_j - s_i)) where y_i > y_j.
 
+  Arrays are `[graphs, configs]`; the result is a total and a count, both scalars.
+
   Args:
     reduction: what a list's sum is divided by, see `_reduce_pairs`.
   """
@@ -118,7 +122,7 @@ def dcg_hinge(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None =
   the top count most. Reduced like the official hinge.
 
   Args:
-    labels: must be positive where real.
+    labels: `[graphs, configs]`, must be positive where real.
   """
   scores, labels, where = _checked(scores, labels, where)
   labels = jnp.where(where, labels, jnp.inf)
@@ -136,7 +140,7 @@ def dcg_hinge(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None =
 
 
 def mse(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None) -> LossSum:
-  """Mean over real items of (s - y)^2."""
+  """Mean over real items of (s - y)^2; arrays are `[graphs, configs]`."""
   scores, labels, where = _checked(scores, labels, where)
   total = rax.pointwise_mse_loss(scores, labels, where=where, reduce_fn=jnp.sum)
   return total, _count(where)
@@ -149,7 +153,7 @@ def log_mse(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = N
   Processing Units" (MLSys 2021).
 
   Args:
-    labels: must be positive where real.
+    labels: `[graphs, configs]`, must be positive where real.
   """
   scores, labels, where = _checked(scores, labels, where)
   return mse(scores, jnp.log(jnp.where(where, labels, 1.0)), where=where)
@@ -215,7 +219,7 @@ def loss_sums(
 
 
 def combine(losses: WeightedLosses, totals: jax.Array, counts: jax.Array) -> jax.Array:
-  """The weighted loss, a float32 scalar: sum of weight * total / count.
+  """The weighted loss, a float32 scalar: sum of weight * total / count, each `[len(losses)]`.
 
   With several devices, give the local totals and the counts summed over all
   devices: the results, and their gradients, then add up to those of the whole

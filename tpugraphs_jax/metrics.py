@@ -23,6 +23,10 @@ from scipy import stats
 def ordered_pairs(scores: np.ndarray, runtime: np.ndarray) -> tuple[int, int]:
   """Pairs ranked correctly and pairs with a right order, `(concordant, pairs)`.
 
+  Args:
+    scores: `[configs]`.
+    runtime: `[configs]`.
+
   A pair counts if its runtimes differ, and is concordant if the slower one has the
   strictly larger score: a tie in scores is a mistake. O(n log n).
   """
@@ -49,7 +53,7 @@ def ordered_pairs(scores: np.ndarray, runtime: np.ndarray) -> tuple[int, int]:
 
 
 def opa(scores: np.ndarray, runtime: np.ndarray) -> float:
-  """Ordered pair accuracy: share of pairs with y_i > y_j for which s_i > s_j.
+  """Ordered pair accuracy: share of pairs with y_i > y_j for which s_i > s_j, of `[configs]`.
 
   NaN when no two runtimes differ: there is no pair to order.
   """
@@ -82,7 +86,7 @@ def kendall_tau(scores: np.ndarray, runtime: np.ndarray) -> float:
 
 
 def best_of_top_k(scores: np.ndarray, runtime: np.ndarray, k: int) -> int | float:
-  """Best runtime, in its own unit, among the k configurations with lowest scores.
+  """Best runtime, in its own unit, among the k of `[configs]` with the lowest scores.
 
   Tied scores keep the order of the file; k beyond the number of configurations
   means all of them.
@@ -96,7 +100,7 @@ def best_of_top_k(scores: np.ndarray, runtime: np.ndarray, k: int) -> int | floa
 def top_k_slowdown(
     scores: np.ndarray, runtime: np.ndarray, ks: Sequence[int]
 ) -> dict[int, float]:
-  """(best among the k lowest scores - best) / best, for each k; 0 is perfect.
+  """(best among the k lowest scores - best) / best of `[configs]`, for each k; 0 is perfect.
 
   Raises:
     ValueError: also for a runtime that is not positive.

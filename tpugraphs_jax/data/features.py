@@ -68,7 +68,7 @@ def _signed_log1p(x: np.ndarray) -> np.ndarray:
 def parse_kinds(
     text: str, groups: Mapping[str, range], *, field: str = "feature_transform"
 ) -> np.ndarray:
-  """Kind of each column.
+  """Kind of each column, `[F]` object.
 
   Args:
     text: one kind for all columns (`minmax`), or kinds by group with `*` for the

@@ -115,7 +115,7 @@ METHODS: dict[str, Callable[[OpGraph, int], np.ndarray]] = {
 def cached_partition(
     graph: OpGraph, folder: Path | None, *, method: str, max_nodes: int
 ) -> np.ndarray:
-  """`partition`, kept in the graph's folder of the store.
+  """`partition`, `[N]` int32, kept in the graph's folder of the store.
 
   A store that cannot be written is no error: the partition is made each time.
   """

@@ -1,4 +1,11 @@
-"""Training batches: a plan that is a pure function of seed and step, loaded by grain."""
+"""Training batches: what each step contains, and how grain loads it.
+
+The content of a step is a pure function of the seed and the step's number: nothing has to
+be remembered to go on after a stop, and every process computes the same plan. A slate is
+drawn in two parts. What it takes of a batch's budget is known at once; its configurations
+are drawn when the batch is made. Planning draws the first part of many steps, to choose
+the few shapes that batches have.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +35,12 @@ class Drawn(NamedTuple):
 class BatchPlan:
   """Which graphs and configurations make the batch of a step.
 
-  An epoch passes over the graphs in random order, once or until it has enough
-  slates, and leaves out the last slates that do not fill a batch (official). With
-  fewer slates than a batch holds, every step has all of them and empty places; every
-  device must have one.
+  An epoch passes over the graphs in random order, once or until it has enough slates.
+  Its last slates are left out where they do not fill a batch (official). An epoch with
+  fewer slates than a batch holds is a single step, whose batch has empty places; every
+  device must have a slate.
 
-  Every process computes the same plan and loads its own devices' part.
+  Every process computes the same plan and loads the part of its own devices.
 
   Args:
     graphs: training graphs.
@@ -71,7 +78,7 @@ class BatchPlan:
     return np.concatenate(passes)[: self._per_epoch]
 
   def graphs_of_step(self, step: int) -> list[np.ndarray]:
-    """Graph numbers of each device's slates."""
+    """Graph numbers of each device's slates, `[slates]` int64 each."""
     epoch, index = divmod(step, self.steps_per_epoch)
     chosen = self._order(epoch)[index * self._per_step : (index + 1) * self._per_step]
     return np.array_split(chosen, self._devices)

@@ -42,7 +42,7 @@ def _as_ids(values: list[int]) -> np.ndarray:
 
 
 def select(indices: dict[str, np.ndarray], name: str, configs: int) -> np.ndarray:
-  """The numbers of one graph.
+  """The configuration numbers of one graph, `[n]` int64.
 
   Raises:
     ValueError: the graph is not in the table, or has fewer configurations.

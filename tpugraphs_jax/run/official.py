@@ -37,7 +37,7 @@ from tpugraphs_jax.train import report
 
 
 def read_weights(path: Path) -> list[np.ndarray]:
-  """The arrays of an `.npz` in the order of the numbers in their names.
+  """The arrays of an `.npz`, `[...]` each, in the order of the numbers in their names.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -56,7 +56,7 @@ def read_weights(path: Path) -> list[np.ndarray]:
 
 
 def convert(job: Job, weights: list[np.ndarray], data_root: str, out: Path) -> None:
-  """Writes `model.npz` into `out`.
+  """Writes `model.npz` into `out`, from arrays `[...]` in the order of Keras' weights.
 
   Raises:
     ValueError: the weights are not those of the config's model and this data.

@@ -106,7 +106,7 @@ def init_params(model: Any, batch: Any, *, seed: int) -> Any:
 def make_step(
     config: ml_collections.ConfigDict, model: Any, optimizer: Any, *, sown: Sequence[str] = ()
 ) -> Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]:
-  """The mapped training step of a model; `sown` names what it returns besides."""
+  """The mapped training step of a model, its metrics `[devices]`; `sown` is returned besides."""
   loss = config.loss
   return step_lib.make_train_step(
       model, optimizer, losses=losses.parse_losses(loss.losses), temperature=loss.temperature,

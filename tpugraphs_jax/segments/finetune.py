@@ -82,7 +82,7 @@ class FrozenScorer:
       self, params: Any, graphs: Sequence[SegmentedGraph], *,
       config_ids: Sequence[np.ndarray], progress: bool = False,
   ) -> list[np.ndarray]:
-    """As `SegmentScorer.scores`; graphs and configurations must always be the same."""
+    """Scores `[n]` float32 of each graph; graphs and configurations must always be the same."""
     if self._totals is None:
       parts = [[] for _ in graphs]
       for number, _, total in self._scorer.totals(params, graphs, config_ids, progress=progress):

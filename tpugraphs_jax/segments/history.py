@@ -1,9 +1,9 @@
 """The history table: the last readout of every (graph, configuration, segment).
 
-It is read before a training step and written after it. Small tables are on the
-devices, a copy on each; large ones in a memory-mapped file on the host. Both
-know which entries were ever written, and both are saved as files beside the
-checkpoint they belong to.
+A training step reads the entries of the segments without gradients, and afterwards writes
+the entries of the segments with gradients. A small table is on the devices, a copy on
+each; a large table is a memory-mapped file on the host. Either knows which of its entries
+were ever written. Either is saved as files beside the checkpoint that it belongs to.
 """
 
 from __future__ import annotations
@@ -124,9 +124,11 @@ class DeviceHistory:
     self._value, self._is_written = zeros(np.zeros(parallel.local_device_count()))
 
   def read(self, rows: np.ndarray) -> Stale:
+    """Values of entries `rows [devices, ...]`; see `History`."""
     return self._read(self._value, self._is_written, rows.astype(np.int32))
 
   def write(self, rows: np.ndarray, values: jax.Array) -> None:
+    """Stores `values [devices, ..., P]`; see `History`."""
     self._value, self._is_written = self._write(
         self._value, self._is_written, rows.astype(np.int32), values)
 
@@ -166,6 +168,7 @@ class HostHistory:
     self._is_written = create("is_written", np.bool_, "w+", 0, (entries,))
 
   def read(self, rows: np.ndarray) -> Stale:
+    """Values of entries `rows [devices, ...]`; see `History`."""
     is_there = rows < self._entries
     safe = np.where(is_there, rows, 0)
     known = is_there & self._is_written[safe]
@@ -174,6 +177,7 @@ class HostHistory:
     return Stale(value, known)
 
   def write(self, rows: np.ndarray, values: jax.Array) -> None:
+    """Stores `values [devices, ..., P]` of all processes; see `History`."""
     local = (rows.reshape(-1), np.asarray(values).reshape(rows.size, -1))
     for entry, new in parallel.gather_objects(local):
       is_there = entry < self._entries

@@ -48,7 +48,7 @@ class SegmentScorer(scorer.Scorer):
       self, params: Any, graphs: Sequence[SegmentedGraph], *,
       config_ids: Sequence[np.ndarray] | None = None, progress: bool = False,
   ) -> list[np.ndarray]:
-    """Scores of every graph; see `scorer.Scorer.scores`."""
+    """Scores of every graph, `[its configurations]` float32; see `scorer.Scorer.scores`."""
     chosen = config_ids or [np.arange(len(graph.configs)) for graph in graphs]
     results = [np.zeros(len(ids), np.float32) for ids in chosen]
     for number, start, total in self.totals(params, graphs, chosen, progress=progress):

@@ -1,8 +1,8 @@
 """The training loop: steps, evaluation, early stopping, checkpoints, signals.
 
-It knows nothing of models or data. A run that is stopped (SIGTERM, Ctrl-C, a crash)
-and resumed equals a run that was never stopped, bit for bit on CPU: a checkpoint
-holds the state, the position in the data and the loop's own bookkeeping.
+The loop knows nothing of models or data. A run that is stopped (SIGTERM, Ctrl-C, a crash)
+and resumed equals a run that was never stopped, bit for bit on CPU: a checkpoint holds
+the training state, the position in the data and the bookkeeping of the loop.
 """
 
 from __future__ import annotations

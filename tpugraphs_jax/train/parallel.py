@@ -253,8 +253,8 @@ def copy_from_primary(
   What every process needs beside the two is small, however large they are.
 
   Args:
-    source: array like `target`; None in the other processes.
-    target: written in every process.
+    source: `[n, ...]` like `target`; None in the other processes.
+    target: `[n, ...]`, written in every process.
     block_bytes: size of a block.
   """
   rows = max(1, block_bytes // max(1, target[:1].nbytes))

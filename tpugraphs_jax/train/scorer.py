@@ -1,8 +1,8 @@
 """Scores all configurations of graphs in chunks.
 
-A unit is one graph with one chunk of its configurations. Units are packed into
-batches of the same types and few shapes as in training, and spread over all
-devices and processes.
+A unit is one graph with one chunk of its configurations. Units are packed into batches
+of the types that training has, in few shapes. The batches are spread over all devices and
+processes, and every process gets all scores.
 """
 
 from __future__ import annotations

@@ -24,13 +24,13 @@ from tpugraphs_jax.train.state import TrainState
 
 
 def squared_kernels(params: Any) -> jax.Array:
-  """Sum of squares of every Dense kernel: biases and embeddings do not count."""
+  """Sum of squares of every Dense kernel, `[]` float32: biases and embeddings do not count."""
   flat = traverse_util.flatten_dict(params)
   return sum(jnp.sum(jnp.square(v)) for path, v in flat.items() if path[-1] == "kernel")
 
 
 def slate_keys(key: jax.Array, slates: int) -> jax.Array:
-  """A key per slate of this device, independent of how slates are split over devices."""
+  """A key per slate of this device, `[slates]`, whatever slates the other devices have."""
   first = jax.lax.axis_index(parallel.DEVICES) * slates
   return jax.vmap(lambda slate: jax.random.fold_in(key, slate))(first + jnp.arange(slates))
 
