@@ -94,9 +94,10 @@ def mistakes(tmp_path_factory):
       "checkpoint of another config: ")
   runs["evaluate another config"] = (
       ["run_tile.py", f"--workdir={whole}", "--mode=evaluate", "--config.loss.temperature=3"],
-      "checkpoint of another config: loss.temperature is 10.0 there and 3.0 here")
+      "checkpoint of another config: --config.loss.temperature is 10.0 there and 3.0 here")
   runs["loss"] = (flags("tile", jobs, new(), "--config.optimizer.learning_rate=1e30"),
-                  "lower optimizer.learning_rate or set optimizer.clip_norm; nothing is saved")
+                  "lower --config.optimizer.learning_rate or set --config.optimizer.clip_norm; "
+                  "nothing is saved")
   root = damaged(jobs, folder, "tile", split="valid", keep=3)
   runs[SKIPPED] = flags("tile", jobs, new(), f"--data_root={root}", "--mode=train",
                         "--config.data.skip_bad_files=True", "--config.train.epochs=1"), ""

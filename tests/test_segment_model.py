@@ -9,7 +9,7 @@ import segment_cases as cases
 from segment_cases import graphs_of, model_of, params_of
 
 from tpugraphs_jax.batchers import segments as batching
-from tpugraphs_jax.segments.batching import Stale
+from tpugraphs_jax.batchers.segments import Stale
 from tpugraphs_jax.segments.model import READOUT_COLLECTION
 from tpugraphs_jax.segments.score import SegmentScorer
 from tpugraphs_jax.train import parallel

@@ -14,6 +14,7 @@ from segment_cases import graphs_of, model_of, params_of
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import pipeline
 from tpugraphs_jax.batchers import segments as batching
+from tpugraphs_jax.batchers.head import HeadBatcher
 from tpugraphs_jax.segments import finetune, history, train_step
 from tpugraphs_jax.segments.model import READOUT_COLLECTION, HeadModel
 from tpugraphs_jax.segments.score import SegmentScorer
@@ -177,7 +178,7 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
         head_graph.configs.runtime_ns, graph.configs.runtime_ns[chosen])
   optimizer = finetune.head_optimizer(optax.sgd(0.1), model)
   slots = [cases.slot(known[0], 0, [3, 1], [0]), cases.slot(known[1], 1, [0, 1], [0])]
-  batch = finetune.assemble(slots, graphs=3, configs=CONFIGS)
+  batch = HeadBatcher().assemble(slots, {}, graphs=3, configs=CONFIGS)
   head = HeadModel(model)
   scores = head.apply({"params": params}, batch)
   evaluated = scorer.scores(params, graphs, config_ids=[np.array([4, 2]), np.array([5, 1])])
