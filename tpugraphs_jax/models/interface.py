@@ -57,7 +57,7 @@ class Sees:
 
 
 class Ranker(nn.Module):
-  """Base of all rankers: scores are the head's of the readouts.
+  """Base of all rankers: the scores are the readouts through the head.
 
   Subclasses have `embed` and `score`, and `sees` where they look at more than single
   configurations. They make their layers in `setup`: flax allows `nn.compact` on one
