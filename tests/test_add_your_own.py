@@ -48,6 +48,8 @@ def small(line, data_root):
     if not any(argument.startswith("--config=") for argument in arguments):
       arguments.insert(0, f"--config={default}")
     arguments += flags.split()
+    if any("gst" in argument for argument in arguments):
+      arguments.append("--config.segments.max_nodes=60")
   if not any(argument.startswith("--data_root=") for argument in arguments):
     arguments.append(f"--data_root={data_root}")
   return [sys.executable, str(script), *arguments]

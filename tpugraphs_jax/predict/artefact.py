@@ -13,12 +13,12 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
-import zipfile
 
 from flax import traverse_util
 import numpy as np
 
 from tpugraphs_jax import atomic
+from tpugraphs_jax.data import npz_archive
 from tpugraphs_jax.data.features import Transform
 
 FILE = "model.npz"
@@ -64,11 +64,11 @@ def load(path: Path) -> Artefact:
     raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in, or a "
                             "model file")
   try:
-    with np.load(path, allow_pickle=False) as file:
-      arrays = {name: file[name] for name in file.files}
+    with npz_archive.NpzArchive(path) as archive:
+      arrays = {name: archive.read(name) for name in archive.names}
     card = json.loads(arrays.pop("card").tobytes())
     found = card["format"]
-  except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+  except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from None
   if not isinstance(found, int) or found > FORMAT:
     raise ValueError(f"{path} is of format {found}, and this version of tpugraphs_jax reads up to "
