@@ -19,11 +19,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 import random_graphs  # noqa: E402
 import toy  # noqa: E402
 
-from tpugraphs_jax import evaluate  # noqa: E402
 from tpugraphs_jax.data import batching  # noqa: E402
 from tpugraphs_jax.models import interface  # noqa: E402
 from tpugraphs_jax.train import loop  # noqa: E402
 from tpugraphs_jax.train import parallel  # noqa: E402
+from tpugraphs_jax.train import scorer as scorer_lib  # noqa: E402
 from tpugraphs_jax.train import step as step_lib  # noqa: E402
 
 
@@ -74,7 +74,7 @@ def check_scores():
   alone = [assemble([batching.Slate(graph, np.arange(5), np.zeros(5, np.float32))], budget,
                     graphs=1, configs=5) for graph in graphs]
   params = jax.jit(model.init)(jax.random.key(0), alone[0])["params"]
-  scorer = evaluate.Scorer(
+  scorer = scorer_lib.Scorer(
       step_lib.make_score_step(model), assemble, graphs_per_batch=1, configs_per_batch=5)
   apply = jax.jit(lambda batch: model.apply({"params": params}, batch))
   for found, batch in zip(scorer.scores(params, graphs), alone, strict=True):

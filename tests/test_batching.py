@@ -202,8 +202,8 @@ def test_padding_and_order_do_not_change_scores_losses_or_gradients(kind):
 
 
 @pytest.mark.parametrize("make", [layout_batch, tile_batch])
-def test_more_graphs_than_slots_are_refused(make):
-  with pytest.raises(ValueError, match="3 graphs for 2 slots"):
+def test_more_graphs_than_a_batch_holds_are_refused(make):
+  with pytest.raises(ValueError, match="3 graphs in a batch of 2"):
     make(graphs=2)
 
 

@@ -97,6 +97,8 @@ ALIKE = dict(slate=16, scored=16)
     (Sees(whole_graph=True), Use(**ALIKE, segments=True, history=True),
      "looks at the whole graph: the history"),
     (Sees(blocks="training"), Use(**ALIKE, segments=True), "segments take the place of blocks"),
+    (Sees(integers=True), Use(**ALIKE, config_transform="minmax"),
+     "data.config_transform is 'minmax', but this model embeds the integers"),
     (Sees(blocks="always"), Use(**ALIKE, segments=True), "segments take the place of blocks"),
 ])
 def test_what_does_not_go_together_is_refused(sees, use, complaint):

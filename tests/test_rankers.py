@@ -54,7 +54,7 @@ def test_res_model_declares_its_hops_and_when_it_sees_blocks(dropout, blocks):
 def test_sage_declares_its_hops():
   model = interface.create("layout", "SAGE", num_gnns=4)
   assert type(model) is sage.SAGE
-  assert model.sees == Sees(hops=4)
+  assert model.sees == Sees(hops=4, integers=True)
 
 
 def test_a_registered_function_has_its_arguments_as_options():

@@ -40,6 +40,8 @@ class Sees:
     slates: a score depends on the other configurations of the slate.
     whole_graph: a readout depends on nodes anywhere in the graph, however far away:
       the readout of a segment depends on the segments around it.
+    integers: layout configurations are embedded as the integers that they are, and must
+      not be scaled.
     blocks: when the ranker looks at the sampled block of nodes of a batch alone: one
       of `BLOCKS`.
   """
@@ -47,6 +49,7 @@ class Sees:
   hops: int = 0
   slates: bool = False
   whole_graph: bool = False
+  integers: bool = False
   blocks: str = "never"
 
   def __post_init__(self):
@@ -132,6 +135,7 @@ class Use:
     slate: configurations per slate in training.
     scored: configurations per slate in validation and ranking.
     chunk: configurations that pass through the model at a time; 0 = the whole slate.
+    config_transform: how configurations are scaled, one of `data.features.KINDS`.
     segments: the ranker sees segments of a graph instead of the whole graph.
     history: readouts of other segments come from earlier training steps.
   """
@@ -139,6 +143,7 @@ class Use:
   slate: int
   scored: int
   chunk: int = 0
+  config_transform: str = "none"
   segments: bool = False
   history: bool = False
 
@@ -158,6 +163,10 @@ def check_use(sees: Sees, use: Use) -> None:
       raise ValueError(
           f"batch.config_chunk is {use.chunk}, but this model's scores depend on all "
           "configurations of the slate: set it to 0")
+  if sees.integers and use.config_transform != "none":
+    raise ValueError(
+        f"data.config_transform is {use.config_transform!r}, but this model embeds the integers of "
+        "configurations: set it to 'none', or take another model")
   if use.segments and sees.blocks != "never":
     raise ValueError(
         "this model looks at sampled blocks of nodes, and segments take the place of blocks: set "

@@ -63,7 +63,7 @@ class SAGE(interface.Ranker):
 
   @property
   def sees(self) -> interface.Sees:
-    return interface.Sees(hops=self.num_gnns)
+    return interface.Sees(hops=self.num_gnns, integers=True)
 
   def setup(self):
     dense = lambda **kwargs: Dense(

@@ -46,16 +46,21 @@ def create_model(config: Mapping[str, Any]) -> tuple[interface.Ranker, Any]:
   kind = "tile" if config["task"] == "tile" else "layout"
   options = dict(config["model"])
   ranker = interface.create(kind, options.pop("name"), **options)
-  segments = config.get("segments")
+  segments = _segments_of(config)
   use = interface.Use(
       slate=config["batch"]["configs"], scored=config["eval"]["configs"],
-      chunk=config["batch"]["config_chunk"], segments=bool(segments),
-      history=bool(segments) and uses_history(segments))
+      chunk=config["batch"]["config_chunk"],
+      config_transform=config["data"]["config_transform"], segments=segments is not None,
+      history=segments is not None and uses_history(segments))
   interface.check_use(ranker.sees, use)
-  if not segments:
+  if segments is None:
     return ranker, ranker
   names = ("readout", "aggregation", "keep", "history_init", "keep_unit")
   return ranker, SegmentModel(ranker, **{name: segments[name] for name in names})
+
+
+def _segments_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+  return config["segments"] if config["task"] == "segments" else None
 
 
 def uses_history(segments: Mapping[str, Any]) -> bool:
@@ -148,8 +153,8 @@ class Ranker:
             data["graph_reduction"], data["reduction_hops"], data["reduction_direction"],
             data["reduction_induced"]),
         block_nodes=self.config["batch"]["keep_nodes"] if self.sees.blocks != "never" else 0)
-    segments = self.config.get("segments")
-    if not segments:
+    segments = _segments_of(self.config)
+    if segments is None:
       return layout
     return SegmentBatcher(
         layout, segments["partition"], segments["max_nodes"], segments["fresh"],
@@ -246,7 +251,7 @@ class Ranker:
 
   def save(self, path: Path, params: Any, about: Mapping[str, Any]) -> None:
     """Writes a model file with these parameters."""
-    kept = {k: v for k, v in self.config.items() if k not in ("data_root", "profile_steps")}
+    kept = {k: v for k, v in self.config.items() if k != "data_root"}
     artefact.save(path, Artefact(kept, self.transforms, params, dict(about)))
 
 

@@ -71,7 +71,7 @@ def best_checkpoint(workdir: Path, config: Mapping[str, Any]) -> checkpoint.Save
   Raises:
     ValueError: the checkpoints are of another config.
   """
-  is_tuned = "segments" in config and config["segments"]["finetune"]["epochs"]
+  is_tuned = config["task"] == "segments" and config["segments"]["finetune"]["epochs"]
   folder = workdir / (HEAD_FOLDER if is_tuned else "") / loop.CHECKPOINTS
   checkpoints = checkpoint.Checkpoints(
       folder, config=fingerprint(config), read_only=True)

@@ -108,10 +108,6 @@ def _check_layout(config: ml_collections.ConfigDict) -> None:
   at_least(config, {
       "data.reduction_hops": 1, "data.max_configs": 0, "batch.keep_nodes": 2,
       "eval.max_configs": 0})
-  if config.model.name == "SAGE" and config.data.config_transform != "none":
-    raise ValueError(
-        f"data.config_transform is {config.data.config_transform!r}, but SAGE embeds the integers "
-        "of configurations: set it to 'none', or take another model")
 
 
 def _check_segments(config: ml_collections.ConfigDict) -> None:

@@ -26,7 +26,7 @@ from flax import traverse_util
 import jax
 import numpy as np
 
-from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data import batching, buckets, npz_archive
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.models import official
@@ -41,16 +41,13 @@ def read_weights(path: Path) -> list[np.ndarray]:
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: it is no `.npz` of arrays.
+    NpzError: it is no `.npz` of arrays.
   """
   if not path.is_file():
     raise FileNotFoundError(f"{path} is missing: --weights must name the arrays of Keras' "
                             "model.weights, saved by np.savez")
-  try:
-    with np.load(path, allow_pickle=False) as file:
-      arrays = {name: file[name] for name in file.files}
-  except (ValueError, OSError, EOFError) as error:
-    raise ValueError(f"{path} is not an .npz file of arrays ({error})") from None
+  with npz_archive.NpzArchive(path) as archive:
+    arrays = {name: archive.read(name) for name in archive.names}
   number = lambda name: [int(part) for part in re.findall(r"\d+", name)[:1]]
   return [arrays[name] for name in sorted(arrays, key=lambda name: (number(name), name))]
 
