@@ -1,8 +1,8 @@
 """Layout rankers for the four collections.
 
 Variants, separated by commas: the collection (`xla-random`, `xla-default`,
-`nlp-random`, `nlp-default`, or `own-NAME` for one of your own), `official` (ResModel with the published settings;
-the default is the recommended GraphSAGE), a kind of Graph Segment Training
+`nlp-random`, `nlp-default`, or `own-NAME` for one of your own), `official` (ResModel with the
+published settings; the default is the recommended GraphSAGE), a kind of Graph Segment Training
 (`gst`, `gst_e`, `gst_ed`, `gst_efd`, `one`, or `full` for whole graphs) and `ci`
 (a few seconds on a CPU), in any order.
 

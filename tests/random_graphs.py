@@ -70,7 +70,8 @@ def slots_of(
     chosen = rng.permutation(len(graph.configs))[:configs]
     target = graph.configs.runtime_ns[chosen].astype(np.float32) / 1000
     cut = len(graph.opcode) // 2
-    slots.append(batching.Slate(graph, chosen, target, graph_id=i, block=(cut // 2, cut // 2 + cut)))
+    block = (cut // 2, cut // 2 + cut)
+    slots.append(batching.Slate(graph, chosen, target, graph_id=i, block=block))
   return slots
 
 

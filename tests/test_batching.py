@@ -179,7 +179,8 @@ def results(model):
 
 
 CASES = {
-    "tile": (interface.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), tile_batch),
+    "tile": (interface.create(
+        "tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), tile_batch),
     "layout": (res_model.ResModel(op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), layout_batch),
 }
 

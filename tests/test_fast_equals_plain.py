@@ -173,7 +173,8 @@ def check_bfloat16(make, batch):
     ("ResModel", dict(op_embed_dim=4, hidden_dim=8, adj_normalization="asym")),
 ])
 def test_layout_models_in_bfloat16_are_near_float32(name, options):
-  check_bfloat16(functools.partial(interface.create, "layout", name, **options), batches(1)["several", True])
+  check_bfloat16(functools.partial(interface.create, "layout", name, **options),
+                 batches(1)["several", True])
 
 
 @pytest.mark.parametrize("name", ["EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN"])

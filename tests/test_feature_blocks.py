@@ -92,8 +92,9 @@ def test_saved_transforms_of_an_older_version_are_those_of_the_blocks():
   old = features.fit([joined], np.full(NODE_FEATURES + 5, "standardize", object))
   nodes, config = feature_blocks.from_saved({"node": old, "config": old}, "here")
   assert set(nodes) == {"released", "extra"} and config is old
-  parts_of = [nodes["released"](joined[:, :NODE_FEATURES]), nodes["extra"](joined[:, NODE_FEATURES:])]
-  np.testing.assert_array_equal(np.concatenate(parts_of, axis=1), old(joined))
+  released, extra = np.split(joined, [NODE_FEATURES], axis=1)
+  found = np.concatenate([nodes["released"](released), nodes["extra"](extra)], axis=1)
+  np.testing.assert_array_equal(found, old(joined))
   again = feature_blocks.from_saved(feature_blocks.to_saved(nodes, config), "here")
   assert again[0] == nodes and again[1] is config
   for damaged in ({"node": old}, {"config": old}):

@@ -73,7 +73,8 @@ def test_weights_of_another_model_are_refused_in_one_line(
 
 
 @pytest.mark.parametrize("content, complaint", [
-    (None, "is missing: --weights must name"), (b"PK\x03\x04 no archive", "not a complete .npz archive"),
+    (None, "is missing: --weights must name"),
+    (b"PK\x03\x04 no archive", "not a complete .npz archive"),
 ])
 def test_a_file_without_weights_is_refused(content, complaint, data_root, tmp_path, capsys):
   path = tmp_path / "weights.npz"

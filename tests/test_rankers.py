@@ -63,7 +63,7 @@ def test_a_registered_function_has_its_arguments_as_options():
     return sage.SAGE(hidden_dim=512, num_gnns=rounds)
 
   try:
-    assert interface.create("layout", "wide", rounds=1).sees == Sees(hops=1)
+    assert interface.create("layout", "wide", rounds=1).sees == Sees(hops=1, integers=True)
     with pytest.raises(ValueError, match="model wide has no option 'num_gnns'; it has rounds"):
       interface.create("layout", "wide", num_gnns=1)
   finally:

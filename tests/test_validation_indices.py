@@ -23,7 +23,7 @@ def test_indices_are_read_in_their_order_and_with_repetitions(tmp_path):
 
 
 def test_a_missing_file_names_the_flag(tmp_path):
-  with pytest.raises(FileNotFoundError, match="nlp_default.json is missing: --config.eval.indic"):
+  with pytest.raises(FileNotFoundError, match="nlp_default.json is missing: eval.indic"):
     validation_indices.load(str(tmp_path), "nlp", "default")
 
 
@@ -49,7 +49,7 @@ def test_numbers_that_do_not_fit_the_graph_are_refused(tmp_path, ids, problem):
 
 def test_a_graph_that_is_not_named_is_refused(tmp_path):
   table = load(tmp_path, '{"unet": [1]}')
-  with pytest.raises(ValueError, match="do not name graph bert; leave --config.eval.indices_dir"):
+  with pytest.raises(ValueError, match="do not name graph bert; leave eval.indices_dir"):
     validation_indices.select(table, "bert", 4)
 
 

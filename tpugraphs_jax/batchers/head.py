@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Budget, Slate
-from tpugraphs_jax.data.pipeline import Drawn
+from tpugraphs_jax.data.pipeline import Draw, draw_slates
 from tpugraphs_jax.data.sampling import ConfigSampler
 from tpugraphs_jax.graph import LayoutConfigs
 
@@ -40,13 +40,9 @@ class HeadBatcher:
 
   def draw(
       self, graphs: Sequence[HeadGraph], sampler: ConfigSampler
-  ) -> Callable[[int, np.random.Generator], Drawn]:
+  ) -> Draw:
     """Draws slates of these graphs."""
-    def draw(number: int, rng: np.random.Generator) -> Drawn:
-      graph = graphs[number]
-      return Drawn(graph.sizes, lambda: Slate(graph, *sampler(number, rng), number))
-
-    return draw
+    return draw_slates(graphs, sampler)
 
   def assemble(
       self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int

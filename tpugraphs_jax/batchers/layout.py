@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 
 import numpy as np
@@ -11,7 +11,7 @@ from tpugraphs_jax.batch import LayoutBatch
 from tpugraphs_jax.data import batching, reduction, sampling
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.data.pipeline import Drawn
+from tpugraphs_jax.data.pipeline import Draw, Drawn
 from tpugraphs_jax.data.sampling import ConfigSampler
 from tpugraphs_jax.graph import OpGraph
 
@@ -49,7 +49,7 @@ class LayoutBatcher:
 
   def draw(
       self, graphs: Sequence[PreparedGraph], sampler: ConfigSampler
-  ) -> Callable[[int, np.random.Generator], Drawn]:
+  ) -> Draw:
     """Draws slates of these programs, and a block of nodes where the model looks at one."""
     def draw(number: int, rng: np.random.Generator) -> Drawn:
       graph = graphs[number]

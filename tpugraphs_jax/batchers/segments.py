@@ -18,7 +18,7 @@ from tpugraphs_jax.batch import LayoutBatch
 from tpugraphs_jax.batchers.layout import LayoutBatcher
 from tpugraphs_jax.data import batching, partition
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate, targets
-from tpugraphs_jax.data.pipeline import Drawn
+from tpugraphs_jax.data.pipeline import Draw, Drawn
 from tpugraphs_jax.data.sampling import ConfigSampler
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 
@@ -220,7 +220,7 @@ class SegmentBatcher:
 
   def draw(
       self, graphs: Sequence[SegmentedGraph], sampler: ConfigSampler
-  ) -> Callable[[int, np.random.Generator], Drawn]:
+  ) -> Draw:
     """Draws the segments of a slate, whose sizes they decide, then its configurations."""
     def draw(number: int, rng: np.random.Generator) -> Drawn:
       graph = graphs[number]

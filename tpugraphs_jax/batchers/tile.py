@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 
-import numpy as np
 
 from tpugraphs_jax.batch import TileBatch
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.data.pipeline import Drawn
+from tpugraphs_jax.data.pipeline import Draw, draw_slates
 from tpugraphs_jax.data.sampling import ConfigSampler
 from tpugraphs_jax.graph import OpGraph
 
@@ -34,13 +33,9 @@ class TileBatcher:
 
   def draw(
       self, graphs: Sequence[PreparedGraph], sampler: ConfigSampler
-  ) -> Callable[[int, np.random.Generator], Drawn]:
+  ) -> Draw:
     """Draws slates of these kernels."""
-    def draw(number: int, rng: np.random.Generator) -> Drawn:
-      graph = graphs[number]
-      return Drawn(graph.sizes, lambda: Slate(graph, *sampler(number, rng), number))
-
-    return draw
+    return draw_slates(graphs, sampler)
 
   def assemble(
       self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int

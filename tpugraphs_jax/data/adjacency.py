@@ -1,4 +1,4 @@
-"""Neighbour tables of one graph, and how many hops its nodes are from a configurable one, on the host."""
+"""Neighbour tables of one graph, and the hops of its nodes from configurable ones."""
 
 from __future__ import annotations
 

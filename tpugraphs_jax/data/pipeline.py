@@ -32,6 +32,25 @@ class Drawn(NamedTuple):
   finish: Callable[[], Slate]  # goes on with the same random generator
 
 
+Draw = Callable[[int, np.random.Generator], Drawn]  # of a graph's number
+
+
+def draw_slates(
+    graphs: Sequence[PreparedGraph], sampler: Callable[[int, np.random.Generator], tuple]
+) -> Draw:
+  """Draws slates that take of a budget what their graphs take.
+
+  Args:
+    graphs: anything with `sizes`.
+    sampler: configurations and targets of a graph, see `sampling.ConfigSampler`.
+  """
+  def draw(number: int, rng: np.random.Generator) -> Drawn:
+    graph = graphs[number]
+    return Drawn(graph.sizes, lambda: Slate(graph, *sampler(number, rng), number))
+
+  return draw
+
+
 class BatchPlan:
   """Which graphs and configurations make the batch of a step.
 
@@ -57,7 +76,7 @@ class BatchPlan:
 
   def __init__(
       self, graphs: Sequence[PreparedGraph], *, slates_per_step: int, devices: int,
-      draw: Callable[[int, np.random.Generator], Drawn], seed: int, epochs: int,
+      draw: Draw, seed: int, epochs: int,
       slates_per_epoch: int = 0,
   ):
     self._sizes = [graph.sizes for graph in graphs]

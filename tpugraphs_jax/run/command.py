@@ -27,7 +27,8 @@ def define_flags(default_config: str) -> None:
   Args:
     default_config: config file used when `--config` is not given.
   """
-  config_flags.DEFINE_config_file("config", default_config, "Config file, as FILE.py:VARIANT, or a variant alone.")
+  config_flags.DEFINE_config_file(
+      "config", default_config, "Config file, as FILE.py:VARIANT, or a variant alone.")
   flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.")
   flags.DEFINE_string(
       "data_root", None, f"Folder with tile/ and layout/ (default {DEFAULT_DATA_ROOT}).")

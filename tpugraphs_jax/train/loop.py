@@ -257,7 +257,8 @@ class _Loop:
     except stop.Interrupted:
       return
     if self.schedule.best_metric not in metrics:
-      raise ValueError(f"best_metric is {self.schedule.best_metric!r}, expected one of {sorted(metrics)}")
+      raise ValueError(
+          f"best_metric is {self.schedule.best_metric!r}, expected one of {sorted(metrics)}")
     progress, value = self.progress, float(metrics[self.schedule.best_metric])
     progress.evaluated_step = self.step
     is_best = value > (-math.inf if progress.best_value is None else progress.best_value)
