@@ -269,7 +269,7 @@ def load(path: str | os.PathLike[str], name: str) -> Terms | None:
   if not path.exists():
     return None
   try:
-    with np.load(path) as members:
+    with open(path, "rb") as file, np.load(file) as members:
       if members["identity"].item() != name:
         return None
       pairs = {f.name: members[f"pairs_{f.name}"] for f in dataclasses.fields(node_pairs.NodePairs)}
