@@ -10,129 +10,118 @@ from tpugraphs_jax.graph import LayoutConfigs
 SEEDS = range(4)
 
 
-def slow_terms(graph, found):
-  """Unary and pair terms that occur, as sets of tuples, configuration by configuration."""
-  configs, group = graph.configs, graph.configs.node_group
-  unary, pair = set(), set()
-  for row in configs.group_row.tolist():
-    unary |= {(g, r) for g, r in enumerate(row)}
-    for i, j in found.pairs.ends.tolist():
-      a, b = sorted((group[i], group[j]))
-      pair.add((a, b, row[a], row[b]))
-  return unary, pair
+def slow_choices(graph):
+  """For every group its rows, ascending, configuration by configuration."""
+  rows = [set() for _ in range(graph.configs.group_row.shape[1])]
+  for chosen in graph.configs.group_row.tolist():
+    for group, row in enumerate(chosen):
+      rows[group].add(row)
+  return [sorted(group) for group in rows]
 
 
 def listed(found):
-  """The terms as sets of tuples, as `slow_terms` has them."""
-  group = np.repeat(np.arange(len(found.row_start) - 1), np.diff(found.row_start))
-  column = np.repeat(np.arange(len(found.columns)), np.diff(found.pair_start))
-  pair = np.concatenate([found.columns[column], found.row[found.choices]], axis=1)
-  assert (group[found.choices] == found.columns[column]).all()
-  return (list(zip(group.tolist(), found.row.tolist())),
-          list(map(tuple, pair.tolist())))
+  """The choices of `Terms` in the form of `slow_choices`."""
+  return [rows[rows >= 0].tolist() for rows in found.row_table]
 
 
-@pytest.fixture(params=["dense", "sparse"])
-def _space(request, monkeypatch):
-  """Tables with a place for every pair of choices, and those of few of very many."""
-  if request.param == "sparse":
-    monkeypatch.setattr(terms, "_DENSE", 0)
-
-
-@pytest.mark.usefixtures("_space")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_terms_are_the_choices_that_occur_each_once(seed):
+def test_choices_are_the_rows_that_occur_each_once(seed):
   graph = table_cases.program(seed)
-  found = terms.terms_of(graph)
-  for some, expected in zip(listed(found), slow_terms(graph, found)):
-    assert some == sorted(expected)
+  assert listed(terms.terms_of(graph)) == slow_choices(graph)
 
 
-@pytest.mark.usefixtures("_space")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_columns_are_the_groups_of_pairs_of_nodes(seed):
+  graph = table_cases.program(seed)
+  found, group = terms.terms_of(graph), graph.configs.node_group
+  ends = [(group[i], group[j]) for i, j in found.pairs.ends.tolist()]
+  assert list(map(tuple, found.columns.tolist())) == sorted({tuple(sorted(pair)) for pair in ends})
+  for pair, column, is_turned in zip(ends, found.pair_column, found.is_turned):
+    np.testing.assert_array_equal(found.columns[column][::-1 if is_turned else 1], pair)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_codes_lead_back_to_the_rows(seed):
   graph = table_cases.program(seed, configs=40)
   found = terms.terms_of(graph)
-  group_row, groups = graph.configs.group_row, len(found.row_start) - 1
-  codes = found.encode(group_row)
+  codes = found.encode(graph.configs.group_row)
   assert codes.dtype == found.code_dtype == np.uint8
-  np.testing.assert_array_equal(found.row[codes[:groups].T + found.row_start[:-1]], group_row)
-  choices = found.choices[codes[groups:].T + found.pair_start[:-1]]  # [C, Q, 2]
-  np.testing.assert_array_equal(found.row[choices], group_row[:, found.columns])
+  np.testing.assert_array_equal(
+      np.take_along_axis(found.row_table, codes.astype(int), axis=1).T, graph.configs.group_row)
 
 
-@pytest.mark.usefixtures("_space")
-def test_blocks_of_configurations_make_no_difference(monkeypatch):
-  graph = table_cases.program(0, configs=23)
-  whole = terms.terms_of(graph)
-  codes = whole.encode(graph.configs.group_row)
-  monkeypatch.setattr(terms, "_BLOCK_CONFIGS", 5)
-  monkeypatch.setattr(terms, "_BLOCK_CELLS", 7)
-  parts = terms.terms_of(graph)
-  np.testing.assert_array_equal(parts.choices, whole.choices)
-  np.testing.assert_array_equal(parts.encode(graph.configs.group_row), codes)
+def random_costs(found, seed):
+  rng = np.random.default_rng(seed)
+  shape = (found.choices, found.choices)
+  return rng.normal(size=(len(found.row_table), shape[0])), rng.normal(
+      size=(len(found.columns), *shape))
 
 
-@pytest.mark.usefixtures("_space")
+@pytest.mark.parametrize("block", [3, 4096])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_total_is_the_sum_of_the_costs_of_a_configurations_terms(seed):
-  graph = table_cases.program(seed)
-  found, rng = terms.terms_of(graph), np.random.default_rng(seed)
-  unary, pair = rng.normal(size=len(found.row)), rng.normal(size=len(found.choices))
-  cost = {}
-  for some, costs in zip(listed(found), (unary, pair)):
-    cost |= dict(zip(some, costs))
+def test_total_is_the_sum_of_the_costs_of_a_configurations_choices(seed, block, monkeypatch):
+  monkeypatch.setattr(terms, "_BLOCK_CONFIGS", block)
+  monkeypatch.setattr(terms, "_BLOCK_CELLS", 2 * block)  # two columns at a time
+  graph = table_cases.program(seed, configs=10)
+  found = terms.terms_of(graph)
+  unary, pair = random_costs(found, seed)
   expected = []
-  for row in graph.configs.group_row.tolist():
-    terms_of_config = [(g, r) for g, r in enumerate(row)]
-    terms_of_config += [(a, b, row[a], row[b]) for a, b in found.columns.tolist()]
-    expected.append(sum(cost[term] for term in terms_of_config))
+  for chosen in graph.configs.group_row.tolist():
+    x = [rows.index(row) for rows, row in zip(listed(found), chosen)]
+    expected.append(sum(unary[g, choice] for g, choice in enumerate(x)) + sum(
+        pair[q, x[a], x[b]] for q, (a, b) in enumerate(found.columns.tolist())))
+  np.testing.assert_allclose(found.total(graph.configs.group_row, unary, pair), expected)
+
+
+def test_total_without_pairs_is_the_sum_of_single_costs():
+  graph = table_cases.program(0)
+  found = terms.terms_of(graph)
+  unary, pair = random_costs(found, 0)
   np.testing.assert_allclose(
-      found.total(graph.configs.group_row, unary, pair), expected, rtol=1e-5, atol=1e-6)
+      found.total(graph.configs.group_row, unary, np.zeros((0, 0, 0))),
+      found.total(graph.configs.group_row, unary, 0 * pair))
 
 
-def test_terms_of_a_slate_are_those_of_its_configurations_alone():
+def test_choices_of_a_slate_are_those_of_its_configurations_alone():
   graph = table_cases.program(1, configs=30)
   ids = np.array([4, 9])
   some = terms.find_terms(graph.configs, node_pairs.find_pairs(graph), config_ids=ids)
   alone = terms.terms_of(dataclasses.replace(graph, configs=graph.configs.subset(ids)))
   np.testing.assert_array_equal(some.row, alone.row)
-  np.testing.assert_array_equal(some.choices, alone.choices)
+  np.testing.assert_array_equal(some.row_start, alone.row_start)
 
 
-@pytest.mark.usefixtures("_space")
 @pytest.mark.parametrize("use", ["encode", "total"])
-def test_choices_without_a_term_are_refused(use):
-  graph = table_cases.program(0, nodes=60, edges=120, configs=30)
+def test_a_row_that_is_none_of_a_groups_choices_is_refused(use):
+  graph = table_cases.program(0, configs=30)
   some = terms.find_terms(graph.configs, node_pairs.find_pairs(graph), config_ids=np.arange(2))
-  costs = (np.zeros(len(some.row)), np.zeros(len(some.choices)))
-  call = some.encode if use == "encode" else lambda rows: some.total(rows, *costs)
-  with pytest.raises(ValueError, match="row .* for group .* no term; find the terms of all"):
+  call = some.encode if use == "encode" else lambda rows: some.total(rows, *random_costs(some, 0))
+  with pytest.raises(ValueError, match="gives group .* the row .* none of its choices; find"):
     call(graph.configs.group_row)
-  # Rows that are known, in a pair that is not: configuration 0 with one group of 1.
-  first, second = graph.configs.group_row[:2].copy()
-  a, b = next((a, b) for a, b in some.columns.tolist()
-              if a != b and first[a] != second[a] and first[b] != second[b])
-  first[a] = second[a]
-  with pytest.raises(ValueError, match="a pair of choices without a term"):
-    call(first[None])
 
 
-def test_a_graph_without_configurable_nodes_has_no_terms():
+def test_groups_of_too_many_choices_have_no_pairs_and_the_log_says_so(caplog):
+  graph = table_cases.program(0)
+  pairs = node_pairs.find_pairs(graph)
+  found = terms.find_terms(graph.configs, pairs, max_choices=1, name="wide")
+  assert len(found.columns) == 0 and (found.pair_column == -1).all() and len(pairs) > 0
+  assert f"wide has groups with up to {found.choices} choices; {len(pairs)} of" in caplog.text
+
+
+def test_a_graph_without_configurable_nodes_has_no_choices():
   graph = table_cases.program(0)
   configs = LayoutConfigs(np.zeros((0, 18), np.int8), np.zeros(0, np.int32),
                           np.zeros((5, 0), np.uint8), np.zeros(5, np.int64))
   graph = dataclasses.replace(graph, config_node=np.zeros(0, np.int32), configs=configs)
   found = terms.terms_of(graph)
   assert found.encode(configs.group_row).shape == (0, 5)
-  np.testing.assert_array_equal(
-      found.total(configs.group_row, np.zeros(0), np.zeros(0)), np.zeros(5))
+  np.testing.assert_array_equal(found.total(configs.group_row, *random_costs(found, 0)), np.zeros(5))
 
 
-def test_one_configurable_node_has_unary_terms_alone():
+def test_one_configurable_node_has_no_columns():
   graph = table_cases.program(0, config_nodes=[3])
   found = terms.terms_of(graph)
-  assert len(found.columns) == len(found.choices) == 0
+  assert len(found.columns) == 0
   assert found.encode(graph.configs.group_row).shape == (1, 12)
 
 
@@ -144,7 +133,6 @@ def test_a_group_of_thousands_is_one_column():
       group_row=graph.configs.group_row[:, :1])
   found = terms.terms_of(dataclasses.replace(graph, configs=configs))
   np.testing.assert_array_equal(found.columns, [[0, 0]])
-  assert len(found.choices) == len(found.row)  # Both ends choose the same row.
   assert len(found.pairs) == len(found.pair_column) > 1_000
 
 

@@ -1,21 +1,20 @@
-"""What configurations choose, as numbers of terms that a score table has a cost for.
+"""What configurations choose, as small numbers that a score table has a cost for.
 
 A score table prices a program once: a cost for every choice of a group of nodes (a
-unary term: group and row) and for every two choices of groups whose layouts meet (a
-pair term). Only choices that occur get a term. A configuration is then a few small
-integers, a term number within each column:
+unary term) and for every two choices of groups whose layouts meet (a pair term).
+Choices are counted within each group, over the rows that occur there:
 
-    columns   the groups, then the pairs of groups
-    terms     of a group its rows, of a pair of groups the pairs of their terms
-    code      for every column the number of the term within the column
+    choice of a group         0, 1, ... for the rows that configurations give it
+    configuration             its choice in every group
+    pair of groups            a column with a cost for every two choices
 
-and its score is the sum of the costs of its terms. Nodes of one group choose alike, so
-that their costs add up in one column.
+The score of a configuration is the sum of its costs. Nodes of one group choose alike,
+so that their costs add up in one place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 import dataclasses
 import hashlib
 import os
@@ -29,203 +28,141 @@ from tpugraphs_jax import atomic
 from tpugraphs_jax.data import node_pairs
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 
+# Real groups have at most nine rows. Tables of pairs grow with the square.
+MAX_CHOICES = 64
 _VERSION = 1
 _BLOCK_CONFIGS = 4096  # at a time
 _BLOCK_CELLS = 1 << 18  # numbers at a time, so that they stay in a core's cache
-_DENSE = 1 << 26  # pairs of choices up to which a table has a place for each
-_REDO = "delete it, and it is made again"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Terms:
-  """The terms of one graph; P pairs of nodes, Q pairs of groups.
+  """The choices of one graph; B groups, P pairs of nodes, Q pairs of groups (columns).
 
-  Groups of one node are columns like all others, and so are pairs of a group with
-  itself, whose terms have one choice twice.
+  A group whose nodes meet each other has a column with itself, in which both choices
+  are the same.
   """
 
   pairs: node_pairs.NodePairs
-  pair_column: np.ndarray  # [P] int32 which pair of groups each pair of nodes belongs to
-  is_turned: np.ndarray  # [P] bool: the first end is in the second group
+  pair_column: np.ndarray  # [P] int32 column of each pair of nodes, -1 if it was given up
+  is_turned: np.ndarray  # [P] bool: the first end is in the second group of its column
   columns: np.ndarray  # [Q, 2] int32 groups, first <= second, ascending
-  row: np.ndarray  # [unary terms] int32 dictionary row, group after group, ascending within
-  row_start: np.ndarray  # [groups + 1] int64 first unary term of each group
-  choices: np.ndarray  # [pair terms, 2] int32 unary terms, column after column
-  pair_start: np.ndarray  # [Q + 1] int64 first pair term of each column
+  row: np.ndarray  # [terms] int32 dictionary row, group after group, ascending within
+  row_start: np.ndarray  # [B + 1] int64 first of each group
 
   @property
-  def sizes(self) -> np.ndarray:
-    """Terms of each column, `[groups + Q]` int64."""
-    return np.concatenate([np.diff(self.row_start), np.diff(self.pair_start)])
+  def counts(self) -> np.ndarray:
+    """Choices of each group, `[B]` int64."""
+    return np.diff(self.row_start)
+
+  @property
+  def choices(self) -> int:
+    """Choices R of the group with most."""
+    return int(self.counts.max(initial=1))
 
   @property
   def code_dtype(self) -> np.dtype:
-    """The smallest type that holds a code, and one number more."""
-    return np.min_scalar_type(int(self.sizes.max(initial=1)))
+    """The smallest type that holds a choice."""
+    return np.min_scalar_type(self.choices - 1)
+
+  @property
+  def row_table(self) -> np.ndarray:
+    """Dictionary row of each choice, `[B, R]` int32, -1 beyond a group's last."""
+    table = np.full((len(self.row_start) - 1, self.choices), -1, np.int32)
+    table[np.arange(self.choices) < self.counts[:, None]] = self.row
+    return table
 
   def encode(self, group_row: np.ndarray) -> np.ndarray:
-    """Codes `[groups + Q, C]`, in `code_dtype`, of rows chosen `[C, groups]`.
+    """Choices `[B, C]`, in `code_dtype`, of configurations `[C, B]`.
 
     Raises:
-      ValueError: a choice has no term.
+      ValueError: a group is given a row that is not among its choices.
     """
-    groups = len(self.row_start) - 1
-    codes = np.empty((groups + len(self.columns), len(group_row)), self.code_dtype)
-    space = _PairSpace(self)
-    local = np.arange(len(self.choices)) - np.repeat(self.pair_start[:-1], np.diff(self.pair_start))
-    code_at = space.table(local, self.code_dtype, missing=np.iinfo(self.code_dtype).max)
-    for block, choice in _blocks(group_row, self._choice_of_row()):
-      codes[:groups, block] = choice
-      for part, key in space.keys(choice):
-        codes[groups:][part, block] = found = code_at(key)
-        if found.max(initial=0) == np.iinfo(self.code_dtype).max:
-          raise ValueError("a configuration has a pair of choices without a term; find the terms "
-                           "of all configurations that are to be encoded")
+    codes = np.empty(group_row.shape[::-1], self.code_dtype)
+    for block, code in self._blocks(group_row):
+      codes[:, block] = code
     return codes
 
   def total(
       self, group_row: np.ndarray, unary_cost: np.ndarray, pair_cost: np.ndarray
   ) -> np.ndarray:
-    """The sum of the costs of each configuration's terms, `[C]` float64.
+    """The sum of the costs of each configuration, `[C]` float64, in memory of a block.
 
     Args:
-      group_row: `[C, groups]` rows chosen.
-      unary_cost: `[unary terms]`.
-      pair_cost: `[pair terms]`.
+      group_row: `[C, B]` rows.
+      unary_cost: `[B, R]`.
+      pair_cost: `[Q, R, R]`, empty for none.
 
     Raises:
-      ValueError: a choice has no term.
+      ValueError: as `encode`.
     """
-    total, space = np.zeros(len(group_row)), _PairSpace(self)
-    cost_at = space.table(pair_cost, np.float32, missing=np.nan)
-    for block, choice in _blocks(group_row, self._choice_of_row()):
-      costs = np.asarray(unary_cost, np.float32)[choice + self.row_start[:-1, None]]
-      total[block] = costs.sum(axis=0, dtype=np.float64)
-      for _, key in space.keys(choice):
-        total[block] += cost_at(key).sum(axis=0, dtype=np.float64)
-    if np.isnan(total).any():
-      raise ValueError("a cost is NaN, or a configuration has a pair of choices without a term; "
-                       "find the terms of all configurations that are to be scored")
+    total, width = np.zeros(len(group_row)), self.choices
+    unary, pair = np.ravel(unary_cost), np.ravel(pair_cost)
+    step = max(1, _BLOCK_CELLS // _BLOCK_CONFIGS)
+    for block, code in self._blocks(group_row):
+      start = width * np.arange(len(code), dtype=np.int32)[:, None]
+      total[block] = unary[code + start].sum(axis=0, dtype=np.float64)
+      for begin in range(0, len(self.columns) if len(pair) else 0, step):
+        first, second = self.columns[begin : begin + step].T
+        key = code[first] * np.int32(width)
+        key += code[second]
+        key += np.int32(width**2) * np.arange(len(first), dtype=np.int32)[:, None]
+        cost = pair[begin * width**2 : (begin + step) * width**2]
+        total[block] += cost[key].sum(axis=0, dtype=np.float64)
     return total
 
-  def _choice_of_row(self) -> np.ndarray:
-    """`[groups, rows]` int32 code of each row in each group, -1 if it has none."""
+  def _blocks(self, group_row: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Configurations some at a time: which, and their choices `[B, c]` int32."""
     groups = len(self.row_start) - 1
-    group = np.repeat(np.arange(groups), np.diff(self.row_start))
-    table = np.full((groups, int(self.row.max(initial=-1)) + 1), -1, np.int32)
-    table[group, self.row] = np.arange(len(self.row)) - self.row_start[group]
-    return table
-
-
-class _PairSpace:
-  """All pairs of choices of all columns, one after the other, most of which may not occur."""
-
-  def __init__(self, terms: Terms):
-    counts = np.diff(terms.row_start)
-    self._columns, self._width = terms.columns, counts[terms.columns[:, 1]]
-    size = counts[terms.columns[:, 0]] * self._width
-    self.start = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
-    self._dtype = np.int32 if self.start[-1] < 1 << 31 else np.int64
-    column = np.repeat(np.arange(len(size)), np.diff(terms.pair_start))
-    local = terms.choices - terms.row_start[terms.columns[column]]
-    self._known = self.start[column] + local[:, 0] * self._width[column] + local[:, 1]
-
-  def keys(self, choice: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Some columns at a time: which, and the places `[columns, c]` of their choices.
-
-    Args:
-      choice: `[groups, c]` unary codes.
-    """
-    step = max(1, _BLOCK_CELLS // max(1, choice.shape[1]))
-    for begin in range(0, len(self._columns), step):
-      part = slice(begin, min(begin + step, len(self._columns)))
-      first, second = self._columns[part].T
-      key = choice[first].astype(self._dtype)
-      key *= self._width[part, None].astype(self._dtype)
-      key += choice[second]
-      key += self.start[:-1][part, None].astype(self._dtype)
-      yield part, key
-
-  def table(self, values: np.ndarray, dtype: np.dtype, *, missing) -> Callable:
-    """A function from places to values `[pair terms]`, or to `missing` where there is no term."""
-    if self.start[-1] <= _DENSE:
-      dense = np.full(int(self.start[-1]), missing, dtype)
-      dense[self._known] = values
-      return dense.__getitem__
-    # Few of very many pairs of choices occur: look them up among those.
-    known, padded = np.append(self._known, -1), np.append(values, 0).astype(dtype)
-
-    def look_up(key: np.ndarray) -> np.ndarray:
-      at = np.searchsorted(self._known, key)
-      return np.where(known[at] == key, padded[at], np.asarray(missing, dtype))
-    return look_up
-
-  def occurring(self, choices: Iterable[np.ndarray]) -> np.ndarray:
-    """The places of all choices `[groups, c]`, ascending, each once."""
-    occurs = np.zeros(int(self.start[-1]) if self.start[-1] <= _DENSE else 0, bool)
-    found = [np.zeros(0, np.int64)]
-    for choice in choices:
-      for _, key in self.keys(choice):
-        if len(occurs):
-          occurs[key] = True
-        else:
-          found = [np.union1d(found[0], key)]
-    return np.flatnonzero(occurs) if len(occurs) else found[0]
-
-  def choices(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Column `[n]` and codes of both choices `[n, 2]` of places."""
-    column = np.searchsorted(self.start, place, side="right") - 1
-    within = place - self.start[column]
-    return column, np.stack(np.divmod(within, self._width[column]), axis=1)
-
-
-def _blocks(
-    group_row: np.ndarray, choice_of_row: np.ndarray
-) -> Iterator[tuple[slice, np.ndarray]]:
-  """Configurations some at a time: which, and their unary codes `[groups, c]` int32."""
-  groups, rows = choice_of_row.shape
-  for start in range(0, len(group_row), _BLOCK_CONFIGS):
-    block = slice(start, start + _BLOCK_CONFIGS)
-    row = np.ascontiguousarray(group_row[block].T).astype(np.intp)
-    choice = choice_of_row[np.arange(groups)[:, None], np.minimum(row, rows - 1)]
-    unknown = (choice < 0) | (row >= rows)
-    if unknown.any():
-      group, config = np.argwhere(unknown)[0]
-      raise ValueError(f"configuration {start + config} chooses row {row[group, config]} for group "
-                       f"{group}, which has no term; find the terms of all configurations that "
-                       "are to be encoded")
-    yield block, choice
+    known = np.full((groups, int(self.row.max(initial=-1)) + 2), -1, np.int32)
+    known[np.repeat(np.arange(groups), self.counts), self.row] = (
+        np.arange(len(self.row)) - np.repeat(self.row_start[:-1], self.counts))
+    for start in range(0, len(group_row), _BLOCK_CONFIGS):
+      block = slice(start, start + _BLOCK_CONFIGS)
+      row = np.ascontiguousarray(group_row[block].T).astype(np.intp)
+      code = known[np.arange(groups)[:, None], np.minimum(row, known.shape[1] - 1)]
+      if (code < 0).any():
+        group, config = np.argwhere(code < 0)[0]
+        raise ValueError(
+            f"configuration {start + config} gives group {group} the row {row[group, config]}, "
+            "which is none of its choices; find the terms of all configurations to be scored")
+      yield block, code
 
 
 def find_terms(
-    configs: LayoutConfigs, pairs: node_pairs.NodePairs, *, config_ids: np.ndarray | None = None
+    configs: LayoutConfigs, pairs: node_pairs.NodePairs, *, config_ids: np.ndarray | None = None,
+    max_choices: int = MAX_CHOICES, name: str = "the graph",
 ) -> Terms:
-  """The terms that occur in the given configurations.
+  """The choices that occur in the given configurations.
+
+  Pairs of groups of which one has more than `max_choices` get no column; a warning
+  names the graph.
 
   Args:
     configs: of one graph.
     pairs: of the same graph.
     config_ids: which configurations; all of them unless given.
+    max_choices: most choices of a group in a column.
+    name: of the graph, for the warning.
   """
   group_row = configs.group_row if config_ids is None else configs.group_row[config_ids]
   groups = group_row.shape[1]
   occurs = np.zeros((groups, len(configs.rows)), bool)
   for start in range(0, len(group_row), _BLOCK_CONFIGS):
     occurs[np.arange(groups), group_row[start : start + _BLOCK_CONFIGS]] = True
-  _, row = np.nonzero(occurs)
-  row_start = np.concatenate([[0], np.cumsum(occurs.sum(axis=1))])
+  counts = occurs.sum(axis=1)
   ends = configs.node_group[pairs.ends].reshape(-1, 2)
-  columns, pair_column = np.unique(np.sort(ends, axis=1), axis=0, return_inverse=True)
-  terms = Terms(
-      pairs, pair_column.ravel().astype(np.int32), ends[:, 0] > ends[:, 1],
-      columns.astype(np.int32), row.astype(np.int32), row_start,
-      np.zeros((0, 2), np.int32), np.zeros(len(columns) + 1, np.int64))
-  space = _PairSpace(terms)
-  column, local = space.choices(space.occurring(
-      choice for _, choice in _blocks(group_row, terms._choice_of_row())))
-  choices = local + row_start[columns[column]].reshape(-1, 2)
-  pair_start = np.searchsorted(column, np.arange(len(columns) + 1))
-  return dataclasses.replace(terms, choices=choices.astype(np.int32), pair_start=pair_start)
+  few = (counts[ends] <= max_choices).all(axis=1)
+  if not few.all():
+    logging.warning("%s has groups with up to %d choices; %d of its %d pairs of nodes, those of "
+                    "groups with more than %d, are left out", name, counts.max(), (~few).sum(),
+                    len(few), max_choices)
+  columns, column = np.unique(np.sort(ends[few], axis=1), axis=0, return_inverse=True)
+  pair_column = np.full(len(ends), -1, np.int32)
+  pair_column[few] = column.ravel()
+  return Terms(
+      pairs, pair_column, ends[:, 0] > ends[:, 1], columns.astype(np.int32),
+      np.nonzero(occurs)[1].astype(np.int32), np.concatenate([[0], np.cumsum(counts)]))
 
 
 def identity(graph: OpGraph, **options: int | bool) -> str:
@@ -292,11 +229,13 @@ def terms_of(graph: OpGraph, *, folder: str | os.PathLike[str] | None = None, **
     ValueError: what is kept there is damaged.
   """
   if folder is None:
-    return find_terms(graph.configs, node_pairs.find_pairs(graph, **options))
+    return find_terms(
+        graph.configs, node_pairs.find_pairs(graph, **options), name=graph.name)
   path, name = Path(folder) / "terms.npz", identity(graph, **options)
   kept = load(path, name)
   if kept is None:
-    kept = find_terms(graph.configs, node_pairs.find_pairs(graph, **options))
+    kept = find_terms(
+        graph.configs, node_pairs.find_pairs(graph, **options), name=graph.name)
     try:
       save(path, kept, name)
     except OSError as error:
