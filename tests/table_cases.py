@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 import random_graphs
 
-from tpugraphs_jax.data import table_batching, terms
+from tpugraphs_jax.data import batching, table_batching, terms
 from tpugraphs_jax.graph import NODE_FEATURES, OpGraph
 
 
@@ -35,3 +35,15 @@ def program(
 def prepared(graph: OpGraph, **options) -> table_batching.PreparedTables:
   """The program with its node features scaled down and the terms of all configurations."""
   return table_batching.prepare(graph, np.log1p(graph.node_feat), terms.terms_of(graph), **options)
+
+
+def slates(
+    programs: Sequence[table_batching.PreparedTables], configs: int
+) -> list[batching.Slate]:
+  """The first `configs` configurations of each program, last first."""
+  made = []
+  for i, program_ in enumerate(programs):
+    ids = np.arange(min(configs, len(program_.configs)))[::-1]
+    target = program_.configs.runtime_ns[ids].astype(np.float32) / 1000
+    made.append(batching.Slate(program_, ids, target, graph_id=i))
+  return made

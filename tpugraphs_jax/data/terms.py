@@ -214,7 +214,7 @@ def load(path: str | os.PathLike[str], name: str) -> Terms | None:
       return Terms(node_pairs.NodePairs(**pairs), **{
           f.name: members[f.name] for f in dataclasses.fields(Terms)[1:]})
   except (KeyError, ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-    raise ValueError(f"{path} is damaged ({error}); {_REDO}") from error
+    raise ValueError(f"{path} is damaged ({error}); delete it, and it is made again") from error
 
 
 def terms_of(graph: OpGraph, *, folder: str | os.PathLike[str] | None = None, **options) -> Terms:

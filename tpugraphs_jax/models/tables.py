@@ -12,6 +12,7 @@ CGO 2018; Liu et al., USENIX ATC 2019).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from flax import linen as nn
@@ -19,26 +20,27 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
+from tpugraphs_jax.models import interface
 from tpugraphs_jax.models import layers
 from tpugraphs_jax.models import message_passing as mp
 from tpugraphs_jax.models import pooling
 from tpugraphs_jax.models.layers import Dense
 from tpugraphs_jax.table_batch import TableBatch
 
-PAIRS = ("none", "low_rank", "full")
+PAIRS = ("none", "low_rank")
 # Of costs that do not scale with bytes, beside those that do.
 _FLAT = 0.1
 
 
-class ScoreTables(nn.Module):
+class ScoreTables(interface.Ranker):
   """Score tables from a bidirectional GraphSAGE encoder.
 
   Attributes:
     op_embed_dim: width of the opcode embedding.
     hidden_dim: width of node, choice and pair states.
     num_gnns: rounds of message passing.
-    pairs: `none`; `low_rank`: a cost of two choices is a product of a factor of each
-      and a gate of the pair, summed over `rank`; `full`: a network of all three.
+    pairs: `none`, or `low_rank`: the cost of two choices is a sum over `rank` of a
+      factor of each times a weight of the pair.
     rank: factors, per direction.
     heads: independent tables on the same states, which add up.
     dropout: rate on node, choice and pair states in training.
@@ -66,15 +68,16 @@ class ScoreTables(nn.Module):
   def setup(self):
     options = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype,
                    precision=self.precision)
-    self.encoder = _Encoder(self.op_embed_dim, self.num_gnns, **options)
+    self.encoder = _Encoder(op_embed_dim=self.op_embed_dim, rounds=self.num_gnns, **options)
     self.row_state = Dense(self.hidden_dim, dtype=self.dtype, precision=self.precision)
-    self.unary_costs = _UnaryCosts(self.heads, **options)
+    self.unary_costs = _UnaryCosts(heads=self.heads, **options)
     if self.pairs != "none":
-      self.pair_costs = _PairCosts(self.heads, self.rank, self.pairs == "full", **options)
+      self.pair_costs = _PairCosts(heads=self.heads, rank=self.rank, **options)
 
-  def __call__(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
-    """Scores `[G, C]` float32."""
-    return self.score(self.embed(batch, train=train))
+  @property
+  def sees(self) -> interface.Sees:
+    """The whole graph: a cost depends on its mean node state and on bytes of all groups."""
+    return interface.Sees(whole_graph=True)
 
   def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
     """The sum of each head's costs, `[G, C, heads]` float32."""
@@ -90,8 +93,8 @@ class ScoreTables(nn.Module):
   ) -> tuple[jax.Array, jax.Array | None]:
     """Costs `[B, R, heads]` of choices and `[Q, R, R, heads]` of pairs, float32; or None."""
     x = self.encoder(batch, train=train)
-    row = self.row_state(_row_values(batch.rows))
-    row = nn.gelu(row.at[batch.choices.row].get(mode="fill", fill_value=0))
+    row = self.row_state(row_features(batch.rows))
+    row = _take(nn.gelu(row), batch.choices.row)
     unary = self.unary_costs(x, row, batch, train=train) * self.cost_scale
     if self.pairs == "none":
       return unary, None
@@ -109,7 +112,8 @@ def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> j
   first, second = _take(code, batch.pairs.groups[:, 0]), _take(code, batch.pairs.groups[:, 1])
   flat = pair.reshape(len(pair), -1, pair.shape[-1])
   costs = jnp.take_along_axis(flat, (first * pair.shape[2] + second)[..., None], axis=1)
-  graph_of = batch.group_graph.at[batch.pairs.groups[:, 0]].get(mode="fill", fill_value=graphs)
+  graph_of = jnp.asarray(batch.group_graph).at[batch.pairs.groups[:, 0]].get(
+      mode="fill", fill_value=graphs)
   return total + pooling.graph_sum(costs, graph_of, graphs)
 
 
@@ -126,49 +130,66 @@ def _add_up(x: jax.Array, index: jax.Array, rows: int) -> jax.Array:
       x.astype(jnp.float32), mode="drop")
 
 
-def _row_values(rows: jax.Array) -> jax.Array:
-  """One-hot layout values of rows `[R', 18]`: `[R', 126]` float32."""
+def row_features(rows: jax.Array) -> jax.Array:
+  """What a row is to the network, `[R', 141]` float32, from layout values `[R', 18]`.
+
+  The values one-hot; and for each two dimensions that follow each other in one of the
+  three layouts whether they descend (1, as in a default layout), ascend (-1), or are
+  not both given (0).
+  """
   low, high = LAYOUT_VALUE_RANGE
-  values = jnp.asarray(rows, jnp.int32) - low
-  return jax.nn.one_hot(values, high - low + 1).reshape(len(rows), -1)
+  values = jnp.asarray(rows, jnp.int32)
+  one_hot = jax.nn.one_hot(values - low, high - low + 1)
+  layouts = values.reshape(len(rows), 3, -1)
+  before, after = layouts[..., :-1], layouts[..., 1:]
+  order = jnp.where((before >= 0) & (after >= 0), jnp.sign(before - after), 0)
+  flat = lambda x: x.reshape(len(rows), math.prod(x.shape[1:]))
+  return jnp.concatenate([flat(one_hot), flat(order)], axis=1)
 
 
-class _Encoder(nn.Module):
-  """`x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`, some times."""
+class _Part(nn.Module):
+  """What the parts of the model have in common."""
 
-  op_embed_dim: int
-  rounds: int
   features: int
   dropout: float
   dtype: Any
   precision: Any
+
+  def dense(self, name: str, features: int | None = None, **options) -> nn.Dense:
+    return Dense(features or self.features, name=name, dtype=self.dtype,
+                 precision=self.precision, **options)
+
+  def drop(self, x: jax.Array, train: bool) -> jax.Array:
+    return nn.Dropout(self.dropout, deterministic=not train)(x)
+
+
+class _Encoder(_Part):
+  """`x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`, some times."""
+
+  op_embed_dim: int = 16
+  rounds: int = 4
 
   @nn.compact
   def __call__(self, batch: TableBatch, *, train: bool) -> jax.Array:
     """Node states `[N, H]`."""
-    dense = lambda **kw: Dense(self.features, dtype=self.dtype, precision=self.precision, **kw)
     opcode = layers.OpcodeEmbedding(self.op_embed_dim)(batch.graph)
-    x = nn.gelu(dense()(jnp.concatenate([batch.graph.nodes["feat"], opcode], axis=-1)))
-    count = {side: jnp.maximum(mp.degree(batch.adjacency, side, len(x)), 1)[:, None]
-             for side in (mp.OPERANDS, mp.USERS)}
-    for _ in range(self.rounds):
-      total = dense()(x)
-      for side in count:
-        sent = dense(use_bias=False)(x)
-        total += mp.neighbour_sum(sent, batch.adjacency, side) / count[side].astype(x.dtype)
-      total = nn.LayerNorm(dtype=self.dtype)(total)
-      x += nn.Dropout(self.dropout, deterministic=not train)(nn.gelu(total))
+    x = nn.gelu(self.dense("input")(
+        jnp.concatenate([batch.graph.nodes["feat"], opcode], axis=-1)))
+    for i in range(self.rounds):
+      total = self.dense(f"self_{i}")(x)
+      for side in (mp.OPERANDS, mp.USERS):
+        sent = self.dense(f"{side}_{i}", use_bias=False)(x)
+        count = jnp.maximum(mp.degree(batch.adjacency, side, len(x)), 1)
+        total += mp.neighbour_sum(sent, batch.adjacency, side) / count[:, None].astype(x.dtype)
+      total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)
+      x += self.drop(nn.gelu(total), train)
     return x
 
 
-class _UnaryCosts(nn.Module):
+class _UnaryCosts(_Part):
   """Costs of groups' choices: of every node of the group with every choice, added up."""
 
-  heads: int
-  features: int
-  dropout: float
-  dtype: Any
-  precision: Any
+  heads: int = 1
 
   @nn.compact
   def __call__(
@@ -182,32 +203,23 @@ class _UnaryCosts(nn.Module):
       batch: of programs.
       train: whether states are dropped.
     """
-    dense = lambda n=self.features, **kw: Dense(
-        n, dtype=self.dtype, precision=self.precision, **kw)
     choices, graph_of = batch.choices, mp.node_graph(batch.graph)
     mean = pooling.graph_sum(x, graph_of, len(batch.target))
     mean /= jnp.maximum(pooling.real_nodes(batch.graph), 1)[:, None]
-    node_graph = _take(graph_of, choices.node)
-    node = dense()(_take(x, choices.node)) + pooling.per_node(
-        dense(use_bias=False)(mean.astype(x.dtype)), node_graph)
-    state = (node[:, None] + dense(use_bias=False)(choices.feat)
-             + _take(dense(use_bias=False)(row), choices.group))
-    state = nn.Dropout(self.dropout, deterministic=not train)(nn.gelu(state))
-    state = nn.gelu(dense()(state))
-    cost = _by_bytes(dense(2 * self.heads)(state), choices.weight[:, None, None])
+    node = self.dense("node")(_take(x, choices.node)) + _take(
+        self.dense("mean", use_bias=False)(mean.astype(x.dtype)), _take(graph_of, choices.node))
+    state = (node[:, None] + self.dense("feat", use_bias=False)(choices.feat)
+             + _take(self.dense("row", use_bias=False)(row), choices.group))
+    state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), train)))
+    cost = _by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
     return _add_up(cost, choices.group, len(choices.row))
 
 
-class _PairCosts(nn.Module):
-  """Costs of two groups' choices, from gates of the pairs of nodes between them."""
+class _PairCosts(_Part):
+  """Costs of two groups' choices, from the pairs of nodes between them."""
 
-  heads: int
-  rank: int
-  is_full: bool
-  features: int
-  dropout: float
-  dtype: Any
-  precision: Any
+  heads: int = 1
+  rank: int = 8
 
   @nn.compact
   def __call__(
@@ -215,44 +227,39 @@ class _PairCosts(nn.Module):
   ) -> jax.Array:
     """Costs `[Q, R, R, heads]` float32; arguments as `_UnaryCosts`."""
     groups = batch.pairs.groups
-    gate = self.gates(x, batch, train)  # [Q, 2, rank, heads]
-    factor = self.factors(x, row, batch)  # [B, R, 2, rank, heads]
+    gate, factor = self.gates(x, batch, train), self.factors(x, row, batch)
     first, second = _take(factor, groups[:, 0]), _take(factor, groups[:, 1])
     # A first end has the factors of a producer and a second end those of a consumer,
     # whichever group of the column they are in.
-    products = jnp.einsum("qdkh,qrdkh,qsdkh->qrsh", gate, first, second[:, :, ::-1])
-    return products.astype(jnp.float32)
+    return jnp.einsum("qdkh,qrdkh,qsdkh->qrsh", gate, first, second[:, :, ::-1],
+                      precision=self.precision)
 
   def gates(self, x: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
-    """Gates of pairs of nodes, added up by column and direction, `[Q, 2, rank, heads]`."""
-    dense = lambda n=self.features, **kw: Dense(
-        n, dtype=self.dtype, precision=self.precision, **kw)
+    """Weights of factors, added up by column and direction, `[Q, 2, rank, heads]` float32."""
     pairs = batch.pairs
-    state = dense()(pairs.feat)
+    state = self.dense("feat")(pairs.feat)
     for end in range(3):
-      state += _take(dense(use_bias=False)(x), pairs.ends[:, end])
-    state = nn.Dropout(self.dropout, deterministic=not train)(nn.gelu(state))
-    state = nn.gelu(dense()(state))
-    gate = _by_bytes(dense(2 * self.rank * self.heads)(state), pairs.weight[:, None])
-    turned = jnp.stack([~jnp.asarray(pairs.is_turned), jnp.asarray(pairs.is_turned)], axis=1)
-    gate = jnp.where(turned[..., None], gate[:, None], 0)
-    total = _add_up(gate, pairs.column, len(pairs.groups))
+      state += _take(self.dense(f"end_{end}", use_bias=False)(x), pairs.ends[:, end])
+    state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), train)))
+    gate = self.dense("gate", 2 * self.rank * self.heads)(state)
+    gate = _by_bytes(gate, pairs.weight[:, None])[:, None]
+    turned = jnp.asarray(pairs.is_turned)[:, None, None]
+    total = _add_up(jnp.concatenate([jnp.where(turned, 0, gate), jnp.where(turned, gate, 0)], 1),
+                    pairs.column, len(pairs.groups))
     return total.reshape(-1, 2, self.rank, self.heads)
 
   def factors(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
-    """Factors of every choice as producer and as consumer, `[B, R, 2, rank, heads]`."""
-    dense = lambda n=self.features, **kw: Dense(
-        n, dtype=self.dtype, precision=self.precision, **kw)
+    """Factors of every choice as producer and consumer, `[B, R, 2, rank, heads]` float32."""
     choices = batch.choices
-    ones = jnp.ones(len(choices.node))
-    count = jnp.maximum(_add_up(ones, choices.group, len(row)), 1)[:, None]
-    group = _add_up(_take(dense()(x), choices.node), choices.group, len(row)) / count
-    state = nn.gelu(group[:, None].astype(x.dtype) + dense()(row))
-    factor = dense(2 * self.rank * self.heads)(state)
-    return factor.reshape(*factor.shape[:2], 2, self.rank, self.heads)
+    count = _add_up(jnp.ones(len(choices.node)), choices.group, len(row))
+    group = _add_up(_take(self.dense("group")(x), choices.node), choices.group, len(row))
+    group /= jnp.maximum(count, 1)[:, None]
+    state = nn.gelu(group[:, None].astype(x.dtype) + self.dense("row", use_bias=False)(row))
+    factor = self.dense("factor", 2 * self.rank * self.heads)(state)
+    return factor.astype(jnp.float32).reshape(*factor.shape[:2], 2, self.rank, self.heads)
 
 
 def _by_bytes(cost: jax.Array, weight: jax.Array) -> jax.Array:
-  """Costs `[..., n]` of which half, `[..., 2 n]`, are taken by bytes and half as they are."""
+  """Of `cost [..., 2 n]` one half times bytes and the other as it is, `[..., n]` float32."""
   scaled, flat = jnp.split(cost.astype(jnp.float32), 2, axis=-1)
   return scaled * weight + flat * _FLAT
