@@ -104,3 +104,14 @@ def test_parts_that_do_not_touch_are_chosen_together():
 def test_costs_that_make_no_sense_are_refused(unary, pairs, n, message):
   with pytest.raises(ValueError, match=message):
     search.propose(unary, pairs, n)
+
+
+def test_padded_tables_are_searched_without_their_padding():
+  rng = np.random.default_rng(0)
+  counts, columns = np.array([2, 3, 1]), np.array([[0, 1], [1, 1], [1, 2]])
+  unary, pair = rng.normal(size=(3, 4)) - 50, rng.normal(size=(3, 4, 4)) - 50
+  problem = search.of_tables(counts, columns, unary, pair)
+  found = search.propose(*problem, 6)
+  assert len(found.choice) == 6 and (found.choice < counts).all()
+  np.testing.assert_allclose(found.cost, brute_force(*problem)[1])
+  assert search.of_tables(counts, columns, unary, pair[:0])[1] == {}

@@ -115,7 +115,7 @@ class Slow:
     pairs, part = self.program.pairs, "pair_costs"
     ends = pairs.ends[number]
     state = self.dense(part, "feat", pairs.feat[number]) + sum(
-        self.dense(part, f"end_{i}", self.x[node]) for i, node in enumerate(ends))
+        self.dense(part, f"ends_{i}", self.x[node]) for i, node in enumerate(ends))
     gate = self.dense(part, "gate", gelu(self.dense(part, "state", gelu(state))))
     half = len(gate) // 2
     gate = (gate[:half] * pairs.weight[number] + 0.1 * gate[half:]).reshape(self.rank, self.heads)

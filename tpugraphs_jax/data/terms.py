@@ -83,6 +83,10 @@ class Terms:
       codes[:, block] = code
     return codes
 
+  def decode(self, code: np.ndarray) -> np.ndarray:
+    """Rows `[C, B]` int32 of choices `[B, C]`."""
+    return np.take_along_axis(self.row_table, code.astype(np.intp), axis=1).T
+
   def total(
       self, group_row: np.ndarray, unary_cost: np.ndarray, pair_cost: np.ndarray
   ) -> np.ndarray:

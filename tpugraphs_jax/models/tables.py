@@ -92,13 +92,29 @@ class ScoreTables(interface.Ranker):
       self, batch: TableBatch, *, train: bool = False
   ) -> tuple[jax.Array, jax.Array | None]:
     """Costs `[B, R, heads]` of choices and `[Q, R, R, heads]` of pairs, float32; or None."""
-    x = self.encoder(batch, train=train)
-    row = self.row_state(row_features(batch.rows))
-    row = _take(nn.gelu(row), batch.choices.row)
-    unary = self.unary_costs(x, row, batch, train=train) * self.cost_scale
+    x, row = self.states(batch, train)
+    unary = self.unary_costs(x, row, batch, train=train)
+    unary = _add_up(unary, batch.choices.group, len(batch.choices.row)) * self.cost_scale
     if self.pairs == "none":
       return unary, None
     return unary, self.pair_costs(x, row, batch, train=train) * self.cost_scale
+
+  def node_tables(self, batch: TableBatch) -> tuple[jax.Array, jax.Array | None]:
+    """What `tables` adds up: costs `[K, R]` of nodes, `[P, R, R]` of pairs of nodes; or None.
+
+    The choices are those of the node's group, of the first end and of the second. Heads
+    are added up.
+    """
+    x, row = self.states(batch, False)
+    unary = self.unary_costs(x, row, batch, train=False).sum(axis=-1) * self.cost_scale
+    if self.pairs == "none":
+      return unary, None
+    return unary, self.pair_costs.of_nodes(x, row, batch).sum(axis=-1) * self.cost_scale
+
+  def states(self, batch: TableBatch, train: bool) -> tuple[jax.Array, jax.Array]:
+    """States `[N, H]` of nodes and `[B, R, H]` of the rows of choices."""
+    row = nn.gelu(self.row_state(row_features(batch.rows)))
+    return self.encoder(batch, train=train), _take(row, batch.choices.row)
 
 
 def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> jax.Array:
@@ -155,7 +171,9 @@ class _Part(nn.Module):
   dtype: Any
   precision: Any
 
-  def dense(self, name: str, features: int | None = None, **options) -> nn.Dense:
+  def dense(
+      self, name: str | None = None, features: int | None = None, **options
+  ) -> nn.Dense:
     return Dense(features or self.features, name=name, dtype=self.dtype,
                  precision=self.precision, **options)
 
@@ -187,7 +205,7 @@ class _Encoder(_Part):
 
 
 class _UnaryCosts(_Part):
-  """Costs of groups' choices: of every node of the group with every choice, added up."""
+  """Costs of every configurable node with every choice of its group."""
 
   heads: int = 1
 
@@ -195,7 +213,7 @@ class _UnaryCosts(_Part):
   def __call__(
       self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
   ) -> jax.Array:
-    """Costs `[B, R, heads]` float32.
+    """Costs `[K, R, heads]` float32.
 
     Args:
       x: `[N, H]` node states.
@@ -211,8 +229,7 @@ class _UnaryCosts(_Part):
     state = (node[:, None] + self.dense("feat", use_bias=False)(choices.feat)
              + _take(self.dense("row", use_bias=False)(row), choices.group))
     state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), train)))
-    cost = _by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
-    return _add_up(cost, choices.group, len(choices.row))
+    return _by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
 
 
 class _PairCosts(_Part):
@@ -221,41 +238,53 @@ class _PairCosts(_Part):
   heads: int = 1
   rank: int = 8
 
-  @nn.compact
+  def setup(self):
+    self.feat, self.ends = self.dense(), [self.dense(use_bias=False) for _ in range(3)]
+    self.state, self.gate = self.dense(), self.dense(features=2 * self.rank * self.heads)
+    self.group, self.row = self.dense(), self.dense(use_bias=False)
+    self.factor = self.dense(features=2 * self.rank * self.heads)
+    self.dropped = nn.Dropout(self.dropout)
+
   def __call__(
       self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
   ) -> jax.Array:
     """Costs `[Q, R, R, heads]` float32; arguments as `_UnaryCosts`."""
-    groups = batch.pairs.groups
-    gate, factor = self.gates(x, batch, train), self.factors(x, row, batch)
-    first, second = _take(factor, groups[:, 0]), _take(factor, groups[:, 1])
+    pairs, gate = batch.pairs, self.gates(x, batch, train)[:, None]
+    turned = jnp.asarray(pairs.is_turned)[:, None, None, None]
+    by_direction = [jnp.where(turned, 0, gate), jnp.where(turned, gate, 0)]
+    gate = _add_up(jnp.concatenate(by_direction, axis=1), pairs.column, len(pairs.groups))
+    factor = self.factors(x, row, batch)
+    first, second = (_take(factor, pairs.groups[:, i]) for i in range(2))
     # A first end has the factors of a producer and a second end those of a consumer,
     # whichever group of the column they are in.
     return jnp.einsum("qdkh,qrdkh,qsdkh->qrsh", gate, first, second[:, :, ::-1],
                       precision=self.precision)
 
+  def of_nodes(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
+    """Costs `[P, R, R, heads]` float32 of the choices of the first and of the second end."""
+    pairs, factor = batch.pairs, self.factors(x, row, batch)
+    groups = _take(jnp.asarray(pairs.groups), pairs.column)
+    groups = jnp.where(jnp.asarray(pairs.is_turned)[:, None], groups[:, ::-1], groups)
+    first, second = _take(factor[:, :, 0], groups[:, 0]), _take(factor[:, :, 1], groups[:, 1])
+    return jnp.einsum("pkh,prkh,pskh->prsh", self.gates(x, batch, False), first, second,
+                      precision=self.precision)
+
   def gates(self, x: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
-    """Weights of factors, added up by column and direction, `[Q, 2, rank, heads]` float32."""
+    """Weights of the factors of pairs of nodes, `[P, rank, heads]` float32."""
     pairs = batch.pairs
-    state = self.dense("feat")(pairs.feat)
-    for end in range(3):
-      state += _take(self.dense(f"end_{end}", use_bias=False)(x), pairs.ends[:, end])
-    state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), train)))
-    gate = self.dense("gate", 2 * self.rank * self.heads)(state)
-    gate = _by_bytes(gate, pairs.weight[:, None])[:, None]
-    turned = jnp.asarray(pairs.is_turned)[:, None, None]
-    total = _add_up(jnp.concatenate([jnp.where(turned, 0, gate), jnp.where(turned, gate, 0)], 1),
-                    pairs.column, len(pairs.groups))
-    return total.reshape(-1, 2, self.rank, self.heads)
+    state = self.feat(pairs.feat) + sum(
+        _take(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends))
+    state = nn.gelu(self.state(self.dropped(nn.gelu(state), deterministic=not train)))
+    gate = _by_bytes(self.gate(state), pairs.weight[:, None])
+    return gate.reshape(-1, self.rank, self.heads)
 
   def factors(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
     """Factors of every choice as producer and consumer, `[B, R, 2, rank, heads]` float32."""
     choices = batch.choices
     count = _add_up(jnp.ones(len(choices.node)), choices.group, len(row))
-    group = _add_up(_take(self.dense("group")(x), choices.node), choices.group, len(row))
+    group = _add_up(_take(self.group(x), choices.node), choices.group, len(row))
     group /= jnp.maximum(count, 1)[:, None]
-    state = nn.gelu(group[:, None].astype(x.dtype) + self.dense("row", use_bias=False)(row))
-    factor = self.dense("factor", 2 * self.rank * self.heads)(state)
+    factor = self.factor(nn.gelu(group[:, None].astype(x.dtype) + self.row(row)))
     return factor.astype(jnp.float32).reshape(*factor.shape[:2], 2, self.rank, self.heads)
 
 

@@ -99,6 +99,23 @@ def propose(
   return Proposals(choice[first], cost[first], bound, is_exact)
 
 
+def of_tables(
+    counts: np.ndarray, columns: np.ndarray, unary_cost: np.ndarray, pair_cost: np.ndarray
+) -> tuple[list[np.ndarray], dict[tuple[int, int], np.ndarray]]:
+  """Arguments of `propose` from padded tables.
+
+  Args:
+    counts: `[B]` choices of each group.
+    columns: `[Q, 2]` pairs of groups.
+    unary_cost: `[B, R]`, of which the first `counts` of each row count.
+    pair_cost: `[Q, R, R]` likewise; empty for none.
+  """
+  unary = [costs[:count] for costs, count in zip(unary_cost, counts)]
+  columns = columns.tolist() if len(pair_cost) else []
+  pairs = {(g, h): costs[: counts[g], : counts[h]] for (g, h), costs in zip(columns, pair_cost)}
+  return unary, pairs
+
+
 def total(unary: Sequence[np.ndarray], pairs: Pairs, choice: np.ndarray) -> np.ndarray:
   """Costs `[n]` float64 of choices `[n, groups]`."""
   cost = np.zeros(len(choice))
