@@ -1,0 +1,149 @@
+"""Score tables: a training step and the ranking of very many configurations.
+
+    python benchmarks/tables.py --out tables.json
+
+training  8 programs of 6,000 nodes, 250 of them configurable, 256 configurations each
+ranking   100,000 configurations of a program of 10,000 nodes, 500 of them configurable:
+          choices found, network run and all sums taken
+pairs     pairs of configurable nodes of a program of 43,615 nodes, the largest released
+
+Each case runs in a process of its own, whose peak memory is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from pathlib import Path
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tpugraphs_jax import host_memory
+from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax.data import batching, buckets, node_pairs, table_batching, terms
+from tpugraphs_jax.models.tables import ScoreTables
+from tpugraphs_jax.train import report
+import timing
+import workloads
+
+_CASES = ("training", "ranking", "pairs")
+_LARGEST = 43_615  # nodes of the largest released graph
+_LOSSES = losses_lib.parse_losses("ListMLELoss:1")
+
+
+def prepared(*, nodes: int, config_nodes: int, configs: int, hops: int, seed: int):
+  """A program with the terms of all its configurations."""
+  graph = workloads.program(
+      np.random.default_rng(seed), nodes=nodes, config_nodes=config_nodes, configs=configs)
+  return table_batching.prepare(graph, graph.node_feat, terms.terms_of(graph, hops=hops))
+
+
+def assembled(programs, configs: int):
+  """A batch with room for just these programs and that many configurations of each."""
+  slates = [batching.Slate(program, np.arange(configs), np.arange(configs, dtype=np.float32))
+            for program in programs]
+  budget, = buckets.choose_budgets([table_batching.total_sizes(programs)])
+  return table_batching.assemble_tables(slates, budget, graphs=len(slates), configs=configs)
+
+
+def measure_training(args: argparse.Namespace) -> dict[str, float]:
+  """Seconds of a training step with its loss, gradient and update."""
+  model = ScoreTables(num_gnns=args.rounds, hidden_dim=args.width)
+  programs = [prepared(nodes=6_000, config_nodes=250, configs=256, hops=args.hops, seed=seed)
+              for seed in range(8)]
+  batch = jax.device_put(assembled(programs, 256))
+  params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
+  optimizer = optax.adamw(1e-3)
+
+  def loss(params, batch):
+    found = model.apply({"params": params}, batch, train=True)
+    return losses_lib.combine(_LOSSES, *losses_lib.loss_sums(
+        _LOSSES, found, batch.target, where=batch.config_mask))
+
+  @functools.partial(jax.jit, donate_argnums=(0, 1))
+  def step(params, moments, batch):
+    grads = jax.grad(loss)(params, batch)
+    updates, moments = optimizer.update(grads, moments, params)
+    return optax.apply_updates(params, updates), moments
+
+  state = (params, optimizer.init(params))
+
+  def train():
+    nonlocal state
+    state = step(*state, batch)
+    return state
+
+  started = time.process_time()
+  figures = {"step_s": timing.medians({"step": train}, repeats=args.repeats)["step"]}
+  figures["cpu_s_per_step_with_compilation"] = (
+      time.process_time() - started) / (args.repeats + 1)
+  sizes = table_batching.total_sizes(programs)
+  return figures | {"columns": sizes["columns"], "pairs": sizes["pairs"],
+                    "planned_mib": timing.planned_mib(step.lower(*state, batch).compile())}
+
+
+def measure_ranking(args: argparse.Namespace) -> dict[str, float]:
+  """Seconds to find choices, make tables and add up the costs of all configurations."""
+  model = ScoreTables(num_gnns=args.rounds, hidden_dim=args.width)
+  graph = workloads.program(
+      np.random.default_rng(0), nodes=10_000, config_nodes=500, configs=100_000)
+  tables = jax.jit(functools.partial(model.apply, method="tables"))
+  params, seconds = None, {"prepare_s": [], "network_s": [], "sums_s": []}
+  for _ in range(args.repeats + 1):
+    times = [time.perf_counter()]
+    program = table_batching.prepare(
+        graph, graph.node_feat, terms.terms_of(graph, hops=args.hops))
+    batch = assembled([program], 1)
+    times.append(time.perf_counter())
+    if params is None:
+      params = jax.jit(model.init)(jax.random.key(0), batch)
+    unary, pair = jax.device_get(tables(params, batch))
+    times.append(time.perf_counter())
+    groups, columns = program.sizes["groups"], program.sizes["columns"]
+    program.terms.total(graph.configs.group_row, unary[:groups, :, 0], pair[:columns, ..., 0])
+    times.append(time.perf_counter())
+    for name, value in zip(seconds, np.diff(times)):
+      seconds[name].append(float(value))
+  medians = {name: float(np.median(values[1:])) for name, values in seconds.items()}
+  return medians | {"all_s": sum(medians.values()), "columns": program.sizes["columns"]}
+
+
+def measure_pairs(args: argparse.Namespace) -> dict[str, float]:
+  """Seconds to find the pairs of the largest graph."""
+  graph = workloads.program(
+      np.random.default_rng(0), nodes=_LARGEST, config_nodes=2_500, configs=10)
+  find = lambda: node_pairs.find_pairs(graph, hops=args.hops).via
+  seconds = timing.medians({"find": find}, repeats=args.repeats)
+  return {"find_s": seconds["find"], "pairs": len(find())}
+
+
+def measure(case: str, args: argparse.Namespace) -> dict[str, Any]:
+  """Figures of one case, and the peak memory of this process."""
+  figures = {"training": measure_training, "ranking": measure_ranking, "pairs": measure_pairs}
+  return figures[case](args) | {"peak_mib": report.peak_memory()[1] / 2**20}
+
+
+def main() -> None:
+  parser = timing.parser(__doc__, repeats=5)
+  parser.add_argument("--only", choices=_CASES, help="one case, in this process")
+  parser.add_argument("--rounds", type=int, default=4, help="of message passing")
+  parser.add_argument("--width", type=int, default=32, help="of states")
+  parser.add_argument("--hops", type=int, default=6, help="between two ends of a pair")
+  args = parser.parse_args()
+  if args.only:
+    timing.report(measure(args.only, args), args.out)
+    return
+  options = [f"--{name}={getattr(args, name)}" for name in ("rounds", "width", "hops", "repeats")]
+  results = {case: timing.in_subprocess("tables.py", "--only", case, *options) for case in _CASES}
+  timing.write(results | {"machine": timing.machine()}, args.out)
+
+
+if __name__ == "__main__":
+  host_memory.restart_with(host_memory.HUGE_PAGES, host_memory.KEPT)
+  main()

@@ -1,0 +1,229 @@
+"""Pairs of configurable nodes whose layouts meet: one reaches the other, or both a third node.
+
+Layouts meet along the uses of tensors. From a configurable node its output goes on
+through nodes that are not configurable, which take over its layout or not, until it
+comes to another configurable node (a direct pair), or to a node that another one has
+come to through a different operand (a meeting). At either place a copy may be needed
+when the two were given layouts that do not fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+from absl import logging
+import numpy as np
+
+from tpugraphs_jax.graph import OpGraph
+
+HOPS = 10
+MAX_PAIRS = 200_000
+# A node with more operands than this (the tuple at the end of a program, a long
+# concatenation) hosts no meetings: it would pair everything with everything.
+MEETING_OPERANDS = 4
+NO_OPERAND = 255
+_FEW = 20  # rows looked at for every pair that is kept, before hops are given up
+
+_TYPES, _PRODUCT = slice(2, 21), 28
+# Bytes per element of the element types in the order of node features 2..20: invalid,
+# pred, s8..s64, u8..u64, f16, f32, f64, bf16, c64, c128, tuple, opaque, token.
+_TYPE_BYTES = (0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 2, 8, 16, 0, 0, 0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NodePairs:
+  """P pairs of configurable nodes; a pair occurs once for every node where it meets.
+
+  A direct pair has the node that is reached as its second end, which is also where the
+  two meet. In a meeting the first end is the one that arrives at the lower operand.
+  """
+
+  ends: np.ndarray  # [P, 2] int32 numbers among the configurable nodes
+  via: np.ndarray  # [P] int32 node where the two meet
+  hops: np.ndarray  # [P, 2] uint8 edges from each end to `via`; 0 for the second of a direct pair
+  operand: np.ndarray  # [P, 2] uint8 of `via` by which each end arrives, or NO_OPERAND
+  nbytes: np.ndarray  # [P, 2] float32 bytes of the smallest tensor on each way, 0 if it has none
+  hop_limit: int  # edges between two ends, at most; fewer than asked for after a fallback
+
+  def __len__(self) -> int:
+    return len(self.via)
+
+  @property
+  def is_direct(self) -> np.ndarray:
+    """`[P]` bool: the first end reaches the second."""
+    return self.hops[:, 1] == 0
+
+
+class Reached(NamedTuple):
+  """Nodes that configurable nodes come to, each by a shortest way; rows by hop."""
+
+  source: np.ndarray  # [M] int64 number among the configurable nodes
+  node: np.ndarray  # [M] int64
+  hops: np.ndarray  # [M] uint8 edges between the two, at least 1
+  operand: np.ndarray  # [M] uint8 operand of the node by which the way arrives
+  nbytes: np.ndarray  # [M] float32 bytes of the smallest tensor on the way
+
+
+def tensor_bytes(node_feat: np.ndarray) -> np.ndarray:
+  """Bytes of each node's output `[N]` float32, from node features `[N, 140 or more]`.
+
+  Tuples and unknown element types have 0. The released products of dimensions have
+  been computed in 64 bits and may be negative where they overflowed: the size counts.
+  """
+  element = node_feat[:, _TYPES] @ np.array(_TYPE_BYTES, np.float32)
+  return np.abs(node_feat[:, _PRODUCT]) * element
+
+
+def find_pairs(
+    graph: OpGraph, *, hops: int = HOPS, meetings: bool = True, max_pairs: int = MAX_PAIRS
+) -> NodePairs:
+  """All pairs of a graph whose ends are at most `hops` edges apart.
+
+  Ways are shortest ones; among equally short ones they go through the lowest node.
+  Where that gives more than `max_pairs` pairs, a warning names the graph and pairs
+  of fewer hops are returned; `hop_limit` says of how many.
+
+  Args:
+    graph: its edges, configurable nodes and node features.
+    hops: edges between two ends, counted through the node where they meet.
+    meetings: whether pairs that meet at a third node count.
+    max_pairs: most pairs wanted.
+
+  Raises:
+    ValueError: `hops` is negative or above 200.
+  """
+  if not 0 <= hops <= 200:
+    raise ValueError(f"hops is {hops}, expected 0..200")
+  nbytes = tensor_bytes(graph.node_feat)
+  rows, limit = reached(graph, nbytes, hops=hops, max_rows=_FEW * max_pairs)
+  pairs = _pairs_within(graph, rows, limit, meetings, max_pairs)
+  while pairs is None:
+    limit -= 1
+    pairs = _pairs_within(graph, rows, limit, meetings, max_pairs)
+  if limit < hops:
+    logging.warning("%s has more than %d pairs of configurable nodes within %d hops; taken "
+                    "are the %d within %d", graph.name, max_pairs, hops, len(pairs), limit)
+  return pairs
+
+
+def reached(
+    graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int
+) -> tuple[Reached, int]:
+  """What configurable nodes come to along users, through nodes that are not configurable.
+
+  Args:
+    graph: its edges and configurable nodes.
+    nbytes: `[N]` float32 bytes of each node's output.
+    hops: longest way.
+    max_rows: most rows; ways of the length that would exceed it are left out.
+
+  Returns:
+    The rows, and the length of way up to which they are complete.
+  """
+  users = _users(graph)
+  is_config = np.zeros(graph.num_nodes, bool)
+  is_config[graph.config_node] = True
+  source = np.arange(len(graph.config_node), dtype=np.int64)
+  node, least = graph.config_node.astype(np.int64), nbytes[graph.config_node]
+  levels, seen, total = [], source * graph.num_nodes + node, 0
+  for hop in range(1, hops + 1):
+    at, edge = users.of(node)
+    # Rows are by source and node, so that the first of equal keys has the lowest way.
+    key, first = np.unique(source[at] * graph.num_nodes + users.node[edge], return_index=True)
+    new = ~np.isin(key, seen, assume_unique=True)
+    at, edge = at[first[new]], edge[first[new]]
+    total += len(at)
+    if total > max_rows:
+      return _joined(levels), hop - 1
+    seen = np.concatenate([seen, key[new]])
+    source, node, least = source[at], users.node[edge], least[at]
+    levels.append(Reached(
+        source, node, np.full(len(at), hop, np.uint8), users.operand[edge], least))
+    on = ~is_config[node]
+    source, node, least = source[on], node[on], np.minimum(least, nbytes[node])[on]
+  return _joined(levels), hops
+
+
+class _Users(NamedTuple):
+  """Edges by producer."""
+
+  start: np.ndarray  # [N + 1] int64 first edge of each producer
+  node: np.ndarray  # [E] int64 consumer
+  operand: np.ndarray  # [E] uint8 operand number of the consumer
+
+  def of(self, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For every user of `node [n]` the place in `node` and the edge."""
+    count = self.start[node + 1] - self.start[node]
+    at = np.repeat(np.arange(len(node)), count)
+    within = np.arange(len(at)) - np.repeat(np.cumsum(count) - count, count)
+    return at, self.start[node[at]] + within
+
+
+def _users(graph: OpGraph) -> _Users:
+  consumer, producer = graph.edge_index[:, 0].astype(np.int64), graph.edge_index[:, 1]
+  # The operand number is the place among the rows of one consumer, in file order.
+  by_consumer = np.argsort(consumer, kind="stable")
+  ordered = consumer[by_consumer]
+  number = np.empty(len(consumer), np.int64)
+  number[by_consumer] = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
+  by_producer = np.argsort(producer, kind="stable")
+  start = np.searchsorted(producer[by_producer], np.arange(graph.num_nodes + 1))
+  operand = np.minimum(number, NO_OPERAND - 1).astype(np.uint8)
+  return _Users(start, consumer[by_producer], operand[by_producer])
+
+
+def _joined(levels: list[Reached]) -> Reached:
+  empty = Reached(*(np.zeros(0, d) for d in (np.int64, np.int64, np.uint8, np.uint8, np.float32)))
+  return Reached(*(np.concatenate(parts) for parts in zip(empty, *levels)))
+
+
+def _pairs_within(graph, rows: Reached, limit, meetings, max_pairs) -> NodePairs | None:
+  """The pairs of at most `limit` hops, or None if they are too many."""
+  rows = Reached(*(part[rows.hops <= limit] for part in rows))
+  number = np.full(graph.num_nodes, -1, np.int32)
+  number[graph.config_node] = np.arange(len(graph.config_node))
+  direct = Reached(*(part[number[rows.node] >= 0] for part in rows))
+  none = np.zeros(len(direct.node))
+  stack = lambda a, b, dtype: np.stack([a, b], axis=1).astype(dtype)
+  pairs = NodePairs(
+      stack(direct.source, number[direct.node], np.int32), direct.node.astype(np.int32),
+      stack(direct.hops, none, np.uint8), stack(direct.operand, none + NO_OPERAND, np.uint8),
+      stack(direct.nbytes, none, np.float32), limit)
+  if meetings:
+    places = _meeting_places(graph, Reached(*(p[number[rows.node] < 0] for p in rows)))
+    found = _meetings(places, limit, _FEW * max_pairs)
+    if found is None:
+      return None
+    a, b = (Reached(*(part[i] for part in places)) for i in found)
+    both = NodePairs(
+        stack(a.source, b.source, np.int32), a.node.astype(np.int32),
+        *(stack(getattr(a, name), getattr(b, name), dtype) for name, dtype in (
+            ("hops", np.uint8), ("operand", np.uint8), ("nbytes", np.float32))), limit)
+    pairs = NodePairs(*(np.concatenate([getattr(pairs, f.name), getattr(both, f.name)])
+                        for f in dataclasses.fields(NodePairs)[:-1]), limit)
+  return pairs if len(pairs) <= max_pairs else None
+
+
+def _meeting_places(graph: OpGraph, rows: Reached) -> Reached:
+  """Rows at nodes of two to MEETING_OPERANDS operands, by node and operand."""
+  operands = np.bincount(graph.edge_index[:, 0], minlength=graph.num_nodes)[rows.node]
+  kept = np.flatnonzero((operands > 1) & (operands <= MEETING_OPERANDS))
+  kept = kept[np.lexsort((rows.source[kept], rows.operand[kept], rows.node[kept]))]
+  return Reached(*(part[kept] for part in rows))
+
+
+def _meetings(places: Reached, limit: int, most: int) -> tuple[np.ndarray, np.ndarray] | None:
+  """Both rows of every meeting, or None if more than `most` would have to be looked at."""
+  # Each row meets those of the same node with higher operands, which come after it.
+  end = np.searchsorted(places.node, places.node, side="right")
+  key = places.node * (NO_OPERAND + 1) + places.operand
+  begin = np.searchsorted(key, key, side="right")
+  count = end - begin
+  if count.sum() > most:
+    return None
+  first = np.repeat(np.arange(len(count)), count)
+  second = np.arange(len(first)) - np.repeat(np.cumsum(count) - count, count) + begin[first]
+  near = places.hops[first].astype(int) + places.hops[second] <= limit
+  near &= places.source[first] != places.source[second]
+  return first[near], second[near]

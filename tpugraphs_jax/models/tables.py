@@ -1,0 +1,294 @@
+"""A ranker that looks costs up: the network runs once per program.
+
+    score(c) = sum over groups g      of unary[g, x_g]
+             + sum over pairs (g, h)  of pair[g, h, x_g, x_h]
+
+where x_g is the choice of group g in configuration c. Both tables come from a graph
+network that sees the program alone, so that it may be deep and slates may have hundreds
+of configurations; the sums are exact. With known costs this is the partitioned boolean
+quadratic problem that compilers solve for layouts and primitives (Anderson and Gregg,
+CGO 2018; Liu et al., USENIX ATC 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
+from tpugraphs_jax.models import interface
+from tpugraphs_jax.models import layers
+from tpugraphs_jax.models import message_passing as mp
+from tpugraphs_jax.models import pooling
+from tpugraphs_jax.models.layers import Dense
+from tpugraphs_jax.table_batch import TableBatch
+
+PAIRS = ("none", "low_rank")
+# Of costs that do not scale with bytes, beside those that do.
+_FLAT = 0.1
+
+
+class ScoreTables(interface.Ranker):
+  """Score tables from a bidirectional GraphSAGE encoder.
+
+  Attributes:
+    op_embed_dim: width of the opcode embedding.
+    hidden_dim: width of node, choice and pair states.
+    num_gnns: rounds of message passing.
+    pairs: `none`, or `low_rank`: the cost of two choices is a sum over `rank` of a
+      factor of each times a weight of the pair.
+    rank: factors, per direction.
+    heads: independent tables on the same states, which add up.
+    dropout: rate on node, choice and pair states in training.
+    cost_scale: of initial costs.
+    dtype: of the computation; sums over neighbours and costs are float32.
+    precision: of matrix products.
+  """
+
+  op_embed_dim: int = 16
+  hidden_dim: int = 32
+  num_gnns: int = 4
+  pairs: str = "low_rank"
+  rank: int = 8
+  heads: int = 1
+  dropout: float = 0.0
+  cost_scale: float = 4.0
+  dtype: Any = None
+  precision: Any = None
+
+  def __post_init__(self):
+    if self.pairs not in PAIRS:
+      raise ValueError(f"pairs is {self.pairs!r}, expected one of {', '.join(PAIRS)}")
+    super().__post_init__()
+
+  def setup(self):
+    options = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype,
+                   precision=self.precision)
+    self.encoder = _Encoder(op_embed_dim=self.op_embed_dim, rounds=self.num_gnns, **options)
+    self.row_state = Dense(self.hidden_dim, dtype=self.dtype, precision=self.precision)
+    self.unary_costs = _UnaryCosts(heads=self.heads, **options)
+    if self.pairs != "none":
+      self.pair_costs = _PairCosts(heads=self.heads, rank=self.rank, **options)
+
+  @property
+  def sees(self) -> interface.Sees:
+    """The whole graph: a cost depends on its mean node state and on bytes of all groups."""
+    return interface.Sees(whole_graph=True)
+
+  def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
+    """The sum of each head's costs, `[G, C, heads]` float32."""
+    unary, pair = self.tables(batch, train=train)
+    return table_sums(unary, pair, batch)
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` of readouts `[..., heads]`."""
+    return readout.sum(axis=-1)
+
+  def tables(
+      self, batch: TableBatch, *, train: bool = False
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Costs `[B, R, heads]` of choices and `[Q, R, R, heads]` of pairs, float32; or None."""
+    x, row = self.states(batch, train)
+    unary = self.unary_costs(x, row, batch, train=train)
+    unary = _add_up(unary, batch.choices.group, len(batch.choices.row)) * self.cost_scale
+    if self.pairs == "none":
+      return unary, None
+    return unary, self.pair_costs(x, row, batch, train=train) * self.cost_scale
+
+  def node_tables(self, batch: TableBatch) -> tuple[jax.Array, jax.Array | None]:
+    """What `tables` adds up: costs `[K, R]` of nodes, `[P, R, R]` of pairs of nodes; or None.
+
+    The choices are those of the node's group, of the first end and of the second. Heads
+    are added up.
+    """
+    x, row = self.states(batch, False)
+    unary = self.unary_costs(x, row, batch, train=False).sum(axis=-1) * self.cost_scale
+    if self.pairs == "none":
+      return unary, None
+    return unary, self.pair_costs.of_nodes(x, row, batch).sum(axis=-1) * self.cost_scale
+
+  def states(self, batch: TableBatch, train: bool) -> tuple[jax.Array, jax.Array]:
+    """States `[N, H]` of nodes and `[B, R, H]` of the rows of choices."""
+    row = nn.gelu(self.row_state(row_features(batch.rows)))
+    return self.encoder(batch, train=train), _take(row, batch.choices.row)
+
+
+def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> jax.Array:
+  """Sums the costs of each configuration's choices, `[G, C, heads]` float32."""
+  graphs = len(batch.target)
+  code = jnp.asarray(batch.code, jnp.int32)
+  costs = jnp.take_along_axis(unary, code[..., None], axis=1)
+  total = pooling.graph_sum(costs, batch.group_graph, graphs)
+  if pair is None:
+    return total
+  first, second = _take(code, batch.pairs.groups[:, 0]), _take(code, batch.pairs.groups[:, 1])
+  flat = pair.reshape(len(pair), -1, pair.shape[-1])
+  costs = jnp.take_along_axis(flat, (first * pair.shape[2] + second)[..., None], axis=1)
+  graph_of = jnp.asarray(batch.group_graph).at[batch.pairs.groups[:, 0]].get(
+      mode="fill", fill_value=graphs)
+  return total + pooling.graph_sum(costs, graph_of, graphs)
+
+
+def _take(x: jax.Array, index: jax.Array) -> jax.Array:
+  """Rows of `x [n, ...]`; absent indices give zeros."""
+  if not len(x):
+    return jnp.zeros(index.shape + x.shape[1:], x.dtype)  # jax gathers from no empty axis
+  return jnp.asarray(x).at[index].get(mode="fill", fill_value=0)
+
+
+def _add_up(x: jax.Array, index: jax.Array, rows: int) -> jax.Array:
+  """Sums rows of `x [n, ...]` with equal indices into `[rows, ...]` float32."""
+  return jnp.zeros((rows,) + x.shape[1:], jnp.float32).at[index].add(
+      x.astype(jnp.float32), mode="drop")
+
+
+def row_features(rows: jax.Array) -> jax.Array:
+  """What a row is to the network, `[R', 141]` float32, from layout values `[R', 18]`.
+
+  The values one-hot; and for each two dimensions that follow each other in one of the
+  three layouts whether they descend (1, as in a default layout), ascend (-1), or are
+  not both given (0).
+  """
+  low, high = LAYOUT_VALUE_RANGE
+  values = jnp.asarray(rows, jnp.int32)
+  one_hot = jax.nn.one_hot(values - low, high - low + 1)
+  layouts = values.reshape(len(rows), 3, -1)
+  before, after = layouts[..., :-1], layouts[..., 1:]
+  order = jnp.where((before >= 0) & (after >= 0), jnp.sign(before - after), 0)
+  flat = lambda x: x.reshape(len(rows), math.prod(x.shape[1:]))
+  return jnp.concatenate([flat(one_hot), flat(order)], axis=1)
+
+
+class _Part(nn.Module):
+  """What the parts of the model have in common."""
+
+  features: int
+  dropout: float
+  dtype: Any
+  precision: Any
+
+  def dense(
+      self, name: str | None = None, features: int | None = None, **options
+  ) -> nn.Dense:
+    return Dense(features or self.features, name=name, dtype=self.dtype,
+                 precision=self.precision, **options)
+
+  def drop(self, x: jax.Array, train: bool) -> jax.Array:
+    return nn.Dropout(self.dropout, deterministic=not train)(x)
+
+
+class _Encoder(_Part):
+  """`x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`, some times."""
+
+  op_embed_dim: int = 16
+  rounds: int = 4
+
+  @nn.compact
+  def __call__(self, batch: TableBatch, *, train: bool) -> jax.Array:
+    """Node states `[N, H]`."""
+    opcode = layers.OpcodeEmbedding(self.op_embed_dim)(batch.graph)
+    x = nn.gelu(self.dense("input")(
+        jnp.concatenate([batch.graph.nodes["feat"], opcode], axis=-1)))
+    for i in range(self.rounds):
+      total = self.dense(f"self_{i}")(x)
+      for side in (mp.OPERANDS, mp.USERS):
+        sent = self.dense(f"{side}_{i}", use_bias=False)(x)
+        count = jnp.maximum(mp.degree(batch.adjacency, side, len(x)), 1)
+        total += mp.neighbour_sum(sent, batch.adjacency, side) / count[:, None].astype(x.dtype)
+      total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)
+      x += self.drop(nn.gelu(total), train)
+    return x
+
+
+class _UnaryCosts(_Part):
+  """Costs of every configurable node with every choice of its group."""
+
+  heads: int = 1
+
+  @nn.compact
+  def __call__(
+      self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
+  ) -> jax.Array:
+    """Costs `[K, R, heads]` float32.
+
+    Args:
+      x: `[N, H]` node states.
+      row: `[B, R, H]` states of the rows chosen.
+      batch: of programs.
+      train: whether states are dropped.
+    """
+    choices, graph_of = batch.choices, mp.node_graph(batch.graph)
+    mean = pooling.graph_sum(x, graph_of, len(batch.target))
+    mean /= jnp.maximum(pooling.real_nodes(batch.graph), 1)[:, None]
+    node = self.dense("node")(_take(x, choices.node)) + _take(
+        self.dense("mean", use_bias=False)(mean.astype(x.dtype)), _take(graph_of, choices.node))
+    state = (node[:, None] + self.dense("feat", use_bias=False)(choices.feat)
+             + _take(self.dense("row", use_bias=False)(row), choices.group))
+    state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), train)))
+    return _by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
+
+
+class _PairCosts(_Part):
+  """Costs of two groups' choices, from the pairs of nodes between them."""
+
+  heads: int = 1
+  rank: int = 8
+
+  def setup(self):
+    self.feat, self.ends = self.dense(), [self.dense(use_bias=False) for _ in range(3)]
+    self.state, self.gate = self.dense(), self.dense(features=2 * self.rank * self.heads)
+    self.group, self.row = self.dense(), self.dense(use_bias=False)
+    self.factor = self.dense(features=2 * self.rank * self.heads)
+    self.dropped = nn.Dropout(self.dropout)
+
+  def __call__(
+      self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
+  ) -> jax.Array:
+    """Costs `[Q, R, R, heads]` float32; arguments as `_UnaryCosts`."""
+    pairs, gate = batch.pairs, self.gates(x, batch, train)[:, None]
+    turned = jnp.asarray(pairs.is_turned)[:, None, None, None]
+    by_direction = [jnp.where(turned, 0, gate), jnp.where(turned, gate, 0)]
+    gate = _add_up(jnp.concatenate(by_direction, axis=1), pairs.column, len(pairs.groups))
+    factor = self.factors(x, row, batch)
+    first, second = (_take(factor, pairs.groups[:, i]) for i in range(2))
+    # A first end has the factors of a producer and a second end those of a consumer,
+    # whichever group of the column they are in.
+    return jnp.einsum("qdkh,qrdkh,qsdkh->qrsh", gate, first, second[:, :, ::-1],
+                      precision=self.precision)
+
+  def of_nodes(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
+    """Costs `[P, R, R, heads]` float32 of the choices of the first and of the second end."""
+    pairs, factor = batch.pairs, self.factors(x, row, batch)
+    groups = _take(jnp.asarray(pairs.groups), pairs.column)
+    groups = jnp.where(jnp.asarray(pairs.is_turned)[:, None], groups[:, ::-1], groups)
+    first, second = _take(factor[:, :, 0], groups[:, 0]), _take(factor[:, :, 1], groups[:, 1])
+    return jnp.einsum("pkh,prkh,pskh->prsh", self.gates(x, batch, False), first, second,
+                      precision=self.precision)
+
+  def gates(self, x: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
+    """Weights of the factors of pairs of nodes, `[P, rank, heads]` float32."""
+    pairs = batch.pairs
+    state = self.feat(pairs.feat) + sum(
+        _take(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends))
+    state = nn.gelu(self.state(self.dropped(nn.gelu(state), deterministic=not train)))
+    gate = _by_bytes(self.gate(state), pairs.weight[:, None])
+    return gate.reshape(-1, self.rank, self.heads)
+
+  def factors(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
+    """Factors of every choice as producer and consumer, `[B, R, 2, rank, heads]` float32."""
+    choices = batch.choices
+    count = _add_up(jnp.ones(len(choices.node)), choices.group, len(row))
+    group = _add_up(_take(self.group(x), choices.node), choices.group, len(row))
+    group /= jnp.maximum(count, 1)[:, None]
+    factor = self.factor(nn.gelu(group[:, None].astype(x.dtype) + self.row(row)))
+    return factor.astype(jnp.float32).reshape(*factor.shape[:2], 2, self.rank, self.heads)
+
+
+def _by_bytes(cost: jax.Array, weight: jax.Array) -> jax.Array:
+  """Of `cost [..., 2 n]` one half times bytes and the other as it is, `[..., n]` float32."""
+  scaled, flat = jnp.split(cost.astype(jnp.float32), 2, axis=-1)
+  return scaled * weight + flat * _FLAT
