@@ -48,7 +48,7 @@ def assembled(programs, configs: int):
   """A batch with room for just these programs and that many configurations of each."""
   slates = [batching.Slate(program, np.arange(configs), np.arange(configs, dtype=np.float32))
             for program in programs]
-  budget, = buckets.choose_budgets([table_batching.total_sizes(programs)])
+  budget, = buckets.choose_budgets([batching.total_sizes(programs)])
   return table_batching.assemble_tables(slates, budget, graphs=len(slates), configs=configs)
 
 
@@ -83,7 +83,7 @@ def measure_training(args: argparse.Namespace) -> dict[str, float]:
   figures = {"step_s": timing.medians({"step": train}, repeats=args.repeats)["step"]}
   figures["cpu_s_per_step_with_compilation"] = (
       time.process_time() - started) / (args.repeats + 1)
-  sizes = table_batching.total_sizes(programs)
+  sizes = batching.total_sizes(programs)
   return figures | {"columns": sizes["columns"], "pairs": sizes["pairs"],
                     "planned_mib": timing.planned_mib(step.lower(*state, batch).compile())}
 

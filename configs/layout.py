@@ -2,7 +2,8 @@
 
 Variants, separated by commas: the collection (`xla-random`, `xla-default`,
 `nlp-random`, `nlp-default`, or `own-NAME` for one of your own), `official` (ResModel with the
-published settings; the default is the recommended GraphSAGE), a kind of Graph Segment Training
+published settings; the default is the recommended GraphSAGE), `tables` (costs of choices that
+a network computes once per program, see `models/tables.py`), a kind of Graph Segment Training
 (`gst`, `gst_e`, `gst_ed`, `gst_efd`, `one`, or `full` for whole graphs) and `ci`
 (a few seconds on a CPU), in any order.
 
@@ -95,16 +96,18 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   names = [name for name in variant.split(",") if name]
   own = [name for name in names if name.startswith("own-")]
   for name in names:
-    if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", "ci"):
+    if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", "tables", "ci"):
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
                        f"{', '.join(COLLECTIONS)}, own-NAME, {', '.join(SEGMENTS)}, full, "
-                       "official and ci")
+                       "tables, official and ci")
   collection = _only((*COLLECTIONS, *own), names)
   segments = _only((*SEGMENTS, "full"), names)
   if collection:
     config.data.source, config.data.search = collection.split("-", 1)
-  if "official" in names:
+  if _only(("official", "tables"), names) == "official":
     _official(config)
+  elif "tables" in names:
+    _tables(config)
   if segments in SEGMENTS:
     _segments(config, **SEGMENTS[segments])
   if "ci" in names:
@@ -135,6 +138,16 @@ def _official(config: ConfigDict) -> None:
                           weight_decay=0.0)
   config.train.update(epochs=50, early_stop_epochs=25, best_metric="opa")
   config.eval.update(configs=500)
+
+
+def _tables(config: ConfigDict) -> None:
+  """Score tables on slates of hundreds of configurations, which cost little there."""
+  config.batch.update(graphs=4, configs=256, slates_per_epoch=400)
+  config.model = ConfigDict(dict(
+      name="ScoreTables", op_embed_dim=16, hidden_dim=32, num_gnns=4,
+      pairs="low_rank",  # or none: costs of single choices alone
+      rank=8, heads=1, dropout=0.0, cost_scale=4.0, dtype="float32", precision="highest"))
+  config.optimizer.update(weight_decay=1e-2)
 
 
 def _segments(

@@ -38,6 +38,7 @@ def make(kind, **changes):
       for parts in itertools.product(TILE_MODELS, ("", "recommended", "ci"))),
     *(("layout", ",".join(parts)) for parts in itertools.product(COLLECTIONS, ("", "official"))),
     *(("layout", f"xla-default,{name}") for name in load("layout").SEGMENTS),
+    ("layout", "nlp-default,tables"),
     ("layout", "nlp-random,official,gst_ed,ci"), ("layout", "full"), ("tile", ""),
 ])
 def test_every_variant_makes_a_job(kind, variant, tmp_path):

@@ -9,7 +9,7 @@ import random_graphs
 import table_cases
 
 from tpugraphs_jax.batch import ABSENT
-from tpugraphs_jax.data import buckets, table_batching
+from tpugraphs_jax.data import batching, buckets, table_batching
 
 CONFIGS = 4
 
@@ -26,9 +26,10 @@ def slates():
 
 
 def batch(*, order=(0, 1, 2), spare=0, graphs=3, configs=CONFIGS, choices=None):
-  budget = random_graphs.common_budget([table_batching.total_sizes(programs())], spare=spare)
+  budget = random_graphs.common_budget([batching.total_sizes(programs())], spare=spare)
+  budget |= {"choices": choices or batching.total_sizes(programs())["choices"]}
   return table_batching.assemble_tables(
-      [slates()[i] for i in order], budget, graphs=graphs, configs=configs, choices=choices)
+      [slates()[i] for i in order], budget, graphs=graphs, configs=configs)
 
 
 def test_every_code_is_the_row_of_its_group_in_the_file():
@@ -67,7 +68,7 @@ def test_every_node_and_pair_is_where_its_program_is():
 
 def test_sizes_are_what_a_batch_takes():
   made = batch()
-  budget = table_batching.total_sizes(programs())
+  budget = batching.total_sizes(programs())
   assert len(made.choices.node) == budget["config_nodes"]
   assert len(made.pairs.ends) == budget["pairs"]
   assert len(made.pairs.groups) == budget["columns"]

@@ -13,7 +13,7 @@ import random_graphs
 import table_cases
 
 from tpugraphs_jax import losses
-from tpugraphs_jax.data import table_batching
+from tpugraphs_jax.data import batching, table_batching
 from tpugraphs_jax.models import interface
 from tpugraphs_jax.models.tables import ScoreTables
 
@@ -30,9 +30,10 @@ def programs() -> tuple[table_batching.PreparedTables, ...]:
 
 def batch(order=(0, 1, 2), *, spare=0, graphs=3, configs=CONFIGS, choices=None):
   slates = table_cases.slates(programs(), CONFIGS)
-  budget = random_graphs.common_budget([table_batching.total_sizes(programs())], spare=spare)
+  budget = random_graphs.common_budget([batching.total_sizes(programs())], spare=spare)
+  budget |= {"choices": choices or batching.total_sizes(programs())["choices"]}
   return table_batching.assemble_tables(
-      [slates[i] for i in order], budget, graphs=graphs, configs=configs, choices=choices)
+      [slates[i] for i in order], budget, graphs=graphs, configs=configs)
 
 
 @functools.cache

@@ -19,6 +19,8 @@ from tpugraphs_jax.data import adjacency as adjacency_lib
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 
 Budget = Mapping[str, int]
+# Entries of which graphs in one batch take the most of any, not the sum of all.
+_WIDTHS = ("choices",)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,19 +113,25 @@ def _nodes_by_hop(config_node, edges, nodes, *, hops, slots, reuse) -> GraphByHo
 
 def total_sizes(graphs: Sequence[PreparedGraph]) -> dict[str, int]:
   """What the graphs take together."""
-  return {key: sum(graph.sizes[key] for graph in graphs) for key in graphs[0].sizes}
+  return add_sizes([graph.sizes for graph in graphs])
 
 
-def _padded(parts: Sequence[np.ndarray], rows: int, fill: int) -> np.ndarray:
+def add_sizes(sizes: Sequence[Mapping[str, int]]) -> dict[str, int]:
+  """What graphs or slates of these sizes take together."""
+  return {
+      key: (max if key in _WIDTHS else sum)(size[key] for size in sizes) for key in sizes[0]}
+
+
+def padded(parts: Sequence[np.ndarray], rows: int, fill: int) -> np.ndarray:
   """The parts below each other, then rows of `fill`."""
   joined = np.full((rows, *parts[0].shape[1:]), fill, parts[0].dtype)
   np.concatenate(parts, out=joined[: sum(len(part) for part in parts)])
   return joined
 
 
-def _shifted(parts: Sequence[np.ndarray], offsets, rows: int, fill: int = ABSENT) -> np.ndarray:
-  """As `_padded`, each part's node numbers moved by its node offset."""
-  joined, lengths = _padded(parts, rows, fill), [len(part) for part in parts]
+def shifted(parts: Sequence[np.ndarray], offsets, rows: int, fill: int = ABSENT) -> np.ndarray:
+  """As `padded`, each part's node numbers moved by its node offset."""
+  joined, lengths = padded(parts, rows, fill), [len(part) for part in parts]
   shift = np.repeat(offsets[: len(parts)].astype(np.int32), lengths)
   joined[: len(shift)] += shift.reshape((-1,) + (1,) * (joined.ndim - 1))
   return joined
@@ -132,12 +140,12 @@ def _shifted(parts: Sequence[np.ndarray], offsets, rows: int, fill: int = ABSENT
 def _neighbour_rows(parts, offsets, rows: int, overflow: int) -> Neighbours:
   """Stacks tables of several graphs, shifting each by its node offset."""
   return Neighbours(
-      _shifted([part.index for part in parts], offsets, rows),
-      _shifted([part.overflow_index for part in parts], offsets, overflow),
-      _shifted([part.overflow_receiver for part in parts], offsets, overflow))
+      shifted([part.index for part in parts], offsets, rows),
+      shifted([part.overflow_index for part in parts], offsets, overflow),
+      shifted([part.overflow_receiver for part in parts], offsets, overflow))
 
 
-def _assemble_graphs(
+def assemble_graphs(
     graphs: Sequence[PreparedGraph], budget: Budget, slates: int
 ) -> tuple[jraph.GraphsTuple, Adjacency, np.ndarray]:
   """The jraph batch of `slates` graphs and one padding graph, and the node offsets."""
@@ -150,7 +158,7 @@ def _assemble_graphs(
   offsets = np.cumsum([0] + [len(graph.opcode) for graph in graphs])
   used_edges = [len(graph.edge_index) for graph in graphs]
   # Padding edges tie the first padding node to itself, as jraph's own padding does.
-  ends = _shifted([g.edge_index for g in graphs], offsets, edges, fill=offsets[-1])
+  ends = shifted([g.edge_index for g in graphs], offsets, edges, fill=offsets[-1])
   n_node = np.zeros(slates + 1, np.int32)
   n_node[: len(graphs)] = np.diff(offsets)
   n_node[-1] = nodes - offsets[-1]
@@ -158,8 +166,8 @@ def _assemble_graphs(
   n_edge[: len(graphs)] = used_edges
   n_edge[-1] = edges - sum(used_edges)
   tuple_ = jraph.GraphsTuple(
-      nodes={"opcode": _padded([g.opcode for g in graphs], nodes, 0),
-             "feat": _padded([g.feat for g in graphs], nodes, 0)},
+      nodes={"opcode": padded([g.opcode for g in graphs], nodes, 0),
+             "feat": padded([g.feat for g in graphs], nodes, 0)},
       edges=None, globals=None, receivers=np.ascontiguousarray(ends[:, 0]),
       senders=np.ascontiguousarray(ends[:, 1]), n_node=n_node, n_edge=n_edge)
   tables = Adjacency(
@@ -195,7 +203,7 @@ def assemble_tile(
   Raises:
     ValueError: if the slates exceed the budget.
   """
-  graph, tables, _ = _assemble_graphs([slate.graph for slate in slates], budget, graphs)
+  graph, tables, _ = assemble_graphs([slate.graph for slate in slates], budget, graphs)
   target, mask = targets(slates, graphs, configs)
   feat = transform(np.concatenate([s.graph.configs.config_feat[s.config_ids] for s in slates]))
   config_feat = np.zeros((graphs, configs, feat.shape[1]), np.float32)
@@ -211,7 +219,7 @@ def assemble_layout(
   `transform` maps raw configuration rows `[n, 18]` to model inputs.
   """
   chosen = [slate.graph for slate in slates]
-  graph, tables, offsets = _assemble_graphs(chosen, budget, graphs)
+  graph, tables, offsets = assemble_graphs(chosen, budget, graphs)
   nodes = budget["nodes"]
   features = transform(np.concatenate([g.configs.rows for g in chosen]))
   rows = np.zeros((budget["rows"], features.shape[1]), np.float32)
@@ -276,5 +284,5 @@ def _place_rows(parts, places, rows: int, overflow: int) -> Neighbours:
   receivers = np.concatenate(receivers)
   order = np.argsort(receivers, kind="stable")
   return Neighbours(
-      index, _padded([np.concatenate(more)[order]], overflow, ABSENT),
-      _padded([receivers[order]], overflow, ABSENT))
+      index, padded([np.concatenate(more)[order]], overflow, ABSENT),
+      padded([receivers[order]], overflow, ABSENT))

@@ -18,7 +18,7 @@ from absl import logging
 import grain
 import numpy as np
 
-from tpugraphs_jax.data import buckets
+from tpugraphs_jax.data import batching, buckets
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 
 # Epochs whose batches are looked at to choose budgets.
@@ -112,7 +112,7 @@ class BatchPlan:
   def _device_sizes(self, step: int) -> list[dict[str, int]]:
     rngs = self._rngs(step)
     return [
-        _total([self._draw(int(graph), next(rngs)).sizes for graph in graphs])
+        batching.add_sizes([self._draw(int(graph), next(rngs)).sizes for graph in graphs])
         for graphs in self.graphs_of_step(step)]
 
   def _choose_budgets(self, epochs: int) -> list[dict[str, int]]:
@@ -129,10 +129,8 @@ class BatchPlan:
 
   def _largest(self) -> dict[str, int]:
     """Whatever a batch holds fits the largest of everything in every place."""
-    return {
-        key: self.slates_per_device * max(size[key] for size in self._sizes)
-        for key in self._sizes[0]
-    }
+    largest = {key: max(size[key] for size in self._sizes) for key in self._sizes[0]}
+    return batching.add_sizes([largest] * self.slates_per_device)
 
   def budget(self, step: int) -> Budget:
     """The smallest budget that holds the step on every device."""
@@ -151,10 +149,6 @@ class BatchPlan:
       used += sum(size["nodes"] for size in self._device_sizes(step))
       budget += self._devices * self.budget(step)["nodes"]
     return 1 - used / budget
-
-
-def _total(sizes: Sequence[dict[str, int]]) -> dict[str, int]:
-  return {key: sum(size[key] for size in sizes) for key in sizes[0]}
 
 
 class _Batches:

@@ -39,6 +39,11 @@ class PreparedTables:
     return self.graph.name
 
   @property
+  def opcode(self) -> np.ndarray:
+    """`[N]` int32."""
+    return self.graph.opcode
+
+  @property
   def configs(self) -> LayoutConfigs:
     return self.graph.configs
 
@@ -68,7 +73,8 @@ def prepare(
   pairs = _group_pairs(graph, terms, unit)
   sizes = prepared.sizes | {
       "rows": len(graph.configs.rows), "config_nodes": len(choices.node),
-      "groups": len(choices.row), "columns": len(pairs.groups), "pairs": len(pairs.ends)}
+      "groups": len(choices.row), "columns": len(pairs.groups), "pairs": len(pairs.ends),
+      "choices": terms.choices}
   return PreparedTables(prepared, terms, choices, pairs, sizes)
 
 
@@ -117,40 +123,24 @@ def pair_features(pairs: node_pairs.NodePairs, unit: float) -> np.ndarray:
 PAIR_FEATURES = 5 + 2 * _OPERANDS
 
 
-def total_sizes(programs: Sequence[PreparedTables]) -> dict[str, int]:
-  """What the programs take together."""
-  return {key: sum(program.sizes[key] for program in programs) for key in programs[0].sizes}
-
-
-def choices_of(programs: Sequence[PreparedTables]) -> int:
-  """Choices R of the group with most."""
-  return max(program.terms.choices for program in programs)
-
-
 def assemble_tables(
-    slates: Sequence[batching.Slate], budget: batching.Budget, *, graphs: int, configs: int,
-    choices: int | None = None,
+    slates: Sequence[batching.Slate], budget: batching.Budget, *, graphs: int, configs: int
 ) -> TableBatch:
   """A padded batch of slates of `PreparedTables`.
 
   Args:
     slates: at most `graphs` of them, each of at most `configs` configurations.
-    budget: room for each entry of `PreparedTables.sizes`.
-    graphs: number of slots G of the batch.
-    configs: configurations C per slot.
-    choices: R of the batch, at least `choices_of` its programs, which it is unless
-      given. Batches of one run want the same.
+    budget: room for each entry of `PreparedTables.sizes`; R of the batch are its choices.
+    graphs: slates G of the batch.
+    configs: configurations C per slate.
 
   Raises:
-    ValueError: the slates exceed the budget or the choices.
+    ValueError: the slates exceed the budget.
   """
-  programs = [slate.graph for slate in slates]
-  choices = choices_of(programs) if choices is None else choices
-  over = {k: v for k, v in total_sizes(programs).items() if v > budget[k]}
-  if over or choices_of(programs) > choices:
-    raise ValueError(f"programs {[p.name for p in programs]} with {choices_of(programs)} choices "
-                     f"exceed {choices} choices or the budget {dict(budget)}")
-  graph, tables, nodes = batching._assemble_graphs([p.graph for p in programs], budget, graphs)
+  programs, choices = [slate.graph for slate in slates], budget["choices"]
+  if any(v > budget[k] for k, v in batching.total_sizes(programs).items()):
+    raise ValueError(f"programs {[p.name for p in programs]} exceed the budget {dict(budget)}")
+  graph, tables, nodes = batching.assemble_graphs([p.graph for p in programs], budget, graphs)
   first = {key: np.cumsum([0] + [p.sizes[key] for p in programs])
            for key in ("rows", "groups", "columns")}
   target, mask = batching.targets(slates, graphs, configs)
@@ -160,11 +150,11 @@ def assemble_tables(
     code[group : group + len(chosen), : chosen.shape[1]] = chosen
   owner = [np.full(p.sizes["groups"], i, np.int32) for i, p in enumerate(programs)]
   return TableBatch(
-      graph, tables, batching._padded([p.configs.rows.astype(np.float32) for p in programs],
+      graph, tables, batching.padded([p.configs.rows.astype(np.float32) for p in programs],
                                       budget["rows"], 0),
       _assemble_choices([p.choices for p in programs], nodes, first, budget, choices),
       _assemble_pairs([p.pairs for p in programs], nodes, first, budget),
-      batching._padded(owner, budget["groups"], ABSENT), code, target, mask)
+      batching.padded(owner, budget["groups"], ABSENT), code, target, mask)
 
 
 def _assemble_choices(parts: Sequence[Choices], nodes, first, budget, choices: int) -> Choices:
@@ -174,19 +164,19 @@ def _assemble_choices(parts: Sequence[Choices], nodes, first, budget, choices: i
       part, [(0, 0), (0, choices - part.shape[1])] + [(0, 0)] * (part.ndim - 2),
       constant_values=fill)
   return Choices(
-      batching._shifted([wide(row, ABSENT) for row in field("row")], first["rows"], groups),
-      batching._shifted(field("node"), nodes, config_nodes),
-      batching._shifted(field("group"), first["groups"], config_nodes),
-      batching._padded([wide(feat, 0) for feat in field("feat")], config_nodes, 0),
-      batching._padded(field("weight"), config_nodes, 0))
+      batching.shifted([wide(row, ABSENT) for row in field("row")], first["rows"], groups),
+      batching.shifted(field("node"), nodes, config_nodes),
+      batching.shifted(field("group"), first["groups"], config_nodes),
+      batching.padded([wide(feat, 0) for feat in field("feat")], config_nodes, 0),
+      batching.padded(field("weight"), config_nodes, 0))
 
 
 def _assemble_pairs(parts: Sequence[GroupPairs], nodes, first, budget) -> GroupPairs:
   field = lambda name: [getattr(part, name) for part in parts]
   pairs = budget["pairs"]
   return GroupPairs(
-      batching._shifted(field("groups"), first["groups"], budget["columns"]),
-      batching._shifted(field("ends"), nodes, pairs),
-      batching._padded(field("feat"), pairs, 0), batching._padded(field("weight"), pairs, 0),
-      batching._shifted(field("column"), first["columns"], pairs),
-      batching._padded(field("is_turned"), pairs, 0))
+      batching.shifted(field("groups"), first["groups"], budget["columns"]),
+      batching.shifted(field("ends"), nodes, pairs),
+      batching.padded(field("feat"), pairs, 0), batching.padded(field("weight"), pairs, 0),
+      batching.shifted(field("column"), first["columns"], pairs),
+      batching.padded(field("is_turned"), pairs, 0))

@@ -40,6 +40,8 @@ class Sees:
     slates: a score depends on the other configurations of the slate.
     whole_graph: a readout depends on nodes anywhere in the graph, however far away:
       the readout of a segment depends on the segments around it.
+    tables: the ranker takes `TableBatch`es and computes costs of choices from a program
+      alone; its method `tables` gives them.
     integers: layout configurations are embedded as the integers that they are, and must
       not be scaled.
     blocks: when the ranker looks at the sampled block of nodes of a batch alone: one
@@ -49,6 +51,7 @@ class Sees:
   hops: int = 0
   slates: bool = False
   whole_graph: bool = False
+  tables: bool = False
   integers: bool = False
   blocks: str = "never"
 
@@ -163,6 +166,10 @@ def check_use(sees: Sees, use: Use) -> None:
       raise ValueError(
           f"batch.config_chunk is {use.chunk}, but this model's scores depend on all "
           "configurations of the slate: set it to 0")
+  if sees.tables and (use.chunk or use.segments):
+    what = "segments" if use.segments else "batch.config_chunk"
+    raise ValueError(f"{what} does not go with this model, which sees a program once for all of "
+                     "its configurations: train it on whole graphs, batch.config_chunk=0")
   if sees.integers and use.config_transform != "none":
     raise ValueError(
         f"data.config_transform is {use.config_transform!r}, but this model embeds the integers of "

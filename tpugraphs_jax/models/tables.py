@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.models import interface
 from tpugraphs_jax.models import layers
-from tpugraphs_jax.models import message_passing as mp
 from tpugraphs_jax.models import pooling
+from tpugraphs_jax.models.aggregation import OPERANDS, USERS, degree, neighbour_sum, node_graph
 from tpugraphs_jax.models.layers import Dense
 from tpugraphs_jax.table_batch import TableBatch
 
@@ -32,6 +32,7 @@ PAIRS = ("none", "low_rank")
 _FLAT = 0.1
 
 
+@interface.LAYOUT_MODELS.register("ScoreTables")
 class ScoreTables(interface.Ranker):
   """Score tables from a bidirectional GraphSAGE encoder.
 
@@ -77,7 +78,7 @@ class ScoreTables(interface.Ranker):
   @property
   def sees(self) -> interface.Sees:
     """The whole graph: a cost depends on its mean node state and on bytes of all groups."""
-    return interface.Sees(whole_graph=True)
+    return interface.Sees(whole_graph=True, tables=True, integers=True)
 
   def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
     """The sum of each head's costs, `[G, C, heads]` float32."""
@@ -195,10 +196,10 @@ class _Encoder(_Part):
         jnp.concatenate([batch.graph.nodes["feat"], opcode], axis=-1)))
     for i in range(self.rounds):
       total = self.dense(f"self_{i}")(x)
-      for side in (mp.OPERANDS, mp.USERS):
+      for side in (OPERANDS, USERS):
         sent = self.dense(f"{side}_{i}", use_bias=False)(x)
-        count = jnp.maximum(mp.degree(batch.adjacency, side, len(x)), 1)
-        total += mp.neighbour_sum(sent, batch.adjacency, side) / count[:, None].astype(x.dtype)
+        count = jnp.maximum(degree(batch.adjacency, side, len(x)), 1)
+        total += neighbour_sum(sent, batch.adjacency, side) / count[:, None].astype(x.dtype)
       total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)
       x += self.drop(nn.gelu(total), train)
     return x
@@ -221,7 +222,7 @@ class _UnaryCosts(_Part):
       batch: of programs.
       train: whether states are dropped.
     """
-    choices, graph_of = batch.choices, mp.node_graph(batch.graph)
+    choices, graph_of = batch.choices, node_graph(batch.graph)
     mean = pooling.graph_sum(x, graph_of, len(batch.target))
     mean /= jnp.maximum(pooling.real_nodes(batch.graph), 1)[:, None]
     node = self.dense("node")(_take(x, choices.node)) + _take(

@@ -19,6 +19,7 @@ import numpy as np
 from tpugraphs_jax import collections, registry
 from tpugraphs_jax.batchers.layout import LayoutBatcher
 from tpugraphs_jax.batchers.segments import SegmentBatcher
+from tpugraphs_jax.batchers.tables import TableBatcher
 from tpugraphs_jax.batchers.tile import TileBatcher
 from tpugraphs_jax.data import adjacency, distinct, feature_blocks, features, reduction, splits
 from tpugraphs_jax.data.batching import PreparedGraph
@@ -29,6 +30,7 @@ from tpugraphs_jax.predict.artefact import Artefact
 from tpugraphs_jax.segments.model import SegmentModel
 from tpugraphs_jax.segments.score import SegmentScorer
 from tpugraphs_jax.train import loop, scorer as scorer_lib, step as step_lib
+from tpugraphs_jax.train.table_scorer import TableScorer
 
 _CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
 # A model that looks at sampled blocks is judged on the mean of three (official).
@@ -141,17 +143,19 @@ class Ranker:
   # Graphs.
 
   @functools.cached_property
-  def batcher(self) -> TileBatcher | LayoutBatcher | SegmentBatcher:
+  def batcher(self) -> TileBatcher | LayoutBatcher | SegmentBatcher | TableBatcher:
     """Prepares graphs and makes batches; needs the transforms."""
     data = self.config["data"]
     slots = data["neighbour_slots"]
     slots = adjacency.slots_of(jax.default_backend()) if slots < 0 else slots
     if self.collection.kind == "tile":
       return TileBatcher(self._config_transform, slots)
+    part = reduction.Options(data["graph_reduction"], data["reduction_hops"],
+                             data["reduction_direction"], data["reduction_induced"])
+    if self.sees.tables:
+      return TableBatcher(slots, part)
     layout = LayoutBatcher(
-        self._config_transform, slots, hops=self.sees.hops, reduction=reduction.Options(
-            data["graph_reduction"], data["reduction_hops"], data["reduction_direction"],
-            data["reduction_induced"]),
+        self._config_transform, slots, hops=self.sees.hops, reduction=part,
         block_nodes=self.config["batch"]["keep_nodes"] if self.sees.blocks != "never" else 0)
     segments = _segments_of(self.config)
     if segments is None:
@@ -166,12 +170,16 @@ class Ranker:
 
   def prepare(self, graph: OpGraph) -> Any:
     """A graph as the batcher wants it: features computed and transformed, tables built."""
+    if self.sees.tables:
+      return self.batcher.prepare(self.features(graph), graph)
     return self.batcher.prepare(self.features(graph))
 
   # Scores.
 
-  def scorer(self) -> scorer_lib.Scorer:
+  def scorer(self) -> scorer_lib.Scorer | TableScorer:
     """Scores prepared graphs with any parameters of the model."""
+    if self.sees.tables:
+      return TableScorer(self.model, self.batcher.assemble)
     options = self.config["eval"]
     sizes = dict(configs_per_batch=options["configs"], whole_slates=self.sees.slates)
     if isinstance(self.model, SegmentModel):
@@ -181,7 +189,7 @@ class Ranker:
                              graphs_per_batch=options["graphs"], **sizes)
 
   @functools.cached_property
-  def _scorer(self) -> scorer_lib.Scorer:
+  def _scorer(self) -> scorer_lib.Scorer | TableScorer:
     return self.scorer()
 
   def score(

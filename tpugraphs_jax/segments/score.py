@@ -104,7 +104,7 @@ class SegmentScorer(scorer.Scorer):
         tuple(sorted(unit.graph for unit in units)) for group in groups for units in group
     }
     sizes = [batching.total_sizes([pieces[number] for number in numbers]) for numbers in taken]
-    return self._budgets_for(sizes, max_budgets=1)
+    return self._budgets.for_sizes(sizes, max_budgets=1)
 
   def _total(self, params, pieces, groups, budgets) -> np.ndarray:
     """Sum over segments, of the configurations of all units."""

@@ -47,6 +47,39 @@ def chunks(config_ids: np.ndarray, size: int, *, whole: bool) -> list[tuple[np.n
   return list(zip(parts, counts))
 
 
+class Budgets:
+  """Few budgets that hold batches of any sizes: those that are known, and new ones at need."""
+
+  def __init__(self):
+    self._budgets: list[Budget] = []  # smallest first
+    self._seen: set[tuple[int, ...]] = set()
+
+  def for_sizes(
+      self, sizes: Sequence[dict[str, int]], *, max_budgets: int = buckets.MAX_BUDGETS
+  ) -> list[Budget]:
+    """Budgets that hold these batches, smallest first.
+
+    Args:
+      sizes: what each batch takes.
+      max_budgets: most new ones, made where no known budget is close.
+    """
+    new = [size for size in sizes if not self._fits_closely(size)]
+    if new:
+      self._budgets += buckets.choose_budgets(new, steps=len(new), max_budgets=max_budgets)
+      self._budgets.sort(key=lambda budget: buckets.cost([budget])[0])
+    self._seen.update(tuple(size.values()) for size in sizes)
+    return self._budgets
+
+  def _fits_closely(self, size: dict[str, int]) -> bool:
+    if tuple(size.values()) in self._seen:
+      return True
+    number = buckets.smallest_fit([size], self._budgets)
+    if number is None:
+      return False
+    room, taken = buckets.cost([self._budgets[number], size])
+    return room <= (1 + _PADDING) * taken
+
+
 class Scorer:
   """Scores graphs with one model.
 
@@ -65,8 +98,7 @@ class Scorer:
     self._whole = whole_slates
     self._score_step, self._assemble = score_step, assemble
     self._graphs, self._configs = graphs_per_batch, configs_per_batch
-    self._budgets: list[Budget] = []  # smallest first
-    self._seen: set[tuple[int, ...]] = set()
+    self._budgets = Budgets()
 
   def scores(
       self, params: Any, graphs: Sequence[PreparedGraph], *,
@@ -89,7 +121,7 @@ class Scorer:
     batches = [units[i : i + self._graphs] for i in range(0, len(units), self._graphs)]
     devices = parallel.local_device_count()
     groups = [batches[i : i + devices] for i in range(0, len(batches), devices)]
-    budgets = self._budgets_for([_largest(_sizes(graphs, group)) for group in groups])
+    budgets = self._budgets.for_sizes([_largest(_sizes(graphs, group)) for group in groups])
     results = [np.zeros(len(ids), np.float32) for ids in chosen]
     filled = [0] * len(graphs)
     for unit, row in self._run(params, graphs, groups, budgets, progress):
@@ -97,26 +129,6 @@ class Scorer:
       results[unit.graph][start : start + len(row)] = row
       filled[unit.graph] += len(row)
     return results
-
-  def _budgets_for(
-      self, sizes: Sequence[dict[str, int]], *, max_budgets: int = buckets.MAX_BUDGETS
-  ) -> list[Budget]:
-    """Budgets that hold these batches: those of earlier calls, and new ones where none is close."""
-    new = [size for size in sizes if not self._fits_closely(size)]
-    if new:
-      self._budgets += buckets.choose_budgets(new, steps=len(new), max_budgets=max_budgets)
-      self._budgets.sort(key=lambda budget: buckets.cost([budget])[0])
-    self._seen.update(tuple(size.values()) for size in sizes)
-    return self._budgets
-
-  def _fits_closely(self, size: dict[str, int]) -> bool:
-    if tuple(size.values()) in self._seen:
-      return True
-    number = buckets.smallest_fit([size], self._budgets)
-    if number is None:
-      return False
-    room, taken = buckets.cost([self._budgets[number], size])
-    return room <= (1 + _PADDING) * taken
 
   def _units(self, graphs, chosen, blocks) -> list[Unit]:
     by_size = sorted(range(len(graphs)), key=lambda i: (len(graphs[i].opcode), i))

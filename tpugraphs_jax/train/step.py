@@ -126,9 +126,11 @@ def make_train_step(
     counts = jax.lax.psum(counts, parallel.DEVICES)
     ranking = losses_lib.combine(losses, totals, counts)
     penalty = kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
-    for embedding in sown.get("activity", {}).values():
-      nodes = jax.lax.psum(embedding["nodes"][0], parallel.DEVICES)
-      penalty += activity_l2 * embedding["sum"][0] / nodes
+    # Of every embedding, however deep in the model it is.
+    activity = traverse_util.flatten_dict(sown.get("activity", {}))
+    for path in (path for path in activity if path[-1] == "sum"):
+      nodes = jax.lax.psum(activity[path[:-1] + ("nodes",)][0], parallel.DEVICES)
+      penalty += activity_l2 * activity[path][0] / nodes
     metrics = {"loss": ranking + penalty, "ranking_loss": ranking}
     return ranking + penalty, (metrics, {name: sown[name] for name in collections})
 

@@ -1,0 +1,110 @@
+"""Score tables through the same job as every ranker: train, evaluate, rank, keep."""
+
+import jax
+import numpy as np
+import parts
+import pytest
+import table_cases
+
+import tpugraphs_jax
+from tpugraphs_jax.data import batching, buckets, npz, synthetic, table_batching
+from tpugraphs_jax.data.batching import Slate
+from tpugraphs_jax.predict.ranker import Ranker
+from tpugraphs_jax.run import jobs
+from tpugraphs_jax.train.table_scorer import TableScorer
+
+SMALL = {"model.hidden_dim": 8, "model.num_gnns": 1, "train.epochs": 1, "batch.configs": 16,
+         "batch.graphs": 4, "batch.slates_per_epoch": 8}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  """A working folder, its config, and the data."""
+  folder = tmp_path_factory.mktemp("tables")
+  root = synthetic.generate(folder, collections=["layout:xla:random"], limit=4, progress=False)
+  config = parts.config_of("layout", "xla-random,tables,ci", **SMALL)
+  with config.unlocked():
+    config.data_root = str(root)
+  jobs.run(config, folder / "run")
+  return folder / "run", config, root
+
+
+def graphs_of(root, split):
+  return [npz.read_layout(path) for path in npz.split_files(root, "layout:xla:random", split)]
+
+
+def test_a_job_leaves_what_every_job_leaves(trained):
+  workdir, _, root = trained
+  names = {path.name for path in workdir.iterdir()}
+  assert names >= {"config.json", "features.json", "checkpoints", "model.npz", "validation.csv",
+                   "results.csv"}
+  # Terms are kept beside the graphs of the store.
+  kept = sorted(path.parent.name for path in (root / "store").rglob("terms.npz"))
+  assert kept == sorted(graph.name for split in ("train", "valid", "test")
+                        for graph in graphs_of(root, split))
+
+
+def test_the_kept_model_ranks_as_the_folder_does(trained):
+  workdir, _, root = trained
+  (graph, *_) = graphs_of(root, "test")
+  order, scores = tpugraphs_jax.rank(workdir, graph)
+  again = tpugraphs_jax.rank(workdir / "model.npz", graph)
+  np.testing.assert_array_equal(again[0], order)
+  assert scores.dtype == np.float32 and np.ptp(scores) > 0
+
+
+def test_looked_up_scores_are_those_of_the_model(trained):
+  """Against the model on a batch with all configurations, in one program and in several."""
+  workdir, _, root = trained
+  ranker = Ranker.load(workdir)
+  graphs = graphs_of(root, "valid")
+  prepared = [ranker.prepare(graph) for graph in graphs]
+  found = ranker.scorer().scores(ranker.params, prepared)
+  for graph, scores in zip(prepared, found):
+    configs = len(graph.configs)
+    (budget,) = buckets.choose_budgets([batching.total_sizes([graph])])
+    batch = ranker.batcher.assemble(
+        [Slate(graph, np.arange(configs), np.zeros(configs, np.float32))], budget, graphs=1,
+        configs=configs)
+    expected = jax.jit(ranker.model.apply)({"params": ranker.params}, batch)[0]
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4 * np.ptp(expected))
+
+
+def test_chosen_configurations_alone_have_the_same_scores(trained):
+  workdir, _, root = trained
+  ranker = Ranker.load(workdir)
+  graph = ranker.prepare(graphs_of(root, "valid")[0])
+  scorer = ranker.scorer()
+  (everything,) = scorer.scores(ranker.params, [graph])
+  ids = np.array([5, 0, 5, 3])
+  (some,) = scorer.scores(ranker.params, [graph], config_ids=[ids])
+  np.testing.assert_array_equal(some, everything[ids])
+  assert scorer.scores(ranker.params, []) == []
+
+
+@pytest.mark.parametrize("config_nodes", [[], [3]])
+def test_programs_with_nothing_or_one_to_choose_are_scored(config_nodes):
+  program = table_cases.program(0, config_nodes=config_nodes, configs=3)
+  prepared = table_cases.prepared(program)
+  job = parts.make("layout", "tables,ci", **{"model.hidden_dim": 4, "model.num_gnns": 1})
+  (budget,) = buckets.choose_budgets([prepared.sizes])
+  assemble = table_batching.assemble_tables
+  batch = assemble([Slate(prepared, np.arange(1), np.zeros(1, np.float32))], budget, graphs=1,
+                   configs=1)
+  params = job.ranker.model.init(jax.random.key(0), batch)["params"]
+  (scores,) = TableScorer(job.ranker.model, assemble).scores(params, [prepared])
+  assert scores.shape == (3,) and np.isfinite(scores).all()
+  if not config_nodes:
+    np.testing.assert_array_equal(scores, 0)
+
+
+@pytest.mark.parametrize("changes, complaint", [
+    ({"batch.config_chunk": 8}, "batch.config_chunk does not go with this model"),
+    ({"data.config_transform": "minmax"}, "embeds the integers"),
+    ({"model.pairs": "all"}, "pairs is 'all', expected one of none, low_rank"),
+])
+def test_what_tables_cannot_do_is_refused(changes, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    parts.make("layout", "tables,ci", **changes)
+  with pytest.raises(ValueError, match="segments does not go with this model"):
+    parts.make("layout", "tables,gst_ed,ci")

@@ -1,0 +1,53 @@
+"""Batches of programs for rankers that look costs up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+
+from tpugraphs_jax.data import reduction, table_batching, terms
+from tpugraphs_jax.data.batching import Budget, Slate
+from tpugraphs_jax.data.pipeline import Draw, draw_slates
+from tpugraphs_jax.data.sampling import ConfigSampler
+from tpugraphs_jax.data.table_batching import PreparedTables
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.table_batch import TableBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class TableBatcher:
+  """Batches of programs, a slate of each, its configurations as choices of groups.
+
+  Attributes:
+    neighbour_slots: width of the neighbour tables, see `data.adjacency`.
+    reduction: options of `reduction.reduce_graph`.
+  """
+
+  neighbour_slots: int
+  reduction: reduction.Options = reduction.Options()
+
+  def prepare(self, inputs: OpGraph, raw: OpGraph) -> PreparedTables:
+    """A program with the terms of its configurations, which are kept with the store.
+
+    Args:
+      inputs: its `node_feat` are model inputs.
+      raw: the same program with the released features, which tell sizes of tensors.
+    """
+    small = reduction.reduce_graph(raw, self.reduction)
+    feat = reduction.reduce_graph(inputs, self.reduction).node_feat
+    found = terms.terms_of(small, folder=small.store)
+    return table_batching.prepare(small, feat, found, slots=self.neighbour_slots)
+
+  def draw(self, graphs: Sequence[PreparedTables], sampler: ConfigSampler) -> Draw:
+    """Draws slates of these programs."""
+    return draw_slates(graphs, sampler)
+
+  def assemble(
+      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
+  ) -> TableBatch:
+    """A padded batch; see `table_batching.assemble_tables`."""
+    return table_batching.assemble_tables(slates, budget, graphs=graphs, configs=configs)
+
+  def align(self, batches: Sequence[TableBatch]) -> Sequence[TableBatch]:
+    """The batches themselves: one budget gives them one structure."""
+    return batches
