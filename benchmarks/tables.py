@@ -79,10 +79,7 @@ def measure_training(args: argparse.Namespace) -> dict[str, float]:
     state = step(*state, batch)
     return state
 
-  started = time.process_time()
   figures = {"step_s": timing.medians({"step": train}, repeats=args.repeats)["step"]}
-  figures["cpu_s_per_step_with_compilation"] = (
-      time.process_time() - started) / (args.repeats + 1)
   sizes = batching.total_sizes(programs)
   return figures | {"columns": sizes["columns"], "pairs": sizes["pairs"],
                     "planned_mib": timing.planned_mib(step.lower(*state, batch).compile())}

@@ -174,7 +174,7 @@ def _segments(
       optimizer=ConfigDict(config.optimizer.to_dict() | dict(
           name="adamw", learning_rate=2e-3, schedule="cosine", warmup_fraction=0.05,
           weight_decay=1e-4, clip_norm=1.0, clip_norm_per_variable=0.0))))
-  if "dropout" in config.model:
+  if config.model.name == "ResModel":
     config.model.dropout = "fullgraph"  # segments take the place of its blocks
   config.eval.graphs = 4  # segments, which are small, per device and scoring call
 

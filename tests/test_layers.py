@@ -10,7 +10,7 @@ PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from its own layer and from those before it.
 LAYERS = (
     ("atomic", "graph", "host_memory", "registry"),
-    ("batch", "collections"),
+    ("batch", "collections", "table_batch"),
     ("losses", "metrics", "data", "hlo", "models", "submission"),
     ("batchers",),
     ("train",),

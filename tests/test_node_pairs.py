@@ -85,7 +85,8 @@ def test_a_configurable_node_ends_the_way():
 
 def test_two_ways_that_join_are_a_meeting_at_the_lower_operand_first():
   graph = chain(5, [2, 0], extra=[(4, 0)])
-  graph = dataclasses.replace(graph, edge_index=np.array([[1, 0], [3, 2], [4, 1], [4, 3]], np.int32))
+  edges = np.array([[1, 0], [3, 2], [4, 1], [4, 3]], np.int32)
+  graph = dataclasses.replace(graph, edge_index=edges)
   pairs = node_pairs.find_pairs(graph)
   np.testing.assert_array_equal(pairs.ends, [[1, 0]])
   np.testing.assert_array_equal(pairs.via, [4])

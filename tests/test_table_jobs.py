@@ -108,3 +108,35 @@ def test_what_tables_cannot_do_is_refused(changes, complaint):
     parts.make("layout", "tables,ci", **changes)
   with pytest.raises(ValueError, match="segments does not go with this model"):
     parts.make("layout", "tables,gst_ed,ci")
+
+
+def test_charges_add_up_to_the_score_and_their_differences_to_its_difference(trained):
+  workdir, _, root = trained
+  ranker, graph = Ranker.load(workdir), graphs_of(root, "valid")[0]
+  (scores,) = ranker.scores([graph])
+  rows = ranker.explain(graph, 3)
+  assert [row.cost for row in rows] == sorted((row.cost for row in rows), reverse=True)
+  assert sum(row.cost for row in rows) == pytest.approx(float(scores[3]), rel=1e-3, abs=1e-3)
+  both = ranker.explain(graph, 3, against=5)
+  difference = sum(row.cost - row.before for row in both)
+  assert difference == pytest.approx(float(scores[3] - scores[5]), rel=1e-3, abs=1e-3)
+  with pytest.raises(ValueError, match="configuration 9999 of .*, expected 0 to"):
+    ranker.explain(graph, 9999)
+
+
+def test_proposals_score_as_they_say_and_no_worse_than_any_given_configuration(trained):
+  workdir, _, root = trained
+  graph = graphs_of(root, "valid")[0]
+  found = tpugraphs_jax.propose(workdir, graph, 4)
+  ranker = Ranker.load(workdir)
+  (scores,), (given,) = ranker.scores([found.graph]), ranker.scores([graph])
+  np.testing.assert_allclose(scores, found.scores, rtol=1e-4, atol=1e-4)
+  assert len(np.unique(found.graph.configs.group_row, axis=0)) == 4
+  assert found.scores[0] <= given.min() + found.gap + 1e-4
+  assert (np.diff(found.scores) >= 0).all() and not found.graph.configs.is_labelled
+
+
+def test_a_model_without_tables_proposes_nothing(tmp_path):
+  job = parts.make("layout")
+  with pytest.raises(ValueError, match="model SAGE has no table of costs: train one"):
+    job.ranker.propose(table_cases.program(0))

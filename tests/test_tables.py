@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import comparing
@@ -14,8 +15,11 @@ import table_cases
 
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching, table_batching
+from tpugraphs_jax.graph import LayoutConfigs
 from tpugraphs_jax.models import interface
 from tpugraphs_jax.models.tables import ScoreTables
+from tpugraphs_jax.predict import table_charges
+from tpugraphs_jax.predict.table_charges import NodeCosts
 
 CONFIGS = 5
 SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=2, rank=3)
@@ -221,3 +225,41 @@ def test_unknown_pairs_are_refused():
 def test_it_is_a_ranker():
   assert interface.check(ScoreTables(**SMALL), "ScoreTables").sees == interface.Sees(
       whole_graph=True)
+
+
+def test_costs_of_nodes_add_up_to_the_tables():
+  made = batch(spare=4)
+  whole, parts = (
+      applied(method)({"params": params()}, made) for method in ("tables", "node_tables"))
+  unary = np.zeros(whole[0].shape[:2])
+  real = made.choices.group < len(unary)
+  np.add.at(unary, made.choices.group[real], np.asarray(parts[0])[real])
+  pair = np.zeros(whole[1].shape[:3])
+  real = made.pairs.column < len(pair)
+  by_end = np.asarray(parts[1])[real]
+  turned = made.pairs.is_turned[real][:, None, None]
+  np.add.at(pair, made.pairs.column[real], np.where(turned, by_end.transpose(0, 2, 1), by_end))
+  comparing.assert_trees_close((unary, pair), tuple(np.asarray(x)[..., 0] for x in whole))
+
+
+def test_charges_by_the_model_add_up_to_its_scores():
+  made, program = batch(order=(0,), graphs=1), programs()[0]
+  unary, pair = applied("node_tables")({"params": params()}, made)
+  costs = NodeCosts(np.asarray(unary)[: len(program.choices.node)],
+                    np.asarray(pair)[: len(program.pairs.ends)])
+  (slate,) = table_cases.slates(programs()[:1], CONFIGS)
+  for config, score in zip(slate.config_ids, scores(made)[0]):
+    found = table_charges.charges(program, costs, program.configs.group_row[config])
+    assert sum(charge.cost for charge in found) == pytest.approx(float(score), rel=1e-4, abs=1e-4)
+
+
+def test_a_program_without_configurable_nodes_scores_zero():
+  graph = table_cases.program(0)
+  none = LayoutConfigs(np.zeros((0, 18), np.int8), np.zeros(0, np.int32),
+                       np.zeros((CONFIGS, 0), np.uint8), np.arange(CONFIGS))
+  empty = table_cases.prepared(dataclasses.replace(
+      graph, config_node=np.zeros(0, np.int32), configs=none))
+  budget = random_graphs.common_budget([table_batching.total_sizes([empty])])
+  made = table_batching.assemble_tables(
+      table_cases.slates([empty], CONFIGS), budget, graphs=1, configs=CONFIGS)
+  np.testing.assert_array_equal(scores(made), np.zeros((1, CONFIGS)))

@@ -114,7 +114,8 @@ def test_a_graph_without_configurable_nodes_has_no_choices():
   graph = dataclasses.replace(graph, config_node=np.zeros(0, np.int32), configs=configs)
   found = terms.terms_of(graph)
   assert found.encode(configs.group_row).shape == (0, 5)
-  np.testing.assert_array_equal(found.total(configs.group_row, *random_costs(found, 0)), np.zeros(5))
+  total = found.total(configs.group_row, *random_costs(found, 0))
+  np.testing.assert_array_equal(total, np.zeros(5))
 
 
 def test_one_configurable_node_has_no_columns():

@@ -13,13 +13,14 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Ensemble", "OpGraph", "hlo", "load", "rank", "read_layout", "read_tile"]
+__all__ = ["Ensemble", "OpGraph", "hlo", "load", "propose", "rank", "read_layout", "read_tile"]
 
 # Loaded when first used: importing the package stays quick.
 _HOMES = {
     "Ensemble": "tpugraphs_jax.predict.ensemble",
     "OpGraph": "tpugraphs_jax.graph",
     "load": "tpugraphs_jax.predict.ranker",
+    "propose": "tpugraphs_jax.predict.ranker",
     "rank": "tpugraphs_jax.predict.ranker",
     "read_layout": "tpugraphs_jax.data.npz",
     "read_tile": "tpugraphs_jax.data.npz",

@@ -129,8 +129,9 @@ def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> j
   first, second = _take(code, batch.pairs.groups[:, 0]), _take(code, batch.pairs.groups[:, 1])
   flat = pair.reshape(len(pair), -1, pair.shape[-1])
   costs = jnp.take_along_axis(flat, (first * pair.shape[2] + second)[..., None], axis=1)
-  graph_of = jnp.asarray(batch.group_graph).at[batch.pairs.groups[:, 0]].get(
-      mode="fill", fill_value=graphs)
+  # Pairs of groups that are absent get 0 here, and then a slot beyond the last.
+  graph_of = _take(batch.group_graph + 1, batch.pairs.groups[:, 0])
+  graph_of = jnp.where(graph_of > 0, graph_of - 1, graphs)
   return total + pooling.graph_sum(costs, graph_of, graphs)
 
 

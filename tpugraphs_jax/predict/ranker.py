@@ -25,7 +25,7 @@ from tpugraphs_jax.data import adjacency, distinct, feature_blocks, features, re
 from tpugraphs_jax.data.batching import PreparedGraph
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.models import interface
-from tpugraphs_jax.predict import artefact, charges, saved
+from tpugraphs_jax.predict import artefact, charges, saved, table_charges, tables
 from tpugraphs_jax.predict.artefact import Artefact
 from tpugraphs_jax.segments.model import SegmentModel
 from tpugraphs_jax.segments.score import SegmentScorer
@@ -250,10 +250,20 @@ class Ranker:
 
   def explain(
       self, graph: OpGraph, config: int, *, against: int | None = None
-  ) -> list[charges.Charge]:
-    """Which choices of a configuration the score charges how much; see `charges.charges`."""
+  ) -> list[charges.Charge] | list[table_charges.Charge]:
+    """Which choices of a configuration the score charges how much, largest first.
+
+    Score tables give the charges that add up to the score (`tables.explain`). Of any
+    other model choices are exchanged one by one (`charges.charges`).
+    """
     self.check(graph)
+    if self.sees.tables:
+      return tables.explain(self, graph, config, against=against)
     return charges.charges(lambda one: self.scores([one])[0], graph, config, against=against)
+
+  def propose(self, graph: OpGraph, n: int = 10) -> tables.Proposed:
+    """The n cheapest of all choices of a graph by a score table; see `tables.propose`."""
+    return tables.propose(self, graph, n)
 
   # Keeping.
 
@@ -284,6 +294,21 @@ def load(place: str | os.PathLike[str]) -> Ranker:
   marks = (path, path / artefact.FILE, *path.glob(loop.CHECKPOINTS),
            *path.glob(f"*/{loop.CHECKPOINTS}"))
   return _loaded(path, max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0))
+
+
+def propose(place: str | os.PathLike[str] | Ranker, graph: OpGraph, n: int = 10) -> tables.Proposed:
+  """The n configurations that a trained score table finds cheapest among all choices.
+
+  Args:
+    place: as in `load`, or a ranker that is loaded already.
+    graph: an `OpGraph` with layout configurations, which say what there is to choose.
+    n: how many.
+
+  Raises:
+    FileNotFoundError, ValueError: as `load` and `tables.propose`.
+  """
+  ranker = place if isinstance(place, Ranker) else load(place)
+  return ranker.propose(graph, n)
 
 
 def rank(place: str | os.PathLike[str], graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
