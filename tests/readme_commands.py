@@ -40,7 +40,7 @@ def small(command: str, out: Path) -> str:
     command += f" --data_root={DATA}"
   command = command.replace("--scale medium", "--scale tiny")
   command = re.sub(r"(?<=[ =])(?=submission.csv)", f"{out}/", command)
-  return re.sub(r"(?<=[ =])out/", f"{out}/", command).replace(DATA, f"{out}/synthetic/npz")
+  return re.sub(r"(?<=[ =,])out/", f"{out}/", command).replace(DATA, f"{out}/synthetic/npz")
 
 
 def notebook_code(notebook: Path, out: Path) -> str:

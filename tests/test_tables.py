@@ -224,7 +224,7 @@ def test_unknown_pairs_are_refused():
 
 def test_it_is_a_ranker():
   assert interface.check(ScoreTables(**SMALL), "ScoreTables").sees == interface.Sees(
-      whole_graph=True)
+      whole_graph=True, tables=True, integers=True)
 
 
 def test_costs_of_nodes_add_up_to_the_tables():

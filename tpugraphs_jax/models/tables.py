@@ -122,6 +122,8 @@ def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> j
   """Sums the costs of each configuration's choices, `[G, C, heads]` float32."""
   graphs = len(batch.target)
   code = jnp.asarray(batch.code, jnp.int32)
+  if not len(code):  # programs without a choice; jax gathers from no empty axis
+    return jnp.zeros((graphs, code.shape[1], unary.shape[-1]), jnp.float32)
   costs = jnp.take_along_axis(unary, code[..., None], axis=1)
   total = pooling.graph_sum(costs, batch.group_graph, graphs)
   if pair is None:
