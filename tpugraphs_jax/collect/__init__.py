@@ -11,5 +11,6 @@ from tpugraphs_jax.collect.choosing import apply
 from tpugraphs_jax.collect.choosing import Choice
 from tpugraphs_jax.collect.choosing import Choices
 from tpugraphs_jax.collect.choosing import choices
+from tpugraphs_jax.collect.programs import example
 
-__all__ = ["Choice", "Choices", "apply", "choices"]
+__all__ = ["Choice", "Choices", "apply", "choices", "example"]
