@@ -118,7 +118,7 @@ def _reason(job: Job, status: int) -> str:
 def _show(bar: tqdm.tqdm, finished: int, running: list[Job]) -> None:
   bar.update(finished + sum(
       min(journal.done(job.journal), job.configs) for job in running) - bar.n)
-  bar.set_postfix_str(" ".join(job.name for job in running))
+  bar.set_postfix_str(" ".join(job.name for job in running), refresh=False)
 
 
 def _jobs(args: argparse.Namespace) -> list[Job]:
@@ -131,7 +131,8 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     raise ValueError(f"--collection={args.collection}, expected layout:own:NAME")
   if args.configs < 2:
     raise ValueError(f"--configs={args.configs}, expected at least 2")
-  os.environ.setdefault("JAX_PLATFORMS", "cpu" if args.label != "measured" else "")
+  if args.label != "measured":
+    os.environ["JAX_PLATFORMS"] = "cpu"
   from tpugraphs_jax.collect import labels
   from tpugraphs_jax.collect import programs
   labels.create(args.label, target=args.target, seed=args.seed)
