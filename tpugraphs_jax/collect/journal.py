@@ -27,6 +27,7 @@ class Journal:
     fcntl.flock(self._file, fcntl.LOCK_EX)
     records = read(path)
     if records and records[0] != header:
+      self.close()
       name = next(key for key in header if records[0].get(key) != header[key])
       raise ValueError(f"{path} was begun with {name} {records[0].get(name)}, now it is "
                        f"{header[name]}; remove it, or choose another --collection")

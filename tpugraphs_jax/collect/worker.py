@@ -5,6 +5,7 @@ A compiler that aborts takes only this process with it; `__main__` starts it aga
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -75,19 +76,18 @@ def collect(job: Job) -> None:
   choices = choosing.choices(program.function, *program.args)
   header = {"source": job.source, "label": job.label, **label.versions(), "seed": job.seed,
             "program_sha256": _sha256(program)}
-  journal = journals.Journal(job.journal, header)
-  if not job.module.exists():
-    default = choosing.apply(program.function, choices.default)
-    with atomic.replacing(job.module, "wb") as file:
-      file.write(label.graph(default, program.args))
-  graph = dataclasses.replace(hlo.featurize(job.module), name=job.name)
-  options = node_rows.visible_options(graph, choices)
-  if max(map(len, options), default=1) < 2:
-    raise ValueError(f"{job.source}: no layout of its {len(choices.groups)} groups of equations "
-                     "can be chosen; expected a convolution, dot or reshape")
-  drawn = _label_all(job, journal, label, program, choices, options)
-  _write(job, journal, label, graph, choices, drawn, header)
-  journal.close()
+  with contextlib.closing(journals.Journal(job.journal, header)) as journal:
+    if not job.module.exists():
+      default = choosing.apply(program.function, choices.default)
+      with atomic.replacing(job.module, "wb") as file:
+        file.write(label.graph(default, program.args))
+    graph = dataclasses.replace(hlo.featurize(job.module), name=job.name)
+    options = node_rows.visible_options(graph, choices)
+    if max(map(len, options), default=1) < 2:
+      raise ValueError(f"{job.source}: no layout of its {len(choices.groups)} groups of "
+                       "equations can be chosen; expected a convolution, dot or reshape")
+    drawn = _label_all(job, journal, label, program, choices, options)
+    _write(job, journal, label, graph, choices, drawn, header)
 
 
 def _label_all(job: Job, journal, label, program, choices, options) -> list[list[int]]:
@@ -137,7 +137,9 @@ def _write(job: Job, journal, label, graph, choices, drawn, header: dict[str, An
   from tpugraphs_jax.collect import node_rows
   from tpugraphs_jax.data import npz
 
-  values = {number: label.value(raw) for number, raw in journal.raw.items()}
+  # A journal of a run with more configurations knows candidates that were not drawn now.
+  values = {number: label.value(raw) for number, raw in journal.raw.items()
+            if number < len(drawn)}
   if 0 not in values:
     raise ValueError(f"{job.source}: the compiler's own choice failed, "
                      f"{journal.errors.get(0, 'it was not labelled')}")
@@ -152,7 +154,8 @@ def _write(job: Job, journal, label, graph, choices, drawn, header: dict[str, An
       "groups": [str(group) for group in choices.groups],
       "ties_left_out": len(values) - len(kept),
       "failures": [{"numbers": drawn[number], "error": error}
-                   for number, error in sorted(journal.errors.items())],
+                   for number, error in sorted(journal.errors.items())
+                   if number < len(drawn)],
       "configs": [{"numbers": drawn[number], **journal.raw[number]} for number in kept],
   }
   with atomic.replacing(job.sidecar) as file:
