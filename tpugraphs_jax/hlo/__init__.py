@@ -10,13 +10,13 @@ functions, jax's stages and HLO text.
 
 from tpugraphs_jax.hlo.extra import extra_features
 from tpugraphs_jax.hlo.extra import ExtraFeatures
-from tpugraphs_jax.hlo.kernels import Kernel
-from tpugraphs_jax.hlo.kernels import kernels
 from tpugraphs_jax.hlo.layout_search import layout_configs
 from tpugraphs_jax.hlo.module_graph import featurize
 from tpugraphs_jax.hlo.module_graph import HloGraph
 from tpugraphs_jax.hlo.origins import Origin
 from tpugraphs_jax.hlo.tile_search import tile_configs
+from tpugraphs_jax.hlo.tpu_kernels import Kernel
+from tpugraphs_jax.hlo.tpu_kernels import kernels
 from tpugraphs_jax.hlo.tuning import read_tuning
 from tpugraphs_jax.hlo.tuning import TuningGraphs
 
