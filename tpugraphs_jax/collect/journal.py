@@ -31,7 +31,7 @@ class Journal:
       name = next(key for key in header if records[0].get(key) != header[key])
       raise ValueError(f"{path} was begun with {name} {records[0].get(name)}, now it is "
                        f"{header[name]}; remove it, or choose another --collection")
-    self._end_line(path)
+    _cut_unended_line(path)
     if not records:
       self._write(header)
     self.raw: dict[int, dict[str, Any]] = {}  # candidate number to what was found
@@ -64,12 +64,6 @@ class Journal:
     if "start" not in record:
       self._learn(record)
 
-  def _end_line(self, path: Path) -> None:
-    """Cuts off a line without its end, so that the next one begins anew."""
-    data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-      self._file.truncate(data.rfind(b"\n") + 1)
-
 
 def read(path: Path) -> list[dict[str, Any]]:
   """The complete lines of a journal; none where there is no file."""
@@ -88,3 +82,17 @@ def interrupted(path: Path) -> int | None:
   """The candidate whose labelling was begun and not ended, if there is one."""
   records = read(path)
   return records[-1].get("start") if records else None
+
+
+def add_error(path: Path, candidate: int, message: str) -> None:
+  """Adds an error in the name of a process that could not do so itself."""
+  _cut_unended_line(path)
+  with open(path, "ab") as file:
+    file.write(json.dumps({"candidate": candidate, "error": message}).encode() + b"\n")
+
+
+def _cut_unended_line(path: Path) -> None:
+  """Drops what follows the last end of a line, so that the next line begins anew."""
+  data = path.read_bytes()
+  if not data.endswith(b"\n"):
+    os.truncate(path, data.rfind(b"\n") + 1)

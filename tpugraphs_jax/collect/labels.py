@@ -6,7 +6,7 @@ are the same at every run, times are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 import dataclasses
 import platform
 from typing import Any, ClassVar, Protocol
@@ -19,7 +19,7 @@ from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo import sources
 from tpugraphs_jax.hlo import tpu
 
-Functions = Mapping[int, Callable[..., Any]]  # candidate number to function
+Functions = Iterable[tuple[int, Callable[..., Any]]]  # with the numbers of the candidates
 Raw = dict[str, Any]
 
 
@@ -45,7 +45,7 @@ class Label(Protocol):
 def _one_by_one(
     functions: Functions, find: Callable[[Callable[..., Any]], Raw]
 ) -> Iterator[tuple[int, Raw | Exception]]:
-  for number, function in functions.items():
+  for number, function in functions:
     try:
       yield number, find(function)
     except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:

@@ -9,7 +9,7 @@ noise, and above 5 % nothing is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 import time
 from typing import Any
 
@@ -30,12 +30,12 @@ class NoisyMachineError(ValueError):
 
 
 def measure(
-    functions: Mapping[int, Callable[..., Any]], args: tuple, *, seed: int = 0,
+    functions: Iterable[tuple[int, Callable[..., Any]]], args: tuple, *, seed: int = 0,
 ) -> Iterator[tuple[int, dict[str, Any] | Exception]]:
   """Measures functions that compute the same, the first one being the default.
 
   Args:
-    functions: by number.
+    functions: with their numbers.
     args: example arguments; random numbers of their shapes and types are passed.
     seed: of these numbers and of the order.
 
@@ -48,14 +48,16 @@ def measure(
   """
   values = _random_arguments(args, seed)
   compiled, results = {}, {}
-  for number, function in functions.items():
+  for number, function in functions:
     try:
       compiled[number] = jax.jit(function).lower(*values).compile()
       results[number] = compiled[number](*values)
     except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
       yield number, error
       compiled.pop(number, None)
-  default = next(iter(functions))
+  if not compiled:
+    return
+  default = next(iter(compiled))
   for number in [number for number in results if not _close(results[number], results[default])]:
     yield number, ValueError("its outputs differ from those of the compiler's own choice")
     del compiled[number]
