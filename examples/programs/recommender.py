@@ -62,10 +62,10 @@ class Experts(nn.Module):
 
 
 def crossed(params, x):
-  """Explicit feature crosses: each layer multiplies with the input again."""
+  """Explicit feature crosses of low rank: each layer multiplies with the input again."""
   y = x
-  for kernel in params["kernels"]:
-    y = x * (y @ kernel) + y
+  for down, up in params["kernels"]:
+    y = x * (jax.nn.relu(y @ down) @ up) + y
   return jax.nn.sigmoid(y @ params["out"])
 
 
@@ -73,6 +73,7 @@ PROGRAMS = {
     "towers_train": train(TwoTowers(), indices(64, 3), indices(64, 5)),
     "interactions": forward(Interactions(), array(128, 13), indices(128, 20)),
     "objectives_train": train(Experts(), array(100, 75)),
-    "crossed": (crossed, ({"kernels": [array(210, 210)] * 3, "out": array(210, 1)},
-                          array(77, 210))),
+    "crossed": (crossed, (
+        {"kernels": [(array(210, rank), array(rank, 210)) for rank in (40, 64, 100)],
+         "out": array(210, 7)}, array(77, 210))),
 }
