@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 import dataclasses
-import platform
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -122,8 +121,7 @@ class Measured:
 
   def versions(self) -> dict[str, str]:
     device = jax.devices()[0]
-    return {"jax": jax.__version__, "platform": device.platform, "device": device.device_kind,
-            "machine": platform.machine(), "system": platform.system()}
+    return {"jax": jax.__version__, "platform": device.platform, "device": device.device_kind}
 
   def graph(self, function: Callable[..., Any], args: tuple) -> bytes:
     return sources.load(function, *args).data
