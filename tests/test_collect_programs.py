@@ -53,7 +53,7 @@ def test_an_import_path_names_a_marked_function_a_pair_or_one_of_a_dictionary(
 
 @pytest.mark.parametrize("source, message", [
     ("missing.py", "missing.py: no such file"),
-    ("some_programs", "expected FILE.py or an import path module:name"),
+    ("some_programs", "expected a folder, FILE.py or an import path module:name"),
     ("some_programs:nothing", "some_programs has no nothing, expected a pair"),
     ("some_programs:number", "is a int, expected a pair"),
     ("some_programs:PROGRAMS:tan", "has no program 'tan', it has sine, cosine of x"),
@@ -65,8 +65,7 @@ def test_what_is_no_program_is_named(file, source, message):
 
 
 def test_no_family_of_the_example_programs_is_in_two_splits():
-  found = [program for path in sorted(_EXAMPLES.glob("*.py")) if path.stem != "steps"
-           for program in programs.load(str(path))]
+  found = programs.load(str(_EXAMPLES))
   assert len(found) >= 30
   splits = [program.split for program in found]
   assert splits.count("train") >= 24

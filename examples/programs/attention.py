@@ -3,11 +3,11 @@
 from flax import linen as nn
 import jax.numpy as jnp
 
-from steps import array
-from steps import forward
-from steps import image
-from steps import indices
-from steps import train
+from _steps import array
+from _steps import forward
+from _steps import image
+from _steps import indices
+from _steps import train
 
 SPLIT = "train"
 

@@ -2,11 +2,11 @@
 
 from flax import linen as nn
 
-from steps import array
-from steps import forward
-from steps import image
-from steps import indices
-from steps import train
+from _steps import array
+from _steps import forward
+from _steps import image
+from _steps import indices
+from _steps import train
 
 SPLIT = "train"
 

@@ -3,10 +3,10 @@
 from flax import linen as nn
 import jax.numpy as jnp
 
-from steps import array
-from steps import forward
-from steps import image
-from steps import train
+from _steps import array
+from _steps import forward
+from _steps import image
+from _steps import train
 
 SPLIT = "train"
 

@@ -2,9 +2,9 @@
 
 from flax import linen as nn
 
-from steps import forward
-from steps import image
-from steps import train
+from _steps import forward
+from _steps import image
+from _steps import train
 
 SPLIT = "train"
 

@@ -1,6 +1,6 @@
 """`python -m tpugraphs_jax.collect`: labels layout choices of programs, as a data set.
 
-  python -m tpugraphs_jax.collect --programs examples/programs/*.py --label tpu_estimate \\
+  python -m tpugraphs_jax.collect --programs examples/programs --label tpu_estimate \\
       --target v3 --configs 48 --out data/own --collection layout:own:programs
 
 writes `OUT/npz/layout/own/NAME/SPLIT/PROGRAM.npz` in the released format, and
@@ -169,7 +169,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
       prog="python -m tpugraphs_jax.collect",
       description="Labels layout choices of programs and writes them as a data set.")
   parser.add_argument("--programs", nargs="+", required=True, metavar="SOURCE",
-                      help="FILE.py with a dictionary PROGRAMS, FILE.py:KEY, or module:name")
+                      help="FILE.py with a dictionary PROGRAMS, a folder of them, FILE.py:KEY, "
+                      "or module:name")
   parser.add_argument("--label", required=True,
                       help="tpu_estimate, bytes_estimate or measured")
   parser.add_argument("--target", help="of tpu_estimate: v2, v3, v4, v5e, v5p or v6e")

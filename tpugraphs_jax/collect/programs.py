@@ -41,7 +41,7 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
 
   Args:
     source: `FILE.py` with a dictionary `PROGRAMS`, or `FILE.py:KEY` for one of
-      them; or an import path `module:name` of a dictionary, a pair or a marked
+      them, or a folder of such files (others in it begin with `_`); or an import path `module:name` of a dictionary, a pair or a marked
       function, `module:name:KEY` for one of a dictionary. Programs in a
       dictionary are named after the file (or `name`) and their key.
     split: `train`, `valid` or `test`; by default what the file or module says in
@@ -51,6 +51,9 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
     FileNotFoundError: there is no such file.
     ValueError: nothing of that name, or it is no program.
   """
+  if Path(source).is_dir():
+    return [program for path in sorted(Path(source).glob("[!_]*.py"))
+            for program in load(str(path), split=split)]
   place, *names = source.split(":")
   if place.endswith(".py"):
     module, names = _file_module(Path(place)), ["PROGRAMS", *names]
@@ -58,7 +61,8 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
   elif names:
     module, prefix, shown = _import(place, source), names[0], f"{place}:{names[0]}"
   else:
-    raise ValueError(f"program {source!r}, expected FILE.py or an import path module:name")
+    raise ValueError(f"program {source!r}, expected a folder, FILE.py or an import path "
+                     "module:name")
   if not hasattr(module, names[0]):
     raise ValueError(f"{place} has no {names[0]}, {_EXPECTED}")
   split = split or getattr(module, "SPLIT", graph.SPLITS[0])
