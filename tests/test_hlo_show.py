@@ -29,7 +29,7 @@ def test_the_summary_names_sizes_opcodes_computations_and_configurable_nodes():
   assert "  main  1  3  reshape.4" in lines
   assert "  parameter  63  2" in lines
   assert "  erf  0, not in the table  1" in lines
-  assert "  3  reshape  f32[20] <- f32[4,5]" in lines
+  assert "  3  reshape  f32[20] <- f32[4,5]  reshape.4" in lines
 
 
 def test_dot_draws_every_node_and_edge_once_with_calls_dashed():

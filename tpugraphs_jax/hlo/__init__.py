@@ -3,6 +3,7 @@
   graph = hlo.featurize(function, *example_arguments)
   graph = dataclasses.replace(graph, configs=hlo.layout_configs(graph, 1000))
 
+`featurize(..., target="tpu:v3")` and `kernels` ask the TPU compiler, on any machine.
 `python -m tpugraphs_jax.hlo` converts and shows files. jax is imported only for
 functions, jax's stages and HLO text.
 """
@@ -12,11 +13,14 @@ from tpugraphs_jax.hlo.extra import ExtraFeatures
 from tpugraphs_jax.hlo.layout_search import layout_configs
 from tpugraphs_jax.hlo.module_graph import featurize
 from tpugraphs_jax.hlo.module_graph import HloGraph
+from tpugraphs_jax.hlo.origins import Origin
 from tpugraphs_jax.hlo.tile_search import tile_configs
+from tpugraphs_jax.hlo.tpu_kernels import Kernel
+from tpugraphs_jax.hlo.tpu_kernels import kernels
 from tpugraphs_jax.hlo.tuning import read_tuning
 from tpugraphs_jax.hlo.tuning import TuningGraphs
 
 __all__ = [
-    "ExtraFeatures", "HloGraph", "TuningGraphs", "extra_features", "featurize",
-    "layout_configs", "read_tuning", "tile_configs",
+    "ExtraFeatures", "HloGraph", "Kernel", "Origin", "TuningGraphs", "extra_features",
+    "featurize", "kernels", "layout_configs", "read_tuning", "tile_configs",
 ]

@@ -22,7 +22,7 @@ from tpugraphs_jax.hlo import node_features
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo.choices import distinct_choices
 
-_MAX_RANK = 6
+MAX_RANK = 6
 _DEFAULT = (-1,) * LAYOUT_CONFIG_FEATURES
 
 Dims = tuple[int, ...]
@@ -88,8 +88,8 @@ def _decisions(graph: module_graph.HloGraph) -> list[_Decision]:
       raise ValueError(f"{graph.name}: configurable node {node.name!r} is {node.opcode!r} "
                        f"with {len(operands)} operands, expected a convolution or dot "
                        "with 2 or a reshape with 1")
-    fits = max(map(len, shapes)) <= _MAX_RANK
-    rows = [_row(orders) for orders in orders_of(node, shapes)] if fits else []
+    fits = max(map(len, shapes)) <= MAX_RANK
+    rows = [row(orders) for orders in orders_of(node, shapes)] if fits else []
     decisions.append(
         _Decision(node.opcode, shapes, tuple(dict.fromkeys([_DEFAULT, *rows]))))
   return decisions
@@ -108,7 +108,7 @@ def _convolution_orders(
     if len({*pair}) != 2 or not {*pair} <= {*range(len(shape))}:
       raise ValueError(f"convolution {node.name!r} has dimension numbers {pair} for a tensor "
                        f"of {len(shape)} dimensions")
-  return itertools.product(*map(_both_orders, pairs))
+  return itertools.product(*map(both_orders, pairs))
 
 
 def _dot_orders(
@@ -117,20 +117,23 @@ def _dot_orders(
   """The last two dimensions of output and both operands."""
   del node
   return itertools.product(
-      *(_both_orders(tuple(range(len(shape)))[-2:]) for shape in shapes))
+      *(both_orders(tuple(range(len(shape)))[-2:]) for shape in shapes))
 
 
 def _reshape_orders(
     node: proto.HloInstructionProto, shapes: Sequence[Dims]
 ) -> Iterator[tuple[Dims, ...]]:
+  del node
+  return reshape_orders(*shapes)
+
+
+def reshape_orders(output: Dims, operand: Dims) -> Iterator[tuple[Dims, Dims]]:
   """Orders of output and input between which no element moves.
 
   The dimensions fall into parts of equal size on both sides. A part keeps its
   order inside; the parts are permuted alike on both sides, and dimensions of
   size 1, which do not matter, are the most major.
   """
-  del node
-  output, operand = shapes
   parts = _equal_parts(output, operand)
   for permuted in itertools.permutations(parts):
     yield tuple(
@@ -147,7 +150,8 @@ _ORDERS = {
 }
 
 
-def _both_orders(dims: Dims) -> list[Dims]:
+def both_orders(dims: Dims) -> list[Dims]:
+  """A pair of dimensions in both orders; anything shorter as it is."""
   return list(dict.fromkeys([dims, dims[::-1]]))
 
 
@@ -172,8 +176,8 @@ def _equal_parts(first: Dims, second: Dims) -> list[tuple[Dims, Dims]]:
   return parts
 
 
-def _row(orders: Sequence[Dims]) -> Row:
+def row(orders: Sequence[Dims]) -> Row:
   """The 18 integers of a node: six per tensor, minor to major, then -1."""
   return tuple(itertools.chain.from_iterable(
-      (*order, *(-1,) * (_MAX_RANK - len(order))) for order in
-      (*orders, *((),) * (LAYOUT_CONFIG_FEATURES // _MAX_RANK - len(orders)))))
+      (*order, *(-1,) * (MAX_RANK - len(order))) for order in
+      (*orders, *((),) * (LAYOUT_CONFIG_FEATURES // MAX_RANK - len(orders)))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from tpugraphs_jax import graph
 from tpugraphs_jax.hlo import node_features
 from tpugraphs_jax.hlo import opcodes
+from tpugraphs_jax.hlo import origins
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo import sources
 
@@ -34,9 +36,15 @@ class HloGraph(graph.OpGraph):
 
   module: proto.HloModuleProto
 
+  @functools.cached_property
+  def origins(self) -> list[origins.Origin]:
+    """Where each node comes from, `[N]`: its name, and the user's line."""
+    return origins.origins(self.module)
+
 
 def featurize(
-    source: Any, *args: Any, optimized: bool = False, edge_order: str = "sorted",
+    source: Any, *args: Any, optimized: bool = False, target: str | None = None,
+    edge_order: str = "sorted",
 ) -> HloGraph:
   """The graph of an HLO module.
 
@@ -46,7 +54,11 @@ def featurize(
       `Compiled`, or a function.
     *args: the example arguments of a function, arrays or `jax.ShapeDtypeStruct`.
     optimized: whether a function or a `Lowered` is compiled first, so that the
-      graph is the compiler's result for this machine's backend.
+      graph is the compiler's result for this machine's backend, or the target's.
+    target: `tpu:v2`, `tpu:v3`, `tpu:v4`, `tpu:v5e`, `tpu:v5p` or `tpu:v6e`: a function
+      goes through the TPU compiler (no TPU is needed, but libtpu), and the graph is
+      the one before layout assignment, as in the data set's layout collections.
+      None: the function as jax lowers it, before any compiler.
     edge_order: "sorted" by (consumer, producer), each pair once, or "insertion",
       where an instruction that calls a computation twice has two equal edges.
 
@@ -57,10 +69,11 @@ def featurize(
     and reshapes. It has no configurations yet.
 
   Raises:
-    ValueError: the source is not understood, or the module is inconsistent.
+    ValueError: the source is not understood, the module is inconsistent, or libtpu
+      is missing.
     FileNotFoundError: there is no such file.
   """
-  loaded = sources.load(source, *args, optimized=optimized)
+  loaded = sources.load(source, *args, optimized=optimized, target=target)
   module = proto.parse_module(loaded.data, where=loaded.where)
   return featurize_module(
       module, where=loaded.where, name=loaded.name or module.name, edge_order=edge_order)

@@ -10,11 +10,13 @@ from tpugraphs_jax.hlo.hlo_pb2 import HloInstructionProto
 from tpugraphs_jax.hlo.hlo_pb2 import HloModuleProto
 from tpugraphs_jax.hlo.hlo_pb2 import ModuleTuningData
 from tpugraphs_jax.hlo.hlo_pb2 import ShapeProto
+from tpugraphs_jax.hlo.hlo_pb2 import StackFrameIndexProto
 from tpugraphs_jax.hlo.hlo_pb2 import TuningData
 
 __all__ = [
     "ConfigProfile", "HloComputationProto", "HloInstructionProto", "HloModuleProto",
-    "ModuleTuningData", "ShapeProto", "TuningData", "parse", "parse_any", "parse_module",
+    "ModuleTuningData", "ShapeProto", "StackFrameIndexProto", "TuningData", "parse",
+    "parse_any", "parse_module",
 ]
 
 Message = HloModuleProto | ModuleTuningData | TuningData

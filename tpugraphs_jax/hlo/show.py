@@ -72,7 +72,9 @@ def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
     node = nodes[index]
     operands = ", ".join(
         shape_text(nodes[position[operand]].shape) for operand in node.operand_ids)
-    yield f"  {index}  {node.opcode}  {shape_text(node.shape)} <- {operands}"
+    origin = graph.origins[index]
+    yield (f"  {index}  {node.opcode}  {shape_text(node.shape)} <- {operands}  {origin.name}"
+           + (f"  {origin.where}" if origin.where else ""))
 
 
 def _quoted(text: str) -> str:

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tpugraphs_jax.hlo import tpu
+
 _TEXT_START = "HloModule"
 
 
@@ -24,11 +26,14 @@ class Loaded:
   name: str | None = None  # the graph's name; None: the module's
 
 
-def load(source: Any, *args: Any, optimized: bool = False) -> Loaded:
+def load(
+    source: Any, *args: Any, optimized: bool = False, target: str | None = None
+) -> Loaded:
   """The serialized module of a source, as `featurize` describes it.
 
   Raises:
-    ValueError: the source is of no known kind, or jax does not accept it.
+    ValueError: the source is of no known kind, jax does not accept it, or there is
+      no compiler for the target.
     FileNotFoundError: there is no such file.
   """
   is_stage = hasattr(source, "runtime_executable") or hasattr(source, "compiler_ir")
@@ -40,6 +45,11 @@ def load(source: Any, *args: Any, optimized: bool = False) -> Loaded:
   if optimized and not (is_function or is_stage):
     raise ValueError(f"optimized=True was given for a {kind}, which jax cannot compile; "
                      "pass a function or a jax.stages.Lowered")
+  if target is not None:
+    if not is_function:
+      raise ValueError(f"target={target!r} was given for a {kind}, which is compiled or "
+                       "lowered already; pass a function with its example arguments")
+    return _for_tpu(source, args, target, optimized=optimized)
   if isinstance(source, (bytes, bytearray, memoryview)):
     return Loaded(bytes(source), "HLO bytes")
   if isinstance(source, str) and source.lstrip().startswith(_TEXT_START):
@@ -100,6 +110,14 @@ def _function(function: Callable[..., Any], args: tuple, *, optimized: bool) -> 
   where = f"function {getattr(function, '__name__', type(function).__name__)}"
   stage = function if hasattr(function, "lower") else jax.jit(function)
   return _lowered(stage.lower(*args), optimized=optimized, where=where)
+
+
+def _for_tpu(
+    function: Callable[..., Any], args: tuple, target: str, *, optimized: bool
+) -> Loaded:
+  program = tpu.compile_function(function, args, target, keep_stages=not optimized)
+  return Loaded(program.module if optimized else program.before_layouts,
+                f"function {getattr(function, '__name__', type(function).__name__)}")
 
 
 def _lowered(lowered: Any, *, optimized: bool, where: str) -> Loaded:

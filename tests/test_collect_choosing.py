@@ -1,0 +1,144 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tpugraphs_jax import collect
+
+
+@jax.custom_jvp
+def _tangent(x, w):
+  return jnp.tanh(x @ w)
+
+
+@_tangent.defjvp
+def _tangent_jvp(primals, tangents):
+  x, w = primals
+  value = _tangent(x, w)
+  return value, (1 - value ** 2) * (tangents[0] @ w + x @ tangents[1])
+
+
+@jax.custom_vjp
+def _sine(x, w):
+  return jnp.sin(x @ w)
+
+
+_sine.defvjp(
+    lambda x, w: (_sine(x, w), (x, w)),
+    lambda saved, ct: ((ct * jnp.cos(saved[0] @ saved[1])) @ saved[1].T,
+                       saved[0].T @ (ct * jnp.cos(saved[0] @ saved[1]))))
+
+
+def _program(params, images):
+  x = jax.lax.conv_general_dilated(
+      images, params["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+  x = jax.nn.relu(x).reshape(x.shape[0], -1) @ params["dense"]
+  x = _sine(_tangent(x, params["square"]), params["square"])
+  x, sums = jax.lax.scan(
+      lambda state, _: (jnp.tanh(state @ params["square"]), state.sum()), x, None, length=3)
+  x = jax.checkpoint(lambda y: jnp.sin(y @ params["square"]))(x)
+  x = jax.lax.cond(x.sum() > 0, lambda y: y @ params["square"], lambda y: y, x)
+  x = jax.jit(lambda y: y @ params["square"].T)(x)
+  x = jax.lax.fori_loop(0, 2, lambda _, y: y @ params["square"], x)
+  return jnp.mean(x ** 2) + sums.sum()
+
+
+def _arguments():
+  rng = np.random.default_rng(0)
+  normal = lambda *shape: jnp.asarray(.3 * rng.normal(size=shape), jnp.float32)
+  params = {"kernel": normal(3, 3, 5, 4), "dense": normal(168, 8), "square": normal(8, 8)}
+  return params, normal(2, 7, 6, 5)
+
+
+def _assert_equal(got, want):
+  jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6),
+               got, want)
+
+
+@pytest.mark.parametrize("function", [
+    _program, jax.value_and_grad(_program), jax.jit(jax.grad(_program))],
+    ids=["forward", "gradient", "jitted gradient"])
+def test_outputs_stay_the_same_whatever_is_chosen(function):
+  args = _arguments()
+  found = collect.choices(function, *args)
+  want = jax.jit(function)(*args)
+  rng = np.random.default_rng(1)
+  for numbers in [found.options - 1, rng.integers(0, found.options)]:
+    chosen = jax.jit(collect.apply(function, found.choice(numbers)))
+    assert "LayoutConstraint" in chosen.lower(*args).as_text()
+    got = chosen(*args)
+    _assert_equal(got, want)
+    # An output that kept a chosen layout would be read wrongly from here on.
+    _assert_equal(jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree))(got),
+                  jax.tree.map(lambda leaf: leaf + 1, want))
+
+
+def test_choices_inside_calls_loops_and_branches_are_applied():
+  args = _arguments()
+  found = collect.choices(_program, *args)
+  square = next(place for place, group in enumerate(found.groups)
+                if group.shapes == ((2, 8), (2, 8), (8, 8)))
+  numbers = [0] * len(found.groups)
+  numbers[square] = 8
+  text = jax.jit(collect.apply(_program, found.choice(numbers))).lower(*args).as_text()
+  # Two custom derivatives, a scan, a checkpoint, a branch, a jit and a loop.
+  assert text.count("LayoutConstraint") >= 7 * 3
+
+
+def test_the_default_choice_leaves_the_program_as_it_is():
+  args = _arguments()
+  found = collect.choices(_program, *args)
+  text = jax.jit(collect.apply(_program, found.default)).lower(*args).as_text()
+  assert "LayoutConstraint" not in text
+  assert "optimization_barrier" not in text
+
+
+def test_the_derivative_of_an_applied_choice_is_that_of_the_function():
+  args = _arguments()
+  found = collect.choices(_program, *args)
+  chosen = collect.apply(_program, found.choice(found.options - 1))
+  _assert_equal(jax.jit(jax.grad(chosen))(*args), jax.jit(jax.grad(_program))(*args))
+
+
+def test_vmap_and_donated_arguments_work():
+  x, w = jnp.ones((3, 4, 8)), jnp.ones((8, 8))
+  function = jax.vmap(lambda x, w: jnp.tanh(x @ w), in_axes=(0, None))
+  found = collect.choices(function, x, w)
+  chosen = collect.apply(function, found.choice(found.options - 1))
+  want = jax.jit(function)(x, w)
+  np.testing.assert_array_equal(jax.jit(chosen, donate_argnums=0)(x, w), want)
+  assert x.is_deleted()
+
+
+def test_equal_equations_are_one_group_and_others_are_not():
+  def function(x, w, v):
+    return (x @ w) @ w + x @ v.T
+  square = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+  found = collect.choices(function, square, square, square)
+  assert len(found.groups) == 1  # v.T is a transpose of its own
+  found = collect.choices(lambda x, w: jnp.einsum("ij,kj->ik", x @ w, w), square, square)
+  assert len(found.groups) == 2
+
+
+def test_a_reshape_chooses_among_orders_between_which_nothing_moves():
+  x = jax.ShapeDtypeStruct((2, 3, 4), jnp.float32)
+  group, = collect.choices(lambda x: x.reshape(2, 12), x).groups
+  # The first dimension and the two others fall apart: two parts, two orders.
+  assert group.options == (((), ()), ((0, 1), (0, 2, 1)), ((1, 0), (2, 1, 0)))
+
+
+def test_numbers_that_do_not_fit_are_refused():
+  found = collect.choices(lambda x: x @ x, jax.ShapeDtypeStruct((4, 4), jnp.float32))
+  with pytest.raises(ValueError, match="2 option numbers, expected one for each of the"):
+    found.choice([0, 0])
+  with pytest.raises(ValueError, match=r"option 9 of dot_general .*expected 0\.\.8"):
+    found.choice([9])
+
+
+def test_layouts_inside_what_cannot_be_looked_into_are_refused_by_name():
+  mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+  spec = jax.sharding.PartitionSpec("x")
+  function = jax.shard_map(lambda x, w: x @ w, mesh=mesh,
+                           in_specs=(spec, jax.sharding.PartitionSpec()), out_specs=spec)
+  with pytest.raises(ValueError, match="shard_map holds dot_general .*call the function"):
+    collect.choices(function, jnp.ones((4, 8)), jnp.ones((8, 8)))

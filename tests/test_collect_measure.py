@@ -1,0 +1,61 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tpugraphs_jax.collect import measure
+
+_X = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+
+
+def _timed(monkeypatch, seconds):
+  """Replaces the timer: its call number k, from 1, says `seconds(function, k)`."""
+  order = []
+
+  def time(function, values, calls):
+    order.append(function)
+    return seconds(function, len(order))
+  monkeypatch.setattr(measure, "_time", time)
+  return order
+
+
+def _doubled(x):
+  return 2 * x
+
+
+def _same(x):
+  return x + x
+
+
+def test_every_round_has_every_version_and_the_first_one_twice(monkeypatch):
+  order = _timed(monkeypatch, lambda function, k: .01)
+  found = dict(measure.measure([(0, _doubled), (7, _same)], (_X,)))
+  assert list(found) == [0, 7]
+  assert len(found[0]["seconds"]) == len(found[7]["seconds"]) == 12
+  assert found[0]["noise"] == 0
+  rounds = [order[k:k + 3] for k in range(3, len(order), 3)]
+  assert len(rounds) == 12
+  assert len({tuple(map(id, each)) for each in rounds}) > 1  # in a new order each time
+
+
+def test_a_version_with_other_outputs_is_refused(monkeypatch):
+  _timed(monkeypatch, lambda function, k: .01)
+  found = dict(measure.measure(
+      [(0, _doubled), (1, lambda x: 3 * x), (2, lambda x: x @ x)], (_X,)))
+  assert "outputs differ" in str(found[1])
+  assert isinstance(found[2], TypeError)
+  assert set(found[0]) == {"seconds", "noise"}
+
+
+def test_a_busy_machine_is_refused(monkeypatch):
+  _timed(monkeypatch, lambda function, k: .01 * k)  # ever slower
+  with pytest.raises(measure.NoisyMachineError, match="apart, expected at most 5%.*is busy"):
+    dict(measure.measure([(0, _doubled)], (_X,)))
+
+
+def test_a_hopeless_version_is_given_up_after_three_rounds(monkeypatch):
+  # The second function that is timed is the second version.
+  order = _timed(
+      monkeypatch, lambda function, k: 1. if k > 1 and function is order[1] else .01)
+  found = dict(measure.measure([(0, _doubled), (1, _same)], (_X,)))
+  assert len(found[0]["seconds"]) == 12
+  assert len(found[1]["seconds"]) == 3

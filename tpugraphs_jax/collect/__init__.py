@@ -1,0 +1,16 @@
+"""Data sets of one's own: programs, their layout choices, and labels for them.
+
+  found = collect.choices(step, *arguments)             # what can be chosen
+  other = collect.apply(step, found.choice(numbers))    # the function, layouts chosen
+
+`python -m tpugraphs_jax.collect` labels many choices of many programs and writes
+them in the released format.
+"""
+
+from tpugraphs_jax.collect.choosing import apply
+from tpugraphs_jax.collect.choosing import Choice
+from tpugraphs_jax.collect.choosing import Choices
+from tpugraphs_jax.collect.choosing import choices
+from tpugraphs_jax.collect.programs import example
+
+__all__ = ["Choice", "Choices", "apply", "choices", "example"]

@@ -1,0 +1,126 @@
+"""Run times of many versions of one function, fit to be compared with each other.
+
+All versions are compiled first and their outputs compared with the first one's.
+Then rounds: every version once per round, in a new order each time, each time
+for at least 5 ms; of the rounds the minimum counts, since load only ever adds.
+The first version is in every round twice: how much its two minima differ is the
+noise, and above 5 % nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_ROUNDS = 12
+_BATCH_SECONDS = 5e-3
+_NOISE = 0.05
+# After so many rounds a version is given up that was never within this factor of the best.
+_HOPELESS_ROUNDS, _HOPELESS = 3, 20.0
+_AGAIN = -1  # the first version for the second time
+
+
+class NoisyMachineError(ValueError):
+  """Equal functions took different times."""
+
+
+def measure(
+    functions: Iterable[tuple[int, Callable[..., Any]]], args: tuple, *, seed: int = 0,
+) -> Iterator[tuple[int, dict[str, Any] | Exception]]:
+  """Measures functions that compute the same, the first one being the default.
+
+  Args:
+    functions: with their numbers.
+    args: example arguments; random numbers of their shapes and types are passed.
+    seed: of these numbers and of the order.
+
+  Yields:
+    For every number `{"seconds": [...], "noise": ...}`, the seconds of a call in
+    each round, or the error with which it was refused.
+
+  Raises:
+    NoisyMachineError: the default against itself differs by more than 5 %.
+  """
+  values = _random_arguments(args, seed)
+  compiled, results = {}, {}
+  for number, function in functions:
+    try:
+      compiled[number] = jax.jit(function).lower(*values).compile()
+      results[number] = compiled[number](*values)
+    except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
+      yield number, error
+      compiled.pop(number, None)
+  if not compiled:
+    return
+  default = next(iter(compiled))
+  for number in [number for number in results if not _close(results[number], results[default])]:
+    yield number, ValueError("its outputs differ from those of the compiler's own choice")
+    del compiled[number]
+  seconds = _rounds({**compiled, _AGAIN: compiled[default]}, values, seed)
+  first, again = min(seconds[default]), min(seconds.pop(_AGAIN))
+  noise = abs(first - again) / min(first, again)
+  if noise > _NOISE:
+    raise NoisyMachineError(
+        f"the same program took {first:.3g} s and {again:.3g} s, {noise:.1%} apart, expected "
+        f"at most {_NOISE:.0%}: the machine is busy; stop what else runs on it and try again")
+  for number, times in seconds.items():
+    yield number, {"seconds": times, "noise": noise}
+
+
+def _rounds(
+    compiled: dict[int, Callable[..., Any]], values: tuple, seed: int
+) -> dict[int, list[float]]:
+  rng = np.random.default_rng(seed)
+  calls = {number: _calls(function, values) for number, function in compiled.items()}
+  seconds = {number: [] for number in compiled}
+  for turn in range(_ROUNDS):
+    best = min((min(times) for times in seconds.values() if times), default=np.inf)
+    for number in rng.permutation(list(compiled)).tolist():
+      if turn >= _HOPELESS_ROUNDS and min(seconds[number]) > _HOPELESS * best:
+        continue
+      seconds[number].append(_time(compiled[number], values, calls[number]))
+  return seconds
+
+
+def _calls(function: Callable[..., Any], values: tuple) -> int:
+  """How many calls take at least 5 ms."""
+  calls = 1
+  while _time(function, values, calls) * calls < _BATCH_SECONDS:
+    calls *= 2
+  return calls
+
+
+def _time(function: Callable[..., Any], values: tuple, calls: int) -> float:
+  """Seconds of a call."""
+  start = time.perf_counter()
+  for _ in range(calls):
+    outputs = function(*values)
+  jax.block_until_ready(outputs)
+  return (time.perf_counter() - start) / calls
+
+
+def _random_arguments(args: tuple, seed: int) -> tuple:
+  """Standard normal numbers, and integers 0 or 1, which every table of rows has."""
+  rng = np.random.default_rng(seed)
+
+  def values(leaf: Any) -> jax.Array:
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+      return jax.random.split(jax.random.key(seed), leaf.shape)
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+      return jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype)
+    return jnp.asarray(rng.integers(0, 2, leaf.shape), leaf.dtype)
+
+  return jax.tree.map(values, jax.eval_shape(lambda *leaves: leaves, *args))
+
+
+def _close(one: Any, other: Any) -> bool:
+  """Equal but for the order of additions."""
+  return all(
+      np.allclose(a, b, rtol=1e-3, atol=1e-3 * (np.abs(b).max(initial=0) + 1e-30),
+                  equal_nan=True)
+      for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))

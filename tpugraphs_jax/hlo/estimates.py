@@ -1,0 +1,90 @@
+"""The TPU compiler's own estimates, read from a module after all optimisations."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from tpugraphs_jax.hlo import proto
+
+
+@dataclasses.dataclass(frozen=True)
+class Cycles:
+  """The sum of the estimates of a program's kernels."""
+
+  cycles: int
+  kernels: int  # how many instructions have an estimate
+  loops_counted_once: int  # loops whose number of turns is not known
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+  """How the compiler cuts a kernel into tiles; bounds in vector registers."""
+
+  kernel_bounds: tuple[int, ...]
+  output_bounds: tuple[int, ...]
+  input_bounds: tuple[int, ...]
+  estimated_cycles: int
+
+
+def window(instruction: proto.HloInstructionProto) -> Window | None:
+  """The window that the compiler chose for an instruction, if it has one."""
+  config = _backend_config(instruction).get("window_config", {})
+  if "estimated_cycles" not in config:
+    return None
+  bounds = (tuple(int(bound) for bound in config.get(f"{name}_window_bounds", ()))
+            for name in ("kernel", "output", "input"))
+  return Window(*bounds, int(config["estimated_cycles"]))
+
+
+def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
+  """Sums `estimated_cycles` over what the entry computation does.
+
+  The body of a loop counts as often as the loop turns: `known_trip_count` where
+  the compiler left it, else the bound that the loop's condition compares its
+  counter with (jax's scans count from 0 by 1); once where neither is found.
+  Instructions without an estimate, such as a reshape that moves data, count
+  nothing.
+  """
+  computations = {computation.id: computation for computation in module.computations}
+  return _sum(computations, computations[module.entry_computation_id])
+
+
+def _sum(computations: dict, computation: proto.HloComputationProto) -> Cycles:
+  cycles = kernels = unknown = 0
+  for instruction in computation.instructions:
+    found = window(instruction)
+    if found is not None:
+      cycles, kernels = cycles + found.estimated_cycles, kernels + 1
+    if instruction.opcode not in ("while", "conditional", "call"):
+      continue
+    callees = [computations[callee] for callee in instruction.called_computation_ids]
+    turns = 1
+    if instruction.opcode == "while":
+      turns = _turns(instruction, callees[1])
+      unknown, turns = unknown + (turns is None), 1 if turns is None else turns
+    for callee in callees:
+      inside = _sum(computations, callee)
+      cycles, kernels = cycles + turns * inside.cycles, kernels + inside.kernels
+      unknown += inside.loops_counted_once
+  return Cycles(cycles, kernels, unknown)
+
+
+def _turns(
+    loop: proto.HloInstructionProto, condition: proto.HloComputationProto
+) -> int | None:
+  known = _backend_config(loop).get("known_trip_count", {}).get("n")
+  if known is not None:
+    return int(known)
+  nodes = {node.id: node for node in condition.instructions}
+  root = nodes[condition.root_id]
+  if root.opcode != "compare":
+    return None
+  bounds = [number for operand in root.operand_ids for number in nodes[operand].literal.s32s]
+  return bounds[0] if len(bounds) == 1 and bounds[0] >= 0 else None
+
+
+def _backend_config(instruction: proto.HloInstructionProto) -> dict:
+  if not instruction.backend_config.startswith(b"{"):
+    return {}
+  return json.loads(instruction.backend_config)

@@ -1,0 +1,124 @@
+"""The TPU compiler on a machine without a TPU: what it makes of a function.
+
+The compiler is in libtpu, which `pip install "jax[tpu]"` brings; nothing runs on
+a TPU. It writes the stages that the data set's graphs were taken from: layout
+graphs before layout assignment, tile kernels after all optimisations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import os
+from pathlib import Path
+import tempfile
+from typing import Any
+
+# The smallest topology of each generation that the compiler accepts.
+TARGETS = {
+    "tpu:v2": "v2:2x2x1",
+    "tpu:v3": "v3:2x2x1",
+    "tpu:v4": "v4:2x2x1",
+    "tpu:v5e": "v5e:2x2",
+    "tpu:v5p": "v5p:2x2x1",
+    "tpu:v6e": "v6e:2x2",
+}
+_BEFORE_LAYOUTS = "before_layout-assignment"
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuProgram:
+  """A compiled function."""
+
+  target: str
+  module: bytes  # serialized HloModuleProto after all optimisations, with windows
+  optimal_seconds: float  # the compiler's estimate, no measurement
+  before_layouts: bytes | None  # serialized HloProto before layout assignment, if asked for
+
+
+def check_target(target: str) -> None:
+  """Refuses (ValueError) an unknown target, or any where libtpu is missing."""
+  if target not in TARGETS:
+    raise ValueError(f"target is {target!r}, expected one of {', '.join(TARGETS)}")
+  if importlib.util.find_spec("libtpu") is None:
+    raise ValueError(f"target {target!r} needs the TPU compiler, and no libtpu is installed; "
+                     'run `pip install "jax[tpu]"` in an environment of its own')
+
+
+def libtpu_version() -> str:
+  return importlib.metadata.version("libtpu")
+
+
+def lower(function: Callable[..., Any], args: tuple, target: str) -> Any:
+  """`jax.stages.Lowered` of a function for one device of a target.
+
+  Raises:
+    ValueError: as `check_target`.
+  """
+  import jax
+  device = _device(target)
+  sharding = jax.sharding.SingleDeviceSharding(device)
+  shapes = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+      jax.eval_shape(lambda *leaves: leaves, *args))
+  stage = function if hasattr(function, "lower") else jax.jit(function)
+  return stage.lower(*shapes)
+
+
+def compile_function(
+    function: Callable[..., Any], args: tuple, target: str, *, keep_stages: bool = False,
+) -> TpuProgram:
+  """Compiles a function for a target; seconds, and in the same process.
+
+  A function that makes the compiler abort ends this process: what compiles many
+  belongs into processes of their own.
+
+  Args:
+    function: a function, or one that `jax.jit` returned.
+    args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
+    target: a key of `TARGETS`.
+    keep_stages: whether `before_layouts` is kept.
+
+  Raises:
+    ValueError: as `check_target`.
+    jax.errors.JaxRuntimeError: the compiler refuses the function.
+  """
+  lowered = lower(function, args, target)
+  if not keep_stages:
+    return _program(lowered.compile(), target, None)
+  with tempfile.TemporaryDirectory() as folder:
+    compiled = lowered.compile(compiler_options={
+        "xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment",
+        "xla_dump_hlo_as_proto": True})
+    return _program(compiled, target, _stage(Path(folder), _BEFORE_LAYOUTS))
+
+
+def _program(compiled: Any, target: str, before_layouts: bytes | None) -> TpuProgram:
+  modules = compiled.runtime_executable().hlo_modules()
+  return TpuProgram(
+      target, modules[0].as_serialized_hlo_module_proto(),
+      float(compiled.cost_analysis()["optimal_seconds"]), before_layouts)
+
+
+def _stage(folder: Path, name: str) -> bytes:
+  files = sorted(folder.glob(f"*{name}*.hlo.pb"))
+  if not files:
+    raise ValueError(f"the TPU compiler wrote no stage {name}, found "
+                     f"{', '.join(sorted(path.name for path in folder.iterdir())) or 'nothing'}")
+  return files[0].read_bytes()
+
+
+@functools.cache
+def _device(target: str) -> Any:
+  check_target(target)
+  # On a machine with a TPU these would hide it from jax.
+  if not any(Path("/dev").glob("accel*")) and not Path("/dev/vfio").exists():
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
+  from jax.experimental import topologies
+  return topologies.get_topology_desc(
+      platform="tpu", topology_name=TARGETS[target]).devices[0]
