@@ -1,7 +1,8 @@
 """Layout rankers for the four collections.
 
 Variants, separated by commas: the collection (`xla-random`, `xla-default`,
-`nlp-random`, `nlp-default`, or `own-NAME` for one of your own), `official` (ResModel with the
+`nlp-random`, `nlp-default`, `own` for the example programs, with
+`--data_root=data/own/npz`, or `own-NAME` for a collection of yours), `official` (ResModel with the
 published settings; the default is the recommended GraphSAGE), `tables` (costs of choices that
 a network computes once per program, see `models/tables.py`), a kind of Graph Segment Training
 (`gst`, `gst_e`, `gst_ed`, `gst_efd`, `one`, or `full` for whole graphs) and `ci`
@@ -93,12 +94,12 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       time=False))  # also measure seconds per validation graph
   config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
 
-  names = [name for name in variant.split(",") if name]
+  names = ["own-programs" if name == "own" else name for name in variant.split(",") if name]
   own = [name for name in names if name.startswith("own-")]
   for name in names:
     if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", "tables", "ci"):
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
-                       f"{', '.join(COLLECTIONS)}, own-NAME, {', '.join(SEGMENTS)}, full, "
+                       f"{', '.join(COLLECTIONS)}, own, own-NAME, {', '.join(SEGMENTS)}, full, "
                        "tables, official and ci")
   collection = _only((*COLLECTIONS, *own), names)
   segments = _only((*SEGMENTS, "full"), names)

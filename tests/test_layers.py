@@ -16,6 +16,7 @@ LAYERS = (
     ("train",),
     ("segments",),
     ("predict",),
+    ("collect",),
     ("run",),
 )
 # Within a layer these may import those.
