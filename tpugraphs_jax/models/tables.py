@@ -129,7 +129,7 @@ def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> j
   if pair is None:
     return total
   first, second = _take(code, batch.pairs.groups[:, 0]), _take(code, batch.pairs.groups[:, 1])
-  flat = pair.reshape(len(pair), -1, pair.shape[-1])
+  flat = pair.reshape(len(pair), pair.shape[1] * pair.shape[2], pair.shape[3])
   costs = jnp.take_along_axis(flat, (first * pair.shape[2] + second)[..., None], axis=1)
   # Pairs of groups that are absent get 0 here, and then a slot beyond the last.
   graph_of = _take(batch.group_graph + 1, batch.pairs.groups[:, 0])
@@ -160,7 +160,7 @@ def row_features(rows: jax.Array) -> jax.Array:
   low, high = LAYOUT_VALUE_RANGE
   values = jnp.asarray(rows, jnp.int32)
   one_hot = jax.nn.one_hot(values - low, high - low + 1)
-  layouts = values.reshape(len(rows), 3, -1)
+  layouts = values.reshape(len(rows), 3, rows.shape[1] // 3)
   before, after = layouts[..., :-1], layouts[..., 1:]
   order = jnp.where((before >= 0) & (after >= 0), jnp.sign(before - after), 0)
   flat = lambda x: x.reshape(len(rows), math.prod(x.shape[1:]))
