@@ -143,6 +143,8 @@ def _official(config: ConfigDict) -> None:
 
 def _tables(config: ConfigDict) -> None:
   """Score tables on slates of hundreds of configurations, which cost little there."""
+  config.data.pair_hops = 6  # edges between nodes whose layouts have a cost together
+  config.data.tile_padding = True  # tell how layouts fill the 8 x 128 tiles of a TPU
   config.batch.update(graphs=4, configs=256, slates_per_epoch=400)
   config.model = ConfigDict(dict(
       name="ScoreTables", op_embed_dim=16, hidden_dim=32, num_gnns=4,

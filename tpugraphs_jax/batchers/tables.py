@@ -21,10 +21,15 @@ class TableBatcher:
   Attributes:
     neighbour_slots: width of the neighbour tables, see `data.adjacency`.
     reduction: options of `reduction.reduce_graph`.
+    pair_hops: how many edges may be between two nodes whose layouts have a cost together.
+    tile_padding: whether the model is told how layouts fill tiles of 8 x 128 numbers,
+      the registers of a TPU.
   """
 
   neighbour_slots: int
   reduction: reduction.Options = reduction.Options()
+  pair_hops: int = 6
+  tile_padding: bool = True
 
   def prepare(self, inputs: OpGraph, raw: OpGraph) -> PreparedTables:
     """A program with the terms of its configurations, which are kept with the store.
@@ -35,8 +40,9 @@ class TableBatcher:
     """
     small = reduction.reduce_graph(raw, self.reduction)
     feat = reduction.reduce_graph(inputs, self.reduction).node_feat
-    found = terms.terms_of(small, folder=small.store)
-    return table_batching.prepare(small, feat, found, slots=self.neighbour_slots)
+    found = terms.terms_of(small, folder=small.store, hops=self.pair_hops)
+    return table_batching.prepare(
+        small, feat, found, slots=self.neighbour_slots, tiling=self.tile_padding)
 
   def draw(self, graphs: Sequence[PreparedTables], sampler: ConfigSampler) -> Draw:
     """Draws slates of these programs."""

@@ -153,7 +153,7 @@ class Ranker:
     part = reduction.Options(data["graph_reduction"], data["reduction_hops"],
                              data["reduction_direction"], data["reduction_induced"])
     if self.sees.tables:
-      return TableBatcher(slots, part)
+      return TableBatcher(slots, part, data["pair_hops"], data["tile_padding"])
     layout = LayoutBatcher(
         self._config_transform, slots, hops=self.sees.hops, reduction=part,
         block_nodes=self.config["batch"]["keep_nodes"] if self.sees.blocks != "never" else 0)

@@ -61,6 +61,8 @@ def check(config: ml_collections.ConfigDict) -> None:
   _check_all(config)
   if config.task != "tile":
     _check_layout(config)
+  if config.model.name == "ScoreTables":
+    _check_tables(config)
   if config.task == "segments":
     _check_segments(config)
 
@@ -108,6 +110,13 @@ def _check_layout(config: ml_collections.ConfigDict) -> None:
   at_least(config, {
       "data.reduction_hops": 1, "data.max_configs": 0, "batch.keep_nodes": 2,
       "eval.max_configs": 0})
+
+
+def _check_tables(config: ml_collections.ConfigDict) -> None:
+  if "pair_hops" not in config.data:
+    raise ValueError("model.name is ScoreTables, but the config has no data.pair_hops: take the "
+                     "variant tables")
+  at_least(config, {"data.pair_hops": 1})
 
 
 def _check_segments(config: ml_collections.ConfigDict) -> None:
