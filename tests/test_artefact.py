@@ -153,10 +153,12 @@ def as_version_1(workdir):
   del config["extensions"], config["data"]["features"]
   if config["task"] == "tile":
     del config["data"]["source"], config["data"]["search"]
+  del manifest["checksum"]
   path.write_text(json.dumps(manifest))
   path = workdir / saved.TRANSFORMS_FILE
   transforms = json.loads(path.read_text())
   transforms["node"] = transforms.pop("node/released")
+  del transforms["checksum"]
   path.write_text(json.dumps(transforms))
 
 

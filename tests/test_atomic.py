@@ -45,3 +45,20 @@ def test_a_missing_folder_is_made(tmp_path):
   with atomic.replacing(tmp_path / "new" / "results.csv") as file:
     file.write("all")
   assert (tmp_path / "new" / "results.csv").read_text() == "all"
+
+
+def test_what_ended_processes_left_is_removed_and_nothing_else(tmp_path):
+  (tmp_path / ".results.csv.4242.partial").write_text("half")
+  (tmp_path / ".graph.4242.partial").mkdir()
+  (tmp_path / ".graph.4242.partial" / "rows.npy").write_text("half")
+  (tmp_path / "results.csv.partial").write_text("the user's")
+  with atomic.replacing(tmp_path / "living.csv") as file:
+    file.write("all")
+    atomic.tidy(tmp_path)
+    assert len(names(tmp_path)) == 2
+  assert names(tmp_path) == ["living.csv", "results.csv.partial"]
+  assert (tmp_path / "living.csv").read_text() == "all"
+
+
+def test_a_folder_that_is_not_there_is_tidy(tmp_path):
+  atomic.tidy(tmp_path / "nowhere")

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import shutil
 import subprocess
 import sys
 
@@ -215,3 +216,57 @@ def test_saving_logs_nothing(folder, caplog):
     save(checkpoints, 1)
     checkpoints.newest(make_state())
   assert not [r for r in caplog.records if "orbax" in r.pathname]
+
+
+def test_what_a_killed_run_had_not_yet_removed_goes_when_it_is_resumed(folder):
+  checkpoints = checkpoint.Checkpoints(folder)
+  save(checkpoints, 1, 0.9)
+  save(checkpoints, 2, 0.1)
+  shutil.copytree(folder / "save_1", folder.parent / "superseded")
+  save(checkpoints, 3, 0.2)
+  checkpoints.close()
+  shutil.copytree(folder.parent / "superseded", folder / "save_1")
+  (folder / "superseded" / "save_7").mkdir(parents=True)
+  checkpoint.Checkpoints(folder, read_only=True).close()
+  assert len(list(folder.iterdir())) == 4  # a reader leaves it alone
+  checkpoints = checkpoint.Checkpoints(folder)
+  assert sorted(path.name for path in folder.iterdir()) == ["save_0", "save_2"]
+  assert checkpoints.best(make_state()).step == 1 and checkpoints.newest_step() == 3
+
+
+def damages(data):
+  """A file's bytes, damaged in several ways."""
+  middle = len(data) // 2
+  flipped = bytearray(data)
+  flipped[middle : middle + 1] = bytes([data[middle] ^ 1]) if data else b""
+  return {"emptied": b"", "cut": data[:middle], "flipped": bytes(flipped)}
+
+
+def read_all(folder):
+  """What a checkpoint gives; or None, after one line that says what is wrong with it."""
+  try:
+    checkpoints = checkpoint.Checkpoints(folder, config=CONFIG, read_only=True)
+    saved, best = checkpoints.newest(make_state()), checkpoints.best_params()
+    checkpoints.close()
+  except (ValueError, OSError) as error:
+    assert str(folder) in str(error) and "\n" not in str(error)
+    return None
+  return None if saved is None else (saved, best)
+
+
+def test_no_damaged_file_gives_another_state(folder):
+  checkpoints = checkpoint.Checkpoints(folder, config=CONFIG)
+  save(checkpoints, 7, value=0.5)
+  checkpoints.close()
+  refused = 0
+  for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    whole = path.read_bytes()
+    for damage in damages(whole).values():
+      path.write_bytes(damage)
+      found = read_all(folder)
+      refused += found is None
+      if found is not None:
+        assert_same(found[0].state, make_state(7))
+        assert (found[0].step, found[1].step, found[1].value) == (7, 7, 0.5)
+    path.write_bytes(whole)
+  assert refused > 10 and read_all(folder) is not None

@@ -11,6 +11,7 @@ import pytest
 import segment_cases as cases
 
 from tpugraphs_jax.segments import history
+from tpugraphs_jax.segments.snapshots import Snapshots
 from tpugraphs_jax.train import parallel
 
 WIDTH = 2
@@ -107,7 +108,7 @@ def test_bfloat16_entries_are_rounded(place, keys, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_restored_table_is_the_saved_one_bit_for_bit(place, dtype, keys, tmp_path):
   table, rng = make(place, keys, tmp_path, dtype), np.random.default_rng(2)
-  snapshots = history.Snapshots(tmp_path / "history", keys, table)
+  snapshots = Snapshots(tmp_path / "history", keys, table)
   everything = np.arange(keys.entries + 2)[None].repeat(4, axis=0)
   rows = everything[:, 3:20]
   table.write(rows, jnp.asarray(rng.normal(size=(1, 17, WIDTH)).repeat(4, axis=0), jnp.float32))
@@ -121,13 +122,13 @@ def test_a_restored_table_is_the_saved_one_bit_for_bit(place, dtype, keys, tmp_p
   # Into a table of a later run as well.
   table.write(rows, jnp.zeros((4, 17, WIDTH)))
   later = make(place, keys, tmp_path, dtype)
-  history.Snapshots(tmp_path / "history", keys, later).restore(name)
+  Snapshots(tmp_path / "history", keys, later).restore(name)
   for array, before in zip(later.read(everything), saved):
     np.testing.assert_array_equal(array, before)
 
 
 def test_the_two_newest_snapshots_are_kept(keys, tmp_path):
-  snapshots = history.Snapshots(tmp_path, keys, make("device", keys, tmp_path))
+  snapshots = Snapshots(tmp_path, keys, make("device", keys, tmp_path))
   names = [snapshots.save() for _ in range(4)]
   assert len(set(names)) == 4
   assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[-2:])
@@ -138,9 +139,9 @@ def test_the_two_newest_snapshots_are_kept(keys, tmp_path):
 def test_a_restored_table_outlives_checkpoints_that_were_not_written(keys, tmp_path):
   table = make("device", keys, tmp_path)
   folder = tmp_path / "history"
-  restored = history.Snapshots(folder, keys, table).save()
+  restored = Snapshots(folder, keys, table).save()
   for _ in range(3):  # saves a table and stops before its checkpoint is there
-    snapshots = history.Snapshots(folder, keys, table)
+    snapshots = Snapshots(folder, keys, table)
     snapshots.restore(restored)
     newest = snapshots.save()
     assert {path.name for path in folder.iterdir()} == {restored, newest}
@@ -166,11 +167,11 @@ def changed(graphs):
 
 @pytest.mark.parametrize("what", ["configurations", "partition", "order", "name"])
 def test_a_table_of_other_data_or_another_partition_is_refused(what, graphs, keys, tmp_path):
-  history.Snapshots(tmp_path, keys, make("device", keys, tmp_path)).save()
-  history.Snapshots(tmp_path, history.Keys.of(list(graphs)), None).check()
+  Snapshots(tmp_path, keys, make("device", keys, tmp_path)).save()
+  Snapshots(tmp_path, history.Keys.of(list(graphs)), None).check()
   other = history.Keys.of(changed(graphs)[what])
   with pytest.raises(ValueError, match="other training data or another partition"):
-    history.Snapshots(tmp_path, other, None).check()
+    Snapshots(tmp_path, other, None).check()
 
 
 def test_size_is_logged_and_decides_where_the_table_is(keys, tmp_path, monkeypatch, caplog):
@@ -195,3 +196,27 @@ def test_a_table_that_does_not_fit_is_refused_with_the_alternatives(
     make(place, keys, tmp_path)
   assert re.match(f"history table of {keys.entries} entries", str(error.value))
   assert not (tmp_path / "history").exists()
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+@pytest.mark.parametrize("name", ["value", "is_written", "identity.json"])
+def test_a_damaged_table_is_refused_in_one_line(name, place, keys, tmp_path):
+  table = make(place, keys, tmp_path)
+  snapshots = Snapshots(tmp_path / "history", keys, table)
+  path = tmp_path / "history" / snapshots.save() / name
+  whole = path.read_bytes()
+  for damaged in (b"", whole[:-1], whole[:20] + bytes([whole[20] ^ 1]) + whole[21:]):
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=f"{name} is damaged .*|{name} is damaged: ") as error:
+      snapshots.restore("table_0")
+    assert "\n" not in str(error.value) and "another --workdir" in str(error.value)
+  path.write_bytes(whole)
+  snapshots.restore("table_0")
+
+
+def test_half_a_table_of_a_killed_run_goes_with_the_next_one(keys, tmp_path):
+  snapshots = Snapshots(tmp_path, keys, make("device", keys, tmp_path))
+  snapshots.save()
+  (tmp_path / ".table_9.partial").mkdir()
+  snapshots.save()
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["table_0", "table_1"]

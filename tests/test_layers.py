@@ -9,7 +9,7 @@ import pytest
 PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from its own layer and from those before it.
 LAYERS = (
-    ("atomic", "graph", "host_memory", "registry"),
+    ("atomic", "graph", "host_memory", "integrity", "lock", "registry"),
     ("batch", "collections", "table_batch"),
     ("losses", "metrics", "data", "hlo", "models", "submission"),
     ("batchers",),

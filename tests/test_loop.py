@@ -11,14 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
+from toy import make_batches
 
 from tpugraphs_jax.train import checkpoint
 from tpugraphs_jax.train import loop
 from tpugraphs_jax.train import parallel
 from tpugraphs_jax.train import state as state_lib
-
-def make_batches(size=100):
-  return iter(grain.MapDataset.range(size).map(toy.make_batch).to_iter_dataset())
 
 
 def run(workdir, **changes):

@@ -15,7 +15,7 @@ from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import pipeline
 from tpugraphs_jax.batchers import segments as batching
 from tpugraphs_jax.batchers.head import HeadBatcher
-from tpugraphs_jax.segments import finetune, history, train_step
+from tpugraphs_jax.segments import finetune, history, snapshots, train_step
 from tpugraphs_jax.segments.model import READOUT_COLLECTION, HeadModel
 from tpugraphs_jax.segments.score import SegmentScorer
 from tpugraphs_jax.train import loop, parallel, state as state_lib, step as step_lib
@@ -103,8 +103,8 @@ class Job:
     batches = pipeline.training_batches(
         self.plan, total_steps=steps, local_devices=range(devices), assemble=assemble,
         stack=cases.per_device)
-    self.batches = history.BatchesWithHistory(
-        batches, history.Snapshots(folder, self.keys, self.table))
+    self.batches = snapshots.BatchesWithHistory(
+        batches, snapshots.Snapshots(folder, self.keys, self.table))
     step, _ = steps_of(self.model)
     self.step = train_step.with_history(step, self.table, self.keys)
     self.params = params_of(self.model, self.graphs)

@@ -10,12 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 import recorded
 
-from tpugraphs_jax import graph
+from tpugraphs_jax import atomic, graph, integrity
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import store
 from tpugraphs_jax.data import store_format
@@ -216,6 +217,79 @@ def test_stored_files_are_the_ones_tested_above(tmp_path):
   assert found == set(_stored_files())
 
 
+def _changed_in_range(array):
+  """The array with its last entry changed to another one that is in range."""
+  array.flat[-1] = array.flat[-1] - 1 if array.flat[-1] > 0 else array.flat[-1] + 1
+  return array
+
+
+def _forget_checksums(folder):
+  """Makes the folder one of a version that kept none."""
+  meta = json.loads((folder / "meta.json").read_text())
+  del meta["sha256"], meta["checksum"]
+  (folder / "meta.json").write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize("name", _stored_files())
+def test_each_changed_file_is_noticed_on_opening_and_rebuilt(tmp_path, name):
+  source = _write_split(tmp_path, count=1) / "g0.npz"
+  folder = _ensure(tmp_path)[0]
+  store.open_graph(folder)
+  path = folder / f"{name}.npy"
+  np.save(path, _changed_in_range(np.load(path)))
+  with pytest.raises(ValueError, match=f"{name}.npy is damaged: .*build the store again") as error:
+    store.open_graph(folder)
+  assert "\n" not in str(error.value)
+  _assert_equal(store.open_graph(_ensure(tmp_path)[0]), npz.read_layout(source))
+
+
+@pytest.mark.parametrize("name, low, high", [
+    ("group_row", 0, 200), ("node_group", -1, 99), ("config_node", -1, 40), ("edge_index", -1, 40),
+    ("node_splits", -1, 41), ("rows", -2, 6), ("node_opcode", 0, 121), ("runtime_ns", -1, 2**40)])
+def test_what_is_out_of_range_is_noticed_in_an_old_store_too(tmp_path, name, low, high):
+  _write_split(tmp_path, count=1)
+  folder = _ensure(tmp_path)[0]
+  _forget_checksums(folder)
+  store.open_graph(folder)
+  path = folder / f"{name}.npy"
+  right = np.load(path)
+  for value in (low, high):
+    array = right.copy()
+    array.flat[0] = value
+    np.save(path, array)
+    if (name, value) in (("group_row", 0), ("node_opcode", 0), ("runtime_ns", 2**40)):
+      store.open_graph(folder)  # is in range
+    else:
+      with pytest.raises(ValueError, match=f"g0 is damaged .{name} .*build the store again"):
+        store.open_graph(folder)
+
+
+def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
+  _write_split(tmp_path, count=2)
+  one, other = _ensure(tmp_path)
+  shutil.rmtree(other)
+  shutil.copytree(one, other)
+  with pytest.raises(ValueError, match="g1 holds another graph, g0; build the store again"):
+    store.open_graph(other)
+  assert store.open_graph(_ensure(tmp_path)[1]).name == "g1"
+
+
+def test_checksums_are_compared_once_until_a_file_changes(tmp_path, monkeypatch):
+  _write_split(tmp_path, count=1)
+  folder = _ensure(tmp_path)[0]
+  monkeypatch.setattr(integrity, "_SETTLED_SECONDS", -1.0)
+  compared, digest_of = [], integrity.digest_of
+  monkeypatch.setattr(
+      integrity, "digest_of", lambda path: compared.append(path.name) or digest_of(path))
+  store.open_graph(folder)
+  assert len(compared) == len(_stored_files())
+  store.open_graph(folder)
+  assert len(compared) == len(_stored_files())
+  os.utime(folder / "rows.npy", ns=(5, 5))
+  store.open_graph(folder)
+  assert len(compared) == 2 * len(_stored_files())
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1}', "\x00\x01"])
 def test_damaged_meta_is_noticed_and_rebuilt(tmp_path, text):
   _write_split(tmp_path, count=1)
@@ -253,6 +327,54 @@ def test_leftovers_of_an_interrupted_build_are_removed(tmp_path):
   folder = _ensure(tmp_path)[0]
   store.open_graph(folder)
   assert sorted(path.name for path in split.iterdir()) == [".lock", "g0"]
+
+
+def test_what_a_living_builder_writes_is_left_alone(tmp_path):
+  _write_split(tmp_path, count=1)
+  split = _ensure(tmp_path)[0].parent
+  living, dead = split / ".g7.1.partial", split / ".g8.1.partial"
+  living.mkdir()
+  dead.mkdir()
+  with atomic.being_written(living):
+    _ensure(tmp_path)
+    assert living.is_dir() and not dead.exists()
+  _ensure(tmp_path)
+  assert not living.exists()
+
+
+_MANY = """
+import sys, time
+from tpugraphs_jax.data import npz, store
+if __name__ == "__main__":
+  store.ensure_store(sys.argv[1], "layout:nlp:random", "valid", workers=2, progress=False)
+"""
+
+
+def _children(pid):
+  listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
+  return [int(line) for line in listed.split()]
+
+
+@pytest.mark.skipif(not shutil.which("pgrep"), reason="no pgrep here")
+def test_the_processes_of_a_killed_builder_end_with_it(tmp_path):
+  os.mkfifo(_write_split(tmp_path, count=2) / "g9.npz")  # a file that keeps its reader waiting
+  script = tmp_path / "build.py"
+  script.write_text(_MANY)
+  builder = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
+  try:
+    _until(lambda: len(_children(builder.pid)) >= 3)  # two workers, and what counts their names
+    children = _children(builder.pid)
+  finally:
+    builder.kill()
+    builder.wait()
+  _until(lambda: not any(os.path.exists(f"/proc/{child}") for child in children))
+
+
+def _until(is_so, *, seconds=60):
+  deadline = time.monotonic() + seconds
+  while not is_so():
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
 
 
 def test_failed_write_leaves_the_earlier_graph(tmp_path, monkeypatch):
@@ -392,10 +514,7 @@ def test_command_line_builds_shows_and_verifies(tmp_path, capsys):
 def test_verify_notices_a_change_in_each_file(tmp_path, capsys, name):
   _write_split(tmp_path, count=1)
   path = _ensure(tmp_path)[0] / f"{name}.npy"
-  array = np.load(path)
-  # The last entry of the first axis, changed to another one that is in range.
-  array.flat[-1] = array.flat[-1] - 1 if array.flat[-1] > 0 else array.flat[-1] + 1
-  np.save(path, array)
+  np.save(path, _changed_in_range(np.load(path)))
   assert _run("verify", tmp_path) == 1
   printed = capsys.readouterr().out
   assert "FAILED" in printed and "0 of 1 graphs equal their source" in printed

@@ -1,5 +1,6 @@
 """A straight line fitted by the real optimiser and loop: the toy model of the tests."""
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +31,11 @@ def make_batch(index):
       "y": rng.normal(size=(DEVICES, 8)).astype(np.float32),
       "index": np.full(DEVICES, index, np.int32),
   }
+
+
+def make_batches(size=100):
+  """An iterator over so many of them, which can be saved and restored."""
+  return iter(grain.MapDataset.range(size).map(make_batch).to_iter_dataset())
 
 
 def make_state():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpugraphs_jax import atomic
+from tpugraphs_jax import atomic, integrity
 from tpugraphs_jax.graph import OpGraph
 
 KINDS = ("none", "minmax", "standardize", "signed_log1p")
@@ -159,9 +159,9 @@ def node_features(graph: OpGraph, *, pad_value: int) -> np.ndarray:
 
 def save(path: Path, transforms: Mapping[str, Transform]) -> None:
   """Writes transforms by name as JSON."""
-  text = json.dumps({name: transform.to_dict() for name, transform in transforms.items()})
+  values = {name: transform.to_dict() for name, transform in transforms.items()}
   with atomic.replacing(path) as file:
-    file.write(text + "\n")
+    file.write(json.dumps(integrity.sealed(values)) + "\n")
 
 
 def load(path: Path) -> dict[str, Transform]:
@@ -175,6 +175,7 @@ def load(path: Path) -> dict[str, Transform]:
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model "
                             "was trained in")
   try:
-    return {name: Transform.from_dict(v) for name, v in json.loads(path.read_text()).items()}
+    values = integrity.unsealed(json.loads(path.read_text()))
+    return {name: Transform.from_dict(v) for name, v in values.items()}
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f"{path} is damaged ({error}); train again") from None

@@ -47,7 +47,7 @@ class LayoutData:
           skip_bad_files=self.skip_bad_files)
     files = npz.split_files(data_root, self.collection.name, split)
     splits.report_skipped(files, len(files) - len(folders))
-    graphs = [store.open_graph(folder) for folder in folders]
+    graphs = store.open_graphs(folders)
     if split == "train":
       graphs = [duplicates.apply_policy(graph, self.duplicate_policy) for graph in graphs]
       graphs = [self._limit_configs(graph) for graph in graphs]

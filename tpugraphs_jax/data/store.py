@@ -13,21 +13,21 @@ them are read without the rest.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import concurrent.futures
 import contextlib
-import fcntl
 import multiprocessing
 import os
 from pathlib import Path
 import signal
 import sys
+import threading
 
 from absl import logging
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import graph
+from tpugraphs_jax import graph, lock
 from tpugraphs_jax.collections import Collection, OWN, RELEASED
 from tpugraphs_jax.data import factor
 from tpugraphs_jax.data import npz
@@ -35,7 +35,7 @@ from tpugraphs_jax.data import npz_archive
 from tpugraphs_jax.data import store_format
 from tpugraphs_jax.data.store_format import open_graph
 
-__all__ = ["ensure_store", "graph_folders", "open_graph", "verify_graph"]
+__all__ = ["ensure_store", "graph_folders", "open_graph", "open_graphs", "verify_graph"]
 
 # Bytes of files below which starting processes takes longer than the work.
 _WORTH_PROCESSES = 4 << 20
@@ -95,15 +95,22 @@ def ensure_store(
     raise ValueError(f"workers is {workers}, expected at least 1")
   folders = graph_folders(data_root, collection, split, store_dir=store_dir)
   bad = {}
-  if _outdated(folders):
-    root = next(iter(folders.values())).parent
+  root = next(iter(folders.values())).parent
+  if _outdated(folders) or store_format.has_leftovers(root):
     with _build_lock(root):
+      store_format.tidy(root)
       todo = _outdated(folders)  # another process may have built some meanwhile
       bad = _build(todo, workers=workers, stop_at_error=not skip_bad_files,
                    bar=f"{collection} {split}" if progress else None)
   for file, error in bad.items():
     logging.warning("skipped %s", error)
   return [folder for file, folder in folders.items() if file not in bad]
+
+
+def open_graphs(folders: Iterable[Path]) -> list[graph.OpGraph]:
+  """Opens graphs side by side; see `open_graph`."""
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    return list(pool.map(open_graph, folders))
 
 
 def verify_graph(folder: Path, source: Path) -> None:
@@ -129,8 +136,9 @@ def verify_graph(folder: Path, source: Path) -> None:
 
 
 def _outdated(folders: dict[Path, Path]) -> dict[Path, Path]:
-  return {file: folder for file, folder in folders.items()
-          if not store_format.looks_current(folder, file)}
+  with concurrent.futures.ThreadPoolExecutor() as pool:  # the first time reads every file
+    is_current = pool.map(store_format.looks_current, folders.values(), folders)
+    return {file: folders[file] for file, current in zip(folders, is_current) if not current}
 
 
 @contextlib.contextmanager
@@ -141,14 +149,12 @@ def _build_lock(root: Path) -> Iterator[None]:
   if getattr(multiprocessing.current_process(), "_inheriting", False):
     raise RuntimeError("the store is built by several processes, each of which imports the "
                        'calling script: put its work under `if __name__ == "__main__":`')
-  try:
-    root.mkdir(parents=True, exist_ok=True)
-    stream = open(root / ".lock", "w")
-  except OSError as error:
-    raise OSError(f"cannot write the store {root} ({error.strerror}); name another "
-                  "folder with store_dir") from error
-  with stream:
-    fcntl.flock(stream, fcntl.LOCK_EX)
+  with contextlib.ExitStack() as stack:
+    try:
+      stack.enter_context(lock.held(root, wait=True))
+    except OSError as error:
+      raise OSError(f"cannot write the store {root} ({error.strerror}); name another "
+                    "folder with store_dir") from error
     yield
 
 
@@ -182,8 +188,7 @@ def _run(
     yield from map(_build_graph, jobs)
     return
   pool = concurrent.futures.ProcessPoolExecutor(
-      workers, mp_context=multiprocessing.get_context("spawn"),
-      initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+      workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker)
   try:
     futures = [pool.submit(_build_graph, job) for job in jobs]
     for future in concurrent.futures.as_completed(futures):
@@ -193,6 +198,14 @@ def _run(
                   "run again with fewer workers, what is finished is kept") from error
   finally:
     pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+  """Leaves Ctrl-C to the process that started this one, and ends with it however it ends."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  parent = multiprocessing.parent_process()
+  end_with_it = lambda: parent.join() or os._exit(1)
+  threading.Thread(target=end_with_it, name="parent", daemon=True).start()
 
 
 def _build_graph(job: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:

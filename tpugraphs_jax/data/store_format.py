@@ -1,6 +1,6 @@
 """One graph of the store: a folder of `.npy` files and a `meta.json`.
 
-    meta.json       format version, sizes, the source's size, time and hash
+    meta.json       format version, sizes, hashes, the source's size, time and hash
     group_row.npy   [C, groups] uint8 or uint16, memory-mapped when opened
     rows.npy  node_group.npy  runtime_ns.npy                   its configurations
     node_feat.npy  node_opcode.npy  edge_index.npy  node_splits.npy  config_node.npy
@@ -12,8 +12,6 @@ when it has changed.
 
 from __future__ import annotations
 
-import glob
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -21,11 +19,11 @@ import shutil
 
 import numpy as np
 
-from tpugraphs_jax import atomic
-from tpugraphs_jax import graph
+from tpugraphs_jax import atomic, graph, integrity
+from tpugraphs_jax.data import store_check
 
 _VERSION = 1
-_META = "meta.json"
+_META, _DIGESTS = "meta.json", "sha256"
 _REBUILD = "build the store again (python -m tpugraphs_jax.data.store build)"
 GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node")
 # Only `group_row` is mapped: a map holds a file descriptor, and the common limit
@@ -39,7 +37,7 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
 
   Raises:
     FileNotFoundError: the folder is not a graph of a store.
-    ValueError: it was cut short, written in another format, or built from a
+    ValueError: it is damaged, written in another format, or built from a
       source that has changed since. A source that is gone is no error.
   """
   folder = Path(folder)
@@ -48,10 +46,15 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
   if source.is_file() and not matches_source(meta, source):
     raise ValueError(
         f"{folder}: its source {source} has changed since; {_REBUILD}")
-  arrays = {name: np.load(_file(folder, name)) for name in GRAPH_ARRAYS}
-  configs = graph.LayoutConfigs(
-      group_row=np.load(_file(folder, _MAPPED), mmap_mode="r"),
-      **{name: np.load(_file(folder, name)) for name in _CONFIG_ARRAYS})
+  check_contents(folder, meta)
+  try:
+    arrays = {name: np.load(_file(folder, name)) for name in (*GRAPH_ARRAYS, *_CONFIG_ARRAYS)}
+    arrays[_MAPPED] = np.load(_file(folder, _MAPPED), mmap_mode="r")
+    # What has the right checksum was in range when it was written.
+    store_check.check(arrays, meta, with_mapped=_DIGESTS not in meta)
+  except Exception as error:  # numpy raises half a dozen types on bad bytes
+    raise ValueError(f"{folder} is damaged ({' '.join(str(error).split())}); {_REBUILD}") from None
+  configs = graph.LayoutConfigs(**{name: arrays.pop(name) for name in (*_CONFIG_ARRAYS, _MAPPED)})
   return graph.OpGraph(name=meta["name"], configs=configs, store=folder, **arrays)
 
 
@@ -69,30 +72,37 @@ def write_graph(
   Raises:
     OSError: it cannot be written; what was there before is untouched.
   """
-  partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-  _discard_partial(folder)
+  partial = atomic.partial(folder)
+  shutil.rmtree(partial, ignore_errors=True)  # of an earlier process of the same number
   partial.mkdir()
   try:
-    for name in GRAPH_ARRAYS:
-      np.save(_file(partial, name), getattr(op_graph, name))
-    for name in (*_CONFIG_ARRAYS, _MAPPED):
-      np.save(_file(partial, name), getattr(op_graph.configs, name))
-    _write_meta(partial, {
-        "version": _VERSION,
-        "name": op_graph.name,
-        "nodes": op_graph.num_nodes,
-        "config_nodes": len(op_graph.config_node),
-        "configs": len(op_graph.configs),
-        "groups": op_graph.configs.group_row.shape[1],
-        "rows": len(op_graph.configs.rows),
-        "files": {path.name: path.stat().st_size for path in sorted(partial.iterdir())},
-        "source": {"path": _relative(source, folder), **source_state},
-    })
+    with atomic.being_written(partial):
+      _write(partial, op_graph, source={"path": _relative(source, folder), **source_state})
     _replace_folder(partial, folder)
   except OSError as error:
     raise OSError(f"cannot write {folder}: {error}") from error
   finally:
     shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> None:
+  for name in GRAPH_ARRAYS:
+    np.save(_file(folder, name), getattr(op_graph, name))
+  for name in (*_CONFIG_ARRAYS, _MAPPED):
+    np.save(_file(folder, name), getattr(op_graph.configs, name))
+  files = sorted(folder.iterdir())
+  _write_meta(folder, {
+      "version": _VERSION,
+      "name": op_graph.name,
+      "nodes": op_graph.num_nodes,
+      "config_nodes": len(op_graph.config_node),
+      "configs": len(op_graph.configs),
+      "groups": op_graph.configs.group_row.shape[1],
+      "rows": len(op_graph.configs.rows),
+      "files": {path.name: path.stat().st_size for path in files},
+      _DIGESTS: {path.name: integrity.digest_of(path) for path in files},
+      "source": source,
+  })
 
 
 def read_meta(folder: Path) -> dict:
@@ -107,11 +117,14 @@ def read_meta(folder: Path) -> dict:
     raise FileNotFoundError(f"{folder} is not a graph of a store: it has no {_META}")
   try:
     meta = json.loads(path.read_text())
-    version, sizes = meta["version"], meta["files"]
-  except (ValueError, KeyError, TypeError) as error:
+    version, sizes, name = meta["version"], meta["files"], meta["name"]
+    meta = integrity.unsealed(meta) if version == _VERSION else meta
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f"{path} is damaged; {_REBUILD}") from error
   if version != _VERSION:
     raise ValueError(f"{folder} has format {version}, expected {_VERSION}; {_REBUILD}")
+  if name != folder.name:
+    raise ValueError(f"{folder} holds another graph, {name}; {_REBUILD}")
   for name, size in sizes.items():
     file = folder / name
     found = file.stat().st_size if file.is_file() else "none"
@@ -120,21 +133,33 @@ def read_meta(folder: Path) -> dict:
   return meta
 
 
+def check_contents(folder: Path, meta: dict) -> None:
+  """Compares checksums, once per host and file; an old store has none.
+
+  Raises:
+    ValueError: a file differs from what was written.
+  """
+  digests = {folder / name: digest for name, digest in meta.get(_DIGESTS, {}).items()}
+  damaged = integrity.first_damaged(digests) if digests else None
+  if damaged is not None:
+    raise ValueError(f"{damaged} is damaged: its checksum does not fit; {_REBUILD}")
+
+
 def fingerprint(source: Path) -> dict:
   """Size in bytes, modification time and SHA-256 of a file."""
   stat = source.stat()
-  with open(source, "rb") as stream:
-    digest = hashlib.file_digest(stream, "sha256").hexdigest()
-  return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": digest}
+  return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns,
+          "sha256": integrity.digest_of(source)}
 
 
 def looks_current(folder: Path, source: Path) -> bool:
   """Whether the folder is whole and its source has the size and time of the build."""
   try:
-    known = read_meta(folder)["source"]
+    meta = read_meta(folder)
+    check_contents(folder, meta)
   except (FileNotFoundError, ValueError):
     return False
-  stat = source.stat()
+  known, stat = meta["source"], source.stat()
   return (stat.st_size, stat.st_mtime_ns) == (known["bytes"], known["mtime_ns"])
 
 
@@ -154,6 +179,7 @@ def renew_source(folder: Path, source: Path) -> bool:
   """Notes the source's new time if only that has changed; whether it did so."""
   try:
     meta = read_meta(folder)
+    check_contents(folder, meta)
   except (FileNotFoundError, ValueError):
     return False
   if not matches_source(meta, source):
@@ -163,16 +189,22 @@ def renew_source(folder: Path, source: Path) -> bool:
   return True
 
 
-def _discard_partial(folder: Path) -> None:
-  """Removes what an interrupted build of this graph left behind."""
-  for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*.partial"):
-    shutil.rmtree(leftover, ignore_errors=True)
+def has_leftovers(root: Path) -> bool:
+  """Whether there is something in the folder of a split that `tidy` may remove."""
+  is_there = any(root.glob(".*.partial")) or any(root.glob("*/.*.partial"))
+  return is_there and os.access(root, os.W_OK)
+
+
+def tidy(root: Path) -> None:
+  """Removes what interrupted builds left in the folder of a split."""
+  for folder in {root, *(path.parent for path in root.glob("*/.*.partial"))}:
+    atomic.tidy(folder)
 
 
 def _replace_folder(new: Path, folder: Path) -> None:
   if folder.exists():
     # A folder cannot be renamed over another one that has files in it.
-    old = new.with_name(f".{folder.name}.{os.getpid()}.old.partial")
+    old = atomic.partial(folder, note=".old")
     os.replace(folder, old)
     os.replace(new, folder)
     shutil.rmtree(old, ignore_errors=True)
@@ -189,7 +221,7 @@ def _relative(source: Path, folder: Path) -> str:
 
 def _write_meta(folder: Path, meta: dict) -> None:
   with atomic.replacing(folder / _META) as file:
-    file.write(json.dumps(meta, indent=1) + "\n")
+    file.write(json.dumps(integrity.sealed(meta), indent=1) + "\n")
 
 
 def _file(folder: Path, name: str) -> Path:

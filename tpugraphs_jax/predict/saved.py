@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tpugraphs_jax import registry
+from tpugraphs_jax import integrity, registry
 from tpugraphs_jax.data import feature_blocks, features
 from tpugraphs_jax.predict import artefact
 from tpugraphs_jax.predict.artefact import Artefact
@@ -60,7 +60,8 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "
                             "trained in")
   try:
-    return upgrade(artefact.with_tuples(json.loads(path.read_text())["config"]))
+    manifest = integrity.unsealed(json.loads(path.read_text()))
+    return upgrade(artefact.with_tuples(manifest["config"]))
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is damaged ({error}); train again") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 from pathlib import Path
 import time
@@ -12,7 +13,7 @@ from absl import logging
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import registry, submission
+from tpugraphs_jax import atomic, lock, registry, submission
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import features, sampling, splits
 from tpugraphs_jax.data.layout_data import LayoutData
@@ -71,6 +72,8 @@ def run(
     resume: go on with the run in `workdir`.
   """
   job = Job.of(config)
+  if parallel.is_primary():
+    atomic.tidy(workdir)
   if mode in ("train", "all"):
     train(job, workdir, resume=resume)
   if mode == "train":
@@ -101,6 +104,13 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   config = job.config
   parallel.per_device(config.batch.graphs, field="batch.graphs")
   loop.check_workdir(workdir, resume=resume, config=saved.fingerprint(config.to_dict()))
+  with lock.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
+    return _train_alone(job, workdir, resume=resume)
+
+
+def _train_alone(job: Job, workdir: Path, *, resume: bool) -> loop.TrainResult:
+  """Trains in a folder that no other run writes in."""
+  config = job.config
   prepared, valid = _prepare(job, workdir, resume=resume)
   phase = phases.first_phase(config, job.ranker, prepared, job.data.targets, workdir)
   logging.info("%s: %d training graphs, %d validation graphs, %d steps per epoch",

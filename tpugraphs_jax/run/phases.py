@@ -23,7 +23,8 @@ from tpugraphs_jax.batchers.segments import SegmentedGraph
 from tpugraphs_jax.data import pipeline, sampling
 from tpugraphs_jax.predict import saved
 from tpugraphs_jax.predict.ranker import Ranker, uses_history
-from tpugraphs_jax.segments import finetune, history, model as segment_model, train_step
+from tpugraphs_jax.segments import finetune, history, model as segment_model
+from tpugraphs_jax.segments import snapshots as snapshots_lib, train_step
 from tpugraphs_jax.train import parallel, state as state_lib, step as step_lib
 
 Targets = Callable[[Any, np.ndarray], np.ndarray]  # (configs, ids [n]) -> [n] float32
@@ -168,11 +169,11 @@ def _with_history(
   table = history.create(
       keys, width=width, dtype=options["history_dtype"], place=options["history_place"],
       folder=folder)
-  snapshots = history.Snapshots(folder, keys, table)
+  snapshots = snapshots_lib.Snapshots(folder, keys, table)
   snapshots.check()
   return dataclasses.replace(
       phase, train_step=train_step.with_history(phase.train_step, table, keys),
-      batches=history.BatchesWithHistory(phase.batches, snapshots))
+      batches=snapshots_lib.BatchesWithHistory(phase.batches, snapshots))
 
 
 def _head_phase(

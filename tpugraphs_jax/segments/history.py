@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import hashlib
-import json
 import os
 from pathlib import Path
 import shutil
@@ -256,87 +255,3 @@ def _device_limit() -> float:
 def _host_limit(folder: Path) -> float:
   there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
   return _HOST_SHARE * shutil.disk_usage(there).free
-
-
-class Snapshots:
-  """Saved tables: the two newest, so that one always belongs to the newest checkpoint.
-
-  Args:
-    folder: where they are; made when needed.
-    keys: of the table.
-    history: what is saved and restored.
-  """
-
-  def __init__(self, folder: Path, keys: Keys, history: History):
-    self._folder, self._identity, self._history = folder, keys.identity, history
-    self._kept: str | None = None  # of the newest checkpoint, as far as is known
-
-  def check(self) -> None:
-    """Refuses (ValueError) a folder with tables of other graphs or another partition."""
-    for path in self._folder.glob("table_*/identity.json"):
-      found = json.loads(path.read_text())["identity"]
-      if found != self._identity:
-        raise ValueError(
-            f"{path} is the history table of other training data or another partition "
-            f"({found[:12]} there, {self._identity[:12]} here): give the same --data_root and "
-            "fields of `segments`, or another --workdir")
-
-  def save(self) -> str:
-    """Saves the table; returns the name to restore it by.
-
-    Keeps the table before it, which the newest checkpoint needs until that of this
-    table is written, and removes all others first: the disk holds two at the most.
-    """
-    numbers = sorted(self._numbers())
-    name = f"table_{numbers[-1] + 1 if numbers else 0}"
-    partial = self._folder / f".{name}.partial"
-    if parallel.is_primary():
-      for number in numbers:
-        if f"table_{number}" != self._kept:
-          shutil.rmtree(self._folder / f"table_{number}")
-      shutil.rmtree(partial, ignore_errors=True)
-      partial.mkdir(parents=True)
-    self._history.save(partial)
-    if parallel.is_primary():
-      (partial / "identity.json").write_text(json.dumps({"identity": self._identity}) + "\n")
-      os.replace(partial, self._folder / name)
-    self._kept = name
-    return name
-
-  def _numbers(self) -> list[int]:
-    return [int(path.name.removeprefix("table_")) for path in self._folder.glob("table_*")]
-
-  def restore(self, name: str) -> None:
-    """Reads a saved table.
-
-    Raises:
-      FileNotFoundError: it is gone.
-    """
-    folder = self._folder / name
-    if parallel.is_primary() and not folder.is_dir():
-      raise FileNotFoundError(f"{folder} is missing, the history table of the newest checkpoint: "
-                              "train again in another --workdir")
-    self._history.restore(folder)
-    self._kept = name
-
-
-class BatchesWithHistory:
-  """Training batches whose saved position includes the history table.
-
-  Args:
-    batches: grain iterator.
-    snapshots: of the table that the training step reads and writes.
-  """
-
-  def __init__(self, batches: Any, snapshots: Snapshots):
-    self._batches, self._snapshots = batches, snapshots
-
-  def __next__(self) -> Any:
-    return next(self._batches)
-
-  def get_state(self) -> dict[str, Any]:
-    return {"batches": self._batches.get_state(), "table": self._snapshots.save()}
-
-  def set_state(self, state: dict[str, Any]) -> None:
-    self._batches.set_state(state["batches"])
-    self._snapshots.restore(state["table"])

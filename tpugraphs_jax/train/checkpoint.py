@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import hashlib
 import json
-import logging
 import math
 from pathlib import Path
+import shutil
 from typing import Any
 
 import jax
@@ -21,13 +22,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from tpugraphs_jax.train import parallel
+from tpugraphs_jax import integrity
+from tpugraphs_jax.train import orbax_log, parallel, same_config
 
 _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
+_CHECKSUM = "state_sha256"  # a field of the notes
+_TRASH = "superseded"  # folder of checkpoints on their way out
 _PREFIX = "save"  # folders are save_0, save_1, ...
-# Fields that configs of version 0.1 did not have: where a checkpoint lacks one of them,
-# it stands for what there was no choice of then.
-_ADDED_FIELDS = ("extensions", "data.features", "data.source", "data.search")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +67,15 @@ class Checkpoints:
     self._config = _as_json(config or {})
     self._manager = None  # in process 0, unless there is nothing to read
     if parallel.is_primary() and (self._folder.is_dir() or not read_only):
-      self._manager = self._create_manager(read_only)
+      try:
+        self._manager = self._create_manager(read_only)
+        if not read_only:
+          self._tidy()
+      except (ValueError, KeyError, TypeError) as error:  # of the metrics that Orbax reads
+        raise _damaged(self._folder / f"{_PREFIX}_*", error) from None
 
   def _create_manager(self, read_only: bool) -> ocp.CheckpointManager:
-    _quiet_orbax()
+    orbax_log.quiet()
     if not read_only:
       self._folder.mkdir(parents=True, exist_ok=True)
     # `best_fn` makes Orbax write the metrics; the policy decides what is kept.
@@ -82,6 +88,7 @@ class Checkpoints:
             best_fn=_rank,
             preservation_policy=preservation_policy.AnyPreservationPolicy([newest, best]),
             step_prefix=_PREFIX,
+            todelete_subdir=None if read_only else _TRASH,  # so that one is there whole or not
             create=False,
             read_only=read_only,
             cleanup_tmp_directories=not read_only,
@@ -92,6 +99,16 @@ class Checkpoints:
             ),
         ),
     )
+
+  def _tidy(self) -> None:
+    """Removes what a run that was killed had not yet removed."""
+    kept = {self._manager.latest_step(), self._manager.best_step()}
+    for number in set(self._manager.all_steps()) - kept:
+      self._manager.delete(number)
+    self._empty_trash()
+
+  def _empty_trash(self) -> None:
+    shutil.rmtree(self._folder / _TRASH, ignore_errors=True)
 
   def save(
       self,
@@ -117,14 +134,16 @@ class Checkpoints:
     """
     if self._manager is None:
       return
-    notes = {"step": step, "config": self._config, "data": data, "progress": dict(progress)}
+    notes = {"step": step, "config": self._config, "data": data, "progress": dict(progress),
+             "value": value, _CHECKSUM: _digest(state)}
     newest = self._manager.latest_step()
     number = 0 if newest is None else newest + 1
     try:
       self._manager.save(
           number,
           args=ocp.args.Composite(
-              **{_STATE: ocp.args.StandardSave(state), _NOTES: ocp.args.JsonSave(_as_json(notes))}
+              **{_STATE: ocp.args.StandardSave(state), _NOTES: ocp.args.JsonSave(
+                  integrity.sealed(_as_json(notes)))}
           ),
           metrics={"value": value, "number": number},
           force=True,
@@ -135,6 +154,7 @@ class Checkpoints:
           f"{self._folder}: checkpoint of step {step} not written ({reason}). The"
           " earlier ones are untouched: free some space, then go on with --resume"
       ) from error
+    self._empty_trash()
 
   def newest_step(self) -> int | None:
     """The step of the newest checkpoint, or None when there is none."""
@@ -145,7 +165,7 @@ class Checkpoints:
 
     def check() -> None:
       if (notes := self._newest_notes()) is not None:
-        _check_config(self._folder, notes["config"], self._config)
+        same_config.check(self._folder, notes["config"], self._config)
 
     self._on_primary(check)
 
@@ -182,20 +202,27 @@ class Checkpoints:
   def _read_params(self, number: int) -> SavedParams:
     where = self._folder / f"{_PREFIX}_{number}"
     notes = self._read_notes(number)
-    _check_config(where, notes["config"], self._config)
+    same_config.check(where, notes["config"], self._config)
     # Whatever device saved them, they are read as numpy arrays.
-    shapes = self._manager.item_metadata(number)[_STATE]
-    template = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), _tree_of(shapes))
-    items = ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(template)})
-    state = self._manager.restore(number, args=items)[_STATE]
+    try:
+      shapes = _tree_of(self._manager.item_metadata(number)[_STATE])
+      template = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise _damaged(where, error) from None
+    state = self._restore_state(number, template)
+    _check_contents(where, state, notes)
     average = _find(state["opt_state"], "average_params")
-    value = self._manager.metrics(number)["value"]
-    return SavedParams(notes["step"], state["params"] if average is None else average, value)
+    params = state["params"] if average is None else average
+    return SavedParams(notes["step"], params, self._value(number))
 
   def _best_number(self) -> int | None:
-    number = self._manager.best_step()
-    value = None if number is None else self._manager.metrics(number)["value"]
-    return None if value is None or math.isnan(value) else number
+    values = {number: self._value(number) for number in self._manager.all_steps()}
+    known = [n for n, value in values.items() if value is not None and not math.isnan(value)]
+    return max(known, key=lambda n: _rank({"value": values[n], "number": n}), default=None)
+
+  def _value(self, number: int) -> float | None:
+    metrics = self._manager.metrics(number)  # which have no checksum
+    return self._read_notes(number).get("value", metrics["value"])
 
   def _on_primary(self, read: Callable[[], Any]) -> Any:
     """What `read` gives in process 0, or its error, in every process."""
@@ -215,15 +242,11 @@ class Checkpoints:
       return None
     where = self._folder / f"{_PREFIX}_{number}"
     notes = self._read_notes(number)
-    _check_config(where, notes["config"], self._config)
+    same_config.check(where, notes["config"], self._config)
     host = jax.tree.map(np.asarray, template)
-    items = ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(host)})
-    try:
-      state = self._manager.restore(number, args=items)[_STATE]
-    except (ValueError, KeyError) as error:
-      message = "; ".join(str(error).splitlines()[:3])
-      raise ValueError(f"{where} does not fit this model: {message}") from None
+    state = self._restore_state(number, host)
     _check_shapes(where, state, host)
+    _check_contents(where, state, notes)
     return Saved(notes["step"], state, notes["data"], notes["progress"])
 
   def _newest_notes(self) -> dict[str, Any] | None:
@@ -232,7 +255,21 @@ class Checkpoints:
 
   def _read_notes(self, number: int) -> dict[str, Any]:
     items = ocp.args.Composite(**{_NOTES: ocp.args.JsonRestore()})
-    return self._manager.restore(number, args=items)[_NOTES]
+    where = self._folder / f"{_PREFIX}_{number}"
+    try:
+      notes = integrity.unsealed(self._manager.restore(number, args=items)[_NOTES])
+      return {name: notes[name] for name in ("step", "config", "data", "progress")} | notes
+    except Exception as error:  # Orbax passes on a dozen types
+      raise _damaged(where, error) from None
+
+  def _restore_state(self, number: int, template: Any) -> Any:
+    items = ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(template)})
+    try:
+      return self._manager.restore(number, args=items)[_STATE]
+    except Exception as error:  # see above
+      message = "; ".join(str(error).splitlines()[:3])
+      raise ValueError(f"{self._folder / f'{_PREFIX}_{number}'} does not fit this model, or is "
+                       f"damaged: {message}") from None
 
   def close(self) -> None:
     if self._manager is not None:
@@ -265,31 +302,6 @@ def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
   return value, -metrics["number"]
 
 
-def _check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-  old, new = dict(_fields(saved)), dict(_fields(current))
-  absent = "absent"
-  differences = [
-      f"{name} is {old.get(name, absent)} there and {new.get(name, absent)} here"
-      for name in sorted(old.keys() | new.keys())
-      if old.get(name, absent) != new.get(name, absent)
-      and (name in old or name not in _ADDED_FIELDS)
-  ]
-  if differences:
-    raise ValueError(
-        f"{where} is a checkpoint of another config: {'; '.join(differences)}. Give the"
-        " same values, or another --workdir"
-    )
-
-
-def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """The leaves of a nested dict with their dotted names."""
-  for name, value in config.items():
-    if isinstance(value, dict) and value:
-      yield from _fields(value, f"{prefix}{name}.")
-    else:
-      yield f"{prefix}{name}", value
-
-
 def _check_shapes(where: Path, state: Any, template: Any) -> None:
   def check(path: Any, found: np.ndarray, expected: np.ndarray) -> None:
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
@@ -302,6 +314,27 @@ def _check_shapes(where: Path, state: Any, template: Any) -> None:
   jax.tree_util.tree_map_with_path(check, state, template)
 
 
+def _check_contents(where: Path, state: Any, notes: Mapping[str, Any]) -> None:
+  if notes.get(_CHECKSUM, expected := _digest(state)) != expected:
+    raise _damaged(where, "its checksum does not fit")
+
+
+def _damaged(where: Path, reason: Any) -> ValueError:
+  reason = (str(reason).splitlines() or [type(reason).__name__])[0]
+  return ValueError(f"{where} is damaged ({reason}): remove it to go on from the checkpoint before "
+                    "it, or train again in another --workdir")
+
+
+def _digest(state: Any) -> str:
+  """SHA-256 of all arrays, whichever containers they are in."""
+  parts = []
+  for leaf in map(np.asarray, jax.tree.leaves(state)):
+    part = hashlib.sha256(f"{leaf.dtype} {leaf.shape}".encode())
+    part.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))
+    parts.append(part.digest())
+  return hashlib.sha256(b"".join(sorted(parts))).hexdigest()
+
+
 def _as_json(value: Any) -> Any:
   """A copy with JSON types only, as it would come back from a file."""
   return json.loads(json.dumps(value, default=_to_python))
@@ -311,18 +344,3 @@ def _to_python(value: Any) -> Any:
   if isinstance(value, (np.generic, np.ndarray)):
     return value.tolist()
   raise TypeError(f"{type(value).__name__} cannot be saved as JSON: {value!r}")
-
-
-class _OrbaxFilter(logging.Filter):
-  """Lets no message of Orbax through: what goes wrong is raised as well."""
-
-  def filter(self, record: logging.LogRecord) -> bool:
-    is_orbax = "/orbax/" in record.pathname.replace("\\", "/")
-    return not is_orbax
-
-
-def _quiet_orbax() -> None:
-  """Orbax logs dozens of lines per checkpoint through absl's logger."""
-  logger = logging.getLogger("absl")
-  if not any(isinstance(item, _OrbaxFilter) for item in logger.filters):
-    logger.addFilter(_OrbaxFilter())

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from tpugraphs_jax import atomic
 from tpugraphs_jax.train import checkpoint
 from tpugraphs_jax.train import parallel
 from tpugraphs_jax.train import report as report_lib
@@ -78,7 +79,7 @@ def train(
       are scalars, reduced over devices, with `loss` among them. May donate the state.
     batches: iterator of batches with a leading device axis, each process its own part,
       the same number everywhere; `get_state` and `set_state` save and restore its
-      position (grain `DatasetIterator`, `segments.history.BatchesWithHistory`).
+      position (grain `DatasetIterator`, `segments.snapshots.BatchesWithHistory`).
     evaluate: from parameters (numpy, averaged ones where an average is kept) to
       metrics; must give the same in every process.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
@@ -100,6 +101,7 @@ def train(
     stack.enter_context(parallel.stop_together())
     signals = stack.enter_context(stop.StopSignals())
     check_workdir(workdir, resume=resume, config=config)
+    atomic.tidy(workdir)
     checkpoints = stack.enter_context(
         contextlib.closing(checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config)))
     state, step, progress = _begin(state, batches, checkpoints)

@@ -17,11 +17,11 @@ import sys
 import time
 from typing import Any
 
+from absl import logging
 import jax
-import tensorboardX
 
-from tpugraphs_jax import atomic
-from tpugraphs_jax.train import parallel
+from tpugraphs_jax import atomic, integrity
+from tpugraphs_jax.train import outlets, parallel
 
 _PACKAGES = (
     "tpugraphs-jax jax jaxlib flax optax jraph rax grain orbax-checkpoint numpy scipy"
@@ -41,16 +41,14 @@ class Report:
   def __init__(self, workdir: Path, *, total_steps: int, first_step: int = 0):
     self._total_steps = total_steps
     self._is_writing = parallel.is_primary()
-    self._is_line_open = False
     self.restart_clock(first_step)
     if not self._is_writing:
       return
     path = workdir / "metrics.jsonl"
     _drop_later_steps(path, first_step)
-    self._file = path.open("a", encoding="utf-8")
-    self._events = tensorboardX.SummaryWriter(
-        str(workdir / "tensorboard"), purge_step=first_step + 1
-    )
+    self._lines = outlets.Lines(path)
+    self._events = outlets.Events(workdir / "tensorboard", purge_step=first_step + 1)
+    self._output = outlets.Output()
 
   def restart_clock(self, step: int) -> None:
     """Leaves what was done since the last call (evaluation, say) out of the rate."""
@@ -68,13 +66,9 @@ class Report:
     """
     if not self._is_writing:
       return
-    is_finite = {name: math.isfinite(value) for name, value in values.items()}
-    line = {n: float(v) if is_finite[n] else None for n, v in values.items()}
-    self._file.write(json.dumps({"step": step, **line}) + "\n")
-    self._file.flush()
-    for name, value in values.items():
-      if is_finite[name]:
-        self._events.add_scalar(name, float(value), step)
+    finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+    self._lines.write(json.dumps({"step": step, **{name: finite.get(name) for name in values}}))
+    self._events.write(step, finite, wall_time=time.time())
 
   def progress(self, step: int, text: str, *, keep: bool = True) -> None:
     """Prints one line: where the run is, `text`, the rate and the time that remains.
@@ -91,19 +85,13 @@ class Report:
 
   def say(self, line: str, *, keep: bool = True) -> None:
     """Prints one line."""
-    if not self._is_writing:
-      return
-    is_terminal = sys.stdout.isatty()
-    start = "\r\033[K" if self._is_line_open else ""
-    self._is_line_open = is_terminal and not keep
-    print(start + line, end="" if self._is_line_open else "\n", flush=True)
+    if self._is_writing:
+      self._output.say(line, keep=keep)
 
   def close(self) -> None:
     if self._is_writing:
-      if self._is_line_open:
-        print(flush=True)
-      self._file.close()
-      self._events.close()
+      for outlet in (self._output, self._lines, self._events):
+        outlet.close()
 
 
 def _drop_later_steps(path: Path, last_step: int) -> None:
@@ -145,7 +133,7 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
       "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
   }
   with atomic.replacing(workdir / "config.json", encoding="utf-8") as file:
-    file.write(json.dumps(manifest, indent=2) + "\n")
+    file.write(json.dumps(integrity.sealed(manifest), indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:
@@ -202,13 +190,22 @@ class Profile:
     """Starts or stops; `wait` lets the steps under way end first."""
     if step == self._first:
       wait()
-      jax.profiler.start_trace(str(self._folder))
-      self._is_running = True
+      self._is_running = self._attempt(jax.profiler.start_trace, str(self._folder))
     elif step == self._last:
       wait()
       self.stop()
 
   def stop(self) -> None:
     if self._is_running:
-      jax.profiler.stop_trace()
+      self._attempt(jax.profiler.stop_trace)
       self._is_running = False
+
+  def _attempt(self, act: Callable[..., None], *arguments: str) -> bool:
+    """Whether the profiler did it; the run goes on without a profile otherwise."""
+    try:
+      act(*arguments)
+    except Exception as error:  # the profiler's own kinds, and a full disk
+      reason = " ".join(str(error).split())
+      logging.warning("%s: no profile (%s); the run goes on without", self._folder, reason)
+      return False
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import os
 import signal
 import threading
 from typing import Any
@@ -15,28 +16,35 @@ class Interrupted(BaseException):
   """A signal came while work was going on that can be redone."""
 
 
+_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
 class StopSignals:
-  """Turns SIGTERM and Ctrl-C into a request to stop; a second one ends at once."""
+  """Turns SIGTERM and Ctrl-C into a request to stop; a second one ends the process at once.
+
+  The second one works wherever the process waits (compilation, a device, a disk), and saves
+  nothing: the newest checkpoint is what the run goes on from.
+  """
 
   def __init__(self):
     self.received: int | None = None
     self._may_interrupt = False
+    self._open = contextlib.ExitStack()
 
   def __enter__(self) -> StopSignals:
-    self._previous = {}
     if threading.current_thread() is threading.main_thread():
-      for number in (signal.SIGTERM, signal.SIGINT):
-        self._previous[number] = signal.signal(number, self._receive)
+      self._open.enter_context(_second_signal_ends())
+      for number in _NUMBERS:
+        self._open.callback(signal.signal, number, signal.signal(number, self._receive))
     return self
 
   def __exit__(self, *error: Any) -> None:
-    for number, handler in self._previous.items():
-      signal.signal(number, handler)
+    self._open.close()
 
   def _receive(self, number: int, frame: Any) -> None:
     del frame
     if self.received is not None:
-      raise KeyboardInterrupt
+      return
     self.received = number
     if self._may_interrupt:
       raise Interrupted
@@ -54,3 +62,32 @@ class StopSignals:
       yield
     finally:
       self._may_interrupt = False
+
+
+@contextlib.contextmanager
+def _second_signal_ends() -> Iterator[None]:
+  """A thread that ends the process at the second signal.
+
+  Handlers written in Python wait until the main thread is back from what it has called;
+  the interpreter writes the number of a signal into this pipe at once.
+  """
+  numbers, written = os.pipe()
+  os.set_blocking(written, False)
+  previous = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+  watcher = threading.Thread(target=_end_at_second, args=(numbers,), name="stop", daemon=True)
+  watcher.start()
+  try:
+    yield
+  finally:
+    signal.set_wakeup_fd(previous)
+    os.close(written)  # which ends the thread
+    watcher.join()
+    os.close(numbers)
+
+
+def _end_at_second(numbers: int) -> None:
+  seen = 0
+  while received := os.read(numbers, 1):
+    seen += received[0] in _NUMBERS
+    if seen == 2:
+      os._exit(128 + received[0])
