@@ -1,5 +1,8 @@
 """Score tables through the same job as every ranker: train, evaluate, rank, keep."""
 
+import re
+
+import commands
 import jax
 import numpy as np
 import parts
@@ -140,3 +143,15 @@ def test_a_model_without_tables_proposes_nothing(tmp_path):
   job = parts.make("layout")
   with pytest.raises(ValueError, match="model SAGE has no table of costs: train one"):
     job.ranker.propose(table_cases.program(0))
+
+
+def test_the_code_of_the_document_runs(trained, tmp_path, monkeypatch, capsys):
+  workdir, _, root = trained
+  text = (commands.ROOT / "docs" / "score_tables.md").read_text()
+  blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+  monkeypatch.chdir(tmp_path)
+  names = {"graph": graphs_of(root, "valid")[0]}
+  for block in blocks:
+    exec(block.replace("out/tables", str(workdir)), names)
+  assert len(blocks) == 2 and len(names["found"].scores) == 10
+  assert capsys.readouterr().out and "graph" in (tmp_path / "charges.dot").read_text()
