@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import tensorboardX
 
-from tpugraphs_jax import atomic
+from tpugraphs_jax import atomic, console
 from tpugraphs_jax.train import parallel
 
 _PACKAGES = (
@@ -33,7 +33,7 @@ class Report:
 
   Args:
     workdir: receives `metrics.jsonl` and `tensorboard/`.
-    total_steps: steps of the whole run, for the time that remains.
+    total_steps: steps of the whole run.
     first_step: steps taken already; what an earlier run wrote of later steps is
       dropped, so that each step is there once.
   """
@@ -41,7 +41,6 @@ class Report:
   def __init__(self, workdir: Path, *, total_steps: int, first_step: int = 0):
     self._total_steps = total_steps
     self._is_writing = parallel.is_primary()
-    self._is_line_open = False
     self.restart_clock(first_step)
     if not self._is_writing:
       return
@@ -76,32 +75,19 @@ class Report:
       if is_finite[name]:
         self._events.add_scalar(name, float(value), step)
 
-  def progress(self, step: int, text: str, *, keep: bool = True) -> None:
-    """Prints one line: where the run is, `text`, the rate and the time that remains.
-
-    On a terminal a line that need not be kept is overwritten by the next one.
-    """
+  def progress(self, step: int, text: str, *, left: str = "") -> None:
+    """Tells in one line where the run is, `text`, the rate and the time that remains."""
     rate = self.steps_per_second(step)
-    left = (self._total_steps - step) / rate if rate > 0 else math.nan
-    parts = [f"step {step}/{self._total_steps}", text]
-    if rate > 0:
-      eta = datetime.timedelta(seconds=round(left))
-      parts.append(f"{rate:.3g} steps/s, {eta} left")
-    self.say("  ".join(parts), keep=keep)
+    parts = [f"step {step}/{self._total_steps}", text, f"{rate:.3g} steps/s" * (rate > 0), left]
+    self.say("  ".join(filter(None, parts)))
 
-  def say(self, line: str, *, keep: bool = True) -> None:
-    """Prints one line."""
-    if not self._is_writing:
-      return
-    is_terminal = sys.stdout.isatty()
-    start = "\r\033[K" if self._is_line_open else ""
-    self._is_line_open = is_terminal and not keep
-    print(start + line, end="" if self._is_line_open else "\n", flush=True)
+  def say(self, line: str) -> None:
+    """Tells one line."""
+    if self._is_writing:
+      console.say(line)
 
   def close(self) -> None:
     if self._is_writing:
-      if self._is_line_open:
-        print(flush=True)
       self._file.close()
       self._events.close()
 

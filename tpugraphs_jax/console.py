@@ -1,0 +1,54 @@
+"""What is told while something runs: whole lines, with a time where nobody is watching.
+
+On a terminal a line is shown as it is. Elsewhere (a log file, a job's output) each begins
+with date and time, and progress bars, which rewrite their line, are left out. Messages of
+the log (`absl.logging`) take the same form once a command has called `install`: what is
+told goes to standard output, warnings go to standard error.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import sys
+from typing import Any, TextIO
+
+
+def say(text: str) -> None:
+  """Tells something, in one line or several."""
+  _write(text, sys.stdout)
+
+
+def bar(is_wanted: bool) -> bool | None:
+  """The argument `disable` of a `tqdm` bar: shown where it is wanted and on a terminal."""
+  return None if is_wanted else True
+
+
+def install() -> None:
+  """Makes every message of the log a line like the others; for commands."""
+  logging.getLogger().handlers = [_Lines()]
+
+
+def _write(text: str, stream: TextIO) -> None:
+  start = "" if stream.isatty() else f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} "
+  # One write for all: processes may share a log.
+  print("\n".join(start + line for line in text.splitlines() or [""]), file=stream, flush=True)
+
+
+class _Lines(logging.Handler):
+  """Writes messages as lines."""
+
+  def emit(self, record: logging.LogRecord) -> None:
+    try:
+      self._tell(record)
+    except Exception:  # As handlers do: a log that cannot be written stops no run.
+      self.handleError(record)
+
+  def _tell(self, record: Any) -> None:
+    is_warning = record.levelno >= logging.WARNING
+    if not is_warning and record.name != "absl":
+      return  # What other libraries are about to do is of no use to anyone here.
+    text = f"{record.levelname.lower()}: " * is_warning + record.getMessage()
+    if record.exc_info:
+      text += "\n" + logging.Formatter().formatException(record.exc_info)
+    _write(text, sys.stderr if is_warning else sys.stdout)
