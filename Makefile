@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install test demo benchmarks clean
+.PHONY: install test demo docs benchmarks clean
 
 install: $(VENV)/.installed
 
@@ -20,13 +20,25 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+DEMO_KERNELS := --config.train.epochs=8 --config.train.eval_every_epochs=2
+DEMO_LAYOUTS := --config.train.epochs=6 --config.batch.slates_per_epoch=64
+
 demo: install
 	rm -rf out/demo_*
-	$(BIN)/python -m tpugraphs_jax.data.synthetic --out out/demo_data
-	$(BIN)/python run_tile.py --config=configs/tile.py:ci --data_root=out/demo_data/npz \
-	  --workdir=out/demo_tile
+	$(BIN)/python -m tpugraphs_jax.data.synthetic --out out/demo_kernels --scale medium \
+	  --collections tile:xla --limit 150
+	$(BIN)/python run_tile.py --config=configs/tile.py:recommended \
+	  --data_root=out/demo_kernels/npz --workdir=out/demo_tile $(DEMO_KERNELS)
+	$(BIN)/python -m tpugraphs_jax.data.synthetic --out out/demo_programs \
+	  --collections layout:xla:random
 	$(BIN)/python run_layout.py --config=configs/layout.py:xla-random,ci \
-	  --data_root=out/demo_data/npz --workdir=out/demo_layout
+	  --data_root=out/demo_programs/npz --workdir=out/demo_layout $(DEMO_LAYOUTS)
+	@echo 'look at out/demo_tile/report.html and out/demo_layout/report.html'
+
+# The documentation as a site in out/site; warnings are errors.
+docs: install
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m mkdocs build --quiet
 
 benchmarks: install
 	$(BIN)/python benchmarks/run_all.py

@@ -19,10 +19,10 @@ import sys
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+from tpugraphs_jax import metrics
 from tpugraphs_jax.predict import judge
 from tpugraphs_jax.run import jobs
 from tpugraphs_jax.data import synthetic
@@ -94,14 +94,8 @@ def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, f
 
 def _random_row(runtime: np.ndarray, ks: tuple[int, ...]) -> dict[str, float]:
   """Expectations for configurations in random order."""
-  ordered = np.sort(runtime).astype(np.float64)
-  count, row = len(ordered), {"kendaltau": 0.0, "opa": 0.5}
-  for k in ks:
-    chosen = min(k, count)
-    # The fastest of `chosen` is number i if the others are all slower.
-    weight = special.comb(count - 1 - np.arange(count), chosen - 1) / special.comb(count, chosen)
-    row[f"slowdown{k}"] = float((weight * ordered).sum() / ordered[0] - 1)
-  return row
+  slowdown = metrics.random_slowdown(runtime, ks)
+  return {"kendaltau": 0.0, "opa": 0.5, **{f"slowdown{k}": v for k, v in slowdown.items()}}
 
 
 def table(columns: tuple[str, ...], rows: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,12 +1,7 @@
 """Layout rankers for the four collections.
 
-Variants, separated by commas: the collection (`xla-random`, `xla-default`,
-`nlp-random`, `nlp-default`, `own` for the example programs, with
-`--data_root=data/own/npz`, or `own-NAME` for a collection of yours), `official` (ResModel with the
-published settings; the default is the recommended GraphSAGE), `tables` (costs of choices that
-a network computes once per program, see `models/tables.py`), a kind of Graph Segment Training
-(`gst`, `gst_e`, `gst_ed`, `gst_efd`, `one`, or `full` for whole graphs) and `ci`
-(a few seconds on a CPU), in any order.
+Variants are in `VARIANTS`, separated by commas, in any order. The default is the
+recommended GraphSAGE on `xla-random`.
 
 Expected Kendall tau on the synthetic `medium` data after 3 of the 10 epochs, 4 to 5
 minutes on one CPU core: 0.63, 0.69, 0.77 and 0.71 for the four collections as above;
@@ -30,6 +25,21 @@ SEGMENTS = {
     "gst_ed": dict(keep=0.5),
     "gst_efd": dict(keep=0.5, finetune_epochs=30),
     "one": dict(keep=0.0),
+}
+
+VARIANTS = {
+    **{name: "this collection" for name in COLLECTIONS},
+    "own": "the example programs, with --data_root=data/own/npz",
+    "own-NAME": "a collection of your own",
+    "tables": "costs of choices that a network computes once per program",
+    "official": "ResModel with the published settings",
+    "full": "whole graphs (the default)",
+    "gst": "Graph Segment Training, other segments recomputed without gradient",
+    "gst_e": "... their stale readouts from a table",
+    "gst_ed": "... each stale readout kept with probability 0.5",
+    "gst_efd": "... as gst_ed, then the head alone on exact readouts",
+    "one": "... other segments ignored",
+    "ci": "a few seconds on a CPU",
 }
 
 
@@ -99,8 +109,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   for name in names:
     if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", "tables", "ci"):
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
-                       f"{', '.join(COLLECTIONS)}, own, own-NAME, {', '.join(SEGMENTS)}, full, "
-                       "tables, official and ci")
+                       f"{', '.join(VARIANTS)}")
   collection = _only((*COLLECTIONS, *own), names)
   segments = _only((*SEGMENTS, "full"), names)
   if collection:

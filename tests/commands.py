@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import json
 import os
 from pathlib import Path
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,8 @@ from tpugraphs_jax import host_memory  # imports nothing of jax
 
 # Programs are compiled once for all runs, quickly rather than well.
 _XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+_TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")  # before each line off a terminal
 
 
 class Run(NamedTuple):
@@ -39,6 +42,19 @@ class Ended(NamedTuple):
   code: int
   out: str
   err: str
+
+  @property
+  def told(self) -> list[str]:
+    """The lines of standard output without their times."""
+    lines = self.out.splitlines()
+    assert all(_TIME.match(line) for line in lines), lines
+    return [_TIME.sub("", line) for line in lines]
+
+  @property
+  def page(self) -> dict[str, str]:
+    """What a run said at its start, by the word in front."""
+    (start,) = [number for number, line in enumerate(self.told) if line.startswith("task ")]
+    return dict(line.split(maxsplit=1) for line in self.told[start : start + 8])
 
   @property
   def complaint(self) -> str:
@@ -112,6 +128,7 @@ if __name__ == "__main__":
 
   import jax
   from tpugraphs_jax.run import command as _imported_once_for_all_runs  # noqa: F401
+  from tpugraphs_jax.report import figures as _imported_once_too  # noqa: F401
   from tpugraphs_jax.train import report
 
   print(json.dumps([_run_forked(Run(*order)) for order in json.load(sys.stdin)]))

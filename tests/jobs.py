@@ -72,7 +72,8 @@ def _runs(kind: str, folder: Path, data_root: Path) -> dict[str, commands.Run]:
   if kind == "tile":
     no_data = f"--workdir={folder / 'tile_no_data'}"
     runs["tile_two_devices"] = run("tile_two_devices", devices=2)
-    runs["tile_no_data"] = commands.Run([script, f"--config={config}", *SMALL, no_data])
+    runs["tile_no_data"] = commands.Run(
+        [script, f"--config={config}", *SMALL, no_data, "--synthetic"])
     runs["tile_later"] = commands.Run(
         [script, "--mode=evaluate", no_data, "--config.eval.configs=16"])
   return runs

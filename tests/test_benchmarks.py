@@ -1,4 +1,4 @@
-"""The tables of README.md are those that the benchmarks have recorded."""
+"""The tables of the documentation are those that the benchmarks have recorded."""
 
 import itertools
 import json
@@ -9,6 +9,8 @@ import pytest
 
 BENCHMARKS = commands.ROOT / "benchmarks"
 README = (commands.ROOT / "README.md").read_text()
+SEGMENTS, SPEED, RESULTS = (
+    (commands.ROOT / f"docs/{name}.md").read_text() for name in ("segments", "speed", "results"))
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +30,7 @@ def rows(table):
 def test_step_time_and_memory_by_graph_size():
   import gst
   for row in rows(gst.table(recorded("results")["gst"])):
-    assert row in README
+    assert row in SEGMENTS
 
 
 def test_quality_of_graph_segment_training():
@@ -37,14 +39,14 @@ def test_quality_of_graph_segment_training():
   del results["machine"]
   assert set(results) == set(gst_quality.VARIANTS)
   for row in rows(gst_quality.table(results)):
-    assert row in README
+    assert row in SEGMENTS
 
 
 def test_speed_beside_the_plain_formulation():
   import run_all
   for row in rows(run_all.table(recorded("results"))):
     _, _, figures = row.split("|", 2)
-    assert f"|{figures}" in README
+    assert f"|{figures}" in SPEED
 
 
 @pytest.mark.parametrize("collection", [
@@ -56,11 +58,17 @@ def test_quality_by_collection(collection):
   if collection == "tile:xla":
     for row in rows(quality.table(case.columns, results)):
       _, _, figures = row.split("|", 2)
-      assert f"|{figures}" in README
+      assert f"|{figures}" in RESULTS
     return
-  (line,) = [line for line in README.splitlines() if line.startswith(f"| `{collection}` |")]
+  (line,) = [line for line in RESULTS.splitlines() if line.startswith(f"| `{collection}` |")]
   for row, figure in zip(rows(quality.table(case.columns, results)), line.split("|")[2:]):
     assert row.split("|")[2] == figure
+
+
+def test_the_figures_of_the_front_page_are_those_of_the_results():
+  table = [line for line in README.splitlines() if line.startswith("| ") and "." in line
+           and "pip install" not in line]
+  assert len(table) == 4 and all(line in RESULTS for line in table)
 
 
 @pytest.mark.parametrize("runtime", [[7, 3, 3, 9, 4, 12], [5, 5], [2], [8, 1, 6]])

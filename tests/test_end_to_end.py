@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+import re
 import shutil
 
 import jobs as jobs_lib
@@ -131,32 +132,77 @@ def test_two_devices_equal_one(jobs):
   assert [config["devices"]["count"] for config in configs] == [1, 2]
 
 
-def test_without_a_data_set_synthetic_data_is_used_and_said(jobs):
-  ended, workdir = jobs.ended["tile_no_data"], jobs.workdir("tile_no_data")
-  (line,) = [line for line in ended.out.splitlines() if "synthetic" in line]
-  assert line == ("No data set at ~/data/tpugraphs/npz and no --data_root: using tiny synthetic "
-                  f"data in {workdir / 'synthetic'}")
+def test_synthetic_data_are_made_when_asked_for_and_said_twice(jobs):
+  told, workdir = jobs.ended["tile_no_data"].told, jobs.workdir("tile_no_data")
+  made, page = [line for line in told if "synthetic" in line.lower()]
+  assert made == (f"--synthetic: tiny synthetic data in {workdir / 'synthetic'}, which measure no "
+                  "real program")
+  assert page.startswith("data ") and "SYNTHETIC: no measurement of real programs" in page
   assert (workdir / "results.csv").exists()
 
 
 def test_evaluation_later_needs_the_working_folder_alone(jobs):
   """Overrides count without --config too: here another chunk of configurations."""
-  before, later = jobs.ended["tile_no_data"].out, jobs.ended["tile_later"].out
-  assert later.startswith("tile:xla: 4 graphs  opa")
-  assert later in before and "tile:xla: ranked" not in later
+  before, later = jobs.ended["tile_no_data"].told, jobs.ended["tile_later"].told
+  assert later[0].startswith("tile:xla: 4 graphs  opa") and later[0] in before
+  assert not any("tile:xla: ranked" in line for line in later)
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_every_labelled_graph_is_trained_on(jobs, kind):
-  log = jobs.ended[f"{kind}_whole"].err
+def test_a_run_says_what_it_does_and_how_it_ended(jobs, kind):
+  told = jobs.ended[f"{kind}_whole"].told
   files = npz.split_files(jobs.data_root, COLLECTIONS[kind], "train")
-  assert "skipped" not in log and f"{COLLECTIONS[kind]}: {len(files)} training graphs" in log
+  page = jobs.ended[f"{kind}_whole"].page
+  assert list(page) == "task data training validation model devices steps folder".split()
+  assert page["task"].endswith(COLLECTIONS[kind]) and page["folder"].endswith("seed 0")
+  assert page["training"].startswith(f"{len(files)} graphs of ")
+  assert page["steps"].startswith("12 in 3 epochs of 4, each of ")
+  assert page["devices"].startswith("1 x cpu")
+  assert any(re.fullmatch(r"step 6/12  loss .* steps/s  0:\d\d:\d\d left", line) for line in told)
+  (end,) = [line for line in told if line.startswith("training ended")]
+  assert re.fullmatch(
+      r"training ended at step 12: last epoch \(3\); best \w+ 0\.\d{4} at step \d+", end)
+  assert "skipped" not in jobs.ended[f"{kind}_whole"].err
+  assert not any("\r" in jobs.ended[name].out + jobs.ended[name].err for name in jobs.ended)
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_the_summary_holds_every_result_with_its_protocol(jobs, kind):
+  workdir = jobs.workdir(f"{kind}_whole")
+  found = json.loads((workdir / "summary.json").read_text())
+  assert found["collection"] == COLLECTIONS[kind] and found["seed"] == 0
+  assert found["training"]["ended"] == "last epoch (3)" and found["training"]["step"] == 12
+  assert found["training"]["seconds"] > 0 and found["training"]["peak_memory"]["bytes"] > 2**20
+  assert found["training"]["best"]["configurations"].startswith("a seeded ")
+  assert "jax" in found["versions"]
+  validation, rows = found["validation"], rows_of(workdir / "validation.csv")
+  assert (validation["split"], validation["graphs"]) == ("valid", len(rows))
+  assert validation["configurations_judged"] == sum(int(row["configs"]) for row in rows)
+  mean = np.mean([float(row["kendaltau"]) for row in rows])
+  assert validation["metrics"]["kendaltau_mean"] == pytest.approx(mean, abs=1e-5)
+  assert "opa_pooled" in validation["metrics"]
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_the_summary_of_a_stopped_run_says_who_asked(jobs, kind):
+  found = json.loads((jobs.workdir(f"{kind}_stopped") / "summary.json").read_text())
+  assert found["training"]["ended"] == "last epoch (3)"  # it was resumed
+  told = jobs.ended[f"{kind}_stopped"].told
+  assert told[-1] == f"SIGTERM: saved step {STOPPED_AT}; go on with --resume"
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_run_leaves_its_own_page(jobs, kind):
+  assert jobs.ended[f"{kind}_whole"].told[-1].startswith("report: ")
+  text = (jobs.workdir(f"{kind}_whole") / "report.html").read_text()
+  assert text.count("<svg") == 4 and COLLECTIONS[kind] in text
 
 
 @recorded.needs_npz
 def test_released_kernels_are_trained_on_and_every_test_kernel_is_ranked(jobs):
   assert jobs.ended["tile_real"].code == 0, jobs.ended["tile_real"].err
-  assert "tile:xla: 9 training graphs, 3 validation graphs" in jobs.ended["tile_real"].err
+  page = jobs.ended["tile_real"].page
+  assert page["training"].startswith("9 graphs") and page["validation"].startswith("3 graphs")
   workdir = jobs.workdir("tile_real")
   assert len(rows_of(workdir / "validation.csv")) == 3
   results = submission.read_results(workdir / "results.csv")

@@ -9,14 +9,14 @@ import pytest
 PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from its own layer and from those before it.
 LAYERS = (
-    ("atomic", "graph", "host_memory", "integrity", "lock", "registry"),
+    ("atomic", "console", "graph", "host_memory", "integrity", "lock", "registry"),
     ("batch", "collections", "table_batch"),
     ("losses", "metrics", "data", "hlo", "models", "submission"),
     ("batchers",),
     ("train",),
     ("segments",),
     ("predict",),
-    ("collect",),
+    ("collect", "report"),
     ("run",),
 )
 # Within a layer these may import those.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -181,3 +182,17 @@ def test_relative_metrics_need_positive_runtimes(metric):
 def test_k_below_one_is_refused():
   with pytest.raises(ValueError, match="k is 0"):
     metrics.top_k_slowdown(np.array([1.0]), np.array([1]), (0,))
+
+
+@pytest.mark.parametrize("runtime", [[7, 3, 3, 9, 4, 12], [5, 5], [2], [8, 1, 6]])
+def test_a_random_order_is_worth_the_mean_over_all_draws(runtime):
+  found = metrics.random_slowdown(np.array(runtime, np.int64), (1, 2, 5))
+  for k in (1, 2, 5):
+    draws = list(itertools.combinations(runtime, min(k, len(runtime))))
+    assert found[k] == pytest.approx(np.mean([min(draw) for draw in draws]) / min(runtime) - 1)
+
+
+def test_random_orders_of_many_configurations_stay_finite():
+  found = metrics.random_slowdown(np.arange(1, 100_001), (1, 100))
+  # The expected smallest of k out of 1..n is (n + 1) / (k + 1).
+  assert found == pytest.approx({1: 100_001 / 2 - 1, 100: 100_001 / 101 - 1})

@@ -72,7 +72,11 @@ def mistakes(tmp_path_factory):
   runs["variant"] = (flags("tile", jobs, new(), config="configs/tile.py:nope"),
                      "configs/tile.py has no variant 'nope'; it has EarlyJoinSAGE")
   runs["config file"] = (flags("tile", jobs, new(), config="configs/nope.py"), "configs/nope.py")
-  runs["no workdir"] = ["run_tile.py"], "flag --workdir=None: "
+  runs["no workdir"] = ["run_tile.py"], "--workdir is missing: name a folder"
+  runs["no data"] = (["run_tile.py", f"--workdir={new()}"], "there is no data at ~/data/tpugraphs/"
+                     "npz: download them (python -m tpugraphs_jax.data.download --data_root ~")
+  runs["two sources"] = (flags("tile", jobs, new(), "--synthetic"),
+                         "--synthetic makes data of its own: give it or --data_root")
   runs["bucket"] = ["run_tile.py", "--workdir=gs://a/b"], "--workdir=gs://a/b is not a local folder"
   runs["two variants"] = (flags("layout", jobs, new(), config="configs/layout.py:gst_e,full"),
                           "takes one of the variants gst_e and full")
@@ -129,7 +133,8 @@ def snapshot(folder):
 
 
 NAMES = [
-    *SIMPLE, "variant", "two variants", "config file", "no workdir", "bucket", "data_root",
+    *SIMPLE, "variant", "two variants", "config file", "no workdir", "no data", "two sources",
+    "bucket", "data_root",
     "workdir is a file", "indices",
     "evaluate untrained", "predict untrained", "used workdir", "another config",
     "evaluate another config", "loss",

@@ -4,7 +4,7 @@
 
 Builds a wheel, installs it into an empty environment, and there, in an empty folder, runs
 both console commands, configs by variant name, `rank` from Python, the official weights'
-command as far as `--help`, and the notebook.
+command as far as `--help`, the report page, and the notebook.
 """
 
 from __future__ import annotations
@@ -57,15 +57,17 @@ def main() -> None:
     (wheel,) = wheels.glob("*.whl")
     run(sys.executable, "-m", "venv", folder / "env", folder=here)
     run(bin_ / "python", "-m", "pip", "install", "--quiet", f"{wheel}[plots]", folder=here)
-    run(bin_ / "tpugraphs-tile", "--config=recommended,ci", "--workdir=out/tile", *_SMALL,
-        folder=here)
+    run(bin_ / "tpugraphs-tile", "--config=recommended,ci", "--workdir=out/tile", "--synthetic",
+        *_SMALL, folder=here)
     run(bin_ / "tpugraphs-tile", "--mode=evaluate", "--workdir=out/tile", folder=here)
-    run(bin_ / "tpugraphs-layout", "--config=xla-random,gst_ed,ci", "--workdir=out/layout", *_SMALL,
-        "--config.segments.max_nodes=40", folder=here)
+    run(bin_ / "tpugraphs-layout", "--config=xla-random,gst_ed,ci", "--workdir=out/layout", "--synthetic",
+        *_SMALL, "--config.segments.max_nodes=40", folder=here)
     run(bin_ / "tpugraphs-tile", "--mode=predict", "--ensemble=out/tile,out/tile",
         "--workdir=out/both", folder=here)
     run(bin_ / "python", "-c", _RANK, folder=here)
     run(bin_ / "python", "-m", "tpugraphs_jax.run.official", "--help", folder=here)
+    run(bin_ / "tpugraphs-tile", "--print_config", folder=here)
+    run(bin_ / "python", "-m", "tpugraphs_jax.report", "out/tile", "out/layout", folder=here)
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
       run(bin_ / "python", "-c", notebook_code(notebook), folder=here)
   print("the installed package ran both commands and the notebooks")

@@ -111,6 +111,24 @@ def top_k_slowdown(
   return {k: (best_of_top_k(scores, runtime, k) - best) / best for k in ks}
 
 
+def random_slowdown(runtime: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
+  """What `top_k_slowdown` of `[configs]` is on average over all orders, for each k.
+
+  Raises:
+    ValueError: a runtime that is not positive, or no configuration at all.
+  """
+  ordered, _ = _checked(ordered=np.sort(runtime), runtime=runtime)
+  _require_positive("runtime", ordered)
+  count, found = len(ordered), {}
+  for k in ks:
+    chosen, place = min(k, count), np.arange(count - 1)
+    # That the fastest of `chosen` is number i means that the others are all slower.
+    rarer = np.maximum(count - place - chosen, 0) / (count - place - 1)
+    weight = chosen / count * np.concatenate([[1.0], np.cumprod(rarer)])
+    found[k] = float((weight * ordered).sum() / ordered[0] - 1)
+  return found
+
+
 def tile_size_ape(chosen: np.ndarray, best: np.ndarray) -> float:
   """Tile-Size APE, in percent: 100 * sum |chosen - best| / sum best over kernels.
 

@@ -27,7 +27,7 @@ from absl import logging
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import graph, lock
+from tpugraphs_jax import console, graph, lock
 from tpugraphs_jax.collections import Collection, OWN, RELEASED
 from tpugraphs_jax.data import factor
 from tpugraphs_jax.data import npz
@@ -166,7 +166,7 @@ def _build(
   bad = {}
   with contextlib.closing(_run(jobs, workers=workers)) as results, tqdm.tqdm(
       total=sum(file.stat().st_size for file, _ in jobs), desc=f"store {bar}", unit="B",
-      unit_scale=True, disable=bar is None) as progress:
+      unit_scale=True, disable=console.bar(bar is not None)) as progress:
     for file, error in results:
       if error is not None and stop_at_error:
         raise error

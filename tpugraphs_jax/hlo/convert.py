@@ -70,12 +70,12 @@ def convert(
 def _results(tasks: list[tuple], jobs: int) -> list[Converted]:
   """One result per file, in the order of the files."""
   if jobs <= 1:
-    return [_convert_file(*task) for task in tqdm.tqdm(tasks, unit="file")]
+    return [_convert_file(*task) for task in tqdm.tqdm(tasks, unit="file", disable=None)]
   # Fresh processes: forking one that has threads (jax, absl) can hang.
   context = multiprocessing.get_context("spawn")
   with futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
     pending = [pool.submit(_convert_file, *task) for task in tasks]
-    for _ in tqdm.tqdm(futures.as_completed(pending), total=len(tasks), unit="file"):
+    for _ in tqdm.tqdm(futures.as_completed(pending), total=len(tasks), unit="file", disable=None):
       pass
     return [future.result() for future in pending]
 

@@ -13,6 +13,8 @@ from tpugraphs_jax import atomic, metrics
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data.batching import PreparedGraph
 
+SCORES_FILE = "validation_scores.npz"
+
 
 def graph_row(
     graph: PreparedGraph, config_ids: np.ndarray, scores: np.ndarray, *, ks: Sequence[int]
@@ -55,12 +57,43 @@ def judge(
   return rows, mean_row(rows) | {"opa": metrics.pooled_opa(pairs)}
 
 
+def random_order(
+    collection: Collection, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray]
+) -> dict[str, float]:
+  """Means as `judge` gives them, of random orders on average.
+
+  Args:
+    collection: of the graphs.
+    graphs: labelled ones.
+    config_ids: `[n]` int64 for each graph.
+  """
+  found = [metrics.random_slowdown(graph.configs.runtime_ns[ids], collection.slowdown_ks)
+           for graph, ids in zip(graphs, config_ids)]
+  rows = [{f"slowdown{k}": value for k, value in one.items()} for one in found]
+  return {"opa": 0.5, "kendaltau": 0.0, **mean_row(rows)}
+
+
 def summary(
-    collection: Collection, rows: Sequence[Mapping[str, Any]], means: Mapping[str, float]
+    collection: Collection, rows: Sequence[Mapping[str, Any]], means: Mapping[str, float], *,
+    random: Mapping[str, float] | None = None, configurations: str = "all",
 ) -> str:
-  """The means on a line; for kernels also a line per program (names up to the last `_`)."""
+  """The means on a line; for kernels also a line per program (names up to the last `_`).
+
+  Args:
+    collection: of the graphs.
+    rows: of the graphs.
+    means: as `judge` gives them.
+    random: the same of random orders, to stand beside them.
+    configurations: which of each graph were judged, in words.
+  """
   shown = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
   lines = [f"{collection.name}: {len(rows)} graphs  {shown}"]
+  if random:
+    beside = "  ".join(f"{name} {random[name]:.4f}" for name in means)
+    lines.append(f"{'  a random order:':<{lines[0].index('  ')}}  {beside}")
+  lines += [
+      f"  (valid split, configurations: {configurations}; opa over the pairs of all graphs, "
+      "the others means over graphs)"]
   if collection.kind == "tile":
     by_k = {
         k: metrics.mean_by_program({row["graph"]: row[f"slowdown{k}"] for row in rows})
@@ -71,6 +104,29 @@ def summary(
         for program in by_k[1]
     ]
   return "\n".join(lines)
+
+
+def write_scores(
+    path: Path, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray],
+    scores: Sequence[np.ndarray],
+) -> None:
+  """Writes what was judged: scores beside measured runtimes.
+
+  Args:
+    path: an `.npz` with `graphs` `[G]` names, `nodes` `[G]`, `sizes` `[G]` configurations
+      of each, and one after the other `config_ids`, `runtime_ns` int64 and `scores` float32,
+      `[sum(sizes)]`.
+    graphs: labelled ones.
+    config_ids: `[n]` int64 for each graph.
+    scores: `[n]` float32 for each graph.
+  """
+  runtimes = [graph.configs.runtime_ns[ids] for graph, ids in zip(graphs, config_ids)]
+  with atomic.replacing(path, "wb") as file:
+    np.savez_compressed(
+        file, graphs=np.array([graph.name for graph in graphs]),
+        nodes=np.array([len(graph.opcode) for graph in graphs]),
+        sizes=np.array([len(ids) for ids in config_ids]), config_ids=np.concatenate(config_ids),
+        runtime_ns=np.concatenate(runtimes), scores=np.concatenate(scores))
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

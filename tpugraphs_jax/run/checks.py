@@ -11,6 +11,7 @@ import ml_collections
 
 from tpugraphs_jax import collections, losses
 from tpugraphs_jax.data import duplicates, features, partition, reduction, sampling
+from tpugraphs_jax.models import interface
 from tpugraphs_jax.segments import history, model as segment_model
 from tpugraphs_jax.train import report, state
 
@@ -21,6 +22,13 @@ _MAXIMISED = ("opa", "kendaltau")  # metrics that can say which checkpoint is be
 # Fields that tell the configs of the tasks apart.
 _TASK_FIELDS = {"tile": (), "layout": ("data.store_dir",),
                 "segments": ("data.store_dir", "segments")}
+_SEGMENT_CHOICES = {
+    "segments.partition": tuple(partition.METHODS), "segments.readout": segment_model.READOUTS,
+    "segments.aggregation": segment_model.AGGREGATIONS,
+    "segments.history_init": segment_model.HISTORY_INITS,
+    "segments.keep_unit": segment_model.KEEP_UNITS, "segments.history_dtype": history.DTYPES,
+    "segments.history_place": history.PLACES,
+}
 
 
 def one_of(config: ml_collections.ConfigDict, choices: Mapping[str, Sequence[Any]]) -> None:
@@ -67,17 +75,40 @@ def check(config: ml_collections.ConfigDict) -> None:
     _check_segments(config)
 
 
-def _check_all(config: ml_collections.ConfigDict) -> None:
-  losses.parse_losses(config.loss.losses)
-  one_of(config, {
-      "batch.sampling": sampling.SAMPLINGS, "batch.target": sampling.TARGETS,
+def choices(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
+  """The values that fields with few of them may have, by field (`batch.sampling`)."""
+  found = _choices_of_all(config)
+  if config.task != "tile":
+    found |= _choices_of_layouts(config)
+  return found | (_SEGMENT_CHOICES if config.task == "segments" else {})
+
+
+def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
+  own = collections.OWN
+  model = {"name": tuple(interface.MODELS["tile" if config.task == "tile" else "layout"]),
+           "precision": _PRECISIONS, "dtype": _DTYPES}
+  return {
+      "task": TASKS, "batch.sampling": sampling.SAMPLINGS, "batch.target": sampling.TARGETS,
       "data.pad_value": (0, -1), "data.config_transform": features.KINDS,
       "train.best_metric": _MAXIMISED,
-      "data.source": ("xla", collections.OWN) if config.task == "tile" else (
-          "xla", "nlp", collections.OWN),
-  })
-  one_of(config, {f"model.{name}": allowed for name, allowed in (
-      ("precision", _PRECISIONS), ("dtype", _DTYPES)) if name in config.model})
+      "data.source": ("xla", own) if config.task == "tile" else ("xla", "nlp", own),
+      **{f"model.{name}": allowed for name, allowed in model.items() if name in config.model},
+  }
+
+
+def _choices_of_layouts(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
+  return {
+      **({"data.search": ("random", "default")} if config.data.source != collections.OWN else {}),
+      "data.duplicate_policy": duplicates.POLICIES, "data.graph_reduction": reduction.REDUCTIONS,
+      "data.reduction_direction": reduction.DIRECTIONS, "data.reduction_induced": reduction.INDUCED,
+  }
+
+
+def _check_all(config: ml_collections.ConfigDict) -> None:
+  losses.parse_losses(config.loss.losses)
+  # The registry of models says more of an unknown name.
+  one_of(config, {field: allowed for field, allowed in _choices_of_all(config).items()
+                  if field != "model.name"})
   at_least(config, {
       "seed": 0, "batch.graphs": 1, "batch.configs": 2, "batch.min_configs": 2,
       "batch.slates_per_epoch": 0, "batch.config_chunk": 0, "data.loader_threads": 0,
@@ -99,14 +130,7 @@ def _check_all(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_layout(config: ml_collections.ConfigDict) -> None:
-  if config.data.source != collections.OWN:
-    one_of(config, {"data.search": ("random", "default")})
-  one_of(config, {
-      "data.duplicate_policy": duplicates.POLICIES,
-      "data.graph_reduction": reduction.REDUCTIONS,
-      "data.reduction_direction": reduction.DIRECTIONS,
-      "data.reduction_induced": reduction.INDUCED,
-  })
+  one_of(config, _choices_of_layouts(config))
   at_least(config, {
       "data.reduction_hops": 1, "data.max_configs": 0, "batch.keep_nodes": 2,
       "eval.max_configs": 0})
@@ -120,13 +144,7 @@ def _check_tables(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_segments(config: ml_collections.ConfigDict) -> None:
-  one_of(config, {
-      "segments.partition": tuple(partition.METHODS), "segments.readout": segment_model.READOUTS,
-      "segments.aggregation": segment_model.AGGREGATIONS,
-      "segments.history_init": segment_model.HISTORY_INITS,
-      "segments.keep_unit": segment_model.KEEP_UNITS, "segments.history_dtype": history.DTYPES,
-      "segments.history_place": history.PLACES,
-  })
+  one_of(config, _SEGMENT_CHOICES)
   at_least(config, {
       "segments.max_nodes": 2, "segments.fresh": 1, "segments.finetune.epochs": 0,
       "segments.finetune.configs": 0})

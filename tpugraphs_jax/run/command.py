@@ -13,25 +13,24 @@ import jax
 from ml_collections import config_flags
 import ml_collections
 
+from tpugraphs_jax import collections, console, report
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
 from tpugraphs_jax.predict import saved
 from tpugraphs_jax.predict.ensemble import COMBINATIONS, Ensemble
-from tpugraphs_jax.run import configs, jobs
+from tpugraphs_jax.run import arguments, checks, configs, describe, jobs
 from tpugraphs_jax.train import parallel
 
 
-def define_flags(default_config: str) -> None:
-  """The flags of both commands.
-
-  Args:
-    default_config: config file used when `--config` is not given.
-  """
-  config_flags.DEFINE_config_file(
-      "config", default_config, "Config file, as FILE.py:VARIANT, or a variant alone.")
+def define_flags() -> None:
+  """The flags of both commands, but for `--config`; see `arguments`."""
   flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.")
   flags.DEFINE_string(
       "data_root", None, f"Folder with tile/ and layout/ (default {DEFAULT_DATA_ROOT}).")
+  flags.DEFINE_boolean(
+      "synthetic", False, "Use tiny synthetic data, made in --workdir, instead of --data_root.")
+  flags.DEFINE_boolean("print_config", False, "Print all fields of the config and end.")
+  flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
   flags.DEFINE_enum("mode", "all", jobs.MODES,
                     "What to do; later modes use what is in --workdir.")
   flags.DEFINE_list("ensemble", [], "With --mode=predict: folders of trained models that rank "
@@ -41,7 +40,6 @@ def define_flags(default_config: str) -> None:
   flags.DEFINE_string("coordinator_address", None, "host:port of process 0 of several.")
   flags.DEFINE_integer("num_processes", None, "Number of processes.")
   flags.DEFINE_integer("process_id", None, "Number of this process.")
-  flags.mark_flag_as_required("workdir")
 
 
 def main(argv: list[str]) -> None:
@@ -49,11 +47,12 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     sys.exit(f"error: unexpected argument {argv[1]!r}; options start with --")
   values, config = flags.FLAGS, None
+  console.install()
+  if values.print_config:
+    print(describe.config(values.config, values["config"].default_as_str))
+    return
   try:
-    for name in ("workdir", "data_root"):
-      if "://" in (values[name].value or ""):
-        raise ValueError(f"--{name}={values[name].value} is not a local folder: mount the bucket "
-                         "(gcsfuse), or copy it here first")
+    _check_flags(values)
     parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
     workdir = Path(values.workdir).expanduser()
     parallel.use_compilation_cache(workdir / "compilation_cache")
@@ -64,6 +63,8 @@ def main(argv: list[str]) -> None:
         return
       config = _config(values, workdir)
       jobs.run(config, workdir, mode=values.mode, resume=values.resume)
+      if values.report and values.mode != "predict":
+        _write_page(workdir)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
@@ -74,9 +75,21 @@ def main(argv: list[str]) -> None:
     _fail(configs.as_flags(str(error), config))
 
 
+def _check_flags(values: flags.FlagValues) -> None:
+  """Refuses (ValueError) places that cannot be."""
+  if not values.workdir:
+    raise ValueError("--workdir is missing: name a folder for checkpoints, metrics and results")
+  for name in ("workdir", "data_root"):
+    if "://" in (values[name].value or ""):
+      raise ValueError(f"--{name}={values[name].value} is not a local folder: mount the bucket "
+                       "(gcsfuse), or copy it here first")
+  if values.synthetic and values.data_root:
+    raise ValueError("--synthetic makes data of its own: give it or --data_root, not both")
+
+
 def _fail(message: str) -> NoReturn:
   logging.debug("details", exc_info=True)
-  print(f"error: {' '.join(message.split())}", file=sys.stderr)
+  print(f"error: {arguments.one_line(message)}", file=sys.stderr)
   sys.exit(2)
 
 
@@ -92,7 +105,7 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
       config = ml_collections.ConfigDict(found)
       config.update_from_flattened_dict(config_flags.get_override_values(values["config"]))
   with config.unlocked():
-    config.data_root = data_root or _default_data_root(workdir)
+    config.data_root = data_root or _data_of(values, config, workdir)
   return config
 
 
@@ -108,19 +121,51 @@ def _predict_together(values: flags.FlagValues, workdir: Path) -> None:
   jobs.predict(jobs.Job.of(config).data, config.data_root, ensemble, workdir)
 
 
-def _default_data_root(workdir: Path) -> str:
-  """The usual place; where nothing is there, a tiny synthetic set in the working folder."""
-  if parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
-    return DEFAULT_DATA_ROOT
-  root = workdir / "synthetic"
-  print(f"No data set at {DEFAULT_DATA_ROOT} and no --data_root: using tiny synthetic data in "
-        f"{root}", flush=True)
+def _data_of(
+    values: flags.FlagValues, config: ml_collections.ConfigDict, workdir: Path
+) -> str:
+  """The place of the data: named, tiny synthetic ones in the working folder, or the usual one.
+
+  Raises:
+    FileNotFoundError: nothing is named, and nothing is at the usual place.
+  """
+  if values.synthetic:
+    return _synthetic(config, workdir / "synthetic")
+  if not parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
+    raise FileNotFoundError(
+        f"there is no data at {DEFAULT_DATA_ROOT}: download them (python -m "
+        f"tpugraphs_jax.data.download --data_root {DEFAULT_DATA_ROOT}), name another place with "
+        "--data_root, or try the command on tiny synthetic data with --synthetic")
+  return DEFAULT_DATA_ROOT
+
+
+def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
+  """Makes tiny synthetic data of the config's collection."""
+  checks.task(config)
+  kind = "tile" if config.task == "tile" else "layout"
+  name = collections.of(kind, config.data.source, config.data.search).name
+  make = functools.partial(
+      synthetic.generate, folder, scale="tiny", collections=[name], progress=False)
   if parallel.is_primary():
-    synthetic.generate(root, scale="tiny", progress=False)
+    console.say(f"--synthetic: tiny synthetic data in {folder}, which measure no real program")
+    make()
   parallel.barrier("synthetic data")
-  if not root.exists():  # a host with a disk of its own
-    synthetic.generate(root, scale="tiny", progress=False)
-  return str(root / "npz")
+  if not folder.exists():  # a host with a disk of its own
+    make()
+  return str(folder / "npz")
+
+
+def _write_page(workdir: Path) -> None:
+  """Writes the report page of a run; a page that cannot be drawn fails no run."""
+  if not parallel.is_primary():
+    return
+  try:
+    report.write([workdir], workdir / report.FILE)
+    console.say(f"report: {workdir / report.FILE}")
+  except ImportError as error:
+    console.say(f"no report page: {error}")
+  except Exception:  # pylint: disable=broad-exception-caught
+    logging.warning("no report page could be drawn", exc_info=True)
 
 
 def launch(default_config: str) -> None:
@@ -131,24 +176,7 @@ def launch(default_config: str) -> None:
 
 
 def _parse_flags(default_config: str, argv: list[str]) -> list[str]:
-  """As absl's own parser, but every mistake takes one line."""
-  try:
-    define_flags(str(configs.folder() / default_config))
-    argv = [_with_resolved_config(arg, default_config) for arg in argv]
-    for flag in flags.FLAGS.get_key_flags_for_module(__name__):
-      flags.FLAGS.register_key_flag_for_module(argv[0], flag)  # for --help
-    return flags.FLAGS(argv)
-  except AttributeError as error:  # from ml_collections
-    field = str(error).strip("\"'")
-    given = next((arg for arg in argv if field in arg), "--config")
-    sys.exit(f"error: {given}: the config has no field {field!r}")
-  except flags.Error as error:  # of a config file the last line of a traceback
-    sys.exit(f"error: {str(error).splitlines()[-1].removeprefix('ValueError: ')}")
-  except OSError as error:  # the config file
-    sys.exit(f"error: {' '.join(str(error).split())}")
-
-
-def _with_resolved_config(arg: str, default_config: str) -> str:
-  flag, equals, value = arg.partition("=")
-  is_config = flag.lstrip("-") == "config" and flag.startswith("-") and equals
-  return f"--config={configs.resolve(value, default_config)}" if is_config else arg
+  define_flags()
+  for flag in flags.FLAGS.get_key_flags_for_module(__name__):
+    flags.FLAGS.register_key_flag_for_module(argv[0], flag)  # for --help
+  return arguments.parse(argv, default_config)

@@ -9,11 +9,10 @@ from pathlib import Path
 import time
 from typing import Any
 
-from absl import logging
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import atomic, lock, registry, submission
+from tpugraphs_jax import atomic, console, lock, registry, submission
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import features, sampling, splits
 from tpugraphs_jax.data.layout_data import LayoutData
@@ -22,7 +21,7 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.predict import artefact, judge, saved
 from tpugraphs_jax.predict.ensemble import Ensemble
 from tpugraphs_jax.predict.ranker import Ranker
-from tpugraphs_jax.run import checks, phases
+from tpugraphs_jax.run import banner, checks, phases, summary
 from tpugraphs_jax.train import loop, parallel, report
 
 MODES = ("train", "evaluate", "predict", "all")
@@ -110,15 +109,29 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
 
 def _train_alone(job: Job, workdir: Path, *, resume: bool) -> loop.TrainResult:
   """Trains in a folder that no other run writes in."""
-  config = job.config
+  config, started = job.config, time.monotonic()
   prepared, valid = _prepare(job, workdir, resume=resume)
   phase = phases.first_phase(config, job.ranker, prepared, job.data.targets, workdir)
-  logging.info("%s: %d training graphs, %d validation graphs, %d steps per epoch",
-               job.data.collection.name, len(prepared), len(valid), phase.plan.steps_per_epoch)
+  name = job.data.collection.name
+  summary.begin(config, workdir, name)
+  if parallel.is_primary():
+    console.say(banner.lines(config, name, phase, prepared, valid, workdir))
+  with summary.interruptions(workdir):
+    result = _train_phases(job, phase, valid, workdir, resume=resume)
+  summary.update(workdir, training=summary.of_training(
+      config, result, graphs=len(valid), seconds=time.monotonic() - started))
+  return result
+
+
+def _train_phases(
+    job: Job, phase: phases.Phase, valid: Sequence[Any], workdir: Path, *, resume: bool
+) -> loop.TrainResult:
+  """Runs a phase and those that follow it; how the last one ended."""
   while True:
     result = train_phase(job, phase, valid, workdir, resume=resume)
     if phase.following is None:
       return result
+    console.say("the first phase is done: now the head alone")
     phase = phase.following(result.state)
 
 
@@ -208,12 +221,12 @@ def sampled_ids(config: ml_collections.ConfigDict, graphs: Sequence[Any]) -> lis
 
 
 def evaluate(job: Job, workdir: Path) -> dict[str, float]:
-  """Scores the validation split; writes validation.csv and prints the means."""
-  config, data, ranker = job.config, job.data, job.ranker
+  """Scores the validation split; writes what came of it and tells the means."""
+  config, data, ranker, started = job.config, job.data, job.ranker, time.monotonic()
   graphs = job.prepare(judged(data.load(config.data_root, "valid")))
   name = ranker.collection.name
   if not graphs:
-    print(f"{name}: no labelled graph in the validation split; nothing to score")
+    console.say(f"{name}: no labelled graph in the validation split; nothing to score")
     return {}
   ids = [data.validation_ids(graph.name, graph.configs) for graph in graphs]
   scorer = ranker.scorer()
@@ -224,8 +237,24 @@ def evaluate(job: Job, workdir: Path) -> dict[str, float]:
       row["seconds"] = _scoring_seconds(ranker, scorer, graph, chosen)
   if parallel.is_primary():
     judge.write_csv(workdir / "validation.csv", rows)
-    print(judge.summary(ranker.collection, rows, means), flush=True)
+    judge.write_scores(workdir / judge.SCORES_FILE, graphs, ids, scores)
+    which, random = _which(config, graphs, ids), judge.random_order(ranker.collection, graphs, ids)
+    summary.update(workdir, validation=summary.of_evaluation(
+        means, random, which, ids, time.monotonic() - started))
+    console.say(judge.summary(
+        ranker.collection, rows, means, random=random, configurations=which))
   return means
+
+
+def _which(
+    config: ml_collections.ConfigDict, graphs: Sequence[Any], ids: Sequence[np.ndarray]
+) -> str:
+  """Which configurations of each graph an evaluation judges, in words."""
+  if all(len(chosen) == len(graph.configs) for chosen, graph in zip(ids, graphs)):
+    return "all"
+  if config.eval.get("indices_dir"):
+    return "the published ones of each graph"
+  return f"a seeded {config.eval.max_configs} of each graph"
 
 
 def _scoring_seconds(ranker: Ranker, scorer: Any, graph: Any, ids: np.ndarray) -> float:
@@ -247,4 +276,4 @@ def predict(
     path, name = workdir / "results.csv", ranker.collection.name
     submission.write_results(path, name, {
         graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)})
-    print(f"{name}: ranked {len(graphs)} test graphs, wrote {path}", flush=True)
+    console.say(f"{name}: ranked {len(graphs)} test graphs, wrote {path}")

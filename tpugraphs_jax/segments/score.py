@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import tqdm
 
+from tpugraphs_jax import console
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Budget, PreparedGraph
 from tpugraphs_jax.batchers.segments import SegmentedGraph
@@ -86,7 +87,7 @@ class SegmentScorer(scorer.Scorer):
         plan.append((number, start, self._groups(mine, ids, start, start + portion)))
     budgets = self._budgets_of(pieces, [group for _, _, groups in plan for group in groups])
     for number, start, groups in tqdm.tqdm(
-        plan, unit="part", disable=not progress or not parallel.is_primary()):
+        plan, unit="part", disable=console.bar(progress and parallel.is_primary())):
       yield number, start, self._total(params, pieces, groups, budgets)
 
   def _groups(

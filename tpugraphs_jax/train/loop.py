@@ -24,6 +24,7 @@ from tpugraphs_jax.train import checkpoint
 from tpugraphs_jax.train import parallel
 from tpugraphs_jax.train import report as report_lib
 from tpugraphs_jax.train import stop
+from tpugraphs_jax.train.remaining import Remaining
 from tpugraphs_jax.train.schedule import Schedule
 from tpugraphs_jax.train.state import TrainState
 
@@ -55,6 +56,7 @@ class TrainResult:
   best_value: float | None  # None when no evaluation gave a number
   best_step: int | None
   stopped_early: bool
+  why: str  # it ended
   compile_seconds: float  # the first step, which compiles
   peak_bytes: int
 
@@ -171,6 +173,7 @@ class _Loop:
     self.compile_seconds = 0.0
     self.last_finite = "none since the start"
     self.in_flight = collections.deque()  # (step, metrics), oldest first
+    self.remaining = Remaining(self.schedule)
 
   def run(self) -> TrainResult:
     while True:
@@ -206,6 +209,7 @@ class _Loop:
       self.compile_seconds = time.monotonic() - started
       self.report.say(f"first step, with compilation: {self.compile_seconds:.1f} s")
       self.report.restart_clock(self.step)
+      self.remaining.start(self.step)
     self._wait(keep=_STEPS_IN_FLIGHT)
     if self.schedule.is_logged(self.step):
       self._log()
@@ -239,7 +243,9 @@ class _Loop:
     text = f"loss {means['loss']:.5g}"
     if best is not None:
       text += f"  best {self.schedule.best_metric} {best:.4f}"
-    self.report.progress(self.step, text, keep=False)
+    self.remaining.count_steps(self.step)
+    left = self.remaining.text(self.step, evaluated_step=self.progress.evaluated_step)
+    self.report.progress(self.step, text, left=left)
     self.report.restart_clock(self.step)
     if not self._is_evaluation_due():
       self._write_row()
@@ -252,6 +258,7 @@ class _Loop:
   def _evaluate(self) -> None:
     """Evaluates and saves; when interrupted, it remains to be done after a resume."""
     self._wait()
+    self.remaining.count_steps(self.step)
     params = parallel.unreplicate(self.state.eval_params)
     try:
       with self.signals.interrupting():
@@ -276,6 +283,7 @@ class _Loop:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
     self.report.say(f"step {self.step}/{self.schedule.total_steps}  {text}")
     self.report.restart_clock(self.step)
+    self.remaining.count_evaluation(self.step)
 
   def _save(self, *, value: float | None = None) -> None:
     self._wait()
@@ -305,6 +313,11 @@ class _Loop:
 
   def _finish(self) -> TrainResult:
     self._wait()
+    best, why = self.progress, self.schedule.why_ended(self.step)
+    text = f"training ended at step {self.step}: {why}"
+    if best.best_step is not None:
+      text += f"; best {self.schedule.best_metric} {best.best_value:.4f} at step {best.best_step}"
+    self.report.say(text)
     what, peak_bytes = report_lib.peak_memory()
     self.report.say(f"peak memory of the {what}: {peak_bytes / 2**20:.0f} MiB")
     parallel.barrier("end of training")
@@ -314,6 +327,7 @@ class _Loop:
         best_value=self.progress.best_value,
         best_step=self.progress.best_step,
         stopped_early=self.step < self.schedule.total_steps,
+        why=why,
         compile_seconds=self.compile_seconds,
         peak_bytes=peak_bytes,
     )

@@ -1,4 +1,4 @@
-"""Where the report of a run goes: a file of lines, TensorBoard, standard output.
+"""Where the report of a run goes besides the console: a file of lines, TensorBoard.
 
 A run that computes is worth more than what is told of it. Each outlet that fails says so
 once in the log and never stops, slows or ends the run.
@@ -7,10 +7,8 @@ once in the log and never stops, slows or ends the run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-import os
 from pathlib import Path
 import queue
-import sys
 import threading
 
 from absl import logging
@@ -108,41 +106,3 @@ class Events:
     """Waits until all is written, but not for ever."""
     self._put(None)
     self._thread.join(_CLOSE_SECONDS)
-
-
-class Output:
-  """Lines on standard output; on a terminal one that need not be kept is overwritten."""
-
-  def __init__(self):
-    self._is_line_open = self._is_broken = False
-
-  def say(self, line: str, *, keep: bool = True) -> None:
-    """Prints one line."""
-    is_terminal = not self._is_broken and sys.stdout.isatty()
-    start = "\r\033[K" if self._is_line_open else ""
-    self._is_line_open = is_terminal and not keep
-    self._print(start + line, end="" if self._is_line_open else "\n")
-
-  def close(self) -> None:
-    if self._is_line_open:
-      self._print("", end="\n")
-
-  def _print(self, text: str, *, end: str) -> None:
-    if self._is_broken:
-      return
-    try:
-      print(text, end=end, flush=True)
-    except (OSError, ValueError) as error:  # its reader is gone; it was closed
-      self._is_broken = True
-      _discard_output()
-      logging.warning("standard output cannot be written (%s): the run goes on without", error)
-
-
-def _discard_output() -> None:
-  """Sends what is printed from here on nowhere: also what waits in buffers (Python's manual)."""
-  try:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-  except (OSError, ValueError):
-    pass

@@ -20,7 +20,7 @@ from typing import Any
 from absl import logging
 import jax
 
-from tpugraphs_jax import atomic, integrity
+from tpugraphs_jax import atomic, console, integrity
 from tpugraphs_jax.train import outlets, parallel
 
 _PACKAGES = (
@@ -33,7 +33,7 @@ class Report:
 
   Args:
     workdir: receives `metrics.jsonl` and `tensorboard/`.
-    total_steps: steps of the whole run, for the time that remains.
+    total_steps: steps of the whole run.
     first_step: steps taken already; what an earlier run wrote of later steps is
       dropped, so that each step is there once.
   """
@@ -48,7 +48,6 @@ class Report:
     _drop_later_steps(path, first_step)
     self._lines = outlets.Lines(path)
     self._events = outlets.Events(workdir / "tensorboard", purge_step=first_step + 1)
-    self._output = outlets.Output()
 
   def restart_clock(self, step: int) -> None:
     """Leaves what was done since the last call (evaluation, say) out of the rate."""
@@ -70,28 +69,21 @@ class Report:
     self._lines.write(json.dumps({"step": step, **{name: finite.get(name) for name in values}}))
     self._events.write(step, finite, wall_time=time.time())
 
-  def progress(self, step: int, text: str, *, keep: bool = True) -> None:
-    """Prints one line: where the run is, `text`, the rate and the time that remains.
-
-    On a terminal a line that need not be kept is overwritten by the next one.
-    """
+  def progress(self, step: int, text: str, *, left: str = "") -> None:
+    """Tells in one line where the run is, `text`, the rate and the time that remains."""
     rate = self.steps_per_second(step)
-    left = (self._total_steps - step) / rate if rate > 0 else math.nan
-    parts = [f"step {step}/{self._total_steps}", text]
-    if rate > 0:
-      eta = datetime.timedelta(seconds=round(left))
-      parts.append(f"{rate:.3g} steps/s, {eta} left")
-    self.say("  ".join(parts), keep=keep)
+    parts = [f"step {step}/{self._total_steps}", text, f"{rate:.3g} steps/s" * (rate > 0), left]
+    self.say("  ".join(filter(None, parts)))
 
-  def say(self, line: str, *, keep: bool = True) -> None:
-    """Prints one line."""
+  def say(self, line: str) -> None:
+    """Tells one line."""
     if self._is_writing:
-      self._output.say(line, keep=keep)
+      console.say(line)
 
   def close(self) -> None:
     if self._is_writing:
-      for outlet in (self._output, self._lines, self._events):
-        outlet.close()
+      self._lines.close()
+      self._events.close()
 
 
 def _drop_later_steps(path: Path, last_step: int) -> None:

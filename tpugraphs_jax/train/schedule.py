@@ -52,6 +52,19 @@ class Schedule:
     every = self.eval_every_epochs * self.steps_per_epoch
     return step % every == 0 or step == self.total_steps
 
+  def evaluations_after(self, step: int) -> int:
+    """Evaluations that come after later steps than this one, to the last epoch."""
+    every = self.eval_every_epochs * self.steps_per_epoch
+    is_extra = self.total_steps % every > 0 and step < self.total_steps
+    return self.total_steps // every - step // every + is_extra
+
+  def why_ended(self, step: int) -> str:
+    """Why a run that was not interrupted ended after this step."""
+    if step >= self.total_steps:
+      return f"last epoch ({self.total_epochs})"
+    return (f"early stopping: {self.best_metric} did not improve in {self.early_stop_epochs} "
+            "epochs")
+
   def is_early_stop(self, step: int, best_step: int | None) -> bool:
     """Whether the run ends after this step for want of improvement since `best_step`."""
     without = step - (best_step or 0)

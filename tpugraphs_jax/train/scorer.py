@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tqdm
 
+from tpugraphs_jax import console
 from tpugraphs_jax.data import batching, buckets
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.train import parallel
@@ -142,7 +143,7 @@ class Scorer:
     """Yields every unit with its scores, in order, the same in all processes."""
     replicated, local = parallel.replicate(params), []
     mine = range(parallel.process_index(), len(groups), parallel.process_count())
-    bar = tqdm.tqdm(mine, unit="batch", disable=not progress or not parallel.is_primary())
+    bar = tqdm.tqdm(mine, unit="batch", disable=console.bar(progress and parallel.is_primary()))
     for number in bar:
       local.append((number, self._score_group(replicated, graphs, groups[number], budgets)))
     for number, group_scores in sorted(sum(parallel.gather_objects(local), []), key=lambda g: g[0]):

@@ -14,6 +14,7 @@ import tqdm
 
 from tpugraphs_jax import atomic
 from tpugraphs_jax import collections
+from tpugraphs_jax import console
 from tpugraphs_jax.data.synthetic import files
 from tpugraphs_jax.data.synthetic import scales
 
@@ -53,7 +54,8 @@ def generate(
   write = functools.partial(files.write_file, out, with_defects=defects)
   if workers is None:
     workers = 1 if scale == "tiny" else os.cpu_count() or 1
-  with tqdm.tqdm(total=len(specs), unit="file", mininterval=1, disable=not progress) as bar:
+  with tqdm.tqdm(
+      total=len(specs), unit="file", mininterval=1, disable=console.bar(progress)) as bar:
     for _ in _run(write, specs, workers):
       bar.update()
   return out / "npz"

@@ -1,0 +1,66 @@
+"""Lines are whole, carry a time where nobody is watching, and warnings stand apart."""
+
+import io
+import logging
+import re
+
+import pytest
+import tqdm
+
+from tpugraphs_jax import console
+
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
+
+
+class Terminal(io.StringIO):
+  def isatty(self):
+    return True
+
+
+@pytest.fixture
+def installed():
+  before = logging.getLogger().handlers
+  console.install()
+  yield
+  logging.getLogger().handlers = before
+
+
+def test_off_a_terminal_every_line_has_a_time(capsys):
+  console.say("one\ntwo")
+  assert re.fullmatch(f"{TIME}one\n{TIME}two\n", capsys.readouterr().out)
+
+
+def test_on_a_terminal_a_line_is_as_it_is_and_stays(monkeypatch):
+  terminal = Terminal()
+  monkeypatch.setattr("sys.stdout", terminal)
+  console.say("step 1")
+  console.say("step 2")
+  assert terminal.getvalue() == "step 1\nstep 2\n"
+
+
+def test_messages_of_the_log_take_the_same_form(installed, capsys):
+  logger = logging.getLogger("absl")
+  before, logger.level = logger.level, logging.INFO
+  logger.info("told %d", 1)
+  logger.warning("skipped %s", "a.npz")
+  logger.level = before
+  shown = capsys.readouterr()
+  assert re.fullmatch(f"{TIME}told 1\n", shown.out)
+  assert re.fullmatch(f"{TIME}warning: skipped a.npz\n", shown.err)
+
+
+def test_a_traceback_in_the_log_is_shown_line_by_line(installed, capsys):
+  try:
+    raise KeyError("x")
+  except KeyError:
+    logging.getLogger("absl").warning("no page", exc_info=True)
+  lines = capsys.readouterr().err.splitlines()
+  assert lines[-1].endswith("KeyError: 'x'") and all(re.match(TIME, line) for line in lines)
+
+
+@pytest.mark.parametrize("stream, is_wanted, is_shown", [
+    (Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)])
+def test_bars_are_for_terminals(stream, is_wanted, is_shown):
+  file = stream()
+  list(tqdm.tqdm(range(3), file=file, disable=console.bar(is_wanted)))
+  assert ("\r" in file.getvalue()) == is_shown

@@ -1,0 +1,86 @@
+"""Comments, valid values and variants of a config come from where they stand."""
+
+import commands
+import parts
+import pytest
+
+from tpugraphs_jax.run import arguments, checks, configs, describe
+
+FILE = '''
+from ml_collections import ConfigDict
+VARIANTS = {"big": "large"}
+def get_config(variant=""):
+  config = ConfigDict()
+  config.seed = 0  # of everything
+  # not beside a field
+  config.batch = ConfigDict(dict(
+      graphs=8, configs=16,  # per graph
+      sampling="x # y",
+      target=(1,
+              2),  # two lines
+  ))
+  return config
+'''
+
+
+def test_comments_belong_to_the_last_field_of_their_line(tmp_path):
+  (tmp_path / "c.py").write_text(FILE)
+  assert describe.comments_of(tmp_path / "c.py") == {
+      "seed": "of everything", "batch.configs": "per graph", "batch.target": "two lines"}
+
+
+@pytest.mark.parametrize("kind, variant, expected", [
+    ("tile", "ci", ["--config.batch.graphs=10 ", "# kernels per step, over all devices",
+                    "--config.model.name=EarlyJoinSAGE", "one of EarlyJoinSAGE, LateJoinSAGE",
+                    "  recommended "]),
+    ("layout", "gst_ed,ci", ['--config.data.features="(\'released\',)"',
+                             "--config.segments.keep=0.5", "one of uniform, skewed", "  gst_ed ", "  xla-default "])])
+def test_a_config_is_printed_with_values_choices_comments_and_variants(kind, variant, expected):
+  config, place = parts.config_of(kind, variant), f"{configs.folder() / kind}.py:{variant}"
+  text = describe.config(config, place)
+  for part in expected:
+    assert part in text
+  assert all(len(line) <= 100 for line in text.splitlines() if "#" in line)
+
+
+def test_every_field_with_few_values_is_a_field_with_one_of_them():
+  for kind, variant in (("tile", "ci"), ("layout", "ci"), ("layout", "gst_ed,ci")):
+    config = parts.config_of(kind, variant)
+    fields = dict(describe._flat(config.to_dict()))
+    for field, allowed in checks.choices(config).items():
+      assert fields[field] in allowed, field
+
+
+@pytest.mark.parametrize("kind", ["tile", "layout"])
+def test_every_variant_is_listed(kind):
+  text = describe.variants(f"{configs.folder() / kind}.py:x")
+  (file,) = commands.ROOT.glob(f"configs/{kind}.py")
+  assert text.count("\n") >= 8 and f"--config={file.name}:A,B" in text
+
+
+def test_a_model_named_by_a_flag_brings_its_own_options():
+  config = parts.config_of("layout", "xla-random")
+  arguments._follow_model(config, ["run_layout.py", "--config.model.name=ResModel"])
+  assert config.model.to_dict() == dict(
+      name="ResModel", op_embed_dim=32, hidden_dim=32, num_gnns=2, adj_normalization="sym",
+      dropout="backpropdropout", config_gain=100.0, remat=False, dtype="float32",
+      precision="highest")
+
+
+@pytest.mark.parametrize("name", ["SAGE", "Nope"])
+def test_the_same_or_an_unknown_model_changes_nothing(name):
+  config = parts.config_of("layout", "xla-random")
+  arguments._follow_model(config, ["run_layout.py", "--config.model.name", name])
+  assert config == parts.config_of("layout", "xla-random")
+
+
+@pytest.mark.parametrize("argv, value, rest", [
+    (["x", "--config=a:b", "--y"], "a:b", ["x", "--y"]),
+    (["x", "-config", "a", "--config.seed=1"], "a", ["x", "--config.seed=1"]),
+    (["x", "--config.seed=1"], None, ["x", "--config.seed=1"])])
+def test_the_config_is_taken_in_both_forms_of_a_flag(argv, value, rest):
+  assert arguments._take(argv, "config") == (value, rest)
+
+
+def test_messages_show_no_backslash_before_a_quote():
+  assert arguments.one_line("bad \\'x\\'\n  of \\\\\"y\\\\\"") == "bad 'x' of \"y\""

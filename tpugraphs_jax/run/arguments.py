@@ -1,0 +1,110 @@
+"""From the arguments of a command to flags: the config, and its fields by flag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import functools
+import inspect
+import re
+import sys
+
+from absl import flags
+from ml_collections import config_flags
+import ml_collections
+
+from tpugraphs_jax import registry
+from tpugraphs_jax.models import interface
+from tpugraphs_jax.run import configs, describe
+
+_OF_ALL_MODELS = ("dtype", "precision")  # options that a change of model keeps
+
+
+def parse(argv: Sequence[str], default_config: str) -> list[str]:
+  """Defines the flag `--config` and parses all flags; every mistake takes one line.
+
+  Afterwards `flags.FLAGS.config` is the config with the fields that flags change; the
+  flag's default says which `FILE.py:VARIANT` it came from.
+
+  Args:
+    argv: the program, then its arguments.
+    default_config: name of the config file used when `--config` is not given.
+  """
+  given, rest = _take(argv, "config")
+  place = configs.resolve(given or "", default_config)
+  place = place.removesuffix(":") if not given else place
+  config = _load(place)
+  try:
+    _follow_model(config, rest)
+    _define_config(config, rest, place, is_given=given is not None)
+    return flags.FLAGS(rest)
+  except AttributeError as error:  # from ml_collections
+    field = str(error).strip("\"'")
+    wrong = next((arg for arg in rest if field in arg), "--config")
+    sys.exit(f"error: {wrong}: the config has no field {field!r}; --print_config lists them")
+  except (flags.Error, ValueError) as error:
+    sys.exit(f"error: {one_line(str(error).splitlines()[-1])}")
+
+
+def one_line(message: str) -> str:
+  """The message as one line, without the backslashes of a message quoted within a message."""
+  return re.sub(r"\\+(?=['\"])", "", " ".join(message.split()))
+
+
+def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+  """The value of a flag, None if it is not there, and the other arguments."""
+  value, rest, arguments = None, [], iter(argv)
+  for argument in arguments:
+    flag, equals, text = argument.partition("=")
+    if flag in (f"--{name}", f"-{name}"):
+      value = text if equals else next(arguments, "")
+    else:
+      rest.append(argument)
+  return value, rest
+
+
+def _load(place: str) -> ml_collections.ConfigDict:
+  try:
+    return configs.load(place)
+  except (ValueError, OSError) as error:
+    sys.exit(f"error: {one_line(str(error))}")
+  except Exception as error:  # Whatever a config file of the user's does.
+    sys.exit(f"error: {place}: {type(error).__name__}: {one_line(str(error))}")
+
+
+def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
+  """Gives a model that a flag names its own options, at their defaults."""
+  name, _ = _take(argv, "config.model.name")
+  if name is None or name == config.model.name:
+    return
+  registry.import_extensions(config.extensions)
+  models = interface.MODELS["tile" if config.task == "tile" else "layout"]
+  if name not in models:
+    return  # A module that a flag names may have it; else the check lists the names.
+  options = _defaults(models[name])
+  kept = {key: config.model[key] for key in _OF_ALL_MODELS
+          if key in options and key in config.model}
+  known = {key: value for key, value in options.items() if value is not None}
+  config.model = ml_collections.ConfigDict({"name": name} | known | kept)
+
+
+def _defaults(build: object) -> dict[str, object]:
+  """Options of a model with their defaults."""
+  fixed = build.keywords if isinstance(build, functools.partial) else {}
+  found = {name: parameter.default
+           for name, parameter in inspect.signature(build).parameters.items()
+           if name not in {"parent", "name", *fixed} and parameter.default is not parameter.empty}
+  return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+
+
+def _define_config(
+    config: ml_collections.ConfigDict, argv: Sequence[str], place: str, *, is_given: bool
+) -> None:
+  config_flags.DEFINE_config_dict(
+      "config", config, "FILE.py:VARIANT, or a variant alone; --config.FIELD changes a field.",
+      sys_argv=list(argv))
+  flag = flags.FLAGS["config"]
+  flag.default_as_str = place  # instead of the whole config, for --help
+  flag.present = int(is_given)
+  flags.FLAGS.register_key_flag_for_module(argv[0], flag)  # for --help
+  # absl shows this above the flags.
+  sys.modules["__main__"].__doc__ = f"\n{describe.variants(place)}\n"
