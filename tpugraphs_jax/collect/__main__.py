@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import time
 import jax
 import tqdm
 
+from tpugraphs_jax import collections
 from tpugraphs_jax import graph
 from tpugraphs_jax.collect import journal
 from tpugraphs_jax.collect import labels
@@ -31,7 +31,6 @@ from tpugraphs_jax.collect.job import Job
 
 _TRIES = 3  # in a row that label nothing
 _POLL_SECONDS = 0.3
-_COLLECTION = re.compile(r"layout:own:[A-Za-z0-9_.-]+")
 # Signals that come from outside: a kill from a terminal, a scheduler, lack of memory.
 _FROM_OUTSIDE = (-2, -9, -15)
 
@@ -145,7 +144,8 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     ValueError, FileNotFoundError: an option is wrong, as `programs.load`, or two
       programs have one name.
   """
-  if not _COLLECTION.fullmatch(args.collection):
+  collection = collections.Collection(args.collection)
+  if collection.kind != "layout" or collection.is_released:
     raise ValueError(f"--collection={args.collection}, expected layout:own:NAME")
   if args.configs < 2:
     raise ValueError(f"--configs={args.configs}, expected at least 2")
