@@ -23,7 +23,7 @@ from tpugraphs_jax.predict import artefact, judge, saved
 from tpugraphs_jax.predict.ensemble import Ensemble
 from tpugraphs_jax.predict.ranker import Ranker
 from tpugraphs_jax.run import checks, phases
-from tpugraphs_jax.train import loop, parallel, report
+from tpugraphs_jax.train import loop, outlets, parallel, report
 
 MODES = ("train", "evaluate", "predict", "all")
 
@@ -213,7 +213,7 @@ def evaluate(job: Job, workdir: Path) -> dict[str, float]:
   graphs = job.prepare(judged(data.load(config.data_root, "valid")))
   name = ranker.collection.name
   if not graphs:
-    print(f"{name}: no labelled graph in the validation split; nothing to score")
+    outlets.say(f"{name}: no labelled graph in the validation split; nothing to score")
     return {}
   ids = [data.validation_ids(graph.name, graph.configs) for graph in graphs]
   scorer = ranker.scorer()
@@ -224,7 +224,7 @@ def evaluate(job: Job, workdir: Path) -> dict[str, float]:
       row["seconds"] = _scoring_seconds(ranker, scorer, graph, chosen)
   if parallel.is_primary():
     judge.write_csv(workdir / "validation.csv", rows)
-    print(judge.summary(ranker.collection, rows, means), flush=True)
+    outlets.say(judge.summary(ranker.collection, rows, means))
   return means
 
 
@@ -247,4 +247,4 @@ def predict(
     path, name = workdir / "results.csv", ranker.collection.name
     submission.write_results(path, name, {
         graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)})
-    print(f"{name}: ranked {len(graphs)} test graphs, wrote {path}", flush=True)
+    outlets.say(f"{name}: ranked {len(graphs)} test graphs, wrote {path}")

@@ -138,6 +138,11 @@ class Output:
       logging.warning("standard output cannot be written (%s): the run goes on without", error)
 
 
+def say(line: str) -> None:
+  """Prints one line, where anybody reads it."""
+  Output().say(line)
+
+
 def _discard_output() -> None:
   """Sends what is printed from here on nowhere: also what waits in buffers (Python's manual)."""
   try:
