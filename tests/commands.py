@@ -79,24 +79,30 @@ def _run_forked(run: Run) -> Ended:
       os.dup2(out.fileno(), 1)
       os.dup2(err.fileno(), 2)
       if run.watched:
-        _count_operations(run, operations)
+        signal.alarm(_LONGEST_SECONDS)  # a run that hangs ends with code -14
+        count_operations(run.watched, operations, kill_at=run.kill_at)
       os._exit(_run_here(run))
     _, status = os.waitpid(child, 0)
     texts = [file.seek(0) or file.read() for file in (out, err)]
   return Ended(os.waitstatus_to_exitcode(status), *texts, int.from_bytes(operations[:], "little"))
 
 
-def _count_operations(run: Run, counted: mmap.mmap) -> None:
-  """Counts opened, renamed and removed files and folders, and ends at the one asked for."""
+def count_operations(watched: str, counted: mmap.mmap, *, kill_at: int = 0) -> None:
+  """Counts opened, renamed and removed files and folders of a folder, from here on.
+
+  Args:
+    watched: the folder.
+    counted: receives the count, 8 bytes.
+    kill_at: the process is killed before the operation of this number.
+  """
   numbers = itertools.count(1)
-  signal.alarm(_LONGEST_SECONDS)  # a run that hangs ends with code -14
 
   def audit(event: str, arguments: tuple) -> None:
     if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"):
-      if any(str(part).startswith(run.watched) for part in arguments[:2]):
+      if any(str(part).startswith(watched) for part in arguments[:2]):
         number = next(numbers)
         counted[:] = number.to_bytes(8, "little")
-        if number == run.kill_at:
+        if number == kill_at:
           os.kill(os.getpid(), signal.SIGKILL)
 
   sys.addaudithook(audit)

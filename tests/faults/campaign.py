@@ -35,12 +35,12 @@ from tpugraphs_jax.train import report
 _COLLECTIONS = ("tile:xla", "layout:xla:random")
 _POINTS_AT_A_TIME = 5
 _MODULE = commands.ROOT / "tests" / "data" / "hlo" / "fuzz06.hlo.pb"
-_PARTS = ("kill", "damage", "input", "disk")
+_PARTS = ("store", "kill", "damage", "input", "disk")
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--points", type=int, default=20, help="kills of each mode")
+  parser.add_argument("--points", type=int, default=20, help="kills of each mode, and 10 times of store builders")
   parser.add_argument("--modes", nargs="*", default=kills.MODES, choices=kills.MODES)
   parser.add_argument("--parts", nargs="*", default=_PARTS, choices=_PARTS)
   parser.add_argument("--damages", type=int, default=1, help="per file and kind")
@@ -111,7 +111,12 @@ def main(argv: list[str] | None = None) -> int:
       args.out.write_text(text)
 
   try:
-    if set(args.parts) - {"kill"}:
+    if "store" in args.parts:  # before jax has threads: builders are forks
+      killed = kills.StoreKills(folder, data_root)
+      killed.try_points(10 * args.points, np.random.default_rng(args.seed))
+      rows.append(killed.row)
+      show(rows)
+    if set(args.parts) - {"store", "kill"}:
       for row in _other_rows(args, folder / "other", data_root):
         rows.append(row)
         show(rows)

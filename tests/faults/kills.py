@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import json
+import mmap
+import os
 from pathlib import Path
 import shutil
 
@@ -11,6 +13,7 @@ import commands
 import numpy as np
 from table import Row
 
+from tpugraphs_jax.data import store
 from tpugraphs_jax.predict import saved
 
 SMALL = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=2",
@@ -80,6 +83,55 @@ class Kills:
     found, expected = contents(workdir), contents(self._folder / "whole")
     differ = [name for name in expected if found.get(name) != expected[name]]
     return f"other results: {differ}" if differ else "survived"
+
+
+class StoreKills:
+  """Builders of a store that are killed; each is a fork of this process.
+
+  Args:
+    folder: for stores.
+    data_root: tiny data with a layout collection.
+  """
+
+  def __init__(self, folder: Path, data_root: Path):
+    self.row = Row("SIGKILL, store build")
+    self._folder, self._data_root = folder / "stores", data_root
+    self._operations, ended = self._build("whole")
+    assert ended == 0
+
+  def _build(self, name: str, *, kill_at: int = 0) -> tuple[int, int]:
+    """Operations and exit code of a builder."""
+    operations, child = mmap.mmap(-1, 8), os.fork()
+    if not child:
+      commands.count_operations(str(self._folder), operations, kill_at=kill_at)
+      try:
+        store.ensure_store(self._data_root, "layout:xla:random", "train", workers=1,
+                           store_dir=self._folder / name, progress=False)
+        os._exit(0)
+      finally:
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    return int.from_bytes(operations[:], "little"), os.waitstatus_to_exitcode(status)
+
+  def try_points(self, points: int, rng: np.random.Generator) -> None:
+    """Kills so many builders at random operations, each second one's follower as well."""
+    for place, numbers in enumerate(rng.integers(1, self._operations + 1, (points, 2)).tolist()):
+      for kill_at in numbers[: 1 + place % 2]:
+        self._build("killed", kill_at=kill_at)
+      self.row.count(self._outcome(self._build("killed")[1]), of=f"operations {numbers}")
+      shutil.rmtree(self._folder / "killed")
+
+  def _outcome(self, code: int) -> str:
+    found, expected = (
+        {path.relative_to(self._folder / name): path.read_bytes()
+         for path in (self._folder / name).rglob("*") if path.is_file()}
+        for name in ("killed", "whole"))
+    if code:
+      return f"the next builder ended with {code}"
+    if found.keys() != expected.keys():
+      return f"other files: {sorted(map(str, found.keys() ^ expected.keys()))}"
+    differ = [str(path) for path in expected if found[path] != expected[path]]
+    return f"other contents: {differ}" if differ else "survived"
 
 
 def leftovers(workdir: Path) -> list[str]:

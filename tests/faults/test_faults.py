@@ -1,6 +1,7 @@
 """The short form of the campaign: a few faults of each kind, none lost, hung or silent."""
 
 from pathlib import Path
+import subprocess
 import sys
 
 import numpy as np
@@ -19,6 +20,13 @@ def run(tmp_path, *arguments):
   failed = campaign.main([*arguments, "--out", str(out)])
   assert failed == 0, out.read_text()
   return out.read_text()
+
+
+def test_killed_builders_leave_nothing_and_lose_nothing(tmp_path):
+  script = [sys.executable, campaign.__file__, "--parts", "store", "--points", "5"]
+  ended = subprocess.run(script, capture_output=True, text=True)  # forks need a fresh process
+  assert ended.returncode == 0, ended.stdout + ended.stderr
+  assert "| SIGKILL, store build | 50 | 50 |" in ended.stdout
 
 
 @pytest.mark.parametrize("mode", [kills.MODES[0], kills.MODES[-1]])
