@@ -14,7 +14,7 @@ import hashlib
 import os
 from pathlib import Path
 import shutil
-from typing import Any, Protocol
+from typing import Protocol
 
 from absl import logging
 import jax

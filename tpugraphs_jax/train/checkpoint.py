@@ -8,7 +8,7 @@ of several processes process 0 alone reads and writes, so that its disk is enoug
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import hashlib
 import json
