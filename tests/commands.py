@@ -8,10 +8,13 @@ what came of them on standard output, both as JSON.
 from __future__ import annotations
 
 from collections.abc import Sequence
+import itertools
 import json
+import mmap
 import os
 from pathlib import Path
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,12 +31,17 @@ _XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_pa
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")  # before each line off a terminal
 
 
+_LONGEST_SECONDS = 900  # of a run whose operations are counted
+
+
 class Run(NamedTuple):
   """A command to run."""
 
   arguments: Sequence[Any]  # run_tile.py or run_layout.py, then its flags
   devices: int = 1
   stop_at_step: int = 0  # sends SIGTERM when this step is reported
+  watched: str = ""  # folder whose file operations are counted
+  kill_at: int = 0  # sends SIGKILL before the file operation of this number
 
 
 class Ended(NamedTuple):
@@ -42,6 +50,7 @@ class Ended(NamedTuple):
   code: int
   out: str
   err: str
+  operations: int = 0  # on files of the watched folder
 
   @property
   def told(self) -> list[str]:
@@ -80,14 +89,39 @@ def run_all(runs: Sequence[Run], *, home: Path) -> list[Ended]:
 
 def _run_forked(run: Run) -> Ended:
   with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    operations = mmap.mmap(-1, 8)  # shared with the child
     child = os.fork()
     if not child:
       os.dup2(out.fileno(), 1)
       os.dup2(err.fileno(), 2)
+      if run.watched:
+        signal.alarm(_LONGEST_SECONDS)  # a run that hangs ends with code -14
+        count_operations(run.watched, operations, kill_at=run.kill_at)
       os._exit(_run_here(run))
     _, status = os.waitpid(child, 0)
     texts = [file.seek(0) or file.read() for file in (out, err)]
-  return Ended(os.waitstatus_to_exitcode(status), *texts)
+  return Ended(os.waitstatus_to_exitcode(status), *texts, int.from_bytes(operations[:], "little"))
+
+
+def count_operations(watched: str, counted: mmap.mmap, *, kill_at: int = 0) -> None:
+  """Counts opened, renamed and removed files and folders of a folder, from here on.
+
+  Args:
+    watched: the folder.
+    counted: receives the count, 8 bytes.
+    kill_at: the process is killed before the operation of this number.
+  """
+  numbers = itertools.count(1)
+
+  def audit(event: str, arguments: tuple) -> None:
+    if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"):
+      if any(str(part).startswith(watched) for part in arguments[:2]):
+        number = next(numbers)
+        counted[:] = number.to_bytes(8, "little")
+        if number == kill_at:
+          os.kill(os.getpid(), signal.SIGKILL)
+
+  sys.addaudithook(audit)
 
 
 def _run_here(run: Run) -> int:
@@ -124,7 +158,6 @@ def _stop_at(step: int) -> None:
 
 if __name__ == "__main__":
   import runpy
-  import signal
 
   import jax
   from tpugraphs_jax.run import command as _imported_once_for_all_runs  # noqa: F401

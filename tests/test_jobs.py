@@ -8,6 +8,7 @@ import parts as parts_lib
 import pytest
 import random_graphs
 
+from tpugraphs_jax import lock
 from tpugraphs_jax import metrics
 from tpugraphs_jax import submission
 from tpugraphs_jax.collections import Collection
@@ -292,3 +293,10 @@ def test_an_empty_split_or_a_missing_folder_says_so(kind, data_root, tmp_path):
     parts_lib.make(kind).data.load(root, "valid")
   with pytest.raises(FileNotFoundError, match="data_root .*nowhere is not a folder"):
     parts_lib.make(kind).data.load(tmp_path / "nowhere", "valid")
+
+
+def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(tmp_path):
+  job = parts_lib.make("tile", **{"batch.graphs": 8})
+  with lock.held(tmp_path), pytest.raises(ValueError, match="is in use by process .* on .*: let"):
+    jobs.train(job, tmp_path)
+  assert [path.name for path in tmp_path.iterdir()] == [lock.FILE]

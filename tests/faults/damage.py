@@ -1,0 +1,111 @@
+"""Damages every file that the project writes and reads it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+import pickle
+from typing import Any
+
+import jax
+import numpy as np
+from table import Row
+
+from tpugraphs_jax.data import store
+from tpugraphs_jax.predict import artefact, saved
+
+KINDS = ("flipped", "cut", "emptied", "zeroed", "missing")
+
+
+def damaged(data: bytes, kind: str, rng: np.random.Generator) -> bytes | None:
+  """The bytes of a file with a damage of that kind; None = no file."""
+  if kind == "missing":
+    return None
+  if kind == "emptied" or not data:
+    return b""
+  at = int(rng.integers(len(data)))
+  if kind == "cut":
+    return data[:at]
+  span = min(len(data) - at, 512 if kind == "zeroed" else 1)
+  new = bytes(span) if kind == "zeroed" else bytes([data[at] ^ 1 << int(rng.integers(8))])
+  return data[:at] + new + data[at + span:]
+
+
+def outcome(read: Callable[[], Any], expected: bytes) -> str:
+  """What reading gave: `survived` with the expected result, `refused` in a line, or else."""
+  try:
+    found = read()
+  except (ValueError, OSError) as error:
+    return "refused" if "\n" not in str(error) else f"several lines: {error}"
+  except Exception as error:  # what a user would see as a traceback
+    return f"{type(error).__name__}: {error}"
+  return "survived" if fingerprint(found) == expected else "another result in silence"
+
+
+def fingerprint(result: Any) -> bytes:
+  """Equal for results with equal numbers."""
+  leaves, structure = jax.tree.flatten(result)
+  return pickle.dumps([str(structure), *(
+      (leaf.dtype.str, leaf.shape, leaf.tobytes()) if hasattr(leaf, "tobytes") else leaf
+      for leaf in leaves)])
+
+
+def try_files(
+    row: Row, paths: list[Path], read: Callable[[], Any], *, times: int,
+    rng: np.random.Generator,
+) -> None:
+  """Damages each file so many times in every way, and puts it back each time."""
+  expected = fingerprint(read())
+  for path in paths:
+    whole = path.read_bytes()
+    for kind in KINDS:
+      for _ in range(times if kind in ("flipped", "cut", "zeroed") else 1):
+        data = damaged(whole, kind, rng)
+        path.unlink() if data is None else path.write_bytes(data)
+        row.count(outcome(read, expected), of=f"{path.name} {kind}")
+        path.write_bytes(whole)
+
+
+def model_of(workdir: Path) -> Any:
+  """What a working folder or model file gives, as a tree of arrays."""
+  found = saved.read(workdir)
+  transforms = {name: value.to_dict() for name, value in found.transforms.items()}
+  # `about` tells of the model; scores do not depend on it.
+  return found.config, transforms, found.params
+
+
+def graph_of(folder: Path) -> Any:
+  """A graph of the store as a tree of arrays."""
+  graph = store.open_graph(folder)
+  configs = {name: np.asarray(value) for name, value in vars(graph.configs).items()}
+  arrays = {name: value for name, value in vars(graph).items() if name not in ("configs", "store")}
+  return arrays, configs
+
+
+def rows(
+    workdir: Path, graph_folder: Path, *, times: int, rng: np.random.Generator
+) -> Iterator[Row]:
+  """Damages a finished run of any kind and a graph of a store.
+
+  Args:
+    workdir: of a run that has ended, which may be damaged.
+    graph_folder: of a store, likewise.
+    times: attempts for each file and kind of damage that is drawn at random.
+    rng: draws them.
+  """
+  row = Row("damage, config and transforms")
+  try_files(row, [workdir / saved.CONFIG_FILE, workdir / saved.TRANSFORMS_FILE],
+            lambda: model_of(workdir), times=10 * times, rng=rng)
+  yield row
+  row = Row("damage, checkpoint")
+  paths = sorted(path for path in (workdir / "checkpoints").rglob("*") if path.is_file())
+  try_files(row, paths, lambda: model_of(workdir), times=times, rng=rng)
+  yield row
+  row = Row("damage, model file")
+  path = workdir / artefact.FILE
+  try_files(row, [path], lambda: model_of(path), times=50 * times, rng=rng)
+  yield row
+  row = Row("damage, graph of the store")
+  try_files(row, sorted(graph_folder.iterdir()), lambda: graph_of(graph_folder), times=10 * times,
+            rng=rng)
+  yield row

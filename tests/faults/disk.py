@@ -1,0 +1,71 @@
+"""Fills the disk under a run at different moments, on a small file system of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+from pathlib import Path
+import shutil
+import subprocess
+
+import commands
+from kills import contents, leftovers
+from table import Row
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, kib: int) -> Iterator[bool]:
+  """A tmpfs of that size at `folder`; False where this user may not mount one."""
+  folder.mkdir(parents=True, exist_ok=True)
+  mount = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)]
+  try:
+    is_there = not subprocess.run(mount, capture_output=True).returncode
+  except FileNotFoundError:
+    is_there = False
+  try:
+    yield is_there
+  finally:
+    if is_there:
+      subprocess.run(["umount", str(folder)], check=True)
+
+
+def rows(
+    command: list[str], whole: Path, folder: Path, sizes: list[int], *, home: Path
+) -> Iterator[Row]:
+  """Runs on disks of those sizes, moves what is there to a large one, and resumes.
+
+  Args:
+    command: of the run, without a working folder.
+    whole: working folder of an undisturbed run.
+    folder: for working folders.
+    sizes: in KiB.
+    home: see `commands.run_all`.
+  """
+  row = Row("disk full")
+  for size in sizes:
+    disk, roomy = folder / f"disk_{size}", folder / f"roomy_{size}"
+    with small_disk(disk, size) as is_there:
+      if not is_there:
+        row.fault = "disk full (not tried: no tmpfs can be mounted here)"
+        break
+      workdir = disk / "workdir"
+      (ended,) = commands.run_all([commands.Run([*command, f"--workdir={workdir}"])], home=home)
+      said = [line for line in ended.err.splitlines() if line.startswith("error: ")]
+      if workdir.exists():
+        shutil.copytree(workdir, roomy)
+    (resumed,) = commands.run_all(
+        [commands.Run([*command, f"--workdir={roomy}", "--resume"])], home=home)
+    row.count(_outcome(ended, said, resumed, roomy, whole), of=f"{size} KiB")
+  yield row
+
+
+def _outcome(ended, said, resumed, workdir: Path, whole: Path) -> str:
+  if "Traceback" in ended.err or (ended.code and len(said) != 1):
+    return f"the full disk: {ended.err[-500:]}"
+  if resumed.code:
+    return f"the resumed run ended with {resumed.code}: {resumed.err[-500:]}"
+  if leftovers(workdir):
+    return f"left over: {leftovers(workdir)}"
+  found, expected = contents(workdir), contents(whole)
+  differ = [name for name in expected if found.get(name) != expected[name]]
+  return f"other results: {differ}" if differ else "refused" if ended.code else "survived"

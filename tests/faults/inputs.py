@@ -1,0 +1,116 @@
+"""Feeds damaged input files to their readers, with bounds on time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+import resource
+import signal
+import struct
+import time
+import zipfile
+
+import numpy as np
+from table import Row
+
+from tpugraphs_jax import hlo, submission
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.hlo import tuning
+from tpugraphs_jax.predict import artefact
+
+_SECONDS = 20.0  # for one input; on a quiet machine none takes one
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+  """Bytes changed; or a stretch overwritten, cut out, repeated, cut off, or a large number."""
+  data, kind = bytearray(data), rng.integers(7)
+  at, span = int(rng.integers(len(data) + 1)), int(rng.integers(1, 40))
+  if kind < 2:
+    for place in rng.integers(len(data), size=rng.integers(1, 4)):
+      data[place] = rng.integers(256)
+  elif kind == 2:
+    data[at:at + span] = rng.bytes(len(data[at:at + span]))
+  elif kind == 3:
+    del data[at:at + span]
+  elif kind == 4:
+    data[at:at] = data[at:at + span] * int(rng.integers(1, 4))
+  elif kind == 5:
+    data[at:at + 8] = struct.pack("<q", int(rng.choice([-1, 2**31, 2**62, 10**11])))
+  else:
+    del data[at:]
+  return bytes(data)
+
+
+def repacked(path: Path, target: Path, rng: np.random.Generator) -> None:
+  """A copy of an archive with one member mutated and its checksum right."""
+  with zipfile.ZipFile(path) as source, zipfile.ZipFile(target, "w") as copy:
+    chosen = rng.integers(len(source.namelist()))
+    for number, name in enumerate(source.namelist()):
+      data = source.read(name)
+      if number == chosen:  # mostly in the header, which says how large the array is
+        data = mutated(data[:128], rng) + data[128:] if rng.random() < 0.7 else mutated(data, rng)
+      copy.writestr(name, data)
+
+
+def outcome(read: Callable[[], object]) -> str:
+  """`survived`, `refused`, or what a user should never see."""
+  def too_long(*_: object) -> None:
+    raise TimeoutError(f"took more than {_SECONDS} s")
+
+  previous, started = signal.signal(signal.SIGALRM, too_long), time.monotonic()
+  signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+  try:
+    read()
+  except TimeoutError as error:
+    return str(error)
+  except (ValueError, OSError) as error:
+    return "refused" if "\n" not in str(error) else f"several lines: {error}"
+  except Exception as error:
+    return f"{type(error).__name__}: {error}"
+  finally:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, previous)
+  return "survived" if time.monotonic() - started < _SECONDS else "slow"
+
+
+def try_reader(
+    row: Row, source: Path, target: Path, read: Callable[[Path], object], *, times: int,
+    rng: np.random.Generator, more_bytes: int = 2**30,
+) -> None:
+  """Reads so many mutated copies of a file; none may take a GiB of memory more than the rest."""
+  data, before = source.read_bytes(), _peak_bytes()
+  for number in range(times):
+    if zipfile.is_zipfile(source) and number % 2:
+      repacked(source, target, rng)
+    else:
+      target.write_bytes(mutated(data, rng))
+    row.count(outcome(lambda: read(target)), of=f"{source.name} {number}")
+  if _peak_bytes() - before > more_bytes:
+    row.failures.append(f"{source.name}: took {(_peak_bytes() - before) / 2**30:.1f} GiB")
+
+
+def _peak_bytes() -> int:
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def readers(
+    tile: Path, layout: Path, results: Path, model: Path, module: Path
+) -> Iterator[tuple[str, Path, Callable[[Path], object]]]:
+  """Every kind of input with a file of it and what reads it."""
+  yield "tile graph", tile, npz.read_tile
+  yield "layout graph", layout, npz.read_layout
+  yield "submission", results, submission.read_results
+  yield "model file", model, artefact.load
+  yield "HLO module", module, lambda path: hlo.featurize(path.read_bytes())
+  yield "tuning data", module, tuning.read_tuning
+
+
+def rows(
+    sources: Iterator[tuple[str, Path, Callable[[Path], object]]], folder: Path, *, times: int,
+    rng: np.random.Generator,
+) -> Iterator[Row]:
+  """Mutates each input so many times."""
+  for name, source, read in sources:
+    row = Row(f"input, {name}")
+    try_reader(row, source, folder / f"mutated{source.suffix}", read, times=times, rng=rng)
+    yield row

@@ -1,0 +1,166 @@
+"""Kills runs at their file operations, resumes them, and compares with an undisturbed one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import json
+import mmap
+import os
+from pathlib import Path
+import shutil
+
+import commands
+import numpy as np
+from table import Row
+
+from tpugraphs_jax.data import store
+from tpugraphs_jax.predict import saved
+
+SMALL = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=2",
+          "--config.train.log_every_steps=1", "--config.train.checkpoint_every_steps=3")
+_ADDED = {
+    "tile": ("run_tile.py", "configs/tile.py:ci"),
+    "layout": ("run_layout.py", "configs/layout.py:xla-random,ci"),
+    "segments": ("run_layout.py", "configs/layout.py:xla-random,gst_ed,ci"),
+    "segments and head": ("run_layout.py", "configs/layout.py:xla-random,gst_efd,ci",
+                          "--config.segments.finetune.epochs=1"),
+}
+MODES = tuple(_ADDED)  # each builds its store, trains, evaluates and predicts
+
+
+class Kills:
+  """Runs of one mode that are killed.
+
+  Args:
+    mode: one of `MODES`.
+    folder: for working folders.
+    data_root: tiny data.
+  """
+
+  def __init__(self, mode: str, folder: Path, data_root: Path):
+    self.row = Row(f"SIGKILL, {mode}")
+    self._mode, self._data_root = mode, data_root
+    self._folder = folder / mode.replace(" ", "_")
+    self._home = self._folder / "home"
+    self._home.mkdir(parents=True)
+    (self._whole,) = self._run([self._command("whole")])
+    assert self._whole.code == 0, self._whole.err
+
+  def _command(self, name: str, *flags: str, kill_at: int = 0) -> commands.Run:
+    script, config, *more = _ADDED[self._mode]
+    workdir = self._folder / name
+    if script == "run_layout.py":
+      more = [*more, f"--config.data.store_dir={workdir / 'store'}"]
+    return commands.Run(
+        [script, f"--config={config}", *SMALL, *more, f"--data_root={self._data_root}",
+         f"--workdir={workdir}", *flags], watched=str(workdir), kill_at=kill_at)
+
+  def _run(self, runs: Sequence[commands.Run]) -> list[commands.Ended]:
+    return commands.run_all(runs, home=self._home)
+
+  def try_points(self, points: int, rng: np.random.Generator) -> None:
+    """Kills so many runs at random operations; every third one again when it is resumed."""
+    runs, first = [], self.row.tried
+    numbers = rng.integers(1, self._whole.operations + 1, (points, 2))
+    for place, (once, again) in enumerate(numbers, start=first):
+      twice = [self._command(f"killed_{place}", "--resume", kill_at=int(again))] * (place % 3 == 2)
+      runs += [self._command(f"killed_{place}", kill_at=int(once)), *twice,
+               self._command(f"killed_{place}", "--resume")]
+    last = {}
+    for run, ended in zip(runs, self._run(runs)):
+      workdir = Path(run.watched)
+      last[workdir] = ended
+    for (workdir, ended), (once, again) in zip(last.items(), numbers):
+      self.row.count(self._outcome(workdir, ended), of=f"{self._mode} at {once}, then {again}")
+      shutil.rmtree(workdir)
+
+  def _outcome(self, workdir: Path, ended: commands.Ended) -> str:
+    if ended.code:
+      return f"the resumed run ended with {ended.code}: {ended.err[-600:]}"
+    left = leftovers(workdir)
+    if left:
+      return f"left over: {left}"
+    found, expected = contents(workdir), contents(self._folder / "whole")
+    differ = [name for name in expected if found.get(name) != expected[name]]
+    return f"other results: {differ}" if differ else "survived"
+
+
+class StoreKills:
+  """Builders of a store that are killed; each is a fork of this process.
+
+  Args:
+    folder: for stores.
+    data_root: tiny data with a layout collection.
+  """
+
+  def __init__(self, folder: Path, data_root: Path):
+    self.row = Row("SIGKILL, store build")
+    self._folder, self._data_root = folder / "stores", data_root
+    self._operations, ended = self._build("whole")
+    assert ended == 0
+
+  def _build(self, name: str, *, kill_at: int = 0) -> tuple[int, int]:
+    """Operations and exit code of a builder."""
+    operations, child = mmap.mmap(-1, 8), os.fork()
+    if not child:
+      commands.count_operations(str(self._folder), operations, kill_at=kill_at)
+      try:
+        store.ensure_store(self._data_root, "layout:xla:random", "train", workers=1,
+                           store_dir=self._folder / name, progress=False)
+        os._exit(0)
+      finally:
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    return int.from_bytes(operations[:], "little"), os.waitstatus_to_exitcode(status)
+
+  def try_points(self, points: int, rng: np.random.Generator) -> None:
+    """Kills so many builders at random operations, each second one's follower as well."""
+    for place, numbers in enumerate(rng.integers(1, self._operations + 1, (points, 2)).tolist()):
+      for kill_at in numbers[: 1 + place % 2]:
+        self._build("killed", kill_at=kill_at)
+      self.row.count(self._outcome(self._build("killed")[1]), of=f"operations {numbers}")
+      shutil.rmtree(self._folder / "killed")
+
+  def _outcome(self, code: int) -> str:
+    found, expected = (
+        {path.relative_to(self._folder / name): path.read_bytes()
+         for path in (self._folder / name).rglob("*") if path.is_file()}
+        for name in ("killed", "whole"))
+    if code:
+      return f"the next builder ended with {code}"
+    if found.keys() != expected.keys():
+      return f"other files: {sorted(map(str, found.keys() ^ expected.keys()))}"
+    differ = [str(path) for path in expected if found[path] != expected[path]]
+    return f"other contents: {differ}" if differ else "survived"
+
+
+def leftovers(workdir: Path) -> list[str]:
+  """What a tidy working folder does not have."""
+  names = [str(path.relative_to(workdir)) for path in workdir.rglob("*")
+           if path.name.endswith(".partial") or "orbax-checkpoint-tmp" in path.name]
+  for folder in workdir.rglob("checkpoints"):
+    entries = sorted(path.name for path in folder.iterdir())
+    names += [f"{len(entries)} of {entries}"] * (len(entries) > 2)
+  return names
+
+
+def contents(workdir: Path) -> dict[str, object]:
+  """Everything that a killed run must have in common with an undisturbed one."""
+  found = {name: (workdir / name).read_bytes() for name in (
+      "features.json", "validation.csv", "results.csv", "model.npz") if (workdir / name).exists()}
+  for path in sorted(workdir.rglob("metrics.jsonl")):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    found[str(path.relative_to(workdir))] = [
+        {k: v for k, v in row.items() if k != "steps_per_second"} for row in rows]
+  best = saved.best_checkpoint(workdir, saved.config_of(workdir))
+  arrays = []
+  _flatten(best.params, arrays)
+  return found | {"best": (best.step, best.value, arrays)}
+
+
+def _flatten(tree: object, arrays: list) -> None:
+  if isinstance(tree, dict):
+    for name in sorted(tree):
+      _flatten(tree[name], arrays)
+  else:
+    arrays.append(np.asarray(tree).tobytes())

@@ -1,0 +1,58 @@
+"""The short form of the campaign: a few faults of each kind, none lost, hung or silent."""
+
+from pathlib import Path
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import campaign
+import inputs
+import kills
+
+from tpugraphs_jax.data import npz, npz_archive
+
+
+def run(tmp_path, *arguments):
+  out = tmp_path / "table.md"
+  failed = campaign.main([*arguments, "--out", str(out)])
+  assert failed == 0, out.read_text()
+  return out.read_text()
+
+
+def test_killed_builders_leave_nothing_and_lose_nothing(tmp_path):
+  script = [sys.executable, campaign.__file__, "--parts", "store", "--points", "5"]
+  ended = subprocess.run(script, capture_output=True, text=True)  # forks need a fresh process
+  assert ended.returncode == 0, ended.stdout + ended.stderr
+  assert "| SIGKILL, store build | 50 | 50 |" in ended.stdout
+
+
+@pytest.mark.parametrize("mode", [kills.MODES[0], kills.MODES[-1]])
+def test_killed_runs_go_on_as_if_they_had_not_been(mode, tmp_path):
+  assert "SIGKILL" in run(tmp_path, "--parts", "kill", "--modes", mode, "--points", "3")
+
+
+def test_damaged_files_input_and_full_disks_end_in_one_line_or_the_same_result(tmp_path):
+  table = run(tmp_path, "--parts", "damage", "input", "disk", "--inputs", "60", "--disks", "2")
+  assert "damage, checkpoint" in table and "input, HLO module" in table and "disk full" in table
+
+
+def test_an_array_larger_than_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
+  source = tmp_path / "graph.npz"
+  np.savez(source, node_feat=np.zeros((100, 140), np.float32))
+  monkeypatch.setattr(npz_archive, "_memory_bytes", lambda: 1000)
+  with npz_archive.NpzArchive(source) as archive:
+    with pytest.raises(npz.NpzError, match="more than the memory of this machine"):
+      archive.read("node_feat")
+
+
+def test_a_reader_that_never_ends_would_be_noticed(monkeypatch):
+  monkeypatch.setattr(inputs, "_SECONDS", 0.1)
+
+  def for_ever():
+    while True:
+      pass
+
+  assert inputs.outcome(for_ever) == "took more than 0.1 s"
