@@ -2,7 +2,9 @@
 
 from pathlib import Path
 import shutil
+import types
 
+import numpy as np
 import parts
 import pytest
 
@@ -90,3 +92,34 @@ def test_summaries_name_the_collection():
   assert [lines[0], lines[2]] == [
       f"{OWN['tile']}: 1 graphs  opa 0.5000", "  a: slowdown1 0.5000  slowdown5 0.2500"]
   assert judge.summary(Collection(OWN["layout"]), rows, {"opa": 0.5}).count("\n") == 1
+
+
+def a_graph(name, runtime):
+  return types.SimpleNamespace(name=name, opcode=np.zeros(3), configs=types.SimpleNamespace(
+      runtime_ns=np.asarray(runtime, np.int64)))
+
+
+def test_a_random_order_stands_beside_the_ranker():
+  graphs, ids = [a_graph("a_1", [10, 20, 30])], [np.array([0, 2])]
+  random = judge.random_order(Collection("tile:xla"), graphs, ids)
+  assert random == {"opa": 0.5, "kendaltau": 0.0, "slowdown1": 1.0, "slowdown5": 0.0,
+                    "slowdown10": 0.0}
+  rows = [{"graph": "a_1", "slowdown1": 0.25, "slowdown5": 0.0}]
+  first, second, protocol, *_ = judge.summary(
+      Collection("tile:xla"), rows, {"opa": 0.75, "slowdown1": 0.25}, random=random,
+      configurations="a seeded 2 of each graph").splitlines()
+  assert first == "tile:xla: 1 graphs  opa 0.7500  slowdown1 0.2500"
+  assert second.split("  ")[-2:] == ["opa 0.5000", "slowdown1 1.0000"]
+  assert second.index("opa") >= len("  a random order:  ")
+  assert "configurations: a seeded 2 of each graph" in protocol
+
+
+def test_scores_are_kept_beside_what_was_measured(tmp_path):
+  graphs = [a_graph("b", [10, 20, 30]), a_graph("a", [5, 7])]
+  ids, scores = [np.array([2, 0]), np.array([1])], [np.float32([0.5, 0.25]), np.float32([1.5])]
+  judge.write_scores(tmp_path / "s.npz", graphs, ids, scores)
+  with np.load(tmp_path / "s.npz") as file:
+    assert file["graphs"].tolist() == ["b", "a"] and file["sizes"].tolist() == [2, 1]
+    assert file["config_ids"].tolist() == [2, 0, 1]
+    assert file["runtime_ns"].tolist() == [30, 10, 7] and file["runtime_ns"].dtype == np.int64
+    assert file["scores"].tolist() == [0.5, 0.25, 1.5]

@@ -34,7 +34,8 @@ def test_comments_belong_to_the_last_field_of_their_line(tmp_path):
                     "--config.model.name=EarlyJoinSAGE", "one of EarlyJoinSAGE, LateJoinSAGE",
                     "  recommended "]),
     ("layout", "gst_ed,ci", ['--config.data.features="(\'released\',)"',
-                             "--config.segments.keep=0.5", "one of uniform, skewed", "  gst_ed ", "  xla-default "])])
+                             "--config.segments.keep=0.5", "one of uniform, skewed", "  gst_ed ",
+                             "  xla-default "])])
 def test_a_config_is_printed_with_values_choices_comments_and_variants(kind, variant, expected):
   config, place = parts.config_of(kind, variant), f"{configs.folder() / kind}.py:{variant}"
   text = describe.config(config, place)
@@ -84,3 +85,55 @@ def test_the_config_is_taken_in_both_forms_of_a_flag(argv, value, rest):
 
 def test_messages_show_no_backslash_before_a_quote():
   assert arguments.one_line("bad \\'x\\'\n  of \\\\\"y\\\\\"") == "bad 'x' of \"y\""
+
+
+def test_a_config_of_ones_own_keeps_the_comments_of_the_project(tmp_path):
+  (tmp_path / "own.py").write_text(
+      "def get_config(variant=''):\n  config = base()\n  config.seed = 3  # my own\n")
+  config = parts.config_of("tile", "ci")
+  text = describe.config(config, f"{tmp_path / 'own.py'}:x")
+  assert "# my own" in text and "# kernels per step, over all devices" in text
+  assert "Variants" not in text
+
+
+@pytest.mark.parametrize("note, choices, is_repeated", [
+    ("or default", ("random", "default"), False), ("of products", ("high", "low"), True)])
+def test_values_that_the_comment_names_are_not_repeated(note, choices, is_repeated, monkeypatch):
+  config = parts.config_of("layout", "ci")
+  monkeypatch.setattr(describe.checks, "choices", lambda fields: {"data.search": choices})
+  monkeypatch.setattr(describe, "comments_of", lambda path: {"data.search": note})
+  (line,) = [line for line in describe.config(config, "").splitlines() if "data.search" in line]
+  assert ("one of" in line) == is_repeated and note in line
+
+
+@pytest.mark.parametrize("kind, task", [("tile", "tile"), ("layout", "layout")])
+def test_the_models_that_can_be_named_are_those_of_the_kind(kind, task):
+  config = parts.config_of(kind, "ci")
+  models = checks.choices(config)["model.name"]
+  assert config.task == task and config.model.name in models
+  assert ("SAGE" in models) == (kind == "layout") and ("MLP" in models) == (kind == "tile")
+
+
+def test_options_of_a_model_without_a_default_are_left_out():
+  def build(width, depth=2, pooling=["mean"], dtype=None):
+    return width, depth, pooling, dtype
+
+  assert arguments._defaults(build) == {"depth": 2, "pooling": ("mean",), "dtype": None}
+
+
+def test_options_that_are_the_meaning_of_a_name_are_no_options():
+  config = parts.config_of("tile", "EarlyJoinSAGE")
+  arguments._follow_model(config, ["run_tile.py", "--config.model.name=LateJoinResGCN"])
+  assert "early_join" not in config.model and config.model.reduction == "sum"
+  assert (config.model.dtype, config.model.precision) == ("float32", "highest")
+
+
+@pytest.mark.parametrize("text, complaint", [
+    ("raise KeyError('x')", "KeyError: 'x'"), ("get_config = 3 +", "SyntaxError"),
+    ("def get_config():\n  raise ValueError(repr(repr(\"no 'such' thing\")))", "no 'such' thing")])
+def test_a_config_file_that_fails_is_named_in_one_line(tmp_path, text, complaint):
+  (tmp_path / "own.py").write_text(text)
+  with pytest.raises(SystemExit) as ended:
+    arguments._load(str(tmp_path / "own.py"))
+  message = ended.value.code
+  assert message.startswith("error: ") and complaint in message and "\n" not in message

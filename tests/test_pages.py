@@ -1,6 +1,7 @@
 """Report pages: everything of a run on one page that needs nothing else."""
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
@@ -181,3 +182,76 @@ def test_a_browser_shows_the_page(several, tmp_path):
   assert ended.returncode == 0, ended.stderr[-2000:]
   # What the browser makes of the page: nothing was dropped or moved out of its place.
   assert ended.stdout.count("<svg") == 4 and ended.stdout.count("</table>") == 7
+
+
+def test_runs_are_named_as_shortly_as_tells_them_apart(tmp_path):
+  folders = [write_run(tmp_path / name) for name in ("a/x/run", "b/x/run")]
+  assert [run.name for run in runs.read_all(folders)] == ["a/x/run", "b/x/run"]
+  assert [run.name for run in runs.read_all(folders[:1])] == ["run"]
+  assert [run.name for run in runs.read_all(folders[:1] * 2)] == ["run", "run"]
+
+
+def test_a_line_cut_short_is_left_out(tmp_path):
+  assert [row["step"] for row in runs.read(write_run(tmp_path / "run")).rows] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"config": 3}'])
+def test_a_damaged_config_is_named(tmp_path, text):
+  run = write_run(tmp_path / "run")
+  (run / "config.json").write_text(text)
+  with pytest.raises(ValueError, match="config.json is damaged"):
+    runs.read(run)
+
+
+def test_configs_are_flat_without_seed_and_place(tmp_path):
+  run = runs.read(write_run(tmp_path / "run", seed=4))
+  assert run.seed == 4 and run.config == {
+      "task": "tile", "model.name": "MLP", "train.best_metric": "opa",
+      "optimizer.learning_rate": 0.001}
+
+
+def judged(scores, runtime):
+  return runs.Judged("g", 5, np.asarray(scores, np.float32), np.asarray(runtime, np.int64))
+
+
+def test_ranks_count_from_the_fastest():
+  predicted, measured = judged([0.5, 0.1, 0.9], [30, 20, 10]).ranks
+  assert predicted.tolist() == [1, 0, 2] and measured.tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("count, ks", [(1, [1]), (2, [1, 2]), (7, [1, 2, 5]), (150, [
+    1, 2, 5, 10, 20, 50, 100])])
+def test_slowdowns_are_for_as_many_as_there_are(count, ks):
+  graph = judged(-np.arange(count), 10 + np.arange(count))
+  assert list(graph.slowdowns) == ks
+  assert graph.slowdowns[1] == pytest.approx((count - 1) / 10)
+
+
+def test_a_graph_without_an_order_is_shown_as_such(tmp_path):
+  run = write_run(tmp_path / "run")
+  with np.load(run / "validation_scores.npz") as file:
+    arrays = dict(file)
+  arrays["scores"][: arrays["sizes"][0]] = 1.0  # constant: no Kendall tau
+  np.savez(run / "validation_scores.npz", **arrays)
+  report.write([run], tmp_path / "r.html")
+  table = (tmp_path / "r.html").read_text().split("<h2>Graphs")[1]
+  assert "–" in table and "nan" not in table
+
+
+def test_graphs_of_one_group_alone_are_not_compared(several):
+  first, second = compare.groups_of(runs.read_all(several))
+  fewer = compare.Group("fewer", tuple(
+      dataclasses.replace(run, judged=run.judged[:2]) for run in second.runs))
+  assert compare.compare(first, fewer).graphs == 2
+  nothing = compare.Group("nothing", tuple(
+      dataclasses.replace(run, judged=()) for run in second.runs))
+  pair = compare.compare(first, nothing)
+  assert pair.graphs == 0 and np.isnan(pair.difference) and np.isnan(pair.p_value)
+
+
+def test_a_single_run_has_no_spread(several):
+  (group,) = compare.groups_of(runs.read_all(several[:1]))
+  mean, deviation = group.spread("kendaltau_mean")
+  assert mean == group.runs[0].means["kendaltau_mean"] and np.isnan(deviation)
+  assert all(np.isnan(value) for value in group.spread("nope"))
+  assert "slowdown1_mean" not in group.runs[0].means  # null: no number
