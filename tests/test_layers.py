@@ -117,7 +117,7 @@ def lines_of_code(path):
 
 
 def test_there_is_as_much_test_as_code():
-  tests = sum(map(lines_of_code, (commands.ROOT / "tests").glob("*.py")))
+  tests = sum(map(lines_of_code, (commands.ROOT / "tests").rglob("*.py")))
   code = sum(lines_of_code(path) for path in MODULES if path.name != "hlo_pb2.py")
   assert tests >= code
 

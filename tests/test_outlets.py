@@ -11,6 +11,7 @@ import pytest
 import toy
 from tensorboardX import event_file_writer
 
+from tpugraphs_jax import console
 from tpugraphs_jax.train import loop, outlets
 from tpugraphs_jax.train import report as report_lib
 
@@ -117,7 +118,7 @@ def test_a_reader_of_the_output_that_is_gone_does_not_end_a_run(tmp_path, monkey
       raise BrokenPipeError(32, "Broken pipe")
 
   monkeypatch.setattr(sys, "stdout", Gone())
-  outlets.say("of a job")
+  console.say("of a job")
   caplog.clear()
   assert train(tmp_path).step == toy.STEPS
   assert len(warnings_of(caplog, "standard output cannot be written")) == 1

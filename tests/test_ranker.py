@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import shutil
 
 import jobs as jobs_lib
@@ -97,9 +96,10 @@ def test_a_graph_of_another_kind_is_refused(jobs, kind, other):
 def test_statistics_come_from_the_working_folder(jobs, tmp_path):
   workdir = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "copy")
   path = workdir / saved.TRANSFORMS_FILE
-  found = json.loads(path.read_text())
-  found["node/released"]["scale"] = [2 * value for value in found["node/released"]["scale"]]
-  path.write_text(json.dumps(found))
+  found = features.load(path)
+  released = found["node/released"]
+  found["node/released"] = dataclasses.replace(released, scale=2 * released.scale)
+  features.save(path, found)
   graph = graph_of("tile")
   expected = Ranker.load(jobs.workdir("tile_whole")).prepare(graph).feat
   np.testing.assert_array_equal(Ranker.load(workdir).prepare(graph).feat, expected / 2)

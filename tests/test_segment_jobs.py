@@ -64,8 +64,8 @@ def test_all_phases_run_and_rank(jobs):
   assert len(results) == 1 + 2
   with (jobs.folder / "whole" / "validation.csv").open() as file:
     assert all(float(row["seconds"]) > 0 for row in csv.DictReader(file))
-  assert "history table of" in jobs.ended["whole"].err
-  assert "between segments" in jobs.ended["whole"].err
+  assert "history table of" in jobs.ended["whole"].out
+  assert "between segments" in jobs.ended["whole"].out
 
 
 def test_a_stopped_run_with_its_table_elsewhere_goes_on_as_if_it_had_not_been(jobs):

@@ -259,7 +259,7 @@ def test_a_program_without_configurable_nodes_scores_zero():
                        np.zeros((CONFIGS, 0), np.uint8), np.arange(CONFIGS))
   empty = table_cases.prepared(dataclasses.replace(
       graph, config_node=np.zeros(0, np.int32), configs=none))
-  budget = random_graphs.common_budget([table_batching.total_sizes([empty])])
+  budget = random_graphs.common_budget([batching.total_sizes([empty])])
   made = table_batching.assemble_tables(
       table_cases.slates([empty], CONFIGS), budget, graphs=1, configs=CONFIGS)
   np.testing.assert_array_equal(scores(made), np.zeros((1, CONFIGS)))

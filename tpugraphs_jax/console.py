@@ -9,6 +9,7 @@ told goes to standard output, warnings go to standard error.
 from __future__ import annotations
 
 import datetime
+import io
 import logging
 import os
 import sys
@@ -45,15 +46,24 @@ def _discard(stream: TextIO, error: Exception) -> None:
 
   What computes goes on: also buffers must not fail when the process ends (Python's manual).
   """
-  is_output, nowhere = stream is sys.stdout, open(os.devnull, "w", encoding="utf-8")
+  is_output, nowhere = stream is sys.stdout, os.open(os.devnull, os.O_WRONLY)
   try:
-    os.dup2(nowhere.fileno(), stream.fileno())
-  except (OSError, ValueError):
+    os.dup2(nowhere, stream.fileno())
+  except (OSError, ValueError):  # no file of the system's
     if is_output:
-      sys.stdout = nowhere
+      sys.stdout = _Nowhere()
+  finally:
+    os.close(nowhere)
   if is_output:
     logging.getLogger("absl").warning(
         "standard output cannot be written (%s): the run goes on without", error)
+
+
+class _Nowhere(io.TextIOBase):
+  """Forgets what is written."""
+
+  def write(self, text: str) -> int:
+    return len(text)
 
 
 class _Lines(logging.Handler):
