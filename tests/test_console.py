@@ -40,10 +40,11 @@ def test_on_a_terminal_a_line_is_as_it_is_and_stays(monkeypatch):
 
 def test_messages_of_the_log_take_the_same_form(installed, capsys):
   logger = logging.getLogger("absl")
-  before, logger.level = logger.level, logging.INFO
+  before = logger.level
+  logger.setLevel(logging.INFO)
   logger.info("told %d", 1)
   logger.warning("skipped %s", "a.npz")
-  logger.level = before
+  logger.setLevel(before)
   shown = capsys.readouterr()
   assert re.fullmatch(f"{TIME}told 1\n", shown.out)
   assert re.fullmatch(f"{TIME}warning: skipped a.npz\n", shown.err)

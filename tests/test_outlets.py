@@ -119,7 +119,6 @@ def test_a_reader_of_the_output_that_is_gone_does_not_end_a_run(tmp_path, monkey
 
   monkeypatch.setattr(sys, "stdout", Gone())
   console.say("of a job")
-  caplog.clear()
   assert train(tmp_path).step == toy.STEPS
   assert len(warnings_of(caplog, "standard output cannot be written")) == 1
 
