@@ -269,7 +269,10 @@ class Ranker:
 
   def save(self, path: Path, params: Any, about: Mapping[str, Any]) -> None:
     """Writes a model file with these parameters."""
+    # Where the data of training lay is nothing of the model's.
     kept = {k: v for k, v in self.config.items() if k != "data_root"}
+    if "store_dir" in kept["data"]:
+      kept["data"] = {**kept["data"], "store_dir": ""}
     artefact.save(path, Artefact(kept, self.transforms, params, dict(about)))
 
 

@@ -54,7 +54,8 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
   """
   path = Path(workdir).expanduser() / CONFIG_FILE
   model = path.with_name(artefact.FILE)
-  if model.exists() and not path.exists():
+  is_trained_here = (path.parent / loop.CHECKPOINTS).is_dir()
+  if model.exists() and not path.exists() and not is_trained_here:
     return upgrade(artefact.load(model).config)
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "

@@ -221,8 +221,11 @@ class Checkpoints:
     return max(known, key=lambda n: _rank({"value": values[n], "number": n}), default=None)
 
   def _value(self, number: int) -> float | None:
-    metrics = self._manager.metrics(number)  # which have no checksum
-    return self._read_notes(number).get("value", metrics["value"])
+    notes = self._read_notes(number)
+    if "value" in notes:
+      return notes["value"]
+    # Older notes lack it; Orbax' own file has no checksum.
+    return (self._manager.metrics(number) or {}).get("value")
 
   def _on_primary(self, read: Callable[[], Any]) -> Any:
     """What `read` gives in process 0, or its error, in every process."""
