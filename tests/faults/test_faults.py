@@ -34,13 +34,13 @@ def test_killed_runs_go_on_as_if_they_had_not_been(mode, tmp_path):
   assert "SIGKILL" in run(tmp_path, "--parts", "kill", "--modes", mode, "--points", "3")
 
 
-def test_damaged_files_input_and_full_disks_end_in_one_line_or_the_same_result():
+def test_damaged_files_and_input_end_in_one_line_or_the_same_result():
   # In a process of its own: what Orbax leaves behind damaged checkpoints warns at its end.
-  script = [sys.executable, campaign.__file__, "--parts", "damage", "input", "disk",
-            "--inputs", "60", "--disks", "2"]
+  script = [sys.executable, campaign.__file__, "--parts", "damage", "input",
+            "--inputs", "60"]
   ended = subprocess.run(script, capture_output=True, text=True)
   assert ended.returncode == 0, ended.stdout + ended.stderr
-  for row in ("damage, checkpoint", "input, HLO module", "disk full"):
+  for row in ("damage, checkpoint", "input, HLO module"):
     assert row in ended.stdout
 
 
