@@ -271,4 +271,4 @@ def test_no_damaged_file_gives_another_state(folder):
         assert_same(found[0].state, make_state(7))
         assert (found[0].step, found[1].step, found[1].value) == (7, 7, 0.5)
     path.write_bytes(whole)
-  assert refused and read_all(folder) is not None
+  assert refused >= 10 and read_all(folder) is not None
