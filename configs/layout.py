@@ -27,11 +27,15 @@ SEGMENTS = {
     "one": dict(keep=0.0),
 }
 
+# Score tables, by what a score has beyond them.
+TABLES = {"tables": "none", "tables+sage": "sage"}
+
 VARIANTS = {
     **{name: "this collection" for name in COLLECTIONS},
     "own": "the example programs, with --data_root=data/own/npz",
     "own-NAME": "a collection of your own",
     "tables": "costs of choices that a network computes once per program",
+    "tables+sage": "... and a GraphSAGE between groups for what such costs leave out",
     "official": "ResModel with the published settings",
     "full": "whole graphs (the default)",
     "gst": "Graph Segment Training, other segments recomputed without gradient",
@@ -107,17 +111,18 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   names = ["own-programs" if name == "own" else name for name in variant.split(",") if name]
   own = [name for name in names if name.startswith("own-")]
   for name in names:
-    if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", "tables", "ci"):
+    if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", *TABLES, "ci"):
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
                        f"{', '.join(VARIANTS)}")
   collection = _only((*COLLECTIONS, *own), names)
   segments = _only((*SEGMENTS, "full"), names)
   if collection:
     config.data.source, config.data.search = collection.split("-", 1)
-  if _only(("official", "tables"), names) == "official":
+  ranker = _only(("official", *TABLES), names)
+  if ranker == "official":
     _official(config)
-  elif "tables" in names:
-    _tables(config)
+  elif ranker:
+    _tables(config, TABLES[ranker])
   if segments in SEGMENTS:
     _segments(config, **SEGMENTS[segments])
   if "ci" in names:
@@ -150,7 +155,7 @@ def _official(config: ConfigDict) -> None:
   config.eval.update(configs=500)
 
 
-def _tables(config: ConfigDict) -> None:
+def _tables(config: ConfigDict, residual: str) -> None:
   """Score tables on slates of hundreds of configurations, which cost little there."""
   config.data.pair_hops = 6  # edges between nodes whose layouts have a cost together
   config.data.tile_padding = True  # tell how layouts fill the 8 x 128 tiles of a TPU
@@ -158,6 +163,7 @@ def _tables(config: ConfigDict) -> None:
   config.model = ConfigDict(dict(
       name="ScoreTables", op_embed_dim=16, hidden_dim=32, num_gnns=4,
       pairs="low_rank",  # or none: costs of single choices alone
+      residual=residual,  # beyond the tables: none, triples, sage
       rank=8, heads=1, dropout=0.0, cost_scale=4.0, dtype="float32", precision="highest"))
   config.optimizer.update(weight_decay=1e-2)
 

@@ -12,7 +12,7 @@ from tpugraphs_jax.models.interface import Sees
 TILE_NAMES = {
     "EarlyJoinSAGE": (tile.SAGE, True), "LateJoinSAGE": (tile.SAGE, False),
     "EarlyJoinResGCN": (tile.ResGCN, True), "LateJoinResGCN": (tile.ResGCN, False),
-    "MLP": (tile.PooledMLP, None),
+    "MLP": (tile.PooledMLP, False),
 }
 
 
@@ -21,8 +21,8 @@ def test_official_tile_names_say_where_the_configuration_is_joined(name):
   model = interface.create("tile", name, hidden_dim=8)
   kind, early = TILE_NAMES[name]
   assert type(model) is kind and model.hidden_dim == 8
-  assert getattr(model, "early_join", None) is early
-  assert model.sees == Sees()
+  assert model.early_join is early
+  assert model.sees == Sees(late_join=not early)
 
 
 @pytest.mark.parametrize("name", TILE_NAMES)

@@ -115,3 +115,46 @@ def test_padded_tables_are_searched_without_their_padding():
   assert len(found.choice) == 6 and (found.choice < counts).all()
   np.testing.assert_allclose(found.cost, brute_force(*problem)[1])
   assert search.of_tables(counts, columns, unary, pair[:0])[1] == {}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_proposals_near_a_start_are_the_cheapest_with_that_many_changes_or_fewer(seed):
+  """Every choice found with an extra charge is the cheapest of all with it, by trying all."""
+  unary, pairs = instance(seed)
+  start = np.array([len(costs) - 1 for costs in unary])
+  found = search.propose_near(unary, pairs, start, 6)
+  choices, cost = brute_force(unary, pairs)
+  changes = (choices != start).sum(axis=1)
+  for choice, value in zip(found.choice, found.cost):
+    made = (choice != start).sum()
+    # On the lower hull or among the cheapest of all: nothing with as few changes is cheaper.
+    cheaper = cost[changes <= made].min() < value - 1e-9
+    assert not cheaper or value <= np.partition(cost, min(6, len(cost) - 1))[6] + 1e-9
+  np.testing.assert_allclose(search.total(unary, pairs, found.choice), found.cost)
+  assert len(np.unique(found.choice, axis=0)) == len(found.choice)
+  assert found.cost.min() == pytest.approx(cost[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_proposal_near_a_start_makes_the_change_that_saves_most(seed):
+  unary, _ = instance(seed)
+  start = np.zeros(len(unary), int)
+  gains = np.array([costs[0] - costs.min() for costs in unary])
+  found = search.propose_near(unary, {}, start, 5)
+  if gains.max() > 0:
+    assert np.flatnonzero(found.choice[0] != start)[0] == gains.argmax()
+    assert (found.choice[0] != start).sum() == 1 or np.sort(gains)[-2] > 0.89 * gains.max()
+
+
+def test_near_the_cheapest_the_next_best_are_proposed():
+  unary = [np.array([0.0, 1, 5]), np.array([0.0, 2])]
+  found = search.propose_near(unary, {}, np.array([0, 0]), 3)
+  assert found.choice.tolist() == [[1, 0], [0, 1]]  # of the three cheapest but the start itself
+  (alone,) = search.propose_near([np.array([1.0])], {}, np.array([0]), 3).choice.tolist()
+  assert alone == [0]
+
+
+@pytest.mark.parametrize("start", [[0], [0, 5], [-1, 0]])
+def test_a_start_that_is_no_choice_is_refused(start):
+  with pytest.raises(ValueError, match="expected a choice of each of 2 groups"):
+    search.propose_near([np.zeros(2), np.zeros(2)], {}, np.array(start), 2)

@@ -12,6 +12,7 @@ import table_cases
 import tpugraphs_jax
 from tpugraphs_jax.data import batching, buckets, npz, synthetic, table_batching
 from tpugraphs_jax.data.batching import Slate
+from tpugraphs_jax.predict import table_charges
 from tpugraphs_jax.predict.ranker import Ranker
 from tpugraphs_jax.run import jobs
 from tpugraphs_jax.train.table_scorer import TableScorer
@@ -137,6 +138,45 @@ def test_proposals_score_as_they_say_and_no_worse_than_any_given_configuration(t
   assert len(np.unique(found.graph.configs.group_row, axis=0)) == 4
   assert found.scores[0] <= given.min() + found.gap + 1e-4
   assert (np.diff(found.scores) >= 0).all() and not found.graph.configs.is_labelled
+
+
+@pytest.mark.parametrize("residual", ["triples", "sage"])
+def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual, tmp_path):
+  workdir, _, root = trained
+  job = parts.make("layout", f"tables{'+sage' if residual == 'sage' else ''},ci", **SMALL | {
+      "model.residual": residual})
+  graph = graphs_of(root, "valid")[0]
+  job.ranker.fit([graph], [graph.configs.rows.astype(np.float32)])
+  prepared = job.ranker.prepare(graph)
+  (budget,) = buckets.choose_budgets([prepared.sizes])
+  slate = Slate(prepared, np.arange(8), np.zeros(8, np.float32))
+  batch = job.ranker.batcher.assemble([slate], budget, graphs=1, configs=8)
+  job.ranker.params = jax.jit(job.ranker.model.init)(jax.random.key(0), batch)["params"]
+  (scores,) = job.ranker.scores([graph])
+  expected = jax.jit(job.ranker.model.apply)({"params": job.ranker.params}, batch)[0]
+  np.testing.assert_allclose(scores[:8], expected, rtol=1e-3, atol=1e-3 * np.ptp(scores))
+  rows = job.ranker.explain(graph, 3)
+  assert sum(row.cost for row in rows) == pytest.approx(float(scores[3]), rel=1e-3, abs=1e-2)
+  both = job.ranker.explain(graph, 3, against=5)
+  assert sum(row.cost - row.before for row in both) == pytest.approx(
+      float(scores[3] - scores[5]), rel=1e-3, abs=1e-2)
+  assert "more than two choices together" in table_charges.table(both, top=len(both))
+  assert "digraph" in table_charges.dot(both)
+  found = job.ranker.propose(graph, 3)
+  np.testing.assert_allclose(job.ranker.scores([found.graph])[0], found.scores, rtol=1e-4)
+  assert np.isnan(found.gap) and not found.is_exact and (np.diff(found.scores) >= 0).all()
+
+
+def test_proposals_near_a_configuration_begin_with_few_changes(trained):
+  workdir, _, root = trained
+  graph = graphs_of(root, "valid")[0]
+  found = tpugraphs_jax.propose(workdir, graph, 6, near=0)
+  changed = (found.graph.configs.group_row != graph.configs.group_row[0]).sum(axis=1)
+  assert changed[0] == changed.min() >= 1
+  free = tpugraphs_jax.propose(workdir, graph, 1)
+  assert found.scores.min() == pytest.approx(free.scores[0], rel=1e-6)
+  with pytest.raises(ValueError, match="configuration 9999 of .*, expected 0 to"):
+    tpugraphs_jax.propose(workdir, graph, 2, near=9999)
 
 
 def test_a_model_without_tables_proposes_nothing(tmp_path):

@@ -42,6 +42,11 @@ class Sees:
       the readout of a segment depends on the segments around it.
     tables: the ranker takes `TableBatch`es and computes costs of choices from a program
       alone; its method `tables` gives them.
+    residual: a score is more than the sum of such costs; the ranker's method `residuals`
+      gives the rest.
+    late_join: configurations meet the graph after its readout: the ranker's methods
+      `pooled(batch) -> [G, F]` and `join(pooled, configurations)` are the two halves of
+      `embed`.
     integers: layout configurations are embedded as the integers that they are, and must
       not be scaled.
     blocks: when the ranker looks at the sampled block of nodes of a batch alone: one
@@ -52,6 +57,8 @@ class Sees:
   slates: bool = False
   whole_graph: bool = False
   tables: bool = False
+  residual: bool = False
+  late_join: bool = False
   integers: bool = False
   blocks: str = "never"
 

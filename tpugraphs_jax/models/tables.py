@@ -12,24 +12,21 @@ CGO 2018; Liu et al., USENIX ATC 2019).
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.models import interface
-from tpugraphs_jax.models import layers
 from tpugraphs_jax.models import pooling
-from tpugraphs_jax.models.aggregation import OPERANDS, USERS, degree, neighbour_sum, node_graph
+from tpugraphs_jax.models import table_residual
+from tpugraphs_jax.models.aggregation import node_graph
 from tpugraphs_jax.models.layers import Dense
+from tpugraphs_jax.models.table_layers import Encoder, Part, add_up, by_bytes, row_features, take
 from tpugraphs_jax.table_batch import TableBatch
 
 PAIRS = ("none", "low_rank")
-# Of costs that do not scale with bytes, beside those that do.
-_FLAT = 0.1
 
 
 @interface.LAYOUT_MODELS.register("ScoreTables")
@@ -42,6 +39,8 @@ class ScoreTables(interface.Ranker):
     num_gnns: rounds of message passing.
     pairs: `none`, or `low_rank`: the cost of two choices is a sum over `rank` of a
       factor of each times a weight of the pair.
+    residual: `none`, or what is added for every configuration beyond the tables: `triples`,
+      or `sage` (see `table_residual`).
     rank: factors, per direction.
     heads: independent tables on the same states, which add up.
     dropout: rate on node, choice and pair states in training.
@@ -54,6 +53,7 @@ class ScoreTables(interface.Ranker):
   hidden_dim: int = 32
   num_gnns: int = 4
   pairs: str = "low_rank"
+  residual: str = "none"
   rank: int = 8
   heads: int = 1
   dropout: float = 0.0
@@ -62,32 +62,47 @@ class ScoreTables(interface.Ranker):
   precision: Any = None
 
   def __post_init__(self):
-    if self.pairs not in PAIRS:
-      raise ValueError(f"pairs is {self.pairs!r}, expected one of {', '.join(PAIRS)}")
+    for name, known in (("pairs", PAIRS), ("residual", table_residual.KINDS)):
+      if (value := getattr(self, name)) not in known:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
     super().__post_init__()
 
   def setup(self):
     options = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype,
                    precision=self.precision)
-    self.encoder = _Encoder(op_embed_dim=self.op_embed_dim, rounds=self.num_gnns, **options)
+    self.encoder = Encoder(op_embed_dim=self.op_embed_dim, rounds=self.num_gnns, **options)
     self.row_state = Dense(self.hidden_dim, dtype=self.dtype, precision=self.precision)
     self.unary_costs = _UnaryCosts(heads=self.heads, **options)
     if self.pairs != "none":
       self.pair_costs = _PairCosts(heads=self.heads, rank=self.rank, **options)
+    if self.residual == "triples":
+      self.beyond = table_residual.Triples(rank=self.rank, **options)
+    elif self.residual == "sage":
+      self.beyond = table_residual.GroupSAGE(**options)
 
   @property
   def sees(self) -> interface.Sees:
     """The whole graph: a cost depends on its mean node state and on bytes of all groups."""
-    return interface.Sees(whole_graph=True, tables=True, integers=True)
+    return interface.Sees(whole_graph=True, tables=True, integers=True,
+                          residual=self.residual != "none")
 
   def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
-    """The sum of each head's costs, `[G, C, heads]` float32."""
-    unary, pair = self.tables(batch, train=train)
-    return table_sums(unary, pair, batch)
+    """The sum of each head's costs and the residual, `[G, C, heads (+ 1)]` float32."""
+    sums = table_sums(*self.tables(batch, train=train), batch)
+    if self.residual == "none":
+      return sums
+    return jnp.concatenate([sums, self.residuals(batch, train=train)[..., None]], axis=-1)
 
   def score(self, readout: jax.Array) -> jax.Array:
-    """Scores `[...]` of readouts `[..., heads]`."""
+    """Scores `[...]` of readouts `[..., heads (+ 1)]`."""
     return readout.sum(axis=-1)
+
+  def residuals(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
+    """What scores are beyond the sums of tables, `[G, C]` float32."""
+    if not len(batch.code):  # programs without a choice; jax gathers from no empty axis
+      return jnp.zeros(batch.target.shape, jnp.float32)
+    x, row = self.states(batch, train)
+    return self.beyond(x, row, batch, train=train)[..., 0] * self.cost_scale
 
   def tables(
       self, batch: TableBatch, *, train: bool = False
@@ -95,7 +110,7 @@ class ScoreTables(interface.Ranker):
     """Costs `[B, R, heads]` of choices and `[Q, R, R, heads]` of pairs, float32; or None."""
     x, row = self.states(batch, train)
     unary = self.unary_costs(x, row, batch, train=train)
-    unary = _add_up(unary, batch.choices.group, len(batch.choices.row)) * self.cost_scale
+    unary = add_up(unary, batch.choices.group, len(batch.choices.row)) * self.cost_scale
     if self.pairs == "none":
       return unary, None
     return unary, self.pair_costs(x, row, batch, train=train) * self.cost_scale
@@ -115,7 +130,7 @@ class ScoreTables(interface.Ranker):
   def states(self, batch: TableBatch, train: bool) -> tuple[jax.Array, jax.Array]:
     """States `[N, H]` of nodes and `[B, R, H]` of the rows of choices."""
     row = nn.gelu(self.row_state(row_features(batch.rows)))
-    return self.encoder(batch, train=train), _take(row, batch.choices.row)
+    return self.encoder(batch, train=train), take(row, batch.choices.row)
 
 
 def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> jax.Array:
@@ -128,87 +143,16 @@ def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> j
   total = pooling.graph_sum(costs, batch.group_graph, graphs)
   if pair is None:
     return total
-  first, second = _take(code, batch.pairs.groups[:, 0]), _take(code, batch.pairs.groups[:, 1])
+  first, second = take(code, batch.pairs.groups[:, 0]), take(code, batch.pairs.groups[:, 1])
   flat = pair.reshape(len(pair), pair.shape[1] * pair.shape[2], pair.shape[3])
   costs = jnp.take_along_axis(flat, (first * pair.shape[2] + second)[..., None], axis=1)
   # Pairs of groups that are absent get 0 here, and then a slot beyond the last.
-  graph_of = _take(batch.group_graph + 1, batch.pairs.groups[:, 0])
+  graph_of = take(batch.group_graph + 1, batch.pairs.groups[:, 0])
   graph_of = jnp.where(graph_of > 0, graph_of - 1, graphs)
   return total + pooling.graph_sum(costs, graph_of, graphs)
 
 
-def _take(x: jax.Array, index: jax.Array) -> jax.Array:
-  """Rows of `x [n, ...]`; absent indices give zeros."""
-  if not len(x):
-    return jnp.zeros(index.shape + x.shape[1:], x.dtype)  # jax gathers from no empty axis
-  return jnp.asarray(x).at[index].get(mode="fill", fill_value=0)
-
-
-def _add_up(x: jax.Array, index: jax.Array, rows: int) -> jax.Array:
-  """Sums rows of `x [n, ...]` with equal indices into `[rows, ...]` float32."""
-  return jnp.zeros((rows,) + x.shape[1:], jnp.float32).at[index].add(
-      x.astype(jnp.float32), mode="drop")
-
-
-def row_features(rows: jax.Array) -> jax.Array:
-  """What a row is to the network, `[R', 141]` float32, from layout values `[R', 18]`.
-
-  The values one-hot; and for each two dimensions that follow each other in one of the
-  three layouts whether they descend (1, as in a default layout), ascend (-1), or are
-  not both given (0).
-  """
-  low, high = LAYOUT_VALUE_RANGE
-  values = jnp.asarray(rows, jnp.int32)
-  one_hot = jax.nn.one_hot(values - low, high - low + 1)
-  layouts = values.reshape(len(rows), 3, rows.shape[1] // 3)
-  before, after = layouts[..., :-1], layouts[..., 1:]
-  order = jnp.where((before >= 0) & (after >= 0), jnp.sign(before - after), 0)
-  flat = lambda x: x.reshape(len(rows), math.prod(x.shape[1:]))
-  return jnp.concatenate([flat(one_hot), flat(order)], axis=1)
-
-
-class _Part(nn.Module):
-  """What the parts of the model have in common."""
-
-  features: int
-  dropout: float
-  dtype: Any
-  precision: Any
-
-  def dense(
-      self, name: str | None = None, features: int | None = None, **options
-  ) -> nn.Dense:
-    return Dense(features or self.features, name=name, dtype=self.dtype,
-                 precision=self.precision, **options)
-
-  def drop(self, x: jax.Array, train: bool) -> jax.Array:
-    return nn.Dropout(self.dropout, deterministic=not train)(x)
-
-
-class _Encoder(_Part):
-  """`x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`, some times."""
-
-  op_embed_dim: int = 16
-  rounds: int = 4
-
-  @nn.compact
-  def __call__(self, batch: TableBatch, *, train: bool) -> jax.Array:
-    """Node states `[N, H]`."""
-    opcode = layers.OpcodeEmbedding(self.op_embed_dim)(batch.graph)
-    x = nn.gelu(self.dense("input")(
-        jnp.concatenate([batch.graph.nodes["feat"], opcode], axis=-1)))
-    for i in range(self.rounds):
-      total = self.dense(f"self_{i}")(x)
-      for side in (OPERANDS, USERS):
-        sent = self.dense(f"{side}_{i}", use_bias=False)(x)
-        count = jnp.maximum(degree(batch.adjacency, side, len(x)), 1)
-        total += neighbour_sum(sent, batch.adjacency, side) / count[:, None].astype(x.dtype)
-      total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)
-      x += self.drop(nn.gelu(total), train)
-    return x
-
-
-class _UnaryCosts(_Part):
+class _UnaryCosts(Part):
   """Costs of every configurable node with every choice of its group."""
 
   heads: int = 1
@@ -228,15 +172,15 @@ class _UnaryCosts(_Part):
     choices, graph_of = batch.choices, node_graph(batch.graph)
     mean = pooling.graph_sum(x, graph_of, len(batch.target))
     mean /= jnp.maximum(pooling.real_nodes(batch.graph), 1)[:, None]
-    node = self.dense("node")(_take(x, choices.node)) + _take(
-        self.dense("mean", use_bias=False)(mean.astype(x.dtype)), _take(graph_of, choices.node))
+    node = self.dense("node")(take(x, choices.node)) + take(
+        self.dense("mean", use_bias=False)(mean.astype(x.dtype)), take(graph_of, choices.node))
     state = (node[:, None] + self.dense("feat", use_bias=False)(choices.feat)
-             + _take(self.dense("row", use_bias=False)(row), choices.group))
+             + take(self.dense("row", use_bias=False)(row), choices.group))
     state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), train)))
-    return _by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
+    return by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
 
 
-class _PairCosts(_Part):
+class _PairCosts(Part):
   """Costs of two groups' choices, from the pairs of nodes between them."""
 
   heads: int = 1
@@ -256,9 +200,9 @@ class _PairCosts(_Part):
     pairs, gate = batch.pairs, self.gates(x, batch, train)[:, None]
     turned = jnp.asarray(pairs.is_turned)[:, None, None, None]
     by_direction = [jnp.where(turned, 0, gate), jnp.where(turned, gate, 0)]
-    gate = _add_up(jnp.concatenate(by_direction, axis=1), pairs.column, len(pairs.groups))
+    gate = add_up(jnp.concatenate(by_direction, axis=1), pairs.column, len(pairs.groups))
     factor = self.factors(x, row, batch)
-    first, second = (_take(factor, pairs.groups[:, i]) for i in range(2))
+    first, second = (take(factor, pairs.groups[:, i]) for i in range(2))
     # A first end has the factors of a producer and a second end those of a consumer,
     # whichever group of the column they are in.
     return jnp.einsum("qdkh,qrdkh,qsdkh->qrsh", gate, first, second[:, :, ::-1],
@@ -267,9 +211,9 @@ class _PairCosts(_Part):
   def of_nodes(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
     """Costs `[P, R, R, heads]` float32 of the choices of the first and of the second end."""
     pairs, factor = batch.pairs, self.factors(x, row, batch)
-    groups = _take(jnp.asarray(pairs.groups), pairs.column)
+    groups = take(jnp.asarray(pairs.groups), pairs.column)
     groups = jnp.where(jnp.asarray(pairs.is_turned)[:, None], groups[:, ::-1], groups)
-    first, second = _take(factor[:, :, 0], groups[:, 0]), _take(factor[:, :, 1], groups[:, 1])
+    first, second = take(factor[:, :, 0], groups[:, 0]), take(factor[:, :, 1], groups[:, 1])
     return jnp.einsum("pkh,prkh,pskh->prsh", self.gates(x, batch, False), first, second,
                       precision=self.precision)
 
@@ -277,22 +221,16 @@ class _PairCosts(_Part):
     """Weights of the factors of pairs of nodes, `[P, rank, heads]` float32."""
     pairs = batch.pairs
     state = self.feat(pairs.feat) + sum(
-        _take(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends))
+        take(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends))
     state = nn.gelu(self.state(self.dropped(nn.gelu(state), deterministic=not train)))
-    gate = _by_bytes(self.gate(state), pairs.weight[:, None])
+    gate = by_bytes(self.gate(state), pairs.weight[:, None])
     return gate.reshape(-1, self.rank, self.heads)
 
   def factors(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
     """Factors of every choice as producer and consumer, `[B, R, 2, rank, heads]` float32."""
     choices = batch.choices
-    count = _add_up(jnp.ones(len(choices.node)), choices.group, len(row))
-    group = _add_up(_take(self.group(x), choices.node), choices.group, len(row))
+    count = add_up(jnp.ones(len(choices.node)), choices.group, len(row))
+    group = add_up(take(self.group(x), choices.node), choices.group, len(row))
     group /= jnp.maximum(count, 1)[:, None]
     factor = self.factor(nn.gelu(group[:, None].astype(x.dtype) + self.row(row)))
     return factor.astype(jnp.float32).reshape(*factor.shape[:2], 2, self.rank, self.heads)
-
-
-def _by_bytes(cost: jax.Array, weight: jax.Array) -> jax.Array:
-  """Of `cost [..., 2 n]` one half times bytes and the other as it is, `[..., n]` float32."""
-  scaled, flat = jnp.split(cost.astype(jnp.float32), 2, axis=-1)
-  return scaled * weight + flat * _FLAT

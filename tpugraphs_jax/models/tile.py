@@ -41,6 +41,26 @@ class _TileModel(interface.Ranker):
   dtype: Any = None
   precision: Any = None
 
+  @property
+  def sees(self) -> interface.Sees:
+    """One configuration at a time; with late join none before the readout of the kernel."""
+    return interface.Sees(late_join=not self.early_join)
+
+  def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
+    """The readout of every kernel and configuration, `[G, C, P]` float32."""
+    del train
+    pooled = self.pooled(batch)
+    return pooled if self.early_join else self.join(pooled[:, None], batch.config_feat)
+
+  def pooled(self, batch: TileBatch) -> jax.Array:
+    """The sum over nodes: `[G, C, F]` with early join, `[G, F]` with late join, float32."""
+    raise NotImplementedError
+
+  def join(self, pooled: jax.Array, config_feat: jax.Array) -> jax.Array:
+    """Appends configurations `[..., F']` to pooled kernels `[..., F]`: `[..., P]`."""
+    shape = (*config_feat.shape[:-1], pooled.shape[-1])
+    return jnp.concatenate([jnp.broadcast_to(pooled, shape), config_feat], axis=-1)
+
   def score(self, readout: jax.Array) -> jax.Array:
     """Scores `[...]` float32 of readouts `[..., P]`."""
     return self.head(readout)[..., 0]
@@ -96,12 +116,6 @@ class _TileModel(interface.Ranker):
     count = jnp.maximum(pooling.real_nodes(batch.graph), 1)
     return pooled / count.reshape((-1,) + (1,) * (pooled.ndim - 1))
 
-  def join_late(self, pooled: jax.Array, batch: TileBatch) -> jax.Array:
-    """Repeats `pooled [G, F]` per configuration and appends the configuration: `[G, C, P]`."""
-    configs = batch.config_feat.shape[1]
-    repeated = jnp.broadcast_to(pooled[:, None], (len(pooled), configs, pooled.shape[-1]))
-    return jnp.concatenate([repeated, batch.config_feat], axis=-1)
-
 
 class SAGE(_TileModel):
   """`x <- l2_normalize(leaky_relu(Dense(concat(B x, x))))`, B the undirected edges.
@@ -119,16 +133,14 @@ class SAGE(_TileModel):
     self.sage = [JoinedDense(self.hidden_dim)] + [self.dense() for _ in range(1, self.num_gnns)]
     self.head = self.mlp(self.hidden_dim, self.hidden_dim, 1)
 
-  def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
-    """The readout of every kernel and configuration, `[G, C, P]` float32."""
-    del train
+  def pooled(self, batch: TileBatch) -> jax.Array:
+    """The sum over nodes: `[G, C, F]` with early join, `[G, F]` with late join, float32."""
     x = self.first_layer(batch)
     for layer in range(1, self.num_gnns):
       with jax.named_scope(f"sage_{layer}"):
         x = jnp.concatenate([neighbour_sum(x, batch.adjacency, BOTH), x], axis=-1)
         x = layers.l2_normalize(leaky_relu(self.sage[layer](x)))
-    x = self.pool(x, batch)
-    return x if self.early_join else self.join_late(x, batch)
+    return self.pool(x, batch)
 
   def first_layer(self, batch: TileBatch) -> jax.Array:
     """The first round, `[N, C, H]` with early join, `[N, H]` with late join.
@@ -179,15 +191,13 @@ class ResGCN(_TileModel):
     self.gcn = [convolution() for _ in range(self.num_gnns)]
     self.head = self.mlp(self.hidden_dim, 1)
 
-  def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
-    """The readout of every kernel and configuration, `[G, C, P]` float32."""
-    del train
+  def pooled(self, batch: TileBatch) -> jax.Array:
+    """The sum or mean over nodes, `[G, C, F]` or `[G, F]` as in `SAGE`, float32."""
     x = self.first_layer(batch)
     for layer, convolution in enumerate(self.gcn):
       with jax.named_scope(f"gcn_{layer}"):
         x += self.update(leaky_relu(x), batch, convolution)
-    x = self.pool(leaky_relu(x), batch, self.reduction)
-    return x if self.early_join else self.join_late(x, batch)
+    return self.pool(leaky_relu(x), batch, self.reduction)
 
   def first_layer(self, batch: TileBatch) -> jax.Array:
     """First features, `[N, C, H]` with early join, `[N, H]` with late join."""
@@ -229,6 +239,7 @@ class PooledMLP(_TileModel):
 
   op_embed_dim: int = 64
   num_layers: int = 2
+  early_join = False
 
   def __post_init__(self):
     if self.dtype not in (None, "float32", jnp.float32):
@@ -240,12 +251,10 @@ class PooledMLP(_TileModel):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
     self.head = self.mlp(*[self.hidden_dim] * self.num_layers, 1)
 
-  def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
-    """The readout of every kernel and configuration, `[G, C, P]` float32."""
-    del train
+  def pooled(self, batch: TileBatch) -> jax.Array:
+    """The sum of node features and embeddings of every kernel, `[G, F]` float32."""
     embedded, feat = self.static_features(batch)
-    pooled = self.pool(jnp.concatenate([feat, embedded], axis=-1), batch)
-    return self.join_late(pooled, batch)
+    return self.pool(jnp.concatenate([feat, embedded], axis=-1), batch)
 
 
 # The names of the official flags.

@@ -29,6 +29,7 @@ from tpugraphs_jax.predict import artefact, charges, saved, table_charges, table
 from tpugraphs_jax.predict.artefact import Artefact
 from tpugraphs_jax.segments.model import SegmentModel
 from tpugraphs_jax.segments.score import SegmentScorer
+from tpugraphs_jax.train.late_scorer import LateScorer
 from tpugraphs_jax.train import loop, scorer as scorer_lib, step as step_lib
 from tpugraphs_jax.train.table_scorer import TableScorer
 
@@ -176,11 +177,13 @@ class Ranker:
 
   # Scores.
 
-  def scorer(self) -> scorer_lib.Scorer | TableScorer:
+  def scorer(self) -> scorer_lib.Scorer | TableScorer | LateScorer:
     """Scores prepared graphs with any parameters of the model."""
     if self.sees.tables:
       return TableScorer(self.model, self.batcher.assemble)
     options = self.config["eval"]
+    if self.sees.late_join:
+      return LateScorer(self.model, self.batcher, graphs_per_batch=options["graphs"])
     sizes = dict(configs_per_batch=options["configs"], whole_slates=self.sees.slates)
     if isinstance(self.model, SegmentModel):
       return SegmentScorer(self.model, self.batcher.layout.assemble,
@@ -189,7 +192,7 @@ class Ranker:
                              graphs_per_batch=options["graphs"], **sizes)
 
   @functools.cached_property
-  def _scorer(self) -> scorer_lib.Scorer | TableScorer:
+  def _scorer(self) -> scorer_lib.Scorer | TableScorer | LateScorer:
     return self.scorer()
 
   def score(
@@ -261,9 +264,11 @@ class Ranker:
       return tables.explain(self, graph, config, against=against)
     return charges.charges(lambda one: self.scores([one])[0], graph, config, against=against)
 
-  def propose(self, graph: OpGraph, n: int = 10) -> tables.Proposed:
+  def propose(
+      self, graph: OpGraph, n: int = 10, *, near: int | None = None
+  ) -> tables.Proposed:
     """The n cheapest of all choices of a graph by a score table; see `tables.propose`."""
-    return tables.propose(self, graph, n)
+    return tables.propose(self, graph, n, near=near)
 
   # Keeping.
 
@@ -299,19 +304,24 @@ def load(place: str | os.PathLike[str]) -> Ranker:
   return _loaded(path, max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0))
 
 
-def propose(place: str | os.PathLike[str] | Ranker, graph: OpGraph, n: int = 10) -> tables.Proposed:
+def propose(
+    place: str | os.PathLike[str] | Ranker, graph: OpGraph, n: int = 10, *,
+    near: int | None = None,
+) -> tables.Proposed:
   """The n configurations that a trained score table finds cheapest among all choices.
 
   Args:
     place: as in `load`, or a ranker that is loaded already.
     graph: an `OpGraph` with layout configurations, which say what there is to choose.
     n: how many.
+    near: number of a configuration to trust, such as the compiler's own, from which the
+      proposals lead to the cheapest; None searches freely.
 
   Raises:
     FileNotFoundError, ValueError: as `load` and `tables.propose`.
   """
   ranker = place if isinstance(place, Ranker) else load(place)
-  return ranker.propose(graph, n)
+  return ranker.propose(graph, n, near=near)
 
 
 def rank(place: str | os.PathLike[str], graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:

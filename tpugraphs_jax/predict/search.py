@@ -19,13 +19,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 TABLE_LIMIT = 1 << 18
 BEAM = 128
 RESTARTS = 8
+_FIRST_CHARGE = 0.9  # of the largest gain: the group that gains most still changes
 _KICKED = 0.1  # share of the groups whose choice is drawn anew at a restart
 
 Pairs = Mapping[tuple[int, int], np.ndarray]
@@ -33,7 +34,7 @@ Pairs = Mapping[tuple[int, int], np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Proposals:
-  """Distinct choices of all groups, cheapest first."""
+  """Distinct choices of all groups, cheapest first (of `propose_near`, nearest first)."""
 
   choice: np.ndarray  # [n, groups] int64
   cost: np.ndarray  # [n] float64
@@ -42,8 +43,8 @@ class Proposals:
 
   @property
   def gap(self) -> float:
-    """How much cheaper than the first another choice could be, at most."""
-    return max(float(self.cost[0]) - self.bound, 0.0)
+    """How much cheaper than the cheapest here another choice could be, at most."""
+    return max(float(self.cost.min()) - self.bound, 0.0)
 
 
 class _Table(NamedTuple):
@@ -97,6 +98,61 @@ def propose(
   cost = total(unary, pairs, choice)
   first = np.argsort(cost, kind="stable")[:n]
   return Proposals(choice[first], cost[first], bound, is_exact)
+
+
+def propose_near(
+    unary: Sequence[np.ndarray], pairs: Pairs, start: np.ndarray, n: int, **options: Any
+) -> Proposals:
+  """Up to n choices on the way from a trusted one to the cheapest of all.
+
+  Predicted costs are wrong, and the cheapest of very many choices is one whose costs are
+  predicted too low. So a choice other than the trusted one is charged extra, the same for
+  every group, and the cheapest choice is searched with extra charges from so high that
+  one group changes (the change that is predicted to save most) down to none. The next
+  best without extra charges fill up what is missing.
+
+  Args:
+    unary: as in `propose`.
+    pairs: as in `propose`.
+    start: `[groups]` int, the trusted choice, for instance the compiler's own.
+    n: how many, with distinct choices.
+    **options: of `propose`.
+
+  Returns:
+    As `propose`, from few changes to many; the first is not the cheapest. `bound` and
+    `is_exact` are of the cheapest of all.
+
+  Raises:
+    ValueError: as `propose`, or a start that is no choice.
+  """
+  start = np.asarray(start)
+  sizes = np.array([len(costs) for costs in unary])
+  if start.shape != sizes.shape or (start < 0).any() or (start >= sizes).any():
+    raise ValueError(f"start is {start.tolist()}, expected a choice of each of {len(unary)} groups")
+  cheapest = propose(unary, pairs, n, **options)
+  gain = _largest_gain(unary, pairs, start)
+  found: list[np.ndarray] = []
+  for charge in gain * _FIRST_CHARGE * 2.0 ** -np.arange(n - 1) if gain > 0 else ():
+    charged = [costs + charge * (np.arange(len(costs)) != choice)
+               for costs, choice in zip(unary, start)]
+    found += list(propose(charged, pairs, 1, **options).choice)
+  ways = np.stack([*found, *cheapest.choice])
+  _, first = np.unique(ways, axis=0, return_index=True)
+  kept = ways[np.sort(first)]
+  kept = kept[(kept != start).any(axis=1)] if len(kept) > 1 else kept
+  return Proposals(kept[:n], total(unary, pairs, kept[:n]), cheapest.bound, cheapest.is_exact)
+
+
+def _largest_gain(unary, pairs, start: np.ndarray) -> float:
+  """How much the cheapest change of one group saves; 0 if none saves anything."""
+  around = [np.array(costs, np.float64) for costs in unary]
+  for (g, h), costs in pairs.items():
+    if g == h:
+      around[g] += np.diagonal(costs)
+      continue
+    around[g] += costs[:, start[h]]
+    around[h] += costs[start[g]]
+  return max([0.0, *(costs[choice] - costs.min() for costs, choice in zip(around, start))])
 
 
 def of_tables(

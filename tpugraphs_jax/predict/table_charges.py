@@ -24,7 +24,8 @@ class Charge(NamedTuple):
   """One cost of a configuration."""
 
   cost: float  # in units of the score; larger = slower
-  nodes: tuple[int, ...]  # one configurable node, or two and the node where they meet
+  # One configurable node; or two and the node where they meet; or none, for the residual.
+  nodes: tuple[int, ...]
   rows: tuple[tuple[int, ...], ...]  # the layout row [18] of each end
   before: float = 0.0  # in a difference: what the other configuration is charged
 
@@ -58,7 +59,7 @@ def charges(program: PreparedTables, costs: NodeCosts, group_row: np.ndarray) ->
   Raises:
     ValueError: as `terms.Terms.encode`.
   """
-  return sorted(_charges(program, costs, group_row), key=lambda charge: -charge.cost)
+  return sort(_charges(program, costs, group_row))
 
 
 def difference(
@@ -81,6 +82,11 @@ def difference(
   """
   both = zip(_charges(program, costs, group_row), _charges(program, costs, other))
   found = [one._replace(before=two.cost) for one, two in both if one.rows != two.rows]
+  return sort(found)
+
+
+def sort(found: Sequence[Charge]) -> list[Charge]:
+  """The charges by how much each adds, largest first."""
   return sorted(found, key=lambda charge: charge.before - charge.cost)
 
 
@@ -134,6 +140,8 @@ def _namer(names: Mapping[int, str] | None):
 
 
 def _what(charge: Charge, name) -> str:
+  if not charge.nodes:
+    return "more than two choices together"
   if not charge.is_pair:
     return f"{name(charge.nodes[0])}: {row_text(charge.rows[0])}"
   first, second, via = charge.nodes
@@ -155,7 +163,8 @@ def dot(found: Sequence[Charge], *, names: Mapping[int, str] | None = None, top:
     top: how many.
   """
   name = _namer(names)
-  shown = sorted(found, key=lambda c: -abs(c.cost - c.before))[:top]
+  shown = [charge for charge in found if charge.nodes]
+  shown = sorted(shown, key=lambda c: -abs(c.cost - c.before))[:top]
   largest = max((abs(c.cost - c.before) for c in shown), default=0.0) or 1.0
   lines = ["digraph charges {", "  rankdir=TB; node [shape=box, style=filled, fontsize=10];"]
   drawn = {node for charge in shown for node in charge.nodes[:2]}

@@ -15,44 +15,71 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.predict import search, table_charges
 from tpugraphs_jax.predict.table_charges import Charge, NodeCosts
 
+# Searched for each proposal of a model whose scores are more than sums of tables.
+_CANDIDATES = 50
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Proposed:
   """Configurations that a score table finds cheapest among all choices of all groups."""
 
-  graph: OpGraph  # its configurations are the proposals, cheapest first, without runtimes
+  # Its configurations are the proposals, cheapest first (or nearest, see `propose`),
+  # without runtimes.
+  graph: OpGraph
   scores: np.ndarray  # [n] float64, as the ranker's
-  gap: float  # no choice at all scores lower than the first by more than this
+  gap: float  # no choice at all scores lower than the first by more than this; nan = unknown
   is_exact: bool  # these are the n cheapest of all, ties aside
 
 
-def propose(ranker: Any, graph: OpGraph, n: int = 10, **options: Any) -> Proposed:
+def propose(
+    ranker: Any, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
+) -> Proposed:
   """The n configurations with the lowest predicted cost, measured before or not.
 
-  Every group may choose among the rows that the graph's configurations give it.
+  Every group may choose among the rows that the graph's configurations give it. Of a
+  model with a residual, many more are searched by the sums of its tables, and the n with
+  the lowest scores are kept.
 
   Args:
     ranker: a `Ranker` whose model computes tables.
     graph: with configurations.
     n: how many proposals; fewer where there are not so many choices.
+    near: number of a configuration to trust, for instance the compiler's own. The
+      proposals then lead from it to the cheapest of all, in more and more changes; see
+      `search.propose_near`.
     **options: of `search.propose`.
 
   Raises:
-    ValueError: the ranker's model has no tables, or n is below 1.
+    ValueError: the ranker's model has no tables, n is below 1, or a number that the graph
+      does not have.
   """
   _check(ranker)
   ranker.check(graph)
-  program = ranker.prepare(graph)
+  _check_numbers(graph, near)
+  program, residual = ranker.prepare(graph), ranker.sees.residual
   tables = ranker.scorer().tables(ranker.params, program)
-  found = search.propose(
-      *search.of_tables(program.terms.counts, program.terms.columns, tables.unary, tables.pair),
-      n, **options)
+  costs = search.of_tables(
+      program.terms.counts, program.terms.columns, tables.unary, tables.pair)
+  searched = n * _CANDIDATES if residual else n
+  if near is None:
+    found = search.propose(*costs, searched, **options)
+  else:
+    start = program.terms.encode(graph.configs.group_row[[near]])[:, 0].astype(int)
+    found = search.propose_near(*costs, start, n, **options)
   rows = program.terms.decode(found.choice.T)
+  if not residual:
+    return Proposed(_with_rows(graph, rows), found.cost, found.gap, found.is_exact)
+  (scores,) = ranker.scores([_with_rows(graph, rows)])
+  first = np.argsort(scores, kind="stable")[:n]
+  return Proposed(_with_rows(graph, rows[first]), scores[first].astype(float), np.nan, False)
+
+
+def _with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:
+  """The graph with the configurations `[n, groups]`, none of them measured."""
   configs = dataclasses.replace(
       graph.configs, group_row=rows.astype(graph.configs.group_row.dtype),
       runtime_ns=np.zeros(len(rows), np.int64))
-  return Proposed(dataclasses.replace(graph, configs=configs, store=None), found.cost, found.gap,
-                  found.is_exact)
+  return dataclasses.replace(graph, configs=configs, store=None)
 
 
 def explain(
@@ -71,15 +98,25 @@ def explain(
     ValueError: the ranker's model has no tables, or a number that the graph does not have.
   """
   _check(ranker)
-  for number in (config, against):
+  _check_numbers(graph, config, against)
+  program = ranker.prepare(graph)
+  costs, rows = _node_costs(ranker, program), program.configs.group_row
+  numbers = [config] if against is None else [config, against]
+  if against is None:
+    found = table_charges.charges(program, costs, rows[config])
+  else:
+    found = table_charges.difference(program, costs, rows[config], rows[against])
+  if ranker.sees.residual:
+    rest = ranker.scorer().residuals(ranker.params, program, np.array(numbers))
+    found.append(Charge(float(rest[0]), (), (), before=float(rest[1]) if len(rest) > 1 else 0.0))
+  return table_charges.sort(found)
+
+
+def _check_numbers(graph: OpGraph, *numbers: int | None) -> None:
+  for number in numbers:
     if number is not None and not 0 <= number < len(graph.configs):
       raise ValueError(f"configuration {number} of {graph.name}, expected 0 to "
                        f"{len(graph.configs) - 1}")
-  program = ranker.prepare(graph)
-  costs, rows = _node_costs(ranker, program), program.configs.group_row
-  if against is None:
-    return table_charges.charges(program, costs, rows[config])
-  return table_charges.difference(program, costs, rows[config], rows[against])
 
 
 def _check(ranker: Any) -> None:

@@ -16,6 +16,10 @@ from tpugraphs_jax.train import parallel
 from tpugraphs_jax.train.scorer import Budgets
 
 
+# Configurations whose residual is computed at a time.
+_CHUNK = 256
+
+
 class Tables(NamedTuple):
   """The costs of one program, see `models.tables`."""
 
@@ -27,10 +31,11 @@ class TableScorer:
   """Scores programs of any size with any number of configurations.
 
   The tables of a program are computed on one device; sums over them run on the host, some
-  configurations at a time.
+  configurations at a time. So does the residual of models that have one, on the device.
 
   Args:
-    model: with a method `tables(batch) -> costs [B, R, heads], [Q, R, R, heads] or None`.
+    model: with a method `tables(batch) -> costs [B, R, heads], [Q, R, R, heads] or None`,
+      and `residuals(batch) -> [G, C]` if it `sees` one.
     assemble: `(slates, budget, graphs=, configs=) -> TableBatch`.
   """
 
@@ -38,6 +43,9 @@ class TableScorer:
     self._assemble, self._budgets = assemble, Budgets()
     self._tables = jax.jit(
         lambda params, batch: model.apply({"params": params}, batch, method="tables"))
+    self._residuals = jax.jit(
+        lambda params, batch: model.apply({"params": params}, batch, method="residuals"))
+    self._has_residual = model.sees.residual
 
   def scores(
       self, params: Any, graphs: Sequence[PreparedTables], *,
@@ -56,7 +64,23 @@ class TableScorer:
   def _score(self, params, graph: PreparedTables, ids: np.ndarray, budgets) -> np.ndarray:
     tables = self.tables(params, graph, budgets)
     rows = graph.configs.group_row[ids]
-    return graph.terms.total(rows, tables.unary, tables.pair).astype(np.float32)
+    total = graph.terms.total(rows, tables.unary, tables.pair)
+    if self._has_residual:
+      total = total + self.residuals(params, graph, ids, budgets)
+    return total.astype(np.float32)
+
+  def residuals(
+      self, params: Any, graph: PreparedTables, ids: np.ndarray, budgets: Sequence[Any] = ()
+  ) -> np.ndarray:
+    """What the scores of configurations `ids [n]` are beyond sums of tables, `[n]` float32."""
+    known = budgets or self._budgets.for_sizes([graph.sizes])
+    budget, found = known[buckets.smallest_fit([graph.sizes], known)], []
+    for start in range(0, len(ids), _CHUNK):
+      part = ids[start : start + _CHUNK]
+      slate = Slate(graph, part, np.zeros(len(part), np.float32))
+      batch = self._assemble([slate], budget, graphs=1, configs=_CHUNK)
+      found.append(np.asarray(self._residuals(params, batch))[0, : len(part)])
+    return np.concatenate([np.zeros(0, np.float32), *found])
 
   def tables(self, params: Any, graph: PreparedTables, budgets: Sequence[Any] = ()) -> Tables:
     """The costs of one program, without padding."""
