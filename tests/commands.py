@@ -39,6 +39,7 @@ class Run(NamedTuple):
 
   arguments: Sequence[Any]  # run_tile.py or run_layout.py, then its flags
   devices: int = 1
+  page: bool = False  # draws the report page, which takes longer than most runs here
   stop_at_step: int = 0  # sends SIGTERM when this step is reported
   watched: str = ""  # folder whose file operations are counted
   kill_at: int = 0  # sends SIGKILL before the file operation of this number
@@ -129,7 +130,7 @@ def _run_here(run: Run) -> int:
   jax.config.update("jax_num_cpu_devices", run.devices)
   if run.stop_at_step:
     _stop_at(run.stop_at_step)
-  sys.argv, code = run.arguments, 0
+  sys.argv, code = [*run.arguments, *([] if run.page else ["--noreport"])], 0
   try:
     runpy.run_path(sys.argv[0], run_name="__main__")
   except SystemExit as end:

@@ -65,7 +65,7 @@ def _runs(kind: str, folder: Path, data_root: Path) -> dict[str, commands.Run]:
 
   whole, stopped = f"{kind}_whole", f"{kind}_stopped"
   runs = {
-      whole: run(whole),
+      whole: run(whole, page=True),
       stopped: run(stopped, stop_at_step=STOPPED_AT),
       f"{kind}_resumed": run(stopped, "--resume"),
   }
