@@ -164,6 +164,7 @@ def _tables(config: ConfigDict, residual: str) -> None:
       name="ScoreTables", op_embed_dim=16, hidden_dim=32, num_gnns=4,
       pairs="low_rank",  # or none: costs of single choices alone
       residual=residual,  # beyond the tables: none, triples, sage
+      by_bytes=True,  # costs have a part that grows with the bytes of tensors
       rank=8, heads=1, dropout=0.0, cost_scale=4.0, dtype="float32", precision="highest"))
   config.optimizer.update(weight_decay=1e-2)
 

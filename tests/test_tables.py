@@ -56,7 +56,7 @@ def applied(method, **options):
 
 
 def scores(made, **options):
-  shape = {k: v for k, v in options.items() if k != "dtype"}
+  shape = {k: v for k, v in options.items() if k not in ("dtype", "by_bytes")}
   return applied("__call__", **options)({"params": params(**shape)}, made)
 
 
@@ -215,6 +215,17 @@ def test_dropout_acts_in_training_alone():
       {"params": params()}, made, train=train, rngs={"dropout": jax.random.key(seed)})
   np.testing.assert_array_equal(apply(0, False), apply(1, False))
   assert jnp.abs(apply(0, True) - apply(1, True)).max() > 0
+
+
+def test_without_bytes_all_nodes_and_pairs_weigh_the_same():
+  made = batch()
+  heavier = made._replace(choices=made.choices._replace(weight=3 * made.choices.weight))
+  assert jnp.abs(scores(heavier) - scores(made)).max() > 1e-3
+  np.testing.assert_array_equal(scores(heavier, by_bytes=False), scores(made, by_bytes=False))
+  equal = made._replace(
+      choices=made.choices._replace(weight=np.ones_like(made.choices.weight)),
+      pairs=made.pairs._replace(weight=np.ones_like(made.pairs.weight)))
+  np.testing.assert_allclose(scores(made, by_bytes=False), scores(equal), rtol=1e-5, atol=1e-5)
 
 
 def test_unknown_pairs_are_refused():

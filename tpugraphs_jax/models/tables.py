@@ -41,6 +41,7 @@ class ScoreTables(interface.Ranker):
       factor of each times a weight of the pair.
     residual: `none`, or what is added for every configuration beyond the tables: `triples`,
       or `sage` (see `table_residual`).
+    by_bytes: costs have a part that grows with the bytes of the tensors concerned.
     rank: factors, per direction.
     heads: independent tables on the same states, which add up.
     dropout: rate on node, choice and pair states in training.
@@ -54,6 +55,7 @@ class ScoreTables(interface.Ranker):
   num_gnns: int = 4
   pairs: str = "low_rank"
   residual: str = "none"
+  by_bytes: bool = True
   rank: int = 8
   heads: int = 1
   dropout: float = 0.0
@@ -101,6 +103,7 @@ class ScoreTables(interface.Ranker):
     """What scores are beyond the sums of tables, `[G, C]` float32."""
     if not len(batch.code):  # programs without a choice; jax gathers from no empty axis
       return jnp.zeros(batch.target.shape, jnp.float32)
+    batch = self.weighed(batch)
     x, row = self.states(batch, train)
     return self.beyond(x, row, batch, train=train)[..., 0] * self.cost_scale
 
@@ -108,6 +111,7 @@ class ScoreTables(interface.Ranker):
       self, batch: TableBatch, *, train: bool = False
   ) -> tuple[jax.Array, jax.Array | None]:
     """Costs `[B, R, heads]` of choices and `[Q, R, R, heads]` of pairs, float32; or None."""
+    batch = self.weighed(batch)
     x, row = self.states(batch, train)
     unary = self.unary_costs(x, row, batch, train=train)
     unary = add_up(unary, batch.choices.group, len(batch.choices.row)) * self.cost_scale
@@ -121,11 +125,19 @@ class ScoreTables(interface.Ranker):
     The choices are those of the node's group, of the first end and of the second. Heads
     are added up.
     """
+    batch = self.weighed(batch)
     x, row = self.states(batch, False)
     unary = self.unary_costs(x, row, batch, train=False).sum(axis=-1) * self.cost_scale
     if self.pairs == "none":
       return unary, None
     return unary, self.pair_costs.of_nodes(x, row, batch).sum(axis=-1) * self.cost_scale
+
+  def weighed(self, batch: TableBatch) -> TableBatch:
+    """The batch as it is, or with the same weight for all nodes and pairs."""
+    if self.by_bytes:
+      return batch
+    ones = lambda part: part._replace(weight=jnp.ones(part.weight.shape, jnp.float32))
+    return batch._replace(choices=ones(batch.choices), pairs=ones(batch.pairs))
 
   def states(self, batch: TableBatch, train: bool) -> tuple[jax.Array, jax.Array]:
     """States `[N, H]` of nodes and `[B, R, H]` of the rows of choices."""
