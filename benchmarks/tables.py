@@ -2,10 +2,14 @@
 
     python benchmarks/tables.py --out tables.json
 
-training  8 programs of 6,000 nodes, 250 of them configurable, 256 configurations each
-ranking   100,000 configurations of a program of 10,000 nodes, 500 of them configurable:
-          choices found, network run and all sums taken
-pairs     pairs of configurable nodes of a program of 43,615 nodes, the largest released
+training       8 programs of 6,000 nodes, 250 of them configurable, 256 configurations each
+sage_training  the same programs with 16 configurations each, by the recommended GraphSAGE
+ranking        100,000 configurations of a program of 10,000 nodes, 500 of them
+               configurable: choices found, network run and all sums taken
+sage_ranking   1,000 configurations of this program by the recommended GraphSAGE
+split          all configurations of programs with the sizes of the released xla programs
+few, many      ranking of 1,000 and of 100,000 configurations, for their peak memory
+pairs          pairs of configurable nodes of a program of 43,615 nodes, the largest released
 
 Each case runs in a process of its own, whose peak memory is given.
 """
@@ -16,6 +20,7 @@ import argparse
 import functools
 from pathlib import Path
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -24,16 +29,32 @@ import numpy as np
 import optax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from configs import layout as layout_config
 from tpugraphs_jax import host_memory
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching, buckets, node_pairs, table_batching, terms
 from tpugraphs_jax.models.tables import ScoreTables
+from tpugraphs_jax.run import jobs, phases
 from tpugraphs_jax.train import report
 import timing
 import workloads
 
-_CASES = ("training", "ranking", "pairs")
+_CASES = ("training", "sage_training", "ranking", "sage_ranking", "split", "few", "many", "pairs")
 _LARGEST = 43_615  # nodes of the largest released graph
+# Nodes and configurations of the training programs of layout:xla:default, as published.
+_SPLIT = (
+    (372, 47712), (490, 100040), (650, 100040), (1111, 34200), (1111, 48288), (2774, 1159),
+    (4185, 100040), (4748, 15656), (5162, 9176), (5162, 17632), (5279, 9912), (5345, 11400),
+    (5358, 7584), (5605, 8552), (5605, 10528), (5670, 6797), (5673, 8632), (5673, 12912),
+    (5689, 8560), (5809, 9224), (6136, 12984), (6656, 5304), (7324, 25240), (7324, 27024),
+    (7768, 6344), (8636, 12048), (8836, 7592), (8836, 13320), (8847, 5408), (9257, 11104),
+    (10092, 7688), (10449, 5688), (12062, 40024), (12069, 10016), (12565, 5820), (13342, 4999),
+    (13502, 5192), (13867, 6558), (13867, 6623), (14680, 11960), (15022, 6488), (15022, 7576),
+    (15748, 4692), (15809, 10776), (19348, 5471), (19662, 6288), (19662, 7768), (20665, 22496),
+    (21126, 18528), (21196, 18992), (21335, 19224), (21338, 19096), (22385, 18200),
+    (24790, 6228), (24793, 13216), (25544, 11560), (26234, 15256), (26906, 12920),
+    (39452, 9816), (40332, 11152), (43615, 1960),
+)
 _LOSSES = losses_lib.parse_losses("ListMLELoss:1")
 
 
@@ -52,14 +73,8 @@ def assembled(programs, configs: int):
   return table_batching.assemble_tables(slates, budget, graphs=len(slates), configs=configs)
 
 
-def measure_training(args: argparse.Namespace) -> dict[str, float]:
-  """Seconds of a training step with its loss, gradient and update."""
-  model = ScoreTables(num_gnns=args.rounds, hidden_dim=args.width)
-  programs = [prepared(nodes=6_000, config_nodes=250, configs=256, hops=args.hops, seed=seed)
-              for seed in range(8)]
-  batch = jax.device_put(assembled(programs, 256))
-  params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
-  optimizer = optax.adamw(1e-3)
+def make_step(model, optimizer: optax.GradientTransformation):
+  """The compiled step `(params, moments, batch) -> the first two`."""
 
   def loss(params, batch):
     found = model.apply({"params": params}, batch, train=True)
@@ -72,7 +87,19 @@ def measure_training(args: argparse.Namespace) -> dict[str, float]:
     updates, moments = optimizer.update(grads, moments, params)
     return optax.apply_updates(params, updates), moments
 
-  state = (params, optimizer.init(params))
+  return step
+
+
+def measure_training(args: argparse.Namespace) -> dict[str, float]:
+  """Seconds of a training step with its loss, gradient and update."""
+  model = ScoreTables(num_gnns=args.rounds, hidden_dim=args.width)
+  programs = [prepared(nodes=6_000, config_nodes=250, configs=256, hops=args.hops, seed=seed)
+              for seed in range(8)]
+  batch = jax.device_put(assembled(programs, 256))
+  params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
+  optimizer = optax.adamw(1e-3)
+
+  step, state = make_step(model, optimizer), (params, optimizer.init(params))
 
   def train():
     nonlocal state
@@ -111,6 +138,62 @@ def measure_ranking(args: argparse.Namespace) -> dict[str, float]:
   return medians | {"all_s": sum(medians.values()), "columns": program.sizes["columns"]}
 
 
+def measure_sage_training(args: argparse.Namespace) -> dict[str, float]:
+  """Seconds of a step of the recommended GraphSAGE on the programs of `training`."""
+  del args
+  job = jobs.Job.of(layout_config.get_config("xla-random"))
+  model, optimizer = job.ranker.model, optax.adamw(1e-3)
+  batch = workloads.layout_batch(
+      graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.sees.hops)
+  batch = jax.device_put(batch)
+  params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
+  step, state = make_step(model, optimizer), (params, optimizer.init(params))
+
+  def train():
+    nonlocal state
+    state = step(*state, batch)
+    return state
+
+  return {"step_s": timing.medians({"step": train}, repeats=5)["step"]}
+
+
+def ranker_of(variant: str, programs):
+  """The recommended ranker of a variant with parameters as they are drawn."""
+  job = jobs.Job.of(layout_config.get_config(f"xla-random,{variant}"))
+  job.fit(programs[:1])
+  ranker = job.ranker
+  with tempfile.TemporaryDirectory() as folder:
+    ranker.params = phases.first_phase(
+        job.config, ranker, job.prepare(programs[:1]), job.data.targets,
+        Path(folder)).state.params
+  return ranker
+
+
+def measure_scores(variant: str, programs) -> dict[str, float]:
+  """Seconds to score all configurations, compilation included and not, and the rate."""
+  ranker, seconds = ranker_of(variant, programs), []
+  for _ in range(2):
+    started = time.perf_counter()
+    ranker.scores(programs)
+    seconds.append(time.perf_counter() - started)
+  configs = sum(len(program.configs) for program in programs)
+  return {"first_s": seconds[0], "second_s": seconds[1], "configs": configs,
+          "configs_per_s": configs / seconds[1]}
+
+
+def one_program(configs: int):
+  """The program of `ranking`."""
+  return [workloads.program(
+      np.random.default_rng(0), nodes=10_000, config_nodes=500, configs=configs)]
+
+
+def split_programs():
+  """Programs of the published sizes, a twentieth of their nodes configurable."""
+  return [workloads.program(np.random.default_rng(i), nodes=nodes, configs=configs,
+                            config_nodes=max(nodes // 20, 8))
+          for i, (nodes, configs) in enumerate(_SPLIT)]
+
+
 def measure_pairs(args: argparse.Namespace) -> dict[str, float]:
   """Seconds to find the pairs of the largest graph."""
   graph = workloads.program(
@@ -122,7 +205,13 @@ def measure_pairs(args: argparse.Namespace) -> dict[str, float]:
 
 def measure(case: str, args: argparse.Namespace) -> dict[str, Any]:
   """Figures of one case, and the peak memory of this process."""
-  figures = {"training": measure_training, "ranking": measure_ranking, "pairs": measure_pairs}
+  figures = {
+      "training": measure_training, "sage_training": measure_sage_training,
+      "ranking": measure_ranking, "pairs": measure_pairs,
+      "sage_ranking": lambda args: measure_scores("full", one_program(1_000)),
+      "few": lambda args: measure_scores("tables", one_program(1_000)),
+      "many": lambda args: measure_scores("tables", one_program(100_000)),
+      "split": lambda args: measure_scores("tables", split_programs())}
   return figures[case](args) | {"peak_mib": report.peak_memory()[1] / 2**20}
 
 
