@@ -137,7 +137,9 @@ def test_fitting_without_features_is_refused():
 def test_saving_and_loading_is_exact(tmp_path):
   rng = np.random.default_rng(4)
   kinds = np.array(["minmax", "standardize", "none", "signed_log1p", "minmax", "none"], object)
+  logs = np.array(["log_offset(7)", "none"], object)
   saved = {"node": features.fit(arrays_of(rng), kinds),
+           "node/logs": features.fit([rng.normal(size=(4, 2))], logs),
            "config": features.fit([rng.normal(size=(4, 2))], np.full(2, "none", object))}
   features.save(tmp_path / "features.json", saved)
   loaded = features.load(tmp_path / "features.json")
@@ -145,7 +147,8 @@ def test_saving_and_loading_is_exact(tmp_path):
   for name, transform in saved.items():
     for field, array in dataclasses.asdict(transform).items():
       found = getattr(loaded[name], field)
-      assert found.dtype == array.dtype
+      assert (found is None) == (array is None)
+      assert array is None or found.dtype == array.dtype
       np.testing.assert_array_equal(found, array)
   assert [path.name for path in tmp_path.iterdir()] == ["features.json"]
 
@@ -172,7 +175,7 @@ def test_every_column_is_in_one_group():
 
 
 @pytest.mark.parametrize("text, problem", [
-    ("log", "field of \\* is 'log', expected one of none, minmax"),
+    ("log", "field of \\* is 'log', expected one of none, varying, minmax"),
     ("shape=minmax", "leaves out type; add \\*=KIND"),
     ("colour=minmax,*=none", "names group 'colour', expected one of type, shape"),
     ("*=none,shape=", "field of shape is ''"),

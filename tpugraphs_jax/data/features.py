@@ -141,7 +141,7 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
     arrays: raw features `[n, F]` of the training graphs.
     kinds: `[F]` of `KINDS`.
   """
-  log, shift = kinds == "signed_log1p", np.array([_shift_of(kind) for kind in kinds])
+  log, log_shift = kinds == "signed_log1p", np.array([_shift_of(kind) for kind in kinds])
   count, total, square, origin = 0, 0.0, 0.0, None
   low, high = np.inf, -np.inf
   for array in arrays:
@@ -149,7 +149,7 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
       continue
     x = np.asarray(array, np.float64)
     x = np.where(log, _signed_log1p(x), x) if log.any() else x
-    x = _log_shifted(x, shift, np.arange(len(kinds))) if shift.any() else x
+    x = _log_shifted(x, log_shift, np.arange(len(kinds))) if log_shift.any() else x
     # Sums are taken from the first row, so that a small spread far from 0 is not lost.
     origin = x[0] if origin is None else origin
     count += len(x)
@@ -161,13 +161,13 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
   shift = total / count
   mean = origin + shift
   deviation = np.sqrt(np.maximum(square / count - np.square(shift), 1e-12))
-  is_plain = (kinds == "none") | (kinds == "varying") | (shift > 0)
+  is_plain = (kinds == "none") | (kinds == "varying") | (log_shift > 0)
   offset = np.select([is_plain, kinds == "minmax"], [0.0, low], mean)
   scale = np.select([is_plain, kinds == "minmax"], [1.0, high - low], deviation)
   kept = np.flatnonzero((low != high) | (kinds == "none"))
   return Transform(
       kept, log[kept], offset[kept].astype(np.float32), scale[kept].astype(np.float32),
-      shift[kept].astype(np.float32) if shift.any() else None)
+      log_shift[kept].astype(np.float32) if log_shift.any() else None)
 
 
 def node_features(graph: OpGraph, *, pad_value: int) -> np.ndarray:

@@ -90,7 +90,8 @@ def _taken(graph: OpGraph, part: _Part) -> OpGraph:
   node_feat[:own], node_opcode[:own] = graph.node_feat[kept], graph.node_opcode[kept]
   edges = part.number[graph.edge_index[part.edges]]
   if part.merged:
-    edges = _once(edges[edges[:, 0] != edges[:, 1]], own)
+    is_inside = (edges >= own).all(axis=1) & (edges[:, 0] == edges[:, 1])
+    edges = _once(edges[~is_inside], own)
   return dataclasses.replace(
       graph, node_feat=node_feat, node_opcode=node_opcode,
       edge_index=edges.astype(np.int32).reshape(-1, 2), node_splits=np.array([0, total]),
@@ -167,7 +168,8 @@ def _shortest_paths(graph: OpGraph, options: Options) -> _Part:
   while len(ends):
     on_path[ends] = True
     ends = np.unique(before[ends])
-    ends = ends[(ends >= 0) & ~on_path[ends]]
+    ends = ends[ends >= 0]  # not beyond the last node, nor where no way leads
+    ends = ends[~on_path[ends]]
   on_path[last] = True
   consumer, producer = graph.edge_index.T
   walked = np.zeros(graph.num_edges, bool)
