@@ -45,6 +45,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       skip_bad_files=False,  # leave out malformed files, by name, instead of stopping
       feature_transform="minmax",  # none, varying, standardize, signed_log1p, log_offset(K);
       # or by group: shape=log_offset(3),*=minmax
+      config_features=("released",),  # blocks of configurations; released, tile_counts
       config_transform="minmax",
       pad_value=0,  # -1 marks unused layout positions
       virtual_node="none",  # output (fed by roots), or cluster
@@ -110,8 +111,9 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
 
 
 def _recommended(config: ConfigDict) -> None:
-  """Logarithms of sizes, ListMLE on larger slates, averaged parameters."""
-  config.data.update(feature_transform="signed_log1p", config_transform="signed_log1p")
+  """Logarithms of sizes, how tiles cut arrays, ListMLE on larger slates, averaged parameters."""
+  config.data.update(feature_transform="signed_log1p", config_transform="signed_log1p",
+                     config_features=("released", "tile_counts"))
   config.batch.configs = 16
   config.loss.update(losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0)
   config.optimizer.update(

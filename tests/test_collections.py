@@ -23,7 +23,6 @@ def test_a_collection_knows_its_kind_and_its_folder(name):
   assert found.kind == name.split(":")[0]
   assert found.is_released == (name in collections.RELEASED)
   assert found.folder(Path("/data"), "valid") == Path("/data", *name.split(":"), "valid")
-  assert found.config_features == (24 if found.kind == "tile" else 18)
   assert found.slowdown_ks == ((1, 5, 10) if found.kind == "tile" else (1, 10, 100))
 
 

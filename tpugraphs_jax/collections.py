@@ -10,7 +10,6 @@ import dataclasses
 from pathlib import Path
 import re
 
-from tpugraphs_jax.graph import LAYOUT_CONFIG_FEATURES, TILE_CONFIG_FEATURES
 
 RELEASED = (
     "tile:xla",
@@ -22,7 +21,6 @@ RELEASED = (
 KINDS = ("tile", "layout")
 OWN = "own"  # the source of collections that users make
 _OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_CONFIG_FEATURES = {"tile": TILE_CONFIG_FEATURES, "layout": LAYOUT_CONFIG_FEATURES}
 # k of top-k slowdown: tile files have tens of configurations, layout files thousands.
 _SLOWDOWN_KS = {"tile": (1, 5, 10), "layout": (1, 10, 100)}
 
@@ -58,11 +56,6 @@ class Collection:
   @property
   def is_released(self) -> bool:
     return self.name in RELEASED
-
-  @property
-  def config_features(self) -> int:
-    """Numbers that describe a configuration of a kernel, or of a configurable node."""
-    return _CONFIG_FEATURES[self.kind]
 
   @property
   def slowdown_ks(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import dataclasses
 
 from tpugraphs_jax.batch import TileBatch
-from tpugraphs_jax.data import batching, reduction
+from tpugraphs_jax.data import batching, reduction, tile_counts
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.pipeline import Draw, draw_slates
@@ -19,18 +19,22 @@ class TileBatcher:
   """Batches of kernels, a slate of each.
 
   Attributes:
-    transform: of configurations `[n, 24]`.
+    transform: of configurations `[n, 24 or more]`.
     neighbour_slots: width of the neighbour tables, see `data.adjacency`.
     reduction: options of `reduction.reduce_graph`; a kernel has virtual nodes at most.
+    config_features: blocks of `data.tile_counts` that a configuration has.
   """
 
   transform: Transform
   neighbour_slots: int
   reduction: reduction.Options = reduction.Options()
+  config_features: tuple[str, ...] = ("released",)
 
   def prepare(self, graph: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
     """A kernel with its neighbour tables; arguments as `LayoutBatcher.prepare`."""
     small = reduction.reduce_graph(graph, self.reduction, raw)
+    configs = tile_counts.extended(raw or graph, self.config_features).configs
+    small = dataclasses.replace(small, configs=configs)
     return batching.prepare(small, small.node_feat, slots=self.neighbour_slots)
 
   def draw(

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import npz, sampling, splits
+from tpugraphs_jax.data import npz, sampling, splits, tile_counts
 from tpugraphs_jax.graph import OpGraph, TileConfigs
 
 
@@ -19,11 +19,13 @@ class TileData:
     collection: of kind `tile`.
     skip_bad_files: leave out malformed files, by name, instead of stopping.
     target: one of `sampling.TARGETS`.
+    config_features: blocks of `data.tile_counts` that a configuration has.
   """
 
   collection: Collection
   skip_bad_files: bool = False
   target: str = "official"
+  config_features: tuple[str, ...] = ("released",)
 
   def load(self, data_root: str, split: str) -> list[OpGraph]:
     """Kernels of a split by name; bad files raise or are skipped by name."""
@@ -32,8 +34,8 @@ class TileData:
       return splits.read_files(files, npz.read_tile, skip_bad=self.skip_bad_files)
 
   def config_values(self, graph: OpGraph) -> np.ndarray:
-    """What the transform of configurations is fitted on, `[C, 24]` float32."""
-    return graph.configs.config_feat
+    """What the transform of configurations is fitted on, `[C, 24 or more]` float32."""
+    return tile_counts.extended(graph, self.config_features).configs.config_feat
 
   def why_not_trained(self, configs: TileConfigs, *, min_configs: int) -> str:
     """The reason to leave a kernel out of training; empty if there is none."""

@@ -120,7 +120,7 @@ class Ranker:
     """Fits the transforms on training graphs and their configurations `[n, F]`."""
     self.features.fit(graphs)
     kinds = np.full(
-        self.collection.config_features, self.config["data"]["config_transform"], dtype=object)
+        config_values[0].shape[1], self.config["data"]["config_transform"], dtype=object)
     self._config_transform = features.fit(config_values, kinds)
 
   @property
@@ -153,7 +153,8 @@ class Ranker:
     virtual = reduction.Options(
         virtual_node=data["virtual_node"], cluster_nodes=data["cluster_nodes"])
     if self.collection.kind == "tile":
-      return TileBatcher(self._config_transform, slots, virtual)
+      return TileBatcher(
+          self._config_transform, slots, virtual, tuple(data["config_features"]))
     part = dataclasses.replace(
         virtual, reduction=data["graph_reduction"], hops=data["reduction_hops"],
         direction=data["reduction_direction"], induced=data["reduction_induced"])

@@ -10,7 +10,8 @@ from typing import Any
 import ml_collections
 
 from tpugraphs_jax import collections, losses
-from tpugraphs_jax.data import duplicates, features, partition, reduction, sampling, virtual_nodes
+from tpugraphs_jax.data import (
+    duplicates, features, partition, reduction, sampling, tile_counts, virtual_nodes)
 from tpugraphs_jax.models import interface
 from tpugraphs_jax.run import phases
 from tpugraphs_jax.segments import history, model as segment_model
@@ -91,8 +92,9 @@ def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any
   return {
       "task": TASKS, "batch.sampling": sampling.SAMPLINGS, "batch.target": sampling.TARGETS,
       "batch.graph_sampling": sampling.GRAPH_SAMPLINGS, "loss.pair_reduction": losses.REDUCTIONS,
-      "data.virtual_node": virtual_nodes.VIRTUAL_NODES, "data.pad_value": (0, -1), "data.config_transform": features.KINDS,
-      "train.best_metric": _MAXIMISED,
+      "data.virtual_node": virtual_nodes.VIRTUAL_NODES, "data.pad_value": (0, -1),
+      "data.config_transform": features.KINDS, "train.best_metric": _MAXIMISED,
+      **({"data.config_features": tile_counts.CHOICES} if config.task == "tile" else {}),
       "data.source": ("xla", own) if config.task == "tile" else ("xla", "nlp", own),
       **{f"model.{name}": allowed for name, allowed in model.items() if name in config.model},
   }
@@ -115,9 +117,9 @@ def _check_all(config: ml_collections.ConfigDict) -> None:
       "seed": 0, "batch.graphs": 1, "batch.configs": 2, "batch.min_configs": 2,
       "batch.slates_per_epoch": 0, "batch.config_chunk": 0, "data.loader_threads": 0,
       "data.neighbour_slots": -1, "data.cluster_nodes": 1, "eval.graphs": 1,
-      "eval.permutations": 1, "eval.configs": 2, "loss.kernel_l2": 0, "loss.activity_l2": 0, "train.epochs": 1,
-      "train.eval_every_epochs": 1, "train.early_stop_epochs": 0, "train.valid_configs": 0,
-      "train.log_every_steps": 1, "train.checkpoint_every_steps": 0,
+      "eval.permutations": 1, "eval.configs": 2, "loss.kernel_l2": 0, "loss.activity_l2": 0,
+      "train.epochs": 1, "train.eval_every_epochs": 1, "train.early_stop_epochs": 0,
+      "train.valid_configs": 0, "train.log_every_steps": 1, "train.checkpoint_every_steps": 0,
   })
   at_least(config, {f"model.{name}": 1 for name in config.model
                     if name.endswith("_dim") or name.startswith("num_")})

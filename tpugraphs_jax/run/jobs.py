@@ -90,7 +90,7 @@ def _data_of(
   data, common = config.data, dict(
       skip_bad_files=config.data.skip_bad_files, target=config.batch.target)
   if collection.kind == "tile":
-    return TileData(collection, **common)
+    return TileData(collection, **common, config_features=tuple(data.config_features))
   return LayoutData(
       collection, **common, store_dir=data.store_dir,
       duplicate_policy=data.duplicate_policy, entropy_threshold=data.entropy_threshold,
