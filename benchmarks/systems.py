@@ -9,7 +9,8 @@ learning rate ends where its budget does. The budget counts the CPU time of trai
 and of what makes their batches, not compilation, preparation and evaluation. Quality is that of the
 validation split after the last step. Every finished run is a JSON file in the working
 folder: a second call makes what is missing, and two calls may share the work by seeds,
-each on a core of its own (`--core`).
+each on a core of its own (`--core`). A system is a preset, a variant, or one of them with
+fields changed: `--systems recommended recommended+loss.noise=0.01`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 import json
 import os
 from pathlib import Path
+import re
 import runpy
 import subprocess
 import sys
@@ -32,7 +34,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import atomic, collections
-from tpugraphs_jax.predict import judge
+from tpugraphs_jax.predict import artefact, judge
 from tpugraphs_jax.run import configs, jobs, phases
 from tpugraphs_jax.train import parallel, report
 import quality
@@ -63,14 +65,26 @@ def systems_of(kind: str) -> dict[str, str]:
   return presets | OTHERS[kind]
 
 
-def config_of(collection: str, variant: str, seed: int, data_root: str):
+def config_of(collection: str, system: str, seed: int, data_root: str):
   """The config of a system on a collection."""
   kind, source, *search = collection.split(":")
+  name, *changes = system.split("+")
+  variant = systems_of(kind).get(name, name)
   place = {"tile:xla": "", OWN: "own"}.get(collection, "-".join([source, *search]))
   config = configs.load(f"{kind}.py:" + ",".join(filter(None, (place, variant))))
   with config.unlocked():
     config.seed, config.data_root = seed, data_root
+    config.update_from_flattened_dict(dict(map(_field, changes)))
   return config
+
+
+def _field(change: str) -> tuple[str, Any]:
+  """`loss.noise=0.01` as a field and its value, which is JSON or else a string."""
+  name, _, text = change.partition("=")
+  try:
+    return name, artefact.with_tuples(json.loads(text))
+  except ValueError:
+    return name, text
 
 
 class Steps:
@@ -165,7 +179,7 @@ def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
   if collection != OWN:
     case = quality.CASES[collection]._replace(columns=COLUMNS[kind_of(collection)])
     return quality.bounds(case, collection, data_root)
-  job = jobs.Job.of(config_of(collection, "", 0, data_root))
+  job = jobs.Job.of(config_of(collection, "recommended", 0, data_root))
   graphs = jobs.judged(job.data.load(data_root, "valid"))
   ids = [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
   return {"random": judge.random_order(collections.Collection(collection), graphs, ids)}
@@ -224,7 +238,8 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
 
 
 def row_path(args: argparse.Namespace, collection: str, system: str, seed: int) -> Path:
-  name = f"{collection.replace(':', '_')}-{system.replace(',', '_')}-{args.minutes:g}min-{seed}"
+  name = f"{collection}-{system}-{args.minutes:g}min-{seed}"
+  name = re.sub(r"[^\w.=+-]+", "_", name)
   return args.workdir / "runs" / f"{name}.json"
 
 
@@ -257,8 +272,7 @@ def run_here(args: argparse.Namespace) -> None:
   if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {args.core})
   (collection,), (system,), (seed,) = args.collections, args.systems, args.seeds
-  variant = systems_of(kind_of(collection)).get(system, system)
-  config = config_of(collection, variant, seed, root_of(args, collection))
+  config = config_of(collection, system, seed, root_of(args, collection))
   with tempfile.TemporaryDirectory() as folder:
     timing.write(measure(config, Path(folder), budget=60 * args.minutes), args.out)
 

@@ -13,7 +13,8 @@ from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.run import jobs
 
 BENCHMARKS = commands.ROOT / "benchmarks"
-SYSTEMS = {"layout": ("ci", "official,ci"), "tile": ("ci", "MLP,ci")}
+SMALL = "+model.hidden_dim=8+model.num_gnns=1"
+SYSTEMS = {"layout": ("ci" + SMALL, "official,ci" + SMALL)}
 FIGURES = {"kendaltau", "opa", "slowdown1", "slowdown10", "parameters", "steps", "step_ms",
            "train_cpu_s", "rank_cpu_s", "peak_mib", "versions", "machine"}
 MINUTES = 0.01
@@ -42,7 +43,7 @@ def test_two_systems_race_and_a_second_call_makes_what_is_missing(data_root, tmp
   flags = ["--collections", "layout:xla:random", "--systems", *SYSTEMS["layout"],
            "--out", str(tmp_path / "systems.json"), "--table", str(tmp_path / "systems.md"),
            "--plot", str(tmp_path / "systems.png")]
-  assert "ci  seed 0" in run(tmp_path, data_root, *flags, "--seeds", "0")
+  assert "num_gnns=1  seed 0" in run(tmp_path, data_root, *flags, "--seeds", "0")
   files = sorted((tmp_path / "runs").iterdir())
   before = [path.stat().st_mtime_ns for path in files]
   rows = [json.loads(path.read_text()) for path in files]
@@ -65,8 +66,9 @@ def test_two_systems_race_and_a_second_call_makes_what_is_missing(data_root, tmp
 
 def test_a_run_in_this_process_is_of_kernels_too(data_root, tmp_path):
   import systems
-  config = systems.config_of("tile:xla", "ci", 3, str(data_root))
-  config.batch.graphs = 4  # of which each of the tests' devices has one
+  # Each of the tests' devices has a graph.
+  config = systems.config_of("tile:xla", f"ci{SMALL}+batch.graphs=4", 3, str(data_root))
+  assert (config.seed, config.batch.graphs, config.model.num_gnns) == (3, 4, 1)
   row = systems.measure(config, tmp_path, budget=0.3)
   assert FIGURES - {"steps"} <= row.keys() | {"steps"} and np.isfinite(row["slowdown5"])
 
@@ -78,14 +80,23 @@ def test_every_system_of_a_collection_makes_a_job_of_it(collection, name):
   import systems
   found = systems.systems_of(systems.kind_of(collection))
   assert {"recommended", "official"} <= found.keys()
-  for variant in found.values():
-    job = jobs.Job.of(systems.config_of(collection, variant, 0, ""))
+  for system in found:
+    job = jobs.Job.of(systems.config_of(collection, system, 0, ""))
     assert job.data.collection.name == name
+
+
+def test_fields_of_a_system_are_changed_by_name():
+  import systems
+  config = systems.config_of(
+      "layout:xla:random", "recommended+loss.noise=0.01+optimizer.average_window=[0.5,1]+"
+      "batch.target=official", 0, "")
+  assert config.loss.noise == 0.01 and config.optimizer.average_window == (0.5, 1)
+  assert config.batch.target == "official" and config.model.name == "SAGE"
 
 
 def test_the_schedule_ends_with_the_planned_steps():
   import systems
-  config = systems.planned(systems.config_of("layout:xla:random", "", 0, ""), 123)
+  config = systems.planned(systems.config_of("layout:xla:random", "recommended", 0, ""), 123)
   assert config.train.epochs == 1 and config.batch.slates_per_epoch == 123 * config.batch.graphs
 
 
