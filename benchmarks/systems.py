@@ -52,6 +52,7 @@ _PRESET = "preset="
 OTHERS = {"layout": {"recommended": "", "tables": "tables", "official": "official"},
           "tile": {"recommended": "recommended", "official": ""}}
 _TIMED_STEPS, _TIMED_SECONDS = 30, 15.0  # to plan a run
+_STEPS_PER_EPOCH = 500
 
 
 def kind_of(collection: str) -> str:
@@ -119,10 +120,10 @@ class Steps:
 
 
 def planned(config, steps: int):
-  """The same config for so many steps, in one epoch."""
+  """The same config for about so many steps, in epochs of a length that is quickly planned."""
   config = config.copy_and_resolve_references()
-  config.train.epochs = 1
-  config.batch.slates_per_epoch = steps * config.batch.graphs
+  config.train.epochs = max(1, steps // _STEPS_PER_EPOCH)
+  config.batch.slates_per_epoch = round(steps / config.train.epochs) * config.batch.graphs
   return config
 
 
@@ -149,7 +150,7 @@ def measure(config, folder: Path, *, budget: float) -> dict[str, Any]:
   graphs = job.prepare(raw)
   total = max(1, round(budget / max(seconds_per_step(config, job, graphs), 1e-6)))
   phase = phase_of(planned(config, total), job, graphs, folder)
-  steps = Steps(phase)
+  steps, total = Steps(phase), phase.epochs * phase.plan.steps_per_epoch
   while steps.taken < total and steps.seconds < budget:
     steps.take()
     if not np.isfinite(steps.loss):
