@@ -25,7 +25,7 @@ def write_run(folder, *, seed=0, quality=1.0, rate=0.001, task="tile"):
   config = {"seed": seed, "task": task, "model": {"name": "MLP"}, "train": {"best_metric": "opa"},
             "optimizer": {"learning_rate": rate}, "data_root": str(folder)}
   (folder / "config.json").write_text(json.dumps({"config": config}))
-  rows = [{"step": s, "train/loss": 1 / s, "valid/opa": 1 - 0.5 / s} for s in (1, 2, 3)]
+  rows = [{"step": s, "train/loss": 1 / s, "valid_sample/opa_pooled": 1 - 0.5 / s} for s in (1, 2, 3)]
   (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"st')
   sizes = [12 + i for i in range(len(NAMES))]
   runtime = [rng.permutation(n) + 5 for n in sizes]

@@ -16,7 +16,9 @@ except ImportError as error:
   ) from error
 
 from tpugraphs_jax import metrics
+from tpugraphs_jax.predict import judge
 from tpugraphs_jax.report.runs import Judged, Run
+from tpugraphs_jax.train import loop
 
 # It tells of its font cache, once on each machine.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -71,12 +73,12 @@ def _legend(axes, runs: Sequence[Run]) -> None:
 def _curves(runs: Sequence[Run]) -> figure.Figure:
   drawn, (left, right) = _axes(2)
   for run, colour in zip(runs, _cycle()):
-    metric = run.config.get("train.best_metric", "kendaltau")
-    for axes, name in ((left, "train/loss"), (right, f"valid/{metric}")):
+    metric = f"{loop.SAMPLE}/{judge.mean_name(run.config.get('train.best_metric', 'kendaltau'))}"
+    for axes, name in ((left, "train/loss"), (right, metric)):
       points = [(row["step"], row[name]) for row in run.rows if row.get(name) is not None]
       if points:
         axes.plot(*zip(*points), marker=".", color=colour, label=run.name)
-    right.set_ylabel(f"validation {metric}")
+    right.set_ylabel(metric)
     best = run.summary.get("training", {}).get("best", {})
     if best.get("value") is not None:
       right.plot(best["step"], best["value"], "o", ms=9, mfc="none", color=colour)

@@ -186,15 +186,18 @@ def train_phase(
   config, ranker = job.config, job.ranker
   ids, options = sampled_ids(config, valid), config.train
 
-  def evaluate(params: Any) -> dict[str, float]:
+  def evaluate(params: Any) -> dict[str, Any]:
     scores = ranker.score(phase.scorer, params, valid, ids)
-    return judge.judge(ranker.collection, valid, ids, scores)[1]
+    rows, means = judge.judge(ranker.collection, valid, ids, scores)
+    return {judge.mean_name(name): mean for name, mean in means.items()} | judge.by_graph(rows)
 
   return loop.train(
       phase.state, train_step=phase.train_step, batches=phase.batches, evaluate=evaluate,
-      workdir=workdir / phase.folder, total_epochs=phase.epochs,
+      learning_rate=phase.learning_rate, about=config.to_dict(), workdir=workdir / phase.folder,
+      total_epochs=phase.epochs,
       steps_per_epoch=phase.plan.steps_per_epoch, eval_every_epochs=options.eval_every_epochs,
-      early_stop_epochs=options.early_stop_epochs, best_metric=options.best_metric,
+      early_stop_epochs=options.early_stop_epochs,
+      best_metric=judge.mean_name(options.best_metric),
       log_every_steps=options.log_every_steps,
       checkpoint_every_steps=options.checkpoint_every_steps, profile_steps=config.profile_steps,
       resume=resume, config=saved.fingerprint(config.to_dict()),
@@ -207,7 +210,7 @@ def _model_writer(
   """Writes `model.npz` whenever validation finds better parameters of the last phase."""
   def write(params: Any, step: int, metrics: dict[str, float]) -> None:
     if phase.following is None and parallel.is_primary():
-      about = {"step": step, "valid": metrics, "versions": report.versions()}
+      about = {"step": step, loop.SAMPLE: metrics, "versions": report.versions()}
       ranker.save(workdir / artefact.FILE, params, about)
 
   return write
