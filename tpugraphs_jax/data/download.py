@@ -42,6 +42,21 @@ PUBLISHED_GRAPHS = {
     "layout:nlp:random": (207, 20, 17),
     "layout:nlp:default": (198, 20, 17),
 }
+# Unpacked files of all splits, and at most the store, in 10^9 bytes: measured and bounded
+# from published sizes of the arrays (nodes, configurations, configurable nodes).
+PUBLISHED_GB = {
+    "tile:xla": 0.20,
+    "layout:xla:random": 0.43,
+    "layout:xla:default": 0.45,
+    "layout:nlp:random": 2.68,
+    "layout:nlp:default": 2.57,
+}
+STORE_GB = {
+    "layout:xla:random": 1.3,
+    "layout:xla:default": 1.2,
+    "layout:nlp:random": 3.3,
+    "layout:nlp:default": 3.3,
+}
 _FUTILE_ATTEMPTS = 3
 _PAUSE_SECONDS = 2.0
 _TIMEOUT_SECONDS = 60.0

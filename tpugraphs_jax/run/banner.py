@@ -41,7 +41,7 @@ def lines(
       "data": data,
       "training": _sizes(train),
       "validation": f"{_sizes(valid)}; {_judged(config)}",
-      "model": f"{config.model.name}, {_parameters(phase):,} parameters, {_arithmetic(config)}",
+      "model": f"{config.model.name}, {parameters(phase):,} parameters, {_arithmetic(config)}",
       "devices": _devices(),
       "steps": f"{phase.epochs * steps:,} in {phase.epochs} epochs of {steps:,}, each of "
                f"{batch.graphs} graphs with {batch.configs} configurations",
@@ -62,7 +62,8 @@ def _judged(config: ml_collections.ConfigDict) -> str:
   return f"judged by {config.train.best_metric} on {of_each}"
 
 
-def _parameters(phase: phases.Phase) -> int:
+def parameters(phase: phases.Phase) -> int:
+  """How many numbers the model of a phase learns."""
   return sum(leaf.size for leaf in jax.tree.leaves(phase.state.params))
 
 

@@ -6,6 +6,7 @@ import functools
 from logging import getLogger
 from pathlib import Path
 import sys
+import tempfile
 from typing import NoReturn
 
 from absl import app, flags, logging
@@ -18,7 +19,7 @@ from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
 from tpugraphs_jax.predict import saved
 from tpugraphs_jax.predict.ensemble import COMBINATIONS, Ensemble
-from tpugraphs_jax.run import arguments, checks, configs, describe, jobs
+from tpugraphs_jax.run import arguments, checks, configs, describe, dry_run, jobs
 from tpugraphs_jax.train import parallel
 
 
@@ -30,6 +31,8 @@ def define_flags() -> None:
   flags.DEFINE_boolean(
       "synthetic", False, "Use tiny synthetic data, made in --workdir, instead of --data_root.")
   flags.DEFINE_boolean("print_config", False, "Print all fields of the config and end.")
+  flags.DEFINE_boolean("dry_run", False, "Say what the run takes (disk, memory, hours), measured "
+                       "on a few steps, and end.")
   flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
   flags.DEFINE_enum("mode", "all", jobs.MODES,
                     "What to do; later modes use what is in --workdir.")
@@ -52,6 +55,9 @@ def main(argv: list[str]) -> None:
     print(describe.config(values.config, values["config"].default_as_str))
     return
   try:
+    if values.dry_run:
+      _tell_dry_run(values)
+      return
     _check_flags(values)
     parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
     workdir = Path(values.workdir).expanduser()
@@ -73,6 +79,20 @@ def main(argv: list[str]) -> None:
           "--config.batch.config_chunk, or on segments (layouts: variant gst_ed)")
   except (ValueError, OSError, FloatingPointError) as error:
     _fail(configs.as_flags(str(error), config))
+
+
+def _tell_dry_run(values: flags.FlagValues) -> None:
+  """Says what a run takes; what it writes goes to a folder that is removed again."""
+  parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
+  with parallel.stop_together(), tempfile.TemporaryDirectory() as scratch:
+    config = values.config
+    with config.unlocked():
+      config.data_root = values.data_root or (
+          _synthetic(config, Path(scratch) / "synthetic") if values.synthetic
+          else DEFAULT_DATA_ROOT)
+    for line in dry_run.lines(config, Path(scratch)):
+      if parallel.is_primary():
+        console.say(line)
 
 
 def _check_flags(values: flags.FlagValues) -> None:

@@ -110,7 +110,7 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
 def _train_alone(job: Job, workdir: Path, *, resume: bool) -> loop.TrainResult:
   """Trains in a folder that no other run writes in."""
   config, started = job.config, time.monotonic()
-  prepared, valid = _prepare(job, workdir, resume=resume)
+  prepared, valid = prepare(job, workdir, resume=resume)
   phase = phases.first_phase(config, job.ranker, prepared, job.data.targets, workdir)
   name = job.data.collection.name
   summary.begin(config, workdir, name)
@@ -135,7 +135,7 @@ def _train_phases(
     phase = phase.following(result.state)
 
 
-def _prepare(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], list[Any]]:
+def prepare(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], list[Any]]:
   """Training and validation graphs with fitted transforms; the raw graphs are not kept."""
   config, data = job.config, job.data
   train_graphs = trainable(job, data.load(config.data_root, "train"))
