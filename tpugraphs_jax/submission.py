@@ -23,6 +23,7 @@ import numpy as np
 
 from tpugraphs_jax import atomic
 from tpugraphs_jax import collections
+from tpugraphs_jax import remote
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import npz_archive
 
@@ -269,9 +270,10 @@ def _read_rows(path: str | os.PathLike[str]) -> dict[str, tuple[int, np.ndarray]
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, str]]:
   """Line number and the two fields of every row after the header."""
-  if not Path(path).is_file():
+  local = remote.fetch(path)
+  if not local.is_file():
     raise FileNotFoundError(f"{path}: no such file")
-  with open(path, encoding="utf-8", errors="replace") as file:
+  with open(local, encoding="utf-8", errors="replace") as file:
     header = file.readline().rstrip("\n")
     if header != HEADER:
       raise ValueError(f"{path}:1: header is {header[:40]!r}, expected {HEADER!r}")

@@ -32,6 +32,7 @@ import tqdm
 
 from tpugraphs_jax import collections
 from tpugraphs_jax import graph
+from tpugraphs_jax import remote
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
 # Train, valid and test graphs of the released archives.
@@ -187,11 +188,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--keep_archives", action="store_true", help="keep the .tar files")
   args = parser.parse_args(argv)
   try:
+    remote.refuse(args.data_root, "--data_root")
     for collection in args.collections:
       download_collection(
           args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives
       )
-  except (DownloadError, OSError) as error:
+  except (DownloadError, ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:

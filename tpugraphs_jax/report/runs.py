@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tpugraphs_jax import metrics
+from tpugraphs_jax import metrics, remote
 from tpugraphs_jax.predict import judge
 
 _KS = (1, 2, 5, 10, 20, 50, 100)
@@ -83,11 +83,13 @@ def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
   Raises:
     FileNotFoundError, ValueError: as `read`.
   """
-  paths = [Path(folder).expanduser().absolute() for folder in folders]
+  paths = [Path(os.fspath(folder).replace("://", "/") if remote.is_remote(folder)
+                else Path(folder).expanduser().absolute()) for folder in folders]
   depth = 1
   while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
     depth += 1
-  return [dataclasses.replace(read(path), name="/".join(path.parts[-depth:])) for path in paths]
+  return [dataclasses.replace(read(remote.fetch(folder)), name="/".join(path.parts[-depth:]))
+          for folder, path in zip(folders, paths)]
 
 
 def read(folder: Path) -> Run:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import ml_collections
 
+from tpugraphs_jax import remote
 from tpugraphs_jax.run import phases
 
 _STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.data.synthetic` writes
@@ -16,6 +17,8 @@ _STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.data.synthetic`
 
 def is_synthetic(data_root: str) -> bool:
   """Whether the data come from this project's generator."""
+  if remote.is_remote(data_root):
+    return remote.exists(remote.join(data_root.rstrip("/").rpartition("/")[0], _STAMP))
   return (Path(data_root).expanduser().parent / _STAMP).is_file()
 
 

@@ -14,7 +14,7 @@ import jax
 from ml_collections import config_flags
 import ml_collections
 
-from tpugraphs_jax import collections, console, report
+from tpugraphs_jax import collections, console, remote, report
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
 from tpugraphs_jax.predict import saved
@@ -60,10 +60,10 @@ def main(argv: list[str]) -> None:
       return
     _check_flags(values)
     parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
-    workdir = Path(values.workdir).expanduser()
-    parallel.use_compilation_cache(workdir / "compilation_cache")
+    parallel.use_compilation_cache(remote.local_of(values.workdir) / "compilation_cache")
     # A process that fails alone must not leave the others waiting for it.
-    with parallel.stop_together():
+    with parallel.stop_together(), remote.working_folder(
+        values.workdir, is_writing=parallel.is_primary()) as workdir:
       if values.ensemble:
         _predict_together(values, workdir)
         return
@@ -96,13 +96,9 @@ def _tell_dry_run(values: flags.FlagValues) -> None:
 
 
 def _check_flags(values: flags.FlagValues) -> None:
-  """Refuses (ValueError) places that cannot be."""
+  """Refuses (ValueError) flags that do not go together."""
   if not values.workdir:
     raise ValueError("--workdir is missing: name a folder for checkpoints, metrics and results")
-  for name in ("workdir", "data_root"):
-    if "://" in (values[name].value or ""):
-      raise ValueError(f"--{name}={values[name].value} is not a local folder: mount the bucket "
-                       "(gcsfuse), or copy it here first")
   if values.synthetic and values.data_root:
     raise ValueError("--synthetic makes data of its own: give it or --data_root, not both")
 
@@ -150,7 +146,9 @@ def _data_of(
     FileNotFoundError: nothing is named, and nothing is at the usual place.
   """
   if values.synthetic:
-    return _synthetic(config, workdir / "synthetic")
+    is_remote = remote.is_remote(values.workdir)
+    return _synthetic(config, (remote.local_of(values.workdir) if is_remote else workdir)
+                      / "synthetic")
   if not parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
     raise FileNotFoundError(
         f"there is no data at {DEFAULT_DATA_ROOT}: download them (python -m "
