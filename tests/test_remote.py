@@ -240,7 +240,8 @@ def test_a_store_beside_remote_data_is_on_this_machine(data_root, tmp_path):
 
 def test_a_run_lives_in_a_bucket(bucket, data_root):
   config = parts.config_of("tile", "ci", **{
-      "model.num_gnns": 1, "model.hidden_dim": 8, "train.epochs": 2, "batch.slates_per_epoch": 20,
+      "model.num_gnns": 1, "model.hidden_dim": 8, "train.epochs": 2, "batch.slates_per_epoch": 8,
+      "batch.graphs": 4,
       "train.best_metric": "kendaltau"})
   with config.unlocked():
     config.data_root = data_root

@@ -16,7 +16,7 @@ import ml_collections
 
 from tpugraphs_jax import collections, console, remote, report
 from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
+from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
 from tpugraphs_jax.predict import saved
 from tpugraphs_jax.predict.ensemble import COMBINATIONS, Ensemble
 from tpugraphs_jax.run import arguments, checks, configs, describe, dry_run, jobs
@@ -36,6 +36,8 @@ def define_flags() -> None:
   flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
   flags.DEFINE_enum("mode", "all", jobs.MODES,
                     "What to do; later modes use what is in --workdir.")
+  flags.DEFINE_enum("split", "test", SPLITS, "With --mode=predict: what is ranked. Only the "
+                    "validation split has labels, so that its ranking can be scored.")
   flags.DEFINE_list("ensemble", [], "With --mode=predict: folders of trained models that rank "
                     "together; results go to --workdir.")
   flags.DEFINE_enum("combine", "mean", tuple(COMBINATIONS), "What an ensemble averages.")
@@ -68,7 +70,8 @@ def main(argv: list[str]) -> None:
         _predict_together(values, workdir)
         return
       config = _config(values, workdir)
-      jobs.run(config, workdir, mode=values.mode, resume=values.resume)
+      jobs.run(config, workdir, mode=values.mode, resume=values.resume,
+               split=values.split)
       if values.report and values.mode != "predict":
         _write_page(workdir)
   except jax.errors.JaxRuntimeError as error:
@@ -101,6 +104,9 @@ def _check_flags(values: flags.FlagValues) -> None:
     raise ValueError("--workdir is missing: name a folder for checkpoints, metrics and results")
   if values.synthetic and values.data_root:
     raise ValueError("--synthetic makes data of its own: give it or --data_root, not both")
+  if values.split != "test" and values.mode != "predict":
+    raise ValueError(f"--split={values.split} goes with --mode=predict, and --mode is "
+                     f"{values.mode}")
 
 
 def _fail(message: str) -> NoReturn:
@@ -134,7 +140,8 @@ def _predict_together(values: flags.FlagValues, workdir: Path) -> None:
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
-  jobs.predict(jobs.Job.of(config).data, config.data_root, ensemble, workdir)
+  jobs.predict(jobs.Job.of(config).data, config.data_root, ensemble, workdir,
+               split=values.split)
 
 
 def _data_of(

@@ -60,7 +60,8 @@ class Job:
 
 
 def run(
-    config: ml_collections.ConfigDict, workdir: Path, *, mode: str = "all", resume: bool = False
+    config: ml_collections.ConfigDict, workdir: Path, *, mode: str = "all", resume: bool = False,
+    split: str = "test",
 ) -> None:
   """One job; `config.data_root` names the data.
 
@@ -69,6 +70,7 @@ def run(
     workdir: folder for checkpoints, metrics and results.
     mode: one of `MODES`.
     resume: go on with the run in `workdir`.
+    split: which one is ranked.
   """
   job = Job.of(config)
   if parallel.is_primary():
@@ -81,7 +83,7 @@ def run(
   if mode in ("evaluate", "all"):
     evaluate(trained, workdir)
   if mode in ("predict", "all"):
-    predict(trained.data, config.data_root, trained.ranker, workdir)
+    predict(trained.data, config.data_root, trained.ranker, workdir, split=split)
 
 
 def _data_of(
@@ -270,13 +272,15 @@ def _scoring_seconds(ranker: Ranker, scorer: Any, graph: Any, ids: np.ndarray) -
 
 
 def predict(
-    data: TileData | LayoutData, data_root: str, ranker: Ranker | Ensemble, workdir: Path
+    data: TileData | LayoutData, data_root: str, ranker: Ranker | Ensemble, workdir: Path, *,
+    split: str = "test",
 ) -> None:
-  """Ranks the test split and writes results.csv in the form of a submission."""
-  graphs = data.load(data_root, "test")
+  """Ranks a split and writes results.csv (results_valid.csv, ...) in the form of a submission."""
+  graphs = data.load(data_root, split)
   scores = ranker.scores(graphs, progress=True)
   if parallel.is_primary():
-    path, name = workdir / "results.csv", ranker.collection.name
+    name = ranker.collection.name
+    path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")
     submission.write_results(path, name, {
         graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)})
-    console.say(f"{name}: ranked {len(graphs)} test graphs, wrote {path}")
+    console.say(f"{name}: ranked {len(graphs)} {split} graphs, wrote {path}")

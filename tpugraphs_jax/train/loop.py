@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from tpugraphs_jax import atomic
 from tpugraphs_jax.train import checkpoint
@@ -67,13 +68,10 @@ class TrainResult:
 def train(
     state: TrainState,
     *,
-    train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]],
-    batches: Any,
+    train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]], batches: Any,
     evaluate: Callable[[Any], Mapping[str, float | np.ndarray]],
-    learning_rate: Callable[[int], float] | None = None,
-    about: Mapping[str, Any] | None = None,
-    workdir: str | Path,
-    resume: bool = False,
+    workdir: str | Path, resume: bool = False,
+    learning_rate: Callable[[int], float] | None = None, about: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
     on_best: Callable[[Any, int, dict[str, float]], None] | None = None,
     **schedule: Any,
@@ -90,8 +88,8 @@ def train(
     evaluate: from parameters (numpy, averaged ones where an average is kept) to
       metrics; must give the same in every process. A metric that is an array, a number
       for each graph, is shown as a histogram.
-    learning_rate: of the step that was taken from a state after so many steps.
-    about: nested fields of the run's config, to be shown beside its curves.
+    learning_rate: of the step after so many steps.
+    about: nested fields to be shown beside the curves.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
     resume: go on from the newest checkpoint in `workdir`, if there is one.
     config: fields that a checkpoint to be resumed must agree with.
@@ -100,8 +98,7 @@ def train(
     **schedule: fields of `Schedule`.
 
   Raises:
-    ValueError: impossible arguments, a working folder in use, a checkpoint of another
-      config, too few batches.
+    ValueError: impossible arguments, a folder in use, a checkpoint of another config.
     FloatingPointError: the loss is not finite.
     SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
   """
@@ -120,7 +117,7 @@ def train(
         workdir, total_steps=plan.total_steps, first_step=step - 1 if progress.row else step)))
     stack.callback(profile.stop)
     report.describe(about or {}, metric=f"{SAMPLE}/{plan.best_metric}",
-                    parameters=sum(np.size(leaf) for leaf in jax.tree.leaves(state.params)))
+                    parameters=optax.tree.size(state.params))
     if resume:
       report.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
     return _Loop(
