@@ -240,26 +240,24 @@ def test_a_store_beside_remote_data_is_on_this_machine(data_root, tmp_path):
 
 def test_a_run_lives_in_a_bucket(bucket, data_root):
   config = parts.config_of("tile", "ci", **{
-      "model.num_gnns": 1, "model.hidden_dim": 8, "train.epochs": 2, "batch.slates_per_epoch": 8,
-      "batch.graphs": 4,
-      "train.best_metric": "kendaltau"})
+      "model.num_gnns": 1, "model.hidden_dim": 8, "train.epochs": 1, "batch.slates_per_epoch": 8,
+      "batch.graphs": 4})
   with config.unlocked():
     config.data_root = data_root
   place = f"{bucket}/runs/tile"
   with remote.working_folder(place) as folder:
     jobs.run(config, folder, mode="train")
   with remote.working_folder(place) as folder:  # another machine goes on
-    with config.unlocked():
-      config.train.epochs = 3
-    jobs.run(config, folder, mode="all", resume=True)
+    jobs.run(config, folder, mode="predict")
   assert {"model.npz", "results.csv", "summary.json", "config.json"} <= names(place)
-  assert json.loads(text(f"{place}/summary.json"))["training"]["step"] == 6
+  assert json.loads(text(f"{place}/summary.json"))["training"]["step"] == 2
   graph = npz.read_tile(npz.split_files(data_root, "tile:xla", "test")[0])
   order, _ = tpugraphs_jax.rank(place, graph)
   again, _ = tpugraphs_jax.rank(f"{place}/model.npz", graph)
   np.testing.assert_array_equal(order, again)
   submission.combine(f"{bucket}/submission.csv", [f"{place}/results.csv"])
-  assert submission.check(f"{bucket}/submission.csv", data_root) == []
+  problems = submission.check(f"{bucket}/submission.csv", data_root)
+  assert problems and all(": layout:" in problem for problem in problems)  # nothing of the tiles
   report.write([place], f"{bucket}/report.html")
   assert "tile:xla" in text(f"{bucket}/report.html")
 

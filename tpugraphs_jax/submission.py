@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   command.add_argument("--data_root", required=True, help="holds tile/ and layout/")
   command = commands.add_parser("score", help="the competition's metric, against labels")
   command.add_argument("submission", metavar="CSV")
-  command.add_argument("--data_root", required=True, help="the folder that holds the labels")
+  command.add_argument("--data_root", required=True, help="holds the labels")
   command.add_argument("--split", default="valid", help="the ranked split (default: valid)")
   args = parser.parse_args(argv)
   try:
@@ -247,10 +247,8 @@ def _run_check(path: str, data_root: str) -> int:
 
 
 def _rows_per_collection(row_ids: Iterable[str]) -> dict[str, int]:
-  rows = dict.fromkeys(collections.RELEASED, 0)
-  for row_id in row_ids:
-    rows[split_id(row_id)[0]] += 1
-  return rows
+  found = [split_id(row_id)[0] for row_id in row_ids]
+  return {name: found.count(name) for name in collections.RELEASED}
 
 
 def _print_rows(summary: str, rows: Mapping[str, int]) -> None:
