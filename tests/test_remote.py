@@ -13,6 +13,7 @@ import pytest
 import tpugraphs_jax
 from tpugraphs_jax import atomic, remote, report, submission
 from tpugraphs_jax.data import download, npz, store, synthetic
+from tpugraphs_jax.report import runs
 from tpugraphs_jax.run import banner, jobs
 
 
@@ -260,6 +261,22 @@ def test_a_run_lives_in_a_bucket(bucket, data_root):
   assert problems and all(": layout:" in problem for problem in problems)  # nothing of the tiles
   report.write([place], f"{bucket}/report.html")
   assert "tile:xla" in text(f"{bucket}/report.html")
+
+
+def test_runs_in_a_bucket_are_named_by_their_place(bucket, tmp_path):
+  for name in ("a/run", "b/run"):
+    put(f"{bucket}/{name}/config.json", json.dumps({"config": {"seed": 1, "name": name}}).encode())
+  found = runs.read_all([f"{bucket}/a/run", f"{bucket}/b/run"])
+  assert [run.name for run in found] == ["a/run", "b/run"]
+  assert [run.config for run in found] == [{"name": "a/run"}, {"name": "b/run"}]
+
+
+def test_the_store_command_sees_data_in_a_bucket(data_root, capsys):
+  assert store.main(["info", "--data_root", data_root, "--split", "valid"]) == 0
+  told = capsys.readouterr().out
+  assert "layout:xla:random valid" in told and "not built" in told
+  assert store.main(["build", "--data_root", data_root, "--split", "valid"]) == 0
+  assert "2 of 2 graphs built" in capsys.readouterr().out
 
 
 def test_what_needs_a_folder_of_this_machine_says_so(capsys):
