@@ -140,7 +140,8 @@ ARGUMENTS = ["--config=tile.py:ci", "--out=OUT"]
 
 @pytest.mark.parametrize("more, complaint", [
     (["--grid=optimizer.rate:1"], "'optimizer.rate', and the config has no such field"),
-    (["--grid=x"], "expected FIELD:VALUE"), (["--config=nope.py"], "nope.py is missing")])
+    (["--grid=x"], "expected FIELD:VALUE"),
+    (["--config=recommended"], "--config=recommended, expected FILE.py:VARIANT such as tile.py:"), (["--config=nope.py"], "nope.py is missing")])
 def test_mistakes_take_one_line(more, complaint, tmp_path, capsys):
   arguments = [part.replace("OUT", str(tmp_path / "out")) for part in ARGUMENTS]
   assert sweep.main([*arguments, *more]) == 2

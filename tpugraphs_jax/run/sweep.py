@@ -193,6 +193,9 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
   Raises:
     ValueError, FileNotFoundError: there is no such config or field.
   """
+  if not args.config.partition(":")[0].endswith(".py"):
+    raise ValueError(f"--config={args.config}, expected FILE.py:VARIANT such as "
+                     "tile.py:recommended")
   place = configs.resolve(args.config, "")
   config = configs.load(place)
   checks.task(config)
