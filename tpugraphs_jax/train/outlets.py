@@ -7,6 +7,7 @@ once in the log and never stops, slows or ends the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
 import json
 from pathlib import Path
 import queue
@@ -110,6 +111,7 @@ class Events:
       self._give_up("its disk is too slow")
 
   def _run(self) -> None:
+    file = None
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
       file = event_file_writer.EventsWriter(str(self._folder / "events"))
@@ -120,6 +122,8 @@ class Events:
       file.close()
     except Exception as error:  # of a full disk, a folder that is gone, TensorBoard's own
       self._give_up(str(error))
+      with contextlib.suppress(Exception):  # the same again
+        file.close()
 
   def _give_up(self, reason: str) -> None:
     if not self._is_broken:
