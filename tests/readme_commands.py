@@ -20,11 +20,12 @@ import time
 
 ROOT = Path(__file__).parents[1]
 DATA = "~/data/tpugraphs/npz"  # as the README writes it
-_ONLY_HELP = ("tpugraphs_jax.data.download", "tpugraphs_jax.collect", "benchmarks/")
+_ONLY_HELP = (
+    "tpugraphs_jax.data.download", "tpugraphs_jax.collect", "tpugraphs_jax.sweep", "benchmarks/")
 # What one page makes another one uses. `add_your_own.md` has a test of its own.
 PAGES = ("docs/data.md", "README.md", "docs/index.md", "docs/training.md", "docs/segments.md",
          "docs/score_tables.md", "docs/results.md", "docs/speed.md", "docs/own_programs.md",
-         "docs/operations.md", "docs/reliability.md")
+         "docs/sweeps.md", "docs/operations.md", "docs/reliability.md")
 
 
 def commands(page: str) -> list[str]:

@@ -139,7 +139,7 @@ def test_the_file_holds_the_best_checkpoint(kind, jobs):
   workdir = jobs.workdir(f"{kind}_whole")
   found, best = artefact.load(workdir / artefact.FILE), saved.read(workdir)
   assert found.about["step"] == best.about["step"]
-  assert found.about["valid"]["opa"] > 0 and "jax" in found.about["versions"]
+  assert found.about["valid_sample"]["opa_pooled"] > 0 and "jax" in found.about["versions"]
   assert json.dumps(found.config, default=list)
   assert "data_root" not in found.config
 

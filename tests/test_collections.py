@@ -89,7 +89,7 @@ def test_summaries_name_the_collection():
   rows = [{"graph": "a_1", "slowdown1": 0.5, "slowdown5": 0.25}]
   lines = judge.summary(Collection(OWN["tile"]), rows, {"opa": 0.5}).splitlines()
   assert [lines[0], lines[2]] == [
-      f"{OWN['tile']}: 1 graphs  opa 0.5000", "  a: slowdown1 0.5000  slowdown5 0.2500"]
+      f"{OWN['tile']}: 1 graphs  opa_pooled 0.5000", "  a: slowdown1 0.5000  slowdown5 0.2500"]
   assert judge.summary(Collection(OWN["layout"]), rows, {"opa": 0.5}).count("\n") == 1
 
 
@@ -107,8 +107,8 @@ def test_a_random_order_stands_beside_the_ranker():
   first, second, protocol, *_ = judge.summary(
       Collection("tile:xla"), rows, {"opa": 0.75, "slowdown1": 0.25}, random=random,
       configurations="a seeded 2 of each graph").splitlines()
-  assert first == "tile:xla: 1 graphs  opa 0.7500  slowdown1 0.2500"
-  assert second.split()[-4:] == ["opa", "0.5000", "slowdown1", "1.0000"]
+  assert first == "tile:xla: 1 graphs  opa_pooled 0.7500  slowdown1_mean 0.2500"
+  assert second.split()[-4:] == ["opa_pooled", "0.5000", "slowdown1_mean", "1.0000"]
   assert second.index("opa") >= len("  a random order:  ")
   assert "configurations: a seeded 2 of each graph" in protocol
 

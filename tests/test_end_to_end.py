@@ -78,7 +78,7 @@ def test_results_pass_the_check_of_a_submission(jobs, tmp_path, kind, capsys):
 
 def test_training_makes_the_tile_ranker_better(jobs):
   rows = metrics_of(jobs.workdir("tile_whole"))
-  opa = [row["valid/opa"] for row in rows if "valid/opa" in row]
+  opa = [row["valid_sample/opa_pooled"] for row in rows if "valid_sample/opa_pooled" in row]
   loss = [row["train/loss"] for row in rows if "train/loss" in row]
   assert len(opa) == 3 and max(opa[1:]) > opa[0] and max(opa) > 0.65
   assert len(loss) == 4 and loss[-1] < loss[0]

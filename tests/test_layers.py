@@ -9,7 +9,8 @@ import pytest
 PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from its own layer and from those before it.
 LAYERS = (
-    ("atomic", "console", "graph", "host_memory", "integrity", "lock", "registry"),
+    ("atomic", "beam_jobs", "console", "graph", "host_memory", "integrity", "lock", "registry",
+     "remote"),
     ("batch", "collections", "table_batch"),
     ("losses", "metrics", "data", "hlo", "models", "submission"),
     ("batchers",),
@@ -18,6 +19,7 @@ LAYERS = (
     ("predict",),
     ("collect", "report"),
     ("run",),
+    ("sweep",),
 )
 # Within a layer these may import those.
 WITHIN = {("models", "data"): False, ("hlo", "data"): True, ("submission", "data"): True,

@@ -97,13 +97,33 @@ def test_metrics_file_has_the_mean_of_each_window_and_every_evaluation(unstopped
   _, rows = unstopped
   assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
   assert [row["step"] for row in rows if "train/loss" in row] == [3, 6, 9, 12]
-  assert [row["step"] for row in rows if "valid/opa" in row] == [4, 8, 12]
+  assert [row["step"] for row in rows if "valid_sample/opa" in row] == [4, 8, 12]
   losses, state = [], parallel.replicate(toy.make_state())
   for index in range(3):
     state, metrics = toy.TRAIN_STEP(state, toy.make_batch(index))
     losses.append(float(metrics["loss"][0]))
   assert rows[0]["train/loss"] == sum(losses) / 3
   assert rows[1]["epoch"] == 1.0
+
+
+def test_the_learning_rate_of_each_step_is_on_its_line(tmp_path):
+  run(tmp_path, learning_rate=lambda taken: taken / 10)
+  rates = {row["step"]: row["train/learning_rate"] for row in read_metrics(tmp_path)
+           if "train/learning_rate" in row}
+  assert rates == {3: 0.2, 6: 0.5, 9: 0.8, 12: 1.1}  # of a state after one step less
+
+
+def test_arrays_of_an_evaluation_become_histograms_and_nothing_else(tmp_path, monkeypatch):
+  shown = []
+  monkeypatch.setattr(loop.report_lib.Report, "histograms",
+                      lambda self, step, values: shown.append((step, values)))
+  per_graph = np.array([0.5, 0.25])
+  found = []
+  run(tmp_path, evaluate=lambda params: {"opa": 0.5, "opa_by_graph": per_graph},
+      on_best=lambda params, step, metrics: found.append(metrics))
+  assert [step for step, _ in shown] == [4, 8, 12] and found == [{"opa": 0.5}]
+  assert all(list(values) == ["valid_sample/opa_by_graph"] for _, values in shown)
+  assert not any("opa_by_graph" in name for row in read_metrics(tmp_path) for name in row)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +168,7 @@ def test_a_signal_during_evaluation_saves_and_evaluates_after_resume(
   assert_same(result.state, unstopped[0].state)
   rows = read_metrics(tmp_path)
   assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 12]
-  assert "train/loss" in rows[1] and "valid/opa" in rows[1]
+  assert "train/loss" in rows[1] and "valid_sample/opa" in rows[1]
 
 
 def test_a_crash_goes_on_from_the_last_checkpoint(tmp_path, unstopped):
@@ -227,7 +247,7 @@ def test_the_best_checkpoint_is_the_best_evaluation(tmp_path):
 def test_evaluation_comes_every_so_many_epochs_and_at_the_end(tmp_path):
   run(tmp_path, eval_every_epochs=2)
   rows = read_metrics(tmp_path)
-  assert [row["step"] for row in rows if "valid/opa" in row] == [8, 12]
+  assert [row["step"] for row in rows if "valid_sample/opa" in row] == [8, 12]
 
 
 def test_a_loss_that_is_not_finite_names_the_step(tmp_path):

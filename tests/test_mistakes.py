@@ -77,7 +77,7 @@ def mistakes(tmp_path_factory):
                      "npz: download them (python -m tpugraphs_jax.data.download --data_root ~")
   runs["two sources"] = (flags("tile", jobs, new(), "--synthetic"),
                          "--synthetic makes data of its own: give it or --data_root")
-  runs["bucket"] = ["run_tile.py", "--workdir=gs://a/b"], "--workdir=gs://a/b is not a local folder"
+  runs["bucket"] = ["run_tile.py", "--workdir=zz://a/b"], "zz://a/b cannot be reached (Protocol not known: zz)"
   runs["two variants"] = (flags("layout", jobs, new(), config="configs/layout.py:gst_e,full"),
                           "takes one of the variants gst_e and full")
   runs["data_root"] = (["run_tile.py", "--data_root=/nowhere", f"--workdir={new()}"],

@@ -7,6 +7,7 @@ import threading
 import time
 
 import jax
+import numpy as np
 import pytest
 import toy
 from tensorboardX import event_file_writer
@@ -133,3 +134,23 @@ def test_a_profile_that_cannot_be_written_does_not_end_a_run(
     monkeypatch.setattr(jax.profiler, name, fail if name == broken else lambda *args: None)
   assert train(tmp_path, profile_steps="2:4").step == toy.STEPS
   assert len(warnings_of(caplog, "no profile")) == 1
+
+
+def test_what_is_shown_is_made_in_the_thread_of_its_own(tmp_path, monkeypatch, caplog):
+  made = []
+
+  def histogram(*args, **options):
+    made.append(threading.current_thread().name)
+    raise ValueError("no such histogram")
+
+  monkeypatch.setattr(outlets.summary, "histogram", histogram)
+  result = train(tmp_path, evaluate=lambda params: {"opa": 0.5, "opa_by_graph": np.ones(3)})
+  assert result.step == toy.STEPS and set(made) == {"TensorBoard"}
+  assert len(warnings_of(caplog, "goes on without TensorBoard")) == 1
+  assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == toy.STEPS
+
+
+def test_a_config_of_any_types_can_be_shown(tmp_path, caplog):
+  about = {"none": None, "nested": {"tuple": (1, "a"), "empty": (), "path": "a|b"}, "flag": False}
+  assert train(tmp_path, about=about).step == toy.STEPS
+  assert not warnings_of(caplog, "TensorBoard")

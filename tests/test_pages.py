@@ -25,7 +25,7 @@ def write_run(folder, *, seed=0, quality=1.0, rate=0.001, task="tile"):
   config = {"seed": seed, "task": task, "model": {"name": "MLP"}, "train": {"best_metric": "opa"},
             "optimizer": {"learning_rate": rate}, "data_root": str(folder)}
   (folder / "config.json").write_text(json.dumps({"config": config}))
-  rows = [{"step": s, "train/loss": 1 / s, "valid/opa": 1 - 0.5 / s} for s in (1, 2, 3)]
+  rows = [{"step": s, "train/loss": 1 / s, "valid_sample/opa_pooled": 1 - 0.5 / s} for s in (1, 2, 3)]
   (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"st')
   sizes = [12 + i for i in range(len(NAMES))]
   runtime = [rng.permutation(n) + 5 for n in sizes]
@@ -66,9 +66,10 @@ def test_the_page_of_a_run_shows_curves_graphs_ranks_programs_and_config(tmp_pat
   text = (tmp_path / "r.html").read_text()
   titles = re.findall(r"<h2>(.*?)</h2>", text)
   assert titles == [
-      "Results", "Training and validation", "Kendall tau of each validation graph",
-      "Slowdown of the best of the first k", titles[4], "Programs (run)", "Graphs (run)", "Config"]
-  assert titles[4].startswith("Predicted and measured rank: ") and text.count("<svg") == 4
+      "Results", "Training and validation", "Kendall tau and slowdown of each validation graph",
+      "Slowdown of the best of the first k", "Pairs in the right order", titles[5],
+      "Programs, means over kernels and seeds", "Graphs (run)", "Config"]
+  assert titles[5].startswith("Predicted and measured rank: ") and text.count("<svg") == 5
   assert "vgg &lt;b&gt;" in text and "vgg <b>" not in text
   assert "6 graphs of the split valid, configurations: all." in text
   assert "last epoch (3)" in text and "peak memory 2 MiB" in text
@@ -145,7 +146,7 @@ def test_the_command_also_writes_csv_and_png(several, tmp_path, capsys):
   with (out / "r.csv").open(newline="") as file:
     rows = list(csv.DictReader(file))
   assert len(rows) == 36 and rows[-1]["run"] == "b/2" and rows[-1]["graph"] == "alexnet_1"
-  assert len(list((out / "png").glob("*.png"))) == 4 and "wrote " in capsys.readouterr().out
+  assert len(list((out / "png").glob("*.png"))) == 5 and "wrote " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments, complaint", [
@@ -182,7 +183,7 @@ def test_a_browser_shows_the_page(several, tmp_path):
   assert ended.returncode == 0, ended.stderr[-2000:]
   # What the browser makes of the page: nothing was dropped or moved out of its place.
   written = page.read_text()
-  for part, expected in (("<svg", 4), ("</table>", 6)):
+  for part, expected in (("<svg", 5), ("</table>", 6)):
     assert ended.stdout.count(part) == written.count(part) == expected
 
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from tensorboardX.proto import event_pb2
+from tensorboardX.proto import event_pb2, plugin_hparams_pb2
 
 from tpugraphs_jax.train import report as report_lib
 
@@ -71,16 +71,83 @@ def events_of(workdir):
       size = int.from_bytes(data[:8], "little")
       event = event_pb2.Event.FromString(data[12 : 12 + size])
       for value in event.summary.value:
-        yield event.step, value.tag, value.simple_value
+        yield event.step, value.tag, value
       data = data[16 + size :]
 
 
 def test_tensorboard_has_the_same_scalars(tmp_path):
   write_steps(tmp_path, [3])
-  assert sorted(events_of(tmp_path)) == [
+  assert sorted((step, tag, value.simple_value) for step, tag, value in events_of(tmp_path)) == [
       (3, "note", 0.5),
       (3, "train/loss", 1.0),
   ]
+
+
+def test_tensorboard_has_what_was_measured_and_the_lines_do_not(tmp_path, monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr(report_lib.time, "monotonic", lambda: now[0])
+  monkeypatch.setattr(report_lib, "peak_memory", lambda: ("device", 3 * 2**20))
+  report = report_lib.Report(tmp_path, total_steps=100)
+  for _ in range(4):
+    with report.waiting():
+      now[0] += 0.25
+    now[0] += 1.0
+  report.measure(4)
+  report.restart_clock(4)
+  report.measure(4)  # no step since: nothing to show
+  report.write(4, {"x": 1.0})
+  report.close()
+  found = {tag: value.simple_value for _, tag, value in events_of(tmp_path)}
+  assert found == {"measured/step_seconds": 1.25, "measured/data_wait_seconds": 0.25,
+                   "measured/peak_memory_of_device_mib": 3.0, "x": 1.0}
+  assert lines_of(tmp_path) == [{"step": 4, "x": 1.0}]
+
+
+def test_tensorboard_has_the_config_as_text_and_as_hyperparameters(tmp_path):
+  report = report_lib.Report(tmp_path, total_steps=100)
+  config = {"task": "tile", "model": {"dims": (3, 4), "dropout": None}, "rate": 0.5, "on": True}
+  report.describe(config, metric="valid_sample/opa", parameters=12)
+  report.close()
+  found = {tag: value for _, tag, value in events_of(tmp_path)}
+  assert found["parameters"].simple_value == 12
+  (text,) = found["config/text_summary"].tensor.string_val
+  assert "|model.dims|(3, 4)|" in text.decode() and "|rate|0.5|" in text.decode()
+  start, experiment = (
+      plugin_hparams_pb2.HParamsPluginData.FromString(
+          found[f"_hparams_/{name}"].metadata.plugin_data.content)
+      for name in ("session_start_info", "experiment"))
+  hparams = start.session_start_info.hparams
+  assert hparams["rate"].number_value == 0.5 and hparams["on"].bool_value
+  assert hparams["model.dims"].string_value == "[3, 4]" and hparams["parameters"].number_value == 12
+  (metric,) = experiment.experiment.metric_infos
+  assert metric.name.tag == "valid_sample/opa"
+
+
+def test_histograms_hold_the_numbers_that_are_finite(tmp_path):
+  report = report_lib.Report(tmp_path, total_steps=100)
+  values = np.array([0.5, math.nan, -1.0, 0.75, math.inf])
+  report.histograms(7, {"tau": values, "nothing": np.array([math.nan])})
+  report.close()
+  ((step, tag, value),) = events_of(tmp_path)
+  assert (step, tag) == (7, "tau")
+  assert (value.histo.num, value.histo.min, value.histo.max) == (3, -1.0, 0.75)
+  assert value.histo.sum == pytest.approx(0.25) and sum(value.histo.bucket) == 3
+
+
+def test_tensorboard_itself_reads_what_is_written(tmp_path):
+  reader = pytest.importorskip(
+      "tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard")
+  report = report_lib.Report(tmp_path, total_steps=100)
+  report.describe({"rate": 0.5}, metric="x", parameters=3)
+  report.write(1, {"x": 1.5})
+  report.histograms(1, {"tau": np.arange(4.0)})
+  report.close()
+  found = reader.EventAccumulator(str(tmp_path / "tensorboard"))
+  found.Reload()
+  assert [scalar.value for scalar in found.Scalars("x")] == [1.5]
+  assert found.Histograms("tau")[0].histogram_value.num == 4
+  assert set(found.PluginTagToContent("hparams")) == {
+      "_hparams_/experiment", "_hparams_/session_start_info"}
 
 
 def test_progress_says_where_the_run_is(tmp_path, capsys):
@@ -104,6 +171,9 @@ def test_other_processes_write_and_print_nothing(tmp_path, capsys, monkeypatch):
   report_lib.write_manifest(tmp_path, {})
   report = report_lib.Report(tmp_path, total_steps=100)
   report.progress(25, "loss 0.5")
+  report.describe({}, metric="x", parameters=1)
+  report.histograms(25, {"tau": np.ones(2)})
+  report.measure(25)
   report.close()
   assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
 

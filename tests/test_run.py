@@ -3,10 +3,12 @@
 import types
 
 import jax
+import numpy as np
 import parts
 import pytest
 
-from tpugraphs_jax.run import command
+from tpugraphs_jax import remote, submission
+from tpugraphs_jax.run import command, jobs
 from tpugraphs_jax.train import parallel
 
 
@@ -22,7 +24,7 @@ def fails(monkeypatch, tmp_path):
   """`fails(error)`: runs the command with a job that ends in this error."""
   values = Flags(workdir=str(tmp_path), data_root="", mode="train", resume=False,
                  coordinator_address=None, ensemble=[], num_processes=None, process_id=None,
-                 synthetic=False, print_config=False, report=False)
+                 synthetic=False, print_config=False, report=False, dry_run=False, split="test")
   monkeypatch.setattr(command.flags, "FLAGS", values)
   monkeypatch.setattr(parallel, "use_compilation_cache", lambda folder: None)
   monkeypatch.setattr(command.console, "install", lambda: None)
@@ -55,7 +57,7 @@ class Values(types.SimpleNamespace):
   """Flags with values of their own."""
 
   def __init__(self, **values):
-    super().__init__(**dict(workdir="out", data_root=None, synthetic=False) | values)
+    super().__init__(**dict(workdir="out", data_root=None, synthetic=False, split="test", mode="all") | values)
 
   def __getitem__(self, name):
     return types.SimpleNamespace(value=getattr(self, name))
@@ -93,8 +95,7 @@ def test_synthetic_data_are_of_the_collection_that_is_asked_for(
 
 @pytest.mark.parametrize("values, complaint", [
     (dict(workdir=None), "--workdir is missing"),
-    (dict(workdir="gs://a/b"), "--workdir=gs://a/b is not a local folder"),
-    (dict(data_root="s3://a"), "--data_root=s3://a is not a local folder"),
+    (dict(split="valid"), "--split=valid goes with --mode=predict, and --mode is all"),
     (dict(synthetic=True, data_root="x"), "--synthetic makes data of its own")])
 def test_places_that_cannot_be_are_refused(values, complaint):
   with pytest.raises(ValueError, match=complaint):
@@ -111,3 +112,50 @@ def test_a_page_that_cannot_be_drawn_fails_no_run(monkeypatch, tmp_path, capsys,
   monkeypatch.setattr(command.report, "write", missing)
   command._write_page(tmp_path)
   assert "no report page: matplotlib is missing: pip install it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("split, file", [("test", "results.csv"), ("valid", "results_valid.csv")])
+def test_a_ranking_is_named_after_its_split(split, file, tmp_path, capsys):
+  graphs = [types.SimpleNamespace(name=name) for name in ("a", "b")]
+  asked = []
+  data = types.SimpleNamespace(load=lambda root, split: asked.append((root, split)) or graphs)
+  ranker = types.SimpleNamespace(
+      collection=types.SimpleNamespace(name="tile:xla"),
+      scores=lambda graphs, progress: [np.array([0.5, 0.25, 1.0]), np.array([2.0, 1.0])])
+  jobs.predict(data, "root", ranker, tmp_path, split=split)
+  assert asked == [("root", split)] and [path.name for path in tmp_path.iterdir()] == [file]
+  found = submission.read_results(tmp_path / file)
+  assert {name: ranking.tolist() for name, ranking in found.items()} == {
+      "tile:xla:a": [1, 0, 2], "tile:xla:b": [1, 0]}
+  assert f"ranked 2 {split} graphs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("values, data_root", [
+    (dict(data_root="/data"), "/data"), (dict(), "~/data/tpugraphs/npz"),
+    (dict(synthetic=True), "made")])
+def test_a_dry_run_writes_to_a_folder_that_is_removed(values, data_root, monkeypatch, capsys):
+  config = parts.config_of("tile")
+  scratches = []
+
+  def lines(config, scratch):
+    scratches.append(scratch)
+    assert config.data_root == data_root and scratch.is_dir()
+    yield "one"
+    yield "two"
+
+  monkeypatch.setattr(parallel, "initialize", lambda *args: None)
+  monkeypatch.setattr(command.dry_run, "lines", lines)
+  monkeypatch.setattr(command, "_synthetic", lambda config, folder: "made")
+  command._tell_dry_run(Values(config=config, coordinator_address=None, num_processes=None,
+                               process_id=None, **values))
+  assert not scratches[0].exists()
+  assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]
+
+
+def test_synthetic_data_of_a_remote_run_stay_on_this_machine(monkeypatch, tmp_path):
+  monkeypatch.setenv(remote.CACHE, str(tmp_path))
+  made = []
+  monkeypatch.setattr(command, "_synthetic", lambda config, folder: made.append(folder))
+  command._data_of(Values(synthetic=True, workdir="s3://a/run"), None, tmp_path / "scratch")
+  command._data_of(Values(synthetic=True, workdir="run"), None, tmp_path / "scratch")
+  assert made == [remote.local_of("s3://a/run") / "synthetic", tmp_path / "scratch/synthetic"]

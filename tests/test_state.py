@@ -260,3 +260,13 @@ def test_extra_passes_through_a_step():
 def test_impossible_values_are_refused_by_field_name(field, value):
   with pytest.raises(ValueError, match=rf"optimizer\.{field} is"):
     state_lib.create_optimizer(total_steps=10, **{field: value})
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_learning_rates_are_those_of_the_optimiser(accumulation):
+  options = dict(name="adam", learning_rate=0.5, schedule="multistep", milestones=(0.5,),
+                 warmup_fraction=0.2, weight_decay=0.0, accumulation_steps=accumulation)
+  rates = state_lib.learning_rates(total_steps=10 * accumulation, **options)
+  expected = [0.0, 0.25, 0.5, 0.5, 0.5, 0.05, 0.05, 0.05, 0.05, 0.05]
+  found = [rates(step) for step in range(10 * accumulation)]
+  assert found == pytest.approx(np.repeat(expected, accumulation))

@@ -287,3 +287,94 @@ def test_numbers_of_configurations_of_released_files_are_found(tmp_path):
     needed = min(5, configs)
     expected = f"{name} names 1 configurations, expected {needed} of {configs}"
     assert any(expected in problem for problem in problems)
+
+
+LABELS = {
+    "tile:xla": {"1a": [30, 10, 40, 20, 50, 60, 25], "2b": [7, 8]},
+    "layout:xla:random": {"net": [5, 3, 9, 3], "flat": [4, 4, 4]},
+}
+
+
+@pytest.fixture(name="labelled")
+def _labelled(tmp_path):
+  """Validation graphs of two collections; only what scoring reads is in the files."""
+  root = tmp_path / "labelled"
+  for collection, graphs in LABELS.items():
+    folder = root.joinpath(*collection.split(":"), "valid")
+    folder.mkdir(parents=True)
+    for name, runtime in graphs.items():
+      np.savez_compressed(folder / f"{name}.npz", config_runtime=np.array(runtime, np.int64))
+  return root
+
+
+def _ranked(tmp_path, rankings):
+  """A submission with these rankings, by collection and graph."""
+  files = []
+  for collection, by_name in rankings.items():
+    files.append(tmp_path / f"{len(files)}.csv")
+    submission.write_results(files[-1], collection, {
+        name: np.array(ranking) for name, ranking in by_name.items()})
+  submission.combine(tmp_path / "valid.csv", files)
+  return tmp_path / "valid.csv"
+
+
+TILES = {"1a": [2, 0, 4, 5, 6], "2b": [1, 0]}
+LAYOUTS = {"net": [1, 0, 3, 2], "flat": [0, 1, 2]}
+
+
+def slow_kendall(ranking, runtime):
+  """Tau-b by counting pairs, for ranks without ties."""
+  place = {config: at for at, config in enumerate(ranking)}
+  agree = pairs = tied = 0
+  for i in range(len(runtime)):
+    for j in range(i):
+      pairs += 1
+      product = (place[i] - place[j]) * (runtime[i] - runtime[j])
+      tied += runtime[i] == runtime[j]
+      agree += (product > 0) - (product < 0)
+  return agree / np.sqrt(pairs * (pairs - tied))
+
+
+def test_scores_are_the_competitions(labelled, tmp_path):
+  found = submission.score(
+      _ranked(tmp_path, {"tile:xla": TILES, "layout:xla:random": LAYOUTS}), labelled)
+  # Best of five of 1a: 25 against 10; of 2b, which has two: 7 against 7.
+  assert found["tile:xla"] == (pytest.approx(((1 - 1.5) + 1) / 2), 2)
+  # The graph with equal runtimes has no order and counts for nothing.
+  value, graphs = found["layout:xla:random"]
+  assert value == pytest.approx(slow_kendall(LAYOUTS["net"], LABELS["layout:xla:random"]["net"]))
+  assert graphs == 2
+
+
+def test_a_perfect_order_scores_one(labelled, tmp_path):
+  best = {name: np.argsort(runtime, kind="stable") for name, runtime in LABELS["tile:xla"].items()}
+  assert submission.score(_ranked(tmp_path, {"tile:xla": best}), labelled) == {"tile:xla": (1, 2)}
+
+
+def test_fewer_than_five_collections_are_warned_of(labelled, tmp_path, capsys):
+  path = _ranked(tmp_path, {"tile:xla": TILES, "layout:xla:random": LAYOUTS})
+  assert submission.main(["score", str(path), "--data_root", str(labelled)]) == 0
+  out, err = capsys.readouterr()
+  tile, layout, mean = out.splitlines()
+  assert tile.startswith("tile:xla ") and "0.2500" in tile and "Kendall tau" in layout
+  assert mean.split()[0] == "mean" and "of 2 collections" in mean
+  assert err == ("warning: published scores are means of five collections; layout:xla:default, "
+                 "layout:nlp:random, layout:nlp:default are not in this one\n")
+
+
+@pytest.mark.parametrize("tiles, complaint", [
+    ({"1a": [0, 1, 2, 3], "2b": [1, 0]}, "tile:xla:1a names 4 configurations, expected 5 of 7"),
+    ({"1a": [0, 1, 2, 3, 9], "2b": [1, 0]}, "names configuration 9, expected indices below 7"),
+    ({"1a": [0, 1, 2, 3, 4]}, "tile:xla:2b has no row, expected every valid graph"),
+    (TILES | {"other": [0, 1]}, "tile:xla:other is not a valid graph of")])
+def test_what_no_check_would_accept_is_not_scored(labelled, tmp_path, tiles, complaint, capsys):
+  path = _ranked(tmp_path, {"tile:xla": tiles})
+  assert submission.main(["score", str(path), "--data_root", str(labelled)]) == 1
+  (line,) = capsys.readouterr().err.splitlines()
+  assert complaint in line
+
+
+def test_a_split_without_labels_is_not_scored(data_root, tmp_path):
+  path = _ranked(tmp_path, {"tile:xla": {"1a": range(9), "2b": range(3)}})
+  with pytest.raises(ValueError, match="has no labels: only a split with runtimes"):
+    submission.score(path, data_root, split="test")

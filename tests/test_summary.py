@@ -64,5 +64,5 @@ def test_training_is_judged_on_what_it_says(count, expected):
   result = types.SimpleNamespace(why="last epoch (2)", step=8, compile_seconds=1.0, peak_bytes=5,
                                  best_step=4, best_value=0.5)
   found = summary.of_training(config, result, graphs=3, seconds=2.0)
-  assert found["best"] == {"step": 4, "metric": "opa_pooled", "value": 0.5, "split": "valid",
+  assert found["best"] == {"step": 4, "metric": "valid_sample/opa_pooled", "value": 0.5, "split": "valid",
                            "graphs": 3, "configurations": expected}

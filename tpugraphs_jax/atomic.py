@@ -10,6 +10,8 @@ from pathlib import Path
 import shutil
 from typing import IO, Any
 
+from tpugraphs_jax import remote
+
 _PARTIAL = ".partial"
 
 
@@ -18,7 +20,8 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
   """Opens a file beside `path` that takes its place when the block ends without an error.
 
   Until then, and after an error, whatever was at `path` stays. Several processes may write
-  one file at the same time: each writes a file of its own.
+  one file at the same time: each writes a file of its own. In a bucket (`s3://...`) too, the
+  file is there whole or not at all.
 
   Args:
     path: the file to write; its folder is made where it is missing.
@@ -28,6 +31,10 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
   Raises:
     OSError: it cannot be written.
   """
+  if remote.is_remote(path):
+    with remote.sending(path, mode, **options) as file:
+      yield file
+    return
   path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   beside = partial(path)

@@ -1,4 +1,4 @@
-"""Rankings as CSV files: write one collection, combine all five, check the result.
+"""Rankings as CSV files: write one collection, combine all five, check and score the result.
 
 A file has the header `ID,TopConfigs` and one line per graph. The ID is the
 collection and the graph's name, `tile:xla:<name>` or `layout:<source>:<search>:<name>`;
@@ -7,6 +7,10 @@ tile graph the best five at least, for a layout graph all of them.
 
   python -m tpugraphs_jax.submission combine --out submission.csv results/*.csv
   python -m tpugraphs_jax.submission check submission.csv --data_root ~/data/tpugraphs/npz
+  python -m tpugraphs_jax.submission score valid.csv --data_root ~/data/tpugraphs/npz
+
+The released test graphs have no labels: what is scored ranks the validation split
+(`--mode=predict --split=valid`).
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ import numpy as np
 
 from tpugraphs_jax import atomic
 from tpugraphs_jax import collections
+from tpugraphs_jax import metrics
+from tpugraphs_jax import remote
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import npz_archive
 
@@ -46,14 +52,12 @@ def split_id(row_id: str) -> tuple[str, str]:
   collection, _, name = row_id.rpartition(":")
   if collection not in collections.RELEASED or not name:
     raise ValueError(
-        f"ID {row_id[:80]!r} is not tile:xla:<name> or layout:<source>:<search>:<name>"
-    )
+        f"ID {row_id[:80]!r} is not tile:xla:<name> or layout:<source>:<search>:<name>")
   return collection, name
 
 
 def write_results(
-    path: str | os.PathLike[str], collection: str, rankings: Mapping[str, np.ndarray]
-) -> None:
+    path: str | os.PathLike[str], collection: str, rankings: Mapping[str, np.ndarray]) -> None:
   """Writes one collection's rankings, beside the target first and then renamed.
 
   Args:
@@ -69,10 +73,8 @@ def write_results(
     row_id = graph_id(collection, name)
     ranking = np.asarray(ranking)
     if ranking.ndim != 1 or not np.issubdtype(ranking.dtype, np.integer):
-      raise ValueError(
-          f"ranking of {row_id} is {ranking.dtype} {ranking.shape}, expected "
-          "integers [configs]"
-      )
+      raise ValueError(f"ranking of {row_id} is {ranking.dtype} {ranking.shape}, expected "
+                       "integers [configs]")
     if problem := _ranking_problem(collection, ranking):
       raise ValueError(f"ranking of {row_id} {problem}")
     rows[row_id] = ranking
@@ -90,8 +92,7 @@ def read_results(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def combine(
-    out: str | os.PathLike[str], paths: Sequence[str | os.PathLike[str]]
-) -> dict[str, int]:
+    out: str | os.PathLike[str], paths: Sequence[str | os.PathLike[str]]) -> dict[str, int]:
   """Joins several result files into one; returns the rows of each collection.
 
   Raises:
@@ -106,10 +107,8 @@ def combine(
     for row_id, (line, ranking) in _read_rows(path).items():
       here = f"{path}:{line}"
       if row_id in origin:
-        raise ValueError(
-            f"{here}: {row_id} is already in {origin[row_id]}; give each collection's "
-            "file once"
-        )
+        raise ValueError(f"{here}: {row_id} is already in {origin[row_id]}; give each "
+                         "collection's file once")
       if problem := _ranking_problem(split_id(row_id)[0], ranking):
         raise ValueError(f"{here}: {row_id} {problem}")
       rankings[row_id], origin[row_id] = ranking, here
@@ -117,9 +116,7 @@ def combine(
   return _rows_per_collection(rankings)
 
 
-def check(
-    path: str | os.PathLike[str], data_root: str | os.PathLike[str]
-) -> list[str]:
+def check(path: str | os.PathLike[str], data_root: str | os.PathLike[str]) -> list[str]:
   """Problems of a submission, one line each naming file and row; none if it is good.
 
   Expected are exactly the test graphs of the collections that `data_root` has.
@@ -128,20 +125,68 @@ def check(
     FileNotFoundError: no file at `path`, or no test graph under `data_root`.
     ValueError: a line that cannot be read, an ID twice, or a damaged test graph.
   """
+  return _problems(path, _read_rows(path), _files_of(data_root, "test"), data_root, "test")
+
+
+def score(
+    path: str | os.PathLike[str], data_root: str | os.PathLike[str], *, split: str = "valid"
+) -> dict[str, tuple[float, int]]:
+  """The competition's metric of a submission: score and number of graphs of each collection.
+
+  Of a tile graph it is 1 - (best of the first five / best - 1), of a layout graph Kendall's
+  tau-b between ranks and runtimes; of a collection the mean over its graphs. The competition's
+  score is the mean over its five collections (Kaggle, "Google - Fast or Slow?", 2023).
+
+  Args:
+    path: rankings of all graphs of this split of one or more collections.
+    data_root: has the labels.
+    split: which one is ranked.
+
+  Raises:
+    FileNotFoundError: no file at `path`, or no graph under `data_root`.
+    ValueError: a line or ranking that no check would accept, or a graph without labels.
+  """
   rows = _read_rows(path)
-  files = _files_of_test_graphs(data_root)
+  wanted = {split_id(row_id)[0] for row_id in rows}
+  files = {row_id: file for row_id, file in _files_of(data_root, split).items()
+           if split_id(row_id)[0] in wanted}
+  if problems := _problems(path, rows, files, data_root, split):
+    raise ValueError(problems[0])
+  found: dict[str, list[float]] = {name: [] for name in collections.RELEASED if name in wanted}
+  for row_id, file in files.items():
+    collection, (_, ranking) = split_id(row_id)[0], rows[row_id]
+    found[collection].append(_score_of(collection, ranking, file))
+  return {name: (float(np.nanmean(values)), len(values)) for name, values in found.items()}
+
+
+def _score_of(collection: str, ranking: np.ndarray, file: Path) -> float:
+  """The score of one graph; NaN where all runtimes are equal and no order is right."""
+  with npz_archive.NpzArchive(file) as archive:
+    runtime = archive.read("config_runtime")
+  if not runtime.any():
+    raise ValueError(f"{file} has no labels: only a split with runtimes can be scored, such as "
+                     "valid")
+  place = np.full(len(runtime), len(runtime), np.int64)
+  place[ranking] = np.arange(len(ranking))
+  if collection.startswith("layout"):
+    return metrics.kendall_tau(place, runtime)
+  return 1 - metrics.top_k_slowdown(place, runtime, [TILE_TOP])[TILE_TOP]
+
+
+def _problems(
+    path: str | os.PathLike[str], rows: Mapping[str, tuple[int, np.ndarray]],
+    files: Mapping[str, Path], data_root: str | os.PathLike[str], split: str,
+) -> list[str]:
   problems = []
   for row_id, (line, ranking) in rows.items():
     if row_id not in files:
-      problems.append(f"{path}:{line}: {row_id} is not a test graph of {data_root}")
+      problems.append(f"{path}:{line}: {row_id} is not a {split} graph of {data_root}")
       continue
     configs = _config_count(files[row_id])
     if problem := _ranking_problem(split_id(row_id)[0], ranking, configs):
       problems.append(f"{path}:{line}: {row_id} {problem}")
-  problems += [
-      f"{path}: {row_id} has no row, expected every test graph of {data_root}"
-      for row_id in files if row_id not in rows
-  ]
+  problems += [f"{path}: {row_id} has no row, expected every {split} graph of {data_root}"
+               for row_id in files if row_id not in rows]
   return problems
 
 
@@ -149,19 +194,23 @@ def main(argv: Sequence[str] | None = None) -> int:
   """The command line; returns the exit status."""
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.submission",
-      description="Combine and check ranking CSV files.",
-  )
+      description="Combine, check and score ranking CSV files.")
   commands = parser.add_subparsers(dest="command", required=True)
   command = commands.add_parser("combine", help="join the collections' results.csv")
   command.add_argument("--out", required=True, help="the CSV file to write")
   command.add_argument("files", nargs="+", metavar="FILE")
   command = commands.add_parser("check", help="compare with the test graphs")
   command.add_argument("submission", metavar="CSV")
-  command.add_argument(
-      "--data_root", required=True, help="the folder that holds tile/ and layout/"
-  )
+  command.add_argument("--data_root", required=True, help="holds tile/ and layout/")
+  command = commands.add_parser("score", help="the competition's metric, against labels")
+  command.add_argument("submission", metavar="CSV")
+  command.add_argument("--data_root", required=True, help="holds the labels")
+  command.add_argument("--split", default="valid", help="the ranked split (default: valid)")
   args = parser.parse_args(argv)
   try:
+    if args.command == "score":
+      _print_scores(score(args.submission, args.data_root, split=args.split))
+      return 0
     if args.command == "combine":
       rows = combine(args.out, args.files)
       _print_rows(f"{args.out}: {sum(rows.values())} rows", rows)
@@ -170,6 +219,18 @@ def main(argv: Sequence[str] | None = None) -> int:
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 1
+
+
+def _print_scores(scores: Mapping[str, tuple[float, int]]) -> None:
+  for name, (value, graphs) in scores.items():
+    what = "Kendall tau" if name.startswith("layout") else "1 - slowdown of the best of five"
+    print(f"{name:<20} {value:.4f}  {what}, mean of {graphs} graphs")
+  mean = np.mean([value for value, _ in scores.values()])
+  print(f"{'mean':<20} {mean:.4f}  of {len(scores)} collections")
+  missing = [name for name in collections.RELEASED if name not in scores]
+  if missing:
+    print(f"warning: published scores are means of five collections; {', '.join(missing)} "
+          f"{'is' if len(missing) == 1 else 'are'} not in this one", file=sys.stderr)
 
 
 def _run_check(path: str, data_root: str) -> int:
@@ -186,10 +247,8 @@ def _run_check(path: str, data_root: str) -> int:
 
 
 def _rows_per_collection(row_ids: Iterable[str]) -> dict[str, int]:
-  rows = dict.fromkeys(collections.RELEASED, 0)
-  for row_id in row_ids:
-    rows[split_id(row_id)[0]] += 1
-  return rows
+  found = [split_id(row_id)[0] for row_id in row_ids]
+  return {name: found.count(name) for name in collections.RELEASED}
 
 
 def _print_rows(summary: str, rows: Mapping[str, int]) -> None:
@@ -225,17 +284,15 @@ def _ranking_problem(
   return None
 
 
-def _files_of_test_graphs(data_root: str | os.PathLike[str]) -> dict[str, Path]:
+def _files_of(data_root: str | os.PathLike[str], split: str) -> dict[str, Path]:
   files = {}
   for collection in collections.RELEASED:
     with contextlib.suppress(FileNotFoundError):
-      for path in npz.split_files(data_root, collection, "test"):
+      for path in npz.split_files(data_root, collection, split):
         files[graph_id(collection, path.stem)] = path
   if not files:
-    raise FileNotFoundError(
-        f"no test graph under {data_root}; set --data_root to the folder that holds "
-        "tile/ and layout/"
-    )
+    raise FileNotFoundError(f"no {split} graph under {data_root}; set --data_root to the folder "
+                            "that holds tile/ and layout/")
   return files
 
 
@@ -259,19 +316,18 @@ def _read_rows(path: str | os.PathLike[str]) -> dict[str, tuple[int, np.ndarray]
       raise ValueError(f"{path}:{line}: {row_id} is already in line {rows[row_id][0]}")
     if not _INDICES.fullmatch(indices):
       shown = indices if len(indices) <= 40 else indices[:40] + "..."
-      raise ValueError(
-          f"{path}:{line}: TopConfigs of {row_id} are {shown!r}, expected indices "
-          "joined by ;"
-      )
+      raise ValueError(f"{path}:{line}: TopConfigs of {row_id} are {shown!r}, expected indices "
+                       "joined by ;")
     rows[row_id] = line, np.array(indices.split(";"), np.int64)
   return rows
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, str]]:
   """Line number and the two fields of every row after the header."""
-  if not Path(path).is_file():
+  local = remote.fetch(path)
+  if not local.is_file():
     raise FileNotFoundError(f"{path}: no such file")
-  with open(path, encoding="utf-8", errors="replace") as file:
+  with open(local, encoding="utf-8", errors="replace") as file:
     header = file.readline().rstrip("\n")
     if header != HEADER:
       raise ValueError(f"{path}:1: header is {header[:40]!r}, expected {HEADER!r}")

@@ -23,6 +23,7 @@ import tqdm
 
 from tpugraphs_jax import collections
 from tpugraphs_jax import graph
+from tpugraphs_jax import remote
 from tpugraphs_jax.collect import journal
 from tpugraphs_jax.collect import labels
 from tpugraphs_jax.collect import programs
@@ -144,6 +145,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     ValueError, FileNotFoundError: an option is wrong, as `programs.load`, or two
       programs have one name.
   """
+  remote.refuse(args.out, "--out")
   collection = collections.Collection(args.collection)
   if collection.kind != "layout" or collection.is_released:
     raise ValueError(f"--collection={args.collection}, expected layout:own:NAME")

@@ -32,6 +32,7 @@ import tqdm
 
 from tpugraphs_jax import collections
 from tpugraphs_jax import graph
+from tpugraphs_jax import remote
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
 # Train, valid and test graphs of the released archives.
@@ -41,6 +42,21 @@ PUBLISHED_GRAPHS = {
     "layout:xla:default": (61, 7, 8),
     "layout:nlp:random": (207, 20, 17),
     "layout:nlp:default": (198, 20, 17),
+}
+# Unpacked files of all splits, and at most the store, in 10^9 bytes: measured and bounded
+# from published sizes of the arrays (nodes, configurations, configurable nodes).
+PUBLISHED_GB = {
+    "tile:xla": 0.20,
+    "layout:xla:random": 0.43,
+    "layout:xla:default": 0.45,
+    "layout:nlp:random": 2.68,
+    "layout:nlp:default": 2.57,
+}
+STORE_GB = {
+    "layout:xla:random": 1.3,
+    "layout:xla:default": 1.2,
+    "layout:nlp:random": 3.3,
+    "layout:nlp:default": 3.3,
 }
 _FUTILE_ATTEMPTS = 3
 _PAUSE_SECONDS = 2.0
@@ -172,11 +188,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--keep_archives", action="store_true", help="keep the .tar files")
   args = parser.parse_args(argv)
   try:
+    remote.refuse(args.data_root, "--data_root")
     for collection in args.collections:
       download_collection(
           args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives
       )
-  except (DownloadError, OSError) as error:
+  except (DownloadError, ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tpugraphs_jax import collections
 from tpugraphs_jax import graph
+from tpugraphs_jax import remote
 from tpugraphs_jax.data import factor
 from tpugraphs_jax.data import npz_archive
 from tpugraphs_jax.data.factor import factor_layout_configs
@@ -155,7 +156,8 @@ def split_files(
 ) -> list[Path]:
   """The files of one split of a collection, sorted by name.
 
-  `layout:xla:random` is in the folder `<data_root>/layout/xla/random/<split>`.
+  `layout:xla:random` is in the folder `<data_root>/layout/xla/random/<split>`. Of a bucket the
+  files are copied to this machine first.
 
   Raises:
     ValueError: no such collection or split exists.
@@ -164,7 +166,9 @@ def split_files(
   parsed = collections.Collection(collection)
   if split not in graph.SPLITS:
     raise ValueError(f"unknown split {split!r}, expected one of {', '.join(graph.SPLITS)}")
-  root = Path(data_root).expanduser()
+  root = remote.local_of(data_root)
+  if remote.is_remote(data_root):
+    _fetch(data_root, parsed, split)
   if not root.is_dir():
     raise FileNotFoundError(f"data_root {root} is not a folder; set it to the folder that "
                             "holds the released tile/ and layout/ folders")
@@ -176,6 +180,16 @@ def split_files(
         f"no .npz file in {folder}; data_root {root} has .npz files in "
         f"{', '.join(found) or 'no folder'}; download or generate {collection} first")
   return files
+
+
+def _fetch(data_root: str | os.PathLike[str], parsed: collections.Collection, split: str) -> None:
+  """Copies the split of a collection from a bucket."""
+  place = remote.join(data_root, *parsed.name.split(":"), split)
+  try:
+    remote.fetch(place, parsed.folder(remote.local_of(data_root), split))
+  except FileNotFoundError:
+    raise FileNotFoundError(f"no .npz file in {place}; --data_root must name a place with tile/ "
+                            f"and layout/: copy {parsed.name} there first") from None
 
 
 def _check_members(archive: NpzArchive, arrays: dict) -> None:

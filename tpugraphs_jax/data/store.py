@@ -27,7 +27,7 @@ from absl import logging
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import console, graph, lock
+from tpugraphs_jax import console, graph, lock, remote
 from tpugraphs_jax.collections import Collection, OWN, RELEASED
 from tpugraphs_jax.data import factor
 from tpugraphs_jax.data import npz
@@ -59,8 +59,9 @@ def graph_folders(
   if parsed.kind != "layout":
     raise ValueError(f"collection {collection} has no store: its files are small and are "
                      "read as they are; a store is for layout collections")
-  root = Path(data_root) / "store" if store_dir is None else Path(store_dir)
-  folder = parsed.folder(root.expanduser(), split)
+  root = (remote.local_of(data_root) / "store" if store_dir is None
+          else remote.local_of(store_dir))
+  folder = parsed.folder(root, split)
   return {file: folder / file.stem for file in files}
 
 
@@ -94,6 +95,10 @@ def ensure_store(
   if workers is not None and workers < 1:
     raise ValueError(f"workers is {workers}, expected at least 1")
   folders = graph_folders(data_root, collection, split, store_dir=store_dir)
+  if store_dir is not None and remote.is_remote(store_dir):
+    return _ensure_remote_store(
+        data_root, collection, split, store_dir, folders, workers=workers,
+        skip_bad_files=skip_bad_files, progress=progress)
   bad = {}
   root = next(iter(folders.values())).parent
   if _outdated(folders) or store_format.has_leftovers(root):
@@ -105,6 +110,25 @@ def ensure_store(
   for file, error in bad.items():
     logging.warning("skipped %s", error)
   return [folder for file, folder in folders.items() if file not in bad]
+
+
+def _ensure_remote_store(
+    data_root: str | os.PathLike[str], collection: str, split: str, store_dir: str,
+    folders: dict[Path, Path], **options: bool | int | None
+) -> list[Path]:
+  """The same of a store in a bucket: what is there is copied here, what is built is sent there.
+
+  Memory can only be mapped here, so that the copy stays.
+  """
+  place = remote.join(store_dir, *collection.split(":"), split)
+  folder = next(iter(folders.values())).parent
+  with contextlib.suppress(FileNotFoundError):  # nothing there yet
+    remote.fetch(place, folder)
+  todo, local = _outdated(folders), remote.local_of(store_dir)
+  found = ensure_store(data_root, collection, split, store_dir=local, **options)
+  if todo:
+    remote.send(folder, place)
+  return found
 
 
 def open_graphs(folders: Iterable[Path]) -> list[graph.OpGraph]:
@@ -275,12 +299,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _chosen_splits(args: argparse.Namespace) -> list[tuple[str, str]]:
   """The (collection, split) pairs to work on: those asked for, or all there are."""
   splits = [args.split] if args.split else graph.SPLITS
-  root = Path(args.data_root).expanduser()
+  root = remote.local_of(args.data_root)
   chosen = [args.collection] if args.collection else _layout_collections(root)
   there = [(collection, split) for collection in chosen for split in splits
-           if any(Collection(collection).folder(root, split).glob("*.npz"))]
+           if _is_there(args.data_root, collection, split)]
   # With nothing there, the first one asked for says what is missing.
   return there or [(chosen[0], splits[0])]
+
+
+def _is_there(data_root: str, collection: str, split: str) -> bool:
+  with contextlib.suppress(FileNotFoundError):
+    return bool(npz.split_files(data_root, collection, split))
+  return False
 
 
 def _layout_collections(root: Path) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
+
+from tpugraphs_jax import remote
 
 
 def load(indices_dir: str, source: str, search: str) -> dict[str, np.ndarray]:
@@ -23,7 +24,7 @@ def load(indices_dir: str, source: str, search: str) -> dict[str, np.ndarray]:
     FileNotFoundError: there is no such file.
     ValueError: it is not a table of index lists.
   """
-  path = Path(indices_dir).expanduser() / f"{source}_{search}.json"
+  path = remote.fetch(indices_dir) / f"{source}_{search}.json"
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: eval.indices_dir must name the folder "
                             "with the published index files")

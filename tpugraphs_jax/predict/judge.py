@@ -15,6 +15,7 @@ from tpugraphs_jax.data.batching import PreparedGraph
 
 SCORES_FILE = "validation_scores.npz"
 PROGRAMS_FILE = "validation_programs.csv"  # of kernels
+_POOLED = ("opa",)  # metrics over the pairs of all graphs; the others are means over graphs
 
 
 def graph_row(
@@ -95,6 +96,21 @@ def program_rows(
   return rows
 
 
+def mean_name(metric: str) -> str:
+  """The name of a metric over many graphs, which says how they were put together.
+
+  A graph has an `opa`; a split has an `opa_pooled`, over the pairs of all its graphs, and a
+  `kendaltau_mean`.
+  """
+  return f"{metric}_pooled" if metric in _POOLED else f"{metric}_mean"
+
+
+def by_graph(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+  """Every metric of the graphs as `{metric}_by_graph`, `[graphs]` float64."""
+  names = [name for name, value in rows[0].items() if isinstance(value, float)] if rows else []
+  return {f"{name}_by_graph": np.array([row[name] for row in rows]) for name in names}
+
+
 def random_order(
     collection: Collection, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray]
 ) -> dict[str, float]:
@@ -124,14 +140,14 @@ def summary(
     random: the same of random orders, to stand beside them.
     configurations: which of each graph were judged, in words.
   """
-  shown = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
+  shown = "  ".join(f"{mean_name(name)} {value:.4f}" for name, value in means.items())
   lines = [f"{collection.name}: {len(rows)} graphs  {shown}"]
   if random:
-    beside = "  ".join(f"{name} {random[name]:.4f}" for name in means)
+    beside = "  ".join(f"{mean_name(name)} {random[name]:.4f}" for name in means)
     lines.append(f"{'  a random order:':<{lines[0].index('  ')}}  {beside}")
   lines += [
-      f"  (valid split, configurations: {configurations}; opa over the pairs of all graphs, "
-      "the others means over graphs)"]
+      f"  (valid split, configurations: {configurations}; _pooled: over the pairs of all graphs, "
+      "_mean: over graphs)"]
   if collection.kind == "tile":
     by_k = {
         k: metrics.mean_by_program({row["graph"]: row[f"slowdown{k}"] for row in rows})

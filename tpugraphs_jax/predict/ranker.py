@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpugraphs_jax import collections, registry
+from tpugraphs_jax import collections, registry, remote
 from tpugraphs_jax.batchers.layout import LayoutBatcher
 from tpugraphs_jax.batchers.segments import SegmentBatcher
 from tpugraphs_jax.batchers.tables import TableBatcher
@@ -97,7 +97,8 @@ class Ranker:
     self.collection = collections.of(kind, data["source"], data["search"])
     self.features = feature_blocks.NodeFeatures(
         data["features"], kinds=data["feature_transform"],
-        options=feature_blocks.Options(data["pad_value"], data["extra_dir"]))
+        options=feature_blocks.Options(
+            data["pad_value"], data["extra_dir"] and str(remote.fetch(data["extra_dir"]))))
     ranker, self.model = create_model(config)
     self.sees = ranker.sees
     self.params: Any = None
@@ -316,7 +317,7 @@ def load(place: str | os.PathLike[str]) -> Ranker:
     FileNotFoundError: no trained model there.
     ValueError: what is there is damaged or of a newer version.
   """
-  path = Path(place).expanduser().absolute()
+  path = remote.fetch(place).absolute()
   # Of the last phase too, whatever its folder is called.
   marks = (path, path / artefact.FILE, *path.glob(loop.CHECKPOINTS),
            *path.glob(f"*/{loop.CHECKPOINTS}"))

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tpugraphs_jax import integrity, registry
+from tpugraphs_jax import integrity, registry, remote
 from tpugraphs_jax.data import feature_blocks, features
 from tpugraphs_jax.predict import artefact
 from tpugraphs_jax.predict.artefact import Artefact
@@ -66,7 +66,7 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     FileNotFoundError: nothing was trained there.
     ValueError: its config.json is damaged.
   """
-  path = Path(workdir).expanduser() / CONFIG_FILE
+  path = remote.fetch(workdir) / CONFIG_FILE
   model = path.with_name(artefact.FILE)
   is_trained_here = (path.parent / loop.CHECKPOINTS).is_dir()
   if model.exists() and not path.exists() and not is_trained_here:
@@ -112,7 +112,7 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
     FileNotFoundError: nothing was trained there.
     ValueError: what is there is damaged, of a newer version or of another config.
   """
-  path = Path(place).expanduser()
+  path = remote.fetch(place)
   has_checkpoints = parallel.from_primary(
       path.is_dir() and (path / loop.CHECKPOINTS).is_dir())
   if has_checkpoints:

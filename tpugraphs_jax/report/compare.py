@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import itertools
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from tpugraphs_jax.report.runs import Run
+from tpugraphs_jax.report.runs import Judged, Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +36,15 @@ class Group:
 
   def taus(self) -> dict[str, float]:
     """Kendall tau of each graph, mean over the runs; graphs without one are left out."""
+    means = self.means_of(lambda graph: graph.kendall_tau)
+    return {name: value for name, value in means.items() if not math.isnan(value)}
+
+  def means_of(self, value: Callable[[Judged], float]) -> dict[str, float]:
+    """A number of each graph, mean over the runs."""
     by_graph: dict[str, list[float]] = {}
     for graph in itertools.chain.from_iterable(run.judged for run in self.runs):
-      by_graph.setdefault(graph.name, []).append(graph.kendall_tau)
-    means = {name: float(np.mean(values)) for name, values in by_graph.items()}
-    return {name: value for name, value in means.items() if not math.isnan(value)}
+      by_graph.setdefault(graph.name, []).append(value(graph))
+    return {name: float(np.mean(values)) for name, values in by_graph.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,10 @@ except ImportError as error:
   ) from error
 
 from tpugraphs_jax import metrics
+from tpugraphs_jax.predict import judge
+from tpugraphs_jax.report import calibration
 from tpugraphs_jax.report.runs import Judged, Run
+from tpugraphs_jax.train import loop
 
 # It tells of its font cache, once on each machine.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -51,8 +54,9 @@ def all_of(runs: Sequence[Run], graph: Judged | None) -> dict[str, figure.Figure
     found = {"Training and validation": _curves(runs)}
     judged = [run for run in runs if run.judged]
     if judged:
-      found["Kendall tau of each validation graph"] = _taus(judged)
+      found["Kendall tau and slowdown of each validation graph"] = _by_graph(judged)
       found["Slowdown of the best of the first k"] = _slowdowns(judged)
+      found["Pairs in the right order"] = _calibration(judged)
     if graph is not None:
       found[f"Predicted and measured rank: {graph.name}"] = _ranks(graph)
   return found
@@ -71,12 +75,12 @@ def _legend(axes, runs: Sequence[Run]) -> None:
 def _curves(runs: Sequence[Run]) -> figure.Figure:
   drawn, (left, right) = _axes(2)
   for run, colour in zip(runs, _cycle()):
-    metric = run.config.get("train.best_metric", "kendaltau")
-    for axes, name in ((left, "train/loss"), (right, f"valid/{metric}")):
+    metric = f"{loop.SAMPLE}/{judge.mean_name(run.config.get('train.best_metric', 'kendaltau'))}"
+    for axes, name in ((left, "train/loss"), (right, metric)):
       points = [(row["step"], row[name]) for row in run.rows if row.get(name) is not None]
       if points:
         axes.plot(*zip(*points), marker=".", color=colour, label=run.name)
-    right.set_ylabel(f"validation {metric}")
+    right.set_ylabel(metric)
     best = run.summary.get("training", {}).get("best", {})
     if best.get("value") is not None:
       right.plot(best["step"], best["value"], "o", ms=9, mfc="none", color=colour)
@@ -86,23 +90,52 @@ def _curves(runs: Sequence[Run]) -> figure.Figure:
   return drawn
 
 
-def _taus(runs: Sequence[Run]) -> figure.Figure:
+def _by_graph(runs: Sequence[Run]) -> figure.Figure:
   order = [graph.name for graph in sorted(
       runs[0].judged, key=lambda graph: np.nan_to_num(graph.kendall_tau, nan=-2))]
   sizes = {graph.name: graph.nodes for graph in runs[0].judged}
   is_named = len(order) <= _NAMED
-  drawn, (axes,) = _axes(height=max(2.5, 0.24 * len(order) + 1) if is_named else 4)
+  drawn, (left, right) = _axes(2, height=max(2.5, 0.24 * len(order) + 1) if is_named else 4)
   for run, colour in zip(runs, _cycle()):
-    taus = {graph.name: graph.kendall_tau for graph in run.judged}
-    axes.plot([taus.get(name, np.nan) for name in order], range(len(order)), "o", ms=5,
-              color=colour, label=run.name)
-  axes.axvline(0, color="#888888", lw=1)
-  axes.set(xlabel="Kendall tau (0: random order)", xlim=(min(-0.1, axes.get_xlim()[0]), 1.02))
-  axes.set_yticks(range(len(order)) if is_named else [],
+    by_name = {graph.name: graph for graph in run.judged}
+    for axes, value in ((left, lambda g: g.kendall_tau), (right, lambda g: 100 * g.slowdowns[1])):
+      values = [value(by_name[name]) if name in by_name else np.nan for name in order]
+      axes.plot(values, range(len(order)), "o", ms=5, color=colour, label=run.name)
+  left.axvline(0, color="#888888", lw=1)
+  left.set(xlabel="Kendall tau (0: random order)", xlim=(min(-0.1, left.get_xlim()[0]), 1.02))
+  right.set(xlabel="first configuration slower than the best, %", yticks=[])
+  left.set_yticks(range(len(order)) if is_named else [],
                   [f"{name[:40]} ({sizes[name]:,} nodes)" for name in order] if is_named else [])
   if not is_named:
-    axes.set_ylabel(f"{len(order)} graphs, sorted")
-  _legend(axes, runs)
+    left.set_ylabel(f"{len(order)} graphs, sorted")
+  _legend(right, runs)
+  return drawn
+
+
+def _calibration(runs: Sequence[Run]) -> figure.Figure:
+  """How often pairs are in the right order, and each graph's tau, beside the ceiling."""
+  drawn, (left, right) = _axes(2)
+  edges = np.array(calibration.RATIOS[:-1])
+  names = [f"{100 * (edge - 1):.3g}" for edge in edges]
+  for run, colour in zip(runs, _cycle()):
+    left.plot(calibration.accuracy(run.judged), "o-", color=colour, label=run.name)
+    known = [graph for graph in run.judged if graph.ceiling_ns is not None]
+    right.plot([metrics.kendall_tau(graph.ceiling_ns, graph.runtime_ns) for graph in known],
+               [graph.kendall_tau for graph in known], "o", ms=5, color=colour, label=run.name)
+  known = [graph for graph in runs[0].judged if graph.ceiling_ns is not None]
+  if known:
+    left.plot(calibration.accuracy(known, of_ceiling=True), "--", color="#888888",
+              label="order without noise")
+    right.plot([0, 1], [0, 1], color="#888888", lw=1)
+    right.set(xlabel="Kendall tau of the order without noise", ylabel="of the model")
+  else:
+    right.set_axis_off()
+    right.text(0.5, 0.5, "The ceiling is not known:\nthe data are measurements.", ha="center")
+  left.axhline(0.5, color="#888888", lw=1)
+  left.set(xlabel="slower configuration slower by at least, %", ylabel="share in the right order")
+  left.set_xticks(range(len(names)), names)
+  if known or len(runs) > 1:
+    left.legend(loc="lower right")
   return drawn
 
 

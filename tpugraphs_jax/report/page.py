@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tpugraphs_jax import metrics
-from tpugraphs_jax.report import compare, figures
+from tpugraphs_jax.report import calibration, compare, figures
 from tpugraphs_jax.report.runs import Judged, Run
 
 _STYLE = """
@@ -44,7 +44,7 @@ def render(runs: Sequence[Run], *, graph: str = "") -> str:
   parts += _results(runs, groups)
   for title, drawn in figures.all_of(runs, chosen).items():
     parts.append(f"<h2>{_text(title)}</h2>\n<figure>{figures.svg(drawn)}</figure>")
-  parts += _programs(runs[0]) + _graphs(runs[0]) + _configs(groups)
+  parts += _programs(groups) + _graphs(runs[0]) + _configs(groups)
   return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
           f"<title>{_text(_title(runs))}</title>\n<style>{_STYLE}</style></head>\n<body>\n"
           + "\n".join(parts) + "\n</body></html>\n")
@@ -108,12 +108,14 @@ def _results(runs: Sequence[Run], groups: Sequence[compare.Group]) -> list[str]:
 
 
 def _result(run: Run, names: Sequence[str]) -> list[str]:
-  """The metrics of one run beside a random order, and how it ended."""
+  """The metrics of one run beside a random order and the ceiling, and how it ended."""
   random = run.summary.get("validation", {}).get("random_order", {})
+  ceiling = calibration.ceiling(run)
   _, seed, *_, ended, steps, seconds, peak = _run_row(run, ())
   return [
-      _table(["metric", "this run", "a random order"],
-             [[name, run.means[name], random.get(name, math.nan)] for name in names]),
+      _table(["metric", "this run", "a random order", *["order without noise"] * bool(ceiling)],
+             [[name, run.means[name], random.get(name, math.nan),
+               *[ceiling.get(name, math.nan)] * bool(ceiling)] for name in names]),
       f"<p>Ended: {_text(str(ended))}, after {_shown(steps)} steps and {_shown(seconds)} s; peak "
       f"memory {_shown(peak)} MiB; seed {seed}.</p>"]
 
@@ -140,16 +142,21 @@ def _spread(mean: float, deviation: float) -> str:
   return f"{mean:.4f}" + ("" if math.isnan(deviation) else f" ± {deviation:.4f}")
 
 
-def _programs(run: Run) -> list[str]:
-  """Means by program, where several kernels make one."""
-  if run.config.get("task") != "tile" or not run.judged:
+def _programs(groups: Sequence[compare.Group]) -> list[str]:
+  """Means by program and config, over kernels and seeds."""
+  judged = [group for group in groups if any(run.judged for run in group.runs)]
+  if not judged or judged[0].runs[0].config.get("task") != "tile":
     return []
-  by_name = {graph.name: graph for graph in run.judged}
-  columns = [metrics.mean_by_program({name: value(graph) for name, graph in by_name.items()})
-             for value in (lambda g: g.kendall_tau, lambda g: g.slowdowns[1])]
-  rows = [[program, *(column[program] for column in columns)] for program in columns[0]]
-  return [f"<h2>Programs ({_text(run.name)})</h2>",
-          _table(["program", "Kendall tau, mean", "slowdown of the first, mean"], rows)]
+  columns, head = [], ["program"]
+  for group in judged:
+    of = f", {group.name}" * (len(groups) > 1)
+    head += [f"Kendall tau{of}", f"slowdown of the first{of}"]
+    columns += [metrics.mean_by_program(group.means_of(value)) for value in (
+        lambda graph: graph.kendall_tau, lambda graph: graph.slowdowns[1])]
+  programs = sorted(set().union(*columns))
+  rows = [[program, *(column.get(program, math.nan) for column in columns)]
+          for program in programs]
+  return ["<h2>Programs, means over kernels and seeds</h2>", _table(head, rows)]
 
 
 def _graphs(run: Run) -> list[str]:

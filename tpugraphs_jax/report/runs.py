@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tpugraphs_jax import metrics
+from tpugraphs_jax import metrics, remote
+from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.predict import judge
 
 _KS = (1, 2, 5, 10, 20, 50, 100)
@@ -26,12 +27,14 @@ class Judged:
     nodes: of the graph.
     scores: `[n]` float32, larger = slower.
     runtime_ns: `[n]` int64.
+    ceiling_ns: `[n]` int64, without noise; None where it is not known.
   """
 
   name: str
   nodes: int
   scores: np.ndarray
   runtime_ns: np.ndarray
+  ceiling_ns: np.ndarray | None = None
 
   @property
   def kendall_tau(self) -> float:
@@ -83,11 +86,13 @@ def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
   Raises:
     FileNotFoundError, ValueError: as `read`.
   """
-  paths = [Path(folder).expanduser().absolute() for folder in folders]
+  paths = [Path(os.fspath(folder).replace("://", "/") if remote.is_remote(folder)
+                else Path(folder).expanduser().absolute()) for folder in folders]
   depth = 1
   while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
     depth += 1
-  return [dataclasses.replace(read(path), name="/".join(path.parts[-depth:])) for path in paths]
+  return [dataclasses.replace(read(remote.fetch(folder)), name="/".join(path.parts[-depth:]))
+          for folder, path in zip(folders, paths)]
 
 
 def read(folder: Path) -> Run:
@@ -105,9 +110,9 @@ def read(folder: Path) -> Run:
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f"{path} is damaged ({error})") from None
   seed = config.pop("seed", 0)
-  config.pop("data_root", None)
-  return Run(folder.name or str(folder), config, seed, _summary(folder / "summary.json"),
-             _rows(folder / "metrics.jsonl"), _judged(folder / judge.SCORES_FILE))
+  data_root, found = config.pop("data_root", ""), _summary(folder / "summary.json")
+  return Run(folder.name or str(folder), config, seed, found, _rows(folder / "metrics.jsonl"),
+             _judged(folder / judge.SCORES_FILE, data_root, found.get("collection", "")))
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -134,11 +139,27 @@ def _rows(path: Path) -> list[dict[str, Any]]:
   return rows
 
 
-def _judged(path: Path) -> tuple[Judged, ...]:
+def _judged(path: Path, data_root: str, collection: str) -> tuple[Judged, ...]:
   if not path.exists():
     return ()
   with np.load(path, allow_pickle=False) as file:
     ends = np.cumsum(file["sizes"])[:-1]
-    parts = [np.split(file[name], ends) for name in ("scores", "runtime_ns")]
-    return tuple(Judged(str(name), int(nodes), *arrays) for name, nodes, *arrays in zip(
-        file["graphs"], file["nodes"], *parts))
+    parts = [np.split(file[name], ends) for name in ("config_ids", "scores", "runtime_ns")]
+    return tuple(
+        Judged(str(name), int(nodes), scores, runtime_ns,
+               _ceiling(data_root, collection, str(name), ids, runtime_ns))
+        for name, nodes, ids, scores, runtime_ns in zip(file["graphs"], file["nodes"], *parts))
+
+
+def _ceiling(
+    data_root: str, collection: str, name: str, ids: np.ndarray, runtime_ns: np.ndarray
+) -> np.ndarray | None:
+  """Runtimes without noise, `[n]` int64, of synthetic data that are still there and the same."""
+  if not collection or remote.is_remote(data_root):
+    return None
+  try:
+    found = synthetic.read_ceiling(data_root, collection, "valid", name)
+    is_same = np.array_equal(found.measured_ns[ids], runtime_ns)
+  except (OSError, ValueError, IndexError):
+    return None
+  return found.runtime_ns[ids] if is_same else None

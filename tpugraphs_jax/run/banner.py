@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import ml_collections
 
+from tpugraphs_jax import remote
 from tpugraphs_jax.run import phases
 
 _STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.data.synthetic` writes
@@ -16,6 +17,8 @@ _STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.data.synthetic`
 
 def is_synthetic(data_root: str) -> bool:
   """Whether the data come from this project's generator."""
+  if remote.is_remote(data_root):
+    return remote.exists(remote.join(data_root.rstrip("/").rpartition("/")[0], _STAMP))
   return (Path(data_root).expanduser().parent / _STAMP).is_file()
 
 
@@ -41,7 +44,7 @@ def lines(
       "data": data,
       "training": _sizes(train),
       "validation": f"{_sizes(valid)}; {_judged(config)}",
-      "model": f"{config.model.name}, {_parameters(phase):,} parameters, {_arithmetic(config)}",
+      "model": f"{config.model.name}, {parameters(phase):,} parameters, {_arithmetic(config)}",
       "devices": _devices(),
       "steps": f"{phase.epochs * steps:,} in {phase.epochs} epochs of {steps:,}, each of "
                f"{batch.graphs} graphs with {batch.configs} configurations",
@@ -62,7 +65,8 @@ def _judged(config: ml_collections.ConfigDict) -> str:
   return f"judged by {config.train.best_metric} on {of_each}"
 
 
-def _parameters(phase: phases.Phase) -> int:
+def parameters(phase: phases.Phase) -> int:
+  """How many numbers the model of a phase learns."""
   return sum(leaf.size for leaf in jax.tree.leaves(phase.state.params))
 
 

@@ -6,6 +6,7 @@ import functools
 from logging import getLogger
 from pathlib import Path
 import sys
+import tempfile
 from typing import NoReturn
 
 from absl import app, flags, logging
@@ -13,12 +14,12 @@ import jax
 from ml_collections import config_flags
 import ml_collections
 
-from tpugraphs_jax import collections, console, report
+from tpugraphs_jax import collections, console, remote, report
 from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
+from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
 from tpugraphs_jax.predict import saved
 from tpugraphs_jax.predict.ensemble import COMBINATIONS, Ensemble
-from tpugraphs_jax.run import arguments, checks, configs, describe, jobs
+from tpugraphs_jax.run import arguments, checks, configs, describe, dry_run, jobs
 from tpugraphs_jax.train import parallel
 
 
@@ -30,9 +31,13 @@ def define_flags() -> None:
   flags.DEFINE_boolean(
       "synthetic", False, "Use tiny synthetic data, made in --workdir, instead of --data_root.")
   flags.DEFINE_boolean("print_config", False, "Print all fields of the config and end.")
+  flags.DEFINE_boolean("dry_run", False, "Say what the run takes (disk, memory, hours), measured "
+                       "on a few steps, and end.")
   flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
   flags.DEFINE_enum("mode", "all", jobs.MODES,
                     "What to do; later modes use what is in --workdir.")
+  flags.DEFINE_enum("split", "test", SPLITS, "With --mode=predict: what is ranked. Only the "
+                    "validation split has labels, so that its ranking can be scored.")
   flags.DEFINE_list("ensemble", [], "With --mode=predict: folders of trained models that rank "
                     "together; results go to --workdir.")
   flags.DEFINE_enum("combine", "mean", tuple(COMBINATIONS), "What an ensemble averages.")
@@ -52,17 +57,21 @@ def main(argv: list[str]) -> None:
     print(describe.config(values.config, values["config"].default_as_str))
     return
   try:
+    if values.dry_run:
+      _tell_dry_run(values)
+      return
     _check_flags(values)
     parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
-    workdir = Path(values.workdir).expanduser()
-    parallel.use_compilation_cache(workdir / "compilation_cache")
+    parallel.use_compilation_cache(remote.local_of(values.workdir) / "compilation_cache")
     # A process that fails alone must not leave the others waiting for it.
-    with parallel.stop_together():
+    with parallel.stop_together(), remote.working_folder(
+        values.workdir, is_writing=parallel.is_primary()) as workdir:
       if values.ensemble:
         _predict_together(values, workdir)
         return
       config = _config(values, workdir)
-      jobs.run(config, workdir, mode=values.mode, resume=values.resume)
+      jobs.run(config, workdir, mode=values.mode, resume=values.resume,
+               split=values.split)
       if values.report and values.mode != "predict":
         _write_page(workdir)
   except jax.errors.JaxRuntimeError as error:
@@ -75,16 +84,29 @@ def main(argv: list[str]) -> None:
     _fail(configs.as_flags(str(error), config))
 
 
+def _tell_dry_run(values: flags.FlagValues) -> None:
+  """Says what a run takes; what it writes goes to a folder that is removed again."""
+  parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
+  with parallel.stop_together(), tempfile.TemporaryDirectory() as scratch:
+    config = values.config
+    with config.unlocked():
+      config.data_root = values.data_root or (
+          _synthetic(config, Path(scratch) / "synthetic") if values.synthetic
+          else DEFAULT_DATA_ROOT)
+    for line in dry_run.lines(config, Path(scratch)):
+      if parallel.is_primary():
+        console.say(line)
+
+
 def _check_flags(values: flags.FlagValues) -> None:
-  """Refuses (ValueError) places that cannot be."""
+  """Refuses (ValueError) flags that do not go together."""
   if not values.workdir:
     raise ValueError("--workdir is missing: name a folder for checkpoints, metrics and results")
-  for name in ("workdir", "data_root"):
-    if "://" in (values[name].value or ""):
-      raise ValueError(f"--{name}={values[name].value} is not a local folder: mount the bucket "
-                       "(gcsfuse), or copy it here first")
   if values.synthetic and values.data_root:
     raise ValueError("--synthetic makes data of its own: give it or --data_root, not both")
+  if values.split != "test" and values.mode != "predict":
+    raise ValueError(f"--split={values.split} goes with --mode=predict, and --mode is "
+                     f"{values.mode}")
 
 
 def _fail(message: str) -> NoReturn:
@@ -118,7 +140,8 @@ def _predict_together(values: flags.FlagValues, workdir: Path) -> None:
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
-  jobs.predict(jobs.Job.of(config).data, config.data_root, ensemble, workdir)
+  jobs.predict(jobs.Job.of(config).data, config.data_root, ensemble, workdir,
+               split=values.split)
 
 
 def _data_of(
@@ -130,7 +153,9 @@ def _data_of(
     FileNotFoundError: nothing is named, and nothing is at the usual place.
   """
   if values.synthetic:
-    return _synthetic(config, workdir / "synthetic")
+    is_remote = remote.is_remote(values.workdir)
+    return _synthetic(config, (remote.local_of(values.workdir) if is_remote else workdir)
+                      / "synthetic")
   if not parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
     raise FileNotFoundError(
         f"there is no data at {DEFAULT_DATA_ROOT}: download them (python -m "

@@ -42,7 +42,7 @@ def config(fields: ml_collections.ConfigDict, place: str) -> str:
   own = "tile.py" if fields.task == "tile" else "layout.py"
   comments = comments_of(configs.folder() / own) | comments_of(Path(place.partition(":")[0]))
   choices, lines = checks.choices(fields), []
-  for name, value in _flat(fields.to_dict()):
+  for name, value in flat(fields.to_dict()):
     note = comments.get(name, "")
     if not all(str(choice) in (*note.replace(",", " ").split(), str(value))
                for choice in choices.get(name, ())):  # else the comment says it
@@ -67,10 +67,11 @@ def _field(flag: str, note: str) -> Iterator[str]:
     yield f"{'':<44}  # {line}"
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """The fields of a nested config by their path (`batch.graphs`)."""
   for name, value in tree.items():
     if isinstance(value, dict):
-      yield from _flat(value, f"{prefix}{name}.")
+      yield from flat(value, f"{prefix}{name}.")
     else:
       yield f"{prefix}{name}", value
 

@@ -60,7 +60,8 @@ class Job:
 
 
 def run(
-    config: ml_collections.ConfigDict, workdir: Path, *, mode: str = "all", resume: bool = False
+    config: ml_collections.ConfigDict, workdir: Path, *, mode: str = "all", resume: bool = False,
+    split: str = "test",
 ) -> None:
   """One job; `config.data_root` names the data.
 
@@ -69,6 +70,7 @@ def run(
     workdir: folder for checkpoints, metrics and results.
     mode: one of `MODES`.
     resume: go on with the run in `workdir`.
+    split: which one is ranked.
   """
   job = Job.of(config)
   if parallel.is_primary():
@@ -81,7 +83,7 @@ def run(
   if mode in ("evaluate", "all"):
     evaluate(trained, workdir)
   if mode in ("predict", "all"):
-    predict(trained.data, config.data_root, trained.ranker, workdir)
+    predict(trained.data, config.data_root, trained.ranker, workdir, split=split)
 
 
 def _data_of(
@@ -111,7 +113,7 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
 def _train_alone(job: Job, workdir: Path, *, resume: bool) -> loop.TrainResult:
   """Trains in a folder that no other run writes in."""
   config, started = job.config, time.monotonic()
-  prepared, valid = _prepare(job, workdir, resume=resume)
+  prepared, valid = prepare(job, workdir, resume=resume)
   phase = phases.first_phase(config, job.ranker, prepared, job.data.targets, workdir)
   name = job.data.collection.name
   summary.begin(config, workdir, name)
@@ -136,7 +138,7 @@ def _train_phases(
     phase = phase.following(result.state)
 
 
-def _prepare(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], list[Any]]:
+def prepare(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], list[Any]]:
   """Training and validation graphs with fitted transforms; the raw graphs are not kept."""
   config, data = job.config, job.data
   train_graphs = trainable(job, data.load(config.data_root, "train"))
@@ -187,15 +189,18 @@ def train_phase(
   config, ranker = job.config, job.ranker
   ids, options = sampled_ids(config, valid), config.train
 
-  def evaluate(params: Any) -> dict[str, float]:
+  def evaluate(params: Any) -> dict[str, Any]:
     scores = ranker.score(phase.scorer, params, valid, ids, permutations=1)
-    return judge.judge(ranker.collection, valid, ids, scores)[1]
+    rows, means = judge.judge(ranker.collection, valid, ids, scores)
+    return {judge.mean_name(name): mean for name, mean in means.items()} | judge.by_graph(rows)
 
   return loop.train(
       phase.state, train_step=phase.train_step, batches=phase.batches, evaluate=evaluate,
-      workdir=workdir / phase.folder, total_epochs=phase.epochs,
+      learning_rate=phase.learning_rate, about=config.to_dict(), workdir=workdir / phase.folder,
+      total_epochs=phase.epochs,
       steps_per_epoch=phase.plan.steps_per_epoch, eval_every_epochs=options.eval_every_epochs,
-      early_stop_epochs=options.early_stop_epochs, best_metric=options.best_metric,
+      early_stop_epochs=options.early_stop_epochs,
+      best_metric=judge.mean_name(options.best_metric),
       log_every_steps=options.log_every_steps,
       checkpoint_every_steps=options.checkpoint_every_steps, profile_steps=config.profile_steps,
       resume=resume, config=saved.fingerprint(config.to_dict()),
@@ -208,7 +213,7 @@ def _model_writer(
   """Writes `model.npz` whenever validation finds better parameters of the last phase."""
   def write(params: Any, step: int, metrics: dict[str, float]) -> None:
     if phase.following is None and parallel.is_primary():
-      about = {"step": step, "valid": metrics, "versions": report.versions()}
+      about = {"step": step, loop.SAMPLE: metrics, "versions": report.versions()}
       ranker.save(workdir / artefact.FILE, params, about)
 
   return write
@@ -277,13 +282,15 @@ def _scoring_seconds(ranker: Ranker, scorer: Any, graph: Any, ids: np.ndarray) -
 
 
 def predict(
-    data: TileData | LayoutData, data_root: str, ranker: Ranker | Ensemble, workdir: Path
+    data: TileData | LayoutData, data_root: str, ranker: Ranker | Ensemble, workdir: Path, *,
+    split: str = "test",
 ) -> None:
-  """Ranks the test split and writes results.csv in the form of a submission."""
-  graphs = data.load(data_root, "test")
+  """Ranks a split and writes results.csv (results_valid.csv, ...) in the form of a submission."""
+  graphs = data.load(data_root, split)
   scores = ranker.scores(graphs, progress=True)
   if parallel.is_primary():
-    path, name = workdir / "results.csv", ranker.collection.name
+    name = ranker.collection.name
+    path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")
     submission.write_results(path, name, {
         graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)})
-    console.say(f"{name}: ranked {len(graphs)} test graphs, wrote {path}")
+    console.say(f"{name}: ranked {len(graphs)} {split} graphs, wrote {path}")

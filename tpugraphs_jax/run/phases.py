@@ -41,6 +41,7 @@ class Phase:
   batches: Any  # iterator that the loop can save and restore
   scorer: Any  # judges validation graphs meanwhile
   epochs: int
+  learning_rate: Callable[[int], float]  # by steps taken
   folder: str = ""  # under the working folder
   following: Callable[[state_lib.TrainState], Phase] | None = None  # from the last state
 
@@ -138,7 +139,8 @@ def _phase(
   return Phase(
       state_lib.TrainState.create(params, optimizer), plan,
       make_step(config, ranker.model, optimizer, sown=sown),
-      batches_of(config, ranker.batcher, plan, steps=steps), ranker.scorer(), epochs)
+      batches_of(config, ranker.batcher, plan, steps=steps), ranker.scorer(), epochs,
+      state_lib.learning_rates(total_steps=steps, **config.optimizer))
 
 
 def _segment_phase(
@@ -204,4 +206,6 @@ def _head_phase(
   return Phase(
       state_lib.TrainState.create(state.eval_params, optimizer), plan,
       make_step(config, head, optimizer), batches_of(config, batcher, plan, steps=steps),
-      finetune.FrozenScorer(scorer), options.epochs, folder=saved.HEAD_FOLDER)
+      finetune.FrozenScorer(scorer), options.epochs,
+      state_lib.learning_rates(total_steps=steps, **options.optimizer),
+      folder=saved.HEAD_FOLDER)

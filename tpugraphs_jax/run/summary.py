@@ -17,10 +17,10 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import atomic
+from tpugraphs_jax.predict import judge
 from tpugraphs_jax.train import loop, parallel, report
 
 FILE = "summary.json"
-_POOLED = ("opa",)  # metrics over the pairs of all graphs; the others are means over graphs
 
 
 def read(workdir: Path) -> dict[str, Any]:
@@ -99,7 +99,8 @@ def of_training(
       "compile_seconds": result.compile_seconds,
       "peak_memory": {"of": what, "bytes": result.peak_bytes},
       "best": {
-          "step": result.best_step, "metric": _name(config.train.best_metric),
+          "step": result.best_step,
+          "metric": f"{loop.SAMPLE}/{judge.mean_name(config.train.best_metric)}",
           "value": result.best_value, "split": "valid", "graphs": graphs,
           "configurations": f"a seeded {count} of each graph" if count else "all"},
   }
@@ -122,12 +123,8 @@ def of_evaluation(
   return {
       "split": "valid", "graphs": len(ids), "configurations": configurations,
       "configurations_judged": sum(map(len, ids)),
-      "metrics": {_name(name): value for name, value in means.items()},
-      "random_order": {_name(name): value for name, value in random.items()}, "seconds": seconds,
+      "metrics": {judge.mean_name(name): value for name, value in means.items()},
+      "random_order": {judge.mean_name(name): value for name, value in random.items()},
+      "seconds": seconds,
       "peak_memory": {"of": what, "bytes": peak_bytes},
   }
-
-
-def _name(metric: str) -> str:
-  """A metric's name with what it is taken over: no name stands for two figures."""
-  return f"{metric}_pooled" if metric in _POOLED else f"{metric}_mean"

@@ -18,6 +18,8 @@ import time
 from typing import Any
 
 import jax
+import numpy as np
+import optax
 
 from tpugraphs_jax import atomic
 from tpugraphs_jax.train import checkpoint
@@ -29,6 +31,8 @@ from tpugraphs_jax.train.schedule import Schedule
 from tpugraphs_jax.train.state import TrainState
 
 CHECKPOINTS = "checkpoints"  # folder under the working folder
+# Evaluation meanwhile judges a sample: its figures have a name of their own.
+SAMPLE = "valid_sample"
 # Steps handed to the devices but not yet waited for: enough to keep them busy while
 # the host prepares a batch, few enough that waiting batches take little memory.
 _STEPS_IN_FLIGHT = 2
@@ -64,11 +68,10 @@ class TrainResult:
 def train(
     state: TrainState,
     *,
-    train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]],
-    batches: Any,
-    evaluate: Callable[[Any], Mapping[str, float]],
-    workdir: str | Path,
-    resume: bool = False,
+    train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]], batches: Any,
+    evaluate: Callable[[Any], Mapping[str, float | np.ndarray]],
+    workdir: str | Path, resume: bool = False,
+    learning_rate: Callable[[int], float] | None = None, about: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
     on_best: Callable[[Any, int, dict[str, float]], None] | None = None,
     **schedule: Any,
@@ -83,7 +86,10 @@ def train(
       the same number everywhere; `get_state` and `set_state` save and restore its
       position (grain `DatasetIterator`, `segments.snapshots.BatchesWithHistory`).
     evaluate: from parameters (numpy, averaged ones where an average is kept) to
-      metrics; must give the same in every process.
+      metrics; must give the same in every process. A metric that is an array, a number
+      for each graph, is shown as a histogram.
+    learning_rate: of the step after so many steps.
+    about: nested fields to be shown beside the curves.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
     resume: go on from the newest checkpoint in `workdir`, if there is one.
     config: fields that a checkpoint to be resumed must agree with.
@@ -92,8 +98,7 @@ def train(
     **schedule: fields of `Schedule`.
 
   Raises:
-    ValueError: impossible arguments, a working folder in use, a checkpoint of another
-      config, too few batches.
+    ValueError: impossible arguments, a folder in use, a checkpoint of another config.
     FloatingPointError: the loss is not finite.
     SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
   """
@@ -111,12 +116,15 @@ def train(
     report = stack.enter_context(contextlib.closing(report_lib.Report(
         workdir, total_steps=plan.total_steps, first_step=step - 1 if progress.row else step)))
     stack.callback(profile.stop)
+    report.describe(about or {}, metric=f"{SAMPLE}/{plan.best_metric}",
+                    parameters=optax.tree.size(state.params))
     if resume:
       report.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
     return _Loop(
         state=parallel.replicate(state), step=step, progress=progress, train_step=train_step,
-        batches=batches, evaluate=evaluate, checkpoints=checkpoints, report=report,
-        profile=profile, signals=signals, schedule=plan, on_best=on_best).run()
+        batches=batches, evaluate=evaluate, learning_rate=learning_rate,
+        checkpoints=checkpoints, report=report, profile=profile, signals=signals,
+        schedule=plan, on_best=on_best).run()
 
 
 def check_workdir(
@@ -160,7 +168,8 @@ class _Loop:
   progress: Progress
   train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
   batches: Any
-  evaluate: Callable[[Any], Mapping[str, float]]
+  evaluate: Callable[[Any], Mapping[str, float | np.ndarray]]
+  learning_rate: Callable[[int], float] | None
   checkpoints: checkpoint.Checkpoints
   report: report_lib.Report
   profile: report_lib.Profile
@@ -174,6 +183,7 @@ class _Loop:
     self.last_finite = "none since the start"
     self.in_flight = collections.deque()  # (step, metrics), oldest first
     self.remaining = Remaining(self.schedule)
+    self.metric = f"{SAMPLE}/{self.schedule.best_metric}"
 
   def run(self) -> TrainResult:
     while True:
@@ -193,7 +203,8 @@ class _Loop:
   def _take_step(self) -> None:
     self.profile.before(self.step, wait=self._wait)
     try:
-      batch = next(self.batches)
+      with self.report.waiting():
+        batch = next(self.batches)
     except StopIteration:
       raise ValueError(
           f"the batches ended after step {self.step}, expected {self.schedule.total_steps}"
@@ -239,10 +250,13 @@ class _Loop:
     means = {k: sum(m[k] for m in steps) / len(steps) for k in steps[-1]}
     self.progress.row = {f"train/{name}": value for name, value in means.items()}
     self.progress.row["steps_per_second"] = self.report.steps_per_second(self.step)
+    if self.learning_rate is not None:
+      self.progress.row["train/learning_rate"] = float(self.learning_rate(self.step - 1))
+    self.report.measure(self.step)
     best = self.progress.best_value
     text = f"loss {means['loss']:.5g}"
     if best is not None:
-      text += f"  best {self.schedule.best_metric} {best:.4f}"
+      text += f"  best {self.metric} {best:.4f}"
     self.remaining.count_steps(self.step)
     left = self.remaining.text(self.step, evaluated_step=self.progress.evaluated_step)
     self.report.progress(self.step, text, left=left)
@@ -262,23 +276,26 @@ class _Loop:
     params = parallel.unreplicate(self.state.eval_params)
     try:
       with self.signals.interrupting():
-        metrics = self.evaluate(params)
+        found = self.evaluate(params)
     except stop.Interrupted:
       return
+    metrics = {name: float(value) for name, value in found.items() if not np.ndim(value)}
     if self.schedule.best_metric not in metrics:
       raise ValueError(
           f"best_metric is {self.schedule.best_metric!r}, expected one of {sorted(metrics)}")
-    progress, value = self.progress, float(metrics[self.schedule.best_metric])
+    progress, value = self.progress, metrics[self.schedule.best_metric]
     progress.evaluated_step = self.step
     is_best = value > (-math.inf if progress.best_value is None else progress.best_value)
     if is_best:
       progress.best_value, progress.best_step = value, self.step
-    progress.row |= {f"valid/{name}": float(v) for name, v in metrics.items()}
+    progress.row |= {f"{SAMPLE}/{name}": value for name, value in metrics.items()}
+    self.report.histograms(self.step, {
+        f"{SAMPLE}/{name}": value for name, value in found.items() if np.ndim(value)})
     self._write_row()
     self._save(value=value)
     if is_best and self.on_best is not None:
-      self.on_best(params, self.step, {name: float(v) for name, v in metrics.items()})
-    text = f"valid {self.schedule.best_metric} {value:.4f}"
+      self.on_best(params, self.step, metrics)
+    text = f"{self.metric} {value:.4f}"
     if progress.best_step is not None:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
     self.report.say(f"step {self.step}/{self.schedule.total_steps}  {text}")
@@ -316,18 +333,12 @@ class _Loop:
     best, why = self.progress, self.schedule.why_ended(self.step)
     text = f"training ended at step {self.step}: {why}"
     if best.best_step is not None:
-      text += f"; best {self.schedule.best_metric} {best.best_value:.4f} at step {best.best_step}"
+      text += f"; best {self.metric} {best.best_value:.4f} at step {best.best_step}"
     self.report.say(text)
     what, peak_bytes = report_lib.peak_memory()
     self.report.say(f"peak memory of the {what}: {peak_bytes / 2**20:.0f} MiB")
     parallel.barrier("end of training")
     return TrainResult(
-        state=parallel.unreplicate(self.state),
-        step=self.step,
-        best_value=self.progress.best_value,
-        best_step=self.progress.best_step,
-        stopped_early=self.step < self.schedule.total_steps,
-        why=why,
-        compile_seconds=self.compile_seconds,
-        peak_bytes=peak_bytes,
-    )
+        state=parallel.unreplicate(self.state), step=self.step, best_value=best.best_value,
+        best_step=best.best_step, stopped_early=self.step < self.schedule.total_steps, why=why,
+        compile_seconds=self.compile_seconds, peak_bytes=peak_bytes)

@@ -6,18 +6,23 @@ once in the log and never stops, slows or ends the run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+import json
 from pathlib import Path
 import queue
 import threading
+from typing import Any
 
 from absl import logging
+import numpy as np
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2
 
 # Rows that wait for a slow disk; later ones are left out of TensorBoard.
 _WAITING_ROWS = 1000
 _CLOSE_SECONDS = 10.0  # what a finished run grants a slow disk
+_BINS = 30  # of a histogram
 
 
 class Lines:
@@ -55,7 +60,7 @@ class Lines:
 
 
 class Events:
-  """TensorBoard scalars, written by a thread of their own.
+  """What TensorBoard shows, made and written by a thread of its own.
 
   Args:
     folder: receives the event file.
@@ -64,19 +69,40 @@ class Events:
 
   def __init__(self, folder: Path, *, purge_step: int):
     self._folder, self._is_broken = folder, False
-    self._rows: queue.Queue[event_pb2.Event | None] = queue.Queue(_WAITING_ROWS)
-    self._rows.put(event_pb2.Event(
+    self._rows: queue.Queue[Callable[[], event_pb2.Event] | None] = queue.Queue(_WAITING_ROWS)
+    self._rows.put(lambda: event_pb2.Event(
         step=purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)))
     self._thread = threading.Thread(target=self._run, name="TensorBoard", daemon=True)
     self._thread.start()
 
   def write(self, step: int, values: Mapping[str, float], *, wall_time: float) -> None:
     """Takes the scalars of a step; returns at once."""
-    row = summary.Summary(value=[
-        part for name, value in values.items() for part in summary.scalar(name, value).value])
-    self._put(event_pb2.Event(step=step, wall_time=wall_time, summary=row))
+    row = dict(values)
+    self._put(lambda: event_pb2.Event(step=step, wall_time=wall_time, summary=_joined(
+        summary.scalar(name, value) for name, value in row.items())))
 
-  def _put(self, row: event_pb2.Event | None) -> None:
+  def histograms(
+      self, step: int, values: Mapping[str, np.ndarray], *, wall_time: float
+  ) -> None:
+    """Takes arrays of a step, each `[n]`; numbers that are not finite are left out."""
+    rows = {name: array[np.isfinite(array)] for name, array in values.items()}
+    self._put(lambda: event_pb2.Event(step=step, wall_time=wall_time, summary=_joined(
+        summary.histogram(name, array, bins=_BINS) for name, array in rows.items() if array.size)))
+
+  def describe(self, config: Mapping[str, Any], *, metric: str, parameters: int) -> None:
+    """Takes the nested fields of a config, and by which scalar runs are compared.
+
+    The fields come as a text and as hyperparameters, with the number of parameters.
+    """
+    fields = {**dict(_flat(config)), "parameters": parameters}
+    table = "\n".join(["|field|value|", "|-|-|", *(f"|{k}|{v}|" for k, v in fields.items())])
+    hparams = {name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+               for name, value in fields.items()}
+    self._put(lambda: event_pb2.Event(summary=_joined([
+        summary.text("config", table), summary.scalar("parameters", parameters),
+        *summary.hparams(hparams, {metric: None})[:2]])))
+
+  def _put(self, row: Callable[[], event_pb2.Event] | None) -> None:
     if self._is_broken:
       return
     try:
@@ -85,16 +111,19 @@ class Events:
       self._give_up("its disk is too slow")
 
   def _run(self) -> None:
+    file = None
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
       file = event_file_writer.EventsWriter(str(self._folder / "events"))
       while (row := self._rows.get()) is not None:
-        file.write_event(row)
+        file.write_event(row())
         if self._rows.empty():
           file.flush()
       file.close()
     except Exception as error:  # of a full disk, a folder that is gone, TensorBoard's own
       self._give_up(str(error))
+      with contextlib.suppress(Exception):  # the same again
+        file.close()
 
   def _give_up(self, reason: str) -> None:
     if not self._is_broken:
@@ -106,3 +135,17 @@ class Events:
     """Waits until all is written, but not for ever."""
     self._put(None)
     self._thread.join(_CLOSE_SECONDS)
+
+
+def _joined(parts: Iterable[Any]) -> Any:
+  """One summary with the values of several."""
+  return summary.Summary(value=[value for part in parts for value in part.value])
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """The leaves of nested fields by their path."""
+  for name, value in tree.items():
+    if isinstance(value, Mapping):
+      yield from _flat(value, f"{prefix}{name}.")
+    else:
+      yield f"{prefix}{name}", value

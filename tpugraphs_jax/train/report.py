@@ -1,11 +1,12 @@
-"""What a run tells: metrics.jsonl, TensorBoard scalars, a progress line, config.json.
+"""What a run tells: metrics.jsonl, TensorBoard, a progress line, config.json.
 
 Only the primary process writes and prints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -19,6 +20,7 @@ from typing import Any
 
 from absl import logging
 import jax
+import numpy as np
 
 from tpugraphs_jax import atomic, console, integrity
 from tpugraphs_jax.train import outlets, parallel
@@ -51,12 +53,51 @@ class Report:
 
   def restart_clock(self, step: int) -> None:
     """Leaves what was done since the last call (evaluation, say) out of the rate."""
-    self._clock = (step, time.monotonic())
+    self._clock, self._waited = (step, time.monotonic()), 0.0
 
   def steps_per_second(self, step: int) -> float:
     """The mean rate since the clock was restarted."""
     start, since = self._clock
     return (step - start) / max(time.monotonic() - since, 1e-9)
+
+  @contextlib.contextmanager
+  def waiting(self) -> Iterator[None]:
+    """Inside, a step waits for its batch."""
+    since = time.monotonic()
+    try:
+      yield
+    finally:
+      self._waited += time.monotonic() - since
+
+  def measure(self, step: int) -> None:
+    """Shows the seconds and bytes of the steps since the clock was restarted.
+
+    TensorBoard alone has them: the lines of a run that was stopped equal those of a run
+    that was not.
+    """
+    start, since = self._clock
+    if self._is_writing and step > start:
+      seconds, (what, peak) = time.monotonic() - since, peak_memory()
+      self._events.write(step, {
+          "measured/step_seconds": seconds / (step - start),
+          "measured/data_wait_seconds": self._waited / (step - start),
+          f"measured/peak_memory_of_{what}_mib": peak / 2**20}, wall_time=time.time())
+
+  def describe(self, config: Mapping[str, Any], *, metric: str, parameters: int) -> None:
+    """Shows what a run is: its config, and its number of parameters.
+
+    Args:
+      config: nested fields.
+      metric: name of the scalar by which runs are compared.
+      parameters: of the model.
+    """
+    if self._is_writing:
+      self._events.describe(config, metric=metric, parameters=parameters)
+
+  def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+    """Shows how numbers, one for each graph (`[graphs]`), are spread."""
+    if self._is_writing:
+      self._events.histograms(step, values, wall_time=time.time())
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Adds one line to `metrics.jsonl` and the same scalars to TensorBoard.

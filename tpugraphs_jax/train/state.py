@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import inspect
 import math
 from typing import Any, NamedTuple
 
@@ -105,10 +106,10 @@ def create_optimizer(
   ):
     _check(field, value, is_valid, expected)
   _check_window(average_window, average_decay)
-  updates = max(1, total_steps // accumulation_steps)
+  updates = _updates(total_steps, accumulation_steps)
   rate = create_schedule(
-      learning_rate=learning_rate, schedule=schedule, total_steps=updates,
-      warmup_fraction=warmup_fraction,
+      learning_rate=learning_rate, schedule=schedule,
+      total_steps=updates, warmup_fraction=warmup_fraction,
       final_learning_rate=final_learning_rate, milestones=milestones,
       milestone_factor=milestone_factor)
   optimizer = optax.chain(
@@ -120,6 +121,20 @@ def create_optimizer(
   if accumulation_steps == 1:
     return optimizer
   return optax.MultiSteps(optimizer, accumulation_steps).gradient_transformation()
+
+
+def _updates(steps: int, accumulation_steps: int) -> int:
+  return max(1, steps // accumulation_steps)
+
+
+def learning_rates(
+    *, total_steps: int, accumulation_steps: int = 1, **optimizer: Any
+) -> Callable[[int], float]:
+  """The learning rate by training steps taken; the arguments are those of `create_optimizer`."""
+  names = inspect.signature(create_schedule).parameters
+  rate = create_schedule(total_steps=_updates(total_steps, accumulation_steps), **{
+      name: value for name, value in optimizer.items() if name in names})
+  return lambda step: float(rate(step // accumulation_steps))
 
 
 def _check_decay(name: str, weight_decay: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tpugraphs_jax import collections
+from tpugraphs_jax import remote
 from tpugraphs_jax.data.synthetic import scales
 from tpugraphs_jax.data.synthetic.generate import generate
 
@@ -30,6 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     if value is not None and value < least:
       parser.error(f"--{name} is {value}, expected at least {least}")
   try:
+    remote.refuse(str(args.out), "--out")
     data_root = generate(**vars(args))
   except (ValueError, OSError) as error:
     raise SystemExit(f"error: {error}") from error

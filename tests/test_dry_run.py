@@ -1,0 +1,141 @@
+"""A dry run says what a run takes, and touches neither the working folder nor the store."""
+
+import re
+
+import numpy as np
+import parts
+import pytest
+
+from tpugraphs_jax.data import download, npz, store, synthetic
+from tpugraphs_jax.run import dry_run, jobs
+
+SMALL = {"model.num_gnns": 1, "model.hidden_dim": 8, "train.epochs": 3, "batch.slates_per_epoch": 12,
+         "batch.graphs": 4}
+
+
+def told(config, data_root, scratch):
+  with config.unlocked():
+    config.data_root = str(data_root)
+  scratch.mkdir()
+  return list(dry_run.lines(config, scratch))
+
+
+def by_name(lines):
+  return {line.split()[0]: line for line in lines}
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory):
+  return synthetic.generate(tmp_path_factory.mktemp("data"), progress=False,
+                            collections=["tile:xla", "layout:xla:random"])
+
+
+@pytest.fixture(scope="module")
+def tile(data_root, tmp_path_factory):
+  return by_name(told(parts.config_of("tile", "ci", **SMALL), data_root,
+                      tmp_path_factory.mktemp("tile") / "scratch"))
+
+
+def seconds(text):
+  return float(re.search(r"of ([\d.e+-]+) s", text)[1])
+
+
+def test_the_files_are_added_up(tile, data_root):
+  size = sum(path.stat().st_size for path in data_root.glob("tile/xla/*/*.npz"))
+  assert f"{size / 1e9:.3f} GB in {data_root} (train, valid, test)" in tile["files"]
+  assert "GB free at" in tile["disk"]
+
+
+def test_steps_and_evaluations_are_those_of_the_config(tile):
+  found = re.search(r"([\d,]+) of .* \(mean of (\d+) measured\), (\d+) evaluations", tile["steps"])
+  steps, measured, evaluations = map(int, found.groups())
+  assert (steps, evaluations) == (9, 3) and 1 <= measured <= 8
+  assert seconds(tile["steps"]) > 0 and "hours on 4 devices" in tile["time"]
+
+
+def test_memory_and_shapes_are_told(tile):
+  parameters = int(re.search(r"([\d,]+) parameters", tile["memory"])[1].replace(",", ""))
+  assert parameters > 1000 and "of the process at its peak" in tile["memory"]
+  assert re.search(r"compiles +\d+ batch shapes of training, [\d.]+ s each", tile["compiles"])
+  assert f"{24 * parameters / 1e9:.3f} GB" in tile["checkpoints"]
+
+
+def test_hosts_are_told_what_they_read(tile, data_root):
+  assert f"each of them reads {data_root}/tile/xla; process 0 alone" in tile["hosts"]
+
+
+def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path):
+  config = parts.config_of("layout", "xla-random,ci", **{"data.store_dir": str(tmp_path / "store")})
+  found = by_name(told(config, data_root, tmp_path / "scratch"))
+  assert not (tmp_path / "store").exists()
+  assert "for 8 graphs that are not built" in found["store"]
+  assert "tpugraphs_jax.data.store build" in found["time"] and "steps" not in found
+  bound = float(re.search(r"at most ([\d.]+) GB", found["store"])[1]) * 1e9
+  for split in ("train", "valid", "test"):
+    store.ensure_store(data_root, "layout:xla:random", split, store_dir=tmp_path / "store",
+                       progress=False)
+  graphs = [path for path in (tmp_path / "store").rglob("*.npy") if path.stem in (
+      "group_row", "node_feat", "edge_index", "runtime_ns", "node_opcode")]
+  assert sum(path.stat().st_size for path in graphs) - 128 * len(graphs) <= bound + 5e5
+
+
+@pytest.mark.parametrize("kind, collection", [("tile", "tile:xla"), ("layout", "layout:xla:random")])
+def test_without_data_the_published_sizes_are_told(kind, collection, tmp_path):
+  config = parts.config_of(kind, "ci" if kind == "tile" else "xla-random,ci")
+  found = by_name(told(config, tmp_path / "nowhere" / "npz", tmp_path / "scratch"))
+  assert f"about {download.PUBLISHED_GB[collection]:.2f} GB" in found["download"]
+  assert f"--collections {collection}" in found["download"]
+  assert ("store" in found) == (kind == "layout") and "not measured" in found["time"]
+  assert not (tmp_path / "nowhere").exists()
+
+
+def test_every_released_collection_has_a_published_size():
+  assert set(download.PUBLISHED_GB) == set(download.PUBLISHED_GRAPHS)
+  assert set(download.STORE_GB) == {name for name in download.PUBLISHED_GRAPHS if "layout" in name}
+
+
+def test_the_hours_are_those_of_steps_compilations_and_evaluations():
+  config = parts.config_of("tile", **{"train.eval_every_epochs": 4})
+
+  class Phase:
+    epochs, following = 10, None
+    plan = type("Plan", (), {"steps_per_epoch": 100})
+
+  found = dry_run.Measured(steps=8, step_seconds=3.0, compiles=5, compile_seconds=12.0,
+                           evaluation_seconds=60.0, final_seconds=360.0, parameters=1000,
+                           peak_bytes=2 * 10**9, peak_of="device")
+  (hours,) = [line for line in dry_run._time_lines(config, Phase, found) if "hours" in line]
+  expected = (1000 * 3.0 + 5 * 12.0 + 3 * 60.0 + 360.0) / 3600
+  assert f"about {expected:.2f} hours" in hours
+
+
+def test_steps_that_compile_are_told_apart(monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(dry_run.time, "monotonic", lambda: now[0])
+  shapes = [{"nodes": 8}, {"nodes": 16}, {"nodes": 8}, {"nodes": 16}, {"nodes": 8}]
+  known = set()
+
+  def step(state, batch):
+    shape = shapes[batch]["nodes"]
+    now[0] += (1.0 if shape in known else 11.0)
+    known.add(shape)
+    return state + 1, np.zeros(1)
+
+  class Phase:
+    epochs, train_step, batches = 1, staticmethod(step), iter(range(5))
+    plan = type("Plan", (), {"steps_per_epoch": 5, "budget": staticmethod(lambda i: shapes[i])})
+
+  assert dry_run._steps(Phase, 0) == (5, [11.0, 11.0], [1.0, 1.0, 1.0])
+
+
+def test_evaluations_are_scaled_by_nodes_times_configurations():
+  graph = lambda nodes: type("Graph", (), {"opcode": np.zeros(nodes)})
+  assert dry_run._work([graph(3), graph(5)], [np.arange(4), np.arange(2)]) == 3 * 4 + 5 * 2
+
+
+def test_prepared_graphs_have_fitted_transforms(data_root, tmp_path):
+  job = parts.make("tile", **SMALL)
+  with job.config.unlocked():
+    job.config.data_root = str(data_root)
+  train, valid = jobs.prepare(job, tmp_path, resume=False)
+  assert len(train) and len(valid) == len(npz.split_files(data_root, "tile:xla", "valid"))

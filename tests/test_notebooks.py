@@ -1,0 +1,62 @@
+"""The notebooks run from any folder, and hold what they gave when they ran last."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import commands
+import pytest
+
+NOTEBOOKS = sorted((commands.ROOT / "notebooks").glob("*.ipynb"))
+_EXECUTE = """
+import sys, nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], 4)
+nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": "."}}).execute()
+nbformat.write(notebook, "done.ipynb")
+"""
+
+
+def code_cells(path):
+  return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+def text_of(cell):
+  return "".join("".join(output.get("text", output.get("data", {}).get("text/plain", "")))
+                 for output in cell["outputs"])
+
+
+def test_there_are_two():
+  assert [path.stem for path in NOTEBOOKS] == ["train_and_look", "your_program"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_stored_and_name_no_machine(path):
+  cells = code_cells(path)
+  assert all(cell["execution_count"] for cell in cells)
+  assert not [out for cell in cells for out in cell["outputs"] if out["output_type"] == "error"]
+  assert sum(bool(cell["outputs"]) for cell in cells) >= len(cells) - 3
+  assert not re.search(r"/(work|tmp|home|root)/", path.read_text())
+
+
+def test_figures_are_stored():
+  outputs = [out for cell in code_cells(NOTEBOOKS[0]) for out in cell["outputs"]]
+  assert sum("image/png" in out.get("data", {}) for out in outputs) == 2
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_from_any_folder(path, tmp_path):
+  pytest.importorskip("nbclient", reason="no nbclient: pip install nbclient ipykernel")
+  pytest.importorskip("ipykernel", reason="no ipykernel: pip install nbclient ipykernel")
+  ended = subprocess.run(
+      [sys.executable, "-W", "ignore", "-c", _EXECUTE, str(path)], cwd=tmp_path, text=True,
+      capture_output=True, env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(
+          filter(None, [str(commands.ROOT), os.environ.get("PYTHONPATH")]))})
+  assert ended.returncode == 0, ended.stderr[-3000:]
+  found, stored = code_cells(tmp_path / "done.ipynb"), code_cells(path)
+  for now, then in zip(found, stored, strict=True):
+    # The same lines but for their numbers, dates and seconds.
+    words = lambda cell: len(text_of(cell).splitlines())
+    assert abs(words(now) - words(then)) <= 3
+  assert {entry.name for entry in tmp_path.iterdir()} == {"out", "done.ipynb"}

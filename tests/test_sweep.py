@@ -1,0 +1,222 @@
+"""A sweep does what is missing, keeps what is done, and has a row for every run."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tpugraphs_jax import beam_jobs
+from tpugraphs_jax.run import sweep
+
+
+def finish(folder, *, ended="last epoch (3)", validation=True, **metrics):
+  """Leaves what a run leaves that ended."""
+  folder.mkdir(parents=True, exist_ok=True)
+  found = {"training": {"ended": ended, "step": 12, "seconds": 2.5}}
+  if validation:
+    found["validation"] = {"metrics": {"opa_pooled": 0.75, **metrics}}
+  (folder / "summary.json").write_text(json.dumps(found))
+
+
+def a_run(out, name="base/seed_0", command=("true",), point=(), seed=0):
+  return sweep.Run(name, str(out), tuple(command), tuple(point), seed)
+
+
+@pytest.mark.parametrize("texts, expected", [
+    ([], {}),
+    (["optimizer.learning_rate:1e-3,3e-3"], {"optimizer.learning_rate": ["1e-3", "3e-3"]}),
+    (["a.b:x", "a.c:1,2"], {"a.b": ["x"], "a.c": ["1", "2"]}),
+    (["model.pooling:('mean',),('max','mean')"], {"model.pooling": ["('mean',)", "('max','mean')"]}),
+    (["loss.losses:'ListMLELoss:1,MSE:0.02',MSE:1"],
+     {"loss.losses": ["'ListMLELoss:1,MSE:0.02'", "MSE:1"]})])
+def test_a_grid_is_fields_with_values(texts, expected):
+  assert sweep.grid_of(texts) == expected
+
+
+@pytest.mark.parametrize("texts, complaint", [
+    (["rate"], "--grid=rate, expected FIELD:VALUE,VALUE"), (["rate:"], "expected FIELD"),
+    ([":1"], "expected FIELD"), (["rate:1,,2"], "expected FIELD"),
+    (["rate:1", "rate:2"], "--grid names rate twice")])
+def test_a_grid_of_another_form_is_refused(texts, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    sweep.grid_of(texts)
+
+
+def test_every_point_is_run_with_every_seed():
+  grid = {"optimizer.learning_rate": ["1e-3", "3e-3"], "model.hidden_dim": ["8"]}
+  found = sweep.runs_of(["run"], "out", grid, range(2))
+  assert [run.name for run in found] == [
+      f"learning_rate={rate},hidden_dim=8/seed_{seed}" for rate in ("1e-3", "3e-3")
+      for seed in (0, 1)]
+  assert found[1].command == ("run", "--config.optimizer.learning_rate=1e-3",
+                              "--config.model.hidden_dim=8", "--config.seed=1")
+  assert [run.seed for run in found] == [0, 1, 0, 1]
+
+
+def test_without_a_grid_seeds_alone_differ():
+  assert [run.name for run in sweep.runs_of(["run"], "out", {}, range(2))] == [
+      "base/seed_0", "base/seed_1"]
+
+
+def test_fields_of_one_name_keep_their_section():
+  (run,) = sweep.runs_of(["run"], "out", {"model.dim": ["1"], "head.dim": ["2"]}, [0])
+  assert run.name == "model.dim=1,head.dim=2/seed_0"
+
+
+def test_values_that_make_one_folder_are_refused():
+  with pytest.raises(ValueError, match="have the same name"):
+    sweep.runs_of(["run"], "out", {"x": ["(1)", "[1]"]}, [0])
+
+
+@pytest.mark.parametrize("options, expected", [
+    ({}, True), (dict(ended="early stopping: opa did not improve in 3 epochs"), True),
+    (dict(ended="asked to stop (SIGTERM)"), False), (dict(validation=False), False)])
+def test_a_run_is_done_when_it_ended_by_itself_and_was_judged(tmp_path, options, expected):
+  run = a_run(tmp_path)
+  assert not run.is_done
+  finish(tmp_path / run.name, **options)
+  assert run.is_done == expected
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{"])
+def test_a_damaged_summary_is_none(tmp_path, text):
+  run = a_run(tmp_path)
+  (tmp_path / run.name).mkdir(parents=True)
+  (tmp_path / run.name / "summary.json").write_text(text)
+  assert run.summary == {} and not run.is_done
+
+
+SAY = "import sys; print(sys.argv[1:]); sys.exit('error: {0}' if '{0}' else 0)"
+
+
+def test_what_is_done_is_not_done_again(tmp_path):
+  run = a_run(tmp_path, command=[sys.executable, "-c", SAY.format("")])
+  finish(tmp_path / run.name)
+  sweep.do(run)
+  assert not (tmp_path / run.name / "log.txt").exists()
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_what_was_begun_goes_on(tmp_path, is_begun, capsys):
+  run = a_run(tmp_path, command=[sys.executable, "-c", SAY.format("")])
+  if is_begun:
+    (tmp_path / run.name / "checkpoints").mkdir(parents=True)
+  sweep.do(run)
+  log = (tmp_path / run.name / "log.txt").read_text()
+  assert f"--workdir={tmp_path / run.name}" in log and ("--resume" in log) == is_begun
+  assert ("goes on" if is_begun else "begins") in capsys.readouterr().out
+
+
+def test_a_run_that_fails_stops_no_other_and_says_why(tmp_path, capsys):
+  failing = a_run(tmp_path, command=[sys.executable, "-c", SAY.format("no such field")])
+  sweep.do(failing)
+  assert "ended with status 1: error: no such field" in capsys.readouterr().out
+  assert sweep.row_of(failing)["state"] == "error: no such field"
+
+
+def test_there_is_a_row_for_every_run(tmp_path):
+  runs = sweep.runs_of(["run"], str(tmp_path), {"optimizer.learning_rate": ["1", "2"]}, [0])
+  finish(tmp_path / runs[0].name, kendaltau_mean=0.5)
+  sweep._write_rows(runs, str(tmp_path))
+  with (tmp_path / "runs.csv").open(newline="") as file:
+    first, second = csv.DictReader(file)
+  assert first == {"run": "learning_rate=1/seed_0", "optimizer.learning_rate": "1", "seed": "0",
+                   "state": "done", "step": "12", "seconds": "2.5", "opa_pooled": "0.75",
+                   "kendaltau_mean": "0.5"}
+  assert second["state"] == "not begun" and second["opa_pooled"] == ""
+
+
+def test_a_folder_of_another_sweep_is_refused(tmp_path):
+  sweep._check_settings(str(tmp_path), {"config": "tile.py", "fields": []})
+  sweep._check_settings(str(tmp_path), {"config": "tile.py", "fields": []})
+  with pytest.raises(ValueError, match="sweep with config tile.py, now it is layout.py: give"):
+    sweep._check_settings(str(tmp_path), {"config": "layout.py", "fields": []})
+
+
+ARGUMENTS = ["--config=tile.py:ci", "--out=OUT"]
+
+
+@pytest.mark.parametrize("more, complaint", [
+    (["--grid=optimizer.rate:1"], "'optimizer.rate', and the config has no such field"),
+    (["--grid=x"], "expected FIELD:VALUE"),
+    (["--config=recommended"], "--config=recommended, expected FILE.py:VARIANT such as tile.py:"), (["--config=nope.py"], "nope.py is missing")])
+def test_mistakes_take_one_line(more, complaint, tmp_path, capsys):
+  arguments = [part.replace("OUT", str(tmp_path / "out")) for part in ARGUMENTS]
+  assert sweep.main([*arguments, *more]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith("error: ") and complaint in line
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("more, complaint", [
+    (["--seds=3"], "unknown argument --seds=3"), (["--config.x"], "unknown argument --config.x"),
+    (["--seeds=0"], "--seeds=0, expected at least 1"), (["--jobs=-1"], "expected at least 1")])
+def test_unknown_arguments_are_refused(more, complaint, capsys):
+  with pytest.raises(SystemExit):
+    sweep.main([*ARGUMENTS, *more])
+  assert complaint in capsys.readouterr().err
+
+
+def test_fields_go_to_every_run_and_what_follows_the_dashes_to_beam():
+  args = sweep._parse([*ARGUMENTS, "--config.train.epochs=2", "--synthetic", "--", "--runner=X"])
+  assert (args.fields, args.beam) == (["--config.train.epochs=2"], ["--runner=X"])
+  command = sweep._command_of(args, ["optimizer.learning_rate"])
+  assert command[0] == sys.executable and "run.tile()" in command[2]
+  assert command[-2:] == ["--synthetic", "--config.train.epochs=2"]
+
+
+def test_the_jobs_get_what_is_not_done_and_the_end_is_told(tmp_path, monkeypatch, capsys):
+  done = []
+
+  def run_all(work, jobs, *, processes, options):
+    assert work is sweep.do and processes == 2 and options == ["--runner=X"]
+    for run in jobs:
+      done.append(run.name)
+      finish(tmp_path / run.name)
+
+  monkeypatch.setattr(beam_jobs, "run_all", run_all)
+  monkeypatch.setattr(sweep.report, "write", lambda runs, out: out.write_text(f"{len(runs)}"))
+  finish(tmp_path / "base/seed_0")
+  arguments = ["--config=tile.py:ci", f"--out={tmp_path}", "--jobs=2"]
+  assert sweep.main([*arguments, "--seeds=2", "--", "--runner=X"]) == 0
+  assert done == ["base/seed_1"] and (tmp_path / "report.html").read_text() == "2"
+  assert "2 runs, of which 1 are done" in capsys.readouterr().out
+  monkeypatch.setattr(beam_jobs, "run_all", lambda *args, **options: None)
+  assert sweep.main([*arguments, "--seeds=3"]) == 1  # one is still missing
+  assert "2 of 3 runs are done" in capsys.readouterr().out
+
+
+def test_without_beam_one_line_says_what_to_install(monkeypatch, tmp_path, capsys):
+  monkeypatch.setitem(sys.modules, "apache_beam", None)
+  assert sweep.main(["--config=tile.py:ci", f"--out={tmp_path}"]) == 2
+  assert "pip install 'tpugraphs-jax[beam]'" in capsys.readouterr().err
+
+
+def write_number(job):
+  folder, number = job
+  with open(f"{folder}/{number}", "a") as file:
+    file.write("x")
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_beam_does_every_job_once(tmp_path, processes):
+  pytest.importorskip("apache_beam", reason="no apache-beam: pip install apache-beam")
+  code = ("import sys, warnings; warnings.simplefilter('ignore'); sys.path[:0] = sys.argv[2:4]\n"
+          "import test_sweep\nfrom tpugraphs_jax import beam_jobs\n"
+          "beam_jobs.run_all(test_sweep.write_number, [(sys.argv[1], n) for n in range(5)], "
+          f"processes={processes})\n")
+  root = sweep.configs.folder().parent
+  ended = subprocess.run(
+      [sys.executable, "-c", code, str(tmp_path), str(root / "tests"), str(root)],
+      capture_output=True, text=True)
+  assert ended.returncode == 0, ended.stderr[-2000:]
+  assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+      str(n): "x" for n in range(5)}
+
+
+def test_no_job_needs_no_pipeline(monkeypatch):
+  beam_jobs_module = pytest.importorskip("apache_beam", reason="no apache-beam")
+  monkeypatch.setattr(beam_jobs_module, "Pipeline", None)
+  beam_jobs.run_all(print, [])

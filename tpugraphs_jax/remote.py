@@ -1,0 +1,315 @@
+"""Places in buckets (`gs://`, `s3://`, `memory://`, whatever fsspec knows), and copies of them here.
+
+The store is mapped into memory, Orbax renames whole folders, `metrics.jsonl` grows line by
+line: a bucket can do none of this. So what is read is copied to this machine first, a
+working folder is worked on here and kept up to date in its bucket, and both are said in a
+line. A place is a string: a `Path` would make a folder called `gs:` of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+import shutil
+import tempfile
+import threading
+from typing import IO, Any
+
+from absl import logging
+import fsspec
+import tqdm
+
+from tpugraphs_jax import console, lock
+
+CACHE = "TPUGRAPHS_CACHE"  # environment variable that names the folder of copies
+_DEFAULT_CACHE = "~/.cache/tpugraphs_jax"
+_KNOWN = ".remote.json"  # in a copy: what it was copied from, by name
+_INDEX = ".index.json"  # in a bucket: the files that belong together
+_PUSH_SECONDS = 30.0
+_AT_A_TIME = 64  # files
+# What is on its way in a working folder, or of use to this machine alone.
+_NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded", "compilation_cache", lock.FILE,
+             _KNOWN)
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # of this package, by protocol
+
+
+def is_remote(place: str | os.PathLike[str]) -> bool:
+  """Whether a place is in a bucket, not in a folder of this machine."""
+  return "://" in os.fspath(place)
+
+
+def refuse(place: str, name: str) -> None:
+  """Refuses (ValueError) a bucket where a folder of this machine is needed."""
+  if is_remote(place):
+    raise ValueError(f"{name} is {place}, expected a folder of this machine: write there, then "
+                     "copy it to the bucket")
+
+
+def join(place: str | os.PathLike[str], *parts: str) -> str:
+  """A place below another one."""
+  return "/".join([os.fspath(place).rstrip("/"), *parts])
+
+
+def exists(place: str) -> bool:
+  """Whether there is a file at a remote place."""
+  system, path = _system(place)
+  return system.isfile(path)
+
+
+def local_of(place: str | os.PathLike[str]) -> Path:
+  """Where a place is on this machine: itself, or its copy, which need not be there yet."""
+  if not is_remote(place):
+    return Path(place).expanduser()
+  name = os.fspath(place).rstrip("/")
+  cache = Path(os.environ.get(CACHE) or _DEFAULT_CACHE).expanduser()
+  return cache / f"{name.rpartition('/')[2]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
+  """A file or folder as it is on this machine, copied or brought up to date if it is remote.
+
+  Args:
+    place: local or remote.
+    into: where the copy belongs; `local_of(place)` unless given.
+
+  Raises:
+    FileNotFoundError: a remote place with nothing in it.
+    ValueError: a protocol that is not known, or whose package is missing.
+  """
+  if not is_remote(place):
+    return Path(place).expanduser()
+  into = into or local_of(place)
+  system, root = _system(place)
+  if system.isfile(root):
+    into = into.with_name(into.name + ".d")
+    _copy(system, {Path(root).name: system.info(root)}, into, os.fspath(place))
+    return into / Path(root).name
+  _copy(system, _files(system, root), into, os.fspath(place))
+  return into
+
+
+def _copy(system: Any, files: Mapping[str, Mapping[str, Any]], into: Path, place: str) -> None:
+  """Brings a copy up to date: new and changed files come, those that are gone go."""
+  if not files:
+    raise FileNotFoundError(f"{place}: there is nothing")
+  with lock.held(into, wait=True):
+    known = _read(into / _KNOWN)
+    marks = {name: _mark(info) for name, info in files.items()}
+    todo = [name for name, mark in marks.items()
+            if known.get(name) != mark or not (into / name).exists()]
+    if todo:
+      total = sum(files[name]["size"] for name in todo)
+      console.say(f"{place}: {len(todo)} files, {total / 1e9:.3f} GB, are copied to {into}")
+    _get(system, {files[name]["name"]: into / name for name in todo})
+    for name in known.keys() - marks.keys():
+      (into / name).unlink(missing_ok=True)
+    if known != marks:
+      _write(into / _KNOWN, marks)
+
+
+def _get(system: Any, targets: Mapping[str, Path]) -> None:
+  names = list(targets)
+  with tqdm.tqdm(total=len(names), unit="file", disable=console.bar(True)) as bar:
+    for start in range(0, len(names), _AT_A_TIME):
+      some = names[start : start + _AT_A_TIME]
+      beside = [targets[name].with_name(f".{targets[name].name}.partial") for name in some]
+      for path in beside:
+        path.parent.mkdir(parents=True, exist_ok=True)
+      system.get(some, list(map(str, beside)))
+      for name, path in zip(some, beside):
+        os.replace(path, targets[name])
+      bar.update(len(some))
+
+
+def send(folder: Path, place: str) -> None:
+  """Copies a folder to a bucket: files that are not there, or of another size."""
+  system, root = _system(place)
+  there = {name: info["size"] for name, info in _files(system, root).items()}
+  here = {name: folder / name for name in _whole_files(folder)}
+  _put(system, root, {name: path for name, path in here.items()
+                      if there.get(name) != path.stat().st_size})
+
+
+@contextlib.contextmanager
+def sending(place: str | os.PathLike[str], mode: str, **options: Any) -> Iterator[IO]:
+  """Opens a local file that is put to a remote place when the block ends without an error."""
+  with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "file"
+    with open(path, mode, **options) as file:
+      yield file
+    system, root = _system(place)
+    _put(system, root.rpartition("/")[0], {root.rpartition("/")[2]: path})
+
+
+@contextlib.contextmanager
+def working_folder(place: str, *, is_writing: bool = True) -> Iterator[Path]:
+  """The local folder to work in for a working folder anywhere.
+
+  A remote one is copied here, sent back every half minute and at the end, however the block
+  ends. What a killed process had not sent is lost.
+
+  Args:
+    place: local or remote.
+    is_writing: whether this process sends; of several only one should.
+
+  Raises:
+    OSError: at the end, if it cannot be sent; it stays on this machine then.
+  """
+  if not is_remote(place):
+    yield Path(place).expanduser()
+    return
+  _system(place)  # errors show before anything is made
+  beside = local_of(place).with_name("working")
+  beside.mkdir(parents=True, exist_ok=True)
+  folder = Path(tempfile.mkdtemp(prefix=f"{place.rstrip('/').rpartition('/')[2]}-", dir=beside))
+  console.say(f"{place}: worked on in {folder}, sent every {_PUSH_SECONDS:.0f} s and at the end")
+  mirror = _Mirror(folder, place)
+  mirror.pull()
+  with contextlib.ExitStack() as stack:
+    if is_writing:
+      stack.callback(_send_last, mirror, folder, place)
+      stack.enter_context(_sending_along(mirror, place))
+    else:
+      stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    yield folder
+
+
+def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
+  try:
+    mirror.push()
+  except Exception as error:  # of whatever file system it is
+    raise OSError(f"{place} cannot be written ({_one_line(error)}): what the run made stays in "
+                  f"{folder}") from error
+  shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _sending_along(mirror: _Mirror, place: str) -> Iterator[None]:
+  """Sends again and again while the block runs."""
+  ended = threading.Event()
+
+  def work() -> None:
+    is_warned = False
+    while not ended.wait(_PUSH_SECONDS):
+      try:
+        mirror.push()
+      except Exception as error:
+        if not is_warned:
+          logging.warning("%s cannot be written (%s): tried again every %.0f s", place,
+                          _one_line(error), _PUSH_SECONDS)
+        is_warned = True
+
+  thread = threading.Thread(target=work, name="bucket", daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    ended.set()
+    thread.join()
+
+
+class _Mirror:
+  """A local folder and a remote one.
+
+  An index in the bucket names the files that belong together. It is written after them, so
+  that a copy that was cut short is never taken for a whole one.
+  """
+
+  def __init__(self, folder: Path, place: str):
+    self._folder, self._sent = folder, {}
+    self._system, self._root = _system(place)
+
+  def pull(self) -> None:
+    """Copies what is in the bucket, as far as it belongs together."""
+    files = _files(self._system, self._root)
+    _get(self._system, {info["name"]: self._folder / name for name, info in files.items()})
+    self._sent = self._here()
+
+  def push(self) -> None:
+    """Sends what has changed here since the last time, and removes there what is gone here."""
+    here = self._here()
+    changed = [name for name, mark in here.items() if self._sent.get(name) != mark]
+    gone = self._sent.keys() - here.keys()
+    if not changed and not gone:
+      return
+    _put(self._system, self._root, {name: self._folder / name for name in changed})
+    self._system.pipe_file(f"{self._root}/{_INDEX}", json.dumps(sorted(here)).encode())
+    if gone:
+      self._system.rm([f"{self._root}/{name}" for name in gone])
+    self._sent = here
+
+  def _here(self) -> dict[str, tuple[int, int]]:
+    """Size and time of every file that is whole."""
+    found = {}
+    for name in _whole_files(self._folder):
+      with contextlib.suppress(FileNotFoundError):  # gone in the meantime
+        stat = (self._folder / name).stat()
+        found[name] = stat.st_size, stat.st_mtime_ns
+    return found
+
+
+def _whole_files(folder: Path) -> Iterable[str]:
+  """Names of files below a folder, without what is on its way."""
+  for at, _, names in os.walk(folder):  # which lets folders go while it walks
+    for name in names:
+      found = Path(at, name).relative_to(folder).as_posix()
+      if not any(part in found for part in _NOT_SENT):
+        yield found
+
+
+def _put(system: Any, root: str, files: Mapping[str, Path]) -> None:
+  if files:
+    system.put(list(map(str, files.values())), [f"{root}/{name}" for name in files])
+
+
+def _files(system: Any, root: str) -> dict[str, dict[str, Any]]:
+  """What is known of every file below a folder, by its name from there.
+
+  Where an index says which files belong together, these alone.
+  """
+  system.invalidate_cache()
+  start = len(root.rstrip("/")) + 1
+  files = {path[start:]: info for path, info in system.find(root, detail=True).items()
+           if path[start:]}
+  if _INDEX not in files:
+    return files
+  belonging = set(json.loads(system.cat_file(files[_INDEX]["name"])))
+  return {name: info for name, info in files.items() if name in belonging}
+
+
+def _mark(info: Mapping[str, Any]) -> str:
+  """What changes whenever a file does."""
+  names = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created")
+  return f"{info['size']} {next((info[name] for name in names if info.get(name)), '')}"
+
+
+def _system(place: str | os.PathLike[str]) -> tuple[Any, str]:
+  """The file system of a remote place, and its path there."""
+  protocol = os.fspath(place).partition("://")[0]
+  try:
+    return fsspec.core.url_to_fs(os.fspath(place))
+  except (ImportError, ValueError) as error:
+    extra = _EXTRAS.get(protocol)
+    advice = f": pip install 'tpugraphs-jax[{extra}]'" if extra else ""
+    raise ValueError(f"{place} cannot be reached ({_one_line(error)}){advice}") from None
+
+
+def _read(path: Path) -> dict[str, str]:
+  try:
+    return json.loads(path.read_text(encoding="utf-8"))
+  except (OSError, ValueError):
+    return {}
+
+
+def _write(path: Path, value: Any) -> None:
+  beside = path.with_name(path.name + ".partial")
+  beside.write_text(json.dumps(value), encoding="utf-8")
+  os.replace(beside, path)
+
+
+def _one_line(error: BaseException) -> str:
+  return " ".join(str(error).split()) or type(error).__name__

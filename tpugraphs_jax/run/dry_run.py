@@ -1,0 +1,227 @@
+"""`--dry_run`: what a run takes, before it is started.
+
+Sizes come from the files, or from what is published where they are not here. Seconds come
+from a few steps and an evaluation of a few graphs, in a folder that is removed afterwards:
+neither the working folder nor the store is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+from pathlib import Path
+import shutil
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data import download, npz, npz_archive, store, store_format
+from tpugraphs_jax.graph import NODE_FEATURES, SPLITS
+from tpugraphs_jax.run import banner, jobs, phases
+from tpugraphs_jax.train import parallel, report
+
+_STEPS = 8  # measured, besides those that compile
+_SECONDS = 60.0  # after which no further step is measured
+_GRAPHS = 4  # of the validation split, measured
+_GB = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+  """What a few steps and an evaluation of a few graphs took.
+
+  Attributes:
+    steps: measured ones, without those that compiled.
+    step_seconds: of a step, on average.
+    compiles: batch shapes of training; each is compiled once.
+    compile_seconds: of one of them, on average.
+    evaluation_seconds: of one evaluation during training.
+    final_seconds: of the evaluation after training.
+    parameters: of the model.
+    peak_bytes: of memory.
+    peak_of: whose memory, `device` or `process`.
+  """
+
+  steps: int
+  step_seconds: float
+  compiles: int
+  compile_seconds: float
+  evaluation_seconds: float
+  final_seconds: float
+  parameters: int
+  peak_bytes: int
+  peak_of: str
+
+
+def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
+  """Tells what a run takes, line by line, each as soon as it is known.
+
+  Args:
+    config: of the run, with `data_root`, where nothing has to be.
+    scratch: an empty folder for what the measured steps write.
+
+  Raises:
+    ValueError: the config cannot work, or a file of the data is malformed.
+  """
+  job = jobs.Job.of(config)
+  collection = job.data.collection
+  yield f"collection  {collection.name}"
+  there = [split for split in SPLITS if _files(config, collection, split)]
+  yield from _data_lines(config, collection, there)
+  if not {"train", "valid"} <= set(there):
+    yield f"time        not measured: the splits here are {', '.join(there) or 'none'}"
+    return
+  if collection.kind == "layout":
+    missing, text = _store_lines(config, collection, there, scratch)
+    yield text
+    if missing:
+      yield (f"time        not measured: build the store first (python -m tpugraphs_jax.data.store "
+             f"build --data_root {config.data_root} --collection {collection.name})")
+      return
+  yield from _host_lines(config, collection)
+  yield from _time_lines(config, *measure(job, scratch))
+
+
+def _files(config: ml_collections.ConfigDict, collection: Collection, split: str) -> list[Path]:
+  with contextlib.suppress(FileNotFoundError):
+    return npz.split_files(config.data_root, collection.name, split)
+  return []
+
+
+def _data_lines(
+    config: ml_collections.ConfigDict, collection: Collection, there: Sequence[str]
+) -> Iterator[str]:
+  here = sum(path.stat().st_size for split in there for path in _files(config, collection, split))
+  if there:
+    yield f"files       {here / _GB:.3f} GB in {config.data_root} ({', '.join(there)})"
+  if not there and collection.is_released:
+    yield (f"download    about {download.PUBLISHED_GB[collection.name]:.2f} GB, twice that while "
+           f"it is unpacked: python -m tpugraphs_jax.data.download --data_root "
+           f"{config.data_root} --collections {collection.name}")
+    if collection.kind == "layout":
+      yield f"store       at most about {download.STORE_GB[collection.name]:.1f} GB"
+  place = Path(config.data_root).expanduser().absolute()
+  while not place.exists():
+    place = place.parent
+  yield f"disk        {shutil.disk_usage(place).free / _GB:.1f} GB free at {place}"
+
+
+def _store_lines(
+    config: ml_collections.ConfigDict, collection: Collection, there: Sequence[str], scratch: Path
+) -> tuple[bool, str]:
+  """Whether the store has to be built before anything can be measured, and its size."""
+  stored, missing, bound = 0, 0, 0
+  for split in there:
+    folders = store.graph_folders(
+        config.data_root, collection.name, split, store_dir=config.data.store_dir or None)
+    for file, folder in folders.items():
+      if store_format.looks_current(folder, file):
+        stored += sum(store_format.read_meta(folder)["files"].values())
+      else:
+        missing, bound = missing + 1, bound + _stored_bytes(file)
+  text = f"store       {stored / _GB:.3f} GB"
+  if missing:
+    text += f", and at most {bound / _GB:.3f} GB for {missing} graphs that are not built"
+  is_own = Path(config.data_root).is_relative_to(scratch)
+  return bool(missing) and not is_own, text
+
+
+def _stored_bytes(file: Path) -> int:
+  """At most so many bytes a graph takes in the store: a number for each configurable node."""
+  with npz_archive.NpzArchive(file) as archive:
+    configs, config_nodes, _ = archive.member("node_config_feat").shape
+    (nodes,) = archive.member("node_opcode").shape
+    edges, _ = archive.member("edge_index").shape
+  return configs * (config_nodes + 8) + nodes * (4 * NODE_FEATURES + 1) + 8 * edges
+
+
+def _host_lines(config: ml_collections.ConfigDict, collection: Collection) -> Iterator[str]:
+  folder = Path(*collection.name.split(":"))
+  what = f"{config.data_root}/{folder}"
+  if collection.kind == "layout":
+    what += f" and {config.data.store_dir or f'{config.data_root}/store'}/{folder}"
+  yield f"hosts       each of them reads {what}; process 0 alone reads and writes --workdir"
+
+
+def measure(job: jobs.Job, scratch: Path) -> tuple[phases.Phase, Measured]:
+  """Takes a few steps of the first phase and judges a few graphs.
+
+  Args:
+    job: with data that can be loaded.
+    scratch: an empty folder.
+  """
+  config = job.config
+  train, valid = jobs.prepare(job, scratch, resume=False)
+  phase = phases.first_phase(config, job.ranker, train, job.data.targets, scratch)
+  parameters = banner.parameters(phase)
+  state, first, later = _steps(phase, parallel.replicate(phase.state))
+  sampled, final = _evaluation(job, phase, parallel.unreplicate(state.eval_params), valid)
+  step_seconds, (what, peak) = float(np.mean(later)), report.peak_memory()
+  return phase, Measured(
+      len(later), step_seconds, len(phase.plan.budgets),
+      max(0.0, float(np.mean(first)) - step_seconds), sampled, final, parameters, peak, what)
+
+
+def _steps(phase: phases.Phase, state: Any) -> tuple[Any, list[float], list[float]]:
+  """Seconds of steps that were the first of their shape, and of the others."""
+  first, later, seen, began = [], [], set(), time.monotonic()
+  total = phase.epochs * phase.plan.steps_per_epoch
+  for step in range(total):
+    shape = tuple(phase.plan.budget(step).values())
+    since = time.monotonic()
+    state, metrics = phase.train_step(state, next(phase.batches))
+    jax.block_until_ready(metrics)
+    (later if shape in seen else first).append(time.monotonic() - since)
+    seen.add(shape)
+    if len(later) == _STEPS or (later and time.monotonic() - began > _SECONDS):
+      break
+  return state, first, later or first
+
+
+def _evaluation(
+    job: jobs.Job, phase: phases.Phase, params: Any, valid: Sequence[Any]
+) -> tuple[float, float]:
+  """Seconds of an evaluation during training, and of the last one, from a few graphs."""
+  ids = jobs.sampled_ids(job.config, valid)
+  order = sorted(range(len(valid)), key=lambda i: len(valid[i].opcode))
+  chosen = sorted({order[i] for i in np.linspace(0, len(order) - 1, _GRAPHS).round().astype(int)})
+  graphs, some = [valid[i] for i in chosen], [ids[i] for i in chosen]
+  score = lambda: job.ranker.score(phase.scorer, params, graphs, some)
+  score()  # compiles
+  since = time.monotonic()
+  score()
+  rate = (time.monotonic() - since) / _work(graphs, some)
+  every = [job.data.validation_ids(graph.name, graph.configs) for graph in valid]
+  return rate * _work(valid, ids), rate * _work(valid, every)
+
+
+def _work(graphs: Sequence[Any], ids: Sequence[np.ndarray]) -> int:
+  """Nodes times configurations."""
+  return sum(len(graph.opcode) * len(chosen) for graph, chosen in zip(graphs, ids))
+
+
+def _time_lines(
+    config: ml_collections.ConfigDict, phase: phases.Phase, found: Measured
+) -> Iterator[str]:
+  steps = phase.epochs * phase.plan.steps_per_epoch
+  evaluations = -(-phase.epochs // config.train.eval_every_epochs)
+  compiling = found.compiles * found.compile_seconds
+  total = (steps * found.step_seconds + compiling + evaluations * found.evaluation_seconds
+           + found.final_seconds)
+  yield (f"memory      {found.peak_bytes / _GB:.2f} GB of the {found.peak_of} at its peak, "
+         f"{found.parameters:,} parameters")
+  yield (f"checkpoints about {2 * 12 * found.parameters / _GB:.3f} GB: two, each with parameters "
+         "and two moments of Adam")
+  yield (f"compiles    {found.compiles} batch shapes of training, {found.compile_seconds:.1f} s "
+         "each; a shared compilation cache saves them in later runs")
+  yield (f"steps       {steps:,} of {found.step_seconds:.3g} s (mean of {found.steps} measured), "
+         f"{evaluations} evaluations of {found.evaluation_seconds:.3g} s, the last one of "
+         f"{found.final_seconds:.3g} s")
+  yield f"time        about {total / 3600:.2f} hours on {jax.device_count()} devices like these"
+  if phase.following is not None:
+    yield "            and then the head alone, which was not measured"

@@ -1,0 +1,274 @@
+"""Many runs of one config: every point of a grid with every seed, on Apache Beam.
+
+  python -m tpugraphs_jax.sweep --config=configs/tile.py:recommended \\
+      --grid=optimizer.learning_rate:1e-3,3e-3 --seeds=3 --out=out/rates
+
+Each run is a process of the usual command in a working folder of its own below `--out`.
+The same command again goes on with runs that were stopped, and leaves out what is done.
+`runs.csv` has a row for each run, `report.html` compares them. Flags after `--` are Beam's:
+`-- --runner=FlinkRunner --flink_master=HOST:8081`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+import csv
+import dataclasses
+import itertools
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+from etils import epath
+
+from tpugraphs_jax import atomic, beam_jobs, console, report
+from tpugraphs_jax.run import arguments, checks, configs, describe
+
+_DONE = ("last epoch", "early stopping")  # how `summary.json` says that training ended by itself
+_SETTINGS = "sweep.json"
+_ROWS = "runs.csv"
+_LOG = "log.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One run.
+
+  Attributes:
+    name: of its folder below `out`.
+    out: folder of the sweep.
+    command: what starts it, but for `--workdir` and `--resume`.
+    point: its fields of the grid with their values.
+    seed: its seed.
+  """
+
+  name: str
+  out: str
+  command: tuple[str, ...]
+  point: tuple[tuple[str, str], ...]
+  seed: int
+
+  @property
+  def folder(self) -> epath.Path:
+    return epath.Path(self.out) / self.name
+
+  @property
+  def summary(self) -> dict[str, Any]:
+    """What `summary.json` holds; empty where there is none."""
+    try:
+      found = json.loads((self.folder / "summary.json").read_text())
+    except (OSError, ValueError):
+      return {}
+    return found if isinstance(found, dict) else {}
+
+  @property
+  def is_done(self) -> bool:
+    """Whether it trained to its end and was evaluated."""
+    found = self.summary
+    ended = str(found.get("training", {}).get("ended", ""))
+    return ended.startswith(_DONE) and "validation" in found
+
+
+def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
+  """Fields with their values, from `FIELD:VALUE,VALUE` each.
+
+  Commas in brackets and quotes belong to a value: `model.pooling:('mean',),('max','mean')`.
+
+  Raises:
+    ValueError: a text of another form, or a field twice.
+  """
+  found: dict[str, list[str]] = {}
+  for text in texts:
+    field, colon, rest = text.partition(":")
+    values = _split(rest)
+    if not colon or not field or not all(values):
+      raise ValueError(f"--grid={text}, expected FIELD:VALUE,VALUE such as "
+                       "optimizer.learning_rate:1e-3,3e-3")
+    if field in found:
+      raise ValueError(f"--grid names {field} twice: give all of its values in one")
+    found[field] = values
+  return found
+
+
+def _split(text: str) -> list[str]:
+  """The parts between commas that stand in no bracket and no quote."""
+  parts, depth, quote = [""], 0, ""
+  for letter in text:
+    if letter == "," and not depth and not quote:
+      parts.append("")
+      continue
+    if quote:
+      quote = "" if letter == quote else quote
+    elif letter in "'\"":
+      quote = letter
+    else:
+      depth += (letter in "([{") - (letter in ")]}")
+    parts[-1] += letter
+  return parts
+
+
+def runs_of(
+    command: Sequence[str], out: str, grid: dict[str, list[str]], seeds: Sequence[int]
+) -> list[Run]:
+  """The runs of a sweep: every point of the grid with every seed, seeds innermost."""
+  shorts = [field.rpartition(".")[2] for field in grid]
+  names = [short if shorts.count(short) == 1 else field for short, field in zip(shorts, grid)]
+  found = []
+  for values in itertools.product(*grid.values()):
+    parts = (f"{name}={value}" for name, value in zip(names, values))
+    folder = ",".join(re.sub(r"[^\w.+=-]+", "_", part) for part in parts) or "base"
+    point = tuple(zip(grid, values))
+    flags = tuple(f"--config.{field}={value}" for field, value in point)
+    found += [Run(f"{folder}/seed_{seed}", out, (*command, *flags, f"--config.seed={seed}"), point,
+                  seed) for seed in seeds]
+  if len({run.name for run in found}) < len(found):
+    raise ValueError("two points of --grid have the same name: give values that differ in letters, "
+                     "digits, '.', '+' or '-'")
+  return found
+
+
+def do(run: Run) -> None:
+  """Does what is missing of one run; its output goes to `log.txt` in its folder."""
+  if run.is_done:
+    return
+  run.folder.mkdir(parents=True, exist_ok=True)
+  is_begun = (run.folder / "checkpoints").exists()
+  console.say(f"{run.name}: {'goes on' if is_begun else 'begins'}")
+  resume = ["--resume"] * is_begun
+  ended = subprocess.run([*run.command, f"--workdir={run.folder}", *resume], check=False,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+  (run.folder / _LOG).write_text(ended.stdout)
+  console.say(f"{run.name}: " + (f"ended with status {ended.returncode}: {_complaint(ended.stdout)}"
+                                 if ended.returncode else "done"))
+
+
+def _complaint(output: str) -> str:
+  """The last line that tells of an error, else the last line."""
+  lines = output.splitlines() or ["no output"]
+  return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
+
+
+def row_of(run: Run) -> dict[str, Any]:
+  """A run in a row of `runs.csv`."""
+  found = run.summary
+  training, state = found.get("training", {}), "done"
+  if not run.is_done:
+    log = run.folder / _LOG
+    state = _complaint(log.read_text()) if log.exists() else "not begun"
+  return {
+      "run": run.name, **dict(run.point), "seed": run.seed, "state": state,
+      "step": training.get("step", ""), "seconds": training.get("seconds", ""),
+      **found.get("validation", {}).get("metrics", {})}
+
+
+def _write_rows(runs: Sequence[Run], out: str) -> None:
+  rows = [row_of(run) for run in runs]
+  names = list(dict.fromkeys(name for row in rows for name in row))
+  with atomic.replacing(epath.Path(out) / _ROWS, newline="") as file:
+    writer = csv.DictWriter(file, fieldnames=names)
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _check_settings(out: str, settings: dict[str, Any]) -> None:
+  """Refuses (ValueError) a folder of runs with other settings; notes those of a new one."""
+  path = epath.Path(out) / _SETTINGS
+  if path.exists():
+    found = json.loads(path.read_text())
+    for name, value in settings.items():
+      if found.get(name) != value:
+        raise ValueError(f"{path} is of a sweep with {name} {found.get(name)}, now it is {value}: "
+                         "give the same, or another --out")
+    return
+  epath.Path(out).mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
+  """The command of every run, but for what differs between them.
+
+  Raises:
+    ValueError, FileNotFoundError: there is no such config or field.
+  """
+  if not args.config.partition(":")[0].endswith(".py"):
+    raise ValueError(f"--config={args.config}, expected FILE.py:VARIANT such as "
+                     "tile.py:recommended")
+  place = configs.resolve(args.config, "")
+  config = configs.load(place)
+  checks.task(config)
+  known = dict(describe.flat(config.to_dict()))
+  for field in fields:
+    if field not in known:
+      raise ValueError(f"--grid names {field!r}, and the config has no such field: --print_config "
+                       "of the command lists them")
+  kind = "tile" if config.task == "tile" else "layout"
+  start = f"import sys; from tpugraphs_jax import run; sys.argv[0] = 'sweep'; run.{kind}()"
+  data = [f"--data_root={args.data_root}"] * bool(args.data_root)
+  return [sys.executable, "-c", start, f"--config={place}", *data,
+          *["--synthetic"] * args.synthetic, *args.fields]
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+  own, _, beam = _cut(list(argv), "--")
+  parser = argparse.ArgumentParser(
+      prog="python -m tpugraphs_jax.sweep", formatter_class=argparse.RawDescriptionHelpFormatter,
+      description=__doc__, allow_abbrev=False)
+  parser.add_argument("--config", required=True, help="as of the commands: FILE.py:VARIANT")
+  parser.add_argument("--grid", action="append", default=[], metavar="FIELD:VALUE,...",
+                      help="values of a field; give several for all their combinations")
+  parser.add_argument("--seeds", type=int, default=1, help="0, 1, ...: so many (default: 1)")
+  parser.add_argument("--out", required=True, help="folder of all runs, a bucket too")
+  parser.add_argument("--data_root", default="", help="as of the commands")
+  parser.add_argument("--synthetic", action="store_true", help="as of the commands")
+  parser.add_argument("--jobs", type=int, default=1, help="runs at a time here (default: 1)")
+  args, rest = parser.parse_known_args(own)
+  wrong = next((arg for arg in rest if not arg.startswith("--config.") or "=" not in arg), None)
+  if wrong is not None:
+    parser.error(f"unknown argument {wrong}; fields are --config.FIELD=VALUE, and Beam's own flags "
+                 "come after --")
+  for name in ("seeds", "jobs"):
+    if getattr(args, name) < 1:
+      parser.error(f"--{name}={getattr(args, name)}, expected at least 1")
+  args.fields, args.beam = rest, beam
+  return args
+
+
+def _cut(items: list[str], mark: str) -> tuple[list[str], str, list[str]]:
+  """What comes before and after the first `mark`."""
+  place = items.index(mark) if mark in items else len(items)
+  return items[:place], mark, items[place + 1:]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command line; 0 where every run is done."""
+  args = _parse(sys.argv[1:] if argv is None else argv)
+  try:
+    grid = grid_of(args.grid)
+    command = _command_of(args, list(grid))
+    runs = runs_of(command, args.out, grid, range(args.seeds))
+    _check_settings(args.out, {"config": args.config, "fields": sorted(args.fields),
+                               "data_root": args.data_root, "synthetic": args.synthetic})
+    todo = [run for run in runs if not run.is_done]
+    console.say(f"{len(runs)} runs, of which {len(runs) - len(todo)} are done")
+    beam_jobs.run_all(do, todo, processes=args.jobs, options=args.beam)
+    return _conclude(runs, args.out)
+  except (ValueError, OSError, ImportError) as error:
+    print(f"error: {arguments.one_line(str(error))}", file=sys.stderr)
+    return 2
+  except KeyboardInterrupt:
+    print("interrupted: the same command goes on from here", file=sys.stderr)
+    return 130
+
+
+def _conclude(runs: Sequence[Run], out: str) -> int:
+  """Writes the rows and the report; 0 where every run is done."""
+  _write_rows(runs, out)
+  done = [run for run in runs if run.is_done]
+  console.say(f"{len(done)} of {len(runs)} runs are done: {epath.Path(out) / _ROWS}")
+  if done:
+    report.write([run.folder for run in done], epath.Path(out) / report.FILE)
+    console.say(f"report: {epath.Path(out) / report.FILE}")
+  return 0 if len(done) == len(runs) else 1
