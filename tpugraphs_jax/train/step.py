@@ -8,12 +8,14 @@ the loss and gradient of the whole batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import functools
 from typing import Any
 
 from flax import linen as nn
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from tpugraphs_jax import batch as batch_lib
@@ -96,8 +98,12 @@ def make_train_step(
     seed: int = 0,
     config_chunk: int = 0,
     collections: Sequence[str] = (),
+    devices: Sequence[jax.Device] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
   """The mapped step `(state, batch) -> (state, metrics)`; the state is donated.
+
+  The seed is an argument of the compiled program and no part of it: whatever the seed,
+  a compilation cache has the program.
 
   Args:
     model: maps a batch to scores `[G, C]`.
@@ -110,6 +116,7 @@ def make_train_step(
     seed: of everything random in a step; steps differ by their number.
     config_chunk: configurations that pass through the model at a time; 0 = all.
     collections: what else the model sows, returned as `state.extra`.
+    devices: to compile for; all of this run unless given.
   """
 
   def loss_fn(params, perturbations, batch, key):
@@ -134,8 +141,8 @@ def make_train_step(
     metrics = {"loss": ranking + penalty, "ranking_loss": ranking}
     return ranking + penalty, (metrics, {name: sown[name] for name in collections})
 
-  def train_step(state: TrainState, batch):
-    key = jax.random.fold_in(jax.random.key(seed), state.step)
+  def train_step(key_data, state: TrainState, batch):
+    key = jax.random.fold_in(jax.random.wrap_key_data(key_data), state.step)
     (grads, lookup_grads), (metrics, extra) = jax.grad(loss_fn, argnums=(0, 1), has_aux=True)(
         state.params, zero_perturbations(model, batch), batch, key)
     grads, metrics = jax.lax.psum((grads, metrics), parallel.DEVICES)
@@ -144,9 +151,18 @@ def make_train_step(
     changes = {"extra": extra} if collections else {}
     return state.apply_gradients(grads, optimizer, norms=norms, **changes), metrics
 
-  return parallel.pmap(train_step, donate_argnums=0)
+  mapped = parallel.pmap(train_step, donate_argnums=1, in_axes=(None, 0, 0), devices=devices)
+  return functools.partial(mapped, np.asarray(jax.random.key_data(jax.random.key(seed))))
 
 
-def make_score_step(model: nn.Module) -> Callable[[Any, Any], jax.Array]:
-  """The mapped `(params, batch) -> scores [G, C]`, both with a device axis."""
-  return parallel.pmap(lambda params, batch: model.apply({"params": params}, batch), local=True)
+def make_score_step(
+    model: nn.Module, *, devices: Sequence[jax.Device] | None = None
+) -> Callable[[Any, Any], jax.Array]:
+  """The mapped `(params, batch) -> scores [G, C]`, both with a device axis.
+
+  Args:
+    model: maps a batch to scores.
+    devices: to compile for; those of this process unless given.
+  """
+  return parallel.pmap(
+      lambda params, batch: model.apply({"params": params}, batch), local=True, devices=devices)
