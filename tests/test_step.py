@@ -236,10 +236,9 @@ def test_two_seeds_are_one_program_for_a_compilation_cache(tmp_path):
     compilation_cache.reset_cache()
     for seed in (0, 1, 2):
       noisy_step(seed)(noisy_state(jnp.int32(0)), stacked)
-      compiled.append(sum("train_step" in path.name and path.name.endswith("-cache")
-                          for path in tmp_path.iterdir()))
+      compiled.append(len(list(tmp_path.glob("*-cache"))))
   finally:
     for name, value in before.items():
       jax.config.update(name, value)
     compilation_cache.reset_cache()
-  assert compiled == [1, 1, 1]
+  assert compiled[0] > 0 and compiled == [compiled[0]] * 3

@@ -31,6 +31,17 @@ def squared_kernels(params: Any) -> jax.Array:
   return sum(jnp.sum(jnp.square(v)) for path, v in flat.items() if path[-1] == "kernel")
 
 
+def mean_activity(sown: Any) -> jax.Array:
+  """Mean squared length of the embeddings of this device's nodes, of which all devices have
+  their share, `[]` float32; the sum over every embedding, however deep in the model it is."""
+  activity = traverse_util.flatten_dict(sown)
+  total = jnp.zeros(())
+  for path in (path for path in activity if path[-1] == "sum"):
+    nodes = jax.lax.psum(activity[path[:-1] + ("nodes",)][0], parallel.DEVICES)
+    total += activity[path][0] / nodes
+  return total
+
+
 def slate_keys(key: jax.Array, slates: int) -> jax.Array:
   """A key per slate of this device, `[slates]`, whatever slates the other devices have."""
   first = jax.lax.axis_index(parallel.DEVICES) * slates
@@ -102,8 +113,7 @@ def make_train_step(
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
   """The mapped step `(state, batch) -> (state, metrics)`; the state is donated.
 
-  The seed is an argument of the compiled program and no part of it: whatever the seed,
-  a compilation cache has the program.
+  The seed is an argument of the compiled program: a compilation cache serves all seeds.
 
   Args:
     model: maps a batch to scores `[G, C]`.
@@ -122,22 +132,15 @@ def make_train_step(
   def loss_fn(params, perturbations, batch, key):
     variables = {"params": params, "perturbations": perturbations}
     options = dict(train=True, mutable=["activity", *collections], rngs={"dropout": key})
-    if config_chunk:
-      scores, sown = apply_in_chunks(
-          model, variables, batch, config_chunk=config_chunk, **options)
-    else:
-      scores, sown = model.apply(variables, batch, **options)
+    chunked = functools.partial(apply_in_chunks, model, config_chunk=config_chunk)
+    scores, sown = (chunked if config_chunk else model.apply)(variables, batch, **options)
     totals, counts = losses_lib.loss_sums(
         losses, scores, batch.target, where=batch.config_mask, temperature=temperature,
         key=slate_keys(key, len(scores)))
     counts = jax.lax.psum(counts, parallel.DEVICES)
     ranking = losses_lib.combine(losses, totals, counts)
-    penalty = kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
-    # Of every embedding, however deep in the model it is.
-    activity = traverse_util.flatten_dict(sown.get("activity", {}))
-    for path in (path for path in activity if path[-1] == "sum"):
-      nodes = jax.lax.psum(activity[path[:-1] + ("nodes",)][0], parallel.DEVICES)
-      penalty += activity_l2 * activity[path][0] / nodes
+    penalty = (kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
+               + activity_l2 * mean_activity(sown.get("activity", {})))
     metrics = {"loss": ranking + penalty, "ranking_loss": ranking}
     return ranking + penalty, (metrics, {name: sown[name] for name in collections})
 
