@@ -76,7 +76,8 @@ class Training:
     return metrics
 
   def planned_mib(self) -> float:
-    return timing.planned_mib(self._step.lower(self._state, self._batch).compile())
+    mapped, key = self._step.func, self._step.args
+    return timing.planned_mib(mapped.lower(*key, self._state, self._batch).compile())
 
 
 class Scoring:

@@ -15,6 +15,11 @@ def test_table_and_overflow_hold_every_edge_exactly_once(slots):
   assert random_graphs.table_edges(table) == sorted(zip(receiver.tolist(), sender.tolist()))
 
 
+@pytest.mark.parametrize("platform, slots", [("cpu", 4), ("tpu", 0), ("gpu", 4), ("other", 4)])
+def test_a_tpu_sums_sorted_segments_and_others_look_into_tables(platform, slots):
+  assert adjacency.slots_of(platform) == slots
+
+
 def test_overflow_is_sorted_by_receiver_and_only_holds_what_does_not_fit():
   receiver = np.array([3, 1, 1, 3, 1, 0], np.int32)
   sender = np.array([5, 4, 2, 0, 2, 3], np.int32)

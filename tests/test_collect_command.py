@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from tpugraphs_jax.data import npz
 
 _ROOT = Path(__file__).parents[1]
 _COLLECTION = "layout:own:tried"
+# The long form: TPUGRAPHS_KILLS=10 python -m pytest tests/test_collect_command.py
+_KILLS = int(os.environ.get("TPUGRAPHS_KILLS", "3"))
 _PROGRAMS = """
 import jax
 import jax.numpy as jnp
@@ -110,19 +113,31 @@ def test_killed_at_random_moments_it_goes_on_and_gives_the_same_files(root, coll
   while True:
     process = _start(_arguments(root, out))
     try:
-      process.communicate(timeout=rng.uniform(3, 7) if kills < 3 else 240)
+      # Many kills come sooner, or the work would be done before the last of them.
+      longest = 7 if _KILLS < 5 else 5
+      process.communicate(timeout=rng.uniform(longest - 4, longest) if kills < _KILLS else 240)
       break
     except subprocess.TimeoutExpired:
       # At first the command alone: its workers notice, and the next ones wait for them.
       (os.killpg if kills else os.kill)(process.pid, signal.SIGKILL)
       process.communicate()
       kills += 1
-  assert process.returncode == 0
+  assert process.returncode == 0 and kills == _KILLS
   assert _files(out) == _files(collected)
   for journal in out.rglob("*.jsonl"):
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     results = [line["candidate"] for line in lines if "candidate" in line]
     assert len(results) == len(set(results)), "a configuration was compiled twice"
+
+
+def test_what_is_collected_is_left_as_it_is_without_its_journal(root, collected, tmp_path):
+  out = tmp_path / "moved"
+  shutil.copytree(collected / "npz", out / "npz")
+  process = _start(_arguments(root, out))
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0 and "2 of 2 programs collected" in printed
+  assert _files(out) == _files(collected)
+  assert not list(out.rglob("*.jsonl")), "a configuration was labelled again"
 
 
 def test_a_candidate_that_crashes_the_compiler_is_a_failure_and_the_others_go_on(root):

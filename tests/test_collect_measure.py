@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tpugraphs_jax.collect import measure
@@ -59,3 +60,24 @@ def test_a_hopeless_version_is_given_up_after_three_rounds(monkeypatch):
   found = dict(measure.measure([(0, _doubled), (1, _same)], (_X,)))
   assert len(found[0]["seconds"]) == 12
   assert len(found[1]["seconds"]) == 3
+
+
+@pytest.mark.parametrize("ratio", [0.8, 1.25])
+def test_pairs_tell_which_version_is_faster(monkeypatch, ratio):
+  # As in turn: both are timed once to find how many calls take 5 ms, then the pairs.
+  noise = iter(np.random.default_rng(0).uniform(1, 1.02, 1000))
+  order = _timed(monkeypatch, lambda function, k: next(noise) * (
+      .01 if k == 1 or function is order[0] else .01 * ratio))
+  median, low, high = measure.compare(_doubled, _same, (_X,))
+  assert low < median < high and (low < ratio < high or median == pytest.approx(ratio, rel=.02))
+  assert (high < 1) == (ratio < 1)
+  pairs = [order[k:k + 2] for k in range(2, len(order), 2)]
+  assert len(pairs) == 25 and all(len(set(map(id, pair))) == 2 for pair in pairs)
+  assert {pair[0] is order[0] for pair in pairs} == {True, False}  # who begins takes turns
+
+
+def test_the_interval_of_equal_times_holds_one(monkeypatch):
+  noise = iter(np.random.default_rng(1).uniform(.9, 1.1, 1000))
+  _timed(monkeypatch, lambda function, k: .01 * next(noise))
+  _, low, high = measure.compare(_doubled, _same, (_X,))
+  assert low < 1 < high

@@ -6,7 +6,9 @@ from pathlib import Path
 import sys
 
 import comparing
+from flax import linen as nn
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -187,3 +189,56 @@ def test_score_step_gives_every_device_its_own_scores():
     np.testing.assert_allclose(
         np.asarray(scores)[device][batch.config_mask], expected[batch.config_mask],
         rtol=1e-4, atol=1e-5)
+
+
+class Noisy(nn.Module):
+  """Scores `[G, C]` that are random numbers times one parameter."""
+
+  @nn.compact
+  def __call__(self, batch, *, train=False):
+    scale = self.param("scale", nn.initializers.zeros, (), jnp.float32)
+    return scale * jax.random.normal(self.make_rng("dropout"), batch.target.shape)
+
+
+def noisy_step(seed):
+  return step_lib.make_train_step(
+      Noisy(), optax.sgd(0.5), losses=losses_lib.parse_losses("MSE:1"), seed=seed)
+
+
+def noisy_state(step):
+  state = state_lib.TrainState.create({"scale": jnp.zeros(())}, optax.sgd(0.5))
+  return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state.replace(step=step))
+
+
+@pytest.mark.parametrize("seed, number", [(0, 0), (7, 3), (2**40 + 7, 3)])
+def test_the_random_stream_of_a_step_is_that_of_its_seed_and_number(seed, number):
+  batch = device_batches(1)[0]
+  key = jax.random.fold_in(jax.random.key(seed), number)
+  noise = Noisy().apply({"params": {"scale": 1.0}}, batch, rngs={"dropout": key})
+  where = np.where(batch.config_mask)
+  slope = -2 * np.mean(np.asarray(noise)[where] * batch.target[where])
+  stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
+  state, _ = noisy_step(seed)(noisy_state(jnp.int32(number)), stacked)
+  assert float(state.params["scale"][0]) == pytest.approx(-0.5 * slope, rel=1e-4)
+
+
+def test_two_seeds_are_one_program_for_a_compilation_cache(tmp_path):
+  stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], device_batches(1)[0])
+  texts = [step.func.lower(*step.args, noisy_state(jnp.int32(0)), stacked).as_text()
+           for step in (noisy_step(0), noisy_step(1))]
+  assert texts[0] == texts[1]
+  compiled = []
+  before = {name: getattr(jax.config, name) for name in (
+      "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")}
+  try:
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    compilation_cache.reset_cache()
+    for seed in (0, 1, 2):
+      noisy_step(seed)(noisy_state(jnp.int32(0)), stacked)
+      compiled.append(len(list(tmp_path.glob("*-cache"))))
+  finally:
+    for name, value in before.items():
+      jax.config.update(name, value)
+    compilation_cache.reset_cache()
+  assert compiled[0] > 0 and compiled == [compiled[0]] * 3

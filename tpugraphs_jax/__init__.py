@@ -3,8 +3,9 @@
   order, scores = tpugraphs_jax.rank("out/tile", graph)
 
 ranks the configurations of an `OpGraph` with a model trained by `run_tile.py` or
-`run_layout.py`; `load` gives the model itself, `Ensemble` several as one, and
-`tpugraphs_jax.hlo` makes graphs from the user's own programs.
+`run_layout.py`; `load` gives the model itself, also one that ships, `Ensemble` several
+as one, `tpugraphs_jax.hlo` makes graphs from the user's own programs, and `tune` chooses
+layouts for one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Ensemble", "OpGraph", "hlo", "load", "propose", "rank", "read_layout", "read_tile"]
+__all__ = ["Ensemble", "OpGraph", "hlo", "load", "propose", "rank", "read_layout", "read_tile",
+           "tune"]
 
 # Loaded when first used: importing the package stays quick.
 _HOMES = {
@@ -24,6 +26,7 @@ _HOMES = {
     "rank": "tpugraphs_jax.predict.ranker",
     "read_layout": "tpugraphs_jax.data.npz",
     "read_tile": "tpugraphs_jax.data.npz",
+    "tune": "tpugraphs_jax.collect.tuning",
 }
 
 

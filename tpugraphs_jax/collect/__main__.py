@@ -6,6 +6,7 @@
 writes `OUT/npz/layout/own/NAME/SPLIT/PROGRAM.npz` in the released format, and
 beside it `PROGRAM.json` with versions and raw numbers. `OUT/journal` keeps what
 is labelled while it runs, so that a run that was killed goes on where it was.
+Finished programs are not labelled again, also where the journal is gone.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ _NOISE = 0.05
 # After so many rounds a version is given up that was never within this factor of the best.
 _HOPELESS_ROUNDS, _HOPELESS = 3, 20.0
 _AGAIN = -1  # the first version for the second time
+_PAIRS, _RESAMPLED, _CONFIDENCE = 25, 2000, 0.95
 
 
 class NoisyMachineError(ValueError):
@@ -70,6 +71,33 @@ def measure(
         f"at most {_NOISE:.0%}: the machine is busy; stop what else runs on it and try again")
   for number, times in seconds.items():
     yield number, {"seconds": times, "noise": noise}
+
+
+def compare(
+    default: Callable[..., Any], other: Callable[..., Any], args: tuple, *, seed: int = 0
+) -> tuple[float, float, float]:
+  """How long a version takes by how long the default takes, in alternating pairs.
+
+  Args:
+    default: a function.
+    other: computes the same.
+    args: example arguments of both.
+    seed: of random arguments and of the resampling.
+
+  Returns:
+    The median ratio of the pairs' times, and the ends of its 95 % bootstrap interval.
+  """
+  values = _random_arguments(args, seed)
+  pair = [jax.jit(function).lower(*values).compile() for function in (default, other)]
+  calls = [_calls(function, values) for function in pair]
+  rng, ratios = np.random.default_rng(seed), []
+  for turn in range(_PAIRS):
+    first = turn % 2  # which of both begins takes turns
+    times = {place: _time(pair[place], values, calls[place]) for place in (first, 1 - first)}
+    ratios.append(times[1] / times[0])
+  medians = np.median(rng.choice(ratios, (_RESAMPLED, _PAIRS)), axis=1)
+  low, high = np.quantile(medians, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
+  return float(np.median(ratios)), float(low), float(high)
 
 
 def _rounds(

@@ -24,6 +24,7 @@ from tpugraphs_jax import atomic
 from tpugraphs_jax import hlo
 from tpugraphs_jax.collect import choosing
 from tpugraphs_jax.collect import draw
+from tpugraphs_jax.collect import finished
 from tpugraphs_jax.collect import labels
 from tpugraphs_jax.collect import node_rows
 from tpugraphs_jax.collect import programs
@@ -52,6 +53,8 @@ class _Collecting:
 def collect(job: Job) -> None:
   """Labels what is missing and writes the program's npz and sidecar.
 
+  Does nothing where both are there already, of the same program, label and versions.
+
   Raises:
     ValueError: the program cannot be collected, or its journal is another one's.
   """
@@ -59,6 +62,8 @@ def collect(job: Job) -> None:
   label = labels.create(job.label, target=job.target, seed=job.seed)
   header = {"source": job.source, "label": job.label, **label.versions(), "seed": job.seed,
             "program_sha256": _sha256(program)}
+  if finished.is_finished(job, header, label):
+    return
   choices = choosing.choices(program.function, *program.args)
   with contextlib.closing(Journal(job.journal, header)) as journal:
     if not job.module.exists():
@@ -129,7 +134,8 @@ def _write(work: _Collecting, drawn: list[list[int]], header: dict[str, Any]) ->
   npz.write_layout(job.npz, dataclasses.replace(work.graph, configs=configs))
   record = {
       **header, "name": job.name, "split": job.split, "collection": job.collection,
-      "config_runtime": work.label.unit, "tpugraphs_jax": tpugraphs_jax.__version__,
+      "configs_asked": job.configs, "config_runtime": work.label.unit,
+      "tpugraphs_jax": tpugraphs_jax.__version__,
       "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
       "groups": [str(group) for group in work.choices.groups],
       "ties_left_out": len(values) - len(kept),

@@ -8,10 +8,11 @@ from tpugraphs_jax.batch import ABSENT, Adjacency, Neighbours
 
 # Width of the tables. 99 % of nodes have at most four operands and users; on a
 # 2-core CPU a table of this width is 1.5 to 2.9 times faster than a sorted segment
-# sum (benchmarks/aggregation.py). A platform whose best width is another gets its
-# own entry in the second line.
+# sum (benchmarks/aggregation.py). For a TPU v3 its compiler makes 23 times as many
+# gathers of a table as of a sorted segment sum and estimates more time for them
+# (benchmarks/tpu_sums.py; no TPU has measured it).
 SLOTS = 4
-_SLOTS_OF_PLATFORM = {"cpu": SLOTS}
+_SLOTS_OF_PLATFORM = {"cpu": SLOTS, "tpu": 0}
 
 
 def slots_of(platform: str) -> int:

@@ -59,8 +59,7 @@ def lower(function: Callable[..., Any], args: tuple, target: str) -> Any:
     ValueError: as `check_target`.
   """
   import jax
-  device = _device(target)
-  sharding = jax.sharding.SingleDeviceSharding(device)
+  sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
   shapes = jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
       jax.eval_shape(lambda *leaves: leaves, *args))
@@ -112,7 +111,12 @@ def _stage(folder: Path, name: str) -> bytes:
 
 
 @functools.cache
-def _device(target: str) -> Any:
+def devices(target: str) -> tuple[Any, ...]:
+  """The devices of the smallest topology of a target, to compile for.
+
+  Raises:
+    ValueError: as `check_target`.
+  """
   check_target(target)
   # On a machine with a TPU these would hide it from jax.
   if not any(Path("/dev").glob("accel*")) and not Path("/dev/vfio").exists():
@@ -120,5 +124,5 @@ def _device(target: str) -> Any:
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
   from jax.experimental import topologies
-  return topologies.get_topology_desc(
-      platform="tpu", topology_name=TARGETS[target]).devices[0]
+  return tuple(topologies.get_topology_desc(
+      platform="tpu", topology_name=TARGETS[target]).devices)

@@ -26,7 +26,7 @@ from tpugraphs_jax.data import adjacency, distinct, feature_blocks, features, re
 from tpugraphs_jax.data.batching import PreparedGraph
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.models import interface
-from tpugraphs_jax.predict import artefact, charges, saved, table_charges, tables
+from tpugraphs_jax.predict import artefact, charges, saved, shipped, table_charges, tables
 from tpugraphs_jax.predict.artefact import Artefact
 from tpugraphs_jax.segments.model import SegmentModel
 from tpugraphs_jax.segments.score import SegmentScorer
@@ -311,13 +311,15 @@ def load(place: str | os.PathLike[str]) -> Ranker:
   """The trained ranker of a working folder or a model file; loaded once while it is unchanged.
 
   Args:
-    place: a folder that `run_tile.py` or `run_layout.py` trained in, or a `model.npz`.
+    place: a folder that `run_tile.py` or `run_layout.py` trained in, a `model.npz`, or the
+      name of a model that ships (`shipped.names()`).
 
   Raises:
     FileNotFoundError: no trained model there.
     ValueError: what is there is damaged or of a newer version.
   """
-  path = remote.fetch(place).absolute()
+  found = place if remote.is_remote(place) else shipped.find(Path(place).expanduser())
+  path = remote.fetch(found).absolute()
   # Of the last phase too, whatever its folder is called.
   marks = (path, path / artefact.FILE, *path.glob(loop.CHECKPOINTS),
            *path.glob(f"*/{loop.CHECKPOINTS}"))

@@ -42,6 +42,8 @@ def define_flags() -> None:
                     "together; results go to --workdir.")
   flags.DEFINE_enum("combine", "mean", tuple(COMBINATIONS), "What an ensemble averages.")
   flags.DEFINE_boolean("resume", False, "Go on with the run in --workdir.")
+  flags.DEFINE_string("compilation_cache", None, "Folder for compiled programs, which runs may "
+                      "share (default: compilation_cache in --workdir).")
   flags.DEFINE_string("coordinator_address", None, "host:port of process 0 of several.")
   flags.DEFINE_integer("num_processes", None, "Number of processes.")
   flags.DEFINE_integer("process_id", None, "Number of this process.")
@@ -62,7 +64,8 @@ def main(argv: list[str]) -> None:
       return
     _check_flags(values)
     parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
-    parallel.use_compilation_cache(remote.local_of(values.workdir) / "compilation_cache")
+    parallel.use_compilation_cache(
+        values.compilation_cache or remote.local_of(values.workdir) / "compilation_cache")
     # A process that fails alone must not leave the others waiting for it.
     with parallel.stop_together(), remote.working_folder(
         values.workdir, is_writing=parallel.is_primary()) as workdir:

@@ -114,15 +114,19 @@ def loss_options(config: ml_collections.ConfigDict) -> losses.Options:
 
 
 def make_step(
-    config: ml_collections.ConfigDict, model: Any, optimizer: Any, *, sown: Sequence[str] = ()
+    config: ml_collections.ConfigDict, model: Any, optimizer: Any, *, sown: Sequence[str] = (),
+    devices: Sequence[jax.Device] | None = None,
 ) -> Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]:
-  """The mapped training step of a model, its metrics `[devices]`; `sown` is returned besides."""
+  """The mapped training step of a model, its metrics `[devices]`; `sown` is returned besides.
+
+  `devices` are those of this run, or others to compile for.
+  """
   loss = config.loss
   return step_lib.make_train_step(
       model, optimizer, losses=losses.parse_losses(loss.losses), temperature=loss.temperature,
       loss_options=loss_options(config),
       kernel_l2=loss.kernel_l2, activity_l2=loss.activity_l2, seed=config.seed,
-      config_chunk=config.batch.config_chunk, collections=sown)
+      config_chunk=config.batch.config_chunk, collections=sown, devices=devices)
 
 
 def _phase(

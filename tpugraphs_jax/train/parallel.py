@@ -143,7 +143,8 @@ def per_device(batch_size: int, *, field: str = "batch_size") -> int:
 
 
 def pmap(
-    function: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), local: bool = False
+    function: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), local: bool = False,
+    in_axes: Any = 0, devices: Sequence[jax.Device] | None = None,
 ) -> Callable[..., Any]:
   """`function` on each local device, with the axis name `DEVICES`.
 
@@ -152,13 +153,14 @@ def pmap(
     donate_argnums: arguments whose memory the results may take.
     local: the function reduces over nothing, and processes may call it a different
       number of times; without it all must call alike.
+    in_axes: 0, or for each argument 0 or None; None for one that all devices share.
+    devices: these instead, which may be of another machine, to compile for.
   """
+  if devices is None and local:
+    devices = jax.local_devices()
   return jax.pmap(
-      function,
-      axis_name=DEVICES,
-      donate_argnums=donate_argnums,
-      devices=jax.local_devices() if local else None,
-  )
+      function, axis_name=DEVICES, donate_argnums=donate_argnums, in_axes=in_axes,
+      devices=devices)
 
 
 def replicate(tree: Any) -> Any:

@@ -8,12 +8,14 @@ the loss and gradient of the whole batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import functools
 from typing import Any
 
 from flax import linen as nn
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from tpugraphs_jax import batch as batch_lib
@@ -27,6 +29,17 @@ def squared_kernels(params: Any) -> jax.Array:
   """Sum of squares of every Dense kernel, `[]` float32: biases and embeddings do not count."""
   flat = traverse_util.flatten_dict(params)
   return sum(jnp.sum(jnp.square(v)) for path, v in flat.items() if path[-1] == "kernel")
+
+
+def mean_activity(sown: Any) -> jax.Array:
+  """Mean squared length of the embeddings of this device's nodes, of which all devices have
+  their share, `[]` float32; the sum over every embedding, however deep in the model it is."""
+  activity = traverse_util.flatten_dict(sown)
+  total = jnp.zeros(())
+  for path in (path for path in activity if path[-1] == "sum"):
+    nodes = jax.lax.psum(activity[path[:-1] + ("nodes",)][0], parallel.DEVICES)
+    total += activity[path][0] / nodes
+  return total
 
 
 def slate_keys(key: jax.Array, slates: int) -> jax.Array:
@@ -96,8 +109,11 @@ def make_train_step(
     activity_l2: float = 0.0,
     seed: int = 0, config_chunk: int = 0,
     collections: Sequence[str] = (),
+    devices: Sequence[jax.Device] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
   """The mapped step `(state, batch) -> (state, metrics)`; the state is donated.
+
+  The seed is an argument of the compiled program: a compilation cache serves all seeds.
 
   Args:
     model: maps a batch to scores `[G, C]`.
@@ -110,32 +126,26 @@ def make_train_step(
     seed: of everything random in a step; steps differ by their number.
     config_chunk: configurations that pass through the model at a time; 0 = all.
     collections: what else the model sows, returned as `state.extra`.
+    devices: to compile for; all of this run unless given.
   """
 
   def loss_fn(params, perturbations, batch, key):
     variables = {"params": params, "perturbations": perturbations}
     options = dict(train=True, mutable=["activity", *collections], rngs={"dropout": key})
-    if config_chunk:
-      scores, sown = apply_in_chunks(
-          model, variables, batch, config_chunk=config_chunk, **options)
-    else:
-      scores, sown = model.apply(variables, batch, **options)
+    chunked = functools.partial(apply_in_chunks, model, config_chunk=config_chunk)
+    scores, sown = (chunked if config_chunk else model.apply)(variables, batch, **options)
     totals, counts = losses_lib.loss_sums(
         losses, scores, batch.target, where=batch.config_mask, temperature=temperature,
         key=slate_keys(key, len(scores)), options=loss_options, axis=parallel.DEVICES)
     counts = jax.lax.psum(counts, parallel.DEVICES)
     ranking = losses_lib.combine(losses, totals, counts)
-    penalty = kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
-    # Of every embedding, however deep in the model it is.
-    activity = traverse_util.flatten_dict(sown.get("activity", {}))
-    for path in (path for path in activity if path[-1] == "sum"):
-      nodes = jax.lax.psum(activity[path[:-1] + ("nodes",)][0], parallel.DEVICES)
-      penalty += activity_l2 * activity[path][0] / nodes
+    penalty = (kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
+               + activity_l2 * mean_activity(sown.get("activity", {})))
     metrics = {"loss": ranking + penalty, "ranking_loss": ranking}
     return ranking + penalty, (metrics, {name: sown[name] for name in collections})
 
-  def train_step(state: TrainState, batch):
-    key = jax.random.fold_in(jax.random.key(seed), state.step)
+  def train_step(key_data, state: TrainState, batch):
+    key = jax.random.fold_in(jax.random.wrap_key_data(key_data), state.step)
     (grads, lookup_grads), (metrics, extra) = jax.grad(loss_fn, argnums=(0, 1), has_aux=True)(
         state.params, zero_perturbations(model, batch), batch, key)
     grads, metrics = jax.lax.psum((grads, metrics), parallel.DEVICES)
@@ -144,9 +154,18 @@ def make_train_step(
     changes = {"extra": extra} if collections else {}
     return state.apply_gradients(grads, optimizer, norms=norms, **changes), metrics
 
-  return parallel.pmap(train_step, donate_argnums=0)
+  mapped = parallel.pmap(train_step, donate_argnums=1, in_axes=(None, 0, 0), devices=devices)
+  return functools.partial(mapped, np.asarray(jax.random.key_data(jax.random.key(seed))))
 
 
-def make_score_step(model: nn.Module) -> Callable[[Any, Any], jax.Array]:
-  """The mapped `(params, batch) -> scores [G, C]`, both with a device axis."""
-  return parallel.pmap(lambda params, batch: model.apply({"params": params}, batch), local=True)
+def make_score_step(
+    model: nn.Module, *, devices: Sequence[jax.Device] | None = None
+) -> Callable[[Any, Any], jax.Array]:
+  """The mapped `(params, batch) -> scores [G, C]`, both with a device axis.
+
+  Args:
+    model: maps a batch to scores.
+    devices: to compile for; those of this process unless given.
+  """
+  return parallel.pmap(
+      lambda params, batch: model.apply({"params": params}, batch), local=True, devices=devices)

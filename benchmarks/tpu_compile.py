@@ -1,0 +1,238 @@
+"""Training and scoring steps of every model family, compiled for TPUs without one.
+
+    pip install ".[tpu]"
+    python benchmarks/tpu_compile.py
+
+Each step is compiled in a process of its own, for all devices of the smallest topology
+of a generation, with one program (or several kernels) per device. Cycles and seconds are
+the compiler's own estimates and no measurement. Some alone: `--targets v3 --cases SAGE`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+from collections.abc import Mapping
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+import run_all
+import timing
+import workloads
+from tpugraphs_jax.batchers import segments
+from tpugraphs_jax.data import adjacency
+from tpugraphs_jax.graph import NODE_FEATURES, OpGraph, TileConfigs
+from tpugraphs_jax.hlo import estimates, proto, tpu
+from tpugraphs_jax.predict.ranker import Ranker
+from tpugraphs_jax.run import configs as configs_lib, phases
+from tpugraphs_jax.segments.model import READOUT_COLLECTION, SegmentModel
+from tpugraphs_jax.train import parallel, state as state_lib, step as step_lib
+
+# Name to the config it stands for, and to the fields that it changes.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tile": ("tile.py:recommended", {}),
+    "ResModel": ("layout.py:xla-random,official", {}),
+    "SAGE": ("layout.py:xla-random", {}),
+    "tables": ("layout.py:xla-random,tables", {}),
+    "gst_ed": ("layout.py:xla-random,gst_ed", {}),
+}
+# Ways to sum over neighbours, of which the recommended SAGE is compiled with each.
+AGGREGATIONS: dict[str, dict[str, Any]] = {
+    "tables of 4 slots": {"data.neighbour_slots": 4},
+    "sorted segment sums": {"data.neighbour_slots": 0},
+    "sorted segment sums, bfloat16": {"data.neighbour_slots": 0, "model.dtype": "bfloat16",
+                                      "model.precision": "default"},
+}
+# For tests: seconds to compile.
+SMALL = {"tile, small": ("tile.py:recommended,ci", {}),
+         "SAGE, small": ("layout.py:xla-random,ci", {})}
+CASES |= {f"SAGE, {name}": ("layout.py:xla-random", changes)
+          for name, changes in AGGREGATIONS.items()}
+TARGETS = ("v3", "v4", "v5e", "v6e")
+STEPS = ("train", "score")
+# GiB of a chip; every smallest topology has four of them.
+_CHIP_GIB = {"v2": 16, "v3": 32, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32}
+_CHIPS = 4
+_NODES, _SMALL_NODES, _KERNELS, _KERNEL_NODES = 6_000, 200, 10, 40
+
+
+def config_of(case: str) -> ml_collections.ConfigDict:
+  """The config of a case, for one program or ten kernels per device."""
+  name, changes = (CASES | SMALL)[case]
+  config = configs_lib.load(name)
+  config.update_from_flattened_dict({"data.neighbour_slots": adjacency.slots_of("tpu")} | changes)
+  config.batch.graphs = _KERNELS if config.task == "tile" else 1
+  return config
+
+
+def graph_of(config: ml_collections.ConfigDict, features: int, nodes: int) -> OpGraph:
+  """A random program or kernel of the usual size, with configurations of so many features."""
+  rng = np.random.default_rng(0)
+  if config.task != "tile":
+    return workloads.program(rng, nodes=nodes, config_nodes=nodes // 20,
+                             configs=max(config.batch.configs, config.eval.configs))
+  configs = max(config.batch.configs, config.eval.configs)
+  tiles = TileConfigs(
+      config_feat=rng.random((configs, features), np.float32),
+      runtime_ns=rng.integers(1, 1000, configs), normalizer_ns=np.full(configs, 500))
+  return OpGraph(
+      name="kernel", node_feat=rng.random((_KERNEL_NODES, NODE_FEATURES), np.float32),
+      node_opcode=rng.integers(1, 120, _KERNEL_NODES).astype(np.uint8),
+      edge_index=workloads.edges(rng, _KERNEL_NODES),
+      node_splits=np.array([0, _KERNEL_NODES]), config_node=np.zeros(0, np.int32), configs=tiles)
+
+
+def step_and_arguments(case: str, step: str, devices: list[Any]) -> tuple[Any, list[Any]]:
+  """A mapped step and the shapes of its arguments for one device."""
+  config = config_of(case)
+  if step == "score":
+    config.batch.configs = config.eval.configs
+  ranker = Ranker(config.to_dict())
+  graph = graph_of(config, ranker.collection.config_features,
+                   _SMALL_NODES if case in SMALL else _NODES)
+  values = graph.configs.rows if config.task != "tile" else graph.configs.config_feat
+  ranker.fit([graph], [values])
+  graphs = [ranker.prepare(graph)] * config.batch.graphs
+  targets = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
+  plan = phases.plan_of(config, ranker.batcher, graphs, targets, epochs=1)
+  batch = phases.first_batch(config, ranker.batcher, plan)
+  params = jax.eval_shape(ranker.model.init, jax.random.key(0), batch)["params"]
+  if step == "score":
+    return _score_step(ranker, devices), [params, _scored(ranker, batch)]
+  optimizer = state_lib.create_optimizer(total_steps=1000, **config.optimizer)
+  sown = ()
+  if isinstance(ranker.model, SegmentModel):
+    sown, batch = (READOUT_COLLECTION,), _with_stale(ranker, params, batch, graphs[0])
+  mapped = phases.make_step(config, ranker.model, optimizer, sown=sown, devices=devices)
+  state = jax.eval_shape(lambda: state_lib.TrainState.create(
+      jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer))
+  return mapped.func, [*mapped.args, state, batch]
+
+
+def _score_step(ranker: Ranker, devices: list[Any]) -> Any:
+  """What a scorer of this ranker runs on a device."""
+  method = {True: "tables"}.get(ranker.sees.tables)
+  method = "segment_readout" if isinstance(ranker.model, SegmentModel) else method
+  if method is None:
+    return step_lib.make_score_step(ranker.model, devices=devices)
+  return parallel.pmap(
+      lambda params, batch: ranker.model.apply({"params": params}, batch, method=method),
+      local=True, devices=devices)
+
+
+def _scored(ranker: Ranker, batch: Any) -> Any:
+  return batch.fresh if isinstance(ranker.model, SegmentModel) else batch
+
+
+def _with_stale(ranker: Ranker, params: Any, batch: Any, graph: Any) -> Any:
+  """The batch with what the history table gives: every segment's readout of every slate."""
+  readout = lambda params, part: ranker.model.apply(
+      {"params": params}, part, method="segment_readout")
+  width = jax.eval_shape(readout, params, batch.fresh).shape[-1]
+  shape = (*batch.target.shape, len(graph.segments))
+  stale = segments.Stale(jax.ShapeDtypeStruct((*shape, width), jnp.float32),
+                         jax.ShapeDtypeStruct(shape, bool))
+  return batch._replace(stale=stale)
+
+
+def measure(case: str, step: str, target: str) -> dict[str, Any]:
+  """Compiles a step for all devices of a target, and what the compiler says of it."""
+  devices = tpu.devices(f"tpu:{target}")
+  mapped, arguments = step_and_arguments(case, step, devices)
+  is_seeded = step == "train"
+  shapes = [argument if is_seeded and not place else _on_all(argument, len(devices))
+            for place, argument in enumerate(arguments)]
+  lowered = mapped.lower(*shapes)
+  started = time.perf_counter()
+  compiled = lowered.compile()
+  seconds = time.perf_counter() - started
+  module = proto.parse_module(
+      compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto(),
+      where="TPU program")
+  opcodes = collections.Counter(
+      node.opcode for computation in module.computations for node in computation.instructions)
+  memory = compiled.memory_analysis()
+  total = (memory.argument_size_in_bytes + memory.output_size_in_bytes
+           + memory.temp_size_in_bytes - memory.alias_size_in_bytes)
+  return {
+      "devices": len(devices), "compile_s": seconds,
+      "code_mb": memory.generated_code_size_in_bytes / 1e6,
+      "memory_mib": total / 2**20, "core_gib": _CHIP_GIB[target] * _CHIPS / len(devices),
+      "estimated_cycles": estimates.estimated_cycles(module).cycles,
+      "optimal_ms": 1e3 * compiled.cost_analysis()["optimal_seconds"],
+      "gathers": opcodes["gather"], "scatters": opcodes["scatter"],
+  }
+
+
+def _on_all(tree: Any, devices: int) -> Any:
+  return jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct((devices, *leaf.shape), leaf.dtype), tree)
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+  """What was recorded, in Markdown."""
+  lines = ["| step | TPU | compile | code | memory of a core | estimated cycles | "
+           "optimal | gathers | scatters |", "|---|---|---|---|---|---|---|---|---|"]
+  for name, row in results.items():
+    if name == "machine":
+      continue
+    case, step, target = name.split("/")
+    if "error" in row:
+      lines.append(f"| {case}, {step} | {target} | {row['error']} |" + " |" * 6)
+      continue
+    lines.append(
+        f"| {case}, {step} | {target} | {row['compile_s']:.0f} s | {row['code_mb']:.1f} MB | "
+        f"{row['memory_mib']:,.0f} MiB of {row['core_gib']:.0f} GiB | "
+        f"{row['estimated_cycles'] / 1e6:.2f} M | {row['optimal_ms']:.2f} ms | "
+        f"{row['gathers']} | {row['scatters']} |")
+  return "\n".join(lines)
+
+
+def in_own_process(case: str, step: str, target: str) -> dict[str, Any]:
+  """`measure` in a fresh process; the last line of what it said where it failed."""
+  ended = subprocess.run(
+      [sys.executable, __file__, "--only", case, step, target], capture_output=True, text=True,
+      env=os.environ | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"})
+  if ended.returncode:
+    return {"error": (ended.stderr.strip().splitlines() or ["no message"])[-1][:200]}
+  return json.loads(ended.stdout.splitlines()[-1])
+
+
+def main() -> None:
+  parser = timing.parser(__doc__)
+  parser.add_argument("--targets", nargs="+", default=TARGETS, choices=TARGETS)
+  parser.add_argument("--cases", nargs="+", default=list(CASES),
+                      choices=[*CASES, *SMALL])
+  parser.add_argument("--steps", nargs="+", default=STEPS, choices=STEPS)
+  parser.add_argument("--only", nargs=3, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.only:
+    print(json.dumps(measure(*args.only)))
+    return
+  results = {}
+  for case in args.cases:
+    for step in args.steps:
+      for target in args.targets:
+        # Ways to sum are compared on the mission's machine.
+        if ", " in case and target != "v3" and len(args.targets) > 1:
+          continue
+        results[f"{case}/{step}/{target}"] = in_own_process(case, step, target)
+        print(table({f"{case}/{step}/{target}": results[f"{case}/{step}/{target}"]})
+              .splitlines()[-1], flush=True)
+  if args.out:
+    timing.write(results, args.out)
+  else:
+    run_all.record("tpu_compile", results)
+
+
+if __name__ == "__main__":
+  main()
