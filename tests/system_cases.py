@@ -15,7 +15,7 @@ from tpugraphs_jax.models import interface
 from tpugraphs_jax.models.systems import inputs
 
 CONFIGS = 3
-HOPS = 4
+HOPS = 2
 # Programs that run once: compiling them is all that takes time.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 # Every block that a ranker can read column by column, behind other features.
