@@ -41,11 +41,14 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
   config.data = ConfigDict(dict(
       source="xla",  # or own, with the collection's name in `search`
       search="",
-      features=("released",),  # blocks of node features: released, extra, random_walk
+      features=("released",),  # or extra, random_walk, operand_shapes, tile_modulo
       skip_bad_files=False,  # leave out malformed files, by name, instead of stopping
-      feature_transform="minmax",  # none, minmax, standardize, signed_log1p; or by group
+      feature_transform="minmax",  # none, varying, standardize, signed_log1p, log_offset(K);
+      # or by group: shape=log_offset(3),*=minmax
       config_transform="minmax",
       pad_value=0,  # -1 marks unused layout positions
+      virtual_node="none",  # output (fed by roots), or cluster
+      cluster_nodes=1000,  # nodes that share a virtual node of a cluster
       extra_dir="",  # extra node features (hlo convert --extra_out); empty = none
       loader_threads=0,  # batches are quickly made between two steps; threads only disturb
       neighbour_slots=-1,  # width of neighbour tables; 0 = sorted segment sum; -1 = by platform
@@ -54,7 +57,8 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       graphs=10,  # kernels per step, over all devices
       configs=10,  # configurations per kernel and step
       min_configs=2,  # kernels with fewer are not trained on; official: as `configs`
-      sampling="uniform",  # or skewed (to fast ones), each also with _replacement
+      sampling="uniform",  # or skewed (to fast ones), each also with _replacement; close_runtimes
+      graph_sampling="uniform",  # sqrt or proportional: more often with more configurations
       target="official",  # runtime / normalizer; or ratio, rank (within the slate)
       config_chunk=0,  # configurations through the model at a time (saves memory); 0 = all
       slates_per_epoch=0,  # 0 = one per kernel
@@ -65,18 +69,28 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       precision="highest",  # of matrix products; default lets TPU and GPU round inputs
   ))
   config.loss = ConfigDict(dict(
-      losses="ListMLELoss:1,MSE:0.02", temperature=10.0, kernel_l2=1e-4, activity_l2=1e-4))
+      losses="ListMLELoss:1,MSE:0.02", temperature=10.0, kernel_l2=1e-4, activity_l2=1e-4,
+      pair_reduction="own",  # of pairwise losses: items, pairs, sum, mean_all, mean_valid
+      margin=0.0,  # of hinges; 0 = the loss's own
+      score_norm_clip=0.0,  # largest L2 norm of a slate's scores; 0 = none
+      noise=0.0,  # relative difference of runtimes below which they are ties
+  ))
   config.optimizer = ConfigDict(dict(
       name="adam", learning_rate=1e-3, clip_norm_per_variable=1e-3, clip_norm=0.0,
       schedule="constant",  # cosine (to final_learning_rate), multistep (times factor)
       warmup_fraction=0.0, final_learning_rate=0.0, milestones=(), milestone_factor=0.1,
       beta1=0.9, beta2=0.999, eps=1e-7, weight_decay=0.0, accumulation_steps=1,
-      average_decay=0.0))
+      average_decay=0.0,  # of a moving average of the parameters (EMA); 0 = none
+      average_window=(),  # FIRST,LAST shares of the run with a plain mean of them (SWA)
+  ))
   config.train = ConfigDict(dict(
       epochs=100, eval_every_epochs=1, early_stop_epochs=20, best_metric="opa",
       valid_configs=256,  # per validation kernel during training; 0 = all
       log_every_steps=100, checkpoint_every_steps=0))
-  config.eval = ConfigDict(dict(graphs=8, configs=64))  # per device and scoring call
+  config.eval = ConfigDict(dict(
+      graphs=8, configs=64,  # per device and scoring call
+      permutations=1,  # orders of configurations averaged over, for models that see slates
+  ))
   config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
 
   for name in filter(None, variant.split(",")):
@@ -99,8 +113,7 @@ def _recommended(config: ConfigDict) -> None:
   """Logarithms of sizes, ListMLE on larger slates, averaged parameters."""
   config.data.update(feature_transform="signed_log1p", config_transform="signed_log1p")
   config.batch.configs = 16
-  config.loss = ConfigDict(dict(
-      losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0))
+  config.loss.update(losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0)
   config.optimizer.update(
       learning_rate=2e-3, clip_norm_per_variable=0.0, clip_norm=1.0, schedule="cosine",
       warmup_fraction=0.05, average_decay=0.99)

@@ -272,3 +272,24 @@ def test_no_damaged_file_gives_another_state(folder):
         assert (found[0].step, found[1].step, found[1].value) == (7, 7, 0.5)
     path.write_bytes(whole)
   assert refused >= 10 and read_all(folder) is not None
+
+
+def test_a_run_with_averaged_weights_goes_on_as_if_never_stopped(folder):
+  optimizer = state_lib.create_optimizer(
+      total_steps=10, learning_rate=0.1, average_window=(0.3, 0.9))
+  params = {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(2, 3)), jnp.float32)}
+  grads = lambda step: {"kernel": jnp.sin(step + jnp.arange(6.0).reshape(2, 3))}
+
+  def steps(state, numbers):
+    for step in numbers:
+      state = state.apply_gradients(grads(step), optimizer)
+    return jax.tree.map(np.asarray, state)
+
+  fresh = jax.tree.map(np.asarray, state_lib.TrainState.create(params, optimizer))
+  checkpoints = checkpoint.Checkpoints(folder, config=CONFIG)
+  checkpoints.save(5, steps(fresh, range(5)), data={}, progress={}, value=None)
+  checkpoints.close()
+  saved = checkpoint.Checkpoints(folder, config=CONFIG).newest(fresh).state
+  found, expected = steps(saved, range(5, 10)), steps(fresh, range(10))
+  assert_same(found, expected)
+  assert (expected.eval_params["kernel"] != expected.params["kernel"]).any()

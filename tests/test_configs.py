@@ -1,7 +1,9 @@
 """Every variant makes a job; what cannot work is refused by the name of its field."""
 
+import functools
 import importlib.util
 import itertools
+import json
 
 import commands
 import ml_collections
@@ -9,7 +11,7 @@ import pytest
 
 from tpugraphs_jax.predict import saved as saved_lib
 from tpugraphs_jax.run.jobs import Job
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import report, same_config
 
 TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
@@ -108,11 +110,16 @@ def test_an_unknown_variant_is_refused(kind, known):
     *(("tile", f"eval.{name}", value) for name, value in (("graphs", 0), ("configs", 1))),
     *(("tile", f"loss.{name}", value) for name, value in (
         ("temperature", 0.0), ("temperature", float("nan")), ("kernel_l2", -1e-9),
+        ("pair_reduction", "nope"), ("margin", -1.0), ("score_norm_clip", float("inf")),
+        ("noise", -0.1), ("noise", float("nan")),
         ("activity_l2", float("nan")), ("losses", "Nope:1"), ("losses", "MSE:0"))),
     *(("tile", f"optimizer.{name}", value) for name, value in (
         ("learning_rate", -1.0), ("learning_rate", float("nan")), ("name", "nope"),
         ("schedule", "nope"), ("clip_norm", -1.0), ("accumulation_steps", 0),
-        ("average_decay", 1.0), ("weight_decay", 0.1))),
+        ("average_decay", 1.0), ("weight_decay", 0.1), ("average_window", (0.5,)))),
+    ("tile", "batch.graph_sampling", "nope"), ("tile", "eval.permutations", 0),
+    ("tile", "data.virtual_node", "nope"), ("tile", "data.cluster_nodes", 0),
+    ("layout", "data.entropy_threshold", -1.0), ("tile", "data.feature_transform", "log_offset(0)"),
     *(("tile", f"model.{name}", value) for name, value in (
         ("name", "Nope"), ("hidden_dim", 0), ("op_embed_dim", -1), ("num_gnns", 0),
         ("precision", "nope"))),
@@ -141,6 +148,45 @@ def test_what_one_tile_model_cannot_do_is_refused(variant, field, value):
   config.model[field] = value
   with pytest.raises(ValueError, match=f"{field} is '?{value}'?, expected "):
     Job.of(config)
+
+
+@pytest.mark.parametrize("kind, changes, complaint", [
+    ("layout", {"loss.noise": 0.01, "batch.target": "rank"},
+     "loss.noise is 0.01, but with batch.target=rank a loss knows no runtimes: take"),
+    *(("layout", {"loss.losses": f"{name}:1"}, f"loss.losses has {name}, which needs runtimes, and "
+       "batch.target is 'ratio': set it to 'official'")
+      for name in ("MAPE", "LogMSE", "DCGHingeLoss")),
+    ("tile", {"loss.losses": "ListMLELoss:1,MAPE:1", "batch.target": "rank"}, "has MAPE, which"),
+    ("tile", {"optimizer.average_window": (0.5, 1.0), "optimizer.average_decay": 0.9},
+     "there is one average, set one of them"),
+])
+def test_options_that_exclude_each_other_are_refused(kind, changes, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    make(kind, **changes)
+
+
+def test_segments_have_no_virtual_nodes():
+  config = CONFIGS["layout"]("gst_ed,ci")
+  config.data.virtual_node = "output"
+  with pytest.raises(ValueError, match="virtual_node is 'output', but segments have no edges betw"):
+    Job.of(config)
+
+
+@pytest.mark.parametrize("kind, variant", [("tile", "ci"), ("layout", "ci"), ("layout", "gst_efd")])
+def test_configs_from_before_an_option_mean_its_default(kind, variant, tmp_path):
+  now = CONFIGS[kind](variant).to_dict()
+  before = CONFIGS[kind](variant).to_dict()
+  added = same_config.DEFAULTS | same_config.LAYOUT_DEFAULTS | same_config.SEGMENT_DEFAULTS
+  for name in added:
+    *sections, field = name.split(".")
+    fields = functools.reduce(lambda part, key: part.get(key, {}), sections, before)
+    fields.pop(field, None)
+  assert before != now and saved_lib.upgrade(before) == now
+  as_json = lambda fields: json.loads(json.dumps(fields))
+  same_config.check(tmp_path, as_json(before), as_json(now))
+  now["loss"]["noise"] = 0.1
+  with pytest.raises(ValueError, match="loss.noise is 0.0 there and 0.1 here"):
+    same_config.check(tmp_path, as_json(before), as_json(now))
 
 
 def test_a_multistep_schedule_needs_milestones():

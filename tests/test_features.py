@@ -39,11 +39,43 @@ def slow_transform(x, arrays, kinds):
     offset, spread = 0.0, 1.0
     if kind == "minmax":
       offset, spread = seen.min(), seen.max() - seen.min()
-    elif kind != "none":
+    elif kind not in ("none", "varying"):
       offset, spread = seen.mean(), seen.std()
     columns.append((values - offset) / spread)
     steps.append(np.finfo(np.float32).eps * np.abs([*seen, *values]).max() / spread)
   return np.stack(columns, axis=1), np.array(steps)
+
+
+def test_shifted_logarithms_stay_as_they_are_and_drop_constants():
+  arrays = [np.array([[0, -2.5, 7, 4], [1e6, 3, 7, 4]], np.float32), np.zeros((0, 4), np.float32)]
+  kinds = np.array(["log_offset(1)", "log_offset(3)", "log_offset(1)", "none"], object)
+  transform = features.fit(arrays, kinds)
+  found = transform(arrays[0])
+  np.testing.assert_allclose(
+      found, [[np.log(1), np.log(0.5), 4], [np.log(1e6 + 1), np.log(6), 4]], rtol=1e-6)
+  np.testing.assert_array_equal(transform.kept, [0, 1, 3])
+  again = features.Transform.from_dict(transform.to_dict())
+  np.testing.assert_array_equal(again(arrays[0]), found)
+
+
+def test_a_shift_that_is_too_small_is_refused_in_training_and_later():
+  kinds = np.array(["none", "log_offset(3)"], object)
+  with pytest.raises(ValueError, match=r"log_offset\(3\) of column 1, which holds -3: take a larger"):
+    features.fit([np.array([[0, -3], [0, 5]], np.float32)], kinds)
+  transform = features.fit([np.array([[0, -2], [0, 5]], np.float32)], kinds)
+  with pytest.raises(ValueError, match=r"of column 1, which holds -9"):
+    transform(np.array([[0, -9]], np.float32))
+
+
+def test_a_file_says_nothing_of_shifts_where_there_are_none():
+  transform = features.fit([np.array([[0, -3], [0, 5]], np.float32)], np.full(2, "minmax", object))
+  assert sorted(transform.to_dict()) == ["kept", "log", "offset", "scale"]
+
+
+@pytest.mark.parametrize("kind", ["log_offset", "log_offset()", "log_offset(0)", "log_offset(-1)"])
+def test_shifts_that_are_none_are_refused(kind):
+  with pytest.raises(ValueError, match=r"expected one of .* or log_offset\(K\) with K above 0"):
+    features.parse_kinds(f"shape={kind},*=none", features.NODE_GROUPS)
 
 
 @pytest.mark.parametrize("kinds", [
@@ -105,7 +137,9 @@ def test_fitting_without_features_is_refused():
 def test_saving_and_loading_is_exact(tmp_path):
   rng = np.random.default_rng(4)
   kinds = np.array(["minmax", "standardize", "none", "signed_log1p", "minmax", "none"], object)
+  logs = np.array(["log_offset(7)", "none"], object)
   saved = {"node": features.fit(arrays_of(rng), kinds),
+           "node/logs": features.fit([rng.normal(size=(4, 2))], logs),
            "config": features.fit([rng.normal(size=(4, 2))], np.full(2, "none", object))}
   features.save(tmp_path / "features.json", saved)
   loaded = features.load(tmp_path / "features.json")
@@ -113,7 +147,8 @@ def test_saving_and_loading_is_exact(tmp_path):
   for name, transform in saved.items():
     for field, array in dataclasses.asdict(transform).items():
       found = getattr(loaded[name], field)
-      assert found.dtype == array.dtype
+      assert (found is None) == (array is None)
+      assert array is None or found.dtype == array.dtype
       np.testing.assert_array_equal(found, array)
   assert [path.name for path in tmp_path.iterdir()] == ["features.json"]
 
@@ -140,7 +175,7 @@ def test_every_column_is_in_one_group():
 
 
 @pytest.mark.parametrize("text, problem", [
-    ("log", "field of \\* is 'log', expected one of none, minmax"),
+    ("log", "field of \\* is 'log', expected one of none, varying, minmax"),
     ("shape=minmax", "leaves out type; add \\*=KIND"),
     ("colour=minmax,*=none", "names group 'colour', expected one of type, shape"),
     ("*=none,shape=", "field of shape is ''"),

@@ -1,5 +1,7 @@
 """What a job reads, leaves out, fits, judges and ranks; no model is compiled here."""
 
+import collections
+import dataclasses
 import json
 import shutil
 
@@ -236,6 +238,82 @@ def test_dropout_models_are_judged_on_the_mean_of_three_seeded_blocks():
   assert scorers[0].calls == scorers[1].calls and len(scorers[0].calls) == 3
   for _, ((start, stop),) in scorers[0].calls:
     assert start % 2 == 0 and stop == min(start + 2, 7)
+
+
+class SlateScorer(FakeScorer):
+  """A score is the mean of the made-up ones before it in a slate of three, itself included."""
+
+  def scores(self, params, graphs, *, config_ids, blocks=None, progress=False):
+    found = super().scores(params, graphs, config_ids=config_ids)
+    self.calls[-1] = [ids.tolist() for ids in config_ids]
+    return [np.array([np.mean(s[i - i % 3: i + 1]) for i in range(len(s))]) for s in found]
+
+
+@pytest.mark.parametrize("orders", [1, 4])
+def test_a_ranker_that_sees_slates_is_averaged_over_orders(orders):
+  graphs = [graph_of("layout", "a", range(1, 9)), graph_of("layout", "b", [3, 3])]
+  made = {"a": np.arange(8) ** 2, "b": np.array([5, 1])}
+  job = parts_lib.make("layout", **{"eval.permutations": orders})
+  job.fit(graphs)
+  ranker, ids = job.ranker, [np.array([4, 0, 0, 7, 2, 3]), np.array([0, 1])]
+  ranker.sees = dataclasses.replace(ranker.sees, slates=True)
+  prepared, scorer = [ranker.prepare(graph) for graph in graphs], SlateScorer(made)
+  found = ranker.score(scorer, None, prepared, ids)
+  assert len(scorer.calls) == orders
+  assert scorer.calls[0] == [chosen.tolist() for chosen in ids]  # the first as given
+  for number, (graph, chosen) in enumerate(zip("ab", ids)):
+    seen = collections.defaultdict(list)
+    for call in scorer.calls:
+      values = [made[graph][i] for i in call[number]]
+      for place, config in enumerate(call[number]):
+        seen[config].append(np.mean(values[place - place % 3: place + 1]))
+    assert all(sorted(call[number]) == sorted(chosen.tolist()) for call in scorer.calls)
+    for config, score in zip(chosen.tolist(), found[number]):
+      if list(chosen).count(config) == 1:
+        np.testing.assert_allclose(score, np.mean(seen[config]), rtol=1e-6)
+  again = ranker.score(SlateScorer(made), None, prepared, ids)
+  np.testing.assert_array_equal(again[0], found[0])
+  once = ranker.score(scorer, None, prepared, ids, permutations=1)
+  assert len(scorer.calls) == orders + 1 and (orders == 1) == (once[0] == found[0]).all()
+
+
+@pytest.mark.parametrize("predicts", ["order", "runtime", "log"])
+def test_programs_have_the_figures_of_the_tables_of_2021(predicts):
+  rng = np.random.default_rng(5)
+  names = ["net_a_1", "net_a_2", "net_b_7", "net_a_3"]
+  graphs = [graph_of("tile", name, rng.integers(1000, 9000, 6)) for name in names]
+  for graph in graphs:
+    graph.configs.normalizer_ns[:] = rng.integers(1000, 3000)
+  graphs[3].configs.runtime_ns[:] = 700  # no order: no tau, but an error
+  ids = [np.array([5, 1, 2]), np.arange(6), np.arange(6), np.arange(6)]
+  scores = [rng.uniform(0.5, 2, len(chosen)).astype(np.float32) for chosen in ids]
+  rows = judge.program_rows(graphs, ids, scores, predicts=predicts)
+  assert [(row["program"], row["kernels"]) for row in rows] == [("net_a", 3), ("net_b", 1)]
+  for row, members in zip(rows, ([0, 1, 3], [2])):
+    taus, lost, best, errors = [], 0, 0, []
+    for i in members:
+      runtime, s = graphs[i].configs.runtime_ns[ids[i]], scores[i]
+      taus += [metrics.kendall_tau(s, runtime)] if np.ptp(runtime) else []
+      lost += int(runtime[np.argmin(s)] - runtime.min())
+      best += int(runtime.min())
+      for value, true in zip(s.astype(float), runtime.tolist()):
+        unit = float(graphs[i].configs.normalizer_ns[0])
+        errors.append(abs((np.exp(value) if predicts == "log" else value) * unit - true) / true)
+    np.testing.assert_allclose(row["kendaltau"], np.mean(taus))
+    np.testing.assert_allclose(row["tile_size_ape"], 100 * lost / best)
+    assert ("mape" in row) == (predicts != "order")
+    if predicts != "order":
+      np.testing.assert_allclose(row["mape"], 100 * np.mean(errors), rtol=1e-6)
+
+
+@pytest.mark.parametrize("losses, predicts", [
+    ("LogMSE:1", "log"), ("MSE:1", "runtime"), ("DiffMatLoss:1,MAPE:1", "runtime"),
+    ("ListMLELoss:1,MSE:0.02", "order"), ("DiffMatLoss:1", "order"), ("LogMSE:1,MSE:1", "order")])
+def test_what_a_loss_trains_scores_to_say(losses, predicts):
+  config = parts_lib.config_of("tile", **{"loss.losses": losses})
+  assert jobs._predicts(config) == predicts
+  config.batch.target = "ratio"
+  assert jobs._predicts(config) == "order"
 
 
 def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):

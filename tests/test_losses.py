@@ -15,7 +15,8 @@ from tpugraphs_jax import losses
 
 GRAPHS, CONFIGS = 4, 5
 NAMES = list(losses.LOSSES)
-RANKING = [name for name in NAMES if name not in ("MSE", "LogMSE")]
+RANKING = [name for name in NAMES if name not in ("MSE", "LogMSE", "MAPE")]
+CROSS = ("CrossHingeLoss", "CrossLogisticLoss")
 
 
 def _log1p_exp(x):
@@ -32,14 +33,18 @@ def _slow_listmle(s, y):
   return total, 1
 
 
-def _slow_pairs(s, y, pair_loss, divisor):
+def _slow_pairs(s, y, pair_loss, divisor, is_slower=lambda a, b: a > b):
   n = len(s)
-  total = sum(
-      pair_loss(s[i] - s[j]) for i in range(n) for j in range(n) if y[i] > y[j]
-  )
-  if divisor == "pairs":
-    return (total / (n * (n - 1) / 2), 1) if n > 1 else (0.0, 0)
-  return total, n if divisor == "items" else 1
+  found = [pair_loss(s[i] - s[j]) for i in range(n) for j in range(n) if is_slower(y[i], y[j])]
+  divisors = {"items": 1, "sum": 1, "pairs": n * (n - 1) / 2, "mean_all": n * n,
+              "mean_valid": len(found)}
+  if not divisors[divisor]:
+    return 0.0, 0
+  return sum(found) / divisors[divisor], n if divisor == "items" else 1
+
+
+def _slow_inverse_log_hinge(s, y):
+  return -1 / math.log(2 + _slow_pairs(s, y, _hinge(1.0), "sum")[0]), 1
 
 
 def _slow_dcg_hinge(s, y):
@@ -69,7 +74,13 @@ SLOW = {
     "MSE": lambda s, y: (sum((a - b) ** 2 for a, b in zip(s, y)), len(s)),
     "RankHingeLoss": lambda s, y: _slow_pairs(s, y, _hinge(1.0), "pairs"),
     "RankLogisticLoss": lambda s, y: _slow_pairs(s, y, _logistic, "pairs"),
-    "SumHingeLoss": lambda s, y: _slow_pairs(s, y, _hinge(0.1), "lists"),
+    "SumHingeLoss": lambda s, y: _slow_pairs(s, y, _hinge(0.1), "sum"),
+    "DiffMatLoss": lambda s, y: _slow_pairs(
+        s, y, lambda difference: max(0.0, 1 - difference / 0.005), "pairs"),
+    "CrossHingeLoss": lambda s, y: _slow_pairs(s, y, _hinge(1.0), "mean_all"),
+    "CrossLogisticLoss": lambda s, y: _slow_pairs(s, y, _logistic, "mean_all"),
+    "InverseLogHingeLoss": _slow_inverse_log_hinge,
+    "MAPE": lambda s, y: (sum(abs(a - b) / b for a, b in zip(s, y)), len(s)),
     "DCGHingeLoss": _slow_dcg_hinge,
     "LogMSE": lambda s, y: (
         sum((a - math.log(b)) ** 2 for a, b in zip(s, y)), len(s)
@@ -79,6 +90,8 @@ SLOW = {
 
 def _slow(name, scores, labels, where):
   total, count = 0.0, 0
+  if name in CROSS:
+    scores, labels, where = (array.reshape(1, -1) for array in (scores, labels, where))
   for s, y, real in zip(scores, labels, where):
     if real.any():
       part = SLOW[name](s[real].astype(float).tolist(), y[real].astype(float).tolist())
@@ -197,13 +210,14 @@ def test_right_order_costs_less_than_wrong_order(name):
 def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
   scores, labels, where = _case("all-masked list")
   weighted = losses.parse_losses(
-      "ListMLELoss:1,PairwiseHingeLoss:2,RankLogisticLoss:3,MSE:4"
+      "ListMLELoss:1,PairwiseHingeLoss:2,RankLogisticLoss:3,MSE:4,CrossHingeLoss:5,"
+      "InverseLogHingeLoss:6"
   )
 
-  def step(scores, labels, where, sum_over_devices):
+  def step(scores, labels, where, sum_over_devices, axis=None):
     def local_loss(scores):
       totals, counts = losses.loss_sums(
-          weighted, scores, labels, where=where, temperature=10.0
+          weighted, scores, labels, where=where, temperature=10.0, axis=axis
       )
       return losses.combine(weighted, totals, sum_over_devices(counts))
 
@@ -213,7 +227,8 @@ def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
   one = jax.jit(functools.partial(step, sum_over_devices=lambda x: x))
   two = jax.pmap(
       functools.partial(
-          step, sum_over_devices=functools.partial(jax.lax.psum, axis_name="devices")
+          step, sum_over_devices=functools.partial(jax.lax.psum, axis_name="devices"),
+          axis="devices",
       ),
       axis_name="devices",
       devices=jax.local_devices()[:2],

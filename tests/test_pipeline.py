@@ -55,6 +55,24 @@ def test_the_plan_is_a_pure_function_of_seed_and_step():
   assert slates_of(plan_of(graphs, seed=6), 0) != forward[0]
 
 
+@pytest.mark.parametrize("slates_per_epoch", [0, 7, 60])
+def test_weighted_graphs_come_as_often_as_they_should(slates_per_epoch):
+  weights = np.array([1.0, 4.0, 0.0, 2.5, 0.5])
+  plan = plan_of(graphs_of(5), slates_per_step=1, weights=weights,
+                 slates_per_epoch=slates_per_epoch)
+  length, counts = slates_per_epoch or 5, np.zeros(5)
+  orders = [epoch_of(plan, epoch) for epoch in range(300)]
+  for order in orders:
+    assert len(order) == length
+    found = np.bincount(order, minlength=5)
+    assert (np.abs(found - weights / 8 * length) < 1).all()  # rounded up or down
+    counts += found
+  np.testing.assert_allclose(counts / 300, weights / 8 * length, atol=0.15)
+  assert len({tuple(order) for order in orders}) > 40
+  assert orders[7] == epoch_of(plan_of(graphs_of(5), slates_per_step=1, weights=weights,
+                                       slates_per_epoch=slates_per_epoch), 7)
+
+
 @pytest.mark.parametrize("slates_per_epoch", [0, 6, 50])
 def test_the_number_of_devices_changes_nothing_but_the_places(slates_per_epoch):
   graphs = graphs_of(11)

@@ -1,5 +1,6 @@
-"""The neighbourhood of the configurable nodes, against walks in plain Python."""
+"""Parts of a graph and virtual nodes, against walks in plain Python."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -8,6 +9,7 @@ import random_graphs
 
 from tpugraphs_jax.data import reduction
 
+REDUCTIONS = [name for name in reduction.REDUCTIONS if name != "none"]
 OPTIONS = list(itertools.product((1, 2, 5), reduction.DIRECTIONS, reduction.INDUCED))
 
 
@@ -56,6 +58,175 @@ def test_reduction_equals_a_slow_walk(hops, direction, induced):
     assert found.configs is graph.configs
     np.testing.assert_array_equal(found.node_splits, [0, len(kept)])
     assert found.edge_index.dtype == found.config_node.dtype == np.int32
+
+
+def undirected(edges, nodes):
+  """Neighbours of each of some nodes through edges between them."""
+  near = {node: set() for node in nodes}
+  for a, b in edges:
+    if a in near and b in near:
+      near[a].add(b)
+      near[b].add(a)
+  return near
+
+
+def slow_coarse(graph, hops, direction, induced):
+  """New edges by names: an original node, or the set of nodes that one stands for."""
+  kept, kept_edges = slow(graph, hops, direction, induced)
+  rest = [node for node in range(graph.num_nodes) if node not in kept]
+  near, name = undirected(graph.edge_index.tolist(), rest), {node: node for node in kept}
+  for node in rest:
+    if node not in name:
+      part, waiting = {node}, [node]
+      while waiting:
+        more = near[waiting.pop()] - part
+        part |= more
+        waiting += more
+      name |= dict.fromkeys(part, frozenset(part))
+  edges = []
+  for a, b in map(tuple, graph.edge_index.tolist()):
+    ends = name[a], name[b]
+    if a in kept and b in kept:
+      edges += [ends] * ((a, b) in kept_edges)
+    elif ends[0] != ends[1] and ends not in edges:
+      edges.append(ends)
+  return kept, list(dict.fromkeys(name[node] for node in rest)), edges
+
+
+@pytest.mark.parametrize("hops, direction, induced", OPTIONS)
+def test_the_rest_becomes_a_node_for_each_connected_part(hops, direction, induced):
+  for seed in range(4):
+    graph = graph_of(seed)
+    found = reduce_graph(
+        graph, reduction="coarsen_rest", hops=hops, direction=direction, induced=induced)
+    kept, parts, edges = slow_coarse(graph, hops, direction, induced)
+    name = [*kept, *parts]
+    assert found.num_nodes == len(name)
+    np.testing.assert_array_equal(found.node_feat[: len(kept)], graph.node_feat[kept])
+    assert not found.node_feat[len(kept):].any() and not found.node_opcode[len(kept):].any()
+    assert [(name[a], name[b]) for a, b in found.edge_index.tolist()] == edges
+    np.testing.assert_array_equal(
+        [name[node] for node in found.config_node], graph.config_node)
+    np.testing.assert_array_equal(found.node_splits, [0, len(name)])
+
+
+def test_configurable_nodes_alone_have_no_edges():
+  graph = graph_of(3)
+  found, kept = reduce_graph(graph, reduction="config_only"), np.sort(graph.config_node)
+  np.testing.assert_array_equal(found.node_feat, graph.node_feat[kept])
+  np.testing.assert_array_equal(kept[found.config_node], graph.config_node)
+  assert found.num_edges == 0 and found.configs is graph.configs
+
+
+def slow_distances(graph, direction):
+  """Edges from the last node to every node that a walk in that direction reaches."""
+  found, waiting = {graph.num_nodes - 1: 0}, [graph.num_nodes - 1]
+  for node in waiting:
+    for consumer, producer in graph.edge_index.tolist():
+      steps = [(consumer, producer)] * (direction != "users")
+      steps += [(producer, consumer)] * (direction != "operands")
+      for start, end in steps:
+        if start == node and end not in found:
+          found[end] = found[node] + 1
+          waiting.append(end)
+  return found
+
+
+@pytest.mark.parametrize("direction", reduction.DIRECTIONS)
+def test_kept_paths_are_shortest_and_nothing_else_is_kept(direction):
+  for seed in range(8):
+    rng = np.random.default_rng(seed)
+    graph = random_graphs.layout_graph(
+        rng, nodes=24, edges=40, config_nodes=rng.permutation(24)[:4], configs=2)
+    graph.edge_index[0] = [23, 0]  # the last node would be isolated
+    found = reduce_graph(
+        graph, reduction="shortest_paths", direction=direction, induced="edge")
+    rows = {tuple(row): i for i, row in enumerate(graph.node_feat.tolist())}
+    original = [rows[tuple(row)] for row in found.node_feat.tolist()]
+    assert original == sorted(original) and original[-1] == 23
+    far, small = slow_distances(graph, direction), slow_distances(found, direction)
+    reached = [node for node in graph.config_node.tolist() if node in far]
+    for node in reached:  # as far as before, on what is left
+      assert small[original.index(node)] == far[node]
+    # Of a tree with these ends no node can be spared, and every edge leads one step on.
+    unreached = set(graph.config_node.tolist()) - set(reached)
+    longest = sum(far[node] for node in reached)
+    assert len(original) <= 1 + longest + len(unreached)
+    for a, b in found.edge_index.tolist():
+      assert abs(far[original[a]] - far[original[b]]) == 1
+    whole = reduce_graph(graph, reduction="shortest_paths", direction=direction)
+    np.testing.assert_array_equal(whole.node_feat, found.node_feat)
+    assert whole.num_edges >= found.num_edges
+
+
+def test_a_chain_is_its_own_shortest_path():
+  rng = np.random.default_rng(0)
+  graph = random_graphs.layout_graph(rng, nodes=6, edges=5, config_nodes=[0], configs=2)
+  graph.edge_index[:] = [[1, 0], [3, 1], [5, 3], [4, 0], [2, 4]]
+  found = reduce_graph(graph, reduction="shortest_paths")
+  np.testing.assert_array_equal(found.node_feat, graph.node_feat[[0, 1, 3, 5]])
+  np.testing.assert_array_equal(found.edge_index, [[1, 0], [2, 1], [3, 2]])
+  alone = reduce_graph(graph, reduction="shortest_paths", direction="users")
+  np.testing.assert_array_equal(alone.node_feat, graph.node_feat[[0, 5]])  # no way there
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_graphs_of_a_single_node_pass_through(name):
+  rng = np.random.default_rng(0)
+  graph = random_graphs.layout_graph(rng, nodes=1, edges=0, config_nodes=[0], configs=2)
+  found = reduce_graph(graph, reduction=name)
+  np.testing.assert_array_equal(found.node_feat, graph.node_feat)
+  assert found.config_node.tolist() == [0] and found.num_edges == 0
+
+
+def with_roots(graph, roots):
+  """The graph with the released mark of roots on these nodes alone."""
+  feat = np.array(graph.node_feat)
+  feat[:, 0] = 0
+  feat[roots, 0] = 1
+  return dataclasses.replace(graph, node_feat=feat)
+
+
+@pytest.mark.parametrize("name", [*REDUCTIONS, "none"])
+def test_an_output_node_consumes_the_roots_that_are_left(name):
+  graph = with_roots(graph_of(1), [2, 9, int(graph_of(1).config_node[0])])
+  inputs = dataclasses.replace(graph, node_feat=graph.node_feat * -3 + 1)
+  options = reduction.Options(name, virtual_node="output")
+  small = reduction.reduce_graph(inputs, reduction.Options(name))
+  found = reduction.reduce_graph(inputs, options, graph)
+  rows = {tuple(row): i for i, row in enumerate(inputs.node_feat.tolist())}
+  is_root = [tuple(row) in rows and graph.node_feat[rows[tuple(row)], 0] > 0
+             for row in small.node_feat.tolist()]
+  if name == "coarsen_rest":  # a merged node is a root if a part of it is one
+    merged = [i for i, row in enumerate(small.node_feat) if not row.any()]
+    _, parts, _ = slow_coarse(graph, 1, "both", "node")
+    for i, part in zip(merged, parts):
+      is_root[i] = any(graph.node_feat[node, 0] > 0 for node in part)
+  n = small.num_nodes
+  assert found.num_nodes == n + 1 and not found.node_feat[n].any() and not found.node_opcode[n]
+  np.testing.assert_array_equal(found.node_feat[:n], small.node_feat)
+  np.testing.assert_array_equal(found.edge_index[: small.num_edges], small.edge_index)
+  assert found.edge_index[small.num_edges:].tolist() == [
+      [n, i] for i in range(n) if is_root[i]]
+  np.testing.assert_array_equal(found.config_node, small.config_node)
+  assert found.node_splits[-1] == n + 1
+
+
+def test_without_a_root_an_output_node_consumes_what_nothing_else_does():
+  graph = with_roots(graph_of(1), [])
+  found = reduce_graph(graph, virtual_node="output")
+  used = set(graph.edge_index[:, 1].tolist())
+  new = found.edge_index[graph.num_edges:].tolist()
+  assert new == [[24, node] for node in range(24) if node not in used]
+
+
+@pytest.mark.parametrize("size, clusters", [(1, 24), (5, 5), (24, 1), (100, 1)])
+def test_cluster_nodes_consume_neighbours_in_the_order_of_nodes(size, clusters):
+  graph = graph_of(2)
+  found = reduce_graph(graph, virtual_node="cluster", cluster_nodes=size)
+  assert found.num_nodes == 24 + clusters and found.node_opcode.dtype == np.uint8
+  new = found.edge_index[graph.num_edges:].tolist()
+  assert new == [[24 + node // size, node] for node in range(24)]
 
 
 def test_edge_induced_graphs_lose_edges_at_the_rim_only():

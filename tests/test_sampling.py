@@ -68,9 +68,43 @@ def test_uniform_slates_give_every_set_the_same_chance():
   assert_frequencies(counts_of(5, 3, "uniform"), dict.fromkeys(sets, 1 / len(sets)))
 
 
+def test_every_other_slate_is_of_close_runtimes():
+  order, count = np.random.default_rng(0).permutation(12), 2
+  expected = collections.Counter()
+  for pair in itertools.combinations(range(12), 2):
+    p = 0.5 / math.comb(12, 2)
+    for length in (2, 4, 6, 8):  # windows of one to four slates
+      starts = 12 - length + 1
+      holding = sum(start <= pair[0] and pair[1] < start + length for start in range(starts))
+      p += 0.5 / 4 * holding / starts / math.comb(length, 2)
+    expected[tuple(sorted(order[list(pair)].tolist()))] = p
+  assert_frequencies(counts_of(order, count, "close_runtimes"), expected)
+
+
+def test_the_sampler_knows_the_order_of_runtimes():
+  configs = configs_of(np.array([50, 10, 40, 20, 30] * 8) * 1000 + np.arange(40))
+  target = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
+  sampler = sampling.ConfigSampler(
+      [configs], count=3, sampling="close_runtimes", targets=target)
+  place, spread = np.argsort(np.argsort(configs.runtime_ns)), []
+  for seed in range(400):
+    ids, runtime = sampler(0, np.random.default_rng(seed))
+    np.testing.assert_array_equal(runtime, configs.runtime_ns[ids].astype(np.float32))
+    spread.append(np.ptp(place[ids]))
+  near = np.mean(np.array(spread) < 12)  # windows are of at most 12 of the 40
+  assert 0.5 < near < 0.7
+
+
+def test_graphs_weigh_by_their_configurations():
+  configs = [configs_of(np.arange(1, n + 1)) for n in (4, 9, 1)]
+  assert sampling.graph_weights(configs, "uniform") is None
+  np.testing.assert_array_equal(sampling.graph_weights(configs, "proportional"), [4, 9, 1])
+  np.testing.assert_array_equal(sampling.graph_weights(configs, "sqrt"), [2, 3, 1])
+
+
 @pytest.mark.parametrize("kind", sampling.SAMPLINGS)
 def test_a_slate_is_a_pure_function_of_the_generator(kind):
-  weight = np.linspace(0, 1, 40) if kind.startswith("skewed") else 40
+  weight = 40 if kind.startswith("uniform") else np.arange(40)
   first, second = (
       sampling.sample_configs(weight, 10, kind, np.random.default_rng(7)) for _ in range(2))
   np.testing.assert_array_equal(first, second)
@@ -82,6 +116,7 @@ def test_a_slate_is_a_pure_function_of_the_generator(kind):
 @pytest.mark.parametrize("count", [4, 5, 16])
 def test_fewer_configurations_than_the_slate_give_all_of_them(kind, count):
   weight = sampling.skewed_keys(np.array([4, 3, 2, 1])) if kind.startswith("skewed") else 4
+  weight = np.array([3, 2, 1, 0]) if kind == "close_runtimes" else weight
   ids = sampling.sample_configs(weight, count, kind, np.random.default_rng(0))
   if kind.endswith("replacement"):
     assert len(ids) == count and set(ids.tolist()) <= {0, 1, 2, 3}

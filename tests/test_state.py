@@ -184,6 +184,37 @@ def test_average_follows_the_parameters():
   assert np.abs(state.params["bias"] - expected).max() > 1e-3
 
 
+@pytest.mark.parametrize("window, counted", [
+    ((0.3, 0.9), range(3, 9)), ((0.0, 1.0), range(10)), ((0.55, 0.56), range(5, 6)),
+    ((0.99, 1.0), range(9, 10))])
+def test_swa_is_the_plain_mean_over_its_window(window, counted):
+  optimizer = state_lib.create_optimizer(
+      learning_rate=0.1, total_steps=10, average_window=window)
+  state, seen = state_lib.TrainState.create(make_params(), optimizer), []
+  for step in range(10):
+    state = state.apply_gradients(make_grads(step), optimizer)
+    seen.append(jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state.params))
+    within = [seen[i] for i in counted if i <= step]
+    expected = (jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *within)
+                if within else seen[-1])
+    assert_trees_close(state.eval_params, expected)
+
+
+def test_swa_counts_updates_and_not_the_steps_that_they_gather():
+  optimizer = state_lib.create_optimizer(
+      learning_rate=0.1, total_steps=8, accumulation_steps=2, average_window=(0.5, 1.0))
+  state, seen = state_lib.TrainState.create(make_params(), optimizer), []
+  for step in range(8):
+    state = state.apply_gradients(make_grads(step), optimizer)
+    seen.append(np.asarray(state.params["bias"], np.float64))
+  np.testing.assert_allclose(state.eval_params["bias"], (seen[5] + seen[7]) / 2, rtol=1e-5)
+
+
+def test_there_is_one_average():
+  with pytest.raises(ValueError, match=r"average_window is \(0.5, 1.0\) and .*average_decay is 0.9"):
+    state_lib.create_optimizer(total_steps=1, average_window=(0.5, 1.0), average_decay=0.9)
+
+
 def test_without_an_average_evaluation_uses_the_parameters():
   state = run(state_lib.create_optimizer(total_steps=1), steps=1)
   assert state.eval_params is state.params
@@ -220,6 +251,10 @@ def test_extra_passes_through_a_step():
         ("clip_norm_per_variable", -1.0),
         ("accumulation_steps", 0),
         ("average_decay", 1.0),
+        ("average_window", (0.5,)),
+        ("average_window", (0.5, 0.5)),
+        ("average_window", (0.5, 1.5)),
+        ("average_window", (-0.1, 0.5)),
     ],
 )
 def test_impossible_values_are_refused_by_field_name(field, value):

@@ -34,13 +34,18 @@ class LayoutBatcher:
   reduction: reduction.Options = reduction.Options()
   block_nodes: int = 0
 
-  def reduce(self, graph: OpGraph) -> OpGraph:
-    """The part of a graph that the model sees."""
-    return reduction.reduce_graph(graph, self.reduction)
+  def reduce(self, graph: OpGraph, raw: OpGraph | None = None) -> OpGraph:
+    """The part of a graph that the model sees; see `reduction.reduce_graph`."""
+    return reduction.reduce_graph(graph, self.reduction, raw)
 
-  def prepare(self, graph: OpGraph) -> PreparedGraph:
-    """A program whose `node_feat` are model inputs, reduced, with its neighbour tables."""
-    return self.prepare_part(self.reduce(graph))
+  def prepare(self, graph: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
+    """A program, reduced, with its neighbour tables.
+
+    Args:
+      graph: its `node_feat` are model inputs.
+      raw: the same program with the released features; `graph` itself unless given.
+    """
+    return self.prepare_part(self.reduce(graph, raw))
 
   def prepare_part(self, graph: OpGraph) -> PreparedGraph:
     """As `prepare`, of a graph that is reduced already, or a piece of one."""

@@ -209,9 +209,9 @@ class SegmentBatcher:
   fresh: int
   recompute: bool = False
 
-  def prepare(self, graph: OpGraph) -> SegmentedGraph:
-    """A program whose `node_feat` are model inputs, reduced and cut into segments."""
-    small = self.layout.reduce(graph)
+  def prepare(self, graph: OpGraph, raw: OpGraph | None = None) -> SegmentedGraph:
+    """A program, reduced and cut into segments; arguments as `LayoutBatcher.prepare`."""
+    small = self.layout.reduce(graph, raw)
     segment = partition.cached_partition(
         small, small.store, method=self.method, max_nodes=self.max_nodes)
     pieces, cut_edges = partition.split(small, segment)

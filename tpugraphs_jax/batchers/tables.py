@@ -39,8 +39,10 @@ class TableBatcher:
       raw: the same program with the released features, which tell sizes of tensors.
     """
     small = reduction.reduce_graph(raw, self.reduction)
-    feat = reduction.reduce_graph(inputs, self.reduction).node_feat
-    found = terms.terms_of(small, folder=small.store, hops=self.pair_hops)
+    feat = reduction.reduce_graph(inputs, self.reduction, raw).node_feat
+    # Nodes do not meet in virtual ones, which come after all others.
+    real = reduction.reduce_graph(raw, dataclasses.replace(self.reduction, virtual_node="none"))
+    found = terms.terms_of(real, folder=real.store, hops=self.pair_hops)
     return table_batching.prepare(
         small, feat, found, slots=self.neighbour_slots, tiling=self.tile_padding)
 

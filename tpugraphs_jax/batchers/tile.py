@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 
-
 from tpugraphs_jax.batch import TileBatch
-from tpugraphs_jax.data import batching
+from tpugraphs_jax.data import batching, reduction
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.pipeline import Draw, draw_slates
@@ -22,14 +21,17 @@ class TileBatcher:
   Attributes:
     transform: of configurations `[n, 24]`.
     neighbour_slots: width of the neighbour tables, see `data.adjacency`.
+    reduction: options of `reduction.reduce_graph`; a kernel has virtual nodes at most.
   """
 
   transform: Transform
   neighbour_slots: int
+  reduction: reduction.Options = reduction.Options()
 
-  def prepare(self, graph: OpGraph) -> PreparedGraph:
-    """A kernel whose `node_feat` are model inputs, with its neighbour tables."""
-    return batching.prepare(graph, graph.node_feat, slots=self.neighbour_slots)
+  def prepare(self, graph: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
+    """A kernel with its neighbour tables; arguments as `LayoutBatcher.prepare`."""
+    small = reduction.reduce_graph(graph, self.reduction, raw)
+    return batching.prepare(small, small.node_feat, slots=self.neighbour_slots)
 
   def draw(
       self, graphs: Sequence[PreparedGraph], sampler: ConfigSampler

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpugraphs_jax.data import extra_features, features, random_walk
+from tpugraphs_jax.data import extra_features, features, graph_features, random_walk
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.graph import NODE_FEATURES, OpGraph
 from tpugraphs_jax.registry import Registry
@@ -67,6 +67,8 @@ def extra(graph: OpGraph, options: Options = Options()) -> np.ndarray:
 
 
 BLOCKS.register("random_walk")(random_walk.return_probabilities)
+BLOCKS.register("operand_shapes")(graph_features.operand_shapes)
+BLOCKS.register("tile_modulo")(graph_features.tile_modulo)
 
 
 def _bound(name: str, options: Options) -> Block:

@@ -8,7 +8,7 @@ import functools
 import numpy as np
 
 from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import duplicates, npz, sampling, splits, store, validation_indices
+from tpugraphs_jax.data import duplicates, npz, runtime_filter, sampling, splits, store, validation_indices
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 
 
@@ -22,6 +22,7 @@ class LayoutData:
     target: one of `sampling.TARGETS`.
     store_dir: the random-access copy; empty = `<data_root>/store`.
     duplicate_policy: one of `duplicates.POLICIES`, for training graphs.
+    entropy_threshold: of `runtime_filter.drop_flat`, for training graphs; 0 = no filter.
     max_configs: most configurations per training graph: thirds fastest, slowest and
       random; 0 = all.
     indices_dir: folder of the published validation indices; empty = none.
@@ -34,6 +35,7 @@ class LayoutData:
   target: str = "official"
   store_dir: str = ""
   duplicate_policy: str = "keep"
+  entropy_threshold: float = 0.0
   max_configs: int = 0
   indices_dir: str = ""
   max_validated: int = 0
@@ -50,6 +52,7 @@ class LayoutData:
     graphs = store.open_graphs(folders)
     if split == "train":
       graphs = [duplicates.apply_policy(graph, self.duplicate_policy) for graph in graphs]
+      graphs = [runtime_filter.drop_flat(graph, self.entropy_threshold) for graph in graphs]
       graphs = [self._limit_configs(graph) for graph in graphs]
     return graphs
 

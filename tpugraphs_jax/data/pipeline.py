@@ -57,7 +57,8 @@ class BatchPlan:
   An epoch passes over the graphs in random order, once or until it has enough slates.
   Its last slates are left out where they do not fill a batch (official). An epoch with
   fewer slates than a batch holds is a single step, whose batch has empty places; every
-  device must have a slate.
+  device must have a slate. With weights an epoch has every graph as often as its weight
+  says, rounded up or down at random, in random order.
 
   Every process computes the same plan and loads the part of its own devices.
 
@@ -69,6 +70,7 @@ class BatchPlan:
     seed: of order and configurations.
     epochs: length of the run; a long one is worth more batch shapes.
     slates_per_epoch: length of an epoch; 0 = one slate of each graph (official).
+    weights: `[graphs]`, how often graphs come relative to each other; None = all alike.
 
   Raises:
     ValueError: fewer slates than devices.
@@ -77,10 +79,11 @@ class BatchPlan:
   def __init__(
       self, graphs: Sequence[PreparedGraph], *, slates_per_step: int, devices: int,
       draw: Draw, seed: int, epochs: int,
-      slates_per_epoch: int = 0,
+      slates_per_epoch: int = 0, weights: np.ndarray | None = None,
   ):
     self._sizes = [graph.sizes for graph in graphs]
     self._draw, self._seed, self._devices = draw, seed, devices
+    self._weights = weights
     self._per_epoch = slates_per_epoch or len(graphs)
     self._per_step = min(slates_per_step, self._per_epoch)
     if self._per_step < devices:
@@ -93,6 +96,12 @@ class BatchPlan:
 
   def _draw_order(self, epoch: int) -> np.ndarray:
     rng, graphs = np.random.default_rng([self._seed, epoch]), len(self._sizes)
+    if self._weights is not None:
+      ends = np.cumsum(self._weights) / np.sum(self._weights) * self._per_epoch
+      # Where evenly spaced marks fall tells how often each graph comes.
+      marks = rng.random() + np.arange(self._per_epoch)
+      chosen = np.searchsorted(ends, marks, side="right")
+      return rng.permutation(np.minimum(chosen, graphs - 1))
     passes = [rng.permutation(graphs) for _ in range(-(-self._per_epoch // graphs))]
     return np.concatenate(passes)[: self._per_epoch]
 

@@ -9,8 +9,14 @@ import numpy as np
 
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 
-SAMPLINGS = ("uniform", "skewed", "uniform_replacement", "skewed_replacement")
-TARGETS = ("official", "ratio", "rank")
+SAMPLINGS = ("uniform", "skewed", "uniform_replacement", "skewed_replacement", "close_runtimes")
+GRAPH_SAMPLINGS = ("uniform", "sqrt", "proportional")
+# What a target lacks to be proportional to the runtime; ranks have lost it.
+ORIGINS = {"official": 0.0, "ratio": 1.0, "rank": 0.0}
+TARGETS = tuple(ORIGINS)
+# Of slates of close runtimes (1st place of the competition): how many are, and how many
+# slates long the window of sorted runtimes may be that they are drawn from.
+_CLOSE_SHARE, _LONGEST_WINDOW = 0.5, 4
 # Scale of layout labels in the official code.
 _LAYOUT_UNIT_NS = 1e7
 
@@ -36,11 +42,14 @@ def sample_configs(
   configurations than asked for gives all of them.
 
   Args:
-    log_weight: `[C]` from `skewed_keys`, or the number of configurations C.
+    log_weight: `[C]` from `skewed_keys`; the configurations `[C]` in order of runtime for
+      `close_runtimes`; or else the number of configurations C.
     count: size of the slate.
     sampling: one of `SAMPLINGS`.
     rng: source of randomness.
   """
+  if sampling == "close_runtimes":
+    return _close_runtimes(log_weight, count, rng)
   skewed = sampling.startswith("skewed")
   total = len(log_weight) if skewed else int(log_weight)
   if sampling.endswith("replacement"):
@@ -53,6 +62,31 @@ def sample_configs(
     return rng.choice(total, count, replace=False)
   keys = log_weight + rng.gumbel(size=total)
   return np.argpartition(-keys, count)[:count]
+
+
+def _close_runtimes(order: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+  """Every other slate from a few slates' length of configurations next to each other."""
+  if count < len(order) and rng.random() < _CLOSE_SHARE:
+    length = min(count * int(rng.integers(1, _LONGEST_WINDOW + 1)), len(order))
+    start = int(rng.integers(len(order) - length + 1))
+    order = order[start : start + length]
+  return rng.choice(order, min(count, len(order)), replace=False)
+
+
+def graph_weights(
+    configs: Sequence[TileConfigs | LayoutConfigs], kind: str
+) -> np.ndarray | None:
+  """How often graphs are trained on relative to each other, `[graphs]` float64.
+
+  Args:
+    configs: of each graph.
+    kind: `uniform`: all alike, returned as None; `proportional` to the number of
+      configurations; `sqrt`: to its square root (5th place of the competition).
+  """
+  if kind == "uniform":
+    return None
+  counts = np.array([len(c) for c in configs], np.float64)
+  return np.sqrt(counts) if kind == "sqrt" else counts
 
 
 class ConfigSampler:
@@ -71,13 +105,18 @@ class ConfigSampler:
   ):
     self._configs, self._count, self._sampling = configs, count, sampling
     self._targets = targets
-    is_skewed = sampling.startswith("skewed")
-    self._weights = [skewed_keys(c.runtime_ns) if is_skewed else len(c) for c in configs]
+    self._weights = [_weights_of(c, sampling) for c in configs]
 
   def __call__(self, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Configuration numbers `[n]` int64 of the graph `number`, and targets `[n]` float32."""
     ids = sample_configs(self._weights[number], self._count, self._sampling, rng)
     return ids, self._targets(self._configs[number], ids)
+
+
+def _weights_of(configs: TileConfigs | LayoutConfigs, sampling: str) -> np.ndarray | int:
+  if sampling == "close_runtimes":
+    return np.argsort(configs.runtime_ns, kind="stable")
+  return skewed_keys(configs.runtime_ns) if sampling.startswith("skewed") else len(configs)
 
 
 def some_configs(total: int, limit: int, rng: np.random.Generator) -> np.ndarray:

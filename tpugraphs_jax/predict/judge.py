@@ -14,6 +14,7 @@ from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data.batching import PreparedGraph
 
 SCORES_FILE = "validation_scores.npz"
+PROGRAMS_FILE = "validation_programs.csv"  # of kernels
 
 
 def graph_row(
@@ -55,6 +56,43 @@ def judge(
   rows = [graph_row(*triple, ks=collection.slowdown_ks) for triple in triples]
   pairs = [metrics.ordered_pairs(s, g.configs.runtime_ns[ids]) for g, ids, s in triples]
   return rows, mean_row(rows) | {"opa": metrics.pooled_opa(pairs)}
+
+
+def program_rows(
+    graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray],
+    scores: Sequence[np.ndarray], *, predicts: str = "order",
+) -> list[dict[str, Any]]:
+  """One row per program of tile kernels, as in the tables of the MLSys 2021 paper.
+
+  Kendall's tau is the mean over the program's kernels and Tile-Size APE is over all of
+  them. MAPE, of every configuration of every kernel, is there if scores predict
+  runtimes in units of the kernels' normalizers, or their logarithms.
+
+  Args:
+    graphs: labelled kernels.
+    config_ids: `[n]` int64 for each kernel.
+    scores: `[n]` float32 for each kernel.
+    predicts: `runtime`, `log` or `order`, see `losses.predicts`.
+  """
+  programs: dict[str, list[int]] = {}
+  for number, graph in enumerate(graphs):
+    programs.setdefault(metrics.program_of(graph.name), []).append(number)
+  rows = []
+  for program in sorted(programs):
+    members = [(graphs[i].configs, config_ids[i], scores[i]) for i in programs[program]]
+    runtimes = [configs.runtime_ns[ids] for configs, ids, _ in members]
+    chosen = [metrics.best_of_top_k(s, runtime, 1) for (_, _, s), runtime in zip(members, runtimes)]
+    taus = [metrics.kendall_tau(s, runtime) for (_, _, s), runtime in zip(members, runtimes)]
+    row = {"program": program, "kernels": len(members), **mean_row([{"kendaltau": t} for t in taus]),
+           "tile_size_ape": metrics.tile_size_ape(
+               np.array(chosen), np.array([runtime.min() for runtime in runtimes]))}
+    if predicts != "order":
+      of_unit = [np.exp(s.astype(float)) if predicts == "log" else s for _, _, s in members]
+      predicted = [p * configs.normalizer_ns[ids]
+                   for p, (configs, ids, _) in zip(of_unit, members)]
+      row["mape"] = metrics.mape(np.concatenate(predicted), np.concatenate(runtimes))
+    rows.append(row)
+  return rows
 
 
 def random_order(

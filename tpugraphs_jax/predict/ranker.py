@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 import functools
 import os
 from pathlib import Path
@@ -148,10 +149,13 @@ class Ranker:
     data = self.config["data"]
     slots = data["neighbour_slots"]
     slots = adjacency.slots_of(jax.default_backend()) if slots < 0 else slots
+    virtual = reduction.Options(
+        virtual_node=data["virtual_node"], cluster_nodes=data["cluster_nodes"])
     if self.collection.kind == "tile":
-      return TileBatcher(self._config_transform, slots)
-    part = reduction.Options(data["graph_reduction"], data["reduction_hops"],
-                             data["reduction_direction"], data["reduction_induced"])
+      return TileBatcher(self._config_transform, slots, virtual)
+    part = dataclasses.replace(
+        virtual, reduction=data["graph_reduction"], hops=data["reduction_hops"],
+        direction=data["reduction_direction"], induced=data["reduction_induced"])
     if self.sees.tables:
       return TableBatcher(slots, part, data["pair_hops"], data["tile_padding"])
     layout = LayoutBatcher(
@@ -170,9 +174,7 @@ class Ranker:
 
   def prepare(self, graph: OpGraph) -> Any:
     """A graph as the batcher wants it: features computed and transformed, tables built."""
-    if self.sees.tables:
-      return self.batcher.prepare(self.features(graph), graph)
-    return self.batcher.prepare(self.features(graph))
+    return self.batcher.prepare(self.features(graph), graph)
 
   # Scores.
 
@@ -195,12 +197,14 @@ class Ranker:
   def score(
       self, scorer: Any, params: Any, graphs: Sequence[PreparedGraph],
       config_ids: Sequence[np.ndarray], *, progress: bool = False,
+      permutations: int | None = None,
   ) -> list[np.ndarray]:
     """Scores of the given configurations of each graph, `[len(ids)]` float32.
 
     Equal configurations are scored once: their places in a batch would round
     differently, and they could not stay in file order. A ranker that looks across a
-    slate sees the configurations as they are.
+    slate sees the configurations as they are, in several orders: its scores are means
+    over the slates that these make (1st place of the competition, 10 orders).
 
     Args:
       scorer: `scorer()`, or one that gives the same scores in another way.
@@ -208,13 +212,27 @@ class Ranker:
       graphs: prepared ones.
       config_ids: `[n]` int64 for each graph.
       progress: shows a bar.
+      permutations: how many orders, the first as given; the config's unless given.
     """
     if self.sees.slates:
-      return self._score_blocks(scorer, params, graphs, config_ids, progress)
+      orders = self.config["eval"]["permutations"] if permutations is None else permutations
+      return self._score_orders(scorer, params, graphs, config_ids, progress, orders)
     parts = [distinct.rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
     ids_once = [ids[first] for ids, (first, _) in zip(config_ids, parts)]
     scores = self._score_blocks(scorer, params, graphs, ids_once, progress)
     return [s[which] for s, (_, which) in zip(scores, parts)]
+
+  def _score_orders(self, scorer, params, graphs, config_ids, progress, orders):
+    """Mean scores over slates made of the configurations in so many orders."""
+    rng = np.random.default_rng(self.config["seed"])
+    total = [np.zeros(len(ids)) for ids in config_ids]
+    for number in range(orders):
+      order = [rng.permutation(len(ids)) if number else np.arange(len(ids)) for ids in config_ids]
+      chosen = [ids[o] for ids, o in zip(config_ids, order)]
+      scores = self._score_blocks(scorer, params, graphs, chosen, progress)
+      for sums, o, found in zip(total, order, scores):
+        sums[o] += found
+    return [(sums / orders).astype(np.float32) for sums in total]
 
   def _score_blocks(self, scorer, params, graphs, config_ids, progress) -> list[np.ndarray]:
     """Scores; where the model always looks at blocks the mean over three sampled ones."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import json
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from tpugraphs_jax import integrity, registry
 from tpugraphs_jax.data import feature_blocks, features
 from tpugraphs_jax.predict import artefact
 from tpugraphs_jax.predict.artefact import Artefact
-from tpugraphs_jax.train import checkpoint, loop, parallel
+from tpugraphs_jax.train import checkpoint, loop, parallel, same_config
 
 CONFIG_FILE, TRANSFORMS_FILE = "config.json", "features.json"
 HEAD_FOLDER = "head"  # of the second phase of Graph Segment Training with fine-tuning
@@ -33,7 +33,21 @@ def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
   data.setdefault("features", tuple(blocks))
   data.setdefault("source", "xla")
   data.setdefault("search", "")
-  return {"extensions": (), **config, "data": data}
+  upgraded = {"extensions": (), **config, "data": data}
+  added = dict(same_config.DEFAULTS)
+  added |= same_config.LAYOUT_DEFAULTS if config["task"] != "tile" else {}
+  added |= same_config.SEGMENT_DEFAULTS if config["task"] == "segments" else {}
+  for name, value in added.items():
+    upgraded = _with_default(upgraded, name.split("."), value)
+  return upgraded
+
+
+def _with_default(fields: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+  """Nested fields with a value at that path where there is none."""
+  first, *rest = path
+  if rest:
+    return {**fields, first: _with_default(fields.get(first, {}), rest, value)}
+  return {first: value, **fields}
 
 
 def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:

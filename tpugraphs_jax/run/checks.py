@@ -10,8 +10,9 @@ from typing import Any
 import ml_collections
 
 from tpugraphs_jax import collections, losses
-from tpugraphs_jax.data import duplicates, features, partition, reduction, sampling
+from tpugraphs_jax.data import duplicates, features, partition, reduction, sampling, virtual_nodes
 from tpugraphs_jax.models import interface
+from tpugraphs_jax.run import phases
 from tpugraphs_jax.segments import history, model as segment_model
 from tpugraphs_jax.train import report, state
 
@@ -89,7 +90,8 @@ def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any
            "precision": _PRECISIONS, "dtype": _DTYPES}
   return {
       "task": TASKS, "batch.sampling": sampling.SAMPLINGS, "batch.target": sampling.TARGETS,
-      "data.pad_value": (0, -1), "data.config_transform": features.KINDS,
+      "batch.graph_sampling": sampling.GRAPH_SAMPLINGS, "loss.pair_reduction": losses.REDUCTIONS,
+      "data.virtual_node": virtual_nodes.VIRTUAL_NODES, "data.pad_value": (0, -1), "data.config_transform": features.KINDS,
       "train.best_metric": _MAXIMISED,
       "data.source": ("xla", own) if config.task == "tile" else ("xla", "nlp", own),
       **{f"model.{name}": allowed for name, allowed in model.items() if name in config.model},
@@ -105,15 +107,15 @@ def _choices_of_layouts(config: ml_collections.ConfigDict) -> dict[str, Sequence
 
 
 def _check_all(config: ml_collections.ConfigDict) -> None:
-  losses.parse_losses(config.loss.losses)
+  _check_loss(config)
   # The registry of models says more of an unknown name.
   one_of(config, {field: allowed for field, allowed in _choices_of_all(config).items()
                   if field != "model.name"})
   at_least(config, {
       "seed": 0, "batch.graphs": 1, "batch.configs": 2, "batch.min_configs": 2,
       "batch.slates_per_epoch": 0, "batch.config_chunk": 0, "data.loader_threads": 0,
-      "data.neighbour_slots": -1, "eval.graphs": 1,
-      "eval.configs": 2, "loss.kernel_l2": 0, "loss.activity_l2": 0, "train.epochs": 1,
+      "data.neighbour_slots": -1, "data.cluster_nodes": 1, "eval.graphs": 1,
+      "eval.permutations": 1, "eval.configs": 2, "loss.kernel_l2": 0, "loss.activity_l2": 0, "train.epochs": 1,
       "train.eval_every_epochs": 1, "train.early_stop_epochs": 0, "train.valid_configs": 0,
       "train.log_every_steps": 1, "train.checkpoint_every_steps": 0,
   })
@@ -123,16 +125,30 @@ def _check_all(config: ml_collections.ConfigDict) -> None:
   if chunk and config.batch.configs % chunk:
     raise ValueError(f"batch.config_chunk is {chunk}, expected a divisor of batch.configs, which "
                      f"is {config.batch.configs}, or 0")
-  if not config.loss.temperature > 0:
-    raise ValueError(f"loss.temperature is {config.loss.temperature}, expected a number above 0")
   report.Profile(config.profile_steps, Path())
   state.create_optimizer(total_steps=1, **config.optimizer)
+
+
+def _check_loss(config: ml_collections.ConfigDict) -> None:
+  loss, target = config.loss, config.batch.target
+  names = [name for name, _ in losses.parse_losses(loss.losses)]
+  one_of(config, {"batch.target": sampling.TARGETS})
+  if not loss.temperature > 0:
+    raise ValueError(f"loss.temperature is {loss.temperature}, expected a number above 0")
+  phases.loss_options(config)
+  if loss.noise and target == "rank":
+    raise ValueError(f"loss.noise is {loss.noise}, but with batch.target=rank a loss knows no "
+                     "runtimes: take batch.target=ratio or official, or loss.noise=0")
+  for name in set(names) & set(losses.NEED_POSITIVE_LABELS):
+    if target != "official":
+      raise ValueError(f"loss.losses has {name}, which needs runtimes, and batch.target is "
+                       f"{target!r}: set it to 'official'")
 
 
 def _check_layout(config: ml_collections.ConfigDict) -> None:
   one_of(config, _choices_of_layouts(config))
   at_least(config, {
-      "data.reduction_hops": 1, "data.max_configs": 0, "batch.keep_nodes": 2,
+      "data.entropy_threshold": 0, "data.reduction_hops": 1, "data.max_configs": 0, "batch.keep_nodes": 2,
       "eval.max_configs": 0})
 
 
@@ -157,6 +173,9 @@ def _check_segments(config: ml_collections.ConfigDict) -> None:
 
 def _check_segment_combinations(config: ml_collections.ConfigDict) -> None:
   options = config.segments
+  if config.data.virtual_node != "none":
+    raise ValueError(f"data.virtual_node is {config.data.virtual_node!r}, but segments have no "
+                     "edges between them: set it to 'none', or train on whole graphs")
   if config.batch.config_chunk:
     raise ValueError("batch.config_chunk does not go with segments, which bound memory themselves: "
                      "set it to 0")

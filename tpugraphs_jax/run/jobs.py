@@ -12,7 +12,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import atomic, console, lock, registry, submission
+from tpugraphs_jax import atomic, console, lock, losses, registry, submission
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import features, sampling, splits
 from tpugraphs_jax.data.layout_data import LayoutData
@@ -93,7 +93,8 @@ def _data_of(
     return TileData(collection, **common)
   return LayoutData(
       collection, **common, store_dir=data.store_dir,
-      duplicate_policy=data.duplicate_policy, max_configs=data.max_configs,
+      duplicate_policy=data.duplicate_policy, entropy_threshold=data.entropy_threshold,
+      max_configs=data.max_configs,
       indices_dir=config.eval.indices_dir, max_validated=config.eval.max_configs,
       seed=config.seed)
 
@@ -187,7 +188,7 @@ def train_phase(
   ids, options = sampled_ids(config, valid), config.train
 
   def evaluate(params: Any) -> dict[str, float]:
-    scores = ranker.score(phase.scorer, params, valid, ids)
+    scores = ranker.score(phase.scorer, params, valid, ids, permutations=1)
     return judge.judge(ranker.collection, valid, ids, scores)[1]
 
   return loop.train(
@@ -238,12 +239,21 @@ def evaluate(job: Job, workdir: Path) -> dict[str, float]:
   if parallel.is_primary():
     judge.write_csv(workdir / "validation.csv", rows)
     judge.write_scores(workdir / judge.SCORES_FILE, graphs, ids, scores)
+    if ranker.collection.kind == "tile":
+      judge.write_csv(workdir / judge.PROGRAMS_FILE, judge.program_rows(
+          graphs, ids, scores, predicts=_predicts(config)))
     which, random = _which(config, graphs, ids), judge.random_order(ranker.collection, graphs, ids)
     summary.update(workdir, validation=summary.of_evaluation(
         means, random, which, ids, time.monotonic() - started))
     console.say(judge.summary(
         ranker.collection, rows, means, random=random, configurations=which))
   return means
+
+
+def _predicts(config: ml_collections.ConfigDict) -> str:
+  """What scores say of runtimes, see `losses.predicts`; with other targets their order."""
+  is_official = config.batch.target == "official"
+  return losses.predicts(losses.parse_losses(config.loss.losses)) if is_official else "order"
 
 
 def _which(

@@ -68,14 +68,14 @@ def plan_of(
     epochs: int,
 ) -> pipeline.BatchPlan:
   """The batches of a run over prepared graphs."""
-  batch = config.batch
+  batch, configs = config.batch, [graph.configs for graph in graphs]
   sampler = sampling.ConfigSampler(
-      [graph.configs for graph in graphs], count=batch.configs, sampling=batch.sampling,
-      targets=targets)
+      configs, count=batch.configs, sampling=batch.sampling, targets=targets)
   return pipeline.BatchPlan(
       graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
       draw=batcher.draw(graphs, sampler), seed=config.seed, epochs=epochs,
-      slates_per_epoch=batch.slates_per_epoch)
+      slates_per_epoch=batch.slates_per_epoch,
+      weights=sampling.graph_weights(configs, batch.graph_sampling))
 
 
 def first_batch(config: ml_collections.ConfigDict, batcher: Any, plan: pipeline.BatchPlan) -> Any:
@@ -104,6 +104,14 @@ def init_params(model: Any, batch: Any, *, seed: int) -> Any:
   return jax.jit(model.init)(jax.random.key(seed), batch)["params"]
 
 
+def loss_options(config: ml_collections.ConfigDict) -> losses.Options:
+  """Options of the losses that a config names; ValueError for impossible ones."""
+  loss = config.loss
+  return losses.Options(
+      loss.pair_reduction, loss.margin, loss.score_norm_clip,
+      losses.Noise(loss.noise, sampling.ORIGINS[config.batch.target]))
+
+
 def make_step(
     config: ml_collections.ConfigDict, model: Any, optimizer: Any, *, sown: Sequence[str] = ()
 ) -> Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]:
@@ -111,6 +119,7 @@ def make_step(
   loss = config.loss
   return step_lib.make_train_step(
       model, optimizer, losses=losses.parse_losses(loss.losses), temperature=loss.temperature,
+      loss_options=loss_options(config),
       kernel_l2=loss.kernel_l2, activity_l2=loss.activity_l2, seed=config.seed,
       config_chunk=config.batch.config_chunk, collections=sown)
 

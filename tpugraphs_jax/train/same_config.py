@@ -9,6 +9,15 @@ from typing import Any
 # Fields that configs of version 0.1 did not have: where a checkpoint lacks one of them,
 # it stands for what there was no choice of then.
 _ADDED_FIELDS = ("extensions", "data.features", "data.source", "data.search")
+# Fields that came later, at the values they stood for.
+DEFAULTS = {
+    "data.virtual_node": "none", "data.cluster_nodes": 1000, "batch.graph_sampling": "uniform",
+    "loss.pair_reduction": "own", "loss.margin": 0.0, "loss.score_norm_clip": 0.0,
+    "loss.noise": 0.0, "optimizer.average_window": (), "eval.permutations": 1,
+}
+LAYOUT_DEFAULTS = {"data.entropy_threshold": 0.0}
+SEGMENT_DEFAULTS = {"segments.finetune.optimizer.average_window": ()}
+_KNOWN = DEFAULTS | LAYOUT_DEFAULTS | SEGMENT_DEFAULTS
 
 
 def check(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -20,6 +29,9 @@ def check(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> 
     current: nested fields that it should have.
   """
   old, new = dict(_fields(saved)), dict(_fields(current))
+  before = {name: list(value) if isinstance(value, tuple) else value
+            for name, value in _KNOWN.items() if name in new}
+  old = before | old
   absent = "absent"
   differences = [
       f"{name} is {old.get(name, absent)} there and {new.get(name, absent)} here"

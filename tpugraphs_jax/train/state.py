@@ -66,6 +66,7 @@ def create_optimizer(
     milestones: Sequence[float] = (), milestone_factor: float = 0.1, beta1: float = 0.9,
     beta2: float = 0.999, eps: float = 1e-7, weight_decay: float = 0.0, clip_norm: float = 0.0,
     clip_norm_per_variable: float = 0.0, accumulation_steps: int = 1, average_decay: float = 0.0,
+    average_window: Sequence[float] = (),
 ) -> optax.GradientTransformation:
   """The optimiser that the `optimizer` fields of a config describe.
 
@@ -85,6 +86,9 @@ def create_optimizer(
       not that of its lookups as Keras does.
     average_decay: decay of an exponential moving average of the parameters,
       which evaluation then uses; 0 = none.
+    average_window: first and last share of the run; evaluation uses the plain mean of the
+      parameters after every update in between (stochastic weight averaging, 6th place);
+      empty = none.
 
   Raises:
     ValueError: an impossible value, with the field's name.
@@ -102,9 +106,11 @@ def create_optimizer(
       ("average_decay", average_decay, 0 <= average_decay < 1, "in [0, 1)"),
   ):
     _check(field, value, is_valid, expected)
+  _check_window(average_window, average_decay)
+  updates = max(1, total_steps // accumulation_steps)
   rate = create_schedule(
-      learning_rate=learning_rate, schedule=schedule,
-      total_steps=max(1, total_steps // accumulation_steps), warmup_fraction=warmup_fraction,
+      learning_rate=learning_rate, schedule=schedule, total_steps=updates,
+      warmup_fraction=warmup_fraction,
       final_learning_rate=final_learning_rate, milestones=milestones,
       milestone_factor=milestone_factor)
   optimizer = optax.chain(
@@ -112,7 +118,9 @@ def create_optimizer(
       *([scale_by_keras_adam(beta1=beta1, beta2=beta2, eps=eps),
          optax.scale_by_learning_rate(rate)] if name == "adam" else
         [optax.adamw(rate, beta1, beta2, eps, weight_decay=weight_decay)]),
-      *([track_average(average_decay)] if average_decay else []))
+      *([track_average(average_decay)] if average_decay else []),
+      *([track_mean(*(round(share * updates) for share in average_window))]
+        if average_window else []))
   if accumulation_steps == 1:
     return optimizer
   return optax.MultiSteps(optimizer, accumulation_steps).gradient_transformation()
@@ -125,6 +133,14 @@ def _check_decay(name: str, weight_decay: float) -> None:
         f"optimizer.weight_decay is {weight_decay}, but optimizer.name='adam' has no"
         " weight decay: set optimizer.name='adamw' or optimizer.weight_decay=0"
     )
+
+
+def _check_window(window: Sequence[float], decay: float) -> None:
+  is_window = not window or (len(window) == 2 and 0 <= window[0] < window[1] <= 1)
+  _check("average_window", tuple(window), is_window, "two increasing shares in [0, 1], or ()")
+  if window and decay:
+    raise ValueError(f"optimizer.average_window is {tuple(window)} and optimizer.average_decay is "
+                     f"{decay}: there is one average, set one of them to () or 0")
 
 
 def _clipping(per_variable: float, together: float) -> list[optax.GradientTransformation]:
@@ -252,6 +268,28 @@ def track_average(decay: float) -> optax.GradientTransformation:
         lambda a, p, u: now * a + (1 - now) * (p + u), state.average_params, params, updates
     )
     return updates, AverageState(optax.safe_increment(state.count), average)
+
+  return optax.GradientTransformation(init, update)
+
+
+def track_mean(first: int, last: int) -> optax.GradientTransformation:
+  """Keeps the plain mean of the parameters after the updates `first` + 1 to `last`.
+
+  Must come last in a chain. Before them the mean is the parameters as they are; after
+  them it stays. A window without an update counts its last one.
+  """
+  last = max(last, 1)
+  first = min(first, last - 1)
+
+  def init(params: Any) -> AverageState:
+    return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
+
+  def update(updates, state, params):
+    number = state.count - first + 1  # of this update in the window
+    share = jnp.where(state.count < last, 1 / jnp.maximum(number, 1), 0.0)
+    mean = jax.tree.map(
+        lambda a, p, u: a + share * (p + u - a), state.average_params, params, updates)
+    return updates, AverageState(optax.safe_increment(state.count), mean)
 
   return optax.GradientTransformation(init, update)
 

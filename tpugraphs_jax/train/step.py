@@ -91,6 +91,7 @@ def make_train_step(
     *,
     losses: losses_lib.WeightedLosses,
     temperature: float = 1.0,
+    loss_options: losses_lib.Options = losses_lib.Options(),
     kernel_l2: float = 0.0,
     activity_l2: float = 0.0,
     seed: int = 0,
@@ -104,6 +105,7 @@ def make_train_step(
     optimizer: from `state.create_optimizer`.
     losses: names and weights from `losses.parse_losses`.
     temperature: divides scores before ListMLE.
+    loss_options: of any loss.
     kernel_l2: factor of the sum of squared Dense kernels (official: 1e-4).
     activity_l2: factor of the mean squared length of opcode embeddings over the
       nodes of the batch (official: 1e-4).
@@ -122,7 +124,7 @@ def make_train_step(
       scores, sown = model.apply(variables, batch, **options)
     totals, counts = losses_lib.loss_sums(
         losses, scores, batch.target, where=batch.config_mask, temperature=temperature,
-        key=slate_keys(key, len(scores)))
+        key=slate_keys(key, len(scores)), options=loss_options, axis=parallel.DEVICES)
     counts = jax.lax.psum(counts, parallel.DEVICES)
     ranking = losses_lib.combine(losses, totals, counts)
     penalty = kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
