@@ -1,7 +1,7 @@
 """Tensor dimensions as tokens of a small transformer (5th place, its tile ranker).
 
 A token is what a node says of one of its six dimensions: the columns of the feature block
-`dimensions`, where layouts put the dimension, how a tile cuts it, and its number.
+`dimension_tokens`, where layouts put the dimension, how a tile cuts it, and its number.
 
 The published code joins its columns group by group and cuts them into six tokens without
 a transposition, so that its tokens mix dimensions. The feature block here is ordered by

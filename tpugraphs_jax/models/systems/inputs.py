@@ -15,13 +15,13 @@ from tpugraphs_jax.models.systems.options import Options
 
 # Blocks of node features that a ranker reads column by column, with their widths. They
 # stand behind all others, in this order, and no transform changes them.
-READ_BLOCKS = {"random_walk": 128, "dimensions": 6 * dimensions.FEATURES, "node_layout": 6}
+READ_BLOCKS = {"random_walk": 128, "dimension_tokens": 6 * dimensions.FEATURES, "node_layout": 6}
 
 
 def read_blocks(options: Options) -> tuple[str, ...]:
   """The names of `READ_BLOCKS` that a ranker with these options needs, in order."""
   needed = {"random_walk": bool(options.position_width), "node_layout": options.node_layout,
-            "dimensions": options.dimension_encoder != "none"}
+            "dimension_tokens": options.dimension_encoder != "none"}
   return tuple(name for name in READ_BLOCKS if needed[name])
 
 
@@ -69,7 +69,7 @@ class Inputs(nn.Module):
     if options.dimension_encoder != "none":
       tokens = dimensions.DimensionEncoder(
           options.dimension_width, options.dimension_layers, options.share, name="dimensions")
-      joined.append(parts.nodes_part(tokens(blocks["dimensions"], layout, slates)))
+      joined.append(parts.nodes_part(tokens(blocks["dimension_tokens"], layout, slates)))
     join = parts.Join(options.pre_widths[0], self.matmul, options.share, name="join")
     return join(jnp.concatenate(static, axis=-1), joined, slates), blocks.get("random_walk")
 

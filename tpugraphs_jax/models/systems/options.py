@@ -62,7 +62,7 @@ class Options:
       -2 throughout (`sentinel`, first) or its own layout in every slot (`layout`, fifth).
     node_layout: nodes have their own layout, as the feature block `node_layout`.
     dimension_encoder: `transformer` over one token per tensor dimension (fifth, tiles),
-      from the feature block `dimensions`.
+      from the feature block `dimension_tokens`.
     dimension_width: width of these tokens.
     dimension_layers: layers of that transformer.
     position_width: width of a track of positions of its own, from the feature block
