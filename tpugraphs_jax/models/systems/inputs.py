@@ -58,7 +58,9 @@ class Inputs(nn.Module):
     opcodes = encodings.Opcodes(
         options.op_embed_dim, options.op_max_norm, options.op_gain, name="opcodes")
     static = [feat, opcodes(graph)]
-    early = options.fusion == "early"
+    # Tokens hold all of a tile but sums and products of its bounds (5th place).
+    alone = slates.by_hop is None and options.dimension_encoder != "none"
+    early = options.fusion == "early" and not alone
     values = config_values(slates)
     encode = encodings.Values(
         options.encoding, values.shape[-1], options.encoding_scale, options.value_embed_dim,

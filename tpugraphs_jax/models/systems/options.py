@@ -220,6 +220,9 @@ def _check_numbers(options: Options) -> None:
   if not options.pre_widths:
     raise ValueError("model.pre_widths is empty, expected at least the width of the layer where "
                      "node features and configurations meet")
+  if options.fusion in ("middle", "cross") and not options.fusion_widths:
+    raise ValueError(f"model.fusion_widths is empty, expected at least one width with "
+                     f"model.fusion={options.fusion}")
   if options.config_attention != "none" and any(
       width % 2 for width in options.pre_widths + options.widths + options.post_widths):
     raise ValueError("model.config_attention puts two halves side by side: take even widths")
