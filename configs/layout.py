@@ -17,6 +17,8 @@ from collections.abc import Iterable, Sequence
 
 from ml_collections import ConfigDict
 
+from tpugraphs_jax.run import presets
+
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
 # Graph Segment Training, with (+E) table, (+D) dropout of its entries, (+F) fine-tuning.
 SEGMENTS = {
@@ -37,6 +39,7 @@ VARIANTS = {
     "tables": "costs of choices that a network computes once per program",
     "tables+sage": "... and a GraphSAGE between groups for what such costs leave out",
     "official": "ResModel with the published settings",
+    **presets.variants(presets.PRESETS),
     "full": "whole graphs (the default)",
     "gst": "Graph Segment Training, other segments recomputed without gradient",
     "gst_e": "... their stale readouts from a table",
@@ -123,12 +126,13 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
 
   names = ["own-programs" if name == "own" else name for name in variant.split(",") if name]
   own = [name for name in names if name.startswith("own-")]
+  names, chosen = presets.split(presets.PRESETS, names, "configs/layout.py")
   for name in names:
     if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", *TABLES, "ci"):
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
                        f"{', '.join(VARIANTS)}")
   collection = _only((*COLLECTIONS, *own), names)
-  segments = _only((*SEGMENTS, "full"), names)
+  segments = _only((*SEGMENTS, "full"), names) or ("gst_ed" if chosen is presets.gst else "")
   if collection:
     config.data.source, config.data.search = collection.split("-", 1)
   ranker = _only(("official", *TABLES), names)
@@ -138,6 +142,8 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
     _tables(config, TABLES[ranker])
   if segments in SEGMENTS:
     _segments(config, **SEGMENTS[segments])
+  if chosen:
+    chosen(config)
   if "ci" in names:
     _shrink(config)
   return config
@@ -212,7 +218,10 @@ def _segments(
 
 
 def _shrink(config: ConfigDict) -> None:
-  config.model.update(op_embed_dim=8, hidden_dim=16)
+  if config.model.name in presets.MODELS:
+    presets.shrink(config)
+  else:
+    config.model.update(op_embed_dim=8, hidden_dim=16)
   config.batch.update(graphs=4, configs=8, slates_per_epoch=16, min_configs=4, keep_nodes=100)
   config.train.update(epochs=2, valid_configs=50, log_every_steps=4)
   if "segments" in config:

@@ -13,6 +13,8 @@ minutes with the published settings, 0.014 in 2 minutes with the recommended one
 
 from ml_collections import ConfigDict
 
+from tpugraphs_jax.run import presets, tile_presets
+
 _MODELS = {
     "EarlyJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3),
     "LateJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3),
@@ -26,6 +28,7 @@ _MODELS = {
 VARIANTS = {
     **{name: "this model, published settings" for name in _MODELS},
     "recommended": "the settings that did best (docs/results.md)",
+    **presets.variants(tile_presets.PRESETS),
     "own-NAME": "a collection of your own",
     "ci": "a few seconds on a CPU",
 }
@@ -94,7 +97,11 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
   ))
   config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
 
-  for name in filter(None, variant.split(",")):
+  names, chosen = presets.split(
+      tile_presets.PRESETS, variant.split(","), "configs/tile.py")
+  if chosen:
+    chosen(config)
+  for name in filter(None, names):
     if name in _MODELS:
       kept = {option: config.model[option] for option in ("dtype", "precision")}
       config.model = ConfigDict(dict(name=name, **_MODELS[name], **kept))
@@ -123,6 +130,9 @@ def _recommended(config: ConfigDict) -> None:
 
 
 def _shrink(config: ConfigDict) -> None:
+  if config.model.name in presets.MODELS:
+    presets.shrink(config)
+    return
   config.model.update(op_embed_dim=8, hidden_dim=16)
   config.batch.update(configs=6, slates_per_epoch=40)
   config.train.update(epochs=5, log_every_steps=4)

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tpugraphs_jax.data import extra_features, features, graph_features, random_walk
+from tpugraphs_jax.data import (
+    column_blocks, extra_features, features, graph_features, random_walk)
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.graph import NODE_FEATURES, OpGraph
 from tpugraphs_jax.registry import Registry
@@ -69,6 +70,8 @@ def extra(graph: OpGraph, options: Options = Options()) -> np.ndarray:
 BLOCKS.register("random_walk")(random_walk.return_probabilities)
 BLOCKS.register("operand_shapes")(graph_features.operand_shapes)
 BLOCKS.register("tile_modulo")(graph_features.tile_modulo)
+BLOCKS.register("dimension_tokens")(column_blocks.dimension_tokens)
+BLOCKS.register("node_layout")(column_blocks.node_layout)
 
 
 def _bound(name: str, options: Options) -> Block:
@@ -100,6 +103,12 @@ class NodeFeatures:
     self._blocks = {name: _bound(name, options) for name in names}
     self._kinds = _kinds_of_blocks(kinds, self.names)
     self.transforms: dict[str, Transform] = {}
+
+  @property
+  def unscaled(self) -> tuple[str, ...]:
+    """The blocks of which no column is scaled, moved or left out."""
+    widths = dict.fromkeys(self.names, 1) | {RELEASED: NODE_FEATURES}
+    return tuple(name for name in self.names if (self._kinds[name](widths[name]) == "none").all())
 
   def raw(self, graph: OpGraph, name: str) -> np.ndarray:
     """One block of a graph as it is, `[N, F]`.

@@ -3,4 +3,4 @@
 Importing any of these modules registers the project's own rankers.
 """
 
-from tpugraphs_jax.models import res_model, sage, tables, tile
+from tpugraphs_jax.models import res_model, sage, systems, tables, tile

@@ -49,6 +49,8 @@ class Sees:
       `embed`.
     integers: layout configurations are embedded as the integers that they are, and must
       not be scaled.
+    reads: blocks of node features that the ranker reads column by column: they come last,
+      in this order, and nothing scales them.
     blocks: when the ranker looks at the sampled block of nodes of a batch alone: one
       of `BLOCKS`.
   """
@@ -60,6 +62,7 @@ class Sees:
   residual: bool = False
   late_join: bool = False
   integers: bool = False
+  reads: tuple[str, ...] = ()
   blocks: str = "never"
 
   def __post_init__(self):
@@ -146,6 +149,8 @@ class Use:
     scored: configurations per slate in validation and ranking.
     chunk: configurations that pass through the model at a time; 0 = the whole slate.
     config_transform: how configurations are scaled, one of `data.features.KINDS`.
+    features: blocks of node features, in order.
+    unscaled: those of them that no transform changes.
     segments: the ranker sees segments of a graph instead of the whole graph.
     history: readouts of other segments come from earlier training steps.
   """
@@ -154,6 +159,8 @@ class Use:
   scored: int
   chunk: int = 0
   config_transform: str = "none"
+  features: tuple[str, ...] = ()
+  unscaled: tuple[str, ...] = ()
   segments: bool = False
   history: bool = False
 
@@ -165,6 +172,9 @@ def check_use(sees: Sees, use: Use) -> None:
     ValueError: with the field to change.
   """
   if sees.slates:
+    if use.slate < 2:
+      raise ValueError(f"batch.configs is {use.slate}, but this model compares the configurations "
+                       "of a slate with each other: set it to at least 2")
     if use.slate != use.scored:
       raise ValueError(
           f"eval.configs is {use.scored} and batch.configs is {use.slate}, but this model's "
@@ -181,6 +191,7 @@ def check_use(sees: Sees, use: Use) -> None:
     raise ValueError(
         f"data.config_transform is {use.config_transform!r}, but this model embeds the integers of "
         "configurations: set it to 'none', or take another model")
+  _check_features(sees.reads, use)
   if use.segments and sees.blocks != "never":
     raise ValueError(
         "this model looks at sampled blocks of nodes, and segments take the place of blocks: set "
@@ -191,3 +202,14 @@ def check_use(sees: Sees, use: Use) -> None:
         f"this model looks {what}: the history table keeps a segment's readout of an earlier step, "
         "with other segments and configurations around it. Train without a table (variants full, "
         "gst and one)")
+
+
+def _check_features(reads: tuple[str, ...], use: Use) -> None:
+  """Refuses other blocks of node features than a ranker that reads these can have."""
+  last = use.features[len(use.features) - len(reads) :]
+  if last != reads:
+    raise ValueError(f"data.features is {use.features}, but this model reads the columns of "
+                     f"{', '.join(reads)}: put these blocks last, in this order")
+  if scaled := [name for name in reads if name not in use.unscaled]:
+    raise ValueError(f"data.feature_transform scales the block {scaled[0]}, but this model reads "
+                     f"its columns as they are: add {scaled[0]}=none to data.feature_transform")

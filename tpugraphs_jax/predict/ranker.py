@@ -39,10 +39,13 @@ _CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
 _BLOCKS_IN_EVALUATION = 3
 
 
-def create_model(config: Mapping[str, Any]) -> tuple[interface.Ranker, Any]:
+def create_model(
+    config: Mapping[str, Any], unscaled: Sequence[str] = ()
+) -> tuple[interface.Ranker, Any]:
   """The ranker that a config names, and the module that is trained.
 
   They are the same, but for segments: there a `SegmentModel` around the ranker is trained.
+  `unscaled` are the blocks of node features that reach the model as they are.
 
   Raises:
     ValueError: see `interface.create` and `interface.check_use`.
@@ -54,7 +57,9 @@ def create_model(config: Mapping[str, Any]) -> tuple[interface.Ranker, Any]:
   use = interface.Use(
       slate=config["batch"]["configs"], scored=config["eval"]["configs"],
       chunk=config["batch"]["config_chunk"],
-      config_transform=config["data"]["config_transform"], segments=segments is not None,
+      config_transform=config["data"]["config_transform"],
+      features=tuple(config["data"]["features"]), unscaled=tuple(unscaled),
+      segments=segments is not None,
       history=segments is not None and uses_history(segments))
   interface.check_use(ranker.sees, use)
   if segments is None:
@@ -99,7 +104,7 @@ class Ranker:
         data["features"], kinds=data["feature_transform"],
         options=feature_blocks.Options(
             data["pad_value"], data["extra_dir"] and str(remote.fetch(data["extra_dir"]))))
-    ranker, self.model = create_model(config)
+    ranker, self.model = create_model(config, self.features.unscaled)
     self.sees = ranker.sees
     self.params: Any = None
     self._config_transform: features.Transform | None = None
