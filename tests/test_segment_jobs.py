@@ -11,7 +11,7 @@ import segment_cases as cases
 
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.models import interface
-from tpugraphs_jax.predict import ranker
+from tpugraphs_jax.predict import models
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.jobs import Job
 
@@ -101,7 +101,7 @@ def config(variant="gst_ed", **options) -> ml_collections.ConfigDict:
 def test_variants_have_a_table_where_they_need_one(variant, uses_history):
   made = config(variant)
   Job.of(made)
-  assert ranker.uses_history(made.segments) == uses_history
+  assert models.uses_history(made.segments) == uses_history
   assert bool(made.segments.finetune.epochs) == (variant == "gst_efd")
 
 

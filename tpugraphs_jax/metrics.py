@@ -145,7 +145,7 @@ def tile_size_ape(chosen: np.ndarray, best: np.ndarray) -> float:
 
 
 def mape(predicted: np.ndarray, runtime: np.ndarray) -> float:
-  """Mean absolute percentage error of absolute runtimes: 100 * mean |p - y| / y."""
+  """Mean absolute percentage error of absolute runtimes `[n]`: 100 * mean |p - y| / y."""
   predicted, runtime = _checked(predicted=predicted, runtime=runtime)
   _require_positive("runtime", runtime)
   return 100.0 * float(np.mean(np.abs(predicted - runtime) / runtime))

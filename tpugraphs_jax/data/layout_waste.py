@@ -20,7 +20,7 @@ FEATURES = 3 * ROLES
 
 
 def padding(sizes: np.ndarray, tile: int) -> np.ndarray:
-  """Logarithm of size rounded up to `tile` over size, float32; 0 for sizes below 1."""
+  """Logarithm of sizes `[...]` rounded up to `tile` over sizes, `[...]` float32; 0 below 1."""
   size = np.maximum(np.asarray(sizes, np.float64), 1)
   padded = np.log(np.ceil(size / tile) * tile / size)
   return np.where(np.asarray(sizes) < 1, 0, padded).astype(np.float32)

@@ -48,7 +48,7 @@ def registers(node_feat: np.ndarray) -> np.ndarray:
 
 
 def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
-  """Registers of the arrays that bounds of the output and of the kernel cut, see the top."""
+  """Registers `[rank]` of the arrays that bounds of the output and of the kernel cut."""
   none = np.zeros(0, np.int64)
   if not graph.num_nodes:
     return {"output": none, "kernel": none}

@@ -25,9 +25,9 @@ from tpugraphs_jax.batchers.tile import TileBatcher
 from tpugraphs_jax.data import adjacency, distinct, feature_blocks, features, reduction, splits
 from tpugraphs_jax.data.batching import PreparedGraph
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
-from tpugraphs_jax.models import interface
 from tpugraphs_jax.predict import artefact, charges, saved, shipped, table_charges, tables
 from tpugraphs_jax.predict.artefact import Artefact
+from tpugraphs_jax.predict.models import create_model, segments_of
 from tpugraphs_jax.segments.model import SegmentModel
 from tpugraphs_jax.segments.score import SegmentScorer
 from tpugraphs_jax.train.late_scorer import LateScorer
@@ -37,44 +37,6 @@ from tpugraphs_jax.train.table_scorer import TableScorer
 _CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
 # A model that looks at sampled blocks is judged on the mean of three (official).
 _BLOCKS_IN_EVALUATION = 3
-
-
-def create_model(
-    config: Mapping[str, Any], unscaled: Sequence[str] = ()
-) -> tuple[interface.Ranker, Any]:
-  """The ranker that a config names, and the module that is trained.
-
-  They are the same, but for segments: there a `SegmentModel` around the ranker is trained.
-  `unscaled` are the blocks of node features that reach the model as they are.
-
-  Raises:
-    ValueError: see `interface.create` and `interface.check_use`.
-  """
-  kind = "tile" if config["task"] == "tile" else "layout"
-  options = dict(config["model"])
-  ranker = interface.create(kind, options.pop("name"), **options)
-  segments = _segments_of(config)
-  use = interface.Use(
-      slate=config["batch"]["configs"], scored=config["eval"]["configs"],
-      chunk=config["batch"]["config_chunk"],
-      config_transform=config["data"]["config_transform"],
-      features=tuple(config["data"]["features"]), unscaled=tuple(unscaled),
-      segments=segments is not None,
-      history=segments is not None and uses_history(segments))
-  interface.check_use(ranker.sees, use)
-  if segments is None:
-    return ranker, ranker
-  names = ("readout", "aggregation", "keep", "history_init", "keep_unit")
-  return ranker, SegmentModel(ranker, **{name: segments[name] for name in names})
-
-
-def _segments_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-  return config["segments"] if config["task"] == "segments" else None
-
-
-def uses_history(segments: Mapping[str, Any]) -> bool:
-  """Whether training on segments needs a table: not if others are recomputed or never count."""
-  return segments["keep"] > 0 and not segments["recompute"]
 
 
 class Ranker:
@@ -169,7 +131,7 @@ class Ranker:
     layout = LayoutBatcher(
         self._config_transform, slots, hops=self.sees.hops, reduction=part,
         block_nodes=self.config["batch"]["keep_nodes"] if self.sees.blocks != "never" else 0)
-    segments = _segments_of(self.config)
+    segments = segments_of(self.config)
     if segments is None:
       return layout
     return SegmentBatcher(

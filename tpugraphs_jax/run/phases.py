@@ -22,7 +22,8 @@ from tpugraphs_jax.batchers.head import HeadBatcher
 from tpugraphs_jax.batchers.segments import SegmentedGraph
 from tpugraphs_jax.data import pipeline, sampling
 from tpugraphs_jax.predict import saved
-from tpugraphs_jax.predict.ranker import Ranker, uses_history
+from tpugraphs_jax.predict.models import uses_history
+from tpugraphs_jax.predict.ranker import Ranker
 from tpugraphs_jax.segments import finetune, history, model as segment_model
 from tpugraphs_jax.segments import snapshots as snapshots_lib, train_step
 from tpugraphs_jax.train import parallel, state as state_lib, step as step_lib
