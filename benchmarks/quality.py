@@ -4,8 +4,9 @@
     python benchmarks/quality.py --data_root DIR/npz --workdir out/quality --out quality.json
 
 Trains every variant with every seed through the two commands, in working folders that
-are kept: a second call goes on where the first one stopped. The ceiling ranks by the
-runtimes without noise, which only synthetic data have.
+are kept: a second call goes on where the first one stopped. `--variants` trains some, and
+leaves the rows of others in `--out` as they are. The ceiling ranks by the runtimes without
+noise, which only synthetic data have.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 import csv
 import importlib
+import json
 from pathlib import Path
 import subprocess
 import sys
@@ -45,7 +47,8 @@ CASES = {
     "tile:xla": Case("run_tile.py", "tile", "", ("MLP", "MLP,recommended", "", "recommended"),
                      ("slowdown5", "slowdown1", "opa")),
     **{f"layout:{source}:{search}": Case(
-        "run_layout.py", "layout", f"{source}-{search}", ("official", ""), _LAYOUT_COLUMNS,
+        "run_layout.py", "layout", f"{source}-{search}", ("official", "", "recommended"),
+        _LAYOUT_COLUMNS,
         ("--config.train.epochs=3",))
        for source in ("xla", "nlp") for search in ("random", "default")},
 }
@@ -54,7 +57,8 @@ NAMES = {("tile", "MLP"): "`MLP`, official settings",
          ("tile", ""): "`EarlyJoinSAGE`, official settings",
          ("tile", "recommended"): "`EarlyJoinSAGE`, recommended settings",
          ("layout", "official"): "`ResModel`, official settings",
-         ("layout", ""): "`SAGE`, recommended settings, 3 epochs of 10"}
+         ("layout", ""): "`SAGE`, recommended settings, 3 epochs of 10",
+         ("layout", "recommended"): "`ScoreTables`, recommended settings"}
 
 
 def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) -> dict[str, float]:
@@ -122,14 +126,21 @@ def main() -> None:
   parser.add_argument("--workdir", required=True, type=Path, help="folder for the runs")
   parser.add_argument("--collections", nargs="+", choices=CASES, default=list(CASES))
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+  parser.add_argument("--variants", nargs="+", help="to train; rows of others stay as in --out")
   args = parser.parse_args()
-  results = {}
+  known = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+  results = {name: rows for name, rows in known.items() if name != "machine"}
   for collection in args.collections:
     case = CASES[collection]
     limits = bounds(case, collection, args.data_root)
     rows = {"random order": limits["random"]}
     for variant in case.variants:
-      rows[NAMES[case.config, variant]] = summary([
+      name = NAMES[case.config, variant]
+      if args.variants and (variant or "default") not in args.variants:
+        if name in known.get(collection, {}):
+          rows[name] = known[collection][name]
+        continue
+      rows[name] = summary([
           train(case, variant, seed, args.data_root, args.workdir.resolve().joinpath(
               collection.replace(":", "_"), variant or "default", str(seed)))
           for seed in args.seeds])

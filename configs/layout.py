@@ -30,12 +30,13 @@ SEGMENTS = {
 }
 
 # Score tables, by what a score has beyond them.
-TABLES = {"tables": "none", "tables+sage": "sage"}
+TABLES = {"recommended": "none", "tables": "none", "tables+sage": "sage"}
 
 VARIANTS = {
     **{name: "this collection" for name in COLLECTIONS},
     "own": "the example programs, with --data_root=data/own/npz",
     "own-NAME": "a collection of your own",
+    "recommended": "best on programs never seen (docs/results.md): the same as tables",
     "tables": "costs of choices that a network computes once per program",
     "tables+sage": "... and a GraphSAGE between groups for what such costs leave out",
     "official": "ResModel with the published settings",
