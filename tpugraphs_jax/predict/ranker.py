@@ -38,9 +38,7 @@ _CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
 _BLOCKS_IN_EVALUATION = 3
 
 
-def create_model(
-    config: Mapping[str, Any], unscaled: Sequence[str] = ()
-) -> tuple[interface.Ranker, Any]:
+def create_model(config: Mapping[str, Any], unscaled=()) -> tuple[interface.Ranker, Any]:
   """The ranker that a config names, and the module that is trained.
 
   They are the same, but for segments: there a `SegmentModel` around the ranker is trained.
@@ -56,9 +54,8 @@ def create_model(
   use = interface.Use(
       slate=config["batch"]["configs"], scored=config["eval"]["configs"],
       chunk=config["batch"]["config_chunk"],
-      config_transform=config["data"]["config_transform"],
+      config_transform=config["data"]["config_transform"], segments=segments is not None,
       features=tuple(config["data"]["features"]), unscaled=tuple(unscaled),
-      segments=segments is not None,
       history=segments is not None and uses_history(segments))
   interface.check_use(ranker.sees, use)
   if segments is None:
