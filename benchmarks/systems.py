@@ -9,7 +9,8 @@ learning rate ends where its budget does. The budget counts the CPU time of trai
 and of what makes their batches, not compilation, preparation and evaluation. Quality is that of the
 validation split after the last step. Every finished run is a JSON file in the working
 folder: a second call makes what is missing, and two calls may share the work by seeds,
-each on a core of its own (`--core`).
+each on a core of its own (`--core`). A system is a preset, a variant, or one of them with
+fields changed: `--systems recommended recommended+loss.noise=0.01`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 import json
 import os
 from pathlib import Path
+import re
 import runpy
 import subprocess
 import sys
@@ -32,7 +34,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import atomic, collections
-from tpugraphs_jax.predict import judge
+from tpugraphs_jax.predict import artefact, judge
 from tpugraphs_jax.run import configs, jobs, phases
 from tpugraphs_jax.train import parallel, report
 import quality
@@ -50,6 +52,7 @@ _PRESET = "preset="
 OTHERS = {"layout": {"recommended": "", "tables": "tables", "official": "official"},
           "tile": {"recommended": "recommended", "official": ""}}
 _TIMED_STEPS, _TIMED_SECONDS = 30, 15.0  # to plan a run
+_STEPS_PER_EPOCH = 500
 
 
 def kind_of(collection: str) -> str:
@@ -63,14 +66,26 @@ def systems_of(kind: str) -> dict[str, str]:
   return presets | OTHERS[kind]
 
 
-def config_of(collection: str, variant: str, seed: int, data_root: str):
+def config_of(collection: str, system: str, seed: int, data_root: str):
   """The config of a system on a collection."""
   kind, source, *search = collection.split(":")
+  name, *changes = system.split("+")
+  variant = systems_of(kind).get(name, name)
   place = {"tile:xla": "", OWN: "own"}.get(collection, "-".join([source, *search]))
   config = configs.load(f"{kind}.py:" + ",".join(filter(None, (place, variant))))
   with config.unlocked():
     config.seed, config.data_root = seed, data_root
+    config.update_from_flattened_dict(dict(map(_field, changes)))
   return config
+
+
+def _field(change: str) -> tuple[str, Any]:
+  """`loss.noise=0.01` as a field and its value, which is JSON or else a string."""
+  name, _, text = change.partition("=")
+  try:
+    return name, artefact.with_tuples(json.loads(text))
+  except ValueError:
+    return name, text
 
 
 class Steps:
@@ -105,10 +120,10 @@ class Steps:
 
 
 def planned(config, steps: int):
-  """The same config for so many steps, in one epoch."""
+  """The same config for about so many steps, in epochs of a length that is quickly planned."""
   config = config.copy_and_resolve_references()
-  config.train.epochs = 1
-  config.batch.slates_per_epoch = steps * config.batch.graphs
+  config.train.epochs = max(1, steps // _STEPS_PER_EPOCH)
+  config.batch.slates_per_epoch = round(steps / config.train.epochs) * config.batch.graphs
   return config
 
 
@@ -135,7 +150,7 @@ def measure(config, folder: Path, *, budget: float) -> dict[str, Any]:
   graphs = job.prepare(raw)
   total = max(1, round(budget / max(seconds_per_step(config, job, graphs), 1e-6)))
   phase = phase_of(planned(config, total), job, graphs, folder)
-  steps = Steps(phase)
+  steps, total = Steps(phase), phase.epochs * phase.plan.steps_per_epoch
   while steps.taken < total and steps.seconds < budget:
     steps.take()
     if not np.isfinite(steps.loss):
@@ -165,7 +180,7 @@ def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
   if collection != OWN:
     case = quality.CASES[collection]._replace(columns=COLUMNS[kind_of(collection)])
     return quality.bounds(case, collection, data_root)
-  job = jobs.Job.of(config_of(collection, "", 0, data_root))
+  job = jobs.Job.of(config_of(collection, "recommended", 0, data_root))
   graphs = jobs.judged(job.data.load(data_root, "valid"))
   ids = [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
   return {"random": judge.random_order(collections.Collection(collection), graphs, ids)}
@@ -224,7 +239,8 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
 
 
 def row_path(args: argparse.Namespace, collection: str, system: str, seed: int) -> Path:
-  name = f"{collection.replace(':', '_')}-{system.replace(',', '_')}-{args.minutes:g}min-{seed}"
+  name = f"{collection}-{system}-{args.minutes:g}min-{seed}"
+  name = re.sub(r"[^\w.=+-]+", "_", name)
   return args.workdir / "runs" / f"{name}.json"
 
 
@@ -257,8 +273,7 @@ def run_here(args: argparse.Namespace) -> None:
   if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {args.core})
   (collection,), (system,), (seed,) = args.collections, args.systems, args.seeds
-  variant = systems_of(kind_of(collection)).get(system, system)
-  config = config_of(collection, variant, seed, root_of(args, collection))
+  config = config_of(collection, system, seed, root_of(args, collection))
   with tempfile.TemporaryDirectory() as folder:
     timing.write(measure(config, Path(folder), budget=60 * args.minutes), args.out)
 

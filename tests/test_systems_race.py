@@ -1,20 +1,21 @@
 """The race of all systems: runs stop at their budget, are made once and become one table."""
 
+import argparse
 import json
 import os
-import subprocess
 import sys
 
 import commands
-import numpy as np
 import pytest
 
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.run import jobs
 
 BENCHMARKS = commands.ROOT / "benchmarks"
-SYSTEMS = {"layout": ("ci", "official,ci"), "tile": ("ci", "MLP,ci")}
-FIGURES = {"kendaltau", "opa", "slowdown1", "slowdown10", "parameters", "steps", "step_ms",
+# Each of the tests' four devices has a graph.
+SMALL = "+model.hidden_dim=8+batch.graphs=4"
+SYSTEMS = ("MLP,ci" + SMALL, "ci+model.num_gnns=1" + SMALL)
+FIGURES = {"kendaltau", "opa", "slowdown1", "slowdown5", "parameters", "steps", "step_ms",
            "train_cpu_s", "rank_cpu_s", "peak_mib", "versions", "machine"}
 MINUTES = 0.01
 
@@ -24,51 +25,56 @@ def _benchmarks_can_be_imported(monkeypatch):
   monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-@pytest.fixture(scope="module")
-def data_root(tmp_path_factory):
-  return synthetic.generate(
-      tmp_path_factory.mktemp("data"), collections=["layout:xla:random", "tile:xla"], limit=4,
-      progress=False)
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+  """Runs the command as from a shell, and what it starts as processes in this one."""
+  import systems
+  cores = []
+
+  def run(*arguments):
+    monkeypatch.setattr(sys, "argv", ["systems.py", *map(str, arguments)])
+    systems.main()
+
+  def in_this_process(script, *arguments):
+    out = tmp_path / "figures.json"
+    run("--out", out, *arguments)
+    return json.loads(out.read_text())
+
+  monkeypatch.setattr(os, "sched_setaffinity", lambda pid, chosen: cores.append(chosen),
+                      raising=False)
+  monkeypatch.setattr(systems.timing, "in_subprocess", in_this_process)
+  run.cores = cores
+  return run
 
 
-def run(folder, data_root, *arguments):
-  command = [sys.executable, str(BENCHMARKS / "systems.py"), "--data_root", str(data_root),
-             "--workdir", str(folder), "--minutes", str(MINUTES), *arguments]
-  return subprocess.run(command, check=True, capture_output=True, text=True,
-                        env=os.environ | {"PYTHONPATH": str(commands.ROOT)}).stdout
-
-
-def test_two_systems_race_and_a_second_call_makes_what_is_missing(data_root, tmp_path):
-  flags = ["--collections", "layout:xla:random", "--systems", *SYSTEMS["layout"],
-           "--out", str(tmp_path / "systems.json"), "--table", str(tmp_path / "systems.md"),
-           "--plot", str(tmp_path / "systems.png")]
-  assert "ci  seed 0" in run(tmp_path, data_root, *flags, "--seeds", "0")
-  files = sorted((tmp_path / "runs").iterdir())
-  before = [path.stat().st_mtime_ns for path in files]
-  rows = [json.loads(path.read_text()) for path in files]
-  assert {(row["system"], row["seed"]) for row in rows} == {(s, 0) for s in SYSTEMS["layout"]}
+def test_two_systems_race_and_a_second_call_makes_what_is_missing(command, tmp_path, capsys):
+  # So few kernels that all batches have one shape.
+  root = synthetic.generate(tmp_path, collections=["tile:xla"], limit=2, progress=False)
+  flags = ["--collections", "tile:xla", "--data_root", root, "--workdir", tmp_path, "--core", "0",
+           "--minutes", MINUTES, "--seeds", "0", "--systems"]
+  command(*flags, SYSTEMS[0])
+  assert command.cores == [{0}]
+  (first,) = (tmp_path / "runs").iterdir()
+  saved = first.stat().st_mtime_ns
+  command(*flags, *SYSTEMS, "--out", tmp_path / "systems.json", "--table", tmp_path / "table.md",
+          "--plot", tmp_path / "plot.png")
+  rows = [json.loads(path.read_text()) for path in (tmp_path / "runs").iterdir()]
+  assert {(row["system"], row["seed"]) for row in rows} == {(system, 0) for system in SYSTEMS}
+  assert first.stat().st_mtime_ns == saved and len(command.cores) == 2
   for row in rows:
     assert FIGURES <= row.keys() and row["steps"] <= row["planned_steps"]
-    # One more step than the budget holds, at most.
+    # No more than one step beyond the budget.
     assert row["train_cpu_s"] <= 60 * MINUTES + row["step_ms"] / 1e3 + 1e-6
     assert row["train_cpu_s"] > 15 * MINUTES and row["compile_s"] > 0
-  text = run(tmp_path, data_root, *flags, "--seeds", "0")
-  assert "seed 0" not in text and [path.stat().st_mtime_ns for path in files] == before
-  found = json.loads((tmp_path / "systems.json").read_text())["layout:xla:random"]
-  assert set(found["systems"]) == set(SYSTEMS["layout"])
-  assert found["bounds"]["ceiling"]["kendaltau"] > 0 == found["bounds"]["random"]["kendaltau"]
-  lines = (tmp_path / "systems.md").read_text().splitlines()
-  assert [line.split("|")[1].strip() for line in lines[4:]][::5] == [
-      "ceiling (no noise)"] and len(lines) == 8
-  assert (tmp_path / "systems.png").stat().st_size > 1000
-
-
-def test_a_run_in_this_process_is_of_kernels_too(data_root, tmp_path):
-  import systems
-  config = systems.config_of("tile:xla", "ci", 3, str(data_root))
-  config.batch.graphs = 4  # of which each of the tests' devices has one
-  row = systems.measure(config, tmp_path, budget=0.3)
-  assert FIGURES - {"steps"} <= row.keys() | {"steps"} and np.isfinite(row["slowdown5"])
+  found = json.loads((tmp_path / "systems.json").read_text())["tile:xla"]
+  assert set(found["systems"]) == set(SYSTEMS) and found["bounds"]["ceiling"]["opa"] > 0.5
+  names = [line.split("|")[1].strip(" `") for line in
+           (tmp_path / "table.md").read_text().splitlines()[4:]]
+  assert names[0] == "ceiling (no noise)" and names[-1] == "random order"
+  slowdown = {system: row["slowdown1"] for system, row in found["systems"].items()}
+  assert names[1:-1] == sorted(slowdown, key=slowdown.get)
+  assert (tmp_path / "plot.png").stat().st_size > 1000
+  assert "seed 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("collection, name", [
@@ -78,15 +84,29 @@ def test_every_system_of_a_collection_makes_a_job_of_it(collection, name):
   import systems
   found = systems.systems_of(systems.kind_of(collection))
   assert {"recommended", "official"} <= found.keys()
-  for variant in found.values():
-    job = jobs.Job.of(systems.config_of(collection, variant, 0, ""))
+  for system in found:
+    job = jobs.Job.of(systems.config_of(collection, system, 0, ""))
     assert job.data.collection.name == name
 
 
-def test_the_schedule_ends_with_the_planned_steps():
+def test_fields_of_a_system_are_changed_by_name():
   import systems
-  config = systems.planned(systems.config_of("layout:xla:random", "", 0, ""), 123)
-  assert config.train.epochs == 1 and config.batch.slates_per_epoch == 123 * config.batch.graphs
+  config = systems.config_of(
+      "layout:xla:random", "recommended+loss.noise=0.01+optimizer.average_window=[0.5,1]+"
+      "batch.target=official", 0, "")
+  assert config.loss.noise == 0.01 and config.optimizer.average_window == (0.5, 1)
+  assert config.batch.target == "official" and config.model.name == "SAGE"
+
+
+@pytest.mark.parametrize("steps", [1, 123, 999, 1000, 54321])
+def test_the_schedule_ends_with_the_planned_steps(steps):
+  import systems
+  before = systems.config_of("layout:xla:random", "recommended", 0, "")
+  config = systems.planned(before, steps)
+  found = config.train.epochs * config.batch.slates_per_epoch / config.batch.graphs
+  assert abs(found - steps) <= config.train.epochs / 2  # less than a tenth of a percent
+  assert config.batch.slates_per_epoch <= 1000 * config.batch.graphs
+  assert before.train.epochs == 10  # of which it is a copy
 
 
 def row(value, **more):
@@ -109,8 +129,6 @@ def test_summaries_are_means_and_the_best_comes_first():
 
 
 def test_a_diverged_run_is_told_and_not_averaged(tmp_path, monkeypatch, capsys):
-  import argparse
-
   import systems
   args = argparse.Namespace(
       collections=["tile:xla"], systems=["x", "y"], seeds=[0, 1], minutes=1.0, workdir=tmp_path,

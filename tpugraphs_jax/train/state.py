@@ -74,10 +74,9 @@ def create_optimizer(
     name: `adam` (Keras' form) or `adamw` (decoupled weight decay).
     learning_rate: its value after the warm-up.
     schedule: `constant`, `cosine` (to `final_learning_rate`) or `multistep`
-      (times `milestone_factor` at each of `milestones`).
+      (times `milestone_factor` at each of `milestones`, increasing shares of the run).
     total_steps: training steps of the whole run.
     warmup_fraction: share of the run with a linear warm-up from zero.
-    milestones: increasing shares of the run, counted from its start.
     clip_norm: largest L2 norm of all gradients together; 0 = no clipping.
     clip_norm_per_variable: largest L2 norm of each variable's gradient (Keras'
       `clipnorm`); 0 = no clipping.
@@ -86,9 +85,8 @@ def create_optimizer(
       not that of its lookups as Keras does.
     average_decay: decay of an exponential moving average of the parameters,
       which evaluation then uses; 0 = none.
-    average_window: first and last share of the run; evaluation uses the plain mean of the
-      parameters after every update in between (stochastic weight averaging, 6th place);
-      empty = none.
+    average_window: shares of the run between which the plain mean of the parameters is
+      taken for evaluation (stochastic weight averaging, 6th place); empty = none.
 
   Raises:
     ValueError: an impossible value, with the field's name.
@@ -118,9 +116,7 @@ def create_optimizer(
       *([scale_by_keras_adam(beta1=beta1, beta2=beta2, eps=eps),
          optax.scale_by_learning_rate(rate)] if name == "adam" else
         [optax.adamw(rate, beta1, beta2, eps, weight_decay=weight_decay)]),
-      *([track_average(average_decay)] if average_decay else []),
-      *([track_mean(*(round(share * updates) for share in average_window))]
-        if average_window else []))
+      *_averaging(average_decay, average_window, updates))
   if accumulation_steps == 1:
     return optimizer
   return optax.MultiSteps(optimizer, accumulation_steps).gradient_transformation()
@@ -133,6 +129,13 @@ def _check_decay(name: str, weight_decay: float) -> None:
         f"optimizer.weight_decay is {weight_decay}, but optimizer.name='adam' has no"
         " weight decay: set optimizer.name='adamw' or optimizer.weight_decay=0"
     )
+
+
+def _averaging(
+    decay: float, window: Sequence[float], updates: int
+) -> list[optax.GradientTransformation]:
+  mean = [track_mean(*(round(share * updates) for share in window))] if window else []
+  return ([track_average(decay)] if decay else []) + mean
 
 
 def _check_window(window: Sequence[float], decay: float) -> None:

@@ -94,8 +94,7 @@ def make_train_step(
     loss_options: losses_lib.Options = losses_lib.Options(),
     kernel_l2: float = 0.0,
     activity_l2: float = 0.0,
-    seed: int = 0,
-    config_chunk: int = 0,
+    seed: int = 0, config_chunk: int = 0,
     collections: Sequence[str] = (),
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
   """The mapped step `(state, batch) -> (state, metrics)`; the state is donated.
@@ -104,8 +103,7 @@ def make_train_step(
     model: maps a batch to scores `[G, C]`.
     optimizer: from `state.create_optimizer`.
     losses: names and weights from `losses.parse_losses`.
-    temperature: divides scores before ListMLE.
-    loss_options: of any loss.
+    temperature, loss_options: of the losses; see `losses.loss_sums`.
     kernel_l2: factor of the sum of squared Dense kernels (official: 1e-4).
     activity_l2: factor of the mean squared length of opcode embeddings over the
       nodes of the batch (official: 1e-4).
