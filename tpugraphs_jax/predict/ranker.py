@@ -42,10 +42,8 @@ def create_model(config: Mapping[str, Any], unscaled=()) -> tuple[interface.Rank
   """The ranker that a config names, and the module that is trained.
 
   They are the same, but for segments: there a `SegmentModel` around the ranker is trained.
-  `unscaled` are the blocks of node features that reach the model as they are.
-
-  Raises:
-    ValueError: see `interface.create` and `interface.check_use`.
+  `unscaled` are the blocks of node features that reach the model as they are. ValueError:
+  see `interface.create` and `interface.check_use`.
   """
   kind = "tile" if config["task"] == "tile" else "layout"
   options = dict(config["model"])
