@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import jax
+import ml_collections
 import numpy as np
 import parts
 import pytest
 
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.models import interface
+from tpugraphs_jax.predict import saved
 from tpugraphs_jax.run import phases, presets, tile_presets
 from tpugraphs_jax.run.jobs import Job, trainable
-from tpugraphs_jax.train import parallel
+from tpugraphs_jax.train import parallel, report
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
 PRESETS = [*(("layout", name) for name in presets.PRESETS),
@@ -34,12 +36,19 @@ def data_root(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind, name", PRESETS)
-def test_a_preset_makes_a_job_of_every_collection(kind, name):
+def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
   for collection in COLLECTIONS if kind == "layout" else ("",):
     variants = f"{collection},{presets.PREFIX}{name}".strip(",")
     ranker = Job.of(parts.config_of(kind, variants)).ranker
     assert ranker.collection.kind == kind
-    Job.of(parts.config_of(kind, f"{variants},ci"))
+    config = parts.config_of(kind, f"{variants},ci")
+    model = Job.of(config).ranker.model
+    # What a working folder keeps of a config makes the same model again.
+    folder = tmp_path / (collection or kind)
+    folder.mkdir()
+    report.write_manifest(folder, config.to_dict())
+    kept = ml_collections.ConfigDict(saved.config_of(folder))
+    assert Job.of(kept).ranker.model == model
 
 
 @pytest.mark.parametrize("kind, name", PRESETS)
