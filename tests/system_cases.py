@@ -72,10 +72,11 @@ def tile_batch(reads: tuple[str, ...] = (), *, spare: int = 2, features_of_tile:
 
 
 def random_params(model: Any, batch: Any, seed: int = 0) -> Any:
-  """Parameters that are all nonzero, biases too."""
+  """Parameters that are all nonzero, biases too; scalars, of which one divides, above 0.5."""
   shapes = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
   rng = np.random.default_rng(seed)
-  return jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
+  draw = lambda shape: rng.normal(0, 0.3, shape) if shape else 0.5 + rng.random()
+  return jax.tree.map(lambda leaf: np.asarray(draw(leaf.shape), np.float32), shapes)
 
 
 def scores_and_gradients(

@@ -88,7 +88,8 @@ def test_the_official_layout_variant_has_the_official_settings():
 
 
 @pytest.mark.parametrize(
-    "kind, known", [("tile", "recommended, .*own-NAME, ci"), ("layout", "official, .*full, .*, ci")])
+    "kind, known", [("tile", "recommended, .*, own-NAME, ci"),
+                    ("layout", "official, .*, full, .*, ci")])
 def test_an_unknown_variant_is_refused(kind, known):
   with pytest.raises(ValueError, match=f"{kind}.py has no variant 'nope'; it has .*{known}"):
     CONFIGS[kind]("ci,nope")

@@ -11,8 +11,9 @@ import system_cases
 from tpugraphs_jax.models import interface
 
 # Norms divide by a deviation. A graph of one node and a slate of one have none, and what is
-# left of 1e-5 under the root makes rounding 300 times as large.
-NORMED = 1e-4
+# left of 1e-5 under the root makes rounding 300 times as large; so it does to gradients of
+# biases in front of a norm over configurations, which are 0.
+TOLERANCES = {"instance": 1e-4, "graph": 1e-4, "configuration": 5e-4}
 
 SMALL = dict(op_embed_dim=3, value_embed_dim=2, pre_widths=(4,), widths=(4,), activation="elu")
 LAYOUTS = {
@@ -65,9 +66,9 @@ def reads(options):
 def check_shared_is_plain(kind, batch, **options):
   shared, plain = system_cases.scores_and_gradients(kind, batch, **options)
   assert np.abs(plain[0]).max() > 0.01
-  normed = {"instance", "graph", "configuration"} & {
-      options.get("norm"), options.get("head_norm")}
-  comparing.assert_trees_close(shared, plain, NORMED if normed else 1e-5)
+  norms = options.get("norm"), options.get("head_norm")
+  comparing.assert_trees_close(
+      shared, plain, max([1e-5, *(TOLERANCES.get(norm, 0) for norm in norms)]))
 
 
 @pytest.mark.parametrize("case", LAYOUTS)

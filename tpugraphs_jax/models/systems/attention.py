@@ -224,7 +224,7 @@ class ConfigGate(nn.Module):
     t = self.param(
         "temperature", nn.initializers.constant(self.temperature), (), jnp.float32)
 
-    def gated(rows: jax.Array, mask: jax.Array) -> jax.Array:
+    def gated(rows, mask):
       exact = rows.astype(jnp.float32)
       weights = masked_softmax(exact / t, mask)
       return jnp.concatenate([rows, (exact * weights).astype(rows.dtype)], axis=-1)

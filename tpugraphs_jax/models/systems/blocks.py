@@ -180,7 +180,7 @@ class Layer(nn.Module):
       self, operation: Callable[[Nodes], Nodes], x: Nodes, first: Nodes, beside: jax.Array | None,
       slates: Slates, train: bool, *, name: str, quiet: bool = False,
   ) -> Nodes:
-    """What surrounds an operation; a quiet one has no gates and no activation."""
+    """What surrounds an operation on `x [N, C, F]`; a quiet one has no gates and no activation."""
     options = self.options
     norm = lambda v: Norm(options.norm, options.dtype, name=f"{name}norm")(v, slates)
     residual = lambda y: Residual(options.residual, self.dense, name=f"{name}residual")(
@@ -222,7 +222,7 @@ class Residual(nn.Module):
       return nodes.add(slates, other, y)
     gate = self.dense(width_of(y), name="gate")
 
-    def gated(old: jax.Array, new: jax.Array) -> jax.Array:
+    def gated(old, new):
       g = nn.sigmoid(gate(jnp.concatenate([old, new], axis=-1)))
       return g * new + (1 - g) * old
 

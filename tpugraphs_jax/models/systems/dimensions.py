@@ -88,7 +88,7 @@ class DimensionEncoder(nn.Module):
     encoders = [EncoderLayer(self.features, _HEADS, name=f"layer_{i}")
                 for i in range(self.num_layers)]
 
-    def encode(rows: jax.Array) -> jax.Array:
+    def encode(rows):
       tokens = nn.relu(rows.reshape(*rows.shape[:2], DIMENSIONS, self.features))
       for encoder in encoders:
         tokens = encoder(tokens)

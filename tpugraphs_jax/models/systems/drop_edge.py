@@ -27,7 +27,7 @@ def drop_edges(slates: Slates, key: jax.Array, max_rate: float) -> Slates:
 
   Args:
     slates: whose edges are dropped.
-    key: of the rate and of the edges.
+    key: `[]` of the rate and of the edges.
     max_rate: largest share of edges that are left out.
   """
   graph = slates.batch.graph
@@ -47,7 +47,7 @@ def keep_function(key: jax.Array, max_rate: float, nodes: int) -> Keep:
   rate = jax.random.uniform(rate_key, maxval=max_rate)
   bits = jax.random.bits(bits_key, (2, nodes), jnp.uint32)
 
-  def keep(consumer: jax.Array, producer: jax.Array) -> jax.Array:
+  def keep(consumer, producer):
     ends = (part.at[end].get(mode="fill", fill_value=0)
             for part, end in zip(bits, (consumer, producer)))
     first, second = ends
@@ -68,7 +68,7 @@ def _thin(adjacency: Adjacency, keep: Keep, node: jax.Array) -> Adjacency:
   """Both halves without the edges that go; `node [rows]` is the node of each row."""
   of = lambda row: jnp.asarray(node).at[row].get(mode="fill", fill_value=ABSENT)
 
-  def kept(receiver: jax.Array, index: jax.Array, consumers: bool) -> jax.Array:
+  def kept(receiver, index, consumers):
     ends = of(receiver)[:, None], of(index)
     return jnp.where(keep(*(ends if consumers else ends[::-1])), index, ABSENT)
 

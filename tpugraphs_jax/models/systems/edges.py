@@ -141,7 +141,7 @@ def bilinear(edges: jax.Array, config: jax.Array, member: jax.Array) -> jax.Arra
   edges, config = edges.astype(jnp.float32), config.astype(jnp.float32)
   product = functools.partial(jnp.einsum, precision="highest")
 
-  def of_graph(mask: jax.Array) -> jax.Array:
+  def of_graph(mask):
     if edges.shape[1] == 1:
       return product("ea,ecb->cab", mask[:, None] * edges[:, 0], config)
     return product("eca,ecb->cab", mask[:, None, None] * edges, config)

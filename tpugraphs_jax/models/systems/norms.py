@@ -90,6 +90,8 @@ def masked_normal(x: jax.Array, mask: jax.Array) -> jax.Array:
   """`x [n, C, F]` less its mean over C, by its deviation; `mask [n, C]` says what counts."""
   where = mask[..., None]
   count = jnp.maximum(where.sum(axis=1, keepdims=True), 1)
+  # Equal values are exactly 0 from each other, and exactly 0 from their mean then.
+  x = x - jax.lax.stop_gradient(x[:, :1])
   moment = lambda value: jnp.sum(jnp.where(where, value, 0), axis=1, keepdims=True) / count
   centred = x.astype(jnp.float32) - moment(x.astype(jnp.float32))
   return centred * jax.lax.rsqrt(moment(jnp.square(centred)) + EPSILON)
