@@ -43,6 +43,11 @@ def facts(sidecars: Sequence[Path]) -> dict[str, Any]:
   return {name: value for name, value in found.items() if value is not None}
 
 
+def family(sidecar: Path) -> str:
+  """The file that a program is in."""
+  return Path(json.loads(sidecar.read_text())["source"].split(":")[0]).stem
+
+
 def judged(ranker: Ranker, graphs: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
   """By split the model's means beside a random order and the compiler's own choice."""
   return {split: own_quality.blind_rows(found) | {
@@ -52,9 +57,7 @@ def judged(ranker: Ranker, graphs: Mapping[str, Sequence[Any]]) -> dict[str, dic
 
 def card(name: str, about: Mapping[str, Any]) -> str:
   """The card in Markdown."""
-  data, programs = about["labels"], about["programs"]
-  families = {split: sorted({program.split("_")[0] for program in names})
-              for split, names in programs.items()}
+  data, programs, families = about["labels"], about["programs"], about["families"]
   lines = [
       f"# {name}", "",
       f"Orders layouts of a program, model `{about['model']}`, {about['bytes'] / 1e3:.0f} kB.", "",
@@ -85,9 +88,12 @@ def ship(run: Path, data_root: Path, name: str, folder: Path) -> str:
   place = data_root.joinpath(*ranker.collection.name.split(":"))
   files = {split: sorted((place / split).glob("*.npz")) for split in _SPLITS}
   graphs = {split: [npz.read_layout(path) for path in files[split]] for split in _SPLITS}
+  sidecars = {split: [path.with_suffix(".json") for path in paths]
+              for split, paths in files.items()}
   about = {
       "name": name, "model": ranker.config["model"]["name"], "collection": ranker.collection.name,
-      "labels": facts([path.with_suffix(".json") for paths in files.values() for path in paths]),
+      "labels": facts(sum(sidecars.values(), [])),
+      "families": {split: sorted(set(map(family, paths))) for split, paths in sidecars.items()},
       "programs": {split: [path.stem for path in paths] for split, paths in files.items()},
       "figures": _rounded(judged(ranker, {split: graphs[split] for split in _SPLITS[1:]}))}
   folder.mkdir(exist_ok=True)

@@ -1,5 +1,7 @@
 """Models that come with the package: found by name, small, better than chance."""
 
+import json
+
 import commands
 import numpy as np
 import pytest
@@ -58,3 +60,37 @@ def test_a_name_is_a_model_that_ships_unless_something_is_there(tmp_path, monkey
   assert str(shipped.find("a-model")) == "a-model"
   with pytest.raises(ValueError, match="no model 'b' ships, expected one of a-model"):
     shipped.card("b")
+
+
+def _sidecar(path, **fields):
+  path.write_text(json.dumps({"label": "tpu_estimate", "target": "tpu:v3", "jax": "1",
+                              "source": "examples/programs/graph_network.py:dense"} | fields))
+  return path
+
+
+def test_a_card_says_what_the_sidecars_agree_on(tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(str(commands.ROOT / "benchmarks"))
+  import ship
+  paths = [_sidecar(tmp_path / f"{place}.json") for place in range(2)]
+  assert ship.facts(paths) == {"label": "tpu_estimate", "target": "tpu:v3", "jax": "1"}
+  assert ship.family(paths[0]) == "graph_network"
+  _sidecar(paths[1], jax="2")
+  with pytest.raises(ValueError, match="jax is 2, others have 1; collect them again"):
+    ship.facts(paths)
+
+
+def test_the_figures_of_held_out_families_stand_beside_blind_ones(monkeypatch):
+  monkeypatch.syspath_prepend(str(commands.ROOT / "benchmarks"))
+  import own_quality
+  first, second = (type("Graph", (), {"configs": type("Configs", (), {
+      "runtime_ns": np.array(times)})}) for times in ([20, 10, 30], [10, 40, 40]))
+  rows = own_quality.blind_rows([first, second])
+  assert rows["the compiler's own choice"] == {"slowdown1": 0.5, "slowdown5": 0.5}
+  random = rows["a random order"]
+  assert random["slowdown1"] == pytest.approx(np.mean([1.0, 2.0]))
+  assert random["slowdown5"] == 0  # three are fewer than five
+  rows["a model"] = {"kendaltau": .5, "slowdown1": .25, "slowdown5": 0.,
+                     "spread": {"kendaltau": .1, "slowdown1": 0., "slowdown5": 0.}}
+  lines = own_quality.table(rows).splitlines()
+  assert lines[3] == "| the compiler's own choice | - | 0.500 | 0.500 |"
+  assert lines[4] == "| a model | 0.500 ± 0.100 | 0.250 ± 0.000 | 0.000 ± 0.000 |"
