@@ -1,0 +1,128 @@
+"""Puts a trained ranker of layouts into the package, with its card.
+
+    python benchmarks/own_quality.py --workdir out/own_quality --out benchmarks/own_quality.json
+    python benchmarks/ship.py --run out/own_quality/tables/0 --data_root data/own/npz
+
+The card says what the model was trained on, from the sidecars of the data, and what it
+is worth on the programs that it was not trained on, judged here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import own_quality
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.predict import artefact, shipped
+from tpugraphs_jax.predict.ranker import Ranker
+
+_MOST_BYTES = 1 << 20
+_SPLITS = ("train", "valid", "test")
+_FACTS = ("label", "target", "platform", "device", "config_runtime", "jax", "libtpu")
+
+
+def facts(sidecars: Sequence[Path]) -> dict[str, Any]:
+  """What all sidecars agree on of the labels.
+
+  Raises:
+    ValueError: they do not agree.
+  """
+  found: dict[str, Any] = {}
+  for path in sidecars:
+    record = json.loads(path.read_text())
+    for name in _FACTS:
+      if found.setdefault(name, record.get(name)) != record.get(name):
+        raise ValueError(f"{path}: {name} is {record.get(name)}, others have {found[name]}; "
+                         "collect them again with one version")
+  return {name: value for name, value in found.items() if value is not None}
+
+
+def family(sidecar: Path) -> str:
+  """The file that a program is in."""
+  return Path(json.loads(sidecar.read_text())["source"].split(":")[0]).stem
+
+
+def judged(ranker: Ranker, graphs: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
+  """By split the model's means beside a random order and the compiler's own choice."""
+  return {split: own_quality.blind_rows(found) | {
+      "this model": own_quality.means(own_quality.rows_of(ranker, found))}
+          for split, found in graphs.items()}
+
+
+def card(name: str, about: Mapping[str, Any]) -> str:
+  """The card in Markdown."""
+  data, programs, families = about["labels"], about["programs"], about["families"]
+  lines = [
+      f"# {name}", "",
+      f"Orders layouts of a program, model `{about['model']}`, {about['bytes'] / 1e3:.0f} kB.", "",
+      f"- **Label**: {data['config_runtime']}.",
+      "- **Versions**: " + ", ".join(f"{key} {value}" for key, value in data.items()
+                                     if key not in ("config_runtime", "label")) + ".",
+      f"- **Data**: `{about['collection']}`, the example programs of the project; features and "
+      "labels of own programs and nothing of the compiler's code.",
+      *(f"- **{split}**: {len(programs[split])} programs of the families "
+        f"{', '.join(families[split])}." for split in _SPLITS), ""]
+  for split, rows in about["figures"].items():
+    lines += [f"On the {split} families:", "", own_quality.table(rows), ""]
+  lines += [
+      "The best checkpoint was chosen by the valid families; nothing was chosen by the test "
+      "families. Slowdowns are those of the best of the first 1 and 5 configurations.", "",
+      "The order is that of the label. Where the label is an estimate the order says nothing of a "
+      "real machine that the estimate does not say. On programs unlike these it is worth less.", ""]
+  return "\n".join(lines)
+
+
+def ship(run: Path, data_root: Path, name: str, folder: Path) -> str:
+  """Writes `NAME.npz` and `NAME.md` and returns the card.
+
+  Raises:
+    ValueError: the model file is larger than a MB.
+  """
+  ranker = Ranker.load(run)
+  place = data_root.joinpath(*ranker.collection.name.split(":"))
+  files = {split: sorted((place / split).glob("*.npz")) for split in _SPLITS}
+  graphs = {split: [npz.read_layout(path) for path in files[split]] for split in _SPLITS}
+  sidecars = {split: [path.with_suffix(".json") for path in paths]
+              for split, paths in files.items()}
+  about = {
+      "name": name, "model": ranker.config["model"]["name"], "collection": ranker.collection.name,
+      "labels": facts(sum(sidecars.values(), [])),
+      "families": {split: sorted(set(map(family, paths))) for split, paths in sidecars.items()},
+      "programs": {split: [path.stem for path in paths] for split, paths in files.items()},
+      "figures": _rounded(judged(ranker, {split: graphs[split] for split in _SPLITS[1:]}))}
+  folder.mkdir(exist_ok=True)
+  path = folder / f"{name}.npz"
+  ranker.save(path, ranker.params, about)
+  about["bytes"] = path.stat().st_size
+  if about["bytes"] > _MOST_BYTES:
+    path.unlink()
+    raise ValueError(f"{name} takes {about['bytes']:,} bytes, expected at most {_MOST_BYTES:,}")
+  text = card(name, about)
+  path.with_suffix(".md").write_text(text)
+  return text
+
+
+def _rounded(tree: Any) -> Any:
+  if isinstance(tree, Mapping):
+    return {key: _rounded(value) for key, value in tree.items()}
+  return tree if np.isnan(tree) else round(tree, 4)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--run", type=Path, required=True, help="folder that it was trained in")
+  parser.add_argument("--data_root", type=Path, default=Path("data/own/npz"))
+  parser.add_argument("--name", default="layout-v3-estimate")
+  args = parser.parse_args()
+  print(ship(args.run, args.data_root, args.name, shipped.FOLDER))
+  print(artefact.FILE, "->", shipped.FOLDER / f"{args.name}.npz")
+
+
+if __name__ == "__main__":
+  main()
