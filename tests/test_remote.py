@@ -13,6 +13,7 @@ import pytest
 import tpugraphs_jax
 from tpugraphs_jax import atomic, remote, report, submission
 from tpugraphs_jax.data import download, npz, store, synthetic
+from tpugraphs_jax.report import __main__ as command
 from tpugraphs_jax.report import runs
 from tpugraphs_jax.run import banner, jobs
 
@@ -261,6 +262,10 @@ def test_a_run_lives_in_a_bucket(bucket, data_root):
   assert problems and all(": layout:" in problem for problem in problems)  # nothing of the tiles
   report.write([place], f"{bucket}/report.html")
   assert "tile:xla" in text(f"{bucket}/report.html")
+  assert command.main([place, "--out", f"{bucket}/again.html", "--csv", f"{bucket}/runs.csv",
+                       "--png", f"{bucket}/png"]) == 0
+  assert text(f"{bucket}/runs.csv").startswith("run,seed,graph")
+  assert len(names(f"{bucket}/png")) == 5 and "<svg" in text(f"{bucket}/again.html")
 
 
 def test_runs_in_a_bucket_are_named_by_their_place(bucket, tmp_path):
