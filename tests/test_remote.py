@@ -13,9 +13,10 @@ import pytest
 import tpugraphs_jax
 from tpugraphs_jax import atomic, remote, report, submission
 from tpugraphs_jax.data import download, npz, store, synthetic
+from tpugraphs_jax.hlo import __main__ as hlo_command
 from tpugraphs_jax.report import __main__ as command
 from tpugraphs_jax.report import runs
-from tpugraphs_jax.run import banner, jobs
+from tpugraphs_jax.run import banner, jobs, official
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +288,11 @@ def test_the_store_command_sees_data_in_a_bucket(data_root, capsys):
 def test_what_needs_a_folder_of_this_machine_says_so(capsys):
   assert download.main(["--data_root", "gs://a/b"]) == 1
   assert "--data_root is gs://a/b, expected a folder of this machine" in capsys.readouterr().err
+  assert hlo_command.main(["convert", "a.pb", "--out", "gs://a"]) == 1
+  assert hlo_command.main(["convert", "a.pb", "--out", "b", "--extra_out", "gs://a"]) == 1
+  assert official.main(["--config=tile.py", "--weights=a", "--data_root=b", "--out=gs://a"]) == 2
+  err = capsys.readouterr().err
+  assert err.count("--out is gs://a, expected") == 2 and "--extra_out is gs://a" in err
   with pytest.raises(ValueError, match="copy it to the bucket"):
     remote.refuse("s3://a", "--out")
 
