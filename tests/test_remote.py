@@ -13,8 +13,10 @@ import pytest
 import tpugraphs_jax
 from tpugraphs_jax import atomic, remote, report, submission
 from tpugraphs_jax.data import download, npz, store, synthetic
+from tpugraphs_jax.hlo import __main__ as hlo_command
+from tpugraphs_jax.report import __main__ as command
 from tpugraphs_jax.report import runs
-from tpugraphs_jax.run import banner, jobs
+from tpugraphs_jax.run import banner, jobs, official
 
 
 @pytest.fixture(scope="module")
@@ -240,8 +242,8 @@ def test_a_store_beside_remote_data_is_on_this_machine(data_root, tmp_path):
 
 
 def test_a_run_lives_in_a_bucket(bucket, data_root):
-  config = parts.config_of("tile", "ci", **{
-      "model.num_gnns": 1, "model.hidden_dim": 8, "train.epochs": 1, "batch.slates_per_epoch": 8,
+  config = parts.config_of("tile", "MLP,ci", **{
+      "model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 1, "batch.slates_per_epoch": 8,
       "batch.graphs": 4})
   with config.unlocked():
     config.data_root = data_root
@@ -261,6 +263,11 @@ def test_a_run_lives_in_a_bucket(bucket, data_root):
   assert problems and all(": layout:" in problem for problem in problems)  # nothing of the tiles
   report.write([place], f"{bucket}/report.html")
   assert "tile:xla" in text(f"{bucket}/report.html")
+  assert command.main([place, "--out", f"{bucket}/again.html", "--csv", f"{bucket}/runs.csv",
+                       "--png", f"{bucket}/png"]) == 0
+  assert text(f"{bucket}/runs.csv").startswith("run,seed,graph")
+  assert names(f"{bucket}/png") == {"training_and_validation.png"}  # it was not judged
+  assert "<svg" in text(f"{bucket}/again.html")
 
 
 def test_runs_in_a_bucket_are_named_by_their_place(bucket, tmp_path):
@@ -282,6 +289,11 @@ def test_the_store_command_sees_data_in_a_bucket(data_root, capsys):
 def test_what_needs_a_folder_of_this_machine_says_so(capsys):
   assert download.main(["--data_root", "gs://a/b"]) == 1
   assert "--data_root is gs://a/b, expected a folder of this machine" in capsys.readouterr().err
+  assert hlo_command.main(["convert", "a.pb", "--out", "gs://a"]) == 1
+  assert hlo_command.main(["convert", "a.pb", "--out", "b", "--extra_out", "gs://a"]) == 1
+  assert official.main(["--config=tile.py", "--weights=a", "--data_root=b", "--out=gs://a"]) == 2
+  err = capsys.readouterr().err
+  assert err.count("--out is gs://a, expected") == 2 and "--extra_out is gs://a" in err
   with pytest.raises(ValueError, match="copy it to the bucket"):
     remote.refuse("s3://a", "--out")
 

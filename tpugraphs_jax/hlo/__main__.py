@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from tpugraphs_jax import remote
 from tpugraphs_jax.hlo import convert
 from tpugraphs_jax.hlo import module_graph
 from tpugraphs_jax.hlo import proto
@@ -47,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _convert(args: argparse.Namespace) -> int:
+  for name in ("out", "extra_out"):
+    remote.refuse(getattr(args, name) or "", f"--{name}")
   result = convert.convert(args.files, args.out, extra_out=args.extra_out, jobs=args.jobs)
   for line in result.skipped:
     print(f"skipped: {line}")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-from pathlib import Path
 import re
 import sys
 
-from tpugraphs_jax import atomic, report
+from tpugraphs_jax import atomic, remote, report
 from tpugraphs_jax.report import runs
 
 
-def write_csv(found: list[runs.Run], path: Path) -> None:
+def write_csv(found: list[runs.Run], path: str) -> None:
   """Writes one row per run and validation graph."""
   with atomic.replacing(path, newline="") as file:
     writer = csv.writer(file)
@@ -23,25 +22,25 @@ def write_csv(found: list[runs.Run], path: Path) -> None:
                          f"{graph.kendall_tau:.6g}", f"{graph.slowdowns[1]:.6g}"])
 
 
-def write_png(found: list[runs.Run], folder: Path, graph: str) -> None:
+def write_png(found: list[runs.Run], folder: str, graph: str) -> None:
   """Writes every figure into a folder."""
   from tpugraphs_jax.report import figures, page  # matplotlib is an extra
 
-  folder.mkdir(parents=True, exist_ok=True)
   for title, drawn in figures.all_of(found, page.choose(found[0], graph)).items():
     name = re.sub(r"\W+", "_", title.lower()).strip("_")
-    drawn.savefig(folder / f"{name}.png", dpi=150)
+    with atomic.replacing(remote.join(folder, f"{name}.png"), "wb") as file:
+      drawn.savefig(file, format="png", dpi=150)
 
 
 def main(argv: list[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.report", description=__doc__.splitlines()[0])
-  parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="working folder of a run")
-  parser.add_argument("--out", type=Path, default=Path(report.FILE), help="the page, an HTML file")
+  parser.add_argument("runs", nargs="+", metavar="RUN", help="working folder of a run")
+  parser.add_argument("--out", default=report.FILE, help="the page, an HTML file")
   parser.add_argument("--graph", default="", help="graph whose ranks are shown")
-  parser.add_argument("--csv", type=Path, help="also a row per run and graph into this file")
-  parser.add_argument("--png", type=Path, help="also the figures into this folder")
+  parser.add_argument("--csv", help="also a row per run and graph into this file")
+  parser.add_argument("--png", help="also the figures into this folder")
   args = parser.parse_args(argv)
   try:
     found = runs.read_all(args.runs)

@@ -102,8 +102,8 @@ def _by_graph(runs: Sequence[Run]) -> figure.Figure:
       values = [value(by_name[name]) if name in by_name else np.nan for name in order]
       axes.plot(values, range(len(order)), "o", ms=5, color=colour, label=run.name)
   left.axvline(0, color="#888888", lw=1)
-  left.set(xlabel="Kendall tau (0: random order)", xlim=(min(-0.1, left.get_xlim()[0]), 1.02))
-  right.set(xlabel="first configuration slower than the best, %", yticks=[])
+  left.set(xlabel="Kendall tau (random: 0)", xlim=(min(-0.1, left.get_xlim()[0]), 1.02))
+  right.set(xlabel="slowdown of the first, %", yticks=[])
   left.set_yticks(range(len(order)) if is_named else [],
                   [f"{name[:40]} ({sizes[name]:,} nodes)" for name in order] if is_named else [])
   if not is_named:
@@ -135,7 +135,7 @@ def _calibration(runs: Sequence[Run]) -> figure.Figure:
   left.set(xlabel="slower configuration slower by at least, %", ylabel="share in the right order")
   left.set_xticks(range(len(names)), names)
   if known or len(runs) > 1:
-    left.legend(loc="lower right")
+    right.legend(*left.get_legend_handles_labels(), **_BESIDE)
   return drawn
 
 

@@ -19,6 +19,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from tpugraphs_jax import remote
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import download, npz, npz_archive, store, store_format
 from tpugraphs_jax.graph import NODE_FEATURES, SPLITS
@@ -105,7 +106,7 @@ def _data_lines(
            f"{config.data_root} --collections {collection.name}")
     if collection.kind == "layout":
       yield f"store       at most about {download.STORE_GB[collection.name]:.1f} GB"
-  place = Path(config.data_root).expanduser().absolute()
+  place = remote.local_of(config.data_root).absolute()
   while not place.exists():
     place = place.parent
   yield f"disk        {shutil.disk_usage(place).free / _GB:.1f} GB free at {place}"

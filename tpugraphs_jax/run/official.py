@@ -26,6 +26,7 @@ from flax import traverse_util
 import jax
 import numpy as np
 
+from tpugraphs_jax import remote
 from tpugraphs_jax.data import batching, buckets, npz_archive
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.graph import OpGraph
@@ -93,19 +94,21 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--config", required=True, help="such as tile.py:EarlyJoinSAGE")
   parser.add_argument("--weights", required=True, type=Path, help="arrays of model.weights, .npz")
   parser.add_argument("--data_root", required=True, help="folder with tile/ and layout/")
-  parser.add_argument("--out", required=True, type=Path, help="folder for the model")
+  parser.add_argument("--out", required=True, help="folder for the model")
   args = parser.parse_args(argv)
   config = None
   try:
+    remote.refuse(args.out, "--out")
+    out = Path(args.out).expanduser()
     config = configs.load(args.config)
     with config.unlocked():
       config.data_root = args.data_root
     job = Job.of(config)
-    convert(job, read_weights(args.weights.expanduser()), args.data_root, args.out.expanduser())
+    convert(job, read_weights(args.weights.expanduser()), args.data_root, out)
   except (ValueError, OSError) as error:
     print(f"error: {configs.as_flags(str(error), config)}", file=sys.stderr)
     return 2
-  print(f"wrote {args.out / artefact.FILE}")
+  print(f"wrote {out / artefact.FILE}")
   return 0
 
 
