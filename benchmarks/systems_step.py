@@ -37,7 +37,8 @@ import workloads
 
 FORMS = ("plain", "shared")
 PRESETS = {"layout": tuple(presets.PRESETS), "tile": tuple(tile_presets.PRESETS)}
-_SIZES = {"layout": dict(nodes=2_000, config_nodes=80), "tile": dict(nodes=40, config_nodes=0)}
+_NODES = {"layout": 2_000, "tile": 40}
+_NODES_PER_CHOICE = 25  # of layouts
 
 
 def model_of(kind: str, preset: str, variants: str, form: str) -> tuple[Any, Any]:
@@ -47,11 +48,12 @@ def model_of(kind: str, preset: str, variants: str, form: str) -> tuple[Any, Any
   return interface.create(kind, options.pop("name"), **options), config
 
 
-def batch_of(kind: str, model: Any, *, graphs: int, slate: int, nodes: int, config_nodes: int):
+def batch_of(kind: str, model: Any, *, graphs: int, slate: int, nodes: int):
   """Random programs or kernels, a slate of each, with the features that the model reads."""
   rng, chosen = np.random.default_rng(0), []
   for number in range(graphs):
-    graph = workloads.program(rng, nodes=nodes, config_nodes=config_nodes or 1, configs=slate)
+    graph = workloads.program(
+        rng, nodes=nodes, config_nodes=max(1, nodes // _NODES_PER_CHOICE), configs=slate)
     feat = np.concatenate([graph.node_feat, *(
         rng.integers(-1, 6, (nodes, inputs.READ_BLOCKS[name])) for name in model.sees.reads)],
         axis=1).astype(np.float32)
@@ -78,9 +80,9 @@ def _as_kernel(rng: np.random.Generator, graph: OpGraph, slate: int) -> OpGraph:
 def measure(args: argparse.Namespace) -> dict[str, float]:
   """Median seconds of a step and peak MiB of one form, in this process."""
   model, config = model_of(args.kind, args.preset, args.variants, args.form)
-  sizes = _SIZES[args.kind] | ({"nodes": args.nodes} if args.nodes else {})
   batch = batch_of(args.kind, model, graphs=min(config.batch.graphs, args.graphs),
-                   slate=min(config.batch.configs, args.slate), **sizes)
+                   slate=min(config.batch.configs, args.slate),
+                   nodes=args.nodes or _NODES[args.kind])
   device_batch = jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch))
   params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
   optimizer = state_lib.create_optimizer(total_steps=1000)

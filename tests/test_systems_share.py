@@ -38,7 +38,7 @@ LAYOUTS = {
                   global_attention="difformer", attention_combine="serial", norm="layer",
                   norm_position="pre", residual="gated", heads=2, pooling=("mean", "attention")),
     "late attention": dict(
-        widths=(4, 4), norm="configuration", conv="gcn", global_attention="linear", heads=2,
+        widths=(4, 4), norm="layer", conv="gcn", global_attention="linear", heads=2,
         attention_from=1, pooling=("config_max", "attention"), head_widths=(3,), head_norm="layer"),
     "attention on edges": dict(conv="gatv2", heads=2, activation="prelu", conv_activation="none",
                                encoding="gain", encoding_scale=3.0, global_attention="softmax",
