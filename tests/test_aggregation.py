@@ -40,18 +40,6 @@ def test_value_and_gradient_are_those_of_the_dense_product(direction, slots, rec
   np.testing.assert_allclose(jax.grad(fast)(x), jax.grad(slow)(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_sorted_segment_sum_takes_rows_in_the_shape_they_have():
-  edges, x = graph_edges(), random_values(NODES, 2, 3)
-  for slots, reshapes in ((0, False), (2, True)):
-    table = tables(edges, slots)
-    for function in (lambda x, table=table: aggregation.neighbour_sum(x, table, aggregation.BOTH),
-                     jax.grad(lambda x, table=table: jnp.sum(aggregation.neighbour_sum(
-                         x, table, aggregation.BOTH)))):
-      text = jax.jit(function).lower(x).as_text()
-      flat = f"tensor<{NODES}x6xf32>"
-      assert (flat in text) == reshapes
-
-
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("slots", [0, 2])
 def test_no_rows_at_all_sum_to_zero(slots, own):

@@ -102,12 +102,9 @@ def sum_rows(
     `[receivers, ...]` in the dtype of `x`, accumulated in float32.
   """
   tables = [getattr(adjacency, side) for side in _SIDES[direction]]
-  # A sorted segment sum takes rows as they are: on a TPU, which stores [N, C, F] in tiles
-  # of [C, F], every other shape of them is a copy.
-  has_slots = any(table.index.shape[1] for table in tables)
-  flatten = lambda rows: rows.reshape(len(rows), math.prod(x.shape[1:])) if has_slots else rows
+  flatten = lambda rows: rows.reshape(len(rows), math.prod(x.shape[1:]))
   flat = flatten(x)
-  total = jnp.zeros((receivers, *flat.shape[1:]), jnp.float32)
+  total = jnp.zeros((receivers, flat.shape[1]), jnp.float32)
   if own is not None and receivers <= len(own):
     total = jnp.asarray(flatten(own[:receivers]), jnp.float32)
   # One gather per column, written out: XLA fuses them into a single pass, which
