@@ -42,14 +42,14 @@ def seconds(text):
 
 def test_the_files_are_added_up(tile, data_root):
   size = sum(path.stat().st_size for path in data_root.glob("tile/xla/*/*.npz"))
-  assert f"{size / 1e9:.3f} GB in {data_root} (train, valid, test)" in tile["files"]
+  assert f"{size / 1e9:.3g} GB in {data_root} (train, valid, test)" in tile["files"]
   assert "GB free at" in tile["disk"]
 
 
 def test_steps_and_evaluations_are_those_of_the_config(tile):
   found = re.search(r"([\d,]+) of .* \(mean of (\d+) measured\), (\d+) evaluations", tile["steps"])
   steps, measured, evaluations = map(int, found.groups())
-  assert (steps, evaluations) == (9, 3) and 1 <= measured <= 8
+  assert (steps, evaluations) == (9, 3) and 3 <= measured <= 8
   assert seconds(tile["steps"]) > 0 and "hours on 4 devices" in tile["time"]
 
 
@@ -57,7 +57,7 @@ def test_memory_and_shapes_are_told(tile):
   parameters = int(re.search(r"([\d,]+) parameters", tile["memory"])[1].replace(",", ""))
   assert parameters > 100 and "of the process at its peak" in tile["memory"]
   assert re.search(r"compiles +\d+ batch shapes of training, [\d.]+ s each", tile["compiles"])
-  assert f"{24 * parameters / 1e9:.3f} GB" in tile["checkpoints"]
+  assert f"{24 * parameters / 1e9:.3g} GB" in tile["checkpoints"]
 
 
 def test_hosts_are_told_what_they_read(tile, data_root):
@@ -70,7 +70,7 @@ def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path)
   assert not (tmp_path / "store").exists()
   assert "for 8 graphs that are not built" in found["store"]
   assert "tpugraphs_jax.data.store build" in found["time"] and "steps" not in found
-  bound = float(re.search(r"at most ([\d.]+) GB", found["store"])[1]) * 1e9
+  bound = float(re.search(r"at most ([\d.e+-]+) GB", found["store"])[1]) * 1e9
   for split in ("train", "valid", "test"):
     store.ensure_store(data_root, "layout:xla:random", split, store_dir=tmp_path / "store",
                        progress=False)
@@ -126,6 +126,10 @@ def test_steps_that_compile_are_told_apart(monkeypatch):
     plan = type("Plan", (), {"steps_per_epoch": 5, "budget": staticmethod(lambda i: shapes[i])})
 
   assert dry_run._steps(Phase, 0) == (5, [11.0, 11.0], [1.0, 1.0, 1.0])
+  monkeypatch.setattr(dry_run, "_SECONDS", 1.5)  # compilation does not count
+  known.clear()
+  Phase.batches = iter(range(5))
+  assert dry_run._steps(Phase, 0) == (4, [11.0, 11.0], [1.0, 1.0])
 
 
 def test_evaluations_are_scaled_by_nodes_times_configurations():

@@ -103,7 +103,7 @@ def _copy(system: Any, files: Mapping[str, Mapping[str, Any]], into: Path, place
             if known.get(name) != mark or not (into / name).exists()]
     if todo:
       total = sum(files[name]["size"] for name in todo)
-      console.say(f"{place}: {len(todo)} files, {total / 1e9:.3f} GB, are copied to {into}")
+      console.say(f"{place}: {len(todo)} files, {total / 1e9:.3g} GB, are copied to {into}")
     _get(system, {files[name]["name"]: into / name for name in todo})
     for name in known.keys() - marks.keys():
       (into / name).unlink(missing_ok=True)

@@ -27,7 +27,7 @@ from tpugraphs_jax.run import banner, jobs, phases
 from tpugraphs_jax.train import parallel, report
 
 _STEPS = 8  # measured, besides those that compile
-_SECONDS = 60.0  # after which no further step is measured
+_SECONDS = 60.0  # of measured steps, after which no further one is taken
 _GRAPHS = 4  # of the validation split, measured
 _GB = 1e9
 
@@ -99,7 +99,7 @@ def _data_lines(
 ) -> Iterator[str]:
   here = sum(path.stat().st_size for split in there for path in _files(config, collection, split))
   if there:
-    yield f"files       {here / _GB:.3f} GB in {config.data_root} ({', '.join(there)})"
+    yield f"files       {here / _GB:.3g} GB in {config.data_root} ({', '.join(there)})"
   if not there and collection.is_released:
     yield (f"download    about {download.PUBLISHED_GB[collection.name]:.2f} GB, twice that while "
            f"it is unpacked: python -m tpugraphs_jax.data.download --data_root "
@@ -125,9 +125,9 @@ def _store_lines(
         stored += sum(store_format.read_meta(folder)["files"].values())
       else:
         missing, bound = missing + 1, bound + _stored_bytes(file)
-  text = f"store       {stored / _GB:.3f} GB"
+  text = f"store       {stored / _GB:.3g} GB"
   if missing:
-    text += f", and at most {bound / _GB:.3f} GB for {missing} graphs that are not built"
+    text += f", and at most {bound / _GB:.3g} GB for {missing} graphs that are not built"
   is_own = Path(config.data_root).is_relative_to(scratch)
   return bool(missing) and not is_own, text
 
@@ -170,7 +170,7 @@ def measure(job: jobs.Job, scratch: Path) -> tuple[phases.Phase, Measured]:
 
 def _steps(phase: phases.Phase, state: Any) -> tuple[Any, list[float], list[float]]:
   """Seconds of steps that were the first of their shape, and of the others."""
-  first, later, seen, began = [], [], set(), time.monotonic()
+  first, later, seen = [], [], set()
   total = phase.epochs * phase.plan.steps_per_epoch
   for step in range(total):
     shape = tuple(phase.plan.budget(step).values())
@@ -179,7 +179,7 @@ def _steps(phase: phases.Phase, state: Any) -> tuple[Any, list[float], list[floa
     jax.block_until_ready(metrics)
     (later if shape in seen else first).append(time.monotonic() - since)
     seen.add(shape)
-    if len(later) == _STEPS or (later and time.monotonic() - began > _SECONDS):
+    if len(later) == _STEPS or sum(later) > _SECONDS:
       break
   return state, first, later or first
 
@@ -214,9 +214,9 @@ def _time_lines(
   compiling = found.compiles * found.compile_seconds
   total = (steps * found.step_seconds + compiling + evaluations * found.evaluation_seconds
            + found.final_seconds)
-  yield (f"memory      {found.peak_bytes / _GB:.2f} GB of the {found.peak_of} at its peak, "
+  yield (f"memory      {found.peak_bytes / _GB:.3g} GB of the {found.peak_of} at its peak, "
          f"{found.parameters:,} parameters")
-  yield (f"checkpoints about {2 * 12 * found.parameters / _GB:.3f} GB: two, each with parameters "
+  yield (f"checkpoints about {2 * 12 * found.parameters / _GB:.3g} GB: two, each with parameters "
          "and two moments of Adam")
   yield (f"compiles    {found.compiles} batch shapes of training, {found.compile_seconds:.1f} s "
          "each; a shared compilation cache saves them in later runs")
