@@ -133,7 +133,8 @@ SLOW = {"sage": slow_sage, "gcn": slow_gcn, "appnp": slow_appnp, "gin": slow_gin
 
 
 @pytest.mark.parametrize("conv, direction, merge", [
-    ("sage", "bidirectional", "sum"), ("sage", "forward", "sum"), ("sage", "bidirectional", "concat"),
+    ("sage", "bidirectional", "sum"), ("sage", "forward", "sum"),
+    ("sage", "bidirectional", "concat"),
     ("gcn", "symmetric", "sum"), ("appnp", "backward", "sum"), ("gin", "forward", "sum"),
     ("gatv2", "backward", "sum"), ("gatv2", "symmetric", "sum"), ("none", "forward", "sum")])
 def test_convolutions_equal_loops_over_edges(conv, direction, merge):
@@ -209,7 +210,8 @@ def elu_and_one(x):
 
 
 def unit_and_one(x):
-  return np.concatenate([np.ones_like(x[..., :1]), x / np.linalg.norm(x, axis=-1, keepdims=True)], -1)
+  unit = x / np.linalg.norm(x, axis=-1, keepdims=True)
+  return np.concatenate([np.ones_like(x[..., :1]), unit], axis=-1)
 
 
 @pytest.mark.parametrize("kind, normalize, heads, keys", [
