@@ -4,7 +4,7 @@ Variants are in `VARIANTS`, separated by commas. The default is the published se
 for kernels with fewer than 10 configurations, which are trained on too.
 
 Expected on the synthetic `medium` data, one CPU core: top-5 slowdown 0.020 in 4
-minutes with the published settings, 0.014 in 2 minutes with the recommended ones.
+minutes with the published settings, 0.001 in 3 minutes with the recommended ones.
 
   python run_tile.py --config=configs/tile.py:LateJoinSAGE --workdir=out/late
   python run_tile.py --config=configs/tile.py:recommended --workdir=out/recommended
