@@ -65,6 +65,13 @@ def test_quality_by_collection(collection):
     assert row.split("|")[2] == figure
 
 
+def test_quality_on_own_programs():
+  import own_quality
+  page, results = (commands.ROOT / "docs/own_programs.md").read_text(), recorded("own_quality")
+  for split in own_quality.SPLITS:
+    assert own_quality.table(results[split]) in page
+
+
 def test_the_figures_of_the_front_page_are_those_of_the_results():
   table = [line for line in README.splitlines() if line.startswith("| ") and "." in line
            and "pip install" not in line]
