@@ -72,6 +72,31 @@ def test_quality_on_own_programs():
     assert own_quality.table(results[split]) in page
 
 
+def test_score_tables_by_collection():
+  import tables_quality
+  results, page = recorded("tables_quality"), (commands.ROOT / "docs/score_tables.md").read_text()
+  del results["machine"]
+  assert set(results) == set(tables_quality.COLLECTIONS)
+  for row in tables_quality.table(results).splitlines()[2:]:
+    assert row in page
+
+
+def test_wins_of_proposals_are_counted_by_program():
+  import tables_quality
+  program = lambda near, measured: {"proposed": 0.2, "near": near, "own": 0.1, "measured": measured}
+  runs = [{"seed": seed, "kendaltau": 0.8 + 0.1 * seed, "cpu_s": 10.0,
+           "programs": {"a": program(0.0, 0.1), "b": program(0.1, 0.1), "c": program(0.0, 0.3)}}
+          for seed in range(2)]
+  found = tables_quality.summary(runs)
+  assert found["mean"]["kendaltau"] == pytest.approx(0.85) and found["seeds"] == 2
+  assert found["mean"]["near_wins"] == 2 and found["mean"]["proposed_wins"] == 1
+  assert found["mean"]["near_best"] == 2 and found["mean"]["measured_best"] == 0
+  row = tables_quality.table({"layout": {"tables": found | {"runs": runs}}}).splitlines()[2]
+  assert row.endswith("| 10 | 1.0 / 2.0 of the 3 where it can | 0.0 / 2.0 / 0.0 of 3 |")
+  without = tables_quality.summary([{"seed": 0, "kendaltau": 0.8, "cpu_s": 9.0}])
+  assert "near_wins" not in without["mean"] and without["spread"]["kendaltau"] == 0
+
+
 def test_the_figures_of_the_front_page_are_those_of_the_results():
   table = [line for line in README.splitlines() if line.startswith("| ") and "." in line
            and "pip install" not in line]
