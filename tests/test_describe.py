@@ -31,10 +31,10 @@ def test_comments_belong_to_the_last_field_of_their_line(tmp_path):
 
 @pytest.mark.parametrize("kind, variant, expected", [
     ("tile", "ci", ["--config.batch.graphs=10 ", "# kernels per step, over all devices",
-                    "--config.model.name=EarlyJoinSAGE", "one of EarlyJoinSAGE, LateJoinSAGE",
+                    "--config.model.name=EarlyJoinSAGE", "one of Composed, EarlyJoinSAGE",
                     "  recommended "]),
     ("layout", "gst_ed,ci", ['--config.data.features="(\'released\',)"',
-                             "--config.segments.keep=0.5", "one of uniform, skewed", "  gst_ed ",
+                             "--config.segments.keep=0.5", "skewed, uniform_replacement", "  gst_ed ",
                              "  xla-default "])])
 def test_a_config_is_printed_with_values_choices_comments_and_variants(kind, variant, expected):
   config, place = parts.config_of(kind, variant), f"{configs.folder() / kind}.py:{variant}"
@@ -47,7 +47,7 @@ def test_a_config_is_printed_with_values_choices_comments_and_variants(kind, var
 def test_every_field_with_few_values_is_a_field_with_one_of_them():
   for kind, variant in (("tile", "ci"), ("layout", "ci"), ("layout", "gst_ed,ci")):
     config = parts.config_of(kind, variant)
-    fields = dict(describe._flat(config.to_dict()))
+    fields = dict(describe.flat(config.to_dict()))
     for field, allowed in checks.choices(config).items():
       assert fields[field] in allowed, field
 

@@ -161,7 +161,7 @@ def test_a_run_says_what_it_does_and_how_it_ended(jobs, kind):
   assert any(re.fullmatch(r"step 6/12  loss .* steps/s  0:\d\d:\d\d left", line) for line in told)
   (end,) = [line for line in told if line.startswith("training ended")]
   assert re.fullmatch(
-      r"training ended at step 12: last epoch \(3\); best \w+ 0\.\d{4} at step \d+", end)
+      r"training ended at step 12: last epoch \(3\); best valid_sample/\w+ 0\.\d{4} at step \d+", end)
   assert "skipped" not in jobs.ended[f"{kind}_whole"].err
   assert not any("\r" in jobs.ended[name].out + jobs.ended[name].err for name in jobs.ended)
 
@@ -195,7 +195,7 @@ def test_the_summary_of_a_stopped_run_says_who_asked(jobs, kind):
 def test_a_run_leaves_its_own_page(jobs, kind):
   assert jobs.ended[f"{kind}_whole"].told[-1].startswith("report: ")
   text = (jobs.workdir(f"{kind}_whole") / "report.html").read_text()
-  assert text.count("<svg") == 4 and COLLECTIONS[kind] in text
+  assert text.count("<svg") == 5 and COLLECTIONS[kind] in text
 
 
 @recorded.needs_npz

@@ -44,7 +44,7 @@ def simple_mistakes():
   yield "truth", "tile", ["--config.data.skip_bad_files=7.5"], "skip_bad_files=7.5: "
   yield "section", "tile", ["--config.data=3"], "flag --config.data=3: "
   yield "graphs", "tile", ["--config.batch.graphs=0"], "batch.graphs is 0"
-  yield "model", "tile", ["--config.model.name=Nope"], "model.name is 'Nope', expected one of Earl"
+  yield "model", "tile", ["--config.model.name=Nope"], "model.name is 'Nope', expected one of "
   yield "loss", "tile", ["--config.loss.losses=Nope:1"], "losses: unknown loss 'Nope'"
   yield "sampling", "tile", ["--config.batch.sampling=x"], "batch.sampling is 'x', expected one of"
   yield "rate", "tile", ["--config.optimizer.learning_rate=-1"], "learning_rate is -1.0, expected"

@@ -24,7 +24,8 @@ def fails(monkeypatch, tmp_path):
   """`fails(error)`: runs the command with a job that ends in this error."""
   values = Flags(workdir=str(tmp_path), data_root="", mode="train", resume=False,
                  coordinator_address=None, ensemble=[], num_processes=None, process_id=None,
-                 synthetic=False, print_config=False, report=False, dry_run=False, split="test")
+                 synthetic=False, print_config=False, report=False, dry_run=False, split="test",
+                 compilation_cache=None)
   monkeypatch.setattr(command.flags, "FLAGS", values)
   monkeypatch.setattr(parallel, "use_compilation_cache", lambda folder: None)
   monkeypatch.setattr(command.console, "install", lambda: None)
