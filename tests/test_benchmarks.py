@@ -81,6 +81,17 @@ def test_score_tables_by_collection():
     assert row in page
 
 
+def test_speed_of_score_tables():
+  found, page = recorded("results")["tables"], (commands.ROOT / "docs/score_tables.md").read_text()
+  ours, sage = found["training"], found["sage_training"]
+  assert f"{ours['step_s']:.2f} s and {ours['peak_mib']:,.0f} MiB with 256" in page
+  assert f"{sage['step_s']:.2f} s and {sage['peak_mib']:,.0f} MiB with 16" in page
+  for case, digits in (("many", -3), ("sage_ranking", 0)):
+    rate = round(found[case]["configs_per_s"], digits)
+    assert f"{rate:,.0f} configurations a second, {found[case]['peak_mib']:,.0f} MiB" in page
+  assert f"{found['split']['configs']:,} configurations" in page
+
+
 def test_wins_of_proposals_are_counted_by_program():
   import tables_quality
   program = lambda near, measured: {"proposed": 0.2, "near": near, "own": 0.1, "measured": measured}
