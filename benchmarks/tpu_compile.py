@@ -29,8 +29,8 @@ import run_all
 import timing
 import workloads
 from tpugraphs_jax.batchers import segments
-from tpugraphs_jax.data import adjacency
-from tpugraphs_jax.graph import NODE_FEATURES, OpGraph, TileConfigs
+from tpugraphs_jax.data import adjacency, tile_counts
+from tpugraphs_jax.graph import NODE_FEATURES, OpGraph, TILE_CONFIG_FEATURES, TileConfigs
 from tpugraphs_jax.hlo import estimates, proto, tpu
 from tpugraphs_jax.predict.ranker import Ranker
 from tpugraphs_jax.run import configs as configs_lib, phases
@@ -74,15 +74,15 @@ def config_of(case: str) -> ml_collections.ConfigDict:
   return config
 
 
-def graph_of(config: ml_collections.ConfigDict, features: int, nodes: int) -> OpGraph:
-  """A random program or kernel of the usual size, with configurations of so many features."""
+def graph_of(config: ml_collections.ConfigDict, nodes: int) -> OpGraph:
+  """A random program of so many nodes, or a kernel of the usual size."""
   rng = np.random.default_rng(0)
   if config.task != "tile":
     return workloads.program(rng, nodes=nodes, config_nodes=nodes // 20,
                              configs=max(config.batch.configs, config.eval.configs))
   configs = max(config.batch.configs, config.eval.configs)
   tiles = TileConfigs(
-      config_feat=rng.random((configs, features), np.float32),
+      config_feat=rng.random((configs, TILE_CONFIG_FEATURES), np.float32),
       runtime_ns=rng.integers(1, 1000, configs), normalizer_ns=np.full(configs, 500))
   return OpGraph(
       name="kernel", node_feat=rng.random((_KERNEL_NODES, NODE_FEATURES), np.float32),
@@ -97,9 +97,11 @@ def step_and_arguments(case: str, step: str, devices: list[Any]) -> tuple[Any, l
   if step == "score":
     config.batch.configs = config.eval.configs
   ranker = Ranker(config.to_dict())
-  graph = graph_of(config, ranker.collection.config_features,
-                   _SMALL_NODES if case in SMALL else _NODES)
-  values = graph.configs.rows if config.task != "tile" else graph.configs.config_feat
+  graph = graph_of(config, _SMALL_NODES if case in SMALL else _NODES)
+  if config.task == "tile":
+    values = tile_counts.extended(graph, config.data.config_features).configs.config_feat
+  else:
+    values = graph.configs.rows
   ranker.fit([graph], [values])
   graphs = [ranker.prepare(graph)] * config.batch.graphs
   targets = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
