@@ -122,7 +122,8 @@ def test_killed_at_random_moments_it_goes_on_and_gives_the_same_files(root, coll
       (os.killpg if kills else os.kill)(process.pid, signal.SIGKILL)
       process.communicate()
       kills += 1
-  assert process.returncode == 0 and kills == _KILLS
+  # A quick machine is done before the last kill; one at least has come into the work.
+  assert process.returncode == 0 and 1 <= kills <= _KILLS
   assert _files(out) == _files(collected)
   for journal in out.rglob("*.jsonl"):
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
