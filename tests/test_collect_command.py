@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from tpugraphs_jax.collect import __main__ as command
+from tpugraphs_jax.collect import journal
 from tpugraphs_jax.data import npz
 
 _ROOT = Path(__file__).parents[1]
@@ -106,27 +108,30 @@ def test_convolutions_have_the_orders_of_their_batch_and_feature_dimensions(coll
   assert {tuple(pair) for pair in pairs} <= {(-1, -1), (0, 3), (3, 0)}
 
 
+def _labelled(out):
+  """How many configurations the journals know."""
+  return sum(journal.done(path) for path in out.rglob("*.jsonl"))
+
+
 def test_killed_at_random_moments_it_goes_on_and_gives_the_same_files(root, collected):
   out = root / "killed"
   rng = random.Random(0)
-  kills = 0
-  while True:
+  # Moments in the work, whatever the machine's speed: 24 configurations are labelled.
+  for number, moment in enumerate(sorted(rng.sample(range(1, 21), _KILLS))):
     process = _start(_arguments(root, out))
-    try:
-      # Many kills come sooner, or the work would be done before the last of them.
-      longest = 7 if _KILLS < 5 else 5
-      process.communicate(timeout=rng.uniform(longest - 4, longest) if kills < _KILLS else 240)
-      break
-    except subprocess.TimeoutExpired:
-      # At first the command alone: its workers notice, and the next ones wait for them.
-      (os.killpg if kills else os.kill)(process.pid, signal.SIGKILL)
-      process.communicate()
-      kills += 1
-  # A quick machine is done before the last kill; one at least has come into the work.
-  assert process.returncode == 0 and 1 <= kills <= _KILLS
+    while _labelled(out) < moment:
+      assert process.poll() is None, process.communicate()[0]
+      time.sleep(0.005)
+    # At first the command alone: its workers notice, and the next ones wait for them.
+    (os.killpg if number else os.kill)(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+  process = _start(_arguments(root, out))
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0, printed
   assert _files(out) == _files(collected)
-  for journal in out.rglob("*.jsonl"):
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+  for path in out.rglob("*.jsonl"):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     results = [line["candidate"] for line in lines if "candidate" in line]
     assert len(results) == len(set(results)), "a configuration was compiled twice"
 
