@@ -34,10 +34,7 @@ def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
   data.setdefault("source", "xla")
   data.setdefault("search", "")
   upgraded = {"extensions": (), **config, "data": data}
-  added = dict(same_config.DEFAULTS)
-  added |= same_config.LAYOUT_DEFAULTS if config["task"] != "tile" else {}
-  added |= same_config.SEGMENT_DEFAULTS if config["task"] == "segments" else {}
-  for name, value in added.items():
+  for name, value in same_config.later_fields(config).items():
     upgraded = _with_default(upgraded, name.split("."), value)
   return upgraded
 
