@@ -117,19 +117,28 @@ def test_padded_tables_are_searched_without_their_padding():
   assert search.of_tables(counts, columns, unary, pair[:0])[1] == {}
 
 
+def charges_that_suit(made, value, changes, cost):
+  """The least and the largest charge per change with which no other choice is cheaper."""
+  more, fewer, equal = changes > made, changes < made, changes == made
+  least = max(((value - cost[more]) / (changes[more] - made)).max(initial=0), 0)
+  largest = ((cost[fewer] - value) / (made - changes[fewer])).min(initial=np.inf)
+  return (least, largest) if value <= cost[equal].min() + 1e-9 else (np.inf, 0)
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_proposals_near_a_start_are_the_cheapest_with_that_many_changes_or_fewer(seed):
-  """Every choice found with an extra charge is the cheapest of all with it, by trying all."""
+def test_proposals_near_a_start_are_the_cheapest_with_some_charge_per_change(seed):
+  """Up to the cheapest of all, by trying all choices; what follows are the next best."""
   unary, pairs = instance(seed)
   start = np.array([len(costs) - 1 for costs in unary])
   found = search.propose_near(unary, pairs, start, 6)
   choices, cost = brute_force(unary, pairs)
   changes = (choices != start).sum(axis=1)
-  for choice, value in zip(found.choice, found.cost):
-    made = (choice != start).sum()
-    # On the lower hull or among the cheapest of all: nothing with as few changes is cheaper.
-    cheaper = cost[changes <= made].min() < value - 1e-9
-    assert not cheaper or value <= np.partition(cost, min(6, len(cost) - 1))[6] + 1e-9
+  way = found.cost.argmin() + 1
+  for choice, value in zip(found.choice[:way], found.cost):
+    least, largest = charges_that_suit((choice != start).sum(), value, changes, cost)
+    assert least <= largest + 1e-9
+  assert (np.diff((found.choice[:way] != start).sum(axis=1)) >= 0).all()
+  assert (found.cost[way:] <= np.partition(cost, 6)[6] + 1e-9).all()
   np.testing.assert_allclose(search.total(unary, pairs, found.choice), found.cost)
   assert len(np.unique(found.choice, axis=0)) == len(found.choice)
   assert found.cost.min() == pytest.approx(cost[0])

@@ -105,11 +105,11 @@ def propose_near(
 ) -> Proposals:
   """Up to n choices on the way from a trusted one to the cheapest of all.
 
-  Predicted costs are wrong, and the cheapest of very many choices is one whose costs are
-  predicted too low. So a choice other than the trusted one is charged extra, the same for
-  every group, and the cheapest choice is searched with extra charges from so high that
-  one group changes (the change that is predicted to save most) down to none. The next
-  best without extra charges fill up what is missing.
+  Predicted costs are wrong, and the cheapest of very many choices is often one whose cost
+  is predicted too low. So every group pays a charge if its choice is not the trusted one,
+  and the cheapest choice is searched under charges that are halved each time. Under the
+  first charge the group changes whose change is predicted to save most; under the last,
+  zero, the cheapest of all is found. The next best of all make up the number.
 
   Args:
     unary: as in `propose`.
@@ -119,7 +119,8 @@ def propose_near(
     **options: of `propose`.
 
   Returns:
-    As `propose`, from few changes to many; the first is not the cheapest. `bound` and
+    As `propose`, but in the order of falling charges, so from few changes to many, then the
+    next best. The trusted choice itself is left out, unless there is no other. `bound` and
     `is_exact` are of the cheapest of all.
 
   Raises:

@@ -27,7 +27,8 @@ class Proposed:
   # without runtimes.
   graph: OpGraph
   scores: np.ndarray  # [n] float64, as the ranker's
-  gap: float  # no choice at all scores lower than the first by more than this; nan = unknown
+  # No choice at all scores lower than the cheapest of these by more; nan = unknown.
+  gap: float
   is_exact: bool  # these are the n cheapest of all, ties aside
 
 
@@ -37,8 +38,8 @@ def propose(
   """The n configurations with the lowest predicted cost, measured before or not.
 
   Every group may choose among the rows that the graph's configurations give it. Of a
-  model with a residual, many more are searched by the sums of its tables, and the n with
-  the lowest scores are kept.
+  model with a residual, many more are searched by the sums of its tables; the n with the
+  lowest scores are kept, cheapest first.
 
   Args:
     ranker: a `Ranker` whose model computes tables.
