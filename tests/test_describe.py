@@ -1,6 +1,7 @@
 """Comments, valid values and variants of a config come from where they stand."""
 
 import commands
+from flax import traverse_util
 import parts
 import pytest
 
@@ -47,7 +48,7 @@ def test_a_config_is_printed_with_values_choices_comments_and_variants(kind, var
 def test_every_field_with_few_values_is_a_field_with_one_of_them():
   for kind, variant in (("tile", "ci"), ("layout", "ci"), ("layout", "gst_ed,ci")):
     config = parts.config_of(kind, variant)
-    fields = dict(describe.flat(config.to_dict()))
+    fields = traverse_util.flatten_dict(config.to_dict(), sep=".")
     for field, allowed in checks.choices(config).items():
       assert fields[field] in allowed, field
 

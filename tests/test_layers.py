@@ -10,7 +10,7 @@ PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from its own layer and from those before it.
 LAYERS = (
     ("atomic", "beam_jobs", "console", "graph", "host_memory", "integrity", "lock", "registry",
-     "remote"),
+     "remote", "repeated"),
     ("batch", "collections", "table_batch"),
     ("losses", "metrics", "data", "hlo", "models", "submission"),
     ("batchers",),

@@ -8,11 +8,12 @@ import fcntl
 import os
 from pathlib import Path
 import socket
-import threading
 import time
 from typing import IO
 
 from absl import logging
+
+from tpugraphs_jax.repeated import repeated
 
 FILE = ".lock"
 # The owner touches the file this often; unheard of for so long it is gone. Only needed where
@@ -87,20 +88,11 @@ def _is_running(process: str) -> bool:
   return True
 
 
-@contextlib.contextmanager
-def _beating(path: Path) -> Iterator[None]:
+def _beating(path: Path) -> contextlib.AbstractContextManager[None]:
   """Touches the file again and again."""
-  ended = threading.Event()
 
   def beat() -> None:
-    while not ended.wait(_BEAT_SECONDS):
-      with contextlib.suppress(OSError):
-        os.utime(path)
+    with contextlib.suppress(OSError):
+      os.utime(path)
 
-  thread = threading.Thread(target=beat, name="lock", daemon=True)
-  thread.start()
-  try:
-    yield
-  finally:
-    ended.set()
-    thread.join()
+  return repeated(beat, _BEAT_SECONDS, name="lock")

@@ -16,7 +16,6 @@ import os
 from pathlib import Path
 import shutil
 import tempfile
-import threading
 from typing import IO, Any
 
 from absl import logging
@@ -24,6 +23,7 @@ import fsspec
 import tqdm
 
 from tpugraphs_jax import console, lock
+from tpugraphs_jax.repeated import repeated
 
 CACHE = "TPUGRAPHS_CACHE"  # environment variable that names the folder of copies
 _DEFAULT_CACHE = "~/.cache/tpugraphs_jax"
@@ -187,29 +187,20 @@ def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
   shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _sending_along(mirror: _Mirror, place: str) -> Iterator[None]:
-  """Sends again and again while the block runs."""
-  ended = threading.Event()
+def _sending_along(mirror: _Mirror, place: str) -> contextlib.AbstractContextManager[None]:
+  """Sends again and again while the block runs; of what fails the first is told."""
+  told: list[Exception] = []
 
-  def work() -> None:
-    is_warned = False
-    while not ended.wait(_PUSH_SECONDS):
-      try:
-        mirror.push()
-      except Exception as error:
-        if not is_warned:
-          logging.warning("%s cannot be written (%s): tried again every %.0f s", place,
-                          _one_line(error), _PUSH_SECONDS)
-        is_warned = True
+  def send_now() -> None:
+    try:
+      mirror.push()
+    except Exception as error:  # of whatever file system it is
+      if not told:
+        logging.warning("%s cannot be written (%s): tried again every %.0f s", place,
+                        _one_line(error), _PUSH_SECONDS)
+      told.append(error)
 
-  thread = threading.Thread(target=work, name="bucket", daemon=True)
-  thread.start()
-  try:
-    yield
-  finally:
-    ended.set()
-    thread.join()
+  return repeated(send_now, _PUSH_SECONDS, name="bucket")
 
 
 class _Mirror:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import json
 import os
 from pathlib import Path
 from typing import Any
+
+from flax import traverse_util
 
 from tpugraphs_jax import integrity, registry, remote
 from tpugraphs_jax.data import feature_blocks, features
@@ -33,18 +35,11 @@ def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
   data.setdefault("features", tuple(blocks))
   data.setdefault("source", "xla")
   data.setdefault("search", "")
-  upgraded = {"extensions": (), **config, "data": data}
-  for name, value in same_config.later_fields(config).items():
-    upgraded = _with_default(upgraded, name.split("."), value)
-  return upgraded
-
-
-def _with_default(fields: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-  """Nested fields with a value at that path where there is none."""
-  first, *rest = path
-  if rest:
-    return {**fields, first: _with_default(fields.get(first, {}), rest, value)}
-  return {first: value, **fields}
+  fields = traverse_util.flatten_dict(
+      {"extensions": (), **config, "data": data}, keep_empty_nodes=True)
+  later = {tuple(name.split(".")): value
+           for name, value in same_config.later_fields(config).items()}
+  return traverse_util.unflatten_dict(later | fields)
 
 
 def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:

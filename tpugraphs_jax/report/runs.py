@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+from flax import traverse_util
 import numpy as np
 
 from tpugraphs_jax import metrics, remote
@@ -106,22 +107,14 @@ def read(folder: Path) -> Run:
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in")
   try:
-    config = dict(flatten(json.loads(path.read_text(encoding="utf-8"))["config"]))
+    config = traverse_util.flatten_dict(
+        dict(json.loads(path.read_text(encoding="utf-8"))["config"]), sep=".")
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f"{path} is damaged ({error})") from None
   seed = config.pop("seed", 0)
   data_root, found = config.pop("data_root", ""), _summary(folder / "summary.json")
   return Run(folder.name or str(folder), config, seed, found, _rows(folder / "metrics.jsonl"),
              _judged(folder / judge.SCORES_FILE, data_root, found.get("collection", "")))
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-  """Leaves of nested fields by their path."""
-  for name, value in tree.items():
-    if isinstance(value, Mapping):
-      yield from flatten(value, f"{prefix}{name}.")
-    else:
-      yield f"{prefix}{name}", value
 
 
 def _summary(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import textwrap
 import tokenize
 from typing import Any
 
+from flax import traverse_util
 import ml_collections
 
 from tpugraphs_jax.run import checks, configs
@@ -42,7 +43,7 @@ def config(fields: ml_collections.ConfigDict, place: str) -> str:
   own = "tile.py" if fields.task == "tile" else "layout.py"
   comments = comments_of(configs.folder() / own) | comments_of(Path(place.partition(":")[0]))
   choices, lines = checks.choices(fields), []
-  for name, value in flat(fields.to_dict()):
+  for name, value in traverse_util.flatten_dict(fields.to_dict(), sep=".").items():
     note = comments.get(name, "")
     if not all(str(choice) in (*note.replace(",", " ").split(), str(value))
                for choice in choices.get(name, ())):  # else the comment says it
@@ -65,15 +66,6 @@ def _field(flag: str, note: str) -> Iterator[str]:
   yield f"{flag:<44}  # {first}"
   for line in rest:
     yield f"{'':<44}  # {line}"
-
-
-def flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """The fields of a nested config by their path (`batch.graphs`)."""
-  for name, value in tree.items():
-    if isinstance(value, dict):
-      yield from flat(value, f"{prefix}{name}.")
-    else:
-      yield f"{prefix}{name}", value
 
 
 def comments_of(path: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ once in the log and never stops, slows or ends the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import contextlib
 import json
 from pathlib import Path
@@ -15,6 +15,7 @@ import threading
 from typing import Any
 
 from absl import logging
+from flax import traverse_util
 import numpy as np
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2
@@ -94,7 +95,7 @@ class Events:
 
     The fields come as a text and as hyperparameters, with the number of parameters.
     """
-    fields = {**dict(_flat(config)), "parameters": parameters}
+    fields = {**traverse_util.flatten_dict(dict(config), sep="."), "parameters": parameters}
     table = "\n".join(["|field|value|", "|-|-|", *(f"|{k}|{v}|" for k, v in fields.items())])
     hparams = {name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
                for name, value in fields.items()}
@@ -140,12 +141,3 @@ class Events:
 def _joined(parts: Iterable[Any]) -> Any:
   """One summary with the values of several."""
   return summary.Summary(value=[value for part in parts for value in part.value])
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """The leaves of nested fields by their path."""
-  for name, value in tree.items():
-    if isinstance(value, Mapping):
-      yield from _flat(value, f"{prefix}{name}.")
-    else:
-      yield f"{prefix}{name}", value
