@@ -54,8 +54,10 @@ def test_a_name_is_a_model_that_ships_unless_something_is_there(tmp_path, monkey
   monkeypatch.chdir(tmp_path)
   assert shipped.names() == ["a-model"] and shipped.card("a-model") == "# a-model"
   assert shipped.find("a-model") == shipped.FOLDER / "a-model.npz"
-  for place in ("other", "out/a-model", "./deep/a-model"):
+  for place in ("out/a-model", "./deep/a-model"):
     assert str(shipped.find(place)) == str(shipped.Path(place))
+  with pytest.raises(FileNotFoundError, match=r"other is missing: .* that ships \(a-model\)$"):
+    shipped.find("other")
   (tmp_path / "a-model").mkdir()  # a folder of the user's
   assert str(shipped.find("a-model")) == "a-model"
   with pytest.raises(ValueError, match="no model 'b' ships, expected one of a-model"):

@@ -13,10 +13,18 @@ def names() -> list[str]:
 
 
 def find(place: str | Path) -> Path:
-  """The file of a model that ships, where `place` is its name and no path; else `place`."""
-  shipped = FOLDER / f"{place}.npz"
-  is_name = Path(place).name == str(place)
-  return shipped if is_name and shipped.exists() and not Path(place).exists() else Path(place)
+  """The file of a model that ships, where `place` is its name and no path; else `place`.
+
+  Raises:
+    FileNotFoundError: a name without a path, of nothing that is here or ships.
+  """
+  path = Path(place)
+  if path.exists() or path.name != str(place):
+    return path
+  if path.name not in names():
+    raise FileNotFoundError(f"{place!s} is missing: name a folder that a model was trained in, a "
+                            f"model file, or a model that ships ({', '.join(names())})")
+  return FOLDER / f"{place}.npz"
 
 
 def card(name: str) -> str:

@@ -23,9 +23,10 @@ import sys
 from typing import Any
 
 from etils import epath
+from flax import traverse_util
 
 from tpugraphs_jax import atomic, beam_jobs, console, report
-from tpugraphs_jax.run import arguments, checks, configs, describe
+from tpugraphs_jax.run import arguments, checks, configs
 
 _DONE = ("last epoch", "early stopping")  # how `summary.json` says that training ended by itself
 _SETTINGS = "sweep.json"
@@ -199,7 +200,7 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
   place = configs.resolve(args.config, "")
   config = configs.load(place)
   checks.task(config)
-  known = dict(describe.flat(config.to_dict()))
+  known = traverse_util.flatten_dict(config.to_dict(), sep=".")
   for field in fields:
     if field not in known:
       raise ValueError(f"--grid names {field!r}, and the config has no such field: --print_config "
