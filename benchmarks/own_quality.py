@@ -26,7 +26,7 @@ from tpugraphs_jax.predict.ranker import Ranker
 from tpugraphs_jax.run import jobs
 
 ROOT = Path(__file__).parents[1]
-VARIANTS = {"": "`SAGE`, recommended", "tables": "`ScoreTables`", "official": "`ResModel`, official"}
+VARIANTS = {"": "`SAGE`", "tables": "`ScoreTables`", "official": "`ResModel`, official"}
 COLUMNS = ("kendaltau", "slowdown1", "slowdown5")
 SPLITS = ("valid", "test")
 _KS = (1, 5)

@@ -57,7 +57,7 @@ NAMES = {("tile", "MLP"): "`MLP`, official settings",
          ("tile", ""): "`EarlyJoinSAGE`, official settings",
          ("tile", "recommended"): "`EarlyJoinSAGE`, recommended settings",
          ("layout", "official"): "`ResModel`, official settings",
-         ("layout", ""): "`SAGE`, recommended settings, 3 epochs of 10",
+         ("layout", ""): "`SAGE`, 3 epochs of 10",
          ("layout", "recommended"): "`ScoreTables`, recommended settings"}
 
 

@@ -1,7 +1,8 @@
 """Layout rankers for the four collections.
 
 Variants are in `VARIANTS`, separated by commas, in any order. The default is GraphSAGE
-on `xla-random`; `recommended` is what is best on programs never seen, score tables.
+on `xla-random`; `recommended` is what is best on synthetic programs never seen, score
+tables (on the few own programs ResModel is as good, see docs/own_programs.md).
 
 Expected Kendall tau on the synthetic `medium` data, on one CPU core, for xla-random,
 xla-default, nlp-random and nlp-default:
@@ -39,7 +40,7 @@ VARIANTS = {
     **{name: "this collection" for name in COLLECTIONS},
     "own": "the example programs, with --data_root=data/own/npz",
     "own-NAME": "a collection of your own",
-    "recommended": "best on programs never seen (docs/results.md): the same as tables",
+    "recommended": "best on synthetic programs never seen (docs/results.md): score tables",
     "tables": "costs of choices that a network computes once per program",
     "tables+sage": "... and a GraphSAGE between groups for what such costs leave out",
     "official": "ResModel with the published settings",
