@@ -8,9 +8,9 @@ from tpugraphs_jax.batch import ABSENT, Adjacency, Neighbours
 
 # Width of the tables. 99 % of nodes have at most four operands and users; on a
 # 2-core CPU a table of this width is 1.5 to 2.9 times faster than a sorted segment
-# sum (benchmarks/aggregation.py). For a TPU v3 its compiler estimates 23 times the
-# time of a sorted segment sum for a table, gradient included (16 gathers instead of 2,
-# 5.3 ms instead of 0.23 on [6000, 1024]; benchmarks/tpu_sums.py). No TPU has measured
+# sum (benchmarks/aggregation.py). For a TPU v3 its compiler estimates 22 times the
+# time of a sorted segment sum for a table of four slots (8 gathers instead of one,
+# 2.63 ms instead of 0.12 on [6000, 1024]; benchmarks/tpu_sums.json). No TPU has measured
 # it, and the estimate for a gather is less than its bytes can take.
 SLOTS = 4
 _SLOTS_OF_PLATFORM = {"cpu": SLOTS, "tpu": 0}
