@@ -51,7 +51,8 @@ class Oracle:
     scores = np.array([self.cost(each) for each in numbers])
     return np.argsort(scores, kind="stable"), scores
 
-  def propose(self, graph, n):
+  def propose(self, graph, n, *, near):
+    assert near == 0 and (graph.configs.decode(np.array([0])) == -1).all()  # the compiler's own
     every = sorted(itertools.product(*self.problem.options), key=self.cost)[:n]
     proposed = self.problem.with_configs([tuple(map(int, numbers)) for numbers in every])
     return dataclasses.make_dataclass("Proposed", ["graph"])(proposed)
@@ -154,7 +155,7 @@ def test_mistakes_are_said_in_one_line(monkeypatch, problem):
   oracle.collection = tpugraphs_jax.predict.ranker.collections.Collection("tile:xla")
   with pytest.raises(ValueError, match="ranks tile configurations, expected one of layouts"):
     tpugraphs_jax.tune(_net, *_ARGS, model=oracle)
-  with pytest.raises(FileNotFoundError, match="layout-v9/model.npz is missing"):
+  with pytest.raises(FileNotFoundError, match=r"layout-v9 is missing: .* that ships \(layout-v3-estimate\)"):
     tpugraphs_jax.tune(_net, *_ARGS, model="layout-v9")
 
 

@@ -178,7 +178,8 @@ def rank(
 
   Args:
     problem: whose choices.
-    ranker: of layouts; of a score table half of the first `count` are its proposals.
+    ranker: of layouts; of a score table half of the first `count` are its proposals near
+      the compiler's own choice.
     drawn: candidates, the compiler's own first.
     count: how many will be tried.
   """
@@ -186,7 +187,8 @@ def rank(
   order, _ = ranker.rank(graph)
   best = [drawn[place] for place in order]
   if ranker.sees.tables:
-    proposed = _numbers_of(problem, ranker.propose(graph, count).graph)
+    # Far from a choice that is known to be good the model is wrong most.
+    proposed = _numbers_of(problem, ranker.propose(graph, count, near=0).graph)
     best = [*itertools.chain.from_iterable(zip(proposed, best)), *best]
   return list(dict.fromkeys([drawn[0], *best]))
 
