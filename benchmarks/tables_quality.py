@@ -7,7 +7,8 @@ Trains every variation with every seed through `run_layout.py`, in working folde
 kept: a second call goes on where the first one stopped. Every run gives
 
   kendaltau   mean over the validation programs, up to 1,000 configurations of each
-  cpu_s       CPU seconds of the command that trained, compilation and validation included
+  cpu_s       CPU seconds of the command that trained, compilation and validation included;
+              with `--core` those of one core
   proposed    slowdown over the optimum of the best of ten proposals from a free search,
   near        ... of ten proposals that lead away from the program's own configuration,
   own         of this configuration itself, and
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 import csv
 import functools
 import json
+import os
 from pathlib import Path
 import resource
 import subprocess
@@ -47,7 +49,8 @@ COLLECTIONS = tuple(f"layout:{source}:{search_}" for source in ("xla", "nlp")
 _SHORT = ("--config.train.epochs=3",)  # of 10
 # Name, variant of configs/layout.py and flags. Ablations change the short form.
 _SHORT_NAME = "score tables, 3 epochs of 10"
-MAIN = {"score tables": ("tables", ()), _SHORT_NAME: ("tables", _SHORT)}
+SAGE = "GraphSAGE, 3 epochs of 10"
+MAIN = {"score tables": ("tables", ()), _SHORT_NAME: ("tables", _SHORT), SAGE: ("", _SHORT)}
 ABLATIONS = {
     _SHORT_NAME: ("tables", _SHORT),
     **{f"{n} rounds": ("tables", (*_SHORT, f"--config.model.num_gnns={n}")) for n in (1, 3, 6, 10)},
@@ -71,11 +74,12 @@ def train(
   if done.exists() and (workdir / "cpu_s.json").exists():
     return
   _, source, search_ = collection.split(":")
+  config = ",".join(filter(None, (f"{source}-{search_}", variant)))
   spent = resource.getrusage(resource.RUSAGE_CHILDREN)
   subprocess.run(
-      [sys.executable, "run_layout.py", f"--config=configs/layout.py:{source}-{search_},{variant}",
-       f"--data_root={data_root}", f"--workdir={workdir}", f"--config.seed={seed}", "--resume",
-       "--noreport", "--config.train.eval_every_epochs=1000", *flags], cwd=ROOT, check=True)
+      [sys.executable, "run_layout.py", f"--config=configs/layout.py:{config}", f"--data_root={data_root}",
+       f"--workdir={workdir}", f"--config.seed={seed}", "--resume", "--noreport",
+        "--config.train.eval_every_epochs=1000", *flags], cwd=ROOT, check=True)
   now = resource.getrusage(resource.RUSAGE_CHILDREN)
   seconds = now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime
   (workdir / "cpu_s.json").write_text(json.dumps(seconds))
@@ -181,7 +185,8 @@ def _cells(row: dict[str, Any]) -> str:
     best = " / ".join(f"{mean[f'{name}_best']:.1f}" for name in ("proposed", "near", "measured"))
     wins = (f"{mean['proposed_wins']:.1f} / {mean['near_wins']:.1f} of the {beatable:.0f} where it "
             f"can | {best} of {programs}")
-  tau = f"{mean['kendaltau']:.3f} ± {spread['kendaltau']:.3f}"
+  tau = f"{mean['kendaltau']:.3f}"
+  tau += f" ± {spread['kendaltau']:.3f}" if row["seeds"] > 1 else " (one seed)"
   return f"{tau} | {mean['cpu_s']:.0f} | {wins}"
 
 
@@ -193,12 +198,15 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
   parser.add_argument("--ablations", action="store_true", help="instead of the main table")
   parser.add_argument("--only", nargs="+", default=[], help="variations, by name; default all")
+  parser.add_argument("--core", type=int, help="to train on; default all of them")
   parser.add_argument("--scale", default="medium", help="of the data, which have seed 0")
   return parser
 
 
 def main() -> None:
   args = _parser().parse_args()
+  if args.core is not None:
+    os.sched_setaffinity(0, {args.core})
   variations = ABLATIONS if args.ablations else MAIN
   if unknown := set(args.only) - set(variations):
     raise SystemExit(f"error: --only has {sorted(unknown)[0]!r}, expected some of "

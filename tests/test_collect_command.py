@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+import pickle
 import random
 import shutil
 import signal
@@ -13,6 +14,7 @@ import time
 import numpy as np
 import pytest
 
+from tpugraphs_jax import beam_jobs
 from tpugraphs_jax.collect import __main__ as command
 from tpugraphs_jax.collect import journal
 from tpugraphs_jax.data import npz
@@ -146,6 +148,40 @@ def test_what_is_collected_is_left_as_it_is_without_its_journal(root, collected,
   assert not list(out.rglob("*.jsonl")), "a configuration was labelled again"
 
 
+def run_here(work, jobs, *, processes, options):
+  """In place of a cluster: every job as its machine gets it, by pickle."""
+  assert processes == 2 and options == ["--runner=X"]
+  for job in pickle.loads(pickle.dumps(list(jobs))):
+    work(job)
+
+
+def test_on_a_cluster_the_same_files_are_made(root, collected, monkeypatch, capsys):
+  monkeypatch.setattr(beam_jobs, "run_all", run_here)
+  out = root / "cluster"
+  assert command.main([*_arguments(root, out), "--", "--runner=X"]) == 0
+  assert _files(out) == _files(collected)
+  assert "2 of 2 programs collected" in capsys.readouterr().out
+
+
+def test_a_machine_that_fails_or_is_lost_is_told_of(root, monkeypatch, capsys):
+  lost = _arguments(root, root / "partly")
+  lost[1] = f"{root}/tried.py:nothing"
+  monkeypatch.setattr(beam_jobs, "run_all", lambda work, jobs, **options: work(jobs[0]))
+  assert command.main([*lost, "--"]) == 1
+  printed = capsys.readouterr()
+  assert "0 of 2 programs collected" in printed.out
+  assert "tried_nothing: " in printed.err and "no layout of its 0 groups" in printed.err
+  assert "tried_gradient: its machine left no " in printed.err
+
+
+def test_beam_collects_in_threads_of_this_process(root, collected):
+  pytest.importorskip("apache_beam", reason="no apache-beam: pip install apache-beam")
+  process = _start([*_arguments(root, root / "beam"), "--"])
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0, printed
+  assert _files(root / "beam") == _files(collected)
+
+
 def test_a_candidate_that_crashes_the_compiler_is_a_failure_and_the_others_go_on(root):
   # In place of a compiler that aborts, whatever is compiled next to it.
   (root / "crashing.py").write_text(_PROGRAMS + """
@@ -188,6 +224,7 @@ def test_a_program_without_layouts_is_named_and_stops_no_other(root, capsys):
     (("--configs", "1"), "--configs=1, expected at least 2"),
     (("--label", "seconds"), "unknown label 'seconds', expected one of tpu_estimate"),
     (("--label", "tpu_estimate"), "needs a target, such as --target=v3"),
+    (("--label", "measured", "--"), "--label=measured measures one program after the other"),
     (("--target", "v3"), "label bytes_estimate is for the device at hand"),
 ])
 def test_mistakes_end_in_one_line(root, capsys, changes, message):

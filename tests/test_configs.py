@@ -176,7 +176,8 @@ def test_segments_have_no_virtual_nodes():
 
 @pytest.mark.parametrize("kind, variant", [
     ("tile", "EarlyJoinSAGE"), ("tile", "MLP"), ("layout", "xla-random"), ("layout", "official"),
-    ("layout", "xla-random,tables"), ("layout", "gst_efd")])
+    ("layout", "xla-random,tables"), ("layout", "gst_efd"),
+    ("layout", "preset=third")])
 def test_configs_from_before_an_option_mean_its_default(kind, variant, tmp_path):
   """Whole configs as they once were: a field that came without a default is noticed."""
   kept = json.loads((commands.ROOT / "tests/data/earlier_configs.json").read_text())

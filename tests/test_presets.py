@@ -100,6 +100,8 @@ def test_what_was_published_is_what_a_preset_has():
   gst = parts.config_of("layout", "preset=gst")
   assert gst.task == "segments" and gst.segments.keep == 0.5 and gst.segments.max_nodes == 1000
   assert gst.segments.readout == "scalar" and gst.model.conv_activation == "none"
+  seventh = parts.config_of("layout", "preset=seventh")
+  assert seventh.model.conv_activation == "same" and seventh.segments == gst.segments
   assert parts.config_of("layout", "preset=gst,gst_e").segments.keep == 1.0
   slates = {c: parts.config_of("layout", f"{c},preset=sixth").batch.configs for c in COLLECTIONS}
   assert slates == {"xla-random": 100, "xla-default": 32, "nlp-random": 80, "nlp-default": 80}
@@ -164,6 +166,10 @@ def refused(kind, complaint, **options):
     ("model.readout is 'node_scalar_sum', which has no head",
      dict(readout="node_scalar_sum", head_widths=(3,))),
     ("leave config_ out of model.pooling", dict(fusion="middle", pooling=("config_max",))),
+    ("model.readout_layers is 'all', but model.widths is empty",
+     dict(readout_layers="all", widths=())),
+    ("model.readout_layers is 'all', which reads out what model.post_widths",
+     dict(readout_layers="all", post_widths=(4,))),
     ("model.direction_merge is 'concat', which needs model.edge_direction=bidirectional",
      dict(edge_direction="forward", direction_merge="concat")),
 ])

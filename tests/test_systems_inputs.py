@@ -13,6 +13,7 @@ import system_cases
 from test_systems_modules import slow_encoder
 
 from tpugraphs_jax.data import column_blocks, feature_blocks, features
+from tpugraphs_jax.hlo import opcodes
 from tpugraphs_jax.models import layers
 from tpugraphs_jax.models.layers import Dense
 from tpugraphs_jax.models.systems import dimensions, encodings, inputs, nodes, parts
@@ -83,6 +84,22 @@ def test_opcodes_are_shortened_and_multiplied(max_norm, gain):
     assert np.linalg.norm(found, axis=-1).max() <= max_norm * (1 + 1e-5)
   start = module.init(jax.random.key(0), LAYOUTS.graph)["params"]
   assert not gain or start["gain"] == gain
+
+
+def test_unary_operations_share_an_embedding():
+  """The 21 of the 5th place, and no other opcode with them."""
+  names = opcodes.opcode_ids()
+  found = np.asarray(encodings.merged(jnp.arange(121)))
+  together = {name for name, number in names.items() if found[number] == names["abs"]}
+  assert together == set(encodings.UNARY) and len(together) == 21
+  others = [number for number in range(121) if number not in {names[n] for n in together}]
+  np.testing.assert_array_equal(found[others], others)
+  module = encodings.Opcodes(3, merge_unary=True)
+  graph = LAYOUTS.graph._replace(nodes={
+      "opcode": np.array([names[n] for n in ("tanh", "log", "add", "abs")])})
+  rows = np.asarray(module.apply({"params": draw(module, graph)}, graph))
+  np.testing.assert_array_equal(rows[[0, 1]], rows[[3, 3]])
+  assert (rows[2] != rows[3]).all()
 
 
 def test_a_shortened_opcode_has_the_gradient_of_its_short_vector():

@@ -40,6 +40,8 @@ LAYOUTS = {
     "late attention": dict(
         widths=(4, 4), norm="layer", conv="gcn", global_attention="linear", heads=2,
         attention_from=1, pooling=("config_max", "attention"), head_widths=(3,), head_norm="layer"),
+    "sixth_gin": dict(norm="layer", conv="gin", widths=(4, 4), readout_layers="all",
+                      merge_unary=True),
     "attention on edges": dict(conv="gatv2", heads=2, activation="prelu", conv_activation="none",
                                encoding="gain", encoding_scale=3.0, global_attention="softmax",
                                op_max_norm=1.0, op_gain=2.0),

@@ -120,6 +120,21 @@ def test_positions_have_a_track_of_their_own():
     np.testing.assert_allclose(result[REAL], expected[REAL], rtol=1e-3, atol=1e-4)
 
 
+def test_all_layers_are_read_out_side_by_side():
+  options = Options(readout_layers="all", pre_widths=(WIDTH,), widths=(WIDTH, WIDTH),
+                    edge_direction="forward", activation="elu")
+  inputs = split_and_full()
+  params, *found = run(Encoder(options, EXACT), inputs, None, train=False)
+  x, layers = elu(inputs[1]), []
+  for number in range(2):
+    side = params[f"layer_{number}"]["convolution"]["operands"]
+    x = elu(slow_sage(x, side, "operands", options))
+    layers.append(x)
+  for result in found:
+    np.testing.assert_allclose(
+        result[REAL], np.concatenate(layers, axis=-1)[REAL], rtol=1e-3, atol=1e-4)
+
+
 def draw(module, *arguments, seed=5):
   shapes = jax.eval_shape(lambda *a: module.init(jax.random.key(0), *a), *arguments)["params"]
   rng = np.random.default_rng(seed)

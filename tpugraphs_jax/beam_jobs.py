@@ -12,6 +12,15 @@ from typing import Any, TypeVar
 _Job = TypeVar("_Job")
 
 
+def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
+  """A command's own arguments, and Beam's flags behind `--`; None where there is no `--`."""
+  items = list(argv)
+  if "--" not in items:
+    return items, None
+  place = items.index("--")
+  return items[:place], items[place + 1:]
+
+
 def run_all(
     work: Callable[[_Job], Any], jobs: Sequence[_Job], *, processes: int = 1,
     options: Sequence[str] = (),

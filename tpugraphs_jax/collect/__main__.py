@@ -7,52 +7,42 @@ writes `OUT/npz/layout/own/NAME/SPLIT/PROGRAM.npz` in the released format, and
 beside it `PROGRAM.json` with versions and raw numbers. `OUT/journal` keeps what
 is labelled while it runs, so that a run that was killed goes on where it was.
 Finished programs are not labelled again, also where the journal is gone.
+
+With `--` and Beam's own flags behind it, such as `-- --runner=FlinkRunner`, the programs
+are jobs of Apache Beam. Every machine then needs the programs and the folder OUT.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
+from collections.abc import Sequence
 import os
-import subprocess
 import sys
-import time
 
 import jax
-import tqdm
 
+from tpugraphs_jax import beam_jobs
 from tpugraphs_jax import collections
 from tpugraphs_jax import graph
 from tpugraphs_jax import remote
-from tpugraphs_jax.collect import journal
 from tpugraphs_jax.collect import labels
+from tpugraphs_jax.collect import on_beam
+from tpugraphs_jax.collect import processes
 from tpugraphs_jax.collect import programs
-from tpugraphs_jax.collect import worker
 from tpugraphs_jax.collect.job import Job
 
-_TRIES = 3  # in a row that label nothing
-_POLL_SECONDS = 0.3
-# Signals that come from outside: a kill from a terminal, a scheduler, lack of memory.
-_FROM_OUTSIDE = (-2, -9, -15)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Running:
-  """A worker."""
-
-  process: subprocess.Popen
-  done: int  # candidates that were done when it began
-  tries: int  # how often it may be started before it has to label something
 
 
 def main(argv: list[str] | None = None) -> int:
   """Runs the command; 0 where every program was collected."""
-  args = _parse(argv)
+  args = _parse(sys.argv[1:] if argv is None else argv)
   try:
     jobs = _jobs(args)
-    failures = run(jobs, processes=args.jobs, progress=not args.quiet)
-  except (ValueError, OSError) as error:
+    if args.beam is None:
+      failures = processes.run(jobs, processes=args.jobs, progress=not args.quiet)
+    else:
+      failures = on_beam.run(jobs, processes=args.jobs, options=args.beam)
+  except (ValueError, OSError, ImportError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:
@@ -63,80 +53,6 @@ def main(argv: list[str] | None = None) -> int:
   print(f"{len(jobs) - len(failures)} of {len(jobs)} programs collected in "
         f"{args.out} as {args.collection}")
   return 1 if failures else 0
-
-
-def run(jobs: list[Job], *, processes: int, progress: bool = True) -> list[str]:
-  """Collects every job, `processes` at a time; a line for each one that failed."""
-  todo = list(jobs)
-  running: dict[Job, _Running] = {}
-  failures, finished = [], set()
-  with tqdm.tqdm(total=sum(job.configs for job in jobs), initial=_labelled(jobs, finished),
-                 unit="config", disable=not progress, smoothing=0) as bar:
-    try:
-      while todo or running:
-        while todo and len(running) < processes:
-          job = todo.pop(0)
-          running[job] = _start(job, tries=_TRIES)
-        time.sleep(_POLL_SECONDS)
-        for job, state in list(running.items()):
-          status = state.process.poll()
-          if status is None:
-            continue
-          del running[job]
-          again = _start_again(job, state, status)
-          if again is not None:
-            running[job] = again
-            continue
-          finished.add(job)
-          failures += [_reason(job, status)] if status else []
-        bar.set_postfix_str(" ".join(job.name for job in running), refresh=False)
-        bar.update(_labelled(jobs, finished) - bar.n)
-    finally:
-      for state in running.values():
-        state.process.kill()
-  return failures
-
-
-def _labelled(jobs: list[Job], finished: set[Job]) -> int:
-  """How many configurations are done; a finished program counts in full."""
-  return sum(job.configs if job in finished else min(journal.done(job.journal), job.configs)
-             for job in jobs)
-
-
-def _start(job: Job, *, tries: int) -> _Running:
-  job.log.parent.mkdir(parents=True, exist_ok=True)
-  environment = dict(os.environ)
-  if job.label != labels.Measured.name:
-    environment["JAX_PLATFORMS"] = "cpu"
-  with open(job.log, "ab") as log:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tpugraphs_jax.collect.worker",
-         json.dumps(dataclasses.asdict(job))], stdout=log, stderr=log, env=environment)
-  return _Running(process, journal.done(job.journal), tries)
-
-
-def _start_again(job: Job, ended: _Running, status: int) -> _Running | None:
-  """A worker in place of one that was killed or crashed; None where that is no use.
-
-  The candidate that crashed its compiler is a failure from then on; a kill from
-  outside tells nothing about a candidate.
-  """
-  if status in (0, worker.FAILED):
-    return None
-  candidate = journal.interrupted(job.journal)
-  if status not in _FROM_OUTSIDE and candidate is not None:
-    journal.add_error(
-        job.journal, candidate, f"the compiler ended its process with status {status}")
-  tries = _TRIES if journal.done(job.journal) > ended.done else ended.tries - 1
-  return _start(job, tries=tries) if tries else None
-
-
-def _reason(job: Job, status: int) -> str:
-  lines = job.log.read_text(errors="replace").splitlines()
-  said = next((line for line in reversed(lines) if line.startswith("error: ")), None)
-  if status == worker.FAILED and said:
-    return f"{job.name}: {said.removeprefix('error: ')}"
-  return f"{job.name}: its process ended with status {status}; see {job.log}"
 
 
 def _jobs(args: argparse.Namespace) -> list[Job]:
@@ -152,6 +68,9 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     raise ValueError(f"--collection={args.collection}, expected layout:own:NAME")
   if args.configs < 2:
     raise ValueError(f"--configs={args.configs}, expected at least 2")
+  if args.label == labels.Measured.name and args.beam is not None:
+    raise ValueError("--label=measured measures one program after the other on this machine: "
+                     "leave out -- and what follows it")
   if args.jobs < 1:
     raise ValueError(f"--jobs={args.jobs}, expected at least 1")
   if args.label != labels.Measured.name:
@@ -164,10 +83,11 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     raise ValueError(f"{len(repeated)} names of programs are used twice, such as "
                      f"{min(repeated)}; rename the file or the key")
   return [Job(program.source, program.name, program.split, args.collection, args.out,
-              args.label, args.target, args.configs, args.seed, os.getpid()) for program in found]
+              args.label, args.target, args.configs, args.seed) for program in found]
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+  own, beam = beam_jobs.split_flags(argv)
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.collect",
       description="Labels layout choices of programs and writes them as a data set.")
@@ -186,7 +106,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1,
                       help="processes (default: one per processor; always one for measured)")
   parser.add_argument("--quiet", action="store_true", help="no progress bar")
-  args = parser.parse_args(argv)
+  args = parser.parse_args(own)
+  args.beam = beam
   if args.label == labels.Measured.name:
     args.jobs = 1  # programs at the same time would disturb each other
   return args

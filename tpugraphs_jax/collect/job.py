@@ -19,7 +19,7 @@ class Job:
   target: str | None
   configs: int
   seed: int
-  parent: int  # process that waits for the results
+  parent: int = 0  # process that waits for the results
 
   @property
   def npz(self) -> Path:
@@ -41,6 +41,11 @@ class Job:
   @property
   def log(self) -> Path:
     return self._path("journal", ".log")
+
+  @property
+  def outcome(self) -> Path:
+    """What a machine of a cluster says at the end: lines about what failed, as JSON."""
+    return self._path("journal", ".outcome.json")
 
   def _path(self, kind: str, suffix: str) -> Path:
     return Path(self.out).joinpath(

@@ -213,7 +213,7 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-  own, _, beam = _cut(list(argv), "--")
+  own, beam = beam_jobs.split_flags(argv)
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.sweep", formatter_class=argparse.RawDescriptionHelpFormatter,
       description=__doc__, allow_abbrev=False)
@@ -233,14 +233,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   for name in ("seeds", "jobs"):
     if getattr(args, name) < 1:
       parser.error(f"--{name}={getattr(args, name)}, expected at least 1")
-  args.fields, args.beam = rest, beam
+  args.fields, args.beam = rest, beam or []
   return args
-
-
-def _cut(items: list[str], mark: str) -> tuple[list[str], str, list[str]]:
-  """What comes before and after the first `mark`."""
-  place = items.index(mark) if mark in items else len(items)
-  return items[:place], mark, items[place + 1:]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -72,7 +72,7 @@ def fifth(config: ConfigDict) -> None:
       feature_transform="dimensions=signed_log1p,window=signed_log1p,shape=signed_log1p,"
                         "dimension_tokens=none,node_layout=none,*=minmax")
   config.batch.update(graphs=128, configs=32, graph_sampling="sqrt", target="official")
-  composed(config, op_embed_dim=64, node_layout=True, dimension_encoder="transformer",
+  composed(config, op_embed_dim=64, merge_unary=True, node_layout=True, dimension_encoder="transformer",
            pre_widths=(384,), widths=(384,) * 3, direction_merge="concat", pooling=("sum",),
            drop_edge=0.15)
   loss(config, "PairwiseHingeLoss:1,CrossHingeLoss:1", pair_reduction="mean_all", margin=0.1)

@@ -18,16 +18,19 @@ _DEFAULTS = {
 _TILE_DEFAULTS = {"data.config_features": ("released",)}
 _LAYOUT_DEFAULTS = {"data.entropy_threshold": 0.0}
 _SEGMENT_DEFAULTS = {"segments.finetune.optimizer.average_window": ()}
-_TABLE_DEFAULTS = {"model.residual": "none", "model.by_bytes": True}
-_ALL_DEFAULTS = (
-    _DEFAULTS | _TILE_DEFAULTS | _LAYOUT_DEFAULTS | _SEGMENT_DEFAULTS | _TABLE_DEFAULTS)
+_MODEL_DEFAULTS = {
+    "ScoreTables": {"model.residual": "none", "model.by_bytes": True},
+    "Composed": {"model.merge_unary": False, "model.readout_layers": "last"}}
+_ALL_DEFAULTS = _DEFAULTS | _TILE_DEFAULTS | _LAYOUT_DEFAULTS | _SEGMENT_DEFAULTS
+for _fields_of_model in _MODEL_DEFAULTS.values():
+  _ALL_DEFAULTS |= _fields_of_model
 
 
 def later_fields(config: Mapping[str, Any]) -> dict[str, Any]:
   """Fields by dotted name that a config of this kind has had since version 0.1, and their values."""
   found = _DEFAULTS | (_TILE_DEFAULTS if config["task"] == "tile" else _LAYOUT_DEFAULTS)
   found |= _SEGMENT_DEFAULTS if config["task"] == "segments" else {}
-  return found | (_TABLE_DEFAULTS if config["model"]["name"] == "ScoreTables" else {})
+  return found | _MODEL_DEFAULTS.get(config["model"]["name"], {})
 
 
 def check(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

@@ -8,13 +8,20 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import jraph
+import numpy as np
 
 from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
+from tpugraphs_jax.hlo import opcodes
 from tpugraphs_jax.models.layers import OpcodeEmbedding
 
 # In place of layout values of a node that is not configurable (1st place): below them all.
 SENTINEL = LAYOUT_VALUE_RANGE[0] - 1
 _VALUES = LAYOUT_VALUE_RANGE[1] - SENTINEL + 1
+# Element-wise operations of one operand, which the 5th place does not tell apart.
+UNARY = (
+    "abs", "cbrt", "ceil", "cosine", "exponential", "exponential-minus-one", "floor",
+    "is-finite", "log", "log-plus-one", "logistic", "negate", "not", "round-nearest-afz",
+    "round-nearest-even", "rsqrt", "sign", "sine", "sqrt", "tan", "tanh")
 
 
 class Opcodes(nn.Module):
@@ -25,15 +32,19 @@ class Opcodes(nn.Module):
     max_norm: longer vectors are scaled to this length, 0 = none. As in PyTorch the factor
       has no gradient.
     gain: start of a learned factor; 0 = no factor.
+    merge_unary: all of `UNARY` have the embedding of the first.
   """
 
   features: int
   max_norm: float = 0.0
   gain: float = 0.0
+  merge_unary: bool = False
 
   @nn.compact
   def __call__(self, graph: jraph.GraphsTuple) -> jax.Array:
     """Embeds `graph.nodes["opcode"] [N]` to `[N, features]` float32."""
+    if self.merge_unary:
+      graph = graph._replace(nodes=graph.nodes | {"opcode": merged(graph.nodes["opcode"])})
     embedded = OpcodeEmbedding(self.features, name="embedding")(graph)
     if self.max_norm:
       square = jnp.sum(jnp.square(embedded), axis=-1, keepdims=True)
@@ -42,6 +53,13 @@ class Opcodes(nn.Module):
     if self.gain:
       embedded *= self.param("gain", nn.initializers.constant(self.gain), (), jnp.float32)
     return embedded
+
+
+def merged(opcode: jax.Array) -> jax.Array:
+  """Opcodes `[N]`, those of `UNARY` all as its first; whole numbers as the data set's."""
+  ids = opcodes.opcode_ids()
+  unary = np.array([ids[name] for name in UNARY])
+  return jnp.where(jnp.isin(opcode, unary), unary[0], opcode)
 
 
 class Values(nn.Module):

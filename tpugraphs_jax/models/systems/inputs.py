@@ -56,7 +56,8 @@ class Inputs(nn.Module):
     if options.feature_width:
       feat = self.dense(options.feature_width, name="features")(feat)
     opcodes = encodings.Opcodes(
-        options.op_embed_dim, options.op_max_norm, options.op_gain, name="opcodes")
+        options.op_embed_dim, options.op_max_norm, options.op_gain, options.merge_unary,
+        name="opcodes")
     static = [feat, opcodes(graph)]
     # Tokens hold all of a tile but sums and products of its bounds (5th place).
     alone = slates.by_hop is None and options.dimension_encoder != "none"

@@ -34,7 +34,8 @@ _CHOICES = {
     "norm": NORMS, "norm_position": NORM_POSITIONS, "residual": RESIDUALS,
     "residual_position": RESIDUAL_POSITIONS, "global_attention": ATTENTIONS,
     "attention_combine": COMBINATIONS, "config_attention": ("none", "softmax_gate"),
-    "pooling_merge": ("concat", "sum"), "readout": READOUTS, "readout_norm": ("none", "l2"),
+    "pooling_merge": ("concat", "sum"), "readout": READOUTS, "readout_layers": ("last", "all"),
+    "readout_norm": ("none", "l2"),
     "head_norm": ("none", "layer", "configuration"),
 }
 _SEQUENCES = ("pre_widths", "widths", "post_widths", "fusion_widths", "pooling", "head_widths")
@@ -54,6 +55,7 @@ class Options:
     op_max_norm: longest embedding of an opcode, longer ones are shortened; 0 = any.
     op_gain: start of a learned factor of opcode embeddings (Graph Segment Training: 100);
       0 = no factor.
+    merge_unary: element-wise operations of one operand share an embedding (fifth).
     encoding: configuration values as they are (`raw`), times learned factors (`gain`), or
       each through one embedding that all share (`embedding`, first).
     encoding_scale: factor of raw values (third: 1/5), start of learned factors (100).
@@ -107,6 +109,8 @@ class Options:
     readout: pool and then the head; or a scalar per node and their sum (second); or the last
       state of an LSTM over nodes in order, or a transformer over nodes in front of pooling
       (MLSys 2021).
+    readout_layers: the `last` layer of the encoder is read out, or `all` side by side: with a
+      head of no other layer than its last, a score per layer and their sum (sixth).
     pooling: poolings of `models.pooling`, or `attention`.
     pooling_merge: poolings side by side, or added.
     readout_norm: `l2` gives pooled features length 1.
@@ -121,6 +125,7 @@ class Options:
   op_embed_dim: int = 32
   op_max_norm: float = 0.0
   op_gain: float = 0.0
+  merge_unary: bool = False
   encoding: str = "raw"
   encoding_scale: float = 1.0
   value_embed_dim: int = 4
@@ -160,6 +165,7 @@ class Options:
   fusion_widths: Sequence[int] = (64,)
   decoder_layers: int = 1
   readout: str = "pool"
+  readout_layers: str = "last"
   pooling: Sequence[str] = ("mean",)
   pooling_merge: str = "concat"
   readout_norm: str = "none"
@@ -284,6 +290,12 @@ def _conflicts(options: Options, kind: str) -> list[tuple[bool, str]]:
                                           for name in options.pooling),
        "model.fusion is 'middle', where all nodes that are pooled are configurable: leave config_ "
        "out of model.pooling"),
+      (options.readout_layers == "all" and not options.widths,
+       "model.readout_layers is 'all', but model.widths is empty: give the encoder layers or take "
+       "last"),
+      (options.readout_layers == "all" and bool(options.post_widths),
+       "model.readout_layers is 'all', which reads out what model.post_widths would change: set "
+       "that to ()"),
       (options.edge_direction != "bidirectional" and options.direction_merge == "concat",
        "model.direction_merge is 'concat', which needs model.edge_direction=bidirectional"),
   ]
