@@ -14,7 +14,8 @@ kept: a second call goes on where the first one stopped. Every run gives
   own         of this configuration itself, and
   measured    of the best configuration in the file
 
-the last four of runs of all epochs on the random collections alone, and all of them in runtimes without noise, which the generator can tell for any choice. The
+the last four of runs of all epochs on the random collections alone. They are runtimes
+without noise, which the generator can tell for any choice. The
 optimum is that of the generator's cost function (`predict.search`).
 """
 
@@ -77,9 +78,9 @@ def train(
   config = ",".join(filter(None, (f"{source}-{search_}", variant)))
   spent = resource.getrusage(resource.RUSAGE_CHILDREN)
   subprocess.run(
-      [sys.executable, "run_layout.py", f"--config=configs/layout.py:{config}", f"--data_root={data_root}",
-       f"--workdir={workdir}", f"--config.seed={seed}", "--resume", "--noreport",
-        "--config.train.eval_every_epochs=1000", *flags], cwd=ROOT, check=True)
+      [sys.executable, "run_layout.py", f"--config=configs/layout.py:{config}",
+       f"--data_root={data_root}", f"--workdir={workdir}", f"--config.seed={seed}", "--resume",
+       "--noreport", "--config.train.eval_every_epochs=1000", *flags], cwd=ROOT, check=True)
   now = resource.getrusage(resource.RUSAGE_CHILDREN)
   seconds = now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime
   (workdir / "cpu_s.json").write_text(json.dumps(seconds))
@@ -177,17 +178,29 @@ def table(results: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
+def ablation_table(results: dict[str, Any]) -> str:
+  """Collections and variations in Markdown, by quality and cost alone."""
+  lines = ["| | | Kendall tau | CPU s |", "|---|---|---|---|"]
+  for collection, rows in results.items():
+    for name, row in rows.items():
+      lines.append(f"| `{collection}` | {name} | {_tau(row)} | {row['mean']['cpu_s']:.0f} |")
+  return "\n".join(lines)
+
+
+def _tau(row: dict[str, Any]) -> str:
+  tau = f"{row['mean']['kendaltau']:.3f}"
+  return tau + (f" ± {row['spread']['kendaltau']:.3f}" if row["seeds"] > 1 else " (one seed)")
+
+
 def _cells(row: dict[str, Any]) -> str:
-  mean, spread, wins = row["mean"], row["spread"], " | "
+  mean, wins = row["mean"], " | "
   if "near_wins" in mean:
     programs = len(row["runs"][0]["programs"])
     beatable = programs - mean["measured_best"]
     best = " / ".join(f"{mean[f'{name}_best']:.1f}" for name in ("proposed", "near", "measured"))
     wins = (f"{mean['proposed_wins']:.1f} / {mean['near_wins']:.1f} of the {beatable:.0f} where it "
             f"can | {best} of {programs}")
-  tau = f"{mean['kendaltau']:.3f}"
-  tau += f" ± {spread['kendaltau']:.3f}" if row["seeds"] > 1 else " (one seed)"
-  return f"{tau} | {mean['cpu_s']:.0f} | {wins}"
+  return f"{_tau(row)} | {mean['cpu_s']:.0f} | {wins}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -207,7 +220,7 @@ def main() -> None:
   args = _parser().parse_args()
   if args.core is not None:
     os.sched_setaffinity(0, {args.core})
-  variations = ABLATIONS if args.ablations else MAIN
+  variations, show = (ABLATIONS, ablation_table) if args.ablations else (MAIN, table)
   if unknown := set(args.only) - set(variations):
     raise SystemExit(f"error: --only has {sorted(unknown)[0]!r}, expected some of "
                      f"{', '.join(variations)}")
@@ -226,7 +239,7 @@ def main() -> None:
             collection, seed, args.data_root, workdir, args.scale, proposes))
       rows[name] = summary(runs) | {"runs": runs}
     results[collection] = rows
-    print(f"{table({collection: rows})}\n", flush=True)
+    print(f"{show({collection: rows})}\n", flush=True)
     timing.write({"machine": timing.machine(), **results}, args.out)
 
 

@@ -81,6 +81,15 @@ def test_score_tables_by_collection():
     assert row in page
 
 
+def test_ablations_of_score_tables():
+  import tables_quality
+  results, page = recorded("tables_ablations"), (commands.ROOT / "docs/score_tables.md").read_text()
+  del results["machine"]
+  assert [set(found) for found in results.values()] == [set(tables_quality.ABLATIONS)]
+  for row in rows(tables_quality.ablation_table(results)):
+    assert row in page
+
+
 def test_speed_of_score_tables():
   found, page = recorded("results")["tables"], (commands.ROOT / "docs/score_tables.md").read_text()
   ours, sage = found["training"], found["sage_training"]
@@ -104,6 +113,8 @@ def test_wins_of_proposals_are_counted_by_program():
   assert found["mean"]["near_best"] == 2 and found["mean"]["measured_best"] == 0
   row = tables_quality.table({"layout": {"tables": found | {"runs": runs}}}).splitlines()[2]
   assert row.endswith("| 10 | 1.0 / 2.0 of the 3 where it can | 0.0 / 2.0 / 0.0 of 3 |")
+  assert tables_quality.ablation_table({"layout": {"tables": found}}).endswith(
+      "| `layout` | tables | 0.850 ± 0.071 | 10 |")
   without = tables_quality.summary([{"seed": 0, "kendaltau": 0.8, "cpu_s": 9.0}])
   assert "near_wins" not in without["mean"] and without["spread"]["kendaltau"] == 0
 

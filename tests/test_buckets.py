@@ -87,6 +87,14 @@ def test_a_budget_must_save_more_padding_than_its_compilation_costs():
   assert len(buckets.choose_budgets(sizes)) == 4
 
 
+def test_nodes_of_score_tables_count_once():
+  kernels = [{"nodes": n} for n in (100, 200, 400, 800)]
+  tables = [size | {"choices": 7} for size in kernels]
+  assert buckets.cost(tables).tolist() == [100, 200, 400, 800]
+  assert len(buckets.choose_budgets(kernels, steps=600)) > 1
+  assert len(buckets.choose_budgets(tables, steps=600)) == 1
+
+
 def test_large_batches_are_worth_more_budgets_than_small_ones():
   small = [{"nodes": n, "hop0": n // 10} for n in (100, 200, 400, 800)]
   large = [{key: 100 * size[key] for key in size} for size in small]

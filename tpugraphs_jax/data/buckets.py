@@ -24,9 +24,12 @@ def cost(sizes: Sequence[dict[str, int]]) -> np.ndarray:
   """Rows of features that batches of these sizes take, `[len(sizes)]` int64.
 
   For layouts their nodes, and every node that configurations reach once per configuration; for
-  kernels their nodes once per configuration.
+  kernels their nodes once per configuration; for score tables, whose network sees no
+  configuration, their nodes.
   """
-  varying = {k for k in sizes[0] if k.startswith("hop")} or {"nodes"}
+  varying = {k for k in sizes[0] if k.startswith("hop")}
+  if not varying and "choices" not in sizes[0]:
+    varying = {"nodes"}
   rows = {k: _CONFIGS if k in varying else int(k == "nodes") for k in sizes[0]}
   return np.array([[size[k] for k in rows] for size in sizes]) @ list(rows.values())
 
