@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import recorded
 from tpugraphs_jax import atomic, graph, integrity
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import store
+from tpugraphs_jax.data import store_build
 from tpugraphs_jax.data import store_format
 
 _COLLECTION = "layout:nlp:random"
@@ -487,6 +489,50 @@ def test_store_that_cannot_be_written_names_the_way_out(tmp_path):
   (tmp_path / "file").write_text("")
   with pytest.raises(OSError, match="cannot write the store .* with store_dir"):
     _ensure(tmp_path, store_dir=tmp_path / "file")
+
+
+# Machines of a cluster
+
+
+def _cluster(monkeypatch, takes):
+  """In place of Beam: machines that get jobs by pickle and do those that `takes` tells."""
+  asked = []
+
+  def run_all(work, jobs, *, processes, options):
+    asked.append((len(jobs), list(options)))
+    for job in pickle.loads(pickle.dumps(jobs)):
+      if takes(job[0]):
+        work(job)
+
+  monkeypatch.setattr(store_build.beam_jobs, "run_all", run_all)
+  return asked
+
+
+@pytest.mark.parametrize("takes", [lambda file: True, lambda file: file.stem == "g1"])
+def test_a_cluster_builds_the_same_and_what_it_leaves_is_built_here(
+    tmp_path, monkeypatch, takes, capsys):
+  _write_split(tmp_path, count=3)
+  here = _ensure(tmp_path, store_dir=tmp_path / "here")
+  asked = _cluster(monkeypatch, takes)
+  options = ["--store_dir", str(tmp_path / "there"), "--", "--runner=X"]
+  assert store.main(["build", "--data_root", str(tmp_path), *options]) == 0
+  assert "3 of 3 graphs built" in capsys.readouterr().out
+  assert asked == [(3, ["--runner=X"])]
+  for folder in here:
+    for path in folder.glob("*.npy"):
+      built = tmp_path / "there" / folder.relative_to(tmp_path / "here") / path.name
+      assert built.read_bytes() == path.read_bytes()
+  assert store.main(["build", "--data_root", str(tmp_path), *options]) == 0
+  assert asked == [(3, ["--runner=X"])]  # nothing was left to do
+
+
+def test_a_malformed_file_on_a_cluster_is_told_here(tmp_path, monkeypatch, capsys):
+  file = _write_split(tmp_path, count=2) / "g0.npz"
+  file.write_bytes(b"no zip file")
+  _cluster(monkeypatch, lambda file: True)
+  assert store.main(["build", "--data_root", str(tmp_path), "--", "--runner=X"]) == 1
+  error = capsys.readouterr().err
+  assert error.startswith("error: ") and file.name in error and error.count("\n") == 1
 
 
 # Command line

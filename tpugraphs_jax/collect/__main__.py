@@ -90,7 +90,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   own, beam = beam_jobs.split_flags(argv)
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.collect",
-      description="Labels layout choices of programs and writes them as a data set.")
+      description="Labels layout choices of programs and writes them as a data set.",
+      epilog="-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster labels them")
   parser.add_argument("--programs", nargs="+", required=True, metavar="SOURCE",
                       help="FILE.py with a dictionary PROGRAMS, a folder of them, FILE.py:KEY, "
                       "or module:name")
@@ -106,8 +107,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1,
                       help="processes (default: one per processor; always one for measured)")
   parser.add_argument("--quiet", action="store_true", help="no progress bar")
-  args = parser.parse_args(own)
-  args.beam = beam
+  args = parser.parse_args(own, argparse.Namespace(beam=beam))
   if args.label == labels.Measured.name:
     args.jobs = 1  # programs at the same time would disturb each other
   return args

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import contextlib
 import json
 
 from tpugraphs_jax import atomic
@@ -34,10 +35,11 @@ def run(jobs: Sequence[Job], *, processes: int, options: Sequence[str]) -> list[
 
 def collect(job: Job) -> None:
   """Collects a program on the machine at hand and leaves its outcome in the shared folder."""
-  failures = processes_lib.run([job], processes=1, progress=False)
-  job.outcome.parent.mkdir(parents=True, exist_ok=True)
-  with atomic.replacing(job.outcome) as file:
-    file.write(json.dumps(failures) + "\n")
+  with contextlib.suppress(OSError):  # the command tells of a machine that leaves no outcome
+    failures = processes_lib.run([job], processes=1, progress=False)
+    job.outcome.parent.mkdir(parents=True, exist_ok=True)
+    with atomic.replacing(job.outcome) as file:
+      file.write(json.dumps(failures) + "\n")
 
 
 def _failures(job: Job) -> list[str]:

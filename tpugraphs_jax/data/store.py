@@ -13,32 +13,27 @@ them are read without the rest.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 import concurrent.futures
 import contextlib
 import multiprocessing
 import os
 from pathlib import Path
-import signal
 import sys
-import threading
 
 from absl import logging
 import numpy as np
-import tqdm
 
-from tpugraphs_jax import console, graph, lock, remote
+from tpugraphs_jax import beam_jobs, graph, lock, remote
 from tpugraphs_jax.collections import Collection, OWN, RELEASED
 from tpugraphs_jax.data import factor
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data import npz_archive
+from tpugraphs_jax.data import store_build
 from tpugraphs_jax.data import store_format
 from tpugraphs_jax.data.store_format import open_graph
 
 __all__ = ["ensure_store", "graph_folders", "open_graph", "open_graphs", "verify_graph"]
-
-# Bytes of files below which starting processes takes longer than the work.
-_WORTH_PROCESSES = 4 << 20
 
 
 def graph_folders(
@@ -68,7 +63,7 @@ def graph_folders(
 def ensure_store(
     data_root: str | os.PathLike[str], collection: str, split: str, *,
     store_dir: str | os.PathLike[str] | None = None, workers: int | None = None,
-    skip_bad_files: bool = False, progress: bool = True,
+    skip_bad_files: bool = False, progress: bool = True, beam: Sequence[str] | None = None,
 ) -> list[Path]:
   """Builds what is missing of a split's store; the graphs' folders, by name.
 
@@ -87,10 +82,12 @@ def ensure_store(
     skip_bad_files: whether a malformed file is named in the log and left out;
       it is an error otherwise.
     progress: whether to show a progress bar.
+    beam: flags of Apache Beam, on whose machines the graphs are built; None = here.
 
   Raises:
     ValueError, FileNotFoundError: as `graph_folders`, or a file is malformed.
     OSError: the store cannot be written.
+    ImportError: Beam is asked for and not installed.
   """
   if workers is not None and workers < 1:
     raise ValueError(f"workers is {workers}, expected at least 1")
@@ -98,15 +95,16 @@ def ensure_store(
   if store_dir is not None and remote.is_remote(store_dir):
     return _ensure_remote_store(
         data_root, collection, split, store_dir, folders, workers=workers,
-        skip_bad_files=skip_bad_files, progress=progress)
+        skip_bad_files=skip_bad_files, progress=progress, beam=beam)
   bad = {}
   root = next(iter(folders.values())).parent
   if _outdated(folders) or store_format.has_leftovers(root):
     with _build_lock(root):
       store_format.tidy(root)
       todo = _outdated(folders)  # another process may have built some meanwhile
-      bad = _build(todo, workers=workers, stop_at_error=not skip_bad_files,
-                   bar=f"{collection} {split}" if progress else None)
+      bad = store_build.build(
+          todo, workers=workers, stop_at_error=not skip_bad_files, beam=beam,
+          bar=f"{collection} {split}" if progress else None)
   for file, error in bad.items():
     logging.warning("skipped %s", error)
   return [folder for file, folder in folders.items() if file not in bad]
@@ -114,7 +112,7 @@ def ensure_store(
 
 def _ensure_remote_store(
     data_root: str | os.PathLike[str], collection: str, split: str, store_dir: str,
-    folders: dict[Path, Path], **options: bool | int | None
+    folders: dict[Path, Path], **options: bool | int | Sequence[str] | None
 ) -> list[Path]:
   """The same of a store in a bucket: what is there is copied here, what is built is sent there.
 
@@ -182,70 +180,6 @@ def _build_lock(root: Path) -> Iterator[None]:
     yield
 
 
-def _build(
-    todo: dict[Path, Path], *, workers: int | None, stop_at_error: bool, bar: str | None
-) -> dict[Path, npz.NpzError]:
-  """Builds graphs, the largest files first; the malformed ones and their errors."""
-  jobs = sorted(todo.items(), key=lambda job: job[0].stat().st_size, reverse=True)
-  bad = {}
-  with contextlib.closing(_run(jobs, workers=workers)) as results, tqdm.tqdm(
-      total=sum(file.stat().st_size for file, _ in jobs), desc=f"store {bar}", unit="B",
-      unit_scale=True, disable=console.bar(bar is not None)) as progress:
-    for file, error in results:
-      if error is not None and stop_at_error:
-        raise error
-      if error is not None:
-        bad[file] = error
-      progress.update(file.stat().st_size)
-  return bad
-
-
-def _run(
-    jobs: list[tuple[Path, Path]], *, workers: int | None
-) -> Iterator[tuple[Path, npz.NpzError | None]]:
-  """Builds every job, in this process or several; yields them as they end."""
-  if workers is None:
-    is_small = sum(file.stat().st_size for file, _ in jobs) < _WORTH_PROCESSES
-    workers = 1 if is_small else os.cpu_count() or 1
-  workers = min(workers, len(jobs))
-  if workers <= 1:
-    yield from map(_build_graph, jobs)
-    return
-  pool = concurrent.futures.ProcessPoolExecutor(
-      workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker)
-  try:
-    futures = [pool.submit(_build_graph, job) for job in jobs]
-    for future in concurrent.futures.as_completed(futures):
-      yield future.result()
-  except concurrent.futures.process.BrokenProcessPool as error:
-    raise OSError("a process that built the store was killed, out of memory perhaps; "
-                  "run again with fewer workers, what is finished is kept") from error
-  finally:
-    pool.shutdown(cancel_futures=True)
-
-
-def _begin_worker() -> None:
-  """Leaves Ctrl-C to the process that started this one, and ends with it however it ends."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)
-  parent = multiprocessing.parent_process()
-  end_with_it = lambda: parent.join() or os._exit(1)
-  threading.Thread(target=end_with_it, name="parent", daemon=True).start()
-
-
-def _build_graph(job: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
-  """Brings one graph of the store up to date; the error of a malformed file."""
-  file, folder = job
-  if store_format.renew_source(folder, file):
-    return file, None
-  state = store_format.fingerprint(file)
-  try:
-    op_graph = npz.read_layout(file)
-  except npz.NpzError as error:
-    return file, error
-  store_format.write_graph(folder, op_graph, source=file, source_state=state)
-  return file, None
-
-
 def _show_info(folders: dict[Path, Path]) -> None:
   """Prints sizes of the graphs that are built, and their sum."""
   print(f"{'graph':<56} {'nodes':>6} {'config nodes':>12} {'groups':>6} {'rows':>5} "
@@ -280,10 +214,12 @@ def _show_verification(folders: dict[Path, Path]) -> int:
   return failed
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+  own, beam = beam_jobs.split_flags(argv)
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.data.store",
-      description="The random-access store of the layout collections.")
+      description="The random-access store of the layout collections.",
+      epilog="-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster builds it")
   parser.add_argument("command", choices=("build", "info", "verify"))
   parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT,
                       help="folder of the released files (default: %(default)s)")
@@ -293,7 +229,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument("--workers", type=int, help="processes (default: one per CPU)")
   parser.add_argument("--skip_bad_files", action="store_true",
                       help="name malformed files and go on (default: stop)")
-  return parser.parse_args(argv)
+  return parser.parse_args(own, argparse.Namespace(beam=beam))
 
 
 def _chosen_splits(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -322,7 +258,7 @@ def _layout_collections(root: Path) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
-  args = _parse(argv)
+  args = _parse(sys.argv[1:] if argv is None else argv)
   failed = 0
   try:
     for collection, split in _chosen_splits(args):
@@ -331,13 +267,13 @@ def main(argv: list[str] | None = None) -> int:
       if args.command == "build":
         built = ensure_store(
             args.data_root, collection, split, store_dir=args.store_dir,
-            workers=args.workers, skip_bad_files=args.skip_bad_files)
+            workers=args.workers, skip_bad_files=args.skip_bad_files, beam=args.beam)
         print(f"{len(built)} of {len(folders)} graphs built")
       elif args.command == "info":
         _show_info(folders)
       else:
         failed += _show_verification(folders)
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, ImportError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:
