@@ -137,7 +137,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
                        f"{', '.join(VARIANTS)}")
   collection = _only((*COLLECTIONS, *own), names)
-  segments = _only((*SEGMENTS, "full"), names) or ("gst_ed" if chosen is presets.gst else "")
+  segments = _only((*SEGMENTS, "full"), names) or ("gst_ed" if chosen in presets.SEGMENTED else "")
   if collection:
     config.data.source, config.data.search = collection.split("-", 1)
   ranker = _only(("official", *TABLES), names)

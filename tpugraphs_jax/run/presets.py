@@ -318,6 +318,7 @@ def tenth(config: ConfigDict) -> None:
   optimizer(config, learning_rate=5e-4, weight_decay=1e-2, schedule="cosine")
 
 
+SEGMENTED = (gst, seventh)  # on segments of graphs unless a config says otherwise
 PRESETS: dict[str, Preset] = {
     "gst": gst, "seventh": seventh, "first": first, "second_xla": second_xla, "second_nlp": second_nlp,
     "third": third, "fourth": fourth, "fifth": fifth, "sixth": sixth, "sixth_gin": sixth_gin,
