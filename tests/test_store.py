@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -489,6 +490,24 @@ def test_store_that_cannot_be_written_names_the_way_out(tmp_path):
   (tmp_path / "file").write_text("")
   with pytest.raises(OSError, match="cannot write the store .* with store_dir"):
     _ensure(tmp_path, store_dir=tmp_path / "file")
+
+
+def test_threads_parse_heads_of_arrays_one_after_the_other(tmp_path, monkeypatch):
+  """Two at the same time make Python before 3.11.8 fail now and then."""
+  _write_split(tmp_path, count=4)
+  folders, load, busy, most = _ensure(tmp_path), np.load, set(), []
+
+  def slow_load(*arguments, **options):
+    busy.add(threading.get_ident())
+    most.append(len(busy))
+    time.sleep(0.002)
+    found = load(*arguments, **options)
+    busy.discard(threading.get_ident())
+    return found
+
+  monkeypatch.setattr(store_format.np, "load", slow_load)
+  assert [g.name for g in store.open_graphs(folders)] == [f"g{n}" for n in range(4)]
+  assert len(most) > 20 and max(most) == 1
 
 
 # Machines of a cluster

@@ -16,6 +16,7 @@ import json
 import os
 from pathlib import Path
 import shutil
+import threading
 
 import numpy as np
 
@@ -30,6 +31,9 @@ GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config
 # of 1,024 is less than three maps per graph of the full layout collections.
 _CONFIG_ARRAYS = ("rows", "node_group", "runtime_ns")
 _MAPPED = "group_row"
+# Heads of arrays are Python literals, and before Python 3.11.8 two threads that parse at the
+# same time can fail: https://github.com/python/cpython/issues/106905.
+_ONE_PARSES = threading.Lock()
 
 
 def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
@@ -48,8 +52,9 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
         f"{folder}: its source {source} has changed since; {_REBUILD}")
   check_contents(folder, meta)
   try:
-    arrays = {name: np.load(_file(folder, name)) for name in (*GRAPH_ARRAYS, *_CONFIG_ARRAYS)}
-    arrays[_MAPPED] = np.load(_file(folder, _MAPPED), mmap_mode="r")
+    with _ONE_PARSES:
+      arrays = {name: np.load(_file(folder, name)) for name in (*GRAPH_ARRAYS, *_CONFIG_ARRAYS)}
+      arrays[_MAPPED] = np.load(_file(folder, _MAPPED), mmap_mode="r")
     # What has the right checksum was in range when it was written.
     store_check.check(arrays, meta, with_mapped=_DIGESTS not in meta)
   except Exception as error:  # numpy raises half a dozen types on bad bytes
