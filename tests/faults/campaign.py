@@ -28,6 +28,7 @@ import damage
 import disk
 import inputs
 import kills
+import network
 from table import Row, markdown
 from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.train import report
@@ -35,7 +36,7 @@ from tpugraphs_jax.train import report
 _COLLECTIONS = ("tile:xla", "layout:xla:random")
 _POINTS_AT_A_TIME = 5
 _MODULE = commands.ROOT / "tests" / "data" / "hlo" / "fuzz06.hlo.pb"
-_PARTS = ("store", "kill", "damage", "input", "disk")
+_PARTS = ("store", "kill", "damage", "input", "disk", "network")
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -46,6 +47,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument("--damages", type=int, default=1, help="per file and kind")
   parser.add_argument("--inputs", type=int, default=1000, help="mutations of each input")
   parser.add_argument("--disks", type=int, default=6, help="sizes of full disks")
+  parser.add_argument("--downloads", type=int, default=3, help="of each fault of a network")
   parser.add_argument("--workers", type=int, default=2, help="modes side by side")
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--out", type=Path, help="file for the table; brought up to date meanwhile")
@@ -116,7 +118,10 @@ def main(argv: list[str] | None = None) -> int:
       killed.try_points(10 * args.points, np.random.default_rng(args.seed))
       rows.append(killed.row)
       show(rows)
-    if set(args.parts) - {"store", "kill"}:
+    if "network" in args.parts:
+      rows += network.rows(folder, times=args.downloads, rng=np.random.default_rng(args.seed))
+      show(rows)
+    if set(args.parts) & {"damage", "input", "disk"}:
       for row in _other_rows(args, folder / "other", data_root):
         rows.append(row)
         show(rows)
