@@ -58,6 +58,7 @@ EVENTS = {
     "resume": lambda: None,
     "raise": fail,
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "stop": lambda: os.kill(os.getpid(), signal.SIGTERM),
 }
 
@@ -81,7 +82,7 @@ def check_scores():
     np.testing.assert_allclose(found, np.asarray(apply(batch))[0], rtol=1e-4, atol=1e-6)
 
 
-def main(port, process_id, what, workdir):
+def main(port, process_id, what, workdir, culprit="1"):
   parallel.initialize(f"localhost:{port}", 2, int(process_id), heartbeat_timeout_seconds=10)
   is_second = parallel.process_index() == 1
   gathered = parallel.gather_objects({"id": int(process_id), "pad": "x" * int(process_id)})
@@ -99,7 +100,7 @@ def main(port, process_id, what, workdir):
   loop.train(
       toy.make_state(),
       train_step=toy.TRAIN_STEP,
-      batches=Batches(EVENTS[what] if is_second else EVENTS["train"]),
+      batches=Batches(EVENTS[what if process_id == culprit else "train"]),
       evaluate=toy.evaluate,
       workdir=folder,
       total_epochs=toy.EPOCHS,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax.train import checkpoint
+from tpugraphs_jax.train import orbax_log
 from tpugraphs_jax.train import state as state_lib
 
 CONFIG = {"model": {"name": "sage", "hidden": 64}, "seed": 0}
@@ -177,6 +178,7 @@ FULL_DISK = """
 import resource, sys
 import numpy as np
 from tpugraphs_jax.train import checkpoint
+from tpugraphs_jax.train import orbax_log
 checkpoints = checkpoint.Checkpoints(sys.argv[1])
 save = lambda step, size: checkpoints.save(
     step, {"a": np.random.default_rng(step).normal(size=size)}, data={}, progress={},
@@ -293,3 +295,17 @@ def test_a_run_with_averaged_weights_goes_on_as_if_never_stopped(folder):
   found, expected = steps(saved, range(5, 10)), steps(fresh, range(10))
   assert_same(found, expected)
   assert (expected.eval_params["kernel"] != expected.params["kernel"]).any()
+
+
+def test_writes_that_fail_after_the_first_one_print_nothing(monkeypatch, capsys):
+  monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+  orbax_log.quiet()
+  for message in ("Event loop is closed", "another"):
+    sys.excepthook(RuntimeError, RuntimeError(message), None)
+  assert capsys.readouterr().err == "RuntimeError: another\n"
+
+
+def test_a_full_disk_is_told_in_few_words():
+  wrapped = ValueError(f"RESOURCE_EXHAUSTED: {'x' * 900}: No space left on device [spec={{}}]")
+  assert orbax_log.reason(wrapped) == "No space left on device"
+  assert orbax_log.reason(OSError("one\ntwo")) == "one" and orbax_log.reason(OSError()) == "OSError"

@@ -6,16 +6,20 @@ import base64
 import hashlib
 import http.server
 import io
+import os
 import re
 import socket
+import struct
 import tarfile
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from tpugraphs_jax import collections
 from tpugraphs_jax import graph
+from tpugraphs_jax.data import archives
 from tpugraphs_jax.data import download
 
 TILE = "tile:xla"
@@ -55,6 +59,8 @@ class _Server(http.server.ThreadingHTTPServer):
     self.requests: list[str | None] = []
     self.etag: str | None = '"one"'
     self.has_ranges = True
+    self.checks_if_range = True
+    self.is_reset = False  # how a connection ends that breaks
     self.break_after: list[int] = []  # bytes sent by the first, second ... answer
     self.url = f"http://127.0.0.1:{self.server_port}/"
 
@@ -90,10 +96,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self.end_headers()
     sent = server.break_after.pop(0) if server.break_after else len(content)
     self.wfile.write(content[start:start + sent])
+    if server.is_reset and start + sent < len(content):
+      time.sleep(0.2)  # until it has been read
+      linger = struct.pack("ii", 1, 0)
+      self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+      os.close(self.connection.detach())
 
   def _start(self):
     match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-    if not match or self.headers.get("If-Range") != self.server.etag:
+    is_same = self.headers.get("If-Range") == self.server.etag
+    if not match or (self.server.checks_if_range and not is_same):
       return 0
     return int(match[1])
 
@@ -155,7 +167,7 @@ def test_broken_transfer_is_resumed_within_one_run(server, tmp_path):
 
 def test_next_run_goes_on_where_an_interrupted_one_stopped(server, tmp_path):
   server.break_after = [3000, 0, 0, 0]
-  with pytest.raises(download.DownloadError, match="at 3,000 of .* bytes are kept"):
+  with pytest.raises(archives.DownloadError, match="at 3,000 of .* bytes are kept"):
     _fetch(server, tmp_path)
   assert not (tmp_path / "tile").exists()
   server.requests.clear()
@@ -168,7 +180,7 @@ def test_file_that_changed_on_the_server_is_fetched_anew(server, tmp_path):
   server.break_after = [3000, 0, 0, 0]
   content = server.files["npz_tile_xla.tar"]
   server.files["npz_tile_xla.tar"] = bytes(len(content))
-  with pytest.raises(download.DownloadError):
+  with pytest.raises(archives.DownloadError):
     _fetch(server, tmp_path)
   server.files["npz_tile_xla.tar"], server.etag = content, '"two"'
   _fetch(server, tmp_path)
@@ -208,7 +220,7 @@ def test_stated_checksum_is_compared(server, tmp_path):
   right = base64.b64encode(hashlib.md5(content).digest()).decode()
   wrong = base64.b64encode(hashlib.md5(b"other").digest()).decode()
   server.headers["x-goog-hash"] = f"crc32c=AAAAAA==,md5={wrong}"
-  with pytest.raises(download.DownloadError, match="wrong checksum; deleted"):
+  with pytest.raises(archives.DownloadError, match="wrong checksum; deleted"):
     _fetch(server, tmp_path)
   assert not (tmp_path / "npz_tile_xla.tar.part").exists()
   server.headers["x-goog-hash"] = f"crc32c=AAAAAA==,md5={right}"
@@ -253,11 +265,62 @@ def test_damaged_archive_is_refused_and_leaves_no_folder(
 ):
   root = tmp_path / "root"
   server.files["npz_tile_xla.tar"] = damage(server.files["npz_tile_xla.tar"])
-  with pytest.raises(download.DownloadError, match=complaint) as error:
+  with pytest.raises(archives.DownloadError, match=complaint) as error:
     _fetch(server, root)
-  assert "delete it and run again" in str(error.value)
+  assert "deleted, run again to fetch it anew" in str(error.value)
   assert "\n" not in str(error.value)
-  assert [path.name for path in root.iterdir()] == ["npz_tile_xla.tar"]
+  assert not list(root.iterdir())
+
+
+def test_damaged_archive_of_the_users_own_stays(tmp_path):
+  (tmp_path / "npz_tile_xla.tar").write_bytes(b"nothing of the kind")
+  with pytest.raises(archives.DownloadError, match="delete it and run again"):
+    download.download_collection(tmp_path, TILE)
+  assert [path.name for path in tmp_path.iterdir()] == ["npz_tile_xla.tar"]
+
+
+def test_bytes_that_changed_on_the_way_are_noticed_without_a_checksum(server, tmp_path):
+  content = server.files["npz_tile_xla.tar"]
+  at = content.index(b"config_runtime") + 1000  # within an array
+  server.files["npz_tile_xla.tar"] = content[:at] + b"XXXX" + content[at + 4:]
+  with pytest.raises(archives.DownloadError, match="is not a complete .npz file.*; deleted"):
+    _fetch(server, tmp_path)
+
+
+def test_a_connection_that_breaks_keeps_what_has_come(server, tmp_path):
+  server.is_reset = True
+  server.break_after = [3000, 2000]
+  _fetch(server, tmp_path)
+  assert server.requests == [None, "bytes=3000-", "bytes=5000-"]
+  _assert_complete(tmp_path)
+
+
+def test_no_part_of_another_file_is_appended(server, tmp_path):
+  server.break_after = [3000, 0, 0, 0]
+  server.files["npz_tile_xla.tar"], content = bytes(9000), server.files["npz_tile_xla.tar"]
+  with pytest.raises(archives.DownloadError):
+    _fetch(server, tmp_path)
+  server.files["npz_tile_xla.tar"], server.etag = content, '"two"'
+  server.checks_if_range = False  # sends the rest of the new file
+  server.requests.clear()
+  _fetch(server, tmp_path)
+  assert server.requests == ["bytes=3000-", None]
+  _assert_complete(tmp_path)
+
+
+def test_transfers_that_begin_anew_and_break_again_come_to_an_end(server, tmp_path):
+  server.has_ranges, server.break_after = False, [3000, 2000, 3000, 2000, 3000]
+  with pytest.raises(archives.DownloadError, match="check the network and run again"):
+    _fetch(server, tmp_path)
+  assert len(server.requests) == 4
+
+
+def test_too_little_room_is_told_before_anything_is_fetched(server, tmp_path, monkeypatch):
+  usage = download.shutil.disk_usage(tmp_path)
+  monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage._replace(free=100))
+  with pytest.raises(archives.DownloadError, match="takes .* bytes more, and 100 are free"):
+    _fetch(server, tmp_path)
+  assert not list(tmp_path.iterdir())
 
 
 def test_files_of_no_graph_are_left_out_and_named(server, tmp_path, capsys):

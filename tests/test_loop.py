@@ -264,6 +264,35 @@ def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
   assert np.isfinite(saved.state.params["slope"])
 
 
+def steps_that_overflow(at):
+  """Steps whose parameters are no longer finite after step `at`; losses are."""
+  def step(state, batch):
+    state, metrics = toy.TRAIN_STEP(state, batch)
+    is_last = int(parallel.unreplicate(state.step)) == at
+    params = jax.tree.map(lambda x: x * (math.inf if is_last else 1), state.params)
+    return state.replace(params=params), metrics
+
+  return step
+
+
+@pytest.mark.parametrize("at, every", [(6, 1), (8, 0), (toy.STEPS, 0)])
+def test_a_state_that_is_not_finite_is_neither_saved_nor_judged(tmp_path, at, every):
+  expected = rf"state\['params'\].* not finite after step {at} .*; lower optimizer.learning_rate"
+  with pytest.raises(FloatingPointError, match=expected):
+    run(tmp_path, train_step=steps_that_overflow(at), checkpoint_every_steps=every)
+  saved = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).newest(toy.make_state())
+  assert saved.step == (5 if every else at - 4)
+
+
+def test_scores_that_are_not_finite_name_the_step(tmp_path):
+  def evaluate(params):
+    raise FloatingPointError("a graph: 3 of 4 scores are not finite")
+
+  with pytest.raises(FloatingPointError, match="^step 4: a graph: 3 of 4"):
+    run(tmp_path, evaluate=evaluate)
+  assert checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).newest(toy.make_state()) is None
+
+
 def test_a_folder_in_use_is_refused_without_resume(tmp_path):
   run(tmp_path)
   expected = "holds a run already.*step 12.*--resume"

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import shutil
 
+import jax
 import jobs as jobs_lib
 from jobs import COLLECTIONS
 import ml_collections
@@ -134,6 +135,13 @@ def test_a_folder_without_a_model_says_what_is_missing(jobs, tmp_path):
   shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints", dirs_exist_ok=True)
   with pytest.raises(FileNotFoundError, match="features.json is missing"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
+
+
+def test_scores_that_are_not_finite_are_refused(jobs):
+  ranker = Ranker.load(jobs.workdir("tile_whole"))
+  ranker.params = jax.tree.map(lambda leaf: np.full_like(leaf, np.inf), ranker.params)
+  with pytest.raises(FloatingPointError, match="scores are not finite, because"):
+    ranker.rank(graph_of("tile"))
 
 
 def load(jobs, changes):

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pickle
+import resource
 import shutil
 import signal
 import subprocess
@@ -84,8 +85,32 @@ def test_stored_graph_equals_its_file(tmp_path):
   for file, folder in zip(files, folders):
     opened = store.open_graph(folder)
     _assert_equal(opened, npz.read_layout(file))
-    assert isinstance(opened.configs.group_row, np.memmap)
     store.verify_graph(folder, file)
+
+
+@pytest.fixture(name="few_files")
+def _few_files():
+  """At most 30 more files may be open than now."""
+  before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 30, most))
+  yield
+  resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+def test_small_graphs_take_no_open_file_each(tmp_path, few_files):
+  _write_split(tmp_path)
+  folders = _ensure(tmp_path)
+  opened = [store.open_graph(folders[number % 3]) for number in range(90)]
+  assert not isinstance(opened[0].configs.group_row, np.memmap)
+
+
+def test_large_graphs_are_mapped_as_far_as_files_may_be_open(tmp_path, few_files, monkeypatch):
+  monkeypatch.setattr(store_format, "_LEAST_MAPPED_BYTES", 0)
+  _write_split(tmp_path)
+  folder, opened = _ensure(tmp_path)[0], []
+  with pytest.raises(OSError, match=r"raise the limit \(ulimit -n\)"):
+    opened += (store.open_graph(folder) for _ in range(90))
+  assert isinstance(opened[0].configs.group_row, np.memmap)
 
 
 @recorded.needs_npz

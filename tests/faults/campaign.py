@@ -28,6 +28,9 @@ import damage
 import disk
 import inputs
 import kills
+import limits
+import load
+import network
 from table import Row, markdown
 from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.train import report
@@ -35,7 +38,8 @@ from tpugraphs_jax.train import report
 _COLLECTIONS = ("tile:xla", "layout:xla:random")
 _POINTS_AT_A_TIME = 5
 _MODULE = commands.ROOT / "tests" / "data" / "hlo" / "fuzz06.hlo.pb"
-_PARTS = ("store", "kill", "damage", "input", "disk")
+_PARTS = ("store", "kill", "damage", "input", "disk", "network", "numbers",
+          "load")
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -46,6 +50,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument("--damages", type=int, default=1, help="per file and kind")
   parser.add_argument("--inputs", type=int, default=1000, help="mutations of each input")
   parser.add_argument("--disks", type=int, default=6, help="sizes of full disks")
+  parser.add_argument("--downloads", type=int, default=3, help="of each fault of a network")
+  parser.add_argument("--short", action="store_true", help="a few numbers and loads")
   parser.add_argument("--workers", type=int, default=2, help="modes side by side")
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--out", type=Path, help="file for the table; brought up to date meanwhile")
@@ -67,6 +73,20 @@ def _kill_rows(args: argparse.Namespace, folder: Path, data_root: Path) -> Itera
     while any(killed.row.tried < args.points for killed in modes):
       list(pool.map(extend, enumerate(modes)))
       yield [killed.row for killed in modes]
+
+
+def _separate_rows(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
+  """The rows of parts that need no run before them."""
+  if "network" in args.parts:
+    yield from network.rows(folder, times=args.downloads, rng=np.random.default_rng(args.seed))
+  if "numbers" in args.parts:
+    home = folder / "numbers" / "home"
+    home.mkdir(parents=True)
+    few = dict(tasks=("tile",), cases=limits.SHORT) if args.short else {}
+    yield from limits.rows(folder / "numbers", data_root, home=home, **few)
+  if "load" in args.parts:
+    few = dict(cases=load.SHORT) if args.short else {}
+    yield from load.rows(folder / "load", full=not args.short, **few)
 
 
 def _trained(folder: Path, data_root: Path) -> tuple[list[str], Path, Path]:
@@ -116,7 +136,10 @@ def main(argv: list[str] | None = None) -> int:
       killed.try_points(10 * args.points, np.random.default_rng(args.seed))
       rows.append(killed.row)
       show(rows)
-    if set(args.parts) - {"store", "kill"}:
+    for row in _separate_rows(args, folder, data_root):
+      rows.append(row)
+      show(rows)
+    if set(args.parts) & {"damage", "input", "disk"}:
       for row in _other_rows(args, folder / "other", data_root):
         rows.append(row)
         show(rows)

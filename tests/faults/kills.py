@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import json
 import mmap
 import os
 from pathlib import Path
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import commands
 import numpy as np
@@ -26,6 +30,8 @@ _ADDED = {
                           "--config.segments.finetune.epochs=1"),
 }
 MODES = tuple(_ADDED)  # each builds its store, trains, evaluates and predicts
+
+_LONGEST_SECONDS = 900.0  # of a command that is not killed
 
 
 class Kills:
@@ -132,6 +138,98 @@ class StoreKills:
       return f"other files: {sorted(map(str, found.keys() ^ expected.keys()))}"
     differ = [str(path) for path in expected if found[path] != expected[path]]
     return f"other contents: {differ}" if differ else "survived"
+
+
+_PROGRAM = """
+import jax, jax.numpy as jnp
+
+def net(kernel, x):
+  dims = ("NHWC", "HWIO", "NHWC")
+  return jnp.tanh(jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=dims))
+
+shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+PROGRAMS = {"net": (net, (shape(3, 3, 5, 8), shape(3, 7, 6, 5)))}
+"""
+
+
+class CommandKills:
+  """A command of several processes that is killed as a whole, at random times.
+
+  Args:
+    mode: its name in the table.
+    folder: for what it writes.
+    arguments: from the folder to what follows the interpreter; `what_counts` of it has to be
+      equal in the end.
+    what_counts: from the folder to its results, by name.
+  """
+
+  def __init__(
+      self, mode: str, folder: Path, arguments: Callable[[Path], list[str]],
+      what_counts: Callable[[Path], dict[str, object]],
+  ):
+    self.row = Row(f"SIGKILL, {mode}")
+    self._folder, self._arguments, self._what_counts = folder, arguments, what_counts
+    folder.mkdir(parents=True)
+    started = time.monotonic()
+    code, said = self._run(folder / "whole", seconds=_LONGEST_SECONDS)
+    assert code == 0, said
+    self._seconds = time.monotonic() - started
+
+  def _run(self, out: Path, *, seconds: float) -> tuple[int, str]:
+    """Runs the command for so long at most, then kills all of its processes."""
+    environment = os.environ | {"PYTHONPATH": str(commands.ROOT), "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(
+        [sys.executable, *self._arguments(out)], env=environment, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+      try:
+        return process.wait(seconds), process.stdout.read()
+      except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return -signal.SIGKILL, ""
+
+  def try_points(self, points: int, rng: np.random.Generator) -> None:
+    """Kills so many commands at random times; every second one again when it goes on."""
+    for place in range(points):
+      out, times = self._folder / "killed", rng.random(1 + place % 2)
+      for share in times:
+        self._run(out, seconds=share * self._seconds)
+      self.row.count(self._outcome(out), of=f"after shares {times} of {self._seconds:.0f} s")
+      shutil.rmtree(out)
+
+  def _outcome(self, out: Path) -> str:
+    code, said = self._run(out, seconds=_LONGEST_SECONDS)
+    if code:
+      return f"the command that went on ended with {code}: {said[-600:]}"
+    found, expected = self._what_counts(out), self._what_counts(self._folder / "whole")
+    differ = sorted(name for name in found.keys() | expected.keys()
+                    if found.get(name) != expected.get(name))
+    return f"other results: {differ}" if differ else "survived"
+
+
+def collecting(folder: Path) -> CommandKills:
+  """Kills of `collect`."""
+  folder.mkdir(parents=True)
+  (folder / "tried.py").write_text(_PROGRAM)
+
+  def arguments(out: Path) -> list[str]:
+    return ["-m", "tpugraphs_jax.collect", "--programs", f"{folder}/tried.py:net", "--quiet",
+            "--label", "bytes_estimate", "--configs", "12", "--out", str(out),
+            "--collection", "layout:own:tried"]
+
+  return CommandKills("collect", folder / "runs", arguments, lambda out: {
+      str(path.relative_to(out)): path.read_bytes()
+      for path in (out / "npz").rglob("*") if path.is_file()})
+
+
+def sweeping(folder: Path, data_root: Path) -> CommandKills:
+  """Kills of a sweep of two runs."""
+  def arguments(out: Path) -> list[str]:
+    return ["-m", "tpugraphs_jax.sweep", "--config=tile.py:ci", "--seeds=2", f"--out={out}",
+            f"--data_root={data_root}", *SMALL]
+
+  return CommandKills("sweep", folder, arguments, lambda out: {
+      f"{run.name} {name}": value for run in sorted((out / "base").iterdir())
+      for name, value in contents(run).items()})
 
 
 def leftovers(workdir: Path) -> list[str]:

@@ -44,6 +44,18 @@ def test_damaged_files_and_input_end_in_one_line_or_the_same_result():
     assert row in ended.stdout
 
 
+def test_downloads_from_a_bad_server_are_right_or_refused_and_go_on(tmp_path):
+  assert "| network, download | 31 |" in run(tmp_path, "--parts", "network", "--downloads", "1")
+
+
+def test_numbers_at_their_limits_end_in_one_line_or_in_finite_models(tmp_path):
+  assert "| numbers, tile | 4 |" in run(tmp_path, "--parts", "numbers", "--short")
+
+
+def test_a_limit_on_memory_is_kept_or_named(tmp_path):
+  assert "| load, 4 GiB of memory | 3 | 2 | 1 |" in run(tmp_path, "--parts", "load", "--short")
+
+
 def test_an_array_larger_than_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
   source = tmp_path / "graph.npz"
   np.savez(source, node_feat=np.zeros((100, 140), np.float32))

@@ -21,18 +21,16 @@ from pathlib import Path
 import re
 import shutil
 import sys
-import tarfile
 import time
 import urllib.error
 import urllib.request
-import zipfile
-import zlib
 
 import tqdm
 
 from tpugraphs_jax import collections
 from tpugraphs_jax import graph
 from tpugraphs_jax import remote
+from tpugraphs_jax.data import archives
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
 # Train, valid and test graphs of the released archives.
@@ -70,10 +68,6 @@ _BROKEN_CONNECTION = (
 )
 
 
-class DownloadError(RuntimeError):
-  """A transfer or an archive that failed, in one line that says what to do."""
-
-
 def archive_name(collection: str) -> str:
   """File name of a collection's archive, e.g. `npz_layout_xla_random.tar`."""
   collections.check_released(collection)
@@ -96,8 +90,9 @@ def download_collection(
     keep_archive: keeps the `.tar` in `data_root` instead of deleting it.
 
   Raises:
-    DownloadError: the server cannot be reached or the archive is damaged. What was
-      fetched of an interrupted transfer stays for the next call.
+    archives.DownloadError: the server cannot be reached or the archive is damaged. What was
+      fetched of an interrupted transfer stays for the next call, a damaged archive that
+      this call has fetched does not.
   """
   name = archive_name(collection)
   data_root = Path(data_root).expanduser()
@@ -107,66 +102,66 @@ def download_collection(
     return folder
   data_root.mkdir(parents=True, exist_ok=True)
   archive = data_root / name
-  if not archive.exists():
-    fetch(base_url.rstrip("/") + "/" + name, archive)
-  unpack(archive, collection, folder)
+  if archive.exists():
+    archives.unpack(archive, collection, folder)
+  else:
+    is_checked = fetch(base_url.rstrip("/") + "/" + name, archive)
+    _unpack_fetched(archive, collection, folder, is_checked=is_checked)
   if not keep_archive:
     archive.unlink()
   _report(collection, folder)
   return folder
 
 
-def fetch(url: str, path: Path) -> None:
+def fetch(url: str, path: Path) -> bool:
   """Downloads to `path` through `<path>.part`, resuming what is there of it.
 
   A connection that breaks is taken up again until several attempts in a row bring
-  nothing new. The checksum is compared where the server states one.
+  nothing new.
+
+  Returns:
+    Whether the server stated a checksum, which was compared then.
 
   Raises:
-    DownloadError: no connection, an HTTP error, or a wrong checksum.
+    archives.DownloadError: no connection, an HTTP error, no room, or a wrong checksum.
   """
   part = path.with_name(path.name + ".part")
-  headers, futile = None, 0
+  headers, futile, furthest = None, 0, _size(part)
   while headers is None:
-    before = _size(part)
     try:
       headers = _transfer(url, part)
-    except urllib.error.HTTPError as error:
-      error.close()
-      raise DownloadError(
-          f"{url}: the server answers {error.code} {error.reason}; check --base_url"
-      ) from error
     except _BROKEN_CONNECTION as error:
-      futile = 0 if _size(part) > before else futile + 1
+      if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
+          reason = archives.one_line(error.reason)
+          raise archives.DownloadError(
+              f"{url}: the server answers {error.code} {reason}; check --base_url"
+          ) from error
+      # Against the most that ever was there: a transfer that begins anew is no progress.
+      futile = 0 if _size(part) > furthest else futile + 1
+      furthest = max(furthest, _size(part))
       if futile == _FUTILE_ATTEMPTS:
-        raise DownloadError(
-            f"{url}: {_one_line(error)}; check the network and run again, "
+        raise archives.DownloadError(
+            f"{url}: {archives.one_line(error)}; check the network and run again, "
             f"{_size(part):,} bytes are kept"
         ) from error
       time.sleep(_PAUSE_SECONDS)
-  _verify_checksum(url, part, headers)
+  is_checked = _verify_checksum(url, part, headers)
   os.replace(part, path)
   _validator_path(part).unlink(missing_ok=True)
+  return is_checked
 
 
-def unpack(archive: Path, collection: str, folder: Path) -> None:
-  """Unpacks a collection's `.npz` files beside the archive, then renames to `folder`.
-
-  Raises:
-    DownloadError: the archive is damaged, cut short or of another collection.
-  """
-  staging = archive.with_name(archive.name + ".unpacking")
-  shutil.rmtree(staging, ignore_errors=True)
+def _unpack_fetched(archive: Path, collection: str, folder: Path, *, is_checked: bool) -> None:
   try:
-    _extract(archive, collection, staging)
-    _verify_files(staging)
-  except (tarfile.TarError, EOFError, zlib.error, DownloadError) as error:
-    shutil.rmtree(staging, ignore_errors=True)
-    raise DownloadError(
-        f"{archive}: damaged archive ({_one_line(error)}); delete it and run again"
+    archives.unpack(archive, collection, folder, is_checked=is_checked)
+  except archives.DownloadError as error:
+    archive.unlink()
+    found = str(error).rpartition(";")[0]
+    raise archives.DownloadError(
+        f"{found}; deleted, run again to fetch it anew, and check --base_url if it happens again"
     ) from error
-  folder.parent.mkdir(parents=True, exist_ok=True)
-  os.replace(staging, folder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -193,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       download_collection(
           args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives
       )
-  except (DownloadError, ValueError, OSError) as error:
+  except (archives.DownloadError, ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:
@@ -207,10 +202,11 @@ def _transfer(url: str, part: Path) -> http.client.HTTPMessage:
   have = _size(part)
   request = urllib.request.Request(url)
   validator = _validator_path(part)
-  if have and validator.exists():
+  begun = validator.read_text() if have and validator.exists() else ""
+  if begun:
     # The server sends everything anew if the file is no longer the same.
     request.add_header("Range", f"bytes={have}-")
-    request.add_header("If-Range", validator.read_text())
+    request.add_header("If-Range", begun)
   try:
     response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
   except urllib.error.HTTPError as error:
@@ -223,12 +219,17 @@ def _transfer(url: str, part: Path) -> http.client.HTTPMessage:
     return _transfer(url, part)
   with response:
     start, total = _range_of(response)
-    if start not in (0, have):
-      raise DownloadError(
-          f"{url}: asked for bytes from {have}, got bytes from {start}; delete {part} "
-          "and run again"
-      )
-    _store_validator(validator, response.headers)
+    found = _validator_of(response.headers)
+    if start and (start != have or found not in ("", begun)):  # does not go with what is there
+      part.unlink(missing_ok=True)
+      raise http.client.HTTPException(f"asked for bytes from {have} of the file {begun}, got bytes "
+                                      f"from {start} of {found}")
+    _check_room(part, start, total)
+    if not start:  # nothing of another file may stand before what is identified from here on
+      part.unlink(missing_ok=True)
+      validator.unlink(missing_ok=True)
+      if found:
+        validator.write_text(found)
     _copy(response, part, start, total)
   if total is not None and _size(part) != total:
     raise ConnectionError(f"the connection ended at {_size(part):,} of {total:,} bytes")
@@ -237,14 +238,21 @@ def _transfer(url: str, part: Path) -> http.client.HTTPMessage:
 
 def _range_of(response) -> tuple[int, int | None]:
   """First byte that a response carries, and the size of the whole file."""
-  length = response.headers.get("Content-Length")
   if response.status != http.HTTPStatus.PARTIAL_CONTENT:
-    return 0, int(length) if length else None
+    return 0, response.length
   content_range = response.headers.get("Content-Range", "")
   match = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", content_range)
   if not match:
     raise http.client.HTTPException(f"Content-Range is {content_range!r}")
   return int(match[1]), int(match[2])
+
+
+def _check_room(part: Path, start: int, total: int | None) -> None:
+  free = shutil.disk_usage(part.parent).free + (0 if start else _size(part))
+  if total is not None and total - start > free:
+    raise archives.DownloadError(
+        f"{part.parent}: the archive takes {total - start:,} bytes more, and {free:,} are free; "
+        "make room or name another --data_root")
 
 
 def _copy(response, part: Path, start: int, total: int | None) -> None:
@@ -254,73 +262,29 @@ def _copy(response, part: Path, start: int, total: int | None) -> None:
           desc=part.stem, initial=start, total=total, unit="B", unit_scale=True, disable=None
       ) as progress,
   ):
-    while block := response.read(_BLOCK_BYTES):
+    # Not `read`: when the connection breaks it forgets what has come of a block.
+    while block := response.read1(_BLOCK_BYTES):
       file.write(block)
       progress.update(len(block))
 
 
-def _store_validator(path: Path, headers: http.client.HTTPMessage) -> None:
-  """Keeps what identifies the file on the server; without it nothing is resumed."""
+def _validator_of(headers: http.client.HTTPMessage) -> str:
+  """What identifies the file on the server; without it nothing is resumed."""
   etag = headers.get("ETag", "")
-  validator = etag if not etag.startswith("W/") else ""
-  validator = validator or headers.get("Last-Modified", "")
-  if validator:
-    path.write_text(validator)
-  else:
-    path.unlink(missing_ok=True)
+  return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
 
 
-def _verify_checksum(url: str, part: Path, headers: http.client.HTTPMessage) -> None:
-  """Compares the MD5 that Google Cloud Storage sends as `x-goog-hash`."""
+def _verify_checksum(url: str, part: Path, headers: http.client.HTTPMessage) -> bool:
+  """Compares the MD5 that Google Cloud Storage sends as `x-goog-hash`; whether there is one."""
   stated = re.search(r"md5=([\w+/=]+)", ", ".join(headers.get_all("x-goog-hash") or ()))
   if not stated:
-    return
+    return False
   with open(part, "rb") as file:
     found = hashlib.file_digest(file, "md5").digest()
-  if found != base64.b64decode(stated[1]):
+  if base64.b64encode(found).decode() != stated[1]:
     part.unlink()
-    raise DownloadError(f"{url}: wrong checksum; deleted, run again to fetch it anew")
-
-
-def _extract(archive: Path, collection: str, staging: Path) -> None:
-  """Writes `npz/<collection>/<split>/<graph>.npz` to `<staging>/<split>/`."""
-  folder = re.escape(collection.replace(":", "/"))
-  wanted = re.compile(rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/]+\.npz)")
-  with (
-      tarfile.open(archive) as tar,
-      tqdm.tqdm(desc=f"unpack {archive.name}", unit=" files", disable=None) as progress,
-  ):
-    end = 0
-    for member in tar:
-      blocks = -(-member.size // tarfile.BLOCKSIZE)
-      end = member.offset_data + blocks * tarfile.BLOCKSIZE
-      match = wanted.fullmatch(member.name)
-      if match and member.isfile():
-        _write_member(tar, member, staging.joinpath(*match.groups()))
-        progress.update()
-      elif not member.isdir():
-        print(f"{archive}: left out {member.name!r}, not a graph of {collection}")
-    # An archive cut between two files reads like a shorter one, but for its end mark.
-    tar.fileobj.seek(end)
-    if tar.fileobj.read(2 * tarfile.BLOCKSIZE) != bytes(2 * tarfile.BLOCKSIZE):
-      raise DownloadError("its end is missing")
-
-
-def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with tar.extractfile(member) as source, open(path, "wb") as target:
-    shutil.copyfileobj(source, target, _BLOCK_BYTES)
-
-
-def _verify_files(staging: Path) -> None:
-  """Every file is a whole zip archive, and every split is there."""
-  for split in graph.SPLITS:
-    files = sorted(staging.glob(f"{split}/*.npz"))
-    if not files:
-      raise DownloadError(f"it has no .npz file for the split {split}")
-    for path in files:
-      if not zipfile.is_zipfile(path):
-        raise DownloadError(f"{split}/{path.name} is not a complete .npz file")
+    raise archives.DownloadError(f"{url}: wrong checksum; deleted, run again to fetch it anew")
+  return True
 
 
 def _report(collection: str, folder: Path) -> None:
@@ -338,10 +302,6 @@ def _validator_path(part: Path) -> Path:
 
 def _size(path: Path) -> int:
   return path.stat().st_size if path.exists() else 0
-
-
-def _one_line(error: BaseException) -> str:
-  return " ".join(str(error).split()) or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ when it has changed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -27,20 +28,23 @@ _VERSION = 1
 _META, _DIGESTS = "meta.json", "sha256"
 _REBUILD = "build the store again (python -m tpugraphs_jax.data.store build)"
 GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node")
-# Only `group_row` is mapped: a map holds a file descriptor, and the common limit
-# of 1,024 is less than three maps per graph of the full layout collections.
+# Only `group_row` is mapped, and where it is small not even that: a map holds a file
+# descriptor, of which 1,024 is the common limit, less than three maps per graph of the full
+# layout collections.
 _CONFIG_ARRAYS = ("rows", "node_group", "runtime_ns")
 _MAPPED = "group_row"
+_LEAST_MAPPED_BYTES = 1 << 16
 # Heads of arrays are Python literals, and before Python 3.11.8 two threads that parse at the
 # same time can fail: https://github.com/python/cpython/issues/106905.
 _ONE_PARSES = threading.Lock()
 
 
 def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
-  """Opens one graph of the store; its `configs.group_row` is a memory map.
+  """Opens one graph of the store; its `configs.group_row` is a memory map, unless it is small.
 
   Raises:
     FileNotFoundError: the folder is not a graph of a store.
+    OSError: no more files can be opened.
     ValueError: it is damaged, written in another format, or built from a
       source that has changed since. A source that is gone is no error.
   """
@@ -52,12 +56,16 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
         f"{folder}: its source {source} has changed since; {_REBUILD}")
   check_contents(folder, meta)
   try:
+    is_mapped = _file(folder, _MAPPED).stat().st_size >= _LEAST_MAPPED_BYTES
     with _ONE_PARSES:
       arrays = {name: np.load(_file(folder, name)) for name in (*GRAPH_ARRAYS, *_CONFIG_ARRAYS)}
-      arrays[_MAPPED] = np.load(_file(folder, _MAPPED), mmap_mode="r")
+      arrays[_MAPPED] = np.load(_file(folder, _MAPPED), mmap_mode="r" if is_mapped else None)
     # What has the right checksum was in range when it was written.
     store_check.check(arrays, meta, with_mapped=_DIGESTS not in meta)
   except Exception as error:  # numpy raises half a dozen types on bad bytes
+    if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+      raise OSError(f"{folder}: no more files can be opened, and every large graph of a store "
+                    "takes one: raise the limit (ulimit -n)") from None
     raise ValueError(f"{folder} is damaged ({' '.join(str(error).split())}); {_REBUILD}") from None
   configs = graph.LayoutConfigs(**{name: arrays.pop(name) for name in (*_CONFIG_ARRAYS, _MAPPED)})
   return graph.OpGraph(name=meta["name"], configs=configs, store=folder, **arrays)

@@ -185,10 +185,27 @@ class Ranker:
       config_ids: `[n]` int64 for each graph.
       progress: shows a bar.
       permutations: how many orders, the first as given; the config's unless given.
+
+    Raises:
+      FloatingPointError: a score is not finite.
+      ValueError: the memory does not suffice.
     """
-    if self.sees.slates:
-      orders = self.config["eval"]["permutations"] if permutations is None else permutations
-      return self._score_orders(scorer, params, graphs, config_ids, progress, orders)
+    orders = self.config["eval"]["permutations"] if permutations is None else permutations
+    with scorer_lib.explaining_memory(self.config["eval"]):
+      if self.sees.slates:
+        found = self._score_orders(scorer, params, graphs, config_ids, progress, orders)
+      else:
+        found = self._score_once(scorer, params, graphs, config_ids, progress)
+    for graph, scores in zip(graphs, found):
+      if bad := np.count_nonzero(~np.isfinite(scores)):
+        raise FloatingPointError(
+            f"{graph.name}: {bad} of {len(scores)} scores are not finite, because its features or "
+            "the parameters are too large for the model: train with a data.feature_transform that "
+            "bounds them, model.dtype=float32 or a lower optimizer.learning_rate")
+    return found
+
+  def _score_once(self, scorer, params, graphs, config_ids, progress):
+    """Scores of which equal configurations have equal ones."""
     parts = [distinct.rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
     ids_once = [ids[first] for ids, (first, _) in zip(config_ids, parts)]
     scores = self._score_blocks(scorer, params, graphs, ids_once, progress)

@@ -149,9 +149,8 @@ class Checkpoints:
           force=True,
       )
     except (OSError, ValueError, RuntimeError) as error:
-      reason = (str(error).splitlines() or [type(error).__name__])[0]
       raise OSError(
-          f"{self._folder}: checkpoint of step {step} not written ({reason}). The"
+          f"{self._folder}: checkpoint of step {step} not written ({orbax_log.reason(error)}). The"
           " earlier ones are untouched: free some space, then go on with --resume"
       ) from error
     self._empty_trash()

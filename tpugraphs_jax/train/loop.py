@@ -25,6 +25,7 @@ from tpugraphs_jax import atomic
 from tpugraphs_jax.train import checkpoint
 from tpugraphs_jax.train import parallel
 from tpugraphs_jax.train import report as report_lib
+from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train import stop
 from tpugraphs_jax.train.remaining import Remaining
 from tpugraphs_jax.train.schedule import Schedule
@@ -99,7 +100,7 @@ def train(
 
   Raises:
     ValueError: impossible arguments, a folder in use, a checkpoint of another config.
-    FloatingPointError: the loss is not finite.
+    FloatingPointError: the loss, the training state or a score is not finite.
     SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
   """
   plan, workdir = Schedule(**schedule), Path(workdir)
@@ -234,14 +235,23 @@ class _Loop:
       self.progress.window.append(values)
 
   def _check_loss(self, step: int, loss: float) -> None:
-    if math.isfinite(loss):
-      self.last_finite = f"{loss:.6g} at step {step}"
-      return
+    if not math.isfinite(loss):
+      raise self._not_finite(f"the loss is {loss} at step {step}")
+    self.last_finite = f"{loss:.6g} at step {step}"
+
+  def _not_finite(self, what: str) -> FloatingPointError:
     saved = f"step {self.saved_step} is saved" if self.saved_step else "nothing is saved"
-    raise FloatingPointError(
-        f"the loss is {loss} at step {step} (last finite value: {self.last_finite});"
-        f" lower optimizer.learning_rate or set optimizer.clip_norm; {saved}"
-    )
+    return FloatingPointError(
+        f"{what} (last finite loss: {self.last_finite});"
+        f" lower optimizer.learning_rate, set optimizer.clip_norm or data.feature_transform; {saved}")
+
+  def _finite_state(self) -> TrainState:
+    """The state without its device axis, once it is known to be finite."""
+    self._wait()
+    state = parallel.unreplicate(self.state)
+    if part := state_lib.not_finite(state):
+      raise self._not_finite(f"the state{part} is not finite after step {self.step}")
+    return state
 
   def _log(self) -> None:
     """Averages the metrics of the steps since the last time."""
@@ -271,14 +281,15 @@ class _Loop:
 
   def _evaluate(self) -> None:
     """Evaluates and saves; when interrupted, it remains to be done after a resume."""
-    self._wait()
+    params = self._finite_state().eval_params
     self.remaining.count_steps(self.step)
-    params = parallel.unreplicate(self.state.eval_params)
     try:
       with self.signals.interrupting():
         found = self.evaluate(params)
     except stop.Interrupted:
       return
+    except FloatingPointError as error:
+      raise FloatingPointError(f"step {self.step}: {error}") from error
     metrics = {name: float(value) for name, value in found.items() if not np.ndim(value)}
     if self.schedule.best_metric not in metrics:
       raise ValueError(
@@ -303,14 +314,9 @@ class _Loop:
     self.remaining.count_evaluation(self.step)
 
   def _save(self, *, value: float | None = None) -> None:
-    self._wait()
     self.checkpoints.save(
-        self.step,
-        parallel.unreplicate(self.state),
-        data=self.batches.get_state(),
-        progress=dataclasses.asdict(self.progress),
-        value=value,
-    )
+        self.step, self._finite_state(), data=self.batches.get_state(),
+        progress=dataclasses.asdict(self.progress), value=value)
     self.saved_step = self.step
 
   def _stop_if_asked(self) -> None:

@@ -1,6 +1,15 @@
-"""Keeps the log of Orbax out of a run's."""
+"""Keeps what Orbax logs and prints out of a run's output."""
 
+from __future__ import annotations
+
+import errno
 import logging
+import os
+import sys
+from types import TracebackType
+
+_LATE = "Event loop is closed"
+_FULL = os.strerror(errno.ENOSPC)
 
 
 class _OrbaxFilter(logging.Filter):
@@ -16,3 +25,28 @@ def quiet() -> None:
   logger = logging.getLogger("absl")
   if not any(isinstance(item, _OrbaxFilter) for item in logger.filters):
     logger.addFilter(_OrbaxFilter())
+  if not isinstance(sys.excepthook, _Hook):
+    sys.excepthook = _Hook(sys.excepthook)
+
+
+def reason(error: BaseException) -> str:
+  """What an error of Orbax says, in one line; a full disk comes wrapped in pages of settings."""
+  if _FULL in str(error):
+    return _FULL
+  return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+class _Hook:
+  """Leaves out what threads of TensorStore print when several writes of a checkpoint fail.
+
+  The first one is raised and ends the event loop, to which the others then report in vain.
+  """
+
+  def __init__(self, previous):
+    self._previous = previous
+
+  def __call__(
+      self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+  ) -> None:
+    if not (kind is RuntimeError and str(error) == _LATE):
+      self._previous(kind, error, trace)

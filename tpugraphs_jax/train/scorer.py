@@ -7,9 +7,11 @@ processes, and every process gets all scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import tqdm
 
@@ -79,6 +81,24 @@ class Budgets:
       return False
     room, taken = buckets.cost([self._budgets[number], size])
     return room <= (1 + _PADDING) * taken
+
+
+@contextlib.contextmanager
+def explaining_memory(options: Mapping[str, Any]) -> Iterator[None]:
+  """Inside, a lack of memory is a ValueError of one line that says what takes less.
+
+  Args:
+    options: fields `eval` of a config.
+  """
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    reason = str(error).splitlines()[0].rstrip(".")
+    raise ValueError(
+        f"{reason}; scoring takes less with a smaller eval.configs ({options['configs']} now) or "
+        f"eval.graphs ({options['graphs']} now)") from error
 
 
 class Scorer:

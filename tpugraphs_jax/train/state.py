@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import flax
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 OPTIMIZERS = ("adam", "adamw")
@@ -59,6 +60,14 @@ class TrainState(flax.struct.PyTreeNode):
     """The averaged parameters where an average is kept, else the parameters."""
     average = optax.tree.get(self.opt_state, "average_params")
     return self.params if average is None else average
+
+
+def not_finite(state: TrainState) -> str:
+  """Where parameters or optimiser hold NaN or an infinity, the first place; empty if nowhere."""
+  trees = {"params": state.params, "opt_state": state.opt_state}
+  return next((jax.tree_util.keystr(path)
+               for path, leaf in jax.tree_util.tree_leaves_with_path(trees)
+               if not np.isfinite(leaf).all()), "")
 
 
 def create_optimizer(

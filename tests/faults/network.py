@@ -1,0 +1,288 @@
+"""Downloads from a server that breaks off, stalls, forgets and lies."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+import contextlib
+import hashlib
+import http.server
+import io
+import os
+from pathlib import Path
+import re
+import shutil
+import signal
+import socket
+import struct
+import tarfile
+import threading
+import time
+from unittest import mock
+
+import numpy as np
+from table import Row
+
+from tpugraphs_jax import graph
+from tpugraphs_jax.data import download
+
+_COLLECTION = "tile:xla"
+_SECONDS = 30.0  # for one download of a few kilobytes
+_TIMEOUT_SECONDS = 0.5  # of the client
+
+
+class Hung(BaseException):
+  """A download that does not end; no ordinary error, which the client would take up."""
+
+
+class Server(http.server.ThreadingHTTPServer):
+  """Serves one archive; takes `faults`, one for each request, then serves it rightly."""
+
+  daemon_threads = True
+  block_on_close = False
+
+  def __init__(self, content: bytes, other: bytes):
+    super().__init__(("127.0.0.1", 0), _Handler)
+    self.content, self.other = content, other
+    self.identity, self.has_checksum, self.faults = "ETag", True, iter(())
+    self.url = f"http://127.0.0.1:{self.server_port}/"
+
+  def handle_error(self, *_):
+    pass  # a client that hangs up
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+
+  def log_message(self, *_):
+    pass
+
+  def do_GET(self):
+    fault, cut = next(self.server.faults, ("none", 1.0))
+    if self.path == "/round":
+      fault = "redirect in circles"
+    FAULTS[fault](self, cut)
+
+  def start(self, content: bytes, *, always: bool = False) -> int:
+    """The first byte that the client asks for, 0 if it is of another file."""
+    asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+    is_same = self.headers.get("If-Range") == self.identity(content)
+    return int(asked[1]) if asked and (is_same or always) else 0
+
+  def identity(self, content: bytes) -> str:
+    number = hashlib.md5(content).hexdigest()
+    return f'"{number}"' if self.server.identity == "ETag" else f"Sat, 01 Jan 2000 {number[:8]}"
+
+  def answer(
+      self, content: bytes, start: int, *, status: int = 0, cut: float = 1.0, headers=None,
+      checksum: str = "",
+  ) -> None:
+    """Sends a share `cut` of what belongs into an answer."""
+    body = content[start:]
+    if start and not body:
+      self.send_response(416)
+      self.send_header("Content-Range", f"bytes */{len(content)}")
+      self.end_headers()
+      return
+    self.send_response(status or (206 if start else 200))
+    given = {"Content-Length": str(len(body))}
+    if start:
+      given["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+    if self.server.identity:
+      given[self.server.identity] = self.identity(content)
+    if self.server.has_checksum or checksum:
+      right = base64.b64encode(hashlib.md5(content).digest()).decode()
+      given["x-goog-hash"] = f"crc32c=AAAAAA==,md5={checksum or right}"
+    for name, value in (given | (headers or {})).items():
+      if value is not None:
+        self.send_header(name, value)
+    self.end_headers()
+    self.wfile.write(body[:int(cut * len(body))])
+    self.wfile.flush()
+
+
+def _plain(**options) -> Callable[[_Handler, float], None]:
+  """The right answer but for `options` of `_Handler.answer`."""
+  def handle(handler: _Handler, cut: float) -> None:
+    content = handler.server.content
+    handler.answer(content, handler.start(content), **options)
+
+  return handle
+
+
+def _truncates(handler, cut):
+  content = handler.server.content
+  handler.answer(content, handler.start(content), cut=cut)
+
+
+def _stalls(handler, cut):
+  _truncates(handler, cut)
+  time.sleep(2 * _TIMEOUT_SECONDS)
+
+
+def _resets(handler, cut):
+  _truncates(handler, cut)
+  linger = struct.pack("ii", 1, 0)
+  handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+  os.close(handler.connection.detach())  # at once, not after an orderly end
+
+
+def _ignores_ranges(handler, cut):
+  handler.answer(handler.server.content, 0, cut=cut)
+
+
+def _changes_in_between(handler, cut):
+  handler.answer(handler.server.other, handler.start(handler.server.other), cut=cut)
+
+
+def _sends_the_rest_of_another(handler, cut):
+  other = handler.server.other
+  handler.answer(other, handler.start(other, always=True), cut=cut)
+
+
+def _starts_elsewhere(handler, cut):
+  handler.answer(handler.server.content, int(cut * len(handler.server.content)))
+
+
+def _flips_bytes(handler, cut):
+  content = bytearray(handler.server.content)
+  identity = handler.identity(handler.server.content)
+  content[int(cut * (len(content) - 1))] ^= 4
+  start = handler.start(handler.server.content)
+  named = {handler.server.identity: identity} if handler.server.identity else {}
+  right = base64.b64encode(hashlib.md5(handler.server.content).digest()).decode()
+  handler.answer(bytes(content), start, headers=named,
+                 checksum=right if handler.server.has_checksum else "")
+
+
+def _redirects(to: str) -> Callable[[_Handler, float], None]:
+  def handle(handler: _Handler, cut: float) -> None:
+    handler.send_response(302)
+    handler.send_header("Location", to)
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+
+  return handle
+
+
+def _fails(status: int) -> Callable[[_Handler, float], None]:
+  return lambda handler, cut: handler.send_error(status)
+
+
+def _login_page(handler, cut):
+  handler.answer(b"<html>please log in</html>" * 50, 0, checksum="")
+
+
+def _speaks_no_http(handler, cut):
+  handler.wfile.write(b"\x00\xff garbage\r\n\r\n")
+
+
+def _endless_header(handler, cut):
+  handler.wfile.write(b"HTTP/1.0 200 OK\r\nX: " + b"x" * 200_000)
+
+
+FAULTS = {
+    "none": _plain(),
+    "truncated": _truncates, "stalls": _stalls, "reset": _resets,
+    "ignores ranges": _ignores_ranges, "changed in between": _changes_in_between,
+    "sends the rest of another file": _sends_the_rest_of_another,
+    "starts elsewhere": _starts_elsewhere, "flips a bit": _flips_bytes,
+    "redirect": _redirects("/there"), "redirect in circles": _redirects("/round"),
+    "redirect to a file": _redirects("file:///etc/hostname"),
+    "redirect to nowhere": _redirects("http://127.0.0.1:1/"),
+    "redirect to nonsense": _redirects("http://[/"),
+    "404": _fails(404), "429": _fails(429), "500": _fails(500), "503": _fails(503),
+    "416": _fails(416), "login page": _login_page, "no HTTP": _speaks_no_http,
+    "endless header": _endless_header,
+    "length too small": _plain(headers={"Content-Length": "5000"}),
+    "length too large": _plain(headers={"Content-Length": "9999999"}),
+    "length absurd": _plain(headers={"Content-Length": str(10**17)}),
+    "length negative": _plain(headers={"Content-Length": "-1"}),
+    "length a word": _plain(headers={"Content-Length": "many"}),
+    "length missing": _plain(headers={"Content-Length": None}),
+    "range nonsense": _plain(headers={"Content-Range": "bytes all"}),
+    "checksum wrong": _plain(checksum="XUFAKrxLKna5cZ2REBfFkg=="),
+    "checksum nonsense": _plain(checksum="no=base64"),
+}
+
+
+def archive(seed: int) -> tuple[bytes, dict[str, bytes]]:
+  """A small archive in the released form and its files by their place in the data folder."""
+  rng, files, stream = np.random.default_rng(seed), {}, io.BytesIO()
+  with tarfile.open(fileobj=stream, mode="w") as tar:
+    for number, split in enumerate(2 * graph.SPLITS):
+      npz = io.BytesIO()
+      np.savez(npz, config_runtime=rng.integers(1, 2**40, size=500))
+      name = f"{_COLLECTION.replace(':', '/')}/{split}/{number}.npz"
+      files[name] = npz.getvalue()
+      info = tarfile.TarInfo(f"npz/{name}")
+      info.size = len(files[name])
+      tar.addfile(info, io.BytesIO(files[name]))
+  return stream.getvalue(), files
+
+
+def _download(server: Server, folder: Path) -> tuple[int, list[str]]:
+  """Exit code and lines of standard error of the command."""
+  def hung(*_: object) -> None:
+    raise Hung
+
+  said = io.StringIO()
+  previous = signal.signal(signal.SIGALRM, hung)
+  signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+  try:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+      code = download.main(["--data_root", str(folder), "--base_url", server.url,
+                            "--collections", _COLLECTION])
+  finally:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, previous)
+  return code, said.getvalue().splitlines()
+
+
+def _outcome(server: Server, folder: Path, kinds: list[dict[str, bytes]]) -> str:
+  """How a download ended, and one more, of a server that behaves, if it was refused."""
+  def read() -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes()
+            for path in folder.rglob("*") if path.is_file()}
+
+  try:
+    code, lines = _download(server, folder)
+    if not code:
+      return "survived" if read() in kinds else f"another result in silence: {sorted(read())}"
+    if len(lines) != 1 or not lines[0].startswith("error: "):
+      return f"not one line: {lines}"
+    if (folder / "tile").exists():
+      return f"left the folder of the collection after {lines[0]}"
+    server.faults = iter(())
+    code, again = _download(server, folder)
+    right = not code and read() in kinds[:1]
+    return "refused" if right else f"after {lines} the next one: {code} {again} {sorted(read())}"
+  except Hung:
+    return f"took more than {_SECONDS} s"
+
+
+def rows(folder: Path, *, times: int, rng: np.random.Generator) -> Iterator[Row]:
+  """Tries every fault so many times: in some requests, or in all of them.
+
+  Args:
+    folder: for data folders.
+    times: attempts for each fault.
+    rng: draws where, how often and with what else a fault comes.
+  """
+  row = Row("network, download")
+  (content, files), (other, other_files) = archive(0), archive(1)
+  with mock.patch.multiple(
+      download, _PAUSE_SECONDS=0.0, _TIMEOUT_SECONDS=_TIMEOUT_SECONDS), mock.patch.dict(
+          "os.environ", no_proxy="127.0.0.1"), Server(content, other) as server:
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    for fault in FAULTS:
+      for number in range(times):
+        count = int(rng.integers(1, 4)) if number % 3 else 100
+        before = "truncated" if rng.random() < 0.5 else fault  # so that there is a part to add to
+        server.faults = iter([(name, rng.random()) for name in [before] + [fault] * count])
+        server.identity = str(rng.choice(["ETag", "Last-Modified", ""]))
+        server.has_checksum = bool(rng.random() < 0.5)
+        data = folder / "download"
+        row.count(_outcome(server, data, [files, other_files]), of=f"{fault} {number}")
+        shutil.rmtree(data, ignore_errors=True)
+    server.shutdown()
+  yield row
