@@ -133,7 +133,8 @@ def _calibration(runs: Sequence[Run]) -> figure.Figure:
     right.set(xlabel="Kendall tau of the order without noise", ylabel="of the model")
   else:
     right.set_axis_off()
-    right.text(0.5, 0.5, "The ceiling is not known:\nthe data are measurements.", ha="center")
+    right.text(0.5, 0.5, "The order without noise is not known:\nthe data are measurements, or "
+               "their ceiling is not beside them.", ha="center", transform=right.transAxes)
   left.axhline(0.5, color="#888888", lw=1)
   left.set(xlabel="slower configuration slower by at least, %", ylabel="share in the right order",
            ylim=(-0.02, 1.02))
