@@ -59,30 +59,29 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   """The config of a comma-separated list of variants."""
   config = ConfigDict()
   config.task = "layout"
-  config.seed = 0
+  config.seed = 0  # of parameters, batches and samples
   config.extensions = ()  # modules of your own that register models, losses, ... (see docs/)
 
   config.data = ConfigDict(dict(
       source="xla",  # or nlp; or own, with the collection's name in `search`
       search="random",  # or default
-      features=("released",),  # or extra, random_walk, operand_shapes, tile_modulo
+      features=("released",),  # blocks of node features
       store_dir="",  # random-access copy; empty = <data_root>/store
       skip_bad_files=False,  # leave out malformed files, by name, instead of stopping
-      feature_transform="signed_log1p",  # none, varying, minmax, standardize, log_offset(K);
-      # or by group: shape=log_offset(3),*=minmax
+      feature_transform="signed_log1p",  # of all columns, or by group: shape=log_offset(3),*=none
       config_transform="none",  # SAGE embeds the integers; ResModel wants minmax
       pad_value=-1,  # of unused layout positions; 0 = as released
       duplicate_policy="min",  # keep, first, min, mean
       entropy_threshold=0.0,  # leaves out stretches of runtimes that hardly change; 0 = none
       max_configs=0,  # per training graph: thirds fastest, slowest, random; 0 = all
       graph_reduction="none",  # config_neighborhood, config_only, coarsen_rest, shortest_paths
-      reduction_hops=5,
+      reduction_hops=5,  # from configurable nodes
       reduction_direction="both",  # operands, users, both
       reduction_induced="node",  # or edge
       virtual_node="none",  # output (fed by roots), or cluster
       cluster_nodes=1000,  # nodes that share a virtual node of a cluster
       extra_dir="",  # extra node features (hlo convert --extra_out); empty = none
-      loader_threads=1,
+      loader_threads=1,  # that prepare batches; 0 = when one is asked for
       neighbour_slots=-1,  # width of neighbour tables; 0 = sorted segment sum; -1 = by platform
   ))
   config.batch = ConfigDict(dict(
@@ -103,26 +102,45 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       dtype="float32",  # of the computation, or bfloat16
       precision="highest"))  # of matrix products
   config.loss = ConfigDict(dict(
-      losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0,
+      losses="ListMLELoss:1",  # NAME:WEIGHT,...
+      temperature=1.0,  # scores are divided by it in ListMLELoss
+      kernel_l2=0.0,  # times the squares of weights, added to the loss
+      activity_l2=0.0,  # times the squares of activations
       pair_reduction="own",  # of pairwise losses: items, pairs, sum, mean_all, mean_valid
       margin=0.0,  # of hinges; 0 = the loss's own
       score_norm_clip=0.0,  # largest L2 norm of a slate's scores; 0 = none
       noise=0.0,  # relative difference of runtimes below which they are ties
   ))
   config.optimizer = ConfigDict(dict(
-      name="adamw", learning_rate=3e-3, clip_norm_per_variable=0.0, clip_norm=1.0,
+      name="adamw",  # adam as in Keras; adamw decays weights
+      learning_rate=3e-3,  # after the warm-up
+      clip_norm_per_variable=0.0,  # largest L2 norm of each gradient; 0 = any
+      clip_norm=1.0,  # largest L2 norm of all gradients together; 0 = any
       schedule="cosine",  # to final_learning_rate; constant, multistep (times factor)
-      warmup_fraction=0.05, final_learning_rate=0.0, milestones=(), milestone_factor=0.1,
-      beta1=0.9, beta2=0.999, eps=1e-7, weight_decay=1e-4, accumulation_steps=1,
+      warmup_fraction=0.05,  # share of the run with a rate that grows from zero
+      final_learning_rate=0.0,  # of cosine
+      milestones=(),  # shares of the run at which multistep changes the rate
+      milestone_factor=0.1,  # ... by this factor
+      beta1=0.9,  # decay of Adam's mean of gradients
+      beta2=0.999,  # ... and of their squares
+      eps=1e-7,  # added to the root of that mean
+      weight_decay=1e-4,  # of adamw
+      accumulation_steps=1,  # steps whose mean gradient makes one update
       average_decay=0.0,  # of a moving average of the parameters (EMA); 0 = none
       average_window=(),  # FIRST,LAST shares of the run with a plain mean of them (SWA)
   ))
   config.train = ConfigDict(dict(
-      epochs=10, eval_every_epochs=1, early_stop_epochs=0, best_metric="kendaltau",
+      epochs=10,  # at most
+      eval_every_epochs=1,  # epochs between evaluations
+      early_stop_epochs=0,  # epochs without a better evaluation that end the run; 0 = never
+      best_metric="kendaltau",  # chooses the checkpoint
       valid_configs=200,  # per validation graph during training; 0 = all
-      log_every_steps=20, checkpoint_every_steps=0))
+      log_every_steps=20,  # steps between two lines of the log
+      checkpoint_every_steps=0,  # besides those after evaluations; 0 = none
+  ))
   config.eval = ConfigDict(dict(
-      graphs=1, configs=100,  # per device and scoring call
+      graphs=1,  # per device and scoring call
+      configs=100,  # per graph of it
       permutations=1,  # orders of configurations averaged over, for models that see slates
       indices_dir="",  # published validation indices; empty = all or max_configs
       max_configs=1000,  # per validation graph, a seeded sample; 0 = all

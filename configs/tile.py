@@ -38,16 +38,15 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
   """The config of a comma-separated list of variants."""
   config = ConfigDict()
   config.task = "tile"
-  config.seed = 0
+  config.seed = 0  # of parameters, batches and samples
   config.extensions = ()  # modules of your own that register models, losses, ... (see docs/)
 
   config.data = ConfigDict(dict(
       source="xla",  # or own, with the collection's name in `search`
-      search="",
-      features=("released",),  # or extra, random_walk, operand_shapes, tile_modulo
+      search="",  # name of a collection of your own
+      features=("released",),  # blocks of node features
       skip_bad_files=False,  # leave out malformed files, by name, instead of stopping
-      feature_transform="minmax",  # none, varying, standardize, signed_log1p, log_offset(K);
-      # or by group: shape=log_offset(3),*=minmax
+      feature_transform="minmax",  # of all columns, or by group: shape=log_offset(3),*=minmax
       config_features=("released",),  # blocks of configurations; released, tile_counts
       config_transform="minmax",
       pad_value=0,  # -1 marks unused layout positions
@@ -73,26 +72,45 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       precision="highest",  # of matrix products; default lets TPU and GPU round inputs
   ))
   config.loss = ConfigDict(dict(
-      losses="ListMLELoss:1,MSE:0.02", temperature=10.0, kernel_l2=1e-4, activity_l2=1e-4,
+      losses="ListMLELoss:1,MSE:0.02",  # NAME:WEIGHT,...
+      temperature=10.0,  # scores are divided by it in ListMLELoss
+      kernel_l2=1e-4,  # times the squares of weights, added to the loss
+      activity_l2=1e-4,  # times the squares of activations
       pair_reduction="own",  # of pairwise losses: items, pairs, sum, mean_all, mean_valid
       margin=0.0,  # of hinges; 0 = the loss's own
       score_norm_clip=0.0,  # largest L2 norm of a slate's scores; 0 = none
       noise=0.0,  # relative difference of runtimes below which they are ties
   ))
   config.optimizer = ConfigDict(dict(
-      name="adam", learning_rate=1e-3, clip_norm_per_variable=1e-3, clip_norm=0.0,
+      name="adam",  # adam as in Keras; adamw decays weights
+      learning_rate=1e-3,  # after the warm-up
+      clip_norm_per_variable=1e-3,  # largest L2 norm of each gradient; 0 = any
+      clip_norm=0.0,  # largest L2 norm of all gradients together; 0 = any
       schedule="constant",  # cosine (to final_learning_rate), multistep (times factor)
-      warmup_fraction=0.0, final_learning_rate=0.0, milestones=(), milestone_factor=0.1,
-      beta1=0.9, beta2=0.999, eps=1e-7, weight_decay=0.0, accumulation_steps=1,
+      warmup_fraction=0.0,  # share of the run with a rate that grows from zero
+      final_learning_rate=0.0,  # of cosine
+      milestones=(),  # shares of the run at which multistep changes the rate
+      milestone_factor=0.1,  # ... by this factor
+      beta1=0.9,  # decay of Adam's mean of gradients
+      beta2=0.999,  # ... and of their squares
+      eps=1e-7,  # added to the root of that mean
+      weight_decay=0.0,  # of adamw
+      accumulation_steps=1,  # steps whose mean gradient makes one update
       average_decay=0.0,  # of a moving average of the parameters (EMA); 0 = none
       average_window=(),  # FIRST,LAST shares of the run with a plain mean of them (SWA)
   ))
   config.train = ConfigDict(dict(
-      epochs=100, eval_every_epochs=1, early_stop_epochs=20, best_metric="opa",
+      epochs=100,  # at most
+      eval_every_epochs=1,  # epochs between evaluations
+      early_stop_epochs=20,  # epochs without a better evaluation that end the run; 0 = never
+      best_metric="opa",  # chooses the checkpoint
       valid_configs=256,  # per validation kernel during training; 0 = all
-      log_every_steps=100, checkpoint_every_steps=0))
+      log_every_steps=100,  # steps between two lines of the log
+      checkpoint_every_steps=0,  # besides those after evaluations; 0 = none
+  ))
   config.eval = ConfigDict(dict(
-      graphs=8, configs=64,  # per device and scoring call
+      graphs=8,  # per device and scoring call
+      configs=64,  # per graph of it
       permutations=1,  # orders of configurations averaged over, for models that see slates
   ))
   config.profile_steps = ""  # FIRST:LAST writes a trace of these steps

@@ -13,7 +13,7 @@ from tpugraphs_jax.report import calibration, runs
 
 def slow_counts(scores, runtime):
   """The same by a loop over all pairs."""
-  right, every = np.zeros((2, len(calibration.RATIOS) - 1), int)
+  right, every = np.zeros((2, len(calibration.RATIOS) - 1))
   for i in range(len(runtime)):
     for j in range(len(runtime)):
       if runtime[i] <= runtime[j]:
@@ -22,7 +22,7 @@ def slow_counts(scores, runtime):
       (which,) = [k for k in range(len(every))
                   if calibration.RATIOS[k] <= ratio < calibration.RATIOS[k + 1]]
       every[which] += 1
-      right[which] += scores[i] > scores[j]
+      right[which] += 0.5 if scores[i] == scores[j] else scores[i] > scores[j]
   return right, every
 
 

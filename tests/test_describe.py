@@ -138,3 +138,28 @@ def test_a_config_file_that_fails_is_named_in_one_line(tmp_path, text, complaint
     arguments._load(str(tmp_path / "own.py"))
   message = ended.value.code
   assert message.startswith("error: ") and complaint in message and "\n" not in message
+
+
+@pytest.mark.parametrize("kind, variant", [
+    ("tile", "recommended"), ("layout", "xla-random"), ("layout", "tables"), ("layout", "official"),
+    ("layout", "gst_efd"), ("layout", "preset=first"), ("tile", "preset=mlsys21")])
+def test_every_field_is_described(kind, variant):
+  config = parts.config_of(kind, variant)
+  lines = describe.config(config, f"{configs.folder() / kind}.py:{variant}").splitlines()
+  fields = [n for n, line in enumerate(lines) if line.startswith("--config.")]
+  assert len(fields) > 40
+  assert not [lines[n] for n in fields if "  # " not in lines[n] + lines[n + 1][:48]]
+
+
+def test_options_of_a_model_are_described_by_its_docstring_and_those_of_its_bases():
+  text = describe.config(parts.config_of("tile", "preset=first"), "")
+  assert "model.residual=" in text and "beyond the tables" not in text
+  text = describe.config(parts.config_of("tile", "EarlyJoinSAGE"), "")
+  assert "rounds of message passing" in text and "# width of every other layer" in text
+
+
+def test_what_a_field_is_made_of_is_listed():
+  text = describe.config(parts.config_of("layout", "ci"), "")
+  assert "made of ListMLELoss," in text and "log_offset(K)" in text
+  with pytest.raises(ValueError, match="expected one of constant, cosine, multistep"):
+    checks.check(parts.config_of("layout", "ci", **{"optimizer.schedule": "linear"}))

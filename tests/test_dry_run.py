@@ -1,6 +1,7 @@
 """A dry run says what a run takes, and touches neither the working folder nor the store."""
 
 import re
+import shutil
 
 import numpy as np
 import parts
@@ -42,7 +43,7 @@ def seconds(text):
 
 def test_the_files_are_added_up(tile, data_root):
   size = sum(path.stat().st_size for path in data_root.glob("tile/xla/*/*.npz"))
-  assert f"{size / 1e9:.3g} GB in {data_root} (train, valid, test)" in tile["files"]
+  assert f"{size / 1e6:.3g} MB in {data_root} (train, valid, test)" in tile["files"]
   assert "GB free at" in tile["disk"]
 
 
@@ -56,8 +57,8 @@ def test_steps_and_evaluations_are_those_of_the_config(tile):
 def test_memory_and_shapes_are_told(tile):
   parameters = int(re.search(r"([\d,]+) parameters", tile["memory"])[1].replace(",", ""))
   assert parameters > 100 and "of the process at its peak" in tile["memory"]
-  assert re.search(r"compiles +\d+ batch shapes of training, [\d.]+ s each", tile["compiles"])
-  assert f"{24 * parameters / 1e9:.3g} GB" in tile["checkpoints"]
+  assert re.search(r"compiles +\d+ batch shapes? of training, [\d.]+ s each", tile["compiles"])
+  assert f"{24 * parameters / 1e6:.3g} MB" in tile["checkpoints"]
 
 
 def test_hosts_are_told_what_they_read(tile, data_root):
@@ -68,9 +69,9 @@ def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path)
   config = parts.config_of("layout", "xla-random,ci", **{"data.store_dir": str(tmp_path / "store")})
   found = by_name(told(config, data_root, tmp_path / "scratch"))
   assert not (tmp_path / "store").exists()
-  assert "for 8 graphs that are not built" in found["store"]
+  assert "for 8 graphs not yet in it" in found["store"]
   assert "tpugraphs_jax.data.store build" in found["time"] and "steps" not in found
-  bound = float(re.search(r"at most ([\d.e+-]+) GB", found["store"])[1]) * 1e9
+  bound = float(re.search(r"at most ([\d.e+-]+) MB", found["store"])[1]) * 1e6
   for split in ("train", "valid", "test"):
     store.ensure_store(data_root, "layout:xla:random", split, store_dir=tmp_path / "store",
                        progress=False)
@@ -106,7 +107,24 @@ def test_the_hours_are_those_of_steps_compilations_and_evaluations():
                            peak_bytes=2 * 10**9, peak_of="device")
   (hours,) = [line for line in dry_run._time_lines(config, Phase, found) if "hours" in line]
   expected = (1000 * 3.0 + 5 * 12.0 + 3 * 60.0 + 360.0) / 3600
-  assert f"about {expected:.2f} hours" in hours
+  assert f"about {expected:.2g} hours" in hours
+
+
+@pytest.mark.parametrize("count, words", [
+    (2.71e9, "2.71 GB"), (1e8, "0.1 GB"), (38_900, "0.0389 MB"), (0, "0 MB")])
+def test_sizes_are_told_in_units_that_can_be_read(count, words):
+  assert dry_run._size(count) == words
+
+
+def test_only_one_is_no_plural():
+  assert dry_run._number(1, "device") == "1 device" and dry_run._number(0, "graph") == "0 graphs"
+
+
+def test_what_is_missing_for_measuring_is_told(data_root, tmp_path):
+  shutil.copytree(data_root / "tile" / "xla" / "train", tmp_path / "npz" / "tile" / "xla" / "train")
+  for place, there in (("npz", "only train"), ("nowhere", "no data")):
+    lines = told(parts.config_of("tile", "ci"), tmp_path / place, tmp_path / f"scratch_{place}")
+    assert f"needs the splits train and valid: {there} at {tmp_path / place}" in by_name(lines)["time"]
 
 
 def test_steps_that_compile_are_told_apart(monkeypatch):

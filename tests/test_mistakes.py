@@ -38,7 +38,13 @@ def simple_mistakes():
   """Name, kind, flags, and what the line says."""
   yield "field", "tile", ["--config.nope=1"], "--config.nope=1: the config has no field 'nope'"
   yield ("model field", "tile", ["--config.model.num_heads=1"],
-         "--config.model.num_heads=1: the config has no field 'num_heads'")
+         "--config.model.num_heads=1: the config has no field 'model.num_heads'")
+  yield ("field, nearly", "tile", ["--config.optimizer.learning_rat=1"], "=1: the config has no "
+         "field 'optimizer.learning_rat'; did you mean optimizer.learning_rate? --print_config")
+  yield ("section, nearly", "tile", ["--config.trian.epochs=1"],
+         "has no field 'trian.epochs'; did you mean train.epochs")
+  yield ("without section", "tile", ["--config.learning_rate=1"],
+         "has no field 'learning_rate'; did you mean optimizer.learning_rate")
   yield "integer", "tile", ["--config.seed=x"], "flag --config.seed=x: invalid literal for int"
   yield "number", "layout", ["--config.optimizer.learning_rate=x"], "learning_rate=x: could not"
   yield "truth", "tile", ["--config.data.skip_bad_files=7.5"], "skip_bad_files=7.5: "

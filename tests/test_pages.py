@@ -13,7 +13,7 @@ import pytest
 
 from tpugraphs_jax import report
 from tpugraphs_jax.report import __main__ as command
-from tpugraphs_jax.report import compare, runs
+from tpugraphs_jax.report import compare, figures, page, runs
 
 NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alexnet_1")
 
@@ -258,3 +258,17 @@ def test_a_single_run_has_no_spread(several):
   assert mean == group.runs[0].means["kendaltau_mean"] and np.isnan(deviation)
   assert all(np.isnan(value) for value in group.spread("nope"))
   assert "slowdown1_mean" not in group.runs[0].means  # null: no number
+
+
+def test_a_metric_that_a_config_has_not_is_shown_as_such(several):
+  (group,) = compare.groups_of(runs.read_all(several[:1]))
+  assert page._spread(*group.spread("nope")) == "–"
+
+
+def test_that_the_ceiling_is_not_known_stands_where_the_ceiling_would(tmp_path):
+  drawn = figures._calibration([runs.read(write_run(tmp_path / "run"))])
+  drawn.draw_without_rendering()
+  (text,) = drawn.axes[1].texts
+  left, right = drawn.axes[0].get_window_extent(), text.get_window_extent()
+  assert "not known" in text.get_text()
+  assert right.x0 > left.x1 and drawn.bbox.contains(right.x1, right.y1)

@@ -177,8 +177,9 @@ def split_files(
   if not files:
     found = sorted({str(path.parent.relative_to(root)) for path in root.rglob("*.npz")})
     raise FileNotFoundError(
-        f"no .npz file in {folder}; data_root {root} has .npz files in "
-        f"{', '.join(found) or 'no folder'}; download or generate {collection} first")
+        f"no .npz file in {folder}; data_root {root} has "
+        f"{'some in ' * bool(found)}{', '.join(found) or 'none anywhere'}; download or generate "
+        f"{collection} first, or name the folder that holds tile/ and layout/")
   return files
 
 

@@ -198,8 +198,8 @@ def training_batches(
     prefetch: batches that the threads hold ready.
   """
   shown = min(plan.steps_per_epoch, 200)
-  logging.info(
-      "%d batch shapes, %.0f %% padding nodes", len(plan.budgets), 100 * plan.padding(shown))
+  logging.info("batches have %d shape%s; %.0f %% of their nodes are padding", len(plan.budgets),
+               "s" * (len(plan.budgets) != 1), 100 * plan.padding(shown))
   source = _Batches(plan, total_steps, local_devices, assemble, stack)
   options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
   return iter(grain.MapDataset.source(source).to_iter_dataset(options))

@@ -35,7 +35,7 @@ class SAGE(interface.Ranker):
     value_embed_dim: width of the embedding of each of the 18 layout values.
     hidden_dim: width of node features.
     num_gnns: rounds of message passing.
-    pooling: any of `pooling.names()`, concatenated.
+    pooling: names of `models.pooling`, concatenated.
     layer_norm: normalise each node's features before the activation.
     config_sentinel: nodes that are not configurable get a learned vector in place
       of a configuration (1st place: value -2).

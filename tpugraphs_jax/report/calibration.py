@@ -23,7 +23,8 @@ def ordered_by_ratio(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Pairs in the right order and all pairs, by the ratio of their runtimes.
 
-  Pairs with equal runtimes count nowhere; equal scores are a mistake.
+  Pairs with equal runtimes count nowhere; of equal scores one half counts as right, as
+  drawing lots would have it. (For `metrics.ordered_pairs`, as published, they are mistakes.)
 
   Args:
     scores: `[configs]`, larger = slower.
@@ -31,7 +32,7 @@ def ordered_by_ratio(
     pairs: drawn with a fixed seed where there are more.
 
   Returns:
-    Two arrays `[len(RATIOS) - 1]` int64.
+    Two arrays `[len(RATIOS) - 1]`, float64 and int64.
   """
   count = len(scores)
   if count * (count - 1) // 2 <= pairs:
@@ -45,7 +46,8 @@ def ordered_by_ratio(
   slow, fast = slow[differ], fast[differ]
   which = np.searchsorted(RATIOS, runtime_ns[slow] / runtime_ns[fast], side="right") - 1
   bins = len(RATIOS) - 1
-  right = np.bincount(which[scores[slow] > scores[fast]], minlength=bins)
+  share = (1 + np.sign(scores[slow] - scores[fast])) / 2
+  right = np.bincount(which, weights=share, minlength=bins)
   return right, np.bincount(which, minlength=bins)
 
 

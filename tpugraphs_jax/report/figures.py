@@ -104,6 +104,9 @@ def _by_graph(runs: Sequence[Run]) -> figure.Figure:
   left.axvline(0, color="#888888", lw=1)
   left.set(xlabel="Kendall tau (random: 0)", xlim=(min(-0.1, left.get_xlim()[0]), 1.02))
   right.set(xlabel="slowdown of the first, %", yticks=[])
+  right.set_xlim(left=min(0, -0.02 * right.get_xlim()[1]))
+  for axes in (left, right):
+    axes.set_ylim(-0.6, len(order) - 0.4)
   left.set_yticks(range(len(order)) if is_named else [],
                   [f"{name[:40]} ({sizes[name]:,} nodes)" for name in order] if is_named else [])
   if not is_named:
@@ -130,9 +133,11 @@ def _calibration(runs: Sequence[Run]) -> figure.Figure:
     right.set(xlabel="Kendall tau of the order without noise", ylabel="of the model")
   else:
     right.set_axis_off()
-    right.text(0.5, 0.5, "The ceiling is not known:\nthe data are measurements.", ha="center")
+    right.text(0.5, 0.5, "The order without noise is not known:\nthe data are measurements, or "
+               "their ceiling is not beside them.", ha="center", transform=right.transAxes)
   left.axhline(0.5, color="#888888", lw=1)
-  left.set(xlabel="slower configuration slower by at least, %", ylabel="share in the right order")
+  left.set(xlabel="slower configuration slower by at least, %", ylabel="share in the right order",
+           ylim=(-0.02, 1.02))
   left.set_xticks(range(len(names)), names)
   if known or len(runs) > 1:
     right.legend(*left.get_legend_handles_labels(), **_BESIDE)

@@ -22,10 +22,12 @@ table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabula
 th, td { padding: .25rem .8rem .25rem 0; border-bottom: 1px solid #e4e4e4; text-align: left;
          vertical-align: top; }
 td.number, th.number { text-align: right; }
+.short { white-space: nowrap; }
 svg { max-width: 100%; height: auto; }
 .note { color: #666; } .wide { overflow-x: auto; }
 """
 _LISTED = 400  # graphs in the table of one run
+_SHORT = 40  # letters of a cell that is never broken into lines
 _Row = Sequence[Any]
 
 
@@ -139,7 +141,7 @@ def _run_row(run: Run, names: Sequence[str]) -> _Row:
 
 
 def _spread(mean: float, deviation: float) -> str:
-  return f"{mean:.4f}" + ("" if math.isnan(deviation) else f" ± {deviation:.4f}")
+  return _shown(mean) + ("" if math.isnan(deviation) else f" ± {deviation:.4f}")
 
 
 def _programs(groups: Sequence[compare.Group]) -> list[str]:
@@ -186,12 +188,14 @@ def _table(head: Sequence[str], rows: Iterable[_Row]) -> str:
   rows = list(rows)
   is_number = [bool(rows) and all(isinstance(row[i], (int, float)) for row in rows)
                for i in range(len(head))]
-  kind = lambda i: ' class="number"' if is_number[i] else ""
-  lines = ["<tr>" + "".join(f"<th{kind(i)}>{_text(name)}</th>" for i, name in enumerate(head))
+  kind = lambda i, text: (' class="number"' if is_number[i] else
+                          ' class="short"' if len(text) <= _SHORT else "")
+  lines = ["<tr>" + "".join(f"<th{kind(i, name)}>{_text(name)}</th>" for i, name in enumerate(head))
            + "</tr>"]
   for row in rows:
+    shown = [_shown(value) for value in row]
     lines.append("<tr>" + "".join(
-        f"<td{kind(i)}>{_text(_shown(value))}</td>" for i, value in enumerate(row)) + "</tr>")
+        f"<td{kind(i, text)}>{_text(text)}</td>" for i, text in enumerate(shown)) + "</tr>")
   return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import difflib
 import functools
 import inspect
 import re
 import sys
 
 from absl import flags
+from flax import traverse_util
 from ml_collections import config_flags
 import ml_collections
 
@@ -37,10 +39,8 @@ def parse(argv: Sequence[str], default_config: str) -> list[str]:
     _follow_model(config, rest)
     _define_config(config, rest, place, is_given=given is not None)
     return flags.FLAGS(rest)
-  except AttributeError as error:  # from ml_collections
-    field = str(error).strip("\"'")
-    wrong = next((arg for arg in rest if field in arg), "--config")
-    sys.exit(f"error: {wrong}: the config has no field {field!r}; --print_config lists them")
+  except (AttributeError, KeyError) as error:  # from ml_collections, whose words are escaped
+    sys.exit(f"error: {_unknown_field(config, rest) or one_line(str(error))}")
   except (flags.Error, ValueError) as error:
     sys.exit(f"error: {one_line(str(error).splitlines()[-1])}")
 
@@ -48,6 +48,19 @@ def parse(argv: Sequence[str], default_config: str) -> list[str]:
 def one_line(message: str) -> str:
   """The message as one line, without the backslashes of a message quoted within a message."""
   return re.sub(r"\\+(?=['\"])", "", " ".join(message.split()))
+
+
+def _unknown_field(config: ml_collections.ConfigDict, argv: Sequence[str]) -> str:
+  """Which flag names a field that the config has not, with the nearest one; else empty."""
+  known = traverse_util.flatten_dict(config.to_dict(), sep=".")
+  for argument in argv:
+    flag = argument.partition("=")[0]
+    field = re.sub(r"^--?config\.", "", flag)
+    if field != flag and not any(f"{name}.".startswith(f"{field}.") for name in known):
+      near = "".join(difflib.get_close_matches(field, known, n=1))
+      return (f"{argument}: the config has no field {field!r}; "
+              f"{f'did you mean {near}? ' if near else ''}--print_config lists them")
+  return ""
 
 
 def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:

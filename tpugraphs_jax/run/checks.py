@@ -11,8 +11,8 @@ import ml_collections
 
 from tpugraphs_jax import collections, losses
 from tpugraphs_jax.data import (
-    duplicates, features, partition, reduction, sampling, tile_counts, virtual_nodes)
-from tpugraphs_jax.models import interface
+    duplicates, feature_blocks, features, partition, reduction, sampling, tile_counts, virtual_nodes)
+from tpugraphs_jax.models import interface, pooling
 from tpugraphs_jax.run import phases
 from tpugraphs_jax.segments import history, model as segment_model
 from tpugraphs_jax.train import report, state
@@ -85,6 +85,13 @@ def choices(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
   return found | (_SEGMENT_CHOICES if config.task == "segments" else {})
 
 
+def parts() -> dict[str, Sequence[str]]:
+  """What fields that are made of several names take them from, by field."""
+  return {"loss.losses": tuple(losses.LOSSES), "data.features": tuple(feature_blocks.BLOCKS),
+          "model.pooling": pooling.names(),
+          "data.feature_transform": (*features.KINDS, "log_offset(K)")}
+
+
 def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
   own = collections.OWN
   model = {"name": tuple(interface.MODELS["tile" if config.task == "tile" else "layout"]),
@@ -92,6 +99,8 @@ def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any
   return {
       "task": TASKS, "batch.sampling": sampling.SAMPLINGS, "batch.target": sampling.TARGETS,
       "batch.graph_sampling": sampling.GRAPH_SAMPLINGS, "loss.pair_reduction": losses.REDUCTIONS,
+      "optimizer.name": state.OPTIMIZERS,
+      "optimizer.schedule": state.SCHEDULES,
       "data.virtual_node": virtual_nodes.VIRTUAL_NODES, "data.pad_value": (0, -1),
       "data.config_transform": features.KINDS, "train.best_metric": _MAXIMISED,
       **({"data.config_features": tile_counts.CHOICES} if config.task == "tile" else {}),

@@ -60,6 +60,7 @@ def main(argv: list[str]) -> None:
     return
   try:
     if values.dry_run:
+      config = values.config
       _tell_dry_run(values)
       return
     _check_flags(values)

@@ -75,7 +75,9 @@ def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
   there = [split for split in SPLITS if _files(config, collection, split)]
   yield from _data_lines(config, collection, there)
   if not {"train", "valid"} <= set(there):
-    yield f"time        not measured: the splits here are {', '.join(there) or 'none'}"
+    found = f"only {', '.join(there)}" if there else "no data"
+    yield (f"time        not measured, which needs the splits train and valid: {found} at "
+           f"{config.data_root}")
     return
   if collection.kind == "layout":
     missing, text = _store_lines(config, collection, there, scratch)
@@ -99,7 +101,7 @@ def _data_lines(
 ) -> Iterator[str]:
   here = sum(path.stat().st_size for split in there for path in _files(config, collection, split))
   if there:
-    yield f"files       {here / _GB:.3g} GB in {config.data_root} ({', '.join(there)})"
+    yield f"files       {_size(here)} in {config.data_root} ({', '.join(there)})"
   if not there and collection.is_released:
     yield (f"download    about {download.PUBLISHED_GB[collection.name]:.2f} GB, twice that while "
            f"it is unpacked: python -m tpugraphs_jax.data.download --data_root "
@@ -109,7 +111,17 @@ def _data_lines(
   place = remote.local_of(config.data_root).absolute()
   while not place.exists():
     place = place.parent
-  yield f"disk        {shutil.disk_usage(place).free / _GB:.1f} GB free at {place}"
+  yield f"disk        {_size(shutil.disk_usage(place).free)} free at {place}"
+
+
+def _size(count: float) -> str:
+  """A number of bytes in words."""
+  return f"{count / _GB:.3g} GB" if count >= 0.1 * _GB else f"{count / 1e6:.3g} MB"
+
+
+def _number(count: int, what: str) -> str:
+  """Some of them: `1 device`, `2 devices`."""
+  return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _store_lines(
@@ -125,9 +137,9 @@ def _store_lines(
         stored += sum(store_format.read_meta(folder)["files"].values())
       else:
         missing, bound = missing + 1, bound + _stored_bytes(file)
-  text = f"store       {stored / _GB:.3g} GB"
+  text = f"store       {_size(stored)}"
   if missing:
-    text += f", and at most {bound / _GB:.3g} GB for {missing} graphs that are not built"
+    text += f", and at most {_size(bound)} for {_number(missing, 'graph')} not yet in it"
   is_own = Path(config.data_root).is_relative_to(scratch)
   return bool(missing) and not is_own, text
 
@@ -214,15 +226,16 @@ def _time_lines(
   compiling = found.compiles * found.compile_seconds
   total = (steps * found.step_seconds + compiling + evaluations * found.evaluation_seconds
            + found.final_seconds)
-  yield (f"memory      {found.peak_bytes / _GB:.3g} GB of the {found.peak_of} at its peak, "
+  yield (f"memory      {_size(found.peak_bytes)} of the {found.peak_of} at its peak, "
          f"{found.parameters:,} parameters")
-  yield (f"checkpoints about {2 * 12 * found.parameters / _GB:.3g} GB: two, each with parameters "
+  yield (f"checkpoints about {_size(2 * 12 * found.parameters)}: two, each with parameters "
          "and two moments of Adam")
-  yield (f"compiles    {found.compiles} batch shapes of training, {found.compile_seconds:.1f} s "
-         "each; a shared compilation cache saves them in later runs")
+  yield (f"compiles    {_number(found.compiles, 'batch shape')} of training, "
+         f"{found.compile_seconds:.1f} s each; a shared compilation cache saves this in later runs")
   yield (f"steps       {steps:,} of {found.step_seconds:.3g} s (mean of {found.steps} measured), "
-         f"{evaluations} evaluations of {found.evaluation_seconds:.3g} s, the last one of "
-         f"{found.final_seconds:.3g} s")
-  yield f"time        about {total / 3600:.2f} hours on {jax.device_count()} devices like these"
+         f"{_number(evaluations, 'evaluation')} of {found.evaluation_seconds:.3g} s, the last one "
+         f"of {found.final_seconds:.3g} s")
+  yield (f"time        about {total / 3600:.2g} hours on {_number(jax.device_count(), 'device')} "
+         "like these")
   if phase.following is not None:
     yield "            and then the head alone, which was not measured"

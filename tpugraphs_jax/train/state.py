@@ -141,8 +141,9 @@ def learning_rates(
 ) -> Callable[[int], float]:
   """The learning rate by training steps taken; the arguments are those of `create_optimizer`."""
   names = inspect.signature(create_schedule).parameters
-  rate = create_schedule(total_steps=_updates(total_steps, accumulation_steps), **{
-      name: value for name, value in optimizer.items() if name in names})
+  # As one program: a dozen operations would be compiled one by one.
+  rate = jax.jit(create_schedule(total_steps=_updates(total_steps, accumulation_steps), **{
+      name: value for name, value in optimizer.items() if name in names}))
   return lambda step: float(rate(step // accumulation_steps))
 
 

@@ -98,6 +98,7 @@ def _builder(kind: str) -> Callable[..., Composed]:
     return Composed(kind, options_lib.check(Options(**options), kind))
 
   build.__signature__ = inspect.signature(Options)  # the names that a config may have
+  build.__doc__ = Options.__doc__
   return build
 
 
