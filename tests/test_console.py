@@ -1,7 +1,9 @@
 """Lines are whole, carry a time where nobody is watching, and warnings stand apart."""
 
+import ast
 import io
 import logging
+from pathlib import Path
 import re
 
 import pytest
@@ -28,6 +30,21 @@ def installed():
 def test_off_a_terminal_every_line_has_a_time(capsys):
   console.say("one\ntwo")
   assert re.fullmatch(f"{TIME}one\n{TIME}two\n", capsys.readouterr().out)
+
+
+def test_every_progress_bar_of_the_package_is_left_out_off_a_terminal():
+  """Either by `console.bar`, or by the value that tqdm has for this."""
+  package, found = Path(console.__file__).parent, []
+  for path in package.rglob("*.py"):
+    tree = ast.parse(path.read_text())
+    kept = {ast.unparse(node.targets[0]) for node in ast.walk(tree) if isinstance(node, ast.Assign)
+            and ast.unparse(node.value).startswith("console.bar(")}
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+      if ast.unparse(call.func) in ("tqdm.tqdm", "tqdm"):
+        disable = {word.arg: ast.unparse(word.value) for word in call.keywords}.get("disable", "")
+        is_hidden = disable == "None" or disable in kept or disable.startswith("console.bar(")
+        found.append((path.name, is_hidden))
+  assert len(found) > 5 and all(is_hidden for _, is_hidden in found), found
 
 
 def test_on_a_terminal_a_line_is_as_it_is_and_stays(monkeypatch):

@@ -11,6 +11,7 @@ import time
 
 import tqdm
 
+from tpugraphs_jax import console
 from tpugraphs_jax.collect import journal
 from tpugraphs_jax.collect import labels
 from tpugraphs_jax.collect import worker
@@ -37,7 +38,7 @@ def run(jobs: list[Job], *, processes: int, progress: bool = True) -> list[str]:
   running: dict[Job, _Running] = {}
   failures, finished = [], set()
   with tqdm.tqdm(total=sum(job.configs for job in jobs), initial=_labelled(jobs, finished),
-                 unit="config", disable=not progress, smoothing=0) as bar:
+                 unit="config", disable=console.bar(progress), smoothing=0) as bar:
     try:
       while todo or running:
         while todo and len(running) < processes:

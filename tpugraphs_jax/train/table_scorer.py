@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import tqdm
 
+from tpugraphs_jax import console
 from tpugraphs_jax.data import buckets
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.data.table_batching import PreparedTables
@@ -55,7 +56,7 @@ class TableScorer:
     chosen = config_ids or [np.arange(len(graph.configs)) for graph in graphs]
     budgets = self._budgets.for_sizes([graph.sizes for graph in graphs]) if graphs else []
     mine = range(parallel.process_index(), len(graphs), parallel.process_count())
-    bar = tqdm.tqdm(mine, unit="program", disable=not progress or not parallel.is_primary())
+    bar = tqdm.tqdm(mine, unit="program", disable=console.bar(progress and parallel.is_primary()))
     local = [(number, self._score(params, graphs[number], chosen[number], budgets))
              for number in bar]
     found = dict(sum(parallel.gather_objects(local), []))
