@@ -175,7 +175,10 @@ def run_two(what, workdir):
       for i in range(2)
   ]
   try:
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    outputs = [processes[0].communicate(timeout=300)[0]]
+    if what == "freeze":  # which nothing but SIGKILL ends
+      processes[1].kill()
+    outputs.append(processes[1].communicate(timeout=300)[0])
   finally:
     for process in processes:
       process.kill()
@@ -206,6 +209,12 @@ def test_a_process_that_dies_stops_the_other_with_a_message(tmp_path, what):
   assert "another task died" in outputs[0] or "stops:" in outputs[0]
   if what == "raise":
     assert "Process 1 of 2 stops: ValueError: a bad file" in outputs[1]
+
+
+def test_a_process_that_stands_still_ends_the_other_which_names_it(tmp_path):
+  codes, outputs = run_two("freeze", tmp_path)
+  assert codes[0] not in (0, None), outputs
+  assert "stopped sending heartbeats):\n1\n" in outputs[0]
 
 
 CACHED = """

@@ -39,7 +39,7 @@ _COLLECTIONS = ("tile:xla", "layout:xla:random")
 _POINTS_AT_A_TIME = 5
 _MODULE = commands.ROOT / "tests" / "data" / "hlo" / "fuzz06.hlo.pb"
 _PARTS = ("store", "kill", "damage", "input", "disk", "network", "numbers",
-          "load")
+          "load", "commands")
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -84,6 +84,11 @@ def _separate_rows(args: argparse.Namespace, folder: Path, data_root: Path) -> I
     home.mkdir(parents=True)
     few = dict(tasks=("tile",), cases=limits.SHORT) if args.short else {}
     yield from limits.rows(folder / "numbers", data_root, home=home, **few)
+  if "commands" in args.parts:
+    for killed in (kills.collecting(folder / "collect"),
+                   kills.sweeping(folder / "sweep", data_root)):
+      killed.try_points(args.points, np.random.default_rng(args.seed))
+      yield killed.row
   if "load" in args.parts:
     few = dict(cases=load.SHORT) if args.short else {}
     yield from load.rows(folder / "load", full=not args.short, **few)

@@ -243,7 +243,7 @@ class _Loop:
     saved = f"step {self.saved_step} is saved" if self.saved_step else "nothing is saved"
     return FloatingPointError(
         f"{what} (last finite loss: {self.last_finite});"
-        f" lower optimizer.learning_rate, set optimizer.clip_norm or data.feature_transform; {saved}")
+        f" lower optimizer.learning_rate or set optimizer.clip_norm; {saved}")
 
   def _finite_state(self) -> TrainState:
     """The state without its device axis, once it is known to be finite."""

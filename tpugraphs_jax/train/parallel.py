@@ -30,7 +30,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     *,
-    heartbeat_timeout_seconds: int = 60,
+    heartbeat_timeout_seconds: int = 45,
 ) -> None:
   """Joins the processes of a run; call it before anything else uses jax.
 
@@ -41,7 +41,8 @@ def initialize(
     coordinator_address: `host:port` of process 0.
     num_processes: number of processes, equal everywhere.
     process_id: 0 .. num_processes - 1, different everywhere.
-    heartbeat_timeout_seconds: a process unheard of for this long counts as dead.
+    heartbeat_timeout_seconds: a process unheard of for this long counts as dead; the others
+      end within a minute.
 
   Raises:
     ValueError: some of the three arguments given, but not all, or out of range.
