@@ -21,7 +21,7 @@ test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 DEMO_KERNELS := --config.train.epochs=8 --config.train.eval_every_epochs=2
-DEMO_LAYOUTS := --config.train.epochs=3 --config.batch.slates_per_epoch=200
+DEMO_LAYOUTS := --config.train.epochs=6 --config.batch.slates_per_epoch=200
 
 demo: install
 	rm -rf out/demo_*

@@ -140,6 +140,7 @@ ARGUMENTS = ["--config=tile.py:ci", "--out=OUT"]
 
 @pytest.mark.parametrize("more, complaint", [
     (["--grid=optimizer.rate:1"], "'optimizer.rate', and the config has no such field"),
+    (["--grid=optimizer.learning_rat:1"], "did you mean optimizer.learning_rate? --print_config"),
     (["--grid=x"], "expected FIELD:VALUE"),
     (["--config=recommended"], "--config=recommended, expected FILE.py:VARIANT such as tile.py:"), (["--config=nope.py"], "nope.py is missing")])
 def test_mistakes_take_one_line(more, complaint, tmp_path, capsys):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import difflib
 import functools
 import inspect
@@ -57,10 +57,15 @@ def _unknown_field(config: ml_collections.ConfigDict, argv: Sequence[str]) -> st
     flag = argument.partition("=")[0]
     field = re.sub(r"^--?config\.", "", flag)
     if field != flag and not any(f"{name}.".startswith(f"{field}.") for name in known):
-      near = "".join(difflib.get_close_matches(field, known, n=1))
-      return (f"{argument}: the config has no field {field!r}; "
-              f"{f'did you mean {near}? ' if near else ''}--print_config lists them")
+      return (f"{argument}: the config has no field {field!r}; {nearest(field, known)}"
+              "--print_config lists them")
   return ""
+
+
+def nearest(field: str, known: Iterable[str]) -> str:
+  """The question whether a near field was meant, and a space; empty where none is near."""
+  near = difflib.get_close_matches(field, known, n=1)
+  return f"did you mean {near[0]}? " if near else ""
 
 
 def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:

@@ -203,8 +203,8 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
   known = traverse_util.flatten_dict(config.to_dict(), sep=".")
   for field in fields:
     if field not in known:
-      raise ValueError(f"--grid names {field!r}, and the config has no such field: --print_config "
-                       "of the command lists them")
+      raise ValueError(f"--grid names {field!r}, and the config has no such field: "
+                       f"{arguments.nearest(field, known)}--print_config of the command lists them")
   kind = "tile" if config.task == "tile" else "layout"
   start = f"import sys; from tpugraphs_jax import run; sys.argv[0] = 'sweep'; run.{kind}()"
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
