@@ -18,7 +18,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	touch $@
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=15
 
 DEMO_KERNELS := --config.train.epochs=8 --config.train.eval_every_epochs=2
 DEMO_LAYOUTS := --config.train.epochs=6 --config.batch.slates_per_epoch=200
