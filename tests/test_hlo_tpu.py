@@ -11,6 +11,7 @@ import pytest
 
 from tpugraphs_jax import collect
 from tpugraphs_jax import hlo
+from tpugraphs_jax.collect import labels
 from tpugraphs_jax.collect import node_rows
 from tpugraphs_jax.hlo import estimates
 from tpugraphs_jax.hlo import tpu
@@ -66,6 +67,23 @@ def _looping_module(*, config=b"", bound=None):
 ])
 def test_the_body_of_a_loop_counts_as_often_as_it_turns(options, expected):
   assert estimates.estimated_cycles(_looping_module(**options)) == expected
+
+
+def test_a_kernel_without_an_estimate_is_counted_apart():
+  module = _looping_module(bound=5)
+  tanh = module.computations[0].instructions[1]
+  tanh.backend_config = _window(2**63 - 1)
+  assert estimates.window(tanh).estimated_cycles is None
+  assert estimates.estimated_cycles(module) == estimates.Cycles(7, 2, 0, 1)
+
+
+def test_a_program_with_a_kernel_without_an_estimate_gets_no_label(monkeypatch):
+  module = _looping_module(bound=5)
+  module.computations[0].instructions[1].backend_config = _window(2**63 - 1)
+  program = tpu.TpuProgram("tpu:v3", module.SerializeToString(), 1.0, before_layouts=None)
+  monkeypatch.setattr(tpu, "compile_function", lambda *_, **__: program)
+  found, = labels.TpuEstimate("tpu:v3").run([(4, _net)], _ARGS)
+  assert found[0] == 4 and "no estimate for 1 of 2 kernels" in str(found[1])
 
 
 def test_kernels_have_the_compilers_window_and_what_is_inside_them():

@@ -79,6 +79,9 @@ class TpuEstimate:
     program = tpu.compile_function(function, args, self.target)
     found = estimates.estimated_cycles(
         proto.parse_module(program.module, where="TPU program"))
+    if found.without_estimate:
+      raise ValueError(f"the TPU compiler has no estimate for {found.without_estimate} of "
+                       f"{found.kernels} kernels of this program")
     if found.cycles <= 0:
       raise ValueError("the TPU compiler estimates no cycles for this program")
     return {"estimated_cycles": found.cycles, "optimal_seconds": program.optimal_seconds,

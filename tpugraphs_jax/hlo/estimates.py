@@ -7,14 +7,18 @@ import json
 
 from tpugraphs_jax.hlo import proto
 
+# What the compiler writes where it has no estimate: the largest int64.
+_NO_ESTIMATE = 2**63 - 1
+
 
 @dataclasses.dataclass(frozen=True)
 class Cycles:
   """The sum of the estimates of a program's kernels."""
 
   cycles: int
-  kernels: int  # how many instructions have an estimate
+  kernels: int  # how many instructions the compiler cuts into tiles
   loops_counted_once: int  # loops whose number of turns is not known
+  without_estimate: int = 0  # kernels that the compiler has no estimate of; they count nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Window:
   kernel_bounds: tuple[int, ...]
   output_bounds: tuple[int, ...]
   input_bounds: tuple[int, ...]
-  estimated_cycles: int
+  estimated_cycles: int | None  # None where the compiler has no estimate
 
 
 def window(instruction: proto.HloInstructionProto) -> Window | None:
@@ -34,7 +38,8 @@ def window(instruction: proto.HloInstructionProto) -> Window | None:
     return None
   bounds = (tuple(int(bound) for bound in config.get(f"{name}_window_bounds", ()))
             for name in ("kernel", "output", "input"))
-  return Window(*bounds, int(config["estimated_cycles"]))
+  cycles = int(config["estimated_cycles"])
+  return Window(*bounds, None if cycles >= _NO_ESTIMATE else cycles)
 
 
 def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
@@ -51,11 +56,12 @@ def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
 
 
 def _sum(computations: dict, computation: proto.HloComputationProto) -> Cycles:
-  cycles = kernels = unknown = 0
+  cycles = kernels = unknown = missing = 0
   for instruction in computation.instructions:
     found = window(instruction)
     if found is not None:
-      cycles, kernels = cycles + found.estimated_cycles, kernels + 1
+      cycles, kernels = cycles + (found.estimated_cycles or 0), kernels + 1
+      missing += found.estimated_cycles is None
     if instruction.opcode not in ("while", "conditional", "call"):
       continue
     callees = [computations[callee] for callee in instruction.called_computation_ids]
@@ -67,7 +73,8 @@ def _sum(computations: dict, computation: proto.HloComputationProto) -> Cycles:
       inside = _sum(computations, callee)
       cycles, kernels = cycles + turns * inside.cycles, kernels + inside.kernels
       unknown += inside.loops_counted_once
-  return Cycles(cycles, kernels, unknown)
+      missing += inside.without_estimate
+  return Cycles(cycles, kernels, unknown, missing)
 
 
 def _turns(

@@ -26,8 +26,8 @@ class Kernel:
   origin: origins.Origin  # of the instruction that calls the kernel
 
   @property
-  def estimated_cycles(self) -> int:
-    """The compiler's estimate of one call; no measurement."""
+  def estimated_cycles(self) -> int | None:
+    """The compiler's estimate of one call, None where it has none; no measurement."""
     return self.window.estimated_cycles
 
 
