@@ -1,15 +1,14 @@
 """The race: every system of the competition at the same training time on one core.
 
     python -m tpugraphs_jax.data.synthetic --out DIR --scale medium
-    python benchmarks/systems.py --data_root DIR/npz --workdir out/systems --out systems.json \\
-        --table systems.md --plot systems.png
+    python benchmarks/systems.py --data_root DIR/npz --table systems.md --plot systems.png
 
 A run is a fresh process on one core. It times some steps first, so that the horizon of its
 learning rate ends where its budget does. The budget counts the CPU time of training steps
 and of what makes their batches, not compilation, preparation and evaluation. Quality is that of the
 validation split after the last step. Every finished run is a JSON file in the working
-folder: a second call makes what is missing, and two calls may share the work by seeds,
-each on a core of its own (`--core`). A system is a preset, a variant, or one of them with
+folder, by default the one of the published race: a second call makes what is missing, and
+two calls may share the work by seeds, each on a core of its own (`--core`). A system is a preset, a variant, or one of them with
 fields changed: `--systems recommended recommended+loss.noise=0.01`.
 """
 
@@ -49,8 +48,10 @@ COLUMNS = {"layout": ("kendaltau", "opa", "slowdown1", "slowdown10"),
 _SMALLER_IS_BETTER = ("slowdown1",)
 _PRESET = "preset="
 # Systems besides the presets, by the variants that make them.
-OTHERS = {"layout": {"recommended": "", "tables": "tables", "official": "official"},
+OTHERS = {"layout": {"recommended": "recommended", "sage": "", "official": "official"},
           "tile": {"recommended": "recommended", "official": ""}}
+# Published for one source of programs alone.
+_ONLY = {"second_xla": "xla", "second_nlp": "nlp"}
 _TIMED_STEPS, _TIMED_SECONDS = 30, 15.0  # to plan a run
 _STEPS_PER_EPOCH = 500
 
@@ -64,6 +65,12 @@ def systems_of(kind: str) -> dict[str, str]:
   known = runpy.run_path(str(configs.folder() / f"{kind}.py"))["VARIANTS"]
   presets = {name.removeprefix(_PRESET): name for name in known if name.startswith(_PRESET)}
   return presets | OTHERS[kind]
+
+
+def racing(collection: str) -> list[str]:
+  """The systems that race on a collection: all but what was published for other programs."""
+  kind, source, *_ = collection.split(":")
+  return [name for name in systems_of(kind) if source in (_ONLY.get(name, source), "own")]
 
 
 def config_of(collection: str, system: str, seed: int, data_root: str):
@@ -168,7 +175,8 @@ def judged(job: jobs.Job, scorer: Any, params: Any) -> dict[str, float]:
   """Means over validation graphs, and the CPU seconds that scoring them takes."""
   valid = job.prepare(jobs.judged(job.data.load(job.config.data_root, "valid")))
   ids = [job.data.validation_ids(graph.name, graph.configs) for graph in valid]
-  job.ranker.score(scorer, params, valid, ids)
+  chunk = job.config.eval.configs
+  job.ranker.score(scorer, params, valid, [each[:chunk] for each in ids])  # compiles
   started = time.process_time()
   scores = job.ranker.score(scorer, params, valid, ids)
   seconds = time.process_time() - started
@@ -256,7 +264,7 @@ def run_missing(args: argparse.Namespace, collection: str, system: str, seed: in
   print(f"{collection}  {system}  seed {seed}", flush=True)
   arguments = ["--here", "--collections", collection, "--systems", system, "--seeds", str(seed),
                "--minutes", str(args.minutes), "--data_root", str(args.data_root), "--own_root",
-               str(args.own_root), "--core", str(args.core)]
+               str(args.own_root), "--workdir", str(args.workdir), "--core", str(args.core)]
   try:
     row = timing.in_subprocess("systems.py", *arguments)
   except subprocess.CalledProcessError as error:
@@ -274,6 +282,7 @@ def run_here(args: argparse.Namespace) -> None:
     os.sched_setaffinity(0, {args.core})
   (collection,), (system,), (seed,) = args.collections, args.systems, args.seeds
   config = config_of(collection, system, seed, root_of(args, collection))
+  parallel.use_compilation_cache(args.workdir / "compilation_cache")
   with tempfile.TemporaryDirectory() as folder:
     timing.write(measure(config, Path(folder), budget=60 * args.minutes), args.out)
 
@@ -283,7 +292,7 @@ def race(args: argparse.Namespace) -> dict[str, Any]:
   results: dict[str, Any] = {}
   for collection in args.collections:
     kind, rows = kind_of(collection), {}
-    for system in args.systems or systems_of(kind):
+    for system in args.systems or racing(collection):
       paths = [row_path(args, collection, system, seed) for seed in args.seeds
                if run_missing(args, collection, system, seed)]
       found = [json.loads(path.read_text()) for path in paths]
@@ -303,11 +312,12 @@ def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--data_root", help="synthetic data, with tile/ and layout/")
   parser.add_argument("--own_root", default=str(ROOT / "data/own/npz"), help=f"of {OWN}")
-  parser.add_argument("--workdir", type=Path, default=Path("out/systems"), help="keeps the runs")
+  parser.add_argument("--workdir", type=Path, default=ROOT / "benchmarks/races",
+                      help="keeps the runs")
   parser.add_argument("--collections", nargs="+", choices=COLLECTIONS, default=COLLECTIONS)
   parser.add_argument("--systems", nargs="+", help="names of presets, or variants; default: all")
   parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
-  parser.add_argument("--minutes", type=float, default=4.0, help="of CPU time for training")
+  parser.add_argument("--minutes", type=float, default=2.0, help="of CPU time for training")
   parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)) if hasattr(
       os, "sched_getaffinity") else 0, help="to run on")
   parser.add_argument("--table", type=Path, help="also write the tables as Markdown")

@@ -65,7 +65,7 @@ def test_two_systems_race_and_a_second_call_makes_what_is_missing(command, tmp_p
     assert FIGURES <= row.keys() and row["steps"] <= row["planned_steps"]
     # No more than one step beyond the budget.
     assert row["train_cpu_s"] <= 60 * MINUTES + row["step_ms"] / 1e3 + 1e-6
-    assert row["train_cpu_s"] > 15 * MINUTES and row["compile_s"] > 0
+    assert row["train_cpu_s"] > 15 * MINUTES and row["compile_s"] > 0 and row["rank_cpu_s"] > 0
   found = json.loads((tmp_path / "systems.json").read_text())["tile:xla"]
   assert set(found["systems"]) == set(SYSTEMS) and found["bounds"]["ceiling"]["opa"] > 0.5
   names = [line.split("|")[1].strip(" `") for line in
@@ -89,13 +89,22 @@ def test_every_system_of_a_collection_makes_a_job_of_it(collection, name):
     assert job.data.collection.name == name
 
 
+def test_what_was_published_for_some_programs_races_on_these_and_on_own_ones():
+  import systems
+  seconds = {"second_xla", "second_nlp"}
+  assert seconds & set(systems.racing("layout:xla:random")) == {"second_xla"}
+  assert seconds & set(systems.racing("layout:nlp:default")) == {"second_nlp"}
+  assert set(systems.racing(systems.OWN)) == set(systems.systems_of("layout"))
+  assert set(systems.racing("tile:xla")) == set(systems.systems_of("tile"))
+
+
 def test_fields_of_a_system_are_changed_by_name():
   import systems
   config = systems.config_of(
       "layout:xla:random", "recommended+loss.noise=0.01+optimizer.average_window=[0.5,1]+"
       "batch.target=official", 0, "")
   assert config.loss.noise == 0.01 and config.optimizer.average_window == (0.5, 1)
-  assert config.batch.target == "official" and config.model.name == "SAGE"
+  assert config.batch.target == "official" and config.model.name == "ScoreTables"
 
 
 @pytest.mark.parametrize("steps", [1, 123, 999, 1000, 54321])
