@@ -44,6 +44,9 @@ def test_tables_have_a_line_per_figure_and_name_failures():
   assert text.splitlines()[2] == (
       "| SAGE, train | v3 | 20 s | 36.8 MB | 4,331 MiB of 16 GiB | 7.54 M | 8.40 ms | 51 | 42 |")
   assert text.splitlines()[3].startswith("| tables, score | v6e | out of memory |")
+  row["kernels_without_estimate"] = 2
+  assert "| 7.54 M, 2 kernels unknown |" in tpu_compile.table({"SAGE/train/v3": row})
+  del row["kernels_without_estimate"]
   text = tpu_sums.table({"ways": {"sorted segment sum": row}})
   assert text.splitlines()[2] == "| sorted segment sum | 7,540 k | 8.40 ms | 51 | 42 |"
 
