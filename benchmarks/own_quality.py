@@ -98,7 +98,7 @@ def main() -> None:
   for variant in args.variants:
     runs = {split: [] for split in SPLITS}
     for seed in args.seeds:
-      folder = args.workdir.resolve() / (variant or "recommended") / str(seed)
+      folder = args.workdir.resolve() / (variant or "sage") / str(seed)
       ranker = Ranker.load(train(args.collection, variant, seed, args.data_root, folder))
       for split in SPLITS:
         runs[split].append(rows_of(ranker, graphs[split]))

@@ -27,14 +27,15 @@ def _same(x):
   return x + x
 
 
-def test_every_round_has_every_version_and_the_first_one_twice(monkeypatch):
+def test_every_round_has_every_version_and_three_copies_of_the_first_one(monkeypatch):
   order = _timed(monkeypatch, lambda function, k: .01)
   found = dict(measure.measure([(0, _doubled), (7, _same)], (_X,)))
   assert list(found) == [0, 7]
-  assert len(found[0]["seconds"]) == len(found[7]["seconds"]) == 12
+  assert len(found[0]["seconds"]) == len(found[7]["seconds"]) == 20
   assert found[0]["noise"] == 0
-  rounds = [order[k:k + 3] for k in range(3, len(order), 3)]
-  assert len(rounds) == 12
+  warm_up = 2 * 4  # two versions and two copies: a first call, and how many take 5 ms
+  rounds = [order[k:k + 4] for k in range(warm_up, len(order), 4)]
+  assert len(rounds) == 20 and all(len(set(map(id, each))) == 4 for each in rounds)
   assert len({tuple(map(id, each)) for each in rounds}) > 1  # in a new order each time
 
 
@@ -53,25 +54,45 @@ def test_a_busy_machine_is_refused(monkeypatch):
     dict(measure.measure([(0, _doubled)], (_X,)))
 
 
-def test_a_hopeless_version_is_given_up_after_three_rounds(monkeypatch):
-  # The second function that is timed is the second version.
+def test_a_copy_of_the_default_that_takes_another_time_is_noise(monkeypatch):
+  # The last one that is warmed up is a copy: the same program, compiled again.
   order = _timed(
-      monkeypatch, lambda function, k: 1. if k > 1 and function is order[1] else .01)
+      monkeypatch, lambda function, k: .0104 if k > 6 and function is order[6] else .01)
   found = dict(measure.measure([(0, _doubled), (1, _same)], (_X,)))
-  assert len(found[0]["seconds"]) == 12
+  assert found[0]["noise"] == pytest.approx(.04) and found[1]["noise"] == found[0]["noise"]
+
+
+def test_a_slow_first_call_does_not_decide_how_many_calls_are_timed(monkeypatch):
+  clock = iter([1.0])  # loading the executable; every other call takes a millisecond
+  asked = []
+
+  def time(function, values, calls):
+    asked.append(calls)
+    return next(clock, .001)
+  monkeypatch.setattr(measure, "_time", time)
+  assert measure._calls(_doubled, ()) == 8  # pylint: disable=protected-access
+  assert asked == [1, 1, 2, 4, 8]
+
+
+def test_a_hopeless_version_is_given_up_after_three_rounds(monkeypatch):
+  # The third call that is timed is the first of the second version.
+  order = _timed(
+      monkeypatch, lambda function, k: 1. if k > 2 and function is order[2] else .01)
+  found = dict(measure.measure([(0, _doubled), (1, _same)], (_X,)))
+  assert len(found[0]["seconds"]) == 20
   assert len(found[1]["seconds"]) == 3
 
 
 @pytest.mark.parametrize("ratio", [0.8, 1.25])
 def test_pairs_tell_which_version_is_faster(monkeypatch, ratio):
-  # As in turn: both are timed once to find how many calls take 5 ms, then the pairs.
+  # As in turn: both are timed twice to find how many calls take 5 ms, then the pairs.
   noise = iter(np.random.default_rng(0).uniform(1, 1.02, 1000))
   order = _timed(monkeypatch, lambda function, k: next(noise) * (
-      .01 if k == 1 or function is order[0] else .01 * ratio))
+      .01 if k < 3 or function is order[0] else .01 * ratio))
   median, low, high = measure.compare(_doubled, _same, (_X,))
   assert low < median < high and (low < ratio < high or median == pytest.approx(ratio, rel=.02))
   assert (high < 1) == (ratio < 1)
-  pairs = [order[k:k + 2] for k in range(2, len(order), 2)]
+  pairs = [order[k:k + 2] for k in range(4, len(order), 2)]
   assert len(pairs) == 25 and all(len(set(map(id, pair))) == 2 for pair in pairs)
   assert {pair[0] is order[0] for pair in pairs} == {True, False}  # who begins takes turns
 

@@ -3,8 +3,10 @@
 All versions are compiled first and their outputs compared with the first one's.
 Then rounds: every version once per round, in a new order each time, each time
 for at least 5 ms; of the rounds the minimum counts, since load only ever adds.
-The first version is in every round twice: how much its two minima differ is the
-noise, and above 5 % nothing is kept.
+The first version is compiled three times, and all three are in every round: how
+much their minima differ is the noise, and above 5 % nothing is kept. Copies and
+not one executable, since two executables of one program differ by where they and
+their memory lie.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_ROUNDS = 12
+_ROUNDS = 20
 _BATCH_SECONDS = 5e-3
 _NOISE = 0.05
 # After so many rounds a version is given up that was never within this factor of the best.
 _HOPELESS_ROUNDS, _HOPELESS = 3, 20.0
-_AGAIN = -1  # the first version for the second time
+_COPIES = (-1, -2)  # of the first version, besides itself
 _PAIRS, _RESAMPLED, _CONFIDENCE = 25, 2000, 0.95
 
 
@@ -45,14 +47,15 @@ def measure(
     each round, or the error with which it was refused.
 
   Raises:
-    NoisyMachineError: the default against itself differs by more than 5 %.
+    NoisyMachineError: copies of the default differ by more than 5 %.
   """
   values = _random_arguments(args, seed)
-  compiled, results = {}, {}
+  compiled, results, copies = {}, {}, {}
   for number, function in functions:
     try:
-      compiled[number] = jax.jit(function).lower(*values).compile()
+      compiled[number] = _compiled(function, values)
       results[number] = compiled[number](*values)
+      copies = copies or {copy: _compiled(function, values) for copy in _COPIES}
     except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
       yield number, error
       compiled.pop(number, None)
@@ -62,12 +65,12 @@ def measure(
   for number in [number for number in results if not _close(results[number], results[default])]:
     yield number, ValueError("its outputs differ from those of the compiler's own choice")
     del compiled[number]
-  seconds = _rounds({**compiled, _AGAIN: compiled[default]}, values, seed)
-  first, again = min(seconds[default]), min(seconds.pop(_AGAIN))
-  noise = abs(first - again) / min(first, again)
+  seconds = _rounds({**compiled, **copies}, values, seed)
+  equal = sorted([min(seconds[default]), *(min(seconds.pop(copy)) for copy in copies)])
+  noise = equal[-1] / equal[0] - 1
   if noise > _NOISE:
     raise NoisyMachineError(
-        f"the same program took {first:.3g} s and {again:.3g} s, {noise:.1%} apart, expected "
+        f"the same program took {equal[0]:.3g} s and {equal[-1]:.3g} s, {noise:.1%} apart, expected "
         f"at most {_NOISE:.0%}: the machine is busy; stop what else runs on it and try again")
   for number, times in seconds.items():
     yield number, {"seconds": times, "noise": noise}
@@ -88,7 +91,7 @@ def compare(
     The median ratio of the pairs' times, and the ends of its 95 % bootstrap interval.
   """
   values = _random_arguments(args, seed)
-  pair = [jax.jit(function).lower(*values).compile() for function in (default, other)]
+  pair = [_compiled(function, values) for function in (default, other)]
   calls = [_calls(function, values) for function in pair]
   rng, ratios = np.random.default_rng(seed), []
   for turn in range(_PAIRS):
@@ -115,8 +118,13 @@ def _rounds(
   return seconds
 
 
+def _compiled(function: Callable[..., Any], values: tuple) -> Callable[..., Any]:
+  return jax.jit(function).lower(*values).compile()
+
+
 def _calls(function: Callable[..., Any], values: tuple) -> int:
-  """How many calls take at least 5 ms."""
+  """How many calls take at least 5 ms once the first one, which takes longer, is over."""
+  _time(function, values, 1)
   calls = 1
   while _time(function, values, calls) * calls < _BATCH_SECONDS:
     calls *= 2
