@@ -7,7 +7,7 @@ what came of them on standard output, both as JSON.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import itertools
 import json
 import mmap
@@ -41,6 +41,7 @@ class Run(NamedTuple):
   devices: int = 1
   page: bool = False  # draws the report page, which takes longer than most runs here
   stop_at_step: int = 0  # sends SIGTERM when this step is reported
+  shell_at_step: tuple[int, str] = (0, "")  # when this step is reported runs a shell command
   watched: str = ""  # folder whose file operations are counted
   kill_at: int = 0  # sends SIGKILL before the file operation of this number
 
@@ -129,7 +130,10 @@ def _run_here(run: Run) -> int:
   """Runs a command as the interpreter would; returns the exit code."""
   jax.config.update("jax_num_cpu_devices", run.devices)
   if run.stop_at_step:
-    _stop_at(run.stop_at_step)
+    _at(run.stop_at_step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+  step, line = run.shell_at_step
+  if step:
+    _at(step, lambda: subprocess.run(line, shell=True, check=True))
   sys.argv, code = [*run.arguments, *([] if run.page else ["--noreport"])], 0
   try:
     runpy.run_path(sys.argv[0], run_name="__main__")
@@ -145,16 +149,16 @@ def _run_here(run: Run) -> int:
   return code
 
 
-def _stop_at(step: int) -> None:
-  """Makes the report of a step the moment of a SIGTERM."""
+def _at(step: int, do: Callable[[], object]) -> None:
+  """Makes the report of a step the moment of something else."""
   progress = report.Report.progress
 
-  def progress_and_stop(self, at, *args, **kwargs):
+  def progress_and_more(self, at, *args, **kwargs):
     progress(self, at, *args, **kwargs)
     if at == step:
-      os.kill(os.getpid(), signal.SIGTERM)
+      do()
 
-  report.Report.progress = progress_and_stop
+  report.Report.progress = progress_and_more
 
 
 if __name__ == "__main__":

@@ -58,8 +58,19 @@ def test_a_copy_of_the_default_that_takes_another_time_is_noise(monkeypatch):
   # The last one that is warmed up is a copy: the same program, compiled again.
   order = _timed(
       monkeypatch, lambda function, k: .0104 if k > 6 and function is order[6] else .01)
+  monkeypatch.setattr(measure, "_MOST_ROUNDS", 30)
   found = dict(measure.measure([(0, _doubled), (1, _same)], (_X,)))
   assert found[0]["noise"] == pytest.approx(.04) and found[1]["noise"] == found[0]["noise"]
+  assert len(found[1]["seconds"]) == 30  # it went on, in the hope of less noise
+
+
+def test_rounds_go_on_until_the_machine_is_quiet(monkeypatch):
+  # A busy spell of 25 rounds of four, in which every call has its own load.
+  load = iter(np.random.default_rng(0).uniform(1.5, 5, 8 + 25 * 4))
+  _timed(monkeypatch, lambda function, k: .01 * next(load, 1.))
+  found = dict(measure.measure([(0, _doubled), (1, _same)], (_X,)))
+  assert found[0]["noise"] < .02 and 20 < len(found[0]["seconds"]) <= 26
+  assert min(found[1]["seconds"]) == pytest.approx(.01)
 
 
 def test_a_slow_first_call_does_not_decide_how_many_calls_are_timed(monkeypatch):

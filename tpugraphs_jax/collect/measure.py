@@ -4,9 +4,8 @@ All versions are compiled first and their outputs compared with the first one's.
 Then rounds: every version once per round, in a new order each time, each time
 for at least 5 ms; of the rounds the minimum counts, since load only ever adds.
 The first version is compiled three times, and all three are in every round: how
-much their minima differ is the noise, and above 5 % nothing is kept. Copies and
-not one executable, since two executables of one program differ by where they and
-their memory lie.
+much their minima differ is the noise. Rounds go on, for two minutes at most, until
+the noise is below 2 %; above 5 % nothing is kept.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_ROUNDS = 20
+_ROUNDS, _MOST_ROUNDS, _MOST_SECONDS = 20, 400, 120.0
 _BATCH_SECONDS = 5e-3
-_NOISE = 0.05
+_NOISE, _STILL = 0.05, 0.02  # that is refused; that needs no more rounds
 # After so many rounds a version is given up that was never within this factor of the best.
 _HOPELESS_ROUNDS, _HOPELESS = 3, 20.0
 _COPIES = (-1, -2)  # of the first version, besides itself
@@ -65,15 +64,14 @@ def measure(
   for number in [number for number in results if not _close(results[number], results[default])]:
     yield number, ValueError("its outputs differ from those of the compiler's own choice")
     del compiled[number]
-  seconds = _rounds({**compiled, **copies}, values, seed)
-  equal = sorted([min(seconds[default]), *(min(seconds.pop(copy)) for copy in copies)])
-  noise = equal[-1] / equal[0] - 1
+  seconds = _rounds({**compiled, **copies}, [default, *copies], values, seed)
+  noise, equal = _noise(seconds, [default, *copies])
   if noise > _NOISE:
     raise NoisyMachineError(
         f"the same program took {equal[0]:.3g} s and {equal[-1]:.3g} s, {noise:.1%} apart, expected "
         f"at most {_NOISE:.0%}: the machine is busy; stop what else runs on it and try again")
-  for number, times in seconds.items():
-    yield number, {"seconds": times, "noise": noise}
+  for number in compiled:
+    yield number, {"seconds": seconds[number], "noise": noise}
 
 
 def compare(
@@ -104,18 +102,28 @@ def compare(
 
 
 def _rounds(
-    compiled: dict[int, Callable[..., Any]], values: tuple, seed: int
+    compiled: dict[int, Callable[..., Any]], equal: list[int], values: tuple, seed: int
 ) -> dict[int, list[float]]:
-  rng = np.random.default_rng(seed)
+  """Seconds of a call by version and round, until the `equal` ones take equal times."""
+  rng, started = np.random.default_rng(seed), time.monotonic()
   calls = {number: _calls(function, values) for number, function in compiled.items()}
   seconds = {number: [] for number in compiled}
-  for turn in range(_ROUNDS):
+  for turn in range(_MOST_ROUNDS):
+    if turn >= _ROUNDS and (
+        _noise(seconds, equal)[0] < _STILL or time.monotonic() - started > _MOST_SECONDS):
+      break
     best = min((min(times) for times in seconds.values() if times), default=np.inf)
     for number in rng.permutation(list(compiled)).tolist():
       if turn >= _HOPELESS_ROUNDS and min(seconds[number]) > _HOPELESS * best:
         continue
       seconds[number].append(_time(compiled[number], values, calls[number]))
   return seconds
+
+
+def _noise(seconds: dict[int, list[float]], equal: list[int]) -> tuple[float, list[float]]:
+  """How far the minima of equal versions are apart, and the minima in order."""
+  minima = sorted(min(seconds[number]) for number in equal)
+  return minima[-1] / minima[0] - 1, minima
 
 
 def _compiled(function: Callable[..., Any], values: tuple) -> Callable[..., Any]:

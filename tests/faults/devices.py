@@ -1,0 +1,70 @@
+"""Stops runs, resumes them with another number of devices, and compares the losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import itertools
+import json
+from pathlib import Path
+
+import commands
+import kills
+import numpy as np
+from table import Row
+
+NUMBERS = (1, 2, 4)
+# A batch that divides by all of the numbers.
+_TASKS = {"tile": ("run_tile.py", "tile.py:ci"),
+          "layout": ("run_layout.py", "layout.py:xla-random,ci")}
+_STOP = 3  # the step after which a run is stopped
+_RTOL = 1e-4  # losses are sums over devices, in another order
+
+
+def rows(folder: Path, data_root: Path, *, home: Path, tasks=tuple(_TASKS)) -> Iterator[Row]:
+  """A row for each task: every number of devices goes on with every other one.
+
+  Args:
+    folder: for working folders.
+    data_root: tiny data.
+    home: see `commands.run_all`.
+    tasks: of `_TASKS`.
+  """
+  for task in tasks:
+    row = Row(f"stopped, {task}, resumed with another number of devices (1, 2, 4)")
+    pairs = list(itertools.permutations(NUMBERS, 2))
+    script, config = _TASKS[task]
+    command = lambda workdir, *flags, **how: commands.Run(
+        [script, f"--config=configs/{config}", *kills.SMALL, "--config.batch.graphs=4",
+         f"--data_root={data_root}", f"--workdir={workdir}", "--mode=train", *flags], **how)
+    runs = [command(folder / task / "whole")]
+    for before, after in pairs:
+      workdir = folder / task / f"{before}_{after}"
+      runs += [command(workdir, devices=before, stop_at_step=_STOP),
+               command(workdir, "--resume", devices=after)]
+    ended = commands.run_all(runs, home=home)
+    assert ended[0].code == 0, ended[0].err
+    expected = losses(folder / task / "whole")
+    for (before, after), stopped, resumed in zip(pairs, ended[1::2], ended[2::2], strict=True):
+      workdir = folder / task / f"{before}_{after}"
+      row.count(_outcome(stopped, resumed, workdir, expected), of=f"{before}, then {after} devices")
+    yield row
+
+
+def losses(workdir: Path) -> dict[int, float]:
+  """The training loss by step."""
+  lines = workdir.joinpath("metrics.jsonl").read_text().splitlines()
+  return {row["step"]: row["loss"] for row in map(json.loads, lines) if "loss" in row}
+
+
+def _outcome(
+    stopped: commands.Ended, resumed: commands.Ended, workdir: Path, expected: dict[int, float]
+) -> str:
+  if f"saved step {_STOP}" not in stopped.out + stopped.err:
+    return f"was not stopped at step {_STOP}: {stopped.err[-300:]}"
+  if resumed.code or f"resumed at step {_STOP}" not in resumed.out:
+    return f"the resumed run ended with {resumed.code}: {resumed.err[-300:]}"
+  found = losses(workdir)
+  if found.keys() != expected.keys():
+    return f"steps {sorted(found)}, expected {sorted(expected)}"
+  worst = max(abs(found[step] / expected[step] - 1) for step in expected)
+  return "survived" if np.isfinite(worst) and worst < _RTOL else f"losses {worst:.1e} apart"
