@@ -29,7 +29,7 @@ demo: install
 	  --collections tile:xla --limit 150
 	$(BIN)/python run_tile.py --config=configs/tile.py:recommended \
 	  --data_root=out/demo_kernels/npz --workdir=out/demo_tile $(DEMO_KERNELS)
-	$(BIN)/python run_layout.py --config=configs/layout.py:own,tables \
+	$(BIN)/python run_layout.py --config=configs/layout.py:own,official \
 	  --data_root=data/own/npz --workdir=out/demo_layout $(DEMO_LAYOUTS)
 	@echo 'look at out/demo_tile/report.html and out/demo_layout/report.html'
 

@@ -2,7 +2,7 @@
 
 Variants are in `VARIANTS`, separated by commas, in any order. The default is GraphSAGE
 on `xla-random`; `recommended` is what is best on synthetic programs never seen, score
-tables (on the few own programs ResModel is as good, see docs/own_programs.md).
+tables (on own programs the official ResModel is, see docs/own_programs.md).
 
 Expected Kendall tau on the synthetic `medium` data, on one CPU core, for xla-random,
 xla-default, nlp-random and nlp-default:

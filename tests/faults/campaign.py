@@ -25,7 +25,9 @@ import numpy as np
 
 import commands
 import damage
+import devices
 import disk
+import folders
 import inputs
 import kills
 import limits
@@ -39,7 +41,7 @@ _COLLECTIONS = ("tile:xla", "layout:xla:random")
 _POINTS_AT_A_TIME = 5
 _MODULE = commands.ROOT / "tests" / "data" / "hlo" / "fuzz06.hlo.pb"
 _PARTS = ("store", "kill", "damage", "input", "disk", "network", "numbers",
-          "load", "commands")
+          "load", "commands", "devices", "folders")
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -84,6 +86,10 @@ def _separate_rows(args: argparse.Namespace, folder: Path, data_root: Path) -> I
     home.mkdir(parents=True)
     few = dict(tasks=("tile",), cases=limits.SHORT) if args.short else {}
     yield from limits.rows(folder / "numbers", data_root, home=home, **few)
+  if "devices" in args.parts:
+    home = folder / "devices" / "home"
+    home.mkdir(parents=True)
+    yield from devices.rows(folder / "devices", data_root, home=home)
   if "commands" in args.parts:
     for killed in (kills.collecting(folder / "collect"),
                    kills.sweeping(folder / "sweep", data_root)):
@@ -120,6 +126,9 @@ def _other_rows(args: argparse.Namespace, folder: Path, data_root: Path) -> Iter
     needed = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) // 1024
     sizes = np.linspace(8, needed, args.disks + 1)[:-1].astype(int).tolist()
     yield from disk.rows(command, whole, folder, sizes, home=home)
+  if "folders" in args.parts:
+    plain = [part for part in command if not part.startswith(("--data_root", "--config.data.store"))]
+    yield from folders.rows(plain, whole, folder / "folders", data_root, home=home)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -144,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     for row in _separate_rows(args, folder, data_root):
       rows.append(row)
       show(rows)
-    if set(args.parts) & {"damage", "input", "disk"}:
+    if set(args.parts) & {"damage", "input", "disk", "folders"}:
       for row in _other_rows(args, folder / "other", data_root):
         rows.append(row)
         show(rows)

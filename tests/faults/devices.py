@@ -53,7 +53,7 @@ def rows(folder: Path, data_root: Path, *, home: Path, tasks=tuple(_TASKS)) -> I
 def losses(workdir: Path) -> dict[int, float]:
   """The training loss by step."""
   lines = workdir.joinpath("metrics.jsonl").read_text().splitlines()
-  return {row["step"]: row["loss"] for row in map(json.loads, lines) if "loss" in row}
+  return {row["step"]: row["train/loss"] for row in map(json.loads, lines) if "train/loss" in row}
 
 
 def _outcome(

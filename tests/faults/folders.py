@@ -1,0 +1,113 @@
+"""Makes folders read-only under a run, or takes them away, and resumes when they are back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+import shutil
+import subprocess
+from typing import NamedTuple
+
+import commands
+from disk import small_disk
+from kills import contents, leftovers
+from table import Row
+
+_STEP = 5  # after the first checkpoints, before the last ones
+_DISK_KIB = 64 * 1024
+
+
+class Case(NamedTuple):
+  """What happens to a folder.
+
+  Attributes:
+    name: for the table.
+    line: shell command at step 5; {work}, {store}, {data} and {disk} are
+      folders, the last one that of the others.
+    before: shell command before the run.
+    after: shell command that puts things right again.
+    must: `survived` or `refused` where the other one would be wrong.
+  """
+
+  name: str
+  line: str = ""
+  before: str = ""
+  after: str = ""
+  must: str = ""
+
+
+_READ_ONLY, _WRITABLE = "mount -o remount,ro {disk}", "mount -o remount,rw {disk}"
+# Where a file is open the disk itself cannot be made read-only, but what lies over it can.
+_COVER = "mount --bind {work} {work} && mount -o remount,bind,ro {work}"
+_AWAY = [Case(f"{what} gone", f"mv {place} {place}.gone",
+              after=f"rm -rf {place}; mv {place}.gone {place}")
+         for what, place in (
+             ("working folder", "{work}"), ("checkpoints", "{work}/checkpoints"),
+             ("store", "{store}"), ("data", "{data}"), ("config.json", "{work}/config.json"),
+             ("metrics.jsonl", "{work}/metrics.jsonl"))]
+VANISHED = tuple(_AWAY)
+READ_ONLY = (
+    Case("becomes read-only", _COVER, after="umount {work}", must="refused"),
+    Case("read-only before the run", before=_READ_ONLY, after=_WRITABLE, must="refused"),
+)
+
+
+def rows(command: list[str], whole: Path, folder: Path, data_root: Path, *, home: Path
+         ) -> Iterator[Row]:
+  """The rows of folders that vanish, and of those that are read-only.
+
+  Args:
+    command: of a layout run, without data, store and working folder.
+    whole: working folder of an undisturbed run.
+    folder: for working folders.
+    data_root: tiny data.
+    home: see `commands.run_all`.
+  """
+  row = Row("folders that vanish under a run and come back")
+  for case in VANISHED:
+    row.count(_try(case, command, whole, folder / case.name.replace(" ", "_"), data_root, home),
+              of=case.name)
+  yield row
+  row = Row("read-only disks")
+  for case in READ_ONLY:
+    place = folder / case.name.replace(" ", "_")
+    with small_disk(place, _DISK_KIB) as is_there:
+      if not is_there:
+        row.fault += " (not tried: no tmpfs can be mounted here)"
+        break
+      row.count(_try(case, command, whole, place, data_root, home), of=case.name)
+  yield row
+
+
+def _try(case: Case, command: list[str], whole: Path, folder: Path, data_root: Path, home: Path
+         ) -> str:
+  places = {"work": folder / "workdir", "store": folder / "store", "data": folder / "data",
+            "disk": folder}
+  shutil.copytree(data_root, places["data"])
+  run = commands.Run([*command, f"--data_root={places['data']}",
+                      f"--config.data.store_dir={places['store']}", f"--workdir={places['work']}"])
+  if case.before:
+    subprocess.run(case.before.format(**places), shell=True, check=True)
+  disturbed = run._replace(shell_at_step=(_STEP, case.line.format(**places))) if case.line else run
+  (ended,) = commands.run_all([disturbed], home=home)
+  if case.after:
+    subprocess.run(case.after.format(**places), shell=True, check=True)
+  (resumed,) = commands.run_all(
+      [run._replace(arguments=[*run.arguments, "--resume"])], home=home)
+  return _outcome(case, ended, resumed, places["work"], whole)
+
+
+def _outcome(case: Case, ended: commands.Ended, resumed: commands.Ended, workdir: Path,
+             whole: Path) -> str:
+  said = [line for line in ended.err.splitlines() if line.startswith("error: ")]
+  if "Traceback" in ended.err or (ended.code and len(said) != 1):
+    return f"the disturbed run: {ended.err[-500:]}"
+  if resumed.code:
+    return f"the resumed run ended with {resumed.code}: {resumed.err[-500:]}"
+  if leftovers(workdir):
+    return f"left over: {leftovers(workdir)}"
+  found, expected = contents(workdir), contents(whole)
+  if differ := [name for name in expected if found.get(name) != expected[name]]:
+    return f"other results: {differ}"
+  outcome = "refused" if ended.code else "survived"
+  return outcome if case.must in ("", outcome) else f"{outcome}, expected {case.must}"
