@@ -69,7 +69,7 @@ def test_rounds_go_on_until_the_machine_is_quiet(monkeypatch):
   load = iter(np.random.default_rng(0).uniform(1.5, 5, 8 + 25 * 4))
   _timed(monkeypatch, lambda function, k: .01 * next(load, 1.))
   found = dict(measure.measure([(0, _doubled), (1, _same)], (_X,)))
-  assert found[0]["noise"] < .02 and 20 < len(found[0]["seconds"]) <= 26
+  assert found[0]["noise"] < .03 and 20 < len(found[0]["seconds"]) <= 26
   assert min(found[1]["seconds"]) == pytest.approx(.01)
 
 

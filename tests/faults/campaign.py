@@ -89,7 +89,8 @@ def _separate_rows(args: argparse.Namespace, folder: Path, data_root: Path) -> I
   if "devices" in args.parts:
     home = folder / "devices" / "home"
     home.mkdir(parents=True)
-    yield from devices.rows(folder / "devices", data_root, home=home)
+    few = dict(tasks=("tile",), pairs=devices.SHORT) if args.short else {}
+    yield from devices.rows(folder / "devices", data_root, home=home, **few)
   if "commands" in args.parts:
     for killed in (kills.collecting(folder / "collect"),
                    kills.sweeping(folder / "sweep", data_root)):
@@ -128,7 +129,8 @@ def _other_rows(args: argparse.Namespace, folder: Path, data_root: Path) -> Iter
     yield from disk.rows(command, whole, folder, sizes, home=home)
   if "folders" in args.parts:
     plain = [part for part in command if not part.startswith(("--data_root", "--config.data.store"))]
-    yield from folders.rows(plain, whole, folder / "folders", data_root, home=home)
+    few = dict(vanished=folders.SHORT, read_only=()) if args.short else {}
+    yield from folders.rows(plain, whole, folder / "folders", data_root, home=home, **few)
 
 
 def main(argv: list[str] | None = None) -> int:

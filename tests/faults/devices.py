@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import itertools
 import json
 from pathlib import Path
@@ -12,7 +12,8 @@ import kills
 import numpy as np
 from table import Row
 
-NUMBERS = (1, 2, 4)
+PAIRS = tuple(itertools.permutations((1, 2, 4), 2))
+SHORT = ((1, 4), (4, 2))
 # A batch that divides by all of the numbers.
 _TASKS = {"tile": ("run_tile.py", "tile.py:ci"),
           "layout": ("run_layout.py", "layout.py:xla-random,ci")}
@@ -20,18 +21,21 @@ _STOP = 3  # the step after which a run is stopped
 _RTOL = 1e-4  # losses are sums over devices, in another order
 
 
-def rows(folder: Path, data_root: Path, *, home: Path, tasks=tuple(_TASKS)) -> Iterator[Row]:
-  """A row for each task: every number of devices goes on with every other one.
+def rows(
+    folder: Path, data_root: Path, *, home: Path, pairs: Sequence[tuple[int, int]] = PAIRS,
+    tasks: Sequence[str] = tuple(_TASKS),
+) -> Iterator[Row]:
+  """A row for each task.
 
   Args:
     folder: for working folders.
     data_root: tiny data.
     home: see `commands.run_all`.
+    pairs: numbers of devices before and after.
     tasks: of `_TASKS`.
   """
   for task in tasks:
     row = Row(f"stopped, {task}, resumed with another number of devices (1, 2, 4)")
-    pairs = list(itertools.permutations(NUMBERS, 2))
     script, config = _TASKS[task]
     command = lambda workdir, *flags, **how: commands.Run(
         [script, f"--config=configs/{config}", *kills.SMALL, "--config.batch.graphs=4",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 import shutil
 import subprocess
@@ -39,21 +39,23 @@ class Case(NamedTuple):
 _READ_ONLY, _WRITABLE = "mount -o remount,ro {disk}", "mount -o remount,rw {disk}"
 # Where a file is open the disk itself cannot be made read-only, but what lies over it can.
 _COVER = "mount --bind {work} {work} && mount -o remount,bind,ro {work}"
-_AWAY = [Case(f"{what} gone", f"mv {place} {place}.gone",
-              after=f"rm -rf {place}; mv {place}.gone {place}")
-         for what, place in (
-             ("working folder", "{work}"), ("checkpoints", "{work}/checkpoints"),
-             ("store", "{store}"), ("data", "{data}"), ("config.json", "{work}/config.json"),
-             ("metrics.jsonl", "{work}/metrics.jsonl"))]
-VANISHED = tuple(_AWAY)
+_PLACES = {
+    "working folder": "{work}", "checkpoints": "{work}/checkpoints", "store": "{store}",
+    "data": "{data}", "config.json": "{work}/config.json", "metrics.jsonl": "{work}/metrics.jsonl"}
+VANISHED = tuple(
+    Case(f"{what} gone", f"mv {place} {place}.gone", after=f"rm -rf {place}; mv {place}.gone {place}")
+    for what, place in _PLACES.items())
+SHORT = tuple(case for case in VANISHED if case.name in ("checkpoints gone", "data gone"))
 READ_ONLY = (
     Case("becomes read-only", _COVER, after="umount {work}", must="refused"),
     Case("read-only before the run", before=_READ_ONLY, after=_WRITABLE, must="refused"),
 )
 
 
-def rows(command: list[str], whole: Path, folder: Path, data_root: Path, *, home: Path
-         ) -> Iterator[Row]:
+def rows(
+    command: list[str], whole: Path, folder: Path, data_root: Path, *, home: Path,
+    vanished: Sequence[Case] = VANISHED, read_only: Sequence[Case] = READ_ONLY,
+) -> Iterator[Row]:
   """The rows of folders that vanish, and of those that are read-only.
 
   Args:
@@ -62,14 +64,18 @@ def rows(command: list[str], whole: Path, folder: Path, data_root: Path, *, home
     folder: for working folders.
     data_root: tiny data.
     home: see `commands.run_all`.
+    vanished: cases of folders that are taken away.
+    read_only: cases on a disk of their own.
   """
   row = Row("folders that vanish under a run and come back")
-  for case in VANISHED:
+  for case in vanished:
     row.count(_try(case, command, whole, folder / case.name.replace(" ", "_"), data_root, home),
               of=case.name)
   yield row
+  if not read_only:
+    return
   row = Row("read-only disks")
-  for case in READ_ONLY:
+  for case in read_only:
     place = folder / case.name.replace(" ", "_")
     with small_disk(place, _DISK_KIB) as is_there:
       if not is_there:

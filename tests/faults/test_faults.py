@@ -36,16 +36,20 @@ def test_killed_runs_go_on_as_if_they_had_not_been(mode, tmp_path):
 
 def test_damaged_files_and_input_end_in_one_line_or_the_same_result():
   # In a process of its own: what Orbax leaves behind damaged checkpoints warns at its end.
-  script = [sys.executable, campaign.__file__, "--parts", "damage", "input",
-            "--inputs", "60"]
+  script = [sys.executable, campaign.__file__, "--parts", "damage", "input", "folders",
+            "--inputs", "60", "--short"]
   ended = subprocess.run(script, capture_output=True, text=True)
   assert ended.returncode == 0, ended.stdout + ended.stderr
-  for row in ("damage, checkpoint", "input, HLO module"):
+  for row in ("damage, checkpoint", "input, HLO module", "vanish under a run and come back | 2 |"):
     assert row in ended.stdout
 
 
 def test_downloads_from_a_bad_server_are_right_or_refused_and_go_on(tmp_path):
   assert "| network, download | 31 |" in run(tmp_path, "--parts", "network", "--downloads", "1")
+
+
+def test_other_numbers_of_devices_go_on_with_the_same_losses(tmp_path):
+  assert "(1, 2, 4) | 2 | 2 |" in run(tmp_path, "--parts", "devices", "--short")
 
 
 def test_numbers_at_their_limits_end_in_one_line_or_in_finite_models(tmp_path):
