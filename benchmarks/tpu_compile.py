@@ -199,7 +199,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     lines.append(
         f"| {case}, {step} | {target} | {row['compile_s']:.0f} s | {row['code_mb']:.1f} MB | "
         f"{row['memory_mib']:,.0f} MiB of {row['core_gib']:.0f} GiB | "
-        f"{_cycles(row)} | {row['optimal_ms']:.2f} ms | "
+        f"{_cycles(row)} | {_optimal(row)} | "
         f"{row['gathers']} | {row['scatters']} |")
   return "\n".join(lines)
 
@@ -207,6 +207,11 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 def _cycles(row: Mapping[str, Any]) -> str:
   missing = row.get("kernels_without_estimate", 0)
   return f"{row['estimated_cycles'] / 1e6:.2f} M" + (f", {missing} kernels unknown" if missing else "")
+
+
+def _optimal(row: Mapping[str, Any]) -> str:
+  """The compiler's seconds, which are negative where it has none for a part of the program."""
+  return f"{row['optimal_ms']:.2f} ms" if row["optimal_ms"] > 0 else "unknown"
 
 
 def in_own_process(case: str, step: str, target: str) -> dict[str, Any]:

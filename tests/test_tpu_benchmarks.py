@@ -46,6 +46,7 @@ def test_tables_have_a_line_per_figure_and_name_failures():
   assert text.splitlines()[3].startswith("| tables, score | v6e | out of memory |")
   row["kernels_without_estimate"] = 2
   assert "| 7.54 M, 2 kernels unknown |" in tpu_compile.table({"SAGE/train/v3": row})
+  assert "| unknown |" in tpu_compile.table({"SAGE/train/v4": row | {"optimal_ms": -32990.05}})
   del row["kernels_without_estimate"]
   text = tpu_sums.table({"ways": {"sorted segment sum": row}})
   assert text.splitlines()[2] == "| sorted segment sum | 7,540 k | 8.40 ms | 51 | 42 |"
