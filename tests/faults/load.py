@@ -17,8 +17,8 @@ import workloads
 
 _BYTES = 4 << 30
 _SECONDS = 3600  # for one of them
+_SEGMENTS = ",gst_ed"
 _LARGEST = dict(nodes=43_615, config_nodes=1_960)  # of the released programs
-_SHIPPED = "layout-v3-estimate"
 
 
 def _program(*, configs: int, **sizes: int):
@@ -43,7 +43,7 @@ def _ranker(variant: str, graph, **options: int):
   ranker.fit([graph], [graph.configs.rows])
   prepared, scorer = ranker.prepare(few), ranker.scorer()
   batcher, model = ranker.batcher, ranker.model
-  if variant:
+  if variant == _SEGMENTS:
     prepared, batcher, model = prepared.segments[0], batcher.layout, model.model
   (budget,) = scorer._budgets.for_sizes([prepared.sizes])
   batch = batcher.assemble([Slate(prepared, np.arange(2), np.zeros(2, np.float32))], budget,
@@ -53,16 +53,13 @@ def _ranker(variant: str, graph, **options: int):
 
 
 def _rank_with_tables(folder: Path, *, configs: int, **sizes: int) -> None:
-  import tpugraphs_jax
-
   graph = _program(configs=configs, **sizes)
-  order, scores = tpugraphs_jax.rank(_SHIPPED, graph)
-  assert np.isfinite(scores).all() and len(np.unique(order)) == configs
+  _ranks(graph, _ranker(",tables", graph))
 
 
 def _rank_in_segments(folder: Path, *, configs: int) -> None:
   graph = _program(configs=configs)
-  _ranks(graph, _ranker(",gst_ed", graph))
+  _ranks(graph, _ranker(_SEGMENTS, graph))
 
 
 def _rank_whole(folder: Path, *, configs: int, at_a_time: int = 0) -> None:
