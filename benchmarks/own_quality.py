@@ -1,6 +1,8 @@
 """Ranking quality on programs of families that no model was trained on.
 
     python benchmarks/own_quality.py --workdir out/own_quality --out benchmarks/own_quality.json
+    python benchmarks/own_quality.py --collection own-programs_cpu --workdir out/own_quality_cpu \\
+        --out benchmarks/own_quality_cpu.json
 
 Trains every variant with every seed on the collection that ships (`data/own`), in working
 folders that are kept, and judges them on its validation families, by which the best

@@ -2,6 +2,7 @@
 
     python benchmarks/own_quality.py --workdir out/own_quality --out benchmarks/own_quality.json
     python benchmarks/ship.py --run out/own_quality/official/0 --data_root data/own/npz
+    python benchmarks/ship.py --run out/own_quality_cpu/official/0 --name layout-cpu-measured
 
 The card says what the model was trained on, from the sidecars of the data, and what it
 is worth on the programs that it was not trained on, judged here.

@@ -65,9 +65,10 @@ def test_quality_by_collection(collection):
     assert row.split("|")[2] == figure
 
 
-def test_quality_on_own_programs():
+@pytest.mark.parametrize("name", ["own_quality", "own_quality_cpu"])
+def test_quality_on_own_programs(name):
   import own_quality
-  page, results = (commands.ROOT / "docs/own_programs.md").read_text(), recorded("own_quality")
+  page, results = (commands.ROOT / "docs/own_programs.md").read_text(), recorded(name)
   for split in own_quality.SPLITS:
     assert own_quality.table(results[split]) in page
 

@@ -21,8 +21,8 @@ def _held_out(ranker):
           for path in sorted((folder / split).glob("*.npz"))]
 
 
-def test_a_model_ships():
-  assert "layout-v3-estimate" in shipped.names()
+def test_two_models_ship():
+  assert shipped.names() == ["layout-cpu-measured", "layout-v3-estimate"]
 
 
 @pytest.mark.parametrize("name", shipped.names())
