@@ -50,22 +50,26 @@ def rows(
         break
       workdir = disk / "workdir"
       (ended,) = commands.run_all([commands.Run([*command, f"--workdir={workdir}"])], home=home)
-      said = [line for line in ended.err.splitlines() if line.startswith("error: ")]
       if workdir.exists():
         shutil.copytree(workdir, roomy)
     (resumed,) = commands.run_all(
         [commands.Run([*command, f"--workdir={roomy}", "--resume"])], home=home)
-    row.count(_outcome(ended, said, resumed, roomy, whole), of=f"{size} KiB")
+    row.count(outcome(ended, resumed, roomy, whole), of=f"{size} KiB")
   yield row
 
 
-def _outcome(ended, said, resumed, workdir: Path, whole: Path) -> str:
-  if "Traceback" in ended.err or (ended.code and len(said) != 1):
-    return f"the full disk: {ended.err[-500:]}"
+def outcome(
+    disturbed: commands.Ended, resumed: commands.Ended, workdir: Path, whole: Path
+) -> str:
+  """What came of a run whose disk was in its way, and of the run that went on."""
+  said = [line for line in disturbed.err.splitlines() if line.startswith("error: ")]
+  if "Traceback" in disturbed.err or (disturbed.code and len(said) != 1):
+    return f"the disturbed run: {disturbed.err[-500:]}"
   if resumed.code:
     return f"the resumed run ended with {resumed.code}: {resumed.err[-500:]}"
   if leftovers(workdir):
     return f"left over: {leftovers(workdir)}"
   found, expected = contents(workdir), contents(whole)
-  differ = [name for name in expected if found.get(name) != expected[name]]
-  return f"other results: {differ}" if differ else "refused" if ended.code else "survived"
+  if differ := [name for name in expected if found.get(name) != expected[name]]:
+    return f"other results: {differ}"
+  return "refused" if disturbed.code else "survived"

@@ -9,8 +9,7 @@ import subprocess
 from typing import NamedTuple
 
 import commands
-from disk import small_disk
-from kills import contents, leftovers
+import disk
 from table import Row
 
 _STEP = 5  # after the first checkpoints, before the last ones
@@ -77,7 +76,7 @@ def rows(
   row = Row("read-only disks")
   for case in read_only:
     place = folder / case.name.replace(" ", "_")
-    with small_disk(place, _DISK_KIB) as is_there:
+    with disk.small_disk(place, _DISK_KIB) as is_there:
       if not is_there:
         row.fault += " (not tried: no tmpfs can be mounted here)"
         break
@@ -100,20 +99,6 @@ def _try(case: Case, command: list[str], whole: Path, folder: Path, data_root: P
     subprocess.run(case.after.format(**places), shell=True, check=True)
   (resumed,) = commands.run_all(
       [run._replace(arguments=[*run.arguments, "--resume"])], home=home)
-  return _outcome(case, ended, resumed, places["work"], whole)
-
-
-def _outcome(case: Case, ended: commands.Ended, resumed: commands.Ended, workdir: Path,
-             whole: Path) -> str:
-  said = [line for line in ended.err.splitlines() if line.startswith("error: ")]
-  if "Traceback" in ended.err or (ended.code and len(said) != 1):
-    return f"the disturbed run: {ended.err[-500:]}"
-  if resumed.code:
-    return f"the resumed run ended with {resumed.code}: {resumed.err[-500:]}"
-  if leftovers(workdir):
-    return f"left over: {leftovers(workdir)}"
-  found, expected = contents(workdir), contents(whole)
-  if differ := [name for name in expected if found.get(name) != expected[name]]:
-    return f"other results: {differ}"
-  outcome = "refused" if ended.code else "survived"
-  return outcome if case.must in ("", outcome) else f"{outcome}, expected {case.must}"
+  found = disk.outcome(ended, resumed, places["work"], whole)
+  is_wrong = found in ("survived", "refused") and case.must not in ("", found)
+  return f"{found}, expected {case.must}" if is_wrong else found
