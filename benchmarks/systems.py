@@ -5,11 +5,11 @@
 
 A run is a fresh process on one core. It times some steps first, so that the horizon of its
 learning rate ends where its budget does. The budget counts the CPU time of training steps
-and of what makes their batches, not compilation, preparation and evaluation. Quality is that of the
-validation split after the last step. Every finished run is a JSON file in the working
-folder, by default the one of the published race: a second call makes what is missing, and
-two calls may share the work by seeds, each on a core of its own (`--core`). A system is a preset, a variant, or one of them with
-fields changed: `--systems recommended recommended+loss.noise=0.01`.
+and of making their batches, not compilation, preparation and evaluation. Quality is judged
+on the validation split after the last step. Every finished run is a JSON file in the
+working folder (`benchmarks/races`): a second call makes the missing runs, and two calls may
+share the work by seeds, each on a core of its own (`--core`). A system is a preset, a
+variant, or one of them with fields changed: `--systems recommended recommended+loss.noise=0.01`.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def main() -> None:
   parser.add_argument("--collections", nargs="+", choices=COLLECTIONS, default=COLLECTIONS)
   parser.add_argument("--systems", nargs="+", help="names of presets, or variants; default: all")
   parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
-  parser.add_argument("--minutes", type=float, default=2.0, help="of CPU time for training")
+  parser.add_argument("--minutes", type=float, default=4.0, help="of CPU time for training")
   parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)) if hasattr(
       os, "sched_getaffinity") else 0, help="to run on")
   parser.add_argument("--table", type=Path, help="also write the tables as Markdown")

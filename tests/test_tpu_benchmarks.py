@@ -61,6 +61,17 @@ def test_cases_are_the_configs_of_the_two_commands(case):
   assert set(tpu_compile.CASES) >= {"tile", "ResModel", "SAGE", "tables", "gst_ed"}
 
 
+def test_every_preset_is_a_case():
+  import tpu_compile
+  from tpugraphs_jax.run import presets, tile_presets
+  found = {case for case in tpu_compile.V3_ONLY if presets.PREFIX in case}
+  assert len(found) == len(presets.PRESETS) + len(tile_presets.PRESETS)
+  for case in found:
+    config = tpu_compile.config_of(case)
+    assert config.model.name in presets.MODELS and case.startswith(config.task.replace(
+        "segments", "layout"))
+
+
 def test_blind_searches_spend_the_budget_and_begin_with_the_default():
   import tune
 

@@ -14,7 +14,6 @@ from table import Row
 
 PAIRS = tuple(itertools.permutations((1, 2, 4), 2))
 SHORT = ((1, 4), (4, 2))
-# A batch that divides by all of the numbers.
 _TASKS = {"tile": ("run_tile.py", "tile.py:ci"),
           "layout": ("run_layout.py", "layout.py:xla-random,ci")}
 _STOP = 3  # the step after which a run is stopped
@@ -38,7 +37,7 @@ def rows(
     row = Row(f"stopped, {task}, resumed with another number of devices (1, 2, 4)")
     script, config = _TASKS[task]
     command = lambda workdir, *flags, **how: commands.Run(
-        [script, f"--config=configs/{config}", *kills.SMALL, "--config.batch.graphs=4",
+        [script, f"--config=configs/{config}", *kills.SMALL, "--config.batch.graphs=4",  # for 1, 2 and 4 devices
          f"--data_root={data_root}", f"--workdir={workdir}", "--mode=train", *flags], **how)
     runs = [command(folder / task / "whole")]
     for before, after in pairs:

@@ -20,7 +20,8 @@ import numpy as np
 
 _ROUNDS, _MOST_ROUNDS, _MOST_SECONDS = 20, 400, 60.0
 _BATCH_SECONDS = 5e-3
-_NOISE, _STILL = 0.05, 0.03  # that is refused; that needs no more rounds
+_NOISE = 0.05  # above it a machine is refused
+_STILL = 0.03  # below it no more rounds are needed
 # After so many rounds a version is given up that was never within this factor of the best.
 _HOPELESS_ROUNDS, _HOPELESS = 3, 20.0
 _COPIES = (-1, -2)  # of the first version, besides itself
@@ -49,12 +50,12 @@ def measure(
     NoisyMachineError: copies of the default differ by more than 5 %.
   """
   values = _random_arguments(args, seed)
-  compiled, results, copies = {}, {}, {}
+  compiled, results, first = {}, {}, None
   for number, function in functions:
     try:
       compiled[number] = _compiled(function, values)
       results[number] = compiled[number](*values)
-      copies = copies or {copy: _compiled(function, values) for copy in _COPIES}
+      first = first or function
     except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
       yield number, error
       compiled.pop(number, None)
@@ -64,6 +65,7 @@ def measure(
   for number in [number for number in results if not _close(results[number], results[default])]:
     yield number, ValueError("its outputs differ from those of the compiler's own choice")
     del compiled[number]
+  copies = {copy: _compiled(first, values) for copy in _COPIES}
   seconds = _rounds({**compiled, **copies}, [default, *copies], values, seed)
   noise, equal = _noise(seconds, [default, *copies])
   if noise > _NOISE:
