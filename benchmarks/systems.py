@@ -6,16 +6,18 @@
 A run is a fresh process on one core. It times some steps first, so that the horizon of its
 learning rate ends where its budget does. The budget counts the CPU time of training steps
 and of making their batches, not compilation, preparation and evaluation. Quality is judged
-on the validation split after the last step. Every finished run is a JSON file in the
+on the validation split after the last step. Programs of our own are few, and are soon learnt
+by heart: of six states of a run, each after twice the steps of the one before, the best on
+the validation split is judged, on the test split. Every finished run is a JSON file in the
 working folder (`benchmarks/races`): a second call makes the missing runs, and two calls may
 share the work by seeds, each on a core of its own (`--core`). A system is a preset, a
-variant, or one of them with fields changed: `--systems recommended recommended+loss.noise=0.01`.
+variant, or one of them with fields changed: `--systems tables tables+loss.noise=0.01`.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import json
 import os
 from pathlib import Path
@@ -48,12 +50,14 @@ COLUMNS = {"layout": ("kendaltau", "opa", "slowdown1", "slowdown10"),
 _SMALLER_IS_BETTER = ("slowdown1",)
 _PRESET = "preset="
 # Systems besides the presets, by the variants that make them.
-OTHERS = {"layout": {"recommended": "recommended", "sage": "", "official": "official"},
+OTHERS = {"layout": {"tables": "tables", "sage": "", "official": "official"},
           "tile": {"recommended": "recommended", "official": ""}}
 # Published for one source of programs alone.
 _ONLY = {"second_xla": "xla", "second_nlp": "nlp"}
+_OWN_SEGMENT = 100  # nodes; own programs have a few hundred
 _TIMED_STEPS, _TIMED_SECONDS = 30, 15.0  # to plan a run
 _STEPS_PER_EPOCH = 500
+_STATES = 6  # of which one is chosen where a split is left to judge it on
 
 
 def kind_of(collection: str) -> str:
@@ -82,6 +86,8 @@ def config_of(collection: str, system: str, seed: int, data_root: str):
   config = configs.load(f"{kind}.py:" + ",".join(filter(None, (place, variant))))
   with config.unlocked():
     config.seed, config.data_root = seed, data_root
+    if collection == OWN and "segments" in config:
+      config.segments.max_nodes = _OWN_SEGMENT
     config.update_from_flattened_dict(dict(map(_field, changes)))
   return config
 
@@ -158,29 +164,53 @@ def measure(config, folder: Path, *, budget: float) -> dict[str, Any]:
   total = max(1, round(budget / max(seconds_per_step(config, job, graphs), 1e-6)))
   phase = phase_of(planned(config, total), job, graphs, folder)
   steps, total = Steps(phase), phase.epochs * phase.plan.steps_per_epoch
+  final, choosing = judged_split(job), None
+  saved = {max(1, total >> halvings) for halvings in range(_STATES)}
+  best: tuple[float, int, Any] = (-np.inf, 0, None)  # quality, steps, parameters
   while steps.taken < total and steps.seconds < budget:
     steps.take()
     if not np.isfinite(steps.loss):
       return {"error": f"the loss is {steps.loss} after {steps.taken} of {total} steps"}
+    if final != "valid" and steps.taken in saved:
+      choosing = choosing or Examined(job, "valid")
+      best = max(best, (choosing.judge(phase.scorer, steps.params)["kendaltau"], steps.taken,
+                        jax.device_get(steps.params)), key=lambda state: state[:2])
   peak_mib = report.peak_memory()[1] / 2**20
-  row = judged(job, phase.scorer, steps.params)
-  return row | {
+  chosen = {} if final == "valid" else {"valid_kendaltau": best[0], "chosen_steps": best[1]}
+  params = steps.params if final == "valid" else best[2]
+  return chosen | Examined(job, final).judge(phase.scorer, params) | {
       "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
       "steps": steps.taken, "planned_steps": total, "step_ms": 1e3 * steps.mean_seconds,
       "train_cpu_s": steps.seconds, "compile_s": compilations.seconds, "peak_mib": peak_mib,
       "machine": timing.machine(), "versions": report.versions()}
 
 
-def judged(job: jobs.Job, scorer: Any, params: Any) -> dict[str, float]:
-  """Means over validation graphs, and the CPU seconds that scoring them takes."""
-  valid = job.prepare(jobs.judged(job.data.load(job.config.data_root, "valid")))
-  ids = [job.data.validation_ids(graph.name, graph.configs) for graph in valid]
-  chunk = job.config.eval.configs
-  job.ranker.score(scorer, params, valid, [each[:chunk] for each in ids])  # compiles
-  started = time.process_time()
-  scores = job.ranker.score(scorer, params, valid, ids)
-  seconds = time.process_time() - started
-  return judge.judge(job.ranker.collection, valid, ids, scores)[1] | {"rank_cpu_s": seconds}
+def judged_split(job: jobs.Job) -> str:
+  """The split of which figures are told: the released test splits have no labels."""
+  return "test" if job.data.collection.name == OWN else "valid"
+
+
+class Examined:
+  """The labelled graphs of a split, and what a ranker is worth on them."""
+
+  def __init__(self, job: jobs.Job, split: str):
+    self._ranker = job.ranker
+    self._graphs = job.prepare(jobs.judged(job.data.load(job.config.data_root, split)))
+    self._ids = [job.data.validation_ids(graph.name, graph.configs) for graph in self._graphs]
+    self._chunk = job.config.eval.configs
+    self._is_compiled = False
+
+  def judge(self, scorer: Any, params: Any) -> dict[str, float]:
+    """Means over graphs, and the CPU seconds that scoring them takes."""
+    if not self._is_compiled:
+      first = [ids[:self._chunk] for ids in self._ids]
+      self._ranker.score(scorer, params, self._graphs, first)
+      self._is_compiled = True
+    started = time.process_time()
+    scores = self._ranker.score(scorer, params, self._graphs, self._ids)
+    seconds = time.process_time() - started
+    means = judge.judge(self._ranker.collection, self._graphs, self._ids, scores)[1]
+    return means | {"rank_cpu_s": seconds}
 
 
 def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
@@ -188,8 +218,8 @@ def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
   if collection != OWN:
     case = quality.CASES[collection]._replace(columns=COLUMNS[kind_of(collection)])
     return quality.bounds(case, collection, data_root)
-  job = jobs.Job.of(config_of(collection, "recommended", 0, data_root))
-  graphs = jobs.judged(job.data.load(data_root, "valid"))
+  job = jobs.Job.of(config_of(collection, "official", 0, data_root))
+  graphs = jobs.judged(job.data.load(data_root, judged_split(job)))
   ids = [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
   return {"random": judge.random_order(collections.Collection(collection), graphs, ids)}
 
@@ -247,20 +277,32 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
 
 
 def row_path(args: argparse.Namespace, collection: str, system: str, seed: int) -> Path:
-  name = f"{collection}-{system}-{args.minutes:g}min-{seed}"
-  name = re.sub(r"[^\w.=+-]+", "_", name)
+  name = name_of(f"{collection}-{system}-{args.minutes:g}min-{seed}")
   return args.workdir / "runs" / f"{name}.json"
+
+
+def name_of(text: str) -> str:
+  """A name for a file."""
+  return re.sub(r"[^\w.=+-]+", "_", text)
+
+
+def kept(path: Path, make: Callable[[], Any]) -> Any:
+  """What a file holds; it is made unless it is there."""
+  if not path.exists():
+    with atomic.replacing(path) as file:
+      file.write(json.dumps(make()) + "\n")
+  return json.loads(path.read_text())
 
 
 def root_of(args: argparse.Namespace, collection: str) -> str:
   return args.own_root if collection == OWN else args.data_root
 
 
-def run_missing(args: argparse.Namespace, collection: str, system: str, seed: int) -> bool:
-  """Makes a run unless it is there; whether it is there now."""
+def run_missing(args: argparse.Namespace, collection: str, system: str, seed: int) -> None:
+  """Makes a run unless it is there."""
   path = row_path(args, collection, system, seed)
   if path.exists():
-    return True
+    return
   print(f"{collection}  {system}  seed {seed}", flush=True)
   arguments = ["--here", "--collections", collection, "--systems", system, "--seeds", str(seed),
                "--minutes", str(args.minutes), "--data_root", str(args.data_root), "--own_root",
@@ -269,11 +311,9 @@ def run_missing(args: argparse.Namespace, collection: str, system: str, seed: in
     row = timing.in_subprocess("systems.py", *arguments)
   except subprocess.CalledProcessError as error:
     print(f"  failed with exit code {error.returncode}: not counted", flush=True)
-    return False
-  path.parent.mkdir(parents=True, exist_ok=True)
+    return
   with atomic.replacing(path) as file:
     file.write(json.dumps({"collection": collection, "system": system, "seed": seed, **row}) + "\n")
-  return True
 
 
 def run_here(args: argparse.Namespace) -> None:
@@ -291,21 +331,31 @@ def race(args: argparse.Namespace) -> dict[str, Any]:
   """All runs of a collection after the other; what came of them."""
   results: dict[str, Any] = {}
   for collection in args.collections:
-    kind, rows = kind_of(collection), {}
     for system in args.systems or racing(collection):
-      paths = [row_path(args, collection, system, seed) for seed in args.seeds
-               if run_missing(args, collection, system, seed)]
-      found = [json.loads(path.read_text()) for path in paths]
-      for row in found:
-        if "error" in row:
-          print(f"{collection}  {system}  seed {row['seed']}: {row['error']}", flush=True)
-      good = [row for row in found if "error" not in row]
-      if good:
-        rows[system] = summarised(good, kind) | {"failed": len(args.seeds) - len(good)}
-    bounds = limits(collection, root_of(args, collection))
-    results[collection] = {"systems": rows, "bounds": bounds}
-    print(f"\n{collection}\n\n{table(rows, kind, bounds)}\n", flush=True)
+      for seed in args.seeds:
+        if not args.recorded:
+          run_missing(args, collection, system, seed)
+    results[collection] = found = recorded(args, collection)
+    kind = kind_of(collection)
+    print(f"\n{collection}\n\n{table(found['systems'], kind, found['bounds'])}\n", flush=True)
   return results
+
+
+def recorded(args: argparse.Namespace, collection: str) -> dict[str, Any]:
+  """The systems of which there are runs, and what bounds them."""
+  rows = {}
+  for system in args.systems or racing(collection):
+    paths = [row_path(args, collection, system, seed) for seed in args.seeds]
+    found = [json.loads(path.read_text()) for path in paths if path.exists()]
+    for row in found:
+      if "error" in row:
+        print(f"{collection}  {system}  seed {row['seed']}: {row['error']}", flush=True)
+    good = [row for row in found if "error" not in row]
+    if good:
+      rows[system] = summarised(good, kind_of(collection)) | {"failed": len(found) - len(good)}
+  bounds = kept(args.workdir / f"{name_of(collection)}.json",
+                lambda: limits(collection, root_of(args, collection)))
+  return {"systems": rows, "bounds": bounds}
 
 
 def main() -> None:
@@ -322,6 +372,7 @@ def main() -> None:
       os, "sched_getaffinity") else 0, help="to run on")
   parser.add_argument("--table", type=Path, help="also write the tables as Markdown")
   parser.add_argument("--plot", type=Path, help="also draw them (needs matplotlib)")
+  parser.add_argument("--recorded", action="store_true", help="train nothing, tell what is there")
   parser.add_argument("--here", action="store_true", help="one run, in this process")
   args = parser.parse_args()
   if args.here:

@@ -1,6 +1,7 @@
-"""One process of a two-process run; started by test_parallel.py, not by pytest.
+"""One process of a run with four devices; started by test_parallel.py, not by pytest.
 
-Arguments: port, process id, what to do, working folder.
+Arguments: port, process id, what to do, working folder, the process to which it happens, and
+the number of processes.
 """
 
 import functools
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_num_cpu_devices", 4 // int(sys.argv[6]))
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 import random_graphs  # noqa: E402
@@ -82,10 +83,10 @@ def check_scores():
     np.testing.assert_allclose(found, np.asarray(apply(batch))[0], rtol=1e-4, atol=1e-6)
 
 
-def main(port, process_id, what, workdir, culprit="1"):
-  parallel.initialize(f"localhost:{port}", 2, int(process_id), heartbeat_timeout_seconds=10)
+def check_exchange():
+  """What two processes hand each other arrives."""
   is_second = parallel.process_index() == 1
-  gathered = parallel.gather_objects({"id": int(process_id), "pad": "x" * int(process_id)})
+  gathered = parallel.gather_objects({"id": int(is_second), "pad": "x" * is_second})
   assert gathered == [{"id": 0, "pad": ""}, {"id": 1, "pad": "x"}]
   assert parallel.from_primary(0.1 if not is_second else None) == 0.1
   source = np.arange(700, dtype=np.int64).reshape(100, 7) << 40
@@ -95,8 +96,15 @@ def main(port, process_id, what, workdir, culprit="1"):
   check_scores()
   assert parallel.any_process(is_second) and not parallel.any_process(False)
   assert parallel.per_device(8) == 2
+
+
+def main(port, process_id, what, workdir, culprit, processes):
+  parallel.initialize(
+      f"localhost:{port}", int(processes), int(process_id), heartbeat_timeout_seconds=15)
+  if processes == "2":
+    check_exchange()
   # Only process 0's folder is ever used.
-  folder = Path(workdir) if not is_second else Path(workdir) / "of-the-second"
+  folder = Path(workdir) if parallel.is_primary() else Path(workdir) / "of-the-second"
   loop.train(
       toy.make_state(),
       train_step=toy.TRAIN_STEP,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -159,30 +160,32 @@ def test_four_devices_give_the_losses_of_one():
   np.testing.assert_allclose(losses, losses_of_one_device(), rtol=1e-5)
 
 
-def run_two(what, workdir):
-  """Starts both processes; returns their exit codes and outputs."""
+def run_processes(what, workdir, *, culprit=1, processes=2):
+  """Starts all processes; returns their exit codes and outputs."""
   with socket.socket() as free:
     free.bind(("localhost", 0))
     port = free.getsockname()[1]
   script = TESTS / "parallel_worker.py"
-  processes = [
+  culprit = min(culprit, processes - 1)
+  started = [
       subprocess.Popen(
-          [sys.executable, script, str(port), str(i), what, workdir],
+          [sys.executable, script, *map(str, (port, i, what, workdir, culprit, processes))],
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
           text=True,
       )
-      for i in range(2)
+      for i in range(processes)
   ]
   try:
-    outputs = [processes[0].communicate(timeout=300)[0]]
-    if what == "freeze":  # which nothing but SIGKILL ends
-      processes[1].kill()
-    outputs.append(processes[1].communicate(timeout=300)[0])
+    outputs = [""] * processes
+    for place in sorted(range(processes), key=lambda i: i == culprit):
+      if what == "freeze" and place == culprit:  # which nothing but SIGKILL ends
+        started[place].kill()
+      outputs[place] = started[place].communicate(timeout=300)[0]
   finally:
-    for process in processes:
+    for process in started:
       process.kill()
-  return [process.returncode for process in processes], outputs
+  return [process.returncode for process in started], outputs
 
 
 def read_losses(workdir):
@@ -191,30 +194,39 @@ def read_losses(workdir):
   return [row["train/loss"] for row in rows]
 
 
-def test_two_processes_give_the_losses_of_one_device_also_when_stopped(tmp_path):
-  codes, outputs = run_two("stop", tmp_path)
-  assert codes == [143, 143], outputs
-  assert "saved step 4; go on with --resume" in outputs[0]
-  assert len(read_losses(tmp_path)) == 4
-  codes, outputs = run_two("resume", tmp_path)
-  assert codes == [0, 0], outputs
-  assert "resumed at step 4" in outputs[0] and "resumed" not in outputs[1]
+@pytest.mark.parametrize("before, after", [(2, 2), (2, 1), (1, 2)])
+def test_several_processes_give_the_losses_of_one_device_also_when_stopped(
+    tmp_path, before, after):
+  codes, outputs = run_processes("stop", tmp_path, processes=before)
+  assert codes == [143] * before, outputs
+  (step,) = re.findall(r"saved step (\d+); go on with --resume", outputs[0])
+  # The row of a step that waits for its evaluation comes after it.
+  assert 3 <= len(read_losses(tmp_path)) <= int(step) < toy.STEPS
+  codes, outputs = run_processes("resume", tmp_path, processes=after)
+  assert codes == [0] * after, outputs
+  assert [f"resumed at step {step}" in output for output in outputs] == [True, False][:after]
   np.testing.assert_allclose(read_losses(tmp_path), losses_of_one_device(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("what", ["raise", "die"])
-def test_a_process_that_dies_stops_the_other_with_a_message(tmp_path, what):
-  codes, outputs = run_two(what, tmp_path)
-  assert 0 not in codes, outputs
-  assert "another task died" in outputs[0] or "stops:" in outputs[0]
+@pytest.mark.parametrize("what, culprit", [("raise", 1), ("die", 1), ("die", 0)])
+def test_a_process_that_dies_ends_the_other_which_names_it_in_a_line(tmp_path, what, culprit):
+  codes, outputs = run_processes(what, tmp_path, culprit=culprit)
+  assert codes[1 - culprit] == 1 and codes[culprit] != 0, outputs
+  # When process 0 dies the runtime also prints lines of its own.
+  (line,) = [line for line in outputs[1 - culprit].splitlines() if line.startswith("error: ")]
+  assert line.startswith(f"error: process {culprit} of 2 (host ")
+  assert "is gone: its connection has closed" in line and line.endswith("newest checkpoint")
+  assert "Traceback" not in outputs[1 - culprit]
   if what == "raise":
-    assert "Process 1 of 2 stops: ValueError: a bad file" in outputs[1]
+    assert f"Process {culprit} of 2 stops: ValueError: a bad file" in outputs[culprit]
 
 
-def test_a_process_that_stands_still_ends_the_other_which_names_it(tmp_path):
-  codes, outputs = run_two("freeze", tmp_path)
-  assert codes[0] not in (0, None), outputs
-  assert "stopped sending heartbeats):\n1\n" in outputs[0]
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_process_that_stands_still_ends_the_other_which_names_it(tmp_path, culprit):
+  codes, outputs = run_processes("freeze", tmp_path, culprit=culprit)
+  assert codes[1 - culprit] not in (0, None), outputs
+  assert f"error: process {culprit} of 2 (host " in outputs[1 - culprit]
+  assert "stands still or cannot be reached: nothing came for 1" in outputs[1 - culprit]
 
 
 CACHED = """

@@ -14,6 +14,7 @@ import importlib.util
 import os
 import pickle
 import sys
+import time
 import traceback
 from typing import Any
 
@@ -22,7 +23,10 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
+from tpugraphs_jax.train import peers
+
 DEVICES = "devices"  # name of the mapped axis
+_SILENCE = 0.7  # of jax's timeout, after which a process that says nothing is gone
 
 
 def initialize(
@@ -72,6 +76,14 @@ def initialize(
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   _leave_signals_alone()
   jax.distributed.initialize(**given, heartbeat_timeout_seconds=heartbeat_timeout_seconds)
+  _watch_peers(heartbeat_timeout_seconds, coordinator_address.rpartition(":")[0].strip("[]"))
+
+
+def _watch_peers(heartbeat_timeout_seconds: float, host: str | None = None) -> None:
+  if process_count() > 1:
+    # Sooner than jax, whose message takes many lines.
+    peers.start(process_index(), process_count(), from_primary, host=host or None,
+                silence_seconds=_SILENCE * heartbeat_timeout_seconds)
 
 
 def _leave_signals_alone() -> None:
@@ -95,6 +107,8 @@ def _initialize_from_surroundings(heartbeat_timeout_seconds: int) -> None:
     if jax.process_count() > 1:
       raise
     logging.info("One TPU host without jax.distributed (%s)", error)
+    return
+  _watch_peers(heartbeat_timeout_seconds)
 
 
 def use_compilation_cache(folder: str | os.PathLike) -> None:
@@ -279,6 +293,7 @@ def stop_together() -> Iterator[None]:
   except (Exception, KeyboardInterrupt) as error:
     if process_count() == 1:
       raise
+    time.sleep(peers.VERDICT_SECONDS)  # another process that is gone is named first
     traceback.print_exc()
     print(
         f"Process {process_index()} of {process_count()} stops: {_first_line(error)}."
