@@ -26,7 +26,9 @@ import numpy as np
 from tpugraphs_jax.train import peers
 
 DEVICES = "devices"  # name of the mapped axis
-_SILENCE = 0.7  # of jax's timeout, after which a process that says nothing is gone
+# The part of jax's timeout after which a process that says nothing is gone. Less than a half:
+# jax counts from the last heartbeat that came, of two in a timeout.
+_SILENCE = 0.45
 
 
 def initialize(
@@ -34,7 +36,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     *,
-    heartbeat_timeout_seconds: int = 45,
+    heartbeat_timeout_seconds: int = 80,
 ) -> None:
   """Joins the processes of a run; call it before anything else uses jax.
 
@@ -45,8 +47,8 @@ def initialize(
     coordinator_address: `host:port` of process 0.
     num_processes: number of processes, equal everywhere.
     process_id: 0 .. num_processes - 1, different everywhere.
-    heartbeat_timeout_seconds: a process unheard of for this long counts as dead; the others
-      end within a minute.
+    heartbeat_timeout_seconds: a process of which jax has not heard for this long counts as
+      dead; `peers` notices after less than half of it.
 
   Raises:
     ValueError: some of the three arguments given, but not all, or out of range.
