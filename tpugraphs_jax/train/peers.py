@@ -27,6 +27,7 @@ import time
 from absl import logging
 
 _SIGN, _FAREWELL, _GONE = b"alive", b"farewell", b"gone "
+_FAREWELL_SECONDS = 5.0
 _SIGN_SECONDS = 1.0
 _CONNECT_SECONDS = 20.0
 # A reduction fails in the moment in which a connection closes: its error waits for the line.
@@ -87,7 +88,7 @@ class Watch(threading.Thread):
                end: Callable[[str], None]):
     super().__init__(name="peers", daemon=True)
     self._links, self._silence_seconds, self._end = dict(links), silence_seconds, end
-    self._is_over = threading.Event()
+    self._is_leaving = threading.Event()
 
   def run(self) -> None:
     try:
@@ -97,22 +98,28 @@ class Watch(threading.Thread):
         link.close()
 
   def _watch(self) -> None:
-    while self._links and not self._is_over.is_set():
+    while self._links:
       for link in self._links.values():
         link.send(_SIGN)
       readable = select.select(list(self._links.values()), [], [], _SIGN_SECONDS)[0]
       for index, link in list(self._links.items()):
         verdict = self._verdict(index, link, link in readable)
-        if verdict and not self._is_over.is_set():
+        if verdict and self._is_leaving.is_set():
+          self._links.pop(index).close()
+        elif verdict:
           self._tell_others(index, verdict)
           self._end(verdict)
           return
 
   def farewell(self) -> None:
-    """Tells the others that this process has ended well."""
+    """Tells the others that this process ends well, and waits until they have heard it.
+
+    A connection that is closed before takes the farewell with it.
+    """
+    self._is_leaving.set()
     for link in list(self._links.values()):
       link.send(_FAREWELL)
-    self._is_over.set()  # not before: the thread closes the connections
+    self.join(timeout=_FAREWELL_SECONDS)
 
   def _verdict(self, index: int, link: Link, is_readable: bool) -> str:
     """What is wrong with a process, or nothing."""
@@ -131,9 +138,11 @@ class Watch(threading.Thread):
     return ""
 
   def _tell_others(self, index: int, verdict: str) -> None:
-    for other, link in self._links.items():
-      if other != index:
-        link.send(_GONE + verdict.encode())
+    others = [link for other, link in self._links.items() if other != index]
+    for link in others:
+      link.send(_GONE + verdict.encode())
+    if others:
+      time.sleep(_SIGN_SECONDS)  # until they have read it: see `farewell`
 
 
 def start(
