@@ -22,7 +22,6 @@ test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 
 DEMO_KERNELS := --config.train.epochs=8 --config.train.eval_every_epochs=2
-DEMO_LAYOUTS := --config.train.epochs=6 --config.batch.slates_per_epoch=200
 
 demo: install
 	rm -rf out/demo_*
@@ -30,8 +29,8 @@ demo: install
 	  --collections tile:xla --limit 150
 	$(BIN)/python run_tile.py --config=configs/tile.py:recommended \
 	  --data_root=out/demo_kernels/npz --workdir=out/demo_tile $(DEMO_KERNELS)
-	$(BIN)/python run_layout.py --config=configs/layout.py:own,official \
-	  --data_root=data/own/npz --workdir=out/demo_layout $(DEMO_LAYOUTS)
+	$(BIN)/python run_layout.py --config=configs/layout.py:own,recommended \
+	  --data_root=data/own/npz --workdir=out/demo_layout
 	@echo 'look at out/demo_tile/report.html and out/demo_layout/report.html'
 
 # The documentation as a site in out/site; warnings are errors.

@@ -15,6 +15,7 @@ import collections
 from collections.abc import Mapping
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -220,8 +221,15 @@ def in_own_process(case: str, step: str, target: str) -> dict[str, Any]:
       [sys.executable, __file__, "--only", case, step, target], capture_output=True, text=True,
       env=os.environ | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"})
   if ended.returncode:
-    return {"error": (ended.stderr.strip().splitlines() or ["no message"])[-1][:200]}
+    return {"error": _why(ended.stderr)}
   return json.loads(ended.stdout.splitlines()[-1])
+
+
+def _why(message: str) -> str:
+  """The line of an exception in what a process said, or the last line."""
+  lines = message.strip().splitlines() or ["no message"]
+  named = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
+  return (named or lines)[-1][:200]
 
 
 def main() -> None:

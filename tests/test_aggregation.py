@@ -1,3 +1,7 @@
+"""Sums over neighbours equal products with a dense matrix."""
+
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,6 +10,7 @@ from edge_cases import (
     DIRECTIONS, NODES, dense_matrix, graph_edges, layout_batch, random_values, tables)
 
 from tpugraphs_jax.batch import ABSENT
+from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.models import aggregation
 
 
@@ -117,3 +122,29 @@ def test_node_graph_gives_padding_the_last_slot():
   np.testing.assert_array_equal(slot[:20], 0)
   assert len(slot) > 20
   np.testing.assert_array_equal(slot[20:], 1)
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_rows_of_many_columns_are_added_in_blocks(slots, monkeypatch):
+  edges, x = graph_edges(), random_values(NODES, 5, 3)
+  expected = aggregation.neighbour_sum(x, tables(edges, slots), aggregation.BOTH)
+  for columns in (1, 4, 14, 15):
+    monkeypatch.setattr(aggregation, "_SCATTER_COLUMNS", columns)
+    found = aggregation.neighbour_sum(x, tables(edges, slots), aggregation.BOTH)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None,
+                    reason='libtpu is not installed: pip install "jax[tpu]"')
+def test_rows_of_many_columns_compile_for_a_tpu():
+  """A hundred configurations of 64 features, for which a TPU v3 has no room in one piece."""
+  nodes = 4000
+  edges = np.random.default_rng(0).integers(0, nodes, (2 * nodes, 2))
+  device = jax.sharding.SingleDeviceSharding(tpu.devices("tpu:v3")[0])
+  on_device = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
+  adjacency = jax.tree.map(on_device, tables(edges, 0, nodes))
+  x = on_device(jax.ShapeDtypeStruct((nodes, 100, 64), jnp.float32))
+  compiled = jax.jit(
+      lambda x, adjacency: aggregation.neighbour_sum(jnp.tanh(x), adjacency, aggregation.BOTH)
+  ).lower(x, adjacency).compile()
+  assert "scatter" in compiled.as_text()

@@ -88,6 +88,15 @@ def test_the_official_layout_variant_has_the_official_settings():
       "ResModel", 32, 32, 2, "backpropdropout")
 
 
+@pytest.mark.parametrize("own", ["own", "own-mine", "own-programs_cpu"])
+def test_what_is_recommended_for_own_programs_is_a_short_run_of_the_official_model(own):
+  config, official = (CONFIGS["layout"](f"{own},{name}") for name in ("recommended", "official"))
+  assert config.train.epochs * config.batch.slates_per_epoch == 1200
+  config.train, config.batch = official.train, official.batch
+  assert config == official and config.data.source == "own"
+  assert CONFIGS["layout"]("xla-random,recommended").model.name == "ScoreTables"
+
+
 @pytest.mark.parametrize(
     "kind, known", [("tile", "recommended, .*, own-NAME, ci"),
                     ("layout", "official, .*, full, .*, ci")])

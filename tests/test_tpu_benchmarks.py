@@ -114,3 +114,12 @@ def test_the_model_search_labels_what_the_model_puts_first(monkeypatch):
   labels = {(0,): 10, (2,): 8, (1,): 4}
   found = tune.model_search(None)(Problem(), lambda tried: {n: labels[n] for n in tried}, 2, 0)
   assert found == [10, 8]
+
+
+@pytest.mark.parametrize("message, expected", [
+    ("a\njax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: no room\n\n  detail\n",
+     "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: no room"),
+    ("one\nlast\n", "last"), ("", "no message")])
+def test_a_failure_is_told_by_the_line_of_its_exception(message, expected):
+  import tpu_compile
+  assert tpu_compile._why(message) == expected  # pylint: disable=protected-access
