@@ -24,7 +24,7 @@ _ONLY_HELP = (
     "tpugraphs_jax.data.download", "tpugraphs_jax.collect", "tpugraphs_jax.sweep", "benchmarks/")
 # What one page makes another one uses. `add_your_own.md` has a test of its own.
 PAGES = ("docs/data.md", "README.md", "docs/index.md", "docs/training.md", "docs/segments.md",
-         "docs/score_tables.md", "docs/results.md", "docs/speed.md", "docs/own_programs.md",
+         "docs/score_tables.md", "docs/systems.md", "docs/results.md", "docs/speed.md", "docs/own_programs.md",
          "docs/sweeps.md", "docs/operations.md", "docs/reliability.md")
 
 

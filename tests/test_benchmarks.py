@@ -1,5 +1,6 @@
 """The tables of the documentation are those that the benchmarks have recorded."""
 
+import argparse
 import itertools
 import json
 
@@ -9,8 +10,9 @@ import pytest
 
 BENCHMARKS = commands.ROOT / "benchmarks"
 README = (commands.ROOT / "README.md").read_text()
-SEGMENTS, SPEED, RESULTS = (
-    (commands.ROOT / f"docs/{name}.md").read_text() for name in ("segments", "speed", "results"))
+SEGMENTS, SPEED, RESULTS, SYSTEMS, OWN_PROGRAMS = (
+    (commands.ROOT / f"docs/{name}.md").read_text()
+    for name in ("segments", "speed", "results", "systems", "own_programs"))
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +70,45 @@ def test_quality_by_collection(collection):
 @pytest.mark.parametrize("name", ["own_quality", "own_quality_cpu"])
 def test_quality_on_own_programs(name):
   import own_quality
-  page, results = (commands.ROOT / "docs/own_programs.md").read_text(), recorded(name)
   for split in own_quality.SPLITS:
-    assert own_quality.table(results[split]) in page
+    assert own_quality.table(recorded(name)[split]) in OWN_PROGRAMS
+
+
+def test_steps_compiled_for_tpus():
+  import tpu_compile
+  results = recorded("results")["tpu_compile"]
+  table = tpu_compile.table(results)
+  assert table in SPEED
+  assert {name for name in results if name != "machine"} >= {
+      f"{case}/{step}/{target}" for case in ("tile", "ResModel", "SAGE", "tables", "gst_ed")
+      for step in tpu_compile.STEPS for target in tpu_compile.TARGETS}
+  found = [line for line in README.splitlines() if "| v3 |" in line]
+  assert len(found) == 5 and set(found) <= set(rows(table))
+
+
+def test_blind_search_beside_a_model():
+  import tune
+  assert tune.table(recorded("results")["tune"]) in OWN_PROGRAMS
+
+
+@pytest.mark.parametrize("collection, minutes", [("layout:own:programs", 1.0)])
+def test_the_race_of_published_systems(collection, minutes):
+  import systems
+  args = argparse.Namespace(
+      systems=None, seeds=(0, 1, 2), minutes=minutes, workdir=BENCHMARKS / "races")
+  found = systems.recorded(args, collection)
+  assert systems.table(found["systems"], systems.kind_of(collection), found["bounds"]) in SYSTEMS
+  # Nothing that races is left out.
+  assert set(found["systems"]) == set(systems.racing(collection))
+
+
+def test_held_out_families_on_the_front_page():
+  table = recorded("own_quality")["test"]
+  for name, row in table.items():
+    cells = [f"{row[c]:.3f}" + (f" ± {row['spread'][c]:.3f}" if "spread" in row else "")
+             if c in row else "-" for c in ("kendaltau", "slowdown1", "slowdown5")]
+    (line,) = [line for line in README.splitlines() if line.startswith(f"| {name}")]
+    assert line.endswith(f"| {' | '.join(cells)} |")
 
 
 def test_score_tables_by_collection():
@@ -121,8 +159,8 @@ def test_wins_of_proposals_are_counted_by_program():
 
 
 def test_the_figures_of_the_front_page_are_those_of_the_results():
-  table = [line for line in README.splitlines() if line.startswith("| ") and "." in line
-           and "pip install" not in line]
+  section = README.partition("## What it reaches")[2].partition("\n## ")[0]
+  table = [line for line in section.splitlines() if line.startswith("| ") and "." in line]
   assert len(table) == 4 and all(line in RESULTS for line in table)
 
 
