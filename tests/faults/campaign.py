@@ -1,16 +1,18 @@
 """Tries faults of every kind and prints what survived.
 
-    python tests/faults/campaign.py --points 1000 --inputs 1000000 --out table.md
+    python tests/faults/campaign.py --points 250 --inputs 170000 --kept rows.json --out table.md
 
-Takes hours in its long form; `test_faults.py` is the short one.
+Takes hours in its long form, 1,000 killed runs (250 of each mode) and a million inputs. With
+`--kept` it goes on where it was stopped. `test_faults.py` is the short form.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import concurrent.futures
 import datetime
+import itertools
 import os
 from pathlib import Path
 import shutil
@@ -33,12 +35,12 @@ import kills
 import limits
 import load
 import network
-from table import Row, markdown
+from table import Kept, Row, markdown
 from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.train import report
 
 _COLLECTIONS = ("tile:xla", "layout:xla:random")
-_POINTS_AT_A_TIME = 5
+_POINTS_AT_A_TIME, _STORES_AT_A_TIME, _INPUTS_AT_A_TIME = 5, 100, 2000
 _MODULE = commands.ROOT / "tests" / "data" / "hlo" / "fuzz06.hlo.pb"
 _PARTS = ("store", "kill", "damage", "input", "disk", "network", "numbers",
           "load", "commands", "devices", "folders")
@@ -46,7 +48,7 @@ _PARTS = ("store", "kill", "damage", "input", "disk", "network", "numbers",
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--points", type=int, default=20, help="kills of each mode, and 10 times of store builders")
+  parser.add_argument("--points", type=int, default=20, help="kills of each mode, and 10 times as many of store builders")
   parser.add_argument("--modes", nargs="*", default=kills.MODES, choices=kills.MODES)
   parser.add_argument("--parts", nargs="*", default=_PARTS, choices=_PARTS)
   parser.add_argument("--damages", type=int, default=1, help="per file and kind")
@@ -57,48 +59,78 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument("--workers", type=int, default=2, help="modes side by side")
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--out", type=Path, help="file for the table; brought up to date meanwhile")
+  parser.add_argument("--kept", type=Path, help="file for the rows, with which a campaign goes on")
   return parser.parse_args(argv)
 
 
-def _kill_rows(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[list[Row]]:
-  """The rows of all modes, again and again as points are added."""
-  def prepare(mode: str) -> kills.Kills:
-    return kills.Kills(mode, folder, data_root)
+def _extend(
+    killed: kills.Kills | kills.StoreKills | kills.CommandKills, kept: Kept, points: int,
+    seed: Sequence[int], *, at_a_time: int = _POINTS_AT_A_TIME,
+) -> Iterator[Row]:
+  """Kills until so many points have been tried, with those of earlier campaigns."""
+  killed.row = kept.row(killed.row.fault)
+  while killed.row.tried < points:
+    rng = np.random.default_rng([*seed, killed.row.tried])
+    killed.try_points(min(at_a_time, points - killed.row.tried), rng)
+    yield killed.row
 
-  def extend(job: tuple[int, kills.Kills]) -> None:
-    number, killed = job
-    rng = np.random.default_rng([args.seed, number, killed.row.tried])
-    killed.try_points(min(_POINTS_AT_A_TIME, args.points - killed.row.tried), rng)
 
+def _kill_rows(
+    args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
+) -> Iterator[list[Row]]:
+  """Rows of all modes side by side, again and again as points are added."""
+  missing = [mode for mode in args.modes if kept.row(f"SIGKILL, {mode}").tried < args.points]
   with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
-    modes = list(pool.map(prepare, args.modes))
+    modes = list(pool.map(lambda mode: kills.Kills(mode, folder, data_root), missing))
+    steps = [_extend(killed, kept, args.points, (args.seed, number))
+             for number, killed in enumerate(modes)]
     while any(killed.row.tried < args.points for killed in modes):
-      list(pool.map(extend, enumerate(modes)))
-      yield [killed.row for killed in modes]
+      yield list(pool.map(lambda step: next(step, None), steps))
 
 
-def _separate_rows(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
+def _separate_rows(
+    args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
+) -> Iterator[Row]:
   """The rows of parts that need no run before them."""
-  if "network" in args.parts:
-    yield from network.rows(folder, times=args.downloads, rng=np.random.default_rng(args.seed))
-  if "numbers" in args.parts:
-    home = folder / "numbers" / "home"
-    home.mkdir(parents=True)
-    few = dict(tasks=("tile",), cases=limits.SHORT) if args.short else {}
-    yield from limits.rows(folder / "numbers", data_root, home=home, **few)
-  if "devices" in args.parts:
-    home = folder / "devices" / "home"
-    home.mkdir(parents=True)
-    few = dict(tasks=("tile",), pairs=devices.SHORT) if args.short else {}
-    yield from devices.rows(folder / "devices", data_root, home=home, **few)
+  for name, rows in {"network": _network, "numbers": _numbers, "devices": _devices,
+                     "load": _load}.items():
+    if name in args.parts:
+      with kept.part(name) as is_due:
+        if is_due:
+          yield from rows(args, folder, data_root)
   if "commands" in args.parts:
-    for killed in (kills.collecting(folder / "collect"),
-                   kills.sweeping(folder / "sweep", data_root)):
-      killed.try_points(args.points, np.random.default_rng(args.seed))
-      yield killed.row
-  if "load" in args.parts:
-    few = dict(cases=load.SHORT) if args.short else {}
-    yield from load.rows(folder / "load", full=not args.short, **few)
+    for mode, kind in {
+        "collect": lambda: kills.collecting(folder / "collect"),
+        "sweep": lambda: kills.sweeping(folder / "sweep", data_root)}.items():
+      if kept.row(f"SIGKILL, {mode}").tried < args.points:
+        yield from _extend(kind(), kept, args.points, (args.seed,), at_a_time=2)
+
+
+def _network(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
+  del data_root
+  return network.rows(folder, times=args.downloads, rng=np.random.default_rng(args.seed))
+
+
+def _numbers(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
+  few = dict(tasks=("tile",), cases=limits.SHORT) if args.short else {}
+  return limits.rows(folder / "numbers", data_root, home=_home(folder / "numbers"), **few)
+
+
+def _devices(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
+  few = dict(tasks=("tile",), pairs=devices.SHORT) if args.short else {}
+  return devices.rows(folder / "devices", data_root, home=_home(folder / "devices"), **few)
+
+
+def _load(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
+  del data_root
+  few = dict(cases=load.SHORT) if args.short else {}
+  return load.rows(folder / "load", full=not args.short, **few)
+
+
+def _home(folder: Path) -> Path:
+  home = folder / "home"
+  home.mkdir(parents=True)
+  return home
 
 
 def _trained(folder: Path, data_root: Path) -> tuple[list[str], Path, Path]:
@@ -112,60 +144,83 @@ def _trained(folder: Path, data_root: Path) -> tuple[list[str], Path, Path]:
   return command, whole, home
 
 
-def _other_rows(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
+def _other_rows(
+    args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
+) -> Iterator[Row]:
+  """The rows of parts that change what a run of layouts reads or has written."""
   rng = np.random.default_rng([args.seed, 1])
   command, whole, home = _trained(folder, data_root)
-  tile, layout = (npz.split_files(data_root, name, "train")[0] for name in _COLLECTIONS)
   if "damage" in args.parts:
-    graph = next((folder / "store").rglob("meta.json")).parent
-    copy = shutil.copytree(whole, folder / "damaged")
-    yield from damage.rows(copy, graph, times=args.damages, rng=rng)
+    with kept.part("damage") as is_due:
+      if is_due:
+        graph = next((folder / "store").rglob("meta.json")).parent
+        copy = shutil.copytree(whole, folder / "damaged")
+        yield from damage.rows(copy, graph, times=args.damages, rng=rng)
   if "input" in args.parts:
-    sources = inputs.readers(tile, layout, whole / "results.csv", whole / "model.npz", _MODULE)
-    yield from inputs.rows(sources, folder, times=args.inputs, rng=rng)
+    yield from _input_rows(args, kept, whole, folder, data_root)
   if "disk" in args.parts:
-    needed = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) // 1024
-    sizes = np.linspace(8, needed, args.disks + 1)[:-1].astype(int).tolist()
-    yield from disk.rows(command, whole, folder, sizes, home=home)
+    with kept.part("disk") as is_due:
+      if is_due:
+        needed = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) // 1024
+        sizes = np.linspace(8, needed, args.disks + 1)[:-1].astype(int).tolist()
+        yield from disk.rows(command, whole, folder, sizes, home=home)
   if "folders" in args.parts:
-    plain = [part for part in command if not part.startswith(("--data_root", "--config.data.store"))]
-    few = dict(vanished=folders.SHORT, read_only=()) if args.short else {}
-    yield from folders.rows(plain, whole, folder / "folders", data_root, home=home, **few)
+    with kept.part("folders") as is_due:
+      if is_due:
+        plain = [part for part in command
+                 if not part.startswith(("--data_root", "--config.data.store"))]
+        few = dict(vanished=folders.SHORT, read_only=()) if args.short else {}
+        yield from folders.rows(plain, whole, folder / "folders", data_root, home=home, **few)
+
+
+def _input_rows(
+    args: argparse.Namespace, kept: Kept, whole: Path, folder: Path, data_root: Path
+) -> Iterator[Row]:
+  """A row for each kind of input, again and again as more are tried."""
+  tile, layout = (npz.split_files(data_root, name, "train")[0] for name in _COLLECTIONS)
+  for number, (name, source, read) in enumerate(inputs.readers(
+      tile, layout, whole / "results.csv", whole / "model.npz", _MODULE)):
+    row = kept.row(f"input, {name}")
+    while row.tried < args.inputs:
+      inputs.try_reader(
+          row, source, folder / f"mutated{source.suffix}", read,
+          times=min(_INPUTS_AT_A_TIME, args.inputs - row.tried),
+          rng=np.random.default_rng([args.seed, number, row.tried]))
+      yield row
+
+
+def _all_rows(args: argparse.Namespace, kept: Kept, folder: Path) -> Iterator[list[Row]]:
+  """The rows that are new or have changed, again and again."""
+  data_root = synthetic.generate(folder / "data", collections=_COLLECTIONS, progress=False)
+  if "store" in args.parts:  # before jax has threads: builders are forks
+    for row in _extend(kills.StoreKills(folder, data_root), kept, 10 * args.points, (args.seed,),
+                       at_a_time=_STORES_AT_A_TIME):
+      yield [row]
+  for row in _separate_rows(args, kept, folder, data_root):
+    yield [row]
+  if set(args.parts) & {"damage", "input", "disk", "folders"}:
+    for row in _other_rows(args, kept, folder / "other", data_root):
+      yield [row]
+  if "kill" in args.parts:
+    yield from _kill_rows(args, kept, folder, data_root)
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs the campaign; returns how many faults had another end than they should."""
-  args, rows = _arguments(argv), []
-  folder = Path(tempfile.mkdtemp(prefix="faults"))
-  data_root = synthetic.generate(folder / "data", collections=_COLLECTIONS, progress=False)
-
-  def show(rows: list[Row]) -> None:
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions().items())
-    text = f"{datetime.date.today()}, {versions}\n\n{markdown(rows)}"
-    print(text, flush=True)
-    if args.out:
-      args.out.write_text(text)
-
+  """Runs the campaign, or what is left of it; returns how many faults had another end than they should."""
+  args = _arguments(argv)
+  kept, folder = Kept(args.kept), Path(tempfile.mkdtemp(prefix="faults"))
+  versions = ", ".join(f"{name} {version}" for name, version in report.versions().items())
   try:
-    if "store" in args.parts:  # before jax has threads: builders are forks
-      killed = kills.StoreKills(folder, data_root)
-      killed.try_points(10 * args.points, np.random.default_rng(args.seed))
-      rows.append(killed.row)
-      show(rows)
-    for row in _separate_rows(args, folder, data_root):
-      rows.append(row)
-      show(rows)
-    if set(args.parts) & {"damage", "input", "disk", "folders"}:
-      for row in _other_rows(args, folder / "other", data_root):
-        rows.append(row)
-        show(rows)
-    if "kill" in args.parts:
-      for killed in _kill_rows(args, folder, data_root):
-        show(rows + killed)
-      rows += killed
+    for rows in itertools.chain(_all_rows(args, kept, folder), [()]):
+      for row in filter(None, rows):
+        kept.add(row)
+      text = f"{datetime.date.today()}, {versions}\n\n{markdown(kept.rows)}"
+      print(text, flush=True)
+      if args.out:
+        args.out.write_text(text)
   finally:
     shutil.rmtree(folder, ignore_errors=True)
-  return sum(len(row.failures) for row in rows)
+  return sum(len(row.failures) for row in kept.rows)
 
 
 if __name__ == "__main__":

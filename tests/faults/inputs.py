@@ -103,14 +103,3 @@ def readers(
   yield "model file", model, artefact.load
   yield "HLO module", module, lambda path: hlo.featurize(path.read_bytes())
   yield "tuning data", module, tuning.read_tuning
-
-
-def rows(
-    sources: Iterator[tuple[str, Path, Callable[[Path], object]]], folder: Path, *, times: int,
-    rng: np.random.Generator,
-) -> Iterator[Row]:
-  """Mutates each input so many times."""
-  for name, source, read in sources:
-    row = Row(f"input, {name}")
-    try_reader(row, source, folder / f"mutated{source.suffix}", read, times=times, rng=rng)
-    yield row

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import dataclasses
+import json
+from pathlib import Path
 
 
 @dataclasses.dataclass
@@ -25,6 +28,44 @@ class Row:
       self.refused += 1
     else:
       self.failures.append(f"{of}: {outcome}")
+
+
+class Kept:
+  """The rows of a campaign, which goes on where an earlier one was when it ended.
+
+  Args:
+    path: file that keeps them; None keeps nothing.
+  """
+
+  def __init__(self, path: Path | None = None):
+    self._path, self.rows, self._whole = path, [], []
+    if path and path.exists():
+      kept = json.loads(path.read_text())
+      self.rows, self._whole = [Row(**row) for row in kept["rows"]], kept["whole"]
+
+  def row(self, fault: str) -> Row:
+    """The row of a fault, an empty one where it has not been tried."""
+    found = [row for row in self.rows if row.fault == fault]
+    if not found:
+      self.rows.append(Row(fault))
+    return (found or self.rows[-1:])[0]
+
+  @contextlib.contextmanager
+  def part(self, name: str) -> Iterator[bool]:
+    """Whether a part that is tried as a whole is still to be tried; then it has been."""
+    yield name not in self._whole
+    if name not in self._whole:
+      self._whole.append(name)
+      self.save()
+
+  def add(self, row: Row) -> None:
+    self.rows = [other for other in self.rows if other.fault != row.fault] + [row]
+    self.save()
+
+  def save(self) -> None:
+    if self._path:
+      rows = [dataclasses.asdict(row) for row in self.rows]
+      self._path.write_text(json.dumps({"rows": rows, "whole": self._whole}, indent=2) + "\n")
 
 
 def markdown(rows: Sequence[Row]) -> str:

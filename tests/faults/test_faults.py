@@ -1,6 +1,7 @@
 """The short form of the campaign: a few faults of each kind, none lost, hung or silent."""
 
 from pathlib import Path
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import campaign
 import inputs
 import kills
+import table
 
 from tpugraphs_jax.data import npz, npz_archive
 
@@ -77,3 +79,45 @@ def test_a_reader_that_never_ends_would_be_noticed(monkeypatch):
       pass
 
   assert inputs.outcome(for_ever) == "took more than 0.1 s"
+
+
+class FakeKills:
+  """Kills of which every tenth loses something."""
+
+  def __init__(self):
+    self.row, self.draws = table.Row("SIGKILL, nothing"), []
+
+  def try_points(self, points, rng):
+    for _ in range(points):
+      self.draws.append(int(rng.integers(10**9)))
+      self.row.count("survived" if self.row.tried % 10 != 9 else "lost", of=f"{self.row.tried}")
+
+
+def test_kills_go_on_where_an_earlier_campaign_was_stopped(tmp_path):
+  path, drawn = tmp_path / "rows.json", []
+  for points in (7, 23, 23):
+    kept, killed = table.Kept(path), FakeKills()
+    for row in campaign._extend(killed, kept, points, (0, 1)):
+      kept.add(row)
+    drawn += killed.draws
+  assert len(drawn) == len(set(drawn)) == 23
+  (row,) = table.Kept(path).rows
+  assert (row.fault, row.tried, row.survived) == ("SIGKILL, nothing", 23, 21)
+  assert row.failures == ["9: lost", "19: lost"]
+
+
+def test_parts_that_have_been_tried_are_not_tried_again(tmp_path, monkeypatch):
+  arguments = ["--parts", "network", "--downloads", "1", "--kept", str(tmp_path / "rows.json")]
+  seen = []
+
+  def fail_once(args, folder, data_root):
+    seen.append(1)
+    yield table.Row("network, download", tried=1, survived=1)
+    if len(seen) == 1:
+      raise KeyboardInterrupt
+  monkeypatch.setattr(campaign, "_network", fail_once)
+  with pytest.raises(KeyboardInterrupt):
+    run(tmp_path, *arguments)
+  assert run(tmp_path, *arguments) and len(seen) == 2  # it had not come to its end
+  run(tmp_path, *arguments, "--out", str(tmp_path / "other.md"))
+  assert len(seen) == 2 and len(table.Kept(tmp_path / "rows.json").rows) == 1
