@@ -6,6 +6,8 @@ import os
 import sys
 
 import commands
+import jax
+import numpy as np
 import pytest
 
 from tpugraphs_jax.data import synthetic
@@ -74,7 +76,42 @@ def test_two_systems_race_and_a_second_call_makes_what_is_missing(command, tmp_p
   slowdown = {system: row["slowdown1"] for system, row in found["systems"].items()}
   assert names[1:-1] == sorted(slowdown, key=slowdown.get)
   assert (tmp_path / "plot.png").stat().st_size > 1000
+  command(*flags, *SYSTEMS, "nothing", "--recorded", "--table", tmp_path / "again.md")
+  assert len(command.cores) == 2  # nothing is trained, and a system without runs has no row
+  assert (tmp_path / "again.md").read_text() == (tmp_path / "table.md").read_text()
   assert "seed 0" in capsys.readouterr().out
+
+
+def test_of_own_programs_the_best_state_on_valid_is_judged_on_test(command, tmp_path, monkeypatch):
+  import systems
+  asked = []
+
+  class Examined:
+    """Says that the second of the states is the best one."""
+
+    def __init__(self, job, split):
+      asked.append((job.data.collection.name, split))
+      self._split, self._seen = split, []
+
+    def judge(self, scorer, params):
+      self._seen.append(params)
+      asked.append((self._split, len(self._seen), params))
+      return dict.fromkeys(systems.COLUMNS["layout"], float(len(self._seen) == 2)) | {"rank_cpu_s": 1.0}
+  monkeypatch.setattr(systems, "Examined", Examined)
+  monkeypatch.setattr(systems, "seconds_per_step", lambda *unused: 54.0)  # 10 steps in 9 minutes
+  command("--collections", systems.OWN, "--workdir", tmp_path, "--core", "0", "--seeds", "0",
+          "--minutes", "9", "--systems", "official,ci")
+  (path,) = (tmp_path / "runs").iterdir()
+  row = json.loads(path.read_text())
+  assert row["steps"] == row["planned_steps"] == 10
+  assert row["valid_kendaltau"] == 1 and row["chosen_steps"] == 2
+  # 10 steps halved: 5, 2 and 1, and then 1 again.
+  assert [entry[:2] for entry in asked] == [
+      (systems.OWN, "valid"), ("valid", 1), ("valid", 2), ("valid", 3), ("valid", 4),
+      (systems.OWN, "test"), ("test", 1)]
+  states = [entry[2] for entry in asked if len(entry) == 3]
+  jax.tree.map(np.testing.assert_array_equal, states[-1], states[1])
+  assert not np.array_equal(*(jax.tree.leaves(states[place])[0] for place in (1, 3)))
 
 
 @pytest.mark.parametrize("collection, name", [
