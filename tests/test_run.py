@@ -94,6 +94,14 @@ def test_synthetic_data_are_of_the_collection_that_is_asked_for(
   assert "measure no real program" in capsys.readouterr().out
 
 
+def test_no_data_are_made_for_a_config_that_cannot_run(tmp_path):
+  config = parts.config_of("tile", "")
+  config.model.name = "Nope"
+  with pytest.raises(ValueError, match="model.name is 'Nope'"):
+    command._data_of(Values(synthetic=True), config, tmp_path)
+  assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("values, complaint", [
     (dict(workdir=None), "--workdir is missing"),
     (dict(split="valid"), "--split=valid goes with --mode=predict, and --mode is all"),

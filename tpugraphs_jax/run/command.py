@@ -19,7 +19,7 @@ from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
 from tpugraphs_jax.predict import saved
 from tpugraphs_jax.predict.ensemble import COMBINATIONS, Ensemble
-from tpugraphs_jax.run import arguments, checks, configs, describe, dry_run, jobs
+from tpugraphs_jax.run import arguments, configs, describe, dry_run, jobs
 from tpugraphs_jax.train import parallel
 
 
@@ -170,7 +170,7 @@ def _data_of(
 
 def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
   """Makes tiny synthetic data of the config's collection."""
-  checks.task(config)
+  jobs.Job.of(config)  # refuses what cannot run before anything is written
   kind = "tile" if config.task == "tile" else "layout"
   name = collections.of(kind, config.data.source, config.data.search).name
   make = functools.partial(
