@@ -12,10 +12,11 @@ from tpugraphs_jax.models import interface
 
 # Norms divide by a deviation. A graph of one node and a slate of one have none, and what is
 # left of 1e-5 under the root makes rounding 300 times as large; so it does to gradients of
-# biases in front of a norm over configurations, which are 0. The gradient of the gate's
-# temperature is one sum over all nodes and configurations that cancels to 2e-4: a higher
-# precision changes it by 4 % in both forms.
-TOLERANCES = {"instance": 1e-4, "graph": 1e-4, "configuration": 5e-4, "softmax_gate": 5e-5}
+# biases in front of a norm over configurations, which are 0.
+TOLERANCES = {"instance": 1e-4, "graph": 1e-4, "configuration": 5e-4}
+# The gradient of a gate's temperature is one sum over all nodes and configurations. In case
+# `early` it cancels to 2e-4, and the forms differ by 1.1e-6; with float64 enabled by 6e-8.
+CANCELS = "temperature"
 
 SMALL = dict(op_embed_dim=3, value_embed_dim=2, pre_widths=(4,), widths=(4,), activation="elu")
 LAYOUTS = {
@@ -70,9 +71,9 @@ def reads(options):
 def check_shared_is_plain(kind, batch, **options):
   shared, plain = system_cases.scores_and_gradients(kind, batch, **options)
   assert np.abs(plain[0]).max() > 0.01
-  chosen = (options.get(name) for name in ("norm", "head_norm", "config_attention"))
+  norms = options.get("norm"), options.get("head_norm")
   comparing.assert_trees_close(
-      shared, plain, max([1e-5, *(TOLERANCES.get(name, 0) for name in chosen)]))
+      shared, plain, max([1e-5, *(TOLERANCES.get(norm, 0) for norm in norms)]), sums=CANCELS)
 
 
 @pytest.mark.parametrize("case", LAYOUTS)

@@ -48,7 +48,8 @@ _PARTS = ("store", "kill", "damage", "input", "disk", "network", "numbers",
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--points", type=int, default=20, help="kills of each mode, and 10 times as many of store builders")
+  parser.add_argument("--points", type=int, default=20,
+                      help="kills of each mode, and 10 times as many of store builders")
   parser.add_argument("--modes", nargs="*", default=kills.MODES, choices=kills.MODES)
   parser.add_argument("--parts", nargs="*", default=_PARTS, choices=_PARTS)
   parser.add_argument("--damages", type=int, default=1, help="per file and kind")
@@ -206,7 +207,7 @@ def _all_rows(args: argparse.Namespace, kept: Kept, folder: Path) -> Iterator[li
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs the campaign, or what is left of it; returns how many faults had another end than they should."""
+  """Runs what is left of the campaign; returns how many faults had another end than they should."""
   args = _arguments(argv)
   kept, folder = Kept(args.kept), Path(tempfile.mkdtemp(prefix="faults"))
   versions = ", ".join(f"{name} {version}" for name, version in report.versions().items())

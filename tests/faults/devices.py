@@ -37,7 +37,8 @@ def rows(
     row = Row(f"stopped, {task}, resumed with another number of devices (1, 2, 4)")
     script, config = _TASKS[task]
     command = lambda workdir, *flags, **how: commands.Run(
-        [script, f"--config=configs/{config}", *kills.SMALL, "--config.batch.graphs=4",  # for 1, 2 and 4 devices
+        [script, f"--config=configs/{config}", *kills.SMALL,
+         "--config.batch.graphs=4",  # divides by 1, 2 and 4 devices
          f"--data_root={data_root}", f"--workdir={workdir}", "--mode=train", *flags], **how)
     runs = [command(folder / task / "whole")]
     for before, after in pairs:

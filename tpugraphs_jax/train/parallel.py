@@ -287,8 +287,8 @@ def stop_together() -> Iterator[None]:
   """Ends this process at once when an error comes up while others wait for it.
 
   A process that leaves in the ordinary way first waits for the others, which wait in
-  a reduction for it. Ending abruptly closes its connections, on which the others
-  fail too; where they notice nothing, the missing heartbeat ends them.
+  a reduction for it. Ending abruptly closes its connections, by which `peers`
+  notices in the others; where it has none, the missing heartbeat ends them.
   """
   try:
     yield

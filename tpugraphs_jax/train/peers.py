@@ -184,7 +184,9 @@ def start(
   return watch
 
 
-def _accepted(server: socket.socket, expected: int, token: str):
+def _accepted(
+    server: socket.socket, expected: int, token: str
+) -> list[tuple[int, str, int, socket.socket]]:
   """Number, host, process id and connection of the processes that have connected."""
   found = []
   deadline = time.monotonic() + _CONNECT_SECONDS
