@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 import concurrent.futures
 import datetime
+import functools
 import itertools
 import os
 from pathlib import Path
@@ -96,9 +97,7 @@ def _separate_rows(
   for name, rows in {"network": _network, "numbers": _numbers, "devices": _devices,
                      "load": _load}.items():
     if name in args.parts:
-      with kept.part(name) as is_due:
-        if is_due:
-          yield from rows(args, folder, data_root)
+      yield from kept.once(name, functools.partial(rows, args, folder, data_root))
   if "commands" in args.parts:
     for mode, kind in {
         "collect": lambda: kills.collecting(folder / "collect"),
@@ -149,29 +148,32 @@ def _other_rows(
     args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
 ) -> Iterator[Row]:
   """The rows of parts that change what a run of layouts reads or has written."""
-  rng = np.random.default_rng([args.seed, 1])
   command, whole, home = _trained(folder, data_root)
   if "damage" in args.parts:
-    with kept.part("damage") as is_due:
-      if is_due:
-        graph = next((folder / "store").rglob("meta.json")).parent
-        copy = shutil.copytree(whole, folder / "damaged")
-        yield from damage.rows(copy, graph, times=args.damages, rng=rng)
+    yield from kept.once("damage", lambda: _damage(args, whole, folder))
   if "input" in args.parts:
     yield from _input_rows(args, kept, whole, folder, data_root)
   if "disk" in args.parts:
-    with kept.part("disk") as is_due:
-      if is_due:
-        needed = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) // 1024
-        sizes = np.linspace(8, needed, args.disks + 1)[:-1].astype(int).tolist()
-        yield from disk.rows(command, whole, folder, sizes, home=home)
+    yield from kept.once("disk", lambda: _disk(args, command, whole, folder, home))
   if "folders" in args.parts:
-    with kept.part("folders") as is_due:
-      if is_due:
-        plain = [part for part in command
-                 if not part.startswith(("--data_root", "--config.data.store"))]
-        few = dict(vanished=folders.SHORT, read_only=()) if args.short else {}
-        yield from folders.rows(plain, whole, folder / "folders", data_root, home=home, **few)
+    plain = [part for part in command if not part.startswith(("--data_root", "--config.data.store"))]
+    few = dict(vanished=folders.SHORT, read_only=()) if args.short else {}
+    yield from kept.once("folders", lambda: folders.rows(
+        plain, whole, folder / "folders", data_root, home=home, **few))
+
+
+def _damage(args: argparse.Namespace, whole: Path, folder: Path) -> Iterator[Row]:
+  graph = next((folder / "store").rglob("meta.json")).parent
+  copy = shutil.copytree(whole, folder / "damaged")
+  return damage.rows(copy, graph, times=args.damages, rng=np.random.default_rng([args.seed, 1]))
+
+
+def _disk(
+    args: argparse.Namespace, command: list[str], whole: Path, folder: Path, home: Path
+) -> Iterator[Row]:
+  needed = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) // 1024
+  sizes = np.linspace(8, needed, args.disks + 1)[:-1].astype(int).tolist()
+  return disk.rows(command, whole, folder, sizes, home=home)
 
 
 def _input_rows(

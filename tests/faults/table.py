@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-import contextlib
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import json
 from pathlib import Path
@@ -50,12 +49,11 @@ class Kept:
       self.rows.append(Row(fault))
     return (found or self.rows[-1:])[0]
 
-  @contextlib.contextmanager
-  def part(self, name: str) -> Iterator[bool]:
-    """Whether a part that is tried as a whole is still to be tried; then it has been."""
-    yield name not in self._whole
-    if name not in self._whole:
-      self._whole.append(name)
+  def once(self, part: str, rows: Callable[[], Iterator[Row]]) -> Iterator[Row]:
+    """The rows of a part that is tried as a whole; none where it has been."""
+    if part not in self._whole:
+      yield from rows()
+      self._whole.append(part)
       self.save()
 
   def add(self, row: Row) -> None:
