@@ -281,6 +281,15 @@ def test_each_missing_array_is_named(tmp_path, kind, name):
   _expect_error(kind, _save(tmp_path / "g.npz", arrays), name, "is missing")
 
 
+def test_names_that_cannot_be_printed_are_escaped(tmp_path):
+  arrays = _tile_arrays()
+  arrays["edge\nindex\x07"] = arrays.pop("edge_index")
+  with pytest.raises(npz.NpzError) as caught:
+    npz.read_tile(_save(tmp_path / "g.npz", arrays))
+  assert r"edge index\x07" in str(caught.value) and str(caught.value).isprintable()
+
+
+
 @pytest.mark.parametrize("kind", ["tile", "layout"])
 def test_extra_array_is_named(tmp_path, kind):
   _expect_change_refused(tmp_path, kind, "notes", np.zeros(3), "is not expected")

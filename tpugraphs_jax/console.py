@@ -21,6 +21,16 @@ def say(text: str) -> None:
   _write(text, sys.stdout)
 
 
+def one_line(said: object) -> str:
+  """A text, or what an error says, in one line of printable characters.
+
+  Characters that cannot be printed, such as those of names in a damaged file, are written
+  as escapes. An error that says nothing is told by the name of its type.
+  """
+  words = " ".join(str(said).split()) or type(said).__name__
+  return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+
+
 def bar(is_wanted: bool) -> bool | None:
   """The argument `disable` of a `tqdm` bar: shown where it is wanted and on a terminal."""
   return None if is_wanted else True

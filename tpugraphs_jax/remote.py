@@ -182,7 +182,7 @@ def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
   try:
     mirror.push()
   except Exception as error:  # of whatever file system it is
-    raise OSError(f"{place} cannot be written ({_one_line(error)}): what the run made stays in "
+    raise OSError(f"{place} cannot be written ({console.one_line(error)}): what the run made stays in "
                   f"{folder}") from error
   shutil.rmtree(folder, ignore_errors=True)
 
@@ -197,7 +197,7 @@ def _sending_along(mirror: _Mirror, place: str) -> contextlib.AbstractContextMan
     except Exception as error:  # of whatever file system it is
       if not told:
         logging.warning("%s cannot be written (%s): tried again every %.0f s", place,
-                        _one_line(error), _PUSH_SECONDS)
+                        console.one_line(error), _PUSH_SECONDS)
       told.append(error)
 
   return repeated(send_now, _PUSH_SECONDS, name="bucket")
@@ -286,7 +286,7 @@ def _system(place: str | os.PathLike[str]) -> tuple[Any, str]:
   except (ImportError, ValueError) as error:
     extra = _EXTRAS.get(protocol)
     advice = f": pip install 'tpugraphs-jax[{extra}]'" if extra else ""
-    raise ValueError(f"{place} cannot be reached ({_one_line(error)}){advice}") from None
+    raise ValueError(f"{place} cannot be reached ({console.one_line(error)}){advice}") from None
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -301,6 +301,3 @@ def _write(path: Path, value: Any) -> None:
   beside.write_text(json.dumps(value), encoding="utf-8")
   os.replace(beside, path)
 
-
-def _one_line(error: BaseException) -> str:
-  return " ".join(str(error).split()) or type(error).__name__

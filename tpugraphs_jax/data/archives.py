@@ -12,7 +12,7 @@ import zlib
 
 import tqdm
 
-from tpugraphs_jax import graph
+from tpugraphs_jax import console, graph
 
 _BLOCK_BYTES = 1 << 20
 
@@ -42,7 +42,7 @@ def unpack(archive: Path, collection: str, folder: Path, *, is_checked: bool = T
   except (tarfile.TarError, EOFError, zlib.error, DownloadError) as error:
     shutil.rmtree(staging, ignore_errors=True)
     raise DownloadError(
-        f"{archive}: damaged archive ({one_line(error)}); delete it and run again"
+        f"{archive}: damaged archive ({console.one_line(error)}); delete it and run again"
     ) from error
   folder.parent.mkdir(parents=True, exist_ok=True)
   os.replace(staging, folder)
@@ -97,7 +97,3 @@ def _is_whole(path: Path, *, is_checked: bool) -> bool:
   except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
     return False
 
-
-def one_line(error: BaseException) -> str:
-  """What an error says, without line breaks; its type where it says nothing."""
-  return " ".join(str(error).split()) or type(error).__name__

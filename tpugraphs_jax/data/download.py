@@ -28,6 +28,7 @@ import urllib.request
 import tqdm
 
 from tpugraphs_jax import collections
+from tpugraphs_jax import console
 from tpugraphs_jax import graph
 from tpugraphs_jax import remote
 from tpugraphs_jax.data import archives
@@ -134,7 +135,7 @@ def fetch(url: str, path: Path) -> bool:
       if isinstance(error, urllib.error.HTTPError):
         error.close()
         if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
-          reason = archives.one_line(error.reason)
+          reason = console.one_line(error.reason)
           raise archives.DownloadError(
               f"{url}: the server answers {error.code} {reason}; check --base_url"
           ) from error
@@ -143,7 +144,7 @@ def fetch(url: str, path: Path) -> bool:
       furthest = max(furthest, _size(part))
       if futile == _FUTILE_ATTEMPTS:
         raise archives.DownloadError(
-            f"{url}: {archives.one_line(error)}; check the network and run again, "
+            f"{url}: {console.one_line(error)}; check the network and run again, "
             f"{_size(part):,} bytes are kept"
         ) from error
       time.sleep(_PAUSE_SECONDS)

@@ -18,6 +18,7 @@ import zipfile
 import numpy as np
 
 from tpugraphs_jax import atomic
+from tpugraphs_jax import console
 
 _SUFFIX = ".npy"
 _HEADER_READERS = {
@@ -54,7 +55,7 @@ class NpzArchive(contextlib.AbstractContextManager):
       self._zip = zipfile.ZipFile(self.path)
     except Exception as error:  # zipfile raises half a dozen types on bad bytes
       raise NpzError(f"{self.path}: not a complete .npz archive "
-                     f"({_one_line(error)}); {_REMEDY}") from error
+                     f"({_told(error)}); {_REMEDY}") from error
 
   def __exit__(self, *exc_info) -> None:
     self._zip.close()
@@ -66,7 +67,7 @@ class NpzArchive(contextlib.AbstractContextManager):
 
   def fail(self, name: str, message: str) -> NoReturn:
     """Raises the one-line error for array `name`."""
-    raise NpzError(f"{self.path}: {name} {message}")
+    raise NpzError(console.one_line(f"{self.path}: {name} {message}"))
 
   def member(self, name: str) -> Member:
     """Shape and dtype of an array, without reading it."""
@@ -114,7 +115,7 @@ class NpzArchive(contextlib.AbstractContextManager):
     except NpzError:
       raise
     except Exception as error:  # zipfile, zlib and numpy raise a dozen types
-      raise NpzError(f"{self.path}: {name} is damaged ({_one_line(error)}); "
+      raise NpzError(f"{self.path}: {name} is damaged ({_told(error)}); "
                      f"{_REMEDY}") from error
 
   def _check_size(self, name: str, member: Member, stored: int) -> None:
@@ -171,5 +172,5 @@ def _memory_bytes() -> int:
   return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _one_line(error: Exception) -> str:
-  return " ".join(f"{type(error).__name__}: {error}".split())
+def _told(error: Exception) -> str:
+  return console.one_line(f"{type(error).__name__}: {error}")
