@@ -115,6 +115,16 @@ def test_cut_and_flipped_bytes_never_give_a_model(tmp_path):
       assert found.about == {"step": 7} and found.params["scale"] == np.float32(0.5)
 
 
+def test_names_that_cannot_be_printed_are_escaped(tmp_path):
+  path = tmp_path / artefact.FILE
+  artefact.save(path, made())
+  start, end = path.read_bytes().rsplit(b"params/scale", 1)  # in the archive's directory
+  path.write_bytes(start + b"params/sc\a\ne" + end)
+  with pytest.raises(ValueError, match="damaged") as error:
+    artefact.load(path)
+  assert str(error.value).isprintable()
+
+
 def test_a_missing_file_says_so(tmp_path):
   with pytest.raises(FileNotFoundError, match="model.npz is missing: name a folder that a model"):
     artefact.load(tmp_path / artefact.FILE)

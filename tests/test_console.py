@@ -87,6 +87,7 @@ def test_bars_are_for_terminals(stream, is_wanted, is_shown):
 @pytest.mark.parametrize("said, expected", [
     ("plain", "plain"), ("two\nlines\r\n", "two lines"), ("bell\a", r"bell\x07"),
     ("naïve 図", "naïve 図"), (ValueError(), "ValueError"), (OSError("a\n b"), "a b"),
+    ("two  spaces", "two  spaces"),
     ("a\u2028b\ud800", r"a b\ud800")])
 def test_one_line_has_no_more_than_one_and_can_be_printed(said, expected):
   assert console.one_line(said) == expected

@@ -27,7 +27,8 @@ def one_line(said: object) -> str:
   Characters that cannot be printed, such as those of names in a damaged file, are written
   as escapes. An error that says nothing is told by the name of its type.
   """
-  words = " ".join(str(said).split()) or type(said).__name__
+  lines = (line.strip() for line in str(said).splitlines())
+  words = " ".join(filter(None, lines)) or type(said).__name__
   return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
 
 

@@ -28,7 +28,14 @@ _HEADER_READERS = {
 
 
 class NpzError(ValueError):
-  """A defect of an input file, in one line that names the file and the array."""
+  """A defect of an input file, in one line that names the file and the array.
+
+  Args:
+    message: what is wrong; names from the file in it may have any characters.
+  """
+
+  def __init__(self, message: str):
+    super().__init__(console.one_line(message))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +62,7 @@ class NpzArchive(contextlib.AbstractContextManager):
       self._zip = zipfile.ZipFile(self.path)
     except Exception as error:  # zipfile raises half a dozen types on bad bytes
       raise NpzError(f"{self.path}: not a complete .npz archive "
-                     f"({_told(error)}); {_REMEDY}") from error
+                     f"({type(error).__name__}: {error}); {_REMEDY}") from error
 
   def __exit__(self, *exc_info) -> None:
     self._zip.close()
@@ -67,7 +74,7 @@ class NpzArchive(contextlib.AbstractContextManager):
 
   def fail(self, name: str, message: str) -> NoReturn:
     """Raises the one-line error for array `name`."""
-    raise NpzError(console.one_line(f"{self.path}: {name} {message}"))
+    raise NpzError(f"{self.path}: {name} {message}")
 
   def member(self, name: str) -> Member:
     """Shape and dtype of an array, without reading it."""
@@ -115,7 +122,7 @@ class NpzArchive(contextlib.AbstractContextManager):
     except NpzError:
       raise
     except Exception as error:  # zipfile, zlib and numpy raise a dozen types
-      raise NpzError(f"{self.path}: {name} is damaged ({_told(error)}); "
+      raise NpzError(f"{self.path}: {name} is damaged ({type(error).__name__}: {error}); "
                      f"{_REMEDY}") from error
 
   def _check_size(self, name: str, member: Member, stored: int) -> None:
@@ -170,7 +177,3 @@ def _read_header(stream: IO[bytes]) -> Member:
 def _memory_bytes() -> int:
   """All memory of this machine."""
   return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _told(error: Exception) -> str:
-  return console.one_line(f"{type(error).__name__}: {error}")
