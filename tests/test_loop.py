@@ -1,5 +1,7 @@
 """Stopping and resuming equals never stopping; nothing is lost on the way."""
 
+import contextlib
+import itertools
 import json
 import math
 import os
@@ -124,6 +126,24 @@ def test_arrays_of_an_evaluation_become_histograms_and_nothing_else(tmp_path, mo
   assert [step for step, _ in shown] == [4, 8, 12] and found == [{"opa": 0.5}]
   assert all(list(values) == ["valid_sample/opa_by_graph"] for _, values in shown)
   assert not any("opa_by_graph" in name for row in read_metrics(tmp_path) for name in row)
+
+
+def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path):
+  improving, used = itertools.count(), []
+  evaluate = lambda params: {"opa": float(next(improving))}
+
+  def cut_off(params, step, metrics):
+    if step == toy.STEPS:
+      raise KeyboardInterrupt("a kill")
+
+  with pytest.raises(KeyboardInterrupt):
+    run(tmp_path, evaluate=evaluate, on_best=cut_off)
+  run(tmp_path, evaluate=evaluate, resume=True,
+      on_best=lambda params, step, metrics: used.append((step, params)))
+  ((step, params),) = used
+  assert step == toy.STEPS
+  with contextlib.closing(checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS)) as checkpoints:
+    assert_same(params, checkpoints.best_params().params)
 
 
 @pytest.mark.parametrize(

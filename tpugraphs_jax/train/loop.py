@@ -95,7 +95,7 @@ def train(
     resume: go on from the newest checkpoint in `workdir`, if there is one.
     config: fields that a checkpoint to be resumed must agree with.
     on_best: called with parameters, step and metrics whenever an evaluation was the
-      best so far, after its checkpoint was saved.
+      best so far, before its checkpoint is saved; after a kill again.
     **schedule: fields of `Schedule`.
 
   Raises:
@@ -303,9 +303,9 @@ class _Loop:
     self.report.histograms(self.step, {
         f"{SAMPLE}/{name}": value for name, value in found.items() if np.ndim(value)})
     self._write_row()
-    self._save(value=value)
     if is_best and self.on_best is not None:
-      self.on_best(params, self.step, metrics)
+      self.on_best(params, self.step, metrics)  # a run killed before it is saved comes here again
+    self._save(value=value)
     text = f"{self.metric} {value:.4f}"
     if progress.best_step is not None:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
