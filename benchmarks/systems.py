@@ -12,6 +12,8 @@ the validation split is judged, on the test split. Every finished run is a JSON 
 working folder (`benchmarks/races`): a second call makes the missing runs, and two calls may
 share the work by seeds, each on a core of its own (`--core`). A system is a preset, a
 variant, or one of them with fields changed: `--systems tables tables+loss.noise=0.01`.
+Several of them joined by `&` are an ensemble, which has three times the budget for all of
+its members together: `--systems "tables&tables&tenth"`. It averages scores between 0 and 1.
 """
 
 from __future__ import annotations
@@ -26,22 +28,21 @@ import runpy
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Any
 
-import jax
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import atomic, collections
 from tpugraphs_jax.predict import artefact, judge
-from tpugraphs_jax.run import configs, jobs, phases
-from tpugraphs_jax.train import parallel, report
+from tpugraphs_jax.run import configs, jobs
+from tpugraphs_jax.train import parallel
 import quality
+import race_run
+from race_run import OWN
 import timing
 
-OWN = "layout:own:programs"
 COLLECTIONS = ("layout:xla:random", "layout:nlp:default", "tile:xla", OWN)
 # What decides, what else is told, and whether the smaller number is the better one.
 HEADLINES = {"layout": "kendaltau", "tile": "slowdown1"}
@@ -54,10 +55,15 @@ OTHERS = {"layout": {"tables": "tables", "sage": "", "official": "official"},
           "tile": {"recommended": "recommended", "official": ""}}
 # Published for one source of programs alone.
 _ONLY = {"second_xla": "xla", "second_nlp": "nlp"}
+# Ensembles, by collection: what may train for three times the budget.
+ENSEMBLES = {
+    "layout:xla:random": ("tables&tables&tables",),
+    "layout:nlp:default": ("tables&tables&tables",),
+    "tile:xla": ("recommended&recommended&recommended",),
+    OWN: (),
+}
+_ENSEMBLE_BUDGETS = 3
 _OWN_SEGMENT = 100  # nodes; own programs have a few hundred
-_TIMED_STEPS, _TIMED_SECONDS = 30, 15.0  # to plan a run
-_STEPS_PER_EPOCH = 500
-_STATES = 6  # of which one is chosen where a split is left to judge it on
 
 
 def kind_of(collection: str) -> str:
@@ -74,7 +80,15 @@ def systems_of(kind: str) -> dict[str, str]:
 def racing(collection: str) -> list[str]:
   """The systems that race on a collection: all but what was published for other programs."""
   kind, source, *_ = collection.split(":")
-  return [name for name in systems_of(kind) if source in (_ONLY.get(name, source), "own")]
+  singles = [name for name in systems_of(kind) if source in (_ONLY.get(name, source), "own")]
+  return [*singles, *ENSEMBLES[collection]]
+
+
+def members_of(collection: str, system: str, seed: int, data_root: str) -> list[Any]:
+  """The configs of a system: one, or one for each member of an ensemble, with other seeds."""
+  names = system.split("&")
+  return [config_of(collection, name, seed + 1000 * number, data_root)
+          for number, name in enumerate(names)]
 
 
 def config_of(collection: str, system: str, seed: int, data_root: str):
@@ -101,125 +115,13 @@ def _field(change: str) -> tuple[str, Any]:
     return name, text
 
 
-class Steps:
-  """Training steps one after the other, and the CPU seconds of those that compiled nothing."""
-
-  def __init__(self, phase: phases.Phase):
-    self._phase, self._state = phase, parallel.replicate(phase.state)
-    self._compilations = timing.Compilations()
-    self.taken, self._timed, self._seconds, self.loss = 0, 0, 0.0, 0.0
-
-  @property
-  def mean_seconds(self) -> float:
-    return self._seconds / max(self._timed, 1)
-
-  @property
-  def seconds(self) -> float:
-    """Of all steps, those that compiled counted like the others."""
-    return self.taken * self.mean_seconds
-
-  @property
-  def params(self) -> Any:
-    return parallel.unreplicate(self._state).eval_params
-
-  def take(self) -> None:
-    compiled, started = self._compilations.count, time.process_time()
-    self._state, metrics = self._phase.train_step(self._state, next(self._phase.batches))
-    self.loss = float(parallel.unreplicate(metrics)["loss"])
-    self.taken += 1
-    if self._compilations.count == compiled:
-      self._timed += 1
-      self._seconds += time.process_time() - started
-
-
-def planned(config, steps: int):
-  """The same config for about so many steps, in epochs of a length that is quickly planned."""
-  config = config.copy_and_resolve_references()
-  config.train.epochs = max(1, steps // _STEPS_PER_EPOCH)
-  config.batch.slates_per_epoch = round(steps / config.train.epochs) * config.batch.graphs
-  return config
-
-
-def phase_of(config, job: jobs.Job, graphs: Sequence[Any], folder: Path) -> phases.Phase:
-  """The first phase of training; a second one, of the head alone, takes no part."""
-  return phases.first_phase(config, job.ranker, graphs, job.data.targets, folder)
-
-
-def seconds_per_step(config, job: jobs.Job, graphs: Sequence[Any]) -> float:
-  """CPU seconds of a step, from some of them."""
-  with tempfile.TemporaryDirectory() as folder:
-    steps = Steps(phase_of(planned(config, 2 * _TIMED_STEPS), job, graphs, Path(folder)))
-    while steps.taken < 2 * _TIMED_STEPS and not (
-        steps.seconds > _TIMED_SECONDS or steps.taken >= _TIMED_STEPS and steps.mean_seconds):
-      steps.take()
-  return steps.mean_seconds
-
-
-def measure(config, folder: Path, *, budget: float) -> dict[str, Any]:
-  """Trains for `budget` CPU seconds; quality, cost and versions."""
-  job, compilations = jobs.Job.of(config), timing.Compilations()
-  raw = jobs.trainable(job, job.data.load(config.data_root, "train"))
-  job.fit(raw)
-  graphs = job.prepare(raw)
-  total = max(1, round(budget / max(seconds_per_step(config, job, graphs), 1e-6)))
-  phase = phase_of(planned(config, total), job, graphs, folder)
-  steps, total = Steps(phase), phase.epochs * phase.plan.steps_per_epoch
-  final, choosing = judged_split(job), None
-  saved = {max(1, total >> halvings) for halvings in range(_STATES)}
-  best: tuple[float, int, Any] = (-np.inf, 0, None)  # quality, steps, parameters
-  while steps.taken < total and steps.seconds < budget:
-    steps.take()
-    if not np.isfinite(steps.loss):
-      return {"error": f"the loss is {steps.loss} after {steps.taken} of {total} steps"}
-    if final != "valid" and steps.taken in saved:
-      choosing = choosing or Examined(job, "valid")
-      best = max(best, (choosing.judge(phase.scorer, steps.params)["kendaltau"], steps.taken,
-                        jax.device_get(steps.params)), key=lambda state: state[:2])
-  peak_mib = report.peak_memory()[1] / 2**20
-  chosen = {} if final == "valid" else {"valid_kendaltau": best[0], "chosen_steps": best[1]}
-  params = steps.params if final == "valid" else best[2]
-  return chosen | Examined(job, final).judge(phase.scorer, params) | {
-      "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
-      "steps": steps.taken, "planned_steps": total, "step_ms": 1e3 * steps.mean_seconds,
-      "train_cpu_s": steps.seconds, "compile_s": compilations.seconds, "peak_mib": peak_mib,
-      "machine": timing.machine(), "versions": report.versions()}
-
-
-def judged_split(job: jobs.Job) -> str:
-  """The split of which figures are told: the released test splits have no labels."""
-  return "test" if job.data.collection.name == OWN else "valid"
-
-
-class Examined:
-  """The labelled graphs of a split, and what a ranker is worth on them."""
-
-  def __init__(self, job: jobs.Job, split: str):
-    self._ranker = job.ranker
-    self._graphs = job.prepare(jobs.judged(job.data.load(job.config.data_root, split)))
-    self._ids = [job.data.validation_ids(graph.name, graph.configs) for graph in self._graphs]
-    self._chunk = job.config.eval.configs
-    self._is_compiled = False
-
-  def judge(self, scorer: Any, params: Any) -> dict[str, float]:
-    """Means over graphs, and the CPU seconds that scoring them takes."""
-    if not self._is_compiled:
-      first = [ids[:self._chunk] for ids in self._ids]
-      self._ranker.score(scorer, params, self._graphs, first)
-      self._is_compiled = True
-    started = time.process_time()
-    scores = self._ranker.score(scorer, params, self._graphs, self._ids)
-    seconds = time.process_time() - started
-    means = judge.judge(self._ranker.collection, self._graphs, self._ids, scores)[1]
-    return means | {"rank_cpu_s": seconds}
-
-
 def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
   """What a random order gives, and the runtimes without noise where they are known."""
   if collection != OWN:
     case = quality.CASES[collection]._replace(columns=COLUMNS[kind_of(collection)])
     return quality.bounds(case, collection, data_root)
   job = jobs.Job.of(config_of(collection, "official", 0, data_root))
-  graphs = jobs.judged(job.data.load(data_root, judged_split(job)))
+  graphs = jobs.judged(job.data.load(data_root, race_run.judged_split(job)))
   ids = [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
   return {"random": judge.random_order(collections.Collection(collection), graphs, ids)}
 
@@ -321,10 +223,11 @@ def run_here(args: argparse.Namespace) -> None:
   if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {args.core})
   (collection,), (system,), (seed,) = args.collections, args.systems, args.seeds
-  config = config_of(collection, system, seed, root_of(args, collection))
+  members = members_of(collection, system, seed, root_of(args, collection))
+  minutes = args.minutes * (_ENSEMBLE_BUDGETS if len(members) > 1 else 1)
   parallel.use_compilation_cache(args.workdir / "compilation_cache")
   with tempfile.TemporaryDirectory() as folder:
-    timing.write(measure(config, Path(folder), budget=60 * args.minutes), args.out)
+    timing.write(race_run.measure(members, Path(folder), budget=60 * minutes), args.out)
 
 
 def race(args: argparse.Namespace) -> dict[str, Any]:

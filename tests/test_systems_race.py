@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import pathlib
 import sys
 
 import commands
@@ -83,6 +84,7 @@ def test_two_systems_race_and_a_second_call_makes_what_is_missing(command, tmp_p
 
 
 def test_of_own_programs_the_best_state_on_valid_is_judged_on_test(command, tmp_path, monkeypatch):
+  import race_run
   import systems
   asked = []
 
@@ -93,12 +95,16 @@ def test_of_own_programs_the_best_state_on_valid_is_judged_on_test(command, tmp_
       asked.append((job.data.collection.name, split))
       self._split, self._seen = split, []
 
-    def judge(self, scorer, params):
+    def scores(self, scorer, params):
       self._seen.append(params)
       asked.append((self._split, len(self._seen), params))
-      return dict.fromkeys(systems.COLUMNS["layout"], float(len(self._seen) == 2)) | {"rank_cpu_s": 1.0}
-  monkeypatch.setattr(systems, "Examined", Examined)
-  monkeypatch.setattr(systems, "seconds_per_step", lambda *unused: 54.0)  # 10 steps in 9 minutes
+      return [], 1.0
+
+    def judge(self, scores):
+      return dict.fromkeys(systems.COLUMNS["layout"], float(len(self._seen) == 2))
+
+  monkeypatch.setattr(race_run, "Examined", Examined)
+  monkeypatch.setattr(race_run, "seconds_per_step", lambda *unused: 54.0)  # 10 steps in 9 minutes
   command("--collections", systems.OWN, "--workdir", tmp_path, "--core", "0", "--seeds", "0",
           "--minutes", "9", "--systems", "official,ci")
   (path,) = (tmp_path / "runs").iterdir()
@@ -131,8 +137,58 @@ def test_what_was_published_for_some_programs_races_on_these_and_on_own_ones():
   seconds = {"second_xla", "second_nlp"}
   assert seconds & set(systems.racing("layout:xla:random")) == {"second_xla"}
   assert seconds & set(systems.racing("layout:nlp:default")) == {"second_nlp"}
-  assert set(systems.racing(systems.OWN)) == set(systems.systems_of("layout"))
-  assert set(systems.racing("tile:xla")) == set(systems.systems_of("tile"))
+  assert {*systems.systems_of("layout")} == {
+      system for system in systems.racing(systems.OWN) if "&" not in system}
+  assert {*systems.systems_of("tile")} < {*systems.racing("tile:xla")}
+
+
+@pytest.mark.parametrize("collection", ["layout:xla:random", "layout:nlp:default", "tile:xla"])
+def test_ensembles_have_at_most_five_members_with_other_seeds(collection):
+  import systems
+  for system in systems.ENSEMBLES[collection]:
+    members = systems.members_of(collection, system, 2, "")
+    assert 1 < len(members) <= 5
+    assert [config.seed for config in members] == [2 + 1000 * n for n in range(len(members))]
+    assert [config.to_dict() | {"seed": 2} for config in members] == [
+        systems.config_of(collection, name, 2, "").to_dict() for name in system.split("&")]
+
+
+def test_an_ensemble_shares_three_budgets_and_averages_scores_between_0_and_1(monkeypatch):
+  import race_run
+  made = {"a": [np.array([1.0, 3, 2]), np.array([5.0, 5])], "b": [np.array([0.0, 10, 10]), np.array([2.0, 1])]}
+  judged, budgets = [], []
+
+  class Examined:
+    def judge(self, scores):
+      judged.extend(scores)
+      return {"kendaltau": 0.5}
+
+  def train(config, folder, *, budget):
+    budgets.append(budget)
+    return race_run.Trained(Examined(), made[config], dict.fromkeys(race_run._SUMS, 2) | {
+        "step_ms": 4.0, "peak_mib": 7.0})
+
+  monkeypatch.setattr(race_run, "train", train)
+  found = race_run.measure(["a", "b"], pathlib.Path("."), budget=180)
+  assert budgets == [90, 90] and found["members"] == 2 and found["steps"] == 4
+  assert found["step_ms"] == 4 and found["peak_mib"] == 7
+  np.testing.assert_allclose(judged[0], [0, 1, 0.75])
+  np.testing.assert_allclose(judged[1], [0.5, 0])
+  judged.clear()
+  race_run.measure(["a"], pathlib.Path("."), budget=180)
+  assert budgets[-1] == 180
+  np.testing.assert_array_equal(judged[0], made["a"][0])  # as they are
+
+
+def test_a_member_that_diverged_takes_its_ensemble_with_it(monkeypatch):
+  import race_run
+
+  def train(config, folder, *, budget):
+    raise race_run.Diverged("the loss is nan after 1 of 2 steps")
+
+  monkeypatch.setattr(race_run, "train", train)
+  assert race_run.measure(["a", "b"], pathlib.Path("."), budget=1) == {
+      "error": "the loss is nan after 1 of 2 steps"}
 
 
 def test_fields_of_a_system_are_changed_by_name():
@@ -146,9 +202,10 @@ def test_fields_of_a_system_are_changed_by_name():
 
 @pytest.mark.parametrize("steps", [1, 123, 999, 1000, 54321])
 def test_the_schedule_ends_with_the_planned_steps(steps):
+  import race_run
   import systems
   before = systems.config_of("layout:xla:random", "tables", 0, "")
-  config = systems.planned(before, steps)
+  config = race_run.planned(before, steps)
   found = config.train.epochs * config.batch.slates_per_epoch / config.batch.graphs
   assert abs(found - steps) <= config.train.epochs / 2  # less than a tenth of a percent
   assert config.batch.slates_per_epoch <= 1000 * config.batch.graphs

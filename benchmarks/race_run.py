@@ -1,0 +1,196 @@
+"""One run of the race: some CPU seconds of training, then what the ranker is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tpugraphs_jax.predict import ensemble, judge
+from tpugraphs_jax.run import jobs, phases
+from tpugraphs_jax.train import parallel, report
+import timing
+
+OWN = "layout:own:programs"
+_COMBINE = ensemble.COMBINATIONS["min_max"]  # members differ in the scale of their scores
+_TIMED_STEPS, _TIMED_SECONDS = 30, 15.0  # to plan a run
+_STEPS_PER_EPOCH = 500
+_STATES = 6  # of which one is chosen where a split is left to judge it on
+_SUMS = ("parameters", "steps", "planned_steps", "train_cpu_s", "compile_s", "rank_cpu_s")
+
+
+class Trained(NamedTuple):
+  """A ranker after its training.
+
+  Attributes:
+    examined: the graphs that it is judged on.
+    scores: of their configurations, `[n]` float32 for each graph.
+    figures: what its training and ranking took.
+  """
+
+  examined: Examined
+  scores: list[np.ndarray]
+  figures: dict[str, Any]
+
+
+class Diverged(Exception):
+  """A loss that is not finite."""
+
+
+class Steps:
+  """Training steps one after the other, and the CPU seconds of those that compiled nothing."""
+
+  def __init__(self, phase: phases.Phase):
+    self._phase, self._state = phase, parallel.replicate(phase.state)
+    self._compilations = timing.Compilations()
+    self.taken, self._timed, self._seconds, self.loss = 0, 0, 0.0, 0.0
+
+  @property
+  def mean_seconds(self) -> float:
+    return self._seconds / max(self._timed, 1)
+
+  @property
+  def seconds(self) -> float:
+    """Of all steps, those that compiled counted like the others."""
+    return self.taken * self.mean_seconds
+
+  @property
+  def params(self) -> Any:
+    return parallel.unreplicate(self._state).eval_params
+
+  def take(self) -> None:
+    compiled, started = self._compilations.count, time.process_time()
+    self._state, metrics = self._phase.train_step(self._state, next(self._phase.batches))
+    self.loss = float(parallel.unreplicate(metrics)["loss"])
+    self.taken += 1
+    if self._compilations.count == compiled:
+      self._timed += 1
+      self._seconds += time.process_time() - started
+
+
+class Examined:
+  """The labelled graphs of a split, and what a ranker is worth on them."""
+
+  def __init__(self, job: jobs.Job, split: str):
+    self._ranker = job.ranker
+    self._graphs = job.prepare(jobs.judged(job.data.load(job.config.data_root, split)))
+    self._ids = [job.data.validation_ids(graph.name, graph.configs) for graph in self._graphs]
+    self._chunk = job.config.eval.configs
+    self._is_compiled = False
+
+  def scores(self, scorer: Any, params: Any) -> tuple[list[np.ndarray], float]:
+    """Scores of all graphs, and the CPU seconds that they take without compilation."""
+    if not self._is_compiled:
+      first = [ids[:self._chunk] for ids in self._ids]
+      self._ranker.score(scorer, params, self._graphs, first)
+      self._is_compiled = True
+    started = time.process_time()
+    scores = self._ranker.score(scorer, params, self._graphs, self._ids)
+    return scores, time.process_time() - started
+
+  def judge(self, scores: Sequence[np.ndarray]) -> dict[str, float]:
+    """Means over graphs."""
+    return judge.judge(self._ranker.collection, self._graphs, self._ids, scores)[1]
+
+
+def planned(config, steps: int):
+  """The same config for about so many steps, in epochs of a length that is quickly planned."""
+  config = config.copy_and_resolve_references()
+  config.train.epochs = max(1, steps // _STEPS_PER_EPOCH)
+  config.batch.slates_per_epoch = round(steps / config.train.epochs) * config.batch.graphs
+  return config
+
+
+def phase_of(config, job: jobs.Job, graphs: Sequence[Any], folder: Path) -> phases.Phase:
+  """The first phase of training; a second one, of the head alone, takes no part."""
+  return phases.first_phase(config, job.ranker, graphs, job.data.targets, folder)
+
+
+def seconds_per_step(config, job: jobs.Job, graphs: Sequence[Any]) -> float:
+  """CPU seconds of a step, from some of them."""
+  with tempfile.TemporaryDirectory() as folder:
+    steps = Steps(phase_of(planned(config, 2 * _TIMED_STEPS), job, graphs, Path(folder)))
+    while steps.taken < 2 * _TIMED_STEPS and not (
+        steps.seconds > _TIMED_SECONDS or steps.taken >= _TIMED_STEPS and steps.mean_seconds):
+      steps.take()
+  return steps.mean_seconds
+
+
+def judged_split(job: jobs.Job) -> str:
+  """The split of which figures are told: the released test splits have no labels."""
+  return "test" if job.data.collection.name == OWN else "valid"
+
+
+def train(config, folder: Path, *, budget: float) -> Trained:
+  """Trains for `budget` CPU seconds; raises `Diverged`."""
+  job, compilations = jobs.Job.of(config), timing.Compilations()
+  raw = jobs.trainable(job, job.data.load(config.data_root, "train"))
+  job.fit(raw)
+  graphs = job.prepare(raw)
+  total = max(1, round(budget / max(seconds_per_step(config, job, graphs), 1e-6)))
+  phase = phase_of(planned(config, total), job, graphs, folder)
+  steps, total = Steps(phase), phase.epochs * phase.plan.steps_per_epoch
+  chosen, params = _best_of(steps, phase, job, total=total, budget=budget)
+  peak_mib = report.peak_memory()[1] / 2**20
+  examined = Examined(job, judged_split(job))
+  scores, seconds = examined.scores(phase.scorer, params)
+  return Trained(examined, scores, chosen | {
+      "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
+      "steps": steps.taken, "planned_steps": total, "step_ms": 1e3 * steps.mean_seconds,
+      "train_cpu_s": steps.seconds, "compile_s": compilations.seconds, "rank_cpu_s": seconds,
+      "peak_mib": peak_mib})
+
+
+def _best_of(
+    steps: Steps, phase: phases.Phase, job: jobs.Job, *, total: int, budget: float
+) -> tuple[dict[str, float], Any]:
+  """Takes all steps: the last parameters, or the best where the validation split may choose."""
+  chooses = judged_split(job) != "valid"
+  saved = {max(1, total >> halvings) for halvings in range(_STATES)} if chooses else set()
+  best, examined = (-np.inf, 0, None), None  # quality, steps, parameters
+  while steps.taken < total and steps.seconds < budget:
+    steps.take()
+    if not np.isfinite(steps.loss):
+      raise Diverged(f"the loss is {steps.loss} after {steps.taken} of {total} steps")
+    if steps.taken in saved:
+      examined = examined or Examined(job, "valid")
+      quality = examined.judge(examined.scores(phase.scorer, steps.params)[0])["kendaltau"]
+      best = max(best, (quality, steps.taken, jax.device_get(steps.params)),
+                 key=lambda state: state[:2])
+  if not chooses:
+    return {}, steps.params
+  return {"valid_kendaltau": best[0], "chosen_steps": best[1]}, best[2]
+
+
+def measure(members: Sequence[Any], folder: Path, *, budget: float) -> dict[str, Any]:
+  """Quality, cost and versions of a ranker, or of several as one.
+
+  Args:
+    members: a config for each ranker.
+    folder: for files of their training.
+    budget: CPU seconds of training for all members together, in equal parts.
+
+  Returns:
+    Figures by name; the error alone where a loss was not finite.
+  """
+  trained = []
+  for number, config in enumerate(members):
+    try:
+      trained.append(train(config, folder / str(number), budget=budget / len(members)))
+    except Diverged as error:
+      return {"error": str(error)}
+  of_each = [member.figures for member in trained]
+  figures = of_each[0] | {name: sum(found[name] for found in of_each) for name in _SUMS}
+  scores = trained[0].scores
+  if len(trained) > 1:
+    figures["step_ms"] = float(np.mean([found["step_ms"] for found in of_each]))
+    figures["peak_mib"] = of_each[-1]["peak_mib"]
+    scores = [np.mean([_COMBINE(part) for part in parts], axis=0)
+              for parts in zip(*(member.scores for member in trained))]
+  return trained[0].examined.judge(scores) | figures | {
+      "members": len(trained), "machine": timing.machine(), "versions": report.versions()}
