@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import dataclasses
 from pathlib import Path
 import tempfile
 import time
@@ -74,11 +75,10 @@ class Steps:
 
 
 class Examined:
-  """The labelled graphs of a split, and what a ranker is worth on them."""
+  """Prepared graphs of a split that has labels, and what a ranker is worth on them."""
 
-  def __init__(self, job: jobs.Job, split: str):
-    self._ranker = job.ranker
-    self._graphs = job.prepare(jobs.judged(job.data.load(job.config.data_root, split)))
+  def __init__(self, job: jobs.Job, graphs: Sequence[Any]):
+    self._ranker, self._graphs = job.ranker, graphs
     self._ids = [job.data.validation_ids(graph.name, graph.configs) for graph in self._graphs]
     self._chunk = job.config.eval.configs
     self._is_compiled = False
@@ -98,23 +98,28 @@ class Examined:
     return judge.judge(self._ranker.collection, self._graphs, self._ids, scores)[1]
 
 
-def planned(config, steps: int):
-  """The same config for about so many steps, in epochs of a length that is quickly planned."""
-  config = config.copy_and_resolve_references()
-  config.train.epochs = max(1, steps // _STEPS_PER_EPOCH)
-  config.batch.slates_per_epoch = round(steps / config.train.epochs) * config.batch.graphs
-  return config
+def planned(job: jobs.Job, steps: int) -> jobs.Job:
+  """The same job for about so many steps, in epochs of a length that is quickly planned."""
+  epochs = max(1, steps // _STEPS_PER_EPOCH)
+  of_each = max(1, round(steps / epochs / (1 + len(job.also))))  # collections take turns
+
+  def lasting(part: jobs.Job) -> jobs.Job:
+    config = part.config.copy_and_resolve_references()
+    config.train.epochs, config.batch.slates_per_epoch = epochs, of_each * config.batch.graphs
+    return dataclasses.replace(part, config=config)
+
+  return dataclasses.replace(lasting(job), also=tuple(map(lasting, job.also)))
 
 
-def phase_of(config, job: jobs.Job, graphs: Sequence[Any], folder: Path) -> phases.Phase:
+def phase_of(job: jobs.Job, prepared: jobs.Prepared, folder: Path, *, steps: int) -> phases.Phase:
   """The first phase of training; a second one, of the head alone, takes no part."""
-  return phases.first_phase(config, job.ranker, graphs, job.data.targets, folder)
+  return jobs.phase_of(planned(job, steps), prepared, folder)
 
 
-def seconds_per_step(config, job: jobs.Job, graphs: Sequence[Any]) -> float:
+def seconds_per_step(job: jobs.Job, prepared: jobs.Prepared) -> float:
   """CPU seconds of a step, from some of them."""
   with tempfile.TemporaryDirectory() as folder:
-    steps = Steps(phase_of(planned(config, 2 * _TIMED_STEPS), job, graphs, Path(folder)))
+    steps = Steps(phase_of(job, prepared, Path(folder), steps=2 * _TIMED_STEPS))
     while steps.taken < 2 * _TIMED_STEPS and not (
         steps.seconds > _TIMED_SECONDS or steps.taken >= _TIMED_STEPS and steps.mean_seconds):
       steps.take()
@@ -129,15 +134,18 @@ def judged_split(job: jobs.Job) -> str:
 def train(config, folder: Path, *, budget: float) -> Trained:
   """Trains for `budget` CPU seconds; raises `Diverged`."""
   job, compilations = jobs.Job.of(config), timing.Compilations()
-  raw = jobs.trainable(job, job.data.load(config.data_root, "train"))
-  job.fit(raw)
-  graphs = job.prepare(raw)
-  total = max(1, round(budget / max(seconds_per_step(config, job, graphs), 1e-6)))
-  phase = phase_of(planned(config, total), job, graphs, folder)
+  folder.mkdir()
+  prepared = jobs.prepare(job, folder, resume=False)
+  total = max(1, round(budget / max(seconds_per_step(job, prepared), 1e-6)))
+  phase = phase_of(job, prepared, folder, steps=total)
   steps, total = Steps(phase), phase.epochs * phase.plan.steps_per_epoch
-  chosen, params = _best_of(steps, phase, job, total=total, budget=budget)
+  valid = Examined(job, prepared.valid)
+  chooses = judged_split(job) != "valid"
+  chosen, params = _best_of(
+      steps, phase, valid if chooses else None, total=total, budget=budget)
   peak_mib = report.peak_memory()[1] / 2**20
-  examined = Examined(job, judged_split(job))
+  examined = Examined(job, job.prepare(jobs.judged(job.data.load(
+      config.data_root, judged_split(job))))) if chooses else valid
   scores, seconds = examined.scores(phase.scorer, params)
   return Trained(examined, scores, chosen | {
       "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
@@ -147,22 +155,20 @@ def train(config, folder: Path, *, budget: float) -> Trained:
 
 
 def _best_of(
-    steps: Steps, phase: phases.Phase, job: jobs.Job, *, total: int, budget: float
+    steps: Steps, phase: phases.Phase, examined: Examined | None, *, total: int, budget: float
 ) -> tuple[dict[str, float], Any]:
-  """Takes all steps: the last parameters, or the best where the validation split may choose."""
-  chooses = judged_split(job) != "valid"
-  saved = {max(1, total >> halvings) for halvings in range(_STATES)} if chooses else set()
-  best, examined = (-np.inf, 0, None), None  # quality, steps, parameters
+  """Takes all steps: the last parameters, or the best of some states where a split may choose."""
+  saved = {max(1, total >> halvings) for halvings in range(_STATES)} if examined else set()
+  best = -np.inf, 0, None  # quality, steps, parameters
   while steps.taken < total and steps.seconds < budget:
     steps.take()
     if not np.isfinite(steps.loss):
       raise Diverged(f"the loss is {steps.loss} after {steps.taken} of {total} steps")
     if steps.taken in saved:
-      examined = examined or Examined(job, "valid")
       quality = examined.judge(examined.scores(phase.scorer, steps.params)[0])["kendaltau"]
       best = max(best, (quality, steps.taken, jax.device_get(steps.params)),
                  key=lambda state: state[:2])
-  if not chooses:
+  if examined is None:
     return {}, steps.params
   return {"valid_kendaltau": best[0], "chosen_steps": best[1]}, best[2]
 

@@ -63,6 +63,7 @@ ENSEMBLES = {
     OWN: (),
 }
 _ENSEMBLE_BUDGETS = 3
+_ALL_COLLECTIONS = "fifth_all"  # a network for all of the data set, of which own programs are no part
 _OWN_SEGMENT = 100  # nodes; own programs have a few hundred
 
 
@@ -78,9 +79,10 @@ def systems_of(kind: str) -> dict[str, str]:
 
 
 def racing(collection: str) -> list[str]:
-  """The systems that race on a collection: all but what was published for other programs."""
+  """The systems that race on a collection: all but what was made for other programs."""
   kind, source, *_ = collection.split(":")
-  singles = [name for name in systems_of(kind) if source in (_ONLY.get(name, source), "own")]
+  singles = [name for name in systems_of(kind) if source in (_ONLY.get(name, source), "own")
+             and not (source == "own" and name == _ALL_COLLECTIONS)]
   return [*singles, *ENSEMBLES[collection]]
 
 

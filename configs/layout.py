@@ -69,6 +69,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   config.data = ConfigDict(dict(
       source="xla",  # or nlp; or own, with the collection's name in `search`
       search="random",  # or default
+      also=(),  # other collections that the same network is trained on (see preset=fifth_all)
       features=("released",),  # blocks of node features
       store_dir="",  # random-access copy; empty = <data_root>/store
       skip_bad_files=False,  # leave out malformed files, by name, instead of stopping

@@ -201,8 +201,7 @@ def batches_of(plan, total_steps=11, local_devices=(0,), **options):
 
   stack = lambda parts: {key: np.stack([part[key] for part in parts]) for key in parts[0]}
   return pipeline.training_batches(
-      plan, total_steps=total_steps, local_devices=local_devices, assemble=assemble, stack=stack,
-      **options)
+      pipeline.Batches(plan, total_steps, local_devices, assemble, stack), **options)
 
 
 def assert_same(found, expected):

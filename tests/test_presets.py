@@ -11,8 +11,8 @@ import pytest
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.models import interface
 from tpugraphs_jax.predict import saved
-from tpugraphs_jax.run import phases, presets, tile_presets
-from tpugraphs_jax.run.jobs import Job, trainable
+from tpugraphs_jax.run import jobs, presets, tile_presets
+from tpugraphs_jax.run.jobs import Job
 from tpugraphs_jax.train import parallel, report
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
@@ -62,14 +62,14 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
       config.model[widths] = config.model[widths][:1]
     if "attention_from" in config.model:
       config.model.attention_from = 0
-  job = Job.of(config)
-  raw = trainable(job, job.data.load(config.data_root, "train"))
-  job.fit(raw)
-  phase = phases.first_phase(config, job.ranker, job.prepare(raw), job.data.targets, tmp_path)
+    if config.data.get("also"):
+      config.data.also = ("tile:xla",)
+  job = jobs.Job.of(config)
+  phase = jobs.phase_of(job, jobs.prepare(job, tmp_path, resume=False), tmp_path)
   before = jax.tree.map(np.asarray, phase.state.params)
-  state, batch = parallel.replicate(phase.state), next(phase.batches)
-  for _ in range(2):
-    state, metrics = phase.train_step(state, batch)
+  state = parallel.replicate(phase.state)
+  for _ in range(2 + 8 * bool(job.also)):  # of every collection
+    state, metrics = phase.train_step(state, next(phase.batches))
     assert np.isfinite(parallel.unreplicate(metrics)["loss"])
   after = parallel.unreplicate(state).params
   moved = [not np.array_equal(a, b) for a, b in zip(

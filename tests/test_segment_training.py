@@ -101,8 +101,7 @@ class Job:
         slots, budget, graphs=4 // devices, configs=CONFIGS, fresh=1,
         assemble_layout=cases.assemble_layout)
     batches = pipeline.training_batches(
-        self.plan, total_steps=steps, local_devices=range(devices), assemble=assemble,
-        stack=cases.per_device)
+        pipeline.Batches(self.plan, steps, range(devices), assemble, cases.per_device))
     self.batches = snapshots.BatchesWithHistory(
         batches, snapshots.Snapshots(folder, self.keys, self.table))
     step, _ = steps_of(self.model)

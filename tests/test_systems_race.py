@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from tpugraphs_jax.data import synthetic
+from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.run import jobs
 
 BENCHMARKS = commands.ROOT / "benchmarks"
@@ -91,13 +91,13 @@ def test_of_own_programs_the_best_state_on_valid_is_judged_on_test(command, tmp_
   class Examined:
     """Says that the second of the states is the best one."""
 
-    def __init__(self, job, split):
-      asked.append((job.data.collection.name, split))
-      self._split, self._seen = split, []
+    def __init__(self, job, graphs):
+      self._count, self._seen = len(graphs), []
+      asked.append((job.data.collection.name, sorted(graph.name for graph in graphs)))
 
     def scores(self, scorer, params):
       self._seen.append(params)
-      asked.append((self._split, len(self._seen), params))
+      asked.append((self._count, len(self._seen), params))
       return [], 1.0
 
     def judge(self, scores):
@@ -112,9 +112,12 @@ def test_of_own_programs_the_best_state_on_valid_is_judged_on_test(command, tmp_
   assert row["steps"] == row["planned_steps"] == 10
   assert row["valid_kendaltau"] == 1 and row["chosen_steps"] == 2
   # 10 steps halved: 5, 2 and 1, and then 1 again.
+  root = commands.ROOT / "data/own/npz"
+  valid, test = ([path.stem for path in npz.split_files(root, systems.OWN, split)]
+                 for split in ("valid", "test"))
   assert [entry[:2] for entry in asked] == [
-      (systems.OWN, "valid"), ("valid", 1), ("valid", 2), ("valid", 3), ("valid", 4),
-      (systems.OWN, "test"), ("test", 1)]
+      (systems.OWN, valid), (len(valid), 1), (len(valid), 2), (len(valid), 3), (len(valid), 4),
+      (systems.OWN, test), (len(test), 1)]
   states = [entry[2] for entry in asked if len(entry) == 3]
   jax.tree.map(np.testing.assert_array_equal, states[-1], states[1])
   assert not np.array_equal(*(jax.tree.leaves(states[place])[0] for place in (1, 3)))
@@ -137,8 +140,9 @@ def test_what_was_published_for_some_programs_races_on_these_and_on_own_ones():
   seconds = {"second_xla", "second_nlp"}
   assert seconds & set(systems.racing("layout:xla:random")) == {"second_xla"}
   assert seconds & set(systems.racing("layout:nlp:default")) == {"second_nlp"}
-  assert {*systems.systems_of("layout")} == {
+  assert {*systems.systems_of("layout")} - {"fifth_all"} == {
       system for system in systems.racing(systems.OWN) if "&" not in system}
+  assert "fifth_all" in systems.racing("layout:xla:random")
   assert {*systems.systems_of("tile")} < {*systems.racing("tile:xla")}
 
 
@@ -204,12 +208,23 @@ def test_fields_of_a_system_are_changed_by_name():
 def test_the_schedule_ends_with_the_planned_steps(steps):
   import race_run
   import systems
-  before = systems.config_of("layout:xla:random", "tables", 0, "")
-  config = race_run.planned(before, steps)
+  before = jobs.Job.of(systems.config_of("layout:xla:random", "tables", 0, ""))
+  config = race_run.planned(before, steps).config
   found = config.train.epochs * config.batch.slates_per_epoch / config.batch.graphs
   assert abs(found - steps) <= config.train.epochs / 2  # less than a tenth of a percent
   assert config.batch.slates_per_epoch <= 1000 * config.batch.graphs
-  assert before.train.epochs == 10  # of which it is a copy
+  assert before.config.train.epochs == 10  # of which it is a copy
+
+
+def test_the_steps_of_one_network_are_shared_by_its_collections():
+  import race_run
+  import systems
+  job = jobs.Job.of(systems.config_of("layout:xla:random", "fifth_all", 0, ""))
+  found = race_run.planned(job, 5000)
+  for part in (found, *found.also):
+    assert part.config.train.epochs == 10
+    assert part.config.batch.slates_per_epoch == 100 * part.config.batch.graphs
+  assert len(found.also) == 4 and job.also[0].config.train.epochs == job.config.train.epochs
 
 
 def row(value, **more):

@@ -160,13 +160,24 @@ class BatchPlan:
     return 1 - used / budget
 
 
-class _Batches:
-  """Random access source: step number to the batches of this process's devices."""
+class Batches:
+  """Random access source: step number to the batches of this process's devices.
+
+  Args:
+    plan: what each step contains.
+    total_steps: length of the run.
+    local_devices: numbers of this process's devices among all.
+    assemble: `(slates, budget) -> batch` of one device.
+    stack: puts the batches of the local devices on a leading axis.
+  """
 
   def __init__(self, plan: BatchPlan, total_steps: int, local_devices: Sequence[int],
                assemble: Callable[[list[Slate], Budget], Any], stack: Callable[[list], Any]):
     self._plan, self._total_steps, self._local_devices = plan, total_steps, local_devices
     self._assemble, self._stack = assemble, stack
+    shown = min(plan.steps_per_epoch, 200)
+    logging.info("batches have %d shape%s; %.0f %% of their nodes are padding", len(plan.budgets),
+                 "s" * (len(plan.budgets) != 1), 100 * plan.padding(shown))
 
   def __len__(self) -> int:
     return self._total_steps
@@ -179,27 +190,17 @@ class _Batches:
 
 
 def training_batches(
-    plan: BatchPlan, *, total_steps: int, local_devices: Sequence[int],
-    assemble: Callable[[list[Slate], Budget], Any], stack: Callable[[list], Any],
-    threads: int = 1, prefetch: int = 4,
+    source: Sequence[Any], *, threads: int = 1, prefetch: int = 4
 ) -> grain.DatasetIterator:
   """Batches with a leading device axis, prepared ahead by grain.
 
   The iterator's state is the number of the next step, so that resuming is exact.
 
   Args:
-    plan: what each step contains.
-    total_steps: length of the run.
-    local_devices: numbers of this process's devices among all.
-    assemble: `(slates, budget) -> batch` of one device.
-    stack: puts the batches of the local devices on a leading axis.
+    source: the batches by step, see `Batches`.
     threads: loader threads; 0 prepares a batch when it is asked for, while the device
       is busy with the steps in flight.
     prefetch: batches that the threads hold ready.
   """
-  shown = min(plan.steps_per_epoch, 200)
-  logging.info("batches have %d shape%s; %.0f %% of their nodes are padding", len(plan.budgets),
-               "s" * (len(plan.budgets) != 1), 100 * plan.padding(shown))
-  source = _Batches(plan, total_steps, local_devices, assemble, stack)
   options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
   return iter(grain.MapDataset.source(source).to_iter_dataset(options))

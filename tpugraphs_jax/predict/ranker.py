@@ -87,9 +87,12 @@ class Ranker:
   def fit(self, graphs: Sequence[OpGraph], config_values: Sequence[np.ndarray]) -> None:
     """Fits the transforms on training graphs and their configurations `[n, F]`."""
     self.features.fit(graphs)
-    kinds = np.full(
-        config_values[0].shape[1], self.config["data"]["config_transform"], dtype=object)
-    self._config_transform = features.fit(config_values, kinds)
+    self.fit_configs(config_values)
+
+  def fit_configs(self, config_values: Sequence[np.ndarray]) -> None:
+    """Fits the transform of configurations `[n, F]` alone."""
+    kind, columns = self.config["data"]["config_transform"], config_values[0].shape[1]
+    self._config_transform = features.fit(config_values, np.full(columns, kind, dtype=object))
 
   @property
   def transforms(self) -> dict[str, features.Transform]:

@@ -71,6 +71,8 @@ def check(config: ml_collections.ConfigDict) -> None:
   _check_all(config)
   if config.task != "tile":
     _check_layout(config)
+  if config.data.get("also"):
+    _check_also(config)
   if config.model.name == "ScoreTables":
     _check_tables(config)
   if config.task == "segments":
@@ -161,6 +163,21 @@ def _check_layout(config: ml_collections.ConfigDict) -> None:
   at_least(config, {
       "data.entropy_threshold": 0, "data.reduction_hops": 1, "data.max_configs": 0, "batch.keep_nodes": 2,
       "eval.max_configs": 0})
+
+
+def _check_also(config: ml_collections.ConfigDict) -> None:
+  own, also = collections.of("layout", config.data.source, config.data.search), config.data.also
+  kinds = {collections.Collection(name).kind for name in also}
+  if own.name in also or len(set(also)) < len(also):
+    raise ValueError(f"data.also is {tuple(also)}, expected different collections besides "
+                     f"{own.name}, the run's own")
+  if config.task == "segments":
+    raise ValueError(f"data.also is {tuple(also)}, but Graph Segment Training is of one "
+                     "collection: take the variant full, or leave data.also empty")
+  if "tile" in kinds and not config.model.get("both_kinds"):
+    raise ValueError(f"data.also is {tuple(also)}, but {config.model.name} has no inputs for "
+                     "tiles: take preset=fifth_all, or model.both_kinds=True where there is such "
+                     "a field")
 
 
 def _check_tables(config: ml_collections.ConfigDict) -> None:

@@ -14,7 +14,7 @@ import jax
 from ml_collections import config_flags
 import ml_collections
 
-from tpugraphs_jax import collections, console, remote, report
+from tpugraphs_jax import console, remote, report
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
 from tpugraphs_jax.predict import saved
@@ -169,12 +169,11 @@ def _data_of(
 
 
 def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
-  """Makes tiny synthetic data of the config's collection."""
-  jobs.Job.of(config)  # refuses what cannot run before anything is written
-  kind = "tile" if config.task == "tile" else "layout"
-  name = collections.of(kind, config.data.source, config.data.search).name
+  """Makes tiny synthetic data of the config's collections."""
+  job = jobs.Job.of(config)  # refuses what cannot run before anything is written
+  names = [part.data.collection.name for part in (job, *job.also)]
   make = functools.partial(
-      synthetic.generate, folder, scale="tiny", collections=[name], progress=False)
+      synthetic.generate, folder, scale="tiny", collections=names, progress=False)
   if parallel.is_primary():
     console.say(f"--synthetic: tiny synthetic data in {folder}, which measure no real program")
     make()

@@ -7,7 +7,7 @@ neither the working folder nor the store is touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 import contextlib
 import dataclasses
 from pathlib import Path
@@ -69,8 +69,17 @@ def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
   Raises:
     ValueError: the config cannot work, or a file of the data is malformed.
   """
-  job = jobs.Job.of(config)
-  collection = job.data.collection
+  job, is_ready = jobs.Job.of(config), True
+  for part in (job, *job.also):
+    is_ready &= yield from _collection_lines(part.config, part.data.collection, scratch)
+  if is_ready:
+    yield from _time_lines(config, *measure(job, scratch))
+
+
+def _collection_lines(
+    config: ml_collections.ConfigDict, collection: Collection, scratch: Path
+) -> Generator[str, None, bool]:
+  """What is there of a collection; returns whether a run can be measured on it."""
   yield f"collection  {collection.name}"
   there = [split for split in SPLITS if _files(config, collection, split)]
   yield from _data_lines(config, collection, there)
@@ -78,16 +87,16 @@ def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
     found = f"only {', '.join(there)}" if there else "no data"
     yield (f"time        not measured, which needs the splits train and valid: {found} at "
            f"{config.data_root}")
-    return
+    return False
   if collection.kind == "layout":
     missing, text = _store_lines(config, collection, there, scratch)
     yield text
     if missing:
       yield (f"time        not measured: build the store first (python -m tpugraphs_jax.data.store "
              f"build --data_root {config.data_root} --collection {collection.name})")
-      return
+      return False
   yield from _host_lines(config, collection)
-  yield from _time_lines(config, *measure(job, scratch))
+  return True
 
 
 def _files(config: ml_collections.ConfigDict, collection: Collection, split: str) -> list[Path]:
@@ -168,9 +177,8 @@ def measure(job: jobs.Job, scratch: Path) -> tuple[phases.Phase, Measured]:
     job: with data that can be loaded.
     scratch: an empty folder.
   """
-  config = job.config
-  train, valid = jobs.prepare(job, scratch, resume=False)
-  phase = phases.first_phase(config, job.ranker, train, job.data.targets, scratch)
+  prepared = jobs.prepare(job, scratch, resume=False)
+  phase, valid = jobs.phase_of(job, prepared, scratch), prepared.valid
   parameters = banner.parameters(phase)
   state, first, later = _steps(phase, parallel.replicate(phase.state))
   sampled, final = _evaluation(job, phase, parallel.unreplicate(state.eval_params), valid)

@@ -7,13 +7,12 @@ import contextlib
 import dataclasses
 from pathlib import Path
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import atomic, console, lock, losses, registry, submission
-from tpugraphs_jax.collections import Collection
+from tpugraphs_jax import atomic, console, lock, losses, submission
 from tpugraphs_jax.data import features, sampling, splits
 from tpugraphs_jax.data.layout_data import LayoutData
 from tpugraphs_jax.data.tile_data import TileData
@@ -21,42 +20,11 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.predict import artefact, judge, saved
 from tpugraphs_jax.predict.ensemble import Ensemble
 from tpugraphs_jax.predict.ranker import Ranker
-from tpugraphs_jax.run import banner, checks, phases, summary
+from tpugraphs_jax.run import banner, phases, summary, together
+from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.train import loop, parallel, report
 
 MODES = ("train", "evaluate", "predict", "all")
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-  """What a config is made of.
-
-  Attributes:
-    config: see `configs/`; `config.data_root` names the data.
-    data: loads graphs and says what is learnt from them.
-    ranker: scores graphs.
-  """
-
-  config: ml_collections.ConfigDict
-  data: TileData | LayoutData
-  ranker: Ranker
-
-  @classmethod
-  def of(cls, config: ml_collections.ConfigDict) -> Job:
-    """The job of a config, which is refused (ValueError) if it cannot work."""
-    with config.unlocked():
-      config.extensions = registry.import_extensions(config.extensions)
-    checks.check(config)
-    ranker = Ranker(config.to_dict())
-    return cls(config, _data_of(config, ranker.collection), ranker)
-
-  def prepare(self, graphs: Sequence[OpGraph]) -> list[Any]:
-    """Graphs as the ranker's batcher wants them."""
-    return [self.ranker.prepare(graph) for graph in graphs]
-
-  def fit(self, graphs: Sequence[OpGraph]) -> None:
-    """Fits the ranker's transforms on training graphs."""
-    self.ranker.fit(graphs, [self.data.config_values(graph) for graph in graphs])
 
 
 def run(
@@ -79,26 +47,12 @@ def run(
     train(job, workdir, resume=resume)
   if mode == "train":
     return
-  trained = dataclasses.replace(job, ranker=Ranker.load(workdir, config.to_dict()))
-  if mode in ("evaluate", "all"):
-    evaluate(trained, workdir)
-  if mode in ("predict", "all"):
-    predict(trained.data, config.data_root, trained.ranker, workdir, split=split)
-
-
-def _data_of(
-    config: ml_collections.ConfigDict, collection: Collection
-) -> TileData | LayoutData:
-  data, common = config.data, dict(
-      skip_bad_files=config.data.skip_bad_files, target=config.batch.target)
-  if collection.kind == "tile":
-    return TileData(collection, **common, config_features=tuple(data.config_features))
-  return LayoutData(
-      collection, **common, store_dir=data.store_dir,
-      duplicate_policy=data.duplicate_policy, entropy_threshold=data.entropy_threshold,
-      max_configs=data.max_configs,
-      indices_dir=config.eval.indices_dir, max_validated=config.eval.max_configs,
-      seed=config.seed)
+  for part, folder in job.placed(workdir):
+    trained = dataclasses.replace(part, ranker=Ranker.load(folder, part.config.to_dict()))
+    if mode in ("evaluate", "all"):
+      evaluate(trained, folder)
+    if mode in ("predict", "all"):
+      predict(trained.data, config.data_root, trained.ranker, folder, split=split)
 
 
 def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
@@ -113,16 +67,17 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
 def _train_alone(job: Job, workdir: Path, *, resume: bool) -> loop.TrainResult:
   """Trains in a folder that no other run writes in."""
   config, started = job.config, time.monotonic()
-  prepared, valid = prepare(job, workdir, resume=resume)
-  phase = phases.first_phase(config, job.ranker, prepared, job.data.targets, workdir)
-  name = job.data.collection.name
-  summary.begin(config, workdir, name)
+  prepared = prepare(job, workdir, resume=resume)
+  phase = phase_of(job, prepared, workdir)
+  for part, folder in job.placed(workdir):
+    summary.begin(part.config, folder, part.data.collection.name)
   if parallel.is_primary():
-    console.say(banner.lines(config, name, phase, prepared, valid, workdir))
+    names = ", ".join(part.data.collection.name for part in (job, *job.also))
+    console.say(banner.lines(config, names, phase, prepared.train, prepared.valid, workdir))
   with summary.interruptions(workdir):
-    result = _train_phases(job, phase, valid, workdir, resume=resume)
+    result = _train_phases(job, phase, prepared.valid, workdir, resume=resume)
   summary.update(workdir, training=summary.of_training(
-      config, result, graphs=len(valid), seconds=time.monotonic() - started))
+      config, result, graphs=len(prepared.valid), seconds=time.monotonic() - started))
   return result
 
 
@@ -138,20 +93,46 @@ def _train_phases(
     phase = phase.following(result.state)
 
 
-def prepare(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], list[Any]]:
-  """Training and validation graphs with fitted transforms; the raw graphs are not kept."""
+class Prepared(NamedTuple):
+  """Graphs with fitted transforms.
+
+  Attributes:
+    train: training graphs.
+    valid: labelled validation graphs.
+    also: training graphs of each of the job's other collections.
+  """
+
+  train: list[Any]
+  valid: list[Any]
+  also: list[list[Any]]
+
+
+def phase_of(job: Job, prepared: Prepared, workdir: Path) -> phases.Phase:
+  """The first phase of training; `workdir` is for files of its own."""
+  config, targets = job.config, job.data.targets
+  if not job.also:
+    return phases.first_phase(config, job.ranker, prepared.train, targets, workdir)
+  return together.phase([
+      together.Part(part.config, part.ranker, graphs, part.data.targets)
+      for part, graphs in zip((job, *job.also), (prepared.train, *prepared.also))])
+
+
+def prepare(job: Job, workdir: Path, *, resume: bool) -> Prepared:
+  """Loads, fits and prepares graphs; the raw ones are not kept."""
   config, data = job.config, job.data
-  train_graphs = trainable(job, data.load(config.data_root, "train"))
+  train_graphs, *also = (
+      trainable(part, part.data.load(config.data_root, "train")) for part in (job, *job.also))
   valid_graphs = judged(data.load(config.data_root, "valid"))
   if not valid_graphs:
     raise ValueError(f"no labelled validation graph of {data.collection.name} in "
                      f"{config.data_root}; choosing the best checkpoint needs at least one")
-  _fit_once(job, train_graphs, workdir / saved.TRANSFORMS_FILE, resume=resume)
+  _fit_once(job, train_graphs, also, workdir, resume=resume)
   report.write_manifest(workdir, config.to_dict())
   valid = job.prepare(valid_graphs)
   for graph in valid:
     data.validation_ids(graph.name, graph.configs)  # errors show before training
-  return job.prepare(train_graphs), valid
+  return Prepared(job.prepare(train_graphs), valid, [
+      other.prepare(graphs) for other, graphs in zip(job.also, also)])
 
 
 def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
@@ -171,15 +152,22 @@ def judged(graphs: Sequence[OpGraph]) -> list[OpGraph]:
   return splits.keep(graphs, "evaluation", splits.why_not_judged)
 
 
-def _fit_once(job: Job, graphs: Sequence[OpGraph], path: Path, *, resume: bool) -> None:
+def _fit_once(
+    job: Job, graphs: Sequence[OpGraph], also: Sequence[Sequence[OpGraph]], workdir: Path, *,
+    resume: bool,
+) -> None:
   """Fits the transforms; a run that goes on keeps those that it began with."""
-  if parallel.from_primary(resume and path.exists()):
-    found = features.load(path) if parallel.is_primary() else None
-    job.ranker.use_transforms(parallel.from_primary(found), where=path)
+  files = {folder / saved.TRANSFORMS_FILE: part.ranker for part, folder in job.placed(workdir)}
+  if parallel.from_primary(resume and all(path.exists() for path in files)):
+    for path, ranker in files.items():
+      found = features.load(path) if parallel.is_primary() else None
+      ranker.use_transforms(parallel.from_primary(found), where=path)
     return
-  job.fit(graphs)
+  job.fit(graphs, also)
   if parallel.is_primary():
-    features.save(path, job.ranker.transforms)
+    for path, ranker in files.items():
+      path.parent.mkdir(parents=True, exist_ok=True)
+      features.save(path, ranker.transforms)
 
 
 def train_phase(
@@ -204,17 +192,18 @@ def train_phase(
       log_every_steps=options.log_every_steps,
       checkpoint_every_steps=options.checkpoint_every_steps, profile_steps=config.profile_steps,
       resume=resume, config=saved.fingerprint(config.to_dict()),
-      on_best=_model_writer(ranker, phase, workdir))
+      on_best=_model_writer(job, phase, workdir))
 
 
 def _model_writer(
-    ranker: Ranker, phase: phases.Phase, workdir: Path
+    job: Job, phase: phases.Phase, workdir: Path
 ) -> Callable[[Any, int, dict[str, float]], None]:
-  """Writes `model.npz` whenever validation finds better parameters of the last phase."""
+  """Writes each `model.npz` whenever validation finds better parameters of the last phase."""
   def write(params: Any, step: int, metrics: dict[str, float]) -> None:
     if phase.following is None and parallel.is_primary():
       about = {"step": step, loop.SAMPLE: metrics, "versions": report.versions()}
-      ranker.save(workdir / artefact.FILE, params, about)
+      for part, folder in job.placed(workdir):
+        part.ranker.save(folder / artefact.FILE, params, about)
 
   return write
 

@@ -87,18 +87,24 @@ def first_batch(config: ml_collections.ConfigDict, batcher: Any, plan: pipeline.
       configs=config.batch.configs)
 
 
-def batches_of(
+def source_of(
     config: ml_collections.ConfigDict, batcher: Any, plan: pipeline.BatchPlan, *, steps: int
-) -> Any:
-  """Iterator over this process's part of the batches of so many steps."""
+) -> pipeline.Batches:
+  """This process's part of the batches of so many steps, by step."""
   first = parallel.process_index() * parallel.local_device_count()
   assemble = lambda slates, budget: batcher.assemble(
       slates, budget, graphs=plan.slates_per_device, configs=config.batch.configs)
   stack = lambda batches: parallel.stack_for_devices(batcher.align(batches))
+  return pipeline.Batches(
+      plan, steps, range(first, first + parallel.local_device_count()), assemble, stack)
+
+
+def batches_of(
+    config: ml_collections.ConfigDict, batcher: Any, plan: pipeline.BatchPlan, *, steps: int
+) -> Any:
+  """Iterator over this process's part of the batches of so many steps."""
   return pipeline.training_batches(
-      plan, total_steps=steps, assemble=assemble, stack=stack,
-      local_devices=range(first, first + parallel.local_device_count()),
-      threads=config.data.loader_threads)
+      source_of(config, batcher, plan, steps=steps), threads=config.data.loader_threads)
 
 
 def init_params(model: Any, batch: Any, *, seed: int) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from tpugraphs_jax.collections import RELEASED
 from tpugraphs_jax.models.systems.options import Options
 from tpugraphs_jax.models.systems.ranker import NAME
 
@@ -235,9 +236,9 @@ def fifth(config: ConfigDict) -> None:
 
   Published: one model for the four layout collections and tiles, three SAGE layers of 384
   channels, hinges within and across graphs in equal parts, graphs as often as the root of
-  their configurations, DropEdge up to 0.15. Here a run is of one collection; a preset of
-  the same name is in `configs/tile.py`. Large numbers have a signed logarithm instead of
-  one with an offset per column.
+  their configurations, DropEdge up to 0.15. Here a run is of one collection (`fifth_all` is
+  of all); a preset of the same name is in `configs/tile.py`. Large numbers have a signed
+  logarithm instead of one with an offset per column.
   """
   config.data.update(
       features=("released", "node_layout"), config_transform="none", duplicate_policy="keep",
@@ -249,6 +250,22 @@ def fifth(config: ConfigDict) -> None:
       pre_widths=(384,), widths=(384,) * 3, direction_merge="concat", pooling=("sum",), drop_edge=0.15)
   loss(config, "PairwiseHingeLoss:1,CrossHingeLoss:1", pair_reduction="mean_all", margin=1.0)
   optimizer(config, learning_rate=1e-4, weight_decay=1e-2, schedule="cosine", clip_norm=1.0)
+
+
+def fifth_all(config: ConfigDict) -> None:
+  """5th place as published: `fifth` as one network for all layout collections and tiles.
+
+  Nodes of a kernel have their own layout in place of a configuration, nodes of a program have
+  no tile. A step is of one collection, each has as many steps, and node features have one
+  transform, fitted on all of them. Published: collections come as often as the roots of their
+  configurations say, and 128 kernels make a step, of 32 configurations each. An own collection
+  is trained on alone unless `data.also` names others.
+  """
+  fifth(config)
+  config.model.both_kinds = True
+  own = ":".join(("layout", config.data.source, config.data.search))
+  if own in RELEASED:
+    config.data.also = tuple(name for name in RELEASED if name != own)
 
 
 def sixth(config: ConfigDict) -> None:
@@ -321,5 +338,5 @@ def tenth(config: ConfigDict) -> None:
 SEGMENTED = (gst, seventh)  # on segments of graphs unless a config says otherwise
 PRESETS: dict[str, Preset] = {
     "gst": gst, "seventh": seventh, "first": first, "second_xla": second_xla, "second_nlp": second_nlp,
-    "third": third, "fourth": fourth, "fifth": fifth, "sixth": sixth, "sixth_gin": sixth_gin,
+    "third": third, "fourth": fourth, "fifth": fifth, "fifth_all": fifth_all, "sixth": sixth, "sixth_gin": sixth_gin,
     "tenth": tenth}

@@ -16,11 +16,12 @@ _DEFAULTS = {
     "loss.noise": 0.0, "optimizer.average_window": (), "eval.permutations": 1,
 }
 _TILE_DEFAULTS = {"data.config_features": ("released",)}
-_LAYOUT_DEFAULTS = {"data.entropy_threshold": 0.0}
+_LAYOUT_DEFAULTS = {"data.entropy_threshold": 0.0, "data.also": ()}
 _SEGMENT_DEFAULTS = {"segments.finetune.optimizer.average_window": ()}
 _MODEL_DEFAULTS = {
     "ScoreTables": {"model.residual": "none", "model.by_bytes": True},
-    "Composed": {"model.merge_unary": False, "model.readout_layers": "last"}}
+    "Composed": {"model.merge_unary": False, "model.readout_layers": "last",
+                 "model.both_kinds": False}}
 _ALL_DEFAULTS = _DEFAULTS | _TILE_DEFAULTS | _LAYOUT_DEFAULTS | _SEGMENT_DEFAULTS
 for _fields_of_model in _MODEL_DEFAULTS.values():
   _ALL_DEFAULTS |= _fields_of_model

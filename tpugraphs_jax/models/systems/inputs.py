@@ -9,6 +9,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from tpugraphs_jax.graph import LAYOUT_CONFIG_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.models.systems import dimensions, encodings, parts
 from tpugraphs_jax.models.systems.nodes import Nodes, Slates
 from tpugraphs_jax.models.systems.options import Options
@@ -69,6 +70,13 @@ class Inputs(nn.Module):
     if layout is not None:
       static.append(encode.layouts(layout))
     joined = [self.config_part(encode, layout, slates)] if early else []
+    if options.both_kinds:
+      # The rows of the layer's kernel: nodes, then layouts, then tiles.
+      if slates.by_hop is None:
+        own = encodings.unconfigured(options.missing, layout, LAYOUT_CONFIG_FEATURES)
+        static.append(encode.configurations(own))
+      else:
+        joined.append(parts.absent(TILE_CONFIG_FEATURES))
     if options.dimension_encoder != "none":
       tokens = dimensions.DimensionEncoder(
           options.dimension_width, options.dimension_layers, options.share, name="dimensions")
@@ -80,6 +88,8 @@ class Inputs(nn.Module):
     """Configurations in front of the encoder."""
     values, missing = config_values(slates), None
     if slates.by_hop is None:
+      if self.options.both_kinds:  # a transform that was fitted would leave out columns
+        values = jnp.log1p(jnp.maximum(values, 0))
       return parts.tile_part(encode.configurations(values), slates)
     if self.options.missing != "zero":
       missing = encode.configurations(

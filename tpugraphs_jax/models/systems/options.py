@@ -63,6 +63,9 @@ class Options:
     missing: what a node that is not configurable has for a configuration: zeros, the value
       -2 throughout (`sentinel`, first) or its own layout in every slot (`layout`, fifth).
     node_layout: nodes have their own layout, as the feature block `node_layout`.
+    both_kinds: has inputs for layouts and for tiles, so that programs and kernels can share
+      the parameters (fifth): nodes of a kernel have their own layout in place of a
+      configuration, programs have no tile. Tiles come untransformed and as log(1 + x).
     dimension_encoder: `transformer` over one token per tensor dimension (fifth, tiles),
       from the feature block `dimension_tokens`.
     dimension_width: width of these tokens.
@@ -131,6 +134,7 @@ class Options:
   value_embed_dim: int = 4
   missing: str = "zero"
   node_layout: bool = False
+  both_kinds: bool = False
   dimension_encoder: str = "none"
   dimension_width: int = 256
   dimension_layers: int = 2
@@ -265,7 +269,11 @@ def _conflicts(options: Options, kind: str) -> list[tuple[bool, str]]:
       (tile and options.encoding == "embedding",
        "model.encoding is 'embedding', but tile configurations are no layout values: take raw "
        "or gain"),
-      (tile and options.missing != "zero",
+      (options.both_kinds and (not early or options.encoding != "raw"
+                               or options.missing != "layout" or options.dimension_encoder != "none"),
+       "model.both_kinds goes with model.fusion=early, encoding=raw, missing=layout and "
+       "dimension_encoder=none"),
+      (tile and options.missing != "zero" and not options.both_kinds,
        f"model.missing is {options.missing!r}, but every node of a kernel has its configuration: "
        "set it to zero"),
       (options.missing == "layout" and not options.node_layout,

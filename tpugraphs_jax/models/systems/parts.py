@@ -30,11 +30,12 @@ class Part(NamedTuple):
 
   Attributes:
     width: number of features.
-    through: the features `[..., width]` mapped by a function of single rows.
+    through: the features `[..., width]` mapped by a function of single rows; None where
+      all of them are zero.
   """
 
   width: int
-  through: Callable[[Project], Nodes]
+  through: Callable[[Project], Nodes] | None
 
 
 def layout_part(rows: jax.Array, missing: jax.Array | None, slates: Slates) -> Part:
@@ -71,6 +72,11 @@ def nodes_part(x: Nodes) -> Part:
   return Part(rows.shape[-1], lambda project: jax.tree.map(project, x))
 
 
+def absent(width: int) -> Part:
+  """Features that graphs of another kind have: zeros here."""
+  return Part(width, None)
+
+
 class Join(nn.Module):
   """One linear layer on node features and everything that depends on the configuration.
 
@@ -93,6 +99,8 @@ class Join(nn.Module):
     """
     blocks, bias = JoinedDense(self.features)(
         (static.shape[1], *(part.width for part in parts)))
+    blocks = [blocks[0], *(block for part, block in zip(parts, blocks[1:]) if part.through)]
+    parts = [part for part in parts if part.through]
     if not self.share:
       shape = len(static), slates.configs, static.shape[1]
       inputs = [jnp.broadcast_to(static[:, None], shape)]

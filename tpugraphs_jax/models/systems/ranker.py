@@ -42,7 +42,8 @@ class Composed(interface.Ranker):
   def sees(self) -> interface.Sees:
     o = self.options
     shares = o.share and o.fusion == "early" and self.kind == "layout"
-    whole = o.encoding == "embedding" or o.missing != "zero" or o.dimension_encoder != "none"
+    whole = (o.encoding == "embedding" or o.dimension_encoder != "none"
+             or o.missing != "zero" and self.kind == "layout")
     return interface.Sees(
         hops=hops(o) if shares else 0, slates=o.across_configs, whole_graph=o.whole_graph,
         integers=whole, reads=inputs.read_blocks(o))

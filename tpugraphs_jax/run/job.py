@@ -1,0 +1,97 @@
+"""What a config is made of: data, and a ranker for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from tpugraphs_jax import registry
+from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data.layout_data import LayoutData
+from tpugraphs_jax.data.tile_data import TileData
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.predict.ranker import Ranker
+from tpugraphs_jax.run import checks
+
+_ALSO = "also"  # folder of the other collections' results
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What a config is made of.
+
+  Attributes:
+    config: see `configs/`; `config.data_root` names the data.
+    data: loads graphs and says what is learnt from them.
+    ranker: scores graphs.
+    also: jobs of the other collections that the same network is trained on (`data.also`).
+  """
+
+  config: ml_collections.ConfigDict
+  data: TileData | LayoutData
+  ranker: Ranker
+  also: tuple[Job, ...] = ()
+
+  @classmethod
+  def of(cls, config: ml_collections.ConfigDict) -> Job:
+    """The job of a config, which is refused (ValueError) if it cannot work."""
+    with config.unlocked():
+      config.extensions = registry.import_extensions(config.extensions)
+    checks.check(config)
+    ranker = Ranker(config.to_dict())
+    also = tuple(cls.of(_config_of(name, config)) for name in config.data.get("also", ()))
+    return cls(config, _data_of(config, ranker.collection), ranker, also)
+
+  def placed(self, workdir: Path) -> list[tuple[Job, Path]]:
+    """This job and the others, each with the folder of its results."""
+    return [(self, workdir), *(
+        (other, workdir / _ALSO / other.data.collection.name.replace(":", "_"))
+        for other in self.also)]
+
+  def prepare(self, graphs: Sequence[OpGraph]) -> list[Any]:
+    """Graphs as the ranker's batcher wants them."""
+    return [self.ranker.prepare(graph) for graph in graphs]
+
+  def fit(self, graphs: Sequence[OpGraph], also: Sequence[Sequence[OpGraph]] = ()) -> None:
+    """Fits the ranker's transforms on training graphs.
+
+    Args:
+      graphs: of this job.
+      also: those of each other job. Nodes have one transform, fitted on all graphs;
+        configurations have one by collection.
+    """
+    self.ranker.features.fit([*graphs, *itertools.chain(*also)])
+    for job, own in zip((self, *self.also), (graphs, *also), strict=True):
+      job.ranker.features.transforms = self.ranker.features.transforms
+      job.ranker.fit_configs([job.data.config_values(graph) for graph in own])
+
+
+def _config_of(name: str, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """The config of another collection for the same network."""
+  other, (kind, source, *search) = config.copy_and_resolve_references(), name.split(":")
+  with other.unlocked():
+    other.task = kind
+    other.data.update(source=source, search="".join(search), also=())
+    if kind == "tile":
+      other.data.update(config_features=("released",), config_transform="none")
+  return other
+
+
+def _data_of(
+    config: ml_collections.ConfigDict, collection: Collection
+) -> TileData | LayoutData:
+  data, common = config.data, dict(
+      skip_bad_files=config.data.skip_bad_files, target=config.batch.target)
+  if collection.kind == "tile":
+    return TileData(collection, **common, config_features=tuple(data.config_features))
+  return LayoutData(
+      collection, **common, store_dir=data.store_dir,
+      duplicate_policy=data.duplicate_policy, entropy_threshold=data.entropy_threshold,
+      max_configs=data.max_configs,
+      indices_dir=config.eval.indices_dir, max_validated=config.eval.max_configs,
+      seed=config.seed)
