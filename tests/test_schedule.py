@@ -37,6 +37,14 @@ def test_a_run_ends_early_at_the_end_of_an_epoch_without_improvement(best_step, 
       schedule, lambda step: schedule.is_early_stop(step, best_step)) == expected
 
 
+@pytest.mark.parametrize("best_step, expected", [
+    (None, [6, 12, 18, 20]), (6, [12, 18, 20]), (12, [18, 20])])
+def test_a_run_never_ends_early_between_two_evaluations(best_step, expected):
+  schedule = Schedule(total_epochs=10, steps_per_epoch=2, early_stop_epochs=2, eval_every_epochs=3)
+  assert steps_where(
+      schedule, lambda step: schedule.is_early_stop(step, best_step)) == expected
+
+
 def test_a_run_never_ends_early_unless_asked_to():
   schedule = Schedule(total_epochs=5, steps_per_epoch=2)
   assert not steps_where(schedule, lambda step: schedule.is_early_stop(step, None))

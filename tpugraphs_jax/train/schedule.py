@@ -13,7 +13,8 @@ class Schedule:
     total_epochs: length of the run.
     steps_per_epoch: batches that make an epoch.
     eval_every_epochs: evaluation comes after every so many epochs, and at the end.
-    early_stop_epochs: stop after so many epochs without improvement; 0 = never.
+    early_stop_epochs: stop at the first evaluation after so many epochs without improvement;
+      0 = never.
     best_metric: key of the metric to maximise; of equal values the first counts.
     log_every_steps: metrics are averaged over and reported every so many steps.
     checkpoint_every_steps: besides those after each evaluation; 0 = none.
@@ -66,9 +67,12 @@ class Schedule:
             "epochs")
 
   def is_early_stop(self, step: int, best_step: int | None) -> bool:
-    """Whether the run ends after this step for want of improvement since `best_step`."""
+    """Whether the run ends after this step for want of improvement since `best_step`.
+
+    It ends with an evaluation, so that there is a best step.
+    """
     without = step - (best_step or 0)
-    return self.is_epoch_end(step) and (
+    return self.is_evaluated(step) and (
         0 < self.early_stop_epochs * self.steps_per_epoch <= without)
 
   def is_logged(self, step: int) -> bool:
