@@ -63,6 +63,29 @@ ENSEMBLES = {
     OWN: (),
 }
 _ENSEMBLE_BUDGETS = 3
+# What is recommended with one option changed, by collection; of score tables see
+# `tables_quality.py`.
+ABLATIONS = {
+    "tile:xla": ("recommended", {
+        "without how tiles cut arrays": 'data.config_features=["released"]',
+        "minmax instead of logarithms": "data.feature_transform=minmax+data.config_transform=minmax",
+        "ListMLE with the official MSE": "loss.losses=ListMLELoss:1,MSE:0.02",
+        "slates of 8": "batch.configs=8",
+        "slates of 32": "batch.configs=32",
+        "a constant learning rate": "optimizer.schedule=constant",
+        "the last parameters, no average": "optimizer.average_decay=0.0",
+    }),
+    OWN: ("official", {
+        "one round": "model.num_gnns=1",
+        "four rounds": "model.num_gnns=4",
+        "width 64": "model.hidden_dim=64",
+        "logarithms instead of minmax": "data.feature_transform=signed_log1p",
+        "slates of any runtimes": "batch.sampling=uniform",
+        "slates of 64": "batch.configs=64",
+        "no weight penalty": "loss.kernel_l2=0.0+loss.activity_l2=0.0",
+        "averaged parameters": "optimizer.average_decay=0.99",
+    }),
+}
 _ALL_COLLECTIONS = "fifth_all"  # a network for all of the data set, of which own programs are no part
 _OWN_SEGMENT = 100  # nodes; own programs have a few hundred
 
@@ -84,6 +107,12 @@ def racing(collection: str) -> list[str]:
   singles = [name for name in systems_of(kind) if source in (_ONLY.get(name, source), "own")
              and not (source == "own" and name == _ALL_COLLECTIONS)]
   return [*singles, *ENSEMBLES[collection]]
+
+
+def ablations(collection: str) -> dict[str, str]:
+  """The recommended system and its variations, by what is different about them."""
+  base, changes = ABLATIONS[collection]
+  return {base: base} | {name: f"{base}+{change}" for name, change in changes.items()}
 
 
 def members_of(collection: str, system: str, seed: int, data_root: str) -> list[Any]:
@@ -236,7 +265,7 @@ def race(args: argparse.Namespace) -> dict[str, Any]:
   """All runs of a collection after the other; what came of them."""
   results: dict[str, Any] = {}
   for collection in args.collections:
-    for system in args.systems or racing(collection):
+    for system in systems_in(args, collection).values():
       for seed in args.seeds:
         if not args.recorded:
           run_missing(args, collection, system, seed)
@@ -246,10 +275,17 @@ def race(args: argparse.Namespace) -> dict[str, Any]:
   return results
 
 
+def systems_in(args: argparse.Namespace, collection: str) -> dict[str, str]:
+  """What is asked for, by the names of a table's rows."""
+  if args.ablations:
+    return ablations(collection)
+  return {system: system for system in args.systems or racing(collection)}
+
+
 def recorded(args: argparse.Namespace, collection: str) -> dict[str, Any]:
   """The systems of which there are runs, and what bounds them."""
   rows = {}
-  for system in args.systems or racing(collection):
+  for name, system in systems_in(args, collection).items():
     paths = [row_path(args, collection, system, seed) for seed in args.seeds]
     found = [json.loads(path.read_text()) for path in paths if path.exists()]
     for row in found:
@@ -257,7 +293,7 @@ def recorded(args: argparse.Namespace, collection: str) -> dict[str, Any]:
         print(f"{collection}  {system}  seed {row['seed']}: {row['error']}", flush=True)
     good = [row for row in found if "error" not in row]
     if good:
-      rows[system] = summarised(good, kind_of(collection)) | {"failed": len(found) - len(good)}
+      rows[name] = summarised(good, kind_of(collection)) | {"failed": len(found) - len(good)}
   bounds = kept(args.workdir / f"{name_of(collection)}.json",
                 lambda: limits(collection, root_of(args, collection)))
   return {"systems": rows, "bounds": bounds}
@@ -271,6 +307,8 @@ def main() -> None:
                       help="keeps the runs")
   parser.add_argument("--collections", nargs="+", choices=COLLECTIONS, default=COLLECTIONS)
   parser.add_argument("--systems", nargs="+", help="names of presets, or variants; default: all")
+  parser.add_argument("--ablations", action="store_true",
+                      help="instead: what is recommended with one option changed")
   parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
   parser.add_argument("--minutes", type=float, default=4.0, help="of CPU time for training")
   parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)) if hasattr(

@@ -95,7 +95,8 @@ def test_blind_search_beside_a_model():
 def test_the_race_of_published_systems(collection, minutes):
   import systems
   args = argparse.Namespace(
-      systems=None, seeds=(0, 1, 2), minutes=minutes, workdir=BENCHMARKS / "races")
+      systems=None, seeds=(0, 1, 2), minutes=minutes, workdir=BENCHMARKS / "races",
+      ablations=False)
   found = systems.recorded(args, collection)
   assert systems.table(found["systems"], systems.kind_of(collection), found["bounds"]) in SYSTEMS
   # Nothing that races is left out.

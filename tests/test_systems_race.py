@@ -204,6 +204,31 @@ def test_fields_of_a_system_are_changed_by_name():
   assert config.batch.target == "official" and config.model.name == "ScoreTables"
 
 
+@pytest.mark.parametrize("collection", ["tile:xla", "layout:own:programs"])
+def test_every_ablation_changes_what_is_recommended(collection):
+  import systems
+  (base, plain), *others = systems.ablations(collection).items()
+  assert base == plain
+  configs = [systems.config_of(collection, system, 0, "") for _, system in others]
+  for config in configs:
+    jobs.Job.of(config)  # it could be trained
+  texts = [config.to_json() for config in (systems.config_of(collection, base, 0, ""), *configs)]
+  assert len(set(texts)) == len(texts) > 5
+
+
+def test_ablations_have_their_words_in_the_table(tmp_path, monkeypatch, capsys):
+  import systems
+  monkeypatch.setattr(systems, "limits", lambda *unused: {"random": {}})
+  monkeypatch.setattr(systems.timing, "in_subprocess", lambda *flags: row(0.5))
+  monkeypatch.setattr(sys, "argv", [
+      "systems.py", "--ablations", "--collections", "tile:xla", "--workdir", str(tmp_path),
+      "--seeds", "0"])
+  systems.main()
+  told = capsys.readouterr().out
+  assert all(f"| `{name}` |" in told for name in systems.ablations("tile:xla"))
+  assert len(list((tmp_path / "runs").iterdir())) == len(systems.ablations("tile:xla"))
+
+
 @pytest.mark.parametrize("steps", [1, 123, 999, 1000, 54321])
 def test_the_schedule_ends_with_the_planned_steps(steps):
   import race_run
@@ -250,7 +275,7 @@ def test_a_diverged_run_is_told_and_not_averaged(tmp_path, monkeypatch, capsys):
   import systems
   args = argparse.Namespace(
       collections=["tile:xla"], systems=["x", "y"], seeds=[0, 1], minutes=1.0, workdir=tmp_path,
-      data_root="", own_root="", core=0, recorded=False)
+      data_root="", own_root="", core=0, recorded=False, ablations=False)
   made = {"x": row(0.1), "y": {"error": "the loss is nan after 3 of 9 steps"}}
   monkeypatch.setattr(systems.timing, "in_subprocess",
                       lambda *flags: made[flags[flags.index("--systems") + 1]])
