@@ -29,12 +29,12 @@ class Trained(NamedTuple):
   """A ranker after its training.
 
   Attributes:
-    examined: the graphs that it is judged on.
+    examined: the graphs that it is judged on; None where others have them.
     scores: of their configurations, `[n]` float32 for each graph.
     figures: what its training and ranking took.
   """
 
-  examined: Examined
+  examined: Examined | None
   scores: list[np.ndarray]
   figures: dict[str, Any]
 
@@ -187,16 +187,18 @@ def measure(members: Sequence[Any], folder: Path, *, budget: float) -> dict[str,
   trained = []
   for number, config in enumerate(members):
     try:
-      trained.append(train(config, folder / str(number), budget=budget / len(members)))
+      member = train(config, folder / str(number), budget=budget / len(members))
+      # The first one's graphs judge them all: those of the others would count as memory.
+      trained.append(member._replace(examined=None) if trained else member)
     except Diverged as error:
       return {"error": str(error)}
-  of_each = [member.figures for member in trained]
-  figures = of_each[0] | {name: sum(found[name] for found in of_each) for name in _SUMS}
-  scores = trained[0].scores
-  if len(trained) > 1:
-    figures["step_ms"] = float(np.mean([found["step_ms"] for found in of_each]))
-    figures["peak_mib"] = of_each[-1]["peak_mib"]
+  (examined, scores, figures), *others = trained
+  if others:
+    of_each = [member.figures for member in trained]
+    figures = {name: sum(found[name] for found in of_each) for name in _SUMS} | {
+        "step_ms": float(np.mean([found["step_ms"] for found in of_each])),
+        "peak_mib": max(found["peak_mib"] for found in of_each)}
     scores = [np.mean([_COMBINE(part) for part in parts], axis=0)
               for parts in zip(*(member.scores for member in trained))]
-  return trained[0].examined.judge(scores) | figures | {
+  return examined.judge(scores) | figures | {
       "members": len(trained), "machine": timing.machine(), "versions": report.versions()}

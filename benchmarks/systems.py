@@ -305,7 +305,7 @@ def main() -> None:
   parser.add_argument("--own_root", default=str(ROOT / "data/own/npz"), help=f"of {OWN}")
   parser.add_argument("--workdir", type=Path, default=ROOT / "benchmarks/races",
                       help="keeps the runs")
-  parser.add_argument("--collections", nargs="+", choices=COLLECTIONS, default=COLLECTIONS)
+  parser.add_argument("--collections", nargs="+", choices=COLLECTIONS, help="default: all")
   parser.add_argument("--systems", nargs="+", help="names of presets, or variants; default: all")
   parser.add_argument("--ablations", action="store_true",
                       help="instead: what is recommended with one option changed")
@@ -318,6 +318,12 @@ def main() -> None:
   parser.add_argument("--recorded", action="store_true", help="train nothing, tell what is there")
   parser.add_argument("--here", action="store_true", help="one run, in this process")
   args = parser.parse_args()
+  possible = tuple(ABLATIONS) if args.ablations else COLLECTIONS
+  args.collections = args.collections or possible
+  if impossible := set(args.collections) - set(possible):
+    parser.error(f"there are no --ablations of {', '.join(sorted(impossible))}")
+  if args.ablations and args.systems:
+    parser.error("--ablations names the systems: leave out --systems")
   if args.here:
     run_here(args)
     return

@@ -289,7 +289,6 @@ def test_names_that_cannot_be_printed_are_escaped(tmp_path):
   assert r"edge index\x07" in str(caught.value) and str(caught.value).isprintable()
 
 
-
 @pytest.mark.parametrize("kind", ["tile", "layout"])
 def test_extra_array_is_named(tmp_path, kind):
   _expect_change_refused(tmp_path, kind, "notes", np.zeros(3), "is not expected")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 
 import commands
 import jax
@@ -14,7 +15,7 @@ import system_cases
 from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.models import interface
 from tpugraphs_jax.predict.ranker import Ranker
-from tpugraphs_jax.run import jobs, phases, together
+from tpugraphs_jax.run import dry_run, jobs, phases, together
 from tpugraphs_jax.train import parallel, state as state_lib
 
 ALSO = ("tile:xla", "layout:nlp:default")
@@ -177,7 +178,8 @@ def ran(data_root, tmp_path_factory):
 
 def test_every_collection_has_its_results(ran, data_root):
   folder, (whole, *_, again) = ran
-  assert whole.page["task"] == "layout, collection " + ", ".join(NAMES)
+  assert whole.page["task"] == f"layout, collection {NAMES[0]}"
+  assert all(re.search(rf"; [1-4] graphs of {name}", whole.page["training"]) for name in ALSO)
   for name in NAMES:
     assert sum(line.startswith(f"{name}: ") for line in whole.told) == 2  # judged, ranked
     assert sum(line.startswith(f"{name}: ") for line in again.told) == 1
@@ -198,6 +200,43 @@ def test_a_run_that_goes_on_ends_like_one_that_was_never_stopped(ran):
   places = [".", "also/tile_xla", "also/layout_nlp_default"]
   for name in (f"{place}/{file}" for place in places for file in files):
     assert (folder / "stopped" / name).read_bytes() == (folder / "whole" / name).read_bytes(), name
+
+
+def test_a_killed_run_leaves_no_partial_files_of_other_collections(ran, data_root):
+  folder, _ = ran
+  partial = folder / "whole/also/tile_xla/.model.npz.1.partial"
+  partial.touch()
+  job = job_of(data_root, folder / "store")
+  jobs.run(job.config, folder / "whole", mode="evaluate")
+  assert not partial.exists()
+
+
+def test_a_dry_run_measures_every_collection(data_root, tmp_path, monkeypatch):
+  judged, steps = [], []
+  monkeypatch.setattr(dry_run, "_evaluation", lambda job, *rest: (
+      judged.append(job.data.collection.name), (1.0, 10.0))[1])
+  monkeypatch.setattr(dry_run, "_steps", lambda phase, state, *, measured: (
+      steps.append(measured), (state, [1.0], [1.0]))[1])
+  job = job_of(data_root, tmp_path / "store")
+  _, found = dry_run.measure(job, tmp_path)
+  assert judged == list(NAMES) and found.final_seconds == 30 and steps == [24]
+
+
+@pytest.mark.parametrize("variants", ["official,ci", "tables,ci", "ci"])
+def test_other_rankers_train_on_several_layout_collections(variants, data_root, tmp_path):
+  job = jobs.Job.of(parts.config_of("layout", variants, **{
+      "data_root": str(data_root), "data.store_dir": str(tmp_path / "store"),
+      "data.also": ("layout:nlp:default",)}))
+  phase = jobs.phase_of(job, jobs.prepare(job, tmp_path, resume=False), tmp_path)
+  # One transform of configurations: a network does not know of which collection they are.
+  first, second = (part.ranker.transforms for part in (job, *job.also))
+  assert first.keys() == second.keys()
+  for name, transform in first.items():
+    jax.tree.map(np.testing.assert_array_equal, transform.to_dict(), second[name].to_dict())
+  state = parallel.replicate(phase.state)
+  for _ in range(4):
+    state, metrics = phase.train_step(state, next(phase.batches))
+  assert np.isfinite(parallel.unreplicate(metrics)["loss"])
 
 
 # What is refused.

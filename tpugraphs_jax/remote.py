@@ -300,4 +300,3 @@ def _write(path: Path, value: Any) -> None:
   beside = path.with_name(path.name + ".partial")
   beside.write_text(json.dumps(value), encoding="utf-8")
   os.replace(beside, path)
-

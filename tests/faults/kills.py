@@ -20,16 +20,20 @@ from table import Row
 from tpugraphs_jax.data import store
 from tpugraphs_jax.predict import saved
 
-SMALL = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=2",
-          "--config.train.log_every_steps=1", "--config.train.checkpoint_every_steps=3")
-_ADDED = {
-    "tile": ("run_tile.py", "configs/tile.py:ci"),
-    "layout": ("run_layout.py", "configs/layout.py:xla-random,ci"),
-    "segments": ("run_layout.py", "configs/layout.py:xla-random,gst_ed,ci"),
-    "segments and head": ("run_layout.py", "configs/layout.py:xla-random,gst_efd,ci",
+_SHORT = ("--config.train.epochs=2", "--config.train.log_every_steps=1",
+          "--config.train.checkpoint_every_steps=3")
+SMALL = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1", *_SHORT)
+_COMMANDS = {
+    "tile": ("run_tile.py", "configs/tile.py:ci", *SMALL),
+    "layout": ("run_layout.py", "configs/layout.py:xla-random,ci", *SMALL),
+    "layouts and tiles together": (
+        "run_layout.py", "configs/layout.py:xla-random,preset=fifth_all,ci", *_SHORT,
+        "--config.data.also=('tile:xla',)"),
+    "segments": ("run_layout.py", "configs/layout.py:xla-random,gst_ed,ci", *SMALL),
+    "segments and head": ("run_layout.py", "configs/layout.py:xla-random,gst_efd,ci", *SMALL,
                           "--config.segments.finetune.epochs=1"),
 }
-MODES = tuple(_ADDED)  # each builds its store, trains, evaluates and predicts
+MODES = tuple(_COMMANDS)  # each builds its store, trains, evaluates and predicts
 
 _LONGEST_SECONDS = 900.0  # of a command that is not killed
 
@@ -53,12 +57,12 @@ class Kills:
     assert self._whole.code == 0, self._whole.err
 
   def _command(self, name: str, *flags: str, kill_at: int = 0) -> commands.Run:
-    script, config, *more = _ADDED[self._mode]
+    script, config, *more = _COMMANDS[self._mode]
     workdir = self._folder / name
     if script == "run_layout.py":
       more = [*more, f"--config.data.store_dir={workdir / 'store'}"]
     return commands.Run(
-        [script, f"--config={config}", *SMALL, *more, f"--data_root={self._data_root}",
+        [script, f"--config={config}", *more, f"--data_root={self._data_root}",
          f"--workdir={workdir}", *flags], watched=str(workdir), kill_at=kill_at)
 
   def _run(self, runs: Sequence[commands.Run]) -> list[commands.Ended]:
@@ -254,8 +258,9 @@ def leftovers(workdir: Path) -> list[str]:
 
 def contents(workdir: Path) -> dict[str, object]:
   """Everything that a killed run must have in common with an undisturbed one."""
-  found = {name: (workdir / name).read_bytes() for name in (
-      "features.json", "validation.csv", "results.csv", "model.npz") if (workdir / name).exists()}
+  found = {str(path.relative_to(workdir)): path.read_bytes() for name in (
+      "features.json", "validation.csv", "results.csv", "model.npz")
+           for path in (workdir / name, *workdir.glob(f"also/*/{name}")) if path.exists()}
   for path in sorted(workdir.rglob("metrics.jsonl")):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     found[str(path.relative_to(workdir))] = [

@@ -96,4 +96,3 @@ def _is_whole(path: Path, *, is_checked: bool) -> bool:
       return is_checked or file.testzip() is None
   except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
     return False
-

@@ -14,7 +14,7 @@ from flax import traverse_util
 from ml_collections import config_flags
 import ml_collections
 
-from tpugraphs_jax import registry
+from tpugraphs_jax import console, registry
 from tpugraphs_jax.models import interface
 from tpugraphs_jax.run import configs, describe
 
@@ -47,7 +47,7 @@ def parse(argv: Sequence[str], default_config: str) -> list[str]:
 
 def one_line(message: str) -> str:
   """The message as one line, without the backslashes of a message quoted within a message."""
-  return re.sub(r"\\+(?=['\"])", "", " ".join(message.split()))
+  return re.sub(r"\\+(?=['\"])", "", console.one_line(message))
 
 
 def _unknown_field(config: ml_collections.ConfigDict, argv: Sequence[str]) -> str:

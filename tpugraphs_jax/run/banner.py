@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+import types
 from typing import Any
 
 import jax
@@ -24,7 +25,8 @@ def is_synthetic(data_root: str) -> bool:
 
 def lines(
     config: ml_collections.ConfigDict, collection: str, phase: phases.Phase,
-    train: Sequence[Any], valid: Sequence[Any], workdir: Path,
+    train: Sequence[Any], valid: Sequence[Any], workdir: Path, *,
+    also: Mapping[str, int] = types.MappingProxyType({}),
 ) -> str:
   """The page.
 
@@ -35,6 +37,7 @@ def lines(
     train: prepared graphs.
     valid: prepared graphs.
     workdir: the working folder.
+    also: other collections of the same network, and how many graphs train it.
   """
   batch, steps = config.batch, phase.plan.steps_per_epoch
   data = f"{config.data_root}" + ", SYNTHETIC: no measurement of real programs" * is_synthetic(
@@ -42,7 +45,8 @@ def lines(
   rows = {
       "task": f"{config.task}, collection {collection}",
       "data": data,
-      "training": _sizes(train),
+      "training": "; ".join([_sizes(train), *(
+          f"{count:,} graphs of {name}" for name, count in also.items())]),
       "validation": f"{_sizes(valid)}; {_judged(config)}",
       "model": f"{config.model.name}, {parameters(phase):,} parameters, {_arithmetic(config)}",
       "devices": _devices(),

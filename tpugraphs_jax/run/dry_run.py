@@ -180,16 +180,23 @@ def measure(job: jobs.Job, scratch: Path) -> tuple[phases.Phase, Measured]:
   prepared = jobs.prepare(job, scratch, resume=False)
   phase, valid = jobs.phase_of(job, prepared, scratch), prepared.valid
   parameters = banner.parameters(phase)
-  state, first, later = _steps(phase, parallel.replicate(phase.state))
-  sampled, final = _evaluation(job, phase, parallel.unreplicate(state.eval_params), valid)
+  state, first, later = _steps(
+      phase, parallel.replicate(phase.state), measured=_STEPS * (1 + len(job.also)))
+  params = parallel.unreplicate(state.eval_params)
+  sampled, final = _evaluation(job, phase.scorer, params, valid)
+  for other in job.also:  # which are judged after training alone
+    graphs = other.prepare(jobs.judged(other.data.load(job.config.data_root, "valid")))
+    final += _evaluation(other, other.ranker.scorer(), params, graphs)[1]
   step_seconds, (what, peak) = float(np.mean(later)), report.peak_memory()
   return phase, Measured(
       len(later), step_seconds, len(phase.plan.budgets),
       max(0.0, float(np.mean(first)) - step_seconds), sampled, final, parameters, peak, what)
 
 
-def _steps(phase: phases.Phase, state: Any) -> tuple[Any, list[float], list[float]]:
-  """Seconds of steps that were the first of their shape, and of the others."""
+def _steps(
+    phase: phases.Phase, state: Any, *, measured: int = _STEPS
+) -> tuple[Any, list[float], list[float]]:
+  """Seconds of steps that were the first of their shape, and of so many others."""
   first, later, seen = [], [], set()
   total = phase.epochs * phase.plan.steps_per_epoch
   for step in range(total):
@@ -199,20 +206,20 @@ def _steps(phase: phases.Phase, state: Any) -> tuple[Any, list[float], list[floa
     jax.block_until_ready(metrics)
     (later if shape in seen else first).append(time.monotonic() - since)
     seen.add(shape)
-    if len(later) == _STEPS or sum(later) > _SECONDS:
+    if len(later) == measured or sum(later) > _SECONDS:
       break
   return state, first, later or first
 
 
 def _evaluation(
-    job: jobs.Job, phase: phases.Phase, params: Any, valid: Sequence[Any]
+    job: jobs.Job, scorer: Any, params: Any, valid: Sequence[Any]
 ) -> tuple[float, float]:
   """Seconds of an evaluation during training, and of the last one, from a few graphs."""
   ids = jobs.sampled_ids(job.config, valid)
   order = sorted(range(len(valid)), key=lambda i: len(valid[i].opcode))
   chosen = sorted({order[i] for i in np.linspace(0, len(order) - 1, _GRAPHS).round().astype(int)})
   graphs, some = [valid[i] for i in chosen], [ids[i] for i in chosen]
-  score = lambda: job.ranker.score(phase.scorer, params, graphs, some)
+  score = lambda: job.ranker.score(scorer, params, graphs, some)
   score()  # compiles
   since = time.monotonic()
   score()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +57,23 @@ class Job:
     return [self.ranker.prepare(graph) for graph in graphs]
 
   def fit(self, graphs: Sequence[OpGraph], also: Sequence[Sequence[OpGraph]] = ()) -> None:
-    """Fits the ranker's transforms on training graphs.
+    """Fits the rankers' transforms on training graphs.
+
+    Nodes have one transform, fitted on all graphs. Configurations have one for all layouts
+    and one for all tiles: a network cannot know of which collection a configuration is.
 
     Args:
       graphs: of this job.
-      also: those of each other job. Nodes have one transform, fitted on all graphs;
-        configurations have one by collection.
+      also: those of each other job.
     """
-    self.ranker.features.fit([*graphs, *itertools.chain(*also)])
-    for job, own in zip((self, *self.also), (graphs, *also), strict=True):
-      job.ranker.features.transforms = self.ranker.features.transforms
-      job.ranker.fit_configs([job.data.config_values(graph) for graph in own])
+    everything = list(zip((self, *self.also), (graphs, *also), strict=True))
+    self.ranker.features.fit([graph for _, own in everything for graph in own])
+    for kind in {job.data.collection.kind for job, _ in everything}:
+      of_kind = [(job, own) for job, own in everything if job.data.collection.kind == kind]
+      values = [job.data.config_values(graph) for job, own in of_kind for graph in own]
+      for job, _ in of_kind:
+        job.ranker.features.transforms = self.ranker.features.transforms
+        job.ranker.fit_configs(values)
 
 
 def _config_of(name: str, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

@@ -42,17 +42,24 @@ def run(
   """
   job = Job.of(config)
   if parallel.is_primary():
-    atomic.tidy(workdir)
+    for _, folder in job.placed(workdir):
+      atomic.tidy(folder)
   if mode in ("train", "all"):
     train(job, workdir, resume=resume)
   if mode == "train":
     return
-  for part, folder in job.placed(workdir):
-    trained = dataclasses.replace(part, ranker=Ranker.load(folder, part.config.to_dict()))
+  own = Ranker.load(workdir, config.to_dict())
+  # The run's own collection comes last: once it is judged, the run is done.
+  for part, folder in reversed(job.placed(workdir)):
+    if part is job:
+      part = dataclasses.replace(job, ranker=own)
+    else:
+      _use_saved(part.ranker, folder / saved.TRANSFORMS_FILE)
+      part.ranker.params = own.params
     if mode in ("evaluate", "all"):
-      evaluate(trained, folder)
+      evaluate(part, folder)
     if mode in ("predict", "all"):
-      predict(trained.data, config.data_root, trained.ranker, folder, split=split)
+      predict(part.data, config.data_root, part.ranker, folder, split=split)
 
 
 def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
@@ -72,8 +79,10 @@ def _train_alone(job: Job, workdir: Path, *, resume: bool) -> loop.TrainResult:
   for part, folder in job.placed(workdir):
     summary.begin(part.config, folder, part.data.collection.name)
   if parallel.is_primary():
-    names = ", ".join(part.data.collection.name for part in (job, *job.also))
-    console.say(banner.lines(config, names, phase, prepared.train, prepared.valid, workdir))
+    console.say(banner.lines(
+        config, job.data.collection.name, phase, prepared.train, prepared.valid, workdir,
+        also={part.data.collection.name: len(graphs)
+              for part, graphs in zip(job.also, prepared.also)}))
   with summary.interruptions(workdir):
     result = _train_phases(job, phase, prepared.valid, workdir, resume=resume)
   summary.update(workdir, training=summary.of_training(
@@ -129,8 +138,9 @@ def prepare(job: Job, workdir: Path, *, resume: bool) -> Prepared:
   _fit_once(job, train_graphs, also, workdir, resume=resume)
   report.write_manifest(workdir, config.to_dict())
   valid = job.prepare(valid_graphs)
-  for graph in valid:
-    data.validation_ids(graph.name, graph.configs)  # errors show before training
+  for part in (job, *job.also):  # errors show before training
+    for graph in valid_graphs if part is job else part.data.load(config.data_root, "valid"):
+      part.data.validation_ids(graph.name, graph.configs)
   return Prepared(job.prepare(train_graphs), valid, [
       other.prepare(graphs) for other, graphs in zip(job.also, also)])
 
@@ -160,14 +170,19 @@ def _fit_once(
   files = {folder / saved.TRANSFORMS_FILE: part.ranker for part, folder in job.placed(workdir)}
   if parallel.from_primary(resume and all(path.exists() for path in files)):
     for path, ranker in files.items():
-      found = features.load(path) if parallel.is_primary() else None
-      ranker.use_transforms(parallel.from_primary(found), where=path)
+      _use_saved(ranker, path)
     return
   job.fit(graphs, also)
   if parallel.is_primary():
     for path, ranker in files.items():
       path.parent.mkdir(parents=True, exist_ok=True)
       features.save(path, ranker.transforms)
+
+
+def _use_saved(ranker: Ranker, path: Path) -> None:
+  """Gives a ranker the transforms that process 0 finds in a file."""
+  found = features.load(path) if parallel.is_primary() else None
+  ranker.use_transforms(parallel.from_primary(found), where=path)
 
 
 def train_phase(

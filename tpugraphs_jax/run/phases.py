@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import ml_collections
@@ -21,6 +21,7 @@ from tpugraphs_jax.batchers import segments as segment_batcher
 from tpugraphs_jax.batchers.head import HeadBatcher
 from tpugraphs_jax.batchers.segments import SegmentedGraph
 from tpugraphs_jax.data import pipeline, sampling
+from tpugraphs_jax.data.batching import Budget
 from tpugraphs_jax.predict import saved
 from tpugraphs_jax.predict.models import uses_history
 from tpugraphs_jax.predict.ranker import Ranker
@@ -32,12 +33,22 @@ Targets = Callable[[Any, np.ndarray], np.ndarray]  # (configs, ids [n]) -> [n] f
 _HISTORY_FOLDER = "history"
 
 
+class Plan(Protocol):
+  """What is known of the batches of a run: `pipeline.BatchPlan`, or `together.Turns`."""
+
+  steps_per_epoch: int
+  budgets: Sequence[Budget]
+
+  def budget(self, step: int) -> Budget:
+    """What the batches of a step have room for."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Phase:
   """One run of the training loop."""
 
   state: state_lib.TrainState
-  plan: pipeline.BatchPlan
+  plan: Plan
   train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
   batches: Any  # iterator that the loop can save and restore
   scorer: Any  # judges validation graphs meanwhile

@@ -253,13 +253,15 @@ def fifth(config: ConfigDict) -> None:
 
 
 def fifth_all(config: ConfigDict) -> None:
-  """5th place as published: `fifth` as one network for all layout collections and tiles.
+  """5th place: `fifth` as one network for all layout collections and tiles.
 
   Nodes of a kernel have their own layout in place of a configuration, nodes of a program have
-  no tile. A step is of one collection, each has as many steps, and node features have one
-  transform, fitted on all of them. Published: collections come as often as the roots of their
-  configurations say, and 128 kernels make a step, of 32 configurations each. An own collection
-  is trained on alone unless `data.also` names others.
+  no tile. A step is of one collection, and node features have one transform, fitted on all of
+  them. Here each collection has as many steps (published: as the roots of the numbers of its
+  configurations say), kernels come in slates like those of programs (published: 128 slates of
+  32), and sums and products of tiles are inputs too. Tiles have no transformer over dimensions,
+  which is in the published tile run alone. An own collection is trained on alone unless
+  `data.also` names others.
   """
   fifth(config)
   config.model.both_kinds = True

@@ -118,4 +118,5 @@ def _check_same_shapes(ranker: Ranker, batch: Any, params: Any) -> None:
                       if ours.get(name) != theirs.get(name)):
     raise ValueError(
         f"data.also has {ranker.collection.name}, which needs other parameters than the run's own "
-        f"collection: {differ[0]} is {theirs.get(differ[0])} there and {ours.get(differ[0])} here")
+        f"collection: {differ[0]} is {theirs.get(differ[0])} there and {ours.get(differ[0])} here. "
+        "Leave it out of data.also, or take data.config_transform=none, which keeps all columns")

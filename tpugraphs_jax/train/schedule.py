@@ -69,7 +69,7 @@ class Schedule:
   def is_early_stop(self, step: int, best_step: int | None) -> bool:
     """Whether the run ends after this step for want of improvement since `best_step`.
 
-    It ends with an evaluation, so that there is a best step.
+    It ends with an evaluation, which may be the best one.
     """
     without = step - (best_step or 0)
     return self.is_evaluated(step) and (
