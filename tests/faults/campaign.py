@@ -3,7 +3,8 @@
     python tests/faults/campaign.py --points 250 --inputs 170000 --kept rows.json --out table.md
 
 Takes hours in its long form, 1,000 killed runs (250 of each mode) and a million inputs. With
-`--kept` it goes on where it was stopped. `test_faults.py` is the short form.
+`--kept` it goes on where it was stopped. Two campaigns may share the work, each with a `--seed`
+and a file of its own; `--add` sums what they have kept. `test_faults.py` is the short form.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import concurrent.futures
 import datetime
 import functools
 import itertools
+import logging
 import os
 from pathlib import Path
 import shutil
@@ -31,20 +33,21 @@ import damage
 import devices
 import disk
 import folders
+import hosts
 import inputs
 import kills
 import limits
 import load
 import network
-from table import Kept, Row, markdown
+from table import Kept, Row, added, markdown
 from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.train import report
 
 _COLLECTIONS = ("tile:xla", "layout:xla:random")
 _POINTS_AT_A_TIME, _STORES_AT_A_TIME, _INPUTS_AT_A_TIME = 5, 100, 2000
-_MODULE = commands.ROOT / "tests" / "data" / "hlo" / "fuzz06.hlo.pb"
+_PROTOBUFS = commands.ROOT / "tests" / "data" / "hlo"
 _PARTS = ("store", "kill", "damage", "input", "disk", "network", "numbers",
-          "load", "commands", "devices", "folders")
+          "load", "commands", "devices", "folders", "hosts")
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -57,12 +60,18 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument("--inputs", type=int, default=1000, help="mutations of each input")
   parser.add_argument("--disks", type=int, default=6, help="sizes of full disks")
   parser.add_argument("--downloads", type=int, default=3, help="of each fault of a network")
+  parser.add_argument("--hosts", type=int, default=2, help="faults of each kind for either host")
   parser.add_argument("--short", action="store_true", help="a few numbers and loads")
   parser.add_argument("--workers", type=int, default=2, help="modes side by side")
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--out", type=Path, help="file for the table; brought up to date meanwhile")
   parser.add_argument("--kept", type=Path, help="file for the rows, with which a campaign goes on")
-  return parser.parse_args(argv)
+  parser.add_argument("--add", type=Path, nargs="+", help="try nothing: keep and print the sums "
+                      "of rows that campaigns with different seeds have kept")
+  args = parser.parse_args(argv)
+  if missing := [str(path) for path in args.add or () if not path.exists()]:
+    parser.error(f"no rows were kept in {', '.join(missing)}")
+  return args
 
 
 def _extend(
@@ -94,8 +103,13 @@ def _separate_rows(
     args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
 ) -> Iterator[Row]:
   """The rows of parts that need no run before them."""
-  for name, rows in {"network": _network, "numbers": _numbers, "devices": _devices,
-                     "load": _load}.items():
+  parts = {"network": _network, "numbers": _numbers, "devices": _devices, "load": _load}
+  if "hosts" in args.parts:
+    if hosts.are_possible():
+      parts["hosts"] = _hosts
+    else:
+      print("hosts: not tried, which needs Linux, root and the program ip", flush=True)
+  for name, rows in parts.items():
     if name in args.parts:
       yield from kept.once(name, functools.partial(rows, args, folder, data_root))
   if "commands" in args.parts:
@@ -125,6 +139,11 @@ def _load(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[R
   del data_root
   few = dict(cases=load.SHORT) if args.short else {}
   return load.rows(folder / "load", full=not args.short, **few)
+
+
+def _hosts(args: argparse.Namespace, folder: Path, data_root: Path) -> Iterator[Row]:
+  return hosts.rows(folder / "hosts", data_root, times=1 if args.short else args.hosts,
+                    rng=np.random.default_rng([args.seed, 2]))
 
 
 def _home(folder: Path) -> Path:
@@ -182,7 +201,7 @@ def _input_rows(
   """A row for each kind of input, again and again as more are tried."""
   tile, layout = (npz.split_files(data_root, name, "train")[0] for name in _COLLECTIONS)
   for number, (name, source, read) in enumerate(inputs.readers(
-      tile, layout, whole / "results.csv", whole / "model.npz", _MODULE)):
+      tile, layout, whole / "results.csv", whole / "model.npz", _PROTOBUFS)):
     row = kept.row(f"input, {name}")
     while row.tried < args.inputs:
       inputs.try_reader(
@@ -213,8 +232,11 @@ def main(argv: list[str] | None = None) -> int:
   args = _arguments(argv)
   kept, folder = Kept(args.kept), Path(tempfile.mkdtemp(prefix="faults"))
   versions = ", ".join(f"{name} {version}" for name, version in report.versions().items())
+  if args.add:
+    for row in added([Kept(path).rows for path in args.add]):
+      kept.add(row)
   try:
-    for rows in itertools.chain(_all_rows(args, kept, folder), [()]):
+    for rows in itertools.chain([] if args.add else _all_rows(args, kept, folder), [()]):
       for row in filter(None, rows):
         kept.add(row)
       text = f"{datetime.date.today()}, {versions}\n\n{markdown(kept.rows)}"
@@ -228,4 +250,5 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
   jax.config.update("jax_platforms", "cpu")
+  logging.getLogger("absl").setLevel("ERROR")  # a mutated file often has something to warn of
   sys.exit(min(main(), 100))

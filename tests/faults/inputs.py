@@ -94,12 +94,13 @@ def _peak_bytes() -> int:
 
 
 def readers(
-    tile: Path, layout: Path, results: Path, model: Path, module: Path
+    tile: Path, layout: Path, results: Path, model: Path, protobufs: Path
 ) -> Iterator[tuple[str, Path, Callable[[Path], object]]]:
   """Every kind of input with a file of it and what reads it."""
   yield "tile graph", tile, npz.read_tile
   yield "layout graph", layout, npz.read_layout
   yield "submission", results, submission.read_results
   yield "model file", model, artefact.load
-  yield "HLO module", module, lambda path: hlo.featurize(path.read_bytes())
-  yield "tuning data", module, tuning.read_tuning
+  yield "HLO module", protobufs / "fuzz06.hlo.pb", lambda path: hlo.featurize(path.read_bytes())
+  yield "tuning data of layouts", protobufs / "synth_layout_tuning.pb", tuning.read_tuning
+  yield "tuning data of tiles", protobufs / "synth_op_tuning.pb", tuning.read_tuning

@@ -10,6 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import campaign
+import commands
+import hosts
 import inputs
 import kills
 import table
@@ -104,6 +106,44 @@ def test_kills_go_on_where_an_earlier_campaign_was_stopped(tmp_path):
   (row,) = table.Kept(path).rows
   assert (row.fault, row.tried, row.survived) == ("SIGKILL, nothing", 23, 21)
   assert row.failures == ["9: lost", "19: lost"]
+
+
+@pytest.mark.parametrize("code, said, complaint", [
+    (1, "step 3\nerror: process 1 of 2 (host b) is gone: ...\n", ""),
+    (None, "step 3", "process 0 still waited after 60 s"),
+    (0, "error: process 1 of 2 (host b) is gone", "process 0 ended with 0"),
+    (1, "error: process 0 of 2 (host a) is gone", "process 0 ended with 1 and said"),
+    (1, "Traceback", "process 0 ended with 1 and said []"),
+    (1, "error: process 1 of 2 (host b) is gone\nerror: twice", "process 0 ended with 1"),
+])
+def test_a_host_that_was_left_has_to_name_the_other_in_one_line(code, said, complaint):
+  found = hosts.complaint_of(code, said, gone=1)
+  assert found.startswith(complaint) and bool(found) == bool(complaint)
+
+
+def test_campaigns_with_other_seeds_add_up(tmp_path, capsys):
+  kept = [table.Kept(tmp_path / name) for name in "ab"]
+  kept[0].add(table.Row("a", 3, 1, 2))
+  kept[0].add(table.Row("b", 5, 5, 0))
+  kept[1].add(table.Row("b", 2, 1, 0, ["lost"]))
+  add = ["--add", str(tmp_path / "a"), str(tmp_path / "b")]
+  assert campaign.main([*add, "--kept", str(tmp_path / "sums")]) == 1  # of them went wrong
+  assert capsys.readouterr().out.splitlines()[4:] == [
+      "| a | 3 | 2 | 1 | 0 |", "| b | 7 | 0 | 6 | 1 |", "- lost", ""]
+  assert [row.tried for row in table.Kept(tmp_path / "sums").rows] == [3, 7]
+  with pytest.raises(SystemExit):
+    campaign.main([*add, str(tmp_path / "nothing")])
+  assert f"no rows were kept in {tmp_path / 'nothing'}" in capsys.readouterr().err
+
+
+def test_what_the_documentation_says_was_tried_was_and_nothing_was_lost():
+  rows = table.Kept(Path(__file__).parent / "long_form.json").rows
+  page = (commands.ROOT / "docs/reliability.md").read_text()
+  assert table.markdown(rows) in page
+  assert all(row.tried == row.survived + row.refused and not row.failures for row in rows)
+  killed = sum(row.tried for row in rows if row.fault.startswith("SIGKILL"))
+  inputs_tried = sum(row.tried for row in rows if row.fault.startswith("input"))
+  assert killed >= 1000 and inputs_tried >= 10**6
 
 
 def test_parts_that_have_been_tried_are_not_tried_again(tmp_path, monkeypatch):
