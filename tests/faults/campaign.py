@@ -4,7 +4,8 @@
 
 Takes hours in its long form, 1,000 killed runs (250 of each mode) and a million inputs. With
 `--kept` it goes on where it was stopped. Two campaigns may share the work, each with a `--seed`
-and a file of its own; `--add` sums what they have kept. `test_faults.py` is the short form.
+and a file of its own; `--add` sums what they have kept. `test_faults.py` and `test_kills.py` are
+the short form.
 """
 
 from __future__ import annotations
