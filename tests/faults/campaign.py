@@ -2,8 +2,8 @@
 
     python tests/faults/campaign.py --points 250 --inputs 170000 --kept rows.json --out table.md
 
-Takes hours in its long form, 1,000 killed runs (250 of each mode) and a million inputs. With
-`--kept` it goes on where it was stopped. Two campaigns may share the work, each with a `--seed`
+Takes hours in its long form: 250 killed runs of each mode and a million inputs. With `--kept` it
+goes on where it was stopped. Two campaigns may share the work, each with a `--seed`
 and a file of its own; `--add` sums what they have kept. `test_faults.py` and `test_kills.py` are
 the short form.
 """
