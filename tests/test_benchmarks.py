@@ -103,6 +103,16 @@ def test_the_race_of_published_systems(collection, minutes):
   assert set(found["systems"]) == set(systems.racing(collection))
 
 
+def test_the_race_that_has_begun():
+  import systems
+  args = argparse.Namespace(
+      systems=("recommended", "mlsys21_per_node", "official"), seeds=(0, 1, 2), minutes=1.0,
+      workdir=BENCHMARKS / "races", ablations=False)
+  found = systems.recorded(args, "tile:xla")
+  assert {row["seeds"] for row in found["systems"].values()} == {3}
+  assert systems.table(found["systems"], "tile", found["bounds"]) in SYSTEMS
+
+
 def test_held_out_families_on_the_front_page():
   table = recorded("own_quality")["test"]
   for name, row in table.items():

@@ -134,7 +134,8 @@ def test_every_step_is_that_of_its_collection(data_root, tmp_path):
   prepared = jobs.prepare(job, tmp_path, resume=False)
   phase = jobs.phase_of(job, prepared, tmp_path)
   transforms = [part.ranker.features.transforms for part in (job, *job.also)]
-  assert all(found is transforms[0] for found in transforms)
+  for name, transform in transforms[0].items():
+    assert all(found[name] is transform for found in transforms)
   state, plain = parallel.replicate(phase.state), parallel.replicate(phase.state)
   steps = phase.epochs * phase.plan.steps_per_epoch
   optimizer = state_lib.create_optimizer(total_steps=steps, **job.config.optimizer)

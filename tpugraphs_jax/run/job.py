@@ -71,9 +71,11 @@ class Job:
     for kind in {job.data.collection.kind for job, _ in everything}:
       of_kind = [(job, own) for job, own in everything if job.data.collection.kind == kind]
       values = [job.data.config_values(graph) for job, own in of_kind for graph in own]
-      for job, _ in of_kind:
-        job.ranker.features.transforms = self.ranker.features.transforms
-        job.ranker.fit_configs(values)
+      first, *others = (job.ranker for job, _ in of_kind)
+      first.features.transforms = self.ranker.features.transforms
+      first.fit_configs(values)
+      for ranker in others:
+        ranker.use_transforms(first.transforms, where="data.also")
 
 
 def _config_of(name: str, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
