@@ -170,6 +170,7 @@ def as_version_1(workdir):
   transforms["node"] = transforms.pop("node/released")
   del transforms["checksum"]
   path.write_text(json.dumps(transforms))
+  jobs_lib.forget_files(workdir)
 
 
 @pytest.mark.parametrize("kind", KINDS)

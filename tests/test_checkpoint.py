@@ -154,6 +154,17 @@ def test_another_config_is_refused_naming_the_fields(folder):
   assert "model.name" not in message and "seed" not in message and "\n" not in message
 
 
+def test_a_checkpoint_saved_beside_other_files_is_refused_naming_the_file(folder):
+  files = {"features.json": "a", "also/tile_xla/features.json": "b"}
+  save(checkpoint.Checkpoints(folder, files=files), 1)
+  other = checkpoint.Checkpoints(folder, files=files | {"also/tile_xla/features.json": "c"})
+  with pytest.raises(ValueError, match="^also/tile_xla/features.json is of another run: .*save_0"):
+    other.newest(make_state())
+  for known in (files, {}, {"features.json": "a", "new": "d"}):  # what both know is compared
+    found = checkpoint.Checkpoints(folder, files=known)
+    assert found.newest(make_state()).step == 1 and found.best_params().files == files
+
+
 def test_tuples_and_numpy_numbers_in_a_config_equal_their_json_form(folder):
   save(checkpoint.Checkpoints(folder, config={"a": (1, 2), "b": np.int64(3)}), 1)
   same = checkpoint.Checkpoints(folder, config={"a": [1, 2], "b": 3})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -113,27 +114,28 @@ def test_a_restored_table_is_the_saved_one_bit_for_bit(place, dtype, keys, tmp_p
   rows = everything[:, 3:20]
   table.write(rows, jnp.asarray(rng.normal(size=(1, 17, WIDTH)).repeat(4, axis=0), jnp.float32))
   saved = [np.array(x) for x in table.read(everything)]
-  name = snapshots.save()
+  found = snapshots.save()
   table.write(rows, jnp.zeros((4, 17, WIDTH)))
   table.write(rows + 20, jnp.zeros((4, 17, WIDTH)))
-  snapshots.restore(name)
+  snapshots.restore(found)
   for array, before in zip(table.read(everything), saved):
     np.testing.assert_array_equal(array, before)
   # Into a table of a later run as well.
   table.write(rows, jnp.zeros((4, 17, WIDTH)))
   later = make(place, keys, tmp_path, dtype)
-  Snapshots(tmp_path / "history", keys, later).restore(name)
+  Snapshots(tmp_path / "history", keys, later).restore(found)
   for array, before in zip(later.read(everything), saved):
     np.testing.assert_array_equal(array, before)
 
 
 def test_the_two_newest_snapshots_are_kept(keys, tmp_path):
   snapshots = Snapshots(tmp_path, keys, make("device", keys, tmp_path))
-  names = [snapshots.save() for _ in range(4)]
+  found = [snapshots.save() for _ in range(4)]
+  names = [saved["table"] for saved in found]
   assert len(set(names)) == 4
   assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[-2:])
   with pytest.raises(FileNotFoundError, match="train again in another --workdir"):
-    snapshots.restore(names[0])
+    snapshots.restore(found[0])
 
 
 def test_a_restored_table_outlives_checkpoints_that_were_not_written(keys, tmp_path):
@@ -144,7 +146,7 @@ def test_a_restored_table_outlives_checkpoints_that_were_not_written(keys, tmp_p
     snapshots = Snapshots(folder, keys, table)
     snapshots.restore(restored)
     newest = snapshots.save()
-    assert {path.name for path in folder.iterdir()} == {restored, newest}
+    assert {path.name for path in folder.iterdir()} == {restored["table"], newest["table"]}
 
 
 def changed(graphs):
@@ -203,15 +205,32 @@ def test_a_table_that_does_not_fit_is_refused_with_the_alternatives(
 def test_a_damaged_table_is_refused_in_one_line(name, place, keys, tmp_path):
   table = make(place, keys, tmp_path)
   snapshots = Snapshots(tmp_path / "history", keys, table)
-  path = tmp_path / "history" / snapshots.save() / name
+  saved = snapshots.save()
+  path = tmp_path / "history" / saved["table"] / name
   whole = path.read_bytes()
   for damaged in (b"", whole[: len(whole) // 2], whole[:20] + bytes([whole[20] ^ 1]) + whole[21:]):
     path.write_bytes(damaged)
     with pytest.raises(ValueError, match=f"{name} is damaged .*|{name} is damaged: ") as error:
-      snapshots.restore("table_0")
+      snapshots.restore(saved)
     assert "\n" not in str(error.value) and "another --workdir" in str(error.value)
   path.write_bytes(whole)
-  snapshots.restore("table_0")
+  snapshots.restore(saved)
+
+
+def test_a_table_of_another_run_on_the_same_data_is_refused(keys, tmp_path):
+  saved, rows = {}, np.zeros((4, 1), int)
+  for number, run in enumerate(("own", "other")):
+    table = make("device", keys, tmp_path / run)
+    table.write(rows, jnp.full((4, 1, WIDTH), number, jnp.float32))
+    saved[run] = Snapshots(tmp_path / run, keys, table).save()
+  assert saved["own"]["table"] == saved["other"]["table"]
+  shutil.rmtree(tmp_path / "own" / saved["own"]["table"])
+  shutil.copytree(tmp_path / "other" / saved["other"]["table"], tmp_path / "own" / "table_0")
+  snapshots = Snapshots(tmp_path / "own", keys, table)
+  snapshots.check()  # of the same data and partition
+  with pytest.raises(ValueError, match="own/table_0 is of another run: .* Put that table back"):
+    snapshots.restore(saved["own"])
+  snapshots.restore({"table": "table_0"})  # an older checkpoint does not know
 
 
 def test_half_a_table_of_a_killed_run_goes_with_the_next_one(keys, tmp_path):

@@ -101,6 +101,9 @@ def test_statistics_come_from_the_working_folder(jobs, tmp_path):
   released = found["node/released"]
   found["node/released"] = dataclasses.replace(released, scale=2 * released.scale)
   features.save(path, found)
+  with pytest.raises(ValueError, match="^features.json is of another run: it is not the file that"):
+    Ranker.load(workdir)
+  jobs_lib.forget_files(workdir)
   graph = graph_of("tile")
   expected = Ranker.load(jobs.workdir("tile_whole")).prepare(graph).feat
   np.testing.assert_array_equal(Ranker.load(workdir).prepare(graph).feat, expected / 2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
+import shutil
 
 import commands
 import jax
@@ -12,7 +14,7 @@ import parts
 import pytest
 import system_cases
 
-from tpugraphs_jax.data import npz, synthetic
+from tpugraphs_jax.data import features, npz, synthetic
 from tpugraphs_jax.models import interface
 from tpugraphs_jax.predict.ranker import Ranker
 from tpugraphs_jax.run import dry_run, jobs, phases, together
@@ -210,6 +212,19 @@ def test_a_killed_run_leaves_no_partial_files_of_other_collections(ran, data_roo
   job = job_of(data_root, folder / "store")
   jobs.run(job.config, folder / "whole", mode="evaluate")
   assert not partial.exists()
+
+
+def test_transforms_of_another_run_are_noticed_of_every_collection(ran, data_root, tmp_path):
+  folder, _ = ran
+  workdir, name = shutil.copytree(folder / "whole", tmp_path / "whole"), "also/tile_xla/features.json"
+  found = features.load(workdir / name)
+  first, transform = next(iter(found.items()))
+  found[first] = dataclasses.replace(transform, scale=2 * transform.scale)
+  features.save(workdir / name, found)
+  config = job_of(data_root, folder / "store").config
+  for mode in ({"mode": "evaluate"}, {"mode": "train", "resume": True}):
+    with pytest.raises(ValueError, match=f"^{name} is of another run: .* Put that file back"):
+      jobs.run(config, workdir, **mode)
 
 
 def test_a_dry_run_measures_every_collection(data_root, tmp_path, monkeypatch):

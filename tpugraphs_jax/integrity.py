@@ -5,7 +5,7 @@ Old files have none; they are read as before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import contextlib
 import hashlib
 import json
@@ -14,6 +14,8 @@ from pathlib import Path
 import tempfile
 import time
 from typing import Any
+
+import numpy as np
 
 _SEAL = "checksum"
 # A file that was changed so recently may change again without another time stamp.
@@ -24,6 +26,16 @@ def digest_of(path: Path) -> str:
   """SHA-256 of a file."""
   with open(path, "rb") as stream:
     return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_of_arrays(arrays: Iterable[Any]) -> str:
+  """SHA-256 of arrays in any order."""
+  parts = []
+  for array in map(np.asarray, arrays):
+    part = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
+    part.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    parts.append(part.digest())
+  return hashlib.sha256(b"".join(sorted(parts))).hexdigest()
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def _other_rows(
   """The rows of parts that change what a run of layouts reads or has written."""
   command, whole, home = _trained(folder, data_root)
   if "damage" in args.parts:
-    yield from kept.once("damage", lambda: _damage(args, whole, folder))
+    yield from kept.once("damage", lambda: _damage(args, command, whole, folder, home))
   if "input" in args.parts:
     yield from _input_rows(args, kept, whole, folder, data_root)
   if "disk" in args.parts:
@@ -182,10 +182,18 @@ def _other_rows(
         plain, whole, folder / "folders", data_root, home=home, **few))
 
 
-def _damage(args: argparse.Namespace, whole: Path, folder: Path) -> Iterator[Row]:
+def _damage(
+    args: argparse.Namespace, command: list[str], whole: Path, folder: Path, home: Path
+) -> Iterator[Row]:
+  other, data_root = folder / "other_run", synthetic.generate(
+      folder / "other_data", collections=_COLLECTIONS[1:], seed=args.seed + 1, progress=False)
+  (ended,) = commands.run_all([commands.Run([
+      *command, f"--data_root={data_root}", f"--config.data.store_dir={folder / 'other_store'}",
+      f"--workdir={other}"])], home=home)
+  assert ended.code == 0, ended.err
   graph = next((folder / "store").rglob("meta.json")).parent
   copy = shutil.copytree(whole, folder / "damaged")
-  return damage.rows(copy, graph, times=args.damages, rng=np.random.default_rng([args.seed, 1]))
+  return damage.rows(copy, other, graph, times=args.damages, rng=np.random.default_rng([args.seed, 1]))
 
 
 def _disk(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 import pickle
+import shutil
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from table import Row
 
 from tpugraphs_jax.data import store
 from tpugraphs_jax.predict import artefact, saved
+from tpugraphs_jax.train import loop
 
 KINDS = ("flipped", "cut", "emptied", "zeroed", "missing")
 
@@ -82,20 +84,43 @@ def graph_of(folder: Path) -> Any:
   return arrays, configs
 
 
+def swapped(workdir: Path, other: Path, row: Row) -> None:
+  """Puts what another run of the same config has written in the place of a run's own.
+
+  Args:
+    workdir: of a run that has ended, which may be damaged.
+    other: of a run on other data.
+    row: counts what came of it.
+  """
+  read = lambda: model_of(workdir)[1:]  # configs name their data: scores do not depend on it
+  expected = fingerprint(read())
+  for name in (saved.CONFIG_FILE, saved.TRANSFORMS_FILE, artefact.FILE, loop.CHECKPOINTS):
+    own, kept = workdir / name, workdir / f"{name}.kept"
+    own.rename(kept)
+    (shutil.copytree if kept.is_dir() else shutil.copyfile)(other / name, own)
+    row.count(outcome(read, expected), of=name)
+    (shutil.rmtree if kept.is_dir() else Path.unlink)(own)
+    kept.rename(own)
+
+
 def rows(
-    workdir: Path, graph_folder: Path, *, times: int, rng: np.random.Generator
+    workdir: Path, other: Path, graph_folder: Path, *, times: int, rng: np.random.Generator
 ) -> Iterator[Row]:
   """Damages a finished run of any kind and a graph of a store.
 
   Args:
     workdir: of a run that has ended, which may be damaged.
-    graph_folder: of a store, likewise.
+    other: of a run of the same config on other data.
+    graph_folder: of a store, which may be damaged.
     times: attempts for each file and kind of damage that is drawn at random.
     rng: draws them.
   """
   row = Row("damage, config and transforms")
   try_files(row, [workdir / saved.CONFIG_FILE, workdir / saved.TRANSFORMS_FILE],
             lambda: model_of(workdir), times=10 * times, rng=rng)
+  yield row
+  row = Row("damage, swapped with what another run wrote")
+  swapped(workdir, other, row)
   yield row
   row = Row("damage, checkpoint")
   paths = sorted(path for path in (workdir / "checkpoints").rglob("*") if path.is_file())

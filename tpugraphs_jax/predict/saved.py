@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import json
 import os
 from pathlib import Path
@@ -73,6 +73,13 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     raise ValueError(f"{path} is damaged ({error}); train again") from None
 
 
+def digests(files: Iterable[Path], workdir: Path) -> dict[str, str]:
+  """SHA-256 of files by path within a working folder, in process 0 alone, which has them."""
+  if not parallel.is_primary():
+    return {}
+  return {path.relative_to(workdir).as_posix(): integrity.digest_of(path) for path in files}
+
+
 def best_checkpoint(workdir: Path, config: Mapping[str, Any]) -> checkpoint.SavedParams | None:
   """The parameters of the best checkpoint of the last phase of training, else of the newest.
 
@@ -128,6 +135,10 @@ def _from_checkpoints(workdir: Path, config: Mapping[str, Any] | None) -> Artefa
   found = best_checkpoint(workdir, chosen)
   if found is None:
     raise FileNotFoundError(f"{workdir} holds no checkpoint: train first")
-  transforms = features.load(workdir / TRANSFORMS_FILE) if parallel.is_primary() else None
+  transforms = None
+  if parallel.is_primary():
+    transforms = features.load(workdir / TRANSFORMS_FILE)
+    there = [workdir / name for name in found.files if (workdir / name).exists()]
+    same_config.check_files(workdir / loop.CHECKPOINTS, found.files, digests(there, workdir))
   about = {"step": found.step, "value": found.value}
   return Artefact(dict(chosen), parallel.from_primary(transforms), found.params, about)

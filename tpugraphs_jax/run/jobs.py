@@ -167,7 +167,7 @@ def _fit_once(
     resume: bool,
 ) -> None:
   """Fits the transforms; a run that goes on keeps those that it began with."""
-  files = {folder / saved.TRANSFORMS_FILE: part.ranker for part, folder in job.placed(workdir)}
+  files = _transforms_files(job, workdir)
   if parallel.from_primary(resume and all(path.exists() for path in files)):
     for path, ranker in files.items():
       _use_saved(ranker, path)
@@ -177,6 +177,11 @@ def _fit_once(
     for path, ranker in files.items():
       path.parent.mkdir(parents=True, exist_ok=True)
       features.save(path, ranker.transforms)
+
+
+def _transforms_files(job: Job, workdir: Path) -> dict[Path, Ranker]:
+  """Where the transforms of each collection's ranker are kept."""
+  return {folder / saved.TRANSFORMS_FILE: part.ranker for part, folder in job.placed(workdir)}
 
 
 def _use_saved(ranker: Ranker, path: Path) -> None:
@@ -207,6 +212,7 @@ def train_phase(
       log_every_steps=options.log_every_steps,
       checkpoint_every_steps=options.checkpoint_every_steps, profile_steps=config.profile_steps,
       resume=resume, config=saved.fingerprint(config.to_dict()),
+      files=saved.digests(_transforms_files(job, workdir), workdir),
       on_best=_model_writer(job, phase, workdir))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import json
 import os
 from pathlib import Path
@@ -38,8 +39,8 @@ class Snapshots:
             f"({found[:12]} there, {self._identity[:12]} here): give the same --data_root and "
             "fields of `segments`, or another --workdir")
 
-  def save(self) -> str:
-    """Saves the table; returns the name to restore it by.
+  def save(self) -> dict[str, str]:
+    """Saves the table; returns what to restore it by, its name and (in process 0) its SHA-256.
 
     Keeps the table before it, which the newest checkpoint needs until that of this
     table is written, and removes all others first: the disk holds two at the most.
@@ -61,24 +62,37 @@ class Snapshots:
       (partial / _CARD).write_text(json.dumps(card) + "\n")
       os.replace(partial, self._folder / name)
     self._kept = name
-    return name
+    return {"table": name} | self._digest(name)
+
+  def _digest(self, name: str) -> dict[str, str]:
+    """The SHA-256 of a table's card, which has those of its files."""
+    if not parallel.is_primary():
+      return {}
+    return {"sha256": integrity.digest_of(self._folder / name / _CARD)}
 
   def _numbers(self) -> list[int]:
     return [int(path.name.removeprefix("table_")) for path in self._folder.glob("table_*")]
 
-  def restore(self, name: str) -> None:
+  def restore(self, saved: Mapping[str, str]) -> None:
     """Reads a saved table.
+
+    Args:
+      saved: what `save` returned; older checkpoints have no SHA-256.
 
     Raises:
       FileNotFoundError: it is gone.
-      ValueError: it is damaged.
+      ValueError: it is damaged, or of another run.
     """
+    name = saved["table"]
     folder = self._folder / name
     if parallel.is_primary():
       if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is missing, the history table of the newest checkpoint: "
                                 "train again in another --workdir")
       _check_files(folder)
+      if saved.get("sha256", expected := self._digest(name)["sha256"]) != expected:
+        raise ValueError(f"{folder} is of another run: it is not the history table of the newest "
+                         "checkpoint. Put that table back, or train again in another --workdir")
     self._history.restore(folder)
     self._kept = name
 
@@ -117,8 +131,8 @@ class BatchesWithHistory:
     return next(self._batches)
 
   def get_state(self) -> dict[str, Any]:
-    return {"batches": self._batches.get_state(), "table": self._snapshots.save()}
+    return {"batches": self._batches.get_state(), **self._snapshots.save()}
 
   def set_state(self, state: dict[str, Any]) -> None:
     self._batches.set_state(state["batches"])
-    self._snapshots.restore(state["table"])
+    self._snapshots.restore(state)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 import dataclasses
-import hashlib
 import json
 import math
 from pathlib import Path
@@ -48,6 +47,7 @@ class SavedParams:
   step: int
   params: Any  # pytree of numpy arrays: averaged ones where an average is kept
   value: float | None  # of the metric to be maximised; None = not evaluated
+  files: dict[str, str]  # SHA-256 of what the run read besides, by path
 
 
 class Checkpoints:
@@ -57,14 +57,17 @@ class Checkpoints:
     folder: where they are; made when missing.
     config: nested fields (JSON types) that a checkpoint must agree with to be
       restored. Leave out what may change between two runs.
+    files: SHA-256 of files that a run reads besides, by path within its working folder.
+      A checkpoint that was saved beside other ones is refused.
     read_only: changes nothing on disk, where a run may be saving at the same time.
   """
 
   def __init__(
-      self, folder: str | Path, *, config: Mapping[str, Any] | None = None, read_only: bool = False
+      self, folder: str | Path, *, config: Mapping[str, Any] | None = None,
+      files: Mapping[str, str] | None = None, read_only: bool = False,
   ):
     self._folder = Path(folder).expanduser().absolute()
-    self._config = _as_json(config or {})
+    self._config, self._files = _as_json(config or {}), dict(files or {})
     self._manager = None  # in process 0, unless there is nothing to read
     if parallel.is_primary() and (self._folder.is_dir() or not read_only):
       try:
@@ -135,7 +138,7 @@ class Checkpoints:
     if self._manager is None:
       return
     notes = {"step": step, "config": self._config, "data": data, "progress": dict(progress),
-             "value": value, _CHECKSUM: _digest(state)}
+             "value": value, "files": self._files, _CHECKSUM: _digest(state)}
     newest = self._manager.latest_step()
     number = 0 if newest is None else newest + 1
     try:
@@ -175,7 +178,7 @@ class Checkpoints:
       template: a state with the shapes and dtypes to expect.
 
     Raises:
-      ValueError: it belongs to another config, or does not fit the template.
+      ValueError: it belongs to another config or other files, or does not fit the template.
     """
     return self._on_primary(lambda: self._read(self._manager.latest_step(), template))
 
@@ -212,7 +215,7 @@ class Checkpoints:
     _check_contents(where, state, notes)
     average = _find(state["opt_state"], "average_params")
     params = state["params"] if average is None else average
-    return SavedParams(notes["step"], params, self._value(number))
+    return SavedParams(notes["step"], params, self._value(number), notes.get("files", {}))
 
   def _best_number(self) -> int | None:
     values = {number: self._value(number) for number in self._manager.all_steps()}
@@ -245,6 +248,7 @@ class Checkpoints:
     where = self._folder / f"{_PREFIX}_{number}"
     notes = self._read_notes(number)
     same_config.check(where, notes["config"], self._config)
+    same_config.check_files(where, notes.get("files", {}), self._files)
     host = jax.tree.map(np.asarray, template)
     state = self._restore_state(number, host)
     _check_shapes(where, state, host)
@@ -321,20 +325,14 @@ def _check_contents(where: Path, state: Any, notes: Mapping[str, Any]) -> None:
     raise _damaged(where, "its checksum does not fit")
 
 
+def _digest(state: Any) -> str:
+  return integrity.digest_of_arrays(jax.tree.leaves(state))
+
+
 def _damaged(where: Path, reason: Any) -> ValueError:
   reason = (str(reason).splitlines() or [type(reason).__name__])[0]
   return ValueError(f"{where} is damaged ({reason}): remove it to go on from the checkpoint before "
                     "it, or train again in another --workdir")
-
-
-def _digest(state: Any) -> str:
-  """SHA-256 of all arrays, whichever containers they are in."""
-  parts = []
-  for leaf in map(np.asarray, jax.tree.leaves(state)):
-    part = hashlib.sha256(f"{leaf.dtype} {leaf.shape}".encode())
-    part.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8))
-    parts.append(part.digest())
-  return hashlib.sha256(b"".join(sorted(parts))).hexdigest()
 
 
 def _as_json(value: Any) -> Any:

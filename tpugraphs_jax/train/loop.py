@@ -73,7 +73,7 @@ def train(
     evaluate: Callable[[Any], Mapping[str, float | np.ndarray]],
     workdir: str | Path, resume: bool = False,
     learning_rate: Callable[[int], float] | None = None, about: Mapping[str, Any] | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None, files: Mapping[str, str] | None = None,
     on_best: Callable[[Any, int, dict[str, float]], None] | None = None,
     **schedule: Any,
 ) -> TrainResult:
@@ -93,7 +93,7 @@ def train(
     about: nested fields to be shown beside the curves.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
     resume: go on from the newest checkpoint in `workdir`, if there is one.
-    config: fields that a checkpoint to be resumed must agree with.
+    config, files: what a checkpoint to be resumed must agree with, see `Checkpoints`.
     on_best: called with parameters, step and metrics whenever an evaluation was the
       best so far, before its checkpoint is saved; after a kill again.
     **schedule: fields of `Schedule`.
@@ -110,8 +110,8 @@ def train(
     signals = stack.enter_context(stop.StopSignals())
     check_workdir(workdir, resume=resume, config=config)
     atomic.tidy(workdir)
-    checkpoints = stack.enter_context(
-        contextlib.closing(checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config)))
+    checkpoints = stack.enter_context(contextlib.closing(
+        checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, files=files)))
     state, step, progress = _begin(state, batches, checkpoints)
     # A step whose row waits for its evaluation is not reported yet.
     report = stack.enter_context(contextlib.closing(report_lib.Report(

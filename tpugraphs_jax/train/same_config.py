@@ -1,4 +1,4 @@
-"""Refuses a checkpoint that was saved with another config."""
+"""Refuses a checkpoint that was saved with another config, or beside other files."""
 
 from __future__ import annotations
 
@@ -57,6 +57,21 @@ def check(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> 
         f"{where} is a checkpoint of another config: {'; '.join(differences)}. Give the"
         " same values, or another --workdir"
     )
+
+
+def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
+  """Raises ValueError with the first file that is not the one a checkpoint was saved beside.
+
+  Args:
+    where: the checkpoint, for the message.
+    saved: digests of the files that it was saved beside, by path within the working folder.
+    current: digests of what is there now. Files that one side does not know are not compared.
+  """
+  for name in sorted(saved.keys() & current.keys()):
+    if saved[name] != current[name]:
+      raise ValueError(
+          f"{name} is of another run: it is not the file that {where} was trained with. Put that "
+          "file back, or train again in another --workdir")
 
 
 def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
