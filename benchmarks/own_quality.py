@@ -7,12 +7,14 @@
 Trains every variant with every seed on the collection that ships (`data/own`), in working
 folders that are kept, and judges them on its validation families, by which the best
 checkpoint is chosen, and on its test families, which nothing is chosen by. Beside them
-stand a random order and the compiler's own choice, which is configuration 0.
+stand a random order and the compiler's own choice, which is configuration 0. `--variants`
+trains some, and leaves the rows of others in `--out` as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import json
 from pathlib import Path
 import subprocess
 import sys
@@ -28,7 +30,8 @@ from tpugraphs_jax.predict.ranker import Ranker
 from tpugraphs_jax.run import jobs
 
 ROOT = Path(__file__).parents[1]
-VARIANTS = {"": "`SAGE`", "tables": "`ScoreTables`", "official": "`ResModel`, official"}
+VARIANTS = {"": "`SAGE`", "tables": "`ScoreTables`", "preset=tenth": "`tenth`, the best preset",
+            "official": "`ResModel`, official"}
 COLUMNS = ("kendaltau", "slowdown1", "slowdown5")
 SPLITS = ("valid", "test")
 _KS = (1, 5)
@@ -97,7 +100,12 @@ def main() -> None:
   results: dict[str, Any] = {
       "programs": {split: [graph.name for graph in found] for split, found in graphs.items()},
       **{split: blind_rows(graphs[split]) for split in SPLITS}}
-  for variant in args.variants:
+  known = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+  for variant, name in VARIANTS.items():
+    if variant not in args.variants:
+      for split in SPLITS:
+        results[split] |= {name: row for key, row in known.get(split, {}).items() if key == name}
+      continue
     runs = {split: [] for split in SPLITS}
     for seed in args.seeds:
       folder = args.workdir.resolve() / (variant or "sage") / str(seed)
@@ -105,7 +113,7 @@ def main() -> None:
       for split in SPLITS:
         runs[split].append(rows_of(ranker, graphs[split]))
     for split in SPLITS:
-      results[split][VARIANTS[variant]] = quality.summary([means(rows) for rows in runs[split]]) | {
+      results[split][name] = quality.summary([means(rows) for rows in runs[split]]) | {
           "programs": {row["graph"]: float(np.mean([run[place]["kendaltau"] for run in runs[split]]))
                        for place, row in enumerate(runs[split][0])}}
   for split in SPLITS:

@@ -44,7 +44,7 @@ class Case(NamedTuple):
 
 _LAYOUT_COLUMNS = ("kendaltau", "opa", "slowdown10")
 CASES = {
-    "tile:xla": Case("run_tile.py", "tile", "", ("MLP", "MLP,recommended", "", "recommended"),
+    "tile:xla": Case("run_tile.py", "tile", "", ("MLP", "MLP,recommended", "", "preset=mlsys21_per_node", "recommended"),
                      ("slowdown5", "slowdown1", "opa")),
     **{f"layout:{source}:{search}": Case(
         "run_layout.py", "layout", f"{source}-{search}", ("official", "", "recommended"),
@@ -55,6 +55,7 @@ CASES = {
 NAMES = {("tile", "MLP"): "`MLP`, official settings",
          ("tile", "MLP,recommended"): "`MLP`, recommended settings",
          ("tile", ""): "`EarlyJoinSAGE`, official settings",
+         ("tile", "preset=mlsys21_per_node"): "`mlsys21_per_node`, the best preset",
          ("tile", "recommended"): "`EarlyJoinSAGE`, recommended settings",
          ("layout", "official"): "`ResModel`, official settings",
          ("layout", ""): "`SAGE`, 3 epochs of 10",

@@ -43,7 +43,7 @@ import race_run
 from race_run import OWN
 import timing
 
-COLLECTIONS = ("layout:xla:random", "layout:nlp:default", "tile:xla", OWN)
+RACE = ("layout:xla:random", "layout:nlp:default", "tile:xla", OWN)
 # What decides, what else is told, and whether the smaller number is the better one.
 HEADLINES = {"layout": "kendaltau", "tile": "slowdown1"}
 COLUMNS = {"layout": ("kendaltau", "opa", "slowdown1", "slowdown10"),
@@ -57,12 +57,12 @@ OTHERS = {"layout": {"tables": "tables", "sage": "", "official": "official"},
 _ONLY = {"second_xla": "xla", "second_nlp": "nlp"}
 # Ensembles, by collection: what may train for three times the budget.
 ENSEMBLES = {
-    "layout:xla:random": ("tables&tables&tables",),
-    "layout:nlp:default": ("tables&tables&tables",),
+    **{name: ("tables&tables&tables",) for name in quality.CASES if name.startswith("layout")},
     "tile:xla": ("recommended&recommended&recommended",),
     OWN: (),
 }
 _ENSEMBLE_BUDGETS = 3
+COLLECTIONS = tuple(ENSEMBLES)
 # What is recommended with one option changed, by collection; of score tables see
 # `tables_quality.py`.
 ABLATIONS = {
@@ -305,7 +305,8 @@ def main() -> None:
   parser.add_argument("--own_root", default=str(ROOT / "data/own/npz"), help=f"of {OWN}")
   parser.add_argument("--workdir", type=Path, default=ROOT / "benchmarks/races",
                       help="keeps the runs")
-  parser.add_argument("--collections", nargs="+", choices=COLLECTIONS, help="default: all")
+  parser.add_argument("--collections", nargs="+", choices=COLLECTIONS,
+                      help=f"default: {', '.join(RACE)}")
   parser.add_argument("--systems", nargs="+", help="names of presets, or variants; default: all")
   parser.add_argument("--ablations", action="store_true",
                       help="instead: what is recommended with one option changed")
@@ -318,10 +319,9 @@ def main() -> None:
   parser.add_argument("--recorded", action="store_true", help="train nothing, tell what is there")
   parser.add_argument("--here", action="store_true", help="one run, in this process")
   args = parser.parse_args()
-  possible = tuple(ABLATIONS) if args.ablations else COLLECTIONS
-  args.collections = args.collections or possible
-  if impossible := set(args.collections) - set(possible):
-    parser.error(f"there are no --ablations of {', '.join(sorted(impossible))}")
+  args.collections = args.collections or (tuple(ABLATIONS) if args.ablations else RACE)
+  if args.ablations and (without := set(args.collections) - set(ABLATIONS)):
+    parser.error(f"there are no --ablations of {', '.join(sorted(without))}")
   if args.ablations and args.systems:
     parser.error("--ablations names the systems: leave out --systems")
   if args.here:

@@ -1,13 +1,17 @@
-"""Jobs of both commands on tiny data, run once for all test files that ask for them."""
+"""Jobs of both commands on tiny data, run once for all test files that ask for them.
+
+The process that asks first runs them; the others wait for it.
+"""
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures
+import fcntl
 import functools
 import json
+import os
 from pathlib import Path
-import shutil
+import pickle
 import tempfile
 from typing import NamedTuple
 
@@ -38,9 +42,18 @@ class Jobs(NamedTuple):
 
 @functools.cache
 def all_jobs() -> Jobs:
+  """What came of everything, in whichever process of the tests it was run."""
+  shared = Path(os.environ["TPUGRAPHS_TESTS_SHARED"])
+  with (shared / "jobs.lock").open("w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    kept = shared / "jobs.pickle"
+    if not kept.exists():
+      kept.write_bytes(pickle.dumps(_run_all(Path(tempfile.mkdtemp(dir=shared)))))
+    return pickle.loads(kept.read_bytes())
+
+
+def _run_all(folder: Path) -> Jobs:
   """Runs everything: tile and layout jobs side by side."""
-  folder = Path(tempfile.mkdtemp(prefix="jobs"))
-  atexit.register(shutil.rmtree, folder, ignore_errors=True)
   data_root = synthetic.generate(
       folder / "synthetic", collections=COLLECTIONS.values(), progress=False)
 
