@@ -58,11 +58,19 @@ def layout_batch(
 
 def tile_batch(reads: tuple[str, ...] = (), *, spare: int = 2, features_of_tile: int = 24,
                configs: int = CONFIGS) -> TileBatch:
-  """Three kernels, one of a single node, in a batch with an empty slate."""
+  """Three kernels, one of a single node, in a batch with an empty slate.
+
+  Nodes have at most three kinds of tokens of dimensions in a kernel, where these are read.
+  """
   rng, prepared = np.random.default_rng(2), []
+  read = "dimension_tokens" in reads
+  tokens = read * sum(inputs.READ_BLOCKS[name] for name in ("dimension_tokens", "node_layout"))
   for nodes, edges, count in ((9, 14, 7), (1, 0, 1), (6, 9, 2)):
     graph = random_graphs.tile_graph(rng, nodes=nodes, edges=edges, configs=count)
-    prepared.append(batching.prepare(graph, features(rng, nodes, reads), slots=1))
+    feat = features(rng, nodes, reads)
+    if tokens:
+      feat[:, -tokens:] = feat[rng.integers(min(nodes, 3), size=nodes), -tokens:]
+    prepared.append(batching.prepare(graph, feat, slots=1, distinct=tokens))
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
   batch = batching.assemble_tile(
       random_graphs.slots_of(prepared, configs), budget, graphs=len(prepared) + 1,

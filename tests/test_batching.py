@@ -52,6 +52,31 @@ def tile_batch(*, order=(0, 1, 2), graphs=3, spare=0, configs=CONFIGS):
       [slots[i] for i in order], budget, graphs=graphs, configs=configs, transform=lambda x: x)
 
 
+@pytest.mark.parametrize("kinds", [1, 2, 100])
+def test_distinct_nodes_are_those_of_each_kernel_alone(kinds):
+  rng, prepared = np.random.default_rng(3), []
+  table = rng.random((kinds, 2)).astype(np.float32)  # kernels have these rows in common
+  for nodes, edges, _, configs in SIZES:
+    graph = random_graphs.tile_graph(rng, nodes=nodes, edges=edges, configs=configs)
+    feat = np.concatenate([graph.node_feat, table[rng.integers(kinds, size=nodes)]], axis=1)
+    prepared.append(batching.prepare(graph, feat, slots=1, distinct=2))
+  budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=3)
+  batch = batching.assemble_tile(
+      random_graphs.slots_of(prepared, CONFIGS), budget, graphs=4, configs=CONFIGS,
+      transform=lambda x: x)
+  (first, which), feat = batch.distinct, batch.graph.nodes["feat"]
+  node_graph, seen = np.repeat(np.arange(5), batch.graph.n_node), {}
+  for node, graph in enumerate(node_graph):
+    if graph == 4:
+      assert which[node] == ABSENT  # padding
+    else:
+      seen.setdefault((graph, feat[node, -2:].tobytes()), []).append(node)
+  assert sorted(first[first != ABSENT]) == sorted(members[0] for members in seen.values())
+  for members in seen.values():
+    assert set(first[which[members]]) == {members[0]}
+  assert len(first) == budget["distinct"] and tile_batch().distinct is None
+
+
 def by_jraph(graphs, nodes, edges, slots) -> jraph.GraphsTuple:
   tuples = [
       jraph.GraphsTuple(

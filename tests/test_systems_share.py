@@ -88,6 +88,21 @@ def test_tile_options_give_the_scores_and_gradients_of_the_plain_form(case):
   check_shared_is_plain("tile", system_cases.tile_batch(reads(options)), **options)
 
 
+def test_equal_tokens_of_a_kernel_pass_the_transformer_once():
+  options = SMALL | TILES["early"]
+  batch, shapes = system_cases.tile_batch(reads(options)), {}
+  for share in (True, False):
+    model = interface.create("tile", "Composed", **options, share=share)
+    assert bool(model.sees.distinct) is share
+    _, kept = jax.eval_shape(lambda model=model: model.init_with_output(
+        jax.random.key(0), batch, capture_intermediates=lambda module, _: module.name == "layer_0"))
+    (found,) = jax.tree.leaves(kept["intermediates"]["inputs"]["dimensions"])
+    shapes[share] = found.shape
+  nodes, configs = len(batch.graph.nodes["opcode"]), batch.config_mask.shape[1]
+  assert shapes == {False: (nodes, configs, 6, 4), True: (len(batch.distinct.first), configs, 6, 4)}
+  assert 2 * shapes[True][0] < nodes
+
+
 def test_edges_of_the_4th_place_give_those_of_the_plain_form():
   for slots in (0, 2):
     check_shared_is_plain(

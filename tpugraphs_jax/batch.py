@@ -58,6 +58,13 @@ class NodesByHop(NamedTuple):
   adjacency: Adjacency  # among rows
 
 
+class DistinctNodes(NamedTuple):
+  """Sets of nodes of one graph with equal features: what depends on these is computed once."""
+
+  first: np.ndarray  # [T] int32 the first node of each set, or ABSENT
+  which: np.ndarray  # [N] int32 the set of each node, or ABSENT
+
+
 class TileBatch(NamedTuple):
   """G slates, each with one kernel and C of its tile configurations."""
 
@@ -66,6 +73,7 @@ class TileBatch(NamedTuple):
   config_feat: np.ndarray  # [G, C, F] float32, transformed
   target: np.ndarray  # [G, C] float32, larger = slower
   config_mask: np.ndarray  # [G, C] bool
+  distinct: DistinctNodes | None = None  # for rankers that ask for it (`Sees.distinct`)
 
 
 class LayoutBatch(NamedTuple):

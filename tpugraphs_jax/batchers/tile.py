@@ -23,19 +23,22 @@ class TileBatcher:
     neighbour_slots: width of the neighbour tables, see `data.adjacency`.
     reduction: options of `reduction.reduce_graph`; a kernel has virtual nodes at most.
     config_features: blocks of `data.tile_counts` that a configuration has.
+    distinct: see `interface.Sees`.
   """
 
   transform: Transform
   neighbour_slots: int
   reduction: reduction.Options = reduction.Options()
   config_features: tuple[str, ...] = ("released",)
+  distinct: int = 0
 
   def prepare(self, graph: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
     """A kernel with its neighbour tables; arguments as `LayoutBatcher.prepare`."""
     small = reduction.reduce_graph(graph, self.reduction, raw)
     configs = tile_counts.extended(raw or graph, self.config_features).configs
     small = dataclasses.replace(small, configs=configs)
-    return batching.prepare(small, small.node_feat, slots=self.neighbour_slots)
+    return batching.prepare(
+        small, small.node_feat, slots=self.neighbour_slots, distinct=self.distinct)
 
   def draw(
       self, graphs: Sequence[PreparedGraph], sampler: ConfigSampler

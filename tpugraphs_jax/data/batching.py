@@ -14,8 +14,9 @@ from typing import NamedTuple
 import jraph
 import numpy as np
 
-from tpugraphs_jax.batch import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop, TileBatch
-from tpugraphs_jax.data import adjacency as adjacency_lib
+from tpugraphs_jax.batch import (
+    ABSENT, Adjacency, DistinctNodes, LayoutBatch, Neighbours, NodesByHop, TileBatch)
+from tpugraphs_jax.data import adjacency as adjacency_lib, distinct as distinct_lib
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 
 Budget = Mapping[str, int]
@@ -45,6 +46,7 @@ class PreparedGraph:
   configs: TileConfigs | LayoutConfigs
   by_hop: GraphByHop | None  # layout graphs only
   sizes: dict[str, int]  # what the graph takes of each entry of a budget
+  distinct: DistinctNodes | None = None  # tile graphs, where the ranker asks for it
 
 
 class Slate(NamedTuple):
@@ -59,7 +61,7 @@ class Slate(NamedTuple):
 
 def prepare(
     graph: OpGraph, feat: np.ndarray, *, hops: int | None = None,
-    slots: int = adjacency_lib.SLOTS, reuse: bool = True,
+    slots: int = adjacency_lib.SLOTS, reuse: bool = True, distinct: int = 0,
 ) -> PreparedGraph:
   """Sorts edges and builds neighbour tables.
 
@@ -70,13 +72,18 @@ def prepare(
     slots: width of the neighbour tables (`data.adjacency.SLOTS`).
     reuse: if False every node counts as reached from the start, so that nothing
       is shared between configurations; same scores, for comparison.
+    distinct: how many of the last columns tell apart distinct nodes; 0 = not asked for.
   """
   nodes = graph.num_nodes
   order = np.lexsort((graph.edge_index[:, 1], graph.edge_index[:, 0]))
   edges = np.ascontiguousarray(graph.edge_index[order], np.int32)
   tables = adjacency_lib.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
   sizes = {"nodes": nodes, "edges": len(edges), **_overflow_sizes(tables, "")}
-  by_hop = None
+  by_hop = sets = None
+  if distinct:
+    first, which = distinct_lib.rows(np.asarray(feat)[:, -distinct:])
+    sets = DistinctNodes(first.astype(np.int32), which.astype(np.int32))
+    sizes["distinct"] = len(first)
   if hops is not None:
     by_hop = _nodes_by_hop(graph.config_node, edges, nodes, hops=hops, slots=slots, reuse=reuse)
     sizes |= {f"hop{h}": size for h, size in enumerate(by_hop.hop_sizes)}
@@ -85,7 +92,7 @@ def prepare(
   return PreparedGraph(
       name=graph.name, opcode=graph.node_opcode.astype(np.int32),
       feat=np.ascontiguousarray(feat, np.float32), edge_index=edges, adjacency=tables,
-      configs=graph.configs, by_hop=by_hop, sizes=sizes)
+      configs=graph.configs, by_hop=by_hop, sizes=sizes, distinct=sets)
 
 
 def _overflow_sizes(tables: Adjacency, prefix: str) -> dict[str, int]:
@@ -203,12 +210,23 @@ def assemble_tile(
   Raises:
     ValueError: if the slates exceed the budget.
   """
-  graph, tables, _ = assemble_graphs([slate.graph for slate in slates], budget, graphs)
+  chosen = [slate.graph for slate in slates]
+  graph, tables, offsets = assemble_graphs(chosen, budget, graphs)
   target, mask = targets(slates, graphs, configs)
   feat = transform(np.concatenate([s.graph.configs.config_feat[s.config_ids] for s in slates]))
   config_feat = np.zeros((graphs, configs, feat.shape[1]), np.float32)
   config_feat[mask] = feat
-  return TileBatch(graph, tables, config_feat, target, mask)
+  distinct = _assemble_distinct(chosen, offsets, budget) if chosen[0].distinct else None
+  return TileBatch(graph, tables, config_feat, target, mask, distinct)
+
+
+def _assemble_distinct(graphs: Sequence[PreparedGraph], offsets, budget: Budget) -> DistinctNodes:
+  """Sets of several graphs, one after the other; graphs have no set in common."""
+  first = [graph.distinct.first for graph in graphs]
+  sets = np.cumsum([0] + [len(part) for part in first])
+  return DistinctNodes(
+      shifted(first, offsets, budget["distinct"]),
+      shifted([graph.distinct.which for graph in graphs], sets, budget["nodes"]))
 
 
 def assemble_layout(

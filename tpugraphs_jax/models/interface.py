@@ -51,6 +51,8 @@ class Sees:
       not be scaled.
     reads: blocks of node features that the ranker reads column by column: they come last,
       in this order, and nothing scales them.
+    distinct: how many of the last columns of node features decide a part of the ranker that
+      tiles enter: it is computed once for nodes of a kernel that are equal there.
     blocks: when the ranker looks at the sampled block of nodes of a batch alone: one
       of `BLOCKS`.
   """
@@ -63,6 +65,7 @@ class Sees:
   late_join: bool = False
   integers: bool = False
   reads: tuple[str, ...] = ()
+  distinct: int = 0
   blocks: str = "never"
 
   def __post_init__(self):

@@ -8,26 +8,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-import dataclasses
 import functools
 import os
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from tpugraphs_jax import collections, registry, remote
-from tpugraphs_jax.batchers.layout import LayoutBatcher
-from tpugraphs_jax.batchers.segments import SegmentBatcher
-from tpugraphs_jax.batchers.tables import TableBatcher
-from tpugraphs_jax.batchers.tile import TileBatcher
-from tpugraphs_jax.data import adjacency, distinct, feature_blocks, features, reduction, splits
+from tpugraphs_jax.data import distinct, feature_blocks, features, splits
 from tpugraphs_jax.data.batching import PreparedGraph
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.predict import artefact, charges, saved, shipped, table_charges, tables
 from tpugraphs_jax.predict.artefact import Artefact
-from tpugraphs_jax.predict.models import create_model, segments_of
+from tpugraphs_jax.predict.batchers import Batcher, create_batcher
+from tpugraphs_jax.predict.models import create_model
 from tpugraphs_jax.segments.model import SegmentModel
 from tpugraphs_jax.segments.score import SegmentScorer
 from tpugraphs_jax.train.late_scorer import LateScorer
@@ -116,30 +111,9 @@ class Ranker:
   # Graphs.
 
   @functools.cached_property
-  def batcher(self) -> TileBatcher | LayoutBatcher | SegmentBatcher | TableBatcher:
+  def batcher(self) -> Batcher:
     """Prepares graphs and makes batches; needs the transforms."""
-    data = self.config["data"]
-    slots = data["neighbour_slots"]
-    slots = adjacency.slots_of(jax.default_backend()) if slots < 0 else slots
-    virtual = reduction.Options(
-        virtual_node=data["virtual_node"], cluster_nodes=data["cluster_nodes"])
-    if self.collection.kind == "tile":
-      return TileBatcher(
-          self._config_transform, slots, virtual, tuple(data["config_features"]))
-    part = dataclasses.replace(
-        virtual, reduction=data["graph_reduction"], hops=data["reduction_hops"],
-        direction=data["reduction_direction"], induced=data["reduction_induced"])
-    if self.sees.tables:
-      return TableBatcher(slots, part, data["pair_hops"], data["tile_padding"])
-    layout = LayoutBatcher(
-        self._config_transform, slots, hops=self.sees.hops, reduction=part,
-        block_nodes=self.config["batch"]["keep_nodes"] if self.sees.blocks != "never" else 0)
-    segments = segments_of(self.config)
-    if segments is None:
-      return layout
-    return SegmentBatcher(
-        layout, segments["partition"], segments["max_nodes"], segments["fresh"],
-        segments["recompute"])
+    return create_batcher(self.config, self.sees, self._config_transform)
 
   def check(self, graph: OpGraph) -> None:
     """Refuses (ValueError) a graph whose configurations are not of the ranker's kind."""

@@ -26,6 +26,13 @@ def read_blocks(options: Options) -> tuple[str, ...]:
   return tuple(name for name in READ_BLOCKS if needed[name])
 
 
+def token_columns(options: Options) -> int:
+  """How many of the last columns of node features the tokens of dimensions depend on."""
+  names = ("dimension_tokens", "node_layout")
+  is_read = options.dimension_encoder != "none"
+  return sum(READ_BLOCKS[name] for name in names) if is_read else 0
+
+
 def split_blocks(feat: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
   """The last columns of `feat [N, F]` by block, `[N, width]` each; the others as ""."""
   found, end = {}, feat.shape[1]
@@ -80,7 +87,8 @@ class Inputs(nn.Module):
     if options.dimension_encoder != "none":
       tokens = dimensions.DimensionEncoder(
           options.dimension_width, options.dimension_layers, options.share, name="dimensions")
-      joined.append(parts.nodes_part(tokens(blocks["dimension_tokens"], layout, slates)))
+      joined.append(parts.nodes_part(dimensions.once_each(
+          tokens, blocks["dimension_tokens"], layout, slates)))
     join = parts.Join(options.pre_widths[0], self.matmul, options.share, name="join")
     return join(jnp.concatenate(static, axis=-1), joined, slates), blocks.get("random_walk")
 

@@ -46,7 +46,8 @@ class Composed(interface.Ranker):
              or o.missing != "zero" and self.kind == "layout")
     return interface.Sees(
         hops=hops(o) if shares else 0, slates=o.across_configs, whole_graph=o.whole_graph,
-        integers=whole, reads=inputs.read_blocks(o))
+        integers=whole, reads=inputs.read_blocks(o),
+        distinct=inputs.token_columns(o) if o.share and self.kind == "tile" else 0)
 
   def setup(self):
     o = self.options
