@@ -4,8 +4,9 @@
 
 The same parameters and the same mathematics in both: `share=False` carries every
 configuration of every node through all layers, `[N, C, F]`. Layouts: programs of 2,000
-nodes with 80 configurable ones; tiles: kernels of 40 nodes. Slates are those of the
-presets, and at most so many graphs as `--graphs` says. Every figure comes from a fresh
+nodes with 80 configurable ones; tiles: kernels of 40 nodes, of which a quarter are distinct
+in what tokens say of them, as of released kernels. Slates are those of the presets, and at
+most so many graphs as `--graphs` says. Every figure comes from a fresh
 process, the median of some steps after one that is not counted. A form that does not fit
 in memory has no figures.
 """
@@ -59,8 +60,12 @@ def batch_of(kind: str, model: Any, *, graphs: int, slate: int, nodes: int):
         axis=1).astype(np.float32)
     if kind == "tile":
       graph = _as_kernel(rng, graph, slate)
+      if "dimension_tokens" in model.sees.reads:
+        width = sum(inputs.READ_BLOCKS[name] for name in model.sees.reads)
+        feat[:, -width:] = feat[rng.integers(-(-nodes // 4), size=nodes), -width:]
     prepared = batching.prepare(
-        graph, feat, hops=None if kind == "tile" else model.sees.hops)
+        graph, feat, hops=None if kind == "tile" else model.sees.hops,
+        distinct=model.sees.distinct)
     target = graph.configs.runtime_ns.astype(np.float32) / 1e7
     chosen.append(batching.Slate(prepared, np.arange(slate), target, number))
   budget, = buckets.choose_budgets([batching.total_sizes([slate.graph for slate in chosen])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import re
 import shutil
 
@@ -159,6 +160,25 @@ def test_every_step_is_that_of_its_collection(data_root, tmp_path):
   assert len(seen) == 3 and int(parallel.unreplicate(state).step) == 8
   jax.tree.map(np.testing.assert_array_equal, parallel.unreplicate(state.params),
                parallel.unreplicate(plain.params))
+
+
+def test_two_processes_make_the_batches_of_one(data_root, tmp_path, monkeypatch):
+  job = job_of(data_root, tmp_path / "store")
+  prepared = jobs.prepare(job, tmp_path, resume=False)
+  # The network is no part of it.
+  monkeypatch.setattr(phases, "init_params", lambda *args, **kwargs: {})
+  monkeypatch.setattr(phases, "make_step", lambda *args: None)
+  monkeypatch.setattr(together, "_check_same_shapes", lambda *args: None)
+  first = lambda: list(itertools.islice(jobs.phase_of(job, prepared, tmp_path).batches, 12))
+  whole, halves = first(), []
+  monkeypatch.setattr(parallel, "local_device_count", lambda: 2)
+  for process in range(2):
+    monkeypatch.setattr(parallel, "process_index", lambda process=process: process)
+    halves.append(first())
+  assert {type(batch).__name__ for batch in whole} == {"TileBatch", "LayoutBatch"}
+  for batch, *parts in zip(whole, *halves):
+    jax.tree.map(lambda all_, *some: np.testing.assert_array_equal(np.concatenate(some), all_),
+                 batch, *parts)
 
 
 # The command.
