@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import errno
 import logging
 import os
 import sys
-from types import TracebackType
 
 _LATE = "Event loop is closed"
 _FULL = os.strerror(errno.ENOSPC)
 
 
 class _OrbaxFilter(logging.Filter):
-  """Lets no message of Orbax through: what goes wrong is raised as well."""
+  """Lets no message of Orbax or of its tasks through: what goes wrong is raised as well."""
 
   def filter(self, record: logging.LogRecord) -> bool:
-    is_orbax = "/orbax/" in record.pathname.replace("\\", "/")
-    return not is_orbax
+    origin = record.pathname + record.getMessage()  # asyncio's messages name a task's file
+    return "/orbax/" not in origin.replace("\\", "/")
 
 
 def quiet() -> None:
-  """Orbax logs dozens of lines per checkpoint through absl's logger."""
-  logger = logging.getLogger("absl")
-  if not any(isinstance(item, _OrbaxFilter) for item in logger.filters):
-    logger.addFilter(_OrbaxFilter())
-  if not isinstance(sys.excepthook, _Hook):
-    sys.excepthook = _Hook(sys.excepthook)
+  """Orbax logs dozens of lines per checkpoint, and asyncio its tasks that failed."""
+  for name in ("absl", "asyncio"):
+    logger = logging.getLogger(name)
+    if not any(isinstance(item, _OrbaxFilter) for item in logger.filters):
+      logger.addFilter(_OrbaxFilter())
+  if not isinstance(sys.unraisablehook, _Hook):
+    sys.unraisablehook = _Hook(sys.unraisablehook)
 
 
 def reason(error: BaseException) -> str:
@@ -42,11 +43,9 @@ class _Hook:
   The first one is raised and ends the event loop, to which the others then report in vain.
   """
 
-  def __init__(self, previous):
+  def __init__(self, previous: Callable[[sys.UnraisableHookArgs], object]):
     self._previous = previous
 
-  def __call__(
-      self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-  ) -> None:
-    if not (kind is RuntimeError and str(error) == _LATE):
-      self._previous(kind, error, trace)
+  def __call__(self, told: sys.UnraisableHookArgs) -> None:
+    if not (told.exc_type is RuntimeError and str(told.exc_value) == _LATE):
+      self._previous(told)
