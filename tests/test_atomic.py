@@ -1,5 +1,7 @@
 """Files appear whole or not at all."""
 
+import errno
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,16 @@ def test_an_error_leaves_what_was_there(tmp_path, existed):
       raise KeyboardInterrupt
   assert names(tmp_path) == ["results.csv"] * existed
   assert not existed or path.read_text() == "old"
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+  with pytest.raises(OSError, match="No space left .*: free some, then .* again: .*/a.json") as error:
+    with atomic.replacing(tmp_path / "a.json"):
+      raise OSError(errno.ENOSPC, "No space left on device")  # as of a write
+  assert error.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())
+  with pytest.raises(OSError, match="Permission denied$"):
+    with atomic.replacing(tmp_path / "a.json"):
+      raise OSError(errno.EACCES, "Permission denied")
 
 
 def test_what_is_being_written_matches_no_pattern_of_data_files(tmp_path):

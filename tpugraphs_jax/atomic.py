@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -44,6 +45,11 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
         stack.enter_context(being_written(beside))
         yield file
       os.replace(beside, path)
+  except OSError as error:
+    if error.errno == errno.ENOSPC and not error.filename:  # Python does not say where
+      more = "free some, then give the command again"
+      raise OSError(error.errno, f"{error.strerror}: {more}", str(path)) from None
+    raise
   finally:
     beside.unlink(missing_ok=True)
 
