@@ -75,27 +75,34 @@ class Steps:
 
 
 class Examined:
-  """Prepared graphs of a split that has labels, and what a ranker is worth on them."""
+  """Prepared graphs of a split that has labels, and what a ranker is worth on them.
 
-  def __init__(self, job: jobs.Job, graphs: Sequence[Any]):
+  Args:
+    job: whose ranker is examined.
+    graphs: prepared by it.
+    ids: configurations of each graph; those that the job judges unless given.
+  """
+
+  def __init__(
+      self, job: jobs.Job, graphs: Sequence[Any], ids: Sequence[np.ndarray] | None = None):
     self._ranker, self._graphs = job.ranker, graphs
-    self._ids = [job.data.validation_ids(graph.name, graph.configs) for graph in self._graphs]
+    self.ids = ids or [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
     self._chunk = job.config.eval.configs
     self._is_compiled = False
 
   def scores(self, scorer: Any, params: Any) -> tuple[list[np.ndarray], float]:
     """Scores of all graphs, and the CPU seconds that they take without compilation."""
     if not self._is_compiled:
-      first = [ids[:self._chunk] for ids in self._ids]
+      first = [ids[:self._chunk] for ids in self.ids]
       self._ranker.score(scorer, params, self._graphs, first)
       self._is_compiled = True
     started = time.process_time()
-    scores = self._ranker.score(scorer, params, self._graphs, self._ids)
+    scores = self._ranker.score(scorer, params, self._graphs, self.ids)
     return scores, time.process_time() - started
 
   def judge(self, scores: Sequence[np.ndarray]) -> dict[str, float]:
     """Means over graphs."""
-    return judge.judge(self._ranker.collection, self._graphs, self._ids, scores)[1]
+    return judge.judge(self._ranker.collection, self._graphs, self.ids, scores)[1]
 
 
 def planned(job: jobs.Job, steps: int) -> jobs.Job:
@@ -131,21 +138,30 @@ def judged_split(job: jobs.Job) -> str:
   return "test" if job.data.collection.name == OWN else "valid"
 
 
-def train(config, folder: Path, *, budget: float) -> Trained:
-  """Trains for `budget` CPU seconds; raises `Diverged`."""
+def train(
+    config, folder: Path, *, budget: float, ids: Sequence[np.ndarray] | None = None
+) -> Trained:
+  """Trains for `budget` CPU seconds; raises `Diverged`.
+
+  Args:
+    config: of the ranker.
+    folder: for files of its training.
+    budget: CPU seconds.
+    ids: configurations of each graph that are judged at the end; the config's unless given.
+  """
   job, compilations = jobs.Job.of(config), timing.Compilations()
   folder.mkdir()
   prepared = jobs.prepare(job, folder, resume=False)
   total = max(1, round(budget / max(seconds_per_step(job, prepared), 1e-6)))
   phase = phase_of(job, prepared, folder, steps=total)
   steps, total = Steps(phase), phase.epochs * phase.plan.steps_per_epoch
-  valid = Examined(job, prepared.valid)
   chooses = judged_split(job) != "valid"
+  valid = Examined(job, prepared.valid, None if chooses else ids)
   chosen, params = _best_of(
       steps, phase, valid if chooses else None, total=total, budget=budget)
   peak_mib = report.peak_memory()[1] / 2**20
   examined = Examined(job, job.prepare(jobs.judged(job.data.load(
-      config.data_root, judged_split(job))))) if chooses else valid
+      config.data_root, judged_split(job)))), ids) if chooses else valid
   scores, seconds = examined.scores(phase.scorer, params)
   return Trained(examined, scores, chosen | {
       "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
@@ -184,11 +200,13 @@ def measure(members: Sequence[Any], folder: Path, *, budget: float) -> dict[str,
   Returns:
     Figures by name; the error alone where a loss was not finite.
   """
-  trained = []
+  trained, ids = [], None
   for number, config in enumerate(members):
     try:
-      member = train(config, folder / str(number), budget=budget / len(members))
+      member = train(config, folder / str(number), budget=budget / len(members), ids=ids)
       # The first one's graphs judge them all: those of the others would count as memory.
+      # So do its configurations, which a config's seed draws.
+      ids = ids or member.examined.ids
       trained.append(member._replace(examined=None) if trained else member)
     except Diverged as error:
       return {"error": str(error)}

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import sys
+import types
 
 import commands
 import jax
@@ -91,8 +92,8 @@ def test_of_own_programs_the_best_state_on_valid_is_judged_on_test(command, tmp_
   class Examined:
     """Says that the second of the states is the best one."""
 
-    def __init__(self, job, graphs):
-      self._count, self._seen = len(graphs), []
+    def __init__(self, job, graphs, ids=None):
+      self._count, self._seen, self.ids = len(graphs), [], ids
       asked.append((job.data.collection.name, sorted(graph.name for graph in graphs)))
 
     def scores(self, scorer, params):
@@ -160,20 +161,26 @@ def test_ensembles_have_at_most_five_members_with_other_seeds(collection):
 def test_an_ensemble_shares_three_budgets_and_averages_scores_between_0_and_1(monkeypatch):
   import race_run
   made = {"a": [np.array([1.0, 3, 2]), np.array([5.0, 5])], "b": [np.array([0.0, 10, 10]), np.array([2.0, 1])]}
-  judged, budgets = [], []
+  judged, budgets, asked = [], [], []
 
   class Examined:
+    def __init__(self, name):
+      self.ids = f"configurations of {name}"
+
     def judge(self, scores):
       judged.extend(scores)
       return {"kendaltau": 0.5}
 
-  def train(config, folder, *, budget):
+  def train(config, folder, *, budget, ids):
     budgets.append(budget)
-    return race_run.Trained(Examined(), made[config], dict.fromkeys(race_run._SUMS, 2) | {
+    asked.append(ids)
+    return race_run.Trained(Examined(config), made[config], dict.fromkeys(race_run._SUMS, 2) | {
         "step_ms": 4.0, "peak_mib": 7.0})
 
   monkeypatch.setattr(race_run, "train", train)
   found = race_run.measure(["a", "b"], pathlib.Path("."), budget=180)
+  # Seeds draw the configurations that are judged: those of the first one count.
+  assert asked == [None, "configurations of a"]
   assert budgets == [90, 90] and found["members"] == 2 and found["steps"] == 4
   assert found["step_ms"] == 4 and found["peak_mib"] == 7
   np.testing.assert_allclose(judged[0], [0, 1, 0.75])
@@ -184,10 +191,30 @@ def test_an_ensemble_shares_three_budgets_and_averages_scores_between_0_and_1(mo
   np.testing.assert_array_equal(judged[0], made["a"][0])  # as they are
 
 
+def test_a_ranker_is_examined_on_the_configurations_that_it_is_given():
+  import race_run
+  scored = []
+
+  class Ranker:
+    def score(self, scorer, params, graphs, ids):
+      scored.append(ids)
+
+  job = types.SimpleNamespace(
+      ranker=Ranker(), config=types.SimpleNamespace(eval=types.SimpleNamespace(configs=2)),
+      data=types.SimpleNamespace(validation_ids=lambda name, configs: np.arange(configs)))
+  graphs = [types.SimpleNamespace(name=name, configs=n) for name, n in (("a", 3), ("b", 2))]
+  own = race_run.Examined(job, graphs)
+  assert [found.tolist() for found in own.ids] == [[0, 1, 2], [0, 1]]
+  ids = [np.array([2, 0, 1]), np.array([1])]
+  race_run.Examined(job, graphs, ids).scores(None, None)
+  assert [found.tolist() for found in scored[0]] == [[2, 0], [1]]  # compiles
+  assert scored[1] is ids
+
+
 def test_a_member_that_diverged_takes_its_ensemble_with_it(monkeypatch):
   import race_run
 
-  def train(config, folder, *, budget):
+  def train(config, folder, *, budget, ids):
     raise race_run.Diverged("the loss is nan after 1 of 2 steps")
 
   monkeypatch.setattr(race_run, "train", train)
