@@ -1,14 +1,14 @@
-"""Runs the commands of README.md and docs/, and the notebooks, on tiny data: part of CI.
+"""Runs the commands of README.md and docs/ on tiny data: part of CI.
 
     python tests/readme_commands.py
 
 Changed are only the size (variant `ci`, scale `tiny`), the data and where files go.
-Commands for the network and for hours (benchmarks) are asked for `--help`.
+Commands for the network and for hours (benchmarks) are asked for `--help`. Notebooks run
+in `test_notebooks.py` and, from the installed package, in `wheel.py`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 import re
@@ -50,15 +50,7 @@ def small(command: str, out: Path) -> str:
   return re.sub(r"(?<=[ =,])out/", f"{out}/", command).replace(DATA, f"{out}/synthetic/npz")
 
 
-def notebook_code(notebook: Path, out: Path) -> str:
-  """The code cells but for what they install, with files in `out`."""
-  cells = [cell for cell in json.loads(notebook.read_text())["cells"]
-           if cell["cell_type"] == "code"]
-  code = "\n".join("".join(cell["source"]) for cell in cells)
-  return re.sub(r"^%.*$", "", code, flags=re.MULTILINE).replace('"out/', f'"{out}/')
-
-
-def run(title: str, command: str | list[str], out: Path) -> None:
+def run(title: str, command: str, out: Path) -> None:
   """Runs a command in the top folder; what it printed is shown if it fails."""
   print(f"$ {title}", flush=True)
   # Programs on tiny data compile for longer than they run: quickly, and once.
@@ -67,7 +59,7 @@ def run(title: str, command: str | list[str], out: Path) -> None:
                         "--xla_llvm_disable_expensive_passes=true",
            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
   started = time.monotonic()
-  ended = subprocess.run(command, shell=isinstance(command, str), cwd=ROOT, capture_output=True,
+  ended = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True,
                          text=True, env=os.environ | quick)
   print(f"  {time.monotonic() - started:.0f} s", flush=True)
   if ended.returncode:
@@ -81,11 +73,7 @@ def main() -> None:
     for command in found:
       line = small(command, Path(folder))
       run(command, line.replace("python", shlex.quote(sys.executable), 1), Path(folder))
-    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    for notebook in notebooks:
-      run(notebook.name, [sys.executable, "-c", notebook_code(notebook, Path(folder))],
-          Path(folder))
-  print(f"{len(found)} commands of {len(PAGES)} pages and {len(notebooks)} notebooks ran")
+  print(f"{len(found)} commands of {len(PAGES)} pages ran")
 
 
 if __name__ == "__main__":
