@@ -9,10 +9,10 @@ import parts
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import submission
+from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.models import official as official_models
-from tpugraphs_jax.run import official
+from tpugraphs_jax.run import official, summary
 from tpugraphs_jax.run.jobs import judged
 
 VARIANTS = {"tile": "LateJoinSAGE,ci", "layout": "xla-random,official,ci"}
@@ -92,8 +92,8 @@ def test_names_are_ordered_by_their_numbers(tmp_path):
   assert [int(array[0]) for array in official.read_weights(path)] == [0, 1, 2]
 
 
-def test_the_ensemble_command_ranks_with_both(data_root, tmp_path):
-  """`--mode=predict --ensemble=DIR,DIR` writes what the average of both says."""
+def test_the_ensemble_command_ranks_and_judges_with_both(data_root, tmp_path):
+  """`--mode=... --ensemble=DIR,DIR` writes what the average of both says, and is worth."""
   _, weights = weights_of("tile", data_root)
   rng = np.random.default_rng(1)
   for name in ("a", "b"):
@@ -105,10 +105,12 @@ def test_the_ensemble_command_ranks_with_both(data_root, tmp_path):
   folders = f"--ensemble={tmp_path / 'a'},{tmp_path / 'b'}"
   run = lambda *flags: commands.Run(
       ["run_tile.py", folders, f"--data_root={data_root}", f"--workdir={tmp_path / 'out'}", *flags])
-  good, bad = commands.run_all([run("--mode=predict", "--combine=rank"), run()], home=home)
-  assert good.code == 0, good.err
+  good, judged, bad = commands.run_all([
+      run("--mode=predict", "--combine=rank"), run("--mode=evaluate", "--combine=rank"), run()],
+      home=home)
+  assert (good.code, judged.code) == (0, 0), good.err + judged.err
   assert bad.code == 2 and bad.complaint == (
-      "--ensemble goes with --mode=predict, and --mode is all")
+      "--ensemble goes with --mode=evaluate and --mode=predict, and --mode is all")
   results = submission.read_results(tmp_path / "out" / "results.csv")
   ensemble = tpugraphs_jax.Ensemble([tmp_path / "a", tmp_path / "b"], combine="rank")
   for path in npz.split_files(data_root, "tile:xla", "test"):
@@ -116,3 +118,11 @@ def test_the_ensemble_command_ranks_with_both(data_root, tmp_path):
     (scores,) = ensemble.scores([graph])
     found = results[f"tile:xla:{graph.name}"]
     assert (np.diff(scores[found]) > -1.01).all()  # rounding may swap ranks next to each other
+  taus = []
+  for path in npz.split_files(data_root, "tile:xla", "valid"):
+    graph = npz.read_tile(path)
+    taus.append(metrics.kendall_tau(ensemble.scores([graph])[0], graph.configs.runtime_ns))
+  found = summary.read(tmp_path / "out")
+  assert found["model"] == "ensemble of 2" and found["collection"] == "tile:xla"
+  assert found["validation"]["metrics"]["kendaltau_mean"] == pytest.approx(np.mean(taus), abs=0.02)
+  assert any(line.startswith("tile:xla: ") for line in judged.told)

@@ -38,8 +38,8 @@ def define_flags() -> None:
                     "What to do; later modes use what is in --workdir.")
   flags.DEFINE_enum("split", "test", SPLITS, "With --mode=predict: what is ranked. Only the "
                     "validation split has labels, so that its ranking can be scored.")
-  flags.DEFINE_list("ensemble", [], "With --mode=predict: folders of trained models that rank "
-                    "together; results go to --workdir.")
+  flags.DEFINE_list("ensemble", [], "With --mode=evaluate or predict: folders of trained models "
+                    "that rank together; results go to --workdir.")
   flags.DEFINE_enum("combine", "mean", tuple(COMBINATIONS), "What an ensemble averages.")
   flags.DEFINE_boolean("resume", False, "Go on with the run in --workdir.")
   flags.DEFINE_string("compilation_cache", None, "Folder for compiled programs, which runs may "
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
     with parallel.stop_together(), remote.working_folder(
         values.workdir, is_writing=parallel.is_primary()) as workdir:
       if values.ensemble:
-        _predict_together(values, workdir)
+        _run_together(values, workdir)
         return
       config = _config(values, workdir)
       jobs.run(config, workdir, mode=values.mode, resume=values.resume,
@@ -135,17 +135,21 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
   return config
 
 
-def _predict_together(values: flags.FlagValues, workdir: Path) -> None:
-  """Ranks the test split with several trained models; the first one's config names the data."""
-  if values.mode != "predict":
-    raise ValueError(f"--ensemble goes with --mode=predict, and --mode is {values.mode}")
+def _run_together(values: flags.FlagValues, workdir: Path) -> None:
+  """Judges or ranks with several trained models; the first one's config names the data."""
+  if values.mode not in ("evaluate", "predict"):
+    raise ValueError("--ensemble goes with --mode=evaluate and --mode=predict, and --mode is "
+                     f"{values.mode}")
   config = ml_collections.ConfigDict(saved.config_of(values.ensemble[0]))
   with config.unlocked():
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
-  jobs.predict(jobs.Job.of(config).data, config.data_root, ensemble, workdir,
-               split=values.split)
+  job = jobs.Job.of(config)
+  if values.mode == "evaluate":
+    jobs.evaluate_together(job, ensemble, workdir)
+  else:
+    jobs.predict(job.data, config.data_root, ensemble, workdir, split=values.split)
 
 
 def _data_of(

@@ -238,30 +238,59 @@ def sampled_ids(config: ml_collections.ConfigDict, graphs: Sequence[Any]) -> lis
 
 def evaluate(job: Job, workdir: Path) -> dict[str, float]:
   """Scores the validation split; writes what came of it and tells the means."""
-  config, data, ranker, started = job.config, job.data, job.ranker, time.monotonic()
-  graphs = job.prepare(judged(data.load(config.data_root, "valid")))
-  name = ranker.collection.name
+  ranker, started = job.ranker, time.monotonic()
+  graphs, ids = _to_judge(job)
   if not graphs:
-    console.say(f"{name}: no labelled graph in the validation split; nothing to score")
     return {}
-  ids = [data.validation_ids(graph.name, graph.configs) for graph in graphs]
-  scorer = ranker.scorer()
+  graphs, scorer = job.prepare(graphs), ranker.scorer()  # the raw ones are not kept
   scores = ranker.score(scorer, ranker.params, graphs, ids, progress=True)
-  rows, means = judge.judge(ranker.collection, graphs, ids, scores)
-  if config.eval.get("time"):
-    for row, graph, chosen in zip(rows, graphs, ids):
-      row["seconds"] = _scoring_seconds(ranker, scorer, graph, chosen)
+  seconds = [_scoring_seconds(ranker, scorer, graph, chosen)
+             for graph, chosen in zip(graphs, ids)] if job.config.eval.get("time") else []
+  return _tell_evaluation(job, graphs, ids, scores, workdir, started=started, seconds=seconds,
+                          predicts=_predicts(job.config))
+
+
+def evaluate_together(job: Job, ensemble: Ensemble, workdir: Path) -> dict[str, float]:
+  """Scores the validation split with several rankers as one; `job` names the data."""
+  started = time.monotonic()
+  graphs, ids = _to_judge(job)
+  if not graphs:
+    return {}
+  summary.begin(job.config, workdir, job.data.collection.name)
+  summary.update(workdir, model=f"ensemble of {len(ensemble.rankers)}")
+  scores = [found[chosen] for found, chosen in zip(ensemble.scores(graphs, progress=True), ids)]
+  graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]
+  return _tell_evaluation(job, graphs, ids, scores, workdir, started=started)
+
+
+def _to_judge(job: Job) -> tuple[list[OpGraph], list[np.ndarray]]:
+  """Labelled validation graphs, and which of their configurations are judged."""
+  graphs = judged(job.data.load(job.config.data_root, "valid"))
+  if not graphs:
+    console.say(f"{job.data.collection.name}: no labelled graph in the validation split; nothing "
+                "to score")
+  return graphs, [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
+
+
+def _tell_evaluation(
+    job: Job, graphs: Sequence[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray],
+    workdir: Path, *, started: float, seconds: Sequence[float] = (), predicts: str = "order",
+) -> dict[str, float]:
+  """Writes and tells what scores of prepared validation graphs are worth; returns the means."""
+  config, collection = job.config, job.data.collection
+  rows, means = judge.judge(collection, graphs, ids, scores)
+  for row, taken in zip(rows, seconds):
+    row["seconds"] = taken
   if parallel.is_primary():
     judge.write_csv(workdir / "validation.csv", rows)
     judge.write_scores(workdir / judge.SCORES_FILE, graphs, ids, scores)
-    if ranker.collection.kind == "tile":
+    if collection.kind == "tile":
       judge.write_csv(workdir / judge.PROGRAMS_FILE, judge.program_rows(
-          graphs, ids, scores, predicts=_predicts(config)))
-    which, random = _which(config, graphs, ids), judge.random_order(ranker.collection, graphs, ids)
+          graphs, ids, scores, predicts=predicts))
+    which, random = _which(config, graphs, ids), judge.random_order(collection, graphs, ids)
     summary.update(workdir, validation=summary.of_evaluation(
         means, random, which, ids, time.monotonic() - started))
-    console.say(judge.summary(
-        ranker.collection, rows, means, random=random, configurations=which))
+    console.say(judge.summary(collection, rows, means, random=random, configurations=which))
   return means
 
 
