@@ -12,7 +12,7 @@ import pytest
 import tpugraphs_jax
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.predict import artefact, saved
-from tpugraphs_jax.predict.ensemble import Ensemble
+from tpugraphs_jax.predict.ensemble import COMBINATIONS, Ensemble
 from tpugraphs_jax.predict.ranker import Ranker
 
 KINDS = tuple(COLLECTIONS)
@@ -194,6 +194,12 @@ def test_an_ensemble_averages_what_it_says(combine, jobs):
              for one in s] for s in each]
   ensemble = Ensemble(places, combine=combine)
   (scores,) = ensemble.scores([graph])
+  some = np.array([4, 0, 2])
+  members = [ranker.scores([graph], [some])[0] for ranker in ensemble.rankers]
+  combine_of = COMBINATIONS[combine]
+  np.testing.assert_allclose(
+      ensemble.scores([graph], [some])[0], np.mean([combine_of(m) for m in members], axis=0),
+      rtol=1e-6)
   np.testing.assert_allclose(scores, np.mean(each, axis=0), rtol=1e-12)
   np.testing.assert_array_equal(ensemble.rank(graph)[0], np.argsort(scores, kind="stable"))
 

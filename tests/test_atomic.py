@@ -1,6 +1,7 @@
 """Files appear whole or not at all."""
 
 import errno
+import os
 
 import numpy as np
 import pytest
@@ -37,10 +38,13 @@ def test_an_error_leaves_what_was_there(tmp_path, existed):
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path):
-  with pytest.raises(OSError, match="No space left .*: free some, then .* again: .*/a.json") as error:
+  with pytest.raises(OSError, match="No space left .*: free some, .* --resume.*: .*/a.json") as error:
     with atomic.replacing(tmp_path / "a.json"):
       raise OSError(errno.ENOSPC, "No space left on device")  # as of a write
   assert error.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())
+  with pytest.raises(OSError, match="quota exceeded: free some"):
+    with atomic.replacing(tmp_path / "a.json"):
+      raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
   with pytest.raises(OSError, match="Permission denied$"):
     with atomic.replacing(tmp_path / "a.json"):
       raise OSError(errno.EACCES, "Permission denied")

@@ -1,7 +1,9 @@
 """Checkpoints come back bit for bit, and an earlier one outlives a failed save."""
 
+import errno
 import functools
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -161,6 +163,8 @@ def test_a_checkpoint_saved_beside_other_files_is_refused_naming_the_file(folder
   other = checkpoint.Checkpoints(folder, files=files | {"also/tile_xla/features.json": "c"})
   with pytest.raises(ValueError, match="^also/tile_xla/features.json is of another run: .*save_0"):
     other.newest(make_state())
+  with pytest.raises(ValueError, match="^also/tile_xla/features.json is of another run"):
+    other.check_config()
   for known in (files, {}, {"features.json": "a", "new": "d"}):  # what both know is compared
     found = checkpoint.Checkpoints(folder, files=known)
     assert found.newest(make_state()).step == 1 and found.best_params().files == files
@@ -322,10 +326,13 @@ def test_writes_that_fail_after_the_first_one_print_nothing(monkeypatch, caplog)
   coro = "<Task coro=<_open_and_write() done, defined at /lib/orbax/checkpoint/_src/x.py:1>>"
   for text in (f"Task exception was never retrieved\nfuture: {coro}", "of another library"):
     logging.getLogger("asyncio").error(text)
-  assert caplog.messages == ["of another library"]
+  logging.getLogger("absl").warning("%s cannot be written", "/data/orbax/run/metrics.jsonl")
+  assert caplog.messages == [
+      "of another library", "/data/orbax/run/metrics.jsonl cannot be written"]
 
 
 def test_a_full_disk_is_told_in_few_words():
   wrapped = ValueError(f"RESOURCE_EXHAUSTED: {'x' * 900}: No space left on device [spec={{}}]")
   assert orbax_log.reason(wrapped) == "No space left on device"
+  assert orbax_log.reason(OSError(f"x: {os.strerror(errno.EDQUOT)} [")) == "Disk quota exceeded"
   assert orbax_log.reason(OSError("one\ntwo")) == "one" and orbax_log.reason(OSError()) == "OSError"

@@ -105,10 +105,14 @@ def test_the_ensemble_command_ranks_and_judges_with_both(data_root, tmp_path):
   folders = f"--ensemble={tmp_path / 'a'},{tmp_path / 'b'}"
   run = lambda *flags: commands.Run(
       ["run_tile.py", folders, f"--data_root={data_root}", f"--workdir={tmp_path / 'out'}", *flags])
-  good, judged, bad = commands.run_all([
-      run("--mode=predict", "--combine=rank"), run("--mode=evaluate", "--combine=rank"), run()],
-      home=home)
+  (tmp_path / "run/checkpoints").mkdir(parents=True)
+  good, judged, bad, made_up, used = commands.run_all([
+      run("--mode=predict", "--combine=rank"), run("--mode=evaluate", "--combine=rank"), run(),
+      commands.Run(["run_tile.py", folders, "--mode=predict", "--synthetic", "--workdir=new"]),
+      run("--mode=evaluate", f"--workdir={tmp_path / 'run'}")], home=home)
   assert (good.code, judged.code) == (0, 0), good.err + judged.err
+  assert made_up.complaint.endswith("leave out --synthetic")
+  assert used.complaint.endswith("of the ensemble would replace: give another --workdir")
   assert bad.code == 2 and bad.complaint == (
       "--ensemble goes with --mode=evaluate and --mode=predict, and --mode is all")
   results = submission.read_results(tmp_path / "out" / "results.csv")

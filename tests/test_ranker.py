@@ -164,6 +164,7 @@ def test_a_checkpoint_of_another_config_is_refused(jobs, field, value):
 
 def test_what_a_model_does_not_depend_on_may_change(jobs):
   free = {"eval.configs": 7, "eval.graphs": 2, "train.epochs": 50, "data.skip_bad_files": True,
+          "batch.config_chunk": 3,
           "data.loader_threads": 2, "data_root": "/elsewhere", "profile_steps": "1:2"}
   expected, found = load(jobs, {}), load(jobs, free)
   np.testing.assert_array_equal(found["op_embedding"]["table"]["embedding"],

@@ -32,6 +32,12 @@ def data_root(tmp_path_factory):
       tmp_path_factory.mktemp("data"), collections=NAMES, limit=4, progress=False)
 
 
+def snapshot(folder):
+  """The bytes of all files and when they were written."""
+  return {path.relative_to(folder).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns)
+          for path in folder.rglob("*") if path.is_file()}
+
+
 def job_of(data_root, store, **fields):
   return jobs.Job.of(parts.config_of("layout", "preset=fifth_all,ci", **{
       "data_root": str(data_root), "data.store_dir": str(store), "data.also": ALSO} | fields))
@@ -242,9 +248,26 @@ def test_transforms_of_another_run_are_noticed_of_every_collection(ran, data_roo
   found[first] = dataclasses.replace(transform, scale=2 * transform.scale)
   features.save(workdir / name, found)
   config = job_of(data_root, folder / "store").config
+  before = snapshot(workdir)
   for mode in ({"mode": "evaluate"}, {"mode": "train", "resume": True}):
     with pytest.raises(ValueError, match=f"^{name} is of another run: .* Put that file back"):
       jobs.run(config, workdir, **mode)
+  assert snapshot(workdir) == before  # refused before anything is written
+
+
+def test_transforms_that_are_missing_are_fitted_again_and_no_others_are_written(
+    ran, data_root, tmp_path):
+  folder, _ = ran
+  workdir, name = shutil.copytree(folder / "whole", tmp_path / "whole"), "also/tile_xla/features.json"
+  before = snapshot(workdir)
+  (workdir / name).unlink()
+  job = job_of(data_root, folder / "store")
+  prepared = jobs.prepare(job, workdir, resume=True)
+  found = snapshot(workdir)
+  assert found[name][0] == before[name][0]
+  assert {path for path in found if found[path] != before[path]} == {name, "config.json"}
+  assert prepared.files.keys() == {
+      "features.json", name, "also/layout_nlp_default/features.json"}
 
 
 def test_a_dry_run_measures_every_collection(data_root, tmp_path, monkeypatch):

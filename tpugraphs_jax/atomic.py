@@ -14,6 +14,7 @@ from typing import IO, Any
 from tpugraphs_jax import remote
 
 _PARTIAL = ".partial"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
@@ -46,8 +47,8 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
         yield file
       os.replace(beside, path)
   except OSError as error:
-    if error.errno == errno.ENOSPC and not error.filename:  # Python does not say where
-      more = "free some, then give the command again"
+    if error.errno in _FULL and not error.filename:  # Python does not say where
+      more = "free some, then give the command again (training: with --resume)"
       raise OSError(error.errno, f"{error.strerror}: {more}", str(path)) from None
     raise
   finally:

@@ -53,9 +53,18 @@ class Ensemble:
       raise ValueError(f"an ensemble takes models of one collection: {each}")
     self.collection = self.rankers[0].collection
 
-  def scores(self, graphs: Sequence[OpGraph], *, progress: bool = False) -> list[np.ndarray]:
-    """Combined scores of all configurations of each graph, `[C]` float64, larger = slower."""
-    of_each = [ranker.scores(graphs, progress=progress) for ranker in self.rankers]
+  def scores(
+      self, graphs: Sequence[OpGraph], config_ids: Sequence[np.ndarray] | None = None, *,
+      progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Combined scores of configurations of each graph, `[n]` float64, larger = slower.
+
+    Args:
+      graphs: with configurations.
+      config_ids: `[n]` int64 for each graph; all of them in file order unless given.
+      progress: shows a bar for each ranker.
+    """
+    of_each = [ranker.scores(graphs, config_ids, progress=progress) for ranker in self.rankers]
     return [
         np.mean([self._combine(scores.astype(np.float64)) for scores in of_graph], axis=0)
         for of_graph in zip(*of_each)]

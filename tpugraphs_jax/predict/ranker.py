@@ -26,7 +26,7 @@ from tpugraphs_jax.predict.models import create_model
 from tpugraphs_jax.segments.model import SegmentModel
 from tpugraphs_jax.segments.score import SegmentScorer
 from tpugraphs_jax.train.late_scorer import LateScorer
-from tpugraphs_jax.train import loop, scorer as scorer_lib, step as step_lib
+from tpugraphs_jax.train import loop, parallel, scorer as scorer_lib, step as step_lib
 from tpugraphs_jax.train.table_scorer import TableScorer
 
 _CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
@@ -212,8 +212,16 @@ class Ranker:
     ]
     return [np.mean(scores, axis=0) for scores in zip(*runs)]
 
-  def scores(self, graphs: Sequence[OpGraph], *, progress: bool = False) -> list[np.ndarray]:
-    """Scores of all configurations of each graph, `[C]` float32, larger = slower.
+  def scores(
+      self, graphs: Sequence[OpGraph], config_ids: Sequence[np.ndarray] | None = None, *,
+      progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores of configurations of each graph, `[n]` float32, larger = slower.
+
+    Args:
+      graphs: with configurations.
+      config_ids: `[n]` int64 for each graph; all of them in file order unless given.
+      progress: shows a bar.
 
     Raises:
       ValueError: a graph has no configurations of the ranker's kind.
@@ -221,8 +229,9 @@ class Ranker:
     for graph in graphs:
       self.check(graph)
     prepared = [self.prepare(graph) for graph in graphs]
-    ids = [np.arange(len(graph.configs)) for graph in graphs]
-    return self.score(self._scorer, self.params, prepared, ids, progress=progress)
+    if config_ids is None:
+      config_ids = [np.arange(len(graph.configs)) for graph in graphs]
+    return self.score(self._scorer, self.params, prepared, config_ids, progress=progress)
 
   def rank(self, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
     """Configuration numbers of a graph from fastest to slowest, `[C]` int64, and all scores.
@@ -279,7 +288,8 @@ def load(place: str | os.PathLike[str]) -> Ranker:
     FileNotFoundError: no trained model there.
     ValueError: what is there is damaged or of a newer version.
   """
-  found = place if remote.is_remote(place) else shipped.find(Path(place).expanduser())
+  found = place if remote.is_remote(place) else parallel.from_primary(
+      shipped.find(Path(place).expanduser()) if parallel.is_primary() else None)
   path = remote.fetch(found).absolute()
   # Of the last phase too, whatever its folder is called.
   marks = (path, path / artefact.FILE, *path.glob(loop.CHECKPOINTS),

@@ -140,7 +140,12 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   if values.mode not in ("evaluate", "predict"):
     raise ValueError("--ensemble goes with --mode=evaluate and --mode=predict, and --mode is "
                      f"{values.mode}")
-  config = ml_collections.ConfigDict(saved.config_of(values.ensemble[0]))
+  if values.synthetic:
+    raise ValueError("--ensemble takes the data of its first model, or --data_root: leave out "
+                     "--synthetic")
+  config = ml_collections.ConfigDict(parallel.from_primary(
+      saved.config_of(values.ensemble[0]) if parallel.is_primary() else None))
+  config.update_from_flattened_dict(config_flags.get_override_values(values["config"]))
   with config.unlocked():
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 from pathlib import Path
@@ -66,7 +66,8 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   """Fits transforms, trains, keeps the best checkpoint by `config.train.best_metric`."""
   config = job.config
   parallel.per_device(config.batch.graphs, field="batch.graphs")
-  loop.check_workdir(workdir, resume=resume, config=saved.fingerprint(config.to_dict()))
+  loop.check_workdir(workdir, resume=resume, config=saved.fingerprint(config.to_dict()),
+                     files=_digests(job, workdir))
   with lock.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
     return _train_alone(job, workdir, resume=resume)
 
@@ -84,18 +85,19 @@ def _train_alone(job: Job, workdir: Path, *, resume: bool) -> loop.TrainResult:
         also={part.data.collection.name: len(graphs)
               for part, graphs in zip(job.also, prepared.also)}))
   with summary.interruptions(workdir):
-    result = _train_phases(job, phase, prepared.valid, workdir, resume=resume)
+    result = _train_phases(job, phase, prepared, workdir, resume=resume)
   summary.update(workdir, training=summary.of_training(
       config, result, graphs=len(prepared.valid), seconds=time.monotonic() - started))
   return result
 
 
 def _train_phases(
-    job: Job, phase: phases.Phase, valid: Sequence[Any], workdir: Path, *, resume: bool
+    job: Job, phase: phases.Phase, prepared: Prepared, workdir: Path, *, resume: bool
 ) -> loop.TrainResult:
   """Runs a phase and those that follow it; how the last one ended."""
   while True:
-    result = train_phase(job, phase, valid, workdir, resume=resume)
+    result = train_phase(
+        job, phase, prepared.valid, workdir, resume=resume, files=prepared.files)
     if phase.following is None:
       return result
     console.say("the first phase is done: now the head alone")
@@ -109,11 +111,13 @@ class Prepared(NamedTuple):
     train: training graphs.
     valid: labelled validation graphs.
     also: training graphs of each of the job's other collections.
+    files: SHA-256 of the files with the transforms, as checkpoints note them.
   """
 
   train: list[Any]
   valid: list[Any]
   also: list[list[Any]]
+  files: dict[str, str]
 
 
 def phase_of(job: Job, prepared: Prepared, workdir: Path) -> phases.Phase:
@@ -136,13 +140,14 @@ def prepare(job: Job, workdir: Path, *, resume: bool) -> Prepared:
     raise ValueError(f"no labelled validation graph of {data.collection.name} in "
                      f"{config.data_root}; choosing the best checkpoint needs at least one")
   _fit_once(job, train_graphs, also, workdir, resume=resume)
+  files = _digests(job, workdir)
   report.write_manifest(workdir, config.to_dict())
   valid = job.prepare(valid_graphs)
   for part in (job, *job.also):  # errors show before training
     for graph in valid_graphs if part is job else part.data.load(config.data_root, "valid"):
       part.data.validation_ids(graph.name, graph.configs)
   return Prepared(job.prepare(train_graphs), valid, [
-      other.prepare(graphs) for other, graphs in zip(job.also, also)])
+      other.prepare(graphs) for other, graphs in zip(job.also, also)], files)
 
 
 def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
@@ -167,21 +172,22 @@ def _fit_once(
     resume: bool,
 ) -> None:
   """Fits the transforms; a run that goes on keeps those that it began with."""
-  files = _transforms_files(job, workdir)
-  if parallel.from_primary(resume and all(path.exists() for path in files)):
-    for path, ranker in files.items():
+  files = {folder / saved.TRANSFORMS_FILE: part.ranker for part, folder in job.placed(workdir)}
+  are_there = parallel.from_primary([resume and path.exists() for path in files])
+  if not all(are_there):
+    job.fit(graphs, also)
+  for is_there, (path, ranker) in zip(are_there, files.items()):
+    if is_there:
       _use_saved(ranker, path)
-    return
-  job.fit(graphs, also)
-  if parallel.is_primary():
-    for path, ranker in files.items():
+    elif parallel.is_primary():
       path.parent.mkdir(parents=True, exist_ok=True)
       features.save(path, ranker.transforms)
 
 
-def _transforms_files(job: Job, workdir: Path) -> dict[Path, Ranker]:
-  """Where the transforms of each collection's ranker are kept."""
-  return {folder / saved.TRANSFORMS_FILE: part.ranker for part, folder in job.placed(workdir)}
+def _digests(job: Job, workdir: Path) -> dict[str, str]:
+  """SHA-256 of the files with the transforms, of those that are there."""
+  files = [folder / saved.TRANSFORMS_FILE for _, folder in job.placed(workdir)]
+  return saved.digests([path for path in files if path.exists()], workdir)
 
 
 def _use_saved(ranker: Ranker, path: Path) -> None:
@@ -191,9 +197,13 @@ def _use_saved(ranker: Ranker, path: Path) -> None:
 
 
 def train_phase(
-    job: Job, phase: phases.Phase, valid: Sequence[Any], workdir: Path, *, resume: bool
+    job: Job, phase: phases.Phase, valid: Sequence[Any], workdir: Path, *, resume: bool,
+    files: Mapping[str, str] | None = None,
 ) -> loop.TrainResult:
-  """Runs the training loop once, judged on a seeded sample of each validation graph."""
+  """Runs the training loop once, judged on a seeded sample of each validation graph.
+
+  `files` are those that its checkpoints belong to, see `Prepared`.
+  """
   config, ranker = job.config, job.ranker
   ids, options = sampled_ids(config, valid), config.train
 
@@ -212,7 +222,7 @@ def train_phase(
       log_every_steps=options.log_every_steps,
       checkpoint_every_steps=options.checkpoint_every_steps, profile_steps=config.profile_steps,
       resume=resume, config=saved.fingerprint(config.to_dict()),
-      files=saved.digests(_transforms_files(job, workdir), workdir),
+      files=files,
       on_best=_model_writer(job, phase, workdir))
 
 
@@ -253,13 +263,16 @@ def evaluate(job: Job, workdir: Path) -> dict[str, float]:
 def evaluate_together(job: Job, ensemble: Ensemble, workdir: Path) -> dict[str, float]:
   """Scores the validation split with several rankers as one; `job` names the data."""
   started = time.monotonic()
+  if parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
+    raise ValueError(f"{workdir} holds a run, whose results those of the ensemble would replace: "
+                     "give another --workdir")
   graphs, ids = _to_judge(job)
   if not graphs:
     return {}
+  scores = ensemble.scores(graphs, ids, progress=True)
+  graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]
   summary.begin(job.config, workdir, job.data.collection.name)
   summary.update(workdir, model=f"ensemble of {len(ensemble.rankers)}")
-  scores = [found[chosen] for found, chosen in zip(ensemble.scores(graphs, progress=True), ids)]
-  graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]
   return _tell_evaluation(job, graphs, ids, scores, workdir, started=started)
 
 

@@ -163,11 +163,12 @@ class Checkpoints:
     return self._on_primary(lambda: (self._newest_notes() or {}).get("step"))
 
   def check_config(self) -> None:
-    """Refuses (ValueError) a folder whose newest checkpoint is of another config."""
+    """Refuses (ValueError) a folder whose newest checkpoint has another config or other files."""
 
     def check() -> None:
       if (notes := self._newest_notes()) is not None:
         same_config.check(self._folder, notes["config"], self._config)
+        same_config.check_files(self._folder, notes.get("files", {}), self._files)
 
     self._on_primary(check)
 

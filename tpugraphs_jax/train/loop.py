@@ -108,7 +108,7 @@ def train(
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
     signals = stack.enter_context(stop.StopSignals())
-    check_workdir(workdir, resume=resume, config=config)
+    check_workdir(workdir, resume=resume, config=config, files=files)
     atomic.tidy(workdir)
     checkpoints = stack.enter_context(contextlib.closing(
         checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, files=files)))
@@ -129,17 +129,17 @@ def train(
 
 
 def check_workdir(
-    workdir: str | Path, *, resume: bool, config: Mapping[str, Any] | None = None
+    workdir: str | Path, *, resume: bool, config: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> None:
   """Refuses a folder that `train` would refuse, before anything is written there.
 
   Raises:
-    ValueError: the folder holds a run and `resume` is False, or one of another config.
+    ValueError: the folder holds a run and `resume` is False, or one of another config, or
+      with files of another run.
   """
-  folder = Path(workdir) / CHECKPOINTS
-  with contextlib.closing(
-      checkpoint.Checkpoints(folder, config=config, read_only=True)
-  ) as checkpoints:
+  with contextlib.closing(checkpoint.Checkpoints(
+      Path(workdir) / CHECKPOINTS, config=config, files=files, read_only=True)) as checkpoints:
     found = checkpoints.newest_step()
     if found is not None and not resume:
       raise ValueError(

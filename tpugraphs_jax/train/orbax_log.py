@@ -9,15 +9,15 @@ import os
 import sys
 
 _LATE = "Event loop is closed"
-_FULL = os.strerror(errno.ENOSPC)
+_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 
 
 class _OrbaxFilter(logging.Filter):
   """Lets no message of Orbax or of its tasks through: what goes wrong is raised as well."""
 
   def filter(self, record: logging.LogRecord) -> bool:
-    origin = record.pathname + record.getMessage()  # asyncio's messages name a task's file
-    return "/orbax/" not in origin.replace("\\", "/")
+    is_of_task = record.name == "asyncio" and "/orbax/" in str(record.msg)  # names its file
+    return not is_of_task and "/orbax/" not in record.pathname.replace("\\", "/")
 
 
 def quiet() -> None:
@@ -32,8 +32,9 @@ def quiet() -> None:
 
 def reason(error: BaseException) -> str:
   """What an error of Orbax says, in one line; a full disk comes wrapped in pages of settings."""
-  if _FULL in str(error):
-    return _FULL
+  for full in _FULL:
+    if full in str(error):
+      return full
   return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -27,6 +27,10 @@ for _fields_of_model in _MODEL_DEFAULTS.values():
   _ALL_DEFAULTS |= _fields_of_model
 
 
+# Fields that change no result: how many configurations pass the model at a time.
+_FREE_FIELDS = ("batch.config_chunk",)
+
+
 def later_fields(config: Mapping[str, Any]) -> dict[str, Any]:
   """Fields by dotted name that a config of this kind has had since version 0.1, and their values."""
   found = _DEFAULTS | (_TILE_DEFAULTS if config["task"] == "tile" else _LAYOUT_DEFAULTS)
@@ -49,7 +53,7 @@ def check(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> 
   differences = [
       f"{name} is {old.get(name, absent)} there and {new.get(name, absent)} here"
       for name in sorted(old.keys() | new.keys())
-      if old.get(name, absent) != new.get(name, absent)
+      if old.get(name, absent) != new.get(name, absent) and name not in _FREE_FIELDS
       and (name in old or name not in _ADDED_FIELDS)
   ]
   if differences:
