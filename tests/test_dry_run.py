@@ -159,5 +159,5 @@ def test_prepared_graphs_have_fitted_transforms(data_root, tmp_path):
   job = parts.make("tile", "MLP,ci", **SMALL)
   with job.config.unlocked():
     job.config.data_root = str(data_root)
-  train, valid, _ = jobs.prepare(job, tmp_path, resume=False)
+  train, valid, *_ = jobs.prepare(job, tmp_path, resume=False)
   assert len(train) and len(valid) == len(npz.split_files(data_root, "tile:xla", "valid"))

@@ -20,7 +20,7 @@ from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import NODE_FEATURES
 from tpugraphs_jax.graph import TILE_CONFIG_FEATURES
 from tpugraphs_jax.predict import judge
-from tpugraphs_jax.run import jobs
+from tpugraphs_jax.run import jobs, results
 
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
 KINDS = tuple(COLLECTIONS)
@@ -167,7 +167,7 @@ def test_ties_are_ranked_in_file_order(kind, tmp_path, monkeypatch):
   job.ranker._scorer = FakeScorer({"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]})
   np.testing.assert_array_equal(job.ranker.rank(graphs[0])[0], np.arange(40))
   monkeypatch.setattr(type(job.data), "load", lambda self, root, split: graphs)
-  jobs.predict(job.data, "", job.ranker, tmp_path)
+  results.predict(job.data, "", job.ranker, tmp_path)
   saved, name = submission.read_results(tmp_path / "results.csv"), job.ranker.collection.name
   np.testing.assert_array_equal(saved[f"{name}:same"], np.arange(40))
   np.testing.assert_array_equal(saved[f"{name}:some"], [4, 1, 3, 0, 2, 5])
@@ -311,9 +311,9 @@ def test_programs_have_the_figures_of_the_tables_of_2021(predicts):
     ("ListMLELoss:1,MSE:0.02", "order"), ("DiffMatLoss:1", "order"), ("LogMSE:1,MSE:1", "order")])
 def test_what_a_loss_trains_scores_to_say(losses, predicts):
   config = parts_lib.config_of("tile", **{"loss.losses": losses})
-  assert jobs._predicts(config) == predicts
+  assert results._predicts(config) == predicts
   config.batch.target = "ratio"
-  assert jobs._predicts(config) == "order"
+  assert results._predicts(config) == "order"
 
 
 def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):

@@ -8,7 +8,7 @@ import parts
 import pytest
 
 from tpugraphs_jax import remote, submission
-from tpugraphs_jax.run import command, jobs
+from tpugraphs_jax.run import command, results
 from tpugraphs_jax.train import parallel
 
 
@@ -131,7 +131,7 @@ def test_a_ranking_is_named_after_its_split(split, file, tmp_path, capsys):
   ranker = types.SimpleNamespace(
       collection=types.SimpleNamespace(name="tile:xla"),
       scores=lambda graphs, progress: [np.array([0.5, 0.25, 1.0]), np.array([2.0, 1.0])])
-  jobs.predict(data, "root", ranker, tmp_path, split=split)
+  results.predict(data, "root", ranker, tmp_path, split=split)
   assert asked == [("root", split)] and [path.name for path in tmp_path.iterdir()] == [file]
   found = submission.read_results(tmp_path / file)
   assert {name: ranking.tolist() for name, ranking in found.items()} == {

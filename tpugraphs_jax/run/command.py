@@ -19,7 +19,7 @@ from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
 from tpugraphs_jax.predict import saved
 from tpugraphs_jax.predict.ensemble import COMBINATIONS, Ensemble
-from tpugraphs_jax.run import arguments, configs, describe, dry_run, jobs
+from tpugraphs_jax.run import arguments, configs, describe, dry_run, jobs, results
 from tpugraphs_jax.train import parallel
 
 
@@ -152,9 +152,9 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   workdir.mkdir(parents=True, exist_ok=True)
   job = jobs.Job.of(config)
   if values.mode == "evaluate":
-    jobs.evaluate_together(job, ensemble, workdir)
+    results.evaluate_together(job, ensemble, workdir)
   else:
-    jobs.predict(job.data, config.data_root, ensemble, workdir, split=values.split)
+    results.predict(job.data, config.data_root, ensemble, workdir, split=values.split)
 
 
 def _data_of(

@@ -1,4 +1,4 @@
-"""What a config is made of: data, and a ranker for them."""
+"""What a config is made of: data, and a ranker for them; which graphs take part."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import ml_collections
 
 from tpugraphs_jax import registry
 from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data import splits
 from tpugraphs_jax.data.layout_data import LayoutData
 from tpugraphs_jax.data.tile_data import TileData
 from tpugraphs_jax.graph import OpGraph
@@ -76,6 +77,23 @@ class Job:
       first.fit_configs(values)
       for ranker in others:
         ranker.use_transforms(first.transforms, where="data.also")
+
+
+def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
+  """Graphs that nothing speaks against; the others are named. ValueError if none is left."""
+  least, data = job.config.batch.min_configs, job.data
+  kept = splits.keep(
+      graphs, "training", lambda configs: data.why_not_trained(configs, min_configs=least))
+  if not kept:
+    raise ValueError(
+        f"none of the {len(graphs)} training graphs of {data.collection.name} can be trained on: "
+        f"the lines above say why (batch.min_configs is {least})")
+  return kept
+
+
+def judged(graphs: Sequence[OpGraph]) -> list[OpGraph]:
+  """Labelled graphs with at least two configurations; the others are named."""
+  return splits.keep(graphs, "evaluation", splits.why_not_judged)
 
 
 def _config_of(name: str, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

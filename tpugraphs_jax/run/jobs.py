@@ -12,16 +12,13 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import atomic, console, lock, losses, submission
-from tpugraphs_jax.data import features, sampling, splits
-from tpugraphs_jax.data.layout_data import LayoutData
-from tpugraphs_jax.data.tile_data import TileData
+from tpugraphs_jax import atomic, console, lock
+from tpugraphs_jax.data import features, sampling
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.predict import artefact, judge, saved
-from tpugraphs_jax.predict.ensemble import Ensemble
 from tpugraphs_jax.predict.ranker import Ranker
-from tpugraphs_jax.run import banner, phases, summary, together
-from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.run import banner, phases, results, summary, together
+from tpugraphs_jax.run.job import Job, judged, trainable
 from tpugraphs_jax.train import loop, parallel, report
 
 MODES = ("train", "evaluate", "predict", "all")
@@ -57,9 +54,9 @@ def run(
       _use_saved(part.ranker, folder / saved.TRANSFORMS_FILE)
       part.ranker.params = own.params
     if mode in ("evaluate", "all"):
-      evaluate(part, folder)
+      results.evaluate(part, folder)
     if mode in ("predict", "all"):
-      predict(part.data, config.data_root, part.ranker, folder, split=split)
+      results.predict(part.data, config.data_root, part.ranker, folder, split=split)
 
 
 def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
@@ -150,23 +147,6 @@ def prepare(job: Job, workdir: Path, *, resume: bool) -> Prepared:
       other.prepare(graphs) for other, graphs in zip(job.also, also)], files)
 
 
-def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
-  """Graphs that nothing speaks against; the others are named. ValueError if none is left."""
-  least, data = job.config.batch.min_configs, job.data
-  kept = splits.keep(
-      graphs, "training", lambda configs: data.why_not_trained(configs, min_configs=least))
-  if not kept:
-    raise ValueError(
-        f"none of the {len(graphs)} training graphs of {data.collection.name} can be trained on: "
-        f"the lines above say why (batch.min_configs is {least})")
-  return kept
-
-
-def judged(graphs: Sequence[OpGraph]) -> list[OpGraph]:
-  """Labelled graphs with at least two configurations; the others are named."""
-  return splits.keep(graphs, "evaluation", splits.why_not_judged)
-
-
 def _fit_once(
     job: Job, graphs: Sequence[OpGraph], also: Sequence[Sequence[OpGraph]], workdir: Path, *,
     resume: bool,
@@ -244,105 +224,3 @@ def sampled_ids(config: ml_collections.ConfigDict, graphs: Sequence[Any]) -> lis
   rng = np.random.default_rng(config.seed)
   return [sampling.some_configs(len(graph.configs), config.train.valid_configs, rng)
           for graph in graphs]
-
-
-def evaluate(job: Job, workdir: Path) -> dict[str, float]:
-  """Scores the validation split; writes what came of it and tells the means."""
-  ranker, started = job.ranker, time.monotonic()
-  graphs, ids = _to_judge(job)
-  if not graphs:
-    return {}
-  graphs, scorer = job.prepare(graphs), ranker.scorer()  # the raw ones are not kept
-  scores = ranker.score(scorer, ranker.params, graphs, ids, progress=True)
-  seconds = [_scoring_seconds(ranker, scorer, graph, chosen)
-             for graph, chosen in zip(graphs, ids)] if job.config.eval.get("time") else []
-  return _tell_evaluation(job, graphs, ids, scores, workdir, started=started, seconds=seconds,
-                          predicts=_predicts(job.config))
-
-
-def evaluate_together(job: Job, ensemble: Ensemble, workdir: Path) -> dict[str, float]:
-  """Scores the validation split with several rankers as one; `job` names the data."""
-  started = time.monotonic()
-  if parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
-    raise ValueError(f"{workdir} holds a run, whose results those of the ensemble would replace: "
-                     "give another --workdir")
-  graphs, ids = _to_judge(job)
-  if not graphs:
-    return {}
-  scores = ensemble.scores(graphs, ids, progress=True)
-  graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]
-  summary.begin(job.config, workdir, job.data.collection.name)
-  summary.update(workdir, model=f"ensemble of {len(ensemble.rankers)}")
-  return _tell_evaluation(job, graphs, ids, scores, workdir, started=started)
-
-
-def _to_judge(job: Job) -> tuple[list[OpGraph], list[np.ndarray]]:
-  """Labelled validation graphs, and which of their configurations are judged."""
-  graphs = judged(job.data.load(job.config.data_root, "valid"))
-  if not graphs:
-    console.say(f"{job.data.collection.name}: no labelled graph in the validation split; nothing "
-                "to score")
-  return graphs, [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
-
-
-def _tell_evaluation(
-    job: Job, graphs: Sequence[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray],
-    workdir: Path, *, started: float, seconds: Sequence[float] = (), predicts: str = "order",
-) -> dict[str, float]:
-  """Writes and tells what scores of prepared validation graphs are worth; returns the means."""
-  config, collection = job.config, job.data.collection
-  rows, means = judge.judge(collection, graphs, ids, scores)
-  for row, taken in zip(rows, seconds):
-    row["seconds"] = taken
-  if parallel.is_primary():
-    judge.write_csv(workdir / "validation.csv", rows)
-    judge.write_scores(workdir / judge.SCORES_FILE, graphs, ids, scores)
-    if collection.kind == "tile":
-      judge.write_csv(workdir / judge.PROGRAMS_FILE, judge.program_rows(
-          graphs, ids, scores, predicts=predicts))
-    which, random = _which(config, graphs, ids), judge.random_order(collection, graphs, ids)
-    summary.update(workdir, validation=summary.of_evaluation(
-        means, random, which, ids, time.monotonic() - started))
-    console.say(judge.summary(collection, rows, means, random=random, configurations=which))
-  return means
-
-
-def _predicts(config: ml_collections.ConfigDict) -> str:
-  """What scores say of runtimes, see `losses.predicts`; with other targets their order."""
-  is_official = config.batch.target == "official"
-  return losses.predicts(losses.parse_losses(config.loss.losses)) if is_official else "order"
-
-
-def _which(
-    config: ml_collections.ConfigDict, graphs: Sequence[Any], ids: Sequence[np.ndarray]
-) -> str:
-  """Which configurations of each graph an evaluation judges, in words."""
-  if all(len(chosen) == len(graph.configs) for chosen, graph in zip(ids, graphs)):
-    return "all"
-  if config.eval.get("indices_dir"):
-    return "the published ones of each graph"
-  return f"a seeded {config.eval.max_configs} of each graph"
-
-
-def _scoring_seconds(ranker: Ranker, scorer: Any, graph: Any, ids: np.ndarray) -> float:
-  """Seconds to score these configurations of a graph, without compilation."""
-  score = lambda: ranker.score(scorer, ranker.params, [graph], [ids])
-  score()
-  started = time.monotonic()
-  score()
-  return time.monotonic() - started
-
-
-def predict(
-    data: TileData | LayoutData, data_root: str, ranker: Ranker | Ensemble, workdir: Path, *,
-    split: str = "test",
-) -> None:
-  """Ranks a split and writes results.csv (results_valid.csv, ...) in the form of a submission."""
-  graphs = data.load(data_root, split)
-  scores = ranker.scores(graphs, progress=True)
-  if parallel.is_primary():
-    name = ranker.collection.name
-    path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")
-    submission.write_results(path, name, {
-        graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)})
-    console.say(f"{name}: ranked {len(graphs)} {split} graphs, wrote {path}")
