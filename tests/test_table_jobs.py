@@ -190,8 +190,8 @@ def test_the_code_of_the_document_runs(trained, tmp_path, monkeypatch, capsys):
   text = (commands.ROOT / "docs" / "score_tables.md").read_text()
   blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
   monkeypatch.chdir(tmp_path)
-  names = {"graph": graphs_of(root, "valid")[0]}
+  names, program = {}, npz.split_files(root, "layout:xla:random", "valid")[0]
   for block in blocks:
-    exec(block.replace("out/tables", str(workdir)), names)
+    exec(block.replace("out/tables", str(workdir)).replace("program.npz", str(program)), names)
   assert len(blocks) == 2 and len(names["found"].scores) == 10
   assert capsys.readouterr().out and "graph" in (tmp_path / "charges.dot").read_text()

@@ -66,14 +66,14 @@ def fifth(config: ConfigDict) -> None:
   Published: six tokens per node, two transformer layers of width 256, then the encoder of
   the layout model; 128 slates of 32 configurations. The published tokens mix dimensions,
   see `models.systems.dimensions`: here they do not. Equal tokens are encoded once, as
-  published. 16 configurations at a time pass through the model.
+  published. Eight configurations at a time pass through the model.
   """
   config.data.update(
       features=("released", "dimension_tokens", "node_layout"), config_transform="none", pad_value=-1,
       feature_transform="dimensions=signed_log1p,window=signed_log1p,shape=signed_log1p,"
                         "dimension_tokens=none,node_layout=none,*=minmax")
   config.batch.update(
-      graphs=128, configs=32, config_chunk=16, graph_sampling="sqrt", target="official")
+      graphs=128, configs=32, config_chunk=8, graph_sampling="sqrt", target="official")
   composed(config, op_embed_dim=64, merge_unary=True, node_layout=True, dimension_encoder="transformer",
            pre_widths=(384,), widths=(384,) * 3, direction_merge="concat", pooling=("sum",),
            drop_edge=0.15)
