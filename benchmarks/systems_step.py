@@ -38,6 +38,7 @@ import workloads
 
 FORMS = ("plain", "shared")
 PRESETS = {"layout": tuple(presets.PRESETS), "tile": tuple(tile_presets.PRESETS)}
+RATIOS = ("step_s", "planned_mib", "peak_mib")
 _NODES = {"layout": 2_000, "tile": 40}
 _NODES_PER_CHOICE = 25  # of layouts
 
@@ -83,7 +84,7 @@ def _as_kernel(rng: np.random.Generator, graph: OpGraph, slate: int) -> OpGraph:
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
-  """Median seconds of a step and peak MiB of one form, in this process."""
+  """Median seconds of a step of one form, and MiB: XLA's plan for it, and this process's peak."""
   model, config = model_of(args.kind, args.preset, args.variants, args.form)
   batch = batch_of(args.kind, model, graphs=min(config.batch.graphs, args.graphs),
                    slate=min(config.batch.configs, args.slate),
@@ -94,13 +95,15 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
   state = parallel.replicate(state_lib.TrainState.create(params, optimizer))
   step = step_lib.make_train_step(
       model, optimizer, losses=losses_lib.parse_losses("ListMLELoss:1"))
+  compiled = step.func.lower(*step.args, state, device_batch).compile()
   seconds = []
   for _ in range(args.repeats + 1):
     started = time.perf_counter()
-    state, metrics = step(state, device_batch)
+    state, metrics = compiled(*step.args, state, device_batch)
     jax.block_until_ready(state)
     seconds.append(time.perf_counter() - started)
-  return {"step_s": float(np.median(seconds[1:])), "peak_mib": report.peak_memory()[1] / 2**20,
+  return {"step_s": float(np.median(seconds[1:])), "planned_mib": timing.planned_mib(compiled),
+          "peak_mib": report.peak_memory()[1] / 2**20,
           "loss": float(parallel.unreplicate(metrics)["loss"]),
           "nodes": int(batch.graph.n_node[:-1].sum()), "configs": int(batch.config_mask.shape[1]),
           "is_tile": float(isinstance(batch, TileBatch))}
@@ -119,22 +122,24 @@ def compare(args: argparse.Namespace, kind: str, preset: str) -> dict[str, float
       print(f"{kind} {preset} {form}: ended with exit code {error.returncode}", flush=True)
       continue
     figures |= {f"{form}_{name}": value for name, value in found.items()}
-  for name in ("step_s", "peak_mib"):
+  for name in RATIOS:
     if {f"{form}_{name}" for form in FORMS} <= figures.keys():
       figures[f"{name}_ratio"] = figures[f"shared_{name}"] / figures[f"plain_{name}"]
   return figures
 
 
 def table(results: Mapping[str, Mapping[str, float]]) -> str:
-  """Step time and peak memory of both forms in Markdown, a row per preset."""
-  lines = ["| preset | plain | shared | time | peak plain | peak shared | memory |",
-           "|---|---|---|---|---|---|---|"]
-  cell = lambda row, name, form: format(row[name], form) if name in row else "-"
+  """Step time and memory of both forms in Markdown, a row per preset."""
+  lines = ["| preset | s plain | s shared | time | MiB plain | MiB shared | memory "
+           "| peak plain | peak shared |", "|---" * 9 + "|"]
+  columns = {"step_s": (".3f", True), "planned_mib": (",.0f", True), "peak_mib": (",.0f", False)}
   for name, row in results.items():
-    lines.append("| " + " | ".join([
-        f"`{name}`", cell(row, "plain_step_s", ".3f"), cell(row, "shared_step_s", ".3f"),
-        cell(row, "step_s_ratio", ".2f"), cell(row, "plain_peak_mib", ",.0f"),
-        cell(row, "shared_peak_mib", ",.0f"), cell(row, "peak_mib_ratio", ".2f")]) + " |")
+    cells = []
+    for figure, (form, with_ratio) in columns.items():
+      chosen = {f"plain_{figure}": form, f"shared_{figure}": form}
+      chosen |= {f"{figure}_ratio": ".2f"} if with_ratio else {}
+      cells += [format(row[key], form) if key in row else "-" for key, form in chosen.items()]
+    lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
   return "\n".join(lines)
 
 

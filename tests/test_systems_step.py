@@ -30,6 +30,7 @@ def test_a_preset_is_measured_in_both_forms_in_processes_of_their_own(tmp_path):
   row = json.loads((tmp_path / "steps.json").read_text())["layout:second_xla"]
   assert row["shared_loss"] == pytest.approx(row["plain_loss"], rel=1e-4)
   assert row["shared_configs"] == 3 and row["shared_nodes"] == 30 and row["step_s_ratio"] > 0
+  assert 0 < row["planned_mib_ratio"] and row["plain_planned_mib"] < row["plain_peak_mib"]
   assert row["peak_mib_ratio"] == pytest.approx(row["shared_peak_mib"] / row["plain_peak_mib"])
   assert "`layout:second_xla`" in (tmp_path / "steps.md").read_text()
 
@@ -53,12 +54,12 @@ def test_a_form_that_failed_leaves_its_cells_empty(monkeypatch, capsys):
   def run(script, *flags):
     if "plain" in flags:
       raise subprocess.CalledProcessError(-9, script)
-    return {"step_s": 0.5, "peak_mib": 1234.5}
+    return {"step_s": 0.5, "planned_mib": 99.5, "peak_mib": 1234.5}
 
   monkeypatch.setattr(systems_step.timing, "in_subprocess", run)
   args = argparse.Namespace(graphs=1, slate=2, nodes=0, variants="", repeats=1)
   row = systems_step.compare(args, "tile", "first")
-  assert row == {"shared_step_s": 0.5, "shared_peak_mib": 1234.5}
+  assert row == {"shared_step_s": 0.5, "shared_planned_mib": 99.5, "shared_peak_mib": 1234.5}
   assert "tile first plain: ended with exit code -9" in capsys.readouterr().out
   assert systems_step.table({"tile:first": row}).splitlines()[-1] == (
-      "| `tile:first` | - | 0.500 | - | - | 1,234 | - |")
+      "| `tile:first` | - | 0.500 | - | - | 100 | - | - | 1,234 |")
