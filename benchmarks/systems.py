@@ -59,7 +59,7 @@ _ONLY = {"second_xla": "xla", "second_nlp": "nlp"}
 ENSEMBLES = {
     **{name: ("tables&tables&tables",) for name in quality.CASES if name.startswith("layout")},
     "tile:xla": ("recommended&recommended&recommended",),
-    OWN: (),
+    OWN: ("official&official&official", "tenth&official"),
 }
 _ENSEMBLE_BUDGETS = 3
 COLLECTIONS = tuple(ENSEMBLES)

@@ -110,6 +110,26 @@ def test_the_race_of_published_systems(collection):
   assert set(re.findall(r"`([\w&]+)`", told)) == missing
 
 
+@pytest.mark.parametrize("collection", ["tile:xla", "layout:own:programs"])
+def test_ablations_of_what_is_recommended(collection):
+  import systems
+  args = argparse.Namespace(
+      seeds=(0, 1, 2), minutes=0.5, workdir=BENCHMARKS / "races", ablations=True)
+  found = systems.recorded(args, collection)
+  assert set(found["systems"]) == set(systems.ablations(collection))
+  assert all(row["seeds"] == 3 for row in found["systems"].values())
+  assert systems.table(found["systems"], systems.kind_of(collection), found["bounds"]) in SYSTEMS
+
+
+def test_the_cost_of_a_step_of_every_preset():
+  import systems_step
+  results = recorded("systems_step")
+  del results["machine"]
+  assert set(results) == {
+      f"{kind}:{name}" for kind, names in systems_step.PRESETS.items() for name in names}
+  assert systems_step.table(results) in SYSTEMS
+
+
 def test_held_out_families_on_the_front_page():
   table = recorded("own_quality")["test"]
   for name, row in table.items():

@@ -171,7 +171,8 @@ def test_what_was_published_for_some_programs_races_on_these_and_on_own_ones():
   assert {*systems.systems_of("tile")} < {*systems.racing("tile:xla")}
 
 
-@pytest.mark.parametrize("collection", ["layout:xla:random", "layout:nlp:default", "tile:xla"])
+@pytest.mark.parametrize("collection", [
+    "layout:xla:random", "layout:nlp:default", "layout:own:programs", "tile:xla"])
 def test_ensembles_have_at_most_five_members_with_other_seeds(collection):
   import systems
   for system in systems.ENSEMBLES[collection]:
