@@ -190,21 +190,30 @@ def table(results: Mapping[str, Any], kind: str, bounds: Mapping[str, Any]) -> s
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:
-  """Draws the quality of every system over the cost of a step, a panel per collection."""
+  """Draws the quality of every single system over the cost of a step, a panel per collection."""
   from matplotlib import pyplot  # extra `plots`; only this needs it
 
+  columns, rows = min(2, len(results)), -(-len(results) // 2)
   figure, panels = pyplot.subplots(
-      1, len(results), figsize=(5 * len(results), 4), layout="constrained", squeeze=False)
-  for axes, (collection, found) in zip(panels[0], results.items()):
+      rows, columns, figsize=(6.5 * columns, 5 * rows), layout="constrained", squeeze=False)
+  for axes in panels.flat[len(results):]:
+    axes.set_axis_off()
+  for axes, (collection, found) in zip(panels.flat, results.items()):
     headline = HEADLINES[kind_of(collection)]
-    for name, row in found["systems"].items():
+    # The steps of an ensemble's members are no cost of the whole.
+    singles = [item for item in found["systems"].items() if "&" not in item[0]]
+    by_cost = sorted(singles, key=lambda item: item[1]["step_ms"])
+    for number, (name, row) in enumerate(by_cost):
       axes.errorbar(row["step_ms"], row[headline], yerr=row["spread"][headline], fmt="o", color="C0")
-      axes.annotate(name, (row["step_ms"], row[headline]), xytext=(5, 4),
+      axes.annotate(name, (row["step_ms"], row[headline]), xytext=(5, (4, -11)[number % 2]),
                     textcoords="offset points", fontsize="small")
     for name, color in (("ceiling", "C2"), ("random", "C3")):
       if name in found["bounds"]:
         axes.axhline(found["bounds"][name][headline], color=color, linestyle=":", label=name)
     axes.set(xscale="log", xlabel="CPU ms per training step", ylabel=headline, title=collection)
+    axes.margins(x=0.2)  # for names
+    if headline in _SMALLER_IS_BETTER:
+      axes.set_yscale("log")
     axes.legend(fontsize="small")
   figure.savefig(path, dpi=120)
 
