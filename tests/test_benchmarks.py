@@ -110,7 +110,7 @@ def test_the_race_of_published_systems(collection):
   assert set(re.findall(r"`([\w&]+)`", told)) == missing
 
 
-@pytest.mark.parametrize("collection", ["tile:xla"])
+@pytest.mark.parametrize("collection", ["tile:xla", "layout:own:programs"])
 def test_ablations_of_what_is_recommended(collection):
   import systems
   args = argparse.Namespace(
