@@ -1,7 +1,7 @@
 """Layout rankers for the four collections.
 
 Variants are in `VARIANTS`, separated by commas, in any order. The default is GraphSAGE
-on `xla-random`; `recommended` is what is best on programs never seen: score tables on the
+on `xla-random`; `recommended` is for programs never seen: score tables on the
 collections of the data set (docs/results.md), a short run of the official ResModel on own
 programs, which are few (docs/own_programs.md, docs/systems.md).
 
@@ -11,7 +11,7 @@ xla-default, nlp-random and nlp-default:
   GraphSAGE, 3 of 10 epochs 0.63, 0.69, 0.77 and 0.71 in 4 to 5 minutes
   official                  0.23, 0.53, 0.42 and 0.35 in 2 to 4 minutes
 On the released AlexNet `xla-default` reaches 0.77 in 3.5 minutes, and `own,recommended` 0.43 on
-the test programs of `data/own` in one.
+the test programs of `data/own` in one minute.
 
   python run_layout.py --config=configs/layout.py:xla-random,recommended --workdir=out/best
   python run_layout.py --config=configs/layout.py:own,recommended --data_root=data/own/npz \
@@ -44,7 +44,7 @@ VARIANTS = {
     **{name: "this collection" for name in COLLECTIONS},
     "own": "the example programs, with --data_root=data/own/npz",
     "own-NAME": "a collection of your own",
-    "recommended": "best on programs never seen: score tables, for own ones a short ResModel",
+    "recommended": "for programs never seen: score tables, for own ones a short ResModel",
     "tables": "costs of choices that a network computes once per program",
     "tables+sage": "... and a GraphSAGE between groups for what such costs leave out",
     "official": "ResModel with the published settings",

@@ -1,7 +1,7 @@
 """The official tile baseline: EarlyJoinSAGE and the other published models.
 
-Variants are in `VARIANTS`, separated by commas. The default is the published settings, but
-for kernels with fewer than 10 configurations, which are trained on too.
+Variants are in `VARIANTS`, separated by commas. The default is the published settings with
+one difference: kernels with fewer than 10 configurations are trained on too.
 
 Expected on the synthetic `medium` data, one CPU core: top-5 slowdown 0.020 in 4
 minutes with the published settings, 0.001 in 3 minutes with the recommended ones.
