@@ -152,7 +152,8 @@ def train(
   job, compilations = jobs.Job.of(config), timing.Compilations()
   folder.mkdir()
   prepared = jobs.prepare(job, folder, resume=False)
-  total = max(1, round(budget / max(seconds_per_step(job, prepared), 1e-6)))
+  timed = seconds_per_step(job, prepared)
+  total = max(1, round(budget / max(timed, 1e-6)))
   phase = phase_of(job, prepared, folder, steps=total)
   steps, total = Steps(phase), phase.epochs * phase.plan.steps_per_epoch
   chooses = judged_split(job) != "valid"
@@ -165,7 +166,8 @@ def train(
   scores, seconds = examined.scores(phase.scorer, params)
   return Trained(examined, scores, chosen | {
       "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
-      "steps": steps.taken, "planned_steps": total, "step_ms": 1e3 * steps.mean_seconds,
+      "steps": steps.taken, "planned_steps": total,
+      "step_ms": 1e3 * (steps.mean_seconds or timed),  # all steps may have compiled
       "train_cpu_s": steps.seconds, "compile_s": compilations.seconds, "rank_cpu_s": seconds,
       "peak_mib": peak_mib})
 

@@ -108,6 +108,18 @@ def test_a_run_stops_at_its_budget_though_it_planned_more(
   assert row["planned_steps"] == 600 and row["steps"] in (300, 301)  # sums of floats
 
 
+def test_a_run_of_one_step_which_compiles_has_the_time_that_was_planned(
+    command, tmp_path, monkeypatch):
+  import race_run
+  monkeypatch.setattr(race_run, "seconds_per_step", lambda *unused: 54.0)
+  root = synthetic.generate(tmp_path, collections=["tile:xla"], limit=2, progress=False)
+  command("--collections", "tile:xla", "--data_root", root, "--workdir", tmp_path, "--core", "0",
+          "--seeds", "0", "--minutes", "0.9", "--systems", SYSTEMS[0])
+  (path,) = (tmp_path / "runs").iterdir()
+  row = json.loads(path.read_text())
+  assert row["steps"] == 1 and row["step_ms"] == 54_000
+
+
 def test_of_own_programs_the_best_state_on_valid_is_judged_on_test(command, tmp_path, monkeypatch):
   import race_run
   import systems
