@@ -78,7 +78,7 @@ def test_two_systems_race_and_a_second_call_makes_what_is_missing(
   assert first.stat().st_mtime_ns == saved and len(command.cores) == 2
   for row in rows:
     assert FIGURES <= row.keys() and row["step_ms"] == pytest.approx(2)
-    # 0.6 seconds are 300 steps, of which as many are taken as whole epochs hold.
+    # The budget of 0.6 seconds holds 300 steps.
     assert row["steps"] == row["planned_steps"] == 300
     assert row["train_cpu_s"] == pytest.approx(60 * MINUTES)
     assert row["compile_s"] > 0 and row["rank_cpu_s"] > 0
