@@ -18,7 +18,7 @@ import numpy as np
 
 from tpugraphs_jax import host_memory
 from tpugraphs_jax.data import adjacency
-from tpugraphs_jax.models import aggregation
+from tpugraphs_jax.nn import aggregation
 import timing
 import workloads
 

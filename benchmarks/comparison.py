@@ -17,9 +17,9 @@ import numpy as np
 
 import plain
 import timing
-from tpugraphs_jax import losses as losses_lib
-from tpugraphs_jax.batch import LayoutBatch
-from tpugraphs_jax.train import parallel, report, state as state_lib, step as step_lib
+from tpugraphs_jax import losses as losses_lib, parallel
+from tpugraphs_jax.data.batch import LayoutBatch
+from tpugraphs_jax.train import report, state as state_lib, step as step_lib
 
 VARIANTS = ("plain", "ours")
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from tpugraphs_jax import host_memory
-from tpugraphs_jax.predict import judge
 from tpugraphs_jax.run import jobs, phases
+from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import report
 import gst
 import timing

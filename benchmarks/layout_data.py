@@ -32,12 +32,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
-from tpugraphs_jax import graph
-from tpugraphs_jax import host_memory
-from tpugraphs_jax.data import npz
-from tpugraphs_jax.data import store
+from tpugraphs_jax import graph, host_memory, parallel
+from tpugraphs_jax.data import npz, store
 from tpugraphs_jax.run import jobs, phases
-from tpugraphs_jax.train import parallel, report
+from tpugraphs_jax.train import report
 import timing
 import workloads
 

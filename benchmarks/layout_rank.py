@@ -11,7 +11,7 @@ import functools
 import comparison
 import plain
 from tpugraphs_jax import host_memory
-from tpugraphs_jax.models import res_model
+from tpugraphs_jax.rankers.layout import res_model
 import workloads
 
 

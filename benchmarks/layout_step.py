@@ -9,7 +9,7 @@ gradients through blocks of 5,000 nodes.
 import comparison
 import plain
 from tpugraphs_jax import host_memory
-from tpugraphs_jax.models import res_model
+from tpugraphs_jax.rankers.layout import res_model
 import workloads
 
 

@@ -25,9 +25,9 @@ import numpy as np
 import quality
 import timing
 from tpugraphs_jax import metrics
-from tpugraphs_jax.predict import judge
-from tpugraphs_jax.predict.ranker import Ranker
 from tpugraphs_jax.run import jobs
+from tpugraphs_jax.serve import judge
+from tpugraphs_jax.serve.ranker import Ranker
 
 ROOT = Path(__file__).parents[1]
 VARIANTS = {"": "`SAGE`", "tables": "`ScoreTables`", "preset=tenth": "`tenth`, the best preset",

@@ -25,9 +25,9 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import metrics
-from tpugraphs_jax.predict import judge
-from tpugraphs_jax.run import jobs
 from tpugraphs_jax.data import synthetic
+from tpugraphs_jax.run import jobs
+from tpugraphs_jax.serve import judge
 import timing
 
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tpugraphs_jax.predict import ensemble, judge
+from tpugraphs_jax import parallel
 from tpugraphs_jax.run import jobs, phases
-from tpugraphs_jax.train import parallel, report
+from tpugraphs_jax.serve import ensemble, judge
+from tpugraphs_jax.train import report
 import timing
 
 OWN = "layout:own:programs"

@@ -9,7 +9,7 @@ Width 128, three rounds, one program of 10,000 nodes with 500 configurable ones,
 import comparison
 import plain
 from tpugraphs_jax import host_memory
-from tpugraphs_jax.models import sage
+from tpugraphs_jax.rankers.layout import sage
 import workloads
 
 

@@ -9,7 +9,7 @@ doubles the one before.
 import comparison
 import plain
 from tpugraphs_jax import host_memory
-from tpugraphs_jax.models import res_model
+from tpugraphs_jax.rankers.layout import res_model
 import timing
 import workloads
 

@@ -20,8 +20,8 @@ import numpy as np
 
 import own_quality
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.predict import artefact, shipped
-from tpugraphs_jax.predict.ranker import Ranker
+from tpugraphs_jax.serve import artefact, shipped
+from tpugraphs_jax.serve.ranker import Ranker
 
 _MOST_BYTES = 1 << 20
 _SPLITS = ("train", "valid", "test")

@@ -34,10 +34,9 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tpugraphs_jax import atomic, collections
-from tpugraphs_jax.predict import artefact, judge
+from tpugraphs_jax import atomic, collections, parallel
 from tpugraphs_jax.run import configs, jobs
-from tpugraphs_jax.train import parallel
+from tpugraphs_jax.serve import artefact, judge
 import quality
 import race_run
 from race_run import OWN

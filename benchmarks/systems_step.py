@@ -25,19 +25,19 @@ import jax
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tpugraphs_jax import host_memory, losses as losses_lib
-from tpugraphs_jax.batch import TileBatch
+from tpugraphs_jax import host_memory, losses as losses_lib, parallel
 from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data.batch import TileBatch
 from tpugraphs_jax.graph import OpGraph, TileConfigs
-from tpugraphs_jax.models import interface
-from tpugraphs_jax.models.systems import inputs
-from tpugraphs_jax.run import configs, presets, tile_presets
-from tpugraphs_jax.train import parallel, report, state as state_lib, step as step_lib
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.composed import inputs
+from tpugraphs_jax.run import configs, published, published_tiles
+from tpugraphs_jax.train import report, state as state_lib, step as step_lib
 import timing
 import workloads
 
 FORMS = ("plain", "shared")
-PRESETS = {"layout": tuple(presets.PRESETS), "tile": tuple(tile_presets.PRESETS)}
+PRESETS = {"layout": tuple(published.PRESETS), "tile": tuple(published_tiles.PRESETS)}
 RATIOS = ("step_s", "planned_mib", "peak_mib")
 _NODES = {"layout": 2_000, "tile": 40}
 _NODES_PER_CHOICE = 25  # of layouts
@@ -45,9 +45,9 @@ _NODES_PER_CHOICE = 25  # of layouts
 
 def model_of(kind: str, preset: str, variants: str, form: str) -> tuple[Any, Any]:
   """The ranker of a preset in one form, and its config."""
-  config = configs.load(f"{kind}.py:" + ",".join(filter(None, (presets.PREFIX + preset, variants))))
+  config = configs.load(f"{kind}.py:" + ",".join(filter(None, (published.PREFIX + preset, variants))))
   options = config.model.to_dict() | {"share": form == "shared"}
-  return interface.create(kind, options.pop("name"), **options), config
+  return base.create(kind, options.pop("name"), **options), config
 
 
 def batch_of(kind: str, model: Any, *, graphs: int, slate: int, nodes: int):

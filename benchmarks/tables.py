@@ -30,10 +30,10 @@ import optax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
-from tpugraphs_jax import host_memory
-from tpugraphs_jax import losses as losses_lib
-from tpugraphs_jax.data import batching, buckets, node_pairs, table_batching, terms
-from tpugraphs_jax.models.tables import ScoreTables
+from tpugraphs_jax import host_memory, losses as losses_lib
+from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.rankers.tables import batching as table_batching, node_pairs, terms
+from tpugraphs_jax.rankers.tables.network import ScoreTables
 from tpugraphs_jax.run import jobs, phases
 from tpugraphs_jax.train import report
 import timing

@@ -16,7 +16,7 @@ kept: a second call goes on where the first one stopped. Every run gives
 
 the last four of runs of all epochs on the random collections alone. They are runtimes
 without noise, which the generator can tell for any choice. The
-optimum is that of the generator's cost function (`predict.search`).
+optimum is that of the generator's cost function (`rankers.tables.search`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.data.synthetic import layout_programs, layout_search, scales
 from tpugraphs_jax.data.synthetic.layout_cost import layout_cost
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.predict import search, tables
-from tpugraphs_jax.predict.ranker import Ranker
+from tpugraphs_jax.rankers.tables import propose as tables, search
+from tpugraphs_jax.serve.ranker import Ranker
 import timing
 
 COLLECTIONS = tuple(f"layout:{source}:{search_}" for source in ("xla", "nlp")

@@ -21,12 +21,11 @@ import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import tile as tile_config
-from tpugraphs_jax import graph
-from tpugraphs_jax import host_memory
+from tpugraphs_jax import graph, host_memory, parallel
 from tpugraphs_jax.data.synthetic import files, scales
 from tpugraphs_jax.run import phases
 from tpugraphs_jax.run.jobs import Job
-from tpugraphs_jax.train import parallel, report
+from tpugraphs_jax.train import report
 import timing
 
 _STEPS_IN_FLIGHT = 2  # as in the training loop

@@ -29,14 +29,15 @@ import numpy as np
 import run_all
 import timing
 import workloads
-from tpugraphs_jax.batchers import segments
+from tpugraphs_jax import parallel
 from tpugraphs_jax.data import adjacency, tile_counts
 from tpugraphs_jax.graph import NODE_FEATURES, OpGraph, TILE_CONFIG_FEATURES, TileConfigs
 from tpugraphs_jax.hlo import estimates, proto, tpu
-from tpugraphs_jax.predict.ranker import Ranker
-from tpugraphs_jax.run import configs as configs_lib, phases, presets, tile_presets
-from tpugraphs_jax.segments.model import READOUT_COLLECTION, SegmentModel
-from tpugraphs_jax.train import parallel, state as state_lib, step as step_lib
+from tpugraphs_jax.rankers.segments import batches as segments
+from tpugraphs_jax.rankers.segments.model import READOUT_COLLECTION, SegmentModel
+from tpugraphs_jax.run import configs as configs_lib, phases, published, published_tiles
+from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.train import state as state_lib, step as step_lib
 
 # Name to the config it stands for, and to the fields that it changes.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,8 +60,8 @@ SMALL = {"tile, small": ("tile.py:recommended,ci", {}),
 # Compiled for a TPU v3 only, unless another target is named: they are compared with each other.
 V3_ONLY = {f"SAGE, {name}": ("layout.py:xla-random", changes)
            for name, changes in AGGREGATIONS.items()}
-V3_ONLY |= {f"{kind}, {presets.PREFIX}{name}": (f"{kind}.py:{presets.PREFIX}{name}", {})
-          for kind, known in (("layout", presets.PRESETS), ("tile", tile_presets.PRESETS))
+V3_ONLY |= {f"{kind}, {published.PREFIX}{name}": (f"{kind}.py:{published.PREFIX}{name}", {})
+          for kind, known in (("layout", published.PRESETS), ("tile", published_tiles.PRESETS))
           for name in known}
 CASES |= V3_ONLY
 TARGETS = ("v3", "v4", "v5e", "v6e")

@@ -24,7 +24,7 @@ import timing
 import workloads
 from tpugraphs_jax.data import adjacency
 from tpugraphs_jax.hlo import estimates, proto, tpu
-from tpugraphs_jax.models import aggregation
+from tpugraphs_jax.nn import aggregation
 
 NODES, FEATURES = 6000, 1024
 _BLOCKS = (128, 256)

@@ -21,7 +21,7 @@ import numpy as np
 import run_all
 import timing
 from tpugraphs_jax.collect import programs, tuning
-from tpugraphs_jax.predict import ranker as ranker_lib
+from tpugraphs_jax.serve import ranker as ranker_lib
 
 # Of the test families, forward and training steps, that compile in a few seconds; and of the
 # validation families those for which `data/own` has a better choice than the compiler's own.

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpugraphs_jax.batch import LayoutBatch
 from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data.batch import LayoutBatch
 from tpugraphs_jax.graph import LayoutConfigs, NODE_FEATURES, OpGraph
 
 _OPERANDS = (0.17, 0.30, 0.40, 0.12, 0.01)  # share of nodes with 0, 1, ... operands

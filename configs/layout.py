@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run import presets
+from tpugraphs_jax.run import published
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
 # Graph Segment Training, with (+E) table, (+D) dropout of its entries, (+F) fine-tuning.
@@ -48,7 +48,7 @@ VARIANTS = {
     "tables": "costs of choices that a network computes once per program",
     "tables+sage": "... and a GraphSAGE between groups for what such costs leave out",
     "official": "ResModel with the published settings",
-    **presets.variants(presets.PRESETS),
+    **published.variants(published.PRESETS),
     "full": "whole graphs (the default)",
     "gst": "Graph Segment Training, other segments recomputed without gradient",
     "gst_e": "... their stale readouts from a table",
@@ -154,13 +154,13 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
 
   names = ["own-programs" if name == "own" else name for name in variant.split(",") if name]
   own = [name for name in names if name.startswith("own-")]
-  names, chosen = presets.split(presets.PRESETS, names, "configs/layout.py")
+  names, chosen = published.split(published.PRESETS, names, "configs/layout.py")
   for name in names:
     if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", *TABLES, "ci"):
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
                        f"{', '.join(VARIANTS)}")
   collection = _only((*COLLECTIONS, *own), names)
-  segments = _only((*SEGMENTS, "full"), names) or ("gst_ed" if chosen in presets.SEGMENTED else "")
+  segments = _only((*SEGMENTS, "full"), names) or ("gst_ed" if chosen in published.SEGMENTED else "")
   if collection:
     config.data.source, config.data.search = collection.split("-", 1)
   ranker = _only(("official", *TABLES), names)
@@ -222,7 +222,7 @@ def _tables(config: ConfigDict, residual: str) -> None:
 def _segments(
     config: ConfigDict, *, keep: float, recompute: bool = False, finetune_epochs: int = 0
 ) -> None:
-  """Trains on segments of a graph; see `tpugraphs_jax/segments/model.py`."""
+  """Trains on segments of a graph; see `tpugraphs_jax/rankers/segments/model.py`."""
   config.task = "segments"
   config.segments = ConfigDict(dict(
       partition="contiguous",  # metis, computations
@@ -249,8 +249,8 @@ def _segments(
 
 
 def _shrink(config: ConfigDict) -> None:
-  if config.model.name in presets.MODELS:
-    presets.shrink(config)
+  if config.model.name in published.MODELS:
+    published.shrink(config)
   else:
     config.model.update(op_embed_dim=8, hidden_dim=16)
   config.batch.update(graphs=4, configs=8, slates_per_epoch=16, min_configs=4, keep_nodes=100)

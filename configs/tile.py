@@ -13,7 +13,7 @@ minutes with the published settings, 0.001 in 3 minutes with the recommended one
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run import presets, tile_presets
+from tpugraphs_jax.run import published, published_tiles
 
 _MODELS = {
     "EarlyJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3),
@@ -28,7 +28,7 @@ _MODELS = {
 VARIANTS = {
     **{name: "this model, published settings" for name in _MODELS},
     "recommended": "the settings that did best (docs/results.md)",
-    **presets.variants(tile_presets.PRESETS),
+    **published.variants(published_tiles.PRESETS),
     "own-NAME": "a collection of your own",
     "ci": "a few seconds on a CPU",
 }
@@ -115,8 +115,8 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
   ))
   config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
 
-  names, chosen = presets.split(
-      tile_presets.PRESETS, variant.split(","), "configs/tile.py")
+  names, chosen = published.split(
+      published_tiles.PRESETS, variant.split(","), "configs/tile.py")
   if chosen:
     chosen(config)
   for name in filter(None, names):
@@ -148,8 +148,8 @@ def _recommended(config: ConfigDict) -> None:
 
 
 def _shrink(config: ConfigDict) -> None:
-  if config.model.name in presets.MODELS:
-    presets.shrink(config)
+  if config.model.name in published.MODELS:
+    published.shrink(config)
     return
   config.model.update(op_embed_dim=8, hidden_dim=16)
   config.batch.update(configs=6, slates_per_epoch=40)

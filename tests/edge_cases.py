@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import random_graphs
 
-from tpugraphs_jax.batch import NodesByHop
 from tpugraphs_jax.data import adjacency, batching
-from tpugraphs_jax.models import aggregation, split_nodes
+from tpugraphs_jax.data.batch import NodesByHop
+from tpugraphs_jax.nn import aggregation, split_nodes
 
 NODES = 12
 DIRECTIONS = (aggregation.OPERANDS, aggregation.USERS, aggregation.BOTH)

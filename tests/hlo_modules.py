@@ -3,9 +3,7 @@
 import numpy as np
 
 from tpugraphs_jax.hlo import opcodes
-from tpugraphs_jax.hlo.proto import HloComputationProto
-from tpugraphs_jax.hlo.proto import HloInstructionProto
-from tpugraphs_jax.hlo.proto import HloModuleProto
+from tpugraphs_jax.hlo.proto import HloComputationProto, HloInstructionProto, HloModuleProto
 
 _OPCODES = (*opcodes.opcode_ids(), "erf", "Add", "")
 # Sizes at which int64 wraps, and 2^54 + 2^30 + 1, which rounds to another float32

@@ -21,10 +21,10 @@ import random_graphs  # noqa: E402
 import toy  # noqa: E402
 
 from tpugraphs_jax.data import batching  # noqa: E402
-from tpugraphs_jax.models import interface  # noqa: E402
+from tpugraphs_jax.rankers import base  # noqa: E402
 from tpugraphs_jax.train import loop  # noqa: E402
-from tpugraphs_jax.train import parallel  # noqa: E402
-from tpugraphs_jax.train import scorer as scorer_lib  # noqa: E402
+from tpugraphs_jax import parallel  # noqa: E402
+from tpugraphs_jax.rankers import scorer as scorer_lib  # noqa: E402
 from tpugraphs_jax.train import step as step_lib  # noqa: E402
 
 
@@ -71,7 +71,7 @@ def check_scores():
          for nodes in (5, 9, 40, 17, 3)]
   graphs = [batching.prepare(graph, graph.node_feat) for graph in raw]
   assemble = functools.partial(batching.assemble_tile, transform=lambda feat: feat)
-  model = interface.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
+  model = base.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
   budget = random_graphs.common_budget([graph.sizes for graph in graphs])
   alone = [assemble([batching.Slate(graph, np.arange(5), np.zeros(5, np.float32))], budget,
                     graphs=1, configs=5) for graph in graphs]

@@ -4,11 +4,12 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.models import interface, layers, plain
+from tpugraphs_jax.nn import layers, plain
+from tpugraphs_jax.rankers import base
 
 
-@interface.LAYOUT_MODELS.register("PlainSAGE")
-class PlainSAGE(interface.Ranker):
+@base.LAYOUT_MODELS.register("PlainSAGE")
+class PlainSAGE(base.Ranker):
   """Rounds of `x + gelu(W [x, mean of operands])`."""
 
   hidden_dim: int = 32

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tpugraphs_jax.batch import ABSENT, Neighbours
 from tpugraphs_jax.data import batching
+from tpugraphs_jax.data.batch import ABSENT, Neighbours
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 
 NODE_FEATURES = 5

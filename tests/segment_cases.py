@@ -9,24 +9,25 @@ import jax
 import numpy as np
 import random_graphs
 
-from tpugraphs_jax.batchers import segments as batching
-from tpugraphs_jax.batchers.segments import SegmentBatch, SegmentedGraph, SegmentSlate
-from tpugraphs_jax.data import batching as layout_batching, partition
+from tpugraphs_jax import parallel
+from tpugraphs_jax.data import batching as layout_batching
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.models import aggregation, interface, layout_features, pooling
-from tpugraphs_jax.segments.model import SegmentModel
-from tpugraphs_jax.train import parallel
+from tpugraphs_jax.nn import aggregation, layout_features, pooling
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.segments import batches as batching, partition
+from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentSlate, SegmentedGraph
+from tpugraphs_jax.rankers.segments.model import SegmentModel
 
 WIDTH = 3
 identity = lambda rows: rows
 
 
-class ToyModel(interface.Ranker):
+class ToyModel(base.Ranker):
   """Sums over nodes of their features and configurations, through a nonlinear head."""
 
   @property
   def sees(self):
-    return interface.Sees(hops=1)
+    return base.Sees(hops=1)
 
   def setup(self):
     self.node, self.row = nn.Dense(WIDTH), nn.Dense(WIDTH)

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import random_graphs
 
-from tpugraphs_jax.batch import LayoutBatch, TileBatch
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.models import interface
-from tpugraphs_jax.models.systems import inputs
+from tpugraphs_jax.data.batch import LayoutBatch, TileBatch
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.composed import inputs
 
 CONFIGS = 3
 HOPS = 2
@@ -91,7 +91,7 @@ def scores_and_gradients(
     kind: str, batch: Any, *, params: Any = None, train: bool = True, **options: Any
 ) -> list[tuple[np.ndarray, Any]]:
   """Scores `[G, C]` (0 where nothing is) and gradients, shared and then plain."""
-  models = [interface.create(kind, options.get("name", "Composed"), **{
+  models = [base.create(kind, options.get("name", "Composed"), **{
       k: v for k, v in options.items() if k != "name"}, share=share) for share in (True, False)]
   params = random_params(models[0], batch) if params is None else params
   weight = np.random.default_rng(3).normal(size=batch.target.shape).astype(np.float32)

@@ -11,8 +11,8 @@ import pytest
 from tpugraphs_jax import collections, submission
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import npz, store, synthetic
-from tpugraphs_jax.predict import judge
 from tpugraphs_jax.run import jobs as run_jobs
+from tpugraphs_jax.serve import judge
 
 OWN = {"tile": "tile:own:my_kernels", "layout": "layout:own:my-programs.2"}
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import toy
 
-from tpugraphs_jax.train import parallel
+from tpugraphs_jax import parallel
 
 TESTS = Path(__file__).parent
 

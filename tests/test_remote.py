@@ -14,8 +14,7 @@ import tpugraphs_jax
 from tpugraphs_jax import atomic, remote, report, submission
 from tpugraphs_jax.data import download, npz, store, synthetic
 from tpugraphs_jax.hlo import __main__ as hlo_command
-from tpugraphs_jax.report import __main__ as command
-from tpugraphs_jax.report import runs
+from tpugraphs_jax.report import __main__ as command, runs
 from tpugraphs_jax.run import banner, jobs, official
 
 

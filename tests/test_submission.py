@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import recorded
 
-from tpugraphs_jax import collections
-from tpugraphs_jax import submission
+from tpugraphs_jax import collections, submission
 
 CONFIGS = {
     "tile:xla": {"1a": 9, "2b": 3},

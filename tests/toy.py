@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax.train import parallel
+from tpugraphs_jax import parallel
 from tpugraphs_jax.train import state as state_lib
 
 DEVICES = 4  # of all processes

@@ -72,8 +72,8 @@ def check(python: Path | str, out: Path) -> None:
     if not (row["devices"] == 8 and row["estimated_cycles"] > 0
             and row["memory_mib"] < 1024 * row["core_gib"]):
       sys.exit(f"error: {name}: {row}")
-  tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_hlo_tpu.py",
-              "tests/test_collect_tuning.py", "tests/test_own_data.py", "tests/test_aggregation.py",
+  tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/hlo/test_tpu.py",
+              "tests/collect/test_tuning.py", "tests/collect/test_own_data.py", "tests/nn/test_aggregation.py",
               "-k", "tpu or target or estimates or compilers_graph")
   if tests.returncode:
     sys.exit(f"{tests.stdout[-3000:]}\nerror: tests with libtpu failed")

@@ -19,11 +19,11 @@ __all__ = ["Ensemble", "OpGraph", "hlo", "load", "propose", "rank", "read_layout
 
 # Loaded when first used: importing the package stays quick.
 _HOMES = {
-    "Ensemble": "tpugraphs_jax.predict.ensemble",
+    "Ensemble": "tpugraphs_jax.serve.ensemble",
     "OpGraph": "tpugraphs_jax.graph",
-    "load": "tpugraphs_jax.predict.ranker",
-    "propose": "tpugraphs_jax.predict.ranker",
-    "rank": "tpugraphs_jax.predict.ranker",
+    "load": "tpugraphs_jax.serve.ranker",
+    "propose": "tpugraphs_jax.serve.ranker",
+    "rank": "tpugraphs_jax.serve.ranker",
     "read_layout": "tpugraphs_jax.data.npz",
     "read_tile": "tpugraphs_jax.data.npz",
     "tune": "tpugraphs_jax.collect.tuning",

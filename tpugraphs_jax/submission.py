@@ -25,12 +25,8 @@ import sys
 
 import numpy as np
 
-from tpugraphs_jax import atomic
-from tpugraphs_jax import collections
-from tpugraphs_jax import metrics
-from tpugraphs_jax import remote
-from tpugraphs_jax.data import npz
-from tpugraphs_jax.data import npz_archive
+from tpugraphs_jax import atomic, collections, metrics, remote
+from tpugraphs_jax.data import npz, npz_archive
 
 HEADER = "ID,TopConfigs"
 # The competition scores the best five of a tile graph.

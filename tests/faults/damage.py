@@ -13,7 +13,7 @@ import numpy as np
 from table import Row
 
 from tpugraphs_jax.data import store
-from tpugraphs_jax.predict import artefact, saved
+from tpugraphs_jax.serve import artefact, saved
 from tpugraphs_jax.train import loop
 
 KINDS = ("flipped", "cut", "emptied", "zeroed", "missing")

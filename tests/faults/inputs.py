@@ -16,7 +16,7 @@ from table import Row
 from tpugraphs_jax import hlo, submission
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import tuning
-from tpugraphs_jax.predict import artefact
+from tpugraphs_jax.serve import artefact
 
 _SECONDS = 20.0  # for one input; on a quiet machine none takes one
 

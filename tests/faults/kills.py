@@ -18,7 +18,7 @@ import numpy as np
 from table import Row
 
 from tpugraphs_jax.data import store
-from tpugraphs_jax.predict import saved
+from tpugraphs_jax.serve import saved
 
 _SHORT = ("--config.train.epochs=2", "--config.train.log_every_steps=1",
           "--config.train.checkpoint_every_steps=3")

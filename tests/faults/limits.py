@@ -13,7 +13,7 @@ from kills import SMALL
 import numpy as np
 from table import Row
 
-from tpugraphs_jax.predict import saved
+from tpugraphs_jax.serve import saved
 
 _LIMIT = np.iinfo(np.int64).max
 _TILE = ("run_tile.py", "configs/tile.py:ci", "tile/xla")

@@ -34,7 +34,7 @@ def _ranker(variant: str, graph, **options: int):
   """A layout model that nothing was learnt by."""
   import jax
   from tpugraphs_jax.data.batching import Slate
-  from tpugraphs_jax.predict.ranker import Ranker
+  from tpugraphs_jax.serve.ranker import Ranker
   from tpugraphs_jax.run import configs
 
   config = configs.load(configs.resolve(f"configs/layout.py:xla-random{variant}", "")).to_dict()

@@ -7,10 +7,7 @@
 them in the released format.
 """
 
-from tpugraphs_jax.collect.choosing import apply
-from tpugraphs_jax.collect.choosing import Choice
-from tpugraphs_jax.collect.choosing import Choices
-from tpugraphs_jax.collect.choosing import choices
+from tpugraphs_jax.collect.choosing import Choice, Choices, apply, choices
 from tpugraphs_jax.collect.programs import example
 
 __all__ = ["Choice", "Choices", "apply", "choices", "example"]

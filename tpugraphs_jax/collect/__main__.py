@@ -21,14 +21,8 @@ import sys
 
 import jax
 
-from tpugraphs_jax import beam_jobs
-from tpugraphs_jax import collections
-from tpugraphs_jax import graph
-from tpugraphs_jax import remote
-from tpugraphs_jax.collect import labels
-from tpugraphs_jax.collect import on_beam
-from tpugraphs_jax.collect import processes
-from tpugraphs_jax.collect import programs
+from tpugraphs_jax import beam_jobs, collections, graph, remote
+from tpugraphs_jax.collect import labels, on_beam, processes, programs
 from tpugraphs_jax.collect.job import Job
 
 

@@ -19,9 +19,7 @@ from jax.extend import source_info_util
 import numpy as np
 
 from tpugraphs_jax.collect import equations
-from tpugraphs_jax.collect.equations import Dims
-from tpugraphs_jax.collect.equations import Group
-from tpugraphs_jax.collect.equations import Orders
+from tpugraphs_jax.collect.equations import Dims, Group, Orders
 
 # Names the group of an equation in the instructions that the compiler makes of it.
 SCOPE = "layout_group_"

@@ -13,10 +13,7 @@ from typing import Any, ClassVar, Protocol
 import jax
 
 from tpugraphs_jax.collect import measure
-from tpugraphs_jax.hlo import estimates
-from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.hlo import sources
-from tpugraphs_jax.hlo import tpu
+from tpugraphs_jax.hlo import estimates, proto, sources, tpu
 
 Functions = Iterable[tuple[int, Callable[..., Any]]]  # with the numbers of the candidates
 Raw = dict[str, Any]

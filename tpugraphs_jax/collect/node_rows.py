@@ -14,14 +14,9 @@ import numpy as np
 
 from tpugraphs_jax import graph
 from tpugraphs_jax.collect import choosing
-from tpugraphs_jax.collect.equations import Dims
-from tpugraphs_jax.collect.equations import Group
-from tpugraphs_jax.collect.equations import Orders
+from tpugraphs_jax.collect.equations import Dims, Group, Orders
 from tpugraphs_jax.data.factor import factor_layout_configs
-from tpugraphs_jax.hlo import layout_search
-from tpugraphs_jax.hlo import module_graph
-from tpugraphs_jax.hlo import node_features
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import layout_search, module_graph, node_features, proto
 
 _TAG = re.compile(rf"{choosing.SCOPE}(\d+)")
 # What the compiler may make of an equation that still has its tensors.

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import contextlib
 import json
 
-from tpugraphs_jax import atomic
-from tpugraphs_jax import beam_jobs
+from tpugraphs_jax import atomic, beam_jobs
 from tpugraphs_jax.collect import processes as processes_lib
 from tpugraphs_jax.collect.job import Job
 

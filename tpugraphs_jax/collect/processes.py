@@ -12,9 +12,7 @@ import time
 import tqdm
 
 from tpugraphs_jax import console
-from tpugraphs_jax.collect import journal
-from tpugraphs_jax.collect import labels
-from tpugraphs_jax.collect import worker
+from tpugraphs_jax.collect import journal, labels, worker
 from tpugraphs_jax.collect.job import Job
 
 _TRIES = 3  # in a row that label nothing

@@ -19,13 +19,9 @@ from typing import Any
 import numpy as np
 
 from tpugraphs_jax import hlo
-from tpugraphs_jax.collect import choosing
-from tpugraphs_jax.collect import draw
-from tpugraphs_jax.collect import labels
-from tpugraphs_jax.collect import measure
-from tpugraphs_jax.collect import node_rows
-from tpugraphs_jax.predict import ranker as ranker_lib
-from tpugraphs_jax.predict.ranker import Ranker
+from tpugraphs_jax.collect import choosing, draw, labels, measure, node_rows
+from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve.ranker import Ranker
 
 Numbers = tuple[int, ...]  # the option of every group
 

@@ -20,14 +20,8 @@ import jax
 import numpy as np
 
 import tpugraphs_jax
-from tpugraphs_jax import atomic
-from tpugraphs_jax import hlo
-from tpugraphs_jax.collect import choosing
-from tpugraphs_jax.collect import draw
-from tpugraphs_jax.collect import finished
-from tpugraphs_jax.collect import labels
-from tpugraphs_jax.collect import node_rows
-from tpugraphs_jax.collect import programs
+from tpugraphs_jax import atomic, hlo
+from tpugraphs_jax.collect import choosing, draw, finished, labels, node_rows, programs
 from tpugraphs_jax.collect.job import Job
 from tpugraphs_jax.collect.journal import Journal
 from tpugraphs_jax.data import npz

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpugraphs_jax.batch import ABSENT, Adjacency, Neighbours
+from tpugraphs_jax.data.batch import ABSENT, Adjacency, Neighbours
 
 # Width of the tables. 99 % of nodes have at most four operands and users; on a
 # 2-core CPU a table of this width is 1.5 to 2.9 times faster than a sorted segment

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import jraph
 import numpy as np
 
-from tpugraphs_jax.batch import (
-    ABSENT, Adjacency, DistinctNodes, LayoutBatch, Neighbours, NodesByHop, TileBatch)
 from tpugraphs_jax.data import adjacency as adjacency_lib, distinct as distinct_lib
+from tpugraphs_jax.data.batch import ABSENT, Adjacency, DistinctNodes, LayoutBatch, Neighbours
+from tpugraphs_jax.data.batch import NodesByHop, TileBatch
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 
 Budget = Mapping[str, int]

@@ -27,10 +27,7 @@ import urllib.request
 
 import tqdm
 
-from tpugraphs_jax import collections
-from tpugraphs_jax import console
-from tpugraphs_jax import graph
-from tpugraphs_jax import remote
+from tpugraphs_jax import collections, console, graph, remote
 from tpugraphs_jax.data import archives
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"

@@ -8,7 +8,8 @@ import functools
 import numpy as np
 
 from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import duplicates, npz, runtime_filter, sampling, splits, store, validation_indices
+from tpugraphs_jax.data import duplicates, npz, runtime_filter, sampling, splits, store
+from tpugraphs_jax.data import validation_indices
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 
 

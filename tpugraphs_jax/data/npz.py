@@ -12,14 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tpugraphs_jax import collections
-from tpugraphs_jax import graph
-from tpugraphs_jax import remote
-from tpugraphs_jax.data import factor
-from tpugraphs_jax.data import npz_archive
+from tpugraphs_jax import collections, graph, remote
+from tpugraphs_jax.data import factor, npz_archive
 from tpugraphs_jax.data.factor import factor_layout_configs
-from tpugraphs_jax.data.npz_archive import NpzArchive
-from tpugraphs_jax.data.npz_archive import NpzError
+from tpugraphs_jax.data.npz_archive import NpzArchive, NpzError
 
 __all__ = [
     "NpzError", "factor_layout_configs", "read_layout", "read_tile", "split_files",

@@ -17,8 +17,7 @@ import zipfile
 
 import numpy as np
 
-from tpugraphs_jax import atomic
-from tpugraphs_jax import console
+from tpugraphs_jax import atomic, console
 
 _SUFFIX = ".npy"
 _HEADER_READERS = {

@@ -26,11 +26,7 @@ import numpy as np
 
 from tpugraphs_jax import beam_jobs, graph, lock, remote
 from tpugraphs_jax.collections import Collection, OWN, RELEASED
-from tpugraphs_jax.data import factor
-from tpugraphs_jax.data import npz
-from tpugraphs_jax.data import npz_archive
-from tpugraphs_jax.data import store_build
-from tpugraphs_jax.data import store_format
+from tpugraphs_jax.data import factor, npz, npz_archive, store_build, store_format
 from tpugraphs_jax.data.store_format import open_graph
 
 __all__ = ["ensure_store", "graph_folders", "open_graph", "open_graphs", "verify_graph"]

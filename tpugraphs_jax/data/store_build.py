@@ -13,10 +13,8 @@ import threading
 
 import tqdm
 
-from tpugraphs_jax import beam_jobs
-from tpugraphs_jax import console
-from tpugraphs_jax.data import npz
-from tpugraphs_jax.data import store_format
+from tpugraphs_jax import beam_jobs, console
+from tpugraphs_jax.data import npz, store_format
 
 # Bytes of files below which starting processes takes longer than the work.
 _WORTH_PROCESSES = 4 << 20

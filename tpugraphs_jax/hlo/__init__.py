@@ -8,17 +8,13 @@
 functions, jax's stages and HLO text.
 """
 
-from tpugraphs_jax.hlo.extra import extra_features
-from tpugraphs_jax.hlo.extra import ExtraFeatures
+from tpugraphs_jax.hlo.extra import ExtraFeatures, extra_features
 from tpugraphs_jax.hlo.layout_search import layout_configs
-from tpugraphs_jax.hlo.module_graph import featurize
-from tpugraphs_jax.hlo.module_graph import HloGraph
+from tpugraphs_jax.hlo.module_graph import HloGraph, featurize
 from tpugraphs_jax.hlo.origins import Origin
 from tpugraphs_jax.hlo.tile_search import tile_configs
-from tpugraphs_jax.hlo.tpu_kernels import Kernel
-from tpugraphs_jax.hlo.tpu_kernels import kernels
-from tpugraphs_jax.hlo.tuning import read_tuning
-from tpugraphs_jax.hlo.tuning import TuningGraphs
+from tpugraphs_jax.hlo.tpu_kernels import Kernel, kernels
+from tpugraphs_jax.hlo.tuning import TuningGraphs, read_tuning
 
 __all__ = [
     "ExtraFeatures", "HloGraph", "Kernel", "Origin", "TuningGraphs", "extra_features",

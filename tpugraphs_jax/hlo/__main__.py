@@ -7,11 +7,7 @@ import os
 import sys
 
 from tpugraphs_jax import remote
-from tpugraphs_jax.hlo import convert
-from tpugraphs_jax.hlo import module_graph
-from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.hlo import show
-from tpugraphs_jax.hlo import sources
+from tpugraphs_jax.hlo import convert, module_graph, proto, show, sources
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -16,10 +16,7 @@ import tqdm
 from tpugraphs_jax import atomic
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import LayoutConfigs
-from tpugraphs_jax.hlo import extra
-from tpugraphs_jax.hlo import module_graph
-from tpugraphs_jax.hlo import sources
-from tpugraphs_jax.hlo import tuning
+from tpugraphs_jax.hlo import extra, module_graph, sources, tuning
 
 
 @dataclasses.dataclass(frozen=True)

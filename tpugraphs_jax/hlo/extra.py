@@ -11,8 +11,7 @@ import dataclasses
 
 import numpy as np
 
-from tpugraphs_jax.hlo import module_graph
-from tpugraphs_jax.hlo import node_features
+from tpugraphs_jax.hlo import module_graph, node_features
 from tpugraphs_jax.hlo.ragged import Ragged
 
 _ABSENT = -1

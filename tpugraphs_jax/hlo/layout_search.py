@@ -15,11 +15,8 @@ import math
 
 import numpy as np
 
-from tpugraphs_jax.graph import LAYOUT_CONFIG_FEATURES
-from tpugraphs_jax.graph import LayoutConfigs
-from tpugraphs_jax.hlo import module_graph
-from tpugraphs_jax.hlo import node_features
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.graph import LAYOUT_CONFIG_FEATURES, LayoutConfigs
+from tpugraphs_jax.hlo import module_graph, node_features, proto
 from tpugraphs_jax.hlo.choices import distinct_choices
 
 MAX_RANK = 6

@@ -17,11 +17,7 @@ from absl import logging
 import numpy as np
 
 from tpugraphs_jax import graph
-from tpugraphs_jax.hlo import node_features
-from tpugraphs_jax.hlo import opcodes
-from tpugraphs_jax.hlo import origins
-from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.hlo import sources
+from tpugraphs_jax.hlo import node_features, opcodes, origins, proto, sources
 
 # The opcodes for which the compiler's layout search chooses, in the data set.
 CONFIGURABLE_OPCODES = ("convolution", "dot", "reshape")

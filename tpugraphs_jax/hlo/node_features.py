@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from tpugraphs_jax import graph
-from tpugraphs_jax.hlo import opcodes
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import opcodes, proto
 from tpugraphs_jax.hlo.ragged import Ragged
 
 # First column of an aggregated shape: six dimensions, sum, product.

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from tpugraphs_jax.hlo.hlo_pb2 import ConfigProfile
-from tpugraphs_jax.hlo.hlo_pb2 import HloComputationProto
-from tpugraphs_jax.hlo.hlo_pb2 import HloInstructionProto
-from tpugraphs_jax.hlo.hlo_pb2 import HloModuleProto
-from tpugraphs_jax.hlo.hlo_pb2 import ModuleTuningData
-from tpugraphs_jax.hlo.hlo_pb2 import ShapeProto
-from tpugraphs_jax.hlo.hlo_pb2 import StackFrameIndexProto
-from tpugraphs_jax.hlo.hlo_pb2 import TuningData
+from tpugraphs_jax.hlo.hlo_pb2 import ConfigProfile, HloComputationProto, HloInstructionProto
+from tpugraphs_jax.hlo.hlo_pb2 import HloModuleProto, ModuleTuningData, ShapeProto
+from tpugraphs_jax.hlo.hlo_pb2 import StackFrameIndexProto, TuningData
 
 __all__ = [
     "ConfigProfile", "HloComputationProto", "HloInstructionProto", "HloModuleProto",

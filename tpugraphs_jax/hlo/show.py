@@ -5,10 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator
 
-from tpugraphs_jax.hlo import module_graph
-from tpugraphs_jax.hlo import node_features
-from tpugraphs_jax.hlo import opcodes
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import module_graph, node_features, opcodes, proto
 
 _TYPE_NAMES = dict(opcodes.ELEMENT_TYPES)
 _TUPLE = 13

@@ -12,9 +12,7 @@ import math
 import numpy as np
 
 from tpugraphs_jax.graph import TileConfigs
-from tpugraphs_jax.hlo import module_graph
-from tpugraphs_jax.hlo import node_features
-from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.hlo import module_graph, node_features, proto
 from tpugraphs_jax.hlo.choices import distinct_choices
 from tpugraphs_jax.hlo.ragged import Ragged
 

@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpugraphs_jax.graph import TileConfigs
-from tpugraphs_jax.hlo import estimates
-from tpugraphs_jax.hlo import module_graph
-from tpugraphs_jax.hlo import origins
-from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.hlo import tpu
+from tpugraphs_jax.hlo import estimates, module_graph, origins, proto, tpu
 from tpugraphs_jax.hlo.ragged import Ragged
 
 

@@ -14,9 +14,7 @@ import os
 import numpy as np
 
 from tpugraphs_jax import graph
-from tpugraphs_jax.hlo import module_graph
-from tpugraphs_jax.hlo import proto
-from tpugraphs_jax.hlo import sources
+from tpugraphs_jax.hlo import module_graph, proto, sources
 from tpugraphs_jax.hlo.ragged import Ragged
 
 _TENSORS = 3  # output, input, kernel

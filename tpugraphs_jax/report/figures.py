@@ -16,9 +16,9 @@ except ImportError as error:
   ) from error
 
 from tpugraphs_jax import metrics
-from tpugraphs_jax.predict import judge
 from tpugraphs_jax.report import calibration
 from tpugraphs_jax.report.runs import Judged, Run
+from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import loop
 
 # It tells of its font cache, once on each machine.

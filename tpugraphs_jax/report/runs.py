@@ -14,7 +14,7 @@ import numpy as np
 
 from tpugraphs_jax import metrics, remote
 from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.predict import judge
+from tpugraphs_jax.serve import judge
 
 _KS = (1, 2, 5, 10, 20, 50, 100)
 

@@ -15,7 +15,7 @@ from ml_collections import config_flags
 import ml_collections
 
 from tpugraphs_jax import console, registry
-from tpugraphs_jax.models import interface
+from tpugraphs_jax.rankers import base
 from tpugraphs_jax.run import configs, describe
 
 _OF_ALL_MODELS = ("dtype", "precision")  # options that a change of model keeps
@@ -95,7 +95,7 @@ def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> Non
   if name is None or name == config.model.name:
     return
   registry.import_extensions(config.extensions)
-  models = interface.MODELS["tile" if config.task == "tile" else "layout"]
+  models = base.MODELS["tile" if config.task == "tile" else "layout"]
   if name not in models:
     return  # A module that a flag names may have it; else the check lists the names.
   options = _defaults(models[name])

@@ -10,11 +10,12 @@ from typing import Any
 import ml_collections
 
 from tpugraphs_jax import collections, losses
-from tpugraphs_jax.data import (
-    duplicates, feature_blocks, features, partition, reduction, sampling, tile_counts, virtual_nodes)
-from tpugraphs_jax.models import interface, pooling
+from tpugraphs_jax.data import duplicates, feature_blocks, features, reduction, sampling
+from tpugraphs_jax.data import tile_counts, virtual_nodes
+from tpugraphs_jax.nn import pooling
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.segments import history, model as segment_model, partition
 from tpugraphs_jax.run import phases
-from tpugraphs_jax.segments import history, model as segment_model
 from tpugraphs_jax.train import report, state
 
 TASKS = ("tile", "layout", "segments")
@@ -96,7 +97,7 @@ def parts() -> dict[str, Sequence[str]]:
 
 def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
   own = collections.OWN
-  model = {"name": tuple(interface.MODELS["tile" if config.task == "tile" else "layout"]),
+  model = {"name": tuple(base.MODELS["tile" if config.task == "tile" else "layout"]),
            "precision": _PRECISIONS, "dtype": _DTYPES}
   return {
       "task": TASKS, "batch.sampling": sampling.SAMPLINGS, "batch.target": sampling.TARGETS,

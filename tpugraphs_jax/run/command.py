@@ -14,13 +14,12 @@ import jax
 from ml_collections import config_flags
 import ml_collections
 
-from tpugraphs_jax import console, remote, report
+from tpugraphs_jax import console, parallel, remote, report
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
-from tpugraphs_jax.predict import saved
-from tpugraphs_jax.predict.ensemble import COMBINATIONS, Ensemble
 from tpugraphs_jax.run import arguments, configs, describe, dry_run, jobs, results
-from tpugraphs_jax.train import parallel
+from tpugraphs_jax.serve import saved
+from tpugraphs_jax.serve.ensemble import COMBINATIONS, Ensemble
 
 
 def define_flags() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from flax import traverse_util
 import ml_collections
 
-from tpugraphs_jax.models import interface
+from tpugraphs_jax.rankers import base
 from tpugraphs_jax.run import checks, configs
 
 _WIDTH, _FLAG = 98, 44  # of a line, and of its first column
@@ -80,7 +80,7 @@ def _field(flag: str, note: str) -> Iterator[str]:
 
 def _of_model(fields: ml_collections.ConfigDict) -> dict[str, str]:
   """What the docstrings of a model and of its bases say of its options, by name."""
-  models = interface.MODELS["tile" if fields.task == "tile" else "layout"]
+  models = base.MODELS["tile" if fields.task == "tile" else "layout"]
   if fields.model.name not in models:
     return {}  # of a module that is not imported
   build = models[fields.model.name]

@@ -19,12 +19,12 @@ import jax
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import remote
+from tpugraphs_jax import parallel, remote
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import download, npz, npz_archive, store, store_format
 from tpugraphs_jax.graph import NODE_FEATURES, SPLITS
 from tpugraphs_jax.run import banner, jobs, phases
-from tpugraphs_jax.train import parallel, report
+from tpugraphs_jax.train import report
 
 _STEPS = 8  # measured, besides those that compile
 _SECONDS = 60.0  # of measured steps, after which no further one is taken

@@ -15,8 +15,8 @@ from tpugraphs_jax.data import splits
 from tpugraphs_jax.data.layout_data import LayoutData
 from tpugraphs_jax.data.tile_data import TileData
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.predict.ranker import Ranker
 from tpugraphs_jax.run import checks
+from tpugraphs_jax.serve.ranker import Ranker
 
 _ALSO = "also"  # folder of the other collections' results
 

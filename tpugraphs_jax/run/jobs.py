@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import atomic, console, lock
+from tpugraphs_jax import atomic, console, lock, parallel
 from tpugraphs_jax.data import features, sampling
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.predict import artefact, judge, saved
-from tpugraphs_jax.predict.ranker import Ranker
 from tpugraphs_jax.run import banner, phases, results, summary, together
 from tpugraphs_jax.run.job import Job, judged, trainable
-from tpugraphs_jax.train import loop, parallel, report
+from tpugraphs_jax.serve import artefact, judge, saved
+from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.train import loop, report
 
 MODES = ("train", "evaluate", "predict", "all")
 

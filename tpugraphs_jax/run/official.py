@@ -30,10 +30,10 @@ from tpugraphs_jax import remote
 from tpugraphs_jax.data import batching, buckets, npz_archive
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.models import official
-from tpugraphs_jax.predict import artefact
+from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.run import configs, jobs
 from tpugraphs_jax.run.jobs import Job
+from tpugraphs_jax.serve import artefact
 from tpugraphs_jax.train import report
 
 

@@ -16,18 +16,18 @@ import jax
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import losses
-from tpugraphs_jax.batchers import segments as segment_batcher
-from tpugraphs_jax.batchers.head import HeadBatcher
-from tpugraphs_jax.batchers.segments import SegmentedGraph
+from tpugraphs_jax import losses, parallel
 from tpugraphs_jax.data import pipeline, sampling
 from tpugraphs_jax.data.batching import Budget
-from tpugraphs_jax.predict import saved
-from tpugraphs_jax.predict.models import uses_history
-from tpugraphs_jax.predict.ranker import Ranker
-from tpugraphs_jax.segments import finetune, history, model as segment_model
-from tpugraphs_jax.segments import snapshots as snapshots_lib, train_step
-from tpugraphs_jax.train import parallel, state as state_lib, step as step_lib
+from tpugraphs_jax.rankers.segments import batches as segment_batcher, finetune, history
+from tpugraphs_jax.rankers.segments import model as segment_model, snapshots as snapshots_lib
+from tpugraphs_jax.rankers.segments import train_step
+from tpugraphs_jax.rankers.segments.batches import SegmentedGraph
+from tpugraphs_jax.rankers.segments.head import HeadBatcher
+from tpugraphs_jax.serve import saved
+from tpugraphs_jax.serve.models import uses_history
+from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.train import state as state_lib, step as step_lib
 
 Targets = Callable[[Any, np.ndarray], np.ndarray]  # (configs, ids [n]) -> [n] float32
 _HISTORY_FOLDER = "history"

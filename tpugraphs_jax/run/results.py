@@ -10,16 +10,16 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import console, losses, submission
+from tpugraphs_jax import console, losses, parallel, submission
 from tpugraphs_jax.data.layout_data import LayoutData
 from tpugraphs_jax.data.tile_data import TileData
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.predict import judge
-from tpugraphs_jax.predict.ensemble import Ensemble
-from tpugraphs_jax.predict.ranker import Ranker
 from tpugraphs_jax.run import summary
 from tpugraphs_jax.run.job import Job, judged
-from tpugraphs_jax.train import loop, parallel
+from tpugraphs_jax.serve import judge
+from tpugraphs_jax.serve.ensemble import Ensemble
+from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.train import loop
 
 
 def evaluate(job: Job, workdir: Path) -> dict[str, float]:

@@ -16,9 +16,9 @@ import jax
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import atomic
-from tpugraphs_jax.predict import judge
-from tpugraphs_jax.train import loop, parallel, report
+from tpugraphs_jax import atomic, parallel
+from tpugraphs_jax.serve import judge
+from tpugraphs_jax.train import loop, report
 
 FILE = "summary.json"
 

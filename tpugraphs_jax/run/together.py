@@ -15,8 +15,8 @@ import numpy as np
 
 from tpugraphs_jax.data import pipeline
 from tpugraphs_jax.data.batching import Budget
-from tpugraphs_jax.predict.ranker import Ranker
 from tpugraphs_jax.run import phases
+from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import state as state_lib
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from tpugraphs_jax import integrity
-from tpugraphs_jax.train import orbax_log, parallel, same_config
+from tpugraphs_jax import integrity, parallel
+from tpugraphs_jax.train import orbax_log, same_config
 
 _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
 _CHECKSUM = "state_sha256"  # a field of the notes

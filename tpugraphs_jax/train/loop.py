@@ -21,12 +21,8 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax import atomic
-from tpugraphs_jax.train import checkpoint
-from tpugraphs_jax.train import parallel
-from tpugraphs_jax.train import report as report_lib
-from tpugraphs_jax.train import state as state_lib
-from tpugraphs_jax.train import stop
+from tpugraphs_jax import atomic, parallel
+from tpugraphs_jax.train import checkpoint, report as report_lib, state as state_lib, stop
 from tpugraphs_jax.train.remaining import Remaining
 from tpugraphs_jax.train.schedule import Schedule
 from tpugraphs_jax.train.state import TrainState
@@ -85,7 +81,7 @@ def train(
       are scalars, reduced over devices, with `loss` among them. May donate the state.
     batches: iterator of batches with a leading device axis, each process its own part,
       the same number everywhere; `get_state` and `set_state` save and restore its
-      position (grain `DatasetIterator`, `segments.snapshots.BatchesWithHistory`).
+      position (grain `DatasetIterator`, `rankers.segments.snapshots.BatchesWithHistory`).
     evaluate: from parameters (numpy, averaged ones where an average is kept) to
       metrics; must give the same in every process. A metric that is an array, a number
       for each graph, is shown as a histogram.

@@ -22,8 +22,8 @@ from absl import logging
 import jax
 import numpy as np
 
-from tpugraphs_jax import atomic, console, integrity
-from tpugraphs_jax.train import outlets, parallel
+from tpugraphs_jax import atomic, console, integrity, parallel
+from tpugraphs_jax.train import outlets
 
 _PACKAGES = (
     "tpugraphs-jax jax jaxlib flax optax jraph rax grain orbax-checkpoint numpy scipy"

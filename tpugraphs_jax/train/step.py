@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tpugraphs_jax import batch as batch_lib
-from tpugraphs_jax import losses as losses_lib
-from tpugraphs_jax.train import parallel
+from tpugraphs_jax import losses as losses_lib, parallel
+from tpugraphs_jax.data import batch as batch_lib
 from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train.state import TrainState
 

@@ -9,7 +9,7 @@ import signal
 import threading
 from typing import Any
 
-from tpugraphs_jax.train import parallel
+from tpugraphs_jax import parallel
 
 
 class Interrupted(BaseException):

@@ -24,8 +24,7 @@ data. `scales` has the numbers and sizes of the graphs, `defects` the flaws of
 the released data that can be put in.
 """
 
-from tpugraphs_jax.data.synthetic.files import Ceiling
-from tpugraphs_jax.data.synthetic.files import read_ceiling
+from tpugraphs_jax.data.synthetic.files import Ceiling, read_ceiling
 from tpugraphs_jax.data.synthetic.generate import generate
 
 __all__ = ["Ceiling", "generate", "read_ceiling"]

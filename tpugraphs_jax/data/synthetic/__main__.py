@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tpugraphs_jax import collections
-from tpugraphs_jax import remote
+from tpugraphs_jax import collections, remote
 from tpugraphs_jax.data.synthetic import scales
 from tpugraphs_jax.data.synthetic.generate import generate
 

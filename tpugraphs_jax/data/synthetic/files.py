@@ -9,12 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from tpugraphs_jax import graph
-from tpugraphs_jax.data import npz
-from tpugraphs_jax.data import npz_archive
-from tpugraphs_jax.data.synthetic import defects
-from tpugraphs_jax.data.synthetic import layout_programs
-from tpugraphs_jax.data.synthetic import layout_search
-from tpugraphs_jax.data.synthetic import scales
+from tpugraphs_jax.data import npz, npz_archive
+from tpugraphs_jax.data.synthetic import defects, layout_programs, layout_search, scales
 from tpugraphs_jax.data.synthetic.layout_cost import layout_cost
 from tpugraphs_jax.data.synthetic.tile_kernels import random_kernel
 from tpugraphs_jax.data.synthetic.tile_search import tile_configs

@@ -12,11 +12,8 @@ from pathlib import Path
 
 import tqdm
 
-from tpugraphs_jax import atomic
-from tpugraphs_jax import collections
-from tpugraphs_jax import console
-from tpugraphs_jax.data.synthetic import files
-from tpugraphs_jax.data.synthetic import scales
+from tpugraphs_jax import atomic, collections, console
+from tpugraphs_jax.data.synthetic import files, scales
 
 _STAMP = "synthetic.json"
 

@@ -23,8 +23,7 @@ import dataclasses
 import numpy as np
 
 from tpugraphs_jax.data.synthetic import accelerator
-from tpugraphs_jax.data.synthetic.program import BYTES
-from tpugraphs_jax.data.synthetic.program import Program
+from tpugraphs_jax.data.synthetic.program import BYTES, Program
 
 CONFIGURABLE = ("convolution", "dot", "reshape")
 _ANY_ORDER = frozenset((

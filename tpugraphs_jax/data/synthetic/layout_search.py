@@ -15,9 +15,7 @@ import itertools
 import numpy as np
 
 from tpugraphs_jax import graph
-from tpugraphs_jax.data.synthetic.layout_cost import CONFIGURABLE
-from tpugraphs_jax.data.synthetic.layout_cost import LayoutCost
-from tpugraphs_jax.data.synthetic.layout_cost import minor_pair
+from tpugraphs_jax.data.synthetic.layout_cost import CONFIGURABLE, LayoutCost, minor_pair
 from tpugraphs_jax.data.synthetic.program import Program
 
 SEARCH_RUNS = 20  # independent runs per file, each starting with the default twice

@@ -14,8 +14,7 @@ import zlib
 
 import numpy as np
 
-from tpugraphs_jax import collections
-from tpugraphs_jax import graph
+from tpugraphs_jax import collections, graph
 
 SCALES = ("tiny", "medium", "full")
 CONFIG_CAP = 100_040

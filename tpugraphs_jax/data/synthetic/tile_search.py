@@ -9,7 +9,7 @@ import numpy as np
 from tpugraphs_jax import graph
 from tpugraphs_jax.data.synthetic import accelerator
 from tpugraphs_jax.data.synthetic.tile_cost import tile_cost
-from tpugraphs_jax.data.synthetic.tile_kernels import divisors, Kernel
+from tpugraphs_jax.data.synthetic.tile_kernels import Kernel, divisors
 
 _DRAWN = (2, 6, 24)  # tiles drawn for each one wanted, more if too few fit on chip
 _UNTILED_CONFIGS = 32

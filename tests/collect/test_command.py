@@ -1,0 +1,232 @@
+"""The command, with a label that needs neither libtpu nor a quiet machine."""
+
+import json
+import os
+from pathlib import Path
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tpugraphs_jax import beam_jobs
+from tpugraphs_jax.collect import __main__ as command, journal
+from tpugraphs_jax.data import npz
+
+_ROOT = Path(__file__).parents[2]
+_COLLECTION = "layout:own:tried"
+# The long form: TPUGRAPHS_KILLS=10 python -m pytest tests/collect/test_command.py
+_KILLS = int(os.environ.get("TPUGRAPHS_KILLS", "3"))
+_PROGRAMS = """
+import jax
+import jax.numpy as jnp
+
+
+def net(params, x):
+  for kernel in params["kernels"]:
+    x = jax.nn.relu(jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+  return x.reshape(x.shape[0], -1) @ params["out"]
+
+
+def array(*shape):
+  return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+ARGS = {"kernels": [array(3, 3, 5, 8), array(3, 3, 8, 8)], "out": array(8 * 42, 9)}, array(
+    3, 7, 6, 5)
+PROGRAMS = {
+    "net": (net, ARGS),
+    "gradient": (jax.grad(lambda *args: jnp.sum(net(*args) ** 2)), ARGS),
+    "nothing": (jnp.sin, (array(4),)),
+}
+"""
+
+
+def _arguments(root, out, *more):
+  return ["--programs", f"{root}/tried.py:net", f"{root}/tried.py:gradient",
+          "--label", "bytes_estimate", "--configs", "12", "--out", str(out),
+          "--collection", _COLLECTION, "--jobs", "2", "--quiet", *more]
+
+
+def _start(arguments):
+  environment = os.environ | {"PYTHONPATH": str(_ROOT)}
+  return subprocess.Popen(
+      [sys.executable, "-m", "tpugraphs_jax.collect", *arguments], env=environment,
+      start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("programs")
+  (folder / "tried.py").write_text(_PROGRAMS)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def collected(root):
+  process = _start(_arguments(root, root / "whole"))
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0, printed
+  assert "2 of 2 programs collected" in printed
+  return root / "whole"
+
+
+def _files(out):
+  """The data and sidecars, without the folder they are in."""
+  return {path.relative_to(out): path.read_bytes()
+          for path in sorted((out / "npz").rglob("*")) if path.is_file()}
+
+
+def test_the_reader_of_the_released_files_reads_what_was_collected(collected):
+  folder = collected / "npz/layout/own/tried/train"
+  for name in ("tried_net", "tried_gradient"):
+    graph = npz.read_layout(folder / f"{name}.npz")
+    record = json.loads((folder / f"{name}.json").read_text())
+    assert len(graph.configs) == len(record["configs"]) == 12
+    assert graph.configs.runtime_ns.tolist() == [
+        config["bytes_accessed"] for config in record["configs"]]
+    assert len(np.unique(graph.configs.runtime_ns)) > 3
+    # The first configuration is the compiler's own and decides nothing.
+    rows = graph.configs.decode(np.arange(12))
+    assert (rows[0] == -1).all()
+    assert all((row != -1).any() for row in rows[1:])
+    assert len({row.tobytes() for row in rows}) == 12
+    for group, numbers in zip(record["groups"], np.transpose(
+        [config["numbers"] for config in record["configs"]])):
+      assert "<-" in group and numbers[0] == 0
+
+
+def test_convolutions_have_the_orders_of_their_batch_and_feature_dimensions(collected):
+  graph = npz.read_layout(collected / "npz/layout/own/tried/train/tried_net.npz")
+  rows = graph.configs.decode(np.arange(12)).astype(int)  # [C, K, 18]
+  pairs = rows[:, :1, 0:2].reshape(-1, 2)
+  assert {tuple(pair) for pair in pairs} <= {(-1, -1), (0, 3), (3, 0)}
+
+
+def _labelled(out):
+  """How many configurations the journals know."""
+  return sum(journal.done(path) for path in out.rglob("*.jsonl"))
+
+
+def test_killed_at_random_moments_it_goes_on_and_gives_the_same_files(root, collected):
+  out = root / "killed"
+  rng = random.Random(0)
+  # Moments in the work, whatever the machine's speed: 24 configurations are labelled.
+  for number, moment in enumerate(sorted(rng.sample(range(1, 21), _KILLS))):
+    process = _start(_arguments(root, out))
+    while _labelled(out) < moment:
+      assert process.poll() is None, process.communicate()[0]
+      time.sleep(0.005)
+    # At first the command alone: its workers notice, and the next ones wait for them.
+    (os.killpg if number else os.kill)(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+  process = _start(_arguments(root, out))
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0, printed
+  assert _files(out) == _files(collected)
+  for path in out.rglob("*.jsonl"):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    results = [line["candidate"] for line in lines if "candidate" in line]
+    assert len(results) == len(set(results)), "a configuration was compiled twice"
+
+
+def test_what_is_collected_is_left_as_it_is_without_its_journal(root, collected, tmp_path):
+  out = tmp_path / "moved"
+  shutil.copytree(collected / "npz", out / "npz")
+  process = _start(_arguments(root, out))
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0 and "2 of 2 programs collected" in printed
+  assert _files(out) == _files(collected)
+  assert not list(out.rglob("*.jsonl")), "a configuration was labelled again"
+
+
+def run_here(work, jobs, *, processes, options):
+  """In place of a cluster: every job as its machine gets it, by pickle."""
+  assert processes == 2 and options == ["--runner=X"]
+  for job in pickle.loads(pickle.dumps(list(jobs))):
+    work(job)
+
+
+def test_on_a_cluster_the_same_files_are_made(root, collected, monkeypatch, capsys):
+  monkeypatch.setattr(beam_jobs, "run_all", run_here)
+  out = root / "cluster"
+  assert command.main([*_arguments(root, out), "--", "--runner=X"]) == 0
+  assert _files(out) == _files(collected)
+  assert "2 of 2 programs collected" in capsys.readouterr().out
+
+
+def test_a_machine_that_fails_or_is_lost_is_told_of(root, monkeypatch, capsys):
+  lost = _arguments(root, root / "partly")
+  lost[1] = f"{root}/tried.py:nothing"
+  monkeypatch.setattr(beam_jobs, "run_all", lambda work, jobs, **options: work(jobs[0]))
+  assert command.main([*lost, "--"]) == 1
+  printed = capsys.readouterr()
+  assert "0 of 2 programs collected" in printed.out
+  assert "tried_nothing: " in printed.err and "no layout of its 0 groups" in printed.err
+  assert "tried_gradient: its machine left no " in printed.err
+
+
+def test_beam_collects_in_threads_of_this_process(root, collected):
+  pytest.importorskip("apache_beam", reason="no apache-beam: pip install apache-beam")
+  process = _start([*_arguments(root, root / "beam"), "--"])
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0, printed
+  assert _files(root / "beam") == _files(collected)
+
+
+def test_a_candidate_that_crashes_the_compiler_is_a_failure_and_the_others_go_on(root):
+  # In place of a compiler that aborts, whatever is compiled next to it.
+  (root / "crashing.py").write_text(_PROGRAMS + """
+import os
+from tpugraphs_jax.collect import choosing
+from tpugraphs_jax.collect.choosing import apply
+
+def crashing(function, choice):
+  if sum(place for place, orders in enumerate(choice.orders.values()) if any(orders)) == 3:
+    os.abort()
+  return apply(function, choice)
+
+choosing.apply = crashing
+""")
+  arguments = _arguments(root, root / "crashed")
+  arguments[1:3] = [f"{root}/crashing.py:net"]
+  process = _start(arguments)
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 0, printed
+  record, = [json.loads(path.read_text()) for path in (root / "crashed").rglob("*.json")]
+  assert record["failures"]
+  for failure in record["failures"]:
+    assert failure["error"] == "the compiler ended its process with status -6"
+  places = [sum(np.flatnonzero(config["numbers"])) for config in record["configs"]]
+  assert len(places) == 12 and 3 not in places
+
+
+def test_a_program_without_layouts_is_named_and_stops_no_other(root, capsys):
+  arguments = _arguments(root, root / "mixed")
+  arguments[2] = f"{root}/tried.py:nothing"
+  assert command.main(arguments) == 1
+  printed = capsys.readouterr()
+  assert "1 of 2 programs collected" in printed.out
+  assert "failed: tried_nothing: " in printed.err
+  assert "no layout of its 0 groups of equations can be chosen" in printed.err
+
+
+@pytest.mark.parametrize("changes, message", [
+    (("--collection", "layout:xla:random"), "expected layout:own:NAME"),
+    (("--configs", "1"), "--configs=1, expected at least 2"),
+    (("--label", "seconds"), "unknown label 'seconds', expected one of tpu_estimate"),
+    (("--label", "tpu_estimate"), "needs a target, such as --target=v3"),
+    (("--label", "measured", "--"), "--label=measured measures one program after the other"),
+    (("--target", "v3"), "label bytes_estimate is for the device at hand"),
+])
+def test_mistakes_end_in_one_line(root, capsys, changes, message):
+  assert command.main([*_arguments(root, root / "none"), *changes]) == 1
+  error, = capsys.readouterr().err.splitlines()
+  assert error.startswith("error: ") and message in error

@@ -1,0 +1,85 @@
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from tpugraphs_jax.collect import draw, journal as journals
+
+_OPTIONS = [np.array([0, 2, 5]), np.array([0]), np.arange(9), np.array([0, 1])]
+_HEADER = {"source": "a.py:b", "seed": 0}
+
+
+def _candidates(count, **options):
+  return list(itertools.islice(
+      draw.candidates(_OPTIONS, **({"seed": 0, "name": "a"} | options)), count))
+
+
+def test_candidates_begin_with_the_compilers_own_are_distinct_and_take_given_options():
+  found = _candidates(40)
+  assert found[0] == [0, 0, 0, 0]
+  assert len({tuple(numbers) for numbers in found}) == 40
+  for place, options in enumerate(_OPTIONS):
+    assert {numbers[place] for numbers in found} <= set(options.tolist())
+
+
+def test_candidates_depend_on_seed_and_name_alone():
+  assert _candidates(30) == _candidates(50)[:30]
+  assert _candidates(30) != _candidates(30, seed=1)
+  assert _candidates(30) != _candidates(30, name="b")
+
+
+def test_candidates_end_where_everything_is_drawn():
+  # Choices of a small program are all found: 3 * 9 * 2.
+  assert len(_candidates(1000)) == 54
+  assert list(draw.candidates([np.zeros(1, int)], seed=0, name="a")) == [[0]]
+
+
+def test_ties_are_drawn_again_up_to_half_as_many():
+  assert draw.wanted({}, 8, draws=0) == 8
+  assert draw.wanted({k: k for k in range(8)}, 8, draws=8) == 0
+  assert draw.wanted({k: 0 for k in range(8)}, 8, draws=8) == 4
+  assert draw.wanted({k: 0 for k in range(12)}, 8, draws=12) == 0
+  assert draw.wanted({k: k for k in range(6)}, 8, draws=8) == 2  # two have failed
+
+
+def test_kept_are_first_of_their_label_before_ties():
+  labels = {0: 5, 1: 5, 2: 7, 3: 5, 4: 9, 5: 7}
+  assert draw.kept(labels, 3) == [0, 2, 4]
+  assert draw.kept(labels, 4) == [0, 1, 2, 4]
+  assert draw.kept(labels, 9) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_journal_is_read_again_and_a_line_that_was_cut_short_is_dropped(tmp_path):
+  path = tmp_path / "a.jsonl"
+  journal = journals.Journal(path, _HEADER)
+  journal.start(0)
+  journal.result(0, {"cycles": 3})
+  journal.start(1)
+  journal.error(1, "no")
+  journal.close()
+  path.write_bytes(path.read_bytes() + b'{"candidate": 2, "ra')
+  again = journals.Journal(path, _HEADER)
+  assert again.raw == {0: {"cycles": 3}} and again.errors == {1: "no"}
+  again.result(2, {"cycles": 4})
+  again.close()
+  assert journals.done(path) == 3
+  assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_journal_names_what_was_begun_and_not_ended(tmp_path):
+  path = tmp_path / "a.jsonl"
+  journal = journals.Journal(path, _HEADER)
+  assert journals.interrupted(path) is None
+  journal.start(4)
+  assert journals.interrupted(path) == 4
+  journal.result(4, {})
+  assert journals.interrupted(path) is None
+  journal.close()
+
+
+def test_a_journal_of_something_else_is_refused(tmp_path):
+  path = tmp_path / "a.jsonl"
+  journals.Journal(path, _HEADER).close()
+  with pytest.raises(ValueError, match="begun with seed 0, now it is 1; remove it"):
+    journals.Journal(path, _HEADER | {"seed": 1})

@@ -1,0 +1,76 @@
+import hlo_modules
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tpugraphs_jax import collect, hlo
+from tpugraphs_jax.collect import choosing, node_rows
+
+_X = jax.ShapeDtypeStruct((4, 6), jnp.float32)
+_W = jax.ShapeDtypeStruct((6, 8), jnp.float32)
+
+
+def _product(x, w):
+  return jnp.tanh(x @ w)
+
+
+def _dot_graph(output, first, second, *, group=0, opcode="dot"):
+  """A graph with one dot, of these shapes, that says which group it is of."""
+  dot = hlo_modules.instruction(opcode, id=3, operands=[1, 2], shape=output)
+  dot.metadata.op_name = f"jit(f)/{choosing.SCOPE}{group}/dot_general"
+  module = hlo_modules.module(hlo_modules.computation(
+      hlo_modules.instruction("parameter", id=1, shape=first),
+      hlo_modules.instruction("parameter", id=2, shape=second), dot))
+  return hlo.featurize(module.SerializeToString())
+
+
+def _tensors(row):
+  return [tuple(int(dim) for dim in row[start:start + 6] if dim >= 0) for start in (0, 6, 12)]
+
+
+def test_a_node_takes_the_orders_of_its_equation():
+  found = collect.choices(_product, _X, _W)
+  graph = hlo.featurize(collect.apply(_product, found.default), _X, _W)
+  rows, = node_rows.option_rows(graph, found)
+  assert [tuple(_tensors(row)) for row in rows] == list(found.groups[0].options)
+  assert node_rows.node_groups(graph, found).tolist() == [0]
+
+
+@pytest.mark.parametrize("shapes, expected", [
+    (((4, 8), (4, 6), (6, 8)), [(0, 1), (1, 0), (0, 1)]),
+    (((8, 4), (4, 6), (6, 8)), [(1, 0), (1, 0), (0, 1)]),  # a transposed output
+    (((4, 8), (6, 8), (4, 6)), [(0, 1), (0, 1), (1, 0)]),  # swapped operands
+    (((4, 8), (4, 6), (8, 6)), [(0, 1), (1, 0), (1, 0)]),
+    (((4, 8), (24,), (6, 8)), [(0, 1), (), (0, 1)]),  # a tensor of another shape
+])
+def test_orders_are_written_for_the_dimensions_of_the_node(shapes, expected):
+  found = collect.choices(_product, _X, _W)
+  option = found.groups[0].options.index(((0, 1), (1, 0), (0, 1)))
+  rows, = node_rows.option_rows(_dot_graph(*shapes), found)
+  assert _tensors(rows[option]) == expected
+  assert _tensors(rows[0]) == [(), (), ()]
+
+
+def test_only_options_that_the_graph_tells_apart_are_drawn_from():
+  found = collect.choices(_product, _X, _W)
+  graphs = {
+      "whole": _dot_graph((4, 8), (4, 6), (6, 8)),
+      "an operand of another shape": _dot_graph((4, 8), (24,), (6, 8)),
+      "no such group": _dot_graph((4, 8), (4, 6), (6, 8), group=5),
+      "no such opcode": _dot_graph((4, 8), (4, 6), (6, 8), opcode="reshape"),
+  }
+  count = {name: len(node_rows.visible_options(graph, found)[0])
+           for name, graph in graphs.items()}
+  assert count == {"whole": 9, "an operand of another shape": 5, "no such group": 1,
+                   "no such opcode": 1}
+
+
+def test_configurations_hold_the_rows_and_labels_of_their_choices():
+  found = collect.choices(_product, _X, _W)
+  graph = _dot_graph((4, 8), (4, 6), (6, 8))
+  configs = node_rows.layout_configs(
+      graph, found, np.array([[0], [8], [3]]), np.array([5, 7, 6]))
+  rows, = node_rows.option_rows(graph, found)
+  np.testing.assert_array_equal(configs.decode(np.arange(3))[:, 0], rows[[0, 8, 3]])
+  assert configs.runtime_ns.tolist() == [5, 7, 6]

@@ -1,0 +1,77 @@
+"""The collection that ships: what it holds, and that it can be made anew."""
+
+import importlib.metadata
+import importlib.util
+import json
+
+import commands
+import jax
+import numpy as np
+import pytest
+
+from tpugraphs_jax import collect, hlo
+from tpugraphs_jax.collect import choosing, labels, programs
+from tpugraphs_jax.data import npz
+
+_OWN = commands.ROOT / "data" / "own" / "npz" / "layout" / "own"
+_ESTIMATED = sorted(_OWN.joinpath("programs").glob("*/*.npz"))
+_MEASURED = sorted(_OWN.joinpath("programs_cpu").glob("*/*.npz"))
+_AGAIN = ("mixer_patched", "recommender_interactions")  # that compile in a second or two
+_CONFIGS = 4
+
+
+def record_of(path):
+  return json.loads(path.with_suffix(".json").read_text())
+
+
+def families(paths):
+  """By split, the files of `examples/programs` that its programs are from."""
+  found = {}
+  for path in paths:
+    found.setdefault(path.parent.name, set()).add(record_of(path)["source"].split(":")[0])
+  return found
+
+
+@pytest.mark.parametrize("paths", [_ESTIMATED, _MEASURED], ids=["estimated", "measured"])
+def test_no_program_has_a_sibling_in_another_split(paths):
+  found = families(paths)
+  assert set(found) == {"train", "valid", "test"}
+  assert len(set.union(*found.values())) == sum(map(len, found.values()))
+
+
+@pytest.mark.parametrize("path", [*_ESTIMATED, *_MEASURED], ids=lambda path: "/".join(path.parts[-3:]))
+def test_a_program_has_its_labels_beside_it(path):
+  graph, record = npz.read_layout(path), record_of(path)
+  value = {"tpu_estimate": lambda raw: raw["estimated_cycles"],
+           "measured": lambda raw: round(min(raw["seconds"]) * 1e9)}[record["label"]]
+  assert graph.configs.runtime_ns.tolist() == list(map(value, record["configs"]))
+  assert not any(record["configs"][0]["numbers"])  # the compiler's own choice comes first
+  assert graph.name == record["name"] == path.stem
+  assert record["source"].startswith("examples/programs/")  # as seen from here, by everybody
+
+
+def test_a_third_of_the_programs_is_measured_too():
+  names = {path.stem for path in _ESTIMATED}
+  measured = {path.stem for path in _MEASURED}
+  assert measured <= names and 3 * len(measured) >= len(names)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None,
+                    reason='libtpu is not installed: pip install "jax[tpu]"')
+@pytest.mark.parametrize("name", _AGAIN)
+def test_estimates_can_be_made_anew(name):
+  path, = [path for path in _ESTIMATED if path.stem == name]
+  record, shipped = record_of(path), npz.read_layout(path)
+  versions = {"libtpu": importlib.metadata.version("libtpu"), "jax": jax.__version__}
+  if versions != {name: record[name] for name in versions}:
+    pytest.skip(f"made with libtpu {record['libtpu']} and jax {record['jax']}, here are {versions}")
+  program, = programs.load(str(commands.ROOT / record["source"]))
+  choices = collect.choices(program.function, *program.args)
+  label = labels.create("tpu_estimate", target="v3", seed=0)
+  rows = record["configs"][:_CONFIGS]
+  functions = [choosing.apply(program.function, choices.choice(row["numbers"])) for row in rows]
+  for row, (_, raw) in zip(rows, label.run(enumerate(functions), program.args), strict=True):
+    assert raw == {key: value for key, value in row.items() if key != "numbers"}
+  graph = hlo.featurize(label.graph(functions[0], program.args))
+  for field in ("node_feat", "node_opcode", "edge_index", "config_node"):
+    np.testing.assert_array_equal(getattr(graph, field), getattr(shipped, field), err_msg=field)

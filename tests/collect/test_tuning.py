@@ -1,0 +1,166 @@
+"""Choosing layouts for a function, with labels that are made up or of this machine."""
+
+import dataclasses
+import importlib.util
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tpugraphs_jax
+from tpugraphs_jax.collect import labels, measure, node_rows, tuning
+
+_ARGS = (jax.ShapeDtypeStruct((3, 7, 6, 5), jnp.float32),
+         jax.ShapeDtypeStruct((3, 3, 5, 4), jnp.float32),
+         jax.ShapeDtypeStruct((168, 9), jnp.float32))
+
+
+def _net(x, kernel, dense):
+  x = jax.nn.relu(jax.lax.conv_general_dilated(
+      x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+  return x.reshape(x.shape[0], -1) @ dense
+
+
+def _arrays():
+  rng = np.random.default_rng(0)
+  return tuple(jnp.asarray(rng.normal(size=arg.shape), arg.dtype) for arg in _ARGS)
+
+
+@pytest.fixture(scope="module")
+def problem():
+  return tuning.Problem(_net, _ARGS)
+
+
+class Oracle:
+  """A ranker that knows a cost per option of every group, whatever it stands for."""
+
+  collection = tpugraphs_jax.serve.ranker.collections.Collection("layout:own:tried")
+
+  def __init__(self, problem, cost, *, tables=False):
+    self.problem, self.cost, self.asked = problem, cost, []
+    self.sees = dataclasses.make_dataclass("Sees", ["tables"])(tables)
+
+  def rank(self, graph):
+    numbers = tuning._numbers_of(self.problem, graph)  # pylint: disable=protected-access
+    self.asked = numbers
+    scores = np.array([self.cost(each) for each in numbers])
+    return np.argsort(scores, kind="stable"), scores
+
+  def propose(self, graph, n, *, near):
+    assert near == 0 and (graph.configs.decode(np.array([0])) == -1).all()  # the compiler's own
+    every = sorted(itertools.product(*self.problem.options), key=self.cost)[:n]
+    proposed = self.problem.with_configs([tuple(map(int, numbers)) for numbers in every])
+    return dataclasses.make_dataclass("Proposed", ["graph"])(proposed)
+
+
+def _labelled_by(monkeypatch, cost, failing=()):
+  """Labels are costs; what was labelled is noted."""
+  tried = []
+
+  def labels_of(problem, candidates):
+    tried.extend(candidates)
+    return {each: cost(each) for each in candidates if each not in failing}
+  monkeypatch.setattr(tuning.Problem, "labels_of", labels_of)
+  return tried
+
+
+def _cost(numbers):
+  return 100 - 7 * numbers[0] + 11 * sum(numbers[1:])
+
+
+def test_configurations_of_the_graph_and_option_numbers_are_the_same_thing(problem):
+  drawn = problem.candidates(60)
+  assert drawn[0] == (0,) * len(problem.options) and len(set(drawn)) == 60
+  graph = problem.with_configs(drawn)
+  assert len(graph.configs) == 60
+  assert tuning._numbers_of(problem, graph) == drawn  # pylint: disable=protected-access
+  slow = node_rows.option_rows(problem.graph, problem.choices)
+  groups = node_rows.node_groups(problem.graph, problem.choices)
+  rows = graph.configs.decode(np.arange(60))
+  for config, numbers in zip(rows, drawn):
+    for node, group in enumerate(groups):
+      np.testing.assert_array_equal(config[node], slow[node][numbers[group]])
+
+
+@pytest.mark.parametrize("tables", [False, True])
+def test_the_most_promising_are_tried_and_the_best_of_them_wins(monkeypatch, problem, tables):
+  tried = _labelled_by(monkeypatch, _cost)
+  monkeypatch.setattr(measure, "compare", lambda *args, **options: (.9, .85, .95))
+  ranker = Oracle(problem, _cost, tables=tables)
+  monkeypatch.setattr(tuning, "Ranker", Oracle)
+  found = tuning.tune(_net, *_ARGS, model=ranker, budget=5, candidates=80)
+  assert len(tried) == 5 and tried[0] == (0,) * len(problem.options)
+  assert found.ranked == len(ranker.asked) == 80
+  others = sorted((_cost(each) for each in ranker.asked if any(each)))
+  if not tables:
+    assert [_cost(each) for each in tried[1:]] == others[:4]
+  best = min(tried, key=_cost)
+  assert found.numbers == best and not found.keeps_default
+  if tables:  # proposals reach what no draw did
+    every = itertools.product(*problem.options)
+    assert _cost(best) == min(map(_cost, every))
+  assert found.ratio == .9 and found.interval == (.85, .95)
+  assert "takes 0.900 (0.850 to 0.950) of the measured time" in str(found)
+  args = _arrays()
+  np.testing.assert_allclose(
+      jax.jit(found.function)(*args), jax.jit(_net)(*args), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("label, interval", [
+    (lambda numbers: 100 + sum(numbers), None),  # nothing is better
+    (lambda numbers: 100, None),  # everything is as good
+    (_cost, (.98, .93, 1.01)),  # better, but not beyond doubt
+])
+def test_the_default_stays_unless_another_choice_is_really_better(
+    monkeypatch, problem, label, interval):
+  _labelled_by(monkeypatch, label)
+  monkeypatch.setattr(measure, "compare", lambda *args, **options: interval)
+  monkeypatch.setattr(tuning, "Ranker", Oracle)
+  found = tuning.tune(_net, *_ARGS, model=Oracle(problem, _cost), budget=4, candidates=30)
+  assert found.keeps_default and found.function is _net and found.ratio == 1
+  assert "the compiler's own choice stays" in str(found)
+
+
+def test_failures_are_counted_and_a_default_that_fails_is_said(monkeypatch, problem):
+  oracle = Oracle(problem, _cost)
+  monkeypatch.setattr(tuning, "Ranker", Oracle)
+  best = tuning.rank(problem, oracle, problem.candidates(30), 4)[1]
+  _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[best])
+  found = tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30)
+  assert found.failed == 1 and len(found.tried) == 3
+  _labelled_by(monkeypatch, _cost, failing=[(0,) * len(problem.options)])
+  with pytest.raises(ValueError, match="own choice cannot be labelled"):
+    tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30)
+
+
+def test_labels_on_this_machine_are_nanoseconds(monkeypatch, problem):
+  monkeypatch.setattr(measure, "_time", lambda *args: .01)
+  found = problem.labels_of(problem.candidates(3))
+  assert list(found) == problem.candidates(3)
+  assert set(found.values()) == {10_000_000}
+
+
+def test_mistakes_are_said_in_one_line(monkeypatch, problem):
+  monkeypatch.setattr(tuning, "Ranker", Oracle)
+  oracle = Oracle(problem, _cost)
+  with pytest.raises(ValueError, match="budget is 1, expected at least 2"):
+    tpugraphs_jax.tune(_net, *_ARGS, model=oracle, budget=1)
+  with pytest.raises(ValueError, match="sin: no layout of its 0 groups"):
+    tpugraphs_jax.tune(jnp.sin, _ARGS[0], model=oracle)
+  oracle.collection = tpugraphs_jax.serve.ranker.collections.Collection("tile:xla")
+  with pytest.raises(ValueError, match="ranks tile configurations, expected one of layouts"):
+    tpugraphs_jax.tune(_net, *_ARGS, model=oracle)
+  with pytest.raises(FileNotFoundError, match=r"layout-v9 is missing: .* that ships \(.*layout-v3-estimate\)"):
+    tpugraphs_jax.tune(_net, *_ARGS, model="layout-v9")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None,
+                    reason='libtpu is not installed: pip install "jax[tpu]"')
+def test_for_a_tpu_the_labels_are_its_compilers_estimates():
+  problem = tuning.Problem(_net, _ARGS, target="v3")
+  found = problem.labels_of(problem.candidates(2))
+  assert len(found) == 2 and min(found.values()) > 0
+  assert isinstance(problem.label, labels.TpuEstimate)
+  assert problem.what == "estimated cycles on tpu:v3"

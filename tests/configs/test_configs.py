@@ -1,0 +1,220 @@
+"""Every variant makes a job; what cannot work is refused by the name of its field."""
+
+import importlib.util
+import itertools
+import json
+
+import commands
+import ml_collections
+import pytest
+
+from tpugraphs_jax.run.jobs import Job
+from tpugraphs_jax.serve import artefact, saved as saved_lib
+from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.train import report, same_config
+
+TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
+COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
+
+
+def load(kind):
+  spec = importlib.util.spec_from_file_location(kind, commands.ROOT / "configs" / f"{kind}.py")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+CONFIGS = {kind: load(kind).get_config for kind in ("tile", "layout")}
+
+
+def make(kind, **changes):
+  """The job of the smallest config with some fields changed (`batch__graphs=4`)."""
+  config = CONFIGS[kind]("ci")
+  with config.unlocked():
+    config.update_from_flattened_dict(changes, strip_prefix="")
+  return Job.of(config)
+
+
+@pytest.mark.parametrize("kind, variant", [
+    *(("tile", ",".join(parts))
+      for parts in itertools.product(TILE_MODELS, ("", "recommended", "ci"))),
+    *(("layout", ",".join(parts)) for parts in itertools.product(COLLECTIONS, ("", "official"))),
+    *(("layout", f"xla-default,{name}") for name in load("layout").SEGMENTS),
+    ("layout", "nlp-default,tables"),
+    ("layout", "nlp-random,official,gst_ed,ci"), ("layout", "full"), ("tile", ""),
+])
+def test_every_variant_makes_a_job(kind, variant, tmp_path):
+  config = CONFIGS[kind](variant)
+  ranker = Job.of(config).ranker
+  if kind == "tile":
+    assert ranker.collection.name == "tile:xla"
+    assert config.model.name == (variant.split(",")[0] or "EarlyJoinSAGE")
+  else:
+    collection = variant.split(",")[0]
+    expected = collection if collection in COLLECTIONS else "xla-random"
+    assert ranker.collection.name == f"layout:{expected.replace('-', ':')}"
+  # What a working folder keeps of a config makes the same model again.
+  report.write_manifest(tmp_path, config.to_dict())
+  saved = ml_collections.ConfigDict(saved_lib.config_of(tmp_path))
+  assert saved == config and Job.of(saved).ranker.model == ranker.model
+
+
+def test_the_tile_defaults_are_the_official_ones():
+  config = CONFIGS["tile"]()
+  assert (config.batch.graphs, config.batch.configs) == (10, 10)
+  assert (config.train.epochs, config.train.early_stop_epochs) == (100, 20)
+  optimizer = config.optimizer
+  assert (optimizer.learning_rate, optimizer.clip_norm_per_variable) == (1e-3, 1e-3)
+  assert (config.loss.losses, config.loss.temperature) == ("ListMLELoss:1,MSE:0.02", 10)
+  assert (config.loss.kernel_l2, config.loss.activity_l2) == (1e-4, 1e-4)
+  assert config.data.feature_transform == config.data.config_transform == "minmax"
+  model = config.model
+  assert (model.name, model.op_embed_dim, model.hidden_dim, model.num_gnns) == (
+      "EarlyJoinSAGE", 64, 64, 3)
+
+
+def test_the_official_layout_variant_has_the_official_settings():
+  config = CONFIGS["layout"]("xla-random,official")
+  assert (config.batch.graphs, config.batch.configs, config.batch.keep_nodes) == (8, 16, 5000)
+  assert (config.batch.sampling, config.batch.target) == ("skewed", "official")
+  assert (config.train.epochs, config.train.early_stop_epochs) == (50, 25)
+  assert config.train.best_metric == "opa"
+  assert (config.optimizer.learning_rate, config.optimizer.clip_norm_per_variable) == (1e-3, 1e-2)
+  assert (config.loss.losses, config.loss.temperature) == ("ListMLELoss:1", 1)
+  assert config.data.duplicate_policy == "keep" and config.data.pad_value == 0
+  model = config.model
+  assert (model.name, model.op_embed_dim, model.hidden_dim, model.num_gnns, model.dropout) == (
+      "ResModel", 32, 32, 2, "backpropdropout")
+
+
+@pytest.mark.parametrize("own", ["own", "own-mine", "own-programs_cpu"])
+def test_what_is_recommended_for_own_programs_is_a_short_run_of_the_official_model(own):
+  config, official = (CONFIGS["layout"](f"{own},{name}") for name in ("recommended", "official"))
+  assert config.train.epochs * config.batch.slates_per_epoch == 1200
+  config.train, config.batch = official.train, official.batch
+  assert config == official and config.data.source == "own"
+  assert CONFIGS["layout"]("xla-random,recommended").model.name == "ScoreTables"
+
+
+@pytest.mark.parametrize(
+    "kind, known", [("tile", "recommended, .*, own-NAME, ci"),
+                    ("layout", "official, .*, full, .*, ci")])
+def test_an_unknown_variant_is_refused(kind, known):
+  with pytest.raises(ValueError, match=f"{kind}.py has no variant 'nope'; it has .*{known}"):
+    CONFIGS[kind]("ci,nope")
+
+
+@pytest.mark.parametrize("kind, field, value", [
+    ("tile", "batch.config_chunk", 4), ("layout", "batch.config_chunk", -1),
+    ("tile", "model.dtype", "float16"), ("layout", "data.neighbour_slots", -2),
+    ("tile", "task", "nope"), ("tile", "seed", -1),
+    *(("tile", f"batch.{name}", value) for name, value in (
+        ("graphs", 0), ("configs", 1), ("min_configs", 1), ("slates_per_epoch", -1),
+        ("sampling", "nope"), ("target", "nope"))),
+    *(("tile", f"data.{name}", value) for name, value in (
+        ("pad_value", 1), ("config_transform", "nope"), ("feature_transform", "shape=nope"),
+        ("loader_threads", -1))),
+    *(("tile", f"train.{name}", value) for name, value in (
+        ("epochs", 0), ("eval_every_epochs", 0), ("early_stop_epochs", -1), ("valid_configs", -1),
+        ("log_every_steps", 0), ("checkpoint_every_steps", -1), ("best_metric", "slowdown1"))),
+    *(("tile", f"eval.{name}", value) for name, value in (("graphs", 0), ("configs", 1))),
+    *(("tile", f"loss.{name}", value) for name, value in (
+        ("temperature", 0.0), ("temperature", float("nan")), ("kernel_l2", -1e-9),
+        ("pair_reduction", "nope"), ("margin", -1.0), ("score_norm_clip", float("inf")),
+        ("noise", -0.1), ("noise", float("nan")),
+        ("activity_l2", float("nan")), ("losses", "Nope:1"), ("losses", "MSE:0"))),
+    *(("tile", f"optimizer.{name}", value) for name, value in (
+        ("learning_rate", -1.0), ("learning_rate", float("nan")), ("name", "nope"),
+        ("schedule", "nope"), ("clip_norm", -1.0), ("accumulation_steps", 0),
+        ("average_decay", 1.0), ("weight_decay", 0.1), ("average_window", (0.5,)))),
+    ("tile", "batch.graph_sampling", "nope"), ("tile", "eval.permutations", 0),
+    ("tile", "data.virtual_node", "nope"), ("tile", "data.cluster_nodes", 0),
+    ("layout", "data.entropy_threshold", -1.0), ("tile", "data.feature_transform", "log_offset(0)"),
+    *(("tile", f"model.{name}", value) for name, value in (
+        ("name", "Nope"), ("hidden_dim", 0), ("op_embed_dim", -1), ("num_gnns", 0),
+        ("precision", "nope"))),
+    ("tile", "profile_steps", "7"),
+    *(("layout", f"data.{name}", value) for name, value in (
+        ("source", "nope"), ("search", "nope"), ("duplicate_policy", "nope"),
+        ("graph_reduction", "nope"), ("reduction_direction", "nope"), ("reduction_hops", 0),
+        ("reduction_induced", "nope"), ("max_configs", -1), ("config_transform", "minmax"))),
+    ("layout", "batch.keep_nodes", 1), ("layout", "eval.max_configs", -1),
+    ("layout", "model.name", "EarlyJoinSAGE"), ("layout", "model.pooling", ("nope",)),
+    ("layout", "model.value_embed_dim", 0), ("layout", "model.pooling", ()),
+    ("tile", "optimizer.milestones", (0.9, 0.6)),
+])
+def test_impossible_values_are_refused_by_field_in_one_line(kind, field, value):
+  with pytest.raises(ValueError) as error:
+    make(kind, **{field: value})
+  message = str(error.value)
+  assert field.rpartition(".")[2] in message and "\n" not in message
+  assert str(value).split("=")[-1].split("'")[0].strip("(") in message
+
+
+@pytest.mark.parametrize("variant, field, value", [
+    ("EarlyJoinResGCN", "reduction", "max"), ("MLP", "dtype", "bfloat16")])
+def test_what_one_tile_model_cannot_do_is_refused(variant, field, value):
+  config = CONFIGS["tile"](variant)
+  config.model[field] = value
+  with pytest.raises(ValueError, match=f"{field} is '?{value}'?, expected "):
+    Job.of(config)
+
+
+@pytest.mark.parametrize("kind, changes, complaint", [
+    ("layout", {"loss.noise": 0.01, "batch.target": "rank"},
+     "loss.noise is 0.01, but with batch.target=rank a loss knows no runtimes: take"),
+    *(("layout", {"loss.losses": f"{name}:1"}, f"loss.losses has {name}, which needs runtimes, and "
+       "batch.target is 'ratio': set it to 'official'")
+      for name in ("MAPE", "LogMSE", "DCGHingeLoss")),
+    ("tile", {"loss.losses": "ListMLELoss:1,MAPE:1", "batch.target": "rank"}, "has MAPE, which"),
+    ("tile", {"optimizer.average_window": (0.5, 1.0), "optimizer.average_decay": 0.9},
+     "there is one average, set one of them"),
+])
+def test_options_that_exclude_each_other_are_refused(kind, changes, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    make(kind, **changes)
+
+
+def test_segments_have_no_virtual_nodes():
+  config = CONFIGS["layout"]("gst_ed,ci")
+  config.data.virtual_node = "output"
+  with pytest.raises(ValueError, match="virtual_node is 'output', but segments have no edges betw"):
+    Job.of(config)
+
+
+@pytest.mark.parametrize("kind, variant", [
+    ("tile", "EarlyJoinSAGE"), ("tile", "MLP"), ("layout", "xla-random"), ("layout", "official"),
+    ("layout", "xla-random,tables"), ("layout", "gst_efd"),
+    ("layout", "preset=third")])
+def test_configs_from_before_an_option_mean_its_default(kind, variant, tmp_path):
+  """Whole configs as they once were: a field that came without a default is noticed."""
+  kept = json.loads((commands.ROOT / "tests/data/earlier_configs.json").read_text())
+  now, before = CONFIGS[kind](variant).to_dict(), artefact.with_tuples(kept[f"{kind}:{variant}"])
+  assert before != now and saved_lib.upgrade(before) == now
+  Ranker(saved_lib.upgrade(before))
+  as_json = lambda fields: json.loads(json.dumps(fields))
+  same_config.check(tmp_path, as_json(before), as_json(now))
+  now["loss"]["noise"] = 0.1
+  with pytest.raises(ValueError, match="loss.noise is 0.0 there and 0.1 here"):
+    same_config.check(tmp_path, as_json(before), as_json(now))
+
+
+def test_a_multistep_schedule_needs_milestones():
+  with pytest.raises(ValueError, match=r"optimizer.milestones is \(\), expected at least one"):
+    make("tile", **{"optimizer.schedule": "multistep"})
+  make("tile", **{"optimizer.schedule": "multistep", "optimizer.milestones": (0.5, 0.8)})
+
+
+@pytest.mark.parametrize("kind, task, lacks", [
+    ("tile", "layout", "data.store_dir"), ("layout", "segments", "segments")])
+def test_a_config_of_another_task_is_refused(kind, task, lacks):
+  with pytest.raises(ValueError, match=f"task is {task}, but the config has no {lacks}: name"):
+    make(kind, task=task)
+
+
+def test_options_a_model_does_not_have_are_refused():
+  config = CONFIGS["tile"]("ci")
+  with config.unlocked():
+    config.model.num_heads = 2
+  with pytest.raises(ValueError, match="EarlyJoinSAGE has no option 'num_heads'; it has"):
+    Job.of(config)

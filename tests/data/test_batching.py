@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import functools
+
+import comparing
+import jax
+import jax.numpy as jnp
+import jraph
+import numpy as np
+import pytest
+import random_graphs
+
+from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data.batch import ABSENT
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.layout import res_model
+
+CONFIGS = 3
+HOPS = 1
+SIZES = ((9, 14, [2, 0], 7), (1, 0, [0], 3), (16, 30, [3, 15, 5], 2))
+AS_FLOAT = lambda rows: rows.astype(np.float32)
+
+
+@functools.cache
+def layout_graphs() -> tuple[batching.PreparedGraph, ...]:
+  rng = np.random.default_rng(0)
+  graphs = [
+      random_graphs.layout_graph(
+          rng, nodes=n, edges=e, config_nodes=k, configs=c, name=f"program {i}")
+      for i, (n, e, k, c) in enumerate(SIZES)]
+  return tuple(batching.prepare(g, g.node_feat, hops=HOPS, slots=1) for g in graphs)
+
+
+@functools.cache
+def tile_graphs() -> tuple[batching.PreparedGraph, ...]:
+  rng = np.random.default_rng(1)
+  graphs = [random_graphs.tile_graph(rng, nodes=n, edges=e, configs=c) for n, e, _, c in SIZES]
+  return tuple(batching.prepare(g, g.node_feat, slots=1) for g in graphs)
+
+
+def layout_batch(*, order=(0, 1, 2), graphs=3, spare=0, configs=CONFIGS):
+  slots = random_graphs.slots_of(layout_graphs(), CONFIGS)
+  budget = random_graphs.common_budget([batching.total_sizes(layout_graphs())], spare=spare)
+  return batching.assemble_layout(
+      [slots[i] for i in order], budget, graphs=graphs, configs=configs, transform=AS_FLOAT)
+
+
+def tile_batch(*, order=(0, 1, 2), graphs=3, spare=0, configs=CONFIGS):
+  slots = random_graphs.slots_of(tile_graphs(), CONFIGS)
+  budget = random_graphs.common_budget([batching.total_sizes(tile_graphs())], spare=spare)
+  return batching.assemble_tile(
+      [slots[i] for i in order], budget, graphs=graphs, configs=configs, transform=lambda x: x)
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 100])
+def test_distinct_nodes_are_those_of_each_kernel_alone(kinds):
+  rng, prepared = np.random.default_rng(3), []
+  table = rng.random((kinds, 2)).astype(np.float32)  # kernels have these rows in common
+  for nodes, edges, _, configs in SIZES:
+    graph = random_graphs.tile_graph(rng, nodes=nodes, edges=edges, configs=configs)
+    feat = np.concatenate([graph.node_feat, table[rng.integers(kinds, size=nodes)]], axis=1)
+    prepared.append(batching.prepare(graph, feat, slots=1, distinct=2))
+  budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=3)
+  batch = batching.assemble_tile(
+      random_graphs.slots_of(prepared, CONFIGS), budget, graphs=4, configs=CONFIGS,
+      transform=lambda x: x)
+  (first, which), feat = batch.distinct, batch.graph.nodes["feat"]
+  node_graph, seen = np.repeat(np.arange(5), batch.graph.n_node), {}
+  for node, graph in enumerate(node_graph):
+    if graph == 4:
+      assert which[node] == ABSENT  # padding
+    else:
+      seen.setdefault((graph, feat[node, -2:].tobytes()), []).append(node)
+  assert sorted(first[first != ABSENT]) == sorted(members[0] for members in seen.values())
+  for members in seen.values():
+    assert set(first[which[members]]) == {members[0]}
+  assert len(first) == budget["distinct"] and tile_batch().distinct is None
+
+
+def by_jraph(graphs, nodes, edges, slots) -> jraph.GraphsTuple:
+  tuples = [
+      jraph.GraphsTuple(
+          nodes={"opcode": g.opcode, "feat": g.feat}, edges=None, globals=None,
+          receivers=g.edge_index[:, 0], senders=g.edge_index[:, 1],
+          n_node=np.array([len(g.opcode)]), n_edge=np.array([len(g.edge_index)]))
+      for g in graphs]
+  return jraph.pad_with_graphs(jraph.batch_np(tuples), nodes, edges, slots + 1)
+
+
+@pytest.mark.parametrize("make, graphs", [(layout_batch, layout_graphs), (tile_batch, tile_graphs)])
+def test_graphs_tuple_is_that_of_jraph(make, graphs):
+  batch = make(graphs=5, spare=4).graph
+  expected = by_jraph(graphs(), len(batch.nodes["opcode"]), len(batch.senders), 5)
+  # The empty slots come after the padding graph there and before it here.
+  np.testing.assert_array_equal(sorted(batch.n_node), sorted(expected.n_node))
+  np.testing.assert_array_equal(batch.n_node[:3], expected.n_node[:3])
+  np.testing.assert_array_equal(batch.n_edge[:3], expected.n_edge[:3])
+  assert batch.n_node.sum() == expected.n_node.sum()
+  assert batch.n_edge.sum() == expected.n_edge.sum()
+  for key in ("opcode", "feat"):
+    np.testing.assert_array_equal(batch.nodes[key], expected.nodes[key])
+  sort = lambda g: sorted(zip(g.receivers.tolist(), g.senders.tolist()))
+  assert sort(batch) == sort(expected)
+
+
+@pytest.mark.parametrize("make", [layout_batch, tile_batch])
+def test_edges_are_sorted_by_receiver_and_all_indices_are_int32(make):
+  batch = make(spare=4)
+  assert (np.diff(batch.graph.receivers) >= 0).all()
+  for leaf in jax.tree.leaves(batch):
+    assert leaf.dtype in (np.int32, np.float32, bool)
+
+
+def slate_of_row(batch) -> np.ndarray:
+  """Slate of every row of the hops one after the other, -1 for padding."""
+  node_slot = np.repeat(np.arange(len(batch.graph.n_node)), batch.graph.n_node)
+  node = np.concatenate(batch.by_hop.nodes)
+  return np.where(node < ABSENT, node_slot[np.minimum(node, len(node_slot) - 1)], -1)
+
+
+def assert_stays_inside(table, slot):
+  receiver, sender = np.transpose(random_graphs.table_edges(table))
+  assert len(receiver)
+  np.testing.assert_array_equal(slot[receiver], slot[sender])
+  assert (np.diff(table.overflow_receiver) >= 0).all()
+
+
+def test_indices_stay_in_their_own_graph():
+  batch = layout_batch(spare=3, order=(2, 0, 1))
+  node_slot = np.repeat(np.arange(4), batch.graph.n_node)
+  for side in batch.adjacency:
+    assert_stays_inside(side, node_slot)
+  for side in batch.by_hop.adjacency:
+    assert_stays_inside(side, slate_of_row(batch))
+
+
+def test_reach_adjacency_holds_exactly_the_edges_among_reached_nodes():
+  batch = layout_batch(spare=3)
+  node = np.concatenate(batch.by_hop.nodes)
+  for side in ("operands", "users"):
+    pairs = node[random_graphs.table_edges(getattr(batch.by_hop.adjacency, side))]
+    graph = batch.graph
+    edges = np.stack([graph.receivers, graph.senders], axis=1)[: graph.n_edge[:-1].sum()]
+    edges = edges[(batch.by_hop.hop[edges] < ABSENT).all(axis=1)]
+    expected = edges if side == "operands" else edges[:, ::-1]
+    assert sorted(map(tuple, pairs.tolist())) == sorted(map(tuple, expected.tolist()))
+
+
+def test_tiers_and_distances_agree():
+  batch = layout_batch(spare=3)
+  for hop, nodes in enumerate(batch.by_hop.nodes):
+    np.testing.assert_array_equal(
+        np.sort(nodes[nodes < ABSENT]), np.flatnonzero(batch.by_hop.hop == hop))
+
+
+def test_configurable_nodes_have_the_rows_of_their_configurations():
+  order = (2, 0, 1)
+  batch = layout_batch(order=order, spare=2)
+  slots = random_graphs.slots_of(layout_graphs(), CONFIGS)
+  start = node_start = 0
+  for i in order:
+    graph, chosen = slots[i].graph, slots[i].config_ids
+    count = graph.by_hop.hop_sizes[0]
+    np.testing.assert_array_equal(
+        batch.by_hop.nodes[0][start : start + count],
+        graph.by_hop.node[:count] + node_start)
+    row_id = batch.row_id[start : start + count]
+    np.testing.assert_array_equal(
+        batch.rows[row_id[:, : len(chosen)]].swapaxes(0, 1), graph.configs.decode(chosen))
+    assert (row_id[:, len(chosen) :] == ABSENT).all()
+    start += count
+    node_start += len(graph.opcode)
+  assert (batch.row_id[start:] == ABSENT).all()
+
+
+def test_slates_keep_their_targets():
+  batch = layout_batch(graphs=4)
+  for i, slot in enumerate(random_graphs.slots_of(layout_graphs(), CONFIGS)):
+    count = len(slot.config_ids)
+    np.testing.assert_array_equal(batch.config_mask[i], np.arange(CONFIGS) < count)
+    np.testing.assert_array_equal(batch.target[i, :count], slot.target)
+  assert not batch.config_mask[3].any()
+
+
+def test_block_marks_the_sampled_nodes():
+  batch = layout_batch()
+  start = 0
+  for slot in random_graphs.slots_of(layout_graphs(), CONFIGS):
+    nodes = np.arange(len(slot.graph.opcode))
+    np.testing.assert_array_equal(
+        batch.block_mask[start : start + len(nodes)],
+        (nodes >= slot.block[0]) & (nodes < slot.block[1]))
+    start += len(nodes)
+  assert not batch.block_mask[start:].any()
+
+
+def results(model):
+  def loss(params, batch):
+    scores = model.apply({"params": params}, batch, train=True)
+    total, count = losses_lib.listmle(
+        scores, jnp.asarray(batch.target), where=jnp.asarray(batch.config_mask))
+    return total / count, scores
+  return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+CASES = {
+    "tile": (base.create(
+        "tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), tile_batch),
+    "layout": (res_model.ResModel(op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), layout_batch),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_padding_and_order_do_not_change_scores_losses_or_gradients(kind):
+  model, make = CASES[kind]
+  run = results(model)
+  batch = make()
+  params = model.init(jax.random.key(0), batch)["params"]
+  (loss, scores), grads = run(params, batch)
+  cases = [((2, 0, 1), {}), ((1, 2, 0), {"graphs": 5, "spare": 19, "configs": CONFIGS + 2})]
+  for order, options in cases:
+    (other_loss, other_scores), other_grads = run(params, make(order=order, **options))
+    mask = np.asarray(batch.config_mask)[list(order)]
+    scores_there = np.asarray(other_scores)[:3, :CONFIGS][mask]
+    comparing.assert_trees_close(
+        (scores_there, other_loss, other_grads),
+        (np.asarray(scores)[list(order)][mask], loss, grads))
+
+
+@pytest.mark.parametrize("make", [layout_batch, tile_batch])
+def test_more_graphs_than_a_batch_holds_are_refused(make):
+  with pytest.raises(ValueError, match="3 graphs in a batch of 2"):
+    make(graphs=2)
+
+
+@pytest.mark.parametrize("key", ["nodes", "edges", "operand_overflow", "hop1", "rows"])
+def test_a_batch_beyond_its_budget_is_refused(key):
+  slots = random_graphs.slots_of(layout_graphs(), CONFIGS)
+  budget = random_graphs.common_budget([batching.total_sizes(layout_graphs())])
+  assert budget[key] > 0
+  with pytest.raises(ValueError, match="program 0.* exceed the budget"):
+    batching.assemble_layout(
+        slots, budget | {key: budget[key] - 1}, graphs=3, configs=CONFIGS, transform=AS_FLOAT)
+
+
+def test_chosen_budgets_hold_their_batches():
+  sizes = [batching.total_sizes([graph]) for graph in layout_graphs()]
+  budgets = buckets.choose_budgets(sizes, multiple=4)
+  for slot, size in zip(random_graphs.slots_of(layout_graphs(), CONFIGS), sizes):
+    budget = budgets[buckets.smallest_fit([size], budgets)]
+    batch = batching.assemble_layout(
+        [slot], budget, graphs=1, configs=CONFIGS, transform=AS_FLOAT)
+    assert len(batch.graph.nodes["opcode"]) == budget["nodes"]
+
+
+def test_edges_are_kept_with_their_multiplicity():
+  rng = np.random.default_rng(0)
+  graph = random_graphs.tile_graph(rng, nodes=9, edges=25, configs=2)
+  prepared = batching.prepare(graph, graph.node_feat, slots=2)
+  assert sorted(map(tuple, prepared.edge_index.tolist())) == sorted(
+      map(tuple, graph.edge_index.tolist()))
+  assert prepared.sizes["edges"] == 25
+
+
+def test_without_reuse_every_node_is_reached_from_the_start():
+  rng = np.random.default_rng(0)
+  graph = random_graphs.layout_graph(rng, nodes=9, edges=12, config_nodes=[4, 1], configs=2)
+  prepared = batching.prepare(graph, graph.node_feat, hops=2, reuse=False)
+  assert prepared.by_hop.hop_sizes == (9, 0, 0)
+  np.testing.assert_array_equal(prepared.by_hop.node[:2], [4, 1])
+  np.testing.assert_array_equal(np.sort(prepared.by_hop.node), np.arange(9))

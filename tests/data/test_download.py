@@ -1,0 +1,395 @@
+"""Fetching archives from a local server that breaks, forgets and lies."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.server
+import io
+import os
+import re
+import socket
+import struct
+import tarfile
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tpugraphs_jax import collections, graph
+from tpugraphs_jax.data import archives, download
+
+TILE = "tile:xla"
+
+
+def _npz_bytes(seed):
+  file = io.BytesIO()
+  np.savez(file, config_runtime=np.random.default_rng(seed).integers(1, 9, size=500))
+  return file.getvalue()
+
+
+def _members(collection, splits=graph.SPLITS):
+  folder = f"npz/{collection.replace(':', '/')}"
+  return {
+      f"{folder}/{split}/{i}.npz": _npz_bytes(10 * i + len(split))
+      for split in splits for i in range(2)
+  }
+
+
+def _tar_bytes(members):
+  file = io.BytesIO()
+  with tarfile.open(fileobj=file, mode="w") as tar:
+    for name, content in members.items():
+      info = tarfile.TarInfo(name)
+      info.size = len(content)
+      tar.addfile(info, io.BytesIO(content))
+  return file.getvalue()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+  """Serves `files`; `requests` holds the Range header of each request."""
+
+  def __init__(self):
+    super().__init__(("127.0.0.1", 0), _Handler)
+    self.files: dict[str, bytes] = {}
+    self.headers: dict[str, str] = {}
+    self.requests: list[str | None] = []
+    self.etag: str | None = '"one"'
+    self.has_ranges = True
+    self.checks_if_range = True
+    self.is_reset = False  # how a connection ends that breaks
+    self.break_after: list[int] = []  # bytes sent by the first, second ... answer
+    self.url = f"http://127.0.0.1:{self.server_port}/"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+
+  def log_message(self, *_):
+    pass
+
+  def do_GET(self):
+    server = self.server
+    server.requests.append(self.headers.get("Range"))
+    content = server.files.get(self.path.strip("/"))
+    if content is None:
+      self.send_error(404)
+      return
+    start = self._start() if server.has_ranges else 0
+    if start and start >= len(content):
+      self.send_response(416)
+      self.send_header("Content-Range", f"bytes */{len(content)}")
+      self.send_header("Content-Length", "0")
+      self.end_headers()
+      return
+    self.send_response(206 if start else 200)
+    if start:
+      end = f"{len(content) - 1}/{len(content)}"
+      self.send_header("Content-Range", f"bytes {start}-{end}")
+    self.send_header("Content-Length", str(len(content) - start))
+    if server.etag:
+      self.send_header("ETag", server.etag)
+    for name, value in server.headers.items():
+      self.send_header(name, value)
+    self.end_headers()
+    sent = server.break_after.pop(0) if server.break_after else len(content)
+    self.wfile.write(content[start:start + sent])
+    if server.is_reset and start + sent < len(content):
+      time.sleep(0.2)  # until it has been read
+      linger = struct.pack("ii", 1, 0)
+      self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+      os.close(self.connection.detach())
+
+  def _start(self):
+    match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+    is_same = self.headers.get("If-Range") == self.server.etag
+    if not match or (self.server.checks_if_range and not is_same):
+      return 0
+    return int(match[1])
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses_and_no_proxy(monkeypatch):
+  monkeypatch.setattr(download, "_PAUSE_SECONDS", 0.0)
+  monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@pytest.fixture(name="server")
+def _server():
+  with _Server() as server:
+    for collection in collections.RELEASED:
+      server.files[download.archive_name(collection)] = _tar_bytes(
+          _members(collection)
+      )
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+
+
+def _fetch(server, root, collection=TILE, **options):
+  return download.download_collection(
+      root, collection, base_url=server.url, **options
+  )
+
+
+def _assert_complete(root, collection=TILE):
+  """Every file is there with its content, and nothing else is."""
+  expected = {
+      name.removeprefix("npz/"): content
+      for name, content in _members(collection).items()
+  }
+  found = {
+      str(path.relative_to(root)): path.read_bytes()
+      for path in root.rglob("*") if path.is_file()
+  }
+  assert found == expected
+
+
+@pytest.mark.parametrize("collection", collections.RELEASED)
+def test_collection_lies_in_its_folder_and_nothing_else_stays(
+    server, tmp_path, collection
+):
+  folder = _fetch(server, tmp_path, collection)
+  assert folder == tmp_path.joinpath(*collection.split(":"))
+  _assert_complete(tmp_path, collection)
+
+
+def test_broken_transfer_is_resumed_within_one_run(server, tmp_path):
+  server.break_after = [3000, 2000]
+  _fetch(server, tmp_path)
+  assert server.requests == [None, "bytes=3000-", "bytes=5000-"]
+  _assert_complete(tmp_path)
+
+
+def test_next_run_goes_on_where_an_interrupted_one_stopped(server, tmp_path):
+  server.break_after = [3000, 0, 0, 0]
+  with pytest.raises(archives.DownloadError, match="at 3,000 of .* bytes are kept"):
+    _fetch(server, tmp_path)
+  assert not (tmp_path / "tile").exists()
+  server.requests.clear()
+  _fetch(server, tmp_path)
+  assert server.requests == ["bytes=3000-"]
+  _assert_complete(tmp_path)
+
+
+def test_file_that_changed_on_the_server_is_fetched_anew(server, tmp_path):
+  server.break_after = [3000, 0, 0, 0]
+  content = server.files["npz_tile_xla.tar"]
+  server.files["npz_tile_xla.tar"] = bytes(len(content))
+  with pytest.raises(archives.DownloadError):
+    _fetch(server, tmp_path)
+  server.files["npz_tile_xla.tar"], server.etag = content, '"two"'
+  _fetch(server, tmp_path)
+  _assert_complete(tmp_path)
+
+
+@pytest.mark.parametrize("has_ranges, etag", [(False, '"one"'), (True, None)])
+def test_server_that_cannot_resume_sends_everything_again(
+    server, tmp_path, has_ranges, etag
+):
+  server.has_ranges, server.etag = has_ranges, etag
+  server.break_after = [3000]
+  _fetch(server, tmp_path)
+  assert len(server.requests) == 2
+  _assert_complete(tmp_path)
+
+
+def test_transfer_that_was_complete_but_not_renamed_is_not_repeated(server, tmp_path):
+  part = tmp_path / "npz_tile_xla.tar.part"
+  part.write_bytes(server.files["npz_tile_xla.tar"])
+  (tmp_path / "npz_tile_xla.tar.part.id").write_text('"one"')
+  _fetch(server, tmp_path)
+  assert server.requests == [f"bytes={len(server.files['npz_tile_xla.tar'])}-"]
+  _assert_complete(tmp_path)
+
+
+def test_part_longer_than_the_file_is_thrown_away(server, tmp_path):
+  part = tmp_path / "npz_tile_xla.tar.part"
+  part.write_bytes(server.files["npz_tile_xla.tar"] + b"more")
+  (tmp_path / "npz_tile_xla.tar.part.id").write_text('"one"')
+  _fetch(server, tmp_path)
+  _assert_complete(tmp_path)
+
+
+def test_stated_checksum_is_compared(server, tmp_path):
+  content = server.files["npz_tile_xla.tar"]
+  right = base64.b64encode(hashlib.md5(content).digest()).decode()
+  wrong = base64.b64encode(hashlib.md5(b"other").digest()).decode()
+  server.headers["x-goog-hash"] = f"crc32c=AAAAAA==,md5={wrong}"
+  with pytest.raises(archives.DownloadError, match="wrong checksum; deleted"):
+    _fetch(server, tmp_path)
+  assert not (tmp_path / "npz_tile_xla.tar.part").exists()
+  server.headers["x-goog-hash"] = f"crc32c=AAAAAA==,md5={right}"
+  _fetch(server, tmp_path)
+  _assert_complete(tmp_path)
+
+
+def _end_of_first_file(content):
+  with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+    return tar.getmembers()[1].offset
+
+
+@pytest.mark.parametrize(
+    "damage, complaint",
+    [
+        (lambda content: content[:5000], "unexpected end of data"),
+        (lambda content: content[:_end_of_first_file(content)], "its end is missing"),
+        (
+            lambda content: content[:_end_of_first_file(content)] + b"x" * 9000,
+            "its end is missing",
+        ),
+        (lambda content: b"", "empty file"),
+        (lambda content: b"<html>not here</html>" * 100, "could not be opened"),
+        (
+            lambda content: _tar_bytes(_members("layout:xla:random")),
+            "no .npz file for the split train",
+        ),
+        (
+            lambda content: _tar_bytes(_members(TILE, ("train", "valid"))),
+            "no .npz file for the split test",
+        ),
+        (
+            lambda content: _tar_bytes(_members(TILE) | {
+                "npz/tile/xla/test/0.npz": _npz_bytes(0)[:-50]
+            }),
+            "test/0.npz is not a complete .npz file",
+        ),
+    ],
+)
+def test_damaged_archive_is_refused_and_leaves_no_folder(
+    server, tmp_path, damage, complaint
+):
+  root = tmp_path / "root"
+  server.files["npz_tile_xla.tar"] = damage(server.files["npz_tile_xla.tar"])
+  with pytest.raises(archives.DownloadError, match=complaint) as error:
+    _fetch(server, root)
+  assert "deleted, run again to fetch it anew" in str(error.value)
+  assert "\n" not in str(error.value)
+  assert not list(root.iterdir())
+
+
+def test_damaged_archive_of_the_users_own_stays(tmp_path):
+  (tmp_path / "npz_tile_xla.tar").write_bytes(b"nothing of the kind")
+  with pytest.raises(archives.DownloadError, match="delete it and run again"):
+    download.download_collection(tmp_path, TILE)
+  assert [path.name for path in tmp_path.iterdir()] == ["npz_tile_xla.tar"]
+
+
+def test_bytes_that_changed_on_the_way_are_noticed_without_a_checksum(server, tmp_path):
+  content = server.files["npz_tile_xla.tar"]
+  at = content.index(b"config_runtime") + 1000  # within an array
+  server.files["npz_tile_xla.tar"] = content[:at] + b"XXXX" + content[at + 4:]
+  with pytest.raises(archives.DownloadError, match="is not a complete .npz file.*; deleted"):
+    _fetch(server, tmp_path)
+
+
+def test_a_connection_that_breaks_keeps_what_has_come(server, tmp_path):
+  server.is_reset = True
+  server.break_after = [3000, 2000]
+  _fetch(server, tmp_path)
+  assert server.requests == [None, "bytes=3000-", "bytes=5000-"]
+  _assert_complete(tmp_path)
+
+
+def test_no_part_of_another_file_is_appended(server, tmp_path):
+  server.break_after = [3000, 0, 0, 0]
+  server.files["npz_tile_xla.tar"], content = bytes(9000), server.files["npz_tile_xla.tar"]
+  with pytest.raises(archives.DownloadError):
+    _fetch(server, tmp_path)
+  server.files["npz_tile_xla.tar"], server.etag = content, '"two"'
+  server.checks_if_range = False  # sends the rest of the new file
+  server.requests.clear()
+  _fetch(server, tmp_path)
+  assert server.requests == ["bytes=3000-", None]
+  _assert_complete(tmp_path)
+
+
+def test_transfers_that_begin_anew_and_break_again_come_to_an_end(server, tmp_path):
+  server.has_ranges, server.break_after = False, [3000, 2000, 3000, 2000, 3000]
+  with pytest.raises(archives.DownloadError, match="check the network and run again"):
+    _fetch(server, tmp_path)
+  assert len(server.requests) == 4
+
+
+def test_too_little_room_is_told_before_anything_is_fetched(server, tmp_path, monkeypatch):
+  usage = download.shutil.disk_usage(tmp_path)
+  monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage._replace(free=100))
+  with pytest.raises(archives.DownloadError, match="takes .* bytes more, and 100 are free"):
+    _fetch(server, tmp_path)
+  assert not list(tmp_path.iterdir())
+
+
+def test_files_of_no_graph_are_left_out_and_named(server, tmp_path, capsys):
+  root = tmp_path / "root"
+  other = {"../outside.npz": b"x", "npz/tile/xla/train/../../up.npz": b"x"}
+  server.files["npz_tile_xla.tar"] = _tar_bytes(_members(TILE) | other)
+  _fetch(server, root)
+  _assert_complete(root)
+  assert [path.name for path in tmp_path.iterdir()] == ["root"]
+  printed = capsys.readouterr().out
+  for name in other:
+    assert f"left out {name!r}" in printed
+
+
+def test_leftovers_of_an_interrupted_unpacking_do_no_harm(server, tmp_path):
+  staging = tmp_path / "npz_tile_xla.tar.unpacking" / "train"
+  staging.mkdir(parents=True)
+  (staging / "half.npz").write_bytes(b"half")
+  _fetch(server, tmp_path)
+  _assert_complete(tmp_path)
+
+
+def test_collection_that_is_there_is_left_alone(server, tmp_path, capsys):
+  (tmp_path / "tile" / "xla").mkdir(parents=True)
+  _fetch(server, tmp_path)
+  assert not server.requests
+  assert "exists, left alone" in capsys.readouterr().out
+
+
+def test_archive_is_kept_on_request_and_used_when_it_is_there(server, tmp_path):
+  _fetch(server, tmp_path / "one", keep_archive=True)
+  archive = tmp_path / "one" / "npz_tile_xla.tar"
+  assert archive.read_bytes() == server.files["npz_tile_xla.tar"]
+  server.requests.clear()
+  (tmp_path / "two").mkdir()
+  archive.rename(tmp_path / "two" / archive.name)
+  _fetch(server, tmp_path / "two")
+  assert not server.requests
+  _assert_complete(tmp_path / "two")
+
+
+def test_unknown_collection_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="unknown collection 'tile'"):
+    download.download_collection(tmp_path, "tile")
+
+
+def test_command_line_fetches_and_says_how_many_graphs_it_found(
+    server, tmp_path, capsys
+):
+  argv = ["--data_root", str(tmp_path), "--base_url", server.url]
+  assert download.main([*argv, "--collections", TILE, "layout:nlp:random"]) == 0
+  printed = capsys.readouterr().out
+  assert "tile:xla: 2/2/2 train/valid/test graphs" in printed
+  assert "tile:xla: the published archive had 5709/676/844" in printed
+  assert (tmp_path / "layout" / "nlp" / "random" / "test" / "0.npz").exists()
+
+
+def test_missing_archive_is_a_one_line_error(server, tmp_path, capsys):
+  server.files.clear()
+  argv = ["--data_root", str(tmp_path), "--base_url", server.url]
+  assert download.main([*argv, "--collections", TILE]) == 1
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith(f"error: {server.url}npz_tile_xla.tar: the server answers 404")
+
+
+def test_no_network_is_a_one_line_error(tmp_path, capsys):
+  with socket.socket() as unused:
+    unused.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    argv = ["--data_root", str(tmp_path), "--base_url", url, "--collections", TILE]
+    assert download.main(argv) == 1
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "Connection refused" in line
+  assert "check the network and run again, 0 bytes are kept" in line

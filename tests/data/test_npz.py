@@ -1,0 +1,544 @@
+"""The released files: read, checked, written, and their configurations factored."""
+
+from __future__ import annotations
+
+import dataclasses
+import zipfile
+
+import numpy as np
+import pytest
+import recorded
+
+from tpugraphs_jax import graph
+from tpugraphs_jax.data import factor, npz, npz_archive
+
+_REAL = sorted(recorded.NPZ.rglob("*.npz"))
+
+_TILE_MEMBERS = ["node_feat", "node_opcode", "edge_index", "config_feat", "config_runtime",
+                 "config_runtime_normalizers"]
+_LAYOUT_MEMBERS = ["edge_index", "node_feat", "node_opcode", "node_config_feat",
+                   "node_config_ids", "node_splits", "config_runtime"]
+
+
+def _graph_arrays(rng, nodes):
+  return {
+      "node_feat": rng.normal(size=(nodes, 140)).astype(np.float32),
+      "node_opcode": rng.integers(0, 121, nodes).astype(np.uint8),
+      "edge_index": rng.integers(0, nodes, (2 * nodes, 2)),
+  }
+
+
+def _tile_arrays(*, nodes=7, configs=5, seed=0):
+  rng = np.random.default_rng(seed)
+  return _graph_arrays(rng, nodes) | {
+      "config_feat": rng.normal(size=(configs, 24)).astype(np.float32),
+      "config_runtime": rng.integers(1, 2**40, configs),
+      "config_runtime_normalizers": rng.integers(1, 2**40, configs),
+  }
+
+
+def _layout_arrays(*, nodes=9, configs=6, config_nodes=4, seed=0):
+  rng = np.random.default_rng(seed)
+  shape = (configs, config_nodes, 18)
+  return _graph_arrays(rng, nodes) | {
+      "node_config_feat": rng.integers(-1, 6, shape).astype(np.float32),
+      "node_config_ids": rng.choice(nodes, config_nodes, replace=False),
+      "node_splits": np.array([[0, nodes // 2, nodes]]),
+      "config_runtime": rng.integers(1, 2**40, configs),
+  }
+
+
+_MAKERS = {"tile": _tile_arrays, "layout": _layout_arrays}
+_READERS = {"tile": npz.read_tile, "layout": npz.read_layout}
+
+
+def _save(path, arrays):
+  np.savez_compressed(path, **arrays)
+  return path
+
+
+def _expect_error(kind, path, *words):
+  with pytest.raises(npz.NpzError) as caught:
+    _READERS[kind](path)
+  message = str(caught.value)
+  assert "\n" not in message
+  for word in (str(path), *words):
+    assert word in message
+
+
+def _expect_change_refused(tmp_path, kind, name, value, *words):
+  path = _save(tmp_path / "g.npz", _MAKERS[kind]() | {name: value})
+  _expect_error(kind, path, name, *words)
+
+
+# Reading what is right
+
+
+@recorded.needs_npz
+@pytest.mark.parametrize("path", _REAL, ids=lambda path: "-".join(path.parts[-5:]))
+def test_released_files_survive_reading_and_writing_bit_for_bit(path, tmp_path):
+  is_tile = "tile" in path.parts
+  again = tmp_path / path.name
+  if is_tile:
+    npz.write_tile(again, npz.read_tile(path))
+  else:
+    npz.write_layout(again, npz.read_layout(path))
+  with np.load(path) as before, np.load(again) as after:
+    assert after.files == (_TILE_MEMBERS if is_tile else _LAYOUT_MEMBERS)
+    assert set(before.files) == set(after.files)
+    for name in before.files:
+      assert after[name].dtype == before[name].dtype
+      assert after[name].shape == before[name].shape
+      assert after[name].tobytes() == before[name].tobytes()
+
+
+def test_tile_graph_has_every_array(tmp_path):
+  arrays = _tile_arrays()
+  op_graph = npz.read_tile(_save(tmp_path / "kernel_1.npz", arrays))
+  assert op_graph.name == "kernel_1"
+  np.testing.assert_array_equal(op_graph.node_feat, arrays["node_feat"])
+  np.testing.assert_array_equal(op_graph.node_opcode, arrays["node_opcode"])
+  np.testing.assert_array_equal(op_graph.edge_index, arrays["edge_index"])
+  np.testing.assert_array_equal(op_graph.node_splits, [0, 7])
+  assert op_graph.config_node.shape == (0,)
+  np.testing.assert_array_equal(op_graph.configs.config_feat, arrays["config_feat"])
+  np.testing.assert_array_equal(op_graph.configs.runtime_ns, arrays["config_runtime"])
+  np.testing.assert_array_equal(
+      op_graph.configs.normalizer_ns, arrays["config_runtime_normalizers"])
+  assert op_graph.configs.is_labelled
+
+
+def test_layout_graph_has_every_array(tmp_path):
+  arrays = _layout_arrays()
+  op_graph = npz.read_layout(_save(tmp_path / "bert.npz", arrays))
+  assert op_graph.name == "bert"
+  np.testing.assert_array_equal(op_graph.edge_index, arrays["edge_index"])
+  np.testing.assert_array_equal(op_graph.node_splits, [0, 4, 9])
+  np.testing.assert_array_equal(op_graph.config_node, arrays["node_config_ids"])
+  np.testing.assert_array_equal(op_graph.configs.runtime_ns, arrays["config_runtime"])
+  np.testing.assert_array_equal(
+      op_graph.configs.decode(np.arange(6)), arrays["node_config_feat"])
+
+
+def test_layout_graph_is_read_without_its_configurations(tmp_path):
+  arrays = _layout_arrays()
+  op_graph = npz.read_layout(_save(tmp_path / "g.npz", arrays), with_configs=False)
+  assert op_graph.configs is None
+  np.testing.assert_array_equal(op_graph.config_node, arrays["node_config_ids"])
+
+
+def test_result_has_the_promised_dtypes(tmp_path):
+  tile = npz.read_tile(_save(tmp_path / "t.npz", _tile_arrays()))
+  layout = npz.read_layout(_save(tmp_path / "l.npz", _layout_arrays()))
+  for op_graph in (tile, layout):
+    assert op_graph.node_feat.dtype == np.float32
+    assert op_graph.node_opcode.dtype == np.uint8
+    assert op_graph.edge_index.dtype == np.int32
+    assert op_graph.node_splits.dtype == np.int64
+    assert op_graph.config_node.dtype == np.int32
+    assert op_graph.configs.runtime_ns.dtype == np.int64
+  assert tile.configs.normalizer_ns.dtype == np.int64
+  assert layout.configs.rows.dtype == np.int8
+  assert layout.configs.node_group.dtype == np.int32
+
+
+def _equal_graphs(a, b):
+  for field in dataclasses.fields(graph.OpGraph):
+    if field.name not in ("configs", "name"):
+      np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+  for field in dataclasses.fields(a.configs):
+    np.testing.assert_array_equal(
+        getattr(a.configs, field.name), getattr(b.configs, field.name))
+
+
+@pytest.mark.parametrize("kind", ["tile", "layout"])
+def test_narrow_and_wide_integers_give_the_same_graph(tmp_path, kind):
+  arrays = _MAKERS[kind]()
+  arrays["config_runtime"] %= 2**31 - 1
+  narrow = {
+      name: array.astype(np.int32) if name != "config_runtime_normalizers" and
+      array.dtype.kind in "iu" else array for name, array in arrays.items()}
+  wide = narrow | {"node_opcode": arrays["node_opcode"].astype(np.int64)}
+  expected = _READERS[kind](_save(tmp_path / "a.npz", arrays))
+  _equal_graphs(_READERS[kind](_save(tmp_path / "b.npz", narrow)), expected)
+  _equal_graphs(_READERS[kind](_save(tmp_path / "c.npz", wide)), expected)
+
+
+@pytest.mark.parametrize("kind", ["tile", "layout"])
+def test_fortran_order_gives_the_same_graph(tmp_path, kind):
+  arrays = _MAKERS[kind]()
+  fortran = {name: np.asfortranarray(array) for name, array in arrays.items()}
+  path = _save(tmp_path / "f.npz", fortran)
+  with np.load(path) as saved:
+    assert saved["node_feat"].flags.f_contiguous
+  _equal_graphs(
+      _READERS[kind](path), _READERS[kind](_save(tmp_path / "c.npz", arrays)))
+
+
+@pytest.mark.parametrize("kind", ["tile", "layout"])
+def test_arrays_may_come_in_any_order_and_uncompressed(tmp_path, kind):
+  arrays = _MAKERS[kind]()
+  np.savez(tmp_path / "r.npz", **dict(reversed(arrays.items())))
+  _equal_graphs(_READERS[kind](tmp_path / "r.npz"),
+                _READERS[kind](_save(tmp_path / "a.npz", arrays)))
+
+
+def test_splits_with_one_axis_or_without_the_end_mean_the_same(tmp_path):
+  for splits in ([0, 4, 9], [0, 4], [[0, 4, 9]], [[0, 4]]):
+    arrays = _layout_arrays() | {"node_splits": np.array(splits)}
+    op_graph = npz.read_layout(_save(tmp_path / "g.npz", arrays))
+    np.testing.assert_array_equal(op_graph.node_splits, [0, 4, 9])
+
+
+@pytest.mark.parametrize("kind", ["tile", "layout"])
+def test_zero_runtimes_throughout_mean_unlabelled(tmp_path, kind):
+  arrays = _MAKERS[kind]()
+  arrays["config_runtime"][:] = 0
+  op_graph = _READERS[kind](_save(tmp_path / "g.npz", arrays))
+  assert not op_graph.configs.is_labelled
+  assert len(op_graph.configs) == len(arrays["config_runtime"])
+
+
+@pytest.mark.parametrize("kind", ["tile", "layout"])
+def test_smallest_graph_is_read(tmp_path, kind):
+  arrays = _MAKERS[kind](nodes=1, configs=1, **({"config_nodes": 1} if kind == "layout" else {}))
+  arrays["edge_index"] = np.zeros((0, 2), np.int64)
+  if kind == "layout":
+    arrays["node_splits"] = np.array([[0, 1]])
+  op_graph = _READERS[kind](_save(tmp_path / "g.npz", arrays))
+  assert (op_graph.num_nodes, op_graph.num_edges, len(op_graph.configs)) == (1, 0, 1)
+
+
+def test_range_ends_are_accepted(tmp_path):
+  arrays = _layout_arrays()
+  arrays["node_opcode"][:2] = 0, 120
+  arrays["edge_index"][0] = 0, 8
+  arrays["node_config_ids"][:2] = 0, 8
+  arrays["node_config_ids"][2:] = 3, 4
+  arrays["config_runtime"][:2] = 1, 2**62
+  arrays["node_config_feat"][:, 0] = -1
+  arrays["node_config_feat"][:, 1] = 5
+  op_graph = npz.read_layout(_save(tmp_path / "g.npz", arrays))
+  assert op_graph.configs.runtime_ns[1] == 2**62
+  np.testing.assert_array_equal(
+      op_graph.configs.decode(np.arange(6)), arrays["node_config_feat"])
+
+
+# Refusing what is wrong
+
+
+def test_missing_file_is_named(tmp_path):
+  for reader in _READERS.values():
+    with pytest.raises(FileNotFoundError, match="none.npz"):
+      reader(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize("kind", ["tile", "layout"])
+def test_truncated_file_is_refused_wherever_it_was_cut(tmp_path, kind):
+  whole = _save(tmp_path / "whole.npz", _MAKERS[kind]()).read_bytes()
+  path = tmp_path / "cut.npz"
+  for length in [0, 1, 4, 30, *range(64, len(whole), 97), len(whole) - 1]:
+    path.write_bytes(whole[:length])
+    _expect_error(kind, path)
+
+
+@pytest.mark.parametrize("kind", ["tile", "layout"])
+def test_flipped_bytes_never_give_another_graph_or_another_error(tmp_path, kind):
+  arrays = _MAKERS[kind]()
+  whole = _save(tmp_path / "whole.npz", arrays).read_bytes()
+  expected = _READERS[kind](tmp_path / "whole.npz")
+  path = tmp_path / "g.npz"
+  rng = np.random.default_rng(0)
+  refused = 0
+  for position in rng.integers(0, len(whole), 300):
+    data = bytearray(whole)
+    data[position] ^= rng.integers(1, 256)
+    path.write_bytes(data)
+    try:
+      _equal_graphs(_READERS[kind](path), expected)  # a byte that has no meaning
+    except npz.NpzError as error:
+      refused += 1
+      assert "\n" not in str(error)
+  assert refused > 200
+
+
+@pytest.mark.parametrize("text", [b"", b"not a zip archive", b"\x93NUMPY\x01\x00"])
+def test_other_files_are_refused(tmp_path, text):
+  path = tmp_path / "g.npz"
+  path.write_bytes(text)
+  for kind in _READERS:
+    _expect_error(kind, path, "not a complete .npz archive")
+
+
+@pytest.mark.parametrize("kind, name", [
+    (kind, name) for kind, names in
+    (("tile", _TILE_MEMBERS), ("layout", _LAYOUT_MEMBERS)) for name in names])
+def test_each_missing_array_is_named(tmp_path, kind, name):
+  arrays = _MAKERS[kind]()
+  del arrays[name]
+  _expect_error(kind, _save(tmp_path / "g.npz", arrays), name, "is missing")
+
+
+def test_names_that_cannot_be_printed_are_escaped(tmp_path):
+  arrays = _tile_arrays()
+  arrays["edge\nindex\x07"] = arrays.pop("edge_index")
+  with pytest.raises(npz.NpzError) as caught:
+    npz.read_tile(_save(tmp_path / "g.npz", arrays))
+  assert r"edge index\x07" in str(caught.value) and str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("kind", ["tile", "layout"])
+def test_extra_array_is_named(tmp_path, kind):
+  _expect_change_refused(tmp_path, kind, "notes", np.zeros(3), "is not expected")
+
+
+def test_member_that_is_no_array_is_refused(tmp_path):
+  path = _save(tmp_path / "g.npz", _tile_arrays())
+  with zipfile.ZipFile(path, "a") as archive:
+    archive.writestr("readme.txt", "hello")
+  _expect_error("tile", path, "readme.txt")
+
+
+@pytest.mark.parametrize("kind, name", [
+    (kind, name) for kind, names in
+    (("tile", _TILE_MEMBERS), ("layout", _LAYOUT_MEMBERS)) for name in names])
+def test_each_wrong_dtype_is_named(tmp_path, kind, name):
+  array = _MAKERS[kind]()[name]
+  for wrong in (np.float64, np.complex64, object, "S3", array.dtype.newbyteorder(">")):
+    changed = array.astype(wrong)
+    if changed.dtype == array.dtype:
+      continue  # one byte has no byte order
+    _expect_change_refused(tmp_path, kind, name, changed)
+
+
+@pytest.mark.parametrize("kind, name", [
+    (kind, name) for kind, names in
+    (("tile", _TILE_MEMBERS), ("layout", _LAYOUT_MEMBERS)) for name in names])
+def test_each_wrong_shape_is_refused(tmp_path, kind, name):
+  arrays = _MAKERS[kind]()
+  array = arrays[name]
+  changes = [array[..., None], array.ravel()[0], np.stack([array, array])]
+  if name != "edge_index":  # a graph may have no edges
+    changes.append(array[:0])
+  for changed in changes:
+    path = _save(tmp_path / "g.npz", arrays | {name: changed})
+    _expect_error(kind, path, "shape")
+
+
+def test_lengths_that_disagree_are_named(tmp_path):
+  arrays = _tile_arrays()
+  _expect_change_refused(
+      tmp_path, "tile", "node_opcode", arrays["node_opcode"][:-1], "expected 7")
+  _expect_change_refused(
+      tmp_path, "tile", "config_runtime", arrays["config_runtime"][:-1], "expected 5")
+  arrays = _layout_arrays()
+  _expect_change_refused(
+      tmp_path, "layout", "node_config_ids", arrays["node_config_ids"][:-1], "expected 4")
+
+
+def _changed(array, value):
+  array = array.copy()
+  array.flat[-1] = value
+  return array
+
+
+@pytest.mark.parametrize("kind, name, value, word", [
+    ("tile", "node_feat", np.nan, "nan for node 6, column 139"),
+    ("tile", "node_feat", np.inf, "inf"),
+    ("tile", "node_opcode", 121, "0..120"),
+    ("tile", "edge_index", 7, "0..6"),
+    ("tile", "edge_index", -1, "0..6"),
+    ("tile", "edge_index", 2**32, "0..6"),
+    ("tile", "config_feat", np.nan, "finite"),
+    ("tile", "config_runtime", -1, "nanoseconds"),
+    ("tile", "config_runtime", 0, "1 zeros among 5"),
+    ("tile", "config_runtime_normalizers", 0, "positive"),
+    ("tile", "config_runtime_normalizers", -5, "positive"),
+    ("layout", "node_feat", -np.inf, "-inf"),
+    ("layout", "node_opcode", 255, "0..120"),
+    ("layout", "edge_index", 9, "0..8"),
+    ("layout", "node_config_ids", 9, "0..8"),
+    ("layout", "node_config_ids", -1, "0..8"),
+    ("layout", "node_splits", 10, "0, 4, 10"),
+    ("layout", "config_runtime", -7, "-7"),
+    ("layout", "node_config_feat", 6, "-1..5"),
+    ("layout", "node_config_feat", -2, "-1..5"),
+    ("layout", "node_config_feat", 0.5, "0.5"),
+    ("layout", "node_config_feat", np.nan, "nan"),
+    ("layout", "node_config_feat", np.inf, "inf"),
+])
+def test_each_value_out_of_range_is_named(tmp_path, kind, name, value, word):
+  array = _changed(_MAKERS[kind]()[name], value)
+  _expect_change_refused(tmp_path, kind, name, array, word)
+
+
+def test_repeated_configurable_node_is_named(tmp_path):
+  _expect_change_refused(
+      tmp_path, "layout", "node_config_ids", np.array([3, 5, 3, 1]), "node 3 2 times")
+
+
+@pytest.mark.parametrize("splits", [[[1, 9]], [[0, 5, 4, 9]], [[-1, 9]]])
+def test_splits_that_do_not_rise_from_zero_are_refused(tmp_path, splits):
+  _expect_change_refused(tmp_path, "layout", "node_splits", np.array(splits), "never fall")
+
+
+def test_header_larger_than_the_data_is_refused_before_memory_is_taken(tmp_path):
+  path = tmp_path / "g.npz"
+  arrays = _tile_arrays()
+  with zipfile.ZipFile(path, "w") as archive:
+    for name, array in arrays.items():
+      shape = (10**9, 140) if name == "node_feat" else array.shape
+      npz_archive.add_array(archive, name, shape, array.dtype, [array])
+  _expect_error("tile", path, "node_feat", "needs 560000000000 bytes")
+
+
+# Writing
+
+
+def test_failed_write_leaves_the_earlier_file_and_nothing_else(tmp_path):
+  op_graph = npz.read_layout(_save(tmp_path / "g.npz", _layout_arrays()))
+  before = (tmp_path / "g.npz").read_bytes()
+  broken = dataclasses.replace(op_graph, node_splits=None)
+  with pytest.raises(TypeError):
+    npz.write_layout(tmp_path / "g.npz", broken)
+  assert (tmp_path / "g.npz").read_bytes() == before
+  assert [path.name for path in tmp_path.iterdir()] == ["g.npz"]
+
+
+def test_given_configurations_are_written_as_they_are(tmp_path):
+  arrays = _layout_arrays()
+  op_graph = npz.read_layout(_save(tmp_path / "g.npz", arrays))
+  npz.write_layout(tmp_path / "a.npz", op_graph, arrays["node_config_feat"])
+  npz.write_layout(tmp_path / "b.npz", op_graph, compress_level=1)
+  for name in ("a.npz", "b.npz"):
+    _equal_graphs(npz.read_layout(tmp_path / name), op_graph)
+
+
+def test_configurations_of_another_shape_are_not_written(tmp_path):
+  arrays = _layout_arrays()
+  op_graph = npz.read_layout(_save(tmp_path / "g.npz", arrays))
+  with pytest.raises(ValueError, match=r"\(5, 4, 18\).*\(6, 4, 18\)"):
+    npz.write_layout(tmp_path / "a.npz", op_graph, arrays["node_config_feat"][:5])
+  assert not (tmp_path / "a.npz").exists()
+
+
+# Factoring
+
+
+def _grouped(rng, *, configs, groups, members, row_count=9):
+  """Configurations `[C, K, 18]` whose nodes are interleaved copies of `groups` ones."""
+  rows = rng.integers(-1, 6, (groups, row_count, 18))
+  choice = rng.integers(0, row_count, (configs, groups))
+  feat = rows[np.arange(groups), choice].astype(np.float32)
+  node_group = rng.permutation(np.repeat(np.arange(groups), members))
+  return feat[:, node_group], node_group
+
+
+def test_factoring_is_lossless_and_as_small_as_a_brute_force_search():
+  rng = np.random.default_rng(0)
+  feat, _ = _grouped(rng, configs=50, groups=7, members=3)
+  feat[:, 4] = feat[:, 11]  # two groups may become partly equal
+  configs = factor.factor_layout_configs(feat, np.arange(50))
+  np.testing.assert_array_equal(configs.decode(np.arange(50)), feat)
+  columns = {feat[:, node].tobytes() for node in range(feat.shape[1])}
+  assert configs.group_row.shape == (50, len(columns))
+  np.testing.assert_array_equal(configs.rows, np.unique(feat.reshape(-1, 18), axis=0))
+
+
+@pytest.mark.parametrize("cuts", [[1], [49], [1, 2, 3], list(range(1, 50)), [10, 40]])
+def test_factoring_does_not_depend_on_the_blocks(cuts):
+  rng = np.random.default_rng(1)
+  feat, _ = _grouped(rng, configs=50, groups=9, members=2)
+  feat[:30] = feat[:1]  # groups come apart late
+  expected = factor.factor_layout_configs(feat, np.arange(50))
+  factorer = factor.LayoutFactorer(feat.shape[1])
+  for block in np.split(feat, cuts):
+    factorer.add(block)
+  result = factorer.finish(np.arange(50))
+  for field in dataclasses.fields(graph.LayoutConfigs):
+    found, wanted = getattr(result, field.name), getattr(expected, field.name)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_groups_are_numbered_by_their_first_node():
+  rng = np.random.default_rng(2)
+  feat, node_group = _grouped(rng, configs=40, groups=6, members=4)
+  found = factor.factor_layout_configs(feat, np.arange(40)).node_group
+  _, first = np.unique(found, return_index=True)
+  assert (np.diff(first) > 0).all()
+  same = found[:, None] == found
+  np.testing.assert_array_equal(same, node_group[:, None] == node_group)
+
+
+@pytest.mark.parametrize("rows, dtype", [(256, np.uint8), (257, np.uint16)])
+def test_ids_are_as_narrow_as_the_dictionary_allows(rows, dtype):
+  table = np.stack([np.arange(rows) // 7**i % 7 - 1 for i in range(18)], axis=1)
+  feat = table[np.random.default_rng(0).permutation(rows)][:, None].astype(np.float32)
+  configs = factor.factor_layout_configs(feat, np.arange(rows))
+  assert configs.group_row.dtype == dtype
+  np.testing.assert_array_equal(configs.decode(np.arange(rows)), feat)
+
+
+def test_all_65536_ids_are_used_and_one_row_more_is_an_error():
+  number = np.arange(2**16 + 1)
+  feat = np.stack([number // 7**i % 7 - 1 for i in range(18)], axis=1)[:, None]
+  configs = factor.factor_layout_configs(feat[:-1], number[:-1])
+  assert configs.group_row.max() == 2**16 - 1
+  np.testing.assert_array_equal(configs.decode(number[:-1]), feat[:-1])
+  with pytest.raises(ValueError, match="more than 65536 distinct rows"):
+    factor.factor_layout_configs(feat, number)
+
+
+def test_equal_configurations_become_one_row_and_one_group():
+  feat = np.full((12, 5, 18), 3, np.float32)
+  configs = factor.factor_layout_configs(feat, np.arange(12))
+  assert configs.rows.shape == (1, 18)
+  assert configs.group_row.shape == (12, 1)
+  np.testing.assert_array_equal(configs.decode(np.arange(12)), feat)
+
+
+def test_rows_that_differ_in_one_digit_stay_apart():
+  feat = np.zeros((37, 1, 18), np.float32)
+  for digit in range(18):
+    feat[1 + 2 * digit, 0, digit] = -1
+    feat[2 + 2 * digit, 0, digit] = 5
+  configs = factor.factor_layout_configs(feat, np.arange(37))
+  assert len(configs.rows) == 37
+  np.testing.assert_array_equal(configs.decode(np.arange(37)), feat)
+
+
+@pytest.mark.parametrize("shape", [(3, 18), (3, 0, 18), (3, 2, 17), (4, 2, 18)])
+def test_factoring_refuses_wrong_shapes(shape):
+  with pytest.raises(ValueError, match="node_config_feat has"):
+    factor.factor_layout_configs(np.zeros(shape, np.float32), np.arange(3))
+
+
+# Finding files
+
+
+def test_files_of_a_split_are_sorted_by_name(tmp_path):
+  for name in ("b", "a", "c"):
+    folder = tmp_path / "layout" / "nlp" / "random" / "valid"
+    folder.mkdir(parents=True, exist_ok=True)
+    _save(folder / f"{name}.npz", _layout_arrays())
+  found = npz.split_files(tmp_path, "layout:nlp:random", "valid")
+  assert [path.stem for path in found] == ["a", "b", "c"]
+
+
+def test_missing_data_is_explained(tmp_path):
+  with pytest.raises(FileNotFoundError, match="data_root .*nowhere.* is not a folder"):
+    npz.split_files(tmp_path / "nowhere", "tile:xla", "train")
+  (tmp_path / "tile" / "xla" / "train").mkdir(parents=True)
+  with pytest.raises(FileNotFoundError, match="no .npz file in .*train.* has none anywhere; download or"):
+    npz.split_files(tmp_path, "tile:xla", "train")
+  _save(tmp_path / "tile" / "xla" / "train" / "a.npz", _tile_arrays())
+  with pytest.raises(FileNotFoundError, match="has some in tile/xla/train"):
+    npz.split_files(tmp_path, "tile:xla", "valid")
+
+
+def test_unknown_collection_and_split_are_refused(tmp_path):
+  with pytest.raises(ValueError, match="unknown collection 'layout'.*layout:nlp:random"):
+    npz.split_files(tmp_path, "layout", "train")
+  with pytest.raises(ValueError, match="unknown split 'dev'.*valid"):
+    npz.split_files(tmp_path, "tile:xla", "dev")

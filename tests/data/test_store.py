@@ -1,0 +1,613 @@
+"""The random-access store: lossless, resumable, and never stale or half written."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import recorded
+
+from tpugraphs_jax import atomic, graph, integrity
+from tpugraphs_jax.data import npz, store, store_build, store_format
+
+_COLLECTION = "layout:nlp:random"
+
+
+def _layout_graph(*, name="g", seed=0, nodes=40, configs=30, config_nodes=12, rows=9):
+  rng = np.random.default_rng(seed)
+  dictionary = np.unique(rng.integers(-1, 6, (rows, 18)), axis=0).astype(np.int8)
+  group_row = rng.integers(0, len(dictionary), (configs, 5))
+  node_group = rng.permutation(np.arange(config_nodes) % 5)
+  feat = dictionary[group_row[:, node_group]].astype(np.float32)
+  runtime_ns = rng.integers(1, 2**40, configs)
+  return graph.OpGraph(
+      name=name,
+      node_feat=rng.normal(size=(nodes, 140)).astype(np.float32),
+      node_opcode=rng.integers(1, 121, nodes).astype(np.uint8),
+      edge_index=rng.integers(0, nodes, (2 * nodes, 2)).astype(np.int32),
+      node_splits=np.array([0, 7, nodes]),
+      config_node=rng.choice(nodes, config_nodes, replace=False).astype(np.int32),
+      configs=npz.factor_layout_configs(feat, runtime_ns))
+
+
+def _write_split(root, *, count=3, split="valid", **options):
+  folder = root / "layout" / "nlp" / "random" / split
+  for seed in range(count):
+    op_graph = _layout_graph(name=f"g{seed}", seed=seed, **options)
+    npz.write_layout(folder / f"g{seed}.npz", op_graph)
+  return folder
+
+
+def _ensure(root, *, split="valid", **options):
+  options = {"workers": 1, "progress": False} | options
+  return store.ensure_store(root, _COLLECTION, split, **options)
+
+
+def _assert_equal(a, b):
+  for field in dataclasses.fields(graph.OpGraph):
+    if field.name not in ("configs", "store"):
+      np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+      assert np.asarray(getattr(a, field.name)).dtype == np.asarray(
+          getattr(b, field.name)).dtype
+  for field in dataclasses.fields(graph.LayoutConfigs):
+    stored, read = getattr(a.configs, field.name), getattr(b.configs, field.name)
+    assert stored.dtype == read.dtype
+    np.testing.assert_array_equal(stored, read)
+
+
+def _built_at(folder):
+  """Something that changes whenever a graph is built again."""
+  return (folder / "group_row.npy").stat().st_ino
+
+
+# What is stored
+
+
+def test_stored_graph_equals_its_file(tmp_path):
+  files = sorted(_write_split(tmp_path).iterdir())
+  folders = _ensure(tmp_path)
+  assert [folder.name for folder in folders] == ["g0", "g1", "g2"]
+  for file, folder in zip(files, folders):
+    opened = store.open_graph(folder)
+    _assert_equal(opened, npz.read_layout(file))
+    store.verify_graph(folder, file)
+
+
+@pytest.fixture(name="few_files")
+def _few_files():
+  """At most 30 more files may be open than now."""
+  before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 30, most))
+  yield
+  resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+def test_small_graphs_take_no_open_file_each(tmp_path, few_files):
+  _write_split(tmp_path)
+  folders = _ensure(tmp_path)
+  opened = [store.open_graph(folders[number % 3]) for number in range(90)]
+  assert not isinstance(opened[0].configs.group_row, np.memmap)
+
+
+def test_large_graphs_are_mapped_as_far_as_files_may_be_open(tmp_path, few_files, monkeypatch):
+  monkeypatch.setattr(store_format, "_LEAST_MAPPED_BYTES", 0)
+  _write_split(tmp_path)
+  folder, opened = _ensure(tmp_path)[0], []
+  with pytest.raises(OSError, match=r"raise the limit \(ulimit -n\)"):
+    opened += (store.open_graph(folder) for _ in range(90))
+  assert isinstance(opened[0].configs.group_row, np.memmap)
+
+
+@recorded.needs_npz
+@pytest.mark.parametrize("split", graph.SPLITS)
+def test_released_configurations_survive_bit_for_bit(split, tmp_path):
+  collection = "layout:xla:default"
+  folders = store.ensure_store(
+      recorded.NPZ, collection, split, store_dir=tmp_path, workers=1, progress=False)
+  files = npz.split_files(recorded.NPZ, collection, split)
+  assert [folder.name for folder in folders] == [file.stem for file in files]
+  for folder, file in zip(folders, files):
+    configs = store.open_graph(folder).configs
+    with np.load(file) as released:
+      decoded = configs.decode(np.arange(len(configs)))
+      assert decoded.tobytes() == released["node_config_feat"].tobytes()
+      assert configs.runtime_ns.tobytes() == released["config_runtime"].tobytes()
+
+
+@pytest.mark.parametrize("options, dtype", [
+    ({"configs": 1}, np.uint8), ({"rows": 1}, np.uint8), ({"config_nodes": 1}, np.uint8),
+    ({"rows": 2000, "configs": 500}, np.uint16),
+], ids=["one-config", "equal-configs", "one-node", "many-rows"])
+def test_extremes_are_stored_without_loss(tmp_path, options, dtype):
+  folder = _write_split(tmp_path, count=1, **options)
+  stored = store.open_graph(_ensure(tmp_path)[0])
+  _assert_equal(stored, npz.read_layout(folder / "g0.npz"))
+  assert stored.configs.group_row.dtype == dtype
+
+
+def test_runtimes_and_unlabelled_graphs_are_stored_exactly(tmp_path):
+  folder = tmp_path / "layout" / "nlp" / "random" / "valid"
+  for name, runtime_ns in (("a", np.arange(30) + 2**62), ("b", np.zeros(30, np.int64))):
+    op_graph = _layout_graph()
+    configs = dataclasses.replace(op_graph.configs, runtime_ns=runtime_ns)
+    npz.write_layout(folder / f"{name}.npz", dataclasses.replace(op_graph, configs=configs))
+  labelled, unlabelled = map(store.open_graph, _ensure(tmp_path))
+  np.testing.assert_array_equal(labelled.configs.runtime_ns, np.arange(30) + 2**62)
+  assert labelled.configs.is_labelled and not unlabelled.configs.is_labelled
+
+
+def test_opening_reads_nothing_from_the_source(tmp_path):
+  folder = _write_split(tmp_path, count=1)
+  expected = npz.read_layout(folder / "g0.npz")
+  stored = _ensure(tmp_path)[0]
+  shutil.rmtree(folder)
+  _assert_equal(store.open_graph(stored), expected)
+
+
+def test_store_moves_with_its_data(tmp_path):
+  _write_split(tmp_path / "old", count=1)
+  folder = _ensure(tmp_path / "old")[0].relative_to(tmp_path / "old")
+  os.rename(tmp_path / "old", tmp_path / "new")
+  store.open_graph(tmp_path / "new" / folder)
+  before = _built_at(tmp_path / "new" / folder)
+  assert _built_at(_ensure(tmp_path / "new")[0]) == before
+
+
+def test_store_dir_holds_the_store_and_nothing_goes_into_the_data(tmp_path):
+  _write_split(tmp_path / "data")
+  before = sorted((tmp_path / "data").rglob("*"))
+  for folder in _ensure(tmp_path / "data", store_dir=tmp_path / "elsewhere"):
+    assert folder.parent == tmp_path / "elsewhere" / "layout" / "nlp" / "random" / "valid"
+  assert sorted((tmp_path / "data").rglob("*")) == before
+
+
+# Building again
+
+
+def test_finished_graphs_are_not_built_again(tmp_path):
+  source = _write_split(tmp_path, count=2)
+  before = [_built_at(folder) for folder in _ensure(tmp_path)]
+  npz.write_layout(source / "g9.npz", _layout_graph(seed=9))
+  after = _ensure(tmp_path)
+  assert [_built_at(folder) for folder in after[:2]] == before
+  assert after[2].name == "g9"
+
+
+def test_touched_source_is_recognised_by_its_contents(tmp_path):
+  source = _write_split(tmp_path, count=1) / "g0.npz"
+  folder = _ensure(tmp_path)[0]
+  before = _built_at(folder)
+  os.utime(source, ns=(1, 1))
+  store.open_graph(folder)
+  assert not store_format.looks_current(folder, source)
+  assert _built_at(_ensure(tmp_path)[0]) == before
+  assert store_format.looks_current(folder, source)  # not hashed again next time
+
+
+def test_changed_source_is_refused_on_opening_and_rebuilt_on_building(tmp_path):
+  source = _write_split(tmp_path, count=1) / "g0.npz"
+  folder = _ensure(tmp_path)[0]
+  npz.write_layout(source, _layout_graph(seed=5, configs=31))
+  with pytest.raises(ValueError, match="has changed since; build the store again"):
+    store.open_graph(folder)
+  _assert_equal(store.open_graph(_ensure(tmp_path)[0]), npz.read_layout(source))
+
+
+def test_source_of_the_same_size_with_other_contents_is_noticed(tmp_path):
+  source = _write_split(tmp_path, count=1) / "g0.npz"
+  folder = _ensure(tmp_path)[0]
+  data = bytearray(source.read_bytes())
+  data[len(data) // 2] ^= 1
+  source.write_bytes(data)
+  os.utime(source, ns=(1, 1))
+  with pytest.raises(ValueError, match="has changed since"):
+    store.open_graph(folder)
+
+
+def _stored_files():
+  return ("config_node", "edge_index", "group_row", "node_feat", "node_group",
+          "node_opcode", "node_splits", "rows", "runtime_ns")
+
+
+@pytest.mark.parametrize("name", _stored_files())
+def test_each_cut_or_missing_file_is_noticed_and_rebuilt(tmp_path, name):
+  source = _write_split(tmp_path, count=1) / "g0.npz"
+  folder = _ensure(tmp_path)[0]
+  path = folder / f"{name}.npy"
+  for length in (0, path.stat().st_size - 1, None):
+    if length is None:
+      path.unlink()
+    else:
+      os.truncate(path, length)
+    with pytest.raises(ValueError, match=f"{name}.npy was cut short.*build the store"):
+      store.open_graph(folder)
+    _assert_equal(store.open_graph(_ensure(tmp_path)[0]), npz.read_layout(source))
+
+
+def test_stored_files_are_the_ones_tested_above(tmp_path):
+  _write_split(tmp_path, count=1)
+  found = {path.stem for path in _ensure(tmp_path)[0].glob("*.npy")}
+  assert found == set(_stored_files())
+
+
+def _changed_in_range(array):
+  """The array with its last entry changed to another one that is in range."""
+  array.flat[-1] = array.flat[-1] - 1 if array.flat[-1] > 0 else array.flat[-1] + 1
+  return array
+
+
+def _forget_checksums(folder):
+  """Makes the folder one of a version that kept none."""
+  meta = json.loads((folder / "meta.json").read_text())
+  del meta["sha256"], meta["checksum"]
+  (folder / "meta.json").write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize("name", _stored_files())
+def test_each_changed_file_is_noticed_on_opening_and_rebuilt(tmp_path, name):
+  source = _write_split(tmp_path, count=1) / "g0.npz"
+  folder = _ensure(tmp_path)[0]
+  store.open_graph(folder)
+  path = folder / f"{name}.npy"
+  np.save(path, _changed_in_range(np.load(path)))
+  with pytest.raises(ValueError, match=f"{name}.npy is damaged: .*build the store again") as error:
+    store.open_graph(folder)
+  assert "\n" not in str(error.value)
+  _assert_equal(store.open_graph(_ensure(tmp_path)[0]), npz.read_layout(source))
+
+
+@pytest.mark.parametrize("name, low, high", [
+    ("group_row", 0, 200), ("node_group", -1, 99), ("config_node", -1, 40), ("edge_index", -1, 40),
+    ("node_splits", -1, 41), ("rows", -2, 6), ("node_opcode", 0, 121), ("runtime_ns", -1, 2**40)])
+def test_what_is_out_of_range_is_noticed_in_an_old_store_too(tmp_path, name, low, high):
+  _write_split(tmp_path, count=1)
+  folder = _ensure(tmp_path)[0]
+  _forget_checksums(folder)
+  store.open_graph(folder)
+  path = folder / f"{name}.npy"
+  right = np.load(path)
+  for value in (low, high):
+    array = right.copy()
+    array.flat[0] = value
+    np.save(path, array)
+    if (name, value) in (("group_row", 0), ("node_opcode", 0), ("runtime_ns", 2**40)):
+      store.open_graph(folder)  # is in range
+    else:
+      with pytest.raises(ValueError, match=f"g0 is damaged .{name} .*build the store again"):
+        store.open_graph(folder)
+
+
+def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
+  _write_split(tmp_path, count=2)
+  one, other = _ensure(tmp_path)
+  shutil.rmtree(other)
+  shutil.copytree(one, other)
+  with pytest.raises(ValueError, match="g1 holds another graph, g0; build the store again"):
+    store.open_graph(other)
+  assert store.open_graph(_ensure(tmp_path)[1]).name == "g1"
+
+
+def test_checksums_are_compared_once_until_a_file_changes(tmp_path, monkeypatch):
+  _write_split(tmp_path, count=1)
+  folder = _ensure(tmp_path)[0]
+  monkeypatch.setattr(integrity, "_SETTLED_SECONDS", -1.0)
+  compared, digest_of = [], integrity.digest_of
+  monkeypatch.setattr(
+      integrity, "digest_of", lambda path: compared.append(path.name) or digest_of(path))
+  store.open_graph(folder)
+  assert len(compared) == len(_stored_files())
+  store.open_graph(folder)
+  assert len(compared) == len(_stored_files())
+  os.utime(folder / "rows.npy", ns=(5, 5))
+  store.open_graph(folder)
+  assert len(compared) == 2 * len(_stored_files())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1}', "\x00\x01"])
+def test_damaged_meta_is_noticed_and_rebuilt(tmp_path, text):
+  _write_split(tmp_path, count=1)
+  folder = _ensure(tmp_path)[0]
+  (folder / "meta.json").write_text(text)
+  with pytest.raises(ValueError, match="meta.json is damaged; build the store again"):
+    store.open_graph(folder)
+  store.open_graph(_ensure(tmp_path)[0])
+
+
+def test_other_format_version_is_refused_and_rebuilt(tmp_path):
+  _write_split(tmp_path, count=1)
+  folder = _ensure(tmp_path)[0]
+  meta = json.loads((folder / "meta.json").read_text())
+  (folder / "meta.json").write_text(json.dumps(meta | {"version": 99}))
+  with pytest.raises(ValueError, match="has format 99, expected 1"):
+    store.open_graph(folder)
+  store.open_graph(_ensure(tmp_path)[0])
+
+
+def test_folder_that_is_no_store_is_named(tmp_path):
+  with pytest.raises(FileNotFoundError, match="is not a graph of a store"):
+    store.open_graph(tmp_path)
+
+
+# Interruption
+
+
+def test_leftovers_of_an_interrupted_build_are_removed(tmp_path):
+  _write_split(tmp_path, count=1)
+  split = tmp_path / "store" / "layout" / "nlp" / "random" / "valid"
+  partial = split / ".g0.4242.partial"
+  partial.mkdir(parents=True)
+  (partial / "rows.npy").write_bytes(b"half")
+  folder = _ensure(tmp_path)[0]
+  store.open_graph(folder)
+  assert sorted(path.name for path in split.iterdir()) == [".lock", "g0"]
+
+
+def test_what_a_living_builder_writes_is_left_alone(tmp_path):
+  _write_split(tmp_path, count=1)
+  split = _ensure(tmp_path)[0].parent
+  living, dead = split / ".g7.1.partial", split / ".g8.1.partial"
+  living.mkdir()
+  dead.mkdir()
+  with atomic.being_written(living):
+    _ensure(tmp_path)
+    assert living.is_dir() and not dead.exists()
+  _ensure(tmp_path)
+  assert not living.exists()
+
+
+_MANY = """
+import sys, time
+from tpugraphs_jax.data import npz, store
+if __name__ == "__main__":
+  store.ensure_store(sys.argv[1], "layout:nlp:random", "valid", workers=2, progress=False)
+"""
+
+
+def _children(pid):
+  listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
+  return [int(line) for line in listed.split()]
+
+
+@pytest.mark.skipif(not shutil.which("pgrep"), reason="no pgrep here")
+def test_the_processes_of_a_killed_builder_end_with_it(tmp_path):
+  os.mkfifo(_write_split(tmp_path, count=2) / "g9.npz")  # a file that keeps its reader waiting
+  script = tmp_path / "build.py"
+  script.write_text(_MANY)
+  builder = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
+  try:
+    _until(lambda: len(_children(builder.pid)) >= 3)  # two workers, and what counts their names
+    children = _children(builder.pid)
+  finally:
+    builder.kill()
+    builder.wait()
+  _until(lambda: not any(os.path.exists(f"/proc/{child}") for child in children))
+
+
+def _until(is_so, *, seconds=60):
+  deadline = time.monotonic() + seconds
+  while not is_so():
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+
+
+def test_failed_write_leaves_the_earlier_graph(tmp_path, monkeypatch):
+  source = _write_split(tmp_path, count=1) / "g0.npz"
+  folder = _ensure(tmp_path)[0]
+  kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+  npz.write_layout(source, _layout_graph(seed=5))
+  save, calls = np.save, []
+
+  def full_disk(path, array):
+    calls.append(path)
+    if len(calls) == 5:
+      raise OSError(28, "No space left on device")
+    save(path, array)
+
+  monkeypatch.setattr(np, "save", full_disk)
+  with pytest.raises(OSError, match="cannot write .*g0: .*No space left on device"):
+    _ensure(tmp_path)
+  assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
+  monkeypatch.undo()
+  assert len(store.open_graph(_ensure(tmp_path)[0]).configs) == 30
+
+
+_KILLED_BUILD = """
+import os, signal, sys
+from tpugraphs_jax.data import store, store_format
+write, built = store_format.write_graph, []
+def write_two(*args, **options):
+  if len(built) == 2:
+    os.makedirs(args[0].with_name(f".{args[0].name}.1.partial"))
+    os.kill(os.getpid(), signal.SIGKILL)
+  built.append(write(*args, **options))
+store_format.write_graph = write_two
+store.ensure_store(sys.argv[1], "layout:nlp:random", "valid", workers=1, progress=False)
+"""
+
+
+def test_killed_build_keeps_what_was_finished_and_is_resumed(tmp_path):
+  _write_split(tmp_path, count=4)
+  result = subprocess.run([sys.executable, "-c", _KILLED_BUILD, str(tmp_path)], timeout=300)
+  assert result.returncode == -signal.SIGKILL
+  split = tmp_path / "store" / "layout" / "nlp" / "random" / "valid"
+  finished = {path.name: _built_at(path) for path in split.glob("g*")}
+  assert len(finished) == 2
+  folders = _ensure(tmp_path)
+  assert len(folders) == 4
+  assert {folder.name: _built_at(folder) for folder in folders}.items() >= finished.items()
+  assert not list(split.glob(".*.partial"))
+
+
+def test_several_processes_build_the_same_store(tmp_path):
+  _write_split(tmp_path, count=3)
+  one = _ensure(tmp_path, store_dir=tmp_path / "one")
+  many = _ensure(tmp_path, store_dir=tmp_path / "many", workers=2, progress=True)
+  for a, b in zip(one, many, strict=True):
+    for name in _stored_files():
+      assert (a / f"{name}.npy").read_bytes() == (b / f"{name}.npy").read_bytes()
+
+
+def test_builders_at_the_same_time_build_each_graph_once(tmp_path, monkeypatch):
+  _write_split(tmp_path, count=4)
+  write, built = store_format.write_graph, []
+
+  def counting(folder, *args, **options):
+    built.append(folder.name)
+    write(folder, *args, **options)
+
+  monkeypatch.setattr(store_format, "write_graph", counting)
+  with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    results = list(pool.map(lambda _: _ensure(tmp_path), range(4)))
+  assert sorted(built) == ["g0", "g1", "g2", "g3"]
+  assert all(result == results[0] for result in results)
+
+
+# Bad files
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_malformed_file_stops_the_build_in_one_line(tmp_path, workers):
+  split = _write_split(tmp_path)
+  (split / "g1.npz").write_bytes(b"junk")
+  with pytest.raises(npz.NpzError, match="g1.npz: not a complete .npz") as caught:
+    _ensure(tmp_path, workers=workers)
+  assert "\n" not in str(caught.value)
+
+
+def test_malformed_file_can_be_skipped_by_name(tmp_path, caplog):
+  split = _write_split(tmp_path)
+  (split / "g1.npz").write_bytes(b"junk")
+  folders = _ensure(tmp_path, skip_bad_files=True)
+  assert [folder.name for folder in folders] == ["g0", "g2"]
+  assert f"skipped {split / 'g1.npz'}" in caplog.text
+
+
+def test_tile_collections_have_no_store(tmp_path):
+  folder = tmp_path / "tile" / "xla" / "train"
+  folder.mkdir(parents=True)
+  (folder / "a.npz").write_bytes(b"")
+  with pytest.raises(ValueError, match="collection tile:xla has no store"):
+    store.ensure_store(tmp_path, "tile:xla", "train")
+
+
+def test_no_workers_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="workers is 0, expected at least 1"):
+    _ensure(tmp_path, workers=0)
+
+
+def test_store_that_cannot_be_written_names_the_way_out(tmp_path):
+  _write_split(tmp_path, count=1)
+  (tmp_path / "file").write_text("")
+  with pytest.raises(OSError, match="cannot write the store .* with store_dir"):
+    _ensure(tmp_path, store_dir=tmp_path / "file")
+
+
+def test_threads_parse_heads_of_arrays_one_after_the_other(tmp_path, monkeypatch):
+  """Two at the same time make Python before 3.11.8 fail now and then."""
+  _write_split(tmp_path, count=4)
+  folders, load, busy, most = _ensure(tmp_path), np.load, set(), []
+
+  def slow_load(*arguments, **options):
+    busy.add(threading.get_ident())
+    most.append(len(busy))
+    time.sleep(0.002)
+    found = load(*arguments, **options)
+    busy.discard(threading.get_ident())
+    return found
+
+  monkeypatch.setattr(store_format.np, "load", slow_load)
+  assert [g.name for g in store.open_graphs(folders)] == [f"g{n}" for n in range(4)]
+  assert len(most) > 20 and max(most) == 1
+
+
+# Machines of a cluster
+
+
+def _cluster(monkeypatch, takes):
+  """In place of Beam: machines that get jobs by pickle and do those that `takes` tells."""
+  asked = []
+
+  def run_all(work, jobs, *, processes, options):
+    asked.append((len(jobs), list(options)))
+    for job in pickle.loads(pickle.dumps(jobs)):
+      if takes(job[0]):
+        work(job)
+
+  monkeypatch.setattr(store_build.beam_jobs, "run_all", run_all)
+  return asked
+
+
+@pytest.mark.parametrize("takes", [lambda file: True, lambda file: file.stem == "g1"])
+def test_a_cluster_builds_the_same_and_what_it_leaves_is_built_here(
+    tmp_path, monkeypatch, takes, capsys):
+  _write_split(tmp_path, count=3)
+  here = _ensure(tmp_path, store_dir=tmp_path / "here")
+  asked = _cluster(monkeypatch, takes)
+  options = ["--store_dir", str(tmp_path / "there"), "--", "--runner=X"]
+  assert store.main(["build", "--data_root", str(tmp_path), *options]) == 0
+  assert "3 of 3 graphs built" in capsys.readouterr().out
+  assert asked == [(3, ["--runner=X"])]
+  for folder in here:
+    for path in folder.glob("*.npy"):
+      built = tmp_path / "there" / folder.relative_to(tmp_path / "here") / path.name
+      assert built.read_bytes() == path.read_bytes()
+  assert store.main(["build", "--data_root", str(tmp_path), *options]) == 0
+  assert asked == [(3, ["--runner=X"])]  # nothing was left to do
+
+
+def test_a_malformed_file_on_a_cluster_is_told_here(tmp_path, monkeypatch, capsys):
+  file = _write_split(tmp_path, count=2) / "g0.npz"
+  file.write_bytes(b"no zip file")
+  _cluster(monkeypatch, lambda file: True)
+  assert store.main(["build", "--data_root", str(tmp_path), "--", "--runner=X"]) == 1
+  error = capsys.readouterr().err
+  assert error.startswith("error: ") and file.name in error and error.count("\n") == 1
+
+
+# Command line
+
+
+def _run(command, root, *options):
+  return store.main([command, "--data_root", str(root), "--workers", "1", *options])
+
+
+def test_command_line_builds_shows_and_verifies(tmp_path, capsys):
+  _write_split(tmp_path, count=2)
+  _write_split(tmp_path, count=1, split="train")
+  assert _run("info", tmp_path) == 0
+  assert "0 of 2 graphs built" in capsys.readouterr().out
+  assert _run("build", tmp_path) == 0
+  assert _run("info", tmp_path) == 0
+  printed = capsys.readouterr().out
+  assert "2 of 2 graphs built, 60 configs" in printed
+  assert "1 of 1 graphs built, 30 configs" in printed
+  assert _run("verify", tmp_path) == 0
+  assert "2 of 2 graphs equal their source" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", _stored_files())
+def test_verify_notices_a_change_in_each_file(tmp_path, capsys, name):
+  _write_split(tmp_path, count=1)
+  path = _ensure(tmp_path)[0] / f"{name}.npy"
+  np.save(path, _changed_in_range(np.load(path)))
+  assert _run("verify", tmp_path) == 1
+  printed = capsys.readouterr().out
+  assert "FAILED" in printed and "0 of 1 graphs equal their source" in printed
+
+
+def test_command_line_reports_errors_in_one_line(tmp_path, capsys):
+  assert _run("build", tmp_path / "nowhere") == 1
+  error = capsys.readouterr().err
+  assert error.startswith("error: data_root") and error.count("\n") == 1

@@ -1,0 +1,110 @@
+"""Damaged bytes give a valid graph or a ValueError, and nothing else."""
+
+from pathlib import Path
+import pickle
+
+import hlo_modules
+import numpy as np
+import pytest
+
+from tpugraphs_jax import hlo
+from tpugraphs_jax.hlo import convert
+
+_FOLDER = Path(__file__).parents[1] / "data" / "hlo"
+_MUTATIONS = 150
+
+
+def _mutated(data, rng):
+  """Single bytes changed; or stretches overwritten, cut out, repeated, cut off."""
+  data = bytearray(data)
+  if rng.random() < 0.6:
+    for at in rng.integers(len(data), size=rng.integers(1, 4)):
+      data[at] = rng.integers(256)
+    return bytes(data)
+  at = int(rng.integers(len(data) + 1))
+  span = int(rng.integers(1, 40))
+  kind = rng.integers(4)
+  if kind == 0:
+    data[at:at + span] = rng.bytes(len(data[at:at + span]))
+  elif kind == 1:
+    del data[at:at + span]
+  elif kind == 2:
+    data[at:at] = data[at:at + span] * int(rng.integers(1, 4))
+  else:
+    del data[at:]
+  return bytes(data)
+
+
+def _check(graph):
+  assert graph.node_feat.shape == (graph.num_nodes, 140)
+  assert np.isfinite(graph.node_feat).all()
+  assert graph.node_opcode.max(initial=0) <= 120
+  assert graph.edge_index.min(initial=0) >= 0
+  assert graph.edge_index.max(initial=-1) < graph.num_nodes
+  assert graph.node_splits[-1] == graph.num_nodes
+
+
+@pytest.mark.parametrize("name", ["fuzz06", "fuzz01", "text_ops1", "convs", "shapes"])
+def test_a_damaged_module_gives_a_valid_graph_or_a_value_error(name):
+  rng = np.random.default_rng(sum(name.encode()))
+  data = (_FOLDER / f"{name}.hlo.pb").read_bytes()
+  refused = 0
+  for _ in range(_MUTATIONS):
+    try:
+      graph = hlo.featurize(_mutated(data, rng), edge_order="insertion")
+    except ValueError:
+      refused += 1
+      continue
+    _check(graph)
+    hlo.extra_features(graph)
+    for search in (hlo.layout_configs, hlo.tile_configs):
+      try:
+        assert len(search(graph, 3)) >= 1
+      except ValueError:
+        pass
+  assert 0 < refused < _MUTATIONS
+
+
+def test_noise_gives_a_valid_graph_or_a_value_error():
+  rng = np.random.default_rng(0)
+  refused = 0
+  for _ in range(500):
+    try:
+      _check(hlo.featurize(rng.bytes(rng.integers(0, 60))))
+    except ValueError:
+      refused += 1
+  assert refused > 0
+
+
+@pytest.mark.parametrize("name", ["synth_op_tuning", "synth_layout_tuning"])
+def test_damaged_tuning_data_is_converted_or_reported(name, tmp_path):
+  rng = np.random.default_rng(1)
+  data = (_FOLDER / f"{name}.pb").read_bytes()
+  paths = []
+  for number in range(40):
+    paths.append(tmp_path / f"{number}.pb")
+    paths[-1].write_bytes(_mutated(data, rng))
+  result = convert.convert(paths, tmp_path / "out", jobs=1)
+  assert result.failed
+  assert all(path.is_file() for path in result.written)
+
+
+def test_every_cut_of_a_module_gives_a_valid_graph_or_a_value_error():
+  data = hlo_modules.random_module(np.random.default_rng(3), nodes=6).SerializeToString()
+  outcomes = set()
+  for end in range(len(data)):
+    try:
+      _check(hlo.featurize(data[:end]))
+      outcomes.add("graph")
+    except ValueError:
+      outcomes.add("error")
+  assert outcomes == {"graph", "error"}
+
+
+@pytest.mark.parametrize("data", [
+    pickle.dumps({"a": [1, 2]}), b"PK\x03\x04" + bytes(40), b"\x93NUMPY\x01\x00", b"hello world",
+    b"\xff" * 20,
+], ids=["pickle", "zip", "npy", "text", "ff"])
+def test_foreign_bytes_are_refused(data):
+  with pytest.raises(ValueError, match="HLO bytes: .*HloModuleProto"):
+    hlo.featurize(data)

@@ -1,0 +1,206 @@
+import dataclasses
+import itertools
+from pathlib import Path
+
+import hlo_modules
+import numpy as np
+import pytest
+import recorded
+
+from tpugraphs_jax import hlo
+from tpugraphs_jax.hlo.choices import distinct_choices
+
+
+
+def _graph(*instructions):
+  module = hlo_modules.module(hlo_modules.computation(*instructions))
+  return hlo.featurize(module.SerializeToString())
+
+
+def _parameter(id, shape, **fields):
+  return hlo_modules.instruction("parameter", id=id, shape=shape, **fields)
+
+
+def _conv(id, operands, shape, output, input_, kernel):
+  conv = hlo_modules.instruction("convolution", id=id, operands=operands, shape=shape)
+  numbers = conv.convolution_dimension_numbers
+  numbers.output_batch_dimension, numbers.output_feature_dimension = output
+  numbers.input_batch_dimension, numbers.input_feature_dimension = input_
+  (numbers.kernel_input_feature_dimension,
+   numbers.kernel_output_feature_dimension) = kernel
+  return conv
+
+
+def _rows(*tensors):
+  """All combinations of the orders of three tensors, and the default."""
+  padded = [[(*order, *(-1,) * (6 - len(order))) for order in orders] for orders in tensors]
+  combined = {tuple(itertools.chain.from_iterable(each))
+              for each in itertools.product(*padded)}
+  return combined | {(-1,) * 18}
+
+
+def _configs(graph, n=10_000, seed=0):
+  configs = hlo.layout_configs(graph, n, seed)
+  return configs.decode(np.arange(len(configs))).astype(int)
+
+
+def _node_rows(graph, node):
+  return {tuple(row) for row in _configs(graph)[:, node]}
+
+
+def test_convolution_orders_batch_and_feature_of_every_tensor():
+  graph = _graph(
+      _parameter(1, [32, 8, 8, 64]), _parameter(2, [3, 3, 64, 128]),
+      _conv(3, [1, 2], [32, 8, 8, 128], (0, 3), (0, 3), (2, 3)))
+  assert _node_rows(graph, 0) == _rows(
+      [(0, 3), (3, 0)], [(0, 3), (3, 0)], [(2, 3), (3, 2)])
+
+
+def test_dot_orders_the_last_two_dimensions_of_output_and_operands():
+  graph = _graph(
+      _parameter(2, [16, 32]), _parameter(1, [4, 8, 16]),
+      hlo_modules.instruction("dot", id=3, operands=[1, 2], shape=[4, 8, 32]))
+  assert _node_rows(graph, 0) == _rows(
+      [(1, 2), (2, 1)], [(1, 2), (2, 1)], [(0, 1), (1, 0)])
+
+
+def test_dot_of_vectors_has_one_order():
+  graph = _graph(_parameter(1, [8]), hlo_modules.instruction("dot", id=3, operands=[1, 1]))
+  assert _node_rows(graph, 0) == _rows([()], [(0,)], [(0,)])
+
+
+@pytest.mark.parametrize("output, operand", [
+    ((32, 6400), (32, 5, 5, 256)), ((32, 5, 5, 256), (32, 6400)), ((96, 96, 96), (1, 96, 96, 96)),
+    ((6, 4), (2, 12)), ((), (1, 1)), ((2, 3, 5), (2, 3, 5)), ((4, 1, 6), (2, 2, 3, 2)),
+])
+def test_reshape_orders_keep_every_element_in_its_place(output, operand):
+  graph = _graph(
+      _parameter(1, operand), hlo_modules.instruction(
+          "reshape", id=2, operands=[1], shape=output))
+  rows = _node_rows(graph, 0)
+  assert (-1,) * 18 in rows
+  values = np.arange(np.prod(output, dtype=int))
+  for row in rows - {(-1,) * 18}:
+    physical = []
+    for shape, start in ((output, 0), (operand, 6)):
+      minor_to_major = row[start:start + len(shape)]
+      assert sorted(minor_to_major) == list(range(len(shape)))
+      physical.append(values.reshape(shape).transpose(minor_to_major[::-1]).ravel())
+    np.testing.assert_array_equal(*physical)
+
+
+def test_reshape_permutes_as_many_parts_as_the_shapes_share():
+  def count(output, operand):
+    graph = _graph(_parameter(1, operand), hlo_modules.instruction(
+        "reshape", id=2, operands=[1], shape=output))
+    return len(_node_rows(graph, 0)) - 1
+
+  assert count((32, 6400), (32, 5, 5, 256)) == 2
+  assert count((96, 96, 96), (1, 96, 96, 96)) == 6
+  assert count((6, 4), (2, 12)) == 1
+  assert count((0, 4), (4, 0)) == 1
+
+
+def test_the_first_configuration_leaves_all_to_the_compiler_and_all_differ():
+  graph = hlo.featurize(Path(__file__).parents[1] / "data" / "hlo" / "transformer_train.hlo.pb")
+  configs = hlo.layout_configs(graph, 300, 5)
+  assert len(configs) == 300 and len(configs.node_group) == len(graph.config_node)
+  assert (configs.decode(np.array([0])) == -1).all()
+  assert len(np.unique(configs.group_row, axis=0)) == 300
+  assert len(np.unique(configs.rows, axis=0)) == len(configs.rows)
+  assert not configs.is_labelled
+
+
+def test_the_seed_decides_the_sample():
+  graph = hlo.featurize(Path(__file__).parents[1] / "data" / "hlo" / "transformer_train.hlo.pb")
+  np.testing.assert_array_equal(_configs(graph, 20, 1), _configs(graph, 20, 1))
+  assert (_configs(graph, 20, 1) != _configs(graph, 20, 2)).any()
+
+
+def test_equal_instructions_decide_together():
+  instructions = [_parameter(1, [8, 16]), _parameter(2, [16, 4])]
+  instructions += [hlo_modules.instruction("dot", id=k, operands=[1, 2], shape=[8, 4])
+                   for k in (3, 4)]
+  instructions += [_parameter(5, [16, 9]), hlo_modules.instruction(
+      "dot", id=6, operands=[1, 5], shape=[8, 9])]
+  configs = hlo.layout_configs(_graph(*instructions), 1000)
+  assert configs.node_group.tolist() == [0, 0, 1]
+  assert len(configs) == 81
+
+
+def test_what_cannot_be_configured_is_refused():
+  with pytest.raises(ValueError, match="no configurable node"):
+    hlo.layout_configs(_graph(_parameter(1, [2])), 5)
+  with pytest.raises(ValueError, match=r"'dot.2' is 'dot' with 1 operands"):
+    hlo.layout_configs(_graph(
+        _parameter(1, [2]), hlo_modules.instruction("dot", id=2, operands=[1])), 5)
+  with pytest.raises(ValueError, match=r"dimension numbers \(0, 7\) for a tensor of 2"):
+    hlo.layout_configs(_graph(
+        _parameter(1, [2, 2]), _conv(2, [1, 1], [2, 2], (0, 7), (0, 1), (0, 1))), 5)
+  with pytest.raises(ValueError, match="n is 0"):
+    hlo.layout_configs(_graph(
+        _parameter(1, [2]), hlo_modules.instruction("reshape", id=2, operands=[1], shape=[2])), 0)
+
+
+def test_tiles_count_registers_of_8_by_128_from_major_to_minor():
+  graph = _graph(
+      _parameter(1, [32, 12, 12, 192]), _parameter(2, [3, 3, 192, 384]),
+      _conv(3, [1, 2], [32, 12, 12, 384], (0, 3), (0, 3), (2, 3)))
+  graph.module.computations[0].instructions[2].shape.layout.minor_to_major.extend([3, 0, 2, 1])
+  feat = hlo.tile_configs(graph, 100_000).config_feat
+  # As released for this convolution of AlexNet: at most 3x3x24x3 and 12x12x4x3.
+  assert feat[:, :6].max(axis=0).tolist() == [3, 3, 24, 3, 0, 0]
+  assert feat[:, 8:14].max(axis=0).tolist() == [12, 12, 4, 3, 0, 0]
+  np.testing.assert_array_equal(feat[:, 6], feat[:, :6].sum(axis=1))
+  np.testing.assert_array_equal(feat[:, 15], feat[:, 8:12].prod(axis=1))
+  assert feat[:, [7, 15]].max() <= 2400
+  assert not feat[:, 16:].any()
+  assert len(np.unique(feat, axis=0)) == len(feat)
+
+
+def test_a_kernel_without_contraction_tiles_its_largest_array():
+  graph = _graph(_parameter(1, [4096]), hlo_modules.instruction(
+      "reduce", id=2, operands=[1]))
+  feat = hlo.tile_configs(graph, 100).config_feat
+  assert feat[:, 8].tolist() == [1, 2, 4]
+  assert not feat[:, :8].any()
+
+
+def test_a_tile_of_a_huge_array_stays_within_the_registers():
+  feat = hlo.tile_configs(_graph(_parameter(1, [2400] * 4 + [1 << 14, 1 << 18])), 50).config_feat
+  assert len(feat) > 1
+  assert feat[:, 8:14].astype(np.float64).prod(axis=1).max() <= 2400
+
+
+def test_tiles_are_unlabelled_with_normalizer_one_as_in_the_test_files():
+  configs = hlo.tile_configs(_graph(_parameter(1, [64, 256])), 5)
+  assert configs.normalizer_ns.tolist() == [1] * len(configs)
+  assert not configs.is_labelled
+  with pytest.raises(ValueError, match="no array with a dimension"):
+    hlo.tile_configs(_graph(_parameter(1, [])), 5)
+
+
+@pytest.mark.parametrize("options, n", [((2, 3), 10), ((2, 3), 4), ((50,) * 4, 200)])
+def test_choices_are_distinct_in_range_and_sorted_with_the_first_option(options, n):
+  choices = distinct_choices(options, n, seed=3)
+  assert len(choices) == min(n, np.prod(options))
+  assert (choices >= 0).all() and (choices < options).all()
+  assert not choices[0].any()
+  assert [tuple(choice) for choice in choices] == sorted({tuple(each) for each in choices})
+
+
+def test_choices_that_are_not_accepted_are_never_made():
+  for options in ((4, 5), (60,) * 4):
+    choices = distinct_choices(
+        options, 50, seed=0, accept=lambda choices: choices.sum(axis=1) % 2 == 1)
+    assert len(choices) == min(50, np.prod(options) // 2)
+    assert (choices.sum(axis=1) % 2 == 1).all()
+
+
+@recorded.needs_hlo
+def test_every_layout_that_was_measured_is_among_the_choices():
+  graph = hlo.read_tuning(recorded.HLO / "module_tuning_data_layout.pb").graphs[0]
+  measured = graph.configs.decode(np.arange(len(graph.configs))).astype(int)
+  for node in range(0, len(graph.config_node), 5):
+    single = dataclasses.replace(graph, config_node=graph.config_node[node:node + 1])
+    assert {tuple(row) for row in measured[:, node]} <= _node_rows(single, 0)

@@ -1,0 +1,160 @@
+"""The TPU compiler's stages; what needs libtpu itself is skipped where it is missing."""
+
+import importlib.util
+import json
+
+import hlo_modules
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tpugraphs_jax import collect, hlo
+from tpugraphs_jax.collect import labels, node_rows
+from tpugraphs_jax.hlo import estimates, tpu, tpu_kernels
+
+_needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason='libtpu is not installed: pip install "jax[tpu]"')
+_ARGS = (jax.ShapeDtypeStruct((4, 14, 14, 16), jnp.float32),
+         jax.ShapeDtypeStruct((3, 3, 16, 24), jnp.float32),
+         jax.ShapeDtypeStruct((14 * 14 * 24, 10), jnp.float32))
+
+
+def _net(x, kernel, dense):
+  x = jax.nn.relu(jax.lax.conv_general_dilated(
+      x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+  return x.reshape(x.shape[0], -1) @ dense
+
+
+def _window(cycles, **bounds):
+  names = ("kernel", "output", "input")
+  return json.dumps({"window_config": {
+      "estimated_cycles": str(cycles),
+      **{f"{name}_window_bounds": [str(bound) for bound in bounds.get(name, ())]
+         for name in names}}}).encode()
+
+
+def _looping_module(*, config=b"", bound=None):
+  body = hlo_modules.computation(
+      hlo_modules.instruction("parameter", id=1),
+      hlo_modules.instruction("tanh", id=2, operands=[1], backend_config=_window(100)),
+      name="body", id=1)
+  limit = hlo_modules.instruction("constant", id=4)
+  if bound is not None:
+    limit.literal.s32s.append(bound)
+  condition = hlo_modules.computation(
+      hlo_modules.instruction("parameter", id=3), limit,
+      hlo_modules.instruction("compare", id=5, operands=[3, 4]), name="condition", id=2)
+  main = hlo_modules.computation(
+      hlo_modules.instruction("parameter", id=6),
+      hlo_modules.instruction("copy", id=7, operands=[6], backend_config=_window(7)),
+      hlo_modules.instruction("while", id=8, operands=[7], callees=[1, 2], backend_config=config),
+      id=3)
+  module = hlo_modules.module(body, condition, main)
+  module.entry_computation_id = 3
+  return module
+
+
+@pytest.mark.parametrize("options, expected", [
+    (dict(bound=5), estimates.Cycles(507, 2, 0)),
+    (dict(config=b'{"known_trip_count":{"n":"3"}}', bound=5), estimates.Cycles(307, 2, 0)),
+    (dict(), estimates.Cycles(107, 2, 1)),
+])
+def test_the_body_of_a_loop_counts_as_often_as_it_turns(options, expected):
+  assert estimates.estimated_cycles(_looping_module(**options)) == expected
+
+
+def test_a_kernel_without_an_estimate_is_counted_apart():
+  module = _looping_module(bound=5)
+  tanh = module.computations[0].instructions[1]
+  tanh.backend_config = _window(2**63 - 1)
+  assert estimates.window(tanh).estimated_cycles is None
+  assert estimates.estimated_cycles(module) == estimates.Cycles(7, 2, 0, 1)
+
+
+def test_a_program_with_a_kernel_without_an_estimate_gets_no_label(monkeypatch):
+  module = _looping_module(bound=5)
+  module.computations[0].instructions[1].backend_config = _window(2**63 - 1)
+  program = tpu.TpuProgram("tpu:v3", module.SerializeToString(), 1.0, before_layouts=None)
+  monkeypatch.setattr(tpu, "compile_function", lambda *_, **__: program)
+  found, = labels.TpuEstimate("tpu:v3").run([(4, _net)], _ARGS)
+  assert found[0] == 4 and "no estimate for 1 of 2 kernels" in str(found[1])
+
+
+def test_kernels_have_the_compilers_window_and_what_is_inside_them():
+  reducer = hlo_modules.computation(
+      hlo_modules.instruction("parameter", id=1), name="region", id=1)
+  fused = hlo_modules.computation(
+      hlo_modules.instruction("parameter", id=2, shape=[8, 128]),
+      hlo_modules.instruction("reduce", id=3, operands=[2], callees=[1],
+                              backend_config=_window(3)), name="fused", id=2)
+  main = hlo_modules.computation(
+      hlo_modules.instruction("parameter", id=4, shape=[8, 128]),
+      hlo_modules.instruction("copy", id=5, operands=[4], backend_config=_window(9, output=[2, 1])),
+      hlo_modules.instruction("fusion", id=6, operands=[5], callees=[2], backend_config=_window(
+          20, kernel=[3, 4], output=[5], input=[2, 2])), id=3)
+  found = tpu_kernels.module_kernels(hlo_modules.module(reducer, fused, main))
+  assert [kernel.graph.name for kernel in found] == ["copy.5", "fusion.6"]
+  assert [kernel.estimated_cycles for kernel in found] == [9, 20]
+  assert [kernel.graph.num_nodes for kernel in found] == [2, 3]
+  assert found[0].graph.edge_index.tolist() == [[1, 0]]
+  feat = found[1].graph.configs.config_feat
+  assert feat.tolist() == [[3, 4, 0, 0, 0, 0, 7, 12, 5, 0, 0, 0, 0, 0, 5, 5,
+                            2, 2, 0, 0, 0, 0, 4, 4]]
+  assert not found[0].graph.configs.is_labelled
+
+
+def test_names_and_lines_of_the_user_are_beside_the_nodes():
+  graph = hlo.featurize(_net, *_ARGS)
+  origin, = [graph.origins[index] for index in graph.config_node
+             if graph.origins[index].name.startswith("conv")]
+  assert origin.where.startswith("test_hlo_tpu.py:")
+  assert origin.op_name.endswith("conv_general_dilated")
+  assert len(graph.origins) == graph.num_nodes
+
+
+def test_a_missing_compiler_and_an_unknown_target_are_said_in_clear_words(monkeypatch):
+  with pytest.raises(ValueError, match="target is 'v3', expected one of tpu:v2, tpu:v3"):
+    hlo.featurize(_net, *_ARGS, target="v3")
+  with pytest.raises(ValueError, match="target='tpu:v3' was given for a bytes"):
+    hlo.featurize(b"", target="tpu:v3")
+  monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(ValueError, match=r"no libtpu is installed; run `pip install .jax\[tpu\]"):
+    tpu.check_target("tpu:v3")
+
+
+@_needs_libtpu
+def test_the_graph_for_a_target_is_the_one_before_layout_assignment():
+  graph = hlo.featurize(_net, *_ARGS, target="tpu:v3")
+  names = [graph.origins[node].name for node in graph.config_node]
+  assert sum(name.startswith("conv") for name in names) == 1
+  assert graph.num_nodes < hlo.featurize(_net, *_ARGS, target="tpu:v3", optimized=True).num_nodes
+
+
+@_needs_libtpu
+def test_estimates_are_the_same_twice_and_layouts_change_them():
+  found = collect.choices(_net, *_ARGS)
+  default = collect.apply(_net, found.default)
+  worst = collect.apply(_net, found.choice(found.options - 1))
+  programs = [tpu.compile_function(function, _ARGS, "tpu:v3")
+              for function in (_net, default, default, worst)]
+  cycles = [estimates.estimated_cycles(hlo.featurize(program.module).module).cycles
+            for program in programs]
+  assert cycles[0] == cycles[1] == cycles[2] > 0
+  assert programs[1].optimal_seconds == programs[2].optimal_seconds > 0
+  assert cycles[3] != cycles[0]
+
+
+@_needs_libtpu
+def test_nodes_of_the_compilers_graph_know_their_group():
+  found = collect.choices(_net, *_ARGS)
+  default = collect.apply(_net, found.default)
+  graph = hlo.featurize(default, *_ARGS, target="tpu:v3")
+  assert sorted(node_rows.node_groups(graph, found)) == [0, 1, 2]
+  options = node_rows.visible_options(graph, found)
+  assert [len(each) for each in options] == found.options.tolist()
+  kernel_cycles = [kernel.estimated_cycles
+                   for kernel in hlo.kernels(default, *_ARGS, target="tpu:v3")]
+  assert kernel_cycles and min(kernel_cycles) > 0
+  assert np.isfinite(graph.node_feat).all()

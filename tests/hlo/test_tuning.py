@@ -1,0 +1,209 @@
+
+import hlo_modules
+import numpy as np
+import pytest
+import recorded
+
+from tpugraphs_jax import hlo
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.hlo import __main__ as cli, convert
+from tpugraphs_jax.hlo.proto import ConfigProfile, ModuleTuningData, TuningData
+
+
+
+def _module(name="kernel"):
+  return hlo_modules.module(hlo_modules.computation(
+      hlo_modules.instruction("parameter", id=1, shape=[4, 6]),
+      hlo_modules.instruction("reshape", id=2, operands=[1], shape=[24]),
+      hlo_modules.instruction("dot", id=3, operands=[1, 1], shape=[4, 4])), name=name)
+
+
+def _layout_run(time_ns, layouts=(((0,), (1, 0)), ((1, 0), (1, 0), (0, 1))), **fields):
+  run = ConfigProfile(**fields)
+  run.profile.compute_time_ns = time_ns
+  config = run.module_config.layout_config
+  config.SetInParent()
+  for layout in layouts:
+    node = config.nodes.add()
+    for dims in layout:
+      node.tensors.add(dims=dims)
+  return run
+
+
+def _tile_run(time_ns, output=(2, 3), kernel=(), **fields):
+  run = ConfigProfile(**fields)
+  run.profile.compute_time_ns = time_ns
+  run.op_config.tile_size_config.output_bounds.extend(output)
+  run.op_config.tile_size_config.kernel_bounds.extend(kernel)
+  run.op_config.tile_size_config.SetInParent()
+  return run
+
+
+def _layout(runs, nodes=(1, 2)):
+  return ModuleTuningData(module=_module(), runs=runs, config_index_to_node=nodes)
+
+
+def _write(folder, message, name="program.pb"):
+  path = folder / name
+  path.write_bytes(message.SerializeToString())
+  return path
+
+
+def _read(folder, message, name="program.pb"):
+  return hlo.read_tuning(_write(folder, message, name))
+
+
+def test_layout_rows_hold_six_dimensions_per_tensor_padded_with_minus_one(tmp_path):
+  long = (((0, 1, 2, 3, 4, 5, 6),), ((), (2,)))
+  read = _read(tmp_path, _layout([_layout_run(5, is_default=True), _layout_run(7, long)]))
+  configs = read.graphs[0].configs
+  pad = [-1] * 6
+  assert configs.decode(np.arange(2)).tolist() == [
+      [[0, -1, -1, -1, -1, -1, 1, 0, -1, -1, -1, -1, *pad],
+       [1, 0, -1, -1, -1, -1, 1, 0, -1, -1, -1, -1, 0, 1, -1, -1, -1, -1]],
+      [[0, 1, 2, 3, 4, 5, *pad, *pad], [*pad, 2, -1, -1, -1, -1, -1, *pad]]]
+  assert configs.runtime_ns.tolist() == [5, 7]
+  assert read.graphs[0].config_node.tolist() == [1, 2]
+  assert read.graphs[0].name == "program"
+
+
+def test_layout_runs_with_errors_or_without_layout_or_profile_do_not_count(tmp_path):
+  no_profile = _layout_run(1)
+  no_profile.ClearField("profile")
+  runs = [_layout_run(9, error=True, is_default=True), _tile_run(8), no_profile,
+          _layout_run(6), _layout_run(4, is_default=True), _layout_run(3, is_default=True)]
+  configs = _read(tmp_path, _layout(runs)).graphs[0].configs
+  assert configs.runtime_ns.tolist() == [6, 4, 3]
+
+
+def test_without_a_default_run_no_layout_run_counts(tmp_path):
+  read = _read(tmp_path, _layout([_layout_run(6), _layout_run(5)]))
+  assert read.graphs == []
+  assert "none of the 2 runs" in read.skipped[0]
+
+
+@pytest.mark.parametrize("run, nodes, problem", [
+    (_layout_run(0), (1, 2), "run 1 has compute_time_ns 0, expected above 0"),
+    (_layout_run(1, [()]), (1, 2), "run 1 has layouts for 1 nodes, .* has 2"),
+    (_layout_run(1, [[()] * 4, ()]), (1, 2), "a node with 4 tensors, expected at most 3"),
+    (_layout_run(1, [[(300,)], ()]), (1, 2), "a dimension beyond 127"),
+    (_layout_run(1), (1, 3), "config_index_to_node has 3, expected nodes below 3"),
+    (_layout_run(1), (), "config_index_to_node is empty"),
+])
+def test_an_inconsistent_layout_record_is_refused(tmp_path, run, nodes, problem):
+  message = _layout([_layout_run(2, is_default=True), run], nodes)
+  message.fingerprint = 1
+  with pytest.raises(ValueError, match=f"program.pb: .*{problem}"):
+    _read(tmp_path, message)
+
+
+def test_tile_rows_hold_bounds_sum_and_product_with_0_for_no_bounds(tmp_path):
+  runs = [_tile_run(50, (2, 3), (4,), is_default=True), _tile_run(60, range(1, 9))]
+  entry = ModuleTuningData(module=_module(), runs=runs, fingerprint=1 << 63)
+  graph = _read(tmp_path, TuningData(modules=[entry])).graphs[0]
+  none = [0] * 8
+  assert graph.configs.config_feat.tolist() == [
+      [4, 0, 0, 0, 0, 0, 4, 4, 2, 3, 0, 0, 0, 0, 5, 6, *none],
+      [*none, 1, 2, 3, 4, 5, 6, 36, 40320, *none]]
+  assert graph.configs.runtime_ns.tolist() == [50, 60]
+  assert graph.configs.normalizer_ns.tolist() == [50, 50]
+  assert graph.node_splits.tolist() == [0, 3] and not graph.config_node.size
+  assert graph.name == "program_-8000000000000000"
+
+
+def test_tile_runs_count_above_one_nanosecond_and_without_error(tmp_path):
+  runs = [_tile_run(1, is_default=True), _tile_run(9, error=True, is_default=True),
+          _tile_run(2, is_default=True), _tile_run(3, is_default=True), _tile_run(0)]
+  entry = ModuleTuningData(module=_module(), runs=runs)
+  configs = _read(tmp_path, TuningData(modules=[entry])).graphs[0].configs
+  assert configs.runtime_ns.tolist() == [2, 3]
+  assert configs.normalizer_ns.tolist() == [2, 2]
+
+
+def test_modules_that_share_a_name_share_the_normalizer_of_the_last(tmp_path):
+  entries = [
+      ModuleTuningData(module=_module(name), fingerprint=number, runs=[
+          _tile_run(time_ns, is_default=True), _tile_run(500)])
+      for number, (name, time_ns) in enumerate([("a", 10), ("b", 20), ("a", 30)])]
+  graphs = _read(tmp_path, TuningData(modules=entries)).graphs
+  assert [graph.configs.normalizer_ns[0] for graph in graphs] == [30, 20, 30]
+
+
+def test_tile_modules_with_one_run_or_an_untiled_run_are_left_out_by_name(tmp_path):
+  good = [_tile_run(5, is_default=True), _tile_run(6)]
+  no_tile = ConfigProfile(error=True)
+  no_module = ModuleTuningData(runs=good)
+  read = _read(tmp_path, TuningData(modules=[
+      ModuleTuningData(module=_module("single"), runs=good[:1]),
+      ModuleTuningData(module=_module("untiled"), runs=[*good, no_tile]),
+      no_module,
+      ModuleTuningData(module=_module("good"), runs=good)]))
+  assert len(read.graphs) == 1
+  assert [line.split("module ", 1)[1] for line in read.skipped] == [
+      "0 'single': 1 runs, at least 2 are needed",
+      "1 'untiled': 1 of 3 runs without a tile size", "2 '': no HLO module"]
+
+
+def test_a_kernel_without_a_default_fails_the_whole_tile_file(tmp_path):
+  good = [_tile_run(5, is_default=True), _tile_run(6)]
+  message = TuningData(modules=[
+      ModuleTuningData(module=_module("good"), runs=good),
+      ModuleTuningData(module=_module("bad"), runs=[_tile_run(5), _tile_run(6)])])
+  with pytest.raises(ValueError, match="module 1 'bad': none of its 2 good runs"):
+    _read(tmp_path, message)
+
+
+def test_converted_files_read_back_as_the_same_graphs(tmp_path):
+  tile = TuningData(modules=[ModuleTuningData(module=_module(), fingerprint=11, runs=[
+      _tile_run(5, is_default=True), _tile_run(6)])])
+  layout = _layout([_layout_run(5, is_default=True), _layout_run(7)])
+  paths = [_write(tmp_path, tile, "kernels.pb"), _write(tmp_path, layout)]
+  result = convert.convert(paths, tmp_path / "out", extra_out=tmp_path / "extra", jobs=2)
+  assert [path.name for path in result.written] == ["kernels_b.npz", "program.npz"]
+  assert not result.failed and not result.skipped
+  for path, read in zip(paths, (npz.read_tile, npz.read_layout)):
+    expected = hlo.read_tuning(path).graphs[0]
+    got = read(tmp_path / "out" / f"{expected.name}.npz")
+    for field in ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node"):
+      np.testing.assert_array_equal(getattr(got, field), getattr(expected, field))
+    np.testing.assert_array_equal(got.configs.runtime_ns, expected.configs.runtime_ns)
+    with np.load(tmp_path / "extra" / f"{expected.name}.npz") as archive:
+      assert archive["node_extra"].shape == (3, len(archive["node_extra_names"]))
+
+
+def test_conversion_goes_on_after_a_file_that_cannot_be_read(tmp_path, capsys):
+  layout = _layout([_layout_run(5, is_default=True), _layout_run(7)])
+  module = tmp_path / "module.pb"
+  module.write_bytes(_module().SerializeToString())
+  paths = [module, tmp_path / "missing.pb", _write(tmp_path, layout)]
+  out = tmp_path / "out"
+  assert cli.main(["convert", *map(str, paths), "--out", str(out), "--jobs", "1"]) == 1
+  assert [path.name for path in out.iterdir()] == ["program.npz"]
+  printed = capsys.readouterr()
+  assert "1 files written" in printed.out and "2 inputs failed" in printed.out
+  assert "module.pb: an HLO module without runs" in printed.err
+  assert "missing.pb: no such file" in printed.err
+
+
+def test_kernels_with_one_fingerprint_get_different_files(tmp_path):
+  entry = ModuleTuningData(module=_module(), fingerprint=3, runs=[
+      _tile_run(5, is_default=True), _tile_run(6)])
+  path = _write(tmp_path, TuningData(modules=[entry, entry]))
+  written = convert.convert([path], tmp_path / "out").written
+  assert [path.name for path in written] == ["program_3.npz", "program_3_2.npz"]
+
+
+def test_two_inputs_of_one_name_are_refused(tmp_path):
+  with pytest.raises(ValueError, match="2 inputs are named program"):
+    convert.convert([tmp_path / "a" / "program.pb", tmp_path / "program.hlo.pb"], tmp_path)
+
+
+@recorded.needs_hlo
+def test_the_data_sets_own_records_convert(tmp_path):
+  result = convert.convert(
+      [recorded.HLO / "module_tuning_data_layout.pb", recorded.HLO / "op_tuning_data.pb"], tmp_path,
+      jobs=1)
+  assert not result.failed and not result.skipped
+  layout, *tiles = result.written
+  assert len(npz.read_layout(layout).configs) == 112
+  assert sum(len(npz.read_tile(path).configs) for path in tiles) == 752

@@ -1,0 +1,175 @@
+import jax
+import jax.numpy as jnp
+import jraph
+import numpy as np
+import pytest
+import random_graphs
+
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.data.batch import ABSENT, Adjacency, Neighbours, NodesByHop
+from tpugraphs_jax.nn import layout_features, pooling
+from tpugraphs_jax.nn.split_nodes import SplitNodes
+from tpugraphs_jax.rankers import base
+
+# Three slots of 3, 0 and 2 nodes and one padding node.
+GRAPH = jraph.GraphsTuple(
+    nodes={"opcode": np.zeros(6, np.int32)}, edges=None, globals=None,
+    senders=np.zeros(0, np.int32), receivers=np.zeros(0, np.int32),
+    n_node=np.array([3, 0, 2, 1], np.int32), n_edge=np.zeros(4, np.int32))
+GRAPH_OF = [0, 0, 0, 2, 2, 3]
+SLOTS = 3
+NO_EDGES = Neighbours(*(np.zeros((0, 0), np.int32),) * 3)
+# Hop 0: nodes 4 and 1; hop 1: node 3.
+REACH = NodesByHop(
+    nodes=(np.array([4, 1, ABSENT], np.int32), np.array([3, ABSENT], np.int32)),
+    hop=np.array([ABSENT, 0, ABSENT, 1, 0, ABSENT], np.int32),
+    adjacency=Adjacency(NO_EDGES, NO_EDGES))
+
+
+def split_values(hop):
+  """Random split features and the full `[6, 2, 3]` tensor they stand for."""
+  rng = np.random.default_rng(hop)
+  shared = rng.normal(size=(6, 1, 3)).astype(np.float32)
+  node = np.concatenate(REACH.nodes[: hop + 1])
+  varying = rng.normal(size=(len(node), 2, 3)).astype(np.float32)
+  full = np.repeat(shared, 2, axis=1)
+  full[node[node < 6]] = varying[node < 6]
+  return SplitNodes(jnp.asarray(shared), jnp.asarray(varying), hop), full
+
+
+def slow_sum(full):
+  total = np.zeros((SLOTS, 2, 3), np.float32)
+  for node, slot in enumerate(GRAPH_OF):
+    if slot < SLOTS:
+      total[slot] += full[node]
+  return total
+
+
+@pytest.mark.parametrize("hop", [0, 1])
+def test_split_sum_counts_every_real_node_once(hop):
+  split, full = split_values(hop)
+  chosen = pooling.split_selection(GRAPH, REACH, hop)
+  np.testing.assert_allclose(
+      pooling.split_pool_sum(split, chosen), slow_sum(full), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("hop", [0, 1])
+def test_split_max_is_the_maximum_of_real_nodes_and_zero_without_any(hop):
+  split, full = split_values(hop)
+  # A graph whose values are all negative shows that empty rows do not count as 0.
+  split, full = jax.tree.map(lambda v: v - 10, split), full - 10
+  largest = pooling.split_pool_max(split, pooling.split_selection(GRAPH, REACH, hop))
+  expected = np.stack([full[:3].max(axis=0), np.zeros((2, 3)), full[3:5].max(axis=0)])
+  np.testing.assert_allclose(largest, expected, rtol=1e-6)
+
+
+def test_pool_max_ignores_rows_that_are_not_chosen():
+  x = np.array([[1.0], [5.0], [-3.0], [9.0]], np.float32)
+  chosen = pooling.selection(jnp.array([0, 0, 1, ABSENT]), 3)
+  np.testing.assert_array_equal(pooling.pool_max(x, chosen), [[5], [-3], [0]])
+
+
+def test_selection_drops_slots_beyond_the_last():
+  chosen = pooling.selection(jnp.array([0, 3, 2, ABSENT]), 3)
+  np.testing.assert_array_equal(chosen, [[1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_graph_sum_and_per_node_are_each_others_derivative(dtype):
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(6, 2, 3)), dtype)
+  value = jnp.asarray(rng.normal(size=(SLOTS, 2, 3)), dtype)
+  graph_of = jnp.array(GRAPH_OF)
+  total, sum_vjp = jax.vjp(lambda x: pooling.graph_sum(x, graph_of, SLOTS), x)
+  spread, spread_vjp = jax.vjp(lambda v: pooling.per_node(v, graph_of), value)
+  full = np.asarray(x, np.float32)
+  np.testing.assert_allclose(total, slow_sum(full), rtol=1e-5, atol=1e-6)
+  padded = np.concatenate([np.asarray(value, np.float32), np.zeros((1, 2, 3))])
+  np.testing.assert_array_equal(np.asarray(spread, np.float32), padded[GRAPH_OF])
+  (from_sum,), (from_spread,) = sum_vjp(value.astype(jnp.float32)), spread_vjp(x)
+  np.testing.assert_array_equal(np.asarray(from_sum, np.float32), padded[GRAPH_OF])
+  np.testing.assert_allclose(
+      np.asarray(from_spread, np.float32), slow_sum(full),
+      rtol=1e-5 if dtype == jnp.float32 else 1e-2, atol=1e-6)
+  assert total.dtype == jnp.float32 and spread.dtype == from_sum.dtype == from_spread.dtype == dtype
+
+
+def test_sums_are_float32_for_half_precision_nodes():
+  x = jnp.full((300, 1), 1, jnp.bfloat16)  # bfloat16 sums of ones stop at 256.
+  total = pooling.pool_sum(x, jnp.ones((1, 300)))
+  assert total.dtype == jnp.float32
+  assert float(total[0, 0]) == 300
+
+
+def test_gradient_of_the_maximum_reaches_the_largest_node_only():
+  split, full = split_values(1)
+  chosen = pooling.split_selection(GRAPH, REACH, 1)
+  grad = jax.grad(lambda s: jnp.sum(pooling.split_pool_max(s, chosen)))(split)
+  # Of the shared part only nodes 0 and 2 are meaningful: their configurations add up.
+  wins = full[[0, 2]] == full[:3].max(axis=0, keepdims=True)
+  np.testing.assert_allclose(grad.shared[jnp.array([0, 2]), 0], wins.sum(axis=1))
+  assert not np.asarray(grad.shared)[[1, 3, 4, 5]].any()
+
+
+def test_real_nodes_leaves_the_padding_graph_out():
+  np.testing.assert_array_equal(pooling.real_nodes(GRAPH), [3, 0, 2])
+
+
+@pytest.fixture(name="power")
+def registered_pooling():
+  @pooling.POOLINGS.register("power")
+  def power(nodes, chosen, count):
+    cubes = jax.tree.map(lambda x: x**3, nodes)
+    return pooling.split_pool_sum(cubes, chosen) / count[:, None, None]
+
+  yield power
+  del pooling.POOLINGS._entries["power"]  # pylint: disable=protected-access
+
+
+def layout_batch():
+  graph = random_graphs.layout_graph(
+      np.random.default_rng(0), nodes=16, edges=20, config_nodes=[3, 15, 5], configs=4)
+  prepared = [batching.prepare(graph, graph.node_feat, hops=2)]
+  return batching.assemble_layout(
+      random_graphs.slots_of(prepared, 4),
+      random_graphs.common_budget([batching.total_sizes(prepared)], spare=2), graphs=2, configs=4,
+      transform=lambda rows: rows.astype(np.float32))
+
+
+def test_a_registered_pooling_works_in_sage_on_all_and_on_configurable_nodes(power):
+  del power
+  batch = layout_batch()
+  model = base.create(
+      "layout", "SAGE", op_embed_dim=4, value_embed_dim=2, hidden_dim=8, num_gnns=2,
+      pooling=("power", "config_power"))
+  params = model.init(jax.random.key(0), batch)["params"]
+  readout = model.apply({"params": params}, batch, method="embed")
+  assert readout.shape == (2, 4, 16)
+  scores = model.apply({"params": params}, batch)
+  assert np.ptp(scores[0]) > 0
+
+
+def test_a_registered_pooling_sees_the_nodes_that_its_name_says(power):
+  batch, hop = layout_batch(), 2
+  rng = np.random.default_rng(1)
+  nodes = len(batch.block_mask)
+  node = np.concatenate(batch.by_hop.nodes[: hop + 1])
+  shared = rng.normal(size=(nodes, 1, 3)).astype(np.float32)
+  varying = rng.normal(size=(len(node), 4, 3)).astype(np.float32)
+  full = np.repeat(shared, 4, axis=1)
+  full[node[node < nodes]] = varying[node < nodes]
+  split = SplitNodes(jnp.asarray(shared), jnp.asarray(varying), hop)
+  assert pooling.by_name("power") is pooling.by_name("config_power") is power
+  for name, chosen in (("power", range(16)), ("config_power", [3, 15, 5])):
+    pooled = layout_features.pool(split, batch, name)
+    np.testing.assert_allclose(
+        pooled[0], (full[list(chosen)] ** 3).mean(axis=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(pooled[1], np.zeros((4, 3)))
+
+
+@pytest.mark.parametrize("name", ["nope", "config_nope", "config_config_mean", ""])
+def test_an_unknown_pooling_is_refused_with_all_names(name):
+  with pytest.raises(ValueError, match="expected one of mean, sum, max"):
+    pooling.by_name(name)
+  with pytest.raises(ValueError, match="expected some of mean, sum, max, config_mean"):
+    base.create("layout", "SAGE", pooling=(name,))

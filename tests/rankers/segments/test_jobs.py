@@ -1,0 +1,161 @@
+"""Graph Segment Training by the command: variants, resuming, and what is refused."""
+
+import csv
+import json
+from typing import NamedTuple
+
+import commands
+import ml_collections
+import pytest
+import segment_cases as cases
+
+from tpugraphs_jax.data import synthetic
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.run.jobs import Job
+from tpugraphs_jax.serve import models
+
+SMALL = ["--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=3",
+         "--config.train.log_every_steps=1", "--config.segments.finetune.epochs=2"]
+
+
+class Jobs(NamedTuple):
+  """What all runs of this file gave."""
+
+  folder: object
+  ended: dict[str, commands.Ended]
+
+  def rows(self, name: str) -> list[dict]:
+    lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("jobs")
+  data_root = synthetic.generate(
+      folder / "synthetic", collections=["layout:xla:random"], progress=False)
+
+  def run(name, *flags, variant="gst_efd", **options):
+    return commands.Run(
+        ["run_layout.py", f"--config=configs/layout.py:xla-random,{variant},ci", *SMALL,
+         f"--data_root={data_root}", f"--workdir={folder / name}", *flags], **options)
+
+  host = "--config.segments.history_place=host"
+  runs = {
+      "whole": run("whole", "--config.eval.time=True"),
+      "stopped": run("stopped", "--mode=train", host, stop_at_step=6),
+      "resumed": run("stopped", "--mode=train", host, "--resume"),
+      "other_table": run("stopped", "--resume", "--config.segments.max_nodes=50"),
+      "large_segments": run("large_segments", "--config.segments.max_nodes=5000"),
+      "fresh": run("fresh", "--config.segments.fresh=9"),
+  }
+  return Jobs(folder, dict(zip(runs, commands.run_all(list(runs.values()), home=folder / "home"))))
+
+
+def losses(rows):
+  return [row["train/loss"] for row in rows if "train/loss" in row]
+
+
+def test_all_phases_run_and_rank(jobs):
+  assert jobs.ended["whole"].code == 0, jobs.ended["whole"].err
+  assert len(losses(jobs.rows("whole"))) == 12 and len(losses(jobs.rows("whole/head"))) == 8
+  results = (jobs.folder / "whole" / "results.csv").read_text().splitlines()
+  assert len(results) == 1 + 2
+  with (jobs.folder / "whole" / "validation.csv").open() as file:
+    assert all(float(row["seconds"]) > 0 for row in csv.DictReader(file))
+  assert "history table of" in jobs.ended["whole"].out
+  assert "between segments" in jobs.ended["whole"].out
+
+
+def test_a_stopped_run_with_its_table_elsewhere_goes_on_as_if_it_had_not_been(jobs):
+  assert jobs.ended["stopped"].code == 128 + 15
+  assert jobs.ended["resumed"].code == 0, jobs.ended["resumed"].err
+  for folder in ("", "head"):
+    assert losses(jobs.rows(f"stopped/{folder}")) == losses(jobs.rows(f"whole/{folder}"))
+
+
+@pytest.mark.parametrize("name, complaint", [
+    ("other_table", "segments.max_nodes is 60 there and 50 here"),
+    ("large_segments", "--config.segments.max_nodes is 5000, but the largest training graph"),
+    ("fresh", "--config.segments.fresh is 9, but"),
+])
+def test_segments_that_do_not_fit_the_data_end_before_training(jobs, name, complaint):
+  assert jobs.ended[name].code == 2
+  assert complaint in jobs.ended[name].complaint
+  assert not (jobs.folder / name / "metrics.jsonl").exists()
+
+
+def get_config(variant: str) -> ml_collections.ConfigDict:
+  return configs.load(f"layout.py:{variant}")
+
+
+def config(variant="gst_ed", **options) -> ml_collections.ConfigDict:
+  made = get_config(f"xla-random,{variant},ci")
+  made.segments.update(options)
+  return made
+
+
+@pytest.mark.parametrize("variant, uses_history", [
+    ("gst", False), ("gst_e", True), ("gst_ed", True), ("gst_efd", True), ("one", False)])
+def test_variants_have_a_table_where_they_need_one(variant, uses_history):
+  made = config(variant)
+  Job.of(made)
+  assert models.uses_history(made.segments) == uses_history
+  assert bool(made.segments.finetune.epochs) == (variant == "gst_efd")
+
+
+def test_full_is_the_whole_graph_and_the_official_model_segments_without_blocks():
+  assert get_config("xla-random,full") == get_config("xla-random")
+  official = get_config("xla-random,official,gst_ed")
+  assert official == get_config("gst_ed,official,xla-random")
+  assert Job.of(official).ranker.model.model.dropout == "fullgraph"
+
+
+@pytest.mark.parametrize("options, complaint", [
+    (dict(max_nodes=1), "segments.max_nodes is 1, expected at least 2"),
+    (dict(fresh=0), "segments.fresh is 0, expected at least 1"),
+    (dict(keep=1.5), "segments.keep is 1.5, expected 0 to 1"),
+    (dict(keep=-0.1), "segments.keep is -0.1, expected 0 to 1"),
+    (dict(keep=float("nan")), "segments.keep is nan, expected 0 to 1"),
+    (dict(recompute=True), "segments.keep is 0.5, but .*recompute"),
+    (dict(recompute=True, keep=1.0, history_init="skip"), "segments.history_init is 'skip', but"),
+    (dict(partition="random"), "segments.partition is 'random', expected one of contiguous"),
+    (dict(readout="vector"), "segments.readout is 'vector'"),
+    (dict(history_init="random"), "segments.history_init is 'random'"),
+    (dict(history_dtype="int8"), "segments.history_dtype is 'int8'"),
+    (dict(history_place="moon"), "segments.history_place is 'moon'"),
+    (dict(keep_unit="node"), "segments.keep_unit is 'node'"),
+    (dict(readout="scalar", finetune=dict(epochs=2)), "finetune.epochs needs .*embedding"),
+    (dict(finetune=dict(optimizer=dict(name="adam"))),
+     "segments.finetune: optimizer.weight_decay is 0.0001, but"),
+])
+def test_impossible_options_are_refused(options, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    Job.of(config(**options))
+
+
+class Attentive(cases.ToyModel):
+  """A model that a table cannot go with."""
+
+  @property
+  def sees(self):
+    return base.Sees(hops=1, whole_graph=True)
+
+
+@pytest.mark.parametrize("variant, is_refused", [("gst_ed", True), ("gst", False), ("one", False)])
+def test_models_that_see_more_than_a_segment_are_refused_with_a_table(
+    variant, is_refused, monkeypatch):
+  monkeypatch.setattr(base, "create", lambda kind, name, **options: Attentive())
+  if not is_refused:
+    assert Job.of(config(variant)).ranker.sees.whole_graph
+    return
+  with pytest.raises(ValueError, match="looks at the whole graph: the history table keeps"):
+    Job.of(config(variant))
+
+
+def test_sampled_blocks_of_the_official_model_are_refused():
+  official = get_config("xla-random,official,gst_ed")
+  official.model.dropout = "backpropdropout"
+  with pytest.raises(ValueError, match="segments take the place of blocks: set model.dropout to"):
+    Job.of(official)

@@ -1,0 +1,140 @@
+"""Segments: every node in one, never too large, nothing lost but the edges between."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+import random_graphs
+
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.rankers.segments import partition
+
+METHODS = list(partition.METHODS)
+
+
+def graph(nodes: int = 90, splits=(0, 31, 32, 90)) -> OpGraph:
+  rng = np.random.default_rng(nodes)
+  made = random_graphs.layout_graph(
+      rng, nodes=nodes, edges=2 * nodes, config_nodes=range(1, nodes, 4), configs=6)
+  return dataclasses.replace(made, node_splits=np.array(splits))
+
+
+def needs(method: str) -> None:
+  if method == "metis":
+    pytest.importorskip("pymetis")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("max_nodes", [2, 7, 40, 89, 90, 200])
+def test_every_node_is_in_one_segment_of_bounded_size(method, max_nodes):
+  needs(method)
+  segment = partition.partition(graph(), method=method, max_nodes=max_nodes)
+  sizes = np.bincount(segment)
+  assert segment.shape == (90,) and segment.dtype == np.int32 and segment.min() == 0
+  assert 0 < sizes.min() and sizes.max() <= max_nodes
+  assert (len(sizes) == 1) == (max_nodes >= 90)
+  again = partition.partition(graph(), method=method, max_nodes=max_nodes)
+  np.testing.assert_array_equal(again, segment)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_segments_keep_nodes_edges_and_configurations(method):
+  needs(method)
+  whole = graph()
+  segment = partition.partition(whole, method=method, max_nodes=20)
+  pieces, cut = partition.split(whole, segment)
+  ids = np.array([4, 0, 5])
+  edges, decoded = collections.Counter(), {}
+  for number, piece in enumerate(pieces):
+    nodes = np.flatnonzero(segment == number)  # the order within a segment is that of the file
+    np.testing.assert_array_equal(piece.node_feat, whole.node_feat[nodes])
+    np.testing.assert_array_equal(piece.node_opcode, whole.node_opcode[nodes])
+    edges.update(map(tuple, nodes[piece.edge_index].tolist()))
+    for node, rows in zip(nodes[piece.config_node], piece.configs.decode(ids).swapaxes(0, 1)):
+      assert node not in decoded
+      decoded[int(node)] = rows
+  inner = [(int(u), int(v)) for u, v in whole.edge_index if segment[u] == segment[v]]
+  assert edges == collections.Counter(inner) and cut == len(whole.edge_index) - len(inner)
+  assert list(sorted(decoded)) == whole.config_node.tolist()
+  expected = whole.configs.decode(ids)
+  for i, node in enumerate(whole.config_node.tolist()):
+    np.testing.assert_array_equal(decoded[node], expected[:, i])
+
+
+def test_a_segment_without_edges_or_configurable_nodes_is_still_one():
+  whole = dataclasses.replace(
+      graph(6, (0, 6)), edge_index=np.array([[1, 0]], np.int32),
+      config_node=np.array([0], np.int32),
+      configs=dataclasses.replace(graph(6, (0, 6)).configs, node_group=np.zeros(1, np.int32)))
+  pieces, cut = partition.split(whole, np.array([0, 0, 0, 1, 1, 1], np.int32))
+  assert [p.num_edges for p in pieces] == [1, 0] and cut == 0
+  assert [len(p.config_node) for p in pieces] == [1, 0]
+  assert pieces[1].configs.decode(np.arange(2)).shape == (2, 0, 18)
+
+
+def test_contiguous_segments_are_even_ranges():
+  segment = partition.partition(graph(), method="contiguous", max_nodes=40)
+  assert (np.diff(segment) >= 0).all()
+  assert sorted(np.bincount(segment)) == [30, 30, 30]
+
+
+def test_computations_stay_whole_where_they_fit():
+  # Two chains in the first computation, one in the second, an edge between computations.
+  chain = lambda first, last: [(i + 1, i) for i in range(first, last)]
+  edges = chain(0, 3) + chain(4, 9) + chain(10, 15) + [(10, 9)]
+  whole = dataclasses.replace(
+      graph(16, (0, 10, 16)), edge_index=np.array(edges, np.int32))
+  segment = partition.partition(whole, method="computations", max_nodes=10)
+  assert segment.tolist() == [0] * 10 + [1] * 6
+  assert partition.split(whole, segment)[1] == 1
+  tight = partition.partition(whole, method="computations", max_nodes=6)
+  assert tight.tolist() == [0] * 4 + [1] * 6 + [2] * 6
+  # A part that is too large is cut into even ranges.
+  small = partition.partition(whole, method="computations", max_nodes=4)
+  assert small.tolist() == [0] * 4 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
+
+
+def test_metis_finds_the_clusters():
+  pytest.importorskip("pymetis")
+  rng = np.random.default_rng(0)
+  cluster = rng.permutation(np.repeat(np.arange(4), 20))
+  pairs = rng.integers(0, 80, (4000, 2))
+  edges = pairs[(cluster[pairs[:, 0]] == cluster[pairs[:, 1]]) & (pairs[:, 0] != pairs[:, 1])]
+  whole = dataclasses.replace(graph(80, (0, 80)), edge_index=edges.astype(np.int32))
+  segment = partition.partition(whole, method="metis", max_nodes=22)
+  assert partition.split(whole, segment)[1] == 0
+
+
+def test_partition_is_kept_in_the_store_until_the_graph_changes(tmp_path, monkeypatch):
+  whole = graph()
+  cached = lambda g: partition.cached_partition(g, tmp_path, method="contiguous", max_nodes=20)
+  first = cached(whole)
+  made = []
+  count = lambda g, size: made.append(g) or np.zeros(g.num_nodes)
+  monkeypatch.setitem(partition.METHODS, "contiguous", count)
+  np.testing.assert_array_equal(cached(whole), first)
+  assert not made
+  changed = dataclasses.replace(whole, edge_index=whole.edge_index[1:])
+  np.testing.assert_array_equal(cached(changed), np.zeros(90))
+  assert made == [changed]
+
+
+def test_a_store_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+  def fail(*args):
+    raise OSError("read-only")
+
+  monkeypatch.setattr(np, "save", fail)
+  kept = partition.cached_partition(graph(), tmp_path, method="contiguous", max_nodes=20)
+  assert kept.max() == 4 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options, complaint", [
+    (dict(method="random", max_nodes=5), "segments.partition is 'random', expected one of"),
+    (dict(method="contiguous", max_nodes=1), "segments.max_nodes is 1, expected at least 2"),
+])
+def test_impossible_partitions_are_refused(options, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    partition.partition(graph(), **options)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import table_cases
+
+from tpugraphs_jax.rankers.tables import charges as table_charges
+from tpugraphs_jax.rankers.tables.charges import NodeCosts
+
+
+def case(seed=0):
+  """A program and costs of its nodes, and the same added up by groups."""
+  program = table_cases.prepared(table_cases.program(seed))
+  rng, width = np.random.default_rng(seed), program.terms.choices
+  costs = NodeCosts(rng.normal(size=(len(program.choices.node), width)),
+                    rng.normal(size=(len(program.pairs.ends), width, width)))
+  unary = np.zeros((program.sizes["groups"], width))
+  np.add.at(unary, program.choices.group, costs.unary)
+  pair = np.zeros((program.sizes["columns"], width, width))
+  turned = program.pairs.is_turned[:, None, None]
+  np.add.at(pair, program.pairs.column,
+            np.where(turned, costs.pair.transpose(0, 2, 1), costs.pair))
+  return program, costs, program.terms.total(program.configs.group_row, unary, pair)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_charges_add_up_to_the_score(seed):
+  program, costs, scores = case(seed)
+  for config, score in enumerate(scores):
+    found = table_charges.charges(program, costs, program.configs.group_row[config])
+    assert sum(charge.cost for charge in found) == pytest.approx(score)
+    assert len(found) == len(costs.unary) + len(costs.pair)
+    assert [c.cost for c in found] == sorted((c.cost for c in found), reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_differences_add_up_to_the_difference_of_scores(seed):
+  program, costs, scores = case(seed)
+  found = table_charges.difference(program, costs, *program.configs.group_row[[3, 5]])
+  assert sum(c.cost - c.before for c in found) == pytest.approx(scores[3] - scores[5])
+  changes = [c.cost - c.before for c in found]
+  assert changes == sorted(changes, reverse=True)
+
+
+def test_only_what_is_chosen_differently_is_in_a_difference():
+  program, costs, _ = case()
+  row = program.configs.group_row[0]
+  assert table_charges.difference(program, costs, row, row) == []
+  other = row.copy()
+  other[0] = next(r for r in program.terms.row_table[0] if r not in (row[0], -1))
+  nodes = set(program.choices.node[program.choices.group == 0].tolist())
+  for charge in table_charges.difference(program, costs, other, row):
+    assert nodes & set(charge.nodes[:2])
+
+
+def test_a_charge_has_the_layouts_of_its_ends():
+  program, costs, _ = case()
+  rows = program.configs.rows[program.configs.row_id([0])[0]].tolist()
+  row_of = dict(zip(program.choices.node.tolist(), map(tuple, rows)))
+  for charge in table_charges.charges(program, costs, program.configs.group_row[0]):
+    assert charge.rows == tuple(row_of[node] for node in charge.nodes[: len(charge.rows)])
+
+
+def test_rows_are_told_as_layouts():
+  row = [1, 0, *[-1] * 4, 0, 2, 1, *[-1] * 3, *[-1] * 6]
+  assert table_charges.row_text(row) == "output {1,0} input {0,2,1}"
+  assert table_charges.row_text([-1] * 18) == "open"
+
+
+def test_a_table_names_instructions_and_adds_up_what_it_leaves_out():
+  program, costs, scores = case()
+  found = table_charges.charges(program, costs, program.configs.group_row[0])
+  first = found[0].nodes[0]
+  text = table_charges.table(found, names={first: "convolution.7"}, top=3)
+  lines = text.splitlines()
+  assert len(lines) == 5 and "convolution.7: " in lines[1]
+  assert lines[-1].endswith(f"{len(found) - 3} more")
+  assert sum(float(line.split()[0]) for line in lines[1:]) == pytest.approx(scores[0], abs=1e-3)
+
+
+def test_the_picture_has_an_edge_for_every_pair_and_colours_by_sign():
+  program, costs, _ = case()
+  found = table_charges.charges(program, costs, program.configs.group_row[0])
+  text = table_charges.dot(found, names={found[0].nodes[0]: 'a "name"'}, top=len(found))
+  assert text.startswith("digraph") and text.endswith("}\n")
+  assert text.count(" -> ") == len(costs.pair)
+  assert "a 'name'" in text
+  assert table_charges._RED in text and table_charges._BLUE in text
+  largest = max(found, key=lambda charge: abs(charge.cost))
+  color = table_charges._RED if largest.cost > 0 else table_charges._BLUE
+  assert f"{color}ff" in text
+
+
+def test_the_largest_in_size_are_drawn():
+  program, costs, _ = case()
+  found = table_charges.charges(program, costs, program.configs.group_row[0])
+  assert table_charges.dot(found, top=1).count("label=") <= 3
+  assert table_charges.dot([]) .count("->") == 0

@@ -1,0 +1,276 @@
+"""The score table ranker, against a slow formulation in NumPy of one program at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import comparing
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import random_graphs
+import table_cases
+
+from tpugraphs_jax import losses
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.graph import LayoutConfigs
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.tables import batching as table_batching, charges as table_charges
+from tpugraphs_jax.rankers.tables.charges import NodeCosts
+from tpugraphs_jax.rankers.tables.network import ScoreTables
+
+CONFIGS = 5
+SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=2, rank=3)
+
+
+@functools.cache
+def programs() -> tuple[table_batching.PreparedTables, ...]:
+  cases = (dict(nodes=30, edges=50), dict(nodes=12, edges=8, config_nodes=[1], configs=3),
+           dict(nodes=45, edges=110, rows=9))
+  return tuple(table_cases.prepared(table_cases.program(i, **case)) for i, case in enumerate(cases))
+
+
+def batch(order=(0, 1, 2), *, spare=0, graphs=3, configs=CONFIGS, choices=None):
+  slates = table_cases.slates(programs(), CONFIGS)
+  budget = random_graphs.common_budget([batching.total_sizes(programs())], spare=spare)
+  budget |= {"choices": choices or batching.total_sizes(programs())["choices"]}
+  return table_batching.assemble_tables(
+      [slates[i] for i in order], budget, graphs=graphs, configs=configs)
+
+
+@functools.cache
+def params(**options):
+  model = ScoreTables(**SMALL | options)
+  drawn = jax.jit(model.init)(jax.random.key(0), batch())["params"]
+  # Biases begin at 0: no test should rest on that.
+  rng = np.random.default_rng(1)
+  return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), drawn)
+
+
+@functools.cache
+def applied(method, **options):
+  model = ScoreTables(**SMALL | options)
+  return jax.jit(functools.partial(model.apply, method=method))
+
+
+def scores(made, **options):
+  shape = {k: v for k, v in options.items() if k not in ("dtype", "by_bytes")}
+  return applied("__call__", **options)({"params": params(**shape)}, made)
+
+
+class Slow:
+  """The model's formulas on one program, node by node."""
+
+  def __init__(self, tree, program, *, rank, heads=1, pairs="low_rank"):
+    self.tree = jax.tree.map(np.asarray, tree)
+    self.program, self.rank, self.heads = program, rank, heads
+    self.pairs = pairs
+    self.x = self.nodes()
+
+  def dense(self, part, name, x):
+    layer = self.tree[part][name] if part else self.tree[name]
+    return x @ layer["kernel"] + layer.get("bias", 0)
+
+  def nodes(self):
+    graph, tree = self.program.graph, self.tree["encoder"]
+    table = tree["OpcodeEmbedding_0"]["table"]["embedding"]
+    x = gelu(self.dense("encoder", "input", np.concatenate(
+        [graph.feat, table[graph.opcode]], axis=1)))
+    edges = graph.edge_index.tolist()
+    for i in range(SMALL["num_gnns"]):
+      total = self.dense("encoder", f"self_{i}", x)
+      for side, (to, source) in (("operands", (0, 1)), ("users", (1, 0))):
+        sent = self.dense("encoder", f"{side}_{i}", x)
+        for node in range(len(x)):
+          near = [sent[edge[source]] for edge in edges if edge[to] == node]
+          total[node] += np.mean(near, axis=0) if near else 0
+      norm = tree[f"norm_{i}"]
+      centred = total - total.mean(axis=1, keepdims=True)
+      total = centred / np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + 1e-6)
+      x = x + gelu(total * norm["scale"] + norm["bias"])
+    return x
+
+  def row(self, number):
+    values = self.program.configs.rows[number].astype(int)
+    order = [0 if min(a, b) < 0 else np.sign(a - b)
+             for layout in values.reshape(3, 6) for a, b in zip(layout, layout[1:])]
+    one_hot = np.eye(7)[values + 1].reshape(-1)
+    return gelu(self.dense("", "row_state", np.concatenate([one_hot, order])))
+
+  def unary(self, node, choice, row):
+    """Costs `[heads]` of one node's choice, a row of the dictionary."""
+    dense, choices = functools.partial(self.dense, "unary_costs"), self.program.choices
+    state = (dense("node", self.x[choices.node[node]]) + dense("mean", self.x.mean(axis=0))
+             + dense("feat", choices.feat[node, choice]) + dense("row", self.row(row)))
+    cost = dense("cost", gelu(dense("state", gelu(state))))
+    return cost[: self.heads] * choices.weight[node] + 0.1 * cost[self.heads :]
+
+  def factor(self, part, group, row):
+    """Factors `[2, rank, heads]` of one group's choice, as first end and as second."""
+    choices = self.program.choices
+    members = self.x[choices.node[choices.group == group]]
+    mean = np.mean([self.dense(part, "group", x) for x in members], axis=0)
+    state = gelu(mean + self.dense(part, "row", self.row(row)))
+    return self.dense(part, "factor", state).reshape(2, self.rank, self.heads)
+
+  def pair(self, number, first_row, second_row):
+    """Weight and factors `[rank, heads]` of one pair of nodes, whose ends choose these rows."""
+    pairs, part = self.program.pairs, "pair_costs"
+    ends = pairs.ends[number]
+    state = self.dense(part, "feat", pairs.feat[number]) + sum(
+        self.dense(part, f"ends_{i}", self.x[node]) for i, node in enumerate(ends))
+    gate = self.dense(part, "gate", gelu(self.dense(part, "state", gelu(state))))
+    half = len(gate) // 2
+    gate = (gate[:half] * pairs.weight[number] + 0.1 * gate[half:]).reshape(self.rank, self.heads)
+    group = dict(zip(self.program.choices.node.tolist(), self.program.choices.group.tolist()))
+    first = self.factor(part, group[ends[0]], first_row)[0]
+    second = self.factor(part, group[ends[1]], second_row)[1]
+    return gate, first, second
+
+  def score(self, config):
+    configs, choices, pairs = self.program.configs, self.program.choices, self.program.pairs
+    chosen = configs.group_row[config]
+    code = self.program.terms.encode(chosen[None])[:, 0]
+    total = np.zeros(self.heads)
+    for node, group in enumerate(choices.group):
+      total += self.unary(node, code[group], chosen[group])
+    group = dict(zip(choices.node.tolist(), choices.group.tolist()))
+    for number, (i, j, _) in enumerate(pairs.ends.tolist() if self.pairs != "none" else ()):
+      gate, first, second = self.pair(number, chosen[group[i]], chosen[group[j]])
+      total += (gate * first * second).sum(axis=0)
+    return 4 * total.sum()
+
+
+def gelu(x):
+  return x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize("options", [dict(), dict(pairs="none"), dict(heads=2)])
+def test_scores_are_the_sums_of_the_costs_of_single_nodes_and_pairs(options):
+  found = scores(batch(), **options)
+  for i, slate in enumerate(table_cases.slates(programs(), CONFIGS)):
+    slow = Slow(params(**options), slate.graph, rank=SMALL["rank"], **options)
+    expected = [slow.score(config) for config in slate.config_ids]
+    np.testing.assert_allclose(found[i, : len(expected)], expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("changes", [
+    dict(spare=7), dict(graphs=6), dict(choices=14), dict(configs=9)])
+def test_padding_does_not_change_scores(changes):
+  found, expected = scores(batch(**changes)), scores(batch())
+  np.testing.assert_allclose(found[:3, :CONFIGS], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_padding_gets_no_gradient_and_gives_none():
+  model = ScoreTables(**SMALL)
+
+  def loss(params, made):
+    found = model.apply({"params": params}, made)
+    totals, counts = losses.loss_sums((("ListMLELoss", 1.0),), found, jnp.asarray(made.target),
+                                      where=made.config_mask)
+    return losses.combine((("ListMLELoss", 1.0),), totals, counts)
+
+  grad = jax.jit(jax.grad(loss))
+  comparing.assert_trees_close(
+      grad(params(), batch(spare=5, graphs=4, configs=8)), grad(params(), batch()), 1e-4)
+
+
+def test_scores_do_not_depend_on_the_place_in_the_batch():
+  turned = scores(batch(order=(2, 0, 1)))
+  np.testing.assert_allclose(turned[jnp.array([1, 2, 0])], scores(batch()), rtol=1e-5, atol=1e-5)
+
+
+def test_a_score_does_not_depend_on_the_slate():
+  whole, part = scores(batch()), batch()
+  part = part._replace(code=part.code[:, 2:4], target=part.target[:, 2:4],
+                       config_mask=part.config_mask[:, 2:4])
+  np.testing.assert_allclose(scores(part), whole[:, 2:4], rtol=1e-5, atol=1e-6)
+
+
+def test_tables_on_the_host_give_the_scores_of_the_model():
+  made = batch(order=(0,), graphs=1)
+  program = programs()[0]
+  unary, pair = applied("tables")({"params": params()}, made)
+  groups, columns = program.sizes["groups"], program.sizes["columns"]
+  (slate,) = table_cases.slates(programs()[:1], CONFIGS)
+  width = program.terms.choices
+  total = program.terms.total(
+      program.configs.group_row[slate.config_ids], unary[:groups, :width, 0],
+      pair[:columns, :width, :width, 0])
+  np.testing.assert_allclose(total, scores(made)[0, : len(total)], rtol=1e-4, atol=1e-4)
+
+
+def test_half_precision_gives_nearly_the_same_scores():
+  exact, half = scores(batch()), scores(batch(), dtype=jnp.bfloat16)
+  assert half.dtype == jnp.float32
+  assert float(jnp.abs(half - exact).max()) < 0.05 * float(jnp.abs(exact).max())
+
+
+def test_dropout_acts_in_training_alone():
+  model, made = ScoreTables(**SMALL, dropout=0.5), batch()
+  run = jax.jit(model.apply, static_argnames="train")
+  apply = lambda seed, train: run(
+      {"params": params()}, made, train=train, rngs={"dropout": jax.random.key(seed)})
+  np.testing.assert_array_equal(apply(0, False), apply(1, False))
+  assert jnp.abs(apply(0, True) - apply(1, True)).max() > 0
+
+
+def test_without_bytes_all_nodes_and_pairs_weigh_the_same():
+  made = batch()
+  heavier = made._replace(choices=made.choices._replace(weight=3 * made.choices.weight))
+  assert jnp.abs(scores(heavier) - scores(made)).max() > 1e-3
+  np.testing.assert_array_equal(scores(heavier, by_bytes=False), scores(made, by_bytes=False))
+  equal = made._replace(
+      choices=made.choices._replace(weight=np.ones_like(made.choices.weight)),
+      pairs=made.pairs._replace(weight=np.ones_like(made.pairs.weight)))
+  np.testing.assert_allclose(scores(made, by_bytes=False), scores(equal), rtol=1e-5, atol=1e-5)
+
+
+def test_unknown_pairs_are_refused():
+  with pytest.raises(ValueError, match="pairs is 'some', expected one of none, low_rank"):
+    ScoreTables(pairs="some")
+
+
+def test_it_is_a_ranker():
+  assert base.check(ScoreTables(**SMALL), "ScoreTables").sees == base.Sees(
+      whole_graph=True, tables=True, integers=True)
+
+
+def test_costs_of_nodes_add_up_to_the_tables():
+  made = batch(spare=4)
+  whole, parts = (
+      applied(method)({"params": params()}, made) for method in ("tables", "node_tables"))
+  unary = np.zeros(whole[0].shape[:2])
+  real = made.choices.group < len(unary)
+  np.add.at(unary, made.choices.group[real], np.asarray(parts[0])[real])
+  pair = np.zeros(whole[1].shape[:3])
+  real = made.pairs.column < len(pair)
+  by_end = np.asarray(parts[1])[real]
+  turned = made.pairs.is_turned[real][:, None, None]
+  np.add.at(pair, made.pairs.column[real], np.where(turned, by_end.transpose(0, 2, 1), by_end))
+  comparing.assert_trees_close((unary, pair), tuple(np.asarray(x)[..., 0] for x in whole))
+
+
+def test_charges_by_the_model_add_up_to_its_scores():
+  made, program = batch(order=(0,), graphs=1), programs()[0]
+  unary, pair = applied("node_tables")({"params": params()}, made)
+  costs = NodeCosts(np.asarray(unary)[: len(program.choices.node)],
+                    np.asarray(pair)[: len(program.pairs.ends)])
+  (slate,) = table_cases.slates(programs()[:1], CONFIGS)
+  for config, score in zip(slate.config_ids, scores(made)[0]):
+    found = table_charges.charges(program, costs, program.configs.group_row[config])
+    assert sum(charge.cost for charge in found) == pytest.approx(float(score), rel=1e-4, abs=1e-4)
+
+
+def test_a_program_without_configurable_nodes_scores_zero():
+  graph = table_cases.program(0)
+  none = LayoutConfigs(np.zeros((0, 18), np.int8), np.zeros(0, np.int32),
+                       np.zeros((CONFIGS, 0), np.uint8), np.arange(CONFIGS))
+  empty = table_cases.prepared(dataclasses.replace(
+      graph, config_node=np.zeros(0, np.int32), configs=none))
+  budget = random_graphs.common_budget([batching.total_sizes([empty])])
+  made = table_batching.assemble_tables(
+      table_cases.slates([empty], CONFIGS), budget, graphs=1, configs=CONFIGS)
+  np.testing.assert_array_equal(scores(made), np.zeros((1, CONFIGS)))

@@ -1,0 +1,207 @@
+"""Every fast path gives the scores, losses and gradients of the plain formulation."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+import sys
+
+import comparing
+import jax
+import numpy as np
+import pytest
+import random_graphs
+
+from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.layout import res_model, sage
+from tpugraphs_jax.train import step
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import plain  # pylint: disable=wrong-import-position
+
+GRAPHS, CONFIGS = 3, 4
+HOPS = 2
+ALL_POOLINGS = ("mean", "sum", "max", "config_mean", "config_sum", "config_max")
+
+
+def graphs_of_case(case: str) -> list:
+  """The programs of one batch; each case is awkward in its own way."""
+  rng = np.random.default_rng(len(case))
+  make = functools.partial(random_graphs.layout_graph, rng)
+  if case == "several":
+    return [make(nodes=9, edges=14, config_nodes=[2, 0], configs=7),
+            make(nodes=1, edges=0, config_nodes=[0], configs=3),
+            make(nodes=16, edges=30, config_nodes=[3, 15, 5], configs=2)]
+  if case == "unreachable":  # The only configurable node is isolated.
+    return [make(nodes=24, edges=40, config_nodes=[23], configs=6)]
+  if case == "everywhere":
+    return [make(nodes=20, edges=36, config_nodes=rng.permutation(20), configs=5)]
+  assert case == "single"
+  return [make(nodes=25, edges=44, config_nodes=[24, 7], configs=1)]
+
+
+CASES = ("several", "unreachable", "everywhere", "single")
+
+
+@functools.cache
+def batches(slots: int) -> dict:
+  """Batches of all cases, with and without reuse, in one shape."""
+  prepared = {
+      (case, reuse): [
+          batching.prepare(graph, graph.node_feat, hops=HOPS, slots=slots, reuse=reuse)
+          for graph in graphs_of_case(case)]
+      for case in CASES for reuse in (True, False)}
+  sizes = [batching.total_sizes(graphs) for graphs in prepared.values()]
+  budget = random_graphs.common_budget(sizes, spare=2)
+  return {
+      key: batching.assemble_layout(
+          random_graphs.slots_of(graphs, CONFIGS), budget, graphs=GRAPHS, configs=CONFIGS,
+          transform=lambda rows: rows.astype(np.float32))
+      for key, graphs in prepared.items()}
+
+
+def init(model, batch, seed=0):
+  """Parameters that are all nonzero, biases too."""
+  params = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), params)
+
+
+@jax.jit
+def loss_and_gradient(scores, target, mask):
+  """ListMLE and its gradient by the scores; compiled once for all models."""
+
+  def loss(scores):
+    total, count = losses_lib.listmle(scores, target, where=mask)
+    return total / count
+
+  return jax.value_and_grad(loss)(scores)
+
+
+def results(score):
+  """Function `(params, batch) -> (scores, loss, gradients)`."""
+
+  @jax.jit
+  def scores_and_pullback(params, batch, cotangent):
+    scores, pullback = jax.vjp(lambda params: score(params, batch), params)
+    return scores, pullback(cotangent)[0]
+
+  def run(params, batch):
+    none = np.zeros(batch.target.shape, np.float32)
+    scores, _ = scores_and_pullback(params, batch, none)
+    loss, cotangent = loss_and_gradient(scores, batch.target, batch.config_mask)
+    _, grads = scores_and_pullback(params, batch, cotangent)
+    return np.where(batch.config_mask, scores, 0), loss, grads
+
+  return run
+
+
+def check_layout(model, plain_score, slot_widths=(1,)):
+  """`model` gives the results of `plain_score` in every case and table width."""
+  params = init(model, batches(slot_widths[0])["several", True])
+  reference = results(plain_score)
+  expected = {
+      case: reference(params, plain.from_layout(batch))
+      for (case, reuse), batch in batches(slot_widths[0]).items() if reuse}
+  fast = results(lambda params, batch: model.apply({"params": params}, batch, train=True))
+  for slots in slot_widths:
+    for (case, _), batch in batches(slots).items():
+      comparing.assert_trees_close(fast(params, batch), expected[case])
+
+
+@pytest.mark.parametrize("normalization", ["sym", "asym"])
+@pytest.mark.parametrize("dropout, layers", [
+    ("fullgraph", 1), ("dropout", 1), ("backpropdropout", HOPS)])
+def test_res_model_equals_plain(dropout, layers, normalization):
+  model = res_model.ResModel(
+      op_embed_dim=4, hidden_dim=8, num_gnns=layers, dropout=dropout,
+      adj_normalization=normalization)
+  check_layout(model, functools.partial(
+      plain.res_model, layers=layers, normalization=normalization, dropout=dropout))
+
+
+SAGE_OPTIONS = dict(
+    op_embed_dim=4, value_embed_dim=2, hidden_dim=8, num_gnns=HOPS, pooling=ALL_POOLINGS)
+
+
+def test_sage_equals_plain_with_every_pooling_and_table_width():
+  score = functools.partial(plain.layout_sage, layers=HOPS, pooling=ALL_POOLINGS)
+  check_layout(sage.SAGE(**SAGE_OPTIONS), score, slot_widths=(0, 4))
+
+
+def test_rematerialised_sage_equals_plain():
+  score = functools.partial(plain.layout_sage, layers=HOPS, pooling=ALL_POOLINGS)
+  check_layout(sage.SAGE(**SAGE_OPTIONS, remat=True), score)
+
+
+@pytest.mark.parametrize("layers", [0, 1, HOPS])
+def test_rematerialised_res_model_equals_plain(layers):
+  model = res_model.ResModel(
+      op_embed_dim=4, hidden_dim=8, num_gnns=layers, dropout="backpropdropout", remat=True)
+  check_layout(
+      model, functools.partial(plain.res_model, layers=layers, dropout="backpropdropout"))
+
+
+def test_chunks_of_configurations_equal_plain():
+  model = sage.SAGE(**SAGE_OPTIONS)
+  params = init(model, batches(1)["several", True])
+  whole = results(functools.partial(plain.layout_sage, layers=HOPS, pooling=ALL_POOLINGS))
+  chunked = results(lambda params, batch: step.apply_in_chunks(
+      model, {"params": params}, batch, config_chunk=CONFIGS // 2, train=True,
+      mutable=["activity"])[0])
+  for case in CASES:
+    batch = batches(1)[case, True]
+    comparing.assert_trees_close(chunked(params, batch), whole(params, plain.from_layout(batch)))
+
+
+def check_bfloat16(make, batch):
+  """`make(dtype=...)` computes in bfloat16 and gives float32 scores near the exact ones."""
+  params = init(make(), batch)
+  score = lambda model: np.asarray(
+      jax.jit(model.apply)({"params": params}, batch))[batch.config_mask]
+  exact, half = score(make()), score(make(dtype="bfloat16"))
+  assert half.dtype == np.float32
+  # bfloat16 keeps 8 bits; rounding errors of a few layers add up.
+  np.testing.assert_allclose(half, exact, atol=0.05 * np.abs(exact).max())
+  assert np.abs(half - exact).max() > 1e-5 * np.abs(exact).max(), "bfloat16 was not used"
+
+
+@pytest.mark.parametrize("name, options", [
+    ("SAGE", SAGE_OPTIONS),
+    ("ResModel", dict(op_embed_dim=4, hidden_dim=8, adj_normalization="sym")),
+    ("ResModel", dict(op_embed_dim=4, hidden_dim=8, adj_normalization="asym")),
+])
+def test_layout_models_in_bfloat16_are_near_float32(name, options):
+  check_bfloat16(functools.partial(base.create, "layout", name, **options),
+                 batches(1)["several", True])
+
+
+@pytest.mark.parametrize("name", ["EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN"])
+def test_tile_models_in_bfloat16_are_near_float32(name):
+  make = functools.partial(base.create, "tile", name, op_embed_dim=4, hidden_dim=8)
+  check_bfloat16(make, tile_batch(slots=4))
+
+
+def tile_batch(slots: int):
+  rng = np.random.default_rng(0)
+  graphs = [random_graphs.tile_graph(rng, nodes=n, edges=e, configs=c)
+            for n, e, c in ((12, 20, 7), (1, 0, 2), (6, 9, 3))]
+  prepared = [batching.prepare(g, g.node_feat, slots=slots) for g in graphs]
+  budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=3)
+  return batching.assemble_tile(
+      random_graphs.slots_of(prepared, CONFIGS), budget, graphs=GRAPHS + 1, configs=CONFIGS,
+      transform=lambda x: x)
+
+
+def test_tile_early_join_equals_plain():
+  model = base.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8)
+  expected = None
+  for slots in (0, 4):
+    batch = tile_batch(slots)
+    params = init(model, batch)
+    if expected is None:
+      expected = results(plain.tile_sage)(params, plain.from_tile(batch))
+    fast = results(lambda p, b: model.apply({"params": p}, b, train=True))
+    comparing.assert_trees_close(fast(params, batch), expected)

@@ -1,0 +1,225 @@
+"""Every preset is a job on every collection, and takes training steps on tiny data."""
+
+from __future__ import annotations
+
+import jax
+import ml_collections
+import numpy as np
+import parts
+import pytest
+
+from tpugraphs_jax import parallel
+from tpugraphs_jax.data import synthetic
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.run import jobs, published, published_tiles
+from tpugraphs_jax.run.jobs import Job
+from tpugraphs_jax.serve import saved
+from tpugraphs_jax.train import report
+
+COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
+PRESETS = [*(("layout", name) for name in published.PRESETS),
+           *(("tile", name) for name in published_tiles.PRESETS)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_quickly():
+  before = jax.config.values["jax_disable_most_optimizations"]
+  jax.config.update("jax_disable_most_optimizations", True)
+  yield
+  jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory):
+  return synthetic.generate(
+      tmp_path_factory.mktemp("data"), collections=["layout:xla:random", "tile:xla"], limit=4,
+      progress=False)
+
+
+@pytest.mark.parametrize("kind, name", PRESETS)
+def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
+  for collection in COLLECTIONS if kind == "layout" else ("",):
+    variants = f"{collection},{published.PREFIX}{name}".strip(",")
+    ranker = Job.of(parts.config_of(kind, variants)).ranker
+    assert ranker.collection.kind == kind
+    config = parts.config_of(kind, f"{variants},ci")
+    model = Job.of(config).ranker.model
+    # What a working folder keeps of a config makes the same model again.
+    folder = tmp_path / (collection or kind)
+    folder.mkdir()
+    report.write_manifest(folder, config.to_dict())
+    kept = ml_collections.ConfigDict(saved.config_of(folder))
+    assert Job.of(kept).ranker.model == model
+
+
+@pytest.mark.parametrize("kind, name", PRESETS)
+def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
+  config = parts.config_of(kind, f"{published.PREFIX}{name},ci", data_root=str(data_root))
+  with config.unlocked():
+    if kind == "layout":
+      config.data.store_dir = str(tmp_path / "store")
+    # One layer of a kind: nearly all of the time goes into compilation.
+    for widths in [field for field in config.model if field.endswith("widths")]:
+      config.model[widths] = config.model[widths][:1]
+    if "attention_from" in config.model:
+      config.model.attention_from = 0
+    if config.data.get("also"):
+      config.data.also = ("tile:xla",)
+  job = jobs.Job.of(config)
+  phase = jobs.phase_of(job, jobs.prepare(job, tmp_path, resume=False), tmp_path)
+  before = jax.tree.map(np.asarray, phase.state.params)
+  state = parallel.replicate(phase.state)
+  for _ in range(2 + 8 * bool(job.also)):  # of every collection
+    state, metrics = phase.train_step(state, next(phase.batches))
+    assert np.isfinite(parallel.unreplicate(metrics)["loss"])
+  after = parallel.unreplicate(state).params
+  moved = [not np.array_equal(a, b) for a, b in zip(
+      jax.tree.leaves(before), jax.tree.leaves(after))]
+  assert np.mean(moved) > 0.7 and all(np.isfinite(a).all() for a in jax.tree.leaves(after))
+
+
+@pytest.mark.parametrize("kind", ["layout", "tile"])
+def test_unknown_presets_and_two_of_them_are_refused(kind):
+  with pytest.raises(ValueError, match=f"{kind}.py has no preset 'eleventh'; it has .*first"):
+    parts.config_of(kind, "preset=eleventh")
+  with pytest.raises(ValueError, match="takes one of the presets first and third"):
+    parts.config_of(kind, "preset=first,preset=third")
+
+
+def test_presets_stand_among_the_variants_with_what_they_are():
+  found = published.variants(published_tiles.PRESETS)
+  assert found["preset=mlsys21_lstm"] == "mlsys21 with an LSTM over nodes in order"
+  assert all(found.values())
+
+
+def test_what_was_published_is_what_a_preset_has():
+  """Figures of the systems' code and write-ups, before anything is made smaller."""
+  first = parts.config_of("layout", "nlp-default,preset=first")
+  assert (first.batch.configs, first.eval.configs, first.eval.permutations) == (64, 64, 10)
+  assert first.model.config_attention == "softmax_gate" and first.model.channel_attention == 8
+  assert parts.config_of("layout", "nlp-random,preset=first").model.config_attention == "none"
+  gst = parts.config_of("layout", "preset=gst")
+  assert gst.task == "segments" and gst.segments.keep == 0.5 and gst.segments.max_nodes == 1000
+  assert gst.segments.readout == "scalar" and gst.model.conv_activation == "none"
+  seventh = parts.config_of("layout", "preset=seventh")
+  assert seventh.model.conv_activation == "same" and seventh.segments == gst.segments
+  assert parts.config_of("layout", "preset=gst,gst_e").segments.keep == 1.0
+  slates = {c: parts.config_of("layout", f"{c},preset=sixth").batch.configs for c in COLLECTIONS}
+  assert slates == {"xla-random": 100, "xla-default": 32, "nlp-random": 80, "nlp-default": 80}
+  nlp = parts.config_of("layout", "nlp-random,preset=second_nlp")
+  assert nlp.model.widths == (256,) * 4 + (512,) * 4 and nlp.loss.score_norm_clip == 500
+
+
+@pytest.mark.parametrize("kind, variant, changes, complaint", [
+    ("layout", "xla-default,preset=first", {"eval.configs": 100}, "eval.configs is 100 and batch"),
+    ("layout", "xla-default,preset=first", {"batch.config_chunk": 8}, "batch.config_chunk is 8"),
+    ("layout", "xla-default,preset=first,gst_ed", {}, "looks across configurations: the history"),
+    ("layout", "xla-random,preset=third,gst_ed", {"data.virtual_node": "none"},
+     "looks at the whole graph: the history"),
+    ("layout", "preset=first", {"data.features": ("node_layout", "released")},
+     "reads the columns of node_layout: put these blocks last"),
+    ("layout", "preset=first", {"data.feature_transform": "standardize"},
+     "data.feature_transform scales the block node_layout"),
+    ("layout", "preset=first", {"data.config_transform": "minmax"},
+     "data.config_transform is 'minmax'"),
+    ("tile", "preset=sixth", {"eval.configs": 8}, "eval.configs is 8 and batch.configs is 64"),
+])
+def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, changes, complaint):
+  with pytest.raises(ValueError, match=complaint) as error:
+    parts.make(kind, variant, **{"data_root": "/nowhere", **changes})
+  assert "\n" not in str(error.value)
+
+
+def refused(kind, complaint, **options):
+  with pytest.raises(ValueError, match=complaint) as error:
+    base.create(kind, "Composed", **options)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("complaint, options", [
+    ("model.conv is 'cheb', expected one of sage, gcn", dict(conv="cheb")),
+    ("model.fusion is 'late', expected one of early, middle", dict(fusion="late")),
+    ("model.dropout is 1.0, expected a share below 1", dict(dropout=1.0)),
+    ("model.heads is 0, expected at least 1", dict(heads=0)),
+    ("model.widths is .*, expected widths of at least 1", dict(widths=(4, 0))),
+    ("model.pre_widths is empty", dict(pre_widths=())),
+    ("model.fusion_widths is empty", dict(fusion="middle", fusion_widths=())),
+    ("config_attention puts two halves side by side: take even widths",
+     dict(config_attention="softmax_gate", widths=(3,))),
+    ("direction_merge is 'concat', which puts two halves", dict(
+        direction_merge="concat", widths=(3,))),
+    ("model.heads is 3, expected a divisor of all model.widths",
+     dict(heads=3, conv="gatv2", widths=(4,))),
+    ("model.heads is 2, expected a divisor of model.attention_keys",
+     dict(heads=2, global_attention="linear", attention_keys=3)),
+    ("model.pooling is .*, expected some of mean", dict(pooling=("median",))),
+    ("config_attention looks across configurations where all configurations are alike",
+     dict(fusion="middle", config_attention="softmax_gate")),
+    ("model.norm is 'configuration', which normalises across configurations where all",
+     dict(fusion="middle", norm="configuration")),
+    ("model.missing is 'layout', which needs model.node_layout", dict(missing="layout")),
+    ("model.dimension_encoder needs model.node_layout", dict(dimension_encoder="transformer")),
+    ("model.dimension_encoder meets configurations in front of the encoder",
+     dict(fusion="middle", dimension_encoder="transformer", node_layout=True)),
+    ("model.readout is 'node_scalar_sum', but model.fusion=middle pools itself",
+     dict(fusion="middle", readout="node_scalar_sum")),
+    ("model.readout is 'lstm', which is for kernels of few nodes", dict(readout="lstm")),
+    ("model.readout is 'node_scalar_sum', which has no head",
+     dict(readout="node_scalar_sum", head_widths=(3,))),
+    ("leave config_ out of model.pooling", dict(fusion="middle", pooling=("config_max",))),
+    ("model.readout_layers is 'all', but model.widths is empty",
+     dict(readout_layers="all", widths=())),
+    ("model.readout_layers is 'all', which reads out what model.post_widths",
+     dict(readout_layers="all", post_widths=(4,))),
+    ("model.direction_merge is 'concat', which needs model.edge_direction=bidirectional",
+     dict(edge_direction="forward", direction_merge="concat")),
+])
+def test_options_that_exclude_each_other_are_refused(complaint, options):
+  refused("layout", complaint, **options)
+
+
+@pytest.mark.parametrize("complaint, options", [
+    ("model.fusion is 'middle', expected one of early, late, cross", dict(fusion="middle")),
+    ("model.encoding is 'embedding', but tile configurations", dict(encoding="embedding")),
+    ("model.missing is 'sentinel', but every node of a kernel", dict(missing="sentinel")),
+    ("model.pooling is .*, expected some of", dict(pooling=("config_mean",))),
+    ("model.dimension_encoder joins tiles to nodes", dict(
+        fusion="late", dimension_encoder="transformer", node_layout=True)),
+    ("model.readout is 'node_scalar_sum', which sums scores of nodes that know",
+     dict(fusion="late", readout="node_scalar_sum")),
+])
+def test_options_that_tiles_cannot_have_are_refused(complaint, options):
+  refused("tile", complaint, **options)
+
+
+@pytest.mark.parametrize("options", [
+    dict(config_attention="softmax_gate"), dict(norm="configuration"),
+    dict(head_widths=(2,), head_norm="configuration")])
+def test_a_slate_of_one_is_refused_where_configurations_are_compared(options):
+  sees = base.create("layout", "Composed", **options).sees
+  with pytest.raises(ValueError, match="batch.configs is 1, but this model compares"):
+    base.check_use(sees, base.Use(slate=1, scored=1))
+
+
+@pytest.mark.parametrize("options, whole", [
+    (dict(global_attention="linear"), True), (dict(norm="instance"), True),
+    (dict(norm="graph"), True), (dict(pooling=("attention",)), True), (dict(norm="layer"), False)])
+def test_what_looks_at_the_whole_graph_goes_with_segments_but_with_no_history(options, whole):
+  sees = base.create("layout", "Composed", **options).sees
+  assert sees.whole_graph is whole
+  base.check_use(sees, base.Use(slate=4, scored=8, segments=True))
+  history = base.Use(slate=4, scored=8, segments=True, history=True)
+  if whole:
+    with pytest.raises(ValueError, match="this model looks at the whole graph: the history"):
+      base.check_use(sees, history)
+  else:
+    base.check_use(sees, history)
+
+
+@pytest.mark.parametrize("options, hops", [
+    (dict(), 3), (dict(share=False), 0), (dict(norm="instance"), 0), (dict(fusion="middle"), 0),
+    (dict(conv="appnp", appnp_steps=4), 12), (dict(conv="none"), 0), (dict(conv="gatv2"), 0),
+    (dict(global_attention="linear"), 1), (dict(global_attention="linear", attention_from=2), 3),
+    (dict(global_attention="linear", attention_from=1, attention_combine="serial"), 1)])
+def test_hops_are_the_rounds_until_every_node_differs(options, hops):
+  assert base.create("layout", "Composed", **options).sees.hops == hops

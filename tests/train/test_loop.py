@@ -1,0 +1,394 @@
+"""Stopping and resuming equals never stopping; nothing is lost on the way."""
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import signal
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from toy import make_batches
+
+from tpugraphs_jax import parallel
+from tpugraphs_jax.train import checkpoint, loop, state as state_lib
+
+
+def run(workdir, **changes):
+  options = dict(
+      train_step=toy.TRAIN_STEP,
+      batches=make_batches(),
+      evaluate=toy.evaluate,
+      workdir=workdir,
+      total_epochs=toy.EPOCHS,
+      steps_per_epoch=toy.STEPS_PER_EPOCH,
+      log_every_steps=3,
+  )
+  return loop.train(toy.make_state(), **(options | changes))
+
+
+def stopping_batches(at, number=signal.SIGTERM, iterator=None):
+  """Batches during whose number `at` a signal comes."""
+  iterator = iterator or make_batches()
+
+  class Stopping:
+    taken = 0
+
+    def __next__(self):
+      self.taken += 1
+      if self.taken == at:
+        os.kill(os.getpid(), number)
+      return next(iterator)
+
+    def get_state(self):
+      return iterator.get_state()
+
+    def set_state(self, state):
+      iterator.set_state(state)
+
+  return Stopping()
+
+
+def assert_same(found, expected):
+  assert jax.tree.structure(found) == jax.tree.structure(expected)
+  jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), found, expected)
+
+
+def read_metrics(workdir):
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  rows = [json.loads(line) for line in lines]
+  for row in rows:
+    row.pop("steps_per_second", None)  # The only thing that may differ.
+  return rows
+
+
+@pytest.fixture(scope="module")
+def unstopped(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("unstopped")
+  return run(workdir), read_metrics(workdir)
+
+
+def test_training_equals_a_plain_loop_on_one_device(unstopped):
+  apply = jax.jit(lambda state, grads: state.apply_gradients(grads, toy.OPTIMIZER))
+  state = toy.make_state()
+  for index in range(toy.STEPS):
+    batch = toy.make_batch(index)
+    x, y = batch["x"].astype(np.float64), batch["y"].astype(np.float64)
+    params = {k: float(v) for k, v in state.params.items()}
+    error = params["slope"] * x + params["offset"] - y
+    grads = {"slope": 2 * np.mean(error * x), "offset": 2 * np.mean(error)}
+    grads = {k: jnp.asarray(v, jnp.float32) for k, v in grads.items()}
+    state = apply(state, grads)
+  result, _ = unstopped
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+      result.state.params,
+      state.params,
+  )
+  assert result.step == toy.STEPS == result.state.step and not result.stopped_early
+
+
+def test_metrics_file_has_the_mean_of_each_window_and_every_evaluation(unstopped):
+  _, rows = unstopped
+  assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
+  assert [row["step"] for row in rows if "train/loss" in row] == [3, 6, 9, 12]
+  assert [row["step"] for row in rows if "valid_sample/opa" in row] == [4, 8, 12]
+  losses, state = [], parallel.replicate(toy.make_state())
+  for index in range(3):
+    state, metrics = toy.TRAIN_STEP(state, toy.make_batch(index))
+    losses.append(float(metrics["loss"][0]))
+  assert rows[0]["train/loss"] == sum(losses) / 3
+  assert rows[1]["epoch"] == 1.0
+
+
+def test_the_learning_rate_of_each_step_is_on_its_line(tmp_path):
+  run(tmp_path, learning_rate=lambda taken: taken / 10)
+  rates = {row["step"]: row["train/learning_rate"] for row in read_metrics(tmp_path)
+           if "train/learning_rate" in row}
+  assert rates == {3: 0.2, 6: 0.5, 9: 0.8, 12: 1.1}  # of a state after one step less
+
+
+def test_arrays_of_an_evaluation_become_histograms_and_nothing_else(tmp_path, monkeypatch):
+  shown = []
+  monkeypatch.setattr(loop.report_lib.Report, "histograms",
+                      lambda self, step, values: shown.append((step, values)))
+  per_graph = np.array([0.5, 0.25])
+  found = []
+  run(tmp_path, evaluate=lambda params: {"opa": 0.5, "opa_by_graph": per_graph},
+      on_best=lambda params, step, metrics: found.append(metrics))
+  assert [step for step, _ in shown] == [4, 8, 12] and found == [{"opa": 0.5}]
+  assert all(list(values) == ["valid_sample/opa_by_graph"] for _, values in shown)
+  assert not any("opa_by_graph" in name for row in read_metrics(tmp_path) for name in row)
+
+
+def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path):
+  improving, used = itertools.count(), []
+  evaluate = lambda params: {"opa": float(next(improving))}
+
+  def cut_off(params, step, metrics):
+    if step == toy.STEPS:
+      raise KeyboardInterrupt("a kill")
+
+  with pytest.raises(KeyboardInterrupt):
+    run(tmp_path, evaluate=evaluate, on_best=cut_off)
+  run(tmp_path, evaluate=evaluate, resume=True,
+      on_best=lambda params, step, metrics: used.append((step, params)))
+  ((step, params),) = used
+  assert step == toy.STEPS
+  with contextlib.closing(checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS)) as checkpoints:
+    assert_same(params, checkpoints.best_params().params)
+
+
+@pytest.mark.parametrize(
+    "at, number",
+    [(6, signal.SIGINT), *((at, signal.SIGTERM) for at in (1, 4, 6, 9, 12))],
+)
+def test_stopped_and_resumed_equals_never_stopped(tmp_path, unstopped, at, number, capsys):
+  with pytest.raises(SystemExit) as stop:
+    run(tmp_path, batches=stopping_batches(at, number))
+  assert stop.value.code == 128 + number
+  assert f"saved step {at}; go on with --resume" in capsys.readouterr().out
+  result = run(tmp_path, resume=True)
+  expected, rows = unstopped
+  assert_same(result.state, expected.state)
+  assert read_metrics(tmp_path) == rows
+  assert (result.best_value, result.best_step) == (
+      expected.best_value,
+      expected.best_step,
+  )
+
+
+def test_stopping_at_every_step_equals_never_stopping(tmp_path, unstopped):
+  for step in range(toy.STEPS):
+    with pytest.raises(SystemExit):
+      run(tmp_path, batches=stopping_batches(1), resume=step > 0)
+  result = run(tmp_path, resume=True)
+  assert_same(result.state, unstopped[0].state)
+  assert read_metrics(tmp_path) == unstopped[1]
+
+
+def test_a_signal_during_evaluation_saves_and_evaluates_after_resume(
+    tmp_path, unstopped
+):
+  def slow(params):
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("the signal did not interrupt")
+
+  with pytest.raises(SystemExit):
+    run(tmp_path, evaluate=slow, log_every_steps=2)
+  assert [row["step"] for row in read_metrics(tmp_path)] == [2]
+  result = run(tmp_path, resume=True, log_every_steps=2)
+  assert_same(result.state, unstopped[0].state)
+  rows = read_metrics(tmp_path)
+  assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 12]
+  assert "train/loss" in rows[1] and "valid_sample/opa" in rows[1]
+
+
+def test_a_crash_goes_on_from_the_last_checkpoint(tmp_path, unstopped):
+  class Broken:
+    def __init__(self):
+      self.iterator, self.taken = make_batches(), 0
+
+    def __next__(self):
+      self.taken += 1
+      if self.taken == 11:
+        raise OSError("disk gone")
+      return next(self.iterator)
+
+    def get_state(self):
+      return self.iterator.get_state()
+
+  with pytest.raises(OSError, match="disk gone"):
+    run(tmp_path, batches=Broken(), checkpoint_every_steps=5)
+  assert [row["step"] for row in read_metrics(tmp_path)] == [3, 4, 6, 8, 9]
+  result = run(tmp_path, resume=True)
+  assert_same(result.state, unstopped[0].state)
+  assert read_metrics(tmp_path) == unstopped[1]
+
+
+@pytest.mark.parametrize("stop_at", [None, 3, 7, 10])
+def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
+  values = [0.1, 0.5, 0.5, float("nan"), 0.4, 0.9, 1.0]
+
+  def by_step(params):  # The epoch is known from the checkpointed state alone.
+    return {"opa": values[round(float(params["count"])) // 2 - 1]}
+
+  def count(state, batch):
+    loss = jnp.mean(batch["x"])
+    counted = {"count": state.params["count"] + 1}
+    state = state.replace(step=state.step + 1, params=counted)
+    return state, {"loss": jax.lax.pmean(loss, parallel.DEVICES)}
+
+  def go(batches, **changes):
+    return loop.train(
+        state_lib.TrainState.create({"count": jnp.zeros(())}, toy.OPTIMIZER).replace(
+            opt_state=()
+        ),
+        train_step=parallel.pmap(count),
+        batches=batches,
+        evaluate=by_step,
+        workdir=tmp_path,
+        total_epochs=7,
+        steps_per_epoch=2,
+        early_stop_epochs=3,
+        **changes,
+    )
+
+  if stop_at is None:
+    result = go(make_batches())
+  else:
+    with pytest.raises(SystemExit):
+      go(stopping_batches(stop_at))
+    result = go(make_batches(), resume=True)
+  assert result.stopped_early and result.step == 10
+  assert (result.best_value, result.best_step) == (0.5, 4)
+
+
+def test_the_best_checkpoint_is_the_best_evaluation(tmp_path):
+  seen = []
+
+  def evaluate_and_keep(params):
+    seen.append({k: np.array(v) for k, v in params.items()})
+    return {"opa": [0.3, 0.8, 0.2][len(seen) - 1]}
+
+  result = run(tmp_path, evaluate=evaluate_and_keep)
+  best = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).best(toy.make_state())
+  assert best.step == result.best_step == 2 * toy.STEPS_PER_EPOCH
+  assert_same(best.state.eval_params, seen[1])
+
+
+def test_evaluation_comes_every_so_many_epochs_and_at_the_end(tmp_path):
+  run(tmp_path, eval_every_epochs=2)
+  rows = read_metrics(tmp_path)
+  assert [row["step"] for row in rows if "valid_sample/opa" in row] == [8, 12]
+
+
+def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
+  def with_nan(index):
+    batch = toy.make_batch(index)
+    return batch | {"y": batch["y"] * (math.nan if index == 6 else 1)}
+
+  batches = iter(grain.MapDataset.range(100).map(with_nan).to_iter_dataset())
+  expected = r"nan at step 7 \(last.* at step 6\).*step 6 is saved"
+  with pytest.raises(FloatingPointError, match=expected):
+    run(tmp_path, batches=batches, checkpoint_every_steps=1, log_every_steps=100)
+  saved = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).newest(toy.make_state())
+  assert saved.step == 6
+  assert np.isfinite(saved.state.params["slope"])
+
+
+def steps_that_overflow(at):
+  """Steps whose parameters are no longer finite after step `at`; losses are."""
+  def step(state, batch):
+    state, metrics = toy.TRAIN_STEP(state, batch)
+    is_last = int(parallel.unreplicate(state.step)) == at
+    params = jax.tree.map(lambda x: x * (math.inf if is_last else 1), state.params)
+    return state.replace(params=params), metrics
+
+  return step
+
+
+@pytest.mark.parametrize("at, every", [(6, 1), (8, 0), (toy.STEPS, 0)])
+def test_a_state_that_is_not_finite_is_neither_saved_nor_judged(tmp_path, at, every):
+  expected = rf"state\['params'\].* not finite after step {at} .*; lower optimizer.learning_rate"
+  with pytest.raises(FloatingPointError, match=expected):
+    run(tmp_path, train_step=steps_that_overflow(at), checkpoint_every_steps=every)
+  saved = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).newest(toy.make_state())
+  assert saved.step == (5 if every else at - 4)
+
+
+def test_scores_that_are_not_finite_name_the_step(tmp_path):
+  def evaluate(params):
+    raise FloatingPointError("a graph: 3 of 4 scores are not finite")
+
+  with pytest.raises(FloatingPointError, match="^step 4: a graph: 3 of 4"):
+    run(tmp_path, evaluate=evaluate)
+  assert checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).newest(toy.make_state()) is None
+
+
+def test_a_folder_in_use_is_refused_without_resume(tmp_path):
+  run(tmp_path)
+  expected = "holds a run already.*step 12.*--resume"
+  with pytest.raises(ValueError, match=expected):
+    run(tmp_path)
+  with pytest.raises(ValueError, match=expected):
+    loop.check_workdir(tmp_path, resume=False)
+  loop.check_workdir(tmp_path, resume=True)
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path, unstopped):
+  run(tmp_path)
+  result = run(tmp_path, resume=True)
+  assert_same(result.state, unstopped[0].state)
+  assert read_metrics(tmp_path) == unstopped[1]
+
+
+def test_resuming_where_nothing_is_starts_anew(tmp_path, unstopped, capsys):
+  result = run(tmp_path, resume=True)
+  assert "nothing to resume" in capsys.readouterr().out
+  assert_same(result.state, unstopped[0].state)
+
+
+def test_resuming_with_another_config_is_refused(tmp_path):
+  run(tmp_path, config={"seed": 1})
+  with pytest.raises(ValueError, match="seed is 1 there and 2 here"):
+    run(tmp_path, config={"seed": 2}, resume=True)
+  with pytest.raises(ValueError, match="seed is 1 there and 2 here"):
+    loop.check_workdir(tmp_path, resume=True, config={"seed": 2})
+
+
+def test_too_few_batches_are_refused(tmp_path):
+  with pytest.raises(ValueError, match="ended after step 5, expected 12"):
+    run(tmp_path, batches=make_batches(5))
+
+
+def test_an_unknown_best_metric_is_refused(tmp_path):
+  with pytest.raises(ValueError, match=r"best_metric is 'mrr'.*\['opa', 'tau'\]"):
+    run(tmp_path, best_metric="mrr")
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("total_epochs", 0),
+        ("steps_per_epoch", 0),
+        ("eval_every_epochs", 0),
+        ("early_stop_epochs", -1),
+        ("log_every_steps", 0),
+        ("checkpoint_every_steps", -1),
+        ("profile_steps", "10"),
+        ("profile_steps", "5:5"),
+        ("profile_steps", "a:b"),
+    ],
+)
+def test_impossible_arguments_are_refused(tmp_path, field, value):
+  with pytest.raises(ValueError, match=f"{field} is"):
+    run(tmp_path, **{field: value})
+
+
+@pytest.mark.parametrize("steps", ["2:4", "10:50"])
+def test_profile_is_written(tmp_path, steps):
+  run(tmp_path, profile_steps=steps)
+  assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+def test_a_second_epoch_compiles_nothing(tmp_path):
+  traced = []
+
+  def counting(state, batch):
+    traced.append(1)
+    return toy.device_step(state, batch)
+
+  run(tmp_path, train_step=parallel.pmap(counting, donate_argnums=0))
+  assert len(traced) == 1
+
+
+def test_signal_handlers_are_put_back(tmp_path):
+  before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+  run(tmp_path)
+  assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

@@ -1,0 +1,244 @@
+"""The training step: one device or many, and what counts in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+import sys
+
+import comparing
+from flax import linen as nn
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import random_graphs
+
+from tpugraphs_jax import losses as losses_lib, parallel
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.train import state as state_lib, step as step_lib
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import plain  # pylint: disable=wrong-import-position
+
+GRAPHS, CONFIGS, SLOTS = 6, 4, 8
+KERNEL_L2, ACTIVITY_L2, TEMPERATURE = 0.01, 0.3, 2.0
+MAX_NORM = 0.05
+LOSSES = "ListMLELoss:3,MSE:1"
+LAYERS = 1
+MODEL = base.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=LAYERS)
+OPTIMIZER = optax.chain(state_lib.clip_by_variable_norm(MAX_NORM), optax.sgd(1.0))
+
+
+def slots() -> list[batching.Slate]:
+  rng = np.random.default_rng(0)
+  graphs = [
+      random_graphs.tile_graph(rng, nodes=4 + 3 * i, edges=6 * i, configs=2 + i)
+      for i in range(GRAPHS)]
+  prepared = [batching.prepare(g, g.node_feat, slots=2) for g in graphs]
+  return random_graphs.slots_of(prepared, CONFIGS)
+
+
+def device_batches(devices: int) -> list:
+  """The slates spread unevenly; every device has room for as many slots."""
+  shares = [[slots()[i] for i in part] for part in np.array_split(np.arange(GRAPHS), devices)]
+  sizes = [batching.total_sizes([slot.graph for slot in share]) for share in shares]
+  budget = random_graphs.common_budget(sizes, spare=2)
+  return [
+      batching.assemble_tile(
+          share, budget, graphs=SLOTS // devices, configs=CONFIGS, transform=lambda x: x)
+      for share in shares]
+
+
+def init_params():
+  batch = device_batches(1)[0]
+  shapes = jax.eval_shape(MODEL.init, jax.random.key(0), batch)["params"]
+  rng = np.random.default_rng(1)
+  return jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
+
+
+@pytest.fixture(scope="module")
+def train_step():
+  return step_lib.make_train_step(
+      MODEL, OPTIMIZER, losses=losses_lib.parse_losses(LOSSES), temperature=TEMPERATURE,
+      kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2)
+
+
+def take_step(train_step, batches, steps: int = 1):
+  """Parameters and metrics after steps on as many devices as there are batches."""
+  devices = len(batches)
+  repeat = lambda leaf: jnp.repeat(jnp.asarray(leaf)[None], devices, axis=0)
+  state = jax.tree.map(repeat, state_lib.TrainState.create(init_params(), OPTIMIZER))
+  stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
+  for _ in range(steps):
+    state, metrics = train_step(state, stacked)
+  return parallel.unreplicate(state.params), parallel.unreplicate(metrics)
+
+
+def independent_loss(params, batch):
+  """ListMLE and MSE by their formulas, and the penalties."""
+  scores = plain.tile_sage(params, plain.from_tile(batch), layers=LAYERS)
+  listmle, square, items = [], 0.0, 0
+  for row, (label, mask) in enumerate(zip(batch.target, batch.config_mask)):
+    order = [i for i in np.argsort(-label) if mask[i]]
+    if order:
+      score = scores[row, jnp.array(order)]
+      scaled = score / TEMPERATURE
+      listmle.append(sum(jax.nn.logsumexp(scaled[k:]) - scaled[k] for k in range(len(order))))
+      square += jnp.sum(jnp.square(score - label[order]))
+      items += len(order)
+  ranking = 0.75 * sum(listmle) / len(listmle) + 0.25 * square / items
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  kernels = [leaf for path, leaf in leaves if path[-1].key == "kernel"]
+  nodes = int(batch.graph.n_node[:-1].sum())
+  embedded = params["op_embedding"]["table"]["embedding"][batch.graph.nodes["opcode"][:nodes]]
+  activity = jnp.sum(jnp.square(embedded)) / nodes
+  penalty = KERNEL_L2 * sum(jnp.sum(jnp.square(k)) for k in kernels) + ACTIVITY_L2 * activity
+  return ranking + penalty, ranking
+
+
+def per_lookup(params, batch):
+  """The same model and batch, where every node has an opcode of its own."""
+  opcode = batch.graph.nodes["opcode"]
+  nodes = dict(batch.graph.nodes, opcode=np.arange(len(opcode)))
+  table = params["op_embedding"]["table"]["embedding"][opcode]
+  return (dict(params, op_embedding={"table": {"embedding": table}}),
+          batch._replace(graph=batch.graph._replace(nodes=nodes)))
+
+
+def test_chunks_of_configurations_take_the_same_step(train_step):
+  chunked = step_lib.make_train_step(
+      MODEL, OPTIMIZER, losses=losses_lib.parse_losses(LOSSES), temperature=TEMPERATURE,
+      kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2, config_chunk=CONFIGS // 2)
+  expected = take_step(train_step, device_batches(1))
+  comparing.assert_trees_close(take_step(chunked, device_batches(1)), expected)
+
+
+def test_step_follows_the_formulas_of_loss_penalties_and_clipping(train_step):
+  batch = device_batches(1)[0]
+  start = init_params()
+  params, metrics = take_step(train_step, [batch])
+  gradient = jax.jit(lambda p: jax.value_and_grad(independent_loss, has_aux=True)(
+      *per_lookup(p, batch)))
+  (loss, ranking), grads = gradient(start)
+  assert metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
+  assert metrics["ranking_loss"] == pytest.approx(float(ranking), rel=1e-5)
+
+  norms = state_lib.variable_norms(grads)
+  lookups = grads["op_embedding"]["table"]["embedding"]
+  table = start["op_embedding"]["table"]["embedding"]
+  by_opcode = jnp.zeros_like(table).at[batch.graph.nodes["opcode"]].add(lookups)
+  grads["op_embedding"]["table"]["embedding"] = by_opcode
+  assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)
+  # Keras clips an embedding by the norm over lookups, not over rows of the table.
+  clipped = jax.tree.map(lambda g, n: g * MAX_NORM / jnp.maximum(n, MAX_NORM), grads, norms)
+  comparing.assert_trees_close(params, jax.tree.map(lambda p, g: p - g, start, clipped))
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_any_number_of_devices_takes_the_same_step(train_step, devices):
+  assert jax.local_device_count() == 4
+  one, one_metrics = take_step(train_step, device_batches(1), steps=2)
+  many, many_metrics = take_step(train_step, device_batches(devices), steps=2)
+  comparing.assert_trees_close(many, one)
+  comparing.assert_trees_close(many_metrics, one_metrics)
+
+
+def test_what_stands_in_padding_has_no_influence(train_step):
+  batch = device_batches(1)[0]
+  rng = np.random.default_rng(2)
+  garbage = lambda array, real: np.where(real, array, rng.normal(size=array.shape) * 10).astype(
+      array.dtype)
+  nodes = int(batch.graph.n_node[:-1].sum())
+  real_node = (np.arange(len(batch.graph.nodes["opcode"])) < nodes)[:, None]
+  assert not real_node.all() and not batch.config_mask.all()
+  spoiled = batch._replace(
+      graph=batch.graph._replace(
+          nodes=dict(batch.graph.nodes, feat=garbage(batch.graph.nodes["feat"], real_node))),
+      config_feat=garbage(batch.config_feat, batch.config_mask[..., None]),
+      target=garbage(batch.target, batch.config_mask))
+  comparing.assert_trees_close(
+      take_step(train_step, [spoiled]), take_step(train_step, [batch]), tolerance=1e-6)
+
+
+def test_masked_configurations_have_no_gradient():
+  batch = device_batches(1)[0]
+
+  def loss(config_feat):
+    scores = MODEL.apply({"params": init_params()}, batch._replace(config_feat=config_feat))
+    losses = losses_lib.parse_losses(LOSSES)
+    sums = losses_lib.loss_sums(
+        losses, scores, jnp.asarray(batch.target), where=jnp.asarray(batch.config_mask))
+    return losses_lib.combine(losses, *sums)
+
+  grad = np.asarray(jax.jit(jax.grad(loss))(batch.config_feat))
+  assert not grad[~batch.config_mask].any()
+  assert grad[batch.config_mask].any(axis=-1).all()
+
+
+def test_score_step_gives_every_device_its_own_scores():
+  batches = device_batches(4)
+  params = init_params()
+  replicated = jax.tree.map(lambda leaf: np.stack([leaf] * 4), params)
+  scores = step_lib.make_score_step(MODEL)(replicated, parallel.stack_for_devices(batches))
+  score = jax.jit(lambda params, batch: plain.tile_sage(params, batch, layers=LAYERS))
+  for device, batch in enumerate(batches):
+    expected = np.asarray(score(params, plain.from_tile(batch)))
+    np.testing.assert_allclose(
+        np.asarray(scores)[device][batch.config_mask], expected[batch.config_mask],
+        rtol=1e-4, atol=1e-5)
+
+
+class Noisy(nn.Module):
+  """Scores `[G, C]` that are random numbers times one parameter."""
+
+  @nn.compact
+  def __call__(self, batch, *, train=False):
+    scale = self.param("scale", nn.initializers.zeros, (), jnp.float32)
+    return scale * jax.random.normal(self.make_rng("dropout"), batch.target.shape)
+
+
+def noisy_step(seed):
+  return step_lib.make_train_step(
+      Noisy(), optax.sgd(0.5), losses=losses_lib.parse_losses("MSE:1"), seed=seed)
+
+
+def noisy_state(step):
+  state = state_lib.TrainState.create({"scale": jnp.zeros(())}, optax.sgd(0.5))
+  return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state.replace(step=step))
+
+
+@pytest.mark.parametrize("seed, number", [(0, 0), (7, 3), (2**40 + 7, 3)])
+def test_the_random_stream_of_a_step_is_that_of_its_seed_and_number(seed, number):
+  batch = device_batches(1)[0]
+  key = jax.random.fold_in(jax.random.key(seed), number)
+  noise = Noisy().apply({"params": {"scale": 1.0}}, batch, rngs={"dropout": key})
+  where = np.where(batch.config_mask)
+  slope = -2 * np.mean(np.asarray(noise)[where] * batch.target[where])
+  stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], batch)
+  state, _ = noisy_step(seed)(noisy_state(jnp.int32(number)), stacked)
+  assert float(state.params["scale"][0]) == pytest.approx(-0.5 * slope, rel=1e-4)
+
+
+def test_two_seeds_are_one_program_for_a_compilation_cache(tmp_path):
+  stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], device_batches(1)[0])
+  texts = [step.func.lower(*step.args, noisy_state(jnp.int32(0)), stacked).as_text()
+           for step in (noisy_step(0), noisy_step(1))]
+  assert texts[0] == texts[1]
+  compiled = []
+  before = {name: getattr(jax.config, name) for name in (
+      "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")}
+  try:
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    compilation_cache.reset_cache()
+    for seed in (0, 1, 2):
+      noisy_step(seed)(noisy_state(jnp.int32(0)), stacked)
+      compiled.append(len(list(tmp_path.glob("*-cache"))))
+  finally:
+    for name, value in before.items():
+      jax.config.update(name, value)
+    compilation_cache.reset_cache()
+  assert compiled[0] > 0 and compiled == [compiled[0]] * 3

@@ -1,0 +1,229 @@
+"""A layer of the encoder: convolution, attention, gates, residual, norm, activation, dropout.
+
+    pre norm -> convolution and attention -> gates -> residual -> norm -> activation
+      -> dropout -> (norm after the activation) -> (residual after the activation)
+
+The options leave steps out and say which of the places in brackets is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from tpugraphs_jax.nn.split_nodes import SplitNodes
+from tpugraphs_jax.rankers.composed import nodes
+from tpugraphs_jax.rankers.composed.attention import ChannelGate, ConfigGate, GlobalAttention
+from tpugraphs_jax.rankers.composed.convolutions import Convolution
+from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
+from tpugraphs_jax.rankers.composed.norms import Norm
+from tpugraphs_jax.rankers.composed.options import Options
+
+Dense = Callable[..., nn.Module]
+
+
+class Activation(nn.Module):
+  """One of `options.ACTIVATIONS` on node features."""
+
+  kind: str
+
+  @nn.compact
+  def __call__(self, x: Nodes) -> Nodes:
+    """`[N, C, F]` of `x [N, C, F]`, in its form."""
+    if self.kind == "none":
+      return x
+    if self.kind == "prelu":
+      return jax.tree.map(nn.PReLU(negative_slope_init=0.25, name="prelu"), x)
+    return jax.tree.map(getattr(nn, self.kind), x)
+
+
+class Dropout(nn.Module):
+  """Leaves out node features in training, the same ones for all configurations of a node.
+
+  The published systems draw anew for each configuration, which puts noise on the
+  differences that a ranking loss looks at.
+  """
+
+  rate: float
+
+  @nn.compact
+  def __call__(self, x: Nodes, slates: Slates, *, train: bool) -> Nodes:
+    """`[N, C, F]` of `x [N, C, F]`, in its form."""
+    if not self.rate or not train:
+      return x
+    width = width_of(x)
+    kept = nn.Dropout(self.rate, deterministic=False)(jnp.ones((len(slates.graph_of), width)))
+    return jax.tree.map(
+        lambda v, k: v * k.astype(v.dtype), x, nodes.spread(kept, x, slates))
+
+
+def width_of(x: Nodes) -> int:
+  """The number of features F of `[N, C, F]`."""
+  return (x.shared if isinstance(x, SplitNodes) else x).shape[-1]
+
+
+class Gates(nn.Module):
+  """Channel attention and attention over configurations, where the options have them.
+
+  The second doubles the width of its input.
+  """
+
+  options: Options
+  dense: Dense
+
+  @nn.compact
+  def __call__(self, x: Nodes, slates: Slates) -> Nodes:
+    """`[N, C, F or 2 F]` of `x [N, C, F]`."""
+    options = self.options
+    if options.channel_attention:
+      x = ChannelGate(options.channel_attention, self.dense, name="channels")(x)
+    if options.config_attention != "none":
+      x = ConfigGate(options.config_temperature, name="configurations")(x, slates)
+    return x
+
+
+def gated_width(options: Options, features: int) -> int:
+  """The width in front of the gates that gives `features` behind them."""
+  return features // 2 if options.config_attention != "none" else features
+
+
+class Pointwise(nn.Module):
+  """A linear layer on nodes with gates, norm, activation and dropout around it.
+
+  Attributes:
+    options: of the ranker.
+    features: width of the result.
+    dense: makes linear layers.
+    joined: the input went through its linear layer already (`parts.Join`).
+  """
+
+  options: Options
+  features: int
+  dense: Dense
+  joined: bool = False
+
+  @nn.compact
+  def __call__(self, x: Nodes, slates: Slates, *, train: bool) -> Nodes:
+    """`[N, C, features]` of `x [N, C, F]`."""
+    options = self.options
+    if not self.joined:
+      x = jax.tree.map(self.dense(gated_width(options, self.features), name="dense"), x)
+    after = options.norm_position == "after_activation"
+    norm = Norm(options.norm, options.dtype, name="norm")
+    x = x if after else norm(x, slates)
+    x = Gates(options, self.dense, name="gates")(x, slates)
+    x = Activation(options.activation, name="activation")(x)
+    x = Dropout(options.dropout)(x, slates, train=train)
+    return norm(x, slates) if after else x
+
+
+class Layer(nn.Module):
+  """One layer of the encoder.
+
+  Attributes:
+    options: of the ranker.
+    features: width of the result.
+    dense: makes linear layers.
+    attends: whether the layer has the attention of the options.
+  """
+
+  options: Options
+  features: int
+  dense: Dense
+  attends: bool = False
+
+  @nn.compact
+  def __call__(
+      self, x: Nodes, first: Nodes, beside: jax.Array | None, slates: Slates, *, train: bool
+  ) -> Nodes:
+    """One layer.
+
+    Args:
+      x: `[N, C, F]`.
+      first: `[N, C, F0]` input of the first layer, for residuals.
+      beside: `[N, P]` further features that the layer sees (positions), or None.
+      slates: of the nodes.
+      train: whether dropout is on.
+
+    Returns:
+      `[N, C, features]`.
+    """
+    if self.attends and self.options.attention_combine == "serial":
+      attend = lambda y: self.attention()(y, slates)
+      x = self.around(attend, x, first, beside, slates, train, name="attention_", quiet=True)
+    return self.around(
+        lambda y: self.mixed(y, slates), x, first, beside, slates, train, name="")
+
+  def attention(self) -> GlobalAttention:
+    """The attention of the layer."""
+    width = gated_width(self.options, self.features)
+    return GlobalAttention(self.options, width, self.dense, name="attention")
+
+  def mixed(self, y: Nodes, slates: Slates) -> Nodes:
+    """Convolution and attention of `y [N, C, F]`, in one: `[N, C, width in front of gates]`."""
+    options, width = self.options, gated_width(self.options, self.features)
+    moved = Convolution(options, width, self.dense, name="convolution")(y, slates)
+    if not self.attends or options.attention_combine == "serial":
+      return moved
+    if options.attention_combine == "sum":
+      return nodes.add(slates, moved, self.attention()(y, slates))
+    moved = Activation(options.activation, name="convolution_activation")(moved)
+    if options.norm_position == "after_activation":
+      moved = Norm(options.norm, options.dtype, name="convolution_norm")(moved, slates)
+    both = nodes.concatenate(slates, moved, self.attention()(y, slates))
+    return jax.tree.map(self.dense(width, name="both"), both)
+
+  def around(
+      self, operation: Callable[[Nodes], Nodes], x: Nodes, first: Nodes, beside: jax.Array | None,
+      slates: Slates, train: bool, *, name: str, quiet: bool = False,
+  ) -> Nodes:
+    """What surrounds an operation on `x [N, C, F]`; a quiet one has no gates and no activation."""
+    options = self.options
+    norm = lambda v: Norm(options.norm, options.dtype, name=f"{name}norm")(v, slates)
+    residual = lambda y: Residual(options.residual, self.dense, name=f"{name}residual")(
+        x, y, first, slates)
+    y = norm(x) if options.norm_position == "pre" else x
+    if beside is not None:
+      y = nodes.concatenate(slates, y, nodes.spread(beside, y, slates))
+    y = operation(y)
+    y = y if quiet else Gates(options, self.dense, name="gates")(y, slates)
+    early = options.residual_position == "before_activation"
+    y = residual(y) if early else y
+    y = norm(y) if options.norm_position == "post" else y
+    kind = options.activation if options.conv_activation == "same" else options.conv_activation
+    y = y if quiet else Activation(kind, name="activation")(y)
+    y = Dropout(options.dropout)(y, slates, train=train)
+    y = norm(y) if options.norm_position == "after_activation" else y
+    return y if early else residual(y)
+
+
+class Residual(nn.Module):
+  """A layer's output with its input, or the first layer's, where the widths are alike.
+
+  Attributes:
+    kind: one of `options.RESIDUALS`. `gated` is `g y + (1 - g) x` with a gate
+      `g = sigmoid(W [x, y] + b)` per channel.
+    dense: makes linear layers.
+  """
+
+  kind: str
+  dense: Dense
+
+  @nn.compact
+  def __call__(self, x: Nodes, y: Nodes, first: Nodes, slates: Slates) -> Nodes:
+    """`[N, C, F]` of the layer's input `x`, its output `y` and the first layer's input."""
+    other = first if self.kind == "initial" else x
+    if self.kind == "none" or width_of(other) != width_of(y):
+      return y
+    if self.kind != "gated":
+      return nodes.add(slates, other, y)
+    gate = self.dense(width_of(y), name="gate")
+
+    def gated(old, new):
+      g = nn.sigmoid(gate(jnp.concatenate([old, new], axis=-1)))
+      return g * new + (1 - g) * old
+
+    return nodes.combine(gated, slates, x, y)

@@ -1,0 +1,183 @@
+"""What a layer does along edges, on either form of node features.
+
+Notation: x_u a neighbour's features, N(v) the neighbours that node v receives from, d_v
+their number. Edges that occur twice count twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import jraph
+
+from tpugraphs_jax.nn.aggregation import BOTH, USERS, degree
+from tpugraphs_jax.rankers.composed import nodes
+from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
+from tpugraphs_jax.rankers.composed.options import EDGE_DIRECTIONS, Options
+
+Dense = Callable[..., nn.Module]  # makes a linear layer by its width
+_MASKED = -1e30
+
+
+def rounds(options: Options) -> int:
+  """Hops that messages travel in one layer."""
+  return {"none": 0, "appnp": options.appnp_steps}.get(options.conv, 1)
+
+
+class Convolution(nn.Module):
+  """A convolution of the options, along all sides that they name.
+
+  Attributes:
+    options: of the ranker.
+    features: width of the result.
+    dense: makes linear layers.
+  """
+
+  options: Options
+  features: int
+  dense: Dense
+
+  @nn.compact
+  def __call__(self, x: Nodes, slates: Slates) -> Nodes:
+    """New features `[N, C, features]` of `x [N, C, F]`."""
+    options = self.options
+    if options.conv == "none":
+      return jax.tree.map(self.dense(self.features, name="dense"), x)
+    sides = EDGE_DIRECTIONS[options.edge_direction]
+    apart = options.direction_merge == "concat"
+    width = self.features // len(sides) if apart else self.features
+    results = []
+    for number, side in enumerate(sides):
+      kind = KINDS[options.conv]
+      # Of directions that are added up one alone brings the node's own half.
+      extra = {"own": apart or number == 0} if kind is Sage else {}
+      results.append(kind(options, width, self.dense, side, name=side, **extra)(x, slates))
+    return (nodes.concatenate if apart else nodes.add)(slates, *results)
+
+
+class _OneSide(nn.Module):
+  """A convolution along one side.
+
+  Attributes:
+    options: of the ranker.
+    features: width of the result.
+    dense: makes linear layers.
+    side: operands, users or both.
+  """
+
+  options: Options
+  features: int
+  dense: Dense
+  side: str
+
+
+class Sage(_OneSide):
+  """`W x_v + b + W_m mean(x_u)`; the mean of no neighbours is 0 (GraphSAGE).
+
+  Attributes:
+    own: whether the first half is there.
+  """
+
+  own: bool = True
+
+  @nn.compact
+  def __call__(self, x: Nodes, slates: Slates) -> Nodes:
+    """`[N, C, features]` of `x [N, C, F]`."""
+    sent = jax.tree.map(self.dense(self.features, use_bias=False, name="neighbours"), x)
+    count = degree(slates.adjacency, self.side, len(slates.graph_of))
+    heard = nodes.sum_neighbours(sent, slates, self.side)
+    heard = nodes.scale(heard, 1 / jnp.maximum(count, 1), slates)
+    if not self.own:
+      return heard
+    return nodes.add(slates, jax.tree.map(self.dense(self.features, name="self"), x), heard)
+
+
+def _propagate(x: Nodes, slates: Slates, side: str) -> Nodes:
+  """`sum(x_u / sqrt((1 + d_u) (1 + d_v)))` over v and its neighbours, in the form of `x`.
+
+  The degrees are numbers of received messages at both ends, as PyTorch Geometric has it.
+  """
+  inverse = jax.lax.rsqrt(1 + degree(slates.adjacency, side, len(slates.graph_of)))
+  total = nodes.sum_neighbours(nodes.scale(x, inverse, slates), slates, side, own=True)
+  return nodes.scale(total, inverse, slates)
+
+
+class Gcn(_OneSide):
+  """`sum(W x_u / sqrt((1 + d_u) (1 + d_v))) + b` over v and its neighbours (Kipf, Welling)."""
+
+  @nn.compact
+  def __call__(self, x: Nodes, slates: Slates) -> Nodes:
+    """`[N, C, features]` of `x [N, C, F]`."""
+    sent = jax.tree.map(self.dense(self.features, use_bias=False, name="dense"), x)
+    bias = self.param("bias", nn.initializers.zeros, (1, 1, self.features), jnp.float32)
+    return jax.tree.map(
+        lambda v: v + bias.astype(v.dtype), _propagate(sent, slates, self.side))
+
+
+class Appnp(_OneSide):
+  """`z <- (1 - a) P z + a W x` from `z = W x` on, P as in GCN (Gasteiger et al. 2019)."""
+
+  @nn.compact
+  def __call__(self, x: Nodes, slates: Slates) -> Nodes:
+    """`[N, C, features]` of `x [N, C, F]`."""
+    restart = self.options.appnp_restart
+    start = z = jax.tree.map(self.dense(self.features, name="dense"), x)
+    for _ in range(self.options.appnp_steps):
+      z = nodes.combine(lambda moved, first: (1 - restart) * moved + restart * first,
+                        slates, _propagate(z, slates, self.side), start)
+    return z
+
+
+class Gin(_OneSide):
+  """`MLP((1 + e) x_v + sum(x_u))` with a learned e and one hidden layer (Xu et al. 2019)."""
+
+  @nn.compact
+  def __call__(self, x: Nodes, slates: Slates) -> Nodes:
+    """`[N, C, features]` of `x [N, C, F]`."""
+    epsilon = self.param("epsilon", nn.initializers.zeros, (), jnp.float32)
+    total = nodes.add(slates, jax.tree.map(lambda v: (1 + epsilon).astype(v.dtype) * v, x),
+                      nodes.sum_neighbours(x, slates, self.side))
+    hidden, last = self.dense(self.features, name="hidden"), self.dense(self.features, name="out")
+    return jax.tree.map(lambda v: last(nn.relu(hidden(v))), total)
+
+
+class Gatv2(_OneSide):
+  """`sum(a_uv W x_u) + b` over v and its neighbours (Brody et al. 2022).
+
+  The weights a_uv of each head are a softmax over u of `w . leaky_relu(W x_u + W_v x_v)`.
+  Every edge has its own weight in each configuration: the result is in the plain form.
+  """
+
+  @nn.compact
+  def __call__(self, x: Nodes, slates: Slates) -> jax.Array:
+    """`[N, C, features]` of `x [N, C, F]`."""
+    heads, full = self.options.heads, nodes.everywhere(x, slates)
+    by_head = lambda v: v.reshape(*v.shape[:2], heads, -1)
+    sent = by_head(self.dense(self.features, name="senders")(full))
+    own = by_head(self.dense(self.features, name="receivers")(full))
+    weight = self.param("attention", nn.initializers.glorot_uniform(),
+                        (heads, self.features // heads), jnp.float32)
+    senders, receivers, mask = _with_loops(slates, self.side)
+    hidden = nn.leaky_relu(sent[senders] + own[receivers], 0.2)
+    logits = jnp.einsum("echd,hd->ech", hidden.astype(jnp.float32), weight)
+    logits = jnp.where(mask[:, None, None], logits, _MASKED)
+    shares = jraph.segment_softmax(logits, receivers, len(full))
+    total = jraph.segment_sum(shares[..., None] * sent[senders], receivers, len(full))
+    bias = self.param("bias", nn.initializers.zeros, (1, 1, self.features), jnp.float32)
+    return (total.reshape(*full.shape[:2], -1) + bias).astype(sent.dtype)
+
+
+def _with_loops(slates: Slates, side: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Senders, receivers and mask of all edges, and of one from each node to itself, `[E']`."""
+  graph, loops = slates.batch.graph, jnp.arange(len(slates.graph_of))
+  ends = [(graph.senders, graph.receivers)] if side != USERS else []
+  ends += [(graph.receivers, graph.senders)] if side in (USERS, BOTH) else []
+  senders, receivers = (jnp.concatenate([*part, loops]) for part in zip(*ends))
+  real = [slates.edge_mask] * len(ends)
+  return senders, receivers, jnp.concatenate([*real, jnp.ones(len(loops), bool)])
+
+
+KINDS = {"sage": Sage, "gcn": Gcn, "gatv2": Gatv2, "gin": Gin, "appnp": Appnp}

@@ -1,0 +1,153 @@
+"""A GraphSAGE ranker for layouts: the recommended model.
+
+Opcode embeddings and node features meet the configuration before the first
+round of message passing (early join); rounds average operands and users with
+weights of their own; the readout sees all nodes and the configurable ones.
+
+Sources: early join and bidirectional SAGE of the 3rd and 5th place, residuals
+and mean readout of the 1st, and the shared embedding of layout values of the
+1st place of the "Fast or Slow?" competition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from tpugraphs_jax.data.batch import LayoutBatch
+from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
+from tpugraphs_jax.nn import layers, layout_features, pooling
+from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree
+from tpugraphs_jax.nn.layers import Dense, OpcodeEmbedding
+from tpugraphs_jax.nn.split_nodes import PartialSum, SplitNodes, grow, split_neighbour_sum
+from tpugraphs_jax.rankers import base
+
+
+@base.LAYOUT_MODELS.register("SAGE")
+class SAGE(base.Ranker):
+  """Bidirectional GraphSAGE with residual connections.
+
+  Attributes:
+    op_embed_dim: width of the opcode embedding.
+    value_embed_dim: width of the embedding of each of the 18 layout values.
+    hidden_dim: width of node features.
+    num_gnns: rounds of message passing.
+    pooling: names of `nn.pooling`, concatenated.
+    layer_norm: normalise each node's features before the activation.
+    config_sentinel: nodes that are not configurable get a learned vector in place
+      of a configuration (1st place: value -2).
+    remat: recompute each round in the backward pass instead of storing it.
+    dtype: of the computation; sums over neighbours and nodes are float32.
+    precision: of matrix products.
+  """
+
+  op_embed_dim: int = 64
+  value_embed_dim: int = 4
+  hidden_dim: int = 128
+  num_gnns: int = 3
+  pooling: Sequence[str] = ("mean", "config_mean", "config_max")
+  layer_norm: bool = True
+  config_sentinel: bool = True
+  remat: bool = False
+  dtype: Any = None
+  precision: Any = None
+
+  def __post_init__(self):
+    if not self.pooling or set(self.pooling) - set(pooling.names()):
+      raise ValueError(f"pooling is {tuple(self.pooling)}, expected some of "
+                       f"{', '.join(pooling.names())}")
+    super().__post_init__()
+
+  @property
+  def sees(self) -> base.Sees:
+    return base.Sees(hops=self.num_gnns, integers=True)
+
+  def setup(self):
+    dense = lambda **kwargs: Dense(
+        self.hidden_dim, dtype=self.dtype, precision=self.precision, **kwargs)
+    low, high = LAYOUT_VALUE_RANGE
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
+    self.layout_value = nn.Embed(high - low + 1, self.value_embed_dim)
+    self.static, self.config = dense(), dense(use_bias=False)
+    if self.config_sentinel:
+      self.sentinel = self.param(
+          "sentinel", nn.initializers.normal(0.02), (1, self.hidden_dim), jnp.float32)
+    update = nn.remat(_Round) if self.remat else _Round
+    self.sage = [
+        update(self.hidden_dim, self.layer_norm, self.dtype, self.precision)
+        for _ in range(self.num_gnns)
+    ]
+    self.head = layers.MLP(
+        (self.hidden_dim, self.hidden_dim, 1), nn.gelu, precision=self.precision)
+
+  def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
+    """The readout of every graph and configuration, `[G, C, P]` float32."""
+    del train
+    x = self.join_early(batch)
+    for update in self.sage:
+      x = update(x, batch)
+    return jnp.concatenate([layout_features.pool(x, batch, name) for name in self.pooling], axis=-1)
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` float32 of readouts `[..., P]`."""
+    return self.head(readout)[..., 0]
+
+  def join_early(self, batch: LayoutBatch) -> SplitNodes:
+    """Node features and configuration, each through its half of one linear layer.
+
+    Gives `[N, 1, H]` and `[rows of hop 0, C, H]`.
+    """
+    static = jnp.concatenate(
+        [batch.graph.nodes["feat"], self.op_embedding(batch.graph)], axis=-1)
+    shared = self.static(static)
+    config = layout_features.config_rows(self.config(self.embed_rows(batch.rows)), batch)
+    if self.config_sentinel:
+      # Every node gets the vector; a configurable one loses it again.
+      sentinel = self.sentinel.astype(shared.dtype)
+      configurable = layout_features.is_configured_row(batch)[:, None, None]
+      shared += sentinel
+      config -= jnp.where(configurable, sentinel[None], 0)
+    return jax.tree.map(nn.gelu, layout_features.start(shared, config, batch))
+
+  def embed_rows(self, rows: jax.Array) -> jax.Array:
+    """Embeds the 18 integers of `rows [R, 18]` with one shared table: `[R, 18 * E]` float32."""
+    values = jnp.asarray(rows, jnp.int32) - LAYOUT_VALUE_RANGE[0]
+    return self.layout_value(values).reshape(len(rows), -1)
+
+
+class _Round(nn.Module):
+  """`x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`."""
+
+  features: int
+  layer_norm: bool
+  dtype: Any
+  precision: Any
+
+  @nn.compact
+  def __call__(self, x: SplitNodes, batch: LayoutBatch) -> SplitNodes:
+    own = jax.tree.map(self.dense("self"), x)
+    # The linear layer comes before the mean: a round has fewer senders than receivers.
+    operands, users = (
+        _neighbour_mean(jax.tree.map(self.dense(direction, use_bias=False), x), batch, direction)
+        for direction in (OPERANDS, USERS))
+    total = (operands + users).complete(batch.by_hop)
+    total = jax.tree.map(jnp.add, total, grow(own, batch.by_hop, total.hop))
+    if self.layer_norm:
+      total = jax.tree.map(nn.LayerNorm(dtype=self.dtype, name="norm"), total)
+    return jax.tree.map(
+        lambda old, new: old + nn.gelu(new), grow(x, batch.by_hop, total.hop), total)
+
+  def dense(self, name: str, **kwargs) -> nn.Dense:
+    return Dense(
+        self.features, name=name, dtype=self.dtype, precision=self.precision, **kwargs)
+
+
+def _neighbour_mean(x: SplitNodes, batch: LayoutBatch, direction: str) -> PartialSum:
+  """Mean over operands or users; 0 for a node without any."""
+  total = split_neighbour_sum(x, batch.adjacency, batch.by_hop, direction)
+  count = degree(batch.adjacency, direction, len(x.shared))
+  return total.divide(jnp.maximum(count, 1), batch.by_hop)

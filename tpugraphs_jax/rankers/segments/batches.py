@@ -1,0 +1,249 @@
+"""Segmented graphs, and training batches of a few segments of each graph.
+
+A segment is an ordinary small graph with the configurations of its own nodes, so
+that a batch of G graphs with S fresh segments each is a `LayoutBatch` of G * S
+slates, whose size does not depend on the graphs' sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any, NamedTuple
+
+from absl import logging
+import numpy as np
+
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.data.batch import LayoutBatch
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate, targets
+from tpugraphs_jax.data.pipeline import Draw, Drawn
+from tpugraphs_jax.data.sampling import ConfigSampler
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph
+from tpugraphs_jax.rankers.layout.batcher import LayoutBatcher
+from tpugraphs_jax.rankers.segments import partition
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SegmentedGraph:
+  """A graph as its prepared segments; offers what plans and metrics ask of a graph."""
+
+  name: str
+  opcode: np.ndarray  # [N] int32
+  configs: LayoutConfigs  # of the whole graph
+  segments: tuple[PreparedGraph, ...]
+  edges: int  # of the whole graph
+  cut_edges: int  # between segments, not used
+  sizes: dict[str, int]  # the most that the graph's fresh segments take of a budget
+
+
+def segmented(
+    graph: Any, segments: Sequence[PreparedGraph], *, fresh: int, cut_edges: int
+) -> SegmentedGraph:
+  """Puts the prepared segments of an `OpGraph` together.
+
+  Args:
+    graph: the whole graph.
+    segments: its segments.
+    fresh: how many of them a training batch takes.
+    cut_edges: edges between segments.
+  """
+  largest = {
+      key: sum(sorted(s.sizes[key] for s in segments)[-fresh:]) for key in segments[0].sizes
+  }
+  return SegmentedGraph(
+      name=graph.name, opcode=graph.node_opcode.astype(np.int32), configs=graph.configs,
+      segments=tuple(segments), edges=graph.num_edges, cut_edges=cut_edges, sizes=largest)
+
+
+class SegmentSlate(NamedTuple):
+  """A slate of one graph, and the segments that get gradients."""
+
+  graph: SegmentedGraph
+  config_ids: np.ndarray  # [<= C] int64 configuration numbers
+  target: np.ndarray  # [<= C] float32, larger = slower
+  graph_id: int  # number of the graph among those trained on
+  fresh: np.ndarray  # [S] int64 segment numbers, ascending
+
+  @property
+  def others(self) -> np.ndarray:
+    """The segments without gradients, `[J - S]` int64."""
+    return np.setdiff1d(np.arange(len(self.graph.segments)), self.fresh)
+
+
+class Stale(NamedTuple):
+  """What is known of the segments without gradients.
+
+  Axis J counts entries: one per segment, or one for all of them together.
+  """
+
+  value: np.ndarray  # [G, C, J, P] float32 or bfloat16
+  known_mask: np.ndarray  # [G, C, J] bool
+
+
+class Others(NamedTuple):
+  """One batch of segments without gradients."""
+
+  batch: LayoutBatch  # G * S slates
+  graph: np.ndarray  # [G * S] int32 the place of its graph in the batch, G for none
+
+
+class SegmentBatch(NamedTuple):
+  """G graphs, each with S segments and C configurations."""
+
+  fresh: LayoutBatch  # G * S slates, those of a graph side by side
+  fresh_id: np.ndarray  # [G, S] int32 segment numbers, -1 for empty places
+  segments: np.ndarray  # [G] int32 number of segments J of the graph, 1 for empty places
+  target: np.ndarray  # [G, C] float32, larger = slower
+  config_mask: np.ndarray  # [G, C] bool
+  graph_id: np.ndarray  # [G] int32 number of the graph in training, -1 for none
+  config_id: np.ndarray  # [G, C] int32 configuration number, -1 for padding
+  others: tuple[Others, ...] = ()  # to be recomputed by the training step
+  stale: Stale | None = None  # filled in by the training step
+
+
+def assemble(
+    slates: Sequence[SegmentSlate], budget: Budget, *, graphs: int, configs: int, fresh: int,
+    assemble_layout: Callable[..., LayoutBatch], with_others: bool = False,
+) -> SegmentBatch:
+  """A padded batch of segments.
+
+  Args:
+    slates: at most `graphs` slates, each with `fresh` segments.
+    budget: room for the fresh segments.
+    graphs: graphs G.
+    configs: configurations C per graph.
+    fresh: segments S per graph.
+    assemble_layout: `(slates, budget, graphs=, configs=) -> LayoutBatch`.
+    with_others: whether the other segments are to be recomputed, and so belong
+      to the batch.
+  """
+  def layout(chosen: Sequence[Sequence[int]]) -> LayoutBatch:
+    pieces = [
+        Slate(slate.graph.segments[number], slate.config_ids, slate.target, slate.graph_id)
+        for slate, numbers in zip(slates, chosen) for number in numbers
+    ]
+    return assemble_layout(pieces, budget, graphs=graphs * fresh, configs=configs)
+
+  pad = lambda rows, fill: np.concatenate(
+      [rows, np.full((graphs - len(slates), *rows.shape[1:]), fill, rows.dtype)])
+  target, mask = targets(slates, graphs, configs)
+  ids = np.full((graphs, configs), -1, np.int32)
+  ids[mask] = np.concatenate([slate.config_ids for slate in slates])
+  return SegmentBatch(
+      fresh=layout([slate.fresh for slate in slates]),
+      fresh_id=pad(np.array([s.fresh for s in slates], np.int32).reshape(-1, fresh), -1),
+      segments=pad(np.array([len(s.graph.segments) for s in slates], np.int32), 1),
+      target=target, config_mask=mask,
+      graph_id=pad(np.array([s.graph_id for s in slates], np.int32), -1),
+      config_id=ids,
+      others=_others(slates, graphs, fresh, layout) if with_others else ())
+
+
+def _others(slates, graphs: int, fresh: int, layout) -> tuple[Others, ...]:
+  """Batches of at most S other segments of each graph, which fit the fresh ones' budget."""
+  rounds = -(-max((len(slate.others) for slate in slates), default=0) // fresh)
+  batches = []
+  for start in range(0, rounds * fresh, fresh):
+    chosen = [slate.others[start : start + fresh] for slate in slates]
+    owner = np.full(graphs * fresh, graphs, np.int32)
+    owned = np.repeat(np.arange(len(slates)), [len(numbers) for numbers in chosen])
+    owner[: len(owned)] = owned
+    batches.append(Others(layout(chosen), owner))
+  return tuple(batches)
+
+
+def align(batches: Sequence[SegmentBatch]) -> list[SegmentBatch]:
+  """Batches of several devices; where there are fewer others, some are added that count nothing."""
+  rounds = max(len(batch.others) for batch in batches)
+  fill = next((batch.others[-1] for batch in batches if batch.others), None)
+  if fill is not None:
+    owners, graphs = len(fill.graph), len(batches[0].graph_id)
+    fill = fill._replace(graph=np.full(owners, graphs, np.int32))
+  return [
+      batch._replace(others=batch.others + (fill,) * (rounds - len(batch.others)))
+      for batch in batches
+  ]
+
+
+def check(graphs: Sequence[SegmentedGraph], *, fresh: int, max_nodes: int) -> None:
+  """Refuses segments that the training graphs cannot have, and says what they are.
+
+  Raises:
+    ValueError: segments larger than the largest graph, or a graph with fewer
+      segments than a batch takes.
+  """
+  largest = max(graphs, key=lambda graph: len(graph.opcode))
+  if max_nodes > len(largest.opcode):
+    raise ValueError(
+        f"segments.max_nodes is {max_nodes}, but the largest training graph, "
+        f"{largest.name}, has {len(largest.opcode)} nodes: take smaller segments, or train "
+        "on whole graphs (variant full)")
+  fewest = min(graphs, key=lambda graph: len(graph.segments))
+  if fresh > len(fewest.segments):
+    raise ValueError(
+        f"segments.fresh is {fresh}, but {fewest.name} has {len(fewest.segments)} "
+        "segment(s): lower it, or take smaller segments (segments.max_nodes)")
+  segments = [len(graph.segments) for graph in graphs]
+  edges, cut = sum(g.edges for g in graphs), sum(g.cut_edges for g in graphs)
+  logging.info(
+      "%d graphs in %d segments (%d to %d each); %d of %d edges (%.1f %%) are between segments "
+      "and not used", len(graphs), sum(segments), min(segments), max(segments), cut, edges,
+      100 * cut / max(edges, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentBatcher:
+  """Batches of a few segments of each program.
+
+  Attributes:
+    layout: makes the batches of segments, each of them a small program.
+    method: one of `partition.METHODS`.
+    max_nodes: most nodes in a segment.
+    fresh: segments S with gradients, per program and batch.
+    recompute: the other segments belong to a batch as well.
+  """
+
+  layout: LayoutBatcher
+  method: str
+  max_nodes: int
+  fresh: int
+  recompute: bool = False
+
+  def prepare(self, graph: OpGraph, raw: OpGraph | None = None) -> SegmentedGraph:
+    """A program, reduced and cut into segments; arguments as `LayoutBatcher.prepare`."""
+    small = self.layout.reduce(graph, raw)
+    segment = partition.cached_partition(
+        small, small.store, method=self.method, max_nodes=self.max_nodes)
+    pieces, cut_edges = partition.split(small, segment)
+    prepared = [self.layout.prepare_part(piece) for piece in pieces]
+    return segmented(small, prepared, fresh=self.fresh, cut_edges=cut_edges)
+
+  def draw(
+      self, graphs: Sequence[SegmentedGraph], sampler: ConfigSampler
+  ) -> Draw:
+    """Draws the segments of a slate, whose sizes they decide, then its configurations."""
+    def draw(number: int, rng: np.random.Generator) -> Drawn:
+      graph = graphs[number]
+      fresh = np.sort(rng.choice(len(graph.segments), self.fresh, replace=False))
+      finish = lambda: SegmentSlate(graph, *sampler(number, rng), number, fresh)
+      return Drawn(self._sizes(graph, fresh), finish)
+
+    return draw
+
+  def _sizes(self, graph: SegmentedGraph, fresh: np.ndarray) -> dict[str, int]:
+    if self.recompute:  # in batches of the same shapes, with room for the largest segments
+      return graph.sizes
+    return batching.total_sizes([graph.segments[number] for number in fresh])
+
+  def assemble(
+      self, slates: Sequence[SegmentSlate], budget: Budget, *, graphs: int, configs: int
+  ) -> SegmentBatch:
+    """A padded batch; see `assemble`."""
+    return assemble(
+        slates, budget, graphs=graphs, configs=configs, fresh=self.fresh,
+        assemble_layout=self.layout.assemble, with_others=self.recompute)
+
+  def align(self, batches: Sequence[SegmentBatch]) -> Sequence[SegmentBatch]:
+    """Batches of several devices with as many other segments each; see `align`."""
+    return align(batches)

@@ -1,0 +1,257 @@
+"""The history table: the last readout of every (graph, configuration, segment).
+
+A training step reads the entries of the segments without gradients, and afterwards writes
+the entries of the segments with gradients. A small table is on the devices, a copy on
+each; a large table is a memory-mapped file on the host. Either knows which of its entries
+were ever written. Either is saved as files beside the checkpoint that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import hashlib
+import os
+from pathlib import Path
+import shutil
+from typing import Protocol
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpugraphs_jax import parallel
+from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph, Stale
+
+DTYPES = ("float32", "bfloat16")
+PLACES = ("auto", "device", "host")
+# Shares that a table may take: of what is free on a device (of all memory on the CPU),
+# where the model needs the rest; of the free disk, where two saved copies lie beside it.
+_DEVICE_SHARE = 0.25
+_HOST_SHARE = 1 / 3
+# Rows are numbered by int32 on devices.
+_MOST_DEVICE_ENTRIES = 2**31 - 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Keys:
+  """Where each entry is: entries of a graph are ordered by configuration, then segment."""
+
+  base: np.ndarray  # [graphs] int64 first entry of each graph
+  segments: np.ndarray  # [graphs] int64 segments J of each graph
+  entries: int
+  identity: str  # of graphs, configurations and partition
+
+  @classmethod
+  def of(cls, graphs: Sequence[SegmentedGraph]) -> Keys:
+    """The keys of graphs, which their place in this list numbers."""
+    segments = np.array([len(graph.segments) for graph in graphs], np.int64)
+    ends = np.cumsum(segments * [len(graph.configs) for graph in graphs])
+    digest = hashlib.sha256()
+    for graph in graphs:
+      sizes = [len(piece.opcode) for piece in graph.segments]
+      digest.update(f"{graph.name} {len(graph.configs)} {sizes}".encode())
+      digest.update(np.ascontiguousarray(graph.configs.runtime_ns).tobytes())
+      for piece in graph.segments:
+        digest.update(np.ascontiguousarray(piece.edge_index).tobytes())
+        digest.update(piece.opcode.tobytes())
+    return cls(np.concatenate([[0], ends[:-1]]), segments, int(ends[-1]), digest.hexdigest())
+
+  def rows(self, batch: SegmentBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Entries of a batch with a leading device axis; `entries` stands for none.
+
+    Returns:
+      `[devices, G, C, J]` int64 of the segments without gradients, J the most
+      segments of any graph, and `[devices, G, S, C]` int64 of the fresh ones.
+    """
+    number = np.arange(self.segments.max())
+    count, first = self.segments[batch.graph_id][..., None], self.base[batch.graph_id][..., None]
+    start = first + batch.config_id * count  # [devices, G, C]
+    fresh = start[..., None, :] + batch.fresh_id[..., None]
+    is_other = (number < count) & (number != batch.fresh_id[..., None]).all(axis=-2)
+    others = start[..., None] + number
+    is_given = batch.config_mask
+    return (np.where(is_given[..., None] & is_other[..., None, :], others, self.entries),
+            np.where(is_given[..., None, :], fresh, self.entries))
+
+
+class History(Protocol):
+  """A table with entries of P numbers each. Axis 0 of rows and values is devices."""
+
+  def read(self, rows: np.ndarray) -> Stale:
+    """Values of entries `rows [devices, ...]`; absent ones are unknown zeros."""
+
+  def write(self, rows: np.ndarray, values: jax.Array) -> None:
+    """Stores `values [devices, ..., P]`; absent rows are left out."""
+
+  def save(self, folder: Path) -> None:
+    """Writes the table into an existing folder."""
+
+  def restore(self, folder: Path) -> None:
+    """Reads what `save` has written."""
+
+
+def _read(value, is_written, rows):
+  return Stale(value.at[rows].get(mode="fill", fill_value=0),
+               is_written.at[rows].get(mode="fill", fill_value=False))
+
+
+def _write(value, is_written, rows, new):
+  # Every device has the whole table, so each takes the entries of all. An entry
+  # that occurs twice in a step has one value, up to rounding: same parameters.
+  rows, new = jax.lax.all_gather((rows, new), parallel.DEVICES)
+  value = value.at[rows].set(new.astype(value.dtype), mode="drop")
+  return value, is_written.at[rows].set(True, mode="drop")
+
+
+class DeviceHistory:
+  """A table on the devices; writing updates it in place.
+
+  Args:
+    entries: number of entries.
+    width: numbers P per entry.
+    dtype: of the numbers, one of `DTYPES`.
+  """
+
+  def __init__(self, entries: int, width: int, dtype: str):
+    self._read = parallel.pmap(_read)
+    self._write = parallel.pmap(_write, donate_argnums=(0, 1))
+    # Made where it stays: a large table need not pass through the host.
+    zeros = parallel.pmap(
+        lambda _: (jnp.zeros((entries, width), dtype), jnp.zeros(entries, bool)))
+    self._value, self._is_written = zeros(np.zeros(parallel.local_device_count()))
+
+  def read(self, rows: np.ndarray) -> Stale:
+    """Values of entries `rows [devices, ...]`; see `History`."""
+    return self._read(self._value, self._is_written, rows.astype(np.int32))
+
+  def write(self, rows: np.ndarray, values: jax.Array) -> None:
+    """Stores `values [devices, ..., P]`; see `History`."""
+    self._value, self._is_written = self._write(
+        self._value, self._is_written, rows.astype(np.int32), values)
+
+  def save(self, folder: Path) -> None:
+    if parallel.is_primary():
+      for name, array in (("value", self._value), ("is_written", self._is_written)):
+        parallel.unreplicate(array).tofile(folder / name)
+
+  def restore(self, folder: Path) -> None:
+    def load(name, array):
+      saved = None
+      if parallel.is_primary():
+        saved = np.memmap(folder / name, array.dtype, "r", 0, array.shape[1:])
+      value = np.empty(array.shape[1:], array.dtype)
+      parallel.copy_from_primary(saved, value)
+      return parallel.replicate(value)
+
+    self._value = load("value", self._value)
+    self._is_written = load("is_written", self._is_written)
+
+
+class HostHistory:
+  """A table in memory-mapped files, which take up disk as entries are written.
+
+  Args:
+    entries: number of entries.
+    width: numbers P per entry.
+    dtype: of the numbers, one of `DTYPES`.
+    folder: where the files are; made anew.
+  """
+
+  def __init__(self, entries: int, width: int, dtype: str, folder: Path):
+    folder.mkdir(parents=True, exist_ok=True)
+    create = lambda name, *spec: np.memmap(folder / name, *spec)
+    self._entries = entries
+    self._value = create("value", jnp.dtype(dtype), "w+", 0, (entries, width))
+    self._is_written = create("is_written", np.bool_, "w+", 0, (entries,))
+
+  def read(self, rows: np.ndarray) -> Stale:
+    """Values of entries `rows [devices, ...]`; see `History`."""
+    is_there = rows < self._entries
+    safe = np.where(is_there, rows, 0)
+    known = is_there & self._is_written[safe]
+    value = np.zeros((*rows.shape, self._value.shape[1]), self._value.dtype)
+    value[known] = self._value[rows[known]]
+    return Stale(value, known)
+
+  def write(self, rows: np.ndarray, values: jax.Array) -> None:
+    """Stores `values [devices, ..., P]` of all processes; see `History`."""
+    local = (rows.reshape(-1), np.asarray(values).reshape(rows.size, -1))
+    for entry, new in parallel.gather_objects(local):
+      is_there = entry < self._entries
+      self._value[entry[is_there]] = new[is_there].astype(self._value.dtype)
+      self._is_written[entry[is_there]] = True
+
+  def save(self, folder: Path) -> None:
+    if parallel.is_primary():
+      for array in (self._value, self._is_written):
+        array.flush()
+        shutil.copyfile(array.filename, folder / Path(array.filename).name)
+
+  def restore(self, folder: Path) -> None:
+    for array in (self._value, self._is_written):
+      saved = None
+      if parallel.is_primary():
+        saved = np.memmap(folder / Path(array.filename).name, array.dtype, "r", 0, array.shape)
+      parallel.copy_from_primary(saved, array)
+
+
+def create(
+    keys: Keys, *, width: int, dtype: str, place: str, folder: Path
+) -> DeviceHistory | HostHistory:
+  """The table where it fits, after its size has been logged.
+
+  Args:
+    keys: its entries.
+    width: numbers P per entry.
+    dtype: one of `DTYPES`.
+    place: `device`, `host`, or `auto`: on the devices if it fits there.
+    folder: for the files of a host table.
+
+  Raises:
+    ValueError: it fits nowhere it may be.
+  """
+  size = keys.entries * (width * jnp.dtype(dtype).itemsize + 1)
+  limits = {"device": _device_limit(), "host": _host_limit(folder)}
+  allowed = ("device", "host") if place == "auto" else (place,)
+  # Process 0 decides: all must write in the same way.
+  fits = parallel.from_primary([
+      where for where in allowed if size <= limits[where] and not (
+          where == "device" and keys.entries > _MOST_DEVICE_ENTRIES)])
+  text = (f"history table of {keys.entries:,} entries (graph, configuration, segment) with "
+          f"{width} {dtype}: {_human(size)}")
+  if not fits:
+    room = " and ".join(f"{_human(limits[where])} on the {where}" for where in allowed)
+    if "device" in allowed and keys.entries > _MOST_DEVICE_ENTRIES:
+      room += f" (there at most {_MOST_DEVICE_ENTRIES:,} entries)"
+    raise ValueError(
+        f"{text}; it may take {room}. Take less by segments.readout=scalar, "
+        "segments.history_dtype=bfloat16, fewer configurations "
+        "(data.max_configs) or larger segments (segments.max_nodes), put it on "
+        "the host (segments.history_place=host), or train without a table (variants gst "
+        "and one)")
+  logging.info("%s, on the %s", text, fits[0])
+  if fits[0] == "device":
+    return DeviceHistory(keys.entries, width, dtype)
+  return HostHistory(keys.entries, width, dtype, folder / f"host_{parallel.process_index()}")
+
+
+def _human(size: float) -> str:
+  """A number of bytes to three digits."""
+  power = min(int(np.log2(max(size, 1)) // 10), 4)
+  return f"{size / 1024**power:.3g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def _device_limit() -> float:
+  """Bytes that a table may take on each device; CPU devices share the memory."""
+  memory = jax.local_devices()[0].memory_stats() or {}
+  if "bytes_limit" in memory:
+    return _DEVICE_SHARE * (memory["bytes_limit"] - memory.get("bytes_in_use", 0))
+  total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+  return _DEVICE_SHARE * total / parallel.local_device_count()
+
+
+def _host_limit(folder: Path) -> float:
+  there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+  return _HOST_SHARE * shutil.disk_usage(there).free

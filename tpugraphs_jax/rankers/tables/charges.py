@@ -1,0 +1,195 @@
+"""What a score table charges a configuration for, node by node and pair by pair.
+
+The charges of a configuration add up to its score: nothing is approximated. Costs of a
+group are split over its nodes, and those of a pair of groups over the pairs of nodes
+between them (`ScoreTables.node_tables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from tpugraphs_jax.rankers.tables.batching import PreparedTables
+
+_ROLES = ("output", "input", "kernel")
+_WIDTH = 6  # dimensions of each in a row
+_RED, _BLUE, _GREY = "#c0392b", "#2e6da4", "#9a9a9a"
+
+
+class Charge(NamedTuple):
+  """One cost of a configuration."""
+
+  cost: float  # in units of the score; larger = slower
+  # One configurable node; or two and the node where they meet; or none, for the residual.
+  nodes: tuple[int, ...]
+  rows: tuple[tuple[int, ...], ...]  # the layout row [18] of each end
+  before: float = 0.0  # in a difference: what the other configuration is charged
+
+  @property
+  def is_pair(self) -> bool:
+    return len(self.nodes) > 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NodeCosts:
+  """A score table by node: its sums over nodes are the costs of groups.
+
+  Attributes:
+    unary: `[K, R]` cost of each choice of each configurable node.
+    pair: `[P, R, R]` cost of the choices of the first and of the second end of each
+      pair of nodes, in the order of `PreparedTables.pairs`; empty for a table without.
+  """
+
+  unary: np.ndarray
+  pair: np.ndarray
+
+
+def charges(program: PreparedTables, costs: NodeCosts, group_row: np.ndarray) -> list[Charge]:
+  """All charges of one configuration, largest first.
+
+  Args:
+    program: as it was prepared for the model.
+    costs: of the program.
+    group_row: `[B]` rows chosen.
+
+  Raises:
+    ValueError: as `terms.Terms.encode`.
+  """
+  return sort(_charges(program, costs, group_row))
+
+
+def difference(
+    program: PreparedTables, costs: NodeCosts, group_row: np.ndarray, other: np.ndarray
+) -> list[Charge]:
+  """The charges in which two configurations differ, largest difference first.
+
+  Args:
+    program: as it was prepared for the model.
+    costs: of the program.
+    group_row: `[B]` rows of the configuration to explain.
+    other: `[B]` rows of the one it is compared with.
+
+  Returns:
+    Charges of the former, each with that of the latter as `before`. The sum of
+    `cost - before` is the difference of the scores.
+
+  Raises:
+    ValueError: as `terms.Terms.encode`.
+  """
+  both = zip(_charges(program, costs, group_row), _charges(program, costs, other))
+  found = [one._replace(before=two.cost) for one, two in both if one.rows != two.rows]
+  return sort(found)
+
+
+def sort(found: Sequence[Charge]) -> list[Charge]:
+  """The charges by how much each adds, largest first."""
+  return sorted(found, key=lambda charge: charge.before - charge.cost)
+
+
+def _charges(program: PreparedTables, costs: NodeCosts, group_row: np.ndarray) -> list[Charge]:
+  """All charges: of nodes in the order of the file, then of pairs."""
+  group, nodes = program.choices.group, program.choices.node.tolist()
+  choice = program.terms.encode(np.asarray(group_row)[None])[group, 0].astype(int)
+  rows = list(map(tuple, program.configs.rows[np.asarray(group_row)[group]].tolist()))
+  unary = np.asarray(costs.unary, np.float64)[np.arange(len(choice)), choice]
+  found = [Charge(cost, (node,), (row,)) for cost, node, row in zip(unary.tolist(), nodes, rows)]
+  if not len(costs.pair):
+    return found
+  place = dict(zip(nodes, range(len(nodes))))
+  for i, (first, second, via) in enumerate(program.pairs.ends.tolist()):
+    a, b = place[first], place[second]
+    found.append(Charge(float(costs.pair[i, choice[a], choice[b]]), (first, second, via),
+                        (rows[a], rows[b])))
+  return found
+
+
+def row_text(row: Sequence[int]) -> str:
+  """The layouts that a row gives, minor dimension first: `output {1,0} input {0,1}`."""
+  layouts = [row[i * _WIDTH : (i + 1) * _WIDTH] for i in range(len(_ROLES))]
+  given = [f"{role} {{{','.join(str(v) for v in layout if v >= 0)}}}"
+           for role, layout in zip(_ROLES, layouts) if layout[0] >= 0]
+  return " ".join(given) or "open"
+
+
+def table(found: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: int = 20) -> str:
+  """The first `top` charges as lines of text.
+
+  Args:
+    found: from `charges` or `difference`.
+    names: of instructions, by node, where they are known.
+    top: how many.
+  """
+  name = _namer(names)
+  lines = [f"{'cost':>10} {'change':>10}  what"]
+  for charge in found[:top]:
+    lines.append(f"{charge.cost:>10.4f} {charge.cost - charge.before:>+10.4f}  "
+                 f"{_what(charge, name)}")
+  if len(found) > top:
+    rest = found[top:]
+    lines.append(f"{sum(c.cost for c in rest):>10.4f} "
+                 f"{sum(c.cost - c.before for c in rest):>+10.4f}  {len(rest)} more")
+  return "\n".join(lines)
+
+
+def _namer(names: Mapping[int, str] | None):
+  return lambda node: (names or {}).get(node, f"node {node}")
+
+
+def _what(charge: Charge, name) -> str:
+  if not charge.nodes:
+    return "more than two choices together"
+  if not charge.is_pair:
+    return f"{name(charge.nodes[0])}: {row_text(charge.rows[0])}"
+  first, second, via = charge.nodes
+  texts = [row_text(row) for row in charge.rows]
+  at = "" if via == second else f" at {name(via)}"
+  return f"{name(first)}: {texts[0]} -> {name(second)}: {texts[1]}{at}"
+
+
+def dot(found: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: int = 60) -> str:
+  """The `top` charges of largest size as a graph in the language of Graphviz.
+
+  Nodes are configurable ones and edges pairs of them, from producer to consumer (those
+  that meet elsewhere without arrows). What costs is red, what saves is blue, the
+  stronger the more; of a difference, what it adds and what it takes away.
+
+  Args:
+    found: from `charges` or `difference`.
+    names: of instructions, by node, where they are known.
+    top: how many.
+  """
+  name = _namer(names)
+  shown = [charge for charge in found if charge.nodes]
+  shown = sorted(shown, key=lambda c: -abs(c.cost - c.before))[:top]
+  largest = max((abs(c.cost - c.before) for c in shown), default=0.0) or 1.0
+  lines = ["digraph charges {", "  rankdir=TB; node [shape=box, style=filled, fontsize=10];"]
+  drawn = {node for charge in shown for node in charge.nodes[:2]}
+  single = {charge.nodes[0]: charge for charge in shown if not charge.is_pair}
+  for node in sorted(drawn):
+    label, color = name(node), _GREY
+    if node in single:
+      charge = single[node]
+      label += f"\\n{row_text(charge.rows[0])}\\n{charge.cost - charge.before:+.3f}"
+      color = _color(charge, largest)
+    lines.append(f"  n{node} [label={_quoted(label)}, fillcolor={_quoted(color)}];")
+  for charge in shown:
+    if charge.is_pair:
+      first, second, via = charge.nodes
+      arrow = "" if via == second else ", dir=none, style=dashed"
+      lines.append(f"  n{first} -> n{second} [color={_quoted(_color(charge, largest))}, "
+                   f"label={_quoted(f'{charge.cost - charge.before:+.3f}')}{arrow}];")
+  return "\n".join([*lines, "}"]) + "\n"
+
+
+def _color(charge: Charge, largest: float) -> str:
+  change = charge.cost - charge.before
+  strength = int(48 + 207 * abs(change) / largest)
+  return f"{_RED if change > 0 else _BLUE}{strength:02x}"
+
+
+def _quoted(text: str) -> str:
+  return '"' + text.replace('"', "'") + '"'

@@ -1,0 +1,247 @@
+"""What configurations choose, as small numbers that a score table has a cost for.
+
+A score table prices a program once: a cost for every choice of a group of nodes (a
+unary term) and for every two choices of groups whose layouts meet (a pair term).
+Choices are counted within each group, over the rows that occur there:
+
+    choice of a group         0, 1, ... for the rows that configurations give it
+    configuration             its choice in every group
+    pair of groups            a column with a cost for every two choices
+
+The score of a configuration is the sum of its costs. Nodes of one group choose alike,
+so that their costs add up in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+import hashlib
+import os
+from pathlib import Path
+import zipfile
+
+from absl import logging
+import numpy as np
+
+from tpugraphs_jax import atomic
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph
+from tpugraphs_jax.rankers.tables import node_pairs
+
+# Real groups have at most nine rows. Tables of pairs grow with the square.
+MAX_CHOICES = 64
+_VERSION = 1
+_BLOCK_CONFIGS = 4096  # at a time
+_BLOCK_CELLS = 1 << 18  # numbers at a time, so that they stay in a core's cache
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Terms:
+  """The choices of one graph; B groups, P pairs of nodes, Q pairs of groups (columns).
+
+  A group whose nodes meet each other has a column with itself, in which both choices
+  are the same.
+  """
+
+  pairs: node_pairs.NodePairs
+  pair_column: np.ndarray  # [P] int32 column of each pair of nodes, -1 if it was given up
+  is_turned: np.ndarray  # [P] bool: the first end is in the second group of its column
+  columns: np.ndarray  # [Q, 2] int32 groups, first <= second, ascending
+  row: np.ndarray  # [terms] int32 dictionary row, group after group, ascending within
+  row_start: np.ndarray  # [B + 1] int64 first of each group
+
+  @property
+  def counts(self) -> np.ndarray:
+    """Choices of each group, `[B]` int64."""
+    return np.diff(self.row_start)
+
+  @property
+  def choices(self) -> int:
+    """Choices R of the group with most."""
+    return int(self.counts.max(initial=1))
+
+  @property
+  def code_dtype(self) -> np.dtype:
+    """The smallest type that holds a choice."""
+    return np.min_scalar_type(self.choices - 1)
+
+  @property
+  def row_table(self) -> np.ndarray:
+    """Dictionary row of each choice, `[B, R]` int32, -1 beyond a group's last."""
+    table = np.full((len(self.row_start) - 1, self.choices), -1, np.int32)
+    table[np.arange(self.choices) < self.counts[:, None]] = self.row
+    return table
+
+  def encode(self, group_row: np.ndarray) -> np.ndarray:
+    """Choices `[B, C]`, in `code_dtype`, of configurations `[C, B]`.
+
+    Raises:
+      ValueError: a group is given a row that is not among its choices.
+    """
+    codes = np.empty(group_row.shape[::-1], self.code_dtype)
+    for block, code in self._blocks(group_row):
+      codes[:, block] = code
+    return codes
+
+  def decode(self, code: np.ndarray) -> np.ndarray:
+    """Rows `[C, B]` int32 of choices `[B, C]`."""
+    return np.take_along_axis(self.row_table, code.astype(np.intp), axis=1).T
+
+  def total(
+      self, group_row: np.ndarray, unary_cost: np.ndarray, pair_cost: np.ndarray
+  ) -> np.ndarray:
+    """The sum of the costs of each configuration, `[C]` float64, in memory of a block.
+
+    Args:
+      group_row: `[C, B]` rows.
+      unary_cost: `[B, R]`.
+      pair_cost: `[Q, R, R]`, empty for none.
+
+    Raises:
+      ValueError: as `encode`.
+    """
+    total, width = np.zeros(len(group_row)), self.choices
+    unary, pair = np.ravel(unary_cost), np.ravel(pair_cost)
+    step = max(1, _BLOCK_CELLS // _BLOCK_CONFIGS)
+    for block, code in self._blocks(group_row):
+      start = width * np.arange(len(code), dtype=np.int32)[:, None]
+      total[block] = unary[code + start].sum(axis=0, dtype=np.float64)
+      for begin in range(0, len(self.columns) if len(pair) else 0, step):
+        first, second = self.columns[begin : begin + step].T
+        key = code[first] * np.int32(width)
+        key += code[second]
+        key += np.int32(width**2) * np.arange(len(first), dtype=np.int32)[:, None]
+        cost = pair[begin * width**2 : (begin + step) * width**2]
+        total[block] += cost[key].sum(axis=0, dtype=np.float64)
+    return total
+
+  def _blocks(self, group_row: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+    """Configurations some at a time: which, and their choices `[B, c]` int32."""
+    groups = len(self.row_start) - 1
+    known = np.full((groups, int(self.row.max(initial=-1)) + 2), -1, np.int32)
+    known[np.repeat(np.arange(groups), self.counts), self.row] = (
+        np.arange(len(self.row)) - np.repeat(self.row_start[:-1], self.counts))
+    for start in range(0, len(group_row), _BLOCK_CONFIGS):
+      block = slice(start, start + _BLOCK_CONFIGS)
+      row = np.ascontiguousarray(group_row[block].T).astype(np.intp)
+      code = known[np.arange(groups)[:, None], np.minimum(row, known.shape[1] - 1)]
+      if (code < 0).any():
+        group, config = np.argwhere(code < 0)[0]
+        raise ValueError(
+            f"configuration {start + config} gives group {group} the row {row[group, config]}, "
+            "which is none of its choices; find the terms of all configurations to be scored")
+      yield block, code
+
+
+def find_terms(
+    configs: LayoutConfigs, pairs: node_pairs.NodePairs, *, config_ids: np.ndarray | None = None,
+    max_choices: int = MAX_CHOICES, name: str = "the graph",
+) -> Terms:
+  """The choices that occur in the given configurations.
+
+  Pairs of groups of which one has more than `max_choices` get no column; a warning
+  names the graph.
+
+  Args:
+    configs: of one graph.
+    pairs: of the same graph.
+    config_ids: which configurations; all of them unless given.
+    max_choices: most choices of a group in a column.
+    name: of the graph, for the warning.
+  """
+  group_row = configs.group_row if config_ids is None else configs.group_row[config_ids]
+  groups = group_row.shape[1]
+  occurs = np.zeros((groups, len(configs.rows)), bool)
+  for start in range(0, len(group_row), _BLOCK_CONFIGS):
+    occurs[np.arange(groups), group_row[start : start + _BLOCK_CONFIGS]] = True
+  counts = occurs.sum(axis=1)
+  ends = configs.node_group[pairs.ends].reshape(-1, 2)
+  few = (counts[ends] <= max_choices).all(axis=1)
+  if not few.all():
+    logging.warning("%s has groups with up to %d choices; %d of its %d pairs of nodes, those of "
+                    "groups with more than %d, are left out", name, counts.max(), (~few).sum(),
+                    len(few), max_choices)
+  columns, column = np.unique(np.sort(ends[few], axis=1), axis=0, return_inverse=True)
+  pair_column = np.full(len(ends), -1, np.int32)
+  pair_column[few] = column.ravel()
+  return Terms(
+      pairs, pair_column, ends[:, 0] > ends[:, 1], columns.astype(np.int32),
+      np.nonzero(occurs)[1].astype(np.int32), np.concatenate([[0], np.cumsum(counts)]))
+
+
+def identity(graph: OpGraph, **options: int | bool) -> str:
+  """A name for what `find_terms` finds in all configurations of a graph with these options.
+
+  It changes with anything that the terms depend on: edges, configurable nodes, sizes of
+  tensors, groups, rows chosen and the options of `node_pairs.find_pairs`.
+  """
+  digest = hashlib.sha256(repr((_VERSION, sorted(options.items()))).encode())
+  configs = graph.configs
+  for array in (graph.edge_index, graph.config_node, node_pairs.tensor_bytes(graph.node_feat),
+                configs.node_group, configs.rows):
+    digest.update(repr((array.shape, array.dtype.str)).encode())
+    digest.update(np.ascontiguousarray(array))
+  digest.update(repr((configs.group_row.shape, configs.group_row.dtype.str)).encode())
+  for start in range(0, len(configs), _BLOCK_CONFIGS):
+    digest.update(np.ascontiguousarray(configs.group_row[start : start + _BLOCK_CONFIGS]))
+  return digest.hexdigest()
+
+
+def save(path: str | os.PathLike[str], terms: Terms, name: str) -> None:
+  """Writes terms, under the name that `identity` gave, as one `.npz` file.
+
+  Raises:
+    OSError: it cannot be written; what was there before is untouched.
+  """
+  arrays = {f.name: getattr(terms, f.name) for f in dataclasses.fields(Terms)[1:]}
+  arrays |= {f"pairs_{f.name}": np.asarray(getattr(terms.pairs, f.name))
+             for f in dataclasses.fields(node_pairs.NodePairs)}
+  with atomic.replacing(path, "wb") as file:
+    np.savez(file, identity=np.array(name), **arrays)
+
+
+def load(path: str | os.PathLike[str], name: str) -> Terms | None:
+  """Reads what `save` wrote; None if there is no file, or it holds terms of another name.
+
+  Raises:
+    ValueError: the file is damaged.
+  """
+  path = Path(path)
+  if not path.exists():
+    return None
+  try:
+    with open(path, "rb") as file, np.load(file) as members:
+      if members["identity"].item() != name:
+        return None
+      pairs = {f.name: members[f"pairs_{f.name}"] for f in dataclasses.fields(node_pairs.NodePairs)}
+      pairs["hop_limit"] = pairs["hop_limit"].item()
+      return Terms(node_pairs.NodePairs(**pairs), **{
+          f.name: members[f.name] for f in dataclasses.fields(Terms)[1:]})
+  except (KeyError, ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+    raise ValueError(f"{path} is damaged ({error}); delete it, and it is made again") from error
+
+
+def terms_of(graph: OpGraph, *, folder: str | os.PathLike[str] | None = None, **options) -> Terms:
+  """The terms of all configurations of a graph, kept in a folder of a store if one is given.
+
+  Args:
+    graph: with `LayoutConfigs`.
+    folder: the graph's folder in the store.
+    **options: of `node_pairs.find_pairs`.
+
+  Raises:
+    ValueError: what is kept there is damaged.
+  """
+  if folder is None:
+    return find_terms(
+        graph.configs, node_pairs.find_pairs(graph, **options), name=graph.name)
+  path, name = Path(folder) / "terms.npz", identity(graph, **options)
+  kept = load(path, name)
+  if kept is None:
+    kept = find_terms(
+        graph.configs, node_pairs.find_pairs(graph, **options), name=graph.name)
+    try:
+      save(path, kept, name)
+    except OSError as error:
+      logging.warning("terms of %s are not kept: %s", graph.name, error)
+  return kept
