@@ -21,6 +21,7 @@ from typing import Any
 from absl import logging
 import jax
 from jax.experimental import multihost_utils
+import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax.train import peers
@@ -227,6 +228,12 @@ def stack_for_devices(trees: Sequence[Any]) -> Any:
     return np.stack(arrays) if len(arrays) > 1 else np.asarray(arrays[0])[None]
 
   return jax.tree_util.tree_map_with_path(stack, trees[0], *trees[1:])
+
+
+def slate_keys(key: jax.Array, slates: int) -> jax.Array:
+  """A key per slate of this device, `[slates]`, whatever slates the other devices have."""
+  first = jax.lax.axis_index(DEVICES) * slates
+  return jax.vmap(lambda slate: jax.random.fold_in(key, slate))(first + jnp.arange(slates))
 
 
 def barrier(name: str) -> None:

@@ -74,8 +74,6 @@ def check(config: ml_collections.ConfigDict) -> None:
     _check_layout(config)
   if config.data.get("also"):
     _check_also(config)
-  if config.model.name == "ScoreTables":
-    _check_tables(config)
   if config.task == "segments":
     _check_segments(config)
 
@@ -179,13 +177,6 @@ def _check_also(config: ml_collections.ConfigDict) -> None:
     raise ValueError(f"data.also is {tuple(also)}, but {config.model.name} has no inputs for "
                      "tiles: take preset=fifth_all, or model.both_kinds=True where there is such "
                      "a field")
-
-
-def _check_tables(config: ml_collections.ConfigDict) -> None:
-  if "pair_hops" not in config.data:
-    raise ValueError("model.name is ScoreTables, but the config has no data.pair_hops: take the "
-                     "variant tables")
-  at_least(config, {"data.pair_hops": 1})
 
 
 def _check_segments(config: ml_collections.ConfigDict) -> None:

@@ -17,7 +17,8 @@ import ml_collections
 from tpugraphs_jax import console, parallel, remote, report
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
-from tpugraphs_jax.run import arguments, configs, describe, dry_run, jobs, results
+from tpugraphs_jax.run import arguments, configs, describe, dry_run, job as job_lib, results
+from tpugraphs_jax.run import training
 from tpugraphs_jax.serve import saved
 from tpugraphs_jax.serve.ensemble import COMBINATIONS, Ensemble
 
@@ -33,7 +34,7 @@ def define_flags() -> None:
   flags.DEFINE_boolean("dry_run", False, "Say what the run takes (disk, memory, hours), measured "
                        "on a few steps, and end.")
   flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
-  flags.DEFINE_enum("mode", "all", jobs.MODES,
+  flags.DEFINE_enum("mode", "all", training.MODES,
                     "What to do; later modes use what is in --workdir.")
   flags.DEFINE_enum("split", "test", SPLITS, "With --mode=predict: what is ranked. Only the "
                     "validation split has labels, so that its ranking can be scored.")
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> None:
         _run_together(values, workdir)
         return
       config = _config(values, workdir)
-      jobs.run(config, workdir, mode=values.mode, resume=values.resume,
+      training.run(config, workdir, mode=values.mode, resume=values.resume,
                split=values.split)
       if values.report and values.mode != "predict":
         _write_page(workdir)
@@ -149,7 +150,7 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
-  job = jobs.Job.of(config)
+  job = job_lib.Job.of(config)
   if values.mode == "evaluate":
     results.evaluate_together(job, ensemble, workdir)
   else:
@@ -178,7 +179,7 @@ def _data_of(
 
 def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
   """Makes tiny synthetic data of the config's collections."""
-  job = jobs.Job.of(config)  # refuses what cannot run before anything is written
+  job = job_lib.Job.of(config)  # refuses what cannot run before anything is written
   names = [part.data.collection.name for part in (job, *job.also)]
   make = functools.partial(
       synthetic.generate, folder, scale="tiny", collections=names, progress=False)

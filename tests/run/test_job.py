@@ -1,7 +1,5 @@
 """What a job reads, leaves out, fits, judges and ranks; no model is compiled here."""
 
-import collections
-import dataclasses
 import json
 import shutil
 
@@ -14,7 +12,7 @@ from tpugraphs_jax import lock, metrics, submission
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import features, npz, synthetic
 from tpugraphs_jax.graph import NODE_FEATURES, TILE_CONFIG_FEATURES
-from tpugraphs_jax.run import jobs, results
+from tpugraphs_jax.run import job as job_lib, results, training
 from tpugraphs_jax.serve import judge
 
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
@@ -60,7 +58,7 @@ def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
       graph_of("layout", "flat", [2**40] * 3), graph_of("layout", "test", [0, 0, 0]),
       *(graph_of("layout", f"same_{i}", [3, 2, 1], same=True) for i in range(9)),
   ]
-  assert jobs.trainable(job, graphs) == [good]
+  assert job_lib.trainable(job, graphs) == [good]
   names = ", ".join(["same_a", *(f"same_{i}" for i in range(9))])
   assert messages(caplog) == [
       "skipped 1 of 14 graphs for training: fewer than 3 configurations: few",
@@ -75,7 +73,7 @@ def test_tile_kernels_without_a_choice_are_trained_on_as_officially(caplog):
   good = [graph_of("tile", "good", [3, 1, 2]), graph_of("tile", "same", [1, 2, 3], same=True),
           graph_of("tile", "flat", [2**40] * 3)]
   few, test = graph_of("tile", "few", [1, 2]), graph_of("tile", "test", [0, 0, 0])
-  assert jobs.trainable(job, [few, *good, test]) == good
+  assert job_lib.trainable(job, [few, *good, test]) == good
   assert messages(caplog) == [
       "skipped 1 of 5 graphs for training: fewer than 3 configurations: few",
       "skipped 1 of 5 graphs for training: no runtimes: test",
@@ -86,14 +84,14 @@ def test_tile_kernels_without_a_choice_are_trained_on_as_officially(caplog):
 def test_nothing_to_train_on_is_an_error(kind):
   with pytest.raises(ValueError, match="none of the 1 training graphs of .* can be trained on"):
     job = parts_lib.make(kind)
-    jobs.trainable(job, [graph_of(kind, "unlabelled", [0] * 8)])
+    job_lib.trainable(job, [graph_of(kind, "unlabelled", [0] * 8)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_unlabelled_graphs_are_ranked_not_scored(kind, caplog):
   good, flat = graph_of(kind, "good", [3, 1]), graph_of(kind, "flat", [2, 2])
   graphs = [good, graph_of(kind, "one", [4]), graph_of(kind, "unlabelled", [0, 0]), flat]
-  assert jobs.judged(graphs) == [good, flat]
+  assert job_lib.judged(graphs) == [good, flat]
   assert messages(caplog) == [
       "skipped 1 of 4 graphs for evaluation: fewer than 2 configurations: one",
       "skipped 1 of 4 graphs for evaluation: no runtimes (ranked, not scored): unlabelled",
@@ -114,16 +112,10 @@ def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_p
   assert refitted.feat.shape != expected.feat.shape or (refitted.feat != expected.feat).any()
 
 
-class FakeScorer:
-  """Gives scores made up beforehand, by graph name."""
-
-  def __init__(self, scores):
-    self.all_scores, self.calls = scores, []
-
-  def scores(self, params, graphs, *, config_ids, blocks=None, progress=False):
-    self.calls.append((params, blocks))
-    return [np.asarray(self.all_scores[g.name], np.float32)[ids]
-            for g, ids in zip(graphs, config_ids)]
+def made_up(family, made):
+  """A scorer of scores made up beforehand, by graph name."""
+  return family.scorer_of(lambda params, graphs, config_ids, *, progress=False: [
+      np.asarray(made[g.name], np.float32)[ids] for g, ids in zip(graphs, config_ids)])
 
 
 @pytest.mark.parametrize("kind, ks", [("tile", (1, 5, 10)), ("layout", (1, 10, 100))])
@@ -137,7 +129,7 @@ def test_rows_hold_exact_metrics_and_opa_is_pooled_over_pairs(kind, ks):
   prepared = [ranker.prepare(graph) for graph in graphs]
   rows, means = judge.judge(
       ranker.collection, prepared, chosen,
-      ranker.score(FakeScorer(scores), None, prepared, chosen))
+      made_up(ranker.family, scores)(None, prepared, chosen))
   concordant = pairs = 0
   for row, (name, runtime), ids in zip(rows, runtimes.items(), chosen):
     s, r = scores[name].astype(np.float32)[ids], runtime[ids]
@@ -159,7 +151,7 @@ def test_ties_are_ranked_in_file_order(kind, tmp_path, monkeypatch):
   graphs = [graph_of(kind, "same", [0] * 40, same=True), graph_of(kind, "some", [0] * 6)]
   job = fitted(kind, graphs)
   # Equal configurations are asked for once, whatever their places would give.
-  job.ranker._scorer = FakeScorer({"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]})
+  job.ranker.scorer = made_up(job.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]})
   np.testing.assert_array_equal(job.ranker.rank(graphs[0])[0], np.arange(40))
   monkeypatch.setattr(type(job.data), "load", lambda self, root, split: graphs)
   results.predict(job.data, "", job.ranker, tmp_path)
@@ -171,9 +163,9 @@ def test_ties_are_ranked_in_file_order(kind, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_repeated_configurations_have_one_score(kind):
   graph = graph_of(kind, "g", [1, 2, 3])
-  ranker, scorer = fitted(kind, [graph]).ranker, FakeScorer({"g": [5, 6, 7]})
+  ranker = fitted(kind, [graph]).ranker
   ids = [np.array([2, 0, 2, 2, 1, 0])]
-  (scores,) = ranker.score(scorer, None, [ranker.prepare(graph)], ids)
+  (scores,) = made_up(ranker.family, {"g": [5, 6, 7]})(None, [ranker.prepare(graph)], ids)
   np.testing.assert_array_equal(scores, [7, 5, 7, 7, 6, 5])
 
 
@@ -208,68 +200,12 @@ def test_layout_validation_takes_published_indices_else_a_seeded_sample(tmp_path
 def test_validation_during_training_takes_a_seeded_sample(kind):
   graphs = [graph_of(kind, "long", np.arange(1, 31)), graph_of(kind, "short", [1, 2])]
   config = parts_lib.config_of(kind, **{"train.valid_configs": 8})
-  ids = jobs.sampled_ids(config, graphs)
+  ids = training.sampled_ids(config, graphs)
   assert [len(i) for i in ids] == [8, 2] and len(set(ids[0].tolist())) == 8
-  for first, second in zip(ids, jobs.sampled_ids(config, graphs)):
+  for first, second in zip(ids, training.sampled_ids(config, graphs)):
     np.testing.assert_array_equal(first, second)
   config = parts_lib.config_of(kind, **{"train.valid_configs": 0})
-  assert [len(i) for i in jobs.sampled_ids(config, graphs)] == [30, 2]
-
-
-def test_dropout_models_are_judged_on_the_mean_of_three_seeded_blocks():
-  raw = graph_of("layout", "unet", np.arange(1, 6))
-  ranker = fitted("layout", [raw], variant="official,ci", **{
-      "model.dropout": "dropout", "batch.keep_nodes": 2, "eval.configs": 8}).ranker
-  graph = ranker.prepare(raw)
-
-  class Counting(FakeScorer):
-    def scores(self, *args, **kwargs):
-      return [len(self.calls) + s for s in super().scores(*args, **kwargs)]
-
-  scorers = [Counting({"unet": np.zeros(5)}) for _ in range(2)]
-  for scorer in scorers:
-    (scores,) = ranker.score(scorer, "params", [graph], [np.arange(5)])
-    np.testing.assert_array_equal(scores, np.full(5, 2.0))  # of 1, 2, 3
-  assert scorers[0].calls == scorers[1].calls and len(scorers[0].calls) == 3
-  for _, ((start, stop),) in scorers[0].calls:
-    assert start % 2 == 0 and stop == min(start + 2, 7)
-
-
-class SlateScorer(FakeScorer):
-  """A score is the mean of the made-up ones before it in a slate of three, itself included."""
-
-  def scores(self, params, graphs, *, config_ids, blocks=None, progress=False):
-    found = super().scores(params, graphs, config_ids=config_ids)
-    self.calls[-1] = [ids.tolist() for ids in config_ids]
-    return [np.array([np.mean(s[i - i % 3: i + 1]) for i in range(len(s))]) for s in found]
-
-
-@pytest.mark.parametrize("orders", [1, 4])
-def test_a_ranker_that_sees_slates_is_averaged_over_orders(orders):
-  graphs = [graph_of("layout", "a", range(1, 9)), graph_of("layout", "b", [3, 3])]
-  made = {"a": np.arange(8) ** 2, "b": np.array([5, 1])}
-  job = parts_lib.make("layout", **{"eval.permutations": orders})
-  job.fit(graphs)
-  ranker, ids = job.ranker, [np.array([4, 0, 0, 7, 2, 3]), np.array([0, 1])]
-  ranker.sees = dataclasses.replace(ranker.sees, slates=True)
-  prepared, scorer = [ranker.prepare(graph) for graph in graphs], SlateScorer(made)
-  found = ranker.score(scorer, None, prepared, ids)
-  assert len(scorer.calls) == orders
-  assert scorer.calls[0] == [chosen.tolist() for chosen in ids]  # the first as given
-  for number, (graph, chosen) in enumerate(zip("ab", ids)):
-    seen = collections.defaultdict(list)
-    for call in scorer.calls:
-      values = [made[graph][i] for i in call[number]]
-      for place, config in enumerate(call[number]):
-        seen[config].append(np.mean(values[place - place % 3: place + 1]))
-    assert all(sorted(call[number]) == sorted(chosen.tolist()) for call in scorer.calls)
-    for config, score in zip(chosen.tolist(), found[number]):
-      if list(chosen).count(config) == 1:
-        np.testing.assert_allclose(score, np.mean(seen[config]), rtol=1e-6)
-  again = ranker.score(SlateScorer(made), None, prepared, ids)
-  np.testing.assert_array_equal(again[0], found[0])
-  once = ranker.score(scorer, None, prepared, ids, permutations=1)
-  assert len(scorer.calls) == orders + 1 and (orders == 1) == (once[0] == found[0]).all()
+  assert [len(i) for i in training.sampled_ids(config, graphs)] == [30, 2]
 
 
 @pytest.mark.parametrize("predicts", ["order", "runtime", "log"])
@@ -371,5 +307,5 @@ def test_an_empty_split_or_a_missing_folder_says_so(kind, data_root, tmp_path):
 def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(tmp_path):
   job = parts_lib.make("tile", **{"batch.graphs": 8})
   with lock.held(tmp_path), pytest.raises(ValueError, match="is in use by process .* on .*: let"):
-    jobs.train(job, tmp_path)
+    training.train(job, tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == [lock.FILE]

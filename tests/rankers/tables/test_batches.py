@@ -10,13 +10,13 @@ import table_cases
 
 from tpugraphs_jax.data import batching, buckets
 from tpugraphs_jax.data.batch import ABSENT
-from tpugraphs_jax.rankers.tables import batching as table_batching
+from tpugraphs_jax.rankers.tables import batches as table_batches
 
 CONFIGS = 4
 
 
 @functools.cache
-def programs() -> tuple[table_batching.PreparedTables, ...]:
+def programs() -> tuple[table_batches.PreparedTables, ...]:
   cases = (dict(nodes=30, edges=50), dict(nodes=12, edges=8, config_nodes=[1]),
            dict(nodes=45, edges=90, rows=9, configs=3))
   return tuple(table_cases.prepared(table_cases.program(i, **case)) for i, case in enumerate(cases))
@@ -29,7 +29,7 @@ def slates():
 def batch(*, order=(0, 1, 2), spare=0, graphs=3, configs=CONFIGS, choices=None):
   budget = random_graphs.common_budget([batching.total_sizes(programs())], spare=spare)
   budget |= {"choices": choices or batching.total_sizes(programs())["choices"]}
-  return table_batching.assemble_tables(
+  return table_batches.assemble(
       [slates()[i] for i in order], budget, graphs=graphs, configs=configs)
 
 

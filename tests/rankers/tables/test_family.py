@@ -12,9 +12,8 @@ import table_cases
 import tpugraphs_jax
 from tpugraphs_jax.data import batching, buckets, npz, synthetic
 from tpugraphs_jax.data.batching import Slate
-from tpugraphs_jax.rankers.tables import batching as table_batching, charges as table_charges
-from tpugraphs_jax.rankers.tables.scorer import TableScorer
-from tpugraphs_jax.run import jobs
+from tpugraphs_jax.rankers.tables import charges as table_charges
+from tpugraphs_jax.run import training
 from tpugraphs_jax.serve.ranker import Ranker
 
 SMALL = {"model.hidden_dim": 8, "model.num_gnns": 1, "train.epochs": 1, "batch.configs": 16,
@@ -29,7 +28,7 @@ def trained(tmp_path_factory):
   config = parts.config_of("layout", "xla-random,tables,ci", **SMALL)
   with config.unlocked():
     config.data_root = str(root)
-  jobs.run(config, folder / "run")
+  training.run(config, folder / "run")
   return folder / "run", config, root
 
 
@@ -63,14 +62,14 @@ def test_looked_up_scores_are_those_of_the_model(trained):
   ranker = Ranker.load(workdir)
   graphs = graphs_of(root, "valid")
   prepared = [ranker.prepare(graph) for graph in graphs]
-  found = ranker.scorer().scores(ranker.params, prepared)
+  found = ranker.scorer(ranker.params, prepared)
   for graph, scores in zip(prepared, found):
     configs = len(graph.configs)
     (budget,) = buckets.choose_budgets([batching.total_sizes([graph])])
-    batch = ranker.batcher.assemble(
+    batch = ranker.family.assemble(
         [Slate(graph, np.arange(configs), np.zeros(configs, np.float32))], budget, graphs=1,
         configs=configs)
-    expected = jax.jit(ranker.model.apply)({"params": ranker.params}, batch)[0]
+    expected = jax.jit(ranker.family.network.apply)({"params": ranker.params}, batch)[0]
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4 * np.ptp(expected))
 
 
@@ -78,12 +77,11 @@ def test_chosen_configurations_alone_have_the_same_scores(trained):
   workdir, _, root = trained
   ranker = Ranker.load(workdir)
   graph = ranker.prepare(graphs_of(root, "valid")[0])
-  scorer = ranker.scorer()
-  (everything,) = scorer.scores(ranker.params, [graph])
+  (everything,) = ranker.scorer(ranker.params, [graph])
   ids = np.array([5, 0, 5, 3])
-  (some,) = scorer.scores(ranker.params, [graph], config_ids=[ids])
+  (some,) = ranker.scorer(ranker.params, [graph], [ids])
   np.testing.assert_array_equal(some, everything[ids])
-  assert scorer.scores(ranker.params, []) == []
+  assert ranker.scorer(ranker.params, []) == []
 
 
 @pytest.mark.parametrize("config_nodes", [[], [3]])
@@ -92,11 +90,11 @@ def test_programs_with_nothing_or_one_to_choose_are_scored(config_nodes):
   prepared = table_cases.prepared(program)
   job = parts.make("layout", "tables,ci", **{"model.hidden_dim": 4, "model.num_gnns": 1})
   (budget,) = buckets.choose_budgets([prepared.sizes])
-  assemble = table_batching.assemble_tables
-  batch = assemble([Slate(prepared, np.arange(1), np.zeros(1, np.float32))], budget, graphs=1,
-                   configs=1)
-  params = job.ranker.model.init(jax.random.key(0), batch)["params"]
-  (scores,) = TableScorer(job.ranker.model, assemble).scores(params, [prepared])
+  family = job.ranker.family
+  batch = family.assemble([Slate(prepared, np.arange(1), np.zeros(1, np.float32))], budget, graphs=1,
+                          configs=1)
+  params = family.network.init(jax.random.key(0), batch)["params"]
+  (scores,) = family.scores(params, [prepared], [np.arange(3)])
   assert scores.shape == (3,) and np.isfinite(scores).all()
   if not config_nodes:
     np.testing.assert_array_equal(scores, 0)
@@ -150,10 +148,10 @@ def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual, tm
   prepared = job.ranker.prepare(graph)
   (budget,) = buckets.choose_budgets([prepared.sizes])
   slate = Slate(prepared, np.arange(8), np.zeros(8, np.float32))
-  batch = job.ranker.batcher.assemble([slate], budget, graphs=1, configs=8)
-  job.ranker.params = jax.jit(job.ranker.model.init)(jax.random.key(0), batch)["params"]
+  batch = job.ranker.family.assemble([slate], budget, graphs=1, configs=8)
+  job.ranker.params = jax.jit(job.ranker.family.network.init)(jax.random.key(0), batch)["params"]
   (scores,) = job.ranker.scores([graph])
-  expected = jax.jit(job.ranker.model.apply)({"params": job.ranker.params}, batch)[0]
+  expected = jax.jit(job.ranker.family.network.apply)({"params": job.ranker.params}, batch)[0]
   np.testing.assert_allclose(scores[:8], expected, rtol=1e-3, atol=1e-3 * np.ptp(scores))
   rows = job.ranker.explain(graph, 3)
   assert sum(row.cost for row in rows) == pytest.approx(float(scores[3]), rel=1e-3, abs=1e-2)

@@ -1,4 +1,4 @@
-"""Train, evaluate and predict: the jobs of a run, from a config to files in a folder."""
+"""Train, evaluate and predict: what a run does, from a config to files in a folder."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import contextlib
 import dataclasses
 from pathlib import Path
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_collections
 import numpy as np
 
 from tpugraphs_jax import atomic, console, lock, parallel
-from tpugraphs_jax.data import features, sampling
-from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.run import banner, phases, results, summary, together
-from tpugraphs_jax.run.job import Job, judged, trainable
-from tpugraphs_jax.serve import artefact, judge, saved
+from tpugraphs_jax.data import sampling
+from tpugraphs_jax.run import banner, job as job_lib, phases, results, summary
+from tpugraphs_jax.run.job import Job, Prepared
+from tpugraphs_jax.serve import judge, saved
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import loop, report
 
@@ -51,7 +50,7 @@ def run(
     if part is job:
       part = dataclasses.replace(job, ranker=own)
     else:
-      _use_saved(part.ranker, folder / saved.TRANSFORMS_FILE)
+      job_lib.use_saved(part.ranker, folder / saved.TRANSFORMS_FILE)
       part.ranker.params = own.params
     if mode in ("evaluate", "all"):
       results.evaluate(part, folder)
@@ -64,7 +63,7 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   config = job.config
   parallel.per_device(config.batch.graphs, field="batch.graphs")
   loop.check_workdir(workdir, resume=resume, config=saved.fingerprint(config.to_dict()),
-                     files=_digests(job, workdir))
+                     files=job_lib.digests(job, workdir))
   with lock.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
     return _train_alone(job, workdir, resume=resume)
 
@@ -72,8 +71,8 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
 def _train_alone(job: Job, workdir: Path, *, resume: bool) -> loop.TrainResult:
   """Trains in a folder that no other run writes in."""
   config, started = job.config, time.monotonic()
-  prepared = prepare(job, workdir, resume=resume)
-  phase = phase_of(job, prepared, workdir)
+  prepared = job_lib.prepare(job, workdir, resume=resume)
+  phase = phases.first_phase(job.parts(prepared), workdir)
   for part, folder in job.placed(workdir):
     summary.begin(part.config, folder, part.data.collection.name)
   if parallel.is_primary():
@@ -101,81 +100,6 @@ def _train_phases(
     phase = phase.following(result.state)
 
 
-class Prepared(NamedTuple):
-  """Graphs with fitted transforms.
-
-  Attributes:
-    train: training graphs.
-    valid: labelled validation graphs.
-    also: training graphs of each of the job's other collections.
-    files: SHA-256 of the files with the transforms, as checkpoints note them.
-  """
-
-  train: list[Any]
-  valid: list[Any]
-  also: list[list[Any]]
-  files: dict[str, str]
-
-
-def phase_of(job: Job, prepared: Prepared, workdir: Path) -> phases.Phase:
-  """The first phase of training; `workdir` is for files of its own."""
-  config, targets = job.config, job.data.targets
-  if not job.also:
-    return phases.first_phase(config, job.ranker, prepared.train, targets, workdir)
-  return together.phase([
-      together.Part(part.config, part.ranker, graphs, part.data.targets)
-      for part, graphs in zip((job, *job.also), (prepared.train, *prepared.also))])
-
-
-def prepare(job: Job, workdir: Path, *, resume: bool) -> Prepared:
-  """Loads, fits and prepares graphs; the raw ones are not kept."""
-  config, data = job.config, job.data
-  train_graphs, *also = (
-      trainable(part, part.data.load(config.data_root, "train")) for part in (job, *job.also))
-  valid_graphs = judged(data.load(config.data_root, "valid"))
-  if not valid_graphs:
-    raise ValueError(f"no labelled validation graph of {data.collection.name} in "
-                     f"{config.data_root}; choosing the best checkpoint needs at least one")
-  _fit_once(job, train_graphs, also, workdir, resume=resume)
-  files = _digests(job, workdir)
-  report.write_manifest(workdir, config.to_dict())
-  valid = job.prepare(valid_graphs)
-  for part in (job, *job.also):  # errors show before training
-    for graph in valid_graphs if part is job else part.data.load(config.data_root, "valid"):
-      part.data.validation_ids(graph.name, graph.configs)
-  return Prepared(job.prepare(train_graphs), valid, [
-      other.prepare(graphs) for other, graphs in zip(job.also, also)], files)
-
-
-def _fit_once(
-    job: Job, graphs: Sequence[OpGraph], also: Sequence[Sequence[OpGraph]], workdir: Path, *,
-    resume: bool,
-) -> None:
-  """Fits the transforms; a run that goes on keeps those that it began with."""
-  files = {folder / saved.TRANSFORMS_FILE: part.ranker for part, folder in job.placed(workdir)}
-  are_there = parallel.from_primary([resume and path.exists() for path in files])
-  if not all(are_there):
-    job.fit(graphs, also)
-  for is_there, (path, ranker) in zip(are_there, files.items()):
-    if is_there:
-      _use_saved(ranker, path)
-    elif parallel.is_primary():
-      path.parent.mkdir(parents=True, exist_ok=True)
-      features.save(path, ranker.transforms)
-
-
-def _digests(job: Job, workdir: Path) -> dict[str, str]:
-  """SHA-256 of the files with the transforms, of those that are there."""
-  files = [folder / saved.TRANSFORMS_FILE for _, folder in job.placed(workdir)]
-  return saved.digests([path for path in files if path.exists()], workdir)
-
-
-def _use_saved(ranker: Ranker, path: Path) -> None:
-  """Gives a ranker the transforms that process 0 finds in a file."""
-  found = features.load(path) if parallel.is_primary() else None
-  ranker.use_transforms(parallel.from_primary(found), where=path)
-
-
 def train_phase(
     job: Job, phase: phases.Phase, valid: Sequence[Any], workdir: Path, *, resume: bool,
     files: Mapping[str, str] | None = None,
@@ -188,7 +112,7 @@ def train_phase(
   ids, options = sampled_ids(config, valid), config.train
 
   def evaluate(params: Any) -> dict[str, Any]:
-    scores = ranker.score(phase.scorer, params, valid, ids, permutations=1)
+    scores = phase.scorer(params, valid, ids, permutations=1)
     rows, means = judge.judge(ranker.collection, valid, ids, scores)
     return {judge.mean_name(name): mean for name, mean in means.items()} | judge.by_graph(rows)
 
@@ -214,7 +138,7 @@ def _model_writer(
     if phase.following is None and parallel.is_primary():
       about = {"step": step, loop.SAMPLE: metrics, "versions": report.versions()}
       for part, folder in job.placed(workdir):
-        part.ranker.save(folder / artefact.FILE, params, about)
+        part.ranker.save(folder / saved.FILE, params, about)
 
   return write
 

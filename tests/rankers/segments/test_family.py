@@ -13,11 +13,8 @@ from segment_cases import graphs_of, model_of, params_of
 
 from tpugraphs_jax import losses as losses_lib, parallel
 from tpugraphs_jax.data import pipeline
-from tpugraphs_jax.rankers.segments import batches as batching, finetune, history, snapshots
-from tpugraphs_jax.rankers.segments import train_step
-from tpugraphs_jax.rankers.segments.head import HeadBatcher
-from tpugraphs_jax.rankers.segments.model import HeadModel, READOUT_COLLECTION
-from tpugraphs_jax.rankers.segments.score import SegmentScorer
+from tpugraphs_jax.rankers.segments import batches as batching, family as family_lib, history
+from tpugraphs_jax.rankers.segments.model import READOUT_COLLECTION
 from tpugraphs_jax.train import loop, state as state_lib, step as step_lib
 
 CONFIGS = 4
@@ -29,7 +26,7 @@ def steps_of(model, *, width: int = cases.WIDTH):
   """The step without others, and one that recomputes them."""
   step = step_lib.make_train_step(
       model, OPTIMIZER, losses=LOSSES, collections=(READOUT_COLLECTION,))
-  return step, train_step.with_recomputed(step, model, width=width)
+  return step, family_lib.with_recomputed(step, model, width=width)
 
 
 def on_devices(params, devices: int):
@@ -51,7 +48,7 @@ def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monk
       cases.batch_of(share, graphs=3, configs=CONFIGS, fresh=2, with_others=recompute,
                      room_for=graphs) for share in shares])
   step, recomputed = steps_of(model)
-  step = recomputed if recompute else train_step.without_others(step)
+  step = recomputed if recompute else family_lib.without_others(step)
   state, metrics = step(on_devices(params, devices), batch)
 
   def loss(params):
@@ -102,10 +99,10 @@ class Job:
         assemble_layout=cases.assemble_layout)
     batches = pipeline.training_batches(
         pipeline.Batches(self.plan, steps, range(devices), assemble, cases.per_device))
-    self.batches = snapshots.BatchesWithHistory(
-        batches, snapshots.Snapshots(folder, self.keys, self.table))
+    self.batches = history.BatchesWithHistory(
+        batches, history.Snapshots(folder, self.keys, self.table))
     step, _ = steps_of(self.model)
-    self.step = train_step.with_history(step, self.table, self.keys)
+    self.step = family_lib.with_history(step, self.table, self.keys)
     self.params = params_of(self.model, self.graphs)
 
   def draw(self, number, rng):
@@ -167,22 +164,22 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
   graphs = graphs_of((3, 4))
   model = model_of()
   params = params_of(model, graphs)
-  scorer = SegmentScorer(model, cases.assemble_layout, segments_per_batch=2, configs_per_batch=3)
+  family = cases.family_of(model, configs=3)
   ids = [np.array([0, 2, 3, 4]), np.array([5, 1])]
-  known = finetune.refresh(scorer, params, graphs, ids, tmp_path / "head")
+  known = family_lib.refresh(family, params, graphs, ids, tmp_path / "head")
   for graph, head_graph, chosen in zip(graphs, known, ids):
     values = cases.readouts(model.model, params, graph, chosen).sum(axis=0)
     np.testing.assert_allclose(head_graph.total, values, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(
         head_graph.configs.runtime_ns, graph.configs.runtime_ns[chosen])
-  optimizer = finetune.head_optimizer(optax.sgd(0.1), model)
+  head = family_lib.Head(family)
+  optimizer = head.optimizer(optax.sgd(0.1))
   slots = [cases.slot(known[0], 0, [3, 1], [0]), cases.slot(known[1], 1, [0, 1], [0])]
-  batch = HeadBatcher().assemble(slots, {}, graphs=3, configs=CONFIGS)
-  head = HeadModel(model)
-  scores = head.apply({"params": params}, batch)
-  evaluated = scorer.scores(params, graphs, config_ids=[np.array([4, 2]), np.array([5, 1])])
+  batch = head.assemble(slots, {}, graphs=3, configs=CONFIGS)
+  scores = head.network.apply({"params": params}, batch)
+  evaluated = cases.scores(family, params, graphs, [np.array([4, 2]), np.array([5, 1])])
   np.testing.assert_allclose(scores[:2, :2], evaluated, rtol=1e-4, atol=1e-5)
-  step = step_lib.make_train_step(head, optimizer, losses=LOSSES)
+  step = step_lib.make_train_step(head.network, optimizer, losses=LOSSES)
   state = state_lib.TrainState.create(params, optimizer)
   state, _ = step(jax.tree.map(lambda x: jnp.asarray(x)[None], state),
                   jax.tree.map(lambda x: x[None], batch))
@@ -191,8 +188,7 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
     jax.tree.map(np.testing.assert_array_equal, trained[name], params[name])
   for name in ("hidden", "out"):
     assert not np.array_equal(trained[name]["kernel"], params[name]["kernel"])
-  frozen = finetune.FrozenScorer(scorer)
   for used in (params, trained):
-    for ours, theirs in zip(frozen.scores(used, graphs, config_ids=ids),
-                            scorer.scores(used, graphs, config_ids=ids)):
+    for ours, theirs in zip(cases.scores(head, used, graphs, ids),
+                            cases.scores(family, used, graphs, ids)):
       np.testing.assert_array_equal(ours, theirs)

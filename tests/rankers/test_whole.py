@@ -1,5 +1,6 @@
-"""Every batcher draws slates with their sizes, and batches hold what was drawn."""
+"""Every family draws slates with their sizes, and batches hold what was drawn."""
 
+import families
 import jax
 import numpy as np
 import pytest
@@ -7,34 +8,33 @@ import random_graphs
 import segment_cases
 import table_cases
 
-from tpugraphs_jax.data import batching, buckets, features, reduction, sampling
-from tpugraphs_jax.rankers.layout.batcher import LayoutBatcher
-from tpugraphs_jax.rankers.segments.batches import SegmentBatcher
-from tpugraphs_jax.rankers.segments.head import HeadBatcher, HeadGraph
-from tpugraphs_jax.rankers.tables.batcher import TableBatcher
-from tpugraphs_jax.rankers.tile.batcher import TileBatcher
+from tpugraphs_jax.data import batching, buckets, reduction, sampling
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.layout.res_model import ResModel
+from tpugraphs_jax.rankers.segments.batches import HeadGraph
+from tpugraphs_jax.rankers.segments.family import Head
 
 CONFIGS = 4
 KINDS = ("tile", "layout", "segments", "recomputed", "tables", "head")
 
 
-def identity(columns):
-  return features.Transform(
-      np.arange(columns), np.zeros(columns, bool), np.zeros(columns, np.float32),
-      np.ones(columns, np.float32))
+def programs(**changes):
+  return families.make("layout", segment_cases.ToyModel(), "full,ci", **NEIGHBOURS, **changes)
 
 
-def layout_batcher(**options):
-  return LayoutBatcher(identity(18), 2, hops=1, **options)
+def segments(**changes):
+  return families.make("layout", segment_cases.ToyModel(), "gst_ed,ci", **NEIGHBOURS, **{
+      "segments.partition": "contiguous", "segments.max_nodes": 8, "segments.fresh": 2} | changes)
 
 
-BATCHERS = {
-    "tile": TileBatcher(identity(3), 2),  # columns of random kernels
-    "layout": layout_batcher(),
-    "segments": SegmentBatcher(layout_batcher(), "contiguous", max_nodes=8, fresh=2),
-    "recomputed": SegmentBatcher(layout_batcher(), "contiguous", 8, 2, recompute=True),
-    "tables": TableBatcher(2),
-    "head": HeadBatcher(),
+NEIGHBOURS = {"data.neighbour_slots": 2}
+FAMILIES = {
+    "tile": families.make("tile", base.Network(), **NEIGHBOURS),
+    "layout": programs(),
+    "segments": segments(),
+    "recomputed": segments(**{"segments.recompute": True, "segments.keep": 1.0}),
+    "tables": families.of_config("layout", "tables,ci", **NEIGHBOURS),
+    "head": Head(segments()),
 }
 
 
@@ -53,16 +53,14 @@ def prepared_of(kind):
         HeadGraph(graph.name, graph.configs, np.full((len(graph.configs), 3), i, np.float32), 2,
                   {"nodes": 1})
         for i, graph in enumerate(graphs_of("layout"))]
-  prepare = BATCHERS[kind].prepare
-  return [prepare(graph, graph) if kind == "tables" else prepare(graph)
-          for graph in graphs_of(kind)]
+  return [FAMILIES[kind].prepare(graph) for graph in graphs_of(kind)]
 
 
 def drawing(kind, graphs):
   sampler = sampling.ConfigSampler(
       [graph.configs for graph in graphs], count=CONFIGS, sampling="uniform",
       targets=lambda configs, ids: configs.runtime_ns[ids].astype(np.float32))
-  return BATCHERS[kind].draw(graphs, sampler)
+  return FAMILIES[kind].draw(graphs, sampler)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,7 +85,7 @@ def test_the_sizes_that_are_drawn_hold_the_batch(kind):
     drawn = [draw(number, rng) for number in range(3)]
     slates = [one.finish() for one in drawn]
     (budget,) = buckets.choose_budgets([batching.add_sizes([one.sizes for one in drawn])])
-    batch = BATCHERS[kind].assemble(slates, budget, graphs=4, configs=CONFIGS + 1)
+    batch = FAMILIES[kind].assemble(slates, budget, graphs=4, configs=CONFIGS + 1)
     assert batch.target.shape == batch.config_mask.shape == (4, CONFIGS + 1)
     assert batch.config_mask[:3, :CONFIGS].all() and batch.config_mask.sum() == 3 * CONFIGS
     for row, slate in zip(batch.target, slates):
@@ -98,12 +96,12 @@ def test_the_sizes_that_are_drawn_hold_the_batch(kind):
 def test_batches_of_several_devices_have_one_structure(kind):
 
   graphs = prepared_of(kind)
-  draw, batcher = drawing(kind, graphs), BATCHERS[kind]
+  draw, family = drawing(kind, graphs), FAMILIES[kind]
   drawn = [draw(number, np.random.default_rng(2)) for number in (0, 2)]
   sizes = {key: max(one.sizes[key] for one in drawn) for key in drawn[0].sizes}
   (budget,) = buckets.choose_budgets([sizes])
-  batches = batcher.align([
-      batcher.assemble([one.finish()], budget, graphs=1, configs=CONFIGS) for one in drawn])
+  batches = family.align([
+      family.assemble([one.finish()], budget, graphs=1, configs=CONFIGS) for one in drawn])
   first, second = (jax.tree.map(np.shape, batch) for batch in batches)
   assert first == second
 
@@ -118,12 +116,14 @@ def test_segments_take_what_their_fresh_ones_take_and_recomputed_ones_what_the_l
     assert len(fresh) == 2 and (np.diff(fresh) > 0).all()
 
 
-def test_a_layout_batcher_draws_blocks_only_for_models_that_look_at_them():
-  graph = layout_batcher().prepare(graphs_of("layout")[2])
-  assert layout_batcher().draw_block(graph, np.random.default_rng(0)) is None
-  batcher, starts = layout_batcher(block_nodes=10), set()
+def test_blocks_are_drawn_for_networks_that_look_at_them():
+  graph = programs().prepare(graphs_of("layout")[2])
+  assert drawing("layout", [graph])(0, np.random.default_rng(0)).finish().block is None
+  family = families.make(
+      "layout", ResModel(dropout="dropout"), "full,ci", **{"batch.keep_nodes": 10})
+  starts = set()
   for seed in range(30):
-    start, stop = batcher.draw_block(graph, np.random.default_rng(seed))
+    start, stop = family.draw_block(graph, np.random.default_rng(seed))
     assert start % 10 == 0 and stop == min(start + 10, 33)
     starts.add(start)
   assert starts == {0, 10, 20, 30}
@@ -132,11 +132,11 @@ def test_a_layout_batcher_draws_blocks_only_for_models_that_look_at_them():
 @pytest.mark.parametrize("kind", ["layout", "segments", "tables"])
 def test_graphs_are_reduced_before_they_are_prepared(kind):
   options = reduction.Options("config_neighborhood", hops=1)
-  batcher = {"layout": layout_batcher(reduction=options),
-             "segments": SegmentBatcher(layout_batcher(reduction=options), "contiguous", 8, 1),
-             "tables": TableBatcher(2, options)}[kind]
+  changes = {"data.graph_reduction": "config_neighborhood", "data.reduction_hops": 1}
+  family = {"layout": programs, "segments": segments,
+            "tables": lambda **changes: families.of_config("layout", "tables,ci", **changes)}[kind]
   graph = table_cases.program(1, nodes=40, edges=20, config_nodes=[0, 1])
-  found = batcher.prepare(graph, graph) if kind == "tables" else batcher.prepare(graph)
+  found = family(**changes).prepare(graph)
   expected = reduction.reduce_graph(graph, options)
   assert len(found.opcode) == expected.num_nodes < 40
   np.testing.assert_array_equal(found.opcode, expected.node_opcode)

@@ -1,24 +1,62 @@
-"""Programs and chosen configurations to padded `TableBatch`es of few fixed shapes.
+"""From programs to padded batches of programs and choices, for rankers that look costs up.
 
-As `data.batching`, for rankers that look costs up: a program is prepared once with the
-choices of its groups, a slate adds those of its configurations.
+A program is prepared once with the choices of its groups. A slate adds the choices of its
+configurations. As in `data.batch`, an index that is too large for the array it points into
+means "absent". Letters besides the ones of `graph`: B groups of configurable nodes, R
+choices of the group with most, P pairs of nodes, Q pairs of groups (`terms`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
+from typing import NamedTuple
 
+import jraph
 import numpy as np
 
 from tpugraphs_jax.data import adjacency as adjacency_lib, batching, layout_waste
-from tpugraphs_jax.data.batch import ABSENT
+from tpugraphs_jax.data.batch import ABSENT, Adjacency
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs, terms as terms_lib
-from tpugraphs_jax.rankers.tables.batch import Choices, GroupPairs, TableBatch
 
 _HOP_SCALE = 10.0  # hops of most pairs are below
 _OPERANDS = 3  # first, second, any other
+
+
+class Choices(NamedTuple):
+  """What groups may choose, and the nodes that choose so."""
+
+  row: np.ndarray  # [B, R] int32 dictionary row of each choice, or ABSENT
+  node: np.ndarray  # [K] int32 node of the graph, or ABSENT
+  group: np.ndarray  # [K] int32 its group, or ABSENT
+  feat: np.ndarray  # [K, R, F] float32 `data.layout_waste.choice_features`
+  weight: np.ndarray  # [K] float32 its bytes relative to those of its program
+
+
+class GroupPairs(NamedTuple):
+  """Pairs of groups, and the pairs of nodes between them."""
+
+  groups: np.ndarray  # [Q, 2] int32, or ABSENT
+  ends: np.ndarray  # [P, 3] int32 nodes: first end, second end, where they meet; or ABSENT
+  feat: np.ndarray  # [P, F] float32 `pair_features`
+  weight: np.ndarray  # [P] float32 as `Choices.weight`, of the smallest tensor between
+  column: np.ndarray  # [P] int32 ascending, pair of groups, or ABSENT
+  is_turned: np.ndarray  # [P] bool: the first end is in the second group
+
+
+class TableBatch(NamedTuple):
+  """G slots, each with one program and C of its configurations as choices of groups."""
+
+  graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
+  adjacency: Adjacency
+  rows: np.ndarray  # [R', 18] float32 dictionary of configuration rows of all slots
+  choices: Choices
+  pairs: GroupPairs
+  group_graph: np.ndarray  # [B] int32 slot of each group, or ABSENT
+  code: np.ndarray  # [B, C] uint8 or larger, choice of each group
+  target: np.ndarray  # [G, C] float32, larger = slower
+  config_mask: np.ndarray  # [G, C] bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,7 +158,7 @@ def pair_features(pairs: node_pairs.NodePairs, unit: float) -> np.ndarray:
 PAIR_FEATURES = 5 + 2 * _OPERANDS
 
 
-def assemble_tables(
+def assemble(
     slates: Sequence[batching.Slate], budget: batching.Budget, *, graphs: int, configs: int
 ) -> TableBatch:
   """A padded batch of slates of `PreparedTables`.
