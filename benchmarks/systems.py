@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import atomic, collections, parallel
 from tpugraphs_jax.run import configs, job as job_lib
-from tpugraphs_jax.serve import artefact, judge
+from tpugraphs_jax.serve import judge, saved
 import quality
 import race_run
 from race_run import OWN
@@ -140,7 +140,7 @@ def _field(change: str) -> tuple[str, Any]:
   """`loss.noise=0.01` as a field and its value, which is JSON or else a string."""
   name, _, text = change.partition("=")
   try:
-    return name, artefact.with_tuples(json.loads(text))
+    return name, saved.with_tuples(json.loads(text))
   except ValueError:
     return name, text
 

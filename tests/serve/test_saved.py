@@ -11,7 +11,7 @@ import pytest
 
 import tpugraphs_jax
 from tpugraphs_jax.data import features, npz
-from tpugraphs_jax.serve import artefact, saved
+from tpugraphs_jax.serve import saved
 from tpugraphs_jax.serve.ensemble import COMBINATIONS, Ensemble
 from tpugraphs_jax.serve.ranker import Ranker
 
@@ -33,27 +33,27 @@ def made(**changes):
       np.array([0, 2]), np.array([False, True]), np.zeros(2, np.float32), np.ones(2, np.float32))
   params = {"head": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)},
             "scale": np.float32(0.5)}
-  return dataclasses.replace(artefact.Artefact(
+  return dataclasses.replace(saved.Artefact(
       {"model": {"pooling": ("mean", "max")}, "seed": 3}, {"config": transform}, params,
       {"step": 7}), **changes)
 
 
 def test_saving_and_loading_is_exact(tmp_path):
-  path = tmp_path / artefact.FILE
-  artefact.save(path, made())
-  found, expected = artefact.load(path), made()
+  path = tmp_path / saved.FILE
+  saved.save(path, made())
+  found, expected = saved.load(path), made()
   assert found.config == expected.config and found.about == {"step": 7}
   np.testing.assert_array_equal(found.params["head"]["kernel"], expected.params["head"]["kernel"])
   assert found.params["scale"] == np.float32(0.5)
   for field in ("kept", "log", "offset", "scale"):
     np.testing.assert_array_equal(
         getattr(found.transforms["config"], field), getattr(expected.transforms["config"], field))
-  assert [path.name for path in tmp_path.iterdir()] == [artefact.FILE]
+  assert [path.name for path in tmp_path.iterdir()] == [saved.FILE]
 
 
 def test_the_same_model_gives_the_same_bytes(tmp_path):
   for name in ("a.npz", "b.npz"):
-    artefact.save(tmp_path / name, made())
+    saved.save(tmp_path / name, made())
   assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
@@ -74,7 +74,7 @@ def add_one(arrays, card):
 
 def newer(arrays, card):
   del arrays
-  card["format"] = artefact.FORMAT + 1
+  card["format"] = saved.FORMAT + 1
 
 
 def without(field):
@@ -87,28 +87,28 @@ def without(field):
                                                 "checksum")),
 ])
 def test_a_changed_file_is_refused_in_one_line(change, complaint, tmp_path):
-  path = tmp_path / artefact.FILE
-  artefact.save(path, made())
+  path = tmp_path / saved.FILE
+  saved.save(path, made())
   rewritten(path, change)
   with pytest.raises(ValueError, match=complaint) as error:
-    artefact.load(path)
+    saved.load(path)
   assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_cut_and_flipped_bytes_never_give_a_model(tmp_path):
-  path = tmp_path / artefact.FILE
-  artefact.save(path, made())
+  path = tmp_path / saved.FILE
+  saved.save(path, made())
   whole, rng = path.read_bytes(), np.random.default_rng(0)
   for length in (0, 1, 100, len(whole) // 2, len(whole) - 1):
     path.write_bytes(whole[:length])
     with pytest.raises(ValueError, match="damaged"):
-      artefact.load(path)
+      saved.load(path)
   for place in rng.integers(0, len(whole), 200):
     flipped = bytearray(whole)
     flipped[place] ^= 1 << int(rng.integers(8))
     path.write_bytes(flipped)
     try:
-      found = artefact.load(path)
+      found = saved.load(path)
     except ValueError as error:
       assert "damaged" in str(error) or "format" in str(error)
     else:  # a byte of the archive that carries nothing
@@ -116,24 +116,24 @@ def test_cut_and_flipped_bytes_never_give_a_model(tmp_path):
 
 
 def test_names_that_cannot_be_printed_are_escaped(tmp_path):
-  path = tmp_path / artefact.FILE
-  artefact.save(path, made())
+  path = tmp_path / saved.FILE
+  saved.save(path, made())
   start, end = path.read_bytes().rsplit(b"params/scale", 1)  # in the archive's directory
   path.write_bytes(start + b"params/sc\a\ne" + end)
   with pytest.raises(ValueError, match="damaged") as error:
-    artefact.load(path)
+    saved.load(path)
   assert str(error.value).isprintable()
 
 
 def test_a_missing_file_says_so(tmp_path):
   with pytest.raises(FileNotFoundError, match="model.npz is missing: name a folder that a model"):
-    artefact.load(tmp_path / artefact.FILE)
+    saved.load(tmp_path / saved.FILE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_alone_ranks_as_the_folder_does(kind, jobs, tmp_path):
   workdir, graph = jobs.workdir(f"{kind}_whole"), graph_of(jobs, kind)
-  source = workdir / artefact.FILE
+  source = workdir / saved.FILE
   assert source.stat().st_size < 500_000
   copy = tmp_path / "elsewhere.npz"
   copy.write_bytes(source.read_bytes())
@@ -147,39 +147,11 @@ def test_the_file_alone_ranks_as_the_folder_does(kind, jobs, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_holds_the_best_checkpoint(kind, jobs):
   workdir = jobs.workdir(f"{kind}_whole")
-  found, best = artefact.load(workdir / artefact.FILE), saved.read(workdir)
+  found, best = saved.load(workdir / saved.FILE), saved.read(workdir)
   assert found.about["step"] == best.about["step"]
   assert found.about["valid_sample"]["opa_pooled"] > 0 and "jax" in found.about["versions"]
   assert json.dumps(found.config, default=list)
   assert "data_root" not in found.config
-
-
-def as_version_1(workdir):
-  """Makes the folder one of a version without feature blocks, own collections and artefacts."""
-  (workdir / artefact.FILE).unlink()
-  path = workdir / saved.CONFIG_FILE
-  manifest = json.loads(path.read_text())
-  config = manifest["config"]
-  del config["extensions"], config["data"]["features"]
-  if config["task"] == "tile":
-    del config["data"]["source"], config["data"]["search"]
-  del manifest["checksum"]
-  path.write_text(json.dumps(manifest))
-  path = workdir / saved.TRANSFORMS_FILE
-  transforms = json.loads(path.read_text())
-  transforms["node"] = transforms.pop("node/released")
-  del transforms["checksum"]
-  path.write_text(json.dumps(transforms))
-  jobs_lib.forget_files(workdir)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_of_an_older_version_ranks_as_before(kind, jobs, tmp_path):
-  workdir = shutil.copytree(jobs.workdir(f"{kind}_whole"), tmp_path / "old")
-  graph = graph_of(jobs, kind)
-  expected = tpugraphs_jax.rank(jobs.workdir(f"{kind}_whole"), graph)
-  as_version_1(workdir)
-  np.testing.assert_array_equal(tpugraphs_jax.rank(workdir, graph)[1], expected[1])
 
 
 @pytest.mark.parametrize("combine", ["mean", "min_max", "rank"])
