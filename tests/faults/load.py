@@ -72,8 +72,7 @@ def _load_files(folder: Path, *, kind: str, files: int) -> None:
   """Lists, reads and, of layouts, builds the store of a split of so many files."""
   from tpugraphs_jax.collections import Collection
   from tpugraphs_jax.data import npz, synthetic
-  from tpugraphs_jax.data.layout_data import LayoutData
-  from tpugraphs_jax.data.tile_data import TileData
+  from tpugraphs_jax.data.selection import LayoutData, TileData
 
   name = {"tile": "tile:xla", "layout": "layout:xla:random"}[kind]
   root = synthetic.generate(folder, collections=[name], progress=False)

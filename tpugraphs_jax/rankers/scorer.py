@@ -16,7 +16,7 @@ import numpy as np
 import tqdm
 
 from tpugraphs_jax import console, parallel
-from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 
 
@@ -57,7 +57,7 @@ class Budgets:
     self._seen: set[tuple[int, ...]] = set()
 
   def for_sizes(
-      self, sizes: Sequence[dict[str, int]], *, max_budgets: int = buckets.MAX_BUDGETS
+      self, sizes: Sequence[dict[str, int]], *, max_budgets: int = plan.MAX_BUDGETS
   ) -> list[Budget]:
     """Budgets that hold these batches, smallest first.
 
@@ -67,18 +67,18 @@ class Budgets:
     """
     new = [size for size in sizes if not self._fits_closely(size)]
     if new:
-      self._budgets += buckets.choose_budgets(new, steps=len(new), max_budgets=max_budgets)
-      self._budgets.sort(key=lambda budget: buckets.cost([budget])[0])
+      self._budgets += plan.choose_budgets(new, steps=len(new), max_budgets=max_budgets)
+      self._budgets.sort(key=lambda budget: plan.cost([budget])[0])
     self._seen.update(tuple(size.values()) for size in sizes)
     return self._budgets
 
   def _fits_closely(self, size: dict[str, int]) -> bool:
     if tuple(size.values()) in self._seen:
       return True
-    number = buckets.smallest_fit([size], self._budgets)
+    number = plan.smallest_fit([size], self._budgets)
     if number is None:
       return False
-    room, taken = buckets.cost([self._budgets[number], size])
+    room, taken = plan.cost([self._budgets[number], size])
     return room <= (1 + _PADDING) * taken
 
 
@@ -171,7 +171,7 @@ class Scorer:
           yield unit, row[: unit.count]
 
   def _score_group(self, params, graphs, group: list[list[Unit]], budgets: Sequence[Budget]):
-    budget = budgets[buckets.smallest_fit(_sizes(graphs, group), budgets)]
+    budget = budgets[plan.smallest_fit(_sizes(graphs, group), budgets)]
     # The last group repeats a batch on devices that have none.
     padded = group + group[-1:] * (parallel.local_device_count() - len(group))
     batch = parallel.stack_for_devices([

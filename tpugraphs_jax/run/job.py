@@ -11,9 +11,8 @@ import ml_collections
 
 from tpugraphs_jax import registry
 from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import splits
-from tpugraphs_jax.data.layout_data import LayoutData
-from tpugraphs_jax.data.tile_data import TileData
+from tpugraphs_jax.data import selection
+from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.run import checks
 from tpugraphs_jax.serve.ranker import Ranker
@@ -82,7 +81,7 @@ class Job:
 def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
   """Graphs that nothing speaks against; the others are named. ValueError if none is left."""
   least, data = job.config.batch.min_configs, job.data
-  kept = splits.keep(
+  kept = selection.keep(
       graphs, "training", lambda configs: data.why_not_trained(configs, min_configs=least))
   if not kept:
     raise ValueError(
@@ -93,7 +92,7 @@ def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
 
 def judged(graphs: Sequence[OpGraph]) -> list[OpGraph]:
   """Labelled graphs with at least two configurations; the others are named."""
-  return splits.keep(graphs, "evaluation", splits.why_not_judged)
+  return selection.keep(graphs, "evaluation", selection.why_not_judged)
 
 
 def _config_of(name: str, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

@@ -17,7 +17,8 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import losses, parallel
-from tpugraphs_jax.data import pipeline, sampling
+from tpugraphs_jax.data import sampling
+from tpugraphs_jax.data.plan import Batches, BatchPlan, training_batches
 from tpugraphs_jax.data.batching import Budget
 from tpugraphs_jax.rankers.segments import batches as segment_batcher, finetune, history
 from tpugraphs_jax.rankers.segments import model as segment_model, snapshots as snapshots_lib
@@ -34,7 +35,7 @@ _HISTORY_FOLDER = "history"
 
 
 class Plan(Protocol):
-  """What is known of the batches of a run: `pipeline.BatchPlan`, or `together.Turns`."""
+  """What is known of the batches of a run: `data.plan.BatchPlan`, or `together.Turns`."""
 
   steps_per_epoch: int
   budgets: Sequence[Budget]
@@ -79,19 +80,19 @@ def first_phase(
 def plan_of(
     config: ml_collections.ConfigDict, batcher: Any, graphs: Sequence[Any], targets: Targets, *,
     epochs: int,
-) -> pipeline.BatchPlan:
+) -> BatchPlan:
   """The batches of a run over prepared graphs."""
   batch, configs = config.batch, [graph.configs for graph in graphs]
   sampler = sampling.ConfigSampler(
       configs, count=batch.configs, sampling=batch.sampling, targets=targets)
-  return pipeline.BatchPlan(
+  return BatchPlan(
       graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
       draw=batcher.draw(graphs, sampler), seed=config.seed, epochs=epochs,
       slates_per_epoch=batch.slates_per_epoch,
       weights=sampling.graph_weights(configs, batch.graph_sampling))
 
 
-def first_batch(config: ml_collections.ConfigDict, batcher: Any, plan: pipeline.BatchPlan) -> Any:
+def first_batch(config: ml_collections.ConfigDict, batcher: Any, plan: BatchPlan) -> Any:
   """The first batch of one device: gives the parameters their shapes."""
   return batcher.assemble(
       plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device,
@@ -99,22 +100,22 @@ def first_batch(config: ml_collections.ConfigDict, batcher: Any, plan: pipeline.
 
 
 def source_of(
-    config: ml_collections.ConfigDict, batcher: Any, plan: pipeline.BatchPlan, *, steps: int
-) -> pipeline.Batches:
+    config: ml_collections.ConfigDict, batcher: Any, plan: BatchPlan, *, steps: int
+) -> Batches:
   """This process's part of the batches of so many steps, by step."""
   first = parallel.process_index() * parallel.local_device_count()
   assemble = lambda slates, budget: batcher.assemble(
       slates, budget, graphs=plan.slates_per_device, configs=config.batch.configs)
   stack = lambda batches: parallel.stack_for_devices(batcher.align(batches))
-  return pipeline.Batches(
+  return Batches(
       plan, steps, range(first, first + parallel.local_device_count()), assemble, stack)
 
 
 def batches_of(
-    config: ml_collections.ConfigDict, batcher: Any, plan: pipeline.BatchPlan, *, steps: int
+    config: ml_collections.ConfigDict, batcher: Any, plan: BatchPlan, *, steps: int
 ) -> Any:
   """Iterator over this process's part of the batches of so many steps."""
-  return pipeline.training_batches(
+  return training_batches(
       source_of(config, batcher, plan, steps=steps), threads=config.data.loader_threads)
 
 

@@ -13,7 +13,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax.data import pipeline
+from tpugraphs_jax.data.plan import Batches, BatchPlan, training_batches
 from tpugraphs_jax.data.batching import Budget
 from tpugraphs_jax.run import phases
 from tpugraphs_jax.serve.ranker import Ranker
@@ -44,7 +44,7 @@ class Turns:
     seed: of the order.
   """
 
-  def __init__(self, plans: Sequence[pipeline.BatchPlan], *, seed: int):
+  def __init__(self, plans: Sequence[BatchPlan], *, seed: int):
     self._plans, self._seed = plans, seed
     self._each = [plan.steps_per_epoch for plan in plans]
     self.steps_per_epoch = sum(self._each)
@@ -67,7 +67,7 @@ class Turns:
 class _InTurns:
   """Random access source: step number to the batches of the collection whose turn it is."""
 
-  def __init__(self, sources: Sequence[pipeline.Batches], turns: Turns, steps: int):
+  def __init__(self, sources: Sequence[Batches], turns: Turns, steps: int):
     self._sources, self._turns, self._steps = sources, turns, steps
 
   def __len__(self) -> int:
@@ -104,7 +104,7 @@ def phase(parts: Sequence[Part]) -> phases.Phase:
   return phases.Phase(
       state_lib.TrainState.create(params, optimizer), turns,
       lambda state, batch: of_kind[type(batch)](state, batch),
-      pipeline.training_batches(
+      training_batches(
           _InTurns(sources, turns, steps), threads=config.data.loader_threads),
       ranker.scorer(), epochs, state_lib.learning_rates(total_steps=steps, **options))
 

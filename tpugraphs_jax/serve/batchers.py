@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from tpugraphs_jax.data import adjacency, reduction
+from tpugraphs_jax.data import batching, reduction
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.rankers.base import Sees
 from tpugraphs_jax.rankers.layout.batcher import LayoutBatcher
@@ -32,7 +32,7 @@ def create_batcher(
   """
   data = config["data"]
   slots = data["neighbour_slots"]
-  slots = adjacency.slots_of(jax.default_backend()) if slots < 0 else slots
+  slots = batching.slots_of(jax.default_backend()) if slots < 0 else slots
   virtual = reduction.Options(
       virtual_node=data["virtual_node"], cluster_nodes=data["cluster_nodes"])
   if config["task"] == "tile":

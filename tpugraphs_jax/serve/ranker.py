@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from tpugraphs_jax import collections, parallel, registry, remote
-from tpugraphs_jax.data import distinct, feature_blocks, features, splits
+from tpugraphs_jax.data import feature_blocks, features, selection
 from tpugraphs_jax.data.batching import PreparedGraph
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows
 from tpugraphs_jax.rankers import scorer as scorer_lib
 from tpugraphs_jax.rankers.segments.model import SegmentModel
 from tpugraphs_jax.rankers.segments.score import SegmentScorer
@@ -59,7 +59,7 @@ class Ranker:
     self.config, data = config, config["data"]
     kind = "tile" if config["task"] == "tile" else "layout"
     self.collection = collections.of(kind, data["source"], data["search"])
-    self.features = feature_blocks.NodeFeatures(
+    self.features = features.NodeFeatures(
         data["features"], kinds=data["feature_transform"],
         options=feature_blocks.Options(
             data["pad_value"], data["extra_dir"] and str(remote.fetch(data["extra_dir"]))))
@@ -94,7 +94,7 @@ class Ranker:
   @property
   def transforms(self) -> dict[str, features.Transform]:
     """Everything that was fitted, by the names under which it is saved."""
-    return feature_blocks.to_saved(self.features.transforms, self._config_transform)
+    return features.to_saved(self.features.transforms, self._config_transform)
 
   def use_transforms(
       self, transforms: Mapping[str, features.Transform], *, where: str | os.PathLike[str]
@@ -104,7 +104,7 @@ class Ranker:
     Raises:
       ValueError: they are of other feature blocks than the config names.
     """
-    nodes, self._config_transform = feature_blocks.from_saved(transforms, where)
+    nodes, self._config_transform = features.from_saved(transforms, where)
     if set(nodes) != set(self.features.names):
       raise ValueError(f"{where} was trained on the feature blocks {', '.join(nodes)}, and "
                        f"data.features is {', '.join(self.features.names)}: give the same")
@@ -119,7 +119,7 @@ class Ranker:
 
   def check(self, graph: OpGraph) -> None:
     """Refuses (ValueError) a graph whose configurations are not of the ranker's kind."""
-    splits.check_kind(graph, _CONFIGS[self.collection.kind])
+    selection.check_kind(graph, _CONFIGS[self.collection.kind])
 
   def prepare(self, graph: OpGraph) -> Any:
     """A graph as the batcher wants it: features computed and transformed, tables built."""
@@ -185,7 +185,7 @@ class Ranker:
 
   def _score_once(self, scorer, params, graphs, config_ids, progress):
     """Scores of which equal configurations have equal ones."""
-    parts = [distinct.rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
+    parts = [distinct_rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
     ids_once = [ids[first] for ids, (first, _) in zip(config_ids, parts)]
     scores = self._score_blocks(scorer, params, graphs, ids_once, progress)
     return [s[which] for s, (_, which) in zip(scores, parts)]

@@ -14,7 +14,7 @@ import itertools
 
 import numpy as np
 
-from tpugraphs_jax import graph
+from tpugraphs_jax import columns
 from tpugraphs_jax.data.synthetic.layout_cost import CONFIGURABLE, LayoutCost, minor_pair
 from tpugraphs_jax.data.synthetic.program import Program
 
@@ -92,7 +92,7 @@ def _permutations(rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _row(*orders: tuple[int, ...]) -> np.ndarray:
-  row = np.full(graph.LAYOUT_CONFIG_FEATURES, -1)
+  row = np.full(columns.LAYOUT_CONFIG_FEATURES, -1)
   for index, order in enumerate(orders):
     row[6 * index:6 * index + len(order)] = order
   return row

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from tpugraphs_jax import graph
+from tpugraphs_jax import columns
 from tpugraphs_jax.data.synthetic import accelerator
 from tpugraphs_jax.data.synthetic.tile_cost import tile_cost
 from tpugraphs_jax.data.synthetic.tile_kernels import Kernel, divisors
@@ -36,7 +36,7 @@ def tile_configs(
   if not tiled or max(extents) == 1:
     configs = min(configs, _UNTILED_CONFIGS)
     whole = [np.tile(u, (configs, 1)) for u in units.values()]
-    features = np.zeros((configs, graph.TILE_CONFIG_FEATURES), np.float32)
+    features = np.zeros((configs, columns.TILE_CONFIG_FEATURES), np.float32)
     return features, tile_cost(kernel, *whole)[0]
   for drawn in _DRAWN:
     tiles = _draw(_extent_choices(extents, drawn * configs, rng), drawn * configs, rng)

@@ -11,7 +11,7 @@ from tpugraphs_jax.data import batching, reduction, sampling
 from tpugraphs_jax.data.batch import LayoutBatch
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.data.pipeline import Draw, Drawn
+from tpugraphs_jax.data.plan import Draw, Drawn
 from tpugraphs_jax.data.sampling import ConfigSampler
 from tpugraphs_jax.graph import OpGraph
 
@@ -22,7 +22,7 @@ class LayoutBatcher:
 
   Attributes:
     transform: of configuration rows `[n, 18]`.
-    neighbour_slots: width of the neighbour tables, see `data.adjacency`.
+    neighbour_slots: width of the neighbour tables, see `data.batching`.
     hops: how far the model keeps nodes apart that no configuration has reached.
     reduction: options of `reduction.reduce_graph`.
     block_nodes: most nodes in a sampled block; 0 = the model looks at no blocks.

@@ -17,7 +17,7 @@ import numpy as np
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batch import LayoutBatch
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate, targets
-from tpugraphs_jax.data.pipeline import Draw, Drawn
+from tpugraphs_jax.data.plan import Draw, Drawn
 from tpugraphs_jax.data.sampling import ConfigSampler
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.layout.batcher import LayoutBatcher

@@ -10,7 +10,7 @@ import numpy as np
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Budget, Slate
-from tpugraphs_jax.data.pipeline import Draw, draw_slates
+from tpugraphs_jax.data.plan import Draw, draw_slates
 from tpugraphs_jax.data.sampling import ConfigSampler
 from tpugraphs_jax.graph import LayoutConfigs
 

@@ -21,7 +21,7 @@ class Choices(NamedTuple):
   row: np.ndarray  # [B, R] int32 dictionary row of each choice, or ABSENT
   node: np.ndarray  # [K] int32 node of the graph, or ABSENT
   group: np.ndarray  # [K] int32 its group, or ABSENT
-  feat: np.ndarray  # [K, R, F] float32 `data.layout_waste.choice_features`
+  feat: np.ndarray  # [K, R, F] float32 `data.tiling.choice_features`
   weight: np.ndarray  # [K] float32 its bytes relative to those of its program
 
 

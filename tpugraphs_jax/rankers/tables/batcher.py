@@ -7,7 +7,7 @@ import dataclasses
 
 from tpugraphs_jax.data import reduction
 from tpugraphs_jax.data.batching import Budget, Slate
-from tpugraphs_jax.data.pipeline import Draw, draw_slates
+from tpugraphs_jax.data.plan import Draw, draw_slates
 from tpugraphs_jax.data.sampling import ConfigSampler
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.tables import batching as table_batching, terms
@@ -20,7 +20,7 @@ class TableBatcher:
   """Batches of programs, a slate of each, its configurations as choices of groups.
 
   Attributes:
-    neighbour_slots: width of the neighbour tables, see `data.adjacency`.
+    neighbour_slots: width of the neighbour tables, see `data.batching`.
     reduction: options of `reduction.reduce_graph`.
     pair_hops: how many edges may be between two nodes whose layouts have a cost together.
     tile_padding: whether the model is told how layouts fill tiles of 8 x 128 numbers,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.tables import charges as table_charges, search
@@ -128,7 +128,7 @@ def _check(ranker: Any) -> None:
 
 def _node_costs(ranker: Any, program: PreparedTables) -> NodeCosts:
   """Costs of every node and pair of nodes, without padding."""
-  (budget,) = buckets.choose_budgets([batching.total_sizes([program])])
+  (budget,) = plan.choose_budgets([batching.total_sizes([program])])
   slate = Slate(program, np.arange(min(1, len(program.configs))), np.zeros(1, np.float32))
   batch = ranker.batcher.assemble([slate], budget, graphs=1, configs=1)
   apply = jax.jit(lambda params, batch: ranker.model.apply(

@@ -10,7 +10,7 @@ import numpy as np
 import tqdm
 
 from tpugraphs_jax import console, parallel
-from tpugraphs_jax.data import buckets
+from tpugraphs_jax.data import plan
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.scorer import Budgets
 from tpugraphs_jax.rankers.tables.batching import PreparedTables
@@ -74,7 +74,7 @@ class TableScorer:
   ) -> np.ndarray:
     """What the scores of configurations `ids [n]` are beyond sums of tables, `[n]` float32."""
     known = budgets or self._budgets.for_sizes([graph.sizes])
-    budget, found = known[buckets.smallest_fit([graph.sizes], known)], []
+    budget, found = known[plan.smallest_fit([graph.sizes], known)], []
     for start in range(0, len(ids), _CHUNK):
       part = ids[start : start + _CHUNK]
       slate = Slate(graph, part, np.zeros(len(part), np.float32))
@@ -85,7 +85,7 @@ class TableScorer:
   def tables(self, params: Any, graph: PreparedTables, budgets: Sequence[Any] = ()) -> Tables:
     """The costs of one program, without padding."""
     known = budgets or self._budgets.for_sizes([graph.sizes])
-    budget = known[buckets.smallest_fit([graph.sizes], known)]
+    budget = known[plan.smallest_fit([graph.sizes], known)]
     # No configuration is needed for costs; a batch has one all the same.
     slate = Slate(graph, np.arange(min(1, len(graph.configs))), np.zeros(1, np.float32))
     unary, pair = self._tables(params, self._assemble([slate], budget, graphs=1, configs=1))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 
-from tpugraphs_jax.data import batching, reduction, tile_counts
+from tpugraphs_jax.data import batching, reduction, tiling
 from tpugraphs_jax.data.batch import TileBatch
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.data.pipeline import Draw, draw_slates
+from tpugraphs_jax.data.plan import Draw, draw_slates
 from tpugraphs_jax.data.sampling import ConfigSampler
 from tpugraphs_jax.graph import OpGraph
 
@@ -20,9 +20,9 @@ class TileBatcher:
 
   Attributes:
     transform: of configurations `[n, 24 or more]`.
-    neighbour_slots: width of the neighbour tables, see `data.adjacency`.
+    neighbour_slots: width of the neighbour tables, see `data.batching`.
     reduction: options of `reduction.reduce_graph`; a kernel has virtual nodes at most.
-    config_features: blocks of `data.tile_counts` that a configuration has.
+    config_features: blocks of `data.tiling` that a configuration has.
     distinct: see `base.Sees`.
   """
 
@@ -35,7 +35,7 @@ class TileBatcher:
   def prepare(self, graph: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
     """A kernel with its neighbour tables; arguments as `LayoutBatcher.prepare`."""
     small = reduction.reduce_graph(graph, self.reduction, raw)
-    configs = tile_counts.extended(raw or graph, self.config_features).configs
+    configs = tiling.extended(raw or graph, self.config_features).configs
     small = dataclasses.replace(small, configs=configs)
     return batching.prepare(
         small, small.node_feat, slots=self.neighbour_slots, distinct=self.distinct)

@@ -18,7 +18,7 @@ import numpy as np
 import tqdm
 
 from tpugraphs_jax import console, parallel
-from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import PreparedGraph, Slate
 from tpugraphs_jax.rankers.scorer import Budgets
 from tpugraphs_jax.rankers.tile.batcher import TileBatcher
@@ -76,7 +76,7 @@ class LateScorer:
     for numbers, size in zip(tqdm.tqdm(batches, unit="batch", disable=hidden), sizes):
       slates = [Slate(graphs[i], np.zeros(0, np.int64), np.zeros(0, np.float32)) for i in numbers]
       batch = self._batcher.assemble(
-          slates, budgets[buckets.smallest_fit([size], budgets)], graphs=self._graphs, configs=1)
+          slates, budgets[plan.smallest_fit([size], budgets)], graphs=self._graphs, configs=1)
       pooled.append(np.asarray(self._pooled(params, batch))[: len(numbers)])
     return np.concatenate(pooled)[np.argsort(order)]
 
