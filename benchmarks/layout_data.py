@@ -32,7 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
-from tpugraphs_jax import graph, host_memory, parallel
+from tpugraphs_jax import columns, graph, host_memory, parallel
 from tpugraphs_jax.data import npz, store
 from tpugraphs_jax.run import job as job_lib, phases, training
 from tpugraphs_jax.train import report
@@ -61,7 +61,7 @@ class Size:
 
   @property
   def tensor_bytes(self) -> int:
-    return self.configs * self.config_nodes * graph.LAYOUT_CONFIG_FEATURES * 4
+    return self.configs * self.config_nodes * columns.LAYOUT_CONFIG_FEATURES * 4
 
 
 # Published sizes; the groups are a third of the nodes, as in the smallest graphs,
@@ -92,7 +92,7 @@ def split_sizes(graphs: int) -> list[Size]:
 def generate(size: Size, seed: int) -> graph.OpGraph:
   """A graph of the given size whose groups each choose among eight rows."""
   rng = np.random.default_rng(seed)
-  rows = np.full((size.groups, _ROWS_PER_GROUP, graph.LAYOUT_CONFIG_FEATURES), -1, np.int8)
+  rows = np.full((size.groups, _ROWS_PER_GROUP, columns.LAYOUT_CONFIG_FEATURES), -1, np.int8)
   for group in range(size.groups):
     for slot in range(3):
       pair = rng.choice(4, 2, replace=False)
@@ -107,8 +107,8 @@ def generate(size: Size, seed: int) -> graph.OpGraph:
       rng.integers(10**6, 10**9, size.configs))
   return graph.OpGraph(
       name=size.name, configs=configs, edge_index=workloads.edges(rng, size.nodes),
-      node_feat=rng.integers(0, 100, (size.nodes, graph.NODE_FEATURES)).astype(np.float32),
-      node_opcode=rng.integers(1, graph.OPCODES, size.nodes).astype(np.uint8),
+      node_feat=rng.integers(0, 100, (size.nodes, columns.NODE_FEATURES)).astype(np.float32),
+      node_opcode=rng.integers(1, columns.OPCODES, size.nodes).astype(np.uint8),
       node_splits=np.array([0, size.nodes]),
       config_node=np.arange(size.config_nodes, dtype=np.int32))
 

@@ -26,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tpugraphs_jax import host_memory, losses as losses_lib, parallel
-from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batch import TileBatch
 from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.rankers import base
@@ -69,7 +69,7 @@ def batch_of(kind: str, model: Any, *, graphs: int, slate: int, nodes: int):
         distinct=model.sees.distinct)
     target = graph.configs.runtime_ns.astype(np.float32) / 1e7
     chosen.append(batching.Slate(prepared, np.arange(slate), target, number))
-  budget, = buckets.choose_budgets([batching.total_sizes([slate.graph for slate in chosen])])
+  budget, = plan.choose_budgets([batching.total_sizes([slate.graph for slate in chosen])])
   assemble = batching.assemble_tile if kind == "tile" else batching.assemble_layout
   return assemble(chosen, budget, graphs=graphs, configs=slate,
                   transform=lambda rows: rows.astype(np.float32))

@@ -31,7 +31,7 @@ import optax
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
 from tpugraphs_jax import host_memory, losses as losses_lib
-from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.rankers.tables import batching as table_batching, node_pairs, terms
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 from tpugraphs_jax.run import job as job_lib, phases
@@ -69,7 +69,7 @@ def assembled(programs, configs: int):
   """A batch with room for just these programs and that many configurations of each."""
   slates = [batching.Slate(program, np.arange(configs), np.arange(configs, dtype=np.float32))
             for program in programs]
-  budget, = buckets.choose_budgets([batching.total_sizes(programs)])
+  budget, = plan.choose_budgets([batching.total_sizes(programs)])
   return table_batching.assemble_tables(slates, budget, graphs=len(slates), configs=configs)
 
 

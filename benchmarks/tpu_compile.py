@@ -29,11 +29,12 @@ import numpy as np
 import run_all
 import timing
 import workloads
-from tpugraphs_jax.data import adjacency, tile_counts
-from tpugraphs_jax.graph import NODE_FEATURES, OpGraph, TILE_CONFIG_FEATURES, TileConfigs
+from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
+from tpugraphs_jax.data import batching, tiling
+from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.hlo import estimates, proto, tpu
-from tpugraphs_jax.rankers.segments import batches as segments
 from tpugraphs_jax.rankers.scorer import network_step
+from tpugraphs_jax.rankers.segments import batches as segments
 from tpugraphs_jax.run import configs as configs_lib, phases, published, published_tiles
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import state as state_lib
@@ -75,7 +76,7 @@ def config_of(case: str) -> ml_collections.ConfigDict:
   """The config of a case, for one program or ten kernels per device."""
   name, changes = (CASES | SMALL)[case]
   config = configs_lib.load(name)
-  config.update_from_flattened_dict({"data.neighbour_slots": adjacency.slots_of("tpu")} | changes)
+  config.update_from_flattened_dict({"data.neighbour_slots": batching.slots_of("tpu")} | changes)
   config.batch.graphs = _KERNELS if config.task == "tile" else 1
   return config
 
@@ -105,7 +106,7 @@ def step_and_arguments(case: str, step: str, devices: list[Any]) -> tuple[Any, l
   ranker = Ranker(config.to_dict())
   graph = graph_of(config, _SMALL_NODES if case in SMALL else _NODES)
   if config.task == "tile":
-    values = tile_counts.extended(graph, config.data.config_features).configs.config_feat
+    values = tiling.extended(graph, config.data.config_features).configs.config_feat
   else:
     values = graph.configs.rows
   ranker.fit([graph], [values])

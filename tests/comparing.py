@@ -2,8 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+try:
+  from jax import enable_x64
+except ImportError:  # before jax 0.8
+  from jax.experimental import enable_x64
+
+
+def rounding(terms: int, dtype: Any = np.float32) -> float:
+  """Largest relative error of a sum of so many terms, whatever the order of summation.
+
+  Every addition rounds once, so that the error is at most `terms * eps` of the sum of
+  magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
+  """
+  return terms * float(jnp.finfo(dtype).eps)
+
+
+def in_float64(function: Callable[..., Any], *args: Any) -> Any:
+  """`function(*args)` with float64 in place of float32, as numpy arrays.
+
+  Two orders of summation differ by rounding alone. Where a function enlarges rounding, such
+  as a normalisation over numbers that hardly differ, float32 cannot tell an error from
+  rounding, and float64 can.
+  """
+  widen = lambda leaf: (
+      np.asarray(leaf, np.float64) if np.asarray(leaf).dtype == np.float32 else leaf)
+  with enable_x64(True):
+    return jax.tree.map(np.asarray, function(*jax.tree.map(widen, args)))
 
 
 def assert_trees_close(actual, expected, tolerance: float = 1e-5, *, sums: str = "") -> None:

@@ -8,8 +8,9 @@ import dataclasses
 import numpy as np
 import random_graphs
 
+from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.graph import NODE_FEATURES, OpGraph
+from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.tables import batches as table_batches, terms
 
 

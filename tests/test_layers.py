@@ -9,7 +9,7 @@ import pytest
 PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from its own layer and from those before it.
 LAYERS = (
-    ("atomic", "beam_jobs", "console", "graph", "host_memory", "integrity", "lock", "registry",
+    ("atomic", "beam_jobs", "columns", "console", "graph", "host_memory", "integrity", "lock", "registry",
      "remote", "repeated", "collections", "parallel"),
     ("losses", "metrics", "data", "hlo", "nn", "submission"),
     ("rankers",),

@@ -13,8 +13,8 @@ import glob
 import importlib.util
 import os
 import pickle
+import socket
 import sys
-import time
 import traceback
 from typing import Any
 
@@ -24,12 +24,11 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax.train import peers
+from tpugraphs_jax import console
 
 DEVICES = "devices"  # name of the mapped axis
-# The part of jax's timeout after which a process that says nothing is gone. Less than a half:
-# jax counts from the last heartbeat that came, of two in a timeout.
-_SILENCE = 0.45
+# Jax's coordination service ends all processes of a run when one has been silent for so long.
+HEARTBEAT_TIMEOUT_SECONDS = 40
 
 
 def initialize(
@@ -37,7 +36,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     *,
-    heartbeat_timeout_seconds: int = 80,
+    heartbeat_timeout_seconds: int = HEARTBEAT_TIMEOUT_SECONDS,
 ) -> None:
   """Joins the processes of a run; call it before anything else uses jax.
 
@@ -48,8 +47,8 @@ def initialize(
     coordinator_address: `host:port` of process 0.
     num_processes: number of processes, equal everywhere.
     process_id: 0 .. num_processes - 1, different everywhere.
-    heartbeat_timeout_seconds: a process of which jax has not heard for this long counts as
-      dead; `peers` notices after less than half of it.
+    heartbeat_timeout_seconds: jax's coordination service ends the run when it has not heard of
+      a process for this long.
 
   Raises:
     ValueError: some of the three arguments given, but not all, or out of range.
@@ -79,14 +78,16 @@ def initialize(
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   _leave_signals_alone()
   jax.distributed.initialize(**given, heartbeat_timeout_seconds=heartbeat_timeout_seconds)
-  _watch_peers(heartbeat_timeout_seconds, coordinator_address.rpartition(":")[0].strip("[]"))
+  _tell_where_to_look(heartbeat_timeout_seconds)
 
 
-def _watch_peers(heartbeat_timeout_seconds: float, host: str | None = None) -> None:
+def _tell_where_to_look(heartbeat_timeout_seconds: int) -> None:
+  """Says before anything happens which output explains the end of a run."""
   if process_count() > 1:
-    # Sooner than jax, whose message takes many lines.
-    peers.start(process_index(), process_count(), from_primary, host=host or None,
-                silence_seconds=_SILENCE * heartbeat_timeout_seconds)
+    console.say(
+        f"process {process_index()} of {process_count()} on host {socket.gethostname()}. If one "
+        f"of them dies or is silent for {heartbeat_timeout_seconds} s, all of them end: look at "
+        "the process whose output ends first, then start all of them again with --resume")
 
 
 def _leave_signals_alone() -> None:
@@ -111,7 +112,7 @@ def _initialize_from_surroundings(heartbeat_timeout_seconds: int) -> None:
       raise
     logging.info("One TPU host without jax.distributed (%s)", error)
     return
-  _watch_peers(heartbeat_timeout_seconds)
+  _tell_where_to_look(heartbeat_timeout_seconds)
 
 
 def use_compilation_cache(folder: str | os.PathLike) -> None:
@@ -294,15 +295,14 @@ def stop_together() -> Iterator[None]:
   """Ends this process at once when an error comes up while others wait for it.
 
   A process that leaves in the ordinary way first waits for the others, which wait in
-  a reduction for it. Ending abruptly closes its connections, by which `peers`
-  notices in the others; where it has none, the missing heartbeat ends them.
+  a reduction for it. Ending abruptly closes its connections, so that the reductions of
+  the others fail; where they do not, the missing heartbeat ends the others.
   """
   try:
     yield
   except (Exception, KeyboardInterrupt) as error:
     if process_count() == 1:
       raise
-    time.sleep(peers.VERDICT_SECONDS)  # another process that is gone is named first
     traceback.print_exc()
     print(
         f"Process {process_index()} of {process_count()} stops: {_first_line(error)}."

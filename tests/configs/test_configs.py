@@ -8,6 +8,7 @@ import ml_collections
 import pytest
 
 from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.serve import saved as saved_lib
 from tpugraphs_jax.train import report
 
 TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")

@@ -33,7 +33,7 @@ def _ranks(graph, ranker) -> None:
 def _ranker(variant: str, graph, **options: int):
   """A layout model that nothing was learnt by."""
   import jax
-  from tpugraphs_jax.data import buckets
+  from tpugraphs_jax.data import plan
   from tpugraphs_jax.data.batching import Slate
   from tpugraphs_jax.serve.ranker import Ranker
   from tpugraphs_jax.run import configs
@@ -47,7 +47,7 @@ def _ranker(variant: str, graph, **options: int):
   if variant == _SEGMENTS:
     prepared, family = prepared.segments[0], family.programs
     network = family.network
-  (budget,) = buckets.choose_budgets([prepared.sizes])
+  (budget,) = plan.choose_budgets([prepared.sizes])
   batch = family.assemble([Slate(prepared, np.arange(2), np.zeros(2, np.float32))], budget,
                            graphs=1, configs=2)
   ranker.params = jax.jit(network.init)(jax.random.key(0), batch)["params"]
@@ -74,8 +74,7 @@ def _load_files(folder: Path, *, kind: str, files: int) -> None:
   """Lists, reads and, of layouts, builds the store of a split of so many files."""
   from tpugraphs_jax.collections import Collection
   from tpugraphs_jax.data import npz, synthetic
-  from tpugraphs_jax.data.layout_data import LayoutData
-  from tpugraphs_jax.data.tile_data import TileData
+  from tpugraphs_jax.data.selection import LayoutData, TileData
 
   name = {"tile": "tile:xla", "layout": "layout:xla:random"}[kind]
   root = synthetic.generate(folder, collections=[name], progress=False)

@@ -8,7 +8,7 @@ import random_graphs
 import segment_cases
 import table_cases
 
-from tpugraphs_jax.data import batching, buckets, reduction, sampling
+from tpugraphs_jax.data import batching, plan, reduction, sampling
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout.res_model import ResModel
 from tpugraphs_jax.rankers.segments.batches import HeadGraph
@@ -84,7 +84,7 @@ def test_the_sizes_that_are_drawn_hold_the_batch(kind):
   for _ in range(5):
     drawn = [draw(number, rng) for number in range(3)]
     slates = [one.finish() for one in drawn]
-    (budget,) = buckets.choose_budgets([batching.add_sizes([one.sizes for one in drawn])])
+    (budget,) = plan.choose_budgets([batching.add_sizes([one.sizes for one in drawn])])
     batch = FAMILIES[kind].assemble(slates, budget, graphs=4, configs=CONFIGS + 1)
     assert batch.target.shape == batch.config_mask.shape == (4, CONFIGS + 1)
     assert batch.config_mask[:3, :CONFIGS].all() and batch.config_mask.sum() == 3 * CONFIGS
@@ -99,7 +99,7 @@ def test_batches_of_several_devices_have_one_structure(kind):
   draw, family = drawing(kind, graphs), FAMILIES[kind]
   drawn = [draw(number, np.random.default_rng(2)) for number in (0, 2)]
   sizes = {key: max(one.sizes[key] for one in drawn) for key in drawn[0].sizes}
-  (budget,) = buckets.choose_budgets([sizes])
+  (budget,) = plan.choose_budgets([sizes])
   batches = family.align([
       family.assemble([one.finish()], budget, graphs=1, configs=CONFIGS) for one in drawn])
   first, second = (jax.tree.map(np.shape, batch) for batch in batches)

@@ -10,8 +10,8 @@ import random_graphs
 
 from tpugraphs_jax import lock, metrics, submission
 from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.data import features, npz, synthetic
-from tpugraphs_jax.graph import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.run import job as job_lib, results, training
 from tpugraphs_jax.serve import judge
 

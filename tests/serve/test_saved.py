@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import jobs as jobs_lib
 from jobs import COLLECTIONS

@@ -26,10 +26,10 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax.data import adjacency, reduction
+from tpugraphs_jax.data import batching, reduction
 from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.data.pipeline import Draw, draw_slates
+from tpugraphs_jax.data.plan import Draw, draw_slates
 from tpugraphs_jax.data.sampling import ConfigSampler
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers import charges
@@ -151,7 +151,7 @@ class Family:
     self.network, self.config, self.unscaled = network, config, unscaled
     self.config_transform: Transform | None = None
     slots = config["data"]["neighbour_slots"]
-    self.slots = adjacency.slots_of(jax.default_backend()) if slots < 0 else slots
+    self.slots = batching.slots_of(jax.default_backend()) if slots < 0 else slots
     self.check()
 
   def check(self) -> None:

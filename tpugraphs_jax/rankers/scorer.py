@@ -21,8 +21,9 @@ import numpy as np
 import tqdm
 
 from tpugraphs_jax import console, parallel
-from tpugraphs_jax.data import batching, buckets, distinct
+from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
+from tpugraphs_jax.graph import distinct_rows
 
 # Padding, as a share of the batch, that is not worth another compilation.
 _PADDING = 0.25
@@ -77,7 +78,7 @@ class Budgets:
     self._seen: set[tuple[int, ...]] = set()
 
   def for_sizes(
-      self, sizes: Sequence[dict[str, int]], *, max_budgets: int = buckets.MAX_BUDGETS
+      self, sizes: Sequence[dict[str, int]], *, max_budgets: int = plan.MAX_BUDGETS
   ) -> list[Budget]:
     """Budgets that hold these batches, smallest first.
 
@@ -87,18 +88,18 @@ class Budgets:
     """
     new = [size for size in sizes if not self._fits_closely(size)]
     if new:
-      self._budgets += buckets.choose_budgets(new, steps=len(new), max_budgets=max_budgets)
-      self._budgets.sort(key=lambda budget: buckets.cost([budget])[0])
+      self._budgets += plan.choose_budgets(new, steps=len(new), max_budgets=max_budgets)
+      self._budgets.sort(key=lambda budget: plan.cost([budget])[0])
     self._seen.update(tuple(size.values()) for size in sizes)
     return self._budgets
 
   def _fits_closely(self, size: dict[str, int]) -> bool:
     if tuple(size.values()) in self._seen:
       return True
-    number = buckets.smallest_fit([size], self._budgets)
+    number = plan.smallest_fit([size], self._budgets)
     if number is None:
       return False
-    room, taken = buckets.cost([self._budgets[number], size])
+    room, taken = plan.cost([self._budgets[number], size])
     return room <= (1 + _PADDING) * taken
 
 
@@ -120,7 +121,7 @@ class Encoder:
       self, step: Callable[[Any, Any], Any], assemble: Callable[..., Any], *, graphs: int,
       configs: int, whole_slates: bool = False,
       pieces: Callable[[Any], Sequence[PreparedGraph]] | None = None,
-      max_budgets: int = buckets.MAX_BUDGETS,
+      max_budgets: int = plan.MAX_BUDGETS,
   ):
     self._step, self._assemble, self._whole = step, assemble, whole_slates
     self._graphs, self._configs, self._max_budgets = graphs, configs, max_budgets
@@ -198,7 +199,7 @@ class Encoder:
     for start in range(0, len(groups), everyone):
       own, local = start + parallel.process_index(), None
       if own < len(groups):
-        budget = budgets[buckets.smallest_fit(sizes[own], budgets)]
+        budget = budgets[plan.smallest_fit(sizes[own], budgets)]
         local = self._run_group(replicated, pieces, groups[own], budget, blocks)
       for group, found in zip(groups[start:], parallel.gather_objects(local)):
         bar.update()
@@ -310,7 +311,7 @@ class Scorer:
     return found
 
   def _scores_once(self, params, graphs, config_ids, progress):
-    parts = [distinct.rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
+    parts = [distinct_rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
     once = [ids[first] for ids, (first, _) in zip(config_ids, parts)]
     scores = self._scores(params, graphs, once, progress=progress)
     return [found[which] for found, (_, which) in zip(scores, parts)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 
-from tpugraphs_jax.data import batching, reduction, tile_counts
+from tpugraphs_jax.data import batching, reduction, tiling
 from tpugraphs_jax.data.batch import LayoutBatch, TileBatch
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.graph import OpGraph
@@ -28,7 +28,7 @@ class Kernels(Family):
     small = reduction.reduce_graph(inputs, self.reduction, raw)
     blocks = tuple(self.config["data"]["config_features"])
     small = dataclasses.replace(
-        small, configs=tile_counts.extended(raw or inputs, blocks).configs)
+        small, configs=tiling.extended(raw or inputs, blocks).configs)
     return batching.prepare(small, small.node_feat, slots=self.slots, distinct=self.distinct)
 
   def assemble(

@@ -21,8 +21,9 @@ import numpy as np
 
 from tpugraphs_jax import parallel, remote
 from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import download, npz, npz_archive, store, store_format
-from tpugraphs_jax.graph import NODE_FEATURES, SPLITS
+from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.run import banner, job as job_lib, phases, training
 from tpugraphs_jax.train import report
 

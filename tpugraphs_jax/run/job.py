@@ -11,9 +11,8 @@ import ml_collections
 
 from tpugraphs_jax import parallel, registry
 from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import features, splits
-from tpugraphs_jax.data.layout_data import LayoutData
-from tpugraphs_jax.data.tile_data import TileData
+from tpugraphs_jax.data import features, selection
+from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.run import checks, phases
 from tpugraphs_jax.serve import saved
@@ -93,7 +92,7 @@ def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
     ValueError: no graph is left.
   """
   least, data = job.config.batch.min_configs, job.data
-  kept = splits.keep(
+  kept = selection.keep(
       graphs, "training", lambda configs: data.why_not_trained(configs, min_configs=least))
   if not kept:
     raise ValueError(
@@ -104,7 +103,7 @@ def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
 
 def judged(graphs: Sequence[OpGraph]) -> list[OpGraph]:
   """Labelled graphs with at least two configurations. Logs the name of every other graph."""
-  return splits.keep(graphs, "evaluation", splits.why_not_judged)
+  return selection.keep(graphs, "evaluation", selection.why_not_judged)
 
 
 class Prepared(NamedTuple):

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from tpugraphs_jax import remote
-from tpugraphs_jax.data import batching, buckets, npz_archive
+from tpugraphs_jax.data import batching, npz_archive, plan
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers import official_weights as official
@@ -72,7 +72,7 @@ def _shapes(job: Job, graph: OpGraph) -> Any:
   """Shapes of the model's parameters on graphs like this one."""
   prepared = job.ranker.prepare(graph)
   slate = Slate(prepared, np.arange(1), np.zeros(1, np.float32))
-  (budget,) = buckets.choose_budgets([batching.total_sizes([prepared])])
+  (budget,) = plan.choose_budgets([batching.total_sizes([prepared])])
   batch = job.ranker.family.assemble([slate], budget, graphs=1, configs=1)
   return jax.eval_shape(job.ranker.family.network.init, jax.random.key(0), batch)["params"]
 

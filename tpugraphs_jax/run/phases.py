@@ -19,8 +19,9 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import losses, parallel
-from tpugraphs_jax.data import pipeline, sampling
+from tpugraphs_jax.data import sampling
 from tpugraphs_jax.data.batching import Budget
+from tpugraphs_jax.data.plan import BatchPlan, Batches, training_batches
 from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.train import state as state_lib, step as step_lib
@@ -29,7 +30,7 @@ Targets = Callable[[Any, np.ndarray], np.ndarray]  # (configs, ids [n]) -> [n] f
 
 
 class Plan(Protocol):
-  """What is known of the batches of a run: `pipeline.BatchPlan`, or `Turns`."""
+  """What is known of the batches of a run: `BatchPlan`, or `Turns`."""
 
   steps_per_epoch: int
   budgets: Sequence[Budget]
@@ -118,40 +119,40 @@ def _phase(
   source = sources[0] if len(parts) == 1 else _InTurns(sources, plan, steps)
   train_step, batches = family.training(
       _step_of(parts, firsts, change),
-      pipeline.training_batches(source, threads=config.data.loader_threads),
+      training_batches(source, threads=config.data.loader_threads),
       params=params, batch=firsts[0], graphs=graphs, workdir=workdir)
   return Phase(
       state_lib.TrainState.create(params, change), plan, train_step, batches, family.scorer(),
       epochs, state_lib.learning_rates(total_steps=steps, **optimizer))
 
 
-def plan_of(part: Part, *, epochs: int) -> pipeline.BatchPlan:
+def plan_of(part: Part, *, epochs: int) -> BatchPlan:
   """The batches of a run over prepared graphs."""
   config, batch = part.config, part.config.batch
   configs = [graph.configs for graph in part.graphs]
   sampler = sampling.ConfigSampler(
       configs, count=batch.configs, sampling=batch.sampling, targets=part.targets)
-  return pipeline.BatchPlan(
+  return BatchPlan(
       part.graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
       draw=part.family.draw(part.graphs, sampler), seed=config.seed, epochs=epochs,
       slates_per_epoch=batch.slates_per_epoch,
       weights=sampling.graph_weights(configs, batch.graph_sampling))
 
 
-def first_batch(part: Part, plan: pipeline.BatchPlan) -> Any:
+def first_batch(part: Part, plan: BatchPlan) -> Any:
   """The first batch of one device: gives the parameters their shapes."""
   return part.family.assemble(
       plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device,
       configs=part.config.batch.configs)
 
 
-def source_of(part: Part, plan: pipeline.BatchPlan, *, steps: int) -> pipeline.Batches:
+def source_of(part: Part, plan: BatchPlan, *, steps: int) -> Batches:
   """This process's part of the batches of so many steps, by step."""
   first = parallel.process_index() * parallel.local_device_count()
   assemble = lambda slates, budget: part.family.assemble(
       slates, budget, graphs=plan.slates_per_device, configs=part.config.batch.configs)
   stack = lambda batches: parallel.stack_for_devices(part.family.align(batches))
-  return pipeline.Batches(
+  return Batches(
       plan, steps, range(first, first + parallel.local_device_count()), assemble, stack)
 
 
@@ -202,7 +203,7 @@ class Turns:
     seed: of the order.
   """
 
-  def __init__(self, plans: Sequence[pipeline.BatchPlan], *, seed: int):
+  def __init__(self, plans: Sequence[BatchPlan], *, seed: int):
     self._plans, self._seed = plans, seed
     self._each = [plan.steps_per_epoch for plan in plans]
     self.steps_per_epoch = sum(self._each)
@@ -225,7 +226,7 @@ class Turns:
 class _InTurns:
   """Random access source: step number to the batches of the step's collection."""
 
-  def __init__(self, sources: Sequence[pipeline.Batches], turns: Turns, steps: int):
+  def __init__(self, sources: Sequence[Batches], turns: Turns, steps: int):
     self._sources, self._turns, self._steps = sources, turns, steps
 
   def __len__(self) -> int:

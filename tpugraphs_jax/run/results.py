@@ -11,8 +11,7 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import console, losses, parallel, submission
-from tpugraphs_jax.data.layout_data import LayoutData
-from tpugraphs_jax.data.tile_data import TileData
+from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.run import summary
 from tpugraphs_jax.run.job import Job, judged

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tpugraphs_jax import collections, parallel, rankers, registry, remote
-from tpugraphs_jax.data import feature_blocks, features, splits
+from tpugraphs_jax.data import feature_blocks, features, selection
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.serve import saved, shipped
@@ -48,7 +48,7 @@ class Ranker:
     self.config, data = config, config["data"]
     kind = "tile" if config["task"] == "tile" else "layout"
     self.collection = collections.of(kind, data["source"], data["search"])
-    self.features = feature_blocks.NodeFeatures(
+    self.features = features.NodeFeatures(
         data["features"], kinds=data["feature_transform"],
         options=feature_blocks.Options(
             data["pad_value"], data["extra_dir"] and str(remote.fetch(data["extra_dir"]))))
@@ -82,7 +82,7 @@ class Ranker:
   @property
   def transforms(self) -> dict[str, features.Transform]:
     """Everything that was fitted, by the names under which it is saved."""
-    return feature_blocks.to_saved(self.features.transforms, self.family.config_transform)
+    return features.to_saved(self.features.transforms, self.family.config_transform)
 
   def use_transforms(
       self, transforms: Mapping[str, features.Transform], *, where: str | os.PathLike[str]
@@ -92,7 +92,7 @@ class Ranker:
     Raises:
       ValueError: they are of other feature blocks than the config names.
     """
-    nodes, self.family.config_transform = feature_blocks.from_saved(transforms, where)
+    nodes, self.family.config_transform = features.from_saved(transforms, where)
     if set(nodes) != set(self.features.names):
       raise ValueError(f"{where} was trained on the feature blocks {', '.join(nodes)}, and "
                        f"data.features is {', '.join(self.features.names)}: give the same")
@@ -102,7 +102,7 @@ class Ranker:
 
   def check(self, graph: OpGraph) -> None:
     """Refuses (ValueError) a graph whose configurations are not of the ranker's kind."""
-    splits.check_kind(graph, _CONFIGS[self.collection.kind])
+    selection.check_kind(graph, _CONFIGS[self.collection.kind])
 
   def prepare(self, graph: OpGraph) -> Any:
     """A graph as the family wants it: features computed and transformed, tables built."""

@@ -35,7 +35,7 @@ class Artefact:
   """What a model file holds."""
 
   config: dict[str, Any]  # JSON types: the config that the model was trained with
-  transforms: dict[str, Transform]  # as `feature_blocks.to_saved` names them
+  transforms: dict[str, Transform]  # as `features.to_saved` names them
   params: dict[str, Any]  # nested, float32 arrays
   about: dict[str, Any]  # JSON types: step, validation metrics, versions, ...
 

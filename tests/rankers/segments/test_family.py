@@ -12,7 +12,7 @@ import segment_cases as cases
 from segment_cases import graphs_of, model_of, params_of
 
 from tpugraphs_jax import losses as losses_lib, parallel
-from tpugraphs_jax.data import pipeline
+from tpugraphs_jax.data import plan
 from tpugraphs_jax.rankers.segments import batches as batching, family as family_lib, history
 from tpugraphs_jax.rankers.segments.model import READOUT_COLLECTION
 from tpugraphs_jax.train import loop, state as state_lib, step as step_lib
@@ -90,15 +90,15 @@ class Job:
     self.keys = history.Keys.of(self.graphs)
     self.table = history.create(
         self.keys, width=cases.WIDTH, dtype="float32", place=place, folder=folder)
-    self.plan = pipeline.BatchPlan(
+    self.plan = plan.BatchPlan(
         self.graphs, slates_per_step=4, devices=parallel.local_device_count(),
         draw=self.draw, seed=0, epochs=6, slates_per_epoch=8)
     devices = parallel.local_device_count()
     assemble = lambda slots, budget: batching.assemble(
         slots, budget, graphs=4 // devices, configs=CONFIGS, fresh=1,
         assemble_layout=cases.assemble_layout)
-    batches = pipeline.training_batches(
-        pipeline.Batches(self.plan, steps, range(devices), assemble, cases.per_device))
+    batches = plan.training_batches(
+        plan.Batches(self.plan, steps, range(devices), assemble, cases.per_device))
     self.batches = history.BatchesWithHistory(
         batches, history.Snapshots(folder, self.keys, self.table))
     step, _ = steps_of(self.model)
@@ -109,7 +109,7 @@ class Job:
     graph = self.graphs[number]
     ids = rng.permutation(len(graph.configs))[:CONFIGS]
     fresh = [rng.integers(len(graph.segments))]
-    return pipeline.Drawn(graph.sizes, lambda: cases.slot(graph, number, ids, fresh))
+    return plan.Drawn(graph.sizes, lambda: cases.slot(graph, number, ids, fresh))
 
   def contents(self):
     everything = np.arange(self.keys.entries)[None].repeat(

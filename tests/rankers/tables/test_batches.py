@@ -8,7 +8,7 @@ import pytest
 import random_graphs
 import table_cases
 
-from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batch import ABSENT
 from tpugraphs_jax.rankers.tables import batches as table_batches
 
@@ -74,7 +74,7 @@ def test_sizes_are_what_a_batch_takes():
   assert len(made.pairs.ends) == budget["pairs"]
   assert len(made.pairs.groups) == budget["columns"]
   assert made.code.shape == (budget["groups"], CONFIGS) and made.code.dtype == np.uint8
-  assert (buckets.choose_budgets([budget])[0].keys()) == budget.keys()
+  assert (plan.choose_budgets([budget])[0].keys()) == budget.keys()
 
 
 def test_pairs_are_in_the_order_of_their_columns():

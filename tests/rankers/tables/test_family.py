@@ -10,7 +10,7 @@ import pytest
 import table_cases
 
 import tpugraphs_jax
-from tpugraphs_jax.data import batching, buckets, npz, synthetic
+from tpugraphs_jax.data import batching, npz, plan, synthetic
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.tables import charges as table_charges
 from tpugraphs_jax.run import training
@@ -65,7 +65,7 @@ def test_looked_up_scores_are_those_of_the_model(trained):
   found = ranker.scorer(ranker.params, prepared)
   for graph, scores in zip(prepared, found):
     configs = len(graph.configs)
-    (budget,) = buckets.choose_budgets([batching.total_sizes([graph])])
+    (budget,) = plan.choose_budgets([batching.total_sizes([graph])])
     batch = ranker.family.assemble(
         [Slate(graph, np.arange(configs), np.zeros(configs, np.float32))], budget, graphs=1,
         configs=configs)
@@ -89,7 +89,7 @@ def test_programs_with_nothing_or_one_to_choose_are_scored(config_nodes):
   program = table_cases.program(0, config_nodes=config_nodes, configs=3)
   prepared = table_cases.prepared(program)
   job = parts.make("layout", "tables,ci", **{"model.hidden_dim": 4, "model.num_gnns": 1})
-  (budget,) = buckets.choose_budgets([prepared.sizes])
+  (budget,) = plan.choose_budgets([prepared.sizes])
   family = job.ranker.family
   batch = family.assemble([Slate(prepared, np.arange(1), np.zeros(1, np.float32))], budget, graphs=1,
                           configs=1)
@@ -146,7 +146,7 @@ def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual, tm
   graph = graphs_of(root, "valid")[0]
   job.ranker.fit([graph], [graph.configs.rows.astype(np.float32)])
   prepared = job.ranker.prepare(graph)
-  (budget,) = buckets.choose_budgets([prepared.sizes])
+  (budget,) = plan.choose_budgets([prepared.sizes])
   slate = Slate(prepared, np.arange(8), np.zeros(8, np.float32))
   batch = job.ranker.family.assemble([slate], budget, graphs=1, configs=8)
   job.ranker.params = jax.jit(job.ranker.family.network.init)(jax.random.key(0), batch)["params"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from tpugraphs_jax.data import sampling
 from tpugraphs_jax.data.batching import PreparedGraph, Slate
-from tpugraphs_jax.data.pipeline import Draw, Drawn
+from tpugraphs_jax.data.plan import Draw, Drawn
 from tpugraphs_jax.data.sampling import ConfigSampler
 from tpugraphs_jax.rankers.whole import Programs
 

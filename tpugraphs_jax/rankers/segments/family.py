@@ -22,7 +22,7 @@ import optax
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import batching, sampling
 from tpugraphs_jax.data.batching import Budget, Slate
-from tpugraphs_jax.data.pipeline import Draw, Drawn
+from tpugraphs_jax.data.plan import Draw, Drawn
 from tpugraphs_jax.data.sampling import ConfigSampler
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.base import Family, SecondStage

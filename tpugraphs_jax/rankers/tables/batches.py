@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jraph
 import numpy as np
 
-from tpugraphs_jax.data import adjacency as adjacency_lib, batching, layout_waste
+from tpugraphs_jax.data import batching, tiling as tiling_lib
 from tpugraphs_jax.data.batch import ABSENT, Adjacency
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs, terms as terms_lib
@@ -85,7 +85,7 @@ class PreparedTables:
 
 def prepare(
     graph: OpGraph, feat: np.ndarray, terms: terms_lib.Terms, *,
-    slots: int = adjacency_lib.SLOTS, tiling: bool = True,
+    slots: int = batching.SLOTS, tiling: bool = True,
 ) -> PreparedTables:
   """Arrays of a program for batches.
 
@@ -98,7 +98,7 @@ def prepare(
       features and given with every choice; otherwise the latter are zeros.
   """
   if tiling:
-    feat = np.concatenate([feat, layout_waste.node_padding(graph.node_feat)], axis=1)
+    feat = np.concatenate([feat, tiling_lib.node_padding(graph.node_feat)], axis=1)
   prepared = batching.prepare(graph, feat, slots=slots)
   nbytes = node_pairs.tensor_bytes(graph.node_feat).astype(np.float64)
   own = nbytes[graph.config_node]
@@ -115,11 +115,11 @@ def prepare(
 
 def _choices(graph: OpGraph, terms, weight: np.ndarray, tiling: bool) -> Choices:
   row = terms.row_table
-  feat = np.zeros((len(graph.config_node), terms.choices, layout_waste.FEATURES), np.float32)
+  feat = np.zeros((len(graph.config_node), terms.choices, tiling_lib.CHOICE_FEATURES), np.float32)
   node, choice = np.nonzero(row[graph.configs.node_group] >= 0)
   if tiling and len(node):
     group = graph.configs.node_group[node]
-    feat[node, choice] = layout_waste.choice_features(graph, node, row[group, choice])
+    feat[node, choice] = tiling_lib.choice_features(graph, node, row[group, choice])
   return Choices(np.where(row < 0, ABSENT, row).astype(np.int32),
                  graph.config_node.astype(np.int32), graph.configs.node_group.astype(np.int32),
                  feat, weight.astype(np.float32))

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from tpugraphs_jax import parallel
-from tpugraphs_jax.data import batching, buckets, reduction
+from tpugraphs_jax.data import batching, plan, reduction
 from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
@@ -215,7 +215,7 @@ class TablesFamily(Programs):
 
   def _node_costs(self, params: Any, program: PreparedTables) -> NodeCosts:
     """Costs of every node and pair of nodes, without padding."""
-    (budget,) = buckets.choose_budgets([batching.total_sizes([program])])
+    (budget,) = plan.choose_budgets([batching.total_sizes([program])])
     slate = Slate(program, np.zeros(0, np.int64), np.zeros(0, np.float32))
     batch = self.assemble([slate], budget, graphs=1, configs=1)
     unary, pair = jax.jit(lambda params, batch: self.network.apply(

@@ -9,7 +9,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
+from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.nn import layers
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree, neighbour_sum
 from tpugraphs_jax.nn.layers import Dense

@@ -1,12 +1,16 @@
-"""The plan is a pure function of seed and step, whatever the devices; resuming is exact."""
+"""The plan is a pure function of seed and step, whatever the devices; resuming is exact.
+
+Budgets hold every batch and waste little.
+"""
 
 import collections
+import itertools
 
 import numpy as np
 import pytest
 import random_graphs
 
-from tpugraphs_jax.data import batching, buckets, pipeline
+from tpugraphs_jax.data import batching, plan as plan_lib
 from tpugraphs_jax.data.batching import Slate
 
 
@@ -26,9 +30,9 @@ def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **option
       ids = rng.choice(20, 3, replace=False)
       return Slate(graphs[number], ids, ids.astype(np.float32), number)
 
-    return pipeline.Drawn(graphs[number].sizes, finish)
+    return plan_lib.Drawn(graphs[number].sizes, finish)
 
-  return pipeline.BatchPlan(
+  return plan_lib.BatchPlan(
       graphs, slates_per_step=slates_per_step, devices=devices, draw=draw, seed=seed,
       epochs=epochs, **options)
 
@@ -94,12 +98,12 @@ def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
   """Sizes that depend on the draw are those of the slots of that very step."""
   def draw(number, rng):
     nodes = int(rng.integers(1, 200))
-    return pipeline.Drawn(
+    return plan_lib.Drawn(
         graphs[number].sizes | {"nodes": nodes},
         lambda: Slate(graphs[number], np.arange(nodes), np.zeros(0), number))
 
   graphs = graphs_of(8)
-  plan = pipeline.BatchPlan(
+  plan = plan_lib.BatchPlan(
       graphs, slates_per_step=4, devices=devices, draw=draw, seed=0, epochs=1000)
   budgets = set()
   for step in range(20):
@@ -163,7 +167,7 @@ def test_fewer_graphs_than_a_batch_leave_slots_empty(devices, shares):
 
 
 def test_fewer_slates_than_devices_are_refused():
-  with pytest.raises(ValueError, match="3 slates per epoch for 4 devices; set batch.sl"):
+  with pytest.raises(ValueError, match="devices"):
     plan_of(graphs_of(3), devices=4)
   plan = plan_of(graphs_of(3), devices=4, slates_per_epoch=4)
   assert len(slates_of(plan, 0, 4)) == 4
@@ -173,7 +177,7 @@ def test_fewer_slates_than_devices_are_refused():
 @pytest.mark.parametrize("graphs", [5, 60])
 def test_budgets_hold_every_batch_of_every_device(devices, graphs):
   plan = plan_of(graphs_of(graphs), devices=devices)
-  assert len(plan.budgets) <= buckets.MAX_BUDGETS
+  assert len(plan.budgets) <= plan_lib.MAX_BUDGETS
   # Far beyond the epochs that the budgets were chosen from.
   for step in (*range(40), *range(1000, 1040)):
     budget = plan.budget(step)
@@ -198,8 +202,8 @@ def batches_of(plan, total_steps=11, local_devices=(0,), **options):
     return {"slates": np.array(numbers), "nodes": np.array(budget["nodes"])}
 
   stack = lambda parts: {key: np.stack([part[key] for part in parts]) for key in parts[0]}
-  return pipeline.training_batches(
-      pipeline.Batches(plan, total_steps, local_devices, assemble, stack), **options)
+  return plan_lib.training_batches(
+      plan_lib.Batches(plan, total_steps, local_devices, assemble, stack), **options)
 
 
 def assert_same(found, expected):
@@ -237,3 +241,126 @@ def test_an_iterator_goes_on_exactly_in_the_middle_of_an_epoch(taken, threads):
   resumed = batches_of(plan_of(graphs_of(13)), threads=threads, prefetch=2)
   resumed.set_state(state)
   assert_same(list(resumed), expected[taken:])
+
+
+def random_sizes(seed, count, largest=200):
+  rng = np.random.default_rng(seed)
+  nodes = rng.integers(1, largest, count)
+  return [
+      {"nodes": int(n), "edges": int(rng.integers(0, 2 * n)), "hop0": int(rng.integers(0, n))}
+      for n in nodes
+  ]
+
+
+def waste(sizes, budgets):
+  """Share of padding when every batch takes the first budget it fits into."""
+  room = [budgets[plan_lib.smallest_fit([size], budgets)]["nodes"] for size in sizes]
+  return 1 - sum(size["nodes"] for size in sizes) / sum(room)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 40, 300])
+@pytest.mark.parametrize("max_budgets", [1, 3, 8])
+def test_every_batch_fits_and_there_are_not_too_many_budgets(count, max_budgets):
+  sizes = random_sizes(count, count)
+  budgets = plan_lib.choose_budgets(sizes, max_budgets=max_budgets)
+  assert 1 <= len(budgets) <= max_budgets
+  for size in sizes:
+    index = plan_lib.smallest_fit([size], budgets)
+    assert index is not None
+    # The padding graph needs a node of its own.
+    assert size["nodes"] < budgets[index]["nodes"]
+
+
+def test_budgets_are_multiples_and_grow():
+  budgets = plan_lib.choose_budgets(random_sizes(0, 50), multiple=8)
+  assert all(value % 8 == 0 for budget in budgets for value in budget.values())
+  rows = [budget["nodes"] + 16 * budget["hop0"] for budget in budgets]
+  assert rows == sorted(rows)
+
+
+def test_reached_positions_cost_more_than_nodes():
+  # Alike in nodes, so that only the reached ones tell the batches apart.
+  sizes = [{"nodes": 1000, "hop0": tier0} for tier0 in (100, 110, 400, 410)]
+  assert [b["hop0"] for b in plan_lib.choose_budgets(sizes, steps=1000, multiple=10)] == [
+      110, 410]
+
+
+def least_waste(nodes, runs):
+  """Brute force over all ways to cut the sorted sizes into at most `runs` runs."""
+  nodes = sorted(nodes)
+  best = 1.0
+  for count in range(runs):
+    for cuts in itertools.combinations(range(1, len(nodes)), count):
+      parts = [nodes[a:b] for a, b in zip((0, *cuts), (*cuts, len(nodes)))]
+      padded = sum(len(part) * part[-1] for part in parts)
+      best = min(best, 1 - sum(nodes) / padded)
+  return best
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("max_budgets", [1, 2, 3])
+def test_waste_of_an_endless_run_is_the_least_possible(seed, max_budgets):
+  nodes = np.random.default_rng(seed).integers(1, 400, 9)
+  # Only nodes, so that no other entry forces a batch into a larger budget.
+  sizes = [{"nodes": int(n) - 1} for n in nodes]
+  budgets = plan_lib.choose_budgets(sizes, max_budgets=max_budgets, multiple=1)
+  found = 1 - nodes.sum() / sum(
+      budgets[plan_lib.smallest_fit([size], budgets)]["nodes"] for size in sizes)
+  assert found <= least_waste(nodes, max_budgets) + 0.02
+
+
+def test_equal_batches_need_one_budget():
+  sizes = [{"nodes": 31, "edges": 40}] * 20
+  assert plan_lib.choose_budgets(sizes) == [{"nodes": 32, "edges": 48}]
+
+
+def test_a_budget_must_save_more_padding_than_its_compilation_costs():
+  sizes = [{"nodes": n} for n in (100, 200, 400, 800)]
+  # The second of two budgets saves 1,200 nodes in four steps, each in 16 configurations.
+  saved_rows = 16 * (4 * 800 - (2 * 200 + 2 * 800)) / 4
+  short, long = (1.5e6 / saved_rows * factor for factor in (0.99, 1.01))
+  assert len(plan_lib.choose_budgets(sizes, steps=short)) == 1
+  assert len(plan_lib.choose_budgets(sizes, steps=long)) == 2
+  assert len(plan_lib.choose_budgets(sizes)) == 4
+
+
+def test_nodes_of_score_tables_count_once():
+  kernels = [{"nodes": n} for n in (100, 200, 400, 800)]
+  tables = [size | {"choices": 7} for size in kernels]
+  assert plan_lib.cost(tables).tolist() == [100, 200, 400, 800]
+  assert len(plan_lib.choose_budgets(kernels, steps=600)) > 1
+  assert len(plan_lib.choose_budgets(tables, steps=600)) == 1
+
+
+def test_large_batches_are_worth_more_budgets_than_small_ones():
+  small = [{"nodes": n, "hop0": n // 10} for n in (100, 200, 400, 800)]
+  large = [{key: 100 * size[key] for key in size} for size in small]
+  assert len(plan_lib.choose_budgets(small, steps=1000)) == 1
+  assert len(plan_lib.choose_budgets(large, steps=1000)) > 1
+
+
+def test_frequent_sizes_weigh_more():
+  # One budget may be spared; it goes to the size that almost all batches have.
+  sizes = [{"nodes": 15}] * 1000 + [{"nodes": 500}, {"nodes": 900}]
+  small = plan_lib.choose_budgets(sizes, max_budgets=2)[0]
+  assert small["nodes"] == 16
+
+
+def test_sizes_of_a_real_collection_waste_less_than_35_percent():
+  """Batches of four graphs of 1 to 40 thousand nodes, sizes as skewed as real ones."""
+  rng = np.random.default_rng(0)
+  graphs = np.exp(rng.normal(np.log(6000), 0.9, 800)).clip(400, 40_000).astype(int)
+  nodes = graphs.reshape(-1, 4).sum(axis=1)
+  sizes = [{"nodes": int(n), "edges": int(1.65 * n), "hop0": int(n * rng.uniform(0.02, 0.1))}
+           for n in nodes]
+  budgets = plan_lib.choose_budgets(sizes, steps=1000)
+  assert len(budgets) <= 8
+  assert waste(sizes, budgets) < 0.35
+
+
+def test_smallest_fit_takes_the_first_that_holds_all():
+  budgets = [{"nodes": 16, "edges": 8}, {"nodes": 32, "edges": 64}]
+  assert plan_lib.smallest_fit([{"nodes": 15, "edges": 8}], budgets) == 0
+  assert plan_lib.smallest_fit([{"nodes": 15, "edges": 9}], budgets) == 1
+  assert plan_lib.smallest_fit([{"nodes": 3, "edges": 1}, {"nodes": 16, "edges": 1}], budgets) == 1
+  assert plan_lib.smallest_fit([{"nodes": 32, "edges": 1}], budgets) is None
