@@ -50,7 +50,7 @@ def batches(slots: int) -> dict:
   """Batches of all cases, with and without reuse, in one shape."""
   prepared = {
       (case, reuse): [
-          batching.prepare(graph, graph.node_feat, hops=HOPS, slots=slots, reuse=reuse)
+          random_graphs.prepare(graph, hops=HOPS, slots=slots, reuse=reuse)
           for graph in graphs_of_case(case)]
       for case in CASES for reuse in (True, False)}
   sizes = [batching.total_sizes(graphs) for graphs in prepared.values()]
