@@ -2,7 +2,7 @@
 
 A slate is one graph with some of its configurations. `assemble_tile` and
 `assemble_layout` put slates side by side and pad them to a budget, a dictionary
-of how many nodes, edges and so on the batch has room for (`data.buckets`).
+of how many nodes, edges and so on the batch has room for (`data.plan` chooses budgets).
 """
 
 from __future__ import annotations
