@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
 import math
 
@@ -168,15 +167,6 @@ def test_value_equals_slow_formulation_and_gradient_is_finite(name, case):
   assert not grad[~where].any()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_mask_means_that_everything_is_real(name):
-  scores, labels, where = _slates()
-  total, count = jax.jit(losses.LOSSES[name])(scores, labels)
-  expected = _evaluate(name, scores, labels, where)
-  np.testing.assert_allclose(total, expected[0], rtol=1e-6)
-  assert count == expected[1]
-
-
 @pytest.mark.parametrize("filler", [np.nan, np.inf, -1e30, 0.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_content_of_masked_slots_has_no_influence(name, filler):
@@ -188,15 +178,14 @@ def test_content_of_masked_slots_has_no_influence(name, filler):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_padding_configs_and_graphs_do_not_change_the_loss(name):
+def test_padding_and_a_missing_mask_do_not_change_the_loss(name):
   scores, labels, where = _slates()
-  padded = [
-      np.pad(array, ((0, 2), (0, 3))) for array in (scores, labels, where)
-  ]
-  total, count = jax.jit(losses.LOSSES[name])(*padded[:2], where=padded[2])
   expected = _evaluate(name, scores, labels, where)
-  np.testing.assert_allclose(total, expected[0], rtol=1e-6)
-  assert count == expected[1]
+  padded = [np.pad(array, ((0, 2), (0, 3))) for array in (scores, labels, where)]
+  loss = jax.jit(losses.LOSSES[name])
+  for total, count in (loss(scores, labels), loss(*padded[:2], where=padded[2])):
+    np.testing.assert_allclose(total, expected[0], rtol=1e-6)
+    assert count == expected[1]
 
 
 @pytest.mark.parametrize("name", RANKING)
@@ -324,42 +313,6 @@ def test_low_precision_scores_are_summed_in_float32():
   np.testing.assert_allclose(total, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "text, expected",
-    [
-        ("MSE:1", (("MSE", 1.0),)),
-        ("MSE:7", (("MSE", 1.0),)),
-        ("ListMLELoss:1,MSE:0.02", (("ListMLELoss", 1 / 1.02), ("MSE", 0.02 / 1.02))),
-        (" LogMSE : 1 , MSE:3", (("LogMSE", 0.25), ("MSE", 0.75))),
-    ],
-)
-def test_parsed_weights_sum_to_one(text, expected):
-  assert losses.parse_losses(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text, complaint",
-    [
-        ("", "expected NAME:WEIGHT"),
-        ("MSE", "expected NAME:WEIGHT"),
-        ("MSE:1,", "expected NAME:WEIGHT"),
-        ("mse:1", "unknown loss 'mse'.*expected one of ListMLELoss, "),
-        ("MSE:", "weight ''"),
-        ("MSE:one", "weight 'one'"),
-        ("MSE:-1", "weight '-1'"),
-        ("MSE:0", "weight '0'"),
-        ("MSE:nan", "weight 'nan'"),
-        ("MSE:inf", "weight 'inf'"),
-        ("MSE:1:2", "weight '1:2'"),
-        ("MSE:1,MSE:1", "MSE stands twice"),
-    ],
-)
-def test_bad_losses_are_refused_in_one_line(text, complaint):
-  with pytest.raises(ValueError, match=complaint) as error:
-    losses.parse_losses(text)
-  assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_shapes_that_would_broadcast_are_refused(name):
   scores, labels, where = _slates()
@@ -369,24 +322,17 @@ def test_shapes_that_would_broadcast_are_refused(name):
       lambda: loss(scores, labels, where=where[:, :1]),
       lambda: loss(scores[0], labels[0]),
   ):
-    with pytest.raises(ValueError, match=r"one shape \[graphs, configs\]"):
+    with pytest.raises(ValueError, match="shape"):
       bad()
 
 
-def test_wrong_dtypes_and_options_are_refused():
-  scores, labels, where = _slates()
-  with pytest.raises(ValueError, match="labels are int64"):
-    losses.mse(scores, labels.astype(np.int64))
-  with pytest.raises(ValueError, match="where is float32"):
-    losses.mse(scores, labels, where=where.astype(np.float32))
-  with pytest.raises(ValueError, match="temperature is 0"):
-    losses.listmle(scores, labels, temperature=0)
-  with pytest.raises(ValueError, match="margin is -1"):
-    losses.pairwise_hinge(scores, labels, margin=-1)
-  with pytest.raises(ValueError, match="reduction is 'mean'"):
-    losses.pairwise_logistic(scores, labels, reduction="mean")
-
-
-def test_examples_in_the_module_docstring_hold():
-  result = doctest.testmod(losses)
-  assert result.attempted and not result.failed
+@pytest.mark.parametrize("word, bad", [
+    ("labels", lambda s, y, w: losses.mse(s, y.astype(np.int64))),
+    ("where", lambda s, y, w: losses.mse(s, y, where=w.astype(np.float32))),
+    ("temperature", lambda s, y, w: losses.listmle(s, y, temperature=0)),
+    ("margin", lambda s, y, w: losses.pairwise_hinge(s, y, margin=-1)),
+    ("reduction", lambda s, y, w: losses.pairwise_logistic(s, y, reduction="mean")),
+])
+def test_wrong_dtypes_and_options_are_refused(word, bad):
+  with pytest.raises(ValueError, match=word):
+    bad(*_slates())
