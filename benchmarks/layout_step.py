@@ -16,7 +16,7 @@ import workloads
 def case() -> comparison.Case:
   model = res_model.ResModel()
   batch = workloads.layout_batch(
-      graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.sees.hops, keep_nodes=5_000)
+      graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops, keep_nodes=5_000)
   return comparison.Case(model, plain.res_model, [batch])
 
 

@@ -20,7 +20,7 @@ _CONFIGS = (16, 32, 64, 128)
 def training(*, nodes: int, configs: int) -> comparison.Training:
   model = res_model.ResModel()
   batch = workloads.layout_batch(
-      graphs=1, nodes=nodes, config_nodes=nodes // 25, configs=configs, hops=model.sees.hops,
+      graphs=1, nodes=nodes, config_nodes=nodes // 25, configs=configs, hops=model.hops,
       keep_nodes=nodes * 4 // 5)
   return comparison.Training(comparison.Case(model, plain.res_model, [batch]), "ours")
 

@@ -65,8 +65,8 @@ def batch_of(kind: str, model: Any, *, graphs: int, slate: int, nodes: int):
         width = sum(inputs.READ_BLOCKS[name] for name in model.reads)
         feat[:, -width:] = feat[rng.integers(-(-nodes // 4), size=nodes), -width:]
     prepared = batching.prepare(
-        graph, feat, hops=None if kind == "tile" else model.sees.hops,
-        distinct=model.sees.distinct)
+        graph, feat, hops=None if kind == "tile" else model.hops,
+        distinct=model.distinct if kind == "tile" else 0)
     target = graph.configs.runtime_ns.astype(np.float32) / 1e7
     chosen.append(batching.Slate(prepared, np.arange(slate), target, number))
   budget, = plan.choose_budgets([batching.total_sizes([slate.graph for slate in chosen])])

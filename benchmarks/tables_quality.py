@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.data.synthetic import layout_choices, layout_programs, scales
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.rankers.tables import propose as tables, search
+from tpugraphs_jax.rankers.tables import search
 from tpugraphs_jax.serve.ranker import Ranker
 import timing
 
@@ -124,8 +124,8 @@ def proposals(
            for g, h in np.argwhere(cost.pairs)}
   best = search.propose([np.array([0, value]) for value in cost.linear], pairs, 1)
   optimum = cost.base + best.cost[0]
-  found = {"proposed": tables.propose(ranker, graph, _PROPOSALS),
-           "near": tables.propose(ranker, graph, _PROPOSALS, near=0)}
+  found = {"proposed": ranker.propose(graph, _PROPOSALS),
+           "near": ranker.propose(graph, _PROPOSALS, near=0)}
   truth = synthetic.read_ceiling(data_root, collection, "valid", graph.name).runtime_ns
   ours = {name: runtime(some.graph.configs.group_row) for name, some in found.items()}
   ours |= {"own": runtime(graph.configs.group_row[:1]), "measured": truth.min()}

@@ -39,7 +39,7 @@ def random_values(*shape, seed=1):
 def layout_batch(*, hops, reuse=True, config_nodes=(1, 17), nodes=20):
   graph = random_graphs.layout_graph(
       np.random.default_rng(3), nodes=nodes, edges=14, config_nodes=config_nodes, configs=4)
-  prepared = batching.prepare(graph, graph.node_feat, hops=hops, slots=1, reuse=reuse)
+  prepared = random_graphs.prepare(graph, hops=hops, slots=1, reuse=reuse)
   budget = random_graphs.common_budget([batching.total_sizes([prepared])], spare=1)
   batch = batching.assemble_layout(
       random_graphs.slots_of([prepared], 3), budget, graphs=1, configs=3,

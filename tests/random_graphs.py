@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import dataclasses
 
 import numpy as np
 
@@ -58,6 +59,28 @@ def _op_graph(rng, nodes, edges, config_node, configs, name) -> OpGraph:
       node_opcode=rng.integers(1, 121, nodes).astype(np.uint8),
       edge_index=random_edges(rng, nodes, edges), node_splits=np.array([0, nodes]),
       config_node=config_node, configs=configs)
+
+
+def prepare(
+    graph: OpGraph, *, hops: int, slots: int = batching.SLOTS, reuse: bool = True
+) -> batching.PreparedGraph:
+  """A prepared program; without reuse, configurations share no node.
+
+  Then every node counts as reached from the start, which gives the same scores.
+  """
+  prepared = batching.prepare(graph, graph.node_feat, hops=hops, slots=slots)
+  if reuse:
+    return prepared
+  nodes = graph.num_nodes
+  node = np.concatenate([graph.config_node, np.setdiff1d(np.arange(nodes), graph.config_node)])
+  edges = np.argsort(node)[prepared.edge_index].astype(np.int32)
+  tables = batching.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
+  by_hop = batching.GraphByHop(
+      node.astype(np.int32), (nodes,) + (0,) * hops, np.zeros(nodes, np.int32), tables)
+  sizes = prepared.sizes | {f"hop{hop}": size for hop, size in enumerate(by_hop.hop_sizes)} | {
+      "by_hop_operand_overflow": len(tables.operands.overflow_receiver),
+      "by_hop_user_overflow": len(tables.users.overflow_receiver)}
+  return dataclasses.replace(prepared, by_hop=by_hop, sizes=sizes)
 
 
 def slots_of(

@@ -20,13 +20,10 @@ DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"  # of the commands
 SPLITS = ("train", "valid", "test")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TileConfigs:
-  """Tile-size choices of one kernel and their measured runtimes."""
+class _Configs:
+  """What configurations of both kinds have."""
 
-  config_feat: np.ndarray  # [C, 24] float32: kernel, output, input bounds
-  runtime_ns: np.ndarray  # [C] int64 nanoseconds; all zero = not labelled
-  normalizer_ns: np.ndarray  # [C] int64 nanoseconds of the default tile
+  runtime_ns: np.ndarray
 
   def __len__(self) -> int:
     return len(self.runtime_ns)
@@ -35,6 +32,15 @@ class TileConfigs:
   def is_labelled(self) -> bool:
     return bool(self.runtime_ns.any())
 
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TileConfigs(_Configs):
+  """Tile-size choices of one kernel and their measured runtimes."""
+
+  config_feat: np.ndarray  # [C, 24] float32: kernel, output, input bounds
+  runtime_ns: np.ndarray  # [C] int64 nanoseconds; all zero = not labelled
+  normalizer_ns: np.ndarray  # [C] int64 nanoseconds of the default tile
+
   @property
   def choices(self) -> np.ndarray:
     """A row per configuration, `[C, ...]`: equal ones have equal rows."""
@@ -42,7 +48,7 @@ class TileConfigs:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LayoutConfigs:
+class LayoutConfigs(_Configs):
   """Layout choices of one graph, factored so that a configuration is a few bytes.
 
   The 18 integers of configurable node k in configuration c are
@@ -56,13 +62,6 @@ class LayoutConfigs:
   group_row: np.ndarray  # [C, groups] uint8 or uint16, index into rows
   runtime_ns: np.ndarray  # [C] int64 nanoseconds; all zero = not labelled
 
-  def __len__(self) -> int:
-    return len(self.runtime_ns)
-
-  @property
-  def is_labelled(self) -> bool:
-    return bool(self.runtime_ns.any())
-
   @property
   def choices(self) -> np.ndarray:
     """A row per configuration, `[C, ...]`: equal ones have equal rows."""
@@ -70,7 +69,7 @@ class LayoutConfigs:
 
   @property
   def differ(self) -> bool:
-    """Whether there is anything to choose from; reads up to the first that differs."""
+    """Whether two configurations differ. Reads up to the first one that does."""
     return any((row != self.group_row[0]).any() for row in self.group_row)
 
   def subset(self, config_ids: np.ndarray) -> LayoutConfigs:

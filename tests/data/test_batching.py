@@ -263,15 +263,6 @@ def test_edges_are_kept_with_their_multiplicity():
   assert prepared.sizes["edges"] == 25
 
 
-def test_without_reuse_every_node_is_reached_from_the_start():
-  rng = np.random.default_rng(0)
-  graph = random_graphs.layout_graph(rng, nodes=9, edges=12, config_nodes=[4, 1], configs=2)
-  prepared = batching.prepare(graph, graph.node_feat, hops=2, reuse=False)
-  assert prepared.by_hop.hop_sizes == (9, 0, 0)
-  np.testing.assert_array_equal(prepared.by_hop.node[:2], [4, 1])
-  np.testing.assert_array_equal(np.sort(prepared.by_hop.node), np.arange(9))
-
-
 @pytest.mark.parametrize("slots", [0, 1, 2, 4, 9])
 def test_table_and_overflow_hold_every_edge_exactly_once(slots):
   rng = np.random.default_rng(slots)

@@ -10,7 +10,7 @@ import pytest
 import recorded
 
 from tpugraphs_jax import graph
-from tpugraphs_jax.data import factor, npz, npz_archive
+from tpugraphs_jax.data import npz, npz_archive
 
 _REAL = sorted(recorded.NPZ.rglob("*.npz"))
 
@@ -92,32 +92,33 @@ def test_released_files_survive_reading_and_writing_bit_for_bit(path, tmp_path):
       assert after[name].tobytes() == before[name].tobytes()
 
 
-def test_tile_graph_has_every_array(tmp_path):
-  arrays = _tile_arrays()
-  op_graph = npz.read_tile(_save(tmp_path / "kernel_1.npz", arrays))
-  assert op_graph.name == "kernel_1"
-  np.testing.assert_array_equal(op_graph.node_feat, arrays["node_feat"])
-  np.testing.assert_array_equal(op_graph.node_opcode, arrays["node_opcode"])
-  np.testing.assert_array_equal(op_graph.edge_index, arrays["edge_index"])
-  np.testing.assert_array_equal(op_graph.node_splits, [0, 7])
-  assert op_graph.config_node.shape == (0,)
-  np.testing.assert_array_equal(op_graph.configs.config_feat, arrays["config_feat"])
-  np.testing.assert_array_equal(op_graph.configs.runtime_ns, arrays["config_runtime"])
-  np.testing.assert_array_equal(
-      op_graph.configs.normalizer_ns, arrays["config_runtime_normalizers"])
-  assert op_graph.configs.is_labelled
+_FIELDS = {  # of a graph and of its configurations: name in the file, dtype
+    "node_feat": ("node_feat", np.float32), "node_opcode": ("node_opcode", np.uint8),
+    "edge_index": ("edge_index", np.int32), "config_feat": ("config_feat", np.float32),
+    "config_node": ("node_config_ids", np.int32), "runtime_ns": ("config_runtime", np.int64),
+    "normalizer_ns": ("config_runtime_normalizers", np.int64),
+}
 
 
-def test_layout_graph_has_every_array(tmp_path):
-  arrays = _layout_arrays()
-  op_graph = npz.read_layout(_save(tmp_path / "bert.npz", arrays))
-  assert op_graph.name == "bert"
-  np.testing.assert_array_equal(op_graph.edge_index, arrays["edge_index"])
-  np.testing.assert_array_equal(op_graph.node_splits, [0, 4, 9])
-  np.testing.assert_array_equal(op_graph.config_node, arrays["node_config_ids"])
-  np.testing.assert_array_equal(op_graph.configs.runtime_ns, arrays["config_runtime"])
-  np.testing.assert_array_equal(
-      op_graph.configs.decode(np.arange(6)), arrays["node_config_feat"])
+@pytest.mark.parametrize("kind", ["tile", "layout"])
+def test_a_graph_has_every_array_in_its_dtype(tmp_path, kind):
+  arrays = _MAKERS[kind]()
+  op_graph = _READERS[kind](_save(tmp_path / "bert_1.npz", arrays))
+  assert op_graph.name == "bert_1" and op_graph.configs.is_labelled
+  found = vars(op_graph) | vars(op_graph.configs)
+  for field, (name, dtype) in _FIELDS.items():
+    if name in arrays:
+      np.testing.assert_array_equal(found[field], arrays[name])
+      assert found[field].dtype == dtype
+  assert op_graph.node_splits.dtype == np.int64 and op_graph.config_node.dtype == np.int32
+  if kind == "tile":
+    np.testing.assert_array_equal(op_graph.node_splits, [0, 7])
+    assert op_graph.config_node.shape == (0,)
+  else:
+    np.testing.assert_array_equal(op_graph.node_splits, [0, 4, 9])
+    np.testing.assert_array_equal(
+        op_graph.configs.decode(np.arange(6)), arrays["node_config_feat"])
+    assert found["rows"].dtype == np.int8 and found["node_group"].dtype == np.int32
 
 
 def test_layout_graph_is_read_without_its_configurations(tmp_path):
@@ -125,21 +126,6 @@ def test_layout_graph_is_read_without_its_configurations(tmp_path):
   op_graph = npz.read_layout(_save(tmp_path / "g.npz", arrays), with_configs=False)
   assert op_graph.configs is None
   np.testing.assert_array_equal(op_graph.config_node, arrays["node_config_ids"])
-
-
-def test_result_has_the_promised_dtypes(tmp_path):
-  tile = npz.read_tile(_save(tmp_path / "t.npz", _tile_arrays()))
-  layout = npz.read_layout(_save(tmp_path / "l.npz", _layout_arrays()))
-  for op_graph in (tile, layout):
-    assert op_graph.node_feat.dtype == np.float32
-    assert op_graph.node_opcode.dtype == np.uint8
-    assert op_graph.edge_index.dtype == np.int32
-    assert op_graph.node_splits.dtype == np.int64
-    assert op_graph.config_node.dtype == np.int32
-    assert op_graph.configs.runtime_ns.dtype == np.int64
-  assert tile.configs.normalizer_ns.dtype == np.int64
-  assert layout.configs.rows.dtype == np.int8
-  assert layout.configs.node_group.dtype == np.int32
 
 
 def _equal_graphs(a, b):
@@ -151,36 +137,30 @@ def _equal_graphs(a, b):
         getattr(a.configs, field.name), getattr(b.configs, field.name))
 
 
+def _narrow(arrays):
+  return {name: array.astype(np.int32) if name != "config_runtime_normalizers" and
+          array.dtype.kind in "iu" else array for name, array in arrays.items()}
+
+
+_FORMS = {
+    "narrow": (np.savez_compressed, _narrow),
+    "wide": (np.savez_compressed,
+             lambda arrays: arrays | {"node_opcode": arrays["node_opcode"].astype(np.int64)}),
+    "fortran": (np.savez_compressed,
+                lambda arrays: {k: np.asfortranarray(v) for k, v in arrays.items()}),
+    "stored in reverse": (np.savez, lambda arrays: dict(reversed(arrays.items()))),
+}
+
+
+@pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize("kind", ["tile", "layout"])
-def test_narrow_and_wide_integers_give_the_same_graph(tmp_path, kind):
+def test_every_form_of_a_file_gives_the_same_graph(tmp_path, kind, form):
   arrays = _MAKERS[kind]()
   arrays["config_runtime"] %= 2**31 - 1
-  narrow = {
-      name: array.astype(np.int32) if name != "config_runtime_normalizers" and
-      array.dtype.kind in "iu" else array for name, array in arrays.items()}
-  wide = narrow | {"node_opcode": arrays["node_opcode"].astype(np.int64)}
-  expected = _READERS[kind](_save(tmp_path / "a.npz", arrays))
-  _equal_graphs(_READERS[kind](_save(tmp_path / "b.npz", narrow)), expected)
-  _equal_graphs(_READERS[kind](_save(tmp_path / "c.npz", wide)), expected)
-
-
-@pytest.mark.parametrize("kind", ["tile", "layout"])
-def test_fortran_order_gives_the_same_graph(tmp_path, kind):
-  arrays = _MAKERS[kind]()
-  fortran = {name: np.asfortranarray(array) for name, array in arrays.items()}
-  path = _save(tmp_path / "f.npz", fortran)
-  with np.load(path) as saved:
-    assert saved["node_feat"].flags.f_contiguous
-  _equal_graphs(
-      _READERS[kind](path), _READERS[kind](_save(tmp_path / "c.npz", arrays)))
-
-
-@pytest.mark.parametrize("kind", ["tile", "layout"])
-def test_arrays_may_come_in_any_order_and_uncompressed(tmp_path, kind):
-  arrays = _MAKERS[kind]()
-  np.savez(tmp_path / "r.npz", **dict(reversed(arrays.items())))
-  _equal_graphs(_READERS[kind](tmp_path / "r.npz"),
-                _READERS[kind](_save(tmp_path / "a.npz", arrays)))
+  save, change = _FORMS[form]
+  save(tmp_path / "other.npz", **change(arrays))
+  _equal_graphs(_READERS[kind](tmp_path / "other.npz"),
+                _READERS[kind](_save(tmp_path / "g.npz", arrays)))
 
 
 def test_splits_with_one_axis_or_without_the_end_mean_the_same(tmp_path):
@@ -405,115 +385,6 @@ def test_failed_write_leaves_the_earlier_file_and_nothing_else(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["g.npz"]
 
 
-def test_given_configurations_are_written_as_they_are(tmp_path):
-  arrays = _layout_arrays()
-  op_graph = npz.read_layout(_save(tmp_path / "g.npz", arrays))
-  npz.write_layout(tmp_path / "a.npz", op_graph, arrays["node_config_feat"])
-  npz.write_layout(tmp_path / "b.npz", op_graph, compress_level=1)
-  for name in ("a.npz", "b.npz"):
-    _equal_graphs(npz.read_layout(tmp_path / name), op_graph)
-
-
-def test_configurations_of_another_shape_are_not_written(tmp_path):
-  arrays = _layout_arrays()
-  op_graph = npz.read_layout(_save(tmp_path / "g.npz", arrays))
-  with pytest.raises(ValueError, match=r"\(5, 4, 18\).*\(6, 4, 18\)"):
-    npz.write_layout(tmp_path / "a.npz", op_graph, arrays["node_config_feat"][:5])
-  assert not (tmp_path / "a.npz").exists()
-
-
-# Factoring
-
-
-def _grouped(rng, *, configs, groups, members, row_count=9):
-  """Configurations `[C, K, 18]` whose nodes are interleaved copies of `groups` ones."""
-  rows = rng.integers(-1, 6, (groups, row_count, 18))
-  choice = rng.integers(0, row_count, (configs, groups))
-  feat = rows[np.arange(groups), choice].astype(np.float32)
-  node_group = rng.permutation(np.repeat(np.arange(groups), members))
-  return feat[:, node_group], node_group
-
-
-def test_factoring_is_lossless_and_as_small_as_a_brute_force_search():
-  rng = np.random.default_rng(0)
-  feat, _ = _grouped(rng, configs=50, groups=7, members=3)
-  feat[:, 4] = feat[:, 11]  # two groups may become partly equal
-  configs = factor.factor_layout_configs(feat, np.arange(50))
-  np.testing.assert_array_equal(configs.decode(np.arange(50)), feat)
-  columns = {feat[:, node].tobytes() for node in range(feat.shape[1])}
-  assert configs.group_row.shape == (50, len(columns))
-  np.testing.assert_array_equal(configs.rows, np.unique(feat.reshape(-1, 18), axis=0))
-
-
-@pytest.mark.parametrize("cuts", [[1], [49], [1, 2, 3], list(range(1, 50)), [10, 40]])
-def test_factoring_does_not_depend_on_the_blocks(cuts):
-  rng = np.random.default_rng(1)
-  feat, _ = _grouped(rng, configs=50, groups=9, members=2)
-  feat[:30] = feat[:1]  # groups come apart late
-  expected = factor.factor_layout_configs(feat, np.arange(50))
-  factorer = factor.LayoutFactorer(feat.shape[1])
-  for block in np.split(feat, cuts):
-    factorer.add(block)
-  result = factorer.finish(np.arange(50))
-  for field in dataclasses.fields(graph.LayoutConfigs):
-    found, wanted = getattr(result, field.name), getattr(expected, field.name)
-    assert found.dtype == wanted.dtype
-    np.testing.assert_array_equal(found, wanted)
-
-
-def test_groups_are_numbered_by_their_first_node():
-  rng = np.random.default_rng(2)
-  feat, node_group = _grouped(rng, configs=40, groups=6, members=4)
-  found = factor.factor_layout_configs(feat, np.arange(40)).node_group
-  _, first = np.unique(found, return_index=True)
-  assert (np.diff(first) > 0).all()
-  same = found[:, None] == found
-  np.testing.assert_array_equal(same, node_group[:, None] == node_group)
-
-
-@pytest.mark.parametrize("rows, dtype", [(256, np.uint8), (257, np.uint16)])
-def test_ids_are_as_narrow_as_the_dictionary_allows(rows, dtype):
-  table = np.stack([np.arange(rows) // 7**i % 7 - 1 for i in range(18)], axis=1)
-  feat = table[np.random.default_rng(0).permutation(rows)][:, None].astype(np.float32)
-  configs = factor.factor_layout_configs(feat, np.arange(rows))
-  assert configs.group_row.dtype == dtype
-  np.testing.assert_array_equal(configs.decode(np.arange(rows)), feat)
-
-
-def test_all_65536_ids_are_used_and_one_row_more_is_an_error():
-  number = np.arange(2**16 + 1)
-  feat = np.stack([number // 7**i % 7 - 1 for i in range(18)], axis=1)[:, None]
-  configs = factor.factor_layout_configs(feat[:-1], number[:-1])
-  assert configs.group_row.max() == 2**16 - 1
-  np.testing.assert_array_equal(configs.decode(number[:-1]), feat[:-1])
-  with pytest.raises(ValueError, match="more than 65536 distinct rows"):
-    factor.factor_layout_configs(feat, number)
-
-
-def test_equal_configurations_become_one_row_and_one_group():
-  feat = np.full((12, 5, 18), 3, np.float32)
-  configs = factor.factor_layout_configs(feat, np.arange(12))
-  assert configs.rows.shape == (1, 18)
-  assert configs.group_row.shape == (12, 1)
-  np.testing.assert_array_equal(configs.decode(np.arange(12)), feat)
-
-
-def test_rows_that_differ_in_one_digit_stay_apart():
-  feat = np.zeros((37, 1, 18), np.float32)
-  for digit in range(18):
-    feat[1 + 2 * digit, 0, digit] = -1
-    feat[2 + 2 * digit, 0, digit] = 5
-  configs = factor.factor_layout_configs(feat, np.arange(37))
-  assert len(configs.rows) == 37
-  np.testing.assert_array_equal(configs.decode(np.arange(37)), feat)
-
-
-@pytest.mark.parametrize("shape", [(3, 18), (3, 0, 18), (3, 2, 17), (4, 2, 18)])
-def test_factoring_refuses_wrong_shapes(shape):
-  with pytest.raises(ValueError, match="node_config_feat has"):
-    factor.factor_layout_configs(np.zeros(shape, np.float32), np.arange(3))
-
-
 # Finding files
 
 
@@ -527,18 +398,18 @@ def test_files_of_a_split_are_sorted_by_name(tmp_path):
 
 
 def test_missing_data_is_explained(tmp_path):
-  with pytest.raises(FileNotFoundError, match="data_root .*nowhere.* is not a folder"):
+  with pytest.raises(FileNotFoundError, match="data_root"):
     npz.split_files(tmp_path / "nowhere", "tile:xla", "train")
   (tmp_path / "tile" / "xla" / "train").mkdir(parents=True)
-  with pytest.raises(FileNotFoundError, match="no .npz file in .*train.* has none anywhere; download or"):
+  with pytest.raises(FileNotFoundError, match="download"):
     npz.split_files(tmp_path, "tile:xla", "train")
   _save(tmp_path / "tile" / "xla" / "train" / "a.npz", _tile_arrays())
-  with pytest.raises(FileNotFoundError, match="has some in tile/xla/train"):
+  with pytest.raises(FileNotFoundError, match="tile/xla/train"):
     npz.split_files(tmp_path, "tile:xla", "valid")
 
 
 def test_unknown_collection_and_split_are_refused(tmp_path):
-  with pytest.raises(ValueError, match="unknown collection 'layout'.*layout:nlp:random"):
+  with pytest.raises(ValueError, match="collection"):
     npz.split_files(tmp_path, "layout", "train")
-  with pytest.raises(ValueError, match="unknown split 'dev'.*valid"):
+  with pytest.raises(ValueError, match="split"):
     npz.split_files(tmp_path, "tile:xla", "dev")

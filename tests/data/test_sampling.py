@@ -6,18 +6,16 @@ import math
 
 import numpy as np
 import pytest
-import random_graphs
 
 from tpugraphs_jax.data import sampling
+from tpugraphs_jax.graph import LayoutConfigs
 
 DRAWS = 20_000
 
 
-def counts_of(log_weight, count, kind, seed=0):
-  rng = np.random.default_rng(seed)
-  return collections.Counter(
-      tuple(sorted(sampling.sample_configs(log_weight, count, kind, rng).tolist()))
-      for _ in range(DRAWS))
+def counts_of(runtime, count, kind, seed=0):
+  rng, draw = np.random.default_rng(seed), sampling.config_draw(np.array(runtime), count, kind)
+  return collections.Counter(tuple(sorted(draw(rng).tolist())) for _ in range(DRAWS))
 
 
 def assert_frequencies(counts, probability):
@@ -40,32 +38,25 @@ def gumbel_top_k(keys, count):
   return total
 
 
-def test_keys_are_the_official_share_of_slower_configurations():
-  keys = sampling.skewed_keys(np.array([30, 10, 20, 10]))
-  np.testing.assert_allclose(keys, [1 / 4, 4 / 4, 2 / 4, 3 / 4], rtol=1e-15)
-  np.testing.assert_array_equal(sampling.skewed_keys(np.array([5])), [1.0])
-
-
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_skewed_slates_follow_gumbel_top_k(count):
-  keys = sampling.skewed_keys(np.array([900, 100, 300, 500, 700]))
-  assert_frequencies(counts_of(keys, count, "skewed"), gumbel_top_k(keys, count))
+  # Official weights: the share of configurations that are not faster.
+  assert_frequencies(counts_of([900, 100, 300, 500, 700], count, "skewed"),
+                     gumbel_top_k([1 / 5, 5 / 5, 4 / 5, 3 / 5, 2 / 5], count))
 
 
 @pytest.mark.parametrize("kind", ["uniform", "skewed"])
 def test_slates_with_replacement_are_independent_draws(kind):
-  runtime = np.array([50, 10, 30])
   weight = np.exp([1 / 3, 1, 2 / 3]) if kind == "skewed" else np.ones(3)
   expected = collections.Counter()
   for pair in itertools.product(range(3), repeat=2):
     expected[tuple(sorted(pair))] += np.prod(weight[list(pair)]) / weight.sum() ** 2
-  log_weight = sampling.skewed_keys(runtime) if kind == "skewed" else 3
-  assert_frequencies(counts_of(log_weight, 2, f"{kind}_replacement"), expected)
+  assert_frequencies(counts_of([50, 10, 30], 2, f"{kind}_replacement"), expected)
 
 
 def test_uniform_slates_give_every_set_the_same_chance():
   sets = list(itertools.combinations(range(5), 3))
-  assert_frequencies(counts_of(5, 3, "uniform"), dict.fromkeys(sets, 1 / len(sets)))
+  assert_frequencies(counts_of(range(5), 3, "uniform"), dict.fromkeys(sets, 1 / len(sets)))
 
 
 def test_every_other_slate_is_of_close_runtimes():
@@ -78,7 +69,7 @@ def test_every_other_slate_is_of_close_runtimes():
       holding = sum(start <= pair[0] and pair[1] < start + length for start in range(starts))
       p += 0.5 / 4 * holding / starts / math.comb(length, 2)
     expected[tuple(sorted(order[list(pair)].tolist()))] = p
-  assert_frequencies(counts_of(order, count, "close_runtimes"), expected)
+  assert_frequencies(counts_of(np.argsort(order), count, "close_runtimes"), expected)
 
 
 def test_the_sampler_knows_the_order_of_runtimes():
@@ -104,9 +95,8 @@ def test_graphs_weigh_by_their_configurations():
 
 @pytest.mark.parametrize("kind", sampling.SAMPLINGS)
 def test_a_slate_is_a_pure_function_of_the_generator(kind):
-  weight = 40 if kind.startswith("uniform") else np.arange(40)
-  first, second = (
-      sampling.sample_configs(weight, 10, kind, np.random.default_rng(7)) for _ in range(2))
+  draw = sampling.config_draw(np.arange(40), 10, kind)
+  first, second = (draw(np.random.default_rng(7)) for _ in range(2))
   np.testing.assert_array_equal(first, second)
   assert len(first) == 10 and first.min() >= 0 and first.max() < 40
   assert kind.endswith("replacement") or len(set(first.tolist())) == 10
@@ -115,55 +105,43 @@ def test_a_slate_is_a_pure_function_of_the_generator(kind):
 @pytest.mark.parametrize("kind", sampling.SAMPLINGS)
 @pytest.mark.parametrize("count", [4, 5, 16])
 def test_fewer_configurations_than_the_slate_give_all_of_them(kind, count):
-  weight = sampling.skewed_keys(np.array([4, 3, 2, 1])) if kind.startswith("skewed") else 4
-  weight = np.array([3, 2, 1, 0]) if kind == "close_runtimes" else weight
-  ids = sampling.sample_configs(weight, count, kind, np.random.default_rng(0))
+  ids = sampling.config_draw(np.array([4, 3, 2, 1]), count, kind)(np.random.default_rng(0))
   if kind.endswith("replacement"):
     assert len(ids) == count and set(ids.tolist()) <= {0, 1, 2, 3}
   else:
     assert sorted(ids.tolist()) == [0, 1, 2, 3]
 
 
-def configs_of(runtime_ns, normalizer_ns=None):
-  rng = np.random.default_rng(0)
-  count = len(runtime_ns)
-  if normalizer_ns is None:
-    graph = random_graphs.layout_graph(rng, nodes=4, edges=3, config_nodes=[1], configs=count)
-  else:
-    graph = random_graphs.tile_graph(rng, nodes=4, edges=3, configs=count)
-    graph.configs.normalizer_ns[:] = normalizer_ns
-  graph.configs.runtime_ns[:] = runtime_ns
-  return graph.configs
+def configs_of(runtime_ns):
+  return LayoutConfigs(np.zeros((1, 18), np.int8), np.zeros(1, np.int32),
+                       np.zeros((len(runtime_ns), 1), np.uint8), np.asarray(runtime_ns))
 
 
 def test_official_targets_are_normalised_in_float64():
-  runtime = np.array([2**40 + 1, 3, 2**33 + 5])
-  ids = np.array([2, 0, 1, 0])
-  tile = sampling.tile_target(configs_of(runtime, 7), ids)
-  layout = sampling.layout_target(configs_of(runtime), ids)
-  assert tile.dtype == layout.dtype == np.float32
-  np.testing.assert_array_equal(tile, np.float32([int(runtime[i]) / 7 for i in ids]))
-  np.testing.assert_array_equal(layout, np.float32([int(runtime[i]) / 1e7 for i in ids]))
+  runtime, unit = np.array([2**40 + 1, 3, 2**33 + 5]), np.array([7, 5, 2**34])
+  for given in (unit, 1e7):
+    found = sampling.slate_target(runtime, given, "official")
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.float32([
+        int(r) / float(u) for r, u in zip(runtime, np.broadcast_to(given, 3))]))
 
 
 @pytest.mark.parametrize("kind", ["ratio", "rank"])
 @pytest.mark.parametrize("base", [2**31, 2**53, 2**61])
 def test_runtimes_one_nanosecond_apart_stay_apart(kind, base):
   runtime = base + np.array([2, 0, 1, 2, 5])
-  for target in (sampling.slate_target(runtime, kind),
-                 sampling.layout_target(configs_of(runtime), np.arange(5), kind),
-                 sampling.tile_target(configs_of(runtime, 3), np.arange(5), kind)):
-    assert target.dtype == np.float32
-    np.testing.assert_array_equal(np.sign(np.subtract.outer(target, target)),
-                                  np.sign(np.subtract.outer(runtime, runtime)))
+  target = sampling.slate_target(runtime, 1.0, kind)
+  assert target.dtype == np.float32
+  np.testing.assert_array_equal(np.sign(np.subtract.outer(target, target)),
+                                np.sign(np.subtract.outer(runtime, runtime)))
 
 
 def test_ratio_and_rank_by_their_formulas():
-  runtime = np.array([40, 10, 25, 10])
-  np.testing.assert_array_equal(sampling.slate_target(runtime, "ratio"), [3.0, 0.0, 1.5, 0.0])
-  np.testing.assert_array_equal(sampling.slate_target(runtime, "rank"), [1.0, 0.0, 0.5, 0.0])
+  target = lambda runtime, kind: sampling.slate_target(np.array(runtime), 1.0, kind)
+  np.testing.assert_array_equal(target([40, 10, 25, 10], "ratio"), [3.0, 0.0, 1.5, 0.0])
+  np.testing.assert_array_equal(target([40, 10, 25, 10], "rank"), [1.0, 0.0, 0.5, 0.0])
   for kind in ("ratio", "rank"):
-    np.testing.assert_array_equal(sampling.slate_target(np.array([7, 7]), kind), [0, 0])
+    np.testing.assert_array_equal(target([7, 7], kind), [0, 0])
 
 
 @pytest.mark.parametrize("count", [3, 7, 10, 29])

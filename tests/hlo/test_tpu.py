@@ -109,7 +109,7 @@ def test_names_and_lines_of_the_user_are_beside_the_nodes():
   graph = hlo.featurize(_net, *_ARGS)
   origin, = [graph.origins[index] for index in graph.config_node
              if graph.origins[index].name.startswith("conv")]
-  assert origin.where.startswith("test_hlo_tpu.py:")
+  assert origin.where.startswith("test_tpu.py:")
   assert origin.op_name.endswith("conv_general_dilated")
   assert len(graph.origins) == graph.num_nodes
 

@@ -29,7 +29,7 @@ def graphs():
 def layout_batch(*, slots=3, spare=0, configs=CONFIGS, reuse=True):
   model = base.create_network("layout", "PlainSAGE")
   prepared = [
-      batching.prepare(graph, graph.node_feat, hops=model.hops, reuse=reuse)
+      random_graphs.prepare(graph, hops=model.hops, reuse=reuse)
       for graph in graphs()]
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
   return batching.assemble_layout(

@@ -50,7 +50,7 @@ def batches(slots: int) -> dict:
   """Batches of all cases, with and without reuse, in one shape."""
   prepared = {
       (case, reuse): [
-          batching.prepare(graph, graph.node_feat, hops=HOPS, slots=slots, reuse=reuse)
+          random_graphs.prepare(graph, hops=HOPS, slots=slots, reuse=reuse)
           for graph in graphs_of_case(case)]
       for case in CASES for reuse in (True, False)}
   sizes = [batching.total_sizes(graphs) for graphs in prepared.values()]
@@ -174,13 +174,13 @@ def check_bfloat16(make, batch):
     ("ResModel", dict(op_embed_dim=4, hidden_dim=8, adj_normalization="asym")),
 ])
 def test_layout_models_in_bfloat16_are_near_float32(name, options):
-  check_bfloat16(functools.partial(base.create, "layout", name, **options),
+  check_bfloat16(functools.partial(base.create_network, "layout", name, **options),
                  batches(1)["several", True])
 
 
 @pytest.mark.parametrize("name", ["EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN"])
 def test_tile_models_in_bfloat16_are_near_float32(name):
-  make = functools.partial(base.create, "tile", name, op_embed_dim=4, hidden_dim=8)
+  make = functools.partial(base.create_network, "tile", name, op_embed_dim=4, hidden_dim=8)
   check_bfloat16(make, tile_batch(slots=4))
 
 

@@ -33,7 +33,7 @@ def fails(monkeypatch, tmp_path):
   def fails(error):
     def job(*args, **options):
       raise error
-    monkeypatch.setattr(command.jobs, "run", job)
+    monkeypatch.setattr(command.training, "run", job)
     command.main(["run_layout.py"])
 
   return fails

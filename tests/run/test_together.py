@@ -150,12 +150,10 @@ def test_every_step_is_that_of_its_collection(data_root, tmp_path):
   steps = phase.epochs * phase.plan.steps_per_epoch
   optimizer = state_lib.create_optimizer(total_steps=steps, **job.config.optimizer)
   sides = []
-  for part, graphs in zip((job, *job.also), (prepared.train, *prepared.also)):
-    plan = phases.plan_of(part.config, part.ranker.family, graphs, part.data.targets,
-                          epochs=phase.epochs)
-    sides.append((
-        phases.batches_of(part.config, part.ranker.family, plan, steps=steps),
-        phases.make_step(part.config, part.ranker.family.network, optimizer)))
+  for part in job.parts(prepared):
+    plan = phases.plan_of(part, epochs=phase.epochs)
+    sides.append((iter(phases.source_of(part, plan, steps=steps)),
+                  phases.make_step(part.config, part.family.network, optimizer)))
   seen = set()
   for number in range(8):
     which, _ = phase.plan.turn(number)
@@ -174,7 +172,7 @@ def test_two_processes_make_the_batches_of_one(data_root, tmp_path, monkeypatch)
   prepared = job_lib.prepare(job, tmp_path, resume=False)
   # The network is no part of it.
   monkeypatch.setattr(phases, "init_params", lambda *args, **kwargs: {})
-  monkeypatch.setattr(phases, "make_step", lambda *args: None)
+  monkeypatch.setattr(phases, "make_step", lambda *args, **options: None)
   monkeypatch.setattr(phases, "_check_same_shapes", lambda *args: None)
   first = lambda: list(itertools.islice(phases.first_phase(job.parts(prepared), tmp_path).batches, 12))
   whole, halves = first(), []

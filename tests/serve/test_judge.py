@@ -1,40 +1,55 @@
-"""Names of means say how graphs were put together; a number of each graph stays one."""
+"""What is said of a ranker after it was judged, and what is kept."""
 
 import csv
 import math
+import types
 
 import numpy as np
 import pytest
 
-from tpugraphs_jax import metrics
+from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.serve import judge
 
-
-@pytest.mark.parametrize("metric, name", [
-    ("opa", "opa_pooled"), ("kendaltau", "kendaltau_mean"), ("slowdown5", "slowdown5_mean")])
-def test_a_mean_is_named_after_what_it_is_over(metric, name):
-  assert judge.mean_name(metric) == name
+OWN = {"tile": "tile:own:my_kernels", "layout": "layout:own:my-programs.2"}
 
 
-def test_numbers_of_graphs_stay_numbers_of_graphs():
-  rows = [{"graph": "a", "nodes": 3, "opa": 0.5, "kendaltau": 0.25},
-          {"graph": "b", "nodes": 4, "opa": 0.75, "kendaltau": float("nan")}]
-  found = judge.by_graph(rows)
-  assert list(found) == ["opa_by_graph", "kendaltau_by_graph"]
-  np.testing.assert_array_equal(found["opa_by_graph"], [0.5, 0.75])
-  np.testing.assert_array_equal(found["kendaltau_by_graph"], [0.25, np.nan])
+def test_summaries_name_the_collection():
+  rows = [{"graph": "a_1", "slowdown1": 0.5, "slowdown5": 0.25}]
+  lines = judge.summary(Collection(OWN["tile"]), rows, {"opa": 0.5}).splitlines()
+  assert [lines[0], lines[2]] == [
+      f"{OWN['tile']}: 1 graphs  opa_pooled 0.5000", "  a: slowdown1 0.5000  slowdown5 0.2500"]
+  assert judge.summary(Collection(OWN["layout"]), rows, {"opa": 0.5}).count("\n") == 1
 
 
-def test_without_graphs_there_are_no_numbers():
-  assert judge.by_graph([]) == {}
+def a_graph(name, runtime):
+  return types.SimpleNamespace(name=name, opcode=np.zeros(3), configs=types.SimpleNamespace(
+      runtime_ns=np.asarray(runtime, np.int64)))
 
 
-def test_pooled_and_mean_differ_where_graphs_differ_in_size():
-  scores = [np.array([1.0, 2.0]), np.array([3.0, 2.0, 1.0])]
-  runtimes = [np.array([1, 2]), np.array([1, 2, 3])]
-  pairs = [metrics.ordered_pairs(s, r) for s, r in zip(scores, runtimes)]
-  assert metrics.pooled_opa(pairs) == 1 / 4  # one of one, none of three
-  assert np.mean([metrics.opa(s, r) for s, r in zip(scores, runtimes)]) == 1 / 2
+def test_a_random_order_stands_beside_the_ranker():
+  graphs, ids = [a_graph("a_1", [10, 20, 30])], [np.array([0, 2])]
+  random = judge.random_order(Collection("tile:xla"), graphs, ids)
+  assert random == {"opa": 0.5, "kendaltau": 0.0, "slowdown1": 1.0, "slowdown5": 0.0,
+                    "slowdown10": 0.0}
+  rows = [{"graph": "a_1", "slowdown1": 0.25, "slowdown5": 0.0}]
+  first, second, protocol, *_ = judge.summary(
+      Collection("tile:xla"), rows, {"opa": 0.75, "slowdown1": 0.25}, random=random,
+      configurations="a seeded 2 of each graph").splitlines()
+  assert first == "tile:xla: 1 graphs  opa_pooled 0.7500  slowdown1_mean 0.2500"
+  assert second.split()[-4:] == ["opa_pooled", "0.5000", "slowdown1_mean", "1.0000"]
+  assert second.index("opa") >= len("  a random order:  ")
+  assert "configurations: a seeded 2 of each graph" in protocol
+
+
+def test_scores_are_kept_beside_what_was_measured(tmp_path):
+  graphs = [a_graph("b", [10, 20, 30]), a_graph("a", [5, 7])]
+  ids, scores = [np.array([2, 0]), np.array([1])], [np.float32([0.5, 0.25]), np.float32([1.5])]
+  judge.write_scores(tmp_path / "s.npz", graphs, ids, scores)
+  with np.load(tmp_path / "s.npz") as file:
+    assert file["graphs"].tolist() == ["b", "a"] and file["sizes"].tolist() == [2, 1]
+    assert file["config_ids"].tolist() == [2, 0, 1]
+    assert file["runtime_ns"].tolist() == [30, 10, 7] and file["runtime_ns"].dtype == np.int64
+    assert file["scores"].tolist() == [0.5, 0.25, 1.5]
 
 
 def test_csv_files_hold_six_digits_and_are_replaced_whole(tmp_path):

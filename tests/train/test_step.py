@@ -18,6 +18,7 @@ import random_graphs
 from tpugraphs_jax import losses as losses_lib, parallel
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.train import state as state_lib, step as step_lib
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -182,7 +183,7 @@ def test_score_step_gives_every_device_its_own_scores():
   batches = device_batches(4)
   params = init_params()
   replicated = jax.tree.map(lambda leaf: np.stack([leaf] * 4), params)
-  scores = step_lib.make_score_step(MODEL)(replicated, parallel.stack_for_devices(batches))
+  scores = network_step(MODEL)(replicated, parallel.stack_for_devices(batches))
   score = jax.jit(lambda params, batch: plain.tile_sage(params, batch, layers=LAYERS))
   for device, batch in enumerate(batches):
     expected = np.asarray(score(params, plain.from_tile(batch)))

@@ -2,7 +2,7 @@
 
 A slate is one graph with some of its configurations. `assemble_tile` and
 `assemble_layout` put slates side by side and pad them to a budget, a dictionary
-of how many nodes, edges and so on the batch has room for (`data.buckets`).
+of how many nodes, edges and so on the batch has room for (`data.plan` chooses budgets).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def hops_from(
 
 def prepare(
     graph: OpGraph, feat: np.ndarray, *, hops: int | None = None,
-    slots: int = SLOTS, reuse: bool = True, distinct: int = 0,
+    slots: int = SLOTS, distinct: int = 0,
 ) -> PreparedGraph:
   """Sorts edges and builds neighbour tables.
 
@@ -139,8 +139,6 @@ def prepare(
     feat: `[N, F]` float32 transformed node features.
     hops: rounds of message passing of the model, for layout graphs.
     slots: width of the neighbour tables (`SLOTS`).
-    reuse: if False every node counts as reached from the start, so that nothing
-      is shared between configurations; same scores, for comparison.
     distinct: how many of the last columns tell apart distinct nodes; 0 = not asked for.
   """
   nodes = graph.num_nodes
@@ -154,7 +152,7 @@ def prepare(
     sets = DistinctNodes(first.astype(np.int32), which.astype(np.int32))
     sizes["distinct"] = len(first)
   if hops is not None:
-    by_hop = _nodes_by_hop(graph.config_node, edges, nodes, hops=hops, slots=slots, reuse=reuse)
+    by_hop = _nodes_by_hop(graph.config_node, edges, nodes, hops=hops, slots=slots)
     sizes |= {f"hop{h}": size for h, size in enumerate(by_hop.hop_sizes)}
     sizes |= _overflow_sizes(by_hop.adjacency, "by_hop_")
     sizes["rows"] = len(graph.configs.rows)
@@ -171,10 +169,8 @@ def _overflow_sizes(tables: Adjacency, prefix: str) -> dict[str, int]:
   }
 
 
-def _nodes_by_hop(config_node, edges, nodes, *, hops, slots, reuse) -> GraphByHop:
+def _nodes_by_hop(config_node, edges, nodes, *, hops, slots) -> GraphByHop:
   hop_of = hops_from(config_node, edges, nodes, hops=hops)
-  if not reuse:
-    hop_of = np.zeros(nodes, np.int32)
   rest = np.setdiff1d(np.flatnonzero(hop_of < ABSENT), config_node)
   rest = rest[np.argsort(hop_of[rest], kind="stable")]
   node = np.concatenate([config_node, rest]).astype(np.int32)

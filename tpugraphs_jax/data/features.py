@@ -11,7 +11,7 @@ refitted. Training, ranking and own programs all come through `NodeFeatures`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import json
@@ -22,7 +22,7 @@ import numpy as np
 
 from tpugraphs_jax import atomic, integrity
 from tpugraphs_jax.columns import NODE, NODE_FEATURES, span
-from tpugraphs_jax.data.feature_blocks import BLOCKS, Block, EXTRA, Options, RELEASED
+from tpugraphs_jax.data.feature_blocks import BLOCKS, EXTRA, Options, RELEASED
 from tpugraphs_jax.graph import OpGraph
 
 KINDS = ("none", "varying", "minmax", "standardize", "signed_log1p")
@@ -95,20 +95,19 @@ def _shift_of(kind: str) -> float:
 
 
 def parse_kinds(
-    text: str, groups: Mapping[str, range], *, field: str = "feature_transform"
-) -> np.ndarray:
-  """Kind of each column, `[F]` object.
+    text: str, groups: Sequence[str], *, field: str = "feature_transform"
+) -> dict[str, str]:
+  """The kind of each group of columns.
 
   Args:
     text: one kind for all columns (`minmax`), or kinds by group with `*` for the
       rest (`shape=signed_log1p,window=signed_log1p,*=standardize`).
-    groups: columns of each group.
+    groups: names of all groups.
     field: name of the option, for errors.
 
   Raises:
     ValueError: an unknown kind or group, or groups without a kind.
   """
-  columns = sum(len(group) for group in groups.values())
   if "=" not in text:
     text = f"*={text}"
   chosen = dict(part.strip().partition("=")[::2] for part in text.split(","))
@@ -122,11 +121,7 @@ def parse_kinds(
   missing = [group for group in groups if group not in chosen]
   if missing and "*" not in chosen:
     raise ValueError(f"{field} {text!r} leaves out {missing[0]}; add *=KIND for the rest")
-  kinds = np.full(columns, chosen.get("*", "none"), dtype=object)
-  for group in groups:
-    if group in chosen:
-      kinds[list(groups[group])] = chosen[group]
-  return kinds
+  return {group: chosen.get(group, chosen.get("*")) for group in groups}
 
 
 def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
@@ -172,11 +167,6 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
       log_shift[kept].astype(np.float32) if log_shift.any() else None)
 
 
-def _bound(name: str, options: Options) -> Block:
-  block = BLOCKS[name]
-  return functools.partial(block, options=options) if name in (RELEASED, EXTRA) else block
-
-
 class NodeFeatures:
   """The blocks of a model.
 
@@ -198,15 +188,23 @@ class NodeFeatures:
       raise ValueError(f"data.features is {tuple(names)}, expected one or more different blocks "
                        f"of {', '.join(BLOCKS)}")
     self.names = tuple(names)
-    self._blocks = {name: _bound(name, options) for name in names}
-    self._kinds = _kinds_of_blocks(kinds, self.names)
+    self._blocks = {
+        name: functools.partial(BLOCKS[name], options=options) if name in (RELEASED, EXTRA)
+        else BLOCKS[name] for name in names}
+    others = [name for name in names if name != RELEASED]
+    self._kinds = parse_kinds(kinds, (*NODE_GROUPS, *others), field="data.feature_transform")
     self.transforms: dict[str, Transform] = {}
 
   @property
   def unscaled(self) -> tuple[str, ...]:
     """The blocks of which no column is scaled, moved or left out."""
-    widths = dict.fromkeys(self.names, 1) | {RELEASED: NODE_FEATURES}
-    return tuple(name for name in self.names if (self._kinds[name](widths[name]) == "none").all())
+    return tuple(name for name in self.names if set(self._kinds_of(name, 1)) == {"none"})
+
+  def _kinds_of(self, name: str, columns: int) -> np.ndarray:
+    """The kind of each column of a block, `[columns]` object."""
+    if name != RELEASED:  # has one kind for all its columns
+      return np.full(columns, self._kinds[name], object)
+    return np.array([self._kinds[group] for group, own in NODE_GROUPS.items() for _ in own], object)
 
   def raw(self, graph: OpGraph, name: str) -> np.ndarray:
     """One block of a graph as it is, `[N, F]`.
@@ -229,7 +227,7 @@ class NodeFeatures:
       columns = self.raw(graphs[0], name).shape[1]
       self.transforms[name] = fit(
           (self._with_columns(graph, name, columns) for graph in graphs),
-          self._kinds[name](columns))
+          self._kinds_of(name, columns))
 
   def _with_columns(self, graph: OpGraph, name: str, columns: int) -> np.ndarray:
     values = self.raw(graph, name)
@@ -251,21 +249,6 @@ class NodeFeatures:
       raise ValueError(f"feature block {name!r} of {graph.name} has {values.shape[1]} columns, the "
                        f"model was trained on {needed}")
     return transform(values)
-
-
-def _kinds_of_blocks(
-    text: str, names: Sequence[str]
-) -> dict[str, Callable[[int], np.ndarray]]:
-  """For each block, the kinds of its columns given how many it has."""
-  others = [name for name in names if name != RELEASED]
-  # Blocks of any width take one column here: a block has one kind for all its columns.
-  groups = NODE_GROUPS | {
-      name: range(NODE_FEATURES + i, NODE_FEATURES + i + 1) for i, name in enumerate(others)}
-  kinds = parse_kinds(text, groups, field="data.feature_transform")
-  chosen = {name: kinds[NODE_FEATURES + i] for i, name in enumerate(others)}
-  as_many = lambda kind: lambda columns: np.full(columns, kind, dtype=object)
-  return {name: as_many(kind) for name, kind in chosen.items()} | {
-      RELEASED: lambda columns: kinds[:NODE_FEATURES]}
 
 
 def save(path: Path, transforms: Mapping[str, Transform]) -> None:

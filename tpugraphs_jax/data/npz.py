@@ -109,26 +109,15 @@ def write_tile(
 
 
 def write_layout(
-    path: str | os.PathLike[str], op_graph: graph.OpGraph,
-    node_config_feat: np.ndarray | None = None, *, compress_level: int = 6,
+    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6
 ) -> None:
   """Writes a layout graph in the released form, beside `path` and then renamed.
 
-  Args:
-    path: the file to write.
-    op_graph: a graph with `LayoutConfigs`.
-    node_config_feat: `[C, K, 18]`; decoded from the graph's configurations block
-      by block where it is not given.
-    compress_level: zlib's, 1 (fast) to 9 (small).
-
-  Raises:
-    ValueError: `node_config_feat` does not fit the graph.
+  The configurations are decoded block by block. `compress_level` is zlib's, 1 (fast) to 9
+  (small).
   """
   configs = op_graph.configs
   shape = (len(configs), len(op_graph.config_node), columns.LAYOUT_CONFIG_FEATURES)
-  if node_config_feat is not None and node_config_feat.shape != shape:
-    raise ValueError(f"node_config_feat has shape {node_config_feat.shape}, the graph "
-                     f"{op_graph.name} needs {shape}")
   with npz_archive.create_archive(path, compress_level=compress_level) as archive:
     for name, array, dtype in (
         ("edge_index", op_graph.edge_index, np.int64),
@@ -136,8 +125,7 @@ def write_layout(
         ("node_opcode", op_graph.node_opcode, np.uint8),
     ):
       npz_archive.add_array(archive, name, array.shape, dtype, [array])
-    blocks = _decoded_blocks(configs, shape) if node_config_feat is None else (
-        [node_config_feat])
+    blocks = _decoded_blocks(configs, shape)
     npz_archive.add_array(archive, "node_config_feat", shape, np.float32, blocks)
     for name, array in (
         ("node_config_ids", op_graph.config_node),

@@ -83,10 +83,6 @@ class NpzArchive(contextlib.AbstractContextManager):
   def read(self, name: str) -> np.ndarray:
     """One array, C-contiguous and read-only."""
     with self._open(name) as (stream, member):
-      needed = math.prod(member.shape) * member.dtype.itemsize
-      if needed > _memory_bytes():
-        self.fail(name, f"of shape {member.shape} takes {needed / 2**30:.0f} GiB, more than the "
-                  "memory of this machine")
       flat = np.frombuffer(stream.read(), member.dtype)
       order = "F" if member.fortran_order else "C"
       return np.asarray(flat.reshape(member.shape, order=order), order="C")
@@ -171,8 +167,3 @@ def _read_header(stream: IO[bytes]) -> Member:
     raise ValueError(f"npy format {version} is not supported")
   shape, fortran_order, dtype = _HEADER_READERS[version](stream)
   return Member(shape, dtype, fortran_order and len(shape) > 1)
-
-
-def _memory_bytes() -> int:
-  """All memory of this machine."""
-  return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

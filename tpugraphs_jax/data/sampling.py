@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,57 +12,44 @@ from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 
 SAMPLINGS = ("uniform", "skewed", "uniform_replacement", "skewed_replacement", "close_runtimes")
 GRAPH_SAMPLINGS = ("uniform", "sqrt", "proportional")
-# What a target lacks to be proportional to the runtime; ranks have lost it.
+# Offset to add to a target so that it is proportional to the runtime. Ranks are not, and count
+# as they are.
 ORIGINS = {"official": 0.0, "ratio": 1.0, "rank": 0.0}
 TARGETS = tuple(ORIGINS)
 # Of slates of close runtimes (1st place of the competition): how many are, and how many
 # slates long the window of sorted runtimes may be that they are drawn from.
 _CLOSE_SHARE, _LONGEST_WINDOW = 0.5, 4
-# Scale of layout labels in the official code.
-_LAYOUT_UNIT_NS = 1e7
+
+Draw = Callable[[np.random.Generator], np.ndarray]  # configuration numbers [n] int64
 
 
-def skewed_keys(runtime_ns: np.ndarray) -> np.ndarray:
-  """Log weights of the official layout sampling, `[C]` float64.
+def config_draw(runtime_ns: np.ndarray, count: int, sampling: str) -> Draw:
+  """Draws `count` configurations of one graph.
 
-  `(c - rank) / c`, rank 0 the fastest: the fastest configuration is e times as
-  likely as the slowest (official layout trainer).
-  """
-  order = np.argsort(runtime_ns, kind="stable")
-  keys = np.empty(len(order))
-  keys[order] = 1 - np.arange(len(order)) / len(order)
-  return keys
-
-
-def sample_configs(
-    log_weight: np.ndarray | int, count: int, sampling: str, rng: np.random.Generator
-) -> np.ndarray:
-  """Numbers of `count` configurations, `[count]` int64.
-
-  Without replacement, weights act through Gumbel top-k, and a graph with fewer
-  configurations than asked for gives all of them.
+  Without replacement, a graph with fewer configurations than asked for gives all of them.
 
   Args:
-    log_weight: `[C]` from `skewed_keys`; the configurations `[C]` in order of runtime for
-      `close_runtimes`; or else the number of configurations C.
+    runtime_ns: `[C]` int64.
     count: size of the slate.
-    sampling: one of `SAMPLINGS`.
-    rng: source of randomness.
+    sampling: one of `SAMPLINGS`. `skewed` draws the fastest configuration e times as often as
+      the slowest, by weights exp((c - rank) / c), rank 0 the fastest (official layout trainer).
   """
+  total, skewed = len(runtime_ns), sampling.startswith("skewed")
+  order = np.argsort(runtime_ns, kind="stable")
   if sampling == "close_runtimes":
-    return _close_runtimes(log_weight, count, rng)
-  skewed = sampling.startswith("skewed")
-  total = len(log_weight) if skewed else int(log_weight)
+    return functools.partial(_close_runtimes, order, count)
+  log_weight = np.empty(total)
+  log_weight[order] = 1 - np.arange(total) / total
   if sampling.endswith("replacement"):
-    weight = np.exp(log_weight) if skewed else np.ones(total)
-    cumulative = np.cumsum(weight)
-    return np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
+    cumulative = np.cumsum(np.exp(log_weight) if skewed else np.ones(total))
+    return lambda rng: np.searchsorted(
+        cumulative, rng.random(count) * cumulative[-1], side="right")
   if count >= total:
-    return rng.permutation(total)
+    return lambda rng: rng.permutation(total)
   if not skewed:
-    return rng.choice(total, count, replace=False)
-  keys = log_weight + rng.gumbel(size=total)
-  return np.argpartition(-keys, count)[:count]
+    return lambda rng: rng.choice(total, count, replace=False)
+  # Gumbel top-k: the same as to draw one after the other by the weights.
+  return lambda rng: np.argpartition(-(log_weight + rng.gumbel(size=total)), count)[:count]
 
 
 def _close_runtimes(order: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -103,20 +91,13 @@ class ConfigSampler:
       self, configs: Sequence[TileConfigs | LayoutConfigs], *, count: int, sampling: str,
       targets: Callable[[Any, np.ndarray], np.ndarray],
   ):
-    self._configs, self._count, self._sampling = configs, count, sampling
-    self._targets = targets
-    self._weights = [_weights_of(c, sampling) for c in configs]
+    self._configs, self._targets = configs, targets
+    self._draws = [config_draw(c.runtime_ns, count, sampling) for c in configs]
 
   def __call__(self, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Configuration numbers `[n]` int64 of the graph `number`, and targets `[n]` float32."""
-    ids = sample_configs(self._weights[number], self._count, self._sampling, rng)
+    ids = self._draws[number](rng)
     return ids, self._targets(self._configs[number], ids)
-
-
-def _weights_of(configs: TileConfigs | LayoutConfigs, sampling: str) -> np.ndarray | int:
-  if sampling == "close_runtimes":
-    return np.argsort(configs.runtime_ns, kind="stable")
-  return skewed_keys(configs.runtime_ns) if sampling.startswith("skewed") else len(configs)
 
 
 def some_configs(total: int, limit: int, rng: np.random.Generator) -> np.ndarray:
@@ -126,32 +107,21 @@ def some_configs(total: int, limit: int, rng: np.random.Generator) -> np.ndarray
   return np.sort(rng.choice(total, limit, replace=False))
 
 
-def tile_target(configs: TileConfigs, ids: np.ndarray, kind: str = "official") -> np.ndarray:
-  """What a tile model predicts, `[len(ids)]` float32, larger = slower.
+def slate_target(runtime_ns: np.ndarray, unit_ns: np.ndarray | float, kind: str) -> np.ndarray:
+  """What a model predicts for one slate, `[C]` float32, larger = slower.
 
-  `official` is runtime / normalizer; `ratio` and `rank` see `slate_target`.
-  """
-  if kind == "official":
-    return (configs.runtime_ns[ids] / configs.normalizer_ns[ids]).astype(np.float32)
-  return slate_target(configs.runtime_ns[ids], kind)
-
-
-def layout_target(configs: LayoutConfigs, ids: np.ndarray, kind: str = "official") -> np.ndarray:
-  """What a layout model predicts, `[len(ids)]` float32; `official` is runtime / 1e7 ns."""
-  if kind == "official":
-    return (configs.runtime_ns[ids] / _LAYOUT_UNIT_NS).astype(np.float32)
-  return slate_target(configs.runtime_ns[ids], kind)
-
-
-def slate_target(runtime_ns: np.ndarray, kind: str) -> np.ndarray:
-  """Target of one slate, computed from int64: `rank` keeps distinct runtimes distinct,
-  `ratio` those whose distances from the fastest differ in float32.
+  It is computed from int64: `rank` keeps distinct runtimes distinct, `ratio` those whose
+  distances from the fastest differ in float32.
 
   Args:
     runtime_ns: `[C]` int64 runtimes of the slate.
-    kind: `ratio`: runtime above the fastest, relative to it; `rank`: share of the
-      slate's distinct runtimes that are faster (4th place of the competition).
+    unit_ns: `[C]`, or one number for all.
+    kind: `official`: runtime in units; `ratio`: runtime above the fastest, relative to it;
+      `rank`: share of the slate's distinct runtimes that are faster (4th place of the
+      competition).
   """
+  if kind == "official":
+    return (runtime_ns / unit_ns).astype(np.float32)
   if kind == "ratio":
     fastest = runtime_ns.min()
     return ((runtime_ns - fastest) / fastest).astype(np.float32)

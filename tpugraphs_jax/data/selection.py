@@ -25,6 +25,7 @@ from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import npz, sampling, store, tiling
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows
 
+_LAYOUT_UNIT_NS = 1e7  # of layout labels in the official code
 DUPLICATE_POLICIES = ("keep", "first", "min", "mean")
 
 
@@ -60,7 +61,8 @@ class TileData:
 
   def targets(self, configs: TileConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
-    return sampling.tile_target(configs, config_ids, self.target)
+    return sampling.slate_target(
+        configs.runtime_ns[config_ids], configs.normalizer_ns[config_ids], self.target)
 
   def validation_ids(self, name: str, configs: TileConfigs) -> np.ndarray:
     """Configurations that the final evaluation judges: all of them, `[C]` int64."""
@@ -134,7 +136,7 @@ class LayoutData:
 
   def targets(self, configs: LayoutConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
-    return sampling.layout_target(configs, config_ids, self.target)
+    return sampling.slate_target(configs.runtime_ns[config_ids], _LAYOUT_UNIT_NS, self.target)
 
   @functools.cached_property
   def _indices(self) -> dict[str, np.ndarray]:

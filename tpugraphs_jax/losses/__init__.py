@@ -33,17 +33,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.losses import pairwise, slates
-from tpugraphs_jax.losses.listwise import listmle
-from tpugraphs_jax.losses.pairwise import (
-    across_graphs, dcg_hinge, diff_mat, inverse_log_hinge, pairwise_hinge, pairwise_logistic)
-from tpugraphs_jax.losses.pointwise import log_mse, mape, mse
-from tpugraphs_jax.losses.slates import LossSum, Noise
+from tpugraphs_jax.losses import formulas
+from tpugraphs_jax.losses.formulas import (
+    LossSum, Noise, across_graphs, clip_norm, dcg_hinge, diff_mat, inverse_log_hinge, listmle,
+    log_mse, mape, mse, pairwise_hinge, pairwise_logistic)
 from tpugraphs_jax.registry import Registry
 
 WeightedLosses = Sequence[tuple[str, float]]
 OWN_REDUCTION = "own"
-REDUCTIONS = (OWN_REDUCTION, *pairwise.REDUCTIONS)
+REDUCTIONS = (OWN_REDUCTION, *formulas.REDUCTIONS)
 
 # Official names first. `Rank*` are the tile task's losses of the MLSys 2021 paper,
 # `SumHingeLoss` is that of Graph Segment Training, `DiffMatLoss` that of the 2nd place,
@@ -74,10 +72,10 @@ _OF_RUNTIMES, _OF_LOGARITHMS = {"MSE", "MAPE"}, {"LogMSE"}
 
 
 def predicts(losses: WeightedLosses) -> str:
-  """What a score trained with these losses says: `runtime`, `log` of it, or `order` alone.
+  """Meaning of a score trained with these losses: `runtime`, its `log`, or `order` alone.
 
-  Losses that order and others that predict, together, make no prediction (official tile
-  models), but for `DiffMatLoss`, whose scores are in the unit of the target.
+  Ranking and regression losses together give `order` (official tile models), except with
+  `DiffMatLoss`, whose scores are in the unit of the target.
   """
   names = {name for name, _ in losses}
   if names <= _OF_LOGARITHMS:
@@ -88,10 +86,10 @@ def predicts(losses: WeightedLosses) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What holds for every loss of a run that has such an option.
+  """Options of a run, each for all losses that have such an option.
 
   Attributes:
-    reduction: what a list's sum over pairs is divided by, see `pairwise`; `own` = what
+    reduction: what a list's sum over pairs is divided by, see `formulas`; `own` = what
       the loss of that name does.
     margin: of hinges; 0 = the loss's own.
     score_norm_clip: largest L2 norm of a list's scores, which are scaled down to it
@@ -114,7 +112,7 @@ class Options:
         raise ValueError(f"loss.{field} is {value}, expected a number from 0 on")
 
   def of(self, loss: Any, **more: Any) -> dict[str, Any]:
-    """Those of these options, and of `more`, that a loss has."""
+    """The keyword arguments, out of these options and `more`, that `loss` accepts."""
     given = more | {"noise": self.noise}
     given |= {"margin": self.margin} if self.margin else {}
     given |= {"reduction": self.reduction} if self.reduction != OWN_REDUCTION else {}
@@ -172,7 +170,7 @@ def loss_sums(
   """
   if options.score_norm_clip:
     real = jnp.ones(scores.shape, bool) if where is None else where
-    scores = slates.clip_norm(scores, real, options.score_norm_clip)
+    scores = clip_norm(scores, real, options.score_norm_clip)
   pairs = []
   for name, _ in losses:
     loss = LOSSES[name]

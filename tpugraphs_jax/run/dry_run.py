@@ -187,7 +187,7 @@ def measure(job: job_lib.Job, scratch: Path) -> tuple[phases.Phase, Measured]:
   sampled, final = _evaluation(job, phase.scorer, params, valid)
   for other in job.also:  # which are judged after training alone
     graphs = other.prepare(job_lib.judged(other.data.load(job.config.data_root, "valid")))
-    final += _evaluation(other, other.ranker.scorer(), params, graphs)[1]
+    final += _evaluation(other, other.ranker.scorer, params, graphs)[1]
   step_seconds, (what, peak) = float(np.mean(later)), report.peak_memory()
   return phase, Measured(
       len(later), step_seconds, len(phase.plan.budgets),
@@ -220,7 +220,7 @@ def _evaluation(
   order = sorted(range(len(valid)), key=lambda i: len(valid[i].opcode))
   chosen = sorted({order[i] for i in np.linspace(0, len(order) - 1, _GRAPHS).round().astype(int)})
   graphs, some = [valid[i] for i in chosen], [ids[i] for i in chosen]
-  score = lambda: job.ranker.score(scorer, params, graphs, some)
+  score = lambda: scorer(params, graphs, some)
   score()  # compiles
   since = time.monotonic()
   score()

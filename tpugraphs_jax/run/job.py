@@ -56,7 +56,8 @@ class Job:
 
   def parts(self, prepared: Prepared) -> list[phases.Part]:
     """What the network is trained on: this job's collection, then the others."""
-    return [phases.Part(job.config, job.ranker.family, graphs, job.data.targets)
+    return [phases.Part(job.config, job.ranker.family, graphs, job.data.targets,
+                        job.data.collection.name)
             for job, graphs in zip((self, *self.also), (prepared.train, *prepared.also))]
 
   def prepare(self, graphs: Sequence[OpGraph]) -> list[Any]:

@@ -62,12 +62,14 @@ class Part(NamedTuple):
     family: of the network, with fitted transforms.
     graphs: training graphs that the family has prepared.
     targets: what the network should predict.
+    collection: its name, for errors.
   """
 
   config: ml_collections.ConfigDict
   family: Family
   graphs: Sequence[Any]
   targets: Targets
+  collection: str = ""
 
 
 def first_phase(parts: Sequence[Part], workdir: Path) -> Phase:
@@ -81,7 +83,7 @@ def first_phase(parts: Sequence[Part], workdir: Path) -> Phase:
     ValueError: graphs that the family cannot train on, or collections that need parameters
       of different shapes.
   """
-  config, family, graphs, _ = parts[0]
+  config, family, graphs, *_ = parts[0]
   phase = _phase(parts, workdir, epochs=config.train.epochs, optimizer=config.optimizer)
   if not family.has_second_stage:
     return phase
@@ -102,7 +104,7 @@ def _phase(
     params: Any = None,
 ) -> Phase:
   """A stage of so many epochs, from `params` or from the start."""
-  config, family, graphs, _ = parts[0]
+  config, family, graphs, *_ = parts[0]
   for part in parts:
     part.family.check_graphs(part.graphs)
   plans = [plan_of(part, epochs=epochs) for part in parts]
@@ -244,9 +246,7 @@ def _check_same_shapes(part: Part, batch: Any, params: Any) -> None:
   ours, theirs = shapes(params), shapes(found)
   if differ := sorted(name for name in ours.keys() | theirs.keys()
                       if ours.get(name) != theirs.get(name)):
-    data = part.config.data
     raise ValueError(
-        f"data.also has a collection of source {data.source}, which needs other parameters than "
-        f"the run's own collection: {differ[0]} is {theirs.get(differ[0])} there and "
-        f"{ours.get(differ[0])} here. Leave it out of data.also, or take "
-        "data.config_transform=none, which keeps all columns")
+        f"data.also has {part.collection}, which needs other parameters than the run's own "
+        f"collection: {differ[0]} is {theirs.get(differ[0])} there and {ours.get(differ[0])} here. "
+        "Leave it out of data.also, or take data.config_transform=none, which keeps all columns")

@@ -34,9 +34,8 @@ class ComposedKernels(Kernels):
 
   @property
   def distinct(self) -> int:
-    """Columns of node features that the encoder of dimensions reads."""
-    options = self.network.options
-    return inputs.token_columns(options) if options.share else 0
+    """See `Kernels`."""
+    return self.network.distinct
 
 
 class Composed(base.Network):
@@ -53,6 +52,12 @@ class Composed(base.Network):
   @property
   def family(self):
     return ComposedKernels if self.kind == "tile" else None
+
+  @property
+  def distinct(self) -> int:
+    """Columns of node features that the encoder of dimensions of tiles reads."""
+    o = self.options
+    return inputs.token_columns(o) if o.share and self.kind == "tile" else 0
 
   @property
   def hops(self) -> int:
