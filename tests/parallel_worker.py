@@ -100,7 +100,7 @@ def check_exchange():
 
 def main(port, process_id, what, workdir, culprit, processes):
   parallel.initialize(
-      f"localhost:{port}", int(processes), int(process_id), heartbeat_timeout_seconds=20)
+      f"localhost:{port}", int(processes), int(process_id), heartbeat_timeout_seconds=10)
   if processes == "2":
     check_exchange()
   # Only process 0's folder is ever used.

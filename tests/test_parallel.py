@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -208,31 +209,23 @@ def test_several_processes_give_the_losses_of_one_device_also_when_stopped(
   np.testing.assert_allclose(read_losses(tmp_path), losses_of_one_device(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("what, culprit", [("raise", 1), ("die", 1), ("die", 0)])
-def test_a_process_that_dies_ends_the_other_which_names_it_in_a_line(tmp_path, what, culprit):
+@pytest.mark.parametrize(
+    "what, culprit", [("raise", 1), ("die", 1), ("die", 0), ("freeze", 1), ("freeze", 0)])
+def test_a_process_that_dies_or_stands_still_ends_the_other(tmp_path, what, culprit):
+  started = time.monotonic()
   codes, outputs = run_processes(what, tmp_path, culprit=culprit)
-  assert codes[1 - culprit] == 1 and codes[culprit] != 0, outputs
-  # When process 0 dies the runtime also prints lines of its own.
-  (line,) = [line for line in outputs[1 - culprit].splitlines() if line.startswith("error: ")]
-  assert line.startswith(f"error: process {culprit} of 2 (host ")
-  assert "is gone: its connection has closed" in line and line.endswith("newest checkpoint")
-  assert "Traceback" not in outputs[1 - culprit]
+  assert time.monotonic() - started < 90  # start and compilation, and 10 seconds of silence
+  assert codes[1 - culprit] not in (0, None) and codes[culprit] != 0, outputs
+  assert re.search(rf"Process .*process {culprit} on \S+ \(process id \d+\).*--resume",
+                   outputs[1 - culprit])
   if what == "raise":
-    assert f"Process {culprit} of 2 stops: ValueError: a bad file" in outputs[culprit]
-
-
-@pytest.mark.parametrize("culprit", [0, 1])
-def test_a_process_that_stands_still_ends_the_other_which_names_it(tmp_path, culprit):
-  codes, outputs = run_processes("freeze", tmp_path, culprit=culprit)
-  assert codes[1 - culprit] not in (0, None), outputs
-  assert f"error: process {culprit} of 2 (host " in outputs[1 - culprit]
-  assert "stands still or cannot be reached: nothing came for " in outputs[1 - culprit]
+    assert f"error: process {culprit} of 2 stops (ValueError: a bad file)" in outputs[culprit]
 
 
 CACHED = """
 import sys
 import jax, jax.numpy as jnp
-from tpugraphs_jax.train import parallel
+from tpugraphs_jax import parallel
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 parallel.use_compilation_cache(sys.argv[1])
 hits = []

@@ -13,8 +13,8 @@ import glob
 import importlib.util
 import os
 import pickle
+import socket
 import sys
-import time
 import traceback
 from typing import Any
 
@@ -23,12 +23,8 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from tpugraphs_jax.train import peers
-
 DEVICES = "devices"  # name of the mapped axis
-# The part of jax's timeout after which a process that says nothing is gone. Less than a half:
-# jax counts from the last heartbeat that came, of two in a timeout.
-_SILENCE = 0.45
+_AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
 
 
 def initialize(
@@ -36,7 +32,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     *,
-    heartbeat_timeout_seconds: int = 80,
+    heartbeat_timeout_seconds: int = 40,
 ) -> None:
   """Joins the processes of a run; call it before anything else uses jax.
 
@@ -47,8 +43,8 @@ def initialize(
     coordinator_address: `host:port` of process 0.
     num_processes: number of processes, equal everywhere.
     process_id: 0 .. num_processes - 1, different everywhere.
-    heartbeat_timeout_seconds: a process of which jax has not heard for this long counts as
-      dead; `peers` notices after less than half of it.
+    heartbeat_timeout_seconds: jax's coordination service ends all processes when one of
+      them has been silent for this long.
 
   Raises:
     ValueError: some of the three arguments given, but not all, or out of range.
@@ -76,20 +72,26 @@ def initialize(
   if num_processes == 1:
     return
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  _join(heartbeat_timeout_seconds, **given)
+
+
+def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
+  """Joins the processes, and tells in a line which they are and what to do when they end."""
   _leave_signals_alone()
-  jax.distributed.initialize(**given, heartbeat_timeout_seconds=heartbeat_timeout_seconds)
-  _watch_peers(heartbeat_timeout_seconds, coordinator_address.rpartition(":")[0].strip("[]"))
-
-
-def _watch_peers(heartbeat_timeout_seconds: float, host: str | None = None) -> None:
+  jax.distributed.initialize(
+      **given, heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+      shutdown_timeout_seconds=heartbeat_timeout_seconds)
   if process_count() > 1:
-    # Sooner than jax, whose message takes many lines.
-    peers.start(process_index(), process_count(), from_primary, host=host or None,
-                silence_seconds=_SILENCE * heartbeat_timeout_seconds)
+    hosts = gather_objects((socket.gethostname(), os.getpid()))
+    names = ", ".join(f"process {index} on {host} (process id {number})"
+                      for index, (host, number) in enumerate(hosts))
+    print(f"Process {process_index()} of {process_count()}: {names}. If one of them ends or is "
+          f"silent for {heartbeat_timeout_seconds} s, jax ends all of them: look at the output of "
+          f"the one that ended first, then {_AGAIN}", file=sys.stderr, flush=True)
 
 
 def _leave_signals_alone() -> None:
-  """Keeps jax from swallowing SIGTERM in every process that has peers."""
+  """Keeps jax from swallowing SIGTERM where a run has several processes."""
   name = "jax_enable_preemption_service"
   if hasattr(jax.config, name):  # Absent in older versions.
     jax.config.update(name, False)
@@ -101,16 +103,13 @@ def _has_tpu_chips() -> bool:
 
 
 def _initialize_from_surroundings(heartbeat_timeout_seconds: int) -> None:
-  _leave_signals_alone()
   try:
-    jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_timeout_seconds)
+    _join(heartbeat_timeout_seconds)
   except Exception as error:  # Many kinds, by service: notebooks have no metadata.
-    # A single host needs none of it; in a pod the devices tell that it has peers.
+    # A single host needs none of it; in a pod the devices tell that there are others.
     if jax.process_count() > 1:
       raise
     logging.info("One TPU host without jax.distributed (%s)", error)
-    return
-  _watch_peers(heartbeat_timeout_seconds)
 
 
 def use_compilation_cache(folder: str | os.PathLike) -> None:
@@ -287,27 +286,18 @@ def stop_together() -> Iterator[None]:
   """Ends this process at once when an error comes up while others wait for it.
 
   A process that leaves in the ordinary way first waits for the others, which wait in
-  a reduction for it. Ending abruptly closes its connections, by which `peers`
-  notices in the others; where it has none, the missing heartbeat ends them.
+  a reduction for it. Ending abruptly closes its connections: a reduction of the others
+  fails, or jax's coordination service ends them.
   """
   try:
     yield
   except (Exception, KeyboardInterrupt) as error:
     if process_count() == 1:
       raise
-    time.sleep(peers.VERDICT_SECONDS)  # another process that is gone is named first
     traceback.print_exc()
-    print(
-        f"Process {process_index()} of {process_count()} stops: {_first_line(error)}."
-        " All processes of the run stop with it; if this is a failed connection,"
-        " look for the first error in the output of the others. Start all of them"
-        " again with --resume to go on from the newest checkpoint.",
-        file=sys.stderr,
-        flush=True,
-    )
+    first = (str(error).splitlines() or [""])[0]
+    reason = f"{type(error).__name__}: {first}".rstrip(".: ")
+    print(f"error: process {process_index()} of {process_count()} stops ({reason}), and all others "
+          "with it. If this is a failed connection, look for the first error in the output of the "
+          f"others. Then {_AGAIN}", file=sys.stderr, flush=True)
     os._exit(1)
-
-
-def _first_line(error: BaseException) -> str:
-  lines = str(error).splitlines() or [""]
-  return f"{type(error).__name__}: {lines[0]}".rstrip(".: ")
