@@ -24,7 +24,7 @@ import sys
 from absl import logging
 import numpy as np
 
-from tpugraphs_jax import beam_jobs, graph, lock, remote
+from tpugraphs_jax import beam_jobs, files as files_lib, graph, remote
 from tpugraphs_jax.collections import Collection, OWN, RELEASED
 from tpugraphs_jax.data import factor, npz, npz_archive, store_build, store_format
 from tpugraphs_jax.data.store_format import open_graph
@@ -169,7 +169,7 @@ def _build_lock(root: Path) -> Iterator[None]:
                        'calling script: put its work under `if __name__ == "__main__":`')
   with contextlib.ExitStack() as stack:
     try:
-      stack.enter_context(lock.held(root, wait=True))
+      stack.enter_context(files_lib.held(root, wait=True))
     except OSError as error:
       raise OSError(f"cannot write the store {root} ({error.strerror}); name another "
                     "folder with store_dir") from error

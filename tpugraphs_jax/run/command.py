@@ -114,7 +114,7 @@ def _check_flags(values: flags.FlagValues) -> None:
 
 def _fail(message: str) -> NoReturn:
   logging.debug("details", exc_info=True)
-  print(f"error: {arguments.one_line(message)}", file=sys.stderr)
+  print(f"error: {arguments.one_line(console.named(message))}", file=sys.stderr)
   sys.exit(2)
 
 

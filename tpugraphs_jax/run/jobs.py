@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import atomic, console, lock, parallel
+from tpugraphs_jax import console, files as files_lib, parallel
 from tpugraphs_jax.data import features, sampling
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.run import banner, phases, results, summary, together
@@ -40,7 +40,7 @@ def run(
   job = Job.of(config)
   if parallel.is_primary():
     for _, folder in job.placed(workdir):
-      atomic.tidy(folder)
+      files_lib.tidy(folder)
   if mode in ("train", "all"):
     train(job, workdir, resume=resume)
   if mode == "train":
@@ -65,7 +65,7 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   parallel.per_device(config.batch.graphs, field="batch.graphs")
   loop.check_workdir(workdir, resume=resume, config=saved.fingerprint(config.to_dict()),
                      files=_digests(job, workdir))
-  with lock.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
+  with files_lib.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
     return _train_alone(job, workdir, resume=resume)
 
 

@@ -16,7 +16,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import atomic, parallel
+from tpugraphs_jax import files, parallel
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import loop, report
 
@@ -36,7 +36,7 @@ def update(workdir: Path, **sections: Any) -> None:
   """Replaces sections of the summary; the others stay. Only the primary process writes."""
   if not parallel.is_primary():
     return
-  with atomic.replacing(workdir / FILE, encoding="utf-8") as file:
+  with files.replacing(workdir / FILE, encoding="utf-8") as file:
     json.dump(_plain(read(workdir) | sections), file, indent=2)
     file.write("\n")
 

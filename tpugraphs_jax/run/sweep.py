@@ -25,7 +25,7 @@ from typing import Any
 from etils import epath
 from flax import traverse_util
 
-from tpugraphs_jax import atomic, beam_jobs, console, report
+from tpugraphs_jax import beam_jobs, console, files, report
 from tpugraphs_jax.run import arguments, checks, configs
 
 _DONE = ("last epoch", "early stopping")  # how `summary.json` says that training ended by itself
@@ -168,7 +168,7 @@ def row_of(run: Run) -> dict[str, Any]:
 def _write_rows(runs: Sequence[Run], out: str) -> None:
   rows = [row_of(run) for run in runs]
   names = list(dict.fromkeys(name for row in rows for name in row))
-  with atomic.replacing(epath.Path(out) / _ROWS, newline="") as file:
+  with files.replacing(epath.Path(out) / _ROWS, newline="") as file:
     writer = csv.DictWriter(file, fieldnames=names)
     writer.writeheader()
     writer.writerows(rows)

@@ -17,7 +17,7 @@ from typing import Any
 from flax import traverse_util
 import numpy as np
 
-from tpugraphs_jax import atomic
+from tpugraphs_jax import files
 from tpugraphs_jax.data import npz_archive
 from tpugraphs_jax.data.features import Transform
 
@@ -49,7 +49,7 @@ def save(path: Path, artefact: Artefact) -> None:
       "checksum": _checksum(arrays),
   }
   text = np.frombuffer(json.dumps(card).encode(), np.uint8)
-  with atomic.replacing(path, "wb") as file:
+  with files.replacing(path, "wb") as file:
     np.savez_compressed(file, card=text, **arrays)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from flax import traverse_util
 
-from tpugraphs_jax import integrity, parallel, registry, remote
+from tpugraphs_jax import files as files_lib, parallel, registry, remote
 from tpugraphs_jax.data import feature_blocks, features
 from tpugraphs_jax.serve import artefact
 from tpugraphs_jax.serve.artefact import Artefact
@@ -67,7 +67,7 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "
                             "trained in")
   try:
-    manifest = integrity.unsealed(json.loads(path.read_text()))
+    manifest = files_lib.unsealed(json.loads(path.read_text()))
     return upgrade(artefact.with_tuples(manifest["config"]))
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is damaged ({error}); train again") from None
@@ -77,7 +77,7 @@ def digests(files: Iterable[Path], workdir: Path) -> dict[str, str]:
   """SHA-256 of files by path within a working folder, in process 0 alone, which has them."""
   if not parallel.is_primary():
     return {}
-  return {path.relative_to(workdir).as_posix(): integrity.digest_of(path) for path in files}
+  return {path.relative_to(workdir).as_posix(): files_lib.digest_of(path) for path in files}
 
 
 def best_checkpoint(workdir: Path, config: Mapping[str, Any]) -> checkpoint.SavedParams | None:

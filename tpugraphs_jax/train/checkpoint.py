@@ -21,7 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from tpugraphs_jax import integrity, parallel
+from tpugraphs_jax import files as files_lib, parallel
 from tpugraphs_jax.train import orbax_log, same_config
 
 _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
@@ -146,7 +146,7 @@ class Checkpoints:
           number,
           args=ocp.args.Composite(
               **{_STATE: ocp.args.StandardSave(state), _NOTES: ocp.args.JsonSave(
-                  integrity.sealed(_as_json(notes)))}
+                  files_lib.sealed(_as_json(notes)))}
           ),
           metrics={"value": value, "number": number},
           force=True,
@@ -264,7 +264,7 @@ class Checkpoints:
     items = ocp.args.Composite(**{_NOTES: ocp.args.JsonRestore()})
     where = self._folder / f"{_PREFIX}_{number}"
     try:
-      notes = integrity.unsealed(self._manager.restore(number, args=items)[_NOTES])
+      notes = files_lib.unsealed(self._manager.restore(number, args=items)[_NOTES])
       return {name: notes[name] for name in ("step", "config", "data", "progress")} | notes
     except Exception as error:  # Orbax passes on a dozen types
       raise _damaged(where, error) from None
@@ -327,7 +327,7 @@ def _check_contents(where: Path, state: Any, notes: Mapping[str, Any]) -> None:
 
 
 def _digest(state: Any) -> str:
-  return integrity.digest_of_arrays(jax.tree.leaves(state))
+  return files_lib.digest_of_arrays(jax.tree.leaves(state))
 
 
 def _damaged(where: Path, reason: Any) -> ValueError:

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax import atomic, parallel
+from tpugraphs_jax import files as files_lib, parallel
 from tpugraphs_jax.train import checkpoint, report as report_lib, state as state_lib, stop
 from tpugraphs_jax.train.remaining import Remaining
 from tpugraphs_jax.train.schedule import Schedule
@@ -105,7 +105,7 @@ def train(
     stack.enter_context(parallel.stop_together())
     signals = stack.enter_context(stop.StopSignals())
     check_workdir(workdir, resume=resume, config=config, files=files)
-    atomic.tidy(workdir)
+    files_lib.tidy(workdir)
     checkpoints = stack.enter_context(contextlib.closing(
         checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, files=files)))
     state, step, progress = _begin(state, batches, checkpoints)

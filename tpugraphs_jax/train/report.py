@@ -22,7 +22,7 @@ from absl import logging
 import jax
 import numpy as np
 
-from tpugraphs_jax import atomic, console, integrity, parallel
+from tpugraphs_jax import console, files, parallel
 from tpugraphs_jax.train import outlets
 
 _PACKAGES = (
@@ -144,7 +144,7 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
       ) from None
     if step <= last_step:
       kept.append(line + "\n")
-  with atomic.replacing(path, encoding="utf-8") as file:
+  with files.replacing(path, encoding="utf-8") as file:
     file.writelines(kept)
 
 
@@ -165,8 +165,8 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
       "machine": platform.platform(),
       "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
   }
-  with atomic.replacing(workdir / "config.json", encoding="utf-8") as file:
-    file.write(json.dumps(integrity.sealed(manifest), indent=2) + "\n")
+  with files.replacing(workdir / "config.json", encoding="utf-8") as file:
+    file.write(json.dumps(files.sealed(manifest), indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tqdm
 
-from tpugraphs_jax import atomic, collections, console
+from tpugraphs_jax import collections, console, files as files_lib
 from tpugraphs_jax.data.synthetic import files, scales
 
 _STAMP = "synthetic.json"
@@ -82,5 +82,5 @@ def _stamp(out: Path, settings: dict) -> None:
   if (out / "npz").exists():
     raise ValueError(f"{out / 'npz'} exists and is not known to be synthetic data; "
                      "choose another folder")
-  with atomic.replacing(path) as file:
+  with files_lib.replacing(path) as file:
     json.dump(settings, file)
