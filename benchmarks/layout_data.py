@@ -35,7 +35,7 @@ from configs import layout as layout_config
 from tpugraphs_jax import graph, host_memory, parallel
 from tpugraphs_jax.data import npz, store
 from tpugraphs_jax.run import jobs, phases
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 import timing
 import workloads
 
@@ -253,7 +253,7 @@ def measure_ranking(root: Path) -> dict[str, float]:
     ranker.rank(program)
     seconds.append(time.perf_counter() - started)
   return {"first_ranking_s": seconds[0], "second_ranking_s": seconds[1],
-          "peak_mib": report.peak_memory()[1] / _MIB}
+          "peak_mib": log.peak_memory()[1] / _MIB}
 
 
 def measure(case: str, args: argparse.Namespace) -> dict[str, float]:

@@ -2,16 +2,14 @@
 
 import importlib.util
 import itertools
-import json
 
 import commands
 import ml_collections
 import pytest
 
 from tpugraphs_jax.run.jobs import Job
-from tpugraphs_jax.serve import artefact, saved as saved_lib
-from tpugraphs_jax.serve.ranker import Ranker
-from tpugraphs_jax.train import report, same_config
+from tpugraphs_jax.serve import saved as saved_lib
+from tpugraphs_jax.train import log
 
 TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
@@ -54,7 +52,7 @@ def test_every_variant_makes_a_job(kind, variant, tmp_path):
     expected = collection if collection in COLLECTIONS else "xla-random"
     assert ranker.collection.name == f"layout:{expected.replace('-', ':')}"
   # What a working folder keeps of a config makes the same model again.
-  report.write_manifest(tmp_path, config.to_dict())
+  log.write_manifest(tmp_path, config.to_dict())
   saved = ml_collections.ConfigDict(saved_lib.config_of(tmp_path))
   assert saved == config and Job.of(saved).ranker.model == ranker.model
 
@@ -180,23 +178,6 @@ def test_segments_have_no_virtual_nodes():
   config.data.virtual_node = "output"
   with pytest.raises(ValueError, match="virtual_node is 'output', but segments have no edges betw"):
     Job.of(config)
-
-
-@pytest.mark.parametrize("kind, variant", [
-    ("tile", "EarlyJoinSAGE"), ("tile", "MLP"), ("layout", "xla-random"), ("layout", "official"),
-    ("layout", "xla-random,tables"), ("layout", "gst_efd"),
-    ("layout", "preset=third")])
-def test_configs_from_before_an_option_mean_its_default(kind, variant, tmp_path):
-  """Whole configs as they once were: a field that came without a default is noticed."""
-  kept = json.loads((commands.ROOT / "tests/data/earlier_configs.json").read_text())
-  now, before = CONFIGS[kind](variant).to_dict(), artefact.with_tuples(kept[f"{kind}:{variant}"])
-  assert before != now and saved_lib.upgrade(before) == now
-  Ranker(saved_lib.upgrade(before))
-  as_json = lambda fields: json.loads(json.dumps(fields))
-  same_config.check(tmp_path, as_json(before), as_json(now))
-  now["loss"]["noise"] = 0.1
-  with pytest.raises(ValueError, match="loss.noise is 0.0 there and 0.1 here"):
-    same_config.check(tmp_path, as_json(before), as_json(now))
 
 
 def test_a_multistep_schedule_needs_milestones():

@@ -305,7 +305,7 @@ def test_checksums_are_compared_once_until_a_file_changes(tmp_path, monkeypatch)
   monkeypatch.setattr(files_lib, "_SETTLED_SECONDS", -1.0)
   compared, digest_of = [], files_lib.digest_of
   monkeypatch.setattr(
-      integrity, "digest_of", lambda path: compared.append(path.name) or digest_of(path))
+      files_lib, "digest_of", lambda path: compared.append(path.name) or digest_of(path))
   store.open_graph(folder)
   assert len(compared) == len(_stored_files())
   store.open_graph(folder)

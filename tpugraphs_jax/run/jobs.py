@@ -19,7 +19,7 @@ from tpugraphs_jax.run import banner, phases, results, summary, together
 from tpugraphs_jax.run.job import Job, judged, trainable
 from tpugraphs_jax.serve import artefact, judge, saved
 from tpugraphs_jax.serve.ranker import Ranker
-from tpugraphs_jax.train import loop, report
+from tpugraphs_jax.train import log, loop
 
 MODES = ("train", "evaluate", "predict", "all")
 
@@ -138,7 +138,7 @@ def prepare(job: Job, workdir: Path, *, resume: bool) -> Prepared:
                      f"{config.data_root}; choosing the best checkpoint needs at least one")
   _fit_once(job, train_graphs, also, workdir, resume=resume)
   files = _digests(job, workdir)
-  report.write_manifest(workdir, config.to_dict())
+  log.write_manifest(workdir, config.to_dict())
   valid = job.prepare(valid_graphs)
   for part in (job, *job.also):  # errors show before training
     for graph in valid_graphs if part is job else part.data.load(config.data_root, "valid"):
@@ -192,18 +192,17 @@ def train_phase(
     rows, means = judge.judge(ranker.collection, valid, ids, scores)
     return {judge.mean_name(name): mean for name, mean in means.items()} | judge.by_graph(rows)
 
+  schedule = loop.Schedule(
+      total_epochs=phase.epochs, steps_per_epoch=phase.plan.steps_per_epoch,
+      eval_every_epochs=options.eval_every_epochs, early_stop_epochs=options.early_stop_epochs,
+      best_metric=judge.mean_name(options.best_metric), log_every_steps=options.log_every_steps,
+      checkpoint_every_steps=options.checkpoint_every_steps, profile_steps=config.profile_steps)
+  experiment = loop.Experiment(
+      phase.train_step, phase.batches, evaluate, phase.learning_rate,
+      _model_writer(job, phase, workdir))
   return loop.train(
-      phase.state, train_step=phase.train_step, batches=phase.batches, evaluate=evaluate,
-      learning_rate=phase.learning_rate, about=config.to_dict(), workdir=workdir / phase.folder,
-      total_epochs=phase.epochs,
-      steps_per_epoch=phase.plan.steps_per_epoch, eval_every_epochs=options.eval_every_epochs,
-      early_stop_epochs=options.early_stop_epochs,
-      best_metric=judge.mean_name(options.best_metric),
-      log_every_steps=options.log_every_steps,
-      checkpoint_every_steps=options.checkpoint_every_steps, profile_steps=config.profile_steps,
-      resume=resume, config=saved.fingerprint(config.to_dict()),
-      files=files,
-      on_best=_model_writer(job, phase, workdir))
+      phase.state, experiment, schedule, workdir / phase.folder, resume=resume,
+      about=config.to_dict(), config=saved.fingerprint(config.to_dict()), files=files)
 
 
 def _model_writer(
@@ -212,7 +211,7 @@ def _model_writer(
   """Writes each `model.npz` whenever validation finds better parameters of the last phase."""
   def write(params: Any, step: int, metrics: dict[str, float]) -> None:
     if phase.following is None and parallel.is_primary():
-      about = {"step": step, loop.SAMPLE: metrics, "versions": report.versions()}
+      about = {"step": step, loop.SAMPLE: metrics, "versions": log.versions()}
       for part, folder in job.placed(workdir):
         part.ranker.save(folder / artefact.FILE, params, about)
 

@@ -8,13 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flax import traverse_util
 
 from tpugraphs_jax import files as files_lib, parallel, registry, remote
-from tpugraphs_jax.data import feature_blocks, features
+from tpugraphs_jax.data import features
 from tpugraphs_jax.serve import artefact
 from tpugraphs_jax.serve.artefact import Artefact
-from tpugraphs_jax.train import checkpoint, loop, same_config
+from tpugraphs_jax.train import checkpoint, loop
 
 CONFIG_FILE, TRANSFORMS_FILE = "config.json", "features.json"
 HEAD_FOLDER = "head"  # of the second phase of Graph Segment Training with fine-tuning
@@ -25,21 +24,11 @@ _FREE_DATA_FIELDS = (
 
 
 def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
-  """A saved config with the fields that came later, at the values they stood for.
-
-  Args:
-    config: nested fields, of this version or an older one.
-  """
+  """A saved config, with `data.also` where it lacks it: shipped models came before that field."""
   data = dict(config["data"])
-  blocks = [feature_blocks.RELEASED] + [feature_blocks.EXTRA] * bool(data.get("extra_dir"))
-  data.setdefault("features", tuple(blocks))
-  data.setdefault("source", "xla")
-  data.setdefault("search", "")
-  fields = traverse_util.flatten_dict(
-      {"extensions": (), **config, "data": data}, keep_empty_nodes=True)
-  later = {tuple(name.split(".")): value
-           for name, value in same_config.later_fields(config).items()}
-  return traverse_util.unflatten_dict(later | fields)
+  if config["task"] != "tile":
+    data.setdefault("also", ())
+  return {**config, "data": data}
 
 
 def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,6 +128,6 @@ def _from_checkpoints(workdir: Path, config: Mapping[str, Any] | None) -> Artefa
   if parallel.is_primary():
     transforms = features.load(workdir / TRANSFORMS_FILE)
     there = [workdir / name for name in found.files if (workdir / name).exists()]
-    same_config.check_files(workdir / loop.CHECKPOINTS, found.files, digests(there, workdir))
+    checkpoint.check_files(workdir / loop.CHECKPOINTS, found.files, digests(there, workdir))
   about = {"step": found.step, "value": found.value}
   return Artefact(dict(chosen), parallel.from_primary(transforms), found.params, about)
