@@ -285,7 +285,7 @@ def test_the_store_command_sees_data_in_a_bucket(data_root, capsys):
 
 
 def test_what_needs_a_folder_of_this_machine_says_so(capsys):
-  assert download.main(["--data_root", "gs://a/b"]) == 1
+  assert download.main(["--data_root", "gs://a/b"]) == 2
   assert "--data_root is gs://a/b, expected a folder of this machine" in capsys.readouterr().err
   assert hlo_command.main(["convert", "a.pb", "--out", "gs://a"]) == 1
   assert hlo_command.main(["convert", "a.pb", "--out", "b", "--extra_out", "gs://a"]) == 1

@@ -13,7 +13,7 @@ import io
 import logging
 import os
 import sys
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 # Local folders that hold the files of a place in a bucket, with that place: lines name the place.
 places: dict[str, str] = {}
@@ -56,6 +56,12 @@ def one_line(said: object) -> str:
   lines = (line.strip() for line in str(said).splitlines())
   words = " ".join(filter(None, lines)) or type(said).__name__
   return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+
+
+def fail(message: object) -> NoReturn:
+  """Ends a command that was used wrongly: one line on standard error, exit code 2."""
+  print(f"error: {one_line(named(str(message)))}", file=sys.stderr)
+  sys.exit(2)
 
 
 def bar(is_wanted: bool) -> bool | None:

@@ -56,7 +56,7 @@ def initialize(
   }
   missing = [name for name, value in given.items() if value is None]
   if len(missing) == len(given):
-    if _has_tpu_chips():
+    if has_tpu_chips():
       _initialize_from_surroundings(heartbeat_timeout_seconds)
     return
   if missing:
@@ -97,7 +97,8 @@ def _leave_signals_alone() -> None:
     jax.config.update(name, False)
 
 
-def _has_tpu_chips() -> bool:
+def has_tpu_chips() -> bool:
+  """Whether this machine has TPU chips and the library for them."""
   has_library = importlib.util.find_spec("libtpu") is not None
   return has_library and bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*"))
 
