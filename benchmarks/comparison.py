@@ -20,7 +20,7 @@ import timing
 from tpugraphs_jax import losses as losses_lib, parallel
 from tpugraphs_jax.data.batch import LayoutBatch
 from tpugraphs_jax.rankers.scorer import network_step
-from tpugraphs_jax.train import report, state as state_lib, step as step_lib
+from tpugraphs_jax.train import log, state as state_lib, step as step_lib
 
 VARIANTS = ("plain", "ours")
 
@@ -118,7 +118,7 @@ def run(description: str, script: str, kind: type, case: Callable[[], Case], *, 
 def _peak(function: Training | Scoring) -> dict[str, float]:
   for _ in range(2):
     jax.block_until_ready(function())
-  return {"peak_mib": report.peak_memory()[1] / 2**20, "planned_mib": function.planned_mib()}
+  return {"peak_mib": log.peak_memory()[1] / 2**20, "planned_mib": function.planned_mib()}
 
 
 def _compare(

@@ -26,7 +26,7 @@ from configs import layout as layout_config
 from tpugraphs_jax import host_memory, parallel
 from tpugraphs_jax.run import phases
 from tpugraphs_jax.run.job import Job
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 import timing
 import workloads
 
@@ -66,7 +66,7 @@ def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
       jax.block_until_ready(state)
       seconds.append(time.perf_counter() - started)
   # The first step compiles.
-  return {"step_s": float(np.median(seconds[1:])), "peak_mib": report.peak_memory()[1] / 2**20}
+  return {"step_s": float(np.median(seconds[1:])), "peak_mib": log.peak_memory()[1] / 2**20}
 
 
 def table(figures: dict[str, float]) -> str:

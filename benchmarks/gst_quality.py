@@ -25,7 +25,7 @@ import numpy as np
 from tpugraphs_jax import host_memory
 from tpugraphs_jax.run import job as job_lib, phases, training
 from tpugraphs_jax.serve import judge
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 import gst
 import timing
 
@@ -82,7 +82,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
   scores = ranker.scorer(result.state.eval_params, valid, ids)
   _, means = judge.judge(ranker.collection, valid, ids, scores)
   return {"kendaltau": means["kendaltau"], "opa": means["opa"], "seconds": seconds,
-          "peak_mib": report.peak_memory()[1] / 2**20}
+          "peak_mib": log.peak_memory()[1] / 2**20}
 
 
 def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -35,7 +35,7 @@ from configs import layout as layout_config
 from tpugraphs_jax import columns, graph, host_memory, parallel
 from tpugraphs_jax.data import npz, store
 from tpugraphs_jax.run import job as job_lib, phases, training
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 import timing
 import workloads
 
@@ -254,7 +254,7 @@ def measure_ranking(root: Path) -> dict[str, float]:
     ranker.rank(program)
     seconds.append(time.perf_counter() - started)
   return {"first_ranking_s": seconds[0], "second_ranking_s": seconds[1],
-          "peak_mib": report.peak_memory()[1] / _MIB}
+          "peak_mib": log.peak_memory()[1] / _MIB}
 
 
 def measure(case: str, args: argparse.Namespace) -> dict[str, float]:

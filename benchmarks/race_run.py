@@ -15,7 +15,7 @@ import numpy as np
 from tpugraphs_jax import parallel
 from tpugraphs_jax.run import job as job_lib, phases
 from tpugraphs_jax.serve import ensemble, judge
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 import timing
 
 OWN = "layout:own:programs"
@@ -162,7 +162,7 @@ def train(
   valid = Examined(job, prepared.valid, None if chooses else ids)
   chosen, params = _best_of(
       steps, phase, valid if chooses else None, total=total, budget=budget)
-  peak_mib = report.peak_memory()[1] / 2**20
+  peak_mib = log.peak_memory()[1] / 2**20
   examined = Examined(job, job.prepare(job_lib.judged(job.data.load(
       config.data_root, judged_split(job)))), ids) if chooses else valid
   scores, seconds = examined.scores(phase.scorer, params)
@@ -223,4 +223,4 @@ def measure(members: Sequence[Any], folder: Path, *, budget: float) -> dict[str,
     scores = [np.mean([_COMBINE(part) for part in parts], axis=0)
               for parts in zip(*(member.scores for member in trained))]
   return examined.judge(scores) | figures | {
-      "members": len(trained), "machine": timing.machine(), "versions": report.versions()}
+      "members": len(trained), "machine": timing.machine(), "versions": log.versions()}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import timing
-from tpugraphs_jax import atomic
+from tpugraphs_jax import files
 
 # Scripts that compare with the plain formulation, and scripts with figures of their own.
 _COMPARISONS = ("layout_step", "layout_rank", "sage_step")
@@ -41,7 +41,7 @@ def record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
   """Replaces the figures of one benchmark in `results.json`; returns all that it has now."""
   results = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
   results[name] = {"machine": timing.machine(), **figures}
-  with atomic.replacing(_RESULTS) as file:
+  with files.replacing(_RESULTS) as file:
     file.write(json.dumps(results, indent=2) + "\n")
   return results
 

@@ -34,7 +34,7 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tpugraphs_jax import atomic, collections, parallel
+from tpugraphs_jax import collections, files, parallel
 from tpugraphs_jax.run import configs, job as job_lib
 from tpugraphs_jax.serve import judge, saved
 import quality
@@ -230,7 +230,7 @@ def name_of(text: str) -> str:
 def kept(path: Path, make: Callable[[], Any]) -> Any:
   """What a file holds; it is made unless it is there."""
   if not path.exists():
-    with atomic.replacing(path) as file:
+    with files.replacing(path) as file:
       file.write(json.dumps(make()) + "\n")
   return json.loads(path.read_text())
 
@@ -253,7 +253,7 @@ def run_missing(args: argparse.Namespace, collection: str, system: str, seed: in
   except subprocess.CalledProcessError as error:
     print(f"  failed with exit code {error.returncode}: not counted", flush=True)
     return
-  with atomic.replacing(path) as file:
+  with files.replacing(path) as file:
     file.write(json.dumps({"collection": collection, "system": system, "seed": seed, **row}) + "\n")
 
 

@@ -32,7 +32,7 @@ from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.composed import inputs
 from tpugraphs_jax.run import configs, published, published_tiles
-from tpugraphs_jax.train import report, state as state_lib, step as step_lib
+from tpugraphs_jax.train import log, state as state_lib, step as step_lib
 import timing
 import workloads
 
@@ -103,7 +103,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     jax.block_until_ready(state)
     seconds.append(time.perf_counter() - started)
   return {"step_s": float(np.median(seconds[1:])), "planned_mib": timing.planned_mib(compiled),
-          "peak_mib": report.peak_memory()[1] / 2**20,
+          "peak_mib": log.peak_memory()[1] / 2**20,
           "loss": float(parallel.unreplicate(metrics)["loss"]),
           "nodes": int(batch.graph.n_node[:-1].sum()), "configs": int(batch.config_mask.shape[1]),
           "is_tile": float(isinstance(batch, TileBatch))}

@@ -35,7 +35,7 @@ from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.rankers.tables import batching as table_batching, node_pairs, terms
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 from tpugraphs_jax.run import job as job_lib, phases
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 import timing
 import workloads
 
@@ -212,7 +212,7 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, Any]:
       "few": lambda args: measure_scores("tables", one_program(1_000)),
       "many": lambda args: measure_scores("tables", one_program(100_000)),
       "split": lambda args: measure_scores("tables", split_programs())}
-  return figures[case](args) | {"peak_mib": report.peak_memory()[1] / 2**20}
+  return figures[case](args) | {"peak_mib": log.peak_memory()[1] / 2**20}
 
 
 def main() -> None:

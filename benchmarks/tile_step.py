@@ -25,7 +25,7 @@ from tpugraphs_jax import graph, host_memory, parallel
 from tpugraphs_jax.data.synthetic import files, scales
 from tpugraphs_jax.run import phases
 from tpugraphs_jax.run.job import Job
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 import timing
 
 _STEPS_IN_FLIGHT = 2  # as in the training loop
@@ -108,7 +108,7 @@ def main() -> None:
   figures = {"train_kernels": len(graphs), "train_configs": sum(len(g.configs) for g in graphs)}
   figures |= measure_training(job, graphs)
   figures |= measure_scoring(job, graphs[: args.scored_kernels])
-  figures["peak_memory_mib"] = report.peak_memory()[1] / 2**20
+  figures["peak_memory_mib"] = log.peak_memory()[1] / 2**20
   timing.report(figures, args.out)
 
 

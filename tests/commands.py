@@ -151,14 +151,14 @@ def _run_here(run: Run) -> int:
 
 def _at(step: int, do: Callable[[], object]) -> None:
   """Makes the report of a step the moment of something else."""
-  progress = report.Report.progress
+  progress = log.Log.progress
 
   def progress_and_more(self, at, *args, **kwargs):
     progress(self, at, *args, **kwargs)
     if at == step:
       do()
 
-  report.Report.progress = progress_and_more
+  log.Log.progress = progress_and_more
 
 
 if __name__ == "__main__":
@@ -167,6 +167,6 @@ if __name__ == "__main__":
   import jax
   from tpugraphs_jax.run import command as _imported_once_for_all_runs  # noqa: F401
   from tpugraphs_jax.report import figures as _imported_once_too  # noqa: F401
-  from tpugraphs_jax.train import report
+  from tpugraphs_jax.train import log
 
   print(json.dumps([_run_forked(Run(*order)) for order in json.load(sys.stdin)]))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import commands
 import recorded
 
-from tpugraphs_jax import integrity
+from tpugraphs_jax import files
 from tpugraphs_jax.data import synthetic
 
 COMMANDS = {"tile": ("run_tile.py", "configs/tile.py:ci"),
@@ -73,7 +73,7 @@ def _run_all(folder: Path) -> Jobs:
 def forget_files(workdir: Path) -> None:
   """Makes a run's checkpoints as old ones, which do not know what files were beside them."""
   for path in workdir.rglob("notes/metadata"):
-    notes = integrity.unsealed(json.loads(path.read_text()))
+    notes = files.unsealed(json.loads(path.read_text()))
     del notes["files"]
     path.write_text(json.dumps(notes))
 

@@ -22,7 +22,6 @@ import toy  # noqa: E402
 
 from tpugraphs_jax.data import batching  # noqa: E402
 from tpugraphs_jax.rankers import base  # noqa: E402
-from tpugraphs_jax.train import loop  # noqa: E402
 from tpugraphs_jax import parallel  # noqa: E402
 from tpugraphs_jax.rankers import scorer as scorer_lib  # noqa: E402
 
@@ -99,22 +98,14 @@ def check_exchange():
 
 def main(port, process_id, what, workdir, culprit, processes):
   parallel.initialize(
-      f"localhost:{port}", int(processes), int(process_id), heartbeat_timeout_seconds=20)
+      f"localhost:{port}", int(processes), int(process_id), heartbeat_timeout_seconds=10)
   if processes == "2":
     check_exchange()
   # Only process 0's folder is ever used.
   folder = Path(workdir) if parallel.is_primary() else Path(workdir) / "of-the-second"
-  loop.train(
-      toy.make_state(),
-      train_step=toy.TRAIN_STEP,
-      batches=Batches(EVENTS[what if process_id == culprit else "train"]),
-      evaluate=toy.evaluate,
-      workdir=folder,
-      total_epochs=toy.EPOCHS,
-      steps_per_epoch=toy.STEPS_PER_EPOCH,
-      log_every_steps=1,
-      resume=what == "resume",
-  )
+  toy.train(
+      folder, batches=Batches(EVENTS[what if process_id == culprit else "train"]),
+      log_every_steps=1, resume=what == "resume")
   assert not (Path(workdir) / "of-the-second").exists()
 
 

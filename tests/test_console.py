@@ -1,10 +1,10 @@
 """Lines are whole, carry a time where nobody is watching, and warnings stand apart."""
 
-import ast
 import io
 import logging
-from pathlib import Path
 import re
+import subprocess
+import sys
 
 import pytest
 import tqdm
@@ -30,21 +30,6 @@ def installed():
 def test_off_a_terminal_every_line_has_a_time(capsys):
   console.say("one\ntwo")
   assert re.fullmatch(f"{TIME}one\n{TIME}two\n", capsys.readouterr().out)
-
-
-def test_every_progress_bar_of_the_package_is_left_out_off_a_terminal():
-  """Either by `console.bar`, or by the value that tqdm has for this."""
-  package, found = Path(console.__file__).parent, []
-  for path in package.rglob("*.py"):
-    tree = ast.parse(path.read_text())
-    kept = {ast.unparse(node.targets[0]) for node in ast.walk(tree) if isinstance(node, ast.Assign)
-            and ast.unparse(node.value).startswith("console.bar(")}
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-      if ast.unparse(call.func) in ("tqdm.tqdm", "tqdm"):
-        disable = {word.arg: ast.unparse(word.value) for word in call.keywords}.get("disable", "")
-        is_hidden = disable == "None" or disable in kept or disable.startswith("console.bar(")
-        found.append((path.name, is_hidden))
-  assert len(found) > 5 and all(is_hidden for _, is_hidden in found), found
 
 
 def test_on_a_terminal_a_line_is_as_it_is_and_stays(monkeypatch):
@@ -91,3 +76,28 @@ def test_bars_are_for_terminals(stream, is_wanted, is_shown):
     ("a\u2028b\ud800", r"a b\ud800")])
 def test_one_line_has_no_more_than_one_and_can_be_printed(said, expected):
   assert console.one_line(said) == expected
+
+
+@pytest.mark.parametrize("count, expected", [
+    (0, "0 B"), (999, "999 B"), (26_300, "26.3 kB"), (26e3, "26 kB"), (999_600, "1 MB"),
+    (1.5e9, "1.5 GB"), (2e13, "20 TB")])
+def test_a_size_has_three_digits_and_a_unit(count, expected):
+  assert console.size(count) == expected
+
+
+@pytest.mark.parametrize("seconds, expected", [
+    (7.2, "7 s"), (99, "99 s"), (100, "2 min"), (3600, "60 min"), (12_600, "3.5 h"),
+    (360_000, "100.0 h")])
+def test_a_duration_is_told_in_its_unit(seconds, expected):
+  assert console.duration(seconds) == expected
+
+
+def test_a_mistake_ends_a_command_in_one_line_with_exit_code_2(capsys):
+  with pytest.raises(SystemExit) as ended:
+    console.fail(ValueError("no\nfolder"))
+  assert ended.value.code == 2 and capsys.readouterr().err == "error: no folder\n"
+
+
+def test_the_package_says_what_commands_there_are():
+  told = subprocess.run([sys.executable, "-m", "tpugraphs_jax"], capture_output=True, text=True)
+  assert told.returncode == 0 and "tpugraphs-tile" in told.stdout and "sweep" in told.stdout

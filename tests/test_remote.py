@@ -11,7 +11,7 @@ import parts
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import atomic, remote, report, submission
+from tpugraphs_jax import files, remote, report, submission
 from tpugraphs_jax.data import download, npz, store, synthetic
 from tpugraphs_jax.hlo import __main__ as hlo_command
 from tpugraphs_jax.report import __main__ as command, runs
@@ -189,11 +189,11 @@ def test_what_cannot_be_sent_stays_here_and_does_not_stop_the_work(tmp_path, mon
 
 
 def test_files_appear_whole_or_not_at_all(bucket):
-  with atomic.replacing(f"{bucket}/out/a.csv", newline="") as file:
+  with files.replacing(f"{bucket}/out/a.csv", newline="") as file:
     file.write("a\n")
   assert text(f"{bucket}/out/a.csv") == "a\n"
   with pytest.raises(ZeroDivisionError):
-    with atomic.replacing(f"{bucket}/out/a.csv") as file:
+    with files.replacing(f"{bucket}/out/a.csv") as file:
       file.write("half")
       raise ZeroDivisionError
   assert text(f"{bucket}/out/a.csv") == "a\n"

@@ -1,12 +1,14 @@
 """A straight line fitted by the real optimiser and loop: the toy model of the tests."""
 
+import dataclasses
+
 import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax import parallel
-from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train import loop, state as state_lib
 
 DEVICES = 4  # of all processes
 STEPS_PER_EPOCH = 4
@@ -61,3 +63,19 @@ TRAIN_STEP = parallel.pmap(device_step, donate_argnums=0)
 
 def evaluate(params):
   return {"opa": float(params["slope"]), "tau": float(params["offset"])}
+
+
+_OF_SCHEDULE = {field.name for field in dataclasses.fields(loop.Schedule)}
+_OF_EXPERIMENT = {field.name for field in dataclasses.fields(loop.Experiment)}
+
+
+def train(workdir, state=None, **changes):
+  """Trains the straight line; `changes` are fields of schedule and experiment, and options."""
+  options = dict(
+      train_step=TRAIN_STEP, batches=None, evaluate=evaluate, total_epochs=EPOCHS,
+      steps_per_epoch=STEPS_PER_EPOCH) | changes
+  take = lambda names: {name: options.pop(name) for name in names & options.keys()}
+  options["batches"] = options["batches"] or make_batches()
+  experiment = loop.Experiment(**take(_OF_EXPERIMENT))
+  schedule = loop.Schedule(**take(_OF_SCHEDULE))
+  return loop.train(state or make_state(), experiment, schedule, workdir, **options)

@@ -1,9 +1,9 @@
-"""What is told while something runs: whole lines, with a time where nobody is watching.
+"""Progress and log lines of the commands: whole lines, with a time where nobody is watching.
 
 On a terminal a line is shown as it is. Elsewhere (a log file, a job's output) each begins
 with date and time, and progress bars, which rewrite their line, are left out. Messages of
-the log (`absl.logging`) take the same form once a command has called `install`: what is
-told goes to standard output, warnings go to standard error.
+the log (`absl.logging`) take the same form once a command has called `install`: information
+goes to standard output, warnings go to standard error.
 """
 
 from __future__ import annotations
@@ -13,23 +13,55 @@ import io
 import logging
 import os
 import sys
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
+
+# Local folders that hold the files of a place in a bucket, with that place: lines name the place.
+places: dict[str, str] = {}
 
 
 def say(text: str) -> None:
-  """Tells something, in one line or several."""
+  """Writes one or several lines to standard output."""
   _write(text, sys.stdout)
 
 
+def named(text: str) -> str:
+  """The text with the places of buckets instead of the local folders of their files."""
+  for folder, place in places.items():
+    text = text.replace(folder, place)
+  return text
+
+
+def size(count: float) -> str:
+  """A number of bytes with three digits and a unit (powers of 1,000), such as `26 kB`."""
+  for unit in ("B", "kB", "MB", "GB"):
+    if count < 999.5:
+      return f"{count:.3g} {unit}"
+    count /= 1000
+  return f"{count:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+  """A duration in its largest fitting unit, such as `7 s`, `12 min` or `3.5 h`."""
+  if seconds < 99.5:
+    return f"{seconds:.0f} s"
+  return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
+
+
 def one_line(said: object) -> str:
-  """A text, or what an error says, in one line of printable characters.
+  """A text, or the message of an error, in one line of printable characters.
 
   Characters that cannot be printed, such as those of names in a damaged file, are written
-  as escapes. An error that says nothing is told by the name of its type.
+  as escapes. An error without a message gives the name of its type.
   """
   lines = (line.strip() for line in str(said).splitlines())
   words = " ".join(filter(None, lines)) or type(said).__name__
   return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+
+
+def fail(message: object) -> NoReturn:
+  """Ends a command that was used wrongly: one line on standard error, exit code 2."""
+  print(f"error: {one_line(named(str(message)))}", file=sys.stderr)
+  sys.exit(2)
 
 
 def bar(is_wanted: bool) -> bool | None:
@@ -45,7 +77,7 @@ def install() -> None:
 def _write(text: str, stream: TextIO) -> None:
   start = "" if stream.isatty() else f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} "
   # One write for all: processes may share a log.
-  lines = "\n".join(start + line for line in text.splitlines() or [""])
+  lines = "\n".join(start + line for line in named(text).splitlines() or [""])
   try:
     print(lines, file=stream, flush=True)
   except (OSError, ValueError) as error:  # its reader is gone; it was closed
@@ -53,9 +85,9 @@ def _write(text: str, stream: TextIO) -> None:
 
 
 def _discard(stream: TextIO, error: Exception) -> None:
-  """Sends what is written to a broken stream from here on nowhere, and says so once.
+  """Redirects all later writes to a broken stream to the null device, after one warning.
 
-  What computes goes on: also buffers must not fail when the process ends (Python's manual).
+  The run goes on, and the buffers of the stream do not fail when the process ends.
   """
   is_output, nowhere = stream is sys.stdout, os.open(os.devnull, os.O_WRONLY)
   try:
@@ -71,7 +103,7 @@ def _discard(stream: TextIO, error: Exception) -> None:
 
 
 class _Nowhere(io.TextIOBase):
-  """Forgets what is written."""
+  """A text stream that drops its input."""
 
   def write(self, text: str) -> int:
     return len(text)
@@ -89,7 +121,7 @@ class _Lines(logging.Handler):
   def _tell(self, record: Any) -> None:
     is_warning = record.levelno >= logging.WARNING
     if not is_warning and record.name != "absl":
-      return  # What other libraries are about to do is of no use to anyone here.
+      return  # information of other libraries, which no user needs
     text = f"{record.levelname.lower()}: " * is_warning + record.getMessage()
     if record.exc_info:
       text += "\n" + logging.Formatter().formatException(record.exc_info)

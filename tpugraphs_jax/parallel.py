@@ -24,11 +24,8 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax import console
-
 DEVICES = "devices"  # name of the mapped axis
-# Jax's coordination service ends all processes of a run when one has been silent for so long.
-HEARTBEAT_TIMEOUT_SECONDS = 40
+_AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
 
 
 def initialize(
@@ -36,7 +33,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     *,
-    heartbeat_timeout_seconds: int = HEARTBEAT_TIMEOUT_SECONDS,
+    heartbeat_timeout_seconds: int = 40,
 ) -> None:
   """Joins the processes of a run; call it before anything else uses jax.
 
@@ -47,8 +44,8 @@ def initialize(
     coordinator_address: `host:port` of process 0.
     num_processes: number of processes, equal everywhere.
     process_id: 0 .. num_processes - 1, different everywhere.
-    heartbeat_timeout_seconds: jax's coordination service ends the run when it has not heard of
-      a process for this long.
+    heartbeat_timeout_seconds: jax's coordination service ends all processes when one of
+      them has been silent for this long.
 
   Raises:
     ValueError: some of the three arguments given, but not all, or out of range.
@@ -60,7 +57,7 @@ def initialize(
   }
   missing = [name for name, value in given.items() if value is None]
   if len(missing) == len(given):
-    if _has_tpu_chips():
+    if has_tpu_chips():
       _initialize_from_surroundings(heartbeat_timeout_seconds)
     return
   if missing:
@@ -76,43 +73,45 @@ def initialize(
   if num_processes == 1:
     return
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  _join(heartbeat_timeout_seconds, **given)
+
+
+def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
+  """Joins the processes, and tells in a line which they are and what to do when they end."""
   _leave_signals_alone()
-  jax.distributed.initialize(**given, heartbeat_timeout_seconds=heartbeat_timeout_seconds)
-  _tell_where_to_look(heartbeat_timeout_seconds)
-
-
-def _tell_where_to_look(heartbeat_timeout_seconds: int) -> None:
-  """Says before anything happens which output explains the end of a run."""
+  jax.distributed.initialize(
+      **given, heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+      shutdown_timeout_seconds=heartbeat_timeout_seconds)
   if process_count() > 1:
-    console.say(
-        f"process {process_index()} of {process_count()} on host {socket.gethostname()}. If one "
-        f"of them dies or is silent for {heartbeat_timeout_seconds} s, all of them end: look at "
-        "the process whose output ends first, then start all of them again with --resume")
+    hosts = gather_objects((socket.gethostname(), os.getpid()))
+    names = ", ".join(f"process {index} on {host} (process id {number})"
+                      for index, (host, number) in enumerate(hosts))
+    print(f"Process {process_index()} of {process_count()}: {names}. If one of them ends or is "
+          f"silent for {heartbeat_timeout_seconds} s, jax ends all of them: look at the output of "
+          f"the one that ended first, then {_AGAIN}", file=sys.stderr, flush=True)
 
 
 def _leave_signals_alone() -> None:
-  """Keeps jax from swallowing SIGTERM in every process that has peers."""
+  """Keeps jax from swallowing SIGTERM where a run has several processes."""
   name = "jax_enable_preemption_service"
   if hasattr(jax.config, name):  # Absent in older versions.
     jax.config.update(name, False)
 
 
-def _has_tpu_chips() -> bool:
+def has_tpu_chips() -> bool:
+  """Whether this machine has TPU chips and the library for them."""
   has_library = importlib.util.find_spec("libtpu") is not None
   return has_library and bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*"))
 
 
 def _initialize_from_surroundings(heartbeat_timeout_seconds: int) -> None:
-  _leave_signals_alone()
   try:
-    jax.distributed.initialize(heartbeat_timeout_seconds=heartbeat_timeout_seconds)
+    _join(heartbeat_timeout_seconds)
   except Exception as error:  # Many kinds, by service: notebooks have no metadata.
-    # A single host needs none of it; in a pod the devices tell that it has peers.
+    # A single host needs none of it; in a pod the devices tell that there are others.
     if jax.process_count() > 1:
       raise
     logging.info("One TPU host without jax.distributed (%s)", error)
-    return
-  _tell_where_to_look(heartbeat_timeout_seconds)
 
 
 def use_compilation_cache(folder: str | os.PathLike) -> None:
@@ -295,8 +294,8 @@ def stop_together() -> Iterator[None]:
   """Ends this process at once when an error comes up while others wait for it.
 
   A process that leaves in the ordinary way first waits for the others, which wait in
-  a reduction for it. Ending abruptly closes its connections, so that the reductions of
-  the others fail; where they do not, the missing heartbeat ends the others.
+  a reduction for it. Ending abruptly closes its connections: a reduction of the others
+  fails, or jax's coordination service ends them.
   """
   try:
     yield
@@ -304,17 +303,9 @@ def stop_together() -> Iterator[None]:
     if process_count() == 1:
       raise
     traceback.print_exc()
-    print(
-        f"Process {process_index()} of {process_count()} stops: {_first_line(error)}."
-        " All processes of the run stop with it; if this is a failed connection,"
-        " look for the first error in the output of the others. Start all of them"
-        " again with --resume to go on from the newest checkpoint.",
-        file=sys.stderr,
-        flush=True,
-    )
+    first = (str(error).splitlines() or [""])[0]
+    reason = f"{type(error).__name__}: {first}".rstrip(".: ")
+    print(f"error: process {process_index()} of {process_count()} stops ({reason}), and all others "
+          "with it. If this is a failed connection, look for the first error in the output of the "
+          f"others. Then {_AGAIN}", file=sys.stderr, flush=True)
     os._exit(1)
-
-
-def _first_line(error: BaseException) -> str:
-  lines = str(error).splitlines() or [""]
-  return f"{type(error).__name__}: {lines[0]}".rstrip(".: ")

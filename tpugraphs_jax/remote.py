@@ -1,9 +1,10 @@
 """Places in buckets (`gs://`, `s3://`, `memory://`, whatever fsspec knows), and copies of them here.
 
 The store is mapped into memory, Orbax renames whole folders, `metrics.jsonl` grows line by
-line: a bucket can do none of this. So what is read is copied to this machine first, a
-working folder is worked on here and kept up to date in its bucket, and both are said in a
-line. A place is a string: a `Path` would make a folder called `gs:` of it.
+line: a bucket can do none of this. So files that are read are copied to this machine first, and a
+working folder is a local one that is kept up to date in its bucket. fsspec transfers the
+files; its caches and `rsync` compare sizes alone, and leave no mark of a folder that is whole.
+A place is a string: a `Path` would make a folder called `gs:` of it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ import os
 from pathlib import Path
 import shutil
 import tempfile
-from typing import IO, Any
+from typing import Any
 
 from absl import logging
-import fsspec
 import tqdm
 
-from tpugraphs_jax import console, lock
-from tpugraphs_jax.repeated import repeated
+from tpugraphs_jax import console, files as files_lib
+from tpugraphs_jax.files import bucket_of, is_remote
 
 CACHE = "TPUGRAPHS_CACHE"  # environment variable that names the folder of copies
 _DEFAULT_CACHE = "~/.cache/tpugraphs_jax"
@@ -31,15 +31,9 @@ _KNOWN = ".remote.json"  # in a copy: what it was copied from, by name
 _INDEX = ".index.json"  # in a bucket: the files that belong together
 _PUSH_SECONDS = 30.0
 _AT_A_TIME = 64  # files
-# What is on its way in a working folder, or of use to this machine alone.
-_NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded", "compilation_cache", lock.FILE,
+# Parts of names of files that are being written, or that only this machine can use.
+_NOT_SENT = (".partial", ".orbax-checkpoint-tmp", "superseded", "compilation_cache", files_lib.LOCK,
              _KNOWN)
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # of this package, by protocol
-
-
-def is_remote(place: str | os.PathLike[str]) -> bool:
-  """Whether a place is in a bucket, not in a folder of this machine."""
-  return "://" in os.fspath(place)
 
 
 def refuse(place: str, name: str) -> None:
@@ -56,7 +50,7 @@ def join(place: str | os.PathLike[str], *parts: str) -> str:
 
 def exists(place: str) -> bool:
   """Whether there is a file at a remote place."""
-  system, path = _system(place)
+  system, path = bucket_of(place)
   return system.isfile(path)
 
 
@@ -83,7 +77,7 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
   if not is_remote(place):
     return Path(place).expanduser()
   into = into or local_of(place)
-  system, root = _system(place)
+  system, root = bucket_of(place)
   if system.isfile(root):
     into = into.with_name(into.name + ".d")
     _copy(system, {Path(root).name: system.info(root)}, into, os.fspath(place))
@@ -96,19 +90,20 @@ def _copy(system: Any, files: Mapping[str, Mapping[str, Any]], into: Path, place
   """Brings a copy up to date: new and changed files come, those that are gone go."""
   if not files:
     raise FileNotFoundError(f"{place}: there is nothing")
-  with lock.held(into, wait=True):
-    known = _read(into / _KNOWN)
+  with files_lib.held(into, wait=True):
+    known = _known(into / _KNOWN)
     marks = {name: _mark(info) for name, info in files.items()}
     todo = [name for name, mark in marks.items()
             if known.get(name) != mark or not (into / name).exists()]
     if todo:
       total = sum(files[name]["size"] for name in todo)
-      console.say(f"{place}: {len(todo)} files, {total / 1e9:.3g} GB, are copied to {into}")
+      console.say(f"{place}: {len(todo)} files, {console.size(total)}, are copied to {into}")
     _get(system, {files[name]["name"]: into / name for name in todo})
     for name in known.keys() - marks.keys():
       (into / name).unlink(missing_ok=True)
     if known != marks:
-      _write(into / _KNOWN, marks)
+      with files_lib.replacing(into / _KNOWN) as file:
+        json.dump(marks, file)
 
 
 def _get(system: Any, targets: Mapping[str, Path]) -> None:
@@ -127,22 +122,11 @@ def _get(system: Any, targets: Mapping[str, Path]) -> None:
 
 def send(folder: Path, place: str) -> None:
   """Copies a folder to a bucket: files that are not there, or of another size."""
-  system, root = _system(place)
+  system, root = bucket_of(place)
   there = {name: info["size"] for name, info in _files(system, root).items()}
   here = {name: folder / name for name in _whole_files(folder)}
   _put(system, root, {name: path for name, path in here.items()
                       if there.get(name) != path.stat().st_size})
-
-
-@contextlib.contextmanager
-def sending(place: str | os.PathLike[str], mode: str, **options: Any) -> Iterator[IO]:
-  """Opens a local file that is put to a remote place when the block ends without an error."""
-  with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder) / "file"
-    with open(path, mode, **options) as file:
-      yield file
-    system, root = _system(place)
-    _put(system, root.rpartition("/")[0], {root.rpartition("/")[2]: path})
 
 
 @contextlib.contextmanager
@@ -162,14 +146,15 @@ def working_folder(place: str, *, is_writing: bool = True) -> Iterator[Path]:
   if not is_remote(place):
     yield Path(place).expanduser()
     return
-  _system(place)  # errors show before anything is made
+  bucket_of(place)  # errors show before anything is made
   beside = local_of(place).with_name("working")
   beside.mkdir(parents=True, exist_ok=True)
   folder = Path(tempfile.mkdtemp(prefix=f"{place.rstrip('/').rpartition('/')[2]}-", dir=beside))
-  console.say(f"{place}: worked on in {folder}, sent every {_PUSH_SECONDS:.0f} s and at the end")
+  console.say(f"{place}: files are sent every {_PUSH_SECONDS:.0f} s and at the end")
   mirror = _Mirror(folder, place)
   mirror.pull()
   with contextlib.ExitStack() as stack:
+    console.places[str(folder)] = place.rstrip("/")
     if is_writing:
       stack.callback(_send_last, mirror, folder, place)
       stack.enter_context(_sending_along(mirror, place))
@@ -182,13 +167,14 @@ def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
   try:
     mirror.push()
   except Exception as error:  # of whatever file system it is
-    raise OSError(f"{place} cannot be written ({console.one_line(error)}): what the run made stays in "
-                  f"{folder}") from error
+    del console.places[str(folder)]
+    raise OSError(f"{place} cannot be written ({console.one_line(error)}): the files of the run stay "
+                  f"in {folder}") from error
   shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sending_along(mirror: _Mirror, place: str) -> contextlib.AbstractContextManager[None]:
-  """Sends again and again while the block runs; of what fails the first is told."""
+  """Sends the changes every half minute while the block runs; warns of the first failure."""
   told: list[Exception] = []
 
   def send_now() -> None:
@@ -200,7 +186,7 @@ def _sending_along(mirror: _Mirror, place: str) -> contextlib.AbstractContextMan
                         console.one_line(error), _PUSH_SECONDS)
       told.append(error)
 
-  return repeated(send_now, _PUSH_SECONDS, name="bucket")
+  return files_lib.repeated(send_now, _PUSH_SECONDS, name="bucket")
 
 
 class _Mirror:
@@ -212,7 +198,7 @@ class _Mirror:
 
   def __init__(self, folder: Path, place: str):
     self._folder, self._sent = folder, {}
-    self._system, self._root = _system(place)
+    self._system, self._root = bucket_of(place)
 
   def pull(self) -> None:
     """Copies what is in the bucket, as far as it belongs together."""
@@ -258,9 +244,9 @@ def _put(system: Any, root: str, files: Mapping[str, Path]) -> None:
 
 
 def _files(system: Any, root: str) -> dict[str, dict[str, Any]]:
-  """What is known of every file below a folder, by its name from there.
+  """What fsspec knows of every file below a folder, by its name from there.
 
-  Where an index says which files belong together, these alone.
+  Where the folder has an index, only the files that the index names.
   """
   system.invalidate_cache()
   start = len(root.rstrip("/")) + 1
@@ -273,30 +259,14 @@ def _files(system: Any, root: str) -> dict[str, dict[str, Any]]:
 
 
 def _mark(info: Mapping[str, Any]) -> str:
-  """What changes whenever a file does."""
+  """A text that changes whenever the file changes."""
   names = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created")
   return f"{info['size']} {next((info[name] for name in names if info.get(name)), '')}"
 
 
-def _system(place: str | os.PathLike[str]) -> tuple[Any, str]:
-  """The file system of a remote place, and its path there."""
-  protocol = os.fspath(place).partition("://")[0]
-  try:
-    return fsspec.core.url_to_fs(os.fspath(place))
-  except (ImportError, ValueError) as error:
-    extra = _EXTRAS.get(protocol)
-    advice = f": pip install 'tpugraphs-jax[{extra}]'" if extra else ""
-    raise ValueError(f"{place} cannot be reached ({console.one_line(error)}){advice}") from None
-
-
-def _read(path: Path) -> dict[str, str]:
+def _known(path: Path) -> dict[str, str]:
+  """Marks of the files that were copied before; none where the file is missing or damaged."""
   try:
     return json.loads(path.read_text(encoding="utf-8"))
   except (OSError, ValueError):
     return {}
-
-
-def _write(path: Path, value: Any) -> None:
-  beside = path.with_name(path.name + ".partial")
-  beside.write_text(json.dumps(value), encoding="utf-8")
-  os.replace(beside, path)

@@ -25,7 +25,7 @@ import sys
 
 import numpy as np
 
-from tpugraphs_jax import atomic, collections, metrics, remote
+from tpugraphs_jax import collections, files as files_lib, metrics, remote
 from tpugraphs_jax.data import npz, npz_archive
 
 HEADER = "ID,TopConfigs"
@@ -335,7 +335,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def _write(path: str | os.PathLike[str], rankings: Mapping[str, np.ndarray]) -> None:
-  with atomic.replacing(path, encoding="utf-8") as file:
+  with files_lib.replacing(path, encoding="utf-8") as file:
     file.write(HEADER + "\n")
     for row_id, ranking in rankings.items():
       file.write(f"{row_id},{';'.join(map(str, ranking.tolist()))}\n")

@@ -9,7 +9,7 @@ import pytest
 
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.serve import saved as saved_lib
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 
 TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
@@ -52,7 +52,7 @@ def test_every_variant_makes_a_job(kind, variant, tmp_path):
     expected = collection if collection in COLLECTIONS else "xla-random"
     assert ranker.collection.name == f"layout:{expected.replace('-', ':')}"
   # What a working folder keeps of a config makes the same model again.
-  report.write_manifest(tmp_path, config.to_dict())
+  log.write_manifest(tmp_path, config.to_dict())
   saved = ml_collections.ConfigDict(saved_lib.config_of(tmp_path))
   assert saved == config and Job.of(saved).ranker.family.network == ranker.family.network
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax import collections, graph
-from tpugraphs_jax.data import archives, download
+from tpugraphs_jax.data import download
 
 TILE = "tile:xla"
 
@@ -165,7 +165,7 @@ def test_broken_transfer_is_resumed_within_one_run(server, tmp_path):
 
 def test_next_run_goes_on_where_an_interrupted_one_stopped(server, tmp_path):
   server.break_after = [3000, 0, 0, 0]
-  with pytest.raises(archives.DownloadError, match="at 3,000 of .* bytes are kept"):
+  with pytest.raises(download.DownloadError, match="at 3,000 of .* bytes are kept"):
     _fetch(server, tmp_path)
   assert not (tmp_path / "tile").exists()
   server.requests.clear()
@@ -178,7 +178,7 @@ def test_file_that_changed_on_the_server_is_fetched_anew(server, tmp_path):
   server.break_after = [3000, 0, 0, 0]
   content = server.files["npz_tile_xla.tar"]
   server.files["npz_tile_xla.tar"] = bytes(len(content))
-  with pytest.raises(archives.DownloadError):
+  with pytest.raises(download.DownloadError):
     _fetch(server, tmp_path)
   server.files["npz_tile_xla.tar"], server.etag = content, '"two"'
   _fetch(server, tmp_path)
@@ -218,7 +218,7 @@ def test_stated_checksum_is_compared(server, tmp_path):
   right = base64.b64encode(hashlib.md5(content).digest()).decode()
   wrong = base64.b64encode(hashlib.md5(b"other").digest()).decode()
   server.headers["x-goog-hash"] = f"crc32c=AAAAAA==,md5={wrong}"
-  with pytest.raises(archives.DownloadError, match="wrong checksum; deleted"):
+  with pytest.raises(download.DownloadError, match="wrong checksum; deleted"):
     _fetch(server, tmp_path)
   assert not (tmp_path / "npz_tile_xla.tar.part").exists()
   server.headers["x-goog-hash"] = f"crc32c=AAAAAA==,md5={right}"
@@ -263,7 +263,7 @@ def test_damaged_archive_is_refused_and_leaves_no_folder(
 ):
   root = tmp_path / "root"
   server.files["npz_tile_xla.tar"] = damage(server.files["npz_tile_xla.tar"])
-  with pytest.raises(archives.DownloadError, match=complaint) as error:
+  with pytest.raises(download.DownloadError, match=complaint) as error:
     _fetch(server, root)
   assert "deleted, run again to fetch it anew" in str(error.value)
   assert "\n" not in str(error.value)
@@ -272,7 +272,7 @@ def test_damaged_archive_is_refused_and_leaves_no_folder(
 
 def test_damaged_archive_of_the_users_own_stays(tmp_path):
   (tmp_path / "npz_tile_xla.tar").write_bytes(b"nothing of the kind")
-  with pytest.raises(archives.DownloadError, match="delete it and run again"):
+  with pytest.raises(download.DownloadError, match="delete it and run again"):
     download.download_collection(tmp_path, TILE)
   assert [path.name for path in tmp_path.iterdir()] == ["npz_tile_xla.tar"]
 
@@ -281,7 +281,7 @@ def test_bytes_that_changed_on_the_way_are_noticed_without_a_checksum(server, tm
   content = server.files["npz_tile_xla.tar"]
   at = content.index(b"config_runtime") + 1000  # within an array
   server.files["npz_tile_xla.tar"] = content[:at] + b"XXXX" + content[at + 4:]
-  with pytest.raises(archives.DownloadError, match="is not a complete .npz file.*; deleted"):
+  with pytest.raises(download.DownloadError, match="is not a complete .npz file.*; deleted"):
     _fetch(server, tmp_path)
 
 
@@ -296,7 +296,7 @@ def test_a_connection_that_breaks_keeps_what_has_come(server, tmp_path):
 def test_no_part_of_another_file_is_appended(server, tmp_path):
   server.break_after = [3000, 0, 0, 0]
   server.files["npz_tile_xla.tar"], content = bytes(9000), server.files["npz_tile_xla.tar"]
-  with pytest.raises(archives.DownloadError):
+  with pytest.raises(download.DownloadError):
     _fetch(server, tmp_path)
   server.files["npz_tile_xla.tar"], server.etag = content, '"two"'
   server.checks_if_range = False  # sends the rest of the new file
@@ -308,7 +308,7 @@ def test_no_part_of_another_file_is_appended(server, tmp_path):
 
 def test_transfers_that_begin_anew_and_break_again_come_to_an_end(server, tmp_path):
   server.has_ranges, server.break_after = False, [3000, 2000, 3000, 2000, 3000]
-  with pytest.raises(archives.DownloadError, match="check the network and run again"):
+  with pytest.raises(download.DownloadError, match="check the network and run again"):
     _fetch(server, tmp_path)
   assert len(server.requests) == 4
 
@@ -316,7 +316,7 @@ def test_transfers_that_begin_anew_and_break_again_come_to_an_end(server, tmp_pa
 def test_too_little_room_is_told_before_anything_is_fetched(server, tmp_path, monkeypatch):
   usage = download.shutil.disk_usage(tmp_path)
   monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage._replace(free=100))
-  with pytest.raises(archives.DownloadError, match="takes .* bytes more, and 100 are free"):
+  with pytest.raises(download.DownloadError, match="takes .* bytes more, and 100 are free"):
     _fetch(server, tmp_path)
   assert not list(tmp_path.iterdir())
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import recorded
 
-from tpugraphs_jax import atomic, graph, integrity
+from tpugraphs_jax import files as files_lib, graph
 from tpugraphs_jax.data import npz, store, store_format
 
 _COLLECTION = "layout:nlp:random"
@@ -278,10 +278,10 @@ def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
 def test_checksums_are_compared_once_until_a_file_changes(tmp_path, monkeypatch):
   _write_split(tmp_path, count=1)
   folder = _ensure(tmp_path)[0]
-  monkeypatch.setattr(integrity, "_SETTLED_SECONDS", -1.0)
-  compared, digest_of = [], integrity.digest_of
+  monkeypatch.setattr(files_lib, "_SETTLED_SECONDS", -1.0)
+  compared, digest_of = [], files_lib.digest_of
   monkeypatch.setattr(
-      integrity, "digest_of", lambda path: compared.append(path.name) or digest_of(path))
+      files_lib, "digest_of", lambda path: compared.append(path.name) or digest_of(path))
   store.open_graph(folder)
   assert len(compared) == len(_stored_files())
   store.open_graph(folder)
@@ -336,7 +336,7 @@ def test_what_a_living_builder_writes_is_left_alone(tmp_path):
   living, dead = split / ".g7.1.partial", split / ".g8.1.partial"
   living.mkdir()
   dead.mkdir()
-  with atomic.being_written(living):
+  with files_lib.being_written(living):
     _ensure(tmp_path)
     assert living.is_dir() and not dead.exists()
   _ensure(tmp_path)
@@ -497,13 +497,13 @@ def _cluster(monkeypatch, takes):
   """In place of Beam: machines that get jobs by pickle and do those that `takes` tells."""
   asked = []
 
-  def run_all(work, jobs, *, processes, options):
+  def run_on_beam(work, jobs, *, processes, options):
     asked.append((len(jobs), list(options)))
     for job in pickle.loads(pickle.dumps(jobs)):
       if takes(job[0]):
         work(job)
 
-  monkeypatch.setattr(store.beam_jobs, "run_all", run_all)
+  monkeypatch.setattr(store.jobs, "run_on_beam", run_on_beam)
   return asked
 
 

@@ -42,7 +42,7 @@ import load
 import network
 from table import Kept, Row, added, markdown
 from tpugraphs_jax.data import npz, synthetic
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 
 _COLLECTIONS = ("tile:xla", "layout:xla:random")
 _POINTS_AT_A_TIME, _STORES_AT_A_TIME, _INPUTS_AT_A_TIME = 5, 100, 2000
@@ -240,7 +240,7 @@ def main(argv: list[str] | None = None) -> int:
   """Runs what is left of the campaign; returns how many faults had another end than they should."""
   args = _arguments(argv)
   kept, folder = Kept(args.kept), Path(tempfile.mkdtemp(prefix="faults"))
-  versions = ", ".join(f"{name} {version}" for name, version in report.versions().items())
+  versions = ", ".join(f"{name} {version}" for name, version in log.versions().items())
   if args.add:
     for row in added([Kept(path).rows for path in args.add]):
       kept.add(row)

@@ -187,7 +187,7 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 def complaint_of(code: int | None, said: str, *, gone: int) -> str:
-  """What is wrong about how a host that was left ended; nothing if it ended with an error.
+  """What is wrong about how a host that was left ended; nothing if it says where to look.
 
   Args:
     code: its exit code, None if it had to be killed.
@@ -196,8 +196,8 @@ def complaint_of(code: int | None, said: str, *, gone: int) -> str:
   """
   if code is None:
     return f"process {1 - gone} still waited after {_SECONDS:.0f} s"
-  if code == 0 or "look at the process whose output ends first" not in said:
-    return f"process {1 - gone} ended with {code}: {said[-600:]}"
+  if code == 0 or f"process {gone} on " not in said:
+    return f"process {1 - gone} ended with {code} and said {said[-600:]}"
   return ""
 
 

@@ -225,20 +225,10 @@ def collecting(folder: Path) -> CommandKills:
       for path in (out / "npz").rglob("*") if path.is_file()})
 
 
-_SWEEP = """
-import sys
-from tpugraphs_jax import beam_jobs
-from tpugraphs_jax.run import sweep
-
-beam_jobs.run_all = lambda do, runs, **_: [do(run) for run in runs]
-sys.exit(sweep.main(sys.argv[1:]))
-"""
-
-
 def sweeping(folder: Path, data_root: Path) -> CommandKills:
-  """Kills of a sweep of two runs, one after the other instead of on Beam."""
+  """Kills of a sweep of two runs, one after the other."""
   def arguments(out: Path) -> list[str]:
-    return ["-c", _SWEEP, "--config=tile.py:ci", "--seeds=2", f"--out={out}",
+    return ["-m", "tpugraphs_jax.sweep", "--config=tile.py:ci", "--seeds=2", f"--out={out}",
             f"--data_root={data_root}", *SMALL]
 
   return CommandKills("sweep", folder, arguments, lambda out: {

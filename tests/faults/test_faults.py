@@ -12,7 +12,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import campaign
-import hosts
 import inputs
 
 from tpugraphs_jax.data import npz, npz_archive
@@ -68,16 +67,3 @@ def test_a_reader_that_never_ends_would_be_noticed(monkeypatch):
       pass
 
   assert inputs.outcome(for_ever) == "took more than 0.1 s"
-
-
-@pytest.mark.parametrize("code, said, complaint", [
-    (1, "step 3\nerror: process 1 of 2 (host b) is gone: ...\n", ""),
-    (None, "step 3", "process 0 still waited after 60 s"),
-    (0, "error: process 1 of 2 (host b) is gone", "process 0 ended with 0"),
-    (1, "error: process 0 of 2 (host a) is gone", "process 0 ended with 1 and said"),
-    (1, "Traceback", "process 0 ended with 1 and said []"),
-    (1, "error: process 1 of 2 (host b) is gone\nerror: twice", "process 0 ended with 1"),
-])
-def test_a_host_that_was_left_has_to_name_the_other_in_one_line(code, said, complaint):
-  found = hosts.complaint_of(code, said, gone=1)
-  assert found.startswith(complaint) and bool(found) == bool(complaint)

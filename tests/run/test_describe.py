@@ -132,12 +132,12 @@ def test_options_that_are_the_meaning_of_a_name_are_no_options():
 @pytest.mark.parametrize("text, complaint", [
     ("raise KeyError('x')", "KeyError: 'x'"), ("get_config = 3 +", "SyntaxError"),
     ("def get_config():\n  raise ValueError(repr(repr(\"no 'such' thing\")))", "no 'such' thing")])
-def test_a_config_file_that_fails_is_named_in_one_line(tmp_path, text, complaint):
+def test_a_config_file_that_fails_is_named_in_one_line(tmp_path, text, complaint, capsys):
   (tmp_path / "own.py").write_text(text)
   with pytest.raises(SystemExit) as ended:
-    arguments._load(str(tmp_path / "own.py"))
-  message = ended.value.code
-  assert message.startswith("error: ") and complaint in message and "\n" not in message
+    arguments.parse(["run_tile.py", f"--config={tmp_path / 'own.py'}"], "tile.py")
+  (line,) = capsys.readouterr().err.splitlines()
+  assert ended.value.code == 2 and line.startswith("error: ") and complaint in line
 
 
 @pytest.mark.parametrize("kind, variant", [

@@ -8,7 +8,7 @@ import parts as parts_lib
 import pytest
 import random_graphs
 
-from tpugraphs_jax import lock, metrics, submission
+from tpugraphs_jax import files as files_lib, metrics, submission
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.data import features, npz, synthetic
@@ -306,6 +306,6 @@ def test_an_empty_split_or_a_missing_folder_says_so(kind, data_root, tmp_path):
 
 def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(tmp_path):
   job = parts_lib.make("tile", **{"batch.graphs": 8})
-  with lock.held(tmp_path), pytest.raises(ValueError, match="is in use by process .* on .*: let"):
+  with files_lib.held(tmp_path), pytest.raises(ValueError, match="is in use by process .* on .*: let"):
     training.train(job, tmp_path)
-  assert [path.name for path in tmp_path.iterdir()] == [lock.FILE]
+  assert [path.name for path in tmp_path.iterdir()] == [files_lib.LOCK]

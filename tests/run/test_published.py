@@ -15,7 +15,7 @@ from tpugraphs_jax.rankers import base
 from tpugraphs_jax.run import job as job_lib, phases, published, published_tiles
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.serve import saved
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
 PRESETS = [*(("layout", name) for name in published.PRESETS),
@@ -48,7 +48,7 @@ def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
     # What a working folder keeps of a config makes the same model again.
     folder = tmp_path / (collection or kind)
     folder.mkdir()
-    report.write_manifest(folder, config.to_dict())
+    log.write_manifest(folder, config.to_dict())
     kept = ml_collections.ConfigDict(saved.config_of(folder))
     assert Job.of(kept).ranker.family.network == model
 

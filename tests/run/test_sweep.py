@@ -2,12 +2,11 @@
 
 import csv
 import json
-import subprocess
 import sys
 
 import pytest
 
-from tpugraphs_jax import beam_jobs
+from tpugraphs_jax import jobs
 from tpugraphs_jax.run import sweep
 
 
@@ -168,56 +167,28 @@ def test_fields_go_to_every_run_and_what_follows_the_dashes_to_beam():
   assert command[-2:] == ["--synthetic", "--config.train.epochs=2"]
 
 
-def test_the_jobs_get_what_is_not_done_and_the_end_is_told(tmp_path, monkeypatch, capsys):
+def test_runs_that_are_missing_are_done_and_the_end_is_told(tmp_path, monkeypatch, capsys):
   done = []
 
-  def run_all(work, jobs, *, processes, options):
-    assert work is sweep.do and processes == 2 and options == ["--runner=X"]
+  def run(work, jobs, *, processes, beam):
+    assert work is sweep.do and processes == 2 and beam == ["--runner=X"]
     for run in jobs:
       done.append(run.name)
       finish(tmp_path / run.name)
 
-  monkeypatch.setattr(beam_jobs, "run_all", run_all)
+  monkeypatch.setattr(jobs, "run", run)
   monkeypatch.setattr(sweep.report, "write", lambda runs, out: out.write_text(f"{len(runs)}"))
   finish(tmp_path / "base/seed_0")
   arguments = ["--config=tile.py:ci", f"--out={tmp_path}", "--jobs=2"]
   assert sweep.main([*arguments, "--seeds=2", "--", "--runner=X"]) == 0
   assert done == ["base/seed_1"] and (tmp_path / "report.html").read_text() == "2"
   assert "2 runs, of which 1 are done" in capsys.readouterr().out
-  monkeypatch.setattr(beam_jobs, "run_all", lambda *args, **options: None)
+  monkeypatch.setattr(jobs, "run", lambda *args, **options: None)
   assert sweep.main([*arguments, "--seeds=3"]) == 1  # one is still missing
   assert "2 of 3 runs are done" in capsys.readouterr().out
 
 
 def test_without_beam_one_line_says_what_to_install(monkeypatch, tmp_path, capsys):
   monkeypatch.setitem(sys.modules, "apache_beam", None)
-  assert sweep.main(["--config=tile.py:ci", f"--out={tmp_path}"]) == 2
+  assert sweep.main(["--config=tile.py:ci", f"--out={tmp_path}", "--", "--runner=X"]) == 2
   assert "pip install 'tpugraphs-jax[beam]'" in capsys.readouterr().err
-
-
-def write_number(job):
-  folder, number = job
-  with open(f"{folder}/{number}", "a") as file:
-    file.write("x")
-
-
-@pytest.mark.parametrize("processes", [1, 3])
-def test_beam_does_every_job_once(tmp_path, processes):
-  pytest.importorskip("apache_beam", reason="no apache-beam: pip install apache-beam")
-  code = ("import sys, warnings; warnings.simplefilter('ignore'); sys.path[:0] = sys.argv[2:4]\n"
-          "import test_sweep\nfrom tpugraphs_jax import beam_jobs\n"
-          "beam_jobs.run_all(test_sweep.write_number, [(sys.argv[1], n) for n in range(5)], "
-          f"processes={processes})\n")
-  root = sweep.configs.folder().parent
-  ended = subprocess.run(
-      [sys.executable, "-c", code, str(tmp_path), str(root / "tests"), str(root)],
-      capture_output=True, text=True)
-  assert ended.returncode == 0, ended.stderr[-2000:]
-  assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-      str(n): "x" for n in range(5)}
-
-
-def test_no_job_needs_no_pipeline(monkeypatch):
-  beam_jobs_module = pytest.importorskip("apache_beam", reason="no apache-beam")
-  monkeypatch.setattr(beam_jobs_module, "Pipeline", None)
-  beam_jobs.run_all(print, [])

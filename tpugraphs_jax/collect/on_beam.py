@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import contextlib
 import json
 
-from tpugraphs_jax import atomic, beam_jobs
+from tpugraphs_jax import files, jobs as jobs_lib
 from tpugraphs_jax.collect import processes as processes_lib
 from tpugraphs_jax.collect.job import Job
 
@@ -28,7 +28,7 @@ def run(jobs: Sequence[Job], *, processes: int, options: Sequence[str]) -> list[
   """
   for job in jobs:
     job.outcome.unlink(missing_ok=True)
-  beam_jobs.run_all(collect, jobs, processes=processes, options=options)
+  jobs_lib.run_on_beam(collect, jobs, processes=processes, options=options)
   return [line for job in jobs for line in _failures(job)]
 
 
@@ -37,7 +37,7 @@ def collect(job: Job) -> None:
   with contextlib.suppress(OSError):  # the command tells of a machine that leaves no outcome
     failures = processes_lib.run([job], processes=1, progress=False)
     job.outcome.parent.mkdir(parents=True, exist_ok=True)
-    with atomic.replacing(job.outcome) as file:
+    with files.replacing(job.outcome) as file:
       file.write(json.dumps(failures) + "\n")
 
 

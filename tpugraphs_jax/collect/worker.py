@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 import tpugraphs_jax
-from tpugraphs_jax import atomic, hlo
+from tpugraphs_jax import files, hlo
 from tpugraphs_jax.collect import choosing, draw, finished, labels, node_rows, programs
 from tpugraphs_jax.collect.job import Job
 from tpugraphs_jax.collect.journal import Journal
@@ -62,7 +62,7 @@ def collect(job: Job) -> None:
   with contextlib.closing(Journal(job.journal, header)) as journal:
     if not job.module.exists():
       default = choosing.apply(program.function, choices.default)
-      with atomic.replacing(job.module, "wb") as file:
+      with files.replacing(job.module, "wb") as file:
         file.write(label.graph(default, program.args))
     graph = dataclasses.replace(hlo.featurize(job.module), name=job.name)
     work = _Collecting(job, program, label, choices, journal, graph)
@@ -137,7 +137,7 @@ def _write(work: _Collecting, drawn: list[list[int]], header: dict[str, Any]) ->
                    for number, error in sorted(journal.errors.items()) if number < len(drawn)],
       "configs": [{"numbers": drawn[number], **journal.raw[number]} for number in kept],
   }
-  with atomic.replacing(job.sidecar) as file:
+  with files.replacing(job.sidecar) as file:
     file.write(_by_line(record))
 
 

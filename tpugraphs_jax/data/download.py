@@ -6,6 +6,9 @@
 An archive arrives as `<archive>.part` in the data folder, and a run that was
 interrupted goes on where it stopped. A collection's folder appears only when its
 archive was unpacked completely, so a folder that is there is left alone.
+
+No kept library does this: pooch, fsspec, urllib3 and requests begin anew after a broken
+connection, and huggingface_hub resumes from its own servers alone.
 """
 
 from __future__ import annotations
@@ -21,17 +24,19 @@ from pathlib import Path
 import re
 import shutil
 import sys
+import tarfile
 import time
 import urllib.error
 import urllib.request
+import zipfile
+import zlib
 
 import tqdm
 
 from tpugraphs_jax import collections, console, graph, remote
-from tpugraphs_jax.data import archives
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
-# Train, valid and test graphs of the released archives.
+# Train, valid and test graphs of the released 
 PUBLISHED_GRAPHS = {
     "tile:xla": (5709, 676, 844),
     "layout:xla:random": (69, 7, 8),
@@ -66,6 +71,10 @@ _BROKEN_CONNECTION = (
 )
 
 
+class DownloadError(RuntimeError):
+  """A transfer or an archive that failed, in one line that says what to do."""
+
+
 def archive_name(collection: str) -> str:
   """File name of a collection's archive, e.g. `npz_layout_xla_random.tar`."""
   collections.check_released(collection)
@@ -88,7 +97,7 @@ def download_collection(
     keep_archive: keeps the `.tar` in `data_root` instead of deleting it.
 
   Raises:
-    archives.DownloadError: the server cannot be reached or the archive is damaged. What was
+    DownloadError: the server cannot be reached or the archive is damaged. What was
       fetched of an interrupted transfer stays for the next call, a damaged archive that
       this call has fetched does not.
   """
@@ -101,7 +110,7 @@ def download_collection(
   data_root.mkdir(parents=True, exist_ok=True)
   archive = data_root / name
   if archive.exists():
-    archives.unpack(archive, collection, folder)
+    unpack(archive, collection, folder)
   else:
     is_checked = fetch(base_url.rstrip("/") + "/" + name, archive)
     _unpack_fetched(archive, collection, folder, is_checked=is_checked)
@@ -121,7 +130,7 @@ def fetch(url: str, path: Path) -> bool:
     Whether the server stated a checksum, which was compared then.
 
   Raises:
-    archives.DownloadError: no connection, an HTTP error, no room, or a wrong checksum.
+    DownloadError: no connection, an HTTP error, no room, or a wrong checksum.
   """
   part = path.with_name(path.name + ".part")
   headers, futile, furthest = None, 0, _size(part)
@@ -133,14 +142,14 @@ def fetch(url: str, path: Path) -> bool:
         error.close()
         if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
           reason = console.one_line(error.reason)
-          raise archives.DownloadError(
+          raise DownloadError(
               f"{url}: the server answers {error.code} {reason}; check --base_url"
           ) from error
       # Against the most that ever was there: a transfer that begins anew is no progress.
       futile = 0 if _size(part) > furthest else futile + 1
       furthest = max(furthest, _size(part))
       if futile == _FUTILE_ATTEMPTS:
-        raise archives.DownloadError(
+        raise DownloadError(
             f"{url}: {console.one_line(error)}; check the network and run again, "
             f"{_size(part):,} bytes are kept"
         ) from error
@@ -153,46 +162,13 @@ def fetch(url: str, path: Path) -> bool:
 
 def _unpack_fetched(archive: Path, collection: str, folder: Path, *, is_checked: bool) -> None:
   try:
-    archives.unpack(archive, collection, folder, is_checked=is_checked)
-  except archives.DownloadError as error:
+    unpack(archive, collection, folder, is_checked=is_checked)
+  except DownloadError as error:
     archive.unlink()
     found = str(error).rpartition(";")[0]
-    raise archives.DownloadError(
+    raise DownloadError(
         f"{found}; deleted, run again to fetch it anew, and check --base_url if it happens again"
     ) from error
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-  """The command line; returns the exit status."""
-  parser = argparse.ArgumentParser(
-      prog="python -m tpugraphs_jax.data.download",
-      description="Fetch the released TpuGraphs collections.",
-  )
-  parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT, help="default: %(default)s")
-  parser.add_argument(
-      "--collections",
-      nargs="+",
-      default=collections.RELEASED,
-      choices=collections.RELEASED,
-      metavar="NAME",
-      help=f"default: all of {', '.join(collections.RELEASED)}",
-  )
-  parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
-  parser.add_argument("--keep_archives", action="store_true", help="keep the .tar files")
-  args = parser.parse_args(argv)
-  try:
-    remote.refuse(args.data_root, "--data_root")
-    for collection in args.collections:
-      download_collection(
-          args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives
-      )
-  except (archives.DownloadError, ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 1
-  except KeyboardInterrupt:
-    print("interrupted; run again to go on from here", file=sys.stderr)
-    return 130
-  return 0
 
 
 def _transfer(url: str, part: Path) -> http.client.HTTPMessage:
@@ -248,7 +224,7 @@ def _range_of(response) -> tuple[int, int | None]:
 def _check_room(part: Path, start: int, total: int | None) -> None:
   free = shutil.disk_usage(part.parent).free + (0 if start else _size(part))
   if total is not None and total - start > free:
-    raise archives.DownloadError(
+    raise DownloadError(
         f"{part.parent}: the archive takes {total - start:,} bytes more, and {free:,} are free; "
         "make room or name another --data_root")
 
@@ -281,8 +257,85 @@ def _verify_checksum(url: str, part: Path, headers: http.client.HTTPMessage) -> 
     found = hashlib.file_digest(file, "md5").digest()
   if base64.b64encode(found).decode() != stated[1]:
     part.unlink()
-    raise archives.DownloadError(f"{url}: wrong checksum; deleted, run again to fetch it anew")
+    raise DownloadError(f"{url}: wrong checksum; deleted, run again to fetch it anew")
   return True
+
+
+def unpack(archive: Path, collection: str, folder: Path, *, is_checked: bool = True) -> None:
+  """Unpacks a collection's `.npz` files beside the archive, then renames to `folder`.
+
+  Args:
+    archive: the `.tar`.
+    collection: that it has.
+    folder: of the collection.
+    is_checked: whether the archive is known to be what the server has; otherwise every
+      array is read once.
+
+  Raises:
+    DownloadError: the archive is damaged, cut short or of another collection.
+  """
+  staging = archive.with_name(archive.name + ".unpacking")
+  shutil.rmtree(staging, ignore_errors=True)
+  try:
+    _extract(archive, collection, staging)
+    _verify_files(staging, is_checked=is_checked)
+  except (tarfile.TarError, EOFError, zlib.error, DownloadError) as error:
+    shutil.rmtree(staging, ignore_errors=True)
+    raise DownloadError(
+        f"{archive}: damaged archive ({console.one_line(error)}); delete it and run again"
+    ) from error
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  os.replace(staging, folder)
+
+
+def _extract(archive: Path, collection: str, staging: Path) -> None:
+  """Writes `npz/<collection>/<split>/<graph>.npz` to `<staging>/<split>/`."""
+  folder = re.escape(collection.replace(":", "/"))
+  wanted = re.compile(rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/]+\.npz)")
+  with (
+      tarfile.open(archive) as tar,
+      tqdm.tqdm(desc=f"unpack {archive.name}", unit=" files", disable=None) as progress,
+  ):
+    end = 0
+    for member in tar:
+      blocks = -(-member.size // tarfile.BLOCKSIZE)
+      end = member.offset_data + blocks * tarfile.BLOCKSIZE
+      match = wanted.fullmatch(member.name)
+      if match and member.isfile():
+        _write_member(tar, member, staging.joinpath(*match.groups()))
+        progress.update()
+      elif not member.isdir():
+        print(f"{archive}: left out {member.name!r}, not a graph of {collection}")
+    # An archive cut between two files reads like a shorter one, but for its end mark.
+    tar.fileobj.seek(end)
+    if tar.fileobj.read(2 * tarfile.BLOCKSIZE) != bytes(2 * tarfile.BLOCKSIZE):
+      raise DownloadError("its end is missing")
+
+
+def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with tar.extractfile(member) as source, open(path, "wb") as target:
+    shutil.copyfileobj(source, target, _BLOCK_BYTES)
+
+
+def _verify_files(staging: Path, *, is_checked: bool) -> None:
+  """Every file is a whole zip archive, and every split is there; see `unpack`."""
+  for split in graph.SPLITS:
+    files = sorted(staging.glob(f"{split}/*.npz"))
+    if not files:
+      raise DownloadError(f"it has no .npz file for the split {split}")
+    for path in files:
+      if not _is_whole(path, is_checked=is_checked):
+        raise DownloadError(f"{split}/{path.name} is not a complete .npz file")
+
+
+def _is_whole(path: Path, *, is_checked: bool) -> bool:
+  """Whether it ends as a zip archive does and, unless checked, fits its own checksums."""
+  try:
+    with zipfile.ZipFile(path) as file:
+      return is_checked or file.testzip() is None
+  except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
+    return False
 
 
 def _report(collection: str, folder: Path) -> None:
@@ -300,6 +353,39 @@ def _validator_path(part: Path) -> Path:
 
 def _size(path: Path) -> int:
   return path.stat().st_size if path.exists() else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """The command line; returns the exit status."""
+  parser = argparse.ArgumentParser(
+      prog="python -m tpugraphs_jax.data.download",
+      description="Fetch the released TpuGraphs collections.",
+  )
+  parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT, help="default: %(default)s")
+  parser.add_argument(
+      "--collections",
+      nargs="+",
+      default=collections.RELEASED,
+      choices=collections.RELEASED,
+      metavar="NAME",
+      help=f"default: all of {', '.join(collections.RELEASED)}",
+  )
+  parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
+  parser.add_argument("--keep_archives", action="store_true", help="keep the .tar files")
+  args = parser.parse_args(argv)
+  try:
+    remote.refuse(args.data_root, "--data_root")
+    for collection in args.collections:
+      download_collection(
+          args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives
+      )
+  except (DownloadError, ValueError, OSError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 2 if isinstance(error, ValueError) else 1
+  except KeyboardInterrupt:
+    print("interrupted; run again to go on from here", file=sys.stderr)
+    return 130
+  return 0
 
 
 if __name__ == "__main__":

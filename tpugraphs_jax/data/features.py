@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpugraphs_jax import atomic, integrity
+from tpugraphs_jax import files
 from tpugraphs_jax.columns import NODE, NODE_FEATURES, span
 from tpugraphs_jax.data.feature_blocks import BLOCKS, EXTRA, Options, RELEASED
 from tpugraphs_jax.graph import OpGraph
@@ -254,8 +254,8 @@ class NodeFeatures:
 def save(path: Path, transforms: Mapping[str, Transform]) -> None:
   """Writes transforms by name as JSON."""
   values = {name: transform.to_dict() for name, transform in transforms.items()}
-  with atomic.replacing(path) as file:
-    file.write(json.dumps(integrity.sealed(values)) + "\n")
+  with files.replacing(path) as file:
+    file.write(json.dumps(files.sealed(values)) + "\n")
 
 
 def load(path: Path) -> dict[str, Transform]:
@@ -269,7 +269,7 @@ def load(path: Path) -> dict[str, Transform]:
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model "
                             "was trained in")
   try:
-    values = integrity.unsealed(json.loads(path.read_text()))
+    values = files.unsealed(json.loads(path.read_text()))
     return {name: Transform.from_dict(v) for name, v in values.items()}
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f"{path} is damaged ({error}); train again") from None

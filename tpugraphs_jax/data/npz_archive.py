@@ -17,7 +17,7 @@ import zipfile
 
 import numpy as np
 
-from tpugraphs_jax import atomic, console
+from tpugraphs_jax import console, files
 
 _SUFFIX = ".npy"
 _HEADER_READERS = {
@@ -134,7 +134,7 @@ def create_archive(
     path: str | os.PathLike[str], *, compress_level: int
 ) -> Iterator[zipfile.ZipFile]:
   """A new deflated archive, which takes its place when complete."""
-  with (atomic.replacing(path, "wb") as file,
+  with (files.replacing(path, "wb") as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=compress_level) as archive):
     yield archive
 

@@ -20,7 +20,7 @@ import threading
 
 import numpy as np
 
-from tpugraphs_jax import atomic, graph, integrity
+from tpugraphs_jax import files as files_lib, graph
 
 _VERSION = 1
 _META, _DIGESTS = "meta.json", "sha256"
@@ -83,11 +83,11 @@ def write_graph(
   Raises:
     OSError: it cannot be written; what was there before is untouched.
   """
-  partial = atomic.partial(folder)
+  partial = files_lib.partial(folder)
   shutil.rmtree(partial, ignore_errors=True)  # of an earlier process of the same number
   partial.mkdir()
   try:
-    with atomic.being_written(partial):
+    with files_lib.being_written(partial):
       _write(partial, op_graph, source={"path": _relative(source, folder), **source_state})
     _replace_folder(partial, folder)
   except OSError as error:
@@ -111,7 +111,7 @@ def _write(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> None:
       "groups": op_graph.configs.group_row.shape[1],
       "rows": len(op_graph.configs.rows),
       "files": {path.name: path.stat().st_size for path in files},
-      _DIGESTS: {path.name: integrity.digest_of(path) for path in files},
+      _DIGESTS: {path.name: files_lib.digest_of(path) for path in files},
       "source": source,
   })
 
@@ -131,7 +131,7 @@ def read_meta(folder: Path) -> dict:
   try:
     meta = json.loads(path.read_text())
     version, sizes, name = meta["version"], meta["files"], meta["name"]
-    meta = integrity.unsealed(meta) if version == _VERSION else meta
+    meta = files_lib.unsealed(meta) if version == _VERSION else meta
   except (ValueError, KeyError, TypeError, AttributeError):
     raise ValueError(f"{path} is damaged") from None
   if version != _VERSION:
@@ -143,7 +143,7 @@ def read_meta(folder: Path) -> dict:
     found = file.stat().st_size if file.is_file() else "none"
     if found != size:
       raise ValueError(f"{file} was cut short: {found} of {size} bytes")
-  damaged = integrity.first_damaged(
+  damaged = files_lib.first_damaged(
       {folder / name: digest for name, digest in meta[_DIGESTS].items()})
   if damaged is not None:
     raise ValueError(f"{damaged} is damaged: its checksum does not fit")
@@ -164,7 +164,7 @@ def fingerprint(source: Path) -> dict:
   """Size in bytes, modification time and SHA-256 of a file."""
   stat = source.stat()
   return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns,
-          "sha256": integrity.digest_of(source)}
+          "sha256": files_lib.digest_of(source)}
 
 
 def looks_current(folder: Path, source: Path) -> bool:
@@ -210,13 +210,13 @@ def has_leftovers(root: Path) -> bool:
 def tidy(root: Path) -> None:
   """Removes what interrupted builds left in the folder of a split."""
   for folder in {root, *(path.parent for path in root.glob("*/.*.partial"))}:
-    atomic.tidy(folder)
+    files_lib.tidy(folder)
 
 
 def _replace_folder(new: Path, folder: Path) -> None:
   if folder.exists():
     # A folder cannot be renamed over another one that has files in it.
-    old = atomic.partial(folder, note=".old")
+    old = files_lib.partial(folder, note=".old")
     os.replace(folder, old)
     os.replace(new, folder)
     shutil.rmtree(old, ignore_errors=True)
@@ -232,8 +232,8 @@ def _relative(source: Path, folder: Path) -> str:
 
 
 def _write_meta(folder: Path, meta: dict) -> None:
-  with atomic.replacing(folder / _META) as file:
-    file.write(json.dumps(integrity.sealed(meta), indent=1) + "\n")
+  with files_lib.replacing(folder / _META) as file:
+    file.write(json.dumps(files_lib.sealed(meta), indent=1) + "\n")
 
 
 def _file(folder: Path, name: str) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import atomic
+from tpugraphs_jax import files
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import LayoutConfigs
 from tpugraphs_jax.hlo import extra, module_graph, sources, tuning
@@ -110,6 +110,6 @@ def _with_distinct_names(
 
 def _write_extra(target: Path, op_graph: module_graph.HloGraph) -> None:
   features = extra.extra_features(op_graph)
-  with atomic.replacing(target, "wb") as file:
+  with files.replacing(target, "wb") as file:
     np.savez_compressed(
         file, node_extra=features.values, node_extra_names=np.array(features.names))

@@ -31,9 +31,9 @@ def write(
     ImportError: matplotlib is not installed; says how to install it.
     ValueError: no run judged that graph.
   """
-  from tpugraphs_jax import atomic
+  from tpugraphs_jax import files
   from tpugraphs_jax.report import page, runs  # matplotlib is an extra
 
   text = page.render(runs.read_all(folders), graph=graph)
-  with atomic.replacing(out, encoding="utf-8") as file:
+  with files.replacing(out, encoding="utf-8") as file:
     file.write(text)

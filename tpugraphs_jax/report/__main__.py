@@ -7,13 +7,13 @@ import csv
 import re
 import sys
 
-from tpugraphs_jax import atomic, remote, report
+from tpugraphs_jax import files, remote, report
 from tpugraphs_jax.report import runs
 
 
 def write_csv(found: list[runs.Run], path: str) -> None:
   """Writes one row per run and validation graph."""
-  with atomic.replacing(path, newline="") as file:
+  with files.replacing(path, newline="") as file:
     writer = csv.writer(file)
     writer.writerow(["run", "seed", "graph", "nodes", "configs", "kendaltau", "slowdown1"])
     for run in found:
@@ -28,7 +28,7 @@ def write_png(found: list[runs.Run], folder: str, graph: str) -> None:
 
   for title, drawn in figures.all_of(found, page.choose(found[0], graph)).items():
     name = re.sub(r"\W+", "_", title.lower()).strip("_")
-    with atomic.replacing(remote.join(folder, f"{name}.png"), "wb") as file:
+    with files.replacing(remote.join(folder, f"{name}.png"), "wb") as file:
       drawn.savefig(file, format="png", dpi=150)
 
 

@@ -40,9 +40,9 @@ def parse(argv: Sequence[str], default_config: str) -> list[str]:
     _define_config(config, rest, place, is_given=given is not None)
     return flags.FLAGS(rest)
   except (AttributeError, KeyError) as error:  # from ml_collections, whose words are escaped
-    sys.exit(f"error: {_unknown_field(config, rest) or one_line(str(error))}")
+    console.fail(_unknown_field(config, rest) or one_line(str(error)))
   except (flags.Error, ValueError) as error:
-    sys.exit(f"error: {one_line(str(error).splitlines()[-1])}")
+    console.fail(one_line(str(error).splitlines()[-1]))
 
 
 def one_line(message: str) -> str:
@@ -84,9 +84,9 @@ def _load(place: str) -> ml_collections.ConfigDict:
   try:
     return configs.load(place)
   except (ValueError, OSError) as error:
-    sys.exit(f"error: {one_line(str(error))}")
+    console.fail(one_line(str(error)))
   except Exception as error:  # Whatever a config file of the user's does.
-    sys.exit(f"error: {place}: {type(error).__name__}: {one_line(str(error))}")
+    console.fail(f"{place}: {type(error).__name__}: {one_line(str(error))}")
 
 
 def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:

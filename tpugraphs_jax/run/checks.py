@@ -15,7 +15,7 @@ from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments import history, model as segment_model, partition
 from tpugraphs_jax.run import phases
-from tpugraphs_jax.train import report, state
+from tpugraphs_jax.train import log, state
 
 TASKS = ("tile", "layout", "segments")
 _PRECISIONS = ("default", "high", "highest")  # of jax.lax.Precision
@@ -136,7 +136,7 @@ def _check_all(config: ml_collections.ConfigDict) -> None:
   if chunk and config.batch.configs % chunk:
     raise ValueError(f"batch.config_chunk is {chunk}, expected a divisor of batch.configs, which "
                      f"is {config.batch.configs}, or 0")
-  report.Profile(config.profile_steps, Path())
+  log.Profile(config.profile_steps, Path())
   state.create_optimizer(total_steps=1, **config.optimizer)
 
 

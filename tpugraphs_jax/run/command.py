@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 from logging import getLogger
+import os
 from pathlib import Path
-import sys
 import tempfile
-from typing import NoReturn
-
 from absl import app, flags, logging
 import jax
 from ml_collections import config_flags
@@ -50,9 +48,9 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  """Runs the command; what a user can get wrong ends in one line and exit code 1 or 2."""
+  """Runs the command; a mistake of its user ends in one line and exit code 2."""
   if len(argv) > 1:
-    sys.exit(f"error: unexpected argument {argv[1]!r}; options start with --")
+    console.fail(f"unexpected argument {argv[1]!r}; options start with --")
   values, config = flags.FLAGS, None
   console.install()
   if values.print_config:
@@ -82,10 +80,11 @@ def main(argv: list[str]) -> None:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     reason = str(error).splitlines()[0].rstrip(".")
-    _fail(f"{reason}; a step takes less with a smaller --config.batch.graphs, with "
+    console.fail(f"{reason}; a step takes less with a smaller --config.batch.graphs, with "
           "--config.batch.config_chunk, or on segments (layouts: variant gst_ed)")
   except (ValueError, OSError, FloatingPointError) as error:
-    _fail(configs.as_flags(str(error), config))
+    logging.debug("details", exc_info=True)
+    console.fail(arguments.one_line(configs.as_flags(str(error), config)))
 
 
 def _tell_dry_run(values: flags.FlagValues) -> None:
@@ -111,12 +110,6 @@ def _check_flags(values: flags.FlagValues) -> None:
   if values.split != "test" and values.mode != "predict":
     raise ValueError(f"--split={values.split} goes with --mode=predict, and --mode is "
                      f"{values.mode}")
-
-
-def _fail(message: str) -> NoReturn:
-  logging.debug("details", exc_info=True)
-  print(f"error: {arguments.one_line(message)}", file=sys.stderr)
-  sys.exit(2)
 
 
 def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDict:
@@ -207,8 +200,11 @@ def _write_page(workdir: Path) -> None:
 
 def launch(default_config: str) -> None:
   """Runs the command whose default config is that file of the project's."""
-  # Which platforms jax looked for and did not find is of no use to anyone here.
+  # Users need no list of the platforms that jax looked for and did not find.
   getLogger("jax._src.xla_bridge").setLevel("WARNING")
+  if not parallel.has_tpu_chips():  # else libtpu, where it is installed, logs that it finds none
+    for name, value in (("TPU_SKIP_MDS_QUERY", "1"), ("TPU_STDERR_LOG_LEVEL", "3")):
+      os.environ.setdefault(name, value)
   app.run(main, flags_parser=functools.partial(_parse_flags, default_config))
 
 

@@ -25,7 +25,7 @@ from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import download, npz, npz_archive, store, store_format
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.run import banner, job as job_lib, phases, training
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 
 _STEPS = 8  # measured, besides those that compile
 _SECONDS = 60.0  # of measured steps, after which no further one is taken
@@ -188,7 +188,7 @@ def measure(job: job_lib.Job, scratch: Path) -> tuple[phases.Phase, Measured]:
   for other in job.also:  # which are judged after training alone
     graphs = other.prepare(job_lib.judged(other.data.load(job.config.data_root, "valid")))
     final += _evaluation(other, other.ranker.scorer, params, graphs)[1]
-  step_seconds, (what, peak) = float(np.mean(later)), report.peak_memory()
+  step_seconds, (what, peak) = float(np.mean(later)), log.peak_memory()
   return phase, Measured(
       len(later), step_seconds, len(phase.plan.budgets),
       max(0.0, float(np.mean(first)) - step_seconds), sampled, final, parameters, peak, what)

@@ -17,7 +17,7 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.run import checks, phases
 from tpugraphs_jax.serve import saved
 from tpugraphs_jax.serve.ranker import Ranker
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 
 _ALSO = "also"  # folder of the other collections' results
 
@@ -134,7 +134,7 @@ def prepare(job: Job, workdir: Path, *, resume: bool) -> Prepared:
                      f"{config.data_root}; choosing the best checkpoint needs at least one")
   _fit_once(job, train_graphs, also, workdir, resume=resume)
   files = digests(job, workdir)
-  report.write_manifest(workdir, config.to_dict())
+  log.write_manifest(workdir, config.to_dict())
   valid = job.prepare(valid_graphs)
   for part in (job, *job.also):  # errors show before training
     for graph in valid_graphs if part is job else part.data.load(config.data_root, "valid"):

@@ -34,7 +34,7 @@ from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job, trainable
 from tpugraphs_jax.serve import saved
-from tpugraphs_jax.train import report
+from tpugraphs_jax.train import log
 
 
 def read_weights(path: Path) -> list[np.ndarray]:
@@ -64,7 +64,7 @@ def convert(job: Job, weights: list[np.ndarray], data_root: str, out: Path) -> N
   params = official.params_from_official(job.ranker.family.network, weights)
   _check_shapes(params, _shapes(job, graphs[0]))
   about = {"step": 0, "origin": "weights of the official TensorFlow baseline",
-           "versions": report.versions()}
+           "versions": log.versions()}
   job.ranker.save(out / saved.FILE, params, about)
 
 

@@ -16,9 +16,9 @@ import jax
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import atomic, parallel
+from tpugraphs_jax import files, parallel
 from tpugraphs_jax.serve import judge
-from tpugraphs_jax.train import loop, report
+from tpugraphs_jax.train import log, loop
 
 FILE = "summary.json"
 
@@ -36,7 +36,7 @@ def update(workdir: Path, **sections: Any) -> None:
   """Replaces sections of the summary; the others stay. Only the primary process writes."""
   if not parallel.is_primary():
     return
-  with atomic.replacing(workdir / FILE, encoding="utf-8") as file:
+  with files.replacing(workdir / FILE, encoding="utf-8") as file:
     json.dump(_plain(read(workdir) | sections), file, indent=2)
     file.write("\n")
 
@@ -57,7 +57,7 @@ def begin(config: ml_collections.ConfigDict, workdir: Path, collection: str) -> 
   device = jax.devices()[0]
   update(workdir, collection=collection, model=config.model.name, seed=config.seed,
          data_root=config.data_root, devices=f"{jax.device_count()} x {device.device_kind}",
-         versions=report.versions(),
+         versions=log.versions(),
          date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"))
 
 
@@ -92,7 +92,7 @@ def of_training(
     graphs: in the validation split.
     seconds: wall time with evaluation and compilation.
   """
-  what, _ = report.peak_memory()
+  what, _ = log.peak_memory()
   count = config.train.valid_configs
   return {
       "ended": result.why, "step": result.step, "seconds": seconds,
@@ -119,7 +119,7 @@ def of_evaluation(
     ids: they, `[n]` int64 for each graph.
     seconds: wall time with loading and compilation.
   """
-  what, peak_bytes = report.peak_memory()
+  what, peak_bytes = log.peak_memory()
   return {
       "split": "valid", "graphs": len(ids), "configurations": configurations,
       "configurations_judged": sum(map(len, ids)),

@@ -1,12 +1,12 @@
-"""Many runs of one config: every point of a grid with every seed, on Apache Beam.
+"""Many runs of one config: every point of a grid with every seed.
 
   python -m tpugraphs_jax.sweep --config=configs/tile.py:recommended \\
       --grid=optimizer.learning_rate:1e-3,3e-3 --seeds=3 --out=out/rates
 
 Each run is a process of the usual command in a working folder of its own below `--out`.
 The same command again goes on with runs that were stopped, and leaves out what is done.
-`runs.csv` has a row for each run, `report.html` compares them. Flags after `--` are Beam's:
-`-- --runner=FlinkRunner --flink_master=HOST:8081`.
+`runs.csv` has a row for each run, `report.html` compares them. Flags after `--` are those of Apache
+Beam, which then runs them on a cluster: `-- --runner=FlinkRunner --flink_master=HOST:8081`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from etils import epath
 from flax import traverse_util
 
-from tpugraphs_jax import atomic, beam_jobs, console, report
+from tpugraphs_jax import console, files, jobs, report
 from tpugraphs_jax.run import arguments, checks, configs
 
 _DONE = ("last epoch", "early stopping")  # how `summary.json` says that training ended by itself
@@ -168,7 +168,7 @@ def row_of(run: Run) -> dict[str, Any]:
 def _write_rows(runs: Sequence[Run], out: str) -> None:
   rows = [row_of(run) for run in runs]
   names = list(dict.fromkeys(name for row in rows for name in row))
-  with atomic.replacing(epath.Path(out) / _ROWS, newline="") as file:
+  with files.replacing(epath.Path(out) / _ROWS, newline="") as file:
     writer = csv.DictWriter(file, fieldnames=names)
     writer.writeheader()
     writer.writerows(rows)
@@ -213,7 +213,7 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-  own, beam = beam_jobs.split_flags(argv)
+  own, beam = jobs.split_flags(argv)
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.sweep", formatter_class=argparse.RawDescriptionHelpFormatter,
       description=__doc__, allow_abbrev=False)
@@ -233,7 +233,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   for name in ("seeds", "jobs"):
     if getattr(args, name) < 1:
       parser.error(f"--{name}={getattr(args, name)}, expected at least 1")
-  args.fields, args.beam = rest, beam or []
+  args.fields, args.beam = rest, beam
   return args
 
 
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                                "data_root": args.data_root, "synthetic": args.synthetic})
     todo = [run for run in runs if not run.is_done]
     console.say(f"{len(runs)} runs, of which {len(runs) - len(todo)} are done")
-    beam_jobs.run_all(do, todo, processes=args.jobs, options=args.beam)
+    jobs.run(do, todo, processes=args.jobs, beam=args.beam)
     return _conclude(runs, args.out)
   except (ValueError, OSError, ImportError) as error:
     print(f"error: {arguments.one_line(str(error))}", file=sys.stderr)

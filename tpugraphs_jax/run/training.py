@@ -12,13 +12,13 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import atomic, console, lock, parallel
+from tpugraphs_jax import console, files as files_lib, parallel
 from tpugraphs_jax.data import sampling
 from tpugraphs_jax.run import banner, job as job_lib, phases, results, summary
 from tpugraphs_jax.run.job import Job, Prepared
 from tpugraphs_jax.serve import judge, saved
 from tpugraphs_jax.serve.ranker import Ranker
-from tpugraphs_jax.train import loop, report
+from tpugraphs_jax.train import log, loop
 
 MODES = ("train", "evaluate", "predict", "all")
 
@@ -39,7 +39,7 @@ def run(
   job = Job.of(config)
   if parallel.is_primary():
     for _, folder in job.placed(workdir):
-      atomic.tidy(folder)
+      files_lib.tidy(folder)
   if mode in ("train", "all"):
     train(job, workdir, resume=resume)
   if mode == "train":
@@ -64,7 +64,7 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   parallel.per_device(config.batch.graphs, field="batch.graphs")
   loop.check_workdir(workdir, resume=resume, config=saved.fingerprint(config.to_dict()),
                      files=job_lib.digests(job, workdir))
-  with lock.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
+  with files_lib.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
     return _train_alone(job, workdir, resume=resume)
 
 
@@ -116,18 +116,17 @@ def train_phase(
     rows, means = judge.judge(ranker.collection, valid, ids, scores)
     return {judge.mean_name(name): mean for name, mean in means.items()} | judge.by_graph(rows)
 
+  schedule = loop.Schedule(
+      total_epochs=phase.epochs, steps_per_epoch=phase.plan.steps_per_epoch,
+      eval_every_epochs=options.eval_every_epochs, early_stop_epochs=options.early_stop_epochs,
+      best_metric=judge.mean_name(options.best_metric), log_every_steps=options.log_every_steps,
+      checkpoint_every_steps=options.checkpoint_every_steps, profile_steps=config.profile_steps)
+  experiment = loop.Experiment(
+      phase.train_step, phase.batches, evaluate, phase.learning_rate,
+      _model_writer(job, phase, workdir))
   return loop.train(
-      phase.state, train_step=phase.train_step, batches=phase.batches, evaluate=evaluate,
-      learning_rate=phase.learning_rate, about=config.to_dict(), workdir=workdir / phase.folder,
-      total_epochs=phase.epochs,
-      steps_per_epoch=phase.plan.steps_per_epoch, eval_every_epochs=options.eval_every_epochs,
-      early_stop_epochs=options.early_stop_epochs,
-      best_metric=judge.mean_name(options.best_metric),
-      log_every_steps=options.log_every_steps,
-      checkpoint_every_steps=options.checkpoint_every_steps, profile_steps=config.profile_steps,
-      resume=resume, config=saved.fingerprint(config.to_dict()),
-      files=files,
-      on_best=_model_writer(job, phase, workdir))
+      phase.state, experiment, schedule, workdir / phase.folder, resume=resume,
+      about=config.to_dict(), config=saved.fingerprint(config.to_dict()), files=files)
 
 
 def _model_writer(
@@ -136,7 +135,7 @@ def _model_writer(
   """Writes each `model.npz` whenever validation finds better parameters of the last phase."""
   def write(params: Any, step: int, metrics: dict[str, float]) -> None:
     if phase.following is None and parallel.is_primary():
-      about = {"step": step, loop.SAMPLE: metrics, "versions": report.versions()}
+      about = {"step": step, loop.SAMPLE: metrics, "versions": log.versions()}
       for part, folder in job.placed(workdir):
         part.ranker.save(folder / saved.FILE, params, about)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tpugraphs_jax import atomic, metrics
+from tpugraphs_jax import files, metrics
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data.batching import PreparedGraph
 
@@ -175,7 +175,7 @@ def write_scores(
     scores: `[n]` float32 for each graph.
   """
   runtimes = [graph.configs.runtime_ns[ids] for graph, ids in zip(graphs, config_ids)]
-  with atomic.replacing(path, "wb") as file:
+  with files.replacing(path, "wb") as file:
     np.savez_compressed(
         file, graphs=np.array([graph.name for graph in graphs]),
         nodes=np.array([len(graph.opcode) for graph in graphs]),
@@ -186,7 +186,7 @@ def write_scores(
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
   """Writes rows with equal keys as CSV, numbers to 6 digits."""
   rows = list(rows)
-  with atomic.replacing(path, newline="") as file:
+  with files.replacing(path, newline="") as file:
     if rows:
       writer = csv.DictWriter(file, fieldnames=list(rows[0]))
       writer.writeheader()

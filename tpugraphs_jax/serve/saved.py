@@ -19,11 +19,11 @@ from typing import Any
 from flax import traverse_util
 import numpy as np
 
-from tpugraphs_jax import atomic, integrity, parallel, registry, remote
+from tpugraphs_jax import files as files_lib, parallel, registry, remote
 from tpugraphs_jax.data import features, npz_archive
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.rankers.base import SECOND_STAGE
-from tpugraphs_jax.train import checkpoint, loop, same_config
+from tpugraphs_jax.train import checkpoint, loop
 
 FILE = "model.npz"
 FORMAT = 1  # of the file; a reader refuses later ones
@@ -53,7 +53,7 @@ def save(path: Path, artefact: Artefact) -> None:
       "checksum": _checksum(arrays),
   }
   text = np.frombuffer(json.dumps(card).encode(), np.uint8)
-  with atomic.replacing(path, "wb") as file:
+  with files_lib.replacing(path, "wb") as file:
     np.savez_compressed(file, card=text, **arrays)
 
 
@@ -141,7 +141,7 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "
                             "trained in")
   try:
-    manifest = integrity.unsealed(json.loads(path.read_text()))
+    manifest = files_lib.unsealed(json.loads(path.read_text()))
     return with_tuples(manifest["config"])
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is damaged ({error}); train again") from None
@@ -151,7 +151,7 @@ def digests(files: Iterable[Path], workdir: Path) -> dict[str, str]:
   """SHA-256 of files by path within a working folder, in process 0 alone, which has them."""
   if not parallel.is_primary():
     return {}
-  return {path.relative_to(workdir).as_posix(): integrity.digest_of(path) for path in files}
+  return {path.relative_to(workdir).as_posix(): files_lib.digest_of(path) for path in files}
 
 
 def best_checkpoint(workdir: Path, config: Mapping[str, Any]) -> checkpoint.SavedParams | None:
@@ -213,6 +213,6 @@ def _from_checkpoints(workdir: Path, config: Mapping[str, Any] | None) -> Artefa
   if parallel.is_primary():
     transforms = features.load(workdir / TRANSFORMS_FILE)
     there = [workdir / name for name in found.files if (workdir / name).exists()]
-    same_config.check_files(workdir / loop.CHECKPOINTS, found.files, digests(there, workdir))
+    checkpoint.check_files(workdir / loop.CHECKPOINTS, found.files, digests(there, workdir))
   about = {"step": found.step, "value": found.value}
   return Artefact(dict(chosen), parallel.from_primary(transforms), found.params, about)

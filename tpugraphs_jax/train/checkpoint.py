@@ -8,12 +8,16 @@ of several processes process 0 alone reads and writes, so that its disk is enoug
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import errno
 import json
+import logging
 import math
+import os
 from pathlib import Path
 import shutil
+import sys
 from typing import Any
 
 import jax
@@ -21,13 +25,17 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from tpugraphs_jax import integrity, parallel
-from tpugraphs_jax.train import orbax_log, same_config
+from tpugraphs_jax import files as files_lib, parallel
 
 _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
 _CHECKSUM = "state_sha256"  # a field of the notes
 _TRASH = "superseded"  # folder of checkpoints on their way out
 _PREFIX = "save"  # folders are save_0, save_1, ...
+_FIELDS = "step", "config", "data", "progress", "value", "files", _CHECKSUM  # of the notes
+# Fields of a config that change no result: how many configurations pass the model at a time.
+_FREE_FIELDS = ("batch.config_chunk",)
+_LATE = "Event loop is closed"
+_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +86,7 @@ class Checkpoints:
         raise _damaged(self._folder / f"{_PREFIX}_*", error) from None
 
   def _create_manager(self, read_only: bool) -> ocp.CheckpointManager:
-    orbax_log.quiet()
+    _quiet_orbax()
     if not read_only:
       self._folder.mkdir(parents=True, exist_ok=True)
     # `best_fn` makes Orbax write the metrics; the policy decides what is kept.
@@ -146,14 +154,14 @@ class Checkpoints:
           number,
           args=ocp.args.Composite(
               **{_STATE: ocp.args.StandardSave(state), _NOTES: ocp.args.JsonSave(
-                  integrity.sealed(_as_json(notes)))}
+                  files_lib.sealed(_as_json(notes)))}
           ),
           metrics={"value": value, "number": number},
           force=True,
       )
     except (OSError, ValueError, RuntimeError) as error:
       raise OSError(
-          f"{self._folder}: checkpoint of step {step} not written ({orbax_log.reason(error)}). The"
+          f"{self._folder}: checkpoint of step {step} not written ({_reason(error)}). The"
           " earlier ones are untouched: free some space, then go on with --resume"
       ) from error
     self._empty_trash()
@@ -167,8 +175,8 @@ class Checkpoints:
 
     def check() -> None:
       if (notes := self._newest_notes()) is not None:
-        same_config.check(self._folder, notes["config"], self._config)
-        same_config.check_files(self._folder, notes.get("files", {}), self._files)
+        check_config(self._folder, notes["config"], self._config)
+        check_files(self._folder, notes["files"], self._files)
 
     self._on_primary(check)
 
@@ -205,7 +213,7 @@ class Checkpoints:
   def _read_params(self, number: int) -> SavedParams:
     where = self._folder / f"{_PREFIX}_{number}"
     notes = self._read_notes(number)
-    same_config.check(where, notes["config"], self._config)
+    check_config(where, notes["config"], self._config)
     # Whatever device saved them, they are read as numpy arrays.
     try:
       shapes = _tree_of(self._manager.item_metadata(number)[_STATE])
@@ -216,7 +224,7 @@ class Checkpoints:
     _check_contents(where, state, notes)
     average = _find(state["opt_state"], "average_params")
     params = state["params"] if average is None else average
-    return SavedParams(notes["step"], params, self._value(number), notes.get("files", {}))
+    return SavedParams(notes["step"], params, self._value(number), notes["files"])
 
   def _best_number(self) -> int | None:
     values = {number: self._value(number) for number in self._manager.all_steps()}
@@ -224,11 +232,7 @@ class Checkpoints:
     return max(known, key=lambda n: _rank({"value": values[n], "number": n}), default=None)
 
   def _value(self, number: int) -> float | None:
-    notes = self._read_notes(number)
-    if "value" in notes:
-      return notes["value"]
-    # Older notes lack it; Orbax' own file has no checksum.
-    return (self._manager.metrics(number) or {}).get("value")
+    return self._read_notes(number)["value"]
 
   def _on_primary(self, read: Callable[[], Any]) -> Any:
     """What `read` gives in process 0, or its error, in every process."""
@@ -248,8 +252,8 @@ class Checkpoints:
       return None
     where = self._folder / f"{_PREFIX}_{number}"
     notes = self._read_notes(number)
-    same_config.check(where, notes["config"], self._config)
-    same_config.check_files(where, notes.get("files", {}), self._files)
+    check_config(where, notes["config"], self._config)
+    check_files(where, notes["files"], self._files)
     host = jax.tree.map(np.asarray, template)
     state = self._restore_state(number, host)
     _check_shapes(where, state, host)
@@ -264,8 +268,8 @@ class Checkpoints:
     items = ocp.args.Composite(**{_NOTES: ocp.args.JsonRestore()})
     where = self._folder / f"{_PREFIX}_{number}"
     try:
-      notes = integrity.unsealed(self._manager.restore(number, args=items)[_NOTES])
-      return {name: notes[name] for name in ("step", "config", "data", "progress")} | notes
+      notes = files_lib.unsealed(self._manager.restore(number, args=items)[_NOTES])
+      return {name: notes[name] for name in _FIELDS}
     except Exception as error:  # Orbax passes on a dozen types
       raise _damaged(where, error) from None
 
@@ -281,6 +285,50 @@ class Checkpoints:
   def close(self) -> None:
     if self._manager is not None:
       self._manager.close()
+
+
+def check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+  """Raises ValueError with the fields that differ between two configs, and their values.
+
+  Args:
+    where: the checkpoint, for the message.
+    saved: nested fields (JSON types) that it was saved with.
+    current: nested fields that it should have.
+  """
+  old, new, absent = dict(_fields(saved)), dict(_fields(current)), "absent"
+  differences = [
+      f"{name} is {old.get(name, absent)} there and {new.get(name, absent)} here"
+      for name in sorted(old.keys() | new.keys())
+      if old.get(name, absent) != new.get(name, absent) and name not in _FREE_FIELDS]
+  if differences:
+    raise ValueError(
+        f"{where} is a checkpoint of another config: {'; '.join(differences)}. Give the"
+        " same values, or another --workdir"
+    )
+
+
+def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
+  """Raises ValueError with the first file that is not the one a checkpoint was saved beside.
+
+  Args:
+    where: the checkpoint, for the message.
+    saved: digests of the files that it was saved beside, by path within the working folder.
+    current: digests of what is there now. Files that one side does not know are not compared.
+  """
+  for name in sorted(saved.keys() & current.keys()):
+    if saved[name] != current[name]:
+      raise ValueError(
+          f"{name} is of another run: it is not the file that {where} was trained with. Put that "
+          "file back, or train again in another --workdir")
+
+
+def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """The leaves of a nested dict with their dotted names."""
+  for name, value in config.items():
+    if isinstance(value, dict) and value:
+      yield from _fields(value, f"{prefix}{name}.")
+    else:
+      yield f"{prefix}{name}", value
 
 
 def _tree_of(metadata: Any) -> Any:
@@ -322,12 +370,12 @@ def _check_shapes(where: Path, state: Any, template: Any) -> None:
 
 
 def _check_contents(where: Path, state: Any, notes: Mapping[str, Any]) -> None:
-  if notes.get(_CHECKSUM, expected := _digest(state)) != expected:
+  if notes[_CHECKSUM] != _digest(state):
     raise _damaged(where, "its checksum does not fit")
 
 
 def _digest(state: Any) -> str:
-  return integrity.digest_of_arrays(jax.tree.leaves(state))
+  return files_lib.digest_of_arrays(jax.tree.leaves(state))
 
 
 def _damaged(where: Path, reason: Any) -> ValueError:
@@ -345,3 +393,43 @@ def _to_python(value: Any) -> Any:
   if isinstance(value, (np.generic, np.ndarray)):
     return value.tolist()
   raise TypeError(f"{type(value).__name__} cannot be saved as JSON: {value!r}")
+
+
+class _OrbaxFilter(logging.Filter):
+  """Drops every message of Orbax and of its tasks, whose errors are raised as well."""
+
+  def filter(self, record: logging.LogRecord) -> bool:
+    is_of_task = record.name == "asyncio" and "/orbax/" in str(record.msg)  # names its file
+    return not is_of_task and "/orbax/" not in record.pathname.replace("\\", "/")
+
+
+def _quiet_orbax() -> None:
+  """Keeps the messages of Orbax, dozens of lines per checkpoint, out of a run's output."""
+  for name in ("absl", "asyncio"):
+    logger = logging.getLogger(name)
+    if not any(isinstance(item, _OrbaxFilter) for item in logger.filters):
+      logger.addFilter(_OrbaxFilter())
+  if not isinstance(sys.unraisablehook, _Hook):
+    sys.unraisablehook = _Hook(sys.unraisablehook)
+
+
+def _reason(error: BaseException) -> str:
+  """An error of Orbax in one line; it wraps the error of a full disk in pages of settings."""
+  for full in _FULL:
+    if full in str(error):
+      return full
+  return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+class _Hook:
+  """Drops the messages of threads of TensorStore when several writes of a checkpoint fail.
+
+  The first one is raised and ends the event loop, to which the others then report in vain.
+  """
+
+  def __init__(self, previous: Callable[[sys.UnraisableHookArgs], object]):
+    self._previous = previous
+
+  def __call__(self, told: sys.UnraisableHookArgs) -> None:
+    if not (told.exc_type is RuntimeError and str(told.exc_value) == _LATE):
+      self._previous(told)

@@ -21,10 +21,8 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax import atomic, parallel
-from tpugraphs_jax.train import checkpoint, report as report_lib, state as state_lib, stop
-from tpugraphs_jax.train.remaining import Remaining
-from tpugraphs_jax.train.schedule import Schedule
+from tpugraphs_jax import console, files as files_lib, parallel
+from tpugraphs_jax.train import checkpoint, log as log_lib, state as state_lib, stop
 from tpugraphs_jax.train.state import TrainState
 
 CHECKPOINTS = "checkpoints"  # folder under the working folder
@@ -33,6 +31,110 @@ SAMPLE = "valid_sample"
 # Steps handed to the devices but not yet waited for: enough to keep them busy while
 # the host prepares a batch, few enough that waiting batches take little memory.
 _STEPS_IN_FLIGHT = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """The length of a run, and what happens how often.
+
+  Attributes:
+    total_epochs: length of the run.
+    steps_per_epoch: batches that make an epoch.
+    eval_every_epochs: evaluation comes after every so many epochs, and at the end.
+    early_stop_epochs: stop at the first evaluation after so many epochs without improvement;
+      0 = never.
+    best_metric: key of the metric to maximise; of equal values the first counts.
+    log_every_steps: metrics are averaged over and reported every so many steps.
+    checkpoint_every_steps: besides those after each evaluation; 0 = none.
+    profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
+
+  Raises:
+    ValueError: a number that is too small.
+  """
+
+  total_epochs: int
+  steps_per_epoch: int
+  eval_every_epochs: int = 1
+  early_stop_epochs: int = 0
+  best_metric: str = "opa"
+  log_every_steps: int = 100
+  checkpoint_every_steps: int = 0
+  profile_steps: str = ""
+
+  def __post_init__(self):
+    for field, least in (
+        ("total_epochs", 1), ("steps_per_epoch", 1), ("eval_every_epochs", 1),
+        ("early_stop_epochs", 0), ("log_every_steps", 1), ("checkpoint_every_steps", 0)):
+      value = getattr(self, field)
+      if value < least:
+        raise ValueError(f"{field} is {value}, expected at least {least}")
+
+  @property
+  def total_steps(self) -> int:
+    return self.total_epochs * self.steps_per_epoch
+
+  def is_epoch_end(self, step: int) -> bool:
+    return step % self.steps_per_epoch == 0
+
+  def is_evaluated(self, step: int) -> bool:
+    """Whether an evaluation comes after this step."""
+    every = self.eval_every_epochs * self.steps_per_epoch
+    return step % every == 0 or step == self.total_steps
+
+  def evaluations_after(self, step: int) -> int:
+    """Evaluations that come after later steps than this one, to the last epoch."""
+    every = self.eval_every_epochs * self.steps_per_epoch
+    is_extra = self.total_steps % every > 0 and step < self.total_steps
+    return self.total_steps // every - step // every + is_extra
+
+  def why_ended(self, step: int) -> str:
+    """Why a run that was not interrupted ended after this step."""
+    if step >= self.total_steps:
+      return f"last epoch ({self.total_epochs})"
+    return (f"early stopping: {self.best_metric} did not improve in {self.early_stop_epochs} "
+            "epochs")
+
+  def is_early_stop(self, step: int, best_step: int | None) -> bool:
+    """Whether the run ends after this step because nothing improved since `best_step`.
+
+    It ends with an evaluation, which may be the best one.
+    """
+    without = step - (best_step or 0)
+    return self.is_evaluated(step) and (
+        0 < self.early_stop_epochs * self.steps_per_epoch <= without)
+
+  def is_logged(self, step: int) -> bool:
+    return step % self.log_every_steps == 0
+
+  def is_saved(self, step: int) -> bool:
+    """Whether a checkpoint is due after this step, evaluation or not."""
+    every = self.checkpoint_every_steps
+    return bool(every) and step % every == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """The parts of a run that the loop calls.
+
+  Attributes:
+    train_step: `(state, batch) -> (state, metrics)` made by `parallel.pmap`; metrics
+      are scalars, reduced over devices, with `loss` among them. May donate the state.
+    batches: iterator of batches with a leading device axis, each process its own part,
+      the same number everywhere; `get_state` and `set_state` save and restore its
+      position (grain `DatasetIterator`, `rankers.segments.snapshots.BatchesWithHistory`).
+    evaluate: from parameters (numpy, averaged ones where an average is kept) to
+      metrics; must give the same in every process. A metric that is an array, a number
+      for each graph, is shown as a histogram.
+    learning_rate: of the step after so many steps.
+    on_best: called with parameters, step and metrics whenever an evaluation was the
+      best so far, before its checkpoint is saved; after a kill again.
+  """
+
+  train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
+  batches: Any
+  evaluate: Callable[[Any], Mapping[str, float | np.ndarray]]
+  learning_rate: Callable[[int], float] | None = None
+  on_best: Callable[[Any, int, dict[str, float]], None] | None = None
 
 
 @dataclasses.dataclass
@@ -63,65 +165,49 @@ class TrainResult:
 
 
 def train(
-    state: TrainState,
-    *,
-    train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]], batches: Any,
-    evaluate: Callable[[Any], Mapping[str, float | np.ndarray]],
-    workdir: str | Path, resume: bool = False,
-    learning_rate: Callable[[int], float] | None = None, about: Mapping[str, Any] | None = None,
+    state: TrainState, experiment: Experiment, schedule: Schedule, workdir: str | Path, *,
+    resume: bool = False, about: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None, files: Mapping[str, str] | None = None,
-    on_best: Callable[[Any, int, dict[str, float]], None] | None = None,
-    **schedule: Any,
 ) -> TrainResult:
   """Trains until the last epoch, or until the validation metric stops to improve.
 
   Args:
     state: initial state, without a device axis, equal in every process.
-    train_step: `(state, batch) -> (state, metrics)` made by `parallel.pmap`; metrics
-      are scalars, reduced over devices, with `loss` among them. May donate the state.
-    batches: iterator of batches with a leading device axis, each process its own part,
-      the same number everywhere; `get_state` and `set_state` save and restore its
-      position (grain `DatasetIterator`, `rankers.segments.snapshots.BatchesWithHistory`).
-    evaluate: from parameters (numpy, averaged ones where an average is kept) to
-      metrics; must give the same in every process. A metric that is an array, a number
-      for each graph, is shown as a histogram.
-    learning_rate: of the step after so many steps.
-    about: nested fields to be shown beside the curves.
+    experiment: step, batches and evaluation.
+    schedule: the length of the run, and what happens how often.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
     resume: go on from the newest checkpoint in `workdir`, if there is one.
+    about: nested fields to be shown beside the curves.
     config, files: what a checkpoint to be resumed must agree with, see `Checkpoints`.
-    on_best: called with parameters, step and metrics whenever an evaluation was the
-      best so far, before its checkpoint is saved; after a kill again.
-    **schedule: fields of `Schedule`.
 
   Raises:
-    ValueError: impossible arguments, a folder in use, a checkpoint of another config.
+    ValueError: a folder in use, a checkpoint of another config.
     FloatingPointError: the loss, the training state or a score is not finite.
     SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
   """
-  plan, workdir = Schedule(**schedule), Path(workdir)
-  profile = report_lib.Profile(plan.profile_steps, workdir / "profile")
+  workdir = Path(workdir)
+  profile = log_lib.Profile(schedule.profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
     signals = stack.enter_context(stop.StopSignals())
     check_workdir(workdir, resume=resume, config=config, files=files)
-    atomic.tidy(workdir)
+    files_lib.tidy(workdir)
     checkpoints = stack.enter_context(contextlib.closing(
         checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, files=files)))
-    state, step, progress = _begin(state, batches, checkpoints)
-    # A step whose row waits for its evaluation is not reported yet.
-    report = stack.enter_context(contextlib.closing(report_lib.Report(
-        workdir, total_steps=plan.total_steps, first_step=step - 1 if progress.row else step)))
+    state, step, progress = _begin(state, experiment.batches, checkpoints)
+    # The row of a step that waits for its evaluation is not written yet.
+    log = stack.enter_context(contextlib.closing(log_lib.Log(
+        workdir, total_steps=schedule.total_steps,
+        first_step=step - 1 if progress.row else step)))
     stack.callback(profile.stop)
-    report.describe(about or {}, metric=f"{SAMPLE}/{plan.best_metric}",
-                    parameters=optax.tree.size(state.params))
+    log.describe(about or {}, metric=f"{SAMPLE}/{schedule.best_metric}",
+                 parameters=optax.tree.size(state.params))
     if resume:
-      report.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
+      log.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
     return _Loop(
-        state=parallel.replicate(state), step=step, progress=progress, train_step=train_step,
-        batches=batches, evaluate=evaluate, learning_rate=learning_rate,
-        checkpoints=checkpoints, report=report, profile=profile, signals=signals,
-        schedule=plan, on_best=on_best).run()
+        state=parallel.replicate(state), step=step, progress=progress, experiment=experiment,
+        checkpoints=checkpoints, log=log, profile=profile, signals=signals,
+        schedule=schedule).run()
 
 
 def check_workdir(
@@ -156,6 +242,52 @@ def _begin(
   return saved.state, saved.step, Progress(**saved.progress)
 
 
+class TimeLeft:
+  """Estimates the time left from the seconds of the steps and of the newest evaluation so far.
+
+  The first step, which compiles the program that all others use, is left out.
+  """
+
+  def __init__(self, schedule: Schedule):
+    self._schedule = schedule
+    self._mark: tuple[int, float] | None = None
+    self._steps, self._step_seconds = 0, 0.0
+    self._evaluation_seconds: float | None = None
+
+  def start(self, step: int) -> None:
+    """From here on time counts."""
+    self._mark = (step, time.monotonic())
+
+  def count_steps(self, step: int) -> None:
+    """The time since the last call went into steps, of which `step` are taken."""
+    if self._mark is not None:
+      first, since = self._mark
+      self._steps += step - first
+      self._step_seconds += time.monotonic() - since
+    self.start(step)
+
+  def count_evaluation(self, step: int) -> None:
+    """The time since the last call went into an evaluation and its checkpoint."""
+    if self._mark is not None:  # The newest one tells: the first one compiled.
+      self._evaluation_seconds = time.monotonic() - self._mark[1]
+    self.start(step)
+
+  def text(self, step: int, *, evaluated_step: int) -> str:
+    """The time left, or what is known of it; empty before anything is known.
+
+    Args:
+      step: steps taken.
+      evaluated_step: the last step that was evaluated.
+    """
+    if not self._steps:
+      return ""
+    evaluations = self._schedule.evaluations_after(evaluated_step)
+    seconds = (self._schedule.total_steps - step) * self._step_seconds / self._steps
+    if self._evaluation_seconds is None:
+      return f"{console.duration(seconds)} left, and {evaluations} evaluation" + "s" * (evaluations != 1)
+    return f"{console.duration(seconds + evaluations * self._evaluation_seconds)} left"
+
+
 @dataclasses.dataclass
 class _Loop:
   """One call of `train`."""
@@ -163,23 +295,19 @@ class _Loop:
   state: Any  # TrainState with a leading device axis
   step: int  # steps that `state` has taken
   progress: Progress
-  train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
-  batches: Any
-  evaluate: Callable[[Any], Mapping[str, float | np.ndarray]]
-  learning_rate: Callable[[int], float] | None
+  experiment: Experiment
   checkpoints: checkpoint.Checkpoints
-  report: report_lib.Report
-  profile: report_lib.Profile
+  log: log_lib.Log
+  profile: log_lib.Profile
   signals: stop.StopSignals
   schedule: Schedule
-  on_best: Callable[[Any, int, dict[str, float]], None] | None
 
   def __post_init__(self):
     self.saved_step = self.step
     self.compile_seconds = 0.0
     self.last_finite = "none since the start"
     self.in_flight = collections.deque()  # (step, metrics), oldest first
-    self.remaining = Remaining(self.schedule)
+    self.remaining = TimeLeft(self.schedule)
     self.metric = f"{SAMPLE}/{self.schedule.best_metric}"
 
   def run(self) -> TrainResult:
@@ -200,8 +328,8 @@ class _Loop:
   def _take_step(self) -> None:
     self.profile.before(self.step, wait=self._wait)
     try:
-      with self.report.waiting():
-        batch = next(self.batches)
+      with self.log.waiting():
+        batch = next(self.experiment.batches)
     except StopIteration:
       raise ValueError(
           f"the batches ended after step {self.step}, expected {self.schedule.total_steps}"
@@ -209,14 +337,14 @@ class _Loop:
       ) from None
     started = time.monotonic()
     with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
-      self.state, metrics = self.train_step(self.state, batch)
+      self.state, metrics = self.experiment.train_step(self.state, batch)
     self.step += 1
     self.in_flight.append((self.step, metrics))
     if not self.compile_seconds:
       self._wait()
       self.compile_seconds = time.monotonic() - started
-      self.report.say(f"first step, with compilation: {self.compile_seconds:.1f} s")
-      self.report.restart_clock(self.step)
+      self.log.say(f"first step, with compilation: {self.compile_seconds:.1f} s")
+      self.log.restart_clock(self.step)
       self.remaining.start(self.step)
     self._wait(keep=_STEPS_IN_FLIGHT)
     if self.schedule.is_logged(self.step):
@@ -255,24 +383,24 @@ class _Loop:
     steps, self.progress.window = self.progress.window, []
     means = {k: sum(m[k] for m in steps) / len(steps) for k in steps[-1]}
     self.progress.row = {f"train/{name}": value for name, value in means.items()}
-    self.progress.row["steps_per_second"] = self.report.steps_per_second(self.step)
-    if self.learning_rate is not None:
-      self.progress.row["train/learning_rate"] = float(self.learning_rate(self.step - 1))
-    self.report.measure(self.step)
+    self.progress.row["steps_per_second"] = self.log.steps_per_second(self.step)
+    if self.experiment.learning_rate is not None:
+      self.progress.row["train/learning_rate"] = float(self.experiment.learning_rate(self.step - 1))
+    self.log.measure(self.step)
     best = self.progress.best_value
     text = f"loss {means['loss']:.5g}"
     if best is not None:
       text += f"  best {self.metric} {best:.4f}"
     self.remaining.count_steps(self.step)
     left = self.remaining.text(self.step, evaluated_step=self.progress.evaluated_step)
-    self.report.progress(self.step, text, left=left)
-    self.report.restart_clock(self.step)
+    self.log.progress(self.step, text, left=left)
+    self.log.restart_clock(self.step)
     if not self._is_evaluation_due():
       self._write_row()
 
   def _write_row(self) -> None:
     row = {"epoch": self.step / self.schedule.steps_per_epoch, **self.progress.row}
-    self.report.write(self.step, row)
+    self.log.write(self.step, row)
     self.progress.row = {}
 
   def _evaluate(self) -> None:
@@ -281,7 +409,7 @@ class _Loop:
     self.remaining.count_steps(self.step)
     try:
       with self.signals.interrupting():
-        found = self.evaluate(params)
+        found = self.experiment.evaluate(params)
     except stop.Interrupted:
       return
     except FloatingPointError as error:
@@ -296,22 +424,22 @@ class _Loop:
     if is_best:
       progress.best_value, progress.best_step = value, self.step
     progress.row |= {f"{SAMPLE}/{name}": value for name, value in metrics.items()}
-    self.report.histograms(self.step, {
+    self.log.histograms(self.step, {
         f"{SAMPLE}/{name}": value for name, value in found.items() if np.ndim(value)})
     self._write_row()
-    if is_best and self.on_best is not None:
-      self.on_best(params, self.step, metrics)  # a run killed before it is saved comes here again
+    if is_best and self.experiment.on_best is not None:
+      self.experiment.on_best(params, self.step, metrics)  # a run killed before it is saved comes here again
     self._save(value=value)
     text = f"{self.metric} {value:.4f}"
     if progress.best_step is not None:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
-    self.report.say(f"step {self.step}/{self.schedule.total_steps}  {text}")
-    self.report.restart_clock(self.step)
+    self.log.say(f"step {self.step}/{self.schedule.total_steps}  {text}")
+    self.log.restart_clock(self.step)
     self.remaining.count_evaluation(self.step)
 
   def _save(self, *, value: float | None = None) -> None:
     self.checkpoints.save(
-        self.step, self._finite_state(), data=self.batches.get_state(),
+        self.step, self._finite_state(), data=self.experiment.batches.get_state(),
         progress=dataclasses.asdict(self.progress), value=value)
     self.saved_step = self.step
 
@@ -327,7 +455,7 @@ class _Loop:
       self._save()
     number = self.signals.received or signal.SIGTERM
     name = signal.Signals(number).name
-    self.report.say(f"{name}: saved step {self.step}; go on with --resume")
+    self.log.say(f"{name}: saved step {self.step}; go on with --resume")
     raise SystemExit(128 + number)
 
   def _finish(self) -> TrainResult:
@@ -336,9 +464,9 @@ class _Loop:
     text = f"training ended at step {self.step}: {why}"
     if best.best_step is not None:
       text += f"; best {self.metric} {best.best_value:.4f} at step {best.best_step}"
-    self.report.say(text)
-    what, peak_bytes = report_lib.peak_memory()
-    self.report.say(f"peak memory of the {what}: {peak_bytes / 2**20:.0f} MiB")
+    self.log.say(text)
+    what, peak_bytes = log_lib.peak_memory()
+    self.log.say(f"peak memory of the {what}: {console.size(peak_bytes)}")
     parallel.barrier("end of training")
     return TrainResult(
         state=parallel.unreplicate(self.state), step=self.step, best_value=best.best_value,

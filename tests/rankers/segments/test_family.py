@@ -117,10 +117,10 @@ class Job:
     return [np.asarray(x)[0] for x in self.table.read(everything)]
 
   def train(self, workdir, *, epochs: int, resume: bool = False):
+    experiment = loop.Experiment(self.step, self.batches, lambda params: {"opa": 0.0})
     return loop.train(
-        state_lib.TrainState.create(self.params, OPTIMIZER), train_step=self.step,
-        batches=self.batches, evaluate=lambda params: {"opa": 0.0}, workdir=workdir,
-        total_epochs=epochs, steps_per_epoch=2, resume=resume)
+        state_lib.TrainState.create(self.params, OPTIMIZER), experiment,
+        loop.Schedule(total_epochs=epochs, steps_per_epoch=2), workdir, resume=resume)
 
 
 @pytest.mark.parametrize("place", ["device", "host"])

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax import integrity, parallel
+from tpugraphs_jax import files as files_lib, parallel
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph, Stale
 
 DTYPES = ("float32", "bfloat16")
@@ -300,8 +300,8 @@ class Snapshots:
       partial.mkdir(parents=True)
     self._history.save(partial)
     if parallel.is_primary():
-      digests = {path.name: integrity.digest_of(path) for path in sorted(partial.iterdir())}
-      card = integrity.sealed({"identity": self._identity, "sha256": digests})
+      digests = {path.name: files_lib.digest_of(path) for path in sorted(partial.iterdir())}
+      card = files_lib.sealed({"identity": self._identity, "sha256": digests})
       (partial / _CARD).write_text(json.dumps(card) + "\n")
       os.replace(partial, self._folder / name)
     self._kept = name
@@ -311,7 +311,7 @@ class Snapshots:
     """The SHA-256 of a table's card, which has those of its files."""
     if not parallel.is_primary():
       return {}
-    return {"sha256": integrity.digest_of(self._folder / name / _CARD)}
+    return {"sha256": files_lib.digest_of(self._folder / name / _CARD)}
 
   def _numbers(self) -> list[int]:
     return [int(path.name.removeprefix("table_")) for path in self._folder.glob("table_*")]
@@ -344,7 +344,7 @@ def _card(folder: Path) -> dict[str, Any]:
   """What a saved table says of itself."""
   path = folder / _CARD
   try:
-    card = integrity.unsealed(json.loads(path.read_text()))
+    card = files_lib.unsealed(json.loads(path.read_text()))
     return {"identity": card["identity"], "sha256": dict(card.get("sha256", {}))}
   except (ValueError, KeyError, TypeError, OSError) as error:
     raise ValueError(f"{path} is damaged ({error}): train again in another --workdir") from None
@@ -354,7 +354,7 @@ def _check_files(folder: Path) -> None:
   """Refuses (ValueError) a saved table whose files are not as they were written."""
   for name, digest in _card(folder)["sha256"].items():
     path = folder / name
-    if not path.is_file() or integrity.digest_of(path) != digest:
+    if not path.is_file() or files_lib.digest_of(path) != digest:
       raise ValueError(f"{path} is damaged: its checksum does not fit; train again in another "
                        "--workdir")
 

@@ -14,7 +14,7 @@ from absl import logging
 import numpy as np
 import scipy.sparse
 
-from tpugraphs_jax import atomic
+from tpugraphs_jax import files
 from tpugraphs_jax.graph import OpGraph
 
 # Parts that METIS makes are a few percent uneven; asking for parts this much
@@ -126,7 +126,7 @@ def cached_partition(
     return np.load(path)
   segment = partition(graph, method=method, max_nodes=max_nodes)
   try:
-    with atomic.replacing(path, "wb") as file:
+    with files.replacing(path, "wb") as file:
       np.save(file, segment)
   except OSError as error:
     logging.warning("partition of %s not kept: %s", graph.name, error)

@@ -24,7 +24,7 @@ import zipfile
 from absl import logging
 import numpy as np
 
-from tpugraphs_jax import atomic
+from tpugraphs_jax import files
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs
 
@@ -196,7 +196,7 @@ def save(path: str | os.PathLike[str], terms: Terms, name: str) -> None:
   arrays = {f.name: getattr(terms, f.name) for f in dataclasses.fields(Terms)[1:]}
   arrays |= {f"pairs_{f.name}": np.asarray(getattr(terms.pairs, f.name))
              for f in dataclasses.fields(node_pairs.NodePairs)}
-  with atomic.replacing(path, "wb") as file:
+  with files.replacing(path, "wb") as file:
     np.savez(file, identity=np.array(name), **arrays)
 
 

@@ -1,11 +1,12 @@
-"""What a run tells: metrics.jsonl, TensorBoard, a progress line, config.json.
+"""The log of a run: metrics.jsonl, TensorBoard, progress lines, config.json, a profile.
 
-Only the primary process writes and prints.
+Only the primary process writes and prints. An output that fails costs one warning, and never
+stops, slows or ends the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import datetime
 import importlib.metadata
@@ -13,24 +14,34 @@ import json
 import math
 from pathlib import Path
 import platform
+import queue
 import resource
 import sys
+import threading
 import time
 from typing import Any
 
 from absl import logging
+from flax import traverse_util
 import jax
 import numpy as np
+from tensorboardX import event_file_writer, summary
+from tensorboardX.proto import event_pb2
 
-from tpugraphs_jax import atomic, console, integrity, parallel
-from tpugraphs_jax.train import outlets
+from tpugraphs_jax import console, files, parallel
 
 _PACKAGES = (
     "tpugraphs-jax jax jaxlib flax optax jraph rax grain orbax-checkpoint numpy scipy"
 ).split()
 
+_PROGRESS_SECONDS = 10.0  # between two progress lines
+# Rows that wait for a slow disk; later ones are left out of TensorBoard.
+_WAITING_ROWS = 1000
+_CLOSE_SECONDS = 10.0  # time that a finished run gives a slow disk
+_BINS = 30  # of a histogram
 
-class Report:
+
+class Log:
   """The scalars of one run.
 
   Args:
@@ -43,13 +54,14 @@ class Report:
   def __init__(self, workdir: Path, *, total_steps: int, first_step: int = 0):
     self._total_steps = total_steps
     self._is_writing = parallel.is_primary()
+    self._told = -_PROGRESS_SECONDS  # when the last progress line came
     self.restart_clock(first_step)
     if not self._is_writing:
       return
     path = workdir / "metrics.jsonl"
     _drop_later_steps(path, first_step)
-    self._lines = outlets.Lines(path)
-    self._events = outlets.Events(workdir / "tensorboard", purge_step=first_step + 1)
+    self._lines = Lines(path)
+    self._events = Events(workdir / "tensorboard", purge_step=first_step + 1)
 
   def restart_clock(self, step: int) -> None:
     """Leaves what was done since the last call (evaluation, say) out of the rate."""
@@ -84,7 +96,7 @@ class Report:
           f"measured/peak_memory_of_{what}_mib": peak / 2**20}, wall_time=time.time())
 
   def describe(self, config: Mapping[str, Any], *, metric: str, parameters: int) -> None:
-    """Shows what a run is: its config, and its number of parameters.
+    """Shows the config of a run and its number of parameters.
 
     Args:
       config: nested fields.
@@ -111,13 +123,19 @@ class Report:
     self._events.write(step, finite, wall_time=time.time())
 
   def progress(self, step: int, text: str, *, left: str = "") -> None:
-    """Tells in one line where the run is, `text`, the rate and the time that remains."""
+    """Writes a line with the step, `text`, the rate and the time that remains.
+
+    Lines that follow within ten seconds are left out.
+    """
+    if time.monotonic() - self._told < _PROGRESS_SECONDS:
+      return
+    self._told = time.monotonic()
     rate = self.steps_per_second(step)
     parts = [f"step {step}/{self._total_steps}", text, f"{rate:.3g} steps/s" * (rate > 0), left]
     self.say("  ".join(filter(None, parts)))
 
   def say(self, line: str) -> None:
-    """Tells one line."""
+    """Writes one line."""
     if self._is_writing:
       console.say(line)
 
@@ -144,8 +162,125 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
       ) from None
     if step <= last_step:
       kept.append(line + "\n")
-  with atomic.replacing(path, encoding="utf-8") as file:
+  with files.replacing(path, encoding="utf-8") as file:
     file.writelines(kept)
+
+
+class Lines:
+  """Lines appended to a file; where that fails they are tried again with the next one."""
+
+  def __init__(self, path: Path):
+    self._path, self._file = path, None
+    self._waiting, self._is_warned = b"", False
+
+  def write(self, line: str) -> None:
+    """Appends a line, after those that could not be written before."""
+    self._waiting += line.encode() + b"\n"
+    self._try()
+
+  def _try(self) -> None:
+    try:
+      if self._file is None:
+        # Unbuffered: what was written is a prefix of all lines, whatever happens.
+        self._file = self._path.open("ab", buffering=0)
+      while self._waiting:
+        self._waiting = self._waiting[self._file.write(self._waiting):]
+    except OSError as error:
+      if not self._is_warned:
+        logging.warning("%s cannot be written (%s): the run goes on, and its lines are written "
+                        "as soon as that is possible", self._path, error.strerror)
+      self._is_warned = True
+
+  def close(self) -> None:
+    if self._waiting:
+      self._try()
+    if self._waiting:
+      logging.warning("%s misses %d lines", self._path, self._waiting.count(b"\n"))
+    if self._file is not None:
+      self._file.close()
+
+
+class Events:
+  """The event file of TensorBoard, made and written by a thread of its own.
+
+  Args:
+    folder: receives the event file.
+    purge_step: earlier files' scalars from this step on are not shown.
+  """
+
+  def __init__(self, folder: Path, *, purge_step: int):
+    self._folder, self._is_broken = folder, False
+    self._rows: queue.Queue[Callable[[], event_pb2.Event] | None] = queue.Queue(_WAITING_ROWS)
+    self._rows.put(lambda: event_pb2.Event(
+        step=purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)))
+    self._thread = threading.Thread(target=self._run, name="TensorBoard", daemon=True)
+    self._thread.start()
+
+  def write(self, step: int, values: Mapping[str, float], *, wall_time: float) -> None:
+    """Takes the scalars of a step; returns at once."""
+    row = dict(values)
+    self._put(lambda: event_pb2.Event(step=step, wall_time=wall_time, summary=_joined(
+        summary.scalar(name, value) for name, value in row.items())))
+
+  def histograms(
+      self, step: int, values: Mapping[str, np.ndarray], *, wall_time: float
+  ) -> None:
+    """Takes arrays of a step, each `[n]`; numbers that are not finite are left out."""
+    rows = {name: array[np.isfinite(array)] for name, array in values.items()}
+    self._put(lambda: event_pb2.Event(step=step, wall_time=wall_time, summary=_joined(
+        summary.histogram(name, array, bins=_BINS) for name, array in rows.items() if array.size)))
+
+  def describe(self, config: Mapping[str, Any], *, metric: str, parameters: int) -> None:
+    """Takes the nested fields of a config, and by which scalar runs are compared.
+
+    The fields come as a text and as hyperparameters, with the number of parameters.
+    """
+    fields = {**traverse_util.flatten_dict(dict(config), sep="."), "parameters": parameters}
+    table = "\n".join(["|field|value|", "|-|-|", *(f"|{k}|{v}|" for k, v in fields.items())])
+    hparams = {name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+               for name, value in fields.items()}
+    self._put(lambda: event_pb2.Event(summary=_joined([
+        summary.text("config", table), summary.scalar("parameters", parameters),
+        *summary.hparams(hparams, {metric: None})[:2]])))
+
+  def _put(self, row: Callable[[], event_pb2.Event] | None) -> None:
+    if self._is_broken:
+      return
+    try:
+      self._rows.put_nowait(row)
+    except queue.Full:
+      self._give_up("its disk is too slow")
+
+  def _run(self) -> None:
+    file = None
+    try:
+      self._folder.mkdir(parents=True, exist_ok=True)
+      file = event_file_writer.EventsWriter(str(self._folder / "events"))
+      while (row := self._rows.get()) is not None:
+        file.write_event(row())
+        if self._rows.empty():
+          file.flush()
+      file.close()
+    except Exception as error:  # of a full disk, a folder that is gone, TensorBoard's own
+      self._give_up(str(error))
+      with contextlib.suppress(Exception):  # the same again
+        file.close()
+
+  def _give_up(self, reason: str) -> None:
+    if not self._is_broken:
+      self._is_broken = True
+      logging.warning("%s cannot be written (%s): the run goes on without TensorBoard",
+                      self._folder, " ".join(reason.split()))
+
+  def close(self) -> None:
+    """Waits until all is written, but not for ever."""
+    self._put(None)
+    self._thread.join(_CLOSE_SECONDS)
+
+
+def _joined(parts: Iterable[Any]) -> Any:
+  """One summary with the values of several."""
+  return summary.Summary(value=[value for part in parts for value in part.value])
 
 
 def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
@@ -165,8 +300,8 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
       "machine": platform.platform(),
       "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
   }
-  with atomic.replacing(workdir / "config.json", encoding="utf-8") as file:
-    file.write(json.dumps(integrity.sealed(manifest), indent=2) + "\n")
+  with files.replacing(workdir / "config.json", encoding="utf-8") as file:
+    file.write(json.dumps(files.sealed(manifest), indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:
@@ -181,7 +316,7 @@ def versions() -> dict[str, str]:
 
 
 def peak_memory() -> tuple[str, int]:
-  """What was measured (`device` or `process`) and its peak in bytes.
+  """Name of the measured memory (`device` or `process`) and its peak in bytes.
 
   Devices that keep no account (CPU) share the memory of the process.
   """

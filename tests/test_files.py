@@ -1,0 +1,178 @@
+"""Files are there whole or not at all; one process at a time holds a folder; checksums."""
+
+import concurrent.futures
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import commands
+import numpy as np
+import pytest
+
+from tpugraphs_jax import files
+
+_HOLD = """
+import pathlib, sys, time
+from tpugraphs_jax import files
+with files.held(pathlib.Path(sys.argv[1])):
+  print("held", flush=True)
+  time.sleep(600)
+"""
+
+
+def names(folder):
+  return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_complete_file_takes_its_place(tmp_path):
+  path = tmp_path / "results.csv"
+  path.write_text("old")
+  with files.replacing(path, encoding="utf-8", newline="") as file:
+    file.write("é\r\n")
+    file.flush()
+    assert path.read_text() == "old"
+  assert path.read_bytes() == "é\r\n".encode()
+  assert names(tmp_path) == ["results.csv"]
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_an_error_leaves_what_was_there(tmp_path, existed):
+  path = tmp_path / "results.csv"
+  if existed:
+    path.write_text("old")
+  with pytest.raises(KeyboardInterrupt):
+    with files.replacing(path) as file:
+      file.write("half")
+      raise KeyboardInterrupt
+  assert names(tmp_path) == ["results.csv"] * existed
+  assert not existed or path.read_text() == "old"
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+  with pytest.raises(OSError, match="free some.*a.json") as error:
+    with files.replacing(tmp_path / "a.json"):
+      raise OSError(errno.ENOSPC, "No space left on device")  # as of a write
+  assert error.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())
+  with pytest.raises(OSError, match="quota exceeded: free some"):
+    with files.replacing(tmp_path / "a.json"):
+      raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+  with pytest.raises(OSError, match="Permission denied$"):
+    with files.replacing(tmp_path / "a.json"):
+      raise OSError(errno.EACCES, "Permission denied")
+
+
+def test_what_is_being_written_matches_no_pattern_of_data_files(tmp_path):
+  with files.replacing(tmp_path / "graph.npz", "wb") as file:
+    np.savez(file, x=np.arange(3))
+    assert not list(tmp_path.glob("*.npz"))
+  assert np.load(tmp_path / "graph.npz")["x"].tolist() == [0, 1, 2]
+
+
+def test_a_missing_folder_is_made(tmp_path):
+  with files.replacing(tmp_path / "new" / "results.csv") as file:
+    file.write("all")
+  assert (tmp_path / "new" / "results.csv").read_text() == "all"
+
+
+def test_what_ended_processes_left_is_removed_and_nothing_else(tmp_path):
+  (tmp_path / ".results.csv.4242.partial").write_text("half")
+  (tmp_path / ".graph.4242.partial").mkdir()
+  (tmp_path / ".graph.4242.partial" / "rows.npy").write_text("half")
+  (tmp_path / "results.csv.partial").write_text("the user's")
+  with files.replacing(tmp_path / "living.csv") as file:
+    file.write("all")
+    files.tidy(tmp_path)
+    assert len(names(tmp_path)) == 2
+  assert names(tmp_path) == ["living.csv", "results.csv.partial"]
+  assert (tmp_path / "living.csv").read_text() == "all"
+
+
+def test_a_folder_that_is_not_there_is_tidy(tmp_path):
+  files.tidy(tmp_path / "nowhere")
+
+
+@pytest.fixture
+def holder(tmp_path):
+  """Another process that holds the folder."""
+  with subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE,
+                        text=True, cwd=commands.ROOT) as process:
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+
+
+def test_a_folder_in_use_is_refused_in_a_line_with_host_and_process(tmp_path, holder):
+  with pytest.raises(ValueError) as error, files.held(tmp_path):
+    pass
+  expected = f"{tmp_path} is in use by process {holder.pid} on {socket.gethostname()}: "
+  assert str(error.value).startswith(expected) and "\n" not in str(error.value)
+
+
+def test_the_lock_of_a_killed_process_is_stale(tmp_path, holder):
+  holder.send_signal(signal.SIGKILL)
+  holder.wait()
+  assert (tmp_path / files.LOCK).read_text() == f"{socket.gethostname()} {holder.pid}\n"
+  with files.held(tmp_path):
+    assert (tmp_path / files.LOCK).read_text() == f"{socket.gethostname()} {os.getpid()}\n"
+
+
+def test_a_lock_is_free_afterwards_whatever_happened(tmp_path):
+  for _ in range(2):
+    with pytest.raises(KeyError), files.held(tmp_path):
+      raise KeyError
+  assert (tmp_path / files.LOCK).read_text() == ""
+
+
+def test_the_lock_of_another_host_counts_while_it_is_heard_of(tmp_path):
+  path = tmp_path / files.LOCK
+  path.write_text("elsewhere 17\n")
+  with pytest.raises(ValueError, match="in use by process 17 on elsewhere .heard of .* ago"):
+    with files.held(tmp_path):
+      pass
+  old = time.time() - 1000
+  os.utime(path, (old, old))
+  with files.held(tmp_path):
+    pass
+
+
+def test_those_that_wait_take_turns(tmp_path):
+  inside = []
+
+  def enter(number):
+    with files.held(tmp_path, wait=True):
+      inside.append(number)
+      time.sleep(0.01)
+      assert inside[-1] == number
+    return number
+
+  with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    assert sorted(pool.map(enter, range(4))) == list(range(4))
+
+
+def test_work_is_done_again_and_again_in_a_thread_of_that_name_until_the_block_ends():
+  calls, enough = [], threading.Event()
+
+  def work():
+    calls.append(threading.current_thread().name)
+    if len(calls) == 3:
+      enough.set()
+
+  with files.repeated(work, 0.001, name="beside"):
+    assert enough.wait(10)
+  done = len(calls)
+  assert set(calls) == {"beside"} and "beside" not in {t.name for t in threading.enumerate()}
+  time.sleep(0.02)
+  assert len(calls) == done
+
+
+def test_a_block_that_is_over_before_the_first_wait_does_no_work_and_raises_what_it_raises():
+  calls = []
+  with pytest.raises(KeyError):
+    with files.repeated(lambda: calls.append(1), 60, name="beside"):
+      raise KeyError("x")
+  assert calls == []

@@ -1,0 +1,354 @@
+"""Metrics are there once per step, complete and readable; an output that fails stops no run."""
+
+import io
+import json
+import math
+import os
+import re
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from tensorboardX import event_file_writer
+from tensorboardX.proto import event_pb2, plugin_hparams_pb2
+import toy
+
+from tpugraphs_jax import console
+from tpugraphs_jax.train import log as log_lib
+
+FULL = "/dev/full"  # every write ends with: no space left on device
+
+
+def lines_of(workdir):
+  return [json.loads(x) for x in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def write_steps(workdir, steps, *, first_step=0):
+  log = log_lib.Log(workdir, total_steps=100, first_step=first_step)
+  for step in steps:
+    log.write(step, {"train/loss": step / 3, "note": np.float32(0.5)})
+  log.close()
+
+
+def test_each_line_is_a_step_with_exact_numbers(tmp_path):
+  write_steps(tmp_path, [1, 2])
+  assert lines_of(tmp_path) == [
+      {"step": step, "train/loss": step / 3, "note": 0.5} for step in (1, 2)
+  ]
+
+
+def test_lines_can_be_read_while_the_run_goes_on(tmp_path):
+  log = log_lib.Log(tmp_path, total_steps=10)
+  log.write(1, {"x": 1.0})
+  assert lines_of(tmp_path) == [{"step": 1, "x": 1.0}]
+  log.close()
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+  log = log_lib.Log(tmp_path, total_steps=10)
+  log.write(1, {"a": math.nan, "b": math.inf, "c": 1.0})
+  log.close()
+  assert lines_of(tmp_path) == [{"step": 1, "a": None, "b": None, "c": 1.0}]
+
+
+def test_resuming_drops_the_later_steps(tmp_path):
+  write_steps(tmp_path, [10, 20, 30])
+  write_steps(tmp_path, [21, 30], first_step=20)
+  assert [line["step"] for line in lines_of(tmp_path)] == [10, 20, 21, 30]
+
+
+def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path):
+  write_steps(tmp_path, [1, 2])
+  path = tmp_path / "metrics.jsonl"
+  path.write_text(path.read_text()[:-9])
+  write_steps(tmp_path, [2], first_step=1)
+  assert [line["step"] for line in lines_of(tmp_path)] == [1, 2]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+  (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nwhat\n{"step": 2}\n')
+  with pytest.raises(ValueError, match=r"metrics.jsonl: line 2 is not a JSON object"):
+    log_lib.Log(tmp_path, total_steps=10)
+
+
+def events_of(workdir):
+  """TensorBoard's file format: length (8), checksum (4), event, checksum (4)."""
+  for path in sorted((workdir / "tensorboard").iterdir()):
+    data = path.read_bytes()
+    while data:
+      size = int.from_bytes(data[:8], "little")
+      event = event_pb2.Event.FromString(data[12 : 12 + size])
+      for value in event.summary.value:
+        yield event.step, value.tag, value
+      data = data[16 + size :]
+
+
+def test_tensorboard_has_the_same_scalars(tmp_path):
+  write_steps(tmp_path, [3])
+  assert sorted((step, tag, value.simple_value) for step, tag, value in events_of(tmp_path)) == [
+      (3, "note", 0.5),
+      (3, "train/loss", 1.0),
+  ]
+
+
+def test_tensorboard_has_what_was_measured_and_the_lines_do_not(tmp_path, monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr(log_lib.time, "monotonic", lambda: now[0])
+  monkeypatch.setattr(log_lib, "peak_memory", lambda: ("device", 3 * 2**20))
+  log = log_lib.Log(tmp_path, total_steps=100)
+  for _ in range(4):
+    with log.waiting():
+      now[0] += 0.25
+    now[0] += 1.0
+  log.measure(4)
+  log.restart_clock(4)
+  log.measure(4)  # no step since: nothing to show
+  log.write(4, {"x": 1.0})
+  log.close()
+  found = {tag: value.simple_value for _, tag, value in events_of(tmp_path)}
+  assert found == {"measured/step_seconds": 1.25, "measured/data_wait_seconds": 0.25,
+                   "measured/peak_memory_of_device_mib": 3.0, "x": 1.0}
+  assert lines_of(tmp_path) == [{"step": 4, "x": 1.0}]
+
+
+def test_tensorboard_has_the_config_as_text_and_as_hyperparameters(tmp_path):
+  log = log_lib.Log(tmp_path, total_steps=100)
+  config = {"task": "tile", "model": {"dims": (3, 4), "dropout": None}, "rate": 0.5, "on": True}
+  log.describe(config, metric="valid_sample/opa", parameters=12)
+  log.close()
+  found = {tag: value for _, tag, value in events_of(tmp_path)}
+  assert found["parameters"].simple_value == 12
+  (text,) = found["config/text_summary"].tensor.string_val
+  assert "|model.dims|(3, 4)|" in text.decode() and "|rate|0.5|" in text.decode()
+  start, experiment = (
+      plugin_hparams_pb2.HParamsPluginData.FromString(
+          found[f"_hparams_/{name}"].metadata.plugin_data.content)
+      for name in ("session_start_info", "experiment"))
+  hparams = start.session_start_info.hparams
+  assert hparams["rate"].number_value == 0.5 and hparams["on"].bool_value
+  assert hparams["model.dims"].string_value == "[3, 4]" and hparams["parameters"].number_value == 12
+  (metric,) = experiment.experiment.metric_infos
+  assert metric.name.tag == "valid_sample/opa"
+
+
+def test_histograms_hold_the_numbers_that_are_finite(tmp_path):
+  log = log_lib.Log(tmp_path, total_steps=100)
+  values = np.array([0.5, math.nan, -1.0, 0.75, math.inf])
+  log.histograms(7, {"tau": values, "nothing": np.array([math.nan])})
+  log.close()
+  ((step, tag, value),) = events_of(tmp_path)
+  assert (step, tag) == (7, "tau")
+  assert (value.histo.num, value.histo.min, value.histo.max) == (3, -1.0, 0.75)
+  assert value.histo.sum == pytest.approx(0.25) and sum(value.histo.bucket) == 3
+
+
+def test_tensorboard_itself_reads_what_is_written(tmp_path):
+  reader = pytest.importorskip(
+      "tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard")
+  log = log_lib.Log(tmp_path, total_steps=100)
+  log.describe({"rate": 0.5}, metric="x", parameters=3)
+  log.write(1, {"x": 1.5})
+  log.histograms(1, {"tau": np.arange(4.0)})
+  log.close()
+  found = reader.EventAccumulator(str(tmp_path / "tensorboard"))
+  found.Reload()
+  assert [scalar.value for scalar in found.Scalars("x")] == [1.5]
+  assert found.Histograms("tau")[0].histogram_value.num == 4
+  assert set(found.PluginTagToContent("hparams")) == {
+      "_hparams_/experiment", "_hparams_/session_start_info"}
+
+
+def test_progress_says_where_the_run_is(tmp_path, capsys):
+  log = log_lib.Log(tmp_path, total_steps=100)
+  log.progress(25, "loss 0.5", left="0:01:00 left")
+  log.close()
+  (line,) = capsys.readouterr().out.splitlines()
+  assert re.search(r":\d\d step 25/100  loss 0.5  \S+ steps/s  0:01:00 left$", line)
+
+
+def test_progress_without_a_step_since_has_no_rate(tmp_path, capsys):
+  log = log_lib.Log(tmp_path, total_steps=100, first_step=25)
+  log.progress(25, "loss 0.5")
+  log.close()
+  assert capsys.readouterr().out.endswith(" step 25/100  loss 0.5\n")
+
+
+def test_other_processes_write_and_print_nothing(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(log_lib.parallel, "is_primary", lambda: False)
+  write_steps(tmp_path, [1, 2])
+  log_lib.write_manifest(tmp_path, {})
+  log = log_lib.Log(tmp_path, total_steps=100)
+  log.progress(25, "loss 0.5")
+  log.describe({}, metric="x", parameters=1)
+  log.histograms(25, {"tau": np.ones(2)})
+  log.measure(25)
+  log.close()
+  assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
+
+
+def test_manifest_says_what_ran_where(tmp_path):
+  config = {"model": {"hidden": 64}}
+  log_lib.write_manifest(tmp_path / "new", config)
+  manifest = json.loads((tmp_path / "new" / "config.json").read_text())
+  assert manifest["config"] == config
+  assert manifest["versions"]["numpy"] == np.__version__
+  assert manifest["devices"]["count"] == 4 and manifest["devices"]["platform"] == "cpu"
+  assert [path.name for path in (tmp_path / "new").iterdir()] == ["config.json"]
+
+
+def test_peak_memory_of_a_process_counts_what_was_freed():
+  what, before = log_lib.peak_memory()
+  assert what == "process"
+  block = np.ones(before + 64 * 2**20, np.uint8)
+  size = block.nbytes
+  del block
+  assert log_lib.peak_memory()[1] >= size
+
+
+@pytest.mark.parametrize("steps", ["", "0:1"])
+def test_profile_accepts_nothing_and_a_range(tmp_path, steps):
+  profile = log_lib.Profile(steps, tmp_path)
+  profile.stop()
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("steps", ["10", "5:5", "6:2", "-1:2", "a:b", "1:2:3"])
+def test_profile_refuses_anything_else(tmp_path, steps):
+  with pytest.raises(ValueError, match="profile_steps is .*'10:20'"):
+    log_lib.Profile(steps, tmp_path)
+
+
+def warnings_of(caplog, text):
+  return [message for message in caplog.messages if text in message]
+
+
+def train(workdir, **changes):
+  return toy.train(workdir, log_every_steps=1, **changes)
+
+
+def to_full_disk(monkeypatch):
+  """Every event file lies on a disk that is full."""
+  from tensorboardX import record_writer
+  disk = open(FULL, "wb", buffering=0)
+  monkeypatch.setattr(record_writer, "open_file", lambda path: disk)
+  return disk
+
+
+def blocked_disk(monkeypatch):
+  """Event files on a disk that never answers; call what comes back to set it free."""
+  free = threading.Event()
+  monkeypatch.setattr(
+      event_file_writer.EventsWriter, "write_event", lambda self, event: free.wait())
+  return free.set
+
+
+@pytest.mark.skipif(not os.path.exists(FULL), reason="no /dev/full here")
+def test_a_full_disk_under_tensorboard_costs_one_warning(tmp_path, monkeypatch, caplog):
+  with to_full_disk(monkeypatch):
+    result = train(tmp_path)
+  assert result.step == toy.STEPS
+  assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == toy.STEPS
+  assert len(warnings_of(caplog, "goes on without TensorBoard")) == 1
+
+
+def test_a_tensorboard_folder_that_cannot_be_made_costs_one_warning(tmp_path, caplog):
+  (tmp_path / "tensorboard").write_text("in the way")
+  assert train(tmp_path).step == toy.STEPS
+  assert len(warnings_of(caplog, "goes on without TensorBoard")) == 1
+
+
+def test_a_disk_that_never_answers_does_not_hold_up_a_run(tmp_path, monkeypatch, caplog):
+  free = blocked_disk(monkeypatch)
+  monkeypatch.setattr(log_lib, "_WAITING_ROWS", 5)
+  monkeypatch.setattr(log_lib, "_CLOSE_SECONDS", 0.1)
+  log, started = log_lib.Log(tmp_path, total_steps=100), time.monotonic()
+  for step in range(100):
+    log.write(step, {"x": 1.0})
+  log.close()
+  assert time.monotonic() - started < 5
+  free()
+  assert len(warnings_of(caplog, "its disk is too slow")) == 1
+  assert len(lines_of(tmp_path)) == 100
+
+
+class Flaky(io.FileIO):
+  """A file on a disk with so much room; more can be made."""
+
+  room = 1000
+
+  def write(self, data):
+    if not self.room:
+      raise OSError(28, "No space left on device")
+    count = super().write(data[: self.room])
+    self.room -= count
+    return count
+
+
+def test_lines_that_found_no_room_are_written_later_in_order(tmp_path, caplog):
+  path = tmp_path / "lines"
+  lines = log_lib.Lines(path)
+  disk = lines._file = Flaky(path, "a")
+  lines.write("first")
+  disk.room = 9
+  for word in ("second", "third", "fourth"):
+    lines.write(word)
+  assert path.read_text() == "first\nsecond\nth"
+  disk.room = 1000
+  lines.write("fifth")
+  lines.close()
+  assert path.read_text().split() == ["first", "second", "third", "fourth", "fifth"]
+  assert len(warnings_of(caplog, "No space left on device")) == 1
+
+
+def test_lines_that_never_found_room_are_counted(tmp_path, caplog):
+  lines = log_lib.Lines(tmp_path / "missing" / "lines")
+  lines.write("a")
+  lines.write("b")
+  lines.close()
+  assert warnings_of(caplog, "misses 2 lines")
+
+
+def test_a_reader_of_the_output_that_is_gone_does_not_end_a_run(tmp_path, monkeypatch, caplog):
+  class Gone(io.StringIO):
+    def write(self, text):
+      raise BrokenPipeError(32, "Broken pipe")
+
+  monkeypatch.setattr(sys, "stdout", Gone())
+  console.say("of a job")
+  assert train(tmp_path).step == toy.STEPS
+  assert len(warnings_of(caplog, "standard output cannot be written")) == 1
+
+
+@pytest.mark.parametrize("broken", ["start_trace", "stop_trace"])
+def test_a_profile_that_cannot_be_written_does_not_end_a_run(
+    broken, tmp_path, monkeypatch, caplog):
+  def fail(*args):
+    raise OSError(28, "No space left on device")
+
+  for name in ("start_trace", "stop_trace"):
+    monkeypatch.setattr(jax.profiler, name, fail if name == broken else lambda *args: None)
+  assert train(tmp_path, profile_steps="2:4").step == toy.STEPS
+  assert len(warnings_of(caplog, "no profile")) == 1
+
+
+def test_what_is_shown_is_made_in_the_thread_of_its_own(tmp_path, monkeypatch, caplog):
+  made = []
+
+  def histogram(*args, **options):
+    made.append(threading.current_thread().name)
+    raise ValueError("no such histogram")
+
+  monkeypatch.setattr(log_lib.summary, "histogram", histogram)
+  result = train(tmp_path, evaluate=lambda params: {"opa": 0.5, "opa_by_graph": np.ones(3)})
+  assert result.step == toy.STEPS and set(made) == {"TensorBoard"}
+  assert len(warnings_of(caplog, "goes on without TensorBoard")) == 1
+  assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == toy.STEPS
+
+
+def test_a_config_of_any_types_can_be_shown(tmp_path, caplog):
+  about = {"none": None, "nested": {"tuple": (1, "a"), "empty": (), "path": "a|b"}, "flag": False}
+  assert train(tmp_path, about=about).step == toy.STEPS
+  assert not warnings_of(caplog, "TensorBoard")

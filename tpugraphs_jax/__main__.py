@@ -1,0 +1,20 @@
+"""`python -m tpugraphs_jax`: the commands of the package, one to a line."""
+
+COMMANDS = {
+    "tpugraphs-tile": "train, evaluate and rank tile sizes (also run_tile.py)",
+    "tpugraphs-layout": "train, evaluate and rank layouts (also run_layout.py)",
+    "python -m tpugraphs_jax.data.download": "fetch the released collections",
+    "python -m tpugraphs_jax.data.store": "build, list and verify the store of the layouts",
+    "python -m tpugraphs_jax.data.synthetic": "write data in the released form, measured nowhere",
+    "python -m tpugraphs_jax.collect": "label layout choices of your own programs",
+    "python -m tpugraphs_jax.hlo": "show HLO modules as graphs, convert tuning data",
+    "python -m tpugraphs_jax.sweep": "many runs: every point of a grid with every seed",
+    "python -m tpugraphs_jax.report": "compare finished runs on a page",
+    "python -m tpugraphs_jax.run.official": "turn weights of the official code into a working folder",
+    "python -m tpugraphs_jax.submission": "join rankings to a submission, check one",
+}
+
+if __name__ == "__main__":
+  print("The commands, each with --help:\n")
+  for name, text in COMMANDS.items():
+    print(f"  {name:<40} {text}")

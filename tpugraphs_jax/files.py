@@ -1,0 +1,309 @@
+"""Files: written whole or not at all, one process at a time, with checksums.
+
+No library does these: filelock locks a file, but does not say at once who holds it, nor
+recognises on another host that its owner is gone; fsspec's transactions cover one file, not
+a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import os
+from pathlib import Path
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from typing import IO, Any
+
+from absl import logging
+import fsspec
+import numpy as np
+
+LOCK = ".lock"  # in a folder that one process at a time may write
+_PARTIAL = ".partial"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # of this package, by protocol
+# The owner of a lock touches its file this often, and counts as gone after so long a silence. Only
+# needed where a file system keeps each host's locks to itself.
+_BEAT_SECONDS = 20.0
+_GONE_SECONDS = 120.0
+_POLL_SECONDS = 0.2
+_SEAL = "checksum"  # field of a JSON object
+# A file that was changed so recently may change again without another time stamp.
+_SETTLED_SECONDS = 1.0
+
+
+def is_remote(place: str | os.PathLike[str]) -> bool:
+  """Whether a place is in a bucket, not in a folder of this machine."""
+  return "://" in os.fspath(place)
+
+
+def bucket_of(place: str | os.PathLike[str]) -> tuple[Any, str]:
+  """The fsspec file system of a remote place, and the path there.
+
+  Raises:
+    ValueError: a protocol that is not known, or whose package is missing.
+  """
+  protocol = os.fspath(place).partition("://")[0]
+  try:
+    return fsspec.core.url_to_fs(os.fspath(place))
+  except (ImportError, ValueError) as error:
+    extra = _EXTRAS.get(protocol)
+    advice = f": pip install 'tpugraphs-jax[{extra}]'" if extra else ""
+    reason = " ".join(str(error).split())
+    raise ValueError(f"{place} cannot be reached ({reason}){advice}") from None
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> Iterator[IO]:
+  """Opens a file beside `path` that takes its place when the block ends without an error.
+
+  Until then, and after an error, whatever was at `path` stays. Several processes may write
+  one file at the same time: each writes a file of its own. In a bucket (`s3://...`) too, the
+  file is there whole or not at all.
+
+  Args:
+    path: the file to write; its folder is made where it is missing.
+    mode: `w` or `wb`.
+    **options: of `open`.
+
+  Raises:
+    OSError: it cannot be written.
+  """
+  if is_remote(path):
+    system, there = bucket_of(path)
+    data = io.BytesIO()
+    file = data if "b" in mode else io.TextIOWrapper(data, **options)
+    yield file
+    file.flush()
+    system.pipe_file(there, data.getvalue())
+    return
+  path = Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  beside = partial(path)
+  try:
+    with contextlib.ExitStack() as stack:
+      with open(beside, mode, **options) as file:
+        stack.enter_context(being_written(beside))
+        yield file
+      os.replace(beside, path)
+  except OSError as error:
+    if error.errno in _FULL and not error.filename:  # Python does not say where
+      more = "free some, then give the command again (training: with --resume)"
+      raise OSError(error.errno, f"{error.strerror}: {more}", str(path)) from None
+    raise
+  finally:
+    beside.unlink(missing_ok=True)
+
+
+def partial(path: Path, *, note: str = "") -> Path:
+  """Where this process writes what is to be at `path`."""
+  return path.with_name(f".{path.name}.{os.getpid()}{note}{_PARTIAL}")
+
+
+@contextlib.contextmanager
+def being_written(path: Path) -> Iterator[None]:
+  """Keeps `tidy` of any process from a partial file or folder; ends with the process."""
+  with _locked(path):
+    yield
+
+
+def tidy(folder: Path) -> None:
+  """Removes the partial files and folders that ended processes left in `folder`.
+
+  What a process is writing stays, and so does everything where the file system cannot tell.
+  """
+  for path in folder.glob(f".*{_PARTIAL}"):
+    with contextlib.suppress(OSError), _locked(path) as is_free:
+      if is_free and path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+      elif is_free:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+  """Whether nobody else has locked a file or folder, which is locked in the block then."""
+  descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    is_free = True
+  except OSError:  # locked, or a file system without locks
+    is_free = False
+  try:
+    yield is_free
+  finally:
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
+  """Holds a folder, which is made where it is missing, until the block ends.
+
+  The lock goes with the process that holds it, however that ends.
+
+  Args:
+    folder: to be held.
+    wait: whether to wait for a process that holds it already.
+
+  Raises:
+    ValueError: another one holds it, and `wait` is False.
+    OSError: the folder cannot be written.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  path, is_told = folder / LOCK, False
+  with open(path, "a+", encoding="utf-8") as stream:
+    while (owner := _take(stream)) is not None:
+      if not wait:
+        raise ValueError(f"{folder} is in use by {owner}: let that one end first, or name another "
+                         "folder")
+      if not is_told:
+        logging.info("waiting for %s, which writes in %s", owner, folder)
+      is_told = True
+      time.sleep(_POLL_SECONDS)
+    with _beating(path):
+      try:
+        yield
+      finally:
+        stream.truncate(0)
+
+
+def _take(stream: IO[str]) -> str | None:
+  """Takes the lock; what is known of its owner where there is one."""
+  stream.seek(0)
+  host, _, process = stream.read().strip().partition(" ")
+  owner = f"process {process} on {host}" if process else "another process"
+  try:
+    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return owner
+  except OSError:  # a file system without locks
+    if host == socket.gethostname() and _is_running(process):
+      return owner
+  # The lock was free: of this host the owner is gone, of another one its beat tells.
+  silent = time.time() - os.fstat(stream.fileno()).st_mtime
+  if host not in ("", socket.gethostname()) and silent < _GONE_SECONDS:
+    fcntl.flock(stream, fcntl.LOCK_UN)
+    return f"{owner} (heard of {silent:.0f} s ago, taken for gone after {_GONE_SECONDS:.0f} s)"
+  stream.truncate(0)
+  stream.write(f"{socket.gethostname()} {os.getpid()}\n")
+  stream.flush()
+  return None
+
+
+def _is_running(process: str) -> bool:
+  try:
+    os.kill(int(process), 0)
+  except (ValueError, ProcessLookupError):
+    return False
+  except PermissionError:  # another user's
+    pass
+  return True
+
+
+def _beating(path: Path) -> contextlib.AbstractContextManager[None]:
+  """Touches the file every few seconds while the block runs."""
+
+  def beat() -> None:
+    with contextlib.suppress(OSError):
+      os.utime(path)
+
+  return repeated(beat, _BEAT_SECONDS, name="lock")
+
+
+@contextlib.contextmanager
+def repeated(work: Callable[[], None], seconds: float, *, name: str) -> Iterator[None]:
+  """Calls `work` every so many seconds, in a thread of this name, while the block runs.
+
+  The first call comes after the first wait. The block ends after a call that has begun.
+  """
+  ended = threading.Event()
+
+  def run() -> None:
+    while not ended.wait(seconds):
+      work()
+
+  thread = threading.Thread(target=run, name=name, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    ended.set()
+    thread.join()
+
+
+def digest_of(path: Path) -> str:
+  """SHA-256 of a file."""
+  with open(path, "rb") as stream:
+    return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_of_arrays(arrays: Iterable[Any]) -> str:
+  """SHA-256 of arrays in any order."""
+  parts = []
+  for array in map(np.asarray, arrays):
+    part = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
+    part.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    parts.append(part.digest())
+  return hashlib.sha256(b"".join(sorted(parts))).hexdigest()
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+  """A JSON object with a checksum of all its fields."""
+  return {**values, _SEAL: _digest_of_values(values)}
+
+
+def unsealed(values: Mapping[str, Any]) -> dict[str, Any]:
+  """The fields of a JSON object without their checksum, if it has one.
+
+  Raises:
+    ValueError: the checksum does not fit.
+  """
+  fields = dict(values)
+  expected = fields.pop(_SEAL, None)
+  if expected is not None and expected != _digest_of_values(fields):
+    raise ValueError("its checksum does not fit")
+  return fields
+
+
+def _digest_of_values(values: Mapping[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def first_damaged(files: Mapping[Path, str]) -> Path | None:
+  """The first file whose SHA-256 is not the one expected; None when all are as expected.
+
+  Once all are, this host looks again only after one of them has changed.
+
+  Args:
+    files: expected SHA-256 of each.
+  """
+  note, newest = _note_of(files)
+  if note.exists():
+    return None
+  damaged = next((path for path, digest in files.items() if digest_of(path) != digest), None)
+  if damaged is None and time.time() - newest > _SETTLED_SECONDS:
+    with contextlib.suppress(OSError):  # then they are compared again next time
+      note.parent.mkdir(mode=0o700, exist_ok=True)
+      note.touch()
+  return damaged
+
+
+def _note_of(files: Mapping[Path, str]) -> tuple[Path, float]:
+  """The place of the note that these files are right, and when the last one changed."""
+  digest, newest = hashlib.sha256(), 0.0
+  for path, expected in files.items():
+    stat = path.stat()
+    known = (path.resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    digest.update(f"{known} {expected}\n".encode())
+    newest = max(newest, stat.st_mtime, stat.st_ctime)
+  folder = Path(tempfile.gettempdir()) / f"tpugraphs_jax_verified_{os.getuid()}"
+  return folder / digest.hexdigest(), newest

@@ -1,0 +1,102 @@
+"""Many independent jobs: in processes of this machine, or on a cluster by Apache Beam.
+
+A job can be done again without harm: a cluster may start one twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import concurrent.futures
+import multiprocessing
+import os
+import signal
+import threading
+from typing import Any, TypeVar
+
+_Job = TypeVar("_Job")
+
+
+def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
+  """A command's own arguments, and Beam's flags behind `--`; None where there is no `--`."""
+  items = list(argv)
+  if "--" not in items:
+    return items, None
+  place = items.index("--")
+  return items[:place], items[place + 1:]
+
+
+def run(
+    work: Callable[[_Job], Any], jobs: Sequence[_Job], *, processes: int = 1,
+    beam: Sequence[str] | None = None, finished: Callable[[Any], object] = lambda result: None,
+) -> list[Any]:
+  """Does every job; returns when the last one has ended.
+
+  Args:
+    work: does one job. A function of a module, since other processes have to find it.
+    jobs: arguments of `work` that can be pickled, such as tuples and dataclasses.
+    processes: jobs at a time on this machine; 1 = in this process.
+    beam: flags of Apache Beam, such as `--runner=FlinkRunner`, to run on a cluster; None = here.
+      A cluster returns no results: a job leaves its result in a place that all machines see.
+    finished: called with each result as its job ends; an error that it raises ends the rest.
+
+  Returns:
+    Results in the order of the jobs; empty with `beam`.
+
+  Raises:
+    ImportError: Beam is not installed.
+    OSError: a process was killed.
+  """
+  if beam is not None:
+    run_on_beam(work, jobs, processes=processes, options=beam)
+    return []
+  processes = min(processes, len(jobs))
+  if processes <= 1:
+    return [_told(work(job), finished) for job in jobs]
+  # Fresh processes: a fork of one that has threads (jax, absl) can hang.
+  pool = concurrent.futures.ProcessPoolExecutor(
+      processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_process)
+  try:
+    pending = [pool.submit(work, job) for job in jobs]
+    for future in concurrent.futures.as_completed(pending):
+      finished(future.result())
+    return [future.result() for future in pending]
+  except concurrent.futures.process.BrokenProcessPool as error:
+    raise OSError("a process was killed, out of memory perhaps: run again with fewer processes, "
+                  "finished jobs are kept") from error
+  finally:
+    pool.shutdown(cancel_futures=True)
+
+
+def _told(result: Any, finished: Callable[[Any], object]) -> Any:
+  finished(result)
+  return result
+
+
+def _begin_process() -> None:
+  """Leaves Ctrl-C to the process that started this one, and ends with it however it ends."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  parent = multiprocessing.parent_process()
+  end_with_it = lambda: parent.join() or os._exit(1)
+  threading.Thread(target=end_with_it, name="parent", daemon=True).start()
+
+
+def run_on_beam(
+    work: Callable[[_Job], Any], jobs: Sequence[_Job], *, processes: int = 1,
+    options: Sequence[str] = (),
+) -> None:
+  """Does every job on Apache Beam: on this machine unless `options` name a `--runner`."""
+  try:
+    import apache_beam as beam
+    from apache_beam.options import pipeline_options
+  except ImportError as error:
+    raise ImportError("apache-beam is missing: pip install 'tpugraphs-jax[beam]' (or pip install "
+                      "apache-beam)") from error
+  if not jobs:
+    return
+  given = list(options)
+  if not any(option.startswith("--runner") for option in given):
+    # Threads of this process: work that takes long starts processes of its own.
+    given += ["--runner=FnApiRunner", "--direct_running_mode=multi_threading",
+              f"--direct_num_workers={min(processes, len(jobs))}"]
+  with beam.Pipeline(options=pipeline_options.PipelineOptions(given)) as pipeline:
+    _ = pipeline | beam.Create(list(jobs)) | beam.Reshuffle() | beam.Map(work)
