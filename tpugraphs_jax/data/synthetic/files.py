@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-import concurrent.futures
 import dataclasses
 import functools
 import json
-import multiprocessing
 import os
 from pathlib import Path
 
