@@ -1,4 +1,4 @@
-"""Ways to sum over neighbours: the measurement behind `data.adjacency.SLOTS`.
+"""Ways to sum over neighbours: the measurement behind `data.batching.SLOTS`.
 
     python benchmarks/aggregation.py --out aggregation.json
 
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax import host_memory
-from tpugraphs_jax.data import adjacency
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.nn import aggregation
 import timing
 import workloads
@@ -38,7 +38,7 @@ def formulations(edges: np.ndarray, nodes: int) -> dict[str, Callable[[jax.Array
         x[ends[:, 1]], ends[:, 0], nodes, indices_are_sorted=is_sorted)
 
   def table(slots: int):
-    tables = adjacency.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
+    tables = batching.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
     return lambda x: aggregation.neighbour_sum(x, tables, aggregation.OPERANDS)
 
   return {

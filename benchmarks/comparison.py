@@ -19,6 +19,7 @@ import plain
 import timing
 from tpugraphs_jax import losses as losses_lib, parallel
 from tpugraphs_jax.data.batch import LayoutBatch
+from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.train import log, state as state_lib, step as step_lib
 
 VARIANTS = ("plain", "ours")
@@ -86,7 +87,7 @@ class Scoring:
   def __init__(self, case: Case, variant: str):
     model, self._batches = case.variant(variant)
     self._params = parallel.replicate(case.params())
-    self._step = step_lib.make_score_step(model)
+    self._step = network_step(model)
 
   def __call__(self) -> list[jax.Array]:
     # One batch at a time: what is computed ahead would all be in memory at once.

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
 from tpugraphs_jax import host_memory, parallel
 from tpugraphs_jax.run import phases
-from tpugraphs_jax.run.jobs import Job
+from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.train import log
 import timing
 import workloads
@@ -58,7 +58,7 @@ def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
   job, prepared = prepare(variant, nodes)
   with tempfile.TemporaryDirectory() as folder:
     phase = phases.first_phase(
-        job.config, job.ranker, [prepared], job.data.targets, Path(folder))
+        [phases.Part(job.config, job.ranker.family, [prepared], job.data.targets)], Path(folder))
     state, seconds = parallel.replicate(phase.state), []
     for _ in range(repeats + 1):
       started = time.perf_counter()

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tpugraphs_jax import host_memory
-from tpugraphs_jax.run import jobs, phases
+from tpugraphs_jax.run import job as job_lib, phases, training
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import log
 import gst
@@ -40,9 +40,9 @@ class _Evaluation:
     self._scorer, self._compilations = scorer, compilations
     self.seconds, self.compile_seconds = 0.0, 0.0
 
-  def scores(self, *args, **kwargs):
+  def __call__(self, *args, **kwargs):
     started, compiled = time.perf_counter(), self._compilations.seconds
-    scores = self._scorer.scores(*args, **kwargs)
+    scores = self._scorer(*args, **kwargs)
     self.seconds += time.perf_counter() - started
     self.compile_seconds += self._compilations.seconds - compiled
     return scores
@@ -62,23 +62,24 @@ def config_of(variant: str, seed: int, epochs: int, data_root: str):
 
 def measure(config, workdir: Path) -> dict[str, float]:
   """Trains once; tau, OPA, seconds and MiB."""
-  job = jobs.Job.of(config)
+  job = job_lib.Job.of(config)
   ranker, data = job.ranker, job.data
-  train_graphs = jobs.trainable(job, data.load(config.data_root, "train"))
+  train_graphs = job_lib.trainable(job, data.load(config.data_root, "train"))
   job.fit(train_graphs)
-  valid = job.prepare(jobs.judged(data.load(config.data_root, "valid")))
-  phase = phases.first_phase(config, ranker, job.prepare(train_graphs), data.targets, workdir)
+  valid = job.prepare(job_lib.judged(data.load(config.data_root, "valid")))
+  phase = phases.first_phase(
+      [phases.Part(config, ranker.family, job.prepare(train_graphs), data.targets)], workdir)
   compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()
   while phase:
     evaluations.append(_Evaluation(phase.scorer, compilations))
-    result = jobs.train_phase(
+    result = training.train_phase(
         job, dataclasses.replace(phase, scorer=evaluations[-1]), valid, workdir, resume=False)
     phase = phase.following and phase.following(result.state)
   seconds = time.perf_counter() - started - compilations.seconds - sum(
       evaluation.seconds - evaluation.compile_seconds for evaluation in evaluations)
-  ids = jobs.sampled_ids(config, valid)
-  scores = ranker.score(ranker.scorer(), result.state.eval_params, valid, ids)
+  ids = training.sampled_ids(config, valid)
+  scores = ranker.scorer(result.state.eval_params, valid, ids)
   _, means = judge.judge(ranker.collection, valid, ids, scores)
   return {"kendaltau": means["kendaltau"], "opa": means["opa"], "seconds": seconds,
           "peak_mib": log.peak_memory()[1] / 2**20}

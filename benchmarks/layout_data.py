@@ -32,9 +32,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
-from tpugraphs_jax import graph, host_memory, parallel
+from tpugraphs_jax import columns, graph, host_memory, parallel
 from tpugraphs_jax.data import npz, store
-from tpugraphs_jax.run import jobs, phases
+from tpugraphs_jax.run import job as job_lib, phases, training
 from tpugraphs_jax.train import log
 import timing
 import workloads
@@ -61,7 +61,7 @@ class Size:
 
   @property
   def tensor_bytes(self) -> int:
-    return self.configs * self.config_nodes * graph.LAYOUT_CONFIG_FEATURES * 4
+    return self.configs * self.config_nodes * columns.LAYOUT_CONFIG_FEATURES * 4
 
 
 # Published sizes; the groups are a third of the nodes, as in the smallest graphs,
@@ -92,7 +92,7 @@ def split_sizes(graphs: int) -> list[Size]:
 def generate(size: Size, seed: int) -> graph.OpGraph:
   """A graph of the given size whose groups each choose among eight rows."""
   rng = np.random.default_rng(seed)
-  rows = np.full((size.groups, _ROWS_PER_GROUP, graph.LAYOUT_CONFIG_FEATURES), -1, np.int8)
+  rows = np.full((size.groups, _ROWS_PER_GROUP, columns.LAYOUT_CONFIG_FEATURES), -1, np.int8)
   for group in range(size.groups):
     for slot in range(3):
       pair = rng.choice(4, 2, replace=False)
@@ -107,8 +107,8 @@ def generate(size: Size, seed: int) -> graph.OpGraph:
       rng.integers(10**6, 10**9, size.configs))
   return graph.OpGraph(
       name=size.name, configs=configs, edge_index=workloads.edges(rng, size.nodes),
-      node_feat=rng.integers(0, 100, (size.nodes, graph.NODE_FEATURES)).astype(np.float32),
-      node_opcode=rng.integers(1, graph.OPCODES, size.nodes).astype(np.uint8),
+      node_feat=rng.integers(0, 100, (size.nodes, columns.NODE_FEATURES)).astype(np.float32),
+      node_opcode=rng.integers(1, columns.OPCODES, size.nodes).astype(np.uint8),
       node_splits=np.array([0, size.nodes]),
       config_node=np.arange(size.config_nodes, dtype=np.int32))
 
@@ -201,13 +201,13 @@ def _train_over(root: Path) -> dict[str, float]:
   config.data_root = str(root)
   config.batch.slates_per_epoch = 8 * _TRAINING_STEPS
   config.train.epochs = 1
-  job, started = jobs.Job.of(config), time.perf_counter()
-  result = jobs.train(job, root / "run")
+  job, started = job_lib.Job.of(config), time.perf_counter()
+  result = training.train(job, root / "run")
   seconds = time.perf_counter() - started
   config.batch.slates_per_epoch = preset.batch.slates_per_epoch
-  plan = phases.plan_of(
-      config, job.ranker.batcher, job.prepare(job.data.load(str(root), "train")),
-      job.data.targets, epochs=preset.train.epochs)
+  plan = phases.plan_of(phases.Part(
+      config, job.ranker.family, job.prepare(job.data.load(str(root), "train")),
+      job.data.targets), epochs=preset.train.epochs)
   return {"batch_shapes": len(plan.budgets), "padding_share": plan.padding(100),
           "training_steps": result.step, "training_s": seconds,
           "training_peak_mib": result.peak_bytes / _MIB}
@@ -215,13 +215,13 @@ def _train_over(root: Path) -> dict[str, float]:
 
 def measure_loader(root: Path) -> dict[str, float]:
   """Seconds per step with and without loading."""
-  job = jobs.Job.of(layout_config.get_config("xla-random,official"))
+  job = job_lib.Job.of(layout_config.get_config("xla-random,official"))
   rng = np.random.default_rng(0)
   graphs = [workloads.program(rng, nodes=int(rng.integers(4_000, 8_000)), config_nodes=250,
                               configs=10_000) for _ in range(4 * job.config.batch.graphs)]
   job.fit(graphs)
   phase = phases.first_phase(
-      job.config, job.ranker, job.prepare(graphs), job.data.targets, root)
+      [phases.Part(job.config, job.ranker.family, job.prepare(graphs), job.data.targets)], root)
   steps, train_step = 2 * _LOADER_STEPS, phase.train_step
   state = parallel.replicate(phase.state)
   batches, seconds = phase.batches, {"loading": [], "fixed": []}
@@ -241,13 +241,14 @@ def measure_loader(root: Path) -> dict[str, float]:
 
 def measure_ranking(root: Path) -> dict[str, float]:
   """Seconds to rank, compilation included and not, and peak memory."""
-  job = jobs.Job.of(layout_config.get_config("xla-random"))
+  job = job_lib.Job.of(layout_config.get_config("xla-random"))
   program = workloads.program(
       np.random.default_rng(0), nodes=20_000, config_nodes=1_000, configs=1_000)
   job.fit([program])
   ranker, seconds = job.ranker, []
-  ranker.params = phases.first_phase(
-      job.config, ranker, job.prepare([program]), job.data.targets, root).state.params
+  part = phases.Part(
+      job.config, ranker.family, job.prepare([program]), job.data.targets)
+  ranker.params = phases.first_phase([part], root).state.params
   for _ in range(2):
     started = time.perf_counter()
     ranker.rank(program)

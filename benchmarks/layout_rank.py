@@ -18,7 +18,7 @@ import workloads
 def case() -> comparison.Case:
   model = res_model.ResModel()
   batches = workloads.ranking_batches(
-      nodes=10_000, config_nodes=500, configs=1_000, chunk=100, hops=model.sees.hops)
+      nodes=10_000, config_nodes=500, configs=1_000, chunk=100, hops=model.hops)
   # A model trained with backpropdropout ranks on the full graph.
   return comparison.Case(model, functools.partial(plain.res_model, dropout="fullgraph"), batches)
 

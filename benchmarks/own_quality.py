@@ -25,7 +25,7 @@ import numpy as np
 import quality
 import timing
 from tpugraphs_jax import metrics
-from tpugraphs_jax.run import jobs
+from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.serve.ranker import Ranker
 
@@ -95,7 +95,7 @@ def main() -> None:
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
   args = parser.parse_args()
   config = quality.importlib.import_module("configs.layout").get_config(args.collection)
-  data = jobs.Job.of(config).data
+  data = job_lib.Job.of(config).data
   graphs = {split: data.load(args.data_root, split) for split in ("train", *SPLITS)}
   results: dict[str, Any] = {
       "programs": {split: [graph.name for graph in found] for split, found in graphs.items()},

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.run import jobs
+from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.serve import judge
 import timing
 
@@ -81,8 +81,8 @@ def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) ->
 def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, float]]:
   """A random choice's expected figures and those of the noise-free runtimes."""
   module = importlib.import_module(f"configs.{case.config}")
-  job = jobs.Job.of(module.get_config(case.collection))
-  graphs, ks = jobs.judged(job.data.load(data_root, "valid")), job.data.collection.slowdown_ks
+  job = job_lib.Job.of(module.get_config(case.collection))
+  graphs, ks = job_lib.judged(job.data.load(data_root, "valid")), job.data.collection.slowdown_ks
   job.fit(graphs)
   random, ceiling = [], []
   for graph in graphs:

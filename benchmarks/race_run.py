@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from tpugraphs_jax import parallel
-from tpugraphs_jax.run import jobs, phases
+from tpugraphs_jax.run import job as job_lib, phases
 from tpugraphs_jax.serve import ensemble, judge
 from tpugraphs_jax.train import log
 import timing
@@ -85,7 +85,7 @@ class Examined:
   """
 
   def __init__(
-      self, job: jobs.Job, graphs: Sequence[Any], ids: Sequence[np.ndarray] | None = None):
+      self, job: job_lib.Job, graphs: Sequence[Any], ids: Sequence[np.ndarray] | None = None):
     self._ranker, self._graphs = job.ranker, graphs
     self.ids = ids or [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
     self._chunk = job.config.eval.configs
@@ -95,10 +95,10 @@ class Examined:
     """Scores of all graphs, and the CPU seconds that they take without compilation."""
     if not self._is_compiled:
       first = [ids[:self._chunk] for ids in self.ids]
-      self._ranker.score(scorer, params, self._graphs, first)
+      scorer(params, self._graphs, first)
       self._is_compiled = True
     started = time.process_time()
-    scores = self._ranker.score(scorer, params, self._graphs, self.ids)
+    scores = scorer(params, self._graphs, self.ids)
     return scores, time.process_time() - started
 
   def judge(self, scores: Sequence[np.ndarray]) -> dict[str, float]:
@@ -106,12 +106,12 @@ class Examined:
     return judge.judge(self._ranker.collection, self._graphs, self.ids, scores)[1]
 
 
-def planned(job: jobs.Job, steps: int) -> jobs.Job:
+def planned(job: job_lib.Job, steps: int) -> job_lib.Job:
   """The same job for about so many steps, in epochs of a length that is quickly planned."""
   epochs = max(1, steps // _STEPS_PER_EPOCH)
   of_each = max(1, round(steps / epochs / (1 + len(job.also))))  # collections take turns
 
-  def lasting(part: jobs.Job) -> jobs.Job:
+  def lasting(part: job_lib.Job) -> job_lib.Job:
     config = part.config.copy_and_resolve_references()
     config.train.epochs, config.batch.slates_per_epoch = epochs, of_each * config.batch.graphs
     return dataclasses.replace(part, config=config)
@@ -119,12 +119,13 @@ def planned(job: jobs.Job, steps: int) -> jobs.Job:
   return dataclasses.replace(lasting(job), also=tuple(map(lasting, job.also)))
 
 
-def phase_of(job: jobs.Job, prepared: jobs.Prepared, folder: Path, *, steps: int) -> phases.Phase:
+def phase_of(job: job_lib.Job, prepared: job_lib.Prepared, folder: Path, *, steps: int) -> phases.Phase:
   """The first phase of training; a second one, of the head alone, takes no part."""
-  return jobs.phase_of(planned(job, steps), prepared, folder)
+  job = planned(job, steps)
+  return phases.first_phase(job.parts(prepared), folder)
 
 
-def seconds_per_step(job: jobs.Job, prepared: jobs.Prepared) -> float:
+def seconds_per_step(job: job_lib.Job, prepared: job_lib.Prepared) -> float:
   """CPU seconds of a step, from some of them."""
   with tempfile.TemporaryDirectory() as folder:
     steps = Steps(phase_of(job, prepared, Path(folder), steps=2 * _TIMED_STEPS))
@@ -134,7 +135,7 @@ def seconds_per_step(job: jobs.Job, prepared: jobs.Prepared) -> float:
   return steps.mean_seconds
 
 
-def judged_split(job: jobs.Job) -> str:
+def judged_split(job: job_lib.Job) -> str:
   """The split of which figures are told: the released test splits have no labels."""
   return "test" if job.data.collection.name == OWN else "valid"
 
@@ -150,9 +151,9 @@ def train(
     budget: CPU seconds.
     ids: configurations of each graph that are judged at the end; the config's unless given.
   """
-  job, compilations = jobs.Job.of(config), timing.Compilations()
+  job, compilations = job_lib.Job.of(config), timing.Compilations()
   folder.mkdir()
-  prepared = jobs.prepare(job, folder, resume=False)
+  prepared = job_lib.prepare(job, folder, resume=False)
   timed = seconds_per_step(job, prepared)
   total = max(1, round(budget / max(timed, 1e-6)))
   phase = phase_of(job, prepared, folder, steps=total)
@@ -162,7 +163,7 @@ def train(
   chosen, params = _best_of(
       steps, phase, valid if chooses else None, total=total, budget=budget)
   peak_mib = log.peak_memory()[1] / 2**20
-  examined = Examined(job, job.prepare(jobs.judged(job.data.load(
+  examined = Examined(job, job.prepare(job_lib.judged(job.data.load(
       config.data_root, judged_split(job)))), ids) if chooses else valid
   scores, seconds = examined.scores(phase.scorer, params)
   return Trained(examined, scores, chosen | {

@@ -16,7 +16,7 @@ import workloads
 def case() -> comparison.Case:
   model = sage.SAGE(hidden_dim=128, num_gnns=3)
   batch = workloads.layout_batch(
-      graphs=1, nodes=10_000, config_nodes=500, configs=64, hops=model.sees.hops)
+      graphs=1, nodes=10_000, config_nodes=500, configs=64, hops=model.hops)
   return comparison.Case(model, plain.layout_sage, [batch])
 
 

@@ -35,8 +35,8 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import collections, files, parallel
-from tpugraphs_jax.run import configs, jobs
-from tpugraphs_jax.serve import artefact, judge
+from tpugraphs_jax.run import configs, job as job_lib
+from tpugraphs_jax.serve import judge, saved
 import quality
 import race_run
 from race_run import OWN
@@ -140,7 +140,7 @@ def _field(change: str) -> tuple[str, Any]:
   """`loss.noise=0.01` as a field and its value, which is JSON or else a string."""
   name, _, text = change.partition("=")
   try:
-    return name, artefact.with_tuples(json.loads(text))
+    return name, saved.with_tuples(json.loads(text))
   except ValueError:
     return name, text
 
@@ -150,8 +150,8 @@ def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
   if collection != OWN:
     case = quality.CASES[collection]._replace(columns=COLUMNS[kind_of(collection)])
     return quality.bounds(case, collection, data_root)
-  job = jobs.Job.of(config_of(collection, "official", 0, data_root))
-  graphs = jobs.judged(job.data.load(data_root, race_run.judged_split(job)))
+  job = job_lib.Job.of(config_of(collection, "official", 0, data_root))
+  graphs = job_lib.judged(job.data.load(data_root, race_run.judged_split(job)))
   ids = [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
   return {"random": judge.random_order(collections.Collection(collection), graphs, ids)}
 

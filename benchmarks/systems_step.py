@@ -26,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tpugraphs_jax import host_memory, losses as losses_lib, parallel
-from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batch import TileBatch
 from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.rankers import base
@@ -47,7 +47,7 @@ def model_of(kind: str, preset: str, variants: str, form: str) -> tuple[Any, Any
   """The ranker of a preset in one form, and its config."""
   config = configs.load(f"{kind}.py:" + ",".join(filter(None, (published.PREFIX + preset, variants))))
   options = config.model.to_dict() | {"share": form == "shared"}
-  return base.create(kind, options.pop("name"), **options), config
+  return base.create_network(kind, options.pop("name"), **options), config
 
 
 def batch_of(kind: str, model: Any, *, graphs: int, slate: int, nodes: int):
@@ -57,19 +57,19 @@ def batch_of(kind: str, model: Any, *, graphs: int, slate: int, nodes: int):
     graph = workloads.program(
         rng, nodes=nodes, config_nodes=max(1, nodes // _NODES_PER_CHOICE), configs=slate)
     feat = np.concatenate([graph.node_feat, *(
-        rng.integers(-1, 6, (nodes, inputs.READ_BLOCKS[name])) for name in model.sees.reads)],
+        rng.integers(-1, 6, (nodes, inputs.READ_BLOCKS[name])) for name in model.reads)],
         axis=1).astype(np.float32)
     if kind == "tile":
       graph = _as_kernel(rng, graph, slate)
-      if "dimension_tokens" in model.sees.reads:
-        width = sum(inputs.READ_BLOCKS[name] for name in model.sees.reads)
+      if "dimension_tokens" in model.reads:
+        width = sum(inputs.READ_BLOCKS[name] for name in model.reads)
         feat[:, -width:] = feat[rng.integers(-(-nodes // 4), size=nodes), -width:]
     prepared = batching.prepare(
         graph, feat, hops=None if kind == "tile" else model.sees.hops,
         distinct=model.sees.distinct)
     target = graph.configs.runtime_ns.astype(np.float32) / 1e7
     chosen.append(batching.Slate(prepared, np.arange(slate), target, number))
-  budget, = buckets.choose_budgets([batching.total_sizes([slate.graph for slate in chosen])])
+  budget, = plan.choose_budgets([batching.total_sizes([slate.graph for slate in chosen])])
   assemble = batching.assemble_tile if kind == "tile" else batching.assemble_layout
   return assemble(chosen, budget, graphs=graphs, configs=slate,
                   transform=lambda rows: rows.astype(np.float32))

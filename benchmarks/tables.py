@@ -31,10 +31,10 @@ import optax
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
 from tpugraphs_jax import host_memory, losses as losses_lib
-from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.rankers.tables import batching as table_batching, node_pairs, terms
 from tpugraphs_jax.rankers.tables.network import ScoreTables
-from tpugraphs_jax.run import jobs, phases
+from tpugraphs_jax.run import job as job_lib, phases
 from tpugraphs_jax.train import log
 import timing
 import workloads
@@ -69,7 +69,7 @@ def assembled(programs, configs: int):
   """A batch with room for just these programs and that many configurations of each."""
   slates = [batching.Slate(program, np.arange(configs), np.arange(configs, dtype=np.float32))
             for program in programs]
-  budget, = buckets.choose_budgets([batching.total_sizes(programs)])
+  budget, = plan.choose_budgets([batching.total_sizes(programs)])
   return table_batching.assemble_tables(slates, budget, graphs=len(slates), configs=configs)
 
 
@@ -141,10 +141,10 @@ def measure_ranking(args: argparse.Namespace) -> dict[str, float]:
 def measure_sage_training(args: argparse.Namespace) -> dict[str, float]:
   """Seconds of a step of the recommended GraphSAGE on the programs of `training`."""
   del args
-  job = jobs.Job.of(layout_config.get_config("xla-random"))
-  model, optimizer = job.ranker.model, optax.adamw(1e-3)
+  job = job_lib.Job.of(layout_config.get_config("xla-random"))
+  model, optimizer = job.ranker.family.network, optax.adamw(1e-3)
   batch = workloads.layout_batch(
-      graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.sees.hops)
+      graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops)
   batch = jax.device_put(batch)
   params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
   step, state = make_step(model, optimizer), (params, optimizer.init(params))
@@ -159,13 +159,13 @@ def measure_sage_training(args: argparse.Namespace) -> dict[str, float]:
 
 def ranker_of(variant: str, programs):
   """The recommended ranker of a variant with parameters as they are drawn."""
-  job = jobs.Job.of(layout_config.get_config(f"xla-random,{variant}"))
+  job = job_lib.Job.of(layout_config.get_config(f"xla-random,{variant}"))
   job.fit(programs[:1])
   ranker = job.ranker
   with tempfile.TemporaryDirectory() as folder:
-    ranker.params = phases.first_phase(
-        job.config, ranker, job.prepare(programs[:1]), job.data.targets,
-        Path(folder)).state.params
+    few = phases.Part(
+        job.config, ranker.family, job.prepare(programs[:1]), job.data.targets)
+    ranker.params = phases.first_phase([few], Path(folder)).state.params
   return ranker
 
 

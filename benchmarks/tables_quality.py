@@ -38,8 +38,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax.data import npz, synthetic
-from tpugraphs_jax.data.synthetic import layout_programs, layout_search, scales
-from tpugraphs_jax.data.synthetic.layout_cost import layout_cost
+from tpugraphs_jax.data.synthetic import layout_choices, layout_programs, scales
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.tables import propose as tables, search
 from tpugraphs_jax.serve.ranker import Ranker
@@ -119,7 +118,7 @@ def proposals(
     """The least noise-free runtime of configurations `[n, groups]`, nanoseconds."""
     rows = graph.configs.rows[group_row]  # [n, B, 18]
     same = (groups.rows[groups.options] == rows[:, :, None]).all(axis=-1)  # [n, B, options]
-    return cost(layout_search.output_bits(same.argmax(axis=-1))).min()
+    return cost(layout_choices.output_bits(same.argmax(axis=-1))).min()
 
   pairs = {(int(g), int(h)): np.diag([0.0, cost.pairs[g, h]])
            for g, h in np.argwhere(cost.pairs)}
@@ -143,8 +142,8 @@ def _truth(scale: str, collection: str, name: str):
   build = (layout_programs.image_program if ":xla:" in collection
            else layout_programs.text_program)
   program = build(rng, **size.program)
-  groups = layout_search.find_groups(program, rng)
-  return layout_cost(program, groups.by_node(), steps=size.steps), groups
+  groups = layout_choices.find_groups(program, rng)
+  return layout_choices.layout_cost(program, groups.by_node(), steps=size.steps), groups
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from configs import tile as tile_config
 from tpugraphs_jax import graph, host_memory, parallel
 from tpugraphs_jax.data.synthetic import files, scales
 from tpugraphs_jax.run import phases
-from tpugraphs_jax.run.jobs import Job
+from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.train import log
 import timing
 
@@ -85,12 +85,13 @@ def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
 
 def measure_scoring(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
   """Seconds to score every configuration of the graphs, compilation included."""
-  prepared, scorer = job.prepare(graphs), job.ranker.scorer()
-  params = phases.first_phase(
-      job.config, job.ranker, prepared[: job.config.batch.graphs], job.data.targets,
-      Path()).state.params
+  prepared, family = job.prepare(graphs), job.ranker.family
+  few = phases.Part(
+      job.config, family, prepared[: job.config.batch.graphs], job.data.targets)
+  params = phases.first_phase([few], Path()).state.params
   started = time.perf_counter()
-  scorer.scores(params, prepared, progress=True)
+  family.scores(
+      params, prepared, [np.arange(len(graph.configs)) for graph in prepared], progress=True)
   seconds = time.perf_counter() - started
   configs = sum(len(g.configs) for g in graphs)
   return {"scoring_s": seconds, "scored_kernels": len(graphs), "scored_configs": configs}

@@ -29,15 +29,15 @@ import numpy as np
 import run_all
 import timing
 import workloads
-from tpugraphs_jax import parallel
-from tpugraphs_jax.data import adjacency, tile_counts
-from tpugraphs_jax.graph import NODE_FEATURES, OpGraph, TILE_CONFIG_FEATURES, TileConfigs
+from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
+from tpugraphs_jax.data import batching, tiling
+from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.hlo import estimates, proto, tpu
+from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.rankers.segments import batches as segments
-from tpugraphs_jax.rankers.segments.model import READOUT_COLLECTION, SegmentModel
 from tpugraphs_jax.run import configs as configs_lib, phases, published, published_tiles
 from tpugraphs_jax.serve.ranker import Ranker
-from tpugraphs_jax.train import state as state_lib, step as step_lib
+from tpugraphs_jax.train import state as state_lib
 
 # Name to the config it stands for, and to the fields that it changes.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -76,7 +76,7 @@ def config_of(case: str) -> ml_collections.ConfigDict:
   """The config of a case, for one program or ten kernels per device."""
   name, changes = (CASES | SMALL)[case]
   config = configs_lib.load(name)
-  config.update_from_flattened_dict({"data.neighbour_slots": adjacency.slots_of("tpu")} | changes)
+  config.update_from_flattened_dict({"data.neighbour_slots": batching.slots_of("tpu")} | changes)
   config.batch.graphs = _KERNELS if config.task == "tile" else 1
   return config
 
@@ -106,22 +106,23 @@ def step_and_arguments(case: str, step: str, devices: list[Any]) -> tuple[Any, l
   ranker = Ranker(config.to_dict())
   graph = graph_of(config, _SMALL_NODES if case in SMALL else _NODES)
   if config.task == "tile":
-    values = tile_counts.extended(graph, config.data.config_features).configs.config_feat
+    values = tiling.extended(graph, config.data.config_features).configs.config_feat
   else:
     values = graph.configs.rows
   ranker.fit([graph], [values])
   graphs = [ranker.prepare(graph)] * config.batch.graphs
   targets = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
-  plan = phases.plan_of(config, ranker.batcher, graphs, targets, epochs=1)
-  batch = phases.first_batch(config, ranker.batcher, plan)
-  params = jax.eval_shape(ranker.model.init, jax.random.key(0), batch)["params"]
+  part = phases.Part(config, ranker.family, graphs, targets)
+  plan = phases.plan_of(part, epochs=1)
+  batch = phases.first_batch(part, plan)
+  params = jax.eval_shape(ranker.family.network.init, jax.random.key(0), batch)["params"]
   if step == "score":
     return _score_step(ranker, devices), [params, _scored(ranker, batch)]
   optimizer = state_lib.create_optimizer(total_steps=1000, **config.optimizer)
-  sown = ()
-  if isinstance(ranker.model, SegmentModel):
-    sown, batch = (READOUT_COLLECTION,), _with_stale(ranker, params, batch, graphs[0])
-  mapped = phases.make_step(config, ranker.model, optimizer, sown=sown, devices=devices)
+  sown = ranker.family.sown
+  if sown:
+    batch = _with_stale(ranker, params, batch, graphs[0])
+  mapped = phases.make_step(config, ranker.family.network, optimizer, sown=sown, devices=devices)
   state = jax.eval_shape(lambda: state_lib.TrainState.create(
       jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer))
   return mapped.func, [*mapped.args, state, batch]
@@ -129,22 +130,17 @@ def step_and_arguments(case: str, step: str, devices: list[Any]) -> tuple[Any, l
 
 def _score_step(ranker: Ranker, devices: list[Any]) -> Any:
   """What a scorer of this ranker runs on a device."""
-  method = {True: "tables"}.get(ranker.sees.tables)
-  method = "segment_readout" if isinstance(ranker.model, SegmentModel) else method
-  if method is None:
-    return step_lib.make_score_step(ranker.model, devices=devices)
-  return parallel.pmap(
-      lambda params, batch: ranker.model.apply({"params": params}, batch, method=method),
-      local=True, devices=devices)
+  family = ranker.family
+  return network_step(family.network, method=family.encodes, devices=devices)
 
 
 def _scored(ranker: Ranker, batch: Any) -> Any:
-  return batch.fresh if isinstance(ranker.model, SegmentModel) else batch
+  return batch.fresh if ranker.family.sown else batch
 
 
 def _with_stale(ranker: Ranker, params: Any, batch: Any, graph: Any) -> Any:
   """The batch with what the history table gives: every segment's readout of every slate."""
-  readout = lambda params, part: ranker.model.apply(
+  readout = lambda params, part: ranker.family.network.apply(
       {"params": params}, part, method="segment_readout")
   width = jax.eval_shape(readout, params, batch.fresh).shape[-1]
   shape = (*batch.target.shape, len(graph.segments))

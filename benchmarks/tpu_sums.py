@@ -1,4 +1,4 @@
-"""Ways to sum over neighbours as the TPU compiler builds them: behind `data.adjacency`.
+"""Ways to sum over neighbours as the TPU compiler builds them: behind `data.batching`.
 
     pip install ".[tpu]"
     JAX_PLATFORMS=cpu python benchmarks/tpu_sums.py --out benchmarks/tpu_sums.json
@@ -22,7 +22,7 @@ import numpy as np
 
 import timing
 import workloads
-from tpugraphs_jax.data import adjacency
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.hlo import estimates, proto, tpu
 from tpugraphs_jax.nn import aggregation
 
@@ -44,13 +44,13 @@ def formulations(edges: np.ndarray, nodes: int) -> dict[str, Sum]:
 
 
 def _tables(edges: np.ndarray, nodes: int, slots: int) -> Sum:
-  tables = adjacency.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
+  tables = batching.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
   return lambda x, tables: aggregation.neighbour_sum(x, tables, aggregation.OPERANDS), (tables,)
 
 
 def _one_gather(edges: np.ndarray, nodes: int) -> Sum:
   """All columns of the table in one gather, then their sum; the rest as the tables have it."""
-  table = adjacency.neighbours(edges[:, 0], edges[:, 1], nodes, slots=4)
+  table = batching.neighbours(edges[:, 0], edges[:, 1], nodes, slots=4)
 
   def sum_of(x, table):
     rows = aggregation.take_rows(x, table.index.reshape(-1)).reshape(nodes, 4, -1).sum(axis=1)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.columns import NODE_FEATURES
+from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batch import LayoutBatch
-from tpugraphs_jax.graph import LayoutConfigs, NODE_FEATURES, OpGraph
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 
 _OPERANDS = (0.17, 0.30, 0.40, 0.12, 0.01)  # share of nodes with 0, 1, ... operands
 _USERS = (0.03, 0.55, 0.32, 0.09, 0.01)
@@ -106,7 +107,7 @@ def _slot(graph: batching.PreparedGraph, ids: np.ndarray, number: int = 0, block
 
 
 def _assemble(slots: list[batching.Slate], configs: int) -> LayoutBatch:
-  budget, = buckets.choose_budgets([batching.total_sizes([slot.graph for slot in slots])])
+  budget, = plan.choose_budgets([batching.total_sizes([slot.graph for slot in slots])])
   return batching.assemble_layout(
       slots, budget, graphs=len(slots), configs=configs,
       transform=lambda rows: rows.astype(np.float32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import random_graphs
 
-from tpugraphs_jax.data import adjacency, batching
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batch import NodesByHop
 from tpugraphs_jax.nn import aggregation, split_nodes
 
@@ -29,7 +29,7 @@ def dense_matrix(edges, direction, nodes=NODES):
 
 
 def tables(edges, slots, nodes=NODES):
-  return adjacency.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
+  return batching.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
 
 
 def random_values(*shape, seed=1):

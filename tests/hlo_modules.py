@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from tpugraphs_jax.hlo import opcodes
+from tpugraphs_jax import columns
 from tpugraphs_jax.hlo.proto import HloComputationProto, HloInstructionProto, HloModuleProto
 
-_OPCODES = (*opcodes.opcode_ids(), "erf", "Add", "")
+_OPCODES = (*columns.opcode_ids(), "erf", "Add", "")
 # Sizes at which int64 wraps, and 2^54 + 2^30 + 1, which rounds to another float32
 # when it passes through float64.
 _NUMBERS = (0, 1, 2, 3, 7, -1, -5, 1 << 31, (1 << 54) + (1 << 30) + 1, 1 << 62, -(1 << 63))

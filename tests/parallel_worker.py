@@ -24,7 +24,6 @@ from tpugraphs_jax.data import batching  # noqa: E402
 from tpugraphs_jax.rankers import base  # noqa: E402
 from tpugraphs_jax import parallel  # noqa: E402
 from tpugraphs_jax.rankers import scorer as scorer_lib  # noqa: E402
-from tpugraphs_jax.train import step as step_lib  # noqa: E402
 
 
 class Batches:
@@ -70,16 +69,16 @@ def check_scores():
          for nodes in (5, 9, 40, 17, 3)]
   graphs = [batching.prepare(graph, graph.node_feat) for graph in raw]
   assemble = functools.partial(batching.assemble_tile, transform=lambda feat: feat)
-  model = base.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
+  model = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
   budget = random_graphs.common_budget([graph.sizes for graph in graphs])
   alone = [assemble([batching.Slate(graph, np.arange(5), np.zeros(5, np.float32))], budget,
                     graphs=1, configs=5) for graph in graphs]
   params = jax.jit(model.init)(jax.random.key(0), alone[0])["params"]
-  scorer = scorer_lib.Scorer(
-      step_lib.make_score_step(model), assemble, graphs_per_batch=1, configs_per_batch=5)
+  encoder = scorer_lib.Encoder(scorer_lib.network_step(model), assemble, graphs=1, configs=5)
+  found = encoder.run(params, graphs, [np.arange(5)] * len(graphs))
   apply = jax.jit(lambda batch: model.apply({"params": params}, batch))
-  for found, batch in zip(scorer.scores(params, graphs), alone, strict=True):
-    np.testing.assert_allclose(found, np.asarray(apply(batch))[0], rtol=1e-4, atol=1e-6)
+  for (_, scores), batch in zip(found, alone, strict=True):
+    np.testing.assert_allclose(scores, np.asarray(apply(batch))[0], rtol=1e-4, atol=1e-6)
 
 
 def check_exchange():

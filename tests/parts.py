@@ -7,7 +7,7 @@ from typing import Any
 import ml_collections
 
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.run.jobs import Job
+from tpugraphs_jax.run.job import Job
 
 
 def config_of(kind: str, variant: str = "ci", **changes: Any) -> ml_collections.ConfigDict:

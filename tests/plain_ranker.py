@@ -9,7 +9,7 @@ from tpugraphs_jax.rankers import base
 
 
 @base.LAYOUT_MODELS.register("PlainSAGE")
-class PlainSAGE(base.Ranker):
+class PlainSAGE(base.Network):
   """Rounds of `x + gelu(W [x, mean of operands])`."""
 
   hidden_dim: int = 32

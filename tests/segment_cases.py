@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import families
 from flax import linen as nn
 import jax
 import numpy as np
@@ -16,18 +17,17 @@ from tpugraphs_jax.nn import aggregation, layout_features, pooling
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments import batches as batching, partition
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentSlate, SegmentedGraph
+from tpugraphs_jax.rankers.segments.family import Segments
 from tpugraphs_jax.rankers.segments.model import SegmentModel
 
 WIDTH = 3
 identity = lambda rows: rows
 
 
-class ToyModel(base.Ranker):
+class ToyModel(base.Network):
   """Sums over nodes of their features and configurations, through a nonlinear head."""
 
-  @property
-  def sees(self):
-    return base.Sees(hops=1)
+  hops = 1
 
   def setup(self):
     self.node, self.row = nn.Dense(WIDTH), nn.Dense(WIDTH)
@@ -124,6 +124,21 @@ def graphs_of(segments: tuple[int, ...] = (3, 4, 5), fresh: int = 1):
 def model_of(**options) -> SegmentModel:
   """The toy model on segments."""
   return SegmentModel(ToyModel(), **options)
+
+
+def family_of(model: SegmentModel | None = None, *, segments: int = 2, configs: int = 2) -> Segments:
+  """The family of the toy model, which scores so many segments and configurations at a time."""
+  fields = {} if model is None else {
+      f"segments.{name}": getattr(model, name)
+      for name in ("readout", "aggregation", "keep", "history_init", "keep_unit")}
+  return families.make("layout", ToyModel(), "gst_ed,ci", **fields, **{
+      "segments.partition": "contiguous", "segments.max_nodes": 8, "segments.fresh": 1,
+      "eval.graphs": segments, "eval.configs": configs})
+
+
+def scores(family: Segments, params, graphs, config_ids=None) -> list[np.ndarray]:
+  return family.scores(
+      params, graphs, config_ids or [np.arange(len(graph.configs)) for graph in graphs])
 
 
 def params_of(model, graphs):

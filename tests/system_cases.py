@@ -91,7 +91,7 @@ def scores_and_gradients(
     kind: str, batch: Any, *, params: Any = None, train: bool = True, **options: Any
 ) -> list[tuple[np.ndarray, Any]]:
   """Scores `[G, C]` (0 where nothing is) and gradients, shared and then plain."""
-  models = [base.create(kind, options.get("name", "Composed"), **{
+  models = [base.create_network(kind, options.get("name", "Composed"), **{
       k: v for k, v in options.items() if k != "name"}, share=share) for share in (True, False)]
   params = random_params(models[0], batch) if params is None else params
   weight = np.random.default_rng(3).normal(size=batch.target.shape).astype(np.float32)

@@ -8,9 +8,10 @@ import dataclasses
 import numpy as np
 import random_graphs
 
+from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.graph import NODE_FEATURES, OpGraph
-from tpugraphs_jax.rankers.tables import batching as table_batching, terms
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.rankers.tables import batches as table_batches, terms
 
 
 def program(
@@ -33,13 +34,13 @@ def program(
   return dataclasses.replace(graph, node_feat=feat, edge_index=edge_index)
 
 
-def prepared(graph: OpGraph, **options) -> table_batching.PreparedTables:
+def prepared(graph: OpGraph, **options) -> table_batches.PreparedTables:
   """The program with its node features scaled down and the terms of all configurations."""
-  return table_batching.prepare(graph, np.log1p(graph.node_feat), terms.terms_of(graph), **options)
+  return table_batches.prepare(graph, np.log1p(graph.node_feat), terms.terms_of(graph), **options)
 
 
 def slates(
-    programs: Sequence[table_batching.PreparedTables], configs: int
+    programs: Sequence[table_batches.PreparedTables], configs: int
 ) -> list[batching.Slate]:
   """The first `configs` configurations of each program, last first."""
   made = []

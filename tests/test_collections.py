@@ -11,7 +11,7 @@ import pytest
 from tpugraphs_jax import collections, submission
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import npz, store, synthetic
-from tpugraphs_jax.run import jobs as run_jobs
+from tpugraphs_jax.run import training
 from tpugraphs_jax.serve import judge
 
 OWN = {"tile": "tile:own:my_kernels", "layout": "layout:own:my-programs.2"}
@@ -64,7 +64,7 @@ def test_own_collections_are_read_trained_ranked_and_judged(kind, data_root, tmp
       "batch.graphs": 4})
   with config.unlocked():
     config.data_root = str(data_root)
-  run_jobs.run(config, tmp_path)
+  training.run(config, tmp_path)
   results = (tmp_path / "results.csv").read_text().splitlines()
   files = npz.split_files(data_root, OWN[kind], "test")
   assert [line.split(",")[0] for line in results[1:]] == [

@@ -14,7 +14,7 @@ from tpugraphs_jax import files, remote, report, submission
 from tpugraphs_jax.data import download, npz, store, synthetic
 from tpugraphs_jax.hlo import __main__ as hlo_command
 from tpugraphs_jax.report import __main__ as command, runs
-from tpugraphs_jax.run import banner, jobs, official
+from tpugraphs_jax.run import banner, official, training
 
 
 @pytest.fixture(scope="module")
@@ -246,10 +246,10 @@ def test_a_run_lives_in_a_bucket(bucket, data_root, capsys):
     config.data_root = data_root
   place = f"{bucket}/runs/tile"
   with remote.working_folder(place) as folder:
-    jobs.run(config, folder, mode="train")
+    training.run(config, folder, mode="train")
   assert str(folder) not in capsys.readouterr().out  # lines name the bucket
   with remote.working_folder(place) as folder:  # another machine goes on
-    jobs.run(config, folder, mode="predict")
+    training.run(config, folder, mode="predict")
   assert {"model.npz", "results.csv", "summary.json", "config.json"} <= names(place)
   assert json.loads(text(f"{place}/summary.json"))["training"]["step"] == 2
   graph = npz.read_tile(npz.split_files(data_root, "tile:xla", "test")[0])

@@ -16,14 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-NODE_FEATURES = 140
-TILE_CONFIG_FEATURES = 24
-LAYOUT_CONFIG_FEATURES = 18
-# Opcodes are 1..120; 0 stands for an instruction the original table does not know.
-OPCODES = 121
-# A layout configuration row holds dimension numbers; -1 means "not given".
-LAYOUT_VALUE_RANGE = (-1, 5)
-
 DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"  # of the commands
 SPLITS = ("train", "valid", "test")
 
@@ -116,3 +108,22 @@ class OpGraph:
   @property
   def num_edges(self) -> int:
     return len(self.edge_index)
+
+
+def distinct_rows(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """The first of every set of equal rows, and the set of each row.
+
+  Args:
+    array: `[n, ...]`; rows with equal bytes are equal.
+
+  Returns:
+    `[sets]` int64 ascending row numbers, and `[n]` int64 with
+    `array == array[first][which]`.
+  """
+  flat = np.ascontiguousarray(array).reshape(len(array), -1)
+  keys = flat.view(np.dtype((np.void, flat[:1].nbytes))).ravel()
+  _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+  order = np.argsort(first)
+  place = np.empty(len(order), np.int64)
+  place[order] = np.arange(len(order))
+  return first[order], place[which]

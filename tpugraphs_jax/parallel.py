@@ -12,6 +12,7 @@ import contextlib
 import glob
 import importlib.util
 import os
+from pathlib import Path
 import pickle
 import socket
 import sys
@@ -21,9 +22,11 @@ from typing import Any
 from absl import logging
 import jax
 from jax.experimental import multihost_utils
+import jax.numpy as jnp
 import numpy as np
 
 DEVICES = "devices"  # name of the mapped axis
+_GOOGLE = "0x1ae0"  # vendor of PCI devices: TPUs, and network cards of its cloud
 _AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
 
 
@@ -56,7 +59,7 @@ def initialize(
   }
   missing = [name for name, value in given.items() if value is None]
   if len(missing) == len(given):
-    if has_tpu_chips():
+    if _has_tpu_chips():
       _initialize_from_surroundings(heartbeat_timeout_seconds)
     return
   if missing:
@@ -97,10 +100,21 @@ def _leave_signals_alone() -> None:
     jax.config.update(name, False)
 
 
-def has_tpu_chips() -> bool:
-  """Whether this machine has TPU chips and the library for them."""
+def _has_tpu_chips() -> bool:
   has_library = importlib.util.find_spec("libtpu") is not None
   return has_library and bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*"))
+
+
+def leave_out_missing_tpu() -> None:
+  """Keeps jax from loading libtpu, which logs errors where it finds no TPU.
+
+  Only on a machine without any sign of a TPU or a GPU, and unless the user names platforms.
+  """
+  signs = "/dev/accel*", "/dev/vfio/*", "/dev/nvidia*", "/dev/kfd", "/dev/dxg"
+  if not jax.config.jax_platforms and not any(map(glob.glob, signs)) and not any(
+      Path(vendor).read_text().strip() == _GOOGLE
+      for vendor in glob.glob("/sys/bus/pci/devices/*/vendor")):
+    jax.config.update("jax_platforms", "cpu")
 
 
 def _initialize_from_surroundings(heartbeat_timeout_seconds: int) -> None:
@@ -227,6 +241,12 @@ def stack_for_devices(trees: Sequence[Any]) -> Any:
     return np.stack(arrays) if len(arrays) > 1 else np.asarray(arrays[0])[None]
 
   return jax.tree_util.tree_map_with_path(stack, trees[0], *trees[1:])
+
+
+def slate_keys(key: jax.Array, slates: int) -> jax.Array:
+  """A key per slate of this device, `[slates]`, whatever slates the other devices have."""
+  first = jax.lax.axis_index(DEVICES) * slates
+  return jax.vmap(lambda slate: jax.random.fold_in(key, slate))(first + jnp.arange(slates))
 
 
 def barrier(name: str) -> None:

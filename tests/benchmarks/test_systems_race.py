@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax.data import npz, synthetic
-from tpugraphs_jax.run import jobs
+from tpugraphs_jax.run import job as job_lib
 
 BENCHMARKS = commands.ROOT / "benchmarks"
 # Each of the tests' four devices has a graph.
@@ -168,7 +168,7 @@ def test_every_system_of_a_collection_makes_a_job_of_it(collection, name):
   found = systems.systems_of(systems.kind_of(collection))
   assert "official" in found and {"recommended", "tables"} & found.keys()
   for system in found:
-    job = jobs.Job.of(systems.config_of(collection, system, 0, ""))
+    job = job_lib.Job.of(systems.config_of(collection, system, 0, ""))
     assert job.data.collection.name == name
 
 
@@ -275,7 +275,7 @@ def test_every_ablation_changes_what_is_recommended(collection):
   assert base == plain
   configs = [systems.config_of(collection, system, 0, "") for _, system in others]
   for config in configs:
-    jobs.Job.of(config)  # it could be trained
+    job_lib.Job.of(config)  # it could be trained
   texts = [config.to_json() for config in (systems.config_of(collection, base, 0, ""), *configs)]
   assert len(set(texts)) == len(texts) > 5
 
@@ -297,7 +297,7 @@ def test_ablations_have_their_words_in_the_table(tmp_path, monkeypatch, capsys):
 def test_the_schedule_ends_with_the_planned_steps(steps):
   import race_run
   import systems
-  before = jobs.Job.of(systems.config_of("layout:xla:random", "tables", 0, ""))
+  before = job_lib.Job.of(systems.config_of("layout:xla:random", "tables", 0, ""))
   config = race_run.planned(before, steps).config
   found = config.train.epochs * config.batch.slates_per_epoch / config.batch.graphs
   assert abs(found - steps) <= config.train.epochs / 2  # less than a tenth of a percent
@@ -308,7 +308,7 @@ def test_the_schedule_ends_with_the_planned_steps(steps):
 def test_the_steps_of_one_network_are_shared_by_its_collections():
   import race_run
   import systems
-  job = jobs.Job.of(systems.config_of("layout:xla:random", "fifth_all", 0, ""))
+  job = job_lib.Job.of(systems.config_of("layout:xla:random", "fifth_all", 0, ""))
   found = race_run.planned(job, 5000)
   for part in (found, *found.also):
     assert part.config.train.epochs == 10

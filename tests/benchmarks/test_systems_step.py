@@ -44,8 +44,8 @@ def test_batches_hold_what_every_preset_reads(kind):
     batch = systems_step.batch_of(kind, model, graphs=2, slate=3, nodes=12)
     assert batch.config_mask.shape == (2, 3) and batch.graph.n_node[:-1].tolist() == [12, 12]
     assert np.asarray(batch.graph.nodes["feat"]).shape[1] == 140 + sum(
-        systems_step.inputs.READ_BLOCKS[name] for name in model.sees.reads)
-    assert plain.sees.hops == 0 and type(plain) is type(model)
+        systems_step.inputs.READ_BLOCKS[name] for name in model.reads)
+    assert plain.hops == 0 and type(plain) is type(model)
 
 
 def test_a_form_that_failed_leaves_its_cells_empty(monkeypatch, capsys):

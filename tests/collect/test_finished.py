@@ -9,8 +9,8 @@ import random_graphs
 
 from tpugraphs_jax.collect import finished, labels
 from tpugraphs_jax.collect.job import Job
+from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.graph import NODE_FEATURES
 
 _HEADER = {"source": "a.py:net", "label": "bytes_estimate", "jax": "1", "program_sha256": "ab"}
 

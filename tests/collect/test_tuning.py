@@ -1,6 +1,7 @@
 """Choosing layouts for a function, with labels that are made up or of this machine."""
 
 import dataclasses
+import types
 import importlib.util
 import itertools
 
@@ -40,7 +41,7 @@ class Oracle:
 
   def __init__(self, problem, cost, *, tables=False):
     self.problem, self.cost, self.asked = problem, cost, []
-    self.sees = dataclasses.make_dataclass("Sees", ["tables"])(tables)
+    self.family = types.SimpleNamespace(can_propose=tables)
 
   def rank(self, graph):
     numbers = tuning._numbers_of(self.problem, graph)  # pylint: disable=protected-access

@@ -7,7 +7,7 @@ import commands
 import ml_collections
 import pytest
 
-from tpugraphs_jax.run.jobs import Job
+from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.serve import saved as saved_lib
 from tpugraphs_jax.train import log
 
@@ -54,7 +54,7 @@ def test_every_variant_makes_a_job(kind, variant, tmp_path):
   # What a working folder keeps of a config makes the same model again.
   log.write_manifest(tmp_path, config.to_dict())
   saved = ml_collections.ConfigDict(saved_lib.config_of(tmp_path))
-  assert saved == config and Job.of(saved).ranker.model == ranker.model
+  assert saved == config and Job.of(saved).ranker.family.network == ranker.family.network
 
 
 def test_the_tile_defaults_are_the_official_ones():

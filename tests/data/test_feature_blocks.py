@@ -1,105 +1,71 @@
-"""Named blocks of node features: computed once, each with a transform of its own."""
+"""Feature blocks against loops, dense matrix powers and the columns from protobufs."""
 
 import dataclasses
+import math
+from pathlib import Path
+import shutil
 
 import numpy as np
 import parts
 import pytest
 import random_graphs
+import recorded
 
-from tpugraphs_jax.data import feature_blocks, features, random_walk
-from tpugraphs_jax.data.feature_blocks import BLOCKS, NodeFeatures
-from tpugraphs_jax.graph import NODE_FEATURES
+from tpugraphs_jax import hlo
+from tpugraphs_jax.columns import NODE_FEATURES
+from tpugraphs_jax.data import feature_blocks, npz
+from tpugraphs_jax.data.feature_blocks import Options
+from tpugraphs_jax.data.features import NodeFeatures
+from tpugraphs_jax.hlo import convert
+
+SAMPLE = Path(__file__).parent / "hlo/control_flow.hlo.pb"
+TUNING = Path(__file__).parent / "hlo/synth_layout_tuning.pb"
+_COUNTED = [*range(21, 27), *range(31, 37), *range(37, 43), *range(53, 59), *range(61, 67)]
 
 
-def graph_of(seed=0, nodes=12, edges=20, config_nodes=(3, 7)):
+def graph_of(seed, nodes=20, edges=30):
+  """A program with whole numbers as features, and some convolutions and products."""
   rng = np.random.default_rng(seed)
   graph = random_graphs.layout_graph(
-      rng, nodes=nodes, edges=edges, config_nodes=list(config_nodes), configs=4)
-  feat = rng.integers(0, 9, (nodes, NODE_FEATURES)).astype(np.float32)
-  return dataclasses.replace(graph, node_feat=feat)
+      rng, nodes=nodes, edges=edges, config_nodes=[0], configs=2)
+  feat = rng.integers(-3, 400, (nodes, NODE_FEATURES)).astype(np.float32)
+  opcode = rng.choice([26, 34, 7, 1], nodes).astype(np.uint8)
+  return dataclasses.replace(graph, node_feat=feat, node_opcode=opcode)
 
 
-@pytest.fixture
-def own_block(monkeypatch):
-  """Registers blocks for one test."""
-  monkeypatch.setattr(BLOCKS, "_entries", dict(BLOCKS._entries))
-  return lambda name: BLOCKS.register(name)
+def slow_shapes(graph):
+  rows = []
+  for node in range(graph.num_nodes):
+    if graph.node_opcode[node] not in (26, 34):
+      rows.append([-2.0] * 16)
+      continue
+    operands = [v for u, v in graph.edge_index.tolist() if u == node][:2]
+    row = [value for v in operands for value in graph.node_feat[v, 21:29].tolist()]
+    rows.append(row + [-1.0] * (16 - len(row)))
+  return np.array(rows, np.float32)
 
 
-def test_the_released_block_alone_is_what_models_always_saw():
-  graphs = [graph_of(seed) for seed in range(3)]
-  made = NodeFeatures(["released"], kinds="signed_log1p",
-                      options=feature_blocks.Options(pad_value=-1))
-  made.fit(graphs)
-  raw = [features.node_features(graph, pad_value=-1) for graph in graphs]
-  kinds = features.parse_kinds("signed_log1p", features.NODE_GROUPS)
-  expected = features.fit(raw, kinds)(raw[1])
-  np.testing.assert_array_equal(made(graphs[1]).node_feat, expected)
+@pytest.mark.parametrize("nodes, edges", [(20, 30), (1, 0), (5, 0)])
+def test_operand_shapes_equal_loops(nodes, edges):
+  for seed in range(3):
+    graph = graph_of(seed, nodes=nodes, edges=edges)
+    found = feature_blocks.operand_shapes(graph)
+    np.testing.assert_array_equal(found, slow_shapes(graph))
+    assert found.dtype == np.float32
 
 
-def test_blocks_stand_side_by_side_each_scaled_in_its_own_way(own_block):
-  own_block("twice")(lambda graph: 2 * graph.node_opcode[:, None])
-  own_block("rows")(lambda graph: np.arange(graph.num_nodes)[:, None] + [[0.0, 5.0]])
-  graph = graph_of()
-  made = NodeFeatures(["twice", "released", "rows"], kinds="twice=none,rows=minmax,*=standardize")
-  made.fit([graph])
-  found = made(graph).node_feat
-  assert found.dtype == np.float32
-  np.testing.assert_array_equal(found[:, 0], 2.0 * graph.node_opcode)
-  np.testing.assert_allclose(found[:, -2], np.arange(12) / 11, rtol=1e-6)
-  np.testing.assert_allclose(found[:, -2], found[:, -1], rtol=1e-6)
-  np.testing.assert_allclose(found[:, 1:-2].mean(axis=0), 0, atol=1e-6)
-
-
-@pytest.mark.parametrize("give, complaint", [
-    (lambda graph: np.zeros(graph.num_nodes), r"float64 \[12\] for .*, expected numbers \[12, F\]"),
-    (lambda graph: np.zeros((3, 2)), r"float64 \[3, 2\]"),
-    (lambda graph: np.full((graph.num_nodes, 1), "a"), "expected numbers"),
-    (lambda graph: np.full((graph.num_nodes, 1), np.nan), "not finite"),
-])
-def test_a_block_of_the_wrong_shape_is_refused(give, complaint, own_block):
-  own_block("mine")(give)
-  with pytest.raises(ValueError, match=f"feature block 'mine' gave .*{complaint}"):
-    NodeFeatures(["mine"], kinds="none").fit([graph_of()])
-
-
-def test_a_block_must_always_give_as_many_columns(own_block):
-  own_block("growing")(lambda graph: np.ones((graph.num_nodes, graph.num_nodes)))
-  made = NodeFeatures(["growing"], kinds="none")
-  with pytest.raises(ValueError, match="gave 9 columns for .* and 12 for another"):
-    made.fit([graph_of(), graph_of(1, nodes=9, edges=5)])
-  made.fit([graph_of()])
-  with pytest.raises(ValueError, match="has 9 columns, the model was trained on 12"):
-    made(graph_of(1, nodes=9, edges=5))
-
-
-@pytest.mark.parametrize("names, kinds, complaint", [
-    ([], "none", "data.features is .*expected one or more different blocks"),
-    (["released", "released"], "none", "different blocks"),
-    (["nope"], "none", "data.features is 'nope', expected one of released, extra, random_walk"),
-    (["released"], "random_walk=none,*=none", "names group 'random_walk'"),
-    (["released", "random_walk"], "random_walk=none", "leaves out type"),
-])
-def test_impossible_blocks_are_refused(names, kinds, complaint):
-  with pytest.raises(ValueError, match=complaint):
-    NodeFeatures(names, kinds=kinds)
-
-
-def test_saved_transforms_of_an_older_version_are_those_of_the_blocks():
-  rng = np.random.default_rng(0)
-  joined = rng.normal(size=(30, NODE_FEATURES + 5))
-  old = features.fit([joined], np.full(NODE_FEATURES + 5, "standardize", object))
-  nodes, config = feature_blocks.from_saved({"node": old, "config": old}, "here")
-  assert set(nodes) == {"released", "extra"} and config is old
-  released, extra = np.split(joined, [NODE_FEATURES], axis=1)
-  found = np.concatenate([nodes["released"](released), nodes["extra"](extra)], axis=1)
-  np.testing.assert_array_equal(found, old(joined))
-  again = feature_blocks.from_saved(feature_blocks.to_saved(nodes, config), "here")
-  assert again[0] == nodes and again[1] is config
-  for damaged in ({"node": old}, {"config": old}):
-    with pytest.raises(ValueError, match="here is damaged"):
-      feature_blocks.from_saved(damaged, "here")
+def test_tile_modulo_equals_the_formula_of_every_column():
+  graph = graph_of(3)
+  found = feature_blocks.tile_modulo(graph)
+  assert found.shape == (20, 60)
+  for node in range(20):
+    for k, column in enumerate(_COUNTED):
+      x = float(graph.node_feat[node, column])
+      assert abs(found[node, k] - ((x + 127) % 128) / 128) < 1e-6
+      assert abs(found[node, 30 + k] - math.floor(x / 128) / 10) < 1e-6
+  full = dataclasses.replace(graph, node_feat=np.full_like(graph.node_feat, 128))
+  np.testing.assert_allclose(
+      feature_blocks.tile_modulo(full), [[127 / 128] * 30 + [0.1] * 30] * 20, rtol=1e-6)
 
 
 def slow_walks(graph):
@@ -125,26 +91,91 @@ def slow_walks(graph):
 
 @pytest.mark.parametrize("nodes, edges", [(1, 0), (5, 0), (12, 20), (40, 300), (300, 500)])
 def test_random_walks_are_those_of_the_definition(nodes, edges):
-  graph = graph_of(nodes, nodes=nodes, edges=edges, config_nodes=[0])
-  found = random_walk.return_probabilities(graph)
+  graph = graph_of(nodes, nodes=nodes, edges=edges)
+  found = feature_blocks.return_probabilities(graph)
   assert found.shape == (nodes, 128) and found.dtype == np.float32
   np.testing.assert_allclose(found, slow_walks(graph), rtol=2e-4, atol=2e-6)
 
 
 def test_edges_that_occur_twice_count_once_in_walks():
-  graph = graph_of()
+  graph = graph_of(0)
   twice = dataclasses.replace(graph, edge_index=np.concatenate([graph.edge_index] * 2))
   np.testing.assert_array_equal(
-      random_walk.return_probabilities(twice), random_walk.return_probabilities(graph))
+      feature_blocks.return_probabilities(twice), feature_blocks.return_probabilities(graph))
 
 
-def test_blocks_look_at_the_whole_graph_before_it_is_reduced(own_block):
-  own_block("size")(lambda graph: np.full((graph.num_nodes, 1), graph.num_nodes))
-  graph = graph_of(nodes=30, edges=30)
-  job = parts.make("layout", **{
-      "data.features": ("size",), "data.feature_transform": "none",
-      "data.graph_reduction": "config_neighborhood", "data.reduction_hops": 1})
-  job.fit([graph])
-  prepared = job.ranker.prepare(graph)
-  assert len(prepared.opcode) < 30
-  np.testing.assert_array_equal(prepared.feat, np.full((len(prepared.opcode), 1), 30))
+def test_padding_marks_layout_positions_beyond_the_rank():
+  feat = np.zeros((4, NODE_FEATURES), np.float32)
+  for node, shape in enumerate([(), (5,), (2, 3, 4), (1, 1, 1, 1, 1, 9)]):
+    feat[node, 21 : 21 + len(shape)] = shape
+    feat[node, 134 : 134 + len(shape)] = np.arange(len(shape))[::-1]
+  graph = dataclasses.replace(graph_of(0, nodes=4, edges=3), node_feat=feat)
+  found = feature_blocks.released(graph, Options(pad_value=-1))
+  expected = [[-1] * 6, [0] + [-1] * 5, [2, 1, 0, -1, -1, -1], [5, 4, 3, 2, 1, 0]]
+  np.testing.assert_array_equal(found[:, 134:], expected)
+  np.testing.assert_array_equal(found[:, :134], feat[:, :134])
+  np.testing.assert_array_equal(feature_blocks.released(graph), feat)
+  assert not (graph.node_feat == -1).any()
+
+
+@recorded.needs_npz
+def test_padded_layouts_of_released_files_are_permutations():
+  graph = npz.read_layout(
+      recorded.NPZ / "layout/xla/default/valid/unet3d.npz", with_configs=False)
+  feat = feature_blocks.released(graph, Options(pad_value=-1))
+  rank = (graph.node_feat[:, 21:27] > 0).sum(axis=1)
+  assert set(rank) >= {0, 1, 4, 5}
+  for row, dimensions in zip(feat[:, 134:], rank):
+    assert (row[dimensions:] == -1).all()
+    # Tuples and other shapes without a layout have zeros.
+    assert sorted(row[:dimensions]) == list(range(dimensions)) or not row[:dimensions].any()
+
+
+def featurized():
+  graph = hlo.featurize(SAMPLE)
+  return graph, hlo.extra_features(graph)
+
+
+def test_extra_columns_follow_the_released_ones():
+  graph, extra = featurized()
+  joined = feature_blocks.append_extra(graph, extra.values)
+  np.testing.assert_array_equal(joined.node_feat[:, :140], graph.node_feat)
+  np.testing.assert_array_equal(joined.node_feat[:, 140:], extra.values)
+
+
+def test_extra_values_of_another_graph_are_refused():
+  graph, extra = featurized()
+  with pytest.raises(ValueError, match="rows"):
+    feature_blocks.append_extra(graph, extra.values[1:])
+
+
+def test_the_files_of_convert_are_read_by_graph_name(tmp_path):
+  convert.convert([TUNING], tmp_path / "npz", extra_out=tmp_path / "extra", jobs=1)
+  (written,) = (tmp_path / "extra").glob("*.npz")
+  with np.load(written) as file:
+    expected = file["node_extra"]
+  graph = npz.read_layout(tmp_path / "npz" / written.name, with_configs=False)
+  options = Options(extra_dir=str(tmp_path / "extra"))
+  np.testing.assert_array_equal(feature_blocks.extra(graph, options), expected)
+  shutil.rmtree(tmp_path / "extra")
+  with pytest.raises(FileNotFoundError, match="extra_dir"):
+    feature_blocks.extra(graph, options)
+
+
+def test_a_transform_may_treat_the_extra_columns_apart():
+  graph, extra = featurized()
+  joined = feature_blocks.append_extra(graph, extra.values)
+  made = NodeFeatures(("released", "extra"), kinds="extra=none,*=minmax")
+  made.fit([joined])
+  np.testing.assert_array_equal(made(joined).node_feat[:, -46:], extra.values)
+  assert made(joined).node_feat[:, :-46].max() <= 1
+
+
+def test_a_model_that_saw_them_refuses_graphs_without():
+  job = parts.make("layout", **{"data.features": ("released", "extra")})
+  graph, extra = featurized()
+  with pytest.raises(ValueError, match="140"):
+    job.ranker.features.fit([graph])
+  job.ranker.features.fit([feature_blocks.append_extra(graph, extra.values)])
+  with pytest.raises(ValueError, match="140"):
+    job.ranker.features(graph)

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -20,7 +19,7 @@ import pytest
 import recorded
 
 from tpugraphs_jax import files as files_lib, graph
-from tpugraphs_jax.data import npz, store, store_build, store_format
+from tpugraphs_jax.data import npz, store, store_format
 
 _COLLECTION = "layout:nlp:random"
 
@@ -248,13 +247,6 @@ def _changed_in_range(array):
   return array
 
 
-def _forget_checksums(folder):
-  """Makes the folder one of a version that kept none."""
-  meta = json.loads((folder / "meta.json").read_text())
-  del meta["sha256"], meta["checksum"]
-  (folder / "meta.json").write_text(json.dumps(meta))
-
-
 @pytest.mark.parametrize("name", _stored_files())
 def test_each_changed_file_is_noticed_on_opening_and_rebuilt(tmp_path, name):
   source = _write_split(tmp_path, count=1) / "g0.npz"
@@ -266,27 +258,6 @@ def test_each_changed_file_is_noticed_on_opening_and_rebuilt(tmp_path, name):
     store.open_graph(folder)
   assert "\n" not in str(error.value)
   _assert_equal(store.open_graph(_ensure(tmp_path)[0]), npz.read_layout(source))
-
-
-@pytest.mark.parametrize("name, low, high", [
-    ("group_row", 0, 200), ("node_group", -1, 99), ("config_node", -1, 40), ("edge_index", -1, 40),
-    ("node_splits", -1, 41), ("rows", -2, 6), ("node_opcode", 0, 121), ("runtime_ns", -1, 2**40)])
-def test_what_is_out_of_range_is_noticed_in_an_old_store_too(tmp_path, name, low, high):
-  _write_split(tmp_path, count=1)
-  folder = _ensure(tmp_path)[0]
-  _forget_checksums(folder)
-  store.open_graph(folder)
-  path = folder / f"{name}.npy"
-  right = np.load(path)
-  for value in (low, high):
-    array = right.copy()
-    array.flat[0] = value
-    np.save(path, array)
-    if (name, value) in (("group_row", 0), ("node_opcode", 0), ("runtime_ns", 2**40)):
-      store.open_graph(folder)  # is in range
-    else:
-      with pytest.raises(ValueError, match=f"g0 is damaged .{name} .*build the store again"):
-        store.open_graph(folder)
 
 
 def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
@@ -514,24 +485,6 @@ def test_store_that_cannot_be_written_names_the_way_out(tmp_path):
     _ensure(tmp_path, store_dir=tmp_path / "file")
 
 
-def test_threads_parse_heads_of_arrays_one_after_the_other(tmp_path, monkeypatch):
-  """Two at the same time make Python before 3.11.8 fail now and then."""
-  _write_split(tmp_path, count=4)
-  folders, load, busy, most = _ensure(tmp_path), np.load, set(), []
-
-  def slow_load(*arguments, **options):
-    busy.add(threading.get_ident())
-    most.append(len(busy))
-    time.sleep(0.002)
-    found = load(*arguments, **options)
-    busy.discard(threading.get_ident())
-    return found
-
-  monkeypatch.setattr(store_format.np, "load", slow_load)
-  assert [g.name for g in store.open_graphs(folders)] == [f"g{n}" for n in range(4)]
-  assert len(most) > 20 and max(most) == 1
-
-
 # Machines of a cluster
 
 
@@ -545,7 +498,7 @@ def _cluster(monkeypatch, takes):
       if takes(job[0]):
         work(job)
 
-  monkeypatch.setattr(store_build.beam_jobs, "run_all", run_all)
+  monkeypatch.setattr(store.beam_jobs, "run_all", run_all)
   return asked
 
 

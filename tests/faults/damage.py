@@ -13,7 +13,7 @@ import numpy as np
 from table import Row
 
 from tpugraphs_jax.data import store
-from tpugraphs_jax.serve import artefact, saved
+from tpugraphs_jax.serve import saved
 from tpugraphs_jax.train import loop
 
 KINDS = ("flipped", "cut", "emptied", "zeroed", "missing")
@@ -94,7 +94,7 @@ def swapped(workdir: Path, other: Path, row: Row) -> None:
   """
   read = lambda: model_of(workdir)[1:]  # configs name their data: scores do not depend on it
   expected = fingerprint(read())
-  for name in (saved.CONFIG_FILE, saved.TRANSFORMS_FILE, artefact.FILE, loop.CHECKPOINTS):
+  for name in (saved.CONFIG_FILE, saved.TRANSFORMS_FILE, saved.FILE, loop.CHECKPOINTS):
     own, kept = workdir / name, workdir / f"{name}.kept"
     own.rename(kept)
     (shutil.copytree if kept.is_dir() else shutil.copyfile)(other / name, own)
@@ -127,7 +127,7 @@ def rows(
   try_files(row, paths, lambda: model_of(workdir), times=times, rng=rng)
   yield row
   row = Row("damage, model file")
-  path = workdir / artefact.FILE
+  path = workdir / saved.FILE
   try_files(row, [path], lambda: model_of(path), times=50 * times, rng=rng)
   yield row
   row = Row("damage, graph of the store")

@@ -33,6 +33,7 @@ def _ranks(graph, ranker) -> None:
 def _ranker(variant: str, graph, **options: int):
   """A layout model that nothing was learnt by."""
   import jax
+  from tpugraphs_jax.data import plan
   from tpugraphs_jax.data.batching import Slate
   from tpugraphs_jax.serve.ranker import Ranker
   from tpugraphs_jax.run import configs
@@ -41,14 +42,15 @@ def _ranker(variant: str, graph, **options: int):
   config["eval"].update(options)
   ranker, few = Ranker(config), _program(nodes=400, config_nodes=40, configs=2)
   ranker.fit([graph], [graph.configs.rows])
-  prepared, scorer = ranker.prepare(few), ranker.scorer()
-  batcher, model = ranker.batcher, ranker.model
+  prepared, family = ranker.prepare(few), ranker.family
+  network = family.network
   if variant == _SEGMENTS:
-    prepared, batcher, model = prepared.segments[0], batcher.layout, model.model
-  (budget,) = scorer._budgets.for_sizes([prepared.sizes])
-  batch = batcher.assemble([Slate(prepared, np.arange(2), np.zeros(2, np.float32))], budget,
+    prepared, family = prepared.segments[0], family.programs
+    network = family.network
+  (budget,) = plan.choose_budgets([prepared.sizes])
+  batch = family.assemble([Slate(prepared, np.arange(2), np.zeros(2, np.float32))], budget,
                            graphs=1, configs=2)
-  ranker.params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
+  ranker.params = jax.jit(network.init)(jax.random.key(0), batch)["params"]
   return ranker
 
 
@@ -72,8 +74,7 @@ def _load_files(folder: Path, *, kind: str, files: int) -> None:
   """Lists, reads and, of layouts, builds the store of a split of so many files."""
   from tpugraphs_jax.collections import Collection
   from tpugraphs_jax.data import npz, synthetic
-  from tpugraphs_jax.data.layout_data import LayoutData
-  from tpugraphs_jax.data.tile_data import TileData
+  from tpugraphs_jax.data.selection import LayoutData, TileData
 
   name = {"tile": "tile:xla", "layout": "layout:xla:random"}[kind]
   root = synthetic.generate(folder, collections=[name], progress=False)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.run import jobs
+from tpugraphs_jax.run import training
 
 _ROOT = Path(__file__).parents[2]
 
@@ -51,7 +51,7 @@ def workdir(tmp_path_factory):
   config.batch.update(graphs=4, configs=4, slates_per_epoch=4)
   config.model.update(num_gnns=1, op_embed_dim=2, hidden_dim=4)
   config.train.update(epochs=1, valid_configs=4)
-  jobs.run(config, root / "model", mode="train")
+  training.run(config, root / "model", mode="train")
   return root / "model"
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax import hlo
-from tpugraphs_jax.hlo import opcodes, proto
+from tpugraphs_jax.columns import opcode_ids
+from tpugraphs_jax.hlo import proto
 
 _X = jax.ShapeDtypeStruct((4, 8), jnp.float32)
 _W = jax.ShapeDtypeStruct((8, 16), jnp.float32)
@@ -63,7 +64,7 @@ def test_text_and_a_file_with_text_are_parsed(tmp_path):
   graph = hlo.featurize(_TEXT)
   assert graph.name == "double"
   assert graph.node_opcode.tolist() == [
-      opcodes.opcode_ids()["parameter"], opcodes.opcode_ids()["add"]]
+      opcode_ids()["parameter"], opcode_ids()["add"]]
   assert graph.edge_index.tolist() == [[1, 0]]
   assert graph.node_feat[:, 21:23].tolist() == [[3, 5], [3, 5]]
   _assert_same_graph(graph, hlo.featurize(path))

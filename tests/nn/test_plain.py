@@ -27,9 +27,9 @@ def graphs():
 
 
 def layout_batch(*, slots=3, spare=0, configs=CONFIGS, reuse=True):
-  model = base.create("layout", "PlainSAGE")
+  model = base.create_network("layout", "PlainSAGE")
   prepared = [
-      batching.prepare(graph, graph.node_feat, hops=model.sees.hops, reuse=reuse)
+      batching.prepare(graph, graph.node_feat, hops=model.hops, reuse=reuse)
       for graph in graphs()]
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
   return batching.assemble_layout(
@@ -86,7 +86,7 @@ def slow_scores(params, graph, config_ids) -> np.ndarray:
 
 
 def model_and_params():
-  model = base.create("layout", "PlainSAGE", hidden_dim=HIDDEN)
+  model = base.create_network("layout", "PlainSAGE", hidden_dim=HIDDEN)
   shapes = jax.eval_shape(model.init, jax.random.key(0), layout_batch())["params"]
   rng = np.random.default_rng(1)
   return model, jax.tree.map(
@@ -96,7 +96,7 @@ def model_and_params():
 def test_the_example_is_a_ranker_of_at_most_forty_lines():
   with open(plain_ranker.__file__, encoding="utf-8") as file:
     assert len(file.readlines()) <= 40
-  assert isinstance(base.create("layout", "PlainSAGE"), base.Ranker)
+  assert isinstance(base.create_network("layout", "PlainSAGE"), base.Network)
 
 
 @pytest.mark.parametrize("reuse", [True, False])

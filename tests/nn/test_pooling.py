@@ -139,7 +139,7 @@ def layout_batch():
 def test_a_registered_pooling_works_in_sage_on_all_and_on_configurable_nodes(power):
   del power
   batch = layout_batch()
-  model = base.create(
+  model = base.create_network(
       "layout", "SAGE", op_embed_dim=4, value_embed_dim=2, hidden_dim=8, num_gnns=2,
       pooling=("power", "config_power"))
   params = model.init(jax.random.key(0), batch)["params"]
@@ -172,4 +172,4 @@ def test_an_unknown_pooling_is_refused_with_all_names(name):
   with pytest.raises(ValueError, match="expected one of mean, sum, max"):
     pooling.by_name(name)
   with pytest.raises(ValueError, match="expected some of mean, sum, max, config_mean"):
-    base.create("layout", "SAGE", pooling=(name,))
+    base.create_network("layout", "SAGE", pooling=(name,))

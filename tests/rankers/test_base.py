@@ -1,21 +1,23 @@
-"""A ranker declares what it sees; what does not go with it is refused, in one place."""
+"""A network declares what it looks at; its family refuses what does not go with it."""
+
+import itertools
 
 from flax import linen as nn
 import jax.numpy as jnp
 import numpy as np
+import families
 import parts
 import pytest
 import random_graphs
 
 from tpugraphs_jax import registry
-from tpugraphs_jax.data import batching
 from tpugraphs_jax.rankers import base, scorer as scorer_lib
-from tpugraphs_jax.rankers.base import Sees, Use
-from tpugraphs_jax.run.jobs import Job
+from tpugraphs_jax.rankers.layout.res_model import ResModel
+from tpugraphs_jax.run.job import Job
 
 
-class Whole(base.Ranker):
-  """All that a ranker needs."""
+class Whole(base.Network):
+  """All that a network needs."""
 
   width: int = 3
 
@@ -26,20 +28,20 @@ class Whole(base.Ranker):
     return readout.sum(axis=-1)
 
 
-class WithoutScore(base.Ranker):
+class WithoutScore(base.Network):
 
   def embed(self, batch, *, train=False):
     return None
 
 
-class WithoutEmbed(nn.Module):
+class WithoutEmbed(base.Network):
 
   def score(self, readout):
     return readout
 
 
 class Blind(nn.Module):
-  """Has both methods, but does not say what it sees."""
+  """Has both methods, but is no network of the project."""
 
   def embed(self, batch, *, train=False):
     return None
@@ -48,20 +50,24 @@ class Blind(nn.Module):
     return readout
 
 
+_NUMBERS = itertools.count()
+
+
+def register(thing):
+  """Registers a ranker of tiles under a name of its own."""
+  name = f"Mine{next(_NUMBERS)}"
+  base.TILE_MODELS.register(name)(thing)
+  return name
+
+
 @pytest.mark.parametrize("model, complaint", [
-    (WithoutScore(), "has no method 'score'"), (WithoutEmbed(), "has no method 'embed'"),
-    (Blind(), "does not say what it sees"), (lambda batch: batch, "is of type function, expected"),
+    (WithoutScore, "'score'"), (WithoutEmbed, "'embed'"), (Blind, "Blind"),
+    (lambda: "no module", "type str"),
 ])
-def test_a_model_without_what_a_ranker_needs_is_refused(model, complaint):
-  with pytest.raises(ValueError, match=f"model Mine {complaint}") as error:
-    base.check(model, "Mine")
+def test_a_network_without_what_a_ranker_needs_is_refused(model, complaint):
+  with pytest.raises(ValueError, match=complaint) as error:
+    base.create_network("tile", register(model))
   assert "\n" not in str(error.value)
-
-
-def test_a_declared_ranker_is_taken_as_it_is():
-  model = Whole()
-  assert base.check(model, "Mine") is model
-  assert model.sees == Sees() and model.sees.hops == 0
 
 
 @pytest.mark.parametrize("kind, names", [
@@ -71,91 +77,75 @@ def test_a_declared_ranker_is_taken_as_it_is():
 def test_the_projects_own_models_are_registered(kind, names):
   assert names <= set(base.MODELS[kind])
   for name in names:
-    base.create(kind, name)
+    base.create_network(kind, name)
   with pytest.raises(ValueError, match="model.name is 'Nope', expected one of .*extensions"):
-    base.create(kind, "Nope")
-
-
-@pytest.mark.parametrize("options, complaint", [
-    (dict(blocks="sometimes"), "blocks is 'sometimes', expected one of never, training, always"),
-    (dict(hops=-1), "hops is -1"),
-])
-def test_an_impossible_declaration_is_refused(options, complaint):
-  with pytest.raises(ValueError, match=complaint):
-    Sees(**options)
-
-
-SINGLE, SLATES = Sees(hops=2), Sees(slates=True)
-ALIKE = dict(slate=16, scored=16)
-
-
-@pytest.mark.parametrize("sees, use, complaint", [
-    (SLATES, Use(slate=16, scored=100), "eval.configs is 100 and batch.configs is 16, but"),
-    (SLATES, Use(**ALIKE, chunk=4), "batch.config_chunk is 4, but"),
-    (SLATES, Use(**ALIKE, segments=True, history=True), "looks across configurations: the history"),
-    (Sees(whole_graph=True), Use(**ALIKE, segments=True, history=True),
-     "looks at the whole graph: the history"),
-    (Sees(blocks="training"), Use(**ALIKE, segments=True), "segments take the place of blocks"),
-    (Sees(integers=True), Use(**ALIKE, config_transform="minmax"),
-     "data.config_transform is 'minmax', but this model embeds the integers"),
-    (Sees(blocks="always"), Use(**ALIKE, segments=True), "segments take the place of blocks"),
-])
-def test_what_does_not_go_together_is_refused(sees, use, complaint):
-  with pytest.raises(ValueError, match=complaint):
-    base.check_use(sees, use)
-
-
-@pytest.mark.parametrize("sees, use", [
-    (SINGLE, Use(slate=16, scored=100, chunk=4, segments=True, history=True)),
-    (SLATES, Use(**ALIKE)), (SLATES, Use(**ALIKE, segments=True)),
-    (Sees(whole_graph=True), Use(slate=16, scored=100, chunk=4)),
-    (Sees(whole_graph=True), Use(**ALIKE, segments=True)),
-    (Sees(blocks="training"), Use(slate=16, scored=100, chunk=4)),
-])
-def test_everything_else_is_allowed(sees, use):
-  base.check_use(sees, use)
+    base.create_network(kind, "Nope")
 
 
 class SlateMean(Whole):
-  """Scores relative to the slate: the simplest model that looks across configurations."""
+  """Scores relative to the slate: the simplest network that compares configurations."""
 
-  @property
-  def sees(self):
-    return Sees(slates=True)
+  compares_configs = True
 
 
-@pytest.fixture
-def slates_model(monkeypatch):
-  monkeypatch.setattr(base, "create", lambda kind, name, **options: SlateMean())
+class Attentive(Whole):
+  """A readout depends on nodes at any distance."""
+
+  sees_whole_graph = True
 
 
-@pytest.mark.parametrize("changes, complaint", [
-    ({"eval.configs": 64}, "eval.configs is 64 and batch.configs is 6"),
-    ({"batch.config_chunk": 3, "eval.configs": 6}, "batch.config_chunk is 3"),
+class Integers(Whole):
+  """Layout configurations are embedded as integers."""
+
+  embeds_integers = True
+
+
+ALIKE = {"batch.configs": 16, "eval.configs": 16}
+
+
+@pytest.mark.parametrize("network, variant, changes, complaint", [
+    (SlateMean(), "full,ci", {"batch.configs": 16, "eval.configs": 100}, "eval.configs"),
+    (SlateMean(), "full,ci", ALIKE | {"batch.config_chunk": 4}, "config_chunk"),
+    (SlateMean(), "gst_ed,ci", ALIKE, "history"), (Attentive(), "gst_ed,ci", ALIKE, "history"),
+    (Integers(), "full,ci", {"data.config_transform": "minmax"}, "config_transform"),
+    (ResModel(dropout="dropout"), "gst_ed,ci", {}, "blocks"),
+    (ResModel(dropout="backpropdropout"), "gst_ed,ci", {}, "blocks"),
 ])
-def test_a_run_with_such_a_model_is_refused_before_data_is_read(slates_model, changes, complaint):
+def test_what_does_not_go_together_is_refused(network, variant, changes, complaint):
   with pytest.raises(ValueError, match=complaint):
-    parts.make("tile", **{"data_root": "/nowhere", **changes})
+    families.make("layout", network, variant, **changes)
 
 
-class Recording:
-  """A scorer that notes what it was asked for."""
+@pytest.mark.parametrize("network, variant, changes", [
+    (Whole(), "gst_ed,ci", {"batch.configs": 16, "eval.configs": 100}),
+    (SlateMean(), "full,ci", ALIKE), (SlateMean(), "gst,ci", ALIKE),
+    (Attentive(), "full,ci", {"batch.config_chunk": 4}), (Attentive(), "gst,ci", ALIKE),
+    (ResModel(dropout="backpropdropout"), "full,ci", {"batch.config_chunk": 4}),
+])
+def test_everything_else_is_allowed(network, variant, changes):
+  families.make("layout", network, variant, **changes)
 
-  def __init__(self):
-    self.ids = []
 
-  def scores(self, params, graphs, *, config_ids, progress=False):
-    self.ids += [ids.tolist() for ids in config_ids]
+def test_a_run_with_such_a_network_is_refused_before_data_is_read():
+  with pytest.raises(ValueError, match="eval.configs"):
+    config = parts.config_of("tile", **{"data_root": "/nowhere", "eval.configs": 64})
+    with config.unlocked():
+      config.model = {"name": register(SlateMean), "width": 3}
+    Job.of(config)
+
+
+@pytest.mark.parametrize("network, expected", [(Whole(), [[0]]), (SlateMean(), [[0] * 9])])
+def test_equal_configurations_are_scored_once_unless_a_network_compares_them(network, expected):
+  graph = random_graphs.tile_graph(np.random.default_rng(0), nodes=5, edges=4, configs=1)
+  family = families.make("tile", network, **{"batch.configs": 6, "eval.configs": 6})
+  asked = []
+
+  def scores(params, graphs, config_ids, *, progress=False):
+    asked.extend(ids.tolist() for ids in config_ids)
     return [np.zeros(len(ids), np.float32) for ids in config_ids]
 
-
-def test_duplicates_stay_where_a_model_looks_across_them(slates_model):
-  rng = np.random.default_rng(0)
-  raw = random_graphs.tile_graph(rng, nodes=5, edges=4, configs=1)
-  graph = batching.prepare(raw, raw.node_feat)
-  ranker, scorer = parts.make("tile", **{"eval.configs": 6}).ranker, Recording()
-  ranker.score(scorer, None, [graph], [np.zeros(9, np.int64)])
-  assert scorer.ids == [[0] * 9]
+  (found,) = family.scorer_of(scores)(None, [graph], [np.zeros(9, np.int64)], permutations=1)
+  assert asked == expected and found.shape == (9,)
 
 
 @pytest.mark.parametrize("count", [1, 5, 6, 7, 12, 17])

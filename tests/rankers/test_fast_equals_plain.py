@@ -196,7 +196,7 @@ def tile_batch(slots: int):
 
 
 def test_tile_early_join_equals_plain():
-  model = base.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8)
+  model = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8)
   expected = None
   for slots in (0, 4):
     batch = tile_batch(slots)

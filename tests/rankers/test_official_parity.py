@@ -127,7 +127,7 @@ def assert_weights_match(model, params, expected):
 @pytest.mark.parametrize("path", TILE_FILES, ids=lambda path: path.stem)
 def test_tile_models_match(path):
   case = Recorded(path)
-  model = base.create("tile", case.meta["model"], **case.meta["kwargs"])
+  model = base.create_network("tile", case.meta["model"], **case.meta["kwargs"])
   params = official.params_from_official(model, case.weights("init"))
   batch = tile_batch(case, padding=9)
   score = score_function(model, batch, case.meta["loss"])
@@ -166,7 +166,7 @@ def test_layout_models_match(path):
   case = Recorded(path)
   model = res_model.ResModel(**case.meta["kwargs"])
   params = official.params_from_official(model, case.weights("init"))
-  batch = layout_batch(case, hops=model.sees.hops, padding=7)
+  batch = layout_batch(case, hops=model.hops, padding=7)
   score = score_function(model, batch, "ListMLELoss:1")
   (loss, scores), grads = score(params)
   assert_close(scores, case["scores"], SCORE_TOLERANCE)

@@ -1,8 +1,11 @@
 """However graphs are packed and spread, each configuration gets its own score."""
 
-import csv
-import math
+import collections
+import concurrent.futures
+import threading
 
+
+import families
 import jax
 import numpy as np
 import pytest
@@ -11,8 +14,7 @@ import random_graphs
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.rankers import base, scorer as scorer_lib
-from tpugraphs_jax.serve import judge
-from tpugraphs_jax.train import step as step_lib
+from tpugraphs_jax.rankers.layout.res_model import ResModel
 
 IDENTITY = lambda x: x
 
@@ -44,6 +46,11 @@ def read_number(params, batch):
   return np.where(batch.config_mask, batch.config_feat[..., 0], np.nan)
 
 
+def scores_of(encoder, params, graphs, chosen=None, **options):
+  chosen = chosen or [np.arange(len(graph.configs)) for graph in graphs]
+  return [found for _, found in encoder.run(params, graphs, chosen, **options)]
+
+
 def numbers_of(graphs):
   return [graph.configs.config_feat[:, 0] for graph in graphs]
 
@@ -64,16 +71,15 @@ def test_every_configuration_gets_its_own_score_in_order(
     monkeypatch, devices, graphs_per_batch, configs_per_batch):
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   graphs = tile_graphs(SIZES)
-  scorer = scorer_lib.Scorer(read_number, assemble_tile, graphs_per_batch=graphs_per_batch,
-                           configs_per_batch=configs_per_batch)
-  assert_equal_lists(scorer.scores({}, graphs), numbers_of(graphs))
+  encoder = scorer_lib.Encoder(read_number, assemble_tile, graphs=graphs_per_batch, configs=configs_per_batch)
+  assert_equal_lists(scores_of(encoder, {}, graphs), numbers_of(graphs))
 
 
 def test_subsets_are_scored_in_the_order_asked_for():
   graphs, rng = tile_graphs(SIZES), np.random.default_rng(1)
   chosen = [rng.integers(0, n, k) for (_, _, n), k in zip(SIZES, (3, 1, 40, 0, 12, 2))]
-  scorer = scorer_lib.Scorer(read_number, assemble_tile, graphs_per_batch=2, configs_per_batch=4)
-  found = scorer.scores({}, graphs, config_ids=chosen)
+  encoder = scorer_lib.Encoder(read_number, assemble_tile, graphs=2, configs=4)
+  found = scores_of(encoder, {}, graphs, chosen)
   assert_equal_lists(found, [n[ids] for n, ids in zip(numbers_of(graphs), chosen)])
 
 
@@ -83,13 +89,13 @@ def test_devices_share_a_shape_though_one_graph_has_more_edges_and_one_more_node
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   sizes = [(10, 600, 4)] * 3 + [(200, 16, 4)] * 2
   graphs = tile_graphs(sizes)
-  scorer = scorer_lib.Scorer(read_number, assemble_tile, graphs_per_batch=1, configs_per_batch=4)
-  assert_equal_lists(scorer.scores({}, graphs), numbers_of(graphs))
+  encoder = scorer_lib.Encoder(read_number, assemble_tile, graphs=1, configs=4)
+  assert_equal_lists(scores_of(encoder, {}, graphs), numbers_of(graphs))
 
 
 def test_no_graphs_give_no_scores():
-  scorer = scorer_lib.Scorer(read_number, assemble_tile, graphs_per_batch=1, configs_per_batch=1)
-  assert scorer.scores({}, []) == []
+  encoder = scorer_lib.Encoder(read_number, assemble_tile, graphs=1, configs=1)
+  assert scores_of(encoder, {}, []) == []
 
 
 def test_later_calls_use_the_shapes_of_earlier_ones():
@@ -99,44 +105,50 @@ def test_later_calls_use_the_shapes_of_earlier_ones():
     shapes.append(batch.config_feat.shape + batch.graph.nodes["feat"].shape)
     return read_number(params, batch)
 
-  scorer = scorer_lib.Scorer(
-      recorded_number, assemble_tile, graphs_per_batch=1, configs_per_batch=8)
+  encoder = scorer_lib.Encoder(recorded_number, assemble_tile, graphs=1, configs=8)
   # The same again, one almost as large, one that is much smaller, one that is larger.
   for nodes, compiled in ((400, 1), (400, 1), (390, 1), (40, 2), (39, 2), (900, 3), (400, 3)):
     graphs = tile_graphs([(nodes, nodes, 3)])
-    assert_equal_lists(scorer.scores({}, graphs), numbers_of(graphs))
+    assert_equal_lists(scores_of(encoder, {}, graphs), numbers_of(graphs))
     assert len(set(shapes)) == compiled
   # Far from its budget, but seen before: it must not get another one each time.
   mixed = tile_graphs([(100, 100, 3), (2000, 2000, 3)])
-  scorer.scores({}, mixed)
+  scores_of(encoder, {}, mixed)
   compiled = len(set(shapes))
-  scorer.scores({}, mixed)
+  scores_of(encoder, {}, mixed)
   assert len(set(shapes)) == compiled
 
 
-class Recorded(Exception):
-  """Ends a process at the point where it would wait for the others."""
-
-
 def test_processes_score_their_share_and_all_get_everything(monkeypatch):
-  graphs, shares = tile_graphs(SIZES), []
-  scorer = scorer_lib.Scorer(read_number, assemble_tile, graphs_per_batch=1, configs_per_batch=4)
+  graphs, processes = tile_graphs(SIZES), 3
+  here, barrier, shared = threading.local(), threading.Barrier(processes), {}
   monkeypatch.setattr(parallel, "local_device_count", lambda: 2)
-  monkeypatch.setattr(parallel, "process_count", lambda: 3)
+  monkeypatch.setattr(parallel, "process_count", lambda: processes)
+  monkeypatch.setattr(parallel, "process_index", lambda: here.index)
 
-  def record(local):
-    shares.append(local)
-    raise Recorded
+  def gather(local):
+    barrier.wait()
+    shared[here.index] = local
+    barrier.wait()
+    return [shared[index] for index in range(processes)]
 
-  monkeypatch.setattr(parallel, "gather_objects", record)
-  for index in range(3):
-    monkeypatch.setattr(parallel, "process_index", lambda: index)
-    with pytest.raises(Recorded):
-      scorer.scores({}, graphs)
-  numbers = [number for share in shares for number, _ in share]
-  assert len(numbers) == len(set(numbers)) and min(map(len, shares)) >= 2
-  monkeypatch.setattr(parallel, "gather_objects", lambda local: shares)
-  assert_equal_lists(scorer.scores({}, graphs), numbers_of(graphs))
+  monkeypatch.setattr(parallel, "gather_objects", gather)
+  steps = collections.Counter()
+
+  def process(index):
+    here.index = index
+
+    def counted(params, batch):
+      steps[index] += 1
+      return read_number(params, batch)
+
+    return scores_of(
+        scorer_lib.Encoder(counted, assemble_tile, graphs=1, configs=4), {}, graphs)
+
+  with concurrent.futures.ThreadPoolExecutor(processes) as pool:
+    for found in pool.map(process, range(processes)):
+      assert_equal_lists(found, numbers_of(graphs))
+  assert set(steps) == {0, 1, 2} and max(steps.values()) - min(steps.values()) <= 1
 
 
 def one_by_one(model, params, graphs, assemble, blocks=None):
@@ -168,13 +180,12 @@ def assert_close_lists(found, expected):
 
 def test_tile_scores_equal_one_graph_and_one_configuration_at_a_time():
   graphs = tile_graphs([(9, 20, 7), (3, 0, 1), (20, 30, 9)])
-  model = base.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
+  model = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
   params = params_of(model, graphs, assemble_tile)
   expected = one_by_one(model, params, graphs, assemble_tile)
   assert np.ptp(expected[0]) > 0
-  scorer = scorer_lib.Scorer(step_lib.make_score_step(model), assemble_tile, graphs_per_batch=2,
-                           configs_per_batch=4)
-  assert_close_lists(scorer.scores(params, graphs), expected)
+  encoder = scorer_lib.Encoder(scorer_lib.network_step(model), assemble_tile, graphs=2, configs=4)
+  assert_close_lists(scores_of(encoder, params, graphs), expected)
 
 
 def test_layout_scores_equal_one_graph_and_one_configuration_at_a_time():
@@ -185,47 +196,68 @@ def test_layout_scores_equal_one_graph_and_one_configuration_at_a_time():
       for nodes, config_nodes, configs in ((12, [3, 1], 5), (30, [29, 0, 7], 11), (8, [2], 2))
   ]
   prepared = [batching.prepare(graph, graph.node_feat, hops=2) for graph in graphs]
-  model = base.create(
+  model = base.create_network(
       "layout", "ResModel", op_embed_dim=4, hidden_dim=8, num_gnns=2, dropout="dropout")
   params = params_of(model, prepared, assemble_layout)
-  scorer = scorer_lib.Scorer(step_lib.make_score_step(model), assemble_layout, graphs_per_batch=2,
-                           configs_per_batch=4)
+  encoder = scorer_lib.Encoder(scorer_lib.network_step(model), assemble_layout, graphs=2, configs=4)
   whole = one_by_one(model, params, prepared, assemble_layout)
-  assert_close_lists(scorer.scores(params, prepared), whole)
+  assert_close_lists(scores_of(encoder, params, prepared), whole)
   blocks = [(0, 6), (10, 30), (4, 8)]
   of_blocks = one_by_one(model, params, prepared, assemble_layout, blocks)
-  assert_close_lists(scorer.scores(params, prepared, blocks=blocks), of_blocks)
+  assert_close_lists(scores_of(encoder, params, prepared, blocks=blocks), of_blocks)
   assert all((a != b).any() for a, b in zip(whole, of_blocks))
 
 
-def test_csv_files_hold_six_digits_and_are_replaced_whole(tmp_path):
-  path = tmp_path / "validation.csv"
-  path.write_text("old")
-  rows = [{"graph": "a,b", "nodes": 1234567, "opa": 2 / 3, "tau": math.nan},
-          {"graph": "c", "nodes": 0, "opa": 1e-9, "tau": -1.0}]
-  judge.write_csv(path, rows)
-  with path.open(newline="") as file:
-    found = list(csv.reader(file))
-  assert found == [["graph", "nodes", "opa", "tau"], ["a,b", "1234567", "0.666667", "nan"],
-                   ["c", "0", "1e-09", "-1"]]
-
-  def failing():
-    yield rows[0]
-    raise OSError("disk full")
-
-  before = path.read_bytes()
-  with pytest.raises(OSError, match="disk full"):
-    judge.write_csv(path, failing())
-  with pytest.raises(ValueError, match="extra"):
-    judge.write_csv(path, [rows[0], rows[1] | {"extra": 1}])
-  assert path.read_bytes() == before
+class SlateMean(base.Network):
+  compares_configs = True
 
 
-def test_means_leave_out_what_is_no_number():
-  rows = [{"graph": "a", "nodes": 2, "opa": 0.5, "tau": math.nan},
-          {"graph": "b", "nodes": 4, "opa": 1.0, "tau": math.nan}]
-  means = judge.mean_row(rows)
-  assert means.keys() == {"opa", "tau"} and means["opa"] == 0.75 and math.isnan(means["tau"])
-  rows[0]["tau"] = -0.25
-  assert judge.mean_row(rows)["tau"] == -0.25
-  assert judge.mean_row([]) == {}
+@pytest.mark.parametrize("orders", [1, 4])
+def test_scores_of_a_network_that_compares_configurations_are_means_over_orders(orders):
+  """A score is here the mean of the numbers before it in a slate of three, itself included."""
+  sizes, calls = [(3, 2, 8), (3, 2, 2)], []
+  graphs, made = tile_graphs(sizes), [np.arange(8) ** 2, np.array([5, 1])]
+  family = families.make("tile", SlateMean(), **{
+      "batch.configs": 3, "eval.configs": 3, "eval.permutations": orders})
+
+  def scores(params, graphs, config_ids, *, progress=False):
+    calls.append([ids.tolist() for ids in config_ids])
+    values = [numbers[ids] for numbers, ids in zip(made, config_ids)]
+    return [np.array([np.mean(v[i - i % 3: i + 1]) for i in range(len(v))]) for v in values]
+
+  scorer, ids = family.scorer_of(scores), [np.array([4, 0, 0, 7, 2, 3]), np.array([0, 1])]
+  found = scorer(None, graphs, ids)
+  assert len(calls) == orders and calls[0] == [chosen.tolist() for chosen in ids]
+  for number, chosen in enumerate(ids):
+    seen = collections.defaultdict(list)
+    for call in calls:
+      values = made[number][call[number]]
+      for place, config in enumerate(call[number]):
+        seen[config].append(np.mean(values[place - place % 3: place + 1]))
+    assert all(sorted(call[number]) == sorted(chosen.tolist()) for call in calls)
+    for config, score in zip(chosen.tolist(), found[number]):
+      if list(chosen).count(config) == 1:
+        np.testing.assert_allclose(score, np.mean(seen[config]), rtol=1e-6)
+  np.testing.assert_array_equal(scorer(None, graphs, ids)[0], found[0])
+  calls.clear()
+  once = scorer(None, graphs, ids, permutations=1)
+  assert len(calls) == 1 and (orders == 1) == (once[0] == found[0]).all()
+
+
+def test_networks_of_blocks_are_judged_on_the_mean_of_three_seeded_blocks(monkeypatch):
+  rng = np.random.default_rng(2)
+  raw = random_graphs.layout_graph(rng, nodes=7, edges=9, config_nodes=[5, 1], configs=5)
+  family = families.make(
+      "layout", ResModel(op_embed_dim=2, hidden_dim=4, dropout="dropout"), "official,ci",
+      **{"batch.keep_nodes": 2, "eval.configs": 8})
+  graph = family.prepare(raw)
+  params, drawn = params_of(family.network, [graph], family.assemble), []
+  draw_block = family.draw_block
+  monkeypatch.setattr(
+      family, "draw_block", lambda *args: drawn.append(draw_block(*args)) or drawn[-1])
+  (found,), (again,) = (family.scorer()(params, [graph]) for _ in range(2))
+  np.testing.assert_array_equal(found, again)
+  assert len(drawn) == 6 and drawn[:3] == drawn[3:]
+  each = [one_by_one(family.network, params, [graph], family.assemble, [block])[0]
+          for block in drawn[:3]]
+  np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-4, atol=1e-5)

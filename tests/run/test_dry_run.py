@@ -8,7 +8,7 @@ import parts
 import pytest
 
 from tpugraphs_jax.data import download, npz, store, synthetic
-from tpugraphs_jax.run import dry_run, jobs
+from tpugraphs_jax.run import dry_run, job as job_lib
 
 SMALL = {"model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 3, "batch.slates_per_epoch": 12,
          "batch.graphs": 4}
@@ -159,5 +159,5 @@ def test_prepared_graphs_have_fitted_transforms(data_root, tmp_path):
   job = parts.make("tile", "MLP,ci", **SMALL)
   with job.config.unlocked():
     job.config.data_root = str(data_root)
-  train, valid, *_ = jobs.prepare(job, tmp_path, resume=False)
+  train, valid, *_ = job_lib.prepare(job, tmp_path, resume=False)
   assert len(train) and len(valid) == len(npz.split_files(data_root, "tile:xla", "valid"))

@@ -13,7 +13,7 @@ from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.rankers import official_weights as official_models
 from tpugraphs_jax.run import official, summary
-from tpugraphs_jax.run.jobs import judged
+from tpugraphs_jax.run.job import judged
 
 VARIANTS = {"tile": "LateJoinSAGE,ci", "layout": "xla-random,official,ci"}
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
@@ -33,7 +33,7 @@ def weights_of(kind, data_root):
   shapes = traverse_util.flatten_dict(official._shapes(job, graphs[0]))
   rng = np.random.default_rng(0)
   weights = [rng.normal(0, 0.3, shapes[path].shape).astype(np.float32)
-             for path in official_models.weight_order(job.ranker.model)]
+             for path in official_models.weight_order(job.ranker.family.network)]
   return job, weights
 
 
@@ -50,7 +50,7 @@ def test_the_model_scores_as_its_weights_say(kind, data_root, tmp_path):
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.npz"]
   path = npz.split_files(data_root, COLLECTIONS[kind], "test")[0]
   graph = (npz.read_tile if kind == "tile" else npz.read_layout)(path)
-  job.ranker.params = official_models.params_from_official(job.ranker.model, weights)
+  job.ranker.params = official_models.params_from_official(job.ranker.family.network, weights)
   (expected,) = job.ranker.scores([graph])
   _, found = tpugraphs_jax.rank(tmp_path / "out", graph)
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import jax
 import ml_collections
 import numpy as np
+import families
 import parts
 import pytest
 
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.run import jobs, published, published_tiles
-from tpugraphs_jax.run.jobs import Job
+from tpugraphs_jax.run import job as job_lib, phases, published, published_tiles
+from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.serve import saved
 from tpugraphs_jax.train import log
 
@@ -43,13 +44,13 @@ def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
     ranker = Job.of(parts.config_of(kind, variants)).ranker
     assert ranker.collection.kind == kind
     config = parts.config_of(kind, f"{variants},ci")
-    model = Job.of(config).ranker.model
+    model = Job.of(config).ranker.family.network
     # What a working folder keeps of a config makes the same model again.
     folder = tmp_path / (collection or kind)
     folder.mkdir()
     log.write_manifest(folder, config.to_dict())
     kept = ml_collections.ConfigDict(saved.config_of(folder))
-    assert Job.of(kept).ranker.model == model
+    assert Job.of(kept).ranker.family.network == model
 
 
 @pytest.mark.parametrize("kind, name", PRESETS)
@@ -65,8 +66,8 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
       config.model.attention_from = 0
     if config.data.get("also"):
       config.data.also = ("tile:xla",)
-  job = jobs.Job.of(config)
-  phase = jobs.phase_of(job, jobs.prepare(job, tmp_path, resume=False), tmp_path)
+  job = job_lib.Job.of(config)
+  phase = phases.first_phase(job.parts(job_lib.prepare(job, tmp_path, resume=False)), tmp_path)
   before = jax.tree.map(np.asarray, phase.state.params)
   state = parallel.replicate(phase.state)
   for _ in range(2 + 8 * bool(job.also)):  # of every collection
@@ -132,7 +133,7 @@ def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, c
 
 def refused(kind, complaint, **options):
   with pytest.raises(ValueError, match=complaint) as error:
-    base.create(kind, "Composed", **options)
+    base.create_network(kind, "Composed", **options)
   assert "\n" not in str(error.value)
 
 
@@ -196,24 +197,23 @@ def test_options_that_tiles_cannot_have_are_refused(complaint, options):
     dict(config_attention="softmax_gate"), dict(norm="configuration"),
     dict(head_widths=(2,), head_norm="configuration")])
 def test_a_slate_of_one_is_refused_where_configurations_are_compared(options):
-  sees = base.create("layout", "Composed", **options).sees
-  with pytest.raises(ValueError, match="batch.configs is 1, but this model compares"):
-    base.check_use(sees, base.Use(slate=1, scored=1))
+  network = base.create_network("layout", "Composed", **options)
+  with pytest.raises(ValueError, match="batch.configs is 1"):
+    families.make("layout", network, "full,ci", **{"batch.configs": 1, "eval.configs": 1})
 
 
 @pytest.mark.parametrize("options, whole", [
     (dict(global_attention="linear"), True), (dict(norm="instance"), True),
     (dict(norm="graph"), True), (dict(pooling=("attention",)), True), (dict(norm="layer"), False)])
 def test_what_looks_at_the_whole_graph_goes_with_segments_but_with_no_history(options, whole):
-  sees = base.create("layout", "Composed", **options).sees
-  assert sees.whole_graph is whole
-  base.check_use(sees, base.Use(slate=4, scored=8, segments=True))
-  history = base.Use(slate=4, scored=8, segments=True, history=True)
+  network = base.create_network("layout", "Composed", **options)
+  assert network.sees_whole_graph is whole
+  families.make("layout", network, "gst,ci")
   if whole:
-    with pytest.raises(ValueError, match="this model looks at the whole graph: the history"):
-      base.check_use(sees, history)
+    with pytest.raises(ValueError, match="history"):
+      families.make("layout", network, "gst_ed,ci")
   else:
-    base.check_use(sees, history)
+    families.make("layout", network, "gst_ed,ci")
 
 
 @pytest.mark.parametrize("options, hops", [
@@ -222,4 +222,4 @@ def test_what_looks_at_the_whole_graph_goes_with_segments_but_with_no_history(op
     (dict(global_attention="linear"), 1), (dict(global_attention="linear", attention_from=2), 3),
     (dict(global_attention="linear", attention_from=1, attention_combine="serial"), 1)])
 def test_hops_are_the_rounds_until_every_node_differs(options, hops):
-  assert base.create("layout", "Composed", **options).sees.hops == hops
+  assert base.create_network("layout", "Composed", **options).hops == hops

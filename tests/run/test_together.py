@@ -18,7 +18,7 @@ import system_cases
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import features, npz, synthetic
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.run import dry_run, jobs, phases, together
+from tpugraphs_jax.run import dry_run, job as job_lib, phases, training
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import state as state_lib
 
@@ -40,7 +40,7 @@ def snapshot(folder):
 
 
 def job_of(data_root, store, **fields):
-  return jobs.Job.of(parts.config_of("layout", "preset=fifth_all,ci", **{
+  return job_lib.Job.of(parts.config_of("layout", "preset=fifth_all,ci", **{
       "data_root": str(data_root), "data.store_dir": str(store), "data.also": ALSO} | fields))
 
 
@@ -58,10 +58,10 @@ def without_rows(params, *gone):
 
 def test_for_programs_it_is_the_network_without_tiles():
   batch = system_cases.layout_batch(("node_layout",), hops=1)
-  joint = base.create("layout", "Composed", both_kinds=True, **OPTIONS)
+  joint = base.create_network("layout", "Composed", both_kinds=True, **OPTIONS)
   params = system_cases.random_params(joint, batch)
   rows = params["inputs"]["join"]["JoinedDense_0"]["kernel"].shape[0]
-  alone = base.create("layout", "Composed", **OPTIONS)
+  alone = base.create_network("layout", "Composed", **OPTIONS)
   np.testing.assert_array_equal(
       joint.apply({"params": params}, batch),
       alone.apply({"params": without_rows(params, (rows - 24, rows))}, batch))
@@ -69,7 +69,7 @@ def test_for_programs_it_is_the_network_without_tiles():
 
 def test_for_kernels_own_layouts_stand_for_configurations():
   batch = system_cases.tile_batch(("node_layout",))
-  joint = base.create("tile", "Composed", both_kinds=True, **OPTIONS)
+  joint = base.create_network("tile", "Composed", both_kinds=True, **OPTIONS)
   params = system_cases.random_params(joint, batch)
   # As features of the nodes and logarithms of tiles, which any network could be given.
   feat = np.asarray(batch.graph.nodes["feat"])
@@ -83,7 +83,7 @@ def test_for_kernels_own_layouts_stand_for_configurations():
   own = first + embedded
   moved["inputs"]["join"]["JoinedDense_0"]["kernel"] = np.concatenate(
       [kernel[:first], kernel[own : own + 18], kernel[first:own], kernel[own + 18 :]])
-  alone = base.create("tile", "Composed", **OPTIONS | {"missing": "zero"})
+  alone = base.create_network("tile", "Composed", **OPTIONS | {"missing": "zero"})
   found = joint.apply({"params": params}, batch)
   np.testing.assert_allclose(
       np.where(batch.config_mask, found, 0),
@@ -116,7 +116,7 @@ class Plan:
 
 @pytest.mark.parametrize("each", [(3,), (1, 1), (2, 5, 1), (4, 7)])
 def test_every_epoch_has_an_epoch_of_each_collection_in_an_order_of_its_own(each):
-  turns = together.Turns([Plan(n, steps) for n, steps in enumerate(each)], seed=3)
+  turns = phases.Turns([Plan(n, steps) for n, steps in enumerate(each)], seed=3)
   assert turns.steps_per_epoch == sum(each) and len(turns.budgets) == len(each)
   orders = []
   for epoch in range(3):
@@ -129,10 +129,10 @@ def test_every_epoch_has_an_epoch_of_each_collection_in_an_order_of_its_own(each
     assert [turns.budget(step) for step in steps] == [
         {"nodes": which, "step": number} for which, number in found]
     orders.append([which for which, _ in found])
-  again = together.Turns([Plan(n, steps) for n, steps in enumerate(each)], seed=3)
+  again = phases.Turns([Plan(n, steps) for n, steps in enumerate(each)], seed=3)
   assert [again.turn(s)[0] for s in range(sum(each))] == orders[0]  # in any process
   if sum(each) > 5:
-    other = together.Turns([Plan(n, steps) for n, steps in enumerate(each)], seed=4)
+    other = phases.Turns([Plan(n, steps) for n, steps in enumerate(each)], seed=4)
     assert [other.turn(s)[0] for s in range(sum(each))] != orders[0] != orders[1]
 
 
@@ -141,8 +141,8 @@ def test_every_epoch_has_an_epoch_of_each_collection_in_an_order_of_its_own(each
 
 def test_every_step_is_that_of_its_collection(data_root, tmp_path):
   job = job_of(data_root, tmp_path / "store")
-  prepared = jobs.prepare(job, tmp_path, resume=False)
-  phase = jobs.phase_of(job, prepared, tmp_path)
+  prepared = job_lib.prepare(job, tmp_path, resume=False)
+  phase = phases.first_phase(job.parts(prepared), tmp_path)
   transforms = [part.ranker.features.transforms for part in (job, *job.also)]
   for name, transform in transforms[0].items():
     assert all(found[name] is transform for found in transforms)
@@ -151,11 +151,11 @@ def test_every_step_is_that_of_its_collection(data_root, tmp_path):
   optimizer = state_lib.create_optimizer(total_steps=steps, **job.config.optimizer)
   sides = []
   for part, graphs in zip((job, *job.also), (prepared.train, *prepared.also)):
-    plan = phases.plan_of(part.config, part.ranker.batcher, graphs, part.data.targets,
+    plan = phases.plan_of(part.config, part.ranker.family, graphs, part.data.targets,
                           epochs=phase.epochs)
     sides.append((
-        phases.batches_of(part.config, part.ranker.batcher, plan, steps=steps),
-        phases.make_step(part.config, part.ranker.model, optimizer)))
+        phases.batches_of(part.config, part.ranker.family, plan, steps=steps),
+        phases.make_step(part.config, part.ranker.family.network, optimizer)))
   seen = set()
   for number in range(8):
     which, _ = phase.plan.turn(number)
@@ -171,12 +171,12 @@ def test_every_step_is_that_of_its_collection(data_root, tmp_path):
 
 def test_two_processes_make_the_batches_of_one(data_root, tmp_path, monkeypatch):
   job = job_of(data_root, tmp_path / "store")
-  prepared = jobs.prepare(job, tmp_path, resume=False)
+  prepared = job_lib.prepare(job, tmp_path, resume=False)
   # The network is no part of it.
   monkeypatch.setattr(phases, "init_params", lambda *args, **kwargs: {})
   monkeypatch.setattr(phases, "make_step", lambda *args: None)
-  monkeypatch.setattr(together, "_check_same_shapes", lambda *args: None)
-  first = lambda: list(itertools.islice(jobs.phase_of(job, prepared, tmp_path).batches, 12))
+  monkeypatch.setattr(phases, "_check_same_shapes", lambda *args: None)
+  first = lambda: list(itertools.islice(phases.first_phase(job.parts(prepared), tmp_path).batches, 12))
   whole, halves = first(), []
   monkeypatch.setattr(parallel, "local_device_count", lambda: 2)
   for process in range(2):
@@ -237,7 +237,7 @@ def test_a_killed_run_leaves_no_partial_files_of_other_collections(ran, data_roo
   partial = folder / "whole/also/tile_xla/.model.npz.1.partial"
   partial.touch()
   job = job_of(data_root, folder / "store")
-  jobs.run(job.config, folder / "whole", mode="evaluate")
+  training.run(job.config, folder / "whole", mode="evaluate")
   assert not partial.exists()
 
 
@@ -252,7 +252,7 @@ def test_transforms_of_another_run_are_noticed_of_every_collection(ran, data_roo
   before = snapshot(workdir)
   for mode in ({"mode": "evaluate"}, {"mode": "train", "resume": True}):
     with pytest.raises(ValueError, match=f"^{name} is of another run: .* Put that file back"):
-      jobs.run(config, workdir, **mode)
+      training.run(config, workdir, **mode)
   assert snapshot(workdir) == before  # refused before anything is written
 
 
@@ -263,7 +263,7 @@ def test_transforms_that_are_missing_are_fitted_again_and_no_others_are_written(
   before = snapshot(workdir)
   (workdir / name).unlink()
   job = job_of(data_root, folder / "store")
-  prepared = jobs.prepare(job, workdir, resume=True)
+  prepared = job_lib.prepare(job, workdir, resume=True)
   found = snapshot(workdir)
   assert found[name][0] == before[name][0]
   assert {path for path in found if found[path] != before[path]} == {name, "config.json"}
@@ -284,10 +284,10 @@ def test_a_dry_run_measures_every_collection(data_root, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("variants", ["official,ci", "tables,ci", "ci"])
 def test_other_rankers_train_on_several_layout_collections(variants, data_root, tmp_path):
-  job = jobs.Job.of(parts.config_of("layout", variants, **{
+  job = job_lib.Job.of(parts.config_of("layout", variants, **{
       "data_root": str(data_root), "data.store_dir": str(tmp_path / "store"),
       "data.also": ("layout:nlp:default",)}))
-  phase = jobs.phase_of(job, jobs.prepare(job, tmp_path, resume=False), tmp_path)
+  phase = phases.first_phase(job.parts(job_lib.prepare(job, tmp_path, resume=False)), tmp_path)
   # One transform of configurations: a network does not know of which collection they are.
   first, second = (part.ranker.transforms for part in (job, *job.also))
   assert first.keys() == second.keys()
@@ -312,7 +312,7 @@ def test_other_rankers_train_on_several_layout_collections(variants, data_root, 
 ])
 def test_impossible_collections_are_refused_by_name(variants, also, complaint):
   with pytest.raises(ValueError, match=complaint):
-    jobs.Job.of(parts.config_of("layout", variants, **{"data.also": also}))
+    job_lib.Job.of(parts.config_of("layout", variants, **{"data.also": also}))
 
 
 @pytest.mark.parametrize("changes", [
@@ -321,21 +321,21 @@ def test_impossible_collections_are_refused_by_name(variants, also, complaint):
 def test_inputs_for_both_kinds_go_with_some_options_alone(changes):
   for kind in ("tile", "layout") if "fusion" not in changes else ("tile",):
     with pytest.raises(ValueError, match="model.both_kinds goes with"):
-      base.create(kind, "Composed", both_kinds=True, **OPTIONS | changes)
+      base.create_network(kind, "Composed", both_kinds=True, **OPTIONS | changes)
 
 
 def test_collections_whose_parameters_differ_are_refused(data_root, tmp_path):
   job = job_of(data_root, tmp_path / "store")
   with job.also[0].config.unlocked():
     job.also[0].ranker.config["data"]["config_transform"] = "minmax"  # leaves out columns
-  prepared = jobs.prepare(job, tmp_path, resume=False)
+  prepared = job_lib.prepare(job, tmp_path, resume=False)
   with pytest.raises(ValueError, match="tile:xla, which needs other parameters than the run's own"):
-    jobs.phase_of(job, prepared, tmp_path)
+    phases.first_phase(job.parts(prepared), tmp_path)
 
 
 def test_one_collection_alone_is_trained_as_ever(data_root, tmp_path):
   job = job_of(data_root, tmp_path / "store", **{"data.also": ()})
-  prepared = jobs.prepare(job, tmp_path, resume=False)
+  prepared = job_lib.prepare(job, tmp_path, resume=False)
   assert not job.also and prepared.also == []
-  phase = jobs.phase_of(job, prepared, tmp_path)
+  phase = phases.first_phase(job.parts(prepared), tmp_path)
   assert phase.plan.steps_per_epoch == 4  # 16 slates, 4 in a batch

@@ -15,7 +15,7 @@ import tpugraphs_jax
 from tpugraphs_jax import submission
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
-from tpugraphs_jax.run import jobs as run_jobs
+from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.serve import ranker as ranker_lib, saved
 from tpugraphs_jax.serve.ranker import Ranker
 
@@ -170,9 +170,9 @@ def test_what_a_model_does_not_depend_on_may_change(jobs):
 
 def test_saved_statistics_are_those_of_the_training_split(jobs):
   ranker = Ranker.load(jobs.workdir("tile_whole"))
-  job = run_jobs.Job.of(ml_collections.ConfigDict(saved.config_of(jobs.workdir("tile_whole"))))
+  job = job_lib.Job.of(ml_collections.ConfigDict(saved.config_of(jobs.workdir("tile_whole"))))
   files = npz.split_files(jobs.data_root, "tile:xla", "train")
-  graphs = run_jobs.trainable(job, [npz.read_tile(path) for path in files])
+  graphs = job_lib.trainable(job, [npz.read_tile(path) for path in files])
   job.fit(graphs)
   for name, transform in job.ranker.transforms.items():
     found = ranker.transforms[name]

@@ -28,7 +28,7 @@ KERNEL_L2, ACTIVITY_L2, TEMPERATURE = 0.01, 0.3, 2.0
 MAX_NORM = 0.05
 LOSSES = "ListMLELoss:3,MSE:1"
 LAYERS = 1
-MODEL = base.create("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=LAYERS)
+MODEL = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=LAYERS)
 OPTIMIZER = optax.chain(state_lib.clip_by_variable_norm(MAX_NORM), optax.sgd(1.0))
 
 

@@ -182,7 +182,7 @@ def rank(
   graph = problem.with_configs(drawn)
   order, _ = ranker.rank(graph)
   best = [drawn[place] for place in order]
-  if ranker.sees.tables:
+  if ranker.family.can_propose:
     # Far from a choice that is known to be good the model is wrong most.
     proposed = _numbers_of(problem, ranker.propose(graph, count, near=0).graph)
     best = [*itertools.chain.from_iterable(zip(proposed, best)), *best]

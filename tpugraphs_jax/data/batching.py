@@ -14,12 +14,19 @@ from typing import NamedTuple
 import jraph
 import numpy as np
 
-from tpugraphs_jax.data import adjacency as adjacency_lib, distinct as distinct_lib
 from tpugraphs_jax.data.batch import ABSENT, Adjacency, DistinctNodes, LayoutBatch, Neighbours
 from tpugraphs_jax.data.batch import NodesByHop, TileBatch
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows
 
 Budget = Mapping[str, int]
+# Width of the tables. 99 % of nodes have at most four operands and users; on a
+# 2-core CPU a table of this width is 1.5 to 2.9 times faster than a sorted segment
+# sum (benchmarks/aggregation.py). For a TPU v3 its compiler estimates 22 times the
+# time of a sorted segment sum for a table of four slots (8 gathers instead of one,
+# 2.63 ms instead of 0.12 on [6000, 1024]; benchmarks/tpu_sums.json). No TPU has measured
+# it, and the estimate for a gather is less than its bytes can take.
+SLOTS = 4
+_SLOTS_OF_PLATFORM = {"cpu": SLOTS, "tpu": 0}
 # Entries of which graphs in one batch take the most of any, not the sum of all.
 _WIDTHS = ("choices",)
 
@@ -59,9 +66,71 @@ class Slate(NamedTuple):
   block: tuple[int, int] | None = None  # sampled node range, layout only
 
 
+def slots_of(platform: str) -> int:
+  """The width of tables on a platform of jax (`cpu`, `gpu`, `tpu`)."""
+  return _SLOTS_OF_PLATFORM.get(platform, SLOTS)
+
+
+def neighbours(
+    receiver: np.ndarray, sender: np.ndarray, nodes: int, *, slots: int = SLOTS
+) -> Neighbours:
+  """Table of senders per receiver; see `batch.Neighbours`.
+
+  Args:
+    receiver: `[E]` int32 node that sums.
+    sender: `[E]` int32 node that is summed.
+    nodes: number of nodes.
+    slots: width of the table; 0 puts every edge into the overflow table.
+  """
+  order = np.lexsort((sender, receiver))
+  receiver, sender = receiver[order], sender[order]
+  slot = np.arange(len(receiver)) - np.searchsorted(receiver, receiver)
+  index = np.full((nodes, slots), ABSENT, np.int32)
+  fits = slot < slots
+  index[receiver[fits], slot[fits]] = sender[fits]
+  receiver, sender, slot = receiver[~fits], sender[~fits], slot[~fits] - slots
+  width = max(slots, 1)
+  column = slot % width
+  overflow_index = np.full((np.sum(column == 0), width), ABSENT, np.int32)
+  overflow_index[np.cumsum(column == 0) - 1, column] = sender
+  return Neighbours(index, overflow_index, receiver[column == 0].astype(np.int32))
+
+
+def adjacency(
+    consumer: np.ndarray, producer: np.ndarray, nodes: int, *, slots: int = SLOTS
+) -> Adjacency:
+  """Both directions of the edges `consumer [E]` uses `producer [E]`."""
+  return Adjacency(
+      operands=neighbours(consumer, producer, nodes, slots=slots),
+      users=neighbours(producer, consumer, nodes, slots=slots))
+
+
+def hops_from(
+    start: np.ndarray, edge_index: np.ndarray, nodes: int, *, hops: int
+) -> np.ndarray:
+  """Edges between each node and the nearest of `start`, against or along edges.
+
+  Args:
+    start: `[K]` int node numbers.
+    edge_index: `[E, 2]` int rows (consumer, producer).
+    nodes: number of nodes N.
+    hops: nodes farther away than this count as not reached.
+
+  Returns:
+    `[N]` int32, ABSENT where not reached.
+  """
+  hop_of = np.full(nodes, ABSENT, np.int32)
+  hop_of[start] = 0
+  for hop in range(hops):
+    near = hop_of[edge_index] <= hop
+    touched = edge_index[near.any(axis=1)]
+    hop_of[touched] = np.minimum(hop_of[touched], hop + 1)
+  return hop_of
+
+
 def prepare(
     graph: OpGraph, feat: np.ndarray, *, hops: int | None = None,
-    slots: int = adjacency_lib.SLOTS, reuse: bool = True, distinct: int = 0,
+    slots: int = SLOTS, reuse: bool = True, distinct: int = 0,
 ) -> PreparedGraph:
   """Sorts edges and builds neighbour tables.
 
@@ -69,7 +138,7 @@ def prepare(
     graph: host graph with configurations.
     feat: `[N, F]` float32 transformed node features.
     hops: rounds of message passing of the model, for layout graphs.
-    slots: width of the neighbour tables (`data.adjacency.SLOTS`).
+    slots: width of the neighbour tables (`SLOTS`).
     reuse: if False every node counts as reached from the start, so that nothing
       is shared between configurations; same scores, for comparison.
     distinct: how many of the last columns tell apart distinct nodes; 0 = not asked for.
@@ -77,11 +146,11 @@ def prepare(
   nodes = graph.num_nodes
   order = np.lexsort((graph.edge_index[:, 1], graph.edge_index[:, 0]))
   edges = np.ascontiguousarray(graph.edge_index[order], np.int32)
-  tables = adjacency_lib.adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
+  tables = adjacency(edges[:, 0], edges[:, 1], nodes, slots=slots)
   sizes = {"nodes": nodes, "edges": len(edges), **_overflow_sizes(tables, "")}
   by_hop = sets = None
   if distinct:
-    first, which = distinct_lib.rows(np.asarray(feat)[:, -distinct:])
+    first, which = distinct_rows(np.asarray(feat)[:, -distinct:])
     sets = DistinctNodes(first.astype(np.int32), which.astype(np.int32))
     sizes["distinct"] = len(first)
   if hops is not None:
@@ -103,7 +172,7 @@ def _overflow_sizes(tables: Adjacency, prefix: str) -> dict[str, int]:
 
 
 def _nodes_by_hop(config_node, edges, nodes, *, hops, slots, reuse) -> GraphByHop:
-  hop_of = adjacency_lib.hops_from(config_node, edges, nodes, hops=hops)
+  hop_of = hops_from(config_node, edges, nodes, hops=hops)
   if not reuse:
     hop_of = np.zeros(nodes, np.int32)
   rest = np.setdiff1d(np.flatnonzero(hop_of < ABSENT), config_node)
@@ -114,7 +183,7 @@ def _nodes_by_hop(config_node, edges, nodes, *, hops, slots, reuse) -> GraphByHo
   row[node] = np.arange(len(node))
   inner = row[edges]
   inner = inner[(inner < ABSENT).all(axis=1)]
-  tables = adjacency_lib.adjacency(inner[:, 0], inner[:, 1], len(node), slots=slots)
+  tables = adjacency(inner[:, 0], inner[:, 1], len(node), slots=slots)
   return GraphByHop(node, sizes, hop_of, tables)
 
 

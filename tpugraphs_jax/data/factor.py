@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpugraphs_jax import graph
+from tpugraphs_jax import columns, graph
 
 # Blocks of this size stay in a core's cache while they are checked and coded.
 BLOCK_BYTES = 1 << 20
 _MAX_ROWS = 1 << 16
 
-_LOW, _HIGH = graph.LAYOUT_VALUE_RANGE
+_LOW, _HIGH = columns.LAYOUT_VALUE_RANGE
 _BASE = _HIGH - _LOW + 1
 # A row of 18 digits in base 7 as three float32 sums of six digits each: all
 # below 7**6 < 2**24, so that a matrix product computes them exactly.
 _DIGITS = 6
-_PARTS = graph.LAYOUT_CONFIG_FEATURES // _DIGITS
+_PARTS = columns.LAYOUT_CONFIG_FEATURES // _DIGITS
 
 
 def _part_weights() -> np.ndarray:
@@ -30,7 +30,7 @@ def _part_weights() -> np.ndarray:
 
 _PART_WEIGHTS = _part_weights()  # [18, 3]
 _PART_SCALE = (_BASE ** _DIGITS) ** np.arange(_PARTS)[::-1]  # [3] int64
-_CODE_OFFSET = -_LOW * int(sum(_BASE ** np.arange(graph.LAYOUT_CONFIG_FEATURES)))
+_CODE_OFFSET = -_LOW * int(sum(_BASE ** np.arange(columns.LAYOUT_CONFIG_FEATURES)))
 
 
 class LayoutFactorer:
@@ -129,7 +129,7 @@ def factor_layout_configs(
     ValueError: a shape is wrong, or as `LayoutFactorer.add`.
   """
   shape = np.shape(node_config_feat)
-  if len(shape) != 3 or shape[1] == 0 or shape[2] != graph.LAYOUT_CONFIG_FEATURES:
+  if len(shape) != 3 or shape[1] == 0 or shape[2] != columns.LAYOUT_CONFIG_FEATURES:
     raise ValueError(f"node_config_feat has shape {shape}, expected [C, K, 18]")
   if shape[0] != len(runtime_ns):
     raise ValueError(
@@ -156,5 +156,5 @@ def _row_codes(block: np.ndarray) -> np.ndarray:
 
 def _decode(codes: np.ndarray) -> np.ndarray:
   """The rows `[R, 18]` int8 of codes `[R]`."""
-  powers = _BASE ** np.arange(graph.LAYOUT_CONFIG_FEATURES, dtype=np.int64)[::-1]
+  powers = _BASE ** np.arange(columns.LAYOUT_CONFIG_FEATURES, dtype=np.int64)[::-1]
   return (codes[:, None] // powers % _BASE + _LOW).astype(np.int8)

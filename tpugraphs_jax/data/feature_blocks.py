@@ -1,40 +1,39 @@
-"""Node features as named blocks, computed in one place for every use of a model.
+"""Blocks of node features: what is computed from a graph before statistics are applied.
 
-A block maps an `OpGraph` to `[N, F]`. A model sees its blocks side by side, each through
-a `Transform` of its own that was fitted on the training graphs:
-
-    raw graph -> blocks -> transforms -> the same graph with `node_feat` = model input
-
-This comes before graphs are reduced or cut into segments, so that a block may look at
-the whole graph. Training, ranking and own programs all come through `NodeFeatures`.
+A block maps an `OpGraph` to `[N, F]` and sees the whole graph, also where a model gets a
+reduced one or a segment. `data.features` names the blocks of a model, and extensions register
+their own in `BLOCKS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 import dataclasses
-import functools
 from pathlib import Path
 
 import numpy as np
+import scipy.sparse
 
-from tpugraphs_jax.data import (
-    column_blocks, extra_features, features, graph_features, random_walk)
-from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.graph import NODE_FEATURES, OpGraph
+from tpugraphs_jax.columns import MAX_RANK, NODE, NODE_FEATURES, sizes, span
+from tpugraphs_jax.data import npz_archive
+from tpugraphs_jax.data.tiling import CONTRACTIONS, LANES
+from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.registry import Registry
 
 Block = Callable[[OpGraph], np.ndarray]  # raw features [N, F] of a graph of N nodes
 BLOCKS = Registry("data.features")
 RELEASED, EXTRA = "released", "extra"
+_LAYOUT = NODE["minor_to_major"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What the blocks of the project can be told.
+  """Options of the blocks `released` and `extra`.
 
   Attributes:
-    pad_value: of the `released` block, see `features.node_features`.
+    pad_value: of the positions of a layout beyond the rank of the shape. 0 leaves the
+      released features, in which 0 is also a real dimension; -1 marks these positions
+      (1st place of the competition).
     extra_dir: folder with a file of `extra` features per graph; graphs that carry
       such columns need none.
   """
@@ -46,15 +45,25 @@ class Options:
 @BLOCKS.register(RELEASED)
 def released(graph: OpGraph, options: Options = Options()) -> np.ndarray:
   """The 140 released columns, `[N, 140]` float32."""
-  return features.node_features(graph, pad_value=options.pad_value)[:, :NODE_FEATURES]
+  feat = graph.node_feat[:, :NODE_FEATURES]
+  if options.pad_value == 0:
+    return feat
+  feat = feat.copy()
+  rank = np.cumprod(feat[:, sizes(NODE["shape"])] != 0, axis=1).sum(axis=1)
+  feat[:, _LAYOUT][np.arange(MAX_RANK)[None] >= rank[:, None]] = options.pad_value
+  return feat
 
 
 @BLOCKS.register(EXTRA)
 def extra(graph: OpGraph, options: Options = Options()) -> np.ndarray:
-  """The columns of `hlo.extra_features`, `[N, X]` float32, from the graph or a file.
+  """The columns of `hlo.extra_features`, `[N, X]` float32.
+
+  They are taken from the graph if it carries them, else from the file in `options.extra_dir`
+  that `hlo convert --extra_out` wrote.
 
   Raises:
-    ValueError: the graph carries none, and no folder is named.
+    ValueError: there are neither columns nor a folder, or the file is damaged or of another
+      graph.
     FileNotFoundError: the folder has no file of the graph's name.
   """
   if graph.node_feat.shape[1] > NODE_FEATURES:
@@ -62,146 +71,160 @@ def extra(graph: OpGraph, options: Options = Options()) -> np.ndarray:
   if not options.extra_dir:
     raise ValueError(
         f"{graph.name} has {graph.node_feat.shape[1]} node features, the model was trained on "
-        "more: add the extra ones (data.extra_features.append), or name their folder in "
+        "more: add the extra ones (data.feature_blocks.append_extra), or name their folder in "
         "data.extra_dir")
-  return extra_features.read(graph, options.extra_dir)
+  path = Path(options.extra_dir).expanduser() / f"{graph.name}.npz"
+  if not path.exists():
+    raise FileNotFoundError(f"{path} is missing: data.extra_dir must hold the extra features of "
+                            "every graph, as hlo convert --extra_out writes them")
+  with npz_archive.NpzArchive(path) as archive:
+    return append_extra(graph, archive.read("node_extra")).node_feat[:, NODE_FEATURES:]
 
 
-BLOCKS.register("random_walk")(random_walk.return_probabilities)
-BLOCKS.register("operand_shapes")(graph_features.operand_shapes)
-BLOCKS.register("tile_modulo")(graph_features.tile_modulo)
-BLOCKS.register("dimension_tokens")(column_blocks.dimension_tokens)
-BLOCKS.register("node_layout")(column_blocks.node_layout)
-
-
-def _bound(name: str, options: Options) -> Block:
-  block = BLOCKS[name]
-  return functools.partial(block, options=options) if block in (released, extra) else block
-
-
-class NodeFeatures:
-  """The blocks of a model.
+def append_extra(graph: OpGraph, values: np.ndarray) -> OpGraph:
+  """The graph with further columns after its node features.
 
   Args:
-    names: entries of `BLOCKS`, in the order of the columns.
-    kinds: transforms by group, see `features.parse_kinds`; the groups of the `released`
-      block are `features.NODE_GROUPS`, any other block is a group of its own name.
-    options: of the project's own blocks.
-
-  Attributes:
-    transforms: a `Transform` for each name, set by `fit` or from what was saved.
+    graph: host graph.
+    values: `[N, X]` float32, such as `hlo.extra_features(graph).values`.
 
   Raises:
-    ValueError: an unknown or repeated block, or impossible kinds.
+    ValueError: not one row per node.
   """
-
-  def __init__(self, names: Sequence[str], *, kinds: str, options: Options = Options()):
-    if not names or len(set(names)) < len(names):
-      raise ValueError(f"data.features is {tuple(names)}, expected one or more different blocks "
-                       f"of {', '.join(BLOCKS)}")
-    self.names = tuple(names)
-    self._blocks = {name: _bound(name, options) for name in names}
-    self._kinds = _kinds_of_blocks(kinds, self.names)
-    self.transforms: dict[str, Transform] = {}
-
-  @property
-  def unscaled(self) -> tuple[str, ...]:
-    """The blocks of which no column is scaled, moved or left out."""
-    widths = dict.fromkeys(self.names, 1) | {RELEASED: NODE_FEATURES}
-    return tuple(name for name in self.names if (self._kinds[name](widths[name]) == "none").all())
-
-  def raw(self, graph: OpGraph, name: str) -> np.ndarray:
-    """One block of a graph as it is, `[N, F]`.
-
-    Raises:
-      ValueError: the block does not give one row of finite numbers per node.
-    """
-    values = np.asarray(self._blocks[name](graph))
-    if values.ndim != 2 or len(values) != graph.num_nodes or values.dtype.kind not in "fiub":
-      raise ValueError(
-          f"feature block {name!r} gave {values.dtype} {list(values.shape)} for {graph.name}, "
-          f"expected numbers [{graph.num_nodes}, F], a row per node")
-    if not np.isfinite(values).all():
-      raise ValueError(f"feature block {name!r} gave values for {graph.name} that are not finite")
-    return values
-
-  def fit(self, graphs: Sequence[OpGraph]) -> None:
-    """Fits every block's transform on training graphs."""
-    for name in self.names:
-      columns = self.raw(graphs[0], name).shape[1]
-      self.transforms[name] = features.fit(
-          (self._with_columns(graph, name, columns) for graph in graphs),
-          self._kinds[name](columns))
-
-  def _with_columns(self, graph: OpGraph, name: str, columns: int) -> np.ndarray:
-    values = self.raw(graph, name)
-    if values.shape[1] != columns:
-      raise ValueError(f"feature block {name!r} gave {values.shape[1]} columns for {graph.name} "
-                       f"and {columns} for another graph: it must always give as many")
-    return values
-
-  def __call__(self, graph: OpGraph) -> OpGraph:
-    """The graph with model inputs `[N, F]` float32 as `node_feat`."""
-    parts = [self._transformed(graph, name) for name in self.names]
-    joined = np.concatenate(parts, axis=1)
-    return dataclasses.replace(graph, node_feat=np.ascontiguousarray(joined, np.float32))
-
-  def _transformed(self, graph: OpGraph, name: str) -> np.ndarray:
-    transform, values = self.transforms[name], self.raw(graph, name)
-    needed = int(transform.kept.max(initial=-1)) + 1
-    if values.shape[1] < needed:
-      raise ValueError(f"feature block {name!r} of {graph.name} has {values.shape[1]} columns, the "
-                       f"model was trained on {needed}")
-    return transform(values)
+  if values.ndim != 2 or len(values) != graph.num_nodes:
+    raise ValueError(f"extra features of {graph.name} are {list(values.shape)}, expected "
+                     f"{graph.num_nodes} rows, one per node")
+  joined = np.concatenate([graph.node_feat, values.astype(np.float32)], axis=1)
+  return dataclasses.replace(graph, node_feat=joined)
 
 
-def _kinds_of_blocks(
-    text: str, names: Sequence[str]
-) -> dict[str, Callable[[int], np.ndarray]]:
-  """For each block, the kinds of its columns given how many it has."""
-  others = [name for name in names if name != RELEASED]
-  # Blocks of any width take one column here: a block has one kind for all its columns.
-  groups = features.NODE_GROUPS | {
-      name: range(NODE_FEATURES + i, NODE_FEATURES + i + 1) for i, name in enumerate(others)}
-  kinds = features.parse_kinds(text, groups, field="data.feature_transform")
-  chosen = {name: kinds[NODE_FEATURES + i] for i, name in enumerate(others)}
-  as_many = lambda kind: lambda columns: np.full(columns, kind, dtype=object)
-  return {name: as_many(kind) for name, kind in chosen.items()} | {
-      RELEASED: lambda columns: kinds[:NODE_FEATURES]}
+@BLOCKS.register("node_layout")
+def node_layout(graph: OpGraph) -> np.ndarray:
+  """The layout of each node's result, minor to major, -1 beyond its rank: `[N, 6]` float32."""
+  return released(graph, Options(pad_value=-1))[:, _LAYOUT].astype(np.float32)
 
 
-CONFIG = "config"  # the transform of configurations, saved beside the blocks' own
-_NODE = "node/"  # before the names of blocks in a file
+# What nodes say of each dimension: its shape, `dimensions`, and its window.
+_PER_DIMENSION = (
+    "shape", "dimensions", "window_size", "window_stride", "window_padding_low",
+    "window_padding_high", "window_dilation", "base_dilation", "window_reversal")
+_CONVOLUTION = span(NODE, "input_batch_dimension", "output_feature_dimension")
 
 
-def to_saved(nodes: Mapping[str, Transform], config: Transform) -> dict[str, Transform]:
-  """All transforms of a model by the names under which `features.save` keeps them."""
-  return {f"{_NODE}{name}": transform for name, transform in nodes.items()} | {CONFIG: config}
+@BLOCKS.register("dimension_tokens")
+def dimension_tokens(graph: OpGraph) -> np.ndarray:
+  """What nodes say of each of their six dimensions, `[N, 6 * 23]` float32.
 
-
-def from_saved(
-    saved: Mapping[str, Transform], where: Path | str
-) -> tuple[dict[str, Transform], Transform]:
-  """What `to_saved` was given; reads files from before blocks as well.
-
-  Raises:
-    ValueError: a transform is missing.
+  A dimension has 23 columns, dimension after dimension: the signed logarithm of nine
+  sizes, then which of the 14 numbers of convolutions name it. A number 0 names none: it
+  also stands for no convolution (5th place of the "Fast or Slow?" competition).
   """
-  if CONFIG not in saved:
-    raise ValueError(f"{where} is damaged (no transform of configurations); train again")
-  nodes = {name.removeprefix(_NODE): t for name, t in saved.items() if name.startswith(_NODE)}
-  if not nodes and "node" in saved:
-    nodes = _split_old(saved["node"])
-  if not nodes:
-    raise ValueError(f"{where} is damaged (no transform of node features); train again")
-  return nodes, saved[CONFIG]
+  feat = graph.node_feat
+  size = np.stack([feat[:, sizes(NODE[name])] for name in _PER_DIMENSION], axis=2)
+  numbers = feat[:, None, _CONVOLUTION]
+  named = (numbers == np.arange(MAX_RANK)[None, :, None]) & (numbers > 0)
+  logarithms = np.sign(size) * np.log1p(np.abs(size))
+  tokens = np.concatenate([logarithms, named], axis=2)
+  return tokens.reshape(graph.num_nodes, -1).astype(np.float32)
 
 
-def _split_old(transform: Transform) -> dict[str, Transform]:
-  """One transform over all columns as those of the blocks `released` and `extra`."""
-  is_extra = transform.kept >= NODE_FEATURES
-  part = lambda mask, first: Transform(
-      transform.kept[mask] - first, transform.log[mask], transform.offset[mask],
-      transform.scale[mask])
-  blocks = {RELEASED: part(~is_extra, 0)}
-  return blocks | ({EXTRA: part(is_extra, NODE_FEATURES)} if is_extra.any() else {})
+_OPERANDS = 2
+_MISSING, _OTHER_OPCODE = -1, -2
+
+
+@BLOCKS.register("operand_shapes")
+def operand_shapes(graph: OpGraph) -> np.ndarray:
+  """Shapes of the first two operands of convolutions and products, `[N, 16]` float32.
+
+  Of each operand the 6 dimensions, their sum and product; -1 where there is no such
+  operand, -2 for other instructions. Operands are in the order of `edge_index`. The 3rd
+  place takes log(x + 3) of it (`log_offset(3)`). Source: 3rd place of the competition.
+  """
+  shape = graph.node_feat[:, NODE["shape"]]
+  found = np.full((graph.num_nodes, _OPERANDS, shape.shape[1]), _OTHER_OPCODE, np.float32)
+  found[np.isin(graph.node_opcode, CONTRACTIONS)] = _MISSING
+  order = np.argsort(graph.edge_index[:, 0], kind="stable")
+  consumer, producer = graph.edge_index[order].T
+  place = np.arange(len(consumer)) - np.searchsorted(consumer, consumer)
+  chosen = np.isin(graph.node_opcode[consumer], CONTRACTIONS) & (place < _OPERANDS)
+  found[consumer[chosen], place[chosen]] = shape[producer[chosen]]
+  return found.reshape(graph.num_nodes, -1)
+
+
+_COUNTED = np.r_[tuple(sizes(NODE[name]) for name in (
+    "shape", "dimensions", "window_size", "window_padding_low", "window_padding_high"))]
+
+
+@BLOCKS.register("tile_modulo")
+def tile_modulo(graph: OpGraph) -> np.ndarray:
+  """How dimensions fill registers of 128 lanes, `[N, 60]` float32.
+
+  Of 30 columns x that count along a dimension first ((x + 127) mod 128) / 128, the place
+  of the last number in its register, then floor(x / 128) / 10, the registers before. Source: 3rd place of the competition.
+  """
+  x = graph.node_feat[:, _COUNTED]
+  filled = np.mod(x + (LANES - 1), LANES) / LANES
+  return np.concatenate([filled, np.floor(x / LANES) / 10], axis=1).astype(np.float32)
+
+
+# Of the 3rd place of the competition: steps of walks along edges in both directions, from the
+# second step on, and steps of walks from consumers to producers.
+UNDIRECTED_STEPS = 112
+DIRECTED_STEPS = 16
+# Walks that start from so many nodes are followed at a time.
+_NODES_AT_ONCE = 256
+
+
+@BLOCKS.register("random_walk")
+def return_probabilities(graph: OpGraph) -> np.ndarray:
+  """How likely random walks are back where they began, `[N, 112 + 16]` float32.
+
+  Every node has an edge to itself, and P is the adjacency matrix with rows divided by
+  their sums. The first columns are the diagonals of P^2 to P^113 of the undirected
+  graph. The others are of the directed graph: the diagonal of P, then for k = 2 to 16
+  the column sums of P^k without the diagonal.
+
+  The time grows with N * E: about a second for 3,000 nodes, minutes for 40,000. Source: 3rd place of the competition.
+  """
+  nodes = graph.num_nodes
+  directed = scipy.sparse.csr_array(
+      (np.ones(graph.num_edges, np.float32), tuple(graph.edge_index.T)), shape=(nodes, nodes))
+  directed = ((directed + scipy.sparse.eye_array(nodes)) > 0).astype(np.float32)
+  undirected = ((directed + directed.T) > 0).astype(np.float32)
+  both = _diagonals(_walk(undirected), UNDIRECTED_STEPS + 1)[:, 1:]
+  walk = _walk(directed)
+  one_way = _diagonals(walk, DIRECTED_STEPS)
+  reached, columns = np.ones(nodes, np.float32), [one_way[:, 0]]
+  reached = walk.T @ reached
+  for step in range(1, DIRECTED_STEPS):
+    reached = walk.T @ reached
+    columns.append(reached - one_way[:, step])
+  return np.concatenate([both, np.stack(columns, axis=1)], axis=1).astype(np.float32)
+
+
+def _walk(adjacency: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+  """The matrix with rows divided by their sums, which are above 0."""
+  scale = scipy.sparse.diags_array(1 / adjacency.sum(axis=1))
+  return (scale @ adjacency).tocsr().astype(np.float32)
+
+
+def _diagonals(walk: scipy.sparse.csr_array, steps: int) -> np.ndarray:
+  """Diagonals of `walk` to the powers 1 to `steps`, `[N, steps]` float32.
+
+  With e the unit vector of a node, the entry of power a + b is (e P^a) (P^b e): each
+  direction walks half of the steps.
+  """
+  nodes = walk.shape[0]
+  result = np.zeros((nodes, steps), np.float32)
+  transposed = walk.T.tocsr()
+  for start in range(0, nodes, _NODES_AT_ONCE):
+    stop = min(start + _NODES_AT_ONCE, nodes)
+    ahead = np.eye(nodes, stop - start, -start, dtype=np.float32)  # P^b e, a column per node
+    back = ahead.copy()
+    for step in range(steps):
+      if step % 2:
+        back = transposed @ back
+      else:
+        ahead = walk @ ahead
+      result[start:stop, step] = np.einsum("nc,nc->c", ahead, back)
+  return result

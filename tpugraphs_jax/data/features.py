@@ -1,14 +1,19 @@
 """Feature statistics: fitted on the training split, saved with the model.
 
-A `Transform` drops columns that are constant in training and scales the others.
-The same transform is applied to every split and to graphs ranked later; it is
-never refitted.
+A `Transform` drops columns that are constant in training and scales the others. A model sees
+its blocks of node features side by side, each through a `Transform` of its own:
+
+    raw graph -> blocks -> transforms -> the same graph with `node_feat` = model input
+
+The same transforms are applied to every split and to graphs ranked later; they are never
+refitted. Training, ranking and own programs all come through `NodeFeatures`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
@@ -16,6 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from tpugraphs_jax import files
+from tpugraphs_jax.columns import NODE, NODE_FEATURES, span
+from tpugraphs_jax.data.feature_blocks import BLOCKS, Block, EXTRA, Options, RELEASED
 from tpugraphs_jax.graph import OpGraph
 
 KINDS = ("none", "varying", "minmax", "standardize", "signed_log1p")
@@ -23,18 +30,13 @@ _LOG_OFFSET = re.compile(r"log_offset\(([0-9.]+)\)")
 
 # Columns of the 140 node features by what they describe.
 NODE_GROUPS: dict[str, range] = {
-    "type": range(0, 21),  # root flag, element type
-    "shape": range(21, 31),  # dimensions, their sum and product, tuple size, parameter number
-    "dimensions": range(31, 37),
-    "window": range(37, 93),
-    "convolution": range(93, 109),
-    "slice": range(109, 125),
-    "padding": range(125, 133),
-    "sort": range(133, 134),
-    "layout": range(134, 140),
-}
-_SHAPE_DIMENSIONS = slice(21, 27)
-_LAYOUT = slice(134, 140)
+    group: range(*span(NODE, first, last).indices(NODE_FEATURES)) for group, first, last in (
+        ("type", "is_root", "element_type"), ("shape", "shape", "parameter_number"),
+        ("dimensions", "dimensions", "dimensions"), ("window", "window_size", "window_reversal"),
+        ("convolution", "input_batch_dimension", "batch_group_count"),
+        ("slice", "slice_start", "dynamic_slice_sizes"),
+        ("padding", "edge_padding_low", "edge_padding_high"), ("sort", "is_stable", "is_stable"),
+        ("layout", "minor_to_major", "minor_to_major"))}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -170,22 +172,100 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
       log_shift[kept].astype(np.float32) if log_shift.any() else None)
 
 
-def node_features(graph: OpGraph, *, pad_value: int) -> np.ndarray:
-  """Raw node features `[N, 140]` or more, with the layout block padded by `pad_value`.
+def _bound(name: str, options: Options) -> Block:
+  block = BLOCKS[name]
+  return functools.partial(block, options=options) if name in (RELEASED, EXTRA) else block
+
+
+class NodeFeatures:
+  """The blocks of a model.
 
   Args:
-    graph: host graph.
-    pad_value: 0 leaves the released features; -1 marks positions of the layout
-      block beyond the rank of the shape, where the release has 0, which is also a
-      real dimension (1st place of the competition).
+    names: entries of `BLOCKS`, in the order of the columns.
+    kinds: transforms by group, see `parse_kinds`; the groups of the `released`
+      block are `NODE_GROUPS`, any other block is a group of its own name.
+    options: of the project's own blocks.
+
+  Attributes:
+    transforms: a `Transform` for each name, set by `fit` or from what was saved.
+
+  Raises:
+    ValueError: an unknown or repeated block, or impossible kinds.
   """
-  if pad_value == 0:
-    return graph.node_feat
-  feat = graph.node_feat.copy()
-  rank = np.cumprod(feat[:, _SHAPE_DIMENSIONS] != 0, axis=1).sum(axis=1)
-  beyond = np.arange(6)[None] >= rank[:, None]
-  feat[:, _LAYOUT][beyond] = pad_value
-  return feat
+
+  def __init__(self, names: Sequence[str], *, kinds: str, options: Options = Options()):
+    if not names or len(set(names)) < len(names):
+      raise ValueError(f"data.features is {tuple(names)}, expected one or more different blocks "
+                       f"of {', '.join(BLOCKS)}")
+    self.names = tuple(names)
+    self._blocks = {name: _bound(name, options) for name in names}
+    self._kinds = _kinds_of_blocks(kinds, self.names)
+    self.transforms: dict[str, Transform] = {}
+
+  @property
+  def unscaled(self) -> tuple[str, ...]:
+    """The blocks of which no column is scaled, moved or left out."""
+    widths = dict.fromkeys(self.names, 1) | {RELEASED: NODE_FEATURES}
+    return tuple(name for name in self.names if (self._kinds[name](widths[name]) == "none").all())
+
+  def raw(self, graph: OpGraph, name: str) -> np.ndarray:
+    """One block of a graph as it is, `[N, F]`.
+
+    Raises:
+      ValueError: the block does not give one row of finite numbers per node.
+    """
+    values = np.asarray(self._blocks[name](graph))
+    if values.ndim != 2 or len(values) != graph.num_nodes or values.dtype.kind not in "fiub":
+      raise ValueError(
+          f"feature block {name!r} gave {values.dtype} {list(values.shape)} for {graph.name}, "
+          f"expected numbers [{graph.num_nodes}, F], a row per node")
+    if not np.isfinite(values).all():
+      raise ValueError(f"feature block {name!r} gave values for {graph.name} that are not finite")
+    return values
+
+  def fit(self, graphs: Sequence[OpGraph]) -> None:
+    """Fits every block's transform on training graphs."""
+    for name in self.names:
+      columns = self.raw(graphs[0], name).shape[1]
+      self.transforms[name] = fit(
+          (self._with_columns(graph, name, columns) for graph in graphs),
+          self._kinds[name](columns))
+
+  def _with_columns(self, graph: OpGraph, name: str, columns: int) -> np.ndarray:
+    values = self.raw(graph, name)
+    if values.shape[1] != columns:
+      raise ValueError(f"feature block {name!r} gave {values.shape[1]} columns for {graph.name} "
+                       f"and {columns} for another graph: it must always give as many")
+    return values
+
+  def __call__(self, graph: OpGraph) -> OpGraph:
+    """The graph with model inputs `[N, F]` float32 as `node_feat`."""
+    parts = [self._transformed(graph, name) for name in self.names]
+    joined = np.concatenate(parts, axis=1)
+    return dataclasses.replace(graph, node_feat=np.ascontiguousarray(joined, np.float32))
+
+  def _transformed(self, graph: OpGraph, name: str) -> np.ndarray:
+    transform, values = self.transforms[name], self.raw(graph, name)
+    needed = int(transform.kept.max(initial=-1)) + 1
+    if values.shape[1] < needed:
+      raise ValueError(f"feature block {name!r} of {graph.name} has {values.shape[1]} columns, the "
+                       f"model was trained on {needed}")
+    return transform(values)
+
+
+def _kinds_of_blocks(
+    text: str, names: Sequence[str]
+) -> dict[str, Callable[[int], np.ndarray]]:
+  """For each block, the kinds of its columns given how many it has."""
+  others = [name for name in names if name != RELEASED]
+  # Blocks of any width take one column here: a block has one kind for all its columns.
+  groups = NODE_GROUPS | {
+      name: range(NODE_FEATURES + i, NODE_FEATURES + i + 1) for i, name in enumerate(others)}
+  kinds = parse_kinds(text, groups, field="data.feature_transform")
+  chosen = {name: kinds[NODE_FEATURES + i] for i, name in enumerate(others)}
+  as_many = lambda kind: lambda columns: np.full(columns, kind, dtype=object)
+  return {name: as_many(kind) for name, kind in chosen.items()} | {
+      RELEASED: lambda columns: kinds[:NODE_FEATURES]}
 
 
 def save(path: Path, transforms: Mapping[str, Transform]) -> None:
@@ -210,3 +290,28 @@ def load(path: Path) -> dict[str, Transform]:
     return {name: Transform.from_dict(v) for name, v in values.items()}
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f"{path} is damaged ({error}); train again") from None
+
+
+CONFIG = "config"  # the transform of configurations, saved beside the blocks' own
+_NODE = "node/"  # before the names of blocks in a file
+
+
+def to_saved(nodes: Mapping[str, Transform], config: Transform) -> dict[str, Transform]:
+  """All transforms of a model by the names under which `features.save` keeps them."""
+  return {f"{_NODE}{name}": transform for name, transform in nodes.items()} | {CONFIG: config}
+
+
+def from_saved(
+    saved: Mapping[str, Transform], where: Path | str
+) -> tuple[dict[str, Transform], Transform]:
+  """The arguments of `to_saved`.
+
+  Raises:
+    ValueError: a transform is missing.
+  """
+  if CONFIG not in saved:
+    raise ValueError(f"{where} is damaged (no transform of configurations); train again")
+  nodes = {name.removeprefix(_NODE): t for name, t in saved.items() if name.startswith(_NODE)}
+  if not nodes:
+    raise ValueError(f"{where} is damaged (no transform of node features); train again")
+  return nodes, saved[CONFIG]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpugraphs_jax import collections, graph, remote
+from tpugraphs_jax import collections, columns, graph, remote
 from tpugraphs_jax.data import factor, npz_archive
 from tpugraphs_jax.data.factor import factor_layout_configs
 from tpugraphs_jax.data.npz_archive import NpzArchive, NpzError
@@ -27,17 +27,17 @@ _INTEGERS = ("int32", "int64")
 # throughout a file. Released files differ from the published description in
 # several dtypes; both forms are accepted.
 _GRAPH_ARRAYS = {
-    "node_feat": (("float32",), ("N", graph.NODE_FEATURES)),
+    "node_feat": (("float32",), ("N", columns.NODE_FEATURES)),
     "node_opcode": (("uint8", *_INTEGERS), ("N",)),
     "edge_index": (_INTEGERS, ("E", 2)),
 }
 _TILE_ARRAYS = _GRAPH_ARRAYS | {
-    "config_feat": (("float32",), ("C", graph.TILE_CONFIG_FEATURES)),
+    "config_feat": (("float32",), ("C", columns.TILE_CONFIG_FEATURES)),
     "config_runtime": (_INTEGERS, ("C",)),
     "config_runtime_normalizers": (_INTEGERS, ("C",)),
 }
 _LAYOUT_ARRAYS = _GRAPH_ARRAYS | {
-    "node_config_feat": (("float32",), ("C", "K", graph.LAYOUT_CONFIG_FEATURES)),
+    "node_config_feat": (("float32",), ("C", "K", columns.LAYOUT_CONFIG_FEATURES)),
     "node_config_ids": (_INTEGERS, ("K",)),
     "node_splits": (_INTEGERS, ("S",)),
     "config_runtime": (_INTEGERS, ("C",)),
@@ -125,7 +125,7 @@ def write_layout(
     ValueError: `node_config_feat` does not fit the graph.
   """
   configs = op_graph.configs
-  shape = (len(configs), len(op_graph.config_node), graph.LAYOUT_CONFIG_FEATURES)
+  shape = (len(configs), len(op_graph.config_node), columns.LAYOUT_CONFIG_FEATURES)
   if node_config_feat is not None and node_config_feat.shape != shape:
     raise ValueError(f"node_config_feat has shape {node_config_feat.shape}, the graph "
                      f"{op_graph.name} needs {shape}")
@@ -229,7 +229,7 @@ def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
     archive.fail("node_feat", f"is {node_feat[node, column]} for node {node}, column "
                  f"{column}, expected finite features")
   opcode = archive.read("node_opcode")
-  _check_range(archive, "node_opcode", opcode, graph.OPCODES)
+  _check_range(archive, "node_opcode", opcode, columns.OPCODES)
   edge_index = archive.read("edge_index")
   _check_range(archive, "edge_index", edge_index, len(opcode))
   return graph.OpGraph(

@@ -9,13 +9,13 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse import csgraph
 
-from tpugraphs_jax.data import virtual_nodes
+from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.graph import OpGraph
 
 REDUCTIONS = ("none", "config_neighborhood", "config_only", "coarsen_rest", "shortest_paths")
 DIRECTIONS = ("operands", "users", "both")
 INDUCED = ("edge", "node")
-_ROOT = 0  # column of the released features
+VIRTUAL_NODES = ("none", "output", "cluster")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,9 @@ class Options:
       follow them from the last node.
     induced: `edge` keeps the edges that a walk uses, so that two kept nodes at the rim
       lose the edge between them; `node` keeps every edge between kept nodes.
-    virtual_node: one of `virtual_nodes.VIRTUAL_NODES`.
+    virtual_node: `none`; `output`: a node that consumes the roots of all computations, or all
+      nodes without users where there is no root (3rd place); `cluster`: a node for every
+      `cluster_nodes` nodes next to each other, which consumes them (5th place).
     cluster_nodes: nodes that share a virtual node of kind `cluster`.
   """
 
@@ -75,10 +77,29 @@ def reduce_graph(graph: OpGraph, options: Options, raw: OpGraph | None = None) -
   if options.virtual_node == "none":
     return small
   roots = np.zeros(small.num_nodes, bool)
-  is_root = (raw or graph).node_feat[:, _ROOT] > 0
+  is_root = (raw or graph).node_feat[:, NODE["is_root"].start] > 0
   roots[part.number[is_root & (part.number >= 0)]] = True
-  return virtual_nodes.add(
-      small, options.virtual_node, roots=roots, cluster_nodes=options.cluster_nodes)
+  return _with_virtual_nodes(small, options, roots)
+
+
+def _with_virtual_nodes(graph: OpGraph, options: Options, roots: np.ndarray) -> OpGraph:
+  """The graph with virtual nodes after its own; `roots [N]` bool are results of computations."""
+  nodes = graph.num_nodes
+  if options.virtual_node == "output":
+    if not roots.any():
+      roots = np.ones(nodes, bool)
+      roots[graph.edge_index[:, 1]] = False
+    owner, member = np.zeros(roots.sum(), int), np.flatnonzero(roots)
+  else:
+    owner, member = np.arange(nodes) // options.cluster_nodes, np.arange(nodes)
+  count = int(owner.max(initial=0)) + 1
+  edges = np.stack([nodes + owner, member], axis=1).astype(np.int32)
+  splits = np.append(graph.node_splits[:-1], nodes + count)
+  feat, opcode = graph.node_feat, graph.node_opcode
+  return dataclasses.replace(
+      graph, node_feat=np.concatenate([feat, np.zeros((count, feat.shape[1]), feat.dtype)]),
+      node_opcode=np.concatenate([opcode, np.zeros(count, opcode.dtype)]),
+      edge_index=np.concatenate([graph.edge_index, edges]), node_splits=splits)
 
 
 def _taken(graph: OpGraph, part: _Part) -> OpGraph:

@@ -19,17 +19,23 @@ import contextlib
 import multiprocessing
 import os
 from pathlib import Path
+import signal
 import sys
+import threading
 
 from absl import logging
 import numpy as np
+import tqdm
 
-from tpugraphs_jax import beam_jobs, files as files_lib, graph, remote
+from tpugraphs_jax import beam_jobs, console, files as files_lib, graph, remote
 from tpugraphs_jax.collections import Collection, OWN, RELEASED
-from tpugraphs_jax.data import factor, npz, npz_archive, store_build, store_format
+from tpugraphs_jax.data import factor, npz, npz_archive, store_format
 from tpugraphs_jax.data.store_format import open_graph
 
 __all__ = ["ensure_store", "graph_folders", "open_graph", "open_graphs", "verify_graph"]
+
+# Bytes of files below which starting processes takes longer than the work.
+_WORTH_PROCESSES = 4 << 20
 
 
 def graph_folders(
@@ -98,7 +104,9 @@ def ensure_store(
     with _build_lock(root):
       store_format.tidy(root)
       todo = _outdated(folders)  # another process may have built some meanwhile
-      bad = store_build.build(
+      for damage in filter(None, map(store_format.damage_of, todo.values())):
+        logging.warning("%s: this graph of the store is built again", damage)
+      bad = _build(
           todo, workers=workers, stop_at_error=not skip_bad_files, beam=beam,
           bar=f"{collection} {split}" if progress else None)
   for file, error in bad.items():
@@ -110,9 +118,9 @@ def _ensure_remote_store(
     data_root: str | os.PathLike[str], collection: str, split: str, store_dir: str,
     folders: dict[Path, Path], **options: bool | int | Sequence[str] | None
 ) -> list[Path]:
-  """The same of a store in a bucket: what is there is copied here, what is built is sent there.
+  """`ensure_store` for a store in a bucket: copies it here, and sends back what is built.
 
-  Memory can only be mapped here, so that the copy stays.
+  The copy stays, because only local files can be mapped.
   """
   place = remote.join(store_dir, *collection.split(":"), split)
   folder = next(iter(folders.values())).parent
@@ -123,6 +131,118 @@ def _ensure_remote_store(
   if todo:
     remote.send(folder, place)
   return found
+
+
+def _outdated(folders: dict[Path, Path]) -> dict[Path, Path]:
+  with concurrent.futures.ThreadPoolExecutor() as pool:  # the first time reads every file
+    is_current = pool.map(store_format.looks_current, folders.values(), folders)
+    return {file: folders[file] for file, current in zip(folders, is_current) if not current}
+
+
+@contextlib.contextmanager
+def _build_lock(root: Path) -> Iterator[None]:
+  """One builder per split; the lock goes with the process that holds it."""
+  # A script without a main guard is run again by each process it starts: waiting
+  # here for the lock of the first one would never end.
+  if getattr(multiprocessing.current_process(), "_inheriting", False):
+    raise RuntimeError("the store is built by several processes, each of which imports the "
+                       'calling script: put its work under `if __name__ == "__main__":`')
+  with contextlib.ExitStack() as stack:
+    try:
+      stack.enter_context(files_lib.held(root, wait=True))
+    except OSError as error:
+      raise OSError(f"cannot write the store {root} ({error.strerror}); name another "
+                    "folder with store_dir") from error
+    yield
+
+
+def _build(
+    todo: dict[Path, Path], *, workers: int | None, stop_at_error: bool, bar: str | None,
+    beam: Sequence[str] | None = None,
+) -> dict[Path, npz.NpzError]:
+  """Builds graphs, the largest files first; the malformed ones and their errors.
+
+  Args:
+    todo: the folder of the store for every file that is to be read.
+    workers: processes here; by default one per CPU, or one alone where there is little to do.
+    stop_at_error: whether the first malformed file ends the build.
+    bar: name of the progress bar, or None for no bar.
+    beam: flags of Apache Beam, on whose machines the graphs are built; None = here. The
+      machines see files and store under the same names.
+
+  Raises:
+    npz.NpzError: a file is malformed, with `stop_at_error`.
+    OSError: the store cannot be written, or a process was killed.
+    ImportError: Beam is not installed.
+  """
+  jobs = sorted(todo.items(), key=lambda job: job[0].stat().st_size, reverse=True)
+  if beam is not None:
+    processes = workers or os.cpu_count() or 1
+    beam_jobs.run_all(_build_on_cluster, jobs, processes=processes, options=beam)
+    workers = 1  # what follows looks at every graph and builds what is missing
+  bad = {}
+  with contextlib.closing(_built(jobs, workers=workers)) as results, tqdm.tqdm(
+      total=sum(file.stat().st_size for file, _ in jobs), desc=f"store {bar}", unit="B",
+      unit_scale=True, disable=console.bar(bar is not None)) as progress:
+    for file, error in results:
+      if error is not None and stop_at_error:
+        raise error
+      if error is not None:
+        bad[file] = error
+      progress.update(file.stat().st_size)
+  return bad
+
+
+def _built(
+    jobs: list[tuple[Path, Path]], *, workers: int | None
+) -> Iterator[tuple[Path, npz.NpzError | None]]:
+  """Builds every job, in this process or several; yields them as they end."""
+  if workers is None:
+    is_small = sum(file.stat().st_size for file, _ in jobs) < _WORTH_PROCESSES
+    workers = 1 if is_small else os.cpu_count() or 1
+  workers = min(workers, len(jobs))
+  if workers <= 1:
+    yield from map(_build_graph, jobs)
+    return
+  pool = concurrent.futures.ProcessPoolExecutor(
+      workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker)
+  try:
+    futures = [pool.submit(_build_graph, job) for job in jobs]
+    for future in concurrent.futures.as_completed(futures):
+      yield future.result()
+  except concurrent.futures.process.BrokenProcessPool as error:
+    raise OSError("a process that built the store was killed, out of memory perhaps; "
+                  "run again with fewer workers, what is finished is kept") from error
+  finally:
+    pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+  """Leaves Ctrl-C to the process that started this one, and ends with it however it ends."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  parent = multiprocessing.parent_process()
+  end_with_it = lambda: parent.join() or os._exit(1)
+  threading.Thread(target=end_with_it, name="parent", daemon=True).start()
+
+
+def _build_on_cluster(job: tuple[Path, Path]) -> None:
+  """Builds a graph on a machine of a cluster; errors show when the graph is built here."""
+  with contextlib.suppress(OSError):
+    _build_graph(job)
+
+
+def _build_graph(job: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
+  """Brings one graph of the store up to date; the error of a malformed file."""
+  file, folder = job
+  if store_format.renew_source(folder, file):
+    return file, None
+  state = store_format.fingerprint(file)
+  try:
+    op_graph = npz.read_layout(file)
+  except npz.NpzError as error:
+    return file, error
+  store_format.write_graph(folder, op_graph, source=file, source_state=state)
+  return file, None
 
 
 def open_graphs(folders: Iterable[Path]) -> list[graph.OpGraph]:
@@ -151,29 +271,6 @@ def verify_graph(folder: Path, source: Path) -> None:
         raise ValueError(f"{folder} differs from {source} in the configurations "
                          f"{ids[0]}..{ids[-1]}")
       start += len(block)
-
-
-def _outdated(folders: dict[Path, Path]) -> dict[Path, Path]:
-  with concurrent.futures.ThreadPoolExecutor() as pool:  # the first time reads every file
-    is_current = pool.map(store_format.looks_current, folders.values(), folders)
-    return {file: folders[file] for file, current in zip(folders, is_current) if not current}
-
-
-@contextlib.contextmanager
-def _build_lock(root: Path) -> Iterator[None]:
-  """One builder per split; the lock goes with the process that holds it."""
-  # A script without a main guard is run again by each process it starts: waiting
-  # here for the lock of the first one would never end.
-  if getattr(multiprocessing.current_process(), "_inheriting", False):
-    raise RuntimeError("the store is built by several processes, each of which imports the "
-                       'calling script: put its work under `if __name__ == "__main__":`')
-  with contextlib.ExitStack() as stack:
-    try:
-      stack.enter_context(files_lib.held(root, wait=True))
-    except OSError as error:
-      raise OSError(f"cannot write the store {root} ({error.strerror}); name another "
-                    "folder with store_dir") from error
-    yield
 
 
 def _show_info(folders: dict[Path, Path]) -> None:
@@ -279,4 +376,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  from tpugraphs_jax.data import store  # other processes find functions by this module's name
+
+  sys.exit(store.main())

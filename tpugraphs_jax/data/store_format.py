@@ -5,9 +5,8 @@
     rows.npy  node_group.npy  runtime_ns.npy                   its configurations
     node_feat.npy  node_opcode.npy  edge_index.npy  node_splits.npy  config_node.npy
 
-A folder is written beside its place and renamed when complete, so that what has
-the right name is whole. Opening one never reads the source file, but notices
-when it has changed.
+A folder is written beside its place and renamed when complete, so that a folder with the
+right name is whole. Opening one never reads the source file, but notices when it has changed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import threading
 import numpy as np
 
 from tpugraphs_jax import files as files_lib, graph
-from tpugraphs_jax.data import store_check
 
 _VERSION = 1
 _META, _DIGESTS = "meta.json", "sha256"
@@ -49,24 +47,24 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
       source that has changed since. A source that is gone is no error.
   """
   folder = Path(folder)
-  meta = read_meta(folder)
+  try:
+    meta = read_meta(folder)
+  except ValueError as error:
+    raise ValueError(f"{error}; {_REBUILD}") from None
   source = folder.resolve() / meta["source"]["path"]
   if source.is_file() and not matches_source(meta, source):
     raise ValueError(
         f"{folder}: its source {source} has changed since; {_REBUILD}")
-  check_contents(folder, meta)
+  is_mapped = _file(folder, _MAPPED).stat().st_size >= _LEAST_MAPPED_BYTES
   try:
-    is_mapped = _file(folder, _MAPPED).stat().st_size >= _LEAST_MAPPED_BYTES
     with _ONE_PARSES:
       arrays = {name: np.load(_file(folder, name)) for name in (*GRAPH_ARRAYS, *_CONFIG_ARRAYS)}
       arrays[_MAPPED] = np.load(_file(folder, _MAPPED), mmap_mode="r" if is_mapped else None)
-    # What has the right checksum was in range when it was written.
-    store_check.check(arrays, meta, with_mapped=_DIGESTS not in meta)
-  except Exception as error:  # numpy raises half a dozen types on bad bytes
-    if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
-      raise OSError(f"{folder}: no more files can be opened, and every large graph of a store "
-                    "takes one: raise the limit (ulimit -n)") from None
-    raise ValueError(f"{folder} is damaged ({' '.join(str(error).split())}); {_REBUILD}") from None
+  except OSError as error:
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+      raise
+    raise OSError(f"{folder}: no more files can be opened, and every large graph of a store "
+                  "takes one: raise the limit (ulimit -n)") from None
   configs = graph.LayoutConfigs(**{name: arrays.pop(name) for name in (*_CONFIG_ARRAYS, _MAPPED)})
   return graph.OpGraph(name=meta["name"], configs=configs, store=folder, **arrays)
 
@@ -119,11 +117,13 @@ def _write(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> None:
 
 
 def read_meta(folder: Path) -> dict:
-  """The contents of `meta.json`, after every file's size has been compared.
+  """The contents of `meta.json`, after all files were compared with their checksums.
+
+  Checksums are compared once per host and file, until a file changes.
 
   Raises:
     FileNotFoundError: there is no `meta.json`.
-    ValueError: it is damaged or of another version, or a file was cut short.
+    ValueError: it is damaged or of another version, or a file differs from what was written.
   """
   path = folder / _META
   if not path.is_file():
@@ -132,30 +132,32 @@ def read_meta(folder: Path) -> dict:
     meta = json.loads(path.read_text())
     version, sizes, name = meta["version"], meta["files"], meta["name"]
     meta = files_lib.unsealed(meta) if version == _VERSION else meta
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f"{path} is damaged; {_REBUILD}") from error
+  except (ValueError, KeyError, TypeError, AttributeError):
+    raise ValueError(f"{path} is damaged") from None
   if version != _VERSION:
-    raise ValueError(f"{folder} has format {version}, expected {_VERSION}; {_REBUILD}")
+    raise ValueError(f"{folder} has format {version}, expected {_VERSION}")
   if name != folder.name:
-    raise ValueError(f"{folder} holds another graph, {name}; {_REBUILD}")
+    raise ValueError(f"{folder} holds another graph, {name}")
   for name, size in sizes.items():
     file = folder / name
     found = file.stat().st_size if file.is_file() else "none"
     if found != size:
-      raise ValueError(f"{file} was cut short: {found} of {size} bytes; {_REBUILD}")
+      raise ValueError(f"{file} was cut short: {found} of {size} bytes")
+  damaged = files_lib.first_damaged(
+      {folder / name: digest for name, digest in meta[_DIGESTS].items()})
+  if damaged is not None:
+    raise ValueError(f"{damaged} is damaged: its checksum does not fit")
   return meta
 
 
-def check_contents(folder: Path, meta: dict) -> None:
-  """Compares checksums, once per host and file; an old store has none.
-
-  Raises:
-    ValueError: a file differs from what was written.
-  """
-  digests = {folder / name: digest for name, digest in meta.get(_DIGESTS, {}).items()}
-  damaged = files_lib.first_damaged(digests) if digests else None
-  if damaged is not None:
-    raise ValueError(f"{damaged} is damaged: its checksum does not fit; {_REBUILD}")
+def damage_of(folder: Path) -> str:
+  """What is wrong with a graph of the store; empty if it is whole or not there."""
+  try:
+    if folder.exists():
+      read_meta(folder)
+  except (FileNotFoundError, ValueError) as error:
+    return str(error)
+  return ""
 
 
 def fingerprint(source: Path) -> dict:
@@ -168,11 +170,9 @@ def fingerprint(source: Path) -> dict:
 def looks_current(folder: Path, source: Path) -> bool:
   """Whether the folder is whole and its source has the size and time of the build."""
   try:
-    meta = read_meta(folder)
-    check_contents(folder, meta)
+    known, stat = read_meta(folder)["source"], source.stat()
   except (FileNotFoundError, ValueError):
     return False
-  known, stat = meta["source"], source.stat()
   return (stat.st_size, stat.st_mtime_ns) == (known["bytes"], known["mtime_ns"])
 
 
@@ -192,7 +192,6 @@ def renew_source(folder: Path, source: Path) -> bool:
   """Notes the source's new time if only that has changed; whether it did so."""
   try:
     meta = read_meta(folder)
-    check_contents(folder, meta)
   except (FileNotFoundError, ValueError):
     return False
   if not matches_source(meta, source):

@@ -11,6 +11,7 @@ import dataclasses
 
 import numpy as np
 
+from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.hlo import module_graph, node_features
 from tpugraphs_jax.hlo.ragged import Ragged
 
@@ -79,8 +80,8 @@ def extra_features(graph: module_graph.HloGraph) -> ExtraFeatures:
 
 def _operand_columns(graph: module_graph.HloGraph) -> dict[str, np.ndarray]:
   """Dimensions, sum and product of the first two operands, in operand order."""
-  start, width = node_features.SHAPE_COLUMN, node_features.SHAPE_WIDTH
-  shapes = graph.node_feat[:, start:start + width]
+  shapes = graph.node_feat[:, NODE["shape"]]
+  width = shapes.shape[1]
   result = np.full((graph.num_nodes, _OPERANDS, width), _OTHER_OPCODE, np.float32)
   position = module_graph.node_positions(graph.module)
   for node, instruction in enumerate(node_features.instructions(graph.module)):

@@ -15,11 +15,11 @@ import math
 
 import numpy as np
 
-from tpugraphs_jax.graph import LAYOUT_CONFIG_FEATURES, LayoutConfigs
+from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, MAX_RANK
+from tpugraphs_jax.graph import LayoutConfigs
 from tpugraphs_jax.hlo import module_graph, node_features, proto
 from tpugraphs_jax.hlo.choices import distinct_choices
 
-MAX_RANK = 6
 _DEFAULT = (-1,) * LAYOUT_CONFIG_FEATURES
 
 Dims = tuple[int, ...]

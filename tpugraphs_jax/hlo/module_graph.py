@@ -17,7 +17,8 @@ from absl import logging
 import numpy as np
 
 from tpugraphs_jax import graph
-from tpugraphs_jax.hlo import node_features, opcodes, origins, proto, sources
+from tpugraphs_jax.columns import opcode_ids
+from tpugraphs_jax.hlo import node_features, origins, proto, sources
 
 # The opcodes for which the compiler's layout search chooses, in the data set.
 CONFIGURABLE_OPCODES = ("convolution", "dot", "reshape")
@@ -85,7 +86,7 @@ def featurize_module(
   if edge_order == "sorted":
     edge_index = _sorted_edges(edge_index, module, where=where)
   node_opcode = _node_opcode(module, where=where)
-  configurable = [opcodes.opcode_ids()[opcode] for opcode in CONFIGURABLE_OPCODES]
+  configurable = [opcode_ids()[opcode] for opcode in CONFIGURABLE_OPCODES]
   return HloGraph(
       name=name,
       node_feat=node_features.node_features(module),
@@ -98,7 +99,7 @@ def featurize_module(
 
 def unknown_opcodes(module: proto.HloModuleProto) -> collections.Counter[str]:
   """How often each opcode outside the data set's table occurs."""
-  known = opcodes.opcode_ids()
+  known = opcode_ids()
   return collections.Counter(
       instruction.opcode for computation in module.computations
       for instruction in computation.instructions if instruction.opcode not in known)
@@ -116,7 +117,7 @@ def _node_opcode(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
     listed = ", ".join(f"{name!r} ({count})" for name, count in unknown.most_common())
     logging.warning("%s: %d instructions have an opcode outside the table and get id 0: "
                     "%s", where, unknown.total(), listed)
-  known = opcodes.opcode_ids()
+  known = opcode_ids()
   return np.array(
       [known.get(instruction.opcode, 0)
        for instruction in node_features.instructions(module)], np.uint8)

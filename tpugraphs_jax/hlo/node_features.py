@@ -1,60 +1,51 @@
 """The 140 features of an instruction.
 
-Every number is computed in int64, which wraps, and then rounded once to
-float32. Lists are cut or padded with 0 to a fixed width; "aggregated" lists are
-followed by the sum and the product of all their elements, the product of no
-elements being 1. Column 1 is always 0.
+`columns` names the columns. Every number is computed in int64, which wraps, and then
+rounded once to float32.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from tpugraphs_jax import graph
-from tpugraphs_jax.hlo import opcodes, proto
+from tpugraphs_jax import columns
+from tpugraphs_jax.columns import NODE
+from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo.ragged import Ragged
 
-# First column of an aggregated shape: six dimensions, sum, product.
-SHAPE_COLUMN = 21
-SHAPE_WIDTH = 8
-
-_FIRST_TYPE = 2
-_REVERSAL_COLUMN = 85
-# First column, width, the list of an instruction.
-_AGGREGATED = (
-    (SHAPE_COLUMN, 6, lambda i: i.shape.dimensions),
-    (37, 6, lambda i: [d.size for d in i.window.dimensions]),
-    (45, 6, lambda i: [d.stride for d in i.window.dimensions]),
-    (53, 6, lambda i: [d.padding_low for d in i.window.dimensions]),
-    (61, 6, lambda i: [d.padding_high for d in i.window.dimensions]),
-    (69, 6, lambda i: [d.window_dilation for d in i.window.dimensions]),
-    (77, 6, lambda i: [d.base_dilation for d in i.window.dimensions]),
-    (109, 2, lambda i: [d.start for d in i.slice_dimensions]),
-    (113, 2, lambda i: [d.stride for d in i.slice_dimensions]),
-    (117, 2, lambda i: [d.limit for d in i.slice_dimensions]),
-    (121, 2, lambda i: i.dynamic_slice_sizes),
-    (125, 2, lambda i: [d.edge_padding_low for d in i.padding_config.dimensions]),
-    (129, 2, lambda i: [d.edge_padding_high for d in i.padding_config.dimensions]),
-)
-_LEADING = (
-    (31, 6, lambda i: i.dimensions),
-    (95, 4, lambda i: i.convolution_dimension_numbers.input_spatial_dimensions),
-    (101, 4, lambda i: i.convolution_dimension_numbers.kernel_spatial_dimensions),
-    (134, 6, lambda i: i.shape.layout.minor_to_major),
-)
-_SCALARS = (
-    (29, lambda i: len(i.shape.tuple_shapes)),
-    (30, lambda i: i.parameter_number),
-    (93, lambda i: i.convolution_dimension_numbers.input_batch_dimension),
-    (94, lambda i: i.convolution_dimension_numbers.input_feature_dimension),
-    (99, lambda i: i.convolution_dimension_numbers.kernel_input_feature_dimension),
-    (100, lambda i: i.convolution_dimension_numbers.kernel_output_feature_dimension),
-    (105, lambda i: i.convolution_dimension_numbers.output_batch_dimension),
-    (106, lambda i: i.convolution_dimension_numbers.output_feature_dimension),
-    (107, lambda i: i.feature_group_count),
-    (108, lambda i: i.batch_group_count),
-    (133, lambda i: i.is_stable),
-)
+# The list of an instruction that each block of columns is made of.
+_LISTS = {
+    "shape": lambda i: i.shape.dimensions,
+    "dimensions": lambda i: i.dimensions,
+    "window_size": lambda i: [d.size for d in i.window.dimensions],
+    "window_stride": lambda i: [d.stride for d in i.window.dimensions],
+    "window_padding_low": lambda i: [d.padding_low for d in i.window.dimensions],
+    "window_padding_high": lambda i: [d.padding_high for d in i.window.dimensions],
+    "window_dilation": lambda i: [d.window_dilation for d in i.window.dimensions],
+    "base_dilation": lambda i: [d.base_dilation for d in i.window.dimensions],
+    "input_spatial_dimensions":
+        lambda i: i.convolution_dimension_numbers.input_spatial_dimensions,
+    "kernel_spatial_dimensions":
+        lambda i: i.convolution_dimension_numbers.kernel_spatial_dimensions,
+    "slice_start": lambda i: [d.start for d in i.slice_dimensions],
+    "slice_stride": lambda i: [d.stride for d in i.slice_dimensions],
+    "slice_limit": lambda i: [d.limit for d in i.slice_dimensions],
+    "dynamic_slice_sizes": lambda i: i.dynamic_slice_sizes,
+    "edge_padding_low": lambda i: [d.edge_padding_low for d in i.padding_config.dimensions],
+    "edge_padding_high": lambda i: [d.edge_padding_high for d in i.padding_config.dimensions],
+    "minor_to_major": lambda i: i.shape.layout.minor_to_major,
+}
+_SCALARS = {
+    "tuple_size": lambda i: len(i.shape.tuple_shapes),
+    "parameter_number": lambda i: i.parameter_number,
+    "feature_group_count": lambda i: i.feature_group_count,
+    "batch_group_count": lambda i: i.batch_group_count,
+    "is_stable": lambda i: i.is_stable,
+}
+# Blocks that have the name of a field of `convolution_dimension_numbers`.
+_DIMENSION_NUMBERS = (
+    "input_batch_dimension", "input_feature_dimension", "kernel_input_feature_dimension",
+    "kernel_output_feature_dimension", "output_batch_dimension", "output_feature_dimension")
 
 
 def instructions(module: proto.HloModuleProto) -> list[proto.HloInstructionProto]:
@@ -73,20 +64,21 @@ def is_root(module: proto.HloModuleProto) -> np.ndarray:
 def node_features(module: proto.HloModuleProto) -> np.ndarray:
   """The features of all instructions, `[N, 140]` float32."""
   nodes = instructions(module)
-  result = np.zeros((len(nodes), graph.NODE_FEATURES), np.float32)
-  result[:, 0] = is_root(module)
-  types = [number for number, _ in opcodes.ELEMENT_TYPES]
+  result = np.zeros((len(nodes), columns.NODE_FEATURES), np.float32)
+  result[:, NODE["is_root"].start] = is_root(module)
+  types = [kind.number for kind in columns.ELEMENT_TYPES]
   element_type = np.array([node.shape.element_type for node in nodes], np.int64)
-  result[:, _FIRST_TYPE:_FIRST_TYPE + len(types)] = element_type[:, None] == types
-  for column, width, values in _AGGREGATED:
-    aggregate = Ragged([values(node) for node in nodes]).aggregate(width)
-    result[:, column:column + width + 2] = aggregate
-  for column, width, values in _LEADING:
-    leading = Ragged([values(node) for node in nodes]).leading(width)
-    result[:, column:column + width] = leading
-  for column, value in _SCALARS:
-    result[:, column] = np.array([value(node) for node in nodes], np.int64)
-  result[:, _REVERSAL_COLUMN:_REVERSAL_COLUMN + 8] = _window_reversal(nodes)
+  result[:, NODE["element_type"]] = element_type[:, None] == types
+  for name, values in _LISTS.items():
+    ragged, width = Ragged([values(node) for node in nodes]), NODE[name].stop - NODE[name].start
+    result[:, NODE[name]] = (
+        ragged.aggregate(width - 2) if name in columns.AGGREGATED else ragged.leading(width))
+  for name, value in _SCALARS.items():
+    result[:, NODE[name].start] = np.array([value(node) for node in nodes], np.int64)
+  for name in _DIMENSION_NUMBERS:
+    result[:, NODE[name].start] = np.array(
+        [getattr(node.convolution_dimension_numbers, name) for node in nodes], np.int64)
+  result[:, NODE["window_reversal"]] = _window_reversal(nodes)
   return result
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator
 
-from tpugraphs_jax.hlo import module_graph, node_features, opcodes, proto
+from tpugraphs_jax import columns
+from tpugraphs_jax.hlo import module_graph, node_features, proto
 
-_TYPE_NAMES = dict(opcodes.ELEMENT_TYPES)
+_TYPE_NAMES = {kind.number: kind.name for kind in columns.ELEMENT_TYPES}
 _TUPLE = 13
 
 
@@ -61,7 +62,7 @@ def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
   nodes = node_features.instructions(module)
   yield "\nopcodes (id, nodes):"
   for opcode, count in collections.Counter(node.opcode for node in nodes).most_common():
-    number = opcodes.opcode_ids().get(opcode)
+    number = columns.opcode_ids().get(opcode)
     yield f"  {opcode or '(none)'}  {number or '0, not in the table'}  {count}"
   position = module_graph.node_positions(module)
   yield f"\nconfigurable nodes: {len(graph.config_node)}"

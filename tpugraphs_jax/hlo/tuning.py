@@ -13,7 +13,7 @@ import os
 
 import numpy as np
 
-from tpugraphs_jax import graph
+from tpugraphs_jax import columns, graph
 from tpugraphs_jax.hlo import module_graph, proto, sources
 from tpugraphs_jax.hlo.ragged import Ragged
 
@@ -158,7 +158,7 @@ def _layout_configs(
     for node, layout in enumerate(run.module_config.layout_config.nodes):
       ids[config, node] = row_id.setdefault(_layout_row(layout), len(row_id))
   groups, node_group = np.unique(ids, axis=1, return_inverse=True)
-  rows = np.array(list(row_id), np.int8).reshape(-1, graph.LAYOUT_CONFIG_FEATURES)
+  rows = np.array(list(row_id), np.int8).reshape(-1, columns.LAYOUT_CONFIG_FEATURES)
   dtype = np.min_scalar_type(max(len(rows) - 1, 0))
   return graph.LayoutConfigs(
       rows, node_group.ravel().astype(np.int32), groups.astype(dtype), _runtime_ns(runs))

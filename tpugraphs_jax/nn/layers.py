@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from tpugraphs_jax.graph import OPCODES
+from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.nn import pooling
 
 # Keras' default for tf.nn.leaky_relu, the activation of the official models.

@@ -1,92 +1,74 @@
-"""What a ranker is: the methods that it has and what it looks at.
+"""What a ranker family is: a network, and the object that training, serving and running know.
 
-A ranker is a flax module that maps a batch of slates to scores `[G, C]`, larger =
-slower. It does so in two parts:
+    OpGraph -> prepare -> draw, assemble -> batch -> network -> scores [G, C], larger = slower
+
+A `Network` is a flax module from a batch of slates to scores. It works in two parts:
 
   embed(batch, train=) -> [G, C, P]   the readout of every graph and configuration
   score(readout [..., P]) -> [...]    the head
 
-Graph Segment Training adds readouts up over the segments of a graph before it calls
-the head; everything else calls the two one after the other. `sees` declares what the
-two look at, and `Use` what a run is about to do: `check_use` refuses, in this one
-place, what does not go together.
+A `Family` holds a network and everything that is particular to its kind: how graphs are
+prepared and drawn, what a batch is, how many configurations are scored, explained and
+proposed, and which fields of a config it refuses. A family lives in one folder of
+`rankers`, and nothing outside that folder asks which family it has.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import inspect
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 import jax
+import numpy as np
+import optax
 
+from tpugraphs_jax.data import batching, reduction
+from tpugraphs_jax.data.batching import Budget, Slate
+from tpugraphs_jax.data.features import Transform
+from tpugraphs_jax.data.plan import Draw, draw_slates
+from tpugraphs_jax.data.sampling import ConfigSampler
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.rankers import charges
+from tpugraphs_jax.rankers.scorer import Encoder, Scorer, network_step
 from tpugraphs_jax.registry import Registry
-
-BLOCKS = ("never", "training", "always")
 
 TILE_MODELS, LAYOUT_MODELS = Registry("model.name"), Registry("model.name")
 MODELS = {"tile": TILE_MODELS, "layout": LAYOUT_MODELS}
+SECOND_STAGE = "head"  # folder of a second stage of training, under the working folder
 
 
-@dataclasses.dataclass(frozen=True)
-class Sees:
-  """What a ranker looks at, besides one configuration of one graph at a time.
+class Network(nn.Module):
+  """Base of all networks: the scores are the readouts through the head.
+
+  Subclasses have `embed` and `score`. They make their layers in `setup`: flax allows
+  `nn.compact` on one method of a module only. `nn.plain` has the operations that a network
+  on `[N, C, F]` node features needs.
 
   Attributes:
     hops: rounds of message passing that keep nodes apart which no configuration has
-      reached yet (`split_nodes`). 0 for rankers that work on all nodes `[N, C, F]`.
-    slates: a score depends on the other configurations of the slate.
-    whole_graph: a readout depends on nodes anywhere in the graph, however far away:
-      the readout of a segment depends on the segments around it.
-    tables: the ranker takes `TableBatch`es and computes costs of choices from a program
-      alone; its method `tables` gives them.
-    residual: a score is more than the sum of such costs; the ranker's method `residuals`
-      gives the rest.
-    late_join: configurations meet the graph after its readout: the ranker's methods
-      `pooled(batch) -> [G, F]` and `join(pooled, configurations)` are the two halves of
-      `embed`.
-    integers: layout configurations are embedded as the integers that they are, and must
-      not be scaled.
-    reads: blocks of node features that the ranker reads column by column: they come last,
+      reached yet (`nn.split_nodes`); 0 for networks on all nodes `[N, C, F]`.
+    compares_configs: a score depends on the other configurations of its slate.
+    sees_whole_graph: a readout depends on nodes at any distance, so that the readout of a
+      segment depends on the segments around it.
+    embeds_integers: layout configurations are embedded as integers and must not be scaled.
+    reads: blocks of node features that the network reads column by column: they come last,
       in this order, and nothing scales them.
-    distinct: how many of the last columns of node features decide a part of the ranker that
-      tiles enter: it is computed once for nodes of a kernel that are equal there.
-    blocks: when the ranker looks at the sampled block of nodes of a batch alone: one
-      of `BLOCKS`.
   """
 
-  hops: int = 0
-  slates: bool = False
-  whole_graph: bool = False
-  tables: bool = False
-  residual: bool = False
-  late_join: bool = False
-  integers: bool = False
-  reads: tuple[str, ...] = ()
-  distinct: int = 0
-  blocks: str = "never"
-
-  def __post_init__(self):
-    if self.blocks not in BLOCKS:
-      raise ValueError(f"blocks is {self.blocks!r}, expected one of {', '.join(BLOCKS)}")
-    if self.hops < 0:
-      raise ValueError(f"hops is {self.hops}, expected at least 0")
-
-
-class Ranker(nn.Module):
-  """Base of all rankers: the scores are the readouts through the head.
-
-  Subclasses have `embed` and `score`, and `sees` where they look at more than single
-  configurations. They make their layers in `setup`: flax allows `nn.compact` on one
-  method of a module only. `plain` has what a model on `[N, C, F]` node features needs.
-  """
+  hops = 0
+  compares_configs = False
+  sees_whole_graph = False
+  embeds_integers = False
+  reads = ()
 
   @property
-  def sees(self) -> Sees:
-    """What the ranker looks at."""
-    return Sees()
+  def family(self) -> Callable[[Network, Mapping[str, Any]], Family] | None:
+    """The family of this network; None: the one of whole kernels or whole programs."""
+    return None
 
   def __call__(self, batch: Any, *, train: bool = False) -> jax.Array:
     """Scores `[G, C]` float32 of a batch of slates."""
@@ -101,8 +83,8 @@ class Ranker(nn.Module):
     raise NotImplementedError
 
 
-def create(kind: str, name: str, **options: Any) -> Ranker:
-  """The ranker of that name with these options.
+def create_network(kind: str, name: str, **options: Any) -> Network:
+  """The network of that name with these options.
 
   Args:
     kind: `tile` or `layout`.
@@ -110,8 +92,8 @@ def create(kind: str, name: str, **options: Any) -> Ranker:
     **options: attributes of the class, or arguments of the function.
 
   Raises:
-    ValueError: an unknown name, an option that the model does not have, or a model
-      that lacks what a ranker needs.
+    ValueError: an unknown name, an option that the network does not have, or a network
+      without `embed` and `score`.
   """
   build = MODELS[kind][name]
   # A partial sets attributes that are the meaning of its name: they are no options.
@@ -120,99 +102,216 @@ def create(kind: str, name: str, **options: Any) -> Ranker:
   if unknown := sorted(set(options) - known):
     raise ValueError(f"model {name} has no option {unknown[0]!r}; it has "
                      f"{', '.join(sorted(known))}")
-  return check(build(**options), name)
-
-
-def check(model: Any, name: str) -> Ranker:
-  """The model, if it is a ranker.
-
-  Raises:
-    ValueError: it is no flax module, lacks a method, or does not say what it sees.
-  """
-  if not isinstance(model, nn.Module):
-    raise ValueError(f"model {name} is of type {type(model).__name__}, expected a flax.linen "
-                     "module: derive it from tpugraphs_jax.rankers.base.Ranker")
+  network = build(**options)
+  if not isinstance(network, Network):
+    raise ValueError(f"model {name} is of type {type(network).__name__}, expected a module that is "
+                     "derived from tpugraphs_jax.rankers.base.Network")
   for method in ("embed", "score"):
-    own = getattr(type(model), method, None)
-    if own is None or own is getattr(Ranker, method):
-      raise ValueError(f"model {name} has no method {method!r}: a ranker has embed(batch, train=) "
+    if getattr(type(network), method) is getattr(Network, method):
+      raise ValueError(f"model {name} has no method {method!r}: a network has embed(batch, train=) "
                        "and score(readout); see docs/add_your_own.md")
-  if not isinstance(getattr(model, "sees", None), Sees):
-    raise ValueError(f"model {name} does not say what it sees: derive it from "
-                     "tpugraphs_jax.rankers.base.Ranker, or give it a property `sees`")
-  return model
+  return network
 
 
-@dataclasses.dataclass(frozen=True)
-class Use:
-  """What a run does with a ranker.
+class SecondStage(NamedTuple):
+  """A further run of the training loop, which goes on from the parameters of the first."""
+
+  family: Family
+  graphs: Sequence[Any]  # what the family trains on
+  epochs: int
+  optimizer: Mapping[str, Any]  # options of `train.state.create_optimizer`
+
+
+class Family:
+  """A kind of ranker: from graphs to batches, and from a network to scores.
+
+  Args:
+    network: whose parameters are trained.
+    config: nested fields of a config, see `configs/`.
+    unscaled: blocks of node features that reach the network as they are.
 
   Attributes:
-    slate: configurations per slate in training.
-    scored: configurations per slate in validation and ranking.
-    chunk: configurations that pass through the model at a time; 0 = the whole slate.
-    config_transform: how configurations are scaled, one of `data.features.KINDS`.
-    features: blocks of node features, in order.
-    unscaled: those of them that no transform changes.
-    segments: the ranker sees segments of a graph instead of the whole graph.
-    history: readouts of other segments come from earlier training steps.
-  """
-
-  slate: int
-  scored: int
-  chunk: int = 0
-  config_transform: str = "none"
-  features: tuple[str, ...] = ()
-  unscaled: tuple[str, ...] = ()
-  segments: bool = False
-  history: bool = False
-
-
-def check_use(sees: Sees, use: Use) -> None:
-  """Refuses what a ranker that sees this much cannot do.
+    network, config: the same.
+    config_transform: of configurations; set when transforms are fitted or loaded.
+    sown: what the network sows in training and `training` reads.
+    can_propose: the family finds configurations that nobody has named yet.
+    encodes: the method of the network that `encoder` runs; None: the scores.
 
   Raises:
-    ValueError: with the field to change.
+    ValueError: the config asks for something that the network cannot do.
   """
-  if sees.slates:
-    if use.slate < 2:
-      raise ValueError(f"batch.configs is {use.slate}, but this model compares the configurations "
-                       "of a slate with each other: set it to at least 2")
-    if use.slate != use.scored:
+
+  sown: tuple[str, ...] = ()
+  can_propose = False
+  encodes: str | None = None
+
+  def __init__(
+      self, network: nn.Module, config: Mapping[str, Any], unscaled: Sequence[str] = ()
+  ):
+    self.network, self.config, self.unscaled = network, config, unscaled
+    self.config_transform: Transform | None = None
+    slots = config["data"]["neighbour_slots"]
+    self.slots = batching.slots_of(jax.default_backend()) if slots < 0 else slots
+    self.check()
+
+  def check(self) -> None:
+    """Refuses (ValueError) fields of the config that the network cannot work with."""
+    _check_features(self.network.reads, tuple(self.config["data"]["features"]), self.unscaled)
+    if self.network.compares_configs:
+      _check_slates(self.config["batch"], self.config["eval"])
+    transform = self.config["data"]["config_transform"]
+    if self.network.embeds_integers and transform != "none":
       raise ValueError(
-          f"eval.configs is {use.scored} and batch.configs is {use.slate}, but this model's "
-          "scores depend on the other configurations of the slate: set both to the same number")
-    if use.chunk:
-      raise ValueError(
-          f"batch.config_chunk is {use.chunk}, but this model's scores depend on all "
-          "configurations of the slate: set it to 0")
-  if sees.tables and (use.chunk or use.segments):
-    what = "segments" if use.segments else "batch.config_chunk"
-    raise ValueError(f"{what} does not go with this model, which sees a program once for all of "
-                     "its configurations: train it on whole graphs, batch.config_chunk=0")
-  if sees.integers and use.config_transform != "none":
-    raise ValueError(
-        f"data.config_transform is {use.config_transform!r}, but this model embeds the integers of "
-        "configurations: set it to 'none', or take another model")
-  _check_features(sees.reads, use)
-  if use.segments and sees.blocks != "never":
-    raise ValueError(
-        "this model looks at sampled blocks of nodes, and segments take the place of blocks: set "
-        "model.dropout to fullgraph, or train on whole graphs (variant full)")
-  if use.history and (sees.slates or sees.whole_graph):
-    what = "across configurations" if sees.slates else "at the whole graph"
-    raise ValueError(
-        f"this model looks {what}: the history table keeps a segment's readout of an earlier step, "
-        "with other segments and configurations around it. Train without a table (variants full, "
-        "gst and one)")
+          f"data.config_transform is {transform!r}, but this model embeds the integers of "
+          "configurations: set it to 'none', or take another model")
+
+  @property
+  def reduction(self) -> reduction.Options:
+    """The part of a graph that the network gets, see `reduction.reduce_graph`."""
+    data = self.config["data"]
+    return reduction.Options(
+        virtual_node=data["virtual_node"], cluster_nodes=data["cluster_nodes"])
+
+  # Batches.
+
+  def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> Any:
+    """A graph with everything that does not depend on the batch it joins.
+
+    Args:
+      inputs: its `node_feat` are model inputs.
+      raw: the same graph with the released features; `inputs` itself unless given.
+    """
+    raise NotImplementedError
+
+  def check_graphs(self, graphs: Sequence[Any]) -> None:
+    """Refuses (ValueError) prepared training graphs that the family cannot train on."""
+
+  def draw(self, graphs: Sequence[Any], sampler: ConfigSampler) -> Draw:
+    """Draws slates of prepared graphs, see `data.pipeline.BatchPlan`."""
+    return draw_slates(graphs, sampler)
+
+  def assemble(
+      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
+  ) -> Any:
+    """A padded batch of at most `graphs` slates with `configs` configurations each."""
+    raise NotImplementedError
+
+  def align(self, batches: Sequence[Any]) -> Sequence[Any]:
+    """Batches of several devices in one structure; one budget gives most families one."""
+    return batches
+
+  # Training.
+
+  def training(
+      self, step: Callable, batches: Any, *, params: Any, batch: Any, graphs: Sequence[Any],
+      workdir: Path,
+  ) -> tuple[Callable, Any]:
+    """The training step and the batches, with what the family does around them.
+
+    Args:
+      step: mapped `(state, batch) -> (state, metrics)` of the network.
+      batches: iterator over batches that can be saved and restored.
+      params: of the network, before training.
+      batch: the first batch of one device.
+      graphs: prepared training graphs.
+      workdir: for files of the family's own.
+    """
+    del params, batch, graphs, workdir
+    return step, batches
+
+  def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, or one that changes a part of the parameters alone."""
+    return optimizer
+
+  def second_stage(self, params: Any, graphs: Sequence[Any], folder: Path) -> SecondStage:
+    """What is trained after the first stage; called where `has_second_stage`.
+
+    Args:
+      params: after the first stage.
+      graphs: prepared training graphs of the first stage.
+      folder: for files of the second stage.
+    """
+    raise NotImplementedError
+
+  @property
+  def has_second_stage(self) -> bool:
+    """Whether the config asks for a second stage of training."""
+    return False
+
+  # Scores.
+
+  @functools.cached_property
+  def encoder(self) -> Encoder:
+    """Scores `[G, C]` of batches, for families that score in one pass."""
+    options = self.config["eval"]
+    return Encoder(
+        network_step(self.network), self.assemble, graphs=options["graphs"],
+        configs=options["configs"], whole_slates=self.network.compares_configs)
+
+  def scores(
+      self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
+      progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores of configurations `[n]` int64 of each prepared graph, `[n]` float32.
+
+    `scorer` adds what holds for all families: equal configurations get equal scores.
+    """
+    return [found for _, found in self.encoder.run(params, graphs, config_ids, progress=progress)]
+
+  def scorer(self) -> Scorer:
+    """Scores prepared graphs with any parameters of the network."""
+    return self.scorer_of(self.scores)
+
+  def scorer_of(self, scores: Callable[..., Sequence[np.ndarray]]) -> Scorer:
+    """A scorer that gets its scores from `scores`, see the method of that name."""
+    return Scorer(scores, self.config, compares_configs=self.network.compares_configs)
+
+  # What a trained ranker is good for besides ranking. `ranker` is a `serve.ranker.Ranker`.
+
+  def explain(
+      self, ranker: Any, graph: OpGraph, config: int, *, against: int | None = None
+  ) -> list[Any]:
+    """What the score of a configuration owes to each choice; see `rankers.charges`."""
+    return charges.charges(
+        lambda one: ranker.scores([one])[0], graph, config, against=against)
+
+  def propose(
+      self, ranker: Any, graph: OpGraph, n: int, *, near: int | None = None, **options: Any
+  ) -> Any:
+    """The n configurations that the ranker finds cheapest among all choices of a graph.
+
+    Raises:
+      ValueError: the family cannot search without scoring each configuration.
+    """
+    del ranker, graph, n, near, options
+    raise ValueError(f"model {self.config['model']['name']} has no table of costs: train one with "
+                     "score tables (variant tables of configs/layout.py)")
 
 
-def _check_features(reads: tuple[str, ...], use: Use) -> None:
-  """Refuses other blocks of node features than a ranker that reads these can have."""
-  last = use.features[len(use.features) - len(reads) :]
-  if last != reads:
-    raise ValueError(f"data.features is {use.features}, but this model reads the columns of "
+def _check_slates(batch: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
+  """Refuses other slates than a network needs that compares the configurations of a slate."""
+  if batch["configs"] < 2:
+    raise ValueError(f"batch.configs is {batch['configs']}, but this model compares the "
+                     "configurations of a slate with each other: set it to at least 2")
+  if batch["configs"] != evaluation["configs"]:
+    raise ValueError(
+        f"eval.configs is {evaluation['configs']} and batch.configs is {batch['configs']}, but "
+        "this model's scores depend on the other configurations of the slate: set both to the "
+        "same number")
+  if batch["config_chunk"]:
+    raise ValueError(
+        f"batch.config_chunk is {batch['config_chunk']}, but this model's scores depend on all "
+        "configurations of the slate: set it to 0")
+
+
+def _check_features(
+    reads: Sequence[str], features: tuple[str, ...], unscaled: Sequence[str]
+) -> None:
+  """Refuses other blocks of node features than a network that reads columns can have."""
+  last = features[len(features) - len(reads) :]
+  if last != tuple(reads):
+    raise ValueError(f"data.features is {features}, but this model reads the columns of "
                      f"{', '.join(reads)}: put these blocks last, in this order")
-  if scaled := [name for name in reads if name not in use.unscaled]:
+  if scaled := [name for name in reads if name not in unscaled]:
     raise ValueError(f"data.feature_transform scales the block {scaled[0]}, but this model reads "
                      f"its columns as they are: add {scaled[0]}=none to data.feature_transform")

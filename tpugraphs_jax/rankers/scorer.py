@@ -1,8 +1,12 @@
-"""Scores all configurations of graphs in chunks.
+"""Scores configurations of graphs of any size, in batches of few shapes.
 
-A unit is one graph with one chunk of its configurations. Units are packed into batches
-of the types that training has, in few shapes. The batches are spread over all devices and
-processes, and every process gets all scores.
+    graphs -> pieces -> units -> batches -> network, on all devices -> outputs of each graph
+
+An `Encoder` runs a network over graphs. A unit is one piece of a graph with one chunk of
+its configurations. Units are packed into batches of the types that training has. The
+batches are spread over all devices and processes, and every process gets all outputs. A
+`Scorer` adds what holds whatever the family: equal configurations get equal scores, and a
+score that is not finite is an error.
 """
 
 from __future__ import annotations
@@ -11,26 +15,43 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 from typing import Any, NamedTuple
 
+from flax import linen as nn
 import jax
 import numpy as np
 import tqdm
 
 from tpugraphs_jax import console, parallel
-from tpugraphs_jax.data import batching, buckets
+from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
-
+from tpugraphs_jax.graph import distinct_rows
 
 # Padding, as a share of the batch, that is not worth another compilation.
 _PADDING = 0.25
 
 
+def network_step(
+    network: nn.Module, *, method: str | None = None, devices: Sequence[jax.Device] | None = None
+) -> Callable[[Any, Any], Any]:
+  """The mapped `(params, batch) -> outputs`, both with a device axis.
+
+  Args:
+    network: maps a batch to scores `[G, C]`.
+    method: of the network; the scores unless given.
+    devices: to compile for; the ones of this process unless given.
+  """
+  return parallel.pmap(
+      lambda params, batch: network.apply({"params": params}, batch, method=method),
+      local=True, devices=devices)
+
+
 class Unit(NamedTuple):
-  """One chunk of the configurations of one graph."""
+  """One chunk of the configurations of one piece of a graph."""
 
   graph: int
+  piece: int
+  start: int  # place of the first configuration among those of the graph
   config_ids: np.ndarray  # [<= chunk] int64
-  count: int  # of them whose scores are wanted: the first ones
-  block: tuple[int, int] | None = None
+  count: int  # configurations whose outputs are wanted: the first ones of the chunk
 
 
 def chunks(config_ids: np.ndarray, size: int, *, whole: bool) -> list[tuple[np.ndarray, int]]:
@@ -40,7 +61,7 @@ def chunks(config_ids: np.ndarray, size: int, *, whole: bool) -> list[tuple[np.n
     config_ids: `[n]` int64.
     size: of a chunk.
     whole: fill the last chunk up with the first configurations, so that it is a slate
-      like any other for models that look across it; fewer than `size` stay as they are.
+      like any other for networks that look across it; fewer than `size` stay as they are.
   """
   parts = [config_ids[start : start + size] for start in range(0, len(config_ids), size)]
   counts = [len(part) for part in parts]
@@ -57,7 +78,7 @@ class Budgets:
     self._seen: set[tuple[int, ...]] = set()
 
   def for_sizes(
-      self, sizes: Sequence[dict[str, int]], *, max_budgets: int = buckets.MAX_BUDGETS
+      self, sizes: Sequence[dict[str, int]], *, max_budgets: int = plan.MAX_BUDGETS
   ) -> list[Budget]:
     """Budgets that hold these batches, smallest first.
 
@@ -67,19 +88,151 @@ class Budgets:
     """
     new = [size for size in sizes if not self._fits_closely(size)]
     if new:
-      self._budgets += buckets.choose_budgets(new, steps=len(new), max_budgets=max_budgets)
-      self._budgets.sort(key=lambda budget: buckets.cost([budget])[0])
+      self._budgets += plan.choose_budgets(new, steps=len(new), max_budgets=max_budgets)
+      self._budgets.sort(key=lambda budget: plan.cost([budget])[0])
     self._seen.update(tuple(size.values()) for size in sizes)
     return self._budgets
 
   def _fits_closely(self, size: dict[str, int]) -> bool:
     if tuple(size.values()) in self._seen:
       return True
-    number = buckets.smallest_fit([size], self._budgets)
+    number = plan.smallest_fit([size], self._budgets)
     if number is None:
       return False
-    room, taken = buckets.cost([self._budgets[number], size])
+    room, taken = plan.cost([self._budgets[number], size])
     return room <= (1 + _PADDING) * taken
+
+
+class Encoder:
+  """Runs a network over graphs.
+
+  Args:
+    step: mapped `(params, batch) -> [devices, units, configurations, ...]`, or any tree
+      `[devices, units, ...]` where the network sees no configurations.
+    assemble: `(slates, budget, graphs=, configs=) -> batch`.
+    graphs: units in a batch.
+    configs: configurations in a unit; 0: the network sees none.
+    whole_slates: the network compares the configurations of a unit, see `chunks`.
+    pieces: the parts of a prepared graph whose outputs are added up; None: the graph itself.
+    max_budgets: most shapes that are compiled for one call.
+  """
+
+  def __init__(
+      self, step: Callable[[Any, Any], Any], assemble: Callable[..., Any], *, graphs: int,
+      configs: int, whole_slates: bool = False,
+      pieces: Callable[[Any], Sequence[PreparedGraph]] | None = None,
+      max_budgets: int = plan.MAX_BUDGETS,
+  ):
+    self._step, self._assemble, self._whole = step, assemble, whole_slates
+    self._graphs, self._configs, self._max_budgets = graphs, configs, max_budgets
+    self._pieces = pieces or (lambda graph: (graph,))
+    self._budgets = Budgets()
+
+  def run(
+      self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
+      blocks: Sequence[tuple[int, int]] | None = None, progress: bool = False,
+  ) -> list[tuple[int, Any]]:
+    """The number of each graph, in order, and its outputs; see `stream`."""
+    return sorted(self.stream(params, graphs, config_ids, blocks=blocks, progress=progress),
+                  key=lambda part: part[0])
+
+  def stream(
+      self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
+      blocks: Sequence[tuple[int, int]] | None = None, progress: bool = False,
+  ) -> Iterator[tuple[int, Any]]:
+    """Outputs graph by graph, small graphs first, so that memory holds those of few graphs.
+
+    Args:
+      params: of the network, without a device axis.
+      graphs: prepared ones.
+      config_ids: `[n]` int64 for each graph.
+      blocks: node range of each graph that a network looks at which samples blocks.
+      progress: shows a bar.
+
+    Yields:
+      The number of a graph, and its outputs: `[n, ...]`, sums over the graph's pieces; or
+      what the step gives for a unit where the network sees no configurations.
+    """
+    pieces = [list(self._pieces(graph)) for graph in graphs]
+    by_size = sorted(range(len(graphs)), key=lambda i: (_nodes(pieces[i]), i))
+    units = [unit for i in by_size for unit in self._units(i, pieces[i], config_ids[i])]
+    left = np.bincount([unit.graph for unit in units], minlength=len(graphs))
+    outputs: dict[int, Any] = {}
+    for unit, output in self._outputs(params, pieces, units, blocks, progress):
+      number = unit.graph
+      outputs[number] = self._add(outputs.get(number), unit, output, len(config_ids[number]))
+      left[number] -= 1
+      if not left[number]:
+        yield number, outputs.pop(number)
+    for number in (i for i, ids in enumerate(config_ids) if self._configs and not len(ids)):
+      yield number, np.zeros(0, np.float32)
+
+  def _units(self, number: int, pieces: Sequence[PreparedGraph], ids: np.ndarray) -> list[Unit]:
+    nothing = np.zeros(0, np.int64)
+    if not self._configs:
+      return [Unit(number, piece, 0, nothing, 0) for piece in range(len(pieces))]
+    parts = chunks(ids, self._configs, whole=self._whole)
+    return [Unit(number, piece, part * self._configs, *chunk)
+            for part, chunk in enumerate(parts) for piece in range(len(pieces))]
+
+  def _add(self, total: Any, unit: Unit, output: Any, configs: int) -> Any:
+    """The outputs of a graph so far, with those of one more unit."""
+    if not self._configs:
+      return output
+    if total is None:
+      total = np.zeros((configs, *output.shape[1:]), np.float32)
+    total[unit.start : unit.start + unit.count] += output[: unit.count]
+    return total
+
+  def _outputs(self, params, pieces, units: list[Unit], blocks, progress):
+    """Every unit with its output, in order, the same in all processes."""
+    batches = _runs_of(units, self._graphs)
+    groups = _runs_of(batches, parallel.local_device_count())
+    size = lambda batch: batching.total_sizes([pieces[unit.graph][unit.piece] for unit in batch])
+    sizes = [[size(batch) for batch in group] for group in groups]
+    budgets = self._budgets.for_sizes(
+        [_largest(group) for group in sizes], max_budgets=self._max_budgets)
+    replicated = parallel.replicate(params)
+    bar = tqdm.tqdm(total=len(groups), unit="batch",
+                    disable=console.bar(progress and parallel.is_primary()))
+    everyone = parallel.process_count()
+    for start in range(0, len(groups), everyone):
+      own, local = start + parallel.process_index(), None
+      if own < len(groups):
+        budget = budgets[plan.smallest_fit(sizes[own], budgets)]
+        local = self._run_group(replicated, pieces, groups[own], budget, blocks)
+      for group, found in zip(groups[start:], parallel.gather_objects(local)):
+        bar.update()
+        for device, batch in enumerate(group):
+          for place, unit in enumerate(batch):
+            yield unit, jax.tree.map(lambda leaf: leaf[device][place], found)
+    bar.close()
+
+  def _run_group(self, params, pieces, group: list[list[Unit]], budget: Budget, blocks) -> Any:
+    # The last group repeats a batch on devices that have none.
+    padded = group + group[-1:] * (parallel.local_device_count() - len(group))
+    slate = lambda unit: Slate(
+        pieces[unit.graph][unit.piece], unit.config_ids,
+        np.zeros(len(unit.config_ids), np.float32), unit.graph,
+        blocks[unit.graph] if blocks else None)
+    batch = parallel.stack_for_devices([
+        self._assemble([slate(unit) for unit in units], budget, graphs=self._graphs,
+                       configs=self._configs or 1)
+        for units in padded])
+    return jax.tree.map(np.asarray, self._step(params, batch))
+
+
+def _nodes(pieces: Sequence[PreparedGraph]) -> int:
+  return sum(piece.sizes["nodes"] for piece in pieces)
+
+
+def _runs_of(items: list, count: int) -> list[list]:
+  return [items[i : i + count] for i in range(0, len(items), count)]
+
+
+def _largest(sizes: Sequence[dict[str, int]]) -> dict[str, int]:
+  """Room for any of them: all devices have one shape."""
+  return {key: max(size[key] for size in sizes) for key in sizes[0]}
 
 
 @contextlib.contextmanager
@@ -101,96 +254,75 @@ def explaining_memory(options: Mapping[str, Any]) -> Iterator[None]:
 
 
 class Scorer:
-  """Scores graphs with one model.
+  """Scores prepared graphs with any parameters of a network.
 
   Args:
-    score_step: mapped `(params, batch) -> [devices, G, C]` (or more axes), the scores.
-    assemble: `(slates, budget, graphs=, configs=) -> batch`.
-    graphs_per_batch: units G in a batch.
-    configs_per_batch: configurations C in a unit.
-    whole_slates: the model looks across a unit's configurations, see `chunks`.
+    scores: `(params, graphs, config_ids, progress=) -> [n] float32 of each graph`, such as
+      `Family.scores`.
+    config: nested fields; `eval` and `seed` are read.
+    compares_configs: scores depend on the other configurations of a slate.
   """
 
   def __init__(
-      self, score_step: Callable[[Any, Any], Any], assemble: Callable[..., Any], *,
-      graphs_per_batch: int, configs_per_batch: int, whole_slates: bool = False,
+      self, scores: Callable[..., Sequence[np.ndarray]], config: Mapping[str, Any], *,
+      compares_configs: bool = False,
   ):
-    self._whole = whole_slates
-    self._score_step, self._assemble = score_step, assemble
-    self._graphs, self._configs = graphs_per_batch, configs_per_batch
-    self._budgets = Budgets()
+    self._scores, self._config, self._compares = scores, config, compares_configs
 
-  def scores(
-      self, params: Any, graphs: Sequence[PreparedGraph], *,
-      config_ids: Sequence[np.ndarray] | None = None,
-      blocks: Sequence[tuple[int, int]] | None = None, progress: bool = False,
+  def __call__(
+      self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray] | None = None, *,
+      progress: bool = False, permutations: int | None = None,
   ) -> list[np.ndarray]:
-    """Scores of every graph, each `[its configurations]` float32, larger = slower.
+    """Scores of configurations of each graph, `[n]` float32, larger = slower.
+
+    Equal configurations are scored once: their places in a batch would round
+    differently, and they could not stay in file order. A network that compares the
+    configurations of a slate gets the configurations as they are, in several orders: its
+    scores are means over the slates that these make (1st place of the competition, 10
+    orders).
 
     Args:
-      params: model parameters, without a device axis.
-      graphs: graphs to score.
-      config_ids: configurations of each graph; all of them unless given.
-      blocks: node range of each graph the model looks at, for `dropout` models.
+      params: of the network.
+      graphs: prepared ones.
+      config_ids: `[n]` int64 for each graph; all of them in file order unless given.
       progress: shows a bar.
+      permutations: how many orders, the first as given; the config's unless given.
+
+    Raises:
+      FloatingPointError: a score is not finite.
+      ValueError: the memory does not suffice.
     """
-    if not graphs:
+    if config_ids is None:
+      config_ids = [np.arange(len(graph.configs)) for graph in graphs]
+    if not len(graphs):
       return []
-    chosen = config_ids or [np.arange(len(graph.configs)) for graph in graphs]
-    units = self._units(graphs, chosen, blocks)
-    batches = [units[i : i + self._graphs] for i in range(0, len(units), self._graphs)]
-    devices = parallel.local_device_count()
-    groups = [batches[i : i + devices] for i in range(0, len(batches), devices)]
-    budgets = self._budgets.for_sizes([_largest(_sizes(graphs, group)) for group in groups])
-    results = [np.zeros(len(ids), np.float32) for ids in chosen]
-    filled = [0] * len(graphs)
-    for unit, row in self._run(params, graphs, groups, budgets, progress):
-      start = filled[unit.graph]
-      results[unit.graph][start : start + len(row)] = row
-      filled[unit.graph] += len(row)
-    return results
+    with explaining_memory(self._config["eval"]):
+      if self._compares:
+        orders = self._config["eval"]["permutations"] if permutations is None else permutations
+        found = self._mean_over_orders(params, graphs, config_ids, progress, orders)
+      else:
+        found = self._scores_once(params, graphs, config_ids, progress)
+    for graph, scores in zip(graphs, found):
+      if bad := np.count_nonzero(~np.isfinite(scores)):
+        raise FloatingPointError(
+            f"{graph.name}: {bad} of {len(scores)} scores are not finite, because its features or "
+            "the parameters are too large for the model: train with a data.feature_transform that "
+            "bounds them, model.dtype=float32 or a lower optimizer.learning_rate")
+    return found
 
-  def _units(self, graphs, chosen, blocks) -> list[Unit]:
-    by_size = sorted(range(len(graphs)), key=lambda i: (len(graphs[i].opcode), i))
-    return [
-        Unit(i, ids, count, blocks[i] if blocks else None)
-        for i in by_size
-        for ids, count in chunks(chosen[i], self._configs, whole=self._whole)
-    ]
+  def _scores_once(self, params, graphs, config_ids, progress):
+    parts = [distinct_rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
+    once = [ids[first] for ids, (first, _) in zip(config_ids, parts)]
+    scores = self._scores(params, graphs, once, progress=progress)
+    return [found[which] for found, (_, which) in zip(scores, parts)]
 
-  def _run(self, params, graphs, groups, budgets, progress):
-    """Yields every unit with its scores, in order, the same in all processes."""
-    replicated, local = parallel.replicate(params), []
-    mine = range(parallel.process_index(), len(groups), parallel.process_count())
-    bar = tqdm.tqdm(mine, unit="batch", disable=console.bar(progress and parallel.is_primary()))
-    for number in bar:
-      local.append((number, self._score_group(replicated, graphs, groups[number], budgets)))
-    for number, group_scores in sorted(sum(parallel.gather_objects(local), []), key=lambda g: g[0]):
-      for batch, scores in zip(groups[number], group_scores):
-        for unit, row in zip(batch, scores):
-          yield unit, row[: unit.count]
-
-  def _score_group(self, params, graphs, group: list[list[Unit]], budgets: Sequence[Budget]):
-    budget = budgets[buckets.smallest_fit(_sizes(graphs, group), budgets)]
-    # The last group repeats a batch on devices that have none.
-    padded = group + group[-1:] * (parallel.local_device_count() - len(group))
-    batch = parallel.stack_for_devices([
-        self._assemble([self._slate(graphs, unit) for unit in units], budget,
-                       graphs=self._graphs, configs=self._configs)
-        for units in padded
-    ])
-    return np.asarray(self._score_step(params, batch))[: len(group)]
-
-  def _slate(self, graphs, unit: Unit) -> Slate:
-    return Slate(graphs[unit.graph], unit.config_ids,
-                np.zeros(len(unit.config_ids), np.float32), unit.graph, unit.block)
-
-
-def _sizes(graphs, group: list[list[Unit]]) -> list[dict[str, int]]:
-  """What each device's batch takes."""
-  return [batching.total_sizes([graphs[unit.graph] for unit in batch]) for batch in group]
-
-
-def _largest(sizes: Sequence[dict[str, int]]) -> dict[str, int]:
-  """Room for any of them: all devices have one shape."""
-  return {key: max(size[key] for size in sizes) for key in sizes[0]}
+  def _mean_over_orders(self, params, graphs, config_ids, progress, orders: int):
+    rng = np.random.default_rng(self._config["seed"])
+    total = [np.zeros(len(ids)) for ids in config_ids]
+    for number in range(orders):
+      order = [rng.permutation(len(ids)) if number else np.arange(len(ids)) for ids in config_ids]
+      chosen = [ids[o] for ids, o in zip(config_ids, order)]
+      scores = self._scores(params, graphs, chosen, progress=progress)
+      for sums, o, found in zip(total, order, scores):
+        sums[o] += found
+    return [(sums / orders).astype(np.float32) for sums in total]

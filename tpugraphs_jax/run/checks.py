@@ -10,8 +10,7 @@ from typing import Any
 import ml_collections
 
 from tpugraphs_jax import collections, losses
-from tpugraphs_jax.data import duplicates, feature_blocks, features, reduction, sampling
-from tpugraphs_jax.data import tile_counts, virtual_nodes
+from tpugraphs_jax.data import feature_blocks, features, reduction, sampling, selection, tiling
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments import history, model as segment_model, partition
@@ -74,8 +73,6 @@ def check(config: ml_collections.ConfigDict) -> None:
     _check_layout(config)
   if config.data.get("also"):
     _check_also(config)
-  if config.model.name == "ScoreTables":
-    _check_tables(config)
   if config.task == "segments":
     _check_segments(config)
 
@@ -104,9 +101,9 @@ def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any
       "batch.graph_sampling": sampling.GRAPH_SAMPLINGS, "loss.pair_reduction": losses.REDUCTIONS,
       "optimizer.name": state.OPTIMIZERS,
       "optimizer.schedule": state.SCHEDULES,
-      "data.virtual_node": virtual_nodes.VIRTUAL_NODES, "data.pad_value": (0, -1),
+      "data.virtual_node": reduction.VIRTUAL_NODES, "data.pad_value": (0, -1),
       "data.config_transform": features.KINDS, "train.best_metric": _MAXIMISED,
-      **({"data.config_features": tile_counts.CHOICES} if config.task == "tile" else {}),
+      **({"data.config_features": tiling.CONFIG_FEATURES} if config.task == "tile" else {}),
       "data.source": ("xla", own) if config.task == "tile" else ("xla", "nlp", own),
       **{f"model.{name}": allowed for name, allowed in model.items() if name in config.model},
   }
@@ -115,7 +112,7 @@ def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any
 def _choices_of_layouts(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
   return {
       **({"data.search": ("random", "default")} if config.data.source != collections.OWN else {}),
-      "data.duplicate_policy": duplicates.POLICIES, "data.graph_reduction": reduction.REDUCTIONS,
+      "data.duplicate_policy": selection.DUPLICATE_POLICIES, "data.graph_reduction": reduction.REDUCTIONS,
       "data.reduction_direction": reduction.DIRECTIONS, "data.reduction_induced": reduction.INDUCED,
   }
 
@@ -179,13 +176,6 @@ def _check_also(config: ml_collections.ConfigDict) -> None:
     raise ValueError(f"data.also is {tuple(also)}, but {config.model.name} has no inputs for "
                      "tiles: take preset=fifth_all, or model.both_kinds=True where there is such "
                      "a field")
-
-
-def _check_tables(config: ml_collections.ConfigDict) -> None:
-  if "pair_hops" not in config.data:
-    raise ValueError("model.name is ScoreTables, but the config has no data.pair_hops: take the "
-                     "variant tables")
-  at_least(config, {"data.pair_hops": 1})
 
 
 def _check_segments(config: ml_collections.ConfigDict) -> None:

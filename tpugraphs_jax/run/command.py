@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from logging import getLogger
-import os
 from pathlib import Path
 import tempfile
 from absl import app, flags, logging
@@ -15,7 +14,8 @@ import ml_collections
 from tpugraphs_jax import console, parallel, remote, report
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
-from tpugraphs_jax.run import arguments, configs, describe, dry_run, jobs, results
+from tpugraphs_jax.run import arguments, configs, describe, dry_run, job as job_lib, results
+from tpugraphs_jax.run import training
 from tpugraphs_jax.serve import saved
 from tpugraphs_jax.serve.ensemble import COMBINATIONS, Ensemble
 
@@ -31,7 +31,7 @@ def define_flags() -> None:
   flags.DEFINE_boolean("dry_run", False, "Say what the run takes (disk, memory, hours), measured "
                        "on a few steps, and end.")
   flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
-  flags.DEFINE_enum("mode", "all", jobs.MODES,
+  flags.DEFINE_enum("mode", "all", training.MODES,
                     "What to do; later modes use what is in --workdir.")
   flags.DEFINE_enum("split", "test", SPLITS, "With --mode=predict: what is ranked. Only the "
                     "validation split has labels, so that its ranking can be scored.")
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
         _run_together(values, workdir)
         return
       config = _config(values, workdir)
-      jobs.run(config, workdir, mode=values.mode, resume=values.resume,
+      training.run(config, workdir, mode=values.mode, resume=values.resume,
                split=values.split)
       if values.report and values.mode != "predict":
         _write_page(workdir)
@@ -142,7 +142,7 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)
   workdir.mkdir(parents=True, exist_ok=True)
-  job = jobs.Job.of(config)
+  job = job_lib.Job.of(config)
   if values.mode == "evaluate":
     results.evaluate_together(job, ensemble, workdir)
   else:
@@ -171,7 +171,7 @@ def _data_of(
 
 def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
   """Makes tiny synthetic data of the config's collections."""
-  job = jobs.Job.of(config)  # refuses what cannot run before anything is written
+  job = job_lib.Job.of(config)  # refuses what cannot run before anything is written
   names = [part.data.collection.name for part in (job, *job.also)]
   make = functools.partial(
       synthetic.generate, folder, scale="tiny", collections=names, progress=False)
@@ -201,9 +201,7 @@ def launch(default_config: str) -> None:
   """Runs the command whose default config is that file of the project's."""
   # Users need no list of the platforms that jax looked for and did not find.
   getLogger("jax._src.xla_bridge").setLevel("WARNING")
-  if not parallel.has_tpu_chips():  # else libtpu, where it is installed, logs that it finds none
-    for name, value in (("TPU_SKIP_MDS_QUERY", "1"), ("TPU_STDERR_LOG_LEVEL", "3")):
-      os.environ.setdefault(name, value)
+  parallel.leave_out_missing_tpu()
   app.run(main, flags_parser=functools.partial(_parse_flags, default_config))
 
 

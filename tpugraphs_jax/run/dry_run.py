@@ -21,9 +21,10 @@ import numpy as np
 
 from tpugraphs_jax import parallel, remote
 from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import download, npz, npz_archive, store, store_format
-from tpugraphs_jax.graph import NODE_FEATURES, SPLITS
-from tpugraphs_jax.run import banner, jobs, phases
+from tpugraphs_jax.graph import SPLITS
+from tpugraphs_jax.run import banner, job as job_lib, phases, training
 from tpugraphs_jax.train import log
 
 _STEPS = 8  # measured, besides those that compile
@@ -69,7 +70,7 @@ def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
   Raises:
     ValueError: the config cannot work, or a file of the data is malformed.
   """
-  job, is_ready = jobs.Job.of(config), True
+  job, is_ready = job_lib.Job.of(config), True
   for part in (job, *job.also):
     is_ready &= yield from _collection_lines(part.config, part.data.collection, scratch)
   if is_ready:
@@ -170,22 +171,22 @@ def _host_lines(config: ml_collections.ConfigDict, collection: Collection) -> It
   yield f"hosts       each of them reads {what}; process 0 alone reads and writes --workdir"
 
 
-def measure(job: jobs.Job, scratch: Path) -> tuple[phases.Phase, Measured]:
+def measure(job: job_lib.Job, scratch: Path) -> tuple[phases.Phase, Measured]:
   """Takes a few steps of the first phase and judges a few graphs.
 
   Args:
     job: with data that can be loaded.
     scratch: an empty folder.
   """
-  prepared = jobs.prepare(job, scratch, resume=False)
-  phase, valid = jobs.phase_of(job, prepared, scratch), prepared.valid
+  prepared = job_lib.prepare(job, scratch, resume=False)
+  phase, valid = phases.first_phase(job.parts(prepared), scratch), prepared.valid
   parameters = banner.parameters(phase)
   state, first, later = _steps(
       phase, parallel.replicate(phase.state), measured=_STEPS * (1 + len(job.also)))
   params = parallel.unreplicate(state.eval_params)
   sampled, final = _evaluation(job, phase.scorer, params, valid)
   for other in job.also:  # which are judged after training alone
-    graphs = other.prepare(jobs.judged(other.data.load(job.config.data_root, "valid")))
+    graphs = other.prepare(job_lib.judged(other.data.load(job.config.data_root, "valid")))
     final += _evaluation(other, other.ranker.scorer(), params, graphs)[1]
   step_seconds, (what, peak) = float(np.mean(later)), log.peak_memory()
   return phase, Measured(
@@ -212,10 +213,10 @@ def _steps(
 
 
 def _evaluation(
-    job: jobs.Job, scorer: Any, params: Any, valid: Sequence[Any]
+    job: job_lib.Job, scorer: Any, params: Any, valid: Sequence[Any]
 ) -> tuple[float, float]:
   """Seconds of an evaluation during training, and of the last one, from a few graphs."""
-  ids = jobs.sampled_ids(job.config, valid)
+  ids = training.sampled_ids(job.config, valid)
   order = sorted(range(len(valid)), key=lambda i: len(valid[i].opcode))
   chosen = sorted({order[i] for i in np.linspace(0, len(order) - 1, _GRAPHS).round().astype(int)})
   graphs, some = [valid[i] for i in chosen], [ids[i] for i in chosen]

@@ -1,22 +1,23 @@
-"""What a config is made of: data, and a ranker for them; which graphs take part."""
+"""What a config is made of: data, a ranker for them, and the graphs that take part."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 
-from tpugraphs_jax import registry
+from tpugraphs_jax import parallel, registry
 from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import splits
-from tpugraphs_jax.data.layout_data import LayoutData
-from tpugraphs_jax.data.tile_data import TileData
+from tpugraphs_jax.data import features, selection
+from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.run import checks
+from tpugraphs_jax.run import checks, phases
+from tpugraphs_jax.serve import saved
 from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.train import log
 
 _ALSO = "also"  # folder of the other collections' results
 
@@ -53,8 +54,13 @@ class Job:
         (other, workdir / _ALSO / other.data.collection.name.replace(":", "_"))
         for other in self.also)]
 
+  def parts(self, prepared: Prepared) -> list[phases.Part]:
+    """What the network is trained on: this job's collection, then the others."""
+    return [phases.Part(job.config, job.ranker.family, graphs, job.data.targets)
+            for job, graphs in zip((self, *self.also), (prepared.train, *prepared.also))]
+
   def prepare(self, graphs: Sequence[OpGraph]) -> list[Any]:
-    """Graphs as the ranker's batcher wants them."""
+    """Graphs as the ranker's family wants them."""
     return [self.ranker.prepare(graph) for graph in graphs]
 
   def fit(self, graphs: Sequence[OpGraph], also: Sequence[Sequence[OpGraph]] = ()) -> None:
@@ -80,9 +86,13 @@ class Job:
 
 
 def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
-  """Graphs that nothing speaks against; the others are named. ValueError if none is left."""
+  """Graphs that can be trained on. Logs the name of every other graph and the reason.
+
+  Raises:
+    ValueError: no graph is left.
+  """
   least, data = job.config.batch.min_configs, job.data
-  kept = splits.keep(
+  kept = selection.keep(
       graphs, "training", lambda configs: data.why_not_trained(configs, min_configs=least))
   if not kept:
     raise ValueError(
@@ -92,8 +102,73 @@ def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
 
 
 def judged(graphs: Sequence[OpGraph]) -> list[OpGraph]:
-  """Labelled graphs with at least two configurations; the others are named."""
-  return splits.keep(graphs, "evaluation", splits.why_not_judged)
+  """Labelled graphs with at least two configurations. Logs the name of every other graph."""
+  return selection.keep(graphs, "evaluation", selection.why_not_judged)
+
+
+class Prepared(NamedTuple):
+  """Graphs with fitted transforms.
+
+  Attributes:
+    train: training graphs.
+    valid: labelled validation graphs.
+    also: training graphs of each of the job's other collections.
+    files: SHA-256 of the files with the transforms, as checkpoints note them.
+  """
+
+  train: list[Any]
+  valid: list[Any]
+  also: list[list[Any]]
+  files: dict[str, str]
+
+
+def prepare(job: Job, workdir: Path, *, resume: bool) -> Prepared:
+  """Loads, fits and prepares graphs; the raw ones are not kept."""
+  config, data = job.config, job.data
+  train_graphs, *also = (
+      trainable(part, part.data.load(config.data_root, "train")) for part in (job, *job.also))
+  valid_graphs = judged(data.load(config.data_root, "valid"))
+  if not valid_graphs:
+    raise ValueError(f"no labelled validation graph of {data.collection.name} in "
+                     f"{config.data_root}; choosing the best checkpoint needs at least one")
+  _fit_once(job, train_graphs, also, workdir, resume=resume)
+  files = digests(job, workdir)
+  log.write_manifest(workdir, config.to_dict())
+  valid = job.prepare(valid_graphs)
+  for part in (job, *job.also):  # errors show before training
+    for graph in valid_graphs if part is job else part.data.load(config.data_root, "valid"):
+      part.data.validation_ids(graph.name, graph.configs)
+  return Prepared(job.prepare(train_graphs), valid, [
+      other.prepare(graphs) for other, graphs in zip(job.also, also)], files)
+
+
+def _fit_once(
+    job: Job, graphs: Sequence[OpGraph], also: Sequence[Sequence[OpGraph]], workdir: Path, *,
+    resume: bool,
+) -> None:
+  """Fits the transforms; a run that goes on keeps those that it began with."""
+  files = {folder / saved.TRANSFORMS_FILE: part.ranker for part, folder in job.placed(workdir)}
+  are_there = parallel.from_primary([resume and path.exists() for path in files])
+  if not all(are_there):
+    job.fit(graphs, also)
+  for is_there, (path, ranker) in zip(are_there, files.items()):
+    if is_there:
+      use_saved(ranker, path)
+    elif parallel.is_primary():
+      path.parent.mkdir(parents=True, exist_ok=True)
+      features.save(path, ranker.transforms)
+
+
+def digests(job: Job, workdir: Path) -> dict[str, str]:
+  """SHA-256 of the files with the transforms, of those that are there."""
+  files = [folder / saved.TRANSFORMS_FILE for _, folder in job.placed(workdir)]
+  return saved.digests([path for path in files if path.exists()], workdir)
+
+
+def use_saved(ranker: Ranker, path: Path) -> None:
+  """Gives a ranker the transforms that process 0 finds in a file."""
+  found = features.load(path) if parallel.is_primary() else None
+  ranker.use_transforms(parallel.from_primary(found), where=path)
 
 
 def _config_of(name: str, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

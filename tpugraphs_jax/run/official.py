@@ -27,13 +27,13 @@ import jax
 import numpy as np
 
 from tpugraphs_jax import remote
-from tpugraphs_jax.data import batching, buckets, npz_archive
+from tpugraphs_jax.data import batching, npz_archive, plan
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers import official_weights as official
-from tpugraphs_jax.run import configs, jobs
-from tpugraphs_jax.run.jobs import Job
-from tpugraphs_jax.serve import artefact
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.run.job import Job, trainable
+from tpugraphs_jax.serve import saved
 from tpugraphs_jax.train import log
 
 
@@ -59,22 +59,22 @@ def convert(job: Job, weights: list[np.ndarray], data_root: str, out: Path) -> N
   Raises:
     ValueError: the weights are not those of the config's model and this data.
   """
-  graphs = jobs.trainable(job, job.data.load(data_root, "train"))
+  graphs = trainable(job, job.data.load(data_root, "train"))
   job.fit(graphs)
-  params = official.params_from_official(job.ranker.model, weights)
+  params = official.params_from_official(job.ranker.family.network, weights)
   _check_shapes(params, _shapes(job, graphs[0]))
   about = {"step": 0, "origin": "weights of the official TensorFlow baseline",
            "versions": log.versions()}
-  job.ranker.save(out / artefact.FILE, params, about)
+  job.ranker.save(out / saved.FILE, params, about)
 
 
 def _shapes(job: Job, graph: OpGraph) -> Any:
   """Shapes of the model's parameters on graphs like this one."""
   prepared = job.ranker.prepare(graph)
   slate = Slate(prepared, np.arange(1), np.zeros(1, np.float32))
-  (budget,) = buckets.choose_budgets([batching.total_sizes([prepared])])
-  batch = job.ranker.batcher.assemble([slate], budget, graphs=1, configs=1)
-  return jax.eval_shape(job.ranker.model.init, jax.random.key(0), batch)["params"]
+  (budget,) = plan.choose_budgets([batching.total_sizes([prepared])])
+  batch = job.ranker.family.assemble([slate], budget, graphs=1, configs=1)
+  return jax.eval_shape(job.ranker.family.network.init, jax.random.key(0), batch)["params"]
 
 
 def _check_shapes(params: Mapping[str, Any], expected: Any) -> None:
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
   except (ValueError, OSError) as error:
     print(f"error: {configs.as_flags(str(error), config)}", file=sys.stderr)
     return 2
-  print(f"wrote {out / artefact.FILE}")
+  print(f"wrote {out / saved.FILE}")
   return 0
 
 

@@ -1,40 +1,36 @@
-"""The phases of training: each a batcher, a step and a scorer, run by the training loop.
+"""The stages of training: a family, its batches and a step, run by the training loop.
 
-Whole graphs and Graph Segment Training have one phase; fine-tuning of the head (+F)
-adds a second one, which starts from the last state of the first.
+Most families have one stage. Fine-tuning of the head (+F) is a second stage, which starts
+from the last state of the first. One network can be trained on several collections, such as
+programs and kernels (5th place): an epoch is then one epoch of each collection, their steps
+in random order. The first collection is the run's own: its config says how to train, and
+its validation graphs judge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import functools
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import ml_collections
 import numpy as np
 
 from tpugraphs_jax import losses, parallel
-from tpugraphs_jax.data import pipeline, sampling
+from tpugraphs_jax.data import sampling
 from tpugraphs_jax.data.batching import Budget
-from tpugraphs_jax.rankers.segments import batches as segment_batcher, finetune, history
-from tpugraphs_jax.rankers.segments import model as segment_model, snapshots as snapshots_lib
-from tpugraphs_jax.rankers.segments import train_step
-from tpugraphs_jax.rankers.segments.batches import SegmentedGraph
-from tpugraphs_jax.rankers.segments.head import HeadBatcher
-from tpugraphs_jax.serve import saved
-from tpugraphs_jax.serve.models import uses_history
-from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.data.plan import BatchPlan, Batches, training_batches
+from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
+from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.train import state as state_lib, step as step_lib
 
 Targets = Callable[[Any, np.ndarray], np.ndarray]  # (configs, ids [n]) -> [n] float32
-_HISTORY_FOLDER = "history"
 
 
 class Plan(Protocol):
-  """What is known of the batches of a run: `pipeline.BatchPlan`, or `together.Turns`."""
+  """What is known of the batches of a run: `BatchPlan`, or `Turns`."""
 
   steps_per_epoch: int
   budgets: Sequence[Budget]
@@ -51,76 +47,118 @@ class Phase:
   plan: Plan
   train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
   batches: Any  # iterator that the loop can save and restore
-  scorer: Any  # judges validation graphs meanwhile
+  scorer: Scorer  # judges validation graphs meanwhile
   epochs: int
   learning_rate: Callable[[int], float]  # by steps taken
   folder: str = ""  # under the working folder
   following: Callable[[state_lib.TrainState], Phase] | None = None  # from the last state
 
 
-def first_phase(
-    config: ml_collections.ConfigDict, ranker: Ranker, graphs: Sequence[Any], targets: Targets,
-    workdir: Path,
-) -> Phase:
-  """Training from the start.
+class Part(NamedTuple):
+  """A collection that a network is trained on.
+
+  Attributes:
+    config: of the collection.
+    family: of the network, with fitted transforms.
+    graphs: training graphs that the family has prepared.
+    targets: what the network should predict.
+  """
+
+  config: ml_collections.ConfigDict
+  family: Family
+  graphs: Sequence[Any]
+  targets: Targets
+
+
+def first_phase(parts: Sequence[Part], workdir: Path) -> Phase:
+  """Training of one network from the start, on one collection or several.
 
   Args:
-    config: see `configs/`.
-    ranker: with fitted transforms.
-    graphs: training graphs that it has prepared.
-    targets: what a model should predict.
-    workdir: for files of the phase's own.
+    parts: the run's own collection, then the others (`data.also`).
+    workdir: for files of the family's own.
+
+  Raises:
+    ValueError: graphs that the family cannot train on, or collections that need parameters
+      of different shapes.
   """
-  if config.task == "segments":
-    return _segment_phase(config, ranker, graphs, targets, workdir)
-  return _phase(config, ranker, graphs, targets)
+  config, family, graphs, _ = parts[0]
+  phase = _phase(parts, workdir, epochs=config.train.epochs, optimizer=config.optimizer)
+  if not family.has_second_stage:
+    return phase
+
+  def following(state: state_lib.TrainState) -> Phase:
+    folder = workdir / SECOND_STAGE
+    stage = family.second_stage(state.eval_params, graphs, folder)
+    part = parts[0]._replace(family=stage.family, graphs=stage.graphs)
+    found = _phase([part], folder, epochs=stage.epochs, optimizer=stage.optimizer,
+                   params=state.eval_params)
+    return dataclasses.replace(found, folder=SECOND_STAGE)
+
+  return dataclasses.replace(phase, following=following)
 
 
-def plan_of(
-    config: ml_collections.ConfigDict, batcher: Any, graphs: Sequence[Any], targets: Targets, *,
-    epochs: int,
-) -> pipeline.BatchPlan:
+def _phase(
+    parts: Sequence[Part], workdir: Path, *, epochs: int, optimizer: Mapping[str, Any],
+    params: Any = None,
+) -> Phase:
+  """A stage of so many epochs, from `params` or from the start."""
+  config, family, graphs, _ = parts[0]
+  for part in parts:
+    part.family.check_graphs(part.graphs)
+  plans = [plan_of(part, epochs=epochs) for part in parts]
+  firsts = [first_batch(part, plan) for part, plan in zip(parts, plans)]
+  if params is None:
+    params = init_params(family.network, firsts[0], seed=config.seed)
+  for part, batch in zip(parts[1:], firsts[1:]):
+    _check_same_shapes(part, batch, params)
+  plan = plans[0] if len(plans) == 1 else Turns(plans, seed=config.seed)
+  steps = epochs * plan.steps_per_epoch
+  change = family.optimizer(state_lib.create_optimizer(total_steps=steps, **optimizer))
+  sources = [source_of(part, own, steps=epochs * own.steps_per_epoch)
+             for part, own in zip(parts, plans)]
+  source = sources[0] if len(parts) == 1 else _InTurns(sources, plan, steps)
+  train_step, batches = family.training(
+      _step_of(parts, firsts, change),
+      training_batches(source, threads=config.data.loader_threads),
+      params=params, batch=firsts[0], graphs=graphs, workdir=workdir)
+  return Phase(
+      state_lib.TrainState.create(params, change), plan, train_step, batches, family.scorer(),
+      epochs, state_lib.learning_rates(total_steps=steps, **optimizer))
+
+
+def plan_of(part: Part, *, epochs: int) -> BatchPlan:
   """The batches of a run over prepared graphs."""
-  batch, configs = config.batch, [graph.configs for graph in graphs]
+  config, batch = part.config, part.config.batch
+  configs = [graph.configs for graph in part.graphs]
   sampler = sampling.ConfigSampler(
-      configs, count=batch.configs, sampling=batch.sampling, targets=targets)
-  return pipeline.BatchPlan(
-      graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
-      draw=batcher.draw(graphs, sampler), seed=config.seed, epochs=epochs,
+      configs, count=batch.configs, sampling=batch.sampling, targets=part.targets)
+  return BatchPlan(
+      part.graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
+      draw=part.family.draw(part.graphs, sampler), seed=config.seed, epochs=epochs,
       slates_per_epoch=batch.slates_per_epoch,
       weights=sampling.graph_weights(configs, batch.graph_sampling))
 
 
-def first_batch(config: ml_collections.ConfigDict, batcher: Any, plan: pipeline.BatchPlan) -> Any:
+def first_batch(part: Part, plan: BatchPlan) -> Any:
   """The first batch of one device: gives the parameters their shapes."""
-  return batcher.assemble(
+  return part.family.assemble(
       plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device,
-      configs=config.batch.configs)
+      configs=part.config.batch.configs)
 
 
-def source_of(
-    config: ml_collections.ConfigDict, batcher: Any, plan: pipeline.BatchPlan, *, steps: int
-) -> pipeline.Batches:
+def source_of(part: Part, plan: BatchPlan, *, steps: int) -> Batches:
   """This process's part of the batches of so many steps, by step."""
   first = parallel.process_index() * parallel.local_device_count()
-  assemble = lambda slates, budget: batcher.assemble(
-      slates, budget, graphs=plan.slates_per_device, configs=config.batch.configs)
-  stack = lambda batches: parallel.stack_for_devices(batcher.align(batches))
-  return pipeline.Batches(
+  assemble = lambda slates, budget: part.family.assemble(
+      slates, budget, graphs=plan.slates_per_device, configs=part.config.batch.configs)
+  stack = lambda batches: parallel.stack_for_devices(part.family.align(batches))
+  return Batches(
       plan, steps, range(first, first + parallel.local_device_count()), assemble, stack)
 
 
-def batches_of(
-    config: ml_collections.ConfigDict, batcher: Any, plan: pipeline.BatchPlan, *, steps: int
-) -> Any:
-  """Iterator over this process's part of the batches of so many steps."""
-  return pipeline.training_batches(
-      source_of(config, batcher, plan, steps=steps), threads=config.data.loader_threads)
-
-
-def init_params(model: Any, batch: Any, *, seed: int) -> Any:
+def init_params(network: Any, batch: Any, *, seed: int) -> Any:
   """Fresh parameters for batches like this one (of one device)."""
-  return jax.jit(model.init)(jax.random.key(seed), batch)["params"]
+  return jax.jit(network.init)(jax.random.key(seed), batch)["params"]
 
 
 def loss_options(config: ml_collections.ConfigDict) -> losses.Options:
@@ -132,102 +170,83 @@ def loss_options(config: ml_collections.ConfigDict) -> losses.Options:
 
 
 def make_step(
-    config: ml_collections.ConfigDict, model: Any, optimizer: Any, *, sown: Sequence[str] = (),
+    config: ml_collections.ConfigDict, network: Any, optimizer: Any, *, sown: Sequence[str] = (),
     devices: Sequence[jax.Device] | None = None,
 ) -> Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]:
-  """The mapped training step of a model, its metrics `[devices]`; `sown` is returned besides.
+  """The mapped training step of a network, its metrics `[devices]`; `sown` is returned besides.
 
-  `devices` are those of this run, or others to compile for.
+  `devices` are the ones of this run, or others to compile for.
   """
   loss = config.loss
   return step_lib.make_train_step(
-      model, optimizer, losses=losses.parse_losses(loss.losses), temperature=loss.temperature,
+      network, optimizer, losses=losses.parse_losses(loss.losses), temperature=loss.temperature,
       loss_options=loss_options(config),
       kernel_l2=loss.kernel_l2, activity_l2=loss.activity_l2, seed=config.seed,
       config_chunk=config.batch.config_chunk, collections=sown, devices=devices)
 
 
-def _phase(
-    config: ml_collections.ConfigDict, ranker: Ranker, graphs: Sequence[Any], targets: Targets, *,
-    sown: Sequence[str] = (),
-) -> Phase:
-  """Training of all parameters on batches of the ranker's own batcher."""
-  epochs = config.train.epochs
-  plan = plan_of(config, ranker.batcher, graphs, targets, epochs=epochs)
-  steps = epochs * plan.steps_per_epoch
-  optimizer = state_lib.create_optimizer(total_steps=steps, **config.optimizer)
-  params = init_params(
-      ranker.model, first_batch(config, ranker.batcher, plan), seed=config.seed)
-  return Phase(
-      state_lib.TrainState.create(params, optimizer), plan,
-      make_step(config, ranker.model, optimizer, sown=sown),
-      batches_of(config, ranker.batcher, plan, steps=steps), ranker.scorer(), epochs,
-      state_lib.learning_rates(total_steps=steps, **config.optimizer))
+def _step_of(parts: Sequence[Part], firsts: Sequence[Any], optimizer: Any) -> Callable:
+  """The step of each kind of batch, chosen by the batch that comes."""
+  of_kind = {
+      type(batch): make_step(part.config, part.family.network, optimizer, sown=part.family.sown)
+      for part, batch in zip(parts, firsts)}
+  if len(of_kind) == 1:
+    return next(iter(of_kind.values()))
+  return lambda state, batch: of_kind[type(batch)](state, batch)
 
 
-def _segment_phase(
-    config: ml_collections.ConfigDict, ranker: Ranker, graphs: Sequence[SegmentedGraph],
-    targets: Targets, workdir: Path,
-) -> Phase:
-  """Training on segments, with the others' readouts from wherever the config says."""
-  options = config.segments
-  segment_batcher.check(graphs, fresh=options.fresh, max_nodes=options.max_nodes)
-  phase = _phase(
-      config, ranker, graphs, targets, sown=(segment_model.READOUT_COLLECTION,))
-  if options.finetune.epochs:
-    phase = dataclasses.replace(phase, following=functools.partial(
-        _head_phase, config, ranker, graphs, targets, workdir))
-  if not options.recompute and not uses_history(options):
-    return dataclasses.replace(phase, train_step=train_step.without_others(phase.train_step))
-  width = _readout_width(ranker.model, phase.state.params, first_batch(
-      config, ranker.batcher, phase.plan))
-  if options.recompute:
-    return dataclasses.replace(phase, train_step=train_step.with_recomputed(
-        phase.train_step, ranker.model, width=width))
-  return _with_history(phase, options, graphs, workdir / _HISTORY_FOLDER, width=width)
+class Turns:
+  """Which collection a step belongs to: a pure function of the seed and the step's number.
+
+  Args:
+    plans: the batches of each collection.
+    seed: of the order.
+  """
+
+  def __init__(self, plans: Sequence[BatchPlan], *, seed: int):
+    self._plans, self._seed = plans, seed
+    self._each = [plan.steps_per_epoch for plan in plans]
+    self.steps_per_epoch = sum(self._each)
+    self.budgets = [budget for plan in plans for budget in plan.budgets]
+
+  def turn(self, step: int) -> tuple[int, int]:
+    """The number of a step's collection, and the step's number among the collection's own."""
+    epoch, index = divmod(step, self.steps_per_epoch)
+    order = np.random.default_rng([self._seed, 2, epoch]).permutation(
+        np.repeat(np.arange(len(self._each)), self._each))
+    which = int(order[index])
+    return which, epoch * self._each[which] + int(np.count_nonzero(order[:index] == which))
+
+  def budget(self, step: int) -> Budget:
+    """What the batches of a step have room for."""
+    which, own = self.turn(step)
+    return self._plans[which].budget(own)
 
 
-def _readout_width(model: Any, params: Any, batch: Any) -> int:
-  """Numbers P of a segment's readout."""
-  readout = lambda params, batch: model.apply({"params": params}, batch, method="segment_readout")
-  return jax.eval_shape(readout, params, batch.fresh).shape[-1]
+class _InTurns:
+  """Random access source: step number to the batches of the step's collection."""
+
+  def __init__(self, sources: Sequence[Batches], turns: Turns, steps: int):
+    self._sources, self._turns, self._steps = sources, turns, steps
+
+  def __len__(self) -> int:
+    return self._steps
+
+  def __getitem__(self, step: int) -> Any:
+    which, own = self._turns.turn(step)
+    return self._sources[which][own]
 
 
-def _with_history(
-    phase: Phase, options: Mapping[str, Any], graphs: Sequence[SegmentedGraph], folder: Path, *,
-    width: int,
-) -> Phase:
-  """The phase with a table, which is saved and restored with the position in the data."""
-  keys = history.Keys.of(graphs)
-  table = history.create(
-      keys, width=width, dtype=options["history_dtype"], place=options["history_place"],
-      folder=folder)
-  snapshots = snapshots_lib.Snapshots(folder, keys, table)
-  snapshots.check()
-  return dataclasses.replace(
-      phase, train_step=train_step.with_history(phase.train_step, table, keys),
-      batches=snapshots_lib.BatchesWithHistory(phase.batches, snapshots))
-
-
-def _head_phase(
-    config: ml_collections.ConfigDict, ranker: Ranker, graphs: Sequence[SegmentedGraph],
-    targets: Targets, workdir: Path, state: state_lib.TrainState,
-) -> Phase:
-  """Training of the head alone, on readouts of the trained backbone (+F)."""
-  options, scorer = config.segments.finetune, ranker.scorer()
-  rng = np.random.default_rng(config.seed)
-  ids = [sampling.some_configs(len(graph.configs), options.configs, rng) for graph in graphs]
-  known = finetune.refresh(
-      scorer, state.eval_params, graphs, ids, workdir / saved.HEAD_FOLDER)
-  batcher = HeadBatcher()
-  plan = plan_of(config, batcher, known, targets, epochs=options.epochs)
-  steps = options.epochs * plan.steps_per_epoch
-  optimizer = finetune.head_optimizer(
-      state_lib.create_optimizer(total_steps=steps, **options.optimizer), ranker.model)
-  head = segment_model.HeadModel(ranker.model)
-  return Phase(
-      state_lib.TrainState.create(state.eval_params, optimizer), plan,
-      make_step(config, head, optimizer), batches_of(config, batcher, plan, steps=steps),
-      finetune.FrozenScorer(scorer), options.epochs,
-      state_lib.learning_rates(total_steps=steps, **options.optimizer),
-      folder=saved.HEAD_FOLDER)
+def _check_same_shapes(part: Part, batch: Any, params: Any) -> None:
+  found = jax.eval_shape(part.family.network.init, jax.random.key(0), batch)["params"]
+  shapes = lambda tree: {jax.tree_util.keystr(path): leaf.shape
+                         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+  ours, theirs = shapes(params), shapes(found)
+  if differ := sorted(name for name in ours.keys() | theirs.keys()
+                      if ours.get(name) != theirs.get(name)):
+    data = part.config.data
+    raise ValueError(
+        f"data.also has a collection of source {data.source}, which needs other parameters than "
+        f"the run's own collection: {differ[0]} is {theirs.get(differ[0])} there and "
+        f"{ours.get(differ[0])} here. Leave it out of data.also, or take "
+        "data.config_transform=none, which keeps all columns")

@@ -11,8 +11,7 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import console, losses, parallel, submission
-from tpugraphs_jax.data.layout_data import LayoutData
-from tpugraphs_jax.data.tile_data import TileData
+from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.run import summary
 from tpugraphs_jax.run.job import Job, judged
@@ -28,9 +27,9 @@ def evaluate(job: Job, workdir: Path) -> dict[str, float]:
   graphs, ids = _to_judge(job)
   if not graphs:
     return {}
-  graphs, scorer = job.prepare(graphs), ranker.scorer()  # the raw ones are not kept
-  scores = ranker.score(scorer, ranker.params, graphs, ids, progress=True)
-  seconds = [_scoring_seconds(ranker, scorer, graph, chosen)
+  graphs = job.prepare(graphs)  # the raw ones are not kept
+  scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
+  seconds = [_scoring_seconds(ranker, graph, chosen)
              for graph, chosen in zip(graphs, ids)] if job.config.eval.get("time") else []
   return _tell_evaluation(job, graphs, ids, scores, workdir, started=started, seconds=seconds,
                           predicts=_predicts(job.config))
@@ -100,9 +99,9 @@ def _which(
   return f"a seeded {config.eval.max_configs} of each graph"
 
 
-def _scoring_seconds(ranker: Ranker, scorer: Any, graph: Any, ids: np.ndarray) -> float:
+def _scoring_seconds(ranker: Ranker, graph: Any, ids: np.ndarray) -> float:
   """Seconds to score these configurations of a graph, without compilation."""
-  score = lambda: ranker.score(scorer, ranker.params, [graph], [ids])
+  score = lambda: ranker.scorer(ranker.params, [graph], [ids])
   score()
   started = time.monotonic()
   score()

@@ -1,34 +1,119 @@
-"""What a working folder holds of a trained model, also one of an older version."""
+"""A trained model where it is kept: in one small file, or in the working folder of its run.
+
+The file `model.npz` holds the parameters as arrays named `params/<module>/.../<parameter>`,
+and the array `card`, the bytes of a JSON object: config, feature transforms, versions, where
+the model came from, and a checksum of the parameters. NumPy alone can read it. A working
+folder holds checkpoints besides.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+import dataclasses
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+from flax import traverse_util
+import numpy as np
 
 from tpugraphs_jax import files as files_lib, parallel, registry, remote
-from tpugraphs_jax.data import features
-from tpugraphs_jax.serve import artefact
-from tpugraphs_jax.serve.artefact import Artefact
+from tpugraphs_jax.data import features, npz_archive
+from tpugraphs_jax.data.features import Transform
+from tpugraphs_jax.rankers.base import SECOND_STAGE
 from tpugraphs_jax.train import checkpoint, loop
 
+FILE = "model.npz"
+FORMAT = 1  # of the file; a reader refuses later ones
+_PARAMS = "params/"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Artefact:
+  """What a model file holds."""
+
+  config: dict[str, Any]  # JSON types: the config that the model was trained with
+  transforms: dict[str, Transform]  # as `features.to_saved` names them
+  params: dict[str, Any]  # nested, float32 arrays
+  about: dict[str, Any]  # JSON types: step, validation metrics, versions, ...
+
+
+def save(path: Path, artefact: Artefact) -> None:
+  """Writes a model file; one that is there is replaced when the new one is complete."""
+  arrays = {
+      _PARAMS + name: np.asarray(value)
+      for name, value in traverse_util.flatten_dict(artefact.params, sep="/").items()}
+  card = {
+      "format": FORMAT,
+      "config": artefact.config,
+      "transforms": {name: t.to_dict() for name, t in artefact.transforms.items()},
+      "about": artefact.about,
+      "checksum": _checksum(arrays),
+  }
+  text = np.frombuffer(json.dumps(card).encode(), np.uint8)
+  with files_lib.replacing(path, "wb") as file:
+    np.savez_compressed(file, card=text, **arrays)
+
+
+def load(path: Path) -> Artefact:
+  """Reads a model file.
+
+  Raises:
+    FileNotFoundError: there is none.
+    ValueError: it is damaged, or of a newer version.
+  """
+  if not path.is_file():
+    raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in, or a "
+                            "model file")
+  try:
+    with npz_archive.NpzArchive(path) as archive:
+      arrays = {name: archive.read(name) for name in archive.names}
+    card = json.loads(arrays.pop("card").tobytes())
+    found = card["format"]
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from None
+  if not isinstance(found, int) or found > FORMAT:
+    raise ValueError(f"{path} is of format {found}, and this version of tpugraphs_jax reads up to "
+                     f"{FORMAT}: pip install --upgrade tpugraphs-jax")
+  return _checked(path, card, arrays)
+
+
+def _checked(path: Path, card: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Artefact:
+  try:
+    if card["checksum"] != _checksum(arrays):
+      raise ValueError("the checksum of its parameters does not fit")
+    flat = {name.removeprefix(_PARAMS): array for name, array in arrays.items()}
+    return Artefact(
+        config=with_tuples(card["config"]),
+        transforms={name: Transform.from_dict(t) for name, t in card["transforms"].items()},
+        params=traverse_util.unflatten_dict(flat, sep="/"), about=card["about"])
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from None
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+  digest = hashlib.sha256()
+  for name in sorted(arrays):
+    array = np.ascontiguousarray(arrays[name])
+    digest.update(f"{name} {array.dtype} {array.shape}".encode())
+    digest.update(array.tobytes())
+  return digest.hexdigest()
+
+
+def with_tuples(value: Any) -> Any:
+  """Undoes what JSON does to tuples: models and overrides want them."""
+  if isinstance(value, Mapping):
+    return {key: with_tuples(part) for key, part in value.items()}
+  return tuple(map(with_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
 CONFIG_FILE, TRANSFORMS_FILE = "config.json", "features.json"
-HEAD_FOLDER = "head"  # of the second phase of Graph Segment Training with fine-tuning
 # What may differ between the run that trained a model and one that uses it.
 _FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
 _FREE_DATA_FIELDS = (
     "skip_bad_files", "store_dir", "extra_dir", "loader_threads", "neighbour_slots")
-
-
-def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
-  """A saved config, with `data.also` where it lacks it: shipped models came before that field."""
-  data = dict(config["data"])
-  if config["task"] != "tile":
-    data.setdefault("also", ())
-  return {**config, "data": data}
 
 
 def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,16 +133,16 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     ValueError: its config.json is damaged.
   """
   path = remote.fetch(workdir) / CONFIG_FILE
-  model = path.with_name(artefact.FILE)
+  model = path.with_name(FILE)
   is_trained_here = (path.parent / loop.CHECKPOINTS).is_dir()
   if model.exists() and not path.exists() and not is_trained_here:
-    return upgrade(artefact.load(model).config)
+    return load(model).config
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "
                             "trained in")
   try:
     manifest = files_lib.unsealed(json.loads(path.read_text()))
-    return upgrade(artefact.with_tuples(manifest["config"]))
+    return with_tuples(manifest["config"])
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is damaged ({error}); train again") from None
 
@@ -76,7 +161,7 @@ def best_checkpoint(workdir: Path, config: Mapping[str, Any]) -> checkpoint.Save
     ValueError: the checkpoints are of another config.
   """
   is_tuned = config["task"] == "segments" and config["segments"]["finetune"]["epochs"]
-  folder = workdir / (HEAD_FOLDER if is_tuned else "") / loop.CHECKPOINTS
+  folder = workdir / (SECOND_STAGE if is_tuned else "") / loop.CHECKPOINTS
   checkpoints = checkpoint.Checkpoints(
       folder, config=fingerprint(config), read_only=True)
   try:
@@ -108,7 +193,7 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
   found = error = None
   if parallel.is_primary():
     try:
-      found = artefact.load(path / artefact.FILE if path.is_dir() or not path.suffix else path)
+      found = load(path / FILE if path.is_dir() or not path.suffix else path)
     except (ValueError, OSError) as caught:
       error = caught
   found, error = parallel.from_primary((found, error))

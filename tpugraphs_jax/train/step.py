@@ -41,12 +41,6 @@ def mean_activity(sown: Any) -> jax.Array:
   return total
 
 
-def slate_keys(key: jax.Array, slates: int) -> jax.Array:
-  """A key per slate of this device, `[slates]`, whatever slates the other devices have."""
-  first = jax.lax.axis_index(parallel.DEVICES) * slates
-  return jax.vmap(lambda slate: jax.random.fold_in(key, slate))(first + jnp.arange(slates))
-
-
 def zero_perturbations(model: nn.Module, batch: Any) -> Any:
   """Zeros added to the embedding lookups, so that their gradients can be asked for."""
   variables = jax.eval_shape(model.init, jax.random.key(0), batch)
@@ -135,7 +129,7 @@ def make_train_step(
     scores, sown = (chunked if config_chunk else model.apply)(variables, batch, **options)
     totals, counts = losses_lib.loss_sums(
         losses, scores, batch.target, where=batch.config_mask, temperature=temperature,
-        key=slate_keys(key, len(scores)), options=loss_options, axis=parallel.DEVICES)
+        key=parallel.slate_keys(key, len(scores)), options=loss_options, axis=parallel.DEVICES)
     counts = jax.lax.psum(counts, parallel.DEVICES)
     ranking = losses_lib.combine(losses, totals, counts)
     penalty = (kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
@@ -155,16 +149,3 @@ def make_train_step(
 
   mapped = parallel.pmap(train_step, donate_argnums=1, in_axes=(None, 0, 0), devices=devices)
   return functools.partial(mapped, np.asarray(jax.random.key_data(jax.random.key(seed))))
-
-
-def make_score_step(
-    model: nn.Module, *, devices: Sequence[jax.Device] | None = None
-) -> Callable[[Any, Any], jax.Array]:
-  """The mapped `(params, batch) -> scores [G, C]`, both with a device axis.
-
-  Args:
-    model: maps a batch to scores.
-    devices: to compile for; those of this process unless given.
-  """
-  return parallel.pmap(
-      lambda params, batch: model.apply({"params": params}, batch), local=True, devices=devices)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax.data.synthetic import accelerator
-from tpugraphs_jax.data.synthetic.layout_cost import layout_cost
+from tpugraphs_jax.data.synthetic.layout_choices import layout_cost
 from tpugraphs_jax.data.synthetic.program import Program
-from tpugraphs_jax.data.synthetic.tile_cost import tile_cost
-from tpugraphs_jax.data.synthetic.tile_kernels import Kernel
+from tpugraphs_jax.data.synthetic.tiles import Kernel, tile_cost
 
 
 def test_layout_time_charges_a_copy_where_neighbours_disagree():

@@ -13,9 +13,9 @@ from scipy import spatial
 from scipy import stats
 
 from tpugraphs_jax import collections, graph
+from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.synthetic import files, generate, read_ceiling, scales
-from tpugraphs_jax.data.synthetic.program import OPCODE_IDS
 
 LAYOUTS = collections.RELEASED[1:]
 # First column, dimensions kept, whether sum and product follow.
@@ -63,12 +63,12 @@ def test_graphs_are_forests_of_computations_with_bodies_first(tiny):
   bodies = 0
   for g in every_graph(tiny):
     roots = np.flatnonzero(g.node_feat[:, 0])
-    reductions = np.count_nonzero(g.node_opcode == OPCODE_IDS["reduce"])
+    reductions = np.count_nonzero(g.node_opcode == opcode_ids()["reduce"])
     np.testing.assert_array_equal(roots[:reductions], 3 * np.arange(reductions) + 2)
     assert len(roots) > reductions
     assert roots[-1] == g.num_nodes - 1
     parameters = g.node_opcode[:3 * reductions].reshape(-1, 3)[:, :2]
-    assert (parameters == OPCODE_IDS["parameter"]).all()
+    assert (parameters == opcode_ids()["parameter"]).all()
     bodies += reductions
   assert bodies > 0
 
@@ -77,7 +77,7 @@ def test_isolated_nodes_are_parameters(tiny):
   isolated = 0
   for g in every_graph(tiny):
     linked = np.isin(np.arange(g.num_nodes), g.edge_index)
-    assert (g.node_opcode[~linked] == OPCODE_IDS["parameter"]).all()
+    assert (g.node_opcode[~linked] == opcode_ids()["parameter"]).all()
     isolated += np.count_nonzero(~linked)
   assert isolated > 0
 
@@ -117,9 +117,9 @@ def test_nodes_of_a_group_always_choose_alike_and_options_are_few(tiny):
     for g in read(tiny, collection, "train"):
       choices = g.configs.decode(np.arange(len(g.configs)))
       opcodes = g.node_opcode[g.config_node]
-      assert set(opcodes) <= {OPCODE_IDS[o] for o in ("convolution", "dot", "reshape")}
+      assert set(opcodes) <= {opcode_ids()[o] for o in ("convolution", "dot", "reshape")}
       for k in range(len(g.config_node)):
-        most = 2 if opcodes[k] == OPCODE_IDS["reshape"] else 9
+        most = 2 if opcodes[k] == opcode_ids()["reshape"] else 9
         assert len(np.unique(choices[:, k], axis=0)) <= most
       first = [np.flatnonzero(g.configs.node_group == v)[0] for v in g.configs.node_group]
       np.testing.assert_array_equal(choices, choices[:, first])

@@ -9,7 +9,7 @@ import pytest
 
 import tpugraphs_jax
 from tpugraphs_jax.data import npz, synthetic
-from tpugraphs_jax.run import jobs
+from tpugraphs_jax.run import job as job_lib, training
 
 COLLECTIONS = {"layout": "layout:xla:random", "tile": "tile:xla"}
 SMALL = {"model.hidden_dim": 8, "model.num_gnns": 1, "train.epochs": 2, "batch.graphs": 4,
@@ -48,7 +48,7 @@ def test_together_they_train_rank_and_are_kept(name, root, tmp_path):
   config = parts.config_of(kind, variant, **(SMALL | TOGETHER | changes))
   with config.unlocked():
     config.data_root = str(root)
-  jobs.run(config, tmp_path)
+  training.run(config, tmp_path)
   with (tmp_path / "validation.csv").open() as file:
     rows = list(csv.DictReader(file))
   assert rows and all(np.isfinite(float(row["opa"])) for row in rows)
@@ -74,8 +74,8 @@ def test_evaluation_uses_the_mean_of_the_window(root, tmp_path):
     with config.unlocked():
       config.data_root = str(root)
     workdir = tmp_path / str(len(window))
-    job = jobs.Job.of(config)
-    found[window] = jobs.train(job, workdir).state
+    job = job_lib.Job.of(config)
+    found[window] = training.train(job, workdir).state
   last, averaged = found.values()
   same = jax.tree.map(lambda a, b: bool((a == b).all()), last.params, averaged.params)
   assert all(jax.tree.leaves(same))

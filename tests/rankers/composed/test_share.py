@@ -67,9 +67,9 @@ TILES = {
 
 
 def reads(options):
-  return base.create("layout", "Composed", **{
+  return base.create_network("layout", "Composed", **{
       k: options[k] for k in ("node_layout", "position_width", "dimension_encoder")
-      if k in options}).sees.reads
+      if k in options}).reads
 
 
 def check_shared_is_plain(kind, batch, **options):
@@ -96,8 +96,7 @@ def test_equal_tokens_of_a_kernel_pass_the_transformer_once():
   options = SMALL | TILES["early"]
   batch, shapes = system_cases.tile_batch(reads(options)), {}
   for share in (True, False):
-    model = base.create("tile", "Composed", **options, share=share)
-    assert bool(model.sees.distinct) is share
+    model = base.create_network("tile", "Composed", **options, share=share)
     _, kept = jax.eval_shape(lambda model=model: model.init_with_output(
         jax.random.key(0), batch, capture_intermediates=lambda module, _: module.name == "layer_0"))
     (found,) = jax.tree.leaves(kept["intermediates"]["inputs"]["dimensions"])
@@ -129,7 +128,7 @@ EVERYTHING = SMALL | dict(
 def test_padding_does_not_change_scores(kind):
   make = getattr(system_cases, f"{kind}_batch")
   options = EVERYTHING | (dict(pooling=("mean", "max", "attention")) if kind == "tile" else {})
-  model = base.create(kind, "Composed", **options)
+  model = base.create_network(kind, "Composed", **options)
   params = system_cases.random_params(model, make())
   score = jax.jit(model.apply, compiler_options=system_cases.QUICK)
   few, many = (comparing.in_float64(score, {"params": params}, make(spare=spare))
@@ -140,7 +139,7 @@ def test_padding_does_not_change_scores(kind):
 
 def test_contents_of_padding_configurations_reach_no_real_one():
   batch = system_cases.layout_batch()
-  model = base.create("layout", "Composed", **EVERYTHING)
+  model = base.create_network("layout", "Composed", **EVERYTHING)
   params = system_cases.random_params(model, batch)
   score = jax.jit(model.apply, compiler_options=system_cases.QUICK)
   scores = score({"params": params}, batch)

@@ -12,8 +12,8 @@ import random_graphs
 import system_cases
 from test_systems_modules import slow_encoder
 
-from tpugraphs_jax.data import column_blocks, feature_blocks, features
-from tpugraphs_jax.hlo import opcodes
+from tpugraphs_jax.columns import opcode_ids
+from tpugraphs_jax.data import feature_blocks, features
 from tpugraphs_jax.nn import layers
 from tpugraphs_jax.nn.layers import Dense
 from tpugraphs_jax.rankers.composed import dimensions, encodings, inputs, nodes, parts
@@ -88,7 +88,7 @@ def test_opcodes_are_shortened_and_multiplied(max_norm, gain):
 
 def test_unary_operations_share_an_embedding():
   """The 21 of the 5th place, and no other opcode with them."""
-  names = opcodes.opcode_ids()
+  names = opcode_ids()
   found = np.asarray(encodings.merged(jnp.arange(121)))
   together = {name for name, number in names.items() if found[number] == names["abs"]}
   assert together == set(encodings.UNARY) and len(together) == 21
@@ -262,7 +262,7 @@ def test_dimension_tokens_hold_dimension_after_dimension():
   feat = rng.integers(-3, 6, (4, 140)).astype(np.float32)
   graph = random_graphs.layout_graph(rng, nodes=4, edges=0, config_nodes=[0], configs=1)
   graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
-  found = column_blocks.dimension_tokens(graph).reshape(4, 6, 23)
+  found = feature_blocks.dimension_tokens(graph).reshape(4, 6, 23)
   for node in range(4):
     for dimension in range(6):
       sizes = [feat[node, first + dimension] for first in (21, 31, 37, 45, 53, 61, 69, 77, 85)]
@@ -280,12 +280,12 @@ def test_node_layouts_are_padded_beyond_their_rank():
   feat[0, 134:137] = 2, 0, 1
   graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
   np.testing.assert_array_equal(
-      column_blocks.node_layout(graph), [[2, 0, 1, -1, -1, -1], [-1] * 6])
+      feature_blocks.node_layout(graph), [[2, 0, 1, -1, -1, -1], [-1] * 6])
   # A transform `none` leaves the block as it is, constant columns too.
   kinds = np.full(6, "none", dtype=object)
-  same = features.fit([column_blocks.node_layout(graph)], kinds)
+  same = features.fit([feature_blocks.node_layout(graph)], kinds)
   np.testing.assert_array_equal(
-      same(column_blocks.node_layout(graph)), column_blocks.node_layout(graph))
+      same(feature_blocks.node_layout(graph)), feature_blocks.node_layout(graph))
 
 
 @pytest.mark.parametrize("text, unscaled", [
@@ -293,7 +293,7 @@ def test_node_layouts_are_padded_beyond_their_rank():
     ("node_layout=none,*=minmax", {"node_layout"}),
     ("layout=none,random_walk=none,*=standardize", {"random_walk"})])
 def test_blocks_that_no_transform_touches(text, unscaled):
-  found = feature_blocks.NodeFeatures(("released", "random_walk", "node_layout"), kinds=text)
+  found = features.NodeFeatures(("released", "random_walk", "node_layout"), kinds=text)
   assert set(found.unscaled) == unscaled
 
 

@@ -233,7 +233,7 @@ def test_edges_of_the_4th_place_are_those_of_configurable_consumers(slots):
 
 
 def test_bilinear_pooling_equals_a_loop_over_edges():
-  model = base.create("layout", "BilinearEdges", op_embed_dim=2, edge_widths=(5, 3),
+  model = base.create_network("layout", "BilinearEdges", op_embed_dim=2, edge_widths=(5, 3),
                            config_widths=(4, 3), head_widths=(4,), config_scale=0.5)
   batch = system_cases.layout_batch()
   params = system_cases.random_params(model, batch)
@@ -267,7 +267,7 @@ def test_bilinear_pooling_equals_a_loop_over_edges():
 @pytest.mark.parametrize("missing", ["edge_widths", "config_widths"])
 def test_bilinear_pooling_needs_layers(missing):
   with pytest.raises(ValueError, match=f"model.{missing} is empty"):
-    base.create("layout", "BilinearEdges", **{missing: ()})
+    base.create_network("layout", "BilinearEdges", **{missing: ()})
 
 
 @pytest.mark.parametrize("norm", ["none", "layer", "configuration"])
@@ -294,8 +294,8 @@ def test_a_head_normalises_rows_or_the_slate(norm):
 
 def test_a_score_that_is_a_sum_has_its_scale_and_no_head():
   options = dict(op_embed_dim=2, pre_widths=(3,), widths=(), readout="node_scalar_sum")
-  model = base.create("layout", "Composed", **options)
-  scaled = base.create("layout", "Composed", **options, score_scale=0.1)
+  model = base.create_network("layout", "Composed", **options)
+  scaled = base.create_network("layout", "Composed", **options, score_scale=0.1)
   params = system_cases.random_params(model, BATCH)
   assert set(params) == {"inputs", "encoder", "readout"} or set(params) == {"inputs", "readout"}
   both = QUICK(lambda p: [m.apply({"params": p}, BATCH) for m in (model, scaled)])(params)
@@ -317,7 +317,7 @@ def test_a_score_that_is_a_sum_has_its_scale_and_no_head():
 
 @pytest.mark.parametrize("train, equal", [(True, False), (False, True)])
 def test_chance_is_for_training_alone(train, equal):
-  model = base.create("layout", "Composed", op_embed_dim=2, pre_widths=(6,), widths=(6,),
+  model = base.create_network("layout", "Composed", op_embed_dim=2, pre_widths=(6,), widths=(6,),
                            dropout=0.4, drop_edge=0.5)
   params = system_cases.random_params(model, BATCH)
   apply = QUICK(lambda p, key: model.apply({"params": p}, BATCH, train=train, rngs={
@@ -330,7 +330,7 @@ def test_chance_is_for_training_alone(train, equal):
 def test_bfloat16_is_near_float32():
   options = dict(op_embed_dim=3, pre_widths=(8,), widths=(8,), norm="layer", activation="gelu",
                  residual="identity", head_widths=(4,), pooling=("mean", "max"))
-  models = [base.create("layout", "Composed", **options, dtype=dtype)
+  models = [base.create_network("layout", "Composed", **options, dtype=dtype)
             for dtype in ("float32", "bfloat16")]
   params = system_cases.random_params(models[0], BATCH)
   exact, half = QUICK(lambda p: [m.apply({"params": p}, BATCH) for m in models])(params)

@@ -13,7 +13,7 @@ import segment_cases as cases
 
 from tpugraphs_jax import parallel
 from tpugraphs_jax.rankers.segments import history
-from tpugraphs_jax.rankers.segments.snapshots import Snapshots
+from tpugraphs_jax.rankers.segments.history import Snapshots
 
 WIDTH = 2
 CONFIGS = 4

@@ -7,13 +7,11 @@ from typing import NamedTuple
 import commands
 import ml_collections
 import pytest
-import segment_cases as cases
 
 from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.segments import family as family_lib
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.run.jobs import Job
-from tpugraphs_jax.serve import models
+from tpugraphs_jax.run.job import Job
 
 SMALL = ["--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=3",
          "--config.train.log_every_steps=1", "--config.segments.finetune.epochs=2"]
@@ -101,7 +99,7 @@ def config(variant="gst_ed", **options) -> ml_collections.ConfigDict:
 def test_variants_have_a_table_where_they_need_one(variant, uses_history):
   made = config(variant)
   Job.of(made)
-  assert models.uses_history(made.segments) == uses_history
+  assert family_lib.uses_history(made.segments) == uses_history
   assert bool(made.segments.finetune.epochs) == (variant == "gst_efd")
 
 
@@ -109,7 +107,7 @@ def test_full_is_the_whole_graph_and_the_official_model_segments_without_blocks(
   assert get_config("xla-random,full") == get_config("xla-random")
   official = get_config("xla-random,official,gst_ed")
   assert official == get_config("gst_ed,official,xla-random")
-  assert Job.of(official).ranker.model.model.dropout == "fullgraph"
+  assert Job.of(official).ranker.family.network.model.dropout == "fullgraph"
 
 
 @pytest.mark.parametrize("options, complaint", [
@@ -133,25 +131,6 @@ def test_full_is_the_whole_graph_and_the_official_model_segments_without_blocks(
 def test_impossible_options_are_refused(options, complaint):
   with pytest.raises(ValueError, match=complaint):
     Job.of(config(**options))
-
-
-class Attentive(cases.ToyModel):
-  """A model that a table cannot go with."""
-
-  @property
-  def sees(self):
-    return base.Sees(hops=1, whole_graph=True)
-
-
-@pytest.mark.parametrize("variant, is_refused", [("gst_ed", True), ("gst", False), ("one", False)])
-def test_models_that_see_more_than_a_segment_are_refused_with_a_table(
-    variant, is_refused, monkeypatch):
-  monkeypatch.setattr(base, "create", lambda kind, name, **options: Attentive())
-  if not is_refused:
-    assert Job.of(config(variant)).ranker.sees.whole_graph
-    return
-  with pytest.raises(ValueError, match="looks at the whole graph: the history table keeps"):
-    Job.of(config(variant))
 
 
 def test_sampled_blocks_of_the_official_model_are_refused():

@@ -12,7 +12,6 @@ from tpugraphs_jax import parallel
 from tpugraphs_jax.rankers.segments import batches as batching
 from tpugraphs_jax.rankers.segments.batches import Stale
 from tpugraphs_jax.rankers.segments.model import READOUT_COLLECTION
-from tpugraphs_jax.rankers.segments.score import SegmentScorer
 
 CONFIGS = 4
 
@@ -45,8 +44,7 @@ def test_all_segments_fresh_give_the_score_of_the_segmented_graph(readout, aggre
   batch = cases.batch_of(slots, graphs=4, configs=CONFIGS, fresh=3)
   trained = training_scores(model, params, batch)
   evaluated = np.asarray(model.apply({"params": params}, batch))
-  scorer = SegmentScorer(model, cases.assemble_layout, segments_per_batch=2, configs_per_batch=2)
-  scored = scorer.scores(params, graphs, config_ids=[slot.config_ids for slot in slots])
+  scored = cases.scores(cases.family_of(model), params, graphs, [s.config_ids for s in slots])
   for i, graph in enumerate(graphs):
     values = cases.readouts(model.model, params, graph, [3, 1, 0])
     expected = expected_scores(model, params, values)
@@ -64,8 +62,7 @@ def test_segments_without_edges_between_give_the_score_of_the_whole_graph():
   four = cases.segmented(whole, segment=segment)
   assert len(one.segments) == 1 and len(four.segments) == 4 and four.cut_edges == 0
   params = params_of(model, [four])
-  scorer = SegmentScorer(model, cases.assemble_layout, segments_per_batch=3, configs_per_batch=2)
-  of_one, of_four = scorer.scores(params, [one, four])
+  of_one, of_four = cases.scores(cases.family_of(model, segments=3), params, [one, four])
   assert of_one.shape == (5,) and np.ptp(of_one) > 0.01
   np.testing.assert_allclose(of_four, of_one, rtol=1e-4, atol=1e-5)
 
@@ -132,9 +129,8 @@ def test_scores_do_not_depend_on_chunks_or_on_other_graphs():
   graphs = graphs_of((3, 4, 5))
   model = model_of()
   params = params_of(model, graphs)
-  score = lambda graphs, segments, configs: SegmentScorer(
-      model, cases.assemble_layout, segments_per_batch=segments,
-      configs_per_batch=configs).scores(params, graphs)
+  score = lambda graphs, segments, configs: cases.scores(
+      cases.family_of(model, segments=segments, configs=configs), params, graphs)
   together = score(graphs, 2, 2)
   for graph, scores in zip(graphs, together):
     assert scores.shape == (len(graph.configs),) and np.ptp(scores) > 0

@@ -16,8 +16,7 @@ import table_cases
 from tpugraphs_jax import losses
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import LayoutConfigs
-from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.tables import batching as table_batching, charges as table_charges
+from tpugraphs_jax.rankers.tables import batches as table_batches, charges as table_charges
 from tpugraphs_jax.rankers.tables.charges import NodeCosts
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 
@@ -26,7 +25,7 @@ SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=2, rank=3)
 
 
 @functools.cache
-def programs() -> tuple[table_batching.PreparedTables, ...]:
+def programs() -> tuple[table_batches.PreparedTables, ...]:
   cases = (dict(nodes=30, edges=50), dict(nodes=12, edges=8, config_nodes=[1], configs=3),
            dict(nodes=45, edges=110, rows=9))
   return tuple(table_cases.prepared(table_cases.program(i, **case)) for i, case in enumerate(cases))
@@ -36,7 +35,7 @@ def batch(order=(0, 1, 2), *, spare=0, graphs=3, configs=CONFIGS, choices=None):
   slates = table_cases.slates(programs(), CONFIGS)
   budget = random_graphs.common_budget([batching.total_sizes(programs())], spare=spare)
   budget |= {"choices": choices or batching.total_sizes(programs())["choices"]}
-  return table_batching.assemble_tables(
+  return table_batches.assemble(
       [slates[i] for i in order], budget, graphs=graphs, configs=configs)
 
 
@@ -233,11 +232,6 @@ def test_unknown_pairs_are_refused():
     ScoreTables(pairs="some")
 
 
-def test_it_is_a_ranker():
-  assert base.check(ScoreTables(**SMALL), "ScoreTables").sees == base.Sees(
-      whole_graph=True, tables=True, integers=True)
-
-
 def test_costs_of_nodes_add_up_to_the_tables():
   made = batch(spare=4)
   whole, parts = (
@@ -271,6 +265,6 @@ def test_a_program_without_configurable_nodes_scores_zero():
   empty = table_cases.prepared(dataclasses.replace(
       graph, config_node=np.zeros(0, np.int32), configs=none))
   budget = random_graphs.common_budget([batching.total_sizes([empty])])
-  made = table_batching.assemble_tables(
+  made = table_batches.assemble(
       table_cases.slates([empty], CONFIGS), budget, graphs=1, configs=CONFIGS)
   np.testing.assert_array_equal(scores(made), np.zeros((1, CONFIGS)))

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import table_cases
 
-from tpugraphs_jax.graph import NODE_FEATURES, OpGraph
+from tpugraphs_jax.columns import NODE_FEATURES
+from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs
 
 

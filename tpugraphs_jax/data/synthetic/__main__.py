@@ -6,7 +6,7 @@ import argparse
 
 from tpugraphs_jax import collections, remote
 from tpugraphs_jax.data.synthetic import scales
-from tpugraphs_jax.data.synthetic.generate import generate
+from tpugraphs_jax.data.synthetic.files import generate
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,22 +1,94 @@
-"""Makes one file of a collection, and the side file with its noise-free runtimes."""
+"""Writes synthetic collections: one file at a time, and whole ones by several processes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+import concurrent.futures
 import dataclasses
+import functools
+import json
+import multiprocessing
 import os
 from pathlib import Path
 
 import numpy as np
+import tqdm
 
-from tpugraphs_jax import graph
+from tpugraphs_jax import collections, console, files, graph
 from tpugraphs_jax.data import npz, npz_archive
-from tpugraphs_jax.data.synthetic import defects, layout_programs, layout_search, scales
-from tpugraphs_jax.data.synthetic.layout_cost import layout_cost
-from tpugraphs_jax.data.synthetic.tile_kernels import random_kernel
-from tpugraphs_jax.data.synthetic.tile_search import tile_configs
+from tpugraphs_jax.data.synthetic import layout_choices, layout_programs, scales, tiles
 
+_STAMP = "synthetic.json"
 NOISE_SD = 3.6e-4  # of the log of repeated measurements, median over graphs
 _NOISE_RANGE = (2e-4, 2e-3)
+
+
+def generate(
+    out: str | os.PathLike[str], *, scale: str = "tiny", seed: int = 0,
+    collections: Iterable[str] = collections.RELEASED, defects: bool = False,
+    limit: int | None = None, workers: int | None = None, progress: bool = True,
+) -> Path:
+  """Writes synthetic collections in the released form below `<out>/npz`.
+
+  Noise-free runtimes go below `<out>/ceiling`. Files that are there already are
+  kept, so that an interrupted run goes on where it stopped.
+
+  Args:
+    out: the folder to write into.
+    scale: `tiny`, `medium` or `full`.
+    seed: every file follows from (scale, seed, collection, split, index).
+    collections: which of the five.
+    defects: with the defects of the released data.
+    limit: files per split; all of them if not given.
+    workers: processes; one per processor if not given, one at scale `tiny`.
+    progress: shows a bar.
+
+  Returns:
+    The data root, `<out>/npz`.
+
+  Raises:
+    ValueError: unknown scale or collection, or `out` holds other data.
+  """
+  out = Path(out).expanduser()
+  specs = [spec for collection in collections
+           for spec in scales.file_specs(scale, seed, collection, limit=limit)]
+  _stamp(out, {"scale": scale, "seed": seed, "defects": defects})
+  write = functools.partial(write_file, out, with_defects=defects)
+  if workers is None:
+    workers = 1 if scale == "tiny" else os.cpu_count() or 1
+  with tqdm.tqdm(
+      total=len(specs), unit="file", mininterval=1, disable=console.bar(progress)) as bar:
+    for _ in _run(write, specs, workers):
+      bar.update()
+  return out / "npz"
+
+
+def _run(write, specs: list[scales.FileSpec], workers: int):
+  if workers == 1:
+    yield from map(write, specs)
+    return
+  # Fresh processes: forking one that runs jax's threads can hang.
+  context = multiprocessing.get_context("spawn")
+  with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+    futures = [pool.submit(write, spec) for spec in specs]
+    for future in concurrent.futures.as_completed(futures):
+      yield future.result()
+
+
+def _stamp(out: Path, settings: dict) -> None:
+  """Notes what a folder holds, and refuses to mix it with other data."""
+  path = out / _STAMP
+  if path.exists():
+    found = json.loads(path.read_text())
+    if found != settings:
+      raise ValueError(f"{out} holds synthetic data of {found}, asked for is {settings}; "
+                       "choose another folder or delete this one")
+    return
+  if (out / "npz").exists():
+    raise ValueError(f"{out / 'npz'} exists and is not known to be synthetic data; "
+                     "choose another folder")
+  with files.replacing(path) as file:
+    json.dump(settings, file)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +166,8 @@ def _measure(runtime_ns: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _make_tile(spec: scales.FileSpec, with_defects: bool) -> tuple[graph.OpGraph, Ceiling]:
   del with_defects  # the released kernels have no others than their sizes
   size, rng = scales.tile_size(spec), spec.rng("graph")
-  kernel = random_kernel(rng, nodes=size.nodes, configs=size.configs)
-  config_feat, runtime_ns = tile_configs(kernel, rng, configs=size.configs, tiled=size.tiled)
+  kernel = tiles.random_kernel(rng, nodes=size.nodes, configs=size.configs)
+  config_feat, runtime_ns = tiles.tile_configs(kernel, rng, configs=size.configs, tiled=size.tiled)
   measured_ns = _measure(runtime_ns, rng)
   normalizer_ns = _measure(np.full(len(runtime_ns), runtime_ns[0]), rng)
   shown = int(spec.is_labelled)
@@ -106,20 +178,20 @@ def _make_tile(spec: scales.FileSpec, with_defects: bool) -> tuple[graph.OpGraph
 
 
 def _make_layout(spec: scales.FileSpec, with_defects: bool) -> tuple[graph.OpGraph, Ceiling]:
-  origin = defects.graph_origin(spec) if with_defects else spec
+  origin = scales.graph_origin(spec) if with_defects else spec
   size, rng = scales.layout_size(origin), origin.rng("graph")
   is_image = spec.collection.startswith("layout:xla")
   build = layout_programs.image_program if is_image else layout_programs.text_program
   program = build(rng, **size.program)
-  groups = layout_search.find_groups(program, rng)
-  cost = layout_cost(program, groups.by_node(), steps=size.steps)
-  start = layout_search.default_bits(cost, rng)
+  groups = layout_choices.find_groups(program, rng)
+  cost = layout_choices.layout_cost(program, groups.by_node(), steps=size.steps)
+  start = layout_choices.default_bits(cost, rng)
   options = _search(spec, len(program), groups, cost, start, with_defects)
-  runtime_ns = cost(layout_search.output_bits(options))
+  runtime_ns = cost(layout_choices.output_bits(options))
   rng = spec.rng("noise")
   measured_ns = _measure(runtime_ns, rng)
   if with_defects:
-    measured_ns = defects.shuffle_measured(spec, measured_ns, rng)
+    measured_ns = scales.shuffle_measured(spec, measured_ns, rng)
   rows = np.take_along_axis(groups.options.T, options, axis=0)
   configs = graph.LayoutConfigs(
       rows=groups.rows, node_group=groups.node_group,
@@ -134,9 +206,9 @@ def _search(spec, nodes: int, groups, cost, start, with_defects: bool) -> np.nda
   rng = spec.rng("search")
   configs = scales.layout_configs(spec, nodes)
   if with_defects:
-    configs = defects.defective_configs(spec, configs)
-    if defects.has_identical_configs(spec):
-      return layout_search.default_options(groups, start, configs)
+    configs = scales.defective_configs(spec, configs)
+    if scales.has_identical_configs(spec):
+      return layout_choices.default_options(groups, start, configs)
   if spec.collection.endswith("random"):
-    return layout_search.random_search(groups, start, configs, rng)
-  return layout_search.default_search(groups, cost, start, configs, rng)
+    return layout_choices.random_search(groups, start, configs, rng)
+  return layout_choices.default_search(groups, cost, start, configs, rng)

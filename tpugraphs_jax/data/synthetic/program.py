@@ -1,38 +1,26 @@
 """Builds HLO programs one instruction at a time and encodes them as `OpGraph`.
 
-The 140 node features follow the released layout: a list of sizes becomes its
-first six (or two) entries padded with 0, then the sum and the product over all
-of them, where the product of an empty list is 1.
+`columns` describes the 140 node features.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import math
 
 import numpy as np
 
-from tpugraphs_jax import graph
+from tpugraphs_jax import columns, graph
+from tpugraphs_jax.columns import NODE
 
-# The opcodes that the generated programs use, with their numbers in the data set.
-OPCODE_IDS = {
-    "add": 2, "all-reduce": 5, "bitcast": 11, "bitcast-convert": 12, "broadcast": 13,
-    "call": 14, "compare": 20, "constant": 24, "convert": 25, "convolution": 26, "copy": 27,
-    "divide": 32, "dot": 34, "exponential": 37, "fusion": 41, "gather": 42,
-    "get-tuple-element": 45, "iota": 48, "log": 50, "and": 52, "or": 54, "maximum": 57,
-    "minimum": 58, "multiply": 59, "negate": 60, "pad": 62, "parameter": 63, "power": 66,
-    "reduce": 70, "reduce-window": 72, "reshape": 75, "reverse": 76, "rng": 77, "rsqrt": 81,
-    "select": 83, "shift-left": 87, "shift-right-logical": 89, "slice": 92, "sqrt": 94,
-    "subtract": 95, "tanh": 96, "transpose": 98, "tuple": 100,
-}
-ELEMENT_TYPES = (
-    "invalid", "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32",
-    "f64", "bf16", "c64", "c128", "tuple", "opaque", "token",
-)
-BYTES = {"pred": 1, "bf16": 2, "s32": 4, "u32": 4, "f32": 4, "tuple": 0}
-# First columns of the seven window blocks of 8, in the order of `Op.window` entries.
-_WINDOW_COLUMNS = (37, 45, 53, 61, 69, 77)
+BYTES = {kind.name: kind.bytes for kind in columns.ELEMENT_TYPES}
+_TYPE_NAMES = tuple(BYTES)
+# Blocks of columns in the order of the entries of `Op.window`.
+_WINDOW = ("window_size", "window_stride", "window_padding_low", "window_padding_high",
+           "window_dilation", "base_dilation")
+_CONVOLUTION = columns.span(NODE, "input_batch_dimension", "output_feature_dimension")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,44 +39,35 @@ class Op:
   # Columns 93..106: input batch, input feature, 4 input spatial, kernel input and
   # output feature, 4 kernel spatial, output batch, output feature dimensions.
   convolution: tuple[int, ...] = ()
-  slices: tuple[tuple[int, ...], ...] = ()  # (starts, strides, limits)
-  edge_padding: tuple[tuple[int, ...], ...] = ()  # (low, high)
-  minor_to_major: tuple[int, ...] | None = None  # None: the last dimension is minor
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def feature_row(op: Op) -> np.ndarray:
   """The 140 features of one instruction, float32; column 0 (root) is left 0."""
-  row = np.zeros(graph.NODE_FEATURES, np.int64)
-  row[2 + ELEMENT_TYPES.index(op.dtype)] = 1
-  _fill(row, 21, op.dims, 6)
-  row[29], row[30] = op.tuple_size, op.parameter_number
-  row[31:31 + len(op.dimensions)] = op.dimensions
-  window = np.array(op.window, np.int64).reshape(-1, 7).T.tolist()
-  for column, values in zip(_WINDOW_COLUMNS, window):
-    _fill(row, column, values, 6)
-  row[85:85 + len(op.window)] = window[6]
-  row[91], row[92] = sum(window[6]), len(op.window) - sum(window[6])
+  row = np.zeros(columns.NODE_FEATURES, np.int64)
+  *window, reversal = np.array(op.window, np.int64).reshape(-1, 7).T.tolist()
+  lists = dict.fromkeys(columns.AGGREGATED, ()) | dict(zip(_WINDOW, window)) | {
+      "shape": op.dims, "dimensions": op.dimensions,
+      "minor_to_major": range(len(op.dims))[::-1],  # the last dimension is minor
+  }
+  for name, values in lists.items():
+    _fill(row[NODE[name]], values, aggregated=name in columns.AGGREGATED)
+  row[NODE["element_type"].start + _TYPE_NAMES.index(op.dtype)] = 1
+  row[NODE["tuple_size"]], row[NODE["parameter_number"]] = op.tuple_size, op.parameter_number
+  flags = (sum(reversal), len(reversal) - sum(reversal))
+  row[NODE["window_reversal"]][:len(reversal)], row[NODE["window_reversal"]][-2:] = reversal, flags
   if op.convolution:
-    row[93:107] = op.convolution
-    row[107:109] = 1
-  for column, values in zip((109, 113, 117), op.slices or ((), (), ())):
-    _fill(row, column, values, 2)
-  _fill(row, 121, (), 2)
-  for column, values in zip((125, 129), op.edge_padding or ((), ())):
-    _fill(row, column, values, 2)
-  layout = op.minor_to_major
-  layout = tuple(range(len(op.dims)))[::-1] if layout is None else layout
-  row[134:134 + len(layout)] = layout
+    row[_CONVOLUTION] = op.convolution
+    row[NODE["feature_group_count"]] = row[NODE["batch_group_count"]] = 1
   return row.astype(np.float32)
 
 
-def _fill(row: np.ndarray, column: int, values, count: int) -> None:
-  """Writes one block: the first `count` values, the sum and the product of all."""
-  values = tuple(values)
-  row[column:column + min(count, len(values))] = values[:count]
-  row[column + count] = sum(values)
-  row[column + count + 1] = math.prod(values)
+def _fill(block: np.ndarray, values: Sequence[int], *, aggregated: bool) -> None:
+  """Writes the first values into a block of columns, and sum and product of all at its end."""
+  if aggregated:
+    block[-2:] = sum(values), math.prod(values)
+    block = block[:-2]
+  block[:len(values)] = values[:len(block)]
 
 
 class Program:
@@ -177,7 +156,7 @@ class Program:
     config_node = np.zeros(0) if config_node is None else config_node + self.offset
     return graph.OpGraph(
         name=name, node_feat=node_feat,
-        node_opcode=np.array([OPCODE_IDS[op.opcode] for op in ops], np.uint8),
+        node_opcode=np.array([columns.opcode_ids()[op.opcode] for op in ops], np.uint8),
         edge_index=np.array(edges, np.int32).reshape(-1, 2),
         node_splits=np.array(splits, np.int64), config_node=config_node.astype(np.int32))
 

@@ -58,7 +58,7 @@ def _ends(receiver: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @base.LAYOUT_MODELS.register("BilinearEdges")
-class BilinearEdges(base.Ranker):
+class BilinearEdges(base.Network):
   """Bilinear pooling of edges and their configurations.
 
   Attributes:

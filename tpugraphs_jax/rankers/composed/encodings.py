@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
-from tpugraphs_jax.hlo import opcodes
+from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE, opcode_ids
 from tpugraphs_jax.nn.layers import OpcodeEmbedding
 
 # In place of layout values of a node that is not configurable (1st place): below them all.
@@ -57,7 +56,7 @@ class Opcodes(nn.Module):
 
 def merged(opcode: jax.Array) -> jax.Array:
   """Opcodes `[N]`, those of `UNARY` all as its first; whole numbers as the data set's."""
-  ids = opcodes.opcode_ids()
+  ids = opcode_ids()
   unary = np.array([ids[name] for name in UNARY])
   return jnp.where(jnp.isin(opcode, unary), unary[0], opcode)
 

@@ -9,7 +9,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.graph import LAYOUT_CONFIG_FEATURES, TILE_CONFIG_FEATURES
+from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.rankers.composed import dimensions, encodings, parts
 from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
 from tpugraphs_jax.rankers.composed.options import Options

@@ -24,11 +24,22 @@ from tpugraphs_jax.rankers.composed.encoder import Encoder, hops
 from tpugraphs_jax.rankers.composed.nodes import Batch, Slates
 from tpugraphs_jax.rankers.composed.options import Options
 from tpugraphs_jax.rankers.composed.readouts import Hidden, Readout
+from tpugraphs_jax.rankers.whole import Kernels
 
 NAME = "Composed"
 
 
-class Composed(base.Ranker):
+class ComposedKernels(Kernels):
+  """Kernels whose equal nodes share the encoding of tensor dimensions."""
+
+  @property
+  def distinct(self) -> int:
+    """Columns of node features that the encoder of dimensions reads."""
+    options = self.network.options
+    return inputs.token_columns(options) if options.share else 0
+
+
+class Composed(base.Network):
   """A ranker made of options.
 
   Attributes:
@@ -40,15 +51,32 @@ class Composed(base.Ranker):
   options: Options
 
   @property
-  def sees(self) -> base.Sees:
+  def family(self):
+    return ComposedKernels if self.kind == "tile" else None
+
+  @property
+  def hops(self) -> int:
     o = self.options
     shares = o.share and o.fusion == "early" and self.kind == "layout"
-    whole = (o.encoding == "embedding" or o.dimension_encoder != "none"
-             or o.missing != "zero" and self.kind == "layout")
-    return base.Sees(
-        hops=hops(o) if shares else 0, slates=o.across_configs, whole_graph=o.whole_graph,
-        integers=whole, reads=inputs.read_blocks(o),
-        distinct=inputs.token_columns(o) if o.share and self.kind == "tile" else 0)
+    return hops(o) if shares else 0
+
+  @property
+  def compares_configs(self) -> bool:
+    return self.options.across_configs
+
+  @property
+  def sees_whole_graph(self) -> bool:
+    return self.options.whole_graph
+
+  @property
+  def embeds_integers(self) -> bool:
+    o = self.options
+    return (o.encoding == "embedding" or o.dimension_encoder != "none"
+            or o.missing != "zero" and self.kind == "layout")
+
+  @property
+  def reads(self) -> tuple[str, ...]:
+    return inputs.read_blocks(self.options)
 
   def setup(self):
     o = self.options

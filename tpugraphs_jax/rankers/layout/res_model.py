@@ -22,15 +22,17 @@ from tpugraphs_jax.nn.split_nodes import PartialSum, SplitNodes, divide_nodes, g
 from tpugraphs_jax.nn.split_nodes import split_neighbour_sum
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout import block_training
+from tpugraphs_jax.rankers.layout.blocks import BlockPrograms
+from tpugraphs_jax.rankers.whole import Programs
 
-# When each mode of dropout looks at the sampled block of nodes alone.
-DROPOUT_MODES = {"fullgraph": "never", "dropout": "always", "backpropdropout": "training"}
+# When the network looks at a sampled block of nodes alone: never, always, in training.
+DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
 # Whose messages the sums of a round add up, by normalisation.
 NORMALIZATIONS = {"sym": (BOTH,), "asym": (USERS, OPERANDS)}
 
 
 @base.LAYOUT_MODELS.register("ResModel")
-class ResModel(base.Ranker):
+class ResModel(base.Network):
   """The official layout model: residual convolutions, configurations at every layer.
 
   `dropout` says how the sampled block of nodes is used. `fullgraph` ignores the block.
@@ -69,8 +71,12 @@ class ResModel(base.Ranker):
     super().__post_init__()
 
   @property
-  def sees(self) -> base.Sees:
-    return base.Sees(hops=self.num_gnns, blocks=DROPOUT_MODES[self.dropout])
+  def family(self):
+    return Programs if self.dropout == "fullgraph" else BlockPrograms
+
+  @property
+  def hops(self) -> int:
+    return self.num_gnns
 
   @property
   def directions(self) -> tuple[str, ...]:

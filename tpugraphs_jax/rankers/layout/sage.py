@@ -18,8 +18,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.data.batch import LayoutBatch
-from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.nn import layers, layout_features, pooling
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree
 from tpugraphs_jax.nn.layers import Dense, OpcodeEmbedding
@@ -28,7 +28,7 @@ from tpugraphs_jax.rankers import base
 
 
 @base.LAYOUT_MODELS.register("SAGE")
-class SAGE(base.Ranker):
+class SAGE(base.Network):
   """Bidirectional GraphSAGE with residual connections.
 
   Attributes:
@@ -56,6 +56,8 @@ class SAGE(base.Ranker):
   dtype: Any = None
   precision: Any = None
 
+  embeds_integers = True
+
   def __post_init__(self):
     if not self.pooling or set(self.pooling) - set(pooling.names()):
       raise ValueError(f"pooling is {tuple(self.pooling)}, expected some of "
@@ -63,8 +65,8 @@ class SAGE(base.Ranker):
     super().__post_init__()
 
   @property
-  def sees(self) -> base.Sees:
-    return base.Sees(hops=self.num_gnns, integers=True)
+  def hops(self) -> int:
+    return self.num_gnns
 
   def setup(self):
     dense = lambda **kwargs: Dense(

@@ -1,4 +1,4 @@
-"""Segmented graphs, and training batches of a few segments of each graph.
+"""Segmented graphs, and training batches of a few segments of each graph, or of sums over all.
 
 A segment is an ordinary small graph with the configurations of its own nodes, so
 that a batch of G graphs with S fresh segments each is a `LayoutBatch` of G * S
@@ -14,14 +14,9 @@ from typing import Any, NamedTuple
 from absl import logging
 import numpy as np
 
-from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batch import LayoutBatch
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate, targets
-from tpugraphs_jax.data.pipeline import Draw, Drawn
-from tpugraphs_jax.data.sampling import ConfigSampler
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph
-from tpugraphs_jax.rankers.layout.batcher import LayoutBatcher
-from tpugraphs_jax.rankers.segments import partition
+from tpugraphs_jax.graph import LayoutConfigs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -192,58 +187,32 @@ def check(graphs: Sequence[SegmentedGraph], *, fresh: int, max_nodes: int) -> No
       100 * cut / max(edges, 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class SegmentBatcher:
-  """Batches of a few segments of each program.
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeadGraph:
+  """Refreshed readouts of some configurations of a graph."""
 
-  Attributes:
-    layout: makes the batches of segments, each of them a small program.
-    method: one of `partition.METHODS`.
-    max_nodes: most nodes in a segment.
-    fresh: segments S with gradients, per program and batch.
-    recompute: the other segments belong to a batch as well.
-  """
+  name: str
+  configs: LayoutConfigs  # the refreshed ones
+  total: np.ndarray  # [configs, P] float32 sums over all segments, memory-mapped
+  segments: int
+  sizes: dict[str, int]  # as for any graph of a plan: it takes one row per batch
 
-  layout: LayoutBatcher
-  method: str
-  max_nodes: int
-  fresh: int
-  recompute: bool = False
 
-  def prepare(self, graph: OpGraph, raw: OpGraph | None = None) -> SegmentedGraph:
-    """A program, reduced and cut into segments; arguments as `LayoutBatcher.prepare`."""
-    small = self.layout.reduce(graph, raw)
-    segment = partition.cached_partition(
-        small, small.store, method=self.method, max_nodes=self.max_nodes)
-    pieces, cut_edges = partition.split(small, segment)
-    prepared = [self.layout.prepare_part(piece) for piece in pieces]
-    return segmented(small, prepared, fresh=self.fresh, cut_edges=cut_edges)
+class HeadBatch(NamedTuple):
+  """G slates of known totals."""
 
-  def draw(
-      self, graphs: Sequence[SegmentedGraph], sampler: ConfigSampler
-  ) -> Draw:
-    """Draws the segments of a slate, whose sizes they decide, then its configurations."""
-    def draw(number: int, rng: np.random.Generator) -> Drawn:
-      graph = graphs[number]
-      fresh = np.sort(rng.choice(len(graph.segments), self.fresh, replace=False))
-      finish = lambda: SegmentSlate(graph, *sampler(number, rng), number, fresh)
-      return Drawn(self._sizes(graph, fresh), finish)
+  total: np.ndarray  # [G, C, P] float32
+  segments: np.ndarray  # [G] int32
+  target: np.ndarray  # [G, C] float32, larger = slower
+  config_mask: np.ndarray  # [G, C] bool
 
-    return draw
 
-  def _sizes(self, graph: SegmentedGraph, fresh: np.ndarray) -> dict[str, int]:
-    if self.recompute:  # in batches of the same shapes, with room for the largest segments
-      return graph.sizes
-    return batching.total_sizes([graph.segments[number] for number in fresh])
-
-  def assemble(
-      self, slates: Sequence[SegmentSlate], budget: Budget, *, graphs: int, configs: int
-  ) -> SegmentBatch:
-    """A padded batch; see `assemble`."""
-    return assemble(
-        slates, budget, graphs=graphs, configs=configs, fresh=self.fresh,
-        assemble_layout=self.layout.assemble, with_others=self.recompute)
-
-  def align(self, batches: Sequence[SegmentBatch]) -> Sequence[SegmentBatch]:
-    """Batches of several devices with as many other segments each; see `align`."""
-    return align(batches)
+def assemble_head(slates: Sequence[Slate], *, graphs: int, configs: int) -> HeadBatch:
+  """A batch of at most `graphs` slates of `HeadGraph`s with `configs` configurations each."""
+  width = slates[0].graph.total.shape[1]
+  total = np.zeros((graphs, configs, width), np.float32)
+  segments = np.ones(graphs, np.int32)
+  for i, slate in enumerate(slates):
+    total[i, : len(slate.config_ids)] = slate.graph.total[slate.config_ids]
+    segments[i] = slate.graph.segments
+  return HeadBatch(total, segments, *targets(slates, graphs, configs))

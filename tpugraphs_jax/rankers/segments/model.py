@@ -16,9 +16,9 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from tpugraphs_jax import parallel
 from tpugraphs_jax.data.batch import LayoutBatch
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch
-from tpugraphs_jax.train import step as step_lib
 
 READOUTS = ("embedding", "scalar")
 AGGREGATIONS = ("mean", "sum")
@@ -99,7 +99,7 @@ class SegmentModel(nn.Module):
     if self.keep == 1:
       return jnp.ones((graphs, 1, entries), bool)
     rows = 1 if self.keep_unit == "segment" else configs
-    keys = step_lib.slate_keys(self.make_rng("dropout"), graphs)
+    keys = parallel.slate_keys(self.make_rng("dropout"), graphs)
     return jax.vmap(
         lambda key: jax.random.bernoulli(key, self.keep, (rows, entries)))(keys)
 
@@ -117,6 +117,6 @@ class HeadModel(nn.Module):
     nn.share_scope(self, self.segment_model)
 
   def __call__(self, batch, *, train: bool = False) -> jax.Array:
-    """Scores `[G, C]` of a `finetune.HeadBatch`."""
+    """Scores `[G, C]` of a `batches.HeadBatch`."""
     del train
     return self.segment_model.head(batch.total, batch.segments)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpugraphs_jax.rankers.tables.batching import PreparedTables
+from tpugraphs_jax.rankers.tables.batches import PreparedTables
 
 _ROLES = ("output", "input", "kernel")
 _WIDTH = 6  # dimensions of each in a row

@@ -9,11 +9,11 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.graph import LAYOUT_VALUE_RANGE
+from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.nn import layers
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree, neighbour_sum
 from tpugraphs_jax.nn.layers import Dense
-from tpugraphs_jax.rankers.tables.batch import TableBatch
+from tpugraphs_jax.rankers.tables.batches import TableBatch
 
 # Of costs that do not scale with bytes, beside those that do.
 _FLAT = 0.1

@@ -23,14 +23,15 @@ from tpugraphs_jax.nn.aggregation import node_graph
 from tpugraphs_jax.nn.layers import Dense
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables import residual as table_residual
-from tpugraphs_jax.rankers.tables.batch import TableBatch
+from tpugraphs_jax.rankers.tables.batches import TableBatch
+from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.rankers.tables.layers import Encoder, Part, add_up, by_bytes, row_features, take
 
 PAIRS = ("none", "low_rank")
 
 
 @base.LAYOUT_MODELS.register("ScoreTables")
-class ScoreTables(base.Ranker):
+class ScoreTables(base.Network):
   """Score tables from a bidirectional GraphSAGE encoder.
 
   Attributes:
@@ -63,6 +64,10 @@ class ScoreTables(base.Ranker):
   dtype: Any = None
   precision: Any = None
 
+  # A cost depends on the mean node state of the program and on the bytes of all groups.
+  sees_whole_graph = True
+  embeds_integers = True
+
   def __post_init__(self):
     for name, known in (("pairs", PAIRS), ("residual", table_residual.KINDS)):
       if (value := getattr(self, name)) not in known:
@@ -83,15 +88,18 @@ class ScoreTables(base.Ranker):
       self.beyond = table_residual.GroupSAGE(**options)
 
   @property
-  def sees(self) -> base.Sees:
-    """The whole graph: a cost depends on its mean node state and on bytes of all groups."""
-    return base.Sees(whole_graph=True, tables=True, integers=True,
-                          residual=self.residual != "none")
+  def family(self):
+    return TablesFamily
+
+  @property
+  def has_residual(self) -> bool:
+    """Whether a score is more than a sum of costs: `residuals` gives the rest."""
+    return self.residual != "none"
 
   def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
     """The sum of each head's costs and the residual, `[G, C, heads (+ 1)]` float32."""
     sums = table_sums(*self.tables(batch, train=train), batch)
-    if self.residual == "none":
+    if not self.has_residual:
       return sums
     return jnp.concatenate([sums, self.residuals(batch, train=train)[..., None]], axis=-1)
 

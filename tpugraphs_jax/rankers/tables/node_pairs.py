@@ -15,6 +15,7 @@ from typing import NamedTuple
 from absl import logging
 import numpy as np
 
+from tpugraphs_jax import columns
 from tpugraphs_jax.graph import OpGraph
 
 HOPS = 10
@@ -25,10 +26,8 @@ MEETING_OPERANDS = 4
 NO_OPERAND = 255
 _FEW = 20  # rows looked at for every pair that is kept, before hops are given up
 
-_TYPES, _PRODUCT = slice(2, 21), 28
-# Bytes per element of the element types in the order of node features 2..20: invalid,
-# pred, s8..s64, u8..u64, f16, f32, f64, bf16, c64, c128, tuple, opaque, token.
-_TYPE_BYTES = (0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 2, 8, 16, 0, 0, 0)
+_TYPES, _PRODUCT = columns.NODE["element_type"], columns.NODE["shape"].stop - 1
+_TYPE_BYTES = [kind.bytes for kind in columns.ELEMENT_TYPES]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

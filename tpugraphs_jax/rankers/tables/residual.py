@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.nn import pooling
-from tpugraphs_jax.rankers.tables.batch import TableBatch
+from tpugraphs_jax.rankers.tables.batches import TableBatch
 from tpugraphs_jax.rankers.tables.layers import Part, add_up, by_bytes, take
 
 KINDS = ("none", "triples", "sage")

@@ -22,11 +22,12 @@ from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS, degree, neighbour_sum, node_graph
 from tpugraphs_jax.nn.layers import Dense, JoinedDense, MLP, OpcodeEmbedding, leaky_relu
 from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.tile.late_join import LateJoin
 
 REDUCTIONS = ("sum", "mean")  # over the nodes of a kernel
 
 
-class _TileModel(base.Ranker):
+class _TileModel(base.Network):
   """Options and layers common to all tile models.
 
   Attributes:
@@ -42,9 +43,9 @@ class _TileModel(base.Ranker):
   precision: Any = None
 
   @property
-  def sees(self) -> base.Sees:
-    """One configuration at a time; with late join none before the readout of the kernel."""
-    return base.Sees(late_join=not self.early_join)
+  def family(self):
+    """With late join the network runs once per kernel."""
+    return None if self.early_join else LateJoin
 
   def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
     """The readout of every kernel and configuration, `[G, C, P]` float32."""

@@ -1,0 +1,366 @@
+"""The plan is a pure function of seed and step, whatever the devices; resuming is exact.
+
+Budgets hold every batch and waste little.
+"""
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+import random_graphs
+
+from tpugraphs_jax.data import batching, plan as plan_lib
+from tpugraphs_jax.data.batching import Slate
+
+
+def graphs_of(count, seed=0):
+  """Kernels of very different sizes."""
+  rng = np.random.default_rng(seed)
+  graphs = [
+      random_graphs.tile_graph(rng, nodes=n, edges=int(rng.integers(0, 6 * n)), configs=20)
+      for n in (rng.lognormal(2.5, 1, count).astype(int) + 2)
+  ]
+  return [batching.prepare(graph, graph.node_feat) for graph in graphs]
+
+
+def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **options):
+  def draw(number, rng):
+    def finish():
+      ids = rng.choice(20, 3, replace=False)
+      return Slate(graphs[number], ids, ids.astype(np.float32), number)
+
+    return plan_lib.Drawn(graphs[number].sizes, finish)
+
+  return plan_lib.BatchPlan(
+      graphs, slates_per_step=slates_per_step, devices=devices, draw=draw, seed=seed,
+      epochs=epochs, **options)
+
+
+def slates_of(plan, step, devices=1):
+  """(graph, its configurations) of a step, in the order of the devices."""
+  return [(slot.graph_id, slot.config_ids.tolist())
+          for device in range(devices) for slot in plan.slates(step, device)]
+
+
+def epoch_of(plan, epoch):
+  steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
+  return [number for step in steps for share in plan.graphs_of_step(step) for number in share]
+
+
+def test_the_plan_is_a_pure_function_of_seed_and_step():
+  graphs = graphs_of(9)
+  plan, again = plan_of(graphs, seed=5), plan_of(graphs, seed=5)
+  steps = [0, 7, 3, 12, 7, 0]
+  forward = {step: slates_of(again, step) for step in sorted(set(steps))}
+  assert [slates_of(plan, step) for step in steps] == [forward[step] for step in steps]
+  assert slates_of(plan_of(graphs, seed=6), 0) != forward[0]
+
+
+@pytest.mark.parametrize("slates_per_epoch", [0, 7, 60])
+def test_weighted_graphs_come_as_often_as_they_should(slates_per_epoch):
+  weights = np.array([1.0, 4.0, 0.0, 2.5, 0.5])
+  plan = plan_of(graphs_of(5), slates_per_step=1, weights=weights,
+                 slates_per_epoch=slates_per_epoch)
+  length, counts = slates_per_epoch or 5, np.zeros(5)
+  orders = [epoch_of(plan, epoch) for epoch in range(300)]
+  for order in orders:
+    assert len(order) == length
+    found = np.bincount(order, minlength=5)
+    assert (np.abs(found - weights / 8 * length) < 1).all()  # rounded up or down
+    counts += found
+  np.testing.assert_allclose(counts / 300, weights / 8 * length, atol=0.15)
+  assert len({tuple(order) for order in orders}) > 40
+  assert orders[7] == epoch_of(plan_of(graphs_of(5), slates_per_step=1, weights=weights,
+                                       slates_per_epoch=slates_per_epoch), 7)
+
+
+@pytest.mark.parametrize("slates_per_epoch", [0, 6, 50])
+def test_the_number_of_devices_changes_nothing_but_the_places(slates_per_epoch):
+  graphs = graphs_of(11)
+  plans = {
+      devices: plan_of(graphs, slates_per_step=4, devices=devices,
+                       slates_per_epoch=slates_per_epoch)
+      for devices in (1, 2, 4)
+  }
+  for step in range(3 * plans[1].steps_per_epoch):
+    expected = slates_of(plans[1], step)
+    assert len(expected) == 4
+    for devices in (2, 4):
+      assert plans[devices].steps_per_epoch == plans[1].steps_per_epoch
+      assert slates_of(plans[devices], step, devices) == expected
+      shares = [len(plans[devices].slates(step, device)) for device in range(devices)]
+      assert shares == [4 // devices] * devices
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
+  """Sizes that depend on the draw are those of the slots of that very step."""
+  def draw(number, rng):
+    nodes = int(rng.integers(1, 200))
+    return plan_lib.Drawn(
+        graphs[number].sizes | {"nodes": nodes},
+        lambda: Slate(graphs[number], np.arange(nodes), np.zeros(0), number))
+
+  graphs = graphs_of(8)
+  plan = plan_lib.BatchPlan(
+      graphs, slates_per_step=4, devices=devices, draw=draw, seed=0, epochs=1000)
+  budgets = set()
+  for step in range(20):
+    drawn = [sum(len(slot.config_ids) for slot in plan.slates(step, device))
+             for device in range(devices)]
+    assert max(drawn) < plan.budget(step)["nodes"]
+    budgets.add(plan.budget(step)["nodes"])
+  assert len(budgets) > 1  # not always the largest
+
+
+def test_a_short_run_compiles_one_shape_and_a_long_one_several():
+  graphs = graphs_of(40)
+  shapes = {
+      epochs: {plan.budget(step)["nodes"] for step in range(epochs * plan.steps_per_epoch)}
+      for epochs in (3, 3000) for plan in [plan_of(graphs, epochs=epochs)]
+  }
+  assert len(shapes[3]) == 1 and len(shapes[3000]) > 3
+
+
+def test_every_epoch_has_every_graph_once_in_another_order():
+  plan = plan_of(graphs_of(12))
+  epochs = [epoch_of(plan, epoch) for epoch in range(4)]
+  assert plan.steps_per_epoch == 3
+  assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
+  assert len({tuple(epoch) for epoch in epochs}) == 4
+
+
+def test_configurations_are_drawn_anew_every_epoch():
+  plan = plan_of(graphs_of(4))
+  drawn = [dict(slates_of(plan, epoch)) for epoch in range(5)]
+  assert len({tuple(drawn[epoch][0]) for epoch in range(5)}) > 1
+
+
+def test_slates_that_do_not_fill_a_batch_are_left_out():
+  plan = plan_of(graphs_of(11))
+  assert plan.steps_per_epoch == 2
+  left_out = set()
+  for epoch in range(30):
+    chosen = epoch_of(plan, epoch)
+    assert len(set(chosen)) == len(chosen) == 8
+    left_out |= set(range(11)) - set(chosen)
+  assert left_out == set(range(11))  # never the same graphs for ever
+
+
+@pytest.mark.parametrize("slates", [5, 11, 24, 40])
+def test_an_epoch_of_given_length_passes_over_the_graphs_evenly(slates):
+  plan = plan_of(graphs_of(11), slates_per_epoch=slates)
+  assert plan.steps_per_epoch == slates // 4
+  counts = collections.Counter(epoch_of(plan, 1))
+  assert sum(counts.values()) == slates // 4 * 4
+  assert max(counts.values()) <= -(-slates // 11)
+
+
+@pytest.mark.parametrize("devices, shares", [(1, [3]), (2, [2, 1]), (3, [1, 1, 1])])
+def test_fewer_graphs_than_a_batch_leave_slots_empty(devices, shares):
+  plan = plan_of(graphs_of(3), slates_per_step=6, devices=devices)
+  assert plan.steps_per_epoch == 1 and plan.slates_per_device == 6 // devices
+  for step in range(5):
+    assert [len(plan.slates(step, device)) for device in range(devices)] == shares
+    assert sorted(number for number, _ in slates_of(plan, step, devices)) == [0, 1, 2]
+
+
+def test_fewer_slates_than_devices_are_refused():
+  with pytest.raises(ValueError, match="devices"):
+    plan_of(graphs_of(3), devices=4)
+  plan = plan_of(graphs_of(3), devices=4, slates_per_epoch=4)
+  assert len(slates_of(plan, 0, 4)) == 4
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("graphs", [5, 60])
+def test_budgets_hold_every_batch_of_every_device(devices, graphs):
+  plan = plan_of(graphs_of(graphs), devices=devices)
+  assert len(plan.budgets) <= plan_lib.MAX_BUDGETS
+  # Far beyond the epochs that the budgets were chosen from.
+  for step in (*range(40), *range(1000, 1040)):
+    budget = plan.budget(step)
+    for device in range(devices):
+      sizes = batching.total_sizes([slot.graph for slot in plan.slates(step, device)])
+      assert sizes["nodes"] < budget["nodes"]
+      assert all(sizes[key] <= budget[key] for key in sizes)
+
+
+def test_padding_is_the_share_of_unused_nodes():
+  plan = plan_of(graphs_of(9), devices=2)
+  used = room = 0
+  for step in range(6):
+    used += sum(len(slot.graph.opcode) for device in (0, 1) for slot in plan.slates(step, device))
+    room += 2 * plan.budget(step)["nodes"]
+  assert plan.padding(6) == pytest.approx(1 - used / room)
+
+
+def batches_of(plan, total_steps=11, local_devices=(0,), **options):
+  def assemble(slots, budget):
+    numbers = [[slot.graph_id, *slot.config_ids] for slot in slots]
+    return {"slates": np.array(numbers), "nodes": np.array(budget["nodes"])}
+
+  stack = lambda parts: {key: np.stack([part[key] for part in parts]) for key in parts[0]}
+  return plan_lib.training_batches(
+      plan_lib.Batches(plan, total_steps, local_devices, assemble, stack), **options)
+
+
+def assert_same(found, expected):
+  for a, b in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(a["slates"], b["slates"])
+    np.testing.assert_array_equal(a["nodes"], b["nodes"])
+
+
+def test_batches_are_the_plan_in_order():
+  plan = plan_of(graphs_of(10), devices=2)
+  batches = list(batches_of(plan, local_devices=(0, 1)))
+  assert len(batches) == 11
+  for step, batch in enumerate(batches):
+    found = [(row[0], row[1:]) for row in batch["slates"].reshape(-1, 4).tolist()]
+    assert found == slates_of(plan, step, 2)
+    assert (batch["nodes"] == plan.budget(step)["nodes"]).all()
+
+
+def test_processes_load_their_own_devices_of_the_same_batches():
+  plan = plan_of(graphs_of(10), devices=4)
+  whole = list(batches_of(plan, local_devices=range(4)))
+  for devices in ((0, 1), (2, 3)):
+    part = list(batches_of(plan, local_devices=devices))
+    assert_same(part, [{k: v[list(devices)] for k, v in batch.items()} for batch in whole])
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 10])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_iterator_goes_on_exactly_in_the_middle_of_an_epoch(taken, threads):
+  plan = plan_of(graphs_of(13))
+  expected = list(batches_of(plan))
+  iterator = batches_of(plan, threads=threads)
+  assert_same([next(iterator) for _ in range(taken)], expected[:taken])
+  state = iterator.get_state()
+  resumed = batches_of(plan_of(graphs_of(13)), threads=threads, prefetch=2)
+  resumed.set_state(state)
+  assert_same(list(resumed), expected[taken:])
+
+
+def random_sizes(seed, count, largest=200):
+  rng = np.random.default_rng(seed)
+  nodes = rng.integers(1, largest, count)
+  return [
+      {"nodes": int(n), "edges": int(rng.integers(0, 2 * n)), "hop0": int(rng.integers(0, n))}
+      for n in nodes
+  ]
+
+
+def waste(sizes, budgets):
+  """Share of padding when every batch takes the first budget it fits into."""
+  room = [budgets[plan_lib.smallest_fit([size], budgets)]["nodes"] for size in sizes]
+  return 1 - sum(size["nodes"] for size in sizes) / sum(room)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 40, 300])
+@pytest.mark.parametrize("max_budgets", [1, 3, 8])
+def test_every_batch_fits_and_there_are_not_too_many_budgets(count, max_budgets):
+  sizes = random_sizes(count, count)
+  budgets = plan_lib.choose_budgets(sizes, max_budgets=max_budgets)
+  assert 1 <= len(budgets) <= max_budgets
+  for size in sizes:
+    index = plan_lib.smallest_fit([size], budgets)
+    assert index is not None
+    # The padding graph needs a node of its own.
+    assert size["nodes"] < budgets[index]["nodes"]
+
+
+def test_budgets_are_multiples_and_grow():
+  budgets = plan_lib.choose_budgets(random_sizes(0, 50), multiple=8)
+  assert all(value % 8 == 0 for budget in budgets for value in budget.values())
+  rows = [budget["nodes"] + 16 * budget["hop0"] for budget in budgets]
+  assert rows == sorted(rows)
+
+
+def test_reached_positions_cost_more_than_nodes():
+  # Alike in nodes, so that only the reached ones tell the batches apart.
+  sizes = [{"nodes": 1000, "hop0": tier0} for tier0 in (100, 110, 400, 410)]
+  assert [b["hop0"] for b in plan_lib.choose_budgets(sizes, steps=1000, multiple=10)] == [
+      110, 410]
+
+
+def least_waste(nodes, runs):
+  """Brute force over all ways to cut the sorted sizes into at most `runs` runs."""
+  nodes = sorted(nodes)
+  best = 1.0
+  for count in range(runs):
+    for cuts in itertools.combinations(range(1, len(nodes)), count):
+      parts = [nodes[a:b] for a, b in zip((0, *cuts), (*cuts, len(nodes)))]
+      padded = sum(len(part) * part[-1] for part in parts)
+      best = min(best, 1 - sum(nodes) / padded)
+  return best
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("max_budgets", [1, 2, 3])
+def test_waste_of_an_endless_run_is_the_least_possible(seed, max_budgets):
+  nodes = np.random.default_rng(seed).integers(1, 400, 9)
+  # Only nodes, so that no other entry forces a batch into a larger budget.
+  sizes = [{"nodes": int(n) - 1} for n in nodes]
+  budgets = plan_lib.choose_budgets(sizes, max_budgets=max_budgets, multiple=1)
+  found = 1 - nodes.sum() / sum(
+      budgets[plan_lib.smallest_fit([size], budgets)]["nodes"] for size in sizes)
+  assert found <= least_waste(nodes, max_budgets) + 0.02
+
+
+def test_equal_batches_need_one_budget():
+  sizes = [{"nodes": 31, "edges": 40}] * 20
+  assert plan_lib.choose_budgets(sizes) == [{"nodes": 32, "edges": 48}]
+
+
+def test_a_budget_must_save_more_padding_than_its_compilation_costs():
+  sizes = [{"nodes": n} for n in (100, 200, 400, 800)]
+  # The second of two budgets saves 1,200 nodes in four steps, each in 16 configurations.
+  saved_rows = 16 * (4 * 800 - (2 * 200 + 2 * 800)) / 4
+  short, long = (1.5e6 / saved_rows * factor for factor in (0.99, 1.01))
+  assert len(plan_lib.choose_budgets(sizes, steps=short)) == 1
+  assert len(plan_lib.choose_budgets(sizes, steps=long)) == 2
+  assert len(plan_lib.choose_budgets(sizes)) == 4
+
+
+def test_nodes_of_score_tables_count_once():
+  kernels = [{"nodes": n} for n in (100, 200, 400, 800)]
+  tables = [size | {"choices": 7} for size in kernels]
+  assert plan_lib.cost(tables).tolist() == [100, 200, 400, 800]
+  assert len(plan_lib.choose_budgets(kernels, steps=600)) > 1
+  assert len(plan_lib.choose_budgets(tables, steps=600)) == 1
+
+
+def test_large_batches_are_worth_more_budgets_than_small_ones():
+  small = [{"nodes": n, "hop0": n // 10} for n in (100, 200, 400, 800)]
+  large = [{key: 100 * size[key] for key in size} for size in small]
+  assert len(plan_lib.choose_budgets(small, steps=1000)) == 1
+  assert len(plan_lib.choose_budgets(large, steps=1000)) > 1
+
+
+def test_frequent_sizes_weigh_more():
+  # One budget may be spared; it goes to the size that almost all batches have.
+  sizes = [{"nodes": 15}] * 1000 + [{"nodes": 500}, {"nodes": 900}]
+  small = plan_lib.choose_budgets(sizes, max_budgets=2)[0]
+  assert small["nodes"] == 16
+
+
+def test_sizes_of_a_real_collection_waste_less_than_35_percent():
+  """Batches of four graphs of 1 to 40 thousand nodes, sizes as skewed as real ones."""
+  rng = np.random.default_rng(0)
+  graphs = np.exp(rng.normal(np.log(6000), 0.9, 800)).clip(400, 40_000).astype(int)
+  nodes = graphs.reshape(-1, 4).sum(axis=1)
+  sizes = [{"nodes": int(n), "edges": int(1.65 * n), "hop0": int(n * rng.uniform(0.02, 0.1))}
+           for n in nodes]
+  budgets = plan_lib.choose_budgets(sizes, steps=1000)
+  assert len(budgets) <= 8
+  assert waste(sizes, budgets) < 0.35
+
+
+def test_smallest_fit_takes_the_first_that_holds_all():
+  budgets = [{"nodes": 16, "edges": 8}, {"nodes": 32, "edges": 64}]
+  assert plan_lib.smallest_fit([{"nodes": 15, "edges": 8}], budgets) == 0
+  assert plan_lib.smallest_fit([{"nodes": 15, "edges": 9}], budgets) == 1
+  assert plan_lib.smallest_fit([{"nodes": 3, "edges": 1}, {"nodes": 16, "edges": 1}], budgets) == 1
+  assert plan_lib.smallest_fit([{"nodes": 32, "edges": 1}], budgets) is None

@@ -1,0 +1,287 @@
+"""Which graphs and configurations take part, against slow loops, and the reasons for it."""
+
+import dataclasses
+from fractions import Fraction
+import json
+import math
+
+import numpy as np
+import pytest
+import random_graphs
+import recorded
+
+from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data import npz, selection, synthetic
+from tpugraphs_jax.data.selection import LayoutData, TileData
+from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
+
+
+def tile_configs(runtime_ns):
+  count = len(runtime_ns)
+  return TileConfigs(np.arange(3.0 * count, dtype=np.float32).reshape(count, 3),
+                     np.array(runtime_ns, np.int64), np.full(count, 10, np.int64))
+
+
+def layout_configs(runtime_ns, same=False):
+  count = len(runtime_ns)
+  group_row = np.zeros((count, 2), np.uint8)
+  group_row[:, 0] = 0 if same else np.arange(count) % 3
+  return LayoutConfigs(np.eye(3, 18, dtype=np.int8), np.array([0, 1, 1], np.int32), group_row,
+                       np.array(runtime_ns, np.int64))
+
+
+TILES, LAYOUTS = TileData(Collection("tile:xla")), LayoutData(Collection("layout:xla:random"))
+
+
+@pytest.mark.parametrize("data, configs, reason", [
+    (TILES, tile_configs([1, 2, 3]), ""), (TILES, tile_configs([1, 1, 1]), ""),
+    (TILES, tile_configs([1, 2]), "fewer than 3 configurations"),
+    (TILES, tile_configs([0, 0, 0]), "no runtimes"),
+    (LAYOUTS, layout_configs([1, 2, 3]), ""),
+    (LAYOUTS, layout_configs([1, 2]), "fewer than 3 configurations"),
+    (LAYOUTS, layout_configs([0, 0, 0]), "no runtimes"),
+    (LAYOUTS, layout_configs([1, 2, 3], same=True), "all configurations equal"),
+    (LAYOUTS, layout_configs([2**40] * 3), "all runtimes equal"),
+])
+def test_each_reason_not_to_train_on_a_graph_is_named(data, configs, reason):
+  assert data.why_not_trained(configs, min_configs=3) == reason
+
+
+@pytest.mark.parametrize("configs, reason", [
+    (tile_configs([1, 1]), ""), (tile_configs([5]), "fewer than 2 configurations"),
+    (layout_configs([0, 0]), "no runtimes (ranked, not scored)"),
+])
+def test_each_reason_not_to_judge_a_graph_is_named(configs, reason):
+  assert selection.why_not_judged(configs) == reason
+
+
+def test_targets_are_those_that_the_data_were_asked_for():
+  runtime = [4, 2, 8]
+  ids = np.array([2, 0])
+  official = TILES.targets(tile_configs(runtime), ids)
+  np.testing.assert_array_equal(official, np.array([0.8, 0.4], np.float32))
+  ranked = dataclasses.replace(TILES, target="rank").targets(tile_configs(runtime), np.arange(3))
+  np.testing.assert_array_equal(ranked, np.array([0.5, 0.0, 1.0], np.float32))
+  ratio = dataclasses.replace(LAYOUTS, target="ratio").targets(
+      layout_configs(runtime), np.arange(3))
+  np.testing.assert_array_equal(ratio, np.array([1.0, 0.0, 3.0], np.float32))
+
+
+def test_all_configurations_of_a_kernel_are_judged():
+  np.testing.assert_array_equal(TILES.validation_ids("a", tile_configs([1, 2, 3])), np.arange(3))
+
+
+def test_transforms_are_fitted_on_configurations_of_kernels_and_rows_of_programs():
+  graph = random_graphs.tile_graph(np.random.default_rng(0), nodes=3, edges=2, configs=4)
+  assert TILES.config_values(graph) is graph.configs.config_feat
+  graph = dataclasses.replace(graph, configs=layout_configs([1, 2]))
+  assert LAYOUTS.config_values(graph) is graph.configs.rows
+
+
+def test_a_graph_of_another_kind_is_refused_with_both_kinds():
+  graph = random_graphs.tile_graph(np.random.default_rng(0), nodes=3, edges=2, configs=4)
+  selection.check_kind(graph, TileConfigs)
+  with pytest.raises(ValueError, match="TileConfigs"):
+    selection.check_kind(graph, LayoutConfigs)
+
+
+def test_malformed_files_are_an_error_or_are_left_out_by_name(tmp_path, caplog):
+  root = synthetic.generate(tmp_path, collections=["tile:xla"], limit=2, progress=False)
+  bad, good = npz.split_files(root, "tile:xla", "train")
+  bad.write_bytes(b"no archive")
+  with pytest.raises(ValueError, match="data.skip_bad_files"):
+    TILES.load(root, "train")
+  lenient = dataclasses.replace(TILES, skip_bad_files=True)
+  assert [graph.name for graph in lenient.load(root, "train")] == [good.stem]
+  assert bad.name in caplog.text
+  good.write_bytes(b"no archive")
+  with pytest.raises(ValueError, match="malformed"):
+    lenient.load(root, "train")
+
+
+def of_rows(group_row, runtime_ns):
+  graph = random_graphs.layout_graph(
+      np.random.default_rng(0), nodes=6, edges=8, config_nodes=[1, 3, 4, 5], configs=1)
+  group_row = np.asarray(group_row, np.uint8)
+  configs = dataclasses.replace(
+      graph.configs, group_row=group_row, runtime_ns=np.asarray(runtime_ns, np.int64),
+      node_group=np.arange(4, dtype=np.int32) % group_row.shape[1])
+  return dataclasses.replace(graph, configs=configs)
+
+
+def slow_policy(graph, policy):
+  """Rows and runtimes by a dictionary of tuples; means as exact fractions."""
+  runtimes = {}
+  for row, runtime in zip(graph.configs.group_row.tolist(), graph.configs.runtime_ns.tolist()):
+    runtimes.setdefault(tuple(row), []).append(runtime)
+  combine = {"first": lambda r: r[0], "min": min, "mean": lambda r: Fraction(sum(r), len(r))}
+  return list(runtimes), [combine[policy](r) for r in runtimes.values()]
+
+
+@pytest.mark.parametrize("policy", ["first", "min", "mean"])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_policies_equal_a_slow_dictionary(policy, groups):
+  rng = np.random.default_rng(groups)
+  # Around 2^60: neither a sum in int64 nor a mean in float64 would be exact.
+  graph = of_rows(rng.integers(0, 3, (80, groups)), 2**60 + rng.integers(0, 100, 80))
+  found = selection.drop_duplicates(graph, policy).configs
+  rows, runtimes = slow_policy(graph, policy)
+  assert [tuple(row) for row in found.group_row.tolist()] == rows
+  half = Fraction(policy == "mean", 2)  # rounded to nanoseconds
+  assert all(abs(a - b) <= half for a, b in zip(found.runtime_ns.tolist(), runtimes, strict=True))
+  assert found.runtime_ns.dtype == np.int64 and found.group_row.dtype == np.uint8
+
+
+def test_keep_leaves_the_graph_alone():
+  graph = of_rows([[0], [0]], [5, 6])
+  assert selection.drop_duplicates(graph, "keep") is graph
+
+
+@pytest.mark.parametrize("policy", selection.DUPLICATE_POLICIES)
+def test_distinct_configurations_stay_as_they_are(policy):
+  graph = of_rows([[2, 0], [0, 2], [1, 1]], [7, 5, 6])
+  found = selection.drop_duplicates(graph, policy).configs
+  np.testing.assert_array_equal(found.group_row, graph.configs.group_row)
+  np.testing.assert_array_equal(found.runtime_ns, [7, 5, 6])
+
+
+def test_equal_configurations_become_one_and_no_labels_stay_no_labels():
+  found = selection.drop_duplicates(of_rows([[1, 2]] * 4, [0] * 4), "mean").configs
+  assert found.group_row.tolist() == [[1, 2]] and not found.is_labelled
+
+
+def test_memory_maps_and_two_byte_rows_are_taken(tmp_path):
+  rows = np.array([[300, 1], [2, 300], [300, 1]], np.uint16)
+  np.save(tmp_path / "rows.npy", rows)
+  graph = of_rows([[0, 0]] * 3, [3, 2, 1])
+  configs = dataclasses.replace(
+      graph.configs, group_row=np.load(tmp_path / "rows.npy", mmap_mode="r"))
+  found = selection.drop_duplicates(dataclasses.replace(graph, configs=configs), "min").configs
+  np.testing.assert_array_equal(found.group_row, rows[:2])
+  np.testing.assert_array_equal(found.runtime_ns, [1, 2])
+
+
+def test_an_unknown_policy_is_refused():
+  with pytest.raises(ValueError, match="duplicate_policy"):
+    selection.drop_duplicates(of_rows([[0]], [1]), "max")
+
+
+def of_runtimes(runtime_ns):
+  graph = random_graphs.layout_graph(
+      np.random.default_rng(0), nodes=4, edges=3, config_nodes=[1], configs=len(runtime_ns))
+  return dataclasses.replace(graph, configs=dataclasses.replace(
+      graph.configs, runtime_ns=np.asarray(runtime_ns, np.int64)))
+
+
+def slow_divergences(runtime):
+  """Divergences between blocks of 100, and means over two on each side."""
+  low, high = min(runtime), max(runtime)
+  share = [(r - low) / max(high - low, 1) + 1e-3 for r in runtime]
+  blocks = [share[i:i + 100] for i in range(0, len(share) - 99, 100)]
+  found = []
+  for before, block in zip(blocks, blocks[1:]):
+    p, q = [b / sum(block) for b in block], [b / sum(before) for b in before]
+    found.append(sum(a * math.log(a / b) for a, b in zip(p, q)))
+  return [np.mean(found[max(0, i - 2): i + 3]) for i in range(len(found))]
+
+
+def slow_kept(runtime, threshold):
+  values = slow_divergences(runtime)
+  blocks, kept = len(values) + 1, []
+  for i in range(len(runtime)):
+    block = min(i // 100, blocks - 1)
+    sides = [values[s] for s in (block - 1, block) if 0 <= s < len(values)]
+    kept += [i] * all(side >= threshold for side in sides)
+  return kept if len(kept) >= 0.1 * len(runtime) else []
+
+
+def runtimes(count, seed=0):
+  """Lively stretches and dull ones by turns, around 2^45 nanoseconds."""
+  rng = np.random.default_rng(seed)
+  spread = np.where(np.arange(count) // 700 % 2, 10**4, 10**9)
+  return 2**45 + (rng.random(count) * spread).astype(np.int64)
+
+
+@pytest.mark.parametrize("threshold", [0.1, 0.3, 1.0, 100.0])
+@pytest.mark.parametrize("count", [200, 399, 3456])
+def test_kept_configurations_equal_loops(count, threshold):
+  graph = of_runtimes(runtimes(count))
+  found = selection.drop_flat(graph, threshold).configs
+  kept = slow_kept(graph.configs.runtime_ns.tolist(), threshold)
+  np.testing.assert_array_equal(found.runtime_ns, graph.configs.runtime_ns[kept])
+  np.testing.assert_array_equal(found.group_row, graph.configs.group_row[kept])
+
+
+def test_dull_stretches_go():
+  graph = of_runtimes(runtimes(3500))
+  found = selection.drop_flat(graph, 0.3).configs
+  assert 0 < len(found) < 3500
+  dull = np.ptp(graph.configs.runtime_ns[900:1200])
+  assert np.ptp(found.runtime_ns) > 1000 * dull
+
+
+@pytest.mark.parametrize("runtime, threshold", [
+    (runtimes(500), 0.0), (runtimes(199), 0.3), ([0] * 500, 0.3)])
+def test_no_filter_few_configurations_and_no_labels_change_nothing(runtime, threshold):
+  graph = of_runtimes(runtime)
+  assert selection.drop_flat(graph, threshold) is graph
+
+
+def test_equal_runtimes_leave_nothing_and_the_graph_is_left_out_with_a_reason():
+  data = LayoutData(Collection("layout:xla:random"), entropy_threshold=0.3)
+  empty = selection.drop_flat(of_runtimes([7] * 500), 0.3).configs
+  assert data.why_not_trained(empty, min_configs=2) == "fewer than 2 configurations"
+
+
+def judged(folder, name, configs, *, text=None):
+  """The published indices of a graph with so many configurations."""
+  if text is not None:
+    (folder / "xla_random.json").write_text(text)
+  data = dataclasses.replace(LAYOUTS, indices_dir=str(folder))
+  return data.validation_ids(name, layout_configs([0] * configs))
+
+
+def test_indices_are_read_in_their_order_and_with_repetitions(tmp_path):
+  text = json.dumps({"unet": [3, 1, 3], "bert": [0]})
+  found = judged(tmp_path, "unet", 4, text=text)
+  assert found.dtype == np.int64
+  np.testing.assert_array_equal(found, [3, 1, 3])
+  np.testing.assert_array_equal(judged(tmp_path, "bert", 1), [0])
+
+
+def test_a_missing_file_of_indices_names_the_flag(tmp_path):
+  with pytest.raises(FileNotFoundError, match="eval.indices_dir"):
+    judged(tmp_path, "unet", 4)
+
+
+@pytest.mark.parametrize("text", [
+    "{", "[1, 2]", "3", '{"a": []}',
+    '{"a": "b"}', '{"a": [1.5]}', '{"a": [true]}', '{"a": [[1], [2]]}',
+    '{"a": [[1], 2]}', '{"a": 7}', '{"a": [99999999999999999999]}', '{"a": null}',
+])
+def test_a_file_of_another_kind_is_refused(tmp_path, text):
+  with pytest.raises(ValueError, match="xla_random.json"):
+    judged(tmp_path, "a", 4, text=text)
+
+
+@pytest.mark.parametrize("ids", [[0, 4], [-1, 2]])
+def test_numbers_that_do_not_fit_the_graph_are_refused(tmp_path, ids):
+  with pytest.raises(ValueError, match="unet"):
+    judged(tmp_path, "unet", 4, text=json.dumps({"unet": ids}))
+
+
+def test_a_graph_that_is_not_named_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="bert"):
+    judged(tmp_path, "bert", 4, text='{"unet": [1]}')
+
+
+@recorded.needs_indices
+@pytest.mark.parametrize("source, graphs", [("xla", 7), ("nlp", 20)])
+@pytest.mark.parametrize("search", ["random", "default"])
+def test_published_files_name_a_thousand_configurations_per_graph(source, search, graphs):
+  names = json.loads((recorded.INDICES / f"{source}_{search}.json").read_text())
+  assert len(names) == graphs
+  data = LayoutData(
+      Collection(f"layout:{source}:{search}"), indices_dir=str(recorded.INDICES))
+  configs = layout_configs([0] * 100_041)
+  assert {len(data.validation_ids(name, configs)) for name in names} == {1000}

@@ -1,0 +1,195 @@
+"""Score tables through the same job as every ranker: train, evaluate, rank, keep."""
+
+import re
+
+import commands
+import jax
+import numpy as np
+import parts
+import pytest
+import table_cases
+
+import tpugraphs_jax
+from tpugraphs_jax.data import batching, npz, plan, synthetic
+from tpugraphs_jax.data.batching import Slate
+from tpugraphs_jax.rankers.tables import charges as table_charges
+from tpugraphs_jax.run import training
+from tpugraphs_jax.serve.ranker import Ranker
+
+SMALL = {"model.hidden_dim": 8, "model.num_gnns": 1, "train.epochs": 1, "batch.configs": 16,
+         "batch.graphs": 4, "batch.slates_per_epoch": 8}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  """A working folder, its config, and the data."""
+  folder = tmp_path_factory.mktemp("tables")
+  root = synthetic.generate(folder, collections=["layout:xla:random"], limit=4, progress=False)
+  config = parts.config_of("layout", "xla-random,tables,ci", **SMALL)
+  with config.unlocked():
+    config.data_root = str(root)
+  training.run(config, folder / "run")
+  return folder / "run", config, root
+
+
+def graphs_of(root, split):
+  return [npz.read_layout(path) for path in npz.split_files(root, "layout:xla:random", split)]
+
+
+def test_a_job_leaves_what_every_job_leaves(trained):
+  workdir, _, root = trained
+  names = {path.name for path in workdir.iterdir()}
+  assert names >= {"config.json", "features.json", "checkpoints", "model.npz", "validation.csv",
+                   "results.csv"}
+  # Terms are kept beside the graphs of the store.
+  kept = sorted(path.parent.name for path in (root / "store").rglob("terms.npz"))
+  assert kept == sorted(graph.name for split in ("train", "valid", "test")
+                        for graph in graphs_of(root, split))
+
+
+def test_the_kept_model_ranks_as_the_folder_does(trained):
+  workdir, _, root = trained
+  (graph, *_) = graphs_of(root, "test")
+  order, scores = tpugraphs_jax.rank(workdir, graph)
+  again = tpugraphs_jax.rank(workdir / "model.npz", graph)
+  np.testing.assert_array_equal(again[0], order)
+  assert scores.dtype == np.float32 and np.ptp(scores) > 0
+
+
+def test_looked_up_scores_are_those_of_the_model(trained):
+  """Against the model on a batch with all configurations, in one program and in several."""
+  workdir, _, root = trained
+  ranker = Ranker.load(workdir)
+  graphs = graphs_of(root, "valid")
+  prepared = [ranker.prepare(graph) for graph in graphs]
+  found = ranker.scorer(ranker.params, prepared)
+  for graph, scores in zip(prepared, found):
+    configs = len(graph.configs)
+    (budget,) = plan.choose_budgets([batching.total_sizes([graph])])
+    batch = ranker.family.assemble(
+        [Slate(graph, np.arange(configs), np.zeros(configs, np.float32))], budget, graphs=1,
+        configs=configs)
+    expected = jax.jit(ranker.family.network.apply)({"params": ranker.params}, batch)[0]
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4 * np.ptp(expected))
+
+
+def test_chosen_configurations_alone_have_the_same_scores(trained):
+  workdir, _, root = trained
+  ranker = Ranker.load(workdir)
+  graph = ranker.prepare(graphs_of(root, "valid")[0])
+  (everything,) = ranker.scorer(ranker.params, [graph])
+  ids = np.array([5, 0, 5, 3])
+  (some,) = ranker.scorer(ranker.params, [graph], [ids])
+  np.testing.assert_array_equal(some, everything[ids])
+  assert ranker.scorer(ranker.params, []) == []
+
+
+@pytest.mark.parametrize("config_nodes", [[], [3]])
+def test_programs_with_nothing_or_one_to_choose_are_scored(config_nodes):
+  program = table_cases.program(0, config_nodes=config_nodes, configs=3)
+  prepared = table_cases.prepared(program)
+  job = parts.make("layout", "tables,ci", **{"model.hidden_dim": 4, "model.num_gnns": 1})
+  (budget,) = plan.choose_budgets([prepared.sizes])
+  family = job.ranker.family
+  batch = family.assemble([Slate(prepared, np.arange(1), np.zeros(1, np.float32))], budget, graphs=1,
+                          configs=1)
+  params = family.network.init(jax.random.key(0), batch)["params"]
+  (scores,) = family.scores(params, [prepared], [np.arange(3)])
+  assert scores.shape == (3,) and np.isfinite(scores).all()
+  if not config_nodes:
+    np.testing.assert_array_equal(scores, 0)
+
+
+@pytest.mark.parametrize("changes, complaint", [
+    ({"batch.config_chunk": 8}, "batch.config_chunk does not go with this model"),
+    ({"data.config_transform": "minmax"}, "embeds the integers"),
+    ({"model.pairs": "all"}, "pairs is 'all', expected one of none, low_rank"),
+])
+def test_what_tables_cannot_do_is_refused(changes, complaint):
+  with pytest.raises(ValueError, match=complaint):
+    parts.make("layout", "tables,ci", **changes)
+  with pytest.raises(ValueError, match="segments does not go with this model"):
+    parts.make("layout", "tables,gst_ed,ci")
+
+
+def test_charges_add_up_to_the_score_and_their_differences_to_its_difference(trained):
+  workdir, _, root = trained
+  ranker, graph = Ranker.load(workdir), graphs_of(root, "valid")[0]
+  (scores,) = ranker.scores([graph])
+  rows = ranker.explain(graph, 3)
+  assert [row.cost for row in rows] == sorted((row.cost for row in rows), reverse=True)
+  assert sum(row.cost for row in rows) == pytest.approx(float(scores[3]), rel=1e-3, abs=1e-3)
+  both = ranker.explain(graph, 3, against=5)
+  difference = sum(row.cost - row.before for row in both)
+  assert difference == pytest.approx(float(scores[3] - scores[5]), rel=1e-3, abs=1e-3)
+  with pytest.raises(ValueError, match="configuration 9999 of .*, expected 0 to"):
+    ranker.explain(graph, 9999)
+
+
+def test_proposals_score_as_they_say_and_no_worse_than_any_given_configuration(trained):
+  workdir, _, root = trained
+  graph = graphs_of(root, "valid")[0]
+  found = tpugraphs_jax.propose(workdir, graph, 4)
+  ranker = Ranker.load(workdir)
+  (scores,), (given,) = ranker.scores([found.graph]), ranker.scores([graph])
+  np.testing.assert_allclose(scores, found.scores, rtol=1e-4, atol=1e-4)
+  assert len(np.unique(found.graph.configs.group_row, axis=0)) == 4
+  assert found.scores[0] <= given.min() + found.gap + 1e-4
+  assert (np.diff(found.scores) >= 0).all() and not found.graph.configs.is_labelled
+
+
+@pytest.mark.parametrize("residual", ["triples", "sage"])
+def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual, tmp_path):
+  workdir, _, root = trained
+  job = parts.make("layout", f"tables{'+sage' if residual == 'sage' else ''},ci", **SMALL | {
+      "model.residual": residual})
+  graph = graphs_of(root, "valid")[0]
+  job.ranker.fit([graph], [graph.configs.rows.astype(np.float32)])
+  prepared = job.ranker.prepare(graph)
+  (budget,) = plan.choose_budgets([prepared.sizes])
+  slate = Slate(prepared, np.arange(8), np.zeros(8, np.float32))
+  batch = job.ranker.family.assemble([slate], budget, graphs=1, configs=8)
+  job.ranker.params = jax.jit(job.ranker.family.network.init)(jax.random.key(0), batch)["params"]
+  (scores,) = job.ranker.scores([graph])
+  expected = jax.jit(job.ranker.family.network.apply)({"params": job.ranker.params}, batch)[0]
+  np.testing.assert_allclose(scores[:8], expected, rtol=1e-3, atol=1e-3 * np.ptp(scores))
+  rows = job.ranker.explain(graph, 3)
+  assert sum(row.cost for row in rows) == pytest.approx(float(scores[3]), rel=1e-3, abs=1e-2)
+  both = job.ranker.explain(graph, 3, against=5)
+  assert sum(row.cost - row.before for row in both) == pytest.approx(
+      float(scores[3] - scores[5]), rel=1e-3, abs=1e-2)
+  assert "more than two choices together" in table_charges.table(both, top=len(both))
+  assert "digraph" in table_charges.dot(both)
+  found = job.ranker.propose(graph, 3)
+  np.testing.assert_allclose(job.ranker.scores([found.graph])[0], found.scores, rtol=1e-4)
+  assert np.isnan(found.gap) and not found.is_exact and (np.diff(found.scores) >= 0).all()
+
+
+def test_proposals_near_a_configuration_begin_with_few_changes(trained):
+  workdir, _, root = trained
+  graph = graphs_of(root, "valid")[0]
+  found = tpugraphs_jax.propose(workdir, graph, 6, near=0)
+  changed = (found.graph.configs.group_row != graph.configs.group_row[0]).sum(axis=1)
+  assert changed[0] == changed.min() >= 1
+  free = tpugraphs_jax.propose(workdir, graph, 1)
+  assert found.scores.min() == pytest.approx(free.scores[0], rel=1e-6)
+  with pytest.raises(ValueError, match="configuration 9999 of .*, expected 0 to"):
+    tpugraphs_jax.propose(workdir, graph, 2, near=9999)
+
+
+def test_a_model_without_tables_proposes_nothing(tmp_path):
+  job = parts.make("layout")
+  with pytest.raises(ValueError, match="model SAGE has no table of costs: train one"):
+    job.ranker.propose(table_cases.program(0))
+
+
+def test_the_code_of_the_document_runs(trained, tmp_path, monkeypatch, capsys):
+  workdir, _, root = trained
+  text = (commands.ROOT / "docs" / "score_tables.md").read_text()
+  blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+  monkeypatch.chdir(tmp_path)
+  names, program = {}, npz.split_files(root, "layout:xla:random", "valid")[0]
+  for block in blocks:
+    exec(block.replace("out/tables", str(workdir)).replace("program.npz", str(program)), names)
+  assert len(blocks) == 2 and len(names["found"].scores) == 10
+  assert capsys.readouterr().out and "graph" in (tmp_path / "charges.dot").read_text()

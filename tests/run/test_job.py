@@ -1,0 +1,311 @@
+"""What a job reads, leaves out, fits, judges and ranks; no model is compiled here."""
+
+import json
+import shutil
+
+import numpy as np
+import parts as parts_lib
+import pytest
+import random_graphs
+
+from tpugraphs_jax import files as files_lib, metrics, submission
+from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
+from tpugraphs_jax.data import features, npz, synthetic
+from tpugraphs_jax.run import job as job_lib, results, training
+from tpugraphs_jax.serve import judge
+
+COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
+KINDS = tuple(COLLECTIONS)
+
+
+def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
+  """A graph with full-width features and the given runtimes."""
+  rng, count = np.random.default_rng([seed, len(name)]), len(runtime_ns)
+  if kind == "tile":
+    graph = random_graphs.tile_graph(rng, nodes=7, edges=9, configs=count, name=name)
+    feat = rng.integers(0, 9, (1 if same else count, TILE_CONFIG_FEATURES)).astype(np.float32)
+    configs = graph.configs.__class__(
+        np.broadcast_to(feat, (count, TILE_CONFIG_FEATURES)), np.array(runtime_ns, np.int64),
+        np.full(count, 100))
+  else:
+    graph = random_graphs.layout_graph(
+        rng, nodes=7, edges=9, config_nodes=[5, 1, 2], configs=count, name=name)
+    numbers = np.full(count, 3) if same else np.arange(count)
+    configs = graph.configs.__class__(
+        graph.configs.rows, np.arange(3, dtype=np.int32),
+        np.stack([numbers % 6, numbers // 6 % 6, numbers // 36], axis=1).astype(np.uint8),
+        np.array(runtime_ns, np.int64))
+  feat = rng.integers(0, 9, (7, NODE_FEATURES)).astype(np.float32)
+  return graph.__class__(**(vars(graph) | {"node_feat": feat, "configs": configs}))
+
+
+def fitted(kind, graphs, **changes):
+  job = parts_lib.make(kind, **changes)
+  job.fit(graphs)
+  return job
+
+
+def messages(caplog):
+  return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
+  job = parts_lib.make("layout", **{"batch.min_configs": 3})
+  good = graph_of("layout", "good", [3, 1, 2])
+  graphs = [
+      graph_of("layout", "few", [1, 2]), good, graph_of("layout", "same_a", [1, 2, 3], same=True),
+      graph_of("layout", "flat", [2**40] * 3), graph_of("layout", "test", [0, 0, 0]),
+      *(graph_of("layout", f"same_{i}", [3, 2, 1], same=True) for i in range(9)),
+  ]
+  assert job_lib.trainable(job, graphs) == [good]
+  names = ", ".join(["same_a", *(f"same_{i}" for i in range(9))])
+  assert messages(caplog) == [
+      "skipped 1 of 14 graphs for training: fewer than 3 configurations: few",
+      f"skipped 10 of 14 graphs for training: all configurations equal: {names}",
+      "skipped 1 of 14 graphs for training: all runtimes equal: flat",
+      "skipped 1 of 14 graphs for training: no runtimes: test",
+  ]
+
+
+def test_tile_kernels_without_a_choice_are_trained_on_as_officially(caplog):
+  job = parts_lib.make("tile", **{"batch.min_configs": 3})
+  good = [graph_of("tile", "good", [3, 1, 2]), graph_of("tile", "same", [1, 2, 3], same=True),
+          graph_of("tile", "flat", [2**40] * 3)]
+  few, test = graph_of("tile", "few", [1, 2]), graph_of("tile", "test", [0, 0, 0])
+  assert job_lib.trainable(job, [few, *good, test]) == good
+  assert messages(caplog) == [
+      "skipped 1 of 5 graphs for training: fewer than 3 configurations: few",
+      "skipped 1 of 5 graphs for training: no runtimes: test",
+  ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_to_train_on_is_an_error(kind):
+  with pytest.raises(ValueError, match="none of the 1 training graphs of .* can be trained on"):
+    job = parts_lib.make(kind)
+    job_lib.trainable(job, [graph_of(kind, "unlabelled", [0] * 8)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unlabelled_graphs_are_ranked_not_scored(kind, caplog):
+  good, flat = graph_of(kind, "good", [3, 1]), graph_of(kind, "flat", [2, 2])
+  graphs = [good, graph_of(kind, "one", [4]), graph_of(kind, "unlabelled", [0, 0]), flat]
+  assert job_lib.judged(graphs) == [good, flat]
+  assert messages(caplog) == [
+      "skipped 1 of 4 graphs for evaluation: fewer than 2 configurations: one",
+      "skipped 1 of 4 graphs for evaluation: no runtimes (ranked, not scored): unlabelled",
+  ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_path):
+  train = [graph_of(kind, f"train{i}", [1, 2, 3], seed=i) for i in range(3)]
+  ranker, path = fitted(kind, train).ranker, tmp_path / "features.json"
+  features.save(path, ranker.transforms)
+  later = parts_lib.make(kind).ranker
+  later.use_transforms(features.load(path), where=path)
+  other = graph_of(kind, "other", [5, 4, 3, 2], seed=9)
+  expected, found = ranker.prepare(other), later.prepare(other)
+  np.testing.assert_array_equal(found.feat, expected.feat)
+  refitted = fitted(kind, [other]).ranker.prepare(other)
+  assert refitted.feat.shape != expected.feat.shape or (refitted.feat != expected.feat).any()
+
+
+def made_up(family, made):
+  """A scorer of scores made up beforehand, by graph name."""
+  return family.scorer_of(lambda params, graphs, config_ids, *, progress=False: [
+      np.asarray(made[g.name], np.float32)[ids] for g, ids in zip(graphs, config_ids)])
+
+
+@pytest.mark.parametrize("kind, ks", [("tile", (1, 5, 10)), ("layout", (1, 10, 100))])
+def test_rows_hold_exact_metrics_and_opa_is_pooled_over_pairs(kind, ks):
+  rng = np.random.default_rng(3)
+  runtimes = {"a": rng.permutation(30) + 2**40, "b": rng.integers(1, 4, 12), "c": np.full(5, 7)}
+  scores = {name: rng.normal(size=len(r)) for name, r in runtimes.items()}
+  graphs = [graph_of(kind, name, runtime) for name, runtime in runtimes.items()]
+  ranker = fitted(kind, graphs).ranker
+  chosen = [np.array([3, 29, 1, 7]), np.arange(12), np.arange(5)]
+  prepared = [ranker.prepare(graph) for graph in graphs]
+  rows, means = judge.judge(
+      ranker.collection, prepared, chosen,
+      made_up(ranker.family, scores)(None, prepared, chosen))
+  concordant = pairs = 0
+  for row, (name, runtime), ids in zip(rows, runtimes.items(), chosen):
+    s, r = scores[name].astype(np.float32)[ids], runtime[ids]
+    assert (row["graph"], row["nodes"], row["configs"]) == (name, 7, len(ids))
+    np.testing.assert_equal(row["opa"], metrics.opa(s, r))
+    np.testing.assert_equal(row["kendaltau"], metrics.kendall_tau(s, r))
+    best = {k: r[np.argsort(s, kind="stable")[:k]].min() for k in ks}
+    assert all(row[f"slowdown{k}"] == (best[k] - r.min()) / r.min() for k in ks)
+    slower = r[:, None] > r[None]
+    concordant += int((slower & (s[:, None] > s[None])).sum())
+    pairs += int(slower.sum())
+  assert means["opa"] == concordant / pairs
+  assert means["kendaltau"] == np.mean([rows[0]["kendaltau"], rows[1]["kendaltau"]])
+  assert means["slowdown1"] == np.mean([row["slowdown1"] for row in rows])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ties_are_ranked_in_file_order(kind, tmp_path, monkeypatch):
+  graphs = [graph_of(kind, "same", [0] * 40, same=True), graph_of(kind, "some", [0] * 6)]
+  job = fitted(kind, graphs)
+  # Equal configurations are asked for once, whatever their places would give.
+  job.ranker.scorer = made_up(job.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]})
+  np.testing.assert_array_equal(job.ranker.rank(graphs[0])[0], np.arange(40))
+  monkeypatch.setattr(type(job.data), "load", lambda self, root, split: graphs)
+  results.predict(job.data, "", job.ranker, tmp_path)
+  saved, name = submission.read_results(tmp_path / "results.csv"), job.ranker.collection.name
+  np.testing.assert_array_equal(saved[f"{name}:same"], np.arange(40))
+  np.testing.assert_array_equal(saved[f"{name}:some"], [4, 1, 3, 0, 2, 5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_repeated_configurations_have_one_score(kind):
+  graph = graph_of(kind, "g", [1, 2, 3])
+  ranker = fitted(kind, [graph]).ranker
+  ids = [np.array([2, 0, 2, 2, 1, 0])]
+  (scores,) = made_up(ranker.family, {"g": [5, 6, 7]})(None, [ranker.prepare(graph)], ids)
+  np.testing.assert_array_equal(scores, [7, 5, 7, 7, 6, 5])
+
+
+def test_slowdowns_are_also_printed_by_program():
+  rows = [{"graph": name, "slowdown1": a, "slowdown5": b} for name, a, b in (
+      ("bert_x_1", 0.25, 0.5), ("bert_x_2", 0.75, 0.0), ("vgg_0", 1.0, 0.125))]
+  lines = judge.summary(Collection("tile:xla"), rows, {"opa": 0.5}).splitlines()
+  assert "configurations: all; _pooled: over the pairs" in lines.pop(1)
+  assert lines == ["tile:xla: 3 graphs  opa_pooled 0.5000",
+                   "  bert_x: slowdown1 0.5000  slowdown5 0.2500",
+                   "  vgg: slowdown1 1.0000  slowdown5 0.1250"]
+
+
+def validation_ids(**changes):
+  graph = graph_of("layout", "unet", np.arange(1, 10))
+  return parts_lib.make("layout", **changes).data.validation_ids(graph.name, graph.configs)
+
+
+def test_layout_validation_takes_published_indices_else_a_seeded_sample(tmp_path):
+  (tmp_path / "xla_random.json").write_text(json.dumps({"unet": [7, 0, 7]}))
+  np.testing.assert_array_equal(
+      validation_ids(**{"eval.indices_dir": str(tmp_path)}), [7, 0, 7])
+  sampled, again = (validation_ids(**{"eval.max_configs": 4}) for _ in range(2))
+  np.testing.assert_array_equal(sampled, again)
+  assert len(set(sampled.tolist())) == 4 and (np.diff(sampled) > 0).all()
+  for limit in (0, 9, 10):
+    np.testing.assert_array_equal(
+        validation_ids(**{"eval.max_configs": limit}), np.arange(9))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_validation_during_training_takes_a_seeded_sample(kind):
+  graphs = [graph_of(kind, "long", np.arange(1, 31)), graph_of(kind, "short", [1, 2])]
+  config = parts_lib.config_of(kind, **{"train.valid_configs": 8})
+  ids = training.sampled_ids(config, graphs)
+  assert [len(i) for i in ids] == [8, 2] and len(set(ids[0].tolist())) == 8
+  for first, second in zip(ids, training.sampled_ids(config, graphs)):
+    np.testing.assert_array_equal(first, second)
+  config = parts_lib.config_of(kind, **{"train.valid_configs": 0})
+  assert [len(i) for i in training.sampled_ids(config, graphs)] == [30, 2]
+
+
+@pytest.mark.parametrize("predicts", ["order", "runtime", "log"])
+def test_programs_have_the_figures_of_the_tables_of_2021(predicts):
+  rng = np.random.default_rng(5)
+  names = ["net_a_1", "net_a_2", "net_b_7", "net_a_3"]
+  graphs = [graph_of("tile", name, rng.integers(1000, 9000, 6)) for name in names]
+  for graph in graphs:
+    graph.configs.normalizer_ns[:] = rng.integers(1000, 3000)
+  graphs[3].configs.runtime_ns[:] = 700  # no order: no tau, but an error
+  ids = [np.array([5, 1, 2]), np.arange(6), np.arange(6), np.arange(6)]
+  scores = [rng.uniform(0.5, 2, len(chosen)).astype(np.float32) for chosen in ids]
+  rows = judge.program_rows(graphs, ids, scores, predicts=predicts)
+  assert [(row["program"], row["kernels"]) for row in rows] == [("net_a", 3), ("net_b", 1)]
+  for row, members in zip(rows, ([0, 1, 3], [2])):
+    taus, lost, best, errors = [], 0, 0, []
+    for i in members:
+      runtime, s = graphs[i].configs.runtime_ns[ids[i]], scores[i]
+      taus += [metrics.kendall_tau(s, runtime)] if np.ptp(runtime) else []
+      lost += int(runtime[np.argmin(s)] - runtime.min())
+      best += int(runtime.min())
+      for value, true in zip(s.astype(float), runtime.tolist()):
+        unit = float(graphs[i].configs.normalizer_ns[0])
+        errors.append(abs((np.exp(value) if predicts == "log" else value) * unit - true) / true)
+    np.testing.assert_allclose(row["kendaltau"], np.mean(taus))
+    np.testing.assert_allclose(row["tile_size_ape"], 100 * lost / best)
+    assert ("mape" in row) == (predicts != "order")
+    if predicts != "order":
+      np.testing.assert_allclose(row["mape"], 100 * np.mean(errors), rtol=1e-6)
+
+
+@pytest.mark.parametrize("losses, predicts", [
+    ("LogMSE:1", "log"), ("MSE:1", "runtime"), ("DiffMatLoss:1,MAPE:1", "runtime"),
+    ("ListMLELoss:1,MSE:0.02", "order"), ("DiffMatLoss:1", "order"), ("LogMSE:1,MSE:1", "order")])
+def test_what_a_loss_trains_scores_to_say(losses, predicts):
+  config = parts_lib.config_of("tile", **{"loss.losses": losses})
+  assert results._predicts(config) == predicts
+  config.batch.target = "ratio"
+  assert results._predicts(config) == "order"
+
+
+def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
+  graph = graph_of("layout", "g", np.arange(60, 0, -1))
+  graph.configs.group_row[1::2] = graph.configs.group_row[0]
+  for split in ("train", "valid"):
+    folder = tmp_path / "npz" / "layout" / "xla" / "random" / split
+    folder.mkdir(parents=True)
+    npz.write_layout(folder / "g.npz", graph)
+  distinct = len(np.unique(graph.configs.decode(np.arange(60)), axis=0))
+  assert distinct == 30
+  root = tmp_path / "npz"
+  assert len(parts_lib.make("layout").data.load(root, "train")[0].configs) == distinct
+  assert len(parts_lib.make("layout").data.load(root, "valid")[0].configs) == 60
+  keep = {"data.duplicate_policy": "keep"}
+  assert len(parts_lib.make("layout", **keep).data.load(root, "train")[0].configs) == 60
+  (limited,) = parts_lib.make("layout", **keep, **{"data.max_configs": 9}).data.load(root, "train")
+  assert {1, 2, 3, 58, 59, 60} < set(limited.configs.runtime_ns.tolist())
+  assert len(limited.configs) == 9
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory):
+  return synthetic.generate(tmp_path_factory.mktemp("data"), collections=COLLECTIONS.values(),
+                            limit=2, progress=False)
+
+
+def damage(path):
+  path.write_bytes(path.read_bytes()[:300])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_truncated_file_stops_the_job_or_is_skipped_by_name(kind, data_root, tmp_path, caplog):
+  root = shutil.copytree(data_root, tmp_path / "npz")
+  files = npz.split_files(root, COLLECTIONS[kind], "train")
+  damage(files[0])
+  with pytest.raises(ValueError, match=files[0].name) as error:
+    parts_lib.make(kind).data.load(root, "train")
+  assert "data.skip_bad_files=True" in str(error.value)
+  lenient = parts_lib.make(kind, **{"data.skip_bad_files": True}).data
+  assert [graph.name for graph in lenient.load(root, "train")] == [files[1].stem]
+  named, counted = messages(caplog)
+  assert "skipped" in named and files[0].name in named
+  assert counted == f"skipped 1 of 2 files in {files[0].parent}"
+  damage(files[1])
+  with pytest.raises(ValueError, match="all 2 files in .* are malformed"):
+    lenient.load(root, "train")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_split_or_a_missing_folder_says_so(kind, data_root, tmp_path):
+  root = shutil.copytree(data_root, tmp_path / "npz")
+  shutil.rmtree(root.joinpath(*COLLECTIONS[kind].split(":"), "valid"))
+  with pytest.raises(FileNotFoundError, match="no .npz file in .*valid"):
+    parts_lib.make(kind).data.load(root, "valid")
+  with pytest.raises(FileNotFoundError, match="data_root .*nowhere is not a folder"):
+    parts_lib.make(kind).data.load(tmp_path / "nowhere", "valid")
+
+
+def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(tmp_path):
+  job = parts_lib.make("tile", **{"batch.graphs": 8})
+  with files_lib.held(tmp_path), pytest.raises(ValueError, match="is in use by process .* on .*: let"):
+    training.train(job, tmp_path)
+  assert [path.name for path in tmp_path.iterdir()] == [files_lib.LOCK]

@@ -1,0 +1,358 @@
+"""Which graphs and configurations of a collection take part in a run.
+
+`TileData` and `LayoutData` load the graphs of a split, leave out what cannot be trained on or
+judged, and say which configurations remain, what a model should predict for them and on which
+of them it is judged. Graphs and files that are left out are named in the log and counted.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+import numpy as np
+from scipy import stats
+
+from tpugraphs_jax import remote
+from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data import npz, sampling, store, tiling
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows
+
+DUPLICATE_POLICIES = ("keep", "first", "min", "mean")
+
+
+@dataclasses.dataclass(frozen=True)
+class TileData:
+  """A tile collection: fused kernels, small enough to be read as they are.
+
+  Attributes:
+    collection: of kind `tile`.
+    skip_bad_files: leave out malformed files, by name, instead of stopping.
+    target: one of `sampling.TARGETS`.
+    config_features: blocks of `data.tiling` that a configuration has.
+  """
+
+  collection: Collection
+  skip_bad_files: bool = False
+  target: str = "official"
+  config_features: tuple[str, ...] = ("released",)
+
+  def load(self, data_root: str, split: str) -> list[OpGraph]:
+    """Kernels of a split by name; bad files raise or are skipped by name."""
+    files = npz.split_files(data_root, self.collection.name, split)
+    with _explained_bad_files():
+      return _read_tiles(files, skip_bad=self.skip_bad_files)
+
+  def config_values(self, graph: OpGraph) -> np.ndarray:
+    """Values on which the transform of configurations is fitted, `[C, 24 or more]` float32."""
+    return tiling.extended(graph, self.config_features).configs.config_feat
+
+  def why_not_trained(self, configs: TileConfigs, *, min_configs: int) -> str:
+    """The reason to leave a kernel out of training; empty if there is none."""
+    return why_not_trained(configs, min_configs=min_configs)
+
+  def targets(self, configs: TileConfigs, config_ids: np.ndarray) -> np.ndarray:
+    """Training target `[len(config_ids)]` float32, larger = slower."""
+    return sampling.tile_target(configs, config_ids, self.target)
+
+  def validation_ids(self, name: str, configs: TileConfigs) -> np.ndarray:
+    """Configurations that the final evaluation judges: all of them, `[C]` int64."""
+    del name
+    return np.arange(len(configs))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutData:
+  """A layout collection: whole programs, read through the store.
+
+  Attributes:
+    collection: of kind `layout`.
+    skip_bad_files: leave out malformed files, by name, instead of stopping.
+    target: one of `sampling.TARGETS`.
+    store_dir: the random-access copy; empty = `<data_root>/store`.
+    duplicate_policy: one of `DUPLICATE_POLICIES`, for training graphs.
+    entropy_threshold: of `drop_flat`, for training graphs; 0 = no filter.
+    max_configs: most configurations per training graph: thirds fastest, slowest and
+      random; 0 = all.
+    indices_dir: folder of the published validation indices; empty = none.
+    max_validated: most configurations per validation graph, a seeded sample; 0 = all.
+    seed: of samples.
+  """
+
+  collection: Collection
+  skip_bad_files: bool = False
+  target: str = "official"
+  store_dir: str = ""
+  duplicate_policy: str = "keep"
+  entropy_threshold: float = 0.0
+  max_configs: int = 0
+  indices_dir: str = ""
+  max_validated: int = 0
+  seed: int = 0
+
+  def load(self, data_root: str, split: str) -> list[OpGraph]:
+    """Programs of a split by name; bad files raise or are skipped by name."""
+    with _explained_bad_files():
+      folders = store.ensure_store(
+          data_root, self.collection.name, split, store_dir=self.store_dir or None,
+          skip_bad_files=self.skip_bad_files)
+    files = npz.split_files(data_root, self.collection.name, split)
+    _report_skipped(files, len(files) - len(folders))
+    graphs = store.open_graphs(folders)
+    if split == "train":
+      graphs = [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]
+      graphs = [drop_flat(graph, self.entropy_threshold) for graph in graphs]
+      graphs = [self._limit_configs(graph) for graph in graphs]
+    return graphs
+
+  def _limit_configs(self, graph: OpGraph) -> OpGraph:
+    if not 0 < self.max_configs < len(graph.configs):
+      return graph
+    rng = np.random.default_rng(self.seed)
+    ids = sampling.thirds(graph.configs.runtime_ns, self.max_configs, rng)
+    return dataclasses.replace(graph, configs=graph.configs.subset(ids))
+
+  def config_values(self, graph: OpGraph) -> np.ndarray:
+    """Values on which the transform of configurations is fitted, `[R, 18]` int8."""
+    return graph.configs.rows
+
+  def why_not_trained(self, configs: LayoutConfigs, *, min_configs: int) -> str:
+    """The reason to leave a program out of training; empty if there is none."""
+    reason = why_not_trained(configs, min_configs=min_configs)
+    if reason:
+      return reason
+    if not configs.differ:
+      return "all configurations equal"
+    return "all runtimes equal" if np.ptp(configs.runtime_ns) == 0 else ""
+
+  def targets(self, configs: LayoutConfigs, config_ids: np.ndarray) -> np.ndarray:
+    """Training target `[len(config_ids)]` float32, larger = slower."""
+    return sampling.layout_target(configs, config_ids, self.target)
+
+  @functools.cached_property
+  def _indices(self) -> dict[str, np.ndarray]:
+    _, source, search = self.collection.name.split(":")
+    return _load_indices(self.indices_dir, source, search)
+
+  def validation_ids(self, name: str, configs: LayoutConfigs) -> np.ndarray:
+    """Configurations that the final evaluation judges, `[n]` int64.
+
+    The published indices where they are given, else all configurations or a seeded
+    sample of them.
+    """
+    if self.indices_dir:
+      return _select_indices(self._indices, name, len(configs))
+    return sampling.some_configs(
+        len(configs), self.max_validated, np.random.default_rng(self.seed))
+
+
+def keep(
+    graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[Any], str]
+) -> list[OpGraph]:
+  """Graphs that can be used. Logs the name of every other graph and the reason.
+
+  Args:
+    graphs: with configurations.
+    purpose: what the graphs are for, named in the log.
+    why_not: the reason to leave out a graph with these configurations; empty if there is none.
+  """
+  kept, skipped = [], collections.defaultdict(list)
+  for graph in graphs:
+    reason = why_not(graph.configs)
+    (skipped[reason] if reason else kept).append(graph)
+  for reason, group in skipped.items():
+    logging.warning("skipped %d of %d graphs for %s: %s: %s", len(group), len(graphs), purpose,
+                    reason, ", ".join(graph.name for graph in group))
+  return kept
+
+
+def why_not_trained(configs: TileConfigs | LayoutConfigs, *, min_configs: int) -> str:
+  """The reason to leave a graph of any kind out of training; empty if there is none."""
+  if len(configs) < min_configs:
+    return f"fewer than {min_configs} configurations"
+  return "" if configs.is_labelled else "no runtimes"
+
+
+def why_not_judged(configs: TileConfigs | LayoutConfigs) -> str:
+  """The reason to leave a graph out of evaluation; empty if there is none."""
+  if len(configs) < 2:
+    return "fewer than 2 configurations"
+  return "" if configs.is_labelled else "no runtimes (ranked, not scored)"
+
+
+def check_kind(graph: OpGraph, kind: type) -> None:
+  """Refuses (ValueError) a graph whose configurations are not of the class `kind`."""
+  if not isinstance(graph.configs, kind):
+    raise ValueError(f"{graph.name} has configs of type {type(graph.configs).__name__}; the model "
+                     f"ranks {kind.__name__}")
+
+
+def _read_tiles(paths: Sequence[Path], *, skip_bad: bool) -> list[OpGraph]:
+  """Reads tile files in order; a malformed one raises, or is named and left out."""
+  graphs = []
+  for path in paths:
+    try:
+      graphs.append(npz.read_tile(path))
+    except npz.NpzError as error:
+      if not skip_bad:
+        raise
+      logging.warning("skipped %s", error)
+  _report_skipped(paths, len(paths) - len(graphs))
+  return graphs
+
+
+@contextlib.contextmanager
+def _explained_bad_files() -> Iterator[None]:
+  """Inside, the error of a malformed file also says how to go on without it."""
+  try:
+    yield
+  except npz.NpzError as error:
+    raise ValueError(
+        f"{error}; data.skip_bad_files=True leaves such files out") from None
+
+
+def _report_skipped(paths: Sequence[Path], bad: int) -> None:
+  """Counts the malformed files of a split; ValueError if it has no others."""
+  if bad == len(paths):
+    raise ValueError(f"all {len(paths)} files in {paths[0].parent} are malformed")
+  if bad:
+    logging.warning("skipped %d of %d files in %s", bad, len(paths), paths[0].parent)
+
+
+def drop_duplicates(graph: OpGraph, policy: str) -> OpGraph:
+  """One configuration for each set of equal ones.
+
+  Args:
+    graph: layout graph.
+    policy: `keep` leaves the file as it is (official baseline, Graph Segment
+      Training); `first` keeps the first measurement (1st place of the
+      competition), `min` the fastest (2nd place), `mean` their mean, rounded to
+      nanoseconds. Configurations stay in the order of their first occurrence.
+  """
+  if policy not in DUPLICATE_POLICIES:
+    raise ValueError(f"data.duplicate_policy is {policy!r}, expected one of "
+                     f"{', '.join(DUPLICATE_POLICIES)}")
+  if policy == "keep":
+    return graph
+  configs = graph.configs
+  first, which = distinct_rows(configs.choices)
+  runtime = _combine(configs.runtime_ns, first, which, policy)
+  return dataclasses.replace(
+      graph, configs=dataclasses.replace(configs.subset(first), runtime_ns=runtime))
+
+
+def _combine(runtime_ns, first, which, policy: str) -> np.ndarray:
+  if policy == "first":
+    return runtime_ns[first]
+  if policy == "min":
+    fastest = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(fastest, which, runtime_ns)
+    return fastest
+  # Above the first measurement, so that the sum cannot overflow and stays exact.
+  excess = np.zeros(len(first), np.int64)
+  np.add.at(excess, which, runtime_ns - runtime_ns[first][which])
+  return runtime_ns[first] + np.rint(excess / np.bincount(which)).astype(np.int64)
+
+
+_BLOCK = 100  # configurations of a stretch
+_SMOOTHED = 5  # stretches of the moving average
+_LEAST = 1e-3  # added to runtimes between 0 and 1, so that none counts nothing
+_FEWEST = 0.1  # share of the configurations that must be left
+
+
+def divergences(runtime_ns: np.ndarray) -> np.ndarray:
+  """Smoothed divergence of each block of 100 runtimes from the block before, `[blocks - 1]`.
+
+  Runtimes `[C]` are scaled to [0, 1]. Two blocks count as distributions over 100 places, of
+  which KL(block || block before) is taken. The result is the mean over up to two divergences
+  before and after. Configurations after the last whole block do not count.
+  """
+  runtime = runtime_ns - runtime_ns.min()
+  share = runtime / max(int(runtime.max()), 1) + _LEAST
+  blocks = share[: len(share) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
+  found = stats.entropy(blocks[1:], blocks[:-1], axis=1)
+  ones = np.ones(_SMOOTHED)
+  smooth = lambda values: np.convolve(values, ones)[_SMOOTHED // 2 :][: len(values)]
+  return smooth(found) / smooth(np.ones(len(found)))
+
+
+def drop_flat(graph: OpGraph, threshold: float) -> OpGraph:
+  """Leaves out stretches of measurements in which runtimes hardly change.
+
+  A block of 100 configurations stays if its divergences from both neighbouring blocks are at
+  least the threshold; configurations after the last whole block go with that block. If less
+  than a tenth would stay, none does. Graphs with fewer than two whole blocks or without
+  runtimes keep all configurations. Source: entropy filter of the 2nd place of the "Fast or
+  Slow?" competition, which its final result did not use.
+
+  Args:
+    graph: with measured configurations in file order.
+    threshold: 0 = no filter; 0.3 for `random` and 3 for `default` collections (2nd
+      place).
+  """
+  configs = graph.configs
+  if not threshold or len(configs) < 2 * _BLOCK or not configs.is_labelled:
+    return graph
+  differs = divergences(configs.runtime_ns) >= threshold
+  stays = np.append(differs, True) & np.append(True, differs)
+  block = np.minimum(np.arange(len(configs)) // _BLOCK, len(stays) - 1)
+  kept = np.flatnonzero(stays[block])
+  if len(kept) < _FEWEST * len(configs):
+    kept = kept[:0]
+  return dataclasses.replace(graph, configs=configs.subset(kept))
+
+
+def _load_indices(indices_dir: str, source: str, search: str) -> dict[str, np.ndarray]:
+  """Configuration numbers by graph name.
+
+  Args:
+    indices_dir: folder with `<source>_<search>.json`, as published with the data.
+    source: `xla` or `nlp`.
+    search: `random` or `default`.
+
+  Returns:
+    `[n]` int64 for each graph, as published: a number may occur twice.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is not a table of index lists.
+  """
+  path = remote.fetch(indices_dir) / f"{source}_{search}.json"
+  if not path.exists():
+    raise FileNotFoundError(f"{path} is missing: eval.indices_dir must name the folder "
+                            "with the published index files")
+  try:
+    table = json.loads(path.read_text())
+    return {name: _as_ids(ids) for name, ids in table.items()}
+  except (ValueError, TypeError, AttributeError, OverflowError) as error:
+    raise ValueError(f"{path} is not a table of configuration numbers: {error}") from None
+
+
+def _as_ids(values: list[int]) -> np.ndarray:
+  ids = np.array(values)
+  if ids.ndim != 1 or ids.dtype != np.int64:
+    raise ValueError(f"expected integers, found {str(values)[:40]}")
+  return ids
+
+
+def _select_indices(indices: dict[str, np.ndarray], name: str, configs: int) -> np.ndarray:
+  """The configuration numbers of one graph, `[n]` int64.
+
+  Raises:
+    ValueError: the graph is not in the table, or has fewer configurations.
+  """
+  if name not in indices:
+    raise ValueError(f"the published validation indices do not name graph {name}; leave "
+                     "eval.indices_dir empty for other data")
+  ids = indices[name]
+  wrong = ids[(ids < 0) | (ids >= configs)]
+  if len(wrong):
+    raise ValueError(f"validation index {wrong[0]} of {name}, which has {configs} configurations")
+  return ids

@@ -1,0 +1,336 @@
+"""The family of Graph Segment Training: a family of whole programs, on segments of them.
+
+Training batches hold a few segments of each program. Where the readouts of the other
+segments come from is an option: a history table (+E, with dropout of its entries +D),
+recomputed without gradient, or nowhere. Fine-tuning (+F) is a second stage: the backbone
+is frozen, every readout is computed once, and the head learns on their sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tpugraphs_jax import parallel
+from tpugraphs_jax.data import batching, sampling
+from tpugraphs_jax.data.batching import Budget, Slate
+from tpugraphs_jax.data.plan import Draw, Drawn
+from tpugraphs_jax.data.sampling import ConfigSampler
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.rankers.base import Family, SecondStage
+from tpugraphs_jax.rankers.scorer import Encoder, network_step
+from tpugraphs_jax.rankers.segments import batches as segment_batches, history, partition
+from tpugraphs_jax.rankers.segments.batches import HeadBatch, HeadGraph, Others, SegmentBatch
+from tpugraphs_jax.rankers.segments.batches import SegmentSlate, SegmentedGraph, Stale
+from tpugraphs_jax.rankers.segments.model import HeadModel, READOUT_COLLECTION, SegmentModel
+from tpugraphs_jax.rankers.whole import Programs
+
+_HISTORY_FOLDER = "history"
+_MODEL_FIELDS = ("readout", "aggregation", "keep", "history_init", "keep_unit")
+
+
+def uses_history(segments: Mapping[str, Any]) -> bool:
+  """Whether training on segments needs a table: not if others are recomputed or never count."""
+  return segments["keep"] > 0 and not segments["recompute"]
+
+
+class Segments(Family):
+  """Programs in segments.
+
+  Args:
+    programs: the family whose network scores segments.
+
+  Attributes:
+    programs: the same; it prepares and batches segments, each of them a small program.
+  """
+
+  sown = (READOUT_COLLECTION,)
+  encodes = "segment_readout"
+
+  def __init__(self, programs: Programs):
+    self.programs, self.options = programs, programs.config["segments"]
+    model = SegmentModel(programs.network, **{name: self.options[name] for name in _MODEL_FIELDS})
+    super().__init__(model, programs.config)
+
+  def check(self) -> None:
+    """Refuses (ValueError) a history table for readouts that depend on other segments."""
+    network = self.programs.network
+    compares = network.compares_configs
+    if uses_history(self.options) and (compares or network.sees_whole_graph):
+      what = "across configurations" if compares else "at the whole graph"
+      raise ValueError(
+          f"this model looks {what}: the history table keeps a segment's readout of an earlier "
+          "step, with other segments and configurations around it. Train without a table "
+          "(variants full, gst and one)")
+
+  @property
+  def config_transform(self) -> Any:
+    """Of configurations: that of the wrapped family."""
+    return self.programs.config_transform
+
+  @config_transform.setter
+  def config_transform(self, transform: Any) -> None:
+    self.programs.config_transform = transform
+
+  # Batches.
+
+  def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> SegmentedGraph:
+    """A program, reduced and cut into segments; see `Family.prepare`."""
+    small = self.programs.reduce(inputs, raw)
+    segment = partition.cached_partition(
+        small, small.store, method=self.options["partition"], max_nodes=self.options["max_nodes"])
+    pieces, cut_edges = partition.split(small, segment)
+    prepared = [self.programs.prepare_part(piece) for piece in pieces]
+    return segment_batches.segmented(
+        small, prepared, fresh=self.options["fresh"], cut_edges=cut_edges)
+
+  def check_graphs(self, graphs: Sequence[SegmentedGraph]) -> None:
+    """Refuses (ValueError) segments that the training graphs cannot have."""
+    segment_batches.check(
+        graphs, fresh=self.options["fresh"], max_nodes=self.options["max_nodes"])
+
+  def draw(self, graphs: Sequence[SegmentedGraph], sampler: ConfigSampler) -> Draw:
+    """Draws the segments of a slate, whose sizes they decide, then its configurations."""
+    def draw(number: int, rng: np.random.Generator) -> Drawn:
+      graph = graphs[number]
+      fresh = np.sort(rng.choice(len(graph.segments), self.options["fresh"], replace=False))
+      finish = lambda: SegmentSlate(graph, *sampler(number, rng), number, fresh)
+      if self.options["recompute"]:  # in batches of the same shapes, with room for the largest
+        return Drawn(graph.sizes, finish)
+      return Drawn(batching.total_sizes([graph.segments[piece] for piece in fresh]), finish)
+
+    return draw
+
+  def assemble(
+      self, slates: Sequence[SegmentSlate], budget: Budget, *, graphs: int, configs: int
+  ) -> SegmentBatch:
+    """A padded batch; see `batches.assemble`."""
+    return segment_batches.assemble(
+        slates, budget, graphs=graphs, configs=configs, fresh=self.options["fresh"],
+        assemble_layout=self.programs.assemble, with_others=self.options["recompute"])
+
+  def align(self, batches: Sequence[SegmentBatch]) -> Sequence[SegmentBatch]:
+    """Batches of several devices with as many other segments each; see `batches.align`."""
+    return segment_batches.align(batches)
+
+  # Training.
+
+  def training(
+      self, step: Callable, batches: Any, *, params: Any, batch: SegmentBatch,
+      graphs: Sequence[SegmentedGraph], workdir: Path,
+  ) -> tuple[Callable, Any]:
+    """Gives the step the readouts of the other segments; a table is saved with the batches."""
+    if not self.options["recompute"] and not uses_history(self.options):
+      return without_others(step), batches
+    readout = lambda params, fresh: self.network.apply(
+        {"params": params}, fresh, method="segment_readout")
+    width = jax.eval_shape(readout, params, batch.fresh).shape[-1]
+    if self.options["recompute"]:
+      return with_recomputed(step, self.network, width=width), batches
+    keys, folder = history.Keys.of(graphs), workdir / _HISTORY_FOLDER
+    table = history.create(
+        keys, width=width, dtype=self.options["history_dtype"],
+        place=self.options["history_place"], folder=folder)
+    snapshots = history.Snapshots(folder, keys, table)
+    snapshots.check()
+    return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
+
+  @property
+  def has_second_stage(self) -> bool:
+    """Whether the head is fine-tuned (+F)."""
+    return bool(self.options["finetune"]["epochs"])
+
+  def second_stage(
+      self, params: Any, graphs: Sequence[SegmentedGraph], folder: Path
+  ) -> SecondStage:
+    """Training of the head alone, on readouts of the trained backbone (+F)."""
+    options = self.options["finetune"]
+    rng = np.random.default_rng(self.config["seed"])
+    ids = [sampling.some_configs(len(graph.configs), options["configs"], rng) for graph in graphs]
+    known = refresh(self, params, graphs, ids, folder)
+    return SecondStage(Head(self), known, options["epochs"], options["optimizer"])
+
+  # Scores.
+
+  @functools.cached_property
+  def encoder(self) -> Encoder:
+    """Sums of readouts `[n, P]` over all segments of a program."""
+    options = self.config["eval"]
+    return Encoder(
+        network_step(self.network, method=self.encodes), self.programs.assemble, graphs=options["graphs"], configs=options["configs"],
+        whole_slates=self.programs.network.compares_configs, max_budgets=1,
+        pieces=lambda graph: graph.segments)
+
+  @functools.cached_property
+  def _head(self) -> Callable:
+    return jax.jit(lambda params, *args: self.network.apply(
+        {"params": params}, *args, method="head"))
+
+  def scores(
+      self, params: Any, graphs: Sequence[SegmentedGraph], config_ids: Sequence[np.ndarray], *,
+      progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores `[n]` float32 of each program, whose segments all count, eta = 1."""
+    found = {number: self.head(params, graphs[number], total)
+             for number, total in self.encoder.stream(
+                 params, graphs, config_ids, progress=progress)}
+    return [found[number] for number in range(len(graphs))]
+
+  def head(self, params: Any, graph: SegmentedGraph, total: np.ndarray) -> np.ndarray:
+    """Scores `[n]` of totals `[n, P]` of one program's configurations."""
+    step, scores = self.config["eval"]["configs"], [np.zeros(0, np.float32)]
+    segments = np.array([len(graph.segments)], np.int32)
+    for start in range(0, len(total), step):
+      part = total[start : start + step]
+      padded = np.pad(part, ((0, step - len(part)), (0, 0)))
+      scores.append(np.asarray(self._head(params, padded[None], segments))[0, : len(part)])
+    return np.concatenate(scores)
+
+  def scorer(self) -> Any:
+    """Scores prepared programs; a network that compares configurations gets them in orders."""
+    return self.programs.scorer_of(self.scores)
+
+
+def without_others(step: Callable) -> Callable:
+  """The fresh segments stand for all: eta = J / S, no table.
+
+  Args:
+    step: mapped training step that returns `READOUT_COLLECTION` as `state.extra`.
+  """
+  def train_step(state, batch):
+    state, metrics = step(state, batch)
+    return state.replace(extra=()), metrics
+
+  return train_step
+
+
+def with_history(step: Callable, table: history.History, keys: history.Keys) -> Callable:
+  """The other segments' values come from the table, and the fresh ones go there.
+
+  Args:
+    step: as in `without_others`.
+    table: changed by every step.
+    keys: its entries.
+  """
+  def train_step(state, batch):
+    others, fresh = keys.rows(batch)
+    state, metrics = step(state, batch._replace(stale=table.read(others)))
+    (values,) = state.extra[READOUT_COLLECTION]["fresh"]
+    table.write(fresh, values)
+    return state.replace(extra=()), metrics
+
+  return train_step
+
+
+def with_recomputed(step: Callable, model: SegmentModel, *, width: int) -> Callable:
+  """The other segments are recomputed with the current parameters, without gradient.
+
+  Args:
+    step: as in `without_others`.
+    model: computes the readouts.
+    width: numbers P of a readout.
+  """
+  def add(total, params, others: Others):
+    values = model.apply({"params": params}, others.batch, method="segment_readout")
+    return total.at[others.graph].add(values, mode="drop")
+
+  add = parallel.pmap(add, donate_argnums=0, local=True)
+
+  def train_step(state, batch):
+    total = np.zeros((*batch.target.shape, width), np.float32)
+    for others in batch.others:
+      total = add(total, state.params, others)
+    known = np.ones((*batch.target.shape, 1), bool)
+    stale = Stale(jnp.expand_dims(total, -2), known)
+    state, metrics = step(state, batch._replace(others=(), stale=stale))
+    return state.replace(extra=()), metrics
+
+  return train_step
+
+
+class Head(Family):
+  """The second stage (+F): batches of sums of readouts, on which the head alone is trained.
+
+  Args:
+    segments: whose backbone is frozen.
+  """
+
+  def __init__(self, segments: Segments):
+    self._segments, self._totals = segments, None
+    super().__init__(HeadModel(segments.network), segments.config)
+
+  def check(self) -> None:
+    """The first stage has checked everything."""
+
+  def assemble(
+      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
+  ) -> HeadBatch:
+    """A batch of known sums; see `batches.assemble_head`."""
+    del budget  # of nodes; a batch has none
+    return segment_batches.assemble_head(slates, graphs=graphs, configs=configs)
+
+  def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Applies `optimizer` to the parameters that the head uses; the others stay."""
+    # Their names do not depend on the width of the readout.
+    total, segments = jnp.zeros((1, 1, 1)), jnp.ones(1, jnp.int32)
+    init = lambda: self._segments.network.init(
+        jax.random.key(0), total, segments, method="head")
+    names = set(jax.eval_shape(init).get("params", {}))
+    label = lambda params: {k: "head" if k in names else "frozen" for k in params}
+    return optax.partition({"head": optimizer, "frozen": optax.set_to_zero()}, label)
+
+  def scores(
+      self, params: Any, graphs: Sequence[SegmentedGraph], config_ids: Sequence[np.ndarray], *,
+      progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores `[n]` of each program; programs and configurations must always be the same."""
+    if self._totals is None:
+      self._totals = [total for _, total in self._segments.encoder.run(
+          params, graphs, config_ids, progress=progress)]
+    return [self._segments.head(params, graph, total)
+            for graph, total in zip(graphs, self._totals)]
+
+  def scorer(self) -> Any:
+    """Scores programs of the first stage."""
+    return self._segments.programs.scorer_of(self.scores)
+
+
+def refresh(
+    segments: Segments, params: Any, graphs: Sequence[SegmentedGraph],
+    config_ids: Sequence[np.ndarray], folder: Path,
+) -> list[HeadGraph]:
+  """Computes the sums of readouts of configurations with the given parameters.
+
+  The head needs the sums over the segments of a program alone: one entry per
+  configuration is kept instead of one per segment.
+
+  Args:
+    segments: the family.
+    params: of the trained network.
+    graphs: training graphs.
+    config_ids: `[n]` configuration numbers of each.
+    folder: for the file of sums; made when missing.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  path = folder / f"totals_{parallel.process_index()}.npy"
+  first = np.cumsum([0] + [len(ids) for ids in config_ids])
+  logging.info("refreshing the readouts of %d configurations of %d graphs", first[-1], len(graphs))
+  totals = None
+  for number, total in segments.encoder.stream(params, graphs, config_ids, progress=True):
+    if totals is None:
+      totals = np.lib.format.open_memmap(
+          path, "w+", np.float32, shape=(int(first[-1]), total.shape[1]))
+    totals[first[number] : first[number] + len(total)] = total
+  return [
+      HeadGraph(graph.name, graph.configs.subset(ids), totals[start : start + len(ids)],
+                len(graph.segments), {"nodes": 1})
+      for graph, ids, start in zip(graphs, config_ids, first)
+  ]

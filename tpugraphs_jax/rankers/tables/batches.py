@@ -1,0 +1,217 @@
+"""From programs to padded batches of programs and choices, for rankers that look costs up.
+
+A program is prepared once with the choices of its groups. A slate adds the choices of its
+configurations. As in `data.batch`, an index that is too large for the array it points into
+means "absent". Letters besides the ones of `graph`: B groups of configurable nodes, R
+choices of the group with most, P pairs of nodes, Q pairs of groups (`terms`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+from typing import NamedTuple
+
+import jraph
+import numpy as np
+
+from tpugraphs_jax.data import batching, tiling as tiling_lib
+from tpugraphs_jax.data.batch import ABSENT, Adjacency
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph
+from tpugraphs_jax.rankers.tables import node_pairs, terms as terms_lib
+
+_HOP_SCALE = 10.0  # hops of most pairs are below
+_OPERANDS = 3  # first, second, any other
+
+
+class Choices(NamedTuple):
+  """What groups may choose, and the nodes that choose so."""
+
+  row: np.ndarray  # [B, R] int32 dictionary row of each choice, or ABSENT
+  node: np.ndarray  # [K] int32 node of the graph, or ABSENT
+  group: np.ndarray  # [K] int32 its group, or ABSENT
+  feat: np.ndarray  # [K, R, F] float32 `data.layout_waste.choice_features`
+  weight: np.ndarray  # [K] float32 its bytes relative to those of its program
+
+
+class GroupPairs(NamedTuple):
+  """Pairs of groups, and the pairs of nodes between them."""
+
+  groups: np.ndarray  # [Q, 2] int32, or ABSENT
+  ends: np.ndarray  # [P, 3] int32 nodes: first end, second end, where they meet; or ABSENT
+  feat: np.ndarray  # [P, F] float32 `pair_features`
+  weight: np.ndarray  # [P] float32 as `Choices.weight`, of the smallest tensor between
+  column: np.ndarray  # [P] int32 ascending, pair of groups, or ABSENT
+  is_turned: np.ndarray  # [P] bool: the first end is in the second group
+
+
+class TableBatch(NamedTuple):
+  """G slots, each with one program and C of its configurations as choices of groups."""
+
+  graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
+  adjacency: Adjacency
+  rows: np.ndarray  # [R', 18] float32 dictionary of configuration rows of all slots
+  choices: Choices
+  pairs: GroupPairs
+  group_graph: np.ndarray  # [B] int32 slot of each group, or ABSENT
+  code: np.ndarray  # [B, C] uint8 or larger, choice of each group
+  target: np.ndarray  # [G, C] float32, larger = slower
+  config_mask: np.ndarray  # [G, C] bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PreparedTables:
+  """One program with everything that does not depend on its slate or batch."""
+
+  graph: batching.PreparedGraph
+  terms: terms_lib.Terms
+  choices: Choices  # of this graph alone: node and group numbers begin at 0
+  pairs: GroupPairs
+  sizes: dict[str, int]  # what the program takes of each entry of a budget
+
+  @property
+  def name(self) -> str:
+    return self.graph.name
+
+  @property
+  def opcode(self) -> np.ndarray:
+    """`[N]` int32."""
+    return self.graph.opcode
+
+  @property
+  def configs(self) -> LayoutConfigs:
+    return self.graph.configs
+
+
+def prepare(
+    graph: OpGraph, feat: np.ndarray, terms: terms_lib.Terms, *,
+    slots: int = batching.SLOTS, tiling: bool = True,
+) -> PreparedTables:
+  """Arrays of a program for batches.
+
+  Args:
+    graph: host graph with configurations.
+    feat: `[N, F]` float32 transformed node features.
+    terms: of the configurations that slates are drawn from (`terms.terms_of`).
+    slots: width of the neighbour tables (`data.adjacency.SLOTS`).
+    tiling: whether the padding of dimensions to tiles is appended to the node
+      features and given with every choice; otherwise the latter are zeros.
+  """
+  if tiling:
+    feat = np.concatenate([feat, tiling_lib.node_padding(graph.node_feat)], axis=1)
+  prepared = batching.prepare(graph, feat, slots=slots)
+  nbytes = node_pairs.tensor_bytes(graph.node_feat).astype(np.float64)
+  own = nbytes[graph.config_node]
+  # Of the order of the spread of a sum in which every group counts with its bytes.
+  unit = max(float(np.linalg.norm(np.bincount(graph.configs.node_group, own))), 1.0)
+  choices = _choices(graph, terms, own / unit, tiling)
+  pairs = _group_pairs(graph, terms, unit)
+  sizes = prepared.sizes | {
+      "rows": len(graph.configs.rows), "config_nodes": len(choices.node),
+      "groups": len(choices.row), "columns": len(pairs.groups), "pairs": len(pairs.ends),
+      "choices": terms.choices}
+  return PreparedTables(prepared, terms, choices, pairs, sizes)
+
+
+def _choices(graph: OpGraph, terms, weight: np.ndarray, tiling: bool) -> Choices:
+  row = terms.row_table
+  feat = np.zeros((len(graph.config_node), terms.choices, tiling_lib.CHOICE_FEATURES), np.float32)
+  node, choice = np.nonzero(row[graph.configs.node_group] >= 0)
+  if tiling and len(node):
+    group = graph.configs.node_group[node]
+    feat[node, choice] = tiling_lib.choice_features(graph, node, row[group, choice])
+  return Choices(np.where(row < 0, ABSENT, row).astype(np.int32),
+                 graph.config_node.astype(np.int32), graph.configs.node_group.astype(np.int32),
+                 feat, weight.astype(np.float32))
+
+
+def _group_pairs(graph: OpGraph, terms, unit: float) -> GroupPairs:
+  pairs, order = terms.pairs, np.argsort(terms.pair_column, kind="stable")
+  order = order[terms.pair_column[order] >= 0]
+  least = np.where(pairs.is_direct, pairs.nbytes[:, 0], pairs.nbytes.min(axis=1))
+  ends = np.concatenate([graph.config_node[pairs.ends], pairs.via[:, None]], axis=1)
+  return GroupPairs(
+      terms.columns, ends[order].astype(np.int32), pair_features(pairs, unit)[order],
+      (least / unit).astype(np.float32)[order], terms.pair_column[order],
+      terms.is_turned[order])
+
+
+def pair_features(pairs: node_pairs.NodePairs, unit: float) -> np.ndarray:
+  """What a network is told about pairs of nodes, besides its own states of the nodes.
+
+  Args:
+    pairs: of one program.
+    unit: bytes that count as 1.
+
+  Returns:
+    `[P, 11]` float32: whether the pair is direct; hops of both ways / 10; logarithm of
+    1 + bytes of the smallest tensors of both / unit; by which operand (first, second,
+    later one) both arrive.
+  """
+  operand = np.minimum(pairs.operand, _OPERANDS - 1)[..., None] == np.arange(_OPERANDS)
+  operand &= (pairs.operand != node_pairs.NO_OPERAND)[..., None]
+  return np.concatenate([
+      pairs.is_direct[:, None], pairs.hops / _HOP_SCALE, np.log1p(pairs.nbytes / unit),
+      operand.reshape(-1, 2 * _OPERANDS)], axis=1).astype(np.float32)
+
+
+PAIR_FEATURES = 5 + 2 * _OPERANDS
+
+
+def assemble(
+    slates: Sequence[batching.Slate], budget: batching.Budget, *, graphs: int, configs: int
+) -> TableBatch:
+  """A padded batch of slates of `PreparedTables`.
+
+  Args:
+    slates: at most `graphs` of them, each of at most `configs` configurations.
+    budget: room for each entry of `PreparedTables.sizes`; R of the batch are its choices.
+    graphs: slates G of the batch.
+    configs: configurations C per slate.
+
+  Raises:
+    ValueError: the slates exceed the budget.
+  """
+  programs, choices = [slate.graph for slate in slates], budget["choices"]
+  if any(v > budget[k] for k, v in batching.total_sizes(programs).items()):
+    raise ValueError(f"programs {[p.name for p in programs]} exceed the budget {dict(budget)}")
+  graph, tables, nodes = batching.assemble_graphs([p.graph for p in programs], budget, graphs)
+  first = {key: np.cumsum([0] + [p.sizes[key] for p in programs])
+           for key in ("rows", "groups", "columns")}
+  target, mask = batching.targets(slates, graphs, configs)
+  code = np.zeros((budget["groups"], configs), np.min_scalar_type(choices - 1))
+  for slate, group in zip(slates, first["groups"]):
+    chosen = slate.graph.terms.encode(slate.graph.configs.group_row[slate.config_ids])
+    code[group : group + len(chosen), : chosen.shape[1]] = chosen
+  owner = [np.full(p.sizes["groups"], i, np.int32) for i, p in enumerate(programs)]
+  return TableBatch(
+      graph, tables, batching.padded([p.configs.rows.astype(np.float32) for p in programs],
+                                      budget["rows"], 0),
+      _assemble_choices([p.choices for p in programs], nodes, first, budget, choices),
+      _assemble_pairs([p.pairs for p in programs], nodes, first, budget),
+      batching.padded(owner, budget["groups"], ABSENT), code, target, mask)
+
+
+def _assemble_choices(parts: Sequence[Choices], nodes, first, budget, choices: int) -> Choices:
+  field = lambda name: [getattr(part, name) for part in parts]
+  groups, config_nodes = budget["groups"], budget["config_nodes"]
+  wide = lambda part, fill: np.pad(
+      part, [(0, 0), (0, choices - part.shape[1])] + [(0, 0)] * (part.ndim - 2),
+      constant_values=fill)
+  return Choices(
+      batching.shifted([wide(row, ABSENT) for row in field("row")], first["rows"], groups),
+      batching.shifted(field("node"), nodes, config_nodes),
+      batching.shifted(field("group"), first["groups"], config_nodes),
+      batching.padded([wide(feat, 0) for feat in field("feat")], config_nodes, 0),
+      batching.padded(field("weight"), config_nodes, 0))
+
+
+def _assemble_pairs(parts: Sequence[GroupPairs], nodes, first, budget) -> GroupPairs:
+  field = lambda name: [getattr(part, name) for part in parts]
+  pairs = budget["pairs"]
+  return GroupPairs(
+      batching.shifted(field("groups"), first["groups"], budget["columns"]),
+      batching.shifted(field("ends"), nodes, pairs),
+      batching.padded(field("feat"), pairs, 0), batching.padded(field("weight"), pairs, 0),
+      batching.shifted(field("column"), first["columns"], pairs),
+      batching.padded(field("is_turned"), pairs, 0))

@@ -1,0 +1,252 @@
+"""The family of score tables: the network runs once per program, scores are looked up.
+
+The tables of a program are computed on the devices. Sums over them run on the host, as
+does the search for cheap configurations. A residual, where the network has one, is
+computed on the devices for every configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tpugraphs_jax import parallel
+from tpugraphs_jax.data import batching, plan, reduction
+from tpugraphs_jax.data.batching import Budget, Slate
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.rankers.scorer import Encoder, network_step
+from tpugraphs_jax.rankers.tables import batches, charges, search, terms
+from tpugraphs_jax.rankers.tables.batches import PreparedTables, TableBatch
+from tpugraphs_jax.rankers.tables.charges import Charge, NodeCosts
+from tpugraphs_jax.rankers.whole import Programs
+
+# Configurations whose residual is computed at a time.
+_CHUNK = 256
+# Searched for each proposal of a network whose scores are more than sums of tables.
+_CANDIDATES = 50
+
+
+class Tables(NamedTuple):
+  """The costs of one program, see `network`."""
+
+  unary: np.ndarray  # [B, R] float32 cost of each choice of each group
+  pair: np.ndarray  # [Q, R, R] float32 cost of the choices of a pair of groups, or empty
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Proposed:
+  """Configurations that a score table finds cheapest among all choices of all groups."""
+
+  # Its configurations are the proposals, cheapest first (or nearest, see `propose`),
+  # without runtimes.
+  graph: OpGraph
+  scores: np.ndarray  # [n] float64, as the ranker's
+  # No choice at all scores lower than the cheapest of these by more; nan = unknown.
+  gap: float
+  is_exact: bool  # these are the n cheapest of all, ties aside
+
+
+class TablesFamily(Programs):
+  """Programs, for networks with a method `tables(batch) -> [B, R, heads], [Q, R, R, heads]`.
+
+  Config fields: `data.pair_hops`, how many edges may be between two nodes whose layouts
+  have a cost together; `data.tile_padding`, whether the network is told how layouts fill
+  tiles of 8 x 128 numbers, the registers of a TPU.
+  """
+
+  can_propose = True
+  encodes = "tables"
+
+  def check(self) -> None:
+    super().check()
+    is_segmented = self.config["task"] == "segments"
+    if self.config["batch"]["config_chunk"] or is_segmented:
+      what = "segments" if is_segmented else "batch.config_chunk"
+      raise ValueError(f"{what} does not go with this model, which sees a program once for all of "
+                       "its configurations: train it on whole graphs, batch.config_chunk=0")
+    if "pair_hops" not in self.config["data"]:
+      raise ValueError(f"model.name is {self.config['model']['name']}, but the config has no "
+                       "data.pair_hops: take the variant tables")
+    if not self.config["data"]["pair_hops"] >= 1:
+      raise ValueError(f"data.pair_hops is {self.config['data']['pair_hops']}, expected at least 1")
+
+  # Batches.
+
+  def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedTables:
+    """A program with the terms of its configurations, which are kept with the store.
+
+    Args:
+      inputs: its `node_feat` are model inputs.
+      raw: the same program with the released features, which tell sizes of tensors;
+        `inputs` itself unless given.
+    """
+    raw = raw or inputs
+    small, feat = self.reduce(raw), self.reduce(inputs, raw).node_feat
+    # Nodes do not meet in virtual ones, which come after all others.
+    real = reduction.reduce_graph(raw, dataclasses.replace(self.reduction, virtual_node="none"))
+    data = self.config["data"]
+    found = terms.terms_of(real, folder=real.store, hops=data["pair_hops"])
+    return batches.prepare(small, feat, found, slots=self.slots, tiling=data["tile_padding"])
+
+  def assemble(
+      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
+  ) -> TableBatch:
+    """A padded batch; see `batches.assemble`."""
+    return batches.assemble(slates, budget, graphs=graphs, configs=configs)
+
+  # Scores.
+
+  @functools.cached_property
+  def encoder(self) -> Encoder:
+    """The tables of every program, with their padding."""
+    def tables(params, batch):
+      found = self.network.apply({"params": params}, batch, method=self.encodes)
+      return jax.tree.map(lambda table: table[None], found)  # of the batch's only program
+
+    return Encoder(parallel.pmap(tables, local=True), self.assemble, graphs=1, configs=0)
+
+  @functools.cached_property
+  def _residual_encoder(self) -> Encoder:
+    return Encoder(network_step(self.network, method="residuals"), self.assemble, graphs=1,
+                   configs=_CHUNK)
+
+  def scores(
+      self, params: Any, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray], *,
+      progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores `[n]` float32 of each program; see `Family.scores`."""
+    totals = [
+        graph.terms.total(graph.configs.group_row[ids], found.unary, found.pair)
+        for graph, ids, found in zip(
+            graphs, config_ids, self.tables(params, graphs, progress=progress))]
+    if self.network.has_residual:
+      rest = self.residuals(params, graphs, config_ids)
+      totals = [total + more for total, more in zip(totals, rest)]
+    return [total.astype(np.float32) for total in totals]
+
+  def tables(
+      self, params: Any, graphs: Sequence[PreparedTables], *, progress: bool = False
+  ) -> list[Tables]:
+    """The costs of each program, without padding."""
+    nothing = [np.zeros(0, np.int64)] * len(graphs)
+    found = self.encoder.run(params, graphs, nothing, progress=progress)
+    return [_cut(graphs[number].terms, *output) for number, output in found]
+
+  def residuals(
+      self, params: Any, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray]
+  ) -> list[np.ndarray]:
+    """What the scores of configurations `[n]` are beyond sums of tables, `[n]` float32 each."""
+    return [found for _, found in self._residual_encoder.run(params, graphs, config_ids)]
+
+  # Proposals and explanations.
+
+  def propose(
+      self, ranker: Any, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
+  ) -> Proposed:
+    """The n configurations with the lowest predicted cost, measured before or not.
+
+    Every group may choose among the rows that the graph's configurations give it. Of a
+    network with a residual, many more are searched by the sums of its tables; the n with
+    the lowest scores are kept, cheapest first.
+
+    Args:
+      ranker: the trained `serve.ranker.Ranker` of this family.
+      graph: with configurations.
+      n: how many proposals; fewer where there are not so many choices.
+      near: number of a configuration to trust, for instance the compiler's own. The
+        proposals then lead from it to the cheapest of all, in more and more changes; see
+        `search.propose_near`.
+      **options: of `search.propose`.
+
+    Raises:
+      ValueError: n is below 1, or a number that the graph does not have.
+    """
+    ranker.check(graph)
+    _check_numbers(graph, near)
+    program = ranker.prepare(graph)
+    (found,) = self.tables(ranker.params, [program])
+    costs = search.of_tables(
+        program.terms.counts, program.terms.columns, found.unary, found.pair)
+    residual = self.network.has_residual
+    if near is None:
+      best = search.propose(*costs, n * _CANDIDATES if residual else n, **options)
+    else:
+      start = program.terms.encode(graph.configs.group_row[[near]])[:, 0].astype(int)
+      best = search.propose_near(*costs, start, n, **options)
+    rows = program.terms.decode(best.choice.T)
+    if not residual:
+      return Proposed(_with_rows(graph, rows), best.cost, best.gap, best.is_exact)
+    (scores,) = ranker.scores([_with_rows(graph, rows)])
+    first = np.argsort(scores, kind="stable")[:n]
+    return Proposed(_with_rows(graph, rows[first]), scores[first].astype(float), np.nan, False)
+
+  def explain(
+      self, ranker: Any, graph: OpGraph, config: int, *, against: int | None = None
+  ) -> list[Charge]:
+    """What the table charges a configuration for, largest first; the charges add up.
+
+    Args:
+      ranker: the trained `serve.ranker.Ranker` of this family.
+      graph: with configurations.
+      config: number of the configuration to explain.
+      against: number of a configuration to compare it with: then only charges in which
+        the two differ.
+
+    Raises:
+      ValueError: a number that the graph does not have.
+    """
+    _check_numbers(graph, config, against)
+    program = ranker.prepare(graph)
+    costs, rows = self._node_costs(ranker.params, program), program.configs.group_row
+    if against is None:
+      numbers, found = [config], charges.charges(program, costs, rows[config])
+    else:
+      numbers = [config, against]
+      found = charges.difference(program, costs, rows[config], rows[against])
+    if self.network.has_residual:
+      (rest,) = self.residuals(ranker.params, [program], [np.array(numbers)])
+      found.append(Charge(float(rest[0]), (), (), before=float(rest[1]) if len(rest) > 1 else 0.0))
+    return charges.sort(found)
+
+  def _node_costs(self, params: Any, program: PreparedTables) -> NodeCosts:
+    """Costs of every node and pair of nodes, without padding."""
+    (budget,) = plan.choose_budgets([batching.total_sizes([program])])
+    slate = Slate(program, np.zeros(0, np.int64), np.zeros(0, np.float32))
+    batch = self.assemble([slate], budget, graphs=1, configs=1)
+    unary, pair = jax.jit(lambda params, batch: self.network.apply(
+        {"params": params}, batch, method="node_tables"))(params, batch)
+    choices = program.terms.choices
+    nodes, pairs = len(program.choices.node), len(program.pairs.ends)
+    return NodeCosts(
+        np.asarray(unary)[:nodes, :choices],
+        np.zeros((0, choices, choices)) if pair is None else
+        np.asarray(pair)[:pairs, :choices, :choices])
+
+
+def _cut(known: terms.Terms, unary: np.ndarray, pair: np.ndarray | None) -> Tables:
+  """Tables without padding, their heads added up."""
+  choices, columns = known.choices, len(known.columns)
+  cut = unary.sum(axis=-1)[: len(known.counts), :choices]
+  if pair is None:
+    return Tables(cut, np.zeros((0, choices, choices), np.float32))
+  return Tables(cut, pair.sum(axis=-1)[:columns, :choices, :choices])
+
+
+def _with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:
+  """The graph with the configurations `[n, groups]`, none of them measured."""
+  configs = dataclasses.replace(
+      graph.configs, group_row=rows.astype(graph.configs.group_row.dtype),
+      runtime_ns=np.zeros(len(rows), np.int64))
+  return dataclasses.replace(graph, configs=configs, store=None)
+
+
+def _check_numbers(graph: OpGraph, *numbers: int | None) -> None:
+  for number in numbers:
+    if number is not None and not 0 <= number < len(graph.configs):
+      raise ValueError(f"configuration {number} of {graph.name}, expected 0 to "
+                       f"{len(graph.configs) - 1}")
