@@ -12,6 +12,7 @@ import contextlib
 import glob
 import importlib.util
 import os
+from pathlib import Path
 import pickle
 import socket
 import sys
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 DEVICES = "devices"  # name of the mapped axis
+_GOOGLE = "0x1ae0"  # vendor of PCI devices: TPUs, and network cards of its cloud
 _AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
 
 
@@ -57,7 +59,7 @@ def initialize(
   }
   missing = [name for name, value in given.items() if value is None]
   if len(missing) == len(given):
-    if has_tpu_chips():
+    if _has_tpu_chips():
       _initialize_from_surroundings(heartbeat_timeout_seconds)
     return
   if missing:
@@ -98,10 +100,21 @@ def _leave_signals_alone() -> None:
     jax.config.update(name, False)
 
 
-def has_tpu_chips() -> bool:
-  """Whether this machine has TPU chips and the library for them."""
+def _has_tpu_chips() -> bool:
   has_library = importlib.util.find_spec("libtpu") is not None
   return has_library and bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*"))
+
+
+def leave_out_missing_tpu() -> None:
+  """Keeps jax from loading libtpu, which logs errors where it finds no TPU.
+
+  Only on a machine without any sign of a TPU or a GPU, and unless the user names platforms.
+  """
+  signs = "/dev/accel*", "/dev/vfio/*", "/dev/nvidia*", "/dev/kfd", "/dev/dxg"
+  if not jax.config.jax_platforms and not any(map(glob.glob, signs)) and not any(
+      Path(vendor).read_text().strip() == _GOOGLE
+      for vendor in glob.glob("/sys/bus/pci/devices/*/vendor")):
+    jax.config.update("jax_platforms", "cpu")
 
 
 def _initialize_from_surroundings(heartbeat_timeout_seconds: int) -> None:

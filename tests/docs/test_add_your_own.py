@@ -15,7 +15,7 @@ from tpugraphs_jax import submission
 from tpugraphs_jax.data import npz, synthetic
 
 DOCUMENT = commands.ROOT / "docs" / "add_your_own.md"
-RECIPES = ("A model", "A pooling", "A loss", "A block of node features", "A collection")
+RECIPES = ("A model", "A family", "A pooling", "A loss", "A block of node features", "A collection")
 # As quick as a run can be; what the recipes show is not changed by it.
 _SMALL = {
     "tpugraphs-layout": ("xla-random", "--config.train.epochs=1 --config.batch.slates_per_epoch=8 "
@@ -47,7 +47,8 @@ def small(line, data_root):
   if "--mode=evaluate" not in arguments:
     if not any(argument.startswith("--config=") for argument in arguments):
       arguments.insert(0, f"--config={default}")
-    arguments += flags.split()
+    arguments += [flag for flag in flags.split()
+                  if "model." not in flag or not any("family" in given for given in arguments)]
     if any("gst" in argument for argument in arguments):
       arguments.append("--config.segments.max_nodes=60")
   if not any(argument.startswith("--data_root=") for argument in arguments):

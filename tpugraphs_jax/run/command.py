@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from logging import getLogger
-import os
 from pathlib import Path
 import tempfile
 from absl import app, flags, logging
@@ -202,9 +201,7 @@ def launch(default_config: str) -> None:
   """Runs the command whose default config is that file of the project's."""
   # Users need no list of the platforms that jax looked for and did not find.
   getLogger("jax._src.xla_bridge").setLevel("WARNING")
-  if not parallel.has_tpu_chips():  # else libtpu, where it is installed, logs that it finds none
-    for name, value in (("TPU_SKIP_MDS_QUERY", "1"), ("TPU_STDERR_LOG_LEVEL", "3")):
-      os.environ.setdefault(name, value)
+  parallel.leave_out_missing_tpu()
   app.run(main, flags_parser=functools.partial(_parse_flags, default_config))
 
 

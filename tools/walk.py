@@ -1,0 +1,78 @@
+"""The files of the package whose functions one run enters, in the order of the first entry.
+
+    python tools/walk.py                        prints the walk of `xla-random,gst_ed`
+    python tools/walk.py --write                puts it into docs/architecture.md
+
+The run trains, evaluates and ranks on tiny synthetic data. Files that are only imported,
+and the files that make the synthetic data, are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+from pathlib import Path
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+_BLOCK = re.compile(r"(<!-- walk -->\n```\n).*?(```\n)", re.S)
+
+
+def files_of(config: str) -> list[str]:
+  """Runs a config and returns the files that it enters, relative to the package."""
+  from tpugraphs_jax import run
+
+  package, seen = str(ROOT / "tpugraphs_jax") + os.sep, {}
+
+  def profile(frame, event, argument):
+    del argument
+    code = frame.f_code
+    if (event == "call" and code.co_filename.startswith(package)
+        and code.co_flags & inspect.CO_OPTIMIZED and "synthetic" not in code.co_filename):
+      seen.setdefault(code.co_filename.removeprefix(package))
+
+  with tempfile.TemporaryDirectory() as workdir:
+    sys.argv = ["run", f"--config={config}", "--synthetic", f"--workdir={workdir}/run"]
+    os.execv = lambda *arguments: None  # a restart of the process would end the walk
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+      (run.tile if "tile.py" in config else run.layout)()
+    except SystemExit as end:
+      if end.code:
+        raise
+    finally:
+      sys.setprofile(None)
+      threading.setprofile(None)
+  return list(seen)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--config", default="configs/layout.py:xla-random,gst_ed,ci")
+  parser.add_argument("--write", action="store_true", help=f"into {PAGE.relative_to(ROOT)}")
+  parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.out:
+    args.out.write_text("\n".join(files_of(args.config)))
+    return
+  with tempfile.NamedTemporaryFile() as found:  # what a run prints stays out of the list
+    subprocess.run([sys.executable, __file__, "--config", args.config, "--out", found.name],
+                   check=True, cwd=ROOT, stdout=subprocess.DEVNULL,
+                   env=os.environ | {"PYTHONPATH": str(ROOT)})
+    files = Path(found.name).read_text().splitlines()
+  text = "".join(f"{number:3d} {name}\n" for number, name in enumerate(files, 1))
+  if args.write:
+    PAGE.write_text(_BLOCK.sub(lambda block: block[1] + text + block[2], PAGE.read_text()))
+  else:
+    print(f"{text}{len(files)} files")
+
+
+if __name__ == "__main__":
+  main()
