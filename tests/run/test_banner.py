@@ -53,8 +53,7 @@ def test_arithmetic_is_said(tmp_path):
   assert found["model"].endswith("bfloat16, matrix products high")
 
 
-def test_synthetic_data_are_called_so(tmp_path):
-  assert "SYNTHETIC" not in page(tmp_path)["data"]
+def test_the_kind_of_labels_is_said(tmp_path):
+  assert "measured" in page(tmp_path)["labels"]
   (tmp_path / "synthetic.json").write_text("{}")
-  assert page(tmp_path)["data"].endswith("SYNTHETIC: no measurement of real programs")
-  assert banner.is_synthetic(str(tmp_path / "npz")) and not banner.is_synthetic(str(tmp_path))
+  assert page(tmp_path)["labels"].startswith("SYNTHETIC")

@@ -309,3 +309,19 @@ def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(t
   with files_lib.held(tmp_path), pytest.raises(ValueError, match="is in use by process .* on .*: let"):
     training.train(job, tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == [files_lib.LOCK]
+
+
+def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path, monkeypatch):
+  graphs = {"valid": [graph_of("tile", "v", [3, 1, 2])], "train": [graph_of("tile", "t", [2, 5])],
+            "test": [graph_of("tile", "u", [0, 0, 0])]}
+  job = fitted("tile", graphs["train"])
+  made = {"v": [3, 1, 2], "t": [5, 2], "u": [1, 2, 3]}
+  monkeypatch.setattr(type(job.data), "load", lambda self, root, split: graphs[split])
+  job.ranker.scorer = made_up(job.ranker.family, made)
+  assert results.evaluate(job, tmp_path)["kendaltau"] == 1
+  assert results.evaluate(job, tmp_path, split="train")["kendaltau"] == -1
+  found = json.loads((tmp_path / "summary.json").read_text())
+  assert (found["validation"]["split"], found["train"]["split"]) == ("valid", "train")
+  assert (tmp_path / "train.csv").exists()
+  with pytest.raises(ValueError, match="labels"):
+    results.evaluate(job, tmp_path, split="test")

@@ -23,7 +23,7 @@ def fails(monkeypatch, tmp_path):
   """`fails(error)`: runs the command with a job that ends in this error."""
   values = Flags(workdir=str(tmp_path), data_root="", mode="train", resume=False,
                  coordinator_address=None, ensemble=[], num_processes=None, process_id=None,
-                 synthetic=False, print_config=False, report=False, dry_run=False, split="test",
+                 synthetic=False, print_config=False, report=False, dry_run=False, split=None,
                  compilation_cache=None)
   monkeypatch.setattr(command.flags, "FLAGS", values)
   monkeypatch.setattr(parallel, "use_compilation_cache", lambda folder: None)
@@ -57,7 +57,7 @@ class Values(types.SimpleNamespace):
   """Flags with values of their own."""
 
   def __init__(self, **values):
-    super().__init__(**dict(workdir="out", data_root=None, synthetic=False, split="test", mode="all") | values)
+    super().__init__(**dict(workdir="out", data_root=None, synthetic=False, split=None, mode="all") | values)
 
   def __getitem__(self, name):
     return types.SimpleNamespace(value=getattr(self, name))
@@ -103,7 +103,7 @@ def test_no_data_are_made_for_a_config_that_cannot_run(tmp_path):
 
 @pytest.mark.parametrize("values, complaint", [
     (dict(workdir=None), "--workdir is missing"),
-    (dict(split="valid"), "--split=valid goes with --mode=predict, and --mode is all"),
+    (dict(split="valid"), "--split=valid goes with"),
     (dict(synthetic=True, data_root="x"), "--synthetic makes data of its own")])
 def test_places_that_cannot_be_are_refused(values, complaint):
   with pytest.raises(ValueError, match=complaint):

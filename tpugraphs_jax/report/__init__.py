@@ -24,7 +24,7 @@ def write(
   Args:
     folders: working folders.
     out: the HTML file.
-    graph: whose predicted and measured ranks are shown; chosen if not given.
+    graph: whose predicted ranks and ranks by label are shown; chosen if not given.
 
   Raises:
     FileNotFoundError: a folder holds no run.

@@ -58,7 +58,10 @@ def all_of(runs: Sequence[Run], graph: Judged | None) -> dict[str, figure.Figure
       found["Slowdown of the best of the first k"] = _slowdowns(judged)
       found["Pairs in the right order"] = _calibration(judged)
     if graph is not None:
-      found[f"Predicted and measured rank: {graph.name}"] = _ranks(graph)
+      found[f"Predicted rank and rank by label: {graph.name}"] = _ranks(graph)
+    kinds = "; ".join(dict.fromkeys(run.labels for run in runs))
+    for drawn in found.values():
+      drawn.suptitle(f"labels: {kinds}", fontsize=8, color="#666666")
   return found
 
 
@@ -181,7 +184,7 @@ def _ranks(graph: Judged) -> figure.Figure:
   axes.plot(*graph.ranks, ".", ms=4 if len(graph.scores) < 2000 else 1.5, color=_COLOURS[0])
   last = len(graph.scores) - 1
   axes.plot([0, last], [0, last], color="#888888", lw=1)
-  axes.set(xlabel="predicted rank (0: fastest)", ylabel="measured rank", aspect="equal")
+  axes.set(xlabel="predicted rank (0: fastest)", ylabel="rank by label", aspect="equal")
   return drawn
 
 

@@ -77,7 +77,8 @@ def _title(runs: Sequence[Run]) -> str:
 
 def _about(runs: Sequence[Run]) -> str:
   now = f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
-  lines = [f"Written {now}."]
+  kinds = "; ".join(dict.fromkeys(run.labels for run in runs))
+  lines = [f"Written {now}.", f"<b>Labels: {_text(kinds)}.</b>"]
   if len({run.summary.get("collection") for run in runs}) > 1:
     lines.append("<b>The runs are of different collections: their figures do not compare.</b>")
   if len({_protocol(run) for run in runs}) > 1:

@@ -49,7 +49,7 @@ class Judged:
 
   @property
   def ranks(self) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted and measured rank of every configuration, `[n]` each, 0 = fastest."""
+    """Predicted rank and rank by label of every configuration, `[n]` each, 0 = fastest."""
     place = lambda values: np.argsort(np.argsort(values, kind="stable"), kind="stable")
     return place(self.scores), place(self.runtime_ns)
 
@@ -73,6 +73,11 @@ class Run:
   summary: dict[str, Any]
   rows: list[dict[str, Any]]
   judged: tuple[Judged, ...]
+
+  @property
+  def labels(self) -> str:
+    """The kind of the labels, see `data.labels`."""
+    return self.summary.get("labels", "of unknown kind")
 
   @property
   def means(self) -> dict[str, float]:

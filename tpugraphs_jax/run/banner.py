@@ -10,17 +10,9 @@ from typing import Any
 import jax
 import ml_collections
 
-from tpugraphs_jax import remote
+from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data import labels
 from tpugraphs_jax.run import phases
-
-_STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.data.synthetic` writes
-
-
-def is_synthetic(data_root: str) -> bool:
-  """Whether the data come from this project's generator."""
-  if remote.is_remote(data_root):
-    return remote.exists(remote.join(data_root.rstrip("/").rpartition("/")[0], _STAMP))
-  return (Path(data_root).expanduser().parent / _STAMP).is_file()
 
 
 def lines(
@@ -40,11 +32,10 @@ def lines(
     also: other collections of the same network, and how many graphs train it.
   """
   batch, steps = config.batch, phase.plan.steps_per_epoch
-  data = f"{config.data_root}" + ", SYNTHETIC: no measurement of real programs" * is_synthetic(
-      config.data_root)
   rows = {
       "task": f"{config.task}, collection {collection}",
-      "data": data,
+      "data": f"{config.data_root}",
+      "labels": labels.kind_of(config.data_root, Collection(collection)),
       "training": "; ".join([_sizes(train), *(
           f"{count:,} graphs of {name}" for name, count in also.items())]),
       "validation": f"{_sizes(valid)}; {_judged(config)}",

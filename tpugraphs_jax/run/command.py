@@ -33,8 +33,8 @@ def define_flags() -> None:
   flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
   flags.DEFINE_enum("mode", "all", training.MODES,
                     "What to do; later modes use what is in --workdir.")
-  flags.DEFINE_enum("split", "test", SPLITS, "With --mode=predict: what is ranked. Only the "
-                    "validation split has labels, so that its ranking can be scored.")
+  flags.DEFINE_enum("split", None, SPLITS, "With --mode=evaluate or predict: the split to judge "
+                    "(valid unless given) or to rank (test unless given).")
   flags.DEFINE_list("ensemble", [], "With --mode=evaluate or predict: folders of trained models "
                     "that rank together; results go to --workdir.")
   flags.DEFINE_enum("combine", "mean", tuple(COMBINATIONS), "What an ensemble averages.")
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
         return
       config = _config(values, workdir)
       training.run(config, workdir, mode=values.mode, resume=values.resume,
-               split=values.split)
+               split=values.split or "")
       if values.report and values.mode != "predict":
         _write_page(workdir)
   except jax.errors.JaxRuntimeError as error:
@@ -106,8 +106,8 @@ def _check_flags(values: flags.FlagValues) -> None:
     raise ValueError("--workdir is missing: name a folder for checkpoints, metrics and results")
   if values.synthetic and values.data_root:
     raise ValueError("--synthetic makes data of its own: give it or --data_root, not both")
-  if values.split != "test" and values.mode != "predict":
-    raise ValueError(f"--split={values.split} goes with --mode=predict, and --mode is "
+  if values.split and values.mode not in ("predict", "evaluate"):
+    raise ValueError(f"--split={values.split} goes with --mode=predict or evaluate, and --mode is "
                      f"{values.mode}")
 
 
@@ -144,9 +144,10 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   workdir.mkdir(parents=True, exist_ok=True)
   job = job_lib.Job.of(config)
   if values.mode == "evaluate":
-    results.evaluate_together(job, ensemble, workdir)
+    results.evaluate_together(job, ensemble, workdir, split=values.split or "")
   else:
-    results.predict(job.data, config.data_root, ensemble, workdir, split=values.split)
+    results.predict(job.data, config.data_root, ensemble, workdir,
+                    split=values.split or "test")
 
 
 def _data_of(

@@ -21,10 +21,19 @@ from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import loop
 
 
-def evaluate(job: Job, workdir: Path) -> dict[str, float]:
-  """Scores the validation split; writes what came of it and tells the means."""
+def evaluate(job: Job, workdir: Path, *, split: str = "") -> dict[str, float]:
+  """Scores a split and compares the scores with its labels; writes files and tells the means.
+
+  Args:
+    job: with a trained ranker.
+    workdir: folder for the files.
+    split: which one; the validation split unless given.
+
+  Raises:
+    ValueError: no graph of the split that was asked for has labels.
+  """
   ranker, started = job.ranker, time.monotonic()
-  graphs, ids = _to_judge(job)
+  graphs, ids = _to_judge(job, split)
   if not graphs:
     return {}
   graphs = job.prepare(graphs)  # the raw ones are not kept
@@ -32,28 +41,34 @@ def evaluate(job: Job, workdir: Path) -> dict[str, float]:
   seconds = [_scoring_seconds(ranker, graph, chosen)
              for graph, chosen in zip(graphs, ids)] if job.config.eval.get("time") else []
   return _tell_evaluation(job, graphs, ids, scores, workdir, started=started, seconds=seconds,
-                          predicts=_predicts(job.config))
+                          predicts=_predicts(job.config), split=split or "valid")
 
 
-def evaluate_together(job: Job, ensemble: Ensemble, workdir: Path) -> dict[str, float]:
-  """Scores the validation split with several rankers as one; `job` names the data."""
+def evaluate_together(
+    job: Job, ensemble: Ensemble, workdir: Path, *, split: str = ""
+) -> dict[str, float]:
+  """As `evaluate`, with several rankers as one; `job` names the data."""
   started = time.monotonic()
   if parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
     raise ValueError(f"{workdir} holds a run, whose results those of the ensemble would replace: "
                      "give another --workdir")
-  graphs, ids = _to_judge(job)
+  graphs, ids = _to_judge(job, split)
   if not graphs:
     return {}
   scores = ensemble.scores(graphs, ids, progress=True)
   graphs = [ensemble.rankers[0].prepare(graph) for graph in graphs]
   summary.begin(job.config, workdir, job.data.collection.name)
   summary.update(workdir, model=f"ensemble of {len(ensemble.rankers)}")
-  return _tell_evaluation(job, graphs, ids, scores, workdir, started=started)
+  return _tell_evaluation(
+      job, graphs, ids, scores, workdir, started=started, split=split or "valid")
 
 
-def _to_judge(job: Job) -> tuple[list[OpGraph], list[np.ndarray]]:
-  """Labelled validation graphs, and which of their configurations are judged."""
-  graphs = judged(job.data.load(job.config.data_root, "valid"))
+def _to_judge(job: Job, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
+  """Labelled graphs of a split, and which of their configurations are judged."""
+  graphs = judged(job.data.load(job.config.data_root, split or "valid"))
+  if not graphs and split:
+    raise ValueError(f"no graph of the split {split} of {job.data.collection.name} has labels: "
+                     "evaluate --split=valid, or rank the split with --mode=predict")
   if not graphs:
     console.say(f"{job.data.collection.name}: no labelled graph in the validation split; nothing "
                 "to score")
@@ -63,21 +78,24 @@ def _to_judge(job: Job) -> tuple[list[OpGraph], list[np.ndarray]]:
 def _tell_evaluation(
     job: Job, graphs: Sequence[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray],
     workdir: Path, *, started: float, seconds: Sequence[float] = (), predicts: str = "order",
+    split: str,
 ) -> dict[str, float]:
-  """Writes and tells what scores of prepared validation graphs are worth; returns the means."""
+  """Writes and tells what scores of prepared graphs are worth; returns the means."""
   config, collection = job.config, job.data.collection
   rows, means = judge.judge(collection, graphs, ids, scores)
   for row, taken in zip(rows, seconds):
     row["seconds"] = taken
   if parallel.is_primary():
-    judge.write_csv(workdir / "validation.csv", rows)
-    judge.write_scores(workdir / judge.SCORES_FILE, graphs, ids, scores)
-    if collection.kind == "tile":
+    name = "validation" if split == "valid" else split
+    judge.write_csv(workdir / f"{name}.csv", rows)
+    if split == "valid":  # the split of the report's page
+      judge.write_scores(workdir / judge.SCORES_FILE, graphs, ids, scores)
+    if split == "valid" and collection.kind == "tile":
       judge.write_csv(workdir / judge.PROGRAMS_FILE, judge.program_rows(
           graphs, ids, scores, predicts=predicts))
     which, random = _which(config, graphs, ids), judge.random_order(collection, graphs, ids)
-    summary.update(workdir, validation=summary.of_evaluation(
-        means, random, which, ids, time.monotonic() - started))
+    summary.update(workdir, **{name: summary.of_evaluation(
+        means, random, which, ids, time.monotonic() - started, split=split)})
     console.say(judge.summary(collection, rows, means, random=random, configurations=which))
   return means
 

@@ -17,6 +17,8 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import files, parallel
+from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data import labels
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import log, loop
 
@@ -56,7 +58,8 @@ def begin(config: ml_collections.ConfigDict, workdir: Path, collection: str) -> 
     (workdir / FILE).unlink(missing_ok=True)
   device = jax.devices()[0]
   update(workdir, collection=collection, model=config.model.name, seed=config.seed,
-         data_root=config.data_root, devices=f"{jax.device_count()} x {device.device_kind}",
+         data_root=config.data_root,
+         labels=labels.kind_of(config.data_root, Collection(collection)), devices=f"{jax.device_count()} x {device.device_kind}",
          versions=log.versions(),
          date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"))
 
@@ -108,9 +111,9 @@ def of_training(
 
 def of_evaluation(
     means: Mapping[str, float], random: Mapping[str, float], configurations: str,
-    ids: Sequence[np.ndarray], seconds: float,
+    ids: Sequence[np.ndarray], seconds: float, *, split: str,
 ) -> dict[str, Any]:
-  """The section `validation`.
+  """The section of an evaluation, `validation` or the name of another split.
 
   Args:
     means: metrics by name.
@@ -118,10 +121,11 @@ def of_evaluation(
     configurations: which of each graph were judged.
     ids: they, `[n]` int64 for each graph.
     seconds: wall time with loading and compilation.
+    split: which one was judged.
   """
   what, peak_bytes = log.peak_memory()
   return {
-      "split": "valid", "graphs": len(ids), "configurations": configurations,
+      "split": split, "graphs": len(ids), "configurations": configurations,
       "configurations_judged": sum(map(len, ids)),
       "metrics": {judge.mean_name(name): value for name, value in means.items()},
       "random_order": {judge.mean_name(name): value for name, value in random.items()},

@@ -25,7 +25,7 @@ MODES = ("train", "evaluate", "predict", "all")
 
 def run(
     config: ml_collections.ConfigDict, workdir: Path, *, mode: str = "all", resume: bool = False,
-    split: str = "test",
+    split: str = "",
 ) -> None:
   """One job; `config.data_root` names the data.
 
@@ -34,7 +34,7 @@ def run(
     workdir: folder for checkpoints, metrics and results.
     mode: one of `MODES`.
     resume: go on with the run in `workdir`.
-    split: which one is ranked.
+    split: which one is evaluated or ranked; unless given, valid is evaluated and test ranked.
   """
   job = Job.of(config)
   if parallel.is_primary():
@@ -53,9 +53,10 @@ def run(
       job_lib.use_saved(part.ranker, folder / saved.TRANSFORMS_FILE)
       part.ranker.params = own.params
     if mode in ("evaluate", "all"):
-      results.evaluate(part, folder)
+      results.evaluate(part, folder, split=split)
     if mode in ("predict", "all"):
-      results.predict(part.data, config.data_root, part.ranker, folder, split=split)
+      results.predict(part.data, config.data_root, part.ranker, folder,
+                      split=split or "test")
 
 
 def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
