@@ -9,7 +9,7 @@ import pytest
 PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from its own layer and from those before it.
 LAYERS = (
-    ("beam_jobs", "columns", "console", "files", "graph", "host_memory", "jobs", "registry", "remote",
+    ("columns", "console", "files", "graph", "host_memory", "jobs", "registry", "remote",
      "collections", "parallel"),
     ("losses", "metrics", "data", "hlo", "nn", "submission"),
     ("rankers",),

@@ -498,7 +498,7 @@ def _cluster(monkeypatch, takes):
       if takes(job[0]):
         work(job)
 
-  monkeypatch.setattr(store.beam_jobs, "run_all", run_all)
+  monkeypatch.setattr(store.jobs_lib, "run_on_beam", run_all)
   return asked
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import contextlib
 import json
 
-from tpugraphs_jax import beam_jobs, files
+from tpugraphs_jax import files, jobs as jobs_lib
 from tpugraphs_jax.collect import processes as processes_lib
 from tpugraphs_jax.collect.job import Job
 
@@ -28,7 +28,7 @@ def run(jobs: Sequence[Job], *, processes: int, options: Sequence[str]) -> list[
   """
   for job in jobs:
     job.outcome.unlink(missing_ok=True)
-  beam_jobs.run_all(collect, jobs, processes=processes, options=options)
+  jobs_lib.run(collect, jobs, processes=processes, beam=options)
   return [line for job in jobs for line in _failures(job)]
 
 

@@ -19,15 +19,13 @@ import contextlib
 import multiprocessing
 import os
 from pathlib import Path
-import signal
 import sys
-import threading
 
 from absl import logging
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import beam_jobs, console, files as files_lib, graph, remote
+from tpugraphs_jax import console, files as files_lib, graph, jobs as jobs_lib, remote
 from tpugraphs_jax.collections import Collection, OWN, RELEASED
 from tpugraphs_jax.data import factor, npz, npz_archive, store_format
 from tpugraphs_jax.data.store_format import open_graph
@@ -177,52 +175,25 @@ def _build(
   """
   jobs = sorted(todo.items(), key=lambda job: job[0].stat().st_size, reverse=True)
   if beam is not None:
-    processes = workers or os.cpu_count() or 1
-    beam_jobs.run_all(_build_on_cluster, jobs, processes=processes, options=beam)
+    jobs_lib.run(_build_on_cluster, jobs, processes=workers or os.cpu_count() or 1, beam=beam)
     workers = 1  # what follows looks at every graph and builds what is missing
-  bad = {}
-  with contextlib.closing(_built(jobs, workers=workers)) as results, tqdm.tqdm(
-      total=sum(file.stat().st_size for file, _ in jobs), desc=f"store {bar}", unit="B",
-      unit_scale=True, disable=console.bar(bar is not None)) as progress:
-    for file, error in results:
+  sizes, bad = {file: file.stat().st_size for file, _ in jobs}, {}
+  if workers is None:
+    workers = 1 if sum(sizes.values()) < _WORTH_PROCESSES else os.cpu_count() or 1
+  with tqdm.tqdm(
+      total=sum(sizes.values()), desc=f"store {bar}", unit="B", unit_scale=True,
+      disable=console.bar(bar is not None)) as progress:
+
+    def finished(result: tuple[Path, npz.NpzError | None]) -> None:
+      file, error = result
       if error is not None and stop_at_error:
         raise error
       if error is not None:
         bad[file] = error
-      progress.update(file.stat().st_size)
+      progress.update(sizes[file])
+
+    jobs_lib.run(_build_graph, jobs, processes=workers, finished=finished)
   return bad
-
-
-def _built(
-    jobs: list[tuple[Path, Path]], *, workers: int | None
-) -> Iterator[tuple[Path, npz.NpzError | None]]:
-  """Builds every job, in this process or several; yields them as they end."""
-  if workers is None:
-    is_small = sum(file.stat().st_size for file, _ in jobs) < _WORTH_PROCESSES
-    workers = 1 if is_small else os.cpu_count() or 1
-  workers = min(workers, len(jobs))
-  if workers <= 1:
-    yield from map(_build_graph, jobs)
-    return
-  pool = concurrent.futures.ProcessPoolExecutor(
-      workers, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker)
-  try:
-    futures = [pool.submit(_build_graph, job) for job in jobs]
-    for future in concurrent.futures.as_completed(futures):
-      yield future.result()
-  except concurrent.futures.process.BrokenProcessPool as error:
-    raise OSError("a process that built the store was killed, out of memory perhaps; "
-                  "run again with fewer workers, what is finished is kept") from error
-  finally:
-    pool.shutdown(cancel_futures=True)
-
-
-def _begin_worker() -> None:
-  """Leaves Ctrl-C to the process that started this one, and ends with it however it ends."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)
-  parent = multiprocessing.parent_process()
-  end_with_it = lambda: parent.join() or os._exit(1)
-  threading.Thread(target=end_with_it, name="parent", daemon=True).start()
 
 
 def _build_on_cluster(job: tuple[Path, Path]) -> None:
@@ -308,7 +279,7 @@ def _show_verification(folders: dict[Path, Path]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-  own, beam = beam_jobs.split_flags(argv)
+  own, beam = jobs_lib.split_flags(argv)
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.data.store",
       description="The random-access store of the layout collections.",

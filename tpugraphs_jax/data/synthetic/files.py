@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-import concurrent.futures
 import dataclasses
 import functools
 import json
-import multiprocessing
 import os
 from pathlib import Path
 
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import collections, console, files, graph
+from tpugraphs_jax import collections, console, files, graph, jobs
 from tpugraphs_jax.data import npz, npz_archive
 from tpugraphs_jax.data.synthetic import layout_choices, layout_programs, scales, tiles
 
@@ -58,21 +56,8 @@ def generate(
     workers = 1 if scale == "tiny" else os.cpu_count() or 1
   with tqdm.tqdm(
       total=len(specs), unit="file", mininterval=1, disable=console.bar(progress)) as bar:
-    for _ in _run(write, specs, workers):
-      bar.update()
+    jobs.run(write, specs, processes=workers, finished=lambda _: bar.update())
   return out / "npz"
-
-
-def _run(write, specs: list[scales.FileSpec], workers: int):
-  if workers == 1:
-    yield from map(write, specs)
-    return
-  # Fresh processes: forking one that runs jax's threads can hang.
-  context = multiprocessing.get_context("spawn")
-  with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-    futures = [pool.submit(write, spec) for spec in specs]
-    for future in concurrent.futures.as_completed(futures):
-      yield future.result()
 
 
 def _stamp(out: Path, settings: dict) -> None:
