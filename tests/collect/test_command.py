@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from tpugraphs_jax import jobs
+from tpugraphs_jax import jobs as jobs_lib
 from tpugraphs_jax.collect import __main__ as command, journal
 from tpugraphs_jax.data import npz
 
@@ -155,7 +155,7 @@ def run_here(work, jobs, *, processes, options):
 
 
 def test_on_a_cluster_the_same_files_are_made(root, collected, monkeypatch, capsys):
-  monkeypatch.setattr(jobs, "run_on_beam", run_here)
+  monkeypatch.setattr(jobs_lib, "run_on_beam", run_here)
   out = root / "cluster"
   assert command.main([*_arguments(root, out), "--", "--runner=X"]) == 0
   assert _files(out) == _files(collected)
@@ -165,7 +165,7 @@ def test_on_a_cluster_the_same_files_are_made(root, collected, monkeypatch, caps
 def test_a_machine_that_fails_or_is_lost_is_told_of(root, monkeypatch, capsys):
   lost = _arguments(root, root / "partly")
   lost[1] = f"{root}/tried.py:nothing"
-  monkeypatch.setattr(jobs, "run_on_beam", lambda work, jobs, **options: work(jobs[0]))
+  monkeypatch.setattr(jobs_lib, "run_on_beam", lambda work, jobs, **options: work(jobs[0]))
   assert command.main([*lost, "--"]) == 1
   printed = capsys.readouterr()
   assert "0 of 2 programs collected" in printed.out

@@ -21,7 +21,7 @@ import sys
 
 import jax
 
-from tpugraphs_jax import collections, graph, jobs, remote
+from tpugraphs_jax import collections, graph, jobs as jobs_lib, remote
 from tpugraphs_jax.collect import labels, on_beam, processes, programs
 from tpugraphs_jax.collect.job import Job
 
@@ -81,7 +81,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-  own, beam = jobs.split_flags(argv)
+  own, beam = jobs_lib.split_flags(argv)
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.collect",
       description="Labels layout choices of programs and writes them as a data set.",

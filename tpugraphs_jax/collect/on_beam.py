@@ -28,7 +28,7 @@ def run(jobs: Sequence[Job], *, processes: int, options: Sequence[str]) -> list[
   """
   for job in jobs:
     job.outcome.unlink(missing_ok=True)
-  jobs_lib.run_on_beam(collect, jobs, processes=processes, options=options)
+  jobs_lib.run(collect, jobs, processes=processes, beam=options)
   return [line for job in jobs for line in _failures(job)]
 
 
