@@ -38,7 +38,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax.data import npz, synthetic
-from tpugraphs_jax.data.synthetic import layout_choices, layout_programs, scales
+from tpugraphs_jax.data.synthetic import layout_choices, scales
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.tables import search
 from tpugraphs_jax.serve.ranker import Ranker
@@ -139,9 +139,7 @@ def _truth(scale: str, collection: str, name: str):
   spec, = (spec for spec in scales.file_specs(scale, 0, collection)
            if spec.split == "valid" and spec.name() == name)
   size, rng = scales.layout_size(spec), spec.rng("graph")
-  build = (layout_programs.image_program if ":xla:" in collection
-           else layout_programs.text_program)
-  program = build(rng, **size.program)
+  program = size.program.build(rng)
   groups = layout_choices.find_groups(program, rng)
   return layout_choices.layout_cost(program, groups.by_node(), steps=size.steps), groups
 

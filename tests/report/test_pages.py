@@ -68,7 +68,7 @@ def test_the_page_of_a_run_shows_curves_graphs_ranks_programs_and_config(tmp_pat
       "Results", "Training and validation", "Kendall tau and slowdown of each validation graph",
       "Slowdown of the best of the first k", "Pairs in the right order", titles[5],
       "Programs, means over kernels and seeds", "Graphs (run)", "Config"]
-  assert titles[5].startswith("Predicted and measured rank: ") and text.count("<svg") == 5
+  assert titles[5].startswith("Predicted rank and rank by label: ") and text.count("<svg") == 5
   assert "vgg &lt;b&gt;" in text and "vgg <b>" not in text
   assert "6 graphs of the split valid, configurations: all." in text
   assert "last epoch (3)" in text and "peak memory 2 MiB" in text
@@ -141,7 +141,7 @@ def test_the_command_also_writes_csv_and_png(several, tmp_path, capsys):
   out = tmp_path / "out"
   assert command.main([*map(str, several), "--out", str(out / "r.html"), "--csv",
                        str(out / "r.csv"), "--png", str(out / "png"), "--graph", "unet_1"]) == 0
-  assert "Predicted and measured rank: unet_1" in (out / "r.html").read_text()
+  assert "Predicted rank and rank by label: unet_1" in (out / "r.html").read_text()
   with (out / "r.csv").open(newline="") as file:
     rows = list(csv.DictReader(file))
   assert len(rows) == 36 and rows[-1]["run"] == "b/2" and rows[-1]["graph"] == "alexnet_1"

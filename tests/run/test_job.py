@@ -315,6 +315,8 @@ def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path, monkeypatch)
   graphs = {"valid": [graph_of("tile", "v", [3, 1, 2])], "train": [graph_of("tile", "t", [2, 5])],
             "test": [graph_of("tile", "u", [0, 0, 0])]}
   job = fitted("tile", graphs["train"])
+  with job.config.unlocked():
+    job.config.data_root = str(tmp_path / "npz")
   made = {"v": [3, 1, 2], "t": [5, 2], "u": [1, 2, 3]}
   monkeypatch.setattr(type(job.data), "load", lambda self, root, split: graphs[split])
   job.ranker.scorer = made_up(job.ranker.family, made)

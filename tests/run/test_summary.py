@@ -52,7 +52,8 @@ def test_an_interrupted_run_says_why(tmp_path, error, why):
 
 def test_no_name_stands_for_two_figures():
   found = summary.of_evaluation(
-      {"opa": 0.75, "kendaltau": 0.5}, {"opa": 0.5}, "all", [np.arange(3), np.arange(4)], 2.0)
+      {"opa": 0.75, "kendaltau": 0.5}, {"opa": 0.5}, "all", [np.arange(3), np.arange(4)], 2.0,
+      split="valid")
   assert found["metrics"] == {"opa_pooled": 0.75, "kendaltau_mean": 0.5}
   assert found["random_order"] == {"opa_pooled": 0.5}
   assert (found["graphs"], found["configurations_judged"]) == (2, 7)

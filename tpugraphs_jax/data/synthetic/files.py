@@ -14,7 +14,7 @@ import tqdm
 
 from tpugraphs_jax import collections, console, files, graph, jobs
 from tpugraphs_jax.data import npz, npz_archive
-from tpugraphs_jax.data.synthetic import layout_choices, layout_programs, scales, tiles
+from tpugraphs_jax.data.synthetic import layout_choices, scales, tiles
 
 _STAMP = "synthetic.json"
 NOISE_SD = 3.6e-4  # of the log of repeated measurements, median over graphs
@@ -165,9 +165,7 @@ def _make_tile(spec: scales.FileSpec, with_defects: bool) -> tuple[graph.OpGraph
 def _make_layout(spec: scales.FileSpec, with_defects: bool) -> tuple[graph.OpGraph, Ceiling]:
   origin = scales.graph_origin(spec) if with_defects else spec
   size, rng = scales.layout_size(origin), origin.rng("graph")
-  is_image = spec.collection.startswith("layout:xla")
-  build = layout_programs.image_program if is_image else layout_programs.text_program
-  program = build(rng, **size.program)
+  program = size.program.build(rng)
   groups = layout_choices.find_groups(program, rng)
   cost = layout_choices.layout_cost(program, groups.by_node(), steps=size.steps)
   start = layout_choices.default_bits(cost, rng)

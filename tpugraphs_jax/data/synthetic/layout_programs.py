@@ -1,7 +1,7 @@
 """Whole programs for the layout collections: image networks and text encoders.
 
-`image_program` (collection source `xla`) is a convolutional network, its body a
-computation of its own; `text_program` (`nlp`) is a BERT-like encoder. Training
+`ImageProgram` (collection source `xla`) is a convolutional network, its body a
+computation of its own; `TextProgram` (`nlp`) is a BERT-like encoder. Training
 programs add the two gradients of every product and Adam. Both fill up with
 optimizer and mask arithmetic to the number of nodes asked for.
 """
@@ -28,6 +28,15 @@ _MASK_OPCODES = (
 
 
 @dataclasses.dataclass(frozen=True)
+class _Window:
+  """What a convolution slides over its input."""
+
+  kernel: int = 0  # 0 for a matrix product
+  stride: int = 1
+  base: int = 1  # dilation of the input
+
+
+@dataclasses.dataclass(frozen=True)
 class _Product:
   """A matrix product or convolution, recorded for its two gradients."""
 
@@ -36,92 +45,119 @@ class _Product:
   output: int
   activated: int  # what later instructions read
   role: str
-  window: tuple[int, int] = (0, 1)  # kernel size and stride of a convolution
+  window: _Window = _Window()
 
 
-def image_program(
-    rng: np.random.Generator, *, nodes: int, blocks: int, training: bool,
-    unused: tuple[int, int] = (1000, 256),
-) -> Program:
-  """A convolutional network of exactly `nodes` nodes in two computations.
+@dataclasses.dataclass(frozen=True)
+class ImageProgram:
+  """A convolutional network in two computations.
 
-  Args:
-    rng: draws shapes and wiring.
-    nodes: of the finished graph.
+  Attributes:
+    nodes: of the finished graph, exactly.
     blocks: convolution layers.
     training: with gradients and optimizer.
     unused: shape of a parameter that nothing reads, an isolated node.
-
-  Raises:
-    ValueError: `blocks` layers do not fit into `nodes`.
   """
-  program = Program()
-  # Batches that fill the lanes badly, so that layers differ in the order they prefer.
-  batch = int(rng.choice((32, 48, 64, 80, 96, 160, 192)))
-  size = int(rng.choice((8, 12, 14, 16, 24, 28)))
-  channels = int(rng.choice(_CHANNELS[:8]))
-  program.add("parameter", unused)
-  x = program.add("parameter", (batch, size, size, channels), parameter_number=1)
-  tape = []
-  for block in range(blocks):
-    kernel = int(rng.choice((1, 3, 5), p=(0.35, 0.55, 0.1)))
-    stride = 2 if block % max(2, blocks // 3) == 1 and size >= 8 else 1
-    if rng.random() < 0.6:
-      channels = int(rng.choice(_CHANNELS))
-    tape.append(_convolution_block(program, x, channels, kernel, stride))
-    x, size = tape[-1].activated, program.dims(tape[-1].activated)[1]
-  logits = _dense_head(program, x, int(rng.choice((10, 100, 256, 1000))), tape)
-  weights = _gradients(program, tape, logits) if training else []
-  _end_cluster(program, logits, weights)
-  _fill(program, rng, nodes, weights)
-  return program
+
+  nodes: int
+  blocks: int
+  training: bool
+  unused: tuple[int, int] = (1000, 256)
+
+  def build(self, rng: np.random.Generator) -> Program:
+    """Draws shapes and wiring.
+
+    Raises:
+      ValueError: the layers do not fit into the nodes.
+    """
+    program = Program()
+    # Batches that fill the lanes badly, so that layers differ in the order they prefer.
+    batch = int(rng.choice((32, 48, 64, 80, 96, 160, 192)))
+    size = int(rng.choice((8, 12, 14, 16, 24, 28)))
+    channels = int(rng.choice(_CHANNELS[:8]))
+    program.add("parameter", self.unused)
+    x = program.add("parameter", (batch, size, size, channels), parameter_number=1)
+    tape = []
+    for block in range(self.blocks):
+      kernel = int(rng.choice((1, 3, 5), p=(0.35, 0.55, 0.1)))
+      stride = 2 if block % max(2, self.blocks // 3) == 1 and size >= 8 else 1
+      if rng.random() < 0.6:
+        channels = int(rng.choice(_CHANNELS))
+      tape.append(_convolution_block(program, x, channels, _Window(kernel, stride)))
+      x, size = tape[-1].activated, program.dims(tape[-1].activated)[1]
+    logits = _dense_head(program, x, int(rng.choice((10, 100, 256, 1000))), tape)
+    weights = _gradients(program, tape, logits) if self.training else []
+    _end_cluster(program, logits, weights)
+    _fill(program, rng, self.nodes, weights)
+    return program
 
 
-def text_program(
-    rng: np.random.Generator, *, nodes: int, layers: int, reshapes: int, training: bool,
-    batch: int, sequence: int, hidden: int, heads: int,
-) -> Program:
-  """A BERT-like encoder of exactly `nodes` nodes, with `reshapes` extra reshapes.
+@dataclasses.dataclass(frozen=True)
+class TextProgram:
+  """A BERT-like encoder.
 
-  Raises:
-    ValueError: `layers` layers do not fit into `nodes`.
+  Attributes:
+    nodes: of the finished graph, exactly.
+    layers: of the encoder.
+    reshapes: before the layers.
+    training: with gradients and optimizer.
+    batch: sequences.
+    sequence: tokens of a sequence.
+    hidden: width.
+    heads: of the attention.
   """
-  program, tape = Program(), []
-  dims, flat = (batch, sequence, hidden), (batch * sequence, hidden)
-  ids = program.add("parameter", dims[:2], dtype="s32")
-  table = program.add("parameter", (30522, hidden), parameter_number=1)
-  x = program.add("gather", dims, table, ids)
-  for index in range(reshapes):
-    x = program.add("reshape", flat if index % 2 == 0 else dims, x, role="embedding")
-    x = program.like("multiply", x, program.scalar(program.dims(x)))
-  if reshapes % 2:
-    x = program.add("bitcast", dims, x)
-  for _ in range(layers):
-    x = _encoder_layer(program, x, heads, tape)
-  x = program.like("tanh", _dot(program, x, hidden, "pooler", tape))
-  weights = _gradients(program, tape, x) if training else []
-  _fill(program, rng, nodes, weights)
-  return program
+
+  nodes: int
+  layers: int
+  reshapes: int
+  training: bool
+  batch: int
+  sequence: int
+  hidden: int
+  heads: int
+
+  def build(self, rng: np.random.Generator) -> Program:
+    """Draws the arithmetic that fills up.
+
+    Raises:
+      ValueError: the layers do not fit into the nodes.
+    """
+    program, tape = Program(), []
+    dims = (self.batch, self.sequence, self.hidden)
+    flat = (self.batch * self.sequence, self.hidden)
+    ids = program.add("parameter", dims[:2], dtype="s32")
+    table = program.add("parameter", (30522, self.hidden), parameter_number=1)
+    x = program.add("gather", dims, table, ids)
+    for index in range(self.reshapes):
+      x = program.add("reshape", flat if index % 2 == 0 else dims, x, role="embedding")
+      x = program.like("multiply", x, program.scalar(program.dims(x)))
+    if self.reshapes % 2:
+      x = program.add("bitcast", dims, x)
+    for _ in range(self.layers):
+      x = _encoder_layer(program, x, self.heads, tape)
+    x = program.like("tanh", _dot(program, x, self.hidden, "pooler", tape))
+    weights = _gradients(program, tape, x) if self.training else []
+    _fill(program, rng, self.nodes, weights)
+    return program
 
 
-def _convolution(program: Program, left: int, right: int, dims, *, kernel: int, stride: int,
-                 contraction: int, role: str, numbers=_FORWARD, base: int = 1) -> int:
-  low = (kernel - 1) // 2
-  window = (kernel, stride, low, low + 1 - max(stride, base), 1, base, 0)
+def _convolution(program: Program, left: int, right: int, dims, *, window: _Window,
+                 contraction: int, role: str, numbers=_FORWARD) -> int:
+  low = (window.kernel - 1) // 2
+  high = low + 1 - max(window.stride, window.base)
+  row = (window.kernel, window.stride, low, high, 1, window.base, 0)
   return program.add(
-      "convolution", dims, left, right, window=(window, window), convolution=numbers,
+      "convolution", dims, left, right, window=(row, row), convolution=numbers,
       contraction=contraction, role=role)
 
 
-def _convolution_block(
-    program: Program, x: int, channels: int, kernel: int, stride: int
-) -> _Product:
+def _convolution_block(program: Program, x: int, channels: int, window: _Window) -> _Product:
   """Convolution, normalisation, bias, rectifier and, where shapes agree, a residual sum."""
   batch, height, _, features = program.dims(x)
-  height = math.ceil(height / stride)
+  height, kernel = math.ceil(height / window.stride), window.kernel
   dims = (batch, height, height, channels)
   weight = program.add("parameter", (kernel, kernel, features, channels))
-  y = _convolution(program, x, weight, dims, kernel=kernel, stride=stride,
+  y = _convolution(program, x, weight, dims, window=window,
                    contraction=kernel * kernel * features, role="forward")
   scale = program.like("rsqrt", program.reduce(y, (0, 1, 2)))
   z = program.like("multiply", y, program.spread(scale, dims, (3,)))
@@ -130,7 +166,7 @@ def _convolution_block(
   z = program.like("maximum", z, program.scalar(dims))
   if program.dims(x) == dims:
     z = program.like("add", z, x)
-  return _Product(x, weight, y, z, "forward", (kernel, stride))
+  return _Product(x, weight, y, z, "forward", window)
 
 
 def _dense_head(program: Program, x: int, classes: int, tape: list) -> int:
@@ -226,13 +262,13 @@ def _product_gradients(program: Program, product: _Product, incoming: int) -> tu
   """The products that give the gradients of the left and of the right operand."""
   left, right = program.dims(product.left), program.dims(product.right)
   out, role = program.dims(incoming), product.role
-  kernel, stride = product.window
+  kernel, stride = product.window.kernel, product.window.stride
   if kernel:
     turned = program.like("reverse", product.right, dimensions=(0, 1))
     return (
-        _convolution(program, incoming, turned, left, kernel=kernel, stride=1, base=stride,
+        _convolution(program, incoming, turned, left, window=_Window(kernel, base=stride),
                      contraction=kernel * kernel * out[-1], role="input gradient"),
-        _convolution(program, product.left, incoming, right, kernel=kernel, stride=stride,
+        _convolution(program, product.left, incoming, right, window=product.window,
                      contraction=math.prod(out[:-1]), role="kernel gradient",
                      numbers=_KERNEL_GRADIENT))
   turned = program.add(

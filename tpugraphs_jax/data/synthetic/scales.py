@@ -15,6 +15,7 @@ import zlib
 import numpy as np
 
 from tpugraphs_jax import collections, graph
+from tpugraphs_jax.data.synthetic.layout_programs import ImageProgram, TextProgram
 
 SCALES = ("tiny", "medium", "full")
 CONFIG_CAP = 100_040
@@ -86,9 +87,9 @@ class TileSize:
 
 @dataclasses.dataclass(frozen=True)
 class LayoutSize:
-  """What a layout graph is made of; `program` are arguments of the program builder."""
+  """What a layout graph is made of."""
 
-  program: dict[str, int | bool | tuple[int, int]]
+  program: ImageProgram | TextProgram
   steps: int  # runs of the program's body in one measurement
 
 
@@ -136,14 +137,14 @@ def layout_size(spec: FileSpec) -> LayoutSize:
   """Program of a layout file; the same for both searches."""
   source = spec.collection.split(":")[1]
   rng = spec.rng("graph")
-  program = (_image_size if source == "xla" else _text_size)(spec, rng)
+  program = (_image_program if source == "xla" else _text_program)(spec, rng)
   steps = int(np.exp(rng.uniform(0, math.log(300))))
   if spec.scale == "tiny" and source == "xla" and spec.index == 0:
     steps = 100_000  # a runtime beyond 32 bits
   return LayoutSize(program, steps)
 
 
-def _image_size(spec: FileSpec, rng: np.random.Generator) -> dict:
+def _image_program(spec: FileSpec, rng: np.random.Generator) -> ImageProgram:
   training = bool(rng.random() < 0.7)
   unused = (1000, 256)
   if spec.scale == "full":
@@ -154,10 +155,10 @@ def _image_size(spec: FileSpec, rng: np.random.Generator) -> dict:
   if spec.scale != "medium" and spec.index % 4 == 1:
     unused = (45_000, 65_536)  # more elements than 31 bits count
   blocks = max(2, (nodes - 100) // (60 if training else 30))
-  return dict(nodes=nodes, blocks=blocks, training=training, unused=unused)
+  return ImageProgram(nodes, blocks, training, unused)
 
 
-def _text_size(spec: FileSpec, rng: np.random.Generator) -> dict:
+def _text_program(spec: FileSpec, rng: np.random.Generator) -> TextProgram:
   """Full size: the closed forms of the released graphs, 656 + 110 L and 1620 + 708 L."""
   training = bool(rng.random() < 0.5)
   batch, sequence = int(rng.choice((16, 32, 64))), int(rng.choice(_SEQUENCES))
@@ -174,8 +175,7 @@ def _text_size(spec: FileSpec, rng: np.random.Generator) -> dict:
     layers = 1 if spec.scale == "tiny" else int(rng.integers(2, 8))
     least = 120 + 320 * layers if training else 60 + 85 * layers
     nodes = int(least * rng.uniform(1.0, 1.3))
-  return dict(nodes=nodes, layers=layers, reshapes=reshapes, training=training, batch=batch,
-              sequence=sequence, hidden=heads * depth, heads=heads)
+  return TextProgram(nodes, layers, reshapes, training, batch, sequence, heads * depth, heads)
 
 
 def layout_configs(spec: FileSpec, nodes: int) -> int:

@@ -1,4 +1,4 @@
-"""The machine model behind the synthetic runtimes, on programs small enough to add up."""
+"""The time of tiles, on kernels small enough to add up, and that it depends on the graph."""
 
 from __future__ import annotations
 
@@ -7,39 +7,11 @@ import math
 
 import numpy as np
 import pytest
+from scipy import spatial
 
-from tpugraphs_jax.data.synthetic import accelerator
-from tpugraphs_jax.data.synthetic.layout_choices import layout_cost
+from tpugraphs_jax.data.synthetic import accelerator, files, scales
 from tpugraphs_jax.data.synthetic.program import Program
 from tpugraphs_jax.data.synthetic.tiles import Kernel, tile_cost
-
-
-def test_layout_time_charges_a_copy_where_neighbours_disagree():
-  program = Program()
-  left, right = (program.add("parameter", (256, 256)) for _ in range(2))
-  first = program.add("dot", (256, 256), left, right, contraction=256, role="a")
-  turned = program.add("transpose", (256, 256), first, dimensions=(1, 0))
-  second = program.add("dot", (256, 256), turned, right, contraction=256, role="b")
-  program.like("tanh", second)
-  program.end_computation()
-  cost = layout_cost(program, {first: 0, second: 1}, steps=1)
-  times = [cost(np.array(bits)) for bits in itertools.product((0, 1), repeat=2)]
-  # No padding anywhere; the transpose makes equal orders disagree.
-  copy_ns = round(2 * 256 * 256 * 4 / accelerator.BYTES_PER_NS)
-  np.testing.assert_array_equal(times, times[1] + copy_ns * np.array([1, 0, 0, 1]))
-
-
-def test_layout_time_charges_the_padding_of_the_minor_dimensions():
-  program = Program()
-  left = program.add("parameter", (16, 4096))
-  right = program.add("parameter", (4096, 128))
-  dot = program.add("dot", (16, 128), left, right, contraction=4096, role="a")
-  program.end_computation()
-  cost = layout_cost(program, {dot: 0}, steps=10)
-  one = 2 * 4096 / accelerator.FLOPS_PER_NS  # of one element
-  # In order 0 the 16 rows fill two registers; in order 1 they are padded to 128 lanes.
-  assert cost(np.array([0])) == round(10 * one * 16 * 128)
-  assert cost(np.array([1])) == round(10 * one * 128 * 128)
 
 
 def normalizing_kernel(before: str, after: str) -> Kernel:
@@ -100,3 +72,46 @@ def test_the_same_instructions_wired_differently_have_another_best_tile():
   # The slow operand is computed anew for each tile along the axis it lacks.
   assert on_left[on_right.argmin()] > 1.2 * on_left.min()
   assert on_right[on_left.argmin()] > 1.2 * on_right.min()
+
+
+def tile_table(split: str, kernels: int) -> list[tuple[np.ndarray, files.Ceiling]]:
+  """Configurations and runtimes of some kernels."""
+  table = []
+  for spec in scales.file_specs("medium", 1, "tile:xla", limit=kernels):
+    if spec.split == split:
+      op_graph, ceiling = files.make_file(spec, with_defects=False)
+      if len(ceiling.runtime_ns) >= 20 and op_graph.configs.config_feat.any():
+        table.append((op_graph.configs.config_feat, ceiling))
+  return table
+
+
+def tile_logarithms(config: np.ndarray) -> np.ndarray:
+  """What a ranker sees that looks at the configuration alone, on an even scale."""
+  return np.log1p(config[:, [0, 1, 6, 7, 8, 9, 10, 11, 14, 15]])
+
+
+def neighbour_ranker(train):
+  """Scores a tile by the mean relative log runtime of the 30 nearest training tiles.
+
+  A good predictor of whatever can be told from the configuration alone.
+  """
+  points = np.concatenate([tile_logarithms(c) for c, _ in train])
+  logs = [np.log(ceiling.runtime_ns) for _, ceiling in train]
+  relative = np.concatenate([log - log.mean() for log in logs])
+  scale = points.std(0) + 1e-6
+  tree = spatial.KDTree(points / scale)
+  return lambda config: relative[tree.query(tile_logarithms(config) / scale, k=30)[1]].mean(1)
+
+
+def top_slowdown(scores: np.ndarray, measured_ns: np.ndarray) -> float:
+  return measured_ns[np.argsort(scores)[:5]].min() / measured_ns.min() - 1
+
+
+def test_a_tile_ranker_without_the_graph_is_clearly_worse():
+  train, valid = tile_table("train", 100), tile_table("valid", 60)
+  score = neighbour_ranker(train)
+  blind = np.mean([top_slowdown(score(config), ceiling.measured_ns)
+                   for config, ceiling in valid])
+  seeing = np.mean([top_slowdown(c.runtime_ns, c.measured_ns) for _, c in valid])
+  assert blind > 0.1
+  assert seeing < 0.001
