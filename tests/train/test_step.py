@@ -62,8 +62,9 @@ def init_params():
 @pytest.fixture(scope="module")
 def train_step():
   return step_lib.make_train_step(
-      MODEL, OPTIMIZER, losses=losses_lib.parse_losses(LOSSES), temperature=TEMPERATURE,
-      kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2)
+      MODEL, OPTIMIZER, step_lib.Objective(
+          losses_lib.parse_losses(LOSSES), TEMPERATURE, kernel_l2=KERNEL_L2,
+          activity_l2=ACTIVITY_L2))
 
 
 def take_step(train_step, batches, steps: int = 1):
@@ -110,8 +111,9 @@ def per_lookup(params, batch):
 
 def test_chunks_of_configurations_take_the_same_step(train_step):
   chunked = step_lib.make_train_step(
-      MODEL, OPTIMIZER, losses=losses_lib.parse_losses(LOSSES), temperature=TEMPERATURE,
-      kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2, config_chunk=CONFIGS // 2)
+      MODEL, OPTIMIZER, step_lib.Objective(
+          losses_lib.parse_losses(LOSSES), TEMPERATURE, kernel_l2=KERNEL_L2,
+          activity_l2=ACTIVITY_L2), config_chunk=CONFIGS // 2)
   expected = take_step(train_step, device_batches(1))
   comparing.assert_trees_close(take_step(chunked, device_batches(1)), expected)
 
@@ -178,19 +180,6 @@ def test_masked_configurations_have_no_gradient():
   assert grad[batch.config_mask].any(axis=-1).all()
 
 
-def test_score_step_gives_every_device_its_own_scores():
-  batches = device_batches(4)
-  params = init_params()
-  replicated = jax.tree.map(lambda leaf: np.stack([leaf] * 4), params)
-  scores = step_lib.make_score_step(MODEL)(replicated, parallel.stack_for_devices(batches))
-  score = jax.jit(lambda params, batch: plain.tile_sage(params, batch, layers=LAYERS))
-  for device, batch in enumerate(batches):
-    expected = np.asarray(score(params, plain.from_tile(batch)))
-    np.testing.assert_allclose(
-        np.asarray(scores)[device][batch.config_mask], expected[batch.config_mask],
-        rtol=1e-4, atol=1e-5)
-
-
 class Noisy(nn.Module):
   """Scores `[G, C]` that are random numbers times one parameter."""
 
@@ -202,7 +191,7 @@ class Noisy(nn.Module):
 
 def noisy_step(seed):
   return step_lib.make_train_step(
-      Noisy(), optax.sgd(0.5), losses=losses_lib.parse_losses("MSE:1"), seed=seed)
+      Noisy(), optax.sgd(0.5), step_lib.Objective(losses_lib.parse_losses("MSE:1")), seed=seed)
 
 
 def noisy_state(step):
