@@ -94,7 +94,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
   optimizer = state_lib.create_optimizer(total_steps=1000)
   state = parallel.replicate(state_lib.TrainState.create(params, optimizer))
   step = step_lib.make_train_step(
-      model, optimizer, losses=losses_lib.parse_losses("ListMLELoss:1"))
+      model, optimizer, step_lib.Objective(losses_lib.parse_losses("ListMLELoss:1")))
   compiled = step.func.lower(*step.args, state, device_batch).compile()
   seconds = []
   for _ in range(args.repeats + 1):

@@ -96,8 +96,8 @@ def check_three_steps(case: Recorded, model, batch, score, *, losses: str, tempe
       learning_rate=case.meta["adam"]["lr"], total_steps=3,
       clip_norm_per_variable=case.meta["adam"]["clipnorm"])
   train_step = step_lib.make_train_step(
-      model, optimizer, losses=losses_lib.parse_losses(losses), temperature=temperature,
-      kernel_l2=1e-4, activity_l2=1e-4)
+      model, optimizer, step_lib.Objective(
+          losses_lib.parse_losses(losses), temperature, kernel_l2=1e-4, activity_l2=1e-4))
   # One device does the work; the others have slots without nodes or configurations.
   empty = batch._replace(
       config_mask=np.zeros_like(batch.config_mask),

@@ -116,13 +116,12 @@ def test_clipping_happens_before_adam(field):
 
 
 def test_cosine_warms_up_and_ends_at_the_final_rate():
-  rate = state_lib.create_schedule(
+  rate = state_lib.Optimizer(
       learning_rate=0.8,
       schedule="cosine",
-      total_steps=100,
       warmup_fraction=0.2,
       final_learning_rate=0.2,
-  )
+  ).rate(100)
   np.testing.assert_allclose(rate(0), 0.0)
   np.testing.assert_allclose(rate(10), 0.4, rtol=1e-6)
   np.testing.assert_allclose(rate(20), 0.8, rtol=1e-6)
@@ -131,14 +130,13 @@ def test_cosine_warms_up_and_ends_at_the_final_rate():
 
 
 def test_multistep_multiplies_at_each_milestone():
-  rate = state_lib.create_schedule(
+  rate = state_lib.Optimizer(
       learning_rate=1.0,
       schedule="multistep",
-      total_steps=100,
       warmup_fraction=0.1,
       milestones=(0.6, 0.9),
       milestone_factor=0.5,
-  )
+  ).rate(100)
   found = [float(rate(step)) for step in (5, 10, 59, 61, 89, 91, 100)]
   np.testing.assert_allclose(found, [0.5, 1, 1, 0.5, 0.5, 0.25, 0.25])
 

@@ -180,11 +180,12 @@ def make_step(
   `devices` are the ones of this run, or others to compile for.
   """
   loss = config.loss
+  objective = step_lib.Objective(
+      losses.parse_losses(loss.losses), loss.temperature, loss_options(config), loss.kernel_l2,
+      loss.activity_l2)
   return step_lib.make_train_step(
-      network, optimizer, losses=losses.parse_losses(loss.losses), temperature=loss.temperature,
-      loss_options=loss_options(config),
-      kernel_l2=loss.kernel_l2, activity_l2=loss.activity_l2, seed=config.seed,
-      config_chunk=config.batch.config_chunk, collections=sown, devices=devices)
+      network, optimizer, objective, seed=config.seed, config_chunk=config.batch.config_chunk,
+      collections=sown, devices=devices)
 
 
 def _step_of(parts: Sequence[Part], firsts: Sequence[Any], optimizer: Any) -> Callable:

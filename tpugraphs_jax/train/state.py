@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-import inspect
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -70,29 +70,22 @@ def not_finite(state: TrainState) -> str:
                if not np.isfinite(leaf).all()), "")
 
 
-def create_optimizer(
-    *, total_steps: int, name: str = "adam", learning_rate: float = 1e-3,
-    schedule: str = "constant", warmup_fraction: float = 0.0, final_learning_rate: float = 0.0,
-    milestones: Sequence[float] = (), milestone_factor: float = 0.1, beta1: float = 0.9,
-    beta2: float = 0.999, eps: float = 1e-7, weight_decay: float = 0.0, clip_norm: float = 0.0,
-    clip_norm_per_variable: float = 0.0, accumulation_steps: int = 1, average_decay: float = 0.0,
-    average_window: Sequence[float] = (),
-) -> optax.GradientTransformation:
-  """The optimiser that the `optimizer` fields of a config describe.
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """The `optimizer` fields of a config.
 
-  Args:
+  Attributes:
     name: `adam` (Keras' form) or `adamw` (decoupled weight decay).
     learning_rate: its value after the warm-up.
     schedule: `constant`, `cosine` (to `final_learning_rate`) or `multistep`
       (times `milestone_factor` at each of `milestones`, increasing shares of the run).
-    total_steps: training steps of the whole run.
     warmup_fraction: share of the run with a linear warm-up from zero.
     clip_norm: largest L2 norm of all gradients together; 0 = no clipping.
     clip_norm_per_variable: largest L2 norm of each variable's gradient (Keras'
       `clipnorm`); 0 = no clipping.
     accumulation_steps: training steps whose mean gradient makes one update. With more
       than one, `clip_norm_per_variable` takes the norm of an embedding's mean gradient,
-      not that of its lookups as Keras does.
+      not the norm over its lookups as Keras does.
     average_decay: decay of an exponential moving average of the parameters,
       which evaluation then uses; 0 = none.
     average_window: shares of the run between which the plain mean of the parameters is
@@ -101,50 +94,97 @@ def create_optimizer(
   Raises:
     ValueError: an impossible value, with the field's name.
   """
-  _check_one_of("name", name, OPTIMIZERS)
-  _check_decay(name, weight_decay)
-  for field, value, is_valid, expected in (
-      ("beta1", beta1, 0 <= beta1 < 1, "a number in [0, 1)"),
-      ("beta2", beta2, 0 <= beta2 < 1, "a number in [0, 1)"),
-      ("eps", eps, eps > 0, "a number > 0"),
-      ("clip_norm", clip_norm, clip_norm >= 0, "a number >= 0 (0 = off)"),
-      ("clip_norm_per_variable", clip_norm_per_variable, clip_norm_per_variable >= 0,
-       "a number >= 0 (0 = off)"),
-      ("accumulation_steps", accumulation_steps, accumulation_steps >= 1, ">= 1"),
-      ("average_decay", average_decay, 0 <= average_decay < 1, "in [0, 1)"),
-  ):
-    _check(field, value, is_valid, expected)
-  _check_window(average_window, average_decay)
-  updates = _updates(total_steps, accumulation_steps)
-  rate = create_schedule(
-      learning_rate=learning_rate, schedule=schedule,
-      total_steps=updates, warmup_fraction=warmup_fraction,
-      final_learning_rate=final_learning_rate, milestones=milestones,
-      milestone_factor=milestone_factor)
-  optimizer = optax.chain(
-      *_clipping(clip_norm_per_variable, clip_norm),
-      *([scale_by_keras_adam(beta1=beta1, beta2=beta2, eps=eps),
-         optax.scale_by_learning_rate(rate)] if name == "adam" else
-        [optax.adamw(rate, beta1, beta2, eps, weight_decay=weight_decay)]),
-      *_averaging(average_decay, average_window, updates))
-  if accumulation_steps == 1:
-    return optimizer
-  return optax.MultiSteps(optimizer, accumulation_steps).gradient_transformation()
+
+  name: str = "adam"
+  learning_rate: float = 1e-3
+  schedule: str = "constant"
+  warmup_fraction: float = 0.0
+  final_learning_rate: float = 0.0
+  milestones: Sequence[float] = ()
+  milestone_factor: float = 0.1
+  beta1: float = 0.9
+  beta2: float = 0.999
+  eps: float = 1e-7
+  weight_decay: float = 0.0
+  clip_norm: float = 0.0
+  clip_norm_per_variable: float = 0.0
+  accumulation_steps: int = 1
+  average_decay: float = 0.0
+  average_window: Sequence[float] = ()
+
+  def __post_init__(self):
+    _check_one_of("name", self.name, OPTIMIZERS)
+    _check_decay(self.name, self.weight_decay)
+    _check_one_of("schedule", self.schedule, SCHEDULES)
+    rate, milestones = self.learning_rate, tuple(self.milestones)
+    for field, is_valid, expected in (
+        ("beta1", 0 <= self.beta1 < 1, "a number in [0, 1)"),
+        ("beta2", 0 <= self.beta2 < 1, "a number in [0, 1)"),
+        ("eps", self.eps > 0, "a number > 0"),
+        ("clip_norm", self.clip_norm >= 0, "a number >= 0 (0 = off)"),
+        ("clip_norm_per_variable", self.clip_norm_per_variable >= 0, "a number >= 0 (0 = off)"),
+        ("accumulation_steps", self.accumulation_steps >= 1, ">= 1"),
+        ("average_decay", 0 <= self.average_decay < 1, "in [0, 1)"),
+        ("learning_rate", rate > 0, "a number > 0"),
+        ("warmup_fraction", 0 <= self.warmup_fraction < 1, "in [0, 1)"),
+        ("final_learning_rate", 0 <= self.final_learning_rate <= rate,
+         f"between 0 and the learning rate {rate}"),
+        ("milestone_factor", self.milestone_factor > 0, "a number > 0"),
+    ):
+      _check(field, getattr(self, field), is_valid, expected)
+    _check_window(self.average_window, self.average_decay)
+    if self.schedule == "multistep":
+      _check("milestones", milestones, len(milestones) > 0, "at least one")
+    increasing = all(a < b for a, b in zip((0.0, *milestones), (*milestones, 1.0)))
+    _check("milestones", milestones, increasing, "increasing shares in (0, 1)")
+
+  def rate(self, total_steps: int) -> optax.Schedule:
+    """The learning rate by update number, in a run of so many training steps."""
+    total = self._updates(total_steps)
+    warmup_steps = round(self.warmup_fraction * total)
+    if self.schedule == "constant":
+      rate = optax.constant_schedule(self.learning_rate)
+    elif self.schedule == "cosine":
+      rate = optax.cosine_decay_schedule(
+          self.learning_rate, max(1, total - warmup_steps),
+          alpha=self.final_learning_rate / self.learning_rate)
+    else:
+      steps = [round(share * total) - warmup_steps for share in self.milestones]
+      rate = optax.piecewise_constant_schedule(
+          self.learning_rate, {step: self.milestone_factor for step in steps})
+    if not warmup_steps:
+      return rate
+    warmup = optax.linear_schedule(0.0, self.learning_rate, warmup_steps)
+    return optax.join_schedules([warmup, rate], [warmup_steps])
+
+  def create(self, total_steps: int) -> optax.GradientTransformation:
+    """The optimiser of a run of so many training steps."""
+    rate = self.rate(total_steps)
+    optimizer = optax.chain(
+        *_clipping(self.clip_norm_per_variable, self.clip_norm),
+        *([scale_by_keras_adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps),
+           optax.scale_by_learning_rate(rate)] if self.name == "adam" else
+          [optax.adamw(rate, self.beta1, self.beta2, self.eps, weight_decay=self.weight_decay)]),
+        *_averaging(self.average_decay, self.average_window, self._updates(total_steps)))
+    if self.accumulation_steps == 1:
+      return optimizer
+    return optax.MultiSteps(optimizer, self.accumulation_steps).gradient_transformation()
+
+  def _updates(self, steps: int) -> int:
+    return max(1, steps // self.accumulation_steps)
 
 
-def _updates(steps: int, accumulation_steps: int) -> int:
-  return max(1, steps // accumulation_steps)
+def create_optimizer(*, total_steps: int, **fields: Any) -> optax.GradientTransformation:
+  """The optimiser of a run of so many training steps; `fields` are those of `Optimizer`."""
+  return Optimizer(**fields).create(total_steps)
 
 
-def learning_rates(
-    *, total_steps: int, accumulation_steps: int = 1, **optimizer: Any
-) -> Callable[[int], float]:
-  """The learning rate by training steps taken; the arguments are those of `create_optimizer`."""
-  names = inspect.signature(create_schedule).parameters
+def learning_rates(*, total_steps: int, **fields: Any) -> Callable[[int], float]:
+  """The learning rate by training steps taken; `fields` are those of `Optimizer`."""
+  optimizer = Optimizer(**fields)
   # As one program: a dozen operations would be compiled one by one.
-  rate = jax.jit(create_schedule(total_steps=_updates(total_steps, accumulation_steps), **{
-      name: value for name, value in optimizer.items() if name in names}))
-  return lambda step: float(rate(step // accumulation_steps))
+  rate = jax.jit(optimizer.rate(total_steps))
+  return lambda step: float(rate(step // optimizer.accumulation_steps))
 
 
 def _check_decay(name: str, weight_decay: float) -> None:
@@ -174,50 +214,6 @@ def _check_window(window: Sequence[float], decay: float) -> None:
 def _clipping(per_variable: float, together: float) -> list[optax.GradientTransformation]:
   return ([clip_by_variable_norm(per_variable)] if per_variable else []) + (
       [optax.clip_by_global_norm(together)] if together else [])
-
-
-def create_schedule(
-    *,
-    learning_rate: float,
-    schedule: str = "constant",
-    total_steps: int,
-    warmup_fraction: float = 0.0,
-    final_learning_rate: float = 0.0,
-    milestones: Sequence[float] = (),
-    milestone_factor: float = 0.1,
-) -> optax.Schedule:
-  """Learning rate by update number; the arguments are those of `create_optimizer`."""
-  _check("learning_rate", learning_rate, learning_rate > 0, "a number > 0")
-  _check_one_of("schedule", schedule, SCHEDULES)
-  _check("warmup_fraction", warmup_fraction, 0 <= warmup_fraction < 1, "in [0, 1)")
-  _check(
-      "final_learning_rate",
-      final_learning_rate,
-      0 <= final_learning_rate <= learning_rate,
-      f"between 0 and the learning rate {learning_rate}",
-  )
-  if schedule == "multistep":
-    _check("milestones", tuple(milestones), len(milestones) > 0, "at least one")
-  increasing = all(a < b for a, b in zip((0.0, *milestones), (*milestones, 1.0)))
-  _check("milestones", tuple(milestones), increasing, "increasing shares in (0, 1)")
-  _check("milestone_factor", milestone_factor, milestone_factor > 0, "a number > 0")
-
-  warmup_steps = round(warmup_fraction * total_steps)
-  if schedule == "constant":
-    rate = optax.constant_schedule(learning_rate)
-  elif schedule == "cosine":
-    rate = optax.cosine_decay_schedule(
-        learning_rate, max(1, total_steps - warmup_steps), alpha=final_learning_rate / learning_rate
-    )
-  else:
-    steps = [round(share * total_steps) - warmup_steps for share in milestones]
-    rate = optax.piecewise_constant_schedule(
-        learning_rate, {step: milestone_factor for step in steps}
-    )
-  if not warmup_steps:
-    return rate
-  warmup = optax.linear_schedule(0.0, learning_rate, warmup_steps)
-  return optax.join_schedules([warmup, rate], [warmup_steps])
 
 
 def scale_by_keras_adam(

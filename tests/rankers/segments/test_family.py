@@ -25,7 +25,7 @@ OPTIMIZER = optax.sgd(0.05)
 def steps_of(model, *, width: int = cases.WIDTH):
   """The step without others, and one that recomputes them."""
   step = step_lib.make_train_step(
-      model, OPTIMIZER, losses=LOSSES, collections=(READOUT_COLLECTION,))
+      model, OPTIMIZER, step_lib.Objective(LOSSES), collections=(READOUT_COLLECTION,))
   return step, family_lib.with_recomputed(step, model, width=width)
 
 
@@ -179,7 +179,7 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
   scores = head.network.apply({"params": params}, batch)
   evaluated = cases.scores(family, params, graphs, [np.array([4, 2]), np.array([5, 1])])
   np.testing.assert_allclose(scores[:2, :2], evaluated, rtol=1e-4, atol=1e-5)
-  step = step_lib.make_train_step(head.network, optimizer, losses=LOSSES)
+  step = step_lib.make_train_step(head.network, optimizer, step_lib.Objective(LOSSES))
   state = state_lib.TrainState.create(params, optimizer)
   state, _ = step(jax.tree.map(lambda x: jnp.asarray(x)[None], state),
                   jax.tree.map(lambda x: x[None], batch))
