@@ -84,17 +84,21 @@ def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, f
   job = job_lib.Job.of(module.get_config(case.collection))
   graphs, ks = job_lib.judged(job.data.load(data_root, "valid")), job.data.collection.slowdown_ks
   job.fit(graphs)
-  random, ceiling = [], []
+  random, ceiling, pairs = [], [], []
   for graph in graphs:
     ids = job.data.validation_ids(graph.name, graph.configs)
     truth = synthetic.read_ceiling(data_root, collection, "valid", graph.name).runtime_ns[ids]
     # Kept apart by rank: float32 scores would merge runtimes that differ.
     scores = np.unique(truth, return_inverse=True)[1].astype(np.float32)
     ceiling.append(judge.graph_row(job.ranker.prepare(graph), ids, scores, ks=ks))
+    pairs.append(metrics.ordered_pairs(scores, graph.configs.runtime_ns[ids]))
     random.append(_random_row(graph.configs.runtime_ns[ids], ks))
-  return {name: {column: float(np.nanmean([row[column] for row in rows]))
-                 for column in case.columns}
-          for name, rows in (("random", random), ("ceiling", ceiling))}
+  means = {name: {column: float(np.nanmean([row[column] for row in rows]))
+                  for column in case.columns}
+           for name, rows in (("random", random), ("ceiling", ceiling))}
+  means["random"]["opa_pooled"] = 0.5
+  means["ceiling"]["opa_pooled"] = metrics.pooled_opa(pairs)
+  return means
 
 
 def _random_row(runtime: np.ndarray, ks: tuple[int, ...]) -> dict[str, float]:
