@@ -17,7 +17,7 @@ _OWN = commands.ROOT / "data" / "own" / "npz" / "layout" / "own"
 _ESTIMATED = sorted(_OWN.joinpath("programs").glob("*/*.npz"))
 _OUTPUTS = sorted(_OWN.joinpath("outputs").glob("*/*.npz"))
 _MEASURED = sorted(_OWN.joinpath("programs_cpu").glob("*/*.npz"))
-_AGAIN = ("generated_train_residual_0", "generated_train_perceptron_0")  # that compile in a second or two
+_AGAIN = ("generated_train_perceptron_0", "generated_test_bilinear_0")  # that compile in a second or two
 _CONFIGS = 4
 
 
