@@ -75,7 +75,7 @@ def test_outputs_stay_the_same_whatever_is_chosen(function):
 
 def test_choices_inside_calls_loops_and_branches_are_applied():
   args = _arguments()
-  found = collect.choices(_program, *args)
+  found = collect.choices(_program, *args, operands=True)
   square = next(place for place, group in enumerate(found.groups)
                 if group.shapes == ((2, 8), (2, 8), (8, 8)))
   numbers = [0] * len(found.groups)
@@ -124,14 +124,24 @@ def test_a_reshape_chooses_among_orders_between_which_nothing_moves():
   x = jax.ShapeDtypeStruct((2, 3, 4), jnp.float32)
   group, = collect.choices(lambda x: x.reshape(2, 12), x).groups
   # The first dimension and the two others fall apart: two parts, two orders.
+  assert group.options == (((), ()), ((0, 1), ()), ((1, 0), ()))
+  group, = collect.choices(lambda x: x.reshape(2, 12), x, operands=True).groups
   assert group.options == (((), ()), ((0, 1), (0, 2, 1)), ((1, 0), (2, 1, 0)))
+
+
+def test_operands_are_left_to_the_compiler_unless_asked_for():
+  x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+  group, = collect.choices(lambda x: x @ x, x).groups
+  assert group.options == (((), (), ()), ((0, 1), (), ()), ((1, 0), (), ()))
+  group, = collect.choices(lambda x: x @ x, x, operands=True).groups
+  assert len(group.options) == 9
 
 
 def test_numbers_that_do_not_fit_are_refused():
   found = collect.choices(lambda x: x @ x, jax.ShapeDtypeStruct((4, 4), jnp.float32))
   with pytest.raises(ValueError, match="2 option numbers, expected one for each of the"):
     found.choice([0, 0])
-  with pytest.raises(ValueError, match=r"option 9 of dot_general .*expected 0\.\.8"):
+  with pytest.raises(ValueError, match=r"option 9 of dot_general .*expected 0\.\.2"):
     found.choice([9])
 
 

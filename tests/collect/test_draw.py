@@ -35,6 +35,17 @@ def test_candidates_end_where_everything_is_drawn():
   assert list(draw.candidates([np.zeros(1, int)], seed=0, name="a")) == [[0]]
 
 
+def test_single_double_and_other_changes_take_turns():
+  found = _candidates(7)
+  assert [sum(number > 0 for number in numbers) for numbers in found[1:3]] == [1, 2]
+  assert sum(number > 0 for number in found[4]) == 1
+  large = [np.arange(3)] * 30
+  found = list(itertools.islice(draw.candidates(large, seed=0, name="a"), 400))
+  changed = [sum(number > 0 for number in numbers) for numbers in found]
+  assert changed.count(1) == 60 and max(changed) == 5
+  assert len(set(map(tuple, found))) == 400
+
+
 def test_ties_are_drawn_again_up_to_half_as_many():
   assert draw.wanted({}, 8, draws=0) == 8
   assert draw.wanted({k: k for k in range(8)}, 8, draws=8) == 0

@@ -15,8 +15,9 @@ from tpugraphs_jax.data import npz
 
 _OWN = commands.ROOT / "data" / "own" / "npz" / "layout" / "own"
 _ESTIMATED = sorted(_OWN.joinpath("programs").glob("*/*.npz"))
+_OUTPUTS = sorted(_OWN.joinpath("outputs").glob("*/*.npz"))
 _MEASURED = sorted(_OWN.joinpath("programs_cpu").glob("*/*.npz"))
-_AGAIN = ("mixer_patched", "recommender_interactions")  # that compile in a second or two
+_AGAIN = ("generated_train_perceptron_0", "generated_test_bilinear_0")  # that compile in a second or two
 _CONFIGS = 4
 
 
@@ -32,18 +33,23 @@ def families(paths):
   return found
 
 
-@pytest.mark.parametrize("paths", [_ESTIMATED, _MEASURED], ids=["estimated", "measured"])
+@pytest.mark.parametrize("paths", [_ESTIMATED, _OUTPUTS, _MEASURED],
+                         ids=["cycles", "outputs", "measured"])
 def test_no_program_has_a_sibling_in_another_split(paths):
   found = families(paths)
   assert set(found) == {"train", "valid", "test"}
   assert len(set.union(*found.values())) == sum(map(len, found.values()))
 
 
-@pytest.mark.parametrize("path", [*_ESTIMATED, *_MEASURED], ids=lambda path: "/".join(path.parts[-3:]))
+@pytest.mark.parametrize("path", [*_ESTIMATED, *_OUTPUTS, *_MEASURED], ids=lambda path: "/".join(path.parts[-3:]))
 def test_a_program_has_its_labels_beside_it(path):
   graph, record = npz.read_layout(path), record_of(path)
   value = {"tpu_estimate": lambda raw: raw["estimated_cycles"],
            "measured": lambda raw: round(min(raw["seconds"]) * 1e9)}[record["label"]]
+  if path in _OUTPUTS:
+    value = lambda raw: round(raw["optimal_seconds"] * 1e12)
+    for raw in record["configs"]:
+      assert sum(map(sum, raw["cycles"].values())) == raw["estimated_cycles"]
   assert graph.configs.runtime_ns.tolist() == list(map(value, record["configs"]))
   assert not any(record["configs"][0]["numbers"])  # the compiler's own choice comes first
   assert graph.name == record["name"] == path.stem
@@ -60,7 +66,7 @@ def test_a_third_of_the_programs_is_measured_too():
                     reason='libtpu is not installed: pip install "jax[tpu]"')
 @pytest.mark.parametrize("name", _AGAIN)
 def test_estimates_can_be_made_anew(name):
-  path, = [path for path in _ESTIMATED if path.stem == name]
+  path, = [path for path in _OUTPUTS if path.stem == name]
   record, shipped = record_of(path), npz.read_layout(path)
   versions = {"libtpu": importlib.metadata.version("libtpu"), "jax": jax.__version__}
   if versions != {name: record[name] for name in versions}:

@@ -31,7 +31,7 @@ def _arrays():
 
 @pytest.fixture(scope="module")
 def problem():
-  return tuning.Problem(_net, _ARGS)
+  return tuning.Problem(_net, _ARGS, operands=True)
 
 
 class Oracle:
@@ -91,7 +91,7 @@ def test_the_most_promising_are_tried_and_the_best_of_them_wins(monkeypatch, pro
   monkeypatch.setattr(measure, "compare", lambda *args, **options: (.9, .85, .95))
   ranker = Oracle(problem, _cost, tables=tables)
   monkeypatch.setattr(tuning, "Ranker", Oracle)
-  found = tuning.tune(_net, *_ARGS, model=ranker, budget=5, candidates=80)
+  found = tuning.tune(_net, *_ARGS, model=ranker, budget=5, candidates=80, operands=True)
   assert len(tried) == 5 and tried[0] == (0,) * len(problem.options)
   assert found.ranked == len(ranker.asked) == 80
   others = sorted((_cost(each) for each in ranker.asked if any(each)))
@@ -119,7 +119,7 @@ def test_the_default_stays_unless_another_choice_is_really_better(
   _labelled_by(monkeypatch, label)
   monkeypatch.setattr(measure, "compare", lambda *args, **options: interval)
   monkeypatch.setattr(tuning, "Ranker", Oracle)
-  found = tuning.tune(_net, *_ARGS, model=Oracle(problem, _cost), budget=4, candidates=30)
+  found = tuning.tune(_net, *_ARGS, model=Oracle(problem, _cost), budget=4, candidates=30, operands=True)
   assert found.keeps_default and found.function is _net and found.ratio == 1
   assert "the compiler's own choice stays" in str(found)
 
@@ -129,11 +129,18 @@ def test_failures_are_counted_and_a_default_that_fails_is_said(monkeypatch, prob
   monkeypatch.setattr(tuning, "Ranker", Oracle)
   best = tuning.rank(problem, oracle, problem.candidates(30), 4)[1]
   _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[best])
-  found = tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30)
+  found = tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30, operands=True)
   assert found.failed == 1 and len(found.tried) == 3
   _labelled_by(monkeypatch, _cost, failing=[(0,) * len(problem.options)])
   with pytest.raises(ValueError, match="own choice cannot be labelled"):
-    tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30)
+    tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30, operands=True)
+
+
+def test_a_small_space_of_output_orders_is_drawn_whole():
+  problem = tuning.Problem(_net, _ARGS)
+  drawn = problem.candidates(1000)
+  assert len(drawn) == np.prod([len(each) for each in problem.options]) == 27
+  assert drawn[0] == (0, 0, 0)
 
 
 def test_labels_on_this_machine_are_nanoseconds(monkeypatch, problem):
@@ -164,4 +171,4 @@ def test_for_a_tpu_the_labels_are_its_compilers_estimates():
   found = problem.labels_of(problem.candidates(2))
   assert len(found) == 2 and min(found.values()) > 0
   assert isinstance(problem.label, labels.TpuEstimate)
-  assert problem.what == "estimated cycles on tpu:v3"
+  assert problem.what == "estimated time on tpu:v3"

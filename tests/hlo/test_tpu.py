@@ -76,7 +76,7 @@ def test_a_kernel_without_an_estimate_is_counted_apart():
 def test_a_program_with_a_kernel_without_an_estimate_gets_no_label(monkeypatch):
   module = _looping_module(bound=5)
   module.computations[0].instructions[1].backend_config = _window(2**63 - 1)
-  program = tpu.TpuProgram("tpu:v3", module.SerializeToString(), 1.0, before_layouts=None)
+  program = tpu.TpuProgram("tpu:v3", module.SerializeToString(), 1.0, 0, before_layouts=None)
   monkeypatch.setattr(tpu, "compile_function", lambda *_, **__: program)
   found, = labels.TpuEstimate("tpu:v3").run([(4, _net)], _ARGS)
   assert found[0] == 4 and "no estimate for 1 of 2 kernels" in str(found[1])
@@ -134,7 +134,7 @@ def test_the_graph_for_a_target_is_the_one_before_layout_assignment():
 
 @_needs_libtpu
 def test_estimates_are_the_same_twice_and_layouts_change_them():
-  found = collect.choices(_net, *_ARGS)
+  found = collect.choices(_net, *_ARGS, operands=True)
   default = collect.apply(_net, found.default)
   worst = collect.apply(_net, found.choice(found.options - 1))
   programs = [tpu.compile_function(function, _ARGS, "tpu:v3")
@@ -144,6 +144,16 @@ def test_estimates_are_the_same_twice_and_layouts_change_them():
   assert cycles[0] == cycles[1] == cycles[2] > 0
   assert programs[1].optimal_seconds == programs[2].optimal_seconds > 0
   assert cycles[3] != cycles[0]
+
+
+@_needs_libtpu
+def test_the_cycles_of_all_kernels_add_up_and_most_are_of_a_group():
+  found = collect.choices(_net, *_ARGS)
+  label = labels.create("tpu_estimate", target="v3", seed=0)
+  (_, raw), = label.run([(0, collect.apply(_net, found.default))], _ARGS)
+  assert sum(sum(cycles) for cycles in raw["cycles"].values()) == raw["estimated_cycles"] > 0
+  assert {"0", "2"} <= set(raw["cycles"]) <= {"0", "1", "2", "rest"}
+  assert label.value(raw) == round(raw["optimal_seconds"] * 1e12)
 
 
 @_needs_libtpu

@@ -77,7 +77,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     raise ValueError(f"{len(repeated)} names of programs are used twice, such as "
                      f"{min(repeated)}; rename the file or the key")
   return [Job(program.source, program.name, program.split, args.collection, args.out,
-              args.label, args.target, args.configs, args.seed) for program in found]
+              args.label, args.target, args.configs, args.seed, args.operands) for program in found]
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -93,6 +93,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
                       help="tpu_estimate, bytes_estimate or measured")
   parser.add_argument("--target", help="of tpu_estimate: v2, v3, v4, v5e, v5p or v6e")
   parser.add_argument("--configs", type=int, default=64, help="per program (default: 64)")
+  parser.add_argument("--operands", action="store_true",
+                      help="choose the orders of operands too (default: of outputs alone)")
   parser.add_argument("--out", required=True, help="folder of the data")
   parser.add_argument("--collection", required=True, help="layout:own:NAME")
   parser.add_argument("--split", choices=graph.SPLITS,

@@ -67,19 +67,27 @@ class Choices:
     return self.choice([0] * len(self.groups))
 
 
-def choices(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Choices:
+def choices(
+    function: Callable[..., Any], *args: Any, operands: bool = False, **kwargs: Any
+) -> Choices:
   """The groups of equations of a function that get layouts.
+
+  On measured TPU v3 times the orders of outputs explain nearly all of the variance of
+  a program's run time, and the orders of operands nothing: operands are left to the
+  compiler.
 
   Args:
     function: a function that jax can trace; one that `jax.jit`, `jax.grad` or
       `jax.vmap` returned as well.
     *args: its example arguments, arrays or `jax.ShapeDtypeStruct`; as `**kwargs`.
+    operands: whether the orders of operands are chosen too.
 
   Raises:
     ValueError: a convolution, dot or reshape is where its layouts cannot be chosen.
   """
   jaxpr = jax.make_jaxpr(function)(*args, **kwargs).jaxpr
-  return Choices(tuple(dict.fromkeys(equations.groups(jaxpr))))
+  groups = dict.fromkeys(equations.groups(jaxpr))
+  return Choices(tuple(group if operands else group.of_outputs() for group in groups))
 
 
 def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:

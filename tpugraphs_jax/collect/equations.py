@@ -1,8 +1,8 @@
 """The equations of a program that get layouts, and what they choose from.
 
 As in the data set these are convolutions, dots and reshapes, and their choices
-have its forms: the two minor dimensions of output and both operands, or for a
-reshape all orders between which no element moves. Equal equations decide
+have its forms: the two minor dimensions of output and, where asked for, of both
+operands, or for a reshape all orders between which no element moves. Equal equations decide
 together and form a group.
 """
 
@@ -47,6 +47,11 @@ class Group:
   dtypes: tuple[str, ...]  # as shapes
   detail: str  # dimension numbers, strides and the like
   options: tuple[Orders, ...] = dataclasses.field(compare=False)  # first the compiler's own
+
+  def of_outputs(self) -> Group:
+    """The same equations, which choose the order of their output alone."""
+    options = ((output, *((),) * len(operands)) for output, *operands in self.options)
+    return dataclasses.replace(self, options=tuple(dict.fromkeys(options)))
 
   def __str__(self) -> str:
     arrays = [f"{dtype}[{','.join(map(str, shape))}]"

@@ -19,6 +19,7 @@ class Job:
   target: str | None
   configs: int
   seed: int
+  operands: bool = False  # whether the orders of operands are chosen too
   parent: int = 0  # process that waits for the results
 
   @property

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import jax
 
-from tpugraphs_jax.collect import measure
+from tpugraphs_jax.collect import measure, node_rows
 from tpugraphs_jax.hlo import estimates, proto, sources, tpu
 
 Functions = Iterable[tuple[int, Callable[..., Any]]]  # with the numbers of the candidates
@@ -50,13 +50,18 @@ def _one_by_one(
 
 @dataclasses.dataclass(frozen=True)
 class TpuEstimate:
-  """Both estimates of the TPU compiler, on a machine without a TPU."""
+  """Both estimates of the TPU compiler, on a machine without a TPU.
+
+  The label is `optimal_seconds`: over 33,177 measured configurations of AlexNet's
+  training step on TPU v3 its Kendall tau-b with run time is .62, that of the summed
+  cycles .43 (output orders alone, libtpu 0.0.42.1).
+  """
 
   target: str  # such as tpu:v3
   name: ClassVar[str] = "tpu_estimate"
   unit: ClassVar[str] = (
-      "sum of the TPU compiler's estimated_cycles over the kernels of the program; an "
-      "estimate and no measurement")
+      "picoseconds, the TPU compiler's optimal_seconds of the program; an estimate and no "
+      "measurement")
 
   def versions(self) -> dict[str, str]:
     tpu.check_target(self.target)
@@ -70,7 +75,7 @@ class TpuEstimate:
     return _one_by_one(functions, lambda function: self._estimate(function, args))
 
   def value(self, raw: Raw) -> int:
-    return raw["estimated_cycles"]
+    return max(1, round(raw["optimal_seconds"] * 1e12))
 
   def _estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
     program = tpu.compile_function(function, args, self.target)
@@ -82,7 +87,7 @@ class TpuEstimate:
     if found.cycles <= 0:
       raise ValueError("the TPU compiler estimates no cycles for this program")
     return {"estimated_cycles": found.cycles, "optimal_seconds": program.optimal_seconds,
-            "kernels": found.kernels, "loops_counted_once": found.loops_counted_once}
+            "cycles": node_rows.cycles_by_group(found.by_kernel), "loops_counted_once": found.loops_counted_once}
 
 
 @dataclasses.dataclass(frozen=True)

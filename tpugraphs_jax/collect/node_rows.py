@@ -7,7 +7,7 @@ node's own dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import re
 
 import numpy as np
@@ -16,7 +16,7 @@ from tpugraphs_jax import graph
 from tpugraphs_jax.collect import choosing
 from tpugraphs_jax.collect.equations import Dims, Group, Orders
 from tpugraphs_jax.data.factor import factor_layout_configs
-from tpugraphs_jax.hlo import layout_search, module_graph, node_features, proto
+from tpugraphs_jax.hlo import estimates, layout_search, module_graph, node_features, proto
 
 _TAG = re.compile(rf"{choosing.SCOPE}(\d+)")
 # What the compiler may make of an equation that still has its tensors.
@@ -80,6 +80,25 @@ def visible_options(
     _, first = np.unique(seen, axis=0, return_index=True)
     result.append(np.sort(first))
   return result
+
+
+def cycles_by_group(kernels: Iterable[estimates.KernelCycles]) -> dict[str, list[int]]:
+  """The cycles of every kernel, by the group that it comes from.
+
+  A kernel is of the group that its first name with a group tells: its own name, then
+  the names of fused convolutions and dots, then of other fused instructions.
+
+  Args:
+    kernels: of a function that `apply` returned.
+
+  Returns:
+    Cycles by number of the group; at `rest` of the kernels that come from no group.
+  """
+  found: dict[str, list[int]] = {}
+  for kernel in kernels:
+    tags = [tag[-1] for tag in map(_TAG.findall, kernel.names) if tag]
+    found.setdefault(tags[0] if tags else "rest", []).append(kernel.cycles)
+  return found
 
 
 def layout_configs(

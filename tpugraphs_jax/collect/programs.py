@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import importlib
 import importlib.util
@@ -69,7 +69,7 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
   if split not in graph.SPLITS:
     raise ValueError(f"{place}: split {split!r}, expected one of {', '.join(graph.SPLITS)}")
   found = getattr(module, names[0])
-  if not isinstance(found, dict):
+  if not isinstance(found, Mapping):
     return [Program(shown, _file_name(prefix), split, *_pair(found, source))]
   if len(names) > 1 and names[1] not in found:
     raise ValueError(f"{shown} has no program {names[1]!r}, it has {', '.join(found)}")

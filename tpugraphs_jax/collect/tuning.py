@@ -38,7 +38,7 @@ class Tuned:
     tried: labels by numbers, of everything that was labelled.
     failed: how many of the tried could not be compiled or computed something else.
     ranked: how many candidates the model ranked.
-    what: what a label is, such as `estimated cycles on tpu:v3`.
+    what: what a label is, such as `estimated time on tpu:v3`.
   """
 
   function: Callable[..., Any]
@@ -76,6 +76,7 @@ class Problem:
     target: `v3`, `tpu:v3` or another generation for the TPU compiler's estimates; None
       for run times on the device at hand.
     seed: of candidates and of the order of measurements.
+    operands: whether the orders of operands are chosen too.
 
   Attributes:
     options: per group the numbers of the options that the graph can tell apart.
@@ -85,13 +86,14 @@ class Problem:
   """
 
   def __init__(
-      self, function: Callable[..., Any], args: tuple, *, target: str | None = None, seed: int = 0
+      self, function: Callable[..., Any], args: tuple, *, target: str | None = None,
+      seed: int = 0, operands: bool = False,
   ):
     name = labels.Measured.name if target is None else labels.TpuEstimate.name
     self.label = labels.create(name, target=target, seed=seed)
     self.function, self.args, self.seed = function, args, seed
     self.name = getattr(function, "__name__", "function")
-    self.choices = choosing.choices(function, *args)
+    self.choices = choosing.choices(function, *args, operands=operands)
     default = choosing.apply(function, self.choices.default)
     self.graph = hlo.featurize(self.label.graph(default, args))
     self.options = node_rows.visible_options(self.graph, self.choices)
@@ -102,7 +104,7 @@ class Problem:
   @property
   def what(self) -> str:
     if isinstance(self.label, labels.TpuEstimate):
-      return f"estimated cycles on {self.label.target}"
+      return f"estimated time on {self.label.target}"
     return "measured time"
 
   def apply(self, numbers: Sequence[int]) -> Callable[..., Any]:
@@ -132,6 +134,7 @@ class Problem:
 def tune(
     function: Callable[..., Any], *args: Any, model: str | os.PathLike[str] | Ranker,
     target: str | None = None, budget: int = 16, candidates: int = 2000, seed: int = 0,
+    operands: bool = False,
 ) -> Tuned:
   """Chooses layouts for a function: a model ranks many, the best few are labelled.
 
@@ -147,6 +150,7 @@ def tune(
     budget: how many choices are labelled, the compiler's own among them.
     candidates: how many random choices the model ranks.
     seed: of the candidates.
+    operands: whether the orders of operands are chosen too, not of outputs alone.
 
   Raises:
     ValueError: nothing can be chosen, a budget below 2, the model is not of layouts, the
@@ -160,7 +164,7 @@ def tune(
   if ranker.collection.kind != "layout":
     raise ValueError(f"the model ranks {ranker.collection.kind} configurations, expected one of "
                      "layouts")
-  problem = Problem(function, args, target=target, seed=seed)
+  problem = Problem(function, args, target=target, seed=seed, operands=operands)
   drawn = problem.candidates(candidates)
   ranked = rank(problem, ranker, drawn, budget)
   tried = problem.labels_of(ranked[:budget])

@@ -55,10 +55,10 @@ def collect(job: Job) -> None:
   program, = programs.load(job.source, split=job.split)
   label = labels.create(job.label, target=job.target, seed=job.seed)
   header = {"source": job.source, "label": job.label, **label.versions(), "seed": job.seed,
-            "program_sha256": _sha256(program)}
+            "operands": job.operands, "program_sha256": _sha256(program)}
   if finished.is_finished(job, header, label):
     return
-  choices = choosing.choices(program.function, *program.args)
+  choices = choosing.choices(program.function, *program.args, operands=job.operands)
   with contextlib.closing(Journal(job.journal, header)) as journal:
     if not job.module.exists():
       default = choosing.apply(program.function, choices.default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import dataclasses
 import json
 
@@ -12,6 +13,14 @@ _NO_ESTIMATE = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True)
+class KernelCycles:
+  """The estimate of one kernel, of all its calls."""
+
+  names: tuple[str, ...]  # jax's: of the kernel, of convolutions and dots in it, of the others
+  cycles: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Cycles:
   """The sum of the estimates of a program's kernels."""
 
@@ -19,6 +28,7 @@ class Cycles:
   kernels: int  # how many instructions the compiler cuts into tiles
   loops_counted_once: int  # loops whose number of turns is not known
   without_estimate: int = 0  # kernels that the compiler has no estimate of; they count nothing
+  by_kernel: tuple[KernelCycles, ...] = dataclasses.field(default=(), compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +66,14 @@ def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
 
 
 def _sum(computations: dict, computation: proto.HloComputationProto) -> Cycles:
-  cycles = kernels = unknown = missing = 0
+  kernels = unknown = missing = 0
+  by_kernel: list[KernelCycles] = []
   for instruction in computation.instructions:
     found = window(instruction)
     if found is not None:
-      cycles, kernels = cycles + (found.estimated_cycles or 0), kernels + 1
+      kernels += 1
+      by_kernel.append(KernelCycles(
+          _names(instruction, computations), found.estimated_cycles or 0))
       missing += found.estimated_cycles is None
     if instruction.opcode not in ("while", "conditional", "call"):
       continue
@@ -71,10 +84,30 @@ def _sum(computations: dict, computation: proto.HloComputationProto) -> Cycles:
       unknown, turns = unknown + (turns is None), 1 if turns is None else turns
     for callee in callees:
       inside = _sum(computations, callee)
-      cycles, kernels = cycles + turns * inside.cycles, kernels + inside.kernels
+      kernels += inside.kernels
+      by_kernel += [KernelCycles(each.names, turns * each.cycles) for each in inside.by_kernel]
       unknown += inside.loops_counted_once
       missing += inside.without_estimate
-  return Cycles(cycles, kernels, unknown, missing)
+  return Cycles(
+      sum(each.cycles for each in by_kernel), kernels, unknown, missing, tuple(by_kernel))
+
+
+def _names(instruction: proto.HloInstructionProto, computations: dict) -> tuple[str, ...]:
+  """The names of a kernel and of what is fused into it, see `KernelCycles`."""
+  fused = [node for node in _fused(instruction, computations) if node.metadata.op_name]
+  fused.sort(key=lambda node: node.opcode not in ("convolution", "dot"))
+  names = (instruction.metadata.op_name, *(node.metadata.op_name for node in fused))
+  return tuple(dict.fromkeys(filter(None, names)))
+
+
+def _fused(
+    instruction: proto.HloInstructionProto, computations: dict
+) -> Iterator[proto.HloInstructionProto]:
+  if instruction.opcode == "fusion":
+    for callee in instruction.called_computation_ids:
+      for node in computations[callee].instructions:
+        yield node
+        yield from _fused(node, computations)
 
 
 def _turns(

@@ -36,6 +36,7 @@ class TpuProgram:
   target: str
   module: bytes  # serialized HloModuleProto after all optimisations, with windows
   optimal_seconds: float  # the compiler's estimate, no measurement
+  bytes_accessed: int  # likewise
   before_layouts: bytes | None  # serialized HloProto before layout assignment, if asked for
 
 
@@ -97,9 +98,10 @@ def compile_function(
 
 def _program(compiled: Any, target: str, before_layouts: bytes | None) -> TpuProgram:
   modules = compiled.runtime_executable().hlo_modules()
+  cost = compiled.cost_analysis()
   return TpuProgram(
-      target, modules[0].as_serialized_hlo_module_proto(),
-      float(compiled.cost_analysis()["optimal_seconds"]), before_layouts)
+      target, modules[0].as_serialized_hlo_module_proto(), float(cost["optimal_seconds"]),
+      int(cost["bytes accessed"]), before_layouts)
 
 
 def _stage(folder: Path, name: str) -> bytes:

@@ -1,0 +1,149 @@
+"""What the TPU compiler's estimates are worth: beside measured times of AlexNet's step.
+
+    pip install ".[tpu]"
+    JAX_PLATFORMS=cpu python benchmarks/bridge.py --data DIR --out benchmarks/bridge.json
+
+`DIR` holds the released layout data, `DIR/layout/xla/default/train/alexnet.npz`; or set
+TPUGRAPHS_DATA. Configurations whose output orders are equal have one run time within
+.1 %. Each of the commonest combinations of output orders is applied to
+`examples/programs/alexnet.py` and compiled once for TPU v3; half a minute each. Only the
+run times are measured; the rest are estimates of the compiler. What is compiled is kept
+in the file of results, and a run that was killed goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from tpugraphs_jax import atomic
+from tpugraphs_jax.collect import choosing, node_rows, programs
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.hlo import estimates, opcodes, proto, tpu
+
+PROGRAM = Path(__file__).parents[1] / "examples" / "programs" / "alexnet.py"
+_OUTPUT = 6  # of a node's 18 integers
+_DIMENSIONS = slice(21, 27)  # of a node's features: sizes of the output
+_OPCODES = {"conv_general_dilated": "convolution", "dot_general": "dot", "reshape": "reshape"}
+_ESTIMATES = {
+    "optimal seconds": lambda row: row["optimal_seconds"],
+    "cycles of all kernels": lambda row: row["estimated_cycles"],
+    "cycles of the slowest kernel": lambda row: max(map(max, row["cycles"].values())),
+    "bytes accessed": lambda row: row["bytes_accessed"],
+    "optimal seconds x cycles": lambda row: row["optimal_seconds"] * row["estimated_cycles"],
+}
+Key = tuple[str, tuple[int, ...]]  # opcode and shape of the output
+
+
+def keys(graph: Any) -> list[Key]:
+  """Opcode and output shape of every configurable node."""
+  names = {number: name for name, number in opcodes.opcode_ids().items()}
+  return [(names[int(graph.node_opcode[node])],
+           tuple(int(size) for size in graph.node_feat[node, _DIMENSIONS] if size > 0))
+          for node in graph.config_node]
+
+
+def combinations(graph: Any, choices: choosing.Choices) -> tuple[np.ndarray, np.ndarray]:
+  """Distinct output orders of the program's equations, and each configuration's.
+
+  Returns:
+    Option numbers `[combinations, groups]`, the commonest first, and the combination of
+    every configuration `[C]`.
+
+  Raises:
+    ValueError: nodes that one equation stands for have different orders.
+  """
+  rows = graph.configs.decode(np.arange(len(graph.configs)))[:, :, :_OUTPUT]
+  numbers = np.zeros((len(rows), len(choices.groups)), np.int64)
+  by_key: dict[Key, list[int]] = {}
+  for place, key in enumerate(keys(graph)):
+    by_key.setdefault(key, []).append(place)
+  for place, group in enumerate(choices.groups):
+    nodes = by_key.get((_OPCODES[group.primitive], group.shapes[0]))
+    if nodes is None:
+      continue
+    orders = rows[:, nodes]
+    if (orders != orders[:, :1]).any():
+      raise ValueError(f"nodes of {group} differ in their output orders, expected one order")
+    for option, (output, *_) in enumerate(group.options):
+      order = (*output, *(-1,) * (_OUTPUT - len(output)))
+      numbers[(orders[:, 0] == order).all(axis=1), place] = option
+  found, which, count = np.unique(numbers, axis=0, return_inverse=True, return_counts=True)
+  order = np.argsort(-count, kind="stable")
+  return found[order], np.argsort(order)[which.ravel()]
+
+
+def estimate(function: Any, args: tuple) -> dict[str, Any]:
+  """Every number that the compiler gives for a function on TPU v3."""
+  program = tpu.compile_function(function, args, "tpu:v3")
+  cycles = estimates.estimated_cycles(proto.parse_module(program.module, where="AlexNet"))
+  return {"optimal_seconds": program.optimal_seconds, "bytes_accessed": program.bytes_accessed,
+          "estimated_cycles": cycles.cycles, "cycles": node_rows.cycles_by_group(cycles.by_kernel)}
+
+
+def taus(rows: list[Mapping[str, Any]], times: list[np.ndarray]) -> dict[str, float]:
+  """Kendall's tau-b of every estimate with the run times of all configurations."""
+  runtime = np.concatenate(times)
+  return {name: round(float(stats.kendalltau(
+      np.concatenate([np.full(len(each), value(row)) for row, each in zip(rows, times)]),
+      runtime).statistic), 4) for name, value in _ESTIMATES.items()}
+
+
+def table(record: Mapping[str, Any]) -> list[str]:
+  """Markdown: the combinations, then tau-b."""
+  first = record["combinations"][0]
+  lines = ["| changed against the commonest | configurations | measured, ms | optimal, ms "
+           "| M cycles | GB |", "|---|---|---|---|---|---|"]
+  for row in record["combinations"]:
+    changed = [name for name, order in row["orders"].items() if order != first["orders"][name]]
+    lines.append(
+        f"| {', '.join(changed) or 'nothing'} | {row['configs']:,} | {row['median_ms']:.2f} | "
+        f"{1e3 * row['optimal_seconds']:.3f} | {row['estimated_cycles'] / 1e6:.2f} | "
+        f"{row['bytes_accessed'] / 1e9:.3f} |")
+  lines += ["", "| estimate | tau-b |", "|---|---|"]
+  return lines + [f"| {name} | {tau:.3f} |" for name, tau in record["tau_b"].items()]
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--data", default=os.environ.get("TPUGRAPHS_DATA"),
+                      help="folder of the released data (default: $TPUGRAPHS_DATA)")
+  parser.add_argument("--out", required=True, type=Path, help="file of results")
+  parser.add_argument("--combinations", type=int, default=14, help="that are compiled")
+  args = parser.parse_args()
+  if args.data is None:
+    parser.error("--data is missing, expected the folder of the released data")
+  graph = npz.read_layout(Path(args.data, "layout/xla/default/train/alexnet.npz"))
+  program, = programs.load(f"{PROGRAM}:step")
+  choices = choosing.choices(program.function, *program.args)
+  found, which = combinations(graph, choices)
+  done = json.loads(args.out.read_text())["combinations"] if args.out.exists() else []
+  known = {tuple(row["numbers"]): row for row in done}
+  rows, times = [], []
+  for place, numbers in enumerate(found[:args.combinations].tolist()):
+    runtime = graph.configs.runtime_ns[which == place]
+    chosen = {str(group): list(group.options[number][0])
+              for group, number in zip(choices.groups, numbers) if number}
+    raw = known.get(tuple(numbers)) or estimate(
+        choosing.apply(program.function, choices.choice(numbers)), program.args)
+    rows.append({**raw, "numbers": numbers, "orders": chosen, "configs": len(runtime),
+                 "median_ms": round(float(np.median(runtime)) / 1e6, 3)})
+    times.append(runtime)
+    record = {"target": "tpu:v3", "libtpu": tpu.libtpu_version(), "distinct": len(found),
+              "configs": len(which), "combinations": rows,
+              "tau_b": taus(rows, times) if len(rows) > 1 else {}}
+    with atomic.replacing(args.out) as file:
+      file.write(json.dumps(record, indent=1) + "\n")
+    print(f"{place + 1} of {min(args.combinations, len(found))} combinations", flush=True)
+  print("\n".join(table(record)))
+
+
+if __name__ == "__main__":
+  main()
