@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from tpugraphs_jax import atomic
+from tpugraphs_jax import files
 from tpugraphs_jax.collect import choosing, node_rows, programs
+from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.hlo import estimates, opcodes, proto, tpu
+from tpugraphs_jax.hlo import estimates, proto, tpu
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "programs" / "alexnet.py"
 _OUTPUT = 6  # of a node's 18 integers
@@ -44,7 +45,7 @@ Key = tuple[str, tuple[int, ...]]  # opcode and shape of the output
 
 def keys(graph: Any) -> list[Key]:
   """Opcode and output shape of every configurable node."""
-  names = {number: name for name, number in opcodes.opcode_ids().items()}
+  names = {number: name for name, number in opcode_ids().items()}
   return [(names[int(graph.node_opcode[node])],
            tuple(int(size) for size in graph.node_feat[node, _DIMENSIONS] if size > 0))
           for node in graph.config_node]
@@ -139,7 +140,7 @@ def main() -> None:
     record = {"target": "tpu:v3", "libtpu": tpu.libtpu_version(), "distinct": len(found),
               "configs": len(which), "combinations": rows,
               "tau_b": taus(rows, times) if len(rows) > 1 else {}}
-    with atomic.replacing(args.out) as file:
+    with files.replacing(args.out) as file:
       file.write(json.dumps(record, indent=1) + "\n")
     print(f"{place + 1} of {min(args.combinations, len(found))} combinations", flush=True)
   print("\n".join(table(record)))

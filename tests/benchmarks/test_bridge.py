@@ -11,7 +11,7 @@ import pytest
 
 from tpugraphs_jax import collect
 from tpugraphs_jax.data.factor import factor_layout_configs
-from tpugraphs_jax.hlo import opcodes
+from tpugraphs_jax.columns import opcode_ids
 
 sys.path.insert(0, str(commands.ROOT / "benchmarks"))
 import bridge  # pylint: disable=wrong-import-position
@@ -25,7 +25,7 @@ def _graph(orders):
   rows[:, :, :2] = orders
   rows[:, :, 6] = np.arange(len(orders))[:, None] % 3  # operands, which do not count
   return types.SimpleNamespace(
-      node_feat=feat, node_opcode=np.full(3, opcodes.opcode_ids()["dot"]),
+      node_feat=feat, node_opcode=np.full(3, opcode_ids()["dot"]),
       config_node=np.array([1, 2]),
       configs=factor_layout_configs(rows, np.arange(1, len(orders) + 1)))
 
