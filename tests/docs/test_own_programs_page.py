@@ -71,7 +71,7 @@ def test_measured_on_this_machine(names, monkeypatch, capsys):
 def test_estimated_for_a_tpu_target(names, capsys):
   exec(blocks()[2], names)  # pylint: disable=exec-used
   said = capsys.readouterr().out
-  assert "layouts ranked, 8 tried" in said and "estimated cycles on tpu:v3" in said
+  assert "layouts ranked, 8 tried" in said and "estimated time on tpu:v3" in said
   tuned = names["tuned"]
   assert tuned.ratio == 1 if tuned.keeps_default else tuned.ratio < 1
   assert tuned.ratio * tuned.tried[(0,) * len(tuned.numbers)] == pytest.approx(

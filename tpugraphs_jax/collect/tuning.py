@@ -58,7 +58,7 @@ class Tuned:
   def __str__(self) -> str:
     found = (f"{self.ranked:,} layouts ranked, {len(self.tried)} tried, {self.failed} failed: ")
     if self.keeps_default:
-      return f"{found}the compiler's own choice stays, none had fewer {self.what}"
+      return f"{found}the compiler's own choice stays, none had a lower {self.what}"
     between = ""
     if self.interval:
       between = f" ({self.interval[0]:.3f} to {self.interval[1]:.3f})"

@@ -21,7 +21,7 @@ import numpy as np
 
 import tpugraphs_jax
 from tpugraphs_jax import files, hlo
-from tpugraphs_jax.collect import choosing, draw, finished, labels, node_rows, programs
+from tpugraphs_jax.collect import choosing, draw, labels, node_rows, programs
 from tpugraphs_jax.collect.job import Job
 from tpugraphs_jax.collect.journal import Journal
 from tpugraphs_jax.data import npz
@@ -56,7 +56,7 @@ def collect(job: Job) -> None:
   label = labels.create(job.label, target=job.target, seed=job.seed)
   header = {"source": job.source, "label": job.label, **label.versions(), "seed": job.seed,
             "operands": job.operands, "program_sha256": _sha256(program)}
-  if finished.is_finished(job, header, label):
+  if is_finished(job, header, label):
     return
   choices = choosing.choices(program.function, *program.args, operands=job.operands)
   with contextlib.closing(Journal(job.journal, header)) as journal:
@@ -68,6 +68,25 @@ def collect(job: Job) -> None:
     work = _Collecting(job, program, label, choices, journal, graph)
     drawn = _label_all(work)
     _write(work, drawn, header)
+
+
+def is_finished(job: Job, header: dict[str, Any], label: labels.Label) -> bool:
+  """Whether the job's files are whole and what the job would write, with or without a journal.
+
+  Args:
+    job: a program and what is asked for.
+    header: source, label, versions, seed and hash of the program, as in the sidecar.
+    label: says what the sidecar's raw numbers are worth.
+  """
+  try:
+    record = json.loads(job.sidecar.read_text())
+    stored = npz.read_layout(job.npz).configs.runtime_ns.tolist()
+    labelled = [label.value(raw) for raw in record["configs"]]
+  except (OSError, ValueError, KeyError, TypeError):
+    return False  # missing, or damaged: it is made anew
+  asked = record.get("configs_asked", len(labelled))
+  is_same = all(record.get(key) == value for key, value in header.items())
+  return is_same and record["split"] == job.split and asked == job.configs and stored == labelled
 
 
 def _label_all(work: _Collecting) -> list[list[int]]:
