@@ -65,7 +65,7 @@ class Ended(NamedTuple):
   def page(self) -> dict[str, str]:
     """What a run said at its start, by the word in front."""
     (start,) = [number for number, line in enumerate(self.told) if line.startswith("task ")]
-    return dict(line.split(maxsplit=1) for line in self.told[start : start + 8])
+    return dict(line.split(maxsplit=1) for line in self.told[start : start + 9])
 
   @property
   def complaint(self) -> str:

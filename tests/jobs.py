@@ -18,7 +18,6 @@ from typing import NamedTuple
 import commands
 import recorded
 
-from tpugraphs_jax import files
 from tpugraphs_jax.data import synthetic
 
 COMMANDS = {"tile": ("run_tile.py", "configs/tile.py:ci"),
@@ -68,14 +67,6 @@ def _run_all(folder: Path) -> Jobs:
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
     tile, layout = pool.map(work, COMMANDS)
   return Jobs(folder, data_root, tile | layout)
-
-
-def forget_files(workdir: Path) -> None:
-  """Makes a run's checkpoints as old ones, which do not know what files were beside them."""
-  for path in workdir.rglob("notes/metadata"):
-    notes = files.unsealed(json.loads(path.read_text()))
-    del notes["files"]
-    path.write_text(json.dumps(notes))
 
 
 def _runs(kind: str, folder: Path, data_root: Path) -> dict[str, commands.Run]:

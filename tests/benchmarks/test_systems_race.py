@@ -232,18 +232,17 @@ def test_a_ranker_is_examined_on_the_configurations_that_it_is_given():
   import race_run
   scored = []
 
-  class Ranker:
-    def score(self, scorer, params, graphs, ids):
-      scored.append(ids)
+  def scorer(params, graphs, ids):
+    scored.append(ids)
 
   job = types.SimpleNamespace(
-      ranker=Ranker(), config=types.SimpleNamespace(eval=types.SimpleNamespace(configs=2)),
+      ranker=None, config=types.SimpleNamespace(eval=types.SimpleNamespace(configs=2)),
       data=types.SimpleNamespace(validation_ids=lambda name, configs: np.arange(configs)))
   graphs = [types.SimpleNamespace(name=name, configs=n) for name, n in (("a", 3), ("b", 2))]
   own = race_run.Examined(job, graphs)
   assert [found.tolist() for found in own.ids] == [[0, 1, 2], [0, 1]]
   ids = [np.array([2, 0, 1]), np.array([1])]
-  race_run.Examined(job, graphs, ids).scores(None, None)
+  race_run.Examined(job, graphs, ids).scores(scorer, None)
   assert [found.tolist() for found in scored[0]] == [[2, 0], [1]]  # compiles
   assert scored[1] is ids
 

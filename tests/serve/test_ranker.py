@@ -91,19 +91,15 @@ def test_a_graph_of_another_kind_is_refused(jobs, kind, other):
     tpugraphs_jax.rank(workdir, dataclasses.replace(graph_of(kind), configs=None))
 
 
-def test_statistics_come_from_the_working_folder(jobs, tmp_path):
+def test_statistics_of_another_run_are_refused(jobs, tmp_path):
   workdir = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "copy")
   path = workdir / saved.TRANSFORMS_FILE
   found = features.load(path)
   released = found["node/released"]
   found["node/released"] = dataclasses.replace(released, scale=2 * released.scale)
   features.save(path, found)
-  with pytest.raises(ValueError, match="^features.json is of another run: it is not the file that"):
+  with pytest.raises(ValueError, match="another run"):
     Ranker.load(workdir)
-  jobs_lib.forget_files(workdir)
-  graph = graph_of("tile")
-  expected = Ranker.load(jobs.workdir("tile_whole")).prepare(graph).feat
-  np.testing.assert_array_equal(Ranker.load(workdir).prepare(graph).feat, expected / 2)
 
 
 def test_a_ranker_is_kept_until_there_is_another_checkpoint(jobs, tmp_path, monkeypatch):

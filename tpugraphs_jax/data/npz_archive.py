@@ -83,6 +83,10 @@ class NpzArchive(contextlib.AbstractContextManager):
   def read(self, name: str) -> np.ndarray:
     """One array, C-contiguous and read-only."""
     with self._open(name) as (stream, member):
+      needed = math.prod(member.shape) * member.dtype.itemsize
+      if needed > _memory_bytes():
+        self.fail(name, f"of shape {member.shape} takes {needed / 2**30:.0f} GiB, more than the "
+                  "memory of this machine")
       flat = np.frombuffer(stream.read(), member.dtype)
       order = "F" if member.fortran_order else "C"
       return np.asarray(flat.reshape(member.shape, order=order), order="C")
@@ -156,6 +160,11 @@ def rows_per_block(shape: tuple[int, ...], dtype: np.dtype, block_bytes: int) ->
   """Number of first-axis rows that fill `block_bytes`, at least one."""
   row_bytes = math.prod(shape[1:]) * np.dtype(dtype).itemsize
   return max(1, block_bytes // max(1, row_bytes))
+
+
+def _memory_bytes() -> int:
+  """All memory of this machine."""
+  return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 _REMEDY = "fetch or generate the file again"

@@ -1,0 +1,22 @@
+"""Runs the notebooks and stores their outputs.
+
+    python tools/notebooks.py
+
+Every notebook runs in an empty folder. Times of cells are not stored.
+"""
+
+import pathlib
+import tempfile
+
+import nbclient
+import nbformat
+
+for path in sorted((pathlib.Path(__file__).parents[1] / "notebooks").glob("*.ipynb")):
+  notebook = nbformat.read(path, 4)
+  with tempfile.TemporaryDirectory() as folder:
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": folder}}).execute()
+  for cell in notebook.cells:
+    cell.metadata.pop("execution", None)
+  nbformat.write(notebook, path)
+  print(path.name)
