@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install test demo docs benchmarks clean
+LANES := test-faults test-hosts test-systems test-docs
+
+.PHONY: install test test-all $(LANES) demo docs benchmarks clean
 
 install: $(VENV)/.installed
 
@@ -17,9 +19,23 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@
 
-# In the order of names: the slow campaign of faults begins, and no core waits for it in the end.
+# In the order of names: the slow files begin, and no core waits for them in the end.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+
+# All tests but those of the lanes in tests/conftest.py. `make test-all` runs everything.
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15
+	$(PYTEST) -m 'not (faults or hosts or systems or docs)'
+
+# One lane: test-faults, test-hosts, test-systems or test-docs.
+test-faults test-systems test-docs: test-%: install
+	$(PYTEST) -m $*
+
+# Beam and a bucket on this machine; other tests do without these packages.
+test-hosts: install
+	$(BIN)/python -m pip install --quiet apache-beam 'moto[server]' s3fs
+	$(PYTEST) -m hosts
+
+test-all: test $(LANES)
 
 DEMO_KERNELS := --config.train.epochs=8 --config.train.eval_every_epochs=2
 

@@ -1,6 +1,7 @@
 """Every test runs on four fake CPU devices, with rank promotion refused."""
 
 import os
+import pathlib
 import shutil
 import tempfile
 
@@ -14,6 +15,16 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 
+# Tests that wait for much else, each lane with a command of its own: `make test-faults`.
+# `make test` runs all other tests. Paths are relative to this folder.
+LANES = {
+    "faults": ("faults",),
+    "hosts": ("test_parallel.py", "test_remote.py", "test_jobs.py", "collect/test_command.py"),
+    "systems": ("run/test_published.py", "run/test_together.py", "rankers/composed"),
+    "docs": ("docs", "benchmarks"),
+}
+_HERE = pathlib.Path(__file__).parent
+
 import jax  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
@@ -22,7 +33,24 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_configure(config):
-  """Makes a folder for what all processes of the tests share; they inherit its name."""
+  """Makes a folder that all processes of the tests share; they inherit its name.
+
+  It holds the runs that many tests read, and every program that was compiled.
+  """
+  for lane in LANES:
+    config.addinivalue_line("markers", f"{lane}: run by `make test-{lane}`")
   if "TPUGRAPHS_TESTS_SHARED" not in os.environ:
     folder = os.environ["TPUGRAPHS_TESTS_SHARED"] = tempfile.mkdtemp(prefix="shared")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+  jax.config.update(
+      "jax_compilation_cache_dir", os.path.join(os.environ["TPUGRAPHS_TESTS_SHARED"], "compiled"))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def pytest_collection_modifyitems(items):
+  """Marks every test with its lane."""
+  for item in items:
+    path = item.path.relative_to(_HERE)
+    for lane, places in LANES.items():
+      if any(path.is_relative_to(place) for place in places):
+        item.add_marker(lane)
