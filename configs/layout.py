@@ -76,6 +76,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       feature_transform="signed_log1p",  # of all columns, or by group: shape=log_offset(3),*=none
       config_transform="none",  # SAGE embeds the integers; ResModel wants minmax
       pad_value=-1,  # of unused layout positions; 0 = as released
+      leave_out=(),  # training graphs whose names have one of these words
       duplicate_policy="min",  # keep, first, min, mean
       entropy_threshold=0.0,  # leaves out stretches of runtimes that hardly change; 0 = none
       max_configs=0,  # per training graph: thirds fastest, slowest, random; 0 = all
@@ -95,7 +96,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       min_configs=2,  # graphs with fewer are not trained on
       sampling="uniform",  # or skewed (to fast ones), each also with _replacement; close_runtimes
       graph_sampling="uniform",  # sqrt or proportional: more often with more configurations
-      target="ratio",  # official (runtime / 1e7 ns), ratio or rank
+      target="ratio",  # official (runtime / 1e7 ns), absolute (ms), ratio or rank
       config_chunk=0,  # configurations through the model at a time (saves memory); 0 = all
       slates_per_epoch=1024,  # 0 = one per graph
       keep_nodes=5000,  # block of models with dropout

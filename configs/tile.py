@@ -50,6 +50,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       config_features=("released",),  # blocks of configurations; released, tile_counts
       config_transform="minmax",
       pad_value=0,  # -1 marks unused layout positions
+      duplicate_policy="keep",  # first, min, mean: equal tiles of training kernels once
       virtual_node="none",  # output (fed by roots), or cluster
       cluster_nodes=1000,  # nodes that share a virtual node of a cluster
       extra_dir="",  # extra node features (hlo convert --extra_out); empty = none
@@ -62,7 +63,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       min_configs=2,  # kernels with fewer are not trained on; official: as `configs`
       sampling="uniform",  # or skewed (to fast ones), each also with _replacement; close_runtimes
       graph_sampling="uniform",  # sqrt or proportional: more often with more configurations
-      target="official",  # runtime / normalizer; or ratio, rank (within the slate)
+      target="official",  # runtime / normalizer; or absolute (ms), ratio, rank
       config_chunk=0,  # configurations through the model at a time (saves memory); 0 = all
       slates_per_epoch=0,  # 0 = one per kernel
   ))

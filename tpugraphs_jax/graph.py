@@ -41,6 +41,21 @@ class TileConfigs(_Configs):
   runtime_ns: np.ndarray  # [C] int64 nanoseconds; all zero = not labelled
   normalizer_ns: np.ndarray  # [C] int64 nanoseconds of the default tile
 
+  def unit_ns(self, target: str) -> np.ndarray:
+    """Nanoseconds `[C]` that the number 1 of a target stands for.
+
+    The default tile's runtime for `official`. For `absolute` a millisecond, corrected by how a
+    normalizer differs from the mean of its kernel (5th place of the competition).
+    """
+    if target == "absolute":
+      return 1e6 * self.normalizer_ns / self.normalizer_ns.mean()
+    return self.normalizer_ns
+
+  def subset(self, config_ids: np.ndarray) -> TileConfigs:
+    """The configurations `config_ids [n]` only, in that order."""
+    return TileConfigs(self.config_feat[config_ids], self.runtime_ns[config_ids],
+                       self.normalizer_ns[config_ids])
+
   @property
   def choices(self) -> np.ndarray:
     """A row per configuration, `[C, ...]`: equal ones have equal rows."""

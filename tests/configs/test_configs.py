@@ -162,7 +162,7 @@ def test_what_one_tile_model_cannot_do_is_refused(variant, field, value):
     ("layout", {"loss.noise": 0.01, "batch.target": "rank"},
      "loss.noise is 0.01, but with batch.target=rank a loss knows no runtimes: take"),
     *(("layout", {"loss.losses": f"{name}:1"}, f"loss.losses has {name}, which needs runtimes, and "
-       "batch.target is 'ratio': set it to 'official'")
+       "batch.target is 'ratio'")
       for name in ("MAPE", "LogMSE", "DCGHingeLoss")),
     ("tile", {"loss.losses": "ListMLELoss:1,MAPE:1", "batch.target": "rank"}, "has MAPE, which"),
     ("tile", {"optimizer.average_window": (0.5, 1.0), "optimizer.average_decay": 0.9},

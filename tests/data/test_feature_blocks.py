@@ -11,7 +11,7 @@ import pytest
 import random_graphs
 import recorded
 
-from tpugraphs_jax import hlo
+from tpugraphs_jax import columns, hlo
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import feature_blocks, npz
 from tpugraphs_jax.data.feature_blocks import Options
@@ -68,11 +68,30 @@ def test_tile_modulo_equals_the_formula_of_every_column():
       feature_blocks.tile_modulo(full), [[127 / 128] * 30 + [0.1] * 30] * 20, rtol=1e-6)
 
 
+def test_walks_on_a_chain_of_three_nodes_by_hand():
+  """a feeds b feeds c feeds the output: who walks forward never comes back."""
+  graph = graph_of(0, nodes=3, edges=0)
+  feat = np.zeros_like(graph.node_feat)
+  feat[2, 0] = 1  # the root
+  edges = np.array([[1, 0], [2, 1]], np.int32)  # consumer, producer
+  graph = dataclasses.replace(graph, node_feat=feat, edge_index=edges)
+  found = feature_blocks.directed_walk(graph)
+  np.testing.assert_allclose(found[:, 0], [1 / 2] * 3)  # stay, or go on
+  # Two steps: nobody else comes to a; to b from a by 1/2 * 1/2 + 1/2 * 1/2; to c from b
+  # likewise and from a by 1/4.
+  np.testing.assert_allclose(found[:, 1], [0, 1 / 2, 3 / 4])
+  both = feature_blocks.return_probabilities(graph)
+  # Undirected, two steps from a and back: 1/2 * 1/2 by staying, 1/2 * 1/3 by way of b.
+  np.testing.assert_allclose(both[0, 0], 1 / 4 + 1 / 6, rtol=1e-6)
+  np.testing.assert_array_equal(both[:, 112:], found)
+
+
 def slow_walks(graph):
   """The definition, with dense matrix powers in float64."""
-  nodes = graph.num_nodes
+  nodes = graph.num_nodes + 1  # the output is one more
   directed = np.eye(nodes)
-  directed[graph.edge_index[:, 0], graph.edge_index[:, 1]] = 1
+  directed[graph.edge_index[:, 1], graph.edge_index[:, 0]] = 1
+  directed[np.flatnonzero(graph.node_feat[:, 0] > 0), -1] = 1
   undirected = np.minimum(directed + directed.T, 1)
   columns = []
   walk = undirected / undirected.sum(axis=1, keepdims=True)
@@ -86,7 +105,7 @@ def slow_walks(graph):
   for _ in range(15):
     power = power @ walk
     columns.append(power.sum(axis=0) - np.diag(power))
-  return np.stack(columns, axis=1)
+  return np.stack(columns, axis=1)[:-1]
 
 
 @pytest.mark.parametrize("nodes, edges", [(1, 0), (5, 0), (12, 20), (40, 300), (300, 500)])
@@ -102,6 +121,38 @@ def test_edges_that_occur_twice_count_once_in_walks():
   twice = dataclasses.replace(graph, edge_index=np.concatenate([graph.edge_index] * 2))
   np.testing.assert_array_equal(
       feature_blocks.return_probabilities(twice), feature_blocks.return_probabilities(graph))
+
+
+def test_lists_of_dimensions_are_marked_behind_their_ends():
+  """A module by hand: dimension numbers of 0 count where the list has them."""
+  ids = columns.opcode_ids()
+  names = ["parameter", "convolution", "broadcast", "transpose", "reduce", "concatenate", "add"]
+  feat = np.zeros((len(names), 140), np.float32)
+  shape, dimensions = columns.NODE["shape"].start, columns.NODE["dimensions"].start
+  for node, dims in enumerate([(4, 8), (4, 8), (2, 4, 8), (8, 4), (8,), (4, 8), (4, 8)]):
+    feat[node, shape : shape + len(dims)] = dims
+    feat[node, 134 : 134 + len(dims)] = np.arange(len(dims))[::-1]
+  feat[1, 91:93] = 1, 1  # a window of two dimensions, one of them reversed
+  feat[1, 95:97] = 1, 2
+  feat[2, dimensions : dimensions + 2] = 1, 2
+  feat[3, dimensions : dimensions + 2] = 1, 0
+  graph = dataclasses.replace(
+      graph_of(0, nodes=len(names), edges=0), node_feat=feat,
+      node_opcode=np.array([ids[name] for name in names], np.uint8),
+      edge_index=np.array([[1, 0], [2, 1], [3, 1], [4, 3], [5, 1], [6, 1]], np.int32))
+  found = feature_blocks.padded(graph)
+  lists = {name: found[:, columns.NODE[name]].tolist() for name in (
+      "dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions")}
+  assert lists["dimensions"] == [
+      [-1] * 6, [-1] * 6, [1, 2] + [-1] * 4, [1, 0] + [-1] * 4, [0] + [-1] * 5, [0] + [-1] * 5,
+      [-1] * 6]
+  nothing = [-1] * 4
+  assert lists["input_spatial_dimensions"] == [nothing, [1, 2, -1, -1], *[nothing] * 5]
+  assert lists["kernel_spatial_dimensions"] == [nothing, [0, 0, -1, -1], *[nothing] * 5]
+  others = np.setdiff1d(np.arange(140), np.r_[31:37, 95:99, 101:105, 134:140])
+  np.testing.assert_array_equal(found[:, others], feat[:, others])
+  padded_layouts = feature_blocks.released(graph, feature_blocks.Options(pad_value=-1))
+  np.testing.assert_array_equal(found[:, 134:], padded_layouts[:, 134:])
 
 
 def test_padding_marks_layout_positions_beyond_the_rank():

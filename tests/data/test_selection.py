@@ -67,6 +67,38 @@ def test_targets_are_those_that_the_data_were_asked_for():
   np.testing.assert_array_equal(ratio, np.array([1.0, 0.0, 3.0], np.float32))
 
 
+def test_absolute_targets_are_milliseconds_that_kernels_share():
+  """A normalizer that differs within a kernel corrects the runtimes that it stands beside."""
+  data = dataclasses.replace(TILES, target="absolute")
+  configs = tile_configs([3_000_000, 6_000_000])
+  np.testing.assert_array_equal(data.targets(configs, np.arange(2)), np.array([3, 6], np.float32))
+  other = dataclasses.replace(configs, normalizer_ns=np.array([10, 30]))
+  np.testing.assert_allclose(data.targets(other, np.arange(2)), [3 * 20 / 10, 6 * 20 / 30])
+  layouts = dataclasses.replace(LAYOUTS, target="absolute")
+  np.testing.assert_array_equal(
+      layouts.targets(layout_configs([3_000_000, 500_000, 1]), np.arange(2)),
+      np.array([3, 0.5], np.float32))
+
+
+def test_equal_tiles_of_a_training_kernel_count_once():
+  graph = random_graphs.tile_graph(np.random.default_rng(0), nodes=3, edges=2, configs=4)
+  configs = TileConfigs(np.array([[1.0], [2.0], [1.0]], np.float32), np.array([7, 5, 6]),
+                        np.full(3, 10))
+  found = selection.drop_duplicates(dataclasses.replace(graph, configs=configs), "min").configs
+  assert found.config_feat.tolist() == [[1.0], [2.0]] and found.runtime_ns.tolist() == [6, 5]
+
+
+def test_training_graphs_are_left_out_by_their_names(tmp_path):
+  root = synthetic.generate(
+      tmp_path, collections=["layout:xla:random"], limit=3, progress=False)
+  names = [graph.name for graph in LAYOUTS.load(root, "train")]
+  data = dataclasses.replace(LAYOUTS, leave_out=(names[1],))
+  assert [graph.name for graph in data.load(root, "train")] == [names[0], *names[2:]]
+  valid = [graph.name for graph in LAYOUTS.load(root, "valid")]
+  assert [graph.name for graph in dataclasses.replace(data, leave_out=valid).load(
+      root, "valid")] == valid
+
+
 def test_all_configurations_of_a_kernel_are_judged():
   np.testing.assert_array_equal(TILES.validation_ids("a", tile_configs([1, 2, 3])), np.arange(3))
 

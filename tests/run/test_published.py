@@ -8,6 +8,7 @@ import numpy as np
 import families
 import parts
 import pytest
+import system_cases
 
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import synthetic
@@ -93,6 +94,25 @@ def test_presets_stand_among_the_variants_with_what_they_are():
   assert all(found.values())
 
 
+def sixth_options(name):
+  return parts.config_of("layout", f"xla-default,preset={name}").model
+
+
+def test_the_gated_blocks_of_the_1st_place_have_half_the_width():
+  """256 channels behind every gate: parameters counted by hand, block by block."""
+  config = parts.config_of("layout", "nlp-default,preset=first")
+  network = Job.of(config).ranker.family.network
+  batch = system_cases.layout_batch(("node_layout",), hops=0)
+  params = jax.eval_shape(network.init, jax.random.key(0), batch)["params"]
+  count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
+  inputs = 4 + 6 * 4 + 16 + 18 * 4  # features of the test, own layout, opcode, configuration
+  gates = 128 * 16 + 16 + 16 * 128 + 128 + 1  # bottleneck of an eighth, a temperature
+  linear = [inputs * 128 + 128, 256 * 128 + 128]
+  sage = 2 * 256 * 128 + 128
+  tables = 121 * 16 + 8 * 4
+  assert count(params) == tables + sum(linear) + 2 * sage + 4 * gates + 256 + 1
+
+
 def test_what_was_published_is_what_a_preset_has():
   """Figures of the systems' code and write-ups, before anything is made smaller."""
   first = parts.config_of("layout", "nlp-default,preset=first")
@@ -107,7 +127,26 @@ def test_what_was_published_is_what_a_preset_has():
   assert parts.config_of("layout", "preset=gst,gst_e").segments.keep == 1.0
   slates = {c: parts.config_of("layout", f"{c},preset=sixth").batch.configs for c in COLLECTIONS}
   assert slates == {"xla-random": 100, "xla-default": 32, "nlp-random": 80, "nlp-default": 80}
+  assert sixth_options("sixth").dropout_in == ("first",)
+  gin = sixth_options("sixth_gin")
+  assert (gin.pre_widths, gin.head_widths, gin.head_norm) == ((256,), (256, 128), "configuration")
+  assert (gin.activation, gin.conv_activation, gin.readout_layers) == ("gelu", "elu", "all")
+  tile = lambda name: parts.config_of("tile", f"preset={name}")
+  assert tile("sixth").model.pooling_merge == "sum"
+  assert tile("first").model.dropout_in == ("layers", "fusion", "head")
+  assert tile("second_tile").data.duplicate_policy == "min"
+  assert tile("second_tile").data.config_transform == "none"
+  assert tile("fifth").data.cluster_nodes == 10_000 and tile("fifth").batch.target == "absolute"
+  assert tile("mlsys21_fusion").batch.target == "absolute"
+  assert "directed_walk" in tile("third").data.features
+  third = parts.config_of("layout", "preset=third")
+  assert third.batch.graph_sampling == "proportional" and third.data.pad_value == 0
+  assert parts.config_of("layout", "preset=second_xla").data.leave_out == ("unet",)
+  tenth = {c: parts.config_of("layout", f"{c},preset=tenth").model for c in COLLECTIONS}
+  assert tenth["nlp-random"].global_attention == "difformer"
+  assert tenth["xla-random"].global_attention == "linear"
   nlp = parts.config_of("layout", "nlp-random,preset=second_nlp")
+  assert nlp.model.score_scale == 1e-3
   assert nlp.model.widths == (256,) * 4 + (512,) * 4 and nlp.loss.score_norm_clip == 500
 
 
@@ -158,7 +197,6 @@ def refused(kind, complaint, **options):
      dict(fusion="middle", config_attention="softmax_gate")),
     ("model.norm is 'configuration', which normalises across configurations where all",
      dict(fusion="middle", norm="configuration")),
-    ("model.missing is 'layout', which needs model.node_layout", dict(missing="layout")),
     ("model.dimension_encoder needs model.node_layout", dict(dimension_encoder="transformer")),
     ("model.dimension_encoder meets configurations in front of the encoder",
      dict(fusion="middle", dimension_encoder="transformer", node_layout=True)),
@@ -170,6 +208,9 @@ def refused(kind, complaint, **options):
     ("leave config_ out of model.pooling", dict(fusion="middle", pooling=("config_max",))),
     ("model.readout_layers is 'all', but model.widths is empty",
      dict(readout_layers="all", widths=())),
+    ("model.readout_layers is 'all', which adds layers up",
+     dict(readout_layers="all", widths=(4, 8))),
+    ("model.dropout_in has 'tail', expected some of first", dict(dropout_in=("tail",))),
     ("model.readout_layers is 'all', which reads out what model.post_widths",
      dict(readout_layers="all", post_widths=(4,))),
     ("model.direction_merge is 'concat', which needs model.edge_direction=bidirectional",

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse
 
-from tpugraphs_jax.columns import MAX_RANK, NODE, NODE_FEATURES, sizes, span
+from tpugraphs_jax.columns import MAX_RANK, NODE, NODE_FEATURES, opcode_ids, sizes, span
 from tpugraphs_jax.data import npz_archive
 from tpugraphs_jax.data.tiling import CONTRACTIONS, LANES
 from tpugraphs_jax.graph import OpGraph
@@ -32,8 +32,8 @@ class Options:
 
   Attributes:
     pad_value: of the positions of a layout beyond the rank of the shape. 0 leaves the
-      released features, in which 0 is also a real dimension; -1 marks these positions
-      (1st place of the competition).
+      released features, in which 0 is also a real dimension; -1 marks these positions.
+      The block `padded` marks other lists as well.
     extra_dir: folder with a file of `extra` features per graph; graphs that carry
       such columns need none.
   """
@@ -49,9 +49,48 @@ def released(graph: OpGraph, options: Options = Options()) -> np.ndarray:
   if options.pad_value == 0:
     return feat
   feat = feat.copy()
-  rank = np.cumprod(feat[:, sizes(NODE["shape"])] != 0, axis=1).sum(axis=1)
-  feat[:, _LAYOUT][np.arange(MAX_RANK)[None] >= rank[:, None]] = options.pad_value
+  feat[:, _LAYOUT][np.arange(MAX_RANK)[None] >= _rank(feat)[:, None]] = options.pad_value
   return feat
+
+
+# Operations whose list `dimensions` has one entry.
+_ONE_DIMENSION = ("concatenate", "iota", "sort")
+_LISTS = ("dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions", "minor_to_major")
+
+
+@BLOCKS.register("padded")
+def padded(graph: OpGraph) -> np.ndarray:
+  """The released columns with -1 behind the end of every list of dimensions, `[N, 140]` float32.
+
+  The 1st place of the competition made its layout files anew with such lists: `dimensions`,
+  the spatial dimensions of convolutions, and the layout. Released files do not have their
+  lengths, which come from what is there: a layout is as long as its shape; spatial dimensions
+  are those of the window, of convolutions alone; `dimensions` is as long as the operand of a
+  broadcast and the result of a transpose, counts what a reduction takes away, is 1 for
+  concatenate, iota and sort, and elsewhere reaches up to its last number above 0. Numbers 0 at
+  the end of a `reverse`, and of a reduction of several arrays, are taken for padding.
+  """
+  feat, opcode, ids = graph.node_feat[:, :NODE_FEATURES].copy(), graph.node_opcode, opcode_ids()
+  rank = _rank(feat)
+  operand = np.zeros_like(rank)
+  np.maximum.at(operand, graph.edge_index[:, 0], rank[graph.edge_index[:, 1]])
+  convolution = opcode == ids["convolution"]
+  window = feat[:, NODE["window_reversal"]][:, MAX_RANK:].sum(axis=1).astype(int) * convolution
+  listed = np.isin(opcode, [ids[name] for name in _ONE_DIMENSION]).astype(int)
+  for name, length in (("broadcast", operand), ("transpose", rank),
+                       ("reduce", np.maximum(operand - rank, 0))):
+    listed = np.where(opcode == ids[name], length, listed)
+  for name, length in zip(_LISTS, (listed, window, window, rank), strict=True):
+    values = feat[:, NODE[name]]
+    place = np.arange(1, values.shape[1] + 1)
+    last = ((values != 0) * place).max(axis=1)
+    values[place > np.maximum(length, last)[:, None]] = -1
+  return feat
+
+
+def _rank(feat: np.ndarray) -> np.ndarray:
+  """Dimensions of each node's result, `[N]`: the sizes in front of the first 0."""
+  return np.cumprod(feat[:, sizes(NODE["shape"])] != 0, axis=1).sum(axis=1)
 
 
 @BLOCKS.register(EXTRA)
@@ -168,7 +207,7 @@ def tile_modulo(graph: OpGraph) -> np.ndarray:
 
 
 # Of the 3rd place of the competition: steps of walks along edges in both directions, from the
-# second step on, and steps of walks from consumers to producers.
+# second step on, and steps of walks from producers to consumers.
 UNDIRECTED_STEPS = 112
 DIRECTED_STEPS = 16
 # Walks that start from so many nodes are followed at a time.
@@ -179,27 +218,45 @@ _NODES_AT_ONCE = 256
 def return_probabilities(graph: OpGraph) -> np.ndarray:
   """How likely random walks are back where they began, `[N, 112 + 16]` float32.
 
-  Every node has an edge to itself, and P is the adjacency matrix with rows divided by
-  their sums. The first columns are the diagonals of P^2 to P^113 of the undirected
-  graph. The others are of the directed graph: the diagonal of P, then for k = 2 to 16
-  the column sums of P^k without the diagonal.
+  Edges lead from producers to consumers, and from the root of every computation to one node
+  more, the output. Every node has an edge to itself, and P is the adjacency matrix with rows
+  divided by their sums. The first columns are the diagonals of P^2 to P^113 of the undirected
+  graph. The others are of the directed graph, see `directed_walk`.
 
-  The time grows with N * E: about a second for 3,000 nodes, minutes for 40,000. Source: 3rd place of the competition.
+  The time grows with N * E: about a second for 3,000 nodes, minutes for 40,000. Source: 3rd
+  place of the competition.
   """
-  nodes = graph.num_nodes
-  directed = scipy.sparse.csr_array(
-      (np.ones(graph.num_edges, np.float32), tuple(graph.edge_index.T)), shape=(nodes, nodes))
-  directed = ((directed + scipy.sparse.eye_array(nodes)) > 0).astype(np.float32)
-  undirected = ((directed + directed.T) > 0).astype(np.float32)
-  both = _diagonals(_walk(undirected), UNDIRECTED_STEPS + 1)[:, 1:]
-  walk = _walk(directed)
-  one_way = _diagonals(walk, DIRECTED_STEPS)
-  reached, columns = np.ones(nodes, np.float32), [one_way[:, 0]]
-  reached = walk.T @ reached
+  adjacency = _towards_output(graph)
+  undirected = ((adjacency + adjacency.T) > 0).astype(np.float32)
+  both = _diagonals(_walk(undirected), UNDIRECTED_STEPS + 1)[:-1, 1:]
+  return np.concatenate([both, directed_walk(graph)], axis=1).astype(np.float32)
+
+
+@BLOCKS.register("directed_walk")
+def directed_walk(graph: OpGraph) -> np.ndarray:
+  """Random walks from producers to consumers and to the output, `[N, 16]` float32.
+
+  The diagonal of P as in `random_walk`, then for k = 2 to 16 the column sums of P^k without
+  the diagonal. Source: 3rd place of the competition.
+  """
+  walk = _walk(_towards_output(graph))
+  returns = _diagonals(walk, DIRECTED_STEPS)
+  reached, columns = walk.T @ np.ones(len(returns), np.float32), [returns[:, 0]]
   for step in range(1, DIRECTED_STEPS):
     reached = walk.T @ reached
-    columns.append(reached - one_way[:, step])
-  return np.concatenate([both, np.stack(columns, axis=1)], axis=1).astype(np.float32)
+    columns.append(reached - returns[:, step])
+  return np.stack(columns, axis=1)[:-1].astype(np.float32)
+
+
+def _towards_output(graph: OpGraph) -> scipy.sparse.csr_array:
+  """Which nodes feed which, each itself too, 0 or 1 `[N + 1, N + 1]`; the last is the output."""
+  nodes, (consumer, producer) = graph.num_nodes, graph.edge_index.T
+  roots = np.flatnonzero(graph.node_feat[:, NODE["is_root"].start] > 0)
+  senders = np.concatenate([producer, roots])
+  receivers = np.concatenate([consumer, np.full(len(roots), nodes)])
+  fed = scipy.sparse.csr_array(
+      (np.ones(len(senders), np.float32), (senders, receivers)), shape=(nodes + 1, nodes + 1))
+  return ((fed + scipy.sparse.eye_array(nodes + 1)) > 0).astype(np.float32)
 
 
 def _walk(adjacency: scipy.sparse.csr_array) -> scipy.sparse.csr_array:

@@ -14,7 +14,7 @@ SAMPLINGS = ("uniform", "skewed", "uniform_replacement", "skewed_replacement", "
 GRAPH_SAMPLINGS = ("uniform", "sqrt", "proportional")
 # Offset to add to a target so that it is proportional to the runtime. Ranks are not, and count
 # as they are.
-ORIGINS = {"official": 0.0, "ratio": 1.0, "rank": 0.0}
+ORIGINS = {"official": 0.0, "ratio": 1.0, "rank": 0.0, "absolute": 0.0}
 TARGETS = tuple(ORIGINS)
 # Of slates of close runtimes (1st place of the competition): how many are, and how many
 # slates long the window of sorted runtimes may be that they are drawn from.
@@ -116,11 +116,11 @@ def slate_target(runtime_ns: np.ndarray, unit_ns: np.ndarray | float, kind: str)
   Args:
     runtime_ns: `[C]` int64 runtimes of the slate.
     unit_ns: `[C]`, or one number for all.
-    kind: `official`: runtime in units; `ratio`: runtime above the fastest, relative to it;
+    kind: `official` and `absolute`: runtime in units; `ratio`: runtime above the fastest, relative to it;
       `rank`: share of the slate's distinct runtimes that are faster (4th place of the
       competition).
   """
-  if kind == "official":
+  if kind in ("official", "absolute"):
     return (runtime_ns / unit_ns).astype(np.float32)
   if kind == "ratio":
     fastest = runtime_ns.min()

@@ -26,6 +26,7 @@ from tpugraphs_jax.data import npz, sampling, store, tiling
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows
 
 _LAYOUT_UNIT_NS = 1e7  # of layout labels in the official code
+_MILLISECOND_NS = 1e6  # of absolute runtimes
 DUPLICATE_POLICIES = ("keep", "first", "min", "mean")
 
 
@@ -38,18 +39,23 @@ class TileData:
     skip_bad_files: leave out malformed files, by name, instead of stopping.
     target: one of `sampling.TARGETS`.
     config_features: blocks of `data.tiling` that a configuration has.
+    duplicate_policy: one of `DUPLICATE_POLICIES`, for training kernels.
   """
 
   collection: Collection
   skip_bad_files: bool = False
   target: str = "official"
   config_features: tuple[str, ...] = ("released",)
+  duplicate_policy: str = "keep"
 
   def load(self, data_root: str, split: str) -> list[OpGraph]:
     """Kernels of a split by name; bad files raise or are skipped by name."""
     files = npz.split_files(data_root, self.collection.name, split)
     with _explained_bad_files():
-      return _read_tiles(files, skip_bad=self.skip_bad_files)
+      graphs = _read_tiles(files, skip_bad=self.skip_bad_files)
+    if split == "train":
+      graphs = [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]
+    return graphs
 
   def config_values(self, graph: OpGraph) -> np.ndarray:
     """Values on which the transform of configurations is fitted, `[C, 24 or more]` float32."""
@@ -61,8 +67,8 @@ class TileData:
 
   def targets(self, configs: TileConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
-    return sampling.slate_target(
-        configs.runtime_ns[config_ids], configs.normalizer_ns[config_ids], self.target)
+    unit = configs.unit_ns(self.target)
+    return sampling.slate_target(configs.runtime_ns[config_ids], unit[config_ids], self.target)
 
   def validation_ids(self, name: str, configs: TileConfigs) -> np.ndarray:
     """Configurations that the final evaluation judges: all of them, `[C]` int64."""
@@ -79,6 +85,7 @@ class LayoutData:
     skip_bad_files: leave out malformed files, by name, instead of stopping.
     target: one of `sampling.TARGETS`.
     store_dir: the random-access copy; empty = `<data_root>/store`.
+    leave_out: training graphs whose names have one of these words are left out.
     duplicate_policy: one of `DUPLICATE_POLICIES`, for training graphs.
     entropy_threshold: of `drop_flat`, for training graphs; 0 = no filter.
     max_configs: most configurations per training graph: thirds fastest, slowest and
@@ -92,6 +99,7 @@ class LayoutData:
   skip_bad_files: bool = False
   target: str = "official"
   store_dir: str = ""
+  leave_out: tuple[str, ...] = ()
   duplicate_policy: str = "keep"
   entropy_threshold: float = 0.0
   max_configs: int = 0
@@ -109,10 +117,18 @@ class LayoutData:
     _report_skipped(files, len(files) - len(folders))
     graphs = store.open_graphs(folders)
     if split == "train":
+      graphs = self._left(graphs)
       graphs = [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]
       graphs = [drop_flat(graph, self.entropy_threshold) for graph in graphs]
       graphs = [self._limit_configs(graph) for graph in graphs]
     return graphs
+
+  def _left(self, graphs: list[OpGraph]) -> list[OpGraph]:
+    left = [graph for graph in graphs if not any(word in graph.name for word in self.leave_out)]
+    if len(left) < len(graphs):
+      logging.warning("data.leave_out leaves out %d of %d training graphs of %s",
+                      len(graphs) - len(left), len(graphs), self.collection.name)
+    return left
 
   def _limit_configs(self, graph: OpGraph) -> OpGraph:
     if not 0 < self.max_configs < len(graph.configs):
@@ -136,7 +152,8 @@ class LayoutData:
 
   def targets(self, configs: LayoutConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
-    return sampling.slate_target(configs.runtime_ns[config_ids], _LAYOUT_UNIT_NS, self.target)
+    unit = _MILLISECOND_NS if self.target == "absolute" else _LAYOUT_UNIT_NS
+    return sampling.slate_target(configs.runtime_ns[config_ids], unit, self.target)
 
   @functools.cached_property
   def _indices(self) -> dict[str, np.ndarray]:
@@ -232,7 +249,7 @@ def drop_duplicates(graph: OpGraph, policy: str) -> OpGraph:
   """One configuration for each set of equal ones.
 
   Args:
-    graph: layout graph.
+    graph: program or kernel.
     policy: `keep` leaves the file as it is (official baseline, Graph Segment
       Training); `first` keeps the first measurement (1st place of the
       competition), `min` the fastest (2nd place), `mean` their mean, rounded to

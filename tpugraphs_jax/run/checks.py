@@ -102,7 +102,8 @@ def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any
       "optimizer.name": state.OPTIMIZERS,
       "optimizer.schedule": state.SCHEDULES,
       "data.virtual_node": reduction.VIRTUAL_NODES, "data.pad_value": (0, -1),
-      "data.config_transform": features.KINDS, "train.best_metric": _MAXIMISED,
+      "data.config_transform": features.KINDS,
+      "data.duplicate_policy": selection.DUPLICATE_POLICIES, "train.best_metric": _MAXIMISED,
       **({"data.config_features": tiling.CONFIG_FEATURES} if config.task == "tile" else {}),
       "data.source": ("xla", own) if config.task == "tile" else ("xla", "nlp", own),
       **{f"model.{name}": allowed for name, allowed in model.items() if name in config.model},
@@ -112,7 +113,7 @@ def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any
 def _choices_of_layouts(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
   return {
       **({"data.search": ("random", "default")} if config.data.source != collections.OWN else {}),
-      "data.duplicate_policy": selection.DUPLICATE_POLICIES, "data.graph_reduction": reduction.REDUCTIONS,
+      "data.graph_reduction": reduction.REDUCTIONS,
       "data.reduction_direction": reduction.DIRECTIONS, "data.reduction_induced": reduction.INDUCED,
   }
 
@@ -151,9 +152,9 @@ def _check_loss(config: ml_collections.ConfigDict) -> None:
     raise ValueError(f"loss.noise is {loss.noise}, but with batch.target=rank a loss knows no "
                      "runtimes: take batch.target=ratio or official, or loss.noise=0")
   for name in set(names) & set(losses.NEED_POSITIVE_LABELS):
-    if target != "official":
+    if target not in ("official", "absolute"):
       raise ValueError(f"loss.losses has {name}, which needs runtimes, and batch.target is "
-                       f"{target!r}: set it to 'official'")
+                       f"{target!r}: set it to official or absolute")
 
 
 def _check_layout(config: ml_collections.ConfigDict) -> None:

@@ -92,7 +92,7 @@ def _tell_evaluation(
       judge.write_scores(workdir / judge.SCORES_FILE, graphs, ids, scores)
     if split == "valid" and collection.kind == "tile":
       judge.write_csv(workdir / judge.PROGRAMS_FILE, judge.program_rows(
-          graphs, ids, scores, predicts=predicts))
+          graphs, ids, scores, predicts=predicts, target=config.batch.target))
     which, random = _which(config, graphs, ids), judge.random_order(collection, graphs, ids)
     summary.update(workdir, **{name: summary.of_evaluation(
         means, random, which, ids, time.monotonic() - started, split=split)})
@@ -101,9 +101,10 @@ def _tell_evaluation(
 
 
 def _predicts(config: ml_collections.ConfigDict) -> str:
-  """What scores say of runtimes, see `losses.predicts`; with other targets their order."""
-  is_official = config.batch.target == "official"
-  return losses.predicts(losses.parse_losses(config.loss.losses)) if is_official else "order"
+  """What scores say of runtimes, see `losses.predicts`; with relative targets their order."""
+  if config.batch.target not in ("official", "absolute"):
+    return "order"
+  return losses.predicts(losses.parse_losses(config.loss.losses))
 
 
 def _which(

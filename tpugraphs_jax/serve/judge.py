@@ -61,19 +61,20 @@ def judge(
 
 def program_rows(
     graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray],
-    scores: Sequence[np.ndarray], *, predicts: str = "order",
+    scores: Sequence[np.ndarray], *, predicts: str = "order", target: str = "official",
 ) -> list[dict[str, Any]]:
   """One row per program of tile kernels, as in the tables of the MLSys 2021 paper.
 
   Kendall's tau is the mean over the program's kernels and Tile-Size APE is over all of
-  them. MAPE, of every configuration of every kernel, is there if scores predict
-  runtimes in units of the kernels' normalizers, or their logarithms.
+  them. MAPE, of every configuration of every kernel, is there if scores predict runtimes
+  or their logarithms.
 
   Args:
     graphs: labelled kernels.
     config_ids: `[n]` int64 for each kernel.
     scores: `[n]` float32 for each kernel.
     predicts: `runtime`, `log` or `order`, see `losses.predicts`.
+    target: what scores were trained on, `official` or `absolute`.
   """
   programs: dict[str, list[int]] = {}
   for number, graph in enumerate(graphs):
@@ -89,7 +90,7 @@ def program_rows(
                np.array(chosen), np.array([runtime.min() for runtime in runtimes]))}
     if predicts != "order":
       of_unit = [np.exp(s.astype(float)) if predicts == "log" else s for _, _, s in members]
-      predicted = [p * configs.normalizer_ns[ids]
+      predicted = [p * configs.unit_ns(target)[ids]
                    for p, (configs, ids, _) in zip(of_unit, members)]
       row["mape"] = metrics.mape(np.concatenate(predicted), np.concatenate(runtimes))
     rows.append(row)

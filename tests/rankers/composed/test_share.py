@@ -68,7 +68,7 @@ TILES = {
 
 def reads(options):
   return base.create_network("layout", "Composed", **{
-      k: options[k] for k in ("node_layout", "position_width", "dimension_encoder")
+      k: options[k] for k in ("node_layout", "position_width", "dimension_encoder", "missing")
       if k in options}).reads
 
 

@@ -108,9 +108,12 @@ def slow_appnp(x, params, direction, options):
 
 
 def slow_gin(x, params, direction, options):
-  total = np.stack([(1 + params["epsilon"]) * x[v] + sum((x[u] for u in h), 0 * x[v])
+  """Without a norm; every linear layer is followed by the activation, ReLU here."""
+  total = np.stack([x[v] + sum((x[u] for u in h), 0 * x[v])
                     for v, h in enumerate(neighbours(direction))])
-  return dense(np.maximum(dense(total, params["hidden"]), 0), params["out"])
+  for number in range(2):
+    total = np.maximum(dense(total, params[f"dense_{number}"]), 0)
+  return total
 
 
 def slow_gatv2(x, params, direction, options):

@@ -10,7 +10,8 @@ import pytest
 import system_cases
 from test_systems_inputs import QUICK, slow_configs
 from test_systems_modules import (
-    BATCH, CONFIGS, EXACT, NODES, OF_GRAPH, REAL, WIDTH, dense, neighbours, real_configs, run,
+    BATCH, CONFIGS, EXACT, NODES, OF_GRAPH, REAL, WIDTH, dense, each_graph, neighbours,
+    real_configs, run,
     slow_encoder, slow_normal, slow_sage, split_and_full)
 
 from tpugraphs_jax.rankers import base
@@ -120,7 +121,7 @@ def test_positions_have_a_track_of_their_own():
     np.testing.assert_allclose(result[REAL], expected[REAL], rtol=1e-3, atol=1e-4)
 
 
-def test_all_layers_are_read_out_side_by_side():
+def test_the_sum_of_all_layers_is_read_out():
   options = Options(readout_layers="all", pre_widths=(WIDTH,), widths=(WIDTH, WIDTH),
                     edge_direction="forward", activation="elu")
   inputs = split_and_full()
@@ -131,8 +132,60 @@ def test_all_layers_are_read_out_side_by_side():
     x = elu(slow_sage(x, side, "operands", options))
     layers.append(x)
   for result in found:
-    np.testing.assert_allclose(
-        result[REAL], np.concatenate(layers, axis=-1)[REAL], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(result[REAL], sum(layers)[REAL], rtol=1e-3, atol=1e-4)
+
+
+def test_the_mlp_of_gin_has_norm_and_activation_and_the_layer_none():
+  """6th place: twice linear layer, instance norm and ELU, and nothing behind them."""
+  options = Options(conv="gin", edge_direction="forward", norm="instance", activation="gelu",
+                    conv_activation="elu")
+  inputs = split_and_full()
+  params, *found = run(OneLayer(options), inputs)
+  mlp = params["layer"]["convolution"]["operands"]
+  assert set(params["layer"]) == {"convolution"} and set(mlp) == {"dense_0", "dense_1"}
+  x = inputs[1].astype(np.float64)
+  x = np.stack([x[v] + sum((x[u] for u in heard), 0 * x[v])
+                for v, heard in enumerate(neighbours("operands"))])
+  for number in range(2):
+    x = dense(x, mlp[f"dense_{number}"])
+    x = elu(each_graph(lambda nodes, x=x: slow_normal(x[nodes], 0)).astype(np.float64))
+  several = REAL & (np.bincount(OF_GRAPH)[OF_GRAPH] > 1)  # one node alone has no deviation
+  for result in found:
+    np.testing.assert_allclose(result[several], x[several], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("places", [(), ("first",), ("linear",), ("layers",)])
+def test_dropout_is_where_the_options_say(places):
+  """With a rate near 1 nearly nothing is left behind a layer that drops."""
+  options = Options(dropout=0.999999, dropout_in=places, pre_widths=(WIDTH, WIDTH), widths=(WIDTH,),
+                    edge_direction="forward", activation="none")
+  x, slates = split_and_full()[1], nodes.Slates.of(BATCH)
+  module = Encoder(options, EXACT)
+  params = jax.tree.map(  # biases too: what follows a layer that gives zeros is not zero
+      lambda leaf: leaf + 0.1, module.init(jax.random.key(0), x, None, slates, train=False)["params"])
+  def layers(train):
+    _, kept = module.apply(
+        {"params": params}, x, None, slates, train=train, rngs={"dropout": jax.random.key(0)},
+        capture_intermediates=True, mutable="intermediates")
+    found = kept["intermediates"]
+    return [np.asarray(found[name]["__call__"][0]) for name in ("pre_0", "pre_1", "layer_0")]
+  zero = [not np.any(value[REAL]) for value in layers(True)]
+  first = "first" in places or "linear" in places
+  assert zero[0] is first and zero[2] is ("layers" in places)
+  assert not any(not np.any(value[REAL]) for value in layers(False))
+
+
+def test_the_late_mlp_and_the_head_of_tiles_drop_too():
+  options = Options(fusion="late", fusion_widths=(4, 4), head_widths=(4,), dropout=0.5,
+                    dropout_in=("fusion", "head"))
+  assert options.head_in_embed and not Options(head_widths=(4,), dropout=0.5).head_in_embed
+  x = np.random.default_rng(0).normal(size=(2, 5, 6)).astype(np.float32)
+  head = readouts.Hidden(options, EXACT)
+  params = draw(head, x)
+  dropped = head.apply({"params": params}, x, train=True, rngs={"dropout": jax.random.key(1)})
+  linear = np.maximum(dense(x, params["dense_0"]), 0)
+  kept = np.asarray(dropped)[linear > 0]
+  np.testing.assert_allclose(np.unique(np.round(kept / linear[linear > 0], 3)), [0, 2])
 
 
 def draw(module, *arguments, seed=5):

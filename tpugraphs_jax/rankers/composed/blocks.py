@@ -19,25 +19,10 @@ from tpugraphs_jax.rankers.composed import nodes
 from tpugraphs_jax.rankers.composed.attention import ChannelGate, ConfigGate, GlobalAttention
 from tpugraphs_jax.rankers.composed.convolutions import Convolution
 from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
-from tpugraphs_jax.rankers.composed.norms import Norm
+from tpugraphs_jax.rankers.composed.norms import Activation, Norm
 from tpugraphs_jax.rankers.composed.options import Options
 
 Dense = Callable[..., nn.Module]
-
-
-class Activation(nn.Module):
-  """One of `options.ACTIVATIONS` on node features."""
-
-  kind: str
-
-  @nn.compact
-  def __call__(self, x: Nodes) -> Nodes:
-    """`[N, C, F]` of `x [N, C, F]`, in its form."""
-    if self.kind == "none":
-      return x
-    if self.kind == "prelu":
-      return jax.tree.map(nn.PReLU(negative_slope_init=0.25, name="prelu"), x)
-    return jax.tree.map(getattr(nn, self.kind), x)
 
 
 class Dropout(nn.Module):
@@ -58,6 +43,13 @@ class Dropout(nn.Module):
     kept = nn.Dropout(self.rate, deterministic=False)(jnp.ones((len(slates.graph_of), width)))
     return jax.tree.map(
         lambda v, k: v * k.astype(v.dtype), x, nodes.spread(kept, x, slates))
+
+
+def drop(x: jax.Array, options: Options, place: str, *, train: bool) -> jax.Array:
+  """`x [G, C, F]` without some features, the same ones for all C, if the options drop there."""
+  if not (train and options.dropout and place in options.dropout_in):
+    return x
+  return nn.Dropout(options.dropout, broadcast_dims=(1,), deterministic=False)(x)
 
 
 def width_of(x: Nodes) -> int:
@@ -116,7 +108,8 @@ class Pointwise(nn.Module):
     x = x if after else norm(x, slates)
     x = Gates(options, self.dense, name="gates")(x, slates)
     x = Activation(options.activation, name="activation")(x)
-    x = Dropout(options.dropout)(x, slates, train=train)
+    drops = "linear" in options.dropout_in or self.joined and "first" in options.dropout_in
+    x = Dropout(options.dropout * drops)(x, slates, train=train)
     return norm(x, slates) if after else x
 
 
@@ -182,7 +175,9 @@ class Layer(nn.Module):
   ) -> Nodes:
     """What surrounds an operation on `x [N, C, F]`; a quiet one has no gates and no activation."""
     options = self.options
-    norm = lambda v: Norm(options.norm, options.dtype, name=f"{name}norm")(v, slates)
+    inside = options.conv == "gin" and not quiet  # its MLP has the norm and the activation
+    norm = lambda v: v if inside else Norm(
+        options.norm, options.dtype, name=f"{name}norm")(v, slates)
     residual = lambda y: Residual(options.residual, self.dense, name=f"{name}residual")(
         x, y, first, slates)
     y = norm(x) if options.norm_position == "pre" else x
@@ -193,9 +188,8 @@ class Layer(nn.Module):
     early = options.residual_position == "before_activation"
     y = residual(y) if early else y
     y = norm(y) if options.norm_position == "post" else y
-    kind = options.activation if options.conv_activation == "same" else options.conv_activation
-    y = y if quiet else Activation(kind, name="activation")(y)
-    y = Dropout(options.dropout)(y, slates, train=train)
+    y = y if quiet or inside else Activation(options.after_conv, name="activation")(y)
+    y = Dropout(options.dropout * ("layers" in options.dropout_in))(y, slates, train=train)
     y = norm(y) if options.norm_position == "after_activation" else y
     return y if early else residual(y)
 

@@ -16,6 +16,7 @@ import jraph
 from tpugraphs_jax.nn.aggregation import BOTH, USERS, degree
 from tpugraphs_jax.rankers.composed import nodes
 from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
+from tpugraphs_jax.rankers.composed.norms import Activation, Norm
 from tpugraphs_jax.rankers.composed.options import EDGE_DIRECTIONS, Options
 
 Dense = Callable[..., nn.Module]  # makes a linear layer by its width
@@ -132,16 +133,21 @@ class Appnp(_OneSide):
 
 
 class Gin(_OneSide):
-  """`MLP((1 + e) x_v + sum(x_u))` with a learned e and one hidden layer (Xu et al. 2019)."""
+  """`MLP(x_v + sum(x_u))` (Xu et al. 2019), without a learned weight of `x_v`.
+
+  The MLP is twice a linear layer, the norm and the activation (6th place).
+  """
 
   @nn.compact
   def __call__(self, x: Nodes, slates: Slates) -> Nodes:
     """`[N, C, features]` of `x [N, C, F]`."""
-    epsilon = self.param("epsilon", nn.initializers.zeros, (), jnp.float32)
-    total = nodes.add(slates, jax.tree.map(lambda v: (1 + epsilon).astype(v.dtype) * v, x),
-                      nodes.sum_neighbours(x, slates, self.side))
-    hidden, last = self.dense(self.features, name="hidden"), self.dense(self.features, name="out")
-    return jax.tree.map(lambda v: last(nn.relu(hidden(v))), total)
+    options = self.options
+    x = nodes.add(slates, x, nodes.sum_neighbours(x, slates, self.side))
+    for number in range(2):
+      x = jax.tree.map(self.dense(self.features, name=f"dense_{number}"), x)
+      x = Norm(options.norm, options.dtype, name=f"norm_{number}")(x, slates)
+      x = Activation(options.after_conv, name=f"activation_{number}")(x)
+    return x
 
 
 class Gatv2(_OneSide):

@@ -9,9 +9,10 @@ from flax import linen as nn
 import jax
 
 from tpugraphs_jax.rankers.composed import nodes
-from tpugraphs_jax.rankers.composed.blocks import Activation, Layer, Pointwise
+from tpugraphs_jax.rankers.composed.blocks import Layer, Pointwise
 from tpugraphs_jax.rankers.composed.convolutions import Convolution, rounds
 from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
+from tpugraphs_jax.rankers.composed.norms import Activation
 from tpugraphs_jax.rankers.composed.options import NORMS_OVER_NODES, Options
 
 Dense = Callable[..., nn.Module]
@@ -72,7 +73,7 @@ class Encoder(nn.Module):
       if positions is not None:
         positions = Positions(options, self.dense, name=f"positions_{number}")(positions, slates)
     if options.readout_layers == "all":
-      x = nodes.concatenate(slates, *found)
+      x = nodes.add(slates, *found)
     if positions is not None:
       x = nodes.concatenate(slates, x, nodes.spread(positions, x, slates))
     for number, width in enumerate(options.post_widths):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.rankers.composed import dimensions, encodings, parts
+from tpugraphs_jax.rankers.composed.blocks import gated_width
 from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
 from tpugraphs_jax.rankers.composed.options import Options
 
@@ -21,7 +22,8 @@ READ_BLOCKS = {"random_walk": 128, "dimension_tokens": 6 * dimensions.FEATURES, 
 
 def read_blocks(options: Options) -> tuple[str, ...]:
   """The names of `READ_BLOCKS` that a ranker with these options needs, in order."""
-  needed = {"random_walk": bool(options.position_width), "node_layout": options.node_layout,
+  needed = {"random_walk": bool(options.position_width),
+            "node_layout": options.node_layout or options.missing == "layout",
             "dimension_tokens": options.dimension_encoder != "none"}
   return tuple(name for name in READ_BLOCKS if needed[name])
 
@@ -74,7 +76,7 @@ class Inputs(nn.Module):
     encode = encodings.Values(
         options.encoding, values.shape[-1], options.encoding_scale, options.value_embed_dim,
         name="values")
-    if layout is not None:
+    if options.node_layout:
       static.append(encode.layouts(layout))
     joined = [self.config_part(encode, layout, slates)] if early else []
     if options.both_kinds:
@@ -89,7 +91,8 @@ class Inputs(nn.Module):
           options.dimension_width, options.dimension_layers, options.share, name="dimensions")
       joined.append(parts.nodes_part(dimensions.once_each(
           tokens, blocks["dimension_tokens"], layout, slates)))
-    join = parts.Join(options.pre_widths[0], self.matmul, options.share, name="join")
+    width = gated_width(options, options.pre_widths[0])
+    join = parts.Join(width, self.matmul, options.share, name="join")
     return join(jnp.concatenate(static, axis=-1), joined, slates), blocks.get("random_walk")
 
   def config_part(self, encode: encodings.Values, layout: Any, slates: Slates) -> parts.Part:

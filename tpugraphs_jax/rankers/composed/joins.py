@@ -17,9 +17,10 @@ from tpugraphs_jax.nn.layers import JoinedDense
 from tpugraphs_jax.nn.split_nodes import SplitNodes
 from tpugraphs_jax.rankers.composed import encodings
 from tpugraphs_jax.rankers.composed.attention import EncoderLayer
-from tpugraphs_jax.rankers.composed.blocks import Activation
+from tpugraphs_jax.rankers.composed.blocks import drop
 from tpugraphs_jax.rankers.composed.inputs import config_values
 from tpugraphs_jax.rankers.composed.nodes import Slates
+from tpugraphs_jax.rankers.composed.norms import Activation
 from tpugraphs_jax.rankers.composed.options import Options
 
 Dense = Callable[..., nn.Module]
@@ -82,11 +83,12 @@ class Late(nn.Module):
   dense: Dense
 
   @nn.compact
-  def __call__(self, pooled: jax.Array, slates: Slates) -> jax.Array:
+  def __call__(self, pooled: jax.Array, slates: Slates, *, train: bool = False) -> jax.Array:
     """Appends configurations to `pooled [G, 1 or C, P]`: `[G, C, P + fusion width]`."""
     config = _encoded(self.options, slates)
     for number, width in enumerate(self.options.fusion_widths):
       if number:
+        config = drop(config, self.options, "fusion", train=train)
         config = Activation(self.options.activation, name=f"activation_{number}")(config)
       config = self.dense(width, name=f"dense_{number}")(config)
     shape = *config.shape[:2], pooled.shape[-1]

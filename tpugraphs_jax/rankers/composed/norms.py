@@ -1,4 +1,4 @@
-"""Normalisation of node features over their channels, their graph or their slate."""
+"""Activations, and normalisation of node features over channels, their graph or their slate."""
 
 from __future__ import annotations
 
@@ -14,6 +14,21 @@ from tpugraphs_jax.rankers.composed import nodes
 from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
 
 EPSILON = 1e-5
+
+
+class Activation(nn.Module):
+  """One of `options.ACTIVATIONS` on node features."""
+
+  kind: str
+
+  @nn.compact
+  def __call__(self, x: Nodes) -> Nodes:
+    """`[N, C, F]` of `x [N, C, F]`, in its form."""
+    if self.kind == "none":
+      return x
+    if self.kind == "prelu":
+      return jax.tree.map(nn.PReLU(negative_slope_init=0.25, name="prelu"), x)
+    return jax.tree.map(getattr(nn, self.kind), x)
 
 
 class Norm(nn.Module):

@@ -38,7 +38,9 @@ _CHOICES = {
     "readout_norm": ("none", "l2"),
     "head_norm": ("none", "layer", "configuration"),
 }
-_SEQUENCES = ("pre_widths", "widths", "post_widths", "fusion_widths", "pooling", "head_widths")
+DROPOUTS = ("first", "linear", "layers", "fusion", "head")
+_SEQUENCES = ("pre_widths", "widths", "post_widths", "fusion_widths", "pooling", "head_widths",
+              "dropout_in")
 # Least numbers of options that count something.
 _LEAST = {"op_embed_dim": 1, "op_max_norm": 0, "op_gain": 0, "value_embed_dim": 1,
           "dimension_width": 1, "dimension_layers": 1, "position_width": 0, "feature_width": 0,
@@ -62,7 +64,7 @@ class Options:
     value_embed_dim: width of the embedding of each layout value.
     missing: what a node that is not configurable has for a configuration: zeros, the value
       -2 throughout (`sentinel`, first) or its own layout in every slot (`layout`, fifth).
-    node_layout: nodes have their own layout, as the feature block `node_layout`.
+    node_layout: nodes have their own layout as a feature, from the block `node_layout`.
     both_kinds: has inputs for layouts and for tiles, so that programs and kernels can share
       the parameters (fifth): nodes of a kernel have their own layout in place of a
       configuration, programs have no tile. Tiles come untransformed and as log(1 + x).
@@ -91,7 +93,9 @@ class Options:
     residual: a layer adds to its input (`identity`), to the input of the first (`initial`),
       or chooses between input and output (`gated`); where widths match.
     residual_position: of that addition.
-    dropout: share of node features that training leaves out, the same for all configurations.
+    dropout: share of features that training leaves out, the same for all configurations.
+    dropout_in: where: behind the `first` linear layer, all `linear` ones on nodes, the `layers`
+      of the encoder, the configurations of a `fusion` that is late, the layers of the `head`.
     drop_edge: largest share of edges that training leaves out.
     global_attention: between all nodes of a graph: `softmax`, or at a cost that grows with
       the number of nodes alone `linear` (third, tenth) or `difformer` (tenth).
@@ -112,8 +116,8 @@ class Options:
     readout: pool and then the head; or a scalar per node and their sum (second); or the last
       state of an LSTM over nodes in order, or a transformer over nodes in front of pooling
       (MLSys 2021).
-    readout_layers: the `last` layer of the encoder is read out, or `all` side by side: with a
-      head of no other layer than its last, a score per layer and their sum (sixth).
+    readout_layers: the `last` layer of the encoder is read out, or the sum of `all` layers
+      (sixth, whose means over nodes of all layers are added).
     pooling: poolings of `nn.pooling`, or `attention`.
     pooling_merge: poolings side by side, or added.
     readout_norm: `l2` gives pooled features length 1.
@@ -156,6 +160,7 @@ class Options:
   residual: str = "none"
   residual_position: str = "before_activation"
   dropout: float = 0.0
+  dropout_in: Sequence[str] = ("linear", "layers")
   drop_edge: float = 0.0
   global_attention: str = "none"
   attention_combine: str = "sum"
@@ -190,6 +195,17 @@ class Options:
     return (self.norm in NORMS_OVER_NODES or self.global_attention != "none"
             or ATTENTION_POOLING in self.pooling or self.readout in ("lstm", "transformer"))
 
+  @property
+  def after_conv(self) -> str:
+    """The activation behind a convolution."""
+    return self.activation if self.conv_activation == "same" else self.conv_activation
+
+  @property
+  def head_in_embed(self) -> bool:
+    """Whether the head needs what is at hand in front of readouts alone: the slate, or training."""
+    return bool(self.head_widths) and (
+        self.head_norm == "configuration" or self.dropout > 0 and "head" in self.dropout_in)
+
   def attends(self, layer: int) -> bool:
     """Whether that layer has attention between nodes."""
     return self.global_attention != "none" and layer >= self.attention_from
@@ -215,6 +231,9 @@ def check(options: Options, kind: str) -> Options:
   for name in ("dropout", "drop_edge"):
     if not (value := getattr(options, name)) < 1:
       raise ValueError(f"model.{name} is {value}, expected a share below 1")
+  if unknown := set(options.dropout_in) - set(DROPOUTS):
+    raise ValueError(f"model.dropout_in has {min(unknown)!r}, expected some of "
+                     f"{', '.join(DROPOUTS)}")
   _check_numbers(options)
   _check_poolings(options, kind)
   for found, advice in _conflicts(options, kind):
@@ -276,9 +295,6 @@ def _conflicts(options: Options, kind: str) -> list[tuple[bool, str]]:
       (tile and options.missing != "zero" and not options.both_kinds,
        f"model.missing is {options.missing!r}, but every node of a kernel has its configuration: "
        "set it to zero"),
-      (options.missing == "layout" and not options.node_layout,
-       "model.missing is 'layout', which needs model.node_layout=True and the feature block "
-       "node_layout"),
       (options.dimension_encoder != "none" and not options.node_layout,
        "model.dimension_encoder needs model.node_layout=True and the feature block node_layout"),
       (options.fusion == "middle" and options.dimension_encoder != "none",
@@ -301,6 +317,8 @@ def _conflicts(options: Options, kind: str) -> list[tuple[bool, str]]:
       (options.readout_layers == "all" and not options.widths,
        "model.readout_layers is 'all', but model.widths is empty: give the encoder layers or take "
        "last"),
+      (options.readout_layers == "all" and len(set(options.widths)) > 1,
+       "model.readout_layers is 'all', which adds layers up: take model.widths that are equal"),
       (options.readout_layers == "all" and bool(options.post_widths),
        "model.readout_layers is 'all', which reads out what model.post_widths would change: set "
        "that to ()"),

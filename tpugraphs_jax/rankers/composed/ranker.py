@@ -112,11 +112,11 @@ class Composed(base.Network):
     if o.fusion == "cross":
       readout = self.join(x, slates)
     elif o.fusion == "late":
-      readout = self.join(self.readout(x, slates), slates)
+      readout = self.join(self.readout(x, slates), slates, train=train)
     else:
       readout = self.readout(self.join(x, slates) if o.fusion == "middle" else x, slates)
-    if o.head_norm == "configuration":  # the slate is at hand here, not in `score`
-      readout = self.hidden(readout, jnp.asarray(batch.config_mask))
+    if o.head_in_embed:
+      readout = self.hidden(readout, jnp.asarray(batch.config_mask), train=train)
     return readout
 
   def score(self, readout: jax.Array) -> jax.Array:
@@ -124,7 +124,7 @@ class Composed(base.Network):
     o = self.options
     if o.readout == "node_scalar_sum":
       return o.score_scale * readout[..., 0]
-    if o.head_widths and o.head_norm != "configuration":
+    if o.head_widths and not o.head_in_embed:
       readout = self.hidden(readout)
     return self.last(readout)[..., 0]
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.rankers.composed import nodes
 from tpugraphs_jax.rankers.composed.attention import EncoderLayer
-from tpugraphs_jax.rankers.composed.blocks import Activation, width_of
+from tpugraphs_jax.rankers.composed.blocks import drop, width_of
 from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
-from tpugraphs_jax.rankers.composed.norms import masked_normal
+from tpugraphs_jax.rankers.composed.norms import Activation, masked_normal
 from tpugraphs_jax.rankers.composed.options import ATTENTION_POOLING, Options
 
 Dense = Callable[..., nn.Module]
@@ -144,8 +144,10 @@ class Hidden(nn.Module):
   dense: Dense
 
   @nn.compact
-  def __call__(self, readout: jax.Array, config_mask: jax.Array | None = None) -> jax.Array:
-    """`[..., H]` of readouts `[..., P]`.
+  def __call__(
+      self, readout: jax.Array, config_mask: jax.Array | None = None, *, train: bool = False
+  ) -> jax.Array:
+    """`[..., H]` of readouts `[..., P]`, with dropout where the options have it.
 
     `config_mask [G, C]` says which configurations are real, for readouts `[G, C, P]` that
     are normalised across them.
@@ -157,5 +159,6 @@ class Hidden(nn.Module):
         readout = nn.LayerNorm(name=f"norm_{number}")(readout)
       elif options.head_norm == "configuration":
         readout = masked_normal(readout, config_mask)
+      readout = drop(readout, options, "head", train=train)
       readout = Activation(options.activation, name=f"activation_{number}")(readout)
     return readout
