@@ -16,8 +16,8 @@ from ml_collections import ConfigDict
 from tpugraphs_jax.run import published, published_tiles
 
 _MODELS = {
-    "EarlyJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3),
-    "LateJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3),
+    "EarlyJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3, reduction="sum"),
+    "LateJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3, reduction="sum"),
     "EarlyJoinResGCN": dict(
         op_embed_dim=32, hidden_dim=64, num_gnns=3, directed=False, reduction="sum"),
     "LateJoinResGCN": dict(

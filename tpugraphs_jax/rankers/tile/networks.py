@@ -33,14 +33,23 @@ class _TileModel(base.Network):
   Attributes:
     op_embed_dim: width of the opcode embedding.
     hidden_dim: width of every other layer.
+    reduction: over the nodes of a kernel, one of `REDUCTIONS`; neither is scaled. The published
+      models take the sum, ResGCN either.
     dtype: of the layers before the readout; the readout and the head are float32.
     precision: of matrix products.
   """
 
   op_embed_dim: int = 64
   hidden_dim: int = 64
+  reduction: str = "sum"
   dtype: Any = None
   precision: Any = None
+
+  def __post_init__(self):
+    if self.reduction not in REDUCTIONS:
+      raise ValueError(
+          f"reduction is {self.reduction!r}, expected one of {', '.join(REDUCTIONS)}")
+    super().__post_init__()
 
   @property
   def family(self):
@@ -54,7 +63,7 @@ class _TileModel(base.Network):
     return pooled if self.early_join else self.join(pooled[:, None], batch.config_feat)
 
   def pooled(self, batch: TileBatch) -> jax.Array:
-    """The sum over nodes: `[G, C, F]` with early join, `[G, F]` with late join, float32."""
+    """The sum or mean of nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
     raise NotImplementedError
 
   def join(self, pooled: jax.Array, config_feat: jax.Array) -> jax.Array:
@@ -109,10 +118,10 @@ class _TileModel(base.Network):
     """Each configuration through its kernel block once, then per node: `[N, C, H]`."""
     return pooling.per_node(self.matmul(batch.config_feat, block), node_graph(batch.graph))
 
-  def pool(self, x: jax.Array, batch: TileBatch, reduction: str = "sum") -> jax.Array:
+  def pool(self, x: jax.Array, batch: TileBatch) -> jax.Array:
     """The sum or mean over nodes of `x [N, ..., F]` per graph, `[G, ..., F]` float32."""
     pooled = pooling.graph_sum(x, node_graph(batch.graph), len(batch.config_feat))
-    if reduction == "sum":
+    if self.reduction == "sum":
       return pooled
     count = jnp.maximum(pooling.real_nodes(batch.graph), 1)
     return pooled / count.reshape((-1,) + (1,) * (pooled.ndim - 1))
@@ -135,7 +144,7 @@ class SAGE(_TileModel):
     self.head = self.mlp(self.hidden_dim, self.hidden_dim, 1)
 
   def pooled(self, batch: TileBatch) -> jax.Array:
-    """The sum over nodes: `[G, C, F]` with early join, `[G, F]` with late join, float32."""
+    """The sum or mean of nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
     x = self.first_layer(batch)
     for layer in range(1, self.num_gnns):
       with jax.named_scope(f"sage_{layer}"):
@@ -168,20 +177,12 @@ class ResGCN(_TileModel):
     early_join: where the configuration is joined.
     num_gnns: rounds of message passing.
     directed: separate layers for users, operands and the node itself.
-    reduction: over the nodes of a kernel, one of `REDUCTIONS`.
   """
 
   op_embed_dim: int = 32
   early_join: bool = True
   num_gnns: int = 3
   directed: bool = False
-  reduction: str = "sum"
-
-  def __post_init__(self):
-    if self.reduction not in REDUCTIONS:
-      raise ValueError(
-          f"reduction is {self.reduction!r}, expected one of {', '.join(REDUCTIONS)}")
-    super().__post_init__()
 
   def setup(self):
     mlp = lambda: self.mlp(self.hidden_dim, self.hidden_dim, dtype=self.dtype)
@@ -198,7 +199,7 @@ class ResGCN(_TileModel):
     for layer, convolution in enumerate(self.gcn):
       with jax.named_scope(f"gcn_{layer}"):
         x += self.update(leaky_relu(x), batch, convolution)
-    return self.pool(leaky_relu(x), batch, self.reduction)
+    return self.pool(leaky_relu(x), batch)
 
   def first_layer(self, batch: TileBatch) -> jax.Array:
     """First features, `[N, C, H]` with early join, `[N, H]` with late join."""

@@ -1,0 +1,72 @@
+"""Every step of every family lowers for GPUs and TPUs, on a machine that has neither."""
+
+import functools
+
+import jax
+import numpy as np
+import parts
+import pytest
+
+from tpugraphs_jax import parallel
+from tpugraphs_jax.data import synthetic
+from tpugraphs_jax.run import training
+
+PLATFORMS = "cpu", "cuda", "tpu"
+BFLOAT16 = {"model.dtype": "bfloat16", "model.precision": "default"}
+CASES = {
+    "tile": ("tile", "ci", {}),
+    "tile, bfloat16": ("tile", "recommended,ci", BFLOAT16),
+    "tile, late join": ("tile", "LateJoinSAGE,ci", {}),
+    "ResModel": ("layout", "official,ci", {}),
+    "SAGE, bfloat16": ("layout", "full,ci", BFLOAT16),
+    "segments with a table": ("layout", "gst_ed,ci", {}),
+    "segments with a table in bfloat16, then the head": (
+        "layout", "gst_efd,ci", BFLOAT16 | {"segments.history_dtype": "bfloat16",
+                                            "segments.finetune.epochs": 1}),
+    "tables": ("layout", "tables+sage,ci", {}),
+    "composed": ("layout", "preset=third,ci", {}),
+    "composed, once for all configurations": ("layout", "preset=tenth,ci", {}),
+    "composed tile": ("tile", "preset=fifth,ci", {}),
+    "edges": ("layout", "preset=fourth,ci", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory):
+  return synthetic.generate(
+      tmp_path_factory.mktemp("data"), collections=["tile:xla", "layout:xla:random"], limit=3,
+      progress=False)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_mapped_functions_of_a_run_lower_for_every_platform(
+    case, data_root, tmp_path, monkeypatch):
+  """Training, scoring, and reading and writing a table: all that runs on devices is mapped."""
+  lowered = []
+
+  def pmap(function, *, in_axes=0, local=False, **options):
+    mapped = real(function, in_axes=in_axes, local=local, **options)
+    vectorised = jax.jit(jax.vmap(
+        function, in_axes=in_axes, axis_name=parallel.DEVICES,
+        axis_size=jax.local_device_count()))
+    seen = set()
+
+    @functools.wraps(function)
+    def call(*arguments):
+      shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), arguments)
+      if str(shapes) not in seen and len(seen) < 2:
+        seen.add(str(shapes))
+        exported = jax.export.export(vectorised, platforms=PLATFORMS)(*shapes)
+        lowered.append(exported.platforms)
+      return mapped(*arguments)
+
+    return call
+
+  real = parallel.pmap
+  monkeypatch.setattr(parallel, "pmap", pmap)
+  kind, variant, changes = CASES[case]
+  config = parts.config_of(kind, variant, **{
+      "data_root": str(data_root), "train.epochs": 1, "train.valid_configs": 8,
+      "batch.slates_per_epoch": 4, "batch.graphs": 4, **changes})
+  training.run(config, tmp_path / "run", mode="train")
+  assert len(lowered) >= 2 and set(lowered) == {PLATFORMS}
