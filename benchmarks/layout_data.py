@@ -196,7 +196,7 @@ def _train_over(root: Path) -> dict[str, float]:
   Batch shapes and padding are those of a run as long as the preset's.
   """
   write_files(root, [Size("valid", 1_316, 200, 72, 14)], split="valid")
-  preset = layout_config.get_config("nlp-random")
+  preset = layout_config.get_config("nlp-random,full")
   config = preset.copy_and_resolve_references()
   config.data_root = str(root)
   config.batch.slates_per_epoch = 8 * _TRAINING_STEPS
@@ -241,7 +241,7 @@ def measure_loader(root: Path) -> dict[str, float]:
 
 def measure_ranking(root: Path) -> dict[str, float]:
   """Seconds to rank, compilation included and not, and peak memory."""
-  job = job_lib.Job.of(layout_config.get_config("xla-random"))
+  job = job_lib.Job.of(layout_config.get_config("xla-random,full"))
   program = workloads.program(
       np.random.default_rng(0), nodes=20_000, config_nodes=1_000, configs=1_000)
   job.fit([program])

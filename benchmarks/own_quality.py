@@ -30,7 +30,7 @@ from tpugraphs_jax.serve import judge
 from tpugraphs_jax.serve.ranker import Ranker
 
 ROOT = Path(__file__).parents[1]
-VARIANTS = {"": "`SAGE`", "tables": "`ScoreTables`", "preset=tenth": "`tenth`, the best preset",
+VARIANTS = {"full": "`SAGE`", "tables": "`ScoreTables`", "preset=tenth": "`tenth`, the best preset",
             "official": "`ResModel`, official"}
 COLUMNS = ("kendaltau", "slowdown1", "slowdown5")
 SPLITS = ("valid", "test")
@@ -108,7 +108,7 @@ def main() -> None:
       continue
     runs = {split: [] for split in SPLITS}
     for seed in args.seeds:
-      folder = args.workdir.resolve() / (variant or "sage") / str(seed)
+      folder = args.workdir.resolve() / variant / str(seed)
       ranker = Ranker.load(train(args.collection, variant, seed, args.data_root, folder))
       for split in SPLITS:
         runs[split].append(rows_of(ranker, graphs[split]))

@@ -47,7 +47,7 @@ CASES = {
     "tile:xla": Case("run_tile.py", "tile", "", ("MLP", "MLP,recommended", "", "preset=mlsys21_per_node", "recommended"),
                      ("slowdown5", "slowdown1", "opa")),
     **{f"layout:{source}:{search}": Case(
-        "run_layout.py", "layout", f"{source}-{search}", ("official", "", "recommended"),
+        "run_layout.py", "layout", f"{source}-{search}", ("official", "full", "", "recommended"),
         _LAYOUT_COLUMNS,
         ("--config.train.epochs=3",))
        for source in ("xla", "nlp") for search in ("random", "default")},
@@ -58,7 +58,8 @@ NAMES = {("tile", "MLP"): "`MLP`, official settings",
          ("tile", "preset=mlsys21_per_node"): "`mlsys21_per_node`, the best preset",
          ("tile", "recommended"): "`EarlyJoinSAGE`, recommended settings",
          ("layout", "official"): "`ResModel`, official settings",
-         ("layout", ""): "`SAGE`, 3 epochs of 10",
+         ("layout", "full"): "`SAGE`, 3 epochs of 10",
+         ("layout", ""): "`SAGE` in segments (the default), 3 epochs of 10",
          ("layout", "recommended"): "`ScoreTables`, recommended settings"}
 
 
@@ -68,7 +69,7 @@ def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) ->
     config = ",".join(filter(None, (case.collection, variant)))
     arguments = [f"--config=configs/{case.config}.py" + (f":{config}" if config else ""),
                  f"--data_root={data_root}", f"--workdir={workdir}", f"--config.seed={seed}",
-                 *(case.options if not variant else ())]
+                 *(case.options if variant in ("", "full") else ())]
     for mode in ("train", "evaluate"):
       resume = ["--resume"] if mode == "train" else []
       subprocess.run([sys.executable, case.command, *arguments, f"--mode={mode}", *resume],

@@ -50,7 +50,7 @@ COLUMNS = {"layout": ("kendaltau", "opa", "slowdown1", "slowdown10"),
 _SMALLER_IS_BETTER = ("slowdown1",)
 _PRESET = "preset="
 # Systems besides the presets, by the variants that make them.
-OTHERS = {"layout": {"tables": "tables", "sage": "", "official": "official"},
+OTHERS = {"layout": {"tables": "tables", "sage": "full", "official": "official"},
           "tile": {"recommended": "recommended", "official": ""}}
 # Published for one source of programs alone.
 _ONLY = {"second_xla": "xla", "second_nlp": "nlp"}

@@ -141,7 +141,7 @@ def measure_ranking(args: argparse.Namespace) -> dict[str, float]:
 def measure_sage_training(args: argparse.Namespace) -> dict[str, float]:
   """Seconds of a step of the recommended GraphSAGE on the programs of `training`."""
   del args
-  job = job_lib.Job.of(layout_config.get_config("xla-random"))
+  job = job_lib.Job.of(layout_config.get_config("xla-random,full"))
   model, optimizer = job.ranker.family.network, optax.adamw(1e-3)
   batch = workloads.layout_batch(
       graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops)

@@ -43,7 +43,7 @@ from tpugraphs_jax.train import state as state_lib
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tile": ("tile.py:recommended", {}),
     "ResModel": ("layout.py:xla-random,official", {}),
-    "SAGE": ("layout.py:xla-random", {}),
+    "SAGE": ("layout.py:xla-random,full", {}),
     "tables": ("layout.py:xla-random,tables", {}),
     "gst_ed": ("layout.py:xla-random,gst_ed", {}),
 }
@@ -56,9 +56,9 @@ AGGREGATIONS: dict[str, dict[str, Any]] = {
 }
 # For tests: seconds to compile.
 SMALL = {"tile, small": ("tile.py:recommended,ci", {}),
-         "SAGE, small": ("layout.py:xla-random,ci", {})}
+         "SAGE, small": ("layout.py:xla-random,full,ci", {})}
 # Compiled for a TPU v3 only, unless another target is named: they are compared with each other.
-V3_ONLY = {f"SAGE, {name}": ("layout.py:xla-random", changes)
+V3_ONLY = {f"SAGE, {name}": ("layout.py:xla-random,full", changes)
            for name, changes in AGGREGATIONS.items()}
 V3_ONLY |= {f"{kind}, {published.PREFIX}{name}": (f"{kind}.py:{published.PREFIX}{name}", {})
           for kind, known in (("layout", published.PRESETS), ("tile", published_tiles.PRESETS))

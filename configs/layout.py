@@ -1,16 +1,18 @@
 """Layout rankers for the four collections.
 
-Variants are in `VARIANTS`, separated by commas, in any order. The default is GraphSAGE
-on `xla-random`; `recommended` is for programs never seen: score tables on the
-collections of the data set (docs/results.md), a short run of the official ResModel on own
-programs, which are few (docs/own_programs.md, docs/systems.md).
+Variants are in `VARIANTS`, separated by commas, in any order. The default is GraphSAGE with
+Graph Segment Training on `xla-random`: graphs of more than 5,000 nodes in segments, with a table
+of stale readouts and dropout of its entries, smaller ones whole (docs/segments.md). `full`
+trains whole graphs of any size. `recommended` is for programs never seen: score tables on the collections
+of the data set (docs/results.md), a short run of the official ResModel on own programs, which
+are few (docs/own_programs.md, docs/systems.md).
 
 Expected Kendall tau on the synthetic `medium` data, on one CPU core, for xla-random,
 xla-default, nlp-random and nlp-default:
   recommended               0.88, 0.85, 0.90 and 0.78 in 2 to 3 minutes
-  GraphSAGE, 3 of 10 epochs 0.63, 0.69, 0.77 and 0.71 in 4 to 5 minutes
+  full, 3 of 10 epochs      0.63, 0.69, 0.77 and 0.71 in 4 to 5 minutes
   official                  0.23, 0.53, 0.42 and 0.35 in 2 to 4 minutes
-On the released AlexNet `xla-default` reaches 0.77 in 3.5 minutes, and `own,recommended` 0.43 on
+On the released AlexNet `xla-default,full` reaches 0.77 in 3.5 minutes, and `own,recommended` 0.43 on
 the test programs of `data/own` in one minute.
 
   python run_layout.py --config=configs/layout.py:xla-random,recommended --workdir=out/best
@@ -18,7 +20,7 @@ the test programs of `data/own` in one minute.
       --workdir=out/own
   python run_layout.py --config=configs/layout.py:xla-random --workdir=out/xla_random
   python run_layout.py --config=configs/layout.py:nlp-default,official --workdir=out/official
-  python run_layout.py --config=configs/layout.py:xla-random,gst_ed --workdir=out/gst_ed
+  python run_layout.py --config=configs/layout.py:xla-random,full --workdir=out/full
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,14 +49,15 @@ VARIANTS = {
     "recommended": "for programs never seen: score tables, for own ones a short ResModel",
     "tables": "costs of choices that a network computes once per program",
     "tables+sage": "... and a GraphSAGE between groups for what such costs leave out",
-    "official": "ResModel with the published settings",
+    "official": "the ResModel with the published settings",
     **published.variants(published.PRESETS),
-    "full": "whole graphs (the default)",
-    "gst": "Graph Segment Training, other segments recomputed without gradient",
-    "gst_e": "... their stale readouts from a table",
-    "gst_ed": "... each stale readout kept with probability 0.5",
+    "gst_ed": "GraphSAGE, graphs above 1,000 nodes in segments (the default: above 5,000), of which "
+              "all but one count by stale readouts from a table, kept with probability 0.5",
+    "full": "GraphSAGE on whole graphs",
+    "gst": "... in segments, the others recomputed without gradient",
+    "gst_e": "... in segments, the others by stale readouts from a table",
     "gst_efd": "... as gst_ed, then the head alone on exact readouts",
-    "one": "... other segments ignored",
+    "one": "... in segments, the others ignored",
     "ci": "a few seconds on a CPU",
 }
 
@@ -161,10 +164,12 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
                        f"{', '.join(VARIANTS)}")
   collection = _only((*COLLECTIONS, *own), names)
-  segments = _only((*SEGMENTS, "full"), names) or ("gst_ed" if chosen in published.SEGMENTED else "")
   if collection:
     config.data.source, config.data.search = collection.split("-", 1)
   ranker = _only(("official", *TABLES), names)
+  in_segments = chosen in published.SEGMENTED or not (chosen or ranker)
+  named = _only((*SEGMENTS, "full"), names)
+  segments = named or in_segments * "gst_ed"
   is_own = config.data.source == "own"
   if ranker == "official" or ranker == "recommended" and is_own:
     _official(config)
@@ -174,6 +179,8 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
     _tables(config, TABLES[ranker])
   if segments in SEGMENTS:
     _segments(config, **SEGMENTS[segments])
+    if not (named or chosen):  # smaller segments cost quality where whole programs fit
+      config.segments.max_nodes = 5000
   if chosen:
     chosen(config)
   if "ci" in names:

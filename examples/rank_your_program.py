@@ -1,7 +1,7 @@
 """From a JAX function to ranked compiler configurations.
 
   python -m tpugraphs_jax.data.synthetic --out=synthetic --scale=tiny
-  python run_layout.py --config=configs/layout.py:xla-random,ci \
+  python run_layout.py --config=configs/layout.py:xla-random,full,ci \
       --data_root=synthetic/npz --workdir=layout_model --mode=train
   python examples/rank_your_program.py --workdir=layout_model
 

@@ -21,7 +21,7 @@ import recorded
 from tpugraphs_jax.data import synthetic
 
 COMMANDS = {"tile": ("run_tile.py", "configs/tile.py:ci"),
-            "layout": ("run_layout.py", "configs/layout.py:xla-random,ci")}
+            "layout": ("run_layout.py", "configs/layout.py:xla-random,full,ci")}
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
 SMALL = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=3",
          "--config.train.log_every_steps=3", "--config.optimizer.learning_rate=0.03")
@@ -97,7 +97,7 @@ def _real_runs(kind: str, folder: Path) -> dict[str, commands.Run]:
   name, script = f"{kind}_real", COMMANDS[kind][0]
   config = ["--config=configs/tile.py", "--config.train.epochs=2"]
   if kind == "layout":
-    config = ["--config=configs/layout.py:xla-default,ci", "--config.model.num_gnns=1",
+    config = ["--config=configs/layout.py:xla-default,full,ci", "--config.model.num_gnns=1",
               f"--config.data.store_dir={folder / 'store'}", "--config.eval.max_configs=100"]
   return {name: commands.Run(
       [script, *config, f"--data_root={recorded.NPZ}", f"--workdir={folder / name}"])}

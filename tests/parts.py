@@ -10,14 +10,18 @@ from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job
 
 
-def config_of(kind: str, variant: str = "ci", **changes: Any) -> ml_collections.ConfigDict:
+# Whole graphs of each kind.
+VARIANTS = {"tile": "ci", "layout": "full,ci"}
+
+
+def config_of(kind: str, variant: str = "", **changes: Any) -> ml_collections.ConfigDict:
   """A config with some fields changed (`**{"batch.graphs": 4}`)."""
-  config = configs.load(f"{kind}.py:{variant}")
+  config = configs.load(f"{kind}.py:{variant or VARIANTS[kind]}")
   with config.unlocked():
     config.update_from_flattened_dict(changes)
   return config
 
 
-def make(kind: str, variant: str = "ci", **changes: Any) -> Job:
+def make(kind: str, variant: str = "", **changes: Any) -> Job:
   """The job of such a config."""
   return Job.of(config_of(kind, variant, **changes))

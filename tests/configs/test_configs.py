@@ -7,6 +7,8 @@ import commands
 import ml_collections
 import pytest
 
+from parts import VARIANTS
+
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.serve import saved as saved_lib
 from tpugraphs_jax.train import log
@@ -27,7 +29,7 @@ CONFIGS = {kind: load(kind).get_config for kind in ("tile", "layout")}
 
 def make(kind, **changes):
   """The job of the smallest config with some fields changed (`batch__graphs=4`)."""
-  config = CONFIGS[kind]("ci")
+  config = CONFIGS[kind](VARIANTS[kind])
   with config.unlocked():
     config.update_from_flattened_dict(changes, strip_prefix="")
   return Job.of(config)

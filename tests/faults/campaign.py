@@ -157,7 +157,7 @@ def _trained(folder: Path, data_root: Path) -> tuple[list[str], Path, Path]:
   """A layout command without its working folder, the folder of its run, and its home."""
   home, whole = folder / "home", folder / "workdir"
   home.mkdir(parents=True)
-  command = ["run_layout.py", "--config=configs/layout.py:xla-random,ci", *kills.SMALL,
+  command = ["run_layout.py", "--config=configs/layout.py:xla-random,full,ci", *kills.SMALL,
              f"--data_root={data_root}", f"--config.data.store_dir={folder / 'store'}"]
   (ended,) = commands.run_all([commands.Run([*command, f"--workdir={whole}"])], home=home)
   assert ended.code == 0, ended.err

@@ -15,7 +15,7 @@ from table import Row
 PAIRS = tuple(itertools.permutations((1, 2, 4), 2))
 SHORT = ((1, 4), (4, 2))
 _TASKS = {"tile": ("run_tile.py", "tile.py:ci"),
-          "layout": ("run_layout.py", "layout.py:xla-random,ci")}
+          "layout": ("run_layout.py", "layout.py:xla-random,full,ci")}
 _STOP = 3  # the step after which a run is stopped
 _RTOL = 1e-4  # losses are sums over devices, in another order
 

@@ -25,7 +25,7 @@ _SHORT = ("--config.train.epochs=2", "--config.train.log_every_steps=1",
 SMALL = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1", *_SHORT)
 _COMMANDS = {
     "tile": ("run_tile.py", "configs/tile.py:ci", *SMALL),
-    "layout": ("run_layout.py", "configs/layout.py:xla-random,ci", *SMALL),
+    "layout": ("run_layout.py", "configs/layout.py:xla-random,full,ci", *SMALL),
     "layouts and tiles together": (
         "run_layout.py", "configs/layout.py:xla-random,preset=fifth_all,ci", *_SHORT,
         "--config.data.also=('tile:xla',)"),

@@ -17,7 +17,7 @@ from tpugraphs_jax.serve import saved
 
 _LIMIT = np.iinfo(np.int64).max
 _TILE = ("run_tile.py", "configs/tile.py:ci", "tile/xla")
-_LAYOUT = ("run_layout.py", "configs/layout.py:xla-random,ci", "layout/xla/random")
+_LAYOUT = ("run_layout.py", "configs/layout.py:xla-random,full,ci", "layout/xla/random")
 _SEGMENTS = ("run_layout.py", "configs/layout.py:xla-random,gst_ed,ci", "layout/xla/random")
 TASKS = {"tile": _TILE, "layout": _LAYOUT, "segments": _SEGMENTS}
 

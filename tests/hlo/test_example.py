@@ -46,7 +46,7 @@ def workdir(tmp_path_factory):
   root = tmp_path_factory.mktemp("example")
   data_root = synthetic.generate(
       root / "synthetic", collections=["layout:xla:random"], limit=1, progress=False)
-  config = _config("xla-random,ci")
+  config = _config("xla-random,full,ci")
   config.data_root = str(data_root)
   config.batch.update(graphs=4, configs=4, slates_per_epoch=4)
   config.model.update(num_gnns=1, op_embed_dim=2, hidden_dim=4)

@@ -109,7 +109,7 @@ def test_values_that_the_comment_names_are_not_repeated(note, choices, is_repeat
 
 @pytest.mark.parametrize("kind, task", [("tile", "tile"), ("layout", "layout")])
 def test_the_models_that_can_be_named_are_those_of_the_kind(kind, task):
-  config = parts.config_of(kind, "ci")
+  config = parts.config_of(kind)
   models = checks.choices(config)["model.name"]
   assert config.task == task and config.model.name in models
   assert ("SAGE" in models) == (kind == "layout") and ("MLP" in models) == (kind == "tile")

@@ -66,7 +66,7 @@ def test_hosts_are_told_what_they_read(tile, data_root):
 
 
 def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path):
-  config = parts.config_of("layout", "xla-random,ci", **{"data.store_dir": str(tmp_path / "store")})
+  config = parts.config_of("layout", "xla-random,full,ci", **{"data.store_dir": str(tmp_path / "store")})
   found = by_name(told(config, data_root, tmp_path / "scratch"))
   assert not (tmp_path / "store").exists()
   assert "for 8 graphs not yet in it" in found["store"]
@@ -82,7 +82,7 @@ def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path)
 
 @pytest.mark.parametrize("kind, collection", [("tile", "tile:xla"), ("layout", "layout:xla:random")])
 def test_without_data_the_published_sizes_are_told(kind, collection, tmp_path):
-  config = parts.config_of(kind, "ci" if kind == "tile" else "xla-random,ci")
+  config = parts.config_of(kind, "ci" if kind == "tile" else "xla-random,full,ci")
   found = by_name(told(config, tmp_path / "nowhere" / "npz", tmp_path / "scratch"))
   assert f"about {download.PUBLISHED_GB[collection]:.2f} GB" in found["download"]
   assert f"--collections {collection}" in found["download"]

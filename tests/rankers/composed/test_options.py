@@ -17,7 +17,7 @@ SMALL = {"model.hidden_dim": 8, "model.num_gnns": 1, "train.epochs": 2, "batch.g
 TOGETHER = {"optimizer.average_window": (0.5, 1.0), "loss.noise": 0.01,
             "batch.sampling": "close_runtimes", "loss.score_norm_clip": 50.0}
 CASES = {
-    "layout": ("xla-random,ci", {
+    "layout": ("xla-random,full,ci", {
         "batch.configs": 8, "data.graph_reduction": "coarsen_rest", "data.virtual_node": "output",
         "data.features": ("released", "operand_shapes", "tile_modulo"),
         "data.feature_transform": "operand_shapes=log_offset(3),tile_modulo=varying,*=minmax",

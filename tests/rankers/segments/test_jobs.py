@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import commands
 import ml_collections
+import numpy as np
 import pytest
 
 from tpugraphs_jax.data import synthetic
@@ -14,7 +15,8 @@ from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job
 
 SMALL = ["--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=3",
-         "--config.train.log_every_steps=1", "--config.segments.finetune.epochs=2"]
+         "--config.train.log_every_steps=1"]
+SEGMENTS = [*SMALL, "--config.segments.finetune.epochs=2"]
 
 
 class Jobs(NamedTuple):
@@ -34,9 +36,9 @@ def jobs(tmp_path_factory):
   data_root = synthetic.generate(
       folder / "synthetic", collections=["layout:xla:random"], progress=False)
 
-  def run(name, *flags, variant="gst_efd", **options):
+  def run(name, *flags, variant="gst_efd", small=SEGMENTS, **options):
     return commands.Run(
-        ["run_layout.py", f"--config=configs/layout.py:xla-random,{variant},ci", *SMALL,
+        ["run_layout.py", f"--config=configs/layout.py:xla-random,{variant},ci", *small,
          f"--data_root={data_root}", f"--workdir={folder / name}", *flags], **options)
 
   host = "--config.segments.history_place=host"
@@ -45,7 +47,9 @@ def jobs(tmp_path_factory):
       "stopped": run("stopped", "--mode=train", host, stop_at_step=6),
       "resumed": run("stopped", "--mode=train", host, "--resume"),
       "other_table": run("stopped", "--resume", "--config.segments.max_nodes=50"),
-      "large_segments": run("large_segments", "--config.segments.max_nodes=5000"),
+      "uncut": run("uncut", "--mode=train", "--config.segments.max_nodes=5000", variant="gst_ed",
+                   small=SMALL),
+      "graphs": run("graphs", "--mode=train", variant="full", small=SMALL),
       "fresh": run("fresh", "--config.segments.fresh=9"),
   }
   return Jobs(folder, dict(zip(runs, commands.run_all(list(runs.values()), home=folder / "home"))))
@@ -73,9 +77,16 @@ def test_a_stopped_run_with_its_table_elsewhere_goes_on_as_if_it_had_not_been(jo
     assert losses(jobs.rows(f"stopped/{folder}")) == losses(jobs.rows(f"whole/{folder}"))
 
 
+def test_programs_below_the_size_are_trained_whole(jobs):
+  """One segment is the program: the same steps as without segments, but for rounding."""
+  for name in ("uncut", "graphs"):
+    assert jobs.ended[name].code == 0, jobs.ended[name].err
+  np.testing.assert_allclose(
+      losses(jobs.rows("uncut")), losses(jobs.rows("graphs")), rtol=1e-4)
+
+
 @pytest.mark.parametrize("name, complaint", [
     ("other_table", "segments.max_nodes is 60 there and 50 here"),
-    ("large_segments", "--config.segments.max_nodes is 5000, but the largest training graph"),
     ("fresh", "--config.segments.fresh is 9, but"),
 ])
 def test_segments_that_do_not_fit_the_data_end_before_training(jobs, name, complaint):
@@ -103,8 +114,16 @@ def test_variants_have_a_table_where_they_need_one(variant, uses_history):
   assert bool(made.segments.finetune.epochs) == (variant == "gst_efd")
 
 
-def test_full_is_the_whole_graph_and_the_official_model_segments_without_blocks():
-  assert get_config("xla-random,full") == get_config("xla-random")
+def test_segments_are_the_default_of_graphsage_alone():
+  default, named = get_config("xla-random"), get_config("xla-random,gst_ed")
+  assert (default.segments.max_nodes, named.segments.max_nodes) == (5000, 1000)
+  named.segments.max_nodes = 5000
+  assert default == named and default.segments.keep == 0.5
+  for variant in ("full", "official", "tables", "recommended", "preset=first"):
+    assert get_config(f"nlp-default,{variant}").task == "layout"
+
+
+def test_the_official_model_segments_without_blocks():
   official = get_config("xla-random,official,gst_ed")
   assert official == get_config("gst_ed,official,xla-random")
   assert Job.of(official).ranker.family.network.model.dropout == "fullgraph"

@@ -161,19 +161,8 @@ def align(batches: Sequence[SegmentBatch]) -> list[SegmentBatch]:
   ]
 
 
-def check(graphs: Sequence[SegmentedGraph], *, fresh: int, max_nodes: int) -> None:
-  """Refuses segments that the training graphs cannot have, and says what they are.
-
-  Raises:
-    ValueError: segments larger than the largest graph, or a graph with fewer
-      segments than a batch takes.
-  """
-  largest = max(graphs, key=lambda graph: len(graph.opcode))
-  if max_nodes > len(largest.opcode):
-    raise ValueError(
-        f"segments.max_nodes is {max_nodes}, but the largest training graph, "
-        f"{largest.name}, has {len(largest.opcode)} nodes: take smaller segments, or train "
-        "on whole graphs (variant full)")
+def check(graphs: Sequence[SegmentedGraph], *, fresh: int) -> None:
+  """Refuses more fresh segments than a training graph has (ValueError)."""
   fewest = min(graphs, key=lambda graph: len(graph.segments))
   if fresh > len(fewest.segments):
     raise ValueError(

@@ -94,8 +94,7 @@ class Segments(Family):
 
   def check_graphs(self, graphs: Sequence[SegmentedGraph]) -> None:
     """Refuses (ValueError) segments that the training graphs cannot have."""
-    segment_batches.check(
-        graphs, fresh=self.options["fresh"], max_nodes=self.options["max_nodes"])
+    segment_batches.check(graphs, fresh=self.options["fresh"])
 
   def draw(self, graphs: Sequence[SegmentedGraph], sampler: ConfigSampler) -> Draw:
     """Draws the segments of a slate, whose sizes they decide, then its configurations."""
