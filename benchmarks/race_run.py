@@ -1,4 +1,4 @@
-"""One run of the race: some CPU seconds of training, then what the ranker is worth."""
+"""One run of the race: CPU seconds or steps of training, then what the ranker is worth."""
 
 from __future__ import annotations
 
@@ -141,36 +141,38 @@ def judged_split(job: job_lib.Job) -> str:
 
 
 def train(
-    config, folder: Path, *, budget: float, ids: Sequence[np.ndarray] | None = None
+    config, folder: Path, *, budget: float = np.inf, steps: int = 0,
+    ids: Sequence[np.ndarray] | None = None,
 ) -> Trained:
-  """Trains for `budget` CPU seconds; raises `Diverged`.
+  """Trains for `budget` CPU seconds, or for so many steps; raises `Diverged`.
 
   Args:
     config: of the ranker.
     folder: for files of its training.
     budget: CPU seconds.
+    steps: how many steps instead, whatever they cost; 0 = what the budget holds.
     ids: configurations of each graph that are judged at the end; the config's unless given.
   """
   job, compilations = job_lib.Job.of(config), timing.Compilations()
   folder.mkdir()
   prepared = job_lib.prepare(job, folder, resume=False)
-  timed = seconds_per_step(job, prepared)
-  total = max(1, round(budget / max(timed, 1e-6)))
+  timed = 0.0 if steps else seconds_per_step(job, prepared)
+  total = steps or max(1, round(budget / max(timed, 1e-6)))
   phase = phase_of(job, prepared, folder, steps=total)
-  steps, total = Steps(phase), phase.epochs * phase.plan.steps_per_epoch
+  taking, total = Steps(phase), phase.epochs * phase.plan.steps_per_epoch
   chooses = judged_split(job) != "valid"
   valid = Examined(job, prepared.valid, None if chooses else ids)
   chosen, params = _best_of(
-      steps, phase, valid if chooses else None, total=total, budget=budget)
+      taking, phase, valid if chooses else None, total=total, budget=budget)
   peak_mib = log.peak_memory()[1] / 2**20
   examined = Examined(job, job.prepare(job_lib.judged(job.data.load(
       config.data_root, judged_split(job)))), ids) if chooses else valid
   scores, seconds = examined.scores(phase.scorer, params)
   return Trained(examined, scores, chosen | {
       "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
-      "steps": steps.taken, "planned_steps": total,
-      "step_ms": 1e3 * (steps.mean_seconds or timed),  # all steps may have compiled
-      "train_cpu_s": steps.seconds, "compile_s": compilations.seconds, "rank_cpu_s": seconds,
+      "steps": taking.taken, "planned_steps": total,
+      "step_ms": 1e3 * (taking.mean_seconds or timed),  # all steps may have compiled
+      "train_cpu_s": taking.seconds, "compile_s": compilations.seconds, "rank_cpu_s": seconds,
       "peak_mib": peak_mib})
 
 
@@ -193,13 +195,16 @@ def _best_of(
   return {"valid_kendaltau": best[0], "chosen_steps": best[1]}, best[2]
 
 
-def measure(members: Sequence[Any], folder: Path, *, budget: float) -> dict[str, Any]:
+def measure(
+    members: Sequence[Any], folder: Path, *, budget: float = np.inf, steps: int = 0
+) -> dict[str, Any]:
   """Quality, cost and versions of a ranker, or of several as one.
 
   Args:
     members: a config for each ranker.
     folder: for files of their training.
     budget: CPU seconds of training for all members together, in equal parts.
+    steps: of each member instead; 0 = what the budget holds.
 
   Returns:
     Figures by name; the error alone where a loss was not finite.
@@ -207,7 +212,8 @@ def measure(members: Sequence[Any], folder: Path, *, budget: float) -> dict[str,
   trained, ids = [], None
   for number, config in enumerate(members):
     try:
-      member = train(config, folder / str(number), budget=budget / len(members), ids=ids)
+      member = train(
+          config, folder / str(number), budget=budget / len(members), steps=steps, ids=ids)
       # The first one's graphs judge them all: those of the others would count as memory.
       # So do its configurations, which a config's seed draws.
       ids = ids or member.examined.ids

@@ -14,6 +14,7 @@ share the work by seeds, each on a core of its own (`--core`). A system is a pre
 variant, or one of them with fields changed: `--systems tables tables+loss.noise=0.01`.
 Several of them joined by `&` are an ensemble, which has three times the budget for all of
 its members together: `--systems "tables&tables&tenth"`. It averages scores between 0 and 1.
+`--steps 300` gives every system the same number of steps instead of the same time.
 """
 
 from __future__ import annotations
@@ -219,7 +220,8 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
 
 
 def row_path(args: argparse.Namespace, collection: str, system: str, seed: int) -> Path:
-  name = name_of(f"{collection}-{system}-{args.minutes:g}min-{seed}")
+  length = f"{args.steps}steps" if args.steps else f"{args.minutes:g}min"
+  name = name_of(f"{collection}-{system}-{length}-{seed}")
   return args.workdir / "runs" / f"{name}.json"
 
 
@@ -247,8 +249,8 @@ def run_missing(args: argparse.Namespace, collection: str, system: str, seed: in
     return
   print(f"{collection}  {system}  seed {seed}", flush=True)
   arguments = ["--here", "--collections", collection, "--systems", system, "--seeds", str(seed),
-               "--minutes", str(args.minutes), "--data_root", str(args.data_root), "--own_root",
-               str(args.own_root), "--workdir", str(args.workdir), "--core", str(args.core)]
+               "--minutes", str(args.minutes), "--steps", str(args.steps), "--data_root",
+               str(args.data_root), "--own_root", str(args.own_root), "--workdir", str(args.workdir), "--core", str(args.core)]
   try:
     row = timing.in_subprocess("systems.py", *arguments)
   except subprocess.CalledProcessError as error:
@@ -267,7 +269,8 @@ def run_here(args: argparse.Namespace) -> None:
   minutes = args.minutes * (_ENSEMBLE_BUDGETS if len(members) > 1 else 1)
   parallel.use_compilation_cache(args.workdir / "compilation_cache")
   with tempfile.TemporaryDirectory() as folder:
-    timing.write(race_run.measure(members, Path(folder), budget=60 * minutes), args.out)
+    length = {"steps": args.steps} if args.steps else {"budget": 60 * minutes}
+    timing.write(race_run.measure(members, Path(folder), **length), args.out)
 
 
 def race(args: argparse.Namespace) -> dict[str, Any]:
@@ -321,6 +324,7 @@ def main() -> None:
                       help="instead: what is recommended with one option changed")
   parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
   parser.add_argument("--minutes", type=float, default=4.0, help="of CPU time for training")
+  parser.add_argument("--steps", type=int, default=0, help="of training, instead of minutes")
   parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)) if hasattr(
       os, "sched_getaffinity") else 0, help="to run on")
   parser.add_argument("--table", type=Path, help="also write the tables as Markdown")
@@ -337,7 +341,8 @@ def main() -> None:
     run_here(args)
     return
   results = race(args)
-  timing.write({"machine": timing.machine(), "minutes": args.minutes, **results}, args.out)
+  timing.write({"machine": timing.machine(), "minutes": args.minutes, "steps": args.steps,
+                **results}, args.out)
   if args.table:
     args.table.write_text("\n\n".join(
         f"## `{name}`\n\n{table(found['systems'], kind_of(name), found['bounds'])}"
