@@ -95,7 +95,7 @@ def test_blind_search_beside_a_model():
 def test_the_race_of_published_systems(collection):
   import systems
   args = argparse.Namespace(
-      seeds=(0, 1, 2), minutes=1.0, workdir=BENCHMARKS / "races", ablations=False)
+      seeds=(0, 1, 2), minutes=1.0, steps=0, workdir=BENCHMARKS / "races", ablations=False)
   runs = lambda system: [systems.row_path(args, collection, system, seed) for seed in args.seeds]
   args.systems = [
       system for system in systems.racing(collection) if all(path.exists() for path in runs(system))]
@@ -112,7 +112,7 @@ def test_the_race_of_published_systems(collection):
 def test_ablations_of_what_is_recommended(collection):
   import systems
   args = argparse.Namespace(
-      seeds=(0, 1, 2), minutes=0.5, workdir=BENCHMARKS / "races", ablations=True)
+      seeds=(0, 1, 2), minutes=0.5, steps=0, workdir=BENCHMARKS / "races", ablations=True)
   found = systems.recorded(args, collection)
   assert set(found["systems"]) == set(systems.ablations(collection))
   assert all(row["seeds"] == 3 for row in found["systems"].values())

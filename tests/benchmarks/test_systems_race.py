@@ -108,6 +108,15 @@ def test_a_run_stops_at_its_budget_though_it_planned_more(
   assert row["planned_steps"] == 600 and row["steps"] in (300, 301)  # sums of floats
 
 
+def test_a_run_may_have_a_number_of_steps_instead_of_a_time(command, tmp_path):
+  root = synthetic.generate(tmp_path, collections=["tile:xla"], limit=2, progress=False)
+  command("--collections", "tile:xla", "--data_root", root, "--workdir", tmp_path, "--core", "0",
+          "--seeds", "0", "--steps", "7", "--systems", SYSTEMS[0])
+  (path,) = (tmp_path / "runs").iterdir()
+  row = json.loads(path.read_text())
+  assert "7steps" in path.name and row["steps"] == row["planned_steps"] == 7
+
+
 def test_a_run_of_one_step_which_compiles_has_the_time_that_was_planned(
     command, tmp_path, monkeypatch):
   import race_run
@@ -208,7 +217,7 @@ def test_an_ensemble_shares_three_budgets_and_averages_scores_between_0_and_1(mo
       judged.extend(scores)
       return {"kendaltau": 0.5}
 
-  def train(config, folder, *, budget, ids):
+  def train(config, folder, *, budget, steps, ids):
     budgets.append(budget)
     asked.append(ids)
     return race_run.Trained(Examined(config), made[config], dict.fromkeys(race_run._SUMS, 2) | {
@@ -250,7 +259,7 @@ def test_a_ranker_is_examined_on_the_configurations_that_it_is_given():
 def test_a_member_that_diverged_takes_its_ensemble_with_it(monkeypatch):
   import race_run
 
-  def train(config, folder, *, budget, ids):
+  def train(config, folder, *, budget, steps, ids):
     raise race_run.Diverged("the loss is nan after 1 of 2 steps")
 
   monkeypatch.setattr(race_run, "train", train)
@@ -337,7 +346,7 @@ def test_summaries_are_means_and_the_best_comes_first():
 def test_a_diverged_run_is_told_and_not_averaged(tmp_path, monkeypatch, capsys):
   import systems
   args = argparse.Namespace(
-      collections=["tile:xla"], systems=["x", "y"], seeds=[0, 1], minutes=1.0, workdir=tmp_path,
+      collections=["tile:xla"], systems=["x", "y"], seeds=[0, 1], minutes=1.0, steps=0, workdir=tmp_path,
       data_root="", own_root="", core=0, recorded=False, ablations=False)
   made = {"x": row(0.1), "y": {"error": "the loss is nan after 3 of 9 steps"}}
   monkeypatch.setattr(systems.timing, "in_subprocess",
