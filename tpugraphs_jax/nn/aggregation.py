@@ -143,7 +143,9 @@ def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
   """Rows `[m, ...]` of `x [n, ...]` at `index [m]` int32; zeros where the index is absent."""
   if not len(x):
     return jnp.zeros(index.shape + x.shape[1:], x.dtype)  # jax gathers from no empty axis
-  return jnp.asarray(x).at[index].get(mode="fill", fill_value=0)
+  # One comparison: indices of tables are 0 or larger, and `mode="fill"` also handles others.
+  rows = jnp.asarray(x).at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
+  return jnp.where(jnp.expand_dims(index < len(x), range(index.ndim, rows.ndim)), rows, 0)
 
 
 def degree(adjacency: Adjacency, direction: str, nodes: int) -> jax.Array:

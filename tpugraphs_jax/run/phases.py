@@ -26,6 +26,7 @@ from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.train import state as state_lib, step as step_lib
 
+_UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 Targets = Callable[[Any, np.ndarray], np.ndarray]  # (configs, ids [n]) -> [n] float32
 
 
@@ -160,7 +161,10 @@ def source_of(part: Part, plan: BatchPlan, *, steps: int) -> Batches:
 
 def init_params(network: Any, batch: Any, *, seed: int) -> Any:
   """Fresh parameters for batches like this one (of one device)."""
-  return jax.jit(network.init)(jax.random.key(seed), batch)["params"]
+  # It runs once: on CPUs, optimising it takes longer than running it.
+  is_cpu = jax.default_backend() == "cpu"
+  init = jax.jit(network.init, compiler_options=_UNOPTIMISED if is_cpu else None)
+  return init(jax.random.key(seed), batch)["params"]
 
 
 def loss_options(config: ml_collections.ConfigDict) -> losses.Options:

@@ -160,11 +160,15 @@ class Optimizer:
   def create(self, total_steps: int) -> optax.GradientTransformation:
     """The optimiser of a run of so many training steps."""
     rate = self.rate(total_steps)
+    if self.name == "adam":
+      adam = optax.chain(
+          scale_by_keras_adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps),
+          optax.scale_by_learning_rate(rate))
+    else:
+      adam = optax.adamw(rate, self.beta1, self.beta2, self.eps, weight_decay=self.weight_decay)
     optimizer = optax.chain(
         *_clipping(self.clip_norm_per_variable, self.clip_norm),
-        *([scale_by_keras_adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps),
-           optax.scale_by_learning_rate(rate)] if self.name == "adam" else
-          [optax.adamw(rate, self.beta1, self.beta2, self.eps, weight_decay=self.weight_decay)]),
+        optax.flatten(adam),  # a step of one vector compiles sooner than one of every variable
         *_averaging(self.average_decay, self.average_window, self._updates(total_steps)))
     if self.accumulation_steps == 1:
       return optimizer

@@ -1,0 +1,136 @@
+"""Seconds from a command to its first finished step, and from there to its end.
+
+    python benchmarks/start.py --out start.json
+    python benchmarks/start.py --before DIR
+
+Every case is a command of README or docs on the tiny synthetic data, in a fresh process
+without a compilation cache. Time before the first step is split into imports, tracing
+(Python to StableHLO), XLA (StableHLO to machine code) and the rest: data, start of devices,
+the step itself. `--before` names another checkout of this project: its commands take turns
+with the ones of this checkout, and every figure gets a ratio. Medians of `--repeats`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = Path(__file__).parents[1]
+CASES = {
+    "tile": ("tile", "ci"),
+    "tile, recommended": ("tile", "recommended,ci"),
+    "tile, preset=sixth": ("tile", "preset=sixth,ci"),
+    "layout, full": ("layout", "xla-random,full,ci"),
+    "layout, gst_ed": ("layout", "xla-random,gst_ed,ci"),
+    "layout, official": ("layout", "xla-random,official,ci"),
+    "layout, recommended": ("layout", "xla-random,recommended,ci"),
+    "layout, preset=first": ("layout", "xla-random,preset=first,ci"),
+    "layout, preset=tenth": ("layout", "xla-random,preset=tenth,ci"),
+    "own, recommended": ("layout", "own,recommended"),
+}
+FIGURES = ("import_s", "trace_s", "xla_s", "first_step_s", "compilations", "end_s")
+_FIRST_STEP = "first step, with compilation"
+
+
+def child(started: float, out: Path, script: str, flags: list[str]) -> None:
+  """Runs a command in this process and writes what its start took."""
+  figures = dict.fromkeys(FIGURES, 0.0)
+  import jax
+  from tpugraphs_jax import run
+
+  figures["import_s"] = time.time() - started
+  figures["compilations"] = 0
+
+  def hear(event: str, duration: float, **unused) -> None:
+    if figures["first_step_s"]:
+      return
+    if event.endswith("backend_compile_duration"):
+      figures["xla_s"] += duration
+      figures["compilations"] += 1
+    elif event.endswith(("jaxpr_trace_duration", "jaxpr_to_mlir_module_duration")):
+      figures["trace_s"] += duration
+
+  jax.monitoring.register_event_duration_secs_listener(hear)
+  read, write = os.pipe()
+  os.dup2(write, 1)
+
+  def watch() -> None:
+    with os.fdopen(read, errors="replace") as lines:
+      for line in lines:
+        if _FIRST_STEP in line and not figures["first_step_s"]:
+          figures["first_step_s"] = time.time() - started
+
+  watcher = threading.Thread(target=watch)
+  watcher.start()
+  sys.argv = [script, *flags]
+  try:
+    getattr(run, script.removeprefix("run_").removesuffix(".py"))()
+  finally:
+    figures["end_s"] = time.time() - started
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    os.close(write)
+    watcher.join()
+    out.write_text(json.dumps(figures))
+
+
+def start(root: Path, case: str, data_root: str) -> dict[str, float]:
+  """One start of a case by the checkout in `root`."""
+  kind, variant = CASES[case]
+  if "own" in variant:
+    data_root = str(root / "data/own/npz")
+  with tempfile.TemporaryDirectory() as folder:
+    out = Path(folder) / "figures.json"
+    flags = [f"--config=configs/{kind}.py:{variant}", f"--data_root={data_root}",
+             f"--workdir={folder}/run"]
+    # A cache would hide what is to be measured.
+    surroundings = os.environ | {"PYTHONPATH": str(root), "JAX_ENABLE_COMPILATION_CACHE": "0",
+                                 "JAX_PLATFORMS": "cpu"}
+    subprocess.run(
+        [sys.executable, __file__, "--child", str(time.time()), str(out), f"run_{kind}.py", *flags],
+        check=True, cwd=root, env=surroundings, stdout=subprocess.DEVNULL)
+    return json.loads(out.read_text())
+
+
+def main() -> None:
+  import timing
+  from tpugraphs_jax.data import synthetic
+
+  parser = timing.parser(__doc__, repeats=3)
+  parser.add_argument("--before", type=Path, help="another checkout, to compare with")
+  parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+  args = parser.parse_args()
+  roots = {"now": ROOT} | ({"before": args.before.resolve()} if args.before else {})
+  figures = {}
+  with tempfile.TemporaryDirectory() as folder:
+    data_root = synthetic.generate(
+        folder, collections=["tile:xla", "layout:xla:random"], progress=False)
+    for case in args.cases:
+      found = {name: [] for name in roots}
+      for _ in range(args.repeats):
+        for name, root in roots.items():
+          found[name].append(start(root, case, data_root))
+      figures[case] = {
+          name: {key: statistics.median(row[key] for row in rows) for key in FIGURES}
+          for name, rows in found.items()}
+      for name, row in figures[case].items():
+        print(f"{case:22} {name:6} " + "  ".join(
+            f"{key} {value:.4g}" for key, value in row.items()), flush=True)
+  for key in ("first_step_s", "end_s"):
+    total = {name: sum(row[name][key] for row in figures.values()) for name in roots}
+    print(f"sum of {key}: " + ", ".join(f"{name} {value:.1f}" for name, value in total.items()))
+  timing.write({"machine": timing.machine(), **figures}, args.out)
+
+
+if __name__ == "__main__":
+  if sys.argv[1:2] == ["--child"]:
+    child(float(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5:])
+  else:
+    main()
