@@ -20,13 +20,17 @@ os.environ["XLA_FLAGS"] = (
 LANES = {
     "faults": ("faults",),
     "hosts": ("test_parallel.py", "test_remote.py", "test_jobs.py", "collect/test_command.py"),
-    "systems": ("run/test_published.py", "run/test_together.py", "rankers/composed"),
+    "systems": ("run/test_published.py", "run/test_together.py", "rankers/composed",
+                "rankers/test_lowering.py"),
     "docs": ("docs", "benchmarks"),
 }
 _HERE = pathlib.Path(__file__).parent
 
 import jax  # noqa: E402
 
+from tpugraphs_jax import parallel  # noqa: E402
+
+parallel.prefer_plain_cpu_code()
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")

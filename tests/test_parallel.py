@@ -248,3 +248,17 @@ def test_the_second_run_takes_its_programs_from_the_cache(tmp_path):
   assert first.stdout == "hits 0\n", first.stderr
   assert second.returncode == 0 and second.stdout != "hits 0\n", second.stderr
   assert second.stderr == ""
+
+
+@pytest.mark.parametrize("flags, version, expected", [
+    ("", (0, 10, 2), "--xla_cpu_use_fusion_emitters=false"),
+    ("--xla_a=1", (0, 7, 2), "--xla_a=1 --xla_cpu_use_fusion_emitters=false"),
+    ("--xla_cpu_use_fusion_emitters=true", (0, 10, 2), "--xla_cpu_use_fusion_emitters=true"),
+    ("--xla_a=1", (0, 11, 0), "--xla_a=1"),  # may not know the flag
+])
+def test_cpu_code_is_chosen_where_the_user_has_not_and_xla_knows_the_flag(
+    flags, version, expected, monkeypatch):
+  monkeypatch.setenv("XLA_FLAGS", flags)
+  monkeypatch.setattr(parallel.jaxlib.version, "__version_info__", version)
+  parallel.prefer_plain_cpu_code()
+  assert os.environ["XLA_FLAGS"] == expected

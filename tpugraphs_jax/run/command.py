@@ -61,6 +61,7 @@ def main(argv: list[str]) -> None:
       _tell_dry_run(values)
       return
     _check_flags(values)
+    parallel.prefer_plain_cpu_code()
     parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
     parallel.use_compilation_cache(
         values.compilation_cache or remote.local_of(values.workdir) / "compilation_cache")

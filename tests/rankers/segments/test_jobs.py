@@ -81,8 +81,10 @@ def test_programs_below_the_size_are_trained_whole(jobs):
   """One segment is the program: the same steps as without segments, but for rounding."""
   for name in ("uncut", "graphs"):
     assert jobs.ended[name].code == 0, jobs.ended[name].err
-  np.testing.assert_allclose(
-      losses(jobs.rows("uncut")), losses(jobs.rows("graphs")), rtol=1e-4)
+  uncut, graphs = losses(jobs.rows("uncut")), losses(jobs.rows("graphs"))
+  np.testing.assert_allclose(uncut[:3], graphs[:3], rtol=1e-5)
+  # Adam divides by the size of a gradient: it makes much of the rounding of small ones.
+  np.testing.assert_allclose(uncut, graphs, rtol=1e-2)
 
 
 @pytest.mark.parametrize("name, complaint", [
