@@ -20,7 +20,7 @@ import numpy as np
 
 import own_quality
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.serve import saved, shipped
+from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ranker import Ranker
 
 _MOST_BYTES = 1 << 20
@@ -121,8 +121,8 @@ def main() -> None:
   parser.add_argument("--data_root", type=Path, default=Path("data/own/npz"))
   parser.add_argument("--name", default="layout-v3-estimate")
   args = parser.parse_args()
-  print(ship(args.run, args.data_root, args.name, shipped.FOLDER))
-  print(saved.FILE, "->", shipped.FOLDER / f"{args.name}.npz")
+  print(ship(args.run, args.data_root, args.name, ranker_lib.SHIPPED))
+  print(ranker_lib.MODEL_FILE, "->", ranker_lib.SHIPPED / f"{args.name}.npz")
 
 
 if __name__ == "__main__":

@@ -31,13 +31,13 @@ from tpugraphs_jax.data.batch import TileBatch
 from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.composed import inputs
-from tpugraphs_jax.run import configs, published, published_tiles
+from tpugraphs_jax.run import configs, published
 from tpugraphs_jax.train import log, state as state_lib, step as step_lib
 import timing
 import workloads
 
 FORMS = ("plain", "shared")
-PRESETS = {"layout": tuple(published.PRESETS), "tile": tuple(published_tiles.PRESETS)}
+PRESETS = {"layout": tuple(published.LAYOUTS), "tile": tuple(published.TILES)}
 RATIOS = ("step_s", "planned_mib", "peak_mib")
 _NODES = {"layout": 2_000, "tile": 40}
 _NODES_PER_CHOICE = 25  # of layouts
@@ -45,7 +45,7 @@ _NODES_PER_CHOICE = 25  # of layouts
 
 def model_of(kind: str, preset: str, variants: str, form: str) -> tuple[Any, Any]:
   """The ranker of a preset in one form, and its config."""
-  config = configs.load(f"{kind}.py:" + ",".join(filter(None, (published.PREFIX + preset, variants))))
+  config = configs.load(f"{kind}.py:" + ",".join(filter(None, (configs.PRESET + preset, variants))))
   options = config.model.to_dict() | {"share": form == "shared"}
   return base.create_network(kind, options.pop("name"), **options), config
 
@@ -167,5 +167,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.restart_with(host_memory.HUGE_PAGES, host_memory.KEPT)
+  host_memory.keep_freed()
   main()

@@ -6,7 +6,7 @@ import numpy as np
 import parts
 import pytest
 
-from tpugraphs_jax.run import banner
+from tpugraphs_jax.run import results
 
 
 def graph(*, nodes, configs):
@@ -25,7 +25,7 @@ def page(tmp_path, kind="tile", **changes):
   with config.unlocked():
     config.data_root = str(tmp_path / "npz")
   train = [graph(nodes=7, configs=10), graph(nodes=1200, configs=1000)]
-  text = banner.lines(
+  text = results.banner(
       config, "tile:xla", phase(), train, [graph(nodes=9, configs=30)], tmp_path / "run")
   return dict(line.split(maxsplit=1) for line in text.splitlines())
 

@@ -5,7 +5,7 @@ from flax import traverse_util
 import parts
 import pytest
 
-from tpugraphs_jax.run import arguments, checks, configs, describe
+from tpugraphs_jax.run import checks, configs
 
 FILE = '''
 from ml_collections import ConfigDict
@@ -26,7 +26,7 @@ def get_config(variant=""):
 
 def test_comments_belong_to_the_last_field_of_their_line(tmp_path):
   (tmp_path / "c.py").write_text(FILE)
-  assert describe.comments_of(tmp_path / "c.py") == {
+  assert configs.comments_of(tmp_path / "c.py") == {
       "seed": "of everything", "batch.configs": "per graph", "batch.target": "two lines"}
 
 
@@ -39,7 +39,7 @@ def test_comments_belong_to_the_last_field_of_their_line(tmp_path):
                              "  xla-default "])])
 def test_a_config_is_printed_with_values_choices_comments_and_variants(kind, variant, expected):
   config, place = parts.config_of(kind, variant), f"{configs.folder() / kind}.py:{variant}"
-  text = describe.config(config, place)
+  text = configs.described(config, place)
   for part in expected:
     assert part in text
   assert all(len(line) <= 100 for line in text.splitlines() if "#" in line)
@@ -55,7 +55,7 @@ def test_every_field_with_few_values_is_a_field_with_one_of_them():
 
 @pytest.mark.parametrize("kind", ["tile", "layout"])
 def test_every_variant_is_listed(kind):
-  text = describe.variants(f"{configs.folder() / kind}.py:x")
+  text = configs.variants(f"{configs.folder() / kind}.py:x")
   (file,) = commands.ROOT.glob(f"configs/{kind}.py")
   assert text.count("\n") >= 8 and f"--config={file.name}:A,B" in text
 
@@ -85,14 +85,14 @@ def test_the_config_is_taken_in_both_forms_of_a_flag(argv, value, rest):
 
 
 def test_messages_show_no_backslash_before_a_quote():
-  assert arguments.one_line("bad \\'x\\'\n  of \\\\\"y\\\\\"") == "bad 'x' of \"y\""
+  assert configs.one_line("bad \\'x\\'\n  of \\\\\"y\\\\\"") == "bad 'x' of \"y\""
 
 
 def test_a_config_of_ones_own_keeps_the_comments_of_the_project(tmp_path):
   (tmp_path / "own.py").write_text(
       "def get_config(variant=''):\n  config = base()\n  config.seed = 3  # my own\n")
   config = parts.config_of("tile", "ci")
-  text = describe.config(config, f"{tmp_path / 'own.py'}:x")
+  text = configs.described(config, f"{tmp_path / 'own.py'}:x")
   assert "# my own" in text and "# kernels per step, over all devices" in text
   assert "Variants" not in text
 
@@ -103,7 +103,7 @@ def test_values_that_the_comment_names_are_not_repeated(note, choices, is_repeat
   config = parts.config_of("layout", "ci")
   monkeypatch.setattr(describe.checks, "choices", lambda fields: {"data.search": choices})
   monkeypatch.setattr(describe, "comments_of", lambda path: {"data.search": note})
-  (line,) = [line for line in describe.config(config, "").splitlines() if "data.search" in line]
+  (line,) = [line for line in configs.described(config, "").splitlines() if "data.search" in line]
   assert ("one of" in line) == is_repeated and note in line
 
 
@@ -135,7 +135,7 @@ def test_options_that_are_the_meaning_of_a_name_are_no_options():
 def test_a_config_file_that_fails_is_named_in_one_line(tmp_path, text, complaint, capsys):
   (tmp_path / "own.py").write_text(text)
   with pytest.raises(SystemExit) as ended:
-    arguments.parse(["run_tile.py", f"--config={tmp_path / 'own.py'}"], "tile.py")
+    configs.parse_flags(["run_tile.py", f"--config={tmp_path / 'own.py'}"], "tile.py")
   (line,) = capsys.readouterr().err.splitlines()
   assert ended.value.code == 2 and line.startswith("error: ") and complaint in line
 
@@ -145,21 +145,21 @@ def test_a_config_file_that_fails_is_named_in_one_line(tmp_path, text, complaint
     ("layout", "gst_efd"), ("layout", "preset=first"), ("tile", "preset=mlsys21")])
 def test_every_field_is_described(kind, variant):
   config = parts.config_of(kind, variant)
-  lines = describe.config(config, f"{configs.folder() / kind}.py:{variant}").splitlines()
+  lines = configs.described(config, f"{configs.folder() / kind}.py:{variant}").splitlines()
   fields = [n for n, line in enumerate(lines) if line.startswith("--config.")]
   assert len(fields) > 40
   assert not [lines[n] for n in fields if "  # " not in lines[n] + lines[n + 1][:48]]
 
 
 def test_options_of_a_model_are_described_by_its_docstring_and_those_of_its_bases():
-  text = describe.config(parts.config_of("tile", "preset=first"), "")
+  text = configs.described(parts.config_of("tile", "preset=first"), "")
   assert "model.residual=" in text and "beyond the tables" not in text
-  text = describe.config(parts.config_of("tile", "EarlyJoinSAGE"), "")
+  text = configs.described(parts.config_of("tile", "EarlyJoinSAGE"), "")
   assert "rounds of message passing" in text and "# width of every other layer" in text
 
 
 def test_what_a_field_is_made_of_is_listed():
-  text = describe.config(parts.config_of("layout", "ci"), "")
+  text = configs.described(parts.config_of("layout", "ci"), "")
   assert "made of ListMLELoss," in text and "log_offset(K)" in text
   with pytest.raises(ValueError, match="expected one of constant, cosine, multistep"):
     checks.check(parts.config_of("layout", "ci", **{"optimizer.schedule": "linear"}))

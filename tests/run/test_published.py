@@ -13,14 +13,14 @@ import system_cases
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.run import job as job_lib, phases, published, published_tiles
+from tpugraphs_jax.run import job as job_lib, published, training
 from tpugraphs_jax.run.job import Job
-from tpugraphs_jax.serve import saved
+from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import log
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
-PRESETS = [*(("layout", name) for name in published.PRESETS),
-           *(("tile", name) for name in published_tiles.PRESETS)]
+PRESETS = [*(("layout", name) for name in published.LAYOUTS),
+           *(("tile", name) for name in published.TILES)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,7 +41,7 @@ def data_root(tmp_path_factory):
 @pytest.mark.parametrize("kind, name", PRESETS)
 def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
   for collection in COLLECTIONS if kind == "layout" else ("",):
-    variants = f"{collection},{published.PREFIX}{name}".strip(",")
+    variants = f"{collection},{configs.PRESET}{name}".strip(",")
     ranker = Job.of(parts.config_of(kind, variants)).ranker
     assert ranker.collection.kind == kind
     config = parts.config_of(kind, f"{variants},ci")
@@ -50,13 +50,13 @@ def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
     folder = tmp_path / (collection or kind)
     folder.mkdir()
     log.write_manifest(folder, config.to_dict())
-    kept = ml_collections.ConfigDict(saved.config_of(folder))
+    kept = ml_collections.ConfigDict(ranker_lib.config_of(folder))
     assert Job.of(kept).ranker.family.network == model
 
 
 @pytest.mark.parametrize("kind, name", PRESETS)
 def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
-  config = parts.config_of(kind, f"{published.PREFIX}{name},ci", data_root=str(data_root))
+  config = parts.config_of(kind, f"{configs.PRESET}{name},ci", data_root=str(data_root))
   with config.unlocked():
     if kind == "layout":
       config.data.store_dir = str(tmp_path / "store")
@@ -68,7 +68,7 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
     if config.data.get("also"):
       config.data.also = ("tile:xla",)
   job = job_lib.Job.of(config)
-  phase = phases.first_phase(job.parts(job_lib.prepare(job, tmp_path, resume=False)), tmp_path)
+  phase = training.first_stage(training.parts_of(job, job_lib.prepare(job, tmp_path, resume=False)), tmp_path)
   before = jax.tree.map(np.asarray, phase.state.params)
   state = parallel.replicate(phase.state)
   for _ in range(2 + 8 * bool(job.also)):  # of every collection
@@ -89,7 +89,7 @@ def test_unknown_presets_and_two_of_them_are_refused(kind):
 
 
 def test_presets_stand_among_the_variants_with_what_they_are():
-  found = published.variants(published_tiles.PRESETS)
+  found = published.variants(published.TILES)
   assert found["preset=mlsys21_lstm"] == "mlsys21 with an LSTM over nodes in order"
   assert all(found.values())
 

@@ -8,17 +8,17 @@ import numpy as np
 import parts
 import pytest
 
-from tpugraphs_jax.run import summary
+from tpugraphs_jax.run import results
 
 
 def test_sections_are_replaced_and_the_others_stay(tmp_path):
-  summary.update(tmp_path, training={"step": 1}, seed=3)
-  summary.update(tmp_path, training={"step": 2})
-  assert summary.read(tmp_path) == {"training": {"step": 2}, "seed": 3}
+  results.update_summary(tmp_path, training={"step": 1}, seed=3)
+  results.update_summary(tmp_path, training={"step": 2})
+  assert results.read_summary(tmp_path) == {"training": {"step": 2}, "seed": 3}
 
 
 def test_numbers_that_are_none_are_null(tmp_path):
-  summary.update(tmp_path, validation={"metrics": {"a": math.nan, "b": np.float64(0.5)}})
+  results.update_summary(tmp_path, validation={"metrics": {"a": math.nan, "b": np.float64(0.5)}})
   text = (tmp_path / "summary.json").read_text()
   assert json.loads(text)["validation"]["metrics"] == {"a": None, "b": 0.5} and "NaN" not in text
 
@@ -26,17 +26,17 @@ def test_numbers_that_are_none_are_null(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[1]"])
 def test_a_damaged_summary_is_begun_anew(tmp_path, text):
   (tmp_path / "summary.json").write_text(text)
-  summary.update(tmp_path, seed=1)
-  assert summary.read(tmp_path) == {"seed": 1}
+  results.update_summary(tmp_path, seed=1)
+  assert results.read_summary(tmp_path) == {"seed": 1}
 
 
 def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path):
   config = parts.config_of("tile", seed=7, **{"data.search": ""})
   with config.unlocked():
     config.data_root = "data"
-  summary.update(tmp_path, validation={})
-  summary.begin(config, tmp_path, "tile:xla")
-  found = summary.read(tmp_path)
+  results.update_summary(tmp_path, validation={})
+  results.begin_summary(config, tmp_path, "tile:xla")
+  found = results.read_summary(tmp_path)
   assert "validation" not in found and found["model"] == "EarlyJoinSAGE" and found["seed"] == 7
 
 
@@ -45,9 +45,9 @@ def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path):
     (FloatingPointError("the loss is nan at step 3 (x); lower"), "the loss is nan at step 3 (x)")])
 def test_an_interrupted_run_says_why(tmp_path, error, why):
   with pytest.raises(type(error)):
-    with summary.interruptions(tmp_path):
+    with results.interruptions(tmp_path):
       raise error
-  assert summary.read(tmp_path)["training"]["ended"] == why
+  assert results.read_summary(tmp_path)["training"]["ended"] == why
 
 
 def test_no_name_stands_for_two_figures():
@@ -64,6 +64,6 @@ def test_training_is_judged_on_what_it_says(count, expected):
   config = parts.config_of("tile", **{"train.valid_configs": count})
   result = types.SimpleNamespace(why="last epoch (2)", step=8, compile_seconds=1.0, peak_bytes=5,
                                  best_step=4, best_value=0.5)
-  found = summary.of_training(config, result, graphs=3, seconds=2.0)
+  found = results.of_training(config, result, graphs=3, seconds=2.0)
   assert found["best"] == {"step": 4, "metric": "valid_sample/opa_pooled", "value": 0.5, "split": "valid",
                            "graphs": 3, "configurations": expected}

@@ -16,7 +16,7 @@ from tpugraphs_jax import submission
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.serve import ranker as ranker_lib, saved
+from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ranker import Ranker
 
 KINDS = tuple(COLLECTIONS)
@@ -93,7 +93,7 @@ def test_a_graph_of_another_kind_is_refused(jobs, kind, other):
 
 def test_statistics_of_another_run_are_refused(jobs, tmp_path):
   workdir = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "copy")
-  path = workdir / saved.TRANSFORMS_FILE
+  path = workdir / ranker_lib.TRANSFORMS_FILE
   found = features.load(path)
   released = found["node/released"]
   found["node/released"] = dataclasses.replace(released, scale=2 * released.scale)
@@ -141,7 +141,7 @@ def test_scores_that_are_not_finite_are_refused(jobs):
 
 
 def load(jobs, changes):
-  config = ml_collections.ConfigDict(saved.config_of(jobs.workdir("tile_whole")))
+  config = ml_collections.ConfigDict(ranker_lib.config_of(jobs.workdir("tile_whole")))
   config.update_from_flattened_dict(changes)
   return Ranker.load(jobs.workdir("tile_whole"), config.to_dict()).params
 
@@ -166,7 +166,7 @@ def test_what_a_model_does_not_depend_on_may_change(jobs):
 
 def test_saved_statistics_are_those_of_the_training_split(jobs):
   ranker = Ranker.load(jobs.workdir("tile_whole"))
-  job = job_lib.Job.of(ml_collections.ConfigDict(saved.config_of(jobs.workdir("tile_whole"))))
+  job = job_lib.Job.of(ml_collections.ConfigDict(ranker_lib.config_of(jobs.workdir("tile_whole"))))
   files = npz.split_files(jobs.data_root, "tile:xla", "train")
   graphs = job_lib.trainable(job, [npz.read_tile(path) for path in files])
   job.fit(graphs)

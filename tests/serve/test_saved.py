@@ -10,7 +10,7 @@ import pytest
 
 import tpugraphs_jax
 from tpugraphs_jax.data import features, npz
-from tpugraphs_jax.serve import saved
+from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ensemble import COMBINATIONS, Ensemble
 from tpugraphs_jax.serve.ranker import Ranker
 
@@ -32,27 +32,27 @@ def made(**changes):
       np.array([0, 2]), np.array([False, True]), np.zeros(2, np.float32), np.ones(2, np.float32))
   params = {"head": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)},
             "scale": np.float32(0.5)}
-  return dataclasses.replace(saved.Artefact(
+  return dataclasses.replace(ranker_lib.Artefact(
       {"model": {"pooling": ("mean", "max")}, "seed": 3}, {"config": transform}, params,
       {"step": 7}), **changes)
 
 
 def test_saving_and_loading_is_exact(tmp_path):
-  path = tmp_path / saved.FILE
-  saved.save(path, made())
-  found, expected = saved.load(path), made()
+  path = tmp_path / ranker_lib.MODEL_FILE
+  ranker_lib.write_model(path, made())
+  found, expected = ranker_lib.read_model(path), made()
   assert found.config == expected.config and found.about == {"step": 7}
   np.testing.assert_array_equal(found.params["head"]["kernel"], expected.params["head"]["kernel"])
   assert found.params["scale"] == np.float32(0.5)
   for field in ("kept", "log", "offset", "scale"):
     np.testing.assert_array_equal(
         getattr(found.transforms["config"], field), getattr(expected.transforms["config"], field))
-  assert [path.name for path in tmp_path.iterdir()] == [saved.FILE]
+  assert [path.name for path in tmp_path.iterdir()] == [ranker_lib.MODEL_FILE]
 
 
 def test_the_same_model_gives_the_same_bytes(tmp_path):
   for name in ("a.npz", "b.npz"):
-    saved.save(tmp_path / name, made())
+    ranker_lib.write_model(tmp_path / name, made())
   assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
@@ -86,28 +86,28 @@ def without(field):
                                                 "checksum")),
 ])
 def test_a_changed_file_is_refused_in_one_line(change, complaint, tmp_path):
-  path = tmp_path / saved.FILE
-  saved.save(path, made())
+  path = tmp_path / ranker_lib.MODEL_FILE
+  ranker_lib.write_model(path, made())
   rewritten(path, change)
   with pytest.raises(ValueError, match=complaint) as error:
-    saved.load(path)
+    ranker_lib.read_model(path)
   assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_cut_and_flipped_bytes_never_give_a_model(tmp_path):
-  path = tmp_path / saved.FILE
-  saved.save(path, made())
+  path = tmp_path / ranker_lib.MODEL_FILE
+  ranker_lib.write_model(path, made())
   whole, rng = path.read_bytes(), np.random.default_rng(0)
   for length in (0, 1, 100, len(whole) // 2, len(whole) - 1):
     path.write_bytes(whole[:length])
     with pytest.raises(ValueError, match="damaged"):
-      saved.load(path)
+      ranker_lib.read_model(path)
   for place in rng.integers(0, len(whole), 200):
     flipped = bytearray(whole)
     flipped[place] ^= 1 << int(rng.integers(8))
     path.write_bytes(flipped)
     try:
-      found = saved.load(path)
+      found = ranker_lib.read_model(path)
     except ValueError as error:
       assert "damaged" in str(error) or "format" in str(error)
     else:  # a byte of the archive that carries nothing
@@ -115,24 +115,24 @@ def test_cut_and_flipped_bytes_never_give_a_model(tmp_path):
 
 
 def test_names_that_cannot_be_printed_are_escaped(tmp_path):
-  path = tmp_path / saved.FILE
-  saved.save(path, made())
+  path = tmp_path / ranker_lib.MODEL_FILE
+  ranker_lib.write_model(path, made())
   start, end = path.read_bytes().rsplit(b"params/scale", 1)  # in the archive's directory
   path.write_bytes(start + b"params/sc\a\ne" + end)
   with pytest.raises(ValueError, match="damaged") as error:
-    saved.load(path)
+    ranker_lib.read_model(path)
   assert str(error.value).isprintable()
 
 
 def test_a_missing_file_says_so(tmp_path):
   with pytest.raises(FileNotFoundError, match="model.npz is missing: name a folder that a model"):
-    saved.load(tmp_path / saved.FILE)
+    ranker_lib.read_model(tmp_path / ranker_lib.MODEL_FILE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_alone_ranks_as_the_folder_does(kind, jobs, tmp_path):
   workdir, graph = jobs.workdir(f"{kind}_whole"), graph_of(jobs, kind)
-  source = workdir / saved.FILE
+  source = workdir / ranker_lib.MODEL_FILE
   assert source.stat().st_size < 500_000
   copy = tmp_path / "elsewhere.npz"
   copy.write_bytes(source.read_bytes())
@@ -146,7 +146,7 @@ def test_the_file_alone_ranks_as_the_folder_does(kind, jobs, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_holds_the_best_checkpoint(kind, jobs):
   workdir = jobs.workdir(f"{kind}_whole")
-  found, best = saved.load(workdir / saved.FILE), saved.read(workdir)
+  found, best = ranker_lib.read_model(workdir / ranker_lib.MODEL_FILE), ranker_lib.read(workdir)
   assert found.about["step"] == best.about["step"]
   assert found.about["valid_sample"]["opa_pooled"] > 0 and "jax" in found.about["versions"]
   assert json.dumps(found.config, default=list)

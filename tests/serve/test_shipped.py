@@ -9,7 +9,7 @@ import pytest
 import tpugraphs_jax
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.serve import shipped
+from tpugraphs_jax.serve import ranker as ranker_lib
 
 _OWN = commands.ROOT / "data" / "own" / "npz"
 
@@ -22,13 +22,13 @@ def _held_out(ranker):
 
 
 def test_two_models_ship():
-  assert shipped.names() == ["layout-cpu-measured", "layout-v3-estimate"]
+  assert ranker_lib.shipped_names() == ["layout-cpu-measured", "layout-v3-estimate"]
 
 
-@pytest.mark.parametrize("name", shipped.names())
+@pytest.mark.parametrize("name", ranker_lib.shipped_names())
 def test_what_ships_is_small_and_has_a_card_with_label_data_and_figures(name):
-  assert shipped.find(name).stat().st_size < 1 << 20
-  card = shipped.card(name)
+  assert ranker_lib.shipped_file(name).stat().st_size < 1 << 20
+  card = ranker_lib.card(name)
   for word in (f"# {name}", "**Label**", "**Data**", "**test**", "this model", "a random order",
                "the compiler's own choice"):
     assert word in card
@@ -36,7 +36,7 @@ def test_what_ships_is_small_and_has_a_card_with_label_data_and_figures(name):
     assert "no measurement" in card
 
 
-@pytest.mark.parametrize("name", shipped.names())
+@pytest.mark.parametrize("name", ranker_lib.shipped_names())
 def test_what_ships_orders_programs_of_other_families_better_than_chance(name):
   ranker = tpugraphs_jax.load(name)
   graphs = _held_out(ranker)
@@ -47,21 +47,21 @@ def test_what_ships_orders_programs_of_other_families_better_than_chance(name):
 
 
 def test_a_name_is_a_model_that_ships_unless_something_is_there(tmp_path, monkeypatch):
-  monkeypatch.setattr(shipped, "FOLDER", tmp_path / "shipped")
-  shipped.FOLDER.mkdir()
-  (shipped.FOLDER / "a-model.npz").touch()
-  (shipped.FOLDER / "a-model.md").write_text("# a-model")
+  monkeypatch.setattr(ranker_lib, "SHIPPED", tmp_path / "shipped")
+  ranker_lib.SHIPPED.mkdir()
+  (ranker_lib.SHIPPED / "a-model.npz").touch()
+  (ranker_lib.SHIPPED / "a-model.md").write_text("# a-model")
   monkeypatch.chdir(tmp_path)
-  assert shipped.names() == ["a-model"] and shipped.card("a-model") == "# a-model"
-  assert shipped.find("a-model") == shipped.FOLDER / "a-model.npz"
+  assert ranker_lib.shipped_names() == ["a-model"] and ranker_lib.card("a-model") == "# a-model"
+  assert ranker_lib.shipped_file("a-model") == ranker_lib.SHIPPED / "a-model.npz"
   for place in ("out/a-model", "./deep/a-model"):
-    assert str(shipped.find(place)) == str(shipped.Path(place))
+    assert str(ranker_lib.shipped_file(place)) == str(Path(place))
   with pytest.raises(FileNotFoundError, match=r"other is missing: .* that ships \(a-model\)$"):
-    shipped.find("other")
+    ranker_lib.shipped_file("other")
   (tmp_path / "a-model").mkdir()  # a folder of the user's
-  assert str(shipped.find("a-model")) == "a-model"
+  assert str(ranker_lib.shipped_file("a-model")) == "a-model"
   with pytest.raises(ValueError, match="no model 'b' ships, expected one of a-model"):
-    shipped.card("b")
+    ranker_lib.card("b")
 
 
 def _sidecar(path, **fields):

@@ -8,7 +8,7 @@ import sys
 import commands
 import pytest
 
-from tpugraphs_jax.train import stop
+from tpugraphs_jax.train import loop
 
 # Each waits for ever in its own way, and says so first.
 WAITS = {
@@ -24,9 +24,9 @@ WAITS = {
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("where", WAITS)
 def test_a_second_signal_ends_the_process_wherever_it_waits(where, number):
-  program = ("from tpugraphs_jax.train import stop\n"
+  program = ("from tpugraphs_jax.train import loop\n"
              "say = lambda: print('waiting', flush=True)\n"
-             f"with stop.StopSignals():\n  {WAITS[where]}\n")
+             f"with loop.StopSignals():\n  {WAITS[where]}\n")
   process = subprocess.Popen(
       [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=commands.ROOT)
   try:
@@ -49,7 +49,7 @@ def ended(process, *, seconds):
 
 
 def test_one_signal_is_a_request():
-  with stop.StopSignals() as signals:
+  with loop.StopSignals() as signals:
     assert signals.received is None
     os.kill(os.getpid(), signal.SIGTERM)
     assert signals.received == signal.SIGTERM
@@ -59,7 +59,7 @@ def test_what_signals_did_before_is_put_back():
   wakeup = signal.set_wakeup_fd(-1)
   handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
   for _ in range(2):
-    with stop.StopSignals():
+    with loop.StopSignals():
       os.kill(os.getpid(), signal.SIGTERM)
   assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
   assert signal.set_wakeup_fd(wakeup) == -1

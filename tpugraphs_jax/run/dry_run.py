@@ -18,13 +18,14 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
+import optax
 
 from tpugraphs_jax import parallel, remote
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import download, npz, npz_archive, store, store_format
 from tpugraphs_jax.graph import SPLITS
-from tpugraphs_jax.run import banner, job as job_lib, phases, training
+from tpugraphs_jax.run import job as job_lib, results, training
 from tpugraphs_jax.train import log
 
 _STEPS = 8  # measured, besides those that compile
@@ -171,39 +172,39 @@ def _host_lines(config: ml_collections.ConfigDict, collection: Collection) -> It
   yield f"hosts       each of them reads {what}; process 0 alone reads and writes --workdir"
 
 
-def measure(job: job_lib.Job, scratch: Path) -> tuple[phases.Phase, Measured]:
-  """Takes a few steps of the first phase and judges a few graphs.
+def measure(job: job_lib.Job, scratch: Path) -> tuple[training.Stage, Measured]:
+  """Takes a few steps of the first stage and judges a few graphs.
 
   Args:
     job: with data that can be loaded.
     scratch: an empty folder.
   """
   prepared = job_lib.prepare(job, scratch, resume=False)
-  phase, valid = phases.first_phase(job.parts(prepared), scratch), prepared.valid
-  parameters = banner.parameters(phase)
+  stage, valid = training.first_stage(training.parts_of(job, prepared), scratch), prepared.valid
+  parameters = optax.tree.size(stage.state.params)
   state, first, later = _steps(
-      phase, parallel.replicate(phase.state), measured=_STEPS * (1 + len(job.also)))
+      stage, parallel.replicate(stage.state), measured=_STEPS * (1 + len(job.also)))
   params = parallel.unreplicate(state.eval_params)
-  sampled, final = _evaluation(job, phase.scorer, params, valid)
+  sampled, final = _evaluation(job, stage.scorer, params, valid)
   for other in job.also:  # which are judged after training alone
     graphs = other.prepare(job_lib.judged(other.data.load(job.config.data_root, "valid")))
     final += _evaluation(other, other.ranker.scorer, params, graphs)[1]
   step_seconds, (what, peak) = float(np.mean(later)), log.peak_memory()
-  return phase, Measured(
-      len(later), step_seconds, len(phase.plan.budgets),
+  return stage, Measured(
+      len(later), step_seconds, len(stage.plan.budgets),
       max(0.0, float(np.mean(first)) - step_seconds), sampled, final, parameters, peak, what)
 
 
 def _steps(
-    phase: phases.Phase, state: Any, *, measured: int = _STEPS
+    stage: training.Stage, state: Any, *, measured: int = _STEPS
 ) -> tuple[Any, list[float], list[float]]:
   """Seconds of steps that were the first of their shape, and of so many others."""
   first, later, seen = [], [], set()
-  total = phase.epochs * phase.plan.steps_per_epoch
+  total = stage.epochs * stage.plan.steps_per_epoch
   for step in range(total):
-    shape = tuple(phase.plan.budget(step).values())
+    shape = tuple(stage.plan.budget(step).values())
     since = time.monotonic()
-    state, metrics = phase.train_step(state, next(phase.batches))
+    state, metrics = stage.train_step(state, next(stage.batches))
     jax.block_until_ready(metrics)
     (later if shape in seen else first).append(time.monotonic() - since)
     seen.add(shape)
@@ -235,10 +236,10 @@ def _work(graphs: Sequence[Any], ids: Sequence[np.ndarray]) -> int:
 
 
 def _time_lines(
-    config: ml_collections.ConfigDict, phase: phases.Phase, found: Measured
+    config: ml_collections.ConfigDict, stage: training.Stage, found: Measured
 ) -> Iterator[str]:
-  steps = phase.epochs * phase.plan.steps_per_epoch
-  evaluations = -(-phase.epochs // config.train.eval_every_epochs)
+  steps = stage.epochs * stage.plan.steps_per_epoch
+  evaluations = -(-stage.epochs // config.train.eval_every_epochs)
   compiling = found.compiles * found.compile_seconds
   total = (steps * found.step_seconds + compiling + evaluations * found.evaluation_seconds
            + found.final_seconds)
@@ -253,5 +254,5 @@ def _time_lines(
          f"of {found.final_seconds:.3g} s")
   yield (f"time        about {total / 3600:.2g} hours on {_number(jax.device_count(), 'device')} "
          "like these")
-  if phase.following is not None:
+  if stage.following is not None:
     yield "            and then the head alone, which was not measured"

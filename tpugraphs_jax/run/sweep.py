@@ -26,7 +26,7 @@ from etils import epath
 from flax import traverse_util
 
 from tpugraphs_jax import console, files, jobs, report
-from tpugraphs_jax.run import arguments, checks, configs
+from tpugraphs_jax.run import checks, configs
 
 _DONE = ("last epoch", "early stopping")  # how `summary.json` says that training ended by itself
 _SETTINGS = "sweep.json"
@@ -204,7 +204,7 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
   for field in fields:
     if field not in known:
       raise ValueError(f"--grid names {field!r}, and the config has no such field: "
-                       f"{arguments.nearest(field, known)}--print_config of the command lists them")
+                       f"{configs.nearest(field, known)}--print_config of the command lists them")
   kind = "tile" if config.task == "tile" else "layout"
   start = f"import sys; from tpugraphs_jax import run; sys.argv[0] = 'sweep'; run.{kind}()"
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
@@ -251,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs.run(do, todo, processes=args.jobs, beam=args.beam)
     return _conclude(runs, args.out)
   except (ValueError, OSError, ImportError) as error:
-    print(f"error: {arguments.one_line(str(error))}", file=sys.stderr)
+    print(f"error: {configs.one_line(str(error))}", file=sys.stderr)
     return 2
   except KeyboardInterrupt:
     print("interrupted: the same command goes on from here", file=sys.stderr)

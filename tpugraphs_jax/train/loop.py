@@ -8,12 +8,14 @@ the training state, the position in the data and the bookkeeping of the loop.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import math
+import os
 from pathlib import Path
 import signal
+import threading
 import time
 from typing import Any
 
@@ -22,7 +24,7 @@ import numpy as np
 import optax
 
 from tpugraphs_jax import console, files as files_lib, parallel
-from tpugraphs_jax.train import checkpoint, log as log_lib, state as state_lib, stop
+from tpugraphs_jax.train import checkpoint, log as log_lib, state as state_lib
 from tpugraphs_jax.train.state import TrainState
 
 CHECKPOINTS = "checkpoints"  # folder under the working folder
@@ -31,6 +33,7 @@ SAMPLE = "valid_sample"
 # Steps handed to the devices but not yet waited for: enough to keep them busy while
 # the host prepares a batch, few enough that waiting batches take little memory.
 _STEPS_IN_FLIGHT = 2
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +192,7 @@ def train(
   profile = log_lib.Profile(schedule.profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
-    signals = stack.enter_context(stop.StopSignals())
+    signals = stack.enter_context(StopSignals())
     check_workdir(workdir, resume=resume, config=config, files=files)
     files_lib.tidy(workdir)
     checkpoints = stack.enter_context(contextlib.closing(
@@ -299,7 +302,7 @@ class _Loop:
   checkpoints: checkpoint.Checkpoints
   log: log_lib.Log
   profile: log_lib.Profile
-  signals: stop.StopSignals
+  signals: StopSignals
   schedule: Schedule
 
   def __post_init__(self):
@@ -410,7 +413,7 @@ class _Loop:
     try:
       with self.signals.interrupting():
         found = self.experiment.evaluate(params)
-    except stop.Interrupted:
+    except Interrupted:
       return
     except FloatingPointError as error:
       raise FloatingPointError(f"step {self.step}: {error}") from error
@@ -472,3 +475,84 @@ class _Loop:
         state=parallel.unreplicate(self.state), step=self.step, best_value=best.best_value,
         best_step=best.best_step, stopped_early=self.step < self.schedule.total_steps, why=why,
         compile_seconds=self.compile_seconds, peak_bytes=peak_bytes)
+
+
+# Stopping on SIGTERM and Ctrl-C without losing work.
+
+
+class Interrupted(BaseException):
+  """A signal came while work was going on that can be redone."""
+
+
+class StopSignals:
+  """Turns SIGTERM and Ctrl-C into a request to stop; a second one ends the process at once.
+
+  The second one works wherever the process waits (compilation, a device, a disk), and saves
+  nothing: the newest checkpoint is what the run goes on from.
+  """
+
+  def __init__(self):
+    self.received: int | None = None
+    self._may_interrupt = False
+    self._open = contextlib.ExitStack()
+
+  def __enter__(self) -> StopSignals:
+    if threading.current_thread() is threading.main_thread():
+      self._open.enter_context(_second_signal_ends())
+      for number in _STOP_SIGNALS:
+        self._open.callback(signal.signal, number, signal.signal(number, self._receive))
+    return self
+
+  def __exit__(self, *error: Any) -> None:
+    self._open.close()
+
+  def _receive(self, number: int, frame: Any) -> None:
+    del frame
+    if self.received is not None:
+      return
+    self.received = number
+    if self._may_interrupt:
+      raise Interrupted
+
+  @contextlib.contextmanager
+  def interrupting(self) -> Iterator[None]:
+    """Inside, a signal raises `Interrupted` at once: for work that can be redone.
+
+    Not with several processes, which would be left waiting for this one.
+    """
+    self._may_interrupt = parallel.process_count() == 1
+    try:
+      if self._may_interrupt and self.received is not None:
+        raise Interrupted
+      yield
+    finally:
+      self._may_interrupt = False
+
+
+@contextlib.contextmanager
+def _second_signal_ends() -> Iterator[None]:
+  """A thread that ends the process at the second signal.
+
+  Handlers written in Python wait until the main thread is back from what it has called;
+  the interpreter writes the number of a signal into this pipe at once.
+  """
+  numbers, written = os.pipe()
+  os.set_blocking(written, False)
+  previous = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+  watcher = threading.Thread(target=_end_at_second, args=(numbers,), name="stop", daemon=True)
+  watcher.start()
+  try:
+    yield
+  finally:
+    signal.set_wakeup_fd(previous)
+    os.close(written)  # which ends the thread
+    watcher.join()
+    os.close(numbers)
+
+
+def _end_at_second(numbers: int) -> None:
+  seen = 0
+  while received := os.read(numbers, 1):
+    seen += received[0] in _STOP_SIGNALS
+    if seen == 2:
+      os._exit(128 + received[0])
