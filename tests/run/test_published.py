@@ -13,7 +13,7 @@ import system_cases
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.run import job as job_lib, published, training
+from tpugraphs_jax.run import configs, job as job_lib, published, training
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import log
@@ -89,7 +89,7 @@ def test_unknown_presets_and_two_of_them_are_refused(kind):
 
 
 def test_presets_stand_among_the_variants_with_what_they_are():
-  found = published.variants(published.TILES)
+  found = configs.preset_variants(published.TILES)
   assert found["preset=mlsys21_lstm"] == "mlsys21 with an LSTM over nodes in order"
   assert all(found.values())
 

@@ -302,18 +302,15 @@ def comments_of(path: Path) -> dict[str, str]:
   the lines after `config.batch = ConfigDict(dict(`.
   """
   found: dict[str, str] = {}
-  section = ""
+  section = name = ""
   for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
     code, _, comment = line.partition("  # ")
     code = re.sub(r'"[^"]*"', '""', code)  # a value may look like a field
     if assigned := re.search(r"\bconfig\.([\w.]+)(?: = |\.update\()", code):
-      section = assigned[1]
+      section = name = assigned[1]
       code = code[assigned.end():]
-      name = section
-    else:
-      name = ""
     if fields := re.findall(r"(\w+)=(?!=)", code):
       name = f"{section}.{fields[-1]}"
-    if comment and name:
+    if comment and code.strip():
       found.setdefault(name, comment)
   return found

@@ -78,7 +78,8 @@ def banner(job: Job, stage: Stage, prepared: Prepared, workdir: Path) -> str:
 
 def _sizes(graphs: Sequence[Any]) -> str:
   configs, nodes = sum(len(g.configs) for g in graphs), [len(g.opcode) for g in graphs]
-  return f"{len(graphs):,} graphs of {min(nodes):,} to {max(nodes):,} nodes, " \
+  size = f"{min(nodes):,} to {max(nodes):,}" if min(nodes) < max(nodes) else f"{min(nodes):,}"
+  return f"{len(graphs):,} graph{'s' * (len(graphs) != 1)} of {size} nodes, " \
          f"{configs:,} configurations"
 
 

@@ -1,4 +1,4 @@
-"""summary.json is whole JSON whatever happens, and says why a run ended."""
+"""The lines and files of a run are right in every number, and whole whatever happens."""
 
 import json
 import math
@@ -8,7 +8,49 @@ import numpy as np
 import parts
 import pytest
 
-from tpugraphs_jax.run import results
+from tpugraphs_jax.run import job as job_lib, results
+
+
+def graph(*, nodes, configs):
+  return types.SimpleNamespace(opcode=np.zeros(nodes), configs=range(configs))
+
+
+def banner(tmp_path, **changes):
+  """The rows of a banner by their first word."""
+  config = parts.config_of("tile", "ci", **changes)
+  with config.unlocked():
+    config.data_root = str(tmp_path / "npz")
+  params = {"dense": {"kernel": np.zeros((4, 5)), "bias": np.zeros(5)}}
+  stage = types.SimpleNamespace(
+      epochs=3, plan=types.SimpleNamespace(steps_per_epoch=8),
+      state=types.SimpleNamespace(params=params))
+  prepared = types.SimpleNamespace(
+      train=[graph(nodes=7, configs=10), graph(nodes=1200, configs=1000)],
+      valid=[graph(nodes=9, configs=30)], also=[])
+  text = results.banner(job_lib.Job.of(config), stage, prepared, tmp_path / "run")
+  return dict(line.split(maxsplit=1) for line in text.splitlines())
+
+
+def test_a_banner_counts_graphs_steps_parameters_and_devices(tmp_path):
+  found = banner(tmp_path, **{"batch.graphs": 4, "batch.configs": 6, "model.precision": "high"})
+  assert found["training"] == "2 graphs of 7 to 1,200 nodes, 1,010 configurations"
+  assert found["steps"] == "24 in 3 epochs of 8, each of 4 graphs with 6 configurations"
+  assert "25 parameters" in found["model"] and found["model"].startswith("EarlyJoinSAGE, ")
+  assert found["model"].endswith("matrix products high")
+  assert found["devices"].startswith("4 x cpu")  # the tests' fake ones
+
+
+@pytest.mark.parametrize("count, words", [
+    (0, "judged by opa on all of them"), (5, "judged by opa on a seeded 5 of each graph")])
+def test_the_protocol_of_validation_is_said(tmp_path, count, words):
+  found = banner(tmp_path, **{"train.valid_configs": count})
+  assert found["validation"] == f"1 graph of 9 nodes, 30 configurations; {words}"
+
+
+def test_the_kind_of_labels_is_said(tmp_path):
+  assert "measured" in banner(tmp_path)["labels"]
+  (tmp_path / "synthetic.json").write_text("{}")
+  assert banner(tmp_path)["labels"].startswith("SYNTHETIC")
 
 
 def test_sections_are_replaced_and_the_others_stay(tmp_path):
@@ -50,15 +92,6 @@ def test_an_interrupted_run_says_why(tmp_path, error, why):
   assert results.read_summary(tmp_path)["training"]["ended"] == why
 
 
-def test_no_name_stands_for_two_figures():
-  found = summary.of_evaluation(
-      {"opa": 0.75, "kendaltau": 0.5}, {"opa": 0.5}, "all", [np.arange(3), np.arange(4)], 2.0,
-      split="valid")
-  assert found["metrics"] == {"opa_pooled": 0.75, "kendaltau_mean": 0.5}
-  assert found["random_order"] == {"opa_pooled": 0.5}
-  assert (found["graphs"], found["configurations_judged"]) == (2, 7)
-
-
 @pytest.mark.parametrize("count, expected", [(0, "all"), (50, "a seeded 50 of each graph")])
 def test_training_is_judged_on_what_it_says(count, expected):
   config = parts.config_of("tile", **{"train.valid_configs": count})
@@ -67,3 +100,10 @@ def test_training_is_judged_on_what_it_says(count, expected):
   found = results.of_training(config, result, graphs=3, seconds=2.0)
   assert found["best"] == {"step": 4, "metric": "valid_sample/opa_pooled", "value": 0.5, "split": "valid",
                            "graphs": 3, "configurations": expected}
+
+
+@pytest.mark.parametrize("scores, expected", [
+    ([0, 0, 0, 0, 0, 1], True), ([3, 0, 0, 0, 0, 1, 0], True), ([0, 0, 0, 0, 1, 1], False),
+    ([0] * 5, False)])
+def test_a_ranking_is_tied_where_the_five_best_are_equal(scores, expected):
+  assert results.is_tied(np.float32(scores)) == expected
