@@ -7,6 +7,8 @@ factored form keeps one small integer per configuration and group of such nodes.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from tpugraphs_jax import columns, graph
@@ -17,6 +19,7 @@ _MAX_ROWS = 1 << 16
 
 _LOW, _HIGH = columns.LAYOUT_VALUE_RANGE
 _BASE = _HIGH - _LOW + 1
+CONFIG_FEATURES = (("released",), ("outputs",))  # of data.config_features, for layouts
 # A row of 18 digits in base 7 as three float32 sums of six digits each: all
 # below 7**6 < 2**24, so that a matrix product computes them exactly.
 _DIGITS = 6
@@ -139,6 +142,26 @@ def factor_layout_configs(
   for start in range(0, shape[0], step):
     factorer.add(np.asarray(node_config_feat[start:start + step], np.float32))
   return factorer.finish(np.asarray(runtime_ns, np.int64))
+
+
+def output_orders(op_graph: graph.OpGraph) -> graph.OpGraph:
+  """A program whose layout configurations keep the orders of outputs alone.
+
+  The first 6 of a node's 18 integers stay and the others become -1. Rows of the dictionary
+  that are then equal are merged, and so are groups of nodes. In AlexNet and UNet3D, measured
+  on TPU v3, output orders explain over 99.99 % of the variance of the log run time. The store
+  of the graph, which keeps what was computed from all 18 integers, is left out.
+  """
+  configs = op_graph.configs
+  kept = configs.rows.copy()
+  kept[:, columns.MAX_RANK:] = -1
+  rows, row_of = np.unique(kept, axis=0, return_inverse=True)
+  group_row = row_of.ravel().astype(np.min_scalar_type(len(rows) - 1))[configs.group_row]
+  first, group_of = graph.distinct_rows(group_row.T)
+  merged = graph.LayoutConfigs(
+      rows, group_of.astype(np.int32)[configs.node_group], group_row[:, first],
+      configs.runtime_ns)
+  return dataclasses.replace(op_graph, configs=merged, store=None)
 
 
 def _row_codes(block: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from scipy import stats
 
 from tpugraphs_jax import remote
 from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import npz, sampling, store, tiling
+from tpugraphs_jax.data import factor, npz, sampling, store, tiling
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows
 
 _LAYOUT_UNIT_NS = 1e7  # of layout labels in the official code
@@ -84,6 +84,8 @@ class LayoutData:
     collection: of kind `layout`.
     skip_bad_files: leave out malformed files, by name, instead of stopping.
     target: one of `sampling.TARGETS`.
+    config_features: `("released",)` for all 18 integers of a node, or `("outputs",)` for the
+      order of its output alone (`factor.output_orders`).
     store_dir: the random-access copy; empty = `<data_root>/store`.
     leave_out: training graphs whose names have one of these words are left out.
     duplicate_policy: one of `DUPLICATE_POLICIES`, for training graphs.
@@ -98,6 +100,7 @@ class LayoutData:
   collection: Collection
   skip_bad_files: bool = False
   target: str = "official"
+  config_features: tuple[str, ...] = ("released",)
   store_dir: str = ""
   leave_out: tuple[str, ...] = ()
   duplicate_policy: str = "keep"
@@ -116,6 +119,8 @@ class LayoutData:
     files = npz.split_files(data_root, self.collection.name, split)
     _report_skipped(files, len(files) - len(folders))
     graphs = store.open_graphs(folders)
+    if "outputs" in self.config_features:
+      graphs = list(map(factor.output_orders, graphs))
     if split == "train":
       graphs = self._left(graphs)
       graphs = [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]

@@ -10,7 +10,7 @@ from typing import Any
 import ml_collections
 
 from tpugraphs_jax import collections, losses
-from tpugraphs_jax.data import feature_blocks, features, reduction, sampling, selection, tiling
+from tpugraphs_jax.data import factor, feature_blocks, features, reduction, sampling, selection, tiling
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments import history, model as segment_model, partition
@@ -104,7 +104,7 @@ def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any
       "data.virtual_node": reduction.VIRTUAL_NODES, "data.pad_value": (0, -1),
       "data.config_transform": features.KINDS,
       "data.duplicate_policy": selection.DUPLICATE_POLICIES, "train.best_metric": _MAXIMISED,
-      **({"data.config_features": tiling.CONFIG_FEATURES} if config.task == "tile" else {}),
+      "data.config_features": (tiling if config.task == "tile" else factor).CONFIG_FEATURES,
       "data.source": ("xla", own) if config.task == "tile" else ("xla", "nlp", own),
       **{f"model.{name}": allowed for name, allowed in model.items() if name in config.model},
   }
