@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax import collect
-from tpugraphs_jax.data.factor import factor_layout_configs
+from tpugraphs_jax.graph import factor_layout_configs
 from tpugraphs_jax.columns import opcode_ids
 
 sys.path.insert(0, str(commands.ROOT / "benchmarks"))

@@ -15,7 +15,7 @@ import numpy as np
 from tpugraphs_jax import graph
 from tpugraphs_jax.collect import choosing
 from tpugraphs_jax.collect.equations import Dims, Group, Orders
-from tpugraphs_jax.data.factor import factor_layout_configs
+from tpugraphs_jax.graph import factor_layout_configs
 from tpugraphs_jax.hlo import estimates, layout_search, module_graph, node_features, proto
 
 _TAG = re.compile(rf"{choosing.SCOPE}(\d+)")

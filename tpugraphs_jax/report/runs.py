@@ -76,7 +76,7 @@ class Run:
 
   @property
   def labels(self) -> str:
-    """The kind of the labels, see `data.labels`."""
+    """The kind of the labels, see `collections.label_kind`."""
     return self.summary.get("labels", "of unknown kind")
 
   @property
