@@ -32,7 +32,7 @@ import workloads
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.data import batching, feature_blocks
 from tpugraphs_jax.graph import OpGraph, TileConfigs
-from tpugraphs_jax.hlo import estimates, proto, tpu
+from tpugraphs_jax.hlo import proto, tpu, tpu_kernels
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.rankers.segments import batches as segments
 from tpugraphs_jax.run import configs as configs_lib, phases, published, published_tiles
@@ -165,7 +165,7 @@ def measure(case: str, step: str, target: str) -> dict[str, Any]:
       where="TPU program")
   opcodes = collections.Counter(
       node.opcode for computation in module.computations for node in computation.instructions)
-  cycles, memory = estimates.estimated_cycles(module), compiled.memory_analysis()
+  cycles, memory = tpu_kernels.estimated_cycles(module), compiled.memory_analysis()
   total = (memory.argument_size_in_bytes + memory.output_size_in_bytes
            + memory.temp_size_in_bytes - memory.alias_size_in_bytes)
   return {

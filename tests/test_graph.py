@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import random_graphs
 
 from tpugraphs_jax import graph
 
@@ -108,3 +109,16 @@ def test_rows_that_differ_in_one_digit_stay_apart():
 def test_factoring_refuses_wrong_shapes(shape):
   with pytest.raises(ValueError, match="node_config_feat"):
     graph.factor_layout_configs(np.zeros(shape, np.float32), np.arange(3))
+
+
+def test_output_orders_keep_the_first_six_integers_and_merge_what_is_then_equal():
+  rng = np.random.default_rng(5)
+  feat, _ = _grouped(rng, configs=40, groups=5, members=3)
+  feat[:, 2, :6] = feat[:, 7, :6]  # nodes that differ in operands alone
+  whole = random_graphs.layout_graph(rng, nodes=20, edges=20, config_nodes=range(15), configs=40)
+  whole = dataclasses.replace(whole, configs=graph.factor_layout_configs(feat, np.arange(40)))
+  feat[:, :, 6:] = -1
+  expected = graph.factor_layout_configs(feat, np.arange(40))
+  found = graph.output_orders(whole).configs
+  for field in dataclasses.fields(graph.LayoutConfigs):
+    np.testing.assert_array_equal(getattr(found, field.name), getattr(expected, field.name))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, LAYOUT_VALUE_RANGE
+from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, LAYOUT_VALUE_RANGE, MAX_RANK
 
 DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"  # of the commands
 SPLITS = ("train", "valid", "test")
@@ -273,6 +273,26 @@ def factor_layout_configs(
   for start in range(0, shape[0], step):
     factorer.add(np.asarray(node_config_feat[start:start + step], np.float32))
   return factorer.finish(np.asarray(runtime_ns, np.int64))
+
+
+def output_orders(op_graph: OpGraph) -> OpGraph:
+  """A program whose layout configurations keep the orders of outputs alone.
+
+  The first 6 of a node's 18 integers stay and the others become -1. Rows of the dictionary
+  that are then equal are merged, and so are groups of nodes. In AlexNet and UNet3D, measured
+  on TPU v3, output orders explain over 99.99 % of the variance of the log run time. The store
+  of the graph, which keeps what was computed from all 18 integers, is left out.
+  """
+  configs = op_graph.configs
+  kept = configs.rows.copy()
+  kept[:, MAX_RANK:] = -1
+  rows, row_of = np.unique(kept, axis=0, return_inverse=True)
+  group_row = row_of.ravel().astype(np.min_scalar_type(len(rows) - 1))[configs.group_row]
+  first, group_of = distinct_rows(group_row.T)
+  merged = LayoutConfigs(
+      rows, group_of.astype(np.int32)[configs.node_group], group_row[:, first],
+      configs.runtime_ns)
+  return dataclasses.replace(op_graph, configs=merged, store=None)
 
 
 def _row_codes(block: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import feature_blocks, npz
 from tpugraphs_jax.data.feature_blocks import Options
 from tpugraphs_jax.data.features import NodeFeatures
-from tpugraphs_jax.hlo import convert
+from tpugraphs_jax.hlo import tuning
 
 SAMPLE = Path(__file__).parent / "hlo/control_flow.hlo.pb"
 TUNING = Path(__file__).parent / "hlo/synth_layout_tuning.pb"
@@ -202,7 +202,7 @@ def test_extra_values_of_another_graph_are_refused():
 
 
 def test_the_files_of_convert_are_read_by_graph_name(tmp_path):
-  convert.convert([TUNING], tmp_path / "npz", extra_out=tmp_path / "extra", jobs=1)
+  tuning.convert([TUNING], tmp_path / "npz", extra_out=tmp_path / "extra", jobs=1)
   (written,) = (tmp_path / "extra").glob("*.npz")
   with np.load(written) as file:
     expected = file["node_extra"]

@@ -35,7 +35,9 @@ DIMENSIONS = sizes(NODE["shape"])  # of the output of a node, 0 beyond its rank
 ROLES = 3  # output, input and kernel, of which a choice has an order each
 CHOICE_FEATURES = 3 * ROLES
 CONTRACTIONS = tuple(opcode_ids()[name] for name in ("convolution", "dot"))
-CONFIG_FEATURES = (("released",), ("released", "tile_counts"))  # of data.config_features
+CONFIG_FEATURES = {  # of data.config_features
+    "tile": (("released",), ("released", "tile_counts")),
+    "layout": (("released",), ("outputs",))}  # all 18 integers, or `graph.output_orders`
 _BOUNDS = {"output": sizes(TILE["output_bounds"]), "kernel": sizes(TILE["kernel_bounds"])}
 _PER_ARRAY = 2 * (MAX_RANK + 1)
 
@@ -155,7 +157,7 @@ def extended(graph: OpGraph, names: Sequence[str]) -> OpGraph:
 
   Args:
     graph: with the released node features and configurations.
-    names: one of `CONFIG_FEATURES`.
+    names: one of `CONFIG_FEATURES["tile"]`.
   """
   if "tile_counts" not in names:
     return graph

@@ -23,7 +23,7 @@ from scipy import stats
 from tpugraphs_jax import remote
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import feature_blocks, npz, store
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows, output_orders
 
 # Offset to add to a target so that it is proportional to the runtime. Ranks are not, and count
 # as they are.
@@ -88,6 +88,8 @@ class LayoutData:
     collection: of kind `layout`.
     skip_bad_files: leave out malformed files, by name, instead of stopping.
     target: one of `TARGETS`.
+    config_features: `("released",)` for all 18 integers of a node, or `("outputs",)` for the
+      order of its output alone (`graph.output_orders`).
     store_dir: the random-access copy; empty = `<data_root>/store`.
     leave_out: training graphs whose names have one of these words are left out.
     duplicate_policy: one of `DUPLICATE_POLICIES`, for training graphs.
@@ -102,6 +104,7 @@ class LayoutData:
   collection: Collection
   skip_bad_files: bool = False
   target: str = "official"
+  config_features: tuple[str, ...] = ("released",)
   store_dir: str = ""
   leave_out: tuple[str, ...] = ()
   duplicate_policy: str = "keep"
@@ -120,6 +123,8 @@ class LayoutData:
     files = npz.split_files(data_root, self.collection.name, split)
     _report_skipped(files, len(files) - len(folders))
     graphs = store.open_graphs(folders)
+    if "outputs" in self.config_features:
+      graphs = list(map(output_orders, graphs))
     if split == "train":
       graphs = self._left(graphs)
       graphs = [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]

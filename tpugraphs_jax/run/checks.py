@@ -104,7 +104,8 @@ def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any
       "data.virtual_node": reduction.VIRTUAL_NODES, "data.pad_value": (0, -1),
       "data.config_transform": features.KINDS,
       "data.duplicate_policy": selection.DUPLICATE_POLICIES, "train.best_metric": _MAXIMISED,
-      **({"data.config_features": feature_blocks.CONFIG_FEATURES} if config.task == "tile" else {}),
+      "data.config_features": feature_blocks.CONFIG_FEATURES[
+          "tile" if config.task == "tile" else "layout"],
       "data.source": ("xla", own) if config.task == "tile" else ("xla", "nlp", own),
       **{f"model.{name}": allowed for name, allowed in model.items() if name in config.model},
   }
