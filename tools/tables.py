@@ -19,7 +19,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-sys.path[:0] = [str(ROOT), str(BENCHMARKS)]
+FAULTS = ROOT / "tests" / "faults"
+sys.path[:0] = [str(ROOT), str(BENCHMARKS), str(FAULTS)]
 import alexnet
 import bridge
 import gst
@@ -28,6 +29,7 @@ import own_quality
 import run_all
 import systems
 import systems_step
+import table as faults
 import tables_quality
 import tpu_compile
 import tune
@@ -189,6 +191,7 @@ TABLES: dict[str, Callable[[], str]] = {
        for collection in systems.RACE},
     **{f"ablations {collection}": lambda collection=collection: race(
         collection, minutes=0.5, ablations=True) for collection in systems.ABLATIONS},
+    "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip(),
     "steps of presets": lambda: systems_step.table(recorded("systems_step")),
 }
 
