@@ -73,7 +73,7 @@ def made_of(nodes, edges):
 
 
 # A window of 3 x 3, 8 features from 4: kernels are (H, W, in, out), other arrays (N, H, W, C).
-CONVOLUTION = {44: 9, 93: 0, 94: 3, 99: 2, 100: 3, 105: 0, 106: 3, 107: 1}
+NUMBERS = {44: 9, 93: 0, 94: 3, 99: 2, 100: 3, 105: 0, 106: 3, 107: 1}
 
 
 @pytest.mark.parametrize("kernel_first", [True, False])
@@ -83,7 +83,7 @@ def test_left_and_right_operands_are_told_apart_by_their_shapes(kernel_first):
   tall, wide = ("parameter", "f32", (7, 3), {}), ("parameter", "f32", (3, 5), {})
   graph = made_of(
       [*((kernel, image, wide, tall) if kernel_first else (image, kernel, tall, wide)),
-       ("convolution", "f32", (2, 5, 5, 8), CONVOLUTION), ("dot", "f32", (7, 5), {}),
+       ("convolution", "f32", (2, 5, 5, 8), NUMBERS), ("dot", "f32", (7, 5), {}),
        ("dot", "f32", (4, 4), {}), ("add", "f32", (7, 5), {})],
       [[4, 0], [4, 1], [5, 2], [5, 3], [6, 5], [7, 5]])
   nodes, operands = feature_blocks.contraction_operands(graph)
@@ -97,7 +97,7 @@ def test_left_and_right_operands_are_told_apart_by_their_shapes(kernel_first):
 def test_the_work_of_a_kernel_by_hand():
   graph = made_of(
       [("parameter", "f32", (3, 3, 4, 8), {}), ("parameter", "bf16", (2, 5, 5, 4), {}),
-       ("convolution", "f32", (2, 5, 5, 8), CONVOLUTION), ("tanh", "f32", (2, 5, 5, 8), {}),
+       ("convolution", "f32", (2, 5, 5, 8), NUMBERS), ("tanh", "f32", (2, 5, 5, 8), {}),
        ("add", "f32", (2, 5, 5, 8), {}), ("reduce", "f32", (8,), {}), ("dot", "f32", (8, 8), {}),
        ("tuple", "tuple", (), {0: 1})],
       [[2, 0], [2, 1], [3, 2], [4, 2], [4, 3], [5, 4], [6, 5], [6, 5], [7, 4], [7, 5]])
