@@ -10,7 +10,7 @@ import numpy as np
 import random_graphs
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.data.batch import LayoutBatch, TileBatch
+from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.composed import inputs
 

@@ -16,7 +16,7 @@ import numpy as np
 from tpugraphs_jax import files, graph, hlo
 from tpugraphs_jax.collect import choosing, draw, labels
 from tpugraphs_jax.collect.choosing import Group, Orders
-from tpugraphs_jax.data.factor import factor_layout_configs
+from tpugraphs_jax.graph import factor_layout_configs
 from tpugraphs_jax.hlo import proto, search
 from tpugraphs_jax.hlo.search import Dims
 

@@ -18,8 +18,9 @@ import jax
 import numpy as np
 
 from tpugraphs_jax import collections, parallel, rankers, registry, remote
-from tpugraphs_jax.data import factor, feature_blocks, features, selection
-from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED, LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.data import feature_blocks, features, selection
+from tpugraphs_jax.graph import (
+    BEFORE_LAYOUTS, LOWERED, LayoutConfigs, OpGraph, TileConfigs, output_orders)
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.serve import saved, shipped
 from tpugraphs_jax.serve.saved import Artefact
@@ -142,7 +143,7 @@ class Ranker:
     """The graph with what the ranker knows of its configurations."""
     # Models that shipped before layouts had the field know all integers.
     blocks = self.config["data"].get("config_features", ())
-    return factor.output_orders(graph) if "outputs" in blocks else graph
+    return output_orders(graph) if "outputs" in blocks else graph
 
   # Scores.
 
