@@ -26,7 +26,8 @@ from scipy import stats
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tpugraphs_jax.data import factor, npz
+from tpugraphs_jax import graph as graph_lib
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.run import training
 from tpugraphs_jax.serve import ranker as ranker_lib
 import quality
@@ -92,7 +93,7 @@ def sizes(data_root: str) -> dict[str, dict[str, int]]:
       "bytes": configs.rows.nbytes + configs.group_row.nbytes, "rows": len(configs.rows),
       "groups": configs.group_row.shape[1], "distinct": len(np.unique(configs.group_row, axis=0))}
       for name, configs in (("released", graph.configs),
-                            ("outputs", factor.output_orders(graph).configs))}
+                            ("outputs", graph_lib.output_orders(graph).configs))}
 
 
 def table(results: Mapping[str, Any]) -> str:
