@@ -27,7 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tpugraphs_jax import host_memory, losses as losses_lib, parallel
 from tpugraphs_jax.data import batching, plan
-from tpugraphs_jax.data.batch import TileBatch
+from tpugraphs_jax.data.batching import TileBatch
 from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.composed import inputs

@@ -1,8 +1,13 @@
 """Graphs and chosen configurations to padded device batches of few fixed shapes.
 
-A slate is one graph with some of its configurations. `assemble_tile` and
-`assemble_layout` put slates side by side and pad them to a budget, a dictionary
-of how many nodes, edges and so on the batch has room for (`data.plan` chooses budgets).
+A slate is one graph with some of its configurations. `assemble_tile` and `assemble_layout` put
+slates side by side and pad them to a budget, a dictionary of how many nodes, edges and so on the
+batch has room for (`data.plan` chooses budgets).
+
+Node-level tensors are `[N, C, F]` (nodes, configurations, features). A batch has G graphs and, as
+jraph asks, one more graph at the end that owns all padding nodes and edges. An index that is too
+large for the array it points into means "absent": gathers give 0 there and scatters drop it, so
+that padding needs no mask of its own.
 """
 
 from __future__ import annotations
@@ -11,12 +16,98 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import NamedTuple
 
+import jax
 import jraph
 import numpy as np
 
-from tpugraphs_jax.data.batch import ABSENT, Adjacency, DistinctNodes, LayoutBatch, Neighbours
-from tpugraphs_jax.data.batch import NodesByHop, TileBatch
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows
+
+# Marks an empty place: no array is that long, and adding an offset to it neither
+# overflows int32 nor makes it a valid index.
+ABSENT = 1 << 30
+
+
+class Neighbours(NamedTuple):
+  """For every receiver the rows it sums: a table of fixed width and the rest.
+
+  Nearly all instructions have at most four operands and users, and a table of
+  that width turns aggregation into a few dense gathers. Receivers with more have
+  further rows of that width in a second table, sorted by receiver. With no slots
+  that table has one column and every edge, and aggregation is a sorted segment sum.
+  """
+
+  index: np.ndarray  # [receivers, slots] int32 row of the sender, or ABSENT
+  overflow_index: np.ndarray  # [overflow, max(slots, 1)] int32 likewise
+  overflow_receiver: np.ndarray  # [overflow] int32 ascending, or ABSENT
+
+
+class Adjacency(NamedTuple):
+  """The same edges from both ends; each half is the transpose of the other."""
+
+  operands: Neighbours  # receiver = consumer, senders = its operands
+  users: Neighbours  # receiver = producer, senders = its users
+
+
+class NodesByHop(NamedTuple):
+  """Nodes whose values depend on the configuration, nearest first.
+
+  The hop of a node is the number of edges, in either direction, between it and the
+  nearest configurable node. Before any message passing only nodes of hop 0 differ
+  between configurations, after h rounds nodes of hops 0..h do; every other node has
+  one value for all configurations. Tensors of these nodes have a row per node, hop
+  after hop.
+  """
+
+  nodes: tuple[np.ndarray, ...]  # per hop [nodes of that hop] int32 node, or ABSENT
+  hop: np.ndarray  # [N] int32 hop of each node, or ABSENT
+  adjacency: Adjacency  # among rows
+
+
+class DistinctNodes(NamedTuple):
+  """Sets of nodes of one graph with equal features: what depends on these is computed once."""
+
+  first: np.ndarray  # [T] int32 the first node of each set, or ABSENT
+  which: np.ndarray  # [N] int32 the set of each node, or ABSENT
+
+
+class TileBatch(NamedTuple):
+  """G slates, each with one kernel and C of its tile configurations."""
+
+  graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
+  adjacency: Adjacency
+  config_feat: np.ndarray  # [G, C, F] float32, transformed
+  target: np.ndarray  # [G, C] float32, larger = slower
+  config_mask: np.ndarray  # [G, C] bool
+  distinct: DistinctNodes | None = None  # for rankers that ask for it (`Sees.distinct`)
+
+
+class LayoutBatch(NamedTuple):
+  """G slates, each with one graph and C of its layout configurations."""
+
+  graph: jraph.GraphsTuple  # nodes {"opcode" [N] int32, "feat" [N, F] float32}
+  adjacency: Adjacency
+  by_hop: NodesByHop
+  rows: np.ndarray  # [R, F] float32 dictionary of configuration rows of all slates
+  row_id: np.ndarray  # [hop 0, C] int32 row of each configurable node, or ABSENT
+  block_mask: np.ndarray  # [N] bool nodes of the sampled block (all, if none is sampled)
+  target: np.ndarray  # [G, C] float32, larger = slower
+  config_mask: np.ndarray  # [G, C] bool
+
+
+def take_configs(batch: TileBatch | LayoutBatch, start: jax.Array, size: int):
+  """The same graphs with the configurations `start` to `start + size` alone, `[G, size]`.
+
+  Args:
+    batch: with C configurations per slate.
+    start: int32 scalar, may be traced.
+    size: how many, at most C.
+  """
+  fields = ["target", "config_mask"]
+  fields += ["config_feat"] if isinstance(batch, TileBatch) else ["row_id"]
+  return batch._replace(**{
+      name: jax.lax.dynamic_slice_in_dim(getattr(batch, name), start, size, axis=1)
+      for name in fields})
+
 
 Budget = Mapping[str, int]
 # Width of the tables. 99 % of nodes have at most four operands and users; on a
@@ -74,7 +165,7 @@ def slots_of(platform: str) -> int:
 def neighbours(
     receiver: np.ndarray, sender: np.ndarray, nodes: int, *, slots: int = SLOTS
 ) -> Neighbours:
-  """Table of senders per receiver; see `batch.Neighbours`.
+  """Table of senders per receiver; see `Neighbours`.
 
   Args:
     receiver: `[E]` int32 node that sums.
@@ -226,28 +317,32 @@ def assemble_graphs(
   over = {k: v for k, v in total_sizes(graphs).items() if v > budget[k]}
   if over or sum(len(g.opcode) for g in graphs) >= budget["nodes"]:
     raise ValueError(f"graphs {[g.name for g in graphs]} exceed the budget {dict(budget)}")
-  nodes, edges = budget["nodes"], budget["edges"]
   offsets = np.cumsum([0] + [len(graph.opcode) for graph in graphs])
-  used_edges = [len(graph.edge_index) for graph in graphs]
-  # Padding edges tie the first padding node to itself, as jraph's own padding does.
-  ends = shifted([g.edge_index for g in graphs], offsets, edges, fill=offsets[-1])
-  n_node = np.zeros(slates + 1, np.int32)
-  n_node[: len(graphs)] = np.diff(offsets)
-  n_node[-1] = nodes - offsets[-1]
-  n_edge = np.zeros(slates + 1, np.int32)
-  n_edge[: len(graphs)] = used_edges
-  n_edge[-1] = edges - sum(used_edges)
-  tuple_ = jraph.GraphsTuple(
-      nodes={"opcode": padded([g.opcode for g in graphs], nodes, 0),
-             "feat": padded([g.feat for g in graphs], nodes, 0)},
-      edges=None, globals=None, receivers=np.ascontiguousarray(ends[:, 0]),
-      senders=np.ascontiguousarray(ends[:, 1]), n_node=n_node, n_edge=n_edge)
+  empty = jax.tree.map(lambda x: x[:0], _tuple_of(graphs[0]))._replace(
+      n_node=np.zeros(1, np.int32), n_edge=np.zeros(1, np.int32))
+  # On one CPU core 0.1 ms of the 10 ms of a step on ten kernels, and 7 ms of the 120 ms of one on
+  # eight programs of 5,000 nodes; arrays filled in place take a third to a quarter of it.
+  batch = jraph.pad_with_graphs(
+      jraph.batch_np([*map(_tuple_of, graphs), *[empty] * (slates - len(graphs))]),
+      budget["nodes"], budget["edges"], slates + 1)
+  batch = batch._replace(  # jraph's offsets are int64
+      receivers=batch.receivers.astype(np.int32), senders=batch.senders.astype(np.int32))
+  nodes = budget["nodes"]
   tables = Adjacency(
       _neighbour_rows([g.adjacency.operands for g in graphs], offsets, nodes,
                       budget["operand_overflow"]),
       _neighbour_rows([g.adjacency.users for g in graphs], offsets, nodes,
                       budget["user_overflow"]))
-  return tuple_, tables, offsets
+  return batch, tables, offsets
+
+
+def _tuple_of(graph: PreparedGraph) -> jraph.GraphsTuple:
+  """One graph as jraph has it."""
+  return jraph.GraphsTuple(
+      nodes={"opcode": graph.opcode, "feat": graph.feat}, edges=None, globals=None,
+      receivers=graph.edge_index[:, 0], senders=graph.edge_index[:, 1],
+      n_node=np.array([len(graph.opcode)], np.int32),
+      n_edge=np.array([len(graph.edge_index)], np.int32))
 
 
 def targets(slates: Sequence[Slate], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batch import ABSENT, LayoutBatch
+from tpugraphs_jax.data.batching import ABSENT, LayoutBatch
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.split_nodes import SplitNodes
 

@@ -30,7 +30,7 @@ from tpugraphs_jax.data import batching, reduction
 from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, draw_slates
-from tpugraphs_jax.data.sampling import ConfigSampler
+from tpugraphs_jax.data.plan import ConfigSampler
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers import charges
 from tpugraphs_jax.rankers.scorer import Encoder, Scorer, network_step

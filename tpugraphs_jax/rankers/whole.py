@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 
-from tpugraphs_jax.data import batching, reduction, tiling
-from tpugraphs_jax.data.batch import LayoutBatch, TileBatch
+from tpugraphs_jax.data import batching, feature_blocks, reduction
+from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.base import Family
@@ -28,7 +28,7 @@ class Kernels(Family):
     small = reduction.reduce_graph(inputs, self.reduction, raw)
     blocks = tuple(self.config["data"]["config_features"])
     small = dataclasses.replace(
-        small, configs=tiling.extended(raw or inputs, blocks).configs)
+        small, configs=feature_blocks.extended(raw or inputs, blocks).configs)
     return batching.prepare(small, small.node_feat, slots=self.slots, distinct=self.distinct)
 
   def assemble(

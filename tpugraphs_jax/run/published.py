@@ -69,10 +69,10 @@ def gst(config: ConfigDict) -> None:
   configuration times learned factors from 100 on, the mean plus the maximum of nodes at
   length 1, a score per segment, and stale scores kept with probability 0.5.
 
-  Here the two linear layers in front without an activation between them are one, the
-  dropout of 0.1 behind them and the weight decay are left out, and stale scores go to
-  their own configurations, which in the published code hold for two segments only. The
-  configs' segments are those of the variant `gst_ed`.
+  Here the two linear layers in front without an activation between them (of width 128 and 256)
+  are one, the weight decay is left out, and stale scores go to their own configurations, which
+  in the published code hold for two segments only. The configs' segments are those of the
+  variant `gst_ed`.
   """
   config.data.update(feature_transform="standardize", config_transform="none", pad_value=0,
                      duplicate_policy="keep")
@@ -80,8 +80,8 @@ def gst(config: ConfigDict) -> None:
   composed(
       config, op_embed_dim=128, op_max_norm=1.0, op_gain=100.0, encoding="gain",
       encoding_scale=100.0, pre_widths=(256,), widths=(256,) * 3, edge_direction="backward",
-      activation="prelu", conv_activation="none", pooling=("mean", "max"), pooling_merge="sum",
-      readout_norm="l2", head_widths=(256,))
+      dropout=0.1, dropout_in=("first",), activation="prelu", conv_activation="none",
+      pooling=("mean", "max"), pooling_merge="sum", readout_norm="l2", head_widths=(256,))
   loss(config, "SumHingeLoss:1")
   optimizer(config, name="adam", learning_rate=1e-4, schedule="cosine")
   if "segments" in config:
@@ -93,9 +93,9 @@ def seventh(config: ConfigDict) -> None:
 
   Published: that it began with the code of Graph Segment Training, samples segments to save
   memory, and has models of its own by edge and by the shape of nodes; tiles are ranked by the
-  official model. There is no code. Here it is `gst` with the known slip of that code repaired:
-  three rounds without an activation between them, which are one linear map. Its models by edge
-  and by shape are missing.
+  official model, the default of `configs/tile.py`. There is no code. Here it is `gst` with the
+  known slip of that code repaired: three rounds without an activation between them, which are
+  one linear map. Its models by edge and by shape are missing.
   """
   gst(config)
   config.model.conv_activation = "same"
@@ -138,9 +138,8 @@ def second_xla(config: ConfigDict) -> None:
   from 64 to 256 channels, a scalar per node and their sum in milliseconds; DiffMat with
   a margin of 10 ms and the mean absolute percentage error; ten slates of four
   configurations, drawn with replacement; graphs named `unet` are not trained on. Labels here
-  are in units of 10 ms.
-
-  Here features are standardised behind the logarithm.
+  are in units of 10 ms. The published logarithm takes numbers below 0 for 0 (here: signed, as
+  published for NLP).
   """
   _second(config, pre=32, widths=(64, 64, 128, 128, 256, 256), score_scale=0.1)
   config.data.leave_out = ("unet",)
@@ -162,7 +161,7 @@ def second_nlp(config: ConfigDict) -> None:
 
 
 def _second(config: ConfigDict, *, pre: int, widths: tuple[int, ...], **options: Any) -> None:
-  config.data.update(feature_transform="signed_log1p", config_transform="none", pad_value=0,
+  config.data.update(feature_transform="signed_log", config_transform="none", pad_value=0,
                      duplicate_policy="min")
   config.batch.update(sampling="uniform_replacement", target="official")
   composed(config, op_embed_dim=12, feature_width=20, pre_widths=(pre,), widths=widths,
@@ -180,15 +179,13 @@ def third(config: ConfigDict) -> None:
 
   Here the features of protobufs (`extra`) are left out, which few collections have, the
   layers of a convolution behind its directions are one less, and directions are added
-  with weights in the right normalisation (the published one divides by the wrong end). All
-  released columns have a signed logarithm and are standardised (published: a logarithm of 43
-  columns, the others as they are, which is no number below -1). Operands come by their place in
-  the module (published: left, then right).
+  with weights in the right normalisation (the published one divides by the wrong end). The
+  logarithm of 43 released columns is signed (published: log(x + 1), which is no number below
+  -1). Left and right operands are told apart by shapes, where these do (published: by protobufs).
   """
   config.data.update(
-      features=("released", "operand_shapes", "tile_modulo", "random_walk"),
-      feature_transform="operand_shapes=log_offset(3),tile_modulo=none,random_walk=none,"
-                        "*=signed_log1p",
+      features=("wide_logarithms", "operand_shapes", "tile_modulo", "random_walk"),
+      feature_transform="operand_shapes=log_offset(3),*=none",
       config_transform="none", pad_value=0, duplicate_policy="keep", virtual_node="output")
   config.batch.update(graphs=4, configs=16, graph_sampling="proportional")
   composed(
@@ -224,14 +221,16 @@ def fifth(config: ConfigDict) -> None:
   Published: one model for the four layout collections and tiles, three SAGE layers of 384
   channels, hinges within and across graphs in equal parts, graphs as often as the root of
   their configurations, DropEdge up to 0.15; own layouts of nodes stand in for configurations
-  that nodes do not have. Here a run is of one collection (`fifth_all` is of all); a preset of
-  the same name is in `configs/tile.py`. Large numbers have a signed logarithm instead of one
-  with an offset per column. Numbers of dimensions stay numbers (published: one-hot, inverted).
+  that nodes do not have; numbers of dimensions are one-hot by dimension. Here a run is of one
+  collection (`fifth_all` is of all); a preset of the same name is in `configs/tile.py`. Large
+  numbers have a signed logarithm (published: one with an offset per column, which is the same
+  where nothing is below 0), and all columns of windows count as large.
   """
   config.data.update(
-      features=("released", "node_layout"), config_transform="none", duplicate_policy="keep",
-      feature_transform="node_layout=none,shape=signed_log1p,dimensions=signed_log1p,"
-                        "window=signed_log1p,slice=signed_log1p,padding=signed_log1p,*=minmax")
+      features=("released", "named_dimensions", "node_layout"), config_transform="none",
+      duplicate_policy="keep", feature_transform=
+      "node_layout=none,named_dimensions=none,convolution=left_out,layout=left_out,"
+      "shape=signed_log,window=signed_log,slice=signed_log,padding=signed_log,*=minmax")
   config.batch.update(graphs=4, configs=8, graph_sampling="sqrt", target="absolute")
   composed(
       config, op_embed_dim=64, merge_unary=True, missing="layout",
@@ -355,7 +354,7 @@ def tile_second(config: ConfigDict) -> None:
   it, slates of ten configurations of a hundred kernels, equal tiles once with their fastest
   runtime, tiles as they are. Here the loss is divided by the margin, which Adam does not notice.
   """
-  config.data.update(feature_transform="signed_log1p", config_transform="none",
+  config.data.update(feature_transform="signed_log", config_transform="none",
                      duplicate_policy="min")
   config.batch.update(graphs=100, configs=10, sampling="uniform_replacement", target="official")
   composed(config, op_embed_dim=12, feature_width=20, pre_widths=(64,),
@@ -388,17 +387,18 @@ def tile_fifth(config: ConfigDict) -> None:
   the layout model, with a virtual node per 10,000 nodes; 128 slates of 32 configurations;
   pairs across kernels compare absolute runtimes. The published tokens mix dimensions, see
   `rankers.composed.dimensions`: here they do not. Equal tokens are encoded once, as published.
-  Here tokens have the layouts of nodes (published: -1), and eight configurations at a time pass
-  through the model.
+  The layouts in tokens are -1 throughout, as published. Here what tokens hold of shapes and
+  windows also stands among the scalars of a node, and eight configurations at a time pass through
+  the model.
   """
   config.data.update(
-      features=("released", "dimension_tokens", "node_layout"), config_transform="none",
-      pad_value=-1, virtual_node="cluster", cluster_nodes=10_000,
-      feature_transform="dimensions=signed_log1p,window=signed_log1p,shape=signed_log1p,"
-                        "dimension_tokens=none,node_layout=none,*=minmax")
+      features=("released", "dimension_tokens"), config_transform="none",
+      virtual_node="cluster", cluster_nodes=10_000,
+      feature_transform="convolution=left_out,layout=left_out,shape=signed_log,window=signed_log,"
+                        "slice=signed_log,padding=signed_log,dimension_tokens=none,*=minmax")
   config.batch.update(
       graphs=128, configs=32, config_chunk=8, graph_sampling="sqrt", target="absolute")
-  composed(config, op_embed_dim=64, merge_unary=True, node_layout=True, dimension_encoder="transformer",
+  composed(config, op_embed_dim=64, merge_unary=True, dimension_encoder="transformer",
            pre_widths=(384,), widths=(384,) * 3, direction_merge="concat", pooling=("sum",),
            drop_edge=0.15)
   loss(config, "PairwiseHingeLoss:1,CrossHingeLoss:1", pair_reduction="mean_all", margin=0.1)
@@ -443,17 +443,21 @@ def tile_tenth(config: ConfigDict) -> None:
   optimizer(config, learning_rate=5e-4, weight_decay=1e-2, schedule="cosine")
 
 
-def mlsys21(config: ConfigDict, *, fusion: bool = False, **options: Any) -> None:
+def mlsys21(
+    config: ConfigDict, *, fusion: bool = False, work: bool = False, **options: Any) -> None:
   """"A Learned Performance Model for TPUs" (MLSys 2021): SAGE, sums, means and maxima of nodes.
 
   Published: opcode embedding, node scalars and tile on every node, GraphSAGE, a reduction
   over nodes, rank loss of tiles or squared error of log runtimes. Variants of the paper:
   `_per_node`, `_lstm`, `_transformer` (reductions), `_gat` and `_fusion` (absolute
   runtimes, in milliseconds). Widths are guesses; edges count alike in both directions. The
-  optional estimates of a kernel's work (operations, bytes read and written, transcendental
-  functions) are no part of the data set and are missing.
+  paper's optional estimates of a kernel's work (operations, bytes read and written,
+  transcendental functions) are no part of the data set: `_work` has estimates from shapes
+  (block `kernel_work`) on every node.
   """
-  config.data.update(feature_transform="minmax", config_transform="minmax")
+  blocks = ("released", "kernel_work") if work else ("released",)
+  config.data.update(features=blocks, config_transform="minmax", feature_transform=
+                     "kernel_work=signed_log1p,*=minmax" if work else "minmax")
   config.batch.update(graphs=10, configs=10, target="absolute" if fusion else "official")
   composed(config, **dict(
       op_embed_dim=64, pre_widths=(64,), widths=(64,) * 3, edge_direction="symmetric",
@@ -482,16 +486,27 @@ def mlsys21_gat(config: ConfigDict) -> None:
   mlsys21(config, conv="gatv2", heads=4)
 
 
+def mlsys21_work(config: ConfigDict) -> None:
+  """mlsys21 with estimates of a kernel's work."""
+  mlsys21(config, work=True)
+
+
 def mlsys21_fusion(config: ConfigDict) -> None:
   """mlsys21 with the error of log runtimes."""
   mlsys21(config, fusion=True)
 
 
+def mlsys21_fusion_work(config: ConfigDict) -> None:
+  """mlsys21 with the error of log runtimes and estimates of a kernel's work."""
+  mlsys21(config, fusion=True, work=True)
+
+
 SEGMENTED = (gst, seventh)  # on segments of graphs unless a config says otherwise
 LAYOUTS: dict[str, Preset] = {preset.__name__: preset for preset in (
-    gst, seventh, first, second_xla, second_nlp, third, fourth, fifth, fifth_all, sixth, sixth_gin,
-    tenth)}
+    gst, seventh, first, second_xla, second_nlp, third, fourth, fifth, fifth_all, sixth,
+    sixth_gin, tenth)}
 TILES: dict[str, Preset] = {
     "first": tile_first, "second_tile": tile_second, "third": tile_third, "fifth": tile_fifth,
     "sixth": tile_sixth, "tenth": tile_tenth, **{preset.__name__: preset for preset in (
-        mlsys21, mlsys21_per_node, mlsys21_lstm, mlsys21_transformer, mlsys21_gat, mlsys21_fusion)}}
+        mlsys21, mlsys21_per_node, mlsys21_lstm, mlsys21_transformer, mlsys21_gat,
+        mlsys21_work, mlsys21_fusion, mlsys21_fusion_work)}}

@@ -19,8 +19,7 @@ import numpy as np
 import optax
 
 from tpugraphs_jax import console, files, losses, parallel, submission
-from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import labels
+from tpugraphs_jax.collections import Collection, label_kind
 from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.run.job import Job, Prepared, judged
@@ -62,7 +61,7 @@ def banner(job: Job, stage: Stage, prepared: Prepared, workdir: Path) -> str:
   rows = {
       "task": f"{config.task}, collection {collection.name}",
       "data": f"{config.data_root}",
-      "labels": labels.kind_of(config.data_root, collection),
+      "labels": label_kind(config.data_root, collection),
       "training": "; ".join([_sizes(prepared.train), *also]),
       "validation": f"{_sizes(prepared.valid)}; {_judged_by(config)}",
       "model": f"{model.name}, {optax.tree.size(stage.state.params):,} parameters, "
@@ -136,7 +135,7 @@ def begin_summary(config: ml_collections.ConfigDict, workdir: Path, collection: 
   update_summary(
       workdir, collection=collection, model=config.model.name, seed=config.seed,
       data_root=config.data_root,
-      labels=labels.kind_of(config.data_root, Collection(collection)),
+      labels=label_kind(config.data_root, Collection(collection)),
       devices=f"{jax.device_count()} x {jax.devices()[0].device_kind}", versions=log.versions(),
       date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"))
 

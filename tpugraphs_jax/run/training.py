@@ -21,9 +21,10 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import console, files as files_lib, losses, parallel
-from tpugraphs_jax.data import sampling
+from tpugraphs_jax.data import selection
 from tpugraphs_jax.data.batching import Budget
-from tpugraphs_jax.data.plan import BatchPlan, Batches, training_batches
+from tpugraphs_jax.data.plan import (
+    BatchPlan, Batches, ConfigSampler, graph_weights, training_batches)
 from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.run import checks, job as job_lib, results
@@ -157,7 +158,7 @@ def _model_writer(
 def sampled_ids(config: ml_collections.ConfigDict, graphs: Sequence[Any]) -> list[np.ndarray]:
   """Configurations judged during training, `[n]` int64: a seeded sample of each graph."""
   rng = np.random.default_rng(config.seed)
-  return [sampling.some_configs(len(graph.configs), config.train.valid_configs, rng)
+  return [selection.some_configs(len(graph.configs), config.train.valid_configs, rng)
           for graph in graphs]
 
 
@@ -274,13 +275,13 @@ def plan_of(part: Part, *, epochs: int) -> BatchPlan:
   """The batches of a run over prepared graphs."""
   config, batch = part.config, part.config.batch
   configs = [graph.configs for graph in part.graphs]
-  sampler = sampling.ConfigSampler(
+  sampler = ConfigSampler(
       configs, count=batch.configs, sampling=batch.sampling, targets=part.targets)
   return BatchPlan(
       part.graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
       draw=part.family.draw(part.graphs, sampler), seed=config.seed, epochs=epochs,
       slates_per_epoch=batch.slates_per_epoch,
-      weights=sampling.graph_weights(configs, batch.graph_sampling))
+      weights=graph_weights(configs, batch.graph_sampling))
 
 
 def first_batch(part: Part, plan: BatchPlan) -> Any:

@@ -21,13 +21,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+from absl import logging
 from flax import traverse_util
+import jax
 import numpy as np
 
 from tpugraphs_jax import collections, files as files_lib, parallel, rankers, registry, remote
-from tpugraphs_jax.data import feature_blocks, features, npz_archive, selection
+from tpugraphs_jax.data import feature_blocks, features, npz, selection
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.graph import (
+    BEFORE_LAYOUTS, LOWERED, LayoutConfigs, OpGraph, TileConfigs, output_orders)
 from tpugraphs_jax.rankers.base import SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.train import checkpoint, loop
@@ -56,6 +59,7 @@ class Ranker:
     features: node features, with their transforms once fitted or loaded.
     family: what is particular to the kind of ranker, see `rankers.base`.
     params: of the family's network, once trained or loaded.
+    about: where a loaded model comes from: step, labels, versions, ...
 
   Raises:
     ValueError: what the config asks for cannot be.
@@ -72,6 +76,12 @@ class Ranker:
             data["pad_value"], data["extra_dir"] and str(remote.fetch(data["extra_dir"]))))
     self.family = rankers.create(config, self.features.unscaled)
     self.params: Any = None
+    self.about: Mapping[str, Any] = {}
+
+  def __repr__(self) -> str:
+    state = "not trained" if self.params is None else (
+        f"{sum(leaf.size for leaf in jax.tree.leaves(self.params)):,} parameters")
+    return f"<Ranker {self.config['model']['name']} of {self.collection.name}: {state}>"
 
   @classmethod
   def load(
@@ -81,7 +91,7 @@ class Ranker:
     found = read(place, config)
     ranker = cls(config or found.config)
     ranker.use_transforms(found.transforms, where=place)
-    ranker.params = found.params
+    ranker.params, ranker.about = found.params, found.about
     return ranker
 
   # Transforms.
@@ -119,12 +129,39 @@ class Ranker:
   # Graphs.
 
   def check(self, graph: OpGraph) -> None:
-    """Refuses (ValueError) a graph whose configurations are not of the ranker's kind."""
+    """Refuses (ValueError) a graph whose configurations are not of the ranker's kind.
+
+    Warns of a program from another stage of compilation than the programs of training.
+    """
     selection.check_kind(graph, _CONFIGS[self.collection.kind])
+    if self.collection.kind == "layout" and graph.stage and not graph.stage.startswith(self.stage):
+      logging.warning("%s is a program %s, and the model was trained on programs %s: its order "
+                      "is worth less", graph.name, graph.stage, self.stage)
+
+  @property
+  def target(self) -> str:
+    """The TPU target of which the labels of training are estimates; empty for run times."""
+    return self.about.get("labels", {}).get("target") or ""
+
+  @property
+  def stage(self) -> str:
+    """The stage of compilation of the training programs; empty where it is not known."""
+    if self.collection.is_released:
+      return BEFORE_LAYOUTS
+    if "labels" not in self.about:
+      return ""
+    return f"{BEFORE_LAYOUTS} for {self.target}" if self.target else LOWERED
 
   def prepare(self, graph: OpGraph) -> Any:
     """A graph as the family wants it: features computed and transformed, tables built."""
+    graph = self._seen(graph)
     return self.family.prepare(self.features(graph), graph)
+
+  def _seen(self, graph: OpGraph) -> OpGraph:
+    """The graph with what the ranker knows of its configurations."""
+    # Models that shipped before layouts had the field know all integers.
+    blocks = self.config["data"].get("config_features", ())
+    return output_orders(graph) if "outputs" in blocks else graph
 
   # Scores.
 
@@ -169,7 +206,7 @@ class Ranker:
     other family exchanges choices one by one (`rankers.charges`).
     """
     self.check(graph)
-    return self.family.explain(self, graph, config, against=against)
+    return self.family.explain(self, self._seen(graph), config, against=against)
 
   def propose(
       self, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
@@ -179,7 +216,7 @@ class Ranker:
     Raises:
       ValueError: the family has no table of costs to search.
     """
-    return self.family.propose(self, graph, n, near=near, **options)
+    return self.family.propose(self, self._seen(graph), n, near=near, **options)
 
   # Keeping.
 
@@ -198,16 +235,15 @@ def _loaded(place: Path, saved_ns: int) -> Ranker:
   return Ranker.load(place)
 
 
-def load(place: str | os.PathLike[str] | Ranker) -> Ranker:
+def load(place: str | os.PathLike[str]) -> Ranker:
   """The trained ranker of a working folder or a model file; loaded once while it is unchanged.
 
   Args:
     place: a folder that `run_tile.py` or `run_layout.py` trained in, a `model.npz`, or the
-      name of a model that ships (`shipped_names()`). A ranker is returned as it is.
+      name of a model that ships (`shipped_names()`).
 
   Raises:
     FileNotFoundError: no trained model there.
-    TypeError: the place is neither a path nor a ranker.
     ValueError: the model is damaged or of a newer version.
 
   Example:
@@ -215,11 +251,6 @@ def load(place: str | os.PathLike[str] | Ranker) -> Ranker:
     >>> tpugraphs_jax.load("layout-v3-estimate").collection.name
     'layout:own:programs'
   """
-  if isinstance(place, Ranker):
-    return place
-  if not isinstance(place, (str, os.PathLike)):
-    raise TypeError(f"place is of type {type(place).__name__}, expected the folder of a run, a "
-                    "model file, the name of a model that ships, or a Ranker")
   found = place if remote.is_remote(place) else parallel.from_primary(
       shipped_file(Path(place).expanduser()) if parallel.is_primary() else None)
   path = remote.fetch(found).absolute()
@@ -229,13 +260,50 @@ def load(place: str | os.PathLike[str] | Ranker) -> Ranker:
   return _loaded(path, max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0))
 
 
-def rank(
-    place: str | os.PathLike[str] | Ranker, graph: OpGraph
-) -> tuple[np.ndarray, np.ndarray]:
+def propose(
+    place: str | os.PathLike[str] | Ranker, graph: OpGraph, n: int = 10, *,
+    near: int | None = None,
+) -> Any:
+  """The n configurations that a trained score table finds cheapest among all choices.
+
+  Args:
+    place: as in `load`, or a ranker that is loaded already.
+    graph: an `OpGraph` with layout configurations, which say what there is to choose.
+    n: how many.
+    near: number of a configuration to trust, such as the compiler's own, from which the
+      proposals lead to the cheapest; None searches freely.
+
+  Raises:
+    FileNotFoundError, ValueError: as `load`; no table of costs to search.
+  """
+  return _ranker(place).propose(graph, n, near=near)
+
+
+def explain(
+    place: str | os.PathLike[str] | Ranker, graph: OpGraph, config: int, *,
+    against: int | None = None,
+) -> list[Any]:
+  """What the score of a configuration owes to each choice; see `Ranker.explain`.
+
+  Args:
+    place: as in `load`, or a ranker that is loaded already.
+    graph: with configurations.
+    config: number of the configuration to explain.
+    against: number of a configuration to compare it with.
+  """
+  return _ranker(place).explain(graph, config, against=against)
+
+
+def _ranker(place: Any) -> Any:
+  """What `load` gives for a place; a loaded model as it is."""
+  return load(place) if isinstance(place, (str, os.PathLike)) else place
+
+
+def rank(place: Any, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
   """Ranks the configurations of a graph with a trained model.
 
   Args:
-    place: as in `load`.
+    place: as in `load`, or a `Ranker` or `Ensemble` that is loaded already.
     graph: an `OpGraph` with `configs`, from a file or from `tpugraphs_jax.hlo`.
 
   Returns:
@@ -247,33 +315,15 @@ def rank(
 
   Example:
     >>> import tpugraphs_jax
-    >>> graph = tpugraphs_jax.read_layout("data/own/npz/layout/own/programs/test/mlp_00.npz")
+    >>> graph = tpugraphs_jax.read_layout(
+    ...     "data/own/npz/layout/own/programs/test/experts_layer.npz")
     >>> order, scores = tpugraphs_jax.rank("layout-v3-estimate", graph)
     >>> len(order) == len(scores) == len(graph.configs)
     True
     >>> bool(scores[order[0]] == scores.min())
     True
   """
-  return load(place).rank(graph)
-
-
-def propose(
-    place: str | os.PathLike[str] | Ranker, graph: OpGraph, n: int = 10, *,
-    near: int | None = None,
-) -> Any:
-  """The n configurations that a trained score table finds cheapest among all choices.
-
-  Args:
-    place: as in `load`.
-    graph: an `OpGraph` with layout configurations, which say what there is to choose.
-    n: how many.
-    near: number of a configuration to trust, such as the compiler's own, from which the
-      proposals lead to the cheapest; None searches freely.
-
-  Raises:
-    FileNotFoundError, ValueError: as `load`; no table of costs to search.
-  """
-  return load(place).propose(graph, n, near=near)
+  return _ranker(place).rank(graph)
 
 
 # Model files and working folders.
@@ -317,7 +367,7 @@ def read_model(path: Path) -> Artefact:
     raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in, or a "
                             "model file")
   try:
-    with npz_archive.NpzArchive(path) as archive:
+    with npz.NpzArchive(path) as archive:
       arrays = {name: archive.read(name) for name in archive.names}
     card = json.loads(arrays.pop("card").tobytes())
     found = card["format"]

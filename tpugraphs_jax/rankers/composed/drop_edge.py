@@ -13,7 +13,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batch import ABSENT, Adjacency, Neighbours
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, Neighbours
 from tpugraphs_jax.rankers.composed.nodes import Slates
 
 Keep = Callable[[jax.Array, jax.Array], jax.Array]  # of consumers and producers

@@ -18,7 +18,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batch import Adjacency, LayoutBatch, NodesByHop, TileBatch
+from tpugraphs_jax.data.batching import Adjacency, LayoutBatch, NodesByHop, TileBatch
 from tpugraphs_jax.nn import layout_features, pooling
 from tpugraphs_jax.nn.aggregation import neighbour_sum, node_graph, take_rows
 from tpugraphs_jax.nn.split_nodes import SplitNodes, grow, nodes_within, split_neighbour_sum

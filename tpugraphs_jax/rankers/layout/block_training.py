@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batch import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
 from tpugraphs_jax.nn.aggregation import OPPOSITE, sum_rows
 from tpugraphs_jax.nn.split_nodes import PartialSum, SplitNodes, next_hop, nodes_within, rows_within
 from tpugraphs_jax.nn.split_nodes import unreached

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tpugraphs_jax.data import sampling
 from tpugraphs_jax.data.batching import PreparedGraph, Slate
 from tpugraphs_jax.data.plan import Draw, Drawn
-from tpugraphs_jax.data.sampling import ConfigSampler
+from tpugraphs_jax.data.plan import ConfigSampler, sample_block
 from tpugraphs_jax.rankers.whole import Programs
 
 # A network that always looks at blocks is judged on the mean of three (official).
@@ -45,7 +44,7 @@ class BlockPrograms(Programs):
 
   def draw_block(self, graph: PreparedGraph, rng: np.random.Generator) -> tuple[int, int]:
     """One of the contiguous blocks of a program, `(first node, last node + 1)` (official)."""
-    return sampling.sample_block(len(graph.opcode), self.config["batch"]["keep_nodes"], rng)
+    return sample_block(len(graph.opcode), self.config["batch"]["keep_nodes"], rng)
 
   def scores(
       self, params: Any, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray], *,

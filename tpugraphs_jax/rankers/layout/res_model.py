@@ -14,7 +14,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batch import LayoutBatch
+from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.nn import layers, layout_features, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS, degree
 from tpugraphs_jax.nn.layers import Dense, JoinedDense, OpcodeEmbedding, leaky_relu

@@ -20,10 +20,10 @@ import numpy as np
 import optax
 
 from tpugraphs_jax import parallel
-from tpugraphs_jax.data import batching, sampling
+from tpugraphs_jax.data import batching, selection
 from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.data.plan import Draw, Drawn
-from tpugraphs_jax.data.sampling import ConfigSampler
+from tpugraphs_jax.data.plan import ConfigSampler
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.base import Family, SecondStage
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
@@ -153,7 +153,7 @@ class Segments(Family):
     """Training of the head alone, on readouts of the trained backbone (+F)."""
     options = self.options["finetune"]
     rng = np.random.default_rng(self.config["seed"])
-    ids = [sampling.some_configs(len(graph.configs), options["configs"], rng) for graph in graphs]
+    ids = [selection.some_configs(len(graph.configs), options["configs"], rng) for graph in graphs]
     known = refresh(self, params, graphs, ids, folder)
     return SecondStage(Head(self), known, options["epochs"], options["optimizer"])
 

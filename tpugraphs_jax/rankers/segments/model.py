@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax import parallel
-from tpugraphs_jax.data.batch import LayoutBatch
+from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch
 
 READOUTS = ("embedding", "scalar")

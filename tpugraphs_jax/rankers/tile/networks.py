@@ -17,7 +17,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batch import TileBatch
+from tpugraphs_jax.data.batching import TileBatch
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS, degree, neighbour_sum, node_graph
 from tpugraphs_jax.nn.layers import Dense, JoinedDense, MLP, OpcodeEmbedding, leaky_relu
