@@ -38,6 +38,10 @@ class Ensemble:
 
   Raises:
     ValueError: no ranker, an unknown combination, or rankers of different collections.
+
+  Example:
+    >>> Ensemble(["layout-v3-estimate", "layout-v3-estimate"], combine="rank")
+    <Ensemble of 2 rankers of layout:own:programs>
   """
 
   def __init__(self, places: Sequence[str | os.PathLike[str]], *, combine: str = "mean"):
