@@ -8,8 +8,8 @@ import parts
 import pytest
 
 from tpugraphs_jax import console
-from tpugraphs_jax.data import download, npz, store, synthetic
-from tpugraphs_jax.run import dry_run, job as job_lib
+from tpugraphs_jax.data import download, store, synthetic
+from tpugraphs_jax.run import dry_run
 
 SMALL = {"model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 3, "batch.slates_per_epoch": 12,
          "batch.graphs": 4}
@@ -92,11 +92,6 @@ def test_without_data_the_published_sizes_are_told(kind, collection, tmp_path):
   assert not (tmp_path / "nowhere").exists()
 
 
-def test_every_released_collection_has_a_published_size():
-  assert set(download.PUBLISHED_GB) == set(download.PUBLISHED_GRAPHS)
-  assert set(download.STORE_GB) == {name for name in download.PUBLISHED_GRAPHS if "layout" in name}
-
-
 def test_the_time_is_that_of_steps_compilations_and_evaluations():
   config = parts.config_of("tile", **{"train.eval_every_epochs": 4})
 
@@ -109,10 +104,6 @@ def test_the_time_is_that_of_steps_compilations_and_evaluations():
                            peak_bytes=2 * 10**9, peak_of="device")
   *_, line = dry_run._time_lines(config, Phase, found)
   assert f"about {console.duration(1000 * 3.0 + 5 * 12.0 + 3 * 60.0 + 360.0)} on" in line
-
-
-def test_only_one_is_no_plural():
-  assert dry_run._number(1, "device") == "1 device" and dry_run._number(0, "graph") == "0 graphs"
 
 
 def test_what_is_missing_for_measuring_is_told(data_root, tmp_path):
@@ -145,14 +136,3 @@ def test_steps_that_compile_are_told_apart(monkeypatch):
   assert dry_run._steps(Phase, 0) == (4, [11.0, 11.0], [1.0, 1.0])
 
 
-def test_evaluations_are_scaled_by_nodes_times_configurations():
-  graph = lambda nodes: type("Graph", (), {"opcode": np.zeros(nodes)})
-  assert dry_run._work([graph(3), graph(5)], [np.arange(4), np.arange(2)]) == 3 * 4 + 5 * 2
-
-
-def test_prepared_graphs_have_fitted_transforms(data_root, tmp_path):
-  job = parts.make("tile", "MLP,ci", **SMALL)
-  with job.config.unlocked():
-    job.config.data_root = str(data_root)
-  train, valid, *_ = job_lib.prepare(job, tmp_path, resume=False)
-  assert len(train) and len(valid) == len(npz.split_files(data_root, "tile:xla", "valid"))

@@ -94,10 +94,6 @@ def test_presets_stand_among_the_variants_with_what_they_are():
   assert all(found.values())
 
 
-def sixth_options(name):
-  return parts.config_of("layout", f"xla-default,preset={name}").model
-
-
 def test_the_gated_blocks_of_the_1st_place_have_half_the_width():
   """256 channels behind every gate: parameters counted by hand, block by block."""
   config = parts.config_of("layout", "nlp-default,preset=first")
@@ -113,46 +109,22 @@ def test_the_gated_blocks_of_the_1st_place_have_half_the_width():
   assert count(params) == tables + sum(linear) + 2 * sage + 4 * gates + 256 + 1
 
 
-def test_what_was_published_is_what_a_preset_has():
-  """Figures of the systems' code and write-ups, before anything is made smaller."""
-  first = parts.config_of("layout", "nlp-default,preset=first")
-  assert (first.batch.configs, first.eval.configs, first.eval.permutations) == (64, 64, 10)
-  assert first.model.config_attention == "softmax_gate" and first.model.channel_attention == 8
-  assert parts.config_of("layout", "nlp-random,preset=first").model.config_attention == "none"
+def test_settings_of_a_system_follow_the_collection():
+  """Where a system was published with other settings by collection, or in segments."""
+  of = lambda name, field: {
+      c: parts.config_of("layout", f"{c},preset={name}").to_dict()[field[0]][field[1]]
+      for c in COLLECTIONS}
+  attention = {"xla-random": "none", "nlp-random": "none", "xla-default": "softmax_gate",
+               "nlp-default": "softmax_gate"}
+  assert of("first", ("model", "config_attention")) == attention
+  assert of("sixth", ("batch", "configs")) == {
+      "xla-random": 100, "xla-default": 32, "nlp-random": 80, "nlp-default": 80}
+  assert {c: kind for c, kind in of("tenth", ("model", "global_attention")).items()} == {
+      c: "difformer" if c.startswith("nlp") else "linear" for c in COLLECTIONS}
   gst = parts.config_of("layout", "preset=gst")
-  assert gst.task == "segments" and gst.segments.keep == 0.5 and gst.segments.max_nodes == 1000
-  assert gst.segments.readout == "scalar" and gst.model.conv_activation == "none"
-  assert (gst.model.dropout, gst.model.dropout_in) == (0.1, ("first",))
-  seventh = parts.config_of("layout", "preset=seventh")
-  assert seventh.model.conv_activation == "same" and seventh.segments == gst.segments
+  assert gst.task == "segments" and (gst.segments.keep, gst.segments.max_nodes) == (0.5, 1000)
+  assert parts.config_of("layout", "preset=seventh").segments == gst.segments
   assert parts.config_of("layout", "preset=gst,gst_e").segments.keep == 1.0
-  slates = {c: parts.config_of("layout", f"{c},preset=sixth").batch.configs for c in COLLECTIONS}
-  assert slates == {"xla-random": 100, "xla-default": 32, "nlp-random": 80, "nlp-default": 80}
-  assert sixth_options("sixth").dropout_in == ("first",)
-  gin = sixth_options("sixth_gin")
-  assert (gin.pre_widths, gin.head_widths, gin.head_norm) == ((256,), (256, 128), "configuration")
-  assert (gin.activation, gin.conv_activation, gin.readout_layers) == ("gelu", "elu", "all")
-  tile = lambda name: parts.config_of("tile", f"preset={name}")
-  assert tile("sixth").model.pooling_merge == "sum"
-  assert tile("first").model.dropout_in == ("layers", "fusion", "head")
-  assert tile("second_tile").data.duplicate_policy == "min"
-  assert tile("second_tile").data.config_transform == "none"
-  assert tile("fifth").data.cluster_nodes == 10_000 and tile("fifth").batch.target == "absolute"
-  assert tile("mlsys21_fusion").batch.target == "absolute"
-  assert "directed_walk" in tile("third").data.features
-  third = parts.config_of("layout", "preset=third")
-  assert third.batch.graph_sampling == "proportional" and third.data.pad_value == 0
-  assert "wide_logarithms" in third.data.features and "released" not in third.data.features
-  fifth = parts.config_of("layout", "preset=fifth")
-  assert "named_dimensions" in fifth.data.features and not fifth.model.node_layout
-  assert not tile("fifth").model.node_layout
-  assert parts.config_of("layout", "preset=second_xla").data.leave_out == ("unet",)
-  tenth = {c: parts.config_of("layout", f"{c},preset=tenth").model for c in COLLECTIONS}
-  assert tenth["nlp-random"].global_attention == "difformer"
-  assert tenth["xla-random"].global_attention == "linear"
-  nlp = parts.config_of("layout", "nlp-random,preset=second_nlp")
-  assert nlp.model.score_scale == 1e-3
-  assert nlp.model.widths == (256,) * 4 + (512,) * 4 and nlp.loss.score_norm_clip == 500
 
 
 @pytest.mark.parametrize("kind, variant, changes, complaint", [

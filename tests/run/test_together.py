@@ -331,9 +331,3 @@ def test_collections_whose_parameters_differ_are_refused(data_root, tmp_path):
     training.first_stage(training.parts_of(job, prepared), tmp_path)
 
 
-def test_one_collection_alone_is_trained_as_ever(data_root, tmp_path):
-  job = job_of(data_root, tmp_path / "store", **{"data.also": ()})
-  prepared = job_lib.prepare(job, tmp_path, resume=False)
-  assert not job.also and prepared.also == []
-  phase = training.first_stage(training.parts_of(job, prepared), tmp_path)
-  assert phase.plan.steps_per_epoch == 4  # 16 slates, 4 in a batch

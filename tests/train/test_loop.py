@@ -384,18 +384,19 @@ def test_a_run_ends_early_at_an_evaluation_without_improvement(best_step, option
 
 
 def test_progress_tells_the_time_left_at_the_mean_rate(tmp_path, monkeypatch, capsys):
-  now = [1000.0]
-  monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
-  batches = make_batches()
+  ticks = itertools.count()  # of a millisecond, one for each look at the clock
+  batches, taken = make_batches(), []
+  monkeypatch.setattr(
+      loop.time, "monotonic", lambda: 60.0 * len(taken) + next(ticks) / 1000)
 
   class Slow:
-    get_state = set_state = None
-
     def __next__(self):
-      now[0] += 60.0
+      taken.append(1)
       return next(batches)
 
-  Slow.get_state = lambda self: batches.get_state()
+    def get_state(self):
+      return batches.get_state()
+
   run(tmp_path, batches=Slow())
   lines = [line for line in capsys.readouterr().out.splitlines() if "left" in line]
   assert "step 2/12" in lines[0] and "  10 min left  " in lines[0]
