@@ -317,28 +317,32 @@ def assemble_graphs(
   over = {k: v for k, v in total_sizes(graphs).items() if v > budget[k]}
   if over or sum(len(g.opcode) for g in graphs) >= budget["nodes"]:
     raise ValueError(f"graphs {[g.name for g in graphs]} exceed the budget {dict(budget)}")
-  nodes, edges = budget["nodes"], budget["edges"]
-  offsets = np.cumsum([0] + [len(graph.opcode) for graph in graphs])
-  used_edges = [len(graph.edge_index) for graph in graphs]
-  # Padding edges tie the first padding node to itself, as jraph's own padding does.
-  ends = shifted([g.edge_index for g in graphs], offsets, edges, fill=offsets[-1])
-  n_node = np.zeros(slates + 1, np.int32)
-  n_node[: len(graphs)] = np.diff(offsets)
-  n_node[-1] = nodes - offsets[-1]
-  n_edge = np.zeros(slates + 1, np.int32)
-  n_edge[: len(graphs)] = used_edges
-  n_edge[-1] = edges - sum(used_edges)
-  tuple_ = jraph.GraphsTuple(
-      nodes={"opcode": padded([g.opcode for g in graphs], nodes, 0),
-             "feat": padded([g.feat for g in graphs], nodes, 0)},
-      edges=None, globals=None, receivers=np.ascontiguousarray(ends[:, 0]),
-      senders=np.ascontiguousarray(ends[:, 1]), n_node=n_node, n_edge=n_edge)
+  parts = [_graphs_tuple(g.opcode, g.feat, g.edge_index, [len(g.opcode)]) for g in graphs]
+  first, missing = graphs[0], slates - len(graphs)
+  parts.append(_graphs_tuple(
+      first.opcode[:0], first.feat[:0], first.edge_index[:0], [0] * missing))
+  batch = jraph.pad_with_graphs(
+      jraph.batch_np(parts), budget["nodes"], budget["edges"], slates + 1)
+  # jraph's offsets make int64 of them.
+  batch = batch._replace(
+      senders=batch.senders.astype(np.int32), receivers=batch.receivers.astype(np.int32))
+  nodes, offsets = budget["nodes"], np.cumsum([0] + [len(graph.opcode) for graph in graphs])
   tables = Adjacency(
       _neighbour_rows([g.adjacency.operands for g in graphs], offsets, nodes,
                       budget["operand_overflow"]),
       _neighbour_rows([g.adjacency.users for g in graphs], offsets, nodes,
                       budget["user_overflow"]))
-  return tuple_, tables, offsets
+  return batch, tables, offsets
+
+
+def _graphs_tuple(opcode, feat, edge_index, n_node) -> jraph.GraphsTuple:
+  """Graphs of `n_node` nodes each; all edges `[E, 2]` belong to the first one."""
+  n_edge = np.zeros(len(n_node), np.int32)
+  n_edge[:1] = len(edge_index)
+  return jraph.GraphsTuple(
+      nodes={"opcode": opcode, "feat": feat}, edges=None, globals=None,
+      receivers=edge_index[:, 0], senders=edge_index[:, 1],
+      n_node=np.array(n_node, np.int32), n_edge=n_edge)
 
 
 def targets(slates: Sequence[Slate], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
