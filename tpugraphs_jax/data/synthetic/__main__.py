@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tpugraphs_jax import collections, remote
-from tpugraphs_jax.data.synthetic.files import SCALES, generate
+from tpugraphs_jax.data.synthetic import SCALES, generate
 
 
 def main(argv: list[str] | None = None) -> None:
