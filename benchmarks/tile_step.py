@@ -35,7 +35,7 @@ TRAIN_KERNELS, SCORED_KERNELS = 5_709, 676 + 844
 def kernels(count: int, pool_size: int) -> list[graph.OpGraph]:
   """`count` kernels with configurations of their own, from a pool of distinct ones."""
   specs = synthetic.file_specs("full", 0, "tile:xla", limit=pool_size)[:pool_size]
-  pool = [synthetic.make_file(spec, with_defects=False)[0] for spec in tqdm.tqdm(specs, unit="kernel")]
+  pool = [synthetic.make_file(spec)[0] for spec in tqdm.tqdm(specs, unit="kernel")]
 
   def copy(number: int) -> graph.OpGraph:
     origin = pool[number % pool_size]

@@ -108,7 +108,7 @@ def partial(path: Path, *, note: str = "") -> Path:
 
 @contextlib.contextmanager
 def being_written(path: Path) -> Iterator[None]:
-  """Keeps `tidy` of any process from a partial file or folder; ends with the process."""
+  """Keeps every `tidy` from removing a partial file or folder, until block or process end."""
   with _locked(path):
     yield
 
@@ -116,7 +116,7 @@ def being_written(path: Path) -> Iterator[None]:
 def tidy(folder: Path) -> None:
   """Removes the partial files and folders that ended processes left in `folder`.
 
-  What a process is writing stays, and so does everything where the file system cannot tell.
+  A file that a running process is writing stays. On file systems without locks all files stay.
   """
   for path in folder.glob(f".*{_PARTIAL}"):
     with contextlib.suppress(OSError), _locked(path) as is_free:
@@ -242,7 +242,8 @@ def _digest_of_values(values: Mapping[str, Any]) -> str:
 def first_damaged(files: Mapping[Path, str]) -> Path | None:
   """The first file whose SHA-256 is not the one expected; None when all are as expected.
 
-  Once all are, this host looks again only after one of them has changed.
+  When all are as expected this is noted, and this host compares them again only after one of
+  them has changed.
 
   Args:
     files: expected SHA-256 of each.
@@ -259,7 +260,7 @@ def first_damaged(files: Mapping[Path, str]) -> Path | None:
 
 
 def _note_of(files: Mapping[Path, str]) -> tuple[Path, float]:
-  """The place of the note that these files are right, and when the last one changed."""
+  """The file that notes that these files are as expected, and the time of the newest change."""
   digest, newest = hashlib.sha256(), 0.0
   for path, expected in files.items():
     stat = path.stat()

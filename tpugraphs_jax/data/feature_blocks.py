@@ -345,7 +345,8 @@ def tile_modulo(graph: OpGraph) -> np.ndarray:
   """How dimensions fill registers of 128 lanes, `[N, 60]` float32.
 
   Of 30 columns x that count along a dimension first ((x + 127) mod 128) / 128, the place
-  of the last number in its register, then floor(x / 128) / 10, the registers before. Source: 3rd place of the competition.
+  of the last number in its register, then floor(x / 128) / 10, the registers before. Source: 3rd
+  place of the competition.
   """
   x = graph.node_feat[:, _COUNTED]
   filled = np.mod(x + (LANES - 1), LANES) / LANES

@@ -80,7 +80,7 @@ def tile_table(split: str, kernels: int) -> list[tuple[np.ndarray, synthetic.Cei
   table = []
   for spec in synthetic.file_specs("medium", 1, "tile:xla", limit=kernels):
     if spec.split == split:
-      op_graph, ceiling = synthetic.make_file(spec, with_defects=False)
+      op_graph, ceiling = synthetic.make_file(spec)
       if len(ceiling.runtime_ns) >= 20 and op_graph.configs.config_feat.any():
         table.append((op_graph.configs.config_feat, ceiling))
   return table

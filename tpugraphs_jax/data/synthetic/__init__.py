@@ -122,8 +122,7 @@ class LayoutSize:
 
 
 def file_specs(
-    scale: str, seed: int, collection: str, *, limit: int | None = None
-) -> list[FileSpec]:
+    scale: str, seed: int, collection: str, *, limit: int | None = None) -> list[FileSpec]:
   """The files of a collection, at most `limit` per split.
 
   Raises:
@@ -234,56 +233,13 @@ def _quantile(quantiles: tuple[int, ...], share: float) -> int:
   return int(np.interp(share, positions, quantiles))
 
 
-# The known defects of the released data, put in on request:
-# * the first validation graph of `layout:xla:random` has only 481 configurations;
-# * up to five training graphs of `layout:xla:random` have 20 configurations, all of them the
-#   default;
-# * one training graph of `layout:xla:default` has its measurements shuffled in blocks;
-# * the first test graph of every layout collection is its first training graph.
-_FEW_CONFIGS = 481
-_IDENTICAL_CONFIGS = 20
-
-
-def graph_origin(spec: FileSpec) -> FileSpec:
-  """The file whose graph this file has: itself, or the training graph it leaks."""
-  leaks = spec.split == "test" and spec.index == 0
-  return dataclasses.replace(spec, split="train") if leaks else spec
-
-
-def defective_configs(spec: FileSpec, configs: int) -> int:
-  """The number of configurations, where a defect changes it."""
-  if _is(spec, "layout:xla:random", "valid") and spec.index == 0:
-    return _FEW_CONFIGS
-  return _IDENTICAL_CONFIGS if has_identical_configs(spec) else configs
-
-
-def has_identical_configs(spec: FileSpec) -> bool:
-  """Whether all configurations are the default."""
-  last = 1 if spec.scale == "tiny" else 5
-  return _is(spec, "layout:xla:random", "train") and 1 <= spec.index <= last
-
-
-def shuffle_measured(
-    spec: FileSpec, measured_ns: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
-  """Measurements of the one spoilt graph in the wrong order of blocks, others as they are."""
-  if not _is(spec, "layout:xla:default", "train") or spec.index != 2:
-    return measured_ns
-  blocks = np.array_split(measured_ns, max(8, len(measured_ns) // 100))
-  return np.concatenate([blocks[i] for i in rng.permutation(len(blocks))])
-
-
-def _is(spec: FileSpec, collection: str, split: str) -> bool:
-  return (spec.collection, spec.split) == (collection, split)
-
-
 NOISE_SD = 3.6e-4  # of the log of repeated measurements, median over graphs
 _NOISE_RANGE = (2e-4, 2e-3)
 
 
 def generate(
     out: str | os.PathLike[str], *, scale: str = "tiny", seed: int = 0,
-    collections: Iterable[str] = collections.RELEASED, defects: bool = False,
+    collections: Iterable[str] = collections.RELEASED,
     limit: int | None = None, workers: int | None = None, progress: bool = True,
 ) -> Path:
   """Writes synthetic collections in the released form below `<out>/npz`.
@@ -296,7 +252,6 @@ def generate(
     scale: `tiny`, `medium` or `full`.
     seed: every file follows from (scale, seed, collection, split, index).
     collections: which of the five.
-    defects: with the defects of the released data.
     limit: files per split; all of them if not given.
     workers: processes; one per processor if not given, one at scale `tiny`.
     progress: shows a bar.
@@ -310,8 +265,8 @@ def generate(
   out = Path(out).expanduser()
   specs = [spec for collection in collections
            for spec in file_specs(scale, seed, collection, limit=limit)]
-  _stamp(out, {"scale": scale, "seed": seed, "defects": defects})
-  write = functools.partial(write_file, out, with_defects=defects)
+  _stamp(out, {"scale": scale, "seed": seed})
+  write = functools.partial(write_file, out)
   if workers is None:
     workers = 1 if scale == "tiny" else os.cpu_count() or 1
   with tqdm.tqdm(
@@ -344,45 +299,28 @@ class Ceiling:
   measured_ns: np.ndarray  # [C] int64 ns: the labels, also those a test file lacks
 
 
-def make_file(spec: FileSpec, *, with_defects: bool) -> tuple[graph.OpGraph, Ceiling]:
+def make_file(spec: FileSpec) -> tuple[graph.OpGraph, Ceiling]:
   """One graph with its configurations, and its noise-free runtimes."""
-  return (_make_tile if spec.is_tile else _make_layout)(spec, with_defects)
+  return (_make_tile if spec.is_tile else _make_layout)(spec)
 
 
-def write_file(out: Path, spec: FileSpec, *, with_defects: bool) -> None:
+def write_file(out: Path, spec: FileSpec) -> None:
   """Writes the side file and then the file; does nothing if the file is there."""
   parts = (*spec.collection.split(":"), spec.split, f"{spec.name()}.npz")
   path = out.joinpath("npz", *parts)
   if path.exists():
     return
-  op_graph, ceiling = make_file(spec, with_defects=with_defects)
+  op_graph, ceiling = make_file(spec)
   with npz.create_archive(
       out.joinpath("ceiling", *parts), compress_level=6) as archive:
     for name, array in dataclasses.asdict(ceiling).items():
       npz.add_array(archive, name, array.shape, array.dtype, [array])
   write = npz.write_tile if spec.is_tile else npz.write_layout
   write(path, op_graph)
-  if op_graph.num_edges == 1:
-    _flag_fortran_order(path, "edge_index")
-
-
-def _flag_fortran_order(path: Path, name: str) -> None:
-  """Rewrites a file with one array in Fortran order, as released files have small ones."""
-  with np.load(path) as members:
-    arrays = dict(members)
-  with npz.create_archive(path, compress_level=6) as archive:
-    for key, array in arrays.items():
-      order = "F" if key == name else "C"
-      header = {"descr": np.lib.format.dtype_to_descr(array.dtype),
-                "fortran_order": order == "F", "shape": array.shape}
-      with archive.open(f"{key}.npy", "w") as stream:
-        np.lib.format.write_array_header_1_0(stream, header)
-        stream.write(array.tobytes(order))
 
 
 def read_ceiling(
-    data_root: str | os.PathLike[str], collection: str, split: str, name: str
-) -> Ceiling:
+    data_root: str | os.PathLike[str], collection: str, split: str, name: str) -> Ceiling:
   """Noise-free and measured runtimes of one synthetic file.
 
   Args:
@@ -408,8 +346,7 @@ def _measure(runtime_ns: np.ndarray, rng: np.random.Generator) -> np.ndarray:
   return np.maximum(1, np.rint(noisy)).astype(np.int64)
 
 
-def _make_tile(spec: FileSpec, with_defects: bool) -> tuple[graph.OpGraph, Ceiling]:
-  del with_defects  # the released kernels have no others than their sizes
+def _make_tile(spec: FileSpec) -> tuple[graph.OpGraph, Ceiling]:
   size, rng = tile_size(spec), spec.rng("graph")
   kernel = tiles.random_kernel(rng, nodes=size.nodes, configs=size.configs)
   config_feat, runtime_ns = tiles.tile_configs(kernel, rng, configs=size.configs, tiled=size.tiled)
@@ -422,19 +359,15 @@ def _make_tile(spec: FileSpec, with_defects: bool) -> tuple[graph.OpGraph, Ceili
   return op_graph, Ceiling(runtime_ns, measured_ns)
 
 
-def _make_layout(spec: FileSpec, with_defects: bool) -> tuple[graph.OpGraph, Ceiling]:
-  origin = graph_origin(spec) if with_defects else spec
-  size, rng = layout_size(origin), origin.rng("graph")
+def _make_layout(spec: FileSpec) -> tuple[graph.OpGraph, Ceiling]:
+  size, rng = layout_size(spec), spec.rng("graph")
   program = size.program.build(rng)
   groups = layouts.find_groups(program, rng)
   cost = layouts.layout_cost(program, groups.by_node(), steps=size.steps)
   start = layouts.default_bits(cost, rng)
-  options = _search(spec, len(program), groups, cost, start, with_defects)
+  options = _search(spec, len(program), groups, cost, start)
   runtime_ns = cost(layouts.output_bits(options))
-  rng = spec.rng("noise")
-  measured_ns = _measure(runtime_ns, rng)
-  if with_defects:
-    measured_ns = shuffle_measured(spec, measured_ns, rng)
+  measured_ns = _measure(runtime_ns, spec.rng("noise"))
   rows = np.take_along_axis(groups.options.T, options, axis=0)
   configs = graph.LayoutConfigs(
       rows=groups.rows, node_group=groups.node_group,
@@ -444,14 +377,9 @@ def _make_layout(spec: FileSpec, with_defects: bool) -> tuple[graph.OpGraph, Cei
   return dataclasses.replace(op_graph, configs=configs), Ceiling(runtime_ns, measured_ns)
 
 
-def _search(spec, nodes: int, groups, cost, start, with_defects: bool) -> np.ndarray:
+def _search(spec, nodes: int, groups, cost, start) -> np.ndarray:
   """The options of every configuration, `[C, groups]` uint8."""
-  rng = spec.rng("search")
-  configs = layout_configs(spec, nodes)
-  if with_defects:
-    configs = defective_configs(spec, configs)
-    if has_identical_configs(spec):
-      return layouts.default_options(groups, start, configs)
+  rng, configs = spec.rng("search"), layout_configs(spec, nodes)
   if spec.collection.endswith("random"):
     return layouts.random_search(groups, start, configs, rng)
   return layouts.default_search(groups, cost, start, configs, rng)
