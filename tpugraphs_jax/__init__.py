@@ -11,8 +11,8 @@ layouts for one.
 from etils import epy
 
 __version__ = "0.1.0"
-__all__ = ["Ensemble", "OpGraph", "hlo", "load", "propose", "rank", "read_layout", "read_tile",
-           "tune"]
+__all__ = ["Ensemble", "OpGraph", "explain", "hlo", "load", "propose", "rank", "read_layout",
+           "read_tile", "tune"]
 
 with epy.lazy_api_imports(globals()):  # loaded when first used: importing the package stays quick
   from tpugraphs_jax import hlo
@@ -20,4 +20,4 @@ with epy.lazy_api_imports(globals()):  # loaded when first used: importing the p
   from tpugraphs_jax.data.npz import read_layout, read_tile
   from tpugraphs_jax.graph import OpGraph
   from tpugraphs_jax.serve.ensemble import Ensemble
-  from tpugraphs_jax.serve.ranker import load, propose, rank
+  from tpugraphs_jax.serve.ranker import explain, load, propose, rank

@@ -314,16 +314,17 @@ def assemble_graphs(
   over = {k: v for k, v in total_sizes(graphs).items() if v > budget[k]}
   if over or sum(len(g.opcode) for g in graphs) >= budget["nodes"]:
     raise ValueError(f"graphs {[g.name for g in graphs]} exceed the budget {dict(budget)}")
-  parts = [_graphs_tuple(g.opcode, g.feat, g.edge_index, [len(g.opcode)]) for g in graphs]
-  first, missing = graphs[0], slates - len(graphs)
-  parts.append(_graphs_tuple(
-      first.opcode[:0], first.feat[:0], first.edge_index[:0], [0] * missing))
+  offsets = np.cumsum([0] + [len(graph.opcode) for graph in graphs])
+  empty = jax.tree.map(lambda x: x[:0], _tuple_of(graphs[0]))._replace(
+      n_node=np.zeros(1, np.int32), n_edge=np.zeros(1, np.int32))
+  # On one CPU core 0.1 ms of the 10 ms of a step on ten kernels, and 7 ms of the 120 ms of one on
+  # eight programs of 5,000 nodes; arrays filled in place take a third to a quarter of it.
   batch = jraph.pad_with_graphs(
-      jraph.batch_np(parts), budget["nodes"], budget["edges"], slates + 1)
-  # jraph's offsets make int64 of them.
-  batch = batch._replace(
-      senders=batch.senders.astype(np.int32), receivers=batch.receivers.astype(np.int32))
-  nodes, offsets = budget["nodes"], np.cumsum([0] + [len(graph.opcode) for graph in graphs])
+      jraph.batch_np([*map(_tuple_of, graphs), *[empty] * (slates - len(graphs))]),
+      budget["nodes"], budget["edges"], slates + 1)
+  batch = batch._replace(  # jraph's offsets are int64
+      receivers=batch.receivers.astype(np.int32), senders=batch.senders.astype(np.int32))
+  nodes = budget["nodes"]
   tables = Adjacency(
       _neighbour_rows([g.adjacency.operands for g in graphs], offsets, nodes,
                       budget["operand_overflow"]),
@@ -332,14 +333,13 @@ def assemble_graphs(
   return batch, tables, offsets
 
 
-def _graphs_tuple(opcode, feat, edge_index, n_node) -> jraph.GraphsTuple:
-  """Graphs of `n_node` nodes each; all edges `[E, 2]` belong to the first one."""
-  n_edge = np.zeros(len(n_node), np.int32)
-  n_edge[:1] = len(edge_index)
+def _tuple_of(graph: PreparedGraph) -> jraph.GraphsTuple:
+  """One graph as jraph has it."""
   return jraph.GraphsTuple(
-      nodes={"opcode": opcode, "feat": feat}, edges=None, globals=None,
-      receivers=edge_index[:, 0], senders=edge_index[:, 1],
-      n_node=np.array(n_node, np.int32), n_edge=n_edge)
+      nodes={"opcode": graph.opcode, "feat": graph.feat}, edges=None, globals=None,
+      receivers=graph.edge_index[:, 0], senders=graph.edge_index[:, 1],
+      n_node=np.array([len(graph.opcode)], np.int32),
+      n_edge=np.array([len(graph.edge_index)], np.int32))
 
 
 def targets(slates: Sequence[Slate], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:

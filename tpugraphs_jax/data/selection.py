@@ -401,8 +401,8 @@ def slate_target(runtime_ns: np.ndarray, unit_ns: np.ndarray | float, kind: str)
     runtime_ns: `[C]` int64 runtimes of the slate.
     unit_ns: `[C]`, or one number for all.
     kind: `official` and `absolute`: runtime in units; `ratio`: runtime above the fastest,
-      relative to it; `rank`: share of the slate's distinct runtimes that are faster (4th place of the
-      competition).
+      relative to it; `rank`: share of the slate's distinct runtimes that are faster (4th place
+      of the competition).
   """
   if kind in ("official", "absolute"):
     return (runtime_ns / unit_ns).astype(np.float32)

@@ -22,7 +22,7 @@ from tpugraphs_jax.collections import Collection, SYNTHETIC, UNKNOWN
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.serve import judge
 
-RANDOM, DEFAULT, NOISELESS = "a random order", "the compiler's own choice", "order without noise"
+RANDOM, DEFAULT, NOISELESS = "a random order", "the compiler's own choice", "ceiling (no noise)"
 KS = (1, 2, 5, 10, 20, 50, 100)
 
 
