@@ -8,7 +8,7 @@ def test_the_example_goes_from_functions_to_rankings(capsys):
   spec = importlib.util.spec_from_file_location(path.stem, path)
   example = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(example)
-  example.main(["--workdir=layout-cpu-measured", "--configs=50"])
+  example.main(["--model=layout-cpu-measured", "--configs=50"])
   printed = capsys.readouterr().out
   for name in ("resnet_block", "transformer_layer"):
     assert f"{name}: " in printed

@@ -317,28 +317,32 @@ def assemble_graphs(
   over = {k: v for k, v in total_sizes(graphs).items() if v > budget[k]}
   if over or sum(len(g.opcode) for g in graphs) >= budget["nodes"]:
     raise ValueError(f"graphs {[g.name for g in graphs]} exceed the budget {dict(budget)}")
-  nodes, edges = budget["nodes"], budget["edges"]
   offsets = np.cumsum([0] + [len(graph.opcode) for graph in graphs])
-  used_edges = [len(graph.edge_index) for graph in graphs]
-  # Padding edges tie the first padding node to itself, as jraph's own padding does.
-  ends = shifted([g.edge_index for g in graphs], offsets, edges, fill=offsets[-1])
-  n_node = np.zeros(slates + 1, np.int32)
-  n_node[: len(graphs)] = np.diff(offsets)
-  n_node[-1] = nodes - offsets[-1]
-  n_edge = np.zeros(slates + 1, np.int32)
-  n_edge[: len(graphs)] = used_edges
-  n_edge[-1] = edges - sum(used_edges)
-  tuple_ = jraph.GraphsTuple(
-      nodes={"opcode": padded([g.opcode for g in graphs], nodes, 0),
-             "feat": padded([g.feat for g in graphs], nodes, 0)},
-      edges=None, globals=None, receivers=np.ascontiguousarray(ends[:, 0]),
-      senders=np.ascontiguousarray(ends[:, 1]), n_node=n_node, n_edge=n_edge)
+  empty = jax.tree.map(lambda x: x[:0], _tuple_of(graphs[0]))._replace(
+      n_node=np.zeros(1, np.int32), n_edge=np.zeros(1, np.int32))
+  # On one CPU core 0.1 ms of the 10 ms of a step on ten kernels, and 7 ms of the 120 ms of one on
+  # eight programs of 5,000 nodes; arrays filled in place take a third to a quarter of it.
+  batch = jraph.pad_with_graphs(
+      jraph.batch_np([*map(_tuple_of, graphs), *[empty] * (slates - len(graphs))]),
+      budget["nodes"], budget["edges"], slates + 1)
+  batch = batch._replace(  # jraph's offsets are int64
+      receivers=batch.receivers.astype(np.int32), senders=batch.senders.astype(np.int32))
+  nodes = budget["nodes"]
   tables = Adjacency(
       _neighbour_rows([g.adjacency.operands for g in graphs], offsets, nodes,
                       budget["operand_overflow"]),
       _neighbour_rows([g.adjacency.users for g in graphs], offsets, nodes,
                       budget["user_overflow"]))
-  return tuple_, tables, offsets
+  return batch, tables, offsets
+
+
+def _tuple_of(graph: PreparedGraph) -> jraph.GraphsTuple:
+  """One graph as jraph has it."""
+  return jraph.GraphsTuple(
+      nodes={"opcode": graph.opcode, "feat": graph.feat}, edges=None, globals=None,
+      receivers=graph.edge_index[:, 0], senders=graph.edge_index[:, 1],
+      n_node=np.array([len(graph.opcode)], np.int32),
+      n_edge=np.array([len(graph.edge_index)], np.int32))
 
 
 def targets(slates: Sequence[Slate], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
