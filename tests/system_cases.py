@@ -63,8 +63,8 @@ def tile_batch(reads: tuple[str, ...] = (), *, spare: int = 2, features_of_tile:
   Nodes have at most three kinds of tokens of dimensions in a kernel, where these are read.
   """
   rng, prepared = np.random.default_rng(2), []
-  read = "dimension_tokens" in reads
-  tokens = read * sum(inputs.READ_BLOCKS[name] for name in ("dimension_tokens", "node_layout"))
+  tokens = "dimension_tokens" in reads and sum(
+      inputs.READ_BLOCKS[name] for name in reads if name != "random_walk")
   for nodes, edges, count in ((9, 14, 7), (1, 0, 1), (6, 9, 2)):
     graph = random_graphs.tile_graph(rng, nodes=nodes, edges=edges, configs=count)
     feat = features(rng, nodes, reads)

@@ -194,17 +194,19 @@ def test_places_are_the_inverse_of_a_permutation():
     assert (found[rank:] == -1).all()
 
 
-@pytest.mark.parametrize("kind", ["layout", "tile"])
-def test_tokens_of_dimensions_pass_a_transformer_node_by_node(kind):
+@pytest.mark.parametrize("kind, has_layouts", [
+    ("layout", True), ("tile", True), ("tile", False)])
+def test_tokens_of_dimensions_pass_a_transformer_node_by_node(kind, has_layouts):
+  """Kernels may come without layouts, which are -1 then (5th place)."""
   batch, width = (LAYOUTS if kind == "layout" else TILES), 4
   slates = nodes.Slates.of(batch)
   blocks = inputs.split_blocks(np.asarray(batch.graph.nodes["feat"]), READS)
   module = dimensions.DimensionEncoder(width, 1)
+  layout = blocks["node_layout"] if has_layouts else None
   apply = lambda p: nodes.everywhere(module.apply(
-      {"params": p}, blocks["dimension_tokens"], blocks["node_layout"], nodes.Slates.of(batch)),
-      slates)
+      {"params": p}, blocks["dimension_tokens"], layout, nodes.Slates.of(batch)), slates)
   shapes = jax.eval_shape(lambda: module.init(
-      jax.random.key(0), blocks["dimension_tokens"], blocks["node_layout"], slates))["params"]
+      jax.random.key(0), blocks["dimension_tokens"], layout, slates))["params"]
   rng = np.random.default_rng(5)
   params = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
   found = np.asarray(QUICK(apply)(params))
@@ -212,7 +214,7 @@ def test_tokens_of_dimensions_pass_a_transformer_node_by_node(kind):
   real = real_nodes(batch)
   for node in range(real):
     static = blocks["dimension_tokens"][node].reshape(6, 23)
-    own = np.array([slow_places(blocks["node_layout"][node])] * 3).T
+    own = np.array([slow_places(blocks["node_layout"][node]) if has_layouts else [-1] * 6] * 3).T
     for config in range(raw.shape[1]):
       values, number = raw[node, config], np.arange(6)[:, None]
       if kind == "tile":
@@ -263,12 +265,14 @@ def test_dimension_tokens_hold_dimension_after_dimension():
   graph = random_graphs.layout_graph(rng, nodes=4, edges=0, config_nodes=[0], configs=1)
   graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
   found = feature_blocks.dimension_tokens(graph).reshape(4, 6, 23)
+  alone = feature_blocks.named_dimensions(graph).reshape(4, 6, 14)
   for node in range(4):
     for dimension in range(6):
       sizes = [feat[node, first + dimension] for first in (21, 31, 37, 45, 53, 61, 69, 77, 85)]
       expected = [np.sign(size) * np.log(1 + abs(size)) for size in sizes]
-      expected += [number == dimension and number > 0 for number in feat[node, 93:107]]
-      np.testing.assert_allclose(found[node, dimension], expected, rtol=1e-6)
+      named = [number == dimension and number > 0 for number in feat[node, 93:107]]
+      np.testing.assert_allclose(found[node, dimension], expected + named, rtol=1e-6)
+      np.testing.assert_array_equal(alone[node, dimension], named)
   assert not found[:, 0, 9:].any()  # a 0 says nothing
 
 
@@ -300,6 +304,7 @@ def test_blocks_that_no_transform_touches(text, unscaled):
 @pytest.mark.parametrize("options, reads", [
     (dict(), ()), (dict(node_layout=True), ("node_layout",)),
     (dict(position_width=3), ("random_walk",)),
+    (dict(dimension_encoder="transformer"), ("dimension_tokens",)),
     (dict(position_width=3, node_layout=True, dimension_encoder="transformer"),
      ("random_walk", "dimension_tokens", "node_layout"))])
 def test_blocks_are_read_from_the_end(options, reads):

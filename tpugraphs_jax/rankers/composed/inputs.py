@@ -30,9 +30,9 @@ def read_blocks(options: Options) -> tuple[str, ...]:
 
 def token_columns(options: Options) -> int:
   """How many of the last columns of node features the tokens of dimensions depend on."""
-  names = ("dimension_tokens", "node_layout")
-  is_read = options.dimension_encoder != "none"
-  return sum(READ_BLOCKS[name] for name in names) if is_read else 0
+  if options.dimension_encoder == "none":
+    return 0
+  return sum(READ_BLOCKS[name] for name in read_blocks(options) if name != "random_walk")
 
 
 def split_blocks(feat: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
