@@ -33,6 +33,7 @@ from tpugraphs_jax.graph import (
     BEFORE_LAYOUTS, LOWERED, LayoutConfigs, OpGraph, TileConfigs, output_orders)
 from tpugraphs_jax.rankers.base import SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import checkpoint, loop
 
 MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features.json"
@@ -195,6 +196,9 @@ class Ranker:
     Equal scores stay in file order. Scores are `[C]` float32 in file order, larger = slower.
     """
     (scores,) = self.scores([graph])
+    if judge.is_tied(scores):
+      logging.warning("%s: the five best configurations have equal scores, and their order is that "
+                      "of the file", graph.name)
     return np.argsort(scores, kind="stable"), scores
 
   def explain(
