@@ -13,12 +13,12 @@ import random_graphs
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import batching as layout_batching
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.nn import aggregation, layout_features, pooling
+from tpugraphs_jax.nn import aggregation, pooling, split_nodes
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments import batches as batching, partition
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentSlate, SegmentedGraph
 from tpugraphs_jax.rankers.segments.family import Segments
-from tpugraphs_jax.rankers.segments.model import SegmentModel
+from tpugraphs_jax.rankers.segments.family import SegmentModel
 
 WIDTH = 3
 identity = lambda rows: rows
@@ -38,9 +38,9 @@ class ToyModel(base.Network):
     graphs = len(pooling.real_nodes(batch.graph))
     chosen = pooling.selection(aggregation.node_graph(batch.graph), graphs)
     static = pooling.pool_sum(self.node(batch.graph.nodes["feat"])[:, None], chosen)
-    rows = layout_features.config_rows(self.row(batch.rows / 6), batch)
+    rows = split_nodes.config_rows(self.row(batch.rows / 6), batch)
     return 0.1 * (static + pooling.pool_sum(
-        rows, layout_features.configurable_selection(batch)))
+        rows, pooling.configurable_selection(batch)))
 
   def score(self, pooled):
     return self.out(nn.tanh(self.hidden(pooled)))[..., 0]

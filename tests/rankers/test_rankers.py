@@ -8,9 +8,9 @@ import pytest
 
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout import res_model, sage
-from tpugraphs_jax.rankers.layout.blocks import BlockPrograms
-from tpugraphs_jax.rankers.tile import networks as tile
-from tpugraphs_jax.rankers.tile.late_join import LateJoin
+from tpugraphs_jax.rankers.layout.res_model import BlockPrograms
+from tpugraphs_jax.rankers import tile
+from tpugraphs_jax.rankers.tile import LateJoin
 
 TILE_NAMES = {
     "EarlyJoinSAGE": (tile.SAGE, True), "LateJoinSAGE": (tile.SAGE, False),

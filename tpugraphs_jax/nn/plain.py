@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.data.batch import LayoutBatch, TileBatch
-from tpugraphs_jax.nn import layout_features, pooling
+from tpugraphs_jax.nn import pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import node_graph
 
 Batch = LayoutBatch | TileBatch
@@ -38,7 +38,7 @@ def node_configs(batch: Batch) -> jax.Array:
   """
   if isinstance(batch, TileBatch):
     return pooling.per_node(jnp.asarray(batch.config_feat), node_graph(batch.graph))
-  rows = layout_features.config_rows(jnp.asarray(batch.rows), batch)
+  rows = split_nodes.config_rows(jnp.asarray(batch.rows), batch)
   nodes = len(batch.graph.nodes["opcode"])
   return jnp.zeros((nodes, *rows.shape[1:])).at[batch.by_hop.nodes[0]].set(rows, mode="drop")
 
@@ -46,7 +46,7 @@ def node_configs(batch: Batch) -> jax.Array:
 def is_configurable(batch: LayoutBatch) -> jax.Array:
   """Which nodes have a layout configuration, `[N]` bool; False for padding nodes."""
   none = jnp.zeros(len(batch.graph.nodes["opcode"]), bool)
-  chosen = layout_features.is_configured_row(batch)
+  chosen = split_nodes.is_configured_row(batch)
   return none.at[batch.by_hop.nodes[0]].set(chosen, mode="drop")
 
 

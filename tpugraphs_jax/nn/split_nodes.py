@@ -29,7 +29,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batch import Adjacency, NodesByHop
+from tpugraphs_jax.data.batch import ABSENT, Adjacency, LayoutBatch, NodesByHop
 from tpugraphs_jax.nn.aggregation import neighbour_sum, take_rows
 
 
@@ -170,3 +170,28 @@ def next_hop(nodes: SplitNodes, by_hop: NodesByHop) -> int:
         f"message passing round {hop} needs {hop + 1} hops, the batch was built with "
         f"{len(by_hop.nodes)}: build it with hops = the model's number of layers")
   return hop
+
+
+def config_rows(embedded_rows: jax.Array, batch: LayoutBatch) -> jax.Array:
+  """Looks up `embedded_rows [R, H]` per configurable node: `[hop 0, C, H]`, zeros in padding."""
+  return embedded_rows.at[batch.row_id].get(mode="fill", fill_value=0)
+
+
+def add_to_configurable(nodes: SplitNodes, config: jax.Array) -> SplitNodes:
+  """Adds `config [hop 0, C, H]` to the varying rows of hop 0."""
+  varying = nodes.varying.at[: len(config)].add(config)
+  return SplitNodes(nodes.shared, varying, nodes.hop)
+
+
+def start(shared: jax.Array, config: jax.Array, batch: LayoutBatch) -> SplitNodes:
+  """First features: `shared [N, H]` on every node, plus `config [hop 0, C, H]` on hop 0."""
+  own = shared.at[batch.by_hop.nodes[0]].get(mode="fill", fill_value=0)
+  return SplitNodes(shared[:, None], own[:, None] + config, hop=0)
+
+
+def is_configured_row(batch: LayoutBatch) -> jax.Array:
+  """Which rows of hop 0 have a configuration, `[hop 0]` bool.
+
+  A batch that was built without reuse has every node in hop 0.
+  """
+  return (batch.row_id < ABSENT).any(axis=1)

@@ -16,6 +16,7 @@ proposed, and which fields of a config it refuses. A family lives in one folder 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import functools
 import inspect
 from pathlib import Path
@@ -26,13 +27,13 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax.data import batching, reduction
-from tpugraphs_jax.data.batching import Budget, Slate
+from tpugraphs_jax.data import batching, reduction, tiling
+from tpugraphs_jax.data.batch import LayoutBatch, TileBatch
+from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import Draw, draw_slates
 from tpugraphs_jax.data.sampling import ConfigSampler
-from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.rankers import charges
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.rankers.scorer import Encoder, Scorer, network_step
 from tpugraphs_jax.registry import Registry
 
@@ -271,8 +272,8 @@ class Family:
   def explain(
       self, ranker: Any, graph: OpGraph, config: int, *, against: int | None = None
   ) -> list[Any]:
-    """What the score of a configuration owes to each choice; see `rankers.charges`."""
-    return charges.charges(
+    """How much each choice of a configuration adds to its score; see `exchange_charges`."""
+    return exchange_charges(
         lambda one: ranker.scores([one])[0], graph, config, against=against)
 
   def propose(
@@ -315,3 +316,132 @@ def _check_features(
   if scaled := [name for name in reads if name not in unscaled]:
     raise ValueError(f"data.feature_transform scales the block {scaled[0]}, but this model reads "
                      f"its columns as they are: add {scaled[0]}=none to data.feature_transform")
+
+
+class Kernels(Family):
+  """Fused kernels with tile configurations.
+
+  Attributes:
+    distinct: how many of the last columns of node features decide a part of the network
+      that tiles do not enter: nodes of a kernel that are equal there share the part.
+  """
+
+  distinct = 0
+
+  def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
+    """A kernel with its neighbour tables; a kernel is never reduced, but gets virtual nodes."""
+    small = reduction.reduce_graph(inputs, self.reduction, raw)
+    blocks = tuple(self.config["data"]["config_features"])
+    small = dataclasses.replace(
+        small, configs=tiling.extended(raw or inputs, blocks).configs)
+    return batching.prepare(small, small.node_feat, slots=self.slots, distinct=self.distinct)
+
+  def assemble(
+      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
+  ) -> TileBatch:
+    """A padded batch; see `batching.assemble_tile`."""
+    return batching.assemble_tile(
+        slates, budget, graphs=graphs, configs=configs, transform=self.config_transform)
+
+
+class Programs(Family):
+  """Whole programs with layout configurations."""
+
+  @functools.cached_property
+  def reduction(self) -> reduction.Options:
+    """The part of a program that the network gets, see `reduction.reduce_graph`."""
+    data = self.config["data"]
+    return dataclasses.replace(
+        super().reduction, reduction=data["graph_reduction"], hops=data["reduction_hops"],
+        direction=data["reduction_direction"], induced=data["reduction_induced"])
+
+  def reduce(self, inputs: OpGraph, raw: OpGraph | None = None) -> OpGraph:
+    """The part of a program that the network gets; arguments as `prepare`."""
+    return reduction.reduce_graph(inputs, self.reduction, raw)
+
+  def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
+    """A program, reduced, with its neighbour tables; see `Family.prepare`."""
+    return self.prepare_part(self.reduce(inputs, raw))
+
+  def prepare_part(self, graph: OpGraph) -> PreparedGraph:
+    """As `prepare`, of a graph that is reduced already, or a piece of one."""
+    return batching.prepare(graph, graph.node_feat, hops=self.network.hops, slots=self.slots)
+
+  def assemble(
+      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
+  ) -> LayoutBatch:
+    """A padded batch; see `batching.assemble_layout`."""
+    return batching.assemble_layout(
+        slates, budget, graphs=graphs, configs=configs, transform=self.config_transform)
+
+
+class Charge(NamedTuple):
+  """One choice of a configuration that differs from the one it is compared with."""
+
+  nodes: tuple[int, ...]  # numbers of the configurable nodes that share the choice; empty for tiles
+  choice: tuple[int, ...]  # layout row [18] of these nodes, or (column, value) of a tile
+  instead: tuple[int, ...]  # what the other configuration has there
+  score: float  # score with the choice minus score without it: above 0 = it costs time
+
+
+def exchange_charges(
+    scores: Callable[[OpGraph], np.ndarray], graph: OpGraph, config: int, *,
+    against: int | None = None,
+) -> list[Charge]:
+  """What every choice of `config` adds to its score, largest first.
+
+  Each choice in which `config` differs from `against` is exchanged for the other's,
+  alone, and the graph is scored again. Charges need not add up to the difference of
+  the two scores: choices act on each other.
+
+  Args:
+    scores: `[C]` float32 of all configurations of a graph.
+    graph: with configurations.
+    config: number of the configuration to explain.
+    against: number of the configuration it is compared with; the best-ranked one
+      unless given.
+
+  Raises:
+    ValueError: a number that the graph does not have.
+  """
+  count = len(graph.configs)
+  for number in (config, against):
+    if number is not None and not 0 <= number < count:
+      raise ValueError(f"configuration {number} of {graph.name}, expected 0 to {count - 1}")
+  if against is None:
+    against = int(np.argsort(scores(graph), kind="stable")[0])
+  exchange = _exchange_rows if isinstance(graph.configs, LayoutConfigs) else _exchange_columns
+  changed, parts = exchange(graph, config, against)
+  if not parts:
+    return []
+  found = scores(dataclasses.replace(graph, configs=changed)).astype(np.float64)
+  rows = [Charge(*part, float(found[0] - one)) for part, one in zip(parts, found[1:])]
+  return sorted(rows, key=lambda row: -row.score)
+
+
+def _exchange_rows(graph: OpGraph, config: int, against: int):
+  """The configuration itself, then one per group that differs, with the other's row there."""
+  configs = graph.configs
+  own, other = (np.asarray(configs.group_row[number]) for number in (config, against))
+  groups = np.flatnonzero(own != other)
+  group_row = np.repeat(own[None], len(groups) + 1, axis=0)
+  group_row[np.arange(1, len(groups) + 1), groups] = other[groups]
+  parts = [
+      (tuple(graph.config_node[configs.node_group == group].tolist()),
+       tuple(configs.rows[own[group]].tolist()), tuple(configs.rows[other[group]].tolist()))
+      for group in groups]
+  changed = dataclasses.replace(
+      configs, group_row=group_row, runtime_ns=np.zeros(len(group_row), np.int64))
+  return changed, parts
+
+
+def _exchange_columns(graph: OpGraph, config: int, against: int):
+  """The configuration itself, then one per column that differs, with the other's value."""
+  configs = graph.configs
+  own, other = configs.config_feat[config], configs.config_feat[against]
+  columns = np.flatnonzero(own != other)
+  feat = np.repeat(own[None], len(columns) + 1, axis=0)
+  feat[np.arange(1, len(columns) + 1), columns] = other[columns]
+  parts = [((), (int(c), int(own[c])), (int(c), int(other[c]))) for c in columns]
+  some = np.zeros(len(feat), np.int64)
+  return TileConfigs(feat, some, some + 1), parts

@@ -14,7 +14,7 @@ from segment_cases import graphs_of, model_of, params_of
 from tpugraphs_jax import losses as losses_lib, parallel
 from tpugraphs_jax.data import plan
 from tpugraphs_jax.rankers.segments import batches as batching, family as family_lib, history
-from tpugraphs_jax.rankers.segments.model import READOUT_COLLECTION
+from tpugraphs_jax.rankers.segments.family import READOUT_COLLECTION
 from tpugraphs_jax.train import loop, state as state_lib, step as step_lib
 
 CONFIGS = 4

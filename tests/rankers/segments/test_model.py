@@ -11,7 +11,7 @@ from segment_cases import graphs_of, model_of, params_of
 from tpugraphs_jax import parallel
 from tpugraphs_jax.rankers.segments import batches as batching
 from tpugraphs_jax.rankers.segments.batches import Stale
-from tpugraphs_jax.rankers.segments.model import READOUT_COLLECTION
+from tpugraphs_jax.rankers.segments.family import READOUT_COLLECTION
 
 CONFIGS = 4
 

@@ -23,7 +23,7 @@ from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.tables import batches, charges, search, terms
 from tpugraphs_jax.rankers.tables.batches import PreparedTables, TableBatch
 from tpugraphs_jax.rankers.tables.charges import Charge, NodeCosts
-from tpugraphs_jax.rankers.whole import Programs
+from tpugraphs_jax.rankers.base import Programs
 
 # Configurations whose residual is computed at a time.
 _CHUNK = 256

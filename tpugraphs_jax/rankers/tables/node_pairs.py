@@ -27,7 +27,6 @@ NO_OPERAND = 255
 _FEW = 20  # rows looked at for every pair that is kept, before hops are given up
 
 _TYPES, _PRODUCT = columns.NODE["element_type"], columns.NODE["shape"].stop - 1
-_TYPE_BYTES = [kind.bytes for kind in columns.ELEMENT_TYPES]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,7 +69,8 @@ def tensor_bytes(node_feat: np.ndarray) -> np.ndarray:
   Tuples and unknown element types have 0. The released products of dimensions have
   been computed in 64 bits and may be negative where they overflowed: the size counts.
   """
-  element = node_feat[:, _TYPES] @ np.array(_TYPE_BYTES, np.float32)
+  type_bytes = np.array([kind.bytes for kind in columns.ELEMENT_TYPES], np.float32)
+  element = node_feat[:, _TYPES] @ type_bytes
   return np.abs(node_feat[:, _PRODUCT]) * element
 
 
