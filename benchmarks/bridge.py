@@ -18,6 +18,7 @@ from collections.abc import Mapping
 import json
 import os
 from pathlib import Path
+import re
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,16 @@ def taus(rows: list[Mapping[str, Any]], times: list[np.ndarray]) -> dict[str, fl
       runtime).statistic), 4) for name, value in _ESTIMATES.items()}
 
 
+def _short(equations: list[str]) -> str:
+  """Equations by operation: the output shape of the first, and the number of others."""
+  shapes: dict[str, list[str]] = {}
+  for equation in equations:
+    name, shape = re.match(r"(\w+) \w+(\[[\d,]*\])", equation).groups()
+    shapes.setdefault(_OPCODES[name], []).append(shape)
+  return ", ".join(f"{name} {first}" + (f" and {len(others)} more" if others else "")
+                   for name, (first, *others) in shapes.items()) or "nothing"
+
+
 def table(record: Mapping[str, Any]) -> list[str]:
   """Markdown: the combinations, then tau-b."""
   first = record["combinations"][0]
@@ -105,7 +116,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
   for row in record["combinations"]:
     changed = [name for name, order in row["orders"].items() if order != first["orders"][name]]
     lines.append(
-        f"| {', '.join(changed) or 'nothing'} | {row['configs']:,} | {row['median_ms']:.2f} | "
+        f"| {_short(changed)} | {row['configs']:,} | {row['median_ms']:.2f} | "
         f"{1e3 * row['optimal_seconds']:.3f} | {row['estimated_cycles'] / 1e6:.2f} | "
         f"{row['bytes_accessed'] / 1e9:.3f} |")
   lines += ["", "| estimate | tau-b |", "|---|---|"]

@@ -75,7 +75,7 @@ def check(python: Path | str, out: Path) -> None:
       sys.exit(f"error: {name}: {row}")
   tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/hlo/test_tpu.py",
               "tests/collect/test_tuning.py", "tests/collect/test_own_data.py", "tests/nn/test_aggregation.py",
-              "-k", "tpu or target or estimates or compilers_graph")
+              "tests/docs/test_own_programs_page.py", "-k", "tpu or target or estimates or compilers_graph")
   if tests.returncode:
     sys.exit(f"{tests.stdout[-3000:]}\nerror: tests with libtpu failed")
   print(tests.stdout.strip().splitlines()[-1])

@@ -2,10 +2,9 @@
 
     python -m tpugraphs_jax.report RUN... --out report.html
 
-  runs      what a working folder holds of a run
-  compare   groups of runs with one config, and tests between them
+  runs      what working folders hold: runs, and groups of runs with one config
   figures   curves, graphs, ranks (matplotlib)
-  page      one HTML file without anything from elsewhere
+  page      one HTML file without anything from elsewhere, from the template page.html (jinja2)
 """
 
 from __future__ import annotations
@@ -28,12 +27,22 @@ def write(
 
   Raises:
     FileNotFoundError: a folder holds no run.
-    ImportError: matplotlib is not installed; says how to install it.
+    ImportError: a package of the extra `plots` is not installed; says how to install it.
     ValueError: no run judged that graph.
   """
   from tpugraphs_jax import files
-  from tpugraphs_jax.report import page, runs  # matplotlib is an extra
+
+  require_plots()
+  from tpugraphs_jax.report import page, runs
 
   text = page.render(runs.read_all(folders), graph=graph)
   with files.replacing(out, encoding="utf-8") as file:
     file.write(text)
+
+
+def require_plots() -> None:
+  """Refuses (ImportError) to go on without the packages of the extra `plots`."""
+  try:
+    import jinja2, matplotlib  # noqa: F401
+  except ImportError as error:
+    raise ImportError(f"{error.name} is missing: pip install 'tpugraphs-jax[plots]'") from error

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 import csv
 import re
 import sys
 
-from tpugraphs_jax import files, remote, report
-from tpugraphs_jax.report import runs
+from tpugraphs_jax import console, files, remote, report
+from tpugraphs_jax.report import runs as runs_lib
+from tpugraphs_jax.report.runs import Run
 
 
-def write_csv(found: list[runs.Run], path: str) -> None:
+def write_csv(runs: Sequence[Run], path: str) -> None:
   """Writes one row per run and validation graph."""
   with files.replacing(path, newline="") as file:
     writer = csv.writer(file)
     writer.writerow(["run", "seed", "graph", "nodes", "configs", "kendaltau", "slowdown1"])
-    for run in found:
+    for run in runs:
       for graph in run.judged:
         writer.writerow([run.name, run.seed, graph.name, graph.nodes, len(graph.scores),
                          f"{graph.kendall_tau:.6g}", f"{graph.slowdowns[1]:.6g}"])
 
 
-def write_png(found: list[runs.Run], folder: str, graph: str) -> None:
+def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
   """Writes every figure into a folder."""
-  from tpugraphs_jax.report import figures, page  # matplotlib is an extra
+  from tpugraphs_jax.report import figures, page  # they need the extra `plots`
 
-  for title, drawn in figures.all_of(found, page.choose(found[0], graph)).items():
+  groups = runs_lib.groups_of(runs)
+  for title, drawn in figures.all_of(groups, page.choose(runs[0], graph)).items():
     name = re.sub(r"\W+", "_", title.lower()).strip("_")
     with files.replacing(remote.join(folder, f"{name}.png"), "wb") as file:
       drawn.savefig(file, format="png", dpi=150)
+
+
+def verdict(folders: Sequence[str], runs: Sequence[Run]) -> str:
+  """What was trained, how good the first choices are, and where to look: three lines."""
+  from tpugraphs_jax.report import page  # it needs the extra `plots`
+
+  trained = [f"{run.config.get('model.name')} on {run.collection} (labels: "
+             f"{re.split(': |, no', run.labels)[0]}) in "
+             f"{console.duration(run.summary.get('training', {}).get('seconds', 0))}"
+             for run in runs]
+  quality = [f"{run.collection}: {page.verdict(run) or 'not evaluated'}" for run in runs]
+  pages = [remote.join(folder, report.FILE) for folder in folders]
+  return "\n".join(f"{name:<9}{'; '.join(parts)}" for name, parts in (
+      ("trained", trained), ("quality", quality), ("look at", pages)))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,13 +58,19 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--graph", default="", help="graph whose ranks are shown")
   parser.add_argument("--csv", help="also a row per run and graph into this file")
   parser.add_argument("--png", help="also the figures into this folder")
+  parser.add_argument("--verdict", action="store_true",
+                      help="instead: three lines, what was trained and how good it is")
   args = parser.parse_args(argv)
   try:
-    found = runs.read_all(args.runs)
+    report.require_plots()
+    runs = runs_lib.read_all(args.runs)
+    if args.verdict:
+      print(verdict(args.runs, runs))
+      return 0
     if args.csv:
-      write_csv(found, args.csv)
+      write_csv(runs, args.csv)
     if args.png:
-      write_png(found, args.png, args.graph)
+      write_png(runs, args.png, args.graph)
     report.write(args.runs, args.out, graph=args.graph)
   except (ValueError, OSError, ImportError) as error:
     print(f"error: {error}", file=sys.stderr)

@@ -1,23 +1,21 @@
-"""Figures of runs, as matplotlib figures; `svg` makes one a part of a page."""
+"""Figures of runs, as matplotlib figures; `svg` makes one a part of a page.
+
+Every figure says of what kind its labels are, in its head and on an axis of every panel. Runs of
+one config have one colour.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import io
+import itertools
 import logging
 
+from matplotlib import figure, rc_context
 import numpy as np
 
-try:
-  from matplotlib import figure, rc_context
-except ImportError as error:
-  raise ImportError(
-      "matplotlib is missing: pip install 'tpugraphs-jax[plots]' (or pip install matplotlib)"
-  ) from error
-
 from tpugraphs_jax import metrics
-from tpugraphs_jax.report import calibration
-from tpugraphs_jax.report.runs import Judged, Run
+from tpugraphs_jax.report.runs import DEFAULT, Group, Judged, KS, NOISELESS, RANDOM
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import loop
 
@@ -25,14 +23,17 @@ from tpugraphs_jax.train import loop
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 # Okabe and Ito: told apart with any colour vision, and in grey by their lightness.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Where a legend hides nothing; matplotlib's search for such a place can take seconds.
-_BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
+_GREY, _LINE = "#888888", {"color": "#888888", "lw": 1}
 _NAMED = 24  # graphs whose names fit on an axis
 _STYLE = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "grid.color": "#e4e4e4", "axes.axisbelow": True, "svg.fonttype": "none",
     "legend.frameon": False, "font.family": "sans-serif",
 }
+# Bounds of bins of pairs, by the slowdown of the slower configuration against the faster one.
+EDGES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, np.inf)
+FEWEST = 100  # pairs of a bin; one with fewer is joined with its neighbours
+_PAIRS = 20_000  # of a graph, drawn at random where it has more
 
 
 def svg(drawn: figure.Figure) -> str:
@@ -43,151 +44,229 @@ def svg(drawn: figure.Figure) -> str:
   return text.getvalue()[text.getvalue().index("<svg"):]
 
 
-def all_of(runs: Sequence[Run], graph: Judged | None) -> dict[str, figure.Figure]:
+def all_of(groups: Sequence[Group], graph: Judged | None) -> dict[str, figure.Figure]:
   """Every figure that there are data for, by title.
 
   Args:
-    runs: one or several.
+    groups: at least one.
     graph: of the first run, whose ranks are shown.
   """
+  kinds = list(dict.fromkeys(run.labels for group in groups for run in group.runs))
+  kind = ", ".join(dict.fromkeys(short_kind(name) for name in kinds))
+  judged = [group for group in groups if group.judged]
+  found = {}
   with rc_context(_STYLE):
-    found = {"Training and validation": _curves(runs)}
-    judged = [run for run in runs if run.judged]
     if judged:
-      found["Kendall tau and slowdown of each validation graph"] = _by_graph(judged)
-      found["Slowdown of the best of the first k"] = _slowdowns(judged)
-      found["Pairs in the right order"] = _calibration(judged)
+      found["Slowdown of the best of the first k"] = _slowdowns(judged, kind)
+      found["Pairs in the right order, by how far their labels differ"] = _calibration(judged, kind)
+      found["Kendall tau and slowdown1 of each validation graph"] = _by_graph(judged, kind)
+    found["Training and validation"] = _curves(groups, kind)
     if graph is not None:
-      found[f"Predicted rank and rank by label: {graph.name}"] = _ranks(graph)
-    kinds = "; ".join(dict.fromkeys(run.labels for run in runs))
+      found[f"Predicted rank and rank by label: {graph.name}"] = _ranks(graph, kind)
     for drawn in found.values():
-      drawn.suptitle(f"labels: {kinds}", fontsize=8, color="#666666")
+      drawn.suptitle(f"labels: {'; '.join(kinds)}", fontsize=9, color="#666666")
+      _legend(drawn)
   return found
 
 
-def _axes(columns: int = 1, height: float = 3.2):
+def short_kind(kind: str) -> str:
+  """The kind of labels in a word or two for an axis: SYNTHETIC, ESTIMATE, measured."""
+  return "unknown kind" if kind.startswith("of ") else kind.split()[0].rstrip(":,")
+
+
+def _axes(columns: int = 1, height: float = 3.4, **options):
   drawn = figure.Figure(figsize=(9, height), layout="constrained")
-  return drawn, drawn.subplots(1, columns, squeeze=False)[0]
+  return drawn, drawn.subplots(1, columns, squeeze=False, **options)[0]
 
 
-def _legend(axes, runs: Sequence[Run]) -> None:
-  if len(runs) > 1:
-    axes.legend(**_BESIDE)
+def _legend(drawn: figure.Figure) -> None:
+  """Names the lines of the last panel below all panels; none for a single line."""
+  handles, names = drawn.axes[-1].get_legend_handles_labels()
+  if len(names) > 1:
+    drawn.legend(handles, list(map(_short, names)), loc="outside lower center",
+                 ncols=2 if max(map(len, names)) > 30 else 4)
 
 
-def _curves(runs: Sequence[Run]) -> figure.Figure:
-  drawn, (left, right) = _axes(2)
-  for run, colour in zip(runs, _cycle()):
-    metric = f"{loop.SAMPLE}/{judge.mean_name(run.config.get('train.best_metric', 'kendaltau'))}"
-    for axes, name in ((left, "train/loss"), (right, metric)):
-      points = [(row["step"], row[name]) for row in run.rows if row.get(name) is not None]
-      if points:
-        axes.plot(*zip(*points), marker=".", color=colour, label=run.name)
-    right.set_ylabel(metric)
-    best = run.summary.get("training", {}).get("best", {})
-    if best.get("value") is not None:
-      right.plot(best["step"], best["value"], "o", ms=9, mfc="none", color=colour)
-  left.set(xlabel="step", ylabel="training loss")
-  right.set_xlabel("step (circle: best)")
-  _legend(right, runs)
+def _short(name: str, most: int = 44) -> str:
+  return name if len(name) <= most else f"{name[:most // 2 - 1]}…{name[-(most // 2):]}"
+
+
+def _coloured(groups: Sequence[Group]) -> Iterable[tuple[Group, str]]:
+  return zip(groups, itertools.cycle(_COLOURS))
+
+
+def _slowdown_scale(axis) -> None:
+  """Logarithmic but for the neighbourhood of 0, which is a perfect slowdown."""
+  set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
+  set_scale("symlog", linthresh=0.001)
+  ticks = [0, 0.001, 0.01, 0.1, 1, 10, 100]
+  axis.set_ticks(ticks, list(map(str, ticks)))
+  axis.set_ticks([], minor=True)
+
+
+def _slowdowns(groups: Sequence[Group], kind: str) -> figure.Figure:
+  """Means over all graphs, and the single graphs of one run.
+
+  As in `slowdown10_mean`, a graph with fewer than k configurations has slowdown 0: all of its
+  configurations are tried. k goes as far as half of the graphs have so many.
+  """
+  drawn, (axes,) = _axes()
+  run = groups[0].runs[0]
+  half = np.median([len(graph.scores) for graph in run.judged])
+  ks = [k for k in KS if k == 1 or k <= half]
+  mean = lambda found: [np.mean([one.get(k, 0.0) for one in found]) for k in ks]
+  if len(groups) == len(groups[0].runs) == 1:
+    for graph in run.judged:
+      own = [k for k in ks if k in graph.slowdowns]
+      axes.plot(own, [graph.slowdowns[k] for k in own], color="#cccccc", lw=1)
+  for group, colour in _coloured(groups):
+    axes.plot(ks, mean([graph.slowdowns for graph in group.judged]), "o-", color=colour,
+              label=group.name)
+  axes.plot(ks, mean([metrics.random_slowdown(graph.runtime_ns, ks) for graph in run.judged]),
+            "--", color=_GREY, label=RANDOM)
+  if default := run.references.get(DEFAULT):
+    axes.axhline(default["slowdown1_mean"], ls="-.", color="black", label=DEFAULT)
+  axes.set(xscale="log", xlabel="k configurations tried, in the order of the model",
+           ylabel=f"slowdown ({kind})")
+  axes.set_xticks(ks, list(map(str, ks)))
+  axes.minorticks_off()
+  _slowdown_scale(axes.yaxis)
+  axes.set_ylim(-0.0003, 1.5 * max(0.001, axes.dataLim.ymax))
   return drawn
 
 
-def _by_graph(runs: Sequence[Run]) -> figure.Figure:
-  order = [graph.name for graph in sorted(
-      runs[0].judged, key=lambda graph: np.nan_to_num(graph.kendall_tau, nan=-2))]
-  sizes = {graph.name: graph.nodes for graph in runs[0].judged}
-  is_named = len(order) <= _NAMED
-  drawn, (left, right) = _axes(2, height=max(2.5, 0.24 * len(order) + 1) if is_named else 4)
-  for run, colour in zip(runs, _cycle()):
-    by_name = {graph.name: graph for graph in run.judged}
-    for axes, value in ((left, lambda g: g.kendall_tau), (right, lambda g: 100 * g.slowdowns[1])):
-      values = [value(by_name[name]) if name in by_name else np.nan for name in order]
-      axes.plot(values, range(len(order)), "o", ms=5, color=colour, label=run.name)
-  left.axvline(0, color="#888888", lw=1)
-  left.set(xlabel="Kendall tau (random: 0)", xlim=(min(-0.1, left.get_xlim()[0]), 1.02))
-  right.set(xlabel="slowdown of the first, %", yticks=[])
-  right.set_xlim(left=min(0, -0.02 * right.get_xlim()[1]))
+def pairs_by_difference(
+    scores: np.ndarray, runtime_ns: np.ndarray, *, pairs: int = _PAIRS
+) -> tuple[np.ndarray, np.ndarray]:
+  """Pairs in the right order and all pairs, by how far their runtimes differ.
+
+  Pairs with equal runtimes count nowhere. Of pairs with equal scores one half counts as right,
+  as in a random order; for OPA they are mistakes.
+
+  Args:
+    scores: `[configs]`, larger = slower.
+    runtime_ns: `[configs]`, positive.
+    pairs: drawn with a fixed seed where there are more.
+
+  Returns:
+    Two arrays `[len(EDGES) - 1]`, float64 and int64.
+  """
+  count = len(scores)
+  if count * (count - 1) // 2 <= pairs:
+    first, second = np.triu_indices(count, 1)
+  else:
+    first, second = np.random.default_rng(0).integers(0, count, (2, pairs))
+  is_first_slow = runtime_ns[first] > runtime_ns[second]
+  slow, fast = np.where(is_first_slow, (first, second), (second, first))
+  differ = runtime_ns[slow] != runtime_ns[fast]
+  slow, fast = slow[differ], fast[differ]
+  difference = (runtime_ns[slow] - runtime_ns[fast]) / runtime_ns[fast]
+  which, bins = np.searchsorted(EDGES, difference, side="right") - 1, len(EDGES) - 1
+  right = (1 + np.sign(scores[slow] - scores[fast])) / 2
+  return np.bincount(which, weights=right, minlength=bins), np.bincount(which, minlength=bins)
+
+
+def bins_of(counts: np.ndarray, fewest: int = FEWEST) -> list[int]:
+  """Joins neighbouring bins until each has enough pairs; the first bin of every join.
+
+  Args:
+    counts: `[bins]`, pairs.
+    fewest: of a joined bin, unless all pairs together are fewer.
+  """
+  starts = [0]
+  for number in range(1, len(counts)):
+    if min(counts[starts[-1]:number].sum(), counts[number:].sum()) >= fewest:
+      starts.append(number)
+  return starts
+
+
+def _calibration(groups: Sequence[Group], kind: str) -> figure.Figure:
+  """How often pairs are in the right order, beside the order without noise where it is known."""
+  drawn, (axes,) = _axes()
+  run, styles = groups[0].runs[0], {}
+  orders = {group.name: [(graph.scores, graph.runtime_ns) for graph in group.judged]
+            for group in groups}
+  if NOISELESS in run.references:
+    styles[NOISELESS] = {"color": _GREY, "ls": "--", "marker": ""}
+    orders[NOISELESS] = [(graph.ceiling_ns, graph.runtime_ns) for graph in run.judged]
+  counts = sum(pairs_by_difference(graph.scores, graph.runtime_ns)[1] for graph in run.judged)
+  starts = bins_of(counts)
+  for name, colour in zip(orders, itertools.cycle(_COLOURS)):
+    right, every = np.add.reduceat(
+        sum(np.array(pairs_by_difference(*order)) for order in orders[name]), starts, axis=1)
+    axes.plot(right / np.maximum(every, 1), **({"color": colour, "marker": "o"} | styles.get(
+        name, {})), label=name)
+  axes.axhline(0.5, ls=":", color=_GREY, label=RANDOM)
+  axes.set(xlabel=f"slowdown of the slower configuration of a pair ({kind}), and number of pairs",
+           ylabel="share in the right order", ylim=(None, 1.02))
+  axes.set_xticks(np.arange(len(starts) + 1) - 0.5, [f"{EDGES[i]:g}" for i in starts] + ["∞"])
+  axes.set_xticks(range(len(starts)), [f"{n:,}" for n in np.add.reduceat(counts, starts)],
+                  minor=True)
+  axes.tick_params(axis="x", which="minor", length=0, labelsize=8, labelcolor="#666666")
+  return drawn
+
+
+def _by_graph(groups: Sequence[Group], kind: str) -> figure.Figure:
+  """Kendall tau and slowdown of every graph, means over seeds."""
+  judged = groups[0].runs[0].judged
+  taus = groups[0].by_graph(lambda graph: graph.kendall_tau)
+  order = sorted(judged, key=lambda graph: np.nan_to_num(taus[graph.name], nan=-2))
+  is_named, places = len(order) <= _NAMED, range(len(order))
+  drawn, (left, right) = _axes(2, height=max(2.8, 0.24 * len(order) + 1.4) if is_named else 4)
+  for group, colour in _coloured(groups):
+    for axes, value in ((left, lambda g: g.kendall_tau), (right, lambda g: g.slowdowns[1])):
+      found = group.by_graph(value)
+      axes.plot([found.get(graph.name, np.nan) for graph in order], places, "o", ms=5,
+                color=colour, label=group.name)
+  if NOISELESS in groups[0].runs[0].references:
+    left.plot([metrics.kendall_tau(graph.ceiling_ns, graph.runtime_ns) for graph in order],
+              places, "|", color=_GREY)
+    right.plot([], [], "|", color=_GREY, label=f"Kendall tau, {NOISELESS}")
+  if DEFAULT in groups[0].runs[0].references:
+    right.plot([graph.default_slowdown for graph in order], places, "|", ms=10, mew=2,
+               color="black", label=DEFAULT)
+  left.axvline(0, **_LINE)
+  left.set(xlabel=f"Kendall tau ({kind}; random: 0)", xlim=(min(-0.1, left.get_xlim()[0]), 1.02))
+  _slowdown_scale(right.xaxis)
+  right.set(xlabel=f"slowdown1 ({kind})", yticks=[])
+  right.set_xlim(-0.0003, 1.5 * max(0.001, right.dataLim.xmax))
   for axes in (left, right):
     axes.set_ylim(-0.6, len(order) - 0.4)
-  left.set_yticks(range(len(order)) if is_named else [],
-                  [f"{name[:40]} ({sizes[name]:,} nodes)" for name in order] if is_named else [])
+  names = [f"{_short(graph.name, 28)} ({graph.nodes:,} nodes)" for graph in order]
+  left.set_yticks(places if is_named else [], names if is_named else [])
   if not is_named:
     left.set_ylabel(f"{len(order)} graphs, sorted")
-  _legend(right, runs)
   return drawn
 
 
-def _calibration(runs: Sequence[Run]) -> figure.Figure:
-  """How often pairs are in the right order, and each graph's tau, beside the ceiling."""
+def _curves(groups: Sequence[Group], kind: str) -> figure.Figure:
+  """Loss and validation metric by step, a line for each run."""
   drawn, (left, right) = _axes(2)
-  edges = np.array(calibration.RATIOS[:-1])
-  names = [f"{100 * (edge - 1):.3g}" for edge in edges]
-  for run, colour in zip(runs, _cycle()):
-    left.plot(calibration.accuracy(run.judged), "o-", color=colour, label=run.name)
-    known = [graph for graph in run.judged if graph.ceiling_ns is not None]
-    right.plot([metrics.kendall_tau(graph.ceiling_ns, graph.runtime_ns) for graph in known],
-               [graph.kendall_tau for graph in known], "o", ms=5, color=colour, label=run.name)
-  known = [graph for graph in runs[0].judged if graph.ceiling_ns is not None]
-  if known:
-    left.plot(calibration.accuracy(known, of_ceiling=True), "--", color="#888888",
-              label="order without noise")
-    right.plot([0, 1], [0, 1], color="#888888", lw=1)
-    right.set(xlabel="Kendall tau of the order without noise", ylabel="of the model")
-  else:
-    right.set_axis_off()
-    right.text(0.5, 0.5, "The order without noise is not known:\nthe data are measurements, or "
-               "their ceiling is not beside them.", ha="center", transform=right.transAxes)
-  left.axhline(0.5, color="#888888", lw=1)
-  left.set(xlabel="slower configuration slower by at least, %", ylabel="share in the right order",
-           ylim=(-0.02, 1.02))
-  left.set_xticks(range(len(names)), names)
-  if known or len(runs) > 1:
-    right.legend(*left.get_legend_handles_labels(), **_BESIDE)
+  for group, colour in _coloured(groups):
+    for number, run in enumerate(group.runs):
+      metric = f"{loop.SAMPLE}/{judge.mean_name(run.config.get('train.best_metric', 'kendaltau'))}"
+      for axes, name in ((left, "train/loss"), (right, metric)):
+        points = [(row["step"], row[name]) for row in run.rows if row.get(name) is not None]
+        axes.plot(*np.array(points).reshape(-1, 2).T, marker=".", color=colour,
+                  label="" if number else group.name)
+      best = run.summary.get("training", {}).get("best", {})
+      if best.get("value") is not None:
+        right.plot(best["step"], best["value"], "o", ms=9, mfc="none", color=colour)
+      right.set_ylabel(f"{metric}\n({kind})")
+  left.set(xlabel="step", ylabel=f"training loss ({kind})")
+  right.set_xlabel("step (circle: best)")
   return drawn
 
 
-def _slowdowns(runs: Sequence[Run]) -> figure.Figure:
-  """Means over the graphs with at least k configurations, and the single graphs of one run."""
-  drawn, (axes,) = _axes()
-  for run, colour in zip(runs, _cycle()):
-    by_k: dict[int, list[float]] = {}
-    for graph in run.judged:
-      found = graph.slowdowns
-      if len(runs) == 1:
-        axes.plot(list(found), 100 * np.array(list(found.values())), color="#cccccc", lw=1)
-      for k, value in found.items():
-        by_k.setdefault(k, []).append(100 * value)
-    axes.plot(list(by_k), [np.mean(values) for values in by_k.values()], "o-", color=colour,
-              label=run.name)
-  by_k = _random_slowdowns(runs[0].judged)
-  axes.plot(list(by_k), list(by_k.values()), "--", color="#888888", label="random order")
-  axes.set(xscale="log", xlabel="k configurations tried, in the order of the model",
-           ylabel="slower than the best, %")
-  axes.set_xticks(sorted(by_k), [str(k) for k in sorted(by_k)])
-  axes.minorticks_off()
-  axes.legend(**_BESIDE)
-  return drawn
-
-
-def _random_slowdowns(judged: Sequence[Judged]) -> dict[int, float]:
-  """The same in percent of random orders on average."""
-  by_k: dict[int, list[float]] = {}
-  for graph in judged:
-    for k, value in metrics.random_slowdown(graph.runtime_ns, list(graph.slowdowns)).items():
-      by_k.setdefault(k, []).append(100 * value)
-  return {k: float(np.mean(values)) for k, values in by_k.items()}
-
-
-def _ranks(graph: Judged) -> figure.Figure:
+def _ranks(graph: Judged, kind: str) -> figure.Figure:
+  """Every configuration of a graph, by its predicted rank and its rank by label."""
   drawn, (axes,) = _axes(height=4)
-  axes.plot(*graph.ranks, ".", ms=4 if len(graph.scores) < 2000 else 1.5, color=_COLOURS[0])
-  last = len(graph.scores) - 1
-  axes.plot([0, last], [0, last], color="#888888", lw=1)
-  axes.set(xlabel="predicted rank (0: fastest)", ylabel="rank by label", aspect="equal")
+  predicted, by_label = graph.ranks
+  axes.plot(predicted, by_label, ".", ms=4 if len(predicted) < 2000 else 1.5, color=_COLOURS[0],
+            label="a configuration")
+  axes.axline((0, 0), slope=1, **_LINE)
+  if graph.default is not None:
+    axes.plot(predicted[graph.default], by_label[graph.default], "D", ms=7, color=_COLOURS[1],
+              label=DEFAULT)
+  axes.set(xlabel="predicted rank (0: fastest)", ylabel=f"rank by label ({kind})", aspect="equal")
   return drawn
-
-
-def _cycle():
-  while True:
-    yield from _COLOURS

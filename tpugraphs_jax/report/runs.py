@@ -1,51 +1,67 @@
-"""What a working folder holds of a run."""
+"""What working folders hold: runs, their judged graphs, and groups of runs with one config."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
+import functools
+import itertools
 import json
+import math
 import os
 from pathlib import Path
+import re
 from typing import Any
 
 from flax import traverse_util
 import numpy as np
+from scipy import stats
 
 from tpugraphs_jax import metrics, remote
-from tpugraphs_jax.data import synthetic
+from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data import labels, synthetic
 from tpugraphs_jax.serve import judge
 
-_KS = (1, 2, 5, 10, 20, 50, 100)
+RANDOM, DEFAULT, NOISELESS = "a random order", "the compiler's own choice", "order without noise"
+KS = (1, 2, 5, 10, 20, 50, 100)
 
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-  """Scores of a validation graph beside its measurements.
+  """Scores of a validation graph beside its labels.
 
   Attributes:
     name: of the graph.
     nodes: of the graph.
     scores: `[n]` float32, larger = slower.
-    runtime_ns: `[n]` int64.
-    ceiling_ns: `[n]` int64, without noise; None where it is not known.
+    runtime_ns: `[n]` int64, the labels.
+    default: index of the compiler's own choice in these arrays; None where it is not known.
+    ceiling_ns: `[n]` float64, runtimes without noise; None where they are not known.
   """
 
   name: str
   nodes: int
   scores: np.ndarray
   runtime_ns: np.ndarray
+  default: int | None = None
   ceiling_ns: np.ndarray | None = None
 
-  @property
+  @functools.cached_property
   def kendall_tau(self) -> float:
     return metrics.kendall_tau(self.scores, self.runtime_ns)
 
-  @property
+  @functools.cached_property
   def slowdowns(self) -> dict[int, float]:
     """Top-k slowdown by k, for k up to the number of configurations."""
-    ks = [k for k in _KS if k <= len(self.scores)] or [1]
+    ks = [k for k in KS if k <= len(self.scores)]
     return metrics.top_k_slowdown(self.scores, self.runtime_ns, ks)
+
+  @property
+  def default_slowdown(self) -> float:
+    """Slowdown of the compiler's own choice; NaN where it is not known."""
+    if self.default is None:
+      return math.nan
+    return float(self.runtime_ns[self.default] / self.runtime_ns.min() - 1)
 
   @property
   def ranks(self) -> tuple[np.ndarray, np.ndarray]:
@@ -75,15 +91,137 @@ class Run:
   judged: tuple[Judged, ...]
 
   @property
-  def labels(self) -> str:
-    """The kind of the labels, see `data.labels`."""
-    return self.summary.get("labels", "of unknown kind")
+  def collection(self) -> str:
+    return self.summary.get("collection", "")
 
   @property
+  def labels(self) -> str:
+    """The kind of the labels, see `data.labels`."""
+    return self.summary.get("labels", labels.UNKNOWN)
+
+  @property
+  def protocol(self) -> tuple[Any, ...]:
+    """What was judged; figures of runs with different ones do not compare."""
+    validation = self.summary.get("validation", {})
+    return tuple(validation.get(name) for name in ("split", "graphs", "configurations_judged"))
+
+  @property
+  def ks(self) -> list[int]:
+    """The k of the slowdowns that are told, below the configurations of the largest graph."""
+    most = max((len(graph.scores) for graph in self.judged), default=0)
+    return [k for k in Collection(self.collection).slowdown_ks if k == 1 or k < most]
+
+  @functools.cached_property
   def means(self) -> dict[str, float]:
-    """Metrics of the final evaluation by name; those without a number are left out."""
-    found = self.summary.get("validation", {}).get("metrics", {})
-    return {name: value for name, value in found.items() if value is not None}
+    """Metrics over the judged graphs, by name."""
+    return _means([(graph.scores, graph.runtime_ns) for graph in self.judged], self.ks) if (
+        self.judged) else {}
+
+  @functools.cached_property
+  def references(self) -> dict[str, dict[str, float]]:
+    """The same metrics of other orders than the model's, as far as they are known."""
+    if not self.judged:
+      return {}
+    random = [metrics.random_slowdown(graph.runtime_ns, self.ks) for graph in self.judged]
+    found = {RANDOM: {"opa_pooled": 0.5, "opa_mean": 0.5, "kendaltau_mean": 0.0} | {
+        f"slowdown{k}_mean": float(np.mean([one[k] for one in random])) for k in self.ks}}
+    if all(graph.default is not None for graph in self.judged):  # one choice, which orders nothing
+      slowdown = float(np.mean([graph.default_slowdown for graph in self.judged]))
+      found[DEFAULT] = {f"slowdown{k}_mean": slowdown for k in self.ks}
+    if all(graph.ceiling_ns is not None for graph in self.judged):
+      found[NOISELESS] = _means(
+          [(graph.ceiling_ns, graph.runtime_ns) for graph in self.judged], self.ks)
+    return found
+
+
+def _means(orders: Sequence[tuple[np.ndarray, np.ndarray]], ks: Iterable[int]) -> dict[str, float]:
+  """Every metric over graphs: scores `[n]` and runtimes `[n]` of each."""
+  counts = [metrics.ordered_pairs(*order) for order in orders]
+  slowdowns = [metrics.top_k_slowdown(*order, list(ks)) for order in orders]
+  return {"opa_pooled": metrics.pooled_opa(counts),
+          "opa_mean": _mean([metrics.pooled_opa([count]) for count in counts]),
+          "kendaltau_mean": _mean([metrics.kendall_tau(*order) for order in orders]),
+          **{f"slowdown{k}_mean": _mean([one[k] for one in slowdowns]) for k in ks}}
+
+
+def _mean(values: Iterable[float]) -> float:
+  """Mean of those that are numbers; NaN without any."""
+  numbers = [value for value in values if not math.isnan(value)]
+  return float(np.mean(numbers)) if numbers else math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Runs that differ in their seeds alone.
+
+  Attributes:
+    name: what the names of its runs have in common.
+    runs: at least one.
+  """
+
+  name: str
+  runs: tuple[Run, ...]
+
+  @property
+  def judged(self) -> list[Judged]:
+    """The judged graphs of all runs."""
+    return [graph for run in self.runs for graph in run.judged]
+
+  def spread(self, metric: str) -> tuple[float, float]:
+    """Mean and standard deviation (n - 1; NaN for one run) of a metric over the runs."""
+    values = [run.means[metric] for run in self.runs if metric in run.means]
+    return _mean(values), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+  def by_graph(self, value: Callable[[Judged], float]) -> dict[str, float]:
+    """A number of each graph, mean over the runs."""
+    found: dict[str, list[float]] = {}
+    for graph in self.judged:
+      found.setdefault(graph.name, []).append(value(graph))
+    return {name: _mean(values) for name, values in found.items()}
+
+
+def groups_of(runs: Sequence[Run]) -> list[Group]:
+  """Runs by config, in the order in which they come."""
+  found: dict[str, list[Run]] = {}
+  for run in runs:
+    found.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
+  names = [_common_name([run.name for run in group]) for group in found.values()]
+  return [Group(name if names.count(name) == 1 else group[0].name, tuple(group))
+          for name, group in zip(names, found.values())]
+
+
+def _common_name(names: Sequence[str]) -> str:
+  """`base` of `base/seed_0` and `base/seed_1`; the first name if they have nothing in common."""
+  if len(names) == 1:
+    return names[0]
+  return re.sub(r"[/._-]*(seed)?[/._-]*$", "", os.path.commonprefix(names)) or names[0]
+
+
+def comparisons(groups: Sequence[Group]) -> list[tuple[str, str, int, float, float]]:
+  """Every two groups compared, graph by graph.
+
+  Returns:
+    For each pair the second name and the first, how many graphs have a Kendall tau in both, the
+    mean over graphs of the second's less the first's, and the p-value of the Wilcoxon signed-rank
+    test that pairs graphs, NaN when there is nothing to test.
+  """
+  rows = []
+  for pair in itertools.combinations(groups, 2):
+    one, two = (group.by_graph(lambda graph: graph.kendall_tau) for group in pair)
+    change = np.array([two[name] - one[name] for name in sorted(one.keys() & two.keys())])
+    change = change[~np.isnan(change)]
+    is_tested = len(change) > 1 and change.any()
+    rows.append((pair[1].name, pair[0].name, len(change), _mean(change),
+                 float(stats.wilcoxon(change).pvalue) if is_tested else math.nan))
+  return rows
+
+
+def differences(groups: Sequence[Group]) -> list[list[str]]:
+  """Fields in which the groups' configs differ, each with the value of every group."""
+  configs = [group.runs[0].config for group in groups]
+  rows = [[name, *(str(config.get(name, "none")) for config in configs)]
+          for name in sorted(set().union(*configs))]
+  return [row for row in rows if len(set(row[1:])) > 1]
 
 
 def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -117,13 +255,11 @@ def read(folder: Path) -> Run:
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f"{path} is damaged ({error})") from None
   seed = config.pop("seed", 0)
-  data_root, found = config.pop("data_root", ""), _summary(folder / "summary.json")
-  return Run(folder.name or str(folder), config, seed, found, _rows(folder / "metrics.jsonl"),
-             _judged(folder / judge.SCORES_FILE, data_root, found.get("collection", "")))
-
-
-def _summary(path: Path) -> dict[str, Any]:
-  return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+  data_root, path = config.pop("data_root", ""), folder / "summary.json"
+  summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+  run = Run(folder.name or str(folder), config, seed, summary, _rows(folder / "metrics.jsonl"), ())
+  return dataclasses.replace(
+      run, judged=_judged(folder / judge.SCORES_FILE, data_root, run))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -137,22 +273,26 @@ def _rows(path: Path) -> list[dict[str, Any]]:
   return rows
 
 
-def _judged(path: Path, data_root: str, collection: str) -> tuple[Judged, ...]:
+def _judged(path: Path, data_root: str, run: Run) -> tuple[Judged, ...]:
   if not path.exists():
     return ()
+  # In a collection made by `collect`, whose labels are of a known kind, it is configuration 0.
+  has_default = run.collection and not Collection(run.collection).is_released and (
+      run.labels not in (labels.SYNTHETIC, labels.UNKNOWN))
   with np.load(path, allow_pickle=False) as file:
     ends = np.cumsum(file["sizes"])[:-1]
     parts = [np.split(file[name], ends) for name in ("config_ids", "scores", "runtime_ns")]
     return tuple(
         Judged(str(name), int(nodes), scores, runtime_ns,
-               _ceiling(data_root, collection, str(name), ids, runtime_ns))
+               int(np.argmin(ids)) if has_default and not ids.min() else None,
+               _ceiling(data_root, run.collection, str(name), ids, runtime_ns))
         for name, nodes, ids, scores, runtime_ns in zip(file["graphs"], file["nodes"], *parts))
 
 
 def _ceiling(
     data_root: str, collection: str, name: str, ids: np.ndarray, runtime_ns: np.ndarray
 ) -> np.ndarray | None:
-  """Runtimes without noise, `[n]` int64, of synthetic data that are still there and the same."""
+  """Runtimes without noise, `[n]`, of synthetic data that are still there and the same."""
   if not collection or remote.is_remote(data_root):
     return None
   try:

@@ -378,17 +378,15 @@ class _Loop:
     return state
 
   def _log(self) -> None:
-    """Averages the metrics of the steps since the last time."""
+    """Tells the metrics of the steps since the last row, and the speed."""
     self._wait()
-    steps, self.progress.window = self.progress.window, []
-    means = {k: sum(m[k] for m in steps) / len(steps) for k in steps[-1]}
-    self.progress.row = {f"train/{name}": value for name, value in means.items()}
+    self._average_window()
     self.progress.row["steps_per_second"] = self.log.steps_per_second(self.step)
     if self.experiment.learning_rate is not None:
       self.progress.row["train/learning_rate"] = float(self.experiment.learning_rate(self.step - 1))
     self.log.measure(self.step)
     best = self.progress.best_value
-    text = f"loss {means['loss']:.5g}"
+    text = f"loss {self.progress.row['train/loss']:.5g}"
     if best is not None:
       text += f"  best {self.metric} {best:.4f}"
     self.remaining.count_steps(self.step)
@@ -397,6 +395,12 @@ class _Loop:
     self.log.restart_clock(self.step)
     if not self._is_evaluation_due():
       self._write_row()
+
+  def _average_window(self) -> None:
+    """Puts the means of the metrics of the steps since the last row into the next one."""
+    steps, self.progress.window = self.progress.window, []
+    self.progress.row |= {
+        f"train/{name}": sum(step[name] for step in steps) / len(steps) for name in steps[-1]}
 
   def _write_row(self) -> None:
     row = {"epoch": self.step / self.schedule.steps_per_epoch, **self.progress.row}
@@ -423,6 +427,8 @@ class _Loop:
     is_best = value > (-math.inf if progress.best_value is None else progress.best_value)
     if is_best:
       progress.best_value, progress.best_step = value, self.step
+    if progress.window:  # a short run has a loss too, without a log line
+      self._average_window()
     progress.row |= {f"{SAMPLE}/{name}": value for name, value in metrics.items()}
     self.log.histograms(self.step, {
         f"{SAMPLE}/{name}": value for name, value in found.items() if np.ndim(value)})

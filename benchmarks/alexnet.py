@@ -1,0 +1,107 @@
+"""The one released layout graph of real measurements that is at hand: AlexNet on a TPU v3.
+
+    python benchmarks/alexnet.py --data_root DIR --out benchmarks/alexnet.json
+
+Trains `configs/layout.py:xla-default` and its `recommended` on the 40,000 training
+configurations of AlexNet and ranks its 3,856 validation configurations, which the models
+have not seen. UNet3D, the other validation graph at hand, is a program unlike AlexNet. Beside
+the models stands a least-squares fit of one number for each choice of each group of nodes
+to the logarithm of the run time. DIR is the folder of the released data, with `layout/` in
+it. Run it with `taskset -c 0`: seconds are those of the whole training command on one core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import csv
+from pathlib import Path
+import resource
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from tpugraphs_jax import metrics
+from tpugraphs_jax.data import npz
+import quality
+import timing
+
+# What is trained: the variant and the number of epochs, by the name of a row.
+MODELS = {"GraphSAGE, 2 epochs": ("", 2), "GraphSAGE, 10 epochs": ("", 10),
+          "score tables, 10 epochs": ("recommended", 10)}
+_HELD_OUT, _UNSEEN = "alexnet", "unet3d"
+
+
+def train(variant: str, epochs: int, seed: int, data_root: str, folder: Path) -> dict[str, float]:
+  """Kendall tau of both validation graphs and the CPU seconds of training."""
+  config = ",".join(filter(None, ("xla-default", variant)))
+  command = [sys.executable, "run_layout.py", f"--config=configs/layout.py:{config}",
+             f"--data_root={data_root}", f"--workdir={folder / 'run'}", f"--config.seed={seed}",
+             f"--config.data.store_dir={folder.parent / 'store'}", "--noreport"]
+  before = resource.getrusage(resource.RUSAGE_CHILDREN)
+  subprocess.run([*command, "--mode=train", f"--config.train.epochs={epochs}"],
+                 cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  subprocess.run([sys.executable, "run_layout.py", "--mode=evaluate", "--noreport",
+                  f"--data_root={data_root}", f"--workdir={folder / 'run'}",
+                  "--config.eval.max_configs=0"],
+                 cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+  with (folder / "run" / "validation.csv").open() as file:
+    rows = {row["graph"]: row for row in csv.DictReader(file)}
+  tau = {name: next(float(row["kendaltau"]) for graph, row in rows.items() if name in graph)
+         for name in (_HELD_OUT, _UNSEEN)}
+  return tau | {"cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
+
+
+def one_hot_fit(data_root: str) -> dict[str, float]:
+  """Kendall tau of a least-squares fit of a number per group and choice to ln(run time)."""
+  train_, valid = (npz.read_layout(Path(
+      data_root, "layout/xla/default", split, f"{_HELD_OUT}.npz")) for split in ("train", "valid"))
+  assert (train_.configs.node_group == valid.configs.node_group).all()
+  choices = np.concatenate([graph.configs.rows[graph.configs.group_row]
+                            for graph in (train_, valid)])  # [configs, groups, 18]
+  numbers = [np.unique(column, axis=0, return_inverse=True)[1].reshape(-1)
+             for column in choices.swapaxes(0, 1)]
+  design = np.concatenate([np.eye(column.max() + 1)[column] for column in numbers], axis=1)
+  known = len(train_.configs)
+  weights, *_ = np.linalg.lstsq(
+      design[:known], np.log(train_.configs.runtime_ns.astype(np.float64)), rcond=None)
+  return {_HELD_OUT: metrics.kendall_tau(design[known:] @ weights, valid.configs.runtime_ns)}
+
+
+def table(results: Mapping[str, Any]) -> str:
+  """Kendall tau of both graphs and seconds in Markdown."""
+  lines = ["| | AlexNet, held-out configurations | UNet3D, unseen program | CPU seconds of training |",
+           "|---|---|---|---|"]
+  for name, row in results.items():
+    if name == "machine":
+      continue
+    cells = [f"{row[c]:.3f}" + (f" ± {row['spread'][c]:.3f}" if "spread" in row else "")
+             if c in row else "" for c in (_HELD_OUT, _UNSEEN)]
+    seconds = f"{row['cpu_s']:.0f}" if "cpu_s" in row else ""
+    lines.append(f"| {name} | {cells[0]} | {cells[1]} | {seconds} |")
+  return "\n".join(lines)
+
+
+def main() -> None:
+  parser = timing.parser(__doc__)
+  parser.add_argument("--data_root", required=True, help="the released data")
+  parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+  args = parser.parse_args()
+  results = {"machine": timing.machine(), "one-hot least squares": one_hot_fit(args.data_root)}
+  with tempfile.TemporaryDirectory() as temporary:
+    for name, (variant, epochs) in MODELS.items():
+      rows = [train(variant, epochs, seed, args.data_root, Path(temporary, f"{name}{seed}"))
+              for seed in args.seeds]
+      print(name, rows, flush=True)
+      results[name] = quality.summary(rows)
+      timing.write(results, args.out)
+  print(table(results))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,101 @@
+"""Every figure says what its labels are, and pairs are counted rightly."""
+
+import numpy as np
+import pytest
+from run_folders import write_run, write_synthetic
+
+from tpugraphs_jax.data import labels
+from tpugraphs_jax.report import figures, runs
+
+ESTIMATE = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
+
+
+def slow_counts(scores, runtime):
+  """The same by a loop over all pairs."""
+  right, every = np.zeros((2, len(figures.EDGES) - 1))
+  for i in range(len(runtime)):
+    for j in range(len(runtime)):
+      if runtime[i] <= runtime[j]:
+        continue
+      difference = (runtime[i] - runtime[j]) / runtime[j]
+      (which,) = [k for k in range(len(every))
+                  if figures.EDGES[k] <= difference < figures.EDGES[k + 1]]
+      every[which] += 1
+      right[which] += 0.5 if scores[i] == scores[j] else scores[i] > scores[j]
+  return right, every
+
+
+@pytest.mark.parametrize("count, levels", [(1, 5), (2, 5), (30, 3), (40, 10_000)])
+def test_pairs_are_counted_as_by_a_loop(count, levels):
+  rng = np.random.default_rng(count)
+  runtime = 1_000_000 + rng.integers(0, levels, count) * rng.choice([1, 1000], count)
+  scores = rng.integers(0, 7, count).astype(np.float32)  # with ties
+  for found, expected in zip(figures.pairs_by_difference(scores, runtime),
+                             slow_counts(scores, runtime)):
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_many_pairs_are_sampled_fairly():
+  rng = np.random.default_rng(0)
+  runtime = rng.integers(1000, 4000, 500)
+  scores = runtime + rng.normal(0, 400, 500)
+  right, every = figures.pairs_by_difference(scores, runtime, pairs=20_000)
+  exact_right, exact = slow_counts(scores, runtime)
+  assert 19_000 < every.sum() <= 20_000
+  np.testing.assert_allclose(every / every.sum(), exact / exact.sum(), atol=0.02)
+  assert right.sum() / every.sum() == pytest.approx(exact_right.sum() / exact.sum(), abs=0.02)
+
+
+@pytest.mark.parametrize("counts", [
+    [5, 200, 3, 3, 150, 0, 99, 500], [0] * 7 + [3], [1000] * 8, [300] + [0] * 7, [60] * 8])
+def test_no_bin_has_a_handful_of_pairs(counts):
+  starts = figures.bins_of(np.array(counts))
+  joined = np.add.reduceat(counts, starts)
+  assert joined.sum() == sum(counts) and starts[0] == 0
+  assert min(joined) >= min(figures.FEWEST, sum(counts))
+
+
+@pytest.mark.parametrize("kind, collection", [
+    (labels.SYNTHETIC, "tile:xla"), (labels.MEASURED, "layout:xla:random"),
+    (ESTIMATE, "layout:own:mine"), (labels.UNKNOWN, "layout:own:mine")])
+def test_every_figure_and_every_panel_says_what_its_labels_are(kind, collection, tmp_path):
+  run = runs.read(write_run(tmp_path / "run", kind=kind, collection=collection))
+  found = figures.all_of(runs.groups_of([run]), run.judged[0])
+  assert len(found) == 5
+  for drawn in found.values():
+    assert drawn.get_suptitle() == f"labels: {kind}" and kind in figures.svg(drawn)
+    for axes in drawn.axes:
+      assert figures.short_kind(kind) in axes.get_xlabel() + axes.get_ylabel()
+
+
+def lines_of(found, title):
+  (drawn,) = [drawn for name, drawn in found.items() if title in name]
+  return {line.get_label(): line for axes in drawn.axes for line in axes.lines}
+
+
+def test_the_best_of_k_has_the_means_of_the_table(tmp_path):
+  run = runs.read(write_run(
+      tmp_path / "run", kind=ESTIMATE, collection="layout:own:mine", quality=0.3, sizes=(4, 20, 30)))
+  found = lines_of(figures.all_of(runs.groups_of([run]), None), "Slowdown of the best")
+  for name, means in {"run": run.means, **run.references}.items():
+    values = dict(zip(*found[name].get_data()))
+    if name == runs.DEFAULT:
+      assert set(found[name].get_ydata()) == {means["slowdown1_mean"]}
+    else:
+      assert max(values) <= 20  # the configurations of the median graph
+      assert values[1] == pytest.approx(means["slowdown1_mean"])
+      assert values[10] == pytest.approx(means["slowdown10_mean"])
+
+
+def test_the_order_without_noise_is_drawn_where_it_is_known(tmp_path):
+  for run, is_known in ((write_synthetic(tmp_path), True), (write_run(tmp_path / "r"), False)):
+    found = figures.all_of(runs.groups_of([runs.read(run)]), None)
+    assert (runs.NOISELESS in lines_of(found, "right order")) == is_known
+
+
+def test_seeds_of_one_config_share_a_name_and_a_colour(tmp_path):
+  found = runs.read_all([write_run(tmp_path / name / str(seed), seed=seed, rate=rate)
+                         for name, rate in (("a", 0.1), ("b", 0.2)) for seed in range(2)])
+  for title, drawn in figures.all_of(runs.groups_of(found), None).items():
+    names = [text.get_text() for text in drawn.legends[0].get_texts()]
+    assert {"a", "b"} <= set(names) and len(names) == len(set(names)), title

@@ -1,0 +1,149 @@
+"""Runs are read as they are, grouped by config, and every figure has one definition."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from run_folders import move, NAMES, write_run, write_synthetic
+from scipy import stats
+
+from tpugraphs_jax import metrics
+from tpugraphs_jax.data import synthetic
+from tpugraphs_jax.report import runs
+
+MEASURED_HERE = "measured run times on cpu"
+
+
+@pytest.fixture
+def several(tmp_path):
+  """Two configs with three seeds each, the second one better."""
+  return [runs.read(write_run(tmp_path / name / str(seed), seed=seed, quality=quality, rate=rate))
+          for name, quality, rate in (("a", 0.2, 0.001), ("b", 0.9, 0.01)) for seed in range(3)]
+
+
+def judged(scores, runtime):
+  return runs.Judged("g", 5, np.asarray(scores, np.float32), np.asarray(runtime, np.int64))
+
+
+def test_each_metric_has_one_name_and_one_definition(tmp_path):
+  run = runs.read(write_run(tmp_path / "run", quality=0.6, sizes=(3, 8, 40)))
+  pairs = [metrics.ordered_pairs(graph.scores, graph.runtime_ns) for graph in run.judged]
+  right, every = np.array(pairs).T
+  found = run.means
+  assert found["opa_pooled"] == right.sum() / every.sum()
+  assert found["opa_mean"] == pytest.approx(np.mean(right / every))
+  assert found["opa_mean"] != pytest.approx(found["opa_pooled"])
+  assert found["kendaltau_mean"] == pytest.approx(np.mean(
+      [stats.kendalltau(graph.scores, graph.runtime_ns).statistic for graph in run.judged]))
+  for k in (1, 5, 10):
+    best = [graph.runtime_ns[np.argsort(graph.scores, kind="stable")[:k]].min() for graph in run.judged]
+    assert found[f"slowdown{k}_mean"] == pytest.approx(np.mean(np.array(best) / 5 - 1))
+  assert set(run.references[runs.RANDOM]) == set(found)
+
+
+def test_slowdowns_stop_at_the_number_of_configurations(tmp_path):
+  run = runs.read(write_run(tmp_path / "run", sizes=(8, 9)))
+  assert run.ks == [1, 5] and "slowdown10_mean" not in run.means
+  assert [list(graph.slowdowns) for graph in run.judged] == [[1, 2, 5]] * 2
+  assert judged(-np.arange(7), 10 + np.arange(7)).slowdowns[1] == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("collection, kind, is_known", [
+    ("layout:own:mine", MEASURED_HERE, True), ("layout:own:mine", None, False),
+    ("layout:xla:random", MEASURED_HERE, False)])
+def test_the_compilers_own_choice_is_known_of_collected_programs(
+    collection, kind, is_known, tmp_path):
+  kinds = {"kind": kind} if kind else {}
+  run = runs.read(write_run(tmp_path / "run", collection=collection, **kinds))
+  assert (runs.DEFAULT in run.references) == is_known
+  if is_known:
+    expected = np.mean([graph.runtime_ns[0] / graph.runtime_ns.min() - 1 for graph in run.judged])
+    assert run.references[runs.DEFAULT]["slowdown1_mean"] == pytest.approx(expected)
+
+
+def test_the_ceiling_is_judged_like_a_model(tmp_path):
+  run = runs.read(write_synthetic(tmp_path))
+  for graph in run.judged:
+    np.testing.assert_allclose(graph.ceiling_ns, graph.runtime_ns, rtol=0.05)
+  perfect = dataclasses.replace(run, judged=tuple(
+      dataclasses.replace(graph, scores=graph.ceiling_ns) for graph in run.judged))
+  assert run.references[runs.NOISELESS] == perfect.means
+  assert 0.9 < perfect.means["opa_pooled"] < 1
+
+
+@pytest.mark.parametrize("change", ["gone", "other"])
+def test_without_the_same_data_there_is_no_ceiling(change, tmp_path):
+  run = write_synthetic(tmp_path)
+  move(run, tmp_path / "nowhere" if change == "gone" else synthetic.generate(
+      tmp_path / "other", collections=["tile:xla"], seed=1, progress=False))
+  found = runs.read(run)
+  assert all(graph.ceiling_ns is None for graph in found.judged)
+  assert runs.NOISELESS not in found.references
+
+
+def test_ranks_count_from_the_fastest():
+  predicted, by_label = judged([0.5, 0.1, 0.9], [30, 20, 10]).ranks
+  assert predicted.tolist() == [1, 0, 2] and by_label.tolist() == [2, 1, 0]
+
+
+def test_runs_that_differ_in_their_seed_make_a_group(several):
+  first, second = runs.groups_of(several)
+  assert [run.seed for run in first.runs] == [0, 1, 2] == [run.seed for run in second.runs]
+  values = [run.means["kendaltau_mean"] for run in first.runs]
+  assert first.spread("kendaltau_mean") == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+  assert all(np.isnan(value) for value in first.spread("nope"))
+  assert runs.differences([first, second]) == [["optimizer.learning_rate", "0.001", "0.01"]]
+
+
+@pytest.mark.parametrize("names, expected", [
+    ("a/0 a/1 b/0 b/1", "a b"), ("a/seed_0 a/seed_1 b", "a b"), ("x_1 x_2 b-1 b-2", "x b"),
+    ("1 2 3 4", "1 3")])
+def test_groups_are_named_by_what_their_runs_have_in_common(names, expected, several):
+  names, configs = names.split(), [{"x": 0}, {"x": 0}, {"x": 1}, {"x": 1}]
+  found = [dataclasses.replace(several[0], name=name, config=config)
+           for name, config in zip(names, configs)]
+  assert [group.name for group in runs.groups_of(found)] == expected.split()
+
+
+def test_groups_are_compared_graph_by_graph(several):
+  first, second = runs.groups_of(several)
+  ((*names, graphs, difference, p_value),) = runs.comparisons([first, second])
+  one, two = (group.by_graph(lambda graph: graph.kendall_tau) for group in (first, second))
+  change = [two[name] - one[name] for name in NAMES]
+  assert names == [second.name, first.name]
+  assert graphs == 6 and difference == pytest.approx(np.mean(change))
+  assert all(c > 0 for c in change) and p_value == pytest.approx(2 / 2**6)
+  ((*_, same, p_value),) = runs.comparisons([first, first])
+  assert same == 0 and np.isnan(p_value)
+
+
+@pytest.mark.parametrize("kept", [2, 0])
+def test_graphs_of_one_group_alone_are_not_compared(kept, several):
+  first, second = runs.groups_of(several)
+  fewer = runs.Group("fewer", tuple(
+      dataclasses.replace(run, judged=run.judged[:kept]) for run in second.runs))
+  ((*_, graphs, difference, _),) = runs.comparisons([first, fewer])
+  assert graphs == kept and np.isnan(difference) == (kept == 0)
+
+
+def test_runs_are_named_as_shortly_as_tells_them_apart(tmp_path):
+  folders = [write_run(tmp_path / name) for name in ("a/x/run", "b/x/run")]
+  assert [run.name for run in runs.read_all(folders)] == ["a/x/run", "b/x/run"]
+  assert [run.name for run in runs.read_all(folders[:1])] == ["run"]
+  assert [run.name for run in runs.read_all(folders[:1] * 2)] == ["run", "run"]
+
+
+def test_configs_are_flat_without_seed_and_place_and_cut_lines_are_left_out(tmp_path):
+  run = runs.read(write_run(tmp_path / "run", seed=4))
+  assert run.seed == 4 and run.config == {
+      "task": "tile", "model.name": "MLP", "train.best_metric": "opa",
+      "optimizer.learning_rate": 0.001}
+  assert [row["step"] for row in run.rows] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"config": 3}'])
+def test_a_damaged_config_is_named(tmp_path, text):
+  run = write_run(tmp_path / "run")
+  (run / "config.json").write_text(text)
+  with pytest.raises(ValueError, match="config.json is damaged"):
+    runs.read(run)

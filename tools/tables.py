@@ -1,0 +1,188 @@
+"""Writes the tables of README.md and docs/ from the figures recorded in benchmarks/.
+
+    python tools/tables.py
+
+A table stands between the lines `<!-- table: NAME -->` and `<!-- end of table -->` of a page;
+`TABLES` has a function for every name. Continuous integration runs this command and fails if a
+page changes. Words around a table are written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+import json
+from pathlib import Path
+import re
+import sys
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+sys.path[:0] = [str(ROOT), str(BENCHMARKS)]
+import alexnet
+import bridge
+import gst
+import gst_quality
+import own_quality
+import run_all
+import systems
+import tables_quality
+import tpu_compile
+import tune
+
+_TABLE = re.compile(r"(<!-- table: (.+?) -->\n\n).*?(\n\n<!-- end of table -->)", re.S)
+_SEEDS = (0, 1, 2)
+_LAYOUTS = ("layout:xla:random", "layout:xla:default", "layout:nlp:random", "layout:nlp:default")
+_RANDOM, _CEILING = "random order", "ceiling (no noise)"
+_OFFICIAL = {"tile:xla": "`EarlyJoinSAGE`, official settings",
+             **dict.fromkeys(_LAYOUTS, "`ResModel`, official settings")}
+_RECOMMENDED = {"tile:xla": "`EarlyJoinSAGE`, recommended settings",
+                **dict.fromkeys(_LAYOUTS, "`ScoreTables`, recommended settings")}
+_WHOLE = "`SAGE`, 3 epochs of 10"
+_TPUS_SHOWN = ("v3", "v6e")
+_COMPARISONS = {
+    "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
+    "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
+    "sage_step": "`SAGE` 128 x 3 training step, 10,000 nodes, 64 configurations",
+}
+
+
+def recorded(name: str) -> dict[str, Any]:
+  """The figures of a file of benchmarks/ without the machine that measured them."""
+  results = json.loads((BENCHMARKS / f"{name}.json").read_text())
+  return {key: row for key, row in results.items() if key != "machine"}
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+  lines = [head, ["---"] * len(head), *rows]
+  return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace("|  |", "| |")
+
+
+def figure(row: Mapping[str, Any], column: str) -> str:
+  """Mean of a column, and its deviation over seeds where there is one."""
+  spread = f" ± {row['spread'][column]:.3f}" if "spread" in row else ""
+  return f"{row[column]:.3f}{spread}"
+
+
+def tiles() -> str:
+  columns = {"slowdown5": "slowdown of the best of 5", "slowdown1": "slowdown of the first",
+             "opa": "OPA (mean over graphs)"}
+  rows = recorded("quality")["tile:xla"]
+  return markdown(["", *columns.values()], [
+      [name, *(figure(row, column) for column in columns)] for name, row in rows.items()])
+
+
+def layouts() -> str:
+  rows = recorded("quality")
+  names = [_RANDOM, _OFFICIAL[_LAYOUTS[0]], _WHOLE, _RECOMMENDED[_LAYOUTS[0]], _CEILING]
+  return markdown(["Kendall tau", *names], [
+      [f"`{collection}`", *(figure(rows[collection][name], "kendaltau") for name in names)]
+      for collection in _LAYOUTS])
+
+
+def front() -> str:
+  """The one table of README.md: a row per collection."""
+  rows = recorded("quality")
+  head = ["collection", "random order", "official", "GraphSAGE on whole graphs, 3 of 10 epochs",
+          "recommended", "ceiling"]
+  lines = []
+  for collection, found in rows.items():
+    column = "slowdown1" if collection.startswith("tile") else "kendaltau"
+    names = (_RANDOM, _OFFICIAL[collection], _WHOLE, _RECOMMENDED[collection], _CEILING)
+    lines.append([f"`{collection}`, {'slowdown' if column == 'slowdown1' else 'tau'}", *(
+        figure(found[name], column) if name in found else "" for name in names)])
+  return markdown(head, lines)
+
+
+def comparisons() -> str:
+  """Speed beside the plain formulation, with a description in place of a script's name."""
+  table = run_all.table(recorded("results"))
+  for name, description in _COMPARISONS.items():
+    table = table.replace(f"| {name} |", f"| {description} |")
+  return table
+
+
+def tpu() -> str:
+  found = recorded("results")["tpu_compile"]
+  return tpu_compile.table({name: row for name, row in found.items()
+                            if name == "machine" or name.rpartition("/")[2] in _TPUS_SHOWN})
+
+
+def score_table_speed() -> str:
+  found = recorded("results")["tables"]
+  cell = lambda part, configs: (f"{found[part]['step_s']:.2f} s and {found[part]['peak_mib']:,.0f} "
+                                f"MiB with {configs} configurations")
+  rate = lambda part, digits: (f"{round(found[part]['configs_per_s'], digits):,.0f} configurations "
+                               f"a second, {found[part]['peak_mib']:,.0f} MiB")
+  return markdown(["", "score tables", "GraphSAGE"], [
+      ["training step, 8 programs of 6,000 nodes, 250 of them configurable",
+       cell("training", 256), cell("sage_training", 16)],
+      ["ranking, program of 10,000 nodes, 500 of them configurable",
+       rate("many", -3), rate("sage_ranking", 0)]])
+
+
+def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bool = False) -> str:
+  """A race of which every row has three seeds; who has fewer is named below."""
+  args = argparse.Namespace(seeds=_SEEDS, minutes=minutes, steps=steps, ablations=ablations,
+                            workdir=BENCHMARKS / "races", systems=None)
+  asked = systems.systems_in(args, collection)
+  whole = {name: system for name, system in asked.items() if all(
+      systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)}
+  args.systems = None if ablations else list(whole)
+  found = systems.recorded(args, collection)
+  text = systems.table(found["systems"], systems.kind_of(collection), found["bounds"])
+  missing = ", ".join(f"`{name}`" for name in asked if name not in whole)
+  return text + (f"\n\nNot run three times: {missing}." if missing else "")
+
+
+def own(name: str, split: str) -> str:
+  return own_quality.table(recorded(name)[split])
+
+
+def estimates(part: int) -> str:
+  """The combinations of output orders, or Kendall's tau-b of the estimates."""
+  return "\n".join(bridge.table(recorded("bridge"))).split("\n\n")[part]
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "front": front,
+    "tiles": tiles,
+    "layouts": layouts,
+    "alexnet": lambda: alexnet.table(recorded("alexnet")),
+    "comparisons": comparisons,
+    "tpu": tpu,
+    "segments by size": lambda: gst.table(recorded("results")["gst"]),
+    "segments by variant": lambda: gst_quality.table(recorded("gst_quality")),
+    "score tables": lambda: tables_quality.table(recorded("tables_quality")),
+    "parts of score tables": lambda: tables_quality.ablation_table(recorded("tables_ablations")),
+    "speed of score tables": score_table_speed,
+    "tune": lambda: tune.table(recorded("results")["tune"]),
+    "bridge": lambda: estimates(0),
+    "bridge tau-b": lambda: estimates(1),
+    **{f"{name} {split}": lambda name=name, split=split: own(name, split)
+       for name in ("own_quality", "own_quality_cpu") for split in own_quality.SPLITS},
+    **{f"race {collection}": lambda collection=collection: race(collection)
+       for collection in systems.RACE},
+    **{f"ablations {collection}": lambda collection=collection: race(
+        collection, minutes=0.5, ablations=True) for collection in systems.ABLATIONS},
+}
+
+
+def written(text: str) -> str:
+  """A page with its tables as they are recorded."""
+  return _TABLE.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+
+
+def main() -> None:
+  argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+  for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    text = page.read_text()
+    new = written(text)
+    if new != text:
+      page.write_text(new)
+      print(f"{page.relative_to(ROOT)}: written")
+
+
+if __name__ == "__main__":
+  main()
