@@ -8,8 +8,8 @@ over the devices before dividing and gets what one device would have got.
 Arrays of every function:
   scores: [graphs, configs], floating; computed in float32.
   labels: [graphs, configs], floating, normalised on the host.
-  where: [graphs, configs] bool, True = real; None = everything is real. What
-    stands in masked slots, even NaN, has no influence on values or gradients.
+  where: [graphs, configs] bool, True = real; None = everything is real. The
+    contents of masked slots, even NaN, have no influence on values or gradients.
 Any other shape or dtype is a ValueError.
 
 A pairwise loss is a sum over pairs of items of which one is slower; items whose labels
@@ -139,7 +139,7 @@ def pairwise_hinge(
 
   Args:
     margin: > 0; 1 officially, 0.1 in Graph Segment Training (arXiv 2305.12322).
-    reduction: what a list's sum is divided by.
+    reduction: divisor of a list's sum, see the module.
     noise: pairs that are closer have no order.
   """
   scores, labels, where = _checked(scores, labels, where)
@@ -164,7 +164,7 @@ def diff_mat(
 
   Args:
     margin: > 0, in the unit of the labels.
-    reduction: what a list's sum is divided by.
+    reduction: divisor of a list's sum, see the module.
     noise: pairs that are closer have no order.
   """
   scores, labels, where = _checked(scores, labels, where)
@@ -185,7 +185,7 @@ def pairwise_logistic(
   Arrays are `[graphs, configs]`; the result is a total and a count, both scalars.
 
   Args:
-    reduction: what a list's sum is divided by; the 6th place takes `pairs`.
+    reduction: divisor of a list's sum, see the module; the 6th place takes `pairs`.
     noise: pairs that are closer have no order.
   """
   scores, labels, where = _checked(scores, labels, where)
@@ -198,7 +198,7 @@ def dcg_hinge(
     scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
     noise: Noise = Noise(),
 ) -> LossSum:
-  """Pairwise hinge where a pair weighs what swapping it changes in the list's DCG.
+  """Pairwise hinge where the weight of a pair is the change of the list's DCG when it is swapped.
 
   The gain of a configuration is fastest label / its label and its discount
   1 / log2(1 + its rank by score), so that mistakes among the fast ones and near
@@ -292,7 +292,7 @@ def _hinge_pairs(scores, labels, where, margin, noise):
 
 
 def _weights(noise: Noise):
-  """What rax multiplies pairs with: 0 for those that are closer than the noise."""
+  """A weight of pairs for rax that is 0 for pairs closer than the noise; None without noise."""
   if not noise.relative:
     return None
 
@@ -392,7 +392,7 @@ def _clearly_slower(labels: jax.Array, noise: Noise) -> jax.Array:
 
   Args:
     labels: `[graphs, configs]`.
-    noise: what is too close.
+    noise: items closer than this have no order.
   """
   slower, faster = labels[:, :, None], labels[:, None, :]
   beyond = slower - faster >= noise.relative * (faster + noise.origin)
@@ -404,8 +404,8 @@ OWN_REDUCTION = "own"
 REDUCTIONS = (OWN_REDUCTION, *PAIR_REDUCTIONS)
 
 # Official names first. `Rank*` are the tile task's losses of the MLSys 2021 paper,
-# `SumHingeLoss` is that of Graph Segment Training, `DiffMatLoss` that of the 2nd place,
-# `InverseLogHingeLoss` that of the 3rd; `Cross*` compare configurations of all graphs.
+# `SumHingeLoss` is the loss of Graph Segment Training, `DiffMatLoss` of the 2nd place and
+# `InverseLogHingeLoss` of the 3rd place; `Cross*` compare configurations of all graphs.
 LOSSES = Registry("loss.losses")
 for _name, _loss in {
     "ListMLELoss": listmle,
@@ -449,8 +449,8 @@ class Options:
   """Options of a run, each for all losses that have such an option.
 
   Attributes:
-    reduction: what a list's sum over pairs is divided by, see the module; `own` = what
-      the loss of that name does.
+    reduction: divisor of a list's sum over pairs, see the module; `own` = the default of
+      each loss.
     margin: of hinges; 0 = the loss's own.
     score_norm_clip: largest L2 norm of a list's scores, which are scaled down to it
       first; 0 = no limit.
@@ -544,8 +544,8 @@ def combine(losses: WeightedLosses, totals: jax.Array, counts: jax.Array) -> jax
   """The weighted loss, a float32 scalar: sum of weight * total / count, each `[len(losses)]`.
 
   With several devices, give the local totals and the counts summed over all
-  devices: the results, and their gradients, then add up to those of the whole
-  batch. A loss without any item to count is 0.
+  devices: the results, and their gradients, then add up to the loss of the whole
+  batch and its gradient. A loss without any item to count is 0.
   """
   weights = jnp.array([weight for _, weight in losses], jnp.float32)
   return jnp.sum(weights * totals / jnp.maximum(counts, 1.0))

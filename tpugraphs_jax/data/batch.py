@@ -73,7 +73,7 @@ class TileBatch(NamedTuple):
   config_feat: np.ndarray  # [G, C, F] float32, transformed
   target: np.ndarray  # [G, C] float32, larger = slower
   config_mask: np.ndarray  # [G, C] bool
-  distinct: DistinctNodes | None = None  # for rankers that ask for it (`Sees.distinct`)
+  distinct: DistinctNodes | None = None  # for rankers that ask for it (`Kernels.distinct`)
 
 
 class LayoutBatch(NamedTuple):

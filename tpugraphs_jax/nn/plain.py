@@ -9,10 +9,10 @@ N nodes, C configurations, G graphs. A model starts from
     batch.graph.senders           [E] int32 producers
     batch.graph.receivers         [E] int32 consumers of them
 
-and ends with `graph_mean`, `graph_sum` or `graph_max`, `[G, C, F]`. A layout model of
-this kind leaves `sees` as it is: `Sees(hops=0)`. Padding never reaches a real graph:
-padding nodes belong to no graph here, and padding edges connect padding nodes.
-`tests/plain_ranker.py` is an example.
+and ends with `graph_mean`, `graph_sum` or `graph_max`, `[G, C, F]`. A network of this
+kind leaves `Network.hops` at 0. Padding never reaches a real graph: padding nodes belong
+to no graph here, and padding edges connect padding nodes. docs/add_your_own.md has an
+example.
 
 Every node carries every configuration. For models that share the work on nodes that no
 configuration has reached, see `split_nodes`.

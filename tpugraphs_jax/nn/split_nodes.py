@@ -146,30 +146,16 @@ def split_neighbour_sum(
   Raises:
     ValueError: `by_hop` was built for fewer rounds of message passing.
   """
-  hop = next_hop(nodes, by_hop)
-  from_unreached = neighbour_sum(unreached(nodes, by_hop), adjacency, direction, own=own)
-  from_reached = neighbour_sum(
-      nodes.varying, by_hop.adjacency, direction, receivers=rows_within(by_hop, hop), own=own)
-  return PartialSum(from_unreached, from_reached, hop)
-
-
-def unreached(nodes: SplitNodes, by_hop: NodesByHop) -> jax.Array:
-  """The shared features of unreached nodes, zeros for reached ones: `[N, 1, F]`."""
-  return jnp.where((by_hop.hop > nodes.hop)[:, None, None], nodes.shared, 0)
-
-
-def next_hop(nodes: SplitNodes, by_hop: NodesByHop) -> int:
-  """The last hop that is reached after another round on `nodes`, `[rows of hops 0..h, C, F]`.
-
-  Raises:
-    ValueError: `by_hop` was built for fewer rounds.
-  """
   hop = nodes.hop + 1
   if hop >= len(by_hop.nodes):
     raise ValueError(
         f"message passing round {hop} needs {hop + 1} hops, the batch was built with "
         f"{len(by_hop.nodes)}: build it with hops = the model's number of layers")
-  return hop
+  unreached = jnp.where((by_hop.hop > nodes.hop)[:, None, None], nodes.shared, 0)
+  from_unreached = neighbour_sum(unreached, adjacency, direction, own=own)
+  from_reached = neighbour_sum(
+      nodes.varying, by_hop.adjacency, direction, receivers=rows_within(by_hop, hop), own=own)
+  return PartialSum(from_unreached, from_reached, hop)
 
 
 def config_rows(embedded_rows: jax.Array, batch: LayoutBatch) -> jax.Array:

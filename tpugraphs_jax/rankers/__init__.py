@@ -1,4 +1,4 @@
-"""Ranker families, each in a folder or file of its own; `base` says what a family is.
+"""Ranker families, each in a folder or file of its own; `base` has their base classes.
 
   tile       networks of the official baseline for fused kernels (one file)
   layout     networks for whole programs: the official ResModel, GraphSAGE

@@ -1,4 +1,4 @@
-"""What a ranker family is: a network, and the object that training, serving and running know.
+"""Ranker families: the base classes of networks and families, which all commands go through.
 
     OpGraph -> prepare -> draw, assemble -> batch -> network -> scores [G, C], larger = slower
 
@@ -8,9 +8,10 @@ A `Network` is a flax module from a batch of slates to scores. It works in two p
   score(readout [..., P]) -> [...]    the head
 
 A `Family` holds a network and everything that is particular to its kind: how graphs are
-prepared and drawn, what a batch is, how many configurations are scored, explained and
-proposed, and which fields of a config it refuses. A family lives in one folder of
-`rankers`, and nothing outside that folder asks which family it has.
+prepared and drawn, the structure of a batch, how configurations are scored, explained and
+proposed, and which fields of a config it refuses. A family lives in one folder or file of
+`rankers`, and nothing outside asks which family it has. `Kernels` and `Programs` are the
+families of networks that see whole kernels or whole programs.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class SecondStage(NamedTuple):
   """A further run of the training loop, which goes on from the parameters of the first."""
 
   family: Family
-  graphs: Sequence[Any]  # what the family trains on
+  graphs: Sequence[Any]  # prepared training graphs of the family
   epochs: int
   optimizer: Mapping[str, Any]  # options of `train.state.create_optimizer`
 
@@ -127,15 +128,15 @@ class Family:
   """A kind of ranker: from graphs to batches, and from a network to scores.
 
   Args:
-    network: whose parameters are trained.
+    network: the network whose parameters are trained.
     config: nested fields of a config, see `configs/`.
-    unscaled: blocks of node features that reach the network as they are.
+    unscaled: blocks of node features that no transform changes.
 
   Attributes:
     network, config: the same.
-    config_transform: of configurations; set when transforms are fitted or loaded.
-    sown: what the network sows in training and `training` reads.
-    can_propose: the family finds configurations that nobody has named yet.
+    config_transform: transform of configurations; set when transforms are fitted or loaded.
+    sown: flax collections that the network sows in training, for the steps of `training`.
+    can_propose: whether the family has the method `propose`.
     encodes: the method of the network that `encoder` runs; None: the scores.
 
   Raises:
@@ -168,7 +169,7 @@ class Family:
 
   @property
   def reduction(self) -> reduction.Options:
-    """The part of a graph that the network gets, see `reduction.reduce_graph`."""
+    """Options of `reduction.reduce_graph`, which chooses the part of a graph for the network."""
     data = self.config["data"]
     return reduction.Options(
         virtual_node=data["virtual_node"], cluster_nodes=data["cluster_nodes"])
@@ -176,7 +177,7 @@ class Family:
   # Batches.
 
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> Any:
-    """A graph with everything that does not depend on the batch it joins.
+    """The arrays of a graph that do not depend on the batch.
 
     Args:
       inputs: its `node_feat` are model inputs.
@@ -198,7 +199,7 @@ class Family:
     raise NotImplementedError
 
   def align(self, batches: Sequence[Any]) -> Sequence[Any]:
-    """Batches of several devices in one structure; one budget gives most families one."""
+    """Batches of several devices, as pytrees of one structure; most families return them as is."""
     return batches
 
   # Training.
@@ -207,7 +208,7 @@ class Family:
       self, step: Callable, batches: Any, *, params: Any, batch: Any, graphs: Sequence[Any],
       workdir: Path,
   ) -> tuple[Callable, Any]:
-    """The training step and the batches, with what the family does around them.
+    """Wraps the training step and the batches; a family may add work before and after a step.
 
     Args:
       step: mapped `(state, batch) -> (state, metrics)` of the network.
@@ -221,11 +222,11 @@ class Family:
     return step, batches
 
   def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, or one that changes a part of the parameters alone."""
+    """The optimizer, or one that changes only a part of the parameters."""
     return optimizer
 
   def second_stage(self, params: Any, graphs: Sequence[Any], folder: Path) -> SecondStage:
-    """What is trained after the first stage; called where `has_second_stage`.
+    """The second stage of training; called only where `has_second_stage`.
 
     Args:
       params: after the first stage.
@@ -267,7 +268,7 @@ class Family:
     """A scorer that gets its scores from `scores`, see the method of that name."""
     return Scorer(scores, self.config, compares_configs=self.network.compares_configs)
 
-  # What a trained ranker is good for besides ranking. `ranker` is a `serve.ranker.Ranker`.
+  # Explanations and proposals. `ranker` is a trained `serve.ranker.Ranker` of this family.
 
   def explain(
       self, ranker: Any, graph: OpGraph, config: int, *, against: int | None = None
@@ -322,8 +323,8 @@ class Kernels(Family):
   """Fused kernels with tile configurations.
 
   Attributes:
-    distinct: how many of the last columns of node features decide a part of the network
-      that tiles do not enter: nodes of a kernel that are equal there share the part.
+    distinct: number of last columns of node features on which a part of the network depends
+      alone. Nodes of a kernel with equal values there share the result of that part.
   """
 
   distinct = 0
@@ -349,7 +350,7 @@ class Programs(Family):
 
   @functools.cached_property
   def reduction(self) -> reduction.Options:
-    """The part of a program that the network gets, see `reduction.reduce_graph`."""
+    """As `Family.reduction`, with the fields `data.graph_reduction` and `data.reduction_...`."""
     data = self.config["data"]
     return dataclasses.replace(
         super().reduction, reduction=data["graph_reduction"], hops=data["reduction_hops"],
@@ -364,7 +365,7 @@ class Programs(Family):
     return self.prepare_part(self.reduce(inputs, raw))
 
   def prepare_part(self, graph: OpGraph) -> PreparedGraph:
-    """As `prepare`, of a graph that is reduced already, or a piece of one."""
+    """`prepare` without the reduction: for reduced programs and segments of them."""
     return batching.prepare(graph, graph.node_feat, hops=self.network.hops, slots=self.slots)
 
   def assemble(
@@ -380,7 +381,7 @@ class Charge(NamedTuple):
 
   nodes: tuple[int, ...]  # numbers of the configurable nodes that share the choice; empty for tiles
   choice: tuple[int, ...]  # layout row [18] of these nodes, or (column, value) of a tile
-  instead: tuple[int, ...]  # what the other configuration has there
+  instead: tuple[int, ...]  # the other configuration's row, or (column, value)
   score: float  # score with the choice minus score without it: above 0 = it costs time
 
 
@@ -388,7 +389,7 @@ def exchange_charges(
     scores: Callable[[OpGraph], np.ndarray], graph: OpGraph, config: int, *,
     against: int | None = None,
 ) -> list[Charge]:
-  """What every choice of `config` adds to its score, largest first.
+  """How much every choice of `config` adds to its score, largest first.
 
   Each choice in which `config` differs from `against` is exchanged for the other's,
   alone, and the graph is scored again. Charges need not add up to the difference of

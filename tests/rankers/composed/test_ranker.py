@@ -19,8 +19,10 @@ TOLERANCES = {"instance": 1e-4, "configuration": 5e-4}
 # case of tiles it cancels to 2e-4, and the forms differ by 1.1e-6; with float64 by 6e-8.
 CANCELS = "temperature"
 
-# Norms divide by deviations and enlarge rounding; the batches have less than 1,000 terms in
-# any sum, and float64 leaves four orders of magnitude for what norms do to its rounding.
+# The batches have less than 1,000 terms in any sum.
+ROUNDING = comparing.rounding(1_000)
+# Norms divide by deviations and enlarge rounding; float64 leaves four orders of magnitude
+# for what norms do to its rounding.
 EXACT = 1e4 * comparing.rounding(1_000, np.float64)
 
 SMALL = dict(op_embed_dim=3, value_embed_dim=2, pre_widths=(4,), widths=(4,), activation="elu")
@@ -74,7 +76,7 @@ def check_shared_is_plain(kind, name="Composed", **options):
   assert np.abs(plain[0]).max() > 0.01
   norms = options.get("norm"), options.get("head_norm")
   comparing.assert_trees_close(
-      shared, plain, max([1e-5, *(TOLERANCES.get(norm, 0) for norm in norms)]), sums=CANCELS)
+      shared, plain, max(ROUNDING, *(TOLERANCES.get(norm, 0) for norm in norms)), sums=CANCELS)
 
 
 @pytest.mark.parametrize("case", LAYOUTS)

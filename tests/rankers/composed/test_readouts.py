@@ -72,7 +72,7 @@ def test_a_transformer_reads_each_graph_alone():
 def test_configurable_nodes_meet_their_configurations_behind_the_encoder():
   options = Options(fusion="middle", fusion_widths=(5, 4), activation="elu")
   slates = nodes.Slates.of(BATCH)
-  x = random(NODES, 1, WIDTH)
+  x = jax.numpy.asarray(random(NODES, 1, WIDTH))
   matmul = lambda a, b: jax.numpy.matmul(a, b, precision="highest")
   module = readouts.Middle(options, matmul, EXACT)
   params = jax.tree.map(lambda leaf: 0.2 * leaf, draw(module, x, slates=slates))

@@ -64,7 +64,7 @@ class BilinearEdges(base.Network):
   Attributes:
     op_embed_dim: width of the opcode embedding.
     edge_widths: layers on edges.
-    config_widths: layers on edges with configurations, the last as wide as that of edges.
+    config_widths: layers on edges with configurations; both last widths must be equal.
     head_widths: layers of the head before its last.
     config_scale: factor of configuration values.
     dtype: of the computation; sums over edges and the head are float32.

@@ -89,7 +89,7 @@ class Opcodes(nn.Module):
 
 
 def merged(opcode: jax.Array) -> jax.Array:
-  """Opcodes `[N]`, those of `UNARY` all as its first; whole numbers as the data set's."""
+  """Opcodes `[N]` with all opcodes of `UNARY` replaced by the first of them."""
   ids = opcode_ids()
   unary = np.array([ids[name] for name in UNARY])
   return jnp.where(jnp.isin(opcode, unary), unary[0], opcode)

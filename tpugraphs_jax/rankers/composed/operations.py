@@ -89,7 +89,7 @@ def over_nodes(x: Nodes, slates: Slates) -> jax.Array:
 
 
 def masked_normal(x: jax.Array, mask: jax.Array) -> jax.Array:
-  """`x [n, C, F]` less its mean over C, by its deviation; `mask [n, C]` says what counts."""
+  """`x [n, C, F]` with mean 0 and variance 1 over the C that `mask [n, C]` marks as real."""
   where = mask[..., None]
   count = jnp.maximum(where.sum(axis=1, keepdims=True), 1)
   # Equal values are exactly 0 from each other, and exactly 0 from their mean then.

@@ -59,7 +59,7 @@ class Options:
       each through one embedding that all share (`embedding`, first).
     encoding_scale: factor of raw values (third: 1/5), start of learned factors (100).
     value_embed_dim: width of the embedding of each layout value.
-    missing: what a node that is not configurable has for a configuration: zeros, the value
+    missing: configuration of nodes that are not configurable: zeros, the value
       -2 throughout (`sentinel`, first) or its own layout in every slot (`layout`, fifth).
     node_layout: nodes have their own layout as a feature, from the block `node_layout`.
     both_kinds: has inputs for layouts and for tiles, so that programs and kernels can share
@@ -78,7 +78,7 @@ class Options:
     edge_direction: messages go `forward` from producers to consumers, `backward`, in both
       directions with separate weights, or alike in both (`symmetric`).
     direction_merge: results of two directions are added, or of half the width side by side.
-    conv: what a layer does along edges.
+    conv: convolution of a layer along edges.
     heads: of `gatv2` and of attention.
     appnp_steps: steps of propagation in a layer.
     appnp_restart: weight of a layer's input in each step.
@@ -97,7 +97,7 @@ class Options:
       the number of nodes alone `linear` (third, tenth) or `difformer` (tenth).
     attention_combine: attention and convolution are added, side by side, or one after the
       other (`serial`).
-    attention_keys: width of queries and keys; 0 = that of the layer.
+    attention_keys: width of queries and keys; 0 = the width of the layer.
     attention_normalize: weights of linear attention add up to 1 (third: not).
     attention_from: number of the first layer with attention.
     channel_attention: a gate per channel from a bottleneck that many times narrower

@@ -1,4 +1,4 @@
-"""A GraphSAGE ranker for layouts: the recommended model.
+"""A GraphSAGE ranker for layouts.
 
 Opcode embeddings and node features meet the configuration before the first
 round of message passing (early join); rounds average operands and users with

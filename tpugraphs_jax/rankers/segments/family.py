@@ -60,10 +60,10 @@ class SegmentModel(nn.Module):
       (published code for TpuGraphs).
     aggregation: `sum`, or `mean`: divided by J.
     keep: probability p that another segment counts.
-    history_init: what another segment of unknown value does: `zero`: its value is
-      zero (as published); `skip`: it does not exist, and the fresh segments stand
+    history_init: treatment of another segment whose value is unknown: `zero`: its value
+      is zero (as published); `skip`: it does not exist, and the fresh segments stand
       in for it, eta = (J - p * known others) / S.
-    keep_unit: what is kept or dropped together: a `segment` for all configurations
+    keep_unit: the unit that is kept or dropped: a `segment` for all configurations
       of the slate, or each `entry` (segment and configuration) on its own.
   """
 
@@ -90,7 +90,7 @@ class SegmentModel(nn.Module):
     return self.head(total, batch.segments)
 
   def segment_readout(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
-    """What is added up over segments, `[G, C, P]` float32; P = 1 for `scalar`."""
+    """The values that are added up over segments, `[G, C, P]` float32; P = 1 for `scalar`."""
     pooled = self.model.embed(batch, train=train)
     return self.model.score(pooled)[..., None] if self.readout == "scalar" else pooled
 
@@ -181,7 +181,7 @@ class Segments(Family):
 
   @property
   def config_transform(self) -> Any:
-    """Of configurations: that of the wrapped family."""
+    """The transform of configurations of the wrapped family."""
     return self.programs.config_transform
 
   @config_transform.setter
@@ -193,8 +193,8 @@ class Segments(Family):
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> SegmentedGraph:
     """A program, reduced and cut into segments; see `Family.prepare`."""
     small = self.programs.reduce(inputs, raw)
-    segment = partition.cached_partition(
-        small, small.store, method=self.options["partition"], max_nodes=self.options["max_nodes"])
+    segment = partition.partition(
+        small, method=self.options["partition"], max_nodes=self.options["max_nodes"])
     pieces, cut_edges = partition.split(small, segment)
     prepared = [self.programs.prepare_part(piece) for piece in pieces]
     return segment_batches.segmented(

@@ -27,8 +27,8 @@ from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph,
 
 DTYPES = ("float32", "bfloat16")
 PLACES = ("auto", "device", "host")
-# Shares that a table may take: of what is free on a device (of all memory on the CPU),
-# where the model needs the rest; of the free disk, where two saved copies lie beside it.
+# Shares that a table may take: of the free memory of a device (on a CPU of all memory),
+# where the model needs the rest; of the free disk, which also holds two saved copies.
 _DEVICE_SHARE = 0.25
 _HOST_SHARE = 1 / 3
 # Rows are numbered by int32 on devices.
@@ -91,7 +91,7 @@ class History(Protocol):
     """Writes the table into an existing folder."""
 
   def restore(self, folder: Path) -> None:
-    """Reads what `save` has written."""
+    """Reads the files of `save`."""
 
 
 def _read(value, is_written, rows):
@@ -265,7 +265,7 @@ class Snapshots:
   Args:
     folder: where they are; made when needed.
     keys: of the table.
-    history: what is saved and restored.
+    history: the table.
   """
 
   def __init__(self, folder: Path, keys: Keys, history: History):
@@ -283,7 +283,7 @@ class Snapshots:
             "fields of `segments`, or another --workdir")
 
   def save(self) -> dict[str, str]:
-    """Saves the table; returns what to restore it by, its name and (in process 0) its SHA-256.
+    """Saves the table; returns its name and (in process 0) its SHA-256, for `restore`.
 
     Keeps the table before it, which the newest checkpoint needs until that of this
     table is written, and removes all others first: the disk holds two at the most.
@@ -308,7 +308,7 @@ class Snapshots:
     return {"table": name} | self._digest(name)
 
   def _digest(self, name: str) -> dict[str, str]:
-    """The SHA-256 of a table's card, which has those of its files."""
+    """The SHA-256 of a table's card, which lists the SHA-256 of its files."""
     if not parallel.is_primary():
       return {}
     return {"sha256": files_lib.digest_of(self._folder / name / _CARD)}
@@ -320,7 +320,7 @@ class Snapshots:
     """Reads a saved table.
 
     Args:
-      saved: what `save` returned; older checkpoints have no SHA-256.
+      saved: the result of `save`.
 
     Raises:
       FileNotFoundError: it is gone.
@@ -341,7 +341,7 @@ class Snapshots:
 
 
 def _card(folder: Path) -> dict[str, Any]:
-  """What a saved table says of itself."""
+  """The identity of a saved table and the SHA-256 of its files."""
   path = folder / _CARD
   try:
     card = files_lib.unsealed(json.loads(path.read_text()))

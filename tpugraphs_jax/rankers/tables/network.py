@@ -45,7 +45,7 @@ _FLAT = 0.1
 
 
 class Part(nn.Module):
-  """What the parts of the model have in common."""
+  """Base of the parts of the network: their options, linear layers and dropout."""
 
   features: int
   dropout: float
@@ -86,7 +86,7 @@ class Encoder(Part):
 
 
 def row_features(rows: jax.Array) -> jax.Array:
-  """What a row is to the network, `[R', 141]` float32, from layout values `[R', 18]`.
+  """Features `[R', 141]` float32 of rows with layout values `[R', 18]`.
 
   The values one-hot; and for each two dimensions that follow each other in one of the
   three layouts whether they descend (1, as in a default layout), ascend (-1), or are
@@ -124,8 +124,7 @@ class ScoreTables(base.Network):
     num_gnns: rounds of message passing.
     pairs: `none`, or `low_rank`: the cost of two choices is a sum over `rank` of a
       factor of each times a weight of the pair.
-    residual: `none`, or what is added for every configuration beyond the tables: `triples`,
-      or `sage` (see the module).
+    residual: `none`, `triples` or `sage`, see the module.
     by_bytes: costs have a part that grows with the bytes of the tensors concerned.
     rank: factors, per direction.
     heads: independent tables on the same states, which add up.
@@ -192,7 +191,7 @@ class ScoreTables(base.Network):
     return readout.sum(axis=-1)
 
   def residuals(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
-    """What scores are beyond the sums of tables, `[G, C]` float32."""
+    """The part of scores beside the sums of tables, `[G, C]` float32."""
     if not len(batch.code):  # programs without a choice; jax gathers from no empty axis
       return jnp.zeros(batch.target.shape, jnp.float32)
     batch = self.weighed(batch)
@@ -212,7 +211,7 @@ class ScoreTables(base.Network):
     return unary, self.pair_costs(x, row, batch, train=train) * self.cost_scale
 
   def node_tables(self, batch: TableBatch) -> tuple[jax.Array, jax.Array | None]:
-    """What `tables` adds up: costs `[K, R]` of nodes, `[P, R, R]` of pairs of nodes; or None.
+    """The summands of `tables`: costs `[K, R]` of nodes, `[P, R, R]` of pairs of nodes or None.
 
     The choices are those of the node's group, of the first end and of the second. Heads
     are added up.
@@ -415,7 +414,7 @@ class Triples(Part):
     end, middle = jnp.split(_of_configs(factors.astype(jnp.float32), batch.code), 2, axis=-1)
     weight = _ColumnWeights(self.rank, name="weights", **own)(x, batch, train=train)
     total = _from_neighbours(end, weight, batch)
-    # Every pair of neighbours once: half of what is left of the square without its diagonal.
+    # Every pair of neighbours once: half of the square without its diagonal.
     squares = _from_neighbours(jnp.square(end), jnp.square(weight), batch)
     cost = (middle * (jnp.square(total) - squares)).sum(axis=-1, keepdims=True) / 2
     return pooling.graph_sum(cost, batch.group_graph, len(batch.target))

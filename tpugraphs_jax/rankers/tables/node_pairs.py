@@ -24,7 +24,7 @@ MAX_PAIRS = 200_000
 # concatenation) hosts no meetings: it would pair everything with everything.
 MEETING_OPERANDS = 4
 NO_OPERAND = 255
-_FEW = 20  # rows looked at for every pair that is kept, before hops are given up
+_FEW = 20  # most rows that are looked at per pair wanted; beyond, the number of hops is lowered
 
 _TYPES, _PRODUCT = columns.NODE["element_type"], columns.NODE["shape"].stop - 1
 
@@ -109,7 +109,7 @@ def find_pairs(
 def reached(
     graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int
 ) -> tuple[Reached, int]:
-  """What configurable nodes come to along users, through nodes that are not configurable.
+  """Nodes that configurable nodes reach along users, through nodes that are not configurable.
 
   Args:
     graph: its edges and configurable nodes.
@@ -214,7 +214,7 @@ def _meeting_places(graph: OpGraph, rows: Reached) -> Reached:
 
 def _meetings(places: Reached, limit: int, most: int) -> tuple[np.ndarray, np.ndarray] | None:
   """Both rows of every meeting, or None if more than `most` would have to be looked at."""
-  # Each row meets those of the same node with higher operands, which come after it.
+  # Each row meets the rows of the same node with higher operands, which come after it.
   end = np.searchsorted(places.node, places.node, side="right")
   key = places.node * (NO_OPERAND + 1) + places.operand
   begin = np.searchsorted(key, key, side="right")
