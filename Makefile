@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 
 LANES := test-faults test-hosts test-systems test-docs
 
+STARTED := $(shell date +%s)
+TOOK = $$(($$(date +%s) - $(STARTED))) s
+
 .PHONY: install test test-all $(LANES) demo docs benchmarks clean
 
 install: $(VENV)/.installed
@@ -18,6 +21,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@
+	@echo "installation took $(TOOK)"
 
 # In the order of names: the slow files begin, and no core waits for them in the end.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
@@ -47,7 +51,8 @@ demo: install
 	  --data_root=out/demo_kernels/npz --workdir=out/demo_tile $(DEMO_KERNELS)
 	$(BIN)/python run_layout.py --config=configs/layout.py:own,recommended \
 	  --data_root=data/own/npz --workdir=out/demo_layout
-	@echo 'look at out/demo_tile/report.html and out/demo_layout/report.html'
+	@echo "make demo took $(TOOK), with installation"
+	@$(BIN)/python -m tpugraphs_jax.report --verdict out/demo_tile out/demo_layout
 
 # The documentation as a site in out/site; warnings are errors.
 docs: install

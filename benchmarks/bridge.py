@@ -25,10 +25,10 @@ import numpy as np
 from scipy import stats
 
 from tpugraphs_jax import files
-from tpugraphs_jax.collect import choosing, node_rows, programs
+from tpugraphs_jax.collect import choosing, labels, programs
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.hlo import estimates, proto, tpu
+from tpugraphs_jax.hlo import proto, tpu, tpu_kernels
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "programs" / "alexnet.py"
 _OUTPUT = 6  # of a node's 18 integers
@@ -85,9 +85,9 @@ def combinations(graph: Any, choices: choosing.Choices) -> tuple[np.ndarray, np.
 def estimate(function: Any, args: tuple) -> dict[str, Any]:
   """Every number that the compiler gives for a function on TPU v3."""
   program = tpu.compile_function(function, args, "tpu:v3")
-  cycles = estimates.estimated_cycles(proto.parse_module(program.module, where="AlexNet"))
+  cycles = tpu_kernels.estimated_cycles(proto.parse_module(program.module, where="AlexNet"))
   return {"optimal_seconds": program.optimal_seconds, "bytes_accessed": program.bytes_accessed,
-          "estimated_cycles": cycles.cycles, "cycles": node_rows.cycles_by_group(cycles.by_kernel)}
+          "estimated_cycles": cycles.cycles, "cycles": labels.cycles_by_group(cycles.by_kernel)}
 
 
 def taus(rows: list[Mapping[str, Any]], times: list[np.ndarray]) -> dict[str, float]:

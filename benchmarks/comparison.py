@@ -18,7 +18,7 @@ import numpy as np
 import plain
 import timing
 from tpugraphs_jax import losses as losses_lib, parallel
-from tpugraphs_jax.data.batch import LayoutBatch
+from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.train import log, state as state_lib, step as step_lib
 

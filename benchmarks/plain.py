@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from tpugraphs_jax.data.batch import ABSENT, LayoutBatch, TileBatch
+from tpugraphs_jax.data.batching import ABSENT, LayoutBatch, TileBatch
 
 
 class PlainTileBatch(NamedTuple):

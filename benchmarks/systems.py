@@ -36,6 +36,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import collections, files, parallel
+from tpugraphs_jax.data import labels
 from tpugraphs_jax.run import configs, job as job_lib
 from tpugraphs_jax.serve import judge, saved
 import quality
@@ -196,27 +197,27 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
 
   columns, rows = min(2, len(results)), -(-len(results) // 2)
   figure, panels = pyplot.subplots(
-      rows, columns, figsize=(6.5 * columns, 5 * rows), layout="constrained", squeeze=False)
+      rows, columns, figsize=(6.5 * columns, 4.6 * rows), layout="constrained", squeeze=False)
   for axes in panels.flat[len(results):]:
     axes.set_axis_off()
   for axes, (collection, found) in zip(panels.flat, results.items()):
     headline = HEADLINES[kind_of(collection)]
     # The steps of an ensemble's members are no cost of the whole.
-    singles = [item for item in found["systems"].items() if "&" not in item[0]]
-    by_cost = sorted(singles, key=lambda item: item[1]["step_ms"])
-    for number, (name, row) in enumerate(by_cost):
+    singles = {name: row for name, row in found["systems"].items() if "&" not in name}
+    for row in singles.values():
       axes.errorbar(row["step_ms"], row[headline], yerr=row["spread"][headline], fmt="o", color="C0")
-      axes.annotate(name, (row["step_ms"], row[headline]), xytext=(5, (4, -11)[number % 2]),
-                    textcoords="offset points", fontsize="small")
     for name, color in (("ceiling", "C2"), ("random", "C3")):
       if name in found["bounds"]:
         axes.axhline(found["bounds"][name][headline], color=color, linestyle=":", label=name)
-    axes.set(xscale="log", xlabel="CPU ms per training step", ylabel=headline, title=collection)
-    axes.margins(x=0.2)  # for names
+    kind = found["labels"].split()[0].rstrip(":")
+    axes.set(xscale="log", xlabel="CPU ms per training step", ylabel=f"{headline}_mean ({kind})")
+    axes.set_title(f"{collection}\nlabels: {found['labels']}", fontsize="small")
     if headline in _SMALLER_IS_BETTER:
       axes.set_yscale("log")
-    axes.legend(fontsize="small")
-  figure.savefig(path, dpi=120)
+    timing.name_points(axes, {name: (row["step_ms"], row[headline])
+                              for name, row in singles.items()})
+    axes.legend(fontsize="small", loc="lower left")
+  figure.savefig(path, dpi=100)
 
 
 def row_path(args: argparse.Namespace, collection: str, system: str, seed: int) -> Path:
@@ -283,6 +284,9 @@ def race(args: argparse.Namespace) -> dict[str, Any]:
         if not args.recorded:
           run_missing(args, collection, system, seed)
     results[collection] = found = recorded(args, collection)
+    # The runtimes without noise are known of synthetic data alone.
+    found["labels"] = labels.SYNTHETIC if "ceiling" in found["bounds"] else labels.kind_of(
+        root_of(args, collection), collections.Collection(collection))
     kind = kind_of(collection)
     print(f"\n{collection}\n\n{table(found['systems'], kind, found['bounds'])}\n", flush=True)
   return results

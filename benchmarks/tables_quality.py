@@ -38,7 +38,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax.data import npz, synthetic
-from tpugraphs_jax.data.synthetic import layout_choices, scales
+from tpugraphs_jax.data.synthetic import files, layouts
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.tables import search
 from tpugraphs_jax.serve.ranker import Ranker
@@ -118,7 +118,7 @@ def proposals(
     """The least noise-free runtime of configurations `[n, groups]`, nanoseconds."""
     rows = graph.configs.rows[group_row]  # [n, B, 18]
     same = (groups.rows[groups.options] == rows[:, :, None]).all(axis=-1)  # [n, B, options]
-    return cost(layout_choices.output_bits(same.argmax(axis=-1))).min()
+    return cost(layouts.output_bits(same.argmax(axis=-1))).min()
 
   pairs = {(int(g), int(h)): np.diag([0.0, cost.pairs[g, h]])
            for g, h in np.argwhere(cost.pairs)}
@@ -136,12 +136,12 @@ def proposals(
 @functools.cache
 def _truth(scale: str, collection: str, name: str):
   """The cost function and groups that a validation program was generated with."""
-  spec, = (spec for spec in scales.file_specs(scale, 0, collection)
+  spec, = (spec for spec in files.file_specs(scale, 0, collection)
            if spec.split == "valid" and spec.name() == name)
-  size, rng = scales.layout_size(spec), spec.rng("graph")
+  size, rng = files.layout_size(spec), spec.rng("graph")
   program = size.program.build(rng)
-  groups = layout_choices.find_groups(program, rng)
-  return layout_choices.layout_cost(program, groups.by_node(), steps=size.steps), groups
+  groups = layouts.find_groups(program, rng)
+  return layouts.layout_cost(program, groups.by_node(), steps=size.steps), groups
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -102,6 +102,28 @@ def parser(description: str, *, repeats: int = 0) -> argparse.ArgumentParser:
   return result
 
 
+def name_points(axes, points: Mapping[str, tuple[float, float]], *, gap: float = 0.055) -> None:
+  """Writes the names of points right of a matplotlib panel, one below the other, with lines.
+
+  Args:
+    axes: with its final scales and limits.
+    points: their places by name, in the units of the data.
+    gap: smallest distance of two names, as a share of the panel's height.
+  """
+  to_panel = axes.transScale + axes.transLimits
+  order = sorted(points, key=lambda name: points[name][1])
+  heights = [to_panel.transform(points[name])[1] for name in order]
+  for i in range(1, len(order)):
+    heights[i] = max(heights[i], heights[i - 1] + gap)
+  heights[-1] = min(heights[-1], 1.0)
+  for i in reversed(range(len(order) - 1)):
+    heights[i] = min(heights[i], heights[i + 1] - gap)
+  for name, height in zip(order, heights):
+    axes.annotate(name, points[name], xytext=(1.03, height), textcoords="axes fraction",
+                  va="center", fontsize="small", annotation_clip=False,
+                  arrowprops={"arrowstyle": "-", "color": "#bbbbbb", "lw": 0.7})
+
+
 def report(figures: Mapping[str, Any], out: Path | None) -> None:
   """Prints figures, one per line, and writes them as JSON."""
   for name, value in figures.items():

@@ -30,9 +30,9 @@ import run_all
 import timing
 import workloads
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
-from tpugraphs_jax.data import batching, tiling
+from tpugraphs_jax.data import batching, feature_blocks
 from tpugraphs_jax.graph import OpGraph, TileConfigs
-from tpugraphs_jax.hlo import estimates, proto, tpu
+from tpugraphs_jax.hlo import proto, tpu, tpu_kernels
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.rankers.segments import batches as segments
 from tpugraphs_jax.run import configs as configs_lib, phases, published, published_tiles
@@ -106,7 +106,7 @@ def step_and_arguments(case: str, step: str, devices: list[Any]) -> tuple[Any, l
   ranker = Ranker(config.to_dict())
   graph = graph_of(config, _SMALL_NODES if case in SMALL else _NODES)
   if config.task == "tile":
-    values = tiling.extended(graph, config.data.config_features).configs.config_feat
+    values = feature_blocks.extended(graph, config.data.config_features).configs.config_feat
   else:
     values = graph.configs.rows
   ranker.fit([graph], [values])
@@ -165,7 +165,7 @@ def measure(case: str, step: str, target: str) -> dict[str, Any]:
       where="TPU program")
   opcodes = collections.Counter(
       node.opcode for computation in module.computations for node in computation.instructions)
-  cycles, memory = estimates.estimated_cycles(module), compiled.memory_analysis()
+  cycles, memory = tpu_kernels.estimated_cycles(module), compiled.memory_analysis()
   total = (memory.argument_size_in_bytes + memory.output_size_in_bytes
            + memory.temp_size_in_bytes - memory.alias_size_in_bytes)
   return {

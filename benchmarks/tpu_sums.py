@@ -23,7 +23,7 @@ import numpy as np
 import timing
 import workloads
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.hlo import estimates, proto, tpu
+from tpugraphs_jax.hlo import proto, tpu, tpu_kernels
 from tpugraphs_jax.nn import aggregation
 
 NODES, FEATURES = 6000, 1024
@@ -96,7 +96,7 @@ def measure(way: Sum) -> dict[str, Any]:
   module = proto.parse_module(program.module, where="TPU program")
   opcodes = collections.Counter(
       node.opcode for computation in module.computations for node in computation.instructions)
-  return {"estimated_cycles": estimates.estimated_cycles(module).cycles,
+  return {"estimated_cycles": tpu_kernels.estimated_cycles(module).cycles,
           "optimal_ms": 1e3 * program.optimal_seconds, "gathers": opcodes["gather"],
           "scatters": opcodes["scatter"]}
 

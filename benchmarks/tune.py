@@ -12,6 +12,7 @@ figures are those of the best choice found, by those of the compiler's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import itertools
 import statistics
 import time
 
@@ -20,7 +21,7 @@ import numpy as np
 
 import run_all
 import timing
-from tpugraphs_jax.collect import programs, tuning
+from tpugraphs_jax.collect import labels, programs, tuning
 from tpugraphs_jax.serve import ranker as ranker_lib
 
 # Of the test families, forward and training steps, that compile in a few seconds; and of the
@@ -35,7 +36,7 @@ Label = Callable[[Sequence[tuning.Numbers]], Mapping[tuning.Numbers, int]]
 
 def random_search(problem: tuning.Problem, label: Label, budget: int, seed: int) -> list[int]:
   """Labels of the compiler's own choice and of random ones, in the order of trial."""
-  drawn = problem.candidates(_CANDIDATES)
+  drawn = list(itertools.islice(problem.candidates(), _CANDIDATES))
   others = np.random.default_rng(seed).permutation(np.arange(1, len(drawn)))[:budget - 1]
   tried = [drawn[0], *(drawn[place] for place in others)]
   return _values(label(tried), tried)
@@ -62,7 +63,7 @@ def model_search(model: ranker_lib.Ranker) -> Callable[..., list[int]]:
   """As `random_search`, of the choices that a model puts first."""
   def search(problem: tuning.Problem, label: Label, budget: int, seed: int) -> list[int]:
     del seed
-    ranked = tuning.rank(problem, model, problem.candidates(_CANDIDATES), budget)[:budget]
+    ranked = tuning.rank(problem, model, list(itertools.islice(problem.candidates(), _CANDIDATES)), budget)[:budget]
     return _values(label(ranked), ranked)
   return search
 
@@ -75,7 +76,7 @@ def _values(found: Mapping[tuning.Numbers, int], tried: Sequence[tuning.Numbers]
 def measure(source: str, model: str, budget: int, seeds: int) -> dict[str, object]:
   """The best ratio of every way on one program; of blind ways the mean over seeds."""
   program, = programs.load(f"examples/programs/{source}")
-  problem = tuning.Problem(program.function, program.args, target="v3")
+  problem = tuning.Problem(program.function, program.args, labels.TpuEstimate("tpu:v3"))
   known: dict[tuning.Numbers, int] = {}
 
   def label(candidates: Sequence[tuning.Numbers]) -> dict[tuning.Numbers, int]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import batching, plan
-from tpugraphs_jax.data.batch import LayoutBatch
+from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 
 _OPERANDS = (0.17, 0.30, 0.40, 0.12, 0.01)  # share of nodes with 0, 1, ... operands

@@ -74,6 +74,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       search="random",  # or default
       also=(),  # other collections that the same network is trained on (see preset=fifth_all)
       features=("released",),  # blocks of node features
+      config_features=("released",),  # 18 integers of a node; outputs: the 6 of its output
       store_dir="",  # random-access copy; empty = <data_root>/store
       skip_bad_files=False,  # leave out malformed files, by name, instead of stopping
       feature_transform="signed_log1p",  # of all columns, or by group: shape=log_offset(3),*=none

@@ -6,7 +6,7 @@ import numpy as np
 import random_graphs
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.data.batch import NodesByHop
+from tpugraphs_jax.data.batching import NodesByHop
 from tpugraphs_jax.nn import aggregation, split_nodes
 
 NODES = 12

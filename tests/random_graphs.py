@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.data.batch import ABSENT, Neighbours
+from tpugraphs_jax.data.batching import ABSENT, Neighbours
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 
 NODE_FEATURES = 5

@@ -1,10 +1,12 @@
-"""Runs the commands of README.md and docs/ on tiny data: part of CI.
+"""Runs the commands and the Python of README.md and docs/ on tiny data: part of CI.
 
     python tests/readme_commands.py
 
 Changed are only the size (variant `ci`, scale `tiny`), the data and where files go.
-Commands for the network and for hours (benchmarks) are asked for `--help`. Notebooks run
-in `test_notebooks.py` and, from the installed package, in `wheel.py`.
+Commands for the network and for hours (benchmarks) are asked for `--help`. Pages of `ELSEWHERE`
+have tests of their own. Links are followed in README.md, CONTRIBUTING.md and CHANGELOG.md; the
+site checks those between pages. Notebooks run in `tests/docs` and, from the installed package, in
+`wheel.py`.
 """
 
 from __future__ import annotations
@@ -22,10 +24,18 @@ ROOT = Path(__file__).parents[1]
 DATA = "~/data/tpugraphs/npz"  # as the README writes it
 _ONLY_HELP = (
     "tpugraphs_jax.data.download", "tpugraphs_jax.collect", "tpugraphs_jax.sweep", "benchmarks/")
-# What one page makes another one uses. `add_your_own.md` has a test of its own.
-PAGES = ("docs/data.md", "README.md", "docs/index.md", "docs/training.md", "docs/segments.md",
-         "docs/score_tables.md", "docs/systems.md", "docs/results.md", "docs/speed.md", "docs/own_programs.md",
-         "docs/sweeps.md", "docs/operations.md", "docs/reliability.md")
+# In this order: what one page makes another one uses.
+PAGES = ("docs/data.md", "docs/tutorial.md", "README.md", "docs/index.md", "docs/training.md",
+         "docs/tensorboard.md", "docs/segments.md", "docs/score_tables.md", "docs/systems.md",
+         "docs/results.md", "docs/parity.md", "docs/speed.md", "docs/own_programs.md",
+         "docs/sweeps.md", "docs/operations.md", "docs/reliability.md", "docs/architecture.md",
+         "docs/glossary.md")
+# With tests of their own: `tests/docs` has recipes and what the TPU compiler is needed for, and
+# the examples of the Python interface are doctests.
+ELSEWHERE = {"docs/add_your_own.md", "docs/api.md"}
+_PYTHON_ELSEWHERE = {"README.md", "docs/own_programs.md"}
+# Files that stand for the reader's own in the Python of pages.
+_OWN_FILES = {"kernel.npz": "tile/xla", "program.npz": "layout/xla/random"}
 
 
 def commands(page: str) -> list[str]:
@@ -67,13 +77,48 @@ def run(title: str, command: str, out: Path) -> None:
              f"error: exit code {ended.returncode} of {title}")
 
 
+def python_of(page: str, out: Path) -> str:
+  """The Python of a page in one piece, with its files in `out`."""
+  code = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+  for name, folder in _OWN_FILES.items():
+    found = sorted((out / "synthetic/npz" / folder / "valid").glob("*.npz"))
+    code = code.replace(f'"{name}"', f'"{found[0]}"' if found else name)
+  return code.replace('"out/', f'"{out}/').replace('"charges.dot"', f'"{out}/charges.dot"')
+
+
+def check_links() -> None:
+  """Raises SystemExit where a link of a page outside the site leads nowhere."""
+  for page in map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+      name, _, anchor = target.partition("#")
+      found = ROOT / name if name else page
+      titles = re.findall(r"^#+ (.*)", found.read_text(), re.MULTILINE) if anchor and found.exists(
+          ) else []
+      anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+      if not target.startswith("http") and not (found.exists() and (not anchor or anchor in anchors)):
+        sys.exit(f"error: {page.name}: a link leads nowhere: {target}")
+
+
 def main() -> None:
-  found = [line for page in PAGES for line in commands((ROOT / page).read_text())]
+  known = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+  if known != ELSEWHERE | {page for page in PAGES if page.startswith("docs/")}:
+    sys.exit(f"error: PAGES differs from docs/: {known ^ ELSEWHERE ^ set(PAGES)}")
+  check_links()
+  ran = 0
   with tempfile.TemporaryDirectory() as folder:
-    for command in found:
-      line = small(command, Path(folder))
-      run(command, line.replace("python", shlex.quote(sys.executable), 1), Path(folder))
-  print(f"{len(found)} commands of {len(PAGES)} pages ran")
+    out = Path(folder)
+    for page in PAGES:
+      text = (ROOT / page).read_text()
+      for command in commands(text):
+        run(command, small(command, out).replace("python", shlex.quote(sys.executable), 1), out)
+        ran += 1
+      if "```python" in text and page not in _PYTHON_ELSEWHERE:
+        (out / "page.py").write_text(python_of(text, out))
+        run(f"the Python of {page}",
+            f"PYTHONPATH={ROOT} {shlex.quote(sys.executable)} {out / 'page.py'}", out)
+        ran += 1
+  print(f"{ran} commands of {len(PAGES)} pages ran")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import numpy as np
 import random_graphs
 
 from tpugraphs_jax import parallel
-from tpugraphs_jax.data import batching as layout_batching
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import aggregation, pooling, split_nodes
 from tpugraphs_jax.rankers import base
@@ -64,12 +63,12 @@ def segmented(
   if segment is None:
     segment = partition.partition(graph, method="contiguous", max_nodes=max_nodes)
   pieces, cut = partition.split(graph, segment)
-  prepared = [layout_batching.prepare(piece, piece.node_feat, hops=hops) for piece in pieces]
+  prepared = [batching.prepare(piece, piece.node_feat, hops=hops) for piece in pieces]
   return batching.segmented(graph, prepared, fresh=fresh, cut_edges=cut)
 
 
 def assemble_layout(slots, budget, *, graphs, configs):
-  return layout_batching.assemble_layout(
+  return batching.assemble_layout(
       slots, budget, graphs=graphs, configs=configs, transform=identity)
 
 
@@ -102,7 +101,7 @@ def readouts(model, params, graph: SegmentedGraph, config_ids) -> np.ndarray:
   ids, values = np.asarray(config_ids), []
   budget = budget_for([graph], 1)
   for piece in graph.segments:
-    one = layout_batching.Slate(piece, ids, np.zeros(len(ids), np.float32))
+    one = batching.Slate(piece, ids, np.zeros(len(ids), np.float32))
     batch = assemble_layout([one], budget, graphs=1, configs=len(ids))
     values.append(model.apply({"params": params}, batch, method="embed")[0])
   return np.stack(values)

@@ -1,8 +1,10 @@
-"""Collections by name: the released five, and own ones beside them."""
+"""Collections by name, the released five and own ones, and of which kind their labels are."""
 
+import json
 from pathlib import Path
 import shutil
 
+import commands
 import parts
 import pytest
 
@@ -80,3 +82,41 @@ def test_the_store_lists_own_collections(data_root, capsys):
   assert store.main(["verify", "--data_root", str(data_root), "--collection", OWN["layout"]]) == 0
   with pytest.raises(ValueError, match="no store"):
     store.graph_folders(data_root, OWN["tile"], "train")
+
+
+MINE = Collection("layout:own:programs")
+
+
+def note(folder, **fields):
+  place = folder / "layout/own/programs/train"
+  place.mkdir(parents=True)
+  (place / "a.json").write_text(json.dumps(fields))
+
+
+def test_synthetic_data_say_so(tmp_path):
+  root = synthetic.generate(tmp_path, collections=["tile:xla"], limit=1, progress=False)
+  assert collections.label_kind(str(root), Collection("tile:xla")).startswith("SYNTHETIC")
+
+
+def test_released_collections_are_measured(tmp_path):
+  assert collections.label_kind(str(tmp_path), Collection("layout:nlp:random")) == collections.MEASURED
+
+
+@pytest.mark.parametrize("fields, words", [
+    (dict(label="tpu_estimate", target="tpu:v3", libtpu="0.1"),
+     ("ESTIMATE", "tpu:v3", "0.1", "no measurement")),
+    (dict(label="measured", target="cpu"), ("measured", "cpu")),
+    ({}, ("unknown",)),
+])
+def test_own_collections_say_which_compiler_or_machine(tmp_path, fields, words):
+  note(tmp_path, **fields)
+  found = collections.label_kind(str(tmp_path), MINE)
+  assert all(word in found for word in words)
+
+
+def test_own_collections_without_notes_are_of_unknown_kind(tmp_path):
+  assert collections.label_kind(str(tmp_path), MINE) == collections.UNKNOWN
+
+
+def test_the_programs_of_the_repository_are_estimates():
+  assert "ESTIMATE" in collections.label_kind(str(commands.ROOT / "data/own/npz"), MINE)

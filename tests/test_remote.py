@@ -11,8 +11,8 @@ import parts
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import files, remote, report, submission
-from tpugraphs_jax.data import download, labels, npz, store, synthetic
+from tpugraphs_jax import collections, files, remote, report, submission
+from tpugraphs_jax.data import download, npz, store, synthetic
 from tpugraphs_jax.hlo import __main__ as hlo_command
 from tpugraphs_jax.report import __main__ as command, runs
 from tpugraphs_jax.run import official, training
@@ -219,7 +219,7 @@ def test_data_are_read_from_a_bucket(data_root, source):
   assert all(a.read_bytes() == b.read_bytes() for a, b in zip(found, expected))
   with pytest.raises(FileNotFoundError, match="layout/nlp/random/train; --data_root must name"):
     npz.split_files(data_root, "layout:nlp:random", "train")
-  assert labels.is_synthetic(data_root) and not labels.is_synthetic(f"{data_root}/x/npz")
+  assert collections.is_synthetic(data_root) and not collections.is_synthetic(f"{data_root}/x/npz")
 
 
 def test_a_store_in_a_bucket_is_built_once_for_all_machines(bucket, data_root, monkeypatch, tmp_path):
@@ -229,7 +229,7 @@ def test_a_store_in_a_bucket_is_built_once_for_all_machines(bucket, data_root, m
   folders = build()
   assert f"layout/xla/random/valid/{folders[0].name}/meta.json" in names(place)
   monkeypatch.setenv(remote.CACHE, str(tmp_path / "another machine"))
-  monkeypatch.setattr(store.store_format, "write_graph", lambda *args, **options: 1 / 0)
+  monkeypatch.setattr(store, "write_graph", lambda *args, **options: 1 / 0)
   graph = store.open_graph(build()[0])
   assert "another machine" in str(graph.store) and len(graph.configs) > 1
 

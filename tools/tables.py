@@ -19,7 +19,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-sys.path[:0] = [str(ROOT), str(BENCHMARKS)]
+FAULTS = ROOT / "tests" / "faults"
+sys.path[:0] = [str(ROOT), str(BENCHMARKS), str(FAULTS)]
 import alexnet
 import bridge
 import gst
@@ -27,6 +28,7 @@ import gst_quality
 import own_quality
 import run_all
 import systems
+import table as faults
 import tables_quality
 import tpu_compile
 import tune
@@ -166,6 +168,7 @@ TABLES: dict[str, Callable[[], str]] = {
        for collection in systems.RACE},
     **{f"ablations {collection}": lambda collection=collection: race(
         collection, minutes=0.5, ablations=True) for collection in systems.ABLATIONS},
+    "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip(),
 }
 
 

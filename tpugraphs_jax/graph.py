@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, LAYOUT_VALUE_RANGE, MAX_RANK
+
 DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"  # of the commands
 SPLITS = ("train", "valid", "test")
 
@@ -141,3 +143,172 @@ def distinct_rows(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   place = np.empty(len(order), np.int64)
   place[order] = np.arange(len(order))
   return first[order], place[which]
+
+
+# Blocks of this size stay in a core's cache while they are checked and coded.
+BLOCK_BYTES = 1 << 20
+_MAX_ROWS = 1 << 16
+
+_LOW, _HIGH = LAYOUT_VALUE_RANGE
+_BASE = _HIGH - _LOW + 1
+# A row of 18 digits in base 7 as three float32 sums of six digits each: all
+# below 7**6 < 2**24, so that a matrix product computes them exactly.
+_DIGITS = 6
+_PARTS = LAYOUT_CONFIG_FEATURES // _DIGITS
+
+
+def _part_weights() -> np.ndarray:
+  powers = (_BASE ** np.arange(_DIGITS)[::-1]).astype(np.float32)
+  return np.kron(np.eye(_PARTS, dtype=np.float32), powers[:, None])
+
+
+_PART_WEIGHTS = _part_weights()  # [18, 3]
+_PART_SCALE = (_BASE ** _DIGITS) ** np.arange(_PARTS)[::-1]  # [3] int64
+_CODE_OFFSET = -_LOW * int(sum(_BASE ** np.arange(LAYOUT_CONFIG_FEATURES)))
+
+
+class LayoutFactorer:
+  """Factors configurations that arrive block by block, in bounded memory.
+
+  The result does not depend on how the configurations are cut into blocks:
+  rows are in lexicographic order, groups in the order of their first node.
+  """
+
+  def __init__(self, nodes: int):
+    self._node_group = np.zeros(nodes, np.int32)  # [K]
+    self._first_node = np.zeros(1, np.intp)  # [groups] the node a group is read from
+    self._parent = np.zeros(1, np.intp)  # [groups] the group it was split from
+    self._codes = np.zeros(0, np.int64)  # known rows, sorted
+    self._code_id = np.zeros(0, np.uint16)  # their numbers, in order of discovery
+    self._blocks: list[np.ndarray] = []  # [c, groups known then] uint16
+
+  def add(self, block: np.ndarray) -> None:
+    """Takes the next configurations, `[c, K, 18]` float32.
+
+    Raises:
+      ValueError: a value is not an integer of -1..5, or there are more than
+        65,536 distinct rows.
+    """
+    codes = _row_codes(block)
+    self._split_groups(codes)
+    self._blocks.append(self._ids(codes[:, self._first_node]))
+
+  def finish(self, runtime_ns: np.ndarray) -> LayoutConfigs:
+    """The factored configurations, with their runtimes `[C]` int64."""
+    rank = np.empty(len(self._codes), np.uint16)
+    rank[self._code_id] = np.arange(len(self._codes))
+    order = np.argsort(self._first_node)  # final position -> group
+    dtype = np.uint8 if len(self._codes) <= 256 else np.uint16
+    group_row = np.empty((sum(map(len, self._blocks)), len(order)), dtype)
+    start = 0
+    for block in self._blocks:
+      columns = self._ancestors(block.shape[1])[order]
+      group_row[start:start + len(block)] = rank[block[:, columns]]
+      start += len(block)
+    position = np.argsort(order).astype(np.int32)
+    return LayoutConfigs(
+        _decode(self._codes), position[self._node_group], group_row, runtime_ns)
+
+  def _split_groups(self, codes: np.ndarray) -> None:
+    """Takes apart the groups whose nodes differ in this block `[c, K]`."""
+    leader = self._first_node[self._node_group]
+    strays = np.flatnonzero((codes != codes[:, leader]).any(axis=0))
+    if not strays.size:
+      return
+    old_group = self._node_group[strays]
+    columns = np.column_stack([old_group, codes[:, strays].T])
+    keys = np.ascontiguousarray(columns).view(f"V{columns.shape[1] * 8}").ravel()
+    _, first, new_group = np.unique(keys, return_index=True, return_inverse=True)
+    self._node_group[strays] = len(self._first_node) + new_group
+    self._first_node = np.append(self._first_node, strays[first])
+    self._parent = np.append(self._parent, old_group[first])
+
+  def _ids(self, codes: np.ndarray) -> np.ndarray:
+    """Row numbers of the codes `[c, groups]`, new rows added to the dictionary."""
+    at = np.searchsorted(self._codes, codes)
+    known = np.append(self._codes, -1)[at] == codes
+    if not known.all():
+      self._learn(np.unique(codes[~known]))
+      at = np.searchsorted(self._codes, codes)
+    return self._code_id[at]
+
+  def _learn(self, new: np.ndarray) -> None:
+    total = len(self._codes) + len(new)
+    if total > _MAX_ROWS:
+      raise ValueError(f"has more than {_MAX_ROWS} distinct rows, the released data "
+                       "at most some thousand; these are not layout choices")
+    ids = np.append(self._code_id, np.arange(len(self._codes), total, dtype=np.uint16))
+    codes = np.append(self._codes, new)
+    order = np.argsort(codes)
+    self._codes, self._code_id = codes[order], ids[order]
+
+  def _ancestors(self, groups: int) -> np.ndarray:
+    """For every group, the one of the first `groups` that it was split from."""
+    ancestor = np.arange(len(self._parent))
+    while (late := ancestor >= groups).any():
+      ancestor[late] = self._parent[ancestor[late]]
+    return ancestor
+
+
+def factor_layout_configs(
+    node_config_feat: np.ndarray, runtime_ns: np.ndarray
+) -> LayoutConfigs:
+  """Factors configurations that are in memory, without loss.
+
+  Args:
+    node_config_feat: `[C, K, 18]`, integers of -1..5 in any dtype.
+    runtime_ns: `[C]` int64 nanoseconds.
+
+  Raises:
+    ValueError: a shape is wrong, or as `LayoutFactorer.add`.
+  """
+  shape = np.shape(node_config_feat)
+  if len(shape) != 3 or shape[1] == 0 or shape[2] != LAYOUT_CONFIG_FEATURES:
+    raise ValueError(f"node_config_feat has shape {shape}, expected [C, K, 18]")
+  if shape[0] != len(runtime_ns):
+    raise ValueError(
+        f"node_config_feat has {shape[0]} configurations, runtime_ns {len(runtime_ns)}")
+  factorer = LayoutFactorer(shape[1])
+  step = max(1, BLOCK_BYTES // (shape[1] * shape[2] * 4))
+  for start in range(0, shape[0], step):
+    factorer.add(np.asarray(node_config_feat[start:start + step], np.float32))
+  return factorer.finish(np.asarray(runtime_ns, np.int64))
+
+
+def output_orders(op_graph: OpGraph) -> OpGraph:
+  """A program whose layout configurations keep the orders of outputs alone.
+
+  The first 6 of a node's 18 integers stay and the others become -1. Rows of the dictionary
+  that are then equal are merged, and so are groups of nodes. In AlexNet and UNet3D, measured
+  on TPU v3, output orders explain over 99.99 % of the variance of the log run time. The store
+  of the graph, which keeps what was computed from all 18 integers, is left out.
+  """
+  configs = op_graph.configs
+  kept = configs.rows.copy()
+  kept[:, MAX_RANK:] = -1
+  rows, row_of = np.unique(kept, axis=0, return_inverse=True)
+  group_row = row_of.ravel().astype(np.min_scalar_type(len(rows) - 1))[configs.group_row]
+  first, group_of = distinct_rows(group_row.T)
+  merged = LayoutConfigs(
+      rows, group_of.astype(np.int32)[configs.node_group], group_row[:, first],
+      configs.runtime_ns)
+  return dataclasses.replace(op_graph, configs=merged, store=None)
+
+
+def _row_codes(block: np.ndarray) -> np.ndarray:
+  """One int64 per row of 18 values, ordered like the rows: `[c, K]`."""
+  whole = np.array_equal(np.trunc(block), block)  # False on NaN
+  if not whole or block.min() < _LOW or block.max() > _HIGH:
+    valid = (block >= _LOW) & (block <= _HIGH) & (np.trunc(block) == block)
+    raise ValueError(
+        f"has the value {block[~valid][0]:g}, expected integers of {_LOW}..{_HIGH}")
+  # One small product per configuration: a single large one makes BLAS start
+  # threads, which costs more than the product.
+  parts = block @ _PART_WEIGHTS
+  return parts.astype(np.int64) @ _PART_SCALE + _CODE_OFFSET
+
+
+def _decode(codes: np.ndarray) -> np.ndarray:
+  """The rows `[R, 18]` int8 of codes `[R]`."""
+  powers = _BASE ** np.arange(LAYOUT_CONFIG_FEATURES, dtype=np.int64)[::-1]
+  return (codes[:, None] // powers % _BASE + _LOW).astype(np.int8)

@@ -26,7 +26,7 @@ import sys
 import numpy as np
 
 from tpugraphs_jax import collections, files as files_lib, metrics, remote
-from tpugraphs_jax.data import npz, npz_archive
+from tpugraphs_jax.data import npz
 
 HEADER = "ID,TopConfigs"
 # The competition scores the best five of a tile graph.
@@ -157,7 +157,7 @@ def score(
 
 def _score_of(collection: str, ranking: np.ndarray, file: Path) -> float:
   """The score of one graph; NaN where all runtimes are equal and no order is right."""
-  with npz_archive.NpzArchive(file) as archive:
+  with npz.NpzArchive(file) as archive:
     runtime = archive.read("config_runtime")
   if not runtime.any():
     raise ValueError(f"{file} has no labels: only a split with runtimes can be scored, such as "
@@ -293,7 +293,7 @@ def _files_of(data_root: str | os.PathLike[str], split: str) -> dict[str, Path]:
 
 
 def _config_count(path: Path) -> int:
-  with npz_archive.NpzArchive(path) as archive:
+  with npz.NpzArchive(path) as archive:
     shape = archive.member("config_runtime").shape
     if len(shape) != 1:
       archive.fail("config_runtime", f"has shape {shape}, expected [C]")

@@ -91,7 +91,7 @@ def test_the_reader_of_the_released_files_reads_what_was_collected(collected):
     assert len(graph.configs) == len(record["configs"]) == 12
     assert graph.configs.runtime_ns.tolist() == [
         config["bytes_accessed"] for config in record["configs"]]
-    assert len(np.unique(graph.configs.runtime_ns)) > 3
+    assert len(np.unique(graph.configs.runtime_ns)) > 2
     # The first configuration is the compiler's own and decides nothing.
     rows = graph.configs.decode(np.arange(12))
     assert (rows[0] == -1).all()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax.collect import labels, measure, node_rows, tuning
+from tpugraphs_jax.collect import labels, measure, problem as problems, tuning
 
 _ARGS = (jax.ShapeDtypeStruct((3, 7, 6, 5), jnp.float32),
          jax.ShapeDtypeStruct((3, 3, 5, 4), jnp.float32),
@@ -24,6 +24,10 @@ def _net(x, kernel, dense):
   return x.reshape(x.shape[0], -1) @ dense
 
 
+def _drawn(problem, count):
+  return list(itertools.islice(problem.candidates(), count))
+
+
 def _arrays():
   rng = np.random.default_rng(0)
   return tuple(jnp.asarray(rng.normal(size=arg.shape), arg.dtype) for arg in _ARGS)
@@ -31,7 +35,7 @@ def _arrays():
 
 @pytest.fixture(scope="module")
 def problem():
-  return tuning.Problem(_net, _ARGS, operands=True)
+  return problems.Problem(_net, _ARGS, labels.Measured(), operands=True)
 
 
 class Oracle:
@@ -44,7 +48,7 @@ class Oracle:
     self.family = types.SimpleNamespace(can_propose=tables)
 
   def rank(self, graph):
-    numbers = tuning._numbers_of(self.problem, graph)  # pylint: disable=protected-access
+    numbers = self.problem.numbers_of(graph)
     self.asked = numbers
     scores = np.array([self.cost(each) for each in numbers])
     return np.argsort(scores, kind="stable"), scores
@@ -63,7 +67,7 @@ def _labelled_by(monkeypatch, cost, failing=()):
   def labels_of(problem, candidates):
     tried.extend(candidates)
     return {each: cost(each) for each in candidates if each not in failing}
-  monkeypatch.setattr(tuning.Problem, "labels_of", labels_of)
+  monkeypatch.setattr(problems.Problem, "labels_of", labels_of)
   return tried
 
 
@@ -72,13 +76,13 @@ def _cost(numbers):
 
 
 def test_configurations_of_the_graph_and_option_numbers_are_the_same_thing(problem):
-  drawn = problem.candidates(60)
+  drawn = _drawn(problem, 60)
   assert drawn[0] == (0,) * len(problem.options) and len(set(drawn)) == 60
   graph = problem.with_configs(drawn)
   assert len(graph.configs) == 60
-  assert tuning._numbers_of(problem, graph) == drawn  # pylint: disable=protected-access
-  slow = node_rows.option_rows(problem.graph, problem.choices)
-  groups = node_rows.node_groups(problem.graph, problem.choices)
+  assert problem.numbers_of(graph) == drawn
+  slow = problems.option_rows(problem.graph, problem.choices)
+  groups = problems.node_groups(problem.graph, problem.choices)
   rows = graph.configs.decode(np.arange(60))
   for config, numbers in zip(rows, drawn):
     for node, group in enumerate(groups):
@@ -127,7 +131,7 @@ def test_the_default_stays_unless_another_choice_is_really_better(
 def test_failures_are_counted_and_a_default_that_fails_is_said(monkeypatch, problem):
   oracle = Oracle(problem, _cost)
   monkeypatch.setattr(tuning, "Ranker", Oracle)
-  best = tuning.rank(problem, oracle, problem.candidates(30), 4)[1]
+  best = tuning.rank(problem, oracle, _drawn(problem, 30), 4)[1]
   _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[best])
   found = tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30, operands=True)
   assert found.failed == 1 and len(found.tried) == 3
@@ -137,16 +141,16 @@ def test_failures_are_counted_and_a_default_that_fails_is_said(monkeypatch, prob
 
 
 def test_a_small_space_of_output_orders_is_drawn_whole():
-  problem = tuning.Problem(_net, _ARGS)
-  drawn = problem.candidates(1000)
+  problem = problems.Problem(_net, _ARGS, labels.Measured())
+  drawn = _drawn(problem, 1000)
   assert len(drawn) == np.prod([len(each) for each in problem.options]) == 27
   assert drawn[0] == (0, 0, 0)
 
 
 def test_labels_on_this_machine_are_nanoseconds(monkeypatch, problem):
   monkeypatch.setattr(measure, "_time", lambda *args: .01)
-  found = problem.labels_of(problem.candidates(3))
-  assert list(found) == problem.candidates(3)
+  found = problem.labels_of(_drawn(problem, 3))
+  assert list(found) == _drawn(problem, 3)
   assert set(found.values()) == {10_000_000}
 
 
@@ -167,8 +171,8 @@ def test_mistakes_are_said_in_one_line(monkeypatch, problem):
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None,
                     reason='libtpu is not installed: pip install "jax[tpu]"')
 def test_for_a_tpu_the_labels_are_its_compilers_estimates():
-  problem = tuning.Problem(_net, _ARGS, target="v3")
-  found = problem.labels_of(problem.candidates(2))
+  problem = problems.Problem(_net, _ARGS, labels.TpuEstimate("tpu:v3"))
+  found = problem.labels_of(_drawn(problem, 2))
   assert len(found) == 2 and min(found.values()) > 0
   assert isinstance(problem.label, labels.TpuEstimate)
-  assert problem.what == "estimated time on tpu:v3"
+  assert problem.label.what == "estimated time on tpu:v3"

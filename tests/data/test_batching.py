@@ -12,7 +12,7 @@ import random_graphs
 
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching, plan
-from tpugraphs_jax.data.batch import ABSENT
+from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout import res_model
 

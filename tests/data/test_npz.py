@@ -10,7 +10,7 @@ import pytest
 import recorded
 
 from tpugraphs_jax import graph
-from tpugraphs_jax.data import npz, npz_archive
+from tpugraphs_jax.data import npz
 
 _REAL = sorted(recorded.NPZ.rglob("*.npz"))
 
@@ -368,7 +368,7 @@ def test_header_larger_than_the_data_is_refused_before_memory_is_taken(tmp_path)
   with zipfile.ZipFile(path, "w") as archive:
     for name, array in arrays.items():
       shape = (10**9, 140) if name == "node_feat" else array.shape
-      npz_archive.add_array(archive, name, shape, array.dtype, [array])
+      npz.add_array(archive, name, shape, array.dtype, [array])
   _expect_error("tile", path, "node_feat", "needs 560000000000 bytes")
 
 

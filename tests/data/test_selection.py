@@ -1,5 +1,6 @@
 """Which graphs and configurations take part, against slow loops, and the reasons for it."""
 
+import collections
 import dataclasses
 from fractions import Fraction
 import json
@@ -317,3 +318,50 @@ def test_published_files_name_a_thousand_configurations_per_graph(source, search
       Collection(f"layout:{source}:{search}"), indices_dir=str(recorded.INDICES))
   configs = layout_configs([0] * 100_041)
   assert {len(data.validation_ids(name, configs)) for name in names} == {1000}
+
+
+def test_official_targets_are_normalised_in_float64():
+  runtime, unit = np.array([2**40 + 1, 3, 2**33 + 5]), np.array([7, 5, 2**34])
+  for given in (unit, 1e7):
+    found = selection.slate_target(runtime, given, "official")
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.float32([
+        int(r) / float(u) for r, u in zip(runtime, np.broadcast_to(given, 3))]))
+
+
+@pytest.mark.parametrize("kind", ["ratio", "rank"])
+@pytest.mark.parametrize("base", [2**31, 2**53, 2**61])
+def test_runtimes_one_nanosecond_apart_stay_apart(kind, base):
+  runtime = base + np.array([2, 0, 1, 2, 5])
+  target = selection.slate_target(runtime, 1.0, kind)
+  assert target.dtype == np.float32
+  np.testing.assert_array_equal(np.sign(np.subtract.outer(target, target)),
+                                np.sign(np.subtract.outer(runtime, runtime)))
+
+
+def test_ratio_and_rank_by_their_formulas():
+  target = lambda runtime, kind: selection.slate_target(np.array(runtime), 1.0, kind)
+  np.testing.assert_array_equal(target([40, 10, 25, 10], "ratio"), [3.0, 0.0, 1.5, 0.0])
+  np.testing.assert_array_equal(target([40, 10, 25, 10], "rank"), [1.0, 0.0, 0.5, 0.0])
+  for kind in ("ratio", "rank"):
+    np.testing.assert_array_equal(target([7, 7], kind), [0, 0])
+
+
+@pytest.mark.parametrize("count", [3, 7, 10, 29])
+def test_thirds_keep_the_fastest_the_slowest_and_some_between(count):
+  runtime = np.random.default_rng(1).permutation(30) * 10**10
+  kept = selection.thirds(runtime, count, np.random.default_rng(2))
+  assert len(set(kept.tolist())) == count and (np.diff(kept) > 0).all()
+  order, third = np.argsort(runtime), count // 3
+  assert {*order[:third], *order[30 - third :]} <= {*kept}
+
+
+def test_thirds_draw_the_middle_evenly_and_keep_small_graphs_whole():
+  runtime, rng = np.arange(10), np.random.default_rng(3)
+  counts = collections.Counter(
+      config for _ in range(3000) for config in selection.thirds(runtime, 4, rng).tolist())
+  assert counts[0] == counts[9] == 3000
+  for config in range(1, 9):
+    assert abs(counts[config] - 750) < 4 * math.sqrt(3000 * 0.25 * 0.75)
+  for count in (10, 11):
+    np.testing.assert_array_equal(selection.thirds(runtime, count, rng), np.arange(10))

@@ -19,7 +19,7 @@ import pytest
 import recorded
 
 from tpugraphs_jax import files as files_lib, graph
-from tpugraphs_jax.data import npz, store, store_format
+from tpugraphs_jax.data import npz, store
 
 _COLLECTION = "layout:nlp:random"
 
@@ -38,7 +38,7 @@ def _layout_graph(*, name="g", seed=0, nodes=40, configs=30, config_nodes=12, ro
       edge_index=rng.integers(0, nodes, (2 * nodes, 2)).astype(np.int32),
       node_splits=np.array([0, 7, nodes]),
       config_node=rng.choice(nodes, config_nodes, replace=False).astype(np.int32),
-      configs=npz.factor_layout_configs(feat, runtime_ns))
+      configs=graph.factor_layout_configs(feat, runtime_ns))
 
 
 def _write_split(root, *, count=3, split="valid", **options):
@@ -101,7 +101,7 @@ def test_small_graphs_take_no_open_file_each(tmp_path, few_files):
 
 
 def test_large_graphs_are_mapped_as_far_as_files_may_be_open(tmp_path, few_files, monkeypatch):
-  monkeypatch.setattr(store_format, "_LEAST_MAPPED_BYTES", 0)
+  monkeypatch.setattr(store, "_LEAST_MAPPED_BYTES", 0)
   _write_split(tmp_path)
   folder, opened = _ensure(tmp_path)[0], []
   with pytest.raises(OSError, match="ulimit"):
@@ -190,9 +190,9 @@ def test_touched_source_is_recognised_by_its_contents(tmp_path):
   before = _built_at(folder)
   os.utime(source, ns=(1, 1))
   store.open_graph(folder)
-  assert not store_format.looks_current(folder, source)
+  assert not store.looks_current(folder, source)
   assert _built_at(_ensure(tmp_path)[0]) == before
-  assert store_format.looks_current(folder, source)  # not hashed again next time
+  assert store.looks_current(folder, source)  # not hashed again next time
 
 
 def test_changed_source_is_refused_on_opening_and_rebuilt_on_building(tmp_path):
@@ -401,14 +401,14 @@ def test_failed_write_leaves_the_earlier_graph(tmp_path, monkeypatch):
 
 _KILLED_BUILD = """
 import os, signal, sys
-from tpugraphs_jax.data import store, store_format
-write, built = store_format.write_graph, []
+from tpugraphs_jax.data import store
+write, built = store.write_graph, []
 def write_two(*args, **options):
   if len(built) == 2:
     os.makedirs(args[0].with_name(f".{args[0].name}.1.partial"))
     os.kill(os.getpid(), signal.SIGKILL)
   built.append(write(*args, **options))
-store_format.write_graph = write_two
+store.write_graph = write_two
 store.ensure_store(sys.argv[1], "layout:nlp:random", "valid", workers=1, progress=False)
 """
 
@@ -437,13 +437,13 @@ def test_several_processes_build_the_same_store(tmp_path):
 
 def test_builders_at_the_same_time_build_each_graph_once(tmp_path, monkeypatch):
   _write_split(tmp_path, count=4)
-  write, built = store_format.write_graph, []
+  write, built = store.write_graph, []
 
   def counting(folder, *args, **options):
     built.append(folder.name)
     write(folder, *args, **options)
 
-  monkeypatch.setattr(store_format, "write_graph", counting)
+  monkeypatch.setattr(store, "write_graph", counting)
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
     results = list(pool.map(lambda _: _ensure(tmp_path), range(4)))
   assert sorted(built) == ["g0", "g1", "g2", "g3"]

@@ -13,7 +13,7 @@ NOTEBOOKS = sorted((commands.ROOT / "notebooks").glob("*.ipynb"))
 _EXECUTE = """
 import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], 4)
-nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": "."}}).execute()
+nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": "."}}).execute()
 nbformat.write(notebook, "done.ipynb")
 """
 

@@ -1,4 +1,4 @@
-"""The page on own programs does what it says: from a function to an applied choice."""
+"""The page on own programs and the front page do what they say: from a function to an applied choice."""
 
 import importlib.util
 import re
@@ -65,3 +65,16 @@ def test_estimated_for_a_tpu_target(names, capsys):
   assert tuned.ratio * tuned.tried[(0,) * len(tuned.numbers)] == pytest.approx(
       min(tuned.tried.values()))
   _assert_computes_the_same(names)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None,
+                    reason='libtpu is not installed: pip install "jax[tpu]"')
+def test_the_front_page_for_a_tpu_target(capsys):
+  code, output = re.search(
+      r"^```python\n(.*?)^```\n\n^```text\n(.*?)^```", (commands.ROOT / "README.md").read_text(),
+      re.M | re.S).groups()
+  names = {"__name__": "front_page"}
+  exec(code, names)  # pylint: disable=exec-used
+  said, expected = capsys.readouterr().out.splitlines(), output.splitlines()
+  assert said[0] == expected[0] and len(said) == len(expected)
+  assert names["tuned"].ratio <= 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax import hlo
-from tpugraphs_jax.hlo import convert
+from tpugraphs_jax.hlo import tuning
 
 _FOLDER = Path(__file__).parents[1] / "data" / "hlo"
 _MUTATIONS = 150
@@ -84,7 +84,7 @@ def test_damaged_tuning_data_is_converted_or_reported(name, tmp_path):
   for number in range(40):
     paths.append(tmp_path / f"{number}.pb")
     paths[-1].write_bytes(_mutated(data, rng))
-  result = convert.convert(paths, tmp_path / "out", jobs=1)
+  result = tuning.convert(paths, tmp_path / "out", jobs=1)
   assert result.failed
   assert all(path.is_file() for path in result.written)
 

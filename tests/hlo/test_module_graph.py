@@ -154,9 +154,9 @@ def test_ids_keep_all_64_bits():
 
 
 @pytest.mark.parametrize("fields, problem", [
-    ({"operands": [99]}, "its operand id 99 is no instruction"),
-    ({"callees": [98]}, "it calls computation id 98"),
-    ({"callees": [8]}, "whose root id 77 is no instruction"),
+    ({"operands": [99]}, "operand id 99"),
+    ({"callees": [98]}, "computation id 98"),
+    ({"callees": [8]}, "root of computation id 8"),
     ({"operands": [2]}, "consumes itself"),
     ({"callees": [1]}, "consumes itself"),
 ])
@@ -166,7 +166,7 @@ def test_a_reference_that_leads_nowhere_is_named(fields, problem):
   broken = hlo_modules.computation(name="broken", id=8, root_id=77)
   with pytest.raises(
       ValueError,
-      match=rf"HLO bytes: computation 'main', instruction 'map.2' \(id 2\): .*{problem}"):
+      match=f"'main', instruction 'map.2' .*{problem}"):
     _featurize(hlo_modules.module(main, broken))
 
 

@@ -8,7 +8,7 @@ import pytest
 import recorded
 
 from tpugraphs_jax import hlo
-from tpugraphs_jax.hlo.choices import distinct_choices
+from tpugraphs_jax.hlo.search import distinct_choices
 
 
 

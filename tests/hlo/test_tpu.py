@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax import collect, hlo
-from tpugraphs_jax.collect import labels, node_rows
-from tpugraphs_jax.hlo import estimates, tpu, tpu_kernels
+from tpugraphs_jax.collect import labels, problem
+from tpugraphs_jax.hlo import tpu, tpu_kernels
 
 _needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None,
@@ -57,20 +57,20 @@ def _looping_module(*, config=b"", bound=None):
 
 
 @pytest.mark.parametrize("options, expected", [
-    (dict(bound=5), estimates.Cycles(507, 2, 0)),
-    (dict(config=b'{"known_trip_count":{"n":"3"}}', bound=5), estimates.Cycles(307, 2, 0)),
-    (dict(), estimates.Cycles(107, 2, 1)),
+    (dict(bound=5), tpu_kernels.Cycles(507, 2, 0)),
+    (dict(config=b'{"known_trip_count":{"n":"3"}}', bound=5), tpu_kernels.Cycles(307, 2, 0)),
+    (dict(), tpu_kernels.Cycles(107, 2, 1)),
 ])
 def test_the_body_of_a_loop_counts_as_often_as_it_turns(options, expected):
-  assert estimates.estimated_cycles(_looping_module(**options)) == expected
+  assert tpu_kernels.estimated_cycles(_looping_module(**options)) == expected
 
 
 def test_a_kernel_without_an_estimate_is_counted_apart():
   module = _looping_module(bound=5)
   tanh = module.computations[0].instructions[1]
   tanh.backend_config = _window(2**63 - 1)
-  assert estimates.window(tanh).estimated_cycles is None
-  assert estimates.estimated_cycles(module) == estimates.Cycles(7, 2, 0, 1)
+  assert tpu_kernels.window(tanh).estimated_cycles is None
+  assert tpu_kernels.estimated_cycles(module) == tpu_kernels.Cycles(7, 2, 0, 1)
 
 
 def test_a_program_with_a_kernel_without_an_estimate_gets_no_label(monkeypatch):
@@ -139,7 +139,7 @@ def test_estimates_are_the_same_twice_and_layouts_change_them():
   worst = collect.apply(_net, found.choice(found.options - 1))
   programs = [tpu.compile_function(function, _ARGS, "tpu:v3")
               for function in (_net, default, default, worst)]
-  cycles = [estimates.estimated_cycles(hlo.featurize(program.module).module).cycles
+  cycles = [tpu_kernels.estimated_cycles(hlo.featurize(program.module).module).cycles
             for program in programs]
   assert cycles[0] == cycles[1] == cycles[2] > 0
   assert programs[1].optimal_seconds == programs[2].optimal_seconds > 0
@@ -161,8 +161,8 @@ def test_nodes_of_the_compilers_graph_know_their_group():
   found = collect.choices(_net, *_ARGS)
   default = collect.apply(_net, found.default)
   graph = hlo.featurize(default, *_ARGS, target="tpu:v3")
-  assert sorted(node_rows.node_groups(graph, found)) == [0, 1, 2]
-  options = node_rows.visible_options(graph, found)
+  assert sorted(problem.node_groups(graph, found)) == [0, 1, 2]
+  options = problem.visible_options(graph, found)
   assert [len(each) for each in options] == found.options.tolist()
   kernel_cycles = [kernel.estimated_cycles
                    for kernel in hlo.kernels(default, *_ARGS, target="tpu:v3")]

@@ -6,7 +6,7 @@ import recorded
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.hlo import __main__ as cli, convert
+from tpugraphs_jax.hlo import __main__ as cli, tuning
 from tpugraphs_jax.hlo.proto import ConfigProfile, ModuleTuningData, TuningData
 
 
@@ -158,7 +158,7 @@ def test_converted_files_read_back_as_the_same_graphs(tmp_path):
       _tile_run(5, is_default=True), _tile_run(6)])])
   layout = _layout([_layout_run(5, is_default=True), _layout_run(7)])
   paths = [_write(tmp_path, tile, "kernels.pb"), _write(tmp_path, layout)]
-  result = convert.convert(paths, tmp_path / "out", extra_out=tmp_path / "extra", jobs=2)
+  result = tuning.convert(paths, tmp_path / "out", extra_out=tmp_path / "extra", jobs=2)
   assert [path.name for path in result.written] == ["kernels_b.npz", "program.npz"]
   assert not result.failed and not result.skipped
   for path, read in zip(paths, (npz.read_tile, npz.read_layout)):
@@ -189,18 +189,18 @@ def test_kernels_with_one_fingerprint_get_different_files(tmp_path):
   entry = ModuleTuningData(module=_module(), fingerprint=3, runs=[
       _tile_run(5, is_default=True), _tile_run(6)])
   path = _write(tmp_path, TuningData(modules=[entry, entry]))
-  written = convert.convert([path], tmp_path / "out").written
+  written = tuning.convert([path], tmp_path / "out").written
   assert [path.name for path in written] == ["program_3.npz", "program_3_2.npz"]
 
 
 def test_two_inputs_of_one_name_are_refused(tmp_path):
   with pytest.raises(ValueError, match="2 inputs are named program"):
-    convert.convert([tmp_path / "a" / "program.pb", tmp_path / "program.hlo.pb"], tmp_path)
+    tuning.convert([tmp_path / "a" / "program.pb", tmp_path / "program.hlo.pb"], tmp_path)
 
 
 @recorded.needs_hlo
 def test_the_data_sets_own_records_convert(tmp_path):
-  result = convert.convert(
+  result = tuning.convert(
       [recorded.HLO / "module_tuning_data_layout.pb", recorded.HLO / "op_tuning_data.pb"], tmp_path,
       jobs=1)
   assert not result.failed and not result.skipped

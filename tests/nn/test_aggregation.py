@@ -9,7 +9,7 @@ import pytest
 from edge_cases import (
     DIRECTIONS, NODES, dense_matrix, graph_edges, layout_batch, random_values, tables)
 
-from tpugraphs_jax.data.batch import ABSENT
+from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.nn import aggregation
 

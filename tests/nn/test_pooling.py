@@ -6,7 +6,7 @@ import pytest
 import random_graphs
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.data.batch import ABSENT, Adjacency, Neighbours, NodesByHop
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, Neighbours, NodesByHop
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.split_nodes import SplitNodes
 from tpugraphs_jax.rankers import base

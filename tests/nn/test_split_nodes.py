@@ -5,7 +5,7 @@ import pytest
 from edge_cases import (
     DIRECTIONS, dense_matrix, layout_batch, merged, random_split, random_values)
 
-from tpugraphs_jax.data.batch import ABSENT
+from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.nn import aggregation, pooling, split_nodes
 
 

@@ -8,7 +8,7 @@ import random_graphs
 import segment_cases
 import table_cases
 
-from tpugraphs_jax.data import batching, plan, reduction, sampling
+from tpugraphs_jax.data import batching, plan, reduction
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout.res_model import ResModel
 from tpugraphs_jax.rankers.segments.batches import HeadGraph
@@ -57,7 +57,7 @@ def prepared_of(kind):
 
 
 def drawing(kind, graphs):
-  sampler = sampling.ConfigSampler(
+  sampler = plan.ConfigSampler(
       [graph.configs for graph in graphs], count=CONFIGS, sampling="uniform",
       targets=lambda configs, ids: configs.runtime_ns[ids].astype(np.float32))
   return FAMILIES[kind].draw(graphs, sampler)

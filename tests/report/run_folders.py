@@ -4,12 +4,13 @@ import json
 
 import numpy as np
 
-from tpugraphs_jax.data import labels, npz, synthetic
+from tpugraphs_jax import collections
+from tpugraphs_jax.data import npz, synthetic
 
 NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alexnet_1")
 
 
-def write_run(folder, *, seed=0, quality=1.0, rate=0.001, kind=labels.SYNTHETIC,
+def write_run(folder, *, seed=0, quality=1.0, rate=0.001, kind=collections.SYNTHETIC,
               collection="tile:xla", sizes=tuple(range(12, 18))):
   """A working folder whose scores follow the runtimes more or less well."""
   rng = np.random.default_rng(seed)

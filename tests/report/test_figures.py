@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from run_folders import write_run, write_synthetic
 
-from tpugraphs_jax.data import labels
+from tpugraphs_jax import collections
 from tpugraphs_jax.report import figures, runs
 
 ESTIMATE = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
@@ -56,8 +56,8 @@ def test_no_bin_has_a_handful_of_pairs(counts):
 
 
 @pytest.mark.parametrize("kind, collection", [
-    (labels.SYNTHETIC, "tile:xla"), (labels.MEASURED, "layout:xla:random"),
-    (ESTIMATE, "layout:own:mine"), (labels.UNKNOWN, "layout:own:mine")])
+    (collections.SYNTHETIC, "tile:xla"), (collections.MEASURED, "layout:xla:random"),
+    (ESTIMATE, "layout:own:mine"), (collections.UNKNOWN, "layout:own:mine")])
 def test_every_figure_and_every_panel_says_what_its_labels_are(kind, collection, tmp_path):
   run = runs.read(write_run(tmp_path / "run", kind=kind, collection=collection))
   found = figures.all_of(runs.groups_of([run]), run.judged[0])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from run_folders import write_run, write_synthetic
 
-from tpugraphs_jax import report
-from tpugraphs_jax.data import labels
+from tpugraphs_jax import collections, report
 from tpugraphs_jax.report import runs
 
-KINDS = (labels.SYNTHETIC, labels.MEASURED, "ESTIMATE of a compiler (tpu_estimate, v3)", labels.UNKNOWN)
+KINDS = (collections.SYNTHETIC, collections.MEASURED, "ESTIMATE of a compiler (tpu_estimate, v3)",
+         collections.UNKNOWN)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_no_page_is_without_its_kind_of_labels(kind, count, tmp_path):
   text = page_of(folders, tmp_path)
   head = text.split("<h2>")[0]
   assert f"<b>{kind}</b>" in head and kind.split()[0].strip(":") in head.split("</title>")[0] or (
-      kind == labels.UNKNOWN and "unknown kind" in head.split("</title>")[0])
+      kind == collections.UNKNOWN and "unknown kind" in head.split("</title>")[0])
 
 
 def test_names_from_data_are_text(tmp_path):
@@ -117,7 +117,7 @@ def test_the_page_of_several_runs_groups_and_tests_them(several, tmp_path):
 def test_runs_that_do_not_compare_are_pointed_out(several, tmp_path):
   summary = json.loads((several[0] / "summary.json").read_text())
   summary["validation"]["configurations_judged"] = 5
-  summary["labels"] = labels.MEASURED
+  summary["labels"] = collections.MEASURED
   (several[0] / "summary.json").write_text(json.dumps(summary))
   text = page_of(several, tmp_path)
   assert "judged on different configurations" in text and "kinds of labels" in text

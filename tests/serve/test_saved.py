@@ -10,6 +10,7 @@ import pytest
 
 import tpugraphs_jax
 from tpugraphs_jax.data import features, npz
+from tpugraphs_jax.graph import factor_layout_configs
 from tpugraphs_jax.serve import saved
 from tpugraphs_jax.serve.ensemble import COMBINATIONS, Ensemble
 from tpugraphs_jax.serve.ranker import Ranker
@@ -205,7 +206,7 @@ def test_charges_are_what_an_exchanged_choice_changes(kind, jobs):
       places = [list(graph.config_node).index(node) for node in row.nodes]
       assert all(tuple(decoded[0, place]) == row.choice for place in places)
       decoded[0, places] = decoded[1, places]
-      configs = npz.factor_layout_configs(decoded[:1], np.zeros(1, np.int64))
+      configs = factor_layout_configs(decoded[:1], np.zeros(1, np.int64))
     (changed,) = ranker.scores([dataclasses.replace(graph, configs=configs)])
     assert row.score == pytest.approx(scores[worst] - changed[0], abs=1e-4)
   assert ranker.explain(graph, best) == []

@@ -4,12 +4,12 @@
       --target v3 --configs 48 --out data/own --collection layout:own:programs
 
 writes `OUT/npz/layout/own/NAME/SPLIT/PROGRAM.npz` in the released format, and
-beside it `PROGRAM.json` with versions and raw numbers. `OUT/journal` keeps what
-is labelled while it runs, so that a run that was killed goes on where it was.
-Finished programs are not labelled again, also where the journal is gone.
+beside it `PROGRAM.json` with versions and raw numbers. Every label is in `OUT/journal` as
+soon as it is known, so that a run that was killed goes on where it was. A finished program
+is not labelled again, even without its journal.
 
-With `--` and Beam's own flags behind it, such as `-- --runner=FlinkRunner`, the programs
-are jobs of Apache Beam. Every machine then needs the programs and the folder OUT.
+With `--` and flags of Apache Beam, such as `-- --runner=FlinkRunner`, a cluster labels the
+programs. Every machine then needs their files and the folder OUT.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import sys
 import jax
 
 from tpugraphs_jax import collections, graph, jobs as jobs_lib, remote
-from tpugraphs_jax.collect import labels, on_beam, processes, programs
+from tpugraphs_jax.collect import labels, programs, workers
 from tpugraphs_jax.collect.job import Job
-
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,9 +32,9 @@ def main(argv: list[str] | None = None) -> int:
   try:
     jobs = _jobs(args)
     if args.beam is None:
-      failures = processes.run(jobs, processes=args.jobs, progress=not args.quiet)
+      failures = workers.run(jobs, processes=args.jobs, progress=not args.quiet)
     else:
-      failures = on_beam.run(jobs, processes=args.jobs, options=args.beam)
+      failures = workers.run_on_beam(jobs, processes=args.jobs, options=args.beam)
   except (ValueError, OSError, ImportError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 1

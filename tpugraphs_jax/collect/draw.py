@@ -9,85 +9,78 @@ import zlib
 
 import numpy as np
 
-# So many groups at most leave the compiler's own choice together: with more, nearly
-# every configuration is several times slower and the near ones are missing.
+# The most groups that a drawn choice changes. With more of them nearly every choice is
+# several times slower than the compiler's own.
 _GROUPS_AT_ONCE = 5
-_TRIES = 200
-_LISTED = 1 << 12  # up to so many combinations all are yielded
+_TRIES = 200  # draws in a row that give nothing new, after which drawing ends
+_LISTED = 1 << 12  # up to this many combinations all are listed
+
+Numbers = tuple[int, ...]
 
 
-def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterator[list[int]]:
-  """Distinct option numbers `[groups]`, the same at every call.
+def candidates(options: Sequence[np.ndarray], *, seed: int, name: str) -> Iterator[Numbers]:
+  """Distinct choices, one option number per group; the same ones at every call.
 
-  First the compiler's own choice, then in turn a change of one group, of two groups,
-  and of any groups, until nothing new is found. Up to 4,096 combinations all come.
+  First the compiler's own choice, then in turn a change of one group, of two groups, and
+  of any groups, until nothing new is found. Of up to 4,096 combinations every one comes.
 
   Args:
     options: per group the options to draw from, 0 first.
-    seed: of the draw, together with
-    name: the name of the program.
+    seed: of the draw.
+    name: of the program; programs of other names have other draws.
   """
   rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
   options = [each.tolist() for each in options]
   free = [group for group, each in enumerate(options) if len(each) > 1]
-  anything = _listed if math.prod(map(len, options)) <= _LISTED else _drawn
-  streams = [_changes(options, free, 1, rng), _changes(options, free, 2, rng),
-             anything(options, free, rng)]
+  if math.prod(map(len, options)) <= _LISTED:
+    every = list(itertools.product(*options))
+    anything = iter([every[place] for place in rng.permutation(len(every))])
+  else:
+    anything = _drawn(options, free, rng)
+  streams = [_changes(options, free, 1, rng), _changes(options, free, 2, rng), anything]
   seen = {(0,) * len(options)}
-  yield [0] * len(options)
+  yield (0,) * len(options)
   while streams:
     for stream in tuple(streams):
-      numbers = next((each for each in stream if tuple(each) not in seen), None)
+      numbers = next((each for each in stream if each not in seen), None)
       if numbers is None:
         streams.remove(stream)
       else:
-        seen.add(tuple(numbers))
+        seen.add(numbers)
         yield numbers
 
 
 def _changes(
     options: list[list[int]], free: list[int], count: int, rng: np.random.Generator
-) -> Iterator[list[int]]:
+) -> Iterator[Numbers]:
   """Every change of `count` groups, in random order."""
-  found = [zip(groups, changed) for groups in itertools.combinations(free, count)
+  found = [dict(zip(groups, changed)) for groups in itertools.combinations(free, count)
            for changed in itertools.product(*(options[group][1:] for group in groups))]
   for place in rng.permutation(len(found)):
-    numbers = [0] * len(options)
-    for group, number in found[place]:
-      numbers[group] = number
-    yield numbers
-
-
-def _listed(
-    options: list[list[int]], free: list[int], rng: np.random.Generator
-) -> Iterator[list[int]]:
-  """Every combination, in random order."""
-  del free
-  found = list(itertools.product(*options))
-  return (list(found[place]) for place in rng.permutation(len(found)))
+    yield tuple(found[place].get(group, 0) for group in range(len(options)))
 
 
 def _drawn(
     options: list[list[int]], free: list[int], rng: np.random.Generator
-) -> Iterator[list[int]]:
-  """Random changes of up to five groups, until 200 draws in a row give nothing new."""
-  seen: set[tuple[int, ...]] = set()
+) -> Iterator[Numbers]:
+  """Random changes of up to five groups."""
+  seen: set[Numbers] = set()
   tries = 0
   while tries < _TRIES:
-    numbers = [0] * len(options)
     count = rng.integers(1, min(len(free), _GROUPS_AT_ONCE) + 1)
-    for group in rng.choice(free, count, replace=False):
-      numbers[group] = int(rng.choice(options[group][1:]))
-    tries = tries + 1 if tuple(numbers) in seen else 0
-    seen.add(tuple(numbers))
+    changed = {int(group): int(rng.choice(options[group][1:]))
+               for group in rng.choice(free, count, replace=False)}
+    numbers = tuple(changed.get(group, 0) for group in range(len(options)))
+    tries = tries + 1 if numbers in seen else 0
+    seen.add(numbers)
     yield numbers
 
 
 def wanted(labels: Mapping[int, int], configs: int, *, draws: int) -> int:
   """How many candidates to label next.
 
-  Where many labels are ties more is drawn, up to half as much again, until three
-  quarters of the configurations differ in label.
+  Where many labels are equal, up to half as many candidates again are labelled, until
+  three quarters of the configurations have different labels.
 
   Args:
     labels: candidate number to label, without failures.

@@ -1,55 +1,64 @@
-"""What a configuration is labelled with: estimates of a compiler, or measured time.
+"""What a choice is labelled with: an estimate of a compiler, or measured time.
 
-An estimate is a number that a compiler computes; it is no run time. Estimates
-are the same at every run, times are not.
+An estimate is a number that a compiler computes and no run time. It is the same at every
+run of one version; a measured time is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 import dataclasses
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jax
 
-from tpugraphs_jax.collect import measure, node_rows
-from tpugraphs_jax.hlo import estimates, proto, sources, tpu
+from tpugraphs_jax.collect import choosing, measure
+from tpugraphs_jax.hlo import proto, sources, tpu, tpu_kernels
 
 Functions = Iterable[tuple[int, Callable[..., Any]]]  # with the numbers of the candidates
-Raw = dict[str, Any]
+Raw = dict[str, Any]  # what was found of a candidate, as the sidecar of a program keeps it
 
 
-class Label(Protocol):
-  """A way to label configurations; `unit` says what `value` counts."""
+class Label:
+  """A way to label the choices of a program.
 
-  name: str
-  unit: str
+  Attributes:
+    name: of `--label`.
+    unit: what `value` counts.
+    what: what a label is, in a sentence.
+  """
+
+  name: ClassVar[str]
+  unit: ClassVar[str]
+  what: ClassVar[str]
 
   def versions(self) -> dict[str, str]:
-    """What the labels depend on: target, versions, device."""
+    """What labels depend on: target or device, and versions."""
+    return {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
 
   def graph(self, function: Callable[..., Any], args: tuple) -> bytes:
-    """The serialized module from which the graph is made."""
+    """The serialized module from which the graph is made: as jax lowers the function."""
+    return sources.load(function, *args).data
 
   def run(self, functions: Functions, args: tuple) -> Iterator[tuple[int, Raw | Exception]]:
-    """Labels functions with the same arguments, one after another or all together."""
+    """What was found of functions with the same arguments, or the error with which each failed."""
+    for number, function in functions:
+      try:
+        yield number, self.estimate(function, args)
+      except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        yield number, error
+
+  def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
+    """What is found of one function alone; of no use to a label that compares functions."""
+    raise NotImplementedError
 
   def value(self, raw: Raw) -> int:
-    """The label, positive, of what `run` found."""
-
-
-def _one_by_one(
-    functions: Functions, find: Callable[[Callable[..., Any]], Raw]
-) -> Iterator[tuple[int, Raw | Exception]]:
-  for number, function in functions:
-    try:
-      yield number, find(function)
-    except (jax.errors.JaxRuntimeError, ValueError, TypeError, NotImplementedError) as error:
-      yield number, error
+    """The label, positive, of what was found."""
+    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class TpuEstimate:
+class TpuEstimate(Label):
   """Both estimates of the TPU compiler, on a machine without a TPU.
 
   The label is `optimal_seconds`: over 33,177 measured configurations of AlexNet's
@@ -63,6 +72,10 @@ class TpuEstimate:
       "picoseconds, the TPU compiler's optimal_seconds of the program; an estimate and no "
       "measurement")
 
+  @property
+  def what(self) -> str:
+    return f"estimated time on {self.target}"
+
   def versions(self) -> dict[str, str]:
     tpu.check_target(self.target)
     return {"target": self.target, "libtpu": tpu.libtpu_version(), "jax": jax.__version__}
@@ -71,15 +84,9 @@ class TpuEstimate:
     """The program before layout assignment, as in the data set."""
     return tpu.compile_function(function, args, self.target, keep_stages=True).before_layouts
 
-  def run(self, functions: Functions, args: tuple) -> Iterator[tuple[int, Raw | Exception]]:
-    return _one_by_one(functions, lambda function: self._estimate(function, args))
-
-  def value(self, raw: Raw) -> int:
-    return max(1, round(raw["optimal_seconds"] * 1e12))
-
-  def _estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
+  def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
     program = tpu.compile_function(function, args, self.target)
-    found = estimates.estimated_cycles(
+    found = tpu_kernels.estimated_cycles(
         proto.parse_module(program.module, where="TPU program"))
     if found.without_estimate:
       raise ValueError(f"the TPU compiler has no estimate for {found.without_estimate} of "
@@ -87,55 +94,69 @@ class TpuEstimate:
     if found.cycles <= 0:
       raise ValueError("the TPU compiler estimates no cycles for this program")
     return {"estimated_cycles": found.cycles, "optimal_seconds": program.optimal_seconds,
-            "cycles": node_rows.cycles_by_group(found.by_kernel), "loops_counted_once": found.loops_counted_once}
+            "cycles": cycles_by_group(found.by_kernel),
+            "loops_counted_once": found.loops_counted_once}
+
+  def value(self, raw: Raw) -> int:
+    return max(1, round(raw["optimal_seconds"] * 1e12))
 
 
 @dataclasses.dataclass(frozen=True)
-class BytesEstimate:
+class BytesEstimate(Label):
   """Bytes that the program moves after this machine's compiler has optimised it.
 
-  Needs no libtpu and no quiet machine: a label to try the way with.
+  It needs neither libtpu nor a quiet machine, so that everything can be tried with it.
   """
 
   name: ClassVar[str] = "bytes_estimate"
   unit: ClassVar[str] = "bytes accessed, an estimate of this machine's compiler"
+  what: ClassVar[str] = "number of bytes accessed"
 
-  def versions(self) -> dict[str, str]:
-    return {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
-
-  def graph(self, function: Callable[..., Any], args: tuple) -> bytes:
-    return sources.load(function, *args).data
-
-  def run(self, functions: Functions, args: tuple) -> Iterator[tuple[int, Raw | Exception]]:
-    def find(function: Callable[..., Any]) -> Raw:
-      cost = jax.jit(function).lower(*args).compile().cost_analysis()
-      return {"bytes_accessed": int(cost["bytes accessed"])}
-    return _one_by_one(functions, find)
+  def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
+    cost = jax.jit(function).lower(*args).compile().cost_analysis()
+    return {"bytes_accessed": int(cost["bytes accessed"])}
 
   def value(self, raw: Raw) -> int:
     return raw["bytes_accessed"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class Measured(Label):
   """Run time on the device at hand."""
 
   seed: int = 0
   name: ClassVar[str] = "measured"
   unit: ClassVar[str] = "nanoseconds of a call, the minimum of interleaved rounds"
+  what: ClassVar[str] = "measured time"
 
   def versions(self) -> dict[str, str]:
-    device = jax.devices()[0]
-    return {"jax": jax.__version__, "platform": device.platform, "device": device.device_kind}
-
-  def graph(self, function: Callable[..., Any], args: tuple) -> bytes:
-    return sources.load(function, *args).data
+    return {"platform": jax.devices()[0].platform, **super().versions()}
 
   def run(self, functions: Functions, args: tuple) -> Iterator[tuple[int, Raw | Exception]]:
     return measure.measure(functions, args, seed=self.seed)
 
   def value(self, raw: Raw) -> int:
     return max(1, round(min(raw["seconds"]) * 1e9))
+
+
+def cycles_by_group(kernels: Iterable[tpu_kernels.KernelCycles]) -> dict[str, list[int]]:
+  """The cycles of every kernel, by the group that it comes from.
+
+  The first name that holds a group decides: the kernel's own, then those of fused
+  convolutions and dots, then those of other fused instructions.
+
+  Args:
+    kernels: of a function that `choosing.apply` returned.
+
+  Returns:
+    Cycles by number of the group; under `rest` those of kernels that come from no group.
+  """
+  found: dict[str, list[int]] = {}
+  for kernel in kernels:
+    numbers = (choosing.number_in(name) for name in kernel.names)
+    group = next((str(number) for number in numbers if number is not None), "rest")
+    found.setdefault(group, []).append(kernel.cycles)
+  return found
 
 
 def create(name: str, *, target: str | None, seed: int) -> Label:

@@ -16,14 +16,10 @@ import itertools
 import os
 from typing import Any
 
-import numpy as np
-
-from tpugraphs_jax import hlo
-from tpugraphs_jax.collect import choosing, draw, labels, measure, node_rows
+from tpugraphs_jax.collect import labels, measure
+from tpugraphs_jax.collect.problem import Numbers, Problem
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ranker import Ranker
-
-Numbers = tuple[int, ...]  # the option of every group
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,70 +63,6 @@ class Tuned:
             f"{sum(number > 0 for number in self.numbers)} of {len(self.numbers)} groups")
 
 
-class Problem:
-  """A function's layouts: what there is to choose, its graph, and labels for choices.
-
-  Args:
-    function: that jax can trace, with example arguments `args`.
-    args: arrays or `jax.ShapeDtypeStruct`.
-    target: `v3`, `tpu:v3` or another generation for the TPU compiler's estimates; None
-      for run times on the device at hand.
-    seed: of candidates and of the order of measurements.
-    operands: whether the orders of operands are chosen too.
-
-  Attributes:
-    options: per group the numbers of the options that the graph can tell apart.
-
-  Raises:
-    ValueError: nothing can be chosen, or as `labels.create` and `choosing.choices`.
-  """
-
-  def __init__(
-      self, function: Callable[..., Any], args: tuple, *, target: str | None = None,
-      seed: int = 0, operands: bool = False,
-  ):
-    name = labels.Measured.name if target is None else labels.TpuEstimate.name
-    self.label = labels.create(name, target=target, seed=seed)
-    self.function, self.args, self.seed = function, args, seed
-    self.name = getattr(function, "__name__", "function")
-    self.choices = choosing.choices(function, *args, operands=operands)
-    default = choosing.apply(function, self.choices.default)
-    self.graph = hlo.featurize(self.label.graph(default, args))
-    self.options = node_rows.visible_options(self.graph, self.choices)
-    if max(map(len, self.options), default=1) < 2:
-      raise ValueError(f"{self.name}: no layout of its {len(self.options)} groups of equations "
-                       "can be chosen; expected a convolution, dot or reshape")
-
-  @property
-  def what(self) -> str:
-    if isinstance(self.label, labels.TpuEstimate):
-      return f"estimated time on {self.label.target}"
-    return "measured time"
-
-  def apply(self, numbers: Sequence[int]) -> Callable[..., Any]:
-    """The function with the layouts of option numbers `[groups]`."""
-    return choosing.apply(self.function, self.choices.choice(numbers))
-
-  def candidates(self, count: int) -> list[Numbers]:
-    """Distinct random choices, first the compiler's own; see `draw.candidates`."""
-    stream = draw.candidates(self.options, seed=self.seed, name=self.name)
-    return [tuple(numbers) for numbers in itertools.islice(stream, count)]
-
-  def with_configs(self, candidates: Sequence[Numbers]) -> hlo.HloGraph:
-    """The graph with these choices as its configurations, not labelled."""
-    configs = node_rows.layout_configs(
-        self.graph, self.choices, np.array(candidates, np.int64),
-        np.zeros(len(candidates), np.int64))
-    return dataclasses.replace(self.graph, configs=configs)
-
-  def labels_of(self, candidates: Sequence[Numbers]) -> dict[Numbers, int]:
-    """Labels of choices, compared with each other; failed ones are left out."""
-    functions = enumerate(map(self.apply, candidates))
-    found = dict(self.label.run(functions, self.args))
-    return {candidates[place]: self.label.value(raw) for place, raw in sorted(found.items())
-            if not isinstance(raw, Exception)}
-
-
 def tune(
     function: Callable[..., Any], *args: Any, model: str | os.PathLike[str] | Ranker,
     target: str | None = None, budget: int = 16, candidates: int = 2000, seed: int = 0,
@@ -164,8 +96,10 @@ def tune(
   if ranker.collection.kind != "layout":
     raise ValueError(f"the model ranks {ranker.collection.kind} configurations, expected one of "
                      "layouts")
-  problem = Problem(function, args, target=target, seed=seed, operands=operands)
-  drawn = problem.candidates(candidates)
+  name = labels.Measured.name if target is None else labels.TpuEstimate.name
+  problem = Problem(function, args, labels.create(name, target=target, seed=seed), seed=seed,
+                    operands=operands)
+  drawn = list(itertools.islice(problem.candidates(), candidates))
   ranked = rank(problem, ranker, drawn, budget)
   tried = problem.labels_of(ranked[:budget])
   return _decide(problem, tried, failed=len(ranked[:budget]) - len(tried), ranked=len(drawn))
@@ -188,27 +122,9 @@ def rank(
   best = [drawn[place] for place in order]
   if ranker.family.can_propose:
     # Far from a choice that is known to be good the model is wrong most.
-    proposed = _numbers_of(problem, ranker.propose(graph, count, near=0).graph)
+    proposed = problem.numbers_of(ranker.propose(graph, count, near=0).graph)
     best = [*itertools.chain.from_iterable(zip(proposed, best)), *best]
   return list(dict.fromkeys([drawn[0], *best]))
-
-
-def _numbers_of(problem: Problem, proposed: Any) -> list[Numbers]:
-  """Option numbers of a graph's configurations; those that are of no choice are left out."""
-  rows = node_rows.option_rows(problem.graph, problem.choices)
-  groups = node_rows.node_groups(problem.graph, problem.choices)
-  given = proposed.configs.decode(np.arange(len(proposed.configs)))  # [n, K, 18]
-  found = []
-  for config in given:
-    numbers = [0] * len(problem.options)
-    fits = [np.ones(len(group.options), bool) for group in problem.choices.groups]
-    for node, group in enumerate(groups):
-      if group >= 0:
-        fits[group] &= (rows[node] == config[node]).all(axis=1)
-    if all(fit.any() for fit in fits):
-      numbers = [int(np.argmax(fit)) for fit in fits]
-      found.append(tuple(numbers))
-  return found
 
 
 def _decide(
@@ -226,6 +142,6 @@ def _decide(
     if interval[1] >= 1:
       best = default
   if best == default:
-    return Tuned(problem.function, default, 1.0, None, tried, failed, ranked, problem.what)
+    return Tuned(problem.function, default, 1.0, None, tried, failed, ranked, problem.label.what)
   return Tuned(problem.apply(best), best, ratio, tuple(interval) if interval else None, tried,
-               failed, ranked, problem.what)
+               failed, ranked, problem.label.what)

@@ -22,9 +22,13 @@ from scipy import stats
 
 from tpugraphs_jax import remote
 from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import npz, sampling, store, tiling
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows
+from tpugraphs_jax.data import feature_blocks, npz, store
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows, output_orders
 
+# Offset to add to a target so that it is proportional to the runtime. Ranks are not, and count
+# as they are.
+ORIGINS = {"official": 0.0, "ratio": 1.0, "rank": 0.0, "absolute": 0.0}
+TARGETS = tuple(ORIGINS)
 _LAYOUT_UNIT_NS = 1e7  # of layout labels in the official code
 _MILLISECOND_NS = 1e6  # of absolute runtimes
 DUPLICATE_POLICIES = ("keep", "first", "min", "mean")
@@ -37,8 +41,8 @@ class TileData:
   Attributes:
     collection: of kind `tile`.
     skip_bad_files: leave out malformed files, by name, instead of stopping.
-    target: one of `sampling.TARGETS`.
-    config_features: blocks of `data.tiling` that a configuration has.
+    target: one of `TARGETS`.
+    config_features: blocks of `data.feature_blocks` that a configuration has.
     duplicate_policy: one of `DUPLICATE_POLICIES`, for training kernels.
   """
 
@@ -59,7 +63,7 @@ class TileData:
 
   def config_values(self, graph: OpGraph) -> np.ndarray:
     """Values on which the transform of configurations is fitted, `[C, 24 or more]` float32."""
-    return tiling.extended(graph, self.config_features).configs.config_feat
+    return feature_blocks.extended(graph, self.config_features).configs.config_feat
 
   def why_not_trained(self, configs: TileConfigs, *, min_configs: int) -> str:
     """The reason to leave a kernel out of training; empty if there is none."""
@@ -68,7 +72,7 @@ class TileData:
   def targets(self, configs: TileConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
     unit = configs.unit_ns(self.target)
-    return sampling.slate_target(configs.runtime_ns[config_ids], unit[config_ids], self.target)
+    return slate_target(configs.runtime_ns[config_ids], unit[config_ids], self.target)
 
   def validation_ids(self, name: str, configs: TileConfigs) -> np.ndarray:
     """Configurations that the final evaluation judges: all of them, `[C]` int64."""
@@ -83,7 +87,9 @@ class LayoutData:
   Attributes:
     collection: of kind `layout`.
     skip_bad_files: leave out malformed files, by name, instead of stopping.
-    target: one of `sampling.TARGETS`.
+    target: one of `TARGETS`.
+    config_features: `("released",)` for all 18 integers of a node, or `("outputs",)` for the
+      order of its output alone (`graph.output_orders`).
     store_dir: the random-access copy; empty = `<data_root>/store`.
     leave_out: training graphs whose names have one of these words are left out.
     duplicate_policy: one of `DUPLICATE_POLICIES`, for training graphs.
@@ -98,6 +104,7 @@ class LayoutData:
   collection: Collection
   skip_bad_files: bool = False
   target: str = "official"
+  config_features: tuple[str, ...] = ("released",)
   store_dir: str = ""
   leave_out: tuple[str, ...] = ()
   duplicate_policy: str = "keep"
@@ -116,6 +123,8 @@ class LayoutData:
     files = npz.split_files(data_root, self.collection.name, split)
     _report_skipped(files, len(files) - len(folders))
     graphs = store.open_graphs(folders)
+    if "outputs" in self.config_features:
+      graphs = list(map(output_orders, graphs))
     if split == "train":
       graphs = self._left(graphs)
       graphs = [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]
@@ -134,7 +143,7 @@ class LayoutData:
     if not 0 < self.max_configs < len(graph.configs):
       return graph
     rng = np.random.default_rng(self.seed)
-    ids = sampling.thirds(graph.configs.runtime_ns, self.max_configs, rng)
+    ids = thirds(graph.configs.runtime_ns, self.max_configs, rng)
     return dataclasses.replace(graph, configs=graph.configs.subset(ids))
 
   def config_values(self, graph: OpGraph) -> np.ndarray:
@@ -153,7 +162,7 @@ class LayoutData:
   def targets(self, configs: LayoutConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
     unit = _MILLISECOND_NS if self.target == "absolute" else _LAYOUT_UNIT_NS
-    return sampling.slate_target(configs.runtime_ns[config_ids], unit, self.target)
+    return slate_target(configs.runtime_ns[config_ids], unit, self.target)
 
   @functools.cached_property
   def _indices(self) -> dict[str, np.ndarray]:
@@ -168,7 +177,7 @@ class LayoutData:
     """
     if self.indices_dir:
       return _select_indices(self._indices, name, len(configs))
-    return sampling.some_configs(
+    return some_configs(
         len(configs), self.max_validated, np.random.default_rng(self.seed))
 
 
@@ -375,3 +384,53 @@ def _select_indices(indices: dict[str, np.ndarray], name: str, configs: int) -> 
   if len(wrong):
     raise ValueError(f"validation index {wrong[0]} of {name}, which has {configs} configurations")
   return ids
+
+
+def some_configs(total: int, limit: int, rng: np.random.Generator) -> np.ndarray:
+  """Ascending numbers of at most `limit` of `total` configurations, `[n]` int64; 0 = all."""
+  if not 0 < limit < total:
+    return np.arange(total)
+  return np.sort(rng.choice(total, limit, replace=False))
+
+
+def slate_target(runtime_ns: np.ndarray, unit_ns: np.ndarray | float, kind: str) -> np.ndarray:
+  """What a model predicts for one slate, `[C]` float32, larger = slower.
+
+  It is computed from int64: `rank` keeps distinct runtimes distinct, `ratio` those whose
+  distances from the fastest differ in float32.
+
+  Args:
+    runtime_ns: `[C]` int64 runtimes of the slate.
+    unit_ns: `[C]`, or one number for all.
+    kind: `official` and `absolute`: runtime in units; `ratio`: runtime above the fastest, relative to it;
+      `rank`: share of the slate's distinct runtimes that are faster (4th place of the
+      competition).
+  """
+  if kind in ("official", "absolute"):
+    return (runtime_ns / unit_ns).astype(np.float32)
+  if kind == "ratio":
+    fastest = runtime_ns.min()
+    return ((runtime_ns - fastest) / fastest).astype(np.float32)
+  distinct, rank = np.unique(runtime_ns, return_inverse=True)
+  return (rank / max(len(distinct) - 1, 1)).astype(np.float32)
+
+
+def thirds(runtime_ns: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+  """A third of the fastest, a third of the slowest, the rest from between at random.
+
+  Args:
+    runtime_ns: `[C]` int64.
+    count: how many configurations to keep.
+    rng: source of randomness.
+
+  Returns:
+    `[min(count, C)]` ascending configuration numbers.
+
+  Source: `max_configs` of the official layout trainer.
+  """
+  order = np.argsort(runtime_ns, kind="stable")
+  if count >= len(order):
+    return np.arange(len(order))
+  third = count // 3
+  middle = rng.choice(order[third : len(order) - third], count - 2 * third, replace=False)
+  return np.sort(np.concatenate([order[:third], middle, order[len(order) - third :]]))

@@ -8,11 +8,9 @@
 functions, jax's stages and HLO text.
 """
 
-from tpugraphs_jax.hlo.extra import ExtraFeatures, extra_features
-from tpugraphs_jax.hlo.layout_search import layout_configs
-from tpugraphs_jax.hlo.module_graph import HloGraph, featurize
-from tpugraphs_jax.hlo.origins import Origin
-from tpugraphs_jax.hlo.tile_search import tile_configs
+from tpugraphs_jax.hlo.features import ExtraFeatures, extra_features
+from tpugraphs_jax.hlo.module_graph import HloGraph, Origin, featurize
+from tpugraphs_jax.hlo.search import layout_configs, tile_configs
 from tpugraphs_jax.hlo.tpu_kernels import Kernel, kernels
 from tpugraphs_jax.hlo.tuning import TuningGraphs, read_tuning
 

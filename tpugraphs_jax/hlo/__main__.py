@@ -7,7 +7,7 @@ import os
 import sys
 
 from tpugraphs_jax import remote
-from tpugraphs_jax.hlo import convert, module_graph, proto, show, sources
+from tpugraphs_jax.hlo import module_graph, proto, show, sources, tuning
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,7 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     status = args.command(args)
     sys.stdout.flush()
     return status
-  except BrokenPipeError:  # whoever read the output has seen enough
+  except BrokenPipeError:  # the reader of the output, such as `head`, has ended
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
   except (ValueError, OSError) as error:
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
 def _convert(args: argparse.Namespace) -> int:
   for name in ("out", "extra_out"):
     remote.refuse(getattr(args, name) or "", f"--{name}")
-  result = convert.convert(args.files, args.out, extra_out=args.extra_out, jobs=args.jobs)
+  result = tuning.convert(args.files, args.out, extra_out=args.extra_out, jobs=args.jobs)
   for line in result.skipped:
     print(f"skipped: {line}")
   for line in result.failed:

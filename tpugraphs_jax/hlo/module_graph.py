@@ -8,9 +8,10 @@ an operand of u, or the root of a computation that u calls.
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
 import dataclasses
 import functools
-import itertools
+from pathlib import Path
 from typing import Any
 
 from absl import logging
@@ -18,25 +19,42 @@ import numpy as np
 
 from tpugraphs_jax import graph
 from tpugraphs_jax.columns import opcode_ids
-from tpugraphs_jax.hlo import node_features, origins, proto, sources
+from tpugraphs_jax.hlo import features, proto, sources
 
-# The opcodes for which the compiler's layout search chooses, in the data set.
+# Instructions whose layouts the search of the data set chooses.
 CONFIGURABLE_OPCODES = ("convolution", "dot", "reshape")
-# A computation whose name has one of these ends a stretch of `node_splits`.
+# A computation whose name holds one of these words ends a stretch of `node_splits`.
 _SPLIT_NAMES = ("cluster", "while", "cond")
 _EDGE_ORDERS = ("sorted", "insertion")
+# Folders of libraries, whose source lines are not the user's own.
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+  """Where an instruction comes from; empty or 0 where the module does not say."""
+
+  name: str  # of the instruction
+  op_name: str  # of jax: jit(f)/.../dot_general
+  file: str
+  line: int
+
+  @property
+  def where(self) -> str:
+    """`model.py:12`, the file without its folder."""
+    return f"{Path(self.file).name}:{self.line}" if self.file else ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class HloGraph(graph.OpGraph):
-  """A graph that still knows its module: operand order, shapes, names."""
+  """A graph with the module that it was made of: operand order, shapes, names."""
 
   module: proto.HloModuleProto
 
   @functools.cached_property
-  def origins(self) -> list[origins.Origin]:
-    """Where each node comes from, `[N]`: its name, and the user's line."""
-    return origins.origins(self.module)
+  def origins(self) -> list[Origin]:
+    """Where each node comes from, `[N]`."""
+    return [origin(node, self.module) for node in proto.instructions(self.module)]
 
 
 def featurize(
@@ -89,7 +107,7 @@ def featurize_module(
   configurable = [opcode_ids()[opcode] for opcode in CONFIGURABLE_OPCODES]
   return HloGraph(
       name=name,
-      node_feat=node_features.node_features(module),
+      node_feat=features.node_features(module),
       node_opcode=node_opcode,
       edge_index=edge_index.astype(np.int32),
       node_splits=_node_splits(module),
@@ -97,30 +115,40 @@ def featurize_module(
       module=module)
 
 
-def unknown_opcodes(module: proto.HloModuleProto) -> collections.Counter[str]:
-  """How often each opcode outside the data set's table occurs."""
-  known = opcode_ids()
-  return collections.Counter(
-      instruction.opcode for computation in module.computations
-      for instruction in computation.instructions if instruction.opcode not in known)
+def origin(instruction: proto.HloInstructionProto, module: proto.HloModuleProto) -> Origin:
+  """Where an instruction of a module comes from.
+
+  The line is the innermost one of the user's own files, or of any file where there is none.
+  """
+  metadata = instruction.metadata
+  lines = [(metadata.source_file, metadata.source_line)] if metadata.source_file else list(
+      _callers(metadata.stack_frame_id, module.stack_frame_index))
+  own = [line for line in lines if not any(part in line[0] for part in _INSTALLED)]
+  return Origin(instruction.name, metadata.op_name, *(own or lines or [("", 0)])[0])
 
 
-def node_positions(module: proto.HloModuleProto) -> dict[int, int]:
-  """Instruction id to node; where ids collide the last one counts."""
-  return {instruction.id: node
-          for node, instruction in enumerate(node_features.instructions(module))}
+def _callers(frame_id: int, stack: proto.StackFrameIndexProto) -> Iterator[tuple[str, int]]:
+  """Files and lines from the innermost frame outwards; ids count from 1."""
+  for _ in stack.stack_frames:  # bounds the walk where frames refer to each other in a circle
+    if not 0 < frame_id <= len(stack.stack_frames):
+      return
+    frame = stack.stack_frames[frame_id - 1]
+    if 0 < frame.file_location_id <= len(stack.file_locations):
+      location = stack.file_locations[frame.file_location_id - 1]
+      if 0 < location.file_name_id <= len(stack.file_names):
+        yield stack.file_names[location.file_name_id - 1], location.line
+    frame_id = frame.parent_frame_id
 
 
 def _node_opcode(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
-  unknown = unknown_opcodes(module)
+  known = opcode_ids()
+  opcodes = [instruction.opcode for instruction in proto.instructions(module)]
+  unknown = collections.Counter(opcode for opcode in opcodes if opcode not in known)
   if unknown:
     listed = ", ".join(f"{name!r} ({count})" for name, count in unknown.most_common())
     logging.warning("%s: %d instructions have an opcode outside the table and get id 0: "
                     "%s", where, unknown.total(), listed)
-  known = opcode_ids()
-  return np.array(
-      [known.get(instruction.opcode, 0)
-       for instruction in node_features.instructions(module)], np.uint8)
+  return np.array([known.get(opcode, 0) for opcode in opcodes], np.uint8)
 
 
 def _edges(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
@@ -129,42 +157,26 @@ def _edges(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
   Per instruction: its distinct operands in ascending order of id, then the roots
   of the computations that it calls, in their order.
   """
-  position = node_positions(module)
+  position = proto.positions(module)
   root = {computation.id: computation.root_id for computation in module.computations}
   edges = []
-  for computation in module.computations:
-    for instruction in computation.instructions:
-      try:
-        producers = itertools.chain(
-            sorted(set(instruction.operand_ids)),
-            [root[callee] for callee in instruction.called_computation_ids])
-        consumer = position[instruction.id]
-        edges.extend([(consumer, position[producer]) for producer in producers])
-      except KeyError:
-        problem = _dangling_reference(instruction, position, root)
-        raise ValueError(_message(where, computation, instruction, problem)) from None
+  for instruction in proto.instructions(module):
+    consumer, callees = position[instruction.id], instruction.called_computation_ids
+    producers = [*sorted(set(instruction.operand_ids)), *map(root.get, callees)]
+    try:
+      edges.extend([(consumer, position[producer]) for producer in producers])
+    except KeyError:
+      missing = [f"operand id {each}" for each in instruction.operand_ids if each not in position]
+      missing += [f"the root of computation id {each}" for each in callees
+                  if root.get(each) not in position]
+      raise ValueError(_message(
+          where, module, consumer, f"{missing[0]} is no instruction of the module")) from None
   edge_index = np.array(edges, np.int64).reshape(-1, 2)
   self_edges = np.flatnonzero(edge_index[:, 0] == edge_index[:, 1])
   if self_edges.size:
     raise ValueError(_message(
-        where, *_node(module, edge_index[self_edges[0], 0]), "consumes itself"))
+        where, module, edge_index[self_edges[0], 0], "it consumes itself"))
   return edge_index
-
-
-def _dangling_reference(
-    instruction: proto.HloInstructionProto, position: dict[int, int],
-    root: dict[int, int],
-) -> str:
-  for operand in instruction.operand_ids:
-    if operand not in position:
-      return f"its operand id {operand} is no instruction of the module"
-  for callee in instruction.called_computation_ids:
-    if callee not in root:
-      return f"it calls computation id {callee}, which the module does not have"
-    if root[callee] not in position:
-      return (f"it calls computation id {callee}, whose root id {root[callee]} is no "
-              "instruction of the module")
-  raise AssertionError("every reference is known")
 
 
 def _sorted_edges(
@@ -174,10 +186,10 @@ def _sorted_edges(
   repeated = np.flatnonzero((result[1:] == result[:-1]).all(axis=1))
   if repeated.size:
     consumer, producer = result[repeated[0]]
-    name = _node(module, producer)[1].name
+    name = proto.instructions(module)[producer].name
     raise ValueError(_message(
-        where, *_node(module, consumer), f"consumes {name!r} twice, which a sorted edge "
-        "list does not allow; use edge_order='insertion'"))
+        where, module, consumer, f"it consumes {name!r} twice, which a sorted edge list does "
+        "not allow; use edge_order='insertion'"))
   return result
 
 
@@ -194,19 +206,10 @@ def _node_splits(module: proto.HloModuleProto) -> np.ndarray:
   return np.array(splits, np.int64)
 
 
-def _node(
-    module: proto.HloModuleProto, node: int
-) -> tuple[proto.HloComputationProto, proto.HloInstructionProto]:
-  for computation in module.computations:
-    if node < len(computation.instructions):
-      return computation, computation.instructions[int(node)]
-    node -= len(computation.instructions)
-  raise AssertionError("the module has this node")
-
-
-def _message(
-    where: str, computation: proto.HloComputationProto,
-    instruction: proto.HloInstructionProto, problem: str,
-) -> str:
-  return (f"{where}: computation {computation.name!r}, instruction {instruction.name!r} "
+def _message(where: str, module: proto.HloModuleProto, node: int, problem: str) -> str:
+  """An error of a node, with the names of its computation and instruction."""
+  owner, instruction = [
+      (computation, instruction) for computation in module.computations
+      for instruction in computation.instructions][node]
+  return (f"{where}: computation {owner.name!r}, instruction {instruction.name!r} "
           f"(id {instruction.id}): {problem}")

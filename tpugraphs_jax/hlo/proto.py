@@ -1,4 +1,4 @@
-"""Bytes to protobuf messages, with errors that name where the bytes came from."""
+"""HLO modules as protobuf messages: read from bytes, and their instructions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,21 @@ from tpugraphs_jax.hlo.hlo_pb2 import StackFrameIndexProto, TuningData
 __all__ = [
     "ConfigProfile", "HloComputationProto", "HloInstructionProto", "HloModuleProto",
     "ModuleTuningData", "ShapeProto", "StackFrameIndexProto", "TuningData", "parse",
-    "parse_any", "parse_module",
+    "instructions", "parse_any", "parse_module", "positions",
 ]
 
 Message = HloModuleProto | ModuleTuningData | TuningData
+
+
+def instructions(module: HloModuleProto) -> list[HloInstructionProto]:
+  """All instructions in the order of the module: one per node of its graph."""
+  return [instruction for computation in module.computations
+          for instruction in computation.instructions]
+
+
+def positions(module: HloModuleProto) -> dict[int, int]:
+  """The node of each instruction id; the last one where several have the same id."""
+  return {instruction.id: node for node, instruction in enumerate(instructions(module))}
 
 
 def parse(message_type: type, data: bytes, *, where: str):
@@ -35,10 +46,10 @@ def parse(message_type: type, data: bytes, *, where: str):
 
 
 def parse_any(data: bytes, *, where: str) -> Message:
-  """The HLO module or tuning data in `data`, told apart by where modules are.
+  """The HLO module or tuning data in `data`.
 
-  XLA's `HloProto` dumps give the module in them. Bytes in which no kind has an
-  instruction are read as an `HloModuleProto`.
+  The first kind of message in which a module has an instruction is taken; bytes without
+  any are read as an `HloModuleProto`. Of XLA's `HloProto` the module is returned.
 
   Raises:
     ValueError: the bytes are neither.
@@ -52,7 +63,8 @@ def parse_any(data: bytes, *, where: str) -> Message:
       message = message_type.FromString(data)
     except DecodeError:
       continue
-    if any(_has_instructions(module) for module in modules(message)):
+    # Bytes that are read as the wrong kind give instructions without opcodes, if any.
+    if any(each.opcode for module in modules(message) for each in instructions(module)):
       return _unwrapped(message)
   return parse(HloModuleProto, data, where=where)
 
@@ -68,12 +80,6 @@ def parse_module(data: bytes, *, where: str) -> HloModuleProto:
     raise ValueError(f"{where}: found {message.DESCRIPTOR.name}, expected one HLO module; "
                      "read it with tpugraphs_jax.hlo.read_tuning")
   return message
-
-
-def _has_instructions(module: HloModuleProto) -> bool:
-  """Whether an instruction has an opcode: bytes read as the wrong type have none."""
-  return any(instruction.opcode for computation in module.computations
-             for instruction in computation.instructions)
 
 
 def _unwrapped(message: Message) -> Message:

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterator
 
 from tpugraphs_jax import columns
-from tpugraphs_jax.hlo import module_graph, node_features, proto
+from tpugraphs_jax.hlo import module_graph, proto
 
 _TYPE_NAMES = {kind.number: kind.name for kind in columns.ELEMENT_TYPES}
 _TUPLE = 13
@@ -59,12 +59,12 @@ def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
                  if instruction.id == computation.root_id), "none")
     yield (f"  {computation.name}  {computation.id}  {len(computation.instructions)}  "
            f"{root}")
-  nodes = node_features.instructions(module)
+  nodes = proto.instructions(module)
   yield "\nopcodes (id, nodes):"
   for opcode, count in collections.Counter(node.opcode for node in nodes).most_common():
     number = columns.opcode_ids().get(opcode)
     yield f"  {opcode or '(none)'}  {number or '0, not in the table'}  {count}"
-  position = module_graph.node_positions(module)
+  position = proto.positions(module)
   yield f"\nconfigurable nodes: {len(graph.config_node)}"
   for index in graph.config_node:
     node = nodes[index]

@@ -1,4 +1,4 @@
-"""Where an HLO module comes from: bytes, files, text, and jax's stages.
+"""HLO modules as bytes: from bytes, files, HLO text, jax's stages and functions.
 
 jax is imported only for the sources that need it.
 """
@@ -19,10 +19,10 @@ _TEXT_START = "HloModule"
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-  """The bytes of a message, and how to speak of them."""
+  """The bytes of a module or of tuning data."""
 
   data: bytes
-  where: str  # begins error messages
+  where: str  # what it was read from: error messages begin with it
   name: str | None = None  # the graph's name; None: the module's
 
 
@@ -36,7 +36,9 @@ def load(
       no compiler for the target.
     FileNotFoundError: there is no such file.
   """
-  is_stage = hasattr(source, "runtime_executable") or hasattr(source, "compiler_ir")
+  is_compiled, is_lowered = (
+      hasattr(source, name) for name in ("runtime_executable", "compiler_ir"))
+  is_stage = is_compiled or is_lowered
   is_function = callable(source) and not is_stage
   kind = type(source).__name__
   if args and not is_function:
@@ -45,23 +47,21 @@ def load(
   if optimized and not (is_function or is_stage):
     raise ValueError(f"optimized=True was given for a {kind}, which jax cannot compile; "
                      "pass a function or a jax.stages.Lowered")
-  if target is not None:
-    if not is_function:
-      raise ValueError(f"target={target!r} was given for a {kind}, which is compiled or "
-                       "lowered already; pass a function with its example arguments")
-    return _for_tpu(source, args, target, optimized=optimized)
+  if target is not None and not is_function:
+    raise ValueError(f"target={target!r} was given for a {kind}, which is compiled or "
+                     "lowered already; pass a function with its example arguments")
+  if is_function:
+    return _function(source, args, optimized=optimized, target=target)
   if isinstance(source, (bytes, bytearray, memoryview)):
     return Loaded(bytes(source), "HLO bytes")
   if isinstance(source, str) and source.lstrip().startswith(_TEXT_START):
     return Loaded(_text_module(source, "HLO text"), "HLO text")
   if isinstance(source, (str, os.PathLike)):
     return load_file(source)
-  if hasattr(source, "runtime_executable"):
+  if is_compiled:
     return Loaded(_compiled_module(source), "compiled program")
-  if hasattr(source, "compiler_ir"):
-    return _lowered(source, optimized=optimized, where="lowered program")
-  if is_function:
-    return _function(source, args, optimized=optimized)
+  if is_lowered:
+    return Loaded(_lowered_module(source, optimized=optimized), "lowered program")
   raise ValueError(
       f"cannot read a {kind}, expected bytes, a path, HLO text, a "
       "jax.stages.Lowered or Compiled, or a function with its arguments")
@@ -105,26 +105,22 @@ def _text_parser(where: str) -> Callable[[str], Any]:
                    "jaxlib, or give a serialized module")
 
 
-def _function(function: Callable[..., Any], args: tuple, *, optimized: bool) -> Loaded:
-  import jax
-  where = f"function {getattr(function, '__name__', type(function).__name__)}"
-  stage = function if hasattr(function, "lower") else jax.jit(function)
-  return _lowered(stage.lower(*args), optimized=optimized, where=where)
-
-
-def _for_tpu(
-    function: Callable[..., Any], args: tuple, target: str, *, optimized: bool
+def _function(
+    function: Callable[..., Any], args: tuple, *, optimized: bool, target: str | None
 ) -> Loaded:
-  program = tpu.compile_function(function, args, target, keep_stages=not optimized)
-  return Loaded(program.module if optimized else program.before_layouts,
-                f"function {getattr(function, '__name__', type(function).__name__)}")
+  where = f"function {getattr(function, '__name__', type(function).__name__)}"
+  if target is not None:
+    program = tpu.compile_function(function, args, target, keep_stages=not optimized)
+    return Loaded(program.module if optimized else program.before_layouts, where)
+  import jax
+  stage = function if hasattr(function, "lower") else jax.jit(function)
+  return Loaded(_lowered_module(stage.lower(*args), optimized=optimized), where)
 
 
-def _lowered(lowered: Any, *, optimized: bool, where: str) -> Loaded:
+def _lowered_module(lowered: Any, *, optimized: bool) -> bytes:
   if optimized:
-    return Loaded(_compiled_module(lowered.compile()), where)
-  computation = lowered.compiler_ir(dialect="hlo")
-  return Loaded(computation.as_serialized_hlo_module_proto(), where)
+    return _compiled_module(lowered.compile())
+  return lowered.compiler_ir(dialect="hlo").as_serialized_hlo_module_proto()
 
 
 def _compiled_module(compiled: Any) -> bytes:

@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 import tempfile
 from typing import Any
+import warnings
 
 # The smallest topology of each generation that the compiler accepts.
 TARGETS = {
@@ -71,10 +72,10 @@ def lower(function: Callable[..., Any], args: tuple, target: str) -> Any:
 def compile_function(
     function: Callable[..., Any], args: tuple, target: str, *, keep_stages: bool = False,
 ) -> TpuProgram:
-  """Compiles a function for a target; seconds, and in the same process.
+  """Compiles a function for a target, in this process; it takes seconds.
 
-  A function that makes the compiler abort ends this process: what compiles many
-  belongs into processes of their own.
+  The compiler aborts on some functions and ends the process: compile many functions in
+  processes of their own.
 
   Args:
     function: a function, or one that `jax.jit` returned.
@@ -88,12 +89,19 @@ def compile_function(
   """
   lowered = lower(function, args, target)
   if not keep_stages:
-    return _program(lowered.compile(), target, None)
+    return _program(_compiled(lowered), target, None)
   with tempfile.TemporaryDirectory() as folder:
-    compiled = lowered.compile(compiler_options={
+    compiled = _compiled(lowered, {
         "xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment",
         "xla_dump_hlo_as_proto": True})
     return _program(compiled, target, _stage(Path(folder), _BEFORE_LAYOUTS))
+
+
+def _compiled(lowered: Any, options: dict[str, Any] | None = None) -> Any:
+  with warnings.catch_warnings():
+    # jax keeps programs for a topology in its cache and cannot read them: it compiles again.
+    warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
+    return lowered.compile(compiler_options=options)
 
 
 def _program(compiled: Any, target: str, before_layouts: bytes | None) -> TpuProgram:
@@ -120,7 +128,7 @@ def devices(target: str) -> tuple[Any, ...]:
     ValueError: as `check_target`.
   """
   check_target(target)
-  # On a machine with a TPU these would hide it from jax.
+  # Set on a machine with a TPU, this would hide the TPU from jax.
   if not any(Path("/dev").glob("accel*")) and not Path("/dev/vfio").exists():
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")

@@ -1,16 +1,53 @@
-"""The kernels that the TPU compiler makes of a function, as tile graphs."""
+"""The kernels that the TPU compiler makes of a function: tiles, graphs and estimated cycles.
+
+All numbers are read from a module after all optimisations. They are the compiler's own
+estimates and no measurements.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
 
 from tpugraphs_jax.graph import TileConfigs
-from tpugraphs_jax.hlo import estimates, module_graph, origins, proto, tpu
-from tpugraphs_jax.hlo.ragged import Ragged
+from tpugraphs_jax.hlo import features, module_graph, proto, tpu
+
+# What the compiler writes where it has no estimate: the largest int64.
+_NO_ESTIMATE = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+  """How the compiler cuts a kernel into tiles; bounds in vector registers."""
+
+  kernel_bounds: tuple[int, ...]
+  output_bounds: tuple[int, ...]
+  input_bounds: tuple[int, ...]
+  estimated_cycles: int | None  # None where the compiler has no estimate
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCycles:
+  """The estimate of one kernel, over all its calls."""
+
+  # Names that jax gave: of the kernel, of convolutions and dots fused into it, of the rest.
+  names: tuple[str, ...]
+  cycles: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Cycles:
+  """The sum of the estimates of a program's kernels."""
+
+  cycles: int
+  kernels: int  # how many instructions the compiler cuts into tiles
+  loops_counted_once: int  # loops whose number of iterations is not known
+  without_estimate: int = 0  # kernels without an estimate, which add nothing to the sum
+  by_kernel: tuple[KernelCycles, ...] = dataclasses.field(default=(), compare=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -18,8 +55,8 @@ class Kernel:
   """A fused kernel, or a single instruction that the compiler cuts into tiles."""
 
   graph: module_graph.HloGraph  # its one configuration is the compiler's own, not labelled
-  window: estimates.Window
-  origin: origins.Origin  # of the instruction that calls the kernel
+  window: Window
+  origin: module_graph.Origin  # of the instruction that calls the kernel
 
   @property
   def estimated_cycles(self) -> int | None:
@@ -51,21 +88,103 @@ def module_kernels(module: proto.HloModuleProto) -> list[Kernel]:
   fused = {callee for computation in module.computations
            for instruction in computation.instructions if instruction.opcode == "fusion"
            for callee in instruction.called_computation_ids}
-  places = iter(origins.origins(module))
   found = []
   for computation in module.computations:
-    for instruction in computation.instructions:
-      origin = next(places)
-      window = estimates.window(instruction)
-      # What is inside a fusion belongs to the fusion's kernel.
-      if window is not None and computation.id not in fused:
-        found.append(Kernel(_graph(instruction, computation, module, window), window, origin))
+    # Instructions inside a fusion belong to the fusion's kernel.
+    for instruction in () if computation.id in fused else computation.instructions:
+      tiles = window(instruction)
+      if tiles is not None:
+        found.append(Kernel(_graph(instruction, computation, module, tiles), tiles,
+                            module_graph.origin(instruction, module)))
   return found
+
+
+def window(instruction: proto.HloInstructionProto) -> Window | None:
+  """The tiles that the compiler chose for an instruction; None where it is not tiled."""
+  config = _backend_config(instruction).get("window_config", {})
+  if "estimated_cycles" not in config:
+    return None
+  bounds = (tuple(int(bound) for bound in config.get(f"{name}_window_bounds", ()))
+            for name in ("kernel", "output", "input"))
+  cycles = int(config["estimated_cycles"])
+  return Window(*bounds, None if cycles >= _NO_ESTIMATE else cycles)
+
+
+def estimated_cycles(module: proto.HloModuleProto) -> Cycles:
+  """Sums `estimated_cycles` over all kernels that the entry computation runs.
+
+  A kernel in the body of a loop counts as often as the loop iterates: `known_trip_count`
+  where the compiler left it, else the bound that the loop's condition compares its
+  counter with (jax's scans count from 0 by 1); once where neither is found.
+  """
+  computations = {computation.id: computation for computation in module.computations}
+  return _sum(computations, computations[module.entry_computation_id])
+
+
+def _sum(computations: dict, computation: proto.HloComputationProto) -> Cycles:
+  unknown = missing = 0
+  kernels: list[KernelCycles] = []
+  for instruction in computation.instructions:
+    tiles = window(instruction)
+    if tiles is not None:
+      kernels.append(KernelCycles(_names(instruction, computations), tiles.estimated_cycles or 0))
+      missing += tiles.estimated_cycles is None
+    if instruction.opcode not in ("while", "conditional", "call"):
+      continue
+    callees = [computations[callee] for callee in instruction.called_computation_ids]
+    times = 1
+    if instruction.opcode == "while":
+      times = _iterations(instruction, callees[1])
+      unknown, times = unknown + (times is None), 1 if times is None else times
+    for inside in (_sum(computations, callee) for callee in callees):
+      kernels += [KernelCycles(each.names, times * each.cycles) for each in inside.by_kernel]
+      unknown += inside.loops_counted_once
+      missing += inside.without_estimate
+  return Cycles(
+      sum(each.cycles for each in kernels), len(kernels), unknown, missing, tuple(kernels))
+
+
+def _names(instruction: proto.HloInstructionProto, computations: dict) -> tuple[str, ...]:
+  """The names of a kernel and of the instructions fused into it, as in `KernelCycles`."""
+  fused = sorted(_fused(instruction, computations),
+                 key=lambda node: node.opcode not in ("convolution", "dot"))
+  return tuple(dict.fromkeys(
+      node.metadata.op_name for node in (instruction, *fused) if node.metadata.op_name))
+
+
+def _fused(
+    instruction: proto.HloInstructionProto, computations: dict
+) -> Iterator[proto.HloInstructionProto]:
+  if instruction.opcode == "fusion":
+    for callee in instruction.called_computation_ids:
+      for node in computations[callee].instructions:
+        yield node
+        yield from _fused(node, computations)
+
+
+def _iterations(
+    loop: proto.HloInstructionProto, condition: proto.HloComputationProto
+) -> int | None:
+  """How often a loop iterates; None where the module does not say."""
+  known = _backend_config(loop).get("known_trip_count", {}).get("n")
+  if known is not None:
+    return int(known)
+  nodes = {node.id: node for node in condition.instructions}
+  root = nodes[condition.root_id]
+  if root.opcode != "compare":
+    return None
+  bounds = [number for operand in root.operand_ids for number in nodes[operand].literal.s32s]
+  return bounds[0] if len(bounds) == 1 and bounds[0] >= 0 else None
+
+
+def _backend_config(instruction: proto.HloInstructionProto) -> dict:
+  is_json = instruction.backend_config.startswith(b"{")
+  return json.loads(instruction.backend_config) if is_json else {}
 
 
 def _graph(
     instruction: proto.HloInstructionProto, computation: proto.HloComputationProto,
-    module: proto.HloModuleProto, window: estimates.Window,
+    module: proto.HloModuleProto, tiles: Window,
 ) -> module_graph.HloGraph:
   kernel = proto.HloModuleProto(
       name=instruction.name, stack_frame_index=module.stack_frame_index)
@@ -81,19 +200,18 @@ def _graph(
   kernel.entry_computation_id = body.id
   op_graph = module_graph.featurize_module(
       kernel, where=f"kernel {instruction.name}", name=instruction.name)
-  bounds = (window.kernel_bounds, window.output_bounds, window.input_bounds)
-  feat = [Ragged([each]).aggregate(6, empty_product=0) for each in bounds]
+  feat = features.tile_features(
+      [tiles.kernel_bounds], [tiles.output_bounds], [tiles.input_bounds])
   return dataclasses.replace(
       op_graph, node_splits=np.array([0, op_graph.num_nodes], np.int64),
       config_node=np.zeros(0, np.int32),
-      configs=TileConfigs(np.concatenate(feat, axis=1).astype(np.float32),
-                          np.zeros(1, np.int64), np.ones(1, np.int64)))
+      configs=TileConfigs(feat, np.zeros(1, np.int64), np.ones(1, np.int64)))
 
 
 def _with_callees(
     computations: list[proto.HloComputationProto], by_id: dict,
 ) -> Iterator[proto.HloComputationProto]:
-  """Computations after the ones that they call, each once."""
+  """Computations and all that they call, each once and after those that it calls."""
   order: dict[int, proto.HloComputationProto] = {}
 
   def visit(computation: proto.HloComputationProto) -> None:

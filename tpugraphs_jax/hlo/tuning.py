@@ -1,21 +1,24 @@
-"""The data set's tuning records: modules with the runs that were measured.
+"""The data set's tuning records, read and converted to the released `.npz` format.
 
-`ModuleTuningData` is a whole program with layout configurations, `TuningData`
-many kernels with tile sizes. Which runs count, and what a missing default run
-means, differs between the two and follows the data set's extractor.
+`ModuleTuningData` is a whole program with layout configurations that were measured,
+`TuningData` many kernels with tile sizes. Which runs count, and what a missing default
+run means, differs between the two and follows the data set's extractor.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 import dataclasses
 import os
+from pathlib import Path
 
 import numpy as np
+import tqdm
 
-from tpugraphs_jax import columns, graph
-from tpugraphs_jax.hlo import module_graph, proto, sources
-from tpugraphs_jax.hlo.ragged import Ragged
+from tpugraphs_jax import columns, files, graph, jobs as jobs_lib
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.hlo import features, module_graph, proto, sources
 
 _TENSORS = 3  # output, input, kernel
 _TENSOR_DIMS = 6
@@ -187,14 +190,81 @@ def _tile_configs(
     runs: Sequence[proto.ConfigProfile], default_ns: int
 ) -> graph.TileConfigs:
   tiles = [run.op_config.tile_size_config for run in runs]
-  blocks = [
-      Ragged([bounds(tile) for tile in tiles]).aggregate(6, empty_product=0)
-      for bounds in (lambda tile: tile.kernel_bounds, lambda tile: tile.output_bounds,
-                     lambda tile: tile.input_bounds)]
-  return graph.TileConfigs(
-      np.concatenate(blocks, axis=1).astype(np.float32), _runtime_ns(runs),
-      np.full(len(runs), default_ns, np.int64))
+  feat = features.tile_features(
+      [tile.kernel_bounds for tile in tiles], [tile.output_bounds for tile in tiles],
+      [tile.input_bounds for tile in tiles])
+  return graph.TileConfigs(feat, _runtime_ns(runs), np.full(len(runs), default_ns, np.int64))
 
 
 def _runtime_ns(runs: Sequence[proto.ConfigProfile]) -> np.ndarray:
   return np.array([run.profile.compute_time_ns for run in runs], np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+  """What became of the inputs of `convert`."""
+
+  written: list[Path]
+  skipped: list[str]  # one line for each module that was left out by rule
+  failed: list[str]  # one line for each file that could not be read
+
+
+def convert(
+    paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *,
+    extra_out: str | os.PathLike[str] | None = None, jobs: int | None = None,
+) -> Converted:
+  """Writes the graphs of `.pb` files as `.npz` files into one folder.
+
+  `PROGRAM.pb` with layouts becomes `PROGRAM.npz`, with tile sizes one
+  `PROGRAM_FINGERPRINT.npz` per kernel. A file that cannot be read leaves nothing
+  behind and stops no other.
+
+  Args:
+    paths: the files.
+    out: the folder, made where it does not exist.
+    extra_out: a folder for the extra features of every graph, under the same
+      file name: `node_extra` [N, 46] float32 and `node_extra_names` [46].
+    jobs: how many processes share the files; as many as processors if not given.
+
+  Raises:
+    ValueError: two inputs would write the same file.
+  """
+  stems = collections.Counter(sources.stem(Path(path)) for path in paths)
+  name, count = stems.most_common(1)[0] if stems else ("", 0)
+  if count > 1:
+    raise ValueError(f"{count} inputs are named {name}, and their "
+                     "results would overwrite each other; convert them to different folders")
+  out, extra_out = Path(out), Path(extra_out) if extra_out else None
+  for folder in filter(None, (out, extra_out)):
+    folder.mkdir(parents=True, exist_ok=True)
+  tasks = [(Path(path), out, extra_out) for path in paths]
+  with tqdm.tqdm(total=len(tasks), unit="file", disable=None) as bar:
+    results = jobs_lib.run(_convert_file, tasks, processes=jobs or os.cpu_count() or 1,
+                           finished=lambda result: bar.update())
+  return Converted(
+      written=[path for result in results for path in result.written],
+      skipped=[line for result in results for line in result.skipped],
+      failed=[line for result in results for line in result.failed])
+
+
+def _convert_file(task: tuple[Path, Path, Path | None]) -> Converted:
+  path, out, extra_out = task
+  try:
+    read = read_tuning(path)
+  except (ValueError, OSError) as error:
+    return Converted([], [], [str(error)])
+  written, seen = [], collections.Counter()
+  for op_graph in read.graphs:
+    seen[op_graph.name] += 1  # kernels of one fingerprint have one name, and are numbered
+    number = f"_{seen[op_graph.name]}" if seen[op_graph.name] > 1 else ""
+    op_graph = dataclasses.replace(op_graph, name=op_graph.name + number)
+    target = out / f"{op_graph.name}.npz"
+    is_layout = isinstance(op_graph.configs, graph.LayoutConfigs)
+    (npz.write_layout if is_layout else npz.write_tile)(target, op_graph)
+    written.append(target)
+    if extra_out:
+      extra = features.extra_features(op_graph)
+      with files.replacing(extra_out / target.name, "wb") as file:
+        np.savez_compressed(
+            file, node_extra=extra.values, node_extra_names=np.array(extra.names))
+  return Converted(written, read.skipped, [])

@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from tpugraphs_jax.data.batch import Adjacency
+from tpugraphs_jax.data.batching import Adjacency
 
 OPERANDS = "operands"
 USERS = "users"

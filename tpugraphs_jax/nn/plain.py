@@ -23,7 +23,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batch import LayoutBatch, TileBatch
+from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.nn import pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import node_graph
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from tpugraphs_jax.data.batch import ABSENT, LayoutBatch, NodesByHop
+from tpugraphs_jax.data.batching import ABSENT, LayoutBatch, NodesByHop
 from tpugraphs_jax.nn.aggregation import node_graph
 from tpugraphs_jax.nn.split_nodes import SplitNodes, is_configured_row, nodes_within
 from tpugraphs_jax.registry import Registry

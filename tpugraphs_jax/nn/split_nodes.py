@@ -29,7 +29,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batch import ABSENT, Adjacency, LayoutBatch, NodesByHop
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, NodesByHop
 from tpugraphs_jax.nn.aggregation import neighbour_sum, take_rows
 
 

@@ -28,12 +28,10 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax.data import batching, reduction, tiling
-from tpugraphs_jax.data.batch import LayoutBatch, TileBatch
-from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
+from tpugraphs_jax.data import batching, feature_blocks, reduction
+from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, TileBatch
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.data.plan import Draw, draw_slates
-from tpugraphs_jax.data.sampling import ConfigSampler
+from tpugraphs_jax.data.plan import ConfigSampler, Draw, draw_slates
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.rankers.scorer import Encoder, Scorer, network_step
 from tpugraphs_jax.registry import Registry
@@ -334,7 +332,7 @@ class Kernels(Family):
     small = reduction.reduce_graph(inputs, self.reduction, raw)
     blocks = tuple(self.config["data"]["config_features"])
     small = dataclasses.replace(
-        small, configs=tiling.extended(raw or inputs, blocks).configs)
+        small, configs=feature_blocks.extended(raw or inputs, blocks).configs)
     return batching.prepare(small, small.node_feat, slots=self.slots, distinct=self.distinct)
 
   def assemble(

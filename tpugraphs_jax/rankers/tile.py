@@ -26,8 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax.data.batch import TileBatch
-from tpugraphs_jax.data.batching import PreparedGraph
+from tpugraphs_jax.data.batching import PreparedGraph, TileBatch
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS, degree, neighbour_sum, node_graph
 from tpugraphs_jax.nn.layers import Dense, JoinedDense, MLP, OpcodeEmbedding, leaky_relu

@@ -18,10 +18,10 @@ def write_csv(runs: Sequence[Run], path: str) -> None:
   with files.replacing(path, newline="") as file:
     writer = csv.writer(file)
     writer.writerow(["run", "seed", "graph", "nodes", "configs", "kendaltau", "slowdown1"])
-    for run in runs:
-      for graph in run.judged:
-        writer.writerow([run.name, run.seed, graph.name, graph.nodes, len(graph.scores),
-                         f"{graph.kendall_tau:.6g}", f"{graph.slowdowns[1]:.6g}"])
+    writer.writerows([
+        run.name, run.seed, graph.name, graph.nodes, len(graph.scores),
+        f"{graph.kendall_tau:.6g}", f"{graph.slowdowns[1]:.6g}"] for run in runs
+        for graph in run.judged)
 
 
 def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:

@@ -74,9 +74,9 @@ def short_kind(kind: str) -> str:
   return "unknown kind" if kind.startswith("of ") else kind.split()[0].rstrip(":,")
 
 
-def _axes(columns: int = 1, height: float = 3.4, **options):
+def _axes(columns: int = 1, height: float = 3.4):
   drawn = figure.Figure(figsize=(9, height), layout="constrained")
-  return drawn, drawn.subplots(1, columns, squeeze=False, **options)[0]
+  return drawn, drawn.subplots(1, columns, squeeze=False)[0]
 
 
 def _legend(drawn: figure.Figure) -> None:
@@ -156,10 +156,8 @@ def pairs_by_difference(
     first, second = np.triu_indices(count, 1)
   else:
     first, second = np.random.default_rng(0).integers(0, count, (2, pairs))
-  is_first_slow = runtime_ns[first] > runtime_ns[second]
-  slow, fast = np.where(is_first_slow, (first, second), (second, first))
-  differ = runtime_ns[slow] != runtime_ns[fast]
-  slow, fast = slow[differ], fast[differ]
+  first, second = (one[runtime_ns[first] != runtime_ns[second]] for one in (first, second))
+  slow, fast = np.where(runtime_ns[first] > runtime_ns[second], (first, second), (second, first))
   difference = (runtime_ns[slow] - runtime_ns[fast]) / runtime_ns[fast]
   which, bins = np.searchsorted(EDGES, difference, side="right") - 1, len(EDGES) - 1
   right = (1 + np.sign(scores[slow] - scores[fast])) / 2
@@ -183,19 +181,17 @@ def bins_of(counts: np.ndarray, fewest: int = FEWEST) -> list[int]:
 def _calibration(groups: Sequence[Group], kind: str) -> figure.Figure:
   """How often pairs are in the right order, beside the order without noise where it is known."""
   drawn, (axes,) = _axes()
-  run, styles = groups[0].runs[0], {}
-  orders = {group.name: [(graph.scores, graph.runtime_ns) for graph in group.judged]
-            for group in groups}
+  run = groups[0].runs[0]
+  lines = {group.name: (group.judged, "scores", {"color": colour, "marker": "o"})
+           for group, colour in _coloured(groups)}
   if NOISELESS in run.references:
-    styles[NOISELESS] = {"color": _GREY, "ls": "--", "marker": ""}
-    orders[NOISELESS] = [(graph.ceiling_ns, graph.runtime_ns) for graph in run.judged]
-  counts = sum(pairs_by_difference(graph.scores, graph.runtime_ns)[1] for graph in run.judged)
-  starts = bins_of(counts)
-  for name, colour in zip(orders, itertools.cycle(_COLOURS)):
-    right, every = np.add.reduceat(
-        sum(np.array(pairs_by_difference(*order)) for order in orders[name]), starts, axis=1)
-    axes.plot(right / np.maximum(every, 1), **({"color": colour, "marker": "o"} | styles.get(
-        name, {})), label=name)
+    lines[NOISELESS] = (run.judged, "ceiling_ns", {"color": _GREY, "ls": "--"})
+  total = lambda judged, name: sum(
+      np.array(pairs_by_difference(getattr(graph, name), graph.runtime_ns)) for graph in judged)
+  starts = bins_of(counts := total(run.judged, "scores")[1].astype(int))
+  for label, (judged, name, style) in lines.items():
+    right, every = np.add.reduceat(total(judged, name), starts, axis=1)
+    axes.plot(right / np.maximum(every, 1), **style, label=label)
   axes.axhline(0.5, ls=":", color=_GREY, label=RANDOM)
   axes.set(xlabel=f"slowdown of the slower configuration of a pair ({kind}), and number of pairs",
            ylabel="share in the right order", ylim=(None, 1.02))

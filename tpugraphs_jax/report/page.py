@@ -32,7 +32,7 @@ def render(runs: Sequence[Run], *, graph: str = "") -> str:
       autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
   environment.filters |= {"shown": _shown, "kind": figures.short_kind}
   environment.tests["numeric"] = lambda column: all(
-      isinstance(cell, (int, float)) or cell == "" for cell in column)
+      isinstance(cell, (int, float, tuple)) or cell == "" for cell in column)
   template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
   groups, chosen = runs_lib.groups_of(runs), choose(runs[0], graph)
   return environment.from_string(template).render(
@@ -84,7 +84,7 @@ def _results(runs: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any]:
     found["By config, mean and standard deviation over seeds"] = _table(
         ["config", "seeds", *names],
         [[group.name, ", ".join(str(run.seed) for run in group.runs),
-          *(_spread(*group.spread(name)) for name in names)] for group in groups])
+          *(group.spread(name) for name in names)] for group in groups])
   if len(groups) > 1:
     found["Paired by graph (Wilcoxon signed rank on Kendall tau)"] = _table(
         ["config", "against", "graphs", "mean difference", "p"], runs_lib.comparisons(groups))
@@ -129,10 +129,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, Any]
 
 
 def _shown(value: Any) -> str:
+  """A cell: an integer, a number to four places, a mean with its deviation, or words."""
+  if isinstance(value, tuple):
+    mean, deviation = value
+    return _shown(mean) + ("" if math.isnan(deviation) else f" ± {deviation:.4f}")
   if isinstance(value, float):
-    return "–" if math.isnan(value) else f"{value:.4f}"
+    return "–" if math.isnan(value) else f"{value:.1e}" if 0 < abs(value) < 5e-5 else f"{value:.4f}"
   return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _spread(mean: float, deviation: float) -> str:
-  return _shown(mean) + ("" if math.isnan(deviation) else f" ± {deviation:.4f}")

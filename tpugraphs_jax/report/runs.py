@@ -18,11 +18,11 @@ import numpy as np
 from scipy import stats
 
 from tpugraphs_jax import metrics, remote
-from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import labels, synthetic
+from tpugraphs_jax.collections import Collection, SYNTHETIC, UNKNOWN
+from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.serve import judge
 
-RANDOM, DEFAULT, NOISELESS = "a random order", "the compiler's own choice", "order without noise"
+RANDOM, DEFAULT, NOISELESS = "a random order", "the compiler's own choice", "ceiling (no noise)"
 KS = (1, 2, 5, 10, 20, 50, 100)
 
 
@@ -96,8 +96,8 @@ class Run:
 
   @property
   def labels(self) -> str:
-    """The kind of the labels, see `data.labels`."""
-    return self.summary.get("labels", labels.UNKNOWN)
+    """The kind of the labels, see `collections.label_kind`."""
+    return self.summary.get("labels", UNKNOWN)
 
   @property
   def protocol(self) -> tuple[Any, ...]:
@@ -278,7 +278,7 @@ def _judged(path: Path, data_root: str, run: Run) -> tuple[Judged, ...]:
     return ()
   # In a collection made by `collect`, whose labels are of a known kind, it is configuration 0.
   has_default = run.collection and not Collection(run.collection).is_released and (
-      run.labels not in (labels.SYNTHETIC, labels.UNKNOWN))
+      run.labels not in (SYNTHETIC, UNKNOWN))
   with np.load(path, allow_pickle=False) as file:
     ends = np.cumsum(file["sizes"])[:-1]
     parts = [np.split(file[name], ends) for name in ("config_ids", "scores", "runtime_ns")]

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import labels
+from tpugraphs_jax.collections import Collection, label_kind
 from tpugraphs_jax.run import phases
 
 
@@ -35,7 +34,7 @@ def lines(
   rows = {
       "task": f"{config.task}, collection {collection}",
       "data": f"{config.data_root}",
-      "labels": labels.kind_of(config.data_root, Collection(collection)),
+      "labels": label_kind(config.data_root, Collection(collection)),
       "training": "; ".join([_sizes(train), *(
           f"{count:,} graphs of {name}" for name, count in also.items())]),
       "validation": f"{_sizes(valid)}; {_judged(config)}",

@@ -10,7 +10,7 @@ from typing import Any
 import ml_collections
 
 from tpugraphs_jax import collections, losses
-from tpugraphs_jax.data import feature_blocks, features, reduction, sampling, selection, tiling
+from tpugraphs_jax.data import feature_blocks, features, plan, reduction, selection
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments import family as segments, history, partition
@@ -97,14 +97,15 @@ def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any
   model = {"name": tuple(base.MODELS["tile" if config.task == "tile" else "layout"]),
            "precision": _PRECISIONS, "dtype": _DTYPES}
   return {
-      "task": TASKS, "batch.sampling": sampling.SAMPLINGS, "batch.target": sampling.TARGETS,
-      "batch.graph_sampling": sampling.GRAPH_SAMPLINGS, "loss.pair_reduction": losses.REDUCTIONS,
+      "task": TASKS, "batch.sampling": plan.SAMPLINGS, "batch.target": selection.TARGETS,
+      "batch.graph_sampling": plan.GRAPH_SAMPLINGS, "loss.pair_reduction": losses.REDUCTIONS,
       "optimizer.name": state.OPTIMIZERS,
       "optimizer.schedule": state.SCHEDULES,
       "data.virtual_node": reduction.VIRTUAL_NODES, "data.pad_value": (0, -1),
       "data.config_transform": features.KINDS,
       "data.duplicate_policy": selection.DUPLICATE_POLICIES, "train.best_metric": _MAXIMISED,
-      **({"data.config_features": tiling.CONFIG_FEATURES} if config.task == "tile" else {}),
+      "data.config_features": feature_blocks.CONFIG_FEATURES[
+          "tile" if config.task == "tile" else "layout"],
       "data.source": ("xla", own) if config.task == "tile" else ("xla", "nlp", own),
       **{f"model.{name}": allowed for name, allowed in model.items() if name in config.model},
   }
@@ -144,7 +145,7 @@ def _check_all(config: ml_collections.ConfigDict) -> None:
 def _check_loss(config: ml_collections.ConfigDict) -> None:
   loss, target = config.loss, config.batch.target
   names = [name for name, _ in losses.parse_losses(loss.losses)]
-  one_of(config, {"batch.target": sampling.TARGETS})
+  one_of(config, {"batch.target": selection.TARGETS})
   if not loss.temperature > 0:
     raise ValueError(f"loss.temperature is {loss.temperature}, expected a number above 0")
   phases.loss_options(config)

@@ -22,7 +22,7 @@ import numpy as np
 from tpugraphs_jax import parallel, remote
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.columns import NODE_FEATURES
-from tpugraphs_jax.data import download, npz, npz_archive, store, store_format
+from tpugraphs_jax.data import download, npz, store
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.run import banner, job as job_lib, phases, training
 from tpugraphs_jax.train import log
@@ -143,8 +143,8 @@ def _store_lines(
     folders = store.graph_folders(
         config.data_root, collection.name, split, store_dir=config.data.store_dir or None)
     for file, folder in folders.items():
-      if store_format.looks_current(folder, file):
-        stored += sum(store_format.read_meta(folder)["files"].values())
+      if store.looks_current(folder, file):
+        stored += sum(store.read_meta(folder)["files"].values())
       else:
         missing, bound = missing + 1, bound + _stored_bytes(file)
   text = f"store       {_size(stored)}"
@@ -156,7 +156,7 @@ def _store_lines(
 
 def _stored_bytes(file: Path) -> int:
   """At most so many bytes a graph takes in the store: a number for each configurable node."""
-  with npz_archive.NpzArchive(file) as archive:
+  with npz.NpzArchive(file) as archive:
     configs, config_nodes, _ = archive.member("node_config_feat").shape
     (nodes,) = archive.member("node_opcode").shape
     edges, _ = archive.member("edge_index").shape

@@ -192,7 +192,8 @@ def _data_of(
     return TileData(collection, **common, config_features=tuple(data.config_features),
                     duplicate_policy=data.get("duplicate_policy", "keep"))
   return LayoutData(
-      collection, **common, store_dir=data.store_dir, leave_out=tuple(data.get("leave_out", ())),
+      collection, **common, config_features=tuple(data.config_features),
+      store_dir=data.store_dir, leave_out=tuple(data.get("leave_out", ())),
       duplicate_policy=data.duplicate_policy, entropy_threshold=data.entropy_threshold,
       max_configs=data.max_configs,
       indices_dir=config.eval.indices_dir, max_validated=config.eval.max_configs,

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from tpugraphs_jax import remote
-from tpugraphs_jax.data import batching, npz_archive, plan
+from tpugraphs_jax.data import batching, npz, plan
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers import official_weights as official
@@ -47,7 +47,7 @@ def read_weights(path: Path) -> list[np.ndarray]:
   if not path.is_file():
     raise FileNotFoundError(f"{path} is missing: --weights must name the arrays of Keras' "
                             "model.weights, saved by np.savez")
-  with npz_archive.NpzArchive(path) as archive:
+  with npz.NpzArchive(path) as archive:
     arrays = {name: archive.read(name) for name in archive.names}
   number = lambda name: [int(part) for part in re.findall(r"\d+", name)[:1]]
   return [arrays[name] for name in sorted(arrays, key=lambda name: (number(name), name))]

@@ -19,9 +19,9 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import losses, parallel
-from tpugraphs_jax.data import sampling
+from tpugraphs_jax.data import selection
 from tpugraphs_jax.data.batching import Budget
-from tpugraphs_jax.data.plan import BatchPlan, Batches, training_batches
+from tpugraphs_jax.data.plan import BatchPlan, Batches, ConfigSampler, graph_weights, training_batches
 from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.train import state as state_lib, step as step_lib
@@ -133,13 +133,13 @@ def plan_of(part: Part, *, epochs: int) -> BatchPlan:
   """The batches of a run over prepared graphs."""
   config, batch = part.config, part.config.batch
   configs = [graph.configs for graph in part.graphs]
-  sampler = sampling.ConfigSampler(
+  sampler = ConfigSampler(
       configs, count=batch.configs, sampling=batch.sampling, targets=part.targets)
   return BatchPlan(
       part.graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
       draw=part.family.draw(part.graphs, sampler), seed=config.seed, epochs=epochs,
       slates_per_epoch=batch.slates_per_epoch,
-      weights=sampling.graph_weights(configs, batch.graph_sampling))
+      weights=graph_weights(configs, batch.graph_sampling))
 
 
 def first_batch(part: Part, plan: BatchPlan) -> Any:
@@ -172,7 +172,7 @@ def loss_options(config: ml_collections.ConfigDict) -> losses.Options:
   loss = config.loss
   return losses.Options(
       loss.pair_reduction, loss.margin, loss.score_norm_clip,
-      losses.Noise(loss.noise, sampling.ORIGINS[config.batch.target]))
+      losses.Noise(loss.noise, selection.ORIGINS[config.batch.target]))
 
 
 def make_step(

@@ -17,8 +17,7 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import files, parallel
-from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import labels
+from tpugraphs_jax.collections import Collection, label_kind
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import log, loop
 
@@ -59,7 +58,7 @@ def begin(config: ml_collections.ConfigDict, workdir: Path, collection: str) -> 
   device = jax.devices()[0]
   update(workdir, collection=collection, model=config.model.name, seed=config.seed,
          data_root=config.data_root,
-         labels=labels.kind_of(config.data_root, Collection(collection)), devices=f"{jax.device_count()} x {device.device_kind}",
+         labels=label_kind(config.data_root, Collection(collection)), devices=f"{jax.device_count()} x {device.device_kind}",
          versions=log.versions(),
          date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"))
 

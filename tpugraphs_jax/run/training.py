@@ -13,7 +13,7 @@ import ml_collections
 import numpy as np
 
 from tpugraphs_jax import console, files as files_lib, parallel
-from tpugraphs_jax.data import sampling
+from tpugraphs_jax.data import selection
 from tpugraphs_jax.run import banner, job as job_lib, phases, results, summary
 from tpugraphs_jax.run.job import Job, Prepared
 from tpugraphs_jax.serve import judge, saved
@@ -146,5 +146,5 @@ def _model_writer(
 def sampled_ids(config: ml_collections.ConfigDict, graphs: Sequence[Any]) -> list[np.ndarray]:
   """Configurations judged during training, `[n]` int64: a seeded sample of each graph."""
   rng = np.random.default_rng(config.seed)
-  return [sampling.some_configs(len(graph.configs), config.train.valid_configs, rng)
+  return [selection.some_configs(len(graph.configs), config.train.valid_configs, rng)
           for graph in graphs]

@@ -17,7 +17,7 @@ import numpy as np
 
 from tpugraphs_jax import collections, parallel, rankers, registry, remote
 from tpugraphs_jax.data import feature_blocks, features, selection
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, output_orders
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.serve import saved, shipped
 from tpugraphs_jax.serve.saved import Artefact
@@ -106,7 +106,14 @@ class Ranker:
 
   def prepare(self, graph: OpGraph) -> Any:
     """A graph as the family wants it: features computed and transformed, tables built."""
+    graph = self._seen(graph)
     return self.family.prepare(self.features(graph), graph)
+
+  def _seen(self, graph: OpGraph) -> OpGraph:
+    """The graph with what the ranker knows of its configurations."""
+    # Models that shipped before layouts had the field know all integers.
+    blocks = self.config["data"].get("config_features", ())
+    return output_orders(graph) if "outputs" in blocks else graph
 
   # Scores.
 
@@ -151,7 +158,7 @@ class Ranker:
     other family exchanges choices one by one (`rankers.base.exchange_charges`).
     """
     self.check(graph)
-    return self.family.explain(self, graph, config, against=against)
+    return self.family.explain(self, self._seen(graph), config, against=against)
 
   def propose(
       self, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
@@ -161,7 +168,7 @@ class Ranker:
     Raises:
       ValueError: the family has no table of costs to search.
     """
-    return self.family.propose(self, graph, n, near=near, **options)
+    return self.family.propose(self, self._seen(graph), n, near=near, **options)
 
   # Keeping.
 

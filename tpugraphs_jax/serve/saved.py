@@ -20,7 +20,7 @@ from flax import traverse_util
 import numpy as np
 
 from tpugraphs_jax import files as files_lib, parallel, registry, remote
-from tpugraphs_jax.data import features, npz_archive
+from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.rankers.base import SECOND_STAGE
 from tpugraphs_jax.train import checkpoint, loop
@@ -68,7 +68,7 @@ def load(path: Path) -> Artefact:
     raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in, or a "
                             "model file")
   try:
-    with npz_archive.NpzArchive(path) as archive:
+    with npz.NpzArchive(path) as archive:
       arrays = {name: archive.read(name) for name in archive.names}
     card = json.loads(arrays.pop("card").tobytes())
     found = card["format"]

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from tpugraphs_jax import losses as losses_lib, parallel
-from tpugraphs_jax.data import batch as batch_lib
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train.state import TrainState
 
@@ -85,7 +85,7 @@ def apply_in_chunks(
 
   @jax.checkpoint
   def chunk(start):
-    part = batch_lib.take_configs(batch, start, config_chunk)
+    part = batching.take_configs(batch, start, config_chunk)
     return model.apply(variables, part, **options)
 
   scores, sown = jax.lax.map(chunk, jnp.arange(0, configs, config_chunk))

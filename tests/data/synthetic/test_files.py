@@ -14,7 +14,7 @@ from scipy import stats
 from tpugraphs_jax import collections, columns, graph
 from tpugraphs_jax.columns import NODE, opcode_ids
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.data.synthetic import files, generate, read_ceiling, scales
+from tpugraphs_jax.data.synthetic import files, generate, read_ceiling
 
 LAYOUTS = collections.RELEASED[1:]
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_an_interrupted_run_goes_on_and_other_data_is_refused(tiny, tmp_path):
 
 
 def make_layouts(search: str, source: str, graphs: int, **changes) -> list:
-  specs = scales.file_specs("medium", 0, f"layout:{source}:{search}", limit=graphs)
+  specs = files.file_specs("medium", 0, f"layout:{source}:{search}", limit=graphs)
   return [files.make_file(dataclasses.replace(spec, **changes), with_defects=False)
           for spec in specs if spec.split == "train"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import spatial
 
-from tpugraphs_jax.data.synthetic import accelerator, files, scales
+from tpugraphs_jax.data.synthetic import files, program as machine
 from tpugraphs_jax.data.synthetic.program import Program
 from tpugraphs_jax.data.synthetic.tiles import Kernel, tile_cost
 
@@ -33,21 +33,21 @@ def test_tile_time_counts_what_feeds_a_reduction_once_per_tile():
   for (rows, columns), time in zip(tile, found):
     tiles = math.ceil(32 / rows) * math.ceil(16 / columns)
     # The exponential needs whole rows of 16 registers, one register holds the sums.
-    vector = accelerator.vector_cost("exponential") * rows * 16 + 1 + 2 * rows * columns
+    vector = machine.vector_cost("exponential") * rows * 16 + 1 + 2 * rows * columns
     memory = (rows * 16 + rows * columns) + rows * columns
-    transfer = accelerator.REGISTER_BYTES / accelerator.BYTES_PER_NS
-    start = accelerator.TILE_NS + accelerator.CUT_NS
+    transfer = machine.REGISTER_BYTES / machine.BYTES_PER_NS
+    start = machine.TILE_NS + machine.CUT_NS
     expected = tiles * (start + max(vector, memory * transfer))
     assert time == pytest.approx(expected, rel=1e-12)
 
 
 def test_tile_time_charges_spills_beyond_the_memory_on_chip(monkeypatch):
-  monkeypatch.setattr(accelerator, "VMEM_REGISTERS", 1024)
+  monkeypatch.setattr(machine, "VMEM_REGISTERS", 1024)
   kernel = normalizing_kernel("negate", "negate")
   (large, small), _ = tile_cost(
       kernel, np.array([[16, 16], [8, 16]]), np.zeros((2, 0), int))
   # Both fetch everything once per way of needing it; the large tile does not fit.
-  assert 6 * 16 * 16 > accelerator.VMEM_REGISTERS >= 6 * 8 * 16
+  assert 6 * 16 * 16 > machine.VMEM_REGISTERS >= 6 * 8 * 16
   assert large > small
 
 
@@ -77,7 +77,7 @@ def test_the_same_instructions_wired_differently_have_another_best_tile():
 def tile_table(split: str, kernels: int) -> list[tuple[np.ndarray, files.Ceiling]]:
   """Configurations and runtimes of some kernels."""
   table = []
-  for spec in scales.file_specs("medium", 1, "tile:xla", limit=kernels):
+  for spec in files.file_specs("medium", 1, "tile:xla", limit=kernels):
     if spec.split == split:
       op_graph, ceiling = files.make_file(spec, with_defects=False)
       if len(ceiling.runtime_ns) >= 20 and op_graph.configs.config_feat.any():

@@ -9,7 +9,7 @@ import table_cases
 from table_cases import CONFIGS
 
 from tpugraphs_jax.data import batching, plan
-from tpugraphs_jax.data.batch import ABSENT
+from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.rankers.tables import batches as table_batches
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tpugraphs_jax import collections, remote
-from tpugraphs_jax.data.synthetic import scales
-from tpugraphs_jax.data.synthetic.files import generate
+from tpugraphs_jax.data.synthetic.files import SCALES, generate
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -14,7 +13,7 @@ def main(argv: list[str] | None = None) -> None:
       prog="python -m tpugraphs_jax.data.synthetic",
       description="Writes synthetic collections in the released form.")
   parser.add_argument("--out", required=True, help="folder to write into")
-  parser.add_argument("--scale", default="tiny", choices=scales.SCALES,
+  parser.add_argument("--scale", default="tiny", choices=SCALES,
                       help="number and size of the graphs")
   parser.add_argument("--seed", type=int, default=0, help="everything follows from it")
   parser.add_argument("--collections", nargs="+", default=collections.RELEASED,

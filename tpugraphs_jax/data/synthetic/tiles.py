@@ -34,7 +34,7 @@ import math
 import numpy as np
 
 from tpugraphs_jax import columns
-from tpugraphs_jax.data.synthetic import accelerator
+from tpugraphs_jax.data.synthetic import program as machine
 from tpugraphs_jax.data.synthetic.program import BYTES, Program
 
 _CHEAP = ("add", "multiply", "subtract", "maximum", "minimum", "negate")
@@ -50,7 +50,7 @@ _DRAWS = 100  # of a shape
 _DRAWN = (2, 6, 24)  # tiles drawn for each one wanted, more if too few fit on chip
 _UNTILED_CONFIGS = 32
 _COMPILER_ERROR = 0.1  # sd of the log of the compiler's own estimate
-_TRANSFER_NS = accelerator.REGISTER_BYTES / accelerator.BYTES_PER_NS  # per register
+_TRANSFER_NS = machine.REGISTER_BYTES / machine.BYTES_PER_NS  # per register
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _output_sizes(rng: np.random.Generator, configs: int) -> dict[str, int]:
 
 def _regular_tiles(sizes: dict[str, int]) -> int:
   """How many tiles of whole registers divide an output evenly."""
-  units = accelerator.register_shape(len(sizes))
+  units = machine.register_shape(len(sizes))
   extents = (math.ceil(size / unit) for size, unit in zip(sizes.values(), units))
   return math.prod(len(_divisors(extent)) for extent in extents)
 
@@ -304,12 +304,12 @@ def tile_configs(
 
 def _fitting(resident: np.ndarray, configs: int) -> np.ndarray:
   """The first `configs` tiles that fit on chip, or the smallest eight if few do."""
-  limit = max(accelerator.VMEM_REGISTERS, np.sort(resident)[:8][-1])
+  limit = max(machine.VMEM_REGISTERS, np.sort(resident)[:8][-1])
   return np.flatnonzero(resident <= limit)[:configs]
 
 
 def _units(kernel: Kernel, axes: tuple[str, ...]) -> tuple[int, ...]:
-  sizes = zip(axes, accelerator.register_shape(len(axes)))
+  sizes = zip(axes, machine.register_shape(len(axes)))
   return tuple(math.ceil(kernel.sizes[axis] / size) for axis, size in sizes)
 
 
@@ -371,16 +371,16 @@ def tile_cost(
       tiled = {axis: tile[axis] for axis in demand}
       registers = _registers(kernel, node, tiled)
       on_chip = _registers(kernel, node, tiled | cut)
-      vector = vector + accelerator.vector_cost(op.opcode) * registers
+      vector = vector + machine.vector_cost(op.opcode) * registers
       if op.opcode == "parameter":
         memory = memory + registers * share
         resident = resident + 2 * on_chip * share
       elif users[node] > 1:
         resident = resident + on_chip
-  busy = vector / accelerator.REGISTER_OPS_PER_NS + _matrix_ns(kernel, output)
-  spilled = 2 * np.maximum(0, resident - accelerator.VMEM_REGISTERS)
+  busy = vector / machine.REGISTER_OPS_PER_NS + _matrix_ns(kernel, output)
+  spilled = 2 * np.maximum(0, resident - machine.VMEM_REGISTERS)
   cuts = _pieces(kernel, cut)
-  each = (accelerator.TILE_NS + cuts * (accelerator.CUT_NS + spilled * _TRANSFER_NS) +
+  each = (machine.TILE_NS + cuts * (machine.CUT_NS + spilled * _TRANSFER_NS) +
           np.maximum(busy, memory * _TRANSFER_NS))
   return tiles * each, resident
 
@@ -397,7 +397,7 @@ def _demands(kernel: Kernel) -> dict[int, set[frozenset[str]]]:
 
 def _elements(axes: tuple[str, ...], tile: np.ndarray) -> dict[str, np.ndarray]:
   """Extents `[C]` in elements of a tile `[C, axes]` given in register units."""
-  return dict(zip(axes, (tile * accelerator.register_shape(len(axes))).T))
+  return dict(zip(axes, (tile * machine.register_shape(len(axes))).T))
 
 
 def _pieces(kernel: Kernel, tile: dict[str, np.ndarray]) -> np.ndarray:
@@ -410,12 +410,12 @@ def _registers(kernel: Kernel, node: int, tile: dict[str, np.ndarray]) -> np.nda
   axes = kernel.axes[node]
   counts = [
       np.ceil(np.minimum(tile.get(axis, kernel.sizes[axis]), kernel.sizes[axis]) / size)
-      for axis, size in zip(axes, accelerator.register_shape(len(axes)))]
+      for axis, size in zip(axes, machine.register_shape(len(axes)))]
   return np.prod(np.broadcast_arrays(1.0, *counts), axis=0)
 
 
 def _matrix_ns(kernel: Kernel, output: np.ndarray) -> np.ndarray:
   """Matrix unit time per tile of the kernel's products."""
   depth = sum(kernel.program.contraction.values())
-  flops = 2 * depth * accelerator.REGISTER_ELEMENTS * output
-  return flops / accelerator.FLOPS_PER_NS
+  flops = 2 * depth * machine.REGISTER_ELEMENTS * output
+  return flops / machine.FLOPS_PER_NS

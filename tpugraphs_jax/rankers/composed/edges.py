@@ -17,7 +17,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batch import ABSENT, LayoutBatch
+from tpugraphs_jax.data.batching import ABSENT, LayoutBatch
 from tpugraphs_jax.nn import layers, pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import node_graph, take_rows
 from tpugraphs_jax.nn.layers import JoinedDense, OpcodeEmbedding

@@ -23,8 +23,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batch import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
-from tpugraphs_jax.data.batch import TileBatch
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
+from tpugraphs_jax.data.batching import TileBatch
 from tpugraphs_jax.nn import pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import neighbour_sum, node_graph, take_rows
 from tpugraphs_jax.nn.split_nodes import SplitNodes, grow, nodes_within, split_neighbour_sum

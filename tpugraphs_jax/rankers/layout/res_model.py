@@ -21,11 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax.data import sampling
-from tpugraphs_jax.data.batch import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
+from tpugraphs_jax.data import plan
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
 from tpugraphs_jax.data.batching import PreparedGraph, Slate
-from tpugraphs_jax.data.plan import Draw, Drawn
-from tpugraphs_jax.data.sampling import ConfigSampler
+from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
 from tpugraphs_jax.nn import layers, pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS, degree
 from tpugraphs_jax.nn.layers import Dense, JoinedDense, OpcodeEmbedding, leaky_relu
@@ -66,7 +65,7 @@ class BlockPrograms(base.Programs):
 
   def draw_block(self, graph: PreparedGraph, rng: np.random.Generator) -> tuple[int, int]:
     """One of the contiguous blocks of a program, `(first node, last node + 1)` (official)."""
-    return sampling.sample_block(len(graph.opcode), self.config["batch"]["keep_nodes"], rng)
+    return plan.sample_block(len(graph.opcode), self.config["batch"]["keep_nodes"], rng)
 
   def scores(
       self, params: Any, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray], *,

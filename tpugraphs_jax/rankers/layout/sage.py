@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
-from tpugraphs_jax.data.batch import LayoutBatch
+from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.nn import layers, pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree
 from tpugraphs_jax.nn.layers import Dense, OpcodeEmbedding

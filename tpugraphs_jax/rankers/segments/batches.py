@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from absl import logging
 import numpy as np
 
-from tpugraphs_jax.data.batch import LayoutBatch
-from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate, targets
+from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, targets
 from tpugraphs_jax.graph import LayoutConfigs
 
 

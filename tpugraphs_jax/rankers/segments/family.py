@@ -29,11 +29,9 @@ import numpy as np
 import optax
 
 from tpugraphs_jax import parallel
-from tpugraphs_jax.data import batching, sampling
-from tpugraphs_jax.data.batch import LayoutBatch
-from tpugraphs_jax.data.batching import Budget, Slate
-from tpugraphs_jax.data.plan import Draw, Drawn
-from tpugraphs_jax.data.sampling import ConfigSampler
+from tpugraphs_jax.data import batching, selection
+from tpugraphs_jax.data.batching import Budget, LayoutBatch, Slate
+from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.base import Family, Programs, SecondStage
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
@@ -261,7 +259,7 @@ class Segments(Family):
     """Training of the head alone, on readouts of the trained backbone (+F)."""
     options = self.options["finetune"]
     rng = np.random.default_rng(self.config["seed"])
-    ids = [sampling.some_configs(len(graph.configs), options["configs"], rng) for graph in graphs]
+    ids = [selection.some_configs(len(graph.configs), options["configs"], rng) for graph in graphs]
     known = refresh(self, params, graphs, ids, folder)
     return SecondStage(Head(self), known, options["epochs"], options["optimizer"])
 

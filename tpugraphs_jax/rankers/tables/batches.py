@@ -1,7 +1,7 @@
 """From programs to padded batches of programs and choices, for rankers that look costs up.
 
 A program is prepared once with the choices of its groups. A slate adds the choices of its
-configurations. As in `data.batch`, an index that is too large for the array it points into
+configurations. As in `data.batching`, an index that is too large for the array it points into
 means "absent". Letters besides the ones of `graph`: B groups of configurable nodes, R
 choices of the group with most, P pairs of nodes, Q pairs of groups (`terms`).
 """
@@ -15,8 +15,8 @@ from typing import NamedTuple
 import jraph
 import numpy as np
 
-from tpugraphs_jax.data import batching, tiling as tiling_lib
-from tpugraphs_jax.data.batch import ABSENT, Adjacency
+from tpugraphs_jax.data import batching, feature_blocks
+from tpugraphs_jax.data.batching import ABSENT, Adjacency
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs, terms as terms_lib
 
@@ -98,7 +98,7 @@ def prepare(
       features and given with every choice; otherwise features of choices are zeros.
   """
   if tiling:
-    feat = np.concatenate([feat, tiling_lib.node_padding(graph.node_feat)], axis=1)
+    feat = np.concatenate([feat, feature_blocks.node_padding(graph.node_feat)], axis=1)
   prepared = batching.prepare(graph, feat, slots=slots)
   nbytes = node_pairs.tensor_bytes(graph.node_feat).astype(np.float64)
   own = nbytes[graph.config_node]
@@ -115,11 +115,12 @@ def prepare(
 
 def _choices(graph: OpGraph, terms, weight: np.ndarray, tiling: bool) -> Choices:
   row = terms.row_table
-  feat = np.zeros((len(graph.config_node), terms.choices, tiling_lib.CHOICE_FEATURES), np.float32)
+  shape = len(graph.config_node), terms.choices, feature_blocks.CHOICE_FEATURES
+  feat = np.zeros(shape, np.float32)
   node, choice = np.nonzero(row[graph.configs.node_group] >= 0)
   if tiling and len(node):
     group = graph.configs.node_group[node]
-    feat[node, choice] = tiling_lib.choice_features(graph, node, row[group, choice])
+    feat[node, choice] = feature_blocks.choice_features(graph, node, row[group, choice])
   return Choices(np.where(row < 0, ABSENT, row).astype(np.int32),
                  graph.config_node.astype(np.int32), graph.configs.node_group.astype(np.int32),
                  feat, weight.astype(np.float32))

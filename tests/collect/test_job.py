@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import random_graphs
 
-from tpugraphs_jax.collect import labels, worker
+from tpugraphs_jax.collect import job as job_lib, labels
 from tpugraphs_jax.collect.job import Job
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import npz
@@ -32,7 +32,7 @@ def job(tmp_path):
 
 
 def _is_finished(job, header=_HEADER):
-  return worker.is_finished(job, header, labels.BytesEstimate())
+  return job_lib.is_finished(job, header, labels.BytesEstimate())
 
 
 def _change(job, **fields):

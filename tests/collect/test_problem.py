@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax import collect, hlo
-from tpugraphs_jax.collect import choosing, node_rows
-from tpugraphs_jax.hlo import estimates
+from tpugraphs_jax.collect import choosing, labels, problem
+from tpugraphs_jax.hlo import tpu_kernels
 
 _X = jax.ShapeDtypeStruct((4, 6), jnp.float32)
 _W = jax.ShapeDtypeStruct((6, 8), jnp.float32)
@@ -33,9 +33,9 @@ def _tensors(row):
 def test_a_node_takes_the_orders_of_its_equation():
   found = collect.choices(_product, _X, _W, operands=True)
   graph = hlo.featurize(collect.apply(_product, found.default), _X, _W)
-  rows, = node_rows.option_rows(graph, found)
+  rows, = problem.option_rows(graph, found)
   assert [tuple(_tensors(row)) for row in rows] == list(found.groups[0].options)
-  assert node_rows.node_groups(graph, found).tolist() == [0]
+  assert problem.node_groups(graph, found).tolist() == [0]
 
 
 @pytest.mark.parametrize("shapes, expected", [
@@ -48,7 +48,7 @@ def test_a_node_takes_the_orders_of_its_equation():
 def test_orders_are_written_for_the_dimensions_of_the_node(shapes, expected):
   found = collect.choices(_product, _X, _W, operands=True)
   option = found.groups[0].options.index(((0, 1), (1, 0), (0, 1)))
-  rows, = node_rows.option_rows(_dot_graph(*shapes), found)
+  rows, = problem.option_rows(_dot_graph(*shapes), found)
   assert _tensors(rows[option]) == expected
   assert _tensors(rows[0]) == [(), (), ()]
 
@@ -61,7 +61,7 @@ def test_only_options_that_the_graph_tells_apart_are_drawn_from():
       "no such group": _dot_graph((4, 8), (4, 6), (6, 8), group=5),
       "no such opcode": _dot_graph((4, 8), (4, 6), (6, 8), opcode="reshape"),
   }
-  count = {name: len(node_rows.visible_options(graph, found)[0])
+  count = {name: len(problem.visible_options(graph, found)[0])
            for name, graph in graphs.items()}
   assert count == {"whole": 9, "an operand of another shape": 5, "no such group": 1,
                    "no such opcode": 1}
@@ -70,17 +70,17 @@ def test_only_options_that_the_graph_tells_apart_are_drawn_from():
 def test_configurations_hold_the_rows_and_labels_of_their_choices():
   found = collect.choices(_product, _X, _W, operands=True)
   graph = _dot_graph((4, 8), (4, 6), (6, 8))
-  configs = node_rows.layout_configs(
+  configs = problem.layout_configs(
       graph, found, np.array([[0], [8], [3]]), np.array([5, 7, 6]))
-  rows, = node_rows.option_rows(graph, found)
+  rows, = problem.option_rows(graph, found)
   np.testing.assert_array_equal(configs.decode(np.arange(3))[:, 0], rows[[0, 8, 3]])
   assert configs.runtime_ns.tolist() == [5, 7, 6]
 
 
 def test_every_kernel_is_of_one_group_or_of_the_rest():
   tag = f"jit(f)/{choosing.SCOPE}"
-  kernels = [estimates.KernelCycles((f"{tag}3/dot_general", f"{tag}1/reshape"), 5),
-             estimates.KernelCycles(("jit(f)/add", f"{tag}1/dot_general"), 7),
-             estimates.KernelCycles(("jit(f)/add",), 11), estimates.KernelCycles((), 0),
-             estimates.KernelCycles((f"{tag}12/{choosing.SCOPE}3/dot_general",), 13)]
-  assert node_rows.cycles_by_group(kernels) == {"3": [5, 13], "1": [7], "rest": [11, 0]}
+  kernels = [tpu_kernels.KernelCycles((f"{tag}3/dot_general", f"{tag}1/reshape"), 5),
+             tpu_kernels.KernelCycles(("jit(f)/add", f"{tag}1/dot_general"), 7),
+             tpu_kernels.KernelCycles(("jit(f)/add",), 11), tpu_kernels.KernelCycles((), 0),
+             tpu_kernels.KernelCycles((f"{tag}12/{choosing.SCOPE}3/dot_general",), 13)]
+  assert labels.cycles_by_group(kernels) == {"3": [5, 13], "1": [7], "rest": [11, 0]}

@@ -1,0 +1,280 @@
+"""Configurations to choose from for a program or kernel of one's own, in the data set's forms.
+
+Layouts. A configurable node chooses, for each of its tensors, an order of dimensions
+from minor to major. What it can choose follows the released graphs: convolution and
+dot order two dimensions of output, input and kernel each, and reshape orders all
+dimensions such that no element moves in memory.
+
+Tiles. The data set gives a tile as the number of vector registers along each
+dimension, from major to minor: a register holds 8 elements of the second-minor
+dimension and 128 of the minor one, or 1,024 of a vector's only dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+
+from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, MAX_RANK
+from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
+from tpugraphs_jax.hlo import features, module_graph, proto
+
+Dims = tuple[int, ...]
+Row = tuple[int, ...]  # 18 integers
+_DEFAULT = (-1,) * LAYOUT_CONFIG_FEATURES
+_OPERANDS = {"convolution": 2, "dot": 2, "reshape": 1}
+
+_LANES = 128
+_SUBLANES = 8
+# The largest tile, in registers, of the released kernels that were looked at.
+_MAX_REGISTERS = 2400
+
+# Up to this many combinations all are listed; more are drawn in at most so many rounds.
+_LISTED = 1 << 17
+_ROUNDS = 50
+
+
+def layout_configs(graph: module_graph.HloGraph, n: int, seed: int = 0) -> LayoutConfigs:
+  """Up to `n` distinct layout configurations of a graph, not labelled.
+
+  The first one leaves every node to the compiler. Nodes with the same opcode,
+  shapes and dimension numbers decide together, as equivalent nodes do in the
+  data set; a graph with few choices has fewer than `n` configurations.
+
+  Args:
+    graph: a graph from `featurize`; its `config_node` are the nodes that choose.
+    n: how many configurations.
+    seed: of the sample, where there are more than `n`.
+
+  Raises:
+    ValueError: no node is configurable, or one of them is inconsistent.
+  """
+  if not len(graph.config_node):
+    raise ValueError(f"{graph.name}: no configurable node, expected a convolution, dot or "
+                     "reshape")
+  decisions = _decisions(graph)
+  groups = {decision: column for column, decision in enumerate(dict.fromkeys(decisions))}
+  row_id: dict[Row, int] = {}
+  for group in groups:
+    for each in group.rows:
+      row_id.setdefault(each, len(row_id))
+  choice = distinct_choices([len(group.rows) for group in groups], n, seed=seed)
+  group_row = np.empty(choice.shape, np.min_scalar_type(len(row_id) - 1))
+  for group, column in groups.items():
+    group_row[:, column] = np.array([row_id[each] for each in group.rows])[choice[:, column]]
+  return LayoutConfigs(
+      rows=np.array(list(row_id), np.int8),
+      node_group=np.array([groups[decision] for decision in decisions], np.int32),
+      group_row=group_row,
+      runtime_ns=np.zeros(len(choice), np.int64))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Decision:
+  """What a node chooses from; nodes whose decisions are equal decide together."""
+
+  opcode: str
+  shapes: tuple[Dims, ...]  # of the output, then of the operands
+  rows: tuple[Row, ...]  # the default first
+
+
+def _decisions(graph: module_graph.HloGraph) -> list[_Decision]:
+  """One decision per configurable node."""
+  nodes, position = proto.instructions(graph.module), proto.positions(graph.module)
+  decisions = []
+  for index in graph.config_node:
+    node = nodes[index]
+    operands = [nodes[position[operand]] for operand in node.operand_ids]
+    if len(operands) != _OPERANDS.get(node.opcode, -1):
+      raise ValueError(f"{graph.name}: configurable node {node.name!r} is {node.opcode!r} "
+                       f"with {len(operands)} operands, expected a convolution or dot "
+                       "with 2 or a reshape with 1")
+    shapes = tuple(tuple(each.shape.dimensions) for each in (node, *operands))
+    fits = max(map(len, shapes)) <= MAX_RANK
+    rows = [row(orders) for orders in _orders(node, shapes)] if fits else []
+    decisions.append(
+        _Decision(node.opcode, shapes, tuple(dict.fromkeys([_DEFAULT, *rows]))))
+  return decisions
+
+
+def _orders(
+    node: proto.HloInstructionProto, shapes: Sequence[Dims]
+) -> Iterator[tuple[Dims, ...]]:
+  """All combinations of orders of a node's tensors."""
+  if node.opcode == "reshape":
+    return reshape_orders(*shapes)
+  if node.opcode == "dot":
+    return pair_orders(last_two(shape) for shape in shapes)
+  numbers = node.convolution_dimension_numbers
+  pairs = (
+      (numbers.output_batch_dimension, numbers.output_feature_dimension),
+      (numbers.input_batch_dimension, numbers.input_feature_dimension),
+      (numbers.kernel_input_feature_dimension, numbers.kernel_output_feature_dimension))
+  for pair, shape in zip(pairs, shapes):
+    if len({*pair}) != 2 or not {*pair} <= {*range(len(shape))}:
+      raise ValueError(f"convolution {node.name!r} has dimension numbers {pair} for a tensor "
+                       f"of {len(shape)} dimensions")
+  return pair_orders(pairs)
+
+
+def last_two(shape: Sequence[int]) -> Dims:
+  """The dimensions of a dot's tensor that are ordered: the last two, or all of fewer."""
+  return tuple(range(len(shape)))[-2:]
+
+
+def pair_orders(pairs: Iterable[Dims]) -> Iterator[tuple[Dims, ...]]:
+  """Every combination of both orders of each pair; a single dimension has one order."""
+  return itertools.product(*(dict.fromkeys([pair, pair[::-1]]) for pair in pairs))
+
+
+def reshape_orders(output: Dims, operand: Dims) -> Iterator[tuple[Dims, Dims]]:
+  """Orders of output and input between which no element moves.
+
+  The dimensions fall into parts of equal size on both sides. A part keeps its
+  order inside; the parts are permuted alike on both sides, and dimensions of
+  size 1, which do not matter, are the most major.
+  """
+  parts = _equal_parts(output, operand)
+  for permuted in itertools.permutations(parts):
+    yield tuple(
+        tuple(itertools.chain.from_iterable(reversed(part[side]) for part in permuted))
+        + tuple(dim for dim in reversed(range(len(shape))) if shape[dim] == 1)
+        for side, shape in enumerate((output, operand)))
+
+
+def _equal_parts(first: Dims, second: Dims) -> list[tuple[Dims, Dims]]:
+  """The smallest runs of dimensions of two shapes with equally many elements.
+
+  Dimensions of size 1 are in no part. Shapes without elements, or with different
+  numbers of them, are one part.
+  """
+  dims = [[dim for dim, size in enumerate(shape) if size != 1] for shape in (first, second)]
+  if math.prod(first) != math.prod(second) or min((*first, *second), default=1) < 1:
+    return [(tuple(dims[0]), tuple(dims[1]))]
+  parts = []
+  while dims[0]:
+    part = ([dims[0].pop(0)], [dims[1].pop(0)])
+    sizes = [first[part[0][0]], second[part[1][0]]]
+    while sizes[0] != sizes[1]:
+      smaller = int(sizes[1] < sizes[0])
+      part[smaller].append(dims[smaller].pop(0))
+      sizes[smaller] *= (first, second)[smaller][part[smaller][-1]]
+    parts.append((tuple(part[0]), tuple(part[1])))
+  return parts
+
+
+def row(orders: Sequence[Dims]) -> Row:
+  """The 18 integers of a node: six per tensor, minor to major, then -1."""
+  filled = [(*order, *(-1,) * (MAX_RANK - len(order))) for order in orders]
+  return tuple(itertools.chain(*filled, _DEFAULT))[:LAYOUT_CONFIG_FEATURES]
+
+
+def tile_configs(graph: module_graph.HloGraph, n: int, seed: int = 0) -> TileConfigs:
+  """Up to `n` distinct tile sizes of a kernel, not labelled.
+
+  The last convolution or dot has bounds for its output and its kernel. A kernel
+  without one has output bounds for its largest array, as a reduction has for
+  what it reduces. A bound divides the number of registers or is a power of two,
+  and a tile has at most 2,400 registers, the most that the data set shows.
+
+  Args:
+    graph: a graph from `featurize`.
+    n: how many configurations; a small kernel has fewer.
+    seed: of the sample, where there are more than `n`.
+
+  Raises:
+    ValueError: the graph has no array that a tile could cut.
+  """
+  blocks = [[_bounds(size) for size in _registers(shape)] for shape in _tiled_shapes(graph)]
+  options = [bounds for block in blocks for bounds in block]
+  if not options:
+    raise ValueError(f"{graph.name}: no array with a dimension, expected one to tile")
+  block_of = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+
+  def bounds_of(choices: np.ndarray) -> np.ndarray:
+    return np.stack(
+        [np.array(bounds)[choices[:, k]] for k, bounds in enumerate(options)], axis=1)
+
+  def fits(choices: np.ndarray) -> np.ndarray:
+    bounds = bounds_of(choices).astype(np.float64)  # int64 would wrap
+    return np.all([bounds[:, block_of == block].prod(axis=1) <= _MAX_REGISTERS
+                   for block in range(len(blocks))], axis=0)
+
+  choices = distinct_choices([len(bounds) for bounds in options], n, seed=seed, accept=fits)
+  bounds = bounds_of(choices)
+  return TileConfigs(
+      features.tile_features(
+          bounds[:, block_of == 1], bounds[:, block_of == 0], np.zeros((len(bounds), 0), int)),
+      runtime_ns=np.zeros(len(bounds), np.int64),
+      normalizer_ns=np.ones(len(bounds), np.int64))
+
+
+def _tiled_shapes(graph: module_graph.HloGraph) -> list[proto.ShapeProto]:
+  """The output, and for a convolution or dot its kernel."""
+  nodes = proto.instructions(graph.module)
+  contractions = [node for node in nodes
+                  if node.opcode in ("convolution", "dot") and len(node.operand_ids) == 2]
+  if contractions:
+    kernel = nodes[proto.positions(graph.module)[contractions[-1].operand_ids[1]]]
+    return [contractions[-1].shape, kernel.shape]
+  arrays = [node.shape for node in nodes if node.shape.dimensions]
+  return [max(arrays, key=lambda shape: math.prod(shape.dimensions))] if arrays else []
+
+
+def _registers(shape: proto.ShapeProto) -> list[int]:
+  """How many registers each dimension takes, from major to minor."""
+  minor_to_major = list(shape.layout.minor_to_major)
+  rank = len(shape.dimensions)
+  if sorted(minor_to_major) != list(range(rank)):
+    minor_to_major = list(reversed(range(rank)))
+  sizes = [max(1, shape.dimensions[dim]) for dim in minor_to_major]
+  units = [_LANES * _SUBLANES] if rank == 1 else [_LANES, _SUBLANES]
+  for k, unit in enumerate(units[:rank]):
+    sizes[k] = -(-sizes[k] // unit)
+  return sizes[::-1]
+
+
+def _bounds(size: int) -> list[int]:
+  """The divisors of `size` and the powers of two below it, up to the largest tile."""
+  return [bound for bound in range(1, min(size, _MAX_REGISTERS) + 1)
+          if size % bound == 0 or bound & (bound - 1) == 0]
+
+
+def distinct_choices(
+    options: Sequence[int], n: int, *, seed: int,
+    accept: Callable[[np.ndarray], np.ndarray] = lambda choices: np.ones(len(choices), bool),
+) -> np.ndarray:
+  """At most `n` distinct combinations of independent choices, `[C, len(options)]` int64.
+
+  Args:
+    options: the number of options of each choice: at least one choice, all positive.
+    n: how many combinations; all of them where there are fewer.
+    seed: of the draw.
+    accept: of combinations `[c, len(options)]`, which ones are allowed, `[c]` bool.
+
+  Returns:
+    Option numbers in ascending order of combinations. The combination of all first
+    options is among them where it is allowed.
+  """
+  if n < 1:
+    raise ValueError(f"n is {n}, expected at least one configuration")
+  rng = np.random.default_rng(seed)
+  total = math.prod(options)
+  if total <= max(n, _LISTED):
+    found = np.stack(np.unravel_index(np.arange(total), tuple(options)), axis=1)
+    found = found[accept(found)]
+  else:
+    found = np.zeros((1, len(options)), np.int64)
+    found = found[accept(found)]
+    for _ in range(_ROUNDS):
+      drawn = rng.integers(0, options, (n, len(options)))
+      found = np.unique(np.concatenate([found, drawn[accept(drawn)]]), axis=0)
+      if len(found) >= n:
+        break
+  if len(found) <= n:
+    return found
+  return found[np.append(0, 1 + np.sort(rng.choice(len(found) - 1, n - 1, replace=False)))]
