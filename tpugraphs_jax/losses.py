@@ -75,13 +75,8 @@ def clip_norm(scores: jax.Array, where: jax.Array, largest: float) -> jax.Array:
 
 
 def listmle(
-    scores: jax.Array,
-    labels: jax.Array,
-    *,
-    where: jax.Array | None = None,
-    temperature: float = 1.0,
-    key: jax.Array | None = None,
-    noise: Noise = Noise(),
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
+    temperature: float = 1.0, key: jax.Array | None = None, noise: Noise = Noise(),
 ) -> LossSum:
   """ListMLE: negative log likelihood of the order from slowest to fastest.
 
@@ -125,13 +120,8 @@ def _shaken(labels, where, key, noise: Noise):
 
 
 def pairwise_hinge(
-    scores: jax.Array,
-    labels: jax.Array,
-    *,
-    where: jax.Array | None = None,
-    margin: float = 1.0,
-    reduction: str = "items",
-    noise: Noise = Noise(),
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
+    reduction: str = "items", noise: Noise = Noise(),
 ) -> LossSum:
   """Hinge over ordered pairs: sum of relu(margin - (s_i - s_j)) where y_i > y_j.
 
@@ -148,13 +138,8 @@ def pairwise_hinge(
 
 
 def diff_mat(
-    scores: jax.Array,
-    labels: jax.Array,
-    *,
-    where: jax.Array | None = None,
-    margin: float = 0.005,
-    reduction: str = "pairs",
-    noise: Noise = Noise(),
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 0.005,
+    reduction: str = "pairs", noise: Noise = Noise(),
 ) -> LossSum:
   """Hinge counted in margins, relu(1 - (s_i - s_j) / margin), for scores in the target's unit.
 
@@ -173,12 +158,8 @@ def diff_mat(
 
 
 def pairwise_logistic(
-    scores: jax.Array,
-    labels: jax.Array,
-    *,
-    where: jax.Array | None = None,
-    reduction: str = "items",
-    noise: Noise = Noise(),
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
+    reduction: str = "items", noise: Noise = Noise(),
 ) -> LossSum:
   """Logistic over ordered pairs: sum of log(1 + exp(s_j - s_i)) where y_i > y_j.
 
@@ -227,11 +208,7 @@ def dcg_hinge(
 
 
 def inverse_log_hinge(
-    scores: jax.Array,
-    labels: jax.Array,
-    *,
-    where: jax.Array | None = None,
-    margin: float = 1.0,
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
     noise: Noise = Noise(),
 ) -> LossSum:
   """-1 / log(2 + h), h the sum of the hinges of a list's pairs; mean over lists.
@@ -505,15 +482,9 @@ def parse_losses(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def loss_sums(
-    losses: WeightedLosses,
-    scores: jax.Array,
-    labels: jax.Array,
-    *,
-    where: jax.Array | None = None,
-    temperature: float = 1.0,
-    key: jax.Array | None = None,
-    options: Options = Options(),
-    axis: str | None = None,
+    losses: WeightedLosses, scores: jax.Array, labels: jax.Array, *,
+    where: jax.Array | None = None, temperature: float = 1.0, key: jax.Array | None = None,
+    options: Options = Options(), axis: str | None = None,
 ) -> LossSum:
   """Totals and counts, both `[len(losses)]` float32, of each loss in `losses`.
 

@@ -15,7 +15,7 @@ import json
 import os
 from pathlib import Path
 import shutil
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging
 import jax
@@ -78,22 +78,6 @@ class Keys:
             np.where(is_given[..., None, :], fresh, self.entries))
 
 
-class History(Protocol):
-  """A table with entries of P numbers each. Axis 0 of rows and values is devices."""
-
-  def read(self, rows: np.ndarray) -> Stale:
-    """Values of entries `rows [devices, ...]`; absent ones are unknown zeros."""
-
-  def write(self, rows: np.ndarray, values: jax.Array) -> None:
-    """Stores `values [devices, ..., P]`; absent rows are left out."""
-
-  def save(self, folder: Path) -> None:
-    """Writes the table into an existing folder."""
-
-  def restore(self, folder: Path) -> None:
-    """Reads the files of `save`."""
-
-
 def _read(value, is_written, rows):
   return Stale(value.at[rows].get(mode="fill", fill_value=0),
                is_written.at[rows].get(mode="fill", fill_value=False))
@@ -108,7 +92,7 @@ def _write(value, is_written, rows, new):
 
 
 class DeviceHistory:
-  """A table on the devices; writing updates it in place.
+  """A table on the devices; writing updates it in place. Axis 0 of rows and values is devices.
 
   Args:
     entries: number of entries.
@@ -125,20 +109,22 @@ class DeviceHistory:
     self._value, self._is_written = zeros(np.zeros(parallel.local_device_count()))
 
   def read(self, rows: np.ndarray) -> Stale:
-    """Values of entries `rows [devices, ...]`; see `History`."""
+    """Values of entries `rows [devices, ...]`; absent ones are unknown zeros."""
     return self._read(self._value, self._is_written, rows.astype(np.int32))
 
   def write(self, rows: np.ndarray, values: jax.Array) -> None:
-    """Stores `values [devices, ..., P]`; see `History`."""
+    """Stores `values [devices, ..., P]`; absent rows are left out."""
     self._value, self._is_written = self._write(
         self._value, self._is_written, rows.astype(np.int32), values)
 
   def save(self, folder: Path) -> None:
+    """Writes the table into an existing folder."""
     if parallel.is_primary():
       for name, array in (("value", self._value), ("is_written", self._is_written)):
         parallel.unreplicate(array).tofile(folder / name)
 
   def restore(self, folder: Path) -> None:
+    """Reads the files of `save`."""
     def load(name, array):
       saved = None
       if parallel.is_primary():
@@ -169,7 +155,7 @@ class HostHistory:
     self._is_written = create("is_written", np.bool_, "w+", 0, (entries,))
 
   def read(self, rows: np.ndarray) -> Stale:
-    """Values of entries `rows [devices, ...]`; see `History`."""
+    """Values of entries `rows [devices, ...]`; absent ones are unknown zeros."""
     is_there = rows < self._entries
     safe = np.where(is_there, rows, 0)
     known = is_there & self._is_written[safe]
@@ -178,7 +164,7 @@ class HostHistory:
     return Stale(value, known)
 
   def write(self, rows: np.ndarray, values: jax.Array) -> None:
-    """Stores `values [devices, ..., P]` of all processes; see `History`."""
+    """Stores `values [devices, ..., P]` of all processes; absent rows are left out."""
     local = (rows.reshape(-1), np.asarray(values).reshape(rows.size, -1))
     for entry, new in parallel.gather_objects(local):
       is_there = entry < self._entries
@@ -186,12 +172,14 @@ class HostHistory:
       self._is_written[entry[is_there]] = True
 
   def save(self, folder: Path) -> None:
+    """Writes the table into an existing folder."""
     if parallel.is_primary():
       for array in (self._value, self._is_written):
         array.flush()
         shutil.copyfile(array.filename, folder / Path(array.filename).name)
 
   def restore(self, folder: Path) -> None:
+    """Reads the files of `save`."""
     for array in (self._value, self._is_written):
       saved = None
       if parallel.is_primary():
@@ -199,9 +187,10 @@ class HostHistory:
       parallel.copy_from_primary(saved, array)
 
 
-def create(
-    keys: Keys, *, width: int, dtype: str, place: str, folder: Path
-) -> DeviceHistory | HostHistory:
+History = DeviceHistory | HostHistory
+
+
+def create(keys: Keys, *, width: int, dtype: str, place: str, folder: Path) -> History:
   """The table where it fits, after its size has been logged.
 
   Args:
@@ -333,7 +322,7 @@ class Snapshots:
         raise FileNotFoundError(f"{folder} is missing, the history table of the newest checkpoint: "
                                 "train again in another --workdir")
       _check_files(folder)
-      if saved.get("sha256", expected := self._digest(name)["sha256"]) != expected:
+      if saved.get("sha256") != self._digest(name)["sha256"]:
         raise ValueError(f"{folder} is of another run: it is not the history table of the newest "
                          "checkpoint. Put that table back, or train again in another --workdir")
     self._history.restore(folder)
@@ -345,7 +334,7 @@ def _card(folder: Path) -> dict[str, Any]:
   path = folder / _CARD
   try:
     card = files_lib.unsealed(json.loads(path.read_text()))
-    return {"identity": card["identity"], "sha256": dict(card.get("sha256", {}))}
+    return {"identity": card["identity"], "sha256": dict(card["sha256"])}
   except (ValueError, KeyError, TypeError, OSError) as error:
     raise ValueError(f"{path} is damaged ({error}): train again in another --workdir") from None
 
