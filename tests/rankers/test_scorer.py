@@ -71,7 +71,8 @@ def test_every_configuration_gets_its_own_score_in_order(
     monkeypatch, devices, graphs_per_batch, configs_per_batch):
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   graphs = tile_graphs(SIZES)
-  encoder = scorer_lib.Encoder(read_number, assemble_tile, graphs=graphs_per_batch, configs=configs_per_batch)
+  encoder = scorer_lib.Encoder(
+      read_number, assemble_tile, graphs=graphs_per_batch, configs=configs_per_batch)
   assert_equal_lists(scores_of(encoder, {}, graphs), numbers_of(graphs))
 
 

@@ -3,7 +3,7 @@
     graphs -> pieces -> units -> batches -> network, on all devices -> outputs of each graph
 
 An `Encoder` runs a network over graphs. A unit is one piece of a graph with one chunk of
-its configurations. Units are packed into batches of the types that training has. The
+its configurations. Units are packed into batches of the same structure as in training. The
 batches are spread over all devices and processes, and every process gets all outputs. A
 `Scorer` adds what holds whatever the family: equal configurations get equal scores, and a
 score that is not finite is an error.

@@ -91,7 +91,7 @@ def everywhere(x: Nodes, slates: Slates) -> jax.Array:
 
 
 def aligned(slates: Slates, *parts: Nodes) -> list[Nodes]:
-  """The same features, all in one form and with the same hop."""
+  """The parts in one form: all plain, or all split with the same hop."""
   if any(not isinstance(part, SplitNodes) for part in parts):
     return [everywhere(part, slates) for part in parts]
   hop = max(part.hop for part in parts)
@@ -99,7 +99,7 @@ def aligned(slates: Slates, *parts: Nodes) -> list[Nodes]:
 
 
 def combine(function: Callable[..., jax.Array], slates: Slates, *parts: Nodes) -> Nodes:
-  """`function` of single nodes on features of several: `[..., F1], [..., F2] -> [..., F]`.
+  """Applies `function`, which acts on single nodes: `[..., F1], [..., F2] -> [..., F]`.
 
   Parts with one configuration are repeated where others have all.
   """
@@ -146,7 +146,7 @@ def sum_neighbours(x: Nodes, slates: Slates, direction: str, *, own: bool = Fals
 def chosen(
     x: Nodes, slates: Slates, *, configurable: bool = False
 ) -> tuple[SplitNodes, pooling.Chosen]:
-  """Either form as poolings take it, with the real nodes of each graph.
+  """Features and the real nodes of each graph, as the functions of `nn.pooling` take them.
 
   Args:
     x: `[N, C, F]` in either form.

@@ -32,7 +32,7 @@ from tpugraphs_jax.nn.split_nodes import SplitNodes, divide_nodes, grow, nodes_w
 from tpugraphs_jax.nn.split_nodes import split_neighbour_sum
 from tpugraphs_jax.rankers import base
 
-# When the network looks at a sampled block of nodes alone: never, always, in training.
+# Networks that look only at a sampled block of nodes: never, always, in training.
 DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
 # Whose messages the sums of a round add up, by normalisation.
 NORMALIZATIONS = {"sym": (BOTH,), "asym": (USERS, OPERANDS)}
@@ -132,7 +132,7 @@ class ResModel(base.Network):
 
   @property
   def directions(self) -> tuple[str, ...]:
-    """The directions that messages of a round come from, one sum each."""
+    """The neighbours that a round sums messages of, one sum for each entry."""
     return NORMALIZATIONS[self.adj_normalization]
 
   def setup(self):

@@ -148,7 +148,7 @@ def _others(slates, graphs: int, fresh: int, layout) -> tuple[Others, ...]:
 
 
 def align(batches: Sequence[SegmentBatch]) -> list[SegmentBatch]:
-  """Batches of several devices; where there are fewer others, some are added that count nothing."""
+  """Batches of several devices; a device with fewer `others` gets empty ones up to the most."""
   rounds = max(len(batch.others) for batch in batches)
   fill = next((batch.others[-1] for batch in batches if batch.others), None)
   if fill is not None:

@@ -1,10 +1,10 @@
 """Pairs of configurable nodes whose layouts meet: one reaches the other, or both a third node.
 
-Layouts meet along the uses of tensors. From a configurable node its output goes on
-through nodes that are not configurable, which take over its layout or not, until it
-comes to another configurable node (a direct pair), or to a node that another one has
-come to through a different operand (a meeting). At either place a copy may be needed
-when the two were given layouts that do not fit.
+Layouts meet along the uses of tensors. The output of a configurable node passes through
+nodes that are not configurable, which may keep its layout. It ends at another configurable
+node (a direct pair), or meets the output of another configurable node at a node that the
+two enter by different operands (a meeting). There a copy may be needed if the two layouts
+do not fit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The choices of configurations as small numbers, each of which has a cost in a score table.
 
-A score table prices a program once: a cost for every choice of a group of nodes (a
-unary term) and for every two choices of groups whose layouts meet (a pair term).
-Choices are counted within each group, over the rows that occur there:
+A score table has a cost for every choice of a group of nodes (a unary term) and for every
+two choices of groups whose layouts meet (a pair term). Choices are numbered within each
+group, over the rows that occur there:
 
     choice of a group         0, 1, ... for the rows that configurations give it
     configuration             its choice in every group
