@@ -81,7 +81,8 @@ def measure(source: str, model: str, budget: int, seeds: int) -> dict[str, objec
 
   def label(candidates: Sequence[tuning.Numbers]) -> dict[tuning.Numbers, int]:
     new = [numbers for numbers in candidates if numbers not in known]
-    known.update(problem.labels_of(new) if new else {})
+    found = problem.raw_labels(new) if new else {}
+    known.update({numbers: problem.label.value(raw) for numbers, raw in found.items()})
     return {numbers: known[numbers] for numbers in candidates if numbers in known}
 
   figures, started = {}, time.monotonic()

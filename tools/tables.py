@@ -33,7 +33,7 @@ import tables_quality
 import tpu_compile
 import tune
 
-_TABLE = re.compile(r"(<!-- table: (.+?) -->\n\n).*?(\n\n<!-- end of table -->)", re.S)
+_TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.S)
 _SEEDS = (0, 1, 2)
 _LAYOUTS = ("layout:xla:random", "layout:xla:default", "layout:nlp:random", "layout:nlp:default")
 _RANDOM, _CEILING = "random order", "ceiling (no noise)"
@@ -174,7 +174,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def written(text: str) -> str:
   """A page with its tables as they are recorded."""
-  return _TABLE.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+  return _TABLE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
 
 
 def main() -> None:

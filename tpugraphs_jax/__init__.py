@@ -14,13 +14,14 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Ensemble", "OpGraph", "hlo", "load", "propose", "rank", "read_layout", "read_tile",
-           "tune"]
+__all__ = ["Ensemble", "OpGraph", "explain", "hlo", "load", "propose", "rank", "read_layout",
+           "read_tile", "tune"]
 
 # Loaded when first used: importing the package stays quick.
 _HOMES = {
     "Ensemble": "tpugraphs_jax.serve.ensemble",
     "OpGraph": "tpugraphs_jax.graph",
+    "explain": "tpugraphs_jax.serve.ranker",
     "load": "tpugraphs_jax.serve.ranker",
     "propose": "tpugraphs_jax.serve.ranker",
     "rank": "tpugraphs_jax.serve.ranker",

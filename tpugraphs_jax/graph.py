@@ -20,6 +20,10 @@ from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, LAYOUT_VALUE_RANGE, MA
 
 DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"  # of the commands
 SPLITS = ("train", "valid", "test")
+# Stages of compilation at which a program becomes a graph.
+LOWERED = "as jax lowers it"
+BEFORE_LAYOUTS = "before layout assignment"  # as the released layout graphs
+OPTIMIZED = "after all optimisations"
 
 
 class _Configs:
@@ -116,6 +120,12 @@ class OpGraph:
   config_node: np.ndarray  # [K] int32 configurable nodes; empty for tiles
   configs: TileConfigs | LayoutConfigs | None = None
   store: Path | None = None  # its folder in the random-access store (`data.store`)
+  stage: str = ""  # such as `before layout assignment for tpu:v3`; empty where not known
+
+  def __repr__(self) -> str:
+    configs = "no" if self.configs is None else f"{len(self.configs):,}"
+    return (f"<{type(self).__name__} {self.name}: {self.num_nodes:,} nodes, {self.num_edges:,} "
+            f"edges, {len(self.config_node):,} configurable, {configs} configurations>")
 
   @property
   def num_nodes(self) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 import types
 import importlib.util
 import itertools
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,7 @@ class Oracle:
   def __init__(self, problem, cost, *, tables=False):
     self.problem, self.cost, self.asked = problem, cost, []
     self.family = types.SimpleNamespace(can_propose=tables)
+    self.about = {"labels": {"label": "measured", "platform": "cpu"}}
 
   def rank(self, graph):
     numbers = self.problem.numbers_of(graph)
@@ -64,10 +66,10 @@ def _labelled_by(monkeypatch, cost, failing=()):
   """Labels are costs; what was labelled is noted."""
   tried = []
 
-  def labels_of(problem, candidates):
+  def raw_labels(problem, candidates):
     tried.extend(candidates)
-    return {each: cost(each) for each in candidates if each not in failing}
-  monkeypatch.setattr(problems.Problem, "labels_of", labels_of)
+    return {each: {"seconds": [cost(each) / 1e9]} for each in candidates if each not in failing}
+  monkeypatch.setattr(problems.Problem, "raw_labels", raw_labels)
   return tried
 
 
@@ -108,6 +110,11 @@ def test_the_most_promising_are_tried_and_the_best_of_them_wins(monkeypatch, pro
     assert _cost(best) == min(map(_cost, every))
   assert found.ratio == .9 and found.interval == (.85, .95)
   assert "takes 0.900 (0.850 to 0.950) of the measured time" in str(found)
+  assert [change.operation for change in found.changes] == [
+      str(group) for group, number in zip(problem.choices.groups, best) if number]
+  for change in found.changes:
+    assert change.lines[0].startswith("test_tuning.py:") and change.cycles is None
+    assert f"{change.operation}  " in str(found) and change.lines[0] in str(found)
   args = _arrays()
   np.testing.assert_allclose(
       jax.jit(found.function)(*args), jax.jit(_net)(*args), rtol=1e-5, atol=1e-5)
@@ -149,9 +156,9 @@ def test_a_small_space_of_output_orders_is_drawn_whole():
 
 def test_labels_on_this_machine_are_nanoseconds(monkeypatch, problem):
   monkeypatch.setattr(measure, "_time", lambda *args: .01)
-  found = problem.labels_of(_drawn(problem, 3))
+  found = problem.raw_labels(_drawn(problem, 3))
   assert list(found) == _drawn(problem, 3)
-  assert set(found.values()) == {10_000_000}
+  assert set(map(problem.label.value, found.values())) == {10_000_000}
 
 
 def test_mistakes_are_said_in_one_line(monkeypatch, problem):
@@ -168,11 +175,58 @@ def test_mistakes_are_said_in_one_line(monkeypatch, problem):
     tpugraphs_jax.tune(_net, *_ARGS, model="layout-v9")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None,
-                    reason='libtpu is not installed: pip install "jax[tpu]"')
-def test_for_a_tpu_the_labels_are_its_compilers_estimates():
+def test_a_model_ships_for_the_machine_at_hand(monkeypatch):
+  _labelled_by(monkeypatch, lambda numbers: 100)
+  assert tuning.tune(_net, *_ARGS, budget=2, candidates=9).keeps_default
+
+
+def test_a_model_of_other_labels_is_named(monkeypatch, problem, caplog):
+  _labelled_by(monkeypatch, lambda numbers: 100)
+  with caplog.at_level(logging.WARNING, logger="absl"):
+    tuning.tune(_net, *_ARGS, model="layout-v3-estimate", budget=2, candidates=9)
+  said = [record.getMessage() for record in caplog.records]
+  assert len(said) == 2  # its labels, and the stage of its programs
+  assert "labels of tpu:v3" in said[0] and "before layout assignment" in said[1]
+
+
+_needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason='libtpu is not installed: pip install "jax[tpu]"')
+
+
+@_needs_libtpu
+def test_a_target_without_a_model_that_ships_is_refused():
+  with pytest.raises(ValueError, match="no model ships for tpu:v5e"):
+    tuning.tune(_net, *_ARGS, target="v5e")
+
+
+@_needs_libtpu
+def test_for_a_tpu_changes_say_orders_and_cycles_that_add_up(monkeypatch):
   problem = problems.Problem(_net, _ARGS, labels.TpuEstimate("tpu:v3"))
-  found = problem.labels_of(_drawn(problem, 2))
-  assert len(found) == 2 and min(found.values()) > 0
-  assert isinstance(problem.label, labels.TpuEstimate)
   assert problem.label.what == "estimated time on tpu:v3"
+  default, other = _drawn(problem, 2)
+  raw = problem.raw_labels([default, other])
+  raw[other]["optimal_seconds"] = raw[default]["optimal_seconds"] / 2  # as if it were better
+  monkeypatch.setattr(problems.Problem, "raw_labels", lambda *args: raw)
+  found = tuning.tune(_net, *_ARGS, target="v3", budget=2, candidates=9)
+  (change,), (place,) = found.changes, np.flatnonzero(other)
+  assert found.numbers == other and found.ratio == pytest.approx(.5, rel=1e-3)
+  assert sorted(change.before) == sorted(change.after[0])  # complete orders of one tensor
+  assert change.cycles == tuple(
+      sum(raw[numbers]["cycles"].get(str(place), [])) for numbers in (default, other))
+  total = f"{raw[default]['estimated_cycles']:,} -> {raw[other]['estimated_cycles']:,}"
+  assert total in str(found) and "0.500" in str(found)
+
+
+def test_a_loaded_model_ranks_and_explains_and_every_object_says_itself_in_a_line():
+  graph = tpugraphs_jax.hlo.featurize(_net, *_ARGS).with_layouts(12, seed=3)
+  np.testing.assert_array_equal(
+      graph.configs.group_row, tpugraphs_jax.hlo.layout_configs(graph, 12, 3).group_row)
+  model = tpugraphs_jax.load("layout-cpu-measured")
+  ensemble = tpugraphs_jax.Ensemble(["layout-cpu-measured"])
+  for each in (model, ensemble):
+    np.testing.assert_array_equal(
+        tpugraphs_jax.rank(each, graph)[0], tpugraphs_jax.rank("layout-cpu-measured", graph)[0])
+  assert tpugraphs_jax.explain(model, graph, 1, against=0) == model.explain(graph, 1, against=0)
+  for each in (model, ensemble, graph):
+    assert len(repr(each)) < 100 and "\n" not in repr(each)

@@ -56,7 +56,7 @@ def workdir(tmp_path_factory):
 
 
 def test_the_document_goes_from_functions_to_rankings(workdir, capsys):
-  _example().main([f"--workdir={workdir}", "--configs=50"])
+  _example().main([f"--model={workdir}", "--configs=50"])
   printed = capsys.readouterr().out
   for name in ("resnet_block", "transformer_layer"):
     assert f"{name}: " in printed

@@ -122,3 +122,11 @@ def test_jax_is_not_imported_for_files():
   code = ("import sys; from tpugraphs_jax import hlo; hlo.featurize(b''); "
           "sys.exit('jax' in sys.modules)")
   assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_graph_knows_its_stage_where_its_source_does(tmp_path):
+  lowered = jax.jit(_layer).lower(_X, _W)
+  stages = [hlo.featurize(*source).stage for source in ((_layer, _X, _W), (lowered,))]
+  assert stages == ["as jax lowers it"] * 2
+  assert hlo.featurize(lowered.compile()).stage == "after all optimisations"
+  assert not hlo.featurize(_TEXT).stage

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import jax
 
 from tpugraphs_jax.collect import choosing, measure
+from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED
 from tpugraphs_jax.hlo import proto, sources, tpu, tpu_kernels
 
 Functions = Iterable[tuple[int, Callable[..., Any]]]  # with the numbers of the candidates
@@ -26,11 +27,20 @@ class Label:
     name: of `--label`.
     unit: what `value` counts.
     what: what a label is, in a sentence.
+    target: TPU target, such as `tpu:v3`; None for the device at hand.
+    worth: what a lower label is worth, in a sentence.
   """
 
   name: ClassVar[str]
   unit: ClassVar[str]
   what: ClassVar[str]
+  worth: ClassVar[str]
+  target: str | None = None
+
+  @property
+  def stage(self) -> str:
+    """The stage of compilation of the module from which the graph is made."""
+    return f"{BEFORE_LAYOUTS} for {self.target}" if self.target else LOWERED
 
   def versions(self) -> dict[str, str]:
     """What labels depend on: target or device, and versions."""
@@ -72,6 +82,11 @@ class TpuEstimate(Label):
       "picoseconds, the TPU compiler's optimal_seconds of the program; an estimate and no "
       "measurement")
 
+  worth: ClassVar[str] = (
+      "An estimate of the compiler and no run time. On AlexNet's training step its Kendall tau-b "
+      "with 39,187 times measured on TPU v3 is 0.55; it charges too little or nothing for some "
+      "outputs of convolutions. Measure on the device before you rely on it.")
+
   @property
   def what(self) -> str:
     return f"estimated time on {self.target}"
@@ -111,6 +126,7 @@ class BytesEstimate(Label):
   name: ClassVar[str] = "bytes_estimate"
   unit: ClassVar[str] = "bytes accessed, an estimate of this machine's compiler"
   what: ClassVar[str] = "number of bytes accessed"
+  worth: ClassVar[str] = "An estimate of this machine's compiler and no run time."
 
   def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
     cost = jax.jit(function).lower(*args).compile().cost_analysis()
@@ -128,6 +144,7 @@ class Measured(Label):
   name: ClassVar[str] = "measured"
   unit: ClassVar[str] = "nanoseconds of a call, the minimum of interleaved rounds"
   what: ClassVar[str] = "measured time"
+  worth: ClassVar[str] = "Measured on the device at hand, on random arguments."
 
   def versions(self) -> dict[str, str]:
     return {"platform": jax.devices()[0].platform, **super().versions()}

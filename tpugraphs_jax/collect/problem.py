@@ -58,7 +58,8 @@ class Problem:
     self.function, self.args, self.label, self.seed = function, args, label, seed
     self.name = name or getattr(function, "__name__", "function")
     self.choices = choosing.choices(function, *args, operands=operands)
-    self.graph = dataclasses.replace(hlo.featurize(self._module(module)), name=self.name)
+    self.graph = dataclasses.replace(
+        hlo.featurize(self._module(module)), name=self.name, stage=label.stage)
     self.options = visible_options(self.graph, self.choices)
     if max(map(len, self.options), default=1) < 2:
       raise ValueError(f"{self.name}: no layout of its {len(self.options)} groups of equations "
@@ -102,15 +103,33 @@ class Problem:
         found.append(tuple(int(np.argmax(fit)) for fit in fits))
     return found
 
+  def own_orders(self) -> list[Dims | None]:
+    """The order of each group's output that the compiler chooses by itself, minor to major.
+
+    Compiles the function once. None where equations of the group get different orders, or
+    where no instruction of the optimised program has the group's output.
+    """
+    program = hlo.featurize(self.apply((0,) * len(self.options)), *self.args, optimized=True,
+                            target=self.label.target)
+    found: list[set[Dims]] = [set() for _ in self.options]
+    for node in proto.instructions(program.module):
+      number = choosing.number_in(node.metadata.op_name)
+      group = _group(node, self.choices)
+      axes = _axes(group.shapes[0], tuple(node.shape.dimensions)) if group else None
+      if axes is not None:
+        found[number].add(tuple(axes.index(dim) for dim in node.shape.layout.minor_to_major))
+    return [orders.pop() if len(orders) == 1 else None for orders in found]
+
+  def lines(self, group: int) -> list[str]:
+    """Where a group's equations stand in the user's files: `model.py:12`."""
+    nodes = self.graph.config_node[node_groups(self.graph, self.choices) == group]
+    return sorted({self.graph.origins[node].where for node in nodes} - {""})
+
   def raw_labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, labels.Raw]:
     """What the label found of choices, compared with each other; failed ones are left out."""
     found = dict(self.label.run(enumerate(map(self.apply, candidates)), self.args))
     return {candidates[place]: raw for place, raw in sorted(found.items())
             if not isinstance(raw, Exception)}
-
-  def labels_of(self, candidates: Sequence[Numbers]) -> dict[Numbers, int]:
-    """Labels of choices, as `raw_labels`."""
-    return {numbers: self.label.value(raw) for numbers, raw in self.raw_labels(candidates).items()}
 
 
 def option_rows(op_graph: hlo.HloGraph, choices: choosing.Choices) -> list[np.ndarray]:

@@ -16,10 +16,31 @@ import itertools
 import os
 from typing import Any
 
-from tpugraphs_jax.collect import labels, measure
+from absl import logging
+
+from tpugraphs_jax.collect import choosing, labels, measure
+from tpugraphs_jax.collect.choosing import Orders
+from tpugraphs_jax.collect.labels import Raw
 from tpugraphs_jax.collect.problem import Numbers, Problem
+from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve.ensemble import Ensemble
 from tpugraphs_jax.serve.ranker import Ranker
+
+# The model that ships, by target; None for the machine at hand.
+MODELS = {"tpu:v3": "layout-v3-estimate", None: "layout-cpu-measured"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+  """Equal operations with another order of dimensions than the compiler's own."""
+
+  operation: str  # with types and shapes of output and operands
+  lines: list[str]  # of the user's source, such as `model.py:12`
+  before: Dims | None  # the compiler's own order of the output; None where it is not known
+  # Minor to major, of the output and of operands; empty where it is left to the compiler.
+  after: Orders
+  cycles: tuple[int, int] | None  # estimated, before and after; None where times were measured
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,20 +52,27 @@ class Tuned:
     numbers: the option of every group, all 0 for the compiler's own choice.
     ratio: label of `numbers` by label of the compiler's own choice; 1 where it stays.
     interval: 95 % of resampled ratios, where run times were measured and compared.
-    tried: labels by numbers, of everything that was labelled.
+    raw: everything that was found of each choice that was labelled.
     failed: how many of the tried could not be compiled or computed something else.
     ranked: how many candidates the model ranked.
-    what: what a label is, such as `estimated time on tpu:v3`.
+    label: how choices were labelled.
+    changes: of operations, against the compiler's own choice.
   """
 
   function: Callable[..., Any]
   numbers: Numbers
   ratio: float
   interval: tuple[float, float] | None
-  tried: dict[Numbers, int]
+  raw: dict[Numbers, Raw]
   failed: int
   ranked: int
-  what: str
+  label: labels.Label
+  changes: list[Change]
+
+  @property
+  def tried(self) -> dict[Numbers, int]:
+    """Labels by numbers, of everything that was labelled, the compiler's own choice first."""
+    return {numbers: self.label.value(raw) for numbers, raw in self.raw.items()}
 
   @property
   def keeps_default(self) -> bool:
@@ -52,21 +80,68 @@ class Tuned:
     return not any(self.numbers)
 
   def __str__(self) -> str:
-    found = (f"{self.ranked:,} layouts ranked, {len(self.tried)} tried, {self.failed} failed: ")
+    parts = [self._summary()]
+    if self.changes:
+      parts.append(_aligned(["changed output of", "line", "order", "estimated cycles"],
+                            [*map(_change_cells, self.changes), *self._other_cycles()]))
+    own = self.tried[(0,) * len(self.numbers)]
+    trials = sorted(self.tried.items(), key=lambda item: item[1])
+    parts.append(_aligned([f"{self.label.what} / own", "groups changed"], [
+        [f"{value / own:.3f}", _groups_text(numbers)] for numbers, value in trials]))
+    return "\n\n".join([*parts, self.label.worth])
+
+  def _summary(self) -> str:
+    found = f"{self.ranked:,} layouts ranked, {len(self.raw)} tried, {self.failed} failed: "
     if self.keeps_default:
-      return f"{found}the compiler's own choice stays, none had a lower {self.what}"
-    between = ""
-    if self.interval:
-      between = f" ({self.interval[0]:.3f} to {self.interval[1]:.3f})"
-    return (f"{found}the best takes {self.ratio:.3f}{between} of the {self.what} of the "
+      return f"{found}the compiler's own choice stays, none had a lower {self.label.what}"
+    between = "({:.3f} to {:.3f}) ".format(*self.interval) if self.interval else ""
+    return (f"{found}the best takes {self.ratio:.3f} {between}of the {self.label.what} of the "
             f"compiler's own choice, with layouts chosen for "
             f"{sum(number > 0 for number in self.numbers)} of {len(self.numbers)} groups")
 
+  def _other_cycles(self) -> list[list[str]]:
+    """A row for the kernels of all other operations, so that the cycles add up to the total."""
+    if self.changes[0].cycles is None:
+      return []
+    totals = [self.raw[numbers]["estimated_cycles"]
+              for numbers in ((0,) * len(self.numbers), self.numbers)]
+    rest = [total - sum(change.cycles[place] for change in self.changes)
+            for place, total in enumerate(totals)]
+    return [["all other kernels", "", "", _from_to(*rest)], ["total", "", "", _from_to(*totals)]]
+
+
+def _change_cells(change: Change) -> list[str]:
+  before, output, *operands = (
+      "{" + ",".join(map(str, order)) + "}" if order else "?"
+      for order in (change.before, *change.after))
+  chosen = f" <- {', '.join(operands)}" if any(change.after[1:]) else ""
+  lines = ", ".join(change.lines[:2]) + (", ..." if len(change.lines) > 2 else "")
+  cycles = _from_to(*change.cycles) if change.cycles else ""
+  return [change.operation, lines, f"{before} -> {output}{chosen}", cycles]
+
+
+def _from_to(before: int, after: int) -> str:
+  return f"{before:,} -> {after:,}"
+
+
+def _groups_text(numbers: Numbers) -> str:
+  changed = [str(group) for group, number in enumerate(numbers) if number]
+  return ", ".join(changed) or "none, the compiler's own"
+
+
+def _aligned(head: list[str], rows: list[list[str]]) -> str:
+  """A table in plain text, without columns that have no cells."""
+  table = [head, *rows]
+  kept = [column for column in range(len(head)) if any(row[column] for row in rows)]
+  widths = {column: max(len(row[column]) for row in table) for column in kept}
+  return "\n".join(
+      "  ".join(row[column].ljust(widths[column]) for column in kept).rstrip() for row in table)
+
 
 def tune(
-    function: Callable[..., Any], *args: Any, model: str | os.PathLike[str] | Ranker,
-    target: str | None = None, budget: int = 16, candidates: int = 2000, seed: int = 0,
-    operands: bool = False,
+    function: Callable[..., Any], *args: Any,
+    model: str | os.PathLike[str] | Ranker | Ensemble | None = None, target: str | None = None,
+    budget: int = 16, candidates: int = 2000, seed: int = 0, operands: bool = False,
 ) -> Tuned:
   """Chooses layouts for a function: a model ranks many, the best few are labelled.
 
@@ -76,72 +151,106 @@ def tune(
   Args:
     function: as for `collect.choices`.
     *args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
-    model: of layouts: a working folder, a model file, the name of a model that ships
-      (`layout-v3-estimate`), or a loaded one. A score table proposes choices of its own.
+    model: of layouts: a working folder, a model file, the name of a model that ships, or a
+      loaded one. Without one, the model that ships for the target (`MODELS`). A score table
+      proposes choices of its own.
     target: a TPU generation such as `v3` (needs libtpu, no TPU), or None: measure here.
     budget: how many choices are labelled, the compiler's own among them.
     candidates: how many random choices the model ranks.
     seed: of the candidates.
     operands: whether the orders of operands are chosen too, not of outputs alone.
 
+  Returns:
+    What was found; `print` shows changed operations, trials, and what a label is worth.
+
   Raises:
-    ValueError: nothing can be chosen, a budget below 2, the model is not of layouts, the
-      compiler's own choice cannot be labelled, or (`NoisyMachineError`) the machine is
-      too busy to measure on.
+    ValueError: nothing can be chosen, a budget below 2, the model is not of layouts, no model
+      ships for the target, the compiler's own choice cannot be labelled, or
+      (`NoisyMachineError`) the machine is too busy to measure on.
   """
   if budget < 2:
     raise ValueError(f"budget is {budget}, expected at least 2: the compiler's own choice and "
                      "another one")
-  ranker = model if isinstance(model, Ranker) else ranker_lib.load(model)
-  if ranker.collection.kind != "layout":
-    raise ValueError(f"the model ranks {ranker.collection.kind} configurations, expected one of "
-                     "layouts")
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
-  problem = Problem(function, args, labels.create(name, target=target, seed=seed), seed=seed,
-                    operands=operands)
+  label = labels.create(name, target=target, seed=seed)
+  ranker = _ranker(model, label)
+  problem = Problem(function, args, label, seed=seed, operands=operands)
   drawn = list(itertools.islice(problem.candidates(), candidates))
   ranked = rank(problem, ranker, drawn, budget)
-  tried = problem.labels_of(ranked[:budget])
+  tried = problem.raw_labels(ranked[:budget])
   return _decide(problem, tried, failed=len(ranked[:budget]) - len(tried), ranked=len(drawn))
 
 
+def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
+  """The model to rank with; warns where it has learnt another label than is tuned for."""
+  if model is None and label.target not in MODELS:
+    raise ValueError(f"no model ships for {label.target}, only {', '.join(MODELS.values())}: give "
+                     "model=, such as one that you trained on labels of this target")
+  model = MODELS[label.target] if model is None else model
+  ranker = ranker_lib.load(model) if isinstance(model, (str, os.PathLike)) else model
+  if ranker.collection.kind != "layout":
+    raise ValueError(f"the model ranks {ranker.collection.kind} configurations, expected one of "
+                     "layouts")
+  for each in ranker.rankers if isinstance(ranker, Ensemble) else [ranker]:
+    learnt = each.about.get("labels")
+    if learnt and (learnt.get("target") or None) != label.target:
+      logging.warning("%r has learnt labels of %s, and tune labels the %s: its order is worth less",
+                      each, learnt.get("target") or "times measured on a device", label.what)
+  return ranker
+
+
 def rank(
-    problem: Problem, ranker: Ranker, drawn: Sequence[Numbers], count: int
+    problem: Problem, ranker: Ranker | Ensemble, drawn: Sequence[Numbers], count: int
 ) -> list[Numbers]:
   """The compiler's own choice, then others from the most promising on.
 
   Args:
     problem: whose choices.
-    ranker: of layouts; of a score table half of the first `count` are its proposals near
-      the compiler's own choice.
+    ranker: of layouts; half of the first `count` choices of a score table are its proposals
+      near the compiler's own choice.
     drawn: candidates, the compiler's own first.
     count: how many will be tried.
   """
   graph = problem.with_configs(drawn)
   order, _ = ranker.rank(graph)
   best = [drawn[place] for place in order]
-  if ranker.family.can_propose:
-    # Far from a choice that is known to be good the model is wrong most.
+  if isinstance(ranker, Ranker) and ranker.family.can_propose:
+    # The model is least reliable far from a choice that is known to be good.
     proposed = problem.numbers_of(ranker.propose(graph, count, near=0).graph)
     best = [*itertools.chain.from_iterable(zip(proposed, best)), *best]
   return list(dict.fromkeys([drawn[0], *best]))
 
 
 def _decide(
-    problem: Problem, tried: dict[Numbers, int], *, failed: int, ranked: int
+    problem: Problem, tried: dict[Numbers, Raw], *, failed: int, ranked: int
 ) -> Tuned:
   """The best of what was tried, or the compiler's own choice."""
   default = (0,) * len(problem.options)
   if default not in tried:
     raise ValueError(f"{problem.name}: the compiler's own choice cannot be labelled")
-  best, interval = min(tried, key=tried.get), None  # the first of equals: the default
-  ratio = tried[best] / tried[default]
+  value = {numbers: problem.label.value(raw) for numbers, raw in tried.items()}
+  best, interval = min(value, key=value.get), None  # the first of equals: the default
+  ratio = value[best] / value[default]
   if isinstance(problem.label, labels.Measured) and best != default:
     ratio, *interval = measure.compare(
         problem.apply(default), problem.apply(best), problem.args, seed=problem.seed)
     if interval[1] >= 1:
-      best = default
-  if best == default:
-    return Tuned(problem.function, default, 1.0, None, tried, failed, ranked, problem.label.what)
-  return Tuned(problem.apply(best), best, ratio, tuple(interval) if interval else None, tried,
-               failed, ranked, problem.label.what)
+      best, ratio, interval = default, 1.0, None
+  return Tuned(
+      problem.apply(best) if any(best) else problem.function, best, ratio,
+      tuple(interval) if interval else None, tried, failed, ranked, problem.label,
+      _changes(problem, best, tried) if any(best) else [])
+
+
+def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[Change]:
+  """What the best choice changes, in the order of the groups."""
+  own = problem.own_orders()
+  found = []
+  for place, (group, number) in enumerate(zip(problem.choices.groups, best)):
+    if number:
+      cycles = tuple(sum(tried[numbers]["cycles"].get(str(place), ()))
+                     for numbers in ((0,) * len(best), best)) if problem.label.target else None
+      after = tuple(choosing.minor_to_major(order, len(shape)) if order else ()
+                    for order, shape in zip(group.options[number], group.shapes))
+      found.append(Change(str(group), problem.lines(place), own[place], after, cycles))
+  return found

@@ -19,7 +19,7 @@ import numpy as np
 
 from tpugraphs_jax import graph
 from tpugraphs_jax.columns import opcode_ids
-from tpugraphs_jax.hlo import features, proto, sources
+from tpugraphs_jax.hlo import features, proto, search, sources
 
 # Instructions whose layouts the search of the data set chooses.
 CONFIGURABLE_OPCODES = ("convolution", "dot", "reshape")
@@ -45,11 +45,15 @@ class Origin:
     return f"{Path(self.file).name}:{self.line}" if self.file else ""
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HloGraph(graph.OpGraph):
   """A graph with the module that it was made of: operand order, shapes, names."""
 
   module: proto.HloModuleProto
+
+  def with_layouts(self, n: int, seed: int = 0) -> HloGraph:
+    """The graph with up to `n` layout configurations; see `search.layout_configs`."""
+    return dataclasses.replace(self, configs=search.layout_configs(self, n, seed))
 
   @functools.cached_property
   def origins(self) -> list[Origin]:
@@ -90,8 +94,9 @@ def featurize(
   """
   loaded = sources.load(source, *args, optimized=optimized, target=target)
   module = proto.parse_module(loaded.data, where=loaded.where)
-  return featurize_module(
+  found = featurize_module(
       module, where=loaded.where, name=loaded.name or module.name, edge_order=edge_order)
+  return dataclasses.replace(found, stage=loaded.stage)
 
 
 def featurize_module(

@@ -16,12 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import itertools
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, MAX_RANK
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
-from tpugraphs_jax.hlo import features, module_graph, proto
+from tpugraphs_jax.hlo import features, proto
+
+if TYPE_CHECKING:
+  from tpugraphs_jax.hlo import module_graph  # which imports this module
 
 Dims = tuple[int, ...]
 Row = tuple[int, ...]  # 18 integers

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED, OPTIMIZED
 from tpugraphs_jax.hlo import tpu
 
 _TEXT_START = "HloModule"
@@ -24,6 +25,7 @@ class Loaded:
   data: bytes
   where: str  # what it was read from: error messages begin with it
   name: str | None = None  # the graph's name; None: the module's
+  stage: str = ""  # of compilation, where it is known
 
 
 def load(
@@ -59,9 +61,9 @@ def load(
   if isinstance(source, (str, os.PathLike)):
     return load_file(source)
   if is_compiled:
-    return Loaded(_compiled_module(source), "compiled program")
+    return Loaded(_compiled_module(source), "compiled program", stage=OPTIMIZED)
   if is_lowered:
-    return Loaded(_lowered_module(source, optimized=optimized), "lowered program")
+    return _lowered(source, optimized=optimized, where="lowered program")
   raise ValueError(
       f"cannot read a {kind}, expected bytes, a path, HLO text, a "
       "jax.stages.Lowered or Compiled, or a function with its arguments")
@@ -111,16 +113,19 @@ def _function(
   where = f"function {getattr(function, '__name__', type(function).__name__)}"
   if target is not None:
     program = tpu.compile_function(function, args, target, keep_stages=not optimized)
-    return Loaded(program.module if optimized else program.before_layouts, where)
+    if optimized:
+      return Loaded(program.module, where, stage=f"{OPTIMIZED} for {target}")
+    return Loaded(program.before_layouts, where, stage=f"{BEFORE_LAYOUTS} for {target}")
   import jax
   stage = function if hasattr(function, "lower") else jax.jit(function)
-  return Loaded(_lowered_module(stage.lower(*args), optimized=optimized), where)
+  return _lowered(stage.lower(*args), optimized=optimized, where=where)
 
 
-def _lowered_module(lowered: Any, *, optimized: bool) -> bytes:
+def _lowered(lowered: Any, *, optimized: bool, where: str) -> Loaded:
   if optimized:
-    return _compiled_module(lowered.compile())
-  return lowered.compiler_ir(dialect="hlo").as_serialized_hlo_module_proto()
+    return Loaded(_compiled_module(lowered.compile()), where, stage=OPTIMIZED)
+  module = lowered.compiler_ir(dialect="hlo").as_serialized_hlo_module_proto()
+  return Loaded(module, where, stage=LOWERED)
 
 
 def _compiled_module(compiled: Any) -> bytes:

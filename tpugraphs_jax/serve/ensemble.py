@@ -53,6 +53,9 @@ class Ensemble:
       raise ValueError(f"an ensemble takes models of one collection: {each}")
     self.collection = self.rankers[0].collection
 
+  def __repr__(self) -> str:
+    return f"<Ensemble of {len(self.rankers)} rankers of {self.collection.name}>"
+
   def scores(
       self, graphs: Sequence[OpGraph], config_ids: Sequence[np.ndarray] | None = None, *,
       progress: bool = False,

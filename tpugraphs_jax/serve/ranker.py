@@ -13,11 +13,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+import jax
 import numpy as np
 
 from tpugraphs_jax import collections, parallel, rankers, registry, remote
 from tpugraphs_jax.data import feature_blocks, features, selection
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, output_orders
+from tpugraphs_jax.graph import (
+    BEFORE_LAYOUTS, LOWERED, LayoutConfigs, OpGraph, TileConfigs, output_orders)
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.serve import saved, shipped
 from tpugraphs_jax.serve.saved import Artefact
@@ -38,6 +41,7 @@ class Ranker:
     features: node features, with their transforms once fitted or loaded.
     family: what is particular to the kind of ranker, see `rankers.base`.
     params: of the family's network, once trained or loaded.
+    about: where a loaded model comes from: step, labels, versions, ...
 
   Raises:
     ValueError: what the config asks for cannot be.
@@ -54,6 +58,12 @@ class Ranker:
             data["pad_value"], data["extra_dir"] and str(remote.fetch(data["extra_dir"]))))
     self.family = rankers.create(config, self.features.unscaled)
     self.params: Any = None
+    self.about: Mapping[str, Any] = {}
+
+  def __repr__(self) -> str:
+    state = "not trained" if self.params is None else (
+        f"{sum(leaf.size for leaf in jax.tree.leaves(self.params)):,} parameters")
+    return f"<Ranker {self.config['model']['name']} of {self.collection.name}: {state}>"
 
   @classmethod
   def load(
@@ -63,7 +73,7 @@ class Ranker:
     found = saved.read(place, config)
     ranker = cls(config or found.config)
     ranker.use_transforms(found.transforms, where=place)
-    ranker.params = found.params
+    ranker.params, ranker.about = found.params, found.about
     return ranker
 
   # Transforms.
@@ -101,8 +111,28 @@ class Ranker:
   # Graphs.
 
   def check(self, graph: OpGraph) -> None:
-    """Refuses (ValueError) a graph whose configurations are not of the ranker's kind."""
+    """Refuses (ValueError) a graph whose configurations are not of the ranker's kind.
+
+    Warns of a program from another stage of compilation than the programs of training.
+    """
     selection.check_kind(graph, _CONFIGS[self.collection.kind])
+    if self.collection.kind == "layout" and graph.stage and not graph.stage.startswith(self.stage):
+      logging.warning("%s is a program %s, and the model was trained on programs %s: its order "
+                      "is worth less", graph.name, graph.stage, self.stage)
+
+  @property
+  def target(self) -> str:
+    """The TPU target of which the labels of training are estimates; empty for run times."""
+    return self.about.get("labels", {}).get("target") or ""
+
+  @property
+  def stage(self) -> str:
+    """The stage of compilation of the training programs; empty where it is not known."""
+    if self.collection.is_released:
+      return BEFORE_LAYOUTS
+    if "labels" not in self.about:
+      return ""
+    return f"{BEFORE_LAYOUTS} for {self.target}" if self.target else LOWERED
 
   def prepare(self, graph: OpGraph) -> Any:
     """A graph as the family wants it: features computed and transformed, tables built."""
@@ -223,15 +253,34 @@ def propose(
   Raises:
     FileNotFoundError, ValueError: as `load`; no table of costs to search.
   """
-  ranker = place if isinstance(place, Ranker) else load(place)
-  return ranker.propose(graph, n, near=near)
+  return _ranker(place).propose(graph, n, near=near)
 
 
-def rank(place: str | os.PathLike[str], graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
+def explain(
+    place: str | os.PathLike[str] | Ranker, graph: OpGraph, config: int, *,
+    against: int | None = None,
+) -> list[Any]:
+  """What the score of a configuration owes to each choice; see `Ranker.explain`.
+
+  Args:
+    place: as in `load`, or a ranker that is loaded already.
+    graph: with configurations.
+    config: number of the configuration to explain.
+    against: number of a configuration to compare it with.
+  """
+  return _ranker(place).explain(graph, config, against=against)
+
+
+def _ranker(place: Any) -> Any:
+  """What `load` gives for a place; a loaded model as it is."""
+  return load(place) if isinstance(place, (str, os.PathLike)) else place
+
+
+def rank(place: Any, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
   """Ranks the configurations of a graph with a trained model.
 
   Args:
-    place: as in `load`.
+    place: as in `load`, or a `Ranker` or `Ensemble` that is loaded already.
     graph: an `OpGraph` with `configs`, from a file or from `tpugraphs_jax.hlo`.
 
   Returns:
@@ -241,4 +290,4 @@ def rank(place: str | os.PathLike[str], graph: OpGraph) -> tuple[np.ndarray, np.
   Raises:
     FileNotFoundError, ValueError: as `load` and `Ranker.scores`.
   """
-  return load(place).rank(graph)
+  return _ranker(place).rank(graph)

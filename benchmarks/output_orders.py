@@ -1,0 +1,139 @@
+"""Layout rankers that see the orders of outputs alone, beside those that see all integers.
+
+    python benchmarks/output_orders.py --data_root DIR --out benchmarks/output_orders.json
+
+Trains each ranker on AlexNet's 40,000 measured configurations (TPU v3, `xla:default`), with
+`data.config_features` of `released` (all 18 integers of a node) and of `outputs` (6 of them),
+and ranks configurations that it has not seen: 1,000 of AlexNet's validation configurations
+and the 112 of UNet3D, a program unlike AlexNet. DIR is the folder of the released data.
+Two programs are little evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import importlib.util
+import itertools
+from pathlib import Path
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from tpugraphs_jax import graph as graph_lib
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.run import training
+from tpugraphs_jax.serve import ranker as ranker_lib
+import quality
+import timing
+
+RANKERS = {"ResModel": "official", "GraphSAGE": "full", "score tables": "recommended"}
+_FEATURES = ("released", "outputs")
+_PROGRAMS = ("alexnet", "unet3d")
+_JUDGED = 1000  # most configurations of a program
+_FOLDER = "layout/xla/default"
+
+
+def config_of(variant: str, features: str, seed: int, epochs: int, slates: int) -> Any:
+  """The config of a training run."""
+  spec = importlib.util.spec_from_file_location("layout", ROOT / "configs" / "layout.py")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  config = module.get_config(f"xla-default,{variant}")
+  config.seed = seed
+  config.data.config_features = (features,)
+  config.batch.slates_per_epoch = slates
+  config.train.update(epochs=epochs, valid_configs=100)
+  config.eval.max_configs = 100
+  return config
+
+
+def judged(data_root: str, seed: int = 0) -> list[Any]:
+  """The two programs with configurations that no model has seen."""
+  graphs = []
+  for name in _PROGRAMS:
+    graph = npz.read_layout(Path(data_root, _FOLDER, "valid", f"{name}.npz"))
+    count = min(_JUDGED, len(graph.configs))
+    ids = np.random.default_rng(seed).choice(len(graph.configs), count, replace=False)
+    graphs.append(dataclasses.replace(graph, configs=graph.configs.subset(np.sort(ids))))
+  return graphs
+
+
+def taus(scores: np.ndarray, runtime_ns: np.ndarray) -> tuple[float, float]:
+  """Kendall's tau-b of scores `[C]`, and tau of the ranking, in which no two are level."""
+  rank = np.empty(len(scores), int)
+  rank[np.argsort(scores, kind="stable")] = np.arange(len(scores))
+  return tuple(float(stats.kendalltau(each, runtime_ns).statistic) for each in (scores, rank))
+
+
+def measure(config: Any, data_root: str, folder: Path) -> dict[str, float]:
+  """Taus of both programs, and seconds of one processor."""
+  config.data_root, config.data.store_dir = data_root, str(folder.parent / "store")
+  started = time.process_time()
+  training.run(config, folder, mode="train")
+  trained = time.process_time()
+  graphs = judged(data_root)
+  scores = ranker_lib.Ranker.load(folder).scores(graphs)
+  row = {"train_s": trained - started, "rank_s": time.process_time() - trained}
+  for name, graph, each in zip(_PROGRAMS, graphs, scores):
+    row[f"{name}_tau_b"], row[f"{name}_tau"] = taus(each, graph.configs.runtime_ns)
+  return row
+
+
+def sizes(data_root: str) -> dict[str, dict[str, int]]:
+  """Factored configurations of the training graph, both ways: bytes, rows, groups, distinct."""
+  graph = npz.read_layout(Path(data_root, _FOLDER, "train", f"{_PROGRAMS[0]}.npz"))
+  return {name: {
+      "bytes": configs.rows.nbytes + configs.group_row.nbytes, "rows": len(configs.rows),
+      "groups": configs.group_row.shape[1], "distinct": len(np.unique(configs.group_row, axis=0))}
+      for name, configs in (("released", graph.configs),
+                            ("outputs", graph_lib.output_orders(graph).configs))}
+
+
+def table(results: Mapping[str, Any]) -> str:
+  """Means over seeds, and the spread, in Markdown."""
+  columns = {"alexnet_tau_b": "AlexNet, tau-b", "alexnet_tau": "AlexNet, tau of the ranking",
+             "unet3d_tau_b": "UNet3D, tau-b", "unet3d_tau": "UNet3D, tau of the ranking"}
+  lines = ["| ranker | integers of a node | " + " | ".join(columns.values())
+           + " | CPU seconds of training |", "|" + "---|" * (len(columns) + 3)]
+  for name in RANKERS:
+    for features, integers in zip(_FEATURES, (18, 6)):
+      row = results.get(f"{name}, {features}")
+      if row:
+        spread = row["spread"] if row["seeds"] > 1 else {}
+        cells = [f"{row[c]:.3f}" + (f" ± {spread[c]:.3f}" if spread else "") for c in columns]
+        lines.append(f"| {name} | {integers} | {' | '.join(cells)} | {row['train_s']:.0f} |")
+  return "\n".join(lines)
+
+
+def main() -> None:
+  parser = timing.parser(__doc__)
+  parser.add_argument("--data_root", required=True, help="the released data")
+  parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+  parser.add_argument("--epochs", type=int, default=4)
+  parser.add_argument("--slates", type=int, default=128, help="per epoch")
+  args = parser.parse_args()
+  results = {"machine": timing.machine(), "epochs": args.epochs, "slates": args.slates,
+             "sizes": sizes(args.data_root)}
+  rows: dict[str, list[dict[str, float]]] = {}
+  with tempfile.TemporaryDirectory() as temporary:
+    for seed, (name, variant), features in itertools.product(
+        args.seeds, RANKERS.items(), _FEATURES):
+      key = f"{name}, {features}"
+      config = config_of(variant, features, seed, args.epochs, args.slates)
+      rows.setdefault(key, []).append(measure(
+          config, args.data_root, Path(temporary, f"{variant}-{features}-{seed}")))
+      results[key] = quality.summary(rows[key])
+      print(key, seed, rows[key][-1], flush=True)
+      timing.write(results, args.out)
+  print(table(results))
+
+
+if __name__ == "__main__":
+  main()
