@@ -70,8 +70,8 @@ def tile_batch(reads: tuple[str, ...] = (), *, spare: int = 2, reuse: bool = Tru
   Without reuse every node has a transformer of its own for its tokens.
   """
   rng, prepared = np.random.default_rng(2), []
-  read = "dimension_tokens" in reads
-  tokens = read * sum(inputs.READ_BLOCKS[name] for name in ("dimension_tokens", "node_layout"))
+  tokens = "dimension_tokens" in reads and sum(
+      inputs.READ_BLOCKS[name] for name in reads if name != "random_walk")
   for nodes, edges, count in ((9, 14, 7), (1, 0, 1), (6, 9, 2)):
     graph = random_graphs.tile_graph(rng, nodes=nodes, edges=edges, configs=count)
     feat = features(rng, nodes, reads)
@@ -274,3 +274,13 @@ def slow_configs(batch, missing="zero"):
         # A place without a configuration has none of the encoded features either.
         result[node, config] = batch.rows[row] if row < len(batch.rows) else np.nan
   return result, configured
+
+
+def slow_opcodes(batch, params, max_norm, gain):
+  table = params["embedding"]["table"]["embedding"]
+  result = []
+  for opcode in np.asarray(batch.graph.nodes["opcode"]):
+    vector = np.array(table[opcode], np.float64)
+    length = np.linalg.norm(vector)
+    result.append(vector * min(1, max_norm / length) if max_norm else vector)
+  return np.stack(result) * (params["gain"] if gain else 1)

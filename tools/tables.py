@@ -42,6 +42,10 @@ _OFFICIAL = {"tile:xla": "`EarlyJoinSAGE`, official settings",
 _RECOMMENDED = {"tile:xla": "`EarlyJoinSAGE`, recommended settings",
                 **dict.fromkeys(_LAYOUTS, "`ScoreTables`, recommended settings")}
 _WHOLE = "`SAGE`, 3 epochs of 10"
+# Runs of 128 steps, one of the ten epochs of the config, judged on 200 configurations of each program.
+_EPOCH_STEPS, _JUDGED = 128, "+eval.max_configs=200"
+_BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000", "`gst_ed`": "gst_ed"}
+_LARGEST = {"xla": 2951, "nlp": 2353}  # nodes of a training graph of the synthetic `medium` data
 _TPUS_SHOWN = ("v3", "v6e")
 _COMPARISONS = {
     "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
@@ -138,6 +142,23 @@ def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bo
   return text + (f"\n\nNot run three times: {missing}." if missing else "")
 
 
+def beside_default() -> str:
+  """The default of layouts beside whole graphs and smaller segments, as far as there are runs."""
+  args = argparse.Namespace(workdir=BENCHMARKS / "races/default", steps=_EPOCH_STEPS)
+  lines = []
+  for collection in _LAYOUTS:
+    for name, system in _BESIDE.items():
+      paths = [systems.row_path(args, collection, system + _JUDGED, seed) for seed in _SEEDS]
+      if runs := [json.loads(path.read_text()) for path in paths if path.exists()]:
+        row = systems.summarised(runs, "layout")
+        nodes = _LARGEST[collection.split(":")[1]]
+        lines.append([f"`{collection}`", f"{nodes:,}", name, figure(
+            row if row["seeds"] > 1 else {"kendaltau": row["kendaltau"]}, "kendaltau"), str(
+                row["seeds"]), f"{row['step_ms'] / 1e3:.2f} s", f"{row['peak_mib']:,.0f} MiB"])
+  return markdown(["collection", "nodes of the largest graph", "variant", "Kendall tau", "seeds",
+                   "CPU time of a step", "peak memory"], lines)
+
+
 def own(name: str, split: str) -> str:
   return own_quality.table(recorded(name)[split])
 
@@ -155,6 +176,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "comparisons": comparisons,
     "tpu": tpu,
     "segments by size": lambda: gst.table(recorded("results")["gst"]),
+    "default beside whole graphs": beside_default,
     "segments by variant": lambda: gst_quality.table(recorded("gst_quality")),
     "score tables": lambda: tables_quality.table(recorded("tables_quality")),
     "parts of score tables": lambda: tables_quality.ablation_table(recorded("tables_ablations")),

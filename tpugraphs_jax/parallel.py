@@ -142,8 +142,9 @@ def prefer_plain_cpu_code() -> None:
   """Lets XLA emit fused operations for CPUs as before its newer emitters; call before jax computes.
 
   With jaxlib 0.10.2 a step of score tables takes half the time, other steps as long as with
-  the newer emitters, and compilation three quarters (`benchmarks/start.py --emitters`). Accelerators are not
-  concerned. XLA ends the process at flags that it does not know: later versions stay as they are.
+  the newer emitters, and compilation three quarters (`benchmarks/start.py --emitters`). Code for
+  accelerators stays the same. XLA ends the process at flags that it does not know: this is done
+  for known versions alone.
   """
   name, flags = "xla_cpu_use_fusion_emitters", os.environ.get("XLA_FLAGS", "")
   if name not in flags and jaxlib.version.__version_info__ < _EMITTERS_KNOWN_UNTIL:
@@ -212,8 +213,7 @@ def replicate(tree: Any) -> Any:
   """Copies every array onto all local devices: `[...]` to `[devices, ...]`."""
   devices = np.asarray(jax.local_devices())
   sharding = jax.sharding.NamedSharding(
-      jax.sharding.Mesh(devices, (DEVICES,)), jax.sharding.PartitionSpec(DEVICES)
-  )
+      jax.sharding.Mesh(devices, (DEVICES,)), jax.sharding.PartitionSpec(DEVICES))
 
   def copy(array: Any) -> jax.Array:
     array = np.asarray(array)
@@ -299,8 +299,7 @@ def from_primary(value: Any) -> Any:
 
 
 def copy_from_primary(
-    source: np.ndarray | None, target: np.ndarray, *, block_bytes: int = 2**26
-) -> None:
+    source: np.ndarray | None, target: np.ndarray, *, block_bytes: int = 2**26) -> None:
   """Fills `target` with process 0's `source`, block by block of rows.
 
   What every process needs beside the two is small, however large they are.

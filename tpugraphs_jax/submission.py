@@ -254,8 +254,7 @@ def _print_rows(summary: str, rows: Mapping[str, int]) -> None:
 
 
 def _ranking_problem(
-    collection: str, ranking: np.ndarray, configs: int | None = None
-) -> str | None:
+    collection: str, ranking: np.ndarray, configs: int | None = None) -> str | None:
   """What is wrong with a ranking of a graph with so many configurations.
 
   Without their number only what shows in the ranking itself is seen: a layout

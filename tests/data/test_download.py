@@ -118,9 +118,7 @@ def _no_pauses_and_no_proxy(monkeypatch):
 def _server():
   with _Server() as server:
     for collection in collections.RELEASED:
-      server.files[download.archive_name(collection)] = _tar_bytes(
-          _members(collection)
-      )
+      server.files[download.archive_name(collection)] = _tar_bytes(_members(collection))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
@@ -129,28 +127,19 @@ def _server():
 
 
 def _fetch(server, root, collection=TILE, **options):
-  return download.download_collection(
-      root, collection, base_url=server.url, **options
-  )
+  return download.download_collection(root, collection, base_url=server.url, **options)
 
 
 def _assert_complete(root, collection=TILE):
   """Every file is there with its content, and nothing else is."""
-  expected = {
-      name.removeprefix("npz/"): content
-      for name, content in _members(collection).items()
-  }
+  expected = {name.removeprefix("npz/"): content for name, content in _members(collection).items()}
   found = {
-      str(path.relative_to(root)): path.read_bytes()
-      for path in root.rglob("*") if path.is_file()
-  }
+      str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
   assert found == expected
 
 
 @pytest.mark.parametrize("collection", collections.RELEASED)
-def test_collection_lies_in_its_folder_and_nothing_else_stays(
-    server, tmp_path, collection
-):
+def test_collection_lies_in_its_folder_and_nothing_else_stays(server, tmp_path, collection):
   folder = _fetch(server, tmp_path, collection)
   assert folder == tmp_path.joinpath(*collection.split(":"))
   _assert_complete(tmp_path, collection)
@@ -186,9 +175,7 @@ def test_file_that_changed_on_the_server_is_fetched_anew(server, tmp_path):
 
 
 @pytest.mark.parametrize("has_ranges, etag", [(False, '"one"'), (True, None)])
-def test_server_that_cannot_resume_sends_everything_again(
-    server, tmp_path, has_ranges, etag
-):
+def test_server_that_cannot_resume_sends_everything_again(server, tmp_path, has_ranges, etag):
   server.has_ranges, server.etag = has_ranges, etag
   server.break_after = [3000]
   _fetch(server, tmp_path)
@@ -236,10 +223,7 @@ def _end_of_first_file(content):
     [
         (lambda content: content[:5000], "unexpected end of data"),
         (lambda content: content[:_end_of_first_file(content)], "its end is missing"),
-        (
-            lambda content: content[:_end_of_first_file(content)] + b"x" * 9000,
-            "its end is missing",
-        ),
+        (lambda content: content[:_end_of_first_file(content)] + b"x" * 9000, "its end is missing"),
         (lambda content: b"", "empty file"),
         (lambda content: b"<html>not here</html>" * 100, "could not be opened"),
         (
@@ -252,15 +236,12 @@ def _end_of_first_file(content):
         ),
         (
             lambda content: _tar_bytes(_members(TILE) | {
-                "npz/tile/xla/test/0.npz": _npz_bytes(0)[:-50]
-            }),
+                "npz/tile/xla/test/0.npz": _npz_bytes(0)[:-50]}),
             "test/0.npz is not a complete .npz file",
         ),
     ],
 )
-def test_damaged_archive_is_refused_and_leaves_no_folder(
-    server, tmp_path, damage, complaint
-):
+def test_damaged_archive_is_refused_and_leaves_no_folder(server, tmp_path, damage, complaint):
   root = tmp_path / "root"
   server.files["npz_tile_xla.tar"] = damage(server.files["npz_tile_xla.tar"])
   with pytest.raises(download.DownloadError, match=complaint) as error:
@@ -365,9 +346,7 @@ def test_unknown_collection_is_refused(tmp_path):
     download.download_collection(tmp_path, "tile")
 
 
-def test_command_line_fetches_and_says_how_many_graphs_it_found(
-    server, tmp_path, capsys
-):
+def test_command_line_fetches_and_says_how_many_graphs_it_found(server, tmp_path, capsys):
   argv = ["--data_root", str(tmp_path), "--base_url", server.url]
   assert download.main([*argv, "--collections", TILE, "layout:nlp:random"]) == 0
   printed = capsys.readouterr().out

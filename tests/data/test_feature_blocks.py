@@ -35,6 +35,7 @@ def graph_of(seed, nodes=20, edges=30):
 
 
 def slow_shapes(graph):
+  """Random shapes fit no product and no window: operands stay in the order of edges."""
   rows = []
   for node in range(graph.num_nodes):
     if graph.node_opcode[node] not in (26, 34):
@@ -53,6 +54,69 @@ def test_operand_shapes_equal_loops(nodes, edges):
     found = feature_blocks.operand_shapes(graph)
     np.testing.assert_array_equal(found, slow_shapes(graph))
     assert found.dtype == np.float32
+
+
+def made_of(nodes, edges):
+  """A graph by hand: opcode, type, shape and columns of every node; edges (consumer, producer)."""
+  ids, feat = columns.opcode_ids(), np.zeros((len(nodes), 140), np.float32)
+  types = [kind.name for kind in columns.ELEMENT_TYPES]
+  for node, (_, kind, shape, values) in enumerate(nodes):
+    feat[node, 2 + types.index(kind)] = 1
+    feat[node, 21 : 21 + len(shape)] = shape
+    feat[node, 27:29] = sum(shape), math.prod(shape)
+    for column, value in values.items():
+      feat[node, column] = value
+  return dataclasses.replace(
+      graph_of(0, nodes=len(nodes), edges=0), node_feat=feat,
+      node_opcode=np.array([ids[name] for name, *_ in nodes], np.uint8),
+      edge_index=np.array(edges, np.int32))
+
+
+# A window of 3 x 3, 8 features from 4: kernels are (H, W, in, out), other arrays (N, H, W, C).
+NUMBERS = {44: 9, 93: 0, 94: 3, 99: 2, 100: 3, 105: 0, 106: 3, 107: 1}
+
+
+@pytest.mark.parametrize("kernel_first", [True, False])
+def test_left_and_right_operands_are_told_apart_by_their_shapes(kernel_first):
+  """Edges are in the order of nodes, wherever a node stands among the operands of another."""
+  kernel, image = ("parameter", "f32", (3, 3, 4, 8), {}), ("parameter", "f32", (2, 5, 5, 4), {})
+  tall, wide = ("parameter", "f32", (7, 3), {}), ("parameter", "f32", (3, 5), {})
+  graph = made_of(
+      [*((kernel, image, wide, tall) if kernel_first else (image, kernel, tall, wide)),
+       ("convolution", "f32", (2, 5, 5, 8), NUMBERS), ("dot", "f32", (7, 5), {}),
+       ("dot", "f32", (4, 4), {}), ("add", "f32", (7, 5), {})],
+      [[4, 0], [4, 1], [5, 2], [5, 3], [6, 5], [7, 5]])
+  nodes, operands = feature_blocks.contraction_operands(graph)
+  swapped = [[1, 0], [3, 2]] if kernel_first else [[0, 1], [2, 3]]
+  assert nodes.tolist() == [4, 5, 6] and operands.tolist() == [*swapped, [5, -1]]
+  shapes = feature_blocks.operand_shapes(graph)
+  np.testing.assert_array_equal(shapes[4], [2, 5, 5, 4, 0, 0, 16, 200, 3, 3, 4, 8, 0, 0, 18, 288])
+  np.testing.assert_array_equal(shapes[7], [-2] * 16)
+
+
+def test_the_work_of_a_kernel_by_hand():
+  graph = made_of(
+      [("parameter", "f32", (3, 3, 4, 8), {}), ("parameter", "bf16", (2, 5, 5, 4), {}),
+       ("convolution", "f32", (2, 5, 5, 8), NUMBERS), ("tanh", "f32", (2, 5, 5, 8), {}),
+       ("add", "f32", (2, 5, 5, 8), {}), ("reduce", "f32", (8,), {}), ("dot", "f32", (8, 8), {}),
+       ("tuple", "tuple", (), {0: 1})],
+      [[2, 0], [2, 1], [3, 2], [4, 2], [4, 3], [5, 4], [6, 5], [6, 5], [7, 4], [7, 5]])
+  found = feature_blocks.kernel_work(graph)
+  operations = 2 * 400 * 9 * 4 + 400 + 400 + 400 + 2 * 64  # the last is an outer product
+  expected = [operations, 288 * 4 + 200 * 2, 400 * 4 + 8 * 4, 400]
+  np.testing.assert_array_equal(found, [expected] * 8)
+
+
+def test_the_wide_columns_of_the_3rd_place_are_logarithms():
+  """Counted from its list; the others stay as they are."""
+  graph = graph_of(1)
+  wide = [*range(21, 31), 37, 38, 39, 43, 44, 52, 53, 54, 59, 60, 68, 76, 84, *range(107, 113),
+          *range(117, 125), 126, 127, *range(129, 133)]
+  found, x = feature_blocks.wide_logarithms(graph), graph.node_feat.astype(np.float64)
+  assert len(wide) == 43
+  expected = [[math.copysign(math.log(1 + abs(v)), v) if column in wide else v
+               for column, v in enumerate(row)] for row in x.tolist()]
+  np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_tile_modulo_equals_the_formula_of_every_column():
@@ -396,12 +460,14 @@ def test_dimension_tokens_hold_dimension_after_dimension():
   graph = random_graphs.layout_graph(rng, nodes=4, edges=0, config_nodes=[0], configs=1)
   graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
   found = feature_blocks.dimension_tokens(graph).reshape(4, 6, 23)
+  alone = feature_blocks.named_dimensions(graph).reshape(4, 6, 14)
   for node in range(4):
     for dimension in range(6):
       sizes = [feat[node, first + dimension] for first in (21, 31, 37, 45, 53, 61, 69, 77, 85)]
       expected = [np.sign(size) * np.log(1 + abs(size)) for size in sizes]
-      expected += [number == dimension and number > 0 for number in feat[node, 93:107]]
-      np.testing.assert_allclose(found[node, dimension], expected, rtol=1e-6)
+      named = [number == dimension and number > 0 for number in feat[node, 93:107]]
+      np.testing.assert_allclose(found[node, dimension], expected + named, rtol=1e-6)
+      np.testing.assert_array_equal(alone[node, dimension], named)
   assert not found[:, 0, 9:].any()  # a 0 says nothing
 
 

@@ -120,6 +120,7 @@ def test_what_was_published_is_what_a_preset_has():
   gst = parts.config_of("layout", "preset=gst")
   assert gst.task == "segments" and gst.segments.keep == 0.5 and gst.segments.max_nodes == 1000
   assert gst.segments.readout == "scalar" and gst.model.conv_activation == "none"
+  assert (gst.model.dropout, gst.model.dropout_in) == (0.1, ("first",))
   seventh = parts.config_of("layout", "preset=seventh")
   assert seventh.model.conv_activation == "same" and seventh.segments == gst.segments
   assert parts.config_of("layout", "preset=gst,gst_e").segments.keep == 1.0
@@ -139,6 +140,10 @@ def test_what_was_published_is_what_a_preset_has():
   assert "directed_walk" in tile("third").data.features
   third = parts.config_of("layout", "preset=third")
   assert third.batch.graph_sampling == "proportional" and third.data.pad_value == 0
+  assert "wide_logarithms" in third.data.features and "released" not in third.data.features
+  fifth = parts.config_of("layout", "preset=fifth")
+  assert "named_dimensions" in fifth.data.features and not fifth.model.node_layout
+  assert not tile("fifth").model.node_layout
   assert parts.config_of("layout", "preset=second_xla").data.leave_out == ("unet",)
   tenth = {c: parts.config_of("layout", f"{c},preset=tenth").model for c in COLLECTIONS}
   assert tenth["nlp-random"].global_attention == "difformer"

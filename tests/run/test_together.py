@@ -171,7 +171,7 @@ def test_two_processes_make_the_batches_of_one(data_root, tmp_path, monkeypatch)
   job = job_of(data_root, tmp_path / "store")
   prepared = job_lib.prepare(job, tmp_path, resume=False)
   # The network is no part of it.
-  monkeypatch.setattr(phases, "init_params", lambda *args, **kwargs: {})
+  monkeypatch.setattr(phases, "init_params", lambda *args, **kwargs: {"none": np.zeros(1)})
   monkeypatch.setattr(phases, "make_step", lambda *args, **options: None)
   monkeypatch.setattr(phases, "_check_same_shapes", lambda *args: None)
   first = lambda: list(itertools.islice(phases.first_phase(job.parts(prepared), tmp_path).batches, 12))
@@ -280,7 +280,7 @@ def test_a_dry_run_measures_every_collection(data_root, tmp_path, monkeypatch):
   assert judged == list(NAMES) and found.final_seconds == 30 and steps == [24]
 
 
-@pytest.mark.parametrize("variants", ["official,ci", "tables,ci", "ci"])
+@pytest.mark.parametrize("variants", ["official,ci", "tables,ci", "full,ci"])
 def test_other_rankers_train_on_several_layout_collections(variants, data_root, tmp_path):
   job = job_lib.Job.of(parts.config_of("layout", variants, **{
       "data_root": str(data_root), "data.store_dir": str(tmp_path / "store"),

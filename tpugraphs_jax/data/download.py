@@ -36,7 +36,7 @@ import tqdm
 from tpugraphs_jax import collections, console, graph, remote
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
-# Train, valid and test graphs of the released 
+# Train, valid and test graphs in the released archives.
 PUBLISHED_GRAPHS = {
     "tile:xla": (5709, 676, 844),
     "layout:xla:random": (69, 7, 8),
@@ -44,8 +44,8 @@ PUBLISHED_GRAPHS = {
     "layout:nlp:random": (207, 20, 17),
     "layout:nlp:default": (198, 20, 17),
 }
-# Unpacked files of all splits, and at most the store, in 10^9 bytes: measured and bounded
-# from published sizes of the arrays (nodes, configurations, configurable nodes).
+# In 10^9 bytes: the unpacked files of all splits, measured, and an upper bound of the store, from
+# the published numbers of nodes, configurations and configurable nodes.
 PUBLISHED_GB = {
     "tile:xla": 0.20,
     "layout:xla:random": 0.43,
@@ -64,11 +64,7 @@ _PAUSE_SECONDS = 2.0
 _TIMEOUT_SECONDS = 60.0
 _BLOCK_BYTES = 1 << 20
 _BROKEN_CONNECTION = (
-    urllib.error.URLError,
-    http.client.HTTPException,
-    ConnectionError,
-    TimeoutError,
-)
+    urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
 class DownloadError(RuntimeError):
@@ -143,8 +139,7 @@ def fetch(url: str, path: Path) -> bool:
         if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
           reason = console.one_line(error.reason)
           raise DownloadError(
-              f"{url}: the server answers {error.code} {reason}; check --base_url"
-          ) from error
+              f"{url}: the server answers {error.code} {reason}; check --base_url") from error
       # Against the most that ever was there: a transfer that begins anew is no progress.
       futile = 0 if _size(part) > furthest else futile + 1
       furthest = max(furthest, _size(part))
@@ -377,8 +372,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     remote.refuse(args.data_root, "--data_root")
     for collection in args.collections:
       download_collection(
-          args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives
-      )
+          args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives)
   except (DownloadError, ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 2 if isinstance(error, ValueError) else 1

@@ -23,9 +23,7 @@ from tpugraphs_jax import collections, columns, console, files, graph, remote
 
 _SUFFIX = ".npy"
 _HEADER_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+    (1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class NpzError(ValueError):
@@ -137,8 +135,7 @@ class NpzArchive(contextlib.AbstractContextManager):
 
 @contextlib.contextmanager
 def create_archive(
-    path: str | os.PathLike[str], *, compress_level: int
-) -> Iterator[zipfile.ZipFile]:
+    path: str | os.PathLike[str], *, compress_level: int) -> Iterator[zipfile.ZipFile]:
   """A new deflated archive, which takes its place when complete."""
   with (files.replacing(path, "wb") as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=compress_level) as archive):
@@ -226,9 +223,7 @@ def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
         config_node=np.zeros(0, np.int32), configs=configs)
 
 
-def read_layout(
-    path: str | os.PathLike[str], *, with_configs: bool = True
-) -> graph.OpGraph:
+def read_layout(path: str | os.PathLike[str], *, with_configs: bool = True) -> graph.OpGraph:
   """Reads one layout file, named after its stem, its configurations factored.
 
   The configurations are read as a stream: memory stays far below the size of
@@ -247,8 +242,7 @@ def read_layout(
 
 
 def write_tile(
-    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6
-) -> None:
+    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6) -> None:
   """Writes a tile graph in the released form, beside `path` and then renamed.
 
   `compress_level` is zlib's, 1 (fast) to 9 (small).
@@ -267,8 +261,7 @@ def write_tile(
 
 
 def write_layout(
-    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6
-) -> None:
+    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6) -> None:
   """Writes a layout graph in the released form, beside `path` and then renamed.
 
   The configurations are decoded block by block. `compress_level` is zlib's, 1 (fast) to 9
@@ -293,9 +286,7 @@ def write_layout(
       add_array(archive, name, array.shape, np.int64, [array])
 
 
-def split_files(
-    data_root: str | os.PathLike[str], collection: str, split: str
-) -> list[Path]:
+def split_files(data_root: str | os.PathLike[str], collection: str, split: str) -> list[Path]:
   """The files of one split of a collection, sorted by name.
 
   `layout:xla:random` is in the folder `<data_root>/layout/xla/random/<split>`. Of a bucket the
@@ -351,8 +342,7 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
 
 
 def _check_shape(
-    archive: NpzArchive, name: str, shape: tuple[int, ...], axes: tuple, sizes: dict
-) -> None:
+    archive: NpzArchive, name: str, shape: tuple[int, ...], axes: tuple, sizes: dict) -> None:
   """Compares a shape with its axes; a letter's first size goes into `sizes`."""
   if name == "node_splits" and shape[:1] == (1,) and len(shape) == 2:
     shape = shape[1:]  # released files have one row

@@ -89,9 +89,7 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
   return graph.OpGraph(name=meta["name"], configs=configs, store=folder, **arrays)
 
 
-def write_graph(
-    folder: Path, op_graph: graph.OpGraph, *, source: Path, source_state: dict
-) -> None:
+def write_graph(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_state: dict) -> None:
   """Writes one graph, replacing what is there only when the new copy is complete.
 
   Args:

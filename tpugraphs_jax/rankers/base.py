@@ -356,6 +356,8 @@ class Programs(Family):
 
   def reduce(self, inputs: OpGraph, raw: OpGraph | None = None) -> OpGraph:
     """The part of a program that the network gets; arguments as `prepare`."""
+    if self.reduction.reduction == self.reduction.virtual_node == "none":
+      return inputs
     return reduction.reduce_graph(inputs, self.reduction, raw)
 
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:

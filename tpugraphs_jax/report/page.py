@@ -1,4 +1,4 @@
-"""The page: what the template `page.html` shows of runs, one file without anything from elsewhere."""
+"""The page: what the template `page.html` shows of runs, a file that needs no other."""
 
 from __future__ import annotations
 
@@ -134,5 +134,6 @@ def _shown(value: Any) -> str:
     mean, deviation = value
     return _shown(mean) + ("" if math.isnan(deviation) else f" ± {deviation:.4f}")
   if isinstance(value, float):
-    return "–" if math.isnan(value) else f"{value:.1e}" if 0 < abs(value) < 5e-5 else f"{value:.4f}"
+    small = "< 0.0001" if 0 < value < 5e-5 else f"{value:.4f}"
+    return "–" if math.isnan(value) else small
   return f"{value:,}" if isinstance(value, int) else str(value)

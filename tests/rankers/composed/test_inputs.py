@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import random_graphs
 import system_cases
-from system_cases import draw, quick_jit, slow_configs, slow_encoder
+from system_cases import draw, quick_jit, slow_configs, slow_encoder, slow_opcodes
 
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import feature_blocks
@@ -26,16 +26,6 @@ MATMUL = functools.partial(layers.matmul, dtype=None, precision="highest")
 
 def real_nodes(batch):
   return int(batch.graph.n_node[:-1].sum())
-
-
-def slow_opcodes(batch, params, max_norm, gain):
-  table = params["embedding"]["table"]["embedding"]
-  result = []
-  for opcode in np.asarray(batch.graph.nodes["opcode"]):
-    vector = np.array(table[opcode], np.float64)
-    length = np.linalg.norm(vector)
-    result.append(vector * min(1, max_norm / length) if max_norm else vector)
-  return np.stack(result) * (params["gain"] if gain else 1)
 
 
 @pytest.mark.parametrize("max_norm, gain", [(0.0, 0.0), (0.4, 0.0), (1.0, 100.0)])
@@ -156,17 +146,19 @@ def test_places_are_the_inverse_of_a_permutation():
     assert (found[rank:] == -1).all()
 
 
-@pytest.mark.parametrize("kind", ["layout", "tile"])
-def test_tokens_of_dimensions_pass_a_transformer_node_by_node(kind):
+@pytest.mark.parametrize("kind, has_layouts", [
+    ("layout", True), ("tile", True), ("tile", False)])
+def test_tokens_of_dimensions_pass_a_transformer_node_by_node(kind, has_layouts):
+  """Kernels may come without layouts, which are -1 then (5th place)."""
   batch, width = (LAYOUTS if kind == "layout" else TILES), 4
   slates = nodes.Slates.of(batch)
   blocks = inputs.split_blocks(np.asarray(batch.graph.nodes["feat"]), READS)
   module = inputs.DimensionEncoder(width, 1)
+  layout = blocks["node_layout"] if has_layouts else None
   apply = lambda p: nodes.everywhere(module.apply(
-      {"params": p}, blocks["dimension_tokens"], blocks["node_layout"], nodes.Slates.of(batch)),
-      slates)
+      {"params": p}, blocks["dimension_tokens"], layout, nodes.Slates.of(batch)), slates)
   shapes = jax.eval_shape(lambda: module.init(
-      jax.random.key(0), blocks["dimension_tokens"], blocks["node_layout"], slates))["params"]
+      jax.random.key(0), blocks["dimension_tokens"], layout, slates))["params"]
   rng = np.random.default_rng(5)
   params = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
   found = np.asarray(quick_jit(apply)(params))
@@ -174,7 +166,7 @@ def test_tokens_of_dimensions_pass_a_transformer_node_by_node(kind):
   real = real_nodes(batch)
   for node in range(real):
     static = blocks["dimension_tokens"][node].reshape(6, 23)
-    own = np.array([slow_places(blocks["node_layout"][node])] * 3).T
+    own = np.array([slow_places(blocks["node_layout"][node]) if has_layouts else [-1] * 6] * 3).T
     for config in range(raw.shape[1]):
       values, number = raw[node, config], np.arange(6)[:, None]
       if kind == "tile":
@@ -222,6 +214,7 @@ def test_the_blocks_that_a_ranker_reads_have_the_widths_that_it_expects():
 @pytest.mark.parametrize("options, reads", [
     (dict(), ()), (dict(node_layout=True), ("node_layout",)),
     (dict(position_width=3), ("random_walk",)),
+    (dict(dimension_encoder="transformer"), ("dimension_tokens",)),
     (dict(position_width=3, node_layout=True, dimension_encoder="transformer"),
      ("random_walk", "dimension_tokens", "node_layout"))])
 def test_blocks_are_read_from_the_end(options, reads):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import comparing
 import jax
 import numpy as np
+import parts
 import pytest
 import system_cases
-from system_cases import BATCH, CONFIGS, OF_GRAPH, dense, quick_jit, slow_configs
+from system_cases import (
+    BATCH, CONFIGS, OF_GRAPH, WIDTH, dense, elu, neighbours, quick_jit, slow_configs, slow_normal,
+    slow_opcodes)
 
 from tpugraphs_jax.rankers import base
 
@@ -187,3 +190,34 @@ def test_bfloat16_is_near_float32():
   exact, half = (np.asarray(s)[BATCH.config_mask] for s in (exact, half))
   assert half.dtype == np.float32 and not np.array_equal(exact, half)
   np.testing.assert_allclose(half, exact, atol=0.05 * np.abs(exact).max())
+
+
+def test_the_6th_place_adds_the_means_of_all_layers_and_scores_them_once():
+  """`sixth_gin` with narrow layers, from its inputs to its scores, as published."""
+  options = parts.config_of("layout", "xla-default,preset=sixth_gin").model.to_dict() | dict(
+      op_embed_dim=3, pre_widths=(WIDTH,), widths=(WIDTH, WIDTH), head_widths=(4, 3))
+  model = base.create_network("layout", options.pop("name"), **options)
+  params = system_cases.random_params(model, BATCH)
+  found = quick_jit(lambda p: model.apply({"params": p}, BATCH))(params)
+  raw, configured = slow_configs(BATCH)
+  raw[~configured] = 0
+  inputs, encoder = params["inputs"], params["encoder"]
+  static = np.concatenate([
+      np.asarray(BATCH.graph.nodes["feat"]), slow_opcodes(BATCH, inputs["opcodes"], 1.0, 0)], 1)
+  joined = np.concatenate([np.repeat(static[:, None], CONFIGS, axis=1), raw], axis=-1)
+  gelu = lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+  for graph in np.flatnonzero(BATCH.graph.n_node[:-1] > 1):
+    nodes, real = np.flatnonzero(OF_GRAPH == graph), np.flatnonzero(BATCH.config_mask[graph])
+    x = dense(joined[nodes][:, real], inputs["join"]["JoinedDense_0"])
+    x, total = gelu(slow_normal(x, 0)), 0
+    for number in range(2):
+      mlp = encoder[f"layer_{number}"]["convolution"]["users"]
+      x = np.stack([x[i] + sum((x[u - nodes[0]] for u in neighbours("users")[v]), 0 * x[i])
+                    for i, v in enumerate(nodes)])
+      for linear in range(2):
+        x = elu(slow_normal(dense(x, mlp[f"dense_{linear}"]), 0))
+      total = total + x.mean(axis=0)
+    for number in range(2):  # across the slate
+      total = gelu(slow_normal(dense(total, params["hidden"][f"dense_{number}"]), 0))
+    expected = dense(total, params["last"])[:, 0]
+    np.testing.assert_allclose(found[graph, real], expected, rtol=5e-3, atol=5e-3)

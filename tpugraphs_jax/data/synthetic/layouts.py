@@ -572,8 +572,7 @@ def _descend(cost: LayoutCost, bits: np.ndarray) -> np.ndarray:
 
 
 def random_search(
-    groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator
-) -> np.ndarray:
+    groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator) -> np.ndarray:
   """Uniform options `[configs, groups]` uint8; 40 of them the default if there are >= 80."""
   options = _unique_options(groups, start, configs, rng)
   if configs >= 4 * SEARCH_RUNS:
@@ -583,8 +582,7 @@ def random_search(
 
 
 def _unique_options(
-    groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator
-) -> np.ndarray:
+    groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator) -> np.ndarray:
   """Distinct draws while there are enough; a tiny space repeats itself."""
   found = np.zeros((0, len(groups)), np.uint8)
   for _ in range(4):

@@ -313,9 +313,7 @@ def _units(kernel: Kernel, axes: tuple[str, ...]) -> tuple[int, ...]:
   return tuple(math.ceil(kernel.sizes[axis] / size) for axis, size in sizes)
 
 
-def _extent_choices(
-    extents: list[int], configs: int, rng: np.random.Generator
-) -> list[np.ndarray]:
+def _extent_choices(extents: list[int], configs: int, rng: np.random.Generator) -> list[np.ndarray]:
   """Tile extents along each axis: divisors and one more, others if that is too few tiles."""
   choices = [_divisors(extent) for extent in extents]
   for _ in range(64):

@@ -258,18 +258,20 @@ class DimensionEncoder(nn.Module):
   num_layers: int = 2
 
   @nn.compact
-  def __call__(self, columns: jax.Array, layout: jax.Array, slates: Slates) -> Nodes:
+  def __call__(self, columns: jax.Array, layout: jax.Array | None, slates: Slates) -> Nodes:
     """Encodes nodes with their configurations.
 
     Args:
       columns: `[N, 6 * 23]` float32, dimension after dimension.
-      layout: `[N, 6]` float32 the nodes' own layouts, minor to major.
+      layout: `[N, 6]` float32 the nodes' own layouts, minor to major; None stands for -1
+        throughout, as the 5th place has it for kernels.
       slates: of the nodes, with untransformed configurations.
 
     Returns:
       `[N, C, features]` in either form.
     """
     count = len(columns)
+    layout = jnp.full((count, DIMENSIONS), -1.0) if layout is None else layout
     own = jnp.broadcast_to(places(layout)[..., None], (count, DIMENSIONS, _SLOTS))
     number = jnp.broadcast_to(_numbers(2)[..., None], (count, DIMENSIONS, 1))
     static = [columns.reshape(count, DIMENSIONS, TOKEN_FEATURES), number]
@@ -301,7 +303,7 @@ class DimensionEncoder(nn.Module):
 
 
 def once_each(
-    encoder: DimensionEncoder, columns: jax.Array, layout: jax.Array, slates: Slates
+    encoder: DimensionEncoder, columns: jax.Array, layout: jax.Array | None, slates: Slates
 ) -> Nodes:
   """`encoder(columns, layout, slates)`, computed once for nodes of a kernel with equal tokens.
 
@@ -312,9 +314,9 @@ def once_each(
   if distinct is None:
     return encoder(columns, layout, slates)
   graph_of = slates.graph_of.at[distinct.first].get(mode="fill", fill_value=slates.graphs)
+  take = lambda rows: None if rows is None else take_rows(rows, distinct.first)
   encoded = encoder(
-      take_rows(columns, distinct.first), take_rows(layout, distinct.first),
-      dataclasses.replace(slates, graph_of=graph_of))
+      take(columns), take(layout), dataclasses.replace(slates, graph_of=graph_of))
   return take_rows(encoded, distinct.which)
 
 
@@ -339,9 +341,9 @@ def read_blocks(options: Options) -> tuple[str, ...]:
 
 def token_columns(options: Options) -> int:
   """How many of the last columns of node features the tokens of dimensions depend on."""
-  names = ("dimension_tokens", "node_layout")
-  is_read = options.dimension_encoder != "none"
-  return sum(READ_BLOCKS[name] for name in names) if is_read else 0
+  if options.dimension_encoder == "none":
+    return 0
+  return sum(READ_BLOCKS[name] for name in read_blocks(options) if name != "random_walk")
 
 
 def split_blocks(feat: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:

@@ -66,7 +66,8 @@ class Options:
       the parameters (fifth): nodes of a kernel have their own layout in place of a
       configuration, programs have no tile. Tiles come untransformed and as log(1 + x).
     dimension_encoder: `transformer` over one token per tensor dimension (fifth, tiles),
-      from the feature block `dimension_tokens`.
+      from the feature block `dimension_tokens`; tokens hold own layouts with `node_layout`,
+      else -1.
     dimension_width: width of these tokens.
     dimension_layers: layers of that transformer.
     position_width: width of a track of positions of its own, from the feature block
@@ -288,7 +289,7 @@ def _conflicts(options: Options, kind: str) -> list[tuple[bool, str]]:
       (tile and options.missing != "zero" and not options.both_kinds,
        f"model.missing is {options.missing!r}, but every node of a kernel has its configuration: "
        "set it to zero"),
-      (options.dimension_encoder != "none" and not options.node_layout,
+      (options.dimension_encoder != "none" and not options.node_layout and not tile,
        "model.dimension_encoder needs model.node_layout=True and the feature block node_layout"),
       (options.fusion == "middle" and options.dimension_encoder != "none",
        "model.dimension_encoder meets configurations in front of the encoder: take "

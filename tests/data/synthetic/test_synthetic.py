@@ -13,8 +13,8 @@ from scipy import stats
 
 from tpugraphs_jax import collections, columns, graph
 from tpugraphs_jax.columns import NODE, opcode_ids
-from tpugraphs_jax.data import npz
-from tpugraphs_jax.data.synthetic import files, generate, read_ceiling
+from tpugraphs_jax.data import npz, synthetic
+from tpugraphs_jax.data.synthetic import generate, read_ceiling
 
 LAYOUTS = collections.RELEASED[1:]
 @pytest.fixture(scope="module")
@@ -152,11 +152,6 @@ def test_edge_cases_are_there(tiny):
   assert max(g.configs.runtime_ns.max() for g in graphs) > 2**32
   tests = [len(g.configs) for g in read(tiny, "layout:xla:random", "test")]
   assert sorted(tests) == [32, 33]
-  fortran = []
-  for path in npz.split_files(tiny, "tile:xla", "train"):
-    with npz.NpzArchive(path) as archive:
-      fortran.append(archive.member("edge_index").fortran_order)
-  assert sum(fortran) == 1
 
 
 def test_files_do_not_depend_on_workers_or_on_each_other(tiny, tmp_path):
@@ -187,8 +182,8 @@ def test_an_interrupted_run_goes_on_and_other_data_is_refused(tiny, tmp_path):
 
 
 def make_layouts(search: str, source: str, graphs: int, **changes) -> list:
-  specs = files.file_specs("medium", 0, f"layout:{source}:{search}", limit=graphs)
-  return [files.make_file(dataclasses.replace(spec, **changes), with_defects=False)
+  specs = synthetic.file_specs("medium", 0, f"layout:{source}:{search}", limit=graphs)
+  return [synthetic.make_file(dataclasses.replace(spec, **changes))
           for spec in specs if spec.split == "train"]
 
 
@@ -238,20 +233,3 @@ def test_default_search_keeps_most_output_orders_and_few_operand_orders(layouts)
   assert 0.02 < np.mean(flips) < 0.14
   assert 0.4 < np.mean(operands) < 0.5
   assert 0.05 < np.mean(copies) < 0.25
-
-
-def test_defects_are_put_in_on_request_only(tmp_path):
-  kwargs = dict(scale="tiny", seed=3, progress=False, collections=LAYOUTS)
-  clean = generate(tmp_path / "clean", **kwargs)
-  root = generate(tmp_path / "defects", defects=True, **kwargs)
-  counts = [len(g.configs) for g in read(root, "layout:xla:random", "valid")]
-  assert counts[0] == 481
-  identical = read(root, "layout:xla:random", "train")[1].configs
-  assert len(identical) == 20 and len(np.unique(identical.group_row, axis=0)) == 1
-  for data_root, leaks in ((clean, False), (root, True)):
-    trained = read(data_root, "layout:nlp:default", "train")[0]
-    tested = read(data_root, "layout:nlp:default", "test")
-    assert any(np.array_equal(trained.edge_index, g.edge_index) for g in tested) == leaks
-    name = "image_train_002"
-    ceiling = read_ceiling(data_root, "layout:xla:default", "train", name)
-    assert (oracle_tau(ceiling) < 0.5) == leaks
