@@ -90,7 +90,7 @@ def layouts() -> str:
 def front() -> str:
   """The one table of README.md: a row per collection."""
   rows = recorded("quality")
-  head = ["collection", "random order", "official", "GraphSAGE on whole graphs, 3 of 10 epochs",
+  head = ["collection", "random order", "official", "GraphSAGE (default), 3 of 10 epochs",
           "recommended", "ceiling"]
   lines = []
   for collection, found in rows.items():
