@@ -233,7 +233,7 @@ def fourth(config: ConfigDict) -> None:
   config.batch.update(graphs=4, configs=32, target="rank")
   config.model = ConfigDict(dict(
       name="BilinearEdges", op_embed_dim=10, edge_widths=(1024, 128), config_widths=(1024, 128),
-      head_widths=(1024,), config_scale=1.0, share=True, dtype="float32", precision="highest"))
+      head_widths=(1024,), config_scale=1.0, dtype="float32", precision="highest"))
   loss(config, "ListMLELoss:1")
   optimizer(config, schedule="cosine", clip_norm=1.0)
 
