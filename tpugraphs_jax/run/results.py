@@ -83,7 +83,8 @@ def _sizes(graphs: Sequence[Any]) -> str:
 
 
 def _judged_by(config: ml_collections.ConfigDict) -> str:
-  return f"judged by {config.train.best_metric} on {_sample(config, 'all of them')}"
+  metric = judge.mean_name(config.train.best_metric)
+  return f"judged by {metric} on {_sample(config, 'all of them')}"
 
 
 def _sample(config: ml_collections.ConfigDict, everything: str) -> str:
