@@ -344,7 +344,7 @@ def test_without_edges_and_without_nodes_there_is_nothing_to_round():
   graph = dataclasses.replace(table_cases.program(0), edge_index=np.zeros((0, 2), np.int32))
   none = np.zeros(0, np.int64)
   assert feature_blocks.choice_features(graph, none, none).shape == (0, 9)
-  assert (feature_blocks.operand_table(graph) == -1).all()
+  assert (feature_blocks.operand_table(graph, graph.config_node) == -1).all()
 
 
 def node(*sizes, layout=None):

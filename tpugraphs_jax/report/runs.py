@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -132,6 +133,15 @@ class Run:
       found[NOISELESS] = _means(
           [(graph.ceiling_ns, graph.runtime_ns) for graph in self.judged], self.ks)
     return found
+
+  @property
+  def verdict(self) -> str:
+    """How good the first choices are, beside random ones and the compiler's own, in words."""
+    if not self.judged:
+      return "not evaluated yet"
+    orders = {"the first choice": self.means, **self.references}
+    return "slowdown of " + ", ".join(f"{name} {means['slowdown1_mean']:.3f}"
+                                      for name, means in orders.items() if name != NOISELESS)
 
 
 def _means(orders: Sequence[tuple[np.ndarray, np.ndarray]], ks: Iterable[int]) -> dict[str, float]:
@@ -266,10 +276,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
   """Whole lines: the last one may be cut short while a run goes on."""
   rows = []
   for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-    try:
+    with contextlib.suppress(ValueError):
       rows.append(json.loads(line))
-    except ValueError:
-      continue
   return rows
 
 
