@@ -233,7 +233,7 @@ def _tables(config: ConfigDict, residual: str) -> None:
 def _segments(
     config: ConfigDict, *, keep: float, recompute: bool = False, finetune_epochs: int = 0
 ) -> None:
-  """Trains on segments of a graph; see `tpugraphs_jax/rankers/segments/model.py`."""
+  """Trains on segments of a graph; see `tpugraphs_jax/rankers/segments/family.py`."""
   config.task = "segments"
   config.segments = ConfigDict(dict(
       partition="contiguous",  # metis, computations

@@ -28,7 +28,6 @@ import gst_quality
 import own_quality
 import run_all
 import systems
-import systems_step
 import table as faults
 import tables_quality
 import tpu_compile
@@ -191,7 +190,6 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"ablations {collection}": lambda collection=collection: race(
         collection, minutes=0.5, ablations=True) for collection in systems.ABLATIONS},
     "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip(),
-    "steps of presets": lambda: systems_step.table(recorded("systems_step")),
 }
 
 

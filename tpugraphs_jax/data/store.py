@@ -52,6 +52,8 @@ GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config
 _CONFIG_ARRAYS = ("rows", "node_group", "runtime_ns")
 _MAPPED = "group_row"
 _LEAST_MAPPED_BYTES = 1 << 16
+# Bytes of files below which starting processes takes longer than the work.
+_WORTH_PROCESSES = 4 << 20
 # Heads of arrays are Python literals, and before Python 3.11.8 two threads that parse at the
 # same time can fail: https://github.com/python/cpython/issues/106905.
 _ONE_PARSES = threading.Lock()
@@ -256,10 +258,6 @@ def _write_meta(folder: Path, meta: dict) -> None:
 
 def _file(folder: Path, name: str) -> Path:
   return folder / f"{name}.npy"
-
-
-# Bytes of files below which starting processes takes longer than the work.
-_WORTH_PROCESSES = 4 << 20
 
 
 def graph_folders(

@@ -74,7 +74,7 @@ def fifth(config: ConfigDict) -> None:
   Published: six tokens per node, two transformer layers of width 256, then the encoder of
   the layout model, with a virtual node per 10,000 nodes; 128 slates of 32 configurations;
   pairs across kernels compare absolute runtimes. The published tokens mix dimensions, see
-  `rankers.composed.dimensions`: here they do not. Equal tokens are encoded once, as published.
+  `rankers.composed.inputs`: here they do not. Equal tokens are encoded once, as published.
   The layouts in tokens are -1 throughout, as published. Here what tokens hold of shapes and
   windows also stands among the scalars of a node, and eight configurations at a time pass through
   the model.

@@ -25,7 +25,7 @@ _OPERANDS = 3  # first, second, any other
 
 
 class Choices(NamedTuple):
-  """What groups may choose, and the nodes that choose so."""
+  """The choices of groups, and the configurable nodes of each group."""
 
   row: np.ndarray  # [B, R] int32 dictionary row of each choice, or ABSENT
   node: np.ndarray  # [K] int32 node of the graph, or ABSENT
@@ -67,7 +67,7 @@ class PreparedTables:
   terms: terms_lib.Terms
   choices: Choices  # of this graph alone: node and group numbers begin at 0
   pairs: GroupPairs
-  sizes: dict[str, int]  # what the program takes of each entry of a budget
+  sizes: dict[str, int]  # of the program, by entry of a budget
 
   @property
   def name(self) -> str:
@@ -95,7 +95,7 @@ def prepare(
     terms: of the configurations that slates are drawn from (`terms.terms_of`).
     slots: width of the neighbour tables (`data.adjacency.SLOTS`).
     tiling: whether the padding of dimensions to tiles is appended to the node
-      features and given with every choice; otherwise the latter are zeros.
+      features and given with every choice; otherwise features of choices are zeros.
   """
   if tiling:
     feat = np.concatenate([feat, feature_blocks.node_padding(graph.node_feat)], axis=1)
@@ -115,7 +115,8 @@ def prepare(
 
 def _choices(graph: OpGraph, terms, weight: np.ndarray, tiling: bool) -> Choices:
   row = terms.row_table
-  feat = np.zeros((len(graph.config_node), terms.choices, feature_blocks.CHOICE_FEATURES), np.float32)
+  shape = len(graph.config_node), terms.choices, feature_blocks.CHOICE_FEATURES
+  feat = np.zeros(shape, np.float32)
   node, choice = np.nonzero(row[graph.configs.node_group] >= 0)
   if tiling and len(node):
     group = graph.configs.node_group[node]
@@ -137,7 +138,7 @@ def _group_pairs(graph: OpGraph, terms, unit: float) -> GroupPairs:
 
 
 def pair_features(pairs: node_pairs.NodePairs, unit: float) -> np.ndarray:
-  """What a network is told about pairs of nodes, besides its own states of the nodes.
+  """Features of pairs of nodes, which a network reads besides its states of the nodes.
 
   Args:
     pairs: of one program.

@@ -20,7 +20,7 @@ import pytest
 from tpugraphs_jax import losses, metrics
 
 FOLDER = Path(
-    os.environ.get("TPUGRAPHS_PARITY_DIR") or Path(__file__).parents[1] / "data" / "parity"
+    os.environ.get("TPUGRAPHS_PARITY_DIR") or Path(__file__).parent / "data" / "parity"
 )
 FILES = sorted(FOLDER.glob("losses_metrics*.npz"))
 INPUTS = re.compile(r"(labels|logits)(_.+)?|runtimes|preds|meta")

@@ -9,7 +9,6 @@ import random_graphs
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.rankers import base, scorer as scorer_lib
-from tpugraphs_jax.rankers.tile import late_join
 
 MODELS = ("LateJoinSAGE", "LateJoinResGCN", "MLP")
 # Nodes, edges and configurations: an isolated node, one configuration, and many.
@@ -53,10 +52,10 @@ def every(kernels):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_scores_are_those_of_the_plain_form(name, kernels, monkeypatch):
+def test_scores_are_those_of_the_plain_form(name, kernels):
   family, params, expected = made(name, kernels)
   found = family.scores(params, kernels, every(kernels))
-  monkeypatch.setattr(late_join, "_CHUNK", 8)  # chunks end inside kernels and the last is short
+  family.chunk = 8  # chunks end inside kernels and the last is short
   in_chunks = family.scores(params, kernels, every(kernels))
   assert [len(scores) for scores in found] == [configs for _, _, configs in SIZES]
   for one, other, plain in zip(found, in_chunks, expected, strict=True):

@@ -10,74 +10,29 @@ import numpy as np
 import pytest
 import random_graphs
 import system_cases
-from test_systems_modules import slow_encoder
+from system_cases import draw, quick_jit, slow_configs, slow_encoder, slow_opcodes
 
 from tpugraphs_jax.columns import opcode_ids
-from tpugraphs_jax.data import feature_blocks, features
+from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.nn import layers
-from tpugraphs_jax.nn.layers import Dense
-from tpugraphs_jax.rankers.composed import dimensions, encodings, inputs, nodes, parts
+from tpugraphs_jax.rankers.composed import inputs, nodes
 from tpugraphs_jax.rankers.composed.options import Options
 
 READS = ("dimension_tokens", "node_layout")
 LAYOUTS, TILES = system_cases.layout_batch(READS), system_cases.tile_batch(READS)
-EXACT = functools.partial(Dense, precision="highest")
+EXACT = system_cases.EXACT
 MATMUL = functools.partial(layers.matmul, dtype=None, precision="highest")
-QUICK = functools.partial(jax.jit, compiler_options=system_cases.QUICK)
-
-
-def draw(module, *arguments):
-  """Random parameters of a module for these arguments."""
-  shapes = jax.eval_shape(lambda *a: module.init(jax.random.key(0), *a), *arguments)["params"]
-  rng = np.random.default_rng(5)
-  return jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)
-
-
-def slow_configs(batch, missing="zero"):
-  """The raw configuration of every node, `[N, C, 18 or 24]`, and which nodes have their own."""
-  graph, configs = batch.graph, batch.config_mask.shape[1]
-  count = len(graph.nodes["opcode"])
-  own_layout = np.asarray(graph.nodes["feat"])[:, -6:]
-  if hasattr(batch, "config_feat"):
-    result, node = np.zeros((count, configs, 24)), 0
-    for number, size in enumerate(graph.n_node[:-1]):
-      result[node : node + size] = batch.config_feat[number]
-      node += size
-    return result, np.zeros(count, bool)
-  result, configured = np.zeros((count, configs, 18)), np.zeros(count, bool)
-  if missing == "sentinel":
-    result[:] = -2
-  elif missing == "layout":
-    for slot in range(3):
-      result[:, :, 6 * slot : 6 * slot + 6] = own_layout[:, None]
-  for node, row_ids in zip(batch.by_hop.nodes[0], batch.row_id):
-    if (row_ids < len(batch.rows)).any():
-      configured[node] = True
-      for config, row in enumerate(row_ids):
-        # A place without a configuration has none of the encoded features either.
-        result[node, config] = batch.rows[row] if row < len(batch.rows) else np.nan
-  return result, configured
 
 
 def real_nodes(batch):
   return int(batch.graph.n_node[:-1].sum())
 
 
-def slow_opcodes(batch, params, max_norm, gain):
-  table = params["embedding"]["table"]["embedding"]
-  result = []
-  for opcode in np.asarray(batch.graph.nodes["opcode"]):
-    vector = np.array(table[opcode], np.float64)
-    length = np.linalg.norm(vector)
-    result.append(vector * min(1, max_norm / length) if max_norm else vector)
-  return np.stack(result) * (params["gain"] if gain else 1)
-
-
 @pytest.mark.parametrize("max_norm, gain", [(0.0, 0.0), (0.4, 0.0), (1.0, 100.0)])
 def test_opcodes_are_shortened_and_multiplied(max_norm, gain):
-  module = encodings.Opcodes(3, max_norm, gain)
+  module = inputs.Opcodes(3, max_norm, gain)
   params = draw(module, LAYOUTS.graph)
-  found = QUICK(module.apply)({"params": params}, LAYOUTS.graph)
+  found = quick_jit(module.apply)({"params": params}, LAYOUTS.graph)
   np.testing.assert_allclose(
       found, slow_opcodes(LAYOUTS, params, max_norm, gain), rtol=1e-5, atol=1e-6)
   if max_norm and not gain:
@@ -89,12 +44,12 @@ def test_opcodes_are_shortened_and_multiplied(max_norm, gain):
 def test_unary_operations_share_an_embedding():
   """The 21 of the 5th place, and no other opcode with them."""
   names = opcode_ids()
-  found = np.asarray(encodings.merged(jnp.arange(121)))
+  found = np.asarray(inputs.merged(jnp.arange(121)))
   together = {name for name, number in names.items() if found[number] == names["abs"]}
-  assert together == set(encodings.UNARY) and len(together) == 21
+  assert together == set(inputs.UNARY) and len(together) == 21
   others = [number for number in range(121) if number not in {names[n] for n in together}]
   np.testing.assert_array_equal(found[others], others)
-  module = encodings.Opcodes(3, merge_unary=True)
+  module = inputs.Opcodes(3, merge_unary=True)
   graph = LAYOUTS.graph._replace(nodes={
       "opcode": np.array([names[n] for n in ("tanh", "log", "add", "abs")])})
   rows = np.asarray(module.apply({"params": draw(module, graph)}, graph))
@@ -104,9 +59,9 @@ def test_unary_operations_share_an_embedding():
 
 def test_a_shortened_opcode_has_the_gradient_of_its_short_vector():
   """As in PyTorch: the factor is no function of the vector."""
-  module = encodings.Opcodes(3, 0.4)
+  module = inputs.Opcodes(3, 0.4)
   params = draw(module, LAYOUTS.graph)
-  grad = QUICK(jax.grad(lambda p: module.apply({"params": p}, LAYOUTS.graph).sum()))(params)
+  grad = quick_jit(jax.grad(lambda p: module.apply({"params": p}, LAYOUTS.graph).sum()))(params)
   table, expected = params["embedding"]["table"]["embedding"], np.zeros((121, 3))
   for opcode in np.asarray(LAYOUTS.graph.nodes["opcode"]):
     expected[opcode] += min(1, 0.4 / np.linalg.norm(table[opcode]))
@@ -124,26 +79,24 @@ def slow_values(values, params, encoding, scale):
   return table[index].reshape(*values.shape[:-1], -1)
 
 
-@pytest.mark.parametrize("kind, encoding, missing, share", [
-    ("layout", "raw", "zero", True), ("layout", "gain", "zero", True),
-    ("layout", "embedding", "sentinel", True), ("layout", "embedding", "sentinel", False),
-    ("layout", "embedding", "zero", True), ("layout", "raw", "layout", True),
-    ("layout", "raw", "layout", False), ("tile", "raw", "zero", True),
-    ("tile", "gain", "zero", False)])
-def test_the_first_layer_is_one_matrix_on_all_inputs_of_a_node(kind, encoding, missing, share):
+@pytest.mark.parametrize("kind, encoding, missing", [
+    ("layout", "raw", "zero"), ("layout", "gain", "zero"), ("layout", "embedding", "sentinel"),
+    ("layout", "embedding", "zero"), ("layout", "raw", "layout"), ("tile", "raw", "zero"),
+    ("tile", "gain", "zero")])
+def test_the_first_layer_is_one_matrix_on_all_inputs_of_a_node(kind, encoding, missing):
   """Node features, opcode, own layout and configuration, concatenated node by node."""
   batch = LAYOUTS if kind == "layout" else TILES
   options = Options(
       op_embed_dim=3, encoding=encoding, encoding_scale=0.2, value_embed_dim=2, missing=missing,
-      node_layout=True, feature_width=4, pre_widths=(5,), share=share)
+      node_layout=True, feature_width=4, pre_widths=(5,))
   module = inputs.Inputs(options, MATMUL, EXACT)
   apply = lambda params: module.apply({"params": params}, nodes.Slates.of(batch))
   shapes = jax.eval_shape(
       lambda: module.init(jax.random.key(0), nodes.Slates.of(batch)))["params"]
   rng = np.random.default_rng(5)
   params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)
-  x, walks = QUICK(apply)(params)
-  assert walks is None and (kind == "tile" or share == isinstance(x, nodes.SplitNodes))
+  x, walks = quick_jit(apply)(params)
+  assert walks is None and isinstance(x, nodes.SplitNodes) == (kind == "layout")
   found = np.asarray(nodes.everywhere(x, nodes.Slates.of(batch)))
   feat = np.asarray(batch.graph.nodes["feat"])
   layout = feat[:, -6:]
@@ -169,13 +122,12 @@ def test_the_first_layer_is_one_matrix_on_all_inputs_of_a_node(kind, encoding, m
 def test_parts_without_configurations_stand_for_all_of_them():
   slates = nodes.Slates.of(LAYOUTS)
   static = np.random.default_rng(0).normal(size=(len(slates.graph_of), 3)).astype(np.float32)
-  for share, configs in ((True, 1), (False, system_cases.CONFIGS)):
-    module = parts.Join(2, MATMUL, share)
-    params = module.init(jax.random.key(0), static, [], slates)["params"]["JoinedDense_0"]
-    found = module.apply({"params": {"JoinedDense_0": params}}, static, [], slates)
-    assert found.shape == (len(static), configs, 2)
-    kernel, bias = np.asarray(params["kernel"]), np.asarray(params["bias"])
-    np.testing.assert_allclose(found[:, 0], static @ kernel + bias, rtol=1e-5, atol=1e-6)
+  module = inputs.Join(2, MATMUL)
+  params = module.init(jax.random.key(0), static, [], slates)["params"]["JoinedDense_0"]
+  found = module.apply({"params": {"JoinedDense_0": params}}, static, [], slates)
+  assert found.shape == (len(static), 1, 2)
+  kernel, bias = np.asarray(params["kernel"]), np.asarray(params["bias"])
+  np.testing.assert_allclose(found[:, 0], static @ kernel + bias, rtol=1e-5, atol=1e-6)
 
 
 def slow_places(layout):
@@ -187,7 +139,7 @@ def test_places_are_the_inverse_of_a_permutation():
   rng = np.random.default_rng(0)
   for rank in range(7):
     layout = np.concatenate([rng.permutation(rank), np.full(6 - rank, -1)]).astype(np.float32)
-    found = np.asarray(dimensions.places(jnp.asarray(layout[None])))[0]
+    found = np.asarray(inputs.places(jnp.asarray(layout[None])))[0]
     np.testing.assert_array_equal(found, slow_places(layout))
     for place in range(rank):
       assert found[int(layout[place])] == place
@@ -201,7 +153,7 @@ def test_tokens_of_dimensions_pass_a_transformer_node_by_node(kind, has_layouts)
   batch, width = (LAYOUTS if kind == "layout" else TILES), 4
   slates = nodes.Slates.of(batch)
   blocks = inputs.split_blocks(np.asarray(batch.graph.nodes["feat"]), READS)
-  module = dimensions.DimensionEncoder(width, 1)
+  module = inputs.DimensionEncoder(width, 1)
   layout = blocks["node_layout"] if has_layouts else None
   apply = lambda p: nodes.everywhere(module.apply(
       {"params": p}, blocks["dimension_tokens"], layout, nodes.Slates.of(batch)), slates)
@@ -209,7 +161,7 @@ def test_tokens_of_dimensions_pass_a_transformer_node_by_node(kind, has_layouts)
       jax.random.key(0), blocks["dimension_tokens"], layout, slates))["params"]
   rng = np.random.default_rng(5)
   params = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
-  found = np.asarray(QUICK(apply)(params))
+  found = np.asarray(quick_jit(apply)(params))
   raw, configured = slow_configs(batch, "layout")
   real = real_nodes(batch)
   for node in range(real):
@@ -259,48 +211,6 @@ def test_the_blocks_that_a_ranker_reads_have_the_widths_that_it_expects():
     assert feature_blocks.BLOCKS[name](graph).shape == (5, width)
 
 
-def test_dimension_tokens_hold_dimension_after_dimension():
-  rng = np.random.default_rng(0)
-  feat = rng.integers(-3, 6, (4, 140)).astype(np.float32)
-  graph = random_graphs.layout_graph(rng, nodes=4, edges=0, config_nodes=[0], configs=1)
-  graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
-  found = feature_blocks.dimension_tokens(graph).reshape(4, 6, 23)
-  alone = feature_blocks.named_dimensions(graph).reshape(4, 6, 14)
-  for node in range(4):
-    for dimension in range(6):
-      sizes = [feat[node, first + dimension] for first in (21, 31, 37, 45, 53, 61, 69, 77, 85)]
-      expected = [np.sign(size) * np.log(1 + abs(size)) for size in sizes]
-      named = [number == dimension and number > 0 for number in feat[node, 93:107]]
-      np.testing.assert_allclose(found[node, dimension], expected + named, rtol=1e-6)
-      np.testing.assert_array_equal(alone[node, dimension], named)
-  assert not found[:, 0, 9:].any()  # a 0 says nothing
-
-
-def test_node_layouts_are_padded_beyond_their_rank():
-  rng = np.random.default_rng(0)
-  graph = random_graphs.layout_graph(rng, nodes=2, edges=0, config_nodes=[0], configs=1)
-  feat = np.zeros((2, 140), np.float32)
-  feat[0, 21:24] = 5, 3, 2
-  feat[0, 134:137] = 2, 0, 1
-  graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
-  np.testing.assert_array_equal(
-      feature_blocks.node_layout(graph), [[2, 0, 1, -1, -1, -1], [-1] * 6])
-  # A transform `none` leaves the block as it is, constant columns too.
-  kinds = np.full(6, "none", dtype=object)
-  same = features.fit([feature_blocks.node_layout(graph)], kinds)
-  np.testing.assert_array_equal(
-      same(feature_blocks.node_layout(graph)), feature_blocks.node_layout(graph))
-
-
-@pytest.mark.parametrize("text, unscaled", [
-    ("none", {"released", "random_walk", "node_layout"}), ("minmax", set()),
-    ("node_layout=none,*=minmax", {"node_layout"}),
-    ("layout=none,random_walk=none,*=standardize", {"random_walk"})])
-def test_blocks_that_no_transform_touches(text, unscaled):
-  found = features.NodeFeatures(("released", "random_walk", "node_layout"), kinds=text)
-  assert set(found.unscaled) == unscaled
-
-
 @pytest.mark.parametrize("options, reads", [
     (dict(), ()), (dict(node_layout=True), ("node_layout",)),
     (dict(position_width=3), ("random_walk",)),
@@ -318,6 +228,6 @@ def test_blocks_are_read_from_the_end(options, reads):
 
 def test_what_nodes_without_a_configuration_have_instead():
   layout = np.arange(12, dtype=np.float32).reshape(2, 6)
-  np.testing.assert_array_equal(encodings.unconfigured("sentinel", None, 18), np.full((1, 18), -2))
+  np.testing.assert_array_equal(inputs.unconfigured("sentinel", None, 18), np.full((1, 18), -2))
   np.testing.assert_array_equal(
-      encodings.unconfigured("layout", layout, 18), np.concatenate([layout] * 3, axis=1))
+      inputs.unconfigured("layout", layout, 18), np.concatenate([layout] * 3, axis=1))

@@ -1,8 +1,19 @@
-"""The losses by their formulas: of whole lists, of pairs, and of single items.
+"""Ranking and regression losses on slates: one row of scores per graph.
 
-Losses of pairs sum over pairs of items of which one is slower. Items that are closer than
-`noise` make no pair. Their `reduction` is one of `REDUCTIONS`:
+Larger labels mean slower, and a good model gives them larger scores. Every loss
+returns `(total, count)`, two float32 scalars whose quotient is the loss. Both add
+up over any split of the graphs, so a step on several devices sums each of them
+over the devices before dividing and gets what one device would have got.
 
+Arrays of every function:
+  scores: [graphs, configs], floating; computed in float32.
+  labels: [graphs, configs], floating, normalised on the host.
+  where: [graphs, configs] bool, True = real; None = everything is real. The
+    contents of masked slots, even NaN, have no influence on values or gradients.
+Any other shape or dtype is a ValueError.
+
+A pairwise loss is a sum over pairs of items of which one is slower; items whose labels
+differ by less than `Noise` make no pair. Its `reduction` is one of `PAIR_REDUCTIONS`:
   items: the sum over all pairs of all lists, divided by the number of real items
     (TF-Ranking, official baseline).
   pairs: a list's sum over its n (n - 1) / 2 pairs, mean over lists that have pairs
@@ -10,19 +21,32 @@ Losses of pairs sum over pairs of items of which one is slower. Items that are c
   sum: a list's sum, mean over lists (Graph Segment Training, 3rd place).
   mean_all: a list's sum over n^2, mean over lists (1st and 5th place).
   mean_valid: a list's sum over its pairs with an order, mean over lists that have any.
+
+>>> losses = parse_losses("ListMLELoss:1,MSE:0.25")
+>>> losses
+(('ListMLELoss', 0.8), ('MSE', 0.2))
+>>> scores = labels = jnp.array([[1.0, 2.0]])
+>>> totals, counts = loss_sums(losses, scores, labels)
+>>> print(f"{combine(losses, totals, counts):.4f}")  # 0.8 * log(1 + exp(-1))
+0.2506
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+import dataclasses
 import functools
-from typing import NamedTuple
+import inspect
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import rax
 
-REDUCTIONS = ("items", "pairs", "sum", "mean_all", "mean_valid")
+from tpugraphs_jax.registry import Registry
+
+PAIR_REDUCTIONS = ("items", "pairs", "sum", "mean_all", "mean_valid")
 LossSum = tuple[jax.Array, jax.Array]
 
 
@@ -51,13 +75,8 @@ def clip_norm(scores: jax.Array, where: jax.Array, largest: float) -> jax.Array:
 
 
 def listmle(
-    scores: jax.Array,
-    labels: jax.Array,
-    *,
-    where: jax.Array | None = None,
-    temperature: float = 1.0,
-    key: jax.Array | None = None,
-    noise: Noise = Noise(),
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
+    temperature: float = 1.0, key: jax.Array | None = None, noise: Noise = Noise(),
 ) -> LossSum:
   """ListMLE: negative log likelihood of the order from slowest to fastest.
 
@@ -101,13 +120,8 @@ def _shaken(labels, where, key, noise: Noise):
 
 
 def pairwise_hinge(
-    scores: jax.Array,
-    labels: jax.Array,
-    *,
-    where: jax.Array | None = None,
-    margin: float = 1.0,
-    reduction: str = "items",
-    noise: Noise = Noise(),
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
+    reduction: str = "items", noise: Noise = Noise(),
 ) -> LossSum:
   """Hinge over ordered pairs: sum of relu(margin - (s_i - s_j)) where y_i > y_j.
 
@@ -115,7 +129,7 @@ def pairwise_hinge(
 
   Args:
     margin: > 0; 1 officially, 0.1 in Graph Segment Training (arXiv 2305.12322).
-    reduction: what a list's sum is divided by.
+    reduction: divisor of a list's sum, see the module.
     noise: pairs that are closer have no order.
   """
   scores, labels, where = _checked(scores, labels, where)
@@ -124,13 +138,8 @@ def pairwise_hinge(
 
 
 def diff_mat(
-    scores: jax.Array,
-    labels: jax.Array,
-    *,
-    where: jax.Array | None = None,
-    margin: float = 0.005,
-    reduction: str = "pairs",
-    noise: Noise = Noise(),
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 0.005,
+    reduction: str = "pairs", noise: Noise = Noise(),
 ) -> LossSum:
   """Hinge counted in margins, relu(1 - (s_i - s_j) / margin), for scores in the target's unit.
 
@@ -140,7 +149,7 @@ def diff_mat(
 
   Args:
     margin: > 0, in the unit of the labels.
-    reduction: what a list's sum is divided by.
+    reduction: divisor of a list's sum, see the module.
     noise: pairs that are closer have no order.
   """
   scores, labels, where = _checked(scores, labels, where)
@@ -149,19 +158,15 @@ def diff_mat(
 
 
 def pairwise_logistic(
-    scores: jax.Array,
-    labels: jax.Array,
-    *,
-    where: jax.Array | None = None,
-    reduction: str = "items",
-    noise: Noise = Noise(),
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
+    reduction: str = "items", noise: Noise = Noise(),
 ) -> LossSum:
   """Logistic over ordered pairs: sum of log(1 + exp(s_j - s_i)) where y_i > y_j.
 
   Arrays are `[graphs, configs]`; the result is a total and a count, both scalars.
 
   Args:
-    reduction: what a list's sum is divided by; the 6th place takes `pairs`.
+    reduction: divisor of a list's sum, see the module; the 6th place takes `pairs`.
     noise: pairs that are closer have no order.
   """
   scores, labels, where = _checked(scores, labels, where)
@@ -174,7 +179,7 @@ def dcg_hinge(
     scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
     noise: Noise = Noise(),
 ) -> LossSum:
-  """Pairwise hinge where a pair weighs what swapping it changes in the list's DCG.
+  """Pairwise hinge where the weight of a pair is the change of the list's DCG when it is swapped.
 
   The gain of a configuration is fastest label / its label and its discount
   1 / log2(1 + its rank by score), so that mistakes among the fast ones and near
@@ -203,11 +208,7 @@ def dcg_hinge(
 
 
 def inverse_log_hinge(
-    scores: jax.Array,
-    labels: jax.Array,
-    *,
-    where: jax.Array | None = None,
-    margin: float = 1.0,
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
     noise: Noise = Noise(),
 ) -> LossSum:
   """-1 / log(2 + h), h the sum of the hinges of a list's pairs; mean over lists.
@@ -268,7 +269,7 @@ def _hinge_pairs(scores, labels, where, margin, noise):
 
 
 def _weights(noise: Noise):
-  """What rax multiplies pairs with: 0 for those that are closer than the noise."""
+  """A weight of pairs for rax that is 0 for pairs closer than the noise; None without noise."""
   if not noise.relative:
     return None
 
@@ -294,7 +295,7 @@ def _reduce(pairs, labels, where, reduction, noise):
     is_pair = _clearly_slower(labels, noise) & where[:, :, None] & where[:, None, :]
     number = jnp.sum(is_pair, axis=(1, 2), dtype=jnp.float32)
   else:
-    raise ValueError(f"reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")
+    raise ValueError(f"reduction is {reduction!r}, expected one of {', '.join(PAIR_REDUCTIONS)}")
   return jnp.sum(per_list / jnp.maximum(number, 1.0)), _count(number > 0)
 
 
@@ -368,8 +369,164 @@ def _clearly_slower(labels: jax.Array, noise: Noise) -> jax.Array:
 
   Args:
     labels: `[graphs, configs]`.
-    noise: what is too close.
+    noise: items closer than this have no order.
   """
   slower, faster = labels[:, :, None], labels[:, None, :]
   beyond = slower - faster >= noise.relative * (faster + noise.origin)
   return (slower > faster) & beyond
+
+
+WeightedLosses = Sequence[tuple[str, float]]
+OWN_REDUCTION = "own"
+REDUCTIONS = (OWN_REDUCTION, *PAIR_REDUCTIONS)
+
+# Official names first. `Rank*` are the tile task's losses of the MLSys 2021 paper,
+# `SumHingeLoss` is the loss of Graph Segment Training, `DiffMatLoss` of the 2nd place and
+# `InverseLogHingeLoss` of the 3rd place; `Cross*` compare configurations of all graphs.
+LOSSES = Registry("loss.losses")
+for _name, _loss in {
+    "ListMLELoss": listmle,
+    "PairwiseHingeLoss": pairwise_hinge,
+    "PairwiseLogisticLoss": pairwise_logistic,
+    "MSE": mse,
+    "RankHingeLoss": functools.partial(pairwise_hinge, reduction="pairs"),
+    "RankLogisticLoss": functools.partial(pairwise_logistic, reduction="pairs"),
+    "SumHingeLoss": functools.partial(pairwise_hinge, margin=0.1, reduction="sum"),
+    "DiffMatLoss": diff_mat,
+    "CrossHingeLoss": across_graphs(pairwise_hinge),
+    "CrossLogisticLoss": across_graphs(pairwise_logistic),
+    "DCGHingeLoss": dcg_hinge,
+    "InverseLogHingeLoss": inverse_log_hinge,
+    "LogMSE": log_mse,
+    "MAPE": mape,
+}.items():
+  LOSSES.register(_name)(_loss)
+# They take the logarithm of a label or divide by it.
+NEED_POSITIVE_LABELS = ("DCGHingeLoss", "LogMSE", "MAPE")
+
+
+_OF_RUNTIMES, _OF_LOGARITHMS = {"MSE", "MAPE"}, {"LogMSE"}
+
+
+def predicts(losses: WeightedLosses) -> str:
+  """Meaning of a score trained with these losses: `runtime`, its `log`, or `order` alone.
+
+  Ranking and regression losses together give `order` (official tile models), except with
+  `DiffMatLoss`, whose scores are in the unit of the target.
+  """
+  names = {name for name, _ in losses}
+  if names <= _OF_LOGARITHMS:
+    return "log"
+  is_runtime = names & _OF_RUNTIMES and names <= _OF_RUNTIMES | {"DiffMatLoss"}
+  return "runtime" if is_runtime else "order"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Options of a run, each for all losses that have such an option.
+
+  Attributes:
+    reduction: divisor of a list's sum over pairs, see the module; `own` = the default of
+      each loss.
+    margin: of hinges; 0 = the loss's own.
+    score_norm_clip: largest L2 norm of a list's scores, which are scaled down to it
+      first; 0 = no limit.
+    noise: which items are too close to have an order.
+  """
+
+  reduction: str = OWN_REDUCTION
+  margin: float = 0.0
+  score_norm_clip: float = 0.0
+  noise: Noise = Noise()
+
+  def __post_init__(self):
+    if self.reduction not in REDUCTIONS:
+      raise ValueError(f"loss.pair_reduction is {self.reduction!r}, expected one of "
+                       f"{', '.join(REDUCTIONS)}")
+    for field, value in (("margin", self.margin), ("score_norm_clip", self.score_norm_clip),
+                         ("noise", self.noise.relative)):
+      if not 0 <= value < math.inf:
+        raise ValueError(f"loss.{field} is {value}, expected a number from 0 on")
+
+  def of(self, loss: Any, **more: Any) -> dict[str, Any]:
+    """The keyword arguments, out of these options and `more`, that `loss` accepts."""
+    given = more | {"noise": self.noise}
+    given |= {"margin": self.margin} if self.margin else {}
+    given |= {"reduction": self.reduction} if self.reduction != OWN_REDUCTION else {}
+    # Losses of several graphs hand options on to the loss of one.
+    inner = inspect.signature(getattr(loss, "of_one_list", loss)).parameters
+    known = {*inspect.signature(loss).parameters, *inner}
+    return {name: value for name, value in given.items() if name in known}
+
+
+def parse_losses(text: str) -> tuple[tuple[str, float], ...]:
+  """Reads `name:weight,name:weight`; the weights returned sum to 1.
+
+  Raises:
+    ValueError: an unknown or repeated name, or a weight that is not above 0.
+  """
+  weights: dict[str, float] = {}
+  for part in text.split(","):
+    name, colon, number = (piece.strip() for piece in part.partition(":"))
+    if not colon:
+      raise ValueError(f"losses: {part!r} in {text!r}, expected NAME:WEIGHT")
+    if name not in LOSSES:
+      raise ValueError(
+          f"losses: unknown loss {name!r} in {text!r}, expected one of " + ", ".join(LOSSES)
+      )
+    if name in weights:
+      raise ValueError(f"losses: {name} stands twice in {text!r}, add the weights up")
+    weights[name] = _weight(number, text)
+  total = sum(weights.values())
+  return tuple((name, weight / total) for name, weight in weights.items())
+
+
+def loss_sums(
+    losses: WeightedLosses, scores: jax.Array, labels: jax.Array, *,
+    where: jax.Array | None = None, temperature: float = 1.0, key: jax.Array | None = None,
+    options: Options = Options(), axis: str | None = None,
+) -> LossSum:
+  """Totals and counts, both `[len(losses)]` float32, of each loss in `losses`.
+
+  Args:
+    losses: from `parse_losses`.
+    scores: `[graphs, configs]`.
+    labels: `[graphs, configs]`.
+    where: `[graphs, configs]` bool.
+    temperature: of ListMLE: the official pairwise losses and MSE take the raw scores
+      whatever their temperature.
+    key: of random order among ties, see `listmle`.
+    options: of any loss.
+    axis: name of the axis of devices, for losses across graphs; None = one device.
+  """
+  if options.score_norm_clip:
+    real = jnp.ones(scores.shape, bool) if where is None else where
+    scores = clip_norm(scores, real, options.score_norm_clip)
+  pairs = []
+  for name, _ in losses:
+    loss = LOSSES[name]
+    chosen = options.of(loss, temperature=temperature, key=key, axis=axis)
+    pairs.append(loss(scores, labels, where=where, **chosen))
+  totals, counts = zip(*pairs)
+  return jnp.stack(totals), jnp.stack(counts)
+
+
+def combine(losses: WeightedLosses, totals: jax.Array, counts: jax.Array) -> jax.Array:
+  """The weighted loss, a float32 scalar: sum of weight * total / count, each `[len(losses)]`.
+
+  With several devices, give the local totals and the counts summed over all
+  devices: the results, and their gradients, then add up to the loss of the whole
+  batch and its gradient. A loss without any item to count is 0.
+  """
+  weights = jnp.array([weight for _, weight in losses], jnp.float32)
+  return jnp.sum(weights * totals / jnp.maximum(counts, 1.0))
+
+
+def _weight(number: str, text: str) -> float:
+  try:
+    weight = float(number)
+  except ValueError:
+    weight = math.nan
+  if not 0 < weight < math.inf:
+    raise ValueError(f"losses: weight {number!r} in {text!r}, expected a number above 0")
+  return weight
