@@ -25,6 +25,7 @@ import alexnet
 import bridge
 import gst
 import gst_quality
+import output_orders
 import own_quality
 import run_all
 import systems
@@ -171,6 +172,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "front": front,
     "tiles": tiles,
     "layouts": layouts,
+    "output orders": lambda: output_orders.table(recorded("output_orders")),
     "alexnet": lambda: alexnet.table(recorded("alexnet")),
     "comparisons": comparisons,
     "tpu": tpu,
