@@ -66,6 +66,13 @@ def _logistic(difference):
   return _log1p_exp(-difference)
 
 
+def _slow_cost_logistic(s, y):
+  costs = [2 * math.log1p(max(cost, 0) / 0.01) for cost in s]
+  pairs = sum(a > b for a in y for b in y)
+  total, count = _slow_pairs(costs, y, _logistic, "sum")
+  return (total / pairs, count) if pairs else (0.0, 0)
+
+
 SLOW = {
     "ListMLELoss": _slow_listmle,
     "PairwiseHingeLoss": lambda s, y: _slow_pairs(s, y, _hinge(1.0), "items"),
@@ -80,6 +87,7 @@ SLOW = {
     "CrossLogisticLoss": lambda s, y: _slow_pairs(s, y, _logistic, "mean_all"),
     "InverseLogHingeLoss": _slow_inverse_log_hinge,
     "MAPE": lambda s, y: (sum(abs(a - b) / b for a, b in zip(s, y)), len(s)),
+    "CostLogisticLoss": _slow_cost_logistic,
     "DCGHingeLoss": _slow_dcg_hinge,
     "LogMSE": lambda s, y: (
         sum((a - math.log(b)) ** 2 for a, b in zip(s, y)), len(s)

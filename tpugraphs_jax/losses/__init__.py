@@ -35,8 +35,8 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.losses import formulas
 from tpugraphs_jax.losses.formulas import (
-    LossSum, Noise, across_graphs, clip_norm, dcg_hinge, diff_mat, inverse_log_hinge, listmle,
-    log_mse, mape, mse, pairwise_hinge, pairwise_logistic)
+    LossSum, Noise, across_graphs, clip_norm, cost_logistic, dcg_hinge, diff_mat,
+    inverse_log_hinge, listmle, log_mse, mape, mse, pairwise_hinge, pairwise_logistic)
 from tpugraphs_jax.registry import Registry
 
 WeightedLosses = Sequence[tuple[str, float]]
@@ -45,7 +45,8 @@ REDUCTIONS = (OWN_REDUCTION, *formulas.REDUCTIONS)
 
 # Official names first. `Rank*` are the tile task's losses of the MLSys 2021 paper,
 # `SumHingeLoss` is that of Graph Segment Training, `DiffMatLoss` that of the 2nd place,
-# `InverseLogHingeLoss` that of the 3rd; `Cross*` compare configurations of all graphs.
+# `InverseLogHingeLoss` that of the 3rd; `Cross*` compare configurations of all graphs, and
+# `CostLogisticLoss` takes scores for costs.
 LOSSES = Registry("loss.losses")
 for _name, _loss in {
     "ListMLELoss": listmle,
@@ -58,6 +59,7 @@ for _name, _loss in {
     "DiffMatLoss": diff_mat,
     "CrossHingeLoss": across_graphs(pairwise_hinge),
     "CrossLogisticLoss": across_graphs(pairwise_logistic),
+    "CostLogisticLoss": cost_logistic,
     "DCGHingeLoss": dcg_hinge,
     "InverseLogHingeLoss": inverse_log_hinge,
     "LogMSE": log_mse,

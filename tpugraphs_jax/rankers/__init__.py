@@ -19,7 +19,7 @@ from tpugraphs_jax.rankers import base, whole
 from tpugraphs_jax.rankers.composed import edges, ranker
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.segments.family import Segments
-from tpugraphs_jax.rankers.tables import network
+from tpugraphs_jax.rankers.tables import network, traffic
 from tpugraphs_jax.rankers.tile import networks
 
 

@@ -18,6 +18,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import node_graph
 from tpugraphs_jax.nn.layers import Dense
@@ -67,6 +68,7 @@ class ScoreTables(base.Network):
   # A cost depends on the mean node state of the program and on the bytes of all groups.
   sees_whole_graph = True
   embeds_integers = True
+  choice_features = staticmethod(feature_blocks.choice_features)
 
   def __post_init__(self):
     for name, known in (("pairs", PAIRS), ("residual", table_residual.KINDS)):
