@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from tpugraphs_jax import host_memory
-from tpugraphs_jax.data import labels
+from tpugraphs_jax.collections import SYNTHETIC
 from tpugraphs_jax.run import job as job_lib, phases, training
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import log
@@ -111,7 +111,7 @@ def plot(results: dict[str, dict[str, float]], path: Path) -> None:
     axes.errorbar(row["seconds"], row["kendaltau"], yerr=row["kendaltau_sd"], color="C0")
     axes.scatter(row["seconds"], row["kendaltau"], s=row["peak_mib"] / 5, color="C0", alpha=0.5)
   axes.set(xlabel="seconds of training", ylabel="kendaltau_mean (SYNTHETIC)")
-  axes.set_title(f"layout:xla:random, validation\nlabels: {labels.SYNTHETIC}", fontsize="small")
+  axes.set_title(f"layout:xla:random, validation\nlabels: {SYNTHETIC}", fontsize="small")
   axes.set_xlim(left=0)
   timing.name_points(axes, {f"{variant}, {row['peak_mib']:,.0f} MiB": (
       row["seconds"], row["kendaltau"]) for variant, row in results.items()}, gap=0.08)

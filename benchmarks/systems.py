@@ -36,7 +36,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import collections, files, parallel
-from tpugraphs_jax.data import labels
+from tpugraphs_jax.collections import SYNTHETIC
 from tpugraphs_jax.run import configs, job as job_lib
 from tpugraphs_jax.serve import judge, saved
 import quality
@@ -285,7 +285,7 @@ def race(args: argparse.Namespace) -> dict[str, Any]:
           run_missing(args, collection, system, seed)
     results[collection] = found = recorded(args, collection)
     # The runtimes without noise are known of synthetic data alone.
-    found["labels"] = labels.SYNTHETIC if "ceiling" in found["bounds"] else labels.kind_of(
+    found["labels"] = SYNTHETIC if "ceiling" in found["bounds"] else collections.label_kind(
         root_of(args, collection), collections.Collection(collection))
     kind = kind_of(collection)
     print(f"\n{collection}\n\n{table(found['systems'], kind, found['bounds'])}\n", flush=True)

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
 from tpugraphs_jax import host_memory, losses as losses_lib
 from tpugraphs_jax.data import batching, plan
-from tpugraphs_jax.rankers.tables import batching as table_batching, node_pairs, terms
+from tpugraphs_jax.rankers.tables import batches as table_batching, node_pairs, terms
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 from tpugraphs_jax.run import job as job_lib, phases
 from tpugraphs_jax.train import log

@@ -43,22 +43,23 @@ SEGMENTS = {
 TABLES = {"recommended": "none", "tables": "none", "tables+sage": "sage"}
 
 VARIANTS = {
-    **{name: "this collection" for name in COLLECTIONS},
+    **{name: "this collection; without a variant of a model: GraphSAGE, graphs above 5,000 nodes "
+             "in segments, with a table of stale readouts" for name in COLLECTIONS},
     "own": "drawn programs, output orders, with --data_root=data/own/npz",
     "own-NAME": "a collection of your own",
-    "recommended": "for programs never seen: score tables, for own ones `traffic`",
-    "tables": "costs of choices that a network computes once per program",
-    "traffic": "score tables from padded bytes, for output orders on a TPU",
-    "tables+sage": "... and a GraphSAGE between groups for what such costs leave out",
-    "official": "the ResModel with the published settings",
+    "recommended": "for programs never seen: ScoreTables, for own ones TrafficTables",
+    "tables": "ScoreTables: costs of choices that a network computes once per program",
+    "traffic": "TrafficTables: costs from padded bytes, for output orders on a TPU",
+    "tables+sage": "ScoreTables and a GraphSAGE between groups for what such costs leave out",
+    "official": "ResModel with the published settings",
     **published.variants(published.PRESETS),
     "gst_ed": "GraphSAGE, graphs above 1,000 nodes in segments (the default: above 5,000), of which "
               "all but one count by stale readouts from a table, kept with probability 0.5",
     "full": "GraphSAGE on whole graphs",
-    "gst": "... in segments, the others recomputed without gradient",
-    "gst_e": "... in segments, the others by stale readouts from a table",
-    "gst_efd": "... as gst_ed, then the head alone on exact readouts",
-    "one": "... in segments, the others ignored",
+    "gst": "GraphSAGE in segments, the others recomputed without gradient",
+    "gst_e": "GraphSAGE in segments, the others by stale readouts from a table",
+    "gst_efd": "GraphSAGE as gst_ed, then the head alone on exact readouts",
+    "one": "GraphSAGE in segments, the others ignored",
     "ci": "a few seconds on a CPU",
 }
 
@@ -108,6 +109,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   ))
   config.model = ConfigDict(dict(
       name="SAGE", op_embed_dim=32, value_embed_dim=4, hidden_dim=64, num_gnns=3,
+      # Of all or of configurable (config_) nodes: mean, max, sum (a hundredth of the sum).
       pooling=("mean", "config_mean", "config_max"), layer_norm=True, config_sentinel=True,
       remat=False,  # recompute rounds in the backward pass instead of storing them
       dtype="float32",  # of the computation, or bfloat16
@@ -245,7 +247,7 @@ def _traffic(config: ConfigDict) -> None:
 def _segments(
     config: ConfigDict, *, keep: float, recompute: bool = False, finetune_epochs: int = 0
 ) -> None:
-  """Trains on segments of a graph; see `tpugraphs_jax/rankers/segments/model.py`."""
+  """Trains on segments of a graph; see `tpugraphs_jax/rankers/segments/family.py`."""
   config.task = "segments"
   config.segments = ConfigDict(dict(
       partition="contiguous",  # metis, computations

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from tpugraphs_jax.run import published, published_tiles
 
-_MODELS = {
+_MODELS = {  # reduction over nodes: sum or mean, neither scaled
     "EarlyJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3, reduction="sum"),
     "LateJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3, reduction="sum"),
     "EarlyJoinResGCN": dict(
@@ -26,8 +26,8 @@ _MODELS = {
 }
 
 VARIANTS = {
-    **{name: "this model, published settings" for name in _MODELS},
-    "recommended": "the settings that did best (docs/results.md)",
+    **{name: "the official baseline's model of this name, published settings" for name in _MODELS},
+    "recommended": "EarlyJoinSAGE with how tiles cut arrays, the settings that did best",
     **published.variants(published_tiles.PRESETS),
     "own-NAME": "a collection of your own",
     "ci": "a few seconds on a CPU",

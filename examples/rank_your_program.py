@@ -1,9 +1,8 @@
 """From a JAX function to ranked compiler configurations.
 
-  python -m tpugraphs_jax.data.synthetic --out=synthetic --scale=tiny
-  python run_layout.py --config=configs/layout.py:xla-random,full,ci \
-      --data_root=synthetic/npz --workdir=layout_model --mode=train
-  python examples/rank_your_program.py --workdir=layout_model
+  python examples/rank_your_program.py --model=layout-cpu-measured
+  python run_layout.py --config=configs/layout.py:xla-random,ci --synthetic --workdir=out/model
+  python examples/rank_your_program.py --model=out/model
 
 Two programs, the training steps of a ResNet block and of a transformer layer, go
 the same way: the function is traced and lowered, never run; its HLO becomes a
@@ -11,14 +10,13 @@ graph; layout configurations are drawn for its convolutions, dots and reshapes;
 and the model orders them from fastest to slowest. To rank a program of your own,
 put its function and the shapes of its arguments into `PROGRAMS`.
 
-A model knows the machine whose runtimes it was trained on. One trained on
-synthetic graphs, as above, shows the way and says nothing about a real machine.
+A model orders configurations by the labels that it was trained on: run times measured
+on a CPU for the first one above, synthetic ones for the second.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -87,9 +85,7 @@ PROGRAMS = {
 def candidates(name: str, configs: int, seed: int = 0) -> hlo.HloGraph:
   """The graph of a program's training step with layout configurations to rank."""
   loss, shapes = PROGRAMS[name]
-  graph = hlo.featurize(jax.value_and_grad(loss), *shapes)
-  return dataclasses.replace(
-      graph, name=name, configs=hlo.layout_configs(graph, configs, seed))
+  return hlo.featurize(jax.value_and_grad(loss), *shapes).with_layouts(configs, seed)
 
 
 def describe(graph: hlo.HloGraph, config: int, *, nodes: int = 5) -> str:
@@ -110,17 +106,23 @@ def describe(graph: hlo.HloGraph, config: int, *, nodes: int = 5) -> str:
 
 def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--workdir", required=True, help="folder of a trained layout model")
+  parser.add_argument("--model", "--workdir", default="layout-cpu-measured",
+                      help="name of a model of layouts that ships, or folder of a trained one")
   parser.add_argument("--configs", type=int, default=1000, help="configurations to rank")
   args = parser.parse_args(argv)
+  try:
+    model = tpugraphs_jax.load(args.model)
+  except (FileNotFoundError, ValueError) as error:
+    parser.error(str(error))
   for name in PROGRAMS:
     graph = candidates(name, args.configs)
-    order, _ = tpugraphs_jax.rank(args.workdir, graph)  # fastest first
+    order, _ = model.rank(graph)  # fastest first
     default = int(np.flatnonzero(order == 0)[0])  # configuration 0 decides nothing
     print(f"{name}: {graph.num_nodes} nodes, {len(graph.config_node)} configurable, "
           f"{len(order)} configurations; the compiler's own is number {default + 1}")
     for label, config in (("fastest", order[0]), ("slowest", order[-1])):
-      print(f"  predicted {label}: configuration {config}")
+      own = "" if config else ", the compiler's own choice"
+      print(f"  predicted {label}: configuration {config}{own}")
       print(describe(graph, config))
 
 

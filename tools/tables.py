@@ -28,13 +28,12 @@ import gst_quality
 import own_quality
 import run_all
 import systems
-import systems_step
 import table as faults
 import tables_quality
 import tpu_compile
 import tune
 
-_TABLE = re.compile(r"(<!-- table: (.+?) -->\n\n).*?(\n\n<!-- end of table -->)", re.S)
+_TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.S)
 _SEEDS = (0, 1, 2)
 _LAYOUTS = ("layout:xla:random", "layout:xla:default", "layout:nlp:random", "layout:nlp:default")
 _RANDOM, _CEILING = "random order", "ceiling (no noise)"
@@ -43,6 +42,10 @@ _OFFICIAL = {"tile:xla": "`EarlyJoinSAGE`, official settings",
 _RECOMMENDED = {"tile:xla": "`EarlyJoinSAGE`, recommended settings",
                 **dict.fromkeys(_LAYOUTS, "`ScoreTables`, recommended settings")}
 _WHOLE = "`SAGE`, 3 epochs of 10"
+# Runs of 128 steps, one of the ten epochs of the config, judged on 200 configurations of each program.
+_EPOCH_STEPS, _JUDGED = 128, "+eval.max_configs=200"
+_BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000", "`gst_ed`": "gst_ed"}
+_LARGEST = {"xla": 2951, "nlp": 2353}  # nodes of a training graph of the synthetic `medium` data
 _TPUS_SHOWN = ("v3", "v6e")
 _COMPARISONS = {
     "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
@@ -87,12 +90,11 @@ def layouts() -> str:
 def front() -> str:
   """The one table of README.md: a row per collection."""
   rows = recorded("quality")
-  head = ["collection", "random order", "official", "GraphSAGE on whole graphs, 3 of 10 epochs",
-          "recommended", "ceiling"]
+  head = ["collection", "official", "GraphSAGE (default), 3 of 10 epochs", "recommended", "ceiling"]
   lines = []
   for collection, found in rows.items():
     column = "slowdown1" if collection.startswith("tile") else "kendaltau"
-    names = (_RANDOM, _OFFICIAL[collection], _WHOLE, _RECOMMENDED[collection], _CEILING)
+    names = (_OFFICIAL[collection], _WHOLE, _RECOMMENDED[collection], _CEILING)
     lines.append([f"`{collection}`, {'slowdown' if column == 'slowdown1' else 'tau'}", *(
         figure(found[name], column) if name in found else "" for name in names)])
   return markdown(head, lines)
@@ -139,6 +141,23 @@ def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bo
   return text + (f"\n\nNot run three times: {missing}." if missing else "")
 
 
+def beside_default() -> str:
+  """The default of layouts beside whole graphs and smaller segments, as far as there are runs."""
+  args = argparse.Namespace(workdir=BENCHMARKS / "races/default", steps=_EPOCH_STEPS)
+  lines = []
+  for collection in _LAYOUTS:
+    for name, system in _BESIDE.items():
+      paths = [systems.row_path(args, collection, system + _JUDGED, seed) for seed in _SEEDS]
+      if runs := [json.loads(path.read_text()) for path in paths if path.exists()]:
+        row = systems.summarised(runs, "layout")
+        nodes = _LARGEST[collection.split(":")[1]]
+        lines.append([f"`{collection}`", f"{nodes:,}", name, figure(
+            row if row["seeds"] > 1 else {"kendaltau": row["kendaltau"]}, "kendaltau"), str(
+                row["seeds"]), f"{row['step_ms'] / 1e3:.2f} s", f"{row['peak_mib']:,.0f} MiB"])
+  return markdown(["collection", "nodes of the largest graph", "variant", "Kendall tau", "seeds",
+                   "CPU time of a step", "peak memory"], lines)
+
+
 def own(name: str, split: str) -> str:
   return own_quality.table(recorded(name)[split])
 
@@ -156,6 +175,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "comparisons": comparisons,
     "tpu": tpu,
     "segments by size": lambda: gst.table(recorded("results")["gst"]),
+    "default beside whole graphs": beside_default,
     "segments by variant": lambda: gst_quality.table(recorded("gst_quality")),
     "score tables": lambda: tables_quality.table(recorded("tables_quality")),
     "parts of score tables": lambda: tables_quality.ablation_table(recorded("tables_ablations")),
@@ -170,13 +190,12 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"ablations {collection}": lambda collection=collection: race(
         collection, minutes=0.5, ablations=True) for collection in systems.ABLATIONS},
     "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip(),
-    "steps of presets": lambda: systems_step.table(recorded("systems_step")),
 }
 
 
 def written(text: str) -> str:
   """A page with its tables as they are recorded."""
-  return _TABLE.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+  return _TABLE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
 
 
 def main() -> None:

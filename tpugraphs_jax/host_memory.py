@@ -28,7 +28,7 @@ def restart_with(*settings: str) -> None:
   """Starts the running program anew with these settings, where glibc has them.
 
   To be called first thing in a script. Returns where there is nothing to do: without
-  glibc, and in a process whose `GLIBC_TUNABLES` speak of huge pages (with
+  glibc, and in a process whose `GLIBC_TUNABLES` name huge pages (with
   `glibc.malloc.hugetlb=0` it stays as glibc is by default). Other tunables are kept.
   Process number, arguments and environment stay.
 

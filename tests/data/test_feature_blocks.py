@@ -14,7 +14,7 @@ import table_cases
 
 from tpugraphs_jax import columns, hlo
 from tpugraphs_jax.columns import NODE_FEATURES
-from tpugraphs_jax.data import feature_blocks, npz
+from tpugraphs_jax.data import feature_blocks, features, npz
 from tpugraphs_jax.data.feature_blocks import Options
 from tpugraphs_jax.data.features import NodeFeatures
 from tpugraphs_jax.hlo import tuning
@@ -35,6 +35,7 @@ def graph_of(seed, nodes=20, edges=30):
 
 
 def slow_shapes(graph):
+  """Random shapes fit no product and no window: operands stay in the order of edges."""
   rows = []
   for node in range(graph.num_nodes):
     if graph.node_opcode[node] not in (26, 34):
@@ -53,6 +54,69 @@ def test_operand_shapes_equal_loops(nodes, edges):
     found = feature_blocks.operand_shapes(graph)
     np.testing.assert_array_equal(found, slow_shapes(graph))
     assert found.dtype == np.float32
+
+
+def made_of(nodes, edges):
+  """A graph by hand: opcode, type, shape and columns of every node; edges (consumer, producer)."""
+  ids, feat = columns.opcode_ids(), np.zeros((len(nodes), 140), np.float32)
+  types = [kind.name for kind in columns.ELEMENT_TYPES]
+  for node, (_, kind, shape, values) in enumerate(nodes):
+    feat[node, 2 + types.index(kind)] = 1
+    feat[node, 21 : 21 + len(shape)] = shape
+    feat[node, 27:29] = sum(shape), math.prod(shape)
+    for column, value in values.items():
+      feat[node, column] = value
+  return dataclasses.replace(
+      graph_of(0, nodes=len(nodes), edges=0), node_feat=feat,
+      node_opcode=np.array([ids[name] for name, *_ in nodes], np.uint8),
+      edge_index=np.array(edges, np.int32))
+
+
+# A window of 3 x 3, 8 features from 4: kernels are (H, W, in, out), other arrays (N, H, W, C).
+NUMBERS = {44: 9, 93: 0, 94: 3, 99: 2, 100: 3, 105: 0, 106: 3, 107: 1}
+
+
+@pytest.mark.parametrize("kernel_first", [True, False])
+def test_left_and_right_operands_are_told_apart_by_their_shapes(kernel_first):
+  """Edges are in the order of nodes, wherever a node stands among the operands of another."""
+  kernel, image = ("parameter", "f32", (3, 3, 4, 8), {}), ("parameter", "f32", (2, 5, 5, 4), {})
+  tall, wide = ("parameter", "f32", (7, 3), {}), ("parameter", "f32", (3, 5), {})
+  graph = made_of(
+      [*((kernel, image, wide, tall) if kernel_first else (image, kernel, tall, wide)),
+       ("convolution", "f32", (2, 5, 5, 8), NUMBERS), ("dot", "f32", (7, 5), {}),
+       ("dot", "f32", (4, 4), {}), ("add", "f32", (7, 5), {})],
+      [[4, 0], [4, 1], [5, 2], [5, 3], [6, 5], [7, 5]])
+  nodes, operands = feature_blocks.contraction_operands(graph)
+  swapped = [[1, 0], [3, 2]] if kernel_first else [[0, 1], [2, 3]]
+  assert nodes.tolist() == [4, 5, 6] and operands.tolist() == [*swapped, [5, -1]]
+  shapes = feature_blocks.operand_shapes(graph)
+  np.testing.assert_array_equal(shapes[4], [2, 5, 5, 4, 0, 0, 16, 200, 3, 3, 4, 8, 0, 0, 18, 288])
+  np.testing.assert_array_equal(shapes[7], [-2] * 16)
+
+
+def test_the_work_of_a_kernel_by_hand():
+  graph = made_of(
+      [("parameter", "f32", (3, 3, 4, 8), {}), ("parameter", "bf16", (2, 5, 5, 4), {}),
+       ("convolution", "f32", (2, 5, 5, 8), NUMBERS), ("tanh", "f32", (2, 5, 5, 8), {}),
+       ("add", "f32", (2, 5, 5, 8), {}), ("reduce", "f32", (8,), {}), ("dot", "f32", (8, 8), {}),
+       ("tuple", "tuple", (), {0: 1})],
+      [[2, 0], [2, 1], [3, 2], [4, 2], [4, 3], [5, 4], [6, 5], [6, 5], [7, 4], [7, 5]])
+  found = feature_blocks.kernel_work(graph)
+  operations = 2 * 400 * 9 * 4 + 400 + 400 + 400 + 2 * 64  # the last is an outer product
+  expected = [operations, 288 * 4 + 200 * 2, 400 * 4 + 8 * 4, 400]
+  np.testing.assert_array_equal(found, [expected] * 8)
+
+
+def test_the_wide_columns_of_the_3rd_place_are_logarithms():
+  """Counted from its list; the others stay as they are."""
+  graph = graph_of(1)
+  wide = [*range(21, 31), 37, 38, 39, 43, 44, 52, 53, 54, 59, 60, 68, 76, 84, *range(107, 113),
+          *range(117, 125), 126, 127, *range(129, 133)]
+  found, x = feature_blocks.wide_logarithms(graph), graph.node_feat.astype(np.float64)
+  assert len(wide) == 43
+  expected = [[math.copysign(math.log(1 + abs(v)), v) if column in wide else v
+               for column, v in enumerate(row)] for row in x.tolist()]
+  np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_tile_modulo_equals_the_formula_of_every_column():
@@ -280,7 +344,7 @@ def test_without_edges_and_without_nodes_there_is_nothing_to_round():
   graph = dataclasses.replace(table_cases.program(0), edge_index=np.zeros((0, 2), np.int32))
   none = np.zeros(0, np.int64)
   assert feature_blocks.choice_features(graph, none, none).shape == (0, 9)
-  assert (feature_blocks.operand_table(graph) == -1).all()
+  assert (feature_blocks.operand_table(graph, graph.config_node) == -1).all()
 
 
 def node(*sizes, layout=None):
@@ -388,3 +452,45 @@ def test_a_ranker_gets_the_counts_where_its_config_says_so():
 def test_other_blocks_are_refused():
   with pytest.raises(ValueError, match="data.config_features"):
     parts.make("tile", "ci", **{"data.config_features": ("released", "sizes")})
+
+
+def test_dimension_tokens_hold_dimension_after_dimension():
+  rng = np.random.default_rng(0)
+  feat = rng.integers(-3, 6, (4, 140)).astype(np.float32)
+  graph = random_graphs.layout_graph(rng, nodes=4, edges=0, config_nodes=[0], configs=1)
+  graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
+  found = feature_blocks.dimension_tokens(graph).reshape(4, 6, 23)
+  alone = feature_blocks.named_dimensions(graph).reshape(4, 6, 14)
+  for node in range(4):
+    for dimension in range(6):
+      sizes = [feat[node, first + dimension] for first in (21, 31, 37, 45, 53, 61, 69, 77, 85)]
+      expected = [np.sign(size) * np.log(1 + abs(size)) for size in sizes]
+      named = [number == dimension and number > 0 for number in feat[node, 93:107]]
+      np.testing.assert_allclose(found[node, dimension], expected + named, rtol=1e-6)
+      np.testing.assert_array_equal(alone[node, dimension], named)
+  assert not found[:, 0, 9:].any()  # a 0 says nothing
+
+
+def test_node_layouts_are_padded_beyond_their_rank():
+  rng = np.random.default_rng(0)
+  graph = random_graphs.layout_graph(rng, nodes=2, edges=0, config_nodes=[0], configs=1)
+  feat = np.zeros((2, 140), np.float32)
+  feat[0, 21:24] = 5, 3, 2
+  feat[0, 134:137] = 2, 0, 1
+  graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
+  np.testing.assert_array_equal(
+      feature_blocks.node_layout(graph), [[2, 0, 1, -1, -1, -1], [-1] * 6])
+  # A transform `none` leaves the block as it is, constant columns too.
+  kinds = np.full(6, "none", dtype=object)
+  same = features.fit([feature_blocks.node_layout(graph)], kinds)
+  np.testing.assert_array_equal(
+      same(feature_blocks.node_layout(graph)), feature_blocks.node_layout(graph))
+
+
+@pytest.mark.parametrize("text, unscaled", [
+    ("none", {"released", "random_walk", "node_layout"}), ("minmax", set()),
+    ("node_layout=none,*=minmax", {"node_layout"}),
+    ("layout=none,random_walk=none,*=standardize", {"random_walk"})])
+def test_blocks_that_no_transform_touches(text, unscaled):
+  found = features.NodeFeatures(("released", "random_walk", "node_layout"), kinds=text)
+  assert set(found.unscaled) == unscaled

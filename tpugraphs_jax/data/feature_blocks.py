@@ -25,7 +25,8 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse
 
-from tpugraphs_jax.columns import MAX_RANK, NODE, NODE_FEATURES, TILE, opcode_ids, sizes, span
+from tpugraphs_jax.columns import (
+    ELEMENT_TYPES, MAX_RANK, NODE, NODE_FEATURES, TILE, opcode_ids, sizes, span)
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.registry import Registry
@@ -55,15 +56,15 @@ def node_padding(node_feat: np.ndarray) -> np.ndarray:
   return np.concatenate([padding(dims, LANES), padding(dims, SUBLANES)], axis=1)
 
 
-def operand_table(graph: OpGraph) -> np.ndarray:
-  """The first two operands of each configurable node in file order, `[K, 2]`, -1 = none."""
+def operand_table(graph: OpGraph, nodes: np.ndarray) -> np.ndarray:
+  """The first two operands of each of `nodes [K]` in file order, `[K, 2]`, -1 = none."""
   order = np.argsort(graph.edge_index[:, 0], kind="stable")
   consumer, producer = graph.edge_index[order].T
-  first = np.searchsorted(consumer, graph.config_node)
-  count = np.searchsorted(consumer, graph.config_node, side="right") - first
+  first = np.searchsorted(consumer, nodes)
+  count = np.searchsorted(consumer, nodes, side="right") - first
   at = np.minimum(first[:, None] + np.arange(2), max(len(consumer) - 1, 0))
   if not len(producer):
-    return np.full((len(graph.config_node), 2), -1, np.int64)
+    return np.full((len(nodes), 2), -1, np.int64)
   return np.where(np.arange(2) < count[:, None], producer[at], -1)
 
 
@@ -81,7 +82,8 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
     layout open. Operands are those of the file, in its order.
   """
   dims = graph.node_feat[:, DIMENSIONS]
-  tensors = np.concatenate([graph.config_node[:, None], operand_table(graph)], axis=1)[node]
+  operands = operand_table(graph, graph.config_node)
+  tensors = np.concatenate([graph.config_node[:, None], operands], axis=1)[node]
   layout = graph.configs.rows[row].reshape(len(row), ROLES, MAX_RANK).astype(int)
   minor, second = layout[..., 0], layout[..., 1]
   size = lambda axis: np.where(
@@ -306,34 +308,150 @@ def dimension_tokens(graph: OpGraph) -> np.ndarray:
   """
   feat = graph.node_feat
   size = np.stack([feat[:, sizes(NODE[name])] for name in _PER_DIMENSION], axis=2)
-  numbers = feat[:, None, _CONVOLUTION]
-  named = (numbers == np.arange(MAX_RANK)[None, :, None]) & (numbers > 0)
-  logarithms = np.sign(size) * np.log1p(np.abs(size))
-  tokens = np.concatenate([logarithms, named], axis=2)
+  tokens = np.concatenate([_signed_log(size), _named(feat)], axis=2)
   return tokens.reshape(graph.num_nodes, -1).astype(np.float32)
 
 
-_OPERANDS = 2
+@BLOCKS.register("named_dimensions")
+def named_dimensions(graph: OpGraph) -> np.ndarray:
+  """Which dimension each of the 14 numbers of convolutions names, `[N, 6 * 14]` float32.
+
+  One-hot by dimension, as in `dimension_tokens`. Source: 5th place of the competition.
+  """
+  return _named(graph.node_feat).reshape(graph.num_nodes, -1).astype(np.float32)
+
+
+def _named(feat: np.ndarray) -> np.ndarray:
+  """Whether numbers of convolutions name a dimension, `[N, 6, 14]` bool; 0 names none."""
+  numbers = feat[:, None, _CONVOLUTION]
+  return (numbers == np.arange(MAX_RANK)[None, :, None]) & (numbers > 0)
+
+
+def _signed_log(x: np.ndarray) -> np.ndarray:
+  return np.sign(x) * np.log1p(np.abs(x))
+
+
+# Columns that the 3rd place takes the logarithm of.
+_WIDE = np.r_[21:31, 37:40, 43:45, 52:55, 59:61, 68, 76, 84, 107:113, 117:125, 126:128, 129:133]
+
+
+@BLOCKS.register("wide_logarithms")
+def wide_logarithms(graph: OpGraph) -> np.ndarray:
+  """The released columns, 43 with many orders of magnitude as logarithms: `[N, 140]` float32.
+
+  log(1 + x), below 0 -log(1 - x). Source: 3rd place of the competition, whose log(1 + x) is no
+  number below -1.
+  """
+  feat = graph.node_feat[:, :NODE_FEATURES].astype(np.float32)
+  feat[:, _WIDE] = _signed_log(feat[:, _WIDE])
+  return feat
+
+
 _MISSING, _OTHER_OPCODE = -1, -2
+
+
+def contraction_operands(graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
+  """Convolutions and products `[M]`, and their left and right operands `[M, 2]`, -1 = none.
+
+  Released edges are sorted by node and do not tell left from right, shapes do: the right operand
+  of a convolution has the size of its window and the features of its result; a product has the
+  dimensions of the left operand, then those of the right one, without the one that is summed.
+  Where shapes fit both ways or neither (as with products in batches), the order of `edge_index`
+  stays.
+  """
+  shape = graph.node_feat[:, DIMENSIONS].astype(np.int64)
+  nodes = np.flatnonzero(np.isin(graph.node_opcode, CONTRACTIONS))
+  operands = operand_table(graph, nodes)
+  for row in np.flatnonzero((operands >= 0).all(axis=1)):
+    feat, (left, right) = graph.node_feat[nodes[row]], operands[row]
+    is_product = graph.node_opcode[nodes[row]] == opcode_ids()["dot"]
+    fits = _fits_product if is_product else _fits_window
+    if fits(feat, shape[right], shape[left]) and not fits(feat, shape[left], shape[right]):
+      operands[row] = right, left
+  return nodes, operands
+
+
+def _fits_window(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
+  """Whether `right [6]` can be the kernel of a convolution with features `feat [140]`."""
+  del left
+  size = lambda shape, name: shape[int(np.clip(feat[NODE[name].start], 0, MAX_RANK - 1))]
+  features = size(right, "kernel_output_feature_dimension")
+  elements = (feat[NODE["window_size"]][-1] * features
+              * size(right, "kernel_input_feature_dimension"))
+  return (features == size(feat[NODE["shape"]], "output_feature_dimension")
+          and elements == np.maximum(right, 1).prod())
+
+
+def _fits_product(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
+  """Whether a product without batches of `left [6]` and `right [6]` has the shape in `feat`."""
+  sides = [[int(size) for size in side if size] for side in (left, right)]
+  result = [int(size) for size in feat[sizes(NODE["shape"])] if size]
+  return any(
+      a == b and sides[0][:i] + sides[0][i + 1 :] + sides[1][:j] + sides[1][j + 1 :] == result
+      for i, a in enumerate(sides[0]) for j, b in enumerate(sides[1]))
 
 
 @BLOCKS.register("operand_shapes")
 def operand_shapes(graph: OpGraph) -> np.ndarray:
   """Shapes of the first two operands of convolutions and products, `[N, 16]` float32.
 
-  Of each operand the 6 dimensions, their sum and product; -1 where there is no such
-  operand, -2 for other instructions. Operands are in the order of `edge_index`. The 3rd
-  place takes log(x + 3) of it (`log_offset(3)`). Source: 3rd place of the competition.
+  Of each operand, left and then right (`contraction_operands`), the 6 dimensions, their sum and
+  product; -1 where there is no such operand, -2 for other instructions. The 3rd place takes
+  log(x + 3) of it (`log_offset(3)`). Source: 3rd place of the competition.
   """
   shape = graph.node_feat[:, NODE["shape"]]
-  found = np.full((graph.num_nodes, _OPERANDS, shape.shape[1]), _OTHER_OPCODE, np.float32)
-  found[np.isin(graph.node_opcode, CONTRACTIONS)] = _MISSING
-  order = np.argsort(graph.edge_index[:, 0], kind="stable")
-  consumer, producer = graph.edge_index[order].T
-  place = np.arange(len(consumer)) - np.searchsorted(consumer, consumer)
-  chosen = np.isin(graph.node_opcode[consumer], CONTRACTIONS) & (place < _OPERANDS)
-  found[consumer[chosen], place[chosen]] = shape[producer[chosen]]
+  found = np.full((graph.num_nodes, 2, shape.shape[1]), _OTHER_OPCODE, np.float32)
+  nodes, operands = contraction_operands(graph)
+  found[nodes] = np.where(operands[..., None] >= 0, shape[operands], _MISSING)
   return found.reshape(graph.num_nodes, -1)
+
+
+# Instructions that compute a number per element of their result, and of these the transcendental.
+_TRANSCENDENTAL = (
+    "atan2", "cbrt", "cosine", "exponential", "exponential-minus-one", "log", "log-plus-one",
+    "logistic", "power", "rsqrt", "sine", "sqrt", "tan", "tanh")
+_ARITHMETIC = _TRANSCENDENTAL + (
+    "abs", "add", "and", "ceil", "clamp", "compare", "convert", "divide", "floor", "is-finite",
+    "maximum", "minimum", "multiply", "negate", "not", "or", "remainder", "round-nearest-afz",
+    "round-nearest-even", "select", "shift-left", "shift-right-arithmetic",
+    "shift-right-logical", "sign", "subtract", "xor")
+_REDUCTIONS = ("reduce", "reduce-window")
+_TYPE_BYTES = np.array([kind.bytes for kind in ELEMENT_TYPES], np.float64)
+
+
+@BLOCKS.register("kernel_work")
+def kernel_work(graph: OpGraph) -> np.ndarray:
+  """Estimates of the work of a kernel, the same for all of its nodes, `[N, 4]` float32.
+
+  Operations; bytes of its parameters; bytes of its results; values of transcendental functions.
+  An addition is one operation per element, a reduction one per element that it reads, a
+  convolution or product two per element of its result and number that is summed (products are
+  taken to have no batches). Scalars of the computations that reductions apply are counted too.
+  "A Learned Performance Model for TPUs" (MLSys 2021) has such features from XLA, which are no
+  part of the data set: these are from shapes and opcodes alone.
+  """
+  feat, ids = graph.node_feat.astype(np.float64), opcode_ids()
+  of = lambda names: np.isin(graph.node_opcode, [ids[name] for name in names])
+  elements = feat[:, NODE["shape"]][:, -1]
+  size = elements * (feat[:, NODE["element_type"]] @ _TYPE_BYTES)  # tuples have none
+  consumer, producer = graph.edge_index.T
+  read = np.zeros(graph.num_nodes)
+  np.maximum.at(read, consumer, elements[producer])
+  operations = elements * of(_ARITHMETIC) + read * of(_REDUCTIONS)
+  nodes, operands = contraction_operands(graph)
+  left, right = np.where(operands >= 0, elements[operands], 0).T
+  number = NODE["output_feature_dimension"].start
+  dimension = np.clip(feat[nodes, number], 0, MAX_RANK - 1).astype(int)
+  features = feat[nodes, NODE["shape"].start + dimension]
+  summed = np.where(
+      graph.node_opcode[nodes] == ids["dot"],
+      np.sqrt(left * right / np.maximum(elements[nodes], 1)), right / np.maximum(features, 1))
+  operations[nodes] = 2 * elements[nodes] * summed
+  is_result = feat[:, NODE["is_root"].start] > 0
+  is_result[producer[(is_result & of(["tuple"]))[consumer]]] = True
+  work = [operations.sum(), size[of(["parameter"])].sum(), size[is_result].sum(),
+          elements[of(_TRANSCENDENTAL)].sum()]
+  return np.tile(np.float32(work), (graph.num_nodes, 1))
 
 
 _COUNTED = np.r_[tuple(sizes(NODE[name]) for name in (
@@ -345,7 +463,8 @@ def tile_modulo(graph: OpGraph) -> np.ndarray:
   """How dimensions fill registers of 128 lanes, `[N, 60]` float32.
 
   Of 30 columns x that count along a dimension first ((x + 127) mod 128) / 128, the place
-  of the last number in its register, then floor(x / 128) / 10, the registers before. Source: 3rd place of the competition.
+  of the last number in its register, then floor(x / 128) / 10, the registers before. Source:
+  3rd place of the competition.
   """
   x = graph.node_feat[:, _COUNTED]
   filled = np.mod(x + (LANES - 1), LANES) / LANES

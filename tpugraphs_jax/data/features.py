@@ -25,7 +25,8 @@ from tpugraphs_jax.columns import NODE, NODE_FEATURES, span
 from tpugraphs_jax.data.feature_blocks import BLOCKS, EXTRA, Options, RELEASED
 from tpugraphs_jax.graph import OpGraph
 
-KINDS = ("none", "varying", "minmax", "standardize", "signed_log1p")
+KINDS = ("none", "varying", "minmax", "standardize", "signed_log1p", "signed_log", "left_out")
+_SIGNED_LOGARITHMS = ("signed_log1p", "signed_log")
 _LOG_OFFSET = re.compile(r"log_offset\(([0-9.]+)\)")
 
 # Columns of the 140 node features by what they describe.
@@ -33,7 +34,8 @@ NODE_GROUPS: dict[str, range] = {
     group: range(*span(NODE, first, last).indices(NODE_FEATURES)) for group, first, last in (
         ("type", "is_root", "element_type"), ("shape", "shape", "parameter_number"),
         ("dimensions", "dimensions", "dimensions"), ("window", "window_size", "window_reversal"),
-        ("convolution", "input_batch_dimension", "batch_group_count"),
+        ("convolution", "input_batch_dimension", "output_feature_dimension"),
+        ("groups", "feature_group_count", "batch_group_count"),
         ("slice", "slice_start", "dynamic_slice_sizes"),
         ("padding", "edge_padding_low", "edge_padding_high"), ("sort", "is_stable", "is_stable"),
         ("layout", "minor_to_major", "minor_to_major"))}
@@ -41,7 +43,7 @@ NODE_GROUPS: dict[str, range] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Transform:
-  """`(f(x[kept]) - offset) / scale`, f the signed logarithm or log(x + shift) where asked for."""
+  """`(f(x[kept]) - offset) / scale`; f is, by column, x, its signed logarithm or log(x + shift)."""
 
   kept: np.ndarray  # [F'] int64 columns
   log: np.ndarray  # [F'] bool
@@ -95,8 +97,7 @@ def _shift_of(kind: str) -> float:
 
 
 def parse_kinds(
-    text: str, groups: Sequence[str], *, field: str = "feature_transform"
-) -> dict[str, str]:
+    text: str, groups: Sequence[str], *, field: str = "feature_transform") -> dict[str, str]:
   """The kind of each group of columns.
 
   Args:
@@ -129,16 +130,18 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
 
   `minmax` (official baseline) maps the training range to [0, 1]; `standardize`
   (1st and 6th place of the competition, Graph Segment Training) gives mean 0 and
-  deviation 1; `signed_log1p` (2nd place) takes sign(x) log(1 + |x|) and then
-  standardizes. `log_offset(K)` takes log(x + K) and leaves it so (3rd, 5th and 10th place:
-  K = 1, 1 - the smallest and 3). These drop columns that are constant in training, and so
-  does `varying`, which leaves the others as they are; `none` keeps every column as it is.
+  deviation 1; `signed_log1p` takes sign(x) log(1 + |x|) and then standardizes, `signed_log`
+  (2nd place) does not standardize. `log_offset(K)` takes log(x + K) and leaves it so (3rd, 5th
+  and 10th place: K = 1, 1 - the smallest and 3). These drop columns that are constant in
+  training, and so does `varying`, which leaves the others as they are; `none` keeps every
+  column as it is; `left_out` keeps none.
 
   Args:
     arrays: raw features `[n, F]` of the training graphs.
     kinds: `[F]` of `KINDS`.
   """
-  log, log_shift = kinds == "signed_log1p", np.array([_shift_of(kind) for kind in kinds])
+  log = np.isin(kinds.astype(str), _SIGNED_LOGARITHMS)
+  log_shift = np.array([_shift_of(kind) for kind in kinds])
   count, total, square, origin = 0, 0.0, 0.0, None
   low, high = np.inf, -np.inf
   for array in arrays:
@@ -158,10 +161,10 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
   shift = total / count
   mean = origin + shift
   deviation = np.sqrt(np.maximum(square / count - np.square(shift), 1e-12))
-  is_plain = (kinds == "none") | (kinds == "varying") | (log_shift > 0)
+  is_plain = np.isin(kinds.astype(str), ("none", "varying", "signed_log")) | (log_shift > 0)
   offset = np.select([is_plain, kinds == "minmax"], [0.0, low], mean)
   scale = np.select([is_plain, kinds == "minmax"], [1.0, high - low], deviation)
-  kept = np.flatnonzero((low != high) | (kinds == "none"))
+  kept = np.flatnonzero((low != high) & (kinds != "left_out") | (kinds == "none"))
   return Transform(
       kept, log[kept], offset[kept].astype(np.float32), scale[kept].astype(np.float32),
       log_shift[kept].astype(np.float32) if log_shift.any() else None)
@@ -285,8 +288,7 @@ def to_saved(nodes: Mapping[str, Transform], config: Transform) -> dict[str, Tra
 
 
 def from_saved(
-    saved: Mapping[str, Transform], where: Path | str
-) -> tuple[dict[str, Transform], Transform]:
+    saved: Mapping[str, Transform], where: Path | str) -> tuple[dict[str, Transform], Transform]:
   """The arguments of `to_saved`.
 
   Raises:

@@ -92,10 +92,10 @@ def gst(config: ConfigDict) -> None:
   configuration times learned factors from 100 on, the mean plus the maximum of nodes at
   length 1, a score per segment, and stale scores kept with probability 0.5.
 
-  Here the two linear layers in front without an activation between them are one, the
-  dropout of 0.1 behind them and the weight decay are left out, and stale scores go to
-  their own configurations, which in the published code hold for two segments only. The
-  configs' segments are those of the variant `gst_ed`.
+  Here the two linear layers in front without an activation between them (of width 128 and 256)
+  are one, the weight decay is left out, and stale scores go to their own configurations, which
+  in the published code hold for two segments only. The configs' segments are those of the
+  variant `gst_ed`.
   """
   config.data.update(feature_transform="standardize", config_transform="none", pad_value=0,
                      duplicate_policy="keep")
@@ -103,8 +103,8 @@ def gst(config: ConfigDict) -> None:
   composed(
       config, op_embed_dim=128, op_max_norm=1.0, op_gain=100.0, encoding="gain",
       encoding_scale=100.0, pre_widths=(256,), widths=(256,) * 3, edge_direction="backward",
-      activation="prelu", conv_activation="none", pooling=("mean", "max"), pooling_merge="sum",
-      readout_norm="l2", head_widths=(256,))
+      dropout=0.1, dropout_in=("first",), activation="prelu", conv_activation="none",
+      pooling=("mean", "max"), pooling_merge="sum", readout_norm="l2", head_widths=(256,))
   loss(config, "SumHingeLoss:1")
   optimizer(config, name="adam", learning_rate=1e-4, schedule="cosine")
   if "segments" in config:
@@ -116,9 +116,9 @@ def seventh(config: ConfigDict) -> None:
 
   Published: that it began with the code of Graph Segment Training, samples segments to save
   memory, and has models of its own by edge and by the shape of nodes; tiles are ranked by the
-  official model. There is no code. Here it is `gst` with the known slip of that code repaired:
-  three rounds without an activation between them, which are one linear map. Its models by edge
-  and by shape are missing.
+  official model, the default of `configs/tile.py`. There is no code. Here it is `gst` with the
+  known slip of that code repaired: three rounds without an activation between them, which are
+  one linear map. Its models by edge and by shape are missing.
   """
   gst(config)
   config.model.conv_activation = "same"
@@ -161,9 +161,8 @@ def second_xla(config: ConfigDict) -> None:
   from 64 to 256 channels, a scalar per node and their sum in milliseconds; DiffMat with
   a margin of 10 ms and the mean absolute percentage error; ten slates of four
   configurations, drawn with replacement; graphs named `unet` are not trained on. Labels here
-  are in units of 10 ms.
-
-  Here features are standardised behind the logarithm.
+  are in units of 10 ms. The published logarithm takes numbers below 0 for 0 (here: signed, as
+  published for NLP).
   """
   _second(config, pre=32, widths=(64, 64, 128, 128, 256, 256), score_scale=0.1)
   config.data.leave_out = ("unet",)
@@ -185,7 +184,7 @@ def second_nlp(config: ConfigDict) -> None:
 
 
 def _second(config: ConfigDict, *, pre: int, widths: tuple[int, ...], **options: Any) -> None:
-  config.data.update(feature_transform="signed_log1p", config_transform="none", pad_value=0,
+  config.data.update(feature_transform="signed_log", config_transform="none", pad_value=0,
                      duplicate_policy="min")
   config.batch.update(sampling="uniform_replacement", target="official")
   composed(config, op_embed_dim=12, feature_width=20, pre_widths=(pre,), widths=widths,
@@ -203,15 +202,13 @@ def third(config: ConfigDict) -> None:
 
   Here the features of protobufs (`extra`) are left out, which few collections have, the
   layers of a convolution behind its directions are one less, and directions are added
-  with weights in the right normalisation (the published one divides by the wrong end). All
-  released columns have a signed logarithm and are standardised (published: a logarithm of 43
-  columns, the others as they are, which is no number below -1). Operands come by their place in
-  the module (published: left, then right).
+  with weights in the right normalisation (the published one divides by the wrong end). The
+  logarithm of 43 released columns is signed (published: log(x + 1), which is no number below
+  -1). Left and right operands are told apart by shapes, where these do (published: by protobufs).
   """
   config.data.update(
-      features=("released", "operand_shapes", "tile_modulo", "random_walk"),
-      feature_transform="operand_shapes=log_offset(3),tile_modulo=none,random_walk=none,"
-                        "*=signed_log1p",
+      features=("wide_logarithms", "operand_shapes", "tile_modulo", "random_walk"),
+      feature_transform="operand_shapes=log_offset(3),*=none",
       config_transform="none", pad_value=0, duplicate_policy="keep", virtual_node="output")
   config.batch.update(graphs=4, configs=16, graph_sampling="proportional")
   composed(
@@ -236,7 +233,7 @@ def fourth(config: ConfigDict) -> None:
   config.batch.update(graphs=4, configs=32, target="rank")
   config.model = ConfigDict(dict(
       name="BilinearEdges", op_embed_dim=10, edge_widths=(1024, 128), config_widths=(1024, 128),
-      head_widths=(1024,), config_scale=1.0, share=True, dtype="float32", precision="highest"))
+      head_widths=(1024,), config_scale=1.0, dtype="float32", precision="highest"))
   loss(config, "ListMLELoss:1")
   optimizer(config, schedule="cosine", clip_norm=1.0)
 
@@ -247,14 +244,17 @@ def fifth(config: ConfigDict) -> None:
   Published: one model for the four layout collections and tiles, three SAGE layers of 384
   channels, hinges within and across graphs in equal parts, graphs as often as the root of
   their configurations, DropEdge up to 0.15; own layouts of nodes stand in for configurations
-  that nodes do not have. Here a run is of one collection (`fifth_all` is of all); a preset of
-  the same name is in `configs/tile.py`. Large numbers have a signed logarithm instead of one
-  with an offset per column. Numbers of dimensions stay numbers (published: one-hot, inverted).
+  that nodes do not have; numbers of dimensions are one-hot by dimension. Here a run is of one
+  collection (`fifth_all` is of all); a preset of the same name is in `configs/tile.py`. Large
+  numbers have a signed logarithm (published: one with an offset per column, which is the same
+  where nothing is below 0), and all columns of windows count as large.
   """
   config.data.update(
-      features=("released", "node_layout"), config_transform="none", duplicate_policy="keep",
-      feature_transform="node_layout=none,shape=signed_log1p,dimensions=signed_log1p,"
-                        "window=signed_log1p,slice=signed_log1p,padding=signed_log1p,*=minmax")
+      features=("released", "named_dimensions", "node_layout"), config_transform="none",
+      duplicate_policy="keep",
+      feature_transform="node_layout=none,named_dimensions=none,convolution=left_out,"
+                        "layout=left_out,shape=signed_log,window=signed_log,slice=signed_log,"
+                        "padding=signed_log,*=minmax")
   config.batch.update(graphs=4, configs=8, graph_sampling="sqrt", target="absolute")
   composed(
       config, op_embed_dim=64, merge_unary=True, missing="layout",
@@ -266,8 +266,8 @@ def fifth(config: ConfigDict) -> None:
 def fifth_all(config: ConfigDict) -> None:
   """5th place: `fifth` as one network for all layout collections and tiles.
 
-  Nodes of a kernel have their own layout in place of a configuration (published: -1), nodes of
-  a program have no tile. A step is of one collection, and node features have one transform, fitted on all of
+  Nodes of a kernel have the layout -1 in place of a configuration, nodes of a program have no
+  tile. A step is of one collection, and node features have one transform, fitted on all of
   them. Here each collection has as many steps (published: as the roots of the numbers of its
   configurations say), kernels come in slates like those of programs (published: 128 slates of
   32), and sums and products of tiles are inputs too. Tiles have no transformer over dimensions,

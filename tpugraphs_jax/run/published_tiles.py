@@ -42,7 +42,7 @@ def second_tile(config: ConfigDict) -> None:
   it, slates of ten configurations of a hundred kernels, equal tiles once with their fastest
   runtime, tiles as they are. Here the loss is divided by the margin, which Adam does not notice.
   """
-  config.data.update(feature_transform="signed_log1p", config_transform="none",
+  config.data.update(feature_transform="signed_log", config_transform="none",
                      duplicate_policy="min")
   config.batch.update(graphs=100, configs=10, sampling="uniform_replacement", target="official")
   composed(config, op_embed_dim=12, feature_width=20, pre_widths=(64,),
@@ -74,18 +74,19 @@ def fifth(config: ConfigDict) -> None:
   Published: six tokens per node, two transformer layers of width 256, then the encoder of
   the layout model, with a virtual node per 10,000 nodes; 128 slates of 32 configurations;
   pairs across kernels compare absolute runtimes. The published tokens mix dimensions, see
-  `rankers.composed.dimensions`: here they do not. Equal tokens are encoded once, as published.
-  Here tokens have the layouts of nodes (published: -1), and eight configurations at a time pass
-  through the model.
+  `rankers.composed.inputs`: here they do not. Equal tokens are encoded once, as published.
+  The layouts in tokens are -1 throughout, as published. Here what tokens hold of shapes and
+  windows also stands among the scalars of a node, and eight configurations at a time pass through
+  the model.
   """
   config.data.update(
-      features=("released", "dimension_tokens", "node_layout"), config_transform="none",
-      pad_value=-1, virtual_node="cluster", cluster_nodes=10_000,
-      feature_transform="dimensions=signed_log1p,window=signed_log1p,shape=signed_log1p,"
-                        "dimension_tokens=none,node_layout=none,*=minmax")
+      features=("released", "dimension_tokens"), config_transform="none",
+      virtual_node="cluster", cluster_nodes=10_000,
+      feature_transform="convolution=left_out,layout=left_out,shape=signed_log,window=signed_log,"
+                        "slice=signed_log,padding=signed_log,dimension_tokens=none,*=minmax")
   config.batch.update(
       graphs=128, configs=32, config_chunk=8, graph_sampling="sqrt", target="absolute")
-  composed(config, op_embed_dim=64, merge_unary=True, node_layout=True, dimension_encoder="transformer",
+  composed(config, op_embed_dim=64, merge_unary=True, dimension_encoder="transformer",
            pre_widths=(384,), widths=(384,) * 3, direction_merge="concat", pooling=("sum",),
            drop_edge=0.15)
   loss(config, "PairwiseHingeLoss:1,CrossHingeLoss:1", pair_reduction="mean_all", margin=0.1)
@@ -130,17 +131,21 @@ def tenth(config: ConfigDict) -> None:
   optimizer(config, learning_rate=5e-4, weight_decay=1e-2, schedule="cosine")
 
 
-def mlsys21(config: ConfigDict, *, fusion: bool = False, **options: Any) -> None:
+def mlsys21(
+    config: ConfigDict, *, fusion: bool = False, work: bool = False, **options: Any) -> None:
   """"A Learned Performance Model for TPUs" (MLSys 2021): SAGE, sums, means and maxima of nodes.
 
   Published: opcode embedding, node scalars and tile on every node, GraphSAGE, a reduction
   over nodes, rank loss of tiles or squared error of log runtimes. Variants of the paper:
   `_per_node`, `_lstm`, `_transformer` (reductions), `_gat` and `_fusion` (absolute
   runtimes, in milliseconds). Widths are guesses; edges count alike in both directions. The
-  optional estimates of a kernel's work (operations, bytes read and written, transcendental
-  functions) are no part of the data set and are missing.
+  paper's optional estimates of a kernel's work (operations, bytes read and written,
+  transcendental functions) are no part of the data set: `_work` has estimates from shapes
+  (block `kernel_work`) on every node.
   """
-  config.data.update(feature_transform="minmax", config_transform="minmax")
+  blocks = ("released", "kernel_work") if work else ("released",)
+  config.data.update(features=blocks, config_transform="minmax", feature_transform=
+                     "kernel_work=signed_log1p,*=minmax" if work else "minmax")
   config.batch.update(graphs=10, configs=10, target="absolute" if fusion else "official")
   composed(config, **dict(
       op_embed_dim=64, pre_widths=(64,), widths=(64,) * 3, edge_direction="symmetric",
@@ -163,4 +168,7 @@ PRESETS: dict[str, Preset] = {
     "mlsys21_transformer": _variant(
         "a transformer over nodes", readout="transformer", heads=4, pooling=("sum",)),
     "mlsys21_gat": _variant("graph attention", conv="gatv2", heads=4),
-    "mlsys21_fusion": _variant("the error of log runtimes", fusion=True)}
+    "mlsys21_work": _variant("estimates of a kernel's work", work=True),
+    "mlsys21_fusion": _variant("the error of log runtimes", fusion=True),
+    "mlsys21_fusion_work": _variant(
+        "the error of log runtimes and estimates of a kernel's work", fusion=True, work=True)}

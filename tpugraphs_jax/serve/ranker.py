@@ -185,7 +185,7 @@ class Ranker:
     """What the score of a configuration owes to each choice, largest first.
 
     Score tables give the charges that add up to the score (`rankers.tables.charges`). Any
-    other family exchanges choices one by one (`rankers.charges`).
+    other family exchanges choices one by one (`rankers.base.exchange_charges`).
     """
     self.check(graph)
     return self.family.explain(self, self._seen(graph), config, against=against)

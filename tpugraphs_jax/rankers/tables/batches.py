@@ -25,7 +25,7 @@ _OPERANDS = 3  # first, second, any other
 
 
 class Choices(NamedTuple):
-  """What groups may choose, and the nodes that choose so."""
+  """The choices of groups, and the configurable nodes of each group."""
 
   row: np.ndarray  # [B, R] int32 dictionary row of each choice, or ABSENT
   node: np.ndarray  # [K] int32 node of the graph, or ABSENT
@@ -67,7 +67,7 @@ class PreparedTables:
   terms: terms_lib.Terms
   choices: Choices  # of this graph alone: node and group numbers begin at 0
   pairs: GroupPairs
-  sizes: dict[str, int]  # what the program takes of each entry of a budget
+  sizes: dict[str, int]  # of the program, by entry of a budget
 
   @property
   def name(self) -> str:
@@ -141,7 +141,7 @@ def _group_pairs(graph: OpGraph, terms, unit: float) -> GroupPairs:
 
 
 def pair_features(pairs: node_pairs.NodePairs, unit: float) -> np.ndarray:
-  """What a network is told about pairs of nodes, besides its own states of the nodes.
+  """Features of pairs of nodes, which a network reads besides its states of the nodes.
 
   Args:
     pairs: of one program.

@@ -1,10 +1,10 @@
 """Pairs of configurable nodes whose layouts meet: one reaches the other, or both a third node.
 
-Layouts meet along the uses of tensors. From a configurable node its output goes on
-through nodes that are not configurable, which take over its layout or not, until it
-comes to another configurable node (a direct pair), or to a node that another one has
-come to through a different operand (a meeting). At either place a copy may be needed
-when the two were given layouts that do not fit.
+Layouts meet along the uses of tensors. The output of a configurable node passes through
+nodes that are not configurable, which may keep its layout. It ends at another configurable
+node (a direct pair), or meets the output of another configurable node at a node that the
+two enter by different operands (a meeting). There a copy may be needed if the two layouts
+do not fit.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ MAX_PAIRS = 200_000
 # concatenation) hosts no meetings: it would pair everything with everything.
 MEETING_OPERANDS = 4
 NO_OPERAND = 255
-_FEW = 20  # rows looked at for every pair that is kept, before hops are given up
+_FEW = 20  # most rows that are looked at per pair wanted; beyond, the number of hops is lowered
 
 _TYPES, _PRODUCT = columns.NODE["element_type"], columns.NODE["shape"].stop - 1
-_TYPE_BYTES = [kind.bytes for kind in columns.ELEMENT_TYPES]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,7 +69,8 @@ def tensor_bytes(node_feat: np.ndarray) -> np.ndarray:
   Tuples and unknown element types have 0. The released products of dimensions have
   been computed in 64 bits and may be negative where they overflowed: the size counts.
   """
-  element = node_feat[:, _TYPES] @ np.array(_TYPE_BYTES, np.float32)
+  type_bytes = np.array([kind.bytes for kind in columns.ELEMENT_TYPES], np.float32)
+  element = node_feat[:, _TYPES] @ type_bytes
   return np.abs(node_feat[:, _PRODUCT]) * element
 
 
@@ -109,7 +109,7 @@ def find_pairs(
 def reached(
     graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int
 ) -> tuple[Reached, int]:
-  """What configurable nodes come to along users, through nodes that are not configurable.
+  """Nodes that configurable nodes reach along users, through nodes that are not configurable.
 
   Args:
     graph: its edges and configurable nodes.
@@ -214,7 +214,7 @@ def _meeting_places(graph: OpGraph, rows: Reached) -> Reached:
 
 def _meetings(places: Reached, limit: int, most: int) -> tuple[np.ndarray, np.ndarray] | None:
   """Both rows of every meeting, or None if more than `most` would have to be looked at."""
-  # Each row meets those of the same node with higher operands, which come after it.
+  # Each row meets the rows of the same node with higher operands, which come after it.
   end = np.searchsorted(places.node, places.node, side="right")
   key = places.node * (NO_OPERAND + 1) + places.operand
   begin = np.searchsorted(key, key, side="right")

@@ -25,8 +25,7 @@ from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables import node_pairs
 from tpugraphs_jax.rankers.tables.batches import TableBatch
 from tpugraphs_jax.rankers.tables.family import TablesFamily
-from tpugraphs_jax.rankers.tables.layers import add_up
-from tpugraphs_jax.rankers.tables.network import table_sums
+from tpugraphs_jax.rankers.tables.network import add_up, table_sums
 
 _USERS = tuple(opcode_ids()[name] for name in (
     "convolution", "dot", "reshape", "transpose", "reduce", "concatenate", "tuple", "add"))
@@ -72,7 +71,7 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
       convolution & (minor == batch), minor == rank - 1, minor == 0, second == minor - 1,
       np.abs(minor - second) != 1, rank > 2, size(minor) < feature_blocks.SUBLANES,
       size(second) >= feature_blocks.LANES, dims[at, 0] < feature_blocks.SUBLANES,
-      feat[at][:, NODE["element_type"]] @ np.array(node_pairs._TYPE_BYTES) == 2]
+      nbytes[at] == 2 * np.abs(feat[at, NODE["shape"].stop - 1])]  # elements of two bytes
   columns = np.concatenate([np.stack(columns, axis=1), users[at]], axis=1)
   return np.where(is_open[:, None], 0, columns).astype(np.float32)
 
