@@ -252,8 +252,8 @@ def load(place: str | os.PathLike[str]) -> Ranker:
 
   Example:
     >>> import tpugraphs_jax
-    >>> tpugraphs_jax.load("layout-v3-estimate").collection.name
-    'layout:own:programs'
+    >>> tpugraphs_jax.load("layout-cpu-measured").collection.kind
+    'layout'
   """
   found = place if remote.is_remote(place) else parallel.from_primary(
       shipped_file(Path(place).expanduser()) if parallel.is_primary() else None)
@@ -321,7 +321,7 @@ def rank(place: Any, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
     >>> import tpugraphs_jax
     >>> graph = tpugraphs_jax.read_layout(
     ...     "data/own/npz/layout/own/programs/test/experts_layer.npz")
-    >>> order, scores = tpugraphs_jax.rank("layout-v3-estimate", graph)
+    >>> order, scores = tpugraphs_jax.rank("layout-cpu-measured", graph)
     >>> len(order) == len(scores) == len(graph.configs)
     True
     >>> bool(scores[order[0]] == scores.min())
