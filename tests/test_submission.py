@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import numpy as np
 import pytest
 import recorded
@@ -148,10 +147,6 @@ def test_file_that_is_not_text_is_refused(tmp_path):
   path.write_bytes(bytes(range(256)))
   with pytest.raises(ValueError, match="header is"):
     submission.read_results(path)
-
-
-def test_complete_submission_has_no_problem(tmp_path, good, data_root):
-  assert submission.check(_write_lines(tmp_path, good), data_root) == []
 
 
 def test_tile_rows_need_the_best_five_only(tmp_path, data_root):

@@ -38,7 +38,7 @@ def test_sizes_and_steps_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize("count, words", [
-    (0, "judged by opa on all of them"), (5, "judged by opa on a seeded 5 of each graph")])
+    (0, "judged by opa_pooled on all of them"), (5, "judged by opa_pooled on a seeded 5 of each graph")])
 def test_the_protocol_of_validation_is_said(tmp_path, count, words):
   found = page(tmp_path, **{"train.valid_configs": count})
   assert found["validation"] == f"1 graphs of 9 to 9 nodes, 30 configurations; {words}"

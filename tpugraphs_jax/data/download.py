@@ -78,12 +78,8 @@ def archive_name(collection: str) -> str:
 
 
 def download_collection(
-    data_root: str | os.PathLike[str],
-    collection: str,
-    *,
-    base_url: str = BASE_URL,
-    keep_archive: bool = False,
-) -> Path:
+    data_root: str | os.PathLike[str], collection: str, *, base_url: str = BASE_URL,
+    keep_archive: bool = False) -> Path:
   """Fetches and unpacks one collection; returns its folder.
 
   Args:
@@ -144,10 +140,8 @@ def fetch(url: str, path: Path) -> bool:
       futile = 0 if _size(part) > furthest else futile + 1
       furthest = max(furthest, _size(part))
       if futile == _FUTILE_ATTEMPTS:
-        raise DownloadError(
-            f"{url}: {console.one_line(error)}; check the network and run again, "
-            f"{_size(part):,} bytes are kept"
-        ) from error
+        raise DownloadError(f"{url}: {console.one_line(error)}; check the network and run again, "
+                            f"{_size(part):,} bytes are kept") from error
       time.sleep(_PAUSE_SECONDS)
   is_checked = _verify_checksum(url, part, headers)
   os.replace(part, path)
@@ -161,9 +155,8 @@ def _unpack_fetched(archive: Path, collection: str, folder: Path, *, is_checked:
   except DownloadError as error:
     archive.unlink()
     found = str(error).rpartition(";")[0]
-    raise DownloadError(
-        f"{found}; deleted, run again to fetch it anew, and check --base_url if it happens again"
-    ) from error
+    raise DownloadError(f"{found}; deleted, run again to fetch it anew, and check --base_url if "
+                        "it happens again") from error
 
 
 def _transfer(url: str, part: Path) -> http.client.HTTPMessage:
@@ -276,9 +269,8 @@ def unpack(archive: Path, collection: str, folder: Path, *, is_checked: bool = T
     _verify_files(staging, is_checked=is_checked)
   except (tarfile.TarError, EOFError, zlib.error, DownloadError) as error:
     shutil.rmtree(staging, ignore_errors=True)
-    raise DownloadError(
-        f"{archive}: damaged archive ({console.one_line(error)}); delete it and run again"
-    ) from error
+    raise DownloadError(f"{archive}: damaged archive ({console.one_line(error)}); delete it and "
+                        "run again") from error
   folder.parent.mkdir(parents=True, exist_ok=True)
   os.replace(staging, folder)
 
@@ -358,13 +350,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT, help="default: %(default)s")
   parser.add_argument(
-      "--collections",
-      nargs="+",
-      default=collections.RELEASED,
-      choices=collections.RELEASED,
-      metavar="NAME",
-      help=f"default: all of {', '.join(collections.RELEASED)}",
-  )
+      "--collections", nargs="+", default=collections.RELEASED, choices=collections.RELEASED,
+      metavar="NAME", help=f"default: all of {', '.join(collections.RELEASED)}")
   parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
   parser.add_argument("--keep_archives", action="store_true", help="keep the .tar files")
   args = parser.parse_args(argv)

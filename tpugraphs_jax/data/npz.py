@@ -191,6 +191,8 @@ _TILE_ARRAYS = _GRAPH_ARRAYS | {
     "config_runtime": (_INTEGERS, ("C",)),
     "config_runtime_normalizers": (_INTEGERS, ("C",)),
 }
+_WRITTEN = {"node_feat": np.float32, "node_opcode": np.uint8, "config_feat": np.float32,
+            "node_config_feat": np.float32}  # all others are int64
 _LAYOUT_ARRAYS = _GRAPH_ARRAYS | {
     "node_config_feat": (("float32",), ("C", "K", columns.LAYOUT_CONFIG_FEATURES)),
     "node_config_ids": (_INTEGERS, ("K",)),
@@ -248,16 +250,10 @@ def write_tile(
   `compress_level` is zlib's, 1 (fast) to 9 (small).
   """
   configs = op_graph.configs
-  with create_archive(path, compress_level=compress_level) as archive:
-    for name, array, dtype in (
-        ("node_feat", op_graph.node_feat, np.float32),
-        ("node_opcode", op_graph.node_opcode, np.uint8),
-        ("edge_index", op_graph.edge_index, np.int64),
-        ("config_feat", configs.config_feat, np.float32),
-        ("config_runtime", configs.runtime_ns, np.int64),
-        ("config_runtime_normalizers", configs.normalizer_ns, np.int64),
-    ):
-      add_array(archive, name, array.shape, dtype, [array])
+  _write(path, compress_level, {
+      "node_feat": op_graph.node_feat, "node_opcode": op_graph.node_opcode,
+      "edge_index": op_graph.edge_index, "config_feat": configs.config_feat,
+      "config_runtime": configs.runtime_ns, "config_runtime_normalizers": configs.normalizer_ns})
 
 
 def write_layout(
@@ -267,23 +263,22 @@ def write_layout(
   The configurations are decoded block by block. `compress_level` is zlib's, 1 (fast) to 9
   (small).
   """
-  configs = op_graph.configs
-  shape = (len(configs), len(op_graph.config_node), columns.LAYOUT_CONFIG_FEATURES)
+  _write(path, compress_level, {
+      "edge_index": op_graph.edge_index, "node_feat": op_graph.node_feat,
+      "node_opcode": op_graph.node_opcode, "node_config_feat": op_graph.configs,
+      "node_config_ids": op_graph.config_node, "node_splits": op_graph.node_splits[None],
+      "config_runtime": op_graph.configs.runtime_ns})
+
+
+def _write(path: str | os.PathLike[str], compress_level: int, arrays: dict) -> None:
+  """Writes arrays by name in their released dtypes; `LayoutConfigs` are decoded in blocks."""
   with create_archive(path, compress_level=compress_level) as archive:
-    for name, array, dtype in (
-        ("edge_index", op_graph.edge_index, np.int64),
-        ("node_feat", op_graph.node_feat, np.float32),
-        ("node_opcode", op_graph.node_opcode, np.uint8),
-    ):
-      add_array(archive, name, array.shape, dtype, [array])
-    blocks = _decoded_blocks(configs, shape)
-    add_array(archive, "node_config_feat", shape, np.float32, blocks)
-    for name, array in (
-        ("node_config_ids", op_graph.config_node),
-        ("node_splits", op_graph.node_splits[None]),
-        ("config_runtime", configs.runtime_ns),
-    ):
-      add_array(archive, name, array.shape, np.int64, [array])
+    for name, array in arrays.items():
+      shape, blocks = getattr(array, "shape", None), [array]
+      if isinstance(array, graph.LayoutConfigs):
+        shape = (len(array), len(array.node_group), columns.LAYOUT_CONFIG_FEATURES)
+        blocks = _decoded_blocks(array, shape)
+      add_array(archive, name, shape, _WRITTEN.get(name, np.int64), blocks)
 
 
 def split_files(data_root: str | os.PathLike[str], collection: str, split: str) -> list[Path]:

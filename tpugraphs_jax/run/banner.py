@@ -12,6 +12,7 @@ import ml_collections
 
 from tpugraphs_jax.collections import Collection, label_kind
 from tpugraphs_jax.run import phases
+from tpugraphs_jax.serve import judge
 
 
 def lines(
@@ -56,7 +57,7 @@ def _sizes(graphs: Sequence[Any]) -> str:
 def _judged(config: ml_collections.ConfigDict) -> str:
   count = config.train.valid_configs
   of_each = f"a seeded {count} of each graph" if count else "all of them"
-  return f"judged by {config.train.best_metric} on {of_each}"
+  return f"judged by {judge.mean_name(config.train.best_metric)} on {of_each}"
 
 
 def parameters(phase: phases.Phase) -> int:

@@ -251,9 +251,10 @@ def fifth(config: ConfigDict) -> None:
   """
   config.data.update(
       features=("released", "named_dimensions", "node_layout"), config_transform="none",
-      duplicate_policy="keep", feature_transform=
-      "node_layout=none,named_dimensions=none,convolution=left_out,layout=left_out,"
-      "shape=signed_log,window=signed_log,slice=signed_log,padding=signed_log,*=minmax")
+      duplicate_policy="keep",
+      feature_transform="node_layout=none,named_dimensions=none,convolution=left_out,"
+                        "layout=left_out,shape=signed_log,window=signed_log,slice=signed_log,"
+                        "padding=signed_log,*=minmax")
   config.batch.update(graphs=4, configs=8, graph_sampling="sqrt", target="absolute")
   composed(
       config, op_embed_dim=64, merge_unary=True, missing="layout",
@@ -265,8 +266,8 @@ def fifth(config: ConfigDict) -> None:
 def fifth_all(config: ConfigDict) -> None:
   """5th place: `fifth` as one network for all layout collections and tiles.
 
-  Nodes of a kernel have their own layout in place of a configuration (published: -1), nodes of
-  a program have no tile. A step is of one collection, and node features have one transform, fitted on all of
+  Nodes of a kernel have the layout -1 in place of a configuration, nodes of a program have no
+  tile. A step is of one collection, and node features have one transform, fitted on all of
   them. Here each collection has as many steps (published: as the roots of the numbers of its
   configurations say), kernels come in slates like those of programs (published: 128 slates of
   32), and sums and products of tiles are inputs too. Tiles have no transformer over dimensions,

@@ -41,18 +41,17 @@ import tqdm
 
 from tpugraphs_jax import collections, console, files, graph, jobs
 from tpugraphs_jax.collections import STAMP
-from tpugraphs_jax.data import npz
+from tpugraphs_jax.data import download, npz
 from tpugraphs_jax.data.synthetic import layouts, tiles
 from tpugraphs_jax.data.synthetic.layouts import ImageProgram, TextProgram
 
 SCALES = ("tiny", "medium", "full")
+NOISE_SD = 3.6e-4  # of the log of repeated measurements, median over graphs
+_NOISE_RANGE = (2e-4, 2e-3)
 CONFIG_CAP = 100_040
-# Files in train, valid and test. The full numbers are those of the released data.
-_LAYOUT_COUNTS = {"tiny": (4, 2, 2), "medium": (40, 8, 8)}
-_TILE_COUNTS = {"tiny": (12, 4, 4), "medium": (800, 100, 100), "full": (5709, 676, 844)}
-_FULL_COUNTS = {
-    "layout:xla:random": (69, 7, 8), "layout:xla:default": (61, 7, 8),
-    "layout:nlp:random": (207, 20, 17), "layout:nlp:default": (198, 20, 17)}
+# Files in train, valid and test; at scale `full` there are as many as in the released data.
+_COUNTS = {"tile": {"tiny": (12, 4, 4), "medium": (800, 100, 100)},
+           "layout": {"tiny": (4, 2, 2), "medium": (40, 8, 8)}}
 # Quantiles of released sizes at equal steps; those of kernels have the released mean, 40.
 _TILE_NODES = (2, 6, 9, 13, 16, 19, 23, 26, 30, 33, 37, 40, 44, 47, 50, 53, 56, 60, 66, 80, 394)
 # Configurations asked for: some kernels have fewer tiles that fit, which brings the mean to
@@ -131,10 +130,8 @@ def file_specs(
   if scale not in SCALES:
     raise ValueError(f"unknown scale {scale!r}, expected one of {', '.join(SCALES)}")
   collections.check_released(collection)
-  if collection.startswith("tile"):
-    counts = _TILE_COUNTS[scale]
-  else:
-    counts = _LAYOUT_COUNTS.get(scale) or _FULL_COUNTS[collection]
+  counts = (download.PUBLISHED_GRAPHS[collection] if scale == "full"
+            else _COUNTS[collection.partition(":")[0]][scale])
   return [
       FileSpec(scale, seed, collection, split, index)
       for split, count in zip(graph.SPLITS, counts)
@@ -233,14 +230,10 @@ def _quantile(quantiles: tuple[int, ...], share: float) -> int:
   return int(np.interp(share, positions, quantiles))
 
 
-NOISE_SD = 3.6e-4  # of the log of repeated measurements, median over graphs
-_NOISE_RANGE = (2e-4, 2e-3)
-
-
 def generate(
     out: str | os.PathLike[str], *, scale: str = "tiny", seed: int = 0,
-    collections: Iterable[str] = collections.RELEASED,
-    limit: int | None = None, workers: int | None = None, progress: bool = True,
+    collections: Iterable[str] = collections.RELEASED, limit: int | None = None,
+    workers: int | None = None, progress: bool = True,
 ) -> Path:
   """Writes synthetic collections in the released form below `<out>/npz`.
 
@@ -280,7 +273,7 @@ def _stamp(out: Path, settings: dict) -> None:
   path = out / STAMP
   if path.exists():
     found = json.loads(path.read_text())
-    if found != settings:
+    if found | settings != found:
       raise ValueError(f"{out} holds synthetic data of {found}, asked for is {settings}; "
                        "choose another folder or delete this one")
     return

@@ -393,8 +393,8 @@ class Inputs(nn.Module):
     if options.both_kinds:
       # The rows of the layer's kernel: nodes, then layouts, then tiles.
       if slates.by_hop is None:
-        own = unconfigured(options.missing, layout, LAYOUT_CONFIG_FEATURES)
-        static.append(encode.configurations(own))
+        open_layouts = jnp.full((len(feat), LAYOUT_CONFIG_FEATURES), -1.0)
+        static.append(encode.configurations(open_layouts))
       else:
         joined.append(absent(TILE_CONFIG_FEATURES))
     if options.dimension_encoder != "none":

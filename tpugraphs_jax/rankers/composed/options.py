@@ -63,8 +63,8 @@ class Options:
       -2 throughout (`sentinel`, first) or its own layout in every slot (`layout`, fifth).
     node_layout: nodes have their own layout as a feature, from the block `node_layout`.
     both_kinds: has inputs for layouts and for tiles, so that programs and kernels can share
-      the parameters (fifth): nodes of a kernel have their own layout in place of a
-      configuration, programs have no tile. Tiles come untransformed and as log(1 + x).
+      the parameters (fifth): nodes of a kernel have the layout -1 in place of a configuration,
+      programs have no tile. Tiles come untransformed and as log(1 + x).
     dimension_encoder: `transformer` over one token per tensor dimension (fifth, tiles),
       from the feature block `dimension_tokens`; tokens hold own layouts with `node_layout`,
       else -1.
