@@ -70,7 +70,7 @@ def assembled(programs, configs: int):
   slates = [batching.Slate(program, np.arange(configs), np.arange(configs, dtype=np.float32))
             for program in programs]
   budget, = plan.choose_budgets([batching.total_sizes(programs)])
-  return table_batching.assemble_tables(slates, budget, graphs=len(slates), configs=configs)
+  return table_batching.assemble(slates, budget, graphs=len(slates), configs=configs)
 
 
 def make_step(model, optimizer: optax.GradientTransformation):

@@ -45,24 +45,3 @@ def run(folder, tunables):
 def test_the_program_restarts_once_with_its_arguments_and_options(
     tmp_path, tunables, starts, expected):
   assert run(tmp_path, tunables) == (starts, f"{expected} --workdir=a b * True")
-
-
-_FAULTS = """
-import resource
-faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-block = b"x" * (64 << 20)
-del block
-before = faults()
-block = b"x" * (64 << 20)
-print(faults() - before)
-"""
-
-
-def test_freed_memory_stays_with_the_process():
-  def faults(tunables):
-    environment = os.environ | {host_memory.VARIABLE: tunables}
-    return int(subprocess.check_output([sys.executable, "-c", _FAULTS], env=environment))
-
-  assert faults(SETTINGS) < 5
-  # Else at least one for each huge page.
-  assert faults("glibc.malloc.hugetlb=0") >= 32

@@ -54,6 +54,7 @@ PAIRWISE = {
     "RankHingeLoss": (_hinge, 1.0, "pairs"), "RankLogisticLoss": (_logistic, 0, "pairs"),
     "SumHingeLoss": (_hinge, 0.1, "sum"), "DiffMatLoss": (_in_margins, 0.005, "pairs"),
     "CrossHingeLoss": (_hinge, 1.0, "mean_all"), "CrossLogisticLoss": (_logistic, 0, "mean_all"),
+    "CostLogisticLoss": (_logistic, 0, "mean_valid"),
     "InverseLogHingeLoss": (_hinge, 1.0, "inverse log"),
 }
 
@@ -63,6 +64,8 @@ def _slow_pairs(name, s, y, is_slower, reduction, margin):
   make, own_margin, own_reduction = PAIRWISE[name]
   reduction = reduction or own_reduction
   pair, n = make(margin or own_margin), len(s)
+  if name == "CostLogisticLoss":
+    s = [2 * math.log1p(max(cost, 0) / 0.01) for cost in s]
   found = [pair(s[i] - s[j]) for i in range(n) for j in range(n) if is_slower(y[i], y[j])]
   if reduction == "inverse log":
     return -1 / math.log(2 + sum(found)), 1

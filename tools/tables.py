@@ -25,6 +25,7 @@ import alexnet
 import bridge
 import gst
 import gst_quality
+import output_orders
 import own_quality
 import run_all
 import systems
@@ -127,18 +128,20 @@ def score_table_speed() -> str:
        rate("many", -3), rate("sage_ranking", 0)]])
 
 
-def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bool = False) -> str:
-  """A race of which every row has three seeds; who has fewer is named below."""
-  args = argparse.Namespace(seeds=_SEEDS, minutes=minutes, steps=steps, ablations=ablations,
+def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bool = False,
+         seeds: tuple[int, ...] = _SEEDS) -> str:
+  """A race of which every row has these seeds; who has fewer is named below."""
+  args = argparse.Namespace(seeds=seeds, minutes=minutes, steps=steps, ablations=ablations,
                             workdir=BENCHMARKS / "races", systems=None)
   asked = systems.systems_in(args, collection)
   whole = {name: system for name, system in asked.items() if all(
-      systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)}
+      systems.row_path(args, collection, system, seed).exists() for seed in seeds)}
   args.systems = None if ablations else list(whole)
   found = systems.recorded(args, collection)
   text = systems.table(found["systems"], systems.kind_of(collection), found["bounds"])
   missing = ", ".join(f"`{name}`" for name in asked if name not in whole)
-  return text + (f"\n\nNot run three times: {missing}." if missing else "")
+  times = " three times" if len(seeds) > 1 else ""
+  return text + (f"\n\nNot run{times}: {missing}." if missing else "")
 
 
 def beside_default() -> str:
@@ -171,6 +174,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "front": front,
     "tiles": tiles,
     "layouts": layouts,
+    "output orders": lambda: output_orders.table(recorded("output_orders")),
     "alexnet": lambda: alexnet.table(recorded("alexnet")),
     "comparisons": comparisons,
     "tpu": tpu,
@@ -187,6 +191,7 @@ TABLES: dict[str, Callable[[], str]] = {
        for name in ("own_quality", "own_quality_cpu") for split in own_quality.SPLITS},
     **{f"race {collection}": lambda collection=collection: race(collection)
        for collection in systems.RACE},
+    "race tile:xla, 300 steps": lambda: race("tile:xla", steps=300, seeds=_SEEDS[:1]),
     **{f"ablations {collection}": lambda collection=collection: race(
         collection, minutes=0.5, ablations=True) for collection in systems.ABLATIONS},
     "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip(),

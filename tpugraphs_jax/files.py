@@ -173,10 +173,12 @@ def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
     logging.info("waiting for %s, which writes in %s", owner, folder)
     lock.acquire(poll_interval=_POLL_SECONDS)
   try:
-    note.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+    with contextlib.suppress(OSError):  # the lock holds without the note
+      note.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
     yield
   finally:
-    note.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+      note.unlink()
     lock.release()
 
 

@@ -1,6 +1,6 @@
 """Many independent jobs: in processes of this machine, or on a cluster by Apache Beam.
 
-A job can be done again without harm: a cluster may start one twice.
+Jobs must be repeatable: a cluster may start one twice.
 """
 
 from __future__ import annotations

@@ -175,6 +175,21 @@ def pairwise_logistic(
   return _reduce(pairs, labels, where, reduction, noise)
 
 
+def cost_logistic(
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
+    reduction: str = "mean_valid", noise: Noise = Noise(),
+) -> LossSum:
+  """`pairwise_logistic` of 2 log(1 + s / 0.01), for scores s that are relative costs.
+
+  A score, `[graphs, configs]`, is what a configuration costs beyond a fixed one, relative to
+  the whole, and not below 0. Costs of 1 % and costs of many times the whole get gradients of
+  one size. A list counts as the mean over its ordered pairs.
+  """
+  scores, labels, where = _checked(scores, labels, where)
+  logarithm = 2 * jnp.log1p(jnp.maximum(scores, 0) / 0.01)
+  return pairwise_logistic(logarithm, labels, where=where, reduction=reduction, noise=noise)
+
+
 def dcg_hinge(
     scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
     noise: Noise = Noise(),
@@ -395,6 +410,7 @@ for _name, _loss in {
     "DiffMatLoss": diff_mat,
     "CrossHingeLoss": across_graphs(pairwise_hinge),
     "CrossLogisticLoss": across_graphs(pairwise_logistic),
+    "CostLogisticLoss": cost_logistic,
     "DCGHingeLoss": dcg_hinge,
     "InverseLogHingeLoss": inverse_log_hinge,
     "LogMSE": log_mse,

@@ -88,7 +88,7 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
 
 
 def _copy(system: Any, files: Mapping[str, Mapping[str, Any]], into: Path, place: str) -> None:
-  """Brings a copy up to date: new and changed files come, those that are gone go."""
+  """Brings a copy up to date: gets new and changed files, removes those that are gone there."""
   if not files:
     raise FileNotFoundError(f"{place}: there is nothing")
   with files_lib.held(into, wait=True):

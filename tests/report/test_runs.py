@@ -8,6 +8,7 @@ from run_folders import move, NAMES, several_runs, write_run, write_synthetic
 from scipy import stats
 
 from tpugraphs_jax import metrics
+from tpugraphs_jax.collections import SYNTHETIC, UNKNOWN
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.report import runs
 
@@ -43,12 +44,11 @@ def test_slowdowns_stop_at_the_number_of_configurations(tmp_path):
 
 
 @pytest.mark.parametrize("collection, kind, is_known", [
-    ("layout:own:mine", MEASURED_HERE, True), ("layout:own:mine", None, False),
-    ("layout:xla:random", MEASURED_HERE, False)])
+    ("layout:own:mine", MEASURED_HERE, True), ("layout:own:mine", SYNTHETIC, False),
+    ("layout:xla:random", MEASURED_HERE, False), ("layout:own:mine", UNKNOWN, False)])
 def test_the_compilers_own_choice_is_known_of_collected_programs(
     collection, kind, is_known, tmp_path):
-  kinds = {"kind": kind} if kind else {}
-  run = runs.read(write_run(tmp_path / "run", collection=collection, **kinds))
+  run = runs.read(write_run(tmp_path / "run", collection=collection, kind=kind))
   assert (runs.DEFAULT in run.references) == is_known
   if is_known:
     expected = np.mean([graph.runtime_ns[0] / graph.runtime_ns.min() - 1 for graph in run.judged])
@@ -90,8 +90,8 @@ def test_runs_that_differ_in_their_seed_make_a_group(several):
 
 
 @pytest.mark.parametrize("names, expected", [
-    ("a/0 a/1 b/0 b/1", "a b"), ("a/seed_0 a/seed_1 b", "a b"), ("x_1 x_2 b-1 b-2", "x b"),
-    ("1 2 3 4", "1 3")])
+    ("a/0 a/1 b/0 b/1", "a b"), ("a_0.1/seed_10 a_0.1/seed_11 b", "a_0.1 b"),
+    ("x_1 x_2 b-1 b-2", "x b"), ("1 2 3 4", "1 3")])
 def test_groups_are_named_by_what_their_runs_have_in_common(names, expected, several):
   names, configs = names.split(), [{"x": 0}, {"x": 0}, {"x": 1}, {"x": 1}]
   found = [dataclasses.replace(several[0], name=name, config=config)

@@ -71,7 +71,7 @@ def config_draw(
 
 
 def _close_runtimes(order: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-  """Every other slate from a few slates' length of configurations next to each other."""
+  """Draws half of the slates from one to four slates' length of neighbours in runtime order."""
   if count < len(order) and rng.random() < _CLOSE_SHARE:
     length = min(count * int(rng.integers(1, _LONGEST_WINDOW + 1)), len(order))
     start = int(rng.integers(len(order) - length + 1))

@@ -236,7 +236,7 @@ def _read_tiles(paths: Sequence[Path], *, skip_bad: bool) -> list[OpGraph]:
 
 @contextlib.contextmanager
 def _explained_bad_files() -> Iterator[None]:
-  """Inside, the error of a malformed file also says how to go on without it."""
+  """Adds to the error of a malformed file in the block how to go on without that file."""
   try:
     yield
   except npz.NpzError as error:

@@ -202,9 +202,10 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 def _common_name(names: Sequence[str]) -> str:
   """`base` of `base/seed_0` and `base/seed_1`; the first name if they have nothing in common."""
-  if len(names) == 1:
-    return names[0]
-  return re.sub(r"[/._-]*(seed)?[/._-]*$", "", os.path.commonprefix(names)) or names[0]
+  prefix = os.path.commonprefix(names)
+  if prefix in names:
+    return prefix
+  return re.sub(r"[/._-]*(seed)?[/._-]*\d*$", "", prefix) or names[0]
 
 
 def comparisons(groups: Sequence[Group]) -> list[tuple[str, str, int, float, float]]:

@@ -91,7 +91,8 @@ class TablesFamily(Programs):
     real = reduction.reduce_graph(raw, dataclasses.replace(self.reduction, virtual_node="none"))
     data = self.config["data"]
     found = terms.terms_of(real, folder=real.store, hops=data["pair_hops"])
-    return batches.prepare(small, feat, found, slots=self.slots, tiling=data["tile_padding"])
+    return batches.prepare(small, feat, found, slots=self.slots, tiling=data["tile_padding"],
+                           describe=self.network.choice_features)
 
   def assemble(
       self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int

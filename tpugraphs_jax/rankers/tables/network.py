@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
+from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree, neighbour_sum, node_graph
 from tpugraphs_jax.nn.aggregation import take_rows
@@ -150,6 +151,7 @@ class ScoreTables(base.Network):
   # A cost depends on the mean node state of the program and on the bytes of all groups.
   sees_whole_graph = True
   embeds_integers = True
+  choice_features = staticmethod(feature_blocks.choice_features)
 
   def __post_init__(self):
     for name, known in (("pairs", PAIRS), ("residual", RESIDUALS)):
