@@ -140,7 +140,8 @@ def table(record: Mapping[str, Any]) -> list[str]:
     lines.append(
         f"| {_short(changed)} | {row['configs']:,} | {row['median_ms']:.2f} | "
         f"{1e3 * row['optimal_seconds']:.3f} | {row['estimated_cycles'] / 1e6:.2f} | "
-        f"{row['bytes_accessed'] / 1e9:.3f} | {verdict(first, row) if changed else '-'} |")
+        f"{row['bytes_accessed'] / 1e9:.3f} | "
+        f"{verdict(first, row) if changed else '-'} |")
   lines += ["", "| estimate | tau-b |", "|---|---|"]
   return lines + [f"| {name} | {tau:.3f} |" for name, tau in record["tau_b"].items()]
 

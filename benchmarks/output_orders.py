@@ -106,7 +106,7 @@ def table(results: Mapping[str, Any]) -> str:
     for features, integers in zip(_FEATURES, (18, 6)):
       row = results.get(f"{name}, {features}")
       if row:
-        spread = row["spread"] if row["seeds"] > 1 else {}
+        spread = row["spread"]
         cells = [f"{row[c]:.3f}" + (f" ± {spread[c]:.3f}" if spread else "") for c in columns]
         lines.append(f"| {name} | {integers} | {' | '.join(cells)} | {row['train_s']:.0f} |")
   return "\n".join(lines)
@@ -129,7 +129,8 @@ def main() -> None:
       config = config_of(variant, features, seed, args.epochs, args.slates)
       rows.setdefault(key, []).append(measure(
           config, args.data_root, Path(temporary, f"{variant}-{features}-{seed}")))
-      results[key] = quality.summary(rows[key])
+      found = quality.summary(rows[key])
+      results[key] = found if len(rows[key]) > 1 else {**found, "spread": {}}
       print(key, seed, rows[key][-1], flush=True)
       timing.write(results, args.out)
   print(table(results))

@@ -1,7 +1,8 @@
 """Puts a trained ranker of layouts into the package, with its card.
 
     python benchmarks/own_quality.py --workdir out/own_quality --out benchmarks/own_quality.json
-    python benchmarks/ship.py --run out/own_quality/official/0 --data_root data/own/npz
+    python benchmarks/ship.py --run out/own_quality/recommended/0 --data_root data/own/npz \\
+        --seeds benchmarks/own_quality.json
     python benchmarks/ship.py --run out/own_quality_cpu/official/0 --name layout-cpu-measured
 
 The card says what the model was trained on, from the sidecars of the data, and what it
@@ -45,13 +46,17 @@ def facts(sidecars: Sequence[Path]) -> dict[str, Any]:
 
 
 def family(sidecar: Path) -> str:
-  """The file that a program is in."""
-  return Path(json.loads(sidecar.read_text())["source"].split(":")[0]).stem
+  """The file that a program is in; of drawn programs the name before their number."""
+  file, program = json.loads(sidecar.read_text())["source"].split(":")
+  stem = Path(file).stem
+  return program.rpartition("_")[0] if stem.startswith("generated_") else stem
 
 
 def judged(ranker: Ranker, graphs: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
   """By split the model's means beside a random order and the compiler's own choice."""
   return {split: own_quality.blind_rows(found) | {
+      own_quality.HEURISTIC: own_quality.means(
+          [own_quality.figures(graph, own_quality.heuristic(graph)) for graph in found]),
       "this model": own_quality.means(own_quality.rows_of(ranker, found))}
           for split, found in graphs.items()}
 
@@ -79,8 +84,17 @@ def card(name: str, about: Mapping[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def ship(run: Path, data_root: Path, name: str, folder: Path) -> str:
+def ship(
+    run: Path, data_root: Path, name: str, folder: Path, seeds: Mapping[str, Any] | None = None
+) -> str:
   """Writes `NAME.npz` and `NAME.md` and returns the card.
+
+  Args:
+    run: folder that the ranker was trained in.
+    data_root: of its collection.
+    name: of the model.
+    folder: to write to.
+    seeds: what `own_quality` wrote about this variant, to stand beside the one seed that ships.
 
   Raises:
     ValueError: the model file is larger than a MB.
@@ -97,6 +111,11 @@ def ship(run: Path, data_root: Path, name: str, folder: Path) -> str:
       "families": {split: sorted(set(map(family, paths))) for split, paths in sidecars.items()},
       "programs": {split: [path.stem for path in paths] for split, paths in files.items()},
       "figures": _rounded(judged(ranker, {split: graphs[split] for split in _SPLITS[1:]}))}
+  for split, rows in about["figures"].items():
+    row = (seeds or {}).get(split, {}).get(own_quality.VARIANTS.get(run.parent.name))
+    if row:
+      rows[f"mean of {row['seeds']} seeds"] = _rounded(
+          {key: row[key] for key in (*own_quality.COLUMNS, "spread") if key in row})
   folder.mkdir(exist_ok=True)
   path = folder / f"{name}.npz"
   ranker.save(path, ranker.params, about)
@@ -120,8 +139,10 @@ def main() -> None:
   parser.add_argument("--run", type=Path, required=True, help="folder that it was trained in")
   parser.add_argument("--data_root", type=Path, default=Path("data/own/npz"))
   parser.add_argument("--name", default="layout-v3-estimate")
+  parser.add_argument("--seeds", type=Path, help="what own_quality.py wrote to --out")
   args = parser.parse_args()
-  print(ship(args.run, args.data_root, args.name, ranker_lib.SHIPPED))
+  seeds = json.loads(args.seeds.read_text()) if args.seeds else None
+  print(ship(args.run, args.data_root, args.name, ranker_lib.SHIPPED, seeds))
   print(ranker_lib.MODEL_FILE, "->", ranker_lib.SHIPPED / f"{args.name}.npz")
 
 

@@ -184,7 +184,8 @@ def table(results: Mapping[str, Any], kind: str, bounds: Mapping[str, Any]) -> s
       [f"{row[pooled(c)]:.3f}" if pooled(c) in row else "" for c in columns] + [""] * 6) + " |"
   lines += [plain("ceiling (no noise)", bounds["ceiling"])] if "ceiling" in bounds else []
   for name, row in ranked(results, kind):
-    cells = [f"{row[c]:.3f} ± {row['spread'][c]:.3f}" for c in columns]
+    spread = lambda c: f" ± {row['spread'][c]:.3f}" if row["seeds"] > 1 else ""
+    cells = [f"{row[c]:.3f}{spread(c)}" for c in columns]
     cells += [f"{row['parameters']:,.0f}", f"{row['steps']:,.0f}", f"{row['step_ms']:.1f}",
               f"{row['rank_cpu_s']:.1f}", f"{row['peak_mib']:,.0f}", str(row["seeds"])]
     lines.append(f"| `{name}` | " + " | ".join(cells) + " |")

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
 from tpugraphs_jax import host_memory, losses as losses_lib
 from tpugraphs_jax.data import batching, plan
-from tpugraphs_jax.rankers.tables import batching as table_batching, node_pairs, terms
+from tpugraphs_jax.rankers.tables import batches as table_batching, node_pairs, terms
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 from tpugraphs_jax.run import job as job_lib, training
 from tpugraphs_jax.train import log
@@ -70,7 +70,7 @@ def assembled(programs, configs: int):
   slates = [batching.Slate(program, np.arange(configs), np.arange(configs, dtype=np.float32))
             for program in programs]
   budget, = plan.choose_budgets([batching.total_sizes(programs)])
-  return table_batching.assemble_tables(slates, budget, graphs=len(slates), configs=configs)
+  return table_batching.assemble(slates, budget, graphs=len(slates), configs=configs)
 
 
 def make_step(model, optimizer: optax.GradientTransformation):

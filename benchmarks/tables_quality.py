@@ -38,7 +38,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax.data import npz, synthetic
-from tpugraphs_jax.data.synthetic import files, layouts
+from tpugraphs_jax.data.synthetic import layouts
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.tables import search
 from tpugraphs_jax.serve.ranker import Ranker
@@ -136,9 +136,9 @@ def proposals(
 @functools.cache
 def _truth(scale: str, collection: str, name: str):
   """The cost function and groups that a validation program was generated with."""
-  spec, = (spec for spec in files.file_specs(scale, 0, collection)
+  spec, = (spec for spec in synthetic.file_specs(scale, 0, collection)
            if spec.split == "valid" and spec.name() == name)
-  size, rng = files.layout_size(spec), spec.rng("graph")
+  size, rng = synthetic.layout_size(spec), spec.rng("graph")
   program = size.program.build(rng)
   groups = layouts.find_groups(program, rng)
   return layouts.layout_cost(program, groups.by_node(), steps=size.steps), groups

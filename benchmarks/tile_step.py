@@ -22,7 +22,7 @@ import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import tile as tile_config
 from tpugraphs_jax import graph, parallel
-from tpugraphs_jax.data.synthetic import files
+from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.run import training
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.train import log
@@ -34,8 +34,8 @@ TRAIN_KERNELS, SCORED_KERNELS = 5_709, 676 + 844
 
 def kernels(count: int, pool_size: int) -> list[graph.OpGraph]:
   """`count` kernels with configurations of their own, from a pool of distinct ones."""
-  specs = files.file_specs("full", 0, "tile:xla", limit=pool_size)[:pool_size]
-  pool = [files.make_file(spec, with_defects=False)[0] for spec in tqdm.tqdm(specs, unit="kernel")]
+  specs = synthetic.file_specs("full", 0, "tile:xla", limit=pool_size)[:pool_size]
+  pool = [synthetic.make_file(spec)[0] for spec in tqdm.tqdm(specs, unit="kernel")]
 
   def copy(number: int) -> graph.OpGraph:
     origin = pool[number % pool_size]

@@ -45,10 +45,11 @@ TABLES = {"recommended": "none", "tables": "none", "tables+sage": "sage"}
 VARIANTS = {
     **{name: "this collection; without a variant of a model: GraphSAGE, graphs above 5,000 nodes "
              "in segments, with a table of stale readouts" for name in COLLECTIONS},
-    "own": "the example programs, with --data_root=data/own/npz",
+    "own": "drawn programs, output orders, with --data_root=data/own/npz",
     "own-NAME": "a collection of your own",
-    "recommended": "for programs never seen: ScoreTables, for own ones a short run of ResModel",
+    "recommended": "for programs never seen: ScoreTables, for own ones TrafficTables",
     "tables": "ScoreTables: costs of choices that a network computes once per program",
+    "traffic": "TrafficTables: costs from padded bytes, for output orders on a TPU",
     "tables+sage": "ScoreTables and a GraphSAGE between groups for what such costs leave out",
     "official": "ResModel with the published settings",
     **configs.preset_variants(published.LAYOUTS),
@@ -160,25 +161,26 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       time=False))  # also measure seconds per validation graph
   config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
 
-  names = ["own-programs" if name == "own" else name for name in variant.split(",") if name]
+  names = ["own-outputs" if name == "own" else name for name in variant.split(",") if name]
   own = [name for name in names if name.startswith("own-")]
   names, chosen = configs.take_preset(published.LAYOUTS, names, "configs/layout.py")
   for name in names:
-    if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", *TABLES, "ci"):
+    if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", "traffic", *TABLES, "ci"):
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
                        f"{', '.join(VARIANTS)}")
   collection = _only((*COLLECTIONS, *own), names)
   if collection:
     config.data.source, config.data.search = collection.split("-", 1)
-  ranker = _only(("official", *TABLES), names)
+  ranker = _only(("official", "traffic", *TABLES), names)
   in_segments = chosen in published.SEGMENTED or not (chosen or ranker)
   named = _only((*SEGMENTS, "full"), names)
   segments = named or in_segments * "gst_ed"
-  is_own = config.data.source == "own"
-  if ranker == "official" or ranker == "recommended" and is_own:
+  if ranker == "recommended" and config.data.source == "own":
+    ranker = "traffic"
+  if ranker == "official":
     _official(config)
-    if ranker == "recommended":  # a few dozen programs are soon learnt by heart
-      config.train.epochs, config.batch.slates_per_epoch = 6, 200
+  elif ranker == "traffic":
+    _traffic(config)
   elif ranker:
     _tables(config, TABLES[ranker])
   if segments in SEGMENTS:
@@ -231,10 +233,22 @@ def _tables(config: ConfigDict, residual: str) -> None:
   config.optimizer.update(weight_decay=1e-2)
 
 
+def _traffic(config: ConfigDict) -> None:
+  """Costs of single choices from padded bytes, for a hundred or so programs."""
+  _tables(config, "none")
+  config.data.pair_hops = 1  # no pairs have costs
+  config.batch.update(graphs=32, configs=16, slates_per_epoch=2560)
+  config.model = ConfigDict(dict(
+      name="TrafficTables", hidden_dim=16, dropout=0.3, dtype="float32", precision="highest"))
+  config.loss.losses = "CostLogisticLoss:1"
+  config.optimizer.update(learning_rate=1e-2, weight_decay=0.1)
+  config.train.epochs = 5
+
+
 def _segments(
     config: ConfigDict, *, keep: float, recompute: bool = False, finetune_epochs: int = 0
 ) -> None:
-  """Trains on segments of a graph; see `tpugraphs_jax/rankers/segments/model.py`."""
+  """Trains on segments of a graph; see `tpugraphs_jax/rankers/segments/family.py`."""
   config.task = "segments"
   config.segments = ConfigDict(dict(
       partition="contiguous",  # metis, computations
@@ -264,7 +278,7 @@ def _shrink(config: ConfigDict) -> None:
   config.train.quick_compile = True
   if config.model.name in published.MODELS:
     published.shrink(config)
-  else:
+  elif config.model.name != "TrafficTables":
     config.model.update(op_embed_dim=8, hidden_dim=16)
   config.batch.update(graphs=4, configs=8, slates_per_epoch=16, min_configs=4, keep_nodes=100)
   config.train.update(epochs=2, valid_configs=50, log_every_steps=4)

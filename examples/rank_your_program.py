@@ -17,7 +17,6 @@ on a CPU for the first one above, synthetic ones for the second.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -86,9 +85,7 @@ PROGRAMS = {
 def candidates(name: str, configs: int, seed: int = 0) -> hlo.HloGraph:
   """The graph of a program's training step with layout configurations to rank."""
   loss, shapes = PROGRAMS[name]
-  graph = hlo.featurize(jax.value_and_grad(loss), *shapes)
-  return dataclasses.replace(
-      graph, name=name, configs=hlo.layout_configs(graph, configs, seed))
+  return hlo.featurize(jax.value_and_grad(loss), *shapes).with_layouts(configs, seed)
 
 
 def describe(graph: hlo.HloGraph, config: int, *, nodes: int = 5) -> str:

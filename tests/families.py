@@ -7,7 +7,7 @@ from typing import Any
 import parts
 
 from tpugraphs_jax import rankers
-from tpugraphs_jax.rankers import base, whole
+from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments.family import Segments
 
 IDENTITY = lambda rows: rows
@@ -23,7 +23,7 @@ def make(kind: str, network: base.Network, variant: str = "ci", **changes: Any) 
     **changes: fields of the config (`**{"eval.graphs": 4}`).
   """
   config = parts.config_of(kind, variant, **changes).to_dict()
-  default = whole.Kernels if kind == "tile" else whole.Programs
+  default = base.Kernels if kind == "tile" else base.Programs
   family = (network.family or default)(network, config)
   family = Segments(family) if config["task"] == "segments" else family
   family.config_transform = IDENTITY

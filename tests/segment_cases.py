@@ -11,13 +11,13 @@ import numpy as np
 import random_graphs
 
 from tpugraphs_jax import parallel
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.nn import aggregation, layout_features, pooling
+from tpugraphs_jax.nn import aggregation, pooling, split_nodes
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.segments import batches as batching, partition
+from tpugraphs_jax.rankers.segments import batches as segment_batches, partition
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentSlate, SegmentedGraph
-from tpugraphs_jax.rankers.segments.family import Segments
-from tpugraphs_jax.rankers.segments.model import SegmentModel
+from tpugraphs_jax.rankers.segments.family import SegmentModel, Segments
 
 WIDTH = 3
 identity = lambda rows: rows
@@ -37,9 +37,9 @@ class ToyModel(base.Network):
     graphs = len(pooling.real_nodes(batch.graph))
     chosen = pooling.selection(aggregation.node_graph(batch.graph), graphs)
     static = pooling.pool_sum(self.node(batch.graph.nodes["feat"])[:, None], chosen)
-    rows = layout_features.config_rows(self.row(batch.rows / 6), batch)
+    rows = split_nodes.config_rows(self.row(batch.rows / 6), batch)
     return 0.1 * (static + pooling.pool_sum(
-        rows, layout_features.configurable_selection(batch)))
+        rows, pooling.configurable_selection(batch)))
 
   def score(self, pooled):
     return self.out(nn.tanh(self.hidden(pooled)))[..., 0]
@@ -64,7 +64,7 @@ def segmented(
     segment = partition.partition(graph, method="contiguous", max_nodes=max_nodes)
   pieces, cut = partition.split(graph, segment)
   prepared = [batching.prepare(piece, piece.node_feat, hops=hops) for piece in pieces]
-  return batching.segmented(graph, prepared, fresh=fresh, cut_edges=cut)
+  return segment_batches.segmented(graph, prepared, fresh=fresh, cut_edges=cut)
 
 
 def assemble_layout(slots, budget, *, graphs, configs):
@@ -91,7 +91,7 @@ def batch_of(
 ) -> SegmentBatch:
   """A batch of one device; `room_for` are the graphs of all devices."""
   budget = budget_for(room_for or [slot.graph for slot in slots], graphs * fresh)
-  return batching.assemble(
+  return segment_batches.assemble(
       slots, budget, graphs=graphs, configs=configs, fresh=fresh,
       assemble_layout=assemble_layout, with_others=with_others)
 
@@ -109,7 +109,7 @@ def readouts(model, params, graph: SegmentedGraph, config_ids) -> np.ndarray:
 
 def per_device(batches: Sequence[SegmentBatch]) -> SegmentBatch:
   """A leading axis of devices."""
-  return parallel.stack_for_devices(batching.align(batches))
+  return parallel.stack_for_devices(segment_batches.align(batches))
 
 
 def graphs_of(segments: tuple[int, ...] = (3, 4, 5), fresh: int = 1):

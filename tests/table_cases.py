@@ -13,6 +13,8 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.tables import batches as table_batches, terms
 
+CONFIGS = 4
+
 
 def program(
     seed: int, *, nodes: int = 30, edges: int = 50, config_nodes: Sequence[int] | None = None,
@@ -49,3 +51,19 @@ def slates(
     target = program_.configs.runtime_ns[ids].astype(np.float32) / 1000
     made.append(batching.Slate(program_, ids, target, graph_id=i))
   return made
+
+
+def batch_of(
+    programs: Sequence[table_batches.PreparedTables], *, order: Sequence[int] = (0, 1, 2),
+    spare: int = 0, graphs: int = 3, configs: int = CONFIGS, choices: int = 0,
+) -> table_batches.TableBatch:
+  """Slates of some of the programs, in a batch with room for all of them."""
+  sizes, made = batching.total_sizes(programs), slates(programs, CONFIGS)
+  budget = random_graphs.common_budget([sizes], spare=spare)
+  return table_batches.assemble(
+      [made[i] for i in order], budget | {"choices": choices or sizes["choices"]},
+      graphs=graphs, configs=configs)
+
+
+def gelu(x):
+  return x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))

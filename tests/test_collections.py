@@ -13,6 +13,7 @@ from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import npz, store, synthetic
 from tpugraphs_jax.run import training
 
+MINE = Collection("layout:own:programs")
 OWN = {"tile": "tile:own:my_kernels", "layout": "layout:own:my-programs.2"}
 
 
@@ -84,9 +85,6 @@ def test_the_store_lists_own_collections(data_root, capsys):
     store.graph_folders(data_root, OWN["tile"], "train")
 
 
-MINE = Collection("layout:own:programs")
-
-
 def note(folder, **fields):
   place = folder / "layout/own/programs/train"
   place.mkdir(parents=True)
@@ -114,9 +112,6 @@ def test_own_collections_say_which_compiler_or_machine(tmp_path, fields, words):
   assert all(word in found for word in words)
 
 
-def test_own_collections_without_notes_are_of_unknown_kind(tmp_path):
+def test_own_collections_have_notes_or_are_of_unknown_kind(tmp_path):
   assert collections.label_kind(str(tmp_path), MINE) == collections.UNKNOWN
-
-
-def test_the_programs_of_the_repository_are_estimates():
   assert "ESTIMATE" in collections.label_kind(str(commands.ROOT / "data/own/npz"), MINE)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -15,6 +16,11 @@ def write_number(job):
   with open(f"{folder}/{number}", "a") as file:
     file.write("x")
   return number * number
+
+
+def wait(job):
+  time.sleep(0.05)
+  return write_number(job)
 
 
 def die(number):
@@ -42,9 +48,8 @@ def stop(result):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_error_at_a_result_ends_the_rest(tmp_path, processes):
   with pytest.raises(ValueError, match="bad"):
-    jobs.run(write_number, [(str(tmp_path), n) for n in range(50)], processes=processes,
-             finished=stop)
-  assert len(list(tmp_path.iterdir())) < 50
+    jobs.run(wait, [(str(tmp_path), n) for n in range(500)], processes=processes, finished=stop)
+  assert len(list(tmp_path.iterdir())) < 500
 
 
 def test_a_process_that_is_killed_is_an_error():

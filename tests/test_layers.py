@@ -83,21 +83,31 @@ def test_models_are_not_asked_with_getattr(path):
       assert "model" not in ast.unparse(node.args[0]).lower(), f"line {node.lineno}"
 
 
+# Modules of `rankers` that all families share; every other folder or module is a family.
+SHARED = {"base", "scorer", "official_weights"}
+# `segments` wraps families of whole programs.
+WRAPPED = {"segments": {"layout"}}
+
+
 def family_of(module):
-  """The ranker family that a module belongs to; None for what all families share."""
-  parts = module.split(".")
-  is_family = parts[1:2] == ["rankers"] and len(parts) > 2
-  return parts[2] if is_family and (PACKAGE / "rankers" / parts[2]).is_dir() else None
+  """The ranker family that a module belongs to; None for the modules that all families share."""
+  name = module.removeprefix("tpugraphs_jax.rankers.").split(".")[0]
+  is_ours = module.startswith("tpugraphs_jax.rankers.") and name not in SHARED | {"__init__"}
+  return name if is_ours else None
+
+
+def test_there_are_five_families():
+  found = {family_of(name_of(path)) for path in (PACKAGE / "rankers").rglob("*.py")}
+  assert found == {"tile", "layout", "segments", "tables", "composed", None}
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "rankers").rglob("*.py")), ids=name_of)
-def test_a_family_imports_no_other_family(path):
+def test_a_family_imports_no_other_familys_modules_except_segments(path):
   own = family_of(name_of(path))
   if own is None:
     return
-  others = {family_of(found) for found in imports(path) if found.startswith("tpugraphs_jax.")}
-  allowed = {None, own} | ({"layout"} if own == "segments" else set())
-  assert others <= allowed, f"{name_of(path)} imports {sorted(others - allowed)}"
+  others = {family_of(found) for found in imports(path)} - {None, own}
+  assert others <= WRAPPED.get(own, set()), f"{name_of(path)} imports {sorted(others)}"
 
 
 def array_functions():

@@ -1,8 +1,11 @@
 """Names that configs give to what modules register."""
 
+import parts
 import pytest
 
+from tpugraphs_jax import registry
 from tpugraphs_jax.registry import Registry
+from tpugraphs_jax.run.job import Job
 
 
 def registry_of(*names):
@@ -34,3 +37,53 @@ def test_registering_gives_the_entry_back_so_that_it_works_as_a_decorator():
     return graph + 1
 
   assert ones(1) == 2
+
+
+class First:
+  """Something to register."""
+
+
+class Second:
+  """Something else."""
+
+
+def test_a_taken_name_is_refused_unless_it_is_the_same_thing():
+  table = Registry("model.name")
+  table.register("a")(First)
+  table.register("a")(First)  # its module was loaded anew
+  with pytest.raises(ValueError, match="model.name 'a' is registered already"):
+    table.register("a")(Second)
+
+
+def module(folder, name, text):
+  (folder / f"{name}.py").write_text(text)
+  return folder
+
+
+@pytest.mark.parametrize("text, reason", [
+    (None, "No module named 'absent_module'"), ("1 / 0", "ZeroDivisionError"),
+    ("import no_such_package", "No module named 'no_such_package'"), ("def f(:", "SyntaxError"),
+])
+def test_a_module_that_cannot_be_imported_takes_one_line(text, reason, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  name = "absent_module" if text is None else f"broken_{abs(hash(text)) % 10**6}"
+  if text is not None:
+    module(tmp_path, name, text)
+  config = parts.config_of("tile")
+  with config.unlocked():
+    config.extensions = (name,)
+  with pytest.raises(ValueError, match=f"extensions names the module '{name}'") as error:
+    Job.of(config)
+  assert reason in str(error.value) and "\n" not in str(error.value)
+  assert "PYTHONPATH" in str(error.value)
+
+
+def test_a_module_is_found_again_where_it_was(tmp_path, monkeypatch):
+  module(tmp_path, "my_found_module", "MARK = 3\n")
+  monkeypatch.chdir(tmp_path)
+  (recorded,) = registry.import_extensions(("my_found_module",))
+  assert recorded == f"my_found_module@{tmp_path}"
+  monkeypatch.chdir("/")
+  monkeypatch.delitem(__import__("sys").modules, "my_found_module")
+  assert registry.import_extensions((recorded,)) == (recorded,)
+  assert registry.names_of((recorded, "other")) == ("my_found_module", "other")

@@ -3,7 +3,6 @@
 import json
 import shutil
 import time
-import types
 
 import fsspec
 import numpy as np
@@ -105,12 +104,11 @@ def test_nothing_there_is_an_error(bucket):
     remote.fetch(f"{bucket}/nowhere")
 
 
-@pytest.mark.parametrize("place, complaint", [("zz://a/b", "Protocol not known: zz")])
-def test_an_unknown_protocol_takes_one_line(place, complaint, tmp_path, monkeypatch):
+def test_an_unknown_protocol_takes_one_line(tmp_path, monkeypatch):
   monkeypatch.setenv(remote.CACHE, str(tmp_path))
   for use in (remote.fetch, lambda p: remote.working_folder(p).__enter__()):
-    with pytest.raises(ValueError, match=complaint):
-      use(place)
+    with pytest.raises(ValueError, match="Protocol not known: zz"):
+      use("zz://a/b")
   assert not list(tmp_path.iterdir())
 
 
@@ -294,10 +292,3 @@ def test_what_needs_a_folder_of_this_machine_says_so(capsys):
   assert err.count("--out is gs://a, expected") == 2 and "--extra_out is gs://a" in err
   with pytest.raises(ValueError, match="copy it to the bucket"):
     remote.refuse("s3://a", "--out")
-
-
-def test_a_folder_that_changes_under_a_walk_is_no_error(tmp_path, monkeypatch):
-  (tmp_path / "a").write_text("x")
-  mirror = types.SimpleNamespace(_folder=tmp_path)
-  monkeypatch.setattr(remote, "_whole_files", lambda folder: ["a", "gone"])
-  assert list(remote._Mirror._here(mirror)) == ["a"]

@@ -26,7 +26,7 @@ def main() -> None:
   parser.add_argument("page", type=Path, help="an HTML file")
   parser.add_argument("--out", type=Path, default=ROOT / "docs" / "report.png")
   parser.add_argument("--width", type=int, default=1000, help="pixels")
-  parser.add_argument("--height", type=int, default=1130, help="pixels")
+  parser.add_argument("--height", type=int, default=1085, help="pixels")
   args = parser.parse_args()
   browser = shutil.which("chromium") or shutil.which("chromium-browser")
   if browser is None:

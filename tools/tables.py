@@ -25,10 +25,10 @@ import alexnet
 import bridge
 import gst
 import gst_quality
+import output_orders
 import own_quality
 import run_all
 import systems
-import systems_step
 import table as faults
 import tables_quality
 import tpu_compile
@@ -91,12 +91,11 @@ def layouts() -> str:
 def front() -> str:
   """The one table of README.md: a row per collection."""
   rows = recorded("quality")
-  head = ["collection", "random order", "official", "GraphSAGE on whole graphs, 3 of 10 epochs",
-          "recommended", "ceiling"]
+  head = ["collection", "official", "GraphSAGE (default), 3 of 10 epochs", "recommended", "ceiling"]
   lines = []
   for collection, found in rows.items():
     column = "slowdown1" if collection.startswith("tile") else "kendaltau"
-    names = (_RANDOM, _OFFICIAL[collection], _WHOLE, _RECOMMENDED[collection], _CEILING)
+    names = (_OFFICIAL[collection], _WHOLE, _RECOMMENDED[collection], _CEILING)
     lines.append([f"`{collection}`, {'slowdown' if column == 'slowdown1' else 'tau'}", *(
         figure(found[name], column) if name in found else "" for name in names)])
   return markdown(head, lines)
@@ -129,18 +128,20 @@ def score_table_speed() -> str:
        rate("many", -3), rate("sage_ranking", 0)]])
 
 
-def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bool = False) -> str:
-  """A race of which every row has three seeds; who has fewer is named below."""
-  args = argparse.Namespace(seeds=_SEEDS, minutes=minutes, steps=steps, ablations=ablations,
+def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bool = False,
+         seeds: tuple[int, ...] = _SEEDS) -> str:
+  """A race of which every row has these seeds; who has fewer is named below."""
+  args = argparse.Namespace(seeds=seeds, minutes=minutes, steps=steps, ablations=ablations,
                             workdir=BENCHMARKS / "races", systems=None)
   asked = systems.systems_in(args, collection)
   whole = {name: system for name, system in asked.items() if all(
-      systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)}
+      systems.row_path(args, collection, system, seed).exists() for seed in seeds)}
   args.systems = None if ablations else list(whole)
   found = systems.recorded(args, collection)
   text = systems.table(found["systems"], systems.kind_of(collection), found["bounds"])
   missing = ", ".join(f"`{name}`" for name in asked if name not in whole)
-  return text + (f"\n\nNot run three times: {missing}." if missing else "")
+  times = " three times" if len(seeds) > 1 else ""
+  return text + (f"\n\nNot run{times}: {missing}." if missing else "")
 
 
 def beside_default() -> str:
@@ -173,6 +174,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "front": front,
     "tiles": tiles,
     "layouts": layouts,
+    "output orders": lambda: output_orders.table(recorded("output_orders")),
     "alexnet": lambda: alexnet.table(recorded("alexnet")),
     "comparisons": comparisons,
     "tpu": tpu,
@@ -189,10 +191,10 @@ TABLES: dict[str, Callable[[], str]] = {
        for name in ("own_quality", "own_quality_cpu") for split in own_quality.SPLITS},
     **{f"race {collection}": lambda collection=collection: race(collection)
        for collection in systems.RACE},
+    "race tile:xla, 300 steps": lambda: race("tile:xla", steps=300, seeds=_SEEDS[:1]),
     **{f"ablations {collection}": lambda collection=collection: race(
         collection, minutes=0.5, ablations=True) for collection in systems.ABLATIONS},
     "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip(),
-    "steps of presets": lambda: systems_step.table(recorded("systems_step")),
 }
 
 

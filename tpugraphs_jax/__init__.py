@@ -15,39 +15,18 @@ The modules `collect` (label programs of your own), `metrics`, `report` and `tra
 with the package: `from tpugraphs_jax import metrics`.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import Any
+from etils import epy
 
 __version__ = "0.1.0"
 __all__ = ["Ensemble", "OpGraph", "collect", "explain", "hlo", "load", "load_config", "metrics",
            "propose", "rank", "read_layout", "read_tile", "report", "training", "tune"]
 
-# Loaded when first used: importing the package stays quick.
-_HOMES = {
-    "Ensemble": "tpugraphs_jax.serve.ensemble",
-    "OpGraph": "tpugraphs_jax.graph",
-    "explain": "tpugraphs_jax.serve.ranker",
-    "load": "tpugraphs_jax.serve.ranker",
-    "load_config": "tpugraphs_jax.run.configs",
-    "propose": "tpugraphs_jax.serve.ranker",
-    "rank": "tpugraphs_jax.serve.ranker",
-    "read_layout": "tpugraphs_jax.data.npz",
-    "read_tile": "tpugraphs_jax.data.npz",
-    "tune": "tpugraphs_jax.collect.tuning",
-}
-_MODULES = {"collect": "collect", "hlo": "hlo", "metrics": "metrics", "report": "report",
-            "training": "run.training"}
-
-
-def __getattr__(name: str) -> Any:
-  if name in _HOMES:
-    return getattr(importlib.import_module(_HOMES[name]), name.removesuffix("_config"))
-  if name in _MODULES:
-    return importlib.import_module(f"tpugraphs_jax.{_MODULES[name]}")
-  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-  return [*__all__, "__version__"]
+with epy.lazy_api_imports(globals()):  # loaded when first used: importing the package stays quick
+  from tpugraphs_jax import collect, hlo, metrics, report
+  from tpugraphs_jax.collect.tuning import tune
+  from tpugraphs_jax.data.npz import read_layout, read_tile
+  from tpugraphs_jax.graph import OpGraph
+  from tpugraphs_jax.run import training
+  from tpugraphs_jax.run.configs import load as load_config
+  from tpugraphs_jax.serve.ensemble import Ensemble
+  from tpugraphs_jax.serve.ranker import explain, load, propose, rank

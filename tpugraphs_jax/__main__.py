@@ -10,7 +10,7 @@ COMMANDS = {
     "python -m tpugraphs_jax.hlo": "show HLO modules as graphs, convert tuning data",
     "python -m tpugraphs_jax.sweep": "many runs: every point of a grid with every seed",
     "python -m tpugraphs_jax.report": "compare finished runs on a page",
-    "python -m tpugraphs_jax.run.official": "turn weights of the official code into a working folder",
+    "python -m tpugraphs_jax.run.official": "a working folder from weights of the official code",
     "python -m tpugraphs_jax.submission": "join rankings to a submission, check one",
 }
 

@@ -1,8 +1,8 @@
 """Collections by name: the five released ones, and own ones.
 
 A collection is a set of graphs of one kind with measured configurations. Its name is
-also its folder: `layout:xla:random` is in `<data_root>/layout/xla/random/`. Its labels are measured,
-synthetic, or an estimate of which compiler.
+also its folder: `layout:xla:random` is in `<data_root>/layout/xla/random/`. Its labels are measured
+or synthetic run times, or the estimate of a compiler.
 """
 
 from __future__ import annotations

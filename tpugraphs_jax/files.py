@@ -1,8 +1,7 @@
 """Files: written whole or not at all, one process at a time, with checksums.
 
-No library does these: filelock locks a file, but does not say at once who holds it, nor
-recognises on another host that its owner is gone; fsspec's transactions cover one file, not
-a folder.
+filelock locks folders. fsspec's transactions cover files that it opens itself, not what NumPy and
+zipfile write to a path, nor whole folders: these are written beside their place and renamed.
 """
 
 from __future__ import annotations
@@ -24,17 +23,15 @@ import time
 from typing import IO, Any
 
 from absl import logging
+import filelock
 import fsspec
 import numpy as np
 
 LOCK = ".lock"  # in a folder that one process at a time may write
+_OWNER = f"{LOCK}.owner"  # beside it, says who does
 _PARTIAL = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # of this package, by protocol
-# The owner of a lock touches its file this often, and counts as gone after so long a silence. Only
-# needed where a file system keeps each host's locks to itself.
-_BEAT_SECONDS = 20.0
-_GONE_SECONDS = 120.0
 _POLL_SECONDS = 0.2
 _SEAL = "checksum"  # field of a JSON object
 # A file that was changed so recently may change again without another time stamp.
@@ -111,7 +108,7 @@ def partial(path: Path, *, note: str = "") -> Path:
 
 @contextlib.contextmanager
 def being_written(path: Path) -> Iterator[None]:
-  """Keeps `tidy` of any process from a partial file or folder; ends with the process."""
+  """Keeps every `tidy` from removing a partial file or folder, until block or process end."""
   with _locked(path):
     yield
 
@@ -119,7 +116,7 @@ def being_written(path: Path) -> Iterator[None]:
 def tidy(folder: Path) -> None:
   """Removes the partial files and folders that ended processes left in `folder`.
 
-  What a process is writing stays, and so does everything where the file system cannot tell.
+  A file that a running process is writing stays. On file systems without locks all files stay.
   """
   for path in folder.glob(f".*{_PARTIAL}"):
     with contextlib.suppress(OSError), _locked(path) as is_free:
@@ -131,7 +128,10 @@ def tidy(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-  """Whether nobody else has locked a file or folder, which is locked in the block then."""
+  """Whether nobody else has locked a file or folder, which is locked in the block then.
+
+  filelock locks files of its own, which would stay beside every partial file.
+  """
   descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,7 +148,8 @@ def _locked(path: Path) -> Iterator[bool]:
 def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
   """Holds a folder, which is made where it is missing, until the block ends.
 
-  The lock goes with the process that holds it, however that ends.
+  The system frees the lock when the process ends, however it ends. Processes on other hosts
+  see it where the file system shares locks between hosts, as NFS does.
 
   Args:
     folder: to be held.
@@ -159,64 +160,26 @@ def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
     OSError: the folder cannot be written.
   """
   folder.mkdir(parents=True, exist_ok=True)
-  path, is_told = folder / LOCK, False
-  with open(path, "a+", encoding="utf-8") as stream:
-    while (owner := _take(stream)) is not None:
-      if not wait:
-        raise ValueError(f"{folder} is in use by {owner}: let that one end first, or name another "
-                         "folder")
-      if not is_told:
-        logging.info("waiting for %s, which writes in %s", owner, folder)
-      is_told = True
-      time.sleep(_POLL_SECONDS)
-    with _beating(path):
-      try:
-        yield
-      finally:
-        stream.truncate(0)
-
-
-def _take(stream: IO[str]) -> str | None:
-  """Takes the lock; what is known of its owner where there is one."""
-  stream.seek(0)
-  host, _, process = stream.read().strip().partition(" ")
-  owner = f"process {process} on {host}" if process else "another process"
+  lock, note = filelock.FileLock(folder / LOCK), folder / _OWNER
   try:
-    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    return owner
-  except OSError:  # a file system without locks
-    if host == socket.gethostname() and _is_running(process):
-      return owner
-  # The lock was free: of this host the owner is gone, of another one its beat tells.
-  silent = time.time() - os.fstat(stream.fileno()).st_mtime
-  if host not in ("", socket.gethostname()) and silent < _GONE_SECONDS:
-    fcntl.flock(stream, fcntl.LOCK_UN)
-    return f"{owner} (heard of {silent:.0f} s ago, taken for gone after {_GONE_SECONDS:.0f} s)"
-  stream.truncate(0)
-  stream.write(f"{socket.gethostname()} {os.getpid()}\n")
-  stream.flush()
-  return None
-
-
-def _is_running(process: str) -> bool:
+    lock.acquire(timeout=0)
+  except filelock.Timeout:
+    owner = "another process"
+    with contextlib.suppress(OSError):  # it has not said yet, or no longer
+      owner = note.read_text(encoding="utf-8")
+    if not wait:
+      raise ValueError(f"{folder} is in use by {owner}: let that one end first, or name another "
+                       "folder") from None
+    logging.info("waiting for %s, which writes in %s", owner, folder)
+    lock.acquire(poll_interval=_POLL_SECONDS)
   try:
-    os.kill(int(process), 0)
-  except (ValueError, ProcessLookupError):
-    return False
-  except PermissionError:  # another user's
-    pass
-  return True
-
-
-def _beating(path: Path) -> contextlib.AbstractContextManager[None]:
-  """Touches the file every few seconds while the block runs."""
-
-  def beat() -> None:
+    with contextlib.suppress(OSError):  # the lock holds without the note
+      note.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+    yield
+  finally:
     with contextlib.suppress(OSError):
-      os.utime(path)
-
-  return repeated(beat, _BEAT_SECONDS, name="lock")
+      note.unlink()
+    lock.release()
 
 
 @contextlib.contextmanager
@@ -281,7 +244,8 @@ def _digest_of_values(values: Mapping[str, Any]) -> str:
 def first_damaged(files: Mapping[Path, str]) -> Path | None:
   """The first file whose SHA-256 is not the one expected; None when all are as expected.
 
-  Once all are, this host looks again only after one of them has changed.
+  When all are as expected this is noted, and this host compares them again only after one of
+  them has changed.
 
   Args:
     files: expected SHA-256 of each.
@@ -298,7 +262,7 @@ def first_damaged(files: Mapping[Path, str]) -> Path | None:
 
 
 def _note_of(files: Mapping[Path, str]) -> tuple[Path, float]:
-  """The place of the note that these files are right, and when the last one changed."""
+  """The file that notes that these files are as expected, and the time of the newest change."""
   digest, newest = hashlib.sha256(), 0.0
   for path, expected in files.items():
     stat = path.stat()

@@ -260,9 +260,7 @@ class LayoutFactorer:
     return ancestor
 
 
-def factor_layout_configs(
-    node_config_feat: np.ndarray, runtime_ns: np.ndarray
-) -> LayoutConfigs:
+def factor_layout_configs(node_config_feat: np.ndarray, runtime_ns: np.ndarray) -> LayoutConfigs:
   """Factors configurations that are in memory, without loss.
 
   Args:

@@ -1,6 +1,6 @@
 """Many independent jobs: in processes of this machine, or on a cluster by Apache Beam.
 
-A job can be done again without harm: a cluster may start one twice.
+Jobs must be repeatable: a cluster may start one twice.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ def run(
     return []
   processes = min(processes, len(jobs))
   if processes <= 1:
-    return [_told(work(job), finished) for job in jobs]
+    results = []
+    for job in jobs:
+      results.append(work(job))
+      finished(results[-1])
+    return results
   # Fresh processes: a fork of one that has threads (jax, absl) can hang.
   pool = concurrent.futures.ProcessPoolExecutor(
       processes, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_process)
@@ -69,11 +73,6 @@ def run(
                   "finished jobs are kept") from error
   finally:
     pool.shutdown(cancel_futures=True)
-
-
-def _told(result: Any, finished: Callable[[Any], object]) -> Any:
-  finished(result)
-  return result
 
 
 def _begin_process() -> None:

@@ -31,12 +31,8 @@ def ordered_pairs(scores: np.ndarray, runtime: np.ndarray) -> tuple[int, int]:
   strictly larger score: a tie in scores is a mistake. O(n log n).
   """
   scores, runtime = _checked(scores=scores, runtime=runtime)
-  _, score_rank, score_ties = np.unique(
-      scores, return_inverse=True, return_counts=True
-  )
-  _, runtime_rank, runtime_ties = np.unique(
-      runtime, return_inverse=True, return_counts=True
-  )
+  _, score_rank, score_ties = np.unique(scores, return_inverse=True, return_counts=True)
+  _, runtime_rank, runtime_ties = np.unique(runtime, return_inverse=True, return_counts=True)
   cells = score_rank * len(runtime_ties) + runtime_rank
   tied_in_both = _pairs_within(np.unique(cells, return_counts=True)[1])
   all_pairs = _pairs_within(np.array([len(scores)]))
@@ -105,9 +101,7 @@ def best_of_top_k(scores: np.ndarray, runtime: np.ndarray, k: int) -> int | floa
   return runtime[np.argsort(scores, kind="stable")[:k]].min().item()
 
 
-def top_k_slowdown(
-    scores: np.ndarray, runtime: np.ndarray, ks: Sequence[int]
-) -> dict[int, float]:
+def top_k_slowdown(scores: np.ndarray, runtime: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
   """(best among the k lowest scores - best) / best of `[configs]`, for each k; 0 is perfect.
 
   Raises:
@@ -190,18 +184,14 @@ def _checked(**named: np.ndarray) -> list[np.ndarray]:
     if bad.size:
       raise ValueError(f"{array_name} hold NaN, first at index {bad[0]}")
   if not runtime.any():
-    raise ValueError(
-        f"{name}: all zero, so the graph is not labelled and can only be ranked"
-    )
+    raise ValueError(f"{name}: all zero, so the graph is not labelled and can only be ranked")
   return [first, runtime]
 
 
 def _require_positive(name: str, values: np.ndarray) -> None:
   bad = np.flatnonzero(values <= 0)
   if bad.size:
-    raise ValueError(
-        f"{name}[{bad[0]}] is {values[bad[0]]}, expected positive runtimes"
-    )
+    raise ValueError(f"{name}[{bad[0]}] is {values[bad[0]]}, expected positive runtimes")
 
 
 def _pairs_within(group_sizes: np.ndarray) -> int:

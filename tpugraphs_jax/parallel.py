@@ -33,12 +33,8 @@ _AGAIN = "start all of them again with --resume to go on from the newest checkpo
 
 
 def initialize(
-    coordinator_address: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
-    *,
-    heartbeat_timeout_seconds: int = 40,
-) -> None:
+    coordinator_address: str | None = None, num_processes: int | None = None,
+    process_id: int | None = None, *, heartbeat_timeout_seconds: int = 40) -> None:
   """Joins the processes of a run; call it before anything else uses jax.
 
   Without arguments a machine with TPU chips asks its own surroundings for the other
@@ -54,26 +50,19 @@ def initialize(
   Raises:
     ValueError: some of the three arguments given, but not all, or out of range.
   """
-  given = {
-      "coordinator_address": coordinator_address or None,
-      "num_processes": num_processes,
-      "process_id": process_id,
-  }
+  given = {"coordinator_address": coordinator_address or None, "num_processes": num_processes,
+           "process_id": process_id}
   missing = [name for name, value in given.items() if value is None]
   if len(missing) == len(given):
     if _has_tpu_chips():
       _initialize_from_surroundings(heartbeat_timeout_seconds)
     return
   if missing:
-    raise ValueError(
-        f"several processes need all of --{', --'.join(given)}; missing:"
-        f" --{', --'.join(missing)}"
-    )
+    raise ValueError(f"several processes need all of --{', --'.join(given)}; missing:"
+                     f" --{', --'.join(missing)}")
   if not 0 <= process_id < num_processes:
-    raise ValueError(
-        f"--process_id is {process_id}, expected 0 to {num_processes - 1}"
-        f" (--num_processes={num_processes})"
-    )
+    raise ValueError(f"--process_id is {process_id}, expected 0 to {num_processes - 1}"
+                     f" (--num_processes={num_processes})")
   if num_processes == 1:
     return
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -191,8 +180,7 @@ def per_device(batch_size: int, *, field: str = "batch_size") -> int:
   if batch_size < 1 or batch_size % devices:
     raise ValueError(
         f"{field} is {batch_size}, expected a positive multiple of the {devices}"
-        f" devices ({process_count()} processes with {local_device_count()} each)"
-    )
+        f" devices ({process_count()} processes with {local_device_count()} each)")
   return batch_size // devices
 
 
@@ -221,8 +209,7 @@ def replicate(tree: Any) -> Any:
   """Copies every array onto all local devices: `[...]` to `[devices, ...]`."""
   devices = np.asarray(jax.local_devices())
   sharding = jax.sharding.NamedSharding(
-      jax.sharding.Mesh(devices, (DEVICES,)), jax.sharding.PartitionSpec(DEVICES)
-  )
+      jax.sharding.Mesh(devices, (DEVICES,)), jax.sharding.PartitionSpec(DEVICES))
 
   def copy(array: Any) -> jax.Array:
     array = np.asarray(array)
@@ -308,8 +295,7 @@ def from_primary(value: Any) -> Any:
 
 
 def copy_from_primary(
-    source: np.ndarray | None, target: np.ndarray, *, block_bytes: int = 2**26
-) -> None:
+    source: np.ndarray | None, target: np.ndarray, *, block_bytes: int = 2**26) -> None:
   """Fills `target` with process 0's `source`, block by block of rows.
 
   What every process needs beside the two is small, however large they are.

@@ -1,4 +1,4 @@
-"""Things that a config names: models, poolings, losses and feature blocks, by name.
+"""Models, poolings, losses and feature blocks by the names that a config gives.
 
 The project's own entries are registered where they are defined. A user's module adds
 entries in the same way, and a config names the module in `extensions`.

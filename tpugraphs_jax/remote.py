@@ -1,9 +1,10 @@
-"""Places in buckets (`gs://`, `s3://`, `memory://`, whatever fsspec knows), and copies of them here.
+"""Places in buckets (`gs://`, `s3://`, all that fsspec knows), and their copies on this machine.
 
 The store is mapped into memory, Orbax renames whole folders, `metrics.jsonl` grows line by
 line: a bucket can do none of this. So files that are read are copied to this machine first, and a
 working folder is a local one that is kept up to date in its bucket. fsspec transfers the
-files; its caches and `rsync` compare sizes alone, and leave no mark of a folder that is whole.
+files; its caches and `rsync` compare sizes alone, and do not mark which files of a folder belong
+together. Orbax reads and writes buckets, but not the other files of a working folder.
 A place is a string: a `Path` would make a folder called `gs:` of it.
 """
 
@@ -91,7 +92,7 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
 
 
 def _copy(system: Any, files: Mapping[str, Mapping[str, Any]], into: Path, place: str) -> None:
-  """Brings a copy up to date: new and changed files come, those that are gone go."""
+  """Brings a copy up to date: gets new and changed files, removes those that are gone there."""
   if not files:
     raise FileNotFoundError(f"{place}: there is nothing")
   with files_lib.held(into, wait=True):
@@ -137,8 +138,8 @@ def send(folder: Path, place: str) -> None:
 def working_folder(place: str, *, is_writing: bool = True) -> Iterator[Path]:
   """The local folder to work in for a working folder anywhere.
 
-  A remote one is copied here, sent back every half minute and at the end, however the block
-  ends. What a killed process had not sent is lost.
+  A remote one is copied to this machine, and changed files are sent back every half minute and at
+  the end, however the block ends. Changes that a killed process had not sent are lost.
 
   Args:
     place: local or remote.
@@ -172,8 +173,8 @@ def _send_last(mirror: _Mirror, folder: Path, place: str) -> None:
     mirror.push()
   except Exception as error:  # of whatever file system it is
     del console.places[str(folder)]
-    raise OSError(f"{place} cannot be written ({console.one_line(error)}): the files of the run stay "
-                  f"in {folder}") from error
+    raise OSError(f"{place} cannot be written ({console.one_line(error)}): the files of the run "
+                  f"stay in {folder}") from error
   shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -205,13 +206,13 @@ class _Mirror:
     self._system, self._root = bucket_of(place)
 
   def pull(self) -> None:
-    """Copies what is in the bucket, as far as it belongs together."""
+    """Copies the files in the bucket that its index names."""
     files = _files(self._system, self._root)
     _get(self._system, {info["name"]: self._folder / name for name, info in files.items()})
     self._sent = self._here()
 
   def push(self) -> None:
-    """Sends what has changed here since the last time, and removes there what is gone here."""
+    """Sends files that changed since the last call; removes files there that are gone here."""
     here = self._here()
     changed = [name for name, mark in here.items() if self._sent.get(name) != mark]
     gone = self._sent.keys() - here.keys()
@@ -234,7 +235,7 @@ class _Mirror:
 
 
 def _whole_files(folder: Path) -> Iterable[str]:
-  """Names of files below a folder, without what is on its way."""
+  """Names of the files below a folder, without those that are still being written."""
   for at, _, names in os.walk(folder):  # which lets folders go while it walks
     for name in names:
       found = Path(at, name).relative_to(folder).as_posix()
@@ -248,7 +249,7 @@ def _put(system: Any, root: str, files: Mapping[str, Path]) -> None:
 
 
 def _files(system: Any, root: str) -> dict[str, dict[str, Any]]:
-  """What fsspec knows of every file below a folder, by its name from there.
+  """fsspec's description of every file below a folder, by its name relative to the folder.
 
   Where the folder has an index, only the files that the index names.
   """

@@ -254,12 +254,11 @@ def _print_rows(summary: str, rows: Mapping[str, int]) -> None:
 
 
 def _ranking_problem(
-    collection: str, ranking: np.ndarray, configs: int | None = None
-) -> str | None:
+    collection: str, ranking: np.ndarray, configs: int | None = None) -> str | None:
   """What is wrong with a ranking of a graph with so many configurations.
 
-  Without their number only what shows in the ranking itself is seen: a layout
-  ranking still has to be a permutation of as many indices as it has.
+  Without the number of configurations only the ranking itself is checked: a layout
+  ranking has to be a permutation of as many indices as it has.
   """
   if not ranking.size:
     return "names no configuration"

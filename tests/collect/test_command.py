@@ -102,13 +102,6 @@ def test_the_reader_of_the_released_files_reads_what_was_collected(collected):
       assert "<-" in group and numbers[0] == 0
 
 
-def test_convolutions_have_the_orders_of_their_batch_and_feature_dimensions(collected):
-  graph = npz.read_layout(collected / "npz/layout/own/tried/train/tried_net.npz")
-  rows = graph.configs.decode(np.arange(12)).astype(int)  # [C, K, 18]
-  pairs = rows[:, :1, 0:2].reshape(-1, 2)
-  assert {tuple(pair) for pair in pairs} <= {(-1, -1), (0, 3), (3, 0)}
-
-
 def _labelled(out):
   """How many configurations the journals know."""
   return sum(journal.done(path) for path in out.rglob("*.jsonl"))

@@ -1,13 +1,10 @@
 import itertools
-import json
 
 import numpy as np
-import pytest
 
-from tpugraphs_jax.collect import draw, journal as journals
+from tpugraphs_jax.collect import draw
 
 _OPTIONS = [np.array([0, 2, 5]), np.array([0]), np.arange(9), np.array([0, 1])]
-_HEADER = {"source": "a.py:b", "seed": 0}
 
 
 def _candidates(count, **options):
@@ -59,38 +56,3 @@ def test_kept_are_first_of_their_label_before_ties():
   assert draw.kept(labels, 3) == [0, 2, 4]
   assert draw.kept(labels, 4) == [0, 1, 2, 4]
   assert draw.kept(labels, 9) == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_journal_is_read_again_and_a_line_that_was_cut_short_is_dropped(tmp_path):
-  path = tmp_path / "a.jsonl"
-  journal = journals.Journal(path, _HEADER)
-  journal.start(0)
-  journal.result(0, {"cycles": 3})
-  journal.start(1)
-  journal.error(1, "no")
-  journal.close()
-  path.write_bytes(path.read_bytes() + b'{"candidate": 2, "ra')
-  again = journals.Journal(path, _HEADER)
-  assert again.raw == {0: {"cycles": 3}} and again.errors == {1: "no"}
-  again.result(2, {"cycles": 4})
-  again.close()
-  assert journals.done(path) == 3
-  assert all(json.loads(line) for line in path.read_text().splitlines())
-
-
-def test_a_journal_names_what_was_begun_and_not_ended(tmp_path):
-  path = tmp_path / "a.jsonl"
-  journal = journals.Journal(path, _HEADER)
-  assert journals.interrupted(path) is None
-  journal.start(4)
-  assert journals.interrupted(path) == 4
-  journal.result(4, {})
-  assert journals.interrupted(path) is None
-  journal.close()
-
-
-def test_a_journal_of_something_else_is_refused(tmp_path):
-  path = tmp_path / "a.jsonl"
-  journals.Journal(path, _HEADER).close()
-  with pytest.raises(ValueError, match="begun with seed 0, now it is 1; remove it"):
-    journals.Journal(path, _HEADER | {"seed": 1})

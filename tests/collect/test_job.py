@@ -43,13 +43,6 @@ def test_files_that_are_whole_and_of_the_same_program_are_finished(job):
   assert _is_finished(job)
 
 
-def test_an_older_sidecar_that_does_not_say_how_many_were_asked_for_counts_them(job):
-  record = json.loads(job.sidecar.read_text())
-  del record["configs_asked"]
-  job.sidecar.write_text(json.dumps(record))
-  assert _is_finished(job)
-
-
 @pytest.mark.parametrize("key", list(_HEADER))
 def test_another_program_label_or_version_is_not(job, key):
   assert not _is_finished(job, _HEADER | {key: "other"})

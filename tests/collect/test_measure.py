@@ -73,18 +73,6 @@ def test_rounds_go_on_until_the_machine_is_quiet(monkeypatch):
   assert min(found[1]["seconds"]) == pytest.approx(.01)
 
 
-def test_a_slow_first_call_does_not_decide_how_many_calls_are_timed(monkeypatch):
-  clock = iter([1.0])  # loading the executable; every other call takes a millisecond
-  asked = []
-
-  def time(function, values, calls):
-    asked.append(calls)
-    return next(clock, .001)
-  monkeypatch.setattr(measure, "_time", time)
-  assert measure._calls(_doubled, ()) == 8  # pylint: disable=protected-access
-  assert asked == [1, 1, 2, 4, 8]
-
-
 def test_a_hopeless_version_is_given_up_after_three_rounds(monkeypatch):
   # The third call that is timed is the first of the second version.
   order = _timed(

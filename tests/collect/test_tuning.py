@@ -184,7 +184,7 @@ def test_a_model_of_other_labels_is_named(monkeypatch, problem, caplog):
   _labelled_by(monkeypatch, lambda numbers: 100)
   with caplog.at_level(logging.WARNING, logger="absl"):
     tuning.tune(_net, *_ARGS, model="layout-v3-estimate", budget=2, candidates=9)
-  said = [record.getMessage() for record in caplog.records]
+  said = list(dict.fromkeys(record.getMessage() for record in caplog.records))
   assert len(said) == 2  # its labels, and the stage of its programs
   assert "labels of tpu:v3" in said[0] and "before layout assignment" in said[1]
 

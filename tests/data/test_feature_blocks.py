@@ -14,7 +14,7 @@ import table_cases
 
 from tpugraphs_jax import columns, hlo
 from tpugraphs_jax.columns import NODE_FEATURES
-from tpugraphs_jax.data import feature_blocks, npz
+from tpugraphs_jax.data import feature_blocks, features, npz
 from tpugraphs_jax.data.feature_blocks import Options
 from tpugraphs_jax.data.features import NodeFeatures
 from tpugraphs_jax.hlo import tuning
@@ -344,7 +344,7 @@ def test_without_edges_and_without_nodes_there_is_nothing_to_round():
   graph = dataclasses.replace(table_cases.program(0), edge_index=np.zeros((0, 2), np.int32))
   none = np.zeros(0, np.int64)
   assert feature_blocks.choice_features(graph, none, none).shape == (0, 9)
-  assert (feature_blocks.operand_table(graph) == -1).all()
+  assert (feature_blocks.operand_table(graph, graph.config_node) == -1).all()
 
 
 def node(*sizes, layout=None):
@@ -452,3 +452,45 @@ def test_a_ranker_gets_the_counts_where_its_config_says_so():
 def test_other_blocks_are_refused():
   with pytest.raises(ValueError, match="data.config_features"):
     parts.make("tile", "ci", **{"data.config_features": ("released", "sizes")})
+
+
+def test_dimension_tokens_hold_dimension_after_dimension():
+  rng = np.random.default_rng(0)
+  feat = rng.integers(-3, 6, (4, 140)).astype(np.float32)
+  graph = random_graphs.layout_graph(rng, nodes=4, edges=0, config_nodes=[0], configs=1)
+  graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
+  found = feature_blocks.dimension_tokens(graph).reshape(4, 6, 23)
+  alone = feature_blocks.named_dimensions(graph).reshape(4, 6, 14)
+  for node in range(4):
+    for dimension in range(6):
+      sizes = [feat[node, first + dimension] for first in (21, 31, 37, 45, 53, 61, 69, 77, 85)]
+      expected = [np.sign(size) * np.log(1 + abs(size)) for size in sizes]
+      named = [number == dimension and number > 0 for number in feat[node, 93:107]]
+      np.testing.assert_allclose(found[node, dimension], expected + named, rtol=1e-6)
+      np.testing.assert_array_equal(alone[node, dimension], named)
+  assert not found[:, 0, 9:].any()  # a 0 says nothing
+
+
+def test_node_layouts_are_padded_beyond_their_rank():
+  rng = np.random.default_rng(0)
+  graph = random_graphs.layout_graph(rng, nodes=2, edges=0, config_nodes=[0], configs=1)
+  feat = np.zeros((2, 140), np.float32)
+  feat[0, 21:24] = 5, 3, 2
+  feat[0, 134:137] = 2, 0, 1
+  graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
+  np.testing.assert_array_equal(
+      feature_blocks.node_layout(graph), [[2, 0, 1, -1, -1, -1], [-1] * 6])
+  # A transform `none` leaves the block as it is, constant columns too.
+  kinds = np.full(6, "none", dtype=object)
+  same = features.fit([feature_blocks.node_layout(graph)], kinds)
+  np.testing.assert_array_equal(
+      same(feature_blocks.node_layout(graph)), feature_blocks.node_layout(graph))
+
+
+@pytest.mark.parametrize("text, unscaled", [
+    ("none", {"released", "random_walk", "node_layout"}), ("minmax", set()),
+    ("node_layout=none,*=minmax", {"node_layout"}),
+    ("layout=none,random_walk=none,*=standardize", {"random_walk"})])
+def test_blocks_that_no_transform_touches(text, unscaled):
+  found = features.NodeFeatures(("released", "random_walk", "node_layout"), kinds=text)
+  assert set(found.unscaled) == unscaled

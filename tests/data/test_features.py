@@ -68,11 +68,6 @@ def test_a_shift_that_is_too_small_is_refused_in_training_and_later():
     transform(np.array([[0, -9]], np.float32))
 
 
-def test_a_file_says_nothing_of_shifts_where_there_are_none():
-  transform = features.fit([np.array([[0, -3], [0, 5]], np.float32)], np.full(2, "minmax", object))
-  assert sorted(transform.to_dict()) == ["kept", "log", "offset", "scale"]
-
-
 @pytest.mark.parametrize("kind", ["log_offset", "log_offset()", "log_offset(0)", "log_offset(-1)"])
 def test_shifts_that_are_none_are_refused(kind):
   with pytest.raises(ValueError, match="log_offset"):
@@ -96,27 +91,11 @@ def test_transforms_equal_slow_statistics(kinds):
     assert (np.abs(found - expected) <= 3 * step + 1e-6 * np.abs(expected)).all()
 
 
-def test_minmax_of_training_spans_zero_to_one():
-  arrays = arrays_of(np.random.default_rng(1))
-  x = np.concatenate(arrays)
-  found = features.fit(arrays, np.full(COLUMNS, "minmax", object))(x)
-  np.testing.assert_array_equal(found.min(axis=0), np.zeros(COLUMNS - 1))
-  np.testing.assert_allclose(found.max(axis=0), np.ones(COLUMNS - 1), rtol=1e-6)
-
-
 def test_a_small_spread_far_from_zero_is_not_lost():
   rng = np.random.default_rng(2)
   x = (2.0**31 + 256 * rng.integers(0, 9, (500, 1))).astype(np.float32)
   transform = features.fit(np.array_split(x, 7), np.array(["standardize"], object))
   np.testing.assert_allclose(transform.scale, np.std(x.astype(np.float64)), rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", sorted(set(features.KINDS) - {"none", "left_out"}))
-def test_columns_constant_in_training_are_dropped_everywhere(kind):
-  arrays = [np.array([[1, 7, 0], [2, 7, 0]], np.float32), np.array([[3, 7, 0]], np.float32)]
-  transform = features.fit(arrays, np.full(3, kind, object))
-  np.testing.assert_array_equal(transform.kept, [0])
-  assert transform(np.array([[5, 8, 9]], np.float32)).shape == (1, 1)
 
 
 def test_other_data_never_changes_a_transform():

@@ -48,6 +48,9 @@ def _layout_arrays(*, nodes=9, configs=6, config_nodes=4, seed=0):
   }
 
 
+_every_array = pytest.mark.parametrize("kind, name", [
+    *(("tile", name) for name in _TILE_MEMBERS), *(("layout", name) for name in _LAYOUT_MEMBERS)])
+_both_kinds = pytest.mark.parametrize("kind", ["tile", "layout"])
 _MAKERS = {"tile": _tile_arrays, "layout": _layout_arrays}
 _READERS = {"tile": npz.read_tile, "layout": npz.read_layout}
 
@@ -100,7 +103,7 @@ _FIELDS = {  # of a graph and of its configurations: name in the file, dtype
 }
 
 
-@pytest.mark.parametrize("kind", ["tile", "layout"])
+@_both_kinds
 def test_a_graph_has_every_array_in_its_dtype(tmp_path, kind):
   arrays = _MAKERS[kind]()
   op_graph = _READERS[kind](_save(tmp_path / "bert_1.npz", arrays))
@@ -153,7 +156,7 @@ _FORMS = {
 
 
 @pytest.mark.parametrize("form", _FORMS)
-@pytest.mark.parametrize("kind", ["tile", "layout"])
+@_both_kinds
 def test_every_form_of_a_file_gives_the_same_graph(tmp_path, kind, form):
   arrays = _MAKERS[kind]()
   arrays["config_runtime"] %= 2**31 - 1
@@ -170,7 +173,7 @@ def test_splits_with_one_axis_or_without_the_end_mean_the_same(tmp_path):
     np.testing.assert_array_equal(op_graph.node_splits, [0, 4, 9])
 
 
-@pytest.mark.parametrize("kind", ["tile", "layout"])
+@_both_kinds
 def test_zero_runtimes_throughout_mean_unlabelled(tmp_path, kind):
   arrays = _MAKERS[kind]()
   arrays["config_runtime"][:] = 0
@@ -179,7 +182,7 @@ def test_zero_runtimes_throughout_mean_unlabelled(tmp_path, kind):
   assert len(op_graph.configs) == len(arrays["config_runtime"])
 
 
-@pytest.mark.parametrize("kind", ["tile", "layout"])
+@_both_kinds
 def test_smallest_graph_is_read(tmp_path, kind):
   arrays = _MAKERS[kind](nodes=1, configs=1, **({"config_nodes": 1} if kind == "layout" else {}))
   arrays["edge_index"] = np.zeros((0, 2), np.int64)
@@ -213,7 +216,7 @@ def test_missing_file_is_named(tmp_path):
       reader(tmp_path / "none.npz")
 
 
-@pytest.mark.parametrize("kind", ["tile", "layout"])
+@_both_kinds
 def test_truncated_file_is_refused_wherever_it_was_cut(tmp_path, kind):
   whole = _save(tmp_path / "whole.npz", _MAKERS[kind]()).read_bytes()
   path = tmp_path / "cut.npz"
@@ -222,7 +225,7 @@ def test_truncated_file_is_refused_wherever_it_was_cut(tmp_path, kind):
     _expect_error(kind, path)
 
 
-@pytest.mark.parametrize("kind", ["tile", "layout"])
+@_both_kinds
 def test_flipped_bytes_never_give_another_graph_or_another_error(tmp_path, kind):
   arrays = _MAKERS[kind]()
   whole = _save(tmp_path / "whole.npz", arrays).read_bytes()
@@ -250,9 +253,7 @@ def test_other_files_are_refused(tmp_path, text):
     _expect_error(kind, path, "not a complete .npz archive")
 
 
-@pytest.mark.parametrize("kind, name", [
-    (kind, name) for kind, names in
-    (("tile", _TILE_MEMBERS), ("layout", _LAYOUT_MEMBERS)) for name in names])
+@_every_array
 def test_each_missing_array_is_named(tmp_path, kind, name):
   arrays = _MAKERS[kind]()
   del arrays[name]
@@ -267,7 +268,7 @@ def test_names_that_cannot_be_printed_are_escaped(tmp_path):
   assert r"edge index\x07" in str(caught.value) and str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("kind", ["tile", "layout"])
+@_both_kinds
 def test_extra_array_is_named(tmp_path, kind):
   _expect_change_refused(tmp_path, kind, "notes", np.zeros(3), "is not expected")
 
@@ -279,9 +280,7 @@ def test_member_that_is_no_array_is_refused(tmp_path):
   _expect_error("tile", path, "readme.txt")
 
 
-@pytest.mark.parametrize("kind, name", [
-    (kind, name) for kind, names in
-    (("tile", _TILE_MEMBERS), ("layout", _LAYOUT_MEMBERS)) for name in names])
+@_every_array
 def test_each_wrong_dtype_is_named(tmp_path, kind, name):
   array = _MAKERS[kind]()[name]
   for wrong in (np.float64, np.complex64, object, "S3", array.dtype.newbyteorder(">")):
@@ -291,9 +290,7 @@ def test_each_wrong_dtype_is_named(tmp_path, kind, name):
     _expect_change_refused(tmp_path, kind, name, changed)
 
 
-@pytest.mark.parametrize("kind, name", [
-    (kind, name) for kind, names in
-    (("tile", _TILE_MEMBERS), ("layout", _LAYOUT_MEMBERS)) for name in names])
+@_every_array
 def test_each_wrong_shape_is_refused(tmp_path, kind, name):
   arrays = _MAKERS[kind]()
   array = arrays[name]

@@ -254,12 +254,6 @@ def random_sizes(seed, count, largest=200):
   ]
 
 
-def waste(sizes, budgets):
-  """Share of padding when every batch takes the first budget it fits into."""
-  room = [budgets[plan_lib.smallest_fit([size], budgets)]["nodes"] for size in sizes]
-  return 1 - sum(size["nodes"] for size in sizes) / sum(room)
-
-
 @pytest.mark.parametrize("count", [1, 2, 5, 40, 300])
 @pytest.mark.parametrize("max_budgets", [1, 3, 8])
 def test_every_batch_fits_and_there_are_not_too_many_budgets(count, max_budgets):
@@ -311,11 +305,6 @@ def test_waste_of_an_endless_run_is_the_least_possible(seed, max_budgets):
   assert found <= least_waste(nodes, max_budgets) + 0.02
 
 
-def test_equal_batches_need_one_budget():
-  sizes = [{"nodes": 31, "edges": 40}] * 20
-  assert plan_lib.choose_budgets(sizes) == [{"nodes": 32, "edges": 48}]
-
-
 def test_a_budget_must_save_more_padding_than_its_compilation_costs():
   sizes = [{"nodes": n} for n in (100, 200, 400, 800)]
   # The second of two budgets saves 1,200 nodes in four steps, each in 16 configurations.
@@ -332,32 +321,6 @@ def test_nodes_of_score_tables_count_once():
   assert plan_lib.cost(tables).tolist() == [100, 200, 400, 800]
   assert len(plan_lib.choose_budgets(kernels, steps=600)) > 1
   assert len(plan_lib.choose_budgets(tables, steps=600)) == 1
-
-
-def test_large_batches_are_worth_more_budgets_than_small_ones():
-  small = [{"nodes": n, "hop0": n // 10} for n in (100, 200, 400, 800)]
-  large = [{key: 100 * size[key] for key in size} for size in small]
-  assert len(plan_lib.choose_budgets(small, steps=1000)) == 1
-  assert len(plan_lib.choose_budgets(large, steps=1000)) > 1
-
-
-def test_frequent_sizes_weigh_more():
-  # One budget may be spared; it goes to the size that almost all batches have.
-  sizes = [{"nodes": 15}] * 1000 + [{"nodes": 500}, {"nodes": 900}]
-  small = plan_lib.choose_budgets(sizes, max_budgets=2)[0]
-  assert small["nodes"] == 16
-
-
-def test_sizes_of_a_real_collection_waste_less_than_35_percent():
-  """Batches of four graphs of 1 to 40 thousand nodes, sizes as skewed as real ones."""
-  rng = np.random.default_rng(0)
-  graphs = np.exp(rng.normal(np.log(6000), 0.9, 800)).clip(400, 40_000).astype(int)
-  nodes = graphs.reshape(-1, 4).sum(axis=1)
-  sizes = [{"nodes": int(n), "edges": int(1.65 * n), "hop0": int(n * rng.uniform(0.02, 0.1))}
-           for n in nodes]
-  budgets = plan_lib.choose_budgets(sizes, steps=1000)
-  assert len(budgets) <= 8
-  assert waste(sizes, budgets) < 0.35
 
 
 def test_smallest_fit_takes_the_first_that_holds_all():

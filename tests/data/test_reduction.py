@@ -17,7 +17,6 @@ def reduce_graph(graph, **options):
   return reduction.reduce_graph(graph, reduction.Options(**options))
 
 
-
 def graph_of(seed):
   rng = np.random.default_rng(seed)
   return random_graphs.layout_graph(
@@ -159,17 +158,6 @@ def test_kept_paths_are_shortest_and_nothing_else_is_kept(direction):
     assert whole.num_edges >= found.num_edges
 
 
-def test_a_chain_is_its_own_shortest_path():
-  rng = np.random.default_rng(0)
-  graph = random_graphs.layout_graph(rng, nodes=6, edges=5, config_nodes=[0], configs=2)
-  graph.edge_index[:] = [[1, 0], [3, 1], [5, 3], [4, 0], [2, 4]]
-  found = reduce_graph(graph, reduction="shortest_paths")
-  np.testing.assert_array_equal(found.node_feat, graph.node_feat[[0, 1, 3, 5]])
-  np.testing.assert_array_equal(found.edge_index, [[1, 0], [2, 1], [3, 2]])
-  alone = reduce_graph(graph, reduction="shortest_paths", direction="users")
-  np.testing.assert_array_equal(alone.node_feat, graph.node_feat[[0, 5]])  # no way there
-
-
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_graphs_of_a_single_node_pass_through(name):
   rng = np.random.default_rng(0)
@@ -227,28 +215,6 @@ def test_cluster_nodes_consume_neighbours_in_the_order_of_nodes(size, clusters):
   assert found.num_nodes == 24 + clusters and found.node_opcode.dtype == np.uint8
   new = found.edge_index[graph.num_edges:].tolist()
   assert new == [[24 + node // size, node] for node in range(24)]
-
-
-def test_edge_induced_graphs_lose_edges_at_the_rim_only():
-  """A chain 1 <- 0 -> 2 with an edge between 1 and 2: one hop does not walk it."""
-  rng = np.random.default_rng(0)
-  graph = random_graphs.layout_graph(rng, nodes=4, edges=3, config_nodes=[0], configs=2)
-  graph.edge_index[:] = [[0, 1], [2, 0], [2, 1]]
-  options = dict(reduction="config_neighborhood", hops=1)
-  assert len(reduce_graph(graph, induced="edge", **options).edge_index) == 2
-  assert len(reduce_graph(graph, induced="node", **options).edge_index) == 3
-
-
-def test_a_graph_whose_nodes_are_all_near_stays_whole():
-  graph = graph_of(0)
-  found = reduce_graph(
-      graph, reduction="config_neighborhood", hops=24, direction="both", induced="node")
-  touched = np.unique([*graph.edge_index.ravel(), *graph.config_node])
-  assert found.num_nodes <= len(touched) and found.num_edges <= graph.num_edges
-  again = reduce_graph(
-      found, reduction="config_neighborhood", hops=24, direction="both", induced="node")
-  np.testing.assert_array_equal(again.edge_index, found.edge_index)
-  np.testing.assert_array_equal(again.node_feat, found.node_feat)
 
 
 def test_a_graph_without_edges_keeps_its_configurable_nodes():

@@ -78,6 +78,7 @@ def test_stored_graph_equals_its_file(tmp_path):
   files = sorted(_write_split(tmp_path).iterdir())
   folders = _ensure(tmp_path)
   assert [folder.name for folder in folders] == ["g0", "g1", "g2"]
+  assert {path.stem for path in folders[0].glob("*.npy")} == set(_stored_files())
   for file, folder in zip(files, folders):
     opened = store.open_graph(folder)
     _assert_equal(opened, npz.read_layout(file))
@@ -235,12 +236,6 @@ def test_each_cut_or_missing_file_is_noticed_and_rebuilt(tmp_path, name):
     _assert_equal(store.open_graph(_ensure(tmp_path)[0]), npz.read_layout(source))
 
 
-def test_stored_files_are_the_ones_tested_above(tmp_path):
-  _write_split(tmp_path, count=1)
-  found = {path.stem for path in _ensure(tmp_path)[0].glob("*.npy")}
-  assert found == set(_stored_files())
-
-
 def _changed_in_range(array):
   """The array with its last entry changed to another one that is in range."""
   array.flat[-1] = array.flat[-1] - 1 if array.flat[-1] > 0 else array.flat[-1] + 1
@@ -291,23 +286,16 @@ def test_checksums_are_compared_once_until_a_file_changes(tmp_path, monkeypatch)
   assert len(compared) == 2 * len(_stored_files())
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1}', "\x00\x01"])
-def test_damaged_meta_is_noticed_and_rebuilt(tmp_path, text):
+@pytest.mark.parametrize("text, complaint", [
+    *((text, "meta.json") for text in ("", "{", "[]", "{}", '{"version": 1}', "\x00\x01")),
+    (None, "format")])
+def test_damaged_meta_and_other_formats_are_refused_and_rebuilt(tmp_path, text, complaint):
   _write_split(tmp_path, count=1)
-  folder = _ensure(tmp_path)[0]
-  (folder / "meta.json").write_text(text)
-  with pytest.raises(ValueError, match="meta.json"):
-    store.open_graph(folder)
-  store.open_graph(_ensure(tmp_path)[0])
-
-
-def test_other_format_version_is_refused_and_rebuilt(tmp_path):
-  _write_split(tmp_path, count=1)
-  folder = _ensure(tmp_path)[0]
-  meta = json.loads((folder / "meta.json").read_text())
-  (folder / "meta.json").write_text(json.dumps(meta | {"version": 99}))
-  with pytest.raises(ValueError, match="format"):
-    store.open_graph(folder)
+  path = _ensure(tmp_path)[0] / "meta.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99})
+                  if text is None else text)
+  with pytest.raises(ValueError, match=complaint):
+    store.open_graph(path.parent)
   store.open_graph(_ensure(tmp_path)[0])
 
 
@@ -476,11 +464,6 @@ def test_tile_collections_have_no_store(tmp_path):
   (folder / "a.npz").write_bytes(b"")
   with pytest.raises(ValueError, match="no store"):
     store.ensure_store(tmp_path, "tile:xla", "train")
-
-
-def test_no_workers_is_refused(tmp_path):
-  with pytest.raises(ValueError, match="workers"):
-    _ensure(tmp_path, workers=0)
 
 
 def test_store_that_cannot_be_written_names_the_way_out(tmp_path):

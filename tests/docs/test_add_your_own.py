@@ -51,6 +51,8 @@ def small(line, data_root):
                   if "model." not in flag or not any("family" in given for given in arguments)]
     if any("gst" in argument for argument in arguments):
       arguments.append("--config.segments.max_nodes=60")
+  # The data that `--synthetic` would make, once for all recipes.
+  arguments = [argument for argument in arguments if argument != "--synthetic"]
   if not any(argument.startswith("--data_root=") for argument in arguments):
     arguments.append(f"--data_root={data_root}")
   arguments.append("--noreport")  # a page takes longer than such a run

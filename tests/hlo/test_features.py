@@ -16,6 +16,10 @@ def _block(features, prefix):
   return features.values[:, columns].tolist()
 
 
+def _column(features, name):
+  return features.values[:, features.names.index(name)]
+
+
 def test_there_are_30_protobuf_and_16_operand_columns_with_distinct_names():
   features = _features(hlo_modules.instruction())
   assert features.values.shape == (1, 46)
@@ -50,17 +54,17 @@ def test_gather_dimension_numbers_slice_sizes_and_sorted_indices():
   assert _block(features, "gather_start")[0] == [0, 2, -1]
   assert _block(features, "gather_slice_size") == [[1, 4, -1, -1, -1], [-1] * 5]
   # Index 0 is a real dimension, so that "no gather" needs a number of its own.
-  assert features.column("gather_index_vector_dimension").tolist() == [0, -1]
-  assert features.column("indices_are_sorted").tolist() == [1, 0]
+  assert _column(features, "gather_index_vector_dimension").tolist() == [0, -1]
+  assert _column(features, "indices_are_sorted").tolist() == [1, 0]
 
 
 def test_the_roots_of_computations_and_dynamic_modules_are_marked():
   nodes = [hlo_modules.instruction(id=k) for k in range(3)]
   features = _features(*nodes)
-  assert features.column("is_computation_root").tolist() == [0, 0, 1]
-  assert features.column("has_dynamic_computation").tolist() == [0, 0, 0]
+  assert _column(features, "is_computation_root").tolist() == [0, 0, 1]
+  assert _column(features, "has_dynamic_computation").tolist() == [0, 0, 0]
   features = _features(*nodes, is_dynamic=True)
-  assert features.column("has_dynamic_computation").tolist() == [1, 1, 1]
+  assert _column(features, "has_dynamic_computation").tolist() == [1, 1, 1]
 
 
 def test_operand_shapes_are_in_operand_order_and_only_for_convolution_and_dot():

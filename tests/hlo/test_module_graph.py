@@ -7,84 +7,9 @@ import pytest
 from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import proto
 
-_TYPES = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 15, 18, 13, 14, 17]
-
 
 def _featurize(module, **options):
   return hlo.featurize(module.SerializeToString(), **options)
-
-
-def _wrap(number):
-  return (number + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-def _aggregate(values, width):
-  total, product = 0, 1
-  for value in values:
-    total, product = _wrap(total + value), _wrap(product * value)
-  return _lead(values, width) + [total, product]
-
-
-def _lead(values, width):
-  return (list(values) + [0] * width)[:width]
-
-
-def _slow_features(each, root_id):
-  """The columns one after another, in Python's unbounded integers."""
-  window = each.window.dimensions
-  conv = each.convolution_dimension_numbers
-  reversal = [int(dim.window_reversal) for dim in window]
-  columns = [int(each.id == root_id), 0]
-  columns += [int(each.shape.element_type == number) for number in _TYPES]
-  columns += _aggregate(each.shape.dimensions, 6)
-  columns += [len(each.shape.tuple_shapes), each.parameter_number]
-  columns += _lead(each.dimensions, 6)
-  for field in ("size", "stride", "padding_low", "padding_high", "window_dilation",
-                "base_dilation"):
-    columns += _aggregate([getattr(dim, field) for dim in window], 6)
-  columns += _lead(reversal, 6) + [sum(reversal), len(reversal) - sum(reversal)]
-  columns += [conv.input_batch_dimension, conv.input_feature_dimension]
-  columns += _lead(conv.input_spatial_dimensions, 4)
-  columns += [conv.kernel_input_feature_dimension, conv.kernel_output_feature_dimension]
-  columns += _lead(conv.kernel_spatial_dimensions, 4)
-  columns += [conv.output_batch_dimension, conv.output_feature_dimension]
-  columns += [each.feature_group_count, each.batch_group_count]
-  for field in ("start", "stride", "limit"):
-    columns += _aggregate([getattr(dim, field) for dim in each.slice_dimensions], 2)
-  columns += _aggregate(each.dynamic_slice_sizes, 2)
-  for field in ("edge_padding_low", "edge_padding_high"):
-    columns += _aggregate(
-        [getattr(dim, field) for dim in each.padding_config.dimensions], 2)
-  columns += [int(each.is_stable)] + _lead(each.shape.layout.minor_to_major, 6)
-  return [np.int64(number).astype(np.float32) for number in columns]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_features_equal_the_columns_computed_one_by_one(seed):
-  module = hlo_modules.random_module(np.random.default_rng(seed))
-  expected = np.array([
-      _slow_features(each, owner.root_id)
-      for owner in module.computations for each in owner.instructions])
-  node_feat = _featurize(module).node_feat
-  assert node_feat.dtype == np.float32
-  np.testing.assert_array_equal(node_feat, expected)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_edges_equal_those_collected_one_by_one(seed):
-  module = hlo_modules.random_module(np.random.default_rng(seed))
-  ids = [each.id for owner in module.computations for each in owner.instructions]
-  roots = {owner.id: owner.root_id for owner in module.computations}
-  expected = []
-  for owner in module.computations:
-    for each in owner.instructions:
-      consumed = sorted(set(each.operand_ids))
-      consumed += [roots[callee] for callee in each.called_computation_ids]
-      expected += [[ids.index(each.id), ids.index(producer)] for producer in consumed]
-  assert any(each.called_computation_ids for owner in module.computations
-             for each in owner.instructions)
-  assert _featurize(module, edge_order="insertion").edge_index.tolist() == expected
-  assert _featurize(module).edge_index.tolist() == sorted(expected)
 
 
 def test_numbers_are_rounded_once_from_int64_to_float32():

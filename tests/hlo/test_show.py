@@ -55,11 +55,6 @@ def test_the_command_prints_a_file(capsys, option, start):
   assert capsys.readouterr().out.startswith(start)
 
 
-def test_the_command_prints_every_module_of_tuning_data(capsys):
-  assert cli.main(["show", str(_SAMPLE.with_name("synth_op_tuning.pb"))]) == 0
-  assert capsys.readouterr().out.count("node_splits:") == 6
-
-
 def test_the_command_reports_a_file_that_cannot_be_read(capsys, tmp_path):
   assert cli.main(["show", str(tmp_path / "none.pb")]) == 1
   assert "none.pb: no such file" in capsys.readouterr().err

@@ -10,7 +10,6 @@ from tpugraphs_jax.hlo import __main__ as cli, tuning
 from tpugraphs_jax.hlo.proto import ConfigProfile, ModuleTuningData, TuningData
 
 
-
 def _module(name="kernel"):
   return hlo_modules.module(hlo_modules.computation(
       hlo_modules.instruction("parameter", id=1, shape=[4, 6]),
@@ -53,29 +52,6 @@ def _read(folder, message, name="program.pb"):
   return hlo.read_tuning(_write(folder, message, name))
 
 
-def test_layout_rows_hold_six_dimensions_per_tensor_padded_with_minus_one(tmp_path):
-  long = (((0, 1, 2, 3, 4, 5, 6),), ((), (2,)))
-  read = _read(tmp_path, _layout([_layout_run(5, is_default=True), _layout_run(7, long)]))
-  configs = read.graphs[0].configs
-  pad = [-1] * 6
-  assert configs.decode(np.arange(2)).tolist() == [
-      [[0, -1, -1, -1, -1, -1, 1, 0, -1, -1, -1, -1, *pad],
-       [1, 0, -1, -1, -1, -1, 1, 0, -1, -1, -1, -1, 0, 1, -1, -1, -1, -1]],
-      [[0, 1, 2, 3, 4, 5, *pad, *pad], [*pad, 2, -1, -1, -1, -1, -1, *pad]]]
-  assert configs.runtime_ns.tolist() == [5, 7]
-  assert read.graphs[0].config_node.tolist() == [1, 2]
-  assert read.graphs[0].name == "program"
-
-
-def test_layout_runs_with_errors_or_without_layout_or_profile_do_not_count(tmp_path):
-  no_profile = _layout_run(1)
-  no_profile.ClearField("profile")
-  runs = [_layout_run(9, error=True, is_default=True), _tile_run(8), no_profile,
-          _layout_run(6), _layout_run(4, is_default=True), _layout_run(3, is_default=True)]
-  configs = _read(tmp_path, _layout(runs)).graphs[0].configs
-  assert configs.runtime_ns.tolist() == [6, 4, 3]
-
-
 def test_without_a_default_run_no_layout_run_counts(tmp_path):
   read = _read(tmp_path, _layout([_layout_run(6), _layout_run(5)]))
   assert read.graphs == []
@@ -95,38 +71,6 @@ def test_an_inconsistent_layout_record_is_refused(tmp_path, run, nodes, problem)
   message.fingerprint = 1
   with pytest.raises(ValueError, match=f"program.pb: .*{problem}"):
     _read(tmp_path, message)
-
-
-def test_tile_rows_hold_bounds_sum_and_product_with_0_for_no_bounds(tmp_path):
-  runs = [_tile_run(50, (2, 3), (4,), is_default=True), _tile_run(60, range(1, 9))]
-  entry = ModuleTuningData(module=_module(), runs=runs, fingerprint=1 << 63)
-  graph = _read(tmp_path, TuningData(modules=[entry])).graphs[0]
-  none = [0] * 8
-  assert graph.configs.config_feat.tolist() == [
-      [4, 0, 0, 0, 0, 0, 4, 4, 2, 3, 0, 0, 0, 0, 5, 6, *none],
-      [*none, 1, 2, 3, 4, 5, 6, 36, 40320, *none]]
-  assert graph.configs.runtime_ns.tolist() == [50, 60]
-  assert graph.configs.normalizer_ns.tolist() == [50, 50]
-  assert graph.node_splits.tolist() == [0, 3] and not graph.config_node.size
-  assert graph.name == "program_-8000000000000000"
-
-
-def test_tile_runs_count_above_one_nanosecond_and_without_error(tmp_path):
-  runs = [_tile_run(1, is_default=True), _tile_run(9, error=True, is_default=True),
-          _tile_run(2, is_default=True), _tile_run(3, is_default=True), _tile_run(0)]
-  entry = ModuleTuningData(module=_module(), runs=runs)
-  configs = _read(tmp_path, TuningData(modules=[entry])).graphs[0].configs
-  assert configs.runtime_ns.tolist() == [2, 3]
-  assert configs.normalizer_ns.tolist() == [2, 2]
-
-
-def test_modules_that_share_a_name_share_the_normalizer_of_the_last(tmp_path):
-  entries = [
-      ModuleTuningData(module=_module(name), fingerprint=number, runs=[
-          _tile_run(time_ns, is_default=True), _tile_run(500)])
-      for number, (name, time_ns) in enumerate([("a", 10), ("b", 20), ("a", 30)])]
-  graphs = _read(tmp_path, TuningData(modules=entries)).graphs
-  assert [graph.configs.normalizer_ns[0] for graph in graphs] == [30, 20, 30]
 
 
 def test_tile_modules_with_one_run_or_an_untiled_run_are_left_out_by_name(tmp_path):

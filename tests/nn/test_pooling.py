@@ -7,7 +7,7 @@ import random_graphs
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import ABSENT, Adjacency, Neighbours, NodesByHop
-from tpugraphs_jax.nn import layout_features, pooling
+from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.split_nodes import SplitNodes
 from tpugraphs_jax.rankers import base
 
@@ -161,7 +161,7 @@ def test_a_registered_pooling_sees_the_nodes_that_its_name_says(power):
   split = SplitNodes(jnp.asarray(shared), jnp.asarray(varying), hop)
   assert pooling.by_name("power") is pooling.by_name("config_power") is power
   for name, chosen in (("power", range(16)), ("config_power", [3, 15, 5])):
-    pooled = layout_features.pool(split, batch, name)
+    pooled = pooling.pool(split, batch, name)
     np.testing.assert_allclose(
         pooled[0], (full[list(chosen)] ** 3).mean(axis=0), rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(pooled[1], np.zeros((4, 3)))

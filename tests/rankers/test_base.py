@@ -1,5 +1,6 @@
-"""A network declares what it looks at; its family refuses what does not go with it."""
+"""Networks by name, what they declare, and what their families refuse."""
 
+import functools
 import itertools
 
 from flax import linen as nn
@@ -10,8 +11,8 @@ import parts
 import pytest
 import random_graphs
 
-from tpugraphs_jax import registry
-from tpugraphs_jax.rankers import base, scorer as scorer_lib
+from tpugraphs_jax.rankers import base, tile
+from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.layout.res_model import ResModel
 from tpugraphs_jax.run.job import Job
 
@@ -68,18 +69,6 @@ def test_a_network_without_what_a_ranker_needs_is_refused(model, complaint):
   with pytest.raises(ValueError, match=complaint) as error:
     base.create_network("tile", register(model))
   assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("kind, names", [
-    ("tile", {"EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP"}),
-    ("layout", {"SAGE", "ResModel"}),
-])
-def test_the_projects_own_models_are_registered(kind, names):
-  assert names <= set(base.MODELS[kind])
-  for name in names:
-    base.create_network(kind, name)
-  with pytest.raises(ValueError, match="model.name is 'Nope', expected one of .*extensions"):
-    base.create_network(kind, "Nope")
 
 
 class SlateMean(Whole):
@@ -148,58 +137,59 @@ def test_equal_configurations_are_scored_once_unless_a_network_compares_them(net
   assert asked == expected and found.shape == (9,)
 
 
-@pytest.mark.parametrize("count", [1, 5, 6, 7, 12, 17])
-def test_every_chunk_of_a_whole_slate_has_its_size(count):
-  """The last chunk is filled up with the first configurations, whose scores count once."""
-  ids = np.arange(100, 100 + count)
-  parts_of = scorer_lib.chunks(ids, 6, whole=True)
-  sizes = {len(chunk) for chunk, _ in parts_of}
-  assert sizes == ({6} if count >= 6 else {count})
-  kept = [chunk[:wanted] for chunk, wanted in parts_of]
-  np.testing.assert_array_equal(np.concatenate(kept), ids)
-  for chunk, _ in parts_of:
-    assert len(set(chunk.tolist())) == len(chunk)
-  plain = scorer_lib.chunks(ids, 6, whole=False)
-  np.testing.assert_array_equal(np.concatenate([chunk for chunk, _ in plain]), ids)
+TILE_NAMES = {
+    "EarlyJoinSAGE": (tile.SAGE, True), "LateJoinSAGE": (tile.SAGE, False),
+    "EarlyJoinResGCN": (tile.ResGCN, True), "LateJoinResGCN": (tile.ResGCN, False),
+    "MLP": (tile.PooledMLP, False),
+}
 
 
-def test_a_taken_name_is_refused_unless_it_is_the_same_thing():
-  table = registry.Registry("model.name")
-  table.register("Whole")(Whole)
-  table.register("Whole")(Whole)  # its module was loaded anew
-  with pytest.raises(ValueError, match="model.name 'Whole' is registered already"):
-    table.register("Whole")(SlateMean)
+@pytest.mark.parametrize("name", TILE_NAMES)
+def test_official_tile_names_say_where_the_configuration_is_joined(name):
+  model = base.create_network("tile", name, hidden_dim=8)
+  kind, early = TILE_NAMES[name]
+  assert type(model) is kind and model.hidden_dim == 8
+  assert model.early_join is early
+  assert (model.family is tile.LateJoin) is not early
 
 
-def module(folder, name, text):
-  (folder / f"{name}.py").write_text(text)
-  return folder
+@pytest.mark.parametrize("name", TILE_NAMES)
+def test_the_join_that_a_name_says_is_no_option(name):
+  with pytest.raises(ValueError, match=f"model {name} has no option 'early_join'; it has .*dtype"):
+    base.create_network("tile", name, early_join=True)
 
 
-@pytest.mark.parametrize("text, reason", [
-    (None, "No module named 'absent_module'"), ("1 / 0", "ZeroDivisionError"),
-    ("import no_such_package", "No module named 'no_such_package'"), ("def f(:", "SyntaxError"),
-])
-def test_a_module_that_cannot_be_imported_takes_one_line(text, reason, tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  name = "absent_module" if text is None else f"broken_{abs(hash(text)) % 10**6}"
-  if text is not None:
-    module(tmp_path, name, text)
-  config = parts.config_of("tile")
-  with config.unlocked():
-    config.extensions = (name,)
-  with pytest.raises(ValueError, match=f"extensions names the module '{name}'") as error:
-    Job.of(config)
-  assert reason in str(error.value) and "\n" not in str(error.value)
-  assert "PYTHONPATH" in str(error.value)
+@pytest.mark.parametrize("kind, name", [
+    *(("tile", name) for name in TILE_NAMES), ("layout", "SAGE"), ("layout", "ResModel")])
+def test_an_option_that_a_model_does_not_have_is_refused_with_those_it_has(kind, name):
+  with pytest.raises(ValueError, match=rf"model {name} has no option 'width'; it has .*hidden_dim"):
+    base.create_network(kind, name, width=3)
 
 
-def test_a_module_is_found_again_where_it_was(tmp_path, monkeypatch):
-  module(tmp_path, "my_found_module", "MARK = 3\n")
-  monkeypatch.chdir(tmp_path)
-  (recorded,) = registry.import_extensions(("my_found_module",))
-  assert recorded == f"my_found_module@{tmp_path}"
-  monkeypatch.chdir("/")
-  monkeypatch.delitem(__import__("sys").modules, "my_found_module")
-  assert registry.import_extensions((recorded,)) == (recorded,)
-  assert registry.names_of((recorded, "other")) == ("my_found_module", "other")
+def test_an_unknown_name_is_refused_with_the_known_ones():
+  with pytest.raises(ValueError, match="GAT.*ResModel.*SAGE.*extensions"):
+    base.create_network("layout", "GAT")
+
+
+@pytest.mark.parametrize("dropout, blocks", [
+    ("fullgraph", False), ("backpropdropout", True), ("dropout", True)])
+def test_res_model_declares_its_hops_and_when_it_sees_blocks(dropout, blocks):
+  model = base.create_network("layout", "ResModel", num_gnns=3, dropout=dropout)
+  assert model.hops == 3 and (model.family is res_model.BlockPrograms) is blocks
+
+
+def test_a_registered_function_has_its_arguments_as_options():
+  @base.LAYOUT_MODELS.register("wide")
+  def wide(rounds: int = 2):
+    return sage.SAGE(hidden_dim=512, num_gnns=rounds)
+
+  assert base.create_network("layout", "wide", rounds=1).hops == 1
+  with pytest.raises(ValueError, match="model wide has no option 'num_gnns'; it has rounds"):
+    base.create_network("layout", "wide", num_gnns=1)
+
+
+def test_a_registered_partial_keeps_what_it_sets():
+  base.TILE_MODELS.register("mean")(functools.partial(tile.ResGCN, reduction="mean"))
+  assert base.create_network("tile", "mean").reduction == "mean"
+  with pytest.raises(ValueError, match="has no option 'reduction'"):
+    base.create_network("tile", "mean", reduction="sum")

@@ -19,6 +19,7 @@ CASES = {
     "tile, late join": ("tile", "LateJoinSAGE,ci", {}),
     "ResModel": ("layout", "official,ci", {}),
     "SAGE, bfloat16": ("layout", "full,ci", BFLOAT16),
+    "segments, the others recomputed": ("layout", "gst,ci", {}),
     "segments with a table": ("layout", "gst_ed,ci", {}),
     "segments with a table in bfloat16, then the head": (
         "layout", "gst_efd,ci", BFLOAT16 | {"segments.history_dtype": "bfloat16",
@@ -27,6 +28,7 @@ CASES = {
     "composed": ("layout", "preset=third,ci", {}),
     "composed, once for all configurations": ("layout", "preset=tenth,ci", {}),
     "composed tile": ("tile", "preset=fifth,ci", {}),
+    "composed tile, attention along edges": ("tile", "preset=sixth,ci", {}),
     "edges": ("layout", "preset=fourth,ci", {}),
 }
 

@@ -71,7 +71,8 @@ def test_every_configuration_gets_its_own_score_in_order(
     monkeypatch, devices, graphs_per_batch, configs_per_batch):
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   graphs = tile_graphs(SIZES)
-  encoder = scorer_lib.Encoder(read_number, assemble_tile, graphs=graphs_per_batch, configs=configs_per_batch)
+  encoder = scorer_lib.Encoder(
+      read_number, assemble_tile, graphs=graphs_per_batch, configs=configs_per_batch)
   assert_equal_lists(scores_of(encoder, {}, graphs), numbers_of(graphs))
 
 
@@ -261,3 +262,18 @@ def test_networks_of_blocks_are_judged_on_the_mean_of_three_seeded_blocks(monkey
   each = [one_by_one(family.network, params, [graph], family.assemble, [block])[0]
           for block in drawn[:3]]
   np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 7, 12, 17])
+def test_every_chunk_of_a_whole_slate_has_its_size(count):
+  """The last chunk is filled up with the first configurations, whose scores count once."""
+  ids = np.arange(100, 100 + count)
+  parts_of = scorer_lib.chunks(ids, 6, whole=True)
+  sizes = {len(chunk) for chunk, _ in parts_of}
+  assert sizes == ({6} if count >= 6 else {count})
+  kept = [chunk[:wanted] for chunk, wanted in parts_of]
+  np.testing.assert_array_equal(np.concatenate(kept), ids)
+  for chunk, _ in parts_of:
+    assert len(set(chunk.tolist())) == len(chunk)
+  plain = scorer_lib.chunks(ids, 6, whole=False)
+  np.testing.assert_array_equal(np.concatenate([chunk for chunk, _ in plain]), ids)

@@ -21,17 +21,23 @@ def write_run(folder, *, seed=0, quality=1.0, rate=0.001, kind=collections.SYNTH
             "data_root": str(folder)}
   folder.mkdir(parents=True)
   (folder / "config.json").write_text(json.dumps({"config": config}))
-  rows = [{"step": s, "train/loss": 1 / s, "valid_sample/opa_pooled": 1 - 0.5 / s} for s in (1, 2, 3)]
+  rows = [{"step": s, "train/loss": 1 / s, "valid_sample/opa_pooled": 1 - 0.5 / s}
+          for s in (1, 2, 3)]
   (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"st')
   write_scores(folder, NAMES[:len(sizes)], runtime, scores)
+  best = {"step": 3, "value": 0.8, "metric": "valid_sample/opa_pooled"}
   (folder / "summary.json").write_text(json.dumps({
       "collection": collection, "labels": kind,
-      "training": {"ended": "last epoch (3)", "step": 3, "seconds": 2.5,
-                   "best": {"step": 3, "value": 0.8, "metric": "valid_sample/opa_pooled"},
-                   "peak_memory": {"bytes": 2**21}},
+      "training": {"ended": "last epoch (3)", "step": 3, "seconds": 2.5, "best": best},
       "validation": {"split": "valid", "graphs": len(sizes), "configurations": "all",
                      "configurations_judged": sum(sizes)}}))
   return folder
+
+
+def several_runs(folder):
+  """Two configs with three seeds each, the second one better."""
+  return [write_run(folder / name / str(seed), seed=seed, quality=quality, rate=rate)
+          for name, quality, rate in (("a", 0.2, 0.001), ("b", 0.9, 0.01)) for seed in range(3)]
 
 
 def write_scores(folder, names, runtime, scores):

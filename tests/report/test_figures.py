@@ -1,8 +1,10 @@
 """Every figure says what its labels are, and pairs are counted rightly."""
 
+import itertools
+
 import numpy as np
 import pytest
-from run_folders import write_run, write_synthetic
+from run_folders import several_runs, write_run, write_synthetic
 
 from tpugraphs_jax import collections
 from tpugraphs_jax.report import figures, runs
@@ -13,13 +15,10 @@ ESTIMATE = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
 def slow_counts(scores, runtime):
   """The same by a loop over all pairs."""
   right, every = np.zeros((2, len(figures.EDGES) - 1))
-  for i in range(len(runtime)):
-    for j in range(len(runtime)):
-      if runtime[i] <= runtime[j]:
-        continue
+  for i, j in itertools.permutations(range(len(runtime)), 2):
+    if runtime[i] > runtime[j]:
       difference = (runtime[i] - runtime[j]) / runtime[j]
-      (which,) = [k for k in range(len(every))
-                  if figures.EDGES[k] <= difference < figures.EDGES[k + 1]]
+      which = sum(edge <= difference for edge in figures.EDGES) - 1
       every[which] += 1
       right[which] += 0.5 if scores[i] == scores[j] else scores[i] > scores[j]
   return right, every
@@ -74,8 +73,8 @@ def lines_of(found, title):
 
 
 def test_the_best_of_k_has_the_means_of_the_table(tmp_path):
-  run = runs.read(write_run(
-      tmp_path / "run", kind=ESTIMATE, collection="layout:own:mine", quality=0.3, sizes=(4, 20, 30)))
+  run = runs.read(write_run(tmp_path / "run", kind=ESTIMATE, collection="layout:own:mine",
+                            quality=0.3, sizes=(4, 20, 30)))
   found = lines_of(figures.all_of(runs.groups_of([run]), None), "Slowdown of the best")
   for name, means in {"run": run.means, **run.references}.items():
     values = dict(zip(*found[name].get_data()))
@@ -87,15 +86,13 @@ def test_the_best_of_k_has_the_means_of_the_table(tmp_path):
       assert values[10] == pytest.approx(means["slowdown10_mean"])
 
 
-def test_the_order_without_noise_is_drawn_where_it_is_known(tmp_path):
+def test_the_ceiling_is_drawn_where_it_is_known(tmp_path):
   for run, is_known in ((write_synthetic(tmp_path), True), (write_run(tmp_path / "r"), False)):
     found = figures.all_of(runs.groups_of([runs.read(run)]), None)
     assert (runs.NOISELESS in lines_of(found, "right order")) == is_known
 
 
-def test_seeds_of_one_config_share_a_name_and_a_colour(tmp_path):
-  found = runs.read_all([write_run(tmp_path / name / str(seed), seed=seed, rate=rate)
-                         for name, rate in (("a", 0.1), ("b", 0.2)) for seed in range(2)])
-  for title, drawn in figures.all_of(runs.groups_of(found), None).items():
+def test_seeds_of_one_config_share_a_name(tmp_path):
+  for drawn in figures.all_of(runs.groups_of(runs.read_all(several_runs(tmp_path))), None).values():
     names = [text.get_text() for text in drawn.legends[0].get_texts()]
-    assert {"a", "b"} <= set(names) and len(names) == len(set(names)), title
+    assert {"a", "b"} <= set(names) and len(names) == len(set(names))

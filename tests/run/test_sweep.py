@@ -175,6 +175,13 @@ def test_runs_that_are_missing_are_done_and_the_end_is_told(tmp_path, monkeypatc
   assert "2 of 3 runs are done" in capsys.readouterr().out
 
 
+def test_without_jinja2_one_line_stands_for_the_page(monkeypatch, tmp_path, capsys):
+  finish(tmp_path / "base/seed_0")
+  monkeypatch.setitem(sys.modules, "jinja2", None)
+  assert sweep.main(["--config=tile.py:ci", f"--out={tmp_path}"]) == 0
+  assert "no report page: jinja2 is missing" in capsys.readouterr().out
+
+
 def test_without_beam_one_line_says_what_to_install(monkeypatch, tmp_path, capsys):
   monkeypatch.setitem(sys.modules, "apache_beam", None)
   assert sweep.main(["--config=tile.py:ci", f"--out={tmp_path}", "--", "--runner=X"]) == 2

@@ -67,14 +67,15 @@ def test_for_programs_it_is_the_network_without_tiles():
       alone.apply({"params": without_rows(params, (rows - 24, rows))}, batch))
 
 
-def test_for_kernels_own_layouts_stand_for_configurations():
+def test_for_kernels_layouts_of_minus_one_stand_for_configurations():
   batch = system_cases.tile_batch(("node_layout",))
   joint = base.create_network("tile", "Composed", both_kinds=True, **OPTIONS)
   params = system_cases.random_params(joint, batch)
   # As features of the nodes and logarithms of tiles, which any network could be given.
   feat = np.asarray(batch.graph.nodes["feat"])
   nodes = batch.graph.nodes | {
-      "feat": np.concatenate([feat[:, :-6], np.tile(feat[:, -6:], 3), feat[:, -6:]], axis=1)}
+      "feat": np.concatenate([feat[:, :-6], np.full((len(feat), 18), -1, np.float32), feat[:, -6:]],
+                             axis=1)}
   given = batch._replace(graph=batch.graph._replace(nodes=nodes),
                          config_feat=np.log1p(np.maximum(batch.config_feat, 0)))
   first, embedded = feat.shape[1] - 6, OPTIONS["op_embed_dim"] + 6
@@ -92,10 +93,10 @@ def test_for_kernels_own_layouts_stand_for_configurations():
 
 @pytest.mark.parametrize("kind", ["layout", "tile"])
 def test_shared_and_plain_form_agree_for_both_kinds(kind):
-  batch = (system_cases.layout_batch if kind == "layout" else system_cases.tile_batch)(
-      ("node_layout",))
+  make, more = getattr(system_cases, f"{kind}_batch"), {"hops": 3} if kind == "layout" else {}
+  batches = [make(("node_layout",), reuse=reuse, **more) for reuse in (True, False)]
   (shared, grads), (plain, plain_grads) = system_cases.scores_and_gradients(
-      kind, batch, both_kinds=True, **OPTIONS)
+      kind, "Composed", batches, both_kinds=True, **OPTIONS)
   np.testing.assert_allclose(shared, plain, rtol=1e-4, atol=1e-5)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
                grads, plain_grads)

@@ -95,3 +95,10 @@ def test_means_leave_out_what_is_no_number():
   rows[0]["tau"] = -0.25
   assert judge.mean_row(rows)["tau"] == -0.25
   assert judge.mean_row([]) == {}
+
+
+@pytest.mark.parametrize("scores, expected", [
+    ([0, 0, 0, 0, 0, 1], True), ([3, 0, 0, 0, 0, 1, 0], True), ([0, 0, 0, 0, 1, 1], False),
+    ([0] * 5, False)])
+def test_a_ranking_is_tied_where_the_five_best_are_equal(scores, expected):
+  assert judge.is_tied(np.float32(scores)) == expected

@@ -400,6 +400,8 @@ def test_a_card_says_what_the_sidecars_agree_on(tmp_path, monkeypatch):
   paths = [_sidecar(tmp_path / f"{place}.json") for place in range(2)]
   assert ship.facts(paths) == {"label": "tpu_estimate", "target": "tpu:v3", "jax": "1"}
   assert ship.family(paths[0]) == "graph_network"
+  _sidecar(paths[0], source="examples/programs/generated_train.py:linear_attention_3")
+  assert ship.family(paths[0]) == "linear_attention"
   _sidecar(paths[1], jax="2")
   with pytest.raises(ValueError, match="jax is 2, others have 1; collect them again"):
     ship.facts(paths)
@@ -415,8 +417,9 @@ def test_the_figures_of_held_out_families_stand_beside_blind_ones(monkeypatch):
   random = rows["a random order"]
   assert random["slowdown1"] == pytest.approx(np.mean([1.0, 2.0]))
   assert random["slowdown5"] == 0  # three are fewer than five
+  assert random["found8"] == 1  # of the first alone, whose three are fewer than eight
   rows["a model"] = {"kendaltau": .5, "slowdown1": .25, "slowdown5": 0.,
                      "spread": {"kendaltau": .1, "slowdown1": 0., "slowdown5": 0.}}
   lines = own_quality.table(rows).splitlines()
-  assert lines[3] == "| the compiler's own choice | - | 0.500 | 0.500 |"
-  assert lines[4] == "| a model | 0.500 ± 0.100 | 0.250 ± 0.000 | 0.000 ± 0.000 |"
+  assert lines[3] == "| the compiler's own choice | - | - | 0.500 | 0.500 | - |"
+  assert lines[4] == "| a model | 0.500 ± 0.100 | - | 0.250 ± 0.000 | 0.000 ± 0.000 | - |"

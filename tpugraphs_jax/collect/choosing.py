@@ -81,7 +81,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-  """What a program's layouts can be chosen from."""
+  """The groups of a program, each with its options."""
 
   groups: tuple[Group, ...]
 
@@ -271,7 +271,7 @@ def _with_layout_jvp(major_to_minor: Dims, primals: tuple, tangents: tuple) -> t
 
 
 def group_of(equation: Any) -> Group | None:
-  """The group of a jaxpr's equation, None where it gets no layouts."""
+  """The group of an equation of a jaxpr; None where no layout can be chosen."""
   name = equation.primitive.name
   if name not in _DETAILS:
     return None
@@ -287,8 +287,8 @@ def _groups(jaxpr: core.Jaxpr) -> Iterator[Group]:
   """The group of every equation in a program and in the programs it calls.
 
   Raises:
-    ValueError: an equation that gets layouts is inside a primitive that cannot
-      be looked into, such as `shard_map`.
+    ValueError: a convolution, dot or reshape is inside a primitive such as `shard_map`, in
+      which no layout can be chosen.
   """
   for equation in jaxpr.eqns:
     group = group_of(equation)

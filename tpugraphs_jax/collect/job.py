@@ -104,9 +104,8 @@ def is_finished(job: Job, header: dict[str, Any], label: labels.Label) -> bool:
     labelled = [label.value(raw) for raw in record["configs"]]
   except (OSError, ValueError, KeyError, TypeError):
     return False  # missing, or damaged: it is made anew
-  asked = record.get("configs_asked", len(labelled))
-  is_same = all(record.get(key) == value for key, value in header.items())
-  return is_same and record["split"] == job.split and asked == job.configs and stored == labelled
+  expected = {**header, "split": job.split, "configs_asked": job.configs}
+  return stored == labelled and all(record.get(key) == expected[key] for key in expected)
 
 
 def _label_all(work: _Collecting) -> list[Numbers]:

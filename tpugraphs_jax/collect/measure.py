@@ -1,11 +1,11 @@
-"""Run times of many versions of one function, fit to be compared with each other.
+"""Run times of many versions of one function, to be compared with each other.
 
-All versions are compiled first and their outputs compared with the first one's.
-Then rounds: every version once per round, in a new order each time, each time
-for at least 5 ms; of the rounds the minimum counts, since load only ever adds.
-The first version is compiled three times, and all three are in every round: how
-much their minima differ is the noise. Rounds go on, for a minute at most, until
-the noise is below 3 %; above 5 % nothing is kept.
+All versions are compiled first, and their outputs are compared with those of the first one.
+Then each round times every version for at least 5 ms, in a new order. The time of a
+version is the minimum over rounds, since other load on the machine can only add to a time.
+The first version is compiled three times, and all three take part in every round. The
+noise is the difference of their minima. Rounds go on, for a minute at most, until the noise
+is below 3 %; above 5 % all times are refused.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ import numpy as np
 
 _ROUNDS, _MOST_ROUNDS, _MOST_SECONDS = 20, 400, 60.0
 _BATCH_SECONDS = 5e-3
-_NOISE = 0.05  # above it a machine is refused
+_NOISE = 0.05  # above it the times are refused
 _STILL = 0.03  # below it no more rounds are needed
-# After so many rounds a version is given up that was never within this factor of the best.
+# A version that is this many times slower than the best one is timed in so many rounds only.
 _HOPELESS_ROUNDS, _HOPELESS = 3, 20.0
-_COPIES = (-1, -2)  # of the first version, besides itself
+_COPIES = (-1, -2)  # numbers of the two other compilations of the first version
 _PAIRS, _RESAMPLED, _CONFIDENCE = 25, 2000, 0.95
 
 
 class NoisyMachineError(ValueError):
-  """Equal functions took different times."""
+  """Compilations of one function took different times."""
 
 
 def measure(
     functions: Iterable[tuple[int, Callable[..., Any]]], args: tuple, *, seed: int = 0,
 ) -> Iterator[tuple[int, dict[str, Any] | Exception]]:
-  """Measures functions that compute the same, the first one being the default.
+  """Measures functions that compute the same outputs; the first one is the default.
 
   Args:
     functions: with their numbers.
-    args: example arguments; random numbers of their shapes and types are passed.
-    seed: of these numbers and of the order.
+    args: example arguments; the functions get random values of their shapes and types.
+    seed: of these values and of the order of measurements.
 
   Yields:
-    For every number `{"seconds": [...], "noise": ...}`, the seconds of a call in
-    each round, or the error with which it was refused.
+    The number of a function and `{"seconds": [...], "noise": ...}`, the seconds of a call
+    in each round, or the error with which the function was refused.
 
   Raises:
     NoisyMachineError: copies of the default differ by more than 5 %.
@@ -70,8 +70,9 @@ def measure(
   noise, equal = _noise(seconds, [default, *copies])
   if noise > _NOISE:
     raise NoisyMachineError(
-        f"the same program took {equal[0]:.3g} s and {equal[-1]:.3g} s, {noise:.1%} apart, expected "
-        f"at most {_NOISE:.0%}: the machine is busy; stop what else runs on it and try again")
+        f"the same program took {equal[0]:.3g} s and {equal[-1]:.3g} s, {noise:.1%} apart, "
+        f"expected at most {_NOISE:.0%}: the machine is busy; stop what else runs on it and try "
+        "again")
   for number in compiled:
     yield number, {"seconds": seconds[number], "noise": noise}
 
@@ -79,7 +80,7 @@ def measure(
 def compare(
     default: Callable[..., Any], other: Callable[..., Any], args: tuple, *, seed: int = 0
 ) -> tuple[float, float, float]:
-  """How long a version takes by how long the default takes, in alternating pairs.
+  """The time of a version divided by the time of the default, in alternating pairs.
 
   Args:
     default: a function.
@@ -95,7 +96,7 @@ def compare(
   calls = [_calls(function, values) for function in pair]
   rng, ratios = np.random.default_rng(seed), []
   for turn in range(_PAIRS):
-    first = turn % 2  # which of both begins takes turns
+    first = turn % 2  # the two take turns in being timed first
     times = {place: _time(pair[place], values, calls[place]) for place in (first, 1 - first)}
     ratios.append(times[1] / times[0])
   medians = np.median(rng.choice(ratios, (_RESAMPLED, _PAIRS)), axis=1)
@@ -106,7 +107,7 @@ def compare(
 def _rounds(
     compiled: dict[int, Callable[..., Any]], equal: list[int], values: tuple, seed: int
 ) -> dict[int, list[float]]:
-  """Seconds of a call by version and round, until the `equal` ones take equal times."""
+  """Seconds of a call by version and round; goes on until the `equal` versions agree."""
   rng, started = np.random.default_rng(seed), time.monotonic()
   calls = {number: _calls(function, values) for number, function in compiled.items()}
   seconds = {number: [] for number in compiled}
@@ -123,7 +124,7 @@ def _rounds(
 
 
 def _noise(seconds: dict[int, list[float]], equal: list[int]) -> tuple[float, list[float]]:
-  """How far the minima of equal versions are apart, and the minima in order."""
+  """The relative difference of the minima of equal versions, and the minima in order."""
   minima = sorted(min(seconds[number]) for number in equal)
   return minima[-1] / minima[0] - 1, minima
 
@@ -133,7 +134,7 @@ def _compiled(function: Callable[..., Any], values: tuple) -> Callable[..., Any]
 
 
 def _calls(function: Callable[..., Any], values: tuple) -> int:
-  """How many calls take at least 5 ms once the first one, which takes longer, is over."""
+  """How many calls take at least 5 ms, without the first one, which takes longer."""
   _time(function, values, 1)
   calls = 1
   while _time(function, values, calls) * calls < _BATCH_SECONDS:
@@ -151,7 +152,7 @@ def _time(function: Callable[..., Any], values: tuple, calls: int) -> float:
 
 
 def _random_arguments(args: tuple, seed: int) -> tuple:
-  """Standard normal numbers, and integers 0 or 1, which every table of rows has."""
+  """Standard normal numbers; integers are 0 or 1, indices that every table has."""
   rng = np.random.default_rng(seed)
 
   def values(leaf: Any) -> jax.Array:
@@ -165,7 +166,7 @@ def _random_arguments(args: tuple, seed: int) -> tuple:
 
 
 def _close(one: Any, other: Any) -> bool:
-  """Equal but for the order of additions."""
+  """Whether outputs are equal up to rounding."""
   return all(
       np.allclose(a, b, rtol=1e-3, atol=1e-3 * (np.abs(b).max(initial=0) + 1e-30),
                   equal_nan=True)

@@ -1,4 +1,4 @@
-"""Programs to collect: Python functions with example shapes, found by name."""
+"""Programs to collect: Python functions with the shapes of their arguments, found by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXPECTED = ("expected a pair (function, tuple of example arguments), a dictiona
 class Program:
   """A function and the arguments that give it shapes."""
 
-  source: str  # finds it again: FILE.py:KEY or module:name, and :KEY in a dictionary
+  source: str  # as `load` takes it: FILE.py:KEY, module:name or module:name:KEY
   name: str  # of its files
   split: str
   function: Callable[..., Any]
@@ -40,16 +40,18 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
   """The programs of a source.
 
   Args:
-    source: `FILE.py` with a dictionary `PROGRAMS`, or `FILE.py:KEY` for one of
-      them, or a folder of such files (others in it begin with `_`); or an import path `module:name` of a dictionary, a pair or a marked
-      function, `module:name:KEY` for one of a dictionary. Programs in a
-      dictionary are named after the file (or `name`) and their key.
-    split: `train`, `valid` or `test`; by default what the file or module says in
-      `SPLIT`, else `train`.
+    source: one of
+      `FILE.py`, all programs of its dictionary `PROGRAMS`, or `FILE.py:KEY`, one of them;
+      a folder, the programs of all its files but those whose names begin with `_`;
+      an import path `module:name` of a dictionary, a pair or a function under `example`, or
+      `module:name:KEY`, one of a dictionary.
+      A program of a dictionary is named after the file (or `name`) and its key.
+    split: `train`, `valid` or `test`; unless given the `SPLIT` of the file or module, or
+      `train` where it has none.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: nothing of that name, or it is no program.
+    ValueError: there is nothing of that name, or it is not a program.
   """
   if Path(source).is_dir():
     return [program for path in sorted(Path(source).glob("[!_]*.py"))

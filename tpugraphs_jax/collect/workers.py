@@ -10,7 +10,7 @@ folder of the data, which all machines share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ def run(jobs: Sequence[Job], *, processes: int, progress: bool = True) -> list[s
   """Collects every job on this machine, `processes` at a time; a line for each failure."""
   workers = _Workers()
   pool = concurrent.futures.ThreadPoolExecutor(processes)
-  with tqdm.tqdm(total=sum(job.configs for job in jobs), initial=_labelled(jobs, ()),
+  with tqdm.tqdm(total=sum(job.configs for job in jobs), initial=labelled(jobs),
                  unit="config", disable=console.bar(progress), smoothing=0) as bar:
     try:
       pending = {pool.submit(workers.collect, job): job for job in jobs}
@@ -44,15 +44,15 @@ def run(jobs: Sequence[Job], *, processes: int, progress: bool = True) -> list[s
       while left:
         _, left = concurrent.futures.wait(left, timeout=_POLL_SECONDS)
         finished = {pending[each] for each in pending.keys() - left}
-        bar.update(_labelled(jobs, finished) - bar.n)
+        bar.update(labelled(jobs, finished) - bar.n)
       return [line for each in pending for line in each.result()]
     finally:
       workers.stop()
       pool.shutdown(cancel_futures=True)
 
 
-def _labelled(jobs: Sequence[Job], finished: set[Job] | tuple[()]) -> int:
-  """How many configurations are labelled; all of a finished program count."""
+def labelled(jobs: Sequence[Job], finished: Collection[Job] = ()) -> int:
+  """How many configurations the journals know; of a `finished` program all count."""
   return sum(job.configs if job in finished else min(journal.done(job.journal), job.configs)
              for job in jobs)
 

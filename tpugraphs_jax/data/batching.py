@@ -64,7 +64,7 @@ class NodesByHop(NamedTuple):
 
 
 class DistinctNodes(NamedTuple):
-  """Sets of nodes of one graph with equal features: what depends on these is computed once."""
+  """Sets of nodes of one graph with equal features, so that each set is computed once."""
 
   first: np.ndarray  # [T] int32 the first node of each set, or ABSENT
   which: np.ndarray  # [N] int32 the set of each node, or ABSENT
@@ -78,7 +78,7 @@ class TileBatch(NamedTuple):
   config_feat: np.ndarray  # [G, C, F] float32, transformed
   target: np.ndarray  # [G, C] float32, larger = slower
   config_mask: np.ndarray  # [G, C] bool
-  distinct: DistinctNodes | None = None  # for rankers that ask for it (`Sees.distinct`)
+  distinct: DistinctNodes | None = None  # for networks with `Kernels.distinct` above 0
 
 
 class LayoutBatch(NamedTuple):
@@ -118,7 +118,7 @@ Budget = Mapping[str, int]
 # it, and the estimate for a gather is less than its bytes can take.
 SLOTS = 4
 _SLOTS_OF_PLATFORM = {"cpu": SLOTS, "tpu": 0}
-# Entries of which graphs in one batch take the most of any, not the sum of all.
+# Entries of a budget that hold the largest of the graphs in a batch, not their sum.
 _WIDTHS = ("choices",)
 
 
@@ -134,7 +134,7 @@ class GraphByHop:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PreparedGraph:
-  """One graph with everything that does not depend on the batch it joins."""
+  """One graph with all arrays that do not depend on the batch that it becomes part of."""
 
   name: str
   opcode: np.ndarray  # [N] int32
@@ -143,7 +143,7 @@ class PreparedGraph:
   adjacency: Adjacency
   configs: TileConfigs | LayoutConfigs
   by_hop: GraphByHop | None  # layout graphs only
-  sizes: dict[str, int]  # what the graph takes of each entry of a budget
+  sizes: dict[str, int]  # how much of each entry of a budget the graph takes
   distinct: DistinctNodes | None = None  # tile graphs, where the ranker asks for it
 
 
@@ -163,8 +163,7 @@ def slots_of(platform: str) -> int:
 
 
 def neighbours(
-    receiver: np.ndarray, sender: np.ndarray, nodes: int, *, slots: int = SLOTS
-) -> Neighbours:
+    receiver: np.ndarray, sender: np.ndarray, nodes: int, *, slots: int = SLOTS) -> Neighbours:
   """Table of senders per receiver; see `Neighbours`.
 
   Args:
@@ -188,17 +187,14 @@ def neighbours(
 
 
 def adjacency(
-    consumer: np.ndarray, producer: np.ndarray, nodes: int, *, slots: int = SLOTS
-) -> Adjacency:
+    consumer: np.ndarray, producer: np.ndarray, nodes: int, *, slots: int = SLOTS) -> Adjacency:
   """Both directions of the edges `consumer [E]` uses `producer [E]`."""
   return Adjacency(
       operands=neighbours(consumer, producer, nodes, slots=slots),
       users=neighbours(producer, consumer, nodes, slots=slots))
 
 
-def hops_from(
-    start: np.ndarray, edge_index: np.ndarray, nodes: int, *, hops: int
-) -> np.ndarray:
+def hops_from(start: np.ndarray, edge_index: np.ndarray, nodes: int, *, hops: int) -> np.ndarray:
   """Edges between each node and the nearest of `start`, against or along edges.
 
   Args:
@@ -230,7 +226,8 @@ def prepare(
     feat: `[N, F]` float32 transformed node features.
     hops: rounds of message passing of the model, for layout graphs.
     slots: width of the neighbour tables (`SLOTS`).
-    distinct: how many of the last columns tell apart distinct nodes; 0 = not asked for.
+    distinct: nodes that are equal in so many last columns of `feat` form a set
+      (`DistinctNodes`); 0 = no sets.
   """
   nodes = graph.num_nodes
   order = np.lexsort((graph.edge_index[:, 1], graph.edge_index[:, 0]))
@@ -275,12 +272,12 @@ def _nodes_by_hop(config_node, edges, nodes, *, hops, slots) -> GraphByHop:
 
 
 def total_sizes(graphs: Sequence[PreparedGraph]) -> dict[str, int]:
-  """What the graphs take together."""
+  """How much of each entry of a budget the graphs take together."""
   return add_sizes([graph.sizes for graph in graphs])
 
 
 def add_sizes(sizes: Sequence[Mapping[str, int]]) -> dict[str, int]:
-  """What graphs or slates of these sizes take together."""
+  """The size of a batch of graphs or slates of these sizes."""
   return {
       key: (max if key in _WIDTHS else sum)(size[key] for size in sizes) for key in sizes[0]}
 
@@ -356,8 +353,7 @@ def targets(slates: Sequence[Slate], graphs: int, configs: int) -> tuple[np.ndar
 
 
 def assemble_tile(
-    slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform
-) -> TileBatch:
+    slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int, transform) -> TileBatch:
   """A padded batch of tile slates.
 
   Args:

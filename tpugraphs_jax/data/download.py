@@ -36,7 +36,7 @@ import tqdm
 from tpugraphs_jax import collections, console, graph, remote
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
-# Train, valid and test graphs of the released 
+# Train, valid and test graphs in the released archives.
 PUBLISHED_GRAPHS = {
     "tile:xla": (5709, 676, 844),
     "layout:xla:random": (69, 7, 8),
@@ -44,8 +44,8 @@ PUBLISHED_GRAPHS = {
     "layout:nlp:random": (207, 20, 17),
     "layout:nlp:default": (198, 20, 17),
 }
-# Unpacked files of all splits, and at most the store, in 10^9 bytes: measured and bounded
-# from published sizes of the arrays (nodes, configurations, configurable nodes).
+# In 10^9 bytes: the unpacked files of all splits, measured, and an upper bound of the store, from
+# the published numbers of nodes, configurations and configurable nodes.
 PUBLISHED_GB = {
     "tile:xla": 0.20,
     "layout:xla:random": 0.43,
@@ -64,11 +64,7 @@ _PAUSE_SECONDS = 2.0
 _TIMEOUT_SECONDS = 60.0
 _BLOCK_BYTES = 1 << 20
 _BROKEN_CONNECTION = (
-    urllib.error.URLError,
-    http.client.HTTPException,
-    ConnectionError,
-    TimeoutError,
-)
+    urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
 class DownloadError(RuntimeError):
@@ -82,12 +78,8 @@ def archive_name(collection: str) -> str:
 
 
 def download_collection(
-    data_root: str | os.PathLike[str],
-    collection: str,
-    *,
-    base_url: str = BASE_URL,
-    keep_archive: bool = False,
-) -> Path:
+    data_root: str | os.PathLike[str], collection: str, *, base_url: str = BASE_URL,
+    keep_archive: bool = False) -> Path:
   """Fetches and unpacks one collection; returns its folder.
 
   Args:
@@ -143,16 +135,13 @@ def fetch(url: str, path: Path) -> bool:
         if error.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
           reason = console.one_line(error.reason)
           raise DownloadError(
-              f"{url}: the server answers {error.code} {reason}; check --base_url"
-          ) from error
+              f"{url}: the server answers {error.code} {reason}; check --base_url") from error
       # Against the most that ever was there: a transfer that begins anew is no progress.
       futile = 0 if _size(part) > furthest else futile + 1
       furthest = max(furthest, _size(part))
       if futile == _FUTILE_ATTEMPTS:
-        raise DownloadError(
-            f"{url}: {console.one_line(error)}; check the network and run again, "
-            f"{_size(part):,} bytes are kept"
-        ) from error
+        raise DownloadError(f"{url}: {console.one_line(error)}; check the network and run again, "
+                            f"{_size(part):,} bytes are kept") from error
       time.sleep(_PAUSE_SECONDS)
   is_checked = _verify_checksum(url, part, headers)
   os.replace(part, path)
@@ -166,9 +155,8 @@ def _unpack_fetched(archive: Path, collection: str, folder: Path, *, is_checked:
   except DownloadError as error:
     archive.unlink()
     found = str(error).rpartition(";")[0]
-    raise DownloadError(
-        f"{found}; deleted, run again to fetch it anew, and check --base_url if it happens again"
-    ) from error
+    raise DownloadError(f"{found}; deleted, run again to fetch it anew, and check --base_url if "
+                        "it happens again") from error
 
 
 def _transfer(url: str, part: Path) -> http.client.HTTPMessage:
@@ -281,9 +269,8 @@ def unpack(archive: Path, collection: str, folder: Path, *, is_checked: bool = T
     _verify_files(staging, is_checked=is_checked)
   except (tarfile.TarError, EOFError, zlib.error, DownloadError) as error:
     shutil.rmtree(staging, ignore_errors=True)
-    raise DownloadError(
-        f"{archive}: damaged archive ({console.one_line(error)}); delete it and run again"
-    ) from error
+    raise DownloadError(f"{archive}: damaged archive ({console.one_line(error)}); delete it and "
+                        "run again") from error
   folder.parent.mkdir(parents=True, exist_ok=True)
   os.replace(staging, folder)
 
@@ -363,13 +350,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT, help="default: %(default)s")
   parser.add_argument(
-      "--collections",
-      nargs="+",
-      default=collections.RELEASED,
-      choices=collections.RELEASED,
-      metavar="NAME",
-      help=f"default: all of {', '.join(collections.RELEASED)}",
-  )
+      "--collections", nargs="+", default=collections.RELEASED, choices=collections.RELEASED,
+      metavar="NAME", help=f"default: all of {', '.join(collections.RELEASED)}")
   parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
   parser.add_argument("--keep_archives", action="store_true", help="keep the .tar files")
   args = parser.parse_args(argv)
@@ -377,8 +359,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     remote.refuse(args.data_root, "--data_root")
     for collection in args.collections:
       download_collection(
-          args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives
-      )
+          args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives)
   except (DownloadError, ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 2 if isinstance(error, ValueError) else 1

@@ -56,15 +56,15 @@ def node_padding(node_feat: np.ndarray) -> np.ndarray:
   return np.concatenate([padding(dims, LANES), padding(dims, SUBLANES)], axis=1)
 
 
-def operand_table(graph: OpGraph) -> np.ndarray:
-  """The first two operands of each configurable node in file order, `[K, 2]`, -1 = none."""
+def operand_table(graph: OpGraph, nodes: np.ndarray) -> np.ndarray:
+  """The first two operands of each of `nodes [K]` in file order, `[K, 2]`, -1 = none."""
   order = np.argsort(graph.edge_index[:, 0], kind="stable")
   consumer, producer = graph.edge_index[order].T
-  first = np.searchsorted(consumer, graph.config_node)
-  count = np.searchsorted(consumer, graph.config_node, side="right") - first
+  first = np.searchsorted(consumer, nodes)
+  count = np.searchsorted(consumer, nodes, side="right") - first
   at = np.minimum(first[:, None] + np.arange(2), max(len(consumer) - 1, 0))
   if not len(producer):
-    return np.full((len(graph.config_node), 2), -1, np.int64)
+    return np.full((len(nodes), 2), -1, np.int64)
   return np.where(np.arange(2) < count[:, None], producer[at], -1)
 
 
@@ -82,7 +82,8 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
     layout open. Operands are those of the file, in its order.
   """
   dims = graph.node_feat[:, DIMENSIONS]
-  tensors = np.concatenate([graph.config_node[:, None], operand_table(graph)], axis=1)[node]
+  operands = operand_table(graph, graph.config_node)
+  tensors = np.concatenate([graph.config_node[:, None], operands], axis=1)[node]
   layout = graph.configs.rows[row].reshape(len(row), ROLES, MAX_RANK).astype(int)
   minor, second = layout[..., 0], layout[..., 1]
   size = lambda axis: np.where(
@@ -346,7 +347,6 @@ def wide_logarithms(graph: OpGraph) -> np.ndarray:
   return feat
 
 
-_OPERANDS = 2
 _MISSING, _OTHER_OPCODE = -1, -2
 
 
@@ -359,21 +359,15 @@ def contraction_operands(graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
   Where shapes fit both ways or neither (as with products in batches), the order of `edge_index`
   stays.
   """
-  shape = graph.node_feat[:, sizes(NODE["shape"])].astype(np.int64)
+  shape = graph.node_feat[:, DIMENSIONS].astype(np.int64)
   nodes = np.flatnonzero(np.isin(graph.node_opcode, CONTRACTIONS))
-  order = np.argsort(graph.edge_index[:, 0], kind="stable")
-  consumer, producer = graph.edge_index[order].T
-  first = np.searchsorted(consumer, nodes)
-  operands = np.full((len(nodes), _OPERANDS), -1)
-  for row, (node, start) in enumerate(zip(nodes, first)):
-    found = producer[start : start + _OPERANDS][consumer[start : start + _OPERANDS] == node]
-    operands[row, : len(found)] = found
-    if len(found) == _OPERANDS:
-      fits = _fits_product if graph.node_opcode[node] == opcode_ids()["dot"] else _fits_window
-      left, right = found
-      if fits(graph.node_feat[node], shape[right], shape[left]) and not fits(
-          graph.node_feat[node], shape[left], shape[right]):
-        operands[row] = right, left
+  operands = operand_table(graph, nodes)
+  for row in np.flatnonzero((operands >= 0).all(axis=1)):
+    feat, (left, right) = graph.node_feat[nodes[row]], operands[row]
+    is_product = graph.node_opcode[nodes[row]] == opcode_ids()["dot"]
+    fits = _fits_product if is_product else _fits_window
+    if fits(feat, shape[right], shape[left]) and not fits(feat, shape[left], shape[right]):
+      operands[row] = right, left
   return nodes, operands
 
 
@@ -406,7 +400,7 @@ def operand_shapes(graph: OpGraph) -> np.ndarray:
   log(x + 3) of it (`log_offset(3)`). Source: 3rd place of the competition.
   """
   shape = graph.node_feat[:, NODE["shape"]]
-  found = np.full((graph.num_nodes, _OPERANDS, shape.shape[1]), _OTHER_OPCODE, np.float32)
+  found = np.full((graph.num_nodes, 2, shape.shape[1]), _OTHER_OPCODE, np.float32)
   nodes, operands = contraction_operands(graph)
   found[nodes] = np.where(operands[..., None] >= 0, shape[operands], _MISSING)
   return found.reshape(graph.num_nodes, -1)

@@ -43,7 +43,7 @@ NODE_GROUPS: dict[str, range] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Transform:
-  """`(f(x[kept]) - offset) / scale`, f the signed logarithm or log(x + shift) where asked for."""
+  """`(f(x[kept]) - offset) / scale`; f is, by column, x, its signed logarithm or log(x + shift)."""
 
   kept: np.ndarray  # [F'] int64 columns
   log: np.ndarray  # [F'] bool
@@ -97,8 +97,7 @@ def _shift_of(kind: str) -> float:
 
 
 def parse_kinds(
-    text: str, groups: Sequence[str], *, field: str = "feature_transform"
-) -> dict[str, str]:
+    text: str, groups: Sequence[str], *, field: str = "feature_transform") -> dict[str, str]:
   """The kind of each group of columns.
 
   Args:
@@ -289,8 +288,7 @@ def to_saved(nodes: Mapping[str, Transform], config: Transform) -> dict[str, Tra
 
 
 def from_saved(
-    saved: Mapping[str, Transform], where: Path | str
-) -> tuple[dict[str, Transform], Transform]:
+    saved: Mapping[str, Transform], where: Path | str) -> tuple[dict[str, Transform], Transform]:
   """The arguments of `to_saved`.
 
   Raises:

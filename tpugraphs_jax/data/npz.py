@@ -23,9 +23,7 @@ from tpugraphs_jax import collections, columns, console, files, graph, remote
 
 _SUFFIX = ".npy"
 _HEADER_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+    (1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class NpzError(ValueError):
@@ -137,8 +135,7 @@ class NpzArchive(contextlib.AbstractContextManager):
 
 @contextlib.contextmanager
 def create_archive(
-    path: str | os.PathLike[str], *, compress_level: int
-) -> Iterator[zipfile.ZipFile]:
+    path: str | os.PathLike[str], *, compress_level: int) -> Iterator[zipfile.ZipFile]:
   """A new deflated archive, which takes its place when complete."""
   with (files.replacing(path, "wb") as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=compress_level) as archive):
@@ -194,6 +191,8 @@ _TILE_ARRAYS = _GRAPH_ARRAYS | {
     "config_runtime": (_INTEGERS, ("C",)),
     "config_runtime_normalizers": (_INTEGERS, ("C",)),
 }
+_WRITTEN = {"node_feat": np.float32, "node_opcode": np.uint8, "config_feat": np.float32,
+            "node_config_feat": np.float32}  # all others are int64
 _LAYOUT_ARRAYS = _GRAPH_ARRAYS | {
     "node_config_feat": (("float32",), ("C", "K", columns.LAYOUT_CONFIG_FEATURES)),
     "node_config_ids": (_INTEGERS, ("K",)),
@@ -226,9 +225,7 @@ def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
         config_node=np.zeros(0, np.int32), configs=configs)
 
 
-def read_layout(
-    path: str | os.PathLike[str], *, with_configs: bool = True
-) -> graph.OpGraph:
+def read_layout(path: str | os.PathLike[str], *, with_configs: bool = True) -> graph.OpGraph:
   """Reads one layout file, named after its stem, its configurations factored.
 
   The configurations are read as a stream: memory stays far below the size of
@@ -252,55 +249,44 @@ def read_layout(
 
 
 def write_tile(
-    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6
-) -> None:
+    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6) -> None:
   """Writes a tile graph in the released form, beside `path` and then renamed.
 
   `compress_level` is zlib's, 1 (fast) to 9 (small).
   """
   configs = op_graph.configs
-  with create_archive(path, compress_level=compress_level) as archive:
-    for name, array, dtype in (
-        ("node_feat", op_graph.node_feat, np.float32),
-        ("node_opcode", op_graph.node_opcode, np.uint8),
-        ("edge_index", op_graph.edge_index, np.int64),
-        ("config_feat", configs.config_feat, np.float32),
-        ("config_runtime", configs.runtime_ns, np.int64),
-        ("config_runtime_normalizers", configs.normalizer_ns, np.int64),
-    ):
-      add_array(archive, name, array.shape, dtype, [array])
+  _write(path, compress_level, {
+      "node_feat": op_graph.node_feat, "node_opcode": op_graph.node_opcode,
+      "edge_index": op_graph.edge_index, "config_feat": configs.config_feat,
+      "config_runtime": configs.runtime_ns, "config_runtime_normalizers": configs.normalizer_ns})
 
 
 def write_layout(
-    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6
-) -> None:
+    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6) -> None:
   """Writes a layout graph in the released form, beside `path` and then renamed.
 
   The configurations are decoded block by block. `compress_level` is zlib's, 1 (fast) to 9
   (small).
   """
-  configs = op_graph.configs
-  shape = (len(configs), len(op_graph.config_node), columns.LAYOUT_CONFIG_FEATURES)
+  _write(path, compress_level, {
+      "edge_index": op_graph.edge_index, "node_feat": op_graph.node_feat,
+      "node_opcode": op_graph.node_opcode, "node_config_feat": op_graph.configs,
+      "node_config_ids": op_graph.config_node, "node_splits": op_graph.node_splits[None],
+      "config_runtime": op_graph.configs.runtime_ns})
+
+
+def _write(path: str | os.PathLike[str], compress_level: int, arrays: dict) -> None:
+  """Writes arrays by name in their released dtypes; `LayoutConfigs` are decoded in blocks."""
   with create_archive(path, compress_level=compress_level) as archive:
-    for name, array, dtype in (
-        ("edge_index", op_graph.edge_index, np.int64),
-        ("node_feat", op_graph.node_feat, np.float32),
-        ("node_opcode", op_graph.node_opcode, np.uint8),
-    ):
-      add_array(archive, name, array.shape, dtype, [array])
-    blocks = _decoded_blocks(configs, shape)
-    add_array(archive, "node_config_feat", shape, np.float32, blocks)
-    for name, array in (
-        ("node_config_ids", op_graph.config_node),
-        ("node_splits", op_graph.node_splits[None]),
-        ("config_runtime", configs.runtime_ns),
-    ):
-      add_array(archive, name, array.shape, np.int64, [array])
+    for name, array in arrays.items():
+      shape, blocks = getattr(array, "shape", None), [array]
+      if isinstance(array, graph.LayoutConfigs):
+        shape = (len(array), len(array.node_group), columns.LAYOUT_CONFIG_FEATURES)
+        blocks = _decoded_blocks(array, shape)
+      add_array(archive, name, shape, _WRITTEN.get(name, np.int64), blocks)
 
 
-def split_files(
-    data_root: str | os.PathLike[str], collection: str, split: str
-) -> list[Path]:
+def split_files(data_root: str | os.PathLike[str], collection: str, split: str) -> list[Path]:
   """The files of one split of a collection, sorted by name.
 
   `layout:xla:random` is in the folder `<data_root>/layout/xla/random/<split>`. Of a bucket the
@@ -356,8 +342,7 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
 
 
 def _check_shape(
-    archive: NpzArchive, name: str, shape: tuple[int, ...], axes: tuple, sizes: dict
-) -> None:
+    archive: NpzArchive, name: str, shape: tuple[int, ...], axes: tuple, sizes: dict) -> None:
   """Compares a shape with its axes; a letter's first size goes into `sizes`."""
   if name == "node_splits" and shape[:1] == (1,) and len(shape) == 2:
     shape = shape[1:]  # released files have one row

@@ -2,8 +2,8 @@
 
 The content of a step is a pure function of the seed and the step's number: nothing has to
 be remembered to go on after a stop, and every process computes the same plan. A slate is
-drawn in two parts. What it takes of a batch's budget is known at once; its configurations
-are drawn when the batch is made. Planning draws the first part of many steps, to choose
+drawn in two parts: its sizes, which say how much of a budget it takes, then, when the batch is
+made, its configurations. Planning draws the first part of many steps, to choose
 the few shapes that batches have. Every shape costs one compilation and every padded node
 costs time, so that a long run is worth more shapes than a short one.
 """
@@ -71,7 +71,7 @@ def config_draw(
 
 
 def _close_runtimes(order: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-  """Every other slate from a few slates' length of configurations next to each other."""
+  """Draws half of the slates from one to four slates' length of neighbours in runtime order."""
   if count < len(order) and rng.random() < _CLOSE_SHARE:
     length = min(count * int(rng.integers(1, _LONGEST_WINDOW + 1)), len(order))
     start = int(rng.integers(len(order) - length + 1))
@@ -79,9 +79,7 @@ def _close_runtimes(order: np.ndarray, count: int, rng: np.random.Generator) -> 
   return rng.choice(order, min(count, len(order)), replace=False)
 
 
-def graph_weights(
-    configs: Sequence[TileConfigs | LayoutConfigs], kind: str
-) -> np.ndarray | None:
+def graph_weights(configs: Sequence[TileConfigs | LayoutConfigs], kind: str) -> np.ndarray | None:
   """How often graphs are trained on relative to each other, `[graphs]` float64.
 
   Args:
@@ -96,7 +94,7 @@ def graph_weights(
 
 
 class ConfigSampler:
-  """Draws the configurations of slates, and what a model should predict for them.
+  """Draws the configurations of slates and gives the targets that a model should predict.
 
   Args:
     configs: configurations of each graph.
@@ -131,7 +129,7 @@ def sample_block(nodes: int, keep_nodes: int, rng: np.random.Generator) -> tuple
 class Drawn(NamedTuple):
   """A slate whose configurations are yet to be drawn: planning needs its sizes alone."""
 
-  sizes: dict[str, int]  # what the slate takes of a budget
+  sizes: dict[str, int]  # how much of each entry of a budget the slate takes
   finish: Callable[[], Slate]  # goes on with the same random generator
 
 
@@ -139,9 +137,8 @@ Draw = Callable[[int, np.random.Generator], Drawn]  # of a graph's number
 
 
 def draw_slates(
-    graphs: Sequence[PreparedGraph], sampler: Callable[[int, np.random.Generator], tuple]
-) -> Draw:
-  """Draws slates that take of a budget what their graphs take.
+    graphs: Sequence[PreparedGraph], sampler: Callable[[int, np.random.Generator], tuple]) -> Draw:
+  """Draws slates whose sizes are those of their graphs.
 
   Args:
     graphs: anything with `sizes`.
@@ -240,7 +237,7 @@ class BatchPlan:
     return choose_budgets(per_step, steps=steps)
 
   def _largest(self) -> dict[str, int]:
-    """Whatever a batch holds fits the largest of everything in every place."""
+    """A size that no batch exceeds: every slate is as large as the largest graph in every entry."""
     largest = {key: max(size[key] for size in self._sizes) for key in self._sizes[0]}
     return batching.add_sizes([largest] * self.slates_per_device)
 
@@ -288,13 +285,11 @@ class Batches:
   def __getitem__(self, step: int) -> Any:
     budget = self._plan.budget(step)
     return self._stack([
-        self._assemble(self._plan.slates(step, device), budget) for device in self._local_devices
-    ])
+        self._assemble(self._plan.slates(step, device), budget) for device in self._local_devices])
 
 
 def training_batches(
-    source: Sequence[Any], *, threads: int = 1, prefetch: int = 4
-) -> grain.DatasetIterator:
+    source: Sequence[Any], *, threads: int = 1, prefetch: int = 4) -> grain.DatasetIterator:
   """Batches with a leading device axis, prepared ahead by grain.
 
   The iterator's state is the number of the next step, so that resuming is exact.
@@ -334,7 +329,7 @@ def choose_budgets(
   the maximum of every entry.
 
   Args:
-    sizes: what each batch takes (`batching.total_sizes`); at least one.
+    sizes: of each batch (`batching.total_sizes`); at least one.
     steps: length of the run that these batches stand for; without end unless given.
     max_budgets: most budgets allowed.
     multiple: entries are rounded up to a multiple of this.

@@ -194,9 +194,7 @@ class LayoutData:
         len(configs), self.max_validated, np.random.default_rng(self.seed))
 
 
-def keep(
-    graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[Any], str]
-) -> list[OpGraph]:
+def keep(graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[Any], str]) -> list[OpGraph]:
   """Graphs that can be used. Logs the name of every other graph and the reason.
 
   Args:
@@ -251,7 +249,7 @@ def _read_tiles(paths: Sequence[Path], *, skip_bad: bool) -> list[OpGraph]:
 
 @contextlib.contextmanager
 def _explained_bad_files() -> Iterator[None]:
-  """Inside, the error of a malformed file also says how to go on without it."""
+  """Adds to the error of a malformed file in the block how to go on without that file."""
   try:
     yield
   except npz.NpzError as error:
@@ -325,7 +323,7 @@ def divergences(runtime_ns: np.ndarray) -> np.ndarray:
 
 
 def drop_flat(graph: OpGraph, threshold: float) -> OpGraph:
-  """Leaves out stretches of measurements in which runtimes hardly change.
+  """Leaves out stretches of configurations whose runtimes hardly change.
 
   A block of 100 configurations stays if its divergences from both neighbouring blocks are at
   least the threshold; configurations after the last whole block go with that block. If less
@@ -415,9 +413,9 @@ def slate_target(runtime_ns: np.ndarray, unit_ns: np.ndarray | float, kind: str)
   Args:
     runtime_ns: `[C]` int64 runtimes of the slate.
     unit_ns: `[C]`, or one number for all.
-    kind: `official` and `absolute`: runtime in units; `ratio`: runtime above the fastest, relative to it;
-      `rank`: share of the slate's distinct runtimes that are faster (4th place of the
-      competition).
+    kind: `official` and `absolute`: runtime in units; `ratio`: runtime above the fastest,
+      relative to it; `rank`: share of the slate's distinct runtimes that are faster (4th place
+      of the competition).
   """
   if kind in ("official", "absolute"):
     return (runtime_ns / unit_ns).astype(np.float32)

@@ -52,6 +52,8 @@ GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config
 _CONFIG_ARRAYS = ("rows", "node_group", "runtime_ns")
 _MAPPED = "group_row"
 _LEAST_MAPPED_BYTES = 1 << 16
+# Bytes of files below which starting processes takes longer than the work.
+_WORTH_PROCESSES = 4 << 20
 # Heads of arrays are Python literals, and before Python 3.11.8 two threads that parse at the
 # same time can fail: https://github.com/python/cpython/issues/106905.
 _ONE_PARSES = threading.Lock()
@@ -89,9 +91,7 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
   return graph.OpGraph(name=meta["name"], configs=configs, store=folder, **arrays)
 
 
-def write_graph(
-    folder: Path, op_graph: graph.OpGraph, *, source: Path, source_state: dict
-) -> None:
+def write_graph(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_state: dict) -> None:
   """Writes one graph, replacing what is there only when the new copy is complete.
 
   Args:
@@ -222,13 +222,13 @@ def renew_source(folder: Path, source: Path) -> bool:
 
 
 def has_leftovers(root: Path) -> bool:
-  """Whether there is something in the folder of a split that `tidy` may remove."""
+  """Whether a split has partial files or folders, and `tidy` may remove them."""
   is_there = any(root.glob(".*.partial")) or any(root.glob("*/.*.partial"))
   return is_there and os.access(root, os.W_OK)
 
 
 def tidy(root: Path) -> None:
-  """Removes what interrupted builds left in the folder of a split."""
+  """Removes the partial files and folders of interrupted builds of a split."""
   for folder in {root, *(path.parent for path in root.glob("*/.*.partial"))}:
     files_lib.tidy(folder)
 
@@ -260,10 +260,6 @@ def _file(folder: Path, name: str) -> Path:
   return folder / f"{name}.npy"
 
 
-# Bytes of files below which starting processes takes longer than the work.
-_WORTH_PROCESSES = 4 << 20
-
-
 def graph_folders(
     data_root: str | os.PathLike[str], collection: str, split: str, *,
     store_dir: str | os.PathLike[str] | None = None,
@@ -293,11 +289,11 @@ def ensure_store(
     store_dir: str | os.PathLike[str] | None = None, workers: int | None = None,
     skip_bad_files: bool = False, progress: bool = True, beam: Sequence[str] | None = None,
 ) -> list[Path]:
-  """Builds what is missing of a split's store; the graphs' folders, by name.
+  """Builds the missing graphs of a split; returns the folders of all graphs, by name.
 
   A graph is built again when its folder was cut short or its file has changed.
-  What is finished stays when the build is interrupted or fails. Two processes
-  that want the same split do not build it twice: the second one waits.
+  Finished graphs stay when the build is interrupted or fails. Of two processes
+  that want the same split the second one waits for the first.
 
   Args:
     data_root: the folder with the released `layout/` folder.
@@ -344,7 +340,7 @@ def _ensure_remote_store(
     data_root: str | os.PathLike[str], collection: str, split: str, store_dir: str,
     folders: dict[Path, Path], **options: bool | int | Sequence[str] | None
 ) -> list[Path]:
-  """`ensure_store` for a store in a bucket: copies it here, and sends back what is built.
+  """`ensure_store` for a store in a bucket: copies it here, and sends newly built graphs back.
 
   The copy stays, because only local files can be mapped.
   """
@@ -386,7 +382,7 @@ def _build(
     todo: dict[Path, Path], *, workers: int | None, stop_at_error: bool, bar: str | None,
     beam: Sequence[str] | None = None,
 ) -> dict[Path, npz.NpzError]:
-  """Builds graphs, the largest files first; the malformed ones and their errors.
+  """Builds graphs, the largest files first; returns the malformed files with their errors.
 
   Args:
     todo: the folder of the store for every file that is to be read.
@@ -431,7 +427,7 @@ def _build_on_cluster(job: tuple[Path, Path]) -> None:
 
 
 def _build_graph(job: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
-  """Brings one graph of the store up to date; the error of a malformed file."""
+  """Brings one graph of the store up to date; returns its file and the error of a malformed one."""
   file, folder = job
   if renew_source(folder, file):
     return file, None
@@ -473,7 +469,7 @@ def verify_graph(folder: Path, source: Path) -> None:
 
 
 def _show_info(folders: dict[Path, Path]) -> None:
-  """Prints sizes of the graphs that are built, and their sum."""
+  """Prints the sizes of the graphs that are built, and their sums."""
   print(f"{'graph':<56} {'nodes':>6} {'config nodes':>12} {'groups':>6} {'rows':>5} "
         f"{'configs':>10} {'bytes':>14} {'bytes/config':>12}")
   total_configs = total_bytes = missing = 0

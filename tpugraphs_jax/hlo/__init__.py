@@ -1,7 +1,6 @@
 """HLO programs and the data set's raw protobufs as graphs.
 
-  graph = hlo.featurize(function, *example_arguments)
-  graph = dataclasses.replace(graph, configs=hlo.layout_configs(graph, 1000))
+  graph = hlo.featurize(function, *example_arguments).with_layouts(1000)
 
 `featurize(..., target="tpu:v3")` and `kernels` ask the TPU compiler, on any machine.
 `python -m tpugraphs_jax.hlo` converts and shows files. jax is imported only for

@@ -157,10 +157,6 @@ class ExtraFeatures:
   names: tuple[str, ...]  # [F]
   values: np.ndarray  # [N, F] float32
 
-  def column(self, name: str) -> np.ndarray:
-    """The values `[N]` of one column."""
-    return self.values[:, self.names.index(name)]
-
 
 def extra_features(graph: Any) -> ExtraFeatures:
   """46 features that the protobuf has and the 140 columns leave out.

@@ -1,4 +1,4 @@
-"""A module in words, and as a Graphviz drawing."""
+"""A summary of a module as text, and its graph as a Graphviz drawing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def summary(graph: module_graph.HloGraph) -> str:
 
 
 def dot(graph: module_graph.HloGraph) -> str:
-  """The graph in the DOT language: data flows along arrows, dashed out of callees."""
+  """The graph in the DOT language. Arrows point from producer to consumer, dashed for calls."""
   lines = [f"digraph {_quoted(graph.name)} {{", "  node [shape=box, fontsize=10];"]
   node = 0
   computation_of = []

@@ -1,8 +1,8 @@
 """The TPU compiler on a machine without a TPU: what it makes of a function.
 
-The compiler is in libtpu, which `pip install "jax[tpu]"` brings; nothing runs on
-a TPU. It writes the stages that the data set's graphs were taken from: layout
-graphs before layout assignment, tile kernels after all optimisations.
+The compiler is in libtpu, which `pip install "jax[tpu]"` installs. It writes the two stages
+at which the data set's graphs were taken: layout graphs before layout assignment, and tile
+kernels after all optimisations.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TpuProgram:
   target: str
   module: bytes  # serialized HloModuleProto after all optimisations, with windows
   optimal_seconds: float  # the compiler's estimate, no measurement
-  bytes_accessed: int  # likewise
+  bytes_accessed: int  # the compiler's estimate too
   before_layouts: bytes | None  # serialized HloProto before layout assignment, if asked for
 
 

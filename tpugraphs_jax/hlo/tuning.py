@@ -27,7 +27,7 @@ _INT64 = 1 << 64
 
 @dataclasses.dataclass(frozen=True)
 class TuningGraphs:
-  """The graphs of one file with their configurations, and what was left out."""
+  """The graphs of one file with their configurations, and the modules that were left out."""
 
   graphs: list[module_graph.HloGraph]
   skipped: list[str]  # one line for each module without a graph, with the reason
@@ -57,7 +57,7 @@ def read_tuning(path: str | os.PathLike[str]) -> TuningGraphs:
 def layout_graph(
     tuning: proto.ModuleTuningData, *, where: str, name: str
 ) -> module_graph.HloGraph:
-  """A program with its layout configurations; none where no run is the default.
+  """A program with its layout configurations, of which there are none without a default run.
 
   Raises:
     ValueError: the module, a run, or the list of configurable nodes is wrong.
@@ -119,9 +119,9 @@ def signed_hex(fingerprint: int) -> str:
 def _layout_runs(
     tuning: proto.ModuleTuningData, *, where: str
 ) -> list[proto.ConfigProfile]:
-  """The runs that count: with a layout, a profile and no error, in their order.
+  """The runs with a layout, a profile and no error, in their order.
 
-  None of them counts where none is the default.
+  No run is returned where none of them is the default.
 
   Raises:
     ValueError: a run has no positive time, or a layout that does not fit.
@@ -154,7 +154,7 @@ def _layout_problem(run: proto.ConfigProfile, *, nodes: int) -> str | None:
 def _layout_configs(
     runs: Sequence[proto.ConfigProfile], nodes: int
 ) -> graph.LayoutConfigs:
-  """The layouts of runs, factored: distinct rows, and nodes that always agree."""
+  """The layouts of runs in factored form; see `graph.LayoutConfigs`."""
   row_id: dict[tuple[int, ...], int] = {}
   ids = np.zeros((len(runs), nodes), np.int64)
   for config, run in enumerate(runs):

@@ -40,8 +40,8 @@ from tpugraphs_jax.data.batching import Adjacency
 OPERANDS = "operands"
 USERS = "users"
 BOTH = "both"
-OPPOSITE = {OPERANDS: USERS, USERS: OPERANDS, BOTH: BOTH}
-_SCATTER_COLUMNS = 4096
+_OPPOSITE = {OPERANDS: USERS, USERS: OPERANDS, BOTH: BOTH}
+_SCATTER_COLUMNS = 4096  # at a time, see `_add_sorted_rows`
 _SIDES = {OPERANDS: (OPERANDS,), USERS: (USERS,), BOTH: (OPERANDS, USERS)}
 
 
@@ -67,7 +67,7 @@ def neighbour_sum(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _neighbour_sum(x, adjacency, direction, receivers, own):
-  return sum_rows(x, adjacency, direction, receivers, x if own else None)
+  return _sum_rows(x, adjacency, direction, receivers, own)
 
 
 def _neighbour_sum_fwd(x, adjacency, direction, receivers, own):
@@ -80,34 +80,21 @@ def _neighbour_sum_bwd(direction, receivers, own, residuals, cotangent):
   # which is sorted as well: the backward pass never scatters unsorted edges.
   del receivers
   adjacency, senders = residuals
-  own = cotangent if own else None
-  return sum_rows(cotangent, adjacency, OPPOSITE[direction], len(senders), own), None
+  return _sum_rows(cotangent, adjacency, _OPPOSITE[direction], len(senders), own), None
 
 
 _neighbour_sum.defvjp(_neighbour_sum_fwd, _neighbour_sum_bwd)
 
 
-def sum_rows(
-    x: jax.Array, adjacency: Adjacency, direction: str, receivers: int, own: jax.Array | None
+def _sum_rows(
+    x: jax.Array, adjacency: Adjacency, direction: str, receivers: int, own: bool
 ) -> jax.Array:
-  """`neighbour_sum` without a gradient rule of its own.
-
-  Args:
-    x: `[n, ...]` values of senders.
-    adjacency: edges between senders and receivers.
-    direction: as in `neighbour_sum`.
-    receivers: number of leading nodes that receive.
-    own: `[m, ...]` values that the first m receivers receive in addition, or None.
-
-  Returns:
-    `[receivers, ...]` in the dtype of `x`, accumulated in float32.
-  """
+  """`neighbour_sum` without a gradient rule of its own."""
   tables = [getattr(adjacency, side) for side in _SIDES[direction]]
-  flatten = lambda rows: rows.reshape(len(rows), math.prod(x.shape[1:]))
-  flat = flatten(x)
+  flat = x.reshape(len(x), math.prod(x.shape[1:]))
   total = jnp.zeros((receivers, flat.shape[1]), jnp.float32)
-  if own is not None and receivers <= len(own):
-    total = jnp.asarray(flatten(own[:receivers]), jnp.float32)
+  if own and receivers <= len(x):
+    total = jnp.asarray(flat[:receivers], jnp.float32)
   # One gather per column, written out: XLA fuses them into a single pass, which
   # a gather of [receivers, columns, F] followed by a reduction is not.
   gathered = lambda index: [
@@ -118,14 +105,14 @@ def sum_rows(
     if len(table.overflow_receiver):
       rest = sum(gathered(table.overflow_index))
       total = _add_sorted_rows(total, table.overflow_receiver, rest)
-  if own is not None and receivers > len(own):
+  if own and receivers > len(x):
     # In place: only the rows at hand are read and written once more.
-    total = total.at[: len(own)].add(flatten(own).astype(jnp.float32))
+    total = total.at[: len(x)].add(flat.astype(jnp.float32))
   return total.reshape((receivers,) + x.shape[1:]).astype(x.dtype)
 
 
 def _add_sorted_rows(total: jax.Array, receiver: jax.Array, rows: jax.Array) -> jax.Array:
-  """`total [n, F]` plus `rows [m, F]` at the sorted indices `receiver [m]`; absent ones are dropped.
+  """`total [n, F]` plus `rows [m, F]` at the sorted indices `receiver [m]`; drops absent ones.
 
   The compiler for TPUs holds hundreds of rows of a scatter in the vector memory of a core:
   for a v3 it refuses rows of 6,400 columns. They are added in blocks of columns.
@@ -140,7 +127,7 @@ def _add_sorted_rows(total: jax.Array, receiver: jax.Array, rows: jax.Array) -> 
 
 
 def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
-  """Rows `[m, ...]` of `x [n, ...]` at `index [m]` int32; zeros where the index is absent."""
+  """Rows `[m, ...]` of `x [n, ...]` at `index [m]` int32; zeros where the index is ABSENT."""
   if not len(x):
     return jnp.zeros(index.shape + x.shape[1:], x.dtype)  # jax gathers from no empty axis
   # One comparison: indices of tables are 0 or larger, and `mode="fill"` also handles others.

@@ -1,4 +1,4 @@
-"""Layers shared by the tile and layout models (flax linen)."""
+"""Layers that several ranker families use (flax linen)."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ N nodes, C configurations, G graphs. A model starts from
     batch.graph.senders           [E] int32 producers
     batch.graph.receivers         [E] int32 consumers of them
 
-and ends with `graph_mean`, `graph_sum` or `graph_max`, `[G, C, F]`. A layout model of
-this kind leaves `sees` as it is: `Sees(hops=0)`. Padding never reaches a real graph:
-padding nodes belong to no graph here, and padding edges connect padding nodes.
-`tests/plain_ranker.py` is an example.
+and ends with `graph_mean`, `graph_sum` or `graph_max`, `[G, C, F]`. A network of this
+kind leaves `Network.hops` at 0. Padding never reaches a real graph: padding nodes belong
+to no graph here, and padding edges connect padding nodes. docs/add_your_own.md has an
+example.
 
 Every node carries every configuration. For models that share the work on nodes that no
 configuration has reached, see `split_nodes`.
@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
-from tpugraphs_jax.nn import layout_features, pooling
+from tpugraphs_jax.nn import pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import node_graph
 
 Batch = LayoutBatch | TileBatch
@@ -38,7 +38,7 @@ def node_configs(batch: Batch) -> jax.Array:
   """
   if isinstance(batch, TileBatch):
     return pooling.per_node(jnp.asarray(batch.config_feat), node_graph(batch.graph))
-  rows = layout_features.config_rows(jnp.asarray(batch.rows), batch)
+  rows = split_nodes.config_rows(jnp.asarray(batch.rows), batch)
   nodes = len(batch.graph.nodes["opcode"])
   return jnp.zeros((nodes, *rows.shape[1:])).at[batch.by_hop.nodes[0]].set(rows, mode="drop")
 
@@ -46,7 +46,7 @@ def node_configs(batch: Batch) -> jax.Array:
 def is_configurable(batch: LayoutBatch) -> jax.Array:
   """Which nodes have a layout configuration, `[N]` bool; False for padding nodes."""
   none = jnp.zeros(len(batch.graph.nodes["opcode"]), bool)
-  chosen = layout_features.is_configured_row(batch)
+  chosen = split_nodes.is_configured_row(batch)
   return none.at[batch.by_hop.nodes[0]].set(chosen, mode="drop")
 
 

@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from tpugraphs_jax.data.batching import ABSENT, NodesByHop
+from tpugraphs_jax.data.batching import ABSENT, LayoutBatch, NodesByHop
 from tpugraphs_jax.nn.aggregation import node_graph
-from tpugraphs_jax.nn.split_nodes import SplitNodes, nodes_within
+from tpugraphs_jax.nn.split_nodes import SplitNodes, is_configured_row, nodes_within
 from tpugraphs_jax.registry import Registry
 
 POOLINGS = Registry("model.pooling")
@@ -196,3 +196,29 @@ def _segment_max(x: jax.Array, chosen: jax.Array) -> jax.Array:
     return jnp.full((graphs, *x.shape[1:]), -jnp.inf, jnp.float32)
   graph_of = jnp.where(chosen.any(axis=0), jnp.argmax(chosen, axis=0), graphs)
   return jax.ops.segment_max(x.astype(jnp.float32), graph_of, graphs + 1)[:graphs]
+
+
+def configurable_selection(batch: LayoutBatch) -> jax.Array:
+  """Which configurable node belongs to which graph, `[G, hop 0]` float32."""
+  chosen = split_selection(batch.graph, batch.by_hop, 0).varying
+  return jnp.where(is_configured_row(batch)[None], chosen, 0)
+
+
+def pool(nodes: SplitNodes, batch: LayoutBatch, name: str) -> jax.Array:
+  """Node features to graph features `[G, C, F]` float32, by a pooling of `names()`.
+
+  Args:
+    nodes: features after the last round.
+    batch: of the nodes.
+    name: registered in `POOLINGS`; with `config_` in front of it only the
+      configurable nodes count.
+  """
+  function = by_name(name)
+  if not name.startswith(CONFIGURABLE):
+    chosen = split_selection(batch.graph, batch.by_hop, nodes.hop)
+    return function(nodes, chosen, jnp.maximum(real_nodes(batch.graph), 1))
+  chosen = configurable_selection(batch)
+  # Configurable nodes are reached from the start: none of the shared rows counts.
+  none, varying = nodes.shared[:0], nodes.varying[: chosen.shape[1]]
+  return function(SplitNodes(none, varying, 0), Chosen(chosen[:, :0], chosen),
+                  jnp.maximum(chosen.sum(axis=1), 1))

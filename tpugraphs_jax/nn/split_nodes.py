@@ -29,7 +29,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batching import Adjacency, NodesByHop
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, NodesByHop
 from tpugraphs_jax.nn.aggregation import neighbour_sum, take_rows
 
 
@@ -146,27 +146,38 @@ def split_neighbour_sum(
   Raises:
     ValueError: `by_hop` was built for fewer rounds of message passing.
   """
-  hop = next_hop(nodes, by_hop)
-  from_unreached = neighbour_sum(unreached(nodes, by_hop), adjacency, direction, own=own)
-  from_reached = neighbour_sum(
-      nodes.varying, by_hop.adjacency, direction, receivers=rows_within(by_hop, hop), own=own)
-  return PartialSum(from_unreached, from_reached, hop)
-
-
-def unreached(nodes: SplitNodes, by_hop: NodesByHop) -> jax.Array:
-  """The shared features of unreached nodes, zeros for reached ones: `[N, 1, F]`."""
-  return jnp.where((by_hop.hop > nodes.hop)[:, None, None], nodes.shared, 0)
-
-
-def next_hop(nodes: SplitNodes, by_hop: NodesByHop) -> int:
-  """The last hop that is reached after another round on `nodes`, `[rows of hops 0..h, C, F]`.
-
-  Raises:
-    ValueError: `by_hop` was built for fewer rounds.
-  """
   hop = nodes.hop + 1
   if hop >= len(by_hop.nodes):
     raise ValueError(
         f"message passing round {hop} needs {hop + 1} hops, the batch was built with "
         f"{len(by_hop.nodes)}: build it with hops = the model's number of layers")
-  return hop
+  unreached = jnp.where((by_hop.hop > nodes.hop)[:, None, None], nodes.shared, 0)
+  from_unreached = neighbour_sum(unreached, adjacency, direction, own=own)
+  from_reached = neighbour_sum(
+      nodes.varying, by_hop.adjacency, direction, receivers=rows_within(by_hop, hop), own=own)
+  return PartialSum(from_unreached, from_reached, hop)
+
+
+def config_rows(embedded_rows: jax.Array, batch: LayoutBatch) -> jax.Array:
+  """Looks up `embedded_rows [R, H]` per configurable node: `[hop 0, C, H]`, zeros in padding."""
+  return embedded_rows.at[batch.row_id].get(mode="fill", fill_value=0)
+
+
+def add_to_configurable(nodes: SplitNodes, config: jax.Array) -> SplitNodes:
+  """Adds `config [hop 0, C, H]` to the varying rows of hop 0."""
+  varying = nodes.varying.at[: len(config)].add(config)
+  return SplitNodes(nodes.shared, varying, nodes.hop)
+
+
+def start(shared: jax.Array, config: jax.Array, batch: LayoutBatch) -> SplitNodes:
+  """First features: `shared [N, H]` on every node, plus `config [hop 0, C, H]` on hop 0."""
+  own = shared.at[batch.by_hop.nodes[0]].get(mode="fill", fill_value=0)
+  return SplitNodes(shared[:, None], own[:, None] + config, hop=0)
+
+
+def is_configured_row(batch: LayoutBatch) -> jax.Array:
+  """Which rows of hop 0 have a configuration, `[hop 0]` bool.
+
+  A batch that was built without reuse has every node in hop 0.
+  """
+  return (batch.row_id < ABSENT).any(axis=1)

@@ -1,12 +1,13 @@
-"""Ranker families, each in a folder of its own; `base` says what a family is.
+"""Ranker families, each in a folder or file of its own; `base` has their base classes.
 
-  tile       networks of the official baseline for fused kernels
+  tile       networks of the official baseline for fused kernels (one file)
   layout     networks for whole programs: the official ResModel, GraphSAGE
   segments   Graph Segment Training, around a family of whole programs
   tables     costs of choices are looked up: the network runs once per program
   composed   the published systems as options of one network
 
-`whole` has what all families share that see whole kernels or programs.
+`scorer` runs the network of any family over graphs of any size, and `official_weights`
+converts weights of the official models.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Importing a module of networks registers them.
-from tpugraphs_jax.rankers import base, whole
+from tpugraphs_jax.rankers import base, tile
 from tpugraphs_jax.rankers.composed import edges, ranker
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.segments.family import Segments
-from tpugraphs_jax.rankers.tables import network
-from tpugraphs_jax.rankers.tile import networks
+from tpugraphs_jax.rankers.tables import network, traffic
 
 
 def create(config: Mapping[str, Any], unscaled: Sequence[str] = ()) -> base.Family:
@@ -36,6 +36,6 @@ def create(config: Mapping[str, Any], unscaled: Sequence[str] = ()) -> base.Fami
   kind = "tile" if config["task"] == "tile" else "layout"
   options = dict(config["model"])
   ranker_network = base.create_network(kind, options.pop("name"), **options)
-  default = whole.Kernels if kind == "tile" else whole.Programs
+  default = base.Kernels if kind == "tile" else base.Programs
   family = (ranker_network.family or default)(ranker_network, config, unscaled)
   return Segments(family) if config["task"] == "segments" else family

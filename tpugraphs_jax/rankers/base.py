@@ -1,4 +1,4 @@
-"""What a ranker family is: a network, and the object that training, serving and running know.
+"""Ranker families: the base classes of networks and families, which all commands go through.
 
     OpGraph -> prepare -> draw, assemble -> batch -> network -> scores [G, C], larger = slower
 
@@ -8,14 +8,16 @@ A `Network` is a flax module from a batch of slates to scores. It works in two p
   score(readout [..., P]) -> [...]    the head
 
 A `Family` holds a network and everything that is particular to its kind: how graphs are
-prepared and drawn, what a batch is, how many configurations are scored, explained and
-proposed, and which fields of a config it refuses. A family lives in one folder of
-`rankers`, and nothing outside that folder asks which family it has.
+prepared and drawn, the structure of a batch, how configurations are scored, explained and
+proposed, and which fields of a config it refuses. A family lives in one folder or file of
+`rankers`, and nothing outside asks which family it has. `Kernels` and `Programs` are the
+families of networks that see whole kernels or whole programs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import functools
 import inspect
 from pathlib import Path
@@ -26,13 +28,11 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax.data import batching, reduction
-from tpugraphs_jax.data.batching import Budget, Slate
+from tpugraphs_jax.data import batching, feature_blocks, reduction
+from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, TileBatch
 from tpugraphs_jax.data.features import Transform
-from tpugraphs_jax.data.plan import Draw, draw_slates
-from tpugraphs_jax.data.plan import ConfigSampler
-from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.rankers import charges
+from tpugraphs_jax.data.plan import ConfigSampler, Draw, draw_slates
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.rankers.scorer import Encoder, Scorer, network_step
 from tpugraphs_jax.registry import Registry
 
@@ -117,7 +117,7 @@ class SecondStage(NamedTuple):
   """A further run of the training loop, which goes on from the parameters of the first."""
 
   family: Family
-  graphs: Sequence[Any]  # what the family trains on
+  graphs: Sequence[Any]  # prepared training graphs of the family
   epochs: int
   optimizer: Mapping[str, Any]  # options of `train.state.create_optimizer`
 
@@ -126,15 +126,15 @@ class Family:
   """A kind of ranker: from graphs to batches, and from a network to scores.
 
   Args:
-    network: whose parameters are trained.
+    network: the network whose parameters are trained.
     config: nested fields of a config, see `configs/`.
-    unscaled: blocks of node features that reach the network as they are.
+    unscaled: blocks of node features that no transform changes.
 
   Attributes:
     network, config: the same.
-    config_transform: of configurations; set when transforms are fitted or loaded.
-    sown: what the network sows in training and `training` reads.
-    can_propose: the family finds configurations that nobody has named yet.
+    config_transform: transform of configurations; set when transforms are fitted or loaded.
+    sown: flax collections that the network sows in training, for the steps of `training`.
+    can_propose: whether the family has the method `propose`.
     encodes: the method of the network that `encoder` runs; None: the scores.
 
   Raises:
@@ -167,7 +167,7 @@ class Family:
 
   @property
   def reduction(self) -> reduction.Options:
-    """The part of a graph that the network gets, see `reduction.reduce_graph`."""
+    """Options of `reduction.reduce_graph`, which chooses the part of a graph for the network."""
     data = self.config["data"]
     return reduction.Options(
         virtual_node=data["virtual_node"], cluster_nodes=data["cluster_nodes"])
@@ -175,7 +175,7 @@ class Family:
   # Batches.
 
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> Any:
-    """A graph with everything that does not depend on the batch it joins.
+    """The arrays of a graph that do not depend on the batch.
 
     Args:
       inputs: its `node_feat` are model inputs.
@@ -197,7 +197,7 @@ class Family:
     raise NotImplementedError
 
   def align(self, batches: Sequence[Any]) -> Sequence[Any]:
-    """Batches of several devices in one structure; one budget gives most families one."""
+    """Batches of several devices, as pytrees of one structure; most families return them as is."""
     return batches
 
   # Training.
@@ -206,7 +206,7 @@ class Family:
       self, step: Callable, batches: Any, *, params: Any, batch: Any, graphs: Sequence[Any],
       workdir: Path,
   ) -> tuple[Callable, Any]:
-    """The training step and the batches, with what the family does around them.
+    """Wraps the training step and the batches; a family may add work before and after a step.
 
     Args:
       step: mapped `(state, batch) -> (state, metrics)` of the network.
@@ -220,11 +220,11 @@ class Family:
     return step, batches
 
   def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, or one that changes a part of the parameters alone."""
+    """The optimizer, or one that changes only a part of the parameters."""
     return optimizer
 
   def second_stage(self, params: Any, graphs: Sequence[Any], folder: Path) -> SecondStage:
-    """What is trained after the first stage; called where `has_second_stage`.
+    """The second stage of training; called only where `has_second_stage`.
 
     Args:
       params: after the first stage.
@@ -266,13 +266,13 @@ class Family:
     """A scorer that gets its scores from `scores`, see the method of that name."""
     return Scorer(scores, self.config, compares_configs=self.network.compares_configs)
 
-  # What a trained ranker is good for besides ranking. `ranker` is a `serve.ranker.Ranker`.
+  # Explanations and proposals. `ranker` is a trained `serve.ranker.Ranker` of this family.
 
   def explain(
       self, ranker: Any, graph: OpGraph, config: int, *, against: int | None = None
   ) -> list[Any]:
-    """What the score of a configuration owes to each choice; see `rankers.charges`."""
-    return charges.charges(
+    """How much each choice of a configuration adds to its score; see `exchange_charges`."""
+    return exchange_charges(
         lambda one: ranker.scores([one])[0], graph, config, against=against)
 
   def propose(
@@ -315,3 +315,134 @@ def _check_features(
   if scaled := [name for name in reads if name not in unscaled]:
     raise ValueError(f"data.feature_transform scales the block {scaled[0]}, but this model reads "
                      f"its columns as they are: add {scaled[0]}=none to data.feature_transform")
+
+
+class Kernels(Family):
+  """Fused kernels with tile configurations.
+
+  Attributes:
+    distinct: number of last columns of node features on which a part of the network depends
+      alone. Nodes of a kernel with equal values there share the result of that part.
+  """
+
+  distinct = 0
+
+  def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
+    """A kernel with its neighbour tables; a kernel is never reduced, but gets virtual nodes."""
+    small = reduction.reduce_graph(inputs, self.reduction, raw)
+    blocks = tuple(self.config["data"]["config_features"])
+    small = dataclasses.replace(
+        small, configs=feature_blocks.extended(raw or inputs, blocks).configs)
+    return batching.prepare(small, small.node_feat, slots=self.slots, distinct=self.distinct)
+
+  def assemble(
+      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
+  ) -> TileBatch:
+    """A padded batch; see `batching.assemble_tile`."""
+    return batching.assemble_tile(
+        slates, budget, graphs=graphs, configs=configs, transform=self.config_transform)
+
+
+class Programs(Family):
+  """Whole programs with layout configurations."""
+
+  @functools.cached_property
+  def reduction(self) -> reduction.Options:
+    """As `Family.reduction`, with the fields `data.graph_reduction` and `data.reduction_...`."""
+    data = self.config["data"]
+    return dataclasses.replace(
+        super().reduction, reduction=data["graph_reduction"], hops=data["reduction_hops"],
+        direction=data["reduction_direction"], induced=data["reduction_induced"])
+
+  def reduce(self, inputs: OpGraph, raw: OpGraph | None = None) -> OpGraph:
+    """The part of a program that the network gets; arguments as `prepare`."""
+    if self.reduction.reduction == self.reduction.virtual_node == "none":
+      return inputs
+    return reduction.reduce_graph(inputs, self.reduction, raw)
+
+  def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
+    """A program, reduced, with its neighbour tables; see `Family.prepare`."""
+    return self.prepare_part(self.reduce(inputs, raw))
+
+  def prepare_part(self, graph: OpGraph) -> PreparedGraph:
+    """`prepare` without the reduction: for reduced programs and segments of them."""
+    return batching.prepare(graph, graph.node_feat, hops=self.network.hops, slots=self.slots)
+
+  def assemble(
+      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
+  ) -> LayoutBatch:
+    """A padded batch; see `batching.assemble_layout`."""
+    return batching.assemble_layout(
+        slates, budget, graphs=graphs, configs=configs, transform=self.config_transform)
+
+
+class Charge(NamedTuple):
+  """One choice of a configuration that differs from the one it is compared with."""
+
+  nodes: tuple[int, ...]  # numbers of the configurable nodes that share the choice; empty for tiles
+  choice: tuple[int, ...]  # layout row [18] of these nodes, or (column, value) of a tile
+  instead: tuple[int, ...]  # the other configuration's row, or (column, value)
+  score: float  # score with the choice minus score without it: above 0 = it costs time
+
+
+def exchange_charges(
+    scores: Callable[[OpGraph], np.ndarray], graph: OpGraph, config: int, *,
+    against: int | None = None,
+) -> list[Charge]:
+  """How much every choice of `config` adds to its score, largest first.
+
+  Each choice in which `config` differs from `against` is exchanged for the other's,
+  alone, and the graph is scored again. Charges need not add up to the difference of
+  the two scores: choices act on each other.
+
+  Args:
+    scores: `[C]` float32 of all configurations of a graph.
+    graph: with configurations.
+    config: number of the configuration to explain.
+    against: number of the configuration it is compared with; the best-ranked one
+      unless given.
+
+  Raises:
+    ValueError: a number that the graph does not have.
+  """
+  count = len(graph.configs)
+  for number in (config, against):
+    if number is not None and not 0 <= number < count:
+      raise ValueError(f"configuration {number} of {graph.name}, expected 0 to {count - 1}")
+  if against is None:
+    against = int(np.argsort(scores(graph), kind="stable")[0])
+  exchange = _exchange_rows if isinstance(graph.configs, LayoutConfigs) else _exchange_columns
+  changed, parts = exchange(graph, config, against)
+  if not parts:
+    return []
+  found = scores(dataclasses.replace(graph, configs=changed)).astype(np.float64)
+  rows = [Charge(*part, float(found[0] - one)) for part, one in zip(parts, found[1:])]
+  return sorted(rows, key=lambda row: -row.score)
+
+
+def _exchange_rows(graph: OpGraph, config: int, against: int):
+  """The configuration itself, then one per group that differs, with the other's row there."""
+  configs = graph.configs
+  own, other = (np.asarray(configs.group_row[number]) for number in (config, against))
+  groups = np.flatnonzero(own != other)
+  group_row = np.repeat(own[None], len(groups) + 1, axis=0)
+  group_row[np.arange(1, len(groups) + 1), groups] = other[groups]
+  parts = [
+      (tuple(graph.config_node[configs.node_group == group].tolist()),
+       tuple(configs.rows[own[group]].tolist()), tuple(configs.rows[other[group]].tolist()))
+      for group in groups]
+  changed = dataclasses.replace(
+      configs, group_row=group_row, runtime_ns=np.zeros(len(group_row), np.int64))
+  return changed, parts
+
+
+def _exchange_columns(graph: OpGraph, config: int, against: int):
+  """The configuration itself, then one per column that differs, with the other's value."""
+  configs = graph.configs
+  own, other = configs.config_feat[config], configs.config_feat[against]
+  columns = np.flatnonzero(own != other)
+  feat = np.repeat(own[None], len(columns) + 1, axis=0)
+  feat[np.arange(1, len(columns) + 1), columns] = other[columns]
+  parts = [((), (int(c), int(own[c])), (int(c), int(other[c]))) for c in columns]
+  some = np.zeros(len(feat), np.int64)
+  return TileConfigs(feat, some, some + 1), parts

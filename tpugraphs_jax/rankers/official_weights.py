@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax.rankers.layout import res_model
-from tpugraphs_jax.rankers.tile import networks as tile
+from tpugraphs_jax.rankers import tile
 
 Path = tuple[str, ...]
 _EMBEDDING: list[Path] = [("op_embedding", "table", "embedding")]

@@ -3,7 +3,7 @@
     graphs -> pieces -> units -> batches -> network, on all devices -> outputs of each graph
 
 An `Encoder` runs a network over graphs. A unit is one piece of a graph with one chunk of
-its configurations. Units are packed into batches of the types that training has. The
+its configurations. Units are packed into batches of the same structure as in training. The
 batches are spread over all devices and processes, and every process gets all outputs. A
 `Scorer` adds what holds whatever the family: equal configurations get equal scores, and a
 score that is not finite is an error.
@@ -49,7 +49,7 @@ class Unit(NamedTuple):
 
   graph: int
   piece: int
-  start: int  # place of the first configuration among those of the graph
+  start: int  # place of the first configuration among all scored ones of the graph
   config_ids: np.ndarray  # [<= chunk] int64
   count: int  # configurations whose outputs are wanted: the first ones of the chunk
 
@@ -71,7 +71,7 @@ def chunks(config_ids: np.ndarray, size: int, *, whole: bool) -> list[tuple[np.n
 
 
 class Budgets:
-  """Few budgets that hold batches of any sizes: those that are known, and new ones at need."""
+  """Padded sizes of batches. A new one is made only where no known one fits closely."""
 
   def __init__(self):
     self._budgets: list[Budget] = []  # smallest first
@@ -83,7 +83,7 @@ class Budgets:
     """Budgets that hold these batches, smallest first.
 
     Args:
-      sizes: what each batch takes.
+      sizes: of each batch, by entry of a budget.
       max_budgets: most new ones, made where no known budget is close.
     """
     new = [size for size in sizes if not self._fits_closely(size)]
@@ -140,7 +140,7 @@ class Encoder:
       self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
       blocks: Sequence[tuple[int, int]] | None = None, progress: bool = False,
   ) -> Iterator[tuple[int, Any]]:
-    """Outputs graph by graph, small graphs first, so that memory holds those of few graphs.
+    """Outputs graph by graph, small graphs first, so that memory holds outputs of few graphs.
 
     Args:
       params: of the network, without a device axis.
@@ -176,7 +176,7 @@ class Encoder:
             for part, chunk in enumerate(parts) for piece in range(len(pieces))]
 
   def _add(self, total: Any, unit: Unit, output: Any, configs: int) -> Any:
-    """The outputs of a graph so far, with those of one more unit."""
+    """Adds the output of a unit to the outputs of its graph."""
     if not self._configs:
       return output
     if total is None:
@@ -231,13 +231,13 @@ def _runs_of(items: list, count: int) -> list[list]:
 
 
 def _largest(sizes: Sequence[dict[str, int]]) -> dict[str, int]:
-  """Room for any of them: all devices have one shape."""
+  """The largest size of every entry: the batches of all devices have one shape."""
   return {key: max(size[key] for size in sizes) for key in sizes[0]}
 
 
 @contextlib.contextmanager
 def explaining_memory(options: Mapping[str, Any]) -> Iterator[None]:
-  """Inside, a lack of memory is a ValueError of one line that says what takes less.
+  """Turns a lack of memory into a ValueError of one line that names the fields to lower.
 
   Args:
     options: fields `eval` of a config.

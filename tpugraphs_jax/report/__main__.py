@@ -37,13 +37,11 @@ def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
 
 def verdict(folders: Sequence[str], runs: Sequence[Run]) -> str:
   """What was trained, how good the first choices are, and where to look: three lines."""
-  from tpugraphs_jax.report import page  # it needs the extra `plots`
-
   trained = [f"{run.config.get('model.name')} on {run.collection} (labels: "
              f"{re.split(': |, no', run.labels)[0]}) in "
              f"{console.duration(run.summary.get('training', {}).get('seconds', 0))}"
              for run in runs]
-  quality = [f"{run.collection}: {page.verdict(run) or 'not evaluated'}" for run in runs]
+  quality = [f"{run.collection}: {run.verdict}" for run in runs]
   pages = [remote.join(folder, report.FILE) for folder in folders]
   return "\n".join(f"{name:<9}{'; '.join(parts)}" for name, parts in (
       ("trained", trained), ("quality", quality), ("look at", pages)))
@@ -62,11 +60,11 @@ def main(argv: list[str] | None = None) -> int:
                       help="instead: three lines, what was trained and how good it is")
   args = parser.parse_args(argv)
   try:
-    report.require_plots()
     runs = runs_lib.read_all(args.runs)
     if args.verdict:
       print(verdict(args.runs, runs))
       return 0
+    report.require_plots()
     if args.csv:
       write_csv(runs, args.csv)
     if args.png:

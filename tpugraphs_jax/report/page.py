@@ -1,4 +1,4 @@
-"""The page: what the template `page.html` shows of runs, one file without anything from elsewhere."""
+"""The page: what the template `page.html` shows of runs, a file that needs no other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from tpugraphs_jax import metrics
 from tpugraphs_jax.report import figures, runs as runs_lib
-from tpugraphs_jax.report.runs import DEFAULT, Group, Judged, NOISELESS, Run
+from tpugraphs_jax.report.runs import DEFAULT, Group, Judged, Run
 
 _LISTED = 400  # graphs in the table of one run
 
@@ -36,7 +36,7 @@ def render(runs: Sequence[Run], *, graph: str = "") -> str:
   template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
   groups, chosen = runs_lib.groups_of(runs), choose(runs[0], graph)
   return environment.from_string(template).render(
-      runs=runs, groups=groups, results=_results(runs, groups), verdict=verdict(runs[0]),
+      runs=runs, groups=groups, results=_results(runs, groups),
       figures={title: figures.svg(drawn)
                for title, drawn in figures.all_of(groups, chosen).items()},
       tables=_tables(runs, groups), now=f"{datetime.datetime.now():%Y-%m-%d %H:%M}")
@@ -56,15 +56,6 @@ def choose(run: Run, name: str) -> Judged | None:
       return graph
   known = ", ".join(graph.name for graph in run.judged[:5]) or "none: evaluate first"
   raise ValueError(f"{run.name} judged no graph {name!r}; it judged {known} ...")
-
-
-def verdict(run: Run) -> str:
-  """How good the first choice of a run is, beside a random one and the compiler's own."""
-  if not run.judged:
-    return "not evaluated yet"
-  orders = {"the first choice": run.means, **run.references}
-  return "slowdown of " + ", ".join(f"{name} {means['slowdown1_mean']:.3f}"
-                                    for name, means in orders.items() if name != NOISELESS)
 
 
 def _by_tau(run: Run) -> list[Judged]:
@@ -134,5 +125,6 @@ def _shown(value: Any) -> str:
     mean, deviation = value
     return _shown(mean) + ("" if math.isnan(deviation) else f" ± {deviation:.4f}")
   if isinstance(value, float):
-    return "–" if math.isnan(value) else f"{value:.1e}" if 0 < abs(value) < 5e-5 else f"{value:.4f}"
+    small = "< 0.0001" if 0 < value < 5e-5 else f"{value:.4f}"
+    return "–" if math.isnan(value) else small
   return f"{value:,}" if isinstance(value, int) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -133,6 +134,15 @@ class Run:
           [(graph.ceiling_ns, graph.runtime_ns) for graph in self.judged], self.ks)
     return found
 
+  @property
+  def verdict(self) -> str:
+    """How good the first choices are, beside random ones and the compiler's own, in words."""
+    if not self.judged:
+      return "not evaluated yet"
+    orders = {"the first choice": self.means, **self.references}
+    return "slowdown of " + ", ".join(f"{name} {means['slowdown1_mean']:.3f}"
+                                      for name, means in orders.items() if name != NOISELESS)
+
 
 def _means(orders: Sequence[tuple[np.ndarray, np.ndarray]], ks: Iterable[int]) -> dict[str, float]:
   """Every metric over graphs: scores `[n]` and runtimes `[n]` of each."""
@@ -192,9 +202,10 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 def _common_name(names: Sequence[str]) -> str:
   """`base` of `base/seed_0` and `base/seed_1`; the first name if they have nothing in common."""
-  if len(names) == 1:
-    return names[0]
-  return re.sub(r"[/._-]*(seed)?[/._-]*$", "", os.path.commonprefix(names)) or names[0]
+  prefix = os.path.commonprefix(names)
+  if prefix in names:
+    return prefix
+  return re.sub(r"[/._-]*(seed)?[/._-]*\d*$", "", prefix) or names[0]
 
 
 def comparisons(groups: Sequence[Group]) -> list[tuple[str, str, int, float, float]]:
@@ -266,10 +277,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
   """Whole lines: the last one may be cut short while a run goes on."""
   rows = []
   for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-    try:
+    with contextlib.suppress(ValueError):
       rows.append(json.loads(line))
-    except ValueError:
-      continue
   return rows
 
 

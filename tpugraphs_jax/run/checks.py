@@ -13,7 +13,7 @@ from tpugraphs_jax import collections, losses
 from tpugraphs_jax.data import feature_blocks, features, plan, reduction, selection
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.segments import history, model as segment_model, partition
+from tpugraphs_jax.rankers.segments import family as segments, history, partition
 from tpugraphs_jax.train import log, state
 
 TASKS = ("tile", "layout", "segments")
@@ -24,10 +24,10 @@ _MAXIMISED = ("opa", "kendaltau")  # metrics that can say which checkpoint is be
 _TASK_FIELDS = {"tile": (), "layout": ("data.store_dir",),
                 "segments": ("data.store_dir", "segments")}
 _SEGMENT_CHOICES = {
-    "segments.partition": tuple(partition.METHODS), "segments.readout": segment_model.READOUTS,
-    "segments.aggregation": segment_model.AGGREGATIONS,
-    "segments.history_init": segment_model.HISTORY_INITS,
-    "segments.keep_unit": segment_model.KEEP_UNITS, "segments.history_dtype": history.DTYPES,
+    "segments.partition": tuple(partition.METHODS), "segments.readout": segments.READOUTS,
+    "segments.aggregation": segments.AGGREGATIONS,
+    "segments.history_init": segments.HISTORY_INITS,
+    "segments.keep_unit": segments.KEEP_UNITS, "segments.history_dtype": history.DTYPES,
     "segments.history_place": history.PLACES,
 }
 

@@ -210,7 +210,7 @@ def fourth(config: ConfigDict) -> None:
   config.batch.update(graphs=4, configs=32, target="rank")
   config.model = ConfigDict(dict(
       name="BilinearEdges", op_embed_dim=10, edge_widths=(1024, 128), config_widths=(1024, 128),
-      head_widths=(1024,), config_scale=1.0, share=True, dtype="float32", precision="highest"))
+      head_widths=(1024,), config_scale=1.0, dtype="float32", precision="highest"))
   loss(config, "ListMLELoss:1")
   optimizer(config, schedule="cosine", clip_norm=1.0)
 
@@ -228,9 +228,10 @@ def fifth(config: ConfigDict) -> None:
   """
   config.data.update(
       features=("released", "named_dimensions", "node_layout"), config_transform="none",
-      duplicate_policy="keep", feature_transform=
-      "node_layout=none,named_dimensions=none,convolution=left_out,layout=left_out,"
-      "shape=signed_log,window=signed_log,slice=signed_log,padding=signed_log,*=minmax")
+      duplicate_policy="keep",
+      feature_transform="node_layout=none,named_dimensions=none,convolution=left_out,"
+                        "layout=left_out,shape=signed_log,window=signed_log,slice=signed_log,"
+                        "padding=signed_log,*=minmax")
   config.batch.update(graphs=4, configs=8, graph_sampling="sqrt", target="absolute")
   composed(
       config, op_embed_dim=64, merge_unary=True, missing="layout",
@@ -242,8 +243,8 @@ def fifth(config: ConfigDict) -> None:
 def fifth_all(config: ConfigDict) -> None:
   """5th place: `fifth` as one network for all layout collections and tiles.
 
-  Nodes of a kernel have their own layout in place of a configuration (published: -1), nodes of
-  a program have no tile. A step is of one collection, and node features have one transform, fitted on all of
+  Nodes of a kernel have the layout -1 in place of a configuration, nodes of a program have no
+  tile. A step is of one collection, and node features have one transform, fitted on all of
   them. Here each collection has as many steps (published: as the roots of the numbers of its
   configurations say), kernels come in slates like those of programs (published: 128 slates of
   32), and sums and products of tiles are inputs too. Tiles have no transformer over dimensions,
@@ -386,7 +387,7 @@ def tile_fifth(config: ConfigDict) -> None:
   Published: six tokens per node, two transformer layers of width 256, then the encoder of
   the layout model, with a virtual node per 10,000 nodes; 128 slates of 32 configurations;
   pairs across kernels compare absolute runtimes. The published tokens mix dimensions, see
-  `rankers.composed.dimensions`: here they do not. Equal tokens are encoded once, as published.
+  `rankers.composed.inputs`: here they do not. Equal tokens are encoded once, as published.
   The layouts in tokens are -1 throughout, as published. Here what tokens hold of shapes and
   windows also stands among the scalars of a node, and eight configurations at a time pass through
   the model.

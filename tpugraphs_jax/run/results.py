@@ -83,7 +83,8 @@ def _sizes(graphs: Sequence[Any]) -> str:
 
 
 def _judged_by(config: ml_collections.ConfigDict) -> str:
-  return f"judged by {config.train.best_metric} on {_sample(config, 'all of them')}"
+  metric = judge.mean_name(config.train.best_metric)
+  return f"judged by {metric} on {_sample(config, 'all of them')}"
 
 
 def _sample(config: ml_collections.ConfigDict, everything: str) -> str:
@@ -337,14 +338,9 @@ def predict(
   path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")
   submission.write_results(path, name, {
       graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)})
-  tied = [graph.name for graph, s in zip(graphs, scores) if is_tied(s)]
+  tied = [graph.name for graph, s in zip(graphs, scores) if judge.is_tied(s)]
   if tied:
     logging.warning(
         "%d of %d graphs have equal scores at the top, where the order is that of the file: %s",
         len(tied), len(graphs), ", ".join(tied[:5]) + ", ..." * (len(tied) > 5))
   console.say(f"{name}: ranked {len(graphs)} {split} graphs, wrote {path}")
-
-
-def is_tied(scores: np.ndarray, *, first: int = 5) -> bool:
-  """Whether the best `first` of scores `[C]` are equal, of more than `first`."""
-  return len(scores) > first and np.ptp(np.partition(scores, first - 1)[:first]) == 0

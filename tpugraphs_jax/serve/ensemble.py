@@ -40,8 +40,8 @@ class Ensemble:
     ValueError: no ranker, an unknown combination, or rankers of different collections.
 
   Example:
-    >>> Ensemble(["layout-v3-estimate", "layout-v3-estimate"], combine="rank")
-    <Ensemble of 2 rankers of layout:own:programs>
+    >>> len(Ensemble(["layout-cpu-measured", "layout-cpu-measured"], combine="rank").rankers)
+    2
   """
 
   def __init__(self, places: Sequence[str | os.PathLike[str]], *, combine: str = "mean"):

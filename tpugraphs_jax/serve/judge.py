@@ -209,3 +209,8 @@ def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
       key: float(column[~np.isnan(column)].mean()) if (~np.isnan(column)).any() else float("nan")
       for key, column in columns.items()
   }
+
+
+def is_tied(scores: np.ndarray, *, first: int = 5) -> bool:
+  """Whether the best `first` of scores `[C]` are equal, of more than `first`."""
+  return len(scores) > first and np.ptp(np.partition(scores, first - 1)[:first]) == 0

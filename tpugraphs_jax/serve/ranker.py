@@ -33,6 +33,7 @@ from tpugraphs_jax.graph import (
     BEFORE_LAYOUTS, LOWERED, LayoutConfigs, OpGraph, TileConfigs, output_orders)
 from tpugraphs_jax.rankers.base import SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import checkpoint, loop
 
 MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features.json"
@@ -195,6 +196,9 @@ class Ranker:
     Equal scores stay in file order. Scores are `[C]` float32 in file order, larger = slower.
     """
     (scores,) = self.scores([graph])
+    if judge.is_tied(scores):
+      logging.warning("%s: the five best configurations have equal scores, and their order is that "
+                      "of the file", graph.name)
     return np.argsort(scores, kind="stable"), scores
 
   def explain(
@@ -203,7 +207,7 @@ class Ranker:
     """What the score of a configuration owes to each choice, largest first.
 
     Score tables give the charges that add up to the score (`rankers.tables.charges`). Any
-    other family exchanges choices one by one (`rankers.charges`).
+    other family exchanges choices one by one (`rankers.base.exchange_charges`).
     """
     self.check(graph)
     return self.family.explain(self, self._seen(graph), config, against=against)
@@ -248,8 +252,8 @@ def load(place: str | os.PathLike[str]) -> Ranker:
 
   Example:
     >>> import tpugraphs_jax
-    >>> tpugraphs_jax.load("layout-v3-estimate").collection.name
-    'layout:own:programs'
+    >>> tpugraphs_jax.load("layout-cpu-measured").collection.kind
+    'layout'
   """
   found = place if remote.is_remote(place) else parallel.from_primary(
       shipped_file(Path(place).expanduser()) if parallel.is_primary() else None)
@@ -317,7 +321,7 @@ def rank(place: Any, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
     >>> import tpugraphs_jax
     >>> graph = tpugraphs_jax.read_layout(
     ...     "data/own/npz/layout/own/programs/test/experts_layer.npz")
-    >>> order, scores = tpugraphs_jax.rank("layout-v3-estimate", graph)
+    >>> order, scores = tpugraphs_jax.rank("layout-cpu-measured", graph)
     >>> len(order) == len(scores) == len(graph.configs)
     True
     >>> bool(scores[order[0]] == scores.min())

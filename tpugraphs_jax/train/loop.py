@@ -107,7 +107,7 @@ class Experiment:
       are scalars, reduced over devices, with `loss` among them. May donate the state.
     batches: iterator of batches with a leading device axis, each process its own part,
       the same number everywhere; `get_state` and `set_state` save and restore its
-      position (grain `DatasetIterator`, `rankers.segments.snapshots.BatchesWithHistory`).
+      position (grain `DatasetIterator`, `rankers.segments.history.BatchesWithHistory`).
     evaluate: from parameters (numpy, averaged ones where an average is kept) to
       metrics; must give the same in every process. A metric that is an array, a number
       for each graph, is shown as a histogram.

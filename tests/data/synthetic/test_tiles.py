@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy import spatial
 
-from tpugraphs_jax.data.synthetic import files, program as machine
+from tpugraphs_jax.data import synthetic
+from tpugraphs_jax.data.synthetic import program as machine
 from tpugraphs_jax.data.synthetic.program import Program
 from tpugraphs_jax.data.synthetic.tiles import Kernel, tile_cost
 
@@ -74,12 +75,12 @@ def test_the_same_instructions_wired_differently_have_another_best_tile():
   assert on_right[on_left.argmin()] > 1.2 * on_right.min()
 
 
-def tile_table(split: str, kernels: int) -> list[tuple[np.ndarray, files.Ceiling]]:
+def tile_table(split: str, kernels: int) -> list[tuple[np.ndarray, synthetic.Ceiling]]:
   """Configurations and runtimes of some kernels."""
   table = []
-  for spec in files.file_specs("medium", 1, "tile:xla", limit=kernels):
+  for spec in synthetic.file_specs("medium", 1, "tile:xla", limit=kernels):
     if spec.split == split:
-      op_graph, ceiling = files.make_file(spec, with_defects=False)
+      op_graph, ceiling = synthetic.make_file(spec)
       if len(ceiling.runtime_ns) >= 20 and op_graph.configs.config_feat.any():
         table.append((op_graph.configs.config_feat, ceiling))
   return table

@@ -230,7 +230,6 @@ def test_a_table_of_another_run_on_the_same_data_is_refused(keys, tmp_path):
   snapshots.check()  # of the same data and partition
   with pytest.raises(ValueError, match="own/table_0 is of another run: .* Put that table back"):
     snapshots.restore(saved["own"])
-  snapshots.restore({"table": "table_0"})  # an older checkpoint does not know
 
 
 def test_half_a_table_of_a_killed_run_goes_with_the_next_one(keys, tmp_path):

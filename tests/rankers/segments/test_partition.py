@@ -108,29 +108,6 @@ def test_metis_finds_the_clusters():
   assert partition.split(whole, segment)[1] == 0
 
 
-def test_partition_is_kept_in_the_store_until_the_graph_changes(tmp_path, monkeypatch):
-  whole = graph()
-  cached = lambda g: partition.cached_partition(g, tmp_path, method="contiguous", max_nodes=20)
-  first = cached(whole)
-  made = []
-  count = lambda g, size: made.append(g) or np.zeros(g.num_nodes)
-  monkeypatch.setitem(partition.METHODS, "contiguous", count)
-  np.testing.assert_array_equal(cached(whole), first)
-  assert not made
-  changed = dataclasses.replace(whole, edge_index=whole.edge_index[1:])
-  np.testing.assert_array_equal(cached(changed), np.zeros(90))
-  assert made == [changed]
-
-
-def test_a_store_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
-  def fail(*args):
-    raise OSError("read-only")
-
-  monkeypatch.setattr(np, "save", fail)
-  kept = partition.cached_partition(graph(), tmp_path, method="contiguous", max_nodes=20)
-  assert kept.max() == 4 and not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("options, complaint", [
     (dict(method="random", max_nodes=5), "segments.partition is 'random', expected one of"),
     (dict(method="contiguous", max_nodes=1), "segments.max_nodes is 1, expected at least 2"),

@@ -5,14 +5,12 @@ import functools
 import jax
 import numpy as np
 import pytest
-import random_graphs
 import table_cases
+from table_cases import CONFIGS
 
 from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.rankers.tables import batches as table_batches
-
-CONFIGS = 4
 
 
 @functools.cache
@@ -26,11 +24,8 @@ def slates():
   return table_cases.slates(programs(), CONFIGS)
 
 
-def batch(*, order=(0, 1, 2), spare=0, graphs=3, configs=CONFIGS, choices=None):
-  budget = random_graphs.common_budget([batching.total_sizes(programs())], spare=spare)
-  budget |= {"choices": choices or batching.total_sizes(programs())["choices"]}
-  return table_batches.assemble(
-      [slates()[i] for i in order], budget, graphs=graphs, configs=configs)
+def batch(**options):
+  return table_cases.batch_of(programs(), **options)
 
 
 def test_every_code_is_the_row_of_its_group_in_the_file():

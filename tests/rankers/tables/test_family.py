@@ -91,8 +91,8 @@ def test_programs_with_nothing_or_one_to_choose_are_scored(config_nodes):
   job = parts.make("layout", "tables,ci", **{"model.hidden_dim": 4, "model.num_gnns": 1})
   (budget,) = plan.choose_budgets([prepared.sizes])
   family = job.ranker.family
-  batch = family.assemble([Slate(prepared, np.arange(1), np.zeros(1, np.float32))], budget, graphs=1,
-                          configs=1)
+  slate = Slate(prepared, np.arange(1), np.zeros(1, np.float32))
+  batch = family.assemble([slate], budget, graphs=1, configs=1)
   params = family.network.init(jax.random.key(0), batch)["params"]
   (scores,) = family.scores(params, [prepared], [np.arange(3)])
   assert scores.shape == (3,) and np.isfinite(scores).all()

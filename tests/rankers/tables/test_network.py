@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import comparing
 import jax
@@ -20,7 +21,7 @@ from tpugraphs_jax.rankers.tables import batches as table_batches, charges as ta
 from tpugraphs_jax.rankers.tables.charges import NodeCosts
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 
-CONFIGS = 5
+CONFIGS = table_cases.CONFIGS
 SMALL = dict(op_embed_dim=3, hidden_dim=8, num_gnns=2, rank=3)
 
 
@@ -31,12 +32,8 @@ def programs() -> tuple[table_batches.PreparedTables, ...]:
   return tuple(table_cases.prepared(table_cases.program(i, **case)) for i, case in enumerate(cases))
 
 
-def batch(order=(0, 1, 2), *, spare=0, graphs=3, configs=CONFIGS, choices=None):
-  slates = table_cases.slates(programs(), CONFIGS)
-  budget = random_graphs.common_budget([batching.total_sizes(programs())], spare=spare)
-  budget |= {"choices": choices or batching.total_sizes(programs())["choices"]}
-  return table_batches.assemble(
-      [slates[i] for i in order], budget, graphs=graphs, configs=configs)
+def batch(**options):
+  return table_cases.batch_of(programs(), **options)
 
 
 @functools.cache
@@ -75,7 +72,7 @@ class Slow:
   def nodes(self):
     graph, tree = self.program.graph, self.tree["encoder"]
     table = tree["OpcodeEmbedding_0"]["table"]["embedding"]
-    x = gelu(self.dense("encoder", "input", np.concatenate(
+    x = table_cases.gelu(self.dense("encoder", "input", np.concatenate(
         [graph.feat, table[graph.opcode]], axis=1)))
     edges = graph.edge_index.tolist()
     for i in range(SMALL["num_gnns"]):
@@ -88,7 +85,7 @@ class Slow:
       norm = tree[f"norm_{i}"]
       centred = total - total.mean(axis=1, keepdims=True)
       total = centred / np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + 1e-6)
-      x = x + gelu(total * norm["scale"] + norm["bias"])
+      x = x + table_cases.gelu(total * norm["scale"] + norm["bias"])
     return x
 
   def row(self, number):
@@ -96,14 +93,14 @@ class Slow:
     order = [0 if min(a, b) < 0 else np.sign(a - b)
              for layout in values.reshape(3, 6) for a, b in zip(layout, layout[1:])]
     one_hot = np.eye(7)[values + 1].reshape(-1)
-    return gelu(self.dense("", "row_state", np.concatenate([one_hot, order])))
+    return table_cases.gelu(self.dense("", "row_state", np.concatenate([one_hot, order])))
 
   def unary(self, node, choice, row):
     """Costs `[heads]` of one node's choice, a row of the dictionary."""
     dense, choices = functools.partial(self.dense, "unary_costs"), self.program.choices
     state = (dense("node", self.x[choices.node[node]]) + dense("mean", self.x.mean(axis=0))
              + dense("feat", choices.feat[node, choice]) + dense("row", self.row(row)))
-    cost = dense("cost", gelu(dense("state", gelu(state))))
+    cost = dense("cost", table_cases.gelu(dense("state", table_cases.gelu(state))))
     return cost[: self.heads] * choices.weight[node] + 0.1 * cost[self.heads :]
 
   def factor(self, part, group, row):
@@ -111,7 +108,7 @@ class Slow:
     choices = self.program.choices
     members = self.x[choices.node[choices.group == group]]
     mean = np.mean([self.dense(part, "group", x) for x in members], axis=0)
-    state = gelu(mean + self.dense(part, "row", self.row(row)))
+    state = table_cases.gelu(mean + self.dense(part, "row", self.row(row)))
     return self.dense(part, "factor", state).reshape(2, self.rank, self.heads)
 
   def pair(self, number, first_row, second_row):
@@ -120,7 +117,8 @@ class Slow:
     ends = pairs.ends[number]
     state = self.dense(part, "feat", pairs.feat[number]) + sum(
         self.dense(part, f"ends_{i}", self.x[node]) for i, node in enumerate(ends))
-    gate = self.dense(part, "gate", gelu(self.dense(part, "state", gelu(state))))
+    state = table_cases.gelu(self.dense(part, "state", table_cases.gelu(state)))
+    gate = self.dense(part, "gate", state)
     half = len(gate) // 2
     gate = (gate[:half] * pairs.weight[number] + 0.1 * gate[half:]).reshape(self.rank, self.heads)
     group = dict(zip(self.program.choices.node.tolist(), self.program.choices.group.tolist()))
@@ -140,10 +138,6 @@ class Slow:
       gate, first, second = self.pair(number, chosen[group[i]], chosen[group[j]])
       total += (gate * first * second).sum(axis=0)
     return 4 * total.sum()
-
-
-def gelu(x):
-  return x * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 @pytest.mark.parametrize("options", [dict(), dict(pairs="none"), dict(heads=2)])
@@ -227,9 +221,10 @@ def test_without_bytes_all_nodes_and_pairs_weigh_the_same():
   np.testing.assert_allclose(scores(made, by_bytes=False), scores(equal), rtol=1e-5, atol=1e-5)
 
 
-def test_unknown_pairs_are_refused():
-  with pytest.raises(ValueError, match="pairs is 'some', expected one of none, low_rank"):
-    ScoreTables(pairs="some")
+@pytest.mark.parametrize("option", ["pairs", "residual"])
+def test_unknown_kinds_are_refused(option):
+  with pytest.raises(ValueError, match=f"{option} is 'some', expected one of none, "):
+    ScoreTables(**{option: "some"})
 
 
 def test_costs_of_nodes_add_up_to_the_tables():
@@ -268,3 +263,118 @@ def test_a_program_without_configurable_nodes_scores_zero():
   made = table_batches.assemble(
       table_cases.slates([empty], CONFIGS), budget, graphs=1, configs=CONFIGS)
   np.testing.assert_array_equal(scores(made), np.zeros((1, CONFIGS)))
+
+
+def residuals(residual, made):
+  return applied("residuals", residual=residual)({"params": params(residual=residual)}, made)
+
+
+class SlowResidual:
+  """The residuals of one program, group by group, from node and row states."""
+
+  def __init__(self, residual, program):
+    model, tree = ScoreTables(**SMALL, residual=residual), params(residual=residual)
+    self.program, self.tree = program, jax.tree.map(np.asarray, tree["beyond"])
+    (number,) = [i for i, other in enumerate(programs()) if other is program]
+    made = batch(order=(number,), graphs=1)
+    x, row = model.apply({"params": tree}, made, False, method="states")
+    self.x, self.row = np.asarray(x), np.asarray(row)
+
+  def dense(self, *path_and_x):
+    *path, x = path_and_x
+    layer = functools.reduce(lambda tree, name: tree[name], path, self.tree)
+    return x @ layer["kernel"] + layer.get("bias", 0)
+
+  def state(self, group, choice):
+    choices = self.program.choices
+    mine = np.flatnonzero(choices.group == group)
+    node = np.mean([self.dense("states", "node", self.x[choices.node[i]]) for i in mine], axis=0)
+    feat = np.mean([choices.feat[i, choice] for i in mine], axis=0)
+    return table_cases.gelu(node + self.dense("states", "feat", feat)
+                + self.dense("states", "row", self.row[group, choice]))
+
+  def neighbours(self, name):
+    """Of each group its (neighbour, weight) along every column."""
+    pairs, found = self.program.pairs, {}
+    for number, (g, h) in enumerate(pairs.groups.tolist()):
+      if g == h:
+        continue
+      weight = 0
+      for i in np.flatnonzero(pairs.column == number):
+        state = table_cases.gelu(self.dense(name, "feat", pairs.feat[i]) + sum(
+            self.dense(name, f"end_{k}", self.x[pairs.ends[i, k]]) for k in range(3)))
+        scaled, flat = np.split(self.dense(name, "weight", state), 2)
+        weight = weight + scaled * pairs.weight[i] + 0.1 * flat
+      found.setdefault(g, []).append((h, weight))
+      found.setdefault(h, []).append((g, weight))
+    return found
+
+  def triples(self, code):
+    half = lambda group, part: np.split(
+        self.dense("factors", self.state(group, code[group])), 2)[part]
+    total = 0.0
+    for middle, around in self.neighbours("weights").items():
+      for (a, wa), (b, wb) in itertools.combinations(around, 2):
+        total += (half(middle, 1) * wa * half(a, 0) * wb * half(b, 0)).sum()
+    return 4 * total
+
+  def sage(self, code):
+    groups, choices = range(self.program.sizes["groups"]), self.program.choices
+    state = [self.state(g, code[g]) for g in groups]
+    for i in range(2):
+      near, after = self.neighbours(f"weights_{i}"), []
+      sent = [self.dense(f"sent_{i}", s) for s in state]
+      for g in groups:
+        around = near.get(g, [])
+        mean = sum(w * sent[h] for h, w in around) / max(len(around), 1)
+        total = self.dense(f"self_{i}", state[g]) + mean
+        norm = self.tree[f"norm_{i}"]
+        total = (total - total.mean()) / np.sqrt(total.var() + 1e-6)
+        after.append(state[g] + table_cases.gelu(total * norm["scale"] + norm["bias"]))
+      state = after
+    cost = 0.0
+    for g in groups:
+      scaled, flat = self.dense("cost", state[g])
+      cost += scaled * choices.weight[choices.group == g].sum() + 0.1 * flat
+    return 4 * cost
+
+
+@pytest.mark.parametrize("residual", ["triples", "sage"])
+def test_residuals_are_sums_over_groups(residual):
+  found = residuals(residual, batch())
+  for i, slate in enumerate(table_cases.slates(programs(), CONFIGS)):
+    slow = SlowResidual(residual, slate.graph)
+    code = slate.graph.terms.encode(slate.graph.configs.group_row[slate.config_ids])
+    expected = [getattr(slow, residual)(code[:, c]) for c in range(code.shape[1])]
+    scale = max(np.abs(expected).max(), 1e-3)
+    np.testing.assert_allclose(found[i, : len(expected)], expected, rtol=1e-3, atol=1e-3 * scale)
+
+
+def test_one_group_alone_has_no_triples():
+  np.testing.assert_allclose(residuals("triples", batch())[1], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("residual", ["triples", "sage"])
+@pytest.mark.parametrize("changes", [dict(spare=5), dict(graphs=5), dict(configs=7)])
+def test_padding_does_not_change_residuals(residual, changes):
+  found, expected = residuals(residual, batch(**changes)), residuals(residual, batch())
+  np.testing.assert_allclose(found[:3, :CONFIGS], expected, rtol=1e-4, atol=1e-5)
+  assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("residual", ["triples", "sage"])
+def test_a_score_is_the_sum_of_tables_and_residual(residual):
+  tree, made = params(residual=residual), batch()
+  bare = applied("__call__")(
+      {"params": {name: part for name, part in tree.items() if name != "beyond"}}, made)
+  np.testing.assert_allclose(
+      scores(made, residual=residual), bare + residuals(residual, made), rtol=1e-4, atol=1e-4)
+
+
+def test_padding_gives_the_residual_no_gradient():
+  model = ScoreTables(**SMALL, residual="triples")
+  total = lambda params, made: (
+      model.apply({"params": params}, made, method="residuals") * made.config_mask).sum()
+  grad, tree = jax.jit(jax.grad(total)), params(residual="triples")
+  comparing.assert_trees_close(
+      grad(tree, batch(spare=5, graphs=4, configs=8)), grad(tree, batch()), 1e-4)

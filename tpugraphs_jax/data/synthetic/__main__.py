@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tpugraphs_jax import collections, remote
-from tpugraphs_jax.data.synthetic.files import SCALES, generate
+from tpugraphs_jax.data.synthetic import SCALES, generate
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -19,8 +19,6 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--collections", nargs="+", default=collections.RELEASED,
                       choices=collections.RELEASED, metavar="COLLECTION",
                       help=f"some of {', '.join(collections.RELEASED)}")
-  parser.add_argument("--defects", action="store_true",
-                      help="with the defects of the released data")
   parser.add_argument("--limit", type=int, help="files per split at most")
   parser.add_argument("--workers", type=int, help="processes")
   args = parser.parse_args(argv)

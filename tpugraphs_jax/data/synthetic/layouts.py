@@ -35,7 +35,7 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.data.synthetic import program as machine
 from tpugraphs_jax.data.synthetic.program import BYTES, Program
 
-# Convolution dimension numbers, columns 93..106: activations are [batch, height,
+# Convolution dimension numbers in the order of their columns: activations are [batch, height,
 # width, features], kernels [height, width, input, output].
 _FORWARD = (0, 3, 1, 2, 0, 0, 2, 3, 0, 1, 0, 0, 0, 3)
 # For the gradient of a kernel the batch is what is summed over.
@@ -520,7 +520,7 @@ def find_groups(program: Program, rng: np.random.Generator) -> Groups:
   is_dot = np.array([program.ops[nodes[i]].opcode == "dot" for i in first])
   has_open = is_dot & (rng.random(len(keys)) < 0.5)
   rows = np.array([_option_rows(program, nodes[i]) for i in first], np.int8)
-  distinct, inverse = np.unique(rows.reshape(-1, 18), axis=0, return_inverse=True)
+  distinct, inverse = np.unique(rows.reshape(-1, rows.shape[-1]), axis=0, return_inverse=True)
   return Groups(
       config_node=np.array(nodes), node_group=np.array(node_group, np.int32), rows=distinct,
       options=inverse.reshape(rows.shape[:2]), has_kernel=has_kernel, has_open=has_open)
@@ -551,7 +551,7 @@ def _permutations(rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _row(*orders: tuple[int, ...]) -> np.ndarray:
   row = np.full(columns.LAYOUT_CONFIG_FEATURES, -1)
   for index, order in enumerate(orders):
-    row[6 * index:6 * index + len(order)] = order
+    row[columns.MAX_RANK * index:][:len(order)] = order
   return row
 
 
@@ -572,8 +572,7 @@ def _descend(cost: LayoutCost, bits: np.ndarray) -> np.ndarray:
 
 
 def random_search(
-    groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator
-) -> np.ndarray:
+    groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator) -> np.ndarray:
   """Uniform options `[configs, groups]` uint8; 40 of them the default if there are >= 80."""
   options = _unique_options(groups, start, configs, rng)
   if configs >= 4 * SEARCH_RUNS:
@@ -583,8 +582,7 @@ def random_search(
 
 
 def _unique_options(
-    groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator
-) -> np.ndarray:
+    groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator) -> np.ndarray:
   """Distinct draws while there are enough; a tiny space repeats itself."""
   found = np.zeros((0, len(groups)), np.uint8)
   for _ in range(4):

@@ -17,9 +17,8 @@ import numpy as np
 
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.columns import NODE
+from tpugraphs_jax.data.feature_blocks import LANES, SUBLANES
 
-SUBLANES = 8
-LANES = 128
 REGISTER_ELEMENTS = SUBLANES * LANES
 REGISTER_BYTES = 4 * REGISTER_ELEMENTS
 BYTES_PER_NS = 600.0  # main memory

@@ -313,9 +313,7 @@ def _units(kernel: Kernel, axes: tuple[str, ...]) -> tuple[int, ...]:
   return tuple(math.ceil(kernel.sizes[axis] / size) for axis, size in sizes)
 
 
-def _extent_choices(
-    extents: list[int], configs: int, rng: np.random.Generator
-) -> list[np.ndarray]:
+def _extent_choices(extents: list[int], configs: int, rng: np.random.Generator) -> list[np.ndarray]:
   """Tile extents along each axis: divisors and one more, others if that is too few tiles."""
   choices = [_divisors(extent) for extent in extents]
   for _ in range(64):
@@ -335,10 +333,10 @@ def _draw(choices: list[np.ndarray], configs: int, rng: np.random.Generator) -> 
 
 def _block(tile: np.ndarray) -> np.ndarray:
   """Eight features: up to six extents, their sum and product, 0 where there is none."""
-  block = np.zeros((len(tile), 8), np.float32)
+  block = np.zeros((len(tile), columns.MAX_RANK + 2), np.float32)
   block[:, :tile.shape[1]] = tile
-  block[:, 6] = tile.sum(1)
-  block[:, 7] = tile.prod(1) if tile.shape[1] else 0
+  block[:, -2] = tile.sum(1)
+  block[:, -1] = tile.prod(1) if tile.shape[1] else 0
   return block
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.data.batching import ABSENT, LayoutBatch
-from tpugraphs_jax.nn import layers, layout_features, pooling
+from tpugraphs_jax.nn import layers, pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import node_graph, take_rows
 from tpugraphs_jax.nn.layers import JoinedDense, OpcodeEmbedding
 from tpugraphs_jax.rankers import base
@@ -41,7 +41,7 @@ class ConfigurableEdges(NamedTuple):
 def configurable_edges(batch: LayoutBatch) -> ConfigurableEdges:
   """The edges `[E]` of a batch whose consumer is configurable, from its neighbour tables."""
   table, first = batch.adjacency.operands, jnp.asarray(batch.by_hop.nodes[0])
-  first = jnp.where(layout_features.is_configured_row(batch), first, ABSENT)
+  first = jnp.where(split_nodes.is_configured_row(batch), first, ABSENT)
   row_of = jnp.full(len(batch.block_mask), ABSENT).at[first].set(
       jnp.arange(len(first)), mode="drop")
   own = jnp.asarray(table.index).at[first].get(mode="fill", fill_value=ABSENT)
@@ -64,10 +64,9 @@ class BilinearEdges(base.Network):
   Attributes:
     op_embed_dim: width of the opcode embedding.
     edge_widths: layers on edges.
-    config_widths: layers on edges with configurations, the last as wide as that of edges.
+    config_widths: layers on edges with configurations; both last widths must be equal.
     head_widths: layers of the head before its last.
     config_scale: factor of configuration values.
-    share: whether edges are encoded once for all configurations.
     dtype: of the computation; sums over edges and the head are float32.
     precision: of matrix products.
   """
@@ -77,7 +76,6 @@ class BilinearEdges(base.Network):
   config_widths: Sequence[int] = (1024, 128)
   head_widths: Sequence[int] = (1024,)
   config_scale: float = 1.0
-  share: bool = True
   dtype: str | None = None
   precision: str | None = None
 
@@ -102,8 +100,6 @@ class BilinearEdges(base.Network):
     static = jnp.concatenate([batch.graph.nodes["feat"], self.op_embedding(batch.graph)], axis=-1)
     ends = [take_rows(static, end) for end in (found.consumer, found.producer)]
     edges = jnp.concatenate(ends, axis=-1)[:, None]
-    if not self.share:
-      edges = jnp.broadcast_to(edges, (len(edges), batch.target.shape[1], edges.shape[2]))
     edges = nn.relu(self.edge(edges))
     config = self.with_configurations(edges, found, batch)
     graph_of = node_graph(batch.graph).at[found.consumer].get(mode="fill", fill_value=graphs)
@@ -114,11 +110,11 @@ class BilinearEdges(base.Network):
   def with_configurations(
       self, edges: jax.Array, found: ConfigurableEdges, batch: LayoutBatch
   ) -> jax.Array:
-    """Edges `[E, 1 or C, B]` with the configuration of their consumer: `[E, C, B']`."""
+    """Edges `[E, 1, B]` with the configuration of their consumer: `[E, C, B']`."""
     matmul = functools.partial(layers.matmul, dtype=self.dtype, precision=self.precision)
     rows = self.config_scale * jnp.asarray(batch.rows)
     (kernel, config_kernel), bias = self.first((edges.shape[-1], rows.shape[-1]))
-    config = layout_features.config_rows(matmul(rows, config_kernel), batch)
+    config = split_nodes.config_rows(matmul(rows, config_kernel), batch)
     mixed = matmul(edges, kernel) + take_rows(config, found.row)
     mixed = nn.relu(mixed + bias[None].astype(mixed.dtype))
     return nn.relu(self.rest(mixed)) if self.config_widths[1:] else mixed
@@ -132,7 +128,7 @@ def bilinear(edges: jax.Array, config: jax.Array, member: jax.Array) -> jax.Arra
   """Sums of outer products over the edges of each graph.
 
   Args:
-    edges: `[E, 1 or C, A]`.
+    edges: `[E, 1, A]`.
     config: `[E, C, B]`.
     member: `[G, E]` which edge belongs to which graph.
 
@@ -143,9 +139,7 @@ def bilinear(edges: jax.Array, config: jax.Array, member: jax.Array) -> jax.Arra
   product = functools.partial(jnp.einsum, precision="highest")
 
   def of_graph(mask):
-    if edges.shape[1] == 1:
-      return product("ea,ecb->cab", mask[:, None] * edges[:, 0], config)
-    return product("eca,ecb->cab", mask[:, None, None] * edges, config)
+    return product("ea,ecb->cab", mask[:, None] * edges[:, 0], config)
 
   result = jax.lax.map(of_graph, member)
   return result.reshape(*result.shape[:2], -1)

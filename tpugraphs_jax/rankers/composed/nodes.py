@@ -1,13 +1,18 @@
-"""Node features in two forms, and the operations that a layer needs on both.
+"""Batches and node features in two forms, and the operations that a layer needs on both.
 
     form                                  stands for
     SplitNodes (`split_nodes`)            [N, C, F], nodes that no configuration has
                                           reached kept once
     array [N, C, F], or [N, 1, F]         itself; one configuration stands for all
 
-Functions of single nodes apply to either with `jax.tree.map`. Message passing keeps the
-first form, and so does everything that looks at one node alone. What brings every node
-news of the whole graph (normalisation over nodes, attention) ends in the second.
+Functions of single nodes apply to either with `jax.tree.map`. Message passing and functions
+of single nodes keep the first form. Normalisation over nodes and attention, after which
+every node depends on its whole graph, return the second.
+
+DropEdge (`drop_edges`) leaves out edges at random in training. An edge stands in several
+tables: in one row per end, among all nodes and among those that configurations reach, and
+in the list of edges. Whether it stays is a hash of random numbers of its two ends, so that
+every table comes to the same answer by itself.
 """
 
 from __future__ import annotations
@@ -18,18 +23,20 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batching import Adjacency, LayoutBatch, NodesByHop, TileBatch
-from tpugraphs_jax.nn import layout_features, pooling
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
+from tpugraphs_jax.data.batching import TileBatch
+from tpugraphs_jax.nn import pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import neighbour_sum, node_graph, take_rows
 from tpugraphs_jax.nn.split_nodes import SplitNodes, grow, nodes_within, split_neighbour_sum
 
+Keep = Callable[[jax.Array, jax.Array], jax.Array]  # of consumers and producers
 Nodes = SplitNodes | jax.Array
 Batch = LayoutBatch | TileBatch
 
 
 @dataclasses.dataclass(frozen=True)
 class Slates:
-  """What layers look up in a batch of G slates with N nodes and C configurations.
+  """A batch of G slates with N nodes and C configurations, and its edges that count.
 
   Attributes:
     batch: the batch itself.
@@ -47,7 +54,7 @@ class Slates:
 
   @classmethod
   def of(cls, batch: Batch) -> Slates:
-    """All that is in a batch."""
+    """The slates of a batch with all of its edges."""
     real = jnp.arange(len(batch.graph.senders)) < batch.graph.n_edge[:-1].sum()
     by_hop = batch.by_hop if isinstance(batch, LayoutBatch) else None
     return cls(batch, batch.adjacency, by_hop, real, node_graph(batch.graph))
@@ -84,7 +91,7 @@ def everywhere(x: Nodes, slates: Slates) -> jax.Array:
 
 
 def aligned(slates: Slates, *parts: Nodes) -> list[Nodes]:
-  """The same features, all in one form and with the same hop."""
+  """The parts in one form: all plain, or all split with the same hop."""
   if any(not isinstance(part, SplitNodes) for part in parts):
     return [everywhere(part, slates) for part in parts]
   hop = max(part.hop for part in parts)
@@ -92,7 +99,7 @@ def aligned(slates: Slates, *parts: Nodes) -> list[Nodes]:
 
 
 def combine(function: Callable[..., jax.Array], slates: Slates, *parts: Nodes) -> Nodes:
-  """`function` of single nodes on features of several: `[..., F1], [..., F2] -> [..., F]`.
+  """Applies `function`, which acts on single nodes: `[..., F1], [..., F2] -> [..., F]`.
 
   Parts with one configuration are repeated where others have all.
   """
@@ -139,7 +146,7 @@ def sum_neighbours(x: Nodes, slates: Slates, direction: str, *, own: bool = Fals
 def chosen(
     x: Nodes, slates: Slates, *, configurable: bool = False
 ) -> tuple[SplitNodes, pooling.Chosen]:
-  """Either form as poolings take it, with the real nodes of each graph.
+  """Features and the real nodes of each graph, as the functions of `nn.pooling` take them.
 
   Args:
     x: `[N, C, F]` in either form.
@@ -158,7 +165,7 @@ def chosen(
 
 def _configurable_rows(x: SplitNodes, batch: LayoutBatch) -> tuple[SplitNodes, pooling.Chosen]:
   """The rows of hop 0 alone: configurable nodes are reached from the start."""
-  mask = layout_features.configurable_selection(batch)
+  mask = pooling.configurable_selection(batch)
   rows = SplitNodes(x.shared[:0], x.varying[: mask.shape[1]], 0)
   return rows, pooling.Chosen(mask[:, :0], mask)
 
@@ -166,10 +173,72 @@ def _configurable_rows(x: SplitNodes, batch: LayoutBatch) -> tuple[SplitNodes, p
 def configurable_nodes(batch: LayoutBatch) -> jax.Array:
   """Which nodes have a layout configuration, `[N]` bool; False for padding nodes."""
   none = jnp.zeros(len(batch.graph.nodes["opcode"]), bool)
-  rows = layout_features.is_configured_row(batch)
+  rows = split_nodes.is_configured_row(batch)
   return none.at[batch.by_hop.nodes[0]].set(rows, mode="drop")
 
 
 def graph_mean(x: Nodes, slates: Slates) -> jax.Array:
   """Mean over the nodes of each graph, `[G, C, F]` float32; 0 for a graph without nodes."""
   return pooling.split_pool_sum(*chosen(x, slates)) / slates.graph_nodes[:, None, None]
+
+
+def drop_edges(slates: Slates, key: jax.Array, max_rate: float) -> Slates:
+  """The slates without a random part of their edges.
+
+  The rate is drawn anew with every key, uniformly from 0 to `max_rate` (5th place: 0.15).
+  Edges with the same ends stay or go together.
+
+  Args:
+    slates: whose edges are dropped.
+    key: `[]` of the rate and of the edges.
+    max_rate: largest share of edges that are left out.
+  """
+  graph = slates.batch.graph
+  keep = keep_function(key, max_rate, len(slates.graph_of))
+  dropped = dataclasses.replace(
+      slates, adjacency=_thin(slates.adjacency, keep, jnp.arange(len(slates.graph_of))),
+      edge_mask=slates.edge_mask & keep(graph.receivers, graph.senders))
+  if slates.by_hop is None:
+    return dropped
+  among_rows = _thin(slates.by_hop.adjacency, keep, jnp.concatenate(slates.by_hop.nodes))
+  return dataclasses.replace(dropped, by_hop=slates.by_hop._replace(adjacency=among_rows))
+
+
+def keep_function(key: jax.Array, max_rate: float, nodes: int) -> Keep:
+  """Says of consumers and producers `[...]` int32 which edges between them stay, `[...]` bool."""
+  rate_key, bits_key = jax.random.split(key)
+  rate = jax.random.uniform(rate_key, maxval=max_rate)
+  bits = jax.random.bits(bits_key, (2, nodes), jnp.uint32)
+
+  def keep(consumer, producer):
+    ends = (part.at[end].get(mode="fill", fill_value=0)
+            for part, end in zip(bits, (consumer, producer)))
+    first, second = ends
+    return _uniform(first ^ (second * jnp.uint32(0x9E3779B1))) >= rate
+
+  return keep
+
+
+def _uniform(bits: jax.Array) -> jax.Array:
+  """Numbers in [0, 1) from mixed bits `[...]` uint32 (the finaliser of MurmurHash3)."""
+  for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+    bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
+  bits ^= bits >> 16
+  return (bits >> 8).astype(jnp.float32) * 2.0**-24
+
+
+def _thin(adjacency: Adjacency, keep: Keep, node: jax.Array) -> Adjacency:
+  """Both halves without the edges that go; `node [rows]` is the node of each row."""
+  of = lambda row: jnp.asarray(node).at[row].get(mode="fill", fill_value=ABSENT)
+
+  def kept(receiver, index, consumers):
+    ends = of(receiver)[:, None], of(index)
+    return jnp.where(keep(*(ends if consumers else ends[::-1])), index, ABSENT)
+
+  def table(side: Neighbours, consumers: bool) -> Neighbours:
+    rows = jnp.arange(len(side.index))
+    return Neighbours(
+        kept(rows, side.index, consumers),
+        kept(side.overflow_receiver, side.overflow_index, consumers), side.overflow_receiver)
+
+  return Adjacency(table(adjacency.operands, True), table(adjacency.users, False))

@@ -1,4 +1,4 @@
-"""What there is to choose about the ranker of this package, and what excludes each other."""
+"""Options of the composed ranker, and the checks that options fit together."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS
 
 ENCODINGS = ("raw", "gain", "embedding")
 MISSING = ("zero", "sentinel", "layout")
-# The sides that a node receives from, each with weights of its own.
+# The neighbours that a node receives messages from, each kind with weights of its own.
 EDGE_DIRECTIONS = {"forward": (OPERANDS,), "backward": (USERS,),
                    "bidirectional": (OPERANDS, USERS), "symmetric": (BOTH,)}
-CONVOLUTIONS = ("sage", "gcn", "gatv2", "gin", "appnp", "none")
+CONVOLUTIONS = ("sage", "gatv2", "gin", "appnp")
 ACTIVATIONS = ("none", "relu", "leaky_relu", "prelu", "gelu", "silu", "elu", "tanh")
-NORMS = ("none", "layer", "instance", "graph", "configuration")
+NORMS = ("none", "layer", "instance")
 NORM_POSITIONS = ("pre", "post", "after_activation")
-RESIDUALS = ("none", "identity", "initial", "gated")
+RESIDUALS = ("none", "identity", "gated")
 RESIDUAL_POSITIONS = ("before_activation", "after_activation")
 ATTENTIONS = ("none", "softmax", "linear", "difformer")
 COMBINATIONS = ("sum", "concat", "serial")
 FUSIONS = {"layout": ("early", "middle"), "tile": ("early", "late", "cross")}
-ATTENTION_POOLING = "attention"
 READOUTS = ("pool", "node_scalar_sum", "lstm", "transformer")
-# These bring a node news of its whole graph.
-NORMS_OVER_NODES = ("instance", "graph")
 
 _CHOICES = {
     "encoding": ENCODINGS, "missing": MISSING, "dimension_encoder": ("none", "transformer"),
@@ -36,12 +33,12 @@ _CHOICES = {
     "attention_combine": COMBINATIONS, "config_attention": ("none", "softmax_gate"),
     "pooling_merge": ("concat", "sum"), "readout": READOUTS, "readout_layers": ("last", "all"),
     "readout_norm": ("none", "l2"),
-    "head_norm": ("none", "layer", "configuration"),
+    "head_norm": ("none", "configuration"),
 }
 DROPOUTS = ("first", "linear", "layers", "fusion", "head")
 _SEQUENCES = ("pre_widths", "widths", "post_widths", "fusion_widths", "pooling", "head_widths",
               "dropout_in")
-# Least numbers of options that count something.
+# The smallest value of each option that is a number.
 _LEAST = {"op_embed_dim": 1, "op_max_norm": 0, "op_gain": 0, "value_embed_dim": 1,
           "dimension_width": 1, "dimension_layers": 1, "position_width": 0, "feature_width": 0,
           "heads": 1, "appnp_steps": 1, "dropout": 0, "drop_edge": 0, "attention_keys": 0,
@@ -62,12 +59,12 @@ class Options:
       each through one embedding that all share (`embedding`, first).
     encoding_scale: factor of raw values (third: 1/5), start of learned factors (100).
     value_embed_dim: width of the embedding of each layout value.
-    missing: what a node that is not configurable has for a configuration: zeros, the value
+    missing: configuration of nodes that are not configurable: zeros, the value
       -2 throughout (`sentinel`, first) or its own layout in every slot (`layout`, fifth).
     node_layout: nodes have their own layout as a feature, from the block `node_layout`.
     both_kinds: has inputs for layouts and for tiles, so that programs and kernels can share
-      the parameters (fifth): nodes of a kernel have their own layout in place of a
-      configuration, programs have no tile. Tiles come untransformed and as log(1 + x).
+      the parameters (fifth): nodes of a kernel have the layout -1 in place of a configuration,
+      programs have no tile. Tiles come untransformed and as log(1 + x).
     dimension_encoder: `transformer` over one token per tensor dimension (fifth, tiles),
       from the feature block `dimension_tokens`; tokens hold own layouts with `node_layout`,
       else -1.
@@ -82,17 +79,16 @@ class Options:
     edge_direction: messages go `forward` from producers to consumers, `backward`, in both
       directions with separate weights, or alike in both (`symmetric`).
     direction_merge: results of two directions are added, or of half the width side by side.
-    conv: what a layer does along edges.
+    conv: convolution of a layer along edges.
     heads: of `gatv2` and of attention.
     appnp_steps: steps of propagation in a layer.
     appnp_restart: weight of a layer's input in each step.
     activation: of every layer.
     conv_activation: after convolutions, where it is another one (Graph Segment Training: none).
-    norm: of every layer: of each node (`layer`), over the nodes of a graph (`instance`, or
-      `graph` with learned parts), over the configurations of a slate (`configuration`).
+    norm: of every layer: of each node (`layer`), or over the nodes of a graph (`instance`).
     norm_position: before a layer, before its activation, or after its activation.
-    residual: a layer adds to its input (`identity`), to the input of the first (`initial`),
-      or chooses between input and output (`gated`); where widths match.
+    residual: a layer adds its output to its input (`identity`), or mixes the two by a learned
+      gate (`gated`), where their widths match.
     residual_position: of that addition.
     dropout: share of features that training leaves out, the same for all configurations.
     dropout_in: where: behind the `first` linear layer, all `linear` ones on nodes, the `layers`
@@ -102,7 +98,7 @@ class Options:
       the number of nodes alone `linear` (third, tenth) or `difformer` (tenth).
     attention_combine: attention and convolution are added, side by side, or one after the
       other (`serial`).
-    attention_keys: width of queries and keys; 0 = that of the layer.
+    attention_keys: width of queries and keys; 0 = the width of the layer.
     attention_normalize: weights of linear attention add up to 1 (third: not).
     attention_from: number of the first layer with attention.
     channel_attention: a gate per channel from a bottleneck that many times narrower
@@ -119,13 +115,12 @@ class Options:
       (MLSys 2021).
     readout_layers: the `last` layer of the encoder is read out, or the sum of `all` layers
       (sixth, whose means over nodes of all layers are added).
-    pooling: poolings of `nn.pooling`, or `attention`.
+    pooling: names of `nn.pooling`.
     pooling_merge: poolings side by side, or added.
     readout_norm: `l2` gives pooled features length 1.
     score_scale: factor of the sum of scalars (second: 1e-3, milliseconds to seconds).
     head_widths: layers of the head before its last.
-    head_norm: in these layers; `configuration` looks across the slate (sixth).
-    share: whether what configurations have in common is computed once.
+    head_norm: of these layers: `configuration` normalises over the slate (sixth).
     dtype: of the computation.
     precision: of matrix products.
   """
@@ -182,7 +177,6 @@ class Options:
   score_scale: float = 1.0
   head_widths: Sequence[int] = ()
   head_norm: str = "none"
-  share: bool = True
   dtype: str | None = None
   precision: str | None = None
 
@@ -192,9 +186,9 @@ class Options:
 
   @property
   def whole_graph(self) -> bool:
-    """Whether a readout depends on nodes however far away."""
-    return (self.norm in NORMS_OVER_NODES or self.global_attention != "none"
-            or ATTENTION_POOLING in self.pooling or self.readout in ("lstm", "transformer"))
+    """Whether a readout depends on nodes at any distance."""
+    return (self.norm == "instance" or self.global_attention != "none"
+            or self.readout in ("lstm", "transformer"))
 
   @property
   def after_conv(self) -> str:
@@ -203,7 +197,7 @@ class Options:
 
   @property
   def head_in_embed(self) -> bool:
-    """Whether the head needs what is at hand in front of readouts alone: the slate, or training."""
+    """Whether the head runs within `embed`: it needs the mask of the slate, or drops features."""
     return bool(self.head_widths) and (
         self.head_norm == "configuration" or self.dropout > 0 and "head" in self.dropout_in)
 
@@ -214,7 +208,7 @@ class Options:
   @property
   def across_configs(self) -> bool:
     """Whether a score depends on the other configurations of the slate."""
-    return "configuration" in (self.norm, self.head_norm) or self.config_attention != "none"
+    return self.head_norm == "configuration" or self.config_attention != "none"
 
 
 def check(options: Options, kind: str) -> Options:
@@ -270,27 +264,26 @@ def _check_numbers(options: Options) -> None:
 
 
 def _check_poolings(options: Options, kind: str) -> None:
-  known = [*(pooling.names() if kind == "layout" else pooling.POOLINGS), ATTENTION_POOLING]
+  known = pooling.names() if kind == "layout" else list(pooling.POOLINGS)
   if not options.pooling or set(options.pooling) - set(known):
     raise ValueError(f"model.pooling is {options.pooling}, expected some of {', '.join(known)}")
 
 
 def _conflicts(options: Options, kind: str) -> list[tuple[bool, str]]:
-  """Combinations that mean nothing, each with what to do about it."""
+  """Combinations that are refused: whether each is there, and the message with the remedy."""
   early, tile = options.fusion == "early", kind == "tile"
   alike = "where all configurations are alike: take model.fusion=early"
   return [
       (not early and options.config_attention != "none",
        f"model.config_attention looks across configurations {alike}"),
-      (not early and options.norm == "configuration",
-       f"model.norm is 'configuration', which normalises across configurations {alike}"),
       (not early and options.dimension_encoder != "none" and tile,
        f"model.dimension_encoder joins tiles to nodes {alike}"),
       (tile and options.encoding == "embedding",
        "model.encoding is 'embedding', but tile configurations are no layout values: take raw "
        "or gain"),
-      (options.both_kinds and (not early or options.encoding != "raw"
-                               or options.missing != "layout" or options.dimension_encoder != "none"),
+      (options.both_kinds and (
+          not early or options.encoding != "raw" or options.missing != "layout"
+          or options.dimension_encoder != "none"),
        "model.both_kinds goes with model.fusion=early, encoding=raw, missing=layout and "
        "dimension_encoder=none"),
       (tile and options.missing != "zero" and not options.both_kinds,

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import functools
 import inspect
 from typing import Any
@@ -18,23 +17,20 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.nn import layers
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.composed import inputs, joins, options as options_lib
-from tpugraphs_jax.rankers.composed.drop_edge import drop_edges
+from tpugraphs_jax.rankers.composed import inputs, options as options_lib, readouts
 from tpugraphs_jax.rankers.composed.encoder import Encoder, hops
-from tpugraphs_jax.rankers.composed.nodes import Batch, Slates
+from tpugraphs_jax.rankers.composed.nodes import Batch, Slates, drop_edges
 from tpugraphs_jax.rankers.composed.options import Options
-from tpugraphs_jax.rankers.composed.readouts import Hidden, Readout
-from tpugraphs_jax.rankers.whole import Kernels
 
 NAME = "Composed"
 
 
-class ComposedKernels(Kernels):
+class ComposedKernels(base.Kernels):
   """Kernels whose equal nodes share the encoding of tensor dimensions."""
 
   @property
   def distinct(self) -> int:
-    """See `Kernels`."""
+    """See `base.Kernels`."""
     return self.network.distinct
 
 
@@ -57,13 +53,12 @@ class Composed(base.Network):
   def distinct(self) -> int:
     """Columns of node features that the encoder of dimensions of tiles reads."""
     o = self.options
-    return inputs.token_columns(o) if o.share and self.kind == "tile" else 0
+    return inputs.token_columns(o) if self.kind == "tile" else 0
 
   @property
   def hops(self) -> int:
-    o = self.options
-    shares = o.share and o.fusion == "early" and self.kind == "layout"
-    return hops(o) if shares else 0
+    is_early_layout = self.options.fusion == "early" and self.kind == "layout"
+    return hops(self.options) if is_early_layout else 0
 
   @property
   def compares_configs(self) -> bool:
@@ -91,15 +86,15 @@ class Composed(base.Network):
     self.inputs = inputs.Inputs(o, matmul, dense)
     self.encoder = Encoder(o, dense)
     if o.fusion == "middle":
-      self.join = joins.Middle(o, matmul, dense)
+      self.join = readouts.Middle(o, matmul, dense)
     elif o.fusion == "late":
-      self.join = joins.Late(o, exact)
+      self.join = readouts.Late(o, exact)
     elif o.fusion == "cross":
-      self.join = joins.Cross(o)
+      self.join = readouts.Cross(o)
     if o.fusion != "cross":
-      self.readout = Readout(o, exact, configurable=o.fusion == "middle")
+      self.readout = readouts.Readout(o, exact, configurable=o.fusion == "middle")
     if o.head_widths:
-      self.hidden = Hidden(o, exact)
+      self.hidden = readouts.Hidden(o, exact)
     if o.readout != "node_scalar_sum":
       self.last = exact(1)
 
@@ -129,14 +124,17 @@ class Composed(base.Network):
     return self.last(readout)[..., 0]
 
 
-def _builder(kind: str) -> Callable[..., Composed]:
-  def build(**options: Any) -> Composed:
-    return Composed(kind, options_lib.check(Options(**options), kind))
-
-  build.__signature__ = inspect.signature(Options)  # the names that a config may have
-  build.__doc__ = Options.__doc__
-  return build
+@base.LAYOUT_MODELS.register(NAME)
+def layout(**options: Any) -> Composed:
+  """The ranker of layouts with these `options.Options`."""
+  return Composed("layout", options_lib.check(Options(**options), "layout"))
 
 
-for _kind, _models in base.MODELS.items():
-  _models.register(NAME)(_builder(_kind))
+@base.TILE_MODELS.register(NAME)
+def tile(**options: Any) -> Composed:
+  """The ranker of tiles with these `options.Options`."""
+  return Composed("tile", options_lib.check(Options(**options), "tile"))
+
+
+# The names that a config may have.
+layout.__signature__ = tile.__signature__ = inspect.signature(Options)

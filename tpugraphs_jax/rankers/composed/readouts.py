@@ -1,4 +1,9 @@
-"""Node features `[N, C, F]` to one readout per graph and configuration, and the head."""
+"""Everything behind the encoder: configurations that join there, the readout, and the head.
+
+A join behind the encoder lets the encoder run once for all configurations: its nodes are
+`[N, 1, F]`. Configurations then meet encoded nodes (`Middle`, `Cross`) or the pooled
+kernel (`Late`).
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,106 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.nn import layers, pooling
+from tpugraphs_jax.nn import layers, pooling, split_nodes
+from tpugraphs_jax.nn.layers import JoinedDense
+from tpugraphs_jax.nn.split_nodes import SplitNodes
 from tpugraphs_jax.rankers.composed import nodes
 from tpugraphs_jax.rankers.composed.attention import EncoderLayer
-from tpugraphs_jax.rankers.composed.blocks import drop, width_of
+from tpugraphs_jax.rankers.composed.inputs import Values, config_values
 from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
-from tpugraphs_jax.rankers.composed.norms import Activation, masked_normal
-from tpugraphs_jax.rankers.composed.options import ATTENTION_POOLING, Options
+from tpugraphs_jax.rankers.composed.operations import Activation, drop, masked_normal, width_of
+from tpugraphs_jax.rankers.composed.options import Options
 
 Dense = Callable[..., nn.Module]
+
+
+def _encoded(options: Options, slates: Slates) -> jax.Array:
+  """Configurations as inputs: rows `[R, V]` of layouts, or tiles `[G, C, V]`."""
+  values = config_values(slates)
+  return Values(
+      options.encoding, values.shape[-1], options.encoding_scale, options.value_embed_dim,
+      name="values").configurations(values)
+
+
+class Middle(nn.Module):
+  """Configurable nodes with their configurations through an MLP (10th place).
+
+  Attributes:
+    options: of the ranker.
+    matmul: product `[..., K] @ [K, F]` in the dtype of the computation.
+    dense: makes linear layers.
+  """
+
+  options: Options
+  matmul: Callable[[jax.Array, jax.Array], jax.Array]
+  dense: Dense
+
+  @nn.compact
+  def __call__(self, x: jax.Array, slates: Slates) -> SplitNodes:
+    """Mixes `x [N, 1, F]` with rows of hop 0: `[N, 1, H]` zeros and `[hop 0, C, H]`."""
+    options, batch = self.options, slates.batch
+    rows = _encoded(options, slates)
+    own = x.at[batch.by_hop.nodes[0]].get(mode="fill", fill_value=0)
+    width = options.fusion_widths[0]
+    (kernel, config_kernel), bias = JoinedDense(width, name="join")(
+        (x.shape[-1], rows.shape[-1]))
+    config = split_nodes.config_rows(self.matmul(rows, config_kernel), batch)
+    mixed = self.matmul(own, kernel) + config
+    mixed = Activation(options.activation, name="activation_0")(
+        mixed + bias[None].astype(mixed.dtype))
+    for number, width in enumerate(options.fusion_widths[1:], start=1):
+      mixed = self.dense(width, name=f"dense_{number}")(mixed)
+      mixed = Activation(options.activation, name=f"activation_{number}")(mixed)
+    return SplitNodes(jnp.zeros((len(x), 1, mixed.shape[-1]), mixed.dtype), mixed, 0)
+
+
+class Late(nn.Module):
+  """Tiles through an MLP, beside the pooled kernel (1st and 6th place).
+
+  Attributes:
+    options: of the ranker.
+    dense: makes linear layers.
+  """
+
+  options: Options
+  dense: Dense
+
+  @nn.compact
+  def __call__(self, pooled: jax.Array, slates: Slates, *, train: bool = False) -> jax.Array:
+    """Appends configurations to `pooled [G, 1, P]`: `[G, C, P + fusion width]`."""
+    config = _encoded(self.options, slates)
+    for number, width in enumerate(self.options.fusion_widths):
+      if number:
+        config = drop(config, self.options, "fusion", train=train)
+        config = Activation(self.options.activation, name=f"activation_{number}")(config)
+      config = self.dense(width, name=f"dense_{number}")(config)
+    shape = *config.shape[:2], pooled.shape[-1]
+    return jnp.concatenate([jnp.broadcast_to(pooled, shape), config], axis=-1)
+
+
+class Cross(nn.Module):
+  """Tiles as queries to the nodes of their kernel (10th place).
+
+  Attributes:
+    options: of the ranker.
+  """
+
+  options: Options
+
+  @nn.compact
+  def __call__(self, x: jax.Array, slates: Slates) -> jax.Array:
+    """Configurations after attention to the nodes `x [N, 1, F]` of their kernel: `[G, C, H]`."""
+    options = self.options
+    query = layers.MLP(options.fusion_widths, name="queries")(_encoded(options, slates))
+    graphs, configs = slates.graphs, slates.configs
+    member = slates.graph_of[None] == jnp.arange(graphs)[:, None]
+    query = query.reshape(1, graphs * configs, -1)
+    member = jnp.repeat(member, configs, axis=0)
+    to = jnp.swapaxes(x, 0, 1)
+    for number in range(options.decoder_layers):
+      layer = EncoderLayer(query.shape[-1], options.heads, name=f"layer_{number}")
+      query = layer(query, to, member[None, None])
+    return query.reshape(graphs, configs, -1)
 
 
 class Readout(nn.Module):
@@ -51,8 +147,6 @@ class Readout(nn.Module):
     """One pooling of `x [N, C, F]`: `[G, C, F]` float32."""
     only = self.configurable or name.startswith(pooling.CONFIGURABLE)
     rows, mask = nodes.chosen(x, slates, configurable=only)
-    if name == ATTENTION_POOLING:
-      return AttentionPooling(self.dense, name="attention")(rows, mask)
     count = slates.graph_nodes
     if only:
       count = jnp.maximum(mask.varying.sum(axis=1), 1)
@@ -66,36 +160,6 @@ class Readout(nn.Module):
       layer = EncoderLayer(x.shape[-1], self.options.heads, name=f"transformer_{number}")
       by_config = layer(by_config, mask=same[None, None])
     return jnp.swapaxes(by_config, 0, 1)
-
-
-class AttentionPooling(nn.Module):
-  """Mean over nodes, weighted by a softmax over the nodes of a learned scalar (Li et al. 2016).
-
-  Attributes:
-    dense: makes linear layers.
-  """
-
-  dense: Dense
-
-  @nn.compact
-  def __call__(self, x: nodes.SplitNodes, mask: pooling.Chosen) -> jax.Array:
-    """`[G, C, F]` float32 of `x [N, 1, F]` and `[rows, C, F]`; 0 for a graph without nodes."""
-    logit = jax.tree.map(self.dense(1, name="logit"), x)
-    logit = jax.tree.map(lambda v: v.astype(jnp.float32), logit)
-    # The same shift for all configurations: weights of shared nodes stay shared.
-    highest = jax.lax.stop_gradient(pooling.split_pool_max(logit, mask).max(axis=1))
-    of_rows = lambda member: (member.T @ highest)[:, None]
-    weight = nodes.SplitNodes(
-        jnp.exp(logit.shared - of_rows(mask.shared)) * _counts(mask.shared),
-        jnp.exp(logit.varying - of_rows(mask.varying)) * _counts(mask.varying), x.hop)
-    total = pooling.split_pool_sum(jax.tree.map(lambda v, w: v * w, x, weight), mask)
-    weights = pooling.split_pool_sum(weight, mask)
-    return total / jnp.where(weights > 0, weights, 1)
-
-
-def _counts(member: jax.Array) -> jax.Array:
-  """Which rows count for any graph of `member [G, n]`, `[n, 1, 1]` float32."""
-  return member.sum(axis=0)[:, None, None]
 
 
 class LastState(nn.Module):
@@ -155,9 +219,7 @@ class Hidden(nn.Module):
     options = self.options
     for number, width in enumerate(options.head_widths):
       readout = self.dense(width, name=f"dense_{number}")(readout)
-      if options.head_norm == "layer":
-        readout = nn.LayerNorm(name=f"norm_{number}")(readout)
-      elif options.head_norm == "configuration":
+      if options.head_norm == "configuration":
         readout = masked_normal(readout, config_mask)
       readout = drop(readout, options, "head", train=train)
       readout = Activation(options.activation, name=f"activation_{number}")(readout)

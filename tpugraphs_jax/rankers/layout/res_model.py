@@ -1,11 +1,17 @@
-"""The official layout model, on features that are split by hop (`split_nodes`).
+"""The official layout model, on features that are split by hop (`split_nodes`), and its blocks.
 
-Source: published baseline of TpuGraphs (arXiv 2308.13490).
+The published model samples a block of consecutive nodes for each slate. In the mode
+`dropout` messages and configurations stay inside the block. In the mode `backpropdropout`
+training runs two passes over a graph: one inside the block, with gradients, and one on the
+whole graph, without. The readout takes nodes of the block from the first pass and all
+other nodes from the second.
+
+Source: published baseline of TpuGraphs (arXiv 2308.13490), flags `dropout`, `keep_nodes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import functools
 import operator
 from typing import Any
@@ -13,22 +19,68 @@ from typing import Any
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from tpugraphs_jax.data.batching import LayoutBatch
-from tpugraphs_jax.nn import layers, layout_features, pooling
+from tpugraphs_jax.data import plan
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
+from tpugraphs_jax.data.batching import PreparedGraph, Slate
+from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
+from tpugraphs_jax.nn import layers, pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS, degree
 from tpugraphs_jax.nn.layers import Dense, JoinedDense, OpcodeEmbedding, leaky_relu
-from tpugraphs_jax.nn.split_nodes import PartialSum, SplitNodes, divide_nodes, grow
+from tpugraphs_jax.nn.split_nodes import SplitNodes, divide_nodes, grow, nodes_within
 from tpugraphs_jax.nn.split_nodes import split_neighbour_sum
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.layout import block_training
-from tpugraphs_jax.rankers.layout.blocks import BlockPrograms
-from tpugraphs_jax.rankers.whole import Programs
 
-# When the network looks at a sampled block of nodes alone: never, always, in training.
+# Networks that look only at a sampled block of nodes: never, always, in training.
 DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
 # Whose messages the sums of a round add up, by normalisation.
 NORMALIZATIONS = {"sym": (BOTH,), "asym": (USERS, OPERANDS)}
+# A network that always looks at blocks is judged on the mean of three (official).
+_BLOCKS_IN_EVALUATION = 3
+
+
+class BlockPrograms(base.Programs):
+  """Whole programs, each slate with a block of at most `batch.keep_nodes` nodes."""
+
+  def check(self) -> None:
+    super().check()
+    if self.config["task"] == "segments":
+      raise ValueError(
+          "this model looks at sampled blocks of nodes, and segments take the place of blocks: set "
+          "model.dropout to fullgraph, or train on whole graphs (variant full)")
+
+  def draw(self, graphs: Sequence[PreparedGraph], sampler: ConfigSampler) -> Draw:
+    """Draws slates and a block of each; see `Family.draw`."""
+    def draw(number: int, rng: np.random.Generator) -> Drawn:
+      graph = graphs[number]
+
+      def finish() -> Slate:
+        ids, target = sampler(number, rng)
+        return Slate(graph, ids, target, number, self.draw_block(graph, rng))
+
+      return Drawn(graph.sizes, finish)
+
+    return draw
+
+  def draw_block(self, graph: PreparedGraph, rng: np.random.Generator) -> tuple[int, int]:
+    """One of the contiguous blocks of a program, `(first node, last node + 1)` (official)."""
+    return plan.sample_block(len(graph.opcode), self.config["batch"]["keep_nodes"], rng)
+
+  def scores(
+      self, params: Any, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray], *,
+      progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores `[n]` float32; the mean over sampled blocks where the network always needs one."""
+    if self.network.dropout != "dropout":
+      return super().scores(params, graphs, config_ids, progress=progress)
+    rng = np.random.default_rng(self.config["seed"])
+    runs = []
+    for _ in range(_BLOCKS_IN_EVALUATION):
+      blocks = [self.draw_block(graph, rng) for graph in graphs]
+      found = self.encoder.run(params, graphs, config_ids, blocks=blocks, progress=progress)
+      runs.append([scores for _, scores in found])
+    return [np.mean(scores, axis=0) for scores in zip(*runs)]
 
 
 @base.LAYOUT_MODELS.register("ResModel")
@@ -37,8 +89,8 @@ class ResModel(base.Network):
 
   `dropout` says how the sampled block of nodes is used. `fullgraph` ignores the block.
   `dropout` passes messages and configurations inside the block only, in
-  evaluation as well. `backpropdropout` does so in training, in a second pass beside the
-  full one (`block_training`).
+  evaluation as well. `backpropdropout` does so in training, in a pass of its own beside
+  the full one (see the module).
 
   Attributes:
     op_embed_dim: width of the opcode embedding.
@@ -72,7 +124,7 @@ class ResModel(base.Network):
 
   @property
   def family(self):
-    return Programs if self.dropout == "fullgraph" else BlockPrograms
+    return base.Programs if self.dropout == "fullgraph" else BlockPrograms
 
   @property
   def hops(self) -> int:
@@ -80,7 +132,7 @@ class ResModel(base.Network):
 
   @property
   def directions(self) -> tuple[str, ...]:
-    """The directions that messages of a round come from, one sum each."""
+    """The neighbours that a round sums messages of, one sum for each entry."""
     return NORMALIZATIONS[self.adj_normalization]
 
   def setup(self):
@@ -96,18 +148,21 @@ class ResModel(base.Network):
     """The readout of every graph and configuration, `[G, C, P]` float32."""
     static = batch.graph.nodes["feat"], self.op_embedding(batch.graph)
     if self.dropout == "backpropdropout" and train:
-      return block_training.embed(self, static, batch)
-    seen = block_training.inside_block(batch) if self.dropout == "dropout" else batch
-    return self.readout(self.encode(static, seen, self.num_gnns), seen)
+      block = inside_block(batch)
+      read = [merged(jnp.asarray(batch.block_mask), x, jax.lax.stop_gradient(other), batch.by_hop)
+              for x, other in zip(self.encode(static, block), self.encode(static, batch))]
+      return self.readout(read, block)
+    seen = inside_block(batch) if self.dropout == "dropout" else batch
+    return self.readout(self.encode(static, seen), seen)
 
   def score(self, readout: jax.Array) -> jax.Array:
     """Scores `[...]` float32 of readouts `[..., P]`."""
     return self.head(readout)[..., 0]
 
   def encode(
-      self, static: Sequence[jax.Array], batch: LayoutBatch, rounds: int
+      self, static: Sequence[jax.Array], batch: LayoutBatch
   ) -> Sequence[SplitNodes]:
-    """Node features after the first `rounds`, as summands: their sum is the features.
+    """Node features after all rounds, as summands: their sum is the features.
 
     The summands are the features before the last round `[rows of hops 0..h-1, C, H]` and
     the change that the last round makes `[rows of hops 0..h, C, H]`. The readout is made
@@ -117,18 +172,19 @@ class ResModel(base.Network):
     Args:
       static: features of nodes that no configuration changes, each `[N, F]`.
       batch: whose edges and configurations count.
-      rounds: at most `num_gnns`.
     """
     (config_kernel, *kernels), bias = self.pre_0(
         (batch.rows.shape[-1], *(part.shape[-1] for part in static)))
     shared = sum(map(self.matmul, static, kernels))
     shared += bias.astype(shared.dtype)
-    x = layout_features.start(shared, self.project(config_kernel, batch), batch)
+    x = split_nodes.start(shared, self.project(config_kernel, batch), batch)
     x = jax.tree.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v))), x)
     summands = (x,)
-    for layer in range(rounds):
+    for layer in range(self.num_gnns):
+      update = functools.partial(ResModel.update, layer=layer)
       x = self.residual(summands, batch)
-      summands = x, self.update(layer, x, batch)
+      with jax.named_scope(f"res_{layer}"):
+        summands = x, (nn.remat(update) if self.remat else update)(self, x, batch)
     return summands
 
   def residual(self, summands: Sequence[SplitNodes], batch: LayoutBatch) -> SplitNodes:
@@ -137,57 +193,27 @@ class ResModel(base.Network):
         lambda x, change: jax.tree.map(jnp.add, grow(x, batch.by_hop, change.hop), change),
         summands)
 
-  def update(self, layer: int, x: SplitNodes, batch: LayoutBatch) -> SplitNodes:
-    """The change that a round makes to features `x`, `[N, 1, H]` and `[rows, C, H]`."""
-    def hear(self, x, batch):
-      heard = [
-          split_neighbour_sum(message, batch.adjacency, batch.by_hop, direction, own=True)
-          for message, direction in zip(self.messages(layer, x, batch), self.directions)]
-      degrees = [_degree(batch, direction) for direction in self.directions]
-      return self.receive(layer, heard, degrees, batch)
+  def update(self, x: SplitNodes, batch: LayoutBatch, layer: int) -> SplitNodes:
+    """The change that a round makes to features `x`, `[N, 1, H]` and `[rows, C, H]`.
 
-    return self.round(layer, hear, x, batch)
+    The published model sums `[config, x]` over neighbours and the node itself, normalises
+    the sum and applies a linear layer. Here the layer comes before the sum: it is linear,
+    and its results are narrower than its inputs. The bias comes after the sum.
 
-  def round(self, layer: int, hear: Callable[..., SplitNodes], *arguments: Any) -> SplitNodes:
-    """`hear(self, *arguments)`; `remat` decides whether its intermediates are stored."""
-    with jax.named_scope(f"res_{layer}"):
-      return (nn.remat(hear) if self.remat else hear)(self, *arguments)
-
-  def messages(self, layer: int, x: SplitNodes, batch: LayoutBatch) -> list[SplitNodes]:
-    """Messages of nodes in each of `directions`: `[config, x]` through a linear layer.
-
-    The published model sums `[config, x]` first. Here the layer comes before the sum: it
-    is linear, and its results are narrower than its inputs. The bias comes after the sum.
+    `sym` is `D^-1/2 (A + A^T + I) D^-1/2`, with D the degree, itself included. `asym` is
+    the mean over users and the node itself plus the mean over operands and the node
+    itself, each with its own weights.
     """
-    blocks, _ = self.kernel(layer, batch)
-    sent = [
-        layout_features.add_to_configurable(
-            jax.tree.map(lambda v, own=own: self.matmul(v, own), x), self.project(config, batch))
-        for config, own in zip(blocks[::2], blocks[1::2])]
-    if self.adj_normalization == "sym":
-      by = self.divisor(_degree(batch, BOTH))
-      sent = [divide_nodes(message, by, batch.by_hop) for message in sent]
-    return sent
-
-  def receive(
-      self, layer: int, heard: Sequence[PartialSum], degrees: Sequence[jax.Array],
-      batch: LayoutBatch,
-  ) -> SplitNodes:
-    """The change that a round makes, from the sums `heard` in each of `directions`.
-
-    `sym` is `D^-1/2 (A + A^T + I) D^-1/2`, with D the degree, itself included: senders
-    are divided in `messages`, receivers here. `asym` is the mean over users and the node
-    itself plus the mean over operands and the node itself, each with its own weights.
-
-    Args:
-      layer: number of the round.
-      heard: sums of messages, the node's own included.
-      degrees: number of neighbours of each receiver, `[N]` float32 per direction.
-      batch: of the receivers.
-    """
-    means = [total.divide(self.divisor(count), batch.by_hop)
-             for total, count in zip(heard, degrees)]
-    _, bias = self.kernel(layer, batch)
+    blocks, bias = self.kernel(layer, batch)
+    means = []
+    for config, own, direction in zip(blocks[::2], blocks[1::2], self.directions):
+      message = split_nodes.add_to_configurable(
+          jax.tree.map(lambda v, own=own: self.matmul(v, own), x), self.project(config, batch))
+      by = self.divisor(degree(batch.adjacency, direction, len(batch.block_mask)))
+      if self.adj_normalization == "sym":
+        message = divide_nodes(message, by, batch.by_hop)
+      total = split_neighbour_sum(message, batch.adjacency, batch.by_hop, direction, own=True)
+      means.append(total.divide(by, batch.by_hop))
     total = functools.reduce(operator.add, means).add_bias(bias).complete(batch.by_hop)
     return jax.tree.map(lambda v: leaky_relu(self.update_1[layer](leaky_relu(v))), total)
 
@@ -208,7 +234,7 @@ class ResModel(base.Network):
   def project(self, kernel: jax.Array, batch: LayoutBatch) -> jax.Array:
     """Configurations of a batch through a block of a kernel, `[hop 0, C, H]`."""
     rows = self.matmul(self.config_gain * batch.rows, kernel)
-    return layout_features.config_rows(rows, batch)
+    return split_nodes.config_rows(rows, batch)
 
   def readout(self, summands: Sequence[SplitNodes], batch: LayoutBatch) -> jax.Array:
     """The readout `[G, C, P]` float32 of features that are given by their summands.
@@ -220,11 +246,47 @@ class ResModel(base.Network):
         pooling.split_pool_sum(x, pooling.split_selection(batch.graph, batch.by_hop, x.hop))
         for x in summands)
     mean = total / jnp.maximum(pooling.real_nodes(batch.graph), 1)[:, None, None]
-    chosen = layout_features.configurable_selection(batch)
+    chosen = pooling.configurable_selection(batch)
     configurable = sum(pooling.pool_sum(x.varying[: chosen.shape[1]], chosen) for x in summands)
     pooled = [mean, layers.l2_normalize(total), layers.l2_normalize(configurable)]
     return jnp.concatenate(pooled, axis=-1)
 
 
-def _degree(batch: LayoutBatch, direction: str) -> jax.Array:
-  return degree(batch.adjacency, direction, len(batch.block_mask))
+def inside_block(batch: LayoutBatch) -> LayoutBatch:
+  """The batch with messages and configurations among the nodes of its block alone."""
+  keep = jnp.asarray(batch.block_mask)
+  by_hop, last = batch.by_hop, len(batch.by_hop.nodes) - 1
+  at = lambda nodes: keep.at[nodes].get(mode="fill", fill_value=False)
+  return batch._replace(
+      adjacency=among(batch.adjacency, keep),
+      by_hop=by_hop._replace(adjacency=among(by_hop.adjacency, at(nodes_within(by_hop, last)))),
+      row_id=jnp.where(at(by_hop.nodes[0])[:, None], batch.row_id, ABSENT))
+
+
+def among(adjacency: Adjacency, keep: jax.Array) -> Adjacency:
+  """The edges with both ends among the nodes that `keep [N]` bool holds."""
+  # A branch, so that XLA on CPU computes the tables once, and not within every gather.
+  return jax.lax.cond(
+      keep.all(), lambda: adjacency,
+      lambda: Adjacency(*(_among(table, keep) for table in adjacency)))
+
+
+def _among(table: Neighbours, keep: jax.Array) -> Neighbours:
+  kept = lambda node: keep.at[node].get(mode="fill", fill_value=False)
+  select = lambda receiver, index: jnp.where(receiver[:, None] & kept(index), index, ABSENT)
+  return Neighbours(
+      index=select(keep, table.index),
+      # Receivers stay as they are: sorted.
+      overflow_index=select(kept(table.overflow_receiver), table.overflow_index),
+      overflow_receiver=table.overflow_receiver)
+
+
+def merged(
+    keep: jax.Array, nodes: SplitNodes, others: SplitNodes, by_hop: NodesByHop
+) -> SplitNodes:
+  """`nodes` where `keep [N]` bool holds, elsewhere and in padding `others` of the same hop."""
+  kept = keep.at[nodes_within(by_hop, nodes.hop)].get(mode="fill", fill_value=False)
+  select = lambda keep, x, other: jnp.where(keep[:, None, None], x, other)
+  return SplitNodes(
+      select(keep, nodes.shared, others.shared), select(kept, nodes.varying, others.varying),
+      nodes.hop)

@@ -1,4 +1,4 @@
-"""A GraphSAGE ranker for layouts: the recommended model.
+"""A GraphSAGE ranker for layouts.
 
 Opcode embeddings and node features meet the configuration before the first
 round of message passing (early join); rounds average operands and users with
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.data.batching import LayoutBatch
-from tpugraphs_jax.nn import layers, layout_features, pooling
+from tpugraphs_jax.nn import layers, pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree
 from tpugraphs_jax.nn.layers import Dense, OpcodeEmbedding
 from tpugraphs_jax.nn.split_nodes import PartialSum, SplitNodes, grow, split_neighbour_sum
@@ -92,7 +92,7 @@ class SAGE(base.Network):
     x = self.join_early(batch)
     for update in self.sage:
       x = update(x, batch)
-    return jnp.concatenate([layout_features.pool(x, batch, name) for name in self.pooling], axis=-1)
+    return jnp.concatenate([pooling.pool(x, batch, name) for name in self.pooling], axis=-1)
 
   def score(self, readout: jax.Array) -> jax.Array:
     """Scores `[...]` float32 of readouts `[..., P]`."""
@@ -106,14 +106,14 @@ class SAGE(base.Network):
     static = jnp.concatenate(
         [batch.graph.nodes["feat"], self.op_embedding(batch.graph)], axis=-1)
     shared = self.static(static)
-    config = layout_features.config_rows(self.config(self.embed_rows(batch.rows)), batch)
+    config = split_nodes.config_rows(self.config(self.embed_rows(batch.rows)), batch)
     if self.config_sentinel:
       # Every node gets the vector; a configurable one loses it again.
       sentinel = self.sentinel.astype(shared.dtype)
-      configurable = layout_features.is_configured_row(batch)[:, None, None]
+      configurable = split_nodes.is_configured_row(batch)[:, None, None]
       shared += sentinel
       config -= jnp.where(configurable, sentinel[None], 0)
-    return jax.tree.map(nn.gelu, layout_features.start(shared, config, batch))
+    return jax.tree.map(nn.gelu, split_nodes.start(shared, config, batch))
 
   def embed_rows(self, rows: jax.Array) -> jax.Array:
     """Embeds the 18 integers of `rows [R, 18]` with one shared table: `[R, 18 * E]` float32."""

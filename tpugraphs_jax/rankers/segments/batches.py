@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 from absl import logging
 import numpy as np
 
-from tpugraphs_jax.data.batching import LayoutBatch
-from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate, targets
+from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, targets
 from tpugraphs_jax.graph import LayoutConfigs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SegmentedGraph:
-  """A graph as its prepared segments; offers what plans and metrics ask of a graph."""
+  """A graph as its prepared segments, with the fields that plans and metrics read."""
 
   name: str
   opcode: np.ndarray  # [N] int32
@@ -57,7 +56,7 @@ class SegmentSlate(NamedTuple):
   graph: SegmentedGraph
   config_ids: np.ndarray  # [<= C] int64 configuration numbers
   target: np.ndarray  # [<= C] float32, larger = slower
-  graph_id: int  # number of the graph among those trained on
+  graph_id: int  # number of the graph among the training graphs
   fresh: np.ndarray  # [S] int64 segment numbers, ascending
 
   @property
@@ -67,7 +66,7 @@ class SegmentSlate(NamedTuple):
 
 
 class Stale(NamedTuple):
-  """What is known of the segments without gradients.
+  """Known values of the segments without gradients.
 
   Axis J counts entries: one per segment, or one for all of them together.
   """
@@ -86,7 +85,7 @@ class Others(NamedTuple):
 class SegmentBatch(NamedTuple):
   """G graphs, each with S segments and C configurations."""
 
-  fresh: LayoutBatch  # G * S slates, those of a graph side by side
+  fresh: LayoutBatch  # G * S slates, the slates of a graph side by side
   fresh_id: np.ndarray  # [G, S] int32 segment numbers, -1 for empty places
   segments: np.ndarray  # [G] int32 number of segments J of the graph, 1 for empty places
   target: np.ndarray  # [G, C] float32, larger = slower
@@ -149,7 +148,7 @@ def _others(slates, graphs: int, fresh: int, layout) -> tuple[Others, ...]:
 
 
 def align(batches: Sequence[SegmentBatch]) -> list[SegmentBatch]:
-  """Batches of several devices; where there are fewer others, some are added that count nothing."""
+  """Batches of several devices; a device with fewer `others` gets empty ones up to the most."""
   rounds = max(len(batch.others) for batch in batches)
   fill = next((batch.others[-1] for batch in batches if batch.others), None)
   if fill is not None:

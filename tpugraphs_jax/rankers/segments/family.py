@@ -1,9 +1,17 @@
 """The family of Graph Segment Training: a family of whole programs, on segments of them.
 
-Training batches hold a few segments of each program. Where the readouts of the other
-segments come from is an option: a history table (+E, with dropout of its entries +D),
-recomputed without gradient, or nowhere. Fine-tuning (+F) is a second stage: the backbone
-is frozen, every readout is computed once, and the head learns on their sums.
+Of a program's J segments a training batch has S with gradients ("fresh"). Every other
+one counts with probability p, by the value at hand:
+
+    total = eta * sum of fresh + sum of kept others,  eta = p + (1 - p) J / S
+
+so that the expected weight of every segment is 1. The values of the others come from a
+history table (+E; with p < 1 its entries are dropped: +D), are recomputed without
+gradient, or are missing (p = 0). In scoring the batch has all segments and eta = 1.
+Fine-tuning (+F) is a second stage: the backbone is frozen, every readout is computed
+once, and the head learns on their sums. The parameters are those of the wrapped network.
+
+Source: Graph Segment Training (arXiv 2305.12322), with stale embedding dropout.
 """
 
 from __future__ import annotations
@@ -14,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from absl import logging
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,20 +30,117 @@ import optax
 
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import batching, selection
-from tpugraphs_jax.data.batching import Budget, Slate
-from tpugraphs_jax.data.plan import Draw, Drawn
-from tpugraphs_jax.data.plan import ConfigSampler
+from tpugraphs_jax.data.batching import Budget, LayoutBatch, Slate
+from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.rankers.base import Family, SecondStage
+from tpugraphs_jax.rankers.base import Family, Programs, SecondStage
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.segments import batches as segment_batches, history, partition
 from tpugraphs_jax.rankers.segments.batches import HeadBatch, HeadGraph, Others, SegmentBatch
 from tpugraphs_jax.rankers.segments.batches import SegmentSlate, SegmentedGraph, Stale
-from tpugraphs_jax.rankers.segments.model import HeadModel, READOUT_COLLECTION, SegmentModel
-from tpugraphs_jax.rankers.whole import Programs
 
+READOUTS = ("embedding", "scalar")
+AGGREGATIONS = ("mean", "sum")
+HISTORY_INITS = ("zero", "skip")
+KEEP_UNITS = ("segment", "entry")
+READOUT_COLLECTION = "readout"
 _HISTORY_FOLDER = "history"
 _MODEL_FIELDS = ("readout", "aggregation", "keep", "history_init", "keep_unit")
+
+
+class SegmentModel(nn.Module):
+  """Scores `[G, C]` of graphs given by segments.
+
+  Attributes:
+    model: a layout ranker, see `rankers.base`.
+    readout: `embedding`: readouts are added up and the head scores the total;
+      `scalar`: the head scores each segment and the scores are added up
+      (published code for TpuGraphs).
+    aggregation: `sum`, or `mean`: divided by J.
+    keep: probability p that another segment counts.
+    history_init: treatment of another segment whose value is unknown: `zero`: its value
+      is zero (as published); `skip`: it does not exist, and the fresh segments stand
+      in for it, eta = (J - p * known others) / S.
+    keep_unit: the unit that is kept or dropped: a `segment` for all configurations
+      of the slate, or each `entry` (segment and configuration) on its own.
+  """
+
+  model: nn.Module
+  readout: str = "embedding"
+  aggregation: str = "mean"
+  keep: float = 1.0
+  history_init: str = "zero"
+  keep_unit: str = "segment"
+
+  def setup(self):
+    nn.share_scope(self, self.model)
+
+  def __call__(self, batch: SegmentBatch, *, train: bool = False) -> jax.Array:
+    """Scores; in training the readouts are sown as `READOUT_COLLECTION`."""
+    graphs, fresh = batch.fresh_id.shape
+    values = self.segment_readout(batch.fresh, train=train)
+    values = values.reshape(graphs, fresh, *values.shape[1:])
+    total = values.sum(axis=1)
+    if train:
+      self.sow(READOUT_COLLECTION, "fresh", jax.lax.stop_gradient(values))
+      weight, others = self.others(batch)
+      total = weight[..., None] * total + others
+    return self.head(total, batch.segments)
+
+  def segment_readout(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
+    """The values that are added up over segments, `[G, C, P]` float32; P = 1 for `scalar`."""
+    pooled = self.model.embed(batch, train=train)
+    return self.model.score(pooled)[..., None] if self.readout == "scalar" else pooled
+
+  def head(self, total: jax.Array, segments: jax.Array) -> jax.Array:
+    """Scores `[G, C]` of totals `[G, C, P]` over `segments [G]` segments."""
+    if self.aggregation == "mean":
+      total = total / jnp.maximum(segments, 1)[:, None, None]
+    return total[..., 0] if self.readout == "scalar" else self.model.score(total)
+
+  def others(self, batch: SegmentBatch) -> tuple[jax.Array, jax.Array]:
+    """Weight of the fresh segments `[G, C]`, and the kept others' sum `[G, C, P]`."""
+    graphs, fresh = batch.fresh_id.shape
+    segments = batch.segments[:, None].astype(jnp.float32)
+    if batch.stale is None:
+      configs = batch.target.shape[1]
+      return jnp.broadcast_to(segments / fresh, (graphs, configs)), jnp.zeros(())
+    known = batch.stale.known_mask
+    weight = self.keep + (1 - self.keep) * segments / fresh
+    if self.history_init == "skip":
+      weight = (segments - self.keep * known.sum(axis=-1)) / fresh
+    kept = known & self.draw(graphs, known.shape[1:])
+    others = jnp.einsum("gcj,gcjp->gcp", kept.astype(jnp.float32),
+                        batch.stale.value.astype(jnp.float32), precision="highest")
+    return jnp.broadcast_to(weight, known.shape[:2]), others
+
+  def draw(self, graphs: int, shape: tuple[int, int]) -> jax.Array:
+    """Which entries are kept, `[G, C, J]` or `[G, 1, J]` bool, the same on any devices."""
+    configs, entries = shape
+    if self.keep == 1:
+      return jnp.ones((graphs, 1, entries), bool)
+    rows = 1 if self.keep_unit == "segment" else configs
+    keys = parallel.slate_keys(self.make_rng("dropout"), graphs)
+    return jax.vmap(
+        lambda key: jax.random.bernoulli(key, self.keep, (rows, entries)))(keys)
+
+
+class HeadModel(nn.Module):
+  """Scores of totals that are known already: trains the head alone.
+
+  Attributes:
+    segment_model: the model whose `head` this is; parameters are shared.
+  """
+
+  segment_model: SegmentModel
+
+  def setup(self):
+    nn.share_scope(self, self.segment_model)
+
+  def __call__(self, batch, *, train: bool = False) -> jax.Array:
+    """Scores `[G, C]` of a `batches.HeadBatch`."""
+    del train
+    return self.segment_model.head(batch.total, batch.segments)
 
 
 def uses_history(segments: Mapping[str, Any]) -> bool:
@@ -73,7 +179,7 @@ class Segments(Family):
 
   @property
   def config_transform(self) -> Any:
-    """Of configurations: that of the wrapped family."""
+    """The transform of configurations of the wrapped family."""
     return self.programs.config_transform
 
   @config_transform.setter
@@ -85,8 +191,8 @@ class Segments(Family):
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> SegmentedGraph:
     """A program, reduced and cut into segments; see `Family.prepare`."""
     small = self.programs.reduce(inputs, raw)
-    segment = partition.cached_partition(
-        small, small.store, method=self.options["partition"], max_nodes=self.options["max_nodes"])
+    segment = partition.partition(
+        small, method=self.options["partition"], max_nodes=self.options["max_nodes"])
     pieces, cut_edges = partition.split(small, segment)
     prepared = [self.programs.prepare_part(piece) for piece in pieces]
     return segment_batches.segmented(
@@ -164,7 +270,8 @@ class Segments(Family):
     """Sums of readouts `[n, P]` over all segments of a program."""
     options = self.config["eval"]
     return Encoder(
-        network_step(self.network, method=self.encodes), self.programs.assemble, graphs=options["graphs"], configs=options["configs"],
+        network_step(self.network, method=self.encodes), self.programs.assemble,
+        graphs=options["graphs"], configs=options["configs"],
         whole_slates=self.programs.network.compares_configs, max_budgets=1,
         pieces=lambda graph: graph.segments)
 

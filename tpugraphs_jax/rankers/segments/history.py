@@ -15,7 +15,7 @@ import json
 import os
 from pathlib import Path
 import shutil
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging
 import jax
@@ -27,8 +27,8 @@ from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph,
 
 DTYPES = ("float32", "bfloat16")
 PLACES = ("auto", "device", "host")
-# Shares that a table may take: of what is free on a device (of all memory on the CPU),
-# where the model needs the rest; of the free disk, where two saved copies lie beside it.
+# Shares that a table may take: of the free memory of a device (on a CPU of all memory),
+# where the model needs the rest; of the free disk, which also holds two saved copies.
 _DEVICE_SHARE = 0.25
 _HOST_SHARE = 1 / 3
 # Rows are numbered by int32 on devices.
@@ -78,22 +78,6 @@ class Keys:
             np.where(is_given[..., None, :], fresh, self.entries))
 
 
-class History(Protocol):
-  """A table with entries of P numbers each. Axis 0 of rows and values is devices."""
-
-  def read(self, rows: np.ndarray) -> Stale:
-    """Values of entries `rows [devices, ...]`; absent ones are unknown zeros."""
-
-  def write(self, rows: np.ndarray, values: jax.Array) -> None:
-    """Stores `values [devices, ..., P]`; absent rows are left out."""
-
-  def save(self, folder: Path) -> None:
-    """Writes the table into an existing folder."""
-
-  def restore(self, folder: Path) -> None:
-    """Reads what `save` has written."""
-
-
 def _read(value, is_written, rows):
   return Stale(value.at[rows].get(mode="fill", fill_value=0),
                is_written.at[rows].get(mode="fill", fill_value=False))
@@ -108,7 +92,7 @@ def _write(value, is_written, rows, new):
 
 
 class DeviceHistory:
-  """A table on the devices; writing updates it in place.
+  """A table on the devices; writing updates it in place. Axis 0 of rows and values is devices.
 
   Args:
     entries: number of entries.
@@ -125,20 +109,22 @@ class DeviceHistory:
     self._value, self._is_written = zeros(np.zeros(parallel.local_device_count()))
 
   def read(self, rows: np.ndarray) -> Stale:
-    """Values of entries `rows [devices, ...]`; see `History`."""
+    """Values of entries `rows [devices, ...]`; absent ones are unknown zeros."""
     return self._read(self._value, self._is_written, rows.astype(np.int32))
 
   def write(self, rows: np.ndarray, values: jax.Array) -> None:
-    """Stores `values [devices, ..., P]`; see `History`."""
+    """Stores `values [devices, ..., P]`; absent rows are left out."""
     self._value, self._is_written = self._write(
         self._value, self._is_written, rows.astype(np.int32), values)
 
   def save(self, folder: Path) -> None:
+    """Writes the table into an existing folder."""
     if parallel.is_primary():
       for name, array in (("value", self._value), ("is_written", self._is_written)):
         parallel.unreplicate(array).tofile(folder / name)
 
   def restore(self, folder: Path) -> None:
+    """Reads the files of `save`."""
     def load(name, array):
       saved = None
       if parallel.is_primary():
@@ -169,7 +155,7 @@ class HostHistory:
     self._is_written = create("is_written", np.bool_, "w+", 0, (entries,))
 
   def read(self, rows: np.ndarray) -> Stale:
-    """Values of entries `rows [devices, ...]`; see `History`."""
+    """Values of entries `rows [devices, ...]`; absent ones are unknown zeros."""
     is_there = rows < self._entries
     safe = np.where(is_there, rows, 0)
     known = is_there & self._is_written[safe]
@@ -178,7 +164,7 @@ class HostHistory:
     return Stale(value, known)
 
   def write(self, rows: np.ndarray, values: jax.Array) -> None:
-    """Stores `values [devices, ..., P]` of all processes; see `History`."""
+    """Stores `values [devices, ..., P]` of all processes; absent rows are left out."""
     local = (rows.reshape(-1), np.asarray(values).reshape(rows.size, -1))
     for entry, new in parallel.gather_objects(local):
       is_there = entry < self._entries
@@ -186,12 +172,14 @@ class HostHistory:
       self._is_written[entry[is_there]] = True
 
   def save(self, folder: Path) -> None:
+    """Writes the table into an existing folder."""
     if parallel.is_primary():
       for array in (self._value, self._is_written):
         array.flush()
         shutil.copyfile(array.filename, folder / Path(array.filename).name)
 
   def restore(self, folder: Path) -> None:
+    """Reads the files of `save`."""
     for array in (self._value, self._is_written):
       saved = None
       if parallel.is_primary():
@@ -199,9 +187,10 @@ class HostHistory:
       parallel.copy_from_primary(saved, array)
 
 
-def create(
-    keys: Keys, *, width: int, dtype: str, place: str, folder: Path
-) -> DeviceHistory | HostHistory:
+History = DeviceHistory | HostHistory
+
+
+def create(keys: Keys, *, width: int, dtype: str, place: str, folder: Path) -> History:
   """The table where it fits, after its size has been logged.
 
   Args:
@@ -265,7 +254,7 @@ class Snapshots:
   Args:
     folder: where they are; made when needed.
     keys: of the table.
-    history: what is saved and restored.
+    history: the table.
   """
 
   def __init__(self, folder: Path, keys: Keys, history: History):
@@ -283,7 +272,7 @@ class Snapshots:
             "fields of `segments`, or another --workdir")
 
   def save(self) -> dict[str, str]:
-    """Saves the table; returns what to restore it by, its name and (in process 0) its SHA-256.
+    """Saves the table; returns its name and (in process 0) its SHA-256, for `restore`.
 
     Keeps the table before it, which the newest checkpoint needs until that of this
     table is written, and removes all others first: the disk holds two at the most.
@@ -308,7 +297,7 @@ class Snapshots:
     return {"table": name} | self._digest(name)
 
   def _digest(self, name: str) -> dict[str, str]:
-    """The SHA-256 of a table's card, which has those of its files."""
+    """The SHA-256 of a table's card, which lists the SHA-256 of its files."""
     if not parallel.is_primary():
       return {}
     return {"sha256": files_lib.digest_of(self._folder / name / _CARD)}
@@ -320,7 +309,7 @@ class Snapshots:
     """Reads a saved table.
 
     Args:
-      saved: what `save` returned; older checkpoints have no SHA-256.
+      saved: the result of `save`.
 
     Raises:
       FileNotFoundError: it is gone.
@@ -333,7 +322,7 @@ class Snapshots:
         raise FileNotFoundError(f"{folder} is missing, the history table of the newest checkpoint: "
                                 "train again in another --workdir")
       _check_files(folder)
-      if saved.get("sha256", expected := self._digest(name)["sha256"]) != expected:
+      if saved.get("sha256") != self._digest(name)["sha256"]:
         raise ValueError(f"{folder} is of another run: it is not the history table of the newest "
                          "checkpoint. Put that table back, or train again in another --workdir")
     self._history.restore(folder)
@@ -341,11 +330,11 @@ class Snapshots:
 
 
 def _card(folder: Path) -> dict[str, Any]:
-  """What a saved table says of itself."""
+  """The identity of a saved table and the SHA-256 of its files."""
   path = folder / _CARD
   try:
     card = files_lib.unsealed(json.loads(path.read_text()))
-    return {"identity": card["identity"], "sha256": dict(card.get("sha256", {}))}
+    return {"identity": card["identity"], "sha256": dict(card["sha256"])}
   except (ValueError, KeyError, TypeError, OSError) as error:
     raise ValueError(f"{path} is damaged ({error}): train again in another --workdir") from None
 

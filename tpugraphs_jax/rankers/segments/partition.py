@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
-import hashlib
-from pathlib import Path
 
-from absl import logging
 import numpy as np
 import scipy.sparse
 
-from tpugraphs_jax import files
 from tpugraphs_jax.graph import OpGraph
 
 # Parts that METIS makes are a few percent uneven; asking for parts this much
@@ -110,35 +106,6 @@ def _matrix(ends: np.ndarray, nodes: int) -> scipy.sparse.csr_matrix:
 
 METHODS: dict[str, Callable[[OpGraph, int], np.ndarray]] = {
     "contiguous": _contiguous, "metis": _metis, "computations": _computations}
-
-
-def cached_partition(
-    graph: OpGraph, folder: Path | None, *, method: str, max_nodes: int
-) -> np.ndarray:
-  """`partition`, `[N]` int32, kept in the graph's folder of the store.
-
-  A store that cannot be written is no error: the partition is made each time.
-  """
-  if folder is None or not folder.is_dir():
-    return partition(graph, method=method, max_nodes=max_nodes)
-  path = folder / f"segments_{method}_{max_nodes}_{_digest(graph)}.npy"
-  if path.is_file():
-    return np.load(path)
-  segment = partition(graph, method=method, max_nodes=max_nodes)
-  try:
-    with files.replacing(path, "wb") as file:
-      np.save(file, segment)
-  except OSError as error:
-    logging.warning("partition of %s not kept: %s", graph.name, error)
-  return segment
-
-
-def _digest(graph: OpGraph) -> str:
-  """What a partition depends on, in 16 hex digits."""
-  digest = hashlib.sha256(np.int64(graph.num_nodes).tobytes())
-  for array in (graph.edge_index, graph.node_splits):
-    digest.update(np.ascontiguousarray(array, np.int64).tobytes())
-  return digest.hexdigest()[:16]
 
 
 def split(graph: OpGraph, segment: np.ndarray) -> tuple[list[OpGraph], int]:

@@ -8,7 +8,7 @@ choices of the group with most, P pairs of nodes, Q pairs of groups (`terms`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import NamedTuple
 
@@ -25,12 +25,12 @@ _OPERANDS = 3  # first, second, any other
 
 
 class Choices(NamedTuple):
-  """What groups may choose, and the nodes that choose so."""
+  """The choices of groups, and the configurable nodes of each group."""
 
   row: np.ndarray  # [B, R] int32 dictionary row of each choice, or ABSENT
   node: np.ndarray  # [K] int32 node of the graph, or ABSENT
   group: np.ndarray  # [K] int32 its group, or ABSENT
-  feat: np.ndarray  # [K, R, F] float32 `data.layout_waste.choice_features`
+  feat: np.ndarray  # [K, R, F] float32 what the network is told about each choice
   weight: np.ndarray  # [K] float32 its bytes relative to those of its program
 
 
@@ -67,7 +67,7 @@ class PreparedTables:
   terms: terms_lib.Terms
   choices: Choices  # of this graph alone: node and group numbers begin at 0
   pairs: GroupPairs
-  sizes: dict[str, int]  # what the program takes of each entry of a budget
+  sizes: dict[str, int]  # of the program, by entry of a budget
 
   @property
   def name(self) -> str:
@@ -86,6 +86,7 @@ class PreparedTables:
 def prepare(
     graph: OpGraph, feat: np.ndarray, terms: terms_lib.Terms, *,
     slots: int = batching.SLOTS, tiling: bool = True,
+    describe: Callable[..., np.ndarray] = feature_blocks.choice_features,
 ) -> PreparedTables:
   """Arrays of a program for batches.
 
@@ -95,7 +96,8 @@ def prepare(
     terms: of the configurations that slates are drawn from (`terms.terms_of`).
     slots: width of the neighbour tables (`data.adjacency.SLOTS`).
     tiling: whether the padding of dimensions to tiles is appended to the node
-      features and given with every choice; otherwise the latter are zeros.
+      features and choices are described; otherwise their features are zeros.
+    describe: `(graph, node [U], row [U]) -> [U, F]`, what the network is told about choices.
   """
   if tiling:
     feat = np.concatenate([feat, feature_blocks.node_padding(graph.node_feat)], axis=1)
@@ -104,7 +106,7 @@ def prepare(
   own = nbytes[graph.config_node]
   # Of the order of the spread of a sum in which every group counts with its bytes.
   unit = max(float(np.linalg.norm(np.bincount(graph.configs.node_group, own))), 1.0)
-  choices = _choices(graph, terms, own / unit, tiling)
+  choices = _choices(graph, terms, own / unit, describe, tiling)
   pairs = _group_pairs(graph, terms, unit)
   sizes = prepared.sizes | {
       "rows": len(graph.configs.rows), "config_nodes": len(choices.node),
@@ -113,13 +115,15 @@ def prepare(
   return PreparedTables(prepared, terms, choices, pairs, sizes)
 
 
-def _choices(graph: OpGraph, terms, weight: np.ndarray, tiling: bool) -> Choices:
+def _choices(
+    graph: OpGraph, terms, weight: np.ndarray, describe: Callable[..., np.ndarray], tiling: bool
+) -> Choices:
   row = terms.row_table
-  feat = np.zeros((len(graph.config_node), terms.choices, feature_blocks.CHOICE_FEATURES), np.float32)
   node, choice = np.nonzero(row[graph.configs.node_group] >= 0)
-  if tiling and len(node):
-    group = graph.configs.node_group[node]
-    feat[node, choice] = feature_blocks.choice_features(graph, node, row[group, choice])
+  told = describe(graph, node, row[graph.configs.node_group[node], choice])
+  feat = np.zeros((len(graph.config_node), terms.choices, told.shape[1]), np.float32)
+  if tiling:
+    feat[node, choice] = told
   return Choices(np.where(row < 0, ABSENT, row).astype(np.int32),
                  graph.config_node.astype(np.int32), graph.configs.node_group.astype(np.int32),
                  feat, weight.astype(np.float32))
@@ -137,7 +141,7 @@ def _group_pairs(graph: OpGraph, terms, unit: float) -> GroupPairs:
 
 
 def pair_features(pairs: node_pairs.NodePairs, unit: float) -> np.ndarray:
-  """What a network is told about pairs of nodes, besides its own states of the nodes.
+  """Features of pairs of nodes, which a network reads besides its states of the nodes.
 
   Args:
     pairs: of one program.

@@ -1,4 +1,4 @@
-"""What a score table charges a configuration for, node by node and pair by pair.
+"""The costs that make up a configuration's score, node by node and pair by pair.
 
 The charges of a configuration add up to its score: nothing is approximated. Costs of a
 group are split over its nodes, and those of a pair of groups over the pairs of nodes
@@ -27,7 +27,7 @@ class Charge(NamedTuple):
   # One configurable node; or two and the node where they meet; or none, for the residual.
   nodes: tuple[int, ...]
   rows: tuple[tuple[int, ...], ...]  # the layout row [18] of each end
-  before: float = 0.0  # in a difference: what the other configuration is charged
+  before: float = 0.0  # in a difference: the same cost of the other configuration
 
   @property
   def is_pair(self) -> bool:
@@ -154,8 +154,8 @@ def dot(found: Sequence[Charge], *, names: Mapping[int, str] | None = None, top:
   """The `top` charges of largest size as a graph in the language of Graphviz.
 
   Nodes are configurable ones and edges pairs of them, from producer to consumer (those
-  that meet elsewhere without arrows). What costs is red, what saves is blue, the
-  stronger the more; of a difference, what it adds and what it takes away.
+  that meet elsewhere without arrows). Charges above 0 are red, charges below 0 blue, and
+  larger ones stronger. In a difference the colour is of `cost - before`.
 
   Args:
     found: from `charges` or `difference`.

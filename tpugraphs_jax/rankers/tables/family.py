@@ -23,7 +23,7 @@ from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.tables import batches, charges, search, terms
 from tpugraphs_jax.rankers.tables.batches import PreparedTables, TableBatch
 from tpugraphs_jax.rankers.tables.charges import Charge, NodeCosts
-from tpugraphs_jax.rankers.whole import Programs
+from tpugraphs_jax.rankers.base import Programs
 
 # Configurations whose residual is computed at a time.
 _CHUNK = 256
@@ -91,7 +91,8 @@ class TablesFamily(Programs):
     real = reduction.reduce_graph(raw, dataclasses.replace(self.reduction, virtual_node="none"))
     data = self.config["data"]
     found = terms.terms_of(real, folder=real.store, hops=data["pair_hops"])
-    return batches.prepare(small, feat, found, slots=self.slots, tiling=data["tile_padding"])
+    return batches.prepare(small, feat, found, slots=self.slots, tiling=data["tile_padding"],
+                           describe=self.network.choice_features)
 
   def assemble(
       self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
@@ -140,7 +141,7 @@ class TablesFamily(Programs):
   def residuals(
       self, params: Any, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray]
   ) -> list[np.ndarray]:
-    """What the scores of configurations `[n]` are beyond sums of tables, `[n]` float32 each."""
+    """Residuals `[n]` float32 of the configurations `[n]` of each program."""
     return [found for _, found in self._residual_encoder.run(params, graphs, config_ids)]
 
   # Proposals and explanations.
@@ -188,7 +189,7 @@ class TablesFamily(Programs):
   def explain(
       self, ranker: Any, graph: OpGraph, config: int, *, against: int | None = None
   ) -> list[Charge]:
-    """What the table charges a configuration for, largest first; the charges add up.
+    """The costs that make up the score of a configuration, largest first; they add up to it.
 
     Args:
       ranker: the trained `serve.ranker.Ranker` of this family.

@@ -2,32 +2,117 @@
 
     score(c) = sum over groups g      of unary[g, x_g]
              + sum over pairs (g, h)  of pair[g, h, x_g, x_h]
+             + residual(x)
 
 where x_g is the choice of group g in configuration c. Both tables come from a graph
 network that sees the program alone, so that it may be deep and slates may have hundreds
 of configurations; the sums are exact. With known costs this is the partitioned boolean
 quadratic problem that compilers solve for layouts and primitives (Anderson and Gregg,
 CGO 2018; Liu et al., USENIX ATC 2019).
+
+The residual is optional. It adds costs of more than two choices at a time, is computed
+for every configuration on the graph of groups, whose edges are the columns of the pair
+table, and has no table that a search or an explanation could read:
+
+  triples   sum over groups m and pairs {a, b} of the neighbours of m of
+                sum over k of middle[m, x_m, k] end[a, x_a, k] end[b, x_b, k]
+            (a factorisation machine of third order: Blondel et al., NeurIPS 2016)
+  sage      a GraphSAGE on the states of the groups' choices
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.nn import pooling
-from tpugraphs_jax.nn.aggregation import node_graph
+from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
+from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.nn import layers, pooling
+from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree, neighbour_sum, node_graph
+from tpugraphs_jax.nn.aggregation import take_rows
 from tpugraphs_jax.nn.layers import Dense
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.tables import residual as table_residual
 from tpugraphs_jax.rankers.tables.batches import TableBatch
 from tpugraphs_jax.rankers.tables.family import TablesFamily
-from tpugraphs_jax.rankers.tables.layers import Encoder, Part, add_up, by_bytes, row_features, take
 
 PAIRS = ("none", "low_rank")
+RESIDUALS = ("none", "triples", "sage")
+# Factor of costs that do not scale with bytes, beside costs that do.
+_FLAT = 0.1
+
+
+class Part(nn.Module):
+  """Base of the parts of the network: their options, linear layers and dropout."""
+
+  features: int
+  dropout: float
+  dtype: Any
+  precision: Any
+
+  def dense(
+      self, name: str | None = None, features: int | None = None, **options
+  ) -> nn.Dense:
+    return Dense(features or self.features, name=name, dtype=self.dtype,
+                 precision=self.precision, **options)
+
+  def drop(self, x: jax.Array, train: bool) -> jax.Array:
+    return nn.Dropout(self.dropout, deterministic=not train)(x)
+
+
+class Encoder(Part):
+  """`x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`, some times."""
+
+  op_embed_dim: int = 16
+  rounds: int = 4
+
+  @nn.compact
+  def __call__(self, batch: TableBatch, *, train: bool) -> jax.Array:
+    """Node states `[N, H]`."""
+    opcode = layers.OpcodeEmbedding(self.op_embed_dim)(batch.graph)
+    x = nn.gelu(self.dense("input")(
+        jnp.concatenate([batch.graph.nodes["feat"], opcode], axis=-1)))
+    for i in range(self.rounds):
+      total = self.dense(f"self_{i}")(x)
+      for side in (OPERANDS, USERS):
+        sent = self.dense(f"{side}_{i}", use_bias=False)(x)
+        count = jnp.maximum(degree(batch.adjacency, side, len(x)), 1)
+        total += neighbour_sum(sent, batch.adjacency, side) / count[:, None].astype(x.dtype)
+      total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)
+      x += self.drop(nn.gelu(total), train)
+    return x
+
+
+def row_features(rows: jax.Array) -> jax.Array:
+  """Features `[R', 141]` float32 of rows with layout values `[R', 18]`.
+
+  The values one-hot; and for each two dimensions that follow each other in one of the
+  three layouts whether they descend (1, as in a default layout), ascend (-1), or are
+  not both given (0).
+  """
+  low, high = LAYOUT_VALUE_RANGE
+  values = jnp.asarray(rows, jnp.int32)
+  one_hot = jax.nn.one_hot(values - low, high - low + 1)
+  layouts = values.reshape(len(rows), 3, rows.shape[1] // 3)
+  before, after = layouts[..., :-1], layouts[..., 1:]
+  order = jnp.where((before >= 0) & (after >= 0), jnp.sign(before - after), 0)
+  flat = lambda x: x.reshape(len(rows), math.prod(x.shape[1:]))
+  return jnp.concatenate([flat(one_hot), flat(order)], axis=1)
+
+
+def add_up(x: jax.Array, index: jax.Array, rows: int) -> jax.Array:
+  """Sums rows of `x [n, ...]` with equal indices into `[rows, ...]` float32."""
+  return jnp.zeros((rows,) + x.shape[1:], jnp.float32).at[index].add(
+      x.astype(jnp.float32), mode="drop")
+
+
+def by_bytes(cost: jax.Array, weight: jax.Array) -> jax.Array:
+  """Of `cost [..., 2 n]` one half times bytes and the other as it is, `[..., n]` float32."""
+  scaled, flat = jnp.split(cost.astype(jnp.float32), 2, axis=-1)
+  return scaled * weight + flat * _FLAT
 
 
 @base.LAYOUT_MODELS.register("ScoreTables")
@@ -40,8 +125,7 @@ class ScoreTables(base.Network):
     num_gnns: rounds of message passing.
     pairs: `none`, or `low_rank`: the cost of two choices is a sum over `rank` of a
       factor of each times a weight of the pair.
-    residual: `none`, or what is added for every configuration beyond the tables: `triples`,
-      or `sage` (see `table_residual`).
+    residual: `none`, `triples` or `sage`, see the module.
     by_bytes: costs have a part that grows with the bytes of the tensors concerned.
     rank: factors, per direction.
     heads: independent tables on the same states, which add up.
@@ -67,9 +151,10 @@ class ScoreTables(base.Network):
   # A cost depends on the mean node state of the program and on the bytes of all groups.
   sees_whole_graph = True
   embeds_integers = True
+  choice_features = staticmethod(feature_blocks.choice_features)
 
   def __post_init__(self):
-    for name, known in (("pairs", PAIRS), ("residual", table_residual.KINDS)):
+    for name, known in (("pairs", PAIRS), ("residual", RESIDUALS)):
       if (value := getattr(self, name)) not in known:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
     super().__post_init__()
@@ -83,9 +168,9 @@ class ScoreTables(base.Network):
     if self.pairs != "none":
       self.pair_costs = _PairCosts(heads=self.heads, rank=self.rank, **options)
     if self.residual == "triples":
-      self.beyond = table_residual.Triples(rank=self.rank, **options)
+      self.beyond = Triples(rank=self.rank, **options)
     elif self.residual == "sage":
-      self.beyond = table_residual.GroupSAGE(**options)
+      self.beyond = GroupSAGE(**options)
 
   @property
   def family(self):
@@ -108,7 +193,7 @@ class ScoreTables(base.Network):
     return readout.sum(axis=-1)
 
   def residuals(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
-    """What scores are beyond the sums of tables, `[G, C]` float32."""
+    """The part of scores beside the sums of tables, `[G, C]` float32."""
     if not len(batch.code):  # programs without a choice; jax gathers from no empty axis
       return jnp.zeros(batch.target.shape, jnp.float32)
     batch = self.weighed(batch)
@@ -128,7 +213,7 @@ class ScoreTables(base.Network):
     return unary, self.pair_costs(x, row, batch, train=train) * self.cost_scale
 
   def node_tables(self, batch: TableBatch) -> tuple[jax.Array, jax.Array | None]:
-    """What `tables` adds up: costs `[K, R]` of nodes, `[P, R, R]` of pairs of nodes; or None.
+    """The summands of `tables`: costs `[K, R]` of nodes, `[P, R, R]` of pairs of nodes or None.
 
     The choices are those of the node's group, of the first end and of the second. Heads
     are added up.
@@ -150,7 +235,7 @@ class ScoreTables(base.Network):
   def states(self, batch: TableBatch, train: bool) -> tuple[jax.Array, jax.Array]:
     """States `[N, H]` of nodes and `[B, R, H]` of the rows of choices."""
     row = nn.gelu(self.row_state(row_features(batch.rows)))
-    return self.encoder(batch, train=train), take(row, batch.choices.row)
+    return self.encoder(batch, train=train), take_rows(row, batch.choices.row)
 
 
 def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> jax.Array:
@@ -163,11 +248,11 @@ def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> j
   total = pooling.graph_sum(costs, batch.group_graph, graphs)
   if pair is None:
     return total
-  first, second = take(code, batch.pairs.groups[:, 0]), take(code, batch.pairs.groups[:, 1])
+  first, second = (take_rows(code, batch.pairs.groups[:, end]) for end in range(2))
   flat = pair.reshape(len(pair), pair.shape[1] * pair.shape[2], pair.shape[3])
   costs = jnp.take_along_axis(flat, (first * pair.shape[2] + second)[..., None], axis=1)
   # Pairs of groups that are absent get 0 here, and then a slot beyond the last.
-  graph_of = take(batch.group_graph + 1, batch.pairs.groups[:, 0])
+  graph_of = take_rows(batch.group_graph + 1, batch.pairs.groups[:, 0])
   graph_of = jnp.where(graph_of > 0, graph_of - 1, graphs)
   return total + pooling.graph_sum(costs, graph_of, graphs)
 
@@ -192,10 +277,10 @@ class _UnaryCosts(Part):
     choices, graph_of = batch.choices, node_graph(batch.graph)
     mean = pooling.graph_sum(x, graph_of, len(batch.target))
     mean /= jnp.maximum(pooling.real_nodes(batch.graph), 1)[:, None]
-    node = self.dense("node")(take(x, choices.node)) + take(
-        self.dense("mean", use_bias=False)(mean.astype(x.dtype)), take(graph_of, choices.node))
+    node = self.dense("node")(take_rows(x, choices.node)) + take_rows(
+        self.dense("mean", use_bias=False)(mean.astype(x.dtype)), take_rows(graph_of, choices.node))
     state = (node[:, None] + self.dense("feat", use_bias=False)(choices.feat)
-             + take(self.dense("row", use_bias=False)(row), choices.group))
+             + take_rows(self.dense("row", use_bias=False)(row), choices.group))
     state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), train)))
     return by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
 
@@ -222,7 +307,7 @@ class _PairCosts(Part):
     by_direction = [jnp.where(turned, 0, gate), jnp.where(turned, gate, 0)]
     gate = add_up(jnp.concatenate(by_direction, axis=1), pairs.column, len(pairs.groups))
     factor = self.factors(x, row, batch)
-    first, second = (take(factor, pairs.groups[:, i]) for i in range(2))
+    first, second = (take_rows(factor, pairs.groups[:, i]) for i in range(2))
     # A first end has the factors of a producer and a second end those of a consumer,
     # whichever group of the column they are in.
     return jnp.einsum("qdkh,qrdkh,qsdkh->qrsh", gate, first, second[:, :, ::-1],
@@ -231,9 +316,9 @@ class _PairCosts(Part):
   def of_nodes(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
     """Costs `[P, R, R, heads]` float32 of the choices of the first and of the second end."""
     pairs, factor = batch.pairs, self.factors(x, row, batch)
-    groups = take(jnp.asarray(pairs.groups), pairs.column)
+    groups = take_rows(jnp.asarray(pairs.groups), pairs.column)
     groups = jnp.where(jnp.asarray(pairs.is_turned)[:, None], groups[:, ::-1], groups)
-    first, second = take(factor[:, :, 0], groups[:, 0]), take(factor[:, :, 1], groups[:, 1])
+    first, second = (take_rows(factor[:, :, end], groups[:, end]) for end in range(2))
     return jnp.einsum("pkh,prkh,pskh->prsh", self.gates(x, batch, False), first, second,
                       precision=self.precision)
 
@@ -241,7 +326,7 @@ class _PairCosts(Part):
     """Weights of the factors of pairs of nodes, `[P, rank, heads]` float32."""
     pairs = batch.pairs
     state = self.feat(pairs.feat) + sum(
-        take(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends))
+        take_rows(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends))
     state = nn.gelu(self.state(self.dropped(nn.gelu(state), deterministic=not train)))
     gate = by_bytes(self.gate(state), pairs.weight[:, None])
     return gate.reshape(-1, self.rank, self.heads)
@@ -250,7 +335,120 @@ class _PairCosts(Part):
     """Factors of every choice as producer and consumer, `[B, R, 2, rank, heads]` float32."""
     choices = batch.choices
     count = add_up(jnp.ones(len(choices.node)), choices.group, len(row))
-    group = add_up(take(self.group(x), choices.node), choices.group, len(row))
+    group = add_up(take_rows(self.group(x), choices.node), choices.group, len(row))
     group /= jnp.maximum(count, 1)[:, None]
     factor = self.factor(nn.gelu(group[:, None].astype(x.dtype) + self.row(row)))
     return factor.astype(jnp.float32).reshape(*factor.shape[:2], 2, self.rank, self.heads)
+
+
+class _ChoiceStates(Part):
+  """States of every choice of every group: the mean over its nodes, and the row."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
+    """States `[B, R, H]` from node states `[N, H]` and row states `[B, R, H]`."""
+    choices, groups = batch.choices, len(row)
+    count = jnp.maximum(add_up(jnp.ones(len(choices.node)), choices.group, groups), 1)
+    node = add_up(take_rows(self.dense("node")(x), choices.node), choices.group, groups)
+    feat = add_up(choices.feat, choices.group, groups) / count[:, None, None]
+    state = (node / count[:, None])[:, None] + self.dense("feat", use_bias=False)(feat)
+    return nn.gelu((state + self.dense("row", use_bias=False)(row)).astype(x.dtype))
+
+
+class _ColumnWeights(Part):
+  """Weights of the columns of the pair table, added up over their pairs of nodes."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
+    """Weights `[Q, H]` float32; 0 for pairs of a group with itself."""
+    pairs = batch.pairs
+    state = self.dense("feat")(pairs.feat) + sum(
+        take_rows(self.dense(f"end_{i}", use_bias=False)(x), pairs.ends[:, i]) for i in range(3))
+    state = self.drop(nn.gelu(state), train)
+    weight = by_bytes(self.dense("weight", 2 * self.features)(state), pairs.weight[:, None])
+    weight = add_up(weight, pairs.column, len(pairs.groups))
+    return weight * _is_apart(batch)
+
+
+def _is_apart(batch: TableBatch) -> jax.Array:
+  """1 for columns between two groups, 0 for a group with itself: `[Q, 1]` float32."""
+  groups = jnp.asarray(batch.pairs.groups)
+  return (groups[:, :1] != groups[:, 1:]).astype(jnp.float32)
+
+
+def _of_configs(states: jax.Array, code: jax.Array) -> jax.Array:
+  """The states `[B, C, F]` of the choices `[B, C]` among `[B, R, F]`."""
+  return jnp.take_along_axis(states, jnp.asarray(code, jnp.int32)[..., None], axis=1)
+
+
+def _from_neighbours(sent: jax.Array, weight: jax.Array, batch: TableBatch) -> jax.Array:
+  """Sums of the neighbouring groups' `sent [B, C, F]` times the column's weight `[Q, F]`."""
+  first, second = batch.pairs.groups[:, 0], batch.pairs.groups[:, 1]
+  weight = weight[:, None]
+  both = jnp.concatenate([weight * take_rows(sent, second), weight * take_rows(sent, first)])
+  return add_up(both, jnp.concatenate([first, second]), len(sent))
+
+
+class Triples(Part):
+  """Costs of three groups' choices, two of them beside the third.
+
+  Attributes:
+    rank: number of factors.
+  """
+
+  rank: int = 8
+
+  @nn.compact
+  def __call__(
+      self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
+  ) -> jax.Array:
+    """The sum `[G, C, 1]` float32.
+
+    Args:
+      x: `[N, H]` node states.
+      row: `[B, R, H]` states of the rows of choices.
+      batch: of programs.
+      train: whether states are dropped.
+    """
+    own = dict(dropout=self.dropout, dtype=self.dtype, precision=self.precision)
+    states = _ChoiceStates(self.features, name="states", **own)(x, row, batch)
+    factors = self.dense("factors", 2 * self.rank)(self.drop(states, train))
+    end, middle = jnp.split(_of_configs(factors.astype(jnp.float32), batch.code), 2, axis=-1)
+    weight = _ColumnWeights(self.rank, name="weights", **own)(x, batch, train=train)
+    total = _from_neighbours(end, weight, batch)
+    # Every pair of neighbours once: half of the square without its diagonal.
+    squares = _from_neighbours(jnp.square(end), jnp.square(weight), batch)
+    cost = (middle * (jnp.square(total) - squares)).sum(axis=-1, keepdims=True) / 2
+    return pooling.graph_sum(cost, batch.group_graph, len(batch.target))
+
+
+class GroupSAGE(Part):
+  """`s <- s + gelu(norm(W s + mean of weighted neighbours))` on the states of choices.
+
+  Attributes:
+    rounds: of message passing between groups.
+  """
+
+  rounds: int = 2
+
+  @nn.compact
+  def __call__(
+      self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
+  ) -> jax.Array:
+    """The sum over groups `[G, C, 1]` float32; arguments as `Triples`."""
+    own = dict(features=self.features, dropout=self.dropout, dtype=self.dtype,
+               precision=self.precision)
+    states = _ChoiceStates(name="states", **own)(x, row, batch)
+    state = _of_configs(states, batch.code)
+    degree = _from_neighbours(jnp.ones((len(state), 1, 1)), _is_apart(batch), batch)
+    degree = jnp.maximum(degree, 1)
+    for i in range(self.rounds):
+      weight = _ColumnWeights(name=f"weights_{i}", **own)(x, batch, train=train)
+      near = _from_neighbours(self.dense(f"sent_{i}")(state), weight, batch) / degree
+      total = self.dense(f"self_{i}")(state) + near.astype(state.dtype)
+      total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)
+      state += self.drop(nn.gelu(total), train)
+    cost = self.dense("cost", 2)(state)
+    nbytes = add_up(batch.choices.weight, batch.choices.group, len(state))
+    return pooling.graph_sum(
+        by_bytes(cost, nbytes[:, None, None]), batch.group_graph, len(batch.target))

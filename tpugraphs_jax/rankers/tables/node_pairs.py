@@ -1,10 +1,10 @@
 """Pairs of configurable nodes whose layouts meet: one reaches the other, or both a third node.
 
-Layouts meet along the uses of tensors. From a configurable node its output goes on
-through nodes that are not configurable, which take over its layout or not, until it
-comes to another configurable node (a direct pair), or to a node that another one has
-come to through a different operand (a meeting). At either place a copy may be needed
-when the two were given layouts that do not fit.
+Layouts meet along the uses of tensors. The output of a configurable node passes through
+nodes that are not configurable, which may keep its layout. It ends at another configurable
+node (a direct pair), or meets the output of another configurable node at a node that the
+two enter by different operands (a meeting). There a copy may be needed if the two layouts
+do not fit.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ MAX_PAIRS = 200_000
 # concatenation) hosts no meetings: it would pair everything with everything.
 MEETING_OPERANDS = 4
 NO_OPERAND = 255
-_FEW = 20  # rows looked at for every pair that is kept, before hops are given up
+_FEW = 20  # most rows that are looked at per pair wanted; beyond, the number of hops is lowered
 
 _TYPES, _PRODUCT = columns.NODE["element_type"], columns.NODE["shape"].stop - 1
-_TYPE_BYTES = [kind.bytes for kind in columns.ELEMENT_TYPES]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,13 +69,12 @@ def tensor_bytes(node_feat: np.ndarray) -> np.ndarray:
   Tuples and unknown element types have 0. The released products of dimensions have
   been computed in 64 bits and may be negative where they overflowed: the size counts.
   """
-  element = node_feat[:, _TYPES] @ np.array(_TYPE_BYTES, np.float32)
+  type_bytes = np.array([kind.bytes for kind in columns.ELEMENT_TYPES], np.float32)
+  element = node_feat[:, _TYPES] @ type_bytes
   return np.abs(node_feat[:, _PRODUCT]) * element
 
 
-def find_pairs(
-    graph: OpGraph, *, hops: int = HOPS, meetings: bool = True, max_pairs: int = MAX_PAIRS
-) -> NodePairs:
+def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) -> NodePairs:
   """All pairs of a graph whose ends are at most `hops` edges apart.
 
   Ways are shortest ones; among equally short ones they go through the lowest node.
@@ -86,7 +84,6 @@ def find_pairs(
   Args:
     graph: its edges, configurable nodes and node features.
     hops: edges between two ends, counted through the node where they meet.
-    meetings: whether pairs that meet at a third node count.
     max_pairs: most pairs wanted.
 
   Raises:
@@ -96,10 +93,8 @@ def find_pairs(
     raise ValueError(f"hops is {hops}, expected 0..200")
   nbytes = tensor_bytes(graph.node_feat)
   rows, limit = reached(graph, nbytes, hops=hops, max_rows=_FEW * max_pairs)
-  pairs = _pairs_within(graph, rows, limit, meetings, max_pairs)
-  while pairs is None:
+  while (pairs := _pairs_within(graph, rows, limit, max_pairs)) is None:
     limit -= 1
-    pairs = _pairs_within(graph, rows, limit, meetings, max_pairs)
   if limit < hops:
     logging.warning("%s has more than %d pairs of configurable nodes within %d hops; taken "
                     "are the %d within %d", graph.name, max_pairs, hops, len(pairs), limit)
@@ -109,7 +104,7 @@ def find_pairs(
 def reached(
     graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int
 ) -> tuple[Reached, int]:
-  """What configurable nodes come to along users, through nodes that are not configurable.
+  """Nodes that configurable nodes reach along users, through nodes that are not configurable.
 
   Args:
     graph: its edges and configurable nodes.
@@ -177,7 +172,7 @@ def _joined(levels: list[Reached]) -> Reached:
   return Reached(*(np.concatenate(parts) for parts in zip(empty, *levels)))
 
 
-def _pairs_within(graph, rows: Reached, limit, meetings, max_pairs) -> NodePairs | None:
+def _pairs_within(graph, rows: Reached, limit, max_pairs) -> NodePairs | None:
   """The pairs of at most `limit` hops, or None if they are too many."""
   rows = Reached(*(part[rows.hops <= limit] for part in rows))
   number = np.full(graph.num_nodes, -1, np.int32)
@@ -189,18 +184,17 @@ def _pairs_within(graph, rows: Reached, limit, meetings, max_pairs) -> NodePairs
       stack(direct.source, number[direct.node], np.int32), direct.node.astype(np.int32),
       stack(direct.hops, none, np.uint8), stack(direct.operand, none + NO_OPERAND, np.uint8),
       stack(direct.nbytes, none, np.float32), limit)
-  if meetings:
-    places = _meeting_places(graph, Reached(*(p[number[rows.node] < 0] for p in rows)))
-    found = _meetings(places, limit, _FEW * max_pairs)
-    if found is None:
-      return None
-    a, b = (Reached(*(part[i] for part in places)) for i in found)
-    both = NodePairs(
-        stack(a.source, b.source, np.int32), a.node.astype(np.int32),
-        *(stack(getattr(a, name), getattr(b, name), dtype) for name, dtype in (
-            ("hops", np.uint8), ("operand", np.uint8), ("nbytes", np.float32))), limit)
-    pairs = NodePairs(*(np.concatenate([getattr(pairs, f.name), getattr(both, f.name)])
-                        for f in dataclasses.fields(NodePairs)[:-1]), limit)
+  places = _meeting_places(graph, Reached(*(part[number[rows.node] < 0] for part in rows)))
+  found = _meetings(places, limit, _FEW * max_pairs)
+  if found is None:
+    return None
+  a, b = (Reached(*(part[i] for part in places)) for i in found)
+  both = NodePairs(
+      stack(a.source, b.source, np.int32), a.node.astype(np.int32),
+      *(stack(getattr(a, name), getattr(b, name), dtype) for name, dtype in (
+          ("hops", np.uint8), ("operand", np.uint8), ("nbytes", np.float32))), limit)
+  pairs = NodePairs(*(np.concatenate([getattr(pairs, f.name), getattr(both, f.name)])
+                      for f in dataclasses.fields(NodePairs)[:-1]), limit)
   return pairs if len(pairs) <= max_pairs else None
 
 
@@ -214,7 +208,7 @@ def _meeting_places(graph: OpGraph, rows: Reached) -> Reached:
 
 def _meetings(places: Reached, limit: int, most: int) -> tuple[np.ndarray, np.ndarray] | None:
   """Both rows of every meeting, or None if more than `most` would have to be looked at."""
-  # Each row meets those of the same node with higher operands, which come after it.
+  # Each row meets the rows of the same node with higher operands, which come after it.
   end = np.searchsorted(places.node, places.node, side="right")
   key = places.node * (NO_OPERAND + 1) + places.operand
   begin = np.searchsorted(key, key, side="right")

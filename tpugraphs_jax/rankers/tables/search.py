@@ -59,7 +59,7 @@ class _Table(NamedTuple):
 
 
 class _Bucket(NamedTuple):
-  """What became of one group when it was eliminated."""
+  """One eliminated group."""
 
   group: int
   tables: list[_Table]  # all that concern it and groups eliminated later
@@ -270,7 +270,7 @@ def _assign(buckets: Sequence[_Bucket], bound: float, groups: int, beam: int) ->
   """Choices of all groups `[n, groups]`, the last eliminated first; at most `beam` are kept."""
   choice, estimate = np.zeros((1, groups), np.int64), np.array([bound])
   for bucket in reversed(buckets):
-    # What the group costs with each choice, in place of the least that it could cost.
+    # The cost of the group with each choice, in place of its least possible cost.
     size = next(table for table in bucket.tables if table.groups == (bucket.group,)).cost.size
     tried = np.repeat(choice, size, axis=0)
     tried[:, bucket.group] = np.tile(np.arange(size), len(choice))

@@ -1,8 +1,8 @@
-"""What configurations choose, as small numbers that a score table has a cost for.
+"""The choices of configurations as small numbers, each of which has a cost in a score table.
 
-A score table prices a program once: a cost for every choice of a group of nodes (a
-unary term) and for every two choices of groups whose layouts meet (a pair term).
-Choices are counted within each group, over the rows that occur there:
+A score table has a cost for every choice of a group of nodes (a unary term) and for every
+two choices of groups whose layouts meet (a pair term). Choices are numbered within each
+group, over the rows that occur there:
 
     choice of a group         0, 1, ... for the rows that configurations give it
     configuration             its choice in every group
@@ -134,10 +134,10 @@ class Terms:
 
 
 def find_terms(
-    configs: LayoutConfigs, pairs: node_pairs.NodePairs, *, config_ids: np.ndarray | None = None,
-    max_choices: int = MAX_CHOICES, name: str = "the graph",
+    configs: LayoutConfigs, pairs: node_pairs.NodePairs, *, max_choices: int = MAX_CHOICES,
+    name: str = "the graph",
 ) -> Terms:
-  """The choices that occur in the given configurations.
+  """The choices that occur in the configurations of a graph.
 
   Pairs of groups of which one has more than `max_choices` get no column; a warning
   names the graph.
@@ -145,12 +145,10 @@ def find_terms(
   Args:
     configs: of one graph.
     pairs: of the same graph.
-    config_ids: which configurations; all of them unless given.
     max_choices: most choices of a group in a column.
     name: of the graph, for the warning.
   """
-  group_row = configs.group_row if config_ids is None else configs.group_row[config_ids]
-  groups = group_row.shape[1]
+  group_row, groups = configs.group_row, configs.group_row.shape[1]
   occurs = np.zeros((groups, len(configs.rows)), bool)
   for start in range(0, len(group_row), _BLOCK_CONFIGS):
     occurs[np.arange(groups), group_row[start : start + _BLOCK_CONFIGS]] = True
@@ -170,7 +168,7 @@ def find_terms(
 
 
 def identity(graph: OpGraph, **options: int | bool) -> str:
-  """A name for what `find_terms` finds in all configurations of a graph with these options.
+  """A name of the result of `find_terms` on all configurations of a graph with these options.
 
   It changes with anything that the terms depend on: edges, configurable nodes, sizes of
   tensors, groups, rows chosen and the options of `node_pairs.find_pairs`.
@@ -201,7 +199,7 @@ def save(path: str | os.PathLike[str], terms: Terms, name: str) -> None:
 
 
 def load(path: str | os.PathLike[str], name: str) -> Terms | None:
-  """Reads what `save` wrote; None if there is no file, or it holds terms of another name.
+  """Reads a file of `save`; None if there is none, or it holds terms of another name.
 
   Raises:
     ValueError: the file is damaged.

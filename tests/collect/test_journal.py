@@ -1,0 +1,42 @@
+import json
+
+import pytest
+
+from tpugraphs_jax.collect import journal as journals
+
+_HEADER = {"source": "a.py:b", "seed": 0}
+
+
+def test_a_journal_is_read_again_and_a_line_that_was_cut_short_is_dropped(tmp_path):
+  path = tmp_path / "a.jsonl"
+  journal = journals.Journal(path, _HEADER)
+  journal.start(0)
+  journal.result(0, {"cycles": 3})
+  journal.start(1)
+  journal.error(1, "no")
+  journal.close()
+  path.write_bytes(path.read_bytes() + b'{"candidate": 2, "ra')
+  again = journals.Journal(path, _HEADER)
+  assert again.raw == {0: {"cycles": 3}} and again.errors == {1: "no"}
+  again.result(2, {"cycles": 4})
+  again.close()
+  assert journals.done(path) == 3
+  assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_journal_names_what_was_begun_and_not_ended(tmp_path):
+  path = tmp_path / "a.jsonl"
+  journal = journals.Journal(path, _HEADER)
+  assert journals.interrupted(path) is None
+  journal.start(4)
+  assert journals.interrupted(path) == 4
+  journal.result(4, {})
+  assert journals.interrupted(path) is None
+  journal.close()
+
+
+def test_a_journal_of_something_else_is_refused(tmp_path):
+  path = tmp_path / "a.jsonl"
+  journals.Journal(path, _HEADER).close()
+  with pytest.raises(ValueError, match="begun with seed 0, now it is 1; remove it"):
+    journals.Journal(path, _HEADER | {"seed": 1})

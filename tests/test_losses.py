@@ -1,0 +1,535 @@
+"""Losses against slow float64 formulations, their options, and what every loss promises."""
+
+from __future__ import annotations
+
+import doctest
+import functools
+import itertools
+import math
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tpugraphs_jax import losses
+
+GRAPHS, CONFIGS = 4, 5
+NAMES = list(losses.LOSSES)
+RANKING = [name for name in NAMES if name not in ("MSE", "LogMSE", "MAPE")]
+CROSS = ("CrossHingeLoss", "CrossLogisticLoss")
+
+
+def _log1p_exp(x):
+  return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+def _slow_listmle(s, y):
+  order = sorted(range(len(s)), key=lambda i: -y[i])
+  total = 0.0
+  for k, item in enumerate(order):
+    rest = [s[other] for other in order[k:]]
+    largest = max(rest)
+    total += largest + math.log(sum(math.exp(r - largest) for r in rest)) - s[item]
+  return total, 1
+
+
+def _hinge(margin):
+  return lambda difference: max(0.0, margin - difference)
+
+
+def _logistic(margin):
+  del margin
+  return lambda difference: _log1p_exp(-difference)
+
+
+def _in_margins(margin):
+  return lambda difference: max(0.0, 1 - difference / margin)
+
+
+# The loss of a pair by its margin, the margin, and the reduction of each pairwise loss.
+PAIRWISE = {
+    "PairwiseHingeLoss": (_hinge, 1.0, "items"), "PairwiseLogisticLoss": (_logistic, 0, "items"),
+    "RankHingeLoss": (_hinge, 1.0, "pairs"), "RankLogisticLoss": (_logistic, 0, "pairs"),
+    "SumHingeLoss": (_hinge, 0.1, "sum"), "DiffMatLoss": (_in_margins, 0.005, "pairs"),
+    "CrossHingeLoss": (_hinge, 1.0, "mean_all"), "CrossLogisticLoss": (_logistic, 0, "mean_all"),
+    "CostLogisticLoss": (_logistic, 0, "mean_valid"),
+    "InverseLogHingeLoss": (_hinge, 1.0, "inverse log"),
+}
+
+
+def _slow_pairs(name, s, y, is_slower, reduction, margin):
+  """Total and count of one list by a loop over its pairs."""
+  make, own_margin, own_reduction = PAIRWISE[name]
+  reduction = reduction or own_reduction
+  pair, n = make(margin or own_margin), len(s)
+  if name == "CostLogisticLoss":
+    s = [2 * math.log1p(max(cost, 0) / 0.01) for cost in s]
+  found = [pair(s[i] - s[j]) for i in range(n) for j in range(n) if is_slower(y[i], y[j])]
+  if reduction == "inverse log":
+    return -1 / math.log(2 + sum(found)), 1
+  divisor = {"items": 1, "sum": 1, "pairs": n * (n - 1) / 2, "mean_all": n * n,
+             "mean_valid": len(found)}[reduction]
+  if not divisor:
+    return 0.0, 0
+  return sum(found) / divisor, n if reduction == "items" else 1
+
+
+def _slow_dcg_hinge(s, y, is_slower):
+  rank = {i: r for r, i in enumerate(sorted(range(len(s)), key=lambda i: s[i]), 1)}
+  gain = [min(y) / label for label in y]
+  discount = [1 / math.log2(1 + rank[i]) for i in range(len(s))]
+  total = sum(
+      abs(gain[i] - gain[j]) * abs(discount[i] - discount[j]) * max(0.0, 1 - (s[i] - s[j]))
+      for i in range(len(s)) for j in range(len(s)) if is_slower(y[i], y[j]))
+  return total, len(s)
+
+
+SLOW = {
+    "ListMLELoss": _slow_listmle,
+    "MSE": lambda s, y: (sum((a - b) ** 2 for a, b in zip(s, y)), len(s)),
+    "MAPE": lambda s, y: (sum(abs(a - b) / b for a, b in zip(s, y)), len(s)),
+    "LogMSE": lambda s, y: (sum((a - math.log(b)) ** 2 for a, b in zip(s, y)), len(s)),
+}
+
+
+def _slow(name, scores, labels, where, is_slower=operator.gt, reduction="", margin=0.0):
+  """Total and count of a loss, list by list in Python numbers."""
+  total, count = 0.0, 0
+  if name in CROSS:
+    scores, labels, where = (array.reshape(1, -1) for array in (scores, labels, where))
+  for s, y, real in zip(scores, labels, where):
+    if real.any():
+      s, y = s[real].astype(float).tolist(), y[real].astype(float).tolist()
+      if name in PAIRWISE:
+        part = _slow_pairs(name, s, y, is_slower, reduction, margin)
+      elif name == "DCGHingeLoss":
+        part = _slow_dcg_hinge(s, y, is_slower)
+      else:
+        part = SLOW[name](s, y)
+      total, count = total + part[0], count + part[1]
+  return total, count
+
+
+def _slates(seed=0):
+  rng = np.random.default_rng(seed)
+  scores = rng.normal(size=(GRAPHS, CONFIGS)).astype(np.float32)
+  labels = rng.uniform(0.5, 4.0, size=(GRAPHS, CONFIGS)).astype(np.float32)
+  return scores, labels, np.ones((GRAPHS, CONFIGS), bool)
+
+
+def _ragged_mask():
+  """Holes at the start, in the middle and at the end; one item; everything."""
+  where = np.ones((GRAPHS, CONFIGS), bool)
+  where[0, 0] = where[0, 2] = where[1, 3:] = where[2, 1:] = False
+  return where
+
+
+def _case(case):
+  scores, labels, where = _slates()
+  if case != "no mask":
+    where = _ragged_mask()
+  if case == "all-masked list":
+    where[1] = False
+  if case == "everything masked":
+    where[:] = False
+  if case == "tied labels":
+    labels[:] = 2.0
+    labels[3, :2] = 1.0
+  if case == "extreme scores":
+    scores[0] = [1e15, -1e15, 0.0, 90.0, -110.0]
+    scores[3] = [-110.0, 3e4, 90.0, 1e15, -1e15]
+  return scores, labels, where
+
+
+CASES = [
+    "no mask", "ragged mask", "all-masked list", "everything masked", "tied labels",
+    "extreme scores",
+]
+
+
+@functools.cache
+def _compiled(name):
+  def value(scores, labels, where):
+    return losses.LOSSES[name](scores, labels, where=where)
+
+  return jax.jit(jax.value_and_grad(value, has_aux=True))
+
+
+_loss_sums = jax.jit(
+    losses.loss_sums, static_argnames=("losses", "temperature")
+)
+
+
+def _evaluate(name, scores, labels, where):
+  """Total, count and the total's gradient with respect to the scores."""
+  (total, count), grad = _compiled(name)(scores, labels, where)
+  return total, count, np.asarray(grad)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_value_equals_slow_formulation_and_gradient_is_finite(name, case):
+  scores, labels, where = _case(case)
+  total, count, grad = _evaluate(name, scores, labels, where)
+  expected_total, expected_count = _slow(name, scores, labels, where)
+  np.testing.assert_allclose(total, expected_total, rtol=1e-5, atol=1e-6)
+  assert count == expected_count
+  assert total.dtype == count.dtype == jnp.float32
+  assert np.isfinite(grad).all()
+  assert not grad[~where].any()
+
+
+@pytest.mark.parametrize("filler", [np.nan, np.inf, -1e30, 0.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_content_of_masked_slots_has_no_influence(name, filler):
+  scores, labels, where = _case("all-masked list")
+  expected = _evaluate(name, scores, labels, where)
+  filled = [np.where(where, array, filler) for array in (scores, labels)]
+  for actual, value in zip(_evaluate(name, *filled, where), expected):
+    np.testing.assert_array_equal(actual, value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_and_a_missing_mask_do_not_change_the_loss(name):
+  scores, labels, where = _slates()
+  expected = _evaluate(name, scores, labels, where)
+  padded = [np.pad(array, ((0, 2), (0, 3))) for array in (scores, labels, where)]
+  loss = jax.jit(losses.LOSSES[name])
+  for total, count in (loss(scores, labels), loss(*padded[:2], where=padded[2])):
+    np.testing.assert_allclose(total, expected[0], rtol=1e-6)
+    assert count == expected[1]
+
+
+@pytest.mark.parametrize("name", RANKING)
+def test_right_order_costs_less_than_wrong_order(name):
+  _, labels, where = _slates()
+  right = _evaluate(name, labels, labels, where)[0]
+  wrong = _evaluate(name, -labels, labels, where)[0]
+  assert right < wrong
+
+
+def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
+  scores, labels, where = _case("all-masked list")
+  weighted = losses.parse_losses(
+      "ListMLELoss:1,PairwiseHingeLoss:2,RankLogisticLoss:3,MSE:4,CrossHingeLoss:5,"
+      "InverseLogHingeLoss:6"
+  )
+
+  def step(scores, labels, where, sum_over_devices, axis=None):
+    def local_loss(scores):
+      totals, counts = losses.loss_sums(
+          weighted, scores, labels, where=where, temperature=10.0, axis=axis
+      )
+      return losses.combine(weighted, totals, sum_over_devices(counts))
+
+    loss, grad = jax.value_and_grad(local_loss)(scores)
+    return sum_over_devices(loss), grad
+
+  one = jax.jit(functools.partial(step, sum_over_devices=lambda x: x))
+  two = jax.pmap(
+      functools.partial(
+          step, sum_over_devices=functools.partial(jax.lax.psum, axis_name="devices"),
+          axis="devices",
+      ),
+      axis_name="devices",
+      devices=jax.local_devices()[:2],
+  )
+  halves = [a.reshape(2, GRAPHS // 2, CONFIGS) for a in (scores, labels, where)]
+  loss, grad = one(scores, labels, where)
+  loss_two, grad_two = two(*halves)
+  np.testing.assert_allclose(loss_two, [loss, loss], rtol=1e-6)
+  np.testing.assert_allclose(
+      np.reshape(grad_two, grad.shape), grad, rtol=1e-5, atol=1e-7
+  )
+
+
+def test_combined_loss_is_the_weighted_sum_of_the_means():
+  scores, labels, where = _case("ragged mask")
+  weighted = losses.parse_losses("ListMLELoss:3,MSE:1")
+  totals, counts = _loss_sums(
+      weighted, scores, labels, where=where, temperature=10.0
+  )
+  listmle = _slow("ListMLELoss", scores / 10.0, labels, where)
+  mse = _slow("MSE", scores, labels, where)
+  expected = 0.75 * listmle[0] / listmle[1] + 0.25 * mse[0] / mse[1]
+  np.testing.assert_allclose(
+      losses.combine(weighted, totals, counts), expected, rtol=1e-6
+  )
+
+
+def test_combined_loss_of_nothing_is_zero():
+  scores, labels, where = _case("everything masked")
+  weighted = losses.parse_losses("ListMLELoss:1,RankHingeLoss:1")
+  sums = _loss_sums(weighted, scores, labels, where=where)
+  assert losses.combine(weighted, *sums) == 0.0
+
+
+def test_temperature_divides_the_scores_of_listmle_and_of_nothing_else():
+  scores, labels, where = _slates()
+  weighted = tuple((name, 1.0) for name in NAMES)
+  hot = _loss_sums(weighted, scores, labels, temperature=4.0)[0]
+  for name, total in zip(NAMES, hot):
+    used = scores / 4.0 if name == "ListMLELoss" else scores
+    np.testing.assert_allclose(
+        total, _slow(name, used, labels, where)[0], rtol=1e-5, err_msg=name
+    )
+
+
+def test_hinge_has_no_cost_beyond_its_margin():
+  labels = np.array([[2.0, 1.0]], np.float32)
+  for gap, expected in ((0.3, 0.2), (0.5, 0.0), (-1.0, 1.5)):
+    scores = np.array([[gap, 0.0]], np.float32)
+    total, _ = losses.pairwise_hinge(scores, labels, margin=0.5)
+    np.testing.assert_allclose(total, expected, atol=1e-6)
+
+
+def test_keys_put_tied_items_in_every_order():
+  scores = np.array([[0.0, 1.0, 3.0]], np.float32)
+  labels = np.ones_like(scores)
+  keys = jax.random.split(jax.random.key(0), 60)
+  shuffled = jax.jit(
+      jax.vmap(lambda key: losses.listmle(scores, labels, key=key)[0])
+  )
+  seen = {f"{total:.4f}" for total in np.asarray(shuffled(keys))}
+  orders = ([0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0])
+  expected = {f"{_slow_listmle(scores[0, o], labels[0])[0]:.4f}" for o in orders}
+  assert seen == expected
+
+
+def test_one_key_per_list_shuffles_ties_alike_however_lists_are_split():
+  scores, _, _ = _slates()
+  labels = np.ones_like(scores)
+  keys = jax.random.split(jax.random.key(0), GRAPHS)
+  listmle = jax.jit(lambda s, y, key: losses.listmle(s, y, key=key)[0])
+  whole = listmle(scores, labels, keys)
+  halves = np.split(np.arange(GRAPHS), 2)
+  parts = [listmle(scores[half], labels[half], keys[half]) for half in halves]
+  np.testing.assert_allclose(sum(parts), whole, rtol=1e-6)
+
+
+def test_raw_keys_shuffle_like_typed_ones():
+  scores, _, _ = _slates()
+  labels = np.ones_like(scores)
+  listmle = jax.jit(lambda key: losses.listmle(scores, labels, key=key)[0])
+  typed = listmle(jax.random.key(7))
+  raw = listmle(jax.random.PRNGKey(7))
+  assert typed == raw
+
+
+def test_low_precision_scores_are_summed_in_float32():
+  scores, labels, where = _slates()
+  low = jnp.asarray(scores, jnp.bfloat16)
+  total, _ = losses.mse(low, labels)
+  expected, _ = _slow("MSE", np.asarray(low, np.float64), labels, where)
+  assert total.dtype == jnp.float32
+  np.testing.assert_allclose(total, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shapes_that_would_broadcast_are_refused(name):
+  scores, labels, where = _slates()
+  loss = losses.LOSSES[name]
+  for bad in (
+      lambda: loss(scores, labels[:1]),
+      lambda: loss(scores, labels, where=where[:, :1]),
+      lambda: loss(scores[0], labels[0]),
+  ):
+    with pytest.raises(ValueError, match="shape"):
+      bad()
+
+
+@pytest.mark.parametrize("word, bad", [
+    ("labels", lambda s, y, w: losses.mse(s, y.astype(np.int64))),
+    ("where", lambda s, y, w: losses.mse(s, y, where=w.astype(np.float32))),
+    ("temperature", lambda s, y, w: losses.listmle(s, y, temperature=0)),
+    ("margin", lambda s, y, w: losses.pairwise_hinge(s, y, margin=-1)),
+    ("reduction", lambda s, y, w: losses.pairwise_logistic(s, y, reduction="mean")),
+])
+def test_wrong_dtypes_and_options_are_refused(word, bad):
+  with pytest.raises(ValueError, match=word):
+    bad(*_slates())
+
+
+RELATIVE = 0.1
+
+
+def slates():
+  """Scores, runtimes of which many are within a tenth, and a mask with holes."""
+  rng = np.random.default_rng(0)
+  scores = rng.normal(size=(4, 6)).astype(np.float32)
+  runtime = np.array([[1, 1.05, 1.12, 1.3, 1.05, 2], [5, 5, 5.1, 5.2, 5.3, 5.4],
+                      [3, 3, 3, 3, 3, 3], [9, 1, 4, 2, 8, 7]], np.float32)
+  where = rng.random((4, 6)) < 0.8
+  where[1] = True
+  return scores, runtime, where
+
+
+def slower(origin):
+  """Whether a label is of a clearly slower run, as a person would say it."""
+  return lambda a, b: (a + origin) - (b + origin) >= RELATIVE * (b + origin) and a > b
+
+
+def sums(name, options, scores, labels, where, **more):
+  """Total, count and gradient of one loss with these options."""
+  def value(scores):
+    totals, counts = losses.loss_sums(
+        ((name, 1.0),), scores, labels, where=where, options=options, **more)
+    return totals[0], counts[0]
+
+  (total, count), grad = jax.jit(jax.value_and_grad(value, has_aux=True))(jnp.asarray(scores))
+  return float(total), float(count), np.asarray(grad)
+
+
+@pytest.mark.parametrize("name, origin", [
+    *((name, origin) for name in PAIRWISE for origin in (0.0, 1.0)), ("DCGHingeLoss", 0.0)])
+def test_runs_closer_than_the_noise_make_no_pair(name, origin):
+  scores, runtime, where = slates()
+  labels = runtime - origin  # runtime, or what it is above a fastest one of 1
+  options = losses.Options(noise=losses.Noise(RELATIVE, origin))
+  total, count, grad = sums(name, options, scores, labels, where)
+  expected = _slow(name, scores, labels, where, slower(origin))
+  np.testing.assert_allclose((total, count), expected, rtol=1e-5)
+  exact, _, _ = sums(name, losses.Options(), scores, labels, where)
+  assert total != exact and np.isfinite(grad).all() and not grad[~where].any()
+  assert not grad[2].any() or name.startswith("Cross")  # a slate of ties teaches nothing
+
+
+@pytest.mark.parametrize("reduction", losses.REDUCTIONS[1:])
+@pytest.mark.parametrize("name", ["PairwiseHingeLoss", "PairwiseLogisticLoss", "CrossHingeLoss"])
+def test_reductions_divide_by_what_they_say(name, reduction):
+  scores, labels, where = slates()
+  where[0] = False  # nothing there
+  where[3, 1:] = False  # one item
+  options = losses.Options(reduction=reduction, noise=losses.Noise(RELATIVE))
+  total, count, grad = sums(name, options, scores, labels, where)
+  expected = _slow(name, scores, labels, where, slower(0.0), reduction)
+  np.testing.assert_allclose((total, count), expected, rtol=1e-5)
+  assert np.isfinite(grad).all()
+
+
+@pytest.mark.parametrize("name", ["PairwiseHingeLoss", "DiffMatLoss", "CrossHingeLoss",
+                                  "RankHingeLoss"])
+def test_a_margin_takes_the_place_of_the_losses_own(name):
+  scores, labels, where = slates()
+  total, count, _ = sums(name, losses.Options(margin=0.3), scores, labels, where)
+  expected = _slow(name, scores, labels, where, margin=0.3)
+  np.testing.assert_allclose((total, count), expected, rtol=1e-5)
+
+
+def test_options_leave_losses_without_them_alone():
+  scores, labels, where = slates()
+  options = losses.Options("sum", 0.3, 0.0, losses.Noise(RELATIVE))
+  for name in ("MSE", "LogMSE", "MAPE"):
+    np.testing.assert_array_equal(
+        sums(name, options, scores, labels, where)[2],
+        sums(name, losses.Options(), scores, labels, where)[2])
+
+
+def test_scores_are_scaled_down_to_the_norm_and_never_up():
+  scores, labels, where = slates()
+  scores[1], scores[2] = 100 * scores[1], 0
+  scores[3, ~where[3]] = np.nan
+  options = losses.Options(score_norm_clip=5.0)
+  clipped = np.array(scores)
+  for row, real in zip(clipped, where):
+    norm = math.sqrt(sum(float(s) ** 2 for s in row[real]))
+    row *= min(1.0, 5.0 / norm) if norm else 1.0
+  for name in ("PairwiseHingeLoss", "ListMLELoss", "MSE"):
+    total, count, grad = sums(name, options, scores, labels, where)
+    expected = sums(name, losses.Options(), clipped, labels, where)
+    np.testing.assert_allclose((total, count), expected[:2], rtol=1e-5)
+    assert np.isfinite(grad).all() and not grad[~where].any()
+  # A list at its limit cannot be made longer: the gradient has no part along it.
+  grad = sums("ListMLELoss", options, scores, labels, where)[2]
+  assert abs(float(grad[1] @ scores[1])) < 1e-3
+
+
+@functools.cache
+def orders_of_listmle(relative):
+  """Which orders 300 keys give runs of 1, 1.05, 1.12 and 2, told by the value of the loss."""
+  scores = np.array([[0.0, 1.0, 3.0, 7.0]], np.float32)
+  labels = np.array([[1, 1.05, 1.12, 2]], np.float32)
+  noise = losses.Noise(relative)
+  value = jax.jit(jax.vmap(
+      lambda key: losses.listmle(scores, labels, key=key, noise=noise)[0]))
+  by_value = {}
+  for order in itertools.permutations(range(4)):
+    s = scores[0, list(order)].astype(float)
+    by_value[round(sum(math.log(sum(math.exp(r - s[k]) for r in s[k:]))
+                       for k in range(4)), 3)] = order
+  found = np.asarray(value(jax.random.split(jax.random.key(0), 300)))
+  return [by_value[round(float(v), 3)] for v in found]
+
+
+def test_listmle_lets_close_runs_change_places_and_no_others():
+  assert set(orders_of_listmle(0.0)) == {(3, 2, 1, 0)}
+  orders = orders_of_listmle(0.1)
+  # 2 is far from all; 1.12 and 1 differ by more than a tenth.
+  assert all(order[0] == 3 and order.index(2) < order.index(0) for order in orders)
+  swapped = sum(order.index(0) < order.index(1) for order in orders) / len(orders)
+  assert len(set(orders)) == 3
+  # Two random numbers from 0 to 1 must differ by more than the distance in units of the noise.
+  apart = math.log(1.05) / math.log(1.1)
+  assert abs(swapped - (1 - apart) ** 2 / 2) < 0.1
+
+
+def test_listmle_shakes_each_list_by_its_own_key_and_none_without_keys():
+  scores, labels, where = slates()
+  noise, keys = losses.Noise(0.5), jax.random.split(jax.random.key(3), 4)
+  listmle = jax.jit(lambda s, y, w, key: losses.listmle(s, y, where=w, key=key, noise=noise)[0])
+  whole = listmle(scores, labels, where, keys)
+  parts = [listmle(scores[i:i + 2], labels[i:i + 2], where[i:i + 2], keys[i:i + 2])
+           for i in (0, 2)]
+  np.testing.assert_allclose(sum(parts), whole, rtol=1e-6)
+  shown = losses.listmle(scores, labels, where=where, noise=noise)[0]
+  np.testing.assert_array_equal(shown, losses.listmle(scores, labels, where=where)[0])
+
+
+def test_one_key_for_all_lists_shakes_them_too():
+  scores, labels, where = slates()
+  found = {float(losses.listmle(scores, labels, where=where, key=jax.random.key(i),
+                                noise=losses.Noise(0.5))[0]) for i in range(4)}
+  assert len(found) > 1 and all(math.isfinite(value) for value in found)
+
+
+def test_cross_losses_compare_what_no_slate_compares():
+  """Two graphs of one configuration each: only a loss across graphs has a pair."""
+  scores, labels = np.float32([[0.0], [0.5]]), np.float32([[1.0], [2.0]])
+  assert losses.LOSSES["PairwiseHingeLoss"](scores, labels)[0] == 0
+  total, count = losses.LOSSES["CrossHingeLoss"](scores, labels)
+  assert (float(total), float(count)) == (0.5 / 4, 1)
+
+
+@pytest.mark.parametrize("field, values", [
+    ("reduction", ("mean",)), ("margin", (-1.0, math.nan)), ("score_norm_clip", (-1.0, math.inf)),
+    ("noise", (losses.Noise(-0.1),)),
+])
+def test_impossible_options_are_refused(field, values):
+  for value in values:
+    with pytest.raises(ValueError, match=field):
+      losses.Options(**{field: value})
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("MSE:1", (("MSE", 1.0),)), ("MSE:7", (("MSE", 1.0),)),
+    ("ListMLELoss:1,MSE:0.02", (("ListMLELoss", 1 / 1.02), ("MSE", 0.02 / 1.02))),
+    (" LogMSE : 1 , MSE:3", (("LogMSE", 0.25), ("MSE", 0.75))),
+])
+def test_parsed_weights_sum_to_one(text, expected):
+  assert losses.parse_losses(text) == expected
+
+
+@pytest.mark.parametrize("text", [
+    "", "MSE", "MSE:1,", "mse:1", "MSE:", "MSE:one", "MSE:-1", "MSE:0", "MSE:nan", "MSE:inf",
+    "MSE:1:2", "MSE:1,MSE:1"])
+def test_bad_losses_are_refused_in_one_line(text):
+  with pytest.raises(ValueError, match="losses: ") as error:
+    losses.parse_losses(text)
+  assert "\n" not in str(error.value)
+
+
+def test_examples_in_the_module_docstring_hold():
+  result = doctest.testmod(losses)
+  assert result.attempted and not result.failed

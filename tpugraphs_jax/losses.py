@@ -1,0 +1,553 @@
+"""Ranking and regression losses on slates: one row of scores per graph.
+
+Larger labels mean slower, and a good model gives them larger scores. Every loss
+returns `(total, count)`, two float32 scalars whose quotient is the loss. Both add
+up over any split of the graphs, so a step on several devices sums each of them
+over the devices before dividing and gets what one device would have got.
+
+Arrays of every function:
+  scores: [graphs, configs], floating; computed in float32.
+  labels: [graphs, configs], floating, normalised on the host.
+  where: [graphs, configs] bool, True = real; None = everything is real. The
+    contents of masked slots, even NaN, have no influence on values or gradients.
+Any other shape or dtype is a ValueError.
+
+A pairwise loss is a sum over pairs of items of which one is slower; items whose labels
+differ by less than `Noise` make no pair. Its `reduction` is one of `PAIR_REDUCTIONS`:
+  items: the sum over all pairs of all lists, divided by the number of real items
+    (TF-Ranking, official baseline).
+  pairs: a list's sum over its n (n - 1) / 2 pairs, mean over lists that have pairs
+    (MLSys 2021, 2nd and 6th place of the competition).
+  sum: a list's sum, mean over lists (Graph Segment Training, 3rd place).
+  mean_all: a list's sum over n^2, mean over lists (1st and 5th place).
+  mean_valid: a list's sum over its pairs with an order, mean over lists that have any.
+
+>>> losses = parse_losses("ListMLELoss:1,MSE:0.25")
+>>> losses
+(('ListMLELoss', 0.8), ('MSE', 0.2))
+>>> scores = labels = jnp.array([[1.0, 2.0]])
+>>> totals, counts = loss_sums(losses, scores, labels)
+>>> print(f"{combine(losses, totals, counts):.4f}")  # 0.8 * log(1 + exp(-1))
+0.2506
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import inspect
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import rax
+
+from tpugraphs_jax.registry import Registry
+
+PAIR_REDUCTIONS = ("items", "pairs", "sum", "mean_all", "mean_valid")
+LossSum = tuple[jax.Array, jax.Array]
+
+
+class Noise(NamedTuple):
+  """How far apart runtimes must be to have an order.
+
+  Attributes:
+    relative: runs whose runtimes differ by less than this share of the faster one are
+      ties; 0 = equal labels alone are.
+    origin: a label plus this is proportional to its runtime: 0 for labels that are
+      runtimes, 1 for runtimes above the fastest, relative to it.
+  """
+
+  relative: float = 0.0
+  origin: float = 0.0
+
+
+def clip_norm(scores: jax.Array, where: jax.Array, largest: float) -> jax.Array:
+  """Scores `[graphs, configs]`, of each list scaled down to an L2 norm of at most `largest`.
+
+  Masked scores do not count. Source: 2nd place of the competition, with 500.
+  """
+  scores = jnp.where(where, jnp.asarray(scores, jnp.float32), 0.0)
+  square = jnp.sum(jnp.square(scores), axis=-1, keepdims=True)
+  return scores * (largest / jnp.sqrt(jnp.maximum(square, largest**2)))
+
+
+def listmle(
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
+    temperature: float = 1.0, key: jax.Array | None = None, noise: Noise = Noise(),
+) -> LossSum:
+  """ListMLE: negative log likelihood of the order from slowest to fastest.
+
+  L = sum_k [log sum_{l >= k} exp(s_l / T) - s_k / T] over a list sorted by label,
+  largest first; the mean is over lists with at least one real item (Xia et al.
+  2008; temperature as in TF-Ranking, which the official baseline uses).
+
+  Args:
+    temperature: T > 0; the official tile models use 10, the layout model 1.
+    key: puts tied labels in random order: one key, or `[graphs]` keys, one per
+      list, which make the order independent of how lists are split over devices.
+      None keeps tied items in the order given.
+    noise: with a key, items that are closer than this also change places at random,
+      the more often the closer they are; items further apart never do.
+  """
+  if not temperature > 0:
+    raise ValueError(f"temperature is {temperature}, expected a number above 0")
+  scores, labels, where = _checked(scores, labels, where)
+  if key is not None and not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    key = jax.random.wrap_key_data(key)
+  if key is not None and noise.relative:
+    labels = _shaken(labels, where, key, noise)
+  per_list_loss = functools.partial(rax.listmle_loss, reduce_fn=None)
+  if key is None:
+    per_list = per_list_loss(scores / temperature, labels, where=where)
+  else:
+    if key.ndim:
+      per_list_loss = jax.vmap(per_list_loss)
+    per_list = per_list_loss(scores / temperature, labels, where=where, key=key)
+  return jnp.sum(per_list), _count(jnp.any(where, axis=-1))
+
+
+def _shaken(labels, where, key, noise: Noise):
+  """Logarithms of the runtimes in units of the noise, plus a random number from 0 to 1."""
+  runtime = jnp.where(where, labels + noise.origin, 1.0)
+  level = jnp.log(runtime) / jnp.log1p(noise.relative)
+  if not key.ndim:
+    return level + jax.random.uniform(jax.random.fold_in(key, 1), level.shape)
+  row = lambda key: jax.random.uniform(jax.random.fold_in(key, 1), level.shape[1:])
+  return level + jax.vmap(row)(key)
+
+
+def pairwise_hinge(
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
+    reduction: str = "items", noise: Noise = Noise(),
+) -> LossSum:
+  """Hinge over ordered pairs: sum of relu(margin - (s_i - s_j)) where y_i > y_j.
+
+  Arrays are `[graphs, configs]`; the result is a total and a count, both scalars.
+
+  Args:
+    margin: > 0; 1 officially, 0.1 in Graph Segment Training (arXiv 2305.12322).
+    reduction: divisor of a list's sum, see the module.
+    noise: pairs that are closer have no order.
+  """
+  scores, labels, where = _checked(scores, labels, where)
+  pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin), noise)
+  return _reduce(margin * pairs, labels, where, reduction, noise)
+
+
+def diff_mat(
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 0.005,
+    reduction: str = "pairs", noise: Noise = Noise(),
+) -> LossSum:
+  """Hinge counted in margins, relu(1 - (s_i - s_j) / margin), for scores in the target's unit.
+
+  Arrays are `[graphs, configs]`; the result is a total and a count, both scalars.
+  Beside `mape` the scores are runtimes, and their differences must exceed the margin.
+  Source: DiffMat of the 2nd place, whose rule of thumb is the mean runtime / 200.
+
+  Args:
+    margin: > 0, in the unit of the labels.
+    reduction: divisor of a list's sum, see the module.
+    noise: pairs that are closer have no order.
+  """
+  scores, labels, where = _checked(scores, labels, where)
+  pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin), noise)
+  return _reduce(pairs, labels, where, reduction, noise)
+
+
+def pairwise_logistic(
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
+    reduction: str = "items", noise: Noise = Noise(),
+) -> LossSum:
+  """Logistic over ordered pairs: sum of log(1 + exp(s_j - s_i)) where y_i > y_j.
+
+  Arrays are `[graphs, configs]`; the result is a total and a count, both scalars.
+
+  Args:
+    reduction: divisor of a list's sum, see the module; the 6th place takes `pairs`.
+    noise: pairs that are closer have no order.
+  """
+  scores, labels, where = _checked(scores, labels, where)
+  pairs = rax.pairwise_logistic_loss(
+      scores, labels, where=where, lambdaweight_fn=_weights(noise), reduce_fn=None)
+  return _reduce(pairs, labels, where, reduction, noise)
+
+
+def cost_logistic(
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
+    reduction: str = "mean_valid", noise: Noise = Noise(),
+) -> LossSum:
+  """`pairwise_logistic` of 2 log(1 + s / 0.01), for scores s that are relative costs.
+
+  A score, `[graphs, configs]`, is what a configuration costs beyond a fixed one, relative to
+  the whole, and not below 0. Costs of 1 % and costs of many times the whole get gradients of
+  one size. A list counts as the mean over its ordered pairs.
+  """
+  scores, labels, where = _checked(scores, labels, where)
+  logarithm = 2 * jnp.log1p(jnp.maximum(scores, 0) / 0.01)
+  return pairwise_logistic(logarithm, labels, where=where, reduction=reduction, noise=noise)
+
+
+def dcg_hinge(
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
+    noise: Noise = Noise(),
+) -> LossSum:
+  """Pairwise hinge where the weight of a pair is the change of the list's DCG when it is swapped.
+
+  The gain of a configuration is fastest label / its label and its discount
+  1 / log2(1 + its rank by score), so that mistakes among the fast ones and near
+  the top count most. Reduced like the official hinge.
+
+  Args:
+    labels: `[graphs, configs]`, must be positive where real.
+    noise: pairs that are closer have no order.
+  """
+  scores, labels, where = _checked(scores, labels, where)
+  positive = jnp.where(where, labels, jnp.inf)
+  fastest = jnp.min(positive, axis=-1, keepdims=True)
+  gain = jnp.where(where, fastest / positive, 0.0)
+  pairs = rax.pairwise_hinge_loss(
+      -scores,
+      gain,
+      where=where,
+      lambdaweight_fn=functools.partial(rax.dcg_lambdaweight, gain_fn=lambda g: g),
+      reduce_fn=None,
+  )
+  if noise.relative:  # of a pair (i, j) here i is the faster one
+    clear = jnp.swapaxes(_clearly_slower(labels, noise), 1, 2)
+    pairs = pairs * clear.reshape(pairs.shape)
+  # rax multiplies by the padded list size, which would let padding change the loss.
+  return _reduce(pairs / scores.shape[-1], labels, where, "items", noise)
+
+
+def inverse_log_hinge(
+    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
+    noise: Noise = Noise(),
+) -> LossSum:
+  """-1 / log(2 + h), h the sum of the hinges of a list's pairs; mean over lists.
+
+  Arrays are `[graphs, configs]`; the result is a total and a count, both scalars. The
+  gradient fades in lists with many mistakes. Source: "DCG hinge" of the 3rd place's
+  tile model.
+
+  Args:
+    margin: > 0, of the hinges.
+    noise: pairs that are closer have no order.
+  """
+  scores, labels, where = _checked(scores, labels, where)
+  pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin), noise)
+  total, is_real = margin * jnp.sum(pairs, axis=-1), jnp.any(where, axis=-1)
+  return jnp.sum(-1.0 / jnp.log(2.0 + total), where=is_real), _count(is_real)
+
+
+def across_graphs(loss: Callable[..., LossSum]) -> Callable[..., LossSum]:
+  """The loss over all configurations of a step as one list, whatever graph they are of.
+
+  Labels must mean the same in every graph. Source: half of the 5th place's loss.
+
+  Args:
+    loss: one of pairs, with `mean_all` unless told otherwise.
+
+  Returns:
+    The same with the option `axis`, the name of the axis of devices; None = one device.
+  """
+  def cross(scores, labels, *, where=None, axis=None, reduction="mean_all", noise=Noise(),
+            **options):
+    scores, labels, where = _checked(scores, labels, where)
+    shares = 1
+    if axis is not None:
+      scores, labels, where = (
+          jax.lax.all_gather(array, axis, tiled=True) for array in (scores, labels, where))
+      shares = jax.lax.psum(1, axis)
+    total, lists = loss(
+        scores.reshape(1, -1), labels.reshape(1, -1), where=where.reshape(1, -1),
+        reduction=reduction, noise=noise, **options)
+    # Every device has all of it; sums over devices have it once.
+    return total / shares, lists / shares
+
+  cross.of_one_list = loss
+  return cross
+
+
+def _checked_margin(margin: float) -> float:
+  if not margin > 0:
+    raise ValueError(f"margin is {margin}, expected a number above 0")
+  return margin
+
+
+def _hinge_pairs(scores, labels, where, margin, noise):
+  """relu(1 - (s_i - s_j) / margin) of every ordered pair, `[graphs, configs**2]`."""
+  return rax.pairwise_hinge_loss(
+      scores / margin, labels, where=where, lambdaweight_fn=_weights(noise), reduce_fn=None)
+
+
+def _weights(noise: Noise):
+  """A weight of pairs for rax that is 0 for pairs closer than the noise; None without noise."""
+  if not noise.relative:
+    return None
+
+  def weigh(scores, labels, **unused):
+    return _clearly_slower(labels, noise).reshape(len(scores), -1).astype(scores.dtype)
+
+  return weigh
+
+
+def _reduce(pairs, labels, where, reduction, noise):
+  """Total and count of pair losses `[graphs, configs**2]`, see the module."""
+  per_list = jnp.sum(pairs, axis=-1)
+  items = jnp.sum(where, axis=-1, dtype=jnp.float32)
+  if reduction == "items":
+    return jnp.sum(per_list), jnp.sum(items)
+  if reduction == "sum":
+    return jnp.sum(per_list), _count(items > 0)
+  if reduction == "mean_all":
+    return jnp.sum(per_list / jnp.maximum(items**2, 1.0)), _count(items > 0)
+  if reduction == "pairs":
+    number = items * (items - 1.0) / 2.0
+  elif reduction == "mean_valid":
+    is_pair = _clearly_slower(labels, noise) & where[:, :, None] & where[:, None, :]
+    number = jnp.sum(is_pair, axis=(1, 2), dtype=jnp.float32)
+  else:
+    raise ValueError(f"reduction is {reduction!r}, expected one of {', '.join(PAIR_REDUCTIONS)}")
+  return jnp.sum(per_list / jnp.maximum(number, 1.0)), _count(number > 0)
+
+
+def mse(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None) -> LossSum:
+  """Mean over real items of (s - y)^2; arrays are `[graphs, configs]`."""
+  scores, labels, where = _checked(scores, labels, where)
+  total = rax.pointwise_mse_loss(scores, labels, where=where, reduce_fn=jnp.sum)
+  return total, _count(where)
+
+
+def log_mse(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None) -> LossSum:
+  """Mean over real items of (s - log y)^2: the score is an absolute log runtime.
+
+  The fusion task's loss of Kaufman et al., "A Learned Performance Model for Tensor
+  Processing Units" (MLSys 2021).
+
+  Args:
+    labels: `[graphs, configs]`, must be positive where real.
+  """
+  scores, labels, where = _checked(scores, labels, where)
+  return mse(scores, jnp.log(jnp.where(where, labels, 1.0)), where=where)
+
+
+def mape(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None) -> LossSum:
+  """Mean over real items of |s - y| / y: the score is an absolute runtime.
+
+  The 2nd place of the competition adds it to its pairwise loss with weight 1.
+
+  Args:
+    labels: `[graphs, configs]`, must be positive where real.
+  """
+  scores, labels, where = _checked(scores, labels, where)
+  share = jnp.abs(scores - labels) / jnp.where(where, labels, 1.0)
+  return jnp.sum(share, where=where), _count(where)
+
+
+def _checked(
+    scores: jax.Array, labels: jax.Array, where: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Float32 scores and labels, zero where masked, and the mask itself, `[graphs, configs]`.
+
+  Raises:
+    ValueError: other shapes or dtypes.
+  """
+  if where is None:
+    where = jnp.ones(scores.shape, bool)
+  if scores.ndim != 2 or not scores.shape == labels.shape == where.shape:
+    raise ValueError(
+        f"scores {scores.shape}, labels {labels.shape} and where {where.shape} "
+        "must have one shape [graphs, configs]"
+    )
+  for name, array in (("scores", scores), ("labels", labels)):
+    # An int64 runtime would silently wrap on its way to a 32-bit device.
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+      raise ValueError(f"{name} are {array.dtype}, expected a floating dtype")
+  if where.dtype != bool:
+    raise ValueError(f"where is {where.dtype}, expected bool (True = real)")
+  where = jnp.asarray(where)
+  scores = jnp.where(where, jnp.asarray(scores, jnp.float32), 0.0)
+  labels = jnp.where(where, jnp.asarray(labels, jnp.float32), 0.0)
+  return scores, labels, where
+
+
+def _count(mask: jax.Array) -> jax.Array:
+  """How many of `[...]` are True, a float32 scalar."""
+  return jnp.sum(mask, dtype=jnp.float32)
+
+
+def _clearly_slower(labels: jax.Array, noise: Noise) -> jax.Array:
+  """Whether item i is slower than item j beyond the noise, `[graphs, configs (i), configs (j)]`.
+
+  Args:
+    labels: `[graphs, configs]`.
+    noise: items closer than this have no order.
+  """
+  slower, faster = labels[:, :, None], labels[:, None, :]
+  beyond = slower - faster >= noise.relative * (faster + noise.origin)
+  return (slower > faster) & beyond
+
+
+WeightedLosses = Sequence[tuple[str, float]]
+OWN_REDUCTION = "own"
+REDUCTIONS = (OWN_REDUCTION, *PAIR_REDUCTIONS)
+
+# Official names first. `Rank*` are the tile task's losses of the MLSys 2021 paper,
+# `SumHingeLoss` is the loss of Graph Segment Training, `DiffMatLoss` of the 2nd place and
+# `InverseLogHingeLoss` of the 3rd place; `Cross*` compare configurations of all graphs.
+LOSSES = Registry("loss.losses")
+for _name, _loss in {
+    "ListMLELoss": listmle,
+    "PairwiseHingeLoss": pairwise_hinge,
+    "PairwiseLogisticLoss": pairwise_logistic,
+    "MSE": mse,
+    "RankHingeLoss": functools.partial(pairwise_hinge, reduction="pairs"),
+    "RankLogisticLoss": functools.partial(pairwise_logistic, reduction="pairs"),
+    "SumHingeLoss": functools.partial(pairwise_hinge, margin=0.1, reduction="sum"),
+    "DiffMatLoss": diff_mat,
+    "CrossHingeLoss": across_graphs(pairwise_hinge),
+    "CrossLogisticLoss": across_graphs(pairwise_logistic),
+    "CostLogisticLoss": cost_logistic,
+    "DCGHingeLoss": dcg_hinge,
+    "InverseLogHingeLoss": inverse_log_hinge,
+    "LogMSE": log_mse,
+    "MAPE": mape,
+}.items():
+  LOSSES.register(_name)(_loss)
+# They take the logarithm of a label or divide by it.
+NEED_POSITIVE_LABELS = ("DCGHingeLoss", "LogMSE", "MAPE")
+
+
+_OF_RUNTIMES, _OF_LOGARITHMS = {"MSE", "MAPE"}, {"LogMSE"}
+
+
+def predicts(losses: WeightedLosses) -> str:
+  """Meaning of a score trained with these losses: `runtime`, its `log`, or `order` alone.
+
+  Ranking and regression losses together give `order` (official tile models), except with
+  `DiffMatLoss`, whose scores are in the unit of the target.
+  """
+  names = {name for name, _ in losses}
+  if names <= _OF_LOGARITHMS:
+    return "log"
+  is_runtime = names & _OF_RUNTIMES and names <= _OF_RUNTIMES | {"DiffMatLoss"}
+  return "runtime" if is_runtime else "order"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Options of a run, each for all losses that have such an option.
+
+  Attributes:
+    reduction: divisor of a list's sum over pairs, see the module; `own` = the default of
+      each loss.
+    margin: of hinges; 0 = the loss's own.
+    score_norm_clip: largest L2 norm of a list's scores, which are scaled down to it
+      first; 0 = no limit.
+    noise: which items are too close to have an order.
+  """
+
+  reduction: str = OWN_REDUCTION
+  margin: float = 0.0
+  score_norm_clip: float = 0.0
+  noise: Noise = Noise()
+
+  def __post_init__(self):
+    if self.reduction not in REDUCTIONS:
+      raise ValueError(f"loss.pair_reduction is {self.reduction!r}, expected one of "
+                       f"{', '.join(REDUCTIONS)}")
+    for field, value in (("margin", self.margin), ("score_norm_clip", self.score_norm_clip),
+                         ("noise", self.noise.relative)):
+      if not 0 <= value < math.inf:
+        raise ValueError(f"loss.{field} is {value}, expected a number from 0 on")
+
+  def of(self, loss: Any, **more: Any) -> dict[str, Any]:
+    """The keyword arguments, out of these options and `more`, that `loss` accepts."""
+    given = more | {"noise": self.noise}
+    given |= {"margin": self.margin} if self.margin else {}
+    given |= {"reduction": self.reduction} if self.reduction != OWN_REDUCTION else {}
+    # Losses of several graphs hand options on to the loss of one.
+    inner = inspect.signature(getattr(loss, "of_one_list", loss)).parameters
+    known = {*inspect.signature(loss).parameters, *inner}
+    return {name: value for name, value in given.items() if name in known}
+
+
+def parse_losses(text: str) -> tuple[tuple[str, float], ...]:
+  """Reads `name:weight,name:weight`; the weights returned sum to 1.
+
+  Raises:
+    ValueError: an unknown or repeated name, or a weight that is not above 0.
+  """
+  weights: dict[str, float] = {}
+  for part in text.split(","):
+    name, colon, number = (piece.strip() for piece in part.partition(":"))
+    if not colon:
+      raise ValueError(f"losses: {part!r} in {text!r}, expected NAME:WEIGHT")
+    if name not in LOSSES:
+      raise ValueError(
+          f"losses: unknown loss {name!r} in {text!r}, expected one of " + ", ".join(LOSSES)
+      )
+    if name in weights:
+      raise ValueError(f"losses: {name} stands twice in {text!r}, add the weights up")
+    weights[name] = _weight(number, text)
+  total = sum(weights.values())
+  return tuple((name, weight / total) for name, weight in weights.items())
+
+
+def loss_sums(
+    losses: WeightedLosses, scores: jax.Array, labels: jax.Array, *,
+    where: jax.Array | None = None, temperature: float = 1.0, key: jax.Array | None = None,
+    options: Options = Options(), axis: str | None = None,
+) -> LossSum:
+  """Totals and counts, both `[len(losses)]` float32, of each loss in `losses`.
+
+  Args:
+    losses: from `parse_losses`.
+    scores: `[graphs, configs]`.
+    labels: `[graphs, configs]`.
+    where: `[graphs, configs]` bool.
+    temperature: of ListMLE: the official pairwise losses and MSE take the raw scores
+      whatever their temperature.
+    key: of random order among ties, see `listmle`.
+    options: of any loss.
+    axis: name of the axis of devices, for losses across graphs; None = one device.
+  """
+  if options.score_norm_clip:
+    real = jnp.ones(scores.shape, bool) if where is None else where
+    scores = clip_norm(scores, real, options.score_norm_clip)
+  pairs = []
+  for name, _ in losses:
+    loss = LOSSES[name]
+    chosen = options.of(loss, temperature=temperature, key=key, axis=axis)
+    found = loss(scores, labels, where=where, **chosen)
+    if not (isinstance(found, tuple) and len(found) == 2):
+      raise ValueError(f"loss.losses: {name} returns a {type(found).__name__}, expected a pair "
+                       "(total, count) of scalars: the sum over items and their number; see "
+                       "docs/add_your_own.md")
+    pairs.append(found)
+  totals, counts = zip(*pairs)
+  return jnp.stack(totals), jnp.stack(counts)
+
+
+def combine(losses: WeightedLosses, totals: jax.Array, counts: jax.Array) -> jax.Array:
+  """The weighted loss, a float32 scalar: sum of weight * total / count, each `[len(losses)]`.
+
+  With several devices, give the local totals and the counts summed over all
+  devices: the results, and their gradients, then add up to the loss of the whole
+  batch and its gradient. A loss without any item to count is 0.
+  """
+  weights = jnp.array([weight for _, weight in losses], jnp.float32)
+  return jnp.sum(weights * totals / jnp.maximum(counts, 1.0))
+
+
+def _weight(number: str, text: str) -> float:
+  try:
+    weight = float(number)
+  except ValueError:
+    weight = math.nan
+  if not 0 < weight < math.inf:
+    raise ValueError(f"losses: weight {number!r} in {text!r}, expected a number above 0")
+  return weight

@@ -1,0 +1,165 @@
+"""Score tables from what choices move: padded bytes, and a few facts about the tensor.
+
+The TPU compiler's estimate of a program is nearly its memory traffic, and changes of the orders
+of outputs nearly add up. So a choice costs its padded bytes, relative to those of the program's
+convolutions and dots, times a factor that a small network finds from `choice_features`. There
+is no message passing: a hundred programs are too few to learn it from (docs/own_programs.md).
+A choice that is left to the compiler costs nothing, so that a score is what a configuration
+costs beyond the compiler's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpugraphs_jax.columns import MAX_RANK, NODE, opcode_ids
+from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.nn.layers import Dense
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.tables import node_pairs
+from tpugraphs_jax.rankers.tables.batches import TableBatch
+from tpugraphs_jax.rankers.tables.family import TablesFamily
+from tpugraphs_jax.rankers.tables.network import add_up, table_sums
+
+_USERS = tuple(opcode_ids()[name] for name in (
+    "convolution", "dot", "reshape", "transpose", "reduce", "concatenate", "tuple", "add"))
+_LARGEST = 6.0  # logarithm of the largest factor
+
+
+def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
+  """What the cost of choices depends on.
+
+  Args:
+    graph: with the released node features and `LayoutConfigs`.
+    node: `[U]` numbers among the configurable nodes.
+    row: `[U]` dictionary rows.
+
+  Returns:
+    `[U, F]` float32. First the padded bytes of the output in the chosen order, over the bytes
+    that the program's convolutions and dots read and write in the order that pads least; 0
+    where the order is left to the compiler. Then padding, the same of the reversed order and
+    of the best one, which dimensions are minor, bytes, kind of the node, and what uses it,
+    directly and beyond nodes that keep its shape.
+  """
+  feat, at = graph.node_feat, graph.config_node[node]
+  dims, nbytes = feat[:, feature_blocks.DIMENSIONS], node_pairs.tensor_bytes(feat).astype(np.float64)
+  minor, second = graph.configs.rows[row, :2].astype(int).T
+  rank, is_open = (dims > 0).sum(axis=1)[at], minor < 0
+  size = lambda axis: np.where(axis < 0, 0, dims[at, np.maximum(axis, 0)])
+  chosen, turned = _padding(size(minor), size(second)), _padding(size(second), size(minor))
+  least = _least_padding(dims)
+  total = max(_contracted(graph, nbytes * np.exp(least)), 1.0)
+  moved = lambda padding: nbytes[at] * np.exp(padding) / total
+  more = lambda other: np.log1p(100 * np.maximum(moved(chosen) - moved(other), 0))
+  convolution, dot = (graph.node_opcode[at] == opcode for opcode in feature_blocks.CONTRACTIONS)
+  batch, feature = (feat[at, NODE[f"output_{name}_dimension"].start] for name in ("batch", "feature"))
+  is_weight = convolution & (batch > 0)
+  gain, users = chosen - turned, _users(graph)
+  columns = [
+      moved(chosen), chosen, gain, np.maximum(gain, 0), np.abs(gain) < 0.01, chosen - least[at],
+      least[at], feature_blocks.padding(size(minor), feature_blocks.LANES),
+      np.log(moved(least[at]) + 1e-4), np.log1p(nbytes[at] * np.exp(chosen)) / 10,
+      np.log1p(100 * moved(chosen)), more(least[at]), more(turned),
+      convolution & ~is_weight, is_weight, dot, ~(convolution | dot),
+      gain * convolution, gain * dot, convolution & (minor == feature),
+      convolution & (minor == batch), minor == rank - 1, minor == 0, second == minor - 1,
+      np.abs(minor - second) != 1, rank > 2, size(minor) < feature_blocks.SUBLANES,
+      size(second) >= feature_blocks.LANES, dims[at, 0] < feature_blocks.SUBLANES,
+      nbytes[at] == 2 * np.abs(feat[at, NODE["shape"].stop - 1])]  # elements of two bytes
+  columns = np.concatenate([np.stack(columns, axis=1), users[at]], axis=1)
+  return np.where(is_open[:, None], 0, columns).astype(np.float32)
+
+
+def _padding(minor: np.ndarray, second: np.ndarray) -> np.ndarray:
+  """Logarithm of padded over real elements, from sizes of the two minor dimensions."""
+  return feature_blocks.padding(minor, feature_blocks.LANES) + feature_blocks.padding(second, feature_blocks.SUBLANES)
+
+
+def _least_padding(dims: np.ndarray) -> np.ndarray:
+  """The padding of the order that pads least, `[N]`, from sizes `[N, 6]`; 0 for scalars."""
+  pairs = ~np.eye(MAX_RANK, dtype=bool) & (dims[:, :, None] > 0) & (dims[:, None] > 0)
+  least = np.where(pairs, _padding(dims[:, :, None], dims[:, None]), np.inf).min(axis=(1, 2))
+  return np.where(np.isfinite(least), least, 0)
+
+
+def _contracted(graph: OpGraph, nbytes: np.ndarray) -> float:
+  """Bytes that all convolutions and dots read and write."""
+  consumer, producer = graph.edge_index.T
+  moved = nbytes + np.bincount(consumer, nbytes[producer], graph.num_nodes)
+  return moved[np.isin(graph.node_opcode, feature_blocks.CONTRACTIONS)].sum()
+
+
+def _users(graph: OpGraph) -> np.ndarray:
+  """Users of each node by kind, `[N, 18]` bool: direct ones, those beyond equal shapes, counts."""
+  (consumer, producer), opcode = graph.edge_index.T, graph.node_opcode
+  dims = graph.node_feat[:, feature_blocks.DIMENSIONS]
+  direct = np.zeros((graph.num_nodes, len(_USERS)), bool)
+  for place, kind in enumerate(_USERS):
+    direct[producer[opcode[consumer] == kind], place] = True
+  keeps = (dims[consumer] == dims[producer]).all(axis=1) & ~np.isin(consumer, graph.config_node)
+  beyond, before = direct, None
+  while before is None or (beyond != before).any():
+    before, beyond = beyond, beyond.copy()
+    np.logical_or.at(beyond, producer[keeps], before[consumer[keeps]])
+  count = np.bincount(producer, minlength=graph.num_nodes)[:, None]
+  return np.concatenate([direct, beyond, count == 0, count > 1], axis=1)
+
+
+@base.LAYOUT_MODELS.register("TrafficTables")
+class TrafficTables(base.Network):
+  """Costs of single choices: relative traffic times a factor of its features.
+
+  Attributes:
+    hidden_dim: width of the network that finds the factor.
+    dropout: rate on its states in training.
+    dtype: of the computation; costs are float32.
+    precision: of matrix products.
+  """
+
+  hidden_dim: int = 16
+  dropout: float = 0.3
+  dtype: Any = None
+  precision: Any = None
+
+  sees_whole_graph = True  # costs are relative to the bytes of the whole program
+  embeds_integers = True
+  has_residual = False
+  choice_features = staticmethod(choice_features)
+
+  def setup(self):
+    dense = lambda width: Dense(width, dtype=self.dtype, precision=self.precision)
+    self.state, self.factor, self.dropped = dense(self.hidden_dim), dense(1), nn.Dropout(self.dropout)
+
+  @property
+  def family(self):
+    return TablesFamily
+
+  def embed(self, batch: TableBatch, *, train: bool = False) -> jax.Array:
+    """The sum of the costs of every configuration, `[G, C, 1]` float32."""
+    return table_sums(*self.tables(batch, train=train), batch)
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` of readouts `[..., 1]`."""
+    return readout[..., 0]
+
+  def tables(self, batch: TableBatch, *, train: bool = False) -> tuple[jax.Array, None]:
+    """Costs `[B, R, 1]` float32 of the choices of groups, and none of pairs."""
+    costs = self.costs(batch, train=train)
+    return add_up(costs, batch.choices.group, len(batch.choices.row)), None
+
+  def node_tables(self, batch: TableBatch) -> tuple[jax.Array, None]:
+    """Costs `[K, R]` float32 of the choices of nodes, and none of pairs."""
+    return self.costs(batch, train=False)[..., 0], None
+
+  def costs(self, batch: TableBatch, *, train: bool) -> jax.Array:
+    """Costs `[K, R, 1]` float32 of the choices of nodes; 0 is left to the compiler."""
+    traffic, told = jnp.split(jnp.asarray(batch.choices.feat), [1], axis=-1)
+    state = self.dropped(nn.gelu(self.state(told)), deterministic=not train)
+    factor = self.factor(state).astype(jnp.float32)
+    return traffic * jnp.exp(jnp.clip(factor, -_LARGEST, _LARGEST))

@@ -1,0 +1,328 @@
+"""The official tile rankers: scores `[G, C]` of tile configurations of kernels.
+
+Every model starts from the opcode embedding and the node features. With early join the
+configuration of a kernel is a feature of each of its nodes. With late join the
+configuration is appended to the pooled graph, so that the network runs once per kernel:
+
+    kernels --> network --> pooled [kernels, F] --+
+                                                  +--> join --> head --> scores
+    all configurations of all kernels, in a row --+
+
+No kernel is computed again for another chunk of its configurations, and no chunk is
+padded but the last: chunks do not end where a kernel does.
+
+Source: the published TensorFlow baseline of TpuGraphs (arXiv 2308.13490, section 4);
+defaults are the defaults of its flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import functools
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpugraphs_jax.data.batching import PreparedGraph, TileBatch
+from tpugraphs_jax.nn import layers, pooling
+from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS, degree, neighbour_sum, node_graph
+from tpugraphs_jax.nn.layers import Dense, JoinedDense, MLP, OpcodeEmbedding, leaky_relu
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.scorer import Encoder, network_step
+
+REDUCTIONS = ("sum", "mean")  # over the nodes of a kernel
+
+
+class LateJoin(base.Kernels):
+  """Kernels, for networks with the methods `pooled(batch) -> [G, F]` and `join(pooled, configs)`.
+
+  Every process computes all scores: the head on 24 numbers is cheaper than an exchange.
+
+  Attributes:
+    chunk: configurations that pass through the head at a time.
+  """
+
+  chunk = 8192
+  encodes = "pooled"
+
+  @functools.cached_property
+  def encoder(self) -> Encoder:
+    """The readout `[F]` of every kernel."""
+    return Encoder(network_step(self.network, method=self.encodes), self.assemble,
+                   graphs=self.config["eval"]["graphs"], configs=0)
+
+  @functools.cached_property
+  def _head(self) -> Any:
+    def head(network, pooled, configs):
+      return network.score(network.join(pooled, configs))
+
+    return jax.jit(
+        lambda params, *inputs: self.network.apply({"params": params}, *inputs, method=head))
+
+  def scores(
+      self, params: Any, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray], *,
+      progress: bool = False,
+  ) -> list[np.ndarray]:
+    """Scores `[n]` float32 of each kernel; see `Family.scores`."""
+    pooled = np.stack([
+        one for _, one in self.encoder.run(params, graphs, config_ids, progress=progress)])
+    feat = np.concatenate([self.config_transform(graph.configs.config_feat[ids])
+                           for graph, ids in zip(graphs, config_ids)])
+    owner = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])
+    found = np.zeros(len(owner), np.float32)
+    for start in range(0, len(owner), self.chunk):
+      part = slice(start, start + self.chunk)
+      inputs = [self._filled(pooled[owner[part]]), self._filled(feat[part])]
+      found[part] = np.asarray(self._head(params, *inputs))[: len(found[part])]
+    return np.split(found, np.cumsum([len(ids) for ids in config_ids])[:-1])
+
+  def _filled(self, x: np.ndarray) -> np.ndarray:
+    """`x [n, F]` with zeros up to a whole chunk; short ones up to a power of two."""
+    size = min(self.chunk, 1 << max(len(x) - 1, 0).bit_length())
+    return np.pad(x, [(0, size - len(x)), (0, 0)])
+
+
+class _TileModel(base.Network):
+  """Options and layers common to all tile models.
+
+  Attributes:
+    op_embed_dim: width of the opcode embedding.
+    hidden_dim: width of every other layer.
+    reduction: over the nodes of a kernel, one of `REDUCTIONS`; neither is scaled. The published
+      models take the sum, ResGCN either.
+    dtype: of the layers before the readout; the readout and the head are float32.
+    precision: of matrix products.
+  """
+
+  op_embed_dim: int = 64
+  hidden_dim: int = 64
+  reduction: str = "sum"
+  dtype: Any = None
+  precision: Any = None
+
+  def __post_init__(self):
+    if self.reduction not in REDUCTIONS:
+      raise ValueError(
+          f"reduction is {self.reduction!r}, expected one of {', '.join(REDUCTIONS)}")
+    super().__post_init__()
+
+  @property
+  def family(self):
+    """With late join the network runs once per kernel."""
+    return None if self.early_join else LateJoin
+
+  def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
+    """The readout of every kernel and configuration, `[G, C, P]` float32."""
+    del train
+    pooled = self.pooled(batch)
+    return pooled if self.early_join else self.join(pooled[:, None], batch.config_feat)
+
+  def pooled(self, batch: TileBatch) -> jax.Array:
+    """The sum or mean of nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
+    raise NotImplementedError
+
+  def join(self, pooled: jax.Array, config_feat: jax.Array) -> jax.Array:
+    """Appends configurations `[..., F']` to pooled kernels `[..., F]`: `[..., P]`."""
+    shape = (*config_feat.shape[:-1], pooled.shape[-1])
+    return jnp.concatenate([jnp.broadcast_to(pooled, shape), config_feat], axis=-1)
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` float32 of readouts `[..., P]`."""
+    return self.head(readout)[..., 0]
+
+  def dense(self) -> nn.Dense:
+    """A linear layer to `hidden_dim` features."""
+    return Dense(self.hidden_dim, dtype=self.dtype, precision=self.precision)
+
+  def mlp(self, *features: int, **kwargs) -> MLP:
+    """Linear layers to `features`, with activations between them."""
+    return MLP(features, precision=self.precision, **kwargs)
+
+  def matmul(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`x [..., K] @ kernel [K, F]` in the dtype of the computation: `[..., F]`."""
+    return layers.matmul(x, kernel, dtype=self.dtype, precision=self.precision)
+
+  def static_features(self, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
+    """Opcode embeddings `[N, E]` and node features `[N, F]`, float32."""
+    return self.op_embedding(batch.graph), batch.graph.nodes["feat"]
+
+  def first_kernel(
+      self, layer: JoinedDense, batch: TileBatch, copies: int = 1
+  ) -> tuple[list[jax.Array], jax.Array]:
+    """Kernel blocks of a layer on (embedding, configuration, features), and its bias.
+
+    Args:
+      layer: on `copies` concatenations of the three, one after the other.
+      batch: gives the widths; with late join the block of the configuration is empty.
+      copies: how often the three occur.
+
+    Returns:
+      `3 * copies` arrays `[width, H]`, and `[1, H]`, float32.
+    """
+    config = batch.config_feat.shape[-1] if self.early_join else 0
+    sizes = self.op_embed_dim, config, batch.graph.nodes["feat"].shape[-1]
+    return layer(sizes * copies)
+
+  def project_static(
+      self, static: tuple[jax.Array, jax.Array], blocks: list[jax.Array]
+  ) -> jax.Array:
+    """Embeddings and node features through their kernel blocks, `[N, H]`."""
+    return self.matmul(static[0], blocks[0]) + self.matmul(static[1], blocks[2])
+
+  def project_config(self, batch: TileBatch, block: jax.Array) -> jax.Array:
+    """Each configuration through its kernel block once, then per node: `[N, C, H]`."""
+    return pooling.per_node(self.matmul(batch.config_feat, block), node_graph(batch.graph))
+
+  def pool(self, x: jax.Array, batch: TileBatch) -> jax.Array:
+    """The sum or mean over nodes of `x [N, ..., F]` per graph, `[G, ..., F]` float32."""
+    pooled = pooling.graph_sum(x, node_graph(batch.graph), len(batch.config_feat))
+    if self.reduction == "sum":
+      return pooled
+    count = jnp.maximum(pooling.real_nodes(batch.graph), 1)
+    return pooled / count.reshape((-1,) + (1,) * (pooled.ndim - 1))
+
+
+class SAGE(_TileModel):
+  """`x <- l2_normalize(leaky_relu(Dense(concat(B x, x))))`, B the undirected edges.
+
+  Attributes:
+    early_join: where the configuration is joined.
+    num_gnns: rounds of message passing, at least 1.
+  """
+
+  early_join: bool = True
+  num_gnns: int = 3
+
+  def setup(self):
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
+    self.sage = [JoinedDense(self.hidden_dim)] + [self.dense() for _ in range(1, self.num_gnns)]
+    self.head = self.mlp(self.hidden_dim, self.hidden_dim, 1)
+
+  def pooled(self, batch: TileBatch) -> jax.Array:
+    """The sum or mean of nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
+    x = self.first_layer(batch)
+    for layer in range(1, self.num_gnns):
+      with jax.named_scope(f"sage_{layer}"):
+        x = jnp.concatenate([neighbour_sum(x, batch.adjacency, BOTH), x], axis=-1)
+        x = layers.l2_normalize(leaky_relu(self.sage[layer](x)))
+    return self.pool(x, batch)
+
+  def first_layer(self, batch: TileBatch) -> jax.Array:
+    """The first round, `[N, C, H]` with early join, `[N, H]` with late join.
+
+    A configuration c has the same value on all nodes of a graph. Its part of `B x` is
+    (number of neighbours) * c: no edge has to carry it.
+    """
+    blocks, bias = self.first_kernel(self.sage[0], batch, copies=2)
+    static = self.static_features(batch)
+    with jax.named_scope("sage_0"):
+      x = neighbour_sum(self.project_static(static, blocks[:3]), batch.adjacency, BOTH)
+      x += self.project_static(static, blocks[3:]) + bias.astype(x.dtype)
+      if self.early_join:
+        neighbours = degree(batch.adjacency, BOTH, len(x)).astype(x.dtype)
+        x = x[:, None] + self.project_config(batch, blocks[4])
+        x += neighbours[:, None, None] * self.project_config(batch, blocks[1])
+      return layers.l2_normalize(leaky_relu(x))
+
+
+class ResGCN(_TileModel):
+  """Residual graph convolutions over row-normalised edges with self loops.
+
+  Attributes:
+    early_join: where the configuration is joined.
+    num_gnns: rounds of message passing.
+    directed: separate layers for users, operands and the node itself.
+  """
+
+  op_embed_dim: int = 32
+  early_join: bool = True
+  num_gnns: int = 3
+  directed: bool = False
+
+  def setup(self):
+    mlp = lambda: self.mlp(self.hidden_dim, self.hidden_dim, dtype=self.dtype)
+    convolution = (
+        lambda: {"forward": mlp(), "reverse": mlp(), "self": mlp()}) if self.directed else mlp
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
+    self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), self.dense()
+    self.gcn = [convolution() for _ in range(self.num_gnns)]
+    self.head = self.mlp(self.hidden_dim, 1)
+
+  def pooled(self, batch: TileBatch) -> jax.Array:
+    """The sum or mean over nodes, `[G, C, F]` or `[G, F]` as in `SAGE`, float32."""
+    x = self.first_layer(batch)
+    for layer, convolution in enumerate(self.gcn):
+      with jax.named_scope(f"gcn_{layer}"):
+        x += self.update(leaky_relu(x), batch, convolution)
+    return self.pool(leaky_relu(x), batch)
+
+  def first_layer(self, batch: TileBatch) -> jax.Array:
+    """First features, `[N, C, H]` with early join, `[N, H]` with late join."""
+    blocks, bias = self.first_kernel(self.pre_0, batch)
+    x = self.project_static(self.static_features(batch), blocks)
+    x += bias.astype(x.dtype)
+    if self.early_join:
+      x = x[:, None] + self.project_config(batch, blocks[1])
+    return self.pre_1(leaky_relu(x))
+
+  def update(self, y: jax.Array, batch: TileBatch, convolution: Any) -> jax.Array:
+    """The change of features that a round makes, of `y [N, ..., H]` and in its shape."""
+    forward, reverse = _row_normalised(y, batch)
+    if not self.directed:
+      return convolution(forward + reverse + y)
+    return (convolution["forward"](forward) + convolution["reverse"](reverse)
+            + convolution["self"](y))
+
+
+def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
+  """`M y` and `M^T y` of `y [N, ..., H]` for M = A + I with rows divided by their sums.
+
+  Row v of A marks the users of v. M averages over a node's users and the node itself.
+  M^T hands each node's share of the average back to the node's operands.
+  """
+  users = degree(batch.adjacency, USERS, len(y))
+  scale = (1 / (users + 1)).astype(y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
+  scaled = scale * y
+  forward = scale * neighbour_sum(y, batch.adjacency, USERS, own=True)
+  return forward, neighbour_sum(scaled, batch.adjacency, OPERANDS, own=True)
+
+
+class PooledMLP(_TileModel):
+  """No message passing: pooled node features and embeddings beside the configuration.
+
+  Attributes:
+    num_layers: layers of the head before its last.
+  """
+
+  op_embed_dim: int = 64
+  num_layers: int = 2
+  early_join = False
+
+  def __post_init__(self):
+    if self.dtype not in (None, "float32", jnp.float32):
+      raise ValueError(f"dtype is {self.dtype}, expected float32: an MLP has no layer before its "
+                       "readout")
+    super().__post_init__()
+
+  def setup(self):
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
+    self.head = self.mlp(*[self.hidden_dim] * self.num_layers, 1)
+
+  def pooled(self, batch: TileBatch) -> jax.Array:
+    """The sum of node features and embeddings of every kernel, `[G, F]` float32."""
+    embedded, feat = self.static_features(batch)
+    return self.pool(jnp.concatenate([feat, embedded], axis=-1), batch)
+
+
+# The names of the official flags.
+for _name, _model in {
+    "EarlyJoinSAGE": functools.partial(SAGE, early_join=True),
+    "LateJoinSAGE": functools.partial(SAGE, early_join=False),
+    "EarlyJoinResGCN": functools.partial(ResGCN, early_join=True),
+    "LateJoinResGCN": functools.partial(ResGCN, early_join=False),
+    "MLP": PooledMLP,
+}.items():
+  base.TILE_MODELS.register(_name)(_model)
