@@ -35,7 +35,7 @@ from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.hlo import proto, tpu, tpu_kernels
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.rankers.segments import batches as segments
-from tpugraphs_jax.run import configs as configs_lib, published, training
+from tpugraphs_jax.run import configs, published, training
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import state as state_lib
 
@@ -75,7 +75,7 @@ _NODES, _SMALL_NODES, _KERNELS, _KERNEL_NODES = 6_000, 200, 10, 40
 def config_of(case: str) -> ml_collections.ConfigDict:
   """The config of a case, for one program or ten kernels per device."""
   name, changes = (CASES | SMALL)[case]
-  config = configs_lib.load(name)
+  config = configs.load(name)
   config.update_from_flattened_dict({"data.neighbour_slots": batching.slots_of("tpu")} | changes)
   config.batch.graphs = _KERNELS if config.task == "tile" else 1
   return config
