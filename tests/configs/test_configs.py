@@ -5,9 +5,8 @@ import itertools
 
 import commands
 import ml_collections
+import parts
 import pytest
-
-from parts import VARIANTS
 
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.serve import ranker as ranker_lib
@@ -27,18 +26,10 @@ def load(kind):
 CONFIGS = {kind: load(kind).get_config for kind in ("tile", "layout")}
 
 
-def make(kind, **changes):
-  """The job of the smallest config with some fields changed (`batch__graphs=4`)."""
-  config = CONFIGS[kind](VARIANTS[kind])
-  with config.unlocked():
-    config.update_from_flattened_dict(changes, strip_prefix="")
-  return Job.of(config)
-
-
 @pytest.mark.parametrize("kind, variant", [
-    *(("tile", ",".join(parts))
-      for parts in itertools.product(TILE_MODELS, ("", "recommended", "ci"))),
-    *(("layout", ",".join(parts)) for parts in itertools.product(COLLECTIONS, ("", "official"))),
+    *(("tile", ",".join(names))
+      for names in itertools.product(TILE_MODELS, ("", "recommended", "ci"))),
+    *(("layout", ",".join(names)) for names in itertools.product(COLLECTIONS, ("", "official"))),
     *(("layout", f"xla-default,{name}") for name in load("layout").SEGMENTS),
     ("layout", "nlp-default,tables"),
     ("layout", "nlp-random,official,gst_ed,ci"), ("layout", "full"), ("tile", ""),
@@ -57,34 +48,6 @@ def test_every_variant_makes_a_job(kind, variant, tmp_path):
   log.write_manifest(tmp_path, config.to_dict())
   saved = ml_collections.ConfigDict(ranker_lib.config_of(tmp_path))
   assert saved == config and Job.of(saved).ranker.family.network == ranker.family.network
-
-
-def test_the_tile_defaults_are_the_official_ones():
-  config = CONFIGS["tile"]()
-  assert (config.batch.graphs, config.batch.configs) == (10, 10)
-  assert (config.train.epochs, config.train.early_stop_epochs) == (100, 20)
-  optimizer = config.optimizer
-  assert (optimizer.learning_rate, optimizer.clip_norm_per_variable) == (1e-3, 1e-3)
-  assert (config.loss.losses, config.loss.temperature) == ("ListMLELoss:1,MSE:0.02", 10)
-  assert (config.loss.kernel_l2, config.loss.activity_l2) == (1e-4, 1e-4)
-  assert config.data.feature_transform == config.data.config_transform == "minmax"
-  model = config.model
-  assert (model.name, model.op_embed_dim, model.hidden_dim, model.num_gnns) == (
-      "EarlyJoinSAGE", 64, 64, 3)
-
-
-def test_the_official_layout_variant_has_the_official_settings():
-  config = CONFIGS["layout"]("xla-random,official")
-  assert (config.batch.graphs, config.batch.configs, config.batch.keep_nodes) == (8, 16, 5000)
-  assert (config.batch.sampling, config.batch.target) == ("skewed", "official")
-  assert (config.train.epochs, config.train.early_stop_epochs) == (50, 25)
-  assert config.train.best_metric == "opa"
-  assert (config.optimizer.learning_rate, config.optimizer.clip_norm_per_variable) == (1e-3, 1e-2)
-  assert (config.loss.losses, config.loss.temperature) == ("ListMLELoss:1", 1)
-  assert config.data.duplicate_policy == "keep" and config.data.pad_value == 0
-  model = config.model
-  assert (model.name, model.op_embed_dim, model.hidden_dim, model.num_gnns, model.dropout) == (
-      "ResModel", 32, 32, 2, "backpropdropout")
 
 
 @pytest.mark.parametrize("own", ["own", "own-mine"])
@@ -122,10 +85,7 @@ def test_an_unknown_variant_is_refused(kind, known):
         ("pair_reduction", "nope"), ("margin", -1.0), ("score_norm_clip", float("inf")),
         ("noise", -0.1), ("noise", float("nan")),
         ("activity_l2", float("nan")), ("losses", "Nope:1"), ("losses", "MSE:0"))),
-    *(("tile", f"optimizer.{name}", value) for name, value in (
-        ("learning_rate", -1.0), ("learning_rate", float("nan")), ("name", "nope"),
-        ("schedule", "nope"), ("clip_norm", -1.0), ("accumulation_steps", 0),
-        ("average_decay", 1.0), ("weight_decay", 0.1), ("average_window", (0.5,)))),
+    ("tile", "optimizer.learning_rate", -1.0),  # the others: tests/train/test_state.py
     ("tile", "batch.graph_sampling", "nope"), ("tile", "eval.permutations", 0),
     ("tile", "data.virtual_node", "nope"), ("tile", "data.cluster_nodes", 0),
     ("layout", "data.entropy_threshold", -1.0), ("tile", "data.feature_transform", "log_offset(0)"),
@@ -144,7 +104,7 @@ def test_an_unknown_variant_is_refused(kind, known):
 ])
 def test_impossible_values_are_refused_by_field_in_one_line(kind, field, value):
   with pytest.raises(ValueError) as error:
-    make(kind, **{field: value})
+    parts.make(kind, **{field: value})
   message = str(error.value)
   assert field.rpartition(".")[2] in message and "\n" not in message
   assert str(value).split("=")[-1].split("'")[0].strip("(") in message
@@ -171,7 +131,7 @@ def test_what_one_tile_model_cannot_do_is_refused(variant, field, value):
 ])
 def test_options_that_exclude_each_other_are_refused(kind, changes, complaint):
   with pytest.raises(ValueError, match=complaint):
-    make(kind, **changes)
+    parts.make(kind, **changes)
 
 
 def test_segments_have_no_virtual_nodes():
@@ -183,20 +143,12 @@ def test_segments_have_no_virtual_nodes():
 
 def test_a_multistep_schedule_needs_milestones():
   with pytest.raises(ValueError, match=r"optimizer.milestones is \(\), expected at least one"):
-    make("tile", **{"optimizer.schedule": "multistep"})
-  make("tile", **{"optimizer.schedule": "multistep", "optimizer.milestones": (0.5, 0.8)})
+    parts.make("tile", **{"optimizer.schedule": "multistep"})
+  parts.make("tile", **{"optimizer.schedule": "multistep", "optimizer.milestones": (0.5, 0.8)})
 
 
 @pytest.mark.parametrize("kind, task, lacks", [
     ("tile", "layout", "data.store_dir"), ("layout", "segments", "segments")])
 def test_a_config_of_another_task_is_refused(kind, task, lacks):
   with pytest.raises(ValueError, match=f"task is {task}, but the config has no {lacks}: name"):
-    make(kind, task=task)
-
-
-def test_options_a_model_does_not_have_are_refused():
-  config = CONFIGS["tile"]("ci")
-  with config.unlocked():
-    config.model.num_heads = 2
-  with pytest.raises(ValueError, match="EarlyJoinSAGE has no option 'num_heads'; it has"):
-    Job.of(config)
+    parts.make(kind, task=task)

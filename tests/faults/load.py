@@ -67,7 +67,7 @@ def _rank_in_segments(folder: Path, *, configs: int) -> None:
 def _rank_whole(folder: Path, *, configs: int, at_a_time: int = 0) -> None:
   graph = _program(configs=configs)
   options = dict(configs=at_a_time, graphs=1) if at_a_time else {}
-  _ranks(graph, _ranker("", graph, **options))
+  _ranks(graph, _ranker(",full", graph, **options))
 
 
 def _load_files(folder: Path, *, kind: str, files: int) -> None:

@@ -6,40 +6,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from edge_cases import (
-    DIRECTIONS, NODES, dense_matrix, graph_edges, layout_batch, random_values, tables)
+from edge_cases import DIRECTIONS, NODES, dense_matrix, graph_edges, random_values, tables
 
-from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.nn import aggregation
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("slots", [0, 1, 4, 30])
-def test_neighbour_sum_is_the_dense_product_with_duplicate_edges(direction, slots):
-  edges, x = graph_edges(), random_values(NODES, 2, 3)
-  matrix = dense_matrix(edges, direction)
-  assert matrix.max() > 1, "the case has no duplicate edge"
-  assert (matrix.sum(axis=1) == 0).any(), "the case has no node without neighbours"
-  total = aggregation.neighbour_sum(x, tables(edges, slots), direction)
-  np.testing.assert_allclose(total, np.einsum("rs,scf->rcf", matrix, x), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("slots", [0, 2])
 @pytest.mark.parametrize("receivers", [None, 5])
 @pytest.mark.parametrize("own", [False, True])
 def test_value_and_gradient_are_those_of_the_dense_product(direction, slots, receivers, own):
-  edges, x = graph_edges(), random_values(NODES, 3)
-  weight = random_values(receivers or NODES, 3, seed=2)
-  matrix = jnp.asarray((dense_matrix(edges, direction) + own * np.eye(NODES))[:receivers])
+  edges, x = graph_edges(), random_values(NODES, 2, 3)
+  weight = random_values(receivers or NODES, 2, 3, seed=2)
+  matrix = dense_matrix(edges, direction)
+  assert matrix.max() > 1, "the case has no duplicate edge"
+  assert (matrix.sum(axis=1) == 0).any(), "the case has no node without neighbours"
+  matrix = jnp.asarray((matrix + own * np.eye(NODES))[:receivers])
 
   def fast(x):
     return jnp.sum(weight * jnp.sin(aggregation.neighbour_sum(
         x, tables(edges, slots), direction, receivers=receivers, own=own)))
 
   def slow(x):
-    return jnp.sum(weight * jnp.sin(matrix @ x))
+    return jnp.sum(weight * jnp.sin(jnp.einsum("rs,scf->rcf", matrix, x, precision="highest")))
 
   np.testing.assert_allclose(fast(x), slow(x), rtol=1e-4)
   np.testing.assert_allclose(jax.grad(fast)(x), jax.grad(slow)(x), rtol=1e-4, atol=1e-5)
@@ -55,28 +45,6 @@ def test_no_rows_at_all_sum_to_zero(slots, own):
           x, adjacency, aggregation.BOTH, receivers=5, own=own), nothing)
   np.testing.assert_array_equal(total, np.zeros((5, 2, 3)))
   assert vjp(total)[0].shape == (0, 2, 3)
-
-
-def test_senders_beyond_the_rows_at_hand_do_not_count():
-  edges, x = graph_edges(), random_values(5, 3)
-  full = np.zeros((NODES, 3), np.float32)
-  full[:5] = x
-  for direction in DIRECTIONS:
-    for slots in (0, 2):
-      total = aggregation.neighbour_sum(x, tables(edges, slots), direction, receivers=NODES)
-      np.testing.assert_allclose(
-          total, dense_matrix(edges, direction) @ full, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("slots", [0, 2])
-def test_absent_entries_give_zero_and_no_gradient(slots):
-  table = tables(graph_edges(), slots)
-  hidden = jax.tree.map(lambda a: np.full_like(a, ABSENT), table)
-  x = random_values(NODES, 3)
-  value, grad = jax.value_and_grad(
-      lambda x: jnp.sum(aggregation.neighbour_sum(x, hidden, aggregation.OPERANDS)))(x)
-  assert value == 0
-  np.testing.assert_array_equal(grad, np.zeros_like(x))
 
 
 def test_bfloat16_sums_accumulate_in_float32():
@@ -95,33 +63,19 @@ def test_bfloat16_sums_accumulate_in_float32():
     assert float(table_sum[0, 0]) == 257
 
 
-def test_degree_counts_every_edge():
-  edges = graph_edges()
-  for direction in DIRECTIONS:
-    np.testing.assert_array_equal(
-        aggregation.degree(tables(edges, 2), direction, NODES),
-        dense_matrix(edges, direction).sum(axis=1))
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_senders_that_are_fewer_than_receivers_hear_themselves(direction):
+@pytest.mark.parametrize("slots", [0, 2])
+@pytest.mark.parametrize("own", [False, True])
+def test_senders_beyond_the_rows_at_hand_do_not_count(direction, slots, own):
   edges, x = graph_edges(), random_values(5, 3)
-  matrix = dense_matrix(edges, direction) + np.eye(NODES)
+  matrix = dense_matrix(edges, direction) + own * np.eye(NODES)
   full = np.zeros((NODES, 3), np.float32)
   full[:5] = x
   total, vjp = jax.vjp(lambda x: aggregation.neighbour_sum(
-      x, tables(edges, 2), direction, receivers=NODES, own=True), jnp.asarray(x))
+      x, tables(edges, slots), direction, receivers=NODES, own=own), jnp.asarray(x))
   np.testing.assert_allclose(total, matrix @ full, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(
       vjp(total)[0], (matrix.T @ np.asarray(total))[:5], rtol=1e-4, atol=1e-4)
-
-
-def test_node_graph_gives_padding_the_last_slot():
-  _, batch = layout_batch(hops=1)
-  slot = np.asarray(aggregation.node_graph(batch.graph))
-  np.testing.assert_array_equal(slot[:20], 0)
-  assert len(slot) > 20
-  np.testing.assert_array_equal(slot[20:], 1)
 
 
 @pytest.mark.parametrize("slots", [0, 2])

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import comparing
-from flax import linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_graphs
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.nn import layers, plain
-from tpugraphs_jax.rankers import base
+from tpugraphs_jax.nn import plain
 
 CONFIGS, HIDDEN = 4, 6
 AS_FLOAT = lambda rows: rows.astype(np.float32)
@@ -59,44 +55,6 @@ def slow_configs(graph, config_ids) -> np.ndarray:
   for k, node in enumerate(graph.config_node):
     config[node] = graph.configs.rows[row_id[:, k]]
   return config
-
-
-class Plain(base.Network):
-  """A round of messages on plain arrays, read out by mean and maximum."""
-
-  def setup(self):
-    self.op_embedding = layers.OpcodeEmbedding(HIDDEN)
-    self.join, self.round, self.head = nn.Dense(HIDDEN), nn.Dense(HIDDEN), nn.Dense(1)
-
-  def embed(self, batch, *, train=False):
-    config, graph = plain.node_configs(batch), batch.graph
-    static = jnp.concatenate([graph.nodes["feat"], self.op_embedding(graph)], axis=-1)
-    static = jnp.broadcast_to(static[:, None], (*config.shape[:2], static.shape[-1]))
-    x = nn.gelu(self.join(jnp.concatenate([static, config], axis=-1)))
-    heard = jax.ops.segment_sum(x[graph.senders], graph.receivers, len(x))
-    x += nn.gelu(self.round(heard))
-    configurable = plain.graph_max(x, batch, where=plain.is_configurable(batch))
-    return jnp.concatenate([plain.graph_mean(x, batch), configurable], axis=-1)
-
-  def score(self, readout):
-    return self.head(readout)[..., 0]
-
-
-def test_padding_changes_no_score_and_no_gradient_of_a_plain_ranker():
-  model = Plain()
-  shapes = jax.eval_shape(model.init, jax.random.key(0), layout_batch())["params"]
-  rng = np.random.default_rng(1)
-  params = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
-
-  def results(batch):
-    def loss(params):
-      scores = model.apply({"params": params}, batch)
-      return jnp.sum(jnp.sin(scores), where=batch.config_mask), scores
-    (total, scores), grads = jax.value_and_grad(loss, has_aux=True)(params)
-    return np.asarray(scores)[np.asarray(batch.config_mask)], total, grads
-
-  padded = results(layout_batch(slots=5, spare=17, configs=CONFIGS + 3))
-  comparing.assert_trees_close(padded, results(layout_batch()))
 
 
 @pytest.mark.parametrize("reuse", [True, False])

@@ -3,9 +3,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 import pytest
-import random_graphs
 
-from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import ABSENT, Adjacency, Neighbours, NodesByHop
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.split_nodes import SplitNodes
@@ -63,17 +61,6 @@ def test_split_max_is_the_maximum_of_real_nodes_and_zero_without_any(hop):
   np.testing.assert_allclose(largest, expected, rtol=1e-6)
 
 
-def test_pool_max_ignores_rows_that_are_not_chosen():
-  x = np.array([[1.0], [5.0], [-3.0], [9.0]], np.float32)
-  chosen = pooling.selection(jnp.array([0, 0, 1, ABSENT]), 3)
-  np.testing.assert_array_equal(pooling.pool_max(x, chosen), [[5], [-3], [0]])
-
-
-def test_selection_drops_slots_beyond_the_last():
-  chosen = pooling.selection(jnp.array([0, 3, 2, ABSENT]), 3)
-  np.testing.assert_array_equal(chosen, [[1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 1, 0]])
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_graph_sum_and_per_node_are_each_others_derivative(dtype):
   rng = np.random.default_rng(0)
@@ -109,62 +96,6 @@ def test_gradient_of_the_maximum_reaches_the_largest_node_only():
   wins = full[[0, 2]] == full[:3].max(axis=0, keepdims=True)
   np.testing.assert_allclose(grad.shared[jnp.array([0, 2]), 0], wins.sum(axis=1))
   assert not np.asarray(grad.shared)[[1, 3, 4, 5]].any()
-
-
-def test_real_nodes_leaves_the_padding_graph_out():
-  np.testing.assert_array_equal(pooling.real_nodes(GRAPH), [3, 0, 2])
-
-
-@pytest.fixture(name="power")
-def registered_pooling():
-  @pooling.POOLINGS.register("power")
-  def power(nodes, chosen, count):
-    cubes = jax.tree.map(lambda x: x**3, nodes)
-    return pooling.split_pool_sum(cubes, chosen) / count[:, None, None]
-
-  yield power
-  del pooling.POOLINGS._entries["power"]  # pylint: disable=protected-access
-
-
-def layout_batch():
-  graph = random_graphs.layout_graph(
-      np.random.default_rng(0), nodes=16, edges=20, config_nodes=[3, 15, 5], configs=4)
-  prepared = [batching.prepare(graph, graph.node_feat, hops=2)]
-  return batching.assemble_layout(
-      random_graphs.slots_of(prepared, 4),
-      random_graphs.common_budget([batching.total_sizes(prepared)], spare=2), graphs=2, configs=4,
-      transform=lambda rows: rows.astype(np.float32))
-
-
-def test_a_registered_pooling_works_in_sage_on_all_and_on_configurable_nodes(power):
-  del power
-  batch = layout_batch()
-  model = base.create_network(
-      "layout", "SAGE", op_embed_dim=4, value_embed_dim=2, hidden_dim=8, num_gnns=2,
-      pooling=("power", "config_power"))
-  params = model.init(jax.random.key(0), batch)["params"]
-  readout = model.apply({"params": params}, batch, method="embed")
-  assert readout.shape == (2, 4, 16)
-  scores = model.apply({"params": params}, batch)
-  assert np.ptp(scores[0]) > 0
-
-
-def test_a_registered_pooling_sees_the_nodes_that_its_name_says(power):
-  batch, hop = layout_batch(), 2
-  rng = np.random.default_rng(1)
-  nodes = len(batch.block_mask)
-  node = np.concatenate(batch.by_hop.nodes[: hop + 1])
-  shared = rng.normal(size=(nodes, 1, 3)).astype(np.float32)
-  varying = rng.normal(size=(len(node), 4, 3)).astype(np.float32)
-  full = np.repeat(shared, 4, axis=1)
-  full[node[node < nodes]] = varying[node < nodes]
-  split = SplitNodes(jnp.asarray(shared), jnp.asarray(varying), hop)
-  assert pooling.by_name("power") is pooling.by_name("config_power") is power
-  for name, chosen in (("power", range(16)), ("config_power", [3, 15, 5])):
-    pooled = pooling.pool(split, batch, name)
-    np.testing.assert_allclose(
-        pooled[0], (full[list(chosen)] ** 3).mean(axis=0), rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(pooled[1], np.zeros((4, 3)))
 
 
 @pytest.mark.parametrize("name", ["nope", "config_nope", "config_config_mean", ""])

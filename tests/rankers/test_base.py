@@ -1,20 +1,17 @@
 """Networks by name, what they declare, and what their families refuse."""
 
-import functools
 import itertools
 
 from flax import linen as nn
 import jax.numpy as jnp
 import numpy as np
 import families
-import parts
 import pytest
 import random_graphs
 
 from tpugraphs_jax.rankers import base, tile
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.layout.res_model import ResModel
-from tpugraphs_jax.run.job import Job
 
 
 class Whole(base.Network):
@@ -115,14 +112,6 @@ def test_everything_else_is_allowed(network, variant, changes):
   families.make("layout", network, variant, **changes)
 
 
-def test_a_run_with_such_a_network_is_refused_before_data_is_read():
-  with pytest.raises(ValueError, match="eval.configs"):
-    config = parts.config_of("tile", **{"data_root": "/nowhere", "eval.configs": 64})
-    with config.unlocked():
-      config.model = {"name": register(SlateMean), "width": 3}
-    Job.of(config)
-
-
 @pytest.mark.parametrize("network, expected", [(Whole(), [[0]]), (SlateMean(), [[0] * 9])])
 def test_equal_configurations_are_scored_once_unless_a_network_compares_them(network, expected):
   graph = random_graphs.tile_graph(np.random.default_rng(0), nodes=5, edges=4, configs=1)
@@ -142,21 +131,6 @@ TILE_NAMES = {
     "EarlyJoinResGCN": (tile.ResGCN, True), "LateJoinResGCN": (tile.ResGCN, False),
     "MLP": (tile.PooledMLP, False),
 }
-
-
-@pytest.mark.parametrize("name", TILE_NAMES)
-def test_official_tile_names_say_where_the_configuration_is_joined(name):
-  model = base.create_network("tile", name, hidden_dim=8)
-  kind, early = TILE_NAMES[name]
-  assert type(model) is kind and model.hidden_dim == 8
-  assert model.early_join is early
-  assert (model.family is tile.LateJoin) is not early
-
-
-@pytest.mark.parametrize("name", TILE_NAMES)
-def test_the_join_that_a_name_says_is_no_option(name):
-  with pytest.raises(ValueError, match=f"model {name} has no option 'early_join'; it has .*dtype"):
-    base.create_network("tile", name, early_join=True)
 
 
 @pytest.mark.parametrize("kind, name", [
@@ -186,10 +160,3 @@ def test_a_registered_function_has_its_arguments_as_options():
   assert base.create_network("layout", "wide", rounds=1).hops == 1
   with pytest.raises(ValueError, match="model wide has no option 'num_gnns'; it has rounds"):
     base.create_network("layout", "wide", num_gnns=1)
-
-
-def test_a_registered_partial_keeps_what_it_sets():
-  base.TILE_MODELS.register("mean")(functools.partial(tile.ResGCN, reduction="mean"))
-  assert base.create_network("tile", "mean").reduction == "mean"
-  with pytest.raises(ValueError, match="has no option 'reduction'"):
-    base.create_network("tile", "mean", reduction="sum")

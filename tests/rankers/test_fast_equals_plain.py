@@ -119,21 +119,18 @@ def test_res_model_equals_plain(dropout, layers, normalization):
       op_embed_dim=4, hidden_dim=8, num_gnns=layers, dropout=dropout,
       adj_normalization=normalization)
   check_layout(model, functools.partial(
-      plain.res_model, layers=layers, normalization=normalization, dropout=dropout))
+      plain.res_model, layers=layers, normalization=normalization, dropout=dropout),
+      slot_widths=(0, 4) if dropout == "dropout" else (1,))
 
 
 SAGE_OPTIONS = dict(
     op_embed_dim=4, value_embed_dim=2, hidden_dim=8, num_gnns=HOPS, pooling=ALL_POOLINGS)
 
 
-def test_sage_equals_plain_with_every_pooling_and_table_width():
+@pytest.mark.parametrize("remat, slot_widths", [(False, (0, 4)), (True, (1,))])
+def test_sage_equals_plain_with_every_pooling_and_table_width(remat, slot_widths):
   score = functools.partial(plain.layout_sage, layers=HOPS, pooling=ALL_POOLINGS)
-  check_layout(sage.SAGE(**SAGE_OPTIONS), score, slot_widths=(0, 4))
-
-
-def test_rematerialised_sage_equals_plain():
-  score = functools.partial(plain.layout_sage, layers=HOPS, pooling=ALL_POOLINGS)
-  check_layout(sage.SAGE(**SAGE_OPTIONS, remat=True), score)
+  check_layout(sage.SAGE(**SAGE_OPTIONS, remat=remat), score, slot_widths=slot_widths)
 
 
 @pytest.mark.parametrize("layers", [0, 1, HOPS])
@@ -156,8 +153,15 @@ def test_chunks_of_configurations_equal_plain():
     comparing.assert_trees_close(chunked(params, batch), whole(params, plain.from_layout(batch)))
 
 
-def check_bfloat16(make, batch):
-  """`make(dtype=...)` computes in bfloat16 and gives float32 scores near the exact ones."""
+@pytest.mark.parametrize("kind, name, options", [
+    ("layout", "SAGE", SAGE_OPTIONS), ("layout", "ResModel", dict(adj_normalization="sym")),
+    ("layout", "ResModel", dict(adj_normalization="asym")), ("tile", "EarlyJoinSAGE", {}),
+    ("tile", "LateJoinSAGE", {}), ("tile", "EarlyJoinResGCN", {})])
+def test_models_in_bfloat16_are_near_float32(kind, name, options):
+  """They give float32 scores."""
+  make = functools.partial(
+      base.create_network, kind, name, **dict(op_embed_dim=4, hidden_dim=8) | options)
+  batch = tile_batch(slots=4) if kind == "tile" else batches(1)["several", True]
   params = init(make(), batch)
   score = lambda model: np.asarray(
       jax.jit(model.apply)({"params": params}, batch))[batch.config_mask]
@@ -166,22 +170,6 @@ def check_bfloat16(make, batch):
   # bfloat16 keeps 8 bits; rounding errors of a few layers add up.
   np.testing.assert_allclose(half, exact, atol=0.05 * np.abs(exact).max())
   assert np.abs(half - exact).max() > 1e-5 * np.abs(exact).max(), "bfloat16 was not used"
-
-
-@pytest.mark.parametrize("name, options", [
-    ("SAGE", SAGE_OPTIONS),
-    ("ResModel", dict(op_embed_dim=4, hidden_dim=8, adj_normalization="sym")),
-    ("ResModel", dict(op_embed_dim=4, hidden_dim=8, adj_normalization="asym")),
-])
-def test_layout_models_in_bfloat16_are_near_float32(name, options):
-  check_bfloat16(functools.partial(base.create_network, "layout", name, **options),
-                 batches(1)["several", True])
-
-
-@pytest.mark.parametrize("name", ["EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN"])
-def test_tile_models_in_bfloat16_are_near_float32(name):
-  make = functools.partial(base.create_network, "tile", name, op_embed_dim=4, hidden_dim=8)
-  check_bfloat16(make, tile_batch(slots=4))
 
 
 def tile_batch(slots: int):

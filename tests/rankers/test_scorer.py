@@ -94,11 +94,6 @@ def test_devices_share_a_shape_though_one_graph_has_more_edges_and_one_more_node
   assert_equal_lists(scores_of(encoder, {}, graphs), numbers_of(graphs))
 
 
-def test_no_graphs_give_no_scores():
-  encoder = scorer_lib.Encoder(read_number, assemble_tile, graphs=1, configs=1)
-  assert scores_of(encoder, {}, []) == []
-
-
 def test_later_calls_use_the_shapes_of_earlier_ones():
   shapes = []
 

@@ -68,23 +68,6 @@ def test_graphs_come_sorted_with_sizes_and_those_without_an_order_first(tmp_path
       ["a", "7", "3", "1.0000", "0.0000"]]
 
 
-def test_programs_have_the_means_of_their_kernels_and_seeds(tmp_path):
-  several = several_runs(tmp_path)
-  head, *rows = table_of(page_of(several, tmp_path), "Programs")
-  assert head == ["program", "Kendall tau, a", "slowdown1, a", "Kendall tau, b", "slowdown1, b"]
-  taus = [graph.kendall_tau for folder in several[:3] for graph in runs.read(folder).judged
-          if graph.name.startswith("bert_")]
-  assert {row[0]: row[1] for row in rows}["bert"] == f"{np.mean(taus):.4f}"
-
-
-def test_a_run_that_has_not_been_evaluated_has_its_curves(tmp_path):
-  run = write_run(tmp_path / "run")
-  for name in ("validation_scores.npz", "summary.json"):
-    (run / name).unlink()
-  text = page_of([run], tmp_path)
-  assert text.count("<svg") == 1 and "Not evaluated yet" in text
-
-
 def test_the_page_of_several_runs_groups_and_tests_them(tmp_path):
   text = page_of(several_runs(tmp_path), tmp_path)
   (head, first, second) = table_of(text, "By config")

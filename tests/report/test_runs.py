@@ -37,12 +37,6 @@ def test_each_metric_has_one_name_and_one_definition(tmp_path):
   assert set(run.references[runs.RANDOM]) == set(found)
 
 
-def test_slowdowns_stop_at_the_number_of_configurations(tmp_path):
-  run = runs.read(write_run(tmp_path / "run", sizes=(8, 9)))
-  assert run.ks == [1, 5] and "slowdown10_mean" not in run.means
-  assert [list(graph.slowdowns) for graph in run.judged] == [[1, 2, 5]] * 2
-
-
 @pytest.mark.parametrize("collection, kind, is_known", [
     ("layout:own:mine", MEASURED_HERE, True), ("layout:own:mine", SYNTHETIC, False),
     ("layout:xla:random", MEASURED_HERE, False), ("layout:own:mine", UNKNOWN, False)])
@@ -75,11 +69,6 @@ def test_without_the_same_data_there_is_no_ceiling(change, tmp_path):
   assert runs.NOISELESS not in found.references
 
 
-def test_ranks_count_from_the_fastest():
-  predicted, by_label = runs.Judged("g", 5, np.array([.5, .1, .9]), np.array([30, 20, 10])).ranks
-  assert predicted.tolist() == [1, 0, 2] and by_label.tolist() == [2, 1, 0]
-
-
 def test_runs_that_differ_in_their_seed_make_a_group(several):
   first, second = runs.groups_of(several)
   assert [run.seed for run in first.runs] == [0, 1, 2] == [run.seed for run in second.runs]
@@ -87,16 +76,6 @@ def test_runs_that_differ_in_their_seed_make_a_group(several):
   assert first.spread("kendaltau_mean") == pytest.approx((np.mean(values), np.std(values, ddof=1)))
   assert all(np.isnan(value) for value in first.spread("nope"))
   assert runs.differences([first, second]) == [["optimizer.learning_rate", "0.001", "0.01"]]
-
-
-@pytest.mark.parametrize("names, expected", [
-    ("a/0 a/1 b/0 b/1", "a b"), ("a_0.1/seed_10 a_0.1/seed_11 b", "a_0.1 b"),
-    ("x_1 x_2 b-1 b-2", "x b"), ("1 2 3 4", "1 3")])
-def test_groups_are_named_by_what_their_runs_have_in_common(names, expected, several):
-  names, configs = names.split(), [{"x": 0}, {"x": 0}, {"x": 1}, {"x": 1}]
-  found = [dataclasses.replace(several[0], name=name, config=config)
-           for name, config in zip(names, configs)]
-  assert [group.name for group in runs.groups_of(found)] == expected.split()
 
 
 def test_groups_are_compared_graph_by_graph(several):
@@ -111,13 +90,6 @@ def test_groups_are_compared_graph_by_graph(several):
   assert same == 0 and np.isnan(p_value)
   fewer = dataclasses.replace(first.runs[0], judged=first.runs[0].judged[:2])
   assert runs.comparisons([runs.Group("fewer", (fewer,)), second])[0][2] == 2
-
-
-def test_runs_are_named_as_shortly_as_tells_them_apart(tmp_path):
-  folders = [write_run(tmp_path / name) for name in ("a/x/run", "b/x/run")]
-  assert [run.name for run in runs.read_all(folders)] == ["a/x/run", "b/x/run"]
-  assert [run.name for run in runs.read_all(folders[:1])] == ["run"]
-  assert [run.name for run in runs.read_all(folders[:1] * 2)] == ["run", "run"]
 
 
 def test_configs_are_flat_without_seed_and_place_and_cut_lines_are_left_out(tmp_path):

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import commands
 from flax import traverse_util
 import parts
 import pytest
@@ -31,12 +30,6 @@ def test_a_file_of_the_users_comes_before_the_projects(monkeypatch, tmp_path):
   assert configs.load("tile.py") == {"mine": ""}
 
 
-def test_the_projects_files_are_found_from_any_folder(monkeypatch, tmp_path):
-  monkeypatch.chdir(tmp_path)
-  assert configs.folder() == commands.ROOT / "configs"
-  assert configs.load("tile.py:MLP").model.name == "MLP"
-
-
 def test_a_file_that_is_not_there_says_which_there_are(monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(FileNotFoundError, match="nope.py is missing: .*layout.py, tile.py"):
@@ -56,33 +49,6 @@ def test_a_file_that_is_not_there_says_which_there_are(monkeypatch, tmp_path):
 ])
 def test_fields_in_a_message_become_flags_and_nothing_else_does(message, expected):
   assert configs.as_flags(message, configs.load("layout.py")) == expected
-
-
-def test_without_a_config_a_message_stays_as_it_is():
-  assert configs.as_flags("batch.graphs is 0", None) == "batch.graphs is 0"
-
-
-FILE = '''
-from ml_collections import ConfigDict
-VARIANTS = {"big": "large"}
-def get_config(variant=""):
-  config = ConfigDict()
-  config.seed = 0  # of everything
-  # not beside a field
-  config.batch = ConfigDict(dict(
-      graphs=8, configs=16,  # per graph
-      sampling="x # y",
-      target=(1,
-              2),  # two lines
-  ))
-  return config
-'''
-
-
-def test_comments_belong_to_the_last_field_of_their_line(tmp_path):
-  (tmp_path / "c.py").write_text(FILE)
-  assert configs.comments_of(tmp_path / "c.py") == {
-      "seed": "of everything", "batch.configs": "per graph", "batch.target": "two lines"}
 
 
 @pytest.mark.parametrize("kind, variant, expected", [
@@ -108,27 +74,6 @@ def test_every_field_with_few_values_is_a_field_with_one_of_them():
       assert fields[field] in allowed, field
 
 
-def test_messages_show_no_backslash_before_a_quote():
-  assert configs.one_line("bad \\'x\\'\n  of \\\\\"y\\\\\"") == "bad 'x' of \"y\""
-
-
-def test_a_config_of_ones_own_keeps_the_comments_of_the_project(tmp_path):
-  (tmp_path / "own.py").write_text(
-      "def get_config(variant=''):\n  config = base()\n  config.seed = 3  # my own\n")
-  config = parts.config_of("tile", "ci")
-  text = configs.described(config, f"{tmp_path / 'own.py'}:x")
-  assert "# my own" in text and "# kernels per step, over all devices" in text
-  assert "Variants" not in text
-
-
-@pytest.mark.parametrize("kind, task", [("tile", "tile"), ("layout", "layout")])
-def test_the_models_that_can_be_named_are_those_of_the_kind(kind, task):
-  config = parts.config_of(kind)
-  models = checks.choices(config)["model.name"]
-  assert config.task == task and config.model.name in models
-  assert ("SAGE" in models) == (kind == "layout") and ("MLP" in models) == (kind == "tile")
-
-
 @pytest.mark.parametrize("text, complaint", [
     ("raise KeyError('x')", "KeyError: 'x'"), ("get_config = 3 +", "SyntaxError"),
     ("def get_config():\n  raise ValueError(repr(repr(\"no 'such' thing\")))", "no 'such' thing")])
@@ -149,20 +94,6 @@ def test_every_field_is_described(kind, variant):
   fields = [n for n, line in enumerate(lines) if line.startswith("--config.")]
   assert len(fields) > 40
   assert not [lines[n] for n in fields if "  # " not in lines[n] + lines[n + 1][:48]]
-
-
-def test_options_of_a_model_are_described_by_its_docstring_and_those_of_its_bases():
-  text = configs.described(parts.config_of("tile", "preset=first"), "")
-  assert "model.residual=" in text and "beyond the tables" not in text
-  text = configs.described(parts.config_of("tile", "EarlyJoinSAGE"), "")
-  assert "rounds of message passing" in text and "# width of every other layer" in text
-
-
-def test_what_a_field_is_made_of_is_listed():
-  text = configs.described(parts.config_of("layout", "ci"), "")
-  assert "made of ListMLELoss," in text and "log_offset(K)" in text
-  with pytest.raises(ValueError, match="expected one of constant, cosine, multistep"):
-    checks.check(parts.config_of("layout", "ci", **{"optimizer.schedule": "linear"}))
 
 
 @pytest.mark.parametrize("kind, variant, flags, expected", [

@@ -3,7 +3,6 @@
 import re
 import shutil
 
-import numpy as np
 import parts
 import pytest
 
@@ -55,17 +54,6 @@ def test_steps_and_evaluations_are_those_of_the_config(tile):
   assert seconds(tile["steps"]) > 0 and " on 4 devices" in tile["time"]
 
 
-def test_memory_and_shapes_are_told(tile):
-  parameters = int(re.search(r"([\d,]+) parameters", tile["memory"])[1].replace(",", ""))
-  assert parameters > 100 and "of the process at its peak" in tile["memory"]
-  assert re.search(r"compiles +\d+ batch shapes? of training, [\d.]+ s each", tile["compiles"])
-  assert console.size(24 * parameters) in tile["checkpoints"]
-
-
-def test_hosts_are_told_what_they_read(tile, data_root):
-  assert f"each of them reads {data_root}/tile/xla; process 0 alone" in tile["hosts"]
-
-
 def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path):
   config = parts.config_of("layout", "xla-random,full,ci", **{"data.store_dir": str(tmp_path / "store")})
   found = by_name(told(config, data_root, tmp_path / "scratch"))
@@ -92,47 +80,8 @@ def test_without_data_the_published_sizes_are_told(kind, collection, tmp_path):
   assert not (tmp_path / "nowhere").exists()
 
 
-def test_the_time_is_that_of_steps_compilations_and_evaluations():
-  config = parts.config_of("tile", **{"train.eval_every_epochs": 4})
-
-  class Phase:
-    epochs, following = 10, None
-    plan = type("Plan", (), {"steps_per_epoch": 100})
-
-  found = dry_run.Measured(steps=8, step_seconds=3.0, compiles=5, compile_seconds=12.0,
-                           evaluation_seconds=60.0, final_seconds=360.0, parameters=1000,
-                           peak_bytes=2 * 10**9, peak_of="device")
-  *_, line = dry_run._time_lines(config, Phase, found)
-  assert f"about {console.duration(1000 * 3.0 + 5 * 12.0 + 3 * 60.0 + 360.0)} on" in line
-
-
 def test_what_is_missing_for_measuring_is_told(data_root, tmp_path):
   shutil.copytree(data_root / "tile" / "xla" / "train", tmp_path / "npz" / "tile" / "xla" / "train")
   for place, there in (("npz", "only train"), ("nowhere", "no data")):
     lines = told(parts.config_of("tile", "ci"), tmp_path / place, tmp_path / f"scratch_{place}")
     assert f"needs the splits train and valid: {there} at {tmp_path / place}" in by_name(lines)["time"]
-
-
-def test_steps_that_compile_are_told_apart(monkeypatch):
-  now = [0.0]
-  monkeypatch.setattr(dry_run.time, "monotonic", lambda: now[0])
-  shapes = [{"nodes": 8}, {"nodes": 16}, {"nodes": 8}, {"nodes": 16}, {"nodes": 8}]
-  known = set()
-
-  def step(state, batch):
-    shape = shapes[batch]["nodes"]
-    now[0] += (1.0 if shape in known else 11.0)
-    known.add(shape)
-    return state + 1, np.zeros(1)
-
-  class Phase:
-    epochs, train_step, batches = 1, staticmethod(step), iter(range(5))
-    plan = type("Plan", (), {"steps_per_epoch": 5, "budget": staticmethod(lambda i: shapes[i])})
-
-  assert dry_run._steps(Phase, 0) == (5, [11.0, 11.0], [1.0, 1.0, 1.0])
-  monkeypatch.setattr(dry_run, "_SECONDS", 1.5)  # compilation does not count
-  known.clear()
-  Phase.batches = iter(range(5))
-  assert dry_run._steps(Phase, 0) == (4, [11.0, 11.0], [1.0, 1.0])
-
-

@@ -76,18 +76,15 @@ def test_results_pass_the_check_of_a_submission(jobs, tmp_path, kind, capsys):
       f"{COLLECTIONS[kind]}:{path.stem}" for path in files}
 
 
-def test_training_makes_the_tile_ranker_better(jobs):
-  rows = metrics_of(jobs.workdir("tile_whole"))
-  opa = [row["valid_sample/opa_pooled"] for row in rows if "valid_sample/opa_pooled" in row]
-  loss = [row["train/loss"] for row in rows if "train/loss" in row]
-  assert len(opa) == 3 and max(opa[1:]) > opa[0] and max(opa) > 0.65
-  assert len(loss) == 6 and loss[-1] < loss[0]
-
-
-def test_training_lowers_the_layout_loss(jobs):
-  loss = [row["train/loss"] for row in metrics_of(jobs.workdir("layout_whole"))
-          if "train/loss" in row]
-  assert len(loss) == 6 and loss[-1] < loss[0]
+def test_training_makes_rankers_better(jobs):
+  for kind in COMMANDS:
+    rows = metrics_of(jobs.workdir(f"{kind}_whole"))
+    loss = [row["train/loss"] for row in rows if "train/loss" in row]
+    assert len(loss) == 6 and loss[-1] < loss[0]
+    opa = [row["valid_sample/opa_pooled"] for row in rows if "valid_sample/opa_pooled" in row]
+    assert len(opa) == 3
+    if kind == "tile":
+      assert max(opa[1:]) > opa[0] and max(opa) > 0.65
 
 
 def newest_state(workdir):
@@ -154,10 +151,7 @@ def test_a_run_says_what_it_does_and_how_it_ended(jobs, kind):
   files = npz.split_files(jobs.data_root, COLLECTIONS[kind], "train")
   page = jobs.ended[f"{kind}_whole"].page
   assert list(page) == "task data labels training validation model devices steps folder".split()
-  assert page["task"].endswith(COLLECTIONS[kind]) and page["folder"].endswith("seed 0")
-  assert page["training"].startswith(f"{len(files)} graphs of ")
-  assert page["steps"].startswith("12 in 3 epochs of 4, each of ")
-  assert page["devices"].startswith("1 x cpu")
+  assert COLLECTIONS[kind] in page["task"] and page["training"].startswith(f"{len(files)} graphs")
   (end,) = [line for line in told if line.startswith("training ended")]
   assert re.fullmatch(
       r"training ended at step 12: last epoch \(3\); best valid_sample/\w+ 0\.\d{4} at step \d+", end)
@@ -180,14 +174,6 @@ def test_the_summary_holds_every_result_with_its_protocol(jobs, kind):
   mean = np.mean([float(row["kendaltau"]) for row in rows])
   assert validation["metrics"]["kendaltau_mean"] == pytest.approx(mean, abs=1e-5)
   assert "opa_pooled" in validation["metrics"]
-
-
-@pytest.mark.parametrize("kind", COMMANDS)
-def test_the_summary_of_a_stopped_run_says_who_asked(jobs, kind):
-  found = json.loads((jobs.workdir(f"{kind}_stopped") / "summary.json").read_text())
-  assert found["training"]["ended"] == "last epoch (3)"  # it was resumed
-  told = jobs.ended[f"{kind}_stopped"].told
-  assert told[-1] == f"SIGTERM: saved step {STOPPED_AT}; go on with --resume"
 
 
 @pytest.mark.parametrize("kind", COMMANDS)

@@ -1,7 +1,6 @@
 """What a job reads, leaves out, fits, judges and ranks; no model is compiled here."""
 
 import json
-import shutil
 
 import numpy as np
 import parts as parts_lib
@@ -9,9 +8,8 @@ import pytest
 import random_graphs
 
 from tpugraphs_jax import files as files_lib, metrics, submission
-from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
-from tpugraphs_jax.data import features, npz, synthetic
+from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.run import job as job_lib, results, training
 from tpugraphs_jax.serve import judge
 
@@ -160,27 +158,6 @@ def test_ties_are_ranked_in_file_order(kind, tmp_path, monkeypatch):
   np.testing.assert_array_equal(saved[f"{name}:some"], [4, 1, 3, 0, 2, 5])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_repeated_configurations_have_one_score(kind):
-  graph = graph_of(kind, "g", [1, 2, 3])
-  ranker = fitted(kind, [graph]).ranker
-  ids = [np.array([2, 0, 2, 2, 1, 0])]
-  (scores,) = made_up(ranker.family, {"g": [5, 6, 7]})(None, [ranker.prepare(graph)], ids)
-  np.testing.assert_array_equal(scores, [7, 5, 7, 7, 6, 5])
-
-
-def test_slowdowns_are_also_printed_by_program():
-  rows = [{"graph": name, "slowdown1": a, "slowdown5": b} for name, a, b in (
-      ("bert_x_1", 0.25, 0.5), ("bert_x_2", 0.75, 0.0), ("vgg_0", 1.0, 0.125))]
-  lines = judge.summary(
-      Collection("tile:xla"), rows, {"opa": 0.5}, random={"opa": 0.5}).splitlines()
-  assert "configurations: all; _pooled: over the pairs" in lines.pop(2)
-  assert "a random order" in lines.pop(1)
-  assert lines == ["tile:xla: 3 graphs  opa_pooled 0.5000",
-                   "  bert_x: slowdown1 0.5000  slowdown5 0.2500",
-                   "  vgg: slowdown1 1.0000  slowdown5 0.1250"]
-
-
 def validation_ids(**changes):
   graph = graph_of("layout", "unet", np.arange(1, 10))
   return parts_lib.make("layout", **changes).data.validation_ids(graph.name, graph.configs)
@@ -196,18 +173,6 @@ def test_layout_validation_takes_published_indices_else_a_seeded_sample(tmp_path
   for limit in (0, 9, 10):
     np.testing.assert_array_equal(
         validation_ids(**{"eval.max_configs": limit}), np.arange(9))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_validation_during_training_takes_a_seeded_sample(kind):
-  graphs = [graph_of(kind, "long", np.arange(1, 31)), graph_of(kind, "short", [1, 2])]
-  config = parts_lib.config_of(kind, **{"train.valid_configs": 8})
-  ids = training.sampled_ids(config, graphs)
-  assert [len(i) for i in ids] == [8, 2] and len(set(ids[0].tolist())) == 8
-  for first, second in zip(ids, training.sampled_ids(config, graphs)):
-    np.testing.assert_array_equal(first, second)
-  config = parts_lib.config_of(kind, **{"train.valid_configs": 0})
-  assert [len(i) for i in training.sampled_ids(config, graphs)] == [30, 2]
 
 
 @pytest.mark.parametrize("predicts", ["order", "runtime", "log"])
@@ -239,16 +204,6 @@ def test_programs_have_the_figures_of_the_tables_of_2021(predicts):
       np.testing.assert_allclose(row["mape"], 100 * np.mean(errors), rtol=1e-6)
 
 
-@pytest.mark.parametrize("losses, predicts", [
-    ("LogMSE:1", "log"), ("MSE:1", "runtime"), ("DiffMatLoss:1,MAPE:1", "runtime"),
-    ("ListMLELoss:1,MSE:0.02", "order"), ("DiffMatLoss:1", "order"), ("LogMSE:1,MSE:1", "order")])
-def test_what_a_loss_trains_scores_to_say(losses, predicts):
-  config = parts_lib.config_of("tile", **{"loss.losses": losses})
-  assert results._predicts(config) == predicts
-  config.batch.target = "ratio"
-  assert results._predicts(config) == "order"
-
-
 def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
   graph = graph_of("layout", "g", np.arange(60, 0, -1))
   graph.configs.group_row[1::2] = graph.configs.group_row[0]
@@ -266,44 +221,6 @@ def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
   (limited,) = parts_lib.make("layout", **keep, **{"data.max_configs": 9}).data.load(root, "train")
   assert {1, 2, 3, 58, 59, 60} < set(limited.configs.runtime_ns.tolist())
   assert len(limited.configs) == 9
-
-
-@pytest.fixture(scope="module")
-def data_root(tmp_path_factory):
-  return synthetic.generate(tmp_path_factory.mktemp("data"), collections=COLLECTIONS.values(),
-                            limit=2, progress=False)
-
-
-def damage(path):
-  path.write_bytes(path.read_bytes()[:300])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_truncated_file_stops_the_job_or_is_skipped_by_name(kind, data_root, tmp_path, caplog):
-  root = shutil.copytree(data_root, tmp_path / "npz")
-  files = npz.split_files(root, COLLECTIONS[kind], "train")
-  damage(files[0])
-  with pytest.raises(ValueError, match=files[0].name) as error:
-    parts_lib.make(kind).data.load(root, "train")
-  assert "data.skip_bad_files=True" in str(error.value)
-  lenient = parts_lib.make(kind, **{"data.skip_bad_files": True}).data
-  assert [graph.name for graph in lenient.load(root, "train")] == [files[1].stem]
-  named, counted = messages(caplog)
-  assert "skipped" in named and files[0].name in named
-  assert counted == f"skipped 1 of 2 files in {files[0].parent}"
-  damage(files[1])
-  with pytest.raises(ValueError, match="all 2 files in .* are malformed"):
-    lenient.load(root, "train")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_split_or_a_missing_folder_says_so(kind, data_root, tmp_path):
-  root = shutil.copytree(data_root, tmp_path / "npz")
-  shutil.rmtree(root.joinpath(*COLLECTIONS[kind].split(":"), "valid"))
-  with pytest.raises(FileNotFoundError, match="no .npz file in .*valid"):
-    parts_lib.make(kind).data.load(root, "valid")
-  with pytest.raises(FileNotFoundError, match="data_root .*nowhere is not a folder"):
-    parts_lib.make(kind).data.load(tmp_path / "nowhere", "valid")
 
 
 def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(tmp_path):
@@ -327,5 +244,8 @@ def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path, monkeypatch)
   found = json.loads((tmp_path / "summary.json").read_text())
   assert (found["validation"]["split"], found["train"]["split"]) == ("valid", "train")
   assert (tmp_path / "train.csv").exists()
+  results.predict(job.data, "", job.ranker, tmp_path, split="train")
+  ranking = submission.read_results(tmp_path / "results_train.csv")
+  assert {name: found.tolist() for name, found in ranking.items()} == {"tile:xla:t": [1, 0]}
   with pytest.raises(ValueError, match="labels"):
     results.evaluate(job, tmp_path, split="test")

@@ -34,39 +34,34 @@ def without(jobs, folder, kind, split):
   return root
 
 
-def simple_mistakes():
-  """Name, kind, flags, and what the line says."""
-  yield "field", "tile", ["--config.nope=1"], "--config.nope=1: the config has no field 'nope'"
-  yield ("model field", "tile", ["--config.model.num_heads=1"],
-         "--config.model.num_heads=1: the config has no field 'model.num_heads'")
-  yield ("field, nearly", "tile", ["--config.optimizer.learning_rat=1"], "=1: the config has no "
-         "field 'optimizer.learning_rat'; did you mean optimizer.learning_rate? --print_config")
-  yield ("section, nearly", "tile", ["--config.trian.epochs=1"],
-         "has no field 'trian.epochs'; did you mean train.epochs")
-  yield ("without section", "tile", ["--config.learning_rate=1"],
-         "has no field 'learning_rate'; did you mean optimizer.learning_rate")
-  yield "integer", "tile", ["--config.seed=x"], "flag --config.seed=x: invalid literal for int"
-  yield "number", "layout", ["--config.optimizer.learning_rate=x"], "learning_rate=x: could not"
-  yield "truth", "tile", ["--config.data.skip_bad_files=7.5"], "skip_bad_files=7.5: "
-  yield "section", "tile", ["--config.data=3"], "flag --config.data=3: "
-  yield "graphs", "tile", ["--config.batch.graphs=0"], "batch.graphs is 0"
-  yield "model", "tile", ["--config.model.name=Nope"], "model.name is 'Nope', expected one of "
-  yield "loss", "tile", ["--config.loss.losses=Nope:1"], "losses: unknown loss 'Nope'"
-  yield "sampling", "tile", ["--config.batch.sampling=x"], "batch.sampling is 'x', expected one of"
-  yield "rate", "tile", ["--config.optimizer.learning_rate=-1"], "learning_rate is -1.0, expected"
-  yield "pooling", "layout", ["--config.model.pooling=('x',)"], "pooling is ('x',), expected some"
-  yield "collection", "layout", ["--config.data.source=x"], "data.source is 'x', expected one of"
-  yield "typing error", "tile", ["--wrokdir=x"], "Unknown command line flag 'wrokdir'. Did you"
-  yield "mode", "tile", ["--mode=x"], "flag --mode=x: value should be one of <train|evaluate"
-  yield "argument", "tile", ["train"], "unexpected argument 'train'; options start with --"
-  yield "resume", "tile", ["--resume=x"], "flag --resume=x: "
-  yield "process", "tile", ["--num_processes=2"], "several processes need all of --coordinator_addr"
-  yield "split", "tile", ["--split=valid"], "--split goes with --mode=evaluate or predict"
-  yield "ensemble", "tile", ["--ensemble=a,b"], "--ensemble goes with --mode=evaluate or predict"
-  yield "profile", "tile", ["--config.profile_steps=9"], "profile_steps is '9'"
-
-
-SIMPLE = {name: rest for name, *rest in simple_mistakes()}
+# Name: kind, flag, and what the line says.
+SIMPLE = {
+    "field": ("tile", "--config.nope=1", "the config has no field 'nope'"),
+    "model field": ("tile", "--config.model.num_heads=1", "no field 'model.num_heads'"),
+    "field, nearly": ("tile", "--config.optimizer.learning_rat=1",
+                      "did you mean optimizer.learning_rate? --print_config"),
+    "section, nearly": ("tile", "--config.trian.epochs=1", "did you mean train.epochs"),
+    "without section": ("tile", "--config.learning_rate=1", "mean optimizer.learning_rate"),
+    "integer": ("tile", "--config.seed=x", "--config.seed=x: invalid literal"),
+    "number": ("layout", "--config.optimizer.learning_rate=x", "learning_rate=x: could not"),
+    "truth": ("tile", "--config.data.skip_bad_files=7.5", "skip_bad_files=7.5: "),
+    "section": ("tile", "--config.data=3", "flag --config.data=3: "),
+    "graphs": ("tile", "--config.batch.graphs=0", "batch.graphs is 0"),
+    "model": ("tile", "--config.model.name=Nope", "model.name is 'Nope', expected one of "),
+    "loss": ("tile", "--config.loss.losses=Nope:1", "unknown loss 'Nope'"),
+    "sampling": ("tile", "--config.batch.sampling=x", "sampling is 'x', expected one of"),
+    "rate": ("tile", "--config.optimizer.learning_rate=-1", "learning_rate is -1.0, expected"),
+    "pooling": ("layout", "--config.model.pooling=('x',)", "pooling is ('x',), expected some"),
+    "collection": ("layout", "--config.data.source=x", "source is 'x', expected one of"),
+    "typing error": ("tile", "--wrokdir=x", "Unknown command line flag 'wrokdir'. Did you"),
+    "mode": ("tile", "--mode=x", "value should be one of <train|evaluate"),
+    "argument": ("tile", "train", "unexpected argument 'train'; options start with --"),
+    "resume": ("tile", "--resume=x", "flag --resume=x: "),
+    "process": ("tile", "--num_processes=2", "several processes need all of --coordinator_addr"),
+    "split": ("tile", "--split=valid", "--split goes with --mode=evaluate or predict"),
+    "ensemble": ("tile", "--ensemble=a,b", "--ensemble goes with --mode=evaluate or predict"),
+    "profile": ("tile", "--config.profile_steps=9", "profile_steps is '9'"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +70,8 @@ def mistakes(tmp_path_factory):
   folder, jobs = tmp_path_factory.mktemp("mistakes"), jobs_lib.all_jobs()
   new = lambda: folder / f"workdir_{len(runs)}"
   runs = {}
-  for name, (kind, more, line) in SIMPLE.items():
-    runs[name] = flags(kind, jobs, new(), *more), line
+  for name, (kind, flag, line) in SIMPLE.items():
+    runs[name] = flags(kind, jobs, new(), flag), line
   runs["variant"] = (flags("tile", jobs, new(), config="configs/tile.py:nope"),
                      "configs/tile.py has no variant 'nope'; it has EarlyJoinSAGE")
   runs["config file"] = (flags("tile", jobs, new(), config="configs/nope.py"), "configs/nope.py")
@@ -101,15 +96,13 @@ def mistakes(tmp_path_factory):
   whole = jobs.workdir("tile_whole")
   runs["used workdir"] = (flags("tile", jobs, whole), "holds a run already (checkpoint of step 12)"
                           ": go on with it by --resume, or give another --workdir")
-  runs["another config"] = (
-      flags("tile", jobs, whole, "--resume", "--config.seed=3"),
-      "checkpoint of another config: ")
+  runs["another config"] = (flags("tile", jobs, whole, "--resume", "--config.seed=3"),
+                            "checkpoint of another config: ")
   runs["evaluate another config"] = (
       ["run_tile.py", f"--workdir={whole}", "--mode=evaluate", "--config.loss.temperature=3"],
       "checkpoint of another config: --config.loss.temperature is 10.0 there and 3.0 here")
-  runs["loss"] = (flags("tile", jobs, new(), "--config.optimizer.learning_rate=1e30"),
-                  "lower --config.optimizer.learning_rate or set --config.optimizer.clip_norm; "
-                  "nothing is saved")
+  runs["not finite"] = (flags("tile", jobs, new(), "--config.optimizer.learning_rate=1e30"),
+                        "lower --config.optimizer.learning_rate or set --config.optimizer.clip_norm")
   root = damaged(jobs, folder, "tile", split="valid", keep=3)
   runs[SKIPPED] = flags("tile", jobs, new(), f"--data_root={root}", "--mode=train",
                         "--config.data.skip_bad_files=True", "--config.train.epochs=1"), ""
@@ -142,10 +135,8 @@ def snapshot(folder):
 
 NAMES = [
     *SIMPLE, "variant", "two variants", "config file", "no workdir", "no data", "two sources",
-    "bucket", "data_root",
-    "workdir is a file", "indices",
-    "evaluate untrained", "predict untrained", "used workdir", "another config",
-    "evaluate another config", "loss",
+    "bucket", "data_root", "workdir is a file", "indices", "evaluate untrained",
+    "predict untrained", "used workdir", "another config", "evaluate another config", "not finite",
     *(f"{kind} {what}" for kind in COMMANDS
       for what in ("without train", "without valid", "truncated", "all truncated")),
 ]

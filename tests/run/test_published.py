@@ -86,12 +86,6 @@ def test_unknown_presets_and_two_of_them_are_refused(kind):
     parts.config_of(kind, "preset=first,preset=third")
 
 
-def test_presets_stand_among_the_variants_with_what_they_are():
-  found = configs.preset_variants(published.TILES)
-  assert found["preset=mlsys21_lstm"] == "mlsys21 with an LSTM over nodes in order"
-  assert all(found.values())
-
-
 def test_the_gated_blocks_of_the_1st_place_have_half_the_width():
   """256 channels behind every gate: parameters counted by hand, block by block."""
   config = parts.config_of("layout", "nlp-default,preset=first")
@@ -107,27 +101,7 @@ def test_the_gated_blocks_of_the_1st_place_have_half_the_width():
   assert count(params) == tables + sum(linear) + 2 * sage + 4 * gates + 256 + 1
 
 
-def test_settings_of_a_system_follow_the_collection():
-  """Where a system was published with other settings by collection, or in segments."""
-  of = lambda name, field: {
-      c: parts.config_of("layout", f"{c},preset={name}").to_dict()[field[0]][field[1]]
-      for c in COLLECTIONS}
-  attention = {"xla-random": "none", "nlp-random": "none", "xla-default": "softmax_gate",
-               "nlp-default": "softmax_gate"}
-  assert of("first", ("model", "config_attention")) == attention
-  assert of("sixth", ("batch", "configs")) == {
-      "xla-random": 100, "xla-default": 32, "nlp-random": 80, "nlp-default": 80}
-  assert {c: kind for c, kind in of("tenth", ("model", "global_attention")).items()} == {
-      c: "difformer" if c.startswith("nlp") else "linear" for c in COLLECTIONS}
-  gst = parts.config_of("layout", "preset=gst")
-  assert gst.task == "segments" and (gst.segments.keep, gst.segments.max_nodes) == (0.5, 1000)
-  assert parts.config_of("layout", "preset=seventh").segments == gst.segments
-  assert parts.config_of("layout", "preset=gst,gst_e").segments.keep == 1.0
-
-
 @pytest.mark.parametrize("kind, variant, changes, complaint", [
-    ("layout", "xla-default,preset=first", {"eval.configs": 100}, "eval.configs is 100 and batch"),
-    ("layout", "xla-default,preset=first", {"batch.config_chunk": 8}, "batch.config_chunk is 8"),
     ("layout", "xla-default,preset=first,gst_ed", {}, "looks across configurations: the history"),
     ("layout", "xla-random,preset=third,gst_ed", {"data.virtual_node": "none"},
      "looks at the whole graph: the history"),

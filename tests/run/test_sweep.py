@@ -34,15 +34,6 @@ def test_a_grid_is_fields_with_values(texts, expected):
   assert sweep.grid_of(texts) == expected
 
 
-@pytest.mark.parametrize("texts, complaint", [
-    (["rate"], "--grid=rate, expected FIELD:VALUE,VALUE"), (["rate:"], "expected FIELD"),
-    ([":1"], "expected FIELD"), (["rate:1,,2"], "expected FIELD"),
-    (["rate:1", "rate:2"], "--grid names rate twice")])
-def test_a_grid_of_another_form_is_refused(texts, complaint):
-  with pytest.raises(ValueError, match=complaint):
-    sweep.grid_of(texts)
-
-
 def test_every_point_is_run_with_every_seed():
   grid = {"optimizer.learning_rate": ["1e-3", "3e-3"], "model.hidden_dim": ["8"]}
   found = sweep.runs_of(["run"], "out", grid, range(2))
@@ -52,11 +43,6 @@ def test_every_point_is_run_with_every_seed():
   assert found[1].command == ("run", "--config.optimizer.learning_rate=1e-3",
                               "--config.model.hidden_dim=8", "--config.seed=1")
   assert [run.seed for run in found] == [0, 1, 0, 1]
-
-
-def test_fields_of_one_name_keep_their_section():
-  (run,) = sweep.runs_of(["run"], "out", {"model.dim": ["1"], "head.dim": ["2"]}, [0])
-  assert run.name == "model.dim=1,head.dim=2/seed_0"
 
 
 def test_values_that_make_one_folder_are_refused():
@@ -75,13 +61,6 @@ def test_a_run_is_done_when_it_ended_by_itself_and_was_judged(tmp_path, options,
 
 
 SAY = "import sys; print(sys.argv[1:]); sys.exit('error: {0}' if '{0}' else 0)"
-
-
-def test_what_is_done_is_not_done_again(tmp_path):
-  run = a_run(tmp_path, command=[sys.executable, "-c", SAY.format("")])
-  finish(tmp_path / run.name)
-  sweep.do(run)
-  assert not (tmp_path / run.name / "log.txt").exists()
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
@@ -173,16 +152,3 @@ def test_runs_that_are_missing_are_done_and_the_end_is_told(tmp_path, monkeypatc
   monkeypatch.setattr(jobs, "run", lambda *args, **options: None)
   assert sweep.main([*arguments, "--seeds=3"]) == 1  # one is still missing
   assert "2 of 3 runs are done" in capsys.readouterr().out
-
-
-def test_without_jinja2_one_line_stands_for_the_page(monkeypatch, tmp_path, capsys):
-  finish(tmp_path / "base/seed_0")
-  monkeypatch.setitem(sys.modules, "jinja2", None)
-  assert sweep.main(["--config=tile.py:ci", f"--out={tmp_path}"]) == 0
-  assert "no report page: jinja2 is missing" in capsys.readouterr().out
-
-
-def test_without_beam_one_line_says_what_to_install(monkeypatch, tmp_path, capsys):
-  monkeypatch.setitem(sys.modules, "apache_beam", None)
-  assert sweep.main(["--config=tile.py:ci", f"--out={tmp_path}", "--", "--runner=X"]) == 2
-  assert "pip install 'tpugraphs-jax[beam]'" in capsys.readouterr().err

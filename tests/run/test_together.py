@@ -18,7 +18,7 @@ import system_cases
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import features, npz, synthetic
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.run import dry_run, job as job_lib, training
+from tpugraphs_jax.run import job as job_lib, training
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import state as state_lib
 
@@ -89,17 +89,6 @@ def test_for_kernels_layouts_of_minus_one_stand_for_configurations():
   np.testing.assert_allclose(
       np.where(batch.config_mask, found, 0),
       np.where(batch.config_mask, alone.apply({"params": moved}, given), 0), rtol=2e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("kind", ["layout", "tile"])
-def test_shared_and_plain_form_agree_for_both_kinds(kind):
-  make, more = getattr(system_cases, f"{kind}_batch"), {"hops": 3} if kind == "layout" else {}
-  batches = [make(("node_layout",), reuse=reuse, **more) for reuse in (True, False)]
-  (shared, grads), (plain, plain_grads) = system_cases.scores_and_gradients(
-      kind, "Composed", batches, both_kinds=True, **OPTIONS)
-  np.testing.assert_allclose(shared, plain, rtol=1e-4, atol=1e-5)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
-               grads, plain_grads)
 
 
 # The turns.
@@ -231,15 +220,6 @@ def test_a_run_that_goes_on_ends_like_one_that_was_never_stopped(ran):
     assert (folder / "stopped" / name).read_bytes() == (folder / "whole" / name).read_bytes(), name
 
 
-def test_a_killed_run_leaves_no_partial_files_of_other_collections(ran, data_root):
-  folder, _ = ran
-  partial = folder / "whole/also/tile_xla/.model.npz.1.partial"
-  partial.touch()
-  job = job_of(data_root, folder / "store")
-  training.run(job.config, folder / "whole", mode="evaluate")
-  assert not partial.exists()
-
-
 def test_transforms_of_another_run_are_noticed_of_every_collection(ran, data_root, tmp_path):
   folder, _ = ran
   workdir, name = shutil.copytree(folder / "whole", tmp_path / "whole"), "also/tile_xla/features.json"
@@ -268,17 +248,6 @@ def test_transforms_that_are_missing_are_fitted_again_and_no_others_are_written(
   assert {path for path in found if found[path] != before[path]} == {name, "config.json"}
   assert prepared.files.keys() == {
       "features.json", name, "also/layout_nlp_default/features.json"}
-
-
-def test_a_dry_run_measures_every_collection(data_root, tmp_path, monkeypatch):
-  judged, steps = [], []
-  monkeypatch.setattr(dry_run, "_evaluation", lambda job, *rest: (
-      judged.append(job.data.collection.name), (1.0, 10.0))[1])
-  monkeypatch.setattr(dry_run, "_steps", lambda phase, state, *, measured: (
-      steps.append(measured), (state, [1.0], [1.0]))[1])
-  job = job_of(data_root, tmp_path / "store")
-  _, found = dry_run.measure(job, tmp_path)
-  assert judged == list(NAMES) and found.final_seconds == 30 and steps == [24]
 
 
 @pytest.mark.parametrize("variants", ["official,ci", "tables,ci", "full,ci"])
@@ -330,5 +299,3 @@ def test_collections_whose_parameters_differ_are_refused(data_root, tmp_path):
   prepared = job_lib.prepare(job, tmp_path, resume=False)
   with pytest.raises(ValueError, match="tile:xla, which needs other parameters than the run's own"):
     training.first_stage(training.parts_of(job, prepared), tmp_path)
-
-

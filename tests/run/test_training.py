@@ -2,14 +2,13 @@
 
 import csv
 
-import jax
 import numpy as np
 import parts
 import pytest
 
 import tpugraphs_jax
 from tpugraphs_jax.data import npz, synthetic
-from tpugraphs_jax.run import job as job_lib, training
+from tpugraphs_jax.run import training
 
 COLLECTIONS = {"layout": "layout:xla:random", "tile": "tile:xla"}
 SMALL = {"model.hidden_dim": 8, "model.num_gnns": 1, "train.epochs": 2, "batch.graphs": 4,
@@ -62,23 +61,3 @@ def test_together_they_train_rank_and_are_kept(name, root, tmp_path):
   if kind == "tile":
     with (tmp_path / "validation_programs.csv").open() as file:
       assert all(float(row["mape"]) > 0 for row in csv.DictReader(file))
-
-
-def test_evaluation_uses_the_mean_of_the_window(root, tmp_path):
-  """Two runs that differ in nothing but the window end with the same last parameters."""
-  found = {}
-  for window in ((), (0.5, 1.0)):
-    variant, changes = CASES["tile"]
-    config = parts.config_of(
-        "tile", variant, **(SMALL | TOGETHER | changes | {"optimizer.average_window": window}))
-    with config.unlocked():
-      config.data_root = str(root)
-    workdir = tmp_path / str(len(window))
-    job = job_lib.Job.of(config)
-    found[window] = training.train(job, workdir).state
-  last, averaged = found.values()
-  same = jax.tree.map(lambda a, b: bool((a == b).all()), last.params, averaged.params)
-  assert all(jax.tree.leaves(same))
-  differ = jax.tree.map(
-      lambda a, b: bool((a != b).any()), averaged.params, averaged.eval_params)
-  assert any(jax.tree.leaves(differ))

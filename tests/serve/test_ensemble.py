@@ -30,20 +30,6 @@ def test_equal_scores_share_their_mean_rank(scores, expected):
   np.testing.assert_array_equal(ensemble.ranks(np.array(scores)), expected)
 
 
-@pytest.mark.parametrize("name", ensemble.COMBINATIONS)
-def test_no_combination_changes_the_order_of_a_single_ranker(name):
-  scores = np.random.default_rng(0).normal(size=50)
-  combined = ensemble.COMBINATIONS[name](scores)
-  np.testing.assert_array_equal(np.argsort(combined), np.argsort(scores))
-
-
-def test_ranks_and_min_max_do_not_depend_on_a_rankers_scale():
-  scores = np.random.default_rng(1).normal(size=20)
-  for name in ("min_max", "rank"):
-    combine = ensemble.COMBINATIONS[name]
-    np.testing.assert_allclose(combine(100 * scores - 7), combine(scores), atol=1e-12)
-
-
 @pytest.mark.parametrize("combine", ["mean", "min_max", "rank"])
 def test_an_ensemble_averages_what_it_says(combine, jobs):
   graph = npz.read_tile(npz.split_files(jobs.data_root, "tile:xla", "test")[0])

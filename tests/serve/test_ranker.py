@@ -18,7 +18,6 @@ import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs, factor_layout_configs
-from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ranker import Ranker
 
@@ -94,30 +93,6 @@ def test_a_graph_of_another_kind_is_refused(jobs, kind, other):
     tpugraphs_jax.rank(workdir, dataclasses.replace(graph_of(kind), configs=None))
 
 
-def test_statistics_of_another_run_are_refused(jobs, tmp_path):
-  workdir = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "copy")
-  path = workdir / ranker_lib.TRANSFORMS_FILE
-  found = features.load(path)
-  released = found["node/released"]
-  found["node/released"] = dataclasses.replace(released, scale=2 * released.scale)
-  features.save(path, found)
-  with pytest.raises(ValueError, match="another run"):
-    Ranker.load(workdir)
-
-
-def test_a_ranker_is_kept_until_there_is_another_checkpoint(jobs, tmp_path, monkeypatch):
-  workdir = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "copy")
-  made, ranker = [], Ranker.load(workdir)
-  monkeypatch.setattr(ranker_lib.Ranker, "load", lambda folder: made.append(folder) or ranker)
-  monkeypatch.setattr(ranker, "rank", lambda graph: graph.name)
-  for _ in range(3):
-    tpugraphs_jax.rank(workdir, graph_of("tile"))
-  assert len(made) == 1
-  (workdir / "checkpoints" / "save_99").mkdir()
-  tpugraphs_jax.rank(str(workdir), graph_of("tile"))
-  assert len(made) == 2
-
-
 def test_a_folder_without_a_model_says_what_is_missing(jobs, tmp_path):
   with pytest.raises(FileNotFoundError, match="model.npz is missing: name a folder that"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
@@ -167,19 +142,6 @@ def test_what_a_model_does_not_depend_on_may_change(jobs):
                                 expected["op_embedding"]["table"]["embedding"])
 
 
-def test_saved_statistics_are_those_of_the_training_split(jobs):
-  ranker = Ranker.load(jobs.workdir("tile_whole"))
-  job = job_lib.Job.of(ml_collections.ConfigDict(ranker_lib.config_of(jobs.workdir("tile_whole"))))
-  files = npz.split_files(jobs.data_root, "tile:xla", "train")
-  graphs = job_lib.trainable(job, [npz.read_tile(path) for path in files])
-  job.fit(graphs)
-  for name, transform in job.ranker.transforms.items():
-    found = ranker.transforms[name]
-    assert isinstance(found, features.Transform)
-    for field in ("kept", "log", "offset", "scale"):
-      np.testing.assert_array_equal(getattr(found, field), getattr(transform, field))
-
-
 def made(**changes):
   transform = features.Transform(
       np.array([0, 2]), np.array([False, True]), np.zeros(2, np.float32), np.ones(2, np.float32))
@@ -201,12 +163,6 @@ def test_saving_and_loading_is_exact(tmp_path):
     np.testing.assert_array_equal(
         getattr(found.transforms["config"], field), getattr(expected.transforms["config"], field))
   assert [path.name for path in tmp_path.iterdir()] == [ranker_lib.MODEL_FILE]
-
-
-def test_the_same_model_gives_the_same_bytes(tmp_path):
-  for name in ("a.npz", "b.npz"):
-    ranker_lib.write_model(tmp_path / name, made())
-  assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
 def rewritten(path, change):
@@ -247,26 +203,6 @@ def test_a_changed_file_is_refused_in_one_line(change, complaint, tmp_path):
   assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_cut_and_flipped_bytes_never_give_a_model(tmp_path):
-  path = tmp_path / ranker_lib.MODEL_FILE
-  ranker_lib.write_model(path, made())
-  whole, rng = path.read_bytes(), np.random.default_rng(0)
-  for length in (0, 1, 100, len(whole) // 2, len(whole) - 1):
-    path.write_bytes(whole[:length])
-    with pytest.raises(ValueError, match="damaged"):
-      ranker_lib.read_model(path)
-  for place in rng.integers(0, len(whole), 200):
-    flipped = bytearray(whole)
-    flipped[place] ^= 1 << int(rng.integers(8))
-    path.write_bytes(flipped)
-    try:
-      found = ranker_lib.read_model(path)
-    except ValueError as error:
-      assert "damaged" in str(error) or "format" in str(error)
-    else:  # a byte of the archive that carries nothing
-      assert found.about == {"step": 7} and found.params["scale"] == np.float32(0.5)
-
-
 def test_names_that_cannot_be_printed_are_escaped(tmp_path):
   path = tmp_path / ranker_lib.MODEL_FILE
   ranker_lib.write_model(path, made())
@@ -275,11 +211,6 @@ def test_names_that_cannot_be_printed_are_escaped(tmp_path):
   with pytest.raises(ValueError, match="damaged") as error:
     ranker_lib.read_model(path)
   assert str(error.value).isprintable()
-
-
-def test_a_missing_file_says_so(tmp_path):
-  with pytest.raises(FileNotFoundError, match="model.npz is missing: name a folder that a model"):
-    ranker_lib.read_model(tmp_path / ranker_lib.MODEL_FILE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -345,21 +276,6 @@ def _held_out(ranker):
           for path in sorted((folder / split).glob("*.npz"))]
 
 
-def test_two_models_ship():
-  assert ranker_lib.shipped_names() == ["layout-cpu-measured", "layout-v3-estimate"]
-
-
-@pytest.mark.parametrize("name", ranker_lib.shipped_names())
-def test_what_ships_is_small_and_has_a_card_with_label_data_and_figures(name):
-  assert ranker_lib.shipped_file(name).stat().st_size < 1 << 20
-  card = ranker_lib.card(name)
-  for word in (f"# {name}", "**Label**", "**Data**", "**test**", "this model", "a random order",
-               "the compiler's own choice"):
-    assert word in card
-  if name.endswith("estimate"):
-    assert "no measurement" in card
-
-
 @pytest.mark.parametrize("name", ranker_lib.shipped_names())
 def test_what_ships_orders_programs_of_other_families_better_than_chance(name):
   ranker = tpugraphs_jax.load(name)
@@ -386,40 +302,3 @@ def test_a_name_is_a_model_that_ships_unless_something_is_there(tmp_path, monkey
   assert str(ranker_lib.shipped_file("a-model")) == "a-model"
   with pytest.raises(ValueError, match="no model 'b' ships, expected one of a-model"):
     ranker_lib.card("b")
-
-
-def _sidecar(path, **fields):
-  path.write_text(json.dumps({"label": "tpu_estimate", "target": "tpu:v3", "jax": "1",
-                              "source": "examples/programs/graph_network.py:dense"} | fields))
-  return path
-
-
-def test_a_card_says_what_the_sidecars_agree_on(tmp_path, monkeypatch):
-  monkeypatch.syspath_prepend(str(commands.ROOT / "benchmarks"))
-  import ship
-  paths = [_sidecar(tmp_path / f"{place}.json") for place in range(2)]
-  assert ship.facts(paths) == {"label": "tpu_estimate", "target": "tpu:v3", "jax": "1"}
-  assert ship.family(paths[0]) == "graph_network"
-  _sidecar(paths[0], source="examples/programs/generated_train.py:linear_attention_3")
-  assert ship.family(paths[0]) == "linear_attention"
-  _sidecar(paths[1], jax="2")
-  with pytest.raises(ValueError, match="jax is 2, others have 1; collect them again"):
-    ship.facts(paths)
-
-
-def test_the_figures_of_held_out_families_stand_beside_blind_ones(monkeypatch):
-  monkeypatch.syspath_prepend(str(commands.ROOT / "benchmarks"))
-  import own_quality
-  first, second = (type("Graph", (), {"configs": type("Configs", (), {
-      "runtime_ns": np.array(times)})}) for times in ([20, 10, 30], [10, 40, 40]))
-  rows = own_quality.blind_rows([first, second])
-  assert rows["the compiler's own choice"] == {"slowdown1": 0.5, "slowdown5": 0.5}
-  random = rows["a random order"]
-  assert random["slowdown1"] == pytest.approx(np.mean([1.0, 2.0]))
-  assert random["slowdown5"] == 0  # three are fewer than five
-  assert random["found8"] == 1  # of the first alone, whose three are fewer than eight
-  rows["a model"] = {"kendaltau": .5, "slowdown1": .25, "slowdown5": 0.,
-                     "spread": {"kendaltau": .1, "slowdown1": 0., "slowdown5": 0.}}
-  lines = own_quality.table(rows).splitlines()
-  assert lines[3] == "| the compiler's own choice | - | - | 0.500 | 0.500 | - |"
-  assert lines[4] == "| a model | 0.500 ± 0.100 | - | 0.250 ± 0.000 | 0.000 ± 0.000 | - |"

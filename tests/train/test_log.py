@@ -4,7 +4,6 @@ import io
 import json
 import math
 import os
-import re
 import sys
 import threading
 import time
@@ -33,32 +32,11 @@ def write_steps(workdir, steps, *, first_step=0):
   log.close()
 
 
-def test_each_line_is_a_step_with_exact_numbers(tmp_path):
-  write_steps(tmp_path, [1, 2])
-  assert lines_of(tmp_path) == [
-      {"step": step, "train/loss": step / 3, "note": 0.5} for step in (1, 2)
-  ]
-
-
 def test_lines_can_be_read_while_the_run_goes_on(tmp_path):
   log = log_lib.Log(tmp_path, total_steps=10)
   log.write(1, {"x": 1.0, "none": math.nan, "infinite": math.inf})
   assert lines_of(tmp_path) == [{"step": 1, "x": 1.0, "none": None, "infinite": None}]
   log.close()
-
-
-def test_resuming_drops_the_later_steps(tmp_path):
-  write_steps(tmp_path, [10, 20, 30])
-  write_steps(tmp_path, [21, 30], first_step=20)
-  assert [line["step"] for line in lines_of(tmp_path)] == [10, 20, 21, 30]
-
-
-def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path):
-  write_steps(tmp_path, [1, 2])
-  path = tmp_path / "metrics.jsonl"
-  path.write_text(path.read_text()[:-9])
-  write_steps(tmp_path, [2], first_step=1)
-  assert [line["step"] for line in lines_of(tmp_path)] == [1, 2]
 
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path):
@@ -77,14 +55,6 @@ def events_of(workdir):
       for value in event.summary.value:
         yield event.step, value.tag, value
       data = data[16 + size :]
-
-
-def test_tensorboard_has_the_same_scalars(tmp_path):
-  write_steps(tmp_path, [3])
-  assert sorted((step, tag, value.simple_value) for step, tag, value in events_of(tmp_path)) == [
-      (3, "note", 0.5),
-      (3, "train/loss", 1.0),
-  ]
 
 
 def test_tensorboard_has_what_was_measured_and_the_lines_do_not(tmp_path, monkeypatch):
@@ -138,35 +108,6 @@ def test_histograms_hold_the_numbers_that_are_finite(tmp_path):
   assert value.histo.sum == pytest.approx(0.25) and sum(value.histo.bucket) == 3
 
 
-def test_tensorboard_itself_reads_what_is_written(tmp_path):
-  reader = pytest.importorskip(
-      "tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard")
-  log = log_lib.Log(tmp_path, total_steps=100)
-  log.describe({"rate": 0.5}, metric="x", parameters=3)
-  log.write(1, {"x": 1.5})
-  log.histograms(1, {"tau": np.arange(4.0)})
-  log.close()
-  found = reader.EventAccumulator(str(tmp_path / "tensorboard"))
-  found.Reload()
-  assert [scalar.value for scalar in found.Scalars("x")] == [1.5]
-  assert found.Histograms("tau")[0].histogram_value.num == 4
-  assert set(found.PluginTagToContent("hparams")) == {
-      "_hparams_/experiment", "_hparams_/session_start_info"}
-
-
-def test_progress_comes_at_most_every_ten_seconds(tmp_path, capsys, monkeypatch):
-  now = [100.0]
-  monkeypatch.setattr(log_lib.time, "monotonic", lambda: now[0])
-  log = log_lib.Log(tmp_path, total_steps=100)
-  for step in range(1, 26):
-    now[0] += 1.0
-    log.progress(step, lambda: "loss 0.5")
-  log.close()
-  lines = capsys.readouterr().out.splitlines()
-  assert [re.search(r":\d\d (step.*)$", line)[1] for line in lines] == [
-      f"step {step}/100  loss 0.5  1 steps/s" for step in (10, 20)]
-
-
 def test_other_processes_write_and_print_nothing(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(log_lib.parallel, "is_primary", lambda: False)
   write_steps(tmp_path, [1, 2])
@@ -178,32 +119,6 @@ def test_other_processes_write_and_print_nothing(tmp_path, capsys, monkeypatch):
   log.measure(25)
   log.close()
   assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
-
-
-def test_manifest_says_what_ran_where(tmp_path):
-  config = {"model": {"hidden": 64}}
-  log_lib.write_manifest(tmp_path / "new", config)
-  manifest = json.loads((tmp_path / "new" / "config.json").read_text())
-  assert manifest["config"] == config
-  assert manifest["versions"]["numpy"] == np.__version__
-  assert manifest["devices"]["count"] == 4 and manifest["devices"]["platform"] == "cpu"
-  assert [path.name for path in (tmp_path / "new").iterdir()] == ["config.json"]
-
-
-def test_peak_memory_of_a_process_counts_what_was_freed():
-  what, before = log_lib.peak_memory()
-  assert what == "process"
-  block = np.ones(before + 64 * 2**20, np.uint8)
-  size = block.nbytes
-  del block
-  assert log_lib.peak_memory()[1] >= size
-
-
-@pytest.mark.parametrize("steps", ["", "0:1"])
-def test_profile_accepts_nothing_and_a_range(tmp_path, steps):
-  profile = log_lib.Profile(steps, tmp_path)
-  profile.stop()
-  assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("steps", ["10", "5:5", "6:2", "-1:2", "a:b", "1:2:3"])
@@ -315,19 +230,3 @@ def test_a_profile_that_cannot_be_written_does_not_end_a_run(
     monkeypatch.setattr(jax.profiler, name, fail if name == broken else lambda *args: None)
   assert train(tmp_path, profile_steps="2:4").step == toy.STEPS
   assert len(warnings_of(caplog, "no profile")) == 1
-
-
-def test_what_is_shown_is_made_in_the_thread_of_its_own(tmp_path, monkeypatch, caplog):
-  made = []
-
-  def histogram(*args, **options):
-    made.append(threading.current_thread().name)
-    raise ValueError("no such histogram")
-
-  monkeypatch.setattr(log_lib.summary, "histogram", histogram)
-  result = train(tmp_path, evaluate=lambda params: {"opa": 0.5, "opa_by_graph": np.ones(3)})
-  assert result.step == toy.STEPS and set(made) == {"TensorBoard"}
-  assert len(warnings_of(caplog, "goes on without TensorBoard")) == 1
-  assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == toy.STEPS
-
-

@@ -79,11 +79,8 @@ def test_training_equals_a_plain_loop_on_one_device(unstopped):
     grads = {k: jnp.asarray(v, jnp.float32) for k, v in grads.items()}
     state = apply(state, grads)
   result, _ = unstopped
-  jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-      result.state.params,
-      state.params,
-  )
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+               result.state.params, state.params)
   assert result.step == toy.STEPS == result.state.step and not result.stopped_early
 
 
@@ -107,14 +104,6 @@ def test_the_learning_rate_of_each_step_is_on_its_line(tmp_path):
   assert rates == {3: 0.2, 6: 0.5, 9: 0.8, 12: 1.1}  # of a state after one step less
 
 
-def test_arrays_of_an_evaluation_are_no_scalars(tmp_path):
-  found = []
-  run(tmp_path, evaluate=lambda params: {"opa": 0.5, "opa_by_graph": np.array([0.5, 0.25])},
-      on_best=lambda params, step, metrics: found.append(metrics))
-  assert found == [{"opa": 0.5}]
-  assert not any("opa_by_graph" in name for row in read_metrics(tmp_path) for name in row)
-
-
 def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path):
   improving, used = itertools.count(), []
   evaluate = lambda params: {"opa": float(next(improving))}
@@ -133,10 +122,8 @@ def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path
     assert_same(params, checkpoints.best_params().params)
 
 
-@pytest.mark.parametrize(
-    "at, number",
-    [(6, signal.SIGINT), *((at, signal.SIGTERM) for at in (1, 4, 6, 9, 12))],
-)
+@pytest.mark.parametrize("at, number", [
+    (6, signal.SIGINT), *((at, signal.SIGTERM) for at in (1, 4, 6, 9, 12))])
 def test_stopped_and_resumed_equals_never_stopped(tmp_path, unstopped, at, number, capsys):
   with pytest.raises(SystemExit) as stop:
     run(tmp_path, batches=stopping_batches(at, number))
@@ -146,10 +133,7 @@ def test_stopped_and_resumed_equals_never_stopped(tmp_path, unstopped, at, numbe
   expected, rows = unstopped
   assert_same(result.state, expected.state)
   assert read_metrics(tmp_path) == rows
-  assert (result.best_value, result.best_step) == (
-      expected.best_value,
-      expected.best_step,
-  )
+  assert (result.best_value, result.best_step) == (expected.best_value, expected.best_step)
 
 
 def test_stopping_at_every_step_equals_never_stopping(tmp_path, unstopped):
@@ -161,9 +145,7 @@ def test_stopping_at_every_step_equals_never_stopping(tmp_path, unstopped):
   assert read_metrics(tmp_path) == unstopped[1]
 
 
-def test_a_signal_during_evaluation_saves_and_evaluates_after_resume(
-    tmp_path, unstopped
-):
+def test_a_signal_during_evaluation_saves_and_evaluates_after_resume(tmp_path, unstopped):
   def slow(params):
     os.kill(os.getpid(), signal.SIGTERM)
     raise AssertionError("the signal did not interrupt")
@@ -176,28 +158,6 @@ def test_a_signal_during_evaluation_saves_and_evaluates_after_resume(
   rows = read_metrics(tmp_path)
   assert [row["step"] for row in rows] == [2, 4, 6, 8, 10, 12]
   assert "train/loss" in rows[1] and "valid_sample/opa" in rows[1]
-
-
-def test_a_crash_goes_on_from_the_last_checkpoint(tmp_path, unstopped):
-  class Broken:
-    def __init__(self):
-      self.iterator, self.taken = make_batches(), 0
-
-    def __next__(self):
-      self.taken += 1
-      if self.taken == 11:
-        raise OSError("disk gone")
-      return next(self.iterator)
-
-    def get_state(self):
-      return self.iterator.get_state()
-
-  with pytest.raises(OSError, match="disk gone"):
-    run(tmp_path, batches=Broken(), checkpoint_every_steps=5)
-  assert [row["step"] for row in read_metrics(tmp_path)] == [3, 4, 6, 8, 9]
-  result = run(tmp_path, resume=True)
-  assert_same(result.state, unstopped[0].state)
-  assert read_metrics(tmp_path) == unstopped[1]
 
 
 @pytest.mark.parametrize("stop_at", [None, 3, 7, 10])
@@ -227,25 +187,6 @@ def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
     result = go(make_batches(), resume=True)
   assert result.stopped_early and result.step == 10
   assert (result.best_value, result.best_step) == (0.5, 4)
-
-
-def test_the_best_checkpoint_is_the_best_evaluation(tmp_path):
-  seen = []
-
-  def evaluate_and_keep(params):
-    seen.append({k: np.array(v) for k, v in params.items()})
-    return {"opa": [0.3, 0.8, 0.2][len(seen) - 1]}
-
-  result = run(tmp_path, evaluate=evaluate_and_keep)
-  best = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).best_params()
-  assert best.step == result.best_step == 2 * toy.STEPS_PER_EPOCH
-  assert_same(best.params, seen[1])
-
-
-def test_evaluation_comes_every_so_many_epochs_and_at_the_end(tmp_path):
-  run(tmp_path, eval_every_epochs=2)
-  rows = read_metrics(tmp_path)
-  assert [row["step"] for row in rows if "valid_sample/opa" in row] == [8, 12]
 
 
 def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
@@ -301,19 +242,6 @@ def test_a_folder_in_use_is_refused_without_resume(tmp_path):
   loop.check_workdir(tmp_path, resume=True)
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path, unstopped):
-  run(tmp_path)
-  result = run(tmp_path, resume=True)
-  assert_same(result.state, unstopped[0].state)
-  assert read_metrics(tmp_path) == unstopped[1]
-
-
-def test_resuming_where_nothing_is_starts_anew(tmp_path, unstopped, capsys):
-  result = run(tmp_path, resume=True)
-  assert "nothing to resume" in capsys.readouterr().out
-  assert_same(result.state, unstopped[0].state)
-
-
 def test_resuming_with_another_config_is_refused(tmp_path):
   run(tmp_path, config={"seed": 1})
   with pytest.raises(ValueError, match="seed is 1 there and 2 here"):
@@ -336,23 +264,6 @@ def test_an_unknown_best_metric_is_refused(tmp_path):
 def test_profile_is_written(tmp_path, steps):
   run(tmp_path, profile_steps=steps)
   assert list((tmp_path / "profile").rglob("*.xplane.pb"))
-
-
-def test_a_second_epoch_compiles_nothing(tmp_path):
-  traced = []
-
-  def counting(state, batch):
-    traced.append(1)
-    return toy.device_step(state, batch)
-
-  run(tmp_path, train_step=parallel.pmap(counting, donate_argnums=0))
-  assert len(traced) == 1
-
-
-def test_signal_handlers_are_put_back(tmp_path):
-  before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-  run(tmp_path)
-  assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 @pytest.mark.parametrize("which, options, expected", [
@@ -381,32 +292,6 @@ def test_a_run_ends_early_at_an_evaluation_without_improvement(best_step, option
   schedule = loop.Schedule(steps_per_epoch=2, **options)
   assert [step for step in range(1, schedule.total_steps + 1)
           if schedule.is_early_stop(step, best_step)] == expected
-
-
-def test_progress_tells_the_time_left_at_the_mean_rate(tmp_path, monkeypatch, capsys):
-  ticks = itertools.count()  # of a millisecond, one for each look at the clock
-  batches, taken = make_batches(), []
-  monkeypatch.setattr(
-      loop.time, "monotonic", lambda: 60.0 * len(taken) + next(ticks) / 1000)
-
-  class Slow:
-    def __next__(self):
-      taken.append(1)
-      return next(batches)
-
-    def get_state(self):
-      return batches.get_state()
-
-  run(tmp_path, batches=Slow())
-  lines = [line for line in capsys.readouterr().out.splitlines() if "left" in line]
-  assert "step 2/12" in lines[0] and "  10 min left  " in lines[0]
-  assert "best valid_sample/opa" in lines[-1]
-
-
-def test_the_schedule_says_why_a_run_ended():
-  schedule = loop.Schedule(5, 10, early_stop_epochs=2, best_metric="opa")
-  assert schedule.why_ended(50) == "last epoch (5)"
-  assert schedule.why_ended(30) == "early stopping: opa did not improve in 2 epochs"
 
 
 # Each waits for ever in its own way, and says so first.
@@ -445,13 +330,6 @@ def ended(process, *, seconds):
     return process.wait(timeout=seconds) is not None
   except subprocess.TimeoutExpired:
     return False
-
-
-def test_one_signal_is_a_request():
-  with loop.StopSignals() as signals:
-    assert signals.received is None
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert signals.received == signal.SIGTERM
 
 
 def test_what_signals_did_before_is_put_back():

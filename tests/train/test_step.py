@@ -8,7 +8,6 @@ import sys
 import comparing
 from flax import linen as nn
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -166,21 +165,6 @@ def test_what_stands_in_padding_has_no_influence(train_step):
       take_step(train_step, [spoiled]), take_step(train_step, [batch]), tolerance=1e-6)
 
 
-def test_masked_configurations_have_no_gradient():
-  batch = device_batches(1)[0]
-
-  def loss(config_feat):
-    scores = MODEL.apply({"params": init_params()}, batch._replace(config_feat=config_feat))
-    losses = losses_lib.parse_losses(LOSSES)
-    sums = losses_lib.loss_sums(
-        losses, scores, jnp.asarray(batch.target), where=jnp.asarray(batch.config_mask))
-    return losses_lib.combine(losses, *sums)
-
-  grad = np.asarray(jax.jit(jax.grad(loss))(batch.config_feat))
-  assert not grad[~batch.config_mask].any()
-  assert grad[batch.config_mask].any(axis=-1).all()
-
-
 def test_score_step_gives_every_device_its_own_scores():
   batches = device_batches(4)
   params = init_params()
@@ -225,23 +209,8 @@ def test_the_random_stream_of_a_step_is_that_of_its_seed_and_number(seed, number
   assert float(state.params["scale"][0]) == pytest.approx(-0.5 * slope, rel=1e-4)
 
 
-def test_two_seeds_are_one_program_for_a_compilation_cache(tmp_path):
+def test_two_seeds_are_one_program_for_a_compilation_cache():
   stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], device_batches(1)[0])
   texts = [step.func.lower(*step.args, noisy_state(jnp.int32(0)), stacked).as_text()
            for step in (noisy_step(0), noisy_step(1))]
   assert texts[0] == texts[1]
-  compiled = []
-  before = {name: getattr(jax.config, name) for name in (
-      "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")}
-  try:
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    compilation_cache.reset_cache()
-    for seed in (0, 1, 2):
-      noisy_step(seed)(noisy_state(jnp.int32(0)), stacked)
-      compiled.append(len(list(tmp_path.glob("*-cache"))))
-  finally:
-    for name, value in before.items():
-      jax.config.update(name, value)
-    compilation_cache.reset_cache()
-  assert compiled[0] > 0 and compiled == [compiled[0]] * 3

@@ -119,31 +119,9 @@ def test_the_first_layer_is_one_matrix_on_all_inputs_of_a_node(kind, encoding, m
   np.testing.assert_allclose(found[:real], expected[:real], rtol=1e-4, atol=1e-4)
 
 
-def test_parts_without_configurations_stand_for_all_of_them():
-  slates = nodes.Slates.of(LAYOUTS)
-  static = np.random.default_rng(0).normal(size=(len(slates.graph_of), 3)).astype(np.float32)
-  module = inputs.Join(2, MATMUL)
-  params = module.init(jax.random.key(0), static, [], slates)["params"]["JoinedDense_0"]
-  found = module.apply({"params": {"JoinedDense_0": params}}, static, [], slates)
-  assert found.shape == (len(static), 1, 2)
-  kernel, bias = np.asarray(params["kernel"]), np.asarray(params["bias"])
-  np.testing.assert_allclose(found[:, 0], static @ kernel + bias, rtol=1e-5, atol=1e-6)
-
-
 def slow_places(layout):
   """Where a layout has each dimension, -1 where it does not name it."""
   return [max([k for k, named in enumerate(layout) if named == d], default=-1) for d in range(6)]
-
-
-def test_places_are_the_inverse_of_a_permutation():
-  rng = np.random.default_rng(0)
-  for rank in range(7):
-    layout = np.concatenate([rng.permutation(rank), np.full(6 - rank, -1)]).astype(np.float32)
-    found = np.asarray(inputs.places(jnp.asarray(layout[None])))[0]
-    np.testing.assert_array_equal(found, slow_places(layout))
-    for place in range(rank):
-      assert found[int(layout[place])] == place
-    assert (found[rank:] == -1).all()
 
 
 @pytest.mark.parametrize("kind, has_layouts", [
@@ -224,10 +202,3 @@ def test_blocks_are_read_from_the_end(options, reads):
   ends = np.concatenate([found[name][0] for name in ("", *reads)])
   np.testing.assert_array_equal(ends, np.arange(width))
   assert found[""].shape == (1, 7)
-
-
-def test_what_nodes_without_a_configuration_have_instead():
-  layout = np.arange(12, dtype=np.float32).reshape(2, 6)
-  np.testing.assert_array_equal(inputs.unconfigured("sentinel", None, 18), np.full((1, 18), -2))
-  np.testing.assert_array_equal(
-      inputs.unconfigured("layout", layout, 18), np.concatenate([layout] * 3, axis=1))

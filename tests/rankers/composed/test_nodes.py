@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 
 import jax
 import numpy as np
-from system_cases import BATCH, EDGES, GRAPH, NODES, neighbours
+from system_cases import BATCH, EDGES, GRAPH, NODES
 
 from tpugraphs_jax.rankers.composed import nodes
 
@@ -51,10 +50,3 @@ def test_edges_go_at_a_rate_that_is_drawn_from_zero_to_the_largest():
   assert not np.array_equal(keep(consumers, producers), keep(producers, consumers))
   nothing = nodes.keep_function(jax.random.key(0), 0.0, 100)
   assert nothing(consumers, producers).all()
-
-
-def test_neighbours_of_the_slow_forms_are_those_of_the_graph():
-  both, operands, users = (neighbours(side) for side in ("both", "operands", "users"))
-  count = functools.partial(map, len)
-  assert sum(count(both)) == sum(count(operands)) + sum(count(users))
-  assert all(sorted(b) == sorted(o + u) for b, o, u in zip(both, operands, users))

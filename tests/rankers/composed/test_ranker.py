@@ -58,10 +58,12 @@ LAYOUTS = {
     "attention on edges": dict(conv="gatv2", heads=2, activation="prelu", conv_activation="none",
                                encoding="gain", encoding_scale=3.0, global_attention="softmax",
                                op_max_norm=1.0, op_gain=2.0),
+    "both kinds": dict(missing="layout", node_layout=True, both_kinds=True),
 }
 TILE = SMALL | dict(
     pooling=("mean", "max", "sum"), config_attention="softmax_gate", node_layout=True,
     dimension_encoder="transformer", dimension_width=4, dimension_layers=1, drop_edge=0.3)
+TILES = {"alone": TILE, "both kinds": SMALL | LAYOUTS["both kinds"]}
 
 
 def reads(options):
@@ -87,27 +89,9 @@ def test_shared_nodes_give_the_scores_and_gradients_of_nodes_that_share_nothing(
   check_shared_is_plain("layout", **SMALL | LAYOUTS[case])
 
 
-def test_shared_tokens_give_the_scores_and_gradients_of_tokens_of_each_node():
-  check_shared_is_plain("tile", **TILE)
-
-
-def test_equal_tokens_of_a_kernel_pass_the_transformer_once():
-  batch = system_cases.tile_batch(reads(TILE))
-  model = base.create_network("tile", "Composed", **TILE)
-  _, kept = jax.eval_shape(lambda: model.init_with_output(
-      jax.random.key(0), batch, capture_intermediates=lambda module, _: module.name == "layer_0"))
-  (found,) = jax.tree.leaves(kept["intermediates"]["inputs"]["dimensions"])
-  assert found.shape == (len(batch.distinct.first), CONFIGS, 6, 4)
-  assert 2 * len(batch.distinct.first) < len(batch.graph.nodes["opcode"])
-
-
-def test_a_slate_of_one_configuration():
-  options = SMALL | dict(config_attention="softmax_gate", pooling=("mean", "config_max"))
-  model = base.create_network("layout", "Composed", **options)
-  batch = system_cases.layout_batch(configs=1)
-  params = system_cases.random_params(model, batch)
-  one = quick_jit(model.apply)({"params": params}, batch)
-  assert one.shape == (len(batch.target), 1) and np.isfinite(one).all() and np.ptp(one) > 0
+@pytest.mark.parametrize("case", TILES)
+def test_shared_tokens_give_the_scores_and_gradients_of_tokens_of_each_node(case):
+  check_shared_is_plain("tile", **TILES[case])
 
 
 EVERYTHING = SMALL | dict(

@@ -16,7 +16,7 @@ from tpugraphs_jax.data import plan
 from tpugraphs_jax.rankers.segments import batches as batching, family as family_lib, history
 from tpugraphs_jax.rankers.segments.batches import Stale
 from tpugraphs_jax.rankers.segments.family import READOUT_COLLECTION
-from tpugraphs_jax.train import loop, state as state_lib, step as step_lib
+from tpugraphs_jax.train import state as state_lib, step as step_lib
 
 CONFIGS = 4
 LOSSES = losses_lib.parse_losses("MSE:1")
@@ -144,21 +144,6 @@ def test_scores_do_not_depend_on_chunks_or_on_other_graphs():
     np.testing.assert_allclose(score([graph], 5, 7)[0], scores, rtol=1e-4, atol=1e-5)
 
 
-def test_more_fresh_segments_than_a_graph_has_are_refused():
-  with pytest.raises(ValueError, match="fresh is 4, but graph0 has 3 segment"):
-    batching.check(graphs_of((3, 4, 5)), fresh=4)
-
-
-def test_cut_edges_are_counted_in_the_log(caplog):
-  caplog.set_level("INFO")
-  graphs = graphs_of((3, 4))
-  batching.check(graphs, fresh=1)
-  cut = sum(graph.cut_edges for graph in graphs)
-  assert 0 < cut == sum(graph.edges for graph in graphs) - sum(
-      len(piece.edge_index) for graph in graphs for piece in graph.segments)
-  assert f"{cut} of {sum(graph.edges for graph in graphs)} edges" in caplog.text
-
-
 def steps_of(model, *, width: int = cases.WIDTH):
   """The step without others, and one that recomputes them."""
   step = step_lib.make_train_step(
@@ -218,79 +203,41 @@ def _readouts(params, graph, ids):
   return jnp.stack(values)
 
 
-class Job:
-  """A few training steps with a table, as a task would set them up."""
+def run_on(monkeypatch, folder, devices: int, place: str):
+  """Parameters, losses and the table after eight steps with a table."""
+  monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
+  graphs, model = graphs_of((3, 4, 5)), model_of(keep=0.5)
+  keys = history.Keys.of(graphs)
+  table = history.create(keys, width=cases.WIDTH, dtype="float32", place=place, folder=folder)
 
-  def __init__(self, place: str, folder, *, keep: float = 0.5, graphs=None, steps: int = 12):
-    self.graphs = graphs or graphs_of((3, 4, 5))
-    self.model = model_of(keep=keep)
-    self.keys = history.Keys.of(self.graphs)
-    self.table = history.create(
-        self.keys, width=cases.WIDTH, dtype="float32", place=place, folder=folder)
-    self.plan = plan.BatchPlan(
-        self.graphs, slates_per_step=4, devices=parallel.local_device_count(),
-        draw=self.draw, seed=0, epochs=6, slates_per_epoch=8)
-    devices = parallel.local_device_count()
-    assemble = lambda slots, budget: batching.assemble(
-        slots, budget, graphs=4 // devices, configs=CONFIGS, fresh=1,
-        assemble_layout=cases.assemble_layout)
-    batches = plan.training_batches(
-        plan.Batches(self.plan, steps, range(devices), assemble, cases.per_device))
-    self.batches = history.BatchesWithHistory(
-        batches, history.Snapshots(folder, self.keys, self.table))
-    step, _ = steps_of(self.model)
-    self.step = family_lib.with_history(step, self.table, self.keys)
-    self.params = params_of(self.model, self.graphs)
-
-  def draw(self, number, rng):
-    graph = self.graphs[number]
-    ids = rng.permutation(len(graph.configs))[:CONFIGS]
-    fresh = [rng.integers(len(graph.segments))]
+  def draw(number, rng):
+    graph = graphs[number]
+    ids, fresh = rng.permutation(len(graph.configs))[:CONFIGS], [rng.integers(len(graph.segments))]
     return plan.Drawn(graph.sizes, lambda: cases.slot(graph, number, ids, fresh))
 
-  def contents(self):
-    everything = np.arange(self.keys.entries)[None].repeat(
-        parallel.local_device_count(), axis=0)
-    return [np.asarray(x)[0] for x in self.table.read(everything)]
-
-  def train(self, workdir, *, epochs: int, resume: bool = False):
-    experiment = loop.Experiment(self.step, self.batches, lambda params: {"opa": 0.0})
-    return loop.train(
-        state_lib.TrainState.create(self.params, OPTIMIZER), experiment,
-        loop.Schedule(total_epochs=epochs, steps_per_epoch=2), workdir, resume=resume)
-
-
-@pytest.mark.parametrize("place", ["device", "host"])
-def test_resumed_training_equals_training_without_a_stop_bit_for_bit(place, tmp_path):
-  whole = Job(place, tmp_path / "whole" / "history")
-  expected = whole.train(tmp_path / "whole", epochs=5)
-  Job(place, tmp_path / "parts" / "history").train(tmp_path / "parts", epochs=2)
-  later = Job(place, tmp_path / "parts" / "history")
-  assert not later.contents()[1].any()
-  result = later.train(tmp_path / "parts", epochs=5, resume=True)
-  assert result.step == 10
-  jax.tree.map(np.testing.assert_array_equal, result.state, expected.state)
-  for array, other in zip(later.contents(), whole.contents()):
-    np.testing.assert_array_equal(array, other)
-  assert whole.contents()[1].any() and not whole.contents()[1].all()
-
-
-def run_on(monkeypatch, tmp_path, devices: int, place: str):
-  with monkeypatch.context() as patch:
-    patch.setattr(parallel, "local_device_count", lambda: devices)
-    job = Job(place, tmp_path / f"{place}{devices}")
-    state, losses = on_devices(job.params, devices), []
-    for _ in range(8):
-      state, metrics = job.step(state, next(job.batches))
-      losses.append(float(metrics["loss"][0]))
-    return parallel.unreplicate(state.params), losses, job.contents()
+  batch_plan = plan.BatchPlan(graphs, slates_per_step=4, devices=devices, draw=draw, seed=0,
+                              epochs=6, slates_per_epoch=8)
+  assemble = lambda slots, budget: batching.assemble(
+      slots, budget, graphs=4 // devices, configs=CONFIGS, fresh=1,
+      assemble_layout=cases.assemble_layout)
+  batches = plan.training_batches(
+      plan.Batches(batch_plan, 12, range(devices), assemble, cases.per_device))
+  step = family_lib.with_history(steps_of(model)[0], table, keys)
+  state, losses = on_devices(params_of(model, graphs), devices), []
+  for _ in range(8):
+    state, metrics = step(state, next(batches))
+    losses.append(float(metrics["loss"][0]))
+  everything = np.arange(keys.entries)[None].repeat(devices, axis=0)
+  return parallel.unreplicate(state.params), losses, [
+      np.asarray(x)[0] for x in table.read(everything)]
 
 
 def test_two_devices_equal_one_and_a_host_table_equals_one_on_the_device(monkeypatch, tmp_path):
-  params, losses, table = run_on(monkeypatch, tmp_path, 1, "device")
+  params, losses, table = run_on(monkeypatch, tmp_path / "one", 1, "device")
   assert table[1].sum() > 20
   for devices, place in ((2, "device"), (2, "host")):
-    other_params, other_losses, other_table = run_on(monkeypatch, tmp_path, devices, place)
+    other_params, other_losses, other_table = run_on(
+        monkeypatch, tmp_path / place, devices, place)
     comparing.assert_trees_close(other_params, params)
     np.testing.assert_allclose(other_losses, losses, rtol=1e-4)
     np.testing.assert_array_equal(other_table[1], table[1])

@@ -51,24 +51,6 @@ def shuffled_batch(graphs, rng, *, fresh: int = 2):
   return cases.per_device(batches)
 
 
-def test_rows_are_distinct_and_belong_to_their_graph(graphs, keys):
-  assert keys.entries == 3 * 5 + 4 * 6 + 5 * 7
-  rows = {
-      (number, config, segment): keys.base[number] + config * len(graph.segments) + segment
-      for number, graph in enumerate(graphs) for config in range(len(graph.configs))
-      for segment in range(len(graph.segments))}
-  assert sorted(rows.values()) == list(range(keys.entries))
-  batch = shuffled_batch(graphs, np.random.default_rng(0))
-  others, fresh = keys.rows(batch)
-  for d, g, c in np.ndindex(*batch.target.shape):
-    number, config = int(batch.graph_id[d, g]), int(batch.config_id[d, g, c])
-    chosen = batch.fresh_id[d, g].tolist()
-    at = lambda segment: rows.get((number, config, segment), keys.entries)
-    assert fresh[d, g, :, c].tolist() == [at(segment) for segment in chosen]
-    assert others[d, g, c].tolist() == [
-        keys.entries if j in chosen else at(j) for j in range(5)]
-
-
 @pytest.mark.parametrize("place", ["device", "host"])
 def test_entries_land_at_their_own_graph_configuration_and_segment(
     place, graphs, keys, tmp_path):
@@ -93,16 +75,6 @@ def test_entries_land_at_their_own_graph_configuration_and_segment(
         written[key] = new[d, g, s, c]
     table.write(fresh, jnp.asarray(new))
   assert len(written) > 30
-
-
-@pytest.mark.parametrize("place", ["device", "host"])
-def test_bfloat16_entries_are_rounded(place, keys, tmp_path):
-  table = make(place, keys, tmp_path, "bfloat16")
-  rows = np.arange(4)[:, None]
-  table.write(rows, jnp.full((4, 1, WIDTH), 1 / 3))
-  value = np.asarray(table.read(rows).value)
-  assert value.dtype == jnp.bfloat16
-  np.testing.assert_array_equal(value.astype(np.float32), np.float32(jnp.bfloat16(1 / 3)))
 
 
 @pytest.mark.parametrize("place", ["device", "host"])
@@ -230,11 +202,3 @@ def test_a_table_of_another_run_on_the_same_data_is_refused(keys, tmp_path):
   snapshots.check()  # of the same data and partition
   with pytest.raises(ValueError, match="own/table_0 is of another run: .* Put that table back"):
     snapshots.restore(saved["own"])
-
-
-def test_half_a_table_of_a_killed_run_goes_with_the_next_one(keys, tmp_path):
-  snapshots = Snapshots(tmp_path, keys, make("device", keys, tmp_path))
-  snapshots.save()
-  (tmp_path / ".table_9.partial").mkdir()
-  snapshots.save()
-  assert sorted(path.name for path in tmp_path.iterdir()) == ["table_0", "table_1"]

@@ -125,12 +125,6 @@ def test_segments_are_the_default_of_graphsage_alone():
     assert get_config(f"nlp-default,{variant}").task == "layout"
 
 
-def test_the_official_model_segments_without_blocks():
-  official = get_config("xla-random,official,gst_ed")
-  assert official == get_config("gst_ed,official,xla-random")
-  assert Job.of(official).ranker.family.network.model.dropout == "fullgraph"
-
-
 @pytest.mark.parametrize("options, complaint", [
     (dict(max_nodes=1), "segments.max_nodes is 1, expected at least 2"),
     (dict(fresh=0), "segments.fresh is 0, expected at least 1"),

@@ -75,12 +75,6 @@ def test_a_segment_without_edges_or_configurable_nodes_is_still_one():
   assert pieces[1].configs.decode(np.arange(2)).shape == (2, 0, 18)
 
 
-def test_contiguous_segments_are_even_ranges():
-  segment = partition.partition(graph(), method="contiguous", max_nodes=40)
-  assert (np.diff(segment) >= 0).all()
-  assert sorted(np.bincount(segment)) == [30, 30, 30]
-
-
 def test_computations_stay_whole_where_they_fit():
   # Two chains in the first computation, one in the second, an edge between computations.
   chain = lambda first, last: [(i + 1, i) for i in range(first, last)]
@@ -106,12 +100,3 @@ def test_metis_finds_the_clusters():
   whole = dataclasses.replace(graph(80, (0, 80)), edge_index=edges.astype(np.int32))
   segment = partition.partition(whole, method="metis", max_nodes=22)
   assert partition.split(whole, segment)[1] == 0
-
-
-@pytest.mark.parametrize("options, complaint", [
-    (dict(method="random", max_nodes=5), "segments.partition is 'random', expected one of"),
-    (dict(method="contiguous", max_nodes=1), "segments.max_nodes is 1, expected at least 2"),
-])
-def test_impossible_partitions_are_refused(options, complaint):
-  with pytest.raises(ValueError, match=complaint):
-    partition.partition(graph(), **options)

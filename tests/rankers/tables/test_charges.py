@@ -61,12 +61,6 @@ def test_a_charge_has_the_layouts_of_its_ends():
     assert charge.rows == tuple(row_of[node] for node in charge.nodes[: len(charge.rows)])
 
 
-def test_rows_are_told_as_layouts():
-  row = [1, 0, *[-1] * 4, 0, 2, 1, *[-1] * 3, *[-1] * 6]
-  assert table_charges.row_text(row) == "output {1,0} input {0,2,1}"
-  assert table_charges.row_text([-1] * 18) == "open"
-
-
 def test_a_table_names_instructions_and_adds_up_what_it_leaves_out():
   program, costs, scores = case()
   found = table_charges.charges(program, costs, program.configs.group_row[0])
@@ -76,23 +70,3 @@ def test_a_table_names_instructions_and_adds_up_what_it_leaves_out():
   assert len(lines) == 5 and "convolution.7: " in lines[1]
   assert lines[-1].endswith(f"{len(found) - 3} more")
   assert sum(float(line.split()[0]) for line in lines[1:]) == pytest.approx(scores[0], abs=1e-3)
-
-
-def test_the_picture_has_an_edge_for_every_pair_and_colours_by_sign():
-  program, costs, _ = case()
-  found = table_charges.charges(program, costs, program.configs.group_row[0])
-  text = table_charges.dot(found, names={found[0].nodes[0]: 'a "name"'}, top=len(found))
-  assert text.startswith("digraph") and text.endswith("}\n")
-  assert text.count(" -> ") == len(costs.pair)
-  assert "a 'name'" in text
-  assert table_charges._RED in text and table_charges._BLUE in text
-  largest = max(found, key=lambda charge: abs(charge.cost))
-  color = table_charges._RED if largest.cost > 0 else table_charges._BLUE
-  assert f"{color}ff" in text
-
-
-def test_the_largest_in_size_are_drawn():
-  program, costs, _ = case()
-  found = table_charges.charges(program, costs, program.configs.group_row[0])
-  assert table_charges.dot(found, top=1).count("label=") <= 3
-  assert table_charges.dot([]) .count("->") == 0

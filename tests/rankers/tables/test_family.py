@@ -1,8 +1,6 @@
 """Score tables through the same job as every ranker: train, evaluate, rank, keep."""
 
-import re
 
-import commands
 import jax
 import numpy as np
 import parts
@@ -34,17 +32,6 @@ def trained(tmp_path_factory):
 
 def graphs_of(root, split):
   return [npz.read_layout(path) for path in npz.split_files(root, "layout:xla:random", split)]
-
-
-def test_a_job_leaves_what_every_job_leaves(trained):
-  workdir, _, root = trained
-  names = {path.name for path in workdir.iterdir()}
-  assert names >= {"config.json", "features.json", "checkpoints", "model.npz", "validation.csv",
-                   "results.csv"}
-  # Terms are kept beside the graphs of the store.
-  kept = sorted(path.parent.name for path in (root / "store").rglob("terms.npz"))
-  assert kept == sorted(graph.name for split in ("train", "valid", "test")
-                        for graph in graphs_of(root, split))
 
 
 def test_the_kept_model_ranks_as_the_folder_does(trained):
@@ -181,15 +168,3 @@ def test_a_model_without_tables_proposes_nothing(tmp_path):
   job = parts.make("layout")
   with pytest.raises(ValueError, match="model SAGE has no table of costs: train one"):
     job.ranker.propose(table_cases.program(0))
-
-
-def test_the_code_of_the_document_runs(trained, tmp_path, monkeypatch, capsys):
-  workdir, _, root = trained
-  text = (commands.ROOT / "docs" / "score_tables.md").read_text()
-  blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-  monkeypatch.chdir(tmp_path)
-  names, program = {}, npz.split_files(root, "layout:xla:random", "valid")[0]
-  for block in blocks:
-    exec(block.replace("out/tables", str(workdir)).replace("program.npz", str(program)), names)
-  assert len(blocks) == 2 and len(names["found"].scores) == 10
-  assert capsys.readouterr().out and "graph" in (tmp_path / "charges.dot").read_text()

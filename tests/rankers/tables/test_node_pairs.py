@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 
 import numpy as np
@@ -74,26 +73,6 @@ def chain(nodes, config_nodes, extra=()):
       node_splits=np.array([0, nodes]), config_node=np.array(config_nodes, np.int32))
 
 
-def test_a_configurable_node_ends_the_way():
-  pairs = node_pairs.find_pairs(chain(6, [0, 3, 5]))
-  np.testing.assert_array_equal(pairs.ends, [[1, 2], [0, 1]])
-  np.testing.assert_array_equal(pairs.hops, [[2, 0], [3, 0]])
-  np.testing.assert_array_equal(pairs.via, [5, 3])
-  np.testing.assert_array_equal(pairs.nbytes[:, 0], [8, 16])  # of nodes 4 and 2, 4 bytes each
-  assert pairs.is_direct.all()
-
-
-def test_two_ways_that_join_are_a_meeting_at_the_lower_operand_first():
-  graph = chain(5, [2, 0], extra=[(4, 0)])
-  edges = np.array([[1, 0], [3, 2], [4, 1], [4, 3]], np.int32)
-  graph = dataclasses.replace(graph, edge_index=edges)
-  pairs = node_pairs.find_pairs(graph)
-  np.testing.assert_array_equal(pairs.ends, [[1, 0]])
-  np.testing.assert_array_equal(pairs.via, [4])
-  np.testing.assert_array_equal(pairs.operand, [[0, 1]])
-  assert not pairs.is_direct.any()
-
-
 @pytest.mark.parametrize("config_nodes", [[], [2]])
 def test_without_two_configurable_nodes_there_are_no_pairs(config_nodes):
   pairs = node_pairs.find_pairs(chain(5, config_nodes))
@@ -108,12 +87,6 @@ def test_too_many_pairs_fall_back_to_fewer_hops_and_say_so(caplog):
   assert "chain has more than" in caplog.text and f"within {few.hop_limit}" in caplog.text
   exact = node_pairs.find_pairs(graph, hops=few.hop_limit)
   assert as_tuples(few) == as_tuples(exact)
-
-
-def test_no_room_for_any_pair_gives_none_and_says_so(caplog):
-  pairs = node_pairs.find_pairs(chain(40, list(range(40))), max_pairs=0)
-  assert len(pairs) == pairs.hop_limit == 0
-  assert "the 0 within 0" in caplog.text
 
 
 def test_tensor_bytes_are_elements_times_the_size_of_their_type():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import table_cases
 
-from tpugraphs_jax.graph import LayoutConfigs
 from tpugraphs_jax.rankers.tables import node_pairs, terms
 
 SEEDS = range(4)
@@ -72,15 +71,6 @@ def test_total_is_the_sum_of_the_costs_of_a_configurations_choices(seed, block, 
   np.testing.assert_allclose(found.total(graph.configs.group_row, unary, pair), expected)
 
 
-def test_total_without_pairs_is_the_sum_of_single_costs():
-  graph = table_cases.program(0)
-  found = terms.terms_of(graph)
-  unary, pair = random_costs(found, 0)
-  np.testing.assert_allclose(
-      found.total(graph.configs.group_row, unary, np.zeros((0, 0, 0))),
-      found.total(graph.configs.group_row, unary, 0 * pair))
-
-
 @pytest.mark.parametrize("use", ["encode", "total"])
 def test_a_row_that_is_none_of_a_groups_choices_is_refused(use):
   graph = table_cases.program(0, configs=30)
@@ -96,35 +86,6 @@ def test_groups_of_too_many_choices_have_no_pairs_and_the_log_says_so(caplog):
   found = terms.find_terms(graph.configs, pairs, max_choices=1, name="wide")
   assert len(found.columns) == 0 and (found.pair_column == -1).all() and len(pairs) > 0
   assert f"wide has groups with up to {found.choices} choices; {len(pairs)} of" in caplog.text
-
-
-def test_a_graph_without_configurable_nodes_has_no_choices():
-  graph = table_cases.program(0)
-  configs = LayoutConfigs(np.zeros((0, 18), np.int8), np.zeros(0, np.int32),
-                          np.zeros((5, 0), np.uint8), np.zeros(5, np.int64))
-  graph = dataclasses.replace(graph, config_node=np.zeros(0, np.int32), configs=configs)
-  found = terms.terms_of(graph)
-  assert found.encode(configs.group_row).shape == (0, 5)
-  total = found.total(configs.group_row, *random_costs(found, 0))
-  np.testing.assert_array_equal(total, np.zeros(5))
-
-
-def test_one_configurable_node_has_no_columns():
-  graph = table_cases.program(0, config_nodes=[3])
-  found = terms.terms_of(graph)
-  assert len(found.columns) == 0
-  assert found.encode(graph.configs.group_row).shape == (1, 12)
-
-
-def test_a_group_of_thousands_is_one_column():
-  nodes = 6_000
-  graph = table_cases.program(0, nodes=nodes, edges=9_000, config_nodes=range(0, 4_000))
-  configs = dataclasses.replace(
-      graph.configs, node_group=np.zeros(4_000, np.int32),
-      group_row=graph.configs.group_row[:, :1])
-  found = terms.terms_of(dataclasses.replace(graph, configs=configs))
-  np.testing.assert_array_equal(found.columns, [[0, 0]])
-  assert len(found.pairs) == len(found.pair_column) > 1_000
 
 
 def test_codes_take_the_smallest_type_that_holds_them():
