@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
 from tpugraphs_jax import host_memory, parallel
-from tpugraphs_jax.run import phases
+from tpugraphs_jax.run import training
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.train import log
 import timing
@@ -57,8 +57,8 @@ def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
   """Median seconds of a step and peak MiB, in this process."""
   job, prepared = prepare(variant, nodes)
   with tempfile.TemporaryDirectory() as folder:
-    phase = phases.first_phase(
-        [phases.Part(job.config, job.ranker.family, [prepared], job.data.targets)], Path(folder))
+    phase = training.first_stage(
+        [training.Part(job.config, job.ranker.family, [prepared], job.data.targets)], Path(folder))
     state, seconds = parallel.replicate(phase.state), []
     for _ in range(repeats + 1):
       started = time.perf_counter()
@@ -107,5 +107,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.restart_with(host_memory.HUGE_PAGES, host_memory.KEPT)
+  host_memory.keep_freed()
   main()

@@ -25,7 +25,7 @@ import numpy as np
 
 from tpugraphs_jax import host_memory
 from tpugraphs_jax.collections import SYNTHETIC
-from tpugraphs_jax.run import job as job_lib, phases, training
+from tpugraphs_jax.run import job as job_lib, training
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import log
 import gst
@@ -69,13 +69,13 @@ def measure(config, workdir: Path) -> dict[str, float]:
   train_graphs = job_lib.trainable(job, data.load(config.data_root, "train"))
   job.fit(train_graphs)
   valid = job.prepare(job_lib.judged(data.load(config.data_root, "valid")))
-  phase = phases.first_phase(
-      [phases.Part(config, ranker.family, job.prepare(train_graphs), data.targets)], workdir)
+  phase = training.first_stage(
+      [training.Part(config, ranker.family, job.prepare(train_graphs), data.targets)], workdir)
   compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()
   while phase:
     evaluations.append(_Evaluation(phase.scorer, compilations))
-    result = training.train_phase(
+    result = training.train_stage(
         job, dataclasses.replace(phase, scorer=evaluations[-1]), valid, workdir, resume=False)
     phase = phase.following and phase.following(result.state)
   seconds = time.perf_counter() - started - compilations.seconds - sum(
@@ -153,5 +153,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.restart_with(host_memory.HUGE_PAGES, host_memory.KEPT)
+  host_memory.keep_freed()
   main()

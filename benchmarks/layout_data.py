@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import layout as layout_config
 from tpugraphs_jax import columns, graph, host_memory, parallel
 from tpugraphs_jax.data import npz, store
-from tpugraphs_jax.run import job as job_lib, phases, training
+from tpugraphs_jax.run import job as job_lib, training
 from tpugraphs_jax.train import log
 import timing
 import workloads
@@ -205,7 +205,7 @@ def _train_over(root: Path) -> dict[str, float]:
   result = training.train(job, root / "run")
   seconds = time.perf_counter() - started
   config.batch.slates_per_epoch = preset.batch.slates_per_epoch
-  plan = phases.plan_of(phases.Part(
+  plan = training.plan_of(training.Part(
       config, job.ranker.family, job.prepare(job.data.load(str(root), "train")),
       job.data.targets), epochs=preset.train.epochs)
   return {"batch_shapes": len(plan.budgets), "padding_share": plan.padding(100),
@@ -220,8 +220,8 @@ def measure_loader(root: Path) -> dict[str, float]:
   graphs = [workloads.program(rng, nodes=int(rng.integers(4_000, 8_000)), config_nodes=250,
                               configs=10_000) for _ in range(4 * job.config.batch.graphs)]
   job.fit(graphs)
-  phase = phases.first_phase(
-      [phases.Part(job.config, job.ranker.family, job.prepare(graphs), job.data.targets)], root)
+  phase = training.first_stage(
+      [training.Part(job.config, job.ranker.family, job.prepare(graphs), job.data.targets)], root)
   steps, train_step = 2 * _LOADER_STEPS, phase.train_step
   state = parallel.replicate(phase.state)
   batches, seconds = phase.batches, {"loading": [], "fixed": []}
@@ -246,9 +246,9 @@ def measure_ranking(root: Path) -> dict[str, float]:
       np.random.default_rng(0), nodes=20_000, config_nodes=1_000, configs=1_000)
   job.fit([program])
   ranker, seconds = job.ranker, []
-  part = phases.Part(
+  part = training.Part(
       job.config, ranker.family, job.prepare([program]), job.data.targets)
-  ranker.params = phases.first_phase([part], root).state.params
+  ranker.params = training.first_stage([part], root).state.params
   for _ in range(2):
     started = time.perf_counter()
     ranker.rank(program)
@@ -290,5 +290,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.restart_with(host_memory.HUGE_PAGES, host_memory.KEPT)
+  host_memory.keep_freed()
   main()

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from tpugraphs_jax import parallel
-from tpugraphs_jax.run import job as job_lib, phases
+from tpugraphs_jax.run import job as job_lib, training
 from tpugraphs_jax.serve import ensemble, judge
 from tpugraphs_jax.train import log
 import timing
@@ -47,7 +47,7 @@ class Diverged(Exception):
 class Steps:
   """Training steps one after the other, and the CPU seconds of those that compiled nothing."""
 
-  def __init__(self, phase: phases.Phase):
+  def __init__(self, phase: training.Stage):
     self._phase, self._state = phase, parallel.replicate(phase.state)
     self._compilations = timing.Compilations()
     self.taken, self._timed, self._seconds, self.loss = 0, 0, 0.0, 0.0
@@ -119,10 +119,10 @@ def planned(job: job_lib.Job, steps: int) -> job_lib.Job:
   return dataclasses.replace(lasting(job), also=tuple(map(lasting, job.also)))
 
 
-def phase_of(job: job_lib.Job, prepared: job_lib.Prepared, folder: Path, *, steps: int) -> phases.Phase:
+def phase_of(job: job_lib.Job, prepared: job_lib.Prepared, folder: Path, *, steps: int) -> training.Stage:
   """The first phase of training; a second one, of the head alone, takes no part."""
   job = planned(job, steps)
-  return phases.first_phase(job.parts(prepared), folder)
+  return training.first_stage(training.parts_of(job, prepared), folder)
 
 
 def seconds_per_step(job: job_lib.Job, prepared: job_lib.Prepared) -> float:
@@ -177,7 +177,7 @@ def train(
 
 
 def _best_of(
-    steps: Steps, phase: phases.Phase, examined: Examined | None, *, total: int, budget: float
+    steps: Steps, phase: training.Stage, examined: Examined | None, *, total: int, budget: float
 ) -> tuple[dict[str, float], Any]:
   """Takes all steps: the last parameters, or the best of some states where a split may choose."""
   saved = {max(1, total >> halvings) for halvings in range(_STATES)} if examined else set()

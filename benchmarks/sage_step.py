@@ -21,5 +21,5 @@ def case() -> comparison.Case:
 
 
 if __name__ == "__main__":
-  host_memory.restart_with(host_memory.HUGE_PAGES, host_memory.KEPT)
+  host_memory.keep_freed()
   comparison.run(__doc__, "sage_step.py", comparison.Training, case, repeats=3)

@@ -42,5 +42,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.restart_with(host_memory.HUGE_PAGES, host_memory.KEPT)
+  host_memory.keep_freed()
   main()

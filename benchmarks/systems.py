@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import collections, files, parallel
 from tpugraphs_jax.collections import SYNTHETIC
 from tpugraphs_jax.run import configs, job as job_lib
-from tpugraphs_jax.serve import judge, saved
+from tpugraphs_jax.serve import judge, ranker as ranker_lib
 import quality
 import race_run
 from race_run import OWN
@@ -142,7 +142,7 @@ def _field(change: str) -> tuple[str, Any]:
   """`loss.noise=0.01` as a field and its value, which is JSON or else a string."""
   name, _, text = change.partition("=")
   try:
-    return name, saved.with_tuples(json.loads(text))
+    return name, ranker_lib.with_tuples(json.loads(text))
   except ValueError:
     return name, text
 

@@ -34,7 +34,7 @@ from tpugraphs_jax import host_memory, losses as losses_lib
 from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.rankers.tables import batches as table_batching, node_pairs, terms
 from tpugraphs_jax.rankers.tables.network import ScoreTables
-from tpugraphs_jax.run import job as job_lib, phases
+from tpugraphs_jax.run import job as job_lib, training
 from tpugraphs_jax.train import log
 import timing
 import workloads
@@ -70,7 +70,7 @@ def assembled(programs, configs: int):
   slates = [batching.Slate(program, np.arange(configs), np.arange(configs, dtype=np.float32))
             for program in programs]
   budget, = plan.choose_budgets([batching.total_sizes(programs)])
-  return table_batching.assemble_tables(slates, budget, graphs=len(slates), configs=configs)
+  return table_batching.assemble(slates, budget, graphs=len(slates), configs=configs)
 
 
 def make_step(model, optimizer: optax.GradientTransformation):
@@ -163,9 +163,9 @@ def ranker_of(variant: str, programs):
   job.fit(programs[:1])
   ranker = job.ranker
   with tempfile.TemporaryDirectory() as folder:
-    few = phases.Part(
+    few = training.Part(
         job.config, ranker.family, job.prepare(programs[:1]), job.data.targets)
-    ranker.params = phases.first_phase([few], Path(folder)).state.params
+    ranker.params = training.first_stage([few], Path(folder)).state.params
   return ranker
 
 
@@ -231,5 +231,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.restart_with(host_memory.HUGE_PAGES, host_memory.KEPT)
+  host_memory.keep_freed()
   main()

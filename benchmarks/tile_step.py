@@ -21,9 +21,9 @@ import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs import tile as tile_config
-from tpugraphs_jax import graph, host_memory, parallel
+from tpugraphs_jax import graph, parallel
 from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.run import phases
+from tpugraphs_jax.run import training
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.train import log
 import timing
@@ -50,8 +50,8 @@ def kernels(count: int, pool_size: int) -> list[graph.OpGraph]:
 def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
   """Two epochs from data in memory; the second must not compile anything."""
   job.fit(graphs)
-  phase = phases.first_phase(
-      job.config, job.ranker, job.prepare(graphs), job.data.targets, Path())
+  phase = training.first_stage([training.Part(
+      job.config, job.ranker.family, job.prepare(graphs), job.data.targets)], Path())
   plan, batches, train_step = phase.plan, phase.batches, phase.train_step
   steps = plan.steps_per_epoch
   state = parallel.replicate(phase.state)
@@ -86,9 +86,9 @@ def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
 def measure_scoring(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
   """Seconds to score every configuration of the graphs, compilation included."""
   prepared, family = job.prepare(graphs), job.ranker.family
-  few = phases.Part(
+  few = training.Part(
       job.config, family, prepared[: job.config.batch.graphs], job.data.targets)
-  params = phases.first_phase([few], Path()).state.params
+  params = training.first_stage([few], Path()).state.params
   started = time.perf_counter()
   family.scores(
       params, prepared, [np.arange(len(graph.configs)) for graph in prepared], progress=True)
@@ -113,5 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  host_memory.restart_with(host_memory.HUGE_PAGES)
   main()

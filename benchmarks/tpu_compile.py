@@ -35,7 +35,7 @@ from tpugraphs_jax.graph import OpGraph, TileConfigs
 from tpugraphs_jax.hlo import proto, tpu, tpu_kernels
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.rankers.segments import batches as segments
-from tpugraphs_jax.run import configs as configs_lib, phases, published, published_tiles
+from tpugraphs_jax.run import configs, published, training
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import state as state_lib
 
@@ -60,8 +60,8 @@ SMALL = {"tile, small": ("tile.py:recommended,ci", {}),
 # Compiled for a TPU v3 only, unless another target is named: they are compared with each other.
 V3_ONLY = {f"SAGE, {name}": ("layout.py:xla-random,full", changes)
            for name, changes in AGGREGATIONS.items()}
-V3_ONLY |= {f"{kind}, {published.PREFIX}{name}": (f"{kind}.py:{published.PREFIX}{name}", {})
-          for kind, known in (("layout", published.PRESETS), ("tile", published_tiles.PRESETS))
+V3_ONLY |= {f"{kind}, {configs.PRESET}{name}": (f"{kind}.py:{configs.PRESET}{name}", {})
+          for kind, known in (("layout", published.LAYOUTS), ("tile", published.TILES))
           for name in known}
 CASES |= V3_ONLY
 TARGETS = ("v3", "v4", "v5e", "v6e")
@@ -75,7 +75,7 @@ _NODES, _SMALL_NODES, _KERNELS, _KERNEL_NODES = 6_000, 200, 10, 40
 def config_of(case: str) -> ml_collections.ConfigDict:
   """The config of a case, for one program or ten kernels per device."""
   name, changes = (CASES | SMALL)[case]
-  config = configs_lib.load(name)
+  config = configs.load(name)
   config.update_from_flattened_dict({"data.neighbour_slots": batching.slots_of("tpu")} | changes)
   config.batch.graphs = _KERNELS if config.task == "tile" else 1
   return config
@@ -112,9 +112,9 @@ def step_and_arguments(case: str, step: str, devices: list[Any]) -> tuple[Any, l
   ranker.fit([graph], [values])
   graphs = [ranker.prepare(graph)] * config.batch.graphs
   targets = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
-  part = phases.Part(config, ranker.family, graphs, targets)
-  plan = phases.plan_of(part, epochs=1)
-  batch = phases.first_batch(part, plan)
+  part = training.Part(config, ranker.family, graphs, targets)
+  plan = training.plan_of(part, epochs=1)
+  batch = training.first_batch(part, plan)
   params = jax.eval_shape(ranker.family.network.init, jax.random.key(0), batch)["params"]
   if step == "score":
     return _score_step(ranker, devices), [params, _scored(ranker, batch)]
@@ -122,7 +122,7 @@ def step_and_arguments(case: str, step: str, devices: list[Any]) -> tuple[Any, l
   sown = ranker.family.sown
   if sown:
     batch = _with_stale(ranker, params, batch, graphs[0])
-  mapped = phases.make_step(config, ranker.family.network, optimizer, sown=sown, devices=devices)
+  mapped = training.make_step(config, ranker.family.network, optimizer, sown=sown, devices=devices)
   state = jax.eval_shape(lambda: state_lib.TrainState.create(
       jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer))
   return mapped.func, [*mapped.args, state, batch]

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run import published
+from tpugraphs_jax.run import configs, published
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
 # Graph Segment Training, with (+E) table, (+D) dropout of its entries, (+F) fine-tuning.
@@ -53,7 +53,7 @@ VARIANTS = {
     "traffic": "TrafficTables: costs from padded bytes, for output orders on a TPU",
     "tables+sage": "ScoreTables and a GraphSAGE between groups for what such costs leave out",
     "official": "ResModel with the published settings",
-    **published.variants(published.PRESETS),
+    **configs.preset_variants(published.LAYOUTS),
     "gst_ed": "GraphSAGE, graphs above 1,000 nodes in segments (the default: above 5,000), of which "
               "all but one count by stale readouts from a table, kept with probability 0.5",
     "full": "GraphSAGE on whole graphs",
@@ -163,7 +163,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
 
   names = ["own-outputs" if name == "own" else name for name in variant.split(",") if name]
   own = [name for name in names if name.startswith("own-")]
-  names, chosen = published.split(published.PRESETS, names, "configs/layout.py")
+  names, chosen = configs.take_preset(published.LAYOUTS, names, "configs/layout.py")
   for name in names:
     if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", "traffic", *TABLES, "ci"):
       raise ValueError(f"configs/layout.py has no variant {name!r}; it has "

@@ -13,7 +13,7 @@ minutes with the published settings, 0.001 in 3 minutes with the recommended one
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run import published, published_tiles
+from tpugraphs_jax.run import configs, published
 
 _MODELS = {  # reduction over nodes: sum or mean, neither scaled
     "EarlyJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3, reduction="sum"),
@@ -28,7 +28,7 @@ _MODELS = {  # reduction over nodes: sum or mean, neither scaled
 VARIANTS = {
     **{name: "the official baseline's model of this name, published settings" for name in _MODELS},
     "recommended": "EarlyJoinSAGE with how tiles cut arrays, the settings that did best",
-    **published.variants(published_tiles.PRESETS),
+    **configs.preset_variants(published.TILES),
     "own-NAME": "a collection of your own",
     "ci": "a few seconds on a CPU",
 }
@@ -116,8 +116,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
   ))
   config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
 
-  names, chosen = published.split(
-      published_tiles.PRESETS, variant.split(","), "configs/tile.py")
+  names, chosen = configs.take_preset(published.TILES, variant.split(","), "configs/tile.py")
   if chosen:
     chosen(config)
   for name in filter(None, names):

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tpugraphs_jax import host_memory  # imports nothing of jax
 
 # Programs are compiled once for all runs, quickly rather than well.
 _XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -77,7 +76,7 @@ class Ended(NamedTuple):
 def run_all(runs: Sequence[Run], *, home: Path) -> list[Ended]:
   """Runs commands one after the other; `home` is their home and compilation cache."""
   environment = os.environ | {
-      "HOME": str(home), host_memory.VARIABLE: host_memory.HUGE_PAGES, "JAX_PLATFORMS": "cpu",
+      "HOME": str(home), "JAX_PLATFORMS": "cpu",
       "JAX_NUMPY_RANK_PROMOTION": "raise",
       "JAX_COMPILATION_CACHE_DIR": str(home / "compilation_cache"),
       "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "NPROC": "16", "XLA_FLAGS": _XLA_FLAGS,

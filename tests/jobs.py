@@ -8,7 +8,6 @@ from __future__ import annotations
 import concurrent.futures
 import fcntl
 import functools
-import json
 import os
 from pathlib import Path
 import pickle

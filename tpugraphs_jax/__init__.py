@@ -5,19 +5,28 @@
 ranks the configurations of an `OpGraph` with a model trained by `run_tile.py` or
 `run_layout.py`; `load` gives the model itself, also one that ships, `Ensemble` several
 as one, `tpugraphs_jax.hlo` makes graphs from the user's own programs, and `tune` chooses
-layouts for one.
+layouts for one. To train in Python:
+
+  config = tpugraphs_jax.load_config("tile.py:recommended")
+  config.data_root = "~/data/tpugraphs/npz"
+  tpugraphs_jax.training.run(config, Path("out/tile"))
+
+The modules `collect` (label programs of your own), `metrics`, `report` and `training` come
+with the package: `from tpugraphs_jax import metrics`.
 """
 
 from etils import epy
 
 __version__ = "0.1.0"
-__all__ = ["Ensemble", "OpGraph", "explain", "hlo", "load", "propose", "rank", "read_layout",
-           "read_tile", "tune"]
+__all__ = ["Ensemble", "OpGraph", "collect", "explain", "hlo", "load", "load_config", "metrics",
+           "propose", "rank", "read_layout", "read_tile", "report", "training", "tune"]
 
 with epy.lazy_api_imports(globals()):  # loaded when first used: importing the package stays quick
-  from tpugraphs_jax import hlo
+  from tpugraphs_jax import collect, hlo, metrics, report
   from tpugraphs_jax.collect.tuning import tune
   from tpugraphs_jax.data.npz import read_layout, read_tile
   from tpugraphs_jax.graph import OpGraph
+  from tpugraphs_jax.run import training
+  from tpugraphs_jax.run.configs import load as load_config
   from tpugraphs_jax.serve.ensemble import Ensemble
   from tpugraphs_jax.serve.ranker import explain, load, propose, rank

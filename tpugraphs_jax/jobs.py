@@ -45,6 +45,10 @@ def run(
   Raises:
     ImportError: Beam is not installed.
     OSError: a process was killed.
+
+  Example:
+    >>> run(abs, [-1, 2, -3])
+    [1, 2, 3]
   """
   if beam is not None:
     run_on_beam(work, jobs, processes=processes, options=beam)

@@ -522,7 +522,12 @@ def loss_sums(
   for name, _ in losses:
     loss = LOSSES[name]
     chosen = options.of(loss, temperature=temperature, key=key, axis=axis)
-    pairs.append(loss(scores, labels, where=where, **chosen))
+    found = loss(scores, labels, where=where, **chosen)
+    if not (isinstance(found, tuple) and len(found) == 2):
+      raise ValueError(f"loss.losses: {name} returns a {type(found).__name__}, expected a pair "
+                       "(total, count) of scalars: the sum over items and their number; see "
+                       "docs/add_your_own.md")
+    pairs.append(found)
   totals, counts = zip(*pairs)
   return jnp.stack(totals), jnp.stack(counts)
 

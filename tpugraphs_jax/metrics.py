@@ -52,6 +52,10 @@ def opa(scores: np.ndarray, runtime: np.ndarray) -> float:
   """Ordered pair accuracy: share of pairs with y_i > y_j for which s_i > s_j, of `[configs]`.
 
   NaN when no two runtimes differ: there is no pair to order.
+
+  Example:
+    >>> opa(np.array([0.5, 0.1, 0.2]), np.array([30, 10, 20]))
+    1.0
   """
   return pooled_opa([ordered_pairs(scores, runtime)])
 
@@ -72,6 +76,10 @@ def kendall_tau(scores: np.ndarray, runtime: np.ndarray) -> float:
   """Kendall's tau-b between scores and runtimes, in [-1, 1].
 
   NaN when either is constant: no order is given or none is to be found.
+
+  Example:
+    >>> round(kendall_tau(np.array([0.5, 0.1, 0.2]), np.array([30, 20, 10])), 3)
+    0.333
   """
   scores, runtime = _checked(scores=scores, runtime=runtime)
   score_rank = np.unique(scores, return_inverse=True)[1]
@@ -98,6 +106,10 @@ def top_k_slowdown(scores: np.ndarray, runtime: np.ndarray, ks: Sequence[int]) -
 
   Raises:
     ValueError: also for a runtime that is not positive.
+
+  Example:
+    >>> top_k_slowdown(np.array([0.1, 0.2, 0.5]), np.array([30, 20, 10]), ks=(1, 3))
+    {1: 2.0, 3: 0.0}
   """
   scores, runtime = _checked(scores=scores, runtime=runtime)
   _require_positive("runtime", runtime)

@@ -74,6 +74,10 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
   Raises:
     FileNotFoundError: a remote place with nothing in it.
     ValueError: a protocol that is not known, or whose package is missing.
+
+  Example:
+    >>> fetch("data/own/npz").name  # a local place stays as it is
+    'npz'
   """
   if not is_remote(place):
     return Path(place).expanduser()

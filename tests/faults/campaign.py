@@ -3,9 +3,7 @@
     python tests/faults/campaign.py --points 250 --inputs 170000 --kept rows.json --out table.md
 
 Takes hours in its long form: 250 killed runs of each mode and a million inputs. With `--kept` it
-goes on where it was stopped. Two campaigns may share the work, each with a `--seed`
-and a file of its own; `--add` sums what they have kept. `test_faults.py` and `test_kills.py` are
-the short form.
+goes on where it was stopped. `test_faults.py` and `test_kills.py` are the short form.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ import kills
 import limits
 import load
 import network
-from table import Kept, Row, added, markdown
+from table import Kept, Row, markdown
 from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.train import log
 
@@ -67,12 +65,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--out", type=Path, help="file for the table; brought up to date meanwhile")
   parser.add_argument("--kept", type=Path, help="file for the rows, with which a campaign goes on")
-  parser.add_argument("--add", type=Path, nargs="+", help="try nothing: keep and print the sums "
-                      "of rows that campaigns with different seeds have kept")
-  args = parser.parse_args(argv)
-  if missing := [str(path) for path in args.add or () if not path.exists()]:
-    parser.error(f"no rows were kept in {', '.join(missing)}")
-  return args
+  return parser.parse_args(argv)
 
 
 def _extend(
@@ -241,11 +234,8 @@ def main(argv: list[str] | None = None) -> int:
   args = _arguments(argv)
   kept, folder = Kept(args.kept), Path(tempfile.mkdtemp(prefix="faults"))
   versions = ", ".join(f"{name} {version}" for name, version in log.versions().items())
-  if args.add:
-    for row in added([Kept(path).rows for path in args.add]):
-      kept.add(row)
   try:
-    for rows in itertools.chain([] if args.add else _all_rows(args, kept, folder), [()]):
+    for rows in itertools.chain(_all_rows(args, kept, folder), [()]):
       for row in filter(None, rows):
         kept.add(row)
       text = f"{datetime.date.today()}, {versions}\n\n{markdown(kept.rows)}"

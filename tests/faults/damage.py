@@ -13,7 +13,7 @@ import numpy as np
 from table import Row
 
 from tpugraphs_jax.data import store
-from tpugraphs_jax.serve import saved
+from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import loop
 
 KINDS = ("flipped", "cut", "emptied", "zeroed", "missing")
@@ -70,7 +70,7 @@ def try_files(
 
 def model_of(workdir: Path) -> Any:
   """What a working folder or model file gives, as a tree of arrays."""
-  found = saved.read(workdir)
+  found = ranker_lib.read(workdir)
   transforms = {name: value.to_dict() for name, value in found.transforms.items()}
   # `about` tells of the model; scores do not depend on it.
   return found.config, transforms, found.params
@@ -94,7 +94,7 @@ def swapped(workdir: Path, other: Path, row: Row) -> None:
   """
   read = lambda: model_of(workdir)[1:]  # configs name their data: scores do not depend on it
   expected = fingerprint(read())
-  for name in (saved.CONFIG_FILE, saved.TRANSFORMS_FILE, saved.FILE, loop.CHECKPOINTS):
+  for name in (ranker_lib.CONFIG_FILE, ranker_lib.TRANSFORMS_FILE, ranker_lib.MODEL_FILE, loop.CHECKPOINTS):
     own, kept = workdir / name, workdir / f"{name}.kept"
     own.rename(kept)
     (shutil.copytree if kept.is_dir() else shutil.copyfile)(other / name, own)
@@ -116,7 +116,7 @@ def rows(
     rng: draws them.
   """
   row = Row("damage, config and transforms")
-  try_files(row, [workdir / saved.CONFIG_FILE, workdir / saved.TRANSFORMS_FILE],
+  try_files(row, [workdir / ranker_lib.CONFIG_FILE, workdir / ranker_lib.TRANSFORMS_FILE],
             lambda: model_of(workdir), times=10 * times, rng=rng)
   yield row
   row = Row("damage, swapped with what another run wrote")
@@ -127,7 +127,7 @@ def rows(
   try_files(row, paths, lambda: model_of(workdir), times=times, rng=rng)
   yield row
   row = Row("damage, model file")
-  path = workdir / saved.FILE
+  path = workdir / ranker_lib.MODEL_FILE
   try_files(row, [path], lambda: model_of(path), times=50 * times, rng=rng)
   yield row
   row = Row("damage, graph of the store")

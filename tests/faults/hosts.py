@@ -164,8 +164,8 @@ class HostRuns:
 
   def _wait_for_steps(self, processes: Sequence[subprocess.Popen]) -> None:
     """Until the first steps are taken."""
-    deadline = time.monotonic() + _LONGEST_SECONDS
-    while "step 20/" not in self._said[0].read_text() and time.monotonic() < deadline:
+    deadline, path = time.monotonic() + _LONGEST_SECONDS, self._folder / "broken/metrics.jsonl"
+    while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:
       if any(process.poll() is not None for process in processes):
         return
       time.sleep(0.05)

@@ -66,16 +66,6 @@ class Kept:
       self._path.write_text(json.dumps({"rows": rows, "whole": self._whole}, indent=2) + "\n")
 
 
-def added(campaigns: Sequence[Sequence[Row]]) -> list[Row]:
-  """The rows of campaigns with different seeds, their counts added up."""
-  found: dict[str, Row] = {}
-  for row in (row for rows in campaigns for row in rows):
-    known = found.setdefault(row.fault, Row(row.fault))
-    known.tried, known.refused = known.tried + row.tried, known.refused + row.refused
-    known.survived, known.failures = known.survived + row.survived, known.failures + row.failures
-  return list(found.values())
-
-
 def markdown(rows: Sequence[Row]) -> str:
   """The table as Markdown, then what went wrong."""
   lines = ["| fault | tried | survived | refused in one line | lost, hung or silent |",

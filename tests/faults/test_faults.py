@@ -12,7 +12,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import campaign
-import inputs
 
 from tpugraphs_jax.data import npz
 
@@ -57,13 +56,3 @@ def test_an_array_larger_than_memory_is_refused_before_it_is_read(tmp_path, monk
   with npz.NpzArchive(source) as archive:
     with pytest.raises(npz.NpzError, match="more than the memory of this machine"):
       archive.read("node_feat")
-
-
-def test_a_reader_that_never_ends_would_be_noticed(monkeypatch):
-  monkeypatch.setattr(inputs, "_SECONDS", 0.1)
-
-  def for_ever():
-    while True:
-      pass
-
-  assert inputs.outcome(for_ever) == "took more than 0.1 s"

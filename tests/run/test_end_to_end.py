@@ -81,13 +81,13 @@ def test_training_makes_the_tile_ranker_better(jobs):
   opa = [row["valid_sample/opa_pooled"] for row in rows if "valid_sample/opa_pooled" in row]
   loss = [row["train/loss"] for row in rows if "train/loss" in row]
   assert len(opa) == 3 and max(opa[1:]) > opa[0] and max(opa) > 0.65
-  assert len(loss) == 4 and loss[-1] < loss[0]
+  assert len(loss) == 6 and loss[-1] < loss[0]
 
 
 def test_training_lowers_the_layout_loss(jobs):
   loss = [row["train/loss"] for row in metrics_of(jobs.workdir("layout_whole"))
           if "train/loss" in row]
-  assert len(loss) == 4 and loss[-1] < loss[0]
+  assert len(loss) == 6 and loss[-1] < loss[0]
 
 
 def newest_state(workdir):

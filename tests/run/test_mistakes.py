@@ -61,6 +61,8 @@ def simple_mistakes():
   yield "argument", "tile", ["train"], "unexpected argument 'train'; options start with --"
   yield "resume", "tile", ["--resume=x"], "flag --resume=x: "
   yield "process", "tile", ["--num_processes=2"], "several processes need all of --coordinator_addr"
+  yield "split", "tile", ["--split=valid"], "--split goes with --mode=evaluate or predict"
+  yield "ensemble", "tile", ["--ensemble=a,b"], "--ensemble goes with --mode=evaluate or predict"
   yield "profile", "tile", ["--config.profile_steps=9"], "profile_steps is '9'"
 
 

@@ -12,7 +12,7 @@ import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.rankers import official_weights as official_models
-from tpugraphs_jax.run import official, summary
+from tpugraphs_jax.run import official, results
 from tpugraphs_jax.run.job import judged
 
 VARIANTS = {"tile": "LateJoinSAGE,ci", "layout": "xla-random,official,ci"}
@@ -126,7 +126,7 @@ def test_the_ensemble_command_ranks_and_judges_with_both(data_root, tmp_path):
   for path in npz.split_files(data_root, "tile:xla", "valid"):
     graph = npz.read_tile(path)
     taus.append(metrics.kendall_tau(ensemble.scores([graph])[0], graph.configs.runtime_ns))
-  found = summary.read(tmp_path / "out")
+  found = results.read_summary(tmp_path / "out")
   assert found["model"] == "ensemble of 2" and found["collection"] == "tile:xla"
   assert found["validation"]["metrics"]["kendaltau_mean"] == pytest.approx(np.mean(taus), abs=0.02)
   assert any(line.startswith("tile:xla: ") for line in judged.told)

@@ -11,14 +11,14 @@ import system_cases
 
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.run import job as job_lib, phases, published, published_tiles
+from tpugraphs_jax.run import configs, job as job_lib, published, training
 from tpugraphs_jax.run.job import Job
-from tpugraphs_jax.serve import saved
+from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import log
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
-PRESETS = [*(("layout", name) for name in published.PRESETS),
-           *(("tile", name) for name in published_tiles.PRESETS)]
+PRESETS = [*(("layout", name) for name in published.LAYOUTS),
+           *(("tile", name) for name in published.TILES)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,7 +39,7 @@ def data_root(tmp_path_factory):
 @pytest.mark.parametrize("kind, name", PRESETS)
 def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
   for collection in COLLECTIONS if kind == "layout" else ("",):
-    variants = f"{collection},{published.PREFIX}{name}".strip(",")
+    variants = f"{collection},{configs.PRESET}{name}".strip(",")
     ranker = Job.of(parts.config_of(kind, variants)).ranker
     assert ranker.collection.kind == kind
     config = parts.config_of(kind, f"{variants},ci")
@@ -48,13 +48,13 @@ def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
     folder = tmp_path / (collection or kind)
     folder.mkdir()
     log.write_manifest(folder, config.to_dict())
-    kept = ml_collections.ConfigDict(saved.config_of(folder))
+    kept = ml_collections.ConfigDict(ranker_lib.config_of(folder))
     assert Job.of(kept).ranker.family.network == model
 
 
 @pytest.mark.parametrize("kind, name", PRESETS)
 def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
-  config = parts.config_of(kind, f"{published.PREFIX}{name},ci", data_root=str(data_root))
+  config = parts.config_of(kind, f"{configs.PRESET}{name},ci", data_root=str(data_root))
   with config.unlocked():
     if kind == "layout":
       config.data.store_dir = str(tmp_path / "store")
@@ -66,7 +66,7 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
     if config.data.get("also"):
       config.data.also = ("tile:xla",)
   job = job_lib.Job.of(config)
-  phase = phases.first_phase(job.parts(job_lib.prepare(job, tmp_path, resume=False)), tmp_path)
+  phase = training.first_stage(training.parts_of(job, job_lib.prepare(job, tmp_path, resume=False)), tmp_path)
   before = jax.tree.map(np.asarray, phase.state.params)
   state = parallel.replicate(phase.state)
   for _ in range(2 + 8 * bool(job.also)):  # of every collection
@@ -87,13 +87,9 @@ def test_unknown_presets_and_two_of_them_are_refused(kind):
 
 
 def test_presets_stand_among_the_variants_with_what_they_are():
-  found = published.variants(published_tiles.PRESETS)
+  found = configs.preset_variants(published.TILES)
   assert found["preset=mlsys21_lstm"] == "mlsys21 with an LSTM over nodes in order"
   assert all(found.values())
-
-
-def sixth_options(name):
-  return parts.config_of("layout", f"xla-default,preset={name}").model
 
 
 def test_the_gated_blocks_of_the_1st_place_have_half_the_width():
@@ -111,46 +107,22 @@ def test_the_gated_blocks_of_the_1st_place_have_half_the_width():
   assert count(params) == tables + sum(linear) + 2 * sage + 4 * gates + 256 + 1
 
 
-def test_what_was_published_is_what_a_preset_has():
-  """Figures of the systems' code and write-ups, before anything is made smaller."""
-  first = parts.config_of("layout", "nlp-default,preset=first")
-  assert (first.batch.configs, first.eval.configs, first.eval.permutations) == (64, 64, 10)
-  assert first.model.config_attention == "softmax_gate" and first.model.channel_attention == 8
-  assert parts.config_of("layout", "nlp-random,preset=first").model.config_attention == "none"
+def test_settings_of_a_system_follow_the_collection():
+  """Where a system was published with other settings by collection, or in segments."""
+  of = lambda name, field: {
+      c: parts.config_of("layout", f"{c},preset={name}").to_dict()[field[0]][field[1]]
+      for c in COLLECTIONS}
+  attention = {"xla-random": "none", "nlp-random": "none", "xla-default": "softmax_gate",
+               "nlp-default": "softmax_gate"}
+  assert of("first", ("model", "config_attention")) == attention
+  assert of("sixth", ("batch", "configs")) == {
+      "xla-random": 100, "xla-default": 32, "nlp-random": 80, "nlp-default": 80}
+  assert {c: kind for c, kind in of("tenth", ("model", "global_attention")).items()} == {
+      c: "difformer" if c.startswith("nlp") else "linear" for c in COLLECTIONS}
   gst = parts.config_of("layout", "preset=gst")
-  assert gst.task == "segments" and gst.segments.keep == 0.5 and gst.segments.max_nodes == 1000
-  assert gst.segments.readout == "scalar" and gst.model.conv_activation == "none"
-  assert (gst.model.dropout, gst.model.dropout_in) == (0.1, ("first",))
-  seventh = parts.config_of("layout", "preset=seventh")
-  assert seventh.model.conv_activation == "same" and seventh.segments == gst.segments
+  assert gst.task == "segments" and (gst.segments.keep, gst.segments.max_nodes) == (0.5, 1000)
+  assert parts.config_of("layout", "preset=seventh").segments == gst.segments
   assert parts.config_of("layout", "preset=gst,gst_e").segments.keep == 1.0
-  slates = {c: parts.config_of("layout", f"{c},preset=sixth").batch.configs for c in COLLECTIONS}
-  assert slates == {"xla-random": 100, "xla-default": 32, "nlp-random": 80, "nlp-default": 80}
-  assert sixth_options("sixth").dropout_in == ("first",)
-  gin = sixth_options("sixth_gin")
-  assert (gin.pre_widths, gin.head_widths, gin.head_norm) == ((256,), (256, 128), "configuration")
-  assert (gin.activation, gin.conv_activation, gin.readout_layers) == ("gelu", "elu", "all")
-  tile = lambda name: parts.config_of("tile", f"preset={name}")
-  assert tile("sixth").model.pooling_merge == "sum"
-  assert tile("first").model.dropout_in == ("layers", "fusion", "head")
-  assert tile("second_tile").data.duplicate_policy == "min"
-  assert tile("second_tile").data.config_transform == "none"
-  assert tile("fifth").data.cluster_nodes == 10_000 and tile("fifth").batch.target == "absolute"
-  assert tile("mlsys21_fusion").batch.target == "absolute"
-  assert "directed_walk" in tile("third").data.features
-  third = parts.config_of("layout", "preset=third")
-  assert third.batch.graph_sampling == "proportional" and third.data.pad_value == 0
-  assert "wide_logarithms" in third.data.features and "released" not in third.data.features
-  fifth = parts.config_of("layout", "preset=fifth")
-  assert "named_dimensions" in fifth.data.features and not fifth.model.node_layout
-  assert not tile("fifth").model.node_layout
-  assert parts.config_of("layout", "preset=second_xla").data.leave_out == ("unet",)
-  tenth = {c: parts.config_of("layout", f"{c},preset=tenth").model for c in COLLECTIONS}
-  assert tenth["nlp-random"].global_attention == "difformer"
-  assert tenth["xla-random"].global_attention == "linear"
-  nlp = parts.config_of("layout", "nlp-random,preset=second_nlp")
-  assert nlp.model.score_scale == 1e-3
-  assert nlp.model.widths == (256,) * 4 + (512,) * 4 and nlp.loss.score_norm_clip == 500
 
 
 @pytest.mark.parametrize("kind, variant, changes, complaint", [

@@ -1,4 +1,4 @@
-"""What the commands make of errors that no config can foresee."""
+"""The commands: places of data, errors that no config can foresee, and names of files."""
 
 import types
 
@@ -63,20 +63,18 @@ class Values(types.SimpleNamespace):
     return types.SimpleNamespace(value=getattr(self, name))
 
 
-def test_without_data_the_error_names_place_download_and_a_way_to_try(monkeypatch, tmp_path):
+@pytest.mark.parametrize("kind, variant, remedies", [
+    ("tile", "", ["tpugraphs_jax.data.download --data_root ~/data/tpugraphs/npz", "--synthetic"]),
+    ("layout", "own,recommended", ["--data_root=data/own/npz", "tpugraphs_jax.collect"])])
+def test_without_data_the_error_names_the_place_and_what_to_do(
+    kind, variant, remedies, monkeypatch, tmp_path):
   monkeypatch.setenv("HOME", str(tmp_path))
-  with pytest.raises(FileNotFoundError) as error:
-    command._data_of(Values(), parts.config_of("tile"), tmp_path)
-  message = str(error.value)
-  assert "no data at ~/data/tpugraphs/npz" in message and "--synthetic" in message
-  assert "python -m tpugraphs_jax.data.download --data_root ~/data/tpugraphs/npz" in message
+  with pytest.raises(FileNotFoundError, match="no data at ~/data/tpugraphs/npz") as error:
+    command._data_of(Values(), parts.config_of(kind, variant), tmp_path)
+  assert all(remedy in str(error.value) for remedy in remedies)
   assert not list(tmp_path.iterdir())
-
-
-def test_the_usual_place_is_taken_when_it_is_there(monkeypatch, tmp_path):
-  monkeypatch.setenv("HOME", str(tmp_path))
   (tmp_path / "data/tpugraphs/npz").mkdir(parents=True)
-  assert command._data_of(Values(), parts.config_of("tile"), tmp_path) == "~/data/tpugraphs/npz"
+  assert command._data_of(Values(), parts.config_of(kind), tmp_path) == "~/data/tpugraphs/npz"
 
 
 @pytest.mark.parametrize("kind, variant, collection", [
@@ -91,23 +89,6 @@ def test_synthetic_data_are_of_the_collection_that_is_asked_for(
   assert root == str(tmp_path / "synthetic/npz")
   assert made == [(tmp_path / "synthetic", [collection], "tiny")]
   assert "measure no real program" in capsys.readouterr().out
-
-
-def test_no_data_are_made_for_a_config_that_cannot_run(tmp_path):
-  config = parts.config_of("tile", "")
-  config.model.name = "Nope"
-  with pytest.raises(ValueError, match="model.name is 'Nope'"):
-    command._data_of(Values(synthetic=True), config, tmp_path)
-  assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("values, complaint", [
-    (dict(workdir=None), "--workdir is missing"),
-    (dict(split="valid"), "--split=valid goes with"),
-    (dict(synthetic=True, data_root="x"), "--synthetic makes data of its own")])
-def test_places_that_cannot_be_are_refused(values, complaint):
-  with pytest.raises(ValueError, match=complaint):
-    command._check_flags(Values(**values))
 
 
 def test_a_page_that_cannot_be_drawn_fails_no_run(monkeypatch, tmp_path, capsys, caplog):

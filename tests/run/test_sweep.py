@@ -54,11 +54,6 @@ def test_every_point_is_run_with_every_seed():
   assert [run.seed for run in found] == [0, 1, 0, 1]
 
 
-def test_without_a_grid_seeds_alone_differ():
-  assert [run.name for run in sweep.runs_of(["run"], "out", {}, range(2))] == [
-      "base/seed_0", "base/seed_1"]
-
-
 def test_fields_of_one_name_keep_their_section():
   (run,) = sweep.runs_of(["run"], "out", {"model.dim": ["1"], "head.dim": ["2"]}, [0])
   assert run.name == "model.dim=1,head.dim=2/seed_0"
@@ -77,14 +72,6 @@ def test_a_run_is_done_when_it_ended_by_itself_and_was_judged(tmp_path, options,
   assert not run.is_done
   finish(tmp_path / run.name, **options)
   assert run.is_done == expected
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{"])
-def test_a_damaged_summary_is_none(tmp_path, text):
-  run = a_run(tmp_path)
-  (tmp_path / run.name).mkdir(parents=True)
-  (tmp_path / run.name / "summary.json").write_text(text)
-  assert run.summary == {} and not run.is_done
 
 
 SAY = "import sys; print(sys.argv[1:]); sys.exit('error: {0}' if '{0}' else 0)"

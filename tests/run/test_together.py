@@ -18,7 +18,7 @@ import system_cases
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import features, npz, synthetic
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.run import dry_run, job as job_lib, phases, training
+from tpugraphs_jax.run import dry_run, job as job_lib, training
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import state as state_lib
 
@@ -117,7 +117,7 @@ class Plan:
 
 @pytest.mark.parametrize("each", [(3,), (1, 1), (2, 5, 1), (4, 7)])
 def test_every_epoch_has_an_epoch_of_each_collection_in_an_order_of_its_own(each):
-  turns = phases.Turns([Plan(n, steps) for n, steps in enumerate(each)], seed=3)
+  turns = training.Turns([Plan(n, steps) for n, steps in enumerate(each)], seed=3)
   assert turns.steps_per_epoch == sum(each) and len(turns.budgets) == len(each)
   orders = []
   for epoch in range(3):
@@ -130,10 +130,10 @@ def test_every_epoch_has_an_epoch_of_each_collection_in_an_order_of_its_own(each
     assert [turns.budget(step) for step in steps] == [
         {"nodes": which, "step": number} for which, number in found]
     orders.append([which for which, _ in found])
-  again = phases.Turns([Plan(n, steps) for n, steps in enumerate(each)], seed=3)
+  again = training.Turns([Plan(n, steps) for n, steps in enumerate(each)], seed=3)
   assert [again.turn(s)[0] for s in range(sum(each))] == orders[0]  # in any process
   if sum(each) > 5:
-    other = phases.Turns([Plan(n, steps) for n, steps in enumerate(each)], seed=4)
+    other = training.Turns([Plan(n, steps) for n, steps in enumerate(each)], seed=4)
     assert [other.turn(s)[0] for s in range(sum(each))] != orders[0] != orders[1]
 
 
@@ -143,7 +143,7 @@ def test_every_epoch_has_an_epoch_of_each_collection_in_an_order_of_its_own(each
 def test_every_step_is_that_of_its_collection(data_root, tmp_path):
   job = job_of(data_root, tmp_path / "store")
   prepared = job_lib.prepare(job, tmp_path, resume=False)
-  phase = phases.first_phase(job.parts(prepared), tmp_path)
+  phase = training.first_stage(training.parts_of(job, prepared), tmp_path)
   transforms = [part.ranker.features.transforms for part in (job, *job.also)]
   for name, transform in transforms[0].items():
     assert all(found[name] is transform for found in transforms)
@@ -151,10 +151,10 @@ def test_every_step_is_that_of_its_collection(data_root, tmp_path):
   steps = phase.epochs * phase.plan.steps_per_epoch
   optimizer = state_lib.create_optimizer(total_steps=steps, **job.config.optimizer)
   sides = []
-  for part in job.parts(prepared):
-    plan = phases.plan_of(part, epochs=phase.epochs)
-    sides.append((iter(phases.source_of(part, plan, steps=steps)),
-                  phases.make_step(part.config, part.family.network, optimizer)))
+  for part in training.parts_of(job, prepared):
+    plan = training.plan_of(part, epochs=phase.epochs)
+    sides.append((iter(training.source_of(part, plan, steps=steps)),
+                  training.make_step(part.config, part.family.network, optimizer)))
   seen = set()
   for number in range(8):
     which, _ = phase.plan.turn(number)
@@ -172,10 +172,10 @@ def test_two_processes_make_the_batches_of_one(data_root, tmp_path, monkeypatch)
   job = job_of(data_root, tmp_path / "store")
   prepared = job_lib.prepare(job, tmp_path, resume=False)
   # The network is no part of it.
-  monkeypatch.setattr(phases, "init_params", lambda *args, **kwargs: {"none": np.zeros(1)})
-  monkeypatch.setattr(phases, "make_step", lambda *args, **options: None)
-  monkeypatch.setattr(phases, "_check_same_shapes", lambda *args: None)
-  first = lambda: list(itertools.islice(phases.first_phase(job.parts(prepared), tmp_path).batches, 12))
+  monkeypatch.setattr(training, "init_params", lambda *args, **kwargs: {"none": np.zeros(1)})
+  monkeypatch.setattr(training, "make_step", lambda *args, **options: None)
+  monkeypatch.setattr(training, "_check_same_shapes", lambda *args: None)
+  first = lambda: list(itertools.islice(training.first_stage(training.parts_of(job, prepared), tmp_path).batches, 12))
   whole, halves = first(), []
   monkeypatch.setattr(parallel, "local_device_count", lambda: 2)
   for process in range(2):
@@ -286,7 +286,7 @@ def test_other_rankers_train_on_several_layout_collections(variants, data_root, 
   job = job_lib.Job.of(parts.config_of("layout", variants, **{
       "data_root": str(data_root), "data.store_dir": str(tmp_path / "store"),
       "data.also": ("layout:nlp:default",)}))
-  phase = phases.first_phase(job.parts(job_lib.prepare(job, tmp_path, resume=False)), tmp_path)
+  phase = training.first_stage(training.parts_of(job, job_lib.prepare(job, tmp_path, resume=False)), tmp_path)
   # One transform of configurations: a network does not know of which collection they are.
   first, second = (part.ranker.transforms for part in (job, *job.also))
   assert first.keys() == second.keys()
@@ -329,12 +329,6 @@ def test_collections_whose_parameters_differ_are_refused(data_root, tmp_path):
     job.also[0].ranker.config["data"]["config_transform"] = "minmax"  # leaves out columns
   prepared = job_lib.prepare(job, tmp_path, resume=False)
   with pytest.raises(ValueError, match="tile:xla, which needs other parameters than the run's own"):
-    phases.first_phase(job.parts(prepared), tmp_path)
+    training.first_stage(training.parts_of(job, prepared), tmp_path)
 
 
-def test_one_collection_alone_is_trained_as_ever(data_root, tmp_path):
-  job = job_of(data_root, tmp_path / "store", **{"data.also": ()})
-  prepared = job_lib.prepare(job, tmp_path, resume=False)
-  assert not job.also and prepared.also == []
-  phase = phases.first_phase(job.parts(prepared), tmp_path)
-  assert phase.plan.steps_per_epoch == 4  # 16 slates, 4 in a batch

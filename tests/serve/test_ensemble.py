@@ -1,9 +1,18 @@
 """How scores of several rankers come together, on edges too."""
 
+import jobs as jobs_lib
 import numpy as np
 import pytest
 
+import tpugraphs_jax
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.serve import ensemble
+from tpugraphs_jax.serve.ensemble import COMBINATIONS, Ensemble
+
+
+@pytest.fixture(scope="module")
+def jobs():
+  return jobs_lib.all_jobs()
 
 
 @pytest.mark.parametrize("scores, expected", [
@@ -33,3 +42,34 @@ def test_ranks_and_min_max_do_not_depend_on_a_rankers_scale():
   for name in ("min_max", "rank"):
     combine = ensemble.COMBINATIONS[name]
     np.testing.assert_allclose(combine(100 * scores - 7), combine(scores), atol=1e-12)
+
+
+@pytest.mark.parametrize("combine", ["mean", "min_max", "rank"])
+def test_an_ensemble_averages_what_it_says(combine, jobs):
+  graph = npz.read_tile(npz.split_files(jobs.data_root, "tile:xla", "test")[0])
+  places = [jobs.workdir("tile_whole"), jobs.workdir("tile_two_devices")]
+  each = [tpugraphs_jax.load(place).scores([graph])[0].astype(np.float64) for place in places]
+  if combine == "min_max":
+    each = [(s - min(s)) / (max(s) - min(s)) for s in each]
+  elif combine == "rank":
+    each = [[np.mean([sum(other < one for other in s) + 1, sum(other <= one for other in s)])
+             for one in s] for s in each]
+  ensemble = Ensemble(places, combine=combine)
+  (scores,) = ensemble.scores([graph])
+  some = np.array([4, 0, 2])
+  members = [ranker.scores([graph], [some])[0] for ranker in ensemble.rankers]
+  combine_of = COMBINATIONS[combine]
+  np.testing.assert_allclose(
+      ensemble.scores([graph], [some])[0], np.mean([combine_of(m) for m in members], axis=0),
+      rtol=1e-6)
+  np.testing.assert_allclose(scores, np.mean(each, axis=0), rtol=1e-12)
+  np.testing.assert_array_equal(ensemble.rank(graph)[0], np.argsort(scores, kind="stable"))
+
+
+def test_an_ensemble_of_different_collections_is_refused(jobs):
+  with pytest.raises(ValueError, match="models of one collection: .* is of tile:xla, .* is of lay"):
+    Ensemble([jobs.workdir("tile_whole"), jobs.workdir("layout_whole")])
+  with pytest.raises(ValueError, match="combine is 'median', expected one of mean, min_max, rank"):
+    Ensemble([jobs.workdir("tile_whole")], combine="median")
+  with pytest.raises(ValueError, match="at least one folder"):
+    Ensemble([])

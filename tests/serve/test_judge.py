@@ -13,12 +13,24 @@ from tpugraphs_jax.serve import judge
 OWN = {"tile": "tile:own:my_kernels", "layout": "layout:own:my-programs.2"}
 
 
-def test_summaries_name_the_collection():
-  rows = [{"graph": "a_1", "slowdown1": 0.5, "slowdown5": 0.25}]
-  lines = judge.summary(Collection(OWN["tile"]), rows, {"opa": 0.5}).splitlines()
-  assert [lines[0], lines[2]] == [
-      f"{OWN['tile']}: 1 graphs  opa_pooled 0.5000", "  a: slowdown1 0.5000  slowdown5 0.2500"]
-  assert judge.summary(Collection(OWN["layout"]), rows, {"opa": 0.5}).count("\n") == 1
+@pytest.mark.parametrize("kind, shown", [
+    ("tile", ["  a: slowdown1 0.7500  slowdown5 0.1250"]),
+    ("layout", ["  a_1: kendaltau 0.5000  slowdown1 0.5000  slowdown10 0.2500  slowdown100 0.0000",
+                "  a_2: kendaltau 0.2500  slowdown1 1.0000  slowdown10 0.0000  slowdown100 0.0000"])])
+def test_a_summary_has_a_line_for_each_program(kind, shown):
+  rows = [{"graph": f"a_{n}", "kendaltau": tau, "slowdown1": one, "slowdown5": five,
+           "slowdown10": ten, "slowdown100": 0.0}
+          for n, tau, one, five, ten in ((1, .5, .5, .25, .25), (2, .25, 1., 0., 0.))]
+  found = judge.summary(Collection(OWN[kind]), rows, {"opa": 0.5}, random={"opa": 0.5},
+                        split="test").splitlines()
+  assert found[0] == f"{OWN[kind]}: 2 graphs  opa_pooled 0.5000"
+  assert found[2].startswith("  (test split, ") and found[3:] == shown
+
+
+def test_many_programs_are_shown_in_part():
+  rows = [{"graph": f"p{n}_1", "slowdown1": 0., "slowdown5": 0.} for n in range(40)]
+  found = judge.summary(Collection(OWN["tile"]), rows, {"opa": .5}, random={"opa": .5})
+  assert found.endswith("  ... and 10 more, in the CSV file")
 
 
 def a_graph(name, runtime):
@@ -83,3 +95,10 @@ def test_means_leave_out_what_is_no_number():
   rows[0]["tau"] = -0.25
   assert judge.mean_row(rows)["tau"] == -0.25
   assert judge.mean_row([]) == {}
+
+
+@pytest.mark.parametrize("scores, expected", [
+    ([0, 0, 0, 0, 0, 1], True), ([3, 0, 0, 0, 0, 1, 0], True), ([0, 0, 0, 0, 1, 1], False),
+    ([0] * 5, False)])
+def test_a_ranking_is_tied_where_the_five_best_are_equal(scores, expected):
+  assert judge.is_tied(np.float32(scores)) == expected

@@ -1,9 +1,12 @@
-"""A working folder and a graph give an order, the same as the commands wrote."""
+"""A working folder, a model file or a model that ships ranks a graph, as the commands do."""
 
 import dataclasses
 import functools
+import json
+import pathlib
 import shutil
 
+import commands
 import jax
 import jobs as jobs_lib
 from jobs import COLLECTIONS
@@ -12,11 +15,11 @@ import numpy as np
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import submission
+from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.data import features, npz
-from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
+from tpugraphs_jax.graph import LayoutConfigs, TileConfigs, factor_layout_configs
 from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.serve import ranker as ranker_lib, saved
+from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ranker import Ranker
 
 KINDS = tuple(COLLECTIONS)
@@ -93,7 +96,7 @@ def test_a_graph_of_another_kind_is_refused(jobs, kind, other):
 
 def test_statistics_of_another_run_are_refused(jobs, tmp_path):
   workdir = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "copy")
-  path = workdir / saved.TRANSFORMS_FILE
+  path = workdir / ranker_lib.TRANSFORMS_FILE
   found = features.load(path)
   released = found["node/released"]
   found["node/released"] = dataclasses.replace(released, scale=2 * released.scale)
@@ -141,7 +144,7 @@ def test_scores_that_are_not_finite_are_refused(jobs):
 
 
 def load(jobs, changes):
-  config = ml_collections.ConfigDict(saved.config_of(jobs.workdir("tile_whole")))
+  config = ml_collections.ConfigDict(ranker_lib.config_of(jobs.workdir("tile_whole")))
   config.update_from_flattened_dict(changes)
   return Ranker.load(jobs.workdir("tile_whole"), config.to_dict()).params
 
@@ -166,7 +169,7 @@ def test_what_a_model_does_not_depend_on_may_change(jobs):
 
 def test_saved_statistics_are_those_of_the_training_split(jobs):
   ranker = Ranker.load(jobs.workdir("tile_whole"))
-  job = job_lib.Job.of(ml_collections.ConfigDict(saved.config_of(jobs.workdir("tile_whole"))))
+  job = job_lib.Job.of(ml_collections.ConfigDict(ranker_lib.config_of(jobs.workdir("tile_whole"))))
   files = npz.split_files(jobs.data_root, "tile:xla", "train")
   graphs = job_lib.trainable(job, [npz.read_tile(path) for path in files])
   job.fit(graphs)
@@ -175,3 +178,248 @@ def test_saved_statistics_are_those_of_the_training_split(jobs):
     assert isinstance(found, features.Transform)
     for field in ("kept", "log", "offset", "scale"):
       np.testing.assert_array_equal(getattr(found, field), getattr(transform, field))
+
+
+def made(**changes):
+  transform = features.Transform(
+      np.array([0, 2]), np.array([False, True]), np.zeros(2, np.float32), np.ones(2, np.float32))
+  params = {"head": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)},
+            "scale": np.float32(0.5)}
+  return dataclasses.replace(ranker_lib.Artefact(
+      {"model": {"pooling": ("mean", "max")}, "seed": 3}, {"config": transform}, params,
+      {"step": 7}), **changes)
+
+
+def test_saving_and_loading_is_exact(tmp_path):
+  path = tmp_path / ranker_lib.MODEL_FILE
+  ranker_lib.write_model(path, made())
+  found, expected = ranker_lib.read_model(path), made()
+  assert found.config == expected.config and found.about == {"step": 7}
+  np.testing.assert_array_equal(found.params["head"]["kernel"], expected.params["head"]["kernel"])
+  assert found.params["scale"] == np.float32(0.5)
+  for field in ("kept", "log", "offset", "scale"):
+    np.testing.assert_array_equal(
+        getattr(found.transforms["config"], field), getattr(expected.transforms["config"], field))
+  assert [path.name for path in tmp_path.iterdir()] == [ranker_lib.MODEL_FILE]
+
+
+def test_the_same_model_gives_the_same_bytes(tmp_path):
+  for name in ("a.npz", "b.npz"):
+    ranker_lib.write_model(tmp_path / name, made())
+  assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+def rewritten(path, change):
+  """The file with its arrays and card changed."""
+  with np.load(path) as file:
+    arrays = {name: file[name] for name in file.files}
+  card = json.loads(arrays["card"].tobytes())
+  change(arrays, card)
+  arrays["card"] = np.frombuffer(json.dumps(card).encode(), np.uint8)
+  np.savez(path, **arrays)
+
+
+def add_one(arrays, card):
+  del card
+  arrays["params/scale"] = arrays["params/scale"] + 1
+
+
+def newer(arrays, card):
+  del arrays
+  card["format"] = ranker_lib.FORMAT + 1
+
+
+def without(field):
+  return lambda arrays, card: card.pop(field)
+
+
+@pytest.mark.parametrize("change, complaint", [
+    (add_one, "damaged .*checksum"), (newer, "is of format 2, .* reads up to 1: pip install"),
+    *((without(field), "damaged") for field in ("format", "config", "transforms", "about",
+                                                "checksum")),
+])
+def test_a_changed_file_is_refused_in_one_line(change, complaint, tmp_path):
+  path = tmp_path / ranker_lib.MODEL_FILE
+  ranker_lib.write_model(path, made())
+  rewritten(path, change)
+  with pytest.raises(ValueError, match=complaint) as error:
+    ranker_lib.read_model(path)
+  assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_cut_and_flipped_bytes_never_give_a_model(tmp_path):
+  path = tmp_path / ranker_lib.MODEL_FILE
+  ranker_lib.write_model(path, made())
+  whole, rng = path.read_bytes(), np.random.default_rng(0)
+  for length in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+    path.write_bytes(whole[:length])
+    with pytest.raises(ValueError, match="damaged"):
+      ranker_lib.read_model(path)
+  for place in rng.integers(0, len(whole), 200):
+    flipped = bytearray(whole)
+    flipped[place] ^= 1 << int(rng.integers(8))
+    path.write_bytes(flipped)
+    try:
+      found = ranker_lib.read_model(path)
+    except ValueError as error:
+      assert "damaged" in str(error) or "format" in str(error)
+    else:  # a byte of the archive that carries nothing
+      assert found.about == {"step": 7} and found.params["scale"] == np.float32(0.5)
+
+
+def test_names_that_cannot_be_printed_are_escaped(tmp_path):
+  path = tmp_path / ranker_lib.MODEL_FILE
+  ranker_lib.write_model(path, made())
+  start, end = path.read_bytes().rsplit(b"params/scale", 1)  # in the archive's directory
+  path.write_bytes(start + b"params/sc\a\ne" + end)
+  with pytest.raises(ValueError, match="damaged") as error:
+    ranker_lib.read_model(path)
+  assert str(error.value).isprintable()
+
+
+def test_a_missing_file_says_so(tmp_path):
+  with pytest.raises(FileNotFoundError, match="model.npz is missing: name a folder that a model"):
+    ranker_lib.read_model(tmp_path / ranker_lib.MODEL_FILE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_alone_ranks_as_the_folder_does(kind, jobs, tmp_path):
+  workdir, graph = jobs.workdir(f"{kind}_whole"), graph_of(kind)
+  source = workdir / ranker_lib.MODEL_FILE
+  assert source.stat().st_size < 500_000
+  copy = tmp_path / "elsewhere.npz"
+  copy.write_bytes(source.read_bytes())
+  expected = tpugraphs_jax.rank(workdir, graph)
+  for place in (copy, source):
+    found = tpugraphs_jax.rank(place, graph)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_holds_the_best_checkpoint(kind, jobs):
+  workdir = jobs.workdir(f"{kind}_whole")
+  found, best = ranker_lib.read_model(workdir / ranker_lib.MODEL_FILE), ranker_lib.read(workdir)
+  assert found.about["step"] == best.about["step"]
+  assert found.about["valid_sample"]["opa_pooled"] > 0 and "jax" in found.about["versions"]
+  assert json.dumps(found.config, default=list)
+  assert "data_root" not in found.config
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_charges_are_what_an_exchanged_choice_changes(kind, jobs):
+  """Each row against a graph whose configuration is written out by hand."""
+  ranker, graph = Ranker.load(jobs.workdir(f"{kind}_whole")), graph_of(kind)
+  order, scores = ranker.rank(graph)
+  worst, best = int(order[-1]), int(order[0])
+  rows = ranker.explain(graph, worst)
+  assert rows and [row.score for row in rows] == sorted((r.score for r in rows), reverse=True)
+  for row in rows[:3]:
+    if kind == "tile":
+      feat = graph.configs.config_feat[[worst]].copy()
+      feat[0, row.choice[0]] = row.instead[1]
+      assert feat[0, row.choice[0]] == graph.configs.config_feat[best, row.choice[0]]
+      configs = dataclasses.replace(
+          graph.configs, config_feat=feat, runtime_ns=np.zeros(1, np.int64),
+          normalizer_ns=np.ones(1, np.int64))
+    else:
+      decoded = graph.configs.decode(np.array([worst, best]))
+      places = [list(graph.config_node).index(node) for node in row.nodes]
+      assert all(tuple(decoded[0, place]) == row.choice for place in places)
+      decoded[0, places] = decoded[1, places]
+      configs = factor_layout_configs(decoded[:1], np.zeros(1, np.int64))
+    (changed,) = ranker.scores([dataclasses.replace(graph, configs=configs)])
+    assert row.score == pytest.approx(scores[worst] - changed[0], abs=1e-4)
+  assert ranker.explain(graph, best) == []
+  with pytest.raises(ValueError, match="configuration 99999 of .*, expected 0 to"):
+    ranker.explain(graph, 99999)
+
+
+_OWN = commands.ROOT / "data" / "own" / "npz"
+
+
+def _held_out(ranker):
+  """Programs of families that the model was not trained on."""
+  folder = _OWN.joinpath(*ranker.collection.name.split(":"))
+  return [npz.read_layout(path) for split in ("valid", "test")
+          for path in sorted((folder / split).glob("*.npz"))]
+
+
+def test_two_models_ship():
+  assert ranker_lib.shipped_names() == ["layout-cpu-measured", "layout-v3-estimate"]
+
+
+@pytest.mark.parametrize("name", ranker_lib.shipped_names())
+def test_what_ships_is_small_and_has_a_card_with_label_data_and_figures(name):
+  assert ranker_lib.shipped_file(name).stat().st_size < 1 << 20
+  card = ranker_lib.card(name)
+  for word in (f"# {name}", "**Label**", "**Data**", "**test**", "this model", "a random order",
+               "the compiler's own choice"):
+    assert word in card
+  if name.endswith("estimate"):
+    assert "no measurement" in card
+
+
+@pytest.mark.parametrize("name", ranker_lib.shipped_names())
+def test_what_ships_orders_programs_of_other_families_better_than_chance(name):
+  ranker = tpugraphs_jax.load(name)
+  graphs = _held_out(ranker)
+  found = [metrics.kendall_tau(scores, graph.configs.runtime_ns)
+           for graph, scores in zip(graphs, ranker.scores(graphs))]
+  assert len(found) >= 5
+  assert np.mean(found) > 2 * np.std(found) / np.sqrt(len(found))
+
+
+def test_a_name_is_a_model_that_ships_unless_something_is_there(tmp_path, monkeypatch):
+  monkeypatch.setattr(ranker_lib, "SHIPPED", tmp_path / "shipped")
+  ranker_lib.SHIPPED.mkdir()
+  (ranker_lib.SHIPPED / "a-model.npz").touch()
+  (ranker_lib.SHIPPED / "a-model.md").write_text("# a-model")
+  monkeypatch.chdir(tmp_path)
+  assert ranker_lib.shipped_names() == ["a-model"] and ranker_lib.card("a-model") == "# a-model"
+  assert ranker_lib.shipped_file("a-model") == ranker_lib.SHIPPED / "a-model.npz"
+  for place in ("out/a-model", "./deep/a-model"):
+    assert str(ranker_lib.shipped_file(place)) == str(pathlib.Path(place))
+  with pytest.raises(FileNotFoundError, match=r"other is missing: .* that ships \(a-model\)$"):
+    ranker_lib.shipped_file("other")
+  (tmp_path / "a-model").mkdir()  # a folder of the user's
+  assert str(ranker_lib.shipped_file("a-model")) == "a-model"
+  with pytest.raises(ValueError, match="no model 'b' ships, expected one of a-model"):
+    ranker_lib.card("b")
+
+
+def _sidecar(path, **fields):
+  path.write_text(json.dumps({"label": "tpu_estimate", "target": "tpu:v3", "jax": "1",
+                              "source": "examples/programs/graph_network.py:dense"} | fields))
+  return path
+
+
+def test_a_card_says_what_the_sidecars_agree_on(tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(str(commands.ROOT / "benchmarks"))
+  import ship
+  paths = [_sidecar(tmp_path / f"{place}.json") for place in range(2)]
+  assert ship.facts(paths) == {"label": "tpu_estimate", "target": "tpu:v3", "jax": "1"}
+  assert ship.family(paths[0]) == "graph_network"
+  _sidecar(paths[0], source="examples/programs/generated_train.py:linear_attention_3")
+  assert ship.family(paths[0]) == "linear_attention"
+  _sidecar(paths[1], jax="2")
+  with pytest.raises(ValueError, match="jax is 2, others have 1; collect them again"):
+    ship.facts(paths)
+
+
+def test_the_figures_of_held_out_families_stand_beside_blind_ones(monkeypatch):
+  monkeypatch.syspath_prepend(str(commands.ROOT / "benchmarks"))
+  import own_quality
+  first, second = (type("Graph", (), {"configs": type("Configs", (), {
+      "runtime_ns": np.array(times)})}) for times in ([20, 10, 30], [10, 40, 40]))
+  rows = own_quality.blind_rows([first, second])
+  assert rows["the compiler's own choice"] == {"slowdown1": 0.5, "slowdown5": 0.5}
+  random = rows["a random order"]
+  assert random["slowdown1"] == pytest.approx(np.mean([1.0, 2.0]))
+  assert random["slowdown5"] == 0  # three are fewer than five
+  assert random["found8"] == 1  # of the first alone, whose three are fewer than eight
+  rows["a model"] = {"kendaltau": .5, "slowdown1": .25, "slowdown5": 0.,
+                     "spread": {"kendaltau": .1, "slowdown1": 0., "slowdown5": 0.}}
+  lines = own_quality.table(rows).splitlines()
+  assert lines[3] == "| the compiler's own choice | - | - | 0.500 | 0.500 | - |"
+  assert lines[4] == "| a model | 0.500 ± 0.100 | - | 0.250 ± 0.000 | 0.000 ± 0.000 | - |"

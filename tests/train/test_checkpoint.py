@@ -53,6 +53,11 @@ def assert_same(found, expected):
   jax.tree.map(check, found, expected)
 
 
+def best_of(checkpoints):
+  """The step of the best checkpoint, or of the newest where none was evaluated."""
+  return checkpoints.best_params().step
+
+
 @pytest.fixture
 def folder(tmp_path):
   return tmp_path / "checkpoints"
@@ -72,16 +77,15 @@ def test_newest_comes_back_bit_for_bit(folder):
 def test_an_empty_folder_has_neither_newest_nor_best(folder):
   checkpoints = checkpoint.Checkpoints(folder)
   assert checkpoints.newest(make_state()) is None
-  assert checkpoints.best(make_state()) is None
+  assert checkpoints.best_params() is None
 
 
 @pytest.mark.parametrize("value", [None, float("nan")])
-def test_without_evaluation_there_is_no_best(folder, value):
+def test_without_evaluation_the_newest_is_the_best(folder, value):
   checkpoints = checkpoint.Checkpoints(folder)
   save(checkpoints, 1, value)
   save(checkpoints, 2, value)
-  assert checkpoints.newest(make_state()).step == 2
-  assert checkpoints.best(make_state()) is None
+  assert checkpoints.newest(make_state()).step == best_of(checkpoints) == 2
 
 
 def test_a_reader_changes_nothing_where_a_run_is_saving(folder):
@@ -91,7 +95,7 @@ def test_a_reader_changes_nothing_where_a_run_is_saving(folder):
   on_its_way.mkdir()
   before = sorted(path.name for path in folder.rglob("*"))
   reader = checkpoint.Checkpoints(folder, config=CONFIG, read_only=True)
-  assert reader.newest_step() == reader.best(make_state()).step == 1
+  assert reader.newest_step() == best_of(reader) == 1
   reader.check_config()
   reader.close()
   assert sorted(path.name for path in folder.rglob("*")) == before
@@ -99,7 +103,7 @@ def test_a_reader_changes_nothing_where_a_run_is_saving(folder):
 
 def test_a_reader_of_a_missing_folder_finds_nothing_and_makes_nothing(folder):
   reader = checkpoint.Checkpoints(folder, read_only=True)
-  assert reader.newest_step() is reader.best(make_state()) is reader.newest(make_state()) is None
+  assert reader.newest_step() is reader.best_params() is reader.newest(make_state()) is None
   reader.check_config()
   reader.close()
   assert not folder.exists()
@@ -125,13 +129,10 @@ def test_newest_and_best_are_kept_and_nothing_else(folder, values, reopen):
       checkpoints.close()
       checkpoints = checkpoint.Checkpoints(folder)
     seen = {s: v for s, v in enumerate(values[: step + 1]) if v is not None and v == v}
-    best = max(seen, key=lambda s: (seen[s], -s)) if seen else None
-    assert checkpoints.newest(make_state()).step == step
-    found = checkpoints.best(make_state())
-    assert (found and found.step) == best
+    best = max(seen, key=lambda s: (seen[s], -s)) if seen else step
+    assert checkpoints.newest(make_state()).step == step and best_of(checkpoints) == best
     kept = {path.name for path in folder.iterdir()}
-    needed = {f"save_{step}"} | ({f"save_{best}"} if best is not None else set())
-    assert kept >= needed and len(kept) <= 2
+    assert kept >= {f"save_{step}", f"save_{best}"} and len(kept) <= 2
 
 
 def test_a_step_saved_again_once_evaluated_becomes_the_best(folder):
@@ -139,7 +140,7 @@ def test_a_step_saved_again_once_evaluated_becomes_the_best(folder):
   save(checkpoints, 3, 0.5)
   save(checkpoints, 4)
   save(checkpoints, 4, 0.6)
-  assert checkpoints.best(make_state()).step == checkpoints.newest_step() == 4
+  assert best_of(checkpoints) == checkpoints.newest_step() == 4
 
 
 def test_another_config_is_refused_naming_the_fields(folder):
@@ -210,7 +211,7 @@ def test_a_full_disk_loses_no_earlier_checkpoint(folder):
   checkpoints = checkpoint.Checkpoints(folder)
   template = {"a": np.zeros(10)}
   saved = checkpoints.newest(template)
-  assert saved.step == 1 and checkpoints.best(template).step == 1
+  assert saved.step == 1
   assert_same(saved.state, {"a": np.random.default_rng(1).normal(size=10)})
 
 
@@ -244,7 +245,7 @@ def test_what_a_killed_run_had_not_yet_removed_goes_when_it_is_resumed(folder):
   assert len(list(folder.iterdir())) == 4  # a reader leaves it alone
   checkpoints = checkpoint.Checkpoints(folder)
   assert sorted(path.name for path in folder.iterdir()) == ["save_0", "save_2"]
-  assert checkpoints.best(make_state()).step == 1 and checkpoints.newest_step() == 3
+  assert best_of(checkpoints) == 1 and checkpoints.newest_step() == 3
 
 
 def damages(data):

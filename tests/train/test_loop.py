@@ -6,7 +6,10 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 
+import commands
 import grain
 import jax
 import jax.numpy as jnp
@@ -234,9 +237,9 @@ def test_the_best_checkpoint_is_the_best_evaluation(tmp_path):
     return {"opa": [0.3, 0.8, 0.2][len(seen) - 1]}
 
   result = run(tmp_path, evaluate=evaluate_and_keep)
-  best = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).best(toy.make_state())
+  best = checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS).best_params()
   assert best.step == result.best_step == 2 * toy.STEPS_PER_EPOCH
-  assert_same(best.state.eval_params, seen[1])
+  assert_same(best.params, seen[1])
 
 
 def test_evaluation_comes_every_so_many_epochs_and_at_the_end(tmp_path):
@@ -352,107 +355,110 @@ def test_signal_handlers_are_put_back(tmp_path):
   assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def steps_where(schedule, is_due):
-  return [step for step in range(1, schedule.total_steps + 1) if is_due(step)]
+@pytest.mark.parametrize("which, options, expected", [
+    ("is_evaluated", dict(total_epochs=7, steps_per_epoch=4, eval_every_epochs=3), [12, 24, 28]),
+    ("is_evaluated", dict(total_epochs=3, steps_per_epoch=2), [2, 4, 6]),
+    ("is_saved", dict(total_epochs=2, steps_per_epoch=5), []),
+    ("is_saved", dict(total_epochs=2, steps_per_epoch=5, checkpoint_every_steps=3), [3, 6, 9]),
+    ("is_logged", dict(total_epochs=2, steps_per_epoch=5, log_every_steps=4), [4, 8]),
+    ("is_epoch_end", dict(total_epochs=2, steps_per_epoch=5), [5, 10])])
+def test_what_comes_after_which_step(which, options, expected):
+  schedule = loop.Schedule(**options)
+  is_due = getattr(schedule, which)
+  assert [step for step in range(1, schedule.total_steps + 1) if is_due(step)] == expected
 
 
-def test_a_run_evaluates_after_every_so_many_epochs_and_at_its_end():
-  schedule = loop.Schedule(total_epochs=7, steps_per_epoch=4, eval_every_epochs=3)
-  assert schedule.total_steps == 28
-  assert steps_where(schedule, schedule.is_evaluated) == [12, 24, 28]
-  every = loop.Schedule(total_epochs=3, steps_per_epoch=2)
-  assert steps_where(every, every.is_evaluated) == [2, 4, 6]
+@pytest.mark.parametrize("best_step, options, expected", [
+    (None, dict(total_epochs=5, early_stop_epochs=3), [6, 8, 10]),
+    (2, dict(total_epochs=5, early_stop_epochs=3), [8, 10]),
+    (8, dict(total_epochs=5, early_stop_epochs=3), []),
+    (None, dict(total_epochs=5), []),
+    # Never between two evaluations.
+    (None, dict(total_epochs=10, early_stop_epochs=2, eval_every_epochs=3), [6, 12, 18, 20]),
+    (6, dict(total_epochs=10, early_stop_epochs=2, eval_every_epochs=3), [12, 18, 20]),
+    (12, dict(total_epochs=10, early_stop_epochs=2, eval_every_epochs=3), [18, 20])])
+def test_a_run_ends_early_at_an_evaluation_without_improvement(best_step, options, expected):
+  schedule = loop.Schedule(steps_per_epoch=2, **options)
+  assert [step for step in range(1, schedule.total_steps + 1)
+          if schedule.is_early_stop(step, best_step)] == expected
 
 
-def test_checkpoints_between_evaluations_come_only_when_asked_for():
-  never = loop.Schedule(total_epochs=2, steps_per_epoch=5)
-  assert steps_where(never, never.is_saved) == []
-  some = loop.Schedule(total_epochs=2, steps_per_epoch=5, checkpoint_every_steps=3)
-  assert steps_where(some, some.is_saved) == [3, 6, 9]
+def test_progress_tells_the_time_left_at_the_mean_rate(tmp_path, monkeypatch, capsys):
+  ticks = itertools.count()  # of a millisecond, one for each look at the clock
+  batches, taken = make_batches(), []
+  monkeypatch.setattr(
+      loop.time, "monotonic", lambda: 60.0 * len(taken) + next(ticks) / 1000)
 
+  class Slow:
+    def __next__(self):
+      taken.append(1)
+      return next(batches)
 
-def test_metrics_are_logged_every_so_many_steps_across_epochs():
-  schedule = loop.Schedule(total_epochs=2, steps_per_epoch=5, log_every_steps=4)
-  assert steps_where(schedule, schedule.is_logged) == [4, 8]
-  assert steps_where(schedule, schedule.is_epoch_end) == [5, 10]
+    def get_state(self):
+      return batches.get_state()
 
-
-@pytest.mark.parametrize("best_step, expected", [(None, [6, 8, 10]), (2, [8, 10]), (8, [])])
-def test_a_run_ends_early_at_the_end_of_an_epoch_without_improvement(best_step, expected):
-  schedule = loop.Schedule(total_epochs=5, steps_per_epoch=2, early_stop_epochs=3)
-  assert steps_where(
-      schedule, lambda step: schedule.is_early_stop(step, best_step)) == expected
-
-
-@pytest.mark.parametrize("best_step, expected", [
-    (None, [6, 12, 18, 20]), (6, [12, 18, 20]), (12, [18, 20])])
-def test_a_run_never_ends_early_between_two_evaluations(best_step, expected):
-  schedule = loop.Schedule(total_epochs=10, steps_per_epoch=2, early_stop_epochs=2, eval_every_epochs=3)
-  assert steps_where(
-      schedule, lambda step: schedule.is_early_stop(step, best_step)) == expected
-
-
-def test_a_run_never_ends_early_unless_asked_to():
-  schedule = loop.Schedule(total_epochs=5, steps_per_epoch=2)
-  assert not steps_where(schedule, lambda step: schedule.is_early_stop(step, None))
-
-
-@pytest.mark.parametrize("field, value", [
-    ("total_epochs", 0), ("steps_per_epoch", 0), ("eval_every_epochs", 0),
-    ("early_stop_epochs", -1), ("log_every_steps", 0), ("checkpoint_every_steps", -1)])
-def test_numbers_that_are_too_small_are_refused_by_name(field, value):
-  options = dict(total_epochs=1, steps_per_epoch=1) | {field: value}
-  with pytest.raises(ValueError, match=f"{field} is {value}, expected at least"):
-    loop.Schedule(**options)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-  """`clock.now` is what the module takes for the time."""
-  class Clock:
-    now = 1000.0
-    monotonic = lambda self: self.now
-
-  found = Clock()
-  monkeypatch.setattr(loop, "time", found)
-  return found
-
-
-def test_before_a_step_nothing_is_known():
-  left = loop.TimeLeft(loop.Schedule(2, 10))
-  left.start(1)
-  assert left.text(1, evaluated_step=0) == ""
-
-
-def test_until_an_evaluation_was_timed_their_number_is_told(clock):
-  left = loop.TimeLeft(loop.Schedule(3, 10))
-  left.start(1)
-  clock.now += 8  # four steps of two seconds
-  left.count_steps(5)
-  assert left.text(5, evaluated_step=0) == "50 s left, and 3 evaluations"
-
-
-def test_evaluations_count_as_the_newest_one_took(clock):
-  left = loop.TimeLeft(loop.Schedule(3, 10))
-  left.start(0)
-  for seconds in (60, 30):  # the first compiles
-    clock.now += 20
-    left.count_steps(10)
-    clock.now += seconds
-    left.count_evaluation(10)
-  # Twenty steps at four seconds and two evaluations of half a minute.
-  assert left.text(10, evaluated_step=10) == "2 min left"
-
-
-@pytest.mark.parametrize("epochs, every, after, expected", [
-    (3, 1, 0, 3), (3, 1, 10, 2), (3, 2, 0, 2), (3, 2, 20, 1), (3, 2, 30, 0), (4, 2, 20, 1)])
-def test_the_schedule_knows_how_many_evaluations_come(epochs, every, after, expected):
-  schedule = loop.Schedule(epochs, 10, eval_every_epochs=every)
-  assert schedule.evaluations_after(after) == expected
-  assert expected == sum(map(schedule.is_evaluated, range(after + 1, schedule.total_steps + 1)))
+  run(tmp_path, batches=Slow())
+  lines = [line for line in capsys.readouterr().out.splitlines() if "left" in line]
+  assert "step 2/12" in lines[0] and "  10 min left  " in lines[0]
+  assert "best valid_sample/opa" in lines[-1]
 
 
 def test_the_schedule_says_why_a_run_ended():
   schedule = loop.Schedule(5, 10, early_stop_epochs=2, best_metric="opa")
   assert schedule.why_ended(50) == "last epoch (5)"
   assert schedule.why_ended(30) == "early stopping: opa did not improve in 2 epochs"
+
+
+# Each waits for ever in its own way, and says so first.
+WAITS = {
+    "a queue": "import queue; say(); queue.Queue().get()",
+    # A mutex taken twice: a wait in C that no signal interrupts.
+    "a call in C": ("import ctypes; lock = ctypes.create_string_buffer(64); c = ctypes.CDLL(None); "
+                    "c.pthread_mutex_lock(lock); say(); c.pthread_mutex_lock(lock)"),
+    "a thread": ("import threading; t = threading.Thread(target=threading.Event().wait, "
+                 "daemon=True); t.start(); say(); t.join()"),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("where", WAITS)
+def test_a_second_signal_ends_the_process_wherever_it_waits(where, number):
+  program = ("from tpugraphs_jax.train import loop\n"
+             "say = lambda: print('waiting', flush=True)\n"
+             f"with loop.StopSignals():\n  {WAITS[where]}\n")
+  process = subprocess.Popen(
+      [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=commands.ROOT)
+  try:
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(number)
+    assert not ended(process, seconds=1)  # the first one alone is a request
+    # Again and again: on a busy machine two signals can arrive as one.
+    assert any(process.send_signal(number) or ended(process, seconds=1) for _ in range(30))
+    assert process.returncode == 128 + number
+  finally:
+    process.kill()
+    process.communicate()
+
+
+def ended(process, *, seconds):
+  try:
+    return process.wait(timeout=seconds) is not None
+  except subprocess.TimeoutExpired:
+    return False
+
+
+def test_one_signal_is_a_request():
+  with loop.StopSignals() as signals:
+    assert signals.received is None
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.received == signal.SIGTERM
+
+
+def test_what_signals_did_before_is_put_back():
+  wakeup = signal.set_wakeup_fd(-1)
+  handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+  for _ in range(2):
+    with loop.StopSignals():
+      os.kill(os.getpid(), signal.SIGTERM)
+  assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+  assert signal.set_wakeup_fd(wakeup) == -1

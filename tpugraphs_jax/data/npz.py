@@ -235,6 +235,11 @@ def read_layout(path: str | os.PathLike[str], *, with_configs: bool = True) -> g
   Raises:
     FileNotFoundError: there is no such file.
     NpzError: the file is damaged or an array is not as it should be.
+
+  Example:
+    >>> graph = read_layout("data/own/npz/layout/own/programs/test/experts_layer.npz")
+    >>> graph.node_feat.shape == (graph.num_nodes, 140), graph.configs.is_labelled
+    (True, True)
   """
   with NpzArchive(path) as archive:
     _check_members(archive, _LAYOUT_ARRAYS)

@@ -127,10 +127,23 @@ class LayoutData:
       graphs = list(map(output_orders, graphs))
     if split == "train":
       graphs = self._left(graphs)
+      read = sum(len(graph.configs) for graph in graphs)
       graphs = [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]
       graphs = [drop_flat(graph, self.entropy_threshold) for graph in graphs]
       graphs = [self._limit_configs(graph) for graph in graphs]
+      self._tell_fewer_configs(read, sum(len(graph.configs) for graph in graphs))
     return graphs
+
+  def _tell_fewer_configs(self, read: int, kept: int) -> None:
+    """Logs how many training configurations the config's filters leave, and which filters."""
+    filters = {"duplicate_policy": ("keep", "of equal ones one counts"),
+               "entropy_threshold": (0, "flat stretches are left out"),
+               "max_configs": (0, "so many per graph at most")}
+    used = [f"data.{name}={getattr(self, name)}: {text}"
+            for name, (default, text) in filters.items() if getattr(self, name) != default]
+    if kept < read:
+      logging.info("%s: %s of %s training configurations are kept (%s)", self.collection.name,
+                   f"{kept:,}", f"{read:,}", "; ".join(used))
 
   def _left(self, graphs: list[OpGraph]) -> list[OpGraph]:
     left = [graph for graph in graphs if not any(word in graph.name for word in self.leave_out)]

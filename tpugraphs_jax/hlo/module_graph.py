@@ -91,6 +91,13 @@ def featurize(
     ValueError: the source is not understood, the module is inconsistent, or libtpu
       is missing.
     FileNotFoundError: there is no such file.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from tpugraphs_jax import hlo
+    >>> graph = hlo.featurize(lambda x, w: jnp.tanh(x @ w), jnp.ones((4, 8)), jnp.ones((8, 2)))
+    >>> graph.node_feat.shape[1], len(graph.config_node)  # the dot can have layouts
+    (140, 1)
   """
   loaded = sources.load(source, *args, optimized=optimized, target=target)
   module = proto.parse_module(loaded.data, where=loaded.where)

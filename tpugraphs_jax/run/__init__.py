@@ -1,30 +1,17 @@
-"""From a config to results: what `run_tile.py` and `run_layout.py` do.
+"""From a config to results, read downward: what `run_tile.py` and `run_layout.py` do.
 
-  command   flags -> config, and errors -> one line each
-  configs   where a config comes from: a file, a variant, a working folder
-  checks    what cannot work is refused by the name of its field
-  jobs      train, evaluate, predict
-  phases    the runs of the training loop that a job is made of
+  command   the two commands: flags to a job, and every mistake in one line
+  configs   the config of a file and its variants, its flags, and how it is shown
+  checks    refuses impossible values by the name of the field
+  job       the data and the ranker that a config names, and the graphs that take part
+  training  the stages of training; `training.run` is the whole way in Python
+  results   banner, `summary.json`, evaluation and prediction
 
-Only these modules know config objects and flags; what they call takes plain arguments.
+Beside them: `published` (presets of published systems), `dry_run`, `sweep` and `official`
+(weights of the TensorFlow baseline). Only these modules know config objects and flags; the
+modules that they call take plain arguments.
 """
 
-from tpugraphs_jax import host_memory
+from tpugraphs_jax.run.command import layout, tile
 
-
-def tile() -> None:
-  """The command `tpugraphs-tile`, and `run_tile.py`."""
-  host_memory.restart_with(host_memory.HUGE_PAGES)
-  _launch("tile.py")
-
-
-def layout() -> None:
-  """The command `tpugraphs-layout`, and `run_layout.py`."""
-  host_memory.restart_with(host_memory.HUGE_PAGES, host_memory.KEPT)
-  _launch("layout.py")
-
-
-def _launch(default_config: str) -> None:
-  from tpugraphs_jax.run import command  # imports jax once, after the restart
-
-  command.launch(default_config)
+__all__ = ["layout", "tile"]

@@ -14,7 +14,6 @@ from tpugraphs_jax.data import feature_blocks, features, plan, reduction, select
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments import family as segments, history, partition
-from tpugraphs_jax.run import phases
 from tpugraphs_jax.train import log, state
 
 TASKS = ("tile", "layout", "segments")
@@ -85,6 +84,19 @@ def choices(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
   return found | (_SEGMENT_CHOICES if config.task == "segments" else {})
 
 
+def models_of(config: ml_collections.ConfigDict) -> Mapping[str, Any]:
+  """The registered models of a config's task, by name."""
+  return base.MODELS["tile" if config.task == "tile" else "layout"]
+
+
+def loss_options(config: ml_collections.ConfigDict) -> losses.Options:
+  """Options of the losses that a config names; ValueError for impossible ones."""
+  loss = config.loss
+  return losses.Options(
+      loss.pair_reduction, loss.margin, loss.score_norm_clip,
+      losses.Noise(loss.noise, selection.ORIGINS[config.batch.target]))
+
+
 def parts() -> dict[str, Sequence[str]]:
   """What fields that are made of several names take them from, by field."""
   return {"loss.losses": tuple(losses.LOSSES), "data.features": tuple(feature_blocks.BLOCKS),
@@ -94,7 +106,7 @@ def parts() -> dict[str, Sequence[str]]:
 
 def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
   own = collections.OWN
-  model = {"name": tuple(base.MODELS["tile" if config.task == "tile" else "layout"]),
+  model = {"name": tuple(models_of(config)),
            "precision": _PRECISIONS, "dtype": _DTYPES}
   return {
       "task": TASKS, "batch.sampling": plan.SAMPLINGS, "batch.target": selection.TARGETS,
@@ -148,7 +160,7 @@ def _check_loss(config: ml_collections.ConfigDict) -> None:
   one_of(config, {"batch.target": selection.TARGETS})
   if not loss.temperature > 0:
     raise ValueError(f"loss.temperature is {loss.temperature}, expected a number above 0")
-  phases.loss_options(config)
+  loss_options(config)
   if loss.noise and target == "rank":
     raise ValueError(f"loss.noise is {loss.noise}, but with batch.target=rank a loss knows no "
                      "runtimes: take batch.target=ratio or official, or loss.noise=0")

@@ -6,22 +6,48 @@ import functools
 from logging import getLogger
 from pathlib import Path
 import tempfile
+
 from absl import app, flags, logging
 import jax
-from ml_collections import config_flags
 import ml_collections
+from ml_collections import config_flags
 
-from tpugraphs_jax import console, parallel, remote, report
+from tpugraphs_jax import collections, console, host_memory, parallel, remote, report
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
-from tpugraphs_jax.run import arguments, configs, describe, dry_run, job as job_lib, results
-from tpugraphs_jax.run import training
-from tpugraphs_jax.serve import saved
+from tpugraphs_jax.run import configs, dry_run, job as job_lib, results, training
+from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ensemble import COMBINATIONS, Ensemble
 
 
+def tile() -> None:
+  """The command `tpugraphs-tile`, and `run_tile.py`."""
+  _launch("tile.py")
+
+
+def layout() -> None:
+  """The command `tpugraphs-layout`, and `run_layout.py`."""
+  host_memory.keep_freed()
+  _launch("layout.py")
+
+
+def _launch(default_config: str) -> None:
+  """Runs the command whose default config is that file of the project's."""
+  # Users need no list of the platforms that jax looked for and did not find.
+  getLogger("jax._src.xla_bridge").setLevel("WARNING")
+  parallel.leave_out_missing_tpu()
+  app.run(main, flags_parser=functools.partial(_parse_flags, default_config))
+
+
+def _parse_flags(default_config: str, argv: list[str]) -> list[str]:
+  define_flags()
+  for flag in flags.FLAGS.get_key_flags_for_module(__name__):
+    flags.FLAGS.register_key_flag_for_module(argv[0], flag)  # for --help
+  return configs.parse_flags(argv, default_config)
+
+
 def define_flags() -> None:
-  """The flags of both commands, but for `--config`; see `arguments`."""
+  """The flags of both commands, but for `--config`; see `configs.parse_flags`."""
   flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.")
   flags.DEFINE_string(
       "data_root", None, f"Folder with tile/ and layout/ (default {DEFAULT_DATA_ROOT}).")
@@ -50,41 +76,41 @@ def main(argv: list[str]) -> None:
   """Runs the command; a mistake of its user ends in one line and exit code 2."""
   if len(argv) > 1:
     console.fail(f"unexpected argument {argv[1]!r}; options start with --")
-  values, config = flags.FLAGS, None
+  values = flags.FLAGS
   console.install()
   if values.print_config:
-    print(describe.config(values.config, values["config"].default_as_str))
+    print(configs.described(values.config, values["config"].default_as_str))
     return
   try:
-    if values.dry_run:
-      config = values.config
-      _tell_dry_run(values)
-      return
-    _check_flags(values)
-    parallel.prefer_plain_cpu_code()
-    parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
-    parallel.use_compilation_cache(
-        values.compilation_cache or remote.local_of(values.workdir) / "compilation_cache")
-    # A process that fails alone must not leave the others waiting for it.
-    with parallel.stop_together(), remote.working_folder(
-        values.workdir, is_writing=parallel.is_primary()) as workdir:
-      if values.ensemble:
-        _run_together(values, workdir)
-        return
-      config = _config(values, workdir)
-      training.run(config, workdir, mode=values.mode, resume=values.resume,
-               split=values.split or "")
-      if values.report and values.mode != "predict":
-        _write_page(workdir)
+    (_tell_dry_run if values.dry_run else _run)(values)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     reason = str(error).splitlines()[0].rstrip(".")
     console.fail(f"{reason}; a step takes less with a smaller --config.batch.graphs, with "
-          "--config.batch.config_chunk, or on segments (layouts: variant gst_ed)")
+                 "--config.batch.config_chunk, or on segments (layouts: variant gst_ed)")
   except (ValueError, OSError, FloatingPointError) as error:
     logging.debug("details", exc_info=True)
-    console.fail(arguments.one_line(configs.as_flags(str(error), config)))
+    console.fail(configs.one_line(configs.as_flags(str(error), values.config)))
+
+
+def _run(values: flags.FlagValues) -> None:
+  """Trains, evaluates and ranks as the flags say."""
+  _check_flags(values)
+  parallel.prefer_plain_cpu_code()
+  parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
+  parallel.use_compilation_cache(
+      values.compilation_cache or remote.local_of(values.workdir) / "compilation_cache")
+  # A process that fails alone must not leave the others waiting for it.
+  with parallel.stop_together(), remote.working_folder(
+      values.workdir, is_writing=parallel.is_primary()) as workdir:
+    if values.ensemble:
+      _run_together(values, workdir)
+      return
+    training.run(_config(values, workdir), workdir, mode=values.mode, resume=values.resume,
+                 split=values.split or "")
+    if values.report and values.mode != "predict":
+      _write_page(workdir)
 
 
 def _tell_dry_run(values: flags.FlagValues) -> None:
@@ -107,22 +133,35 @@ def _check_flags(values: flags.FlagValues) -> None:
     raise ValueError("--workdir is missing: name a folder for checkpoints, metrics and results")
   if values.synthetic and values.data_root:
     raise ValueError("--synthetic makes data of its own: give it or --data_root, not both")
-  if values.split and values.mode not in ("predict", "evaluate"):
-    raise ValueError(f"--split={values.split} goes with --mode=predict or evaluate, and --mode is "
-                     f"{values.mode}")
+  is_later = values.mode in ("predict", "evaluate")
+  for flag in ("split", "ensemble"):
+    if getattr(values, flag) and not is_later:
+      raise ValueError(f"--{flag} goes with --mode=evaluate or predict, and --mode is "
+                       f"{values.mode}")
+  if values.ensemble and values.synthetic:
+    raise ValueError("--ensemble takes the data of its first model, or --data_root: leave out "
+                     "--synthetic")
+
+
+def _trained_config(place: str | Path) -> dict:
+  """The config of a trained model. Process 0 reads it: the others may have no such disk."""
+  return parallel.from_primary(ranker_lib.config_of(place) if parallel.is_primary() else None)
+
+
+def _with_overrides(values: flags.FlagValues, found: dict) -> ml_collections.ConfigDict:
+  config = ml_collections.ConfigDict(found)
+  config.update_from_flattened_dict(config_flags.get_override_values(values["config"]))
+  return config
 
 
 def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDict:
   """The config that the flags ask for, with the place of the data as `data_root`."""
   config, data_root = values.config, values.data_root
   if values.mode in ("evaluate", "predict"):
-    # Process 0 decides: the others may have no such disk.
-    found = parallel.from_primary(
-        saved.config_of(workdir) if parallel.is_primary() else None)
+    found = _trained_config(workdir)
     data_root = data_root or found.get("data_root")
     if not values["config"].present:
-      config = ml_collections.ConfigDict(found)
-      config.update_from_flattened_dict(config_flags.get_override_values(values["config"]))
+      config = _with_overrides(values, found)
   with config.unlocked():
     config.data_root = data_root or _data_of(values, config, workdir)
   return config
@@ -130,15 +169,7 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
 
 def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   """Judges or ranks with several trained models; the first one's config names the data."""
-  if values.mode not in ("evaluate", "predict"):
-    raise ValueError("--ensemble goes with --mode=evaluate and --mode=predict, and --mode is "
-                     f"{values.mode}")
-  if values.synthetic:
-    raise ValueError("--ensemble takes the data of its first model, or --data_root: leave out "
-                     "--synthetic")
-  config = ml_collections.ConfigDict(parallel.from_primary(
-      saved.config_of(values.ensemble[0]) if parallel.is_primary() else None))
-  config.update_from_flattened_dict(config_flags.get_override_values(values["config"]))
+  config = _with_overrides(values, _trained_config(values.ensemble[0]))
   with config.unlocked():
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)
@@ -163,12 +194,17 @@ def _data_of(
     is_remote = remote.is_remote(values.workdir)
     return _synthetic(config, (remote.local_of(values.workdir) if is_remote else workdir)
                       / "synthetic")
-  if not parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
+  if parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
+    return DEFAULT_DATA_ROOT
+  if config.data.source == collections.OWN:
     raise FileNotFoundError(
-        f"there is no data at {DEFAULT_DATA_ROOT}: download them (python -m "
-        f"tpugraphs_jax.data.download --data_root {DEFAULT_DATA_ROOT}), name another place with "
-        "--data_root, or try the command on tiny synthetic data with --synthetic")
-  return DEFAULT_DATA_ROOT
+        f"there is no data at {DEFAULT_DATA_ROOT}: name the folder of the collection "
+        f"{config.data.search} with --data_root (in a checkout --data_root=data/own/npz has the "
+        "example programs; python -m tpugraphs_jax.collect makes one from your own)")
+  raise FileNotFoundError(
+      f"there is no data at {DEFAULT_DATA_ROOT}: download them (python -m "
+      f"tpugraphs_jax.data.download --data_root {DEFAULT_DATA_ROOT}), name another place with "
+      "--data_root, or try the command on tiny synthetic data with --synthetic")
 
 
 def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
@@ -197,18 +233,3 @@ def _write_page(workdir: Path) -> None:
     console.say(f"no report page: {error}")
   except Exception:  # pylint: disable=broad-exception-caught
     logging.warning("no report page could be drawn", exc_info=True)
-
-
-def launch(default_config: str) -> None:
-  """Runs the command whose default config is that file of the project's."""
-  # Users need no list of the platforms that jax looked for and did not find.
-  getLogger("jax._src.xla_bridge").setLevel("WARNING")
-  parallel.leave_out_missing_tpu()
-  app.run(main, flags_parser=functools.partial(_parse_flags, default_config))
-
-
-def _parse_flags(default_config: str, argv: list[str]) -> list[str]:
-  define_flags()
-  for flag in flags.FLAGS.get_key_flags_for_module(__name__):
-    flags.FLAGS.register_key_flag_for_module(argv[0], flag)  # for --help
-  return arguments.parse(argv, default_config)

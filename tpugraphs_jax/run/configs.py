@@ -1,17 +1,40 @@
-"""Where a config comes from: a file with variants, a variant alone, or a working folder."""
+"""Configs: where one comes from, how flags change it, and how it is shown.
+
+A config is a `ConfigDict` made by a file with variants (`layout.py:xla-random,recommended`).
+`--print_config` shows the comments of that file beside the fields, and `--help` its variants.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import difflib
+import functools
+import inspect
 from pathlib import Path
 import re
 import runpy
+import sys
+import textwrap
+from typing import Any
 
+from absl import flags
+from flax import traverse_util
 import ml_collections
+from ml_collections import config_flags
 
 import tpugraphs_jax
+from tpugraphs_jax import console, registry
+from tpugraphs_jax.run import checks
+
+PRESET = "preset="  # before the name of a published system among the variants
 
 _SECTIONS = ("data", "batch", "model", "loss", "optimizer", "train", "eval", "segments")
 _FIELD = re.compile(rf"(?<![\w./-])((?:{'|'.join(_SECTIONS)})(?:\.[a-z]\w*)+)")
+_OF_ALL_MODELS = ("dtype", "precision")  # options that a change of model keeps
+_WIDTH, _FLAG = 98, 44  # columns of a line of `--print_config`, and of its flag
+
+
+# Files and variants.
 
 
 def folder() -> Path:
@@ -39,28 +62,21 @@ def resolve(value: str, default: str) -> str:
   return f"{path}{colon}{variant}"
 
 
-def as_flags(message: str, config: ml_collections.ConfigDict | None) -> str:
-  """The message with the fields of a config (`batch.graphs`) as the flags that set them."""
-  if config is None:
-    return message
-
-  def flag(found: re.Match) -> str:
-    section: object = config
-    for name in found[1].split("."):
-      if not isinstance(section, ml_collections.ConfigDict) or name not in section:
-        return found[0]
-      section = section[name]
-    return f"--config.{found[1]}"
-
-  return _FIELD.sub(flag, message)
-
-
 def load(value: str) -> ml_collections.ConfigDict:
-  """The config of a value of `--config`, such as `tile.py:recommended` or `FILE.py:VARIANT`.
+  """The config of a value of `--config`.
+
+  Args:
+    value: such as `tile.py:recommended`, or `FILE.py:VARIANT` for a file of the user's.
 
   Raises:
     FileNotFoundError: there is no such file.
     ValueError: the file has no such variant.
+
+  Example:
+    >>> from tpugraphs_jax.run import configs
+    >>> config = configs.load("layout.py:xla-random,recommended")
+    >>> config.model.name, config.data.search
+    ('ScoreTables', 'random')
   """
   path, colon, variant = resolve(value, "").partition(":")
   if not Path(path).is_file():
@@ -69,3 +85,232 @@ def load(value: str) -> ml_collections.ConfigDict:
                             "a file of your own")
   get_config = runpy.run_path(path)["get_config"]
   return get_config(variant) if colon else get_config()
+
+
+def take_preset(
+    presets: Mapping[str, Callable], names: Sequence[str], file: str
+) -> tuple[list[str], Callable | None]:
+  """The variants that are no presets, and the one preset among them, if there is one.
+
+  Args:
+    presets: functions that change a config, by name.
+    names: variants.
+    file: the config file, for errors.
+
+  Raises:
+    ValueError: an unknown preset, or more than one.
+  """
+  chosen = [name.removeprefix(PRESET) for name in names if name.startswith(PRESET)]
+  if unknown := [name for name in chosen if name not in presets]:
+    raise ValueError(f"{file} has no preset {unknown[0]!r}; it has {', '.join(presets)}")
+  if len(chosen) > 1:
+    raise ValueError(f"{file} takes one of the presets {' and '.join(chosen)}")
+  others = [name for name in names if not name.startswith(PRESET)]
+  return others, presets[chosen[0]] if chosen else None
+
+
+def preset_variants(presets: Mapping[str, Callable]) -> dict[str, str]:
+  """Every preset as a variant, with the first line of its docstring."""
+  return {PRESET + name: preset.__doc__.splitlines()[0] for name, preset in presets.items()}
+
+
+# Flags.
+
+
+def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
+  """Defines the flag `--config` and parses all flags; every mistake takes one line.
+
+  Afterwards `flags.FLAGS.config` is the config with the fields that flags change; the
+  flag's default says which `FILE.py:VARIANT` it came from.
+
+  Args:
+    argv: the program, then its arguments.
+    default_config: name of the config file used when `--config` is not given.
+  """
+  given, rest = _take(argv, "config")
+  place = resolve(given, default_config) if given else str(folder() / default_config)
+  config = _load_or_fail(place)
+  try:
+    _follow_model(config, rest)
+    _define_config(config, rest, place, is_given=given is not None)
+    return flags.FLAGS(rest)
+  except (AttributeError, KeyError) as error:  # from ml_collections, whose words are escaped
+    console.fail(_unknown_field(config, rest) or one_line(str(error)))
+  except (flags.Error, ValueError) as error:
+    console.fail(one_line(str(error).splitlines()[-1]))
+
+
+def one_line(message: str) -> str:
+  """The message as one line, without the backslashes of a message quoted within a message."""
+  return re.sub(r"\\+(?=['\"])", "", console.one_line(message))
+
+
+def as_flags(message: str, config: ml_collections.ConfigDict | None) -> str:
+  """The message with the fields of a config (`batch.graphs`) as the flags that set them."""
+  known = traverse_util.flatten_dict(config.to_dict(), sep=".") if config else {}
+
+  def flag(found: re.Match) -> str:
+    is_field = any(f"{name}.".startswith(f"{found[1]}.") for name in known)
+    return f"--config.{found[1]}" if is_field else found[0]
+
+  return _FIELD.sub(flag, message)
+
+
+def nearest(field: str, known: Iterable[str]) -> str:
+  """The question whether a near field was meant, and a space; empty where none is near."""
+  near = difflib.get_close_matches(field, known, n=1)
+  return f"did you mean {near[0]}? " if near else ""
+
+
+def _unknown_field(config: ml_collections.ConfigDict, argv: Sequence[str]) -> str:
+  """Which flag names a field that the config has not, with the nearest one; else empty."""
+  known = traverse_util.flatten_dict(config.to_dict(), sep=".")
+  for argument in argv:
+    flag = argument.partition("=")[0]
+    field = re.sub(r"^--?config\.", "", flag)
+    if field != flag and not any(f"{name}.".startswith(f"{field}.") for name in known):
+      return (f"{argument}: the config has no field {field!r}; {nearest(field, known)}"
+              "--print_config lists them")
+  return ""
+
+
+def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+  """The value of a flag, None if it is not there, and the other arguments."""
+  value, rest, arguments = None, [], iter(argv)
+  for argument in arguments:
+    flag, equals, text = argument.partition("=")
+    if flag in (f"--{name}", f"-{name}"):
+      value = text if equals else next(arguments, "")
+    else:
+      rest.append(argument)
+  return value, rest
+
+
+def _load_or_fail(place: str) -> ml_collections.ConfigDict:
+  try:
+    return load(place)
+  except (ValueError, OSError) as error:
+    console.fail(one_line(str(error)))
+  except Exception as error:  # Whatever a config file of the user's does.
+    console.fail(f"{place}: {type(error).__name__}: {one_line(str(error))}")
+
+
+def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
+  """Gives a model that a flag names its own options, at their defaults."""
+  name, _ = _take(argv, "config.model.name")
+  if name is None or name == config.model.name:
+    return
+  registry.import_extensions(config.extensions)
+  models = checks.models_of(config)
+  if name not in models:
+    return  # A module that a flag names may have it; else the check lists the names.
+  options = _defaults(models[name])
+  kept = {key: config.model[key] for key in _OF_ALL_MODELS
+          if key in options and key in config.model}
+  known = {key: value for key, value in options.items() if value is not None}
+  config.model = ml_collections.ConfigDict({"name": name} | known | kept)
+
+
+def _defaults(build: Any) -> dict[str, Any]:
+  """Options of a model, which a class or a function makes, with their defaults."""
+  fixed = build.keywords if isinstance(build, functools.partial) else {}
+  found = {name: parameter.default
+           for name, parameter in inspect.signature(build).parameters.items()
+           if name not in {"parent", "name", *fixed} and parameter.default is not parameter.empty}
+  return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+
+
+def _define_config(
+    config: ml_collections.ConfigDict, argv: Sequence[str], place: str, *, is_given: bool
+) -> None:
+  config_flags.DEFINE_config_dict(
+      "config", config, "FILE.py:VARIANT, or a variant alone; --config.FIELD changes a field.",
+      sys_argv=list(argv))
+  flag = flags.FLAGS["config"]
+  flag.default_as_str = place  # instead of the whole config, for --help
+  flag.present = int(is_given)
+  flags.FLAGS.register_key_flag_for_module(argv[0], flag)  # for --help
+  # absl shows this above the flags.
+  sys.modules["__main__"].__doc__ = f"\n{variants(place)}\n"
+
+
+# A config in words.
+
+
+def variants(place: str) -> str:
+  """The variants of a config file, one to a line; empty if the file names none."""
+  path = Path(place.partition(":")[0])
+  known = runpy.run_path(str(path)).get("VARIANTS", {}) if path.is_file() else {}
+  width = max(map(len, known), default=0)
+  lines = [f"  {name:<{width}}  {text}" for name, text in known.items()]
+  title = f"Variants of {path.name}, separated by commas (--config={path.name}:A,B):"
+  return "\n".join([title, *lines]) if lines else ""
+
+
+def described(fields: ml_collections.ConfigDict, place: str) -> str:
+  """All fields of a config with their values, the values they may have, and their comments.
+
+  Args:
+    fields: the config, with the fields that flags changed.
+    place: `FILE.py:VARIANT` that it came from.
+  """
+  # A config of the user's own starts from one of the project's: its comments hold too.
+  own = "tile.py" if fields.task == "tile" else "layout.py"
+  comments = comments_of(folder() / own) | comments_of(Path(place.partition(":")[0]))
+  comments |= {f"model.{name}": text for name, text in _notes_of_model(fields).items()}
+  choices, parts, lines = checks.choices(fields), checks.parts(), []
+  for name, value in traverse_util.flatten_dict(fields.to_dict(), sep=".").items():
+    note = comments.get(name) or comments.get(name.removeprefix("segments.finetune."), "")
+    said = (*note.replace(",", " ").split(), str(value))
+    if not all(str(choice) in said for choice in choices.get(name, ())):
+      note = "; ".join(filter(None, [note, f"one of {', '.join(map(str, choices[name]))}"]))
+    if name in parts:
+      note = "; ".join(filter(None, [note, f"made of {', '.join(parts[name])}"]))
+    shown = f'"{value}"' if isinstance(value, tuple) else value  # as a shell takes it
+    lines += _field_lines(f"--config.{name}={shown}", note)
+  return "\n".join([*lines, "", variants(place)]).rstrip()
+
+
+def _field_lines(flag: str, note: str) -> Iterator[str]:
+  if not note or len(flag) > _FLAG:
+    yield flag
+    flag = ""
+  for line in textwrap.wrap(note, _WIDTH - _FLAG - 4):
+    yield f"{flag:<{_FLAG}}  # {line}"
+    flag = ""
+
+
+def _notes_of_model(fields: ml_collections.ConfigDict) -> dict[str, str]:
+  """The descriptions of a model's options in the docstrings of its class and bases, by name."""
+  models = checks.models_of(fields)
+  if fields.model.name not in models:
+    return {}  # of a module that is not imported
+  build = models[fields.model.name]
+  build = build.func if isinstance(build, functools.partial) else build
+  found: dict[str, str] = {}
+  for of_class in inspect.getmro(build) if inspect.isclass(build) else [build]:
+    _, _, text = (inspect.getdoc(of_class) or "").partition("\nAttributes:\n")
+    for name, note in re.findall(r"^  (\w+): (.+(?:\n {3,}.+)*)", text, re.MULTILINE):
+      found.setdefault(name, " ".join(note.split()).replace("`", "").rstrip("."))
+  return found
+
+
+def comments_of(path: Path) -> dict[str, str]:
+  """Comments beside the fields of a config file, by field (`batch.graphs`).
+
+  A comment belongs to the last field on its line: `config.seed = 0  # ...`, or a keyword in
+  the lines after `config.batch = ConfigDict(dict(`.
+  """
+  found: dict[str, str] = {}
+  section = name = ""
+  for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+    code, _, comment = line.partition("  # ")
+    code = re.sub(r'"[^"]*"', '""', code)  # a value may look like a field
+    if assigned := re.search(r"\bconfig\.([\w.]+)(?: = |\.update\()", code):
+      section = name = assigned[1]
+      code = code[assigned.end():]
+    if fields := re.findall(r"(\w+)=(?!=)", code):
+      name = f"{section}.{fields[-1]}"
+    if comment and code.strip():
+      found.setdefault(name, comment)
+  return found

@@ -1,4 +1,4 @@
-"""`--dry_run`: what a run takes, before it is started.
+"""`--dry_run`: the disk, memory and time that a run takes, before it is started.
 
 Sizes come from the files, or from what is published where they are not here. Seconds come
 from a few steps and an evaluation of a few graphs, in a folder that is removed afterwards:
@@ -18,27 +18,27 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
+import optax
 
-from tpugraphs_jax import parallel, remote
+from tpugraphs_jax import console, parallel, remote
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import download, npz, store
 from tpugraphs_jax.graph import SPLITS
-from tpugraphs_jax.run import banner, job as job_lib, phases, training
+from tpugraphs_jax.run import job as job_lib, training
 from tpugraphs_jax.train import log
 
-_STEPS = 8  # measured, besides those that compile
+_STEPS = 8  # measured, besides the steps that compile
 _SECONDS = 60.0  # of measured steps, after which no further one is taken
 _GRAPHS = 4  # of the validation split, measured
-_GB = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-  """What a few steps and an evaluation of a few graphs took.
+  """Measurements of a few steps and of an evaluation of a few graphs.
 
   Attributes:
-    steps: measured ones, without those that compiled.
+    steps: measured ones, without the steps that compiled.
     step_seconds: of a step, on average.
     compiles: batch shapes of training; each is compiled once.
     compile_seconds: of one of them, on average.
@@ -61,11 +61,11 @@ class Measured:
 
 
 def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
-  """Tells what a run takes, line by line, each as soon as it is known.
+  """Yields the lines of a dry run, each as soon as it is known.
 
   Args:
     config: of the run, with `data_root`, where nothing has to be.
-    scratch: an empty folder for what the measured steps write.
+    scratch: an empty folder for the files of the measured steps.
 
   Raises:
     ValueError: the config cannot work, or a file of the data is malformed.
@@ -80,7 +80,7 @@ def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
 def _collection_lines(
     config: ml_collections.ConfigDict, collection: Collection, scratch: Path
 ) -> Generator[str, None, bool]:
-  """What is there of a collection; returns whether a run can be measured on it."""
+  """Yields the sizes of a collection; returns whether a run can be measured on it."""
   yield f"collection  {collection.name}"
   there = [split for split in SPLITS if _files(config, collection, split)]
   yield from _data_lines(config, collection, there)
@@ -111,26 +111,22 @@ def _data_lines(
 ) -> Iterator[str]:
   here = sum(path.stat().st_size for split in there for path in _files(config, collection, split))
   if there:
-    yield f"files       {_size(here)} in {config.data_root} ({', '.join(there)})"
+    yield f"files       {console.size(here)} in {config.data_root} ({', '.join(there)})"
   if not there and collection.is_released:
-    yield (f"download    about {download.PUBLISHED_GB[collection.name]:.2f} GB, twice that while "
-           f"it is unpacked: python -m tpugraphs_jax.data.download --data_root "
-           f"{config.data_root} --collections {collection.name}")
+    size = console.size(1e9 * download.PUBLISHED_GB[collection.name])
+    yield (f"download    about {size}, twice that while it is unpacked: python -m "
+           f"tpugraphs_jax.data.download --data_root {config.data_root} "
+           f"--collections {collection.name}")
     if collection.kind == "layout":
-      yield f"store       at most about {download.STORE_GB[collection.name]:.1f} GB"
+      yield f"store       at most about {console.size(1e9 * download.STORE_GB[collection.name])}"
   place = remote.local_of(config.data_root).absolute()
   while not place.exists():
     place = place.parent
-  yield f"disk        {_size(shutil.disk_usage(place).free)} free at {place}"
-
-
-def _size(count: float) -> str:
-  """A number of bytes in words."""
-  return f"{count / _GB:.3g} GB" if count >= 0.1 * _GB else f"{count / 1e6:.3g} MB"
+  yield f"disk        {console.size(shutil.disk_usage(place).free)} free at {place}"
 
 
 def _number(count: int, what: str) -> str:
-  """Some of them: `1 device`, `2 devices`."""
+  """A number of things in words: `1 device`, `2 devices`."""
   return f"{count:,} {what}{'s' * (count != 1)}"
 
 
@@ -147,9 +143,9 @@ def _store_lines(
         stored += sum(store.read_meta(folder)["files"].values())
       else:
         missing, bound = missing + 1, bound + _stored_bytes(file)
-  text = f"store       {_size(stored)}"
+  text = f"store       {console.size(stored)}"
   if missing:
-    text += f", and at most {_size(bound)} for {_number(missing, 'graph')} not yet in it"
+    text += f", and at most {console.size(bound)} for {_number(missing, 'graph')} not yet in it"
   is_own = Path(config.data_root).is_relative_to(scratch)
   return bool(missing) and not is_own, text
 
@@ -171,39 +167,39 @@ def _host_lines(config: ml_collections.ConfigDict, collection: Collection) -> It
   yield f"hosts       each of them reads {what}; process 0 alone reads and writes --workdir"
 
 
-def measure(job: job_lib.Job, scratch: Path) -> tuple[phases.Phase, Measured]:
-  """Takes a few steps of the first phase and judges a few graphs.
+def measure(job: job_lib.Job, scratch: Path) -> tuple[training.Stage, Measured]:
+  """Takes a few steps of the first stage and judges a few graphs.
 
   Args:
     job: with data that can be loaded.
     scratch: an empty folder.
   """
   prepared = job_lib.prepare(job, scratch, resume=False)
-  phase, valid = phases.first_phase(job.parts(prepared), scratch), prepared.valid
-  parameters = banner.parameters(phase)
+  stage, valid = training.first_stage(training.parts_of(job, prepared), scratch), prepared.valid
+  parameters = optax.tree.size(stage.state.params)
   state, first, later = _steps(
-      phase, parallel.replicate(phase.state), measured=_STEPS * (1 + len(job.also)))
+      stage, parallel.replicate(stage.state), measured=_STEPS * (1 + len(job.also)))
   params = parallel.unreplicate(state.eval_params)
-  sampled, final = _evaluation(job, phase.scorer, params, valid)
+  sampled, final = _evaluation(job, stage.scorer, params, valid)
   for other in job.also:  # which are judged after training alone
     graphs = other.prepare(job_lib.judged(other.data.load(job.config.data_root, "valid")))
     final += _evaluation(other, other.ranker.scorer, params, graphs)[1]
   step_seconds, (what, peak) = float(np.mean(later)), log.peak_memory()
-  return phase, Measured(
-      len(later), step_seconds, len(phase.plan.budgets),
+  return stage, Measured(
+      len(later), step_seconds, len(stage.plan.budgets),
       max(0.0, float(np.mean(first)) - step_seconds), sampled, final, parameters, peak, what)
 
 
 def _steps(
-    phase: phases.Phase, state: Any, *, measured: int = _STEPS
+    stage: training.Stage, state: Any, *, measured: int = _STEPS
 ) -> tuple[Any, list[float], list[float]]:
-  """Seconds of steps that were the first of their shape, and of so many others."""
+  """Seconds of the first step of each shape, and of so many others."""
   first, later, seen = [], [], set()
-  total = phase.epochs * phase.plan.steps_per_epoch
+  total = stage.epochs * stage.plan.steps_per_epoch
   for step in range(total):
-    shape = tuple(phase.plan.budget(step).values())
+    shape = tuple(stage.plan.budget(step).values())
     since = time.monotonic()
-    state, metrics = phase.train_step(state, next(phase.batches))
+    state, metrics = stage.train_step(state, next(stage.batches))
     jax.block_until_ready(metrics)
     (later if shape in seen else first).append(time.monotonic() - since)
     seen.add(shape)
@@ -235,23 +231,23 @@ def _work(graphs: Sequence[Any], ids: Sequence[np.ndarray]) -> int:
 
 
 def _time_lines(
-    config: ml_collections.ConfigDict, phase: phases.Phase, found: Measured
+    config: ml_collections.ConfigDict, stage: training.Stage, found: Measured
 ) -> Iterator[str]:
-  steps = phase.epochs * phase.plan.steps_per_epoch
-  evaluations = -(-phase.epochs // config.train.eval_every_epochs)
+  steps = stage.epochs * stage.plan.steps_per_epoch
+  evaluations = -(-stage.epochs // config.train.eval_every_epochs)
   compiling = found.compiles * found.compile_seconds
   total = (steps * found.step_seconds + compiling + evaluations * found.evaluation_seconds
            + found.final_seconds)
-  yield (f"memory      {_size(found.peak_bytes)} of the {found.peak_of} at its peak, "
+  yield (f"memory      {console.size(found.peak_bytes)} of the {found.peak_of} at its peak, "
          f"{found.parameters:,} parameters")
-  yield (f"checkpoints about {_size(2 * 12 * found.parameters)}: two, each with parameters "
+  yield (f"checkpoints about {console.size(2 * 12 * found.parameters)}: two, each with parameters "
          "and two moments of Adam")
   yield (f"compiles    {_number(found.compiles, 'batch shape')} of training, "
          f"{found.compile_seconds:.1f} s each; a shared compilation cache saves this in later runs")
   yield (f"steps       {steps:,} of {found.step_seconds:.3g} s (mean of {found.steps} measured), "
          f"{_number(evaluations, 'evaluation')} of {found.evaluation_seconds:.3g} s, the last one "
          f"of {found.final_seconds:.3g} s")
-  yield (f"time        about {total / 3600:.2g} hours on {_number(jax.device_count(), 'device')} "
-         "like these")
-  if phase.following is not None:
+  yield (f"time        about {console.duration(total)} on "
+         f"{_number(jax.device_count(), 'device')} like these")
+  if stage.following is not None:
     yield "            and then the head alone, which was not measured"

@@ -1,4 +1,4 @@
-"""What a config is made of: data, a ranker for them, and the graphs that take part."""
+"""A job: the data and the ranker that a config names, and the graphs that take part."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import features, selection
 from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.run import checks, phases
-from tpugraphs_jax.serve import saved
+from tpugraphs_jax.run import checks
+from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import log
 
@@ -24,11 +24,11 @@ _ALSO = "also"  # folder of the other collections' results
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """What a config is made of.
+  """The parts that a config names.
 
   Attributes:
     config: see `configs/`; `config.data_root` names the data.
-    data: loads graphs and says what is learnt from them.
+    data: loads graphs and gives the targets of training.
     ranker: scores graphs.
     also: jobs of the other collections that the same network is trained on (`data.also`).
   """
@@ -54,14 +54,8 @@ class Job:
         (other, workdir / _ALSO / other.data.collection.name.replace(":", "_"))
         for other in self.also)]
 
-  def parts(self, prepared: Prepared) -> list[phases.Part]:
-    """What the network is trained on: this job's collection, then the others."""
-    return [phases.Part(job.config, job.ranker.family, graphs, job.data.targets,
-                        job.data.collection.name)
-            for job, graphs in zip((self, *self.also), (prepared.train, *prepared.also))]
-
   def prepare(self, graphs: Sequence[OpGraph]) -> list[Any]:
-    """Graphs as the ranker's family wants them."""
+    """Graphs in the form that the ranker's family trains on and scores."""
     return [self.ranker.prepare(graph) for graph in graphs]
 
   def fit(self, graphs: Sequence[OpGraph], also: Sequence[Sequence[OpGraph]] = ()) -> None:
@@ -148,7 +142,7 @@ def _fit_once(
     resume: bool,
 ) -> None:
   """Fits the transforms; a run that goes on keeps those that it began with."""
-  files = {folder / saved.TRANSFORMS_FILE: part.ranker for part, folder in job.placed(workdir)}
+  files = {folder / ranker_lib.TRANSFORMS_FILE: part.ranker for part, folder in job.placed(workdir)}
   are_there = parallel.from_primary([resume and path.exists() for path in files])
   if not all(are_there):
     job.fit(graphs, also)
@@ -162,8 +156,8 @@ def _fit_once(
 
 def digests(job: Job, workdir: Path) -> dict[str, str]:
   """SHA-256 of the files with the transforms, of those that are there."""
-  files = [folder / saved.TRANSFORMS_FILE for _, folder in job.placed(workdir)]
-  return saved.digests([path for path in files if path.exists()], workdir)
+  files = [folder / ranker_lib.TRANSFORMS_FILE for _, folder in job.placed(workdir)]
+  return ranker_lib.digests([path for path in files if path.exists()], workdir)
 
 
 def use_saved(ranker: Ranker, path: Path) -> None:

@@ -33,7 +33,7 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job, trainable
-from tpugraphs_jax.serve import saved
+from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import log
 
 
@@ -65,7 +65,7 @@ def convert(job: Job, weights: list[np.ndarray], data_root: str, out: Path) -> N
   _check_shapes(params, _shapes(job, graphs[0]))
   about = {"step": 0, "origin": "weights of the official TensorFlow baseline",
            "versions": log.versions()}
-  job.ranker.save(out / saved.FILE, params, about)
+  job.ranker.save(out / ranker_lib.MODEL_FILE, params, about)
 
 
 def _shapes(job: Job, graph: OpGraph) -> Any:
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
   except (ValueError, OSError) as error:
     print(f"error: {configs.as_flags(str(error), config)}", file=sys.stderr)
     return 2
-  print(f"wrote {out / saved.FILE}")
+  print(f"wrote {out / ranker_lib.MODEL_FILE}")
   return 0
 
 

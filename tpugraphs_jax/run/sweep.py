@@ -4,9 +4,9 @@
       --grid=optimizer.learning_rate:1e-3,3e-3 --seeds=3 --out=out/rates
 
 Each run is a process of the usual command in a working folder of its own below `--out`.
-The same command again goes on with runs that were stopped, and leaves out what is done.
-`runs.csv` has a row for each run, `report.html` compares them. Flags after `--` are those of Apache
-Beam, which then runs them on a cluster: `-- --runner=FlinkRunner --flink_master=HOST:8081`.
+The same command again goes on with runs that were stopped, and leaves out finished ones.
+`runs.csv` has a row for each run, `report.html` compares them. With flags of Apache Beam after
+`--`, Beam runs them on a cluster: `-- --runner=FlinkRunner --flink_master=HOST:8081`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from etils import epath
 from flax import traverse_util
 
 from tpugraphs_jax import console, files, jobs, report
-from tpugraphs_jax.run import arguments, checks, configs
+from tpugraphs_jax.run import checks, configs, results
 
 _DONE = ("last epoch", "early stopping")  # how `summary.json` says that training ended by itself
+# A value of a grid: commas in brackets and quotes belong to it.
+_VALUE = r"""(?:[^,'"(\[]|'[^']*'|"[^"]*"|\([^()]*\)|\[[^\[\]]*\])+"""
 _SETTINGS = "sweep.json"
 _ROWS = "runs.csv"
 _LOG = "log.txt"
@@ -41,7 +43,7 @@ class Run:
   Attributes:
     name: of its folder below `out`.
     out: folder of the sweep.
-    command: what starts it, but for `--workdir` and `--resume`.
+    command: starts it, but for `--workdir` and `--resume`.
     point: its fields of the grid with their values.
     seed: its seed.
   """
@@ -58,12 +60,8 @@ class Run:
 
   @property
   def summary(self) -> dict[str, Any]:
-    """What `summary.json` holds; empty where there is none."""
-    try:
-      found = json.loads((self.folder / "summary.json").read_text())
-    except (OSError, ValueError):
-      return {}
-    return found if isinstance(found, dict) else {}
+    """The content of `summary.json`; empty where there is none."""
+    return results.read_summary(self.folder)
 
   @property
   def is_done(self) -> bool:
@@ -84,31 +82,13 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
   found: dict[str, list[str]] = {}
   for text in texts:
     field, colon, rest = text.partition(":")
-    values = _split(rest)
-    if not colon or not field or not all(values):
+    if not field or not colon or not re.fullmatch(f"{_VALUE}(,{_VALUE})*", rest):
       raise ValueError(f"--grid={text}, expected FIELD:VALUE,VALUE such as "
                        "optimizer.learning_rate:1e-3,3e-3")
     if field in found:
       raise ValueError(f"--grid names {field} twice: give all of its values in one")
-    found[field] = values
+    found[field] = re.findall(_VALUE, rest)
   return found
-
-
-def _split(text: str) -> list[str]:
-  """The parts between commas that stand in no bracket and no quote."""
-  parts, depth, quote = [""], 0, ""
-  for letter in text:
-    if letter == "," and not depth and not quote:
-      parts.append("")
-      continue
-    if quote:
-      quote = "" if letter == quote else quote
-    elif letter in "'\"":
-      quote = letter
-    else:
-      depth += (letter in "([{") - (letter in ")]}")
-    parts[-1] += letter
-  return parts
 
 
 def runs_of(
@@ -132,7 +112,7 @@ def runs_of(
 
 
 def do(run: Run) -> None:
-  """Does what is missing of one run; its output goes to `log.txt` in its folder."""
+  """Begins a run, or goes on with it; its output goes to `log.txt` in its folder."""
   if run.is_done:
     return
   run.folder.mkdir(parents=True, exist_ok=True)
@@ -204,7 +184,7 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
   for field in fields:
     if field not in known:
       raise ValueError(f"--grid names {field!r}, and the config has no such field: "
-                       f"{arguments.nearest(field, known)}--print_config of the command lists them")
+                       f"{configs.nearest(field, known)}--print_config of the command lists them")
   kind = "tile" if config.task == "tile" else "layout"
   start = f"import sys; from tpugraphs_jax import run; sys.argv[0] = 'sweep'; run.{kind}()"
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
@@ -251,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs.run(do, todo, processes=args.jobs, beam=args.beam)
     return _conclude(runs, args.out)
   except (ValueError, OSError, ImportError) as error:
-    print(f"error: {arguments.one_line(str(error))}", file=sys.stderr)
+    print(f"error: {configs.one_line(str(error))}", file=sys.stderr)
     return 2
   except KeyboardInterrupt:
     print("interrupted: the same command goes on from here", file=sys.stderr)

@@ -1,4 +1,11 @@
-"""Train, evaluate and predict: what a run does, from a config to files in a folder."""
+"""Training: the stages of a job, and the whole way of a run from a config to files.
+
+Most families have one stage. Fine-tuning of the head (+F) is a second stage, which starts
+from the last state of the first. One network can be trained on several collections, such as
+programs and kernels (5th place): an epoch is then one epoch of each collection, their steps
+in random order. The first collection is the run's own: its config says how to train, and
+its validation graphs judge.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +14,44 @@ import contextlib
 import dataclasses
 from pathlib import Path
 import time
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+import jax
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import console, files as files_lib, parallel
+from tpugraphs_jax import console, files as files_lib, losses, parallel
 from tpugraphs_jax.data import selection
-from tpugraphs_jax.run import banner, job as job_lib, phases, results, summary
+from tpugraphs_jax.data.batching import Budget
+from tpugraphs_jax.data.plan import (
+    BatchPlan, Batches, ConfigSampler, graph_weights, training_batches)
+from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
+from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.run import checks, job as job_lib, results
 from tpugraphs_jax.run.job import Job, Prepared
-from tpugraphs_jax.serve import judge, saved
-from tpugraphs_jax.serve.ranker import Ranker
-from tpugraphs_jax.train import log, loop
+from tpugraphs_jax.serve import judge, ranker as ranker_lib
+from tpugraphs_jax.train import log, loop, state as state_lib, step as step_lib
 
 MODES = ("train", "evaluate", "predict", "all")
+
+_UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+# A run.
 
 
 def run(
     config: ml_collections.ConfigDict, workdir: Path, *, mode: str = "all", resume: bool = False,
     split: str = "",
 ) -> None:
-  """One job; `config.data_root` names the data.
+  """Trains, evaluates and ranks; `config.data_root` names the data.
 
   Args:
     config: see `configs/`.
     workdir: folder for checkpoints, metrics and results.
     mode: one of `MODES`.
     resume: go on with the run in `workdir`.
-    split: which one is evaluated or ranked; unless given, valid is evaluated and test ranked.
+    split: the one that is evaluated or ranked; unless given, valid is evaluated and test ranked.
   """
   job = Job.of(config)
   if parallel.is_primary():
@@ -44,101 +61,96 @@ def run(
     train(job, workdir, resume=resume)
   if mode == "train":
     return
-  own = Ranker.load(workdir, config.to_dict())
+  own = ranker_lib.Ranker.load(workdir, config.to_dict())
   # The run's own collection comes last: once it is judged, the run is done.
   for part, folder in reversed(job.placed(workdir)):
     if part is job:
       part = dataclasses.replace(job, ranker=own)
     else:
-      job_lib.use_saved(part.ranker, folder / saved.TRANSFORMS_FILE)
+      job_lib.use_saved(part.ranker, folder / ranker_lib.TRANSFORMS_FILE)
       part.ranker.params = own.params
     if mode in ("evaluate", "all"):
       results.evaluate(part, folder, split=split)
     if mode in ("predict", "all"):
-      results.predict(part.data, config.data_root, part.ranker, folder,
-                      split=split or "test")
+      results.predict(part.data, config.data_root, part.ranker, folder, split=split or "test")
 
 
 def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
-  """Fits transforms, trains, keeps the best checkpoint by `config.train.best_metric`."""
+  """Fits transforms, trains, and keeps the best checkpoint by `config.train.best_metric`."""
   config = job.config
   parallel.per_device(config.batch.graphs, field="batch.graphs")
-  loop.check_workdir(workdir, resume=resume, config=saved.fingerprint(config.to_dict()),
+  loop.check_workdir(workdir, resume=resume, config=ranker_lib.fingerprint(config.to_dict()),
                      files=job_lib.digests(job, workdir))
+  # No other run may write in the folder meanwhile.
   with files_lib.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
-    return _train_alone(job, workdir, resume=resume)
+    started = time.monotonic()
+    prepared = job_lib.prepare(job, workdir, resume=resume)
+    stage = first_stage(parts_of(job, prepared), workdir)
+    results.begin(job, stage, prepared, workdir)
+    with results.interruptions(workdir):
+      result = _train_stages(job, stage, prepared, workdir, resume=resume)
+    results.update_summary(workdir, training=results.of_training(
+        config, result, graphs=len(prepared.valid), seconds=time.monotonic() - started))
+    return result
 
 
-def _train_alone(job: Job, workdir: Path, *, resume: bool) -> loop.TrainResult:
-  """Trains in a folder that no other run writes in."""
-  config, started = job.config, time.monotonic()
-  prepared = job_lib.prepare(job, workdir, resume=resume)
-  phase = phases.first_phase(job.parts(prepared), workdir)
-  for part, folder in job.placed(workdir):
-    summary.begin(part.config, folder, part.data.collection.name)
-  if parallel.is_primary():
-    console.say(banner.lines(
-        config, job.data.collection.name, phase, prepared.train, prepared.valid, workdir,
-        also={part.data.collection.name: len(graphs)
-              for part, graphs in zip(job.also, prepared.also)}))
-  with summary.interruptions(workdir):
-    result = _train_phases(job, phase, prepared, workdir, resume=resume)
-  summary.update(workdir, training=summary.of_training(
-      config, result, graphs=len(prepared.valid), seconds=time.monotonic() - started))
-  return result
-
-
-def _train_phases(
-    job: Job, phase: phases.Phase, prepared: Prepared, workdir: Path, *, resume: bool
+def _train_stages(
+    job: Job, stage: Stage, prepared: Prepared, workdir: Path, *, resume: bool
 ) -> loop.TrainResult:
-  """Runs a phase and those that follow it; how the last one ended."""
+  """Runs a stage and those that follow it; returns how the last one ended."""
   while True:
-    result = train_phase(
-        job, phase, prepared.valid, workdir, resume=resume, files=prepared.files)
-    if phase.following is None:
+    result = train_stage(
+        job, stage, prepared.valid, workdir, resume=resume, files=prepared.files)
+    if stage.following is None:
       return result
-    console.say("the first phase is done: now the head alone")
-    phase = phase.following(result.state)
+    console.say("the first stage is done: now the head alone")
+    stage = stage.following(result.state)
 
 
-def train_phase(
-    job: Job, phase: phases.Phase, valid: Sequence[Any], workdir: Path, *, resume: bool,
+def train_stage(
+    job: Job, stage: Stage, valid: Sequence[Any], workdir: Path, *, resume: bool,
     files: Mapping[str, str] | None = None,
 ) -> loop.TrainResult:
   """Runs the training loop once, judged on a seeded sample of each validation graph.
 
-  `files` are those that its checkpoints belong to, see `Prepared`.
+  Args:
+    job: with fitted transforms.
+    stage: of the job.
+    valid: prepared validation graphs.
+    workdir: the working folder of the run.
+    resume: go on from the stage's newest checkpoint.
+    files: those that its checkpoints belong to, see `Prepared`.
   """
-  config, ranker = job.config, job.ranker
-  ids, options = sampled_ids(config, valid), config.train
+  config, options = job.config, job.config.train
+  ids = sampled_ids(config, valid)
 
   def evaluate(params: Any) -> dict[str, Any]:
-    scores = phase.scorer(params, valid, ids, permutations=1)
-    rows, means = judge.judge(ranker.collection, valid, ids, scores)
+    scores = stage.scorer(params, valid, ids, permutations=1)
+    rows, means = judge.judge(job.ranker.collection, valid, ids, scores)
     return {judge.mean_name(name): mean for name, mean in means.items()} | judge.by_graph(rows)
 
   schedule = loop.Schedule(
-      total_epochs=phase.epochs, steps_per_epoch=phase.plan.steps_per_epoch,
+      total_epochs=stage.epochs, steps_per_epoch=stage.plan.steps_per_epoch,
       eval_every_epochs=options.eval_every_epochs, early_stop_epochs=options.early_stop_epochs,
       best_metric=judge.mean_name(options.best_metric), log_every_steps=options.log_every_steps,
       checkpoint_every_steps=options.checkpoint_every_steps, profile_steps=config.profile_steps)
   experiment = loop.Experiment(
-      phase.train_step, phase.batches, evaluate, phase.learning_rate,
-      _model_writer(job, phase, workdir))
+      stage.train_step, stage.batches, evaluate, stage.learning_rate,
+      _model_writer(job, stage, workdir))
   return loop.train(
-      phase.state, experiment, schedule, workdir / phase.folder, resume=resume,
-      about=config.to_dict(), config=saved.fingerprint(config.to_dict()), files=files)
+      stage.state, experiment, schedule, workdir / stage.folder, resume=resume,
+      about=config.to_dict(), config=ranker_lib.fingerprint(config.to_dict()), files=files)
 
 
 def _model_writer(
-    job: Job, phase: phases.Phase, workdir: Path
+    job: Job, stage: Stage, workdir: Path
 ) -> Callable[[Any, int, dict[str, float]], None]:
-  """Writes each `model.npz` whenever validation finds better parameters of the last phase."""
+  """Writes each `model.npz` whenever validation finds better parameters of the last stage."""
   def write(params: Any, step: int, metrics: dict[str, float]) -> None:
-    if phase.following is None and parallel.is_primary():
+    if stage.following is None and parallel.is_primary():
       about = {"step": step, loop.SAMPLE: metrics, "versions": log.versions()}
       for part, folder in job.placed(workdir):
-        part.ranker.save(folder / saved.FILE, params, about)
+        part.ranker.save(folder / ranker_lib.MODEL_FILE, params, about)
 
   return write
 
@@ -148,3 +160,237 @@ def sampled_ids(config: ml_collections.ConfigDict, graphs: Sequence[Any]) -> lis
   rng = np.random.default_rng(config.seed)
   return [selection.some_configs(len(graph.configs), config.train.valid_configs, rng)
           for graph in graphs]
+
+
+# The stages of a run.
+
+
+class Plan(Protocol):
+  """The sizes of a run's batches: `BatchPlan` of one collection, `Turns` of several."""
+
+  steps_per_epoch: int
+  budgets: Sequence[Budget]
+
+  def budget(self, step: int) -> Budget:
+    """The room in the batches of a step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """One run of the training loop."""
+
+  state: state_lib.TrainState
+  plan: Plan
+  train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
+  batches: Any  # iterator that the loop can save and restore
+  scorer: Scorer  # judges validation graphs meanwhile
+  epochs: int
+  learning_rate: Callable[[int], float]  # by steps taken
+  folder: str = ""  # under the working folder
+  following: Callable[[state_lib.TrainState], Stage] | None = None  # from the last state
+
+
+class Part(NamedTuple):
+  """A collection that a network is trained on.
+
+  Attributes:
+    config: of the collection.
+    family: of the network, with fitted transforms.
+    graphs: training graphs that the family has prepared.
+    targets: `(configs, ids [n] int64) -> [n] float32`, which the network should predict.
+    collection: its name, for errors.
+  """
+
+  config: ml_collections.ConfigDict
+  family: Family
+  graphs: Sequence[Any]
+  targets: Callable[[Any, np.ndarray], np.ndarray]
+  collection: str = ""
+
+
+def parts_of(job: Job, prepared: Prepared) -> list[Part]:
+  """The collections that the network of a job is trained on: its own, then the others."""
+  return [Part(part.config, part.ranker.family, graphs, part.data.targets,
+               part.data.collection.name)
+          for part, graphs in zip((job, *job.also), (prepared.train, *prepared.also))]
+
+
+def first_stage(parts: Sequence[Part], workdir: Path) -> Stage:
+  """Training of one network from the start, on one collection or several.
+
+  Args:
+    parts: the run's own collection, then the others (`data.also`).
+    workdir: for files of the family's own.
+
+  Raises:
+    ValueError: graphs that the family cannot train on, or collections that need parameters
+      of different shapes.
+  """
+  config, family, graphs, *_ = parts[0]
+  stage = _stage(parts, workdir, epochs=config.train.epochs, optimizer=config.optimizer)
+  if not family.has_second_stage:
+    return stage
+
+  def following(state: state_lib.TrainState) -> Stage:
+    folder = workdir / SECOND_STAGE
+    second = family.second_stage(state.eval_params, graphs, folder)
+    part = parts[0]._replace(family=second.family, graphs=second.graphs)
+    found = _stage([part], folder, epochs=second.epochs, optimizer=second.optimizer,
+                   params=state.eval_params)
+    return dataclasses.replace(found, folder=SECOND_STAGE)
+
+  return dataclasses.replace(stage, following=following)
+
+
+def _stage(
+    parts: Sequence[Part], workdir: Path, *, epochs: int, optimizer: Mapping[str, Any],
+    params: Any = None,
+) -> Stage:
+  """A stage of so many epochs, from `params` or from the start."""
+  config, family, graphs, *_ = parts[0]
+  for part in parts:
+    part.family.check_graphs(part.graphs)
+  plans = [plan_of(part, epochs=epochs) for part in parts]
+  firsts = [first_batch(part, plan) for part, plan in zip(parts, plans)]
+  if params is None:
+    params = init_params(family.network, firsts[0], seed=config.seed)
+  for part, batch in zip(parts[1:], firsts[1:]):
+    _check_same_shapes(part, batch, params)
+  plan = plans[0] if len(plans) == 1 else Turns(plans, seed=config.seed)
+  steps = epochs * plan.steps_per_epoch
+  change = family.optimizer(state_lib.create_optimizer(total_steps=steps, **optimizer))
+  sources = [source_of(part, own, steps=epochs * own.steps_per_epoch)
+             for part, own in zip(parts, plans)]
+  source = sources[0] if len(parts) == 1 else _InTurns(sources, plan, steps)
+  train_step, batches = family.training(
+      _step_of(parts, firsts, change),
+      training_batches(source, threads=config.data.loader_threads),
+      params=params, batch=firsts[0], graphs=graphs, workdir=workdir)
+  return Stage(
+      state_lib.TrainState.create(params, change), plan, train_step, batches, family.scorer(),
+      epochs, state_lib.learning_rates(total_steps=steps, **optimizer))
+
+
+def plan_of(part: Part, *, epochs: int) -> BatchPlan:
+  """The batches of a run over prepared graphs."""
+  config, batch = part.config, part.config.batch
+  configs = [graph.configs for graph in part.graphs]
+  sampler = ConfigSampler(
+      configs, count=batch.configs, sampling=batch.sampling, targets=part.targets)
+  return BatchPlan(
+      part.graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
+      draw=part.family.draw(part.graphs, sampler), seed=config.seed, epochs=epochs,
+      slates_per_epoch=batch.slates_per_epoch,
+      weights=graph_weights(configs, batch.graph_sampling))
+
+
+def first_batch(part: Part, plan: BatchPlan) -> Any:
+  """The first batch of one device: gives the parameters their shapes."""
+  return part.family.assemble(
+      plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device,
+      configs=part.config.batch.configs)
+
+
+def source_of(part: Part, plan: BatchPlan, *, steps: int) -> Batches:
+  """This process's part of the batches of so many steps, by step."""
+  first = parallel.process_index() * parallel.local_device_count()
+  assemble = lambda slates, budget: part.family.assemble(
+      slates, budget, graphs=plan.slates_per_device, configs=part.config.batch.configs)
+  stack = lambda batches: parallel.stack_for_devices(part.family.align(batches))
+  return Batches(
+      plan, steps, range(first, first + parallel.local_device_count()), assemble, stack)
+
+
+def init_params(network: Any, batch: Any, *, seed: int) -> Any:
+  """Fresh parameters for batches like this one (of one device)."""
+  # It runs once: on CPUs, optimising it takes longer than running it.
+  is_cpu = jax.default_backend() == "cpu"
+  init = jax.jit(network.init, compiler_options=_UNOPTIMISED if is_cpu else None)
+  return init(jax.random.key(seed), batch)["params"]
+
+
+def make_step(
+    config: ml_collections.ConfigDict, network: Any, optimizer: Any, *, sown: Sequence[str] = (),
+    devices: Sequence[jax.Device] | None = None,
+) -> Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]:
+  """The mapped training step of a network, with metrics `[devices]`.
+
+  Args:
+    config: its `loss`, `seed` and `batch.config_chunk` are read.
+    network: maps a batch to scores `[G, C]`.
+    optimizer: changes the parameters.
+    sown: collections of variables that the step returns besides.
+    devices: to compile for; those of this run unless given.
+  """
+  loss = config.loss
+  objective = step_lib.Objective(
+      losses.parse_losses(loss.losses), loss.temperature, checks.loss_options(config),
+      loss.kernel_l2, loss.activity_l2)
+  return step_lib.make_train_step(
+      network, optimizer, objective, seed=config.seed, config_chunk=config.batch.config_chunk,
+      collections=sown, devices=devices)
+
+
+def _step_of(parts: Sequence[Part], firsts: Sequence[Any], optimizer: Any) -> Callable:
+  """The step of each kind of batch, chosen by the type of the batch at hand."""
+  of_kind = {
+      type(batch): make_step(part.config, part.family.network, optimizer, sown=part.family.sown)
+      for part, batch in zip(parts, firsts)}
+  if len(of_kind) == 1:
+    return next(iter(of_kind.values()))
+  return lambda state, batch: of_kind[type(batch)](state, batch)
+
+
+class Turns:
+  """The collection of each step: a pure function of the seed and the step's number.
+
+  Args:
+    plans: the batches of each collection.
+    seed: of the order.
+  """
+
+  def __init__(self, plans: Sequence[BatchPlan], *, seed: int):
+    self._plans, self._seed = plans, seed
+    self._each = [plan.steps_per_epoch for plan in plans]
+    self.steps_per_epoch = sum(self._each)
+    self.budgets = [budget for plan in plans for budget in plan.budgets]
+
+  def turn(self, step: int) -> tuple[int, int]:
+    """The number of a step's collection, and the step's number among the collection's own."""
+    epoch, index = divmod(step, self.steps_per_epoch)
+    order = np.random.default_rng([self._seed, 2, epoch]).permutation(
+        np.repeat(np.arange(len(self._each)), self._each))
+    which = int(order[index])
+    return which, epoch * self._each[which] + int(np.count_nonzero(order[:index] == which))
+
+  def budget(self, step: int) -> Budget:
+    """The room in the batches of a step."""
+    which, own = self.turn(step)
+    return self._plans[which].budget(own)
+
+
+class _InTurns:
+  """Random access source: step number to the batches of the step's collection."""
+
+  def __init__(self, sources: Sequence[Batches], turns: Turns, steps: int):
+    self._sources, self._turns, self._steps = sources, turns, steps
+
+  def __len__(self) -> int:
+    return self._steps
+
+  def __getitem__(self, step: int) -> Any:
+    which, own = self._turns.turn(step)
+    return self._sources[which][own]
+
+
+def _check_same_shapes(part: Part, batch: Any, params: Any) -> None:
+  found = jax.eval_shape(part.family.network.init, jax.random.key(0), batch)["params"]
+  shapes = lambda tree: {jax.tree_util.keystr(path): leaf.shape
+                         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+  ours, theirs = shapes(params), shapes(found)
+  if differ := sorted(name for name in ours.keys() | theirs.keys()
+                      if ours.get(name) != theirs.get(name)):
+    raise ValueError(
+        f"data.also has {part.collection}, which needs other parameters than the run's own "
+        f"collection: {differ[0]} is {theirs.get(differ[0])} there and {ours.get(differ[0])} here. "
+        "Leave it out of data.also, or take data.config_transform=none, which keeps all columns")

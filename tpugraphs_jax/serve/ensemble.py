@@ -38,6 +38,10 @@ class Ensemble:
 
   Raises:
     ValueError: no ranker, an unknown combination, or rankers of different collections.
+
+  Example:
+    >>> len(Ensemble(["layout-cpu-measured", "layout-cpu-measured"], combine="rank").rankers)
+    2
   """
 
   def __init__(self, places: Sequence[str | os.PathLike[str]], *, combine: str = "mean"):

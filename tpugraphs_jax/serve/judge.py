@@ -15,6 +15,7 @@ from tpugraphs_jax.data.batching import PreparedGraph
 
 SCORES_FILE = "validation_scores.npz"
 PROGRAMS_FILE = "validation_programs.csv"  # of kernels
+_SHOWN = 30  # programs with a line of their own
 _POOLED = ("opa",)  # metrics over the pairs of all graphs; the others are means over graphs
 
 
@@ -130,34 +131,36 @@ def random_order(
 
 def summary(
     collection: Collection, rows: Sequence[Mapping[str, Any]], means: Mapping[str, float], *,
-    random: Mapping[str, float] | None = None, configurations: str = "all",
+    random: Mapping[str, float], split: str = "valid", configurations: str = "all",
 ) -> str:
-  """The means on a line; for kernels also a line per program (names up to the last `_`).
+  """The means on a line, those of random orders below, and a line for each program.
 
   Args:
-    collection: of the graphs.
+    collection: of the graphs. Kernels of one program (names up to the last `_`) share a line.
     rows: of the graphs.
     means: as `judge` gives them.
-    random: the same of random orders, to stand beside them.
+    random: the same of random orders.
+    split: of the graphs.
     configurations: which of each graph were judged, in words.
   """
-  shown = "  ".join(f"{mean_name(name)} {value:.4f}" for name, value in means.items())
-  lines = [f"{collection.name}: {len(rows)} graphs  {shown}"]
-  if random:
-    beside = "  ".join(f"{mean_name(name)} {random[name]:.4f}" for name in means)
-    lines.append(f"{'  a random order:':<{lines[0].index('  ')}}  {beside}")
-  lines += [
-      f"  (valid split, configurations: {configurations}; _pooled: over the pairs of all graphs, "
-      "_mean: over graphs)"]
-  if collection.kind == "tile":
-    by_k = {
-        k: metrics.mean_by_program({row["graph"]: row[f"slowdown{k}"] for row in rows})
-        for k in (1, 5)
-    }
-    lines += [
-        f"  {program}: slowdown1 {by_k[1][program]:.4f}  slowdown5 {by_k[5][program]:.4f}"
-        for program in by_k[1]
-    ]
+  start, other = f"{collection.name}: {len(rows)} graphs", "  a random order:"
+  shown = [f"{{:<{len(start)}}}  " + "  ".join(
+      f"{mean_name(name)} {values[name]:.4f}" for name in means) for values in (means, random)]
+  lines = [shown[0].format(start), shown[1].format(other),
+           f"  ({split} split, configurations: {configurations}; _pooled: over the pairs of all "
+           "graphs, _mean: over graphs)"]
+  if collection.kind == "layout":
+    columns = ("kendaltau", *(f"slowdown{k}" for k in collection.slowdown_ks))
+    by_name = {name: {row["graph"]: row[name] for row in rows} for name in columns}
+  else:
+    by_name = {f"slowdown{k}": metrics.mean_by_program(
+        {row["graph"]: row[f"slowdown{k}"] for row in rows}) for k in (1, 5)}
+  programs = list(next(iter(by_name.values())))
+  lines += [f"  {program}: " + "  ".join(
+      f"{name} {values[program]:.4f}" for name, values in by_name.items())
+            for program in programs[:_SHOWN]]
+  if len(programs) > _SHOWN:
+    lines.append(f"  ... and {len(programs) - _SHOWN} more, in the CSV file")
   return "\n".join(lines)
 
 
@@ -206,3 +209,8 @@ def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
       key: float(column[~np.isnan(column)].mean()) if (~np.isnan(column)).any() else float("nan")
       for key, column in columns.items()
   }
+
+
+def is_tied(scores: np.ndarray, *, first: int = 5) -> bool:
+  """Whether the best `first` of scores `[C]` are equal, of more than `first`."""
+  return len(scores) > first and np.ptp(np.partition(scores, first - 1)[:first]) == 0

@@ -3,29 +3,48 @@
     config -> features, ranker family                 `Ranker(config)`
     transforms and parameters                         fitted and trained, or loaded
     OpGraph -> prepare -> scorer                      validation, evaluation, own programs
+
+A model is kept in the working folder of its run, with checkpoints, or in one small file
+`model.npz`: the parameters as arrays named `params/<module>/.../<parameter>`, and the array
+`card`, the bytes of a JSON object with config, feature transforms, versions, the model's
+origin and a checksum of the parameters. NumPy alone can read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
 import functools
+import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 from absl import logging
+from flax import traverse_util
 import jax
 import numpy as np
 
-from tpugraphs_jax import collections, parallel, rankers, registry, remote
-from tpugraphs_jax.data import feature_blocks, features, selection
+from tpugraphs_jax import collections, files as files_lib, parallel, rankers, registry, remote
+from tpugraphs_jax.data import feature_blocks, features, npz, selection
+from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.graph import (
     BEFORE_LAYOUTS, LOWERED, LayoutConfigs, OpGraph, TileConfigs, output_orders)
+from tpugraphs_jax.rankers.base import SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
-from tpugraphs_jax.serve import saved, shipped
-from tpugraphs_jax.serve.saved import Artefact
-from tpugraphs_jax.train import loop
+from tpugraphs_jax.serve import judge
+from tpugraphs_jax.train import checkpoint, loop
 
+MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features.json"
+FORMAT = 1  # of model files; a reader refuses later ones
+SHIPPED = Path(__file__).parent / "shipped_models"
+
+# What may differ between the run that trained a model and one that uses it.
+_FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
+_FREE_DATA_FIELDS = (
+    "skip_bad_files", "store_dir", "extra_dir", "loader_threads", "neighbour_slots")
+_PARAMS = "params/"
 _CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
 
 
@@ -69,8 +88,8 @@ class Ranker:
   def load(
       cls, place: str | os.PathLike[str], config: Mapping[str, Any] | None = None
   ) -> Ranker:
-    """The trained ranker of a working folder or model file; see `saved.read`."""
-    found = saved.read(place, config)
+    """The trained ranker of a working folder or model file; see `read`."""
+    found = read(place, config)
     ranker = cls(config or found.config)
     ranker.use_transforms(found.transforms, where=place)
     ranker.params, ranker.about = found.params, found.about
@@ -177,6 +196,9 @@ class Ranker:
     Equal scores stay in file order. Scores are `[C]` float32 in file order, larger = slower.
     """
     (scores,) = self.scores([graph])
+    if judge.is_tied(scores):
+      logging.warning("%s: the five best configurations have equal scores, and their order is that "
+                      "of the file", graph.name)
     return np.argsort(scores, kind="stable"), scores
 
   def explain(
@@ -208,7 +230,7 @@ class Ranker:
     kept = {k: v for k, v in self.config.items() if k != "data_root"}
     if "store_dir" in kept["data"]:
       kept["data"] = {**kept["data"], "store_dir": ""}
-    saved.save(path, Artefact(kept, self.transforms, params, dict(about)))
+    write_model(path, Artefact(kept, self.transforms, params, dict(about)))
 
 
 @functools.lru_cache(maxsize=4)
@@ -222,17 +244,22 @@ def load(place: str | os.PathLike[str]) -> Ranker:
 
   Args:
     place: a folder that `run_tile.py` or `run_layout.py` trained in, a `model.npz`, or the
-      name of a model that ships (`shipped.names()`).
+      name of a model that ships (`shipped_names()`).
 
   Raises:
     FileNotFoundError: no trained model there.
-    ValueError: what is there is damaged or of a newer version.
+    ValueError: the model is damaged or of a newer version.
+
+  Example:
+    >>> import tpugraphs_jax
+    >>> tpugraphs_jax.load("layout-cpu-measured").collection.kind
+    'layout'
   """
   found = place if remote.is_remote(place) else parallel.from_primary(
-      shipped.find(Path(place).expanduser()) if parallel.is_primary() else None)
+      shipped_file(Path(place).expanduser()) if parallel.is_primary() else None)
   path = remote.fetch(found).absolute()
   # Of the last phase too, whatever its folder is called.
-  marks = (path, path / saved.FILE, *path.glob(loop.CHECKPOINTS),
+  marks = (path, path / MODEL_FILE, *path.glob(loop.CHECKPOINTS),
            *path.glob(f"*/{loop.CHECKPOINTS}"))
   return _loaded(path, max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0))
 
@@ -289,5 +316,233 @@ def rank(place: Any, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
 
   Raises:
     FileNotFoundError, ValueError: as `load` and `Ranker.scores`.
+
+  Example:
+    >>> import tpugraphs_jax
+    >>> graph = tpugraphs_jax.read_layout(
+    ...     "data/own/npz/layout/own/programs/test/experts_layer.npz")
+    >>> order, scores = tpugraphs_jax.rank("layout-cpu-measured", graph)
+    >>> len(order) == len(scores) == len(graph.configs)
+    True
+    >>> bool(scores[order[0]] == scores.min())
+    True
   """
   return _ranker(place).rank(graph)
+
+
+# Model files and working folders.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Artefact:
+  """What a model file holds."""
+
+  config: dict[str, Any]  # JSON types: the config that the model was trained with
+  transforms: dict[str, Transform]  # as `features.to_saved` names them
+  params: dict[str, Any]  # nested, float32 arrays
+  about: dict[str, Any]  # JSON types: step, validation metrics, versions, ...
+
+
+def write_model(path: Path, artefact: Artefact) -> None:
+  """Writes a model file; one that is there is replaced when the new one is complete."""
+  arrays = {
+      _PARAMS + name: np.asarray(value)
+      for name, value in traverse_util.flatten_dict(artefact.params, sep="/").items()}
+  card = {
+      "format": FORMAT,
+      "config": artefact.config,
+      "transforms": {name: t.to_dict() for name, t in artefact.transforms.items()},
+      "about": artefact.about,
+      "checksum": _checksum(arrays),
+  }
+  text = np.frombuffer(json.dumps(card).encode(), np.uint8)
+  with files_lib.replacing(path, "wb") as file:
+    np.savez_compressed(file, card=text, **arrays)
+
+
+def read_model(path: Path) -> Artefact:
+  """Reads a model file.
+
+  Raises:
+    FileNotFoundError: there is none.
+    ValueError: it is damaged, or of a newer version.
+  """
+  if not path.is_file():
+    raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in, or a "
+                            "model file")
+  try:
+    with npz.NpzArchive(path) as archive:
+      arrays = {name: archive.read(name) for name in archive.names}
+    card = json.loads(arrays.pop("card").tobytes())
+    found = card["format"]
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from None
+  if not isinstance(found, int) or found > FORMAT:
+    raise ValueError(f"{path} is of format {found}, and this version of tpugraphs_jax reads up to "
+                     f"{FORMAT}: pip install --upgrade tpugraphs-jax")
+  return _checked(path, card, arrays)
+
+
+def _checked(path: Path, card: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Artefact:
+  try:
+    if card["checksum"] != _checksum(arrays):
+      raise ValueError("the checksum of its parameters does not fit")
+    flat = {name.removeprefix(_PARAMS): array for name, array in arrays.items()}
+    return Artefact(
+        config=with_tuples(card["config"]),
+        transforms={name: Transform.from_dict(t) for name, t in card["transforms"].items()},
+        params=traverse_util.unflatten_dict(flat, sep="/"), about=card["about"])
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from None
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+  digest = hashlib.sha256()
+  for name in sorted(arrays):
+    array = np.ascontiguousarray(arrays[name])
+    digest.update(f"{name} {array.dtype} {array.shape}".encode())
+    digest.update(array.tobytes())
+  return digest.hexdigest()
+
+
+def with_tuples(value: Any) -> Any:
+  """Undoes what JSON does to tuples: models and overrides want them."""
+  if isinstance(value, Mapping):
+    return {key: with_tuples(part) for key, part in value.items()}
+  return tuple(map(with_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The fields that a checkpoint must agree with to be used."""
+  fields = {k: v for k, v in config.items() if k not in _FREE_FIELDS}
+  fields["data"] = {k: v for k, v in fields["data"].items() if k not in _FREE_DATA_FIELDS}
+  # Where a module was found may change, which modules there are may not.
+  fields["extensions"] = sorted(registry.names_of(fields["extensions"]))
+  return fields
+
+
+def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
+  """The config that the model in `workdir` was trained with; also of a model file alone.
+
+  Raises:
+    FileNotFoundError: nothing was trained there.
+    ValueError: its config.json is damaged.
+  """
+  path = remote.fetch(workdir) / CONFIG_FILE
+  model = path.with_name(MODEL_FILE)
+  is_trained_here = (path.parent / loop.CHECKPOINTS).is_dir()
+  if model.exists() and not path.exists() and not is_trained_here:
+    return read_model(model).config
+  if not path.exists():
+    raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "
+                            "trained in")
+  try:
+    manifest = files_lib.unsealed(json.loads(path.read_text()))
+    return with_tuples(manifest["config"])
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"{path} is damaged ({error}); train again") from None
+
+
+def digests(files: Iterable[Path], workdir: Path) -> dict[str, str]:
+  """SHA-256 of files by path within a working folder, in process 0 alone, which has them."""
+  if not parallel.is_primary():
+    return {}
+  return {path.relative_to(workdir).as_posix(): files_lib.digest_of(path) for path in files}
+
+
+def best_checkpoint(workdir: Path, config: Mapping[str, Any]) -> checkpoint.SavedParams | None:
+  """The parameters of the best checkpoint of the last phase of training, else of the newest.
+
+  Raises:
+    ValueError: the checkpoints are of another config.
+  """
+  is_tuned = config["task"] == "segments" and config["segments"]["finetune"]["epochs"]
+  folder = workdir / (SECOND_STAGE if is_tuned else "") / loop.CHECKPOINTS
+  checkpoints = checkpoint.Checkpoints(
+      folder, config=fingerprint(config), read_only=True)
+  try:
+    return checkpoints.best_params()
+  finally:
+    checkpoints.close()
+
+
+def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Artefact:
+  """The model of a working folder, or of a model file.
+
+  A folder's checkpoints come before its model file: a run that was cut short may have
+  written the one and not yet the other. All processes get what process 0 finds.
+
+  Args:
+    place: a folder that a model was trained in, a folder that holds `model.npz` alone,
+      or a model file.
+    config: expected of the model; that which it was trained with unless given.
+
+  Raises:
+    FileNotFoundError: nothing was trained there.
+    ValueError: what is there is damaged, of a newer version or of another config.
+  """
+  path = remote.fetch(place)
+  has_checkpoints = parallel.from_primary(
+      path.is_dir() and (path / loop.CHECKPOINTS).is_dir())
+  if has_checkpoints:
+    return _from_checkpoints(path, config)
+  found = error = None
+  if parallel.is_primary():
+    try:
+      found = read_model(path / MODEL_FILE if path.is_dir() or not path.suffix else path)
+    except (ValueError, OSError) as caught:
+      error = caught
+  found, error = parallel.from_primary((found, error))
+  if error is not None:
+    raise error
+  return found
+
+
+def _from_checkpoints(workdir: Path, config: Mapping[str, Any] | None) -> Artefact:
+  chosen = config
+  if chosen is None:
+    chosen = parallel.from_primary(config_of(workdir) if parallel.is_primary() else None)
+  found = best_checkpoint(workdir, chosen)
+  if found is None:
+    raise FileNotFoundError(f"{workdir} holds no checkpoint: train first")
+  transforms = None
+  if parallel.is_primary():
+    transforms = features.load(workdir / TRANSFORMS_FILE)
+    there = [workdir / name for name in found.files if (workdir / name).exists()]
+    checkpoint.check_files(workdir / loop.CHECKPOINTS, found.files, digests(there, workdir))
+  about = {"step": found.step, "value": found.value}
+  return Artefact(dict(chosen), parallel.from_primary(transforms), found.params, about)
+
+
+# Models that ship with the package, each with a card.
+
+
+def shipped_names() -> list[str]:
+  """Names of the models that ship, such as `layout-v3-estimate`."""
+  return sorted(path.stem for path in SHIPPED.glob("*.npz"))
+
+
+def shipped_file(place: str | Path) -> Path:
+  """The file of a model that ships, where `place` is its name and no path; else `place`.
+
+  Raises:
+    FileNotFoundError: a name without a path, of nothing that is here or ships.
+  """
+  path = Path(place)
+  if path.exists() or path.name != str(place):
+    return path
+  if path.name not in shipped_names():
+    raise FileNotFoundError(f"{place!s} is missing: name a folder that a model was trained in, a "
+                            f"model file, or a model that ships ({', '.join(shipped_names())})")
+  return SHIPPED / f"{place}.npz"
+
+
+def card(name: str) -> str:
+  """The card of a model that ships, in Markdown: its training data and its scores.
+
+  Raises:
+    ValueError: no model of that name ships.
+  """
+  if name not in shipped_names():
+    raise ValueError(f"no model {name!r} ships, expected one of {', '.join(shipped_names())}")
+  return (SHIPPED / f"{name}.md").read_text()

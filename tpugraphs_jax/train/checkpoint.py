@@ -1,16 +1,20 @@
-"""Checkpoints: the newest, to go on from, and the best, to evaluate (Orbax).
+"""Checkpoints: the newest, to go on from, and the best, to evaluate.
 
-A checkpoint is written beside the others and renamed when complete; only then is an
-older one removed. They are numbered in the order of saving, not by training step: a
-step whose evaluation was interrupted is saved again once it is evaluated. In a run
-of several processes process 0 alone reads and writes, so that its disk is enough.
+Orbax writes, renames, keeps and removes them. This module adds what Orbax does not do:
+refusing a checkpoint of another config or beside other files, a checksum of the state,
+removal that a kill cannot leave half done, and errors of one line.
+
+Checkpoints are numbered in the order of saving, not by training step: a step whose
+evaluation was interrupted is saved again once it is evaluated. In a run of several
+processes process 0 alone reads and writes, so that its disk is enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import errno
+import functools
 import json
 import logging
 import math
@@ -20,8 +24,10 @@ import shutil
 import sys
 from typing import Any
 
+from flax import traverse_util
 import jax
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
@@ -50,12 +56,12 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True)
 class SavedParams:
-  """The parameters of one checkpoint, without all that only training needs."""
+  """The parameters of one checkpoint."""
 
   step: int
   params: Any  # pytree of numpy arrays: averaged ones where an average is kept
   value: float | None  # of the metric to be maximised; None = not evaluated
-  files: dict[str, str]  # SHA-256 of what the run read besides, by path
+  files: dict[str, str]  # SHA-256 of other files that the run read, by path
 
 
 class Checkpoints:
@@ -65,7 +71,7 @@ class Checkpoints:
     folder: where they are; made when missing.
     config: nested fields (JSON types) that a checkpoint must agree with to be
       restored. Leave out what may change between two runs.
-    files: SHA-256 of files that a run reads besides, by path within its working folder.
+    files: SHA-256 of other files that a run reads, by path within its working folder.
       A checkpoint that was saved beside other ones is refused.
     read_only: changes nothing on disk, where a run may be saving at the same time.
   """
@@ -191,10 +197,6 @@ class Checkpoints:
     """
     return self._on_primary(lambda: self._read(self._manager.latest_step(), template))
 
-  def best(self, template: Any) -> Saved | None:
-    """The checkpoint with the highest value, if any has one but NaN; as `newest` otherwise."""
-    return self._on_primary(lambda: self._read(self._best_number(), template))
-
   def best_params(self) -> SavedParams | None:
     """The parameters of the best checkpoint, else of the newest; None when there is none.
 
@@ -222,7 +224,7 @@ class Checkpoints:
       raise _damaged(where, error) from None
     state = self._restore_state(number, template)
     _check_contents(where, state, notes)
-    average = _find(state["opt_state"], "average_params")
+    average = optax.tree.get(state["opt_state"], "average_params")
     params = state["params"] if average is None else average
     return SavedParams(notes["step"], params, self._value(number), notes["files"])
 
@@ -295,7 +297,8 @@ def check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, An
     saved: nested fields (JSON types) that it was saved with.
     current: nested fields that it should have.
   """
-  old, new, absent = dict(_fields(saved)), dict(_fields(current)), "absent"
+  old, new = (traverse_util.flatten_dict(config, sep=".") for config in (saved, current))
+  absent = "absent"
   differences = [
       f"{name} is {old.get(name, absent)} there and {new.get(name, absent)} here"
       for name in sorted(old.keys() | new.keys())
@@ -322,31 +325,9 @@ def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str
           "file back, or train again in another --workdir")
 
 
-def _fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """The leaves of a nested dict with their dotted names."""
-  for name, value in config.items():
-    if isinstance(value, dict) and value:
-      yield from _fields(value, f"{prefix}{name}.")
-    else:
-      yield f"{prefix}{name}", value
-
-
 def _tree_of(metadata: Any) -> Any:
-  """The saved tree of shapes and dtypes, in whichever form this version of Orbax gives it."""
+  """The saved tree of shapes and dtypes; newer versions of Orbax wrap it."""
   return getattr(metadata, "tree", metadata)
-
-
-def _find(tree: Any, name: str) -> Any:
-  """The value of the first dictionary key of that name, anywhere in a nested tree."""
-  if isinstance(tree, Mapping):
-    parts = list(tree.values())
-    if name in tree:
-      return tree[name]
-  elif isinstance(tree, (list, tuple)):
-    parts = list(tree)
-  else:
-    return None
-  return next((found for part in parts if (found := _find(part, name)) is not None), None)
 
 
 def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
@@ -386,13 +367,7 @@ def _damaged(where: Path, reason: Any) -> ValueError:
 
 def _as_json(value: Any) -> Any:
   """A copy with JSON types only, as it would come back from a file."""
-  return json.loads(json.dumps(value, default=_to_python))
-
-
-def _to_python(value: Any) -> Any:
-  if isinstance(value, (np.generic, np.ndarray)):
-    return value.tolist()
-  raise TypeError(f"{type(value).__name__} cannot be saved as JSON: {value!r}")
+  return json.loads(json.dumps(value, default=lambda number: number.tolist()))  # of NumPy's types
 
 
 class _OrbaxFilter(logging.Filter):
@@ -404,32 +379,28 @@ class _OrbaxFilter(logging.Filter):
 
 
 def _quiet_orbax() -> None:
-  """Keeps the messages of Orbax, dozens of lines per checkpoint, out of a run's output."""
+  """Keeps the messages of Orbax, dozens of lines per checkpoint, out of a run's output.
+
+  When several writes of a checkpoint fail, the first error is raised and ends the event loop,
+  to which threads of TensorStore then report the others in vain: their messages are dropped too.
+  """
   for name in ("absl", "asyncio"):
     logger = logging.getLogger(name)
     if not any(isinstance(item, _OrbaxFilter) for item in logger.filters):
       logger.addFilter(_OrbaxFilter())
-  if not isinstance(sys.unraisablehook, _Hook):
-    sys.unraisablehook = _Hook(sys.unraisablehook)
+  previous = sys.unraisablehook
+  if getattr(previous, "__name__", "") != _drop_late.__name__:
+    sys.unraisablehook = functools.wraps(_drop_late)(functools.partial(_drop_late, previous))
+
+
+def _drop_late(
+    previous: Callable[[sys.UnraisableHookArgs], object], told: sys.UnraisableHookArgs
+) -> None:
+  if not (told.exc_type is RuntimeError and str(told.exc_value) == _LATE):
+    previous(told)
 
 
 def _reason(error: BaseException) -> str:
   """An error of Orbax in one line; it wraps the error of a full disk in pages of settings."""
-  for full in _FULL:
-    if full in str(error):
-      return full
-  return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-class _Hook:
-  """Drops the messages of threads of TensorStore when several writes of a checkpoint fail.
-
-  The first one is raised and ends the event loop, to which the others then report in vain.
-  """
-
-  def __init__(self, previous: Callable[[sys.UnraisableHookArgs], object]):
-    self._previous = previous
-
-  def __call__(self, told: sys.UnraisableHookArgs) -> None:
-    if not (told.exc_type is RuntimeError and str(told.exc_value) == _LATE):
-      self._previous(told)
+  full = next((reason for reason in _FULL if reason in str(error)), "")
+  return full or (str(error).splitlines() or [type(error).__name__])[0]

@@ -54,7 +54,7 @@ class Log:
   def __init__(self, workdir: Path, *, total_steps: int, first_step: int = 0):
     self._total_steps = total_steps
     self._is_writing = parallel.is_primary()
-    self._told = -_PROGRESS_SECONDS  # when the last progress line came
+    self._told = time.monotonic()  # when the last progress line came
     self.restart_clock(first_step)
     if not self._is_writing:
       return
@@ -122,17 +122,13 @@ class Log:
     self._lines.write(json.dumps({"step": step, **{name: finite.get(name) for name in values}}))
     self._events.write(step, finite, wall_time=time.time())
 
-  def progress(self, step: int, text: str, *, left: str = "") -> None:
-    """Writes a line with the step, `text`, the rate and the time that remains.
-
-    Lines that follow within ten seconds are left out.
-    """
+  def progress(self, step: int, text: Callable[[], str]) -> None:
+    """Writes a line with the step, a text and the rate, unless one came in the last ten seconds."""
     if time.monotonic() - self._told < _PROGRESS_SECONDS:
       return
-    self._told = time.monotonic()
-    rate = self.steps_per_second(step)
-    parts = [f"step {step}/{self._total_steps}", text, f"{rate:.3g} steps/s" * (rate > 0), left]
-    self.say("  ".join(filter(None, parts)))
+    self._told, rate = time.monotonic(), self.steps_per_second(step)
+    self.say("  ".join([f"step {step}/{self._total_steps}", text(),
+                        *[f"{rate:.3g} steps/s"] * (rate > 0)]))
 
   def say(self, line: str) -> None:
     """Writes one line."""

@@ -8,12 +8,14 @@ the training state, the position in the data and the bookkeeping of the loop.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import math
+import os
 from pathlib import Path
 import signal
+import threading
 import time
 from typing import Any
 
@@ -22,7 +24,7 @@ import numpy as np
 import optax
 
 from tpugraphs_jax import console, files as files_lib, parallel
-from tpugraphs_jax.train import checkpoint, log as log_lib, state as state_lib, stop
+from tpugraphs_jax.train import checkpoint, log as log_lib, state as state_lib
 from tpugraphs_jax.train.state import TrainState
 
 CHECKPOINTS = "checkpoints"  # folder under the working folder
@@ -31,6 +33,7 @@ SAMPLE = "valid_sample"
 # Steps handed to the devices but not yet waited for: enough to keep them busy while
 # the host prepares a batch, few enough that waiting batches take little memory.
 _STEPS_IN_FLIGHT = 2
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +50,6 @@ class Schedule:
     log_every_steps: metrics are averaged over and reported every so many steps.
     checkpoint_every_steps: besides those after each evaluation; 0 = none.
     profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
-
-  Raises:
-    ValueError: a number that is too small.
   """
 
   total_epochs: int
@@ -60,14 +60,6 @@ class Schedule:
   log_every_steps: int = 100
   checkpoint_every_steps: int = 0
   profile_steps: str = ""
-
-  def __post_init__(self):
-    for field, least in (
-        ("total_epochs", 1), ("steps_per_epoch", 1), ("eval_every_epochs", 1),
-        ("early_stop_epochs", 0), ("log_every_steps", 1), ("checkpoint_every_steps", 0)):
-      value = getattr(self, field)
-      if value < least:
-        raise ValueError(f"{field} is {value}, expected at least {least}")
 
   @property
   def total_steps(self) -> int:
@@ -80,12 +72,6 @@ class Schedule:
     """Whether an evaluation comes after this step."""
     every = self.eval_every_epochs * self.steps_per_epoch
     return step % every == 0 or step == self.total_steps
-
-  def evaluations_after(self, step: int) -> int:
-    """Evaluations that come after later steps than this one, to the last epoch."""
-    every = self.eval_every_epochs * self.steps_per_epoch
-    is_extra = self.total_steps % every > 0 and step < self.total_steps
-    return self.total_steps // every - step // every + is_extra
 
   def why_ended(self, step: int) -> str:
     """Why a run that was not interrupted ended after this step."""
@@ -114,7 +100,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """The parts of a run that the loop calls.
+  """The functions and the batches of a run.
 
   Attributes:
     train_step: `(state, batch) -> (state, metrics)` made by `parallel.pmap`; metrics
@@ -189,7 +175,7 @@ def train(
   profile = log_lib.Profile(schedule.profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
-    signals = stack.enter_context(stop.StopSignals())
+    signals = stack.enter_context(StopSignals())
     check_workdir(workdir, resume=resume, config=config, files=files)
     files_lib.tidy(workdir)
     checkpoints = stack.enter_context(contextlib.closing(
@@ -242,52 +228,6 @@ def _begin(
   return saved.state, saved.step, Progress(**saved.progress)
 
 
-class TimeLeft:
-  """Estimates the time left from the seconds of the steps and of the newest evaluation so far.
-
-  The first step, which compiles the program that all others use, is left out.
-  """
-
-  def __init__(self, schedule: Schedule):
-    self._schedule = schedule
-    self._mark: tuple[int, float] | None = None
-    self._steps, self._step_seconds = 0, 0.0
-    self._evaluation_seconds: float | None = None
-
-  def start(self, step: int) -> None:
-    """From here on time counts."""
-    self._mark = (step, time.monotonic())
-
-  def count_steps(self, step: int) -> None:
-    """The time since the last call went into steps, of which `step` are taken."""
-    if self._mark is not None:
-      first, since = self._mark
-      self._steps += step - first
-      self._step_seconds += time.monotonic() - since
-    self.start(step)
-
-  def count_evaluation(self, step: int) -> None:
-    """The time since the last call went into an evaluation and its checkpoint."""
-    if self._mark is not None:  # The newest one tells: the first one compiled.
-      self._evaluation_seconds = time.monotonic() - self._mark[1]
-    self.start(step)
-
-  def text(self, step: int, *, evaluated_step: int) -> str:
-    """The time left, or what is known of it; empty before anything is known.
-
-    Args:
-      step: steps taken.
-      evaluated_step: the last step that was evaluated.
-    """
-    if not self._steps:
-      return ""
-    evaluations = self._schedule.evaluations_after(evaluated_step)
-    seconds = (self._schedule.total_steps - step) * self._step_seconds / self._steps
-    if self._evaluation_seconds is None:
-      return f"{console.duration(seconds)} left, and {evaluations} evaluation" + "s" * (evaluations != 1)
-    return f"{console.duration(seconds + evaluations * self._evaluation_seconds)} left"
-
-
 @dataclasses.dataclass
 class _Loop:
   """One call of `train`."""
@@ -299,15 +239,15 @@ class _Loop:
   checkpoints: checkpoint.Checkpoints
   log: log_lib.Log
   profile: log_lib.Profile
-  signals: stop.StopSignals
+  signals: StopSignals
   schedule: Schedule
 
   def __post_init__(self):
     self.saved_step = self.step
     self.compile_seconds = 0.0
-    self.last_finite = "none since the start"
+    self.last_finite, self.last_loss = "none since the start", math.nan
     self.in_flight = collections.deque()  # (step, metrics), oldest first
-    self.remaining = TimeLeft(self.schedule)
+    self.began = (self.step, time.monotonic())  # without the first step, which compiles
     self.metric = f"{SAMPLE}/{self.schedule.best_metric}"
 
   def run(self) -> TrainResult:
@@ -345,10 +285,23 @@ class _Loop:
       self.compile_seconds = time.monotonic() - started
       self.log.say(f"first step, with compilation: {self.compile_seconds:.1f} s")
       self.log.restart_clock(self.step)
-      self.remaining.start(self.step)
+      self.began = (self.step, time.monotonic())
     self._wait(keep=_STEPS_IN_FLIGHT)
+    self.log.progress(self.step, self._progress_text)
     if self.schedule.is_logged(self.step):
       self._log()
+
+  def _progress_text(self) -> str:
+    """The loss, the best evaluation, and the time left if the run goes on at its mean rate."""
+    parts = [f"loss {self.last_loss:.5g}"]
+    if self.progress.best_value is not None:
+      parts.append(f"best {self.metric} {self.progress.best_value:.4f}")
+    first, since = self.began
+    if self.step > first:
+      seconds = (time.monotonic() - since) / (self.step - first)
+      left = seconds * (self.schedule.total_steps - self.step)
+      parts.append(f"{console.duration(left)} left")
+    return "  ".join(parts)
 
   def _wait(self, *, keep: int = 0) -> None:
     """Waits for all but the newest `keep` steps, and checks their losses."""
@@ -361,7 +314,7 @@ class _Loop:
   def _check_loss(self, step: int, loss: float) -> None:
     if not math.isfinite(loss):
       raise self._not_finite(f"the loss is {loss} at step {step}")
-    self.last_finite = f"{loss:.6g} at step {step}"
+    self.last_finite, self.last_loss = f"{loss:.6g} at step {step}", loss
 
   def _not_finite(self, what: str) -> FloatingPointError:
     saved = f"step {self.saved_step} is saved" if self.saved_step else "nothing is saved"
@@ -385,13 +338,6 @@ class _Loop:
     if self.experiment.learning_rate is not None:
       self.progress.row["train/learning_rate"] = float(self.experiment.learning_rate(self.step - 1))
     self.log.measure(self.step)
-    best = self.progress.best_value
-    text = f"loss {self.progress.row['train/loss']:.5g}"
-    if best is not None:
-      text += f"  best {self.metric} {best:.4f}"
-    self.remaining.count_steps(self.step)
-    left = self.remaining.text(self.step, evaluated_step=self.progress.evaluated_step)
-    self.log.progress(self.step, text, left=left)
     self.log.restart_clock(self.step)
     if not self._is_evaluation_due():
       self._write_row()
@@ -410,11 +356,10 @@ class _Loop:
   def _evaluate(self) -> None:
     """Evaluates and saves; when interrupted, it remains to be done after a resume."""
     params = self._finite_state().eval_params
-    self.remaining.count_steps(self.step)
     try:
       with self.signals.interrupting():
         found = self.experiment.evaluate(params)
-    except stop.Interrupted:
+    except Interrupted:
       return
     except FloatingPointError as error:
       raise FloatingPointError(f"step {self.step}: {error}") from error
@@ -434,14 +379,14 @@ class _Loop:
         f"{SAMPLE}/{name}": value for name, value in found.items() if np.ndim(value)})
     self._write_row()
     if is_best and self.experiment.on_best is not None:
-      self.experiment.on_best(params, self.step, metrics)  # a run killed before it is saved comes here again
+      # A run that is killed before the checkpoint is saved comes here again.
+      self.experiment.on_best(params, self.step, metrics)
     self._save(value=value)
     text = f"{self.metric} {value:.4f}"
     if progress.best_step is not None:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
     self.log.say(f"step {self.step}/{self.schedule.total_steps}  {text}")
     self.log.restart_clock(self.step)
-    self.remaining.count_evaluation(self.step)
 
   def _save(self, *, value: float | None = None) -> None:
     self.checkpoints.save(
@@ -478,3 +423,84 @@ class _Loop:
         state=parallel.unreplicate(self.state), step=self.step, best_value=best.best_value,
         best_step=best.best_step, stopped_early=self.step < self.schedule.total_steps, why=why,
         compile_seconds=self.compile_seconds, peak_bytes=peak_bytes)
+
+
+# Stopping on SIGTERM and Ctrl-C without losing work.
+
+
+class Interrupted(BaseException):
+  """A signal came while work was going on that can be redone."""
+
+
+class StopSignals:
+  """Turns SIGTERM and Ctrl-C into a request to stop; a second one ends the process at once.
+
+  The second one works wherever the process waits (compilation, a device, a disk), and saves
+  nothing: the newest checkpoint is what the run goes on from.
+  """
+
+  def __init__(self):
+    self.received: int | None = None
+    self._may_interrupt = False
+    self._open = contextlib.ExitStack()
+
+  def __enter__(self) -> StopSignals:
+    if threading.current_thread() is threading.main_thread():
+      self._open.enter_context(_second_signal_ends())
+      for number in _STOP_SIGNALS:
+        self._open.callback(signal.signal, number, signal.signal(number, self._receive))
+    return self
+
+  def __exit__(self, *error: Any) -> None:
+    self._open.close()
+
+  def _receive(self, number: int, frame: Any) -> None:
+    del frame
+    if self.received is not None:
+      return
+    self.received = number
+    if self._may_interrupt:
+      raise Interrupted
+
+  @contextlib.contextmanager
+  def interrupting(self) -> Iterator[None]:
+    """Inside, a signal raises `Interrupted` at once: for work that can be redone.
+
+    Not with several processes, which would be left waiting for this one.
+    """
+    self._may_interrupt = parallel.process_count() == 1
+    try:
+      if self._may_interrupt and self.received is not None:
+        raise Interrupted
+      yield
+    finally:
+      self._may_interrupt = False
+
+
+@contextlib.contextmanager
+def _second_signal_ends() -> Iterator[None]:
+  """A thread that ends the process at the second signal.
+
+  Handlers written in Python wait until the main thread is back from what it has called;
+  the interpreter writes the number of a signal into this pipe at once.
+  """
+  numbers, written = os.pipe()
+  os.set_blocking(written, False)
+  previous = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+  watcher = threading.Thread(target=_end_at_second, args=(numbers,), name="stop", daemon=True)
+  watcher.start()
+  try:
+    yield
+  finally:
+    signal.set_wakeup_fd(previous)
+    os.close(written)  # which ends the thread
+    watcher.join()
+    os.close(numbers)
+
+
+def _end_at_second(numbers: int) -> None:
+  seen = 0
+  while received := os.read(numbers, 1):
+    seen += received[0] in _STOP_SIGNALS
+    if seen == 2:
+      os._exit(128 + received[0])

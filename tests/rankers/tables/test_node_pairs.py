@@ -29,7 +29,7 @@ def slow_ways(graph, start, hops):
   return ways
 
 
-def slow_pairs(graph, hops, meetings):
+def slow_pairs(graph, hops):
   """All pairs as tuples of the fields of `NodePairs`, sorted."""
   nodes = graph.config_node.tolist()
   ways = [slow_ways(graph, node, hops) for node in nodes]
@@ -42,7 +42,7 @@ def slow_pairs(graph, hops, meetings):
   for i, j in itertools.permutations(range(len(nodes)), 2):
     for node in ways[i].keys() & ways[j].keys() - set(nodes):
       (hop, operand, nbytes), (hop2, operand2, nbytes2) = ways[i][node], ways[j][node]
-      if operand < operand2 and hop + hop2 <= hops and meetings and count[node] <= 4:
+      if operand < operand2 and hop + hop2 <= hops and count[node] <= 4:
         pairs.append((i, j, node, hop, hop2, operand, operand2, nbytes, nbytes2))
   return sorted(pairs)
 
@@ -52,16 +52,15 @@ def as_tuples(pairs):
   return sorted(tuple(row) for row in np.concatenate(columns, axis=1).tolist())
 
 
-@pytest.mark.parametrize("meetings", [False, True])
 @pytest.mark.parametrize("hops", [0, 1, 3, 8])
 @pytest.mark.parametrize("seed", range(6))
-def test_pairs_are_those_of_a_search_from_every_node(seed, hops, meetings):
+def test_pairs_are_those_of_a_search_from_every_node(seed, hops):
   graph = table_cases.program(seed, nodes=40, edges=(30, 60, 90)[seed % 3])
-  pairs = node_pairs.find_pairs(graph, hops=hops, meetings=meetings)
+  pairs = node_pairs.find_pairs(graph, hops=hops)
   assert pairs.hop_limit == hops
   np.testing.assert_allclose(
       np.reshape(as_tuples(pairs), (-1, 9)),
-      np.reshape(slow_pairs(graph, hops, meetings), (-1, 9)), rtol=1e-6)
+      np.reshape(slow_pairs(graph, hops), (-1, 9)), rtol=1e-6)
 
 
 def chain(nodes, config_nodes, extra=()):
@@ -76,7 +75,7 @@ def chain(nodes, config_nodes, extra=()):
 
 
 def test_a_configurable_node_ends_the_way():
-  pairs = node_pairs.find_pairs(chain(6, [0, 3, 5]), meetings=False)
+  pairs = node_pairs.find_pairs(chain(6, [0, 3, 5]))
   np.testing.assert_array_equal(pairs.ends, [[1, 2], [0, 1]])
   np.testing.assert_array_equal(pairs.hops, [[2, 0], [3, 0]])
   np.testing.assert_array_equal(pairs.via, [5, 3])

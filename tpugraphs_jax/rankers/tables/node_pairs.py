@@ -74,9 +74,7 @@ def tensor_bytes(node_feat: np.ndarray) -> np.ndarray:
   return np.abs(node_feat[:, _PRODUCT]) * element
 
 
-def find_pairs(
-    graph: OpGraph, *, hops: int = HOPS, meetings: bool = True, max_pairs: int = MAX_PAIRS
-) -> NodePairs:
+def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) -> NodePairs:
   """All pairs of a graph whose ends are at most `hops` edges apart.
 
   Ways are shortest ones; among equally short ones they go through the lowest node.
@@ -86,7 +84,6 @@ def find_pairs(
   Args:
     graph: its edges, configurable nodes and node features.
     hops: edges between two ends, counted through the node where they meet.
-    meetings: whether pairs that meet at a third node count.
     max_pairs: most pairs wanted.
 
   Raises:
@@ -96,10 +93,8 @@ def find_pairs(
     raise ValueError(f"hops is {hops}, expected 0..200")
   nbytes = tensor_bytes(graph.node_feat)
   rows, limit = reached(graph, nbytes, hops=hops, max_rows=_FEW * max_pairs)
-  pairs = _pairs_within(graph, rows, limit, meetings, max_pairs)
-  while pairs is None:
+  while (pairs := _pairs_within(graph, rows, limit, max_pairs)) is None:
     limit -= 1
-    pairs = _pairs_within(graph, rows, limit, meetings, max_pairs)
   if limit < hops:
     logging.warning("%s has more than %d pairs of configurable nodes within %d hops; taken "
                     "are the %d within %d", graph.name, max_pairs, hops, len(pairs), limit)
@@ -177,7 +172,7 @@ def _joined(levels: list[Reached]) -> Reached:
   return Reached(*(np.concatenate(parts) for parts in zip(empty, *levels)))
 
 
-def _pairs_within(graph, rows: Reached, limit, meetings, max_pairs) -> NodePairs | None:
+def _pairs_within(graph, rows: Reached, limit, max_pairs) -> NodePairs | None:
   """The pairs of at most `limit` hops, or None if they are too many."""
   rows = Reached(*(part[rows.hops <= limit] for part in rows))
   number = np.full(graph.num_nodes, -1, np.int32)
@@ -189,18 +184,17 @@ def _pairs_within(graph, rows: Reached, limit, meetings, max_pairs) -> NodePairs
       stack(direct.source, number[direct.node], np.int32), direct.node.astype(np.int32),
       stack(direct.hops, none, np.uint8), stack(direct.operand, none + NO_OPERAND, np.uint8),
       stack(direct.nbytes, none, np.float32), limit)
-  if meetings:
-    places = _meeting_places(graph, Reached(*(p[number[rows.node] < 0] for p in rows)))
-    found = _meetings(places, limit, _FEW * max_pairs)
-    if found is None:
-      return None
-    a, b = (Reached(*(part[i] for part in places)) for i in found)
-    both = NodePairs(
-        stack(a.source, b.source, np.int32), a.node.astype(np.int32),
-        *(stack(getattr(a, name), getattr(b, name), dtype) for name, dtype in (
-            ("hops", np.uint8), ("operand", np.uint8), ("nbytes", np.float32))), limit)
-    pairs = NodePairs(*(np.concatenate([getattr(pairs, f.name), getattr(both, f.name)])
-                        for f in dataclasses.fields(NodePairs)[:-1]), limit)
+  places = _meeting_places(graph, Reached(*(part[number[rows.node] < 0] for part in rows)))
+  found = _meetings(places, limit, _FEW * max_pairs)
+  if found is None:
+    return None
+  a, b = (Reached(*(part[i] for part in places)) for i in found)
+  both = NodePairs(
+      stack(a.source, b.source, np.int32), a.node.astype(np.int32),
+      *(stack(getattr(a, name), getattr(b, name), dtype) for name, dtype in (
+          ("hops", np.uint8), ("operand", np.uint8), ("nbytes", np.float32))), limit)
+  pairs = NodePairs(*(np.concatenate([getattr(pairs, f.name), getattr(both, f.name)])
+                      for f in dataclasses.fields(NodePairs)[:-1]), limit)
   return pairs if len(pairs) <= max_pairs else None
 
 

@@ -134,10 +134,10 @@ class Terms:
 
 
 def find_terms(
-    configs: LayoutConfigs, pairs: node_pairs.NodePairs, *, config_ids: np.ndarray | None = None,
-    max_choices: int = MAX_CHOICES, name: str = "the graph",
+    configs: LayoutConfigs, pairs: node_pairs.NodePairs, *, max_choices: int = MAX_CHOICES,
+    name: str = "the graph",
 ) -> Terms:
-  """The choices that occur in the given configurations.
+  """The choices that occur in the configurations of a graph.
 
   Pairs of groups of which one has more than `max_choices` get no column; a warning
   names the graph.
@@ -145,12 +145,10 @@ def find_terms(
   Args:
     configs: of one graph.
     pairs: of the same graph.
-    config_ids: which configurations; all of them unless given.
     max_choices: most choices of a group in a column.
     name: of the graph, for the warning.
   """
-  group_row = configs.group_row if config_ids is None else configs.group_row[config_ids]
-  groups = group_row.shape[1]
+  group_row, groups = configs.group_row, configs.group_row.shape[1]
   occurs = np.zeros((groups, len(configs.rows)), bool)
   for start in range(0, len(group_row), _BLOCK_CONFIGS):
     occurs[np.arange(groups), group_row[start : start + _BLOCK_CONFIGS]] = True
