@@ -61,8 +61,8 @@ SMALL = {"tile, small": ("tile.py:recommended,ci", {}),
 V3_ONLY = {f"SAGE, {name}": ("layout.py:xla-random,full", changes)
            for name, changes in AGGREGATIONS.items()}
 V3_ONLY |= {f"{kind}, {configs.PRESET}{name}": (f"{kind}.py:{configs.PRESET}{name}", {})
-          for kind, known in (("layout", published.LAYOUTS), ("tile", published.TILES))
-          for name in known}
+            for kind, known in (("layout", published.LAYOUTS), ("tile", published.TILES))
+            for name in known}
 CASES |= V3_ONLY
 TARGETS = ("v3", "v4", "v5e", "v6e")
 STEPS = ("train", "score")

@@ -30,7 +30,7 @@ import jax  # noqa: E402
 
 from tpugraphs_jax import parallel  # noqa: E402
 
-parallel.prefer_plain_cpu_code()
+parallel.choose_cpu_code()
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -86,6 +86,12 @@ def python_of(page: str, out: Path) -> str:
   return code.replace('"out/', f'"{out}/').replace('"charges.dot"', f'"{out}/charges.dot"')
 
 
+def anchors(page: Path) -> set[str]:
+  """The anchors of a page's headings, as Markdown renderers make them."""
+  titles = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+  return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def check_links() -> None:
   """Raises SystemExit where a link of a page outside the site leads nowhere."""
   for page in map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")):
@@ -93,10 +99,9 @@ def check_links() -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
       name, _, anchor = target.partition("#")
       found = ROOT / name if name else page
-      titles = re.findall(r"^#+ (.*)", found.read_text(), re.MULTILINE) if anchor and found.exists(
-          ) else []
-      anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-      if not target.startswith("http") and not (found.exists() and (not anchor or anchor in anchors)):
+      if target.startswith("http"):
+        continue
+      if not found.exists() or anchor and anchor not in anchors(found):
         sys.exit(f"error: {page.name}: a link leads nowhere: {target}")
 
 

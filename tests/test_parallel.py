@@ -236,15 +236,20 @@ def test_the_second_run_takes_its_programs_from_the_cache(tmp_path):
   assert second.stderr == ""
 
 
-@pytest.mark.parametrize("flags, version, expected", [
-    ("", (0, 10, 2), "--xla_cpu_use_fusion_emitters=false"),
-    ("--xla_a=1", (0, 7, 2), "--xla_a=1 --xla_cpu_use_fusion_emitters=false"),
-    ("--xla_cpu_use_fusion_emitters=true", (0, 10, 2), "--xla_cpu_use_fusion_emitters=true"),
-    ("--xla_a=1", (0, 11, 0), "--xla_a=1"),  # may not know the flag
+_QUICK = " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+@pytest.mark.parametrize("flags, version, quick, expected", [
+    ("", (0, 10, 2), False, "--xla_cpu_use_fusion_emitters=false"),
+    ("--xla_a=1", (0, 7, 2), False, "--xla_a=1 --xla_cpu_use_fusion_emitters=false"),
+    ("--xla_cpu_use_fusion_emitters=true", (0, 10, 2), False, "--xla_cpu_use_fusion_emitters=true"),
+    ("--xla_a=1", (0, 11, 0), False, "--xla_a=1"),  # may not know the flag
+    ("--xla_a=1", (0, 11, 0), True, "--xla_a=1" + _QUICK),
+    ("", (0, 10, 2), True, "--xla_cpu_use_fusion_emitters=false" + _QUICK),
 ])
 def test_cpu_code_is_chosen_where_the_user_has_not_and_xla_knows_the_flag(
-    flags, version, expected, monkeypatch):
+    flags, version, quick, expected, monkeypatch):
   monkeypatch.setenv("XLA_FLAGS", flags)
   monkeypatch.setattr(parallel.jaxlib.version, "__version_info__", version)
-  parallel.prefer_plain_cpu_code()
+  parallel.choose_cpu_code(quick=quick)
   assert os.environ["XLA_FLAGS"] == expected

@@ -27,7 +27,7 @@ import jaxlib.version
 import numpy as np
 
 DEVICES = "devices"  # name of the mapped axis
-_EMITTERS_KNOWN_UNTIL = (0, 11)  # of jaxlib, see `prefer_plain_cpu_code`
+_EMITTERS_KNOWN_UNTIL = (0, 11)  # of jaxlib, see `choose_cpu_code`
 _GOOGLE = "0x1ae0"  # vendor of PCI devices: TPUs, and network cards of its cloud
 _AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
 
@@ -127,17 +127,25 @@ def use_compilation_cache(folder: str | os.PathLike) -> None:
     jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
 
 
-def prefer_plain_cpu_code() -> None:
-  """Lets XLA emit fused operations for CPUs as before its newer emitters; call before jax computes.
+def choose_cpu_code(*, quick: bool = False) -> None:
+  """Chooses how XLA compiles for CPUs, unless the user has; call before jax computes.
 
-  With jaxlib 0.10.2 a step of score tables takes half the time, other steps as long as with
-  the newer emitters, and compilation three quarters (`benchmarks/start.py --emitters`). Code for
-  accelerators stays the same. XLA ends the process at flags that it does not know: this is done
-  for known versions alone.
+  Fused operations are emitted as before XLA's newer emitters: with jaxlib 0.10.2 a step of score
+  tables takes half the time, and compilation three quarters. XLA ends the process at flags
+  that it does not know, so later versions stay as they are.
+
+  Args:
+    quick: compile in half the time, for steps that take up to three times as long. For
+      runs of a few steps; only where jax was told to compute on CPUs.
   """
-  name, flags = "xla_cpu_use_fusion_emitters", os.environ.get("XLA_FLAGS", "")
-  if name not in flags and jaxlib.version.__version_info__ < _EMITTERS_KNOWN_UNTIL:
-    os.environ["XLA_FLAGS"] = f"{flags} --{name}=false".strip()
+  flags = os.environ.get("XLA_FLAGS", "")
+  chosen = []
+  if jaxlib.version.__version_info__ < _EMITTERS_KNOWN_UNTIL:
+    chosen.append("xla_cpu_use_fusion_emitters=false")
+  if quick and jax.config.jax_platforms == "cpu":
+    chosen += ["xla_backend_optimization_level=0", "xla_llvm_disable_expensive_passes=true"]
+  new = [f"--{flag}" for flag in chosen if flag.partition("=")[0] not in flags]
+  os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *new])
 
 
 def process_count() -> int:

@@ -87,7 +87,7 @@ def test_comments_belong_to_the_last_field_of_their_line(tmp_path):
 
 @pytest.mark.parametrize("kind, variant, expected", [
     ("tile", "ci", ["--config.batch.graphs=10 ", "# kernels per step, over all devices",
-                    "--config.model.name=EarlyJoinSAGE", "one of Composed, EarlyJoinSAGE",
+                    "--config.model.name=EarlyJoinSAGE", "one of ", ", LateJoinSAGE,",
                     "  recommended "]),
     ("layout", "gst_ed,ci", ['--config.data.features="(\'released\',)"',
                              "--config.segments.keep=0.5", "skewed, uniform_replacement", "  gst_ed ",

@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
 def _run(values: flags.FlagValues) -> None:
   """Trains, evaluates and ranks as the flags say."""
   _check_flags(values)
-  parallel.prefer_plain_cpu_code()
+  parallel.choose_cpu_code(quick=values.synthetic or values.config.train.quick_compile)
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
   parallel.use_compilation_cache(
       values.compilation_cache or remote.local_of(values.workdir) / "compilation_cache")

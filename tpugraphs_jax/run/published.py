@@ -503,11 +503,14 @@ def mlsys21_fusion_work(config: ConfigDict) -> None:
 
 
 SEGMENTED = (gst, seventh)  # on segments of graphs unless a config says otherwise
-LAYOUTS: dict[str, Preset] = {preset.__name__: preset for preset in (
-    gst, seventh, first, second_xla, second_nlp, third, fourth, fifth, fifth_all, sixth,
-    sixth_gin, tenth)}
+LAYOUTS: dict[str, Preset] = {
+    "gst": gst, "seventh": seventh, "first": first, "second_xla": second_xla,
+    "second_nlp": second_nlp, "third": third, "fourth": fourth, "fifth": fifth,
+    "fifth_all": fifth_all, "sixth": sixth, "sixth_gin": sixth_gin, "tenth": tenth}
 TILES: dict[str, Preset] = {
     "first": tile_first, "second_tile": tile_second, "third": tile_third, "fifth": tile_fifth,
-    "sixth": tile_sixth, "tenth": tile_tenth, **{preset.__name__: preset for preset in (
-        mlsys21, mlsys21_per_node, mlsys21_lstm, mlsys21_transformer, mlsys21_gat,
-        mlsys21_work, mlsys21_fusion, mlsys21_fusion_work)}}
+    "sixth": tile_sixth, "tenth": tile_tenth, "mlsys21": mlsys21,
+    "mlsys21_per_node": mlsys21_per_node, "mlsys21_lstm": mlsys21_lstm,
+    "mlsys21_transformer": mlsys21_transformer, "mlsys21_gat": mlsys21_gat,
+    "mlsys21_work": mlsys21_work, "mlsys21_fusion": mlsys21_fusion,
+    "mlsys21_fusion_work": mlsys21_fusion_work}

@@ -136,5 +136,6 @@ def tile(**options: Any) -> Composed:
   return Composed("tile", options_lib.check(Options(**options), "tile"))
 
 
-# The names that a config may have.
+# The names that a config may have, and their descriptions.
 layout.__signature__ = tile.__signature__ = inspect.signature(Options)
+layout.__doc__ = tile.__doc__ = Options.__doc__

@@ -27,8 +27,7 @@ from tpugraphs_jax.rankers.tables.batches import TableBatch
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 from tpugraphs_jax.rankers.tables.network import add_up, table_sums
 
-_USERS = tuple(opcode_ids()[name] for name in (
-    "convolution", "dot", "reshape", "transpose", "reduce", "concatenate", "tuple", "add"))
+USERS = ("convolution", "dot", "reshape", "transpose", "reduce", "concatenate", "tuple", "add")
 _LARGEST = 6.0  # logarithm of the largest factor
 
 
@@ -99,9 +98,9 @@ def _users(graph: OpGraph) -> np.ndarray:
   """Users of each node by kind, `[N, 18]` bool: direct ones, those beyond equal shapes, counts."""
   (consumer, producer), opcode = graph.edge_index.T, graph.node_opcode
   dims = graph.node_feat[:, feature_blocks.DIMENSIONS]
-  direct = np.zeros((graph.num_nodes, len(_USERS)), bool)
-  for place, kind in enumerate(_USERS):
-    direct[producer[opcode[consumer] == kind], place] = True
+  ids, direct = opcode_ids(), np.zeros((graph.num_nodes, len(USERS)), bool)
+  for place, name in enumerate(USERS):
+    direct[producer[opcode[consumer] == ids[name]], place] = True
   keeps = (dims[consumer] == dims[producer]).all(axis=1) & ~np.isin(consumer, graph.config_node)
   beyond, before = direct, None
   while before is None or (beyond != before).any():
