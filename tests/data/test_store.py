@@ -324,7 +324,7 @@ def test_what_a_living_builder_writes_is_left_alone(tmp_path):
   living, dead = split / ".g7.1.partial", split / ".g8.1.partial"
   living.mkdir()
   dead.mkdir()
-  with files_lib.being_written(living):
+  with files_lib.locked(living):
     _ensure(tmp_path)
     assert living.is_dir() and not dead.exists()
   _ensure(tmp_path)

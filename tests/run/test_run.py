@@ -26,7 +26,8 @@ def fails(monkeypatch, tmp_path):
   """`fails(error)`: runs the command with a job that ends in this error."""
   values = Flags(workdir=str(tmp_path), data_root="", resume=False, coordinator_address=None,
                  ensemble=[], num_processes=None, process_id=None, print_config=False,
-                 report=False, dry_run=False, compilation_cache=None)
+                 report=False, dry_run=False, compilation_cache=None,
+                 config=parts.config_of("tile", ""))
   monkeypatch.setattr(command.flags, "FLAGS", values)
   monkeypatch.setattr(parallel, "use_compilation_cache", lambda folder: None)
   monkeypatch.setattr(command.console, "install", lambda: None)
