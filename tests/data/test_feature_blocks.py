@@ -328,7 +328,7 @@ def test_choices_are_told_the_padding_of_output_input_and_kernel():
   graph = dataclasses.replace(graph, configs=dataclasses.replace(layout, rows=rows))
   dims = graph.node_feat[:, 21:27].astype(int)
   found = feature_blocks.choice_features(graph, np.array([0, 1, 2, 2]), np.array([0, 0, 0, 1]))
-  assert found.dtype == np.float32 and found.shape == (4, feature_blocks.CHOICE_FEATURES)
+  assert found.dtype == np.float32 and found.shape == (4, 9)
   for feat, node, row in zip(found, (5, 9, 20, 20), (0, 0, 0, 1)):
     operands = [v for u, v in graph.edge_index.tolist() if u == node][:2]
     tensors = [node, *operands, *[None] * (2 - len(operands))]

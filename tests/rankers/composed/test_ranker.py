@@ -42,8 +42,7 @@ LAYOUTS = {
         position_width=4, global_attention="linear", attention_normalize=False, norm="layer",
         attention_combine="concat", norm_position="after_activation", post_widths=(4,),
         pooling=("sum",), encoding_scale=0.2),
-    "fifth": dict(missing="layout", node_layout=True, direction_merge="concat", drop_edge=0.3,
-                  dimension_encoder="transformer", dimension_width=4, dimension_layers=1),
+    "fifth": dict(missing="layout", node_layout=True, direction_merge="concat", drop_edge=0.3),
     "sixth": dict(norm="instance", residual="identity", edge_direction="forward",
                   pooling=("mean", "max"), pooling_merge="sum", readout_norm="l2",
                   head_widths=(4,), head_norm="configuration"),
@@ -64,15 +63,15 @@ TILE = SMALL | dict(
     dimension_encoder="transformer", dimension_width=4, dimension_layers=1, drop_edge=0.3)
 
 
-def reads(options):
-  return base.create_network("layout", "Composed", **{
+def reads(kind, options):
+  return base.create_network(kind, "Composed", **{
       k: options[k] for k in ("node_layout", "position_width", "dimension_encoder", "missing")
       if k in options}).reads
 
 
 def check_shared_is_plain(kind, name="Composed", **options):
   """A batch in which nothing is shared gives the scores and gradients of the usual one."""
-  make, name_reads = getattr(system_cases, f"{kind}_batch"), reads(options)
+  make, name_reads = getattr(system_cases, f"{kind}_batch"), reads(kind, options)
   more = {"hops": len(options.get("widths", ())) + 2} if kind == "layout" else {}
   batches = [make(name_reads, reuse=reuse, **more) for reuse in (True, False)]
   shared, plain = system_cases.scores_and_gradients(kind, name, batches, **options)
@@ -92,7 +91,7 @@ def test_shared_tokens_give_the_scores_and_gradients_of_tokens_of_each_node():
 
 
 def test_equal_tokens_of_a_kernel_pass_the_transformer_once():
-  batch = system_cases.tile_batch(reads(TILE))
+  batch = system_cases.tile_batch(reads("tile", TILE))
   model = base.create_network("tile", "Composed", **TILE)
   _, kept = jax.eval_shape(lambda: model.init_with_output(
       jax.random.key(0), batch, capture_intermediates=lambda module, _: module.name == "layer_0"))
