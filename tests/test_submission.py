@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import recorded
 
 from tpugraphs_jax import collections, submission
 
@@ -142,13 +141,6 @@ def test_unreadable_lines_are_refused_naming_file_and_line(tmp_path, lines, numb
   assert "\n" not in str(error.value)
 
 
-def test_file_that_is_not_text_is_refused(tmp_path):
-  path = tmp_path / "submission.csv"
-  path.write_bytes(bytes(range(256)))
-  with pytest.raises(ValueError, match="header is"):
-    submission.read_results(path)
-
-
 def test_tile_rows_need_the_best_five_only(tmp_path, data_root):
   path = _ranked(tmp_path, {
       name: _rankings(name, top=5 if name == "tile:xla" else None) for name in CONFIGS})
@@ -184,52 +176,6 @@ def test_damaged_test_graph_is_named(tmp_path, good, data_root):
   np.savez(damaged, config_runtime=np.int64(3))
   with pytest.raises(ValueError, match=r"1a.npz: config_runtime has shape \(\)"):
     submission.check(_write_lines(tmp_path, good), data_root)
-
-
-def test_command_line_combines_and_checks(tmp_path, good, data_root, capsys):
-  path = _write_lines(tmp_path, good)
-  out = tmp_path / "out.csv"
-  assert submission.main(["combine", "--out", str(out), str(path)]) == 0
-  assert submission.main(["check", str(out), "--data_root", str(data_root)]) == 0
-  printed = capsys.readouterr()
-  assert f"{out}: 5 rows, no problem" in printed.out
-  assert not printed.err
-
-
-def test_command_line_reports_errors_in_one_line_each(tmp_path, data_root, capsys):
-  path = _write_lines(tmp_path, ["ID,TopConfigs"])
-  for argv, complaint in (
-      (["combine", "--out", "x.csv", str(tmp_path / "no.csv")], "no.csv: no such file"),
-      (["check", str(path), "--data_root", str(tmp_path / "no")], "no test graph"),
-      (["check", str(path), "--data_root", str(data_root)], "tile:xla:1a has no row"),
-  ):
-    assert submission.main(argv) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert complaint in lines[0]
-    assert all(line.startswith("error: ") for line in lines)
-
-
-def test_long_lists_of_problems_are_cut(tmp_path, good, data_root, capsys):
-  rows = [f"tile:xla:extra{i},0" for i in range(30)]
-  path = _write_lines(tmp_path, good + rows)
-  assert submission.main(["check", str(path), "--data_root", str(data_root)]) == 1
-  lines = capsys.readouterr().err.splitlines()
-  assert len(lines) == 21
-  assert lines[-1] == "error: and 10 more"
-
-
-@recorded.needs_npz
-def test_numbers_of_configurations_of_released_files_are_found(tmp_path):
-  folder = recorded.NPZ / "tile" / "xla" / "test"
-  names = sorted(path.stem for path in folder.glob("*.npz"))
-  submission.write_results(tmp_path / "a.csv", "tile:xla", {name: np.arange(1) for name in names})
-  problems = submission.check(tmp_path / "a.csv", recorded.NPZ)
-  for name in names:
-    with np.load(folder / f"{name}.npz") as file:
-      configs = len(file["config_runtime"])
-    needed = min(5, configs)
-    expected = f"{name} names 1 configurations, expected {needed} of {configs}"
-    assert any(expected in problem for problem in problems)
 
 
 LABELS = {
@@ -275,17 +221,6 @@ def test_scores_are_the_competitions(labelled, tmp_path):
 def test_a_perfect_order_scores_one(labelled, tmp_path):
   best = {name: np.argsort(runtime, kind="stable") for name, runtime in LABELS["tile:xla"].items()}
   assert submission.score(_ranked(tmp_path, {"tile:xla": best}), labelled) == {"tile:xla": (1, 2)}
-
-
-def test_fewer_than_five_collections_are_warned_of(labelled, tmp_path, capsys):
-  path = _ranked(tmp_path, {"tile:xla": TILES, "layout:xla:random": LAYOUTS})
-  assert submission.main(["score", str(path), "--data_root", str(labelled)]) == 0
-  out, err = capsys.readouterr()
-  tile, layout, mean = out.splitlines()
-  assert tile.startswith("tile:xla ") and "0.2500" in tile and "Kendall tau" in layout
-  assert mean.split()[0] == "mean" and "of 2 collections" in mean
-  assert err == ("warning: published scores are means of five collections; layout:xla:default, "
-                 "layout:nlp:random, layout:nlp:default are not in this one\n")
 
 
 @pytest.mark.parametrize("tiles, complaint", [

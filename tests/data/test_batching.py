@@ -203,32 +203,11 @@ def test_table_and_overflow_hold_every_edge_exactly_once(slots):
   table = batching.neighbours(receiver, sender, 10, slots=slots)
   assert table.index.shape == (10, slots)
   assert random_graphs.table_edges(table) == sorted(zip(receiver.tolist(), sender.tolist()))
-
-
-@pytest.mark.parametrize("platform, slots", [("cpu", 4), ("tpu", 0), ("gpu", 4), ("other", 4)])
-def test_a_tpu_sums_sorted_segments_and_others_look_into_tables(platform, slots):
-  assert batching.slots_of(platform) == slots
-
-
-def test_overflow_is_sorted_by_receiver_and_only_holds_what_does_not_fit():
-  receiver = np.array([3, 1, 1, 3, 1, 0], np.int32)
-  sender = np.array([5, 4, 2, 0, 2, 3], np.int32)
-  table = batching.neighbours(receiver, sender, 6, slots=2)
-  np.testing.assert_array_equal(table.overflow_receiver, [1])
-  np.testing.assert_array_equal(table.overflow_index, [[4, ABSENT]])
-  np.testing.assert_array_equal(table.index[[0, 1, 3]], [[3, ABSENT], [2, 2], [0, 5]])
-  assert (table.index[[2, 4, 5]] == ABSENT).all()
-
-
-def test_a_receiver_has_as_many_overflow_rows_as_it_needs():
-  receiver, sender = np.repeat([2, 0], [8, 5]), np.concatenate([np.arange(8), np.arange(5)])
-  table = batching.neighbours(receiver, sender, 3, slots=3)
-  np.testing.assert_array_equal(table.overflow_receiver, [0, 2, 2])
+  assert (np.diff(table.overflow_receiver) >= 0).all()
+  width = table.overflow_index.shape[1]  # a receiver has no more rows than it needs
+  left = np.maximum(np.bincount(receiver, minlength=10) - slots, 0)
   np.testing.assert_array_equal(
-      table.overflow_index, [[3, 4, ABSENT], [3, 4, 5], [6, 7, ABSENT]])
-  table = batching.neighbours(receiver, sender, 3, slots=0)
-  np.testing.assert_array_equal(table.overflow_receiver, np.sort(receiver))
-  np.testing.assert_array_equal(table.overflow_index[:, 0], [*range(5), *range(8)])
+      np.bincount(table.overflow_receiver, minlength=10), -(-left // width))
 
 
 @pytest.mark.parametrize("slots", [0, 3])
@@ -271,5 +250,3 @@ def test_distance_equals_a_slow_formulation(hops, starts):
   distance = batching.hops_from(start, edges, 20, hops=hops)
   assert distance.dtype == np.int32
   np.testing.assert_array_equal(distance, slow_distance(start, edges, 20, hops))
-
-

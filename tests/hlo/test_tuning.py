@@ -1,8 +1,8 @@
 
+import comparing
 import hlo_modules
 import numpy as np
 import pytest
-import recorded
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
@@ -108,9 +108,7 @@ def test_converted_files_read_back_as_the_same_graphs(tmp_path):
   for path, read in zip(paths, (npz.read_tile, npz.read_layout)):
     expected = hlo.read_tuning(path).graphs[0]
     got = read(tmp_path / "out" / f"{expected.name}.npz")
-    for field in ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node"):
-      np.testing.assert_array_equal(getattr(got, field), getattr(expected, field))
-    np.testing.assert_array_equal(got.configs.runtime_ns, expected.configs.runtime_ns)
+    comparing.assert_same_graph(expected, got)
     with np.load(tmp_path / "extra" / f"{expected.name}.npz") as archive:
       assert archive["node_extra"].shape == (3, len(archive["node_extra_names"]))
 
@@ -135,19 +133,3 @@ def test_kernels_with_one_fingerprint_get_different_files(tmp_path):
   path = _write(tmp_path, TuningData(modules=[entry, entry]))
   written = tuning.convert([path], tmp_path / "out").written
   assert [path.name for path in written] == ["program_3.npz", "program_3_2.npz"]
-
-
-def test_two_inputs_of_one_name_are_refused(tmp_path):
-  with pytest.raises(ValueError, match="2 inputs are named program"):
-    tuning.convert([tmp_path / "a" / "program.pb", tmp_path / "program.hlo.pb"], tmp_path)
-
-
-@recorded.needs_hlo
-def test_the_data_sets_own_records_convert(tmp_path):
-  result = tuning.convert(
-      [recorded.HLO / "module_tuning_data_layout.pb", recorded.HLO / "op_tuning_data.pb"], tmp_path,
-      jobs=1)
-  assert not result.failed and not result.skipped
-  layout, *tiles = result.written
-  assert len(npz.read_layout(layout).configs) == 112
-  assert sum(len(npz.read_tile(path).configs) for path in tiles) == 752
