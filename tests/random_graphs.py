@@ -38,7 +38,8 @@ def layout_graph(
   layout = LayoutConfigs(
       rows=rng.integers(-1, 6, (rows, 18)).astype(np.int8),
       node_group=rng.integers(0, groups, count).astype(np.int32),
-      group_row=rng.integers(0, rows, (configs, groups)).astype(np.uint8),
+      group_row=rng.integers(0, rows, (configs, groups)).astype(
+          np.uint8 if rows <= 256 else np.uint16),
       runtime_ns=rng.integers(1, 1000, configs))
   return _op_graph(
       rng, nodes, edges, np.asarray(config_nodes, np.int32), layout, name, features)

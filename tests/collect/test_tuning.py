@@ -147,13 +147,6 @@ def test_failures_are_counted_and_a_default_that_fails_is_said(monkeypatch, prob
     tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30, operands=True)
 
 
-def test_a_small_space_of_output_orders_is_drawn_whole():
-  problem = problems.Problem(_net, _ARGS, labels.Measured())
-  drawn = _drawn(problem, 1000)
-  assert len(drawn) == np.prod([len(each) for each in problem.options]) == 27
-  assert drawn[0] == (0, 0, 0)
-
-
 def test_mistakes_are_said_in_one_line(monkeypatch, problem):
   monkeypatch.setattr(tuning, "Ranker", Oracle)
   oracle = Oracle(problem, _cost)

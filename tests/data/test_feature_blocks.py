@@ -164,21 +164,18 @@ def test_random_walks_are_those_of_the_definition(nodes, edges):
 
 def test_lists_of_dimensions_are_marked_behind_their_ends():
   """A module by hand: dimension numbers of 0 count where the list has them."""
-  ids = columns.opcode_ids()
-  names = ["parameter", "convolution", "broadcast", "transpose", "reduce", "concatenate", "add"]
-  feat = np.zeros((len(names), 140), np.float32)
-  shape, dimensions = columns.NODE["shape"].start, columns.NODE["dimensions"].start
-  for node, dims in enumerate([(4, 8), (4, 8), (2, 4, 8), (8, 4), (8,), (4, 8), (4, 8)]):
-    feat[node, shape : shape + len(dims)] = dims
-    feat[node, 134 : 134 + len(dims)] = np.arange(len(dims))[::-1]
-  feat[1, 91:93] = 1, 1  # a window of two dimensions, one of them reversed
-  feat[1, 95:97] = 1, 2
-  feat[2, dimensions : dimensions + 2] = 1, 2
-  feat[3, dimensions : dimensions + 2] = 1, 0
-  graph = dataclasses.replace(
-      graph_of(0, nodes=len(names), edges=0), node_feat=feat,
-      node_opcode=np.array([ids[name] for name in names], np.uint8),
-      edge_index=np.array([[1, 0], [2, 1], [3, 1], [4, 3], [5, 1], [6, 1]], np.int32))
+  dimensions = columns.NODE["dimensions"].start
+  values = {  # of a window of two dimensions, one of them reversed; and of lists
+      "convolution": {91: 1, 92: 1, 95: 1, 96: 2}, "broadcast": {dimensions: 1, dimensions + 1: 2},
+      "transpose": {dimensions: 1}}
+  shapes = {"parameter": (4, 8), "convolution": (4, 8), "broadcast": (2, 4, 8),
+            "transpose": (8, 4), "reduce": (8,), "concatenate": (4, 8), "add": (4, 8)}
+  graph = made_of(
+      [(name, "f32", shape, values.get(name, {}) | {
+          134 + place: len(shape) - 1 - place for place in range(len(shape))})
+       for name, shape in shapes.items()],
+      [[1, 0], [2, 1], [3, 1], [4, 3], [5, 1], [6, 1]])
+  feat = graph.node_feat
   found = feature_blocks.padded(graph)
   lists = {name: found[:, columns.NODE[name]].tolist() for name in (
       "dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions")}
@@ -214,15 +211,11 @@ def featurized():
   return graph, hlo.extra_features(graph)
 
 
-def test_extra_columns_follow_the_released_ones():
+def test_extra_columns_follow_the_released_ones_of_the_same_graph():
   graph, extra = featurized()
   joined = feature_blocks.append_extra(graph, extra.values)
   np.testing.assert_array_equal(joined.node_feat[:, :140], graph.node_feat)
   np.testing.assert_array_equal(joined.node_feat[:, 140:], extra.values)
-
-
-def test_extra_values_of_another_graph_are_refused():
-  graph, extra = featurized()
   with pytest.raises(ValueError, match="rows"):
     feature_blocks.append_extra(graph, extra.values[1:])
 

@@ -82,15 +82,6 @@ def test_small_graphs_take_no_open_file_each(tmp_path, few_files):
   assert not isinstance(opened[0].configs.group_row, np.memmap)
 
 
-def test_large_graphs_are_mapped_as_far_as_files_may_be_open(tmp_path, few_files, monkeypatch):
-  monkeypatch.setattr(store, "_LEAST_MAPPED_BYTES", 0)
-  _write_split(tmp_path)
-  folder, opened = _ensure(tmp_path)[0], []
-  with pytest.raises(OSError, match="ulimit"):
-    opened += (store.open_graph(folder) for _ in range(90))
-  assert isinstance(opened[0].configs.group_row, np.memmap)
-
-
 @recorded.needs_npz
 @pytest.mark.parametrize("split", graph.SPLITS)
 def test_released_configurations_survive_bit_for_bit(split, tmp_path):

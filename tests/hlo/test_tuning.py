@@ -52,12 +52,6 @@ def _read(folder, message, name="program.pb"):
   return hlo.read_tuning(_write(folder, message, name))
 
 
-def test_without_a_default_run_no_layout_run_counts(tmp_path):
-  read = _read(tmp_path, _layout([_layout_run(6), _layout_run(5)]))
-  assert read.graphs == []
-  assert "none of the 2 runs" in read.skipped[0]
-
-
 @pytest.mark.parametrize("run, nodes, problem", [
     (_layout_run(0), (1, 2), "run 1 has compute_time_ns 0, expected above 0"),
     (_layout_run(1, [()]), (1, 2), "run 1 has layouts for 1 nodes, .* has 2"),

@@ -40,16 +40,6 @@ def test_tile_time_counts_what_feeds_a_reduction_once_per_tile():
     assert time == pytest.approx(expected, rel=1e-12)
 
 
-def test_tile_time_charges_spills_beyond_the_memory_on_chip(monkeypatch):
-  monkeypatch.setattr(machine, "VMEM_REGISTERS", 1024)
-  kernel = normalizing_kernel("negate", "negate")
-  (large, small), _ = tile_cost(
-      kernel, np.array([[16, 16], [8, 16]]), np.zeros((2, 0), int))
-  # Both fetch everything once per way of needing it; the large tile does not fit.
-  assert 6 * 16 * 16 > machine.VMEM_REGISTERS >= 6 * 8 * 16
-  assert large > small
-
-
 def product_kernel(left_opcode: str, right_opcode: str) -> Kernel:
   """`left(x) @ right(y)` on square matrices."""
   program, dims = Program(), (4096, 4096)
