@@ -128,7 +128,7 @@ def config_of(collection: str, system: str, seed: int, data_root: str):
   kind, source, *search = collection.split(":")
   name, *changes = system.split("+")
   variant = systems_of(kind).get(name, name)
-  place = {"tile:xla": "", OWN: "own"}.get(collection, "-".join([source, *search]))
+  place = "" if kind == "tile" else "-".join([source, *search])
   config = configs.load(f"{kind}.py:" + ",".join(filter(None, (place, variant))))
   with config.unlocked():
     config.seed, config.data_root = seed, data_root

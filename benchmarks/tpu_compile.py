@@ -60,7 +60,7 @@ SMALL = {"tile, small": ("tile.py:recommended,ci", {}),
 # Compiled for a TPU v3 only, unless another target is named: they are compared with each other.
 V3_ONLY = {f"SAGE, {name}": ("layout.py:xla-random,full", changes)
            for name, changes in AGGREGATIONS.items()}
-V3_ONLY |= {f"{kind}, {configs_lib.PRESET}{name}": (f"{kind}.py:{configs_lib.PRESET}{name}", {})
+V3_ONLY |= {f"{kind}, {configs.PRESET}{name}": (f"{kind}.py:{configs.PRESET}{name}", {})
             for kind, known in (("layout", published.LAYOUTS), ("tile", published.TILES))
             for name in known}
 CASES |= V3_ONLY

@@ -3,17 +3,18 @@
 Variants are in `VARIANTS`, separated by commas, in any order. The default is GraphSAGE with
 Graph Segment Training on `xla-random`: graphs of more than 5,000 nodes in segments, with a table
 of stale readouts and dropout of its entries, smaller ones whole (docs/segments.md). `full`
-trains whole graphs of any size. `recommended` is for programs never seen: score tables on the collections
-of the data set (docs/results.md), a short run of the official ResModel on own programs, which
-are few (docs/own_programs.md, docs/systems.md).
+trains whole graphs of any size. `recommended` is for programs never seen: score tables on the
+collections of the data set (docs/results.md), and tables of traffic on own programs, which are
+few and choose output orders for a TPU (docs/own_programs.md). For other choices, or times
+measured on a CPU, `official` is the better start there.
 
 Expected Kendall tau on the synthetic `medium` data, on one CPU core, for xla-random,
 xla-default, nlp-random and nlp-default:
   recommended               0.88, 0.85, 0.90 and 0.78 in 2 to 3 minutes
   full, 3 of 10 epochs      0.63, 0.69, 0.77 and 0.71 in 4 to 5 minutes
   official                  0.23, 0.53, 0.42 and 0.35 in 2 to 4 minutes
-On the released AlexNet `xla-default,full` reaches 0.77 in 3.5 minutes, and `own,recommended` 0.43 on
-the test programs of `data/own` in one minute.
+On the released AlexNet `xla-default,full` reaches 0.77 in 3.5 minutes, and `own,recommended` 0.55
+(tau-b) on the test programs of `data/own` in half a minute.
 
   python run_layout.py --config=configs/layout.py:xla-random,recommended --workdir=out/best
   python run_layout.py --config=configs/layout.py:own,recommended --data_root=data/own/npz \
@@ -166,8 +167,8 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   names, chosen = configs.take_preset(published.LAYOUTS, names, "configs/layout.py")
   for name in names:
     if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", "traffic", *TABLES, "ci"):
-      raise ValueError(f"configs/layout.py has no variant {name!r}; it has "
-                       f"{', '.join(VARIANTS)}")
+      raise ValueError(f"configs/layout.py has no variant {name!r}; "
+                       f"{configs.nearest(name, VARIANTS)}it has {', '.join(VARIANTS)}")
   collection = _only((*COLLECTIONS, *own), names)
   if collection:
     config.data.source, config.data.search = collection.split("-", 1)

@@ -89,7 +89,7 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
   try:
     with contextlib.ExitStack() as stack:
       with open(beside, mode, **options) as file:
-        stack.enter_context(being_written(beside))
+        stack.enter_context(locked(beside))
         yield file
       os.replace(beside, path)
   except OSError as error:
@@ -106,20 +106,13 @@ def partial(path: Path, *, note: str = "") -> Path:
   return path.with_name(f".{path.name}.{os.getpid()}{note}{_PARTIAL}")
 
 
-@contextlib.contextmanager
-def being_written(path: Path) -> Iterator[None]:
-  """Keeps every `tidy` from removing a partial file or folder, until block or process end."""
-  with _locked(path):
-    yield
-
-
 def tidy(folder: Path) -> None:
   """Removes the partial files and folders that ended processes left in `folder`.
 
   A file that a running process is writing stays. On file systems without locks all files stay.
   """
   for path in folder.glob(f".*{_PARTIAL}"):
-    with contextlib.suppress(OSError), _locked(path) as is_free:
+    with contextlib.suppress(OSError), locked(path) as is_free:
       if is_free and path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
       elif is_free:
@@ -127,9 +120,10 @@ def tidy(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[bool]:
+def locked(path: Path) -> Iterator[bool]:
   """Whether nobody else has locked a file or folder, which is locked in the block then.
 
+  Until the block or the process ends, no `tidy` removes the file or folder.
   filelock locks files of its own, which would stay beside every partial file.
   """
   descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

@@ -294,6 +294,20 @@ def from_primary(value: Any) -> Any:
   return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
 
 
+def on_primary(read: Callable[[], Any]) -> Any:
+  """What `read` gives in process 0, or its ValueError or OSError, in every process."""
+  value = error = None
+  if is_primary():
+    try:
+      value = read()
+    except (ValueError, OSError) as found:
+      error = found
+  value, error = from_primary((value, error))
+  if error is not None:
+    raise error
+  return value
+
+
 def copy_from_primary(
     source: np.ndarray | None, target: np.ndarray, *, block_bytes: int = 2**26) -> None:
   """Fills `target` with process 0's `source`, block by block of rows.

@@ -6,7 +6,7 @@ entries in the same way, and a config names the module in `extensions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import importlib
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 Entry = TypeVar("Entry")
 
 
-class Registry(Mapping[str, Any]):
+class Registry(dict[str, Any]):
   """Entries of one kind by name.
 
   Args:
@@ -24,8 +24,8 @@ class Registry(Mapping[str, Any]):
   """
 
   def __init__(self, field: str):
+    super().__init__()
     self._field = field
-    self._entries: dict[str, Any] = {}
 
   def register(self, name: str) -> Callable[[Entry], Entry]:
     """A decorator that adds an entry.
@@ -34,35 +34,20 @@ class Registry(Mapping[str, Any]):
       ValueError: the name is taken by something else.
     """
     def add(entry: Entry) -> Entry:
-      known = self._entries.get(name)
+      known = self.get(name)
       if known is not None and _origin(known) != _origin(entry):
         raise ValueError(f"{self._field} {name!r} is registered already, by {_origin(known)}: "
                          "register yours under another name")
-      self._entries[name] = entry
+      self[name] = entry
       return entry
 
     return add
 
-  def __getitem__(self, name: str) -> Any:
-    """The entry of that name.
-
-    Raises:
-      ValueError: there is none; the message lists all names.
-    """
-    if name not in self._entries:
-      raise ValueError(
-          f"{self._field} is {name!r}, expected one of {', '.join(self._entries)}, or a name that "
-          "a module in `extensions` registers")
-    return self._entries[name]
-
-  def __contains__(self, name: object) -> bool:
-    return name in self._entries
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._entries)
-
-  def __len__(self) -> int:
-    return len(self._entries)
+  def __missing__(self, name: str) -> Any:
+    """Refuses (ValueError) a name that no entry has; the message lists all names."""
+    raise ValueError(
+        f"{self._field} is {name!r}, expected one of {', '.join(self)}, or a name that "
+        "a module in `extensions` registers")
 
 
 def _origin(entry: Any) -> tuple[str, str]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-import contextlib
 import os
 from pathlib import Path
 import re
@@ -282,9 +281,8 @@ def _ranking_problem(
 def _files_of(data_root: str | os.PathLike[str], split: str) -> dict[str, Path]:
   files = {}
   for collection in collections.RELEASED:
-    with contextlib.suppress(FileNotFoundError):
-      for path in npz.split_files(data_root, collection, split):
-        files[graph_id(collection, path.stem)] = path
+    for path in npz.files_there(data_root, collection, split):
+      files[graph_id(collection, path.stem)] = path
   if not files:
     raise FileNotFoundError(f"no {split} graph under {data_root}; set --data_root to the folder "
                             "that holds tile/ and layout/")

@@ -123,7 +123,7 @@ def registered_pooling():
     return pooling.split_pool_sum(cubes, chosen) / count[:, None, None]
 
   yield power
-  del pooling.POOLINGS._entries["power"]  # pylint: disable=protected-access
+  del pooling.POOLINGS["power"]
 
 
 def layout_batch():

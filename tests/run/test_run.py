@@ -24,7 +24,7 @@ def fails(monkeypatch, tmp_path):
   values = Flags(workdir=str(tmp_path), data_root="", mode="train", resume=False,
                  coordinator_address=None, ensemble=[], num_processes=None, process_id=None,
                  synthetic=False, print_config=False, report=False, dry_run=False, split=None,
-                 compilation_cache=None)
+                 compilation_cache=None, config=parts.config_of("tile", ""))
   monkeypatch.setattr(command.flags, "FLAGS", values)
   monkeypatch.setattr(parallel, "use_compilation_cache", lambda folder: None)
   monkeypatch.setattr(command.console, "install", lambda: None)

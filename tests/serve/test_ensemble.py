@@ -27,7 +27,7 @@ def test_min_max_brings_scores_to_one_scale(scores, expected):
     ([3.0, 1.0, 2.0], [3, 1, 2]), ([5.0], [1]), ([2.0, 2.0, 1.0], [2.5, 2.5, 1]),
 ])
 def test_equal_scores_share_their_mean_rank(scores, expected):
-  np.testing.assert_array_equal(ensemble.ranks(np.array(scores)), expected)
+  np.testing.assert_array_equal(ensemble.COMBINATIONS["rank"](np.array(scores)), expected)
 
 
 @pytest.mark.parametrize("name", ensemble.COMBINATIONS)

@@ -360,6 +360,17 @@ def test_what_ships_is_small_and_has_a_card_with_label_data_and_figures(name):
     assert "no measurement" in card
 
 
+@pytest.mark.parametrize("name, program, scores", [
+    ("layout-cpu-measured", "programs_cpu/test/experts_layer", [-0.586278, 2.606984, 2.249229]),
+    ("layout-cpu-measured", "programs_cpu/test/state_space_selective",
+     [-0.538907, 0.755371, 0.552648]),
+    ("layout-v3-estimate", "outputs/test/generated_test_decoder_0", [0.0, 0.002982, 0.033969]),
+])
+def test_what_ships_scores_as_on_the_day_it_was_made(name, program, scores):
+  graph = npz.read_layout(_OWN / "layout" / "own" / f"{program}.npz")
+  np.testing.assert_allclose(tpugraphs_jax.rank(name, graph)[1][:3], scores, rtol=1e-4, atol=2e-6)
+
+
 @pytest.mark.parametrize("name", ranker_lib.shipped_names())
 def test_what_ships_orders_programs_of_other_families_better_than_chance(name):
   ranker = tpugraphs_jax.load(name)

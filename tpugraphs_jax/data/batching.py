@@ -78,7 +78,7 @@ class TileBatch(NamedTuple):
   config_feat: np.ndarray  # [G, C, F] float32, transformed
   target: np.ndarray  # [G, C] float32, larger = slower
   config_mask: np.ndarray  # [G, C] bool
-  distinct: DistinctNodes | None = None  # for networks with `Kernels.distinct` above 0
+  distinct: DistinctNodes | None = None  # for networks with `Network.distinct` above 0
 
 
 class LayoutBatch(NamedTuple):

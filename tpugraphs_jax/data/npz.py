@@ -316,6 +316,13 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
   return files
 
 
+def files_there(data_root: str | os.PathLike[str], collection: str, split: str) -> list[Path]:
+  """As `split_files`; empty where there is no file."""
+  with contextlib.suppress(FileNotFoundError):
+    return split_files(data_root, collection, split)
+  return []
+
+
 def _fetch(data_root: str | os.PathLike[str], parsed: collections.Collection, split: str) -> None:
   """Copies the split of a collection from a bucket."""
   place = remote.join(data_root, *parsed.name.split(":"), split)

@@ -107,7 +107,7 @@ def write_graph(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_s
   shutil.rmtree(partial, ignore_errors=True)  # of an earlier process of the same number
   partial.mkdir()
   try:
-    with files_lib.being_written(partial):
+    with files_lib.locked(partial):
       _write(partial, op_graph, source={"path": _relative(source, folder), **source_state})
     _replace_folder(partial, folder)
   except OSError as error:
@@ -526,15 +526,9 @@ def _chosen_splits(args: argparse.Namespace) -> list[tuple[str, str]]:
   root = remote.local_of(args.data_root)
   chosen = [args.collection] if args.collection else _layout_collections(root)
   there = [(collection, split) for collection in chosen for split in splits
-           if _is_there(args.data_root, collection, split)]
+           if npz.files_there(args.data_root, collection, split)]
   # With nothing there, the first one asked for says what is missing.
   return there or [(chosen[0], splits[0])]
-
-
-def _is_there(data_root: str, collection: str, split: str) -> bool:
-  with contextlib.suppress(FileNotFoundError):
-    return bool(npz.split_files(data_root, collection, split))
-  return False
 
 
 def _layout_collections(root: Path) -> list[str]:

@@ -204,6 +204,13 @@ def configurable_selection(batch: LayoutBatch) -> jax.Array:
   return jnp.where(is_configured_row(batch)[None], chosen, 0)
 
 
+def configurable_rows(nodes: SplitNodes, batch: LayoutBatch) -> tuple[SplitNodes, Chosen]:
+  """The rows of hop 0 alone: configurable nodes are reached from the start."""
+  mask = configurable_selection(batch)
+  rows = SplitNodes(nodes.shared[:0], nodes.varying[: mask.shape[1]], 0)
+  return rows, Chosen(mask[:, :0], mask)
+
+
 def pool(nodes: SplitNodes, batch: LayoutBatch, name: str) -> jax.Array:
   """Node features to graph features `[G, C, F]` float32, by a pooling of `names()`.
 
@@ -213,12 +220,10 @@ def pool(nodes: SplitNodes, batch: LayoutBatch, name: str) -> jax.Array:
     name: registered in `POOLINGS`; with `config_` in front of it only the
       configurable nodes count.
   """
-  function = by_name(name)
-  if not name.startswith(CONFIGURABLE):
+  if name.startswith(CONFIGURABLE):
+    nodes, chosen = configurable_rows(nodes, batch)
+    count = chosen.varying.sum(axis=1)
+  else:
     chosen = split_selection(batch.graph, batch.by_hop, nodes.hop)
-    return function(nodes, chosen, jnp.maximum(real_nodes(batch.graph), 1))
-  chosen = configurable_selection(batch)
-  # Configurable nodes are reached from the start: none of the shared rows counts.
-  none, varying = nodes.shared[:0], nodes.varying[: chosen.shape[1]]
-  return function(SplitNodes(none, varying, 0), Chosen(chosen[:, :0], chosen),
-                  jnp.maximum(chosen.sum(axis=1), 1))
+    count = real_nodes(batch.graph)
+  return by_name(name)(nodes, chosen, jnp.maximum(count, 1))

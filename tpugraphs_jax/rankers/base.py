@@ -57,6 +57,8 @@ class Network(nn.Module):
     embeds_integers: layout configurations are embedded as integers and must not be scaled.
     reads: blocks of node features that the network reads column by column: they come last,
       in this order, and nothing scales them.
+    distinct: number of last columns of node features on which a part of a network of kernels
+      depends alone. Nodes of a kernel with equal values there share the result of that part.
   """
 
   hops = 0
@@ -64,6 +66,7 @@ class Network(nn.Module):
   sees_whole_graph = False
   embeds_integers = False
   reads = ()
+  distinct = 0
 
   @property
   def family(self) -> Callable[[Network, Mapping[str, Any]], Family] | None:
@@ -318,14 +321,7 @@ def _check_features(
 
 
 class Kernels(Family):
-  """Fused kernels with tile configurations.
-
-  Attributes:
-    distinct: number of last columns of node features on which a part of the network depends
-      alone. Nodes of a kernel with equal values there share the result of that part.
-  """
-
-  distinct = 0
+  """Fused kernels with tile configurations."""
 
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
     """A kernel with its neighbour tables; a kernel is never reduced, but gets virtual nodes."""
@@ -333,7 +329,8 @@ class Kernels(Family):
     blocks = tuple(self.config["data"]["config_features"])
     small = dataclasses.replace(
         small, configs=feature_blocks.extended(raw or inputs, blocks).configs)
-    return batching.prepare(small, small.node_feat, slots=self.slots, distinct=self.distinct)
+    return batching.prepare(
+        small, small.node_feat, slots=self.slots, distinct=self.network.distinct)
 
   def assemble(
       self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int

@@ -143,11 +143,6 @@ def _check_flags(values: flags.FlagValues) -> None:
                      "--synthetic")
 
 
-def _trained_config(place: str | Path) -> dict:
-  """The config of a trained model. Process 0 reads it: the others may have no such disk."""
-  return parallel.from_primary(ranker_lib.config_of(place) if parallel.is_primary() else None)
-
-
 def _with_overrides(values: flags.FlagValues, found: dict) -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict(found)
   config.update_from_flattened_dict(config_flags.get_override_values(values["config"]))
@@ -158,7 +153,8 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
   """The config that the flags ask for, with the place of the data as `data_root`."""
   config, data_root = values.config, values.data_root
   if values.mode in ("evaluate", "predict"):
-    found = _trained_config(workdir)
+    # Process 0 reads it: the others may have no such disk.
+    found = parallel.on_primary(lambda: ranker_lib.config_of(workdir))
     data_root = data_root or found.get("data_root")
     if not values["config"].present:
       config = _with_overrides(values, found)
@@ -169,7 +165,8 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
 
 def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   """Judges or ranks with several trained models; the first one's config names the data."""
-  config = _with_overrides(values, _trained_config(values.ensemble[0]))
+  config = _with_overrides(
+      values, parallel.on_primary(lambda: ranker_lib.config_of(values.ensemble[0])))
   with config.unlocked():
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)

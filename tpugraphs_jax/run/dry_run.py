@@ -8,7 +8,6 @@ neither the working folder nor the store is touched.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-import contextlib
 import dataclasses
 from pathlib import Path
 import shutil
@@ -82,7 +81,7 @@ def _collection_lines(
 ) -> Generator[str, None, bool]:
   """Yields the sizes of a collection; returns whether a run can be measured on it."""
   yield f"collection  {collection.name}"
-  there = [split for split in SPLITS if _files(config, collection, split)]
+  there = [split for split in SPLITS if npz.files_there(config.data_root, collection.name, split)]
   yield from _data_lines(config, collection, there)
   if not {"train", "valid"} <= set(there):
     found = f"only {', '.join(there)}" if there else "no data"
@@ -100,16 +99,11 @@ def _collection_lines(
   return True
 
 
-def _files(config: ml_collections.ConfigDict, collection: Collection, split: str) -> list[Path]:
-  with contextlib.suppress(FileNotFoundError):
-    return npz.split_files(config.data_root, collection.name, split)
-  return []
-
-
 def _data_lines(
     config: ml_collections.ConfigDict, collection: Collection, there: Sequence[str]
 ) -> Iterator[str]:
-  here = sum(path.stat().st_size for split in there for path in _files(config, collection, split))
+  here = sum(path.stat().st_size for split in there
+             for path in npz.files_there(config.data_root, collection.name, split))
   if there:
     yield f"files       {console.size(here)} in {config.data_root} ({', '.join(there)})"
   if not there and collection.is_released:

@@ -162,8 +162,7 @@ def digests(job: Job, workdir: Path) -> dict[str, str]:
 
 def use_saved(ranker: Ranker, path: Path) -> None:
   """Gives a ranker the transforms that process 0 finds in a file."""
-  found = features.load(path) if parallel.is_primary() else None
-  ranker.use_transforms(parallel.from_primary(found), where=path)
+  ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
 
 
 def _config_of(name: str, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

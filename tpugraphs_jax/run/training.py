@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 from pathlib import Path
 import time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -165,22 +165,12 @@ def sampled_ids(config: ml_collections.ConfigDict, graphs: Sequence[Any]) -> lis
 # The stages of a run.
 
 
-class Plan(Protocol):
-  """The sizes of a run's batches: `BatchPlan` of one collection, `Turns` of several."""
-
-  steps_per_epoch: int
-  budgets: Sequence[Budget]
-
-  def budget(self, step: int) -> Budget:
-    """The room in the batches of a step."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Stage:
   """One run of the training loop."""
 
   state: state_lib.TrainState
-  plan: Plan
+  plan: BatchPlan | Turns  # of one collection, or of several
   train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
   batches: Any  # iterator that the loop can save and restore
   scorer: Scorer  # judges validation graphs meanwhile

@@ -18,14 +18,10 @@ def min_max(scores: np.ndarray) -> np.ndarray:
   return (scores - scores.min()) / spread if spread else np.zeros(len(scores))
 
 
-def ranks(scores: np.ndarray) -> np.ndarray:
-  """Rank of each score `[C]` from 1, the smallest; equal scores share their mean rank."""
-  return stats.rankdata(scores)
-
-
-# What is averaged over rankers (mean: 1st, 2nd and 10th place).
+# What is averaged over rankers (mean: 1st, 2nd and 10th place). Equal scores share their mean
+# rank, counted from 1.
 COMBINATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "mean": lambda scores: scores, "min_max": min_max, "rank": ranks}
+    "mean": lambda scores: scores, "min_max": min_max, "rank": stats.rankdata}
 
 
 class Ensemble:

@@ -255,8 +255,8 @@ def load(place: str | os.PathLike[str]) -> Ranker:
     >>> tpugraphs_jax.load("layout-cpu-measured").collection.kind
     'layout'
   """
-  found = place if remote.is_remote(place) else parallel.from_primary(
-      shipped_file(Path(place).expanduser()) if parallel.is_primary() else None)
+  found = place if remote.is_remote(place) else parallel.on_primary(
+      lambda: shipped_file(Path(place).expanduser()))
   path = remote.fetch(found).absolute()
   # Of the last phase too, whatever its folder is called.
   marks = (path, path / MODEL_FILE, *path.glob(loop.CHECKPOINTS),
@@ -482,26 +482,16 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
     ValueError: what is there is damaged, of a newer version or of another config.
   """
   path = remote.fetch(place)
-  has_checkpoints = parallel.from_primary(
-      path.is_dir() and (path / loop.CHECKPOINTS).is_dir())
-  if has_checkpoints:
+  if parallel.from_primary((path / loop.CHECKPOINTS).is_dir()):
     return _from_checkpoints(path, config)
-  found = error = None
-  if parallel.is_primary():
-    try:
-      found = read_model(path / MODEL_FILE if path.is_dir() or not path.suffix else path)
-    except (ValueError, OSError) as caught:
-      error = caught
-  found, error = parallel.from_primary((found, error))
-  if error is not None:
-    raise error
-  return found
+  return parallel.on_primary(
+      lambda: read_model(path / MODEL_FILE if path.is_dir() or not path.suffix else path))
 
 
 def _from_checkpoints(workdir: Path, config: Mapping[str, Any] | None) -> Artefact:
   chosen = config
   if chosen is None:
-    chosen = parallel.from_primary(config_of(workdir) if parallel.is_primary() else None)
+    chosen = parallel.on_primary(lambda: config_of(workdir))
   found = best_checkpoint(workdir, chosen)
   if found is None:
     raise FileNotFoundError(f"{workdir} holds no checkpoint: train first")

@@ -237,17 +237,8 @@ class Checkpoints:
     return self._read_notes(number)["value"]
 
   def _on_primary(self, read: Callable[[], Any]) -> Any:
-    """What `read` gives in process 0, or its error, in every process."""
-    value = error = None
-    if self._manager is not None:
-      try:
-        value = read()
-      except (ValueError, OSError) as found:
-        error = found
-    value, error = parallel.from_primary((value, error))
-    if error is not None:
-      raise error
-    return value
+    """What `read` gives in process 0, or its error, in every process; None without a folder."""
+    return parallel.on_primary(lambda: None if self._manager is None else read())
 
   def _read(self, number: int | None, template: Any) -> Saved | None:
     if number is None:

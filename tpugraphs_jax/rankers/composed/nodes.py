@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
 from tpugraphs_jax.data.batching import TileBatch
-from tpugraphs_jax.nn import pooling, split_nodes
+from tpugraphs_jax.nn import plain, pooling
 from tpugraphs_jax.nn.aggregation import neighbour_sum, node_graph, take_rows
 from tpugraphs_jax.nn.split_nodes import SplitNodes, grow, nodes_within, split_neighbour_sum
 
@@ -155,26 +155,12 @@ def chosen(
   """
   if isinstance(x, SplitNodes):
     if configurable:
-      return _configurable_rows(x, slates.batch)
+      return pooling.configurable_rows(x, slates.batch)
     return x, pooling.split_selection(slates.batch.graph, slates.by_hop, x.hop)
   mask = pooling.selection(slates.graph_of, slates.graphs)
   if configurable:
-    mask = jnp.where(configurable_nodes(slates.batch)[None], mask, 0)
+    mask = jnp.where(plain.is_configurable(slates.batch)[None], mask, 0)
   return SplitNodes(x[:0], x, 0), pooling.Chosen(mask[:, :0], mask)
-
-
-def _configurable_rows(x: SplitNodes, batch: LayoutBatch) -> tuple[SplitNodes, pooling.Chosen]:
-  """The rows of hop 0 alone: configurable nodes are reached from the start."""
-  mask = pooling.configurable_selection(batch)
-  rows = SplitNodes(x.shared[:0], x.varying[: mask.shape[1]], 0)
-  return rows, pooling.Chosen(mask[:, :0], mask)
-
-
-def configurable_nodes(batch: LayoutBatch) -> jax.Array:
-  """Which nodes have a layout configuration, `[N]` bool; False for padding nodes."""
-  none = jnp.zeros(len(batch.graph.nodes["opcode"]), bool)
-  rows = split_nodes.is_configured_row(batch)
-  return none.at[batch.by_hop.nodes[0]].set(rows, mode="drop")
 
 
 def graph_mean(x: Nodes, slates: Slates) -> jax.Array:

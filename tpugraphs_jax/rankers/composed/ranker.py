@@ -25,15 +25,6 @@ from tpugraphs_jax.rankers.composed.options import Options
 NAME = "Composed"
 
 
-class ComposedKernels(base.Kernels):
-  """Kernels whose equal nodes share the encoding of tensor dimensions."""
-
-  @property
-  def distinct(self) -> int:
-    """See `base.Kernels`."""
-    return self.network.distinct
-
-
 class Composed(base.Network):
   """A ranker made of options.
 
@@ -46,14 +37,9 @@ class Composed(base.Network):
   options: Options
 
   @property
-  def family(self):
-    return ComposedKernels if self.kind == "tile" else None
-
-  @property
   def distinct(self) -> int:
     """Columns of node features that the encoder of dimensions of tiles reads."""
-    o = self.options
-    return inputs.token_columns(o) if self.kind == "tile" else 0
+    return inputs.token_columns(self.options) if self.kind == "tile" else 0
 
   @property
   def hops(self) -> int:
