@@ -157,8 +157,6 @@ def test_mistakes_are_said_in_one_line(monkeypatch, problem):
   oracle.collection = tpugraphs_jax.serve.ranker.collections.Collection("tile:xla")
   with pytest.raises(ValueError, match="ranks tile configurations, expected one of layouts"):
     tpugraphs_jax.tune(_net, *_ARGS, model=oracle)
-  with pytest.raises(FileNotFoundError, match=r"layout-v9 is missing: .* that ships \(.*layout-v3-estimate\)"):
-    tpugraphs_jax.tune(_net, *_ARGS, model="layout-v9")
 
 
 def test_a_model_ships_for_the_machine_at_hand(monkeypatch):

@@ -73,6 +73,5 @@ def test_opcodes_outside_the_table_have_id_0_and_are_reported_once(caplog):
     graph = _featurize(hlo_modules.module(main))
   assert graph.node_opcode.tolist() == [0, 0, 0, 2, 0]
   assert graph.node_opcode.dtype == np.uint8
-  assert [record.getMessage() for record in caplog.records] == [
-      "HLO bytes: 4 instructions have an opcode outside the table and get id 0: "
-      "'erf' (3), 'Add' (1)"]
+  (record,) = caplog.records
+  assert "'erf' (3), 'Add' (1)" in record.getMessage()

@@ -77,9 +77,8 @@ def test_tile_modules_with_one_run_or_an_untiled_run_are_left_out_by_name(tmp_pa
       no_module,
       ModuleTuningData(module=_module("good"), runs=good)]))
   assert len(read.graphs) == 1
-  assert [line.split("module ", 1)[1] for line in read.skipped] == [
-      "0 'single': 1 runs, at least 2 are needed",
-      "1 'untiled': 1 of 3 runs without a tile size", "2 '': no HLO module"]
+  for line, name in zip(read.skipped, ("single", "untiled", "no HLO module"), strict=True):
+    assert name in line
 
 
 def test_a_kernel_without_a_default_fails_the_whole_tile_file(tmp_path):

@@ -124,7 +124,3 @@ def test_an_interrupted_run_goes_on_and_other_data_is_refused(tiny, tmp_path):
   assert digests(root) == before
   with pytest.raises(ValueError, match="choose another folder"):
     generate(tmp_path, **(kwargs | {"seed": 5}))
-  with pytest.raises(ValueError, match="scale"):
-    generate(tmp_path / "new", **(kwargs | {"scale": "huge"}))
-  with pytest.raises(ValueError, match="collection"):
-    generate(tmp_path / "new", **(kwargs | {"collections": ["tile"]}))
