@@ -1,8 +1,9 @@
-"""Comparison of pytrees of numbers."""
+"""Comparison of pytrees of numbers, and of graphs bit for bit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import jax
@@ -52,3 +53,17 @@ def assert_trees_close(actual, expected, tolerance: float = 1e-5, *, sums: str =
         a, b, rtol=tolerance, atol=tolerance * max(np.abs(b).max(), least), err_msg=name)
 
   jax.tree_util.tree_map_with_path(close, actual, expected)
+
+
+def assert_same_fields(actual: Any, expected: Any, *, but: tuple[str, ...] = ()) -> None:
+  """Every field of a dataclass of arrays has the same dtype, shape and bits, `but` some."""
+  for name in {field.name for field in dataclasses.fields(expected)}.difference(but):
+    one, other = np.asarray(getattr(actual, name)), np.asarray(getattr(expected, name))
+    assert one.dtype == other.dtype, name
+    np.testing.assert_array_equal(one, other, err_msg=name)
+
+
+def assert_same_graph(actual: Any, expected: Any) -> None:
+  """Two `OpGraph`s are equal with their configurations, whatever their names and places."""
+  assert_same_fields(actual, expected, but=("name", "store", "stage", "configs"))
+  assert_same_fields(actual.configs, expected.configs)

@@ -30,7 +30,7 @@ def random_edges(rng: np.random.Generator, nodes: int, edges: int) -> np.ndarray
 
 def layout_graph(
     rng: np.random.Generator, *, nodes: int, edges: int, config_nodes: Sequence[int],
-    configs: int, rows: int = 6, name: str = "layout",
+    configs: int, rows: int = 6, name: str = "layout", features: int = NODE_FEATURES,
 ) -> OpGraph:
   """A program whose configurations choose among `rows` random rows per node."""
   count = len(config_nodes)
@@ -38,9 +38,11 @@ def layout_graph(
   layout = LayoutConfigs(
       rows=rng.integers(-1, 6, (rows, 18)).astype(np.int8),
       node_group=rng.integers(0, groups, count).astype(np.int32),
-      group_row=rng.integers(0, rows, (configs, groups)).astype(np.uint8),
+      group_row=rng.integers(0, rows, (configs, groups)).astype(
+          np.uint8 if rows <= 256 else np.uint16),
       runtime_ns=rng.integers(1, 1000, configs))
-  return _op_graph(rng, nodes, edges, np.asarray(config_nodes, np.int32), layout, name)
+  return _op_graph(
+      rng, nodes, edges, np.asarray(config_nodes, np.int32), layout, name, features)
 
 
 def tile_graph(
@@ -53,9 +55,10 @@ def tile_graph(
   return _op_graph(rng, nodes, edges, np.zeros(0, np.int32), tile, name)
 
 
-def _op_graph(rng, nodes, edges, config_node, configs, name) -> OpGraph:
+def _op_graph(
+    rng, nodes, edges, config_node, configs, name, features=NODE_FEATURES) -> OpGraph:
   return OpGraph(
-      name=name, node_feat=rng.normal(size=(nodes, NODE_FEATURES)).astype(np.float32),
+      name=name, node_feat=rng.normal(size=(nodes, features)).astype(np.float32),
       node_opcode=rng.integers(1, 121, nodes).astype(np.uint8),
       edge_index=random_edges(rng, nodes, edges), node_splits=np.array([0, nodes]),
       config_node=config_node, configs=configs)

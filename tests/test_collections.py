@@ -1,10 +1,8 @@
 """Collections by name, the released five and own ones, and of which kind their labels are."""
 
 import json
-from pathlib import Path
 import shutil
 
-import commands
 import parts
 import pytest
 
@@ -17,29 +15,12 @@ MINE = Collection("layout:own:programs")
 OWN = {"tile": "tile:own:my_kernels", "layout": "layout:own:my-programs.2"}
 
 
-@pytest.mark.parametrize("name", [*collections.RELEASED, *OWN.values()])
-def test_a_collection_knows_its_kind_and_its_folder(name):
-  found = Collection(name)
-  assert found.kind == name.split(":")[0]
-  assert found.is_released == (name in collections.RELEASED)
-  assert found.folder(Path("/data"), "valid") == Path("/data", *name.split(":"), "valid")
-  assert found.slowdown_ks == ((1, 5, 10) if found.kind == "tile" else (1, 10, 100))
-
-
 @pytest.mark.parametrize("name", [
     "", "tile", "tile:nlp", "layout:xla", "layout:own", "layout:own:", "layout:own:a:b",
     "own:layout:a", "layout:own:../a", "layout:own:.hidden", "layout:own:a b", "tile:own:é"])
 def test_other_names_are_refused(name):
   with pytest.raises(ValueError, match="collection"):
     Collection(name)
-
-
-def test_names_come_from_the_fields_of_a_config():
-  assert collections.of("tile", "xla").name == "tile:xla"
-  assert collections.of("layout", "nlp", "default").name == "layout:nlp:default"
-  assert collections.of("tile", "own", "mine").name == "tile:own:mine"
-  with pytest.raises(ValueError):
-    collections.of("tile", "xla", "random")
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +91,3 @@ def test_own_collections_say_which_compiler_or_machine(tmp_path, fields, words):
   note(tmp_path, **fields)
   found = collections.label_kind(str(tmp_path), MINE)
   assert all(word in found for word in words)
-
-
-def test_own_collections_have_notes_or_are_of_unknown_kind(tmp_path):
-  assert collections.label_kind(str(tmp_path), MINE) == collections.UNKNOWN
-  assert "ESTIMATE" in collections.label_kind(str(commands.ROOT / "data/own/npz"), MINE)

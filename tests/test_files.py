@@ -7,11 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import commands
-import numpy as np
 import pytest
 
 from tpugraphs_jax import files
@@ -58,19 +56,6 @@ def test_a_full_disk_is_told_with_the_file(tmp_path):
     with files.replacing(tmp_path / "a.json"):
       raise OSError(errno.ENOSPC, "No space left on device")  # as of a write
   assert error.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())
-  with pytest.raises(OSError, match="quota exceeded: free some"):
-    with files.replacing(tmp_path / "a.json"):
-      raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-  with pytest.raises(OSError, match="Permission denied$"):
-    with files.replacing(tmp_path / "a.json"):
-      raise OSError(errno.EACCES, "Permission denied")
-
-
-def test_what_is_being_written_matches_no_pattern_of_data_files(tmp_path):
-  with files.replacing(tmp_path / "graph.npz", "wb") as file:
-    np.savez(file, x=np.arange(3))
-    assert not list(tmp_path.glob("*.npz"))
-  assert np.load(tmp_path / "graph.npz")["x"].tolist() == [0, 1, 2]
 
 
 def test_a_missing_folder_is_made(tmp_path):
@@ -90,10 +75,6 @@ def test_what_ended_processes_left_is_removed_and_nothing_else(tmp_path):
     assert len(names(tmp_path)) == 2
   assert names(tmp_path) == ["living.csv", "results.csv.partial"]
   assert (tmp_path / "living.csv").read_text() == "all"
-
-
-def test_a_folder_that_is_not_there_is_tidy(tmp_path):
-  files.tidy(tmp_path / "nowhere")
 
 
 @pytest.fixture
@@ -140,27 +121,3 @@ def test_those_that_wait_take_turns(tmp_path):
 
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
     assert sorted(pool.map(enter, range(4))) == list(range(4))
-
-
-def test_work_is_done_again_and_again_in_a_thread_of_that_name_until_the_block_ends():
-  calls, enough = [], threading.Event()
-
-  def work():
-    calls.append(threading.current_thread().name)
-    if len(calls) == 3:
-      enough.set()
-
-  with files.repeated(work, 0.001, name="beside"):
-    assert enough.wait(10)
-  done = len(calls)
-  assert set(calls) == {"beside"} and "beside" not in {t.name for t in threading.enumerate()}
-  time.sleep(0.02)
-  assert len(calls) == done
-
-
-def test_a_block_that_is_over_before_the_first_wait_does_no_work_and_raises_what_it_raises():
-  calls = []
-  with pytest.raises(KeyError):
-    with files.repeated(lambda: calls.append(1), 60, name="beside"):
-      raise KeyError("x")
-  assert calls == []

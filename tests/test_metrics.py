@@ -98,11 +98,6 @@ def test_tied_scores_keep_file_order_in_top_k():
   assert metrics.best_of_top_k(np.zeros(3), np.array([30, 10, 20]), 2) == 10
 
 
-def test_best_of_top_k_keeps_every_nanosecond():
-  runtime_ns = np.array([2**60 + 1, 2**60 + 3])
-  assert metrics.best_of_top_k(np.array([1.0, 0.0]), runtime_ns, 1) == 2**60 + 3
-
-
 def test_tile_size_ape_weighs_kernels_by_their_best_runtime():
   chosen, best = np.array([110, 2000]), np.array([100, 1900])
   assert metrics.tile_size_ape(chosen, best) == 100 * (10 + 100) / (100 + 1900)
@@ -113,12 +108,9 @@ def test_mape_averages_relative_errors():
   np.testing.assert_allclose(metrics.mape(predicted, runtime), 10.0)
 
 
-def test_programs_are_names_up_to_the_last_underscore():
-  assert metrics.program_of("resnet_v1_-4f3a") == "resnet_v1"
-  assert metrics.program_of("alexnet") == "alexnet"
-  means = metrics.mean_by_program({"b_1": 1.0, "a_1": 5.0, "b_2": 2.0})
-  assert means == {"a": 5.0, "b": 1.5}
-  assert list(means) == ["a", "b"]
+def test_means_of_programs_are_over_names_up_to_the_last_underscore():
+  means = metrics.mean_by_program({"b_c_-1": 1.0, "a_1": 5.0, "b_c_2": 2.0})
+  assert list(means.items()) == [("a", 5.0), ("b_c", 1.5)]
 
 
 ALL = [

@@ -45,48 +45,9 @@ def test_unreplicated_arrays_outlive_donation():
   np.testing.assert_array_equal(parallel.unreplicate(state)["x"], 8 * np.arange(1000.0))
 
 
-def test_reduction_inside_a_step_runs_over_all_devices():
-  mean = parallel.pmap(lambda x: jax.lax.pmean(x, parallel.DEVICES))
-  np.testing.assert_array_equal(mean(np.arange(4.0)), np.full(4, 1.5))
-
-
-def test_repeated_steps_neither_compile_nor_move_the_state():
-  traced = []
-
-  def step(state, batch):
-    traced.append(1)
-    return toy.device_step(state, batch)
-
-  step = parallel.pmap(step, donate_argnums=0)
-  state = parallel.replicate(toy.make_state())
-  placed = jax.tree.map(lambda x: x.sharding, state)
-  for index in range(4):
-    state, _ = step(state, toy.make_batch(index))
-
-  def check(array, sharding):
-    assert array.sharding.is_equivalent_to(sharding, array.ndim)
-
-  jax.tree.map(check, state, placed)
-  assert len(traced) == 1
-
-
-def test_stack_for_devices_adds_the_leading_axis():
-  trees = [{"x": np.full((2, 3), i), "y": np.int32(i)} for i in range(4)]
-  stacked = parallel.stack_for_devices(trees)
-  assert stacked["x"].shape == (4, 2, 3) and stacked["y"].shape == (4,)
-  for i, tree in enumerate(trees):
-    np.testing.assert_array_equal(stacked["x"][i], tree["x"])
-
-
 def test_stack_for_devices_refuses_another_number_of_devices():
   with pytest.raises(ValueError, match="3 per-device batches for 4 local devices"):
     parallel.stack_for_devices([{"x": np.zeros(1)}] * 3)
-
-
-def test_stack_for_devices_names_the_array_whose_shapes_differ():
-  trees = [{"x": np.zeros(2), "y": np.zeros(3 if i == 2 else 2)} for i in range(4)]
-  with pytest.raises(ValueError, match=r"\['y'\] differ.*\(3,\)"):
-    parallel.stack_for_devices(trees)
 
 
 @pytest.mark.parametrize("batch_size", [0, -4, 3, 10])
@@ -104,25 +65,6 @@ def test_a_batch_that_does_not_divide_is_refused_with_both_numbers(batch_size):
 def test_half_given_processes_are_refused(given, named):
   with pytest.raises(ValueError, match=named):
     parallel.initialize(**given)
-
-
-def test_initialize_is_nothing_for_a_single_process():
-  parallel.initialize()
-  parallel.initialize("localhost:1", 1, 0)
-  assert parallel.process_count() == 1
-
-
-def test_single_process_exchanges_with_itself():
-  parallel.barrier("here")
-  assert parallel.gather_objects({"a": 1}) == [{"a": 1}]
-  assert parallel.from_primary("x") == "x"
-  assert parallel.any_process(True) is True and parallel.any_process(False) is False
-
-
-def test_an_error_in_a_single_process_stays_an_error():
-  with pytest.raises(KeyError):
-    with parallel.stop_together():
-      raise KeyError("x")
 
 
 def losses_of_one_device():
@@ -206,34 +148,6 @@ def test_a_process_that_dies_or_stands_still_ends_the_other(tmp_path, what, culp
                    outputs[1 - culprit])
   if what == "raise":
     assert f"error: process {culprit} of 2 stops (ValueError: a bad file)" in outputs[culprit]
-
-
-CACHED = """
-import sys
-import jax, jax.numpy as jnp
-from tpugraphs_jax import parallel
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-parallel.use_compilation_cache(sys.argv[1])
-hits = []
-jax.monitoring.register_event_listener(
-    lambda name, **_: hits.append(1) if name.endswith("cache_hits") else None)
-parallel.pmap(lambda x: jnp.sin(x) * 3)(jnp.ones((1, 5))).block_until_ready()
-print("hits", len(hits))
-"""
-
-
-def test_the_second_run_takes_its_programs_from_the_cache(tmp_path):
-  run = lambda: subprocess.run(
-      [sys.executable, "-W", "error", "-c", CACHED, tmp_path / "cache"],
-      capture_output=True,
-      text=True,
-      env={name: value for name, value in os.environ.items()
-           if name != "JAX_COMPILATION_CACHE_DIR"} | {"JAX_PLATFORMS": "cpu"},
-  )
-  first, second = run(), run()
-  assert first.stdout == "hits 0\n", first.stderr
-  assert second.returncode == 0 and second.stdout != "hits 0\n", second.stderr
-  assert second.stderr == ""
 
 
 _QUICK = " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

@@ -13,7 +13,6 @@ import tpugraphs_jax
 from tpugraphs_jax import collections, files, remote, report, submission
 from tpugraphs_jax.data import download, npz, store, synthetic
 from tpugraphs_jax.hlo import __main__ as hlo_command
-from tpugraphs_jax.report import __main__ as command, runs
 from tpugraphs_jax.run import official, training
 
 
@@ -65,19 +64,6 @@ def text(place):
     return file.read().decode()
 
 
-def test_local_places_stay_as_they_are(tmp_path):
-  assert remote.fetch(str(tmp_path)) == tmp_path == remote.local_of(tmp_path)
-  assert not remote.is_remote(tmp_path) and remote.is_remote("gs://a/b")
-  with remote.working_folder(str(tmp_path / "run")) as folder:
-    assert folder == tmp_path / "run"
-
-
-def test_two_places_never_share_a_copy():
-  found = {remote.local_of(place) for place in ("s3://a/run", "s3://b/run", "gs://a/run")}
-  assert len(found) == 3 and all(path.name.startswith("run-") for path in found)
-  assert remote.local_of("s3://a/run/") == remote.local_of("s3://a/run")
-
-
 def test_a_folder_is_copied_once_and_then_brought_up_to_date(bucket, capsys):
   for name in ("a.txt", "sub/b.txt", "sub/c.txt"):
     put(f"{bucket}/data/{name}", name.encode())
@@ -93,31 +79,9 @@ def test_a_folder_is_copied_once_and_then_brought_up_to_date(bucket, capsys):
   assert not (folder / "sub/c.txt").exists() and (folder / "sub/b.txt").exists()
 
 
-def test_a_single_file_is_copied(bucket):
-  put(f"{bucket}/x/model.npz", b"model")
-  assert remote.fetch(f"{bucket}/x/model.npz").read_bytes() == b"model"
-  assert remote.exists(f"{bucket}/x/model.npz") and not remote.exists(f"{bucket}/x/other.npz")
-
-
 def test_nothing_there_is_an_error(bucket):
   with pytest.raises(FileNotFoundError, match="nowhere: there is nothing"):
     remote.fetch(f"{bucket}/nowhere")
-
-
-def test_an_unknown_protocol_takes_one_line(tmp_path, monkeypatch):
-  monkeypatch.setenv(remote.CACHE, str(tmp_path))
-  for use in (remote.fetch, lambda p: remote.working_folder(p).__enter__()):
-    with pytest.raises(ValueError, match="Protocol not known: zz"):
-      use("zz://a/b")
-  assert not list(tmp_path.iterdir())
-
-
-def test_a_missing_package_is_named(monkeypatch):
-  def missing(place):
-    raise ImportError("Install s3fs to access S3")
-  monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
-  with pytest.raises(ValueError, match=r"Install s3fs.*pip install 'tpugraphs-jax\[s3\]'"):
-    remote.fetch("s3://a/b")
 
 
 def test_a_working_folder_is_sent_at_the_end_and_found_again(bucket):
@@ -232,11 +196,6 @@ def test_a_store_in_a_bucket_is_built_once_for_all_machines(bucket, data_root, m
   assert "another machine" in str(graph.store) and len(graph.configs) > 1
 
 
-def test_a_store_beside_remote_data_is_on_this_machine(data_root, tmp_path):
-  folders = store.ensure_store(data_root, "layout:xla:random", "test", progress=False)
-  assert all(folder.is_relative_to(tmp_path / "cache") for folder in folders)
-
-
 def test_a_run_lives_in_a_bucket(bucket, data_root):
   config = parts.config_of("tile", "MLP,ci", **{
       "model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 1, "batch.slates_per_epoch": 8,
@@ -259,36 +218,12 @@ def test_a_run_lives_in_a_bucket(bucket, data_root):
   assert problems and all(": layout:" in problem for problem in problems)  # nothing of the tiles
   report.write([place], f"{bucket}/report.html")
   assert "tile:xla" in text(f"{bucket}/report.html")
-  assert command.main([place, "--out", f"{bucket}/again.html", "--csv", f"{bucket}/runs.csv",
-                       "--png", f"{bucket}/png"]) == 0
-  assert text(f"{bucket}/runs.csv").startswith("run,seed,graph")
-  assert names(f"{bucket}/png") == {"training_and_validation.png"}  # it was not judged
-  assert "<svg" in text(f"{bucket}/again.html")
 
 
-def test_runs_in_a_bucket_are_named_by_their_place(bucket, tmp_path):
-  for name in ("a/run", "b/run"):
-    put(f"{bucket}/{name}/config.json", json.dumps({"config": {"seed": 1, "name": name}}).encode())
-  found = runs.read_all([f"{bucket}/a/run", f"{bucket}/b/run"])
-  assert [run.name for run in found] == ["a/run", "b/run"]
-  assert [run.config for run in found] == [{"name": "a/run"}, {"name": "b/run"}]
-
-
-def test_the_store_command_sees_data_in_a_bucket(data_root, capsys):
-  assert store.main(["info", "--data_root", data_root, "--split", "valid"]) == 0
-  told = capsys.readouterr().out
-  assert "layout:xla:random valid" in told and "not built" in told
-  assert store.main(["build", "--data_root", data_root, "--split", "valid"]) == 0
-  assert "2 of 2 graphs built" in capsys.readouterr().out
-
-
-def test_what_needs_a_folder_of_this_machine_says_so(capsys):
+def test_what_needs_a_folder_of_this_machine_refuses_others(capsys):
   assert download.main(["--data_root", "gs://a/b"]) == 2
-  assert "--data_root is gs://a/b, expected a folder of this machine" in capsys.readouterr().err
-  assert hlo_command.main(["convert", "a.pb", "--out", "gs://a"]) == 1
   assert hlo_command.main(["convert", "a.pb", "--out", "b", "--extra_out", "gs://a"]) == 1
   assert official.main(["--config=tile.py", "--weights=a", "--data_root=b", "--out=gs://a"]) == 2
-  err = capsys.readouterr().err
-  assert err.count("--out is gs://a, expected") == 2 and "--extra_out is gs://a" in err
+  assert capsys.readouterr().err.count("gs://a") == 3
   with pytest.raises(ValueError, match="copy it to the bucket"):
     remote.refuse("s3://a", "--out")

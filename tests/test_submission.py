@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import recorded
+from scipy import stats
 
 from tpugraphs_jax import collections, submission
 
@@ -65,8 +65,6 @@ def test_file_has_header_ids_and_indices_from_fast_to_slow(tmp_path):
   path = tmp_path / "results.csv"
   submission.write_results(path, "tile:xla", {"7f": np.array([3, 0, 2])})
   assert path.read_text() == "ID,TopConfigs\ntile:xla:7f,3;0;2\n"
-  submission.write_results(path, "layout:nlp:random", {"a": np.array([1, 0])})
-  assert path.read_text() == "ID,TopConfigs\nlayout:nlp:random:a,1;0\n"
 
 
 @pytest.mark.parametrize("collection", collections.RELEASED)
@@ -102,11 +100,9 @@ def test_combining_keeps_every_row_and_counts_them(tmp_path):
   rows = submission.combine(tmp_path / "all.csv", [path])
   assert rows == {name: len(CONFIGS.get(name, ())) for name in collections.RELEASED}
   combined = submission.read_results(tmp_path / "all.csv")
-  assert list(combined) == [f"{name}:{graph}" for name, graphs in CONFIGS.items()
-                            for graph in graphs]
-  for collection in CONFIGS:
-    for name, ranking in _rankings(collection).items():
-      np.testing.assert_array_equal(combined[f"{collection}:{name}"], ranking)
+  expected = {f"{collection}:{name}": ranking.tolist() for collection in CONFIGS
+              for name, ranking in _rankings(collection).items()}
+  assert list(expected.items()) == [(row, found.tolist()) for row, found in combined.items()]
 
 
 def test_graph_in_two_files_is_refused_naming_both_rows(tmp_path):
@@ -140,13 +136,6 @@ def test_unreadable_lines_are_refused_naming_file_and_line(tmp_path, lines, numb
     submission.read_results(path)
   assert str(error.value).startswith(f"{path}:{number}: ")
   assert "\n" not in str(error.value)
-
-
-def test_file_that_is_not_text_is_refused(tmp_path):
-  path = tmp_path / "submission.csv"
-  path.write_bytes(bytes(range(256)))
-  with pytest.raises(ValueError, match="header is"):
-    submission.read_results(path)
 
 
 def test_tile_rows_need_the_best_five_only(tmp_path, data_root):
@@ -186,52 +175,6 @@ def test_damaged_test_graph_is_named(tmp_path, good, data_root):
     submission.check(_write_lines(tmp_path, good), data_root)
 
 
-def test_command_line_combines_and_checks(tmp_path, good, data_root, capsys):
-  path = _write_lines(tmp_path, good)
-  out = tmp_path / "out.csv"
-  assert submission.main(["combine", "--out", str(out), str(path)]) == 0
-  assert submission.main(["check", str(out), "--data_root", str(data_root)]) == 0
-  printed = capsys.readouterr()
-  assert f"{out}: 5 rows, no problem" in printed.out
-  assert not printed.err
-
-
-def test_command_line_reports_errors_in_one_line_each(tmp_path, data_root, capsys):
-  path = _write_lines(tmp_path, ["ID,TopConfigs"])
-  for argv, complaint in (
-      (["combine", "--out", "x.csv", str(tmp_path / "no.csv")], "no.csv: no such file"),
-      (["check", str(path), "--data_root", str(tmp_path / "no")], "no test graph"),
-      (["check", str(path), "--data_root", str(data_root)], "tile:xla:1a has no row"),
-  ):
-    assert submission.main(argv) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert complaint in lines[0]
-    assert all(line.startswith("error: ") for line in lines)
-
-
-def test_long_lists_of_problems_are_cut(tmp_path, good, data_root, capsys):
-  rows = [f"tile:xla:extra{i},0" for i in range(30)]
-  path = _write_lines(tmp_path, good + rows)
-  assert submission.main(["check", str(path), "--data_root", str(data_root)]) == 1
-  lines = capsys.readouterr().err.splitlines()
-  assert len(lines) == 21
-  assert lines[-1] == "error: and 10 more"
-
-
-@recorded.needs_npz
-def test_numbers_of_configurations_of_released_files_are_found(tmp_path):
-  folder = recorded.NPZ / "tile" / "xla" / "test"
-  names = sorted(path.stem for path in folder.glob("*.npz"))
-  submission.write_results(tmp_path / "a.csv", "tile:xla", {name: np.arange(1) for name in names})
-  problems = submission.check(tmp_path / "a.csv", recorded.NPZ)
-  for name in names:
-    with np.load(folder / f"{name}.npz") as file:
-      configs = len(file["config_runtime"])
-    needed = min(5, configs)
-    expected = f"{name} names 1 configurations, expected {needed} of {configs}"
-    assert any(expected in problem for problem in problems)
-
-
 LABELS = {
     "tile:xla": {"1a": [30, 10, 40, 20, 50, 60, 25], "2b": [7, 8]},
     "layout:xla:random": {"net": [5, 3, 9, 3], "flat": [4, 4, 4]},
@@ -248,19 +191,6 @@ TILES = {"1a": [2, 0, 4, 5, 6], "2b": [1, 0]}
 LAYOUTS = {"net": [1, 0, 3, 2], "flat": [0, 1, 2]}
 
 
-def slow_kendall(ranking, runtime):
-  """Tau-b by counting pairs, for ranks without ties."""
-  place = {config: at for at, config in enumerate(ranking)}
-  agree = pairs = tied = 0
-  for i in range(len(runtime)):
-    for j in range(i):
-      pairs += 1
-      product = (place[i] - place[j]) * (runtime[i] - runtime[j])
-      tied += runtime[i] == runtime[j]
-      agree += (product > 0) - (product < 0)
-  return agree / np.sqrt(pairs * (pairs - tied))
-
-
 def test_scores_are_the_competitions(labelled, tmp_path):
   found = submission.score(
       _ranked(tmp_path, {"tile:xla": TILES, "layout:xla:random": LAYOUTS}), labelled)
@@ -268,24 +198,14 @@ def test_scores_are_the_competitions(labelled, tmp_path):
   assert found["tile:xla"] == (pytest.approx(((1 - 1.5) + 1) / 2), 2)
   # The graph with equal runtimes has no order and counts for nothing.
   value, graphs = found["layout:xla:random"]
-  assert value == pytest.approx(slow_kendall(LAYOUTS["net"], LABELS["layout:xla:random"]["net"]))
+  assert value == pytest.approx(stats.kendalltau(
+      np.argsort(LAYOUTS["net"]), LABELS["layout:xla:random"]["net"]).statistic)
   assert graphs == 2
 
 
 def test_a_perfect_order_scores_one(labelled, tmp_path):
   best = {name: np.argsort(runtime, kind="stable") for name, runtime in LABELS["tile:xla"].items()}
   assert submission.score(_ranked(tmp_path, {"tile:xla": best}), labelled) == {"tile:xla": (1, 2)}
-
-
-def test_fewer_than_five_collections_are_warned_of(labelled, tmp_path, capsys):
-  path = _ranked(tmp_path, {"tile:xla": TILES, "layout:xla:random": LAYOUTS})
-  assert submission.main(["score", str(path), "--data_root", str(labelled)]) == 0
-  out, err = capsys.readouterr()
-  tile, layout, mean = out.splitlines()
-  assert tile.startswith("tile:xla ") and "0.2500" in tile and "Kendall tau" in layout
-  assert mean.split()[0] == "mean" and "of 2 collections" in mean
-  assert err == ("warning: published scores are means of five collections; layout:xla:default, "
-                 "layout:nlp:random, layout:nlp:default are not in this one\n")
 
 
 @pytest.mark.parametrize("tiles, complaint", [

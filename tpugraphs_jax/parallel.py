@@ -29,6 +29,8 @@ import numpy as np
 DEVICES = "devices"  # name of the mapped axis
 _EMITTERS_KNOWN_UNTIL = (0, 11)  # of jaxlib, see `choose_cpu_code`
 _GOOGLE = "0x1ae0"  # vendor of PCI devices: TPUs, and network cards of its cloud
+process_count, process_index = jax.process_count, jax.process_index
+local_device_count, device_count = jax.local_device_count, jax.device_count  # of all processes
 _AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
 
 
@@ -148,26 +150,9 @@ def choose_cpu_code(*, quick: bool = False) -> None:
   os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *new])
 
 
-def process_count() -> int:
-  return jax.process_count()
-
-
-def process_index() -> int:
-  return jax.process_index()
-
-
 def is_primary() -> bool:
   """Whether this process writes the files."""
   return jax.process_index() == 0
-
-
-def local_device_count() -> int:
-  return jax.local_device_count()
-
-
-def device_count() -> int:
-  """Devices of all processes."""
-  return jax.device_count()
 
 
 def per_device(batch_size: int, *, field: str = "batch_size") -> int:

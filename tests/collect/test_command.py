@@ -166,14 +166,6 @@ def test_a_machine_that_fails_or_is_lost_is_told_of(root, monkeypatch, capsys):
   assert "tried_gradient: its machine left no " in printed.err
 
 
-def test_beam_collects_in_threads_of_this_process(root, collected):
-  pytest.importorskip("apache_beam", reason="no apache-beam: pip install apache-beam")
-  process = _start([*_arguments(root, root / "beam"), "--"])
-  printed, _ = process.communicate(timeout=240)
-  assert process.returncode == 0, printed
-  assert _files(root / "beam") == _files(collected)
-
-
 def test_a_candidate_that_crashes_the_compiler_is_a_failure_and_the_others_go_on(root):
   # In place of a compiler that aborts, whatever is compiled next to it.
   (root / "crashing.py").write_text(_PROGRAMS + """
@@ -199,16 +191,6 @@ choosing.apply = crashing
     assert failure["error"] == "the compiler ended its process with status -6"
   places = [sum(np.flatnonzero(config["numbers"])) for config in record["configs"]]
   assert len(places) == 12 and 3 not in places
-
-
-def test_a_program_without_layouts_is_named_and_stops_no_other(root, capsys):
-  arguments = _arguments(root, root / "mixed")
-  arguments[2] = f"{root}/tried.py:nothing"
-  assert command.main(arguments) == 1
-  printed = capsys.readouterr()
-  assert "1 of 2 programs collected" in printed.out
-  assert "failed: tried_nothing: " in printed.err
-  assert "no layout of its 0 groups of equations can be chosen" in printed.err
 
 
 @pytest.mark.parametrize("changes, message", [

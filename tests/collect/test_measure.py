@@ -73,15 +73,6 @@ def test_rounds_go_on_until_the_machine_is_quiet(monkeypatch):
   assert min(found[1]["seconds"]) == pytest.approx(.01)
 
 
-def test_a_hopeless_version_is_given_up_after_three_rounds(monkeypatch):
-  # The third call that is timed is the first of the second version.
-  order = _timed(
-      monkeypatch, lambda function, k: 1. if k > 2 and function is order[2] else .01)
-  found = dict(measure.measure([(0, _doubled), (1, _same)], (_X,)))
-  assert len(found[0]["seconds"]) == 20
-  assert len(found[1]["seconds"]) == 3
-
-
 @pytest.mark.parametrize("ratio", [0.8, 1.25])
 def test_pairs_tell_which_version_is_faster(monkeypatch, ratio):
   # As in turn: both are timed twice to find how many calls take 5 ms, then the pairs.

@@ -1,7 +1,6 @@
 import hlo_modules
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from tpugraphs_jax import collect, hlo
@@ -28,14 +27,6 @@ def _dot_graph(output, first, second, *, group=0, opcode="dot"):
 
 def _tensors(row):
   return [tuple(int(dim) for dim in row[start:start + 6] if dim >= 0) for start in (0, 6, 12)]
-
-
-def test_a_node_takes_the_orders_of_its_equation():
-  found = collect.choices(_product, _X, _W, operands=True)
-  graph = hlo.featurize(collect.apply(_product, found.default), _X, _W)
-  rows, = problem.option_rows(graph, found)
-  assert [tuple(_tensors(row)) for row in rows] == list(found.groups[0].options)
-  assert problem.node_groups(graph, found).tolist() == [0]
 
 
 @pytest.mark.parametrize("shapes, expected", [
@@ -65,16 +56,6 @@ def test_only_options_that_the_graph_tells_apart_are_drawn_from():
            for name, graph in graphs.items()}
   assert count == {"whole": 9, "an operand of another shape": 5, "no such group": 1,
                    "no such opcode": 1}
-
-
-def test_configurations_hold_the_rows_and_labels_of_their_choices():
-  found = collect.choices(_product, _X, _W, operands=True)
-  graph = _dot_graph((4, 8), (4, 6), (6, 8))
-  configs = problem.layout_configs(
-      graph, found, np.array([[0], [8], [3]]), np.array([5, 7, 6]))
-  rows, = problem.option_rows(graph, found)
-  np.testing.assert_array_equal(configs.decode(np.arange(3))[:, 0], rows[[0, 8, 3]])
-  assert configs.runtime_ns.tolist() == [5, 7, 6]
 
 
 def test_every_kernel_is_of_one_group_or_of_the_rest():

@@ -65,21 +65,6 @@ def test_what_is_no_program_is_named(file, source, message):
     programs.load(source)
 
 
-def _families(source):
-  """The file, or what a drawn program is drawn from."""
-  file, key = source.split(":")
-  return key.rsplit("_", 1)[0] if "generated_" in file else file
-
-
-def test_no_family_of_the_example_programs_is_in_two_splits():
-  with jax.numpy_rank_promotion("allow"):
-    found = programs.load(str(_EXAMPLES))
-  assert len(found) >= 230
-  families = {(_families(program.source), program.split) for program in found}
-  assert len(families) >= 45
-  assert len(families) == len({family for family, _ in families})
-
-
 def test_a_drawn_program_is_the_same_at_every_call():
   sources = [f"{_EXAMPLES}/generated_{name}" for name in (
       "train.py:plain_1", "valid.py:mixing_2", "test.py:bilinear_3")]

@@ -14,9 +14,8 @@ import table_cases
 
 from tpugraphs_jax import columns, hlo
 from tpugraphs_jax.columns import NODE_FEATURES
-from tpugraphs_jax.data import feature_blocks, features, npz
+from tpugraphs_jax.data import feature_blocks, npz
 from tpugraphs_jax.data.feature_blocks import Options
-from tpugraphs_jax.data.features import NodeFeatures
 from tpugraphs_jax.hlo import tuning
 
 SAMPLE = Path(__file__).parent / "hlo/control_flow.hlo.pb"
@@ -133,24 +132,6 @@ def test_tile_modulo_equals_the_formula_of_every_column():
       feature_blocks.tile_modulo(full), [[127 / 128] * 30 + [0.1] * 30] * 20, rtol=1e-6)
 
 
-def test_walks_on_a_chain_of_three_nodes_by_hand():
-  """a feeds b feeds c feeds the output: who walks forward never comes back."""
-  graph = graph_of(0, nodes=3, edges=0)
-  feat = np.zeros_like(graph.node_feat)
-  feat[2, 0] = 1  # the root
-  edges = np.array([[1, 0], [2, 1]], np.int32)  # consumer, producer
-  graph = dataclasses.replace(graph, node_feat=feat, edge_index=edges)
-  found = feature_blocks.directed_walk(graph)
-  np.testing.assert_allclose(found[:, 0], [1 / 2] * 3)  # stay, or go on
-  # Two steps: nobody else comes to a; to b from a by 1/2 * 1/2 + 1/2 * 1/2; to c from b
-  # likewise and from a by 1/4.
-  np.testing.assert_allclose(found[:, 1], [0, 1 / 2, 3 / 4])
-  both = feature_blocks.return_probabilities(graph)
-  # Undirected, two steps from a and back: 1/2 * 1/2 by staying, 1/2 * 1/3 by way of b.
-  np.testing.assert_allclose(both[0, 0], 1 / 4 + 1 / 6, rtol=1e-6)
-  np.testing.assert_array_equal(both[:, 112:], found)
-
-
 def slow_walks(graph):
   """The definition, with dense matrix powers in float64."""
   nodes = graph.num_nodes + 1  # the output is one more
@@ -181,30 +162,20 @@ def test_random_walks_are_those_of_the_definition(nodes, edges):
   np.testing.assert_allclose(found, slow_walks(graph), rtol=2e-4, atol=2e-6)
 
 
-def test_edges_that_occur_twice_count_once_in_walks():
-  graph = graph_of(0)
-  twice = dataclasses.replace(graph, edge_index=np.concatenate([graph.edge_index] * 2))
-  np.testing.assert_array_equal(
-      feature_blocks.return_probabilities(twice), feature_blocks.return_probabilities(graph))
-
-
 def test_lists_of_dimensions_are_marked_behind_their_ends():
   """A module by hand: dimension numbers of 0 count where the list has them."""
-  ids = columns.opcode_ids()
-  names = ["parameter", "convolution", "broadcast", "transpose", "reduce", "concatenate", "add"]
-  feat = np.zeros((len(names), 140), np.float32)
-  shape, dimensions = columns.NODE["shape"].start, columns.NODE["dimensions"].start
-  for node, dims in enumerate([(4, 8), (4, 8), (2, 4, 8), (8, 4), (8,), (4, 8), (4, 8)]):
-    feat[node, shape : shape + len(dims)] = dims
-    feat[node, 134 : 134 + len(dims)] = np.arange(len(dims))[::-1]
-  feat[1, 91:93] = 1, 1  # a window of two dimensions, one of them reversed
-  feat[1, 95:97] = 1, 2
-  feat[2, dimensions : dimensions + 2] = 1, 2
-  feat[3, dimensions : dimensions + 2] = 1, 0
-  graph = dataclasses.replace(
-      graph_of(0, nodes=len(names), edges=0), node_feat=feat,
-      node_opcode=np.array([ids[name] for name in names], np.uint8),
-      edge_index=np.array([[1, 0], [2, 1], [3, 1], [4, 3], [5, 1], [6, 1]], np.int32))
+  dimensions = columns.NODE["dimensions"].start
+  values = {  # of a window of two dimensions, one of them reversed; and of lists
+      "convolution": {91: 1, 92: 1, 95: 1, 96: 2}, "broadcast": {dimensions: 1, dimensions + 1: 2},
+      "transpose": {dimensions: 1}}
+  shapes = {"parameter": (4, 8), "convolution": (4, 8), "broadcast": (2, 4, 8),
+            "transpose": (8, 4), "reduce": (8,), "concatenate": (4, 8), "add": (4, 8)}
+  graph = made_of(
+      [(name, "f32", shape, values.get(name, {}) | {
+          134 + place: len(shape) - 1 - place for place in range(len(shape))})
+       for name, shape in shapes.items()],
+      [[1, 0], [2, 1], [3, 1], [4, 3], [5, 1], [6, 1]])
+  feat = graph.node_feat
   found = feature_blocks.padded(graph)
   lists = {name: found[:, columns.NODE[name]].tolist() for name in (
       "dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions")}
@@ -229,22 +200,10 @@ def test_padding_marks_layout_positions_beyond_the_rank():
   found = feature_blocks.released(graph, Options(pad_value=-1))
   expected = [[-1] * 6, [0] + [-1] * 5, [2, 1, 0, -1, -1, -1], [5, 4, 3, 2, 1, 0]]
   np.testing.assert_array_equal(found[:, 134:], expected)
+  np.testing.assert_array_equal(feature_blocks.node_layout(graph), expected)
   np.testing.assert_array_equal(found[:, :134], feat[:, :134])
   np.testing.assert_array_equal(feature_blocks.released(graph), feat)
   assert not (graph.node_feat == -1).any()
-
-
-@recorded.needs_npz
-def test_padded_layouts_of_released_files_are_permutations():
-  graph = npz.read_layout(
-      recorded.NPZ / "layout/xla/default/valid/unet3d.npz", with_configs=False)
-  feat = feature_blocks.released(graph, Options(pad_value=-1))
-  rank = (graph.node_feat[:, 21:27] > 0).sum(axis=1)
-  assert set(rank) >= {0, 1, 4, 5}
-  for row, dimensions in zip(feat[:, 134:], rank):
-    assert (row[dimensions:] == -1).all()
-    # Tuples and other shapes without a layout have zeros.
-    assert sorted(row[:dimensions]) == list(range(dimensions)) or not row[:dimensions].any()
 
 
 def featurized():
@@ -252,15 +211,11 @@ def featurized():
   return graph, hlo.extra_features(graph)
 
 
-def test_extra_columns_follow_the_released_ones():
+def test_extra_columns_follow_the_released_ones_of_the_same_graph():
   graph, extra = featurized()
   joined = feature_blocks.append_extra(graph, extra.values)
   np.testing.assert_array_equal(joined.node_feat[:, :140], graph.node_feat)
   np.testing.assert_array_equal(joined.node_feat[:, 140:], extra.values)
-
-
-def test_extra_values_of_another_graph_are_refused():
-  graph, extra = featurized()
   with pytest.raises(ValueError, match="rows"):
     feature_blocks.append_extra(graph, extra.values[1:])
 
@@ -278,25 +233,6 @@ def test_the_files_of_convert_are_read_by_graph_name(tmp_path):
     feature_blocks.extra(graph, options)
 
 
-def test_a_transform_may_treat_the_extra_columns_apart():
-  graph, extra = featurized()
-  joined = feature_blocks.append_extra(graph, extra.values)
-  made = NodeFeatures(("released", "extra"), kinds="extra=none,*=minmax")
-  made.fit([joined])
-  np.testing.assert_array_equal(made(joined).node_feat[:, -46:], extra.values)
-  assert made(joined).node_feat[:, :-46].max() <= 1
-
-
-def test_a_model_that_saw_them_refuses_graphs_without():
-  job = parts.make("layout", **{"data.features": ("released", "extra")})
-  graph, extra = featurized()
-  with pytest.raises(ValueError, match="140"):
-    job.ranker.features.fit([graph])
-  job.ranker.features.fit([feature_blocks.append_extra(graph, extra.values)])
-  with pytest.raises(ValueError, match="140"):
-    job.ranker.features(graph)
-
-
 def slow_padding(size, tile):
   if size < 1:
     return 0.0
@@ -304,13 +240,6 @@ def slow_padding(size, tile):
   while padded % tile:
     padded += 1
   return np.log(padded / size)
-
-
-def test_padding_rounds_up_to_whole_tiles():
-  sizes = np.array([0, 1, 7, 8, 9, 127, 128, 129, 1000])
-  for tile in (8, 128):
-    np.testing.assert_allclose(
-        feature_blocks.padding(sizes, tile), [slow_padding(int(s), tile) for s in sizes], rtol=1e-6)
 
 
 def test_node_padding_has_every_dimension_in_both_places():
@@ -328,7 +257,7 @@ def test_choices_are_told_the_padding_of_output_input_and_kernel():
   graph = dataclasses.replace(graph, configs=dataclasses.replace(layout, rows=rows))
   dims = graph.node_feat[:, 21:27].astype(int)
   found = feature_blocks.choice_features(graph, np.array([0, 1, 2, 2]), np.array([0, 0, 0, 1]))
-  assert found.dtype == np.float32 and found.shape == (4, feature_blocks.CHOICE_FEATURES)
+  assert found.dtype == np.float32 and found.shape == (4, 9)
   for feat, node, row in zip(found, (5, 9, 20, 20), (0, 0, 0, 1)):
     operands = [v for u, v in graph.edge_index.tolist() if u == node][:2]
     tensors = [node, *operands, *[None] * (2 - len(operands))]
@@ -449,11 +378,6 @@ def test_a_ranker_gets_the_counts_where_its_config_says_so():
     np.testing.assert_array_equal(prepared.configs.config_feat[:, :24], graph.configs.config_feat)
 
 
-def test_other_blocks_are_refused():
-  with pytest.raises(ValueError, match="data.config_features"):
-    parts.make("tile", "ci", **{"data.config_features": ("released", "sizes")})
-
-
 def test_dimension_tokens_hold_dimension_after_dimension():
   rng = np.random.default_rng(0)
   feat = rng.integers(-3, 6, (4, 140)).astype(np.float32)
@@ -469,28 +393,3 @@ def test_dimension_tokens_hold_dimension_after_dimension():
       np.testing.assert_allclose(found[node, dimension], expected + named, rtol=1e-6)
       np.testing.assert_array_equal(alone[node, dimension], named)
   assert not found[:, 0, 9:].any()  # a 0 says nothing
-
-
-def test_node_layouts_are_padded_beyond_their_rank():
-  rng = np.random.default_rng(0)
-  graph = random_graphs.layout_graph(rng, nodes=2, edges=0, config_nodes=[0], configs=1)
-  feat = np.zeros((2, 140), np.float32)
-  feat[0, 21:24] = 5, 3, 2
-  feat[0, 134:137] = 2, 0, 1
-  graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
-  np.testing.assert_array_equal(
-      feature_blocks.node_layout(graph), [[2, 0, 1, -1, -1, -1], [-1] * 6])
-  # A transform `none` leaves the block as it is, constant columns too.
-  kinds = np.full(6, "none", dtype=object)
-  same = features.fit([feature_blocks.node_layout(graph)], kinds)
-  np.testing.assert_array_equal(
-      same(feature_blocks.node_layout(graph)), feature_blocks.node_layout(graph))
-
-
-@pytest.mark.parametrize("text, unscaled", [
-    ("none", {"released", "random_walk", "node_layout"}), ("minmax", set()),
-    ("node_layout=none,*=minmax", {"node_layout"}),
-    ("layout=none,random_walk=none,*=standardize", {"random_walk"})])
-def test_blocks_that_no_transform_touches(text, unscaled):
-  found = features.NodeFeatures(("released", "random_walk", "node_layout"), kinds=text)
-  assert set(found.unscaled) == unscaled

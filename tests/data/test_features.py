@@ -9,7 +9,7 @@ import random_graphs
 
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import features
-from tpugraphs_jax.data.feature_blocks import BLOCKS, Options, released
+from tpugraphs_jax.data.feature_blocks import BLOCKS
 from tpugraphs_jax.data.features import NodeFeatures
 
 COLUMNS = 6
@@ -66,12 +66,6 @@ def test_a_shift_that_is_too_small_is_refused_in_training_and_later():
   transform = features.fit([np.array([[0, -2], [0, 5]], np.float32)], kinds)
   with pytest.raises(ValueError, match="column 1"):
     transform(np.array([[0, -9]], np.float32))
-
-
-@pytest.mark.parametrize("kind", ["log_offset", "log_offset()", "log_offset(0)", "log_offset(-1)"])
-def test_shifts_that_are_none_are_refused(kind):
-  with pytest.raises(ValueError, match="log_offset"):
-    features.parse_kinds(f"shape={kind},*=none", features.NODE_GROUPS)
 
 
 @pytest.mark.parametrize("kinds", [
@@ -157,7 +151,8 @@ def test_every_column_is_in_one_group():
 
 @pytest.mark.parametrize("text, problem", [
     ("log", "'log'"), ("shape=minmax", "leaves out type"), ("colour=minmax,*=none", "'colour'"),
-    ("*=none,shape=", "of shape"), ("minmax,standardize", "field"), ("", "field"),
+    ("*=none,shape=", "of shape"), *((f"shape={kind},*=none", "log_offset") for kind in (
+        "log_offset", "log_offset()", "log_offset(0)", "log_offset(-1)")), ("minmax,standardize", "field"), ("", "field"),
 ])
 def test_a_bad_specification_names_its_mistake(text, problem):
   with pytest.raises(ValueError, match=problem):
@@ -170,16 +165,6 @@ def graph_of(seed=0, nodes=12, edges=20, config_nodes=(3, 7)):
       rng, nodes=nodes, edges=edges, config_nodes=list(config_nodes), configs=4)
   feat = rng.integers(0, 9, (nodes, NODE_FEATURES)).astype(np.float32)
   return dataclasses.replace(graph, node_feat=feat)
-
-
-def test_the_released_block_alone_is_what_models_always_saw():
-  graphs = [graph_of(seed) for seed in range(3)]
-  made = NodeFeatures(["released"], kinds="signed_log1p",
-                      options=Options(pad_value=-1))
-  made.fit(graphs)
-  raw = [released(graph, Options(pad_value=-1)) for graph in graphs]
-  expected = features.fit(raw, np.full(NODE_FEATURES, "signed_log1p", object))(raw[1])
-  np.testing.assert_array_equal(made(graphs[1]).node_feat, expected)
 
 
 def test_blocks_stand_side_by_side_each_scaled_in_its_own_way():

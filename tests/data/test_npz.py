@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zipfile
 
+import comparing
 import numpy as np
 import pytest
 import recorded
 
-from tpugraphs_jax import graph
 from tpugraphs_jax.data import npz
 
 _REAL = sorted(recorded.NPZ.rglob("*.npz"))
@@ -77,51 +76,33 @@ def _expect_change_refused(tmp_path, kind, name, value, *words):
 # Reading what is right
 
 
-@recorded.needs_npz
-@pytest.mark.parametrize("path", _REAL, ids=lambda path: "-".join(path.parts[-5:]))
-def test_released_files_survive_reading_and_writing_bit_for_bit(path, tmp_path):
-  is_tile = "tile" in path.parts
-  again = tmp_path / path.name
-  if is_tile:
-    npz.write_tile(again, npz.read_tile(path))
-  else:
-    npz.write_layout(again, npz.read_layout(path))
+def _assert_survives(path, kind, again):
+  """The file is read and written without a change of any array."""
+  {"tile": npz.write_tile, "layout": npz.write_layout}[kind](again, _READERS[kind](path))
   with np.load(path) as before, np.load(again) as after:
-    assert after.files == (_TILE_MEMBERS if is_tile else _LAYOUT_MEMBERS)
+    assert after.files == {"tile": _TILE_MEMBERS, "layout": _LAYOUT_MEMBERS}[kind]
     assert set(before.files) == set(after.files)
     for name in before.files:
-      assert after[name].dtype == before[name].dtype
-      assert after[name].shape == before[name].shape
+      assert (after[name].dtype, after[name].shape) == (before[name].dtype, before[name].shape)
       assert after[name].tobytes() == before[name].tobytes()
 
 
-_FIELDS = {  # of a graph and of its configurations: name in the file, dtype
-    "node_feat": ("node_feat", np.float32), "node_opcode": ("node_opcode", np.uint8),
-    "edge_index": ("edge_index", np.int32), "config_feat": ("config_feat", np.float32),
-    "config_node": ("node_config_ids", np.int32), "runtime_ns": ("config_runtime", np.int64),
-    "normalizer_ns": ("config_runtime_normalizers", np.int64),
-}
+@recorded.needs_npz
+@pytest.mark.parametrize("path", _REAL, ids=lambda path: "-".join(path.parts[-5:]))
+def test_released_files_survive_reading_and_writing_bit_for_bit(path, tmp_path):
+  _assert_survives(path, "tile" if "tile" in path.parts else "layout", tmp_path / path.name)
 
 
 @_both_kinds
-def test_a_graph_has_every_array_in_its_dtype(tmp_path, kind):
-  arrays = _MAKERS[kind]()
-  op_graph = _READERS[kind](_save(tmp_path / "bert_1.npz", arrays))
+def test_every_array_is_read_into_its_field(tmp_path, kind):
+  arrays, path = _MAKERS[kind](), tmp_path / "bert_1.npz"
+  _save(path, arrays)
+  _assert_survives(path, kind, tmp_path / "again.npz")
+  op_graph = _READERS[kind](path)
   assert op_graph.name == "bert_1" and op_graph.configs.is_labelled
-  found = vars(op_graph) | vars(op_graph.configs)
-  for field, (name, dtype) in _FIELDS.items():
-    if name in arrays:
-      np.testing.assert_array_equal(found[field], arrays[name])
-      assert found[field].dtype == dtype
-  assert op_graph.node_splits.dtype == np.int64 and op_graph.config_node.dtype == np.int32
-  if kind == "tile":
-    np.testing.assert_array_equal(op_graph.node_splits, [0, 7])
-    assert op_graph.config_node.shape == (0,)
-  else:
-    np.testing.assert_array_equal(op_graph.node_splits, [0, 4, 9])
-    np.testing.assert_array_equal(
-        op_graph.configs.decode(np.arange(6)), arrays["node_config_feat"])
-    assert found["rows"].dtype == np.int8 and found["node_group"].dtype == np.int32
+  np.testing.assert_array_equal(op_graph.configs.runtime_ns, arrays["config_runtime"])
+  np.testing.assert_array_equal(op_graph.config_node, arrays.get("node_config_ids", []))
+  np.testing.assert_array_equal(op_graph.node_splits, [0, 7] if kind == "tile" else [0, 4, 9])
 
 
 def test_layout_graph_is_read_without_its_configurations(tmp_path):
@@ -129,15 +110,6 @@ def test_layout_graph_is_read_without_its_configurations(tmp_path):
   op_graph = npz.read_layout(_save(tmp_path / "g.npz", arrays), with_configs=False)
   assert op_graph.configs is None
   np.testing.assert_array_equal(op_graph.config_node, arrays["node_config_ids"])
-
-
-def _equal_graphs(a, b):
-  for field in dataclasses.fields(graph.OpGraph):
-    if field.name not in ("configs", "name"):
-      np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
-  for field in dataclasses.fields(a.configs):
-    np.testing.assert_array_equal(
-        getattr(a.configs, field.name), getattr(b.configs, field.name))
 
 
 def _narrow(arrays):
@@ -162,8 +134,8 @@ def test_every_form_of_a_file_gives_the_same_graph(tmp_path, kind, form):
   arrays["config_runtime"] %= 2**31 - 1
   save, change = _FORMS[form]
   save(tmp_path / "other.npz", **change(arrays))
-  _equal_graphs(_READERS[kind](tmp_path / "other.npz"),
-                _READERS[kind](_save(tmp_path / "g.npz", arrays)))
+  comparing.assert_same_graph(
+      _READERS[kind](tmp_path / "other.npz"), _READERS[kind](_save(tmp_path / "g.npz", arrays)))
 
 
 def test_splits_with_one_axis_or_without_the_end_mean_the_same(tmp_path):
@@ -210,12 +182,6 @@ def test_range_ends_are_accepted(tmp_path):
 # Refusing what is wrong
 
 
-def test_missing_file_is_named(tmp_path):
-  for reader in _READERS.values():
-    with pytest.raises(FileNotFoundError, match="none.npz"):
-      reader(tmp_path / "none.npz")
-
-
 @_both_kinds
 def test_truncated_file_is_refused_wherever_it_was_cut(tmp_path, kind):
   whole = _save(tmp_path / "whole.npz", _MAKERS[kind]()).read_bytes()
@@ -238,19 +204,11 @@ def test_flipped_bytes_never_give_another_graph_or_another_error(tmp_path, kind)
     data[position] ^= rng.integers(1, 256)
     path.write_bytes(data)
     try:
-      _equal_graphs(_READERS[kind](path), expected)  # a byte that has no meaning
+      comparing.assert_same_graph(_READERS[kind](path), expected)  # a byte that has no meaning
     except npz.NpzError as error:
       refused += 1
       assert "\n" not in str(error)
   assert refused > 200
-
-
-@pytest.mark.parametrize("text", [b"", b"not a zip archive", b"\x93NUMPY\x01\x00"])
-def test_other_files_are_refused(tmp_path, text):
-  path = tmp_path / "g.npz"
-  path.write_bytes(text)
-  for kind in _READERS:
-    _expect_error(kind, path, "not a complete .npz archive")
 
 
 @_every_array
@@ -260,24 +218,9 @@ def test_each_missing_array_is_named(tmp_path, kind, name):
   _expect_error(kind, _save(tmp_path / "g.npz", arrays), name, "is missing")
 
 
-def test_names_that_cannot_be_printed_are_escaped(tmp_path):
-  arrays = _tile_arrays()
-  arrays["edge\nindex\x07"] = arrays.pop("edge_index")
-  with pytest.raises(npz.NpzError) as caught:
-    npz.read_tile(_save(tmp_path / "g.npz", arrays))
-  assert r"edge index\x07" in str(caught.value) and str(caught.value).isprintable()
-
-
 @_both_kinds
 def test_extra_array_is_named(tmp_path, kind):
   _expect_change_refused(tmp_path, kind, "notes", np.zeros(3), "is not expected")
-
-
-def test_member_that_is_no_array_is_refused(tmp_path):
-  path = _save(tmp_path / "g.npz", _tile_arrays())
-  with zipfile.ZipFile(path, "a") as archive:
-    archive.writestr("readme.txt", "hello")
-  _expect_error("tile", path, "readme.txt")
 
 
 @_every_array
@@ -296,21 +239,10 @@ def test_each_wrong_shape_is_refused(tmp_path, kind, name):
   array = arrays[name]
   changes = [array[..., None], array.ravel()[0], np.stack([array, array])]
   if name != "edge_index":  # a graph may have no edges
-    changes.append(array[:0])
+    changes += [array[:0], array[:-1]]
   for changed in changes:
     path = _save(tmp_path / "g.npz", arrays | {name: changed})
     _expect_error(kind, path, "shape")
-
-
-def test_lengths_that_disagree_are_named(tmp_path):
-  arrays = _tile_arrays()
-  _expect_change_refused(
-      tmp_path, "tile", "node_opcode", arrays["node_opcode"][:-1], "expected 7")
-  _expect_change_refused(
-      tmp_path, "tile", "config_runtime", arrays["config_runtime"][:-1], "expected 5")
-  arrays = _layout_arrays()
-  _expect_change_refused(
-      tmp_path, "layout", "node_config_ids", arrays["node_config_ids"][:-1], "expected 4")
 
 
 def _changed(array, value):
@@ -372,26 +304,7 @@ def test_header_larger_than_the_data_is_refused_before_memory_is_taken(tmp_path)
 # Writing
 
 
-def test_failed_write_leaves_the_earlier_file_and_nothing_else(tmp_path):
-  op_graph = npz.read_layout(_save(tmp_path / "g.npz", _layout_arrays()))
-  before = (tmp_path / "g.npz").read_bytes()
-  broken = dataclasses.replace(op_graph, node_splits=None)
-  with pytest.raises(TypeError):
-    npz.write_layout(tmp_path / "g.npz", broken)
-  assert (tmp_path / "g.npz").read_bytes() == before
-  assert [path.name for path in tmp_path.iterdir()] == ["g.npz"]
-
-
 # Finding files
-
-
-def test_files_of_a_split_are_sorted_by_name(tmp_path):
-  for name in ("b", "a", "c"):
-    folder = tmp_path / "layout" / "nlp" / "random" / "valid"
-    folder.mkdir(parents=True, exist_ok=True)
-    _save(folder / f"{name}.npz", _layout_arrays())
-  found = npz.split_files(tmp_path, "layout:nlp:random", "valid")
-  assert [path.stem for path in found] == ["a", "b", "c"]
 
 
 def test_missing_data_is_explained(tmp_path):
@@ -403,10 +316,3 @@ def test_missing_data_is_explained(tmp_path):
   _save(tmp_path / "tile" / "xla" / "train" / "a.npz", _tile_arrays())
   with pytest.raises(FileNotFoundError, match="tile/xla/train"):
     npz.split_files(tmp_path, "tile:xla", "valid")
-
-
-def test_unknown_collection_and_split_are_refused(tmp_path):
-  with pytest.raises(ValueError, match="collection"):
-    npz.split_files(tmp_path, "layout", "train")
-  with pytest.raises(ValueError, match="split"):
-    npz.split_files(tmp_path, "tile:xla", "dev")

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import random_graphs
+from scipy.sparse import csgraph
 
 from tpugraphs_jax.data import reduction
 
@@ -59,29 +60,25 @@ def test_reduction_equals_a_slow_walk(hops, direction, induced):
     assert found.edge_index.dtype == found.config_node.dtype == np.int32
 
 
-def undirected(edges, nodes):
-  """Neighbours of each of some nodes through edges between them."""
-  near = {node: set() for node in nodes}
-  for a, b in edges:
-    if a in near and b in near:
-      near[a].add(b)
-      near[b].add(a)
-  return near
+def matrix_of(graph, direction="both"):
+  """Entry [a, b] is 1 where a walk in that direction goes from a to b."""
+  consumer, producer = graph.edge_index.T
+  matrix = np.zeros((graph.num_nodes,) * 2, int)
+  if direction != "users":
+    matrix[consumer, producer] = 1
+  if direction != "operands":
+    matrix[producer, consumer] = 1
+  return matrix
 
 
 def slow_coarse(graph, hops, direction, induced):
   """New edges by names: an original node, or the set of nodes that one stands for."""
   kept, kept_edges = slow(graph, hops, direction, induced)
   rest = [node for node in range(graph.num_nodes) if node not in kept]
-  near, name = undirected(graph.edge_index.tolist(), rest), {node: node for node in kept}
-  for node in rest:
-    if node not in name:
-      part, waiting = {node}, [node]
-      while waiting:
-        more = near[waiting.pop()] - part
-        part |= more
-        waiting += more
-      name |= dict.fromkeys(part, frozenset(part))
+  apart = matrix_of(graph)[np.ix_(rest, rest)]
+  _, label = csgraph.connected_components(apart, directed=False)
+  name = {node: node for node in kept} | {
+      node: frozenset(np.array(rest)[label == part].tolist()) for node, part in zip(rest, label)}
   edges = []
   for a, b in map(tuple, graph.edge_index.tolist()):
     ends = name[a], name[b]
@@ -117,20 +114,6 @@ def test_configurable_nodes_alone_have_no_edges():
   assert found.num_edges == 0 and found.configs is graph.configs
 
 
-def slow_distances(graph, direction):
-  """Edges from the last node to every node that a walk in that direction reaches."""
-  found, waiting = {graph.num_nodes - 1: 0}, [graph.num_nodes - 1]
-  for node in waiting:
-    for consumer, producer in graph.edge_index.tolist():
-      steps = [(consumer, producer)] * (direction != "users")
-      steps += [(producer, consumer)] * (direction != "operands")
-      for start, end in steps:
-        if start == node and end not in found:
-          found[end] = found[node] + 1
-          waiting.append(end)
-  return found
-
-
 @pytest.mark.parametrize("direction", reduction.DIRECTIONS)
 def test_kept_paths_are_shortest_and_nothing_else_is_kept(direction):
   for seed in range(8):
@@ -143,8 +126,9 @@ def test_kept_paths_are_shortest_and_nothing_else_is_kept(direction):
     rows = {tuple(row): i for i, row in enumerate(graph.node_feat.tolist())}
     original = [rows[tuple(row)] for row in found.node_feat.tolist()]
     assert original == sorted(original) and original[-1] == 23
-    far, small = slow_distances(graph, direction), slow_distances(found, direction)
-    reached = [node for node in graph.config_node.tolist() if node in far]
+    far, small = (csgraph.shortest_path(matrix_of(each, direction), unweighted=True, indices=-1)
+                  for each in (graph, found))
+    reached = [node for node in graph.config_node.tolist() if np.isfinite(far[node])]
     for node in reached:  # as far as before, on what is left
       assert small[original.index(node)] == far[node]
     # Of a tree with these ends no node can be spared, and every edge leads one step on.
@@ -158,13 +142,16 @@ def test_kept_paths_are_shortest_and_nothing_else_is_kept(direction):
     assert whole.num_edges >= found.num_edges
 
 
+@pytest.mark.parametrize("nodes, config_nodes", [(1, [0]), (5, [4, 2])])
 @pytest.mark.parametrize("name", REDUCTIONS)
-def test_graphs_of_a_single_node_pass_through(name):
+def test_graphs_without_edges_keep_their_configurable_nodes(name, nodes, config_nodes):
   rng = np.random.default_rng(0)
-  graph = random_graphs.layout_graph(rng, nodes=1, edges=0, config_nodes=[0], configs=2)
+  graph = random_graphs.layout_graph(
+      rng, nodes=nodes, edges=0, config_nodes=config_nodes, configs=2)
   found = reduce_graph(graph, reduction=name)
-  np.testing.assert_array_equal(found.node_feat, graph.node_feat)
-  assert found.config_node.tolist() == [0] and found.num_edges == 0
+  np.testing.assert_array_equal(
+      found.node_feat[found.config_node], graph.node_feat[graph.config_node])
+  assert found.edge_index.shape == (0, 2)
 
 
 def with_roots(graph, roots):
@@ -215,14 +202,6 @@ def test_cluster_nodes_consume_neighbours_in_the_order_of_nodes(size, clusters):
   assert found.num_nodes == 24 + clusters and found.node_opcode.dtype == np.uint8
   new = found.edge_index[graph.num_edges:].tolist()
   assert new == [[24 + node // size, node] for node in range(24)]
-
-
-def test_a_graph_without_edges_keeps_its_configurable_nodes():
-  rng = np.random.default_rng(1)
-  graph = random_graphs.layout_graph(rng, nodes=5, edges=0, config_nodes=[4, 2], configs=2)
-  found = reduce_graph(graph, reduction="config_neighborhood", hops=2)
-  np.testing.assert_array_equal(found.config_node, [1, 0])
-  assert found.edge_index.shape == (0, 2)
 
 
 def test_no_reduction_leaves_the_graph_alone():

@@ -1,8 +1,8 @@
 
+import comparing
 import hlo_modules
 import numpy as np
 import pytest
-import recorded
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
@@ -52,12 +52,6 @@ def _read(folder, message, name="program.pb"):
   return hlo.read_tuning(_write(folder, message, name))
 
 
-def test_without_a_default_run_no_layout_run_counts(tmp_path):
-  read = _read(tmp_path, _layout([_layout_run(6), _layout_run(5)]))
-  assert read.graphs == []
-  assert "none of the 2 runs" in read.skipped[0]
-
-
 @pytest.mark.parametrize("run, nodes, problem", [
     (_layout_run(0), (1, 2), "run 1 has compute_time_ns 0, expected above 0"),
     (_layout_run(1, [()]), (1, 2), "run 1 has layouts for 1 nodes, .* has 2"),
@@ -83,9 +77,8 @@ def test_tile_modules_with_one_run_or_an_untiled_run_are_left_out_by_name(tmp_pa
       no_module,
       ModuleTuningData(module=_module("good"), runs=good)]))
   assert len(read.graphs) == 1
-  assert [line.split("module ", 1)[1] for line in read.skipped] == [
-      "0 'single': 1 runs, at least 2 are needed",
-      "1 'untiled': 1 of 3 runs without a tile size", "2 '': no HLO module"]
+  for line, name in zip(read.skipped, ("single", "untiled", "no HLO module"), strict=True):
+    assert name in line
 
 
 def test_a_kernel_without_a_default_fails_the_whole_tile_file(tmp_path):
@@ -108,9 +101,7 @@ def test_converted_files_read_back_as_the_same_graphs(tmp_path):
   for path, read in zip(paths, (npz.read_tile, npz.read_layout)):
     expected = hlo.read_tuning(path).graphs[0]
     got = read(tmp_path / "out" / f"{expected.name}.npz")
-    for field in ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node"):
-      np.testing.assert_array_equal(getattr(got, field), getattr(expected, field))
-    np.testing.assert_array_equal(got.configs.runtime_ns, expected.configs.runtime_ns)
+    comparing.assert_same_graph(expected, got)
     with np.load(tmp_path / "extra" / f"{expected.name}.npz") as archive:
       assert archive["node_extra"].shape == (3, len(archive["node_extra_names"]))
 
@@ -135,19 +126,3 @@ def test_kernels_with_one_fingerprint_get_different_files(tmp_path):
   path = _write(tmp_path, TuningData(modules=[entry, entry]))
   written = tuning.convert([path], tmp_path / "out").written
   assert [path.name for path in written] == ["program_3.npz", "program_3_2.npz"]
-
-
-def test_two_inputs_of_one_name_are_refused(tmp_path):
-  with pytest.raises(ValueError, match="2 inputs are named program"):
-    tuning.convert([tmp_path / "a" / "program.pb", tmp_path / "program.hlo.pb"], tmp_path)
-
-
-@recorded.needs_hlo
-def test_the_data_sets_own_records_convert(tmp_path):
-  result = tuning.convert(
-      [recorded.HLO / "module_tuning_data_layout.pb", recorded.HLO / "op_tuning_data.pb"], tmp_path,
-      jobs=1)
-  assert not result.failed and not result.skipped
-  layout, *tiles = result.written
-  assert len(npz.read_layout(layout).configs) == 112
-  assert sum(len(npz.read_tile(path).configs) for path in tiles) == 752

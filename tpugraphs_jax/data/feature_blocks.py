@@ -34,7 +34,6 @@ from tpugraphs_jax.registry import Registry
 LANES, SUBLANES = 128, 8
 DIMENSIONS = sizes(NODE["shape"])  # of the output of a node, 0 beyond its rank
 ROLES = 3  # output, input and kernel, of which a choice has an order each
-CHOICE_FEATURES = 3 * ROLES
 CONTRACTIONS = tuple(opcode_ids()[name] for name in ("convolution", "dot"))
 CONFIG_FEATURES = {  # of data.config_features
     "tile": (("released",), ("released", "tile_counts")),
@@ -308,7 +307,7 @@ def dimension_tokens(graph: OpGraph) -> np.ndarray:
   """
   feat = graph.node_feat
   size = np.stack([feat[:, sizes(NODE[name])] for name in _PER_DIMENSION], axis=2)
-  tokens = np.concatenate([_signed_log(size), _named(feat)], axis=2)
+  tokens = np.concatenate([signed_log(size), _named(feat)], axis=2)
   return tokens.reshape(graph.num_nodes, -1).astype(np.float32)
 
 
@@ -327,7 +326,8 @@ def _named(feat: np.ndarray) -> np.ndarray:
   return (numbers == np.arange(MAX_RANK)[None, :, None]) & (numbers > 0)
 
 
-def _signed_log(x: np.ndarray) -> np.ndarray:
+def signed_log(x: np.ndarray) -> np.ndarray:
+  """sign(x) log(1 + |x|) of `x [...]`."""
   return np.sign(x) * np.log1p(np.abs(x))
 
 
@@ -343,7 +343,7 @@ def wide_logarithms(graph: OpGraph) -> np.ndarray:
   number below -1.
   """
   feat = graph.node_feat[:, :NODE_FEATURES].astype(np.float32)
-  feat[:, _WIDE] = _signed_log(feat[:, _WIDE])
+  feat[:, _WIDE] = signed_log(feat[:, _WIDE])
   return feat
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from tpugraphs_jax import files
 from tpugraphs_jax.columns import NODE, NODE_FEATURES, span
-from tpugraphs_jax.data.feature_blocks import BLOCKS, EXTRA, Options, RELEASED
+from tpugraphs_jax.data.feature_blocks import BLOCKS, EXTRA, Options, RELEASED, signed_log
 from tpugraphs_jax.graph import OpGraph
 
 KINDS = ("none", "varying", "minmax", "standardize", "signed_log1p", "signed_log", "left_out")
@@ -59,7 +59,7 @@ class Transform:
     """
     x = np.asarray(x, np.float32)[:, self.kept]
     if self.log.any():
-      x = np.where(self.log, _signed_log1p(x), x)
+      x = np.where(self.log, signed_log(x), x)
     if self.shift is not None:
       x = _log_shifted(x, self.shift, self.kept)
     return (x - self.offset) / self.scale
@@ -74,10 +74,6 @@ class Transform:
     dtypes = {"kept": np.int64, "log": bool, "offset": np.float32, "scale": np.float32}
     dtypes |= {"shift": np.float32} if "shift" in values else {}
     return cls(**{name: np.array(values[name], dtype) for name, dtype in dtypes.items()})
-
-
-def _signed_log1p(x: np.ndarray) -> np.ndarray:
-  return np.sign(x) * np.log1p(np.abs(x))
 
 
 def _log_shifted(x: np.ndarray, shift: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -148,7 +144,7 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
     if not len(array):
       continue
     x = np.asarray(array, np.float64)
-    x = np.where(log, _signed_log1p(x), x) if log.any() else x
+    x = np.where(log, signed_log(x), x) if log.any() else x
     x = _log_shifted(x, log_shift, np.arange(len(kinds))) if log_shift.any() else x
     # Sums are taken from the first row, so that a small spread far from 0 is not lost.
     origin = x[0] if origin is None else origin

@@ -226,20 +226,13 @@ class BatchPlan:
 
   def _choose_budgets(self, epochs: int) -> list[dict[str, int]]:
     known = min(epochs, _LOOK_AHEAD_EPOCHS) * self.steps_per_epoch
-    per_step = [
-        {key: max(size[key] for size in sizes) for key in sizes[0]}
-        for sizes in map(self._device_sizes, range(known))
-    ]
+    per_step = [largest(self._device_sizes(step)) for step in range(known)]
     steps = epochs * self.steps_per_epoch
     if steps > known:
       # The chance that a further batch exceeds all of these is that of one among them.
-      per_step.append(self._largest())
+      # No batch exceeds one of slates that are as large as the largest graph in every entry.
+      per_step.append(batching.add_sizes([largest(self._sizes)] * self.slates_per_device))
     return choose_budgets(per_step, steps=steps)
-
-  def _largest(self) -> dict[str, int]:
-    """A size that no batch exceeds: every slate is as large as the largest graph in every entry."""
-    largest = {key: max(size[key] for size in self._sizes) for key in self._sizes[0]}
-    return batching.add_sizes([largest] * self.slates_per_device)
 
   def budget(self, step: int) -> Budget:
     """The smallest budget that holds the step on every device."""
@@ -302,6 +295,11 @@ def training_batches(
   """
   options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
   return iter(grain.MapDataset.source(source).to_iter_dataset(options))
+
+
+def largest(sizes: Sequence[dict[str, int]]) -> dict[str, int]:
+  """The largest size of every entry: the batches of all devices have one shape."""
+  return {key: max(size[key] for size in sizes) for key in sizes[0]}
 
 
 def cost(sizes: Sequence[dict[str, int]]) -> np.ndarray:

@@ -170,7 +170,7 @@ def _coarse(graph: OpGraph, options: Options) -> _Part:
   near, edges = _near(graph, options)
   is_rest = ~near[graph.edge_index]
   inner = graph.edge_index[is_rest.all(axis=1)]
-  _, label = csgraph.connected_components(_matrix(inner, graph.num_nodes), directed=False)
+  _, label = csgraph.connected_components(edge_matrix(inner, graph.num_nodes), directed=False)
   rest = np.flatnonzero(~near)
   _, first, part = np.unique(label[rest], return_index=True, return_inverse=True)
   rank = np.argsort(np.argsort(first))  # parts in the order of their first nodes
@@ -184,7 +184,7 @@ def _shortest_paths(graph: OpGraph, options: Options) -> _Part:
   to_operands, to_users = graph.edge_index, graph.edge_index[:, ::-1]
   steps = {"operands": to_operands, "users": to_users,
            "both": np.concatenate([to_operands, to_users])}[options.direction]
-  _, before = csgraph.breadth_first_order(_matrix(steps, graph.num_nodes), last)
+  _, before = csgraph.breadth_first_order(edge_matrix(steps, graph.num_nodes), last)
   on_path, ends = np.zeros(graph.num_nodes, bool), graph.config_node
   while len(ends):
     on_path[ends] = True
@@ -202,7 +202,8 @@ def _shortest_paths(graph: OpGraph, options: Options) -> _Part:
   return _of_nodes(on_path, walked if options.induced == "edge" else between)
 
 
-def _matrix(edges: np.ndarray, nodes: int) -> scipy.sparse.csr_array:
+def edge_matrix(edges: np.ndarray, nodes: int) -> scipy.sparse.csr_array:
+  """How often each edge of `edges [E, 2]` occurs, `[nodes, nodes]` float32."""
   return scipy.sparse.csr_array(
       (np.ones(len(edges), np.float32), (edges[:, 0], edges[:, 1])), shape=(nodes, nodes))
 

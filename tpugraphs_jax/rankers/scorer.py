@@ -191,7 +191,7 @@ class Encoder:
     size = lambda batch: batching.total_sizes([pieces[unit.graph][unit.piece] for unit in batch])
     sizes = [[size(batch) for batch in group] for group in groups]
     budgets = self._budgets.for_sizes(
-        [_largest(group) for group in sizes], max_budgets=self._max_budgets)
+        [plan.largest(group) for group in sizes], max_budgets=self._max_budgets)
     replicated = parallel.replicate(params)
     bar = tqdm.tqdm(total=len(groups), unit="batch",
                     disable=console.bar(progress and parallel.is_primary()))
@@ -228,11 +228,6 @@ def _nodes(pieces: Sequence[PreparedGraph]) -> int:
 
 def _runs_of(items: list, count: int) -> list[list]:
   return [items[i : i + count] for i in range(0, len(items), count)]
-
-
-def _largest(sizes: Sequence[dict[str, int]]) -> dict[str, int]:
-  """The largest size of every entry: the batches of all devices have one shape."""
-  return {key: max(size[key] for size in sizes) for key in sizes[0]}
 
 
 @contextlib.contextmanager

@@ -374,26 +374,22 @@ def read_model(path: Path) -> Artefact:
     with npz.NpzArchive(path) as archive:
       arrays = {name: archive.read(name) for name in archive.names}
     card = json.loads(arrays.pop("card").tobytes())
-    found = card["format"]
-  except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from None
-  if not isinstance(found, int) or found > FORMAT:
-    raise ValueError(f"{path} is of format {found}, and this version of tpugraphs_jax reads up to "
-                     f"{FORMAT}: pip install --upgrade tpugraphs-jax")
-  return _checked(path, card, arrays)
-
-
-def _checked(path: Path, card: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Artefact:
-  try:
-    if card["checksum"] != _checksum(arrays):
-      raise ValueError("the checksum of its parameters does not fit")
-    flat = {name.removeprefix(_PARAMS): array for name, array in arrays.items()}
-    return Artefact(
-        config=with_tuples(card["config"]),
-        transforms={name: Transform.from_dict(t) for name, t in card["transforms"].items()},
-        params=traverse_util.unflatten_dict(flat, sep="/"), about=card["about"])
+    if isinstance(found := card["format"], int) and found <= FORMAT:
+      return _artefact(card, arrays)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from None
+  raise ValueError(f"{path} is of format {found}, and this version of tpugraphs_jax reads up to "
+                   f"{FORMAT}: pip install --upgrade tpugraphs-jax")
+
+
+def _artefact(card: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Artefact:
+  if card["checksum"] != _checksum(arrays):
+    raise ValueError("the checksum of its parameters does not fit")
+  flat = {name.removeprefix(_PARAMS): array for name, array in arrays.items()}
+  return Artefact(
+      config=with_tuples(card["config"]),
+      transforms={name: Transform.from_dict(t) for name, t in card["transforms"].items()},
+      params=traverse_util.unflatten_dict(flat, sep="/"), about=card["about"])
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:

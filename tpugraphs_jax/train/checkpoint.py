@@ -226,15 +226,12 @@ class Checkpoints:
     _check_contents(where, state, notes)
     average = optax.tree.get(state["opt_state"], "average_params")
     params = state["params"] if average is None else average
-    return SavedParams(notes["step"], params, self._value(number), notes["files"])
+    return SavedParams(notes["step"], params, notes["value"], notes["files"])
 
   def _best_number(self) -> int | None:
-    values = {number: self._value(number) for number in self._manager.all_steps()}
+    values = {number: self._read_notes(number)["value"] for number in self._manager.all_steps()}
     known = [n for n, value in values.items() if value is not None and not math.isnan(value)]
     return max(known, key=lambda n: _rank({"value": values[n], "number": n}), default=None)
-
-  def _value(self, number: int) -> float | None:
-    return self._read_notes(number)["value"]
 
   def _on_primary(self, read: Callable[[], Any]) -> Any:
     """What `read` gives in process 0, or its error, in every process; None without a folder."""

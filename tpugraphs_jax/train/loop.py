@@ -144,7 +144,6 @@ class TrainResult:
   step: int
   best_value: float | None  # None when no evaluation gave a number
   best_step: int | None
-  stopped_early: bool
   why: str  # it ended
   compile_seconds: float  # the first step, which compiles
   peak_bytes: int
@@ -421,8 +420,8 @@ class _Loop:
     parallel.barrier("end of training")
     return TrainResult(
         state=parallel.unreplicate(self.state), step=self.step, best_value=best.best_value,
-        best_step=best.best_step, stopped_early=self.step < self.schedule.total_steps, why=why,
-        compile_seconds=self.compile_seconds, peak_bytes=peak_bytes)
+        best_step=best.best_step, why=why, compile_seconds=self.compile_seconds,
+        peak_bytes=peak_bytes)
 
 
 # Stopping on SIGTERM and Ctrl-C without losing work.

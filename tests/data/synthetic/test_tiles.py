@@ -7,9 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import spatial
 
-from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.data.synthetic import program as machine
 from tpugraphs_jax.data.synthetic.program import Program
 from tpugraphs_jax.data.synthetic.tiles import Kernel, tile_cost
@@ -42,16 +40,6 @@ def test_tile_time_counts_what_feeds_a_reduction_once_per_tile():
     assert time == pytest.approx(expected, rel=1e-12)
 
 
-def test_tile_time_charges_spills_beyond_the_memory_on_chip(monkeypatch):
-  monkeypatch.setattr(machine, "VMEM_REGISTERS", 1024)
-  kernel = normalizing_kernel("negate", "negate")
-  (large, small), _ = tile_cost(
-      kernel, np.array([[16, 16], [8, 16]]), np.zeros((2, 0), int))
-  # Both fetch everything once per way of needing it; the large tile does not fit.
-  assert 6 * 16 * 16 > machine.VMEM_REGISTERS >= 6 * 8 * 16
-  assert large > small
-
-
 def product_kernel(left_opcode: str, right_opcode: str) -> Kernel:
   """`left(x) @ right(y)` on square matrices."""
   program, dims = Program(), (4096, 4096)
@@ -73,46 +61,3 @@ def test_the_same_instructions_wired_differently_have_another_best_tile():
   # The slow operand is computed anew for each tile along the axis it lacks.
   assert on_left[on_right.argmin()] > 1.2 * on_left.min()
   assert on_right[on_left.argmin()] > 1.2 * on_right.min()
-
-
-def tile_table(split: str, kernels: int) -> list[tuple[np.ndarray, synthetic.Ceiling]]:
-  """Configurations and runtimes of some kernels."""
-  table = []
-  for spec in synthetic.file_specs("medium", 1, "tile:xla", limit=kernels):
-    if spec.split == split:
-      op_graph, ceiling = synthetic.make_file(spec)
-      if len(ceiling.runtime_ns) >= 20 and op_graph.configs.config_feat.any():
-        table.append((op_graph.configs.config_feat, ceiling))
-  return table
-
-
-def tile_logarithms(config: np.ndarray) -> np.ndarray:
-  """What a ranker sees that looks at the configuration alone, on an even scale."""
-  return np.log1p(config[:, [0, 1, 6, 7, 8, 9, 10, 11, 14, 15]])
-
-
-def neighbour_ranker(train):
-  """Scores a tile by the mean relative log runtime of the 30 nearest training tiles.
-
-  A good predictor of whatever can be told from the configuration alone.
-  """
-  points = np.concatenate([tile_logarithms(c) for c, _ in train])
-  logs = [np.log(ceiling.runtime_ns) for _, ceiling in train]
-  relative = np.concatenate([log - log.mean() for log in logs])
-  scale = points.std(0) + 1e-6
-  tree = spatial.KDTree(points / scale)
-  return lambda config: relative[tree.query(tile_logarithms(config) / scale, k=30)[1]].mean(1)
-
-
-def top_slowdown(scores: np.ndarray, measured_ns: np.ndarray) -> float:
-  return measured_ns[np.argsort(scores)[:5]].min() / measured_ns.min() - 1
-
-
-def test_a_tile_ranker_without_the_graph_is_clearly_worse():
-  train, valid = tile_table("train", 100), tile_table("valid", 60)
-  score = neighbour_ranker(train)
-  blind = np.mean([top_slowdown(score(config), ceiling.measured_ns)
-                   for config, ceiling in valid])
-  seeing = np.mean([top_slowdown(c.runtime_ns, c.measured_ns) for _, c in valid])
-  assert blind > 0.1
-  assert seeing < 0.001

@@ -25,9 +25,7 @@ def refused(kind, complaint, **options):
     ("divisor of model.attention_keys", dict(heads=2, global_attention="linear", attention_keys=3)),
     ("pooling", dict(pooling=("median",))),
     ("config_attention", dict(fusion="middle", config_attention="softmax_gate")),
-    ("node_layout", dict(dimension_encoder="transformer")),
-    ("in front of the encoder", dict(
-        fusion="middle", dimension_encoder="transformer", node_layout=True)),
+    ("is for tiles", dict(dimension_encoder="transformer")),
     ("pools itself", dict(fusion="middle", readout="node_scalar_sum")),
     ("lstm", dict(readout="lstm")),
     ("no head", dict(readout="node_scalar_sum", head_widths=(3,))),

@@ -42,8 +42,7 @@ LAYOUTS = {
         position_width=4, global_attention="linear", attention_normalize=False, norm="layer",
         attention_combine="concat", norm_position="after_activation", post_widths=(4,),
         pooling=("sum",), encoding_scale=0.2),
-    "fifth": dict(missing="layout", node_layout=True, direction_merge="concat", drop_edge=0.3,
-                  dimension_encoder="transformer", dimension_width=4, dimension_layers=1),
+    "fifth": dict(missing="layout", node_layout=True, direction_merge="concat", drop_edge=0.3),
     "sixth": dict(norm="instance", residual="identity", edge_direction="forward",
                   pooling=("mean", "max"), pooling_merge="sum", readout_norm="l2",
                   head_widths=(4,), head_norm="configuration"),
@@ -66,15 +65,15 @@ TILE = SMALL | dict(
 TILES = {"alone": TILE, "both kinds": SMALL | LAYOUTS["both kinds"]}
 
 
-def reads(options):
-  return base.create_network("layout", "Composed", **{
+def reads(kind, options):
+  return base.create_network(kind, "Composed", **{
       k: options[k] for k in ("node_layout", "position_width", "dimension_encoder", "missing")
       if k in options}).reads
 
 
 def check_shared_is_plain(kind, name="Composed", **options):
   """A batch in which nothing is shared gives the scores and gradients of the usual one."""
-  make, name_reads = getattr(system_cases, f"{kind}_batch"), reads(options)
+  make, name_reads = getattr(system_cases, f"{kind}_batch"), reads(kind, options)
   more = {"hops": len(options.get("widths", ())) + 2} if kind == "layout" else {}
   batches = [make(name_reads, reuse=reuse, **more) for reuse in (True, False)]
   shared, plain = system_cases.scores_and_gradients(kind, name, batches, **options)

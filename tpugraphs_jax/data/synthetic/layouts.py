@@ -577,7 +577,7 @@ def random_search(
   options = _unique_options(groups, start, configs, rng)
   if configs >= 4 * SEARCH_RUNS:
     blocks = np.linspace(0, configs, SEARCH_RUNS, endpoint=False).astype(int)
-    options[np.concatenate([blocks, blocks + 1])] = default_options(groups, start, 1)
+    options[np.concatenate([blocks, blocks + 1])] = default_options(groups, start)
   return options
 
 
@@ -601,7 +601,7 @@ def default_search(
     rng: np.random.Generator,
 ) -> np.ndarray:
   """Options `[configs, groups]` uint8 of 20 genetic runs from the default configuration."""
-  default = default_options(groups, start, 1)
+  default = default_options(groups, start)
   length = -(-configs // SEARCH_RUNS)
   runs = np.empty((SEARCH_RUNS, length, len(groups)), np.uint8)
   elite = np.tile(default, (SEARCH_RUNS, 8, 1))
@@ -632,10 +632,9 @@ def _children(groups: Groups, elite: np.ndarray, flip_rate: float, rng) -> np.nd
   return np.where(copied, parent, child).astype(np.uint8)
 
 
-def default_options(groups: Groups, start: np.ndarray, configs: int) -> np.ndarray:
-  """The default configuration, `configs` times."""
-  options = np.where(groups.has_open, 8 + start, 4 * start).astype(np.uint8)
-  return np.tile(options, (configs, 1))
+def default_options(groups: Groups, start: np.ndarray) -> np.ndarray:
+  """The default configuration, `[groups]` uint8."""
+  return np.where(groups.has_open, 8 + start, 4 * start).astype(np.uint8)
 
 
 def output_bits(options: np.ndarray) -> np.ndarray:

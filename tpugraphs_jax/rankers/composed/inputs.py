@@ -9,7 +9,7 @@ row of the dictionary (layouts) or per kernel (tiles), and looked up where it be
 
 Tensor dimensions can be tokens of a small transformer (5th place, its tile ranker). A
 token holds the features of one of the six dimensions of a node: its columns of the feature
-block `dimension_tokens`, its places in the layouts, its bounds in a tile, and its number.
+block `dimension_tokens`, its places in the layout, its bounds in a tile, and its number.
 The published code joins its columns group by group and cuts them into six tokens without
 a transposition, so that its tokens mix dimensions. The feature block here is ordered by
 dimension.
@@ -42,7 +42,7 @@ from tpugraphs_jax.rankers.composed.options import Options
 Project = Callable[[Any], jax.Array]
 DIMENSIONS = 6
 TOKEN_FEATURES = 23  # of a dimension, in the feature block
-_SLOTS = 3  # layouts of output, input, kernel; bounds of kernel, output, input of a tile
+_SLOTS = 3  # bounds of kernel, output, input of a tile; a node's own layout stands in each
 _HEADS = 2
 # Blocks of node features that a ranker reads column by column, with their widths. They
 # stand behind all others, in this order, and no transform changes them.
@@ -247,7 +247,7 @@ def _numbers(rank: int) -> jax.Array:
 
 
 class DimensionEncoder(nn.Module):
-  """Six tokens per node through a linear layer and a transformer; their mean.
+  """Six tokens per node of a kernel through a linear layer and a transformer; their mean.
 
   Attributes:
     features: width.
@@ -258,8 +258,8 @@ class DimensionEncoder(nn.Module):
   num_layers: int = 2
 
   @nn.compact
-  def __call__(self, columns: jax.Array, layout: jax.Array | None, slates: Slates) -> Nodes:
-    """Encodes nodes with their configurations.
+  def __call__(self, columns: jax.Array, layout: jax.Array | None, slates: Slates) -> jax.Array:
+    """Encodes nodes with the tiles of their kernels.
 
     Args:
       columns: `[N, 6 * 23]` float32, dimension after dimension.
@@ -268,49 +268,35 @@ class DimensionEncoder(nn.Module):
       slates: of the nodes, with untransformed configurations.
 
     Returns:
-      `[N, C, features]` in either form.
+      `[N, C, features]`.
     """
     count = len(columns)
     layout = jnp.full((count, DIMENSIONS), -1.0) if layout is None else layout
     own = jnp.broadcast_to(places(layout)[..., None], (count, DIMENSIONS, _SLOTS))
     number = jnp.broadcast_to(_numbers(2)[..., None], (count, DIMENSIONS, 1))
-    static = [columns.reshape(count, DIMENSIONS, TOKEN_FEATURES), number]
-    config = (tile_tokens(jnp.asarray(slates.batch.config_feat)) if slates.by_hop is None
-              else layout_tokens(jnp.asarray(slates.batch.rows)))
-    static += [own] if slates.by_hop is None else []
+    static = [columns.reshape(count, DIMENSIONS, TOKEN_FEATURES), number, own]
     blocks, bias = JoinedDense(self.features, name="tokens")(
-        (TOKEN_FEATURES + 1 + _SLOTS * (slates.by_hop is None), _SLOTS))
+        (TOKEN_FEATURES + 1 + _SLOTS, _SLOTS))
     project = lambda x, kernel: layers.matmul(x, kernel, dtype=None, precision="highest")
     flat = lambda x: x.reshape(*x.shape[:-2], -1)
     base = project(jnp.concatenate(static, axis=-1), blocks[0]) + bias[None]
-    if slates.by_hop is None:
-      part = tile_part(flat(project(config, blocks[1])), slates)
-    else:
-      part = layout_part(
-          flat(project(config, blocks[1])), flat(project(own, blocks[1])), slates)
-    x = part.through(lambda rows: rows)
-    x = nodes.add(slates, x, nodes.spread(flat(base), x, slates))
-    encoders = [EncoderLayer(self.features, _HEADS, name=f"layer_{i}")
-                for i in range(self.num_layers)]
-
-    def encode(rows):
-      tokens = nn.relu(rows.reshape(*rows.shape[:2], DIMENSIONS, self.features))
-      for encoder in encoders:
-        tokens = encoder(tokens)
-      return tokens.mean(axis=-2)
-
-    return jax.tree.map(encode, x)
+    config = project(tile_tokens(jnp.asarray(slates.batch.config_feat)), blocks[1])
+    x = pooling.per_node(flat(config), slates.graph_of) + flat(base)[:, None]
+    tokens = nn.relu(x.reshape(*x.shape[:2], DIMENSIONS, self.features))
+    for i in range(self.num_layers):
+      tokens = EncoderLayer(self.features, _HEADS, name=f"layer_{i}")(tokens)
+    return tokens.mean(axis=-2)
 
 
 def once_each(
     encoder: DimensionEncoder, columns: jax.Array, layout: jax.Array | None, slates: Slates
-) -> Nodes:
+) -> jax.Array:
   """`encoder(columns, layout, slates)`, computed once for nodes of a kernel with equal tokens.
 
   The published system does so (5th place). Among released kernels about a quarter of the
   nodes have tokens that no other node has. In a batch without `distinct` all nodes pass.
   """
-  distinct = slates.batch.distinct if slates.by_hop is None else None
+  distinct = slates.batch.distinct
   if distinct is None:
     return encoder(columns, layout, slates)
   graph_of = slates.graph_of.at[distinct.first].get(mode="fill", fill_value=slates.graphs)
@@ -318,11 +304,6 @@ def once_each(
   encoded = encoder(
       take(columns), take(layout), dataclasses.replace(slates, graph_of=graph_of))
   return take_rows(encoded, distinct.which)
-
-
-def layout_tokens(rows: jax.Array) -> jax.Array:
-  """The three layouts of configurations `[R, 18]` by dimension, `[R, 6, 3]`."""
-  return jnp.swapaxes(places(rows.reshape(len(rows), _SLOTS, DIMENSIONS)), 1, 2)
 
 
 def tile_tokens(configs: jax.Array) -> jax.Array:
@@ -381,8 +362,7 @@ class Inputs(nn.Module):
         name="opcodes")
     static = [feat, opcodes(graph)]
     # Tokens hold the bounds of a tile; only their sums and products are missing (5th place).
-    alone = slates.by_hop is None and options.dimension_encoder != "none"
-    early = options.fusion == "early" and not alone
+    early = options.fusion == "early" and options.dimension_encoder == "none"
     values = config_values(slates)
     encode = Values(
         options.encoding, values.shape[-1], options.encoding_scale, options.value_embed_dim,

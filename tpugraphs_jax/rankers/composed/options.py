@@ -65,7 +65,7 @@ class Options:
     both_kinds: has inputs for layouts and for tiles, so that programs and kernels can share
       the parameters (fifth): nodes of a kernel have the layout -1 in place of a configuration,
       programs have no tile. Tiles come untransformed and as log(1 + x).
-    dimension_encoder: `transformer` over one token per tensor dimension (fifth, tiles),
+    dimension_encoder: `transformer` over one token per tensor dimension (fifth, tiles alone),
       from the feature block `dimension_tokens`; tokens hold own layouts with `node_layout`,
       else -1.
     dimension_width: width of these tokens.
@@ -289,11 +289,8 @@ def _conflicts(options: Options, kind: str) -> list[tuple[bool, str]]:
       (tile and options.missing != "zero" and not options.both_kinds,
        f"model.missing is {options.missing!r}, but every node of a kernel has its configuration: "
        "set it to zero"),
-      (options.dimension_encoder != "none" and not options.node_layout and not tile,
-       "model.dimension_encoder needs model.node_layout=True and the feature block node_layout"),
-      (options.fusion == "middle" and options.dimension_encoder != "none",
-       "model.dimension_encoder meets configurations in front of the encoder: take "
-       "model.fusion=early"),
+      (options.dimension_encoder != "none" and not tile,
+       "model.dimension_encoder is for tiles: set it to none"),
       (options.fusion in ("middle", "cross") and options.readout != "pool",
        f"model.readout is {options.readout!r}, but model.fusion={options.fusion} pools itself: "
        "set it to pool"),

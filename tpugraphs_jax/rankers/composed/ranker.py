@@ -39,7 +39,7 @@ class Composed(base.Network):
   @property
   def distinct(self) -> int:
     """Columns of node features that the encoder of dimensions of tiles reads."""
-    return inputs.token_columns(self.options) if self.kind == "tile" else 0
+    return inputs.token_columns(self.options)
 
   @property
   def hops(self) -> int:

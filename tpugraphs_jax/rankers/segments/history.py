@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax import files as files_lib, parallel
+from tpugraphs_jax import console, files as files_lib, parallel
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph, Stale
 
 DTYPES = ("float32", "bfloat16")
@@ -211,9 +211,9 @@ def create(keys: Keys, *, width: int, dtype: str, place: str, folder: Path) -> H
       where for where in allowed if size <= limits[where] and not (
           where == "device" and keys.entries > _MOST_DEVICE_ENTRIES)])
   text = (f"history table of {keys.entries:,} entries (graph, configuration, segment) with "
-          f"{width} {dtype}: {_human(size)}")
+          f"{width} {dtype}: {console.size(size)}")
   if not fits:
-    room = " and ".join(f"{_human(limits[where])} on the {where}" for where in allowed)
+    room = " and ".join(f"{console.size(limits[where])} on the {where}" for where in allowed)
     if "device" in allowed and keys.entries > _MOST_DEVICE_ENTRIES:
       room += f" (there at most {_MOST_DEVICE_ENTRIES:,} entries)"
     raise ValueError(
@@ -226,12 +226,6 @@ def create(keys: Keys, *, width: int, dtype: str, place: str, folder: Path) -> H
   if fits[0] == "device":
     return DeviceHistory(keys.entries, width, dtype)
   return HostHistory(keys.entries, width, dtype, folder / f"host_{parallel.process_index()}")
-
-
-def _human(size: float) -> str:
-  """A number of bytes to three digits."""
-  power = min(int(np.log2(max(size, 1)) // 10), 4)
-  return f"{size / 1024**power:.3g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def _device_limit() -> float:

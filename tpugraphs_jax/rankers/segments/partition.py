@@ -9,8 +9,9 @@ from collections.abc import Callable
 import dataclasses
 
 import numpy as np
-import scipy.sparse
+from scipy.sparse import csgraph
 
+from tpugraphs_jax.data.reduction import edge_matrix
 from tpugraphs_jax.graph import OpGraph
 
 # Parts that METIS makes are a few percent uneven; asking for parts this much
@@ -70,8 +71,7 @@ def _connected_parts(graph: OpGraph) -> np.ndarray:
   """A label per node, equal for nodes connected within a stretch of `node_splits`."""
   stretch = np.searchsorted(graph.node_splits, np.arange(graph.num_nodes), side="right")
   ends = graph.edge_index[np.equal(*stretch[graph.edge_index].T)]
-  _, label = scipy.sparse.csgraph.connected_components(
-      _matrix(ends, graph.num_nodes), directed=False)
+  _, label = csgraph.connected_components(edge_matrix(ends, graph.num_nodes), directed=False)
   return label
 
 
@@ -84,7 +84,7 @@ def _metis(graph: OpGraph, max_nodes: int) -> np.ndarray:
   nodes = graph.num_nodes
   if nodes <= max_nodes:
     return np.zeros(nodes)
-  matrix = _matrix(graph.edge_index, nodes)
+  matrix = edge_matrix(graph.edge_index, nodes)
   matrix = (matrix + matrix.T).tocsr()
   matrix.setdiag(0)
   matrix.eliminate_zeros()
@@ -97,11 +97,6 @@ def _metis(graph: OpGraph, max_nodes: int) -> np.ndarray:
       return segment
     parts += 1
   return _even_ranges(nodes, max_nodes)
-
-
-def _matrix(ends: np.ndarray, nodes: int) -> scipy.sparse.csr_matrix:
-  ones = np.ones(len(ends), np.int32)
-  return scipy.sparse.csr_matrix((ones, (ends[:, 0], ends[:, 1])), shape=(nodes, nodes))
 
 
 METHODS: dict[str, Callable[[OpGraph, int], np.ndarray]] = {

@@ -159,9 +159,6 @@ def pair_features(pairs: node_pairs.NodePairs, unit: float) -> np.ndarray:
       operand.reshape(-1, 2 * _OPERANDS)], axis=1).astype(np.float32)
 
 
-PAIR_FEATURES = 5 + 2 * _OPERANDS
-
-
 def assemble(
     slates: Sequence[batching.Slate], budget: batching.Budget, *, graphs: int, configs: int
 ) -> TableBatch:
