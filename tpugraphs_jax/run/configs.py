@@ -111,7 +111,7 @@ def take_preset(
 
 def preset_variants(presets: Mapping[str, Callable]) -> dict[str, str]:
   """Every preset as a variant, with the first line of its docstring."""
-  return {PRESET + name: preset.__doc__.splitlines()[0] for name, preset in presets.items()}
+  return {PRESET + name: preset.__doc__.splitlines()[0].removesuffix(".") for name, preset in presets.items()}
 
 
 # Flags.
