@@ -67,8 +67,8 @@ TILES = {"alone": TILE, "both kinds": SMALL | LAYOUTS["both kinds"]}
 
 def reads(kind, options):
   return base.create_network(kind, "Composed", **{
-      k: options[k] for k in ("node_layout", "position_width", "dimension_encoder", "missing")
-      if k in options}).reads
+      k: options[k] for k in ("node_layout", "position_width", "dimension_encoder", "missing",
+                              "both_kinds") if k in options}).reads
 
 
 def check_shared_is_plain(kind, name="Composed", **options):
