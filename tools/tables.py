@@ -19,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-FAULTS = ROOT / "tests" / "faults"
+FAULTS = ROOT / "tools" / "faults"
 sys.path[:0] = [str(ROOT), str(BENCHMARKS), str(FAULTS)]
 import alexnet
 import bridge

@@ -1,6 +1,6 @@
 """Tries faults of every kind and prints what survived.
 
-    python tests/faults/campaign.py --points 250 --inputs 170000 --kept rows.json --out table.md
+    python tools/faults/campaign.py --points 250 --inputs 170000 --kept rows.json --out table.md
 
 Takes hours in its long form: 250 killed runs of each mode and a million inputs. With `--kept` it
 goes on where it was stopped. `test_faults.py` and `test_kills.py` are the short form.
@@ -21,7 +21,8 @@ import shutil
 import sys
 import tempfile
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+_ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(_ROOT), str(_ROOT / "tests")]
 os.environ.setdefault("NPROC", "16")
 
 import jax
