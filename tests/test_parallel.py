@@ -167,3 +167,31 @@ def test_cpu_code_is_chosen_where_the_user_has_not_and_xla_knows_the_flag(
   monkeypatch.setattr(parallel.jaxlib.version, "__version_info__", version)
   parallel.choose_cpu_code(quick=quick)
   assert os.environ["XLA_FLAGS"] == expected
+
+
+CACHED = """
+import sys
+import jax, jax.numpy as jnp
+from tpugraphs_jax import parallel
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+parallel.use_compilation_cache(sys.argv[1])
+hits = []
+jax.monitoring.register_event_listener(
+    lambda name, **_: hits.append(1) if name.endswith("cache_hits") else None)
+parallel.pmap(lambda x: jnp.sin(x) * 3)(jnp.ones((1, 5))).block_until_ready()
+print("hits", len(hits))
+"""
+
+
+def test_the_second_run_takes_its_programs_from_the_cache(tmp_path):
+  run = lambda: subprocess.run(
+      [sys.executable, "-W", "error", "-c", CACHED, tmp_path / "cache"],
+      capture_output=True,
+      text=True,
+      env={name: value for name, value in os.environ.items()
+           if name != "JAX_COMPILATION_CACHE_DIR"} | {"JAX_PLATFORMS": "cpu"},
+  )
+  first, second = run(), run()
+  assert first.stdout == "hits 0\n", first.stderr
+  assert second.returncode == 0 and second.stdout != "hits 0\n", second.stderr
+  assert second.stderr == ""

@@ -56,6 +56,18 @@ def test_each_reason_not_to_judge_a_graph_is_named(configs, reason):
   assert selection.why_not_judged(configs) == reason
 
 
+def test_targets_are_those_that_the_data_were_asked_for():
+  runtime = [4, 2, 8]
+  ids = np.array([2, 0])
+  official = TILES.targets(tile_configs(runtime), ids)
+  np.testing.assert_array_equal(official, np.array([0.8, 0.4], np.float32))
+  ranked = dataclasses.replace(TILES, target="rank").targets(tile_configs(runtime), np.arange(3))
+  np.testing.assert_array_equal(ranked, np.array([0.5, 0.0, 1.0], np.float32))
+  ratio = dataclasses.replace(LAYOUTS, target="ratio").targets(
+      layout_configs(runtime), np.arange(3))
+  np.testing.assert_array_equal(ratio, np.array([1.0, 0.0, 3.0], np.float32))
+
+
 def test_absolute_targets_are_milliseconds_that_kernels_share():
   """A normalizer that differs within a kernel corrects the runtimes that it stands beside."""
   data = dataclasses.replace(TILES, target="absolute")
