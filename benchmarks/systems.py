@@ -269,7 +269,6 @@ def run_here(args: argparse.Namespace) -> None:
   (collection,), (system,), (seed,) = args.collections, args.systems, args.seeds
   members = members_of(collection, system, seed, root_of(args, collection))
   minutes = args.minutes * (_ENSEMBLE_BUDGETS if len(members) > 1 else 1)
-  parallel.choose_cpu_code()
   parallel.use_compilation_cache(args.workdir / "compilation_cache")
   with tempfile.TemporaryDirectory() as folder:
     length = {"steps": args.steps} if args.steps else {"budget": 60 * minutes}

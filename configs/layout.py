@@ -151,7 +151,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       valid_configs=200,  # per validation graph during training; 0 = all
       log_every_steps=20,  # steps between two lines of the log
       checkpoint_every_steps=0,  # besides those after evaluations; 0 = none
-      quick_compile=False,  # on CPUs: half the time, but steps take up to three times as long
+      quick_compile=False,  # on CPUs: half the time, but steps take two to three times as long
   ))
   config.eval = ConfigDict(dict(
       graphs=1,  # per device and scoring call

@@ -108,7 +108,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       valid_configs=256,  # per validation kernel during training; 0 = all
       log_every_steps=100,  # steps between two lines of the log
       checkpoint_every_steps=0,  # besides those after evaluations; 0 = none
-      quick_compile=False,  # on CPUs: half the time, but steps take up to three times as long
+      quick_compile=False,  # on CPUs: half the time, but steps take two to three times as long
   ))
   config.eval = ConfigDict(dict(
       graphs=8,  # per device and scoring call

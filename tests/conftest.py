@@ -8,13 +8,6 @@ import tempfile
 # A reduction on CPU holds a thread until all devices have come to it. With as few
 # threads as cores the fake devices can wait for each other for ever.
 os.environ.setdefault("NPROC", "16")
-# Tests compile much and compute little: leave out most of LLVM's work. Commands
-# that tests start inherit both.
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
-
 # Tests that wait for much else, each lane with a command of its own: `make test-faults`.
 # `make test` runs all other tests. Paths are relative to this folder.
 LANES = {
@@ -30,8 +23,9 @@ import jax  # noqa: E402
 
 from tpugraphs_jax import parallel  # noqa: E402
 
-parallel.choose_cpu_code()
 jax.config.update("jax_platforms", "cpu")
+# Tests compile much and compute little. Commands that tests start inherit the flags.
+parallel.compile_quickly()
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -150,23 +150,23 @@ def test_a_process_that_dies_or_stands_still_ends_the_other(tmp_path, what, culp
     assert f"error: process {culprit} of 2 stops (ValueError: a bad file)" in outputs[culprit]
 
 
-_QUICK = " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_LEVEL, _PASSES, _EMITTERS = (
+    "--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false")
 
 
-@pytest.mark.parametrize("flags, version, quick, expected", [
-    ("", (0, 10, 2), False, "--xla_cpu_use_fusion_emitters=false"),
-    ("--xla_a=1", (0, 7, 2), False, "--xla_a=1 --xla_cpu_use_fusion_emitters=false"),
-    ("--xla_cpu_use_fusion_emitters=true", (0, 10, 2), False, "--xla_cpu_use_fusion_emitters=true"),
-    ("--xla_a=1", (0, 11, 0), False, "--xla_a=1"),  # may not know the flag
-    ("--xla_a=1", (0, 11, 0), True, "--xla_a=1" + _QUICK),
-    ("", (0, 10, 2), True, "--xla_cpu_use_fusion_emitters=false" + _QUICK),
+@pytest.mark.parametrize("flags, version, expected", [
+    ("", (0, 10, 2), [_LEVEL, _PASSES, _EMITTERS]),
+    ("--xla_a=1", (0, 7, 2), ["--xla_a=1", _LEVEL, _PASSES, _EMITTERS]),
+    ("--xla_a=1", (0, 11, 0), ["--xla_a=1", _LEVEL, _PASSES]),  # may not know the last one
+    ("--xla_backend_optimization_level=2", (0, 10, 2),
+     ["--xla_backend_optimization_level=2", _PASSES, _EMITTERS]),
 ])
-def test_cpu_code_is_chosen_where_the_user_has_not_and_xla_knows_the_flag(
-    flags, version, quick, expected, monkeypatch):
+def test_quick_compilation_keeps_the_flags_of_the_user(flags, version, expected, monkeypatch):
   monkeypatch.setenv("XLA_FLAGS", flags)
   monkeypatch.setattr(parallel.jaxlib.version, "__version_info__", version)
-  parallel.choose_cpu_code(quick=quick)
-  assert os.environ["XLA_FLAGS"] == expected
+  parallel.compile_quickly()
+  assert os.environ["XLA_FLAGS"].split() == expected
 
 
 CACHED = """

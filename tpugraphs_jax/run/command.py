@@ -97,7 +97,8 @@ def main(argv: list[str]) -> None:
 def _run(values: flags.FlagValues) -> None:
   """Trains, evaluates and ranks as the flags say."""
   _check_flags(values)
-  parallel.choose_cpu_code(quick=values.synthetic or values.config.train.quick_compile)
+  if values.synthetic or values.config.train.quick_compile:
+    parallel.compile_quickly()
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
   parallel.use_compilation_cache(
       values.compilation_cache or remote.local_of(values.workdir) / "compilation_cache")
