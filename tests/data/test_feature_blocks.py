@@ -132,6 +132,24 @@ def test_tile_modulo_equals_the_formula_of_every_column():
       feature_blocks.tile_modulo(full), [[127 / 128] * 30 + [0.1] * 30] * 20, rtol=1e-6)
 
 
+def test_walks_on_a_chain_of_three_nodes_by_hand():
+  """a feeds b feeds c feeds the output: who walks forward never comes back."""
+  graph = graph_of(0, nodes=3, edges=0)
+  feat = np.zeros_like(graph.node_feat)
+  feat[2, 0] = 1  # the root
+  edges = np.array([[1, 0], [2, 1]], np.int32)  # consumer, producer
+  graph = dataclasses.replace(graph, node_feat=feat, edge_index=edges)
+  found = feature_blocks.directed_walk(graph)
+  np.testing.assert_allclose(found[:, 0], [1 / 2] * 3)  # stay, or go on
+  # Two steps: nobody else comes to a; to b from a by 1/2 * 1/2 + 1/2 * 1/2; to c from b
+  # likewise and from a by 1/4.
+  np.testing.assert_allclose(found[:, 1], [0, 1 / 2, 3 / 4])
+  both = feature_blocks.return_probabilities(graph)
+  # Undirected, two steps from a and back: 1/2 * 1/2 by staying, 1/2 * 1/3 by way of b.
+  np.testing.assert_allclose(both[0, 0], 1 / 4 + 1 / 6, rtol=1e-6)
+  np.testing.assert_array_equal(both[:, 112:], found)
+
+
 def slow_walks(graph):
   """The definition, with dense matrix powers in float64."""
   nodes = graph.num_nodes + 1  # the output is one more

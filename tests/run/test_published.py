@@ -117,3 +117,46 @@ def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, c
   with pytest.raises(ValueError, match=complaint) as error:
     parts.make(kind, variant, **{"data_root": "/nowhere", **changes})
   assert "\n" not in str(error.value)
+
+
+def test_what_was_published_is_what_a_preset_has():
+  """Settings of the systems' code and write-ups that an audit found wrong once."""
+  first = parts.config_of("layout", "nlp-default,preset=first")
+  assert (first.batch.configs, first.eval.configs, first.eval.permutations) == (64, 64, 10)
+  assert first.model.config_attention == "softmax_gate" and first.model.channel_attention == 8
+  assert parts.config_of("layout", "nlp-random,preset=first").model.config_attention == "none"
+  gst = parts.config_of("layout", "preset=gst")
+  assert gst.task == "segments" and gst.segments.keep == 0.5 and gst.segments.max_nodes == 1000
+  assert gst.segments.readout == "scalar" and gst.model.conv_activation == "none"
+  assert (gst.model.dropout, gst.model.dropout_in) == (0.1, ("first",))
+  seventh = parts.config_of("layout", "preset=seventh")
+  assert seventh.model.conv_activation == "same" and seventh.segments == gst.segments
+  assert parts.config_of("layout", "preset=gst,gst_e").segments.keep == 1.0
+  slates = {c: parts.config_of("layout", f"{c},preset=sixth").batch.configs for c in COLLECTIONS}
+  assert slates == {"xla-random": 100, "xla-default": 32, "nlp-random": 80, "nlp-default": 80}
+  sixth, gin = (parts.config_of("layout", f"xla-default,preset={name}").model
+                for name in ("sixth", "sixth_gin"))
+  assert sixth.dropout_in == ("first",)
+  assert (gin.pre_widths, gin.head_widths, gin.head_norm) == ((256,), (256, 128), "configuration")
+  assert (gin.activation, gin.conv_activation, gin.readout_layers) == ("gelu", "elu", "all")
+  tile = lambda name: parts.config_of("tile", f"preset={name}")
+  assert tile("sixth").model.pooling_merge == "sum"
+  assert tile("first").model.dropout_in == ("layers", "fusion", "head")
+  assert tile("second_tile").data.duplicate_policy == "min"
+  assert tile("second_tile").data.config_transform == "none"
+  assert tile("fifth").data.cluster_nodes == 10_000 and tile("fifth").batch.target == "absolute"
+  assert tile("mlsys21_fusion").batch.target == "absolute"
+  assert "directed_walk" in tile("third").data.features
+  third = parts.config_of("layout", "preset=third")
+  assert third.batch.graph_sampling == "proportional" and third.data.pad_value == 0
+  assert "wide_logarithms" in third.data.features and "released" not in third.data.features
+  fifth = parts.config_of("layout", "preset=fifth")
+  assert "named_dimensions" in fifth.data.features and not fifth.model.node_layout
+  assert not tile("fifth").model.node_layout
+  assert parts.config_of("layout", "preset=second_xla").data.leave_out == ("unet",)
+  tenth = {c: parts.config_of("layout", f"{c},preset=tenth").model for c in COLLECTIONS}
+  assert tenth["nlp-random"].global_attention == "difformer"
+  assert tenth["xla-random"].global_attention == "linear"
+  nlp = parts.config_of("layout", "nlp-random,preset=second_nlp")
+  assert nlp.model.score_scale == 1e-3
+  assert nlp.model.widths == (256,) * 4 + (512,) * 4 and nlp.loss.score_norm_clip == 500
