@@ -303,3 +303,19 @@ def test_thirds_draw_the_middle_evenly_and_keep_small_graphs_whole():
     assert abs(counts[config] - 750) < 4 * math.sqrt(3000 * 0.25 * 0.75)
   for count in (10, 11):
     np.testing.assert_array_equal(selection.thirds(runtime, count, rng), np.arange(10))
+
+
+def test_an_unknown_policy_is_refused():
+  with pytest.raises(ValueError, match="duplicate_policy"):
+    selection.drop_duplicates(of_rows([[0]], [1]), "max")
+
+
+def test_memory_maps_and_two_byte_rows_are_taken(tmp_path):
+  rows = np.array([[300, 1], [2, 300], [300, 1]], np.uint16)
+  np.save(tmp_path / "rows.npy", rows)
+  graph = of_rows([[0, 0]] * 3, [3, 2, 1])
+  configs = dataclasses.replace(
+      graph.configs, group_row=np.load(tmp_path / "rows.npy", mmap_mode="r"))
+  found = selection.drop_duplicates(dataclasses.replace(graph, configs=configs), "min").configs
+  np.testing.assert_array_equal(found.group_row, rows[:2])
+  np.testing.assert_array_equal(found.runtime_ns, [1, 2])
