@@ -287,6 +287,11 @@ def test_what_ships_scores_as_on_the_day_it_was_made(name, program, scores):
   np.testing.assert_allclose(tpugraphs_jax.rank(name, graph)[1][:3], scores, rtol=1e-4, atol=2e-6)
 
 
+def test_something_else_than_a_model_is_refused_with_its_type():
+  with pytest.raises(ValueError, match="int"):
+    tpugraphs_jax.rank(3, None)
+
+
 @pytest.mark.parametrize("name", ranker_lib.shipped_names())
 def test_what_ships_orders_programs_of_other_families_better_than_chance(name):
   ranker = tpugraphs_jax.load(name)

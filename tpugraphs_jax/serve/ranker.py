@@ -299,8 +299,13 @@ def explain(
 
 
 def _ranker(place: Any) -> Any:
-  """What `load` gives for a place; a loaded model as it is."""
-  return load(place) if isinstance(place, (str, os.PathLike)) else place
+  """The trained ranker of a place; a `Ranker` or `Ensemble` as it is."""
+  if isinstance(place, (str, os.PathLike)):
+    return load(place)
+  if not hasattr(place, "rank"):
+    raise ValueError(f"the model is a {type(place).__name__}, expected a folder, a model file, the "
+                     "name of a model that ships, or what `load` returned")
+  return place
 
 
 def rank(place: Any, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:

@@ -32,7 +32,7 @@ _LARGEST = 6.0  # logarithm of the largest factor
 
 
 def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
-  """What the cost of choices depends on.
+  """Facts about a tensor and a layout on which the cost of a choice depends.
 
   Args:
     graph: with the released node features and `LayoutConfigs`.
@@ -77,7 +77,8 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
 
 def _padding(minor: np.ndarray, second: np.ndarray) -> np.ndarray:
   """Logarithm of padded over real elements, from sizes of the two minor dimensions."""
-  return feature_blocks.padding(minor, feature_blocks.LANES) + feature_blocks.padding(second, feature_blocks.SUBLANES)
+  return feature_blocks.padding(minor, feature_blocks.LANES) + feature_blocks.padding(
+      second, feature_blocks.SUBLANES)
 
 
 def _least_padding(dims: np.ndarray) -> np.ndarray:
@@ -95,7 +96,11 @@ def _contracted(graph: OpGraph, nbytes: np.ndarray) -> float:
 
 
 def _users(graph: OpGraph) -> np.ndarray:
-  """Users of each node by kind, `[N, 18]` bool: direct ones, those beyond equal shapes, counts."""
+  """Facts about the users of each node, `[N, 18]` bool.
+
+  For each kind of `USERS` whether a user has it, then whether a user has it behind nodes that keep
+  the shape; at last whether the node has no user, and whether it has several.
+  """
   (consumer, producer), opcode = graph.edge_index.T, graph.node_opcode
   dims = graph.node_feat[:, feature_blocks.DIMENSIONS]
   ids, direct = opcode_ids(), np.zeros((graph.num_nodes, len(USERS)), bool)
