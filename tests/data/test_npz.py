@@ -105,13 +105,6 @@ def test_every_array_is_read_into_its_field(tmp_path, kind):
   np.testing.assert_array_equal(op_graph.node_splits, [0, 7] if kind == "tile" else [0, 4, 9])
 
 
-def test_layout_graph_is_read_without_its_configurations(tmp_path):
-  arrays = _layout_arrays()
-  op_graph = npz.read_layout(_save(tmp_path / "g.npz", arrays), with_configs=False)
-  assert op_graph.configs is None
-  np.testing.assert_array_equal(op_graph.config_node, arrays["node_config_ids"])
-
-
 def _narrow(arrays):
   return {name: array.astype(np.int32) if name != "config_runtime_normalizers" and
           array.dtype.kind in "iu" else array for name, array in arrays.items()}

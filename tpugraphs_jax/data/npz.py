@@ -225,12 +225,11 @@ def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
         config_node=np.zeros(0, np.int32), configs=configs)
 
 
-def read_layout(path: str | os.PathLike[str], *, with_configs: bool = True) -> graph.OpGraph:
+def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
   """Reads one layout file, named after its stem, its configurations factored.
 
   The configurations are read as a stream: memory stays far below the size of
-  `node_config_feat` unless that array is stored in Fortran order. Without them
-  (`configs` is None) reading takes no longer than the graph itself.
+  `node_config_feat` unless that array is stored in Fortran order.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -245,7 +244,7 @@ def read_layout(path: str | os.PathLike[str], *, with_configs: bool = True) -> g
     _check_members(archive, _LAYOUT_ARRAYS)
     return _read_graph(
         archive, node_splits=_read_splits(archive), config_node=_read_config_node(archive),
-        configs=_read_layout_configs(archive) if with_configs else None)
+        configs=_read_layout_configs(archive))
 
 
 def write_tile(

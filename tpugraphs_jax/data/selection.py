@@ -122,7 +122,7 @@ class LayoutData:
           skip_bad_files=self.skip_bad_files)
     files = npz.split_files(data_root, self.collection.name, split)
     _report_skipped(files, len(files) - len(folders))
-    graphs = store.open_graphs(folders)
+    graphs = list(map(store.open_graph, folders))
     if "outputs" in self.config_features:
       graphs = list(map(output_orders, graphs))
     if split == "train":

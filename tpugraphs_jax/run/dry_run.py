@@ -133,7 +133,7 @@ def _store_lines(
     folders = store.graph_folders(
         config.data_root, collection.name, split, store_dir=config.data.store_dir or None)
     for file, folder in folders.items():
-      if store.looks_current(folder, file):
+      if not store.why_built(folder, file):
         stored += sum(store.read_meta(folder)["files"].values())
       else:
         missing, bound = missing + 1, bound + _stored_bytes(file)
