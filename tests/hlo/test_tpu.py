@@ -161,8 +161,9 @@ def test_nodes_of_the_compilers_graph_know_their_group():
   found = collect.choices(_net, *_ARGS)
   default = collect.apply(_net, found.default)
   graph = hlo.featurize(default, *_ARGS, target="tpu:v3")
-  assert sorted(problem.node_groups(graph, found)) == [0, 1, 2]
-  options = problem.visible_options(graph, found)
+  nodes = problem.node_options(graph, found)
+  assert sorted(node.group for node in nodes) == [0, 1, 2]
+  options = problem.visible_options(nodes, 3)
   assert [len(each) for each in options] == found.options.tolist()
   kernel_cycles = [kernel.estimated_cycles
                    for kernel in hlo.kernels(default, *_ARGS, target="tpu:v3")]
