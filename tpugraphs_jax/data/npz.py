@@ -222,37 +222,31 @@ def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
         configs=_read_layout_configs(archive))
 
 
-def write_tile(
-    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6) -> None:
-  """Writes a tile graph in the released form, beside `path` and then renamed.
-
-  `compress_level` is zlib's, 1 (fast) to 9 (small).
-  """
+def write_tile(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
+  """Writes a tile graph in the released form, beside `path` and then renamed."""
   configs = op_graph.configs
-  _write(path, compress_level, {
+  _write(path, {
       "node_feat": op_graph.node_feat, "node_opcode": op_graph.node_opcode,
       "edge_index": op_graph.edge_index, "config_feat": configs.config_feat,
       "config_runtime": configs.runtime_ns, "config_runtime_normalizers": configs.normalizer_ns})
 
 
-def write_layout(
-    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6) -> None:
+def write_layout(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
   """Writes a layout graph in the released form, beside `path` and then renamed.
 
-  The configurations are decoded block by block. `compress_level` is zlib's, 1 (fast) to 9
-  (small).
+  The configurations are decoded block by block.
   """
-  _write(path, compress_level, {
+  _write(path, {
       "edge_index": op_graph.edge_index, "node_feat": op_graph.node_feat,
       "node_opcode": op_graph.node_opcode, "node_config_feat": op_graph.configs,
       "node_config_ids": op_graph.config_node, "node_splits": op_graph.node_splits[None],
       "config_runtime": op_graph.configs.runtime_ns})
 
 
-def _write(path: str | os.PathLike[str], compress_level: int, arrays: dict) -> None:
+def _write(path: str | os.PathLike[str], arrays: dict) -> None:
   """Writes arrays by name in their released dtypes; `LayoutConfigs` are decoded in blocks."""
   with (files.replacing(path, "wb") as file,
-        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=compress_level) as archive):
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive):
     for name, array in arrays.items():
       shape, blocks = getattr(array, "shape", None), [array]
       if isinstance(array, graph.LayoutConfigs):

@@ -113,12 +113,10 @@ def _write(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> None:
     np.save(_file(folder, name), getattr(op_graph, name))
   for name in (*_CONFIG_ARRAYS, _MAPPED):
     np.save(_file(folder, name), getattr(op_graph.configs, name))
-  files = sorted(folder.iterdir())
   meta = {
       "version": _VERSION,
       "name": op_graph.name,
-      "files": {path.name: path.stat().st_size for path in files},
-      _DIGESTS: {path.name: files_lib.digest_of(path) for path in files},
+      _DIGESTS: {path.name: files_lib.digest_of(path) for path in sorted(folder.iterdir())},
       "source": source,
   }
   (folder / _META).write_text(json.dumps(files_lib.sealed(meta), indent=1) + "\n")
@@ -138,7 +136,7 @@ def read_meta(folder: Path) -> dict:
     raise FileNotFoundError(f"{folder} is not a graph of a store: it has no {_META}")
   try:
     meta = json.loads(path.read_text())
-    version, sizes, name = meta["version"], meta["files"], meta["name"]
+    version, name, digests = meta["version"], meta["name"], meta[_DIGESTS]
     meta = files_lib.unsealed(meta) if version == _VERSION else meta
   except (ValueError, KeyError, TypeError, AttributeError):
     raise ValueError(f"{path} is damaged") from None
@@ -146,15 +144,9 @@ def read_meta(folder: Path) -> dict:
     raise ValueError(f"{folder} has format {version}, expected {_VERSION}")
   if name != folder.name:
     raise ValueError(f"{folder} holds another graph, {name}")
-  for name, size in sizes.items():
-    file = folder / name
-    found = file.stat().st_size if file.is_file() else "none"
-    if found != size:
-      raise ValueError(f"{file} was cut short: {found} of {size} bytes")
-  damaged = files_lib.first_damaged(
-      {folder / name: digest for name, digest in meta[_DIGESTS].items()})
+  damaged = files_lib.first_damaged({folder / file: digest for file, digest in digests.items()})
   if damaged is not None:
-    raise ValueError(f"{damaged} is damaged: its checksum does not fit")
+    raise ValueError(f"{damaged} is missing or damaged: its checksum does not fit")
   return meta
 
 

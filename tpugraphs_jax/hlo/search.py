@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, MAX_RANK
+from tpugraphs_jax.data.feature_blocks import registers
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 from tpugraphs_jax.hlo import features, proto
 
@@ -32,8 +33,6 @@ Row = tuple[int, ...]  # 18 integers
 _DEFAULT = (-1,) * LAYOUT_CONFIG_FEATURES
 _OPERANDS = {"convolution": 2, "dot": 2, "reshape": 1}
 
-_LANES = 128
-_SUBLANES = 8
 # The largest tile, in registers, of the released kernels that were looked at.
 _MAX_REGISTERS = 2400
 
@@ -231,15 +230,8 @@ def _tiled_shapes(graph: module_graph.HloGraph) -> list[proto.ShapeProto]:
 
 def _registers(shape: proto.ShapeProto) -> list[int]:
   """How many registers each dimension takes, from major to minor."""
-  minor_to_major = list(shape.layout.minor_to_major)
-  rank = len(shape.dimensions)
-  if sorted(minor_to_major) != list(range(rank)):
-    minor_to_major = list(reversed(range(rank)))
-  sizes = [max(1, shape.dimensions[dim]) for dim in minor_to_major]
-  units = [_LANES * _SUBLANES] if rank == 1 else [_LANES, _SUBLANES]
-  for k, unit in enumerate(units[:rank]):
-    sizes[k] = -(-sizes[k] // unit)
-  return sizes[::-1]
+  sizes = [max(1, size) for size in shape.dimensions]
+  return registers(sizes, shape.layout.minor_to_major).tolist()
 
 
 def _bounds(size: int) -> list[int]:
