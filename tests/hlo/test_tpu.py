@@ -76,7 +76,7 @@ def test_a_kernel_without_an_estimate_is_counted_apart():
 def test_a_program_with_a_kernel_without_an_estimate_gets_no_label(monkeypatch):
   module = _looping_module(bound=5)
   module.computations[0].instructions[1].backend_config = _window(2**63 - 1)
-  program = tpu.TpuProgram("tpu:v3", module.SerializeToString(), 1.0, 0, before_layouts=None)
+  program = tpu.TpuProgram(module.SerializeToString(), 1.0, 0, before_layouts=None)
   monkeypatch.setattr(tpu, "compile_function", lambda *_, **__: program)
   found, = labels.TpuEstimate("tpu:v3").run([(4, _net)], _ARGS)
   assert found[0] == 4 and "no estimate for 1 of 2 kernels" in str(found[1])

@@ -92,29 +92,22 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
       (minor < 0).astype(np.float32)], axis=1)
 
 
-def registers(sizes: Sequence[int], minor_to_major: Sequence[int]) -> np.ndarray:
-  """Registers along each dimension of an array, major to minor, `[rank]` int64.
+def registers(node_feat: np.ndarray) -> np.ndarray:
+  """Registers along each dimension of a node's array, major to minor, `[rank]` int64.
 
   Args:
-    sizes: `[rank]`.
-    minor_to_major: `[rank]`; where it is no order of the dimensions, the last dimension is the
-      minor one.
+    node_feat: `[140]` of one node. Where its layout is no order of the dimensions, the last
+      dimension is the minor one.
   """
-  rank = len(sizes)
-  if sorted(minor_to_major) != list(range(rank)):
-    minor_to_major = range(rank)[::-1]
-  counts = np.array([sizes[dim] for dim in minor_to_major], np.int64)
+  sizes = node_feat[DIMENSIONS].astype(np.int64)
+  rank = int((sizes > 0).sum())
+  minor_to_major = node_feat[NODE["minor_to_major"]].astype(np.int64)[:rank]
+  if sorted(minor_to_major.tolist()) != list(range(rank)):
+    minor_to_major = np.arange(rank)[::-1]
+  counts = sizes[minor_to_major]
   units = (LANES * SUBLANES,) if rank == 1 else (LANES, SUBLANES)[:rank]
   counts[: len(units)] = -(-counts[: len(units)] // units)
   return counts[::-1]
-
-
-def _node_registers(node_feat: np.ndarray) -> np.ndarray:
-  """`registers` of the result of a node with features `[140]`."""
-  dims = node_feat[DIMENSIONS].astype(int)
-  layout = node_feat[NODE["minor_to_major"]].astype(int)
-  rank = int((dims > 0).sum())
-  return registers(dims[:rank].tolist(), layout[:rank].tolist())
 
 
 def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
@@ -126,11 +119,11 @@ def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
   for node in contractions[::-1]:
     operands = graph.edge_index[graph.edge_index[:, 0] == node, 1]
     if len(operands) == 2:
-      return {"output": _node_registers(graph.node_feat[node]),
-              "kernel": _node_registers(graph.node_feat[operands[1]])}
+      return {"output": registers(graph.node_feat[node]),
+              "kernel": registers(graph.node_feat[operands[1]])}
   sizes = graph.node_feat[:, DIMENSIONS].astype(np.float64)
   elements = np.where(sizes[:, 0] > 0, np.maximum(sizes, 1).prod(axis=1), 0)
-  return {"output": _node_registers(graph.node_feat[elements.argmax()]), "kernel": none}
+  return {"output": registers(graph.node_feat[elements.argmax()]), "kernel": none}
 
 
 def tile_counts(graph: OpGraph) -> np.ndarray:
