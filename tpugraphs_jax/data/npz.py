@@ -339,7 +339,7 @@ def _check_shape(
 
 
 def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
-  """The arrays that both kinds of file have; `fields` are the others."""
+  """The graph in a file of either kind; `fields` are the parts that kinds read differently."""
   node_feat = archive.read("node_feat")
   if not np.isfinite(node_feat).all():
     node, column = np.argwhere(~np.isfinite(node_feat))[0]

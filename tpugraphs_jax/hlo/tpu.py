@@ -1,8 +1,8 @@
-"""The TPU compiler on a machine without a TPU: what it makes of a function.
+"""Compiles functions with the TPU compiler, on a machine without a TPU.
 
-The compiler is in libtpu, which `pip install "jax[tpu]"` installs. It writes the two stages
-at which the data set's graphs were taken: layout graphs before layout assignment, and tile
-kernels after all optimisations.
+The compiler is in libtpu, which `pip install "jax[tpu]"` installs. It writes modules of the two
+stages at which the data set's graphs were taken: before layout assignment for layout graphs, and
+after all optimisations for tile kernels.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TpuProgram:
 
 
 def check_target(target: str) -> None:
-  """Refuses (ValueError) an unknown target, or any where libtpu is missing."""
+  """Raises ValueError for an unknown target, and for every target where libtpu is missing."""
   if target not in TARGETS:
     raise ValueError(f"target is {target!r}, expected one of {', '.join(TARGETS)}")
   if importlib.util.find_spec("libtpu") is None:
