@@ -55,6 +55,12 @@ class HloGraph(graph.OpGraph):
     """The graph with up to `n` layout configurations; see `search.layout_configs`."""
     return dataclasses.replace(self, configs=search.layout_configs(self, n, seed))
 
+  def as_kernel(self, configs: graph.TileConfigs) -> HloGraph:
+    """The graph as one kernel, in which no node is configurable, with these tiles."""
+    return dataclasses.replace(
+        self, node_splits=np.array([0, self.num_nodes], np.int64),
+        config_node=np.zeros(0, np.int32), configs=configs)
+
   @functools.cached_property
   def origins(self) -> list[Origin]:
     """Where each node comes from, `[N]`."""

@@ -531,7 +531,7 @@ def _option_rows(program: Program, node: int) -> list[np.ndarray]:
   op, left = program.ops[node], len(program.dims(program.operands[node][0]))
   if op.opcode == "reshape":
     orders = [_permutations(len(op.dims)), _permutations(left)]
-    both = [_row(output, source) for output, source in zip(*orders)]
+    both = [columns.layout_row(pair) for pair in zip(*orders)]
     return [both[0]] * 4 + [both[1]] * 4 + both
   right = len(program.dims(program.operands[node][1]))
   source, kernel = (left - 1, left - 2), (right - 1, right - 2)
@@ -539,20 +539,13 @@ def _option_rows(program: Program, node: int) -> list[np.ndarray]:
     source, kernel = op.convolution[1::-1], op.convolution[7:5:-1]
   output = _minor_pair(program, node)
   orders = [(pair, pair[::-1]) for pair in (output, source, kernel)]
-  closed = [_row(*choice) for choice in itertools.product(*orders)]
-  return closed + [_row(output), _row(output[::-1])]
+  closed = [columns.layout_row(choice) for choice in itertools.product(*orders)]
+  return closed + [columns.layout_row([order]) for order in (output, output[::-1])]
 
 
 def _permutations(rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
   descending = tuple(range(rank))[::-1]
   return descending, (0, *descending[:-1])
-
-
-def _row(*orders: tuple[int, ...]) -> np.ndarray:
-  row = np.full(columns.LAYOUT_CONFIG_FEATURES, -1)
-  for index, order in enumerate(orders):
-    row[columns.MAX_RANK * index:][:len(order)] = order
-  return row
 
 
 def default_bits(cost: LayoutCost, rng: np.random.Generator) -> np.ndarray:
