@@ -178,7 +178,8 @@ class Program:
   def graph(self, name: str, config_node: np.ndarray | None = None) -> graph.OpGraph:
     """The finished graph; `config_node` are instruction numbers."""
     ops, operands, roots = self._with_bodies()
-    node_feat = node_features(ops)
+    row = {op: number for number, op in enumerate(dict.fromkeys(ops))}
+    node_feat = node_features(list(row))[[row[op] for op in ops]]
     node_feat[roots, 0] = 1
     edges = [(u, v) for u, used in enumerate(operands) for v in sorted(set(used))]
     splits = [0, *(split + self.offset for split in self._splits)]
