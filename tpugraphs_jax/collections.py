@@ -85,7 +85,7 @@ def of(kind: str, source: str, search: str = "") -> Collection:
 
 
 def check_released(name: str) -> None:
-  """Refuses (ValueError) what is none of `RELEASED`."""
+  """Raises ValueError for a name that is not in `RELEASED`."""
   if name not in RELEASED:
     raise ValueError(f"unknown collection {name!r}, expected one of {', '.join(RELEASED)}")
 
@@ -121,7 +121,7 @@ def label_kind(data_root: str, collection: Collection) -> str:
 
 
 def _of_note(note: dict[str, str]) -> str:
-  """From the notes beside one graph of an own collection."""
+  """The kind of label that `tpugraphs_jax.collect` noted beside a graph of an own collection."""
   if note["label"] == "measured":
     return f"measured run times on {note.get('target') or note.get('machine', 'this machine')}"
   version = f", libtpu {note['libtpu']}" if "libtpu" in note else ""
