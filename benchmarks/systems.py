@@ -6,7 +6,7 @@
 A run is a fresh process on one core. It times some steps first, so that the horizon of its
 learning rate ends where its budget does. The budget counts the CPU time of training steps
 and of making their batches, not compilation, preparation and evaluation. Quality is judged
-on the validation split after the last step. Programs of our own are few, and are soon learnt
+on the validation split after the last step. Own programs are few, and are soon learnt
 by heart: of six states of a run, each after twice the steps of the one before, the best on
 the validation split is judged, on the test split. Every finished run is a JSON file in the
 working folder (`benchmarks/races`): a second call makes the missing runs, and two calls may
@@ -44,7 +44,7 @@ import race_run
 from race_run import OWN
 import timing
 
-RACE = ("layout:xla:random", "layout:nlp:default", "tile:xla", OWN)
+RACE = ("layout:xla:random", "layout:nlp:default", "tile:xla")
 # What decides, what else is told, and whether the smaller number is the better one.
 HEADLINES = {"layout": "kendaltau", "tile": "slowdown1"}
 COLUMNS = {"layout": ("kendaltau", "opa", "slowdown1", "slowdown10"),
@@ -62,10 +62,9 @@ _ONLY = {"second_xla": "xla", "second_nlp": "nlp"}
 ENSEMBLES = {
     **{name: ("tables&tables&tables",) for name in quality.CASES if name.startswith("layout")},
     "tile:xla": ("recommended&recommended&recommended",),
-    OWN: ("recommended&recommended&recommended",),
 }
 _ENSEMBLE_BUDGETS = 3
-COLLECTIONS = tuple(ENSEMBLES)
+COLLECTIONS = (*ENSEMBLES, OWN)
 # What is recommended with one option changed, by collection; of score tables see
 # `tables_quality.py`.
 ABLATIONS = {
@@ -100,12 +99,12 @@ def systems_of(kind: str) -> dict[str, str]:
 
 
 def racing(collection: str) -> list[str]:
-  """The systems that race on a collection: all but what was made for other programs."""
+  """The single systems that race on a collection: all but those made for other programs."""
   kind, source, *_ = collection.split(":")
   singles = [name for name in systems_of(kind) if source in (_ONLY.get(name, source), "own")
              and not (source == "own" and name == _ALL_COLLECTIONS)]
   own = ["recommended"] if collection == OWN else []  # elsewhere that is `tables`
-  return [*own, *singles, *ENSEMBLES[collection]]
+  return [*own, *singles]
 
 
 def ablations(collection: str) -> dict[str, str]:
@@ -296,7 +295,9 @@ def systems_in(args: argparse.Namespace, collection: str) -> dict[str, str]:
   """What is asked for, by the names of a table's rows."""
   if args.ablations:
     return ablations(collection)
-  return {system: system for system in args.systems or racing(collection)}
+  # An ensemble has three budgets of time: equal steps are for single systems.
+  ensembles = () if args.steps else ENSEMBLES.get(collection, ())
+  return {system: system for system in args.systems or [*racing(collection), *ensembles]}
 
 
 def recorded(args: argparse.Namespace, collection: str) -> dict[str, Any]:

@@ -45,7 +45,8 @@ _RECOMMENDED = {"tile:xla": "`EarlyJoinSAGE`, recommended settings",
 _WHOLE = "`SAGE`, 3 epochs of 10"
 # Runs of 128 steps, one of the ten epochs of the config, judged on 200 configurations of each program.
 _EPOCH_STEPS, _JUDGED = 128, "+eval.max_configs=200"
-_BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000", "`gst_ed`": "gst_ed"}
+_BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000",
+           "segments of 2,000 nodes": "gst_ed+segments.max_nodes=2000", "`gst_ed`": "gst_ed"}
 _LARGEST = {"xla": 2951, "nlp": 2353}  # nodes of a training graph of the synthetic `medium` data
 _TPUS_SHOWN = ("v3", "v6e")
 _COMPARISONS = {
