@@ -27,7 +27,7 @@ OPTIMIZED = "after all optimisations"
 
 
 class _Configs:
-  """What configurations of both kinds have."""
+  """Common to tile and layout configurations."""
 
   runtime_ns: np.ndarray
 
@@ -48,10 +48,11 @@ class TileConfigs(_Configs):
   normalizer_ns: np.ndarray  # [C] int64 nanoseconds of the default tile
 
   def unit_ns(self, target: str) -> np.ndarray:
-    """Nanoseconds `[C]` that the number 1 of a target stands for.
+    """Nanoseconds `[C]` of one unit of a target.
 
-    The default tile's runtime for `official`. For `absolute` a millisecond, corrected by how a
-    normalizer differs from the mean of its kernel (5th place of the competition).
+    The unit of `official` is the runtime of the default tile. The unit of `absolute` is a
+    millisecond times the normalizer over the mean normalizer of the kernel (5th place of the
+    competition).
     """
     if target == "absolute":
       return 1e6 * self.normalizer_ns / self.normalizer_ns.mean()
@@ -90,7 +91,7 @@ class LayoutConfigs(_Configs):
 
   @property
   def differ(self) -> bool:
-    """Whether two configurations differ. Reads up to the first one that does."""
+    """Whether any configuration differs from the first; reads no further than that one."""
     return any((row != self.group_row[0]).any() for row in self.group_row)
 
   def subset(self, config_ids: np.ndarray) -> LayoutConfigs:
@@ -161,20 +162,7 @@ _MAX_ROWS = 1 << 16
 
 _LOW, _HIGH = LAYOUT_VALUE_RANGE
 _BASE = _HIGH - _LOW + 1
-# A row of 18 digits in base 7 as three float32 sums of six digits each: all
-# below 7**6 < 2**24, so that a matrix product computes them exactly.
-_DIGITS = 6
-_PARTS = LAYOUT_CONFIG_FEATURES // _DIGITS
-
-
-def _part_weights() -> np.ndarray:
-  powers = (_BASE ** np.arange(_DIGITS)[::-1]).astype(np.float32)
-  return np.kron(np.eye(_PARTS, dtype=np.float32), powers[:, None])
-
-
-_PART_WEIGHTS = _part_weights()  # [18, 3]
-_PART_SCALE = (_BASE ** _DIGITS) ** np.arange(_PARTS)[::-1]  # [3] int64
-_CODE_OFFSET = -_LOW * int(sum(_BASE ** np.arange(LAYOUT_CONFIG_FEATURES)))
+_POWERS = _BASE ** np.arange(LAYOUT_CONFIG_FEATURES, dtype=np.int64)[::-1]
 
 
 class LayoutFactorer:
@@ -286,13 +274,10 @@ def _row_codes(block: np.ndarray) -> np.ndarray:
     valid = (block >= _LOW) & (block <= _HIGH) & (np.trunc(block) == block)
     raise ValueError(
         f"has the value {block[~valid][0]:g}, expected integers of {_LOW}..{_HIGH}")
-  # One small product per configuration: a single large one makes BLAS start
-  # threads, which costs more than the product.
-  parts = block @ _PART_WEIGHTS
-  return parts.astype(np.int64) @ _PART_SCALE + _CODE_OFFSET
+  # Numbers of 18 digits in base 7 are below 2**53, so that float64 holds them exactly.
+  return (block @ _POWERS.astype(np.float64)).astype(np.int64) - _LOW * _POWERS.sum()
 
 
 def _decode(codes: np.ndarray) -> np.ndarray:
   """The rows `[R, 18]` int8 of codes `[R]`."""
-  powers = _BASE ** np.arange(LAYOUT_CONFIG_FEATURES, dtype=np.int64)[::-1]
-  return (codes[:, None] // powers % _BASE + _LOW).astype(np.int8)
+  return (codes[:, None] // _POWERS % _BASE + _LOW).astype(np.int8)

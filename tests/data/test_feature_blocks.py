@@ -303,15 +303,15 @@ def node(*sizes, layout=None):
   return feat
 
 
-@pytest.mark.parametrize("sizes, minor_to_major, expected", [
-    ((2, 300, 300, 64), (2, 3, 1, 0), [2, 300, 8, 3]),
-    ((4, 1024, 768), (2, 1, 0), [4, 128, 6]),
-    ((4, 1024, 768), (0, 0, 0), [4, 128, 6]),  # no order of dimensions: the last one is minor
-    ((33,), (0,), [1]), ((4096,), (0,), [4]), ((), (), []),
-    ((7, 129), (1, 0), [1, 2]), ((7, 129), (0, 1), [17, 1]),
+@pytest.mark.parametrize("array, expected", [
+    (node(2, 300, 300, 64, layout=(2, 3, 1, 0)), [2, 300, 8, 3]),
+    (node(4, 1024, 768, layout=(2, 1, 0)), [4, 128, 6]),
+    (node(4, 1024, 768), [4, 128, 6]),  # no order of dimensions: the last one is minor
+    (node(33, layout=(0,)), [1]), (node(4096, layout=(0,)), [4]), (node(), []),
+    (node(7, 129, layout=(1, 0)), [1, 2]), (node(7, 129, layout=(0, 1)), [17, 1]),
 ])
-def test_registers_of_an_array(sizes, minor_to_major, expected):
-  assert feature_blocks.registers(sizes, minor_to_major).tolist() == expected
+def test_registers_of_an_array(array, expected):
+  assert feature_blocks.registers(array).tolist() == expected
 
 
 def kernel(opcodes, arrays, edges, configs):

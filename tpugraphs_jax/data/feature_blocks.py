@@ -1,11 +1,11 @@
-"""Blocks of features: what is computed from a graph before statistics are applied.
+"""Blocks of features, computed from a graph before statistics are applied.
 
 A block of node features maps an `OpGraph` to `[N, F]` and sees the whole graph, also where a model
 gets a reduced one or a segment. `data.features` names the blocks of a model, and extensions
 register their own in `BLOCKS`.
 
-Two sets of features of configurations stand for what a network could hardly learn, to divide and
-round up. A TPU keeps an array in registers of 8 x 128 elements: the minor dimension of its layout
+Two sets of features of configurations divide and round up, which a network could hardly learn. A
+TPU keeps an array in registers of 8 x 128 elements: the minor dimension of its layout
 is padded to a multiple of 128 and the next one to a multiple of 8 (XLA, "Tiled layout").
 
 * Of a layout choice, the padding of the tensors that it orders (`choice_features`).
@@ -92,29 +92,22 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
       (minor < 0).astype(np.float32)], axis=1)
 
 
-def registers(sizes: Sequence[int], minor_to_major: Sequence[int]) -> np.ndarray:
-  """Registers along each dimension of an array, major to minor, `[rank]` int64.
+def registers(node_feat: np.ndarray) -> np.ndarray:
+  """Registers along each dimension of a node's array, major to minor, `[rank]` int64.
 
   Args:
-    sizes: `[rank]`.
-    minor_to_major: `[rank]`; where it is no order of the dimensions, the last dimension is the
-      minor one.
+    node_feat: `[140]` of one node. Where its layout is no order of the dimensions, the last
+      dimension is the minor one.
   """
-  rank = len(sizes)
-  if sorted(minor_to_major) != list(range(rank)):
-    minor_to_major = range(rank)[::-1]
-  counts = np.array([sizes[dim] for dim in minor_to_major], np.int64)
+  sizes = node_feat[DIMENSIONS].astype(np.int64)
+  rank = int((sizes > 0).sum())
+  minor_to_major = node_feat[NODE["minor_to_major"]].astype(np.int64)[:rank]
+  if sorted(minor_to_major.tolist()) != list(range(rank)):
+    minor_to_major = np.arange(rank)[::-1]
+  counts = sizes[minor_to_major]
   units = (LANES * SUBLANES,) if rank == 1 else (LANES, SUBLANES)[:rank]
   counts[: len(units)] = -(-counts[: len(units)] // units)
   return counts[::-1]
-
-
-def _node_registers(node_feat: np.ndarray) -> np.ndarray:
-  """`registers` of the result of a node with features `[140]`."""
-  dims = node_feat[DIMENSIONS].astype(int)
-  layout = node_feat[NODE["minor_to_major"]].astype(int)
-  rank = int((dims > 0).sum())
-  return registers(dims[:rank].tolist(), layout[:rank].tolist())
 
 
 def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
@@ -126,11 +119,11 @@ def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
   for node in contractions[::-1]:
     operands = graph.edge_index[graph.edge_index[:, 0] == node, 1]
     if len(operands) == 2:
-      return {"output": _node_registers(graph.node_feat[node]),
-              "kernel": _node_registers(graph.node_feat[operands[1]])}
+      return {"output": registers(graph.node_feat[node]),
+              "kernel": registers(graph.node_feat[operands[1]])}
   sizes = graph.node_feat[:, DIMENSIONS].astype(np.float64)
   elements = np.where(sizes[:, 0] > 0, np.maximum(sizes, 1).prod(axis=1), 0)
-  return {"output": _node_registers(graph.node_feat[elements.argmax()]), "kernel": none}
+  return {"output": registers(graph.node_feat[elements.argmax()]), "kernel": none}
 
 
 def tile_counts(graph: OpGraph) -> np.ndarray:
@@ -297,7 +290,7 @@ def node_layout(graph: OpGraph) -> np.ndarray:
   return released(graph, Options(pad_value=-1))[:, _LAYOUT].astype(np.float32)
 
 
-# What nodes say of each dimension: its shape, `dimensions`, and its window.
+# Blocks of columns with an entry for each dimension.
 _PER_DIMENSION = (
     "shape", "dimensions", "window_size", "window_stride", "window_padding_low",
     "window_padding_high", "window_dilation", "base_dilation", "window_reversal")
@@ -306,7 +299,7 @@ _CONVOLUTION = span(NODE, "input_batch_dimension", "output_feature_dimension")
 
 @BLOCKS.register("dimension_tokens")
 def dimension_tokens(graph: OpGraph) -> np.ndarray:
-  """What nodes say of each of their six dimensions, `[N, 6 * 23]` float32.
+  """The released features of each of six dimensions, `[N, 6 * 23]` float32.
 
   A dimension has 23 columns, dimension after dimension: the signed logarithm of nine
   sizes, then which of the 14 numbers of convolutions name it. A number 0 names none: it

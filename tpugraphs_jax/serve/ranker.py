@@ -331,7 +331,7 @@ def rank(place: Any, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
   Example:
     >>> import tpugraphs_jax
     >>> graph = tpugraphs_jax.read_layout(
-    ...     "data/own/npz/layout/own/programs/test/experts_layer.npz")
+    ...     "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz")
     >>> order, scores = tpugraphs_jax.rank("layout-cpu-measured", graph)
     >>> len(order) == len(scores) == len(graph.configs)
     True
