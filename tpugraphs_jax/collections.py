@@ -26,6 +26,7 @@ OWN = "own"  # the source of collections that users make
 _OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # k of top-k slowdown: tile files have tens of configurations, layout files thousands.
 _SLOWDOWN_KS = {"tile": (1, 5, 10), "layout": (1, 10, 100)}
+_OWN_SLOWDOWN_KS = (1, 5, 10)  # programs of one's own have few configurations
 STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.data.synthetic` writes
 SYNTHETIC = "SYNTHETIC: run times of a machine model, no measurement of real programs"
 MEASURED = "measured run times of the released data set"
@@ -67,7 +68,7 @@ class Collection:
   @property
   def slowdown_ks(self) -> tuple[int, ...]:
     """The k of the top-k slowdowns that a report has."""
-    return _SLOWDOWN_KS[self.kind]
+    return _OWN_SLOWDOWN_KS if self.name.split(":")[1] == OWN else _SLOWDOWN_KS[self.kind]
 
   def folder(self, root: Path, split: str) -> Path:
     """The folder of a split under a data root or a store."""

@@ -353,7 +353,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       download_collection(
           args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives)
   except (DownloadError, ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {console.one_line(error)}", file=sys.stderr)
     return 2 if isinstance(error, ValueError) else 1
   except KeyboardInterrupt:
     print("interrupted; run again to go on from here", file=sys.stderr)

@@ -424,8 +424,8 @@ def main(argv: list[str] | None = None) -> int:
           workers=args.workers, skip_bad_files=args.skip_bad_files, beam=args.beam)
       print(f"{len(built)} of {len(folders)} graphs built")
   except (ValueError, OSError, ImportError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 1
+    print(f"error: {console.one_line(error)}", file=sys.stderr)
+    return 2
   except KeyboardInterrupt:
     print("interrupted: what is finished is kept, run again to go on", file=sys.stderr)
     return 130

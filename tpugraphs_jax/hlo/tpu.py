@@ -127,11 +127,7 @@ def devices(target: str) -> tuple[Any, ...]:
     ValueError: as `check_target`.
   """
   check_target(target)
-  # Set on a machine with a TPU, this would hide the TPU from jax.
-  if not any(Path("/dev").glob("accel*")) and not Path("/dev/vfio").exists():
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-  os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
   from jax.experimental import topologies
   return tuple(topologies.get_topology_desc(
       platform="tpu", topology_name=TARGETS[target]).devices)
