@@ -137,7 +137,7 @@ class Problem:
 
 
 class NodeOptions(NamedTuple):
-  """What a configurable node can choose."""
+  """The options of a configurable node."""
 
   group: int  # number of the group that decides; -1 for none
   # [options, 18] int8 of the group, minor to major: output, first and second operand. -1 where an

@@ -68,7 +68,7 @@ def layout_configs(graph: module_graph.HloGraph, n: int, seed: int = 0) -> Layou
 
 @dataclasses.dataclass(frozen=True)
 class _Decision:
-  """What a node chooses from; nodes whose decisions are equal decide together."""
+  """The choices of a node; nodes with equal decisions decide together."""
 
   opcode: str
   shapes: tuple[Dims, ...]  # of the output, then of the operands
