@@ -214,7 +214,7 @@ def rank(
   graph = problem.with_configs(drawn)
   order, _ = ranker.rank(graph)
   best = [drawn[place] for place in order]
-  if isinstance(ranker, Ranker) and ranker.family.can_propose:
+  if not isinstance(ranker, Ensemble) and ranker.family.can_propose:
     # The model is least reliable far from a choice that is known to be good.
     proposed = problem.numbers_of(ranker.propose(graph, count, near=0).graph)
     best = [*itertools.chain.from_iterable(zip(proposed, best)), *best]
