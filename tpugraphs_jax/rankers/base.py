@@ -402,10 +402,7 @@ def exchange_charges(
   Raises:
     ValueError: a number that the graph does not have.
   """
-  count = len(graph.configs)
-  for number in (config, against):
-    if number is not None and not 0 <= number < count:
-      raise ValueError(f"configuration {number} of {graph.name}, expected 0 to {count - 1}")
+  check_numbers(graph, config, against)
   if against is None:
     against = int(np.argsort(scores(graph), kind="stable")[0])
   exchange = _exchange_rows if isinstance(graph.configs, LayoutConfigs) else _exchange_columns
@@ -415,6 +412,14 @@ def exchange_charges(
   found = scores(dataclasses.replace(graph, configs=changed)).astype(np.float64)
   rows = [Charge(*part, float(found[0] - one)) for part, one in zip(parts, found[1:])]
   return sorted(rows, key=lambda row: -row.score)
+
+
+def check_numbers(graph: OpGraph, *numbers: int | None) -> None:
+  """Refuses (ValueError) numbers of configurations that a graph does not have; None passes."""
+  for number in numbers:
+    if number is not None and not 0 <= number < len(graph.configs):
+      raise ValueError(f"configuration {number} of {graph.name}, expected 0 to "
+                       f"{len(graph.configs) - 1}")
 
 
 def _exchange_rows(graph: OpGraph, config: int, against: int):
