@@ -70,7 +70,7 @@ class Network(nn.Module):
 
   @property
   def family(self) -> Callable[[Network, Mapping[str, Any]], Family] | None:
-    """The family of this network; None: the one of whole kernels or whole programs."""
+    """The class of this network's family; None: `Kernels` or `Programs`."""
     return None
 
   def __call__(self, batch: Any, *, train: bool = False) -> jax.Array:
@@ -86,6 +86,14 @@ class Network(nn.Module):
     raise NotImplementedError
 
 
+def options_of(build: Callable[..., Any]) -> dict[str, Any]:
+  """Names of the options of a registered network, with their defaults (or `Parameter.empty`)."""
+  # A partial sets attributes that are the meaning of its name: they are no options.
+  fixed = build.keywords if isinstance(build, functools.partial) else {}
+  return {name: parameter.default for name, parameter in inspect.signature(build).parameters.items()
+          if name not in {"parent", "name", *fixed}}
+
+
 def create_network(kind: str, name: str, **options: Any) -> Network:
   """The network of that name with these options.
 
@@ -99,10 +107,8 @@ def create_network(kind: str, name: str, **options: Any) -> Network:
       without `embed` and `score`.
   """
   build = MODELS[kind][name]
-  # A partial sets attributes that are the meaning of its name: they are no options.
-  fixed = build.keywords if isinstance(build, functools.partial) else {}
-  known = set(inspect.signature(build).parameters) - {"parent", "name", *fixed}
-  if unknown := sorted(set(options) - known):
+  known = options_of(build)
+  if unknown := sorted(set(options) - set(known)):
     raise ValueError(f"model {name} has no option {unknown[0]!r}; it has "
                      f"{', '.join(sorted(known))}")
   network = build(**options)

@@ -1,8 +1,8 @@
 """The costs that make up a configuration's score, node by node and pair by pair.
 
-The charges of a configuration add up to its score: nothing is approximated. Costs of a
-group are split over its nodes, and those of a pair of groups over the pairs of nodes
-between them (`ScoreTables.node_tables`).
+The charges of a configuration add up to its score: nothing is approximated. The cost of a
+group is split over its nodes, and the cost of a pair of groups over the pairs of nodes
+between the two (`ScoreTables.node_tables`).
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ def _what(charge: Charge, name) -> str:
 def dot(found: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: int = 60) -> str:
   """The `top` charges of largest size as a graph in the language of Graphviz.
 
-  Nodes are configurable ones and edges pairs of them, from producer to consumer (those
-  that meet elsewhere without arrows). Charges above 0 are red, charges below 0 blue, and
-  larger ones stronger. In a difference the colour is of `cost - before`.
+  Nodes are configurable nodes. Edges are pairs of them, from producer to consumer, or without
+  an arrow where the two meet at a third node. Charges above 0 are red, charges below 0 blue,
+  and larger ones stronger. In a difference the colour is of `cost - before`.
 
   Args:
     found: as for `table`.

@@ -21,7 +21,7 @@ from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.base import Programs, check_numbers
-from tpugraphs_jax.rankers.tables import batches, charges, search, terms
+from tpugraphs_jax.rankers.tables import batches, charges, node_pairs, search, terms
 from tpugraphs_jax.rankers.tables.batches import PreparedTables, TableBatch
 from tpugraphs_jax.rankers.tables.charges import Charge
 from tpugraphs_jax.rankers.tables.terms import Costs
@@ -49,7 +49,7 @@ class TablesFamily(Programs):
   """Programs, for networks with a method `tables(batch) -> [B, R, heads], [Q, R, R, heads]`.
 
   Config fields: `data.pair_hops`, how many edges may be between two nodes whose layouts
-  have a cost together; `data.tile_padding`, whether the network is told how layouts fill
+  have a cost together; `data.tile_padding`, whether the network sees how layouts fill
   tiles of 8 x 128 numbers, the registers of a TPU.
   """
 
@@ -66,8 +66,8 @@ class TablesFamily(Programs):
     if "pair_hops" not in self.config["data"]:
       raise ValueError(f"model.name is {self.config['model']['name']}, but the config has no "
                        "data.pair_hops: take the variant tables")
-    if not self.config["data"]["pair_hops"] >= 1:
-      raise ValueError(f"data.pair_hops is {self.config['data']['pair_hops']}, expected at least 1")
+    if not 1 <= (hops := self.config["data"]["pair_hops"]) <= node_pairs.MAX_HOPS:
+      raise ValueError(f"data.pair_hops is {hops}, expected 1 to {node_pairs.MAX_HOPS}")
 
   # Batches.
 
@@ -227,7 +227,7 @@ def _cut(
 
 
 def _with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:
-  """The graph with the configurations `[n, groups]`, none of them measured."""
+  """The graph with unlabelled configurations that choose the rows `[n, groups]`."""
   configs = dataclasses.replace(
       graph.configs, group_row=rows.astype(graph.configs.group_row.dtype),
       runtime_ns=np.zeros(len(rows), np.int64))

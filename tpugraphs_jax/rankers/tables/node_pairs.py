@@ -19,6 +19,7 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.graph import OpGraph
 
 HOPS = 10
+MAX_HOPS = 200  # which 8 bits can count
 MAX_PAIRS = 200_000
 # A node with more operands than this (the tuple at the end of a program, a long
 # concatenation) hosts no meetings: it would pair everything with everything.
@@ -83,14 +84,9 @@ def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) 
 
   Args:
     graph: its edges, configurable nodes and node features.
-    hops: edges between two ends, counted through the node where they meet.
+    hops: edges between two ends, counted through the node where they meet; 0 to `MAX_HOPS`.
     max_pairs: most pairs wanted.
-
-  Raises:
-    ValueError: `hops` is negative or above 200.
   """
-  if not 0 <= hops <= 200:
-    raise ValueError(f"hops is {hops}, expected 0..200")
   nbytes = tensor_bytes(graph.node_feat)
   rows, limit = reached(graph, nbytes, hops=hops, max_rows=_FEW * max_pairs)
   while (pairs := _pairs_within(graph, rows, limit, max_pairs)) is None:

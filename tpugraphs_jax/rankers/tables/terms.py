@@ -144,9 +144,6 @@ def terms_of(
     graph: with the released node features and `LayoutConfigs`.
     hops: most edges between the two nodes of a pair.
     max_choices: most choices of a group in a column.
-
-  Raises:
-    ValueError: as `node_pairs.find_pairs`.
   """
   configs, pairs = graph.configs, node_pairs.find_pairs(graph, hops=hops)
   group_row, groups = configs.group_row, configs.group_row.shape[1]
