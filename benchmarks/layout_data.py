@@ -117,7 +117,7 @@ def write_files(root: Path, sizes: list[Size], *, split: str = "train") -> None:
   """Writes the released files of generated graphs."""
   folder = root.joinpath(*_COLLECTION.split(":"), split)
   for seed, size in enumerate(sizes):
-    npz.write_layout(folder / f"{size.name}.npz", generate(size, seed), compress_level=1)
+    npz.write_layout(folder / f"{size.name}.npz", generate(size, seed))
 
 
 def build(root: Path, *, workers: int) -> dict[str, float]:

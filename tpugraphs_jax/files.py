@@ -236,7 +236,7 @@ def _digest_of_values(values: Mapping[str, Any]) -> str:
 
 
 def first_damaged(files: Mapping[Path, str]) -> Path | None:
-  """The first file whose SHA-256 is not the one expected; None when all are as expected.
+  """The first file that is missing or has another SHA-256 than expected; None if there is none.
 
   When all are as expected this is noted, and this host compares them again only after one of
   them has changed.
@@ -244,6 +244,9 @@ def first_damaged(files: Mapping[Path, str]) -> Path | None:
   Args:
     files: expected SHA-256 of each.
   """
+  missing = next((path for path in files if not path.is_file()), None)
+  if missing is not None:
+    return missing
   note, newest = _note_of(files)
   if note.exists():
     return None

@@ -159,20 +159,7 @@ _MAX_ROWS = 1 << 16
 
 _LOW, _HIGH = LAYOUT_VALUE_RANGE
 _BASE = _HIGH - _LOW + 1
-# A row of 18 digits in base 7 as three float32 sums of six digits each: all
-# below 7**6 < 2**24, so that a matrix product computes them exactly.
-_DIGITS = 6
-_PARTS = LAYOUT_CONFIG_FEATURES // _DIGITS
-
-
-def _part_weights() -> np.ndarray:
-  powers = (_BASE ** np.arange(_DIGITS)[::-1]).astype(np.float32)
-  return np.kron(np.eye(_PARTS, dtype=np.float32), powers[:, None])
-
-
-_PART_WEIGHTS = _part_weights()  # [18, 3]
-_PART_SCALE = (_BASE ** _DIGITS) ** np.arange(_PARTS)[::-1]  # [3] int64
-_CODE_OFFSET = -_LOW * int(sum(_BASE ** np.arange(LAYOUT_CONFIG_FEATURES)))
+_POWERS = _BASE ** np.arange(LAYOUT_CONFIG_FEATURES, dtype=np.int64)[::-1]
 
 
 class LayoutFactorer:
@@ -185,10 +172,9 @@ class LayoutFactorer:
   def __init__(self, nodes: int):
     self._node_group = np.zeros(nodes, np.int32)  # [K]
     self._first_node = np.zeros(1, np.intp)  # [groups] the node a group is read from
-    self._parent = np.zeros(1, np.intp)  # [groups] the group it was split from
-    self._codes = np.zeros(0, np.int64)  # known rows, sorted
-    self._code_id = np.zeros(0, np.uint16)  # their numbers, in order of discovery
-    self._blocks: list[np.ndarray] = []  # [c, groups known then] uint16
+    self._row_of: dict[int, int] = {}  # number of each row by its code, in order of discovery
+    # Rows [c, groups known then] uint16, and the groups of nodes known then [K].
+    self._blocks: list[tuple[np.ndarray, np.ndarray]] = []
 
   def add(self, block: np.ndarray) -> None:
     """Takes the next configurations, `[c, K, 18]` float32.
@@ -199,23 +185,19 @@ class LayoutFactorer:
     """
     codes = _row_codes(block)
     self._split_groups(codes)
-    self._blocks.append(self._ids(codes[:, self._first_node]))
+    self._blocks.append((self._rows(codes[:, self._first_node]), self._node_group))
 
   def finish(self, runtime_ns: np.ndarray) -> LayoutConfigs:
     """The factored configurations, with their runtimes `[C]` int64."""
-    rank = np.empty(len(self._codes), np.uint16)
-    rank[self._code_id] = np.arange(len(self._codes))
+    codes = np.array(list(self._row_of), np.int64)
+    rank = np.argsort(np.argsort(codes)).astype(np.uint8 if len(codes) <= 256 else np.uint16)
     order = np.argsort(self._first_node)  # final position -> group
-    dtype = np.uint8 if len(self._codes) <= 256 else np.uint16
-    group_row = np.empty((sum(map(len, self._blocks)), len(order)), dtype)
-    start = 0
-    for block in self._blocks:
-      columns = self._ancestors(block.shape[1])[order]
-      group_row[start:start + len(block)] = rank[block[:, columns]]
-      start += len(block)
+    first_node = self._first_node[order]
+    group_row = np.concatenate(
+        [rank[rows[:, node_group[first_node]]] for rows, node_group in self._blocks])
     position = np.argsort(order).astype(np.int32)
     return LayoutConfigs(
-        _decode(self._codes), position[self._node_group], group_row, runtime_ns)
+        _decode(np.sort(codes)), position[self._node_group], group_row, runtime_ns)
 
   def _split_groups(self, codes: np.ndarray) -> None:
     """Takes apart the groups whose nodes differ in this block `[c, K]`."""
@@ -223,39 +205,20 @@ class LayoutFactorer:
     strays = np.flatnonzero((codes != codes[:, leader]).any(axis=0))
     if not strays.size:
       return
-    old_group = self._node_group[strays]
-    columns = np.column_stack([old_group, codes[:, strays].T])
-    keys = np.ascontiguousarray(columns).view(f"V{columns.shape[1] * 8}").ravel()
-    _, first, new_group = np.unique(keys, return_index=True, return_inverse=True)
+    first, new_group = distinct_rows(
+        np.column_stack([self._node_group[strays], codes[:, strays].T]))
+    self._node_group = self._node_group.copy()  # blocks keep the earlier one
     self._node_group[strays] = len(self._first_node) + new_group
     self._first_node = np.append(self._first_node, strays[first])
-    self._parent = np.append(self._parent, old_group[first])
 
-  def _ids(self, codes: np.ndarray) -> np.ndarray:
-    """Row numbers of the codes `[c, groups]`, new rows added to the dictionary."""
-    at = np.searchsorted(self._codes, codes)
-    known = np.append(self._codes, -1)[at] == codes
-    if not known.all():
-      self._learn(np.unique(codes[~known]))
-      at = np.searchsorted(self._codes, codes)
-    return self._code_id[at]
-
-  def _learn(self, new: np.ndarray) -> None:
-    total = len(self._codes) + len(new)
-    if total > _MAX_ROWS:
+  def _rows(self, codes: np.ndarray) -> np.ndarray:
+    """Row numbers of the codes `[c, groups]`; new rows are added to the dictionary."""
+    distinct, which = np.unique(codes, return_inverse=True)
+    rows = [self._row_of.setdefault(code, len(self._row_of)) for code in distinct.tolist()]
+    if len(self._row_of) > _MAX_ROWS:
       raise ValueError(f"has more than {_MAX_ROWS} distinct rows, the released data "
                        "at most some thousand; these are not layout choices")
-    ids = np.append(self._code_id, np.arange(len(self._codes), total, dtype=np.uint16))
-    codes = np.append(self._codes, new)
-    order = np.argsort(codes)
-    self._codes, self._code_id = codes[order], ids[order]
-
-  def _ancestors(self, groups: int) -> np.ndarray:
-    """For every group, the one of the first `groups` that it was split from."""
-    ancestor = np.arange(len(self._parent))
-    while (late := ancestor >= groups).any():
-      ancestor[late] = self._parent[ancestor[late]]
-    return ancestor
+    return np.array(rows, np.uint16)[which.reshape(codes.shape)]
 
 
 def factor_layout_configs(node_config_feat: np.ndarray, runtime_ns: np.ndarray) -> LayoutConfigs:
@@ -308,13 +271,10 @@ def _row_codes(block: np.ndarray) -> np.ndarray:
     valid = (block >= _LOW) & (block <= _HIGH) & (np.trunc(block) == block)
     raise ValueError(
         f"has the value {block[~valid][0]:g}, expected integers of {_LOW}..{_HIGH}")
-  # One small product per configuration: a single large one makes BLAS start
-  # threads, which costs more than the product.
-  parts = block @ _PART_WEIGHTS
-  return parts.astype(np.int64) @ _PART_SCALE + _CODE_OFFSET
+  # Numbers of 18 digits in base 7 are below 2**53, so that float64 holds them exactly.
+  return (block @ _POWERS.astype(np.float64)).astype(np.int64) - _LOW * _POWERS.sum()
 
 
 def _decode(codes: np.ndarray) -> np.ndarray:
   """The rows `[R, 18]` int8 of codes `[R]`."""
-  powers = _BASE ** np.arange(LAYOUT_CONFIG_FEATURES, dtype=np.int64)[::-1]
-  return (codes[:, None] // powers % _BASE + _LOW).astype(np.int8)
+  return (codes[:, None] // _POWERS % _BASE + _LOW).astype(np.int8)

@@ -39,7 +39,7 @@ def _tensors(row):
 def test_orders_are_written_for_the_dimensions_of_the_node(shapes, expected):
   found = collect.choices(_product, _X, _W, operands=True)
   option = found.groups[0].options.index(((0, 1), (1, 0), (0, 1)))
-  rows, = problem.option_rows(_dot_graph(*shapes), found)
+  (_, rows), = problem.node_options(_dot_graph(*shapes), found)
   assert _tensors(rows[option]) == expected
   assert _tensors(rows[0]) == [(), (), ()]
 
@@ -52,7 +52,7 @@ def test_only_options_that_the_graph_tells_apart_are_drawn_from():
       "no such group": _dot_graph((4, 8), (4, 6), (6, 8), group=5),
       "no such opcode": _dot_graph((4, 8), (4, 6), (6, 8), opcode="reshape"),
   }
-  count = {name: len(problem.visible_options(graph, found)[0])
+  count = {name: len(problem.visible_options(problem.node_options(graph, found), 1)[0])
            for name, graph in graphs.items()}
   assert count == {"whole": 9, "an operand of another shape": 5, "no such group": 1,
                    "no such opcode": 1}

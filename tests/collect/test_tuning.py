@@ -83,12 +83,10 @@ def test_configurations_of_the_graph_and_option_numbers_are_the_same_thing(probl
   graph = problem.with_configs(drawn)
   assert len(graph.configs) == 60
   assert problem.numbers_of(graph) == drawn
-  slow = problems.option_rows(problem.graph, problem.choices)
-  groups = problems.node_groups(problem.graph, problem.choices)
-  rows = graph.configs.decode(np.arange(60))
-  for config, numbers in zip(rows, drawn):
-    for node, group in enumerate(groups):
-      np.testing.assert_array_equal(config[node], slow[node][numbers[group]])
+  nodes = problems.node_options(problem.graph, problem.choices)
+  for config, numbers in zip(graph.configs.decode(np.arange(60)), drawn):
+    for row, node in zip(config, nodes, strict=True):
+      np.testing.assert_array_equal(row, node.rows[numbers[node.group]])
 
 
 @pytest.mark.parametrize("tables", [False, True])

@@ -243,7 +243,7 @@ def test_the_files_of_convert_are_read_by_graph_name(tmp_path):
   (written,) = (tmp_path / "extra").glob("*.npz")
   with np.load(written) as file:
     expected = file["node_extra"]
-  graph = npz.read_layout(tmp_path / "npz" / written.name, with_configs=False)
+  (graph,) = tuning.read_tuning(TUNING).graphs
   options = Options(extra_dir=str(tmp_path / "extra"))
   np.testing.assert_array_equal(feature_blocks.extra(graph, options), expected)
   shutil.rmtree(tmp_path / "extra")

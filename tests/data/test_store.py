@@ -55,12 +55,9 @@ def _built_at(folder):
 
 def test_stored_graph_equals_its_file(tmp_path):
   source = _write_split(tmp_path)
-  files, folders = sorted(source.iterdir()), _ensure(tmp_path)
-  expected = [npz.read_layout(file) for file in files]
+  expected, folders = list(map(npz.read_layout, sorted(source.iterdir()))), _ensure(tmp_path)
   assert [folder.name for folder in folders] == ["g0", "g1", "g2"]
   assert {path.stem for path in folders[0].glob("*.npy")} == set(_stored_files())
-  for file, folder in zip(files, folders):
-    store.verify_graph(folder, file)
   shutil.rmtree(source)  # opening reads nothing from there
   for graph_there, folder in zip(expected, folders, strict=True):
     comparing.assert_same_graph(store.open_graph(folder), graph_there)
@@ -155,9 +152,7 @@ def test_touched_source_is_recognised_by_its_contents(tmp_path):
   before = _built_at(folder)
   os.utime(source, ns=(1, 1))
   store.open_graph(folder)
-  assert not store.looks_current(folder, source)
   assert _built_at(_ensure(tmp_path)[0]) == before
-  assert store.looks_current(folder, source)  # not hashed again next time
 
 
 @pytest.mark.parametrize("change", [
@@ -191,15 +186,13 @@ def _damage(path, damage):
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "changed"])
 @pytest.mark.parametrize("name", _stored_files())
-def test_each_damaged_file_is_noticed_and_rebuilt(tmp_path, capsys, name, damage):
+def test_each_damaged_file_is_noticed_and_rebuilt(tmp_path, name, damage):
   source = _write_split(tmp_path, count=2) / "g0.npz"
   folder = _ensure(tmp_path)[0]
   _damage(folder / f"{name}.npy", damage)
   with pytest.raises(ValueError, match=name) as error:
     store.open_graph(folder)
   assert "\n" not in str(error.value)
-  assert _run("verify", tmp_path) == 1
-  assert "1 of 2 graphs equal their source" in capsys.readouterr().out
   comparing.assert_same_graph(store.open_graph(_ensure(tmp_path)[0]), npz.read_layout(source))
 
 
@@ -394,19 +387,9 @@ def test_a_cluster_builds_the_same_and_what_it_leaves_is_built_here(
 # Command line
 
 
-def _run(command, root, *options):
-  return store.main([command, "--data_root", str(root), "--workers", "1", *options])
-
-
-def test_command_line_builds_shows_and_verifies(tmp_path, capsys):
+def test_the_command_builds_every_split(tmp_path, capsys):
   _write_split(tmp_path, count=2)
   _write_split(tmp_path, count=1, split="train")
-  assert _run("info", tmp_path) == 0
-  assert "0 of 2 graphs built" in capsys.readouterr().out
-  assert _run("build", tmp_path) == 0
-  assert _run("info", tmp_path) == 0
+  assert store.main(["build", "--data_root", str(tmp_path), "--workers", "1"]) == 0
   printed = capsys.readouterr().out
-  assert "2 of 2 graphs built, 60 configs" in printed
-  assert "1 of 1 graphs built, 30 configs" in printed
-  assert _run("verify", tmp_path) == 0
-  assert "2 of 2 graphs equal their source" in capsys.readouterr().out
+  assert "2 of 2 graphs built" in printed and "1 of 1 graphs built" in printed

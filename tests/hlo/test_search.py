@@ -109,55 +109,17 @@ def test_equal_instructions_decide_together():
 
 
 def test_what_cannot_be_configured_is_refused():
-  with pytest.raises(ValueError, match="no configurable node"):
+  with pytest.raises(ValueError, match="configurable"):
     hlo.layout_configs(_graph(_parameter(1, [2])), 5)
-  with pytest.raises(ValueError, match=r"'dot.2' is 'dot' with 1 operands"):
+  with pytest.raises(ValueError, match="operands"):
     hlo.layout_configs(_graph(
         _parameter(1, [2]), hlo_modules.instruction("dot", id=2, operands=[1])), 5)
-  with pytest.raises(ValueError, match=r"dimension numbers \(0, 7\) for a tensor of 2"):
+  with pytest.raises(ValueError, match="dimension numbers"):
     hlo.layout_configs(_graph(
         _parameter(1, [2, 2]), _conv(2, [1, 1], [2, 2], (0, 7), (0, 1), (0, 1))), 5)
-  with pytest.raises(ValueError, match="n is 0"):
+  with pytest.raises(ValueError, match="at least"):
     hlo.layout_configs(_graph(
         _parameter(1, [2]), hlo_modules.instruction("reshape", id=2, operands=[1], shape=[2])), 0)
-
-
-def test_tiles_count_registers_of_8_by_128_from_major_to_minor():
-  graph = _graph(
-      _parameter(1, [32, 12, 12, 192]), _parameter(2, [3, 3, 192, 384]),
-      _conv(3, [1, 2], [32, 12, 12, 384], (0, 3), (0, 3), (2, 3)))
-  graph.module.computations[0].instructions[2].shape.layout.minor_to_major.extend([3, 0, 2, 1])
-  feat = hlo.tile_configs(graph, 100_000).config_feat
-  # As released for this convolution of AlexNet: at most 3x3x24x3 and 12x12x4x3.
-  assert feat[:, :6].max(axis=0).tolist() == [3, 3, 24, 3, 0, 0]
-  assert feat[:, 8:14].max(axis=0).tolist() == [12, 12, 4, 3, 0, 0]
-  np.testing.assert_array_equal(feat[:, 6], feat[:, :6].sum(axis=1))
-  np.testing.assert_array_equal(feat[:, 15], feat[:, 8:12].prod(axis=1))
-  assert feat[:, [7, 15]].max() <= 2400
-  assert not feat[:, 16:].any()
-  assert len(np.unique(feat, axis=0)) == len(feat)
-
-
-def test_a_kernel_without_contraction_tiles_its_largest_array():
-  graph = _graph(_parameter(1, [4096]), hlo_modules.instruction(
-      "reduce", id=2, operands=[1]))
-  feat = hlo.tile_configs(graph, 100).config_feat
-  assert feat[:, 8].tolist() == [1, 2, 4]
-  assert not feat[:, :8].any()
-
-
-def test_a_tile_of_a_huge_array_stays_within_the_registers():
-  feat = hlo.tile_configs(_graph(_parameter(1, [2400] * 4 + [1 << 14, 1 << 18])), 50).config_feat
-  assert len(feat) > 1
-  assert feat[:, 8:14].astype(np.float64).prod(axis=1).max() <= 2400
-
-
-def test_tiles_are_unlabelled_with_normalizer_one_as_in_the_test_files():
-  configs = hlo.tile_configs(_graph(_parameter(1, [64, 256])), 5)
-  assert configs.normalizer_ns.tolist() == [1] * len(configs)
-  assert not configs.is_labelled
-  with pytest.raises(ValueError, match="no array with a dimension"):
-    hlo.tile_configs(_graph(_parameter(1, [])), 5)
 
 
 @pytest.mark.parametrize("options, n", [((2, 3), 10), ((2, 3), 4), ((50,) * 4, 200)])
@@ -167,14 +129,6 @@ def test_choices_are_distinct_in_range_and_sorted_with_the_first_option(options,
   assert (choices >= 0).all() and (choices < options).all()
   assert not choices[0].any()
   assert [tuple(choice) for choice in choices] == sorted({tuple(each) for each in choices})
-
-
-def test_choices_that_are_not_accepted_are_never_made():
-  for options in ((4, 5), (60,) * 4):
-    choices = distinct_choices(
-        options, 50, seed=0, accept=lambda choices: choices.sum(axis=1) % 2 == 1)
-    assert len(choices) == min(50, np.prod(options) // 2)
-    assert (choices.sum(axis=1) % 2 == 1).all()
 
 
 @recorded.needs_hlo

@@ -76,7 +76,7 @@ def test_a_kernel_without_an_estimate_is_counted_apart():
 def test_a_program_with_a_kernel_without_an_estimate_gets_no_label(monkeypatch):
   module = _looping_module(bound=5)
   module.computations[0].instructions[1].backend_config = _window(2**63 - 1)
-  program = tpu.TpuProgram("tpu:v3", module.SerializeToString(), 1.0, 0, before_layouts=None)
+  program = tpu.TpuProgram(module.SerializeToString(), 1.0, 0, before_layouts=None)
   monkeypatch.setattr(tpu, "compile_function", lambda *_, **__: program)
   found, = labels.TpuEstimate("tpu:v3").run([(4, _net)], _ARGS)
   assert found[0] == 4 and "no estimate for 1 of 2 kernels" in str(found[1])
@@ -161,8 +161,9 @@ def test_nodes_of_the_compilers_graph_know_their_group():
   found = collect.choices(_net, *_ARGS)
   default = collect.apply(_net, found.default)
   graph = hlo.featurize(default, *_ARGS, target="tpu:v3")
-  assert sorted(problem.node_groups(graph, found)) == [0, 1, 2]
-  options = problem.visible_options(graph, found)
+  nodes = problem.node_options(graph, found)
+  assert sorted(node.group for node in nodes) == [0, 1, 2]
+  options = problem.visible_options(nodes, 3)
   assert [len(each) for each in options] == found.options.tolist()
   kernel_cycles = [kernel.estimated_cycles
                    for kernel in hlo.kernels(default, *_ARGS, target="tpu:v3")]

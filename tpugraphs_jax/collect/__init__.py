@@ -8,6 +8,5 @@ them in the released format.
 """
 
 from tpugraphs_jax.collect.choosing import Choice, Choices, apply, choices
-from tpugraphs_jax.collect.programs import example
 
-__all__ = ["Choice", "Choices", "apply", "choices", "example"]
+__all__ = ["Choice", "Choices", "apply", "choices"]

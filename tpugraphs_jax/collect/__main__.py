@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 import os
-import resource
 import sys
 
 import jax
@@ -32,7 +31,6 @@ def main(argv: list[str] | None = None) -> int:
   args = _parse(sys.argv[1:] if argv is None else argv)
   try:
     jobs = _jobs(args)
-    known = workers.labelled(jobs)
     if args.beam is None:
       failures = workers.run(jobs, processes=args.jobs, progress=not args.quiet)
     else:
@@ -46,15 +44,8 @@ def main(argv: list[str] | None = None) -> int:
   for line in failures:
     print(f"failed: {line}", file=sys.stderr)
   print(f"{len(jobs) - len(failures)} of {len(jobs)} programs collected in "
-        f"{args.out} as {args.collection}{_rate(workers.labelled(jobs) - known)}")
+        f"{args.out} as {args.collection}")
   return 1 if failures else 0
-
-
-def _rate(made: int) -> str:
-  """How many labels this machine's workers made an hour and core, of processor time."""
-  used = resource.getrusage(resource.RUSAGE_CHILDREN)
-  hours = (used.ru_utime + used.ru_stime) / 3600
-  return f"; {made:,} labels, {made / hours:,.0f} an hour and core" if made and hours else ""
 
 
 def _jobs(args: argparse.Namespace) -> list[Job]:
@@ -95,8 +86,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
       description="Labels layout choices of programs and writes them as a data set.",
       epilog="-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster labels them")
   parser.add_argument("--programs", nargs="+", required=True, metavar="SOURCE",
-                      help="FILE.py with a dictionary PROGRAMS, a folder of them, FILE.py:KEY, "
-                      "or module:name")
+                      help="FILE.py with a dictionary PROGRAMS, a folder of them, or FILE.py:KEY")
   parser.add_argument("--label", required=True,
                       help="tpu_estimate, bytes_estimate or measured")
   parser.add_argument("--target", help="of tpu_estimate: v2, v3, v4, v5e, v5p or v6e")

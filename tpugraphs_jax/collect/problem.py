@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,7 +60,8 @@ class Problem:
     self.choices = choosing.choices(function, *args, operands=operands)
     self.graph = dataclasses.replace(
         hlo.featurize(self._module(module)), name=self.name, stage=label.stage)
-    self.options = visible_options(self.graph, self.choices)
+    self._nodes = node_options(self.graph, self.choices)
+    self.options = visible_options(self._nodes, len(self.choices.groups))
     if max(map(len, self.options), default=1) < 2:
       raise ValueError(f"{self.name}: no layout of its {len(self.options)} groups of equations "
                        "can be chosen; expected a convolution, dot or reshape")
@@ -86,19 +87,20 @@ class Problem:
       self, candidates: Sequence[Numbers], values: Sequence[int] | None = None
   ) -> hlo.HloGraph:
     """The graph with these choices as its configurations, and labels `[C]` where given."""
+    # A node of no group takes the option 0 of the last column.
+    numbers = np.column_stack([np.array(candidates, np.int64), np.zeros(len(candidates), int)])
+    feat = np.stack([node.rows[numbers[:, node.group]] for node in self._nodes], axis=1)
     label = np.array([0] * len(candidates) if values is None else values, np.int64)
-    configs = layout_configs(self.graph, self.choices, np.array(candidates, np.int64), label)
-    return dataclasses.replace(self.graph, configs=configs)
+    return dataclasses.replace(self.graph, configs=factor_layout_configs(feat, label))
 
   def numbers_of(self, proposed: graph.OpGraph) -> list[Numbers]:
     """The choices that are the configurations of a graph; other configurations are left out."""
-    rows, groups = option_rows(self.graph, self.choices), node_groups(self.graph, self.choices)
     found = []
     for config in proposed.configs.decode(np.arange(len(proposed.configs))):  # [K, 18]
       fits = [np.ones(len(group.options), bool) for group in self.choices.groups]
-      for node, group in enumerate(groups):
-        if group >= 0:
-          fits[group] &= (rows[node] == config[node]).all(axis=1)
+      for node, row in zip(self._nodes, config):
+        if node.group >= 0:
+          fits[node.group] &= (node.rows == row).all(axis=1)
       if all(fit.any() for fit in fits):
         found.append(tuple(int(np.argmax(fit)) for fit in fits))
     return found
@@ -113,17 +115,18 @@ class Problem:
                             target=self.label.target)
     found: list[set[Dims]] = [set() for _ in self.options]
     for node in proto.instructions(program.module):
-      number = choosing.number_in(node.metadata.op_name)
-      group = _group(node, self.choices)
-      axes = _axes(group.shapes[0], tuple(node.shape.dimensions)) if group else None
+      number = _group_number(node, self.choices)
+      axes = None if number < 0 else _axes(
+          self.choices.groups[number].shapes[0], tuple(node.shape.dimensions))
       if axes is not None:
         found[number].add(tuple(axes.index(dim) for dim in node.shape.layout.minor_to_major))
     return [orders.pop() if len(orders) == 1 else None for orders in found]
 
   def lines(self, group: int) -> list[str]:
     """Where a group's equations stand in the user's files: `model.py:12`."""
-    nodes = self.graph.config_node[node_groups(self.graph, self.choices) == group]
-    return sorted({self.graph.origins[node].where for node in nodes} - {""})
+    nodes = [index for index, node in zip(self.graph.config_node, self._nodes)
+             if node.group == group]
+    return sorted({self.graph.origins[index].where for index in nodes} - {""})
 
   def raw_labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, labels.Raw]:
     """What the label found of choices, compared with each other; failed ones are left out."""
@@ -132,75 +135,55 @@ class Problem:
             if not isinstance(raw, Exception)}
 
 
-def option_rows(op_graph: hlo.HloGraph, choices: choosing.Choices) -> list[np.ndarray]:
-  """For every configurable node, the row of each option of its group.
+class NodeOptions(NamedTuple):
+  """What a configurable node can choose."""
+
+  group: int  # number of the group that decides; -1 for none
+  # [options, 18] int8 of the group, minor to major: output, first and second operand. -1 where an
+  # option leaves a tensor to the compiler, or where the compiler has changed its shape.
+  rows: np.ndarray
+
+
+def node_options(op_graph: hlo.HloGraph, choices: choosing.Choices) -> list[NodeOptions]:
+  """The options of every configurable node; a node of no group has one row of -1.
 
   Args:
     op_graph: the graph of `apply(function, choices.default)`.
     choices: of the same function.
-
-  Returns:
-    Per node `[options, 18]` int8, minor to major: output, first and second
-    operand. -1 where an option leaves a tensor to the compiler, or where the
-    compiler has changed its shape. A node of no group has one row of -1.
   """
   nodes = proto.instructions(op_graph.module)
   position = proto.positions(op_graph.module)
-  rows = []
+  found = []
   for index in op_graph.config_node:
     node = nodes[index]
-    group = _group(node, choices)
+    number = _group_number(node, choices)
     shapes = [tuple(node.shape.dimensions)] + [
         tuple(nodes[position[operand]].shape.dimensions) for operand in node.operand_ids]
-    options = _node_orders(group, shapes) if group else [((),) * 2]
-    rows.append(np.array([search.row(orders) for orders in options], np.int8))
-  return rows
+    orders = _node_orders(choices.groups[number], shapes) if number >= 0 else [((),) * 2]
+    found.append(NodeOptions(number, np.array([search.row(each) for each in orders], np.int8)))
+  return found
 
 
-def node_groups(op_graph: hlo.HloGraph, choices: choosing.Choices) -> np.ndarray:
-  """The group of every configurable node, `[K]` int64; -1 for none."""
-  nodes = proto.instructions(op_graph.module)
-  groups = [_group(nodes[index], choices) for index in op_graph.config_node]
-  return np.array([choices.groups.index(group) if group else -1 for group in groups], np.int64)
-
-
-def visible_options(
-    op_graph: hlo.HloGraph, choices: choosing.Choices
-) -> list[np.ndarray]:
+def visible_options(nodes: Sequence[NodeOptions], groups: int) -> list[np.ndarray]:
   """Per group, the options that the graph can tell apart, ascending, 0 first.
 
   A group whose equations the compiler has simplified away has no node in the graph and
   only option 0, because no model could tell its other options apart.
   """
-  rows = option_rows(op_graph, choices)
-  groups = node_groups(op_graph, choices)
   result = []
-  for place in range(len(choices.groups)):
-    seen = [rows[node] for node in np.flatnonzero(groups == place)] or [np.zeros((1, 1))]
+  for group in range(groups):
+    seen = [node.rows for node in nodes if node.group == group] or [np.zeros((1, 1))]
     _, first = np.unique(np.concatenate(seen, axis=1), axis=0, return_index=True)
     result.append(np.sort(first))
   return result
 
 
-def layout_configs(
-    op_graph: hlo.HloGraph, choices: choosing.Choices, numbers: np.ndarray,
-    label: np.ndarray,
-) -> graph.LayoutConfigs:
-  """The configurations of option numbers `[C, groups]` with labels `[C]` int64."""
-  rows = option_rows(op_graph, choices)
-  groups = node_groups(op_graph, choices)
-  feat = np.stack(
-      [each[numbers[:, group] if group >= 0 else np.zeros(len(numbers), np.int64)]
-       for each, group in zip(rows, groups)], axis=1)
-  return factor_layout_configs(feat, label)
-
-
-def _group(node: proto.HloInstructionProto, choices: choosing.Choices) -> Group | None:
+def _group_number(node: proto.HloInstructionProto, choices: choosing.Choices) -> int:
+  """The group that an instruction was made of; -1 where it was made of none."""
   number = choosing.number_in(node.metadata.op_name)
   if number is None or number >= len(choices.groups):
-    return None
-  group = choices.groups[number]
-  return group if node.opcode in _OPCODES[group.primitive] else None
+    return -1
+  return number if node.opcode in _OPCODES[choices.groups[number].primitive] else -1
 
 
 def _node_orders(group: Group, node_shapes: Sequence[Dims]) -> list[Orders]:

@@ -100,12 +100,18 @@ def download_collection(
     print(f"{collection}: {folder} exists, left alone; remove it to fetch it again")
     return folder
   data_root.mkdir(parents=True, exist_ok=True)
-  archive = data_root / name
-  if archive.exists():
-    unpack(archive, collection, folder)
-  else:
+  archive, is_checked = data_root / name, True
+  is_own = archive.exists()
+  if not is_own:
     is_checked = fetch(base_url.rstrip("/") + "/" + name, archive)
-    _unpack_fetched(archive, collection, folder, is_checked=is_checked)
+  try:
+    _unpack(archive, folder, collection, is_checked=is_checked)
+  except DownloadError as error:
+    if is_own:
+      raise DownloadError(f"{error}; delete it and run again") from error
+    archive.unlink()
+    raise DownloadError(f"{error}; deleted, run again to fetch it anew, and check --base_url if "
+                        "it happens again") from error
   if not keep_archive:
     archive.unlink()
   _report(collection, folder)
@@ -147,16 +153,6 @@ def fetch(url: str, path: Path) -> bool:
   os.replace(part, path)
   _validator_path(part).unlink(missing_ok=True)
   return is_checked
-
-
-def _unpack_fetched(archive: Path, collection: str, folder: Path, *, is_checked: bool) -> None:
-  try:
-    unpack(archive, collection, folder, is_checked=is_checked)
-  except DownloadError as error:
-    archive.unlink()
-    found = str(error).rpartition(";")[0]
-    raise DownloadError(f"{found}; deleted, run again to fetch it anew, and check --base_url if "
-                        "it happens again") from error
 
 
 def _transfer(url: str, part: Path) -> http.client.HTTPMessage:
@@ -249,13 +245,13 @@ def _verify_checksum(url: str, part: Path, headers: http.client.HTTPMessage) -> 
   return True
 
 
-def unpack(archive: Path, collection: str, folder: Path, *, is_checked: bool = True) -> None:
-  """Unpacks a collection's `.npz` files beside the archive, then renames to `folder`.
+def _unpack(archive: Path, folder: Path, collection: str, *, is_checked: bool) -> None:
+  """Unpacks the `.npz` files of a collection beside the archive, then renames to `folder`.
 
   Args:
     archive: the `.tar`.
-    collection: that it has.
     folder: of the collection.
+    collection: whose files the archive has.
     is_checked: whether the archive is known to be what the server has; otherwise every
       array is read once.
 
@@ -269,8 +265,7 @@ def unpack(archive: Path, collection: str, folder: Path, *, is_checked: bool = T
     _verify_files(staging, is_checked=is_checked)
   except (tarfile.TarError, EOFError, zlib.error, DownloadError) as error:
     shutil.rmtree(staging, ignore_errors=True)
-    raise DownloadError(f"{archive}: damaged archive ({console.one_line(error)}); delete it and "
-                        "run again") from error
+    raise DownloadError(f"{archive}: damaged archive ({console.one_line(error)})") from error
   folder.parent.mkdir(parents=True, exist_ok=True)
   os.replace(staging, folder)
 
@@ -289,7 +284,10 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
       end = member.offset_data + blocks * tarfile.BLOCKSIZE
       match = wanted.fullmatch(member.name)
       if match and member.isfile():
-        _write_member(tar, member, staging.joinpath(*match.groups()))
+        path = staging.joinpath(*match.groups())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tar.extractfile(member) as source, open(path, "wb") as target:
+          shutil.copyfileobj(source, target, _BLOCK_BYTES)
         progress.update()
       elif not member.isdir():
         print(f"{archive}: left out {member.name!r}, not a graph of {collection}")
@@ -297,12 +295,6 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
     tar.fileobj.seek(end)
     if tar.fileobj.read(2 * tarfile.BLOCKSIZE) != bytes(2 * tarfile.BLOCKSIZE):
       raise DownloadError("its end is missing")
-
-
-def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with tar.extractfile(member) as source, open(path, "wb") as target:
-    shutil.copyfileobj(source, target, _BLOCK_BYTES)
 
 
 def _verify_files(staging: Path, *, is_checked: bool) -> None:

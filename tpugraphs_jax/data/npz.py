@@ -8,7 +8,7 @@ stream of blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import math
@@ -44,6 +44,10 @@ class Member:
   shape: tuple[int, ...]
   dtype: np.dtype
   fortran_order: bool
+
+  @property
+  def nbytes(self) -> int:
+    return math.prod(self.shape) * self.dtype.itemsize
 
 
 class NpzArchive(contextlib.AbstractContextManager):
@@ -83,10 +87,9 @@ class NpzArchive(contextlib.AbstractContextManager):
   def read(self, name: str) -> np.ndarray:
     """One array, C-contiguous and read-only."""
     with self._open(name) as (stream, member):
-      needed = math.prod(member.shape) * member.dtype.itemsize
-      if needed > _memory_bytes():
-        self.fail(name, f"of shape {member.shape} takes {needed / 2**30:.0f} GiB, more than the "
-                  "memory of this machine")
+      if member.nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        self.fail(name, f"of shape {member.shape} takes {member.nbytes / 2**30:.0f} GiB, more than "
+                  "the memory of this machine")
       flat = np.frombuffer(stream.read(), member.dtype)
       order = "F" if member.fortran_order else "C"
       return np.asarray(flat.reshape(member.shape, order=order), order="C")
@@ -98,7 +101,7 @@ class NpzArchive(contextlib.AbstractContextManager):
     """
     member = self.member(name)
     rows = member.shape[0]
-    step = rows_per_block(member.shape, member.dtype, block_bytes)
+    step = _rows_per_block(member.shape, member.dtype, block_bytes)
     if member.fortran_order:
       array = self.read(name)
       yield from (array[start:start + step] for start in range(0, rows, step))
@@ -127,43 +130,15 @@ class NpzArchive(contextlib.AbstractContextManager):
   def _check_size(self, name: str, member: Member, stored: int) -> None:
     if member.dtype.hasobject:
       self.fail(name, "holds Python objects, expected plain numbers")
-    needed = math.prod(member.shape) * member.dtype.itemsize
-    if needed != stored:
+    if member.nbytes != stored:
       self.fail(name, f"of shape {member.shape} and dtype {member.dtype} needs "
-                f"{needed} bytes, the file holds {stored}; {_REMEDY}")
+                f"{member.nbytes} bytes, the file holds {stored}; {_REMEDY}")
 
 
-@contextlib.contextmanager
-def create_archive(
-    path: str | os.PathLike[str], *, compress_level: int) -> Iterator[zipfile.ZipFile]:
-  """A new deflated archive, which takes its place when complete."""
-  with (files.replacing(path, "wb") as file,
-        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=compress_level) as archive):
-    yield archive
-
-
-def add_array(
-    archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], dtype: np.dtype,
-    blocks: Iterable[np.ndarray],
-) -> None:
-  """Appends one array whose `blocks`, concatenated, have the given shape."""
-  header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
-            "fortran_order": False, "shape": shape}
-  with archive.open(name + _SUFFIX, "w", force_zip64=True) as stream:
-    np.lib.format.write_array_header_1_0(stream, header)
-    for block in blocks:
-      stream.write(np.ascontiguousarray(block, dtype).data.cast("B"))
-
-
-def rows_per_block(shape: tuple[int, ...], dtype: np.dtype, block_bytes: int) -> int:
+def _rows_per_block(shape: tuple[int, ...], dtype: np.dtype, block_bytes: int) -> int:
   """Number of first-axis rows that fill `block_bytes`, at least one."""
   row_bytes = math.prod(shape[1:]) * np.dtype(dtype).itemsize
   return max(1, block_bytes // max(1, row_bytes))
-
-
-def _memory_bytes() -> int:
-  """All memory of this machine."""
-  return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 _REMEDY = "fetch or generate the file again"
@@ -225,12 +200,11 @@ def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
         config_node=np.zeros(0, np.int32), configs=configs)
 
 
-def read_layout(path: str | os.PathLike[str], *, with_configs: bool = True) -> graph.OpGraph:
+def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
   """Reads one layout file, named after its stem, its configurations factored.
 
   The configurations are read as a stream: memory stays far below the size of
-  `node_config_feat` unless that array is stored in Fortran order. Without them
-  (`configs` is None) reading takes no longer than the graph itself.
+  `node_config_feat` unless that array is stored in Fortran order.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -245,45 +219,45 @@ def read_layout(path: str | os.PathLike[str], *, with_configs: bool = True) -> g
     _check_members(archive, _LAYOUT_ARRAYS)
     return _read_graph(
         archive, node_splits=_read_splits(archive), config_node=_read_config_node(archive),
-        configs=_read_layout_configs(archive) if with_configs else None)
+        configs=_read_layout_configs(archive))
 
 
-def write_tile(
-    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6) -> None:
-  """Writes a tile graph in the released form, beside `path` and then renamed.
-
-  `compress_level` is zlib's, 1 (fast) to 9 (small).
-  """
+def write_tile(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
+  """Writes a tile graph in the released form, beside `path` and then renamed."""
   configs = op_graph.configs
-  _write(path, compress_level, {
+  _write(path, {
       "node_feat": op_graph.node_feat, "node_opcode": op_graph.node_opcode,
       "edge_index": op_graph.edge_index, "config_feat": configs.config_feat,
       "config_runtime": configs.runtime_ns, "config_runtime_normalizers": configs.normalizer_ns})
 
 
-def write_layout(
-    path: str | os.PathLike[str], op_graph: graph.OpGraph, *, compress_level: int = 6) -> None:
+def write_layout(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
   """Writes a layout graph in the released form, beside `path` and then renamed.
 
-  The configurations are decoded block by block. `compress_level` is zlib's, 1 (fast) to 9
-  (small).
+  The configurations are decoded block by block.
   """
-  _write(path, compress_level, {
+  _write(path, {
       "edge_index": op_graph.edge_index, "node_feat": op_graph.node_feat,
       "node_opcode": op_graph.node_opcode, "node_config_feat": op_graph.configs,
       "node_config_ids": op_graph.config_node, "node_splits": op_graph.node_splits[None],
       "config_runtime": op_graph.configs.runtime_ns})
 
 
-def _write(path: str | os.PathLike[str], compress_level: int, arrays: dict) -> None:
+def _write(path: str | os.PathLike[str], arrays: dict) -> None:
   """Writes arrays by name in their released dtypes; `LayoutConfigs` are decoded in blocks."""
-  with create_archive(path, compress_level=compress_level) as archive:
+  with (files.replacing(path, "wb") as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive):
     for name, array in arrays.items():
       shape, blocks = getattr(array, "shape", None), [array]
       if isinstance(array, graph.LayoutConfigs):
         shape = (len(array), len(array.node_group), columns.LAYOUT_CONFIG_FEATURES)
         blocks = _decoded_blocks(array, shape)
-      add_array(archive, name, shape, _WRITTEN.get(name, np.int64), blocks)
+      dtype = np.dtype(_WRITTEN.get(name, np.int64))
+      with archive.open(name + _SUFFIX, "w", force_zip64=True) as stream:
+        np.lib.format.write_array_header_1_0(stream, {
+            "descr": dtype.str, "fortran_order": False, "shape": shape})
+        for block in blocks:
+          stream.write(np.ascontiguousarray(block, dtype).data.cast("B"))
 
 
 def split_files(data_root: str | os.PathLike[str], collection: str, split: str) -> list[Path]:
@@ -443,6 +417,6 @@ def _brief(array: np.ndarray) -> str:
 
 
 def _decoded_blocks(configs: graph.LayoutConfigs, shape: tuple[int, ...]):
-  step = rows_per_block(shape, np.float32, graph.BLOCK_BYTES)
+  step = _rows_per_block(shape, np.float32, graph.BLOCK_BYTES)
   for start in range(0, shape[0], step):
     yield configs.decode(np.arange(start, min(start + step, shape[0])))

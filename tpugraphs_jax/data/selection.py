@@ -8,8 +8,7 @@ of them it is judged. Graphs and files that are left out are named in the log an
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
-import contextlib
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import json
@@ -35,7 +34,42 @@ DUPLICATE_POLICIES = ("keep", "first", "min", "mean")
 
 
 @dataclasses.dataclass(frozen=True)
-class TileData:
+class _Data:
+  """What tile and layout collections have in common."""
+
+  collection: Collection
+  skip_bad_files: bool = False
+  target: str = "official"
+  config_features: tuple[str, ...] = ("released",)
+  duplicate_policy: str = "keep"
+
+  def load(self, data_root: str, split: str) -> list[OpGraph]:
+    """Graphs of a split by name, those of training as the options of the class say.
+
+    Raises:
+      ValueError: a file is malformed, and all or none of such files are left out.
+      FileNotFoundError: there are no files.
+    """
+    files = npz.split_files(data_root, self.collection.name, split)
+    try:
+      graphs = self._read(files, data_root, split)
+    except npz.NpzError as error:
+      raise ValueError(f"{error}; data.skip_bad_files=True leaves such files out") from None
+    if not graphs:
+      raise ValueError(f"all {len(files)} files in {files[0].parent} are malformed")
+    if len(graphs) < len(files):
+      logging.warning("skipped %d of %d files in %s", len(files) - len(graphs), len(files),
+                      files[0].parent)
+    return self._for_training(graphs) if split == "train" else graphs
+
+  def why_not_trained(self, configs: TileConfigs | LayoutConfigs, *, min_configs: int) -> str:
+    """The reason to leave a graph out of training; empty if there is none."""
+    if len(configs) < min_configs:
+      return f"fewer than {min_configs} configurations"
+    return "" if configs.is_labelled else "no runtimes"
+
+
+class TileData(_Data):
   """A tile collection: fused kernels, small enough to be read as they are.
 
   Attributes:
@@ -46,28 +80,24 @@ class TileData:
     duplicate_policy: one of `DUPLICATE_POLICIES`, for training kernels.
   """
 
-  collection: Collection
-  skip_bad_files: bool = False
-  target: str = "official"
-  config_features: tuple[str, ...] = ("released",)
-  duplicate_policy: str = "keep"
-
-  def load(self, data_root: str, split: str) -> list[OpGraph]:
-    """Kernels of a split by name; bad files raise or are skipped by name."""
-    files = npz.split_files(data_root, self.collection.name, split)
-    with _explained_bad_files():
-      graphs = _read_tiles(files, skip_bad=self.skip_bad_files)
-    if split == "train":
-      graphs = [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]
+  def _read(self, files: Sequence[Path], data_root: str, split: str) -> list[OpGraph]:
+    del data_root, split
+    graphs = []
+    for path in files:
+      try:
+        graphs.append(npz.read_tile(path))
+      except npz.NpzError as error:
+        if not self.skip_bad_files:
+          raise
+        logging.warning("skipped %s", error)
     return graphs
+
+  def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:
+    return [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]
 
   def config_values(self, graph: OpGraph) -> np.ndarray:
     """Values on which the transform of configurations is fitted, `[C, 24 or more]` float32."""
     return feature_blocks.extended(graph, self.config_features).configs.config_feat
-
-  def why_not_trained(self, configs: TileConfigs, *, min_configs: int) -> str:
-    """The reason to leave a kernel out of training; empty if there is none."""
-    return why_not_trained(configs, min_configs=min_configs)
 
   def targets(self, configs: TileConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
@@ -81,7 +111,7 @@ class TileData:
 
 
 @dataclasses.dataclass(frozen=True)
-class LayoutData:
+class LayoutData(_Data):
   """A layout collection: whole programs, read through the store.
 
   Attributes:
@@ -90,9 +120,9 @@ class LayoutData:
     target: one of `TARGETS`.
     config_features: `("released",)` for all 18 integers of a node, or `("outputs",)` for the
       order of its output alone (`graph.output_orders`).
+    duplicate_policy: one of `DUPLICATE_POLICIES`, for training graphs.
     store_dir: the random-access copy; empty = `<data_root>/store`.
     leave_out: training graphs whose names have one of these words are left out.
-    duplicate_policy: one of `DUPLICATE_POLICIES`, for training graphs.
     entropy_threshold: of `drop_flat`, for training graphs; 0 = no filter.
     max_configs: most configurations per training graph: thirds fastest, slowest and
       random; 0 = all.
@@ -101,37 +131,28 @@ class LayoutData:
     seed: of samples.
   """
 
-  collection: Collection
-  skip_bad_files: bool = False
-  target: str = "official"
-  config_features: tuple[str, ...] = ("released",)
   store_dir: str = ""
   leave_out: tuple[str, ...] = ()
-  duplicate_policy: str = "keep"
   entropy_threshold: float = 0.0
   max_configs: int = 0
   indices_dir: str = ""
   max_validated: int = 0
   seed: int = 0
 
-  def load(self, data_root: str, split: str) -> list[OpGraph]:
-    """Programs of a split by name; bad files raise or are skipped by name."""
-    with _explained_bad_files():
-      folders = store.ensure_store(
-          data_root, self.collection.name, split, store_dir=self.store_dir or None,
-          skip_bad_files=self.skip_bad_files)
-    files = npz.split_files(data_root, self.collection.name, split)
-    _report_skipped(files, len(files) - len(folders))
-    graphs = store.open_graphs(folders)
-    if "outputs" in self.config_features:
-      graphs = list(map(output_orders, graphs))
-    if split == "train":
-      graphs = self._left(graphs)
-      read = sum(len(graph.configs) for graph in graphs)
-      graphs = [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]
-      graphs = [drop_flat(graph, self.entropy_threshold) for graph in graphs]
-      graphs = [self._limit_configs(graph) for graph in graphs]
-      self._tell_fewer_configs(read, sum(len(graph.configs) for graph in graphs))
+  def _read(self, files: Sequence[Path], data_root: str, split: str) -> list[OpGraph]:
+    del files
+    graphs = list(map(store.open_graph, store.ensure_store(
+        data_root, self.collection.name, split, store_dir=self.store_dir or None,
+        skip_bad_files=self.skip_bad_files)))
+    return list(map(output_orders, graphs)) if "outputs" in self.config_features else graphs
+
+  def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:
+    graphs = self._left(graphs)
+    read = sum(len(graph.configs) for graph in graphs)
+    graphs = [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]
+    graphs = [drop_flat(graph, self.entropy_threshold) for graph in graphs]
+    graphs = [self._limit_configs(graph) for graph in graphs]
+    self._tell_fewer_configs(read, sum(len(graph.configs) for graph in graphs))
     return graphs
 
   def _tell_fewer_configs(self, read: int, kept: int) -> None:
@@ -165,7 +186,7 @@ class LayoutData:
 
   def why_not_trained(self, configs: LayoutConfigs, *, min_configs: int) -> str:
     """The reason to leave a program out of training; empty if there is none."""
-    reason = why_not_trained(configs, min_configs=min_configs)
+    reason = super().why_not_trained(configs, min_configs=min_configs)
     if reason:
       return reason
     if not configs.differ:
@@ -212,13 +233,6 @@ def keep(graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[Any], str])
   return kept
 
 
-def why_not_trained(configs: TileConfigs | LayoutConfigs, *, min_configs: int) -> str:
-  """The reason to leave a graph of any kind out of training; empty if there is none."""
-  if len(configs) < min_configs:
-    return f"fewer than {min_configs} configurations"
-  return "" if configs.is_labelled else "no runtimes"
-
-
 def why_not_judged(configs: TileConfigs | LayoutConfigs) -> str:
   """The reason to leave a graph out of evaluation; empty if there is none."""
   if len(configs) < 2:
@@ -231,38 +245,6 @@ def check_kind(graph: OpGraph, kind: type) -> None:
   if not isinstance(graph.configs, kind):
     raise ValueError(f"{graph.name} has configs of type {type(graph.configs).__name__}; the model "
                      f"ranks {kind.__name__}")
-
-
-def _read_tiles(paths: Sequence[Path], *, skip_bad: bool) -> list[OpGraph]:
-  """Reads tile files in order; a malformed one raises, or is named and left out."""
-  graphs = []
-  for path in paths:
-    try:
-      graphs.append(npz.read_tile(path))
-    except npz.NpzError as error:
-      if not skip_bad:
-        raise
-      logging.warning("skipped %s", error)
-  _report_skipped(paths, len(paths) - len(graphs))
-  return graphs
-
-
-@contextlib.contextmanager
-def _explained_bad_files() -> Iterator[None]:
-  """Adds to the error of a malformed file in the block how to go on without that file."""
-  try:
-    yield
-  except npz.NpzError as error:
-    raise ValueError(
-        f"{error}; data.skip_bad_files=True leaves such files out") from None
-
-
-def _report_skipped(paths: Sequence[Path], bad: int) -> None:
-  """Counts the malformed files of a split; ValueError if it has no others."""
-  if bad == len(paths):
-    raise ValueError(f"all {len(paths)} files in {paths[0].parent} are malformed")
-  if bad:
-    logging.warning("skipped %d of %d files in %s", bad, len(paths), paths[0].parent)
 
 
 def drop_duplicates(graph: OpGraph, policy: str) -> OpGraph:

@@ -4,25 +4,23 @@ A released layout file is deflated, and its configurations take 72 bytes per con
 store keeps every configuration, without loss, as one small integer per group of nodes in a
 memory-mapped file, so that any few of them are read without the rest.
 
-    python -m tpugraphs_jax.data.store build  --data_root ~/data/tpugraphs/npz
-    python -m tpugraphs_jax.data.store info   --collection layout:xla:random
-    python -m tpugraphs_jax.data.store verify --collection layout:xla:random --split valid
+    python -m tpugraphs_jax.data.store build --data_root ~/data/tpugraphs/npz
 
 A graph of the store is a folder:
 
-    meta.json       format version, sizes, hashes, the source's size, time and hash
+    meta.json       format version, name, checksums, and size, time and checksum of the source
     group_row.npy   [C, groups] uint8 or uint16, memory-mapped when opened
     rows.npy  node_group.npy  runtime_ns.npy                   its configurations
     node_feat.npy  node_opcode.npy  edge_index.npy  node_splits.npy  config_node.npy
 
-It is written beside its place and renamed when complete, so that a folder with the right name is
-whole. Opening one never reads the source file, but notices when it has changed.
+The folder is written beside its place and renamed when complete, so that a folder with the right
+name is whole. Opening a graph notices when its source file has changed since.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import concurrent.futures
 import contextlib
 import errno
@@ -32,7 +30,6 @@ import os
 from pathlib import Path
 import shutil
 import sys
-import threading
 
 from absl import logging
 import numpy as np
@@ -45,7 +42,7 @@ from tpugraphs_jax.data import npz
 _VERSION = 1
 _META, _DIGESTS = "meta.json", "sha256"
 _REBUILD = "build the store again (python -m tpugraphs_jax.data.store build)"
-GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node")
+_GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node")
 # Only `group_row` is mapped, and where it is small not even that: a map holds a file
 # descriptor, of which 1,024 is the common limit, less than three maps per graph of the full
 # layout collections.
@@ -54,9 +51,6 @@ _MAPPED = "group_row"
 _LEAST_MAPPED_BYTES = 1 << 16
 # Bytes of files below which starting processes takes longer than the work.
 _WORTH_PROCESSES = 4 << 20
-# Heads of arrays are Python literals, and before Python 3.11.8 two threads that parse at the
-# same time can fail: https://github.com/python/cpython/issues/106905.
-_ONE_PARSES = threading.Lock()
 
 
 def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
@@ -65,23 +59,21 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
   Raises:
     FileNotFoundError: the folder is not a graph of a store.
     OSError: no more files can be opened.
-    ValueError: it is damaged, written in another format, or built from a
-      source that has changed since. A source that is gone is no error.
+    ValueError: the folder is damaged, written in another format, or built from a source file
+      that has changed since. A source file that is gone is no error.
   """
   folder = Path(folder)
   try:
     meta = read_meta(folder)
+    source = folder.resolve() / meta["source"]["path"]
+    if source.is_file() and not _is_built_from(meta, source):
+      raise ValueError(f"{folder}: its source {source} has changed since")
   except ValueError as error:
     raise ValueError(f"{error}; {_REBUILD}") from None
-  source = folder.resolve() / meta["source"]["path"]
-  if source.is_file() and not matches_source(meta, source):
-    raise ValueError(
-        f"{folder}: its source {source} has changed since; {_REBUILD}")
   is_mapped = _file(folder, _MAPPED).stat().st_size >= _LEAST_MAPPED_BYTES
   try:
-    with _ONE_PARSES:
-      arrays = {name: np.load(_file(folder, name)) for name in (*GRAPH_ARRAYS, *_CONFIG_ARRAYS)}
-      arrays[_MAPPED] = np.load(_file(folder, _MAPPED), mmap_mode="r" if is_mapped else None)
+    arrays = {name: np.load(_file(folder, name)) for name in (*_GRAPH_ARRAYS, *_CONFIG_ARRAYS)}
+    arrays[_MAPPED] = np.load(_file(folder, _MAPPED), mmap_mode="r" if is_mapped else None)
   except OSError as error:
     if error.errno not in (errno.EMFILE, errno.ENFILE):
       raise
@@ -101,7 +93,7 @@ def write_graph(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_s
     source_state: `fingerprint(source)`, taken before the file was read.
 
   Raises:
-    OSError: it cannot be written; what was there before is untouched.
+    OSError: the folder cannot be written; what was there before is untouched.
   """
   partial = files_lib.partial(folder)
   shutil.rmtree(partial, ignore_errors=True)  # of an earlier process of the same number
@@ -117,23 +109,17 @@ def write_graph(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_s
 
 
 def _write(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> None:
-  for name in GRAPH_ARRAYS:
+  for name in _GRAPH_ARRAYS:
     np.save(_file(folder, name), getattr(op_graph, name))
   for name in (*_CONFIG_ARRAYS, _MAPPED):
     np.save(_file(folder, name), getattr(op_graph.configs, name))
-  files = sorted(folder.iterdir())
-  _write_meta(folder, {
+  meta = {
       "version": _VERSION,
       "name": op_graph.name,
-      "nodes": op_graph.num_nodes,
-      "config_nodes": len(op_graph.config_node),
-      "configs": len(op_graph.configs),
-      "groups": op_graph.configs.group_row.shape[1],
-      "rows": len(op_graph.configs.rows),
-      "files": {path.name: path.stat().st_size for path in files},
-      _DIGESTS: {path.name: files_lib.digest_of(path) for path in files},
+      _DIGESTS: {path.name: files_lib.digest_of(path) for path in sorted(folder.iterdir())},
       "source": source,
-  })
+  }
+  (folder / _META).write_text(json.dumps(files_lib.sealed(meta), indent=1) + "\n")
 
 
 def read_meta(folder: Path) -> dict:
@@ -150,7 +136,7 @@ def read_meta(folder: Path) -> dict:
     raise FileNotFoundError(f"{folder} is not a graph of a store: it has no {_META}")
   try:
     meta = json.loads(path.read_text())
-    version, sizes, name = meta["version"], meta["files"], meta["name"]
+    version, name, digests = meta["version"], meta["name"], meta[_DIGESTS]
     meta = files_lib.unsealed(meta) if version == _VERSION else meta
   except (ValueError, KeyError, TypeError, AttributeError):
     raise ValueError(f"{path} is damaged") from None
@@ -158,26 +144,10 @@ def read_meta(folder: Path) -> dict:
     raise ValueError(f"{folder} has format {version}, expected {_VERSION}")
   if name != folder.name:
     raise ValueError(f"{folder} holds another graph, {name}")
-  for name, size in sizes.items():
-    file = folder / name
-    found = file.stat().st_size if file.is_file() else "none"
-    if found != size:
-      raise ValueError(f"{file} was cut short: {found} of {size} bytes")
-  damaged = files_lib.first_damaged(
-      {folder / name: digest for name, digest in meta[_DIGESTS].items()})
+  damaged = files_lib.first_damaged({folder / file: digest for file, digest in digests.items()})
   if damaged is not None:
-    raise ValueError(f"{damaged} is damaged: its checksum does not fit")
+    raise ValueError(f"{damaged} is missing or damaged: its checksum does not fit")
   return meta
-
-
-def damage_of(folder: Path) -> str:
-  """What is wrong with a graph of the store; empty if it is whole or not there."""
-  try:
-    if folder.exists():
-      read_meta(folder)
-  except (FileNotFoundError, ValueError) as error:
-    return str(error)
-  return ""
 
 
 def fingerprint(source: Path) -> dict:
@@ -187,50 +157,21 @@ def fingerprint(source: Path) -> dict:
           "sha256": files_lib.digest_of(source)}
 
 
-def looks_current(folder: Path, source: Path) -> bool:
-  """Whether the folder is whole and its source has the size and time of the build."""
-  try:
-    known, stat = read_meta(folder)["source"], source.stat()
-  except (FileNotFoundError, ValueError):
-    return False
-  return (stat.st_size, stat.st_mtime_ns) == (known["bytes"], known["mtime_ns"])
-
-
-def matches_source(meta: dict, source: Path) -> bool:
-  """Whether a store was built from `source` as it is now.
-
-  The contents are hashed only where the size agrees and the time does not.
-  """
-  known, stat = meta["source"], source.stat()
-  if stat.st_size != known["bytes"]:
-    return False
-  return (stat.st_mtime_ns == known["mtime_ns"]
-          or fingerprint(source)["sha256"] == known["sha256"])
-
-
-def renew_source(folder: Path, source: Path) -> bool:
-  """Notes the source's new time if only that has changed; whether it did so."""
+def why_built(folder: Path, source: Path) -> str:
+  """The reason to build a graph; empty if it is whole and its source has not changed since."""
   try:
     meta = read_meta(folder)
-  except (FileNotFoundError, ValueError):
-    return False
-  if not matches_source(meta, source):
-    return False
-  meta["source"]["mtime_ns"] = source.stat().st_mtime_ns
-  _write_meta(folder, meta)
-  return True
+  except (FileNotFoundError, ValueError) as error:
+    return str(error)
+  return "" if _is_built_from(meta, source) else f"{folder}: its source {source} has changed since"
 
 
-def has_leftovers(root: Path) -> bool:
-  """Whether a split has partial files or folders, and `tidy` may remove them."""
-  is_there = any(root.glob(".*.partial")) or any(root.glob("*/.*.partial"))
-  return is_there and os.access(root, os.W_OK)
-
-
-def tidy(root: Path) -> None:
-  """Removes the partial files and folders of interrupted builds of a split."""
-  for folder in {root, *(path.parent for path in root.glob("*/.*.partial"))}:
-    files_lib.tidy(folder)
+def _is_built_from(meta: dict, source: Path) -> bool:
+  """Whether a graph was built from `source` as it is now: a copy of a file has another time."""
+  known, stat = meta["source"], source.stat()
+  return stat.st_size == known["bytes"] and (
+      stat.st_mtime_ns == known["mtime_ns"]
+      or files_lib.first_damaged({source: known["sha256"]}) is None)
 
 
 def _replace_folder(new: Path, folder: Path) -> None:
@@ -249,11 +190,6 @@ def _relative(source: Path, folder: Path) -> str:
   # link is the new source.
   source = source.parent.resolve() / source.name
   return os.path.relpath(source, folder.parent.resolve() / folder.name)
-
-
-def _write_meta(folder: Path, meta: dict) -> None:
-  with files_lib.replacing(folder / _META) as file:
-    file.write(json.dumps(files_lib.sealed(meta), indent=1) + "\n")
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -322,15 +258,16 @@ def ensure_store(
         skip_bad_files=skip_bad_files, progress=progress, beam=beam)
   bad = {}
   root = next(iter(folders.values())).parent
-  if _outdated(folders) or has_leftovers(root):
+  if _outdated(folders):
     with _build_lock(root):
-      tidy(root)
+      files_lib.tidy(root)
       todo = _outdated(folders)  # another process may have built some meanwhile
-      for damage in filter(None, map(damage_of, todo.values())):
-        logging.warning("%s: this graph of the store is built again", damage)
+      for file, reason in todo.items():
+        if folders[file].exists():
+          logging.warning("%s: this graph of the store is built again", reason)
       bad = _build(
-          todo, workers=workers, stop_at_error=not skip_bad_files, beam=beam,
-          bar=f"{collection} {split}" if progress else None)
+          {file: folders[file] for file in todo}, workers=workers, beam=beam,
+          stop_at_error=not skip_bad_files, bar=f"{collection} {split}" if progress else None)
   for file, error in bad.items():
     logging.warning("skipped %s", error)
   return [folder for file, folder in folders.items() if file not in bad]
@@ -355,10 +292,11 @@ def _ensure_remote_store(
   return found
 
 
-def _outdated(folders: dict[Path, Path]) -> dict[Path, Path]:
+def _outdated(folders: dict[Path, Path]) -> dict[Path, str]:
+  """The files whose graphs have to be built, with the reasons."""
   with concurrent.futures.ThreadPoolExecutor() as pool:  # the first time reads every file
-    is_current = pool.map(looks_current, folders.values(), folders)
-    return {file: folders[file] for file, current in zip(folders, is_current) if not current}
+    reasons = pool.map(why_built, folders.values(), folders)
+    return {file: reason for file, reason in zip(folders, reasons) if reason}
 
 
 @contextlib.contextmanager
@@ -427,9 +365,9 @@ def _build_on_cluster(job: tuple[Path, Path]) -> None:
 
 
 def _build_graph(job: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
-  """Brings one graph of the store up to date; returns its file and the error of a malformed one."""
+  """Builds one graph of the store; returns its file and the error of a malformed one."""
   file, folder = job
-  if renew_source(folder, file):
+  if not why_built(folder, file):  # by a machine of a cluster
     return file, None
   state = fingerprint(file)
   try:
@@ -440,75 +378,13 @@ def _build_graph(job: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
   return file, None
 
 
-def open_graphs(folders: Iterable[Path]) -> list[graph.OpGraph]:
-  """Opens graphs side by side; see `open_graph`."""
-  with concurrent.futures.ThreadPoolExecutor() as pool:
-    return list(pool.map(open_graph, folders))
-
-
-def verify_graph(folder: Path, source: Path) -> None:
-  """Compares a graph of the store with its source file, value by value.
-
-  Raises:
-    ValueError: they differ, or either is damaged.
-  """
-  stored, released = open_graph(folder), npz.read_layout(source, with_configs=False)
-  for name in GRAPH_ARRAYS:
-    if not np.array_equal(getattr(stored, name), getattr(released, name)):
-      raise ValueError(f"{folder} differs from {source} in {name}")
-  with npz.NpzArchive(source) as archive:
-    if not np.array_equal(stored.configs.runtime_ns, archive.read("config_runtime")):
-      raise ValueError(f"{folder} differs from {source} in runtime_ns")
-    start = 0
-    for block in archive.blocks("node_config_feat", block_bytes=graph.BLOCK_BYTES):
-      ids = np.arange(start, start + len(block))
-      if not np.array_equal(stored.configs.decode(ids), block):
-        raise ValueError(f"{folder} differs from {source} in the configurations "
-                         f"{ids[0]}..{ids[-1]}")
-      start += len(block)
-
-
-def _show_info(folders: dict[Path, Path]) -> None:
-  """Prints the sizes of the graphs that are built, and their sums."""
-  print(f"{'graph':<56} {'nodes':>6} {'config nodes':>12} {'groups':>6} {'rows':>5} "
-        f"{'configs':>10} {'bytes':>14} {'bytes/config':>12}")
-  total_configs = total_bytes = missing = 0
-  for file, folder in folders.items():
-    if not looks_current(folder, file):
-      print(f"{folder.name:<56} not built")
-      missing += 1
-      continue
-    meta = read_meta(folder)
-    stored = sum(meta["files"].values())
-    total_configs += meta["configs"]
-    total_bytes += stored
-    print(f"{folder.name:<56} {meta['nodes']:>6} {meta['config_nodes']:>12} "
-          f"{meta['groups']:>6} {meta['rows']:>5} {meta['configs']:>10,} {stored:>14,} "
-          f"{stored / meta['configs']:>12.1f}")
-  print(f"{len(folders) - missing} of {len(folders)} graphs built, {total_configs:,} "
-        f"configs, {total_bytes / 2**20:,.1f} MiB")
-
-
-def _show_verification(folders: dict[Path, Path]) -> int:
-  """Verifies every graph and prints what differs; the number that do."""
-  failed = 0
-  for file, folder in folders.items():
-    try:
-      verify_graph(folder, file)
-    except (ValueError, FileNotFoundError) as error:
-      print(f"FAILED {error}")
-      failed += 1
-  print(f"{len(folders) - failed} of {len(folders)} graphs equal their source")
-  return failed
-
-
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
   own, beam = jobs.split_flags(argv)
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.data.store",
       description="The random-access store of the layout collections.",
       epilog="-- and flags of Apache Beam, such as --runner=FlinkRunner: a cluster builds it")
-  parser.add_argument("command", choices=("build", "info", "verify"))
+  parser.add_argument("command", choices=("build",))
   parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT,
                       help="folder of the released files (default: %(default)s)")
   parser.add_argument("--store_dir", help="folder of the store (default: DATA_ROOT/store)")
@@ -541,27 +417,21 @@ def _layout_collections(root: Path) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
   args = _parse(sys.argv[1:] if argv is None else argv)
-  failed = 0
   try:
     for collection, split in _chosen_splits(args):
       folders = graph_folders(args.data_root, collection, split, store_dir=args.store_dir)
       print(f"{collection} {split}: {next(iter(folders.values())).parent}")
-      if args.command == "build":
-        built = ensure_store(
-            args.data_root, collection, split, store_dir=args.store_dir,
-            workers=args.workers, skip_bad_files=args.skip_bad_files, beam=args.beam)
-        print(f"{len(built)} of {len(folders)} graphs built")
-      elif args.command == "info":
-        _show_info(folders)
-      else:
-        failed += _show_verification(folders)
+      built = ensure_store(
+          args.data_root, collection, split, store_dir=args.store_dir,
+          workers=args.workers, skip_bad_files=args.skip_bad_files, beam=args.beam)
+      print(f"{len(built)} of {len(folders)} graphs built")
   except (ValueError, OSError, ImportError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:
     print("interrupted: what is finished is kept, run again to go on", file=sys.stderr)
     return 130
-  return 1 if failed else 0
+  return 0
 
 
 if __name__ == "__main__":

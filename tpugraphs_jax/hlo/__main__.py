@@ -39,7 +39,6 @@ def _parser() -> argparse.ArgumentParser:
   show_parser = commands.add_parser("show", help="a summary of an HLO module")
   show_parser.set_defaults(command=_show)
   show_parser.add_argument("file", help="serialized module, tuning data, or HLO text")
-  show_parser.add_argument("--dot", action="store_true", help="Graphviz instead of words")
   return parser
 
 
@@ -60,12 +59,11 @@ def _show(args: argparse.Namespace) -> int:
   loaded = sources.load_file(args.file)
   message = proto.parse_any(loaded.data, where=loaded.where)
   entries = getattr(message, "modules", [message])  # only TuningData has several
-  render = show.dot if args.dot else show.summary
   for entry in entries:
     module = entry if isinstance(entry, proto.HloModuleProto) else entry.module
     graph = module_graph.featurize_module(
         module, where=loaded.where, name=module.name or loaded.name, edge_order="insertion")
-    print(render(graph), end="\n\n")
+    print(show.summary(graph), end="\n\n")
   return 0
 
 

@@ -1,18 +1,14 @@
-"""Configurations to choose from for a program or kernel of one's own, in the data set's forms.
+"""Layouts to choose from for a program of one's own, in the data set's forms.
 
-Layouts. A configurable node chooses, for each of its tensors, an order of dimensions
-from minor to major. What it can choose follows the released graphs: convolution and
-dot order two dimensions of output, input and kernel each, and reshape orders all
-dimensions such that no element moves in memory.
-
-Tiles. The data set gives a tile as the number of vector registers along each
-dimension, from major to minor: a register holds 8 elements of the second-minor
-dimension and 128 of the minor one, or 1,024 of a vector's only dimension.
+A configurable node chooses, for each of its tensors, an order of dimensions from minor to
+major. The orders follow the released graphs: convolution and dot order two dimensions of
+output, input and kernel each, and reshape orders all dimensions such that no element moves in
+memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import itertools
 import math
@@ -21,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, MAX_RANK
-from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
-from tpugraphs_jax.hlo import features, proto
+from tpugraphs_jax.graph import LayoutConfigs
+from tpugraphs_jax.hlo import proto
 
 if TYPE_CHECKING:
   from tpugraphs_jax.hlo import module_graph  # which imports this module
@@ -32,14 +28,7 @@ Row = tuple[int, ...]  # 18 integers
 _DEFAULT = (-1,) * LAYOUT_CONFIG_FEATURES
 _OPERANDS = {"convolution": 2, "dot": 2, "reshape": 1}
 
-_LANES = 128
-_SUBLANES = 8
-# The largest tile, in registers, of the released kernels that were looked at.
-_MAX_REGISTERS = 2400
-
-# Up to this many combinations all are listed; more are drawn in at most so many rounds.
-_LISTED = 1 << 17
-_ROUNDS = 50
+_LISTED = 1 << 17  # up to this many combinations all are listed, of more some are drawn
 
 
 def layout_configs(graph: module_graph.HloGraph, n: int, seed: int = 0) -> LayoutConfigs:
@@ -177,92 +166,16 @@ def row(orders: Sequence[Dims]) -> Row:
   return tuple(itertools.chain(*filled, _DEFAULT))[:LAYOUT_CONFIG_FEATURES]
 
 
-def tile_configs(graph: module_graph.HloGraph, n: int, seed: int = 0) -> TileConfigs:
-  """Up to `n` distinct tile sizes of a kernel, not labelled.
-
-  The last convolution or dot has bounds for its output and its kernel. A kernel
-  without one has output bounds for its largest array, as a reduction has for
-  what it reduces. A bound divides the number of registers or is a power of two,
-  and a tile has at most 2,400 registers, the most that the data set shows.
-
-  Args:
-    graph: a graph from `featurize`.
-    n: how many configurations; a small kernel has fewer.
-    seed: of the sample, where there are more than `n`.
-
-  Raises:
-    ValueError: the graph has no array that a tile could cut.
-  """
-  blocks = [[_bounds(size) for size in _registers(shape)] for shape in _tiled_shapes(graph)]
-  options = [bounds for block in blocks for bounds in block]
-  if not options:
-    raise ValueError(f"{graph.name}: no array with a dimension, expected one to tile")
-  block_of = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
-
-  def bounds_of(choices: np.ndarray) -> np.ndarray:
-    return np.stack(
-        [np.array(bounds)[choices[:, k]] for k, bounds in enumerate(options)], axis=1)
-
-  def fits(choices: np.ndarray) -> np.ndarray:
-    bounds = bounds_of(choices).astype(np.float64)  # int64 would wrap
-    return np.all([bounds[:, block_of == block].prod(axis=1) <= _MAX_REGISTERS
-                   for block in range(len(blocks))], axis=0)
-
-  choices = distinct_choices([len(bounds) for bounds in options], n, seed=seed, accept=fits)
-  bounds = bounds_of(choices)
-  return TileConfigs(
-      features.tile_features(
-          bounds[:, block_of == 1], bounds[:, block_of == 0], np.zeros((len(bounds), 0), int)),
-      runtime_ns=np.zeros(len(bounds), np.int64),
-      normalizer_ns=np.ones(len(bounds), np.int64))
-
-
-def _tiled_shapes(graph: module_graph.HloGraph) -> list[proto.ShapeProto]:
-  """The output, and for a convolution or dot its kernel."""
-  nodes = proto.instructions(graph.module)
-  contractions = [node for node in nodes
-                  if node.opcode in ("convolution", "dot") and len(node.operand_ids) == 2]
-  if contractions:
-    kernel = nodes[proto.positions(graph.module)[contractions[-1].operand_ids[1]]]
-    return [contractions[-1].shape, kernel.shape]
-  arrays = [node.shape for node in nodes if node.shape.dimensions]
-  return [max(arrays, key=lambda shape: math.prod(shape.dimensions))] if arrays else []
-
-
-def _registers(shape: proto.ShapeProto) -> list[int]:
-  """How many registers each dimension takes, from major to minor."""
-  minor_to_major = list(shape.layout.minor_to_major)
-  rank = len(shape.dimensions)
-  if sorted(minor_to_major) != list(range(rank)):
-    minor_to_major = list(reversed(range(rank)))
-  sizes = [max(1, shape.dimensions[dim]) for dim in minor_to_major]
-  units = [_LANES * _SUBLANES] if rank == 1 else [_LANES, _SUBLANES]
-  for k, unit in enumerate(units[:rank]):
-    sizes[k] = -(-sizes[k] // unit)
-  return sizes[::-1]
-
-
-def _bounds(size: int) -> list[int]:
-  """The divisors of `size` and the powers of two below it, up to the largest tile."""
-  return [bound for bound in range(1, min(size, _MAX_REGISTERS) + 1)
-          if size % bound == 0 or bound & (bound - 1) == 0]
-
-
-def distinct_choices(
-    options: Sequence[int], n: int, *, seed: int,
-    accept: Callable[[np.ndarray], np.ndarray] = lambda choices: np.ones(len(choices), bool),
-) -> np.ndarray:
+def distinct_choices(options: Sequence[int], n: int, *, seed: int) -> np.ndarray:
   """At most `n` distinct combinations of independent choices, `[C, len(options)]` int64.
 
   Args:
     options: the number of options of each choice: at least one choice, all positive.
     n: how many combinations; all of them where there are fewer.
     seed: of the draw.
-    accept: of combinations `[c, len(options)]`, which ones are allowed, `[c]` bool.
 
   Returns:
-    Option numbers in ascending order of combinations. The combination of all first
-    options is among them where it is allowed.
+    Option numbers in ascending order of combinations, first the combination of all first options.
   """
   if n < 1:
     raise ValueError(f"n is {n}, expected at least one configuration")
@@ -270,15 +183,11 @@ def distinct_choices(
   total = math.prod(options)
   if total <= max(n, _LISTED):
     found = np.stack(np.unravel_index(np.arange(total), tuple(options)), axis=1)
-    found = found[accept(found)]
   else:
     found = np.zeros((1, len(options)), np.int64)
-    found = found[accept(found)]
-    for _ in range(_ROUNDS):
+    while len(found) < n:
       drawn = rng.integers(0, options, (n, len(options)))
-      found = np.unique(np.concatenate([found, drawn[accept(drawn)]]), axis=0)
-      if len(found) >= n:
-        break
+      found = np.unique(np.concatenate([found, drawn]), axis=0)
   if len(found) <= n:
     return found
   return found[np.append(0, 1 + np.sort(rng.choice(len(found) - 1, n - 1, replace=False)))]

@@ -1,4 +1,4 @@
-"""A summary of a module as text, and its graph as a Graphviz drawing."""
+"""A summary of an HLO module as text."""
 
 from __future__ import annotations
 
@@ -15,27 +15,6 @@ _TUPLE = 13
 def summary(graph: module_graph.HloGraph) -> str:
   """Size, computations, opcodes and configurable nodes of a graph, as lines."""
   return "\n".join(_summary_lines(graph))
-
-
-def dot(graph: module_graph.HloGraph) -> str:
-  """The graph in the DOT language. Arrows point from producer to consumer, dashed for calls."""
-  lines = [f"digraph {_quoted(graph.name)} {{", "  node [shape=box, fontsize=10];"]
-  node = 0
-  computation_of = []
-  for number, computation in enumerate(graph.module.computations):
-    lines += [f"  subgraph cluster_{number} {{", f"    label={_quoted(computation.name)};"]
-    for instruction in computation.instructions:
-      label = f"{instruction.opcode}\n{shape_text(instruction.shape)}"
-      style = ", style=bold" if instruction.id == computation.root_id else ""
-      lines.append(f"    n{node} [label={_quoted(label)}{style}];")
-      computation_of.append(number)
-      node += 1
-    lines.append("  }")
-  for consumer, producer in graph.edge_index.tolist():
-    crosses = computation_of[consumer] != computation_of[producer]
-    style = " [style=dashed]" if crosses else ""
-    lines.append(f"  n{producer} -> n{consumer}{style};")
-  return "\n".join([*lines, "}"])
 
 
 def shape_text(shape: proto.ShapeProto) -> str:
@@ -73,8 +52,3 @@ def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
     origin = graph.origins[index]
     yield (f"  {index}  {node.opcode}  {shape_text(node.shape)} <- {operands}  {origin.name}"
            + (f"  {origin.where}" if origin.where else ""))
-
-
-def _quoted(text: str) -> str:
-  escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-  return f'"{escaped}"'

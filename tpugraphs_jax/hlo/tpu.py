@@ -34,7 +34,6 @@ _BEFORE_LAYOUTS = "before_layout-assignment"
 class TpuProgram:
   """A compiled function."""
 
-  target: str
   module: bytes  # serialized HloModuleProto after all optimisations, with windows
   optimal_seconds: float  # the compiler's estimate, no measurement
   bytes_accessed: int  # the compiler's estimate too
@@ -89,12 +88,12 @@ def compile_function(
   """
   lowered = lower(function, args, target)
   if not keep_stages:
-    return _program(_compiled(lowered), target, None)
+    return _program(_compiled(lowered), None)
   with tempfile.TemporaryDirectory() as folder:
     compiled = _compiled(lowered, {
         "xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment",
         "xla_dump_hlo_as_proto": True})
-    return _program(compiled, target, _stage(Path(folder), _BEFORE_LAYOUTS))
+    return _program(compiled, _stage(Path(folder), _BEFORE_LAYOUTS))
 
 
 def _compiled(lowered: Any, options: dict[str, Any] | None = None) -> Any:
@@ -104,11 +103,11 @@ def _compiled(lowered: Any, options: dict[str, Any] | None = None) -> Any:
     return lowered.compile(compiler_options=options)
 
 
-def _program(compiled: Any, target: str, before_layouts: bytes | None) -> TpuProgram:
+def _program(compiled: Any, before_layouts: bytes | None) -> TpuProgram:
   modules = compiled.runtime_executable().hlo_modules()
   cost = compiled.cost_analysis()
   return TpuProgram(
-      target, modules[0].as_serialized_hlo_module_proto(), float(cost["optimal_seconds"]),
+      modules[0].as_serialized_hlo_module_proto(), float(cost["optimal_seconds"]),
       int(cost["bytes accessed"]), before_layouts)
 
 

@@ -125,8 +125,8 @@ def _store_lines(
     folders = store.graph_folders(
         config.data_root, collection.name, split, store_dir=config.data.store_dir or None)
     for file, folder in folders.items():
-      if store.looks_current(folder, file):
-        stored += sum(store.read_meta(folder)["files"].values())
+      if not store.why_built(folder, file):
+        stored += sum(path.stat().st_size for path in folder.iterdir())
       else:
         missing, bound = missing + 1, bound + _stored_bytes(file)
   text = f"store       {console.size(stored)}"

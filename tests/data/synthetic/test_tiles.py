@@ -9,20 +9,16 @@ import numpy as np
 import pytest
 
 from tpugraphs_jax.data.synthetic import program as machine
-from tpugraphs_jax.data.synthetic.program import Program
 from tpugraphs_jax.data.synthetic.tiles import Kernel, tile_cost
 
 
 def normalizing_kernel(before: str, after: str) -> Kernel:
   """`after(x * sum_n before(x))` on [256, 2048]."""
-  program, dims = Program(), (256, 2048)
-  x = program.add("parameter", dims)
-  total = program.reduce(program.like(before, x), (1,))
-  scaled = program.like("multiply", x, program.spread(total, dims, (0,)))
-  root = program.like(after, scaled)
-  program.end_computation()
-  axes = {node: ("m", "n")[:len(program.dims(node))] for node in range(root + 1)}
-  return Kernel(program, range(root + 1), axes, {"m": 256, "n": 2048}, ("m", "n"), ())
+  kernel, axes = Kernel({"m": 256, "n": 2048}), ("m", "n")
+  x = kernel.parameter(axes)
+  total = kernel.reduce(kernel.add(before, axes, x), "n")
+  kernel.add(after, axes, kernel.add("multiply", axes, x, kernel.spread(total, axes)))
+  return kernel.finish()
 
 
 def test_tile_time_counts_what_feeds_a_reduction_once_per_tile():
@@ -42,15 +38,12 @@ def test_tile_time_counts_what_feeds_a_reduction_once_per_tile():
 
 def product_kernel(left_opcode: str, right_opcode: str) -> Kernel:
   """`left(x) @ right(y)` on square matrices."""
-  program, dims = Program(), (4096, 4096)
-  x, y = program.add("parameter", dims), program.add("parameter", dims, parameter_number=1)
-  left, right = program.like(left_opcode, x), program.like(right_opcode, y)
-  root = program.add("convolution", dims, left, right, contraction=4096)
-  program.end_computation()
-  axes = {x: ("m", "k"), left: ("m", "k"), y: ("k", "n"), right: ("k", "n"),
-          root: ("m", "n")}
-  return Kernel(program, range(root + 1), axes, dict.fromkeys("mnk", 4096), ("m", "n"),
-                ("k", "n"))
+  kernel = Kernel(dict.fromkeys("mnk", 4096))
+  kernel.output_axes, kernel.kernel_axes = ("m", "n"), ("k", "n")
+  x, y = kernel.parameter(("m", "k")), kernel.parameter(("k", "n"))
+  left, right = kernel.add(left_opcode, ("m", "k"), x), kernel.add(right_opcode, ("k", "n"), y)
+  kernel.add("convolution", ("m", "n"), left, right, contraction=4096)
+  return kernel.finish()
 
 
 def test_the_same_instructions_wired_differently_have_another_best_tile():

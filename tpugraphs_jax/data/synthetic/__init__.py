@@ -304,10 +304,8 @@ def write_file(out: Path, spec: FileSpec) -> None:
   if path.exists():
     return
   op_graph, ceiling = make_file(spec)
-  with npz.create_archive(
-      out.joinpath("ceiling", *parts), compress_level=6) as archive:
-    for name, array in dataclasses.asdict(ceiling).items():
-      npz.add_array(archive, name, array.shape, array.dtype, [array])
+  with files.replacing(out.joinpath("ceiling", *parts), "wb") as file:
+    np.savez_compressed(file, **dataclasses.asdict(ceiling))
   write = npz.write_tile if spec.is_tile else npz.write_layout
   write(path, op_graph)
 

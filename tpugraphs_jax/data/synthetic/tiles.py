@@ -28,7 +28,6 @@ All sizes are in registers of 8 x 128 elements.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -53,31 +52,30 @@ _COMPILER_ERROR = 0.1  # sd of the log of the compiler's own estimate
 _TRANSFER_NS = machine.REGISTER_BYTES / machine.BYTES_PER_NS  # per register
 
 
-@dataclasses.dataclass(frozen=True)
 class Kernel:
-  """A fused computation inside its module, for the cost model."""
+  """A fused computation, built by axes instead of by dimensions.
 
-  program: Program
-  fused: range  # instruction numbers of the fused computation, root last
-  axes: dict[int, tuple[str, ...]]  # the axes each fused instruction runs over
-  sizes: dict[str, int]  # elements along each axis
-  output_axes: tuple[str, ...]
-  kernel_axes: tuple[str, ...]  # axes of a convolution's kernel, else empty
+  Attributes:
+    program: of the computation, and of the entry computation that calls it.
+    sizes: elements along each axis, major first.
+    axes: the axes that each instruction of the computation runs over.
+    output_axes: of the root; all axes unless a builder changes them.
+    kernel_axes: of the kernel of a product, else empty.
+    root: number of the last instruction of the computation, set by `finish`.
+  """
 
-  @property
-  def root(self) -> int:
-    return self.fused[-1]
-
-
-class _Fusion:
-  """Adds instructions by axes instead of by dimensions."""
-
-  def __init__(self, program: Program, sizes: dict[str, int], dtype: str):
-    self.program, self.sizes, self.dtype = program, sizes, dtype
+  def __init__(self, sizes: dict[str, int], dtype: str = "f32"):
+    self.program, self.sizes, self.dtype = Program(), sizes, dtype
     self.axes: dict[int, tuple[str, ...]] = {}
     self.parameters: list[int] = []
-    self.output: tuple[str, ...] = ()
-    self.kernel: tuple[str, ...] = ()
+    self.output_axes: tuple[str, ...] = tuple(sizes)
+    self.kernel_axes: tuple[str, ...] = ()
+    self.root = -1
+
+  @property
+  def fused(self) -> range:
+    """Numbers of the instructions of the computation, root last."""
+    return range(self.root + 1)
 
   def add(self, opcode: str, axes: tuple[str, ...], *operands: int, **attributes) -> int:
     dims = tuple(self.sizes[a] for a in axes)
@@ -133,26 +131,42 @@ class _Fusion:
     return x
 
 
+  def finish(self) -> Kernel:
+    """Ends the computation."""
+    self.root = self.program.end_computation()
+    return self
+
+  def call(self) -> Kernel:
+    """Ends the computation and adds the entry computation that calls it."""
+    self.finish()
+    entry = [
+        self.program.add("parameter", self.program.dims(p), parameter_number=i, dtype=self.dtype)
+        for i, p in enumerate(self.parameters)]
+    self.program.like("fusion", self.root, *entry)
+    self.program.end_computation()
+    return self
+
+
 def random_kernel(rng: np.random.Generator, *, nodes: int, configs: int = 1) -> Kernel:
   """A kernel of about `nodes` nodes.
 
   Args:
     rng: decides family, shapes and wiring.
-    nodes: aimed at; 2 gives a copy.
-    configs: how many configurations the output's shape is to allow.
+    nodes: how many are wanted; fewer than 6 give a copy of two nodes.
+    configs: how many configurations the shape of the output is to allow.
   """
-  program = Program()
   dtype = "bf16" if rng.random() < 0.25 else "f32"
   if nodes < 6:
-    return _copy_kernel(program, _output_sizes(rng, configs), dtype)
+    kernel = Kernel(_output_sizes(rng, configs), dtype)
+    kernel.add("copy", kernel.output_axes, kernel.parameter(kernel.output_axes))
+    return kernel.finish()
   family = str(rng.choice(_FAMILIES, p=_FAMILY_SHARES))
   # A reduction has one of the axes no longer in its output.
-  sizes = _output_sizes(rng, configs * (_REDUCED_TILES if family == "reduce" else 1))
-  fusion = _Fusion(program, sizes, dtype)
-  opcodes = _opcodes(rng, nodes)
+  kernel = Kernel(
+      _output_sizes(rng, configs * (_REDUCED_TILES if family == "reduce" else 1)), dtype)
   build = {"map": _map, "normalize": _normalize, "reduce": _reduce, "product": _product}
-  build[family](fusion, opcodes, rng)
-  return _finish(fusion)
+  build[family](kernel, _opcodes(rng, nodes), rng)
+  return kernel.call()
 
 
 def _output_sizes(rng: np.random.Generator, configs: int) -> dict[str, int]:
@@ -197,71 +211,46 @@ def _opcodes(rng: np.random.Generator, nodes: int) -> tuple[list[str], list[str]
   return near, list(rng.permutation(slow)) + far
 
 
-def _map(fusion: _Fusion, opcodes, rng: np.random.Generator) -> None:
-  fusion.output = tuple(fusion.sizes)
-  x = fusion.parameter(fusion.output)
-  fusion.chain(x, opcodes[0] + opcodes[1], rng)
+def _map(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
+  kernel.chain(kernel.parameter(kernel.output_axes), opcodes[0] + opcodes[1], rng)
 
 
-def _normalize(fusion: _Fusion, opcodes, rng: np.random.Generator) -> None:
+def _normalize(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
   """The tile needs the reduced axis whole before it can start."""
-  fusion.output = tuple(fusion.sizes)
-  x = fusion.parameter(fusion.output)
-  y = fusion.chain(x, opcodes[0], rng)
-  total = fusion.reduce(y, str(rng.choice(fusion.output[-2:], p=_REDUCED_SHARES)))
-  x = fusion.add("multiply", fusion.output, x, fusion.spread(total, fusion.output))
-  fusion.chain(x, opcodes[1], rng)
+  axes = kernel.output_axes
+  x = kernel.parameter(axes)
+  y = kernel.chain(x, opcodes[0], rng)
+  total = kernel.reduce(y, str(rng.choice(axes[-2:], p=_REDUCED_SHARES)))
+  x = kernel.add("multiply", axes, x, kernel.spread(total, axes))
+  kernel.chain(x, opcodes[1], rng)
 
 
-def _reduce(fusion: _Fusion, opcodes, rng: np.random.Generator) -> None:
+def _reduce(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
   """The output lacks one of the input's axes."""
-  axes = tuple(fusion.sizes)
+  axes = tuple(kernel.sizes)
   reduced = str(rng.choice(axes[-2:], p=_REDUCED_SHARES)) if len(axes) > 2 else "m"
-  x = fusion.chain(fusion.parameter(axes), opcodes[0], rng)
-  x = fusion.reduce(x, reduced)
-  fusion.output = fusion.axes[x]
-  fusion.chain(x, opcodes[1], rng)
+  x = kernel.chain(kernel.parameter(axes), opcodes[0], rng)
+  x = kernel.reduce(x, reduced)
+  kernel.output_axes = kernel.axes[x]
+  kernel.chain(x, opcodes[1], rng)
 
 
-def _product(fusion: _Fusion, opcodes, rng: np.random.Generator) -> None:
+def _product(kernel: Kernel, opcodes, rng: np.random.Generator) -> None:
   """A matrix product; producers on one operand are repeated for the other's tiles."""
-  fusion.output = tuple(fusion.sizes)
-  fusion.sizes["k"] = int(rng.choice((128, 256, 512, 768, 1024, 2048)))
-  fusion.kernel = ("k", "n")
-  left = fusion.parameter((*fusion.output[:-1], "k"))
-  right = fusion.parameter(fusion.kernel)
+  kernel.sizes["k"] = int(rng.choice((128, 256, 512, 768, 1024, 2048)))
+  kernel.kernel_axes = ("k", "n")
+  left = kernel.parameter((*kernel.output_axes[:-1], "k"))
+  right = kernel.parameter(kernel.kernel_axes)
   if rng.random() < 0.5:
-    left = fusion.chain(left, opcodes[0], rng)
+    left = kernel.chain(left, opcodes[0], rng)
   else:
-    right = fusion.chain(right, opcodes[0], rng)
-  rank = len(fusion.output)
+    right = kernel.chain(right, opcodes[0], rng)
+  rank = len(kernel.output_axes)
   numbers = [0] * 14
   numbers[1], numbers[7], numbers[13] = rank - 1, 1, rank - 1
-  x = fusion.add("convolution", fusion.output, left, right, convolution=tuple(numbers),
-                 contraction=fusion.sizes["k"])
-  fusion.chain(x, opcodes[1], rng)
-
-
-def _copy_kernel(program: Program, sizes: dict[str, int], dtype: str) -> Kernel:
-  """Two nodes: a parameter and a copy."""
-  axes = tuple(sizes)
-  dims = tuple(sizes.values())
-  source = program.add("parameter", dims, dtype=dtype)
-  copy = program.add("copy", dims, source, dtype=dtype)
-  program.end_computation()
-  return Kernel(program, range(2), {source: axes, copy: axes}, sizes, axes, ())
-
-
-def _finish(fusion: _Fusion) -> Kernel:
-  """Ends the fused computation and adds the entry computation that calls it."""
-  program = fusion.program
-  root = program.end_computation()
-  entry = [program.add("parameter", program.dims(p), parameter_number=i, dtype=fusion.dtype)
-           for i, p in enumerate(fusion.parameters)]
-  program.like("fusion", root, *entry)
-  program.end_computation()
-  return Kernel(program, range(root + 1), fusion.axes, fusion.sizes, fusion.output,
-                fusion.kernel)
+  x = kernel.add("convolution", kernel.output_axes, left, right, convolution=tuple(numbers),
+                 contraction=kernel.sizes["k"])
+  kernel.chain(x, opcodes[1], rng)
 
 
 def tile_configs(
