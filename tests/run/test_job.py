@@ -45,6 +45,16 @@ def fitted(kind, graphs, **changes):
   return job
 
 
+def written(root, kind, **splits):
+  """A folder of data with these graphs."""
+  for split, graphs in splits.items():
+    folder = root.joinpath(*COLLECTIONS[kind].split(":"), split)
+    folder.mkdir(parents=True)
+    for graph in graphs:
+      (npz.write_tile if kind == "tile" else npz.write_layout)(folder / f"{graph.name}.npz", graph)
+  return str(root)
+
+
 def messages(caplog):
   return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
@@ -145,14 +155,13 @@ def test_rows_hold_exact_metrics_and_opa_is_pooled_over_pairs(kind, ks):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ties_are_ranked_in_file_order(kind, tmp_path, monkeypatch):
+def test_ties_are_ranked_in_file_order(kind, tmp_path):
   graphs = [graph_of(kind, "same", [0] * 40, same=True), graph_of(kind, "some", [0] * 6)]
   job = fitted(kind, graphs)
   # Equal configurations are asked for once, whatever their places would give.
   job.ranker.scorer = made_up(job.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]})
   np.testing.assert_array_equal(job.ranker.rank(graphs[0])[0], np.arange(40))
-  monkeypatch.setattr(type(job.data), "load", lambda self, root, split: graphs)
-  results.predict(job.data, "", job.ranker, tmp_path)
+  results.predict(job.data, written(tmp_path / "npz", kind, test=graphs), job.ranker, tmp_path)
   saved, name = submission.read_results(tmp_path / "results.csv"), job.ranker.collection.name
   np.testing.assert_array_equal(saved[f"{name}:same"], np.arange(40))
   np.testing.assert_array_equal(saved[f"{name}:some"], [4, 1, 3, 0, 2, 5])
@@ -204,12 +213,11 @@ def test_programs_have_the_figures_of_the_tables_of_2021(is_predicted):
 
 @pytest.mark.parametrize("loss, predict", [("LogMSE:1", np.exp), ("MSE:1", np.asarray)])
 def test_scores_of_regression_losses_predict_runtimes_in_the_unit_of_the_target(
-    loss, predict, tmp_path, monkeypatch):
+    loss, predict, tmp_path):
   graph, scores = graph_of("tile", "net_1", [150, 320, 210]), [0.5, 1.5, 0.75]
   job = fitted("tile", [graph], **{"loss.losses": loss, "batch.target": "official"})
   with job.config.unlocked():
-    job.config.data_root = str(tmp_path / "npz")
-  monkeypatch.setattr(type(job.data), "load", lambda self, root, split: [graph])
+    job.config.data_root = written(tmp_path / "npz", "tile", valid=[graph])
   job.ranker.scorer = made_up(job.ranker.family, {"net_1": scores})
   results.evaluate(job, tmp_path)
   with (tmp_path / "validation_programs.csv").open() as file:
@@ -221,13 +229,9 @@ def test_scores_of_regression_losses_predict_runtimes_in_the_unit_of_the_target(
 def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
   graph = graph_of("layout", "g", np.arange(60, 0, -1))
   graph.configs.group_row[1::2] = graph.configs.group_row[0]
-  for split in ("train", "valid"):
-    folder = tmp_path / "npz" / "layout" / "xla" / "random" / split
-    folder.mkdir(parents=True)
-    npz.write_layout(folder / "g.npz", graph)
+  root = written(tmp_path / "npz", "layout", train=[graph], valid=[graph])
   distinct = len(np.unique(graph.configs.decode(np.arange(60)), axis=0))
   assert distinct == 30
-  root = tmp_path / "npz"
   assert len(parts_lib.make("layout").data.load(root, "train")[0].configs) == distinct
   assert len(parts_lib.make("layout").data.load(root, "valid")[0].configs) == 60
   keep = {"data.duplicate_policy": "keep"}
@@ -244,21 +248,20 @@ def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(t
   assert all(path.name.startswith(files_lib.LOCK) for path in tmp_path.iterdir())
 
 
-def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path, monkeypatch):
+def test_the_split_that_is_asked_for_is_judged_or_refused(tmp_path):
   graphs = {"valid": [graph_of("tile", "v", [3, 1, 2])], "train": [graph_of("tile", "t", [2, 5])],
             "test": [graph_of("tile", "u", [0, 0, 0])]}
   job = fitted("tile", graphs["train"])
   with job.config.unlocked():
-    job.config.data_root = str(tmp_path / "npz")
+    job.config.data_root = written(tmp_path / "npz", "tile", **graphs)
   made = {"v": [3, 1, 2], "t": [5, 2], "u": [1, 2, 3]}
-  monkeypatch.setattr(type(job.data), "load", lambda self, root, split: graphs[split])
   job.ranker.scorer = made_up(job.ranker.family, made)
   assert results.evaluate(job, tmp_path)["kendaltau"] == 1
   assert results.evaluate(job, tmp_path, split="train")["kendaltau"] == -1
   found = json.loads((tmp_path / "summary.json").read_text())
   assert (found["validation"]["split"], found["train"]["split"]) == ("valid", "train")
   assert (tmp_path / "train.csv").exists()
-  results.predict(job.data, "", job.ranker, tmp_path, split="train")
+  results.predict(job.data, job.config.data_root, job.ranker, tmp_path, split="train")
   ranking = submission.read_results(tmp_path / "results_train.csv")
   assert {name: found.tolist() for name, found in ranking.items()} == {"tile:xla:t": [1, 0]}
   with pytest.raises(ValueError, match="labels"):

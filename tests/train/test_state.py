@@ -167,11 +167,6 @@ def test_swa_counts_updates_and_not_the_steps_that_they_gather():
   np.testing.assert_allclose(state.eval_params["bias"], (seen[5] + seen[7]) / 2, rtol=1e-5)
 
 
-def test_there_is_one_average():
-  with pytest.raises(ValueError, match="one average"):
-    state_lib.create_optimizer(total_steps=1, average_window=(0.5, 1.0), average_decay=0.9)
-
-
 @pytest.mark.parametrize("field, value", [
     (field, value) for field, values in {
         "name": ["sgd"], "learning_rate": [-1e-3, float("nan"), float("inf")],

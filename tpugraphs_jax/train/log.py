@@ -333,7 +333,7 @@ class Profile:
     if step == self._first < self._last:
       wait()
       self._is_running = self._attempt(jax.profiler.start_trace, str(self._folder))
-    elif step == self._last:
+    elif self._is_running and step == self._last:
       wait()
       self.stop()
 
