@@ -18,7 +18,7 @@ from tpugraphs_jax.serve import ensemble, judge
 from tpugraphs_jax.train import log
 import timing
 
-OWN = "layout:own:programs"
+OWN = "layout:own:outputs"
 _COMBINE = ensemble.COMBINATIONS["min_max"]  # members differ in the scale of their scores
 _TIMED_STEPS, _TIMED_SECONDS = 30, 15.0  # to plan a run
 _STEPS_PER_EPOCH = 500

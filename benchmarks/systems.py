@@ -6,7 +6,7 @@
 A run is a fresh process on one core. It times some steps first, so that the horizon of its
 learning rate ends where its budget does. The budget counts the CPU time of training steps
 and of making their batches, not compilation, preparation and evaluation. Quality is judged
-on the validation split after the last step. Programs of our own are few, and are soon learnt
+on the validation split after the last step. Own programs are few, and are soon learnt
 by heart: of six states of a run, each after twice the steps of the one before, the best on
 the validation split is judged, on the test split. Every finished run is a JSON file in the
 working folder (`benchmarks/races`): a second call makes the missing runs, and two calls may
@@ -44,11 +44,13 @@ import race_run
 from race_run import OWN
 import timing
 
-RACE = ("layout:xla:random", "layout:nlp:default", "tile:xla", OWN)
+RACE = ("layout:xla:random", "layout:nlp:default", "tile:xla")
 # What decides, what else is told, and whether the smaller number is the better one.
 HEADLINES = {"layout": "kendaltau", "tile": "slowdown1"}
 COLUMNS = {"layout": ("kendaltau", "opa", "slowdown1", "slowdown10"),
-           "tile": ("slowdown1", "slowdown5", "opa", "kendaltau")}
+           "tile": ("slowdown1", "slowdown5", "opa", "kendaltau"),
+           # Programs of our own have 12 configurations at most.
+           OWN: ("kendaltau", "opa", "slowdown1", "slowdown5")}
 _SMALLER_IS_BETTER = ("slowdown1",)
 _PRESET = "preset="
 # Systems besides the presets, by the variants that make them.
@@ -60,10 +62,9 @@ _ONLY = {"second_xla": "xla", "second_nlp": "nlp"}
 ENSEMBLES = {
     **{name: ("tables&tables&tables",) for name in quality.CASES if name.startswith("layout")},
     "tile:xla": ("recommended&recommended&recommended",),
-    OWN: ("official&official&official", "tenth&official"),
 }
 _ENSEMBLE_BUDGETS = 3
-COLLECTIONS = tuple(ENSEMBLES)
+COLLECTIONS = (*ENSEMBLES, OWN)
 # What is recommended with one option changed, by collection; of score tables see
 # `tables_quality.py`.
 ABLATIONS = {
@@ -76,23 +77,18 @@ ABLATIONS = {
         "a constant learning rate": "optimizer.schedule=constant",
         "the last parameters, no average": "optimizer.average_decay=0.0",
     }),
-    OWN: ("official", {
-        "one round": "model.num_gnns=1",
-        "four rounds": "model.num_gnns=4",
-        "width 64": "model.hidden_dim=64",
-        "logarithms instead of minmax": "data.feature_transform=signed_log1p",
-        "slates of any runtimes": "batch.sampling=uniform",
-        "slates of 64": "batch.configs=64",
-        "no weight penalty": "loss.kernel_l2=0.0+loss.activity_l2=0.0",
-        "averaged parameters": "optimizer.average_decay=0.99",
-    }),
 }
 _ALL_COLLECTIONS = "fifth_all"  # a network for all of the data set, of which own programs are no part
-_OWN_SEGMENT = 100  # nodes; own programs have a few hundred
+# Nodes of a segment, and configurations that a program needs: own programs are small.
+_OWN_SEGMENT, _OWN_CONFIGS = 50, 2
 
 
 def kind_of(collection: str) -> str:
   return collection.partition(":")[0]
+
+
+def columns_of(collection: str) -> tuple[str, ...]:
+  return COLUMNS.get(collection) or COLUMNS[kind_of(collection)]
 
 
 def systems_of(kind: str) -> dict[str, str]:
@@ -103,11 +99,12 @@ def systems_of(kind: str) -> dict[str, str]:
 
 
 def racing(collection: str) -> list[str]:
-  """The systems that race on a collection: all but what was made for other programs."""
+  """The single systems that race on a collection: all but those made for other programs."""
   kind, source, *_ = collection.split(":")
   singles = [name for name in systems_of(kind) if source in (_ONLY.get(name, source), "own")
              and not (source == "own" and name == _ALL_COLLECTIONS)]
-  return [*singles, *ENSEMBLES[collection]]
+  own = ["recommended"] if collection == OWN else []  # elsewhere that is `tables`
+  return [*own, *singles]
 
 
 def ablations(collection: str) -> dict[str, str]:
@@ -132,8 +129,10 @@ def config_of(collection: str, system: str, seed: int, data_root: str):
   config = configs.load(f"{kind}.py:" + ",".join(filter(None, (place, variant))))
   with config.unlocked():
     config.seed, config.data_root = seed, data_root
-    if collection == OWN and "segments" in config:
-      config.segments.max_nodes = _OWN_SEGMENT
+    if collection == OWN:
+      config.batch.min_configs = _OWN_CONFIGS
+      if "segments" in config:
+        config.segments.max_nodes = _OWN_SEGMENT
     config.update_from_flattened_dict(dict(map(_field, changes)))
   return config
 
@@ -150,7 +149,7 @@ def _field(change: str) -> tuple[str, Any]:
 def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
   """What a random order gives, and the runtimes without noise where they are known."""
   if collection != OWN:
-    case = quality.CASES[collection]._replace(columns=COLUMNS[kind_of(collection)])
+    case = quality.CASES[collection]._replace(columns=columns_of(collection))
     return quality.bounds(case, collection, data_root)
   job = job_lib.Job.of(config_of(collection, "official", 0, data_root))
   graphs = job_lib.judged(job.data.load(data_root, race_run.judged_split(job)))
@@ -160,12 +159,13 @@ def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
       runtimes, collections.Collection(collection).slowdown_ks)}
 
 
-def summarised(rows: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any]:
+def summarised(rows: Sequence[Mapping[str, Any]], collection: str) -> dict[str, Any]:
   """Means over seeds of one system, and the deviation of its quality."""
-  figures = (*COLUMNS[kind], "parameters", "steps", "step_ms", "rank_cpu_s", "peak_mib")
+  columns = columns_of(collection)
+  figures = (*columns, "parameters", "steps", "step_ms", "rank_cpu_s", "peak_mib")
   means = {name: float(np.mean([row[name] for row in rows])) for name in figures}
   spread = {name: float(np.std([row[name] for row in rows], ddof=len(rows) > 1))
-            for name in COLUMNS[kind]}
+            for name in columns}
   return means | {"spread": spread, "seeds": len(rows)}
 
 
@@ -176,16 +176,16 @@ def ranked(results: Mapping[str, Mapping[str, Any]], kind: str) -> list[tuple[st
   return sorted(results.items(), key=lambda item: sign * item[1][headline])
 
 
-def table(results: Mapping[str, Any], kind: str, bounds: Mapping[str, Any]) -> str:
+def table(results: Mapping[str, Any], collection: str, bounds: Mapping[str, Any]) -> str:
   """Systems of a collection in Markdown, best first, between the ceiling and a random order."""
-  columns = COLUMNS[kind]
+  columns = columns_of(collection)
   head = (*("pooled OPA" if c == "opa" else c for c in columns), "parameters", "steps", "ms / step", "s to rank", "peak MiB", "seeds")
   lines = ["| system | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
   pooled = lambda c: "opa_pooled" if c == "opa" else c  # `opa` of a bound is a mean over graphs
   plain = lambda name, row: f"| {name} | " + " | ".join(
       [f"{row[pooled(c)]:.3f}" if pooled(c) in row else "" for c in columns] + [""] * 6) + " |"
   lines += [plain("ceiling (no noise)", bounds["ceiling"])] if "ceiling" in bounds else []
-  for name, row in ranked(results, kind):
+  for name, row in ranked(results, kind_of(collection)):
     spread = lambda c: f" ± {row['spread'][c]:.3f}" if row["seeds"] > 1 else ""
     cells = [f"{row[c]:.3f}{spread(c)}" for c in columns]
     cells += [f"{row['parameters']:,.0f}", f"{row['steps']:,.0f}", f"{row['step_ms']:.1f}",
@@ -289,8 +289,7 @@ def race(args: argparse.Namespace) -> dict[str, Any]:
     # The runtimes without noise are known of synthetic data alone.
     found["labels"] = SYNTHETIC if "ceiling" in found["bounds"] else collections.label_kind(
         root_of(args, collection), collections.Collection(collection))
-    kind = kind_of(collection)
-    print(f"\n{collection}\n\n{table(found['systems'], kind, found['bounds'])}\n", flush=True)
+    print(f"\n{collection}\n\n{table(found['systems'], collection, found['bounds'])}\n", flush=True)
   return results
 
 
@@ -298,7 +297,9 @@ def systems_in(args: argparse.Namespace, collection: str) -> dict[str, str]:
   """What is asked for, by the names of a table's rows."""
   if args.ablations:
     return ablations(collection)
-  return {system: system for system in args.systems or racing(collection)}
+  # An ensemble has three budgets of time: equal steps are for single systems.
+  ensembles = () if args.steps else ENSEMBLES.get(collection, ())
+  return {system: system for system in args.systems or [*racing(collection), *ensembles]}
 
 
 def recorded(args: argparse.Namespace, collection: str) -> dict[str, Any]:
@@ -312,7 +313,7 @@ def recorded(args: argparse.Namespace, collection: str) -> dict[str, Any]:
         print(f"{collection}  {system}  seed {row['seed']}: {row['error']}", flush=True)
     good = [row for row in found if "error" not in row]
     if good:
-      rows[name] = summarised(good, kind_of(collection)) | {"failed": len(found) - len(good)}
+      rows[name] = summarised(good, collection) | {"failed": len(found) - len(good)}
   bounds = kept(args.workdir / f"{name_of(collection)}.json",
                 lambda: limits(collection, root_of(args, collection)))
   return {"systems": rows, "bounds": bounds}
@@ -352,7 +353,7 @@ def main() -> None:
                 **results}, args.out)
   if args.table:
     args.table.write_text("\n\n".join(
-        f"## `{name}`\n\n{table(found['systems'], kind_of(name), found['bounds'])}"
+        f"## `{name}`\n\n{table(found['systems'], name, found['bounds'])}"
         for name, found in results.items()) + "\n")
   if args.plot:
     plot(results, args.plot)

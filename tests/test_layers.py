@@ -8,8 +8,8 @@ import pytest
 PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from its own layer and from those before it.
 LAYERS = (
-    ("columns", "collections", "console", "files", "graph", "host_memory", "jobs", "parallel",
-     "registry", "remote"),
+    ("columns", "collections", "console", "files", "graph", "host_memory", "jobs", "libtpu",
+     "parallel", "registry", "remote"),
     ("losses", "metrics", "data", "hlo", "nn", "submission"),
     ("rankers",),
     ("train",),

@@ -1,8 +1,11 @@
 """What is installed is what is there."""
 
 import configparser
+import subprocess
+import sys
 
 import commands
+import pytest
 
 
 def test_every_folder_of_the_package_is_installed():
@@ -15,3 +18,17 @@ def test_every_folder_of_the_package_is_installed():
   assert listed == folders | {"tpugraphs_jax.configs"}
   assert (package / "py.typed").exists() and "py.typed" in setup["options.package_data"][
       "tpugraphs_jax"]
+
+
+@pytest.mark.parametrize("command", [
+    "tile", "data.store info --data_root none", "data.synthetic --out x --scale none",
+    "collect --programs none.py --label measured --out x --collection layout:own:a",
+    "hlo show none.pb", "submission combine --out x none.csv", "report none",
+    "data.download --collections tile:none"])
+def test_wrong_usage_of_a_command_ends_in_code_2_and_an_error(command, tmp_path):
+  module, *arguments = command.split()
+  names = [f"tpugraphs_jax.{module}"] if arguments else ["tpugraphs_jax", module]
+  ended = subprocess.run([sys.executable, "-m", *names, *arguments], cwd=tmp_path,
+                         capture_output=True, text=True)
+  assert ended.returncode == 2, ended.stderr
+  assert "error: " in ended.stderr.splitlines()[-1] and not list(tmp_path.iterdir())

@@ -213,7 +213,7 @@ def test_a_perfect_order_scores_one(labelled, tmp_path):
     ({"1a": [0, 1, 2, 3, 4]}, "2b"), (TILES | {"other": [0, 1]}, "other")])
 def test_what_no_check_would_accept_is_not_scored(labelled, tmp_path, tiles, complaint, capsys):
   path = _ranked(tmp_path, {"tile:xla": tiles})
-  assert submission.main(["score", str(path), "--data_root", str(labelled)]) == 1
+  assert submission.main(["score", str(path), "--data_root", str(labelled)]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert complaint in line
 

@@ -45,7 +45,8 @@ _RECOMMENDED = {"tile:xla": "`EarlyJoinSAGE`, recommended settings",
 _WHOLE = "`SAGE`, 3 epochs of 10"
 # Runs of 128 steps, one of the ten epochs of the config, judged on 200 configurations of each program.
 _EPOCH_STEPS, _JUDGED = 128, "+eval.max_configs=200"
-_BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000", "`gst_ed`": "gst_ed"}
+_BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000",
+           "segments of 2,000 nodes": "gst_ed+segments.max_nodes=2000", "`gst_ed`": "gst_ed"}
 _LARGEST = {"xla": 2951, "nlp": 2353}  # nodes of a training graph of the synthetic `medium` data
 _TPUS_SHOWN = ("v3", "v6e")
 _COMPARISONS = {
@@ -128,19 +129,21 @@ def score_table_speed() -> str:
        rate("many", -3), rate("sage_ranking", 0)]])
 
 
-def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bool = False,
-         seeds: tuple[int, ...] = _SEEDS) -> str:
-  """A race of which every row has these seeds; who has fewer is named below."""
-  args = argparse.Namespace(seeds=seeds, minutes=minutes, steps=steps, ablations=ablations,
+def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bool = False) -> str:
+  """A race of which every row has three seeds, or of equal steps as many as there are.
+
+  The systems without a row are named below.
+  """
+  args = argparse.Namespace(seeds=_SEEDS, minutes=minutes, steps=steps, ablations=ablations,
                             workdir=BENCHMARKS / "races", systems=None)
-  asked = systems.systems_in(args, collection)
-  whole = {name: system for name, system in asked.items() if all(
-      systems.row_path(args, collection, system, seed).exists() for seed in seeds)}
+  asked, enough = systems.systems_in(args, collection), any if steps else all
+  whole = {name: system for name, system in asked.items() if enough(
+      systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)}
   args.systems = None if ablations else list(whole)
   found = systems.recorded(args, collection)
-  text = systems.table(found["systems"], systems.kind_of(collection), found["bounds"])
+  text = systems.table(found["systems"], collection, found["bounds"])
   missing = ", ".join(f"`{name}`" for name in asked if name not in whole)
-  times = " three times" if len(seeds) > 1 else ""
+  times = "" if steps else " three times"
   return text + (f"\n\nNot run{times}: {missing}." if missing else "")
 
 
@@ -191,7 +194,8 @@ TABLES: dict[str, Callable[[], str]] = {
        for name in ("own_quality", "own_quality_cpu") for split in own_quality.SPLITS},
     **{f"race {collection}": lambda collection=collection: race(collection)
        for collection in systems.RACE},
-    "race tile:xla, 300 steps": lambda: race("tile:xla", steps=300, seeds=_SEEDS[:1]),
+    **{f"race {collection}, 300 steps": lambda collection=collection: race(collection, steps=300)
+       for collection in ("tile:xla", systems.OWN)},
     **{f"ablations {collection}": lambda collection=collection: race(
         collection, minutes=0.5, ablations=True) for collection in systems.ABLATIONS},
     "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip(),

@@ -17,6 +17,8 @@ with the package: `from tpugraphs_jax import metrics`.
 
 from etils import epy
 
+from tpugraphs_jax import libtpu
+
 __version__ = "0.1.0"
 __all__ = ["Ensemble", "OpGraph", "collect", "explain", "hlo", "load", "load_config", "metrics",
            "propose", "rank", "read_layout", "read_tile", "report", "training", "tune"]
@@ -30,3 +32,5 @@ with epy.lazy_api_imports(globals()):  # loaded when first used: importing the p
   from tpugraphs_jax.run.configs import load as load_config
   from tpugraphs_jax.serve.ensemble import Ensemble
   from tpugraphs_jax.serve.ranker import explain, load, propose, rank
+
+libtpu.be_quiet()

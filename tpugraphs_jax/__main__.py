@@ -1,5 +1,9 @@
 """`python -m tpugraphs_jax`: the commands of the package, one to a line."""
 
+import sys
+
+from tpugraphs_jax import console
+
 COMMANDS = {
     "tpugraphs-tile": "train, evaluate and rank tile sizes (also run_tile.py)",
     "tpugraphs-layout": "train, evaluate and rank layouts (also run_layout.py)",
@@ -15,6 +19,8 @@ COMMANDS = {
 }
 
 if __name__ == "__main__":
+  if sys.argv[1:] not in ([], ["--help"], ["-h"]):
+    console.fail(f"unexpected argument {sys.argv[1]!r}: without one, this lists the commands")
   print("The commands, each with --help:\n")
   for name, text in COMMANDS.items():
     print(f"  {name:<40} {text}")

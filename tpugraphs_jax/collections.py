@@ -26,6 +26,7 @@ OWN = "own"  # the source of collections that users make
 _OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # k of top-k slowdown: tile files have tens of configurations, layout files thousands.
 _SLOWDOWN_KS = {"tile": (1, 5, 10), "layout": (1, 10, 100)}
+_OWN_SLOWDOWN_KS = (1, 5, 10)  # programs of one's own have few configurations
 STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.data.synthetic` writes
 SYNTHETIC = "SYNTHETIC: run times of a machine model, no measurement of real programs"
 MEASURED = "measured run times of the released data set"
@@ -67,7 +68,7 @@ class Collection:
   @property
   def slowdown_ks(self) -> tuple[int, ...]:
     """The k of the top-k slowdowns that a report has."""
-    return _SLOWDOWN_KS[self.kind]
+    return _OWN_SLOWDOWN_KS if self.name.split(":")[1] == OWN else _SLOWDOWN_KS[self.kind]
 
   def folder(self, root: Path, split: str) -> Path:
     """The folder of a split under a data root or a store."""
@@ -84,7 +85,7 @@ def of(kind: str, source: str, search: str = "") -> Collection:
 
 
 def check_released(name: str) -> None:
-  """Refuses (ValueError) what is none of `RELEASED`."""
+  """Raises ValueError for a name that is not in `RELEASED`."""
   if name not in RELEASED:
     raise ValueError(f"unknown collection {name!r}, expected one of {', '.join(RELEASED)}")
 
@@ -120,7 +121,7 @@ def label_kind(data_root: str, collection: Collection) -> str:
 
 
 def _of_note(note: dict[str, str]) -> str:
-  """From the notes beside one graph of an own collection."""
+  """The kind of label that `tpugraphs_jax.collect` noted beside a graph of an own collection."""
   if note["label"] == "measured":
     return f"measured run times on {note.get('target') or note.get('machine', 'this machine')}"
   version = f", libtpu {note['libtpu']}" if "libtpu" in note else ""

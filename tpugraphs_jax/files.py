@@ -73,7 +73,7 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     **options: of `open`.
 
   Raises:
-    OSError: it cannot be written.
+    OSError: the file cannot be written.
   """
   if is_remote(path):
     system, there = bucket_of(path)
@@ -121,10 +121,10 @@ def tidy(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-  """Whether nobody else has locked a file or folder, which is locked in the block then.
+  """Locks a file or folder while the block runs; yields False where another process holds it.
 
-  Until the block or the process ends, no `tidy` removes the file or folder.
-  filelock locks files of its own, which would stay beside every partial file.
+  No `tidy` removes a locked file or folder. filelock locks files of its own, which would stay
+  beside every partial file.
   """
   descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
   try:
@@ -146,11 +146,11 @@ def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
   see it where the file system shares locks between hosts, as NFS does.
 
   Args:
-    folder: to be held.
-    wait: whether to wait for a process that holds it already.
+    folder: the folder to hold.
+    wait: whether to wait for a process that holds the folder already.
 
   Raises:
-    ValueError: another one holds it, and `wait` is False.
+    ValueError: another process holds the folder, and `wait` is False.
     OSError: the folder cannot be written.
   """
   folder.mkdir(parents=True, exist_ok=True)
@@ -238,8 +238,8 @@ def _digest_of_values(values: Mapping[str, Any]) -> str:
 def first_damaged(files: Mapping[Path, str]) -> Path | None:
   """The first file that is missing or has another SHA-256 than expected; None if there is none.
 
-  When all are as expected this is noted, and this host compares them again only after one of
-  them has changed.
+  This host notes that all files were as expected, and computes their checksums again only
+  after one of the files has changed.
 
   Args:
     files: expected SHA-256 of each.
@@ -259,7 +259,7 @@ def first_damaged(files: Mapping[Path, str]) -> Path | None:
 
 
 def _note_of(files: Mapping[Path, str]) -> tuple[Path, float]:
-  """The file that notes that these files are as expected, and the time of the newest change."""
+  """Where this host notes that these files are as expected, and the time of their last change."""
   digest, newest = hashlib.sha256(), 0.0
   for path, expected in files.items():
     stat = path.stat()

@@ -26,7 +26,7 @@ OPTIMIZED = "after all optimisations"
 
 
 class _Configs:
-  """What configurations of both kinds have."""
+  """Common to tile and layout configurations."""
 
   runtime_ns: np.ndarray
 
@@ -47,10 +47,11 @@ class TileConfigs(_Configs):
   normalizer_ns: np.ndarray  # [C] int64 nanoseconds of the default tile
 
   def unit_ns(self, target: str) -> np.ndarray:
-    """Nanoseconds `[C]` that the number 1 of a target stands for.
+    """Nanoseconds `[C]` of one unit of a target.
 
-    The default tile's runtime for `official`. For `absolute` a millisecond, corrected by how a
-    normalizer differs from the mean of its kernel (5th place of the competition).
+    The unit of `official` is the runtime of the default tile. The unit of `absolute` is a
+    millisecond times the normalizer over the mean normalizer of the kernel (5th place of the
+    competition).
     """
     if target == "absolute":
       return 1e6 * self.normalizer_ns / self.normalizer_ns.mean()
@@ -89,7 +90,7 @@ class LayoutConfigs(_Configs):
 
   @property
   def differ(self) -> bool:
-    """Whether two configurations differ. Reads up to the first one that does."""
+    """Whether any configuration differs from the first; reads no further than that one."""
     return any((row != self.group_row[0]).any() for row in self.group_row)
 
   def subset(self, config_ids: np.ndarray) -> LayoutConfigs:

@@ -12,7 +12,6 @@ import contextlib
 import glob
 import importlib.util
 import os
-from pathlib import Path
 import pickle
 import socket
 import sys
@@ -26,9 +25,10 @@ import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
 
+from tpugraphs_jax import libtpu
+
 DEVICES = "devices"  # name of the mapped axis
 _EMITTERS_KNOWN_UNTIL = (0, 11)  # of jaxlib, see `compile_quickly`
-_GOOGLE = "0x1ae0"  # vendor of PCI devices: TPUs, and network cards of its cloud
 process_count, process_index = jax.process_count, jax.process_index
 local_device_count, device_count = jax.local_device_count, jax.device_count  # of all processes
 _AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
@@ -97,10 +97,8 @@ def leave_out_missing_tpu() -> None:
 
   Only on a machine without any sign of a TPU or a GPU, and unless the user names platforms.
   """
-  signs = "/dev/accel*", "/dev/vfio/*", "/dev/nvidia*", "/dev/kfd", "/dev/dxg"
-  if not jax.config.jax_platforms and not any(map(glob.glob, signs)) and not any(
-      Path(vendor).read_text().strip() == _GOOGLE
-      for vendor in glob.glob("/sys/bus/pci/devices/*/vendor")):
+  gpus = "/dev/nvidia*", "/dev/kfd", "/dev/dxg"
+  if not jax.config.jax_platforms and not any(map(glob.glob, gpus)) and not libtpu.may_have_tpu():
     jax.config.update("jax_platforms", "cpu")
 
 

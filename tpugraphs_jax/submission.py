@@ -24,7 +24,7 @@ import sys
 
 import numpy as np
 
-from tpugraphs_jax import collections, files as files_lib, metrics, remote
+from tpugraphs_jax import collections, console, files as files_lib, metrics, remote
 from tpugraphs_jax.data import npz
 
 HEADER = "ID,TopConfigs"
@@ -186,7 +186,7 @@ def _problems(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """The command line; returns the exit status."""
+  """Runs the command line; 1 where a file was checked and is wrong, 2 where it was refused."""
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.submission",
       description="Combine, check and score ranking CSV files.")
@@ -212,8 +212,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       return 0
     return _run_check(args.submission, args.data_root)
   except (ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 1
+    print(f"error: {console.one_line(error)}", file=sys.stderr)
+    return 2
 
 
 def _print_scores(scores: Mapping[str, tuple[float, int]]) -> None:

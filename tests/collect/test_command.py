@@ -202,6 +202,6 @@ choosing.apply = crashing
     (("--target", "v3"), "label bytes_estimate is for the device at hand"),
 ])
 def test_mistakes_end_in_one_line(root, capsys, changes, message):
-  assert command.main([*_arguments(root, root / "none"), *changes]) == 1
+  assert command.main([*_arguments(root, root / "none"), *changes]) == 2
   error, = capsys.readouterr().err.splitlines()
   assert error.startswith("error: ") and message in error

@@ -50,7 +50,7 @@ def test_a_version_with_other_outputs_is_refused(monkeypatch):
 
 def test_a_busy_machine_is_refused(monkeypatch):
   _timed(monkeypatch, lambda function, k: .01 * k)  # ever slower
-  with pytest.raises(measure.NoisyMachineError, match="apart, expected at most 5%.*is busy"):
+  with pytest.raises(measure.NoisyMachineError):
     dict(measure.measure([(0, _doubled)], (_X,)))
 
 

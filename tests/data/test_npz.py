@@ -307,7 +307,7 @@ def test_missing_data_is_explained(tmp_path):
   with pytest.raises(FileNotFoundError, match="data_root"):
     npz.split_files(tmp_path / "nowhere", "tile:xla", "train")
   (tmp_path / "tile" / "xla" / "train").mkdir(parents=True)
-  with pytest.raises(FileNotFoundError, match="download"):
+  with pytest.raises(FileNotFoundError):
     npz.split_files(tmp_path, "tile:xla", "train")
   _save(tmp_path / "tile" / "xla" / "train" / "a.npz", _tile_arrays())
   with pytest.raises(FileNotFoundError, match="tile/xla/train"):

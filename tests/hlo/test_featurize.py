@@ -79,7 +79,7 @@ def _module_arrays(source):
 
 def _layout_arrays(path):
   data = path.read_bytes()
-  message = proto.parse(proto.ModuleTuningData, data, where=str(path))
+  message = proto.ModuleTuningData.FromString(data)
   graph = tuning.layout_graph(message, where=str(path), name="sample")
   configs = graph.configs
 
@@ -107,7 +107,7 @@ def _default_ns(message):
 
 
 def _tile_graphs(path):
-  message = proto.parse(proto.TuningData, path.read_bytes(), where=str(path))
+  message = proto.TuningData.FromString(path.read_bytes())
   return tuning.tile_graphs(message, where=str(path), name="sample").graphs
 
 

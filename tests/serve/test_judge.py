@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ def test_a_random_order_stands_beside_the_ranker():
   random = judge.random_order([np.array([10, 30])], (1, 5, 10))
   assert random == {"opa": 0.5, "kendaltau": 0.0, "slowdown1": 1.0, "slowdown5": 0.0,
                     "slowdown10": 0.0}
-  rows = [{"graph": "a_1", "slowdown1": 0.25, "slowdown5": 0.0}]
+  rows = [{"graph": "a_1", "configs": 2, "slowdown1": 0.25, "slowdown5": 0.0}]
   first, second, protocol, *_ = judge.summary(
       Collection("tile:xla"), rows, {"opa": 0.75, "slowdown1": 0.25}, random=random,
       configurations="a seeded 2 of each graph").splitlines()
@@ -22,6 +23,15 @@ def test_a_random_order_stands_beside_the_ranker():
   assert second.split()[-4:] == ["opa_pooled", "0.5000", "slowdown1_mean", "1.0000"]
   assert second.index("opa") >= len("  a random order:  ")
   assert "configurations: a seeded 2 of each graph" in protocol
+
+
+@pytest.mark.parametrize("configs, shown", [(8, (1,)), (48, (1, 10)), (101, (1, 10, 100))])
+def test_no_slowdown_is_shown_for_more_configurations_than_there_are(configs, shown):
+  collection = Collection("layout:xla:random")
+  means = {f"slowdown{k}": 0.0 for k in collection.slowdown_ks}
+  rows = [{"graph": "a", "configs": configs, **means}, {"graph": "b", "configs": 2, **means}]
+  text = judge.summary(collection, rows, means, random=means)
+  assert set(re.findall(r"slowdown\d+", text)) == {f"slowdown{k}" for k in shown}
 
 
 def test_scores_are_kept_beside_what_was_measured(tmp_path):

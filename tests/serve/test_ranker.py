@@ -63,13 +63,14 @@ def test_rank_agrees_with_the_results_of_the_command(jobs, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_equal_configurations_stay_in_file_order(jobs, kind):
+def test_equal_configurations_stay_in_file_order(jobs, kind, caplog):
   """Also across chunks: a configuration's score must not depend on its place."""
   graph = graph_of(kind)
   order, scores = tpugraphs_jax.rank(
       jobs.workdir(f"{kind}_whole"), with_configs(graph, np.full(230, 3)))
   assert len(np.unique(scores)) == 1
   np.testing.assert_array_equal(order, np.arange(230))
+  assert "equal scores" in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,6 +93,15 @@ def test_a_graph_of_another_kind_is_refused(jobs, kind, other):
     tpugraphs_jax.rank(workdir, graph_of(other))
   with pytest.raises(ValueError, match="NoneType"):
     tpugraphs_jax.rank(workdir, dataclasses.replace(graph_of(kind), configs=None))
+
+
+def test_a_program_from_another_stage_is_warned_of_once(caplog):
+  graph = dataclasses.replace(
+      tpugraphs_jax.read_layout(
+          commands.ROOT / "data/own/npz/layout/own/programs/test/experts_layer.npz"), stage="as jax lowers it", name="of_another_stage")
+  for _ in range(2):
+    tpugraphs_jax.rank("layout-v3-estimate", graph)
+  assert caplog.text.count("worth less") == 1
 
 
 def test_a_folder_without_a_model_says_what_is_missing(jobs, tmp_path):

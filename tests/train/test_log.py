@@ -67,7 +67,6 @@ def test_tensorboard_has_what_was_measured_and_the_lines_do_not(tmp_path, monkey
       now[0] += 0.25
     now[0] += 1.0
   log.measure(4)
-  log.restart_clock(4)
   log.measure(4)  # no step since: nothing to show
   log.write(4, {"x": 1.0})
   log.close()
@@ -75,6 +74,23 @@ def test_tensorboard_has_what_was_measured_and_the_lines_do_not(tmp_path, monkey
   assert found == {"measured/step_seconds": 1.25, "measured/data_wait_seconds": 0.25,
                    "measured/peak_memory_of_device_mib": 3.0, "x": 1.0}
   assert lines_of(tmp_path) == [{"step": 4, "x": 1.0}]
+
+
+def test_a_progress_line_comes_every_ten_seconds_with_the_rate_since_the_last(
+    tmp_path, monkeypatch, capsys):
+  now = [100.0]
+  monkeypatch.setattr(log_lib.time, "monotonic", lambda: now[0])
+  log = log_lib.Log(tmp_path, total_steps=100)
+  for step in range(1, 7):
+    now[0] += 4.0
+    log.progress(step, lambda: "loss 1")
+    log.measure(step)  # a row of figures comes more often and does not touch the rate
+  log.restart_clock(6)  # after an evaluation
+  log.progress(6, lambda: "tau 0.5", is_due=True)
+  log.close()
+  lines = [line[20:] for line in capsys.readouterr().out.splitlines()]
+  assert lines == ["step 3/100  loss 1  0.25 steps/s", "step 6/100  loss 1  0.25 steps/s",
+                   "step 6/100  tau 0.5"]
 
 
 def test_tensorboard_has_the_config_as_text_and_as_hyperparameters(tmp_path):

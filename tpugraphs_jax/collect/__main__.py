@@ -21,13 +21,13 @@ import sys
 
 import jax
 
-from tpugraphs_jax import collections, graph, jobs as jobs_lib, remote
+from tpugraphs_jax import collections, console, graph, jobs as jobs_lib, remote
 from tpugraphs_jax.collect import labels, programs, workers
 from tpugraphs_jax.collect.job import Job
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs the command; 0 where every program was collected."""
+  """Runs the command; 0 where every program was collected, 1 where some failed, 2 if refused."""
   args = _parse(sys.argv[1:] if argv is None else argv)
   try:
     jobs = _jobs(args)
@@ -36,8 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     else:
       failures = workers.run_on_beam(jobs, processes=args.jobs, options=args.beam)
   except (ValueError, OSError, ImportError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 1
+    print(f"error: {console.one_line(error)}", file=sys.stderr)
+    return 2
   except KeyboardInterrupt:
     print("interrupted: what is labelled is kept, run again to go on", file=sys.stderr)
     return 130

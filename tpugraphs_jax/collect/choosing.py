@@ -1,4 +1,4 @@
-"""What can be chosen of a function's layouts, and the function with a choice applied.
+"""The layouts that can be chosen in a function, and the function with a choice applied.
 
   found = collect.choices(step, *arguments)
   faster = jax.jit(collect.apply(step, found.choice(numbers)))

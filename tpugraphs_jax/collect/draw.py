@@ -1,4 +1,4 @@
-"""Which choices of a program are labelled, and which of them are kept."""
+"""Draws the choices of a program that are labelled, and picks those that are kept."""
 
 from __future__ import annotations
 

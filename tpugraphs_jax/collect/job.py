@@ -72,10 +72,10 @@ class _Collecting:
 def collect(job: Job) -> None:
   """Labels what is missing and writes the program's npz and sidecar.
 
-  Does nothing where both are there already, of the same program, label and versions.
+  Does nothing where both files are there already, of the same program, label and versions.
 
   Raises:
-    ValueError: the program cannot be collected, or its journal is another one's.
+    ValueError: the program cannot be collected, or the journal belongs to another program.
   """
   program, = programs.load(job.source, split=job.split)
   label = labels.create(job.label, target=job.target, seed=job.seed)
@@ -91,7 +91,7 @@ def collect(job: Job) -> None:
 
 
 def is_finished(job: Job, header: dict[str, Any], label: labels.Label) -> bool:
-  """Whether the job's files are whole and what the job would write, with or without a journal.
+  """Whether the job's files are whole and equal what the job would write; needs no journal.
 
   Args:
     job: a program and what is asked for.

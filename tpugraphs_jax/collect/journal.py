@@ -15,19 +15,19 @@ from typing import Any
 class Journal:
   """Results of candidates.
 
-  One process holds a journal at a time; another one waits. A line that a kill cut short
+  One process holds a journal at a time; another process waits. A line that a kill cut short
   is dropped.
 
   Attributes:
-    raw: what was found, by number of the candidate.
-    errors: messages of those that failed.
+    raw: raw numbers by number of the candidate.
+    errors: messages of failed candidates, by number of the candidate.
   """
 
   def __init__(self, path: Path, header: dict[str, Any]):
     """Opens a journal, or begins one with `header` as its first line.
 
     Raises:
-      ValueError: it belongs to another program, label, version or seed.
+      ValueError: the journal belongs to another program, label, version or seed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     self._file = open(path, "a+b")

@@ -1,7 +1,7 @@
-"""What a choice is labelled with: an estimate of a compiler, or measured time.
+"""Labels of choices: an estimate of a compiler, or a measured time.
 
-An estimate is a number that a compiler computes and no run time. It is the same at every
-run of one version; a measured time is not.
+An estimate is a number that a compiler computes, not a run time. One version of a compiler
+always gives the same estimate; measured times vary.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED
 from tpugraphs_jax.hlo import proto, sources, tpu, tpu_kernels
 
 Functions = Iterable[tuple[int, Callable[..., Any]]]  # with the numbers of the candidates
-Raw = dict[str, Any]  # what was found of a candidate, as the sidecar of a program keeps it
+Raw = dict[str, Any]  # the numbers found for a candidate, as the sidecar of a program keeps them
 
 
 class Label:
   """A way to label the choices of a program.
 
   Attributes:
-    name: of `--label`.
-    unit: what `value` counts.
-    what: what a label is, in a sentence.
+    name: the value of `--label`.
+    unit: of `value`, in words.
+    what: names the label in messages, such as `measured time`.
     target: TPU target, such as `tpu:v3`; None for the device at hand.
-    worth: what a lower label is worth, in a sentence.
+    worth: a sentence about how well labels agree with run times.
   """
 
   name: ClassVar[str]
@@ -43,7 +43,7 @@ class Label:
     return f"{BEFORE_LAYOUTS} for {self.target}" if self.target else LOWERED
 
   def versions(self) -> dict[str, str]:
-    """What labels depend on: target or device, and versions."""
+    """The target or device and the versions on which labels depend."""
     return {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
 
   def graph(self, function: Callable[..., Any], args: tuple) -> bytes:
@@ -51,7 +51,7 @@ class Label:
     return sources.load(function, *args).data
 
   def run(self, functions: Functions, args: tuple) -> Iterator[tuple[int, Raw | Exception]]:
-    """What was found of functions with the same arguments, or the error with which each failed."""
+    """The raw numbers of each function, or the error with which it failed."""
     for number, function in functions:
       try:
         yield number, self.estimate(function, args)
@@ -59,11 +59,11 @@ class Label:
         yield number, error
 
   def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
-    """What is found of one function alone; of no use to a label that compares functions."""
+    """The raw numbers of one function; labels that compare functions override `run` instead."""
     raise NotImplementedError
 
   def value(self, raw: Raw) -> int:
-    """The label, positive, of what was found."""
+    """The label, a positive integer, from raw numbers."""
     raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""A function's layouts as configurations of its graph, for models to rank and for labels.
+"""A function's layouts as configurations of its graph, to be ranked by models and labelled.
 
 The compiler keeps the name of an equation's group in the instructions that it makes of
 the equation. A node takes the option of its group, written for the node's own dimensions.
@@ -31,7 +31,7 @@ _OPCODES = {
 
 
 class Problem:
-  """A function's layouts: what there is to choose, the graph, and labels for choices.
+  """The layouts of a function: its groups and their options, its graph, and its labels.
 
   Args:
     function: that jax can trace.
@@ -129,7 +129,7 @@ class Problem:
     return sorted({self.graph.origins[index].where for index in nodes} - {""})
 
   def raw_labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, labels.Raw]:
-    """What the label found of choices, compared with each other; failed ones are left out."""
+    """The raw numbers of choices, found together; failed choices are left out."""
     found = dict(self.label.run(enumerate(map(self.apply, candidates)), self.args))
     return {candidates[place]: raw for place, raw in sorted(found.items())
             if not isinstance(raw, Exception)}

@@ -45,15 +45,15 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tuned:
-  """A function with the layouts that did best, and what was found on the way.
+  """A function with the best layouts that were labelled, and the record of the search.
 
   Attributes:
     function: with the layouts applied; the function itself where the default stays.
     numbers: the option of every group, all 0 for the compiler's own choice.
     ratio: label of `numbers` by label of the compiler's own choice; 1 where it stays.
     interval: 95 % of resampled ratios, where run times were measured and compared.
-    raw: everything that was found of each choice that was labelled.
-    failed: how many of the tried could not be compiled or computed something else.
+    raw: the raw numbers of every choice that was labelled.
+    failed: how many choices could not be compiled or gave other outputs.
     ranked: how many candidates the model ranked.
     label: how choices were labelled.
     changes: of operations, against the compiler's own choice.
@@ -71,7 +71,7 @@ class Tuned:
 
   @property
   def tried(self) -> dict[Numbers, int]:
-    """Labels by numbers, of everything that was labelled, the compiler's own choice first."""
+    """The label of every choice that was labelled, the compiler's own choice first."""
     return {numbers: self.label.value(raw) for numbers, raw in self.raw.items()}
 
   @property
@@ -224,7 +224,7 @@ def rank(
 def _decide(
     problem: Problem, tried: dict[Numbers, Raw], *, failed: int, ranked: int
 ) -> Tuned:
-  """The best of what was tried, or the compiler's own choice."""
+  """The best of the choices that were tried, or the compiler's own choice."""
   default = (0,) * len(problem.options)
   if default not in tried:
     raise ValueError(f"{problem.name}: the compiler's own choice cannot be labelled")
@@ -243,7 +243,7 @@ def _decide(
 
 
 def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[Change]:
-  """What the best choice changes, in the order of the groups."""
+  """The changes of the best choice against the compiler's own, in the order of the groups."""
   own = problem.own_orders()
   found = []
   for place, (group, number) in enumerate(zip(problem.choices.groups, best)):

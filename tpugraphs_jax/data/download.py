@@ -89,9 +89,9 @@ def download_collection(
     keep_archive: keeps the `.tar` in `data_root` instead of deleting it.
 
   Raises:
-    DownloadError: the server cannot be reached or the archive is damaged. What was
-      fetched of an interrupted transfer stays for the next call, a damaged archive that
-      this call has fetched does not.
+    DownloadError: the server cannot be reached or the archive is damaged. The received part of
+      an interrupted transfer stays for the next call; a damaged archive that this call has
+      fetched is removed.
   """
   name = archive_name(collection)
   data_root = Path(data_root).expanduser()
@@ -121,8 +121,8 @@ def download_collection(
 def fetch(url: str, path: Path) -> bool:
   """Downloads to `path` through `<path>.part`, resuming what is there of it.
 
-  A connection that breaks is taken up again until several attempts in a row bring
-  nothing new.
+  After a broken connection the transfer goes on from where it was, until several attempts in a
+  row bring nothing new.
 
   Returns:
     Whether the server stated a checksum, which was compared then.
@@ -227,7 +227,7 @@ def _copy(response, part: Path, start: int, total: int | None) -> None:
 
 
 def _validator_of(headers: http.client.HTTPMessage) -> str:
-  """What identifies the file on the server; without it nothing is resumed."""
+  """The ETag or time of the file on the server; '' if there is none, and nothing is resumed."""
   etag = headers.get("ETag", "")
   return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
 
@@ -252,8 +252,8 @@ def _unpack(archive: Path, folder: Path, collection: str, *, is_checked: bool) -
     archive: the `.tar`.
     folder: of the collection.
     collection: whose files the archive has.
-    is_checked: whether the archive is known to be what the server has; otherwise every
-      array is read once.
+    is_checked: whether the checksum of the archive was compared; otherwise every array is
+      read and compared with its own checksum.
 
   Raises:
     DownloadError: the archive is damaged, cut short or of another collection.
@@ -353,7 +353,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       download_collection(
           args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives)
   except (DownloadError, ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {console.one_line(error)}", file=sys.stderr)
     return 2 if isinstance(error, ValueError) else 1
   except KeyboardInterrupt:
     print("interrupted; run again to go on from here", file=sys.stderr)

@@ -1,11 +1,11 @@
-"""Blocks of features: what is computed from a graph before statistics are applied.
+"""Blocks of features, computed from a graph before statistics are applied.
 
 A block of node features maps an `OpGraph` to `[N, F]` and sees the whole graph, also where a model
 gets a reduced one or a segment. `data.features` names the blocks of a model, and extensions
 register their own in `BLOCKS`.
 
-Two sets of features of configurations stand for what a network could hardly learn, to divide and
-round up. A TPU keeps an array in registers of 8 x 128 elements: the minor dimension of its layout
+Two sets of features of configurations divide and round up, which a network could hardly learn. A
+TPU keeps an array in registers of 8 x 128 elements: the minor dimension of its layout
 is padded to a multiple of 128 and the next one to a multiple of 8 (XLA, "Tiled layout").
 
 * Of a layout choice, the padding of the tensors that it orders (`choice_features`).
@@ -290,7 +290,7 @@ def node_layout(graph: OpGraph) -> np.ndarray:
   return released(graph, Options(pad_value=-1))[:, _LAYOUT].astype(np.float32)
 
 
-# What nodes say of each dimension: its shape, `dimensions`, and its window.
+# Blocks of columns with an entry for each dimension.
 _PER_DIMENSION = (
     "shape", "dimensions", "window_size", "window_stride", "window_padding_low",
     "window_padding_high", "window_dilation", "base_dilation", "window_reversal")
@@ -299,7 +299,7 @@ _CONVOLUTION = span(NODE, "input_batch_dimension", "output_feature_dimension")
 
 @BLOCKS.register("dimension_tokens")
 def dimension_tokens(graph: OpGraph) -> np.ndarray:
-  """What nodes say of each of their six dimensions, `[N, 6 * 23]` float32.
+  """The released features of each of six dimensions, `[N, 6 * 23]` float32.
 
   A dimension has 23 columns, dimension after dimension: the signed logarithm of nine
   sizes, then which of the 14 numbers of convolutions name it. A number 0 names none: it

@@ -55,7 +55,7 @@ class Transform:
     """Maps raw features `[n, F]` to `[n, F']` float32.
 
     Raises:
-      ValueError: a number whose shifted logarithm is not finite.
+      ValueError: a number has no finite shifted logarithm.
     """
     x = np.asarray(x, np.float32)[:, self.kept]
     if self.log.any():
@@ -92,15 +92,13 @@ def _shift_of(kind: str) -> float:
   return float(found[1]) if found else 0.0
 
 
-def parse_kinds(
-    text: str, groups: Sequence[str], *, field: str = "feature_transform") -> dict[str, str]:
+def parse_kinds(text: str, groups: Sequence[str]) -> dict[str, str]:
   """The kind of each group of columns.
 
   Args:
     text: one kind for all columns (`minmax`), or kinds by group with `*` for the
       rest (`shape=signed_log1p,window=signed_log1p,*=standardize`).
     groups: names of all groups.
-    field: name of the option, for errors.
 
   Raises:
     ValueError: an unknown kind or group, or groups without a kind.
@@ -110,14 +108,15 @@ def parse_kinds(
   chosen = dict(part.strip().partition("=")[::2] for part in text.split(","))
   for group, kind in chosen.items():
     if group not in groups and group != "*":
-      raise ValueError(f"{field} names group {group!r}, expected one of "
+      raise ValueError(f"data.feature_transform names group {group!r}, expected one of "
                        f"{', '.join(groups)} or *")
     if kind not in KINDS and not _shift_of(kind):
-      raise ValueError(f"{field} of {group} is {kind!r}, expected one of "
+      raise ValueError(f"data.feature_transform of {group} is {kind!r}, expected one of "
                        f"{', '.join(KINDS)} or log_offset(K) with K above 0")
   missing = [group for group in groups if group not in chosen]
   if missing and "*" not in chosen:
-    raise ValueError(f"{field} {text!r} leaves out {missing[0]}; add *=KIND for the rest")
+    raise ValueError(f"data.feature_transform {text!r} leaves out {missing[0]}; add "
+                     "*=KIND for the rest")
   return {group: chosen.get(group, chosen.get("*")) for group in groups}
 
 
@@ -167,7 +166,7 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
 
 
 class NodeFeatures:
-  """The blocks of a model.
+  """The blocks of node features that a model sees, each with its transform.
 
   Args:
     names: entries of `BLOCKS`, in the order of the columns.
@@ -191,7 +190,7 @@ class NodeFeatures:
         name: functools.partial(BLOCKS[name], options=options) if name in (RELEASED, EXTRA)
         else BLOCKS[name] for name in names}
     others = [name for name in names if name != RELEASED]
-    self._kinds = parse_kinds(kinds, (*NODE_GROUPS, *others), field="data.feature_transform")
+    self._kinds = parse_kinds(kinds, (*NODE_GROUPS, *others))
     self.transforms: dict[str, Transform] = {}
 
   @property
@@ -258,11 +257,11 @@ def save(path: Path, transforms: Mapping[str, Transform]) -> None:
 
 
 def load(path: Path) -> dict[str, Transform]:
-  """Reads what `save` wrote.
+  """Reads the transforms that `save` wrote, by name.
 
   Raises:
     FileNotFoundError: the working folder has no such file.
-    ValueError: it is damaged.
+    ValueError: the file is damaged.
   """
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model "
@@ -285,7 +284,7 @@ def to_saved(nodes: Mapping[str, Transform], config: Transform) -> dict[str, Tra
 
 def from_saved(
     saved: Mapping[str, Transform], where: Path | str) -> tuple[dict[str, Transform], Transform]:
-  """The arguments of `to_saved`.
+  """Transforms by block and the transform of configurations, from the names of `to_saved`.
 
   Raises:
     ValueError: a transform is missing.

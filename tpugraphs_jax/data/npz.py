@@ -211,7 +211,7 @@ def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
     NpzError: the file is damaged or an array is not as it should be.
 
   Example:
-    >>> graph = read_layout("data/own/npz/layout/own/programs/test/experts_layer.npz")
+    >>> graph = read_layout("data/own/npz/layout/own/programs_cpu/test/experts_layer.npz")
     >>> graph.node_feat.shape == (graph.num_nodes, 140), graph.configs.is_labelled
     (True, True)
   """
@@ -339,7 +339,7 @@ def _check_shape(
 
 
 def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
-  """The arrays that both kinds of file have; `fields` are the others."""
+  """The graph in a file of either kind; `fields` are the parts that kinds read differently."""
   node_feat = archive.read("node_feat")
   if not np.isfinite(node_feat).all():
     node, column = np.argwhere(~np.isfinite(node_feat))[0]

@@ -80,12 +80,12 @@ def _close_runtimes(order: np.ndarray, count: int, rng: np.random.Generator) -> 
 
 
 def graph_weights(configs: Sequence[TileConfigs | LayoutConfigs], kind: str) -> np.ndarray | None:
-  """How often graphs are trained on relative to each other, `[graphs]` float64.
+  """How often each graph is trained on relative to the others, `[graphs]` float64.
 
   Args:
     configs: of each graph.
-    kind: `uniform`: all alike, returned as None; `proportional` to the number of
-      configurations; `sqrt`: to its square root (5th place of the competition).
+    kind: one of `GRAPH_SAMPLINGS`. `uniform` returns None; `proportional` weighs by the number
+      of configurations, `sqrt` by its square root (5th place of the competition).
   """
   if kind == "uniform":
     return None
@@ -127,7 +127,7 @@ def sample_block(nodes: int, keep_nodes: int, rng: np.random.Generator) -> tuple
 
 
 class Drawn(NamedTuple):
-  """A slate whose configurations are yet to be drawn: planning needs its sizes alone."""
+  """A slate whose configurations are not drawn yet: planning needs its sizes alone."""
 
   sizes: dict[str, int]  # how much of each entry of a budget the slate takes
   finish: Callable[[], Slate]  # goes on with the same random generator
@@ -138,7 +138,7 @@ Draw = Callable[[int, np.random.Generator], Drawn]  # of a graph's number
 
 def draw_slates(
     graphs: Sequence[PreparedGraph], sampler: Callable[[int, np.random.Generator], tuple]) -> Draw:
-  """Draws slates whose sizes are those of their graphs.
+  """Draws slates of whole graphs: a slate takes as much of a budget as its graph.
 
   Args:
     graphs: anything with `sizes`.
@@ -229,8 +229,8 @@ class BatchPlan:
     per_step = [largest(self._device_sizes(step)) for step in range(known)]
     steps = epochs * self.steps_per_epoch
     if steps > known:
-      # The chance that a further batch exceeds all of these is that of one among them.
-      # No batch exceeds one of slates that are as large as the largest graph in every entry.
+      # Some later batch may exceed all of these. One batch stands for it, of slates that are as
+      # large as the largest graph in every entry: no batch is larger.
       per_step.append(batching.add_sizes([largest(self._sizes)] * self.slates_per_device))
     return choose_budgets(per_step, steps=steps)
 
@@ -383,7 +383,7 @@ def _best_cuts(rows, counts, ends, budgets: int) -> list[int]:
 
 
 def _padded(rows, counts, cuts) -> float:
-  """Cost of all batches with padding, relative to that without."""
+  """Cost of all batches with padding, relative to their cost without padding."""
   budget = rows[np.array(cuts)[np.searchsorted(cuts, np.arange(len(rows)))]]
   return float((budget * counts).sum() / (rows * counts).sum())
 

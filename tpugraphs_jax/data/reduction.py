@@ -51,7 +51,7 @@ class Options:
 
 
 class _Part(NamedTuple):
-  """What is kept of a graph."""
+  """The part of a graph that is kept."""
 
   number: np.ndarray  # [N] int64 new number of each node, -1 = dropped
   edges: np.ndarray  # [E] int64 numbers of the kept edges
@@ -203,7 +203,7 @@ def _shortest_paths(graph: OpGraph, options: Options) -> _Part:
 
 
 def edge_matrix(edges: np.ndarray, nodes: int) -> scipy.sparse.csr_array:
-  """How often each edge of `edges [E, 2]` occurs, `[nodes, nodes]` float32."""
+  """The adjacency matrix of `edges [E, 2]`, `[nodes, nodes]` float32; repeated edges add up."""
   return scipy.sparse.csr_array(
       (np.ones(len(edges), np.float32), (edges[:, 0], edges[:, 1])), shape=(nodes, nodes))
 

@@ -43,9 +43,8 @@ _VERSION = 1
 _META, _DIGESTS = "meta.json", "sha256"
 _REBUILD = "build the store again (python -m tpugraphs_jax.data.store build)"
 _GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node")
-# Only `group_row` is mapped, and where it is small not even that: a map holds a file
-# descriptor, of which 1,024 is the common limit, less than three maps per graph of the full
-# layout collections.
+# Only `group_row` is mapped, and only where it is large: a map holds a file descriptor, and a
+# process commonly has at most 1,024, fewer than three for each graph of the layout collections.
 _CONFIG_ARRAYS = ("rows", "node_group", "runtime_ns")
 _MAPPED = "group_row"
 _LEAST_MAPPED_BYTES = 1 << 16
@@ -186,8 +185,7 @@ def _replace_folder(new: Path, folder: Path) -> None:
 
 
 def _relative(source: Path, folder: Path) -> str:
-  # Through links to folders, but not through one to the file: what replaces the
-  # link is the new source.
+  # Follows links to folders but not a link to the file itself, whose replacement is the new source.
   source = source.parent.resolve() / source.name
   return os.path.relpath(source, folder.parent.resolve() / folder.name)
 
@@ -277,7 +275,7 @@ def _ensure_remote_store(
     data_root: str | os.PathLike[str], collection: str, split: str, store_dir: str,
     folders: dict[Path, Path], **options: bool | int | Sequence[str] | None
 ) -> list[Path]:
-  """`ensure_store` for a store in a bucket: copies it here, and sends newly built graphs back.
+  """`ensure_store` for a store in a bucket: copies the store here, and sends new graphs back.
 
   The copy stays, because only local files can be mapped.
   """
@@ -426,8 +424,8 @@ def main(argv: list[str] | None = None) -> int:
           workers=args.workers, skip_bad_files=args.skip_bad_files, beam=args.beam)
       print(f"{len(built)} of {len(folders)} graphs built")
   except (ValueError, OSError, ImportError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 1
+    print(f"error: {console.one_line(error)}", file=sys.stderr)
+    return 2
   except KeyboardInterrupt:
     print("interrupted: what is finished is kept, run again to go on", file=sys.stderr)
     return 130

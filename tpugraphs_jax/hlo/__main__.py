@@ -6,12 +6,12 @@ import argparse
 import os
 import sys
 
-from tpugraphs_jax import remote
+from tpugraphs_jax import console, remote
 from tpugraphs_jax.hlo import module_graph, proto, show, sources, tuning
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs a command; 0 where all went well, 1 where an input could not be read."""
+  """Runs a command; 0 where all went well, 1 where some inputs failed, 2 where it was refused."""
   args = _parser().parse_args(argv)
   try:
     status = args.command(args)
@@ -21,8 +21,8 @@ def main(argv: list[str] | None = None) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
   except (ValueError, OSError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 1
+    print(f"error: {console.one_line(error)}", file=sys.stderr)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -47,7 +47,7 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HloGraph(graph.OpGraph):
-  """A graph with the module that it was made of: operand order, shapes, names."""
+  """A graph with its HLO module, which has the order of operands, all shapes, and names."""
 
   module: proto.HloModuleProto
 

@@ -10,7 +10,7 @@ from tpugraphs_jax.hlo.hlo_pb2 import StackFrameIndexProto, TuningData
 
 __all__ = [
     "ConfigProfile", "HloComputationProto", "HloInstructionProto", "HloModuleProto",
-    "ModuleTuningData", "ShapeProto", "StackFrameIndexProto", "TuningData", "parse",
+    "ModuleTuningData", "ShapeProto", "StackFrameIndexProto", "TuningData",
     "instructions", "parse_any", "parse_module", "positions",
 ]
 
@@ -26,23 +26,6 @@ def instructions(module: HloModuleProto) -> list[HloInstructionProto]:
 def positions(module: HloModuleProto) -> dict[int, int]:
   """The node of each instruction id; the last one where several have the same id."""
   return {instruction.id: node for node, instruction in enumerate(instructions(module))}
-
-
-def parse(message_type: type, data: bytes, *, where: str):
-  """The message of a known type that `data` holds.
-
-  Raises:
-    ValueError: the bytes are damaged, cut off, or no message of this type.
-  """
-  name = message_type.DESCRIPTOR.name
-  try:
-    message = message_type.FromString(data)
-  except DecodeError as error:
-    raise ValueError(f"{where}: {len(data)} bytes that are no {name} ({error})") from error
-  if data and not message.ListFields():
-    raise ValueError(f"{where}: no field of {name} in {len(data)} bytes, expected a "
-                     "serialized HLO module or tuning data")
-  return message
 
 
 def parse_any(data: bytes, *, where: str) -> Message:
@@ -66,7 +49,14 @@ def parse_any(data: bytes, *, where: str) -> Message:
     # Bytes that are read as the wrong kind give instructions without opcodes, if any.
     if any(each.opcode for module in modules(message) for each in instructions(module)):
       return _unwrapped(message)
-  return parse(HloModuleProto, data, where=where)
+  try:
+    message = HloModuleProto.FromString(data)
+  except DecodeError as error:
+    raise ValueError(f"{where}: {len(data)} bytes that are no HLO module ({error})") from error
+  if data and not message.ListFields():
+    raise ValueError(f"{where}: no field of an HLO module in {len(data)} bytes, expected a "
+                     "serialized HLO module or tuning data")
+  return message
 
 
 def parse_module(data: bytes, *, where: str) -> HloModuleProto:

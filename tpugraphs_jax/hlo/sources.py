@@ -23,7 +23,7 @@ class Loaded:
   """The bytes of a module or of tuning data."""
 
   data: bytes
-  where: str  # what it was read from: error messages begin with it
+  where: str  # the source, with which error messages begin
   name: str | None = None  # the graph's name; None: the module's
   stage: str = ""  # of compilation, where it is known
 

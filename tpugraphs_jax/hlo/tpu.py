@@ -1,8 +1,8 @@
-"""The TPU compiler on a machine without a TPU: what it makes of a function.
+"""Compiles functions with the TPU compiler, on a machine without a TPU.
 
-The compiler is in libtpu, which `pip install "jax[tpu]"` installs. It writes the two stages
-at which the data set's graphs were taken: layout graphs before layout assignment, and tile
-kernels after all optimisations.
+The compiler is in libtpu, which `pip install "jax[tpu]"` installs. It writes modules of the two
+stages at which the data set's graphs were taken: before layout assignment for layout graphs, and
+after all optimisations for tile kernels.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TpuProgram:
 
 
 def check_target(target: str) -> None:
-  """Refuses (ValueError) an unknown target, or any where libtpu is missing."""
+  """Raises ValueError for an unknown target, and for every target where libtpu is missing."""
   if target not in TARGETS:
     raise ValueError(f"target is {target!r}, expected one of {', '.join(TARGETS)}")
   if importlib.util.find_spec("libtpu") is None:
@@ -127,11 +127,7 @@ def devices(target: str) -> tuple[Any, ...]:
     ValueError: as `check_target`.
   """
   check_target(target)
-  # Set on a machine with a TPU, this would hide the TPU from jax.
-  if not any(Path("/dev").glob("accel*")) and not Path("/dev/vfio").exists():
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-  os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
   from jax.experimental import topologies
   return tuple(topologies.get_topology_desc(
       platform="tpu", topology_name=TARGETS[target]).devices)

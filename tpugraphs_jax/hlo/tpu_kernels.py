@@ -16,7 +16,7 @@ import numpy as np
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.hlo import features, module_graph, proto, tpu
 
-# What the compiler writes where it has no estimate: the largest int64.
+# The compiler writes the largest int64 where it has no estimate.
 _NO_ESTIMATE = 2**63 - 1
 
 
@@ -34,7 +34,7 @@ class Window:
 class KernelCycles:
   """The estimate of one kernel, over all its calls."""
 
-  # Names that jax gave: of the kernel, of convolutions and dots fused into it, of the rest.
+  # jax's names of the kernel, then of convolutions and dots fused into it, then of the others.
   names: tuple[str, ...]
   cycles: int
 

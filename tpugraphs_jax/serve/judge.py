@@ -128,6 +128,8 @@ def summary(
 ) -> str:
   """The means on a line, those of random orders below, and a line for each program.
 
+  The slowdown of the first k is left out where no graph has more than k configurations: it is 0.
+
   Args:
     collection: of the graphs. Kernels of one program (names up to the last `_`) share a line.
     rows: of the graphs.
@@ -136,18 +138,22 @@ def summary(
     split: of the graphs.
     configurations: which of each graph were judged, in words.
   """
+  most = max((row["configs"] for row in rows), default=0)
+  known = {f"slowdown{k}" for k in collection.slowdown_ks if 1 < k >= most}
+  names = [name for name in means if name not in known]
   start, other = f"{collection.name}: {len(rows)} graphs", "  a random order:"
   shown = [f"{{:<{len(start)}}}  " + "  ".join(
-      f"{mean_name(name)} {values[name]:.4f}" for name in means) for values in (means, random)]
+      f"{mean_name(name)} {values[name]:.4f}" for name in names) for values in (means, random)]
   lines = [shown[0].format(start), shown[1].format(other),
            f"  ({split} split, configurations: {configurations}; _pooled: over the pairs of all "
            "graphs, _mean: over graphs)"]
   if collection.kind == "layout":
-    columns = ("kendaltau", *(f"slowdown{k}" for k in collection.slowdown_ks))
+    columns = [name for name in names if name == "kendaltau" or name.startswith("slowdown")]
     by_name = {name: {row["graph"]: row[name] for row in rows} for name in columns}
   else:
     by_name = {f"slowdown{k}": metrics.mean_by_program(
-        {row["graph"]: row[f"slowdown{k}"] for row in rows}) for k in (1, 5)}
+        {row["graph"]: row[f"slowdown{k}"] for row in rows}) for k in (1, 5)
+               if f"slowdown{k}" in names}
   programs = list(next(iter(by_name.values())))
   lines += [f"  {program}: " + "  ".join(
       f"{name} {values[program]:.4f}" for name, values in by_name.items())

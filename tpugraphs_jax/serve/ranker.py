@@ -133,12 +133,12 @@ class Ranker:
   def check(self, graph: OpGraph) -> None:
     """Refuses (ValueError) a graph whose configurations are not of the ranker's kind.
 
-    Warns of a program from another stage of compilation than the programs of training.
+    Warns, once for each program, where it is from another stage of compilation than the programs
+    of training.
     """
     selection.check_kind(graph, _CONFIGS[self.collection.kind])
     if self.collection.kind == "layout" and graph.stage and not graph.stage.startswith(self.stage):
-      logging.warning("%s is a program %s, and the model was trained on programs %s: its order "
-                      "is worth less", graph.name, graph.stage, self.stage)
+      _warn_of_stage(graph.name, graph.stage, self.stage)
 
   @property
   def target(self) -> str:
@@ -234,6 +234,12 @@ class Ranker:
     write_model(path, Artefact(kept, self.transforms, params, dict(about)))
 
 
+@functools.cache
+def _warn_of_stage(name: str, stage: str, expected: str) -> None:
+  logging.warning("%s is a program %s, and the model was trained on programs %s: its order is "
+                  "worth less", name, stage, expected)
+
+
 @functools.lru_cache(maxsize=4)
 def _loaded(place: Path, saved_ns: int) -> Ranker:
   del saved_ns  # a newer checkpoint needs another ranker
@@ -326,7 +332,7 @@ def rank(place: Any, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
   Example:
     >>> import tpugraphs_jax
     >>> graph = tpugraphs_jax.read_layout(
-    ...     "data/own/npz/layout/own/programs/test/experts_layer.npz")
+    ...     "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz")
     >>> order, scores = tpugraphs_jax.rank("layout-cpu-measured", graph)
     >>> len(order) == len(scores) == len(graph.configs)
     True

@@ -34,6 +34,7 @@ from tpugraphs_jax import console, files, parallel
 _PACKAGES = ("tpugraphs-jax", "jax", "jaxlib", "flax", "optax", "jraph", "rax", "grain",
              "orbax-checkpoint", "numpy", "scipy")
 _PROGRESS_SECONDS = 10.0  # between two progress lines
+_RATE_SECONDS = 1.0  # of steps, without which a line has no rate
 # Rows that wait for a slow disk; later ones are left out of TensorBoard.
 _WAITING_ROWS = 1000
 _CLOSE_SECONDS = 10.0  # time that a finished run gives a slow disk
@@ -58,13 +59,17 @@ class Log:
     self._is_writing = parallel.is_primary()
     self._told = time.monotonic()  # when the last progress line came
     self.restart_clock(first_step)
-    self.events = Events(workdir / "tensorboard", purge_step=first_step + 1)
     if self._is_writing:
       _drop_later_steps(workdir / "metrics.jsonl", first_step)
       self._lines = Lines(workdir / "metrics.jsonl")
+    self.events = Events(workdir / "tensorboard", purge_step=first_step + 1)
 
   def restart_clock(self, step: int) -> None:
-    """Starts the clock of the rate at this step: an evaluation before it does not count."""
+    """Starts the clocks of the rates at this step: an evaluation before it does not count."""
+    self._pace = step, time.monotonic()  # since the last progress line
+    self._restart_measuring(step)
+
+  def _restart_measuring(self, step: int) -> None:
     self._clock, self._waited = (step, time.monotonic()), 0.0
 
   def steps_per_second(self, step: int) -> float:
@@ -82,7 +87,7 @@ class Log:
       self._waited += time.monotonic() - since
 
   def measure(self, step: int) -> None:
-    """Shows the seconds and bytes of the steps since the clock was restarted.
+    """Shows the seconds and bytes of the steps since the last call, and begins anew.
 
     Only TensorBoard shows them: the rows of `metrics.jsonl` must not depend on whether a run
     was stopped and resumed.
@@ -94,6 +99,7 @@ class Log:
           "measured/step_seconds": seconds / (step - start),
           "measured/data_wait_seconds": self._waited / (step - start),
           f"measured/peak_memory_of_{what}_mib": peak / 2**20})
+    self._restart_measuring(step)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Adds one line to `metrics.jsonl` and the same scalars to TensorBoard.
@@ -105,13 +111,15 @@ class Log:
       self._lines.write(json.dumps({"step": step} | {name: finite.get(name) for name in values}))
     self.events.write(step, finite)
 
-  def progress(self, step: int, text: Callable[[], str]) -> None:
-    """Writes a line with the step, a text and the rate, unless one came in the last ten seconds."""
-    if time.monotonic() - self._told < _PROGRESS_SECONDS:
+  def progress(self, step: int, text: Callable[[], str], *, is_due: bool = False) -> None:
+    """Writes a line with the step, a text and the rate, at most every ten seconds unless due."""
+    now, (first, since) = time.monotonic(), self._pace
+    if not is_due and now - self._told < _PROGRESS_SECONDS:
       return
-    self._told, rate = time.monotonic(), self.steps_per_second(step)
-    self.say("  ".join([f"step {step}/{self._total_steps}", text(),
-                        *[f"{rate:.3g} steps/s"] * (rate > 0)]))
+    has_rate, seconds = now - since >= _RATE_SECONDS, max(now - since, _RATE_SECONDS)
+    rate = [f"{(step - first) / seconds:.3g} steps/s"] * has_rate
+    self._told, self._pace = now, (step, now)
+    self.say("  ".join([f"step {step}/{self._total_steps}", text(), *rate]))
 
   def say(self, line: str) -> None:
     """Writes one line."""

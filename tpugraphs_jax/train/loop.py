@@ -336,7 +336,6 @@ class _Loop:
     if self.experiment.learning_rate is not None:
       self.progress.row["train/learning_rate"] = float(self.experiment.learning_rate(self.step - 1))
     self.log.measure(self.step)
-    self.log.restart_clock(self.step)
     if not self._is_evaluation_due():
       self._write_row()
 
@@ -366,7 +365,7 @@ class _Loop:
       raise ValueError(
           f"best_metric is {self.schedule.best_metric!r}, expected one of {sorted(metrics)}")
     progress, value = self.progress, metrics[self.schedule.best_metric]
-    progress.evaluated_step = self.step
+    is_first, progress.evaluated_step = not progress.evaluated_step, self.step
     is_best = value > (-math.inf if progress.best_value is None else progress.best_value)
     if is_best:
       progress.best_value, progress.best_step = value, self.step
@@ -383,7 +382,7 @@ class _Loop:
     text = f"{self.metric} {value:.4f}"
     if progress.best_step is not None:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
-    self.log.say(f"step {self.step}/{self.schedule.total_steps}  {text}")
+    self.log.progress(self.step, lambda: text, is_due=is_first)
     self.log.restart_clock(self.step)
 
   def _save(self, *, value: float | None = None) -> None:
