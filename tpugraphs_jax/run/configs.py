@@ -15,7 +15,6 @@ import re
 import runpy
 import sys
 import textwrap
-from typing import Any
 
 from absl import flags
 from flax import traverse_util
