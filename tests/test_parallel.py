@@ -195,3 +195,11 @@ def test_the_second_run_takes_its_programs_from_the_cache(tmp_path):
   assert first.stdout == "hits 0\n", first.stderr
   assert second.returncode == 0 and second.stdout != "hits 0\n", second.stderr
   assert second.stderr == ""
+
+
+def test_a_full_device_takes_one_line_with_advice():
+  with pytest.raises(ValueError) as error, parallel.explaining_memory("take less"):
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.\nallocator report")
+  assert str(error.value) == "RESOURCE_EXHAUSTED: Out of memory; take less"
+  with pytest.raises(jax.errors.JaxRuntimeError), parallel.explaining_memory("take less"):
+    raise jax.errors.JaxRuntimeError("INTERNAL: something else")
