@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import errno
-import os
 import signal
 import socket
 import subprocess

@@ -58,7 +58,7 @@ class Collection:
 
   @property
   def kind(self) -> str:
-    """What is configured: `tile` or `layout`."""
+    """`tile` or `layout`."""
     return self.name.split(":")[0]
 
   @property
@@ -98,7 +98,7 @@ def is_synthetic(data_root: str) -> bool:
 
 
 def label_kind(data_root: str, collection: Collection) -> str:
-  """What the labels of a collection are, in words for banners, pages and axes.
+  """The kind of the labels of a collection, in words for banners, pages and axes.
 
   Args:
     data_root: folder or bucket with `tile/` and `layout/`.

@@ -1,19 +1,21 @@
-"""Names of the columns of all features: 140 of a node, 24 of a tile, 18 of a layout.
+"""The columns of all features, by name: 140 of a node, 24 of a tile, 18 of a layout.
 
 `NODE` and `TILE` map the name of a block to its slice of columns. A block that comes from a
 list, such as the dimensions of a shape, has the first entries of the list, padded with 0. The
 blocks in `AGGREGATED` and all blocks of `TILE` end with the sum and the product of the whole
-list, where the product of no entries is 1.
+list. The product of no entries is 1 for a node and 0 for a tile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 import csv
 import functools
 from importlib import resources
 import itertools
 from typing import NamedTuple
+
+import numpy as np
 
 MAX_RANK = 6  # dimensions of a shape that have columns
 
@@ -99,6 +101,73 @@ def span(columns: Mapping[str, slice], first: str, last: str) -> slice:
 def sizes(block: slice) -> slice:
   """The places of one size per dimension, without the sum and the product after them."""
   return slice(block.start, block.start + MAX_RANK)
+
+
+class Ragged:
+  """Rows of int64 of any length. Sums and products wrap modulo 2^64."""
+
+  def __init__(self, rows: Sequence[Collection[int]]):
+    self.counts = np.fromiter(map(len, rows), np.int64, len(rows))
+    self._values = np.fromiter(
+        itertools.chain.from_iterable(rows), np.int64, int(self.counts.sum()))
+    self._starts = np.cumsum(self.counts) - self.counts
+
+  def leading(self, width: int, *, padding: int = 0) -> np.ndarray:
+    """The first `width` values of every row, `[rows, width]` int64."""
+    column = np.arange(width)
+    present = column < self.counts[:, None]
+    result = np.full(present.shape, padding, np.int64)
+    result[present] = self._values[(self._starts[:, None] + column)[present]]
+    return result
+
+  def aggregate(self, width: int, *, empty_product: int = 1) -> np.ndarray:
+    """Leading values, then sum and product of all, `[rows, width + 2]` int64."""
+    return np.column_stack([
+        self.leading(width), self.reduce(np.add), self.reduce(np.multiply, empty=empty_product)])
+
+  def reduce(self, ufunc: np.ufunc, *, empty: int = 0) -> np.ndarray:
+    """Every row reduced by `ufunc`, `[rows]` int64."""
+    result = np.full(len(self.counts), empty, np.int64)
+    filled = self.counts > 0
+    if filled.any():
+      # Without the empty rows, each start is the end of the row before.
+      result[filled] = ufunc.reduceat(self._values, self._starts[filled])
+    return result
+
+
+def node_features(lists: Mapping[str, Sequence[Collection[int]]], nodes: int) -> np.ndarray:
+  """Features `[nodes, 140]` float32 from a list for each node, by the block that it fills.
+
+  A block without lists is 0, but for the products of no entries. `window_reversal` takes flags.
+  """
+  result = np.zeros((nodes, NODE_FEATURES), np.float32)
+  for name in (*AGGREGATED, *(lists.keys() - AGGREGATED)):
+    ragged, block = Ragged(lists.get(name, [()] * nodes)), NODE[name]
+    width = block.stop - block.start
+    if name in AGGREGATED:
+      result[:, block] = ragged.aggregate(width - _AGGREGATES)
+    elif name == "window_reversal":
+      true = ragged.reduce(np.add)
+      result[:, block] = np.column_stack([ragged.leading(MAX_RANK), true, ragged.counts - true])
+    else:
+      result[:, block] = ragged.leading(width)
+  return result
+
+
+def tile_features(
+    kernel: Sequence[Collection[int]], output: Sequence[Collection[int]],
+    input_: Sequence[Collection[int]],
+) -> np.ndarray:
+  """The features `[C, 24]` float32 of C tiles, from the bounds of their three windows."""
+  blocks = [Ragged(bounds).aggregate(MAX_RANK, empty_product=0)
+            for bounds in (kernel, output, input_)]
+  return np.concatenate(blocks, axis=1).astype(np.float32)
+
+
+def layout_row(orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
+  """The 18 integers of a node: up to six of each of three tensors, minor to major, then -1."""
+  filled = [(*order, *(-1,) * MAX_RANK)[:MAX_RANK] for order in orders]
+  return tuple(itertools.chain(*filled, (-1,) * LAYOUT_CONFIG_FEATURES))[:LAYOUT_CONFIG_FEATURES]
 
 
 @functools.cache

@@ -228,7 +228,7 @@ def _bind(equation: Any, inputs: list[Any], choice: Choice) -> Sequence[Any]:
 
 def _bind_primitive(equation: Any, params: dict, inputs: list[Any]) -> Sequence[Any]:
   bound = equation.primitive.get_bind_params(params)
-  # Before jax 0.10 the functions among the parameters came apart from the others.
+  # Before jax 0.10 functions among the parameters came apart from the other parameters.
   functions, params = bound if isinstance(bound, tuple) else ((), bound)
   outputs = equation.primitive.bind(*functions, *inputs, **params)
   return outputs if equation.primitive.multiple_results else [outputs]

@@ -70,7 +70,7 @@ class _Collecting:
 
 
 def collect(job: Job) -> None:
-  """Labels what is missing and writes the program's npz and sidecar.
+  """Makes the missing labels and writes the program's npz and sidecar.
 
   Does nothing where both files are there already, of the same program, label and versions.
 
@@ -94,9 +94,9 @@ def is_finished(job: Job, header: dict[str, Any], label: labels.Label) -> bool:
   """Whether the job's files are whole and equal what the job would write; needs no journal.
 
   Args:
-    job: a program and what is asked for.
+    job: a program and the labels that are asked for.
     header: source, label, versions, seed and hash of the program, as in the sidecar.
-    label: says what the sidecar's raw numbers are worth.
+    label: turns the sidecar's raw numbers into labels.
   """
   try:
     record = json.loads(job.sidecar.read_text())

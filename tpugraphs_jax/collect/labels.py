@@ -72,8 +72,8 @@ class TpuEstimate(Label):
   """Both estimates of the TPU compiler, on a machine without a TPU.
 
   The label is `optimal_seconds`: over 33,177 measured configurations of AlexNet's
-  training step on TPU v3 its Kendall tau-b with run time is .62, that of the summed
-  cycles .43 (output orders alone, libtpu 0.0.42.1).
+  training step on TPU v3 the Kendall tau-b of `optimal_seconds` with run time is .62, of the
+  summed cycles .43 (output orders alone, libtpu 0.0.42.1).
   """
 
   target: str  # such as tpu:v3
@@ -159,14 +159,14 @@ class Measured(Label):
 def cycles_by_group(kernels: Iterable[tpu_kernels.KernelCycles]) -> dict[str, list[int]]:
   """The cycles of every kernel, by the group that it comes from.
 
-  The first name that holds a group decides: the kernel's own, then those of fused
-  convolutions and dots, then those of other fused instructions.
+  The first name that holds a group decides: the kernel's own name, then the names of fused
+  convolutions and dots, then of other fused instructions.
 
   Args:
     kernels: of a function that `choosing.apply` returned.
 
   Returns:
-    Cycles by number of the group; under `rest` those of kernels that come from no group.
+    Cycles by number of the group; kernels that come from no group are under `rest`.
   """
   found: dict[str, list[int]] = {}
   for kernel in kernels:

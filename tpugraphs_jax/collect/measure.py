@@ -1,6 +1,6 @@
 """Run times of many versions of one function, to be compared with each other.
 
-All versions are compiled first, and their outputs are compared with those of the first one.
+All versions are compiled first, and their outputs are compared with the outputs of the first.
 Then each round times every version for at least 5 ms, in a new order. The time of a
 version is the minimum over rounds, since other load on the machine can only add to a time.
 The first version is compiled three times, and all three take part in every round. The
@@ -63,7 +63,7 @@ def measure(
     return
   default = next(iter(compiled))
   for number in [number for number in results if not _close(results[number], results[default])]:
-    yield number, ValueError("its outputs differ from those of the compiler's own choice")
+    yield number, ValueError("its outputs differ from the outputs of the compiler's own choice")
     del compiled[number]
   copies = {copy: _compiled(first, values) for copy in _COPIES}
   seconds = _rounds({**compiled, **copies}, [default, *copies], values, seed)

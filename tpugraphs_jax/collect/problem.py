@@ -16,8 +16,9 @@ import numpy as np
 from tpugraphs_jax import files, graph, hlo
 from tpugraphs_jax.collect import choosing, draw, labels
 from tpugraphs_jax.collect.choosing import Group, Orders
+from tpugraphs_jax.columns import layout_row
 from tpugraphs_jax.graph import factor_layout_configs
-from tpugraphs_jax.hlo import proto, search
+from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo.search import Dims
 
 Numbers = tuple[int, ...]  # the option of every group; all 0 for the compiler's own choice
@@ -136,7 +137,7 @@ class Problem:
 
 
 class NodeOptions(NamedTuple):
-  """What a configurable node can choose."""
+  """The options of a configurable node."""
 
   group: int  # number of the group that decides; -1 for none
   # [options, 18] int8 of the group, minor to major: output, first and second operand. -1 where an
@@ -160,7 +161,7 @@ def node_options(op_graph: hlo.HloGraph, choices: choosing.Choices) -> list[Node
     shapes = [tuple(node.shape.dimensions)] + [
         tuple(nodes[position[operand]].shape.dimensions) for operand in node.operand_ids]
     orders = _node_orders(choices.groups[number], shapes) if number >= 0 else [((),) * 2]
-    found.append(NodeOptions(number, np.array([search.row(each) for each in orders], np.int8)))
+    found.append(NodeOptions(number, np.array([layout_row(each) for each in orders], np.int8)))
   return found
 
 

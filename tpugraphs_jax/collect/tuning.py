@@ -161,7 +161,7 @@ def tune(
     operands: whether the orders of operands are chosen too, not of outputs alone.
 
   Returns:
-    What was found; `print` shows changed operations, trials, and what a label is worth.
+    The best function found; `print` shows changed operations, trials, and the worth of a label.
 
   Raises:
     ValueError: nothing can be chosen, a budget below 2, the model is not of layouts, no model

@@ -52,7 +52,7 @@ def run(jobs: Sequence[Job], *, processes: int, progress: bool = True) -> list[s
 
 
 def labelled(jobs: Sequence[Job], finished: Collection[Job] = ()) -> int:
-  """How many configurations the journals know; of a `finished` program all count."""
+  """How many configurations are labelled: all of a `finished` program, else as its journal says."""
   return sum(job.configs if job in finished else min(journal.done(job.journal), job.configs)
              for job in jobs)
 

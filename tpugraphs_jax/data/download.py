@@ -119,7 +119,7 @@ def download_collection(
 
 
 def fetch(url: str, path: Path) -> bool:
-  """Downloads to `path` through `<path>.part`, resuming what is there of it.
+  """Downloads to `path` through `<path>.part`; an existing part is continued.
 
   After a broken connection the transfer goes on from where it was, until several attempts in a
   row bring nothing new.
@@ -178,12 +178,12 @@ def _transfer(url: str, part: Path) -> http.client.HTTPMessage:
   with response:
     start, total = _range_of(response)
     found = _validator_of(response.headers)
-    if start and (start != have or found not in ("", begun)):  # does not go with what is there
+    if start and (start != have or found not in ("", begun)):  # does not continue the part
       part.unlink(missing_ok=True)
       raise http.client.HTTPException(f"asked for bytes from {have} of the file {begun}, got bytes "
                                       f"from {start} of {found}")
     _check_room(part, start, total)
-    if not start:  # nothing of another file may stand before what is identified from here on
+    if not start:  # the identity of the file changes together with its first byte
       part.unlink(missing_ok=True)
       validator.unlink(missing_ok=True)
       if found:
@@ -309,7 +309,7 @@ def _verify_files(staging: Path, *, is_checked: bool) -> None:
 
 
 def _is_whole(path: Path, *, is_checked: bool) -> bool:
-  """Whether it ends as a zip archive does and, unless checked, fits its own checksums."""
+  """Whether a file ends as a zip archive does and, unless checked, fits its own checksums."""
   try:
     with zipfile.ZipFile(path) as file:
       return is_checked or file.testzip() is None

@@ -29,7 +29,7 @@ KINDS = ("none", "varying", "minmax", "standardize", "signed_log1p", "signed_log
 _SIGNED_LOGARITHMS = ("signed_log1p", "signed_log")
 _LOG_OFFSET = re.compile(r"log_offset\(([0-9.]+)\)")
 
-# Columns of the 140 node features by what they describe.
+# Columns of the 140 node features by the property that they describe.
 NODE_GROUPS: dict[str, range] = {
     group: range(*span(NODE, first, last).indices(NODE_FEATURES)) for group, first, last in (
         ("type", "is_root", "element_type"), ("shape", "shape", "parameter_number"),
@@ -175,7 +175,7 @@ class NodeFeatures:
     options: of the project's own blocks.
 
   Attributes:
-    transforms: a `Transform` for each name, set by `fit` or from what was saved.
+    transforms: a `Transform` for each name, set by `fit` or by the reader of a saved model.
 
   Raises:
     ValueError: an unknown or repeated block, or impossible kinds.

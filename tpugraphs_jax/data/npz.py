@@ -30,7 +30,7 @@ class NpzError(ValueError):
   """A defect of an input file, in one line that names the file and the array.
 
   Args:
-    message: what is wrong; names from the file in it may have any characters.
+    message: the defect; names from the file in it may have any characters.
   """
 
   def __init__(self, message: str):
@@ -39,7 +39,7 @@ class NpzError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-  """What the header of one array says."""
+  """The header of one array."""
 
   shape: tuple[int, ...]
   dtype: np.dtype

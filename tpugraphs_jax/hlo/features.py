@@ -1,4 +1,4 @@
-"""The numbers of an instruction and of a tile, as the data set's extractor computes them.
+"""The features of instructions, as the data set's extractor computes them.
 
 `columns` names the columns. Every number is computed in int64, which wraps, and then
 rounded once to float32.
@@ -6,9 +6,7 @@ rounded once to float32.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 import dataclasses
-import itertools
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.hlo import proto
 
-# Block of columns: the list of an instruction that it is made of.
+# Block of columns: the list of an instruction that fills it.
 _LISTS = {
     "shape": lambda i: i.shape.dimensions,
     "dimensions": lambda i: i.dimensions,
@@ -27,6 +25,7 @@ _LISTS = {
     "window_padding_high": lambda i: [d.padding_high for d in i.window.dimensions],
     "window_dilation": lambda i: [d.window_dilation for d in i.window.dimensions],
     "base_dilation": lambda i: [d.base_dilation for d in i.window.dimensions],
+    "window_reversal": lambda i: [d.window_reversal for d in i.window.dimensions],
     "input_spatial_dimensions":
         lambda i: i.convolution_dimension_numbers.input_spatial_dimensions,
     "kernel_spatial_dimensions":
@@ -38,13 +37,11 @@ _LISTS = {
     "edge_padding_low": lambda i: [d.edge_padding_low for d in i.padding_config.dimensions],
     "edge_padding_high": lambda i: [d.edge_padding_high for d in i.padding_config.dimensions],
     "minor_to_major": lambda i: i.shape.layout.minor_to_major,
-}
-_SCALARS = {
-    "tuple_size": lambda i: len(i.shape.tuple_shapes),
-    "parameter_number": lambda i: i.parameter_number,
-    "feature_group_count": lambda i: i.feature_group_count,
-    "batch_group_count": lambda i: i.batch_group_count,
-    "is_stable": lambda i: i.is_stable,
+    "tuple_size": lambda i: (len(i.shape.tuple_shapes),),
+    "parameter_number": lambda i: (i.parameter_number,),
+    "feature_group_count": lambda i: (i.feature_group_count,),
+    "batch_group_count": lambda i: (i.batch_group_count,),
+    "is_stable": lambda i: (i.is_stable,),
 }
 # Blocks that have the name of a field of `convolution_dimension_numbers`.
 _DIMENSION_NUMBERS = (
@@ -71,69 +68,18 @@ _OPERANDS = 2
 _OPERAND_OPCODES = ("convolution", "dot")
 
 
-class Ragged:
-  """Rows of int64 of any length. Sums and products wrap modulo 2^64."""
-
-  def __init__(self, rows: Sequence[Collection[int]]):
-    self.counts = np.fromiter(map(len, rows), np.int64, len(rows))
-    self._values = np.fromiter(
-        itertools.chain.from_iterable(rows), np.int64, int(self.counts.sum()))
-    self._starts = np.cumsum(self.counts) - self.counts
-
-  def leading(self, width: int, *, padding: int = 0) -> np.ndarray:
-    """The first `width` values of every row, `[rows, width]` int64."""
-    column = np.arange(width)
-    present = column < self.counts[:, None]
-    result = np.full(present.shape, padding, np.int64)
-    result[present] = self._values[(self._starts[:, None] + column)[present]]
-    return result
-
-  def sum(self) -> np.ndarray:
-    """The sum of every row, `[rows]` int64; 0 for an empty row."""
-    return self._reduce(np.add, empty=0)
-
-  def aggregate(self, width: int, *, empty_product: int = 1) -> np.ndarray:
-    """Leading values, then sum and product of all, `[rows, width + 2]` int64."""
-    return np.column_stack([
-        self.leading(width), self.sum(), self._reduce(np.multiply, empty=empty_product)])
-
-  def _reduce(self, ufunc: np.ufunc, *, empty: int) -> np.ndarray:
-    result = np.full(len(self.counts), empty, np.int64)
-    filled = self.counts > 0
-    if filled.any():
-      # Without the empty rows, each start is the end of the row before.
-      result[filled] = ufunc.reduceat(self._values, self._starts[filled])
-    return result
-
-
 def node_features(module: proto.HloModuleProto) -> np.ndarray:
   """The features of all instructions of a module, `[N, 140]` float32."""
   nodes = proto.instructions(module)
-  result = np.zeros((len(nodes), columns.NODE_FEATURES), np.float32)
+  lists = {name: [values(node) for node in nodes] for name, values in _LISTS.items()}
+  lists |= {name: [(getattr(node.convolution_dimension_numbers, name),) for node in nodes]
+            for name in _DIMENSION_NUMBERS}
+  result = columns.node_features(lists, len(nodes))
   result[:, NODE["is_root"].start] = _is_root(module)
   types = [kind.number for kind in columns.ELEMENT_TYPES]
   element_type = np.array([node.shape.element_type for node in nodes], np.int64)
   result[:, NODE["element_type"]] = element_type[:, None] == types
-  for name, values in _LISTS.items():
-    ragged, width = Ragged([values(node) for node in nodes]), NODE[name].stop - NODE[name].start
-    result[:, NODE[name]] = (
-        ragged.aggregate(width - 2) if name in columns.AGGREGATED else ragged.leading(width))
-  for name, value in _SCALARS.items():
-    result[:, NODE[name].start] = np.array([value(node) for node in nodes], np.int64)
-  for name in _DIMENSION_NUMBERS:
-    result[:, NODE[name].start] = np.array(
-        [getattr(node.convolution_dimension_numbers, name) for node in nodes], np.int64)
-  result[:, NODE["window_reversal"]] = _window_reversal(nodes)
   return result
-
-
-def tile_features(
-    kernel: Sequence[Collection[int]], output: Sequence[Collection[int]],
-    input_: Sequence[Collection[int]],
-) -> np.ndarray:
-  """The features `[C, 24]` float32 of C tiles, from the bounds of their three windows."""
-  blocks = [Ragged(bounds).aggregate(6, empty_product=0) for bounds in (kernel, output, input_)]
-  return np.concatenate(blocks, axis=1).astype(np.float32)
 
 
 def _is_root(module: proto.HloModuleProto) -> np.ndarray:
@@ -141,13 +87,6 @@ def _is_root(module: proto.HloModuleProto) -> np.ndarray:
   return np.array(
       [instruction.id == computation.root_id for computation in module.computations
        for instruction in computation.instructions], bool)
-
-
-def _window_reversal(nodes: list[proto.HloInstructionProto]) -> np.ndarray:
-  """`[N, 8]`: six flags, the number of true flags, the number of false ones."""
-  flags = Ragged([[d.window_reversal for d in node.window.dimensions] for node in nodes])
-  true = flags.sum()
-  return np.column_stack([flags.leading(6), true, flags.counts - true])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -178,7 +117,7 @@ def extra_features(graph: Any) -> ExtraFeatures:
       "is_computation_root": _is_root(graph.module),
   }
   for name, width, values in _EXTRA_LISTS:
-    leading = Ragged([values(node) for node in nodes]).leading(width, padding=_ABSENT)
+    leading = columns.Ragged([values(node) for node in nodes]).leading(width, padding=_ABSENT)
     found |= {f"{name}_{k}": leading[:, k] for k in range(width)}
   found["gather_index_vector_dimension"] = np.array(
       [node.gather_dimension_numbers.index_vector_dim

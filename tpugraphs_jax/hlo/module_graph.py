@@ -32,7 +32,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """Where an instruction comes from; empty or 0 where the module does not say."""
+  """The source of an instruction; fields are empty or 0 where the module does not say."""
 
   name: str  # of the instruction
   op_name: str  # of jax: jit(f)/.../dot_general
@@ -55,9 +55,15 @@ class HloGraph(graph.OpGraph):
     """The graph with up to `n` layout configurations; see `search.layout_configs`."""
     return dataclasses.replace(self, configs=search.layout_configs(self, n, seed))
 
+  def as_kernel(self, configs: graph.TileConfigs) -> HloGraph:
+    """The graph as one kernel, in which no node is configurable, with these tiles."""
+    return dataclasses.replace(
+        self, node_splits=np.array([0, self.num_nodes], np.int64),
+        config_node=np.zeros(0, np.int32), configs=configs)
+
   @functools.cached_property
   def origins(self) -> list[Origin]:
-    """Where each node comes from, `[N]`."""
+    """The source of each node, `[N]`."""
     return [origin(node, self.module) for node in proto.instructions(self.module)]
 
 
@@ -128,7 +134,7 @@ def featurize_module(
 
 
 def origin(instruction: proto.HloInstructionProto, module: proto.HloModuleProto) -> Origin:
-  """Where an instruction of a module comes from.
+  """The source of an instruction of a module.
 
   The line is the innermost one of the user's own files, or of any file where there is none.
   """

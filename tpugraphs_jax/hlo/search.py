@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, MAX_RANK
+from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, MAX_RANK, layout_row
 from tpugraphs_jax.graph import LayoutConfigs
 from tpugraphs_jax.hlo import proto
 
@@ -68,7 +68,7 @@ def layout_configs(graph: module_graph.HloGraph, n: int, seed: int = 0) -> Layou
 
 @dataclasses.dataclass(frozen=True)
 class _Decision:
-  """What a node chooses from; nodes whose decisions are equal decide together."""
+  """The choices of a node; nodes with equal decisions decide together."""
 
   opcode: str
   shapes: tuple[Dims, ...]  # of the output, then of the operands
@@ -88,7 +88,7 @@ def _decisions(graph: module_graph.HloGraph) -> list[_Decision]:
                        "with 2 or a reshape with 1")
     shapes = tuple(tuple(each.shape.dimensions) for each in (node, *operands))
     fits = max(map(len, shapes)) <= MAX_RANK
-    rows = [row(orders) for orders in _orders(node, shapes)] if fits else []
+    rows = [layout_row(orders) for orders in _orders(node, shapes)] if fits else []
     decisions.append(
         _Decision(node.opcode, shapes, tuple(dict.fromkeys([_DEFAULT, *rows]))))
   return decisions
@@ -158,12 +158,6 @@ def _equal_parts(first: Dims, second: Dims) -> list[tuple[Dims, Dims]]:
       sizes[smaller] *= (first, second)[smaller][part[smaller][-1]]
     parts.append((tuple(part[0]), tuple(part[1])))
   return parts
-
-
-def row(orders: Sequence[Dims]) -> Row:
-  """The 18 integers of a node: six per tensor, minor to major, then -1."""
-  filled = [(*order, *(-1,) * (MAX_RANK - len(order))) for order in orders]
-  return tuple(itertools.chain(*filled, _DEFAULT))[:LAYOUT_CONFIG_FEATURES]
 
 
 def distinct_choices(options: Sequence[int], n: int, *, seed: int) -> np.ndarray:

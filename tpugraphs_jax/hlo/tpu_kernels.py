@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from tpugraphs_jax import columns
 from tpugraphs_jax.graph import TileConfigs
-from tpugraphs_jax.hlo import features, module_graph, proto, tpu
+from tpugraphs_jax.hlo import module_graph, proto, tpu
 
 # The compiler writes the largest int64 where it has no estimate.
 _NO_ESTIMATE = 2**63 - 1
@@ -200,12 +201,9 @@ def _graph(
   kernel.entry_computation_id = body.id
   op_graph = module_graph.featurize_module(
       kernel, where=f"kernel {instruction.name}", name=instruction.name)
-  feat = features.tile_features(
+  feat = columns.tile_features(
       [tiles.kernel_bounds], [tiles.output_bounds], [tiles.input_bounds])
-  return dataclasses.replace(
-      op_graph, node_splits=np.array([0, op_graph.num_nodes], np.int64),
-      config_node=np.zeros(0, np.int32),
-      configs=TileConfigs(feat, np.zeros(1, np.int64), np.ones(1, np.int64)))
+  return op_graph.as_kernel(TileConfigs(feat, np.zeros(1, np.int64), np.ones(1, np.int64)))
 
 
 def _with_callees(

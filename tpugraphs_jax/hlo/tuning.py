@@ -21,7 +21,6 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import features, module_graph, proto, sources
 
 _TENSORS = 3  # output, input, kernel
-_TENSOR_DIMS = 6
 _INT64 = 1 << 64
 
 
@@ -104,10 +103,7 @@ def tile_graphs(tuning: proto.TuningData, *, where: str, name: str) -> TuningGra
   for entry, entry_where, runs in kept:
     op_graph = module_graph.featurize_module(
         entry.module, where=entry_where, name=f"{name}_{signed_hex(entry.fingerprint)}")
-    graphs.append(dataclasses.replace(
-        op_graph, node_splits=np.array([0, op_graph.num_nodes], np.int64),
-        config_node=np.zeros(0, np.int32),
-        configs=_tile_configs(runs, default_ns[entry.module.name])))
+    graphs.append(op_graph.as_kernel(_tile_configs(runs, default_ns[entry.module.name])))
   return TuningGraphs(graphs, skipped)
 
 
@@ -159,21 +155,13 @@ def _layout_configs(
   ids = np.zeros((len(runs), nodes), np.int64)
   for config, run in enumerate(runs):
     for node, layout in enumerate(run.module_config.layout_config.nodes):
-      ids[config, node] = row_id.setdefault(_layout_row(layout), len(row_id))
+      row = columns.layout_row([tensor.dims for tensor in layout.tensors])
+      ids[config, node] = row_id.setdefault(row, len(row_id))
   groups, node_group = np.unique(ids, axis=1, return_inverse=True)
   rows = np.array(list(row_id), np.int8).reshape(-1, columns.LAYOUT_CONFIG_FEATURES)
   dtype = np.min_scalar_type(max(len(rows) - 1, 0))
   return graph.LayoutConfigs(
       rows, node_group.ravel().astype(np.int32), groups.astype(dtype), _runtime_ns(runs))
-
-
-def _layout_row(layout) -> tuple[int, ...]:
-  """The first six dimensions of up to three tensors, minor to major, then -1."""
-  row = []
-  for slot in range(_TENSORS):
-    dims = layout.tensors[slot].dims[:_TENSOR_DIMS] if slot < len(layout.tensors) else ()
-    row += [*dims, *(-1,) * (_TENSOR_DIMS - len(dims))]
-  return tuple(row)
 
 
 def _tile_skip_reason(entry: proto.ModuleTuningData) -> str | None:
@@ -190,7 +178,7 @@ def _tile_configs(
     runs: Sequence[proto.ConfigProfile], default_ns: int
 ) -> graph.TileConfigs:
   tiles = [run.op_config.tile_size_config for run in runs]
-  feat = features.tile_features(
+  feat = columns.tile_features(
       [tile.kernel_bounds for tile in tiles], [tile.output_bounds for tile in tiles],
       [tile.input_bounds for tile in tiles])
   return graph.TileConfigs(feat, _runtime_ns(runs), np.full(len(runs), default_ns, np.int64))
@@ -202,7 +190,7 @@ def _runtime_ns(runs: Sequence[proto.ConfigProfile]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-  """What became of the inputs of `convert`."""
+  """The files that `convert` wrote, and the inputs from which it wrote none."""
 
   written: list[Path]
   skipped: list[str]  # one line for each module that was left out by rule

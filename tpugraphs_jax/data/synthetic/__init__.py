@@ -52,7 +52,7 @@ CONFIG_CAP = 100_040
 # Files in train, valid and test; at scale `full` there are as many as in the released data.
 _COUNTS = {"tile": {"tiny": (12, 4, 4), "medium": (800, 100, 100)},
            "layout": {"tiny": (4, 2, 2), "medium": (40, 8, 8)}}
-# Quantiles of released sizes at equal steps; those of kernels have the released mean, 40.
+# Quantiles of released sizes at equal steps; the quantiles of kernels have the released mean, 40.
 _TILE_NODES = (2, 6, 9, 13, 16, 19, 23, 26, 30, 33, 37, 40, 44, 47, 50, 53, 56, 60, 66, 80, 394)
 # Configurations asked for: some kernels have fewer tiles that fit, which brings the mean to
 # the released 1,918.
@@ -105,7 +105,7 @@ class FileSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TileSize:
-  """What a tile file is made of."""
+  """The size of a tile file."""
 
   nodes: int
   configs: int
@@ -114,7 +114,7 @@ class TileSize:
 
 @dataclasses.dataclass(frozen=True)
 class LayoutSize:
-  """What a layout graph is made of."""
+  """The program of a layout graph."""
 
   program: ImageProgram | TextProgram
   steps: int  # runs of the program's body in one measurement
@@ -269,7 +269,7 @@ def generate(
 
 
 def _stamp(out: Path, settings: dict) -> None:
-  """Notes what a folder holds, and refuses to mix it with other data."""
+  """Notes the settings of the data in a folder, and refuses to mix data of other settings."""
   path = out / STAMP
   if path.exists():
     found = json.loads(path.read_text())
@@ -286,10 +286,10 @@ def _stamp(out: Path, settings: dict) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Ceiling:
-  """What the model says and what was measured, for one file."""
+  """Runtimes of one file without and with noise."""
 
   runtime_ns: np.ndarray  # [C] float64 ns without noise
-  measured_ns: np.ndarray  # [C] int64 ns: the labels, also those a test file lacks
+  measured_ns: np.ndarray  # [C] int64 ns with noise: the labels, which test files leave out
 
 
 def make_file(spec: FileSpec) -> tuple[graph.OpGraph, Ceiling]:

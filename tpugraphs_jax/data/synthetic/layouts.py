@@ -11,8 +11,8 @@ permutations. Only the output's order costs time.
 
 Everything elementwise takes over the order of its first operand (a transpose that moves the last
 dimension turns it round), parameters and broadcasts come in whatever order is wanted, and
-reductions read any order. So each tensor's order is that of one configurable node, its owner, or
-the default. The time is the sum of
+reductions read any order. So each tensor has the order of one configurable node, its owner, or
+the default order. The time is the sum of
 
 * per tensor: the larger of arithmetic and memory time, both times the padding of its two minor
   dimensions to 8 x 128;
@@ -38,7 +38,7 @@ from tpugraphs_jax.data.synthetic.program import BYTES, Program
 # Convolution dimension numbers in the order of their columns: activations are [batch, height,
 # width, features], kernels [height, width, input, output].
 _FORWARD = (0, 3, 1, 2, 0, 0, 2, 3, 0, 1, 0, 0, 0, 3)
-# For the gradient of a kernel the batch is what is summed over.
+# The gradient of a kernel sums over the batch.
 _KERNEL_GRADIENT = (3, 0, 1, 2, 0, 0, 0, 3, 1, 2, 0, 0, 2, 3)
 _CHANNELS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _ADAM_NODES = 15
@@ -49,7 +49,7 @@ _MASK_OPCODES = (
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-  """What a convolution slides over its input."""
+  """The window of a convolution."""
 
   kernel: int = 0  # 0 for a matrix product
   stride: int = 1
@@ -385,7 +385,7 @@ class LayoutCost:
     return self.base + bits @ self.linear + ((bits @ self.pairs) * bits).sum(-1)
 
   def flip_ns(self, bits: np.ndarray) -> np.ndarray:
-    """What flipping each bit of `bits` `[groups]` would add, `[groups]` float64 ns."""
+    """The change of the runtime by flipping each of `bits [groups]`, `[groups]` float64 ns."""
     slope = self.linear + (self.pairs + self.pairs.T) @ bits
     return np.where(bits, -slope, slope)
 
@@ -531,7 +531,7 @@ def _option_rows(program: Program, node: int) -> list[np.ndarray]:
   op, left = program.ops[node], len(program.dims(program.operands[node][0]))
   if op.opcode == "reshape":
     orders = [_permutations(len(op.dims)), _permutations(left)]
-    both = [_row(output, source) for output, source in zip(*orders)]
+    both = [columns.layout_row(pair) for pair in zip(*orders)]
     return [both[0]] * 4 + [both[1]] * 4 + both
   right = len(program.dims(program.operands[node][1]))
   source, kernel = (left - 1, left - 2), (right - 1, right - 2)
@@ -539,20 +539,13 @@ def _option_rows(program: Program, node: int) -> list[np.ndarray]:
     source, kernel = op.convolution[1::-1], op.convolution[7:5:-1]
   output = _minor_pair(program, node)
   orders = [(pair, pair[::-1]) for pair in (output, source, kernel)]
-  closed = [_row(*choice) for choice in itertools.product(*orders)]
-  return closed + [_row(output), _row(output[::-1])]
+  closed = [columns.layout_row(choice) for choice in itertools.product(*orders)]
+  return closed + [columns.layout_row([order]) for order in (output, output[::-1])]
 
 
 def _permutations(rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
   descending = tuple(range(rank))[::-1]
   return descending, (0, *descending[:-1])
-
-
-def _row(*orders: tuple[int, ...]) -> np.ndarray:
-  row = np.full(columns.LAYOUT_CONFIG_FEATURES, -1)
-  for index, order in enumerate(orders):
-    row[columns.MAX_RANK * index:][:len(order)] = order
-  return row
 
 
 def default_bits(cost: LayoutCost, rng: np.random.Generator) -> np.ndarray:

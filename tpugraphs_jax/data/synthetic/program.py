@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 import math
 
 import numpy as np
@@ -62,13 +61,13 @@ BYTES = {kind.name: kind.bytes for kind in columns.ELEMENT_TYPES}
 _TYPE_NAMES = tuple(BYTES)
 # Blocks of columns in the order of the entries of `Op.window`.
 _WINDOW = ("window_size", "window_stride", "window_padding_low", "window_padding_high",
-           "window_dilation", "base_dilation")
+           "window_dilation", "base_dilation", "window_reversal")
 _CONVOLUTION = columns.span(NODE, "input_batch_dimension", "output_feature_dimension")
 
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-  """What one instruction is, apart from its operands; hashable."""
+  """An instruction without its operands; hashable."""
 
   opcode: str
   dims: tuple[int, ...] = ()
@@ -84,33 +83,22 @@ class Op:
   convolution: tuple[int, ...] = ()
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def feature_row(op: Op) -> np.ndarray:
-  """The 140 features of one instruction, float32; column 0 (root) is left 0."""
-  row = np.zeros(columns.NODE_FEATURES, np.int64)
-  *window, reversal = np.array(op.window, np.int64).reshape(-1, 7).T.tolist()
-  lists = dict.fromkeys(columns.AGGREGATED, ()) | dict(zip(_WINDOW, window)) | {
-      "shape": op.dims, "dimensions": op.dimensions,
-      "minor_to_major": range(len(op.dims))[::-1],  # the last dimension is minor
-  }
-  for name, values in lists.items():
-    _fill(row[NODE[name]], values, aggregated=name in columns.AGGREGATED)
-  row[NODE["element_type"].start + _TYPE_NAMES.index(op.dtype)] = 1
-  row[NODE["tuple_size"]], row[NODE["parameter_number"]] = op.tuple_size, op.parameter_number
-  flags = (sum(reversal), len(reversal) - sum(reversal))
-  row[NODE["window_reversal"]][:len(reversal)], row[NODE["window_reversal"]][-2:] = reversal, flags
-  if op.convolution:
-    row[_CONVOLUTION] = op.convolution
-    row[NODE["feature_group_count"]] = row[NODE["batch_group_count"]] = 1
-  return row.astype(np.float32)
-
-
-def _fill(block: np.ndarray, values: Sequence[int], *, aggregated: bool) -> None:
-  """Writes the first values into a block of columns, and sum and product of all at its end."""
-  if aggregated:
-    block[-2:] = sum(values), math.prod(values)
-    block = block[:-2]
-  block[:len(values)] = values[:len(block)]
+def node_features(ops: Sequence[Op]) -> np.ndarray:
+  """The features of instructions, `[N, 140]` float32; column 0 (root) is left 0."""
+  lists = {
+      "shape": [op.dims for op in ops], "dimensions": [op.dimensions for op in ops],
+      "minor_to_major": [range(len(op.dims))[::-1] for op in ops],  # the last dimension is minor
+      "tuple_size": [(op.tuple_size,) for op in ops],
+      "parameter_number": [(op.parameter_number,) for op in ops]}
+  lists |= {name: [[row[place] for row in op.window] for op in ops]
+            for place, name in enumerate(_WINDOW)}
+  feat = columns.node_features(lists, len(ops))
+  for row, op in zip(feat, ops):
+    row[NODE["element_type"].start + _TYPE_NAMES.index(op.dtype)] = 1
+    if op.convolution:
+      row[_CONVOLUTION] = op.convolution
+      row[NODE["feature_group_count"]] = row[NODE["batch_group_count"]] = 1
+  return feat
 
 
 class Program:
@@ -125,7 +113,7 @@ class Program:
     self.ops: list[Op] = []
     self.operands: list[tuple[int, ...]] = []
     self.contraction: dict[int, int] = {}  # multiply-adds per output element
-    self.role: dict[int, str] = {}  # what a configurable node is for, e.g. "query"
+    self.role: dict[int, str] = {}  # purpose of a configurable node, e.g. "query"
     self._bodies: dict[int, str] = {}  # reduction -> opcode of its body
     self._roots: list[int] = []
     self._splits: list[int] = []
@@ -190,7 +178,8 @@ class Program:
   def graph(self, name: str, config_node: np.ndarray | None = None) -> graph.OpGraph:
     """The finished graph; `config_node` are instruction numbers."""
     ops, operands, roots = self._with_bodies()
-    node_feat = np.stack([feature_row(op) for op in ops])
+    row = {op: number for number, op in enumerate(dict.fromkeys(ops))}
+    node_feat = node_features(list(row))[[row[op] for op in ops]]
     node_feat[roots, 0] = 1
     edges = [(u, v) for u, used in enumerate(operands) for v in sorted(set(used))]
     splits = [0, *(split + self.offset for split in self._splits)]

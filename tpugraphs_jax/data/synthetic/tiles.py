@@ -287,8 +287,8 @@ def tile_configs(
       break
   guess = (runtime * np.exp(_COMPILER_ERROR * rng.standard_normal(len(runtime))))[kept]
   kept = np.roll(kept, -guess.argmin())
-  blocks = (kernel_tile[kept], output[kept], output[kept, :0])
-  return np.concatenate([_block(tile) for tile in blocks], axis=1), runtime[kept]
+  features = columns.tile_features(kernel_tile[kept], output[kept], output[kept, :0])
+  return features, runtime[kept]
 
 
 def _fitting(resident: np.ndarray, configs: int) -> np.ndarray:
@@ -318,15 +318,6 @@ def _draw(choices: list[np.ndarray], configs: int, rng: np.random.Generator) -> 
   sizes = [len(c) for c in choices]
   picked = rng.choice(math.prod(sizes), size=min(configs, math.prod(sizes)), replace=False)
   return np.stack([c[i] for c, i in zip(choices, np.unravel_index(picked, sizes))], axis=1)
-
-
-def _block(tile: np.ndarray) -> np.ndarray:
-  """Eight features: up to six extents, their sum and product, 0 where there is none."""
-  block = np.zeros((len(tile), columns.MAX_RANK + 2), np.float32)
-  block[:, :tile.shape[1]] = tile
-  block[:, -2] = tile.sum(1)
-  block[:, -1] = tile.prod(1) if tile.shape[1] else 0
-  return block
 
 
 def tile_cost(
