@@ -181,7 +181,9 @@ def test_data_are_read_from_a_bucket(data_root, source):
   assert all(a.read_bytes() == b.read_bytes() for a, b in zip(found, expected))
   with pytest.raises(FileNotFoundError, match="layout/nlp/random/train"):
     npz.split_files(data_root, "layout:nlp:random", "train")
-  assert collections.is_synthetic(data_root) and not collections.is_synthetic(f"{data_root}/x/npz")
+  collection = collections.Collection("layout:xla:random")
+  assert collections.is_synthetic(data_root, collection)
+  assert not collections.is_synthetic(f"{data_root}/x/npz", collection)
 
 
 def test_a_store_in_a_bucket_is_built_once_for_all_machines(bucket, data_root, monkeypatch, tmp_path):
