@@ -19,9 +19,9 @@ from tpugraphs_jax.report.runs import DEFAULT, Group, Judged, KS, NOISELESS, RAN
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import loop
 
-# It tells of its font cache, once on each machine.
+# matplotlib logs the making of its font cache, once on each machine.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
-# Okabe and Ito: told apart with any colour vision, and in grey by their lightness.
+# Okabe and Ito: distinct with any colour vision, and in grey by their lightness.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _GREY, _LINE = "#888888", {"color": "#888888", "lw": 1}
 _NAMED = 24  # graphs whose names fit on an axis

@@ -1,4 +1,4 @@
-"""The page: what the template `page.html` shows of runs, a file that needs no other."""
+"""The report page: the tables and figures of runs in the template `page.html`, in one file."""
 
 from __future__ import annotations
 
