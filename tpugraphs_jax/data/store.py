@@ -79,7 +79,7 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
     raise OSError(f"{folder}: no more files can be opened, and every large graph of a store "
                   "takes one: raise the limit (ulimit -n)") from None
   configs = graph.LayoutConfigs(**{name: arrays.pop(name) for name in (*_CONFIG_ARRAYS, _MAPPED)})
-  return graph.OpGraph(name=meta["name"], configs=configs, store=folder, **arrays)
+  return graph.OpGraph(name=meta["name"], configs=configs, **arrays)
 
 
 def write_graph(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_state: dict) -> None:

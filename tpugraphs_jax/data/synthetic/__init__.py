@@ -40,7 +40,7 @@ import numpy as np
 import tqdm
 
 from tpugraphs_jax import collections, console, files, graph, jobs
-from tpugraphs_jax.collections import STAMP
+from tpugraphs_jax.collections import Collection, STAMP
 from tpugraphs_jax.data import download, npz
 from tpugraphs_jax.data.synthetic import layouts, tiles
 from tpugraphs_jax.data.synthetic.layouts import ImageProgram, TextProgram
@@ -256,9 +256,9 @@ def generate(
     ValueError: unknown scale or collection, or `out` holds other data.
   """
   out = Path(out).expanduser()
-  specs = [spec for collection in collections
-           for spec in file_specs(scale, seed, collection, limit=limit)]
-  _stamp(out, {"scale": scale, "seed": seed})
+  names = list(collections)
+  specs = [spec for name in names for spec in file_specs(scale, seed, name, limit=limit)]
+  _stamp(out, names, {"scale": scale, "seed": seed})
   write = functools.partial(write_file, out)
   if workers is None:
     workers = 1 if scale == "tiny" else os.cpu_count() or 1
@@ -268,20 +268,20 @@ def generate(
   return out / "npz"
 
 
-def _stamp(out: Path, settings: dict) -> None:
-  """Notes the settings of the data in a folder, and refuses to mix data of other settings."""
+def _stamp(out: Path, names: Iterable[str], settings: dict) -> None:
+  """Notes the settings in a folder and its collections; refuses to mix data of other settings."""
   path = out / STAMP
   if path.exists():
     found = json.loads(path.read_text())
     if found | settings != found:
       raise ValueError(f"{out} holds synthetic data of {found}, asked for is {settings}; "
                        "choose another folder or delete this one")
-    return
-  if (out / "npz").exists():
+  elif (out / "npz").exists():
     raise ValueError(f"{out / 'npz'} exists and is not known to be synthetic data; "
                      "choose another folder")
-  with files.replacing(path) as file:
-    json.dump(settings, file)
+  for folder in (out, *(out / "npz" / Collection(name).path for name in names)):
+    with files.replacing(folder / STAMP) as file:
+      json.dump(settings, file)
 
 
 @dataclasses.dataclass(frozen=True)
