@@ -265,7 +265,7 @@ class Family:
 
     `scorer` adds what holds for all families: equal configurations get equal scores.
     """
-    return [found for _, found in self.encoder.run(params, graphs, config_ids, progress=progress)]
+    return [scores for _, scores in self.encoder.run(params, graphs, config_ids, progress=progress)]
 
   def scorer(self) -> Scorer:
     """Scores prepared graphs with any parameters of the network."""
@@ -415,8 +415,8 @@ def exchange_charges(
   changed, parts = exchange(graph, config, against)
   if not parts:
     return []
-  found = scores(dataclasses.replace(graph, configs=changed)).astype(np.float64)
-  rows = [Charge(*part, float(found[0] - one)) for part, one in zip(parts, found[1:])]
+  scored = scores(dataclasses.replace(graph, configs=changed)).astype(np.float64)
+  rows = [Charge(*part, float(scored[0] - one)) for part, one in zip(parts, scored[1:])]
   return sorted(rows, key=lambda row: -row.score)
 
 

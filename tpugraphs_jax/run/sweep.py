@@ -66,9 +66,9 @@ class Run:
   @property
   def is_done(self) -> bool:
     """Whether it trained to its end and was evaluated."""
-    found = self.summary
-    ended = str(found.get("training", {}).get("ended", ""))
-    return ended.startswith(_DONE) and "validation" in found
+    summary = self.summary
+    ended = str(summary.get("training", {}).get("ended", ""))
+    return ended.startswith(_DONE) and "validation" in summary
 
 
 def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
@@ -79,16 +79,16 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
   Raises:
     ValueError: a text of another form, or a field twice.
   """
-  found: dict[str, list[str]] = {}
+  grid: dict[str, list[str]] = {}
   for text in texts:
     field, colon, rest = text.partition(":")
     if not field or not colon or not re.fullmatch(f"{_VALUE}(,{_VALUE})*", rest):
       raise ValueError(f"--grid={text}, expected FIELD:VALUE,VALUE such as "
                        "optimizer.learning_rate:1e-3,3e-3")
-    if field in found:
+    if field in grid:
       raise ValueError(f"--grid names {field} twice: give all of its values in one")
-    found[field] = re.findall(_VALUE, rest)
-  return found
+    grid[field] = re.findall(_VALUE, rest)
+  return grid
 
 
 def runs_of(
@@ -97,18 +97,19 @@ def runs_of(
   """The runs of a sweep: every point of the grid with every seed, seeds innermost."""
   shorts = [field.rpartition(".")[2] for field in grid]
   names = [short if shorts.count(short) == 1 else field for short, field in zip(shorts, grid)]
-  found = []
+  runs = []
   for values in itertools.product(*grid.values()):
     parts = (f"{name}={value}" for name, value in zip(names, values))
     folder = ",".join(re.sub(r"[^\w.+=-]+", "_", part) for part in parts) or "base"
     point = tuple(zip(grid, values))
     flags = tuple(f"--config.{field}={value}" for field, value in point)
-    found += [Run(f"{folder}/seed_{seed}", out, (*command, *flags, f"--config.seed={seed}"), point,
-                  seed) for seed in seeds]
-  if len({run.name for run in found}) < len(found):
+    runs += [
+        Run(f"{folder}/seed_{seed}", out, (*command, *flags, f"--config.seed={seed}"), point, seed)
+        for seed in seeds]
+  if len({run.name for run in runs}) < len(runs):
     raise ValueError("two points of --grid have the same name: give values that differ in letters, "
                      "digits, '.', '+' or '-'")
-  return found
+  return runs
 
 
 def do(run: Run) -> None:
@@ -134,15 +135,15 @@ def _complaint(output: str) -> str:
 
 def row_of(run: Run) -> dict[str, Any]:
   """A run in a row of `runs.csv`."""
-  found = run.summary
-  training, state = found.get("training", {}), "done"
+  summary = run.summary
+  training, state = summary.get("training", {}), "done"
   if not run.is_done:
     log = run.folder / _LOG
     state = _complaint(log.read_text()) if log.exists() else "not begun"
   return {
       "run": run.name, **dict(run.point), "seed": run.seed, "state": state,
       "step": training.get("step", ""), "seconds": training.get("seconds", ""),
-      **found.get("validation", {}).get("metrics", {})}
+      **summary.get("validation", {}).get("metrics", {})}
 
 
 def _write_rows(runs: Sequence[Run], out: str) -> None:
@@ -155,10 +156,10 @@ def _check_settings(out: str, settings: dict[str, Any]) -> None:
   """Writes the settings of a new sweep; refuses (ValueError) a folder with other settings."""
   path = epath.Path(out) / _SETTINGS
   if path.exists():
-    found = json.loads(path.read_text())
+    known = json.loads(path.read_text())
     for name, value in settings.items():
-      if found.get(name) != value:
-        raise ValueError(f"{path} is of a sweep with {name} {found.get(name)}, now it is {value}: "
+      if known.get(name) != value:
+        raise ValueError(f"{path} is of a sweep with {name} {known.get(name)}, now it is {value}: "
                          "give the same, or another --out")
     return
   epath.Path(out).mkdir(parents=True, exist_ok=True)

@@ -324,11 +324,11 @@ def token_columns(options: Options) -> int:
 
 def split_blocks(feat: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
   """The last columns of `feat [N, F]` by block, `[N, width]` each; the others as ""."""
-  found, end = {}, feat.shape[1]
+  blocks, end = {}, feat.shape[1]
   for name in reversed(names):
-    found[name] = feat[:, end - READ_BLOCKS[name] : end]
+    blocks[name] = feat[:, end - READ_BLOCKS[name] : end]
     end -= READ_BLOCKS[name]
-  return found | {"": feat[:, :end]}
+  return blocks | {"": feat[:, :end]}
 
 
 class Inputs(nn.Module):
