@@ -98,7 +98,8 @@ def test_a_graph_of_another_kind_is_refused(jobs, kind, other):
 def test_a_program_from_another_stage_is_warned_of_once(caplog):
   graph = dataclasses.replace(
       tpugraphs_jax.read_layout(
-          commands.ROOT / "data/own/npz/layout/own/programs/test/experts_layer.npz"), stage="as jax lowers it", name="of_another_stage")
+          commands.ROOT / "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz"),
+      stage="as jax lowers it", name="of_another_stage")
   for _ in range(2):
     tpugraphs_jax.rank("layout-v3-estimate", graph)
   assert caplog.text.count("worth less") == 1

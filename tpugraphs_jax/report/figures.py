@@ -63,7 +63,8 @@ def all_of(groups: Sequence[Group], graph: Judged | None) -> dict[str, figure.Fi
       by_title["Kendall tau and slowdown1 of each validation graph"] = _by_graph(judged, kind)
     by_title["Training and validation"] = _curves(groups, kind)
     if graph is not None:
-      by_title[f"Predicted rank and rank by label: {graph.name}"] = _ranks(graph, kind)
+      of = f" ({groups[0].runs[0].name})" * (len(groups) + len(groups[0].runs) > 2)
+      by_title[f"Predicted rank and rank by label: {graph.name}{of}"] = _ranks(graph, kind)
     for drawn in by_title.values():
       drawn.suptitle(f"labels: {'; '.join(kinds)}", fontsize=9, color="#666666")
       _legend(drawn)
@@ -117,9 +118,10 @@ def _slowdowns(groups: Sequence[Group], kind: str) -> figure.Figure:
   ks = [k for k in KS if k == 1 or k <= half]
   mean = lambda slowdowns: [np.mean([one.get(k, 0.0) for one in slowdowns]) for k in ks]
   if len(groups) == len(groups[0].runs) == 1:
-    for graph in run.judged:
+    for number, graph in enumerate(run.judged):
       own = [k for k in ks if k in graph.slowdowns]
-      axes.plot(own, [graph.slowdowns[k] for k in own], color="#cccccc", lw=1)
+      axes.plot(own, [graph.slowdowns[k] for k in own], color="#cccccc", lw=1,
+                label="" if number else "its single graphs")
   for group, colour in _coloured(groups):
     axes.plot(ks, mean([graph.slowdowns for graph in group.judged]), "o-", color=colour,
               label=group.name)
@@ -251,6 +253,9 @@ def _curves(groups: Sequence[Group], kind: str) -> figure.Figure:
         right.plot(best["step"], best["value"], "o", ms=9, mfc="none", color=colour)
       right.set_ylabel(f"{metric}\n({kind})")
   left.set(xlabel="step", ylabel=f"training loss ({kind})")
+  lowest, highest = left.dataLim.intervaly
+  if 0 < 30 * lowest < highest < np.inf:  # losses of different kinds, or a steep start
+    left.set_yscale("log")
   right.set_xlabel("step (circle: best)")
   return drawn
 
@@ -266,4 +271,5 @@ def _ranks(graph: Judged, kind: str) -> figure.Figure:
     axes.plot(predicted[graph.default], by_label[graph.default], "D", ms=7, color=_COLOURS[1],
               label=DEFAULT)
   axes.set(xlabel="predicted rank (0: fastest)", ylabel=f"rank by label ({kind})", aspect="equal")
+  axes.locator_params(integer=True)
   return drawn
