@@ -242,9 +242,5 @@ def _conclude(runs: Sequence[Run], out: str) -> int:
   done = [run for run in runs if run.is_done]
   console.say(f"{len(done)} of {len(runs)} runs are done: {epath.Path(out) / _ROWS}")
   if done:
-    try:
-      report.write([run.folder for run in done], epath.Path(out) / report.FILE)
-      console.say(f"report: {epath.Path(out) / report.FILE}")
-    except ImportError as error:
-      console.say(f"no report page: {error}")
+    report.try_write([run.folder for run in done], epath.Path(out) / report.FILE)
   return 0 if len(done) == len(runs) else 1
