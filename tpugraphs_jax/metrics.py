@@ -125,14 +125,14 @@ def random_slowdown(runtime: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
   """
   ordered, _ = _checked(ordered=np.sort(runtime), runtime=runtime)
   _require_positive("runtime", ordered)
-  count, found = len(ordered), {}
+  count, slowdown = len(ordered), {}
   for k in ks:
     chosen, place = min(k, count), np.arange(count - 1)
     # Number i is the fastest of `chosen` if all others are slower than it.
     rarer = np.maximum(count - place - chosen, 0) / (count - place - 1)
     weight = chosen / count * np.concatenate([[1.0], np.cumprod(rarer)])
-    found[k] = float((weight * ordered).sum() / ordered[0] - 1)
-  return found
+    slowdown[k] = float((weight * ordered).sum() / ordered[0] - 1)
+  return slowdown
 
 
 def tile_size_ape(chosen: np.ndarray, best: np.ndarray) -> float:

@@ -132,11 +132,11 @@ def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:
       work.journal.start(number)
       yield number, work.problem.apply(numbers)
 
-  for number, found in work.problem.label.run(functions(), work.problem.args):
-    if isinstance(found, Exception):
-      work.journal.error(number, f"{type(found).__name__}: {str(found)[:500]}")
+  for number, outcome in work.problem.label.run(functions(), work.problem.args):
+    if isinstance(outcome, Exception):
+      work.journal.error(number, f"{type(outcome).__name__}: {str(outcome)[:500]}")
     else:
-      work.journal.result(number, found)
+      work.journal.result(number, outcome)
 
 
 def _values(work: _Collecting, drawn: int) -> dict[int, int]:

@@ -101,16 +101,16 @@ class TpuEstimate(Label):
 
   def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
     program = tpu.compile_function(function, args, self.target)
-    found = tpu_kernels.estimated_cycles(
+    estimate = tpu_kernels.estimated_cycles(
         proto.parse_module(program.module, where="TPU program"))
-    if found.without_estimate:
-      raise ValueError(f"the TPU compiler has no estimate for {found.without_estimate} of "
-                       f"{found.kernels} kernels of this program")
-    if found.cycles <= 0:
+    if estimate.without_estimate:
+      raise ValueError(f"the TPU compiler has no estimate for {estimate.without_estimate} of "
+                       f"{estimate.kernels} kernels of this program")
+    if estimate.cycles <= 0:
       raise ValueError("the TPU compiler estimates no cycles for this program")
-    return {"estimated_cycles": found.cycles, "optimal_seconds": program.optimal_seconds,
-            "cycles": cycles_by_group(found.by_kernel),
-            "loops_counted_once": found.loops_counted_once}
+    return {"estimated_cycles": estimate.cycles, "optimal_seconds": program.optimal_seconds,
+            "cycles": cycles_by_group(estimate.by_kernel),
+            "loops_counted_once": estimate.loops_counted_once}
 
   def value(self, raw: Raw) -> int:
     return max(1, round(raw["optimal_seconds"] * 1e12))
@@ -168,12 +168,12 @@ def cycles_by_group(kernels: Iterable[tpu_kernels.KernelCycles]) -> dict[str, li
   Returns:
     Cycles by number of the group; kernels that come from no group are under `rest`.
   """
-  found: dict[str, list[int]] = {}
+  cycles: dict[str, list[int]] = {}
   for kernel in kernels:
     numbers = (choosing.number_in(name) for name in kernel.names)
     group = next((str(number) for number in numbers if number is not None), "rest")
-    found.setdefault(group, []).append(kernel.cycles)
-  return found
+    cycles.setdefault(group, []).append(kernel.cycles)
+  return cycles
 
 
 def create(name: str, *, target: str | None, seed: int) -> Label:

@@ -143,14 +143,14 @@ def tile_counts(graph: OpGraph) -> np.ndarray:
 def _cuts(counts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
   """Tiles and overhang `[C, 14]` float32 of an array `[rank]` and bounds `[C, 6]`."""
   rank = len(counts)
-  found = np.zeros((len(bounds), 2, MAX_RANK + 1))
+  features = np.zeros((len(bounds), 2, MAX_RANK + 1))
   bound = bounds[:, :rank].astype(np.float64)
   tiles = np.ceil(counts / np.maximum(bound, 1))
   logs = np.stack([np.log(np.maximum(tiles, 1)),
                    np.log(np.maximum(tiles * np.maximum(bound, 1) / np.maximum(counts, 1), 1))], 1)
-  found[:, :, :rank] = np.where(bound[:, None] > 0, logs, 0)[..., ::-1]
-  found[:, :, MAX_RANK] = found[:, :, :MAX_RANK].sum(axis=-1)
-  return found.reshape(len(bounds), _PER_ARRAY).astype(np.float32)
+  features[:, :, :rank] = np.where(bound[:, None] > 0, logs, 0)[..., ::-1]
+  features[:, :, MAX_RANK] = features[:, :, :MAX_RANK].sum(axis=-1)
+  return features.reshape(len(bounds), _PER_ARRAY).astype(np.float32)
 
 
 def extended(graph: OpGraph, names: Sequence[str]) -> OpGraph:
@@ -400,10 +400,10 @@ def operand_shapes(graph: OpGraph) -> np.ndarray:
   log(x + 3) of it (`log_offset(3)`). Source: 3rd place of the competition.
   """
   shape = graph.node_feat[:, NODE["shape"]]
-  found = np.full((graph.num_nodes, 2, shape.shape[1]), _OTHER_OPCODE, np.float32)
+  features = np.full((graph.num_nodes, 2, shape.shape[1]), _OTHER_OPCODE, np.float32)
   nodes, operands = contraction_operands(graph)
-  found[nodes] = np.where(operands[..., None] >= 0, shape[operands], _MISSING)
-  return found.reshape(graph.num_nodes, -1)
+  features[nodes] = np.where(operands[..., None] >= 0, shape[operands], _MISSING)
+  return features.reshape(graph.num_nodes, -1)
 
 
 # Instructions that compute a number per element of their result, and of these the transcendental.

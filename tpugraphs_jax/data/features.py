@@ -88,8 +88,8 @@ def _log_shifted(x: np.ndarray, shift: np.ndarray, columns: np.ndarray) -> np.nd
 
 def _shift_of(kind: str) -> float:
   """The k of `log_offset(k)`, 0 for any other kind."""
-  found = _LOG_OFFSET.fullmatch(kind)
-  return float(found[1]) if found else 0.0
+  match = _LOG_OFFSET.fullmatch(kind)
+  return float(match[1]) if match else 0.0
 
 
 def parse_kinds(text: str, groups: Sequence[str]) -> dict[str, str]:

@@ -282,11 +282,11 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
   folder = parsed.folder(root, split)
   files = sorted(folder.glob("*.npz"), key=lambda path: path.name)
   if not files:
-    found = sorted({str(path.parent.relative_to(root)) for path in root.rglob("*.npz")})
+    folders = sorted({str(path.parent.relative_to(root)) for path in root.rglob("*.npz")})
     raise FileNotFoundError(
         f"no .npz file in {folder}; data_root {root} has "
-        f"{'some in ' * bool(found)}{', '.join(found) or 'none anywhere'}; download or generate "
-        f"{collection} first, or name the folder that holds tile/ and layout/")
+        f"{'some in ' * bool(folders)}{', '.join(folders) or 'none anywhere'}; download or "
+        f"generate {collection} first, or name the folder that holds tile/ and layout/")
   return files
 
 

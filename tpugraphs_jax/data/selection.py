@@ -290,10 +290,10 @@ def divergences(runtime_ns: np.ndarray) -> np.ndarray:
   runtime = runtime_ns - runtime_ns.min()
   share = runtime / max(int(runtime.max()), 1) + _LEAST
   blocks = share[: len(share) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
-  found = stats.entropy(blocks[1:], blocks[:-1], axis=1)
+  divergence = stats.entropy(blocks[1:], blocks[:-1], axis=1)
   ones = np.ones(_SMOOTHED)
   smooth = lambda values: np.convolve(values, ones)[_SMOOTHED // 2 :][: len(values)]
-  return smooth(found) / smooth(np.ones(len(found)))
+  return smooth(divergence) / smooth(np.ones(len(divergence)))
 
 
 def drop_flat(graph: OpGraph, threshold: float) -> OpGraph:

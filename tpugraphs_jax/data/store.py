@@ -284,10 +284,10 @@ def _ensure_remote_store(
   with contextlib.suppress(FileNotFoundError):  # nothing there yet
     remote.fetch(place, folder)
   todo, local = _outdated(folders), remote.local_of(store_dir)
-  found = ensure_store(data_root, collection, split, store_dir=local, **options)
+  built = ensure_store(data_root, collection, split, store_dir=local, **options)
   if todo:
     remote.send(folder, place)
-  return found
+  return built
 
 
 def _outdated(folders: dict[Path, Path]) -> dict[Path, str]:

@@ -107,9 +107,9 @@ def featurize(
   """
   loaded = sources.load(source, *args, optimized=optimized, target=target)
   module = proto.parse_module(loaded.data, where=loaded.where)
-  found = featurize_module(
+  result = featurize_module(
       module, where=loaded.where, name=loaded.name or module.name, edge_order=edge_order)
-  return dataclasses.replace(found, stage=loaded.stage)
+  return dataclasses.replace(result, stage=loaded.stage)
 
 
 def featurize_module(

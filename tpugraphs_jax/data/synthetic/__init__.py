@@ -272,9 +272,9 @@ def _stamp(out: Path, names: Iterable[str], settings: dict) -> None:
   """Notes the settings in a folder and its collections; refuses to mix data of other settings."""
   path = out / STAMP
   if path.exists():
-    found = json.loads(path.read_text())
-    if found | settings != found:
-      raise ValueError(f"{out} holds synthetic data of {found}, asked for is {settings}; "
+    known = json.loads(path.read_text())
+    if known | settings != known:
+      raise ValueError(f"{out} holds synthetic data of {known}, asked for is {settings}; "
                        "choose another folder or delete this one")
   elif (out / "npz").exists():
     raise ValueError(f"{out / 'npz'} exists and is not known to be synthetic data; "

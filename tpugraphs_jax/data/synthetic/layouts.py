@@ -577,16 +577,16 @@ def random_search(
 def _unique_options(
     groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator) -> np.ndarray:
   """Distinct draws while there are enough; a tiny space repeats itself."""
-  found = np.zeros((0, len(groups)), np.uint8)
+  options = np.zeros((0, len(groups)), np.uint8)
   for _ in range(4):
     choices = np.where(groups.has_kernel, 8, 2) + groups.has_open
     drawn = (rng.random((configs, len(groups))) * choices).astype(np.uint8)
     drawn[:, ~groups.has_kernel] *= 4
     drawn = np.where(drawn == 8, 8 + start, drawn).astype(np.uint8)
-    found, first = np.unique(np.concatenate([found, drawn]), axis=0, return_index=True)
-    if len(found) >= configs:
-      return rng.permutation(found)[:configs]
-  return rng.permutation(np.concatenate([found, drawn]))[:configs]
+    options = np.unique(np.concatenate([options, drawn]), axis=0)
+    if len(options) >= configs:
+      return rng.permutation(options)[:configs]
+  return rng.permutation(np.concatenate([options, drawn]))[:configs]
 
 
 def default_search(
