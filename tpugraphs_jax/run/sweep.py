@@ -37,7 +37,7 @@ _LOG = "log.txt"
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class SweepRun:
   """One run.
 
   Attributes:
@@ -93,7 +93,7 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
 
 def runs_of(
     command: Sequence[str], out: str, grid: dict[str, list[str]], seeds: Sequence[int]
-) -> list[Run]:
+) -> list[SweepRun]:
   """The runs of a sweep: every point of the grid with every seed, seeds innermost."""
   shorts = [field.rpartition(".")[2] for field in grid]
   names = [short if shorts.count(short) == 1 else field for short, field in zip(shorts, grid)]
@@ -104,7 +104,8 @@ def runs_of(
     point = tuple(zip(grid, values))
     flags = tuple(f"--config.{field}={value}" for field, value in point)
     runs += [
-        Run(f"{folder}/seed_{seed}", out, (*command, *flags, f"--config.seed={seed}"), point, seed)
+        SweepRun(f"{folder}/seed_{seed}", out, (*command, *flags, f"--config.seed={seed}"), point,
+                 seed)
         for seed in seeds]
   if len({run.name for run in runs}) < len(runs):
     raise ValueError("two points of --grid have the same name: give values that differ in letters, "
@@ -112,7 +113,7 @@ def runs_of(
   return runs
 
 
-def do(run: Run) -> None:
+def do(run: SweepRun) -> None:
   """Begins a run, or goes on with it; its output goes to `log.txt` in its folder."""
   if run.is_done:
     return
@@ -133,7 +134,7 @@ def _complaint(output: str) -> str:
   return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
 
 
-def row_of(run: Run) -> dict[str, Any]:
+def row_of(run: SweepRun) -> dict[str, Any]:
   """A run in a row of `runs.csv`."""
   summary = run.summary
   training, state = summary.get("training", {}), "done"
@@ -146,7 +147,7 @@ def row_of(run: Run) -> dict[str, Any]:
       **summary.get("validation", {}).get("metrics", {})}
 
 
-def _write_rows(runs: Sequence[Run], out: str) -> None:
+def _write_rows(runs: Sequence[SweepRun], out: str) -> None:
   rows = [row_of(run) for run in runs]
   empty = dict.fromkeys((name for row in rows for name in row), "")
   judge.write_csv(epath.Path(out) / _ROWS, [empty | row for row in rows])
@@ -236,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 130
 
 
-def _conclude(runs: Sequence[Run], out: str) -> int:
+def _conclude(runs: Sequence[SweepRun], out: str) -> int:
   """Writes the rows and the report; 0 where every run is done."""
   _write_rows(runs, out)
   done = [run for run in runs if run.is_done]

@@ -208,7 +208,7 @@ class Ranker:
     """How much each choice of a configuration adds to its score, largest first.
 
     Score tables give the charges that add up to the score (`rankers.tables.charges`). Any
-    other family exchanges choices one by one (`rankers.base.exchange_charges`).
+    other family exchanges choices one by one (`rankers.base.exchanges`).
     """
     self.check(graph)
     return self.family.explain(self, self._seen(graph), config, against=against)
