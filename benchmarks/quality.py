@@ -91,7 +91,8 @@ def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, f
     truth = synthetic.read_ceiling(data_root, collection, "valid", graph.name).runtime_ns[ids]
     # Kept apart by rank: float32 scores would merge runtimes that differ.
     scores = np.unique(truth, return_inverse=True)[1].astype(np.float32)
-    ceiling.append(judge.graph_row(job.ranker.prepare(graph), ids, scores, ks=ks))
+    judged = judge.beside_labels([job.ranker.prepare(graph)], [ids], [scores])
+    ceiling += judge.judge(judged, ks)[0]
     pairs.append(metrics.ordered_pairs(scores, graph.configs.runtime_ns[ids]))
     random.append(_random_row(graph.configs.runtime_ns[ids], ks))
   means = {name: {column: float(np.nanmean([row[column] for row in rows]))

@@ -103,7 +103,8 @@ class Examined:
 
   def judge(self, scores: Sequence[np.ndarray]) -> dict[str, float]:
     """Means over graphs."""
-    return judge.judge(self._ranker.collection, self._graphs, self.ids, scores)[1]
+    judged = judge.beside_labels(self._graphs, self.ids, scores)
+    return judge.judge(judged, self._ranker.collection.slowdown_ks)[1]
 
 
 def planned(job: job_lib.Job, steps: int) -> job_lib.Job:

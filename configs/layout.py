@@ -159,7 +159,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       permutations=1,  # orders of configurations averaged over, for models that see slates
       indices_dir="",  # published validation indices; empty = all or max_configs
       max_configs=1000,  # per validation graph, a seeded sample; 0 = all
-      time=False))  # also measure seconds per validation graph
+  ))
   config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
 
   names = ["own-outputs" if name == "own" else name for name in variant.split(",") if name]
@@ -252,7 +252,7 @@ def _segments(
   """Trains on segments of a graph; see `tpugraphs_jax/rankers/segments/family.py`."""
   config.task = "segments"
   config.segments = ConfigDict(dict(
-      partition="contiguous",  # metis, computations
+      partition="contiguous",  # or metis
       max_nodes=1000,  # of a segment
       fresh=1,  # segments per graph and step with gradients
       keep=keep,  # probability that another segment counts; 0 = no table

@@ -73,7 +73,9 @@ def note(folder, **fields):
 
 def test_synthetic_data_say_so(tmp_path):
   root = synthetic.generate(tmp_path, collections=["tile:xla"], limit=1, progress=False)
-  assert collections.label_kind(str(root), Collection("tile:xla")).startswith("SYNTHETIC")
+  copy = shutil.copytree(root, tmp_path / "elsewhere" / "data")
+  for place in (root, copy):
+    assert collections.label_kind(str(place), Collection("tile:xla")).startswith("SYNTHETIC")
 
 
 def test_released_collections_are_measured(tmp_path):

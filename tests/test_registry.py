@@ -16,7 +16,7 @@ def registry_of(*names):
 
 
 def test_an_unknown_name_is_an_error_that_lists_all():
-  with pytest.raises(ValueError, match="model.name is 'x', expected one of a, b, or a name that"):
+  with pytest.raises(ValueError, match="a, b"):
     _ = registry_of("a", "b")["x"]
 
 
@@ -24,7 +24,7 @@ def test_a_taken_name_is_refused_unless_it_is_the_same_thing():
   table = Registry("model.name")
   table.register("a")(dict)
   table.register("a")(dict)  # its module was loaded anew
-  with pytest.raises(ValueError, match="model.name 'a' is registered already"):
+  with pytest.raises(ValueError, match="already"):
     table.register("a")(list)
 
 
@@ -45,7 +45,7 @@ def test_a_module_that_cannot_be_imported_takes_one_line(text, reason, tmp_path,
   config = parts.config_of("tile")
   with config.unlocked():
     config.extensions = (name,)
-  with pytest.raises(ValueError, match=f"extensions names the module '{name}'") as error:
+  with pytest.raises(ValueError, match=name) as error:
     Job.of(config)
   assert reason in str(error.value) and "\n" not in str(error.value)
   assert "PYTHONPATH" in str(error.value)

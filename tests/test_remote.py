@@ -80,7 +80,7 @@ def test_a_folder_is_copied_once_and_then_brought_up_to_date(bucket, capsys):
 
 
 def test_nothing_there_is_an_error(bucket):
-  with pytest.raises(FileNotFoundError, match="nowhere: there is nothing"):
+  with pytest.raises(FileNotFoundError, match="nowhere"):
     remote.fetch(f"{bucket}/nowhere")
 
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_sent_stays_here_and_does_not_stop_the_work(tmp_path, mon
   monkeypatch.setenv(remote.CACHE, str(tmp_path / "cache"))
   monkeypatch.setattr(remote, "_PUSH_SECONDS", 0.02)
   monkeypatch.setattr(remote._Mirror, "push", lambda self: 1 / 0)
-  with pytest.raises(OSError, match="cannot be written"):
+  with pytest.raises(OSError, match="written"):
     with remote.working_folder("memory://bucket/run") as folder:
       (folder / "result").write_text("x")
       time.sleep(0.2)
@@ -179,9 +179,11 @@ def test_data_are_read_from_a_bucket(data_root, source):
   expected = npz.split_files(source, "tile:xla", "valid")
   assert [path.name for path in found] == [path.name for path in expected]
   assert all(a.read_bytes() == b.read_bytes() for a, b in zip(found, expected))
-  with pytest.raises(FileNotFoundError, match="layout/nlp/random/train; --data_root must name"):
+  with pytest.raises(FileNotFoundError, match="layout/nlp/random/train"):
     npz.split_files(data_root, "layout:nlp:random", "train")
-  assert collections.is_synthetic(data_root) and not collections.is_synthetic(f"{data_root}/x/npz")
+  collection = collections.Collection("layout:xla:random")
+  assert collections.is_synthetic(data_root, collection)
+  assert not collections.is_synthetic(f"{data_root}/x/npz", collection)
 
 
 def test_a_store_in_a_bucket_is_built_once_for_all_machines(bucket, data_root, monkeypatch, tmp_path):
@@ -192,8 +194,8 @@ def test_a_store_in_a_bucket_is_built_once_for_all_machines(bucket, data_root, m
   assert f"layout/xla/random/valid/{folders[0].name}/meta.json" in names(place)
   monkeypatch.setenv(remote.CACHE, str(tmp_path / "another machine"))
   monkeypatch.setattr(store, "write_graph", lambda *args, **options: 1 / 0)
-  graph = store.open_graph(build()[0])
-  assert "another machine" in str(graph.store) and len(graph.configs) > 1
+  folder = build()[0]
+  assert "another machine" in str(folder) and len(store.open_graph(folder).configs) > 1
 
 
 def test_a_run_lives_in_a_bucket(bucket, data_root):
@@ -225,5 +227,5 @@ def test_what_needs_a_folder_of_this_machine_refuses_others(capsys):
   assert hlo_command.main(["convert", "a.pb", "--out", "b", "--extra_out", "gs://a"]) == 2
   assert official.main(["--config=tile.py", "--weights=a", "--data_root=b", "--out=gs://a"]) == 2
   assert capsys.readouterr().err.count("gs://a") == 3
-  with pytest.raises(ValueError, match="copy it to the bucket"):
+  with pytest.raises(ValueError, match="bucket"):
     remote.refuse("s3://a", "--out")

@@ -58,7 +58,7 @@ class Collection:
 
   @property
   def kind(self) -> str:
-    """What is configured: `tile` or `layout`."""
+    """`tile` or `layout`."""
     return self.name.split(":")[0]
 
   @property
@@ -70,9 +70,14 @@ class Collection:
     """The k of the top-k slowdowns that a report has."""
     return _OWN_SLOWDOWN_KS if self.name.split(":")[1] == OWN else _SLOWDOWN_KS[self.kind]
 
+  @property
+  def path(self) -> str:
+    """Its folder under a data root, such as `layout/xla/random`."""
+    return self.name.replace(":", "/")
+
   def folder(self, root: Path, split: str) -> Path:
     """The folder of a split under a data root or a store."""
-    return root.joinpath(*self.name.split(":"), split)
+    return root / self.path / split
 
 
 def of(kind: str, source: str, search: str = "") -> Collection:
@@ -90,28 +95,32 @@ def check_released(name: str) -> None:
     raise ValueError(f"unknown collection {name!r}, expected one of {', '.join(RELEASED)}")
 
 
-def is_synthetic(data_root: str) -> bool:
-  """Whether the data come from this project's generator."""
-  if remote.is_remote(data_root):
-    return remote.exists(remote.join(data_root.rstrip("/").rpartition("/")[0], STAMP))
-  return (Path(data_root).expanduser().parent / STAMP).is_file()
+def is_synthetic(data_root: str, collection: Collection) -> bool:
+  """Whether a collection comes from this project's generator.
+
+  The generator leaves a stamp beside `data_root` and, so that a copy keeps it, in the collection.
+  """
+  if not remote.is_remote(data_root):
+    root = Path(data_root).expanduser()
+    return any((folder / STAMP).is_file() for folder in (root.parent, root / collection.path))
+  parent = data_root.rstrip("/").rpartition("/")[0]
+  return any(remote.exists(remote.join(folder, STAMP))
+             for folder in (parent, remote.join(data_root, collection.path)))
 
 
 def label_kind(data_root: str, collection: Collection) -> str:
-  """What the labels of a collection are, in words for banners, pages and axes.
+  """The kind of the labels of a collection, in words for banners, pages and axes.
 
   Args:
     data_root: folder or bucket with `tile/` and `layout/`.
     collection: one of the released ones, or an own one with the files that
       `tpugraphs_jax.collect` writes beside each graph.
   """
-  if is_synthetic(data_root):
+  if is_synthetic(data_root, collection):
     return SYNTHETIC
   if collection.name in RELEASED:
     return MEASURED
-  if remote.is_remote(data_root):
-    return UNKNOWN
-  folder = Path(data_root).expanduser().joinpath(*collection.name.split(":"))
+  folder = remote.local_of(data_root) / collection.path  # of a bucket: what was copied to read it
   for path in sorted(folder.glob("*/*.json")):
     try:
       return _of_note(json.loads(path.read_text(encoding="utf-8")))

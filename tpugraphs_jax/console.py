@@ -9,7 +9,6 @@ goes to standard output, warnings go to standard error.
 from __future__ import annotations
 
 import datetime
-import io
 import logging
 import os
 import sys
@@ -89,24 +88,16 @@ def _discard(stream: TextIO, error: Exception) -> None:
 
   The run goes on, and the buffers of the stream do not fail when the process ends.
   """
-  is_output, nowhere = stream is sys.stdout, os.open(os.devnull, os.O_WRONLY)
+  is_output = stream is sys.stdout
   try:
-    os.dup2(nowhere, stream.fileno())
-  except (OSError, ValueError):  # no file of the system's
+    with open(os.devnull, "wb") as nowhere:
+      os.dup2(nowhere.fileno(), stream.fileno())
+  except (OSError, ValueError):  # the stream is no file of the system
     if is_output:
-      sys.stdout = _Nowhere()
-  finally:
-    os.close(nowhere)
+      sys.stdout = open(os.devnull, "w", encoding="utf-8")
   if is_output:
     logging.getLogger("absl").warning(
         "standard output cannot be written (%s): the run goes on without", error)
-
-
-class _Nowhere(io.TextIOBase):
-  """A text stream that drops its input."""
-
-  def write(self, text: str) -> int:
-    return len(text)
 
 
 class _Lines(logging.Handler):

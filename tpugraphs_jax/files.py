@@ -102,7 +102,7 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
 
 
 def partial(path: Path, *, note: str = "") -> Path:
-  """Where this process writes what is to be at `path`."""
+  """The file or folder that this process writes before it is renamed to `path`."""
   return path.with_name(f".{path.name}.{os.getpid()}{note}{_PARTIAL}")
 
 

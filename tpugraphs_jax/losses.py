@@ -2,8 +2,8 @@
 
 Larger labels mean slower, and a good model gives them larger scores. Every loss
 returns `(total, count)`, two float32 scalars whose quotient is the loss. Both add
-up over any split of the graphs, so a step on several devices sums each of them
-over the devices before dividing and gets what one device would have got.
+up over any split of the graphs: a step on several devices sums each of them over
+the devices before it divides, and gets the loss of one device with all graphs.
 
 Arrays of every function:
   scores: [graphs, configs], floating; computed in float32.
@@ -86,26 +86,21 @@ def listmle(
 
   Args:
     temperature: T > 0; the official tile models use 10, the layout model 1.
-    key: puts tied labels in random order: one key, or `[graphs]` keys, one per
-      list, which make the order independent of how lists are split over devices.
-      None keeps tied items in the order given.
-    noise: with a key, items that are closer than this also change places at random,
+    key: `[graphs]` keys, one per list, which put tied labels in random order; the order does
+      not depend on how lists are split over devices. None keeps tied items in the order given.
+    noise: with keys, items that are closer than this also change places at random,
       the more often the closer they are; items further apart never do.
   """
   if not temperature > 0:
     raise ValueError(f"temperature is {temperature}, expected a number above 0")
   scores, labels, where = _checked(scores, labels, where)
-  if key is not None and not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-    key = jax.random.wrap_key_data(key)
-  if key is not None and noise.relative:
-    labels = _shaken(labels, where, key, noise)
-  per_list_loss = functools.partial(rax.listmle_loss, reduce_fn=None)
+  loss = functools.partial(rax.listmle_loss, reduce_fn=None)
   if key is None:
-    per_list = per_list_loss(scores / temperature, labels, where=where)
+    per_list = loss(scores / temperature, labels, where=where)
   else:
-    if key.ndim:
-      per_list_loss = jax.vmap(per_list_loss)
-    per_list = per_list_loss(scores / temperature, labels, where=where, key=key)
+    if noise.relative:
+      labels = _shaken(labels, where, key, noise)
+    per_list = jax.vmap(loss)(scores / temperature, labels, where=where, key=key)
   return jnp.sum(per_list), _count(jnp.any(where, axis=-1))
 
 
@@ -113,8 +108,6 @@ def _shaken(labels, where, key, noise: Noise):
   """Logarithms of the runtimes in units of the noise, plus a random number from 0 to 1."""
   runtime = jnp.where(where, labels + noise.origin, 1.0)
   level = jnp.log(runtime) / jnp.log1p(noise.relative)
-  if not key.ndim:
-    return level + jax.random.uniform(jax.random.fold_in(key, 1), level.shape)
   row = lambda key: jax.random.uniform(jax.random.fold_in(key, 1), level.shape[1:])
   return level + jax.vmap(row)(key)
 
@@ -208,13 +201,9 @@ def dcg_hinge(
   positive = jnp.where(where, labels, jnp.inf)
   fastest = jnp.min(positive, axis=-1, keepdims=True)
   gain = jnp.where(where, fastest / positive, 0.0)
+  weights = functools.partial(rax.dcg_lambdaweight, gain_fn=lambda g: g)
   pairs = rax.pairwise_hinge_loss(
-      -scores,
-      gain,
-      where=where,
-      lambdaweight_fn=functools.partial(rax.dcg_lambdaweight, gain_fn=lambda g: g),
-      reduce_fn=None,
-  )
+      -scores, gain, where=where, lambdaweight_fn=weights, reduce_fn=None)
   if noise.relative:  # of a pair (i, j) here i is the faster one
     clear = jnp.swapaxes(_clearly_slower(labels, noise), 1, 2)
     pairs = pairs * clear.reshape(pairs.shape)
@@ -264,7 +253,7 @@ def across_graphs(loss: Callable[..., LossSum]) -> Callable[..., LossSum]:
     total, lists = loss(
         scores.reshape(1, -1), labels.reshape(1, -1), where=where.reshape(1, -1),
         reduction=reduction, noise=noise, **options)
-    # Every device has all of it; sums over devices have it once.
+    # Every device has the whole list; a sum over devices must count it once.
     return total / shares, lists / shares
 
   cross.of_one_list = loss
@@ -358,10 +347,8 @@ def _checked(
   if where is None:
     where = jnp.ones(scores.shape, bool)
   if scores.ndim != 2 or not scores.shape == labels.shape == where.shape:
-    raise ValueError(
-        f"scores {scores.shape}, labels {labels.shape} and where {where.shape} "
-        "must have one shape [graphs, configs]"
-    )
+    raise ValueError(f"scores {scores.shape}, labels {labels.shape} and where {where.shape} "
+                     "must have one shape [graphs, configs]")
   for name, array in (("scores", scores), ("labels", labels)):
     # An int64 runtime would silently wrap on its way to a 32-bit device.
     if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -419,8 +406,6 @@ for _name, _loss in {
   LOSSES.register(_name)(_loss)
 # They take the logarithm of a label or divide by it.
 NEED_POSITIVE_LABELS = ("DCGHingeLoss", "LogMSE", "MAPE")
-
-
 _OF_RUNTIMES, _OF_LOGARITHMS = {"MSE", "MAPE"}, {"LogMSE"}
 
 
@@ -487,9 +472,8 @@ def parse_losses(text: str) -> tuple[tuple[str, float], ...]:
     if not colon:
       raise ValueError(f"losses: {part!r} in {text!r}, expected NAME:WEIGHT")
     if name not in LOSSES:
-      raise ValueError(
-          f"losses: unknown loss {name!r} in {text!r}, expected one of " + ", ".join(LOSSES)
-      )
+      raise ValueError(f"losses: unknown loss {name!r} in {text!r}, expected one of "
+                       f"{', '.join(LOSSES)}")
     if name in weights:
       raise ValueError(f"losses: {name} stands twice in {text!r}, add the weights up")
     weights[name] = _weight(number, text)
@@ -511,7 +495,7 @@ def loss_sums(
     where: `[graphs, configs]` bool.
     temperature: of ListMLE: the official pairwise losses and MSE take the raw scores
       whatever their temperature.
-    key: of random order among ties, see `listmle`.
+    key: `[graphs]` keys of the order among ties, see `listmle`.
     options: of any loss.
     axis: name of the axis of devices, for losses across graphs; None = one device.
   """

@@ -118,21 +118,21 @@ def top_k_slowdown(scores: np.ndarray, runtime: np.ndarray, ks: Sequence[int]) -
 
 
 def random_slowdown(runtime: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
-  """What `top_k_slowdown` of `[configs]` is on average over all orders, for each k.
+  """The mean of `top_k_slowdown` of `[configs]` over all orders, for each k.
 
   Raises:
     ValueError: a runtime that is not positive, or no configuration at all.
   """
   ordered, _ = _checked(ordered=np.sort(runtime), runtime=runtime)
   _require_positive("runtime", ordered)
-  count, found = len(ordered), {}
+  count, slowdown = len(ordered), {}
   for k in ks:
     chosen, place = min(k, count), np.arange(count - 1)
-    # That the fastest of `chosen` is number i means that the others are all slower.
+    # Number i is the fastest of `chosen` if all others are slower than it.
     rarer = np.maximum(count - place - chosen, 0) / (count - place - 1)
     weight = chosen / count * np.concatenate([[1.0], np.cumprod(rarer)])
-    found[k] = float((weight * ordered).sum() / ordered[0] - 1)
-  return found
+    slowdown[k] = float((weight * ordered).sum() / ordered[0] - 1)
+  return slowdown
 
 
 def tile_size_ape(chosen: np.ndarray, best: np.ndarray) -> float:

@@ -72,8 +72,9 @@ def initialize(
 
 
 def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
-  """Joins the processes, and tells in a line which they are and what to do when they end."""
-  _leave_signals_alone()
+  """Joins the processes; prints a line with their hosts and what to do when one of them ends."""
+  if hasattr(jax.config, "jax_enable_preemption_service"):  # not in jax 0.7.2
+    jax.config.update("jax_enable_preemption_service", False)  # which would swallow SIGTERM
   jax.distributed.initialize(
       **given, heartbeat_timeout_seconds=heartbeat_timeout_seconds,
       shutdown_timeout_seconds=heartbeat_timeout_seconds)
@@ -84,13 +85,6 @@ def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
     print(f"Process {process_index()} of {process_count()}: {names}. If one of them ends or is "
           f"silent for {heartbeat_timeout_seconds} s, jax ends all of them: look at the output of "
           f"the one that ended first, then {_AGAIN}", file=sys.stderr, flush=True)
-
-
-def _leave_signals_alone() -> None:
-  """Keeps jax from swallowing SIGTERM where a run has several processes."""
-  name = "jax_enable_preemption_service"
-  if hasattr(jax.config, name):  # Absent in older versions.
-    jax.config.update(name, False)
 
 
 def _has_tpu_chips() -> bool:
@@ -238,6 +232,17 @@ def slate_keys(key: jax.Array, slates: int) -> jax.Array:
   return jax.vmap(lambda slate: jax.random.fold_in(key, slate))(first + jnp.arange(slates))
 
 
+@contextlib.contextmanager
+def explaining_memory(advice: str) -> Iterator[None]:
+  """Turns a lack of device memory into a ValueError of one line with `advice` behind it."""
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    raise ValueError(f"{str(error).splitlines()[0].rstrip('.')}; {advice}") from error
+
+
 def barrier(name: str) -> None:
   """Waits until every process has come here."""
   if process_count() > 1:
@@ -274,7 +279,7 @@ def from_primary(value: Any) -> Any:
 
 
 def on_primary(read: Callable[[], Any]) -> Any:
-  """What `read` gives in process 0, or its ValueError or OSError, in every process."""
+  """The result of `read` in process 0, or its ValueError or OSError, in every process."""
   value = error = None
   if is_primary():
     try:
@@ -291,7 +296,7 @@ def copy_from_primary(
     source: np.ndarray | None, target: np.ndarray, *, block_bytes: int = 2**26) -> None:
   """Fills `target` with process 0's `source`, block by block of rows.
 
-  What every process needs beside the two is small, however large they are.
+  Every process needs memory for one block beside the two arrays.
 
   Args:
     source: `[n, ...]` like `target`; None in the other processes.

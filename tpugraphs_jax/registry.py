@@ -56,7 +56,7 @@ def _origin(entry: Any) -> tuple[str, str]:
 
 
 def import_extensions(extensions: Sequence[str]) -> tuple[str, ...]:
-  """Imports modules of the user's, which register what they hold.
+  """Imports modules of the user's, which register their entries.
 
   Args:
     extensions: each `MODULE`, found as Python finds modules or in the current folder,

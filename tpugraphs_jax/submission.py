@@ -9,14 +9,14 @@ tile graph the best five at least, for a layout graph all of them.
   python -m tpugraphs_jax.submission check submission.csv --data_root ~/data/tpugraphs/npz
   python -m tpugraphs_jax.submission score valid.csv --data_root ~/data/tpugraphs/npz
 
-The released test graphs have no labels: what is scored ranks the validation split
+The released test graphs have no labels: `score` takes rankings of the validation split
 (`--mode=predict --split=valid`).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import os
 from pathlib import Path
 import re
@@ -254,7 +254,7 @@ def _print_rows(summary: str, rows: Mapping[str, int]) -> None:
 
 def _ranking_problem(
     collection: str, ranking: np.ndarray, configs: int | None = None) -> str | None:
-  """What is wrong with a ranking of a graph with so many configurations.
+  """The first problem of a ranking in words, or None.
 
   Without the number of configurations only the ranking itself is checked: a layout
   ranking has to be a permutation of as many indices as it has.
@@ -299,36 +299,35 @@ def _config_count(path: Path) -> int:
 
 def _read_rows(path: str | os.PathLike[str]) -> dict[str, tuple[int, np.ndarray]]:
   """Line number and ranking of each ID."""
-  rows: dict[str, tuple[int, np.ndarray]] = {}
-  for line, row_id, indices in _lines(path):
-    try:
-      split_id(row_id)
-    except ValueError as error:
-      raise ValueError(f"{path}:{line}: {error}") from None
-    if row_id in rows:
-      raise ValueError(f"{path}:{line}: {row_id} is already in line {rows[row_id][0]}")
-    if not _INDICES.fullmatch(indices):
-      shown = indices if len(indices) <= 40 else indices[:40] + "..."
-      raise ValueError(f"{path}:{line}: TopConfigs of {row_id} are {shown!r}, expected indices "
-                       "joined by ;")
-    rows[row_id] = line, np.array(indices.split(";"), np.int64)
-  return rows
-
-
-def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, str]]:
-  """Line number and the two fields of every row after the header."""
   local = remote.fetch(path)
   if not local.is_file():
     raise FileNotFoundError(f"{path}: no such file")
+  rows: dict[str, tuple[int, np.ndarray]] = {}
   with open(local, encoding="utf-8", errors="replace") as file:
     header = file.readline().rstrip("\n")
     if header != HEADER:
       raise ValueError(f"{path}:1: header is {header[:40]!r}, expected {HEADER!r}")
     for line, text in enumerate(file, start=2):
-      fields = text.rstrip("\n").split(",")
-      if len(fields) != 2:
-        raise ValueError(f"{path}:{line}: {len(fields)} fields, expected {HEADER}")
-      yield line, *fields
+      try:
+        row_id, ranking = _read_row(text.rstrip("\n"))
+        if row_id in rows:
+          raise ValueError(f"{row_id} is already in line {rows[row_id][0]}")
+      except ValueError as error:
+        raise ValueError(f"{path}:{line}: {error}") from None
+      rows[row_id] = line, ranking
+  return rows
+
+
+def _read_row(text: str) -> tuple[str, np.ndarray]:
+  fields = text.split(",")
+  if len(fields) != 2:
+    raise ValueError(f"{len(fields)} fields, expected {HEADER}")
+  row_id, indices = fields
+  split_id(row_id)
+  if not _INDICES.fullmatch(indices):
+    shown = indices if len(indices) <= 40 else indices[:40] + "..."
+    raise ValueError(f"TopConfigs of {row_id} are {shown!r}, expected indices joined by ;")
+  return row_id, np.array(indices.split(";"), np.int64)
 
 
 def _write(path: str | os.PathLike[str], rankings: Mapping[str, np.ndarray]) -> None:

@@ -103,7 +103,6 @@ def test_the_most_promising_are_tried_and_the_best_of_them_wins(monkeypatch, pro
   tried = _labelled_by(monkeypatch, _cost)
   monkeypatch.setattr(measure, "compare", lambda *args, **options: (.9, .85, .95))
   ranker = Oracle(problem, _cost, tables=tables)
-  monkeypatch.setattr(tuning, "Ranker", Oracle)
   found = tuning.tune(_net, *_ARGS, model=ranker, budget=5, candidates=80, operands=True)
   assert len(tried) == 5 and tried[0] == (0,) * len(problem.options)
   assert found.ranked == len(_drawn(problem, 80)) == 80 <= len(ranker.asked)
@@ -144,15 +143,14 @@ def test_the_default_stays_unless_another_choice_is_really_better(
     monkeypatch, problem, label, interval):
   _labelled_by(monkeypatch, label)
   monkeypatch.setattr(measure, "compare", lambda *args, **options: interval)
-  monkeypatch.setattr(tuning, "Ranker", Oracle)
-  found = tuning.tune(_net, *_ARGS, model=Oracle(problem, _cost), budget=4, candidates=30, operands=True)
+  found = tuning.tune(
+      _net, *_ARGS, model=Oracle(problem, _cost), budget=4, candidates=30, operands=True)
   assert found.keeps_default and found.function is _net and found.ratio == 1
   assert "the compiler's own choice stays" in str(found)
 
 
 def test_failures_are_counted_and_a_default_that_fails_is_said(monkeypatch, problem):
   oracle = Oracle(problem, _cost)
-  monkeypatch.setattr(tuning, "Ranker", Oracle)
   best = tuning.rank(problem, oracle, _drawn(problem, 30), 4)[1]
   _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[best])
   found = tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30, operands=True)
@@ -162,8 +160,7 @@ def test_failures_are_counted_and_a_default_that_fails_is_said(monkeypatch, prob
     tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30, operands=True)
 
 
-def test_mistakes_are_said_in_one_line(monkeypatch, problem):
-  monkeypatch.setattr(tuning, "Ranker", Oracle)
+def test_mistakes_are_said_in_one_line(problem):
   oracle = Oracle(problem, _cost)
   with pytest.raises(ValueError, match="budget"):
     tpugraphs_jax.tune(_net, *_ARGS, model=oracle, budget=1)

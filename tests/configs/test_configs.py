@@ -62,7 +62,7 @@ def test_what_is_recommended_for_own_programs_are_tables_of_traffic(own):
     "kind, known", [("tile", "recommended, .*, own-NAME, ci"),
                     ("layout", "official, .*, full, .*, ci")])
 def test_an_unknown_variant_is_refused(kind, known):
-  with pytest.raises(ValueError, match=f"{kind}.py has no variant 'nope'; it has .*{known}"):
+  with pytest.raises(ValueError, match=known):
     CONFIGS[kind]("ci,nope")
 
 
@@ -115,19 +115,16 @@ def test_impossible_values_are_refused_by_field_in_one_line(kind, field, value):
 def test_what_one_tile_model_cannot_do_is_refused(variant, field, value):
   config = CONFIGS["tile"](variant)
   config.model[field] = value
-  with pytest.raises(ValueError, match=f"{field} is '?{value}'?, expected "):
+  with pytest.raises(ValueError, match=field):
     Job.of(config)
 
 
 @pytest.mark.parametrize("kind, changes, complaint", [
-    ("layout", {"loss.noise": 0.01, "batch.target": "rank"},
-     "loss.noise is 0.01, but with batch.target=rank a loss knows no runtimes: take"),
-    *(("layout", {"loss.losses": f"{name}:1"}, f"loss.losses has {name}, which needs runtimes, and "
-       "batch.target is 'ratio'")
-      for name in ("MAPE", "LogMSE", "DCGHingeLoss")),
-    ("tile", {"loss.losses": "ListMLELoss:1,MAPE:1", "batch.target": "rank"}, "has MAPE, which"),
+    ("layout", {"loss.noise": 0.01, "batch.target": "rank"}, "noise"),
+    *(("layout", {"loss.losses": f"{name}:1"}, name) for name in ("MAPE", "LogMSE", "DCGHingeLoss")),
+    ("tile", {"loss.losses": "ListMLELoss:1,MAPE:1", "batch.target": "rank"}, "MAPE"),
     ("tile", {"optimizer.average_window": (0.5, 1.0), "optimizer.average_decay": 0.9},
-     "there is one average, set one of them"),
+     "average_window"),
 ])
 def test_options_that_exclude_each_other_are_refused(kind, changes, complaint):
   with pytest.raises(ValueError, match=complaint):
@@ -137,12 +134,12 @@ def test_options_that_exclude_each_other_are_refused(kind, changes, complaint):
 def test_segments_have_no_virtual_nodes():
   config = CONFIGS["layout"]("gst_ed,ci")
   config.data.virtual_node = "output"
-  with pytest.raises(ValueError, match="virtual_node is 'output', but segments have no edges betw"):
+  with pytest.raises(ValueError, match="virtual_node"):
     Job.of(config)
 
 
 def test_a_multistep_schedule_needs_milestones():
-  with pytest.raises(ValueError, match=r"optimizer.milestones is \(\), expected at least one"):
+  with pytest.raises(ValueError, match="milestones"):
     parts.make("tile", **{"optimizer.schedule": "multistep"})
   parts.make("tile", **{"optimizer.schedule": "multistep", "optimizer.milestones": (0.5, 0.8)})
 
@@ -150,5 +147,5 @@ def test_a_multistep_schedule_needs_milestones():
 @pytest.mark.parametrize("kind, task, lacks", [
     ("tile", "layout", "data.store_dir"), ("layout", "segments", "segments")])
 def test_a_config_of_another_task_is_refused(kind, task, lacks):
-  with pytest.raises(ValueError, match=f"task is {task}, but the config has no {lacks}: name"):
+  with pytest.raises(ValueError, match=lacks):
     parts.make(kind, task=task)

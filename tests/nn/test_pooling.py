@@ -100,7 +100,7 @@ def test_gradient_of_the_maximum_reaches_the_largest_node_only():
 
 @pytest.mark.parametrize("name", ["nope", "config_nope", "config_config_mean", ""])
 def test_an_unknown_pooling_is_refused_with_all_names(name):
-  with pytest.raises(ValueError, match="expected one of mean, sum, max"):
+  with pytest.raises(ValueError, match="mean, sum, max"):
     pooling.by_name(name)
-  with pytest.raises(ValueError, match="expected some of mean, sum, max, config_mean"):
+  with pytest.raises(ValueError, match="config_mean"):
     base.create_network("layout", "SAGE", pooling=(name,))

@@ -80,9 +80,9 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
 
 @pytest.mark.parametrize("kind", ["layout", "tile"])
 def test_unknown_presets_and_two_of_them_are_refused(kind):
-  with pytest.raises(ValueError, match=f"{kind}.py has no preset 'eleventh'; it has .*first"):
+  with pytest.raises(ValueError, match="eleventh"):
     parts.config_of(kind, "preset=eleventh")
-  with pytest.raises(ValueError, match="takes one of the presets first and third"):
+  with pytest.raises(ValueError, match="first and third"):
     parts.config_of(kind, "preset=first,preset=third")
 
 
@@ -102,16 +102,16 @@ def test_the_gated_blocks_of_the_1st_place_have_half_the_width():
 
 
 @pytest.mark.parametrize("kind, variant, changes, complaint", [
-    ("layout", "xla-default,preset=first,gst_ed", {}, "looks across configurations: the history"),
+    ("layout", "xla-default,preset=first,gst_ed", {}, "history"),
     ("layout", "xla-random,preset=third,gst_ed", {"data.virtual_node": "none"},
-     "looks at the whole graph: the history"),
+     "history"),
     ("layout", "preset=first", {"data.features": ("node_layout", "released")},
-     "reads the columns of node_layout: put these blocks last"),
+     "node_layout"),
     ("layout", "preset=first", {"data.feature_transform": "standardize"},
-     "data.feature_transform scales the block node_layout"),
+     "feature_transform"),
     ("layout", "preset=first", {"data.config_transform": "minmax"},
-     "data.config_transform is 'minmax'"),
-    ("tile", "preset=sixth", {"eval.configs": 8}, "eval.configs is 8 and batch.configs is 64"),
+     "config_transform"),
+    ("tile", "preset=sixth", {"eval.configs": 8}, "eval.configs"),
 ])
 def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, changes, complaint):
   with pytest.raises(ValueError, match=complaint) as error:

@@ -46,7 +46,7 @@ def test_every_point_is_run_with_every_seed():
 
 
 def test_values_that_make_one_folder_are_refused():
-  with pytest.raises(ValueError, match="have the same name"):
+  with pytest.raises(ValueError, match="name"):
     sweep.runs_of(["run"], "out", {"x": ["(1)", "[1]"]}, [0])
 
 
@@ -96,7 +96,7 @@ def test_there_is_a_row_for_every_run(tmp_path):
 def test_a_folder_of_another_sweep_is_refused(tmp_path):
   sweep._check_settings(str(tmp_path), {"config": "tile.py", "fields": []})
   sweep._check_settings(str(tmp_path), {"config": "tile.py", "fields": []})
-  with pytest.raises(ValueError, match="sweep with config tile.py, now it is layout.py: give"):
+  with pytest.raises(ValueError, match="layout.py"):
     sweep._check_settings(str(tmp_path), {"config": "layout.py", "fields": []})
 
 

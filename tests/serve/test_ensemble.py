@@ -53,9 +53,9 @@ def test_an_ensemble_averages_what_it_says(combine, jobs):
 
 
 def test_an_ensemble_of_different_collections_is_refused(jobs):
-  with pytest.raises(ValueError, match="models of one collection: .* is of tile:xla, .* is of lay"):
+  with pytest.raises(ValueError, match="collection"):
     Ensemble([jobs.workdir("tile_whole"), jobs.workdir("layout_whole")])
-  with pytest.raises(ValueError, match="combine is 'median', expected one of mean, min_max, rank"):
+  with pytest.raises(ValueError, match="median"):
     Ensemble([jobs.workdir("tile_whole")], combine="median")
-  with pytest.raises(ValueError, match="at least one folder"):
+  with pytest.raises(ValueError, match="at least one"):
     Ensemble([])

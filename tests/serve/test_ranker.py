@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import shutil
 
@@ -88,43 +89,44 @@ def test_labels_have_no_influence_and_one_configuration_is_enough(jobs, kind):
 @pytest.mark.parametrize("kind, other", [("tile", "layout"), ("layout", "tile")])
 def test_a_graph_of_another_kind_is_refused(jobs, kind, other):
   workdir = jobs.workdir(f"{kind}_whole")
-  with pytest.raises(ValueError, match="the model ranks"):
+  with pytest.raises(ValueError, match="ranks"):
     tpugraphs_jax.rank(workdir, graph_of(other))
-  with pytest.raises(ValueError, match="NoneType; the model ranks"):
+  with pytest.raises(ValueError, match="NoneType"):
     tpugraphs_jax.rank(workdir, dataclasses.replace(graph_of(kind), configs=None))
 
 
 def test_a_program_from_another_stage_is_warned_of_once(caplog):
   graph = dataclasses.replace(
       tpugraphs_jax.read_layout(
-          commands.ROOT / "data/own/npz/layout/own/programs/test/experts_layer.npz"), stage="as jax lowers it", name="of_another_stage")
+          commands.ROOT / "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz"),
+      stage="as jax lowers it", name="of_another_stage")
   for _ in range(2):
     tpugraphs_jax.rank("layout-v3-estimate", graph)
   assert caplog.text.count("worth less") == 1
 
 
 def test_a_folder_without_a_model_says_what_is_missing(jobs, tmp_path):
-  with pytest.raises(FileNotFoundError, match="model.npz is missing: name a folder that"):
+  with pytest.raises(FileNotFoundError, match="model.npz"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
   whole = jobs.workdir("tile_whole")
   (tmp_path / "checkpoints").mkdir()
-  with pytest.raises(FileNotFoundError, match="config.json is missing: --workdir must name"):
+  with pytest.raises(FileNotFoundError, match="config.json"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
   (tmp_path / "config.json").write_text('{"config": ')
-  with pytest.raises(ValueError, match="config.json is damaged"):
+  with pytest.raises(ValueError, match="config.json"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
   shutil.copy(whole / "config.json", tmp_path)
-  with pytest.raises(FileNotFoundError, match="holds no checkpoint: train first"):
+  with pytest.raises(FileNotFoundError, match="checkpoint"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
   shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints", dirs_exist_ok=True)
-  with pytest.raises(FileNotFoundError, match="features.json is missing"):
+  with pytest.raises(FileNotFoundError, match="features.json"):
     tpugraphs_jax.rank(tmp_path, graph_of("tile"))
 
 
 def test_scores_that_are_not_finite_are_refused(jobs):
   ranker = Ranker.load(jobs.workdir("tile_whole"))
   ranker.params = jax.tree.map(lambda leaf: np.full_like(leaf, np.inf), ranker.params)
-  with pytest.raises(FloatingPointError, match="scores are not finite, because"):
+  with pytest.raises(FloatingPointError, match="finite"):
     ranker.rank(graph_of("tile"))
 
 
@@ -139,7 +141,7 @@ def load(jobs, changes):
     ("loss.temperature", 2.0), ("seed", 7),
 ])
 def test_a_checkpoint_of_another_config_is_refused(jobs, field, value):
-  with pytest.raises(ValueError, match=f"of another config: {field} is .* there and .* here"):
+  with pytest.raises(ValueError, match=field):
     load(jobs, {field: value})
 
 
@@ -200,7 +202,7 @@ def without(field):
 
 
 @pytest.mark.parametrize("change, complaint", [
-    (add_one, "damaged .*checksum"), (newer, "is of format 2, .* reads up to 1: pip install"),
+    (add_one, "checksum"), (newer, "--upgrade"),
     *((without(field), "damaged") for field in ("format", "config", "transforms", "about",
                                                 "checksum")),
 ])
@@ -235,6 +237,16 @@ def test_the_file_alone_ranks_as_the_folder_does(kind, jobs, tmp_path):
     found = tpugraphs_jax.rank(place, graph)
     np.testing.assert_array_equal(found[0], expected[0])
     np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_a_loaded_ranker_is_kept_until_its_file_changes(jobs, tmp_path):
+  path = tmp_path / "model.npz"
+  shutil.copy(jobs.workdir("tile_whole") / ranker_lib.MODEL_FILE, path)
+  for place in (path, "layout-cpu-measured"):
+    assert tpugraphs_jax.load(place) is tpugraphs_jax.load(str(place))
+  before = tpugraphs_jax.load(path)
+  os.utime(path, ns=(0, 0))
+  assert tpugraphs_jax.load(path) is not before
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -272,7 +284,7 @@ def test_charges_are_what_an_exchanged_choice_changes(kind, jobs):
     (changed,) = ranker.scores([dataclasses.replace(graph, configs=configs)])
     assert row.score == pytest.approx(scores[worst] - changed[0], abs=1e-4)
   assert ranker.explain(graph, best) == []
-  with pytest.raises(ValueError, match="configuration 99999 of .*, expected 0 to"):
+  with pytest.raises(ValueError, match="99999"):
     ranker.explain(graph, 99999)
 
 
@@ -322,9 +334,9 @@ def test_a_name_is_a_model_that_ships_unless_something_is_there(tmp_path, monkey
   assert ranker_lib.shipped_file("a-model") == ranker_lib.SHIPPED / "a-model.npz"
   for place in ("out/a-model", "./deep/a-model"):
     assert str(ranker_lib.shipped_file(place)) == str(pathlib.Path(place))
-  with pytest.raises(FileNotFoundError, match=r"other is missing: .* that ships \(a-model\)$"):
+  with pytest.raises(FileNotFoundError, match="a-model"):
     ranker_lib.shipped_file("other")
   (tmp_path / "a-model").mkdir()  # a folder of the user's
   assert str(ranker_lib.shipped_file("a-model")) == "a-model"
-  with pytest.raises(ValueError, match="no model 'b' ships, expected one of a-model"):
+  with pytest.raises(ValueError, match="a-model"):
     ranker_lib.card("b")

@@ -125,14 +125,12 @@ def test_schedule_counts_updates_not_accumulated_steps():
       total_steps=4, accumulation_steps=2)
   grads = lambda _: jax.tree.map(jnp.ones_like, make_params())
   np.testing.assert_allclose(
-      run(optimizer, steps=4, grads=grads).params["bias"], 1 - 1 - 1e-6, atol=1e-5
-  )
+      run(optimizer, steps=4, grads=grads).params["bias"], 1 - 1 - 1e-6, atol=1e-5)
 
 
 def test_average_follows_the_parameters():
   optimizer = state_lib.create_optimizer(
-      learning_rate=0.1, total_steps=STEPS, average_decay=0.5
-  )
+      learning_rate=0.1, total_steps=STEPS, average_decay=0.5)
   state = state_lib.TrainState.create(make_params(), optimizer)
   expected = np.asarray(make_params()["bias"], np.float64)
   for step in range(STEPS):
@@ -167,11 +165,6 @@ def test_swa_counts_updates_and_not_the_steps_that_they_gather():
     state = state.apply_gradients(make_grads(step), optimizer)
     seen.append(np.asarray(state.params["bias"], np.float64))
   np.testing.assert_allclose(state.eval_params["bias"], (seen[5] + seen[7]) / 2, rtol=1e-5)
-
-
-def test_there_is_one_average():
-  with pytest.raises(ValueError, match=r"average_window is \(0.5, 1.0\) and .*average_decay is 0.9"):
-    state_lib.create_optimizer(total_steps=1, average_window=(0.5, 1.0), average_decay=0.9)
 
 
 @pytest.mark.parametrize("field, value", [

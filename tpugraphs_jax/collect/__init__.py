@@ -1,7 +1,7 @@
 """Data sets of one's own: programs, their layout choices, and labels for them.
 
-  found = collect.choices(step, *arguments)             # groups of operations, with options
-  other = collect.apply(step, found.choice(numbers))    # the function with layouts chosen
+  layouts = collect.choices(step, *arguments)           # groups of operations, with options
+  other = collect.apply(step, layouts.choice(numbers))  # the function with layouts chosen
 
 `python -m tpugraphs_jax.collect` labels many choices of many programs and writes
 them in the released format.

@@ -31,10 +31,8 @@ def main(argv: list[str] | None = None) -> int:
   args = _parse(sys.argv[1:] if argv is None else argv)
   try:
     jobs = _jobs(args)
-    if args.beam is None:
-      failures = workers.run(jobs, processes=args.jobs, progress=not args.quiet)
-    else:
-      failures = workers.run_on_beam(jobs, processes=args.jobs, options=args.beam)
+    failures = workers.run(
+        jobs, processes=args.jobs, progress=not args.quiet, beam=args.beam)
   except (ValueError, OSError, ImportError) as error:
     print(f"error: {console.one_line(error)}", file=sys.stderr)
     return 2
@@ -69,14 +67,15 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
   if args.label != labels.Measured.name:
     jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   labels.create(args.label, target=args.target, seed=args.seed)
-  found = [program for source in args.programs
-           for program in programs.load(source, split=args.split)]
-  names = [program.name for program in found]
+  loaded = [program for source in args.programs
+            for program in programs.load(source, split=args.split)]
+  names = [program.name for program in loaded]
   if repeated := {name for name in names if names.count(name) > 1}:
     raise ValueError(f"{len(repeated)} names of programs are used twice, such as "
                      f"{min(repeated)}; rename the file or the key")
   return [Job(program.source, program.name, program.split, args.collection, args.out,
-              args.label, args.target, args.configs, args.seed, args.operands) for program in found]
+              args.label, args.target, args.configs, args.seed, args.operands)
+          for program in loaded]
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -1,7 +1,7 @@
 """The layouts that can be chosen in a function, and the function with a choice applied.
 
-  found = collect.choices(step, *arguments)
-  faster = jax.jit(collect.apply(step, found.choice(numbers)))
+  layouts = collect.choices(step, *arguments)
+  faster = jax.jit(collect.apply(step, layouts.choice(numbers)))
 
 As in the data set, convolutions, dots and reshapes choose, and their choices have its
 forms: the order of two dimensions of the output and, where asked for, of both operands;
@@ -129,8 +129,8 @@ def choices(
     ValueError: a convolution, dot or reshape is where its layouts cannot be chosen.
   """
   jaxpr = jax.make_jaxpr(function)(*args, **kwargs).jaxpr
-  found = dict.fromkeys(_groups(jaxpr))
-  return Choices(tuple(group if operands else group.of_outputs() for group in found))
+  groups = dict.fromkeys(_groups(jaxpr))
+  return Choices(tuple(group if operands else group.of_outputs() for group in groups))
 
 
 def apply(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
@@ -161,8 +161,8 @@ def minor_to_major(order: Dims, rank: int) -> Dims:
 
 def number_in(op_name: str) -> int | None:
   """The number of the innermost group in the name of an instruction; None where there is none."""
-  found = re.findall(rf"{SCOPE}(\d+)", op_name)
-  return int(found[-1]) if found else None
+  numbers = re.findall(rf"{SCOPE}(\d+)", op_name)
+  return int(numbers[-1]) if numbers else None
 
 
 def _evaluate(
@@ -198,10 +198,10 @@ def _behind_barriers(
 
 def _chooses(equation: Any, choice: Choice) -> bool:
   """Whether a layout is chosen for an equation or inside a program that it calls."""
-  found = [group_of(equation)]
+  groups = [group_of(equation)]
   for inner in _inner_jaxprs(equation):
-    found += _groups(inner)
-  return any(any(choice.orders.get(group, ())) for group in found)
+    groups += _groups(inner)
+  return any(any(choice.orders.get(group, ())) for group in groups)
 
 
 @contextlib.contextmanager
@@ -228,7 +228,7 @@ def _bind(equation: Any, inputs: list[Any], choice: Choice) -> Sequence[Any]:
 
 def _bind_primitive(equation: Any, params: dict, inputs: list[Any]) -> Sequence[Any]:
   bound = equation.primitive.get_bind_params(params)
-  # Before jax 0.10 the functions among the parameters came apart from the others.
+  # Before jax 0.10 functions among the parameters came apart from the other parameters.
   functions, params = bound if isinstance(bound, tuple) else ((), bound)
   outputs = equation.primitive.bind(*functions, *inputs, **params)
   return outputs if equation.primitive.multiple_results else [outputs]
@@ -306,13 +306,13 @@ def _inner_jaxprs(equation: Any) -> list[core.Jaxpr]:
   """
   if equation.primitive.name in _SEALED:
     return []
-  found = [getattr(item, "jaxpr", item) for value in equation.params.values()
-           for item in (value if isinstance(value, (tuple, list)) else [value])
-           if isinstance(item, (core.Jaxpr, core.ClosedJaxpr))]
+  programs = [getattr(item, "jaxpr", item) for value in equation.params.values()
+              for item in (value if isinstance(value, (tuple, list)) else [value])
+              if isinstance(item, (core.Jaxpr, core.ClosedJaxpr))]
   name = equation.primitive.name
   if name in CALLS:
-    return found
-  inside = next(itertools.chain.from_iterable(map(_groups, found)), None)
+    return programs
+  inside = next(itertools.chain.from_iterable(map(_groups, programs)), None)
   if inside is not None:
     raise ValueError(f"{name} holds {inside}, whose layouts cannot be chosen there; expected "
                      f"them inside {', '.join(CALLS)} or at the top: call the function that "

@@ -54,10 +54,10 @@ def _changes(
     options: list[list[int]], free: list[int], count: int, rng: np.random.Generator
 ) -> Iterator[Numbers]:
   """Every change of `count` groups, in random order."""
-  found = [dict(zip(groups, changed)) for groups in itertools.combinations(free, count)
-           for changed in itertools.product(*(options[group][1:] for group in groups))]
-  for place in rng.permutation(len(found)):
-    yield tuple(found[place].get(group, 0) for group in range(len(options)))
+  changes = [dict(zip(groups, changed)) for groups in itertools.combinations(free, count)
+             for changed in itertools.product(*(options[group][1:] for group in groups))]
+  for place in rng.permutation(len(changes)):
+    yield tuple(changes[place].get(group, 0) for group in range(len(options)))
 
 
 def _drawn(

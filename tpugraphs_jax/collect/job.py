@@ -70,7 +70,7 @@ class _Collecting:
 
 
 def collect(job: Job) -> None:
-  """Labels what is missing and writes the program's npz and sidecar.
+  """Makes the missing labels and writes the program's npz and sidecar.
 
   Does nothing where both files are there already, of the same program, label and versions.
 
@@ -94,9 +94,9 @@ def is_finished(job: Job, header: dict[str, Any], label: labels.Label) -> bool:
   """Whether the job's files are whole and equal what the job would write; needs no journal.
 
   Args:
-    job: a program and what is asked for.
+    job: a program and the labels that are asked for.
     header: source, label, versions, seed and hash of the program, as in the sidecar.
-    label: says what the sidecar's raw numbers are worth.
+    label: turns the sidecar's raw numbers into labels.
   """
   try:
     record = json.loads(job.sidecar.read_text())
@@ -132,11 +132,11 @@ def _label(work: _Collecting, candidates: dict[int, Numbers]) -> None:
       work.journal.start(number)
       yield number, work.problem.apply(numbers)
 
-  for number, found in work.problem.label.run(functions(), work.problem.args):
-    if isinstance(found, Exception):
-      work.journal.error(number, f"{type(found).__name__}: {str(found)[:500]}")
+  for number, outcome in work.problem.label.run(functions(), work.problem.args):
+    if isinstance(outcome, Exception):
+      work.journal.error(number, f"{type(outcome).__name__}: {str(outcome)[:500]}")
     else:
-      work.journal.result(number, found)
+      work.journal.result(number, outcome)
 
 
 def _values(work: _Collecting, drawn: int) -> dict[int, int]:

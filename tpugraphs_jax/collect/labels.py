@@ -72,8 +72,8 @@ class TpuEstimate(Label):
   """Both estimates of the TPU compiler, on a machine without a TPU.
 
   The label is `optimal_seconds`: over 33,177 measured configurations of AlexNet's
-  training step on TPU v3 its Kendall tau-b with run time is .62, that of the summed
-  cycles .43 (output orders alone, libtpu 0.0.42.1).
+  training step on TPU v3 the Kendall tau-b of `optimal_seconds` with run time is .62, of the
+  summed cycles .43 (output orders alone, libtpu 0.0.42.1).
   """
 
   target: str  # such as tpu:v3
@@ -101,16 +101,16 @@ class TpuEstimate(Label):
 
   def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:
     program = tpu.compile_function(function, args, self.target)
-    found = tpu_kernels.estimated_cycles(
+    estimate = tpu_kernels.estimated_cycles(
         proto.parse_module(program.module, where="TPU program"))
-    if found.without_estimate:
-      raise ValueError(f"the TPU compiler has no estimate for {found.without_estimate} of "
-                       f"{found.kernels} kernels of this program")
-    if found.cycles <= 0:
+    if estimate.without_estimate:
+      raise ValueError(f"the TPU compiler has no estimate for {estimate.without_estimate} of "
+                       f"{estimate.kernels} kernels of this program")
+    if estimate.cycles <= 0:
       raise ValueError("the TPU compiler estimates no cycles for this program")
-    return {"estimated_cycles": found.cycles, "optimal_seconds": program.optimal_seconds,
-            "cycles": cycles_by_group(found.by_kernel),
-            "loops_counted_once": found.loops_counted_once}
+    return {"estimated_cycles": estimate.cycles, "optimal_seconds": program.optimal_seconds,
+            "cycles": cycles_by_group(estimate.by_kernel),
+            "loops_counted_once": estimate.loops_counted_once}
 
   def value(self, raw: Raw) -> int:
     return max(1, round(raw["optimal_seconds"] * 1e12))
@@ -159,21 +159,21 @@ class Measured(Label):
 def cycles_by_group(kernels: Iterable[tpu_kernels.KernelCycles]) -> dict[str, list[int]]:
   """The cycles of every kernel, by the group that it comes from.
 
-  The first name that holds a group decides: the kernel's own, then those of fused
-  convolutions and dots, then those of other fused instructions.
+  The first name that holds a group decides: the kernel's own name, then the names of fused
+  convolutions and dots, then of other fused instructions.
 
   Args:
     kernels: of a function that `choosing.apply` returned.
 
   Returns:
-    Cycles by number of the group; under `rest` those of kernels that come from no group.
+    Cycles by number of the group; kernels that come from no group are under `rest`.
   """
-  found: dict[str, list[int]] = {}
+  cycles: dict[str, list[int]] = {}
   for kernel in kernels:
     numbers = (choosing.number_in(name) for name in kernel.names)
     group = next((str(number) for number in numbers if number is not None), "rest")
-    found.setdefault(group, []).append(kernel.cycles)
-  return found
+    cycles.setdefault(group, []).append(kernel.cycles)
+  return cycles
 
 
 def create(name: str, *, target: str | None, seed: int) -> Label:

@@ -1,6 +1,6 @@
 """Run times of many versions of one function, to be compared with each other.
 
-All versions are compiled first, and their outputs are compared with those of the first one.
+All versions are compiled first, and their outputs are compared with the outputs of the first.
 Then each round times every version for at least 5 ms, in a new order. The time of a
 version is the minimum over rounds, since other load on the machine can only add to a time.
 The first version is compiled three times, and all three take part in every round. The
@@ -32,8 +32,21 @@ class NoisyMachineError(ValueError):
   """Compilations of one function took different times."""
 
 
+def seconds_of_call(function: Callable[..., Any], values: tuple, calls: int) -> float:
+  """The mean time of so many calls, in seconds."""
+  start = time.perf_counter()
+  for _ in range(calls):
+    outputs = function(*values)
+  jax.block_until_ready(outputs)
+  return (time.perf_counter() - start) / calls
+
+
+Timer = Callable[[Callable[..., Any], tuple, int], float]  # as `seconds_of_call`
+
+
 def measure(
     functions: Iterable[tuple[int, Callable[..., Any]]], args: tuple, *, seed: int = 0,
+    timer: Timer = seconds_of_call,
 ) -> Iterator[tuple[int, dict[str, Any] | Exception]]:
   """Measures functions that compute the same outputs; the first one is the default.
 
@@ -41,6 +54,7 @@ def measure(
     functions: with their numbers.
     args: example arguments; the functions get random values of their shapes and types.
     seed: of these values and of the order of measurements.
+    timer: takes the time of calls.
 
   Yields:
     The number of a function and `{"seconds": [...], "noise": ...}`, the seconds of a call
@@ -63,10 +77,10 @@ def measure(
     return
   default = next(iter(compiled))
   for number in [number for number in results if not _close(results[number], results[default])]:
-    yield number, ValueError("its outputs differ from those of the compiler's own choice")
+    yield number, ValueError("its outputs differ from the outputs of the compiler's own choice")
     del compiled[number]
   copies = {copy: _compiled(first, values) for copy in _COPIES}
-  seconds = _rounds({**compiled, **copies}, [default, *copies], values, seed)
+  seconds = _rounds({**compiled, **copies}, [default, *copies], values, seed, timer)
   noise, equal = _noise(seconds, [default, *copies])
   if noise > _NOISE:
     raise NoisyMachineError(
@@ -78,7 +92,8 @@ def measure(
 
 
 def compare(
-    default: Callable[..., Any], other: Callable[..., Any], args: tuple, *, seed: int = 0
+    default: Callable[..., Any], other: Callable[..., Any], args: tuple, *, seed: int = 0,
+    timer: Timer = seconds_of_call,
 ) -> tuple[float, float, float]:
   """The time of a version divided by the time of the default, in alternating pairs.
 
@@ -87,17 +102,18 @@ def compare(
     other: computes the same.
     args: example arguments of both.
     seed: of random arguments and of the resampling.
+    timer: takes the time of calls.
 
   Returns:
     The median ratio of the pairs' times, and the ends of its 95 % bootstrap interval.
   """
   values = _random_arguments(args, seed)
   pair = [_compiled(function, values) for function in (default, other)]
-  calls = [_calls(function, values) for function in pair]
+  calls = [_calls(function, values, timer) for function in pair]
   rng, ratios = np.random.default_rng(seed), []
   for turn in range(_PAIRS):
     first = turn % 2  # the two take turns in being timed first
-    times = {place: _time(pair[place], values, calls[place]) for place in (first, 1 - first)}
+    times = {place: timer(pair[place], values, calls[place]) for place in (first, 1 - first)}
     ratios.append(times[1] / times[0])
   medians = np.median(rng.choice(ratios, (_RESAMPLED, _PAIRS)), axis=1)
   low, high = np.quantile(medians, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
@@ -105,11 +121,12 @@ def compare(
 
 
 def _rounds(
-    compiled: dict[int, Callable[..., Any]], equal: list[int], values: tuple, seed: int
+    compiled: dict[int, Callable[..., Any]], equal: list[int], values: tuple, seed: int,
+    timer: Timer,
 ) -> dict[int, list[float]]:
   """Seconds of a call by version and round; goes on until the `equal` versions agree."""
   rng, started = np.random.default_rng(seed), time.monotonic()
-  calls = {number: _calls(function, values) for number, function in compiled.items()}
+  calls = {number: _calls(function, values, timer) for number, function in compiled.items()}
   seconds = {number: [] for number in compiled}
   for turn in range(_MOST_ROUNDS):
     if turn >= _ROUNDS and (
@@ -119,7 +136,7 @@ def _rounds(
     for number in rng.permutation(list(compiled)).tolist():
       if turn >= _HOPELESS_ROUNDS and min(seconds[number]) > _HOPELESS * best:
         continue
-      seconds[number].append(_time(compiled[number], values, calls[number]))
+      seconds[number].append(timer(compiled[number], values, calls[number]))
   return seconds
 
 
@@ -133,22 +150,13 @@ def _compiled(function: Callable[..., Any], values: tuple) -> Callable[..., Any]
   return jax.jit(function).lower(*values).compile()
 
 
-def _calls(function: Callable[..., Any], values: tuple) -> int:
+def _calls(function: Callable[..., Any], values: tuple, timer: Timer) -> int:
   """How many calls take at least 5 ms, without the first one, which takes longer."""
-  _time(function, values, 1)
+  timer(function, values, 1)
   calls = 1
-  while _time(function, values, calls) * calls < _BATCH_SECONDS:
+  while timer(function, values, calls) * calls < _BATCH_SECONDS:
     calls *= 2
   return calls
-
-
-def _time(function: Callable[..., Any], values: tuple, calls: int) -> float:
-  """Seconds of a call."""
-  start = time.perf_counter()
-  for _ in range(calls):
-    outputs = function(*values)
-  jax.block_until_ready(outputs)
-  return (time.perf_counter() - start) / calls
 
 
 def _random_arguments(args: tuple, seed: int) -> tuple:

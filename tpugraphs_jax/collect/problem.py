@@ -96,15 +96,15 @@ class Problem:
 
   def numbers_of(self, proposed: graph.OpGraph) -> list[Numbers]:
     """The choices that are the configurations of a graph; other configurations are left out."""
-    found = []
+    numbers = []
     for config in proposed.configs.decode(np.arange(len(proposed.configs))):  # [K, 18]
       fits = [np.ones(len(group.options), bool) for group in self.choices.groups]
       for node, row in zip(self._nodes, config):
         if node.group >= 0:
           fits[node.group] &= (node.rows == row).all(axis=1)
       if all(fit.any() for fit in fits):
-        found.append(tuple(int(np.argmax(fit)) for fit in fits))
-    return found
+        numbers.append(tuple(int(np.argmax(fit)) for fit in fits))
+    return numbers
 
   def own_orders(self) -> list[Dims | None]:
     """The order of each group's output that the compiler chooses by itself, minor to major.
@@ -114,14 +114,14 @@ class Problem:
     """
     program = hlo.featurize(self.apply((0,) * len(self.options)), *self.args, optimized=True,
                             target=self.label.target)
-    found: list[set[Dims]] = [set() for _ in self.options]
+    seen: list[set[Dims]] = [set() for _ in self.options]
     for node in proto.instructions(program.module):
       number = _group_number(node, self.choices)
       axes = None if number < 0 else _axes(
           self.choices.groups[number].shapes[0], tuple(node.shape.dimensions))
       if axes is not None:
-        found[number].add(tuple(axes.index(dim) for dim in node.shape.layout.minor_to_major))
-    return [orders.pop() if len(orders) == 1 else None for orders in found]
+        seen[number].add(tuple(axes.index(dim) for dim in node.shape.layout.minor_to_major))
+    return [orders.pop() if len(orders) == 1 else None for orders in seen]
 
   def lines(self, group: int) -> list[str]:
     """Where a group's equations stand in the user's files: `model.py:12`."""
@@ -131,13 +131,13 @@ class Problem:
 
   def raw_labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, labels.Raw]:
     """The raw numbers of choices, found together; failed choices are left out."""
-    found = dict(self.label.run(enumerate(map(self.apply, candidates)), self.args))
-    return {candidates[place]: raw for place, raw in sorted(found.items())
+    outcomes = dict(self.label.run(enumerate(map(self.apply, candidates)), self.args))
+    return {candidates[place]: raw for place, raw in sorted(outcomes.items())
             if not isinstance(raw, Exception)}
 
 
 class NodeOptions(NamedTuple):
-  """What a configurable node can choose."""
+  """The options of a configurable node."""
 
   group: int  # number of the group that decides; -1 for none
   # [options, 18] int8 of the group, minor to major: output, first and second operand. -1 where an
@@ -154,15 +154,15 @@ def node_options(op_graph: hlo.HloGraph, choices: choosing.Choices) -> list[Node
   """
   nodes = proto.instructions(op_graph.module)
   position = proto.positions(op_graph.module)
-  found = []
+  options = []
   for index in op_graph.config_node:
     node = nodes[index]
     number = _group_number(node, choices)
     shapes = [tuple(node.shape.dimensions)] + [
         tuple(nodes[position[operand]].shape.dimensions) for operand in node.operand_ids]
     orders = _node_orders(choices.groups[number], shapes) if number >= 0 else [((),) * 2]
-    found.append(NodeOptions(number, np.array([layout_row(each) for each in orders], np.int8)))
-  return found
+    options.append(NodeOptions(number, np.array([layout_row(each) for each in orders], np.int8)))
+  return options
 
 
 def visible_options(nodes: Sequence[NodeOptions], groups: int) -> list[np.ndarray]:

@@ -44,24 +44,24 @@ def load(source: str, *, split: str | None = None) -> list[Program]:
   if not place.endswith(".py"):
     raise ValueError(f"program {source!r}, expected a folder, FILE.py or FILE.py:KEY")
   module = _file_module(Path(place))
-  found = getattr(module, "PROGRAMS", None)
-  if not isinstance(found, Mapping):
+  programs = getattr(module, "PROGRAMS", None)
+  if not isinstance(programs, Mapping):
     raise ValueError(f"{place} has no dictionary PROGRAMS")
   split = split or getattr(module, "SPLIT", graph.SPLITS[0])
   if split not in graph.SPLITS:
     raise ValueError(f"{place}: split {split!r}, expected one of {', '.join(graph.SPLITS)}")
-  if key and key not in found:
-    raise ValueError(f"{place} has no program {key!r}, it has {', '.join(found)}")
+  if key and key not in programs:
+    raise ValueError(f"{place} has no program {key!r}, it has {', '.join(programs)}")
   return [Program(f"{place}:{name}", _file_name(f"{Path(place).stem}_{name}"), split,
-                  *_pair(found[name], f"{place}:{name}"))
-          for name in ([key] if key else found)]
+                  *_pair(programs[name], f"{place}:{name}"))
+          for name in ([key] if key else programs)]
 
 
-def _pair(found: Any, where: str) -> tuple[Callable[..., Any], tuple]:
-  if isinstance(found, tuple) and len(found) == 2 and callable(found[0]) and (
-      isinstance(found[1], tuple)):
-    return found
-  raise ValueError(f"{where} is a {type(found).__name__}, expected a pair (function, tuple of "
+def _pair(value: Any, where: str) -> tuple[Callable[..., Any], tuple]:
+  if isinstance(value, tuple) and len(value) == 2 and callable(value[0]) and (
+      isinstance(value[1], tuple)):
+    return value
+  raise ValueError(f"{where} is a {type(value).__name__}, expected a pair (function, tuple of "
                    "example arguments)")
 
 

@@ -92,11 +92,11 @@ class Tuned:
     return "\n\n".join([*parts, self.label.worth])
 
   def _summary(self) -> str:
-    found = f"{self.ranked:,} layouts ranked, {len(self.raw)} tried, {self.failed} failed: "
+    counts = f"{self.ranked:,} layouts ranked, {len(self.raw)} tried, {self.failed} failed: "
     if self.keeps_default:
-      return f"{found}the compiler's own choice stays, none had a lower {self.label.what}"
+      return f"{counts}the compiler's own choice stays, none had a lower {self.label.what}"
     between = "({:.3f} to {:.3f}) ".format(*self.interval) if self.interval else ""
-    return (f"{found}the best takes {self.ratio:.3f} {between}of the {self.label.what} of the "
+    return (f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} of the "
             f"compiler's own choice, with layouts chosen for "
             f"{sum(number > 0 for number in self.numbers)} of {len(self.numbers)} groups")
 
@@ -162,7 +162,7 @@ def tune(
     operands: whether the orders of operands are chosen too, not of outputs alone.
 
   Returns:
-    What was found; `print` shows changed operations, trials, and what a label is worth.
+    The best function found; `print` shows changed operations, trials, and the worth of a label.
 
   Raises:
     ValueError: nothing can be chosen, a budget below 2, the model is not of layouts, no model
@@ -213,7 +213,7 @@ def rank(
     count: how many will be tried.
   """
   proposed, choices = [], list(drawn)
-  if isinstance(ranker, Ranker) and ranker.family.can_propose:
+  if not isinstance(ranker, Ensemble) and ranker.family.can_propose:
     # The model is least reliable far from a choice that is known to be good.
     proposed = problem.numbers_of(
         ranker.propose(problem.with_configs(drawn), count, near=0).graph)
@@ -277,12 +277,12 @@ def _decide(
 def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[Change]:
   """The changes of the best choice against the compiler's own, in the order of the groups."""
   own = problem.own_orders()
-  found = []
+  changes = []
   for place, (group, number) in enumerate(zip(problem.choices.groups, best)):
     if number:
       cycles = tuple(sum(tried[numbers]["cycles"].get(str(place), ()))
                      for numbers in ((0,) * len(best), best)) if problem.label.target else None
       after = tuple(choosing.minor_to_major(order, len(shape)) if order else ()
                     for order, shape in zip(group.options[number], group.shapes))
-      found.append(Change(str(group), problem.lines(place), own[place], after, cycles))
-  return found
+      changes.append(Change(str(group), problem.lines(place), own[place], after, cycles))
+  return changes

@@ -290,7 +290,7 @@ def padded(parts: Sequence[np.ndarray], rows: int, fill: int) -> np.ndarray:
 
 
 def shifted(parts: Sequence[np.ndarray], offsets, rows: int, fill: int = ABSENT) -> np.ndarray:
-  """As `padded`, each part's node numbers moved by its node offset."""
+  """As `padded`, with the node offset of each part added to its node numbers."""
   joined, lengths = padded(parts, rows, fill), [len(part) for part in parts]
   shift = np.repeat(offsets[: len(parts)].astype(np.int32), lengths)
   joined[: len(shift)] += shift.reshape((-1,) + (1,) * (joined.ndim - 1))

@@ -119,7 +119,7 @@ def download_collection(
 
 
 def fetch(url: str, path: Path) -> bool:
-  """Downloads to `path` through `<path>.part`, resuming what is there of it.
+  """Downloads to `path` through `<path>.part`; an existing part is continued.
 
   After a broken connection the transfer goes on from where it was, until several attempts in a
   row bring nothing new.
@@ -177,17 +177,17 @@ def _transfer(url: str, part: Path) -> http.client.HTTPMessage:
     return _transfer(url, part)
   with response:
     start, total = _range_of(response)
-    found = _validator_of(response.headers)
-    if start and (start != have or found not in ("", begun)):  # does not go with what is there
+    identity = _validator_of(response.headers)
+    if start and (start != have or identity not in ("", begun)):  # does not continue the part
       part.unlink(missing_ok=True)
       raise http.client.HTTPException(f"asked for bytes from {have} of the file {begun}, got bytes "
-                                      f"from {start} of {found}")
+                                      f"from {start} of {identity}")
     _check_room(part, start, total)
-    if not start:  # nothing of another file may stand before what is identified from here on
+    if not start:  # the identity of the file changes together with its first byte
       part.unlink(missing_ok=True)
       validator.unlink(missing_ok=True)
-      if found:
-        validator.write_text(found)
+      if identity:
+        validator.write_text(identity)
     _copy(response, part, start, total)
   if total is not None and _size(part) != total:
     raise ConnectionError(f"the connection ended at {_size(part):,} of {total:,} bytes")
@@ -238,8 +238,8 @@ def _verify_checksum(url: str, part: Path, headers: http.client.HTTPMessage) -> 
   if not stated:
     return False
   with open(part, "rb") as file:
-    found = hashlib.file_digest(file, "md5").digest()
-  if base64.b64encode(found).decode() != stated[1]:
+    md5 = hashlib.file_digest(file, "md5").digest()
+  if base64.b64encode(md5).decode() != stated[1]:
     part.unlink()
     raise DownloadError(f"{url}: wrong checksum; deleted, run again to fetch it anew")
   return True
@@ -309,7 +309,7 @@ def _verify_files(staging: Path, *, is_checked: bool) -> None:
 
 
 def _is_whole(path: Path, *, is_checked: bool) -> bool:
-  """Whether it ends as a zip archive does and, unless checked, fits its own checksums."""
+  """Whether a file ends as a zip archive does and, unless checked, fits its own checksums."""
   try:
     with zipfile.ZipFile(path) as file:
       return is_checked or file.testzip() is None
@@ -318,11 +318,11 @@ def _is_whole(path: Path, *, is_checked: bool) -> bool:
 
 
 def _report(collection: str, folder: Path) -> None:
-  found = tuple(len(list(folder.glob(f"{split}/*.npz"))) for split in graph.SPLITS)
-  counts = "/".join(map(str, found))
+  graphs = tuple(len(list(folder.glob(f"{split}/*.npz"))) for split in graph.SPLITS)
+  counts = "/".join(map(str, graphs))
   print(f"{collection}: {counts} train/valid/test graphs in {folder}")
   published = PUBLISHED_GRAPHS[collection]
-  if found != published:
+  if graphs != published:
     print(f"{collection}: the published archive had {'/'.join(map(str, published))}")
 
 

@@ -78,7 +78,7 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
   Returns:
     `[U, 9]` float32: for the layouts of the output, the input and the kernel the
     padding of the minor dimension, of the next one, and 1 where the choice leaves the
-    layout open. Operands are those of the file, in its order.
+    layout open. Operands are in the order of `edge_index`.
   """
   dims = graph.node_feat[:, DIMENSIONS]
   operands = operand_table(graph, graph.config_node)
@@ -143,14 +143,14 @@ def tile_counts(graph: OpGraph) -> np.ndarray:
 def _cuts(counts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
   """Tiles and overhang `[C, 14]` float32 of an array `[rank]` and bounds `[C, 6]`."""
   rank = len(counts)
-  found = np.zeros((len(bounds), 2, MAX_RANK + 1))
+  features = np.zeros((len(bounds), 2, MAX_RANK + 1))
   bound = bounds[:, :rank].astype(np.float64)
   tiles = np.ceil(counts / np.maximum(bound, 1))
   logs = np.stack([np.log(np.maximum(tiles, 1)),
                    np.log(np.maximum(tiles * np.maximum(bound, 1) / np.maximum(counts, 1), 1))], 1)
-  found[:, :, :rank] = np.where(bound[:, None] > 0, logs, 0)[..., ::-1]
-  found[:, :, MAX_RANK] = found[:, :, :MAX_RANK].sum(axis=-1)
-  return found.reshape(len(bounds), _PER_ARRAY).astype(np.float32)
+  features[:, :, :rank] = np.where(bound[:, None] > 0, logs, 0)[..., ::-1]
+  features[:, :, MAX_RANK] = features[:, :, :MAX_RANK].sum(axis=-1)
+  return features.reshape(len(bounds), _PER_ARRAY).astype(np.float32)
 
 
 def extended(graph: OpGraph, names: Sequence[str]) -> OpGraph:
@@ -211,9 +211,9 @@ def padded(graph: OpGraph) -> np.ndarray:
 
   The 1st place of the competition made its layout files anew with such lists: `dimensions`,
   the spatial dimensions of convolutions, and the layout. Released files do not have their
-  lengths, which come from what is there: a layout is as long as its shape; spatial dimensions
-  are those of the window, of convolutions alone; `dimensions` is as long as the operand of a
-  broadcast and the result of a transpose, counts what a reduction takes away, is 1 for
+  lengths, which follow from other columns: a layout is as long as its shape; spatial dimensions
+  are as many as those of the window of a convolution; `dimensions` is as long as the operand of a
+  broadcast and the result of a transpose, counts the dimensions that a reduction drops, is 1 for
   concatenate, iota and sort, and elsewhere reaches up to its last number above 0. Numbers 0 at
   the end of a `reverse`, and of a reduction of several arrays, are taken for padding.
   """
@@ -355,7 +355,7 @@ def contraction_operands(graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
 
   Released edges are sorted by node and do not tell left from right, shapes do: the right operand
   of a convolution has the size of its window and the features of its result; a product has the
-  dimensions of the left operand, then those of the right one, without the one that is summed.
+  dimensions of the left operand, then of the right operand, without the dimension that is summed.
   Where shapes fit both ways or neither (as with products in batches), the order of `edge_index`
   stays.
   """
@@ -400,10 +400,10 @@ def operand_shapes(graph: OpGraph) -> np.ndarray:
   log(x + 3) of it (`log_offset(3)`). Source: 3rd place of the competition.
   """
   shape = graph.node_feat[:, NODE["shape"]]
-  found = np.full((graph.num_nodes, 2, shape.shape[1]), _OTHER_OPCODE, np.float32)
+  features = np.full((graph.num_nodes, 2, shape.shape[1]), _OTHER_OPCODE, np.float32)
   nodes, operands = contraction_operands(graph)
-  found[nodes] = np.where(operands[..., None] >= 0, shape[operands], _MISSING)
-  return found.reshape(graph.num_nodes, -1)
+  features[nodes] = np.where(operands[..., None] >= 0, shape[operands], _MISSING)
+  return features.reshape(graph.num_nodes, -1)
 
 
 # Instructions that compute a number per element of their result, and of these the transcendental.
@@ -514,7 +514,7 @@ def directed_walk(graph: OpGraph) -> np.ndarray:
 
 
 def _towards_output(graph: OpGraph) -> scipy.sparse.csr_array:
-  """Which nodes feed which, each itself too, 0 or 1 `[N + 1, N + 1]`; the last is the output."""
+  """Adjacency from producers to consumers with self edges, 0 or 1 `[N + 1, N + 1]`, output last."""
   nodes, (consumer, producer) = graph.num_nodes, graph.edge_index.T
   roots = np.flatnonzero(graph.node_feat[:, NODE["is_root"].start] > 0)
   senders = np.concatenate([producer, roots])

@@ -29,7 +29,7 @@ KINDS = ("none", "varying", "minmax", "standardize", "signed_log1p", "signed_log
 _SIGNED_LOGARITHMS = ("signed_log1p", "signed_log")
 _LOG_OFFSET = re.compile(r"log_offset\(([0-9.]+)\)")
 
-# Columns of the 140 node features by what they describe.
+# Columns of the 140 node features by the property that they describe.
 NODE_GROUPS: dict[str, range] = {
     group: range(*span(NODE, first, last).indices(NODE_FEATURES)) for group, first, last in (
         ("type", "is_root", "element_type"), ("shape", "shape", "parameter_number"),
@@ -88,8 +88,8 @@ def _log_shifted(x: np.ndarray, shift: np.ndarray, columns: np.ndarray) -> np.nd
 
 def _shift_of(kind: str) -> float:
   """The k of `log_offset(k)`, 0 for any other kind."""
-  found = _LOG_OFFSET.fullmatch(kind)
-  return float(found[1]) if found else 0.0
+  match = _LOG_OFFSET.fullmatch(kind)
+  return float(match[1]) if match else 0.0
 
 
 def parse_kinds(text: str, groups: Sequence[str]) -> dict[str, str]:
@@ -175,7 +175,7 @@ class NodeFeatures:
     options: of the project's own blocks.
 
   Attributes:
-    transforms: a `Transform` for each name, set by `fit` or from what was saved.
+    transforms: a `Transform` for each name, set by `fit` or by the reader of a saved model.
 
   Raises:
     ValueError: an unknown or repeated block, or impossible kinds.

@@ -30,7 +30,7 @@ class NpzError(ValueError):
   """A defect of an input file, in one line that names the file and the array.
 
   Args:
-    message: what is wrong; names from the file in it may have any characters.
+    message: the defect; names from the file in it may have any characters.
   """
 
   def __init__(self, message: str):
@@ -39,7 +39,7 @@ class NpzError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-  """What the header of one array says."""
+  """The header of one array."""
 
   shape: tuple[int, ...]
   dtype: np.dtype
@@ -282,11 +282,11 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
   folder = parsed.folder(root, split)
   files = sorted(folder.glob("*.npz"), key=lambda path: path.name)
   if not files:
-    found = sorted({str(path.parent.relative_to(root)) for path in root.rglob("*.npz")})
+    folders = sorted({str(path.parent.relative_to(root)) for path in root.rglob("*.npz")})
     raise FileNotFoundError(
         f"no .npz file in {folder}; data_root {root} has "
-        f"{'some in ' * bool(found)}{', '.join(found) or 'none anywhere'}; download or generate "
-        f"{collection} first, or name the folder that holds tile/ and layout/")
+        f"{'some in ' * bool(folders)}{', '.join(folders) or 'none anywhere'}; download or "
+        f"generate {collection} first, or name the folder that holds tile/ and layout/")
   return files
 
 

@@ -152,7 +152,7 @@ def draw_slates(
 
 
 class BatchPlan:
-  """Which graphs and configurations make the batch of a step.
+  """The graphs and configurations of the batch of each step.
 
   An epoch passes over the graphs in random order, once or until it has enough slates.
   Its last slates are left out where they do not fill a batch (official). An epoch with

@@ -20,7 +20,7 @@ VIRTUAL_NODES = ("none", "output", "cluster")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Which part of a graph is kept, and what is added to it.
+  """The part of a graph that is kept, and the virtual nodes that are added.
 
   Attributes:
     reduction: `none`;
@@ -120,7 +120,7 @@ def _taken(graph: OpGraph, part: _Part) -> OpGraph:
 
 
 def _once(edges: np.ndarray, own: int) -> np.ndarray:
-  """Edges `[n, 2]` in their order, those of a merged node (from `own` on) once each."""
+  """Edges `[n, 2]` in their order; equal edges of a merged node (from `own` on) count once."""
   _, first = np.unique(edges, axis=0, return_index=True)
   kept = (edges < own).all(axis=1)
   kept[first] = True

@@ -1,8 +1,8 @@
-"""Which graphs and configurations of a collection take part in a run.
+"""Chooses the graphs and configurations of a collection that take part in a run.
 
-`TileData` and `LayoutData` load the graphs of a split, leave out what cannot be trained on or
-judged, and say which configurations remain, what a model should predict for them and on which
-of them it is judged. Graphs and files that are left out are named in the log and counted.
+`TileData` and `LayoutData` load the graphs of a split, leave out graphs that cannot be trained on
+or judged, choose configurations for training and for the final evaluation, and compute training
+targets. Graphs and files that are left out are named in the log and counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DUPLICATE_POLICIES = ("keep", "first", "min", "mean")
 
 @dataclasses.dataclass(frozen=True)
 class _Data:
-  """What tile and layout collections have in common."""
+  """Common to tile and layout collections."""
 
   collection: Collection
   skip_bad_files: bool = False
@@ -44,7 +44,7 @@ class _Data:
   duplicate_policy: str = "keep"
 
   def load(self, data_root: str, split: str) -> list[OpGraph]:
-    """Graphs of a split by name, those of training as the options of the class say.
+    """Graphs of a split by name; the options for training apply to the split `train`.
 
     Raises:
       ValueError: a file is malformed, and all or none of such files are left out.
@@ -152,19 +152,11 @@ class LayoutData(_Data):
     graphs = [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]
     graphs = [drop_flat(graph, self.entropy_threshold) for graph in graphs]
     graphs = [self._limit_configs(graph) for graph in graphs]
-    self._tell_fewer_configs(read, sum(len(graph.configs) for graph in graphs))
-    return graphs
-
-  def _tell_fewer_configs(self, read: int, kept: int) -> None:
-    """Logs how many training configurations the config's filters leave, and which filters."""
-    filters = {"duplicate_policy": ("keep", "of equal ones one counts"),
-               "entropy_threshold": (0, "flat stretches are left out"),
-               "max_configs": (0, "so many per graph at most")}
-    used = [f"data.{name}={getattr(self, name)}: {text}"
-            for name, (default, text) in filters.items() if getattr(self, name) != default]
+    kept = sum(len(graph.configs) for graph in graphs)
     if kept < read:
-      logging.info("%s: %s of %s training configurations are kept (%s)", self.collection.name,
-                   f"{kept:,}", f"{read:,}", "; ".join(used))
+      logging.info("%s: data.duplicate_policy, data.entropy_threshold and data.max_configs keep %s "
+                   "of %s training configurations", self.collection.name, f"{kept:,}", f"{read:,}")
+    return graphs
 
   def _left(self, graphs: list[OpGraph]) -> list[OpGraph]:
     left = [graph for graph in graphs if not any(word in graph.name for word in self.leave_out)]
@@ -220,7 +212,7 @@ def keep(graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[Any], str])
 
   Args:
     graphs: with configurations.
-    purpose: what the graphs are for, named in the log.
+    purpose: of the graphs, named in the log.
     why_not: the reason to leave out a graph with these configurations; empty if there is none.
   """
   kept, skipped = [], collections.defaultdict(list)
@@ -298,10 +290,10 @@ def divergences(runtime_ns: np.ndarray) -> np.ndarray:
   runtime = runtime_ns - runtime_ns.min()
   share = runtime / max(int(runtime.max()), 1) + _LEAST
   blocks = share[: len(share) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
-  found = stats.entropy(blocks[1:], blocks[:-1], axis=1)
+  divergence = stats.entropy(blocks[1:], blocks[:-1], axis=1)
   ones = np.ones(_SMOOTHED)
   smooth = lambda values: np.convolve(values, ones)[_SMOOTHED // 2 :][: len(values)]
-  return smooth(found) / smooth(np.ones(len(found)))
+  return smooth(divergence) / smooth(np.ones(len(divergence)))
 
 
 def drop_flat(graph: OpGraph, threshold: float) -> OpGraph:
@@ -387,7 +379,7 @@ def some_configs(total: int, limit: int, rng: np.random.Generator) -> np.ndarray
 
 
 def slate_target(runtime_ns: np.ndarray, unit_ns: np.ndarray | float, kind: str) -> np.ndarray:
-  """What a model predicts for one slate, `[C]` float32, larger = slower.
+  """The target of a model for one slate, `[C]` float32, larger = slower.
 
   It is computed from int64: `rank` keeps distinct runtimes distinct, `ratio` those whose
   distances from the fastest differ in float32.

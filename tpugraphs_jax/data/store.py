@@ -63,7 +63,7 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
   """
   folder = Path(folder)
   try:
-    meta = read_meta(folder)
+    meta = _read_meta(folder)
     source = folder.resolve() / meta["source"]["path"]
     if source.is_file() and not _is_built_from(meta, source):
       raise ValueError(f"{folder}: its source {source} has changed since")
@@ -79,11 +79,11 @@ def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
     raise OSError(f"{folder}: no more files can be opened, and every large graph of a store "
                   "takes one: raise the limit (ulimit -n)") from None
   configs = graph.LayoutConfigs(**{name: arrays.pop(name) for name in (*_CONFIG_ARRAYS, _MAPPED)})
-  return graph.OpGraph(name=meta["name"], configs=configs, store=folder, **arrays)
+  return graph.OpGraph(name=meta["name"], configs=configs, **arrays)
 
 
 def write_graph(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_state: dict) -> None:
-  """Writes one graph, replacing what is there only when the new copy is complete.
+  """Writes one graph; an earlier copy is replaced only when the new one is complete.
 
   Args:
     folder: the graph's place in the store.
@@ -92,7 +92,7 @@ def write_graph(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_s
     source_state: `fingerprint(source)`, taken before the file was read.
 
   Raises:
-    OSError: the folder cannot be written; what was there before is untouched.
+    OSError: the folder cannot be written; the earlier copy is untouched.
   """
   partial = files_lib.partial(folder)
   shutil.rmtree(partial, ignore_errors=True)  # of an earlier process of the same number
@@ -121,14 +121,14 @@ def _write(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> None:
   (folder / _META).write_text(json.dumps(files_lib.sealed(meta), indent=1) + "\n")
 
 
-def read_meta(folder: Path) -> dict:
+def _read_meta(folder: Path) -> dict:
   """The contents of `meta.json`, after all files were compared with their checksums.
 
   Checksums are compared once per host and file, until a file changes.
 
   Raises:
     FileNotFoundError: there is no `meta.json`.
-    ValueError: it is damaged or of another version, or a file differs from what was written.
+    ValueError: it is damaged or of another version, or a file has another checksum.
   """
   path = folder / _META
   if not path.is_file():
@@ -159,7 +159,7 @@ def fingerprint(source: Path) -> dict:
 def why_built(folder: Path, source: Path) -> str:
   """The reason to build a graph; empty if it is whole and its source has not changed since."""
   try:
-    meta = read_meta(folder)
+    meta = _read_meta(folder)
   except (FileNotFoundError, ValueError) as error:
     return str(error)
   return "" if _is_built_from(meta, source) else f"{folder}: its source {source} has changed since"
@@ -174,14 +174,12 @@ def _is_built_from(meta: dict, source: Path) -> bool:
 
 
 def _replace_folder(new: Path, folder: Path) -> None:
-  if folder.exists():
-    # A folder cannot be renamed over another one that has files in it.
-    old = files_lib.partial(folder, note=".old")
+  # A folder cannot be renamed over another one that has files in it.
+  old = files_lib.partial(folder, note=".old")
+  with contextlib.suppress(FileNotFoundError):
     os.replace(folder, old)
-    os.replace(new, folder)
-    shutil.rmtree(old, ignore_errors=True)
-  else:
-    os.replace(new, folder)
+  os.replace(new, folder)
+  shutil.rmtree(old, ignore_errors=True)
 
 
 def _relative(source: Path, folder: Path) -> str:
@@ -284,10 +282,10 @@ def _ensure_remote_store(
   with contextlib.suppress(FileNotFoundError):  # nothing there yet
     remote.fetch(place, folder)
   todo, local = _outdated(folders), remote.local_of(store_dir)
-  found = ensure_store(data_root, collection, split, store_dir=local, **options)
+  built = ensure_store(data_root, collection, split, store_dir=local, **options)
   if todo:
     remote.send(folder, place)
-  return found
+  return built
 
 
 def _outdated(folders: dict[Path, Path]) -> dict[Path, str]:
@@ -339,7 +337,7 @@ def _build(
     workers = 1 if size < _WORTH_PROCESSES and beam is None else os.cpu_count() or 1
   if beam is not None:
     jobs.run(_build_on_cluster, todo_jobs, processes=workers, beam=beam)
-    workers = 1  # looks at every graph, and builds what is missing
+    workers = 1  # looks at every graph, and builds those that no machine has built
   bad = {}
   with tqdm.tqdm(total=size, desc=f"store {bar}", unit="B", unit_scale=True,
                  disable=console.bar(bar is not None)) as progress:
@@ -401,7 +399,7 @@ def _chosen_splits(args: argparse.Namespace) -> list[tuple[str, str]]:
   chosen = [args.collection] if args.collection else _layout_collections(root)
   there = [(collection, split) for collection in chosen for split in splits
            if npz.files_there(args.data_root, collection, split)]
-  # With nothing there, the first one asked for says what is missing.
+  # Where no split has files, the error of the first one names the missing folder.
   return there or [(chosen[0], splits[0])]
 
 

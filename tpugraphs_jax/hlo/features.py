@@ -112,19 +112,19 @@ def extra_features(graph: Any) -> ExtraFeatures:
   Source: `add_features` of the third place, "Google - Fast or Slow?", 2023.
   """
   nodes = proto.instructions(graph.module)
-  found = {
+  named = {
       "has_dynamic_computation": np.full(len(nodes), graph.module.is_dynamic),
       "is_computation_root": _is_root(graph.module),
   }
   for name, width, values in _EXTRA_LISTS:
     leading = columns.Ragged([values(node) for node in nodes]).leading(width, padding=_ABSENT)
-    found |= {f"{name}_{k}": leading[:, k] for k in range(width)}
-  found["gather_index_vector_dimension"] = np.array(
+    named |= {f"{name}_{k}": leading[:, k] for k in range(width)}
+  named["gather_index_vector_dimension"] = np.array(
       [node.gather_dimension_numbers.index_vector_dim
        if node.HasField("gather_dimension_numbers") else _ABSENT for node in nodes], int)
-  found["indices_are_sorted"] = np.array([node.indices_are_sorted for node in nodes], bool)
-  found |= _operand_columns(graph)
-  return ExtraFeatures(tuple(found), np.array(list(found.values()), np.float32).T.copy())
+  named["indices_are_sorted"] = np.array([node.indices_are_sorted for node in nodes], bool)
+  named |= _operand_columns(graph)
+  return ExtraFeatures(tuple(named), np.array(list(named.values()), np.float32).T.copy())
 
 
 def _operand_columns(graph: Any) -> dict[str, np.ndarray]:

@@ -32,7 +32,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """Where an instruction comes from; empty or 0 where the module does not say."""
+  """The source of an instruction; fields are empty or 0 where the module does not say."""
 
   name: str  # of the instruction
   op_name: str  # of jax: jit(f)/.../dot_general
@@ -63,7 +63,7 @@ class HloGraph(graph.OpGraph):
 
   @functools.cached_property
   def origins(self) -> list[Origin]:
-    """Where each node comes from, `[N]`."""
+    """The source of each node, `[N]`."""
     return [origin(node, self.module) for node in proto.instructions(self.module)]
 
 
@@ -108,9 +108,9 @@ def featurize(
   """
   loaded = sources.load(source, *args, optimized=optimized, target=target)
   module = proto.parse_module(loaded.data, where=loaded.where)
-  found = featurize_module(
+  result = featurize_module(
       module, where=loaded.where, name=loaded.name or module.name, edge_order=edge_order)
-  return dataclasses.replace(found, stage=loaded.stage)
+  return dataclasses.replace(result, stage=loaded.stage)
 
 
 def featurize_module(
@@ -135,7 +135,7 @@ def featurize_module(
 
 
 def origin(instruction: proto.HloInstructionProto, module: proto.HloModuleProto) -> Origin:
-  """Where an instruction of a module comes from.
+  """The source of an instruction of a module.
 
   The line is the innermost one of the user's own files, or of any file where there is none.
   """

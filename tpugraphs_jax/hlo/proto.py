@@ -8,12 +8,6 @@ from tpugraphs_jax.hlo.hlo_pb2 import ConfigProfile, HloComputationProto, HloIns
 from tpugraphs_jax.hlo.hlo_pb2 import HloModuleProto, ModuleTuningData, ShapeProto
 from tpugraphs_jax.hlo.hlo_pb2 import StackFrameIndexProto, TuningData
 
-__all__ = [
-    "ConfigProfile", "HloComputationProto", "HloInstructionProto", "HloModuleProto",
-    "ModuleTuningData", "ShapeProto", "StackFrameIndexProto", "TuningData",
-    "instructions", "parse_any", "parse_module", "positions",
-]
-
 Message = HloModuleProto | ModuleTuningData | TuningData
 
 

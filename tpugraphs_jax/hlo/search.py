@@ -68,7 +68,7 @@ def layout_configs(graph: module_graph.HloGraph, n: int, seed: int = 0) -> Layou
 
 @dataclasses.dataclass(frozen=True)
 class _Decision:
-  """What a node chooses from; nodes whose decisions are equal decide together."""
+  """The choices of a node; nodes with equal decisions decide together."""
 
   opcode: str
   shapes: tuple[Dims, ...]  # of the output, then of the operands
@@ -176,12 +176,12 @@ def distinct_choices(options: Sequence[int], n: int, *, seed: int) -> np.ndarray
   rng = np.random.default_rng(seed)
   total = math.prod(options)
   if total <= max(n, _LISTED):
-    found = np.stack(np.unravel_index(np.arange(total), tuple(options)), axis=1)
+    choices = np.stack(np.unravel_index(np.arange(total), tuple(options)), axis=1)
   else:
-    found = np.zeros((1, len(options)), np.int64)
-    while len(found) < n:
+    choices = np.zeros((1, len(options)), np.int64)
+    while len(choices) < n:
       drawn = rng.integers(0, options, (n, len(options)))
-      found = np.unique(np.concatenate([found, drawn]), axis=0)
-  if len(found) <= n:
-    return found
-  return found[np.append(0, 1 + np.sort(rng.choice(len(found) - 1, n - 1, replace=False)))]
+      choices = np.unique(np.concatenate([choices, drawn]), axis=0)
+  if len(choices) <= n:
+    return choices
+  return choices[np.append(0, 1 + np.sort(rng.choice(len(choices) - 1, n - 1, replace=False)))]

@@ -89,15 +89,15 @@ def module_kernels(module: proto.HloModuleProto) -> list[Kernel]:
   fused = {callee for computation in module.computations
            for instruction in computation.instructions if instruction.opcode == "fusion"
            for callee in instruction.called_computation_ids}
-  found = []
+  result = []
   for computation in module.computations:
     # Instructions inside a fusion belong to the fusion's kernel.
     for instruction in () if computation.id in fused else computation.instructions:
       tiles = window(instruction)
       if tiles is not None:
-        found.append(Kernel(_graph(instruction, computation, module, tiles), tiles,
+        result.append(Kernel(_graph(instruction, computation, module, tiles), tiles,
                             module_graph.origin(instruction, module)))
-  return found
+  return result
 
 
 def window(instruction: proto.HloInstructionProto) -> Window | None:

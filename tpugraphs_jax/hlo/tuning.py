@@ -190,7 +190,7 @@ def _runtime_ns(runs: Sequence[proto.ConfigProfile]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Converted:
-  """What became of the inputs of `convert`."""
+  """The files that `convert` wrote, and the inputs from which it wrote none."""
 
   written: list[Path]
   skipped: list[str]  # one line for each module that was left out by rule

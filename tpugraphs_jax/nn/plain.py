@@ -72,7 +72,7 @@ def graph_mean(x: jax.Array, batch: Batch, where: jax.Array | None = None) -> ja
 
 def graph_max(x: jax.Array, batch: Batch, where: jax.Array | None = None) -> jax.Array:
   """Maximum over the nodes of each graph, `[G, C, F]` float32; arguments as in `graph_sum`."""
-  return pooling.pool_max(x, _chosen(batch, where))
+  return pooling.split_pool_max(*pooling.varying_alone(x, _chosen(batch, where)))
 
 
 def _chosen(batch: Batch, where: jax.Array | None) -> jax.Array:

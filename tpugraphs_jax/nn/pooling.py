@@ -173,20 +173,14 @@ def split_pool_sum(nodes: SplitNodes, chosen: Chosen) -> jax.Array:
 
 def split_pool_max(nodes: SplitNodes, chosen: Chosen) -> jax.Array:
   """Maximum of the chosen nodes, `[G, C, F]` float32; 0 for a graph without any."""
-  return _finite(jnp.maximum(
-      _segment_max(nodes.shared, chosen.shared), _segment_max(nodes.varying, chosen.varying)))
+  largest = jnp.maximum(
+      _segment_max(nodes.shared, chosen.shared), _segment_max(nodes.varying, chosen.varying))
+  return jnp.where(jnp.isfinite(largest), largest, 0)
 
 
-def pool_max(x: jax.Array, chosen: jax.Array) -> jax.Array:
-  """Maximum of the rows of `x [N, ...]` that `chosen [G, N]` holds, `[G, ...]` float32.
-
-  0 for a graph without any.
-  """
-  return _finite(_segment_max(x, chosen))
-
-
-def _finite(x: jax.Array) -> jax.Array:
-  return jnp.where(jnp.isfinite(x), x, 0)
+def varying_alone(x: jax.Array, chosen: jax.Array) -> tuple[SplitNodes, Chosen]:
+  """Features `x [N, C, F]` of nodes that all vary, and which are `chosen [G, N]`."""
+  return SplitNodes(x[:0], x, 0), Chosen(chosen[:, :0], chosen)
 
 
 def _segment_max(x: jax.Array, chosen: jax.Array) -> jax.Array:
@@ -207,8 +201,7 @@ def configurable_selection(batch: LayoutBatch) -> jax.Array:
 def configurable_rows(nodes: SplitNodes, batch: LayoutBatch) -> tuple[SplitNodes, Chosen]:
   """The rows of hop 0 alone: configurable nodes are reached from the start."""
   mask = configurable_selection(batch)
-  rows = SplitNodes(nodes.shared[:0], nodes.varying[: mask.shape[1]], 0)
-  return rows, Chosen(mask[:, :0], mask)
+  return varying_alone(nodes.varying[: mask.shape[1]], mask)
 
 
 def pool(nodes: SplitNodes, batch: LayoutBatch, name: str) -> jax.Array:

@@ -70,7 +70,7 @@ class Network(nn.Module):
 
   @property
   def family(self) -> Callable[[Network, Mapping[str, Any]], Family] | None:
-    """The family of this network; None: the one of whole kernels or whole programs."""
+    """The class of this network's family; None: `Kernels` or `Programs`."""
     return None
 
   def __call__(self, batch: Any, *, train: bool = False) -> jax.Array:
@@ -86,6 +86,14 @@ class Network(nn.Module):
     raise NotImplementedError
 
 
+def options_of(build: Callable[..., Any]) -> dict[str, Any]:
+  """Names of the options of a registered network, with their defaults (or `Parameter.empty`)."""
+  # A partial sets attributes that are the meaning of its name: they are no options.
+  fixed = build.keywords if isinstance(build, functools.partial) else {}
+  return {name: parameter.default for name, parameter in inspect.signature(build).parameters.items()
+          if name not in {"parent", "name", *fixed}}
+
+
 def create_network(kind: str, name: str, **options: Any) -> Network:
   """The network of that name with these options.
 
@@ -99,10 +107,8 @@ def create_network(kind: str, name: str, **options: Any) -> Network:
       without `embed` and `score`.
   """
   build = MODELS[kind][name]
-  # A partial sets attributes that are the meaning of its name: they are no options.
-  fixed = build.keywords if isinstance(build, functools.partial) else {}
-  known = set(inspect.signature(build).parameters) - {"parent", "name", *fixed}
-  if unknown := sorted(set(options) - known):
+  known = options_of(build)
+  if unknown := sorted(set(options) - set(known)):
     raise ValueError(f"model {name} has no option {unknown[0]!r}; it has "
                      f"{', '.join(sorted(known))}")
   network = build(**options)
@@ -402,10 +408,7 @@ def exchange_charges(
   Raises:
     ValueError: a number that the graph does not have.
   """
-  count = len(graph.configs)
-  for number in (config, against):
-    if number is not None and not 0 <= number < count:
-      raise ValueError(f"configuration {number} of {graph.name}, expected 0 to {count - 1}")
+  check_numbers(graph, config, against)
   if against is None:
     against = int(np.argsort(scores(graph), kind="stable")[0])
   exchange = _exchange_rows if isinstance(graph.configs, LayoutConfigs) else _exchange_columns
@@ -415,6 +418,14 @@ def exchange_charges(
   found = scores(dataclasses.replace(graph, configs=changed)).astype(np.float64)
   rows = [Charge(*part, float(found[0] - one)) for part, one in zip(parts, found[1:])]
   return sorted(rows, key=lambda row: -row.score)
+
+
+def check_numbers(graph: OpGraph, *numbers: int | None) -> None:
+  """Refuses (ValueError) numbers of configurations that a graph does not have; None passes."""
+  for number in numbers:
+    if number is not None and not 0 <= number < len(graph.configs):
+      raise ValueError(f"configuration {number} of {graph.name}, expected 0 to "
+                       f"{len(graph.configs) - 1}")
 
 
 def _exchange_rows(graph: OpGraph, config: int, against: int):

@@ -13,7 +13,6 @@ from tpugraphs_jax.rankers.layout import res_model
 from tpugraphs_jax.rankers import tile
 
 Path = tuple[str, ...]
-_EMBEDDING: list[Path] = [("op_embedding", "table", "embedding")]
 
 
 def _dense(*modules: Path, bias: bool = True) -> list[Path]:
@@ -25,45 +24,29 @@ def _mlp(name: str, layers: int, *, bias: bool = True) -> list[Path]:
   return _dense(*((name, f"Dense_{i}") for i in range(layers)), bias=bias)
 
 
-def _sage_order(model: tile.SAGE) -> list[Path]:
-  rounds = [(f"sage_{i}",) for i in range(model.num_gnns)]
-  return _EMBEDDING + _dense(*rounds) + _mlp("head", 3)
-
-
-def _res_gcn_order(model: tile.ResGCN) -> list[Path]:
-  # Keras creates the convolutions before the layers around them.
-  suffixes = ("_forward", "_reverse", "_self") if model.directed else ("",)
-  convs = [_mlp(f"gcn_{i}{suffix}", 2) for i in range(model.num_gnns) for suffix in suffixes]
-  return _EMBEDDING + sum(convs, []) + _dense(("pre_0",), ("pre_1",)) + _mlp("head", 2)
-
-
-def _mlp_order(model: tile.PooledMLP) -> list[Path]:
-  return _EMBEDDING + _mlp("head", model.num_layers + 1)
-
-
-def _res_model_order(model: res_model.ResModel) -> list[Path]:
-  updates = [(f"update_{part}_{i}",) for i in range(model.num_gnns) for part in (0, 1)]
-  return _EMBEDDING + _dense(("pre_0",), ("pre_1",), *updates) + _mlp("head", 2, bias=False)
-
-
-_ORDERS = {
-    tile.SAGE: _sage_order,
-    tile.ResGCN: _res_gcn_order,
-    tile.PooledMLP: _mlp_order,
-    res_model.ResModel: _res_model_order,
-}
-
-
 def weight_order(model: Any) -> list[Path]:
   """Parameter paths of `model` in the order of the official model's weights.
 
   Raises:
     ValueError: for a model the official code does not have.
   """
-  if type(model) not in _ORDERS:
-    raise ValueError(
-        f"{type(model).__name__} is not an official model; there are no weights for it")
-  return _ORDERS[type(model)](model)
+  match model:
+    case tile.SAGE():
+      order = _dense(*((f"sage_{i}",) for i in range(model.num_gnns))) + _mlp("head", 3)
+    case tile.ResGCN():
+      # Keras creates the convolutions before the layers around them.
+      sides = ("_forward", "_reverse", "_self") if model.directed else ("",)
+      rounds = [_mlp(f"gcn_{i}{side}", 2) for i in range(model.num_gnns) for side in sides]
+      order = sum(rounds, []) + _dense(("pre_0",), ("pre_1",)) + _mlp("head", 2)
+    case tile.PooledMLP():
+      order = _mlp("head", model.num_layers + 1)
+    case res_model.ResModel():
+      updates = [(f"update_{part}_{i}",) for i in range(model.num_gnns) for part in (0, 1)]
+      order = _dense(("pre_0",), ("pre_1",), *updates) + _mlp("head", 2, bias=False)
+    case _:
+      raise ValueError(
+          f"{type(model).__name__} is not an official model; there are no weights for it")
+  return [("op_embedding", "table", "embedding"), *order]
 
 
 def params_from_official(model: Any, weights: Sequence[np.ndarray]) -> dict[str, Any]:

@@ -5,14 +5,13 @@
 An `Encoder` runs a network over graphs. A unit is one piece of a graph with one chunk of
 its configurations. Units are packed into batches of the same structure as in training. The
 batches are spread over all devices and processes, and every process gets all outputs. A
-`Scorer` adds what holds whatever the family: equal configurations get equal scores, and a
+`Scorer` adds two promises for every family: equal configurations get equal scores, and a
 score that is not finite is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -37,7 +36,7 @@ def network_step(
   Args:
     network: maps a batch to scores `[G, C]`.
     method: of the network; the scores unless given.
-    devices: to compile for; the ones of this process unless given.
+    devices: to compile for; the local devices unless given.
   """
   return parallel.pmap(
       lambda params, batch: network.apply({"params": params}, batch, method=method),
@@ -55,7 +54,7 @@ class Unit(NamedTuple):
 
 
 def chunks(config_ids: np.ndarray, size: int, *, whole: bool) -> list[tuple[np.ndarray, int]]:
-  """Configurations in chunks of at most `size`, each with the number that is wanted of it.
+  """Configurations in chunks of at most `size`, and how many outputs of each chunk are wanted.
 
   Args:
     config_ids: `[n]` int64.
@@ -154,7 +153,8 @@ class Encoder:
       what the step gives for a unit where the network sees no configurations.
     """
     pieces = [list(self._pieces(graph)) for graph in graphs]
-    by_size = sorted(range(len(graphs)), key=lambda i: (_nodes(pieces[i]), i))
+    nodes = [sum(piece.sizes["nodes"] for piece in parts) for parts in pieces]
+    by_size = sorted(range(len(graphs)), key=lambda i: (nodes[i], i))
     units = [unit for i in by_size for unit in self._units(i, pieces[i], config_ids[i])]
     left = np.bincount([unit.graph for unit in units], minlength=len(graphs))
     outputs: dict[int, Any] = {}
@@ -222,30 +222,8 @@ class Encoder:
     return jax.tree.map(np.asarray, self._step(params, batch))
 
 
-def _nodes(pieces: Sequence[PreparedGraph]) -> int:
-  return sum(piece.sizes["nodes"] for piece in pieces)
-
-
 def _runs_of(items: list, count: int) -> list[list]:
   return [items[i : i + count] for i in range(0, len(items), count)]
-
-
-@contextlib.contextmanager
-def explaining_memory(options: Mapping[str, Any]) -> Iterator[None]:
-  """Turns a lack of memory into a ValueError of one line that names the fields to lower.
-
-  Args:
-    options: fields `eval` of a config.
-  """
-  try:
-    yield
-  except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" not in str(error):
-      raise
-    reason = str(error).splitlines()[0].rstrip(".")
-    raise ValueError(
-        f"{reason}; scoring takes less with a smaller eval.configs ({options['configs']} now) or "
-        f"eval.graphs ({options['graphs']} now)") from error
 
 
 class Scorer:
@@ -291,9 +269,12 @@ class Scorer:
       config_ids = [np.arange(len(graph.configs)) for graph in graphs]
     if not len(graphs):
       return []
-    with explaining_memory(self._config["eval"]):
+    options = self._config["eval"]
+    with parallel.explaining_memory(
+        f"scoring takes less with a smaller eval.configs ({options['configs']} now) or "
+        f"eval.graphs ({options['graphs']} now)"):
       if self._compares:
-        orders = self._config["eval"]["permutations"] if permutations is None else permutations
+        orders = options["permutations"] if permutations is None else permutations
         found = self._mean_over_orders(params, graphs, config_ids, progress, orders)
       else:
         found = self._scores_once(params, graphs, config_ids, progress)

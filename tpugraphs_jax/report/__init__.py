@@ -1,8 +1,8 @@
-"""Pages to look at: what one run did, or how several compare.
+"""Report pages: one run, or several compared.
 
     python -m tpugraphs_jax.report RUN... --out report.html
 
-  runs      what working folders hold: runs, and groups of runs with one config
+  runs      reads working folders: runs, and groups of runs with one config
   figures   curves, graphs, ranks (matplotlib)
   page      one HTML file without anything from elsewhere, from the template page.html (jinja2)
 """

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-import csv
 import re
 import sys
 
 from tpugraphs_jax import console, files, remote, report
 from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.report.runs import Run
+from tpugraphs_jax.serve import judge
 
 
 def write_csv(runs: Sequence[Run], path: str) -> None:
   """Writes one row per run and validation graph."""
-  with files.replacing(path, newline="") as file:
-    writer = csv.writer(file)
-    writer.writerow(["run", "seed", "graph", "nodes", "configs", "kendaltau", "slowdown1"])
-    writer.writerows([
-        run.name, run.seed, graph.name, graph.nodes, len(graph.scores),
-        f"{graph.kendall_tau:.6g}", f"{graph.slowdowns[1]:.6g}"] for run in runs
-        for graph in run.judged)
+  judge.write_csv(path, (
+      {"run": run.name, "seed": run.seed, "graph": graph.name, "nodes": graph.nodes,
+       "configs": len(graph.scores), "kendaltau": graph.kendall_tau,
+       "slowdown1": graph.slowdowns[1]}
+      for run in runs for graph in run.judged))
 
 
 def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
@@ -36,7 +34,7 @@ def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
 
 
 def verdict(folders: Sequence[str], runs: Sequence[Run]) -> str:
-  """What was trained, how good the first choices are, and where to look: three lines."""
+  """Three lines: the models and their training time, the slowdown of first choices, the pages."""
   trained = [f"{run.config.get('model.name')} on {run.collection} (labels: "
              f"{re.split(': |, no', run.labels)[0]}) in "
              f"{console.duration(run.summary.get('training', {}).get('seconds', 0))}"

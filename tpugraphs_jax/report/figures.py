@@ -19,9 +19,9 @@ from tpugraphs_jax.report.runs import DEFAULT, Group, Judged, KS, NOISELESS, RAN
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import loop
 
-# It tells of its font cache, once on each machine.
+# matplotlib logs the making of its font cache, once on each machine.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
-# Okabe and Ito: told apart with any colour vision, and in grey by their lightness.
+# Okabe and Ito: distinct with any colour vision, and in grey by their lightness.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _GREY, _LINE = "#888888", {"color": "#888888", "lw": 1}
 _NAMED = 24  # graphs whose names fit on an axis
@@ -62,7 +62,8 @@ def all_of(groups: Sequence[Group], graph: Judged | None) -> dict[str, figure.Fi
       found["Kendall tau and slowdown1 of each validation graph"] = _by_graph(judged, kind)
     found["Training and validation"] = _curves(groups, kind)
     if graph is not None:
-      found[f"Predicted rank and rank by label: {graph.name}"] = _ranks(graph, kind)
+      of = f" ({groups[0].runs[0].name})" * (len(groups) + len(groups[0].runs) > 2)
+      found[f"Predicted rank and rank by label: {graph.name}{of}"] = _ranks(graph, kind)
     for drawn in found.values():
       drawn.suptitle(f"labels: {'; '.join(kinds)}", fontsize=9, color="#666666")
       _legend(drawn)
@@ -116,9 +117,10 @@ def _slowdowns(groups: Sequence[Group], kind: str) -> figure.Figure:
   ks = [k for k in KS if k == 1 or k <= half]
   mean = lambda found: [np.mean([one.get(k, 0.0) for one in found]) for k in ks]
   if len(groups) == len(groups[0].runs) == 1:
-    for graph in run.judged:
+    for number, graph in enumerate(run.judged):
       own = [k for k in ks if k in graph.slowdowns]
-      axes.plot(own, [graph.slowdowns[k] for k in own], color="#cccccc", lw=1)
+      axes.plot(own, [graph.slowdowns[k] for k in own], color="#cccccc", lw=1,
+                label="" if number else "each graph")
   for group, colour in _coloured(groups):
     axes.plot(ks, mean([graph.slowdowns for graph in group.judged]), "o-", color=colour,
               label=group.name)
@@ -250,6 +252,9 @@ def _curves(groups: Sequence[Group], kind: str) -> figure.Figure:
         right.plot(best["step"], best["value"], "o", ms=9, mfc="none", color=colour)
       right.set_ylabel(f"{metric}\n({kind})")
   left.set(xlabel="step", ylabel=f"training loss ({kind})")
+  lowest, highest = left.dataLim.intervaly
+  if 0 < 30 * lowest < highest < np.inf:  # losses of different kinds, or a steep start
+    left.set_yscale("log")
   right.set_xlabel("step (circle: best)")
   return drawn
 
@@ -265,4 +270,5 @@ def _ranks(graph: Judged, kind: str) -> figure.Figure:
     axes.plot(predicted[graph.default], by_label[graph.default], "D", ms=7, color=_COLOURS[1],
               label=DEFAULT)
   axes.set(xlabel="predicted rank (0: fastest)", ylabel=f"rank by label ({kind})", aspect="equal")
+  axes.locator_params(integer=True)
   return drawn

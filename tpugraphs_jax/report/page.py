@@ -1,4 +1,4 @@
-"""The page: what the template `page.html` shows of runs, a file that needs no other."""
+"""The report page: the tables and figures of runs in the template `page.html`, in one file."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _results(runs: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any]:
       [[run.name, run.seed, *row(run.means)] for run in runs if names] + [
           [of, "", *row(means)] for of, means in runs[0].references.items()
           if len({run.protocol for run in runs}) == 1])}
-  if len(runs) > 1:
+  if len(runs) > len(groups):
     found["By config, mean and standard deviation over seeds"] = _table(
         ["config", "seeds", *names],
         [[group.name, ", ".join(str(run.seed) for run in group.runs),

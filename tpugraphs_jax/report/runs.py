@@ -1,8 +1,8 @@
-"""What working folders hold: runs, their judged graphs, and groups of runs with one config."""
+"""Reads working folders: runs, their judged graphs, and groups of runs with one config."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -27,23 +27,15 @@ RANDOM, DEFAULT, NOISELESS = "a random order", "the compiler's own choice", "cei
 KS = (1, 2, 5, 10, 20, 50, 100)
 
 
-@dataclasses.dataclass(frozen=True)
-class Judged:
-  """Scores of a validation graph beside its labels.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Judged(judge.Judged):
+  """Scores of a validation graph beside its labels and other orders, as far as they are known.
 
   Attributes:
-    name: of the graph.
-    nodes: of the graph.
-    scores: `[n]` float32, larger = slower.
-    runtime_ns: `[n]` int64, the labels.
-    default: index of the compiler's own choice in these arrays; None where it is not known.
-    ceiling_ns: `[n]` float64, runtimes without noise; None where they are not known.
+    default: index of the compiler's own choice among the scored configurations.
+    ceiling_ns: `[n]` float64, runtimes without noise.
   """
 
-  name: str
-  nodes: int
-  scores: np.ndarray
-  runtime_ns: np.ndarray
   default: int | None = None
   ceiling_ns: np.ndarray | None = None
 
@@ -102,36 +94,38 @@ class Run:
 
   @property
   def protocol(self) -> tuple[Any, ...]:
-    """What was judged; figures of runs with different ones do not compare."""
+    """Split, graphs and configurations that were judged; runs with others do not compare."""
     validation = self.summary.get("validation", {})
     return tuple(validation.get(name) for name in ("split", "graphs", "configurations_judged"))
 
   @property
   def ks(self) -> list[int]:
-    """The k of the slowdowns that are told, below the configurations of the largest graph."""
+    """The k of the slowdowns on the page: 1, and those below the largest graph's configurations."""
     most = max((len(graph.scores) for graph in self.judged), default=0)
     return [k for k in Collection(self.collection).slowdown_ks if k == 1 or k < most]
 
   @functools.cached_property
   def means(self) -> dict[str, float]:
     """Metrics over the judged graphs, by name."""
-    return _means([(graph.scores, graph.runtime_ns) for graph in self.judged], self.ks) if (
-        self.judged) else {}
+    return self._means(self.judged) if self.judged else {}
+
+  def _means(self, judged: Sequence[judge.Judged]) -> dict[str, float]:
+    rows, means = judge.judge(judged, self.ks)
+    return _named(means, opa_mean=judge.mean_row(rows)["opa"])
 
   @functools.cached_property
   def references(self) -> dict[str, dict[str, float]]:
     """The same metrics of other orders than the model's, as far as they are known."""
     if not self.judged:
       return {}
-    random = [metrics.random_slowdown(graph.runtime_ns, self.ks) for graph in self.judged]
-    found = {RANDOM: {"opa_pooled": 0.5, "opa_mean": 0.5, "kendaltau_mean": 0.0} | {
-        f"slowdown{k}_mean": float(np.mean([one[k] for one in random])) for k in self.ks}}
+    random = judge.random_order([graph.runtime_ns for graph in self.judged], self.ks)
+    found = {RANDOM: _named(random, opa_mean=0.5)}
     if all(graph.default is not None for graph in self.judged):  # one choice, which orders nothing
       slowdown = float(np.mean([graph.default_slowdown for graph in self.judged]))
       found[DEFAULT] = {f"slowdown{k}_mean": slowdown for k in self.ks}
     if all(graph.ceiling_ns is not None for graph in self.judged):
-      found[NOISELESS] = _means(
-          [(graph.ceiling_ns, graph.runtime_ns) for graph in self.judged], self.ks)
+      found[NOISELESS] = self._means(
+          [dataclasses.replace(graph, scores=graph.ceiling_ns) for graph in self.judged])
     return found
 
   @property
@@ -144,14 +138,10 @@ class Run:
                                       for name, means in orders.items() if name != NOISELESS)
 
 
-def _means(orders: Sequence[tuple[np.ndarray, np.ndarray]], ks: Iterable[int]) -> dict[str, float]:
-  """Every metric over graphs: scores `[n]` and runtimes `[n]` of each."""
-  counts = [metrics.ordered_pairs(*order) for order in orders]
-  slowdowns = [metrics.top_k_slowdown(*order, list(ks)) for order in orders]
-  return {"opa_pooled": metrics.pooled_opa(counts),
-          "opa_mean": _mean([metrics.pooled_opa([count]) for count in counts]),
-          "kendaltau_mean": _mean([metrics.kendall_tau(*order) for order in orders]),
-          **{f"slowdown{k}_mean": _mean([one[k] for one in slowdowns]) for k in ks}}
+def _named(means: Mapping[str, float], *, opa_mean: float) -> dict[str, float]:
+  """Means of `serve.judge` by the names that say how graphs were put together."""
+  named = {judge.mean_name(metric): value for metric, value in means.items()}
+  return {"opa_pooled": named.pop("opa_pooled"), "opa_mean": opa_mean} | named
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -165,7 +155,7 @@ class Group:
   """Runs that differ in their seeds alone.
 
   Attributes:
-    name: what the names of its runs have in common.
+    name: the common part of its runs' names.
     runs: at least one.
   """
 
@@ -288,25 +278,21 @@ def _judged(path: Path, data_root: str, run: Run) -> tuple[Judged, ...]:
   # In a collection made by `collect`, whose labels are of a known kind, it is configuration 0.
   has_default = run.collection and not Collection(run.collection).is_released and (
       run.labels not in (SYNTHETIC, UNKNOWN))
-  with np.load(path, allow_pickle=False) as file:
-    ends = np.cumsum(file["sizes"])[:-1]
-    parts = [np.split(file[name], ends) for name in ("config_ids", "scores", "runtime_ns")]
-    return tuple(
-        Judged(str(name), int(nodes), scores, runtime_ns,
-               int(np.argmin(ids)) if has_default and not ids.min() else None,
-               _ceiling(data_root, run.collection, str(name), ids, runtime_ns))
-        for name, nodes, ids, scores, runtime_ns in zip(file["graphs"], file["nodes"], *parts))
+  return tuple(
+      Judged(**vars(found),
+             default=int(np.argmin(found.config_ids))
+             if has_default and not found.config_ids.min() else None,
+             ceiling_ns=_ceiling(data_root, run.collection, found))
+      for found in judge.read_scores(path))
 
 
-def _ceiling(
-    data_root: str, collection: str, name: str, ids: np.ndarray, runtime_ns: np.ndarray
-) -> np.ndarray | None:
+def _ceiling(data_root: str, collection: str, judged: judge.Judged) -> np.ndarray | None:
   """Runtimes without noise, `[n]`, of synthetic data that are still there and the same."""
   if not collection or remote.is_remote(data_root):
     return None
   try:
-    found = synthetic.read_ceiling(data_root, collection, "valid", name)
-    is_same = np.array_equal(found.measured_ns[ids], runtime_ns)
+    found = synthetic.read_ceiling(data_root, collection, "valid", judged.name)
+    is_same = np.array_equal(found.measured_ns[judged.config_ids], judged.runtime_ns)
   except (OSError, ValueError, IndexError):
     return None
-  return found.runtime_ns[ids] if is_same else None
+  return found.runtime_ns[judged.config_ids] if is_same else None

@@ -59,9 +59,9 @@ def task(config: ml_collections.ConfigDict) -> None:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Refuses what cannot work, whatever the data.
+  """Refuses values and combinations of fields that cannot work with any data.
 
-  What a model and its options cannot do is refused when the ranker is made.
+  Options that a model does not have or cannot combine are refused when the ranker is made.
 
   Raises:
     ValueError: with the field, its value and what was expected.
@@ -69,7 +69,10 @@ def check(config: ml_collections.ConfigDict) -> None:
   task(config)
   _check_all(config)
   if config.task != "tile":
-    _check_layout(config)
+    one_of(config, _choices_of_layouts(config))
+    at_least(config, {
+        "data.entropy_threshold": 0, "data.reduction_hops": 1, "data.max_configs": 0,
+        "batch.keep_nodes": 2, "eval.max_configs": 0})
   if config.data.get("also"):
     _check_also(config)
   if config.task == "segments":
@@ -77,7 +80,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def choices(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
-  """The values that fields with few of them may have, by field (`batch.sampling`)."""
+  """The allowed values of every field that has a few (`batch.sampling`), by field."""
   found = _choices_of_all(config)
   if config.task != "tile":
     found |= _choices_of_layouts(config)
@@ -98,7 +101,7 @@ def loss_options(config: ml_collections.ConfigDict) -> losses.Options:
 
 
 def parts() -> dict[str, Sequence[str]]:
-  """What fields that are made of several names take them from, by field."""
+  """The allowed names of every field that lists several names, by field."""
   return {"loss.losses": tuple(losses.LOSSES), "data.features": tuple(feature_blocks.BLOCKS),
           "model.pooling": pooling.names(),
           "data.feature_transform": (*features.KINDS, "log_offset(K)")}
@@ -168,13 +171,6 @@ def _check_loss(config: ml_collections.ConfigDict) -> None:
     if target not in ("official", "absolute"):
       raise ValueError(f"loss.losses has {name}, which needs runtimes, and batch.target is "
                        f"{target!r}: set it to official or absolute")
-
-
-def _check_layout(config: ml_collections.ConfigDict) -> None:
-  one_of(config, _choices_of_layouts(config))
-  at_least(config, {
-      "data.entropy_threshold": 0, "data.reduction_hops": 1, "data.max_configs": 0, "batch.keep_nodes": 2,
-      "eval.max_configs": 0})
 
 
 def _check_also(config: ml_collections.ConfigDict) -> None:

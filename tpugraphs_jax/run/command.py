@@ -8,7 +8,6 @@ from pathlib import Path
 import tempfile
 
 from absl import app, flags, logging
-import jax
 import ml_collections
 from ml_collections import config_flags
 
@@ -82,13 +81,10 @@ def main(argv: list[str]) -> None:
     print(configs.described(values.config, values["config"].default_as_str))
     return
   try:
-    (_tell_dry_run if values.dry_run else _run)(values)
-  except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" not in str(error):
-      raise
-    reason = str(error).splitlines()[0].rstrip(".")
-    console.fail(f"{reason}; a step takes less with a smaller --config.batch.graphs, with "
-                 "--config.batch.config_chunk, or on segments (layouts: variant gst_ed)")
+    with parallel.explaining_memory(
+        "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
+        "(layouts: variant gst_ed)"):
+      (_tell_dry_run if values.dry_run else _run)(values)
   except (ValueError, OSError, FloatingPointError) as error:
     logging.debug("details", exc_info=True)
     console.fail(configs.one_line(configs.as_flags(str(error), values.config)))
@@ -115,7 +111,7 @@ def _run(values: flags.FlagValues) -> None:
 
 
 def _tell_dry_run(values: flags.FlagValues) -> None:
-  """Says what a run takes; what it writes goes to a folder that is removed again."""
+  """Says how much disk, memory and time a run takes; writes only into a temporary folder."""
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
   with parallel.stop_together(), tempfile.TemporaryDirectory() as scratch:
     config = values.config

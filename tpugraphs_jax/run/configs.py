@@ -15,7 +15,6 @@ import re
 import runpy
 import sys
 import textwrap
-from typing import Any
 
 from absl import flags
 from flax import traverse_util
@@ -24,6 +23,7 @@ from ml_collections import config_flags
 
 import tpugraphs_jax
 from tpugraphs_jax import console, registry
+from tpugraphs_jax.rankers import base
 from tpugraphs_jax.run import checks
 
 PRESET = "preset="  # before the name of a published system among the variants
@@ -111,7 +111,8 @@ def take_preset(
 
 def preset_variants(presets: Mapping[str, Callable]) -> dict[str, str]:
   """Every preset as a variant, with the first line of its docstring."""
-  return {PRESET + name: preset.__doc__.splitlines()[0].removesuffix(".") for name, preset in presets.items()}
+  return {PRESET + name: preset.__doc__.splitlines()[0].removesuffix(".")
+          for name, preset in presets.items()}
 
 
 # Flags.
@@ -204,20 +205,12 @@ def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> Non
   models = checks.models_of(config)
   if name not in models:
     return  # A module that a flag names may have it; else the check lists the names.
-  options = _defaults(models[name])
+  options = base.options_of(models[name])
   kept = {key: config.model[key] for key in _OF_ALL_MODELS
           if key in options and key in config.model}
-  known = {key: value for key, value in options.items() if value is not None}
+  known = {key: tuple(value) if isinstance(value, list) else value
+           for key, value in options.items() if value not in (None, inspect.Parameter.empty)}
   config.model = ml_collections.ConfigDict({"name": name} | known | kept)
-
-
-def _defaults(build: Any) -> dict[str, Any]:
-  """Options of a model, which a class or a function makes, with their defaults."""
-  fixed = build.keywords if isinstance(build, functools.partial) else {}
-  found = {name: parameter.default
-           for name, parameter in inspect.signature(build).parameters.items()
-           if name not in {"parent", "name", *fixed} and parameter.default is not parameter.empty}
-  return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
 
 
 def _define_config(

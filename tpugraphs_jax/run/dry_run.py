@@ -1,6 +1,6 @@
 """`--dry_run`: the disk, memory and time that a run takes, before it is started.
 
-Sizes come from the files, or from what is published where they are not here. Seconds come
+Sizes come from the files, or from published sizes where there are no files. Seconds come
 from a few steps and an evaluation of a few graphs, in a folder that is removed afterwards:
 neither the working folder nor the store is touched.
 """
@@ -34,29 +34,21 @@ _GRAPHS = 4  # of the validation split, measured
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-  """Measurements of a few steps and of an evaluation of a few graphs.
+  """Seconds measured on a few steps, and on the evaluation of a few graphs.
 
   Attributes:
-    steps: measured ones, without the steps that compiled.
-    step_seconds: of a step, on average.
-    compiles: batch shapes of training; each is compiled once.
-    compile_seconds: of one of them, on average.
-    evaluation_seconds: of one evaluation during training.
-    final_seconds: of the evaluation after training.
-    parameters: of the model.
-    peak_bytes: of memory.
-    peak_of: whose memory, `device` or `process`.
+    steps: number of measured steps, without those that compiled.
+    step: of a step, on average.
+    compilation: of a batch shape, on average; each shape is compiled once.
+    evaluation: of one evaluation during training.
+    final: of the evaluation after training.
   """
 
   steps: int
-  step_seconds: float
-  compiles: int
-  compile_seconds: float
-  evaluation_seconds: float
-  final_seconds: float
-  parameters: int
-  peak_bytes: int
-  peak_of: str
+  step: float
+  compilation: float
+  evaluation: float
+  final: float
 
 
 def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
@@ -170,7 +162,6 @@ def measure(job: job_lib.Job, scratch: Path) -> tuple[training.Stage, Measured]:
   """
   prepared = job_lib.prepare(job, scratch, resume=False)
   stage, valid = training.first_stage(training.parts_of(job, prepared), scratch), prepared.valid
-  parameters = optax.tree.size(stage.state.params)
   state, first, later = _steps(
       stage, parallel.replicate(stage.state), measured=_STEPS * (1 + len(job.also)))
   params = parallel.unreplicate(state.eval_params)
@@ -178,10 +169,9 @@ def measure(job: job_lib.Job, scratch: Path) -> tuple[training.Stage, Measured]:
   for other in job.also:  # which are judged after training alone
     graphs = other.prepare(job_lib.judged(other.data.load(job.config.data_root, "valid")))
     final += _evaluation(other, other.ranker.scorer, params, graphs)[1]
-  step_seconds, (what, peak) = float(np.mean(later)), log.peak_memory()
+  step = float(np.mean(later))
   return stage, Measured(
-      len(later), step_seconds, len(stage.plan.budgets),
-      max(0.0, float(np.mean(first)) - step_seconds), sampled, final, parameters, peak, what)
+      len(later), step, max(0.0, float(np.mean(first)) - step), sampled, final)
 
 
 def _steps(
@@ -229,18 +219,19 @@ def _time_lines(
 ) -> Iterator[str]:
   steps = stage.epochs * stage.plan.steps_per_epoch
   evaluations = -(-stage.epochs // config.train.eval_every_epochs)
-  compiling = found.compiles * found.compile_seconds
-  total = (steps * found.step_seconds + compiling + evaluations * found.evaluation_seconds
-           + found.final_seconds)
-  yield (f"memory      {console.size(found.peak_bytes)} of the {found.peak_of} at its peak, "
-         f"{found.parameters:,} parameters")
-  yield (f"checkpoints about {console.size(2 * 12 * found.parameters)}: two, each with parameters "
-         "and two moments of Adam")
-  yield (f"compiles    {_number(found.compiles, 'batch shape')} of training, "
-         f"{found.compile_seconds:.1f} s each; a shared compilation cache saves this in later runs")
-  yield (f"steps       {steps:,} of {found.step_seconds:.3g} s (mean of {found.steps} measured), "
-         f"{_number(evaluations, 'evaluation')} of {found.evaluation_seconds:.3g} s, the last one "
-         f"of {found.final_seconds:.3g} s")
+  shapes, parameters = len(stage.plan.budgets), optax.tree.size(stage.state.params)
+  total = (steps * found.step + shapes * found.compilation + evaluations * found.evaluation
+           + found.final)
+  what, peak_bytes = log.peak_memory()
+  yield (f"memory      {console.size(peak_bytes)} of the {what} at its peak, "
+         f"{parameters:,} parameters")
+  yield (f"checkpoints about {console.size(2 * 12 * parameters)}: two, each with parameters and "
+         "two moments of Adam")
+  yield (f"compiles    {_number(shapes, 'batch shape')} of training, {found.compilation:.1f} s "
+         "each; a shared compilation cache saves this in later runs")
+  yield (f"steps       {steps:,} of {found.step:.3g} s (mean of {found.steps} measured), "
+         f"{_number(evaluations, 'evaluation')} of {found.evaluation:.3g} s, the last one of "
+         f"{found.final:.3g} s")
   yield (f"time        about {console.duration(total)} on "
          f"{_number(jax.device_count(), 'device')} like these")
   if stage.following is not None:

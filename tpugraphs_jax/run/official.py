@@ -16,13 +16,11 @@ that was trained in.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 import re
 import sys
 from typing import Any
 
-from flax import traverse_util
 import jax
 import numpy as np
 
@@ -34,7 +32,7 @@ from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job, trainable
 from tpugraphs_jax.serve import ranker as ranker_lib
-from tpugraphs_jax.train import log
+from tpugraphs_jax.train import log, state
 
 
 def read_weights(path: Path) -> list[np.ndarray]:
@@ -62,7 +60,11 @@ def convert(job: Job, weights: list[np.ndarray], data_root: str, out: Path) -> N
   graphs = trainable(job, job.data.load(data_root, "train"))
   job.fit(graphs)
   params = official.params_from_official(job.ranker.family.network, weights)
-  _check_shapes(params, _shapes(job, graphs[0]))
+  if differ := state.first_difference(params, _shapes(job, graphs[0])):
+    name, given, expected = differ
+    raise ValueError(f"the weights have {given} for {name}, the model on this data has {expected}: "
+                     "give the config (widths, number of layers) and the training split that the "
+                     "weights belong to")
   about = {"step": 0, "origin": "weights of the official TensorFlow baseline",
            "versions": log.versions()}
   job.ranker.save(out / ranker_lib.MODEL_FILE, params, about)
@@ -75,16 +77,6 @@ def _shapes(job: Job, graph: OpGraph) -> Any:
   (budget,) = plan.choose_budgets([batching.total_sizes([prepared])])
   batch = job.ranker.family.assemble([slate], budget, graphs=1, configs=1)
   return jax.eval_shape(job.ranker.family.network.init, jax.random.key(0), batch)["params"]
-
-
-def _check_shapes(params: Mapping[str, Any], expected: Any) -> None:
-  found = traverse_util.flatten_dict(params, sep="/")
-  for name, shape in traverse_util.flatten_dict(expected, sep="/").items():
-    if name not in found or found[name].shape != shape.shape:
-      given = list(found[name].shape) if name in found else "nothing"
-      raise ValueError(f"the weights have {given} for {name}, the model on this data has "
-                       f"{list(shape.shape)}: give the config (widths, number of layers) and the "
-                       "training split that the weights belong to")
 
 
 def main(argv: list[str] | None = None) -> int:

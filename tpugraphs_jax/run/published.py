@@ -126,7 +126,8 @@ def first(config: ConfigDict) -> None:
       config, op_embed_dim=16, encoding="embedding", missing="sentinel", node_layout=True,
       pre_widths=(256, 256), widths=(256, 256), edge_direction="backward", activation="gelu",
       norm="instance", norm_position="pre", residual="identity", dropout=0.2,
-      dropout_in=("layers",), channel_attention=8, config_attention="softmax_gate" if across else "none")
+      dropout_in=("layers",), channel_attention=8,
+      config_attention="softmax_gate" if across else "none")
   loss(config, "PairwiseHingeLoss:1", pair_reduction="mean_all")
   optimizer(config, weight_decay=1e-5, schedule="cosine", warmup_fraction=0.05, clip_norm=1.0)
 
@@ -235,7 +236,8 @@ def fifth(config: ConfigDict) -> None:
   config.batch.update(graphs=4, configs=8, graph_sampling="sqrt", target="absolute")
   composed(
       config, op_embed_dim=64, merge_unary=True, missing="layout",
-      pre_widths=(384,), widths=(384,) * 3, direction_merge="concat", pooling=("sum",), drop_edge=0.15)
+      pre_widths=(384,), widths=(384,) * 3, direction_merge="concat", pooling=("sum",),
+      drop_edge=0.15)
   loss(config, "PairwiseHingeLoss:1,CrossHingeLoss:1", pair_reduction="mean_all", margin=1.0)
   optimizer(config, learning_rate=1e-4, weight_decay=1e-2, schedule="cosine", clip_norm=1.0)
 
@@ -278,7 +280,8 @@ def sixth(config: ConfigDict) -> None:
   config.batch.update(graphs=1, configs=configs, graph_sampling="proportional")
   config.eval.configs = configs
   composed(
-      config, op_embed_dim=128, op_max_norm=1.0, dropout_in=("first",), pre_widths=(256, 256), widths=(256,) * 4,
+      config, op_embed_dim=128, op_max_norm=1.0, dropout_in=("first",),
+      pre_widths=(256, 256), widths=(256,) * 4,
       edge_direction="backward", activation="gelu", norm="instance", residual="identity",
       dropout=0.2, pooling=("mean", "max"), pooling_merge="sum", readout_norm="l2",
       head_widths=(256, 128), head_norm="configuration")

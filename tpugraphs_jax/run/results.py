@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 import signal
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from absl import logging
 import jax
@@ -38,7 +38,7 @@ SUMMARY_FILE = "summary.json"
 
 
 def begin(job: Job, stage: Stage, prepared: Prepared, workdir: Path) -> None:
-  """Writes what is known before training into the summaries, and shows the banner."""
+  """Starts the summaries of a run, and shows its banner."""
   for part, folder in job.placed(workdir):
     begin_summary(part.config, folder, part.data.collection.name)
   if parallel.is_primary():
@@ -63,7 +63,9 @@ def banner(job: Job, stage: Stage, prepared: Prepared, workdir: Path) -> str:
       "data": f"{config.data_root}",
       "labels": label_kind(config.data_root, collection),
       "training": "; ".join([_sizes(prepared.train), *also]),
-      "validation": f"{_sizes(prepared.valid)}; {_judged_by(config)}",
+      "validation": f"{_sizes(prepared.valid)}; judged by "
+                    f"{judge.mean_name(config.train.best_metric)} on "
+                    f"{_sample(config, 'all of them')}",
       "model": f"{model.name}, {optax.tree.size(stage.state.params):,} parameters, "
                f"{model.get('dtype', 'float32')}, matrix products "
                f"{model.get('precision', 'default')}",
@@ -82,13 +84,8 @@ def _sizes(graphs: Sequence[Any]) -> str:
          f"{configs:,} configurations"
 
 
-def _judged_by(config: ml_collections.ConfigDict) -> str:
-  metric = judge.mean_name(config.train.best_metric)
-  return f"judged by {metric} on {_sample(config, 'all of them')}"
-
-
 def _sample(config: ml_collections.ConfigDict, everything: str) -> str:
-  """The configurations judged during training, in words."""
+  """The configurations of each graph that are judged during training, in words."""
   count = config.train.valid_configs
   return f"a seeded {count} of each graph" if count else everything
 
@@ -99,7 +96,7 @@ def _devices() -> str:
   return text + f" in {jax.process_count()} processes" * (jax.process_count() > 1)
 
 
-# summary.json: the result of a run, and what a reader needs to compare it with others.
+# summary.json: the result of a run, with everything that a comparison with other runs needs.
 
 
 def read_summary(workdir: Path) -> dict[str, Any]:
@@ -121,7 +118,7 @@ def update_summary(workdir: Path, **sections: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-  """The same for JSON, which knows no NaN."""
+  """The same with None in place of numbers that JSON does not have, such as NaN."""
   if isinstance(value, Mapping):
     return {key: _plain(entry) for key, entry in value.items()}
   if isinstance(value, float):
@@ -130,7 +127,7 @@ def _plain(value: Any) -> Any:
 
 
 def begin_summary(config: ml_collections.ConfigDict, workdir: Path, collection: str) -> None:
-  """Writes what is known before training; the summary of an earlier run is dropped."""
+  """Replaces the summary of an earlier run by the fields that are known before training."""
   if parallel.is_primary():
     (workdir / SUMMARY_FILE).unlink(missing_ok=True)
   update_summary(
@@ -143,7 +140,7 @@ def begin_summary(config: ml_collections.ConfigDict, workdir: Path, collection: 
 
 @contextlib.contextmanager
 def interruptions(workdir: Path) -> Iterator[None]:
-  """Inside, a signal or a loss that is not finite is noted in the summary as the end."""
+  """Notes in the summary that a signal, or a loss that is not finite, ended the training inside."""
   started, why = time.monotonic(), ""
   try:
     yield
@@ -163,11 +160,11 @@ def interruptions(workdir: Path) -> Iterator[None]:
 def of_training(
     config: ml_collections.ConfigDict, result: loop.TrainResult, *, graphs: int, seconds: float
 ) -> dict[str, Any]:
-  """The section `training`.
+  """The section `training` of the summary.
 
   Args:
     config: of the run.
-    result: how it ended.
+    result: of the training loop.
     graphs: in the validation split.
     seconds: wall time with evaluation and compilation.
   """
@@ -204,11 +201,9 @@ def evaluate(job: Job, workdir: Path, *, split: str = "") -> dict[str, float]:
     return {}
   graphs = job.prepare(graphs)  # the raw ones are not kept
   scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
-  seconds = [_scoring_seconds(ranker, graph, chosen)
-             for graph, chosen in zip(graphs, ids)] if job.config.eval.get("time") else []
   return _write_evaluation(
-      job, Judged(graphs, ids, scores, seconds, _predicts(job.config)), workdir,
-      split=split or "valid", started=started)
+      job, graphs, judge.beside_labels(graphs, ids, scores), workdir, split=split or "valid",
+      started=started, predicted_ns=_predicted_ns(job, graphs, ids, scores))
 
 
 def evaluate_together(
@@ -227,7 +222,8 @@ def evaluate_together(
   begin_summary(job.config, workdir, job.data.collection.name)
   update_summary(workdir, model=f"ensemble of {len(ensemble.rankers)}")
   return _write_evaluation(
-      job, Judged(graphs, ids, scores), workdir, split=split or "valid", started=started)
+      job, graphs, judge.beside_labels(graphs, ids, scores), workdir, split=split or "valid",
+      started=started)
 
 
 def _to_judge(job: Job, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
@@ -242,46 +238,29 @@ def _to_judge(job: Job, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
   return graphs, [job.data.validation_ids(graph.name, graph.configs) for graph in graphs]
 
 
-class Judged(NamedTuple):
-  """Scores of a split.
-
-  Attributes:
-    graphs: prepared, with labels.
-    ids: `[n]` int64 for each graph, the configurations that were scored.
-    scores: `[n]` float32 for each graph, larger = slower.
-    seconds: of scoring each graph; empty where not measured.
-    predicts: `runtime`, `log` or `order`, see `losses.predicts`.
-  """
-
-  graphs: Sequence[Any]
-  ids: Sequence[np.ndarray]
-  scores: Sequence[np.ndarray]
-  seconds: Sequence[float] = ()
-  predicts: str = "order"
-
-
 def _write_evaluation(
-    job: Job, found: Judged, workdir: Path, *, split: str, started: float
+    job: Job, graphs: Sequence[Any], judged_graphs: Sequence[judge.Judged], workdir: Path, *,
+    split: str, started: float, predicted_ns: Sequence[np.ndarray] | None = None,
 ) -> dict[str, float]:
   """Judges scores, writes the files and shows the means; returns these."""
-  collection, triple = job.data.collection, found[:3]
-  rows, means = judge.judge(collection, *triple)
-  for row, seconds in zip(rows, found.seconds):
-    row["seconds"] = seconds
+  collection = job.data.collection
+  rows, means = judge.judge(judged_graphs, collection.slowdown_ks)
   if not parallel.is_primary():
     return means
   name = "validation" if split == "valid" else split
   judge.write_csv(workdir / f"{name}.csv", rows)
   if split == "valid":  # the split of the report's page
-    judge.write_scores(workdir / judge.SCORES_FILE, *triple)
+    judge.write_scores(workdir / judge.SCORES_FILE, judged_graphs)
     if collection.kind == "tile":
-      judge.write_csv(workdir / judge.PROGRAMS_FILE, judge.program_rows(
-          *triple, predicts=found.predicts, target=job.config.batch.target))
-  which, random = _which(job.config, *found[:2]), judge.random_order(collection, *found[:2])
+      judge.write_csv(workdir / judge.PROGRAMS_FILE,
+                      judge.program_rows(judged_graphs, predicted_ns))
+  which = _which(job.config, graphs, judged_graphs)
+  random = judge.random_order(
+      [one.runtime_ns for one in judged_graphs], collection.slowdown_ks)
   what, peak_bytes = log.peak_memory()
   update_summary(workdir, **{name: {
       "split": split, "graphs": len(rows), "configurations": which,
-      "configurations_judged": sum(map(len, found.ids)),
+      "configurations_judged": sum(len(graph.scores) for graph in judged_graphs),
       "metrics": {judge.mean_name(key): value for key, value in means.items()},
       "random_order": {judge.mean_name(key): value for key, value in random.items()},
       "seconds": time.monotonic() - started,
@@ -291,31 +270,33 @@ def _write_evaluation(
   return means
 
 
-def _predicts(config: ml_collections.ConfigDict) -> str:
-  """The meaning of scores, see `losses.predicts`; with relative targets they tell the order."""
-  if config.batch.target not in ("official", "absolute"):
-    return "order"
-  return losses.predicts(losses.parse_losses(config.loss.losses))
+def _predicted_ns(
+    job: Job, graphs: Sequence[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]
+) -> list[np.ndarray] | None:
+  """Runtimes `[n]` of kernels that their scores predict; None where scores tell only the order.
+
+  The losses decide (`losses.predicts`), but with relative targets scores tell only the order.
+  """
+  target = job.config.batch.target
+  meaning = losses.predicts(losses.parse_losses(job.config.loss.losses))
+  if (job.data.collection.kind != "tile" or meaning == "order"
+      or target not in ("official", "absolute")):
+    return None
+  return [(np.exp(found.astype(float)) if meaning == "log" else found)
+          * graph.configs.unit_ns(target)[chosen]
+          for graph, chosen, found in zip(graphs, ids, scores)]
 
 
 def _which(
-    config: ml_collections.ConfigDict, graphs: Sequence[Any], ids: Sequence[np.ndarray]
+    config: ml_collections.ConfigDict, graphs: Sequence[Any],
+    judged_graphs: Sequence[judge.Judged],
 ) -> str:
   """The configurations of each graph that an evaluation judges, in words."""
-  if all(len(chosen) == len(graph.configs) for chosen, graph in zip(ids, graphs)):
+  if all(len(one.scores) == len(graph.configs) for one, graph in zip(judged_graphs, graphs)):
     return "all"
   if config.eval.get("indices_dir"):
     return "the published ones of each graph"
   return f"a seeded {config.eval.max_configs} of each graph"
-
-
-def _scoring_seconds(ranker: Ranker, graph: Any, ids: np.ndarray) -> float:
-  """Seconds to score these configurations of a graph, without compilation."""
-  score = lambda: ranker.scorer(ranker.params, [graph], [ids])
-  score()
-  started = time.monotonic()
-  score()
-  return time.monotonic() - started
 
 
 # Prediction.

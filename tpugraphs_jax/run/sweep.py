@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-import csv
 import dataclasses
 import itertools
 import json
@@ -25,8 +24,9 @@ from typing import Any
 from etils import epath
 from flax import traverse_util
 
-from tpugraphs_jax import console, files, jobs, report
+from tpugraphs_jax import console, jobs, report
 from tpugraphs_jax.run import checks, configs, results
+from tpugraphs_jax.serve import judge
 
 _DONE = ("last epoch", "early stopping")  # how `summary.json` says that training ended by itself
 # A value of a grid: commas in brackets and quotes belong to it.
@@ -127,7 +127,7 @@ def do(run: Run) -> None:
 
 
 def _complaint(output: str) -> str:
-  """The last line that tells of an error, else the last line."""
+  """The last line that begins with `error: `, else the last line."""
   lines = output.splitlines() or ["no output"]
   return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
 
@@ -147,15 +147,12 @@ def row_of(run: Run) -> dict[str, Any]:
 
 def _write_rows(runs: Sequence[Run], out: str) -> None:
   rows = [row_of(run) for run in runs]
-  names = list(dict.fromkeys(name for row in rows for name in row))
-  with files.replacing(epath.Path(out) / _ROWS, newline="") as file:
-    writer = csv.DictWriter(file, fieldnames=names)
-    writer.writeheader()
-    writer.writerows(rows)
+  empty = dict.fromkeys((name for row in rows for name in row), "")
+  judge.write_csv(epath.Path(out) / _ROWS, [empty | row for row in rows])
 
 
 def _check_settings(out: str, settings: dict[str, Any]) -> None:
-  """Refuses (ValueError) a folder of runs with other settings; notes those of a new one."""
+  """Writes the settings of a new sweep; refuses (ValueError) a folder with other settings."""
   path = epath.Path(out) / _SETTINGS
   if path.exists():
     found = json.loads(path.read_text())
@@ -169,7 +166,7 @@ def _check_settings(out: str, settings: dict[str, Any]) -> None:
 
 
 def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
-  """The command of every run, but for what differs between them.
+  """The flags that all runs have in common, behind the command itself.
 
   Raises:
     ValueError, FileNotFoundError: there is no such config or field.

@@ -126,7 +126,8 @@ def train_stage(
 
   def evaluate(params: Any) -> dict[str, Any]:
     scores = stage.scorer(params, valid, ids, permutations=1)
-    rows, means = judge.judge(job.ranker.collection, valid, ids, scores)
+    rows, means = judge.judge(
+        judge.beside_labels(valid, ids, scores), job.ranker.collection.slowdown_ks)
     return {judge.mean_name(name): mean for name, mean in means.items()} | judge.by_graph(rows)
 
   schedule = loop.Schedule(
@@ -310,7 +311,7 @@ def make_step(
     network: maps a batch to scores `[G, C]`.
     optimizer: changes the parameters.
     sown: collections of variables that the step returns besides.
-    devices: to compile for; those of this run unless given.
+    devices: to compile for; all devices of the run unless given.
   """
   loss = config.loss
   objective = step_lib.Objective(
@@ -374,13 +375,9 @@ class _InTurns:
 
 
 def _check_same_shapes(part: Part, batch: Any, params: Any) -> None:
-  found = jax.eval_shape(part.family.network.init, jax.random.key(0), batch)["params"]
-  shapes = lambda tree: {jax.tree_util.keystr(path): leaf.shape
-                         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-  ours, theirs = shapes(params), shapes(found)
-  if differ := sorted(name for name in ours.keys() | theirs.keys()
-                      if ours.get(name) != theirs.get(name)):
+  theirs = jax.eval_shape(part.family.network.init, jax.random.key(0), batch)["params"]
+  if differ := state_lib.first_difference(theirs, params):
     raise ValueError(
         f"data.also has {part.collection}, which needs other parameters than the run's own "
-        f"collection: {differ[0]} is {theirs.get(differ[0])} there and {ours.get(differ[0])} here. "
-        "Leave it out of data.also, or take data.config_transform=none, which keeps all columns")
+        f"collection: {differ[0]} is {differ[1]} there and {differ[2]} here. Leave it out of "
+        "data.also, or take data.config_transform=none, which keeps all columns")

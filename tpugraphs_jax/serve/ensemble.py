@@ -18,8 +18,8 @@ def min_max(scores: np.ndarray) -> np.ndarray:
   return (scores - scores.min()) / spread if spread else np.zeros(len(scores))
 
 
-# What is averaged over rankers (mean: 1st, 2nd and 10th place). Equal scores share their mean
-# rank, counted from 1.
+# Functions of scores `[C]` whose results are averaged over rankers (`mean`: 1st, 2nd and 10th
+# place). Equal scores share their mean rank, counted from 1.
 COMBINATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda scores: scores, "min_max": min_max, "rank": stats.rankdata}
 

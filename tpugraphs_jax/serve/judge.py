@@ -1,9 +1,11 @@
-"""Judges scores: one row of metrics per graph, their means, and what is printed of them."""
+"""Compares scores with labels: a row of metrics per graph, means, and a summary in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 import csv
+import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,81 +21,81 @@ _SHOWN = 30  # programs with a line of their own
 _POOLED = ("opa",)  # metrics over the pairs of all graphs; the others are means over graphs
 
 
-def graph_row(
-    graph: PreparedGraph, config_ids: np.ndarray, scores: np.ndarray, *, ks: Sequence[int]
-) -> dict[str, Any]:
-  """Metrics of one labelled graph.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Judged:
+  """Scores of a graph beside its labels.
 
-  Args:
-    graph: with measured configurations.
-    config_ids: `[n]` int64, the configurations that are judged.
-    scores: `[n]` float32 of these, larger = slower.
-    ks: of the top-k slowdowns.
+  Attributes:
+    name: of the graph.
+    nodes: of the graph, as the network sees it.
+    config_ids: `[n]` int64, the configurations that were scored.
+    scores: `[n]` float32, larger = slower.
+    runtime_ns: `[n]` int64, their labels.
   """
-  runtime = graph.configs.runtime_ns[config_ids]
-  slowdown = metrics.top_k_slowdown(scores, runtime, ks)
-  return {
-      "graph": graph.name,
-      "nodes": len(graph.opcode),
-      "configs": len(config_ids),
-      "opa": metrics.opa(scores, runtime),
-      "kendaltau": metrics.kendall_tau(scores, runtime),
-      **{f"slowdown{k}": value for k, value in slowdown.items()},
-  }
+
+  name: str
+  nodes: int
+  config_ids: np.ndarray
+  scores: np.ndarray
+  runtime_ns: np.ndarray
+
+
+def beside_labels(
+    graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray],
+    scores: Sequence[np.ndarray],
+) -> list[Judged]:
+  """Scores `[n]` float32 of configurations `[n]` int64 of each labelled graph, with the labels."""
+  return [Judged(graph.name, len(graph.opcode), ids, found, graph.configs.runtime_ns[ids])
+          for graph, ids, found in zip(graphs, config_ids, scores)]
 
 
 def judge(
-    collection: Collection, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray],
-    scores: Sequence[np.ndarray],
+    judged: Sequence[Judged], ks: Sequence[int]
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-  """One row per graph, and their means with OPA pooled over all pairs (official).
+  """One row of metrics per graph, and their means with OPA pooled over all pairs (official).
 
   Args:
-    collection: of the graphs.
-    graphs: labelled ones.
-    config_ids: `[n]` int64 for each graph.
-    scores: `[n]` float32 for each graph.
+    judged: scored graphs.
+    ks: numbers of first choices whose slowdown is a metric (`Collection.slowdown_ks`).
   """
-  triples = list(zip(graphs, config_ids, scores))
-  rows = [graph_row(*triple, ks=collection.slowdown_ks) for triple in triples]
-  pairs = [metrics.ordered_pairs(s, g.configs.runtime_ns[ids]) for g, ids, s in triples]
+  rows = []
+  for graph in judged:
+    order = graph.scores, graph.runtime_ns
+    slowdown = metrics.top_k_slowdown(*order, ks)
+    rows.append({
+        "graph": graph.name, "nodes": graph.nodes, "configs": len(graph.scores),
+        "opa": metrics.opa(*order), "kendaltau": metrics.kendall_tau(*order),
+        **{f"slowdown{k}": value for k, value in slowdown.items()}})
+  pairs = [metrics.ordered_pairs(graph.scores, graph.runtime_ns) for graph in judged]
   return rows, mean_row(rows) | {"opa": metrics.pooled_opa(pairs)}
 
 
 def program_rows(
-    graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray],
-    scores: Sequence[np.ndarray], *, predicts: str = "order", target: str = "official",
+    judged: Sequence[Judged], predicted_ns: Sequence[np.ndarray] | None = None
 ) -> list[dict[str, Any]]:
   """One row per program of tile kernels, as in the tables of the MLSys 2021 paper.
 
   Kendall's tau is the mean over the program's kernels and Tile-Size APE is over all of
-  them. MAPE, of every configuration of every kernel, is there if scores predict runtimes
-  or their logarithms.
+  them. MAPE, of every configuration of every kernel, is there if runtimes were predicted.
 
   Args:
-    graphs: labelled kernels.
-    config_ids: `[n]` int64 for each kernel.
-    scores: `[n]` float32 for each kernel.
-    predicts: `runtime`, `log` or `order`, see `losses.predicts`.
-    target: what scores were trained on, `official` or `absolute`.
+    judged: scored kernels.
+    predicted_ns: `[n]` predicted runtimes of each kernel; None where scores tell the order alone.
   """
   programs: dict[str, list[int]] = {}
-  for number, graph in enumerate(graphs):
+  for number, graph in enumerate(judged):
     programs.setdefault(metrics.program_of(graph.name), []).append(number)
   rows = []
-  for program in sorted(programs):
-    members = [(graphs[i].configs, config_ids[i], scores[i]) for i in programs[program]]
-    runtimes = [configs.runtime_ns[ids] for configs, ids, _ in members]
-    chosen = [metrics.best_of_top_k(s, runtime, 1) for (_, _, s), runtime in zip(members, runtimes)]
-    taus = [metrics.kendall_tau(s, runtime) for (_, _, s), runtime in zip(members, runtimes)]
-    row = {"program": program, "kernels": len(members), **mean_row([{"kendaltau": t} for t in taus]),
-           "tile_size_ape": metrics.tile_size_ape(
-               np.array(chosen), np.array([runtime.min() for runtime in runtimes]))}
-    if predicts != "order":
-      of_unit = [np.exp(s.astype(float)) if predicts == "log" else s for _, _, s in members]
-      predicted = [p * configs.unit_ns(target)[ids]
-                   for p, (configs, ids, _) in zip(of_unit, members)]
-      row["mape"] = metrics.mape(np.concatenate(predicted), np.concatenate(runtimes))
+  for program, numbers in sorted(programs.items()):
+    members = [judged[number] for number in numbers]
+    taus = [{"kendaltau": metrics.kendall_tau(one.scores, one.runtime_ns)} for one in members]
+    chosen = [metrics.best_of_top_k(one.scores, one.runtime_ns, 1) for one in members]
+    best = [one.runtime_ns.min() for one in members]
+    row = {"program": program, "kernels": len(members), **mean_row(taus),
+           "tile_size_ape": metrics.tile_size_ape(np.array(chosen), np.array(best))}
+    if predicted_ns is not None:
+      row["mape"] = metrics.mape(np.concatenate([predicted_ns[number] for number in numbers]),
+                                 np.concatenate([one.runtime_ns for one in members]))
     rows.append(row)
   return rows
 
@@ -113,18 +115,9 @@ def by_graph(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   return {f"{name}_by_graph": np.array([row[name] for row in rows]) for name in names}
 
 
-def random_order(
-    collection: Collection, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray]
-) -> dict[str, float]:
-  """Means as `judge` gives them, of random orders on average.
-
-  Args:
-    collection: of the graphs.
-    graphs: labelled ones.
-    config_ids: `[n]` int64 for each graph.
-  """
-  found = [metrics.random_slowdown(graph.configs.runtime_ns[ids], collection.slowdown_ks)
-           for graph, ids in zip(graphs, config_ids)]
+def random_order(runtimes_ns: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, float]:
+  """Means as `judge` gives them, of random orders of runtimes `[n]` int64 of each graph."""
+  found = [metrics.random_slowdown(runtime_ns, ks) for runtime_ns in runtimes_ns]
   rows = [{f"slowdown{k}": value for k, value in one.items()} for one in found]
   return {"opa": 0.5, "kendaltau": 0.0, **mean_row(rows)}
 
@@ -170,41 +163,39 @@ def summary(
   return "\n".join(lines)
 
 
-def write_scores(
-    path: Path, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray],
-    scores: Sequence[np.ndarray],
-) -> None:
-  """Writes what was judged: scores beside measured runtimes.
+def write_scores(path: Path, judged: Sequence[Judged]) -> None:
+  """Writes scores beside labels, for `read_scores` and for NumPy alone.
 
-  Args:
-    path: an `.npz` with `graphs` `[G]` names, `nodes` `[G]`, `sizes` `[G]` configurations
-      of each, and one after the other `config_ids`, `runtime_ns` int64 and `scores` float32,
-      `[sum(sizes)]`.
-    graphs: labelled ones.
-    config_ids: `[n]` int64 for each graph.
-    scores: `[n]` float32 for each graph.
+  The `.npz` has `graphs` `[G]` names, `nodes` `[G]`, `sizes` `[G]` configurations of each, and
+  one after the other `config_ids`, `runtime_ns` int64 and `scores` float32, `[sum(sizes)]`.
   """
-  runtimes = [graph.configs.runtime_ns[ids] for graph, ids in zip(graphs, config_ids)]
+  joined = {name: np.concatenate([getattr(graph, name) for graph in judged])
+            for name in ("config_ids", "runtime_ns", "scores")}
   with files.replacing(path, "wb") as file:
     np.savez_compressed(
-        file, graphs=np.array([graph.name for graph in graphs]),
-        nodes=np.array([len(graph.opcode) for graph in graphs]),
-        sizes=np.array([len(ids) for ids in config_ids]), config_ids=np.concatenate(config_ids),
-        runtime_ns=np.concatenate(runtimes), scores=np.concatenate(scores))
+        file, graphs=np.array([graph.name for graph in judged]),
+        nodes=np.array([graph.nodes for graph in judged]),
+        sizes=np.array([len(graph.scores) for graph in judged]), **joined)
 
 
-def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def read_scores(path: Path) -> list[Judged]:
+  """Reads a file of `write_scores`."""
+  with np.load(path, allow_pickle=False) as file:
+    ends = np.cumsum(file["sizes"])[:-1]
+    parts = [np.split(file[name], ends) for name in ("config_ids", "scores", "runtime_ns")]
+    return [Judged(str(name), int(nodes), *arrays)
+            for name, nodes, *arrays in zip(file["graphs"], file["nodes"], *parts)]
+
+
+def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
   """Writes rows with equal keys as CSV, numbers to 6 digits."""
   rows = list(rows)
   with files.replacing(path, newline="") as file:
     if rows:
       writer = csv.DictWriter(file, fieldnames=list(rows[0]))
       writer.writeheader()
-      writer.writerows({k: _plain(v) for k, v in row.items()} for row in rows)
-
-
-def _plain(value: Any) -> Any:
-  return f"{value:.6g}" if isinstance(value, float) else value
+      writer.writerows({name: f"{value:.6g}" if isinstance(value, float) else value
+                        for name, value in row.items()} for row in rows)
 
 
 def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -13,6 +13,7 @@ origin and a checksum of the parameters. NumPy alone can read it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -40,7 +41,7 @@ MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features
 FORMAT = 1  # of model files; a reader refuses later ones
 SHIPPED = Path(__file__).parent / "shipped_models"
 
-# What may differ between the run that trained a model and one that uses it.
+# Fields that may differ between the run that trained a model and a run that uses it.
 _FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
 _FREE_DATA_FIELDS = (
     "skip_bad_files", "store_dir", "extra_dir", "loader_threads", "neighbour_slots")
@@ -58,12 +59,12 @@ class Ranker:
     config: the same.
     collection: whose graphs it ranks.
     features: node features, with their transforms once fitted or loaded.
-    family: what is particular to the kind of ranker, see `rankers.base`.
+    family: the ranker family that the config names, see `rankers.base`.
     params: of the family's network, once trained or loaded.
     about: where a loaded model comes from: step, labels, versions, ...
 
   Raises:
-    ValueError: what the config asks for cannot be.
+    ValueError: fields that do not go together.
   """
 
   def __init__(self, config: Mapping[str, Any]):
@@ -159,8 +160,8 @@ class Ranker:
     return self.family.prepare(self.features(graph), graph)
 
   def _seen(self, graph: OpGraph) -> OpGraph:
-    """The graph with what the ranker knows of its configurations."""
-    # Models that shipped before layouts had the field know all integers.
+    """The graph as the ranker sees it: with output layouts alone where it was trained on them."""
+    # Configs of models that shipped before layouts had the field lack it.
     blocks = self.config["data"].get("config_features", ())
     return output_orders(graph) if "outputs" in blocks else graph
 
@@ -204,7 +205,7 @@ class Ranker:
   def explain(
       self, graph: OpGraph, config: int, *, against: int | None = None
   ) -> list[Any]:
-    """What the score of a configuration owes to each choice, largest first.
+    """How much each choice of a configuration adds to its score, largest first.
 
     Score tables give the charges that add up to the score (`rankers.tables.charges`). Any
     other family exchanges choices one by one (`rankers.base.exchange_charges`).
@@ -264,7 +265,7 @@ def load(place: str | os.PathLike[str]) -> Ranker:
   found = place if remote.is_remote(place) else parallel.on_primary(
       lambda: shipped_file(Path(place).expanduser()))
   path = remote.fetch(found).absolute()
-  # Of the last phase too, whatever its folder is called.
+  # The checkpoints of every stage of training, whatever its folder is called.
   marks = (path, path / MODEL_FILE, *path.glob(loop.CHECKPOINTS),
            *path.glob(f"*/{loop.CHECKPOINTS}"))
   return _loaded(path, max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0))
@@ -278,7 +279,7 @@ def propose(
 
   Args:
     place: as in `load`, or a ranker that is loaded already.
-    graph: an `OpGraph` with layout configurations, which say what there is to choose.
+    graph: an `OpGraph` with layout configurations, whose rows are the choices of each group.
     n: how many.
     near: number of a configuration to trust, such as the compiler's own, from which the
       proposals lead to the cheapest; None searches freely.
@@ -293,7 +294,7 @@ def explain(
     place: str | os.PathLike[str] | Ranker, graph: OpGraph, config: int, *,
     against: int | None = None,
 ) -> list[Any]:
-  """What the score of a configuration owes to each choice; see `Ranker.explain`.
+  """How much each choice of a configuration adds to its score; see `Ranker.explain`.
 
   Args:
     place: as in `load`, or a ranker that is loaded already.
@@ -305,7 +306,7 @@ def explain(
 
 
 def _ranker(place: Any) -> Any:
-  """The trained ranker of a place; a `Ranker` or `Ensemble` as it is."""
+  """The trained ranker of a place, or the `Ranker` or `Ensemble` that is given."""
   if isinstance(place, (str, os.PathLike)):
     return load(place)
   if not hasattr(place, "rank"):
@@ -346,7 +347,7 @@ def rank(place: Any, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Artefact:
-  """What a model file holds."""
+  """The content of a model file."""
 
   config: dict[str, Any]  # JSON types: the config that the model was trained with
   transforms: dict[str, Transform]  # as `features.to_saved` names them
@@ -413,14 +414,14 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def with_tuples(value: Any) -> Any:
-  """Undoes what JSON does to tuples: models and overrides want them."""
+  """Turns the lists of a JSON value into tuples, which models and overrides expect."""
   if isinstance(value, Mapping):
     return {key: with_tuples(part) for key, part in value.items()}
   return tuple(map(with_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
-  """The fields that a checkpoint must agree with to be used."""
+  """The fields of a config on which a checkpoint depends, to be compared before it is used."""
   fields = {k: v for k, v in config.items() if k not in _FREE_FIELDS}
   fields["data"] = {k: v for k, v in fields["data"].items() if k not in _FREE_DATA_FIELDS}
   # Where a module was found may change, which modules there are may not.
@@ -457,27 +458,24 @@ def digests(files: Iterable[Path], workdir: Path) -> dict[str, str]:
   return {path.relative_to(workdir).as_posix(): files_lib.digest_of(path) for path in files}
 
 
-def best_checkpoint(workdir: Path, config: Mapping[str, Any]) -> checkpoint.SavedParams | None:
-  """The parameters of the best checkpoint of the last phase of training, else of the newest.
+def best_checkpoint(workdir: Path, config: Mapping[str, Any]) -> checkpoint.Saved | None:
+  """The best checkpoint of the last stage of training, else its newest.
 
   Raises:
     ValueError: the checkpoints are of another config.
   """
   is_tuned = config["task"] == "segments" and config["segments"]["finetune"]["epochs"]
   folder = workdir / (SECOND_STAGE if is_tuned else "") / loop.CHECKPOINTS
-  checkpoints = checkpoint.Checkpoints(
-      folder, config=fingerprint(config), read_only=True)
-  try:
-    return checkpoints.best_params()
-  finally:
-    checkpoints.close()
+  with contextlib.closing(checkpoint.Checkpoints(
+      folder, config=fingerprint(config), read_only=True)) as checkpoints:
+    return checkpoints.best()
 
 
 def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Artefact:
   """The model of a working folder, or of a model file.
 
-  A folder's checkpoints come before its model file: a run that was cut short may have
-  written the one and not yet the other. All processes get what process 0 finds.
+  A folder's checkpoints come before its model file: a killed run may have written a checkpoint
+  and not yet the model file. Process 0 reads; all processes get its result.
 
   Args:
     place: a folder that a model was trained in, a folder that holds `model.npz` alone,
@@ -486,7 +484,7 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
 
   Raises:
     FileNotFoundError: nothing was trained there.
-    ValueError: what is there is damaged, of a newer version or of another config.
+    ValueError: the model is damaged, of a newer version or of another config.
   """
   path = remote.fetch(place)
   if parallel.from_primary((path / loop.CHECKPOINTS).is_dir()):

@@ -32,6 +32,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from tpugraphs_jax import files as files_lib, parallel
+from tpugraphs_jax.train import state as state_lib
 
 _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
 _CHECKSUM = "state_sha256"  # a field of the notes
@@ -46,22 +47,20 @@ _FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-  """What one checkpoint holds."""
+  """The content of one checkpoint."""
 
   step: int
   state: Any  # pytree of numpy arrays, without a device axis
   data: Any  # state of the data iterator (JSON types)
   progress: dict[str, Any]  # the loop's bookkeeping (JSON types)
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedParams:
-  """The parameters of one checkpoint."""
-
-  step: int
-  params: Any  # pytree of numpy arrays: averaged ones where an average is kept
   value: float | None  # of the metric to be maximised; None = not evaluated
   files: dict[str, str]  # SHA-256 of other files that the run read, by path
+
+  @property
+  def params(self) -> Any:
+    """The parameters to evaluate, of a state in nested dicts: averaged ones where there are."""
+    average = optax.tree.get(self.state["opt_state"], "average_params")
+    return self.state["params"] if average is None else average
 
 
 class Checkpoints:
@@ -112,13 +111,10 @@ class Checkpoints:
             save_interval_steps=0 if read_only else 1,
             enable_async_checkpointing=False,
             multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=0, active_processes={0}, barrier_sync_key_prefix="checkpoints"
-            ),
-        ),
-    )
+                primary_host=0, active_processes={0}, barrier_sync_key_prefix="checkpoints")))
 
   def _tidy(self) -> None:
-    """Removes what a run that was killed had not yet removed."""
+    """Removes superseded checkpoints that a killed run left."""
     kept = {self._manager.latest_step(), self._manager.best_step()}
     for number in set(self._manager.all_steps()) - kept:
       self._manager.delete(number)
@@ -128,12 +124,7 @@ class Checkpoints:
     shutil.rmtree(self._folder / _TRASH, ignore_errors=True)
 
   def save(
-      self,
-      step: int,
-      state: Any,
-      *,
-      data: Any,
-      progress: Mapping[str, Any],
+      self, step: int, state: Any, *, data: Any, progress: Mapping[str, Any],
       value: float | None = None,
   ) -> None:
     """Saves a state without a device axis.
@@ -155,21 +146,16 @@ class Checkpoints:
              "value": value, "files": self._files, _CHECKSUM: _digest(state)}
     newest = self._manager.latest_step()
     number = 0 if newest is None else newest + 1
+    items = ocp.args.Composite(**{
+        _STATE: ocp.args.StandardSave(state),
+        _NOTES: ocp.args.JsonSave(files_lib.sealed(_as_json(notes)))})
     try:
       self._manager.save(
-          number,
-          args=ocp.args.Composite(
-              **{_STATE: ocp.args.StandardSave(state), _NOTES: ocp.args.JsonSave(
-                  files_lib.sealed(_as_json(notes)))}
-          ),
-          metrics={"value": value, "number": number},
-          force=True,
-      )
+          number, args=items, metrics={"value": value, "number": number}, force=True)
     except (OSError, ValueError, RuntimeError) as error:
       raise OSError(
-          f"{self._folder}: checkpoint of step {step} not written ({_reason(error)}). The"
-          " earlier ones are untouched: free some space, then go on with --resume"
-      ) from error
+          f"{self._folder}: checkpoint of step {step} not written ({_reason(error)}). The earlier "
+          "ones are untouched: free some space, then go on with --resume") from error
     self._empty_trash()
 
   def newest_step(self) -> int | None:
@@ -197,58 +183,56 @@ class Checkpoints:
     """
     return self._on_primary(lambda: self._read(self._manager.latest_step(), template))
 
-  def best_params(self) -> SavedParams | None:
-    """The parameters of the best checkpoint, else of the newest; None when there is none.
+  def best(self) -> Saved | None:
+    """The best checkpoint, else the newest; None when there is none.
 
-    They come as they were saved: neither model nor optimiser has to be made.
+    Its state is nested dicts, as it was saved: neither model nor optimiser has to be made.
 
     Raises:
-      ValueError: the checkpoint belongs to another config, or is damaged.
+      ValueError: it belongs to another config or other files, or is damaged.
     """
-    def read() -> SavedParams | None:
-      number = self._best_number()
-      number = self._manager.latest_step() if number is None else number
-      return None if number is None else self._read_params(number)
+    def read() -> Saved | None:
+      values = {number: self._read_notes(number)["value"] for number in self._manager.all_steps()}
+      known = [n for n, value in values.items() if value is not None and not math.isnan(value)]
+      best = max(known, key=lambda n: _rank({"value": values[n], "number": n}), default=None)
+      return self._read(self._manager.latest_step() if best is None else best)
 
     return self._on_primary(read)
 
-  def _read_params(self, number: int) -> SavedParams:
-    where = self._folder / f"{_PREFIX}_{number}"
-    notes = self._read_notes(number)
-    check_config(where, notes["config"], self._config)
-    # Whatever device saved them, they are read as numpy arrays.
-    try:
-      shapes = _tree_of(self._manager.item_metadata(number)[_STATE])
-      template = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise _damaged(where, error) from None
-    state = self._restore_state(number, template)
-    _check_contents(where, state, notes)
-    average = optax.tree.get(state["opt_state"], "average_params")
-    params = state["params"] if average is None else average
-    return SavedParams(notes["step"], params, notes["value"], notes["files"])
-
-  def _best_number(self) -> int | None:
-    values = {number: self._read_notes(number)["value"] for number in self._manager.all_steps()}
-    known = [n for n, value in values.items() if value is not None and not math.isnan(value)]
-    return max(known, key=lambda n: _rank({"value": values[n], "number": n}), default=None)
-
   def _on_primary(self, read: Callable[[], Any]) -> Any:
-    """What `read` gives in process 0, or its error, in every process; None without a folder."""
+    """The result or error of `read` in process 0, in every process; None without a folder."""
     return parallel.on_primary(lambda: None if self._manager is None else read())
 
-  def _read(self, number: int | None, template: Any) -> Saved | None:
+  def _read(self, number: int | None, template: Any = None) -> Saved | None:
+    """A checkpoint with its state as the template, or in nested dicts without one."""
     if number is None:
       return None
-    where = self._folder / f"{_PREFIX}_{number}"
+    where = self._where(number)
     notes = self._read_notes(number)
     check_config(where, notes["config"], self._config)
     check_files(where, notes["files"], self._files)
-    host = jax.tree.map(np.asarray, template)
+    # Whatever device saved them, arrays are read as numpy arrays.
+    host = self._shapes(number) if template is None else jax.tree.map(np.asarray, template)
     state = self._restore_state(number, host)
-    _check_shapes(where, state, host)
-    _check_contents(where, state, notes)
-    return Saved(notes["step"], state, notes["data"], notes["progress"])
+    if template is not None and (differ := state_lib.first_difference(state, host)):
+      raise ValueError(f"{where} does not fit this model: {differ[0]} is {differ[1]} there and "
+                       f"{differ[2]} here")
+    if notes[_CHECKSUM] != _digest(state):
+      raise _damaged(where, "its checksum does not fit")
+    return Saved(state=state, **{name: notes[name] for name in (
+        "step", "data", "progress", "value", "files")})
+
+  def _where(self, number: int) -> Path:
+    return self._folder / f"{_PREFIX}_{number}"
+
+  def _shapes(self, number: int) -> Any:
+    """Arrays with the shapes and dtypes of a saved state, in nested dicts."""
+    try:
+      metadata = self._manager.item_metadata(number)[_STATE]
+      shapes = getattr(metadata, "tree", metadata)  # which newer versions of Orbax wrap
+      return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise _damaged(self._where(number), error) from None
 
   def _newest_notes(self) -> dict[str, Any] | None:
     number = self._manager.latest_step()
@@ -256,12 +240,11 @@ class Checkpoints:
 
   def _read_notes(self, number: int) -> dict[str, Any]:
     items = ocp.args.Composite(**{_NOTES: ocp.args.JsonRestore()})
-    where = self._folder / f"{_PREFIX}_{number}"
     try:
       notes = files_lib.unsealed(self._manager.restore(number, args=items)[_NOTES])
       return {name: notes[name] for name in _FIELDS}
     except Exception as error:  # Orbax passes on a dozen types
-      raise _damaged(where, error) from None
+      raise _damaged(self._where(number), error) from None
 
   def _restore_state(self, number: int, template: Any) -> Any:
     items = ocp.args.Composite(**{_STATE: ocp.args.StandardRestore(template)})
@@ -269,8 +252,8 @@ class Checkpoints:
       return self._manager.restore(number, args=items)[_STATE]
     except Exception as error:  # see above
       message = "; ".join(str(error).splitlines()[:3])
-      raise ValueError(f"{self._folder / f'{_PREFIX}_{number}'} does not fit this model, or is "
-                       f"damaged: {message}") from None
+      raise ValueError(f"{self._where(number)} does not fit this model, or is damaged: "
+                       f"{message}") from None
 
   def close(self) -> None:
     if self._manager is not None:
@@ -293,9 +276,8 @@ def check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, An
       if old.get(name, absent) != new.get(name, absent) and name not in _FREE_FIELDS]
   if differences:
     raise ValueError(
-        f"{where} is a checkpoint of another config: {'; '.join(differences)}. Give the"
-        " same values, or another --workdir"
-    )
+        f"{where} is a checkpoint of another config: {'; '.join(differences)}. Give the same "
+        "values, or another --workdir")
 
 
 def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
@@ -313,34 +295,12 @@ def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str
           "file back, or train again in another --workdir")
 
 
-def _tree_of(metadata: Any) -> Any:
-  """The saved tree of shapes and dtypes; newer versions of Orbax wrap it."""
-  return getattr(metadata, "tree", metadata)
-
-
 def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
   """Sort key: higher is better, of equals the earlier, never NaN or unevaluated."""
   value = metrics["value"]
   if value is None or math.isnan(value):
     value = -math.inf
   return value, -metrics["number"]
-
-
-def _check_shapes(where: Path, state: Any, template: Any) -> None:
-  def check(path: Any, found: np.ndarray, expected: np.ndarray) -> None:
-    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
-      raise ValueError(
-          f"{where} does not fit this model: {jax.tree_util.keystr(path)} is"
-          f" {found.dtype}{list(found.shape)} there,"
-          f" {expected.dtype}{list(expected.shape)} here"
-      )
-
-  jax.tree_util.tree_map_with_path(check, state, template)
-
-
-def _check_contents(where: Path, state: Any, notes: Mapping[str, Any]) -> None:
-  if notes[_CHECKSUM] != _digest(state):
-    raise _damaged(where, "its checksum does not fit")
 
 
 def _digest(state: Any) -> str:
@@ -359,7 +319,7 @@ def _as_json(value: Any) -> Any:
 
 
 class _OrbaxFilter(logging.Filter):
-  """Drops every message of Orbax and of its tasks, whose errors are raised as well."""
+  """Drops every message of Orbax and of its tasks: their errors are also raised."""
 
   def filter(self, record: logging.LogRecord) -> bool:
     is_of_task = record.name == "asyncio" and "/orbax/" in str(record.msg)  # names its file
@@ -384,6 +344,7 @@ def _quiet_orbax() -> None:
 def _drop_late(
     previous: Callable[[sys.UnraisableHookArgs], object], told: sys.UnraisableHookArgs
 ) -> None:
+  """Hands an unraisable error to the previous hook, unless a closed event loop is all it tells."""
   if not (told.exc_type is RuntimeError and str(told.exc_value) == _LATE):
     previous(told)
 

@@ -15,6 +15,7 @@ import math
 from pathlib import Path
 import platform
 import queue
+import re
 import resource
 import sys
 import threading
@@ -30,10 +31,8 @@ from tensorboardX.proto import event_pb2
 
 from tpugraphs_jax import console, files, parallel
 
-_PACKAGES = (
-    "tpugraphs-jax jax jaxlib flax optax jraph rax grain orbax-checkpoint numpy scipy"
-).split()
-
+_PACKAGES = ("tpugraphs-jax", "jax", "jaxlib", "flax", "optax", "jraph", "rax", "grain",
+             "orbax-checkpoint", "numpy", "scipy")
 _PROGRESS_SECONDS = 10.0  # between two progress lines
 _RATE_SECONDS = 1.0  # of steps, without which a line has no rate
 # Rows that wait for a slow disk; later ones are left out of TensorBoard.
@@ -48,8 +47,11 @@ class Log:
   Args:
     workdir: receives `metrics.jsonl` and `tensorboard/`.
     total_steps: steps of the whole run.
-    first_step: steps taken already; what an earlier run wrote of later steps is
-      dropped, so that each step is there once.
+    first_step: steps taken already; rows of later steps, which an earlier run wrote, are
+      dropped, so that each step has one row.
+
+  Attributes:
+    events: TensorBoard; a process that is not the primary one drops what it takes.
   """
 
   def __init__(self, workdir: Path, *, total_steps: int, first_step: int = 0):
@@ -57,15 +59,13 @@ class Log:
     self._is_writing = parallel.is_primary()
     self._told = time.monotonic()  # when the last progress line came
     self.restart_clock(first_step)
-    if not self._is_writing:
-      return
-    path = workdir / "metrics.jsonl"
-    _drop_later_steps(path, first_step)
-    self._lines = Lines(path)
-    self._events = Events(workdir / "tensorboard", purge_step=first_step + 1)
+    if self._is_writing:
+      _drop_later_steps(workdir / "metrics.jsonl", first_step)
+      self._lines = Lines(workdir / "metrics.jsonl")
+    self.events = Events(workdir / "tensorboard", purge_step=first_step + 1)
 
   def restart_clock(self, step: int) -> None:
-    """Leaves what was done since the last call (evaluation, say) out of the rates."""
+    """Starts the clocks of the rates at this step: an evaluation before it does not count."""
     self._pace = step, time.monotonic()  # since the last progress line
     self._restart_measuring(step)
 
@@ -79,7 +79,7 @@ class Log:
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:
-    """Inside, a step waits for its batch."""
+    """Counts the time inside as waiting for a batch."""
     since = time.monotonic()
     try:
       yield
@@ -89,44 +89,27 @@ class Log:
   def measure(self, step: int) -> None:
     """Shows the seconds and bytes of the steps since the last call, and begins anew.
 
-    TensorBoard alone has them: the lines of a run that was stopped equal those of a run
-    that was not.
+    Only TensorBoard shows them: the rows of `metrics.jsonl` must not depend on whether a run
+    was stopped and resumed.
     """
     start, since = self._clock
-    if self._is_writing and step > start:
+    if step > start:
       seconds, (what, peak) = time.monotonic() - since, peak_memory()
-      self._events.write(step, {
+      self.events.write(step, {
           "measured/step_seconds": seconds / (step - start),
           "measured/data_wait_seconds": self._waited / (step - start),
-          f"measured/peak_memory_of_{what}_mib": peak / 2**20}, wall_time=time.time())
+          f"measured/peak_memory_of_{what}_mib": peak / 2**20})
     self._restart_measuring(step)
-
-  def describe(self, config: Mapping[str, Any], *, metric: str, parameters: int) -> None:
-    """Shows the config of a run and its number of parameters.
-
-    Args:
-      config: nested fields.
-      metric: name of the scalar by which runs are compared.
-      parameters: of the model.
-    """
-    if self._is_writing:
-      self._events.describe(config, metric=metric, parameters=parameters)
-
-  def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-    """Shows how numbers, one for each graph (`[graphs]`), are spread."""
-    if self._is_writing:
-      self._events.histograms(step, values, wall_time=time.time())
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Adds one line to `metrics.jsonl` and the same scalars to TensorBoard.
 
     Numbers that are not finite become null in the one and are left out in the other.
     """
-    if not self._is_writing:
-      return
     finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
-    self._lines.write(json.dumps({"step": step, **{name: finite.get(name) for name in values}}))
-    self._events.write(step, finite, wall_time=time.time())
+    if self._is_writing:
+      self._lines.write(json.dumps({"step": step} | {name: finite.get(name) for name in values}))
+    self.events.write(step, finite)
 
   def progress(self, step: int, text: Callable[[], str], *, is_due: bool = False) -> None:
     """Writes a line with the step, a text and the rate, at most every ten seconds unless due."""
@@ -146,7 +129,7 @@ class Log:
   def close(self) -> None:
     if self._is_writing:
       self._lines.close()
-      self._events.close()
+    self.events.close()
 
 
 def _drop_later_steps(path: Path, last_step: int) -> None:
@@ -171,7 +154,7 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
 
 
 class Lines:
-  """Lines appended to a file; where that fails they are tried again with the next one."""
+  """Appends lines to a file; a line that cannot be written is tried again with the next one."""
 
   def __init__(self, path: Path):
     self._path, self._file = path, None
@@ -205,7 +188,9 @@ class Lines:
 
 
 class Events:
-  """The event file of TensorBoard, made and written by a thread of its own.
+  """The event file of TensorBoard, made and written by a thread of the primary process.
+
+  Its methods return at once: a disk that is slow or full holds up no step.
 
   Args:
     folder: receives the event file.
@@ -213,31 +198,33 @@ class Events:
   """
 
   def __init__(self, folder: Path, *, purge_step: int):
-    self._folder, self._is_broken = folder, False
+    self._folder, self._is_off = folder, not parallel.is_primary()
     self._rows: queue.Queue[Callable[[], event_pb2.Event] | None] = queue.Queue(_WAITING_ROWS)
-    self._rows.put(lambda: event_pb2.Event(
+    self._put(lambda: event_pb2.Event(
         step=purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)))
     self._thread = threading.Thread(target=self._run, name="TensorBoard", daemon=True)
-    self._thread.start()
+    if not self._is_off:
+      self._thread.start()
 
-  def write(self, step: int, values: Mapping[str, float], *, wall_time: float) -> None:
-    """Takes the scalars of a step; returns at once."""
-    row = dict(values)
-    self._put(lambda: event_pb2.Event(step=step, wall_time=wall_time, summary=_joined(
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Shows the scalars of a step."""
+    row, now = dict(values), time.time()
+    self._put(lambda: event_pb2.Event(step=step, wall_time=now, summary=_joined(
         summary.scalar(name, value) for name, value in row.items())))
 
-  def histograms(
-      self, step: int, values: Mapping[str, np.ndarray], *, wall_time: float
-  ) -> None:
-    """Takes arrays of a step, each `[n]`; numbers that are not finite are left out."""
-    rows = {name: array[np.isfinite(array)] for name, array in values.items()}
-    self._put(lambda: event_pb2.Event(step=step, wall_time=wall_time, summary=_joined(
+  def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+    """Shows how the finite numbers of arrays `[n]` are spread, such as one for each graph."""
+    rows, now = {name: array[np.isfinite(array)] for name, array in values.items()}, time.time()
+    self._put(lambda: event_pb2.Event(step=step, wall_time=now, summary=_joined(
         summary.histogram(name, array, bins=_BINS) for name, array in rows.items() if array.size)))
 
   def describe(self, config: Mapping[str, Any], *, metric: str, parameters: int) -> None:
-    """Takes the nested fields of a config, and by which scalar runs are compared.
+    """Shows a run's config, as a text and as hyperparameters, and its number of parameters.
 
-    The fields come as a text and as hyperparameters, with the number of parameters.
+    Args:
+      config: nested fields.
+      metric: name of the scalar by which runs are compared.
+      parameters: of the model.
     """
     fields = {**traverse_util.flatten_dict(dict(config), sep="."), "parameters": parameters}
     table = "\n".join(["|field|value|", "|-|-|", *(f"|{k}|{v}|" for k, v in fields.items())])
@@ -248,10 +235,9 @@ class Events:
         *summary.hparams(hparams, {metric: None})[:2]])))
 
   def _put(self, row: Callable[[], event_pb2.Event] | None) -> None:
-    if self._is_broken:
-      return
     try:
-      self._rows.put_nowait(row)
+      if not self._is_off:
+        self._rows.put_nowait(row)
     except queue.Full:
       self._give_up("its disk is too slow")
 
@@ -271,15 +257,16 @@ class Events:
         file.close()
 
   def _give_up(self, reason: str) -> None:
-    if not self._is_broken:
-      self._is_broken = True
+    if not self._is_off:
+      self._is_off = True
       logging.warning("%s cannot be written (%s): the run goes on without TensorBoard",
                       self._folder, " ".join(reason.split()))
 
   def close(self) -> None:
-    """Waits until all is written, but not for ever."""
+    """Waits until everything is written, `_CLOSE_SECONDS` at most."""
     self._put(None)
-    self._thread.join(_CLOSE_SECONDS)
+    if self._thread.is_alive():
+      self._thread.join(_CLOSE_SECONDS)
 
 
 def _joined(parts: Iterable[Any]) -> Any:
@@ -295,12 +282,8 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
   manifest = {
       "config": dict(config),
       "versions": {"python": platform.python_version(), **versions()},
-      "devices": {
-          "platform": devices[0].platform,
-          "kind": devices[0].device_kind,
-          "count": len(devices),
-          "processes": parallel.process_count(),
-      },
+      "devices": {"platform": devices[0].platform, "kind": devices[0].device_kind,
+                  "count": len(devices), "processes": parallel.process_count()},
       "machine": platform.platform(),
       "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
   }
@@ -347,23 +330,18 @@ class Profile:
   """A trace of the steps `first:last`, for xprof or Perfetto."""
 
   def __init__(self, steps: str, folder: Path):
-    self._folder = folder
-    self._is_running = False
-    self._first = self._last = -1
-    if steps:
-      try:
-        self._first, self._last = (int(part) for part in steps.split(":"))
-      except ValueError:
-        self._last = -2
-      if not 0 <= self._first < self._last:
-        raise ValueError(f"profile_steps is {steps!r}, expected first:last such as '10:20'")
+    self._folder, self._is_running = folder, False
+    found = re.fullmatch(r"(\d+):(\d+)", steps or "0:0")
+    self._first, self._last = map(int, found.groups()) if found else (0, 0)
+    if steps and not self._first < self._last:
+      raise ValueError(f"profile_steps is {steps!r}, expected first:last such as '10:20'")
 
   def before(self, step: int, *, wait: Callable[[], None]) -> None:
-    """Starts or stops; `wait` lets the steps under way end first."""
-    if step == self._first:
+    """Starts or stops the trace at its first or last step, once `wait` has ended earlier steps."""
+    if step == self._first < self._last:
       wait()
       self._is_running = self._attempt(jax.profiler.start_trace, str(self._folder))
-    elif step == self._last:
+    elif self._is_running and step == self._last:
       wait()
       self.stop()
 
@@ -373,7 +351,7 @@ class Profile:
       self._is_running = False
 
   def _attempt(self, act: Callable[..., None], *arguments: str) -> bool:
-    """Whether the profiler did it; the run goes on without a profile otherwise."""
+    """Calls the profiler; False, after a warning, where that fails: the run goes on without."""
     try:
       act(*arguments)
     except Exception as error:  # the profiler's own kinds, and a full disk

@@ -38,7 +38,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """The length of a run, and what happens how often.
+  """The length of a run, and how often it evaluates, logs and saves.
 
   Attributes:
     total_epochs: length of the run.
@@ -113,7 +113,8 @@ class Experiment:
       for each graph, is shown as a histogram.
     learning_rate: of the step after so many steps.
     on_best: called with parameters, step and metrics whenever an evaluation was the
-      best so far, before its checkpoint is saved; after a kill again.
+      best so far, before its checkpoint is saved. A run that is killed between the two
+      calls it again after a resume.
   """
 
   train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
@@ -130,9 +131,9 @@ class Progress:
   best_value: float | None = None
   best_step: int | None = None
   evaluated_step: int = 0  # the last step that was evaluated
-  # Metrics of the steps since the last report, and what was averaged of them but not
-  # written, because the step's evaluation goes on the same line.
+  # Metrics of each step since the last row.
   window: list[dict[str, float]] = dataclasses.field(default_factory=list)
+  # The next row as far as it is known: the evaluation of a step is in the row of the step.
   row: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -144,7 +145,7 @@ class TrainResult:
   step: int
   best_value: float | None  # None when no evaluation gave a number
   best_step: int | None
-  why: str  # it ended
+  why: str  # the reason why the run ended, in words
   compile_seconds: float  # the first step, which compiles
   peak_bytes: int
 
@@ -159,11 +160,11 @@ def train(
   Args:
     state: initial state, without a device axis, equal in every process.
     experiment: step, batches and evaluation.
-    schedule: the length of the run, and what happens how often.
+    schedule: the length of the run, and how often it evaluates, logs and saves.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
     resume: go on from the newest checkpoint in `workdir`, if there is one.
     about: nested fields to be shown beside the curves.
-    config, files: what a checkpoint to be resumed must agree with, see `Checkpoints`.
+    config, files: must agree with those of the checkpoint to resume, see `Checkpoints`.
 
   Raises:
     ValueError: a folder in use, a checkpoint of another config.
@@ -185,8 +186,8 @@ def train(
         workdir, total_steps=schedule.total_steps,
         first_step=step - 1 if progress.row else step)))
     stack.callback(profile.stop)
-    log.describe(about or {}, metric=f"{SAMPLE}/{schedule.best_metric}",
-                 parameters=optax.tree.size(state.params))
+    log.events.describe(about or {}, metric=f"{SAMPLE}/{schedule.best_metric}",
+                        parameters=optax.tree.size(state.params))
     if resume:
       log.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
     return _Loop(
@@ -210,9 +211,8 @@ def check_workdir(
     found = checkpoints.newest_step()
     if found is not None and not resume:
       raise ValueError(
-          f"{workdir} holds a run already (checkpoint of step {found}): go on with it"
-          " by --resume, or give another --workdir"
-      )
+          f"{workdir} holds a run already (checkpoint of step {found}): go on with it by "
+          "--resume, or give another --workdir")
     checkpoints.check_config()
 
 
@@ -271,9 +271,8 @@ class _Loop:
         batch = next(self.experiment.batches)
     except StopIteration:
       raise ValueError(
-          f"the batches ended after step {self.step}, expected {self.schedule.total_steps}"
-          f" ({self.schedule.steps_per_epoch} per epoch): the iterator must repeat"
-      ) from None
+          f"the batches ended after step {self.step}, expected {self.schedule.total_steps} "
+          f"({self.schedule.steps_per_epoch} per epoch): the iterator must repeat") from None
     started = time.monotonic()
     with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
       self.state, metrics = self.experiment.train_step(self.state, batch)
@@ -322,7 +321,7 @@ class _Loop:
         f" lower optimizer.learning_rate or set optimizer.clip_norm; {saved}")
 
   def _finite_state(self) -> TrainState:
-    """The state without its device axis, once it is known to be finite."""
+    """The state without its device axis; FloatingPointError if it is not finite."""
     self._wait()
     state = parallel.unreplicate(self.state)
     if part := state_lib.not_finite(state):
@@ -330,7 +329,7 @@ class _Loop:
     return state
 
   def _log(self) -> None:
-    """Tells the metrics of the steps since the last row, and the speed."""
+    """Writes a row of metrics: means over the steps since the last row, and the speed."""
     self._wait()
     self._average_window()
     self.progress.row["steps_per_second"] = self.log.steps_per_second(self.step)
@@ -352,7 +351,7 @@ class _Loop:
     self.progress.row = {}
 
   def _evaluate(self) -> None:
-    """Evaluates and saves; when interrupted, it remains to be done after a resume."""
+    """Evaluates and saves; an evaluation that is interrupted is done again after a resume."""
     params = self._finite_state().eval_params
     try:
       with self.signals.interrupting():
@@ -373,7 +372,7 @@ class _Loop:
     if progress.window:  # a short run has a loss too, without a log line
       self._average_window()
     progress.row |= {f"{SAMPLE}/{name}": value for name, value in metrics.items()}
-    self.log.histograms(self.step, {
+    self.log.events.histograms(self.step, {
         f"{SAMPLE}/{name}": value for name, value in found.items() if np.ndim(value)})
     self._write_row()
     if is_best and self.experiment.on_best is not None:
@@ -383,8 +382,8 @@ class _Loop:
     text = f"{self.metric} {value:.4f}"
     if progress.best_step is not None:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
+    self.log.restart_clock(self.step)  # an evaluation counts in no rate
     self.log.progress(self.step, lambda: text, is_due=is_first)
-    self.log.restart_clock(self.step)
 
   def _save(self, *, value: float | None = None) -> None:
     self.checkpoints.save(
@@ -393,7 +392,7 @@ class _Loop:
     self.saved_step = self.step
 
   def _stop_if_asked(self) -> None:
-    """Saves and leaves; several processes agree on it whenever they log."""
+    """Saves and ends the run after a signal; several processes agree on it when they log."""
     is_time = self.schedule.is_epoch_end(self.step) or self.schedule.is_logged(self.step)
     if parallel.process_count() > 1:
       if not (is_time and parallel.any_process(self.signals.received is not None)):
@@ -427,7 +426,7 @@ class _Loop:
 
 
 class Interrupted(BaseException):
-  """A signal came while work was going on that can be redone."""
+  """A signal came during work that can be redone."""
 
 
 class StopSignals:

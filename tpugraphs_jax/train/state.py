@@ -23,7 +23,7 @@ class TrainState(flax.struct.PyTreeNode):
   step: jax.Array  # [] int32, training steps taken
   params: Any  # pytree of float32
   opt_state: optax.OptState
-  extra: Any = ()  # what the model sowed in this step, see `make_train_step`
+  extra: Any = ()  # collections that the model sowed in this step, see `make_train_step`
 
   @classmethod
   def create(cls, params: Any, optimizer: optax.GradientTransformation) -> TrainState:
@@ -31,11 +31,7 @@ class TrainState(flax.struct.PyTreeNode):
     return cls(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
   def apply_gradients(
-      self,
-      grads: Any,
-      optimizer: optax.GradientTransformation,
-      *,
-      norms: Any = None,
+      self, grads: Any, optimizer: optax.GradientTransformation, *, norms: Any = None,
       **changes: Any,
   ) -> TrainState:
     """The state one step later.
@@ -43,17 +39,14 @@ class TrainState(flax.struct.PyTreeNode):
     Args:
       grads: gradient of each parameter.
       optimizer: the one the state was created with.
-      norms: what `clip_by_variable_norm` clips by, a scalar per parameter.
+      norms: norm of each gradient for `clip_by_variable_norm`, where it is not the plain one.
       **changes: further fields to replace.
     """
     optimizer = optax.with_extra_args_support(optimizer)
     updates, opt_state = optimizer.update(grads, self.opt_state, self.params, norms=norms)
     return self.replace(
-        step=self.step + 1,
-        params=optax.apply_updates(self.params, updates),
-        opt_state=opt_state,
-        **changes,
-    )
+        step=self.step + 1, params=optax.apply_updates(self.params, updates), opt_state=opt_state,
+        **changes)
 
   @property
   def eval_params(self) -> Any:
@@ -68,6 +61,23 @@ def not_finite(state: TrainState) -> str:
   return next((jax.tree_util.keystr(path)
                for path, leaf in jax.tree_util.tree_leaves_with_path(trees)
                if not np.isfinite(leaf).all()), "")
+
+
+def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
+  """The first array whose shape or dtype differs between two pytrees; None where all agree.
+
+  Returns:
+    Its name, and its description in either tree, such as `float32[2, 3]` or `nothing`.
+  """
+  describe = lambda tree: {
+      jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
+      for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+  ours, theirs = describe(found), describe(expected)
+  for name in sorted(ours.keys() | theirs.keys()):
+    one, other = ours.get(name, "nothing"), theirs.get(name, "nothing")
+    if one != other:
+      return name, one, other
+  return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,30 +123,37 @@ class Optimizer:
   average_window: Sequence[float] = ()
 
   def __post_init__(self):
-    _check_one_of("name", self.name, OPTIMIZERS)
-    _check_decay(self.name, self.weight_decay)
-    _check_one_of("schedule", self.schedule, SCHEDULES)
     rate, milestones = self.learning_rate, tuple(self.milestones)
+    window, decay = tuple(self.average_window), self.average_decay
+    increasing = all(a < b for a, b in zip((0.0, *milestones), (*milestones, 1.0)))
     for field, is_valid, expected in (
-        ("beta1", 0 <= self.beta1 < 1, "a number in [0, 1)"),
-        ("beta2", 0 <= self.beta2 < 1, "a number in [0, 1)"),
-        ("eps", self.eps > 0, "a number > 0"),
-        ("clip_norm", self.clip_norm >= 0, "a number >= 0 (0 = off)"),
-        ("clip_norm_per_variable", self.clip_norm_per_variable >= 0, "a number >= 0 (0 = off)"),
-        ("accumulation_steps", self.accumulation_steps >= 1, ">= 1"),
-        ("average_decay", 0 <= self.average_decay < 1, "in [0, 1)"),
+        ("name", self.name in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
+        ("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
         ("learning_rate", rate > 0, "a number > 0"),
         ("warmup_fraction", 0 <= self.warmup_fraction < 1, "in [0, 1)"),
         ("final_learning_rate", 0 <= self.final_learning_rate <= rate,
          f"between 0 and the learning rate {rate}"),
+        ("milestones", milestones or self.schedule != "multistep", "at least one"),
+        ("milestones", increasing, "increasing shares in (0, 1)"),
         ("milestone_factor", self.milestone_factor > 0, "a number > 0"),
+        ("beta1", 0 <= self.beta1 < 1, "a number in [0, 1)"),
+        ("beta2", 0 <= self.beta2 < 1, "a number in [0, 1)"),
+        ("eps", self.eps > 0, "a number > 0"),
+        ("weight_decay", self.weight_decay >= 0, "a number >= 0"),
+        ("weight_decay", not self.weight_decay or self.name == "adamw",
+         f"0: optimizer.name={self.name!r} has no weight decay, take 'adamw'"),
+        ("clip_norm", self.clip_norm >= 0, "a number >= 0 (0 = off)"),
+        ("clip_norm_per_variable", self.clip_norm_per_variable >= 0, "a number >= 0 (0 = off)"),
+        ("accumulation_steps", self.accumulation_steps >= 1, ">= 1"),
+        ("average_decay", 0 <= decay < 1, "in [0, 1)"),
+        ("average_window", not window or len(window) == 2 and 0 <= window[0] < window[1] <= 1,
+         "two increasing shares in [0, 1], or ()"),
+        ("average_window", not (window and decay),
+         f"(): optimizer.average_decay is {decay}, and there is one average"),
     ):
-      _check(field, getattr(self, field), is_valid, expected)
-    _check_window(self.average_window, self.average_decay)
-    if self.schedule == "multistep":
-      _check("milestones", milestones, len(milestones) > 0, "at least one")
-    increasing = all(a < b for a, b in zip((0.0, *milestones), (*milestones, 1.0)))
-    _check("milestones", milestones, increasing, "increasing shares in (0, 1)")
+      value = getattr(self, field)
+      if not is_valid or isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"optimizer.{field} is {value!r}, expected {expected}")
 
   def rate(self, total_steps: int) -> optax.Schedule:
     """The learning rate by update number, in a run of so many training steps."""
@@ -166,10 +183,18 @@ class Optimizer:
           optax.scale_by_learning_rate(rate))
     else:
       adam = optax.adamw(rate, self.beta1, self.beta2, self.eps, weight_decay=self.weight_decay)
-    optimizer = optax.chain(
-        *_clipping(self.clip_norm_per_variable, self.clip_norm),
-        optax.flatten(adam),  # a step of one vector compiles sooner than one of every variable
-        *_averaging(self.average_decay, self.average_window, self._updates(total_steps)))
+    # A step of one vector compiles sooner than one of every variable.
+    parts = [optax.flatten(adam)]
+    if self.clip_norm:
+      parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
+    if self.clip_norm_per_variable:
+      parts.insert(0, clip_by_variable_norm(self.clip_norm_per_variable))
+    if self.average_decay:
+      parts.append(track_average(self.average_decay))
+    if self.average_window:
+      updates = self._updates(total_steps)
+      parts.append(track_mean(*(round(share * updates) for share in self.average_window)))
+    optimizer = optax.chain(*parts)
     if self.accumulation_steps == 1:
       return optimizer
     return optax.MultiSteps(optimizer, self.accumulation_steps).gradient_transformation()
@@ -189,35 +214,6 @@ def learning_rates(*, total_steps: int, **fields: Any) -> Callable[[int], float]
   # As one program: a dozen operations would be compiled one by one.
   rate = jax.jit(optimizer.rate(total_steps))
   return lambda step: float(rate(step // optimizer.accumulation_steps))
-
-
-def _check_decay(name: str, weight_decay: float) -> None:
-  _check("weight_decay", weight_decay, weight_decay >= 0, "a number >= 0")
-  if weight_decay and name == "adam":
-    raise ValueError(
-        f"optimizer.weight_decay is {weight_decay}, but optimizer.name='adam' has no"
-        " weight decay: set optimizer.name='adamw' or optimizer.weight_decay=0"
-    )
-
-
-def _averaging(
-    decay: float, window: Sequence[float], updates: int
-) -> list[optax.GradientTransformation]:
-  mean = [track_mean(*(round(share * updates) for share in window))] if window else []
-  return ([track_average(decay)] if decay else []) + mean
-
-
-def _check_window(window: Sequence[float], decay: float) -> None:
-  is_window = not window or (len(window) == 2 and 0 <= window[0] < window[1] <= 1)
-  _check("average_window", tuple(window), is_window, "two increasing shares in [0, 1], or ()")
-  if window and decay:
-    raise ValueError(f"optimizer.average_window is {tuple(window)} and optimizer.average_decay is "
-                     f"{decay}: there is one average, set one of them to () or 0")
-
-
-def _clipping(per_variable: float, together: float) -> list[optax.GradientTransformation]:
-  return ([clip_by_variable_norm(per_variable)] if per_variable else []) + (
-      [optax.clip_by_global_norm(together)] if together else [])
 
 
 def scale_by_keras_adam(
@@ -273,7 +269,7 @@ def clip_by_variable_norm(max_norm: float) -> optax.GradientTransformationExtraA
 
 
 class AverageState(NamedTuple):
-  """State of `track_average`."""
+  """State of `track_average` and `track_mean`."""
 
   count: jax.Array  # [] int32
   average_params: Any
@@ -285,48 +281,43 @@ def track_average(decay: float) -> optax.GradientTransformation:
   Must come last in a chain. In update t (from 0) the decay is at most
   (1 + t) / (10 + t), so that the first parameters are soon forgotten.
   """
+  def mixing(count):
+    now = jnp.minimum(decay, (1 + count) / (10 + count))
+    return lambda average, new: now * average + (1 - now) * new
 
-  def init(params: Any) -> AverageState:
-    # A copy: a donated state may not hold one buffer twice.
-    return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
-
-  def update(updates, state, params):
-    now = jnp.minimum(decay, (1 + state.count) / (10 + state.count))
-    average = jax.tree.map(
-        lambda a, p, u: now * a + (1 - now) * (p + u), state.average_params, params, updates
-    )
-    return updates, AverageState(optax.safe_increment(state.count), average)
-
-  return optax.GradientTransformation(init, update)
+  return _tracking(mixing)
 
 
 def track_mean(first: int, last: int) -> optax.GradientTransformation:
   """Keeps the plain mean of the parameters after the updates `first` + 1 to `last`.
 
-  Must come last in a chain. Before them the mean is the parameters as they are; after
+  Must come last in a chain. Before these updates the mean is the parameters as they are; after
   them it stays. A window without an update counts its last one.
   """
   last = max(last, 1)
   first = min(first, last - 1)
 
+  def mixing(count):
+    number = count - first + 1  # of this update in the window
+    share = jnp.where(count < last, 1 / jnp.maximum(number, 1), 0.0)
+    return lambda average, new: average + share * (new - average)
+
+  return _tracking(mixing)
+
+
+def _tracking(
+    mixing: Callable[[jax.Array], Callable[[jax.Array, jax.Array], jax.Array]]
+) -> optax.GradientTransformation:
+  """Keeps an average of parameters: `mixing(updates so far)(average, new parameters)`."""
   def init(params: Any) -> AverageState:
+    # A copy: a donated state may not hold one buffer twice.
     return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
 
   def update(updates, state, params):
-    number = state.count - first + 1  # of this update in the window
-    share = jnp.where(state.count < last, 1 / jnp.maximum(number, 1), 0.0)
-    mean = jax.tree.map(
-        lambda a, p, u: a + share * (p + u - a), state.average_params, params, updates)
-    return updates, AverageState(optax.safe_increment(state.count), mean)
+    mix = mixing(state.count)
+    average = jax.tree.map(
+        lambda average, param, change: mix(average, param + change),
+        state.average_params, params, updates)
+    return updates, AverageState(optax.safe_increment(state.count), average)
 
   return optax.GradientTransformation(init, update)
-
-
-def _check(field: str, value: Any, is_valid: bool, expected: str) -> None:
-  is_finite = not isinstance(value, float) or math.isfinite(value)
-  if not (is_valid and is_finite):
-    raise ValueError(f"optimizer.{field} is {value!r}, expected {expected}")
-
-
-def _check_one_of(field: str, value: str, choices: Sequence[str]) -> None:
-  _check(field, value, value in choices, f"one of {', '.join(choices)}")

@@ -32,8 +32,11 @@ def squared_kernels(params: Any) -> jax.Array:
 
 
 def mean_activity(sown: Any) -> jax.Array:
-  """Mean squared length of the embeddings of this device's nodes, of which all devices have
-  their share, `[]` float32; the sum over every embedding, however deep in the model it is."""
+  """This device's share of the mean squared length of opcode embeddings, `[]` float32.
+
+  The mean is over the nodes of all devices, whose shares add up to it. A model with several
+  embeddings, however deep in it, gets the sum of their means.
+  """
   activity = traverse_util.flatten_dict(sown)
   total = jnp.zeros(())
   for path in (path for path in activity if path[-1] == "sum"):
@@ -79,7 +82,7 @@ def apply_in_chunks(
     **options: of `model.apply`, with `mutable` among them.
 
   Returns:
-    Scores `[G, C]` and what the model sowed, which no configuration may change.
+    Scores `[G, C]` and the sown variables, which must not depend on the configurations.
   """
   configs = batch.config_mask.shape[1]
 
@@ -136,8 +139,9 @@ def make_train_step(
     chunked = functools.partial(apply_in_chunks, model, config_chunk=config_chunk)
     scores, sown = (chunked if config_chunk else model.apply)(variables, batch, **options)
     totals, counts = losses_lib.loss_sums(
-        objective.losses, scores, batch.target, where=batch.config_mask, temperature=objective.temperature,
-        key=parallel.slate_keys(key, len(scores)), options=objective.options, axis=parallel.DEVICES)
+        objective.losses, scores, batch.target, where=batch.config_mask,
+        temperature=objective.temperature, key=parallel.slate_keys(key, len(scores)),
+        options=objective.options, axis=parallel.DEVICES)
     counts = jax.lax.psum(counts, parallel.DEVICES)
     ranking = losses_lib.combine(objective.losses, totals, counts)
     penalty = (objective.kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)

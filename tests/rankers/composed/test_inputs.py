@@ -13,7 +13,7 @@ import system_cases
 from system_cases import draw, quick_jit, slow_configs, slow_encoder, slow_opcodes
 
 from tpugraphs_jax.columns import opcode_ids
-from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.data import batching, feature_blocks
 from tpugraphs_jax.nn import layers
 from tpugraphs_jax.rankers.composed import inputs, nodes
 from tpugraphs_jax.rankers.composed.options import Options
@@ -170,6 +170,22 @@ def two_heads(tokens, params):
   none |= {"key": none["query"], "value": none["query"],
            "out": {"kernel": np.zeros((1, width, width)), "bias": heads["out"]["bias"]}}
   return slow_encoder(tokens + mixed, tokens, params | {"heads": none})
+
+
+def test_equal_tokens_of_a_kernel_pass_the_encoder_once():
+  count, rng = len(TILES.graph.nodes["opcode"]), np.random.default_rng(0)
+  graph_of, kind = np.asarray(nodes.Slates.of(TILES).graph_of), rng.integers(2, size=count)
+  _, first, which = np.unique(2 * graph_of + kind, return_index=True, return_inverse=True)
+  columns, seen = rng.normal(size=(2, 3))[kind].astype(np.float32), []
+
+  def encoder(columns, layout, slates):
+    seen.append(len(columns))
+    return (columns + slates.graph_of[:, None])[:, None]
+
+  once, each = (inputs.once_each(encoder, columns, None, nodes.Slates.of(batch)) for batch in (
+      TILES._replace(distinct=batching.DistinctNodes(first, which)), TILES._replace(distinct=None)))
+  np.testing.assert_array_equal(once, each)
+  assert seen == [len(first), count] and len(first) < count
 
 
 def test_the_blocks_that_a_ranker_reads_have_the_widths_that_it_expects():

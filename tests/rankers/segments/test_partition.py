@@ -15,11 +15,10 @@ from tpugraphs_jax.rankers.segments import partition
 METHODS = list(partition.METHODS)
 
 
-def graph(nodes: int = 90, splits=(0, 31, 32, 90)) -> OpGraph:
+def graph(nodes: int = 90) -> OpGraph:
   rng = np.random.default_rng(nodes)
-  made = random_graphs.layout_graph(
+  return random_graphs.layout_graph(
       rng, nodes=nodes, edges=2 * nodes, config_nodes=range(1, nodes, 4), configs=6)
-  return dataclasses.replace(made, node_splits=np.array(splits))
 
 
 def needs(method: str) -> None:
@@ -66,29 +65,13 @@ def test_segments_keep_nodes_edges_and_configurations(method):
 
 def test_a_segment_without_edges_or_configurable_nodes_is_still_one():
   whole = dataclasses.replace(
-      graph(6, (0, 6)), edge_index=np.array([[1, 0]], np.int32),
+      graph(6), edge_index=np.array([[1, 0]], np.int32),
       config_node=np.array([0], np.int32),
-      configs=dataclasses.replace(graph(6, (0, 6)).configs, node_group=np.zeros(1, np.int32)))
+      configs=dataclasses.replace(graph(6).configs, node_group=np.zeros(1, np.int32)))
   pieces, cut = partition.split(whole, np.array([0, 0, 0, 1, 1, 1], np.int32))
   assert [p.num_edges for p in pieces] == [1, 0] and cut == 0
   assert [len(p.config_node) for p in pieces] == [1, 0]
   assert pieces[1].configs.decode(np.arange(2)).shape == (2, 0, 18)
-
-
-def test_computations_stay_whole_where_they_fit():
-  # Two chains in the first computation, one in the second, an edge between computations.
-  chain = lambda first, last: [(i + 1, i) for i in range(first, last)]
-  edges = chain(0, 3) + chain(4, 9) + chain(10, 15) + [(10, 9)]
-  whole = dataclasses.replace(
-      graph(16, (0, 10, 16)), edge_index=np.array(edges, np.int32))
-  segment = partition.partition(whole, method="computations", max_nodes=10)
-  assert segment.tolist() == [0] * 10 + [1] * 6
-  assert partition.split(whole, segment)[1] == 1
-  tight = partition.partition(whole, method="computations", max_nodes=6)
-  assert tight.tolist() == [0] * 4 + [1] * 6 + [2] * 6
-  # A part that is too large is cut into even ranges.
-  small = partition.partition(whole, method="computations", max_nodes=4)
-  assert small.tolist() == [0] * 4 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
 
 
 def test_metis_finds_the_clusters():
@@ -97,6 +80,6 @@ def test_metis_finds_the_clusters():
   cluster = rng.permutation(np.repeat(np.arange(4), 20))
   pairs = rng.integers(0, 80, (4000, 2))
   edges = pairs[(cluster[pairs[:, 0]] == cluster[pairs[:, 1]]) & (pairs[:, 0] != pairs[:, 1])]
-  whole = dataclasses.replace(graph(80, (0, 80)), edge_index=edges.astype(np.int32))
+  whole = dataclasses.replace(graph(80), edge_index=edges.astype(np.int32))
   segment = partition.partition(whole, method="metis", max_nodes=22)
   assert partition.split(whole, segment)[1] == 0

@@ -39,5 +39,5 @@ def test_without_tiling_nothing_is_said_of_padding():
 
 @pytest.mark.parametrize("options", [dict(choices=2), dict(spare=-1)])
 def test_what_does_not_fit_is_refused(options):
-  with pytest.raises(ValueError, match="choices exceed|exceed the budget"):
+  with pytest.raises(ValueError, match="budget"):
     batch(**options)

@@ -5,22 +5,22 @@ import pytest
 import table_cases
 
 from tpugraphs_jax.rankers.tables import charges as table_charges
-from tpugraphs_jax.rankers.tables.charges import NodeCosts
+from tpugraphs_jax.rankers.tables.terms import Costs
 
 
 def case(seed=0):
   """A program and costs of its nodes, and the same added up by groups."""
   program = table_cases.prepared(table_cases.program(seed))
   rng, width = np.random.default_rng(seed), program.terms.choices
-  costs = NodeCosts(rng.normal(size=(len(program.choices.node), width)),
-                    rng.normal(size=(len(program.pairs.ends), width, width)))
+  costs = Costs(rng.normal(size=(len(program.choices.node), width)),
+                rng.normal(size=(len(program.pairs.ends), width, width)))
   unary = np.zeros((program.sizes["groups"], width))
   np.add.at(unary, program.choices.group, costs.unary)
   pair = np.zeros((program.sizes["columns"], width, width))
   turned = program.pairs.is_turned[:, None, None]
   np.add.at(pair, program.pairs.column,
             np.where(turned, costs.pair.transpose(0, 2, 1), costs.pair))
-  return program, costs, program.terms.total(program.configs.group_row, unary, pair)
+  return program, costs, program.terms.total(program.configs.group_row, Costs(unary, pair))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -36,7 +36,7 @@ def test_charges_add_up_to_the_score(seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_differences_add_up_to_the_difference_of_scores(seed):
   program, costs, scores = case(seed)
-  found = table_charges.difference(program, costs, *program.configs.group_row[[3, 5]])
+  found = table_charges.charges(program, costs, *program.configs.group_row[[3, 5]])
   assert sum(c.cost - c.before for c in found) == pytest.approx(scores[3] - scores[5])
   changes = [c.cost - c.before for c in found]
   assert changes == sorted(changes, reverse=True)
@@ -45,11 +45,11 @@ def test_differences_add_up_to_the_difference_of_scores(seed):
 def test_only_what_is_chosen_differently_is_in_a_difference():
   program, costs, _ = case()
   row = program.configs.group_row[0]
-  assert table_charges.difference(program, costs, row, row) == []
+  assert table_charges.charges(program, costs, row, row) == []
   other = row.copy()
   other[0] = next(r for r in program.terms.row_table[0] if r not in (row[0], -1))
   nodes = set(program.choices.node[program.choices.group == 0].tolist())
-  for charge in table_charges.difference(program, costs, other, row):
+  for charge in table_charges.charges(program, costs, other, row):
     assert nodes & set(charge.nodes[:2])
 
 

@@ -88,14 +88,14 @@ def test_programs_with_nothing_or_one_to_choose_are_scored(config_nodes):
 
 
 @pytest.mark.parametrize("changes, complaint", [
-    ({"batch.config_chunk": 8}, "batch.config_chunk does not go with this model"),
-    ({"data.config_transform": "minmax"}, "embeds the integers"),
-    ({"model.pairs": "all"}, "pairs is 'all', expected one of none, low_rank"),
+    ({"batch.config_chunk": 8}, "config_chunk"), ({"data.config_transform": "minmax"}, "integers"),
+    ({"model.pairs": "all"}, "low_rank"), ({"data.pair_hops": 0}, "pair_hops"),
+    ({"data.pair_hops": 201}, "pair_hops"),
 ])
 def test_what_tables_cannot_do_is_refused(changes, complaint):
   with pytest.raises(ValueError, match=complaint):
     parts.make("layout", "tables,ci", **changes)
-  with pytest.raises(ValueError, match="segments does not go with this model"):
+  with pytest.raises(ValueError, match="segments"):
     parts.make("layout", "tables,gst_ed,ci")
 
 
@@ -109,7 +109,7 @@ def test_charges_add_up_to_the_score_and_their_differences_to_its_difference(tra
   both = ranker.explain(graph, 3, against=5)
   difference = sum(row.cost - row.before for row in both)
   assert difference == pytest.approx(float(scores[3] - scores[5]), rel=1e-3, abs=1e-3)
-  with pytest.raises(ValueError, match="configuration 9999 of .*, expected 0 to"):
+  with pytest.raises(ValueError, match="9999"):
     ranker.explain(graph, 9999)
 
 
@@ -160,11 +160,11 @@ def test_proposals_near_a_configuration_begin_with_few_changes(trained):
   assert changed[0] == changed.min() >= 1
   free = tpugraphs_jax.propose(workdir, graph, 1)
   assert found.scores.min() == pytest.approx(free.scores[0], rel=1e-6)
-  with pytest.raises(ValueError, match="configuration 9999 of .*, expected 0 to"):
+  with pytest.raises(ValueError, match="9999"):
     tpugraphs_jax.propose(workdir, graph, 2, near=9999)
 
 
 def test_a_model_without_tables_proposes_nothing(tmp_path):
   job = parts.make("layout")
-  with pytest.raises(ValueError, match="model SAGE has no table of costs: train one"):
+  with pytest.raises(ValueError, match="SAGE"):
     job.ranker.propose(table_cases.program(0))

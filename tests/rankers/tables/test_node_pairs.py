@@ -94,9 +94,3 @@ def test_tensor_bytes_are_elements_times_the_size_of_their_type():
   feat[:, 28] = [6, -6, 6, 1]
   feat[[0, 1, 2, 3], [2 + 11, 2 + 13, 2 + 1, 2 + 16]] = 1  # f32, bf16, pred, tuple
   np.testing.assert_array_equal(node_pairs.tensor_bytes(feat), [24, 12, 6, 0])
-
-
-@pytest.mark.parametrize("hops", [-1, 201])
-def test_hops_that_make_no_sense_are_refused(hops):
-  with pytest.raises(ValueError, match="expected 0..200"):
-    node_pairs.find_pairs(chain(3, [0]), hops=hops)

@@ -81,16 +81,10 @@ def test_no_group_gives_the_empty_choice():
   assert found.choice.shape == (1, 0) and found.cost == [0] and found.is_exact
 
 
-@pytest.mark.parametrize("unary, pairs, n, message", [
-    ([np.zeros(2)], {}, 0, "n is 0"),
-    ([np.zeros(0)], {}, 1, r"unary\[0\] has shape \(0,\)"),
-    ([np.zeros(2)], {(0, 1): np.zeros((2, 2))}, 1, "the groups 0 and 1, expected 0 to 0"),
-    ([np.zeros(2)] * 2, {(0, 1): np.zeros((2, 3))}, 1, r"pairs\[0, 1\] has shape \(2, 3\)"),
-    ([np.array([0, np.inf])], {}, 1, "not finite"),
-])
-def test_costs_that_make_no_sense_are_refused(unary, pairs, n, message):
-  with pytest.raises(ValueError, match=message):
-    search.propose(unary, pairs, n)
+@pytest.mark.parametrize("cost, n, word", [(0, 0, "n is 0"), (np.inf, 1, "finite")])
+def test_no_proposals_and_costs_that_are_not_finite_are_refused(cost, n, word):
+  with pytest.raises(ValueError, match=word):
+    search.propose([np.array([0, cost])], {}, n)
 
 
 def test_padded_tables_are_searched_without_their_padding():
@@ -137,9 +131,3 @@ def test_near_the_cheapest_the_next_best_are_proposed():
   assert found.choice.tolist() == [[1, 0], [0, 1]]  # of the three cheapest but the start itself
   (alone,) = search.propose_near([np.array([1.0])], {}, np.array([0]), 3).choice.tolist()
   assert alone == [0]
-
-
-@pytest.mark.parametrize("start", [[0], [0, 5], [-1, 0]])
-def test_a_start_that_is_no_choice_is_refused(start):
-  with pytest.raises(ValueError, match="expected a choice of each of 2 groups"):
-    search.propose_near([np.zeros(2), np.zeros(2)], {}, np.array(start), 2)

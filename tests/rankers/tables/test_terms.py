@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import table_cases
 
-from tpugraphs_jax.rankers.tables import node_pairs, terms
+from tpugraphs_jax.rankers.tables import terms
 
 SEEDS = range(4)
 
@@ -51,8 +51,8 @@ def test_codes_lead_back_to_the_rows(seed):
 def random_costs(found, seed):
   rng = np.random.default_rng(seed)
   shape = (found.choices, found.choices)
-  return rng.normal(size=(len(found.row_table), shape[0])), rng.normal(
-      size=(len(found.columns), *shape))
+  return terms.Costs(rng.normal(size=(len(found.row_table), shape[0])),
+                     rng.normal(size=(len(found.columns), *shape)))
 
 
 @pytest.mark.parametrize("block", [3, 4096])
@@ -62,30 +62,30 @@ def test_total_is_the_sum_of_the_costs_of_a_configurations_choices(seed, block, 
   monkeypatch.setattr(terms, "_BLOCK_CELLS", 2 * block)  # two columns at a time
   graph = table_cases.program(seed, configs=10)
   found = terms.terms_of(graph)
-  unary, pair = random_costs(found, seed)
+  costs = random_costs(found, seed)
   expected = []
   for chosen in graph.configs.group_row.tolist():
     x = [rows.index(row) for rows, row in zip(listed(found), chosen)]
-    expected.append(sum(unary[g, choice] for g, choice in enumerate(x)) + sum(
-        pair[q, x[a], x[b]] for q, (a, b) in enumerate(found.columns.tolist())))
-  np.testing.assert_allclose(found.total(graph.configs.group_row, unary, pair), expected)
+    expected.append(sum(costs.unary[g, choice] for g, choice in enumerate(x)) + sum(
+        costs.pair[q, x[a], x[b]] for q, (a, b) in enumerate(found.columns.tolist())))
+  np.testing.assert_allclose(found.total(graph.configs.group_row, costs), expected)
 
 
 @pytest.mark.parametrize("use", ["encode", "total"])
 def test_a_row_that_is_none_of_a_groups_choices_is_refused(use):
   graph = table_cases.program(0, configs=30)
-  some = terms.find_terms(graph.configs.subset(np.arange(2)), node_pairs.find_pairs(graph))
-  call = some.encode if use == "encode" else lambda rows: some.total(rows, *random_costs(some, 0))
-  with pytest.raises(ValueError, match="gives group .* the row .* none of its choices; find"):
+  some = terms.terms_of(
+      dataclasses.replace(graph, configs=graph.configs.subset(np.arange(2))))
+  call = some.encode if use == "encode" else lambda rows: some.total(rows, random_costs(some, 0))
+  with pytest.raises(ValueError, match="gives group"):
     call(graph.configs.group_row)
 
 
 def test_groups_of_too_many_choices_have_no_pairs_and_the_log_says_so(caplog):
   graph = table_cases.program(0)
-  pairs = node_pairs.find_pairs(graph)
-  found = terms.find_terms(graph.configs, pairs, max_choices=1, name="wide")
-  assert len(found.columns) == 0 and (found.pair_column == -1).all() and len(pairs) > 0
-  assert f"wide has groups with up to {found.choices} choices; {len(pairs)} of" in caplog.text
+  found = terms.terms_of(graph, max_choices=1)
+  assert len(found.columns) == 0 and (found.pair_column == -1).all() and len(found.pairs) > 0
+  assert f"{graph.name} has groups with up to {found.choices} choices" in caplog.text
 
 
 def test_codes_take_the_smallest_type_that_holds_them():
@@ -95,43 +95,3 @@ def test_codes_take_the_smallest_type_that_holds_them():
   found = terms.terms_of(graph)
   assert found.code_dtype == np.uint16
   np.testing.assert_array_equal(found.encode(graph.configs.group_row)[0], np.arange(900) % 400)
-
-
-def test_kept_terms_are_those_found(tmp_path):
-  graph = table_cases.program(2)
-  found = terms.terms_of(graph, folder=tmp_path)
-  again = terms.load(tmp_path / "terms.npz", terms.identity(graph))
-  for one, other in ((found, again), (found.pairs, again.pairs)):
-    for field in dataclasses.fields(one):
-      if field.name != "pairs":
-        np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name))
-
-
-@pytest.mark.parametrize("change", ["edges", "rows", "choices", "groups", "sizes", "options"])
-def test_terms_are_found_anew_when_what_they_depend_on_changes(tmp_path, change):
-  graph = table_cases.program(2)
-  terms.terms_of(graph, folder=tmp_path)
-  configs, options = graph.configs, {}
-  if change == "edges":
-    graph = dataclasses.replace(graph, edge_index=graph.edge_index[1:])
-  elif change == "sizes":
-    graph = dataclasses.replace(graph, node_feat=graph.node_feat * 2)
-  elif change == "options":
-    options = {"hops": 2}
-  else:
-    new = {"rows": {"rows": 1 - configs.rows},
-           "choices": {"group_row": configs.group_row[::-1]},
-           "groups": {"node_group": configs.node_group[::-1]}}[change]
-    graph = dataclasses.replace(graph, configs=dataclasses.replace(configs, **new))
-  assert terms.load(tmp_path / "terms.npz", terms.identity(graph, **options)) is None
-  terms.terms_of(graph, folder=tmp_path, **options)
-  assert terms.load(tmp_path / "terms.npz", terms.identity(graph, **options)) is not None
-
-
-def test_a_damaged_file_is_named(tmp_path):
-  graph = table_cases.program(2)
-  terms.terms_of(graph, folder=tmp_path)
-  path = tmp_path / "terms.npz"
-  path.write_bytes(path.read_bytes()[:-40])
-  with pytest.raises(ValueError, match="terms.npz is damaged"):
-    terms.terms_of(graph, folder=tmp_path)

@@ -40,7 +40,7 @@ import numpy as np
 import tqdm
 
 from tpugraphs_jax import collections, console, files, graph, jobs
-from tpugraphs_jax.collections import STAMP
+from tpugraphs_jax.collections import Collection, STAMP
 from tpugraphs_jax.data import download, npz
 from tpugraphs_jax.data.synthetic import layouts, tiles
 from tpugraphs_jax.data.synthetic.layouts import ImageProgram, TextProgram
@@ -52,7 +52,7 @@ CONFIG_CAP = 100_040
 # Files in train, valid and test; at scale `full` there are as many as in the released data.
 _COUNTS = {"tile": {"tiny": (12, 4, 4), "medium": (800, 100, 100)},
            "layout": {"tiny": (4, 2, 2), "medium": (40, 8, 8)}}
-# Quantiles of released sizes at equal steps; those of kernels have the released mean, 40.
+# Quantiles of released sizes at equal steps; the quantiles of kernels have the released mean, 40.
 _TILE_NODES = (2, 6, 9, 13, 16, 19, 23, 26, 30, 33, 37, 40, 44, 47, 50, 53, 56, 60, 66, 80, 394)
 # Configurations asked for: some kernels have fewer tiles that fit, which brings the mean to
 # the released 1,918.
@@ -105,7 +105,7 @@ class FileSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TileSize:
-  """What a tile file is made of."""
+  """The size of a tile file."""
 
   nodes: int
   configs: int
@@ -114,7 +114,7 @@ class TileSize:
 
 @dataclasses.dataclass(frozen=True)
 class LayoutSize:
-  """What a layout graph is made of."""
+  """The program of a layout graph."""
 
   program: ImageProgram | TextProgram
   steps: int  # runs of the program's body in one measurement
@@ -256,9 +256,9 @@ def generate(
     ValueError: unknown scale or collection, or `out` holds other data.
   """
   out = Path(out).expanduser()
-  specs = [spec for collection in collections
-           for spec in file_specs(scale, seed, collection, limit=limit)]
-  _stamp(out, {"scale": scale, "seed": seed})
+  names = list(collections)
+  specs = [spec for name in names for spec in file_specs(scale, seed, name, limit=limit)]
+  _stamp(out, names, {"scale": scale, "seed": seed})
   write = functools.partial(write_file, out)
   if workers is None:
     workers = 1 if scale == "tiny" else os.cpu_count() or 1
@@ -268,28 +268,28 @@ def generate(
   return out / "npz"
 
 
-def _stamp(out: Path, settings: dict) -> None:
-  """Notes what a folder holds, and refuses to mix it with other data."""
+def _stamp(out: Path, names: Iterable[str], settings: dict) -> None:
+  """Notes the settings in a folder and its collections; refuses to mix data of other settings."""
   path = out / STAMP
   if path.exists():
-    found = json.loads(path.read_text())
-    if found | settings != found:
-      raise ValueError(f"{out} holds synthetic data of {found}, asked for is {settings}; "
+    known = json.loads(path.read_text())
+    if known | settings != known:
+      raise ValueError(f"{out} holds synthetic data of {known}, asked for is {settings}; "
                        "choose another folder or delete this one")
-    return
-  if (out / "npz").exists():
+  elif (out / "npz").exists():
     raise ValueError(f"{out / 'npz'} exists and is not known to be synthetic data; "
                      "choose another folder")
-  with files.replacing(path) as file:
-    json.dump(settings, file)
+  for folder in (out, *(out / "npz" / Collection(name).path for name in names)):
+    with files.replacing(folder / STAMP) as file:
+      json.dump(settings, file)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ceiling:
-  """What the model says and what was measured, for one file."""
+  """Runtimes of one file without and with noise."""
 
   runtime_ns: np.ndarray  # [C] float64 ns without noise
-  measured_ns: np.ndarray  # [C] int64 ns: the labels, also those a test file lacks
+  measured_ns: np.ndarray  # [C] int64 ns with noise: the labels, which test files leave out
 
 
 def make_file(spec: FileSpec) -> tuple[graph.OpGraph, Ceiling]:

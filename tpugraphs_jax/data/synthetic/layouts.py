@@ -11,8 +11,8 @@ permutations. Only the output's order costs time.
 
 Everything elementwise takes over the order of its first operand (a transpose that moves the last
 dimension turns it round), parameters and broadcasts come in whatever order is wanted, and
-reductions read any order. So each tensor's order is that of one configurable node, its owner, or
-the default. The time is the sum of
+reductions read any order. So each tensor has the order of one configurable node, its owner, or
+the default order. The time is the sum of
 
 * per tensor: the larger of arithmetic and memory time, both times the padding of its two minor
   dimensions to 8 x 128;
@@ -38,7 +38,7 @@ from tpugraphs_jax.data.synthetic.program import BYTES, Program
 # Convolution dimension numbers in the order of their columns: activations are [batch, height,
 # width, features], kernels [height, width, input, output].
 _FORWARD = (0, 3, 1, 2, 0, 0, 2, 3, 0, 1, 0, 0, 0, 3)
-# For the gradient of a kernel the batch is what is summed over.
+# The gradient of a kernel sums over the batch.
 _KERNEL_GRADIENT = (3, 0, 1, 2, 0, 0, 0, 3, 1, 2, 0, 0, 2, 3)
 _CHANNELS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _ADAM_NODES = 15
@@ -49,7 +49,7 @@ _MASK_OPCODES = (
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-  """What a convolution slides over its input."""
+  """The window of a convolution."""
 
   kernel: int = 0  # 0 for a matrix product
   stride: int = 1
@@ -385,7 +385,7 @@ class LayoutCost:
     return self.base + bits @ self.linear + ((bits @ self.pairs) * bits).sum(-1)
 
   def flip_ns(self, bits: np.ndarray) -> np.ndarray:
-    """What flipping each bit of `bits` `[groups]` would add, `[groups]` float64 ns."""
+    """The change of the runtime by flipping each of `bits [groups]`, `[groups]` float64 ns."""
     slope = self.linear + (self.pairs + self.pairs.T) @ bits
     return np.where(bits, -slope, slope)
 
@@ -577,16 +577,16 @@ def random_search(
 def _unique_options(
     groups: Groups, start: np.ndarray, configs: int, rng: np.random.Generator) -> np.ndarray:
   """Distinct draws while there are enough; a tiny space repeats itself."""
-  found = np.zeros((0, len(groups)), np.uint8)
+  options = np.zeros((0, len(groups)), np.uint8)
   for _ in range(4):
     choices = np.where(groups.has_kernel, 8, 2) + groups.has_open
     drawn = (rng.random((configs, len(groups))) * choices).astype(np.uint8)
     drawn[:, ~groups.has_kernel] *= 4
     drawn = np.where(drawn == 8, 8 + start, drawn).astype(np.uint8)
-    found, first = np.unique(np.concatenate([found, drawn]), axis=0, return_index=True)
-    if len(found) >= configs:
-      return rng.permutation(found)[:configs]
-  return rng.permutation(np.concatenate([found, drawn]))[:configs]
+    options = np.unique(np.concatenate([options, drawn]), axis=0)
+    if len(options) >= configs:
+      return rng.permutation(options)[:configs]
+  return rng.permutation(np.concatenate([options, drawn]))[:configs]
 
 
 def default_search(

@@ -67,7 +67,7 @@ _CONVOLUTION = columns.span(NODE, "input_batch_dimension", "output_feature_dimen
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-  """What one instruction is, apart from its operands; hashable."""
+  """An instruction without its operands; hashable."""
 
   opcode: str
   dims: tuple[int, ...] = ()
@@ -113,7 +113,7 @@ class Program:
     self.ops: list[Op] = []
     self.operands: list[tuple[int, ...]] = []
     self.contraction: dict[int, int] = {}  # multiply-adds per output element
-    self.role: dict[int, str] = {}  # what a configurable node is for, e.g. "query"
+    self.role: dict[int, str] = {}  # purpose of a configurable node, e.g. "query"
     self._bodies: dict[int, str] = {}  # reduction -> opcode of its body
     self._roots: list[int] = []
     self._splits: list[int] = []

@@ -169,7 +169,7 @@ class Residual(nn.Module):
   """A layer's output with its input, where the widths are alike.
 
   Attributes:
-    kind: one of `options.RESIDUALS`. `gated` is `g y + (1 - g) x` with a gate
+    kind: one of `options.CHOICES`. `gated` is `g y + (1 - g) x` with a gate
       `g = sigmoid(W [x, y] + b)` per channel.
     dense: makes linear layers.
   """

@@ -99,7 +99,7 @@ class Values(nn.Module):
   """Configuration values as inputs of a linear layer.
 
   Attributes:
-    encoding: one of `options.ENCODINGS`.
+    encoding: one of `options.CHOICES`.
     count: values V of a configuration.
     scale: factor of `raw` values, or start of the learned factors of `gain`.
     features: width of the embedding of a value.
@@ -194,11 +194,6 @@ def nodes_part(x: Nodes) -> Part:
   """Features of nodes that are there already."""
   rows = x.shared if isinstance(x, SplitNodes) else x
   return Part(rows.shape[-1], lambda project: jax.tree.map(project, x))
-
-
-def absent(width: int) -> Part:
-  """Features that graphs of another kind have: zeros here."""
-  return Part(width, None)
 
 
 class Join(nn.Module):
@@ -376,7 +371,7 @@ class Inputs(nn.Module):
         open_layouts = jnp.full((len(feat), LAYOUT_CONFIG_FEATURES), -1.0)
         static.append(encode.configurations(open_layouts))
       else:
-        joined.append(absent(TILE_CONFIG_FEATURES))
+        joined.append(Part(TILE_CONFIG_FEATURES, None))  # of tiles, which programs do not have
     if options.dimension_encoder != "none":
       tokens = DimensionEncoder(
           options.dimension_width, options.dimension_layers, name="dimensions")

@@ -160,7 +160,7 @@ def chosen(
   mask = pooling.selection(slates.graph_of, slates.graphs)
   if configurable:
     mask = jnp.where(plain.is_configurable(slates.batch)[None], mask, 0)
-  return SplitNodes(x[:0], x, 0), pooling.Chosen(mask[:, :0], mask)
+  return pooling.varying_alone(x, mask)
 
 
 def graph_mean(x: Nodes, slates: Slates) -> jax.Array:

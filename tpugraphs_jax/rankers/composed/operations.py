@@ -43,7 +43,7 @@ class Activation(nn.Module):
 
 
 class Norm(nn.Module):
-  """One of `options.NORMS` on node features.
+  """One of the norms of `options.CHOICES` on node features.
 
   Attributes:
     kind: which.

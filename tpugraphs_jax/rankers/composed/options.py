@@ -8,31 +8,26 @@ import dataclasses
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS
 
-ENCODINGS = ("raw", "gain", "embedding")
-MISSING = ("zero", "sentinel", "layout")
 # The neighbours that a node receives messages from, each kind with weights of its own.
 EDGE_DIRECTIONS = {"forward": (OPERANDS,), "backward": (USERS,),
                    "bidirectional": (OPERANDS, USERS), "symmetric": (BOTH,)}
-CONVOLUTIONS = ("sage", "gatv2", "gin", "appnp")
 ACTIVATIONS = ("none", "relu", "leaky_relu", "prelu", "gelu", "silu", "elu", "tanh")
-NORMS = ("none", "layer", "instance")
-NORM_POSITIONS = ("pre", "post", "after_activation")
-RESIDUALS = ("none", "identity", "gated")
-RESIDUAL_POSITIONS = ("before_activation", "after_activation")
-ATTENTIONS = ("none", "softmax", "linear", "difformer")
-COMBINATIONS = ("sum", "concat", "serial")
 FUSIONS = {"layout": ("early", "middle"), "tile": ("early", "late", "cross")}
-READOUTS = ("pool", "node_scalar_sum", "lstm", "transformer")
 
-_CHOICES = {
-    "encoding": ENCODINGS, "missing": MISSING, "dimension_encoder": ("none", "transformer"),
-    "edge_direction": tuple(EDGE_DIRECTIONS), "direction_merge": ("sum", "concat"),
-    "conv": CONVOLUTIONS, "activation": ACTIVATIONS, "conv_activation": (*ACTIVATIONS, "same"),
-    "norm": NORMS, "norm_position": NORM_POSITIONS, "residual": RESIDUALS,
-    "residual_position": RESIDUAL_POSITIONS, "global_attention": ATTENTIONS,
-    "attention_combine": COMBINATIONS, "config_attention": ("none", "softmax_gate"),
-    "pooling_merge": ("concat", "sum"), "readout": READOUTS, "readout_layers": ("last", "all"),
-    "readout_norm": ("none", "l2"),
+# The values of each option that is a name.
+CHOICES = {
+    "encoding": ("raw", "gain", "embedding"), "missing": ("zero", "sentinel", "layout"),
+    "dimension_encoder": ("none", "transformer"), "edge_direction": tuple(EDGE_DIRECTIONS),
+    "direction_merge": ("sum", "concat"), "conv": ("sage", "gatv2", "gin", "appnp"),
+    "activation": ACTIVATIONS, "conv_activation": (*ACTIVATIONS, "same"),
+    "norm": ("none", "layer", "instance"), "norm_position": ("pre", "post", "after_activation"),
+    "residual": ("none", "identity", "gated"),
+    "residual_position": ("before_activation", "after_activation"),
+    "global_attention": ("none", "softmax", "linear", "difformer"),
+    "attention_combine": ("sum", "concat", "serial"),
+    "config_attention": ("none", "softmax_gate"), "pooling_merge": ("concat", "sum"),
+    "readout": ("pool", "node_scalar_sum", "lstm", "transformer"),
+    "readout_layers": ("last", "all"), "readout_norm": ("none", "l2"),
     "head_norm": ("none", "configuration"),
 }
 DROPOUTS = ("first", "linear", "layers", "fusion", "head")
@@ -185,12 +180,6 @@ class Options:
       object.__setattr__(self, name, tuple(getattr(self, name)))
 
   @property
-  def whole_graph(self) -> bool:
-    """Whether a readout depends on nodes at any distance."""
-    return (self.norm == "instance" or self.global_attention != "none"
-            or self.readout in ("lstm", "transformer"))
-
-  @property
   def after_conv(self) -> str:
     """The activation behind a convolution."""
     return self.activation if self.conv_activation == "same" else self.conv_activation
@@ -205,11 +194,6 @@ class Options:
     """Whether that layer has attention between nodes."""
     return self.global_attention != "none" and layer >= self.attention_from
 
-  @property
-  def across_configs(self) -> bool:
-    """Whether a score depends on the other configurations of the slate."""
-    return self.head_norm == "configuration" or self.config_attention != "none"
-
 
 def check(options: Options, kind: str) -> Options:
   """The options, if a ranker for tiles or layouts can have them together.
@@ -217,7 +201,7 @@ def check(options: Options, kind: str) -> Options:
   Raises:
     ValueError: with the option (`model.NAME`), its value and what was expected.
   """
-  for name, allowed in (_CHOICES | {"fusion": FUSIONS[kind]}).items():
+  for name, allowed in (CHOICES | {"fusion": FUSIONS[kind]}).items():
     if (value := getattr(options, name)) not in allowed:
       raise ValueError(f"model.{name} is {value!r}, expected one of {', '.join(allowed)}")
   for name, least in _LEAST.items():
@@ -230,7 +214,9 @@ def check(options: Options, kind: str) -> Options:
     raise ValueError(f"model.dropout_in has {min(unknown)!r}, expected some of "
                      f"{', '.join(DROPOUTS)}")
   _check_numbers(options)
-  _check_poolings(options, kind)
+  known = pooling.names() if kind == "layout" else list(pooling.POOLINGS)
+  if not options.pooling or set(options.pooling) - set(known):
+    raise ValueError(f"model.pooling is {options.pooling}, expected some of {', '.join(known)}")
   for found, advice in _conflicts(options, kind):
     if found:
       raise ValueError(advice)
@@ -261,12 +247,6 @@ def _check_numbers(options: Options) -> None:
   if options.attention_keys % split:
     raise ValueError(f"model.heads is {options.heads}, expected a divisor of model.attention_keys, "
                      f"which is {options.attention_keys}")
-
-
-def _check_poolings(options: Options, kind: str) -> None:
-  known = pooling.names() if kind == "layout" else list(pooling.POOLINGS)
-  if not options.pooling or set(options.pooling) - set(known):
-    raise ValueError(f"model.pooling is {options.pooling}, expected some of {', '.join(known)}")
 
 
 def _conflicts(options: Options, kind: str) -> list[tuple[bool, str]]:

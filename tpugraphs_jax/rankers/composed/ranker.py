@@ -48,11 +48,13 @@ class Composed(base.Network):
 
   @property
   def compares_configs(self) -> bool:
-    return self.options.across_configs
+    return self.options.head_norm == "configuration" or self.options.config_attention != "none"
 
   @property
   def sees_whole_graph(self) -> bool:
-    return self.options.whole_graph
+    o = self.options
+    return (o.norm == "instance" or o.global_attention != "none"
+            or o.readout in ("lstm", "transformer"))
 
   @property
   def embeds_integers(self) -> bool:

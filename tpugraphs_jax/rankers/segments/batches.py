@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
-from absl import logging
 import numpy as np
 
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, targets
@@ -158,21 +157,6 @@ def align(batches: Sequence[SegmentBatch]) -> list[SegmentBatch]:
       batch._replace(others=batch.others + (fill,) * (rounds - len(batch.others)))
       for batch in batches
   ]
-
-
-def check(graphs: Sequence[SegmentedGraph], *, fresh: int) -> None:
-  """Refuses more fresh segments than a training graph has (ValueError)."""
-  fewest = min(graphs, key=lambda graph: len(graph.segments))
-  if fresh > len(fewest.segments):
-    raise ValueError(
-        f"segments.fresh is {fresh}, but {fewest.name} has {len(fewest.segments)} "
-        "segment(s): lower it, or take smaller segments (segments.max_nodes)")
-  segments = [len(graph.segments) for graph in graphs]
-  edges, cut = sum(g.edges for g in graphs), sum(g.cut_edges for g in graphs)
-  logging.info(
-      "%d graphs in %d segments (%d to %d each); %d of %d edges (%.1f %%) are between segments "
-      "and not used", len(graphs), sum(segments), min(segments), max(segments), cut, edges,
-      100 * cut / max(edges, 1))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -126,7 +126,7 @@ class SegmentModel(nn.Module):
 
 
 class HeadModel(nn.Module):
-  """Scores of totals that are known already: trains the head alone.
+  """Scores of precomputed totals, to train the head alone.
 
   Attributes:
     segment_model: the model whose `head` this is; parameters are shared.
@@ -199,8 +199,18 @@ class Segments(Family):
         small, prepared, fresh=self.options["fresh"], cut_edges=cut_edges)
 
   def check_graphs(self, graphs: Sequence[SegmentedGraph]) -> None:
-    """Refuses (ValueError) segments that the training graphs cannot have."""
-    segment_batches.check(graphs, fresh=self.options["fresh"])
+    """Logs the segments; refuses (ValueError) more fresh ones than a training graph has."""
+    fewest, fresh = min(graphs, key=lambda graph: len(graph.segments)), self.options["fresh"]
+    if fresh > len(fewest.segments):
+      raise ValueError(
+          f"segments.fresh is {fresh}, but {fewest.name} has {len(fewest.segments)} "
+          "segment(s): lower it, or take smaller segments (segments.max_nodes)")
+    segments = [len(graph.segments) for graph in graphs]
+    edges, cut = sum(g.edges for g in graphs), sum(g.cut_edges for g in graphs)
+    logging.info(
+        "%d graphs in %d segments (%d to %d each); %d of %d edges (%.1f %%) are between segments "
+        "and not used", len(graphs), sum(segments), min(segments), max(segments), cut, edges,
+        100 * cut / max(edges, 1))
 
   def draw(self, graphs: Sequence[SegmentedGraph], sampler: ConfigSampler) -> Draw:
     """Draws the segments of a slate, whose sizes they decide, then its configurations."""
@@ -222,9 +232,7 @@ class Segments(Family):
         slates, budget, graphs=graphs, configs=configs, fresh=self.options["fresh"],
         assemble_layout=self.programs.assemble, with_others=self.options["recompute"])
 
-  def align(self, batches: Sequence[SegmentBatch]) -> Sequence[SegmentBatch]:
-    """Batches of several devices with as many other segments each; see `batches.align`."""
-    return segment_batches.align(batches)
+  align = staticmethod(segment_batches.align)
 
   # Training.
 
@@ -245,7 +253,6 @@ class Segments(Family):
         keys, width=width, dtype=self.options["history_dtype"],
         place=self.options["history_place"], folder=folder)
     snapshots = history.Snapshots(folder, keys, table)
-    snapshots.check()
     return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
 
   @property
@@ -306,7 +313,7 @@ class Segments(Family):
 
 
 def without_others(step: Callable) -> Callable:
-  """The fresh segments stand for all: eta = J / S, no table.
+  """Training without other segments: eta = J / S, no table.
 
   Args:
     step: mapped training step that returns `READOUT_COLLECTION` as `state.extra`.

@@ -204,18 +204,15 @@ def create(keys: Keys, *, width: int, dtype: str, place: str, folder: Path) -> H
     ValueError: it fits nowhere it may be.
   """
   size = keys.entries * (width * jnp.dtype(dtype).itemsize + 1)
-  limits = {"device": _device_limit(), "host": _host_limit(folder)}
+  can_number = keys.entries <= _MOST_DEVICE_ENTRIES
+  limits = {"device": _device_limit() if can_number else 0, "host": _host_limit(folder)}
   allowed = ("device", "host") if place == "auto" else (place,)
   # Process 0 decides: all must write in the same way.
-  fits = parallel.from_primary([
-      where for where in allowed if size <= limits[where] and not (
-          where == "device" and keys.entries > _MOST_DEVICE_ENTRIES)])
+  fits = parallel.from_primary([where for where in allowed if size <= limits[where]])
   text = (f"history table of {keys.entries:,} entries (graph, configuration, segment) with "
           f"{width} {dtype}: {console.size(size)}")
   if not fits:
     room = " and ".join(f"{console.size(limits[where])} on the {where}" for where in allowed)
-    if "device" in allowed and keys.entries > _MOST_DEVICE_ENTRIES:
-      room += f" (there at most {_MOST_DEVICE_ENTRIES:,} entries)"
     raise ValueError(
         f"{text}; it may take {room}. Take less by segments.readout=scalar, "
         "segments.history_dtype=bfloat16, fewer configurations "
@@ -255,24 +252,14 @@ class Snapshots:
     self._folder, self._identity, self._history = folder, keys.identity, history
     self._kept: str | None = None  # of the newest checkpoint, as far as is known
 
-  def check(self) -> None:
-    """Refuses (ValueError) a folder with tables of other graphs or another partition."""
-    for path in self._folder.glob(f"table_*/{_CARD}"):
-      found = _card(path.parent)["identity"]
-      if found != self._identity:
-        raise ValueError(
-            f"{path} is the history table of other training data or another partition "
-            f"({found[:12]} there, {self._identity[:12]} here): give the same --data_root and "
-            "fields of `segments`, or another --workdir")
-
   def save(self) -> dict[str, str]:
     """Saves the table; returns its name and (in process 0) its SHA-256, for `restore`.
 
-    Keeps the table before it, which the newest checkpoint needs until that of this
-    table is written, and removes all others first: the disk holds two at the most.
+    Keeps the table of the newest checkpoint, until the checkpoint of the new table is
+    written, and removes all others first: the disk holds two at the most.
     """
-    numbers = sorted(self._numbers())
-    name = f"table_{numbers[-1] + 1 if numbers else 0}"
+    numbers = [int(path.name.removeprefix("table_")) for path in self._folder.glob("table_*")]
+    name = f"table_{max(numbers, default=-1) + 1}"
     partial = self._folder / f".{name}.partial"
     if parallel.is_primary():
       for number in numbers:
@@ -288,58 +275,48 @@ class Snapshots:
       (partial / _CARD).write_text(json.dumps(card) + "\n")
       os.replace(partial, self._folder / name)
     self._kept = name
-    return {"table": name} | self._digest(name)
-
-  def _digest(self, name: str) -> dict[str, str]:
-    """The SHA-256 of a table's card, which lists the SHA-256 of its files."""
-    if not parallel.is_primary():
-      return {}
-    return {"sha256": files_lib.digest_of(self._folder / name / _CARD)}
-
-  def _numbers(self) -> list[int]:
-    return [int(path.name.removeprefix("table_")) for path in self._folder.glob("table_*")]
+    # The card lists the SHA-256 of the other files.
+    digest = files_lib.digest_of(self._folder / name / _CARD) if parallel.is_primary() else ""
+    return {"table": name, "sha256": digest}
 
   def restore(self, saved: Mapping[str, str]) -> None:
     """Reads a saved table.
 
     Args:
-      saved: the result of `save`.
+      saved: the result of `save` in process 0.
 
     Raises:
       FileNotFoundError: it is gone.
-      ValueError: it is damaged, or of another run.
+      ValueError: it is damaged, of another run, of other graphs or of another partition.
     """
-    name = saved["table"]
-    folder = self._folder / name
+    folder = self._folder / saved["table"]
     if parallel.is_primary():
-      if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is missing, the history table of the newest checkpoint: "
-                                "train again in another --workdir")
-      _check_files(folder)
-      if saved.get("sha256") != self._digest(name)["sha256"]:
-        raise ValueError(f"{folder} is of another run: it is not the history table of the newest "
-                         "checkpoint. Put that table back, or train again in another --workdir")
+      self._check(folder, saved["sha256"])
     self._history.restore(folder)
-    self._kept = name
+    self._kept = folder.name
 
-
-def _card(folder: Path) -> dict[str, Any]:
-  """The identity of a saved table and the SHA-256 of its files."""
-  path = folder / _CARD
-  try:
-    card = files_lib.unsealed(json.loads(path.read_text()))
-    return {"identity": card["identity"], "sha256": dict(card["sha256"])}
-  except (ValueError, KeyError, TypeError, OSError) as error:
-    raise ValueError(f"{path} is damaged ({error}): train again in another --workdir") from None
-
-
-def _check_files(folder: Path) -> None:
-  """Refuses (ValueError) a saved table whose files are not as they were written."""
-  for name, digest in _card(folder)["sha256"].items():
-    path = folder / name
-    if not path.is_file() or files_lib.digest_of(path) != digest:
-      raise ValueError(f"{path} is damaged: its checksum does not fit; train again in another "
-                       "--workdir")
+  def _check(self, folder: Path, digest: str) -> None:
+    """Refuses a table that is not whole, or not the one whose card had this SHA-256."""
+    path, again = folder / _CARD, "train again in another --workdir"
+    if not folder.is_dir():
+      raise FileNotFoundError(
+          f"{folder} is missing, the history table of the newest checkpoint: {again}")
+    try:
+      card = files_lib.unsealed(json.loads(path.read_text()))
+      identity, digests = card["identity"], dict(card["sha256"])
+    except (ValueError, KeyError, TypeError, OSError) as error:
+      raise ValueError(f"{path} is damaged ({error}): {again}") from None
+    for name, expected in digests.items():
+      if not (folder / name).is_file() or files_lib.digest_of(folder / name) != expected:
+        raise ValueError(f"{folder / name} is damaged: its checksum does not fit; {again}")
+    if identity != self._identity:
+      raise ValueError(
+          f"{path} is the history table of other training data or another partition "
+          f"({identity[:12]} there, {self._identity[:12]} here): give the same --data_root and "
+          "fields of `segments`, or another --workdir")
+    if files_lib.digest_of(path) != digest:
+      raise ValueError(f"{folder} is of another run: it is not the history table of the newest "
+                       f"checkpoint. Put that table back, or {again}")
 
 
 class BatchesWithHistory:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import dataclasses
 
 import numpy as np
-from scipy.sparse import csgraph
 
 from tpugraphs_jax.data.reduction import edge_matrix
 from tpugraphs_jax.graph import OpGraph
@@ -24,55 +23,20 @@ def partition(graph: OpGraph, *, method: str, max_nodes: int) -> np.ndarray:
 
   Args:
     graph: layout graph.
-    method: `contiguous`: ranges of node numbers, a topological order in released
-      files (published Graph Segment Training for TpuGraphs); `metis`: few cut
-      edges; `computations`: weakly connected parts of HLO computations, small
-      ones put together and large ones cut into ranges.
-    max_nodes: most nodes in a segment.
+    method: one of `METHODS`. `contiguous`: ranges of node numbers, a topological order in
+      released files (published Graph Segment Training for TpuGraphs); `metis`: few cut edges.
+    max_nodes: most nodes in a segment, at least 2.
 
   Raises:
-    ValueError: an unknown method, fewer than 2 nodes allowed, or no pymetis.
+    ValueError: `metis` without the package pymetis.
   """
-  if method not in METHODS:
-    raise ValueError(f"segments.partition is {method!r}, expected one of "
-                     f"{', '.join(METHODS)}")
-  if max_nodes < 2:
-    raise ValueError(f"segments.max_nodes is {max_nodes}, expected at least 2")
   return METHODS[method](graph, max_nodes).astype(np.int32)
-
-
-def _contiguous(graph: OpGraph, max_nodes: int) -> np.ndarray:
-  return _even_ranges(graph.num_nodes, max_nodes)
 
 
 def _even_ranges(nodes: int, max_nodes: int) -> np.ndarray:
   """Number of the range of each of `nodes` positions; sizes differ by one at most."""
   ranges = -(-nodes // max_nodes)
   return np.arange(nodes) * ranges // max(nodes, 1)
-
-
-def _computations(graph: OpGraph, max_nodes: int) -> np.ndarray:
-  part = _connected_parts(graph)
-  # Parts in the order of their first node, so that neighbours in the file share a segment.
-  by_part = np.argsort(part, kind="stable")
-  starts = np.flatnonzero(np.diff(part[by_part])) + 1
-  segment, used, current = np.zeros(graph.num_nodes, np.int64), 0, 0
-  for nodes in sorted(np.split(by_part, starts), key=lambda nodes: nodes[0]):
-    if used and used + len(nodes) > max_nodes:
-      current, used = current + 1, 0
-    within = _even_ranges(len(nodes), max_nodes)
-    segment[nodes] = current + within
-    current += int(within[-1])
-    used += int(np.sum(within == within[-1]))
-  return segment
-
-
-def _connected_parts(graph: OpGraph) -> np.ndarray:
-  """A label per node, equal for nodes connected within a stretch of `node_splits`."""
-  stretch = np.searchsorted(graph.node_splits, np.arange(graph.num_nodes), side="right")
-  ends = graph.edge_index[np.equal(*stretch[graph.edge_index].T)]
-  _, label = csgraph.connected_components(edge_matrix(ends, graph.num_nodes), directed=False)
-  return label
 
 
 def _metis(graph: OpGraph, max_nodes: int) -> np.ndarray:
@@ -100,7 +64,8 @@ def _metis(graph: OpGraph, max_nodes: int) -> np.ndarray:
 
 
 METHODS: dict[str, Callable[[OpGraph, int], np.ndarray]] = {
-    "contiguous": _contiguous, "metis": _metis, "computations": _computations}
+    "contiguous": lambda graph, max_nodes: _even_ranges(graph.num_nodes, max_nodes),
+    "metis": _metis}
 
 
 def split(graph: OpGraph, segment: np.ndarray) -> tuple[list[OpGraph], int]:

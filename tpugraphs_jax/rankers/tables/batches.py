@@ -30,8 +30,8 @@ class Choices(NamedTuple):
   row: np.ndarray  # [B, R] int32 dictionary row of each choice, or ABSENT
   node: np.ndarray  # [K] int32 node of the graph, or ABSENT
   group: np.ndarray  # [K] int32 its group, or ABSENT
-  feat: np.ndarray  # [K, R, F] float32 what the network is told about each choice
-  weight: np.ndarray  # [K] float32 its bytes relative to those of its program
+  feat: np.ndarray  # [K, R, F] float32 features of each choice
+  weight: np.ndarray  # [K] float32 bytes of its output / the unit of its program
 
 
 class GroupPairs(NamedTuple):
@@ -97,7 +97,7 @@ def prepare(
     slots: width of the neighbour tables (`data.adjacency.SLOTS`).
     tiling: whether the padding of dimensions to tiles is appended to the node
       features and choices are described; otherwise their features are zeros.
-    describe: `(graph, node [U], row [U]) -> [U, F]`, what the network is told about choices.
+    describe: `(graph, node [U], row [U]) -> [U, F]`, the features of choices.
   """
   if tiling:
     feat = np.concatenate([feat, feature_blocks.node_padding(graph.node_feat)], axis=1)

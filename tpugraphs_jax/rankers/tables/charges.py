@@ -1,19 +1,19 @@
 """The costs that make up a configuration's score, node by node and pair by pair.
 
-The charges of a configuration add up to its score: nothing is approximated. Costs of a
-group are split over its nodes, and those of a pair of groups over the pairs of nodes
-between them (`ScoreTables.node_tables`).
+The charges of a configuration add up to its score: nothing is approximated. The cost of a
+group is split over its nodes, and the cost of a pair of groups over the pairs of nodes
+between the two (`ScoreTables.node_tables`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 
 from tpugraphs_jax.rankers.tables.batches import PreparedTables
+from tpugraphs_jax.rankers.tables.terms import Costs
 
 _ROLES = ("output", "input", "kernel")
 _WIDTH = 6  # dimensions of each in a row
@@ -34,54 +34,29 @@ class Charge(NamedTuple):
     return len(self.nodes) > 1
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class NodeCosts:
-  """A score table by node: its sums over nodes are the costs of groups.
-
-  Attributes:
-    unary: `[K, R]` cost of each choice of each configurable node.
-    pair: `[P, R, R]` cost of the choices of the first and of the second end of each
-      pair of nodes, in the order of `PreparedTables.pairs`; empty for a table without.
-  """
-
-  unary: np.ndarray
-  pair: np.ndarray
-
-
-def charges(program: PreparedTables, costs: NodeCosts, group_row: np.ndarray) -> list[Charge]:
-  """All charges of one configuration, largest first.
-
-  Args:
-    program: as it was prepared for the model.
-    costs: of the program.
-    group_row: `[B]` rows chosen.
-
-  Raises:
-    ValueError: as `terms.Terms.encode`.
-  """
-  return sort(_charges(program, costs, group_row))
-
-
-def difference(
-    program: PreparedTables, costs: NodeCosts, group_row: np.ndarray, other: np.ndarray
+def charges(
+    program: PreparedTables, costs: Costs, group_row: np.ndarray, other: np.ndarray | None = None
 ) -> list[Charge]:
-  """The charges in which two configurations differ, largest difference first.
+  """The charges of a configuration, or those in which it differs from another one, largest first.
 
   Args:
     program: as it was prepared for the model.
-    costs: of the program.
-    group_row: `[B]` rows of the configuration to explain.
-    other: `[B]` rows of the one it is compared with.
+    costs: of the program's nodes `[K, R]` and pairs of nodes `[P, R, R]`. A pair has the
+      choices of its first and of its second end. Sums over nodes are the costs of groups.
+    group_row: `[B]` rows of the configuration.
+    other: `[B]` rows of the configuration that it is compared with.
 
   Returns:
-    Charges of the former, each with that of the latter as `before`. The sum of
-    `cost - before` is the difference of the scores.
+    Charges whose `cost - before` add up to the score, or to the difference of the two scores.
+    `before` is the charge of the other configuration in the same place.
 
   Raises:
     ValueError: as `terms.Terms.encode`.
   """
-  both = zip(_charges(program, costs, group_row), _charges(program, costs, other))
-  found = [one._replace(before=two.cost) for one, two in both if one.rows != two.rows]
+  found = _charges(program, costs, group_row)
+  if other is not None:
+    both = zip(found, _charges(program, costs, other))
+    found = [one._replace(before=two.cost) for one, two in both if one.rows != two.rows]
   return sort(found)
 
 
@@ -90,7 +65,7 @@ def sort(found: Sequence[Charge]) -> list[Charge]:
   return sorted(found, key=lambda charge: charge.before - charge.cost)
 
 
-def _charges(program: PreparedTables, costs: NodeCosts, group_row: np.ndarray) -> list[Charge]:
+def _charges(program: PreparedTables, costs: Costs, group_row: np.ndarray) -> list[Charge]:
   """All charges: of nodes in the order of the file, then of pairs."""
   group, nodes = program.choices.group, program.choices.node.tolist()
   choice = program.terms.encode(np.asarray(group_row)[None])[group, 0].astype(int)
@@ -119,7 +94,7 @@ def table(found: Sequence[Charge], *, names: Mapping[int, str] | None = None, to
   """The first `top` charges as lines of text.
 
   Args:
-    found: from `charges` or `difference`.
+    found: from `charges`, or `explain` of a ranker of this family.
     names: of instructions, by node, where they are known.
     top: how many.
   """
@@ -153,12 +128,12 @@ def _what(charge: Charge, name) -> str:
 def dot(found: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: int = 60) -> str:
   """The `top` charges of largest size as a graph in the language of Graphviz.
 
-  Nodes are configurable ones and edges pairs of them, from producer to consumer (those
-  that meet elsewhere without arrows). Charges above 0 are red, charges below 0 blue, and
-  larger ones stronger. In a difference the colour is of `cost - before`.
+  Nodes are configurable nodes. Edges are pairs of them, from producer to consumer, or without
+  an arrow where the two meet at a third node. Charges above 0 are red, charges below 0 blue,
+  and larger ones stronger. In a difference the colour is of `cost - before`.
 
   Args:
-    found: from `charges` or `difference`.
+    found: as for `table`.
     names: of instructions, by node, where they are known.
     top: how many.
   """

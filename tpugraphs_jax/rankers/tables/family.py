@@ -7,10 +7,10 @@ computed on the devices for every configuration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,22 +20,16 @@ from tpugraphs_jax.data import batching, plan, reduction
 from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
-from tpugraphs_jax.rankers.tables import batches, charges, search, terms
+from tpugraphs_jax.rankers.base import Programs, check_numbers
+from tpugraphs_jax.rankers.tables import batches, charges, node_pairs, search, terms
 from tpugraphs_jax.rankers.tables.batches import PreparedTables, TableBatch
-from tpugraphs_jax.rankers.tables.charges import Charge, NodeCosts
-from tpugraphs_jax.rankers.base import Programs
+from tpugraphs_jax.rankers.tables.charges import Charge
+from tpugraphs_jax.rankers.tables.terms import Costs
 
 # Configurations whose residual is computed at a time.
 _CHUNK = 256
 # Searched for each proposal of a network whose scores are more than sums of tables.
 _CANDIDATES = 50
-
-
-class Tables(NamedTuple):
-  """The costs of one program, see `network`."""
-
-  unary: np.ndarray  # [B, R] float32 cost of each choice of each group
-  pair: np.ndarray  # [Q, R, R] float32 cost of the choices of a pair of groups, or empty
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,7 +49,7 @@ class TablesFamily(Programs):
   """Programs, for networks with a method `tables(batch) -> [B, R, heads], [Q, R, R, heads]`.
 
   Config fields: `data.pair_hops`, how many edges may be between two nodes whose layouts
-  have a cost together; `data.tile_padding`, whether the network is told how layouts fill
+  have a cost together; `data.tile_padding`, whether the network sees how layouts fill
   tiles of 8 x 128 numbers, the registers of a TPU.
   """
 
@@ -72,13 +66,13 @@ class TablesFamily(Programs):
     if "pair_hops" not in self.config["data"]:
       raise ValueError(f"model.name is {self.config['model']['name']}, but the config has no "
                        "data.pair_hops: take the variant tables")
-    if not self.config["data"]["pair_hops"] >= 1:
-      raise ValueError(f"data.pair_hops is {self.config['data']['pair_hops']}, expected at least 1")
+    if not 1 <= (hops := self.config["data"]["pair_hops"]) <= node_pairs.MAX_HOPS:
+      raise ValueError(f"data.pair_hops is {hops}, expected 1 to {node_pairs.MAX_HOPS}")
 
   # Batches.
 
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedTables:
-    """A program with the terms of its configurations, which are kept with the store.
+    """A program with the terms of its configurations.
 
     Args:
       inputs: its `node_feat` are model inputs.
@@ -90,7 +84,7 @@ class TablesFamily(Programs):
     # Nodes do not meet in virtual ones, which come after all others.
     real = reduction.reduce_graph(raw, dataclasses.replace(self.reduction, virtual_node="none"))
     data = self.config["data"]
-    found = terms.terms_of(real, folder=real.store, hops=data["pair_hops"])
+    found = terms.terms_of(real, hops=data["pair_hops"])
     return batches.prepare(small, feat, found, slots=self.slots, tiling=data["tile_padding"],
                            describe=self.network.choice_features)
 
@@ -122,8 +116,8 @@ class TablesFamily(Programs):
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each program; see `Family.scores`."""
     totals = [
-        graph.terms.total(graph.configs.group_row[ids], found.unary, found.pair)
-        for graph, ids, found in zip(
+        graph.terms.total(graph.configs.group_row[ids], costs)
+        for graph, ids, costs in zip(
             graphs, config_ids, self.tables(params, graphs, progress=progress))]
     if self.network.has_residual:
       rest = self.residuals(params, graphs, config_ids)
@@ -132,11 +126,13 @@ class TablesFamily(Programs):
 
   def tables(
       self, params: Any, graphs: Sequence[PreparedTables], *, progress: bool = False
-  ) -> list[Tables]:
-    """The costs of each program, without padding."""
+  ) -> list[Costs]:
+    """The costs of each program's groups and columns, summed over heads."""
     nothing = [np.zeros(0, np.int64)] * len(graphs)
     found = self.encoder.run(params, graphs, nothing, progress=progress)
-    return [_cut(graphs[number].terms, *output) for number, output in found]
+    return [_cut(graphs[number].sizes, "groups", "columns",
+                 *jax.tree.map(lambda table: table.sum(axis=-1), output))
+            for number, output in found]
 
   def residuals(
       self, params: Any, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray]
@@ -168,11 +164,10 @@ class TablesFamily(Programs):
       ValueError: n is below 1, or a number that the graph does not have.
     """
     ranker.check(graph)
-    _check_numbers(graph, near)
+    check_numbers(graph, near)
     program = ranker.prepare(graph)
     (found,) = self.tables(ranker.params, [program])
-    costs = search.of_tables(
-        program.terms.counts, program.terms.columns, found.unary, found.pair)
+    costs = search.of_tables(program.terms.counts, program.terms.columns, *found)
     residual = self.network.has_residual
     if near is None:
       best = search.propose(*costs, n * _CANDIDATES if residual else n, **options)
@@ -201,53 +196,39 @@ class TablesFamily(Programs):
     Raises:
       ValueError: a number that the graph does not have.
     """
-    _check_numbers(graph, config, against)
+    check_numbers(graph, config, against)
     program = ranker.prepare(graph)
-    costs, rows = self._node_costs(ranker.params, program), program.configs.group_row
-    if against is None:
-      numbers, found = [config], charges.charges(program, costs, rows[config])
-    else:
-      numbers = [config, against]
-      found = charges.difference(program, costs, rows[config], rows[against])
+    numbers = [config] if against is None else [config, against]
+    found = charges.charges(program, self._node_costs(ranker.params, program),
+                            *program.configs.group_row[numbers])
     if self.network.has_residual:
       (rest,) = self.residuals(ranker.params, [program], [np.array(numbers)])
-      found.append(Charge(float(rest[0]), (), (), before=float(rest[1]) if len(rest) > 1 else 0.0))
+      found.append(Charge(float(rest[0]), (), (), *map(float, rest[1:])))
     return charges.sort(found)
 
-  def _node_costs(self, params: Any, program: PreparedTables) -> NodeCosts:
-    """Costs of every node and pair of nodes, without padding."""
+  def _node_costs(self, params: Any, program: PreparedTables) -> Costs:
+    """Costs of every configurable node and pair of nodes."""
     (budget,) = plan.choose_budgets([batching.total_sizes([program])])
     slate = Slate(program, np.zeros(0, np.int64), np.zeros(0, np.float32))
     batch = self.assemble([slate], budget, graphs=1, configs=1)
-    unary, pair = jax.jit(lambda params, batch: self.network.apply(
+    found = jax.jit(lambda params, batch: self.network.apply(
         {"params": params}, batch, method="node_tables"))(params, batch)
-    choices = program.terms.choices
-    nodes, pairs = len(program.choices.node), len(program.pairs.ends)
-    return NodeCosts(
-        np.asarray(unary)[:nodes, :choices],
-        np.zeros((0, choices, choices)) if pair is None else
-        np.asarray(pair)[:pairs, :choices, :choices])
+    return _cut(program.sizes, "config_nodes", "pairs", *jax.tree.map(np.asarray, found))
 
 
-def _cut(known: terms.Terms, unary: np.ndarray, pair: np.ndarray | None) -> Tables:
-  """Tables without padding, their heads added up."""
-  choices, columns = known.choices, len(known.columns)
-  cut = unary.sum(axis=-1)[: len(known.counts), :choices]
+def _cut(
+    sizes: Mapping[str, int], rows: str, columns: str, unary: np.ndarray, pair: np.ndarray | None
+) -> Costs:
+  """Tables without the padding beyond the `rows` and `columns` of a program's sizes."""
+  choices = sizes["choices"]
   if pair is None:
-    return Tables(cut, np.zeros((0, choices, choices), np.float32))
-  return Tables(cut, pair.sum(axis=-1)[:columns, :choices, :choices])
+    pair = np.zeros((0, choices, choices), np.float32)
+  return Costs(unary[: sizes[rows], :choices], pair[: sizes[columns], :choices, :choices])
 
 
 def _with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:
-  """The graph with the configurations `[n, groups]`, none of them measured."""
+  """The graph with unlabelled configurations that choose the rows `[n, groups]`."""
   configs = dataclasses.replace(
       graph.configs, group_row=rows.astype(graph.configs.group_row.dtype),
       runtime_ns=np.zeros(len(rows), np.int64))
-  return dataclasses.replace(graph, configs=configs, store=None)
-
-
-def _check_numbers(graph: OpGraph, *numbers: int | None) -> None:
-  for number in numbers:
-    if number is not None and not 0 <= number < len(graph.configs):
-      raise ValueError(f"configuration {number} of {graph.name}, expected 0 to "
-                       f"{len(graph.configs) - 1}")
+  return dataclasses.replace(graph, configs=configs)

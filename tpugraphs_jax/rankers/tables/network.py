@@ -53,6 +53,11 @@ class Part(nn.Module):
   dtype: Any
   precision: Any
 
+  @property
+  def options(self) -> dict[str, Any]:
+    """The options of a part within this part, but for its width."""
+    return dict(dropout=self.dropout, dtype=self.dtype, precision=self.precision)
+
   def dense(
       self, name: str | None = None, features: int | None = None, **options
   ) -> nn.Dense:
@@ -110,7 +115,7 @@ def add_up(x: jax.Array, index: jax.Array, rows: int) -> jax.Array:
 
 
 def by_bytes(cost: jax.Array, weight: jax.Array) -> jax.Array:
-  """Of `cost [..., 2 n]` one half times bytes and the other as it is, `[..., n]` float32."""
+  """The first half of `cost [..., 2 n]` times bytes, plus the second half: `[..., n]` float32."""
   scaled, flat = jnp.split(cost.astype(jnp.float32), 2, axis=-1)
   return scaled * weight + flat * _FLAT
 
@@ -226,7 +231,7 @@ class ScoreTables(base.Network):
     return unary, self.pair_costs.of_nodes(x, row, batch).sum(axis=-1) * self.cost_scale
 
   def weighed(self, batch: TableBatch) -> TableBatch:
-    """The batch as it is, or with the same weight for all nodes and pairs."""
+    """The batch; with weight 1 for all nodes and pairs unless costs grow with bytes."""
     if self.by_bytes:
       return batch
     ones = lambda part: part._replace(weight=jnp.ones(part.weight.shape, jnp.float32))
@@ -390,7 +395,7 @@ def _from_neighbours(sent: jax.Array, weight: jax.Array, batch: TableBatch) -> j
 
 
 class Triples(Part):
-  """Costs of three groups' choices, two of them beside the third.
+  """Costs of the choices of three groups, of which one is a neighbour of the other two.
 
   Attributes:
     rank: number of factors.
@@ -410,11 +415,10 @@ class Triples(Part):
       batch: of programs.
       train: whether states are dropped.
     """
-    own = dict(dropout=self.dropout, dtype=self.dtype, precision=self.precision)
-    states = _ChoiceStates(self.features, name="states", **own)(x, row, batch)
+    states = _ChoiceStates(self.features, name="states", **self.options)(x, row, batch)
     factors = self.dense("factors", 2 * self.rank)(self.drop(states, train))
     end, middle = jnp.split(_of_configs(factors.astype(jnp.float32), batch.code), 2, axis=-1)
-    weight = _ColumnWeights(self.rank, name="weights", **own)(x, batch, train=train)
+    weight = _ColumnWeights(self.rank, name="weights", **self.options)(x, batch, train=train)
     total = _from_neighbours(end, weight, batch)
     # Every pair of neighbours once: half of the square without its diagonal.
     squares = _from_neighbours(jnp.square(end), jnp.square(weight), batch)
@@ -436,14 +440,13 @@ class GroupSAGE(Part):
       self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
   ) -> jax.Array:
     """The sum over groups `[G, C, 1]` float32; arguments as `Triples`."""
-    own = dict(features=self.features, dropout=self.dropout, dtype=self.dtype,
-               precision=self.precision)
-    states = _ChoiceStates(name="states", **own)(x, row, batch)
+    states = _ChoiceStates(self.features, name="states", **self.options)(x, row, batch)
     state = _of_configs(states, batch.code)
     degree = _from_neighbours(jnp.ones((len(state), 1, 1)), _is_apart(batch), batch)
     degree = jnp.maximum(degree, 1)
     for i in range(self.rounds):
-      weight = _ColumnWeights(name=f"weights_{i}", **own)(x, batch, train=train)
+      weights = _ColumnWeights(self.features, name=f"weights_{i}", **self.options)
+      weight = weights(x, batch, train=train)
       near = _from_neighbours(self.dense(f"sent_{i}")(state), weight, batch) / degree
       total = self.dense(f"self_{i}")(state) + near.astype(state.dtype)
       total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)

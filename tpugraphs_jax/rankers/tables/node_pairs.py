@@ -19,6 +19,7 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.graph import OpGraph
 
 HOPS = 10
+MAX_HOPS = 200  # which 8 bits can count
 MAX_PAIRS = 200_000
 # A node with more operands than this (the tuple at the end of a program, a long
 # concatenation) hosts no meetings: it would pair everything with everything.
@@ -62,6 +63,10 @@ class Reached(NamedTuple):
   operand: np.ndarray  # [M] uint8 operand of the node by which the way arrives
   nbytes: np.ndarray  # [M] float32 bytes of the smallest tensor on the way
 
+  def at(self, which: np.ndarray) -> Reached:
+    """The rows `which`, given by a mask or by numbers."""
+    return Reached(*(part[which] for part in self))
+
 
 def tensor_bytes(node_feat: np.ndarray) -> np.ndarray:
   """Bytes of each node's output `[N]` float32, from node features `[N, 140 or more]`.
@@ -83,21 +88,16 @@ def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) 
 
   Args:
     graph: its edges, configurable nodes and node features.
-    hops: edges between two ends, counted through the node where they meet.
+    hops: edges between two ends, counted through the node where they meet; 0 to `MAX_HOPS`.
     max_pairs: most pairs wanted.
-
-  Raises:
-    ValueError: `hops` is negative or above 200.
   """
-  if not 0 <= hops <= 200:
-    raise ValueError(f"hops is {hops}, expected 0..200")
   nbytes = tensor_bytes(graph.node_feat)
   rows, limit = reached(graph, nbytes, hops=hops, max_rows=_FEW * max_pairs)
   while (pairs := _pairs_within(graph, rows, limit, max_pairs)) is None:
     limit -= 1
   if limit < hops:
-    logging.warning("%s has more than %d pairs of configurable nodes within %d hops; taken "
-                    "are the %d within %d", graph.name, max_pairs, hops, len(pairs), limit)
+    logging.warning("%s has more than %d pairs of configurable nodes within %d hops: the %d pairs "
+                    "within %d hops are taken", graph.name, max_pairs, hops, len(pairs), limit)
   return pairs
 
 
@@ -172,30 +172,24 @@ def _joined(levels: list[Reached]) -> Reached:
   return Reached(*(np.concatenate(parts) for parts in zip(empty, *levels)))
 
 
-def _pairs_within(graph, rows: Reached, limit, max_pairs) -> NodePairs | None:
+def _pairs_within(graph: OpGraph, rows: Reached, limit: int, max_pairs: int) -> NodePairs | None:
   """The pairs of at most `limit` hops, or None if they are too many."""
-  rows = Reached(*(part[rows.hops <= limit] for part in rows))
+  rows = rows.at(rows.hops <= limit)
   number = np.full(graph.num_nodes, -1, np.int32)
   number[graph.config_node] = np.arange(len(graph.config_node))
-  direct = Reached(*(part[number[rows.node] >= 0] for part in rows))
-  none = np.zeros(len(direct.node))
-  stack = lambda a, b, dtype: np.stack([a, b], axis=1).astype(dtype)
-  pairs = NodePairs(
-      stack(direct.source, number[direct.node], np.int32), direct.node.astype(np.int32),
-      stack(direct.hops, none, np.uint8), stack(direct.operand, none + NO_OPERAND, np.uint8),
-      stack(direct.nbytes, none, np.float32), limit)
-  places = _meeting_places(graph, Reached(*(part[number[rows.node] < 0] for part in rows)))
-  found = _meetings(places, limit, _FEW * max_pairs)
-  if found is None:
+  direct, places = rows.at(number[rows.node] >= 0), rows.at(number[rows.node] < 0)
+  none = np.zeros(len(direct.node), np.uint8)
+  ends = Reached(number[direct.node], direct.node, none, none + NO_OPERAND, none)
+  places = _meeting_places(graph, places)
+  meetings = _meetings(places, limit, _FEW * max_pairs)
+  if meetings is None or len(direct.node) + len(meetings[0]) > max_pairs:
     return None
-  a, b = (Reached(*(part[i] for part in places)) for i in found)
-  both = NodePairs(
-      stack(a.source, b.source, np.int32), a.node.astype(np.int32),
-      *(stack(getattr(a, name), getattr(b, name), dtype) for name, dtype in (
-          ("hops", np.uint8), ("operand", np.uint8), ("nbytes", np.float32))), limit)
-  pairs = NodePairs(*(np.concatenate([getattr(pairs, f.name), getattr(both, f.name)])
-                      for f in dataclasses.fields(NodePairs)[:-1]), limit)
-  return pairs if len(pairs) <= max_pairs else None
+  first, second = (_joined([one, places.at(which)]) for one, which in zip((direct, ends), meetings))
+  stack = lambda a, b, dtype: np.stack([a, b], axis=1).astype(dtype)
+  return NodePairs(
+      stack(first.source, second.source, np.int32), first.node.astype(np.int32),
+      stack(first.hops, second.hops, np.uint8), stack(first.operand, second.operand, np.uint8),
+      stack(first.nbytes, second.nbytes, np.float32), limit)
 
 
 def _meeting_places(graph: OpGraph, rows: Reached) -> Reached:
@@ -203,7 +197,7 @@ def _meeting_places(graph: OpGraph, rows: Reached) -> Reached:
   operands = np.bincount(graph.edge_index[:, 0], minlength=graph.num_nodes)[rows.node]
   kept = np.flatnonzero((operands > 1) & (operands <= MEETING_OPERANDS))
   kept = kept[np.lexsort((rows.source[kept], rows.operand[kept], rows.node[kept]))]
-  return Reached(*(part[kept] for part in rows))
+  return rows.at(kept)
 
 
 def _meetings(places: Reached, limit: int, most: int) -> tuple[np.ndarray, np.ndarray] | None:

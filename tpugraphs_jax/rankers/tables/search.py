@@ -2,16 +2,17 @@
 
     cost(x) = sum over g of unary[g][x_g] + sum over (g, h) of pairs[g, h][x_g, x_h]
 
-Groups are eliminated one after the other: a table over the groups around one takes its
-place, with the lowest cost that it can have. With one neighbour or two this is what
-solvers of partitioned boolean quadratic problems call reductions of degree 1 and 2
-(Scholz and Eckstein, LCTES 2002), which are exact; tables of more neighbours are as
-exact, as long as they fit. Those that do not fit are cut into smaller ones, which
-gives a lower bound instead (mini-buckets: Dechter and Rish, JACM 2003).
+Groups are eliminated one after the other. A table over the neighbours of a group replaces
+the group: it holds the lowest cost that the group can have for every choice of the neighbours.
+For groups with one or two neighbours, solvers of partitioned boolean quadratic problems call
+this a reduction of degree 1 or 2 (Scholz and Eckstein, LCTES 2002). It is exact for any number
+of neighbours whose table fits. A table that does not fit is cut into smaller ones, which
+give a lower bound of the cost (mini-buckets: Dechter and Rish, JACM 2003).
 
-Then the groups get their choices in the opposite order, the best partial ones being
-kept at each. The tables say what the rest will cost at least: where none was cut that
-is what it costs, and the n kept are the n best of all.
+Then the groups get their choices in the opposite order, and the best partial choices are
+kept after each group. The tables bound the cost of the groups without a choice from below.
+Where no table was cut the bound is the cost itself, and the n choices kept are the n best of
+all.
 """
 
 from __future__ import annotations
@@ -84,8 +85,7 @@ def propose(
     seed: of these changes.
 
   Raises:
-    ValueError: n is below 1, a group has no choice, or costs have another shape or are
-      not finite.
+    ValueError: n is below 1, or costs are not finite.
   """
   if n < 1:
     raise ValueError(f"n is {n}, expected at least 1")
@@ -124,12 +124,8 @@ def propose_near(
     `is_exact` are of the cheapest of all.
 
   Raises:
-    ValueError: as `propose`, or a start that is no choice.
+    ValueError: as `propose`.
   """
-  start = np.asarray(start)
-  sizes = np.array([len(costs) for costs in unary])
-  if start.shape != sizes.shape or (start < 0).any() or (start >= sizes).any():
-    raise ValueError(f"start is {start.tolist()}, expected a choice of each of {len(unary)} groups")
   cheapest = propose(unary, pairs, n, **options)
   gain = _largest_gain(unary, pairs, start)
   found: list[np.ndarray] = []
@@ -164,7 +160,7 @@ def of_tables(
   Args:
     counts: `[B]` choices of each group.
     columns: `[Q, 2]` pairs of groups.
-    unary_cost: `[B, R]`, of which the first `counts` of each row count.
+    unary_cost: `[B, R]`; the first `counts` entries of a row belong to choices.
     pair_cost: `[Q, R, R]` likewise; empty for none.
   """
   unary = [costs[:count] for costs, count in zip(unary_cost, counts)]
@@ -186,17 +182,9 @@ def total(unary: Sequence[np.ndarray], pairs: Pairs, choice: np.ndarray) -> np.n
 def _checked(unary, pairs) -> tuple[list[np.ndarray], dict[tuple[int, int], np.ndarray]]:
   """Float64 costs, pairs in ascending order and none of a group with itself."""
   unary = [np.array(costs, np.float64) for costs in unary]
-  for g, costs in enumerate(unary):
-    if costs.ndim != 1 or not len(costs):
-      raise ValueError(f"unary[{g}] has shape {costs.shape}, expected [choices], at least one")
   joined: dict[tuple[int, int], np.ndarray] = {}
   for (g, h), costs in pairs.items():
     costs = np.asarray(costs, np.float64)
-    if not (0 <= g < len(unary) and 0 <= h < len(unary)):
-      raise ValueError(f"pairs has the groups {g} and {h}, expected 0 to {len(unary) - 1}")
-    if costs.shape != (len(unary[g]), len(unary[h])):
-      raise ValueError(f"pairs[{g}, {h}] has shape {costs.shape}, expected "
-                       f"{(len(unary[g]), len(unary[h]))}")
     if g == h:
       unary[g] += np.diagonal(costs)
       continue

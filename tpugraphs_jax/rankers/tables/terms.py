@@ -16,23 +16,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
-import hashlib
-import os
-from pathlib import Path
-import zipfile
+from typing import NamedTuple
 
 from absl import logging
 import numpy as np
 
-from tpugraphs_jax import files
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph
+from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs
 
 # Real groups have at most nine rows. Tables of pairs grow with the square.
 MAX_CHOICES = 64
-_VERSION = 1
 _BLOCK_CONFIGS = 4096  # at a time
 _BLOCK_CELLS = 1 << 18  # numbers at a time, so that they stay in a core's cache
+
+
+class Costs(NamedTuple):
+  """A score table without padding: of groups and their columns, or of nodes and their pairs."""
+
+  unary: np.ndarray  # [n, R] float32 cost of each choice
+  pair: np.ndarray  # [m, R, R] float32 cost of every two choices; m = 0 where pairs have none
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,21 +89,18 @@ class Terms:
     """Rows `[C, B]` int32 of choices `[B, C]`."""
     return np.take_along_axis(self.row_table, code.astype(np.intp), axis=1).T
 
-  def total(
-      self, group_row: np.ndarray, unary_cost: np.ndarray, pair_cost: np.ndarray
-  ) -> np.ndarray:
+  def total(self, group_row: np.ndarray, costs: Costs) -> np.ndarray:
     """The sum of the costs of each configuration, `[C]` float64, in memory of a block.
 
     Args:
       group_row: `[C, B]` rows.
-      unary_cost: `[B, R]`.
-      pair_cost: `[Q, R, R]`, empty for none.
+      costs: of groups and columns.
 
     Raises:
       ValueError: as `encode`.
     """
     total, width = np.zeros(len(group_row)), self.choices
-    unary, pair = np.ravel(unary_cost), np.ravel(pair_cost)
+    unary, pair = map(np.ravel, costs)
     step = max(1, _BLOCK_CELLS // _BLOCK_CONFIGS)
     for block, code in self._blocks(group_row):
       start = width * np.arange(len(code), dtype=np.int32)[:, None]
@@ -133,21 +132,20 @@ class Terms:
       yield block, code
 
 
-def find_terms(
-    configs: LayoutConfigs, pairs: node_pairs.NodePairs, *, max_choices: int = MAX_CHOICES,
-    name: str = "the graph",
+def terms_of(
+    graph: OpGraph, *, hops: int = node_pairs.HOPS, max_choices: int = MAX_CHOICES
 ) -> Terms:
-  """The choices that occur in the configurations of a graph.
+  """The choices that occur in the configurations of a graph, and their pairs.
 
-  Pairs of groups of which one has more than `max_choices` get no column; a warning
-  names the graph.
+  Pairs of groups of which one has more than `max_choices` get no column; a warning names the
+  graph. Finding the terms takes half a second for 100,000 configurations of 500 groups.
 
   Args:
-    configs: of one graph.
-    pairs: of the same graph.
+    graph: with the released node features and `LayoutConfigs`.
+    hops: most edges between the two nodes of a pair.
     max_choices: most choices of a group in a column.
-    name: of the graph, for the warning.
   """
+  configs, pairs = graph.configs, node_pairs.find_pairs(graph, hops=hops)
   group_row, groups = configs.group_row, configs.group_row.shape[1]
   occurs = np.zeros((groups, len(configs.rows)), bool)
   for start in range(0, len(group_row), _BLOCK_CONFIGS):
@@ -157,89 +155,11 @@ def find_terms(
   few = (counts[ends] <= max_choices).all(axis=1)
   if not few.all():
     logging.warning("%s has groups with up to %d choices; %d of its %d pairs of nodes, those of "
-                    "groups with more than %d, are left out", name, counts.max(), (~few).sum(),
-                    len(few), max_choices)
+                    "groups with more than %d, are left out", graph.name, counts.max(),
+                    (~few).sum(), len(few), max_choices)
   columns, column = np.unique(np.sort(ends[few], axis=1), axis=0, return_inverse=True)
   pair_column = np.full(len(ends), -1, np.int32)
   pair_column[few] = column.ravel()
   return Terms(
       pairs, pair_column, ends[:, 0] > ends[:, 1], columns.astype(np.int32),
       np.nonzero(occurs)[1].astype(np.int32), np.concatenate([[0], np.cumsum(counts)]))
-
-
-def identity(graph: OpGraph, **options: int | bool) -> str:
-  """A name of the result of `find_terms` on all configurations of a graph with these options.
-
-  It changes with anything that the terms depend on: edges, configurable nodes, sizes of
-  tensors, groups, rows chosen and the options of `node_pairs.find_pairs`.
-  """
-  digest = hashlib.sha256(repr((_VERSION, sorted(options.items()))).encode())
-  configs = graph.configs
-  for array in (graph.edge_index, graph.config_node, node_pairs.tensor_bytes(graph.node_feat),
-                configs.node_group, configs.rows):
-    digest.update(repr((array.shape, array.dtype.str)).encode())
-    digest.update(np.ascontiguousarray(array))
-  digest.update(repr((configs.group_row.shape, configs.group_row.dtype.str)).encode())
-  for start in range(0, len(configs), _BLOCK_CONFIGS):
-    digest.update(np.ascontiguousarray(configs.group_row[start : start + _BLOCK_CONFIGS]))
-  return digest.hexdigest()
-
-
-def save(path: str | os.PathLike[str], terms: Terms, name: str) -> None:
-  """Writes terms, under the name that `identity` gave, as one `.npz` file.
-
-  Raises:
-    OSError: it cannot be written; what was there before is untouched.
-  """
-  arrays = {f.name: getattr(terms, f.name) for f in dataclasses.fields(Terms)[1:]}
-  arrays |= {f"pairs_{f.name}": np.asarray(getattr(terms.pairs, f.name))
-             for f in dataclasses.fields(node_pairs.NodePairs)}
-  with files.replacing(path, "wb") as file:
-    np.savez(file, identity=np.array(name), **arrays)
-
-
-def load(path: str | os.PathLike[str], name: str) -> Terms | None:
-  """Reads a file of `save`; None if there is none, or it holds terms of another name.
-
-  Raises:
-    ValueError: the file is damaged.
-  """
-  path = Path(path)
-  if not path.exists():
-    return None
-  try:
-    with open(path, "rb") as file, np.load(file) as members:
-      if members["identity"].item() != name:
-        return None
-      pairs = {f.name: members[f"pairs_{f.name}"] for f in dataclasses.fields(node_pairs.NodePairs)}
-      pairs["hop_limit"] = pairs["hop_limit"].item()
-      return Terms(node_pairs.NodePairs(**pairs), **{
-          f.name: members[f.name] for f in dataclasses.fields(Terms)[1:]})
-  except (KeyError, ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-    raise ValueError(f"{path} is damaged ({error}); delete it, and it is made again") from error
-
-
-def terms_of(graph: OpGraph, *, folder: str | os.PathLike[str] | None = None, **options) -> Terms:
-  """The terms of all configurations of a graph, kept in a folder of a store if one is given.
-
-  Args:
-    graph: with `LayoutConfigs`.
-    folder: the graph's folder in the store.
-    **options: of `node_pairs.find_pairs`.
-
-  Raises:
-    ValueError: what is kept there is damaged.
-  """
-  if folder is None:
-    return find_terms(
-        graph.configs, node_pairs.find_pairs(graph, **options), name=graph.name)
-  path, name = Path(folder) / "terms.npz", identity(graph, **options)
-  kept = load(path, name)
-  if kept is None:
-    kept = find_terms(
-        graph.configs, node_pairs.find_pairs(graph, **options), name=graph.name)
-    try:
-      save(path, kept, name)
-    except OSError as error:
-      logging.warning("terms of %s are not kept: %s", graph.name, error)
-  return kept
