@@ -3,26 +3,30 @@
     pip install ".[tpu]"
     JAX_PLATFORMS=cpu python benchmarks/bridge.py --data DIR --out benchmarks/bridge.json
     JAX_PLATFORMS=cpu python benchmarks/bridge.py --data DIR --out benchmarks/bridge_unet3d.json \
-        --program unet3d
+        --program unet3d --alone
 
 `DIR` holds the released layout data, such as `DIR/layout/xla/default/train/alexnet.npz`; or
 set TPUGRAPHS_DATA. Configurations whose output orders are equal have one run time within
 .1 %. Each of the commonest combinations of output orders is applied to the training step in
 `examples/programs/` and compiled once for TPU v3; half a minute to some minutes each. Only
 the run times are measured; all other numbers are estimates of the compiler. What is compiled
-is kept in the file of results, and a run that was killed goes on.
+is kept in the file of results, and a run that was killed goes on. `--alone` is for programs that
+take too long as a whole: it compiles every operation whose order differs between configurations
+by itself, in each of its orders.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+import itertools
 import json
 import os
 from pathlib import Path
 import re
 from typing import Any
 
+import jax
 import numpy as np
 from scipy import stats
 
@@ -95,6 +99,79 @@ def estimate(function: Any, args: tuple) -> dict[str, Any]:
           "estimated_cycles": cycles.cycles, "cycles": labels.cycles_by_group(cycles.by_kernel)}
 
 
+def equations(jaxpr: Any) -> Iterator[Any]:
+  """The equations of a jaxpr and of the jaxprs in their parameters."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for value in equation.params.values():
+      inner = getattr(value, "jaxpr", value)
+      if hasattr(inner, "eqns"):
+        yield from equations(inner)
+
+
+def alone(program: Any, choices: choosing.Choices, group: choosing.Group, options: Sequence[int]):
+  """Estimates of one equation of a group as a program of its own, by order."""
+  jaxpr = jax.make_jaxpr(program.function)(*program.args).jaxpr
+  equation = next(each for each in equations(jaxpr) if choosing.group_of(each) == group)
+  function = lambda *inputs: equation.primitive.bind(*inputs, **equation.params)
+  args = [jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype) for each in equation.invars]
+  single = choosing.choices(function, *args)
+  return {str(list(group.options[option][0])): estimate(
+      choosing.apply(function, single.choice([option])), args) for option in options}
+
+
+def effects(found: np.ndarray, runtime_ms: np.ndarray, place: int) -> tuple[dict[int, float], int]:
+  """Measured times of the two combinations that differ in a group and in the fewest others.
+
+  Returns:
+    Milliseconds of the whole step by option of the group, and the number of other groups that
+    differ.
+  """
+  pairs = [(int((found[a] != found[b]).sum()) - 1, a, b) for a, b in itertools.combinations(
+      range(len(found)), 2) if found[a, place] != found[b, place]]
+  others, *pair = min(pairs)
+  return {int(found[each, place]): float(runtime_ms[each]) for each in pair}, others
+
+
+def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> list[str]:
+  """Compiles the operations whose order differs between configurations; a table in Markdown."""
+  choices = choosing.choices(program.function, *program.args)
+  found, which = combinations(graph, choices)
+  runtime_ms = [float(np.median(graph.configs.runtime_ns[which == place])) / 1e6
+                for place in range(len(found))]
+  rows = json.loads(args.out.read_text())["operations"] if args.out.exists() else {}
+  differing = [place for place in range(len(choices.groups)) if len(set(found[:, place])) > 1]
+  for number, place in enumerate(differing):
+    group = choices.groups[place]
+    if str(group) not in rows:
+      measured, others = effects(found, np.array(runtime_ms), place)
+      orders = alone(program, choices, group, list(measured))
+      rows[str(group)] = {"others": others, "orders": [
+          {"order": order, "median_ms": round(time, 3), **raw}
+          for time, (order, raw) in zip(measured.values(), orders.items())]}
+    record = {"program": args.program, "target": "tpu:v3", "libtpu": tpu.libtpu_version(),
+              "configs": len(which), "combinations": len(found), "operations": rows}
+    with files.replacing(args.out) as file:
+      file.write(json.dumps(record, indent=1) + "\n")
+    print(f"{number + 1} of {len(differing)} operations", flush=True)
+  return alone_table(record)
+
+
+def alone_table(record: Mapping[str, Any]) -> list[str]:
+  """Markdown: each operation in the order of the faster configurations, then in the other."""
+  lines = ["| output of | orders, minor to major | measured, ms, whole step | other operations that change "
+           "| optimal, ms | M cycles |", "|---|---|---|---|---|---|"]
+  for name, row in record["operations"].items():
+    pair = sorted(row["orders"], key=lambda each: each["median_ms"])
+    both = lambda form: ", ".join(map(form, pair))
+    lines.append(
+        f"| {_short([name])} | {both(lambda e: e['order'])} | "
+        f"{both(lambda e: format(e['median_ms'], '.2f'))} | {row['others']} | "
+        f"{both(lambda e: format(1e3 * e['optimal_seconds'], '.3f'))} | "
+        f"{both(lambda e: format(e['estimated_cycles'] / 1e6, '.1f'))} |")
+  return lines
+
+
 def taus(rows: list[Mapping[str, Any]], times: list[np.ndarray]) -> dict[str, float]:
   """Kendall's tau-b of every estimate with the run times of all configurations."""
   runtime = np.concatenate(times)
@@ -153,12 +230,17 @@ def main() -> None:
   parser.add_argument("--out", required=True, type=Path, help="file of results")
   parser.add_argument("--program", choices=SPLITS, default="alexnet", help="default: alexnet")
   parser.add_argument("--combinations", type=int, default=14, help="that are compiled")
+  parser.add_argument("--alone", action="store_true",
+                      help="single operations instead of the whole program")
   args = parser.parse_args()
   if args.data is None:
     parser.error("--data is missing, expected the folder of the released data")
   graph = npz.read_layout(
       Path(args.data, "layout/xla/default", SPLITS[args.program], f"{args.program}.npz"))
   program, = programs.load(f"{EXAMPLES / args.program}.py:step")
+  if args.alone:
+    print("\n".join(run_alone(args, graph, program)))
+    return
   choices = choosing.choices(program.function, *program.args)
   found, which = combinations(graph, choices)
   done = json.loads(args.out.read_text())["combinations"] if args.out.exists() else []

@@ -116,6 +116,20 @@ def tpu() -> str:
                             if name == "machine" or name.rpartition("/")[2] in _TPUS_SHOWN})
 
 
+def starts() -> str:
+  """Seconds to the first step and to the end of a command, before and now."""
+  rows = recorded("start")
+  both = lambda key, found: [f"{found[name][key]:.1f}" for name in ("before", "now")]
+  total = {name: {key: sum(row[name][key] for row in rows.values())
+                  for key in ("first_step_s", "end_s")} for name in ("before", "now")}
+  return markdown(
+      ["variant", "first step, before", "now", "end, before", "now", "compilations, before", "now"],
+      [[case, *both("first_step_s", row), *both("end_s", row), *(
+          f"{row[name]['compilations']:.0f}" for name in ("before", "now"))]
+       for case, row in rows.items()]
+      + [["all", *both("first_step_s", total), *both("end_s", total), "", ""]])
+
+
 def score_table_speed() -> str:
   found = recorded("results")["tables"]
   cell = lambda part, configs: (f"{found[part]['step_s']:.2f} s and {found[part]['peak_mib']:,.0f} "
@@ -180,6 +194,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "output orders": lambda: output_orders.table(recorded("output_orders")),
     "alexnet": lambda: alexnet.table(recorded("alexnet")),
     "comparisons": comparisons,
+    "starts": starts,
     "tpu": tpu,
     "segments by size": lambda: gst.table(recorded("results")["gst"]),
     "default beside whole graphs": beside_default,
@@ -190,6 +205,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "tune": lambda: tune.table(recorded("results")["tune"]),
     "bridge": lambda: estimates(0),
     "bridge tau-b": lambda: estimates(1),
+    "bridge of single operations": lambda: "\n".join(
+        bridge.alone_table(recorded("bridge_unet3d"))),
     **{f"{name} {split}": lambda name=name, split=split: own(name, split)
        for name in ("own_quality", "own_quality_cpu") for split in own_quality.SPLITS},
     **{f"race {collection}": lambda collection=collection: race(collection)

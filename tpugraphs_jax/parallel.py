@@ -126,12 +126,14 @@ def compile_quickly() -> None:
 
   For runs of a few steps: a step takes two to three times as long. Nothing changes unless jax was
   told to compute on CPUs, and flags that the user has chosen stay. XLA ends the process at flags
-  that it does not know, so the newest one is for known versions alone.
+  that it does not know, so the newest one is for known versions alone, and not beside libtpu, whose
+  XLA does not have it.
   """
   if jax.config.jax_platforms != "cpu":
     return
   chosen = ["xla_backend_optimization_level=0", "xla_llvm_disable_expensive_passes=true"]
-  if jaxlib.version.__version_info__ < _EMITTERS_KNOWN_UNTIL:
+  if jaxlib.version.__version_info__ < _EMITTERS_KNOWN_UNTIL and (
+      importlib.util.find_spec("libtpu") is None):
     chosen.append("xla_cpu_use_fusion_emitters=false")
   flags = os.environ.get("XLA_FLAGS", "")
   new = [f"--{flag}" for flag in chosen if flag.partition("=")[0] not in flags]

@@ -31,10 +31,8 @@ def main(argv: list[str] | None = None) -> int:
   args = _parse(sys.argv[1:] if argv is None else argv)
   try:
     jobs = _jobs(args)
-    if args.beam is None:
-      failures = workers.run(jobs, processes=args.jobs, progress=not args.quiet)
-    else:
-      failures = workers.run_on_beam(jobs, processes=args.jobs, options=args.beam)
+    failures = workers.run(
+        jobs, processes=args.jobs, progress=not args.quiet, beam=args.beam)
   except (ValueError, OSError, ImportError) as error:
     print(f"error: {console.one_line(error)}", file=sys.stderr)
     return 2

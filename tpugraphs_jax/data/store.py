@@ -174,14 +174,12 @@ def _is_built_from(meta: dict, source: Path) -> bool:
 
 
 def _replace_folder(new: Path, folder: Path) -> None:
-  if folder.exists():
-    # A folder cannot be renamed over another one that has files in it.
-    old = files_lib.partial(folder, note=".old")
+  # A folder cannot be renamed over another one that has files in it.
+  old = files_lib.partial(folder, note=".old")
+  with contextlib.suppress(FileNotFoundError):
     os.replace(folder, old)
-    os.replace(new, folder)
-    shutil.rmtree(old, ignore_errors=True)
-  else:
-    os.replace(new, folder)
+  os.replace(new, folder)
+  shutil.rmtree(old, ignore_errors=True)
 
 
 def _relative(source: Path, folder: Path) -> str:

@@ -121,7 +121,7 @@ def _slowdowns(groups: Sequence[Group], kind: str) -> figure.Figure:
     for number, graph in enumerate(run.judged):
       own = [k for k in ks if k in graph.slowdowns]
       axes.plot(own, [graph.slowdowns[k] for k in own], color="#cccccc", lw=1,
-                label="" if number else "its single graphs")
+                label="" if number else "each graph")
   for group, colour in _coloured(groups):
     axes.plot(ks, mean([graph.slowdowns for graph in group.judged]), "o-", color=colour,
               label=group.name)

@@ -382,8 +382,8 @@ class _Loop:
     text = f"{self.metric} {value:.4f}"
     if progress.best_step is not None:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
+    self.log.restart_clock(self.step)  # an evaluation counts in no rate
     self.log.progress(self.step, lambda: text, is_due=is_first)
-    self.log.restart_clock(self.step)
 
   def _save(self, *, value: float | None = None) -> None:
     self.checkpoints.save(
