@@ -74,7 +74,7 @@ def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path)
 def test_without_data_the_published_sizes_are_told(kind, collection, tmp_path):
   config = parts.config_of(kind, "ci" if kind == "tile" else "xla-random,full,ci")
   found = by_name(told(config, tmp_path / "nowhere" / "npz", tmp_path / "scratch"))
-  assert f"about {console.size(1e9 * download.PUBLISHED_GB[collection])}" in found["download"]
+  assert f"about {console.size(1e9 * download.PUBLISHED[collection].gigabytes)}" in found["download"]
   assert f"--collections {collection}" in found["download"]
   assert ("store" in found) == (kind == "layout") and "not measured" in found["time"]
   assert not (tmp_path / "nowhere").exists()

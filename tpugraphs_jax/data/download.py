@@ -26,6 +26,7 @@ import shutil
 import sys
 import tarfile
 import time
+from typing import NamedTuple
 import urllib.error
 import urllib.request
 import zipfile
@@ -36,28 +37,29 @@ import tqdm
 from tpugraphs_jax import collections, console, graph, remote
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
-# Train, valid and test graphs in the released archives.
-PUBLISHED_GRAPHS = {
-    "tile:xla": (5709, 676, 844),
-    "layout:xla:random": (69, 7, 8),
-    "layout:xla:default": (61, 7, 8),
-    "layout:nlp:random": (207, 20, 17),
-    "layout:nlp:default": (198, 20, 17),
-}
-# In 10^9 bytes: the unpacked files of all splits, measured, and an upper bound of the store, from
-# the published numbers of nodes, configurations and configurable nodes.
-PUBLISHED_GB = {
-    "tile:xla": 0.20,
-    "layout:xla:random": 0.43,
-    "layout:xla:default": 0.45,
-    "layout:nlp:random": 2.68,
-    "layout:nlp:default": 2.57,
-}
-STORE_GB = {
-    "layout:xla:random": 1.3,
-    "layout:xla:default": 1.2,
-    "layout:nlp:random": 3.3,
-    "layout:nlp:default": 3.3,
+
+
+class Published(NamedTuple):
+  """The size of a released collection.
+
+  Attributes:
+    graphs: in train, valid and test.
+    gigabytes: 10^9 bytes of the unpacked files of all splits, measured.
+    store_gigabytes: an upper bound of the store, from the published numbers of nodes,
+      configurations and configurable nodes; tile collections have no store.
+  """
+
+  graphs: tuple[int, int, int]
+  gigabytes: float
+  store_gigabytes: float = 0.0
+
+
+PUBLISHED = {
+    "tile:xla": Published((5709, 676, 844), 0.20),
+    "layout:xla:random": Published((69, 7, 8), 0.43, 1.3),
+    "layout:xla:default": Published((61, 7, 8), 0.45, 1.2),
+    "layout:nlp:random": Published((207, 20, 17), 2.68, 3.3),
+    "layout:nlp:default": Published((198, 20, 17), 2.57, 3.3),
 }
 _FUTILE_ATTEMPTS = 3
 _PAUSE_SECONDS = 2.0
@@ -321,7 +323,7 @@ def _report(collection: str, folder: Path) -> None:
   graphs = tuple(len(list(folder.glob(f"{split}/*.npz"))) for split in graph.SPLITS)
   counts = "/".join(map(str, graphs))
   print(f"{collection}: {counts} train/valid/test graphs in {folder}")
-  published = PUBLISHED_GRAPHS[collection]
+  published = PUBLISHED[collection].graphs
   if graphs != published:
     print(f"{collection}: the published archive had {'/'.join(map(str, published))}")
 

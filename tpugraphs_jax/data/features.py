@@ -289,9 +289,7 @@ def from_saved(
   Raises:
     ValueError: a transform is missing.
   """
-  if CONFIG not in saved:
-    raise ValueError(f"{where} is damaged (no transform of configurations); train again")
   nodes = {name.removeprefix(_NODE): t for name, t in saved.items() if name.startswith(_NODE)}
-  if not nodes:
-    raise ValueError(f"{where} is damaged (no transform of node features); train again")
+  if CONFIG not in saved or not nodes:
+    raise ValueError(f"{where} is damaged (a transform is missing); train again")
   return nodes, saved[CONFIG]

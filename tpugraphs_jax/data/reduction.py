@@ -72,7 +72,7 @@ def reduce_graph(graph: OpGraph, options: Options, raw: OpGraph | None = None) -
     whose features and opcodes are 0; configurations are shared. Of a reduced graph HLO
     computations are no longer marked: `node_splits` is `[0, N]`.
   """
-  part = _PARTS[options.reduction](graph, options)
+  part = _part(graph, options)
   small = graph if options.reduction == "none" else _taken(graph, part)
   if options.virtual_node == "none":
     return small
@@ -127,25 +127,22 @@ def _once(edges: np.ndarray, own: int) -> np.ndarray:
   return edges[kept]
 
 
-def _whole(graph: OpGraph, options: Options) -> _Part:
-  del options
-  return _Part(np.arange(graph.num_nodes), np.arange(graph.num_edges))
+def _part(graph: OpGraph, options: Options) -> _Part:
+  """The part of a graph that `options.reduction` keeps."""
+  if options.reduction == "none":
+    return _Part(np.arange(graph.num_nodes), np.arange(graph.num_edges))
+  if options.reduction == "coarsen_rest":
+    return _coarse(graph, options)
+  if options.reduction == "shortest_paths":
+    return _shortest_paths(graph, options)
+  if options.reduction == "config_only":
+    options = dataclasses.replace(options, hops=0, induced="edge")
+  return _of_nodes(*_near(graph, options))
 
 
 def _of_nodes(near: np.ndarray, edges: np.ndarray) -> _Part:
   """The nodes `near [N]` bool with the edges `edges [E]` bool."""
   return _Part(np.where(near, np.cumsum(near) - 1, -1), np.flatnonzero(edges))
-
-
-def _config_only(graph: OpGraph, options: Options) -> _Part:
-  del options
-  near = np.zeros(graph.num_nodes, bool)
-  near[graph.config_node] = True
-  return _of_nodes(near, np.zeros(graph.num_edges, bool))
-
-
-def _neighborhood(graph: OpGraph, options: Options) -> _Part:
-  return _of_nodes(*_near(graph, options))
 
 
 def _near(graph: OpGraph, options: Options) -> tuple[np.ndarray, np.ndarray]:
@@ -206,7 +203,3 @@ def edge_matrix(edges: np.ndarray, nodes: int) -> scipy.sparse.csr_array:
   """The adjacency matrix of `edges [E, 2]`, `[nodes, nodes]` float32; repeated edges add up."""
   return scipy.sparse.csr_array(
       (np.ones(len(edges), np.float32), (edges[:, 0], edges[:, 1])), shape=(nodes, nodes))
-
-
-_PARTS = {"none": _whole, "config_neighborhood": _neighborhood, "config_only": _config_only,
-          "coarsen_rest": _coarse, "shortest_paths": _shortest_paths}

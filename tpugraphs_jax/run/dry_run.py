@@ -99,12 +99,13 @@ def _data_lines(
   if there:
     yield f"files       {console.size(here)} in {config.data_root} ({', '.join(there)})"
   if not there and collection.is_released:
-    size = console.size(1e9 * download.PUBLISHED_GB[collection.name])
+    published = download.PUBLISHED[collection.name]
+    size = console.size(1e9 * published.gigabytes)
     yield (f"download    about {size}, twice that while it is unpacked: python -m "
            f"tpugraphs_jax.data.download --data_root {config.data_root} "
            f"--collections {collection.name}")
     if collection.kind == "layout":
-      yield f"store       at most about {console.size(1e9 * download.STORE_GB[collection.name])}"
+      yield f"store       at most about {console.size(1e9 * published.store_gigabytes)}"
   place = remote.local_of(config.data_root).absolute()
   while not place.exists():
     place = place.parent

@@ -117,7 +117,7 @@ def test_files_do_not_depend_on_workers_or_on_each_other(tiny, tmp_path):
 @pytest.mark.parametrize("collection", collections.RELEASED)
 def test_full_collections_have_as_many_files_as_the_released_ones(collection):
   splits = [spec.split for spec in synthetic.file_specs("full", 0, collection)]
-  assert tuple(map(splits.count, graph.SPLITS)) == download.PUBLISHED_GRAPHS[collection]
+  assert tuple(map(splits.count, graph.SPLITS)) == download.PUBLISHED[collection].graphs
 
 
 def test_full_kernels_have_the_released_mean_of_40_nodes():

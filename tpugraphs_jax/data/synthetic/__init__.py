@@ -130,7 +130,7 @@ def file_specs(
   if scale not in SCALES:
     raise ValueError(f"unknown scale {scale!r}, expected one of {', '.join(SCALES)}")
   collections.check_released(collection)
-  counts = (download.PUBLISHED_GRAPHS[collection] if scale == "full"
+  counts = (download.PUBLISHED[collection].graphs if scale == "full"
             else _COUNTS[collection.partition(":")[0]][scale])
   return [
       FileSpec(scale, seed, collection, split, index)
