@@ -187,14 +187,17 @@ def _damage(path, damage):
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "changed"])
 @pytest.mark.parametrize("name", _stored_files())
-def test_each_damaged_file_is_noticed_and_rebuilt(tmp_path, name, damage):
+def test_each_damaged_file_is_noticed_and_rebuilt(tmp_path, name, damage, caplog):
   source = _write_split(tmp_path, count=2) / "g0.npz"
   folder = _ensure(tmp_path)[0]
   _damage(folder / f"{name}.npy", damage)
   with pytest.raises(ValueError, match=name) as error:
     store.open_graph(folder)
   assert "\n" not in str(error.value)
+  caplog.clear()
   comparing.assert_same_graph(store.open_graph(_ensure(tmp_path)[0]), npz.read_layout(source))
+  (told,) = caplog.messages
+  assert name in told and "built again" in told and "\n" not in told
 
 
 def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
