@@ -24,8 +24,8 @@ import timing
 from tpugraphs_jax.collect import labels, programs, tuning
 from tpugraphs_jax.serve import ranker as ranker_lib
 
-# Of the test families, forward and training steps, that compile in a few seconds; and of the
-# validation families those for which `data/own` has a better choice than the compiler's own.
+# Of families that `data/own` does not have: forward and training steps that compile in a few
+# seconds, and three for which a better choice than the compiler's own is known.
 PROGRAMS = ("diffusion.py:patchwise", "experts.py:layer", "experts.py:layer_train",
             "state_space.py:selective", "graph_network.py:messages", "detector.py:regions",
             "detector.py:pyramid_train")
@@ -98,7 +98,7 @@ def measure(source: str, model: str, budget: int, seeds: int) -> dict[str, objec
 
 
 def table(results: Mapping[str, Mapping[str, object]]) -> str:
-  """Best ratio of estimated cycles, in Markdown."""
+  """Best ratio of estimated time, in Markdown."""
   ways = ("model", "random", "coordinate")
   lines = ["| program | " + " | ".join(ways) + " |", "|---|" + "---|" * len(ways)]
   for name, row in results.items():

@@ -182,16 +182,11 @@ def pmap(
 
 def replicate(tree: Any) -> Any:
   """Copies every array onto all local devices: `[...]` to `[devices, ...]`."""
-  devices = np.asarray(jax.local_devices())
-  sharding = jax.sharding.NamedSharding(
-      jax.sharding.Mesh(devices, (DEVICES,)), jax.sharding.PartitionSpec(DEVICES))
-
-  def copy(array: Any) -> jax.Array:
-    array = np.asarray(array)
-    repeated = np.broadcast_to(array, (len(devices), *array.shape))
-    return jax.device_put(repeated, sharding)
-
-  return jax.tree.map(copy, tree)
+  mesh = jax.sharding.Mesh(jax.local_devices(), (DEVICES,))
+  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(DEVICES))
+  repeated = jax.tree.map(
+      lambda array: np.broadcast_to(array, (mesh.size, *np.shape(array))), tree)
+  return jax.device_put(repeated, sharding)
 
 
 def unreplicate(tree: Any) -> Any:

@@ -14,6 +14,7 @@ import pytest
 
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.collect import labels, problem
+from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.hlo import tpu, tpu_kernels
 
 _needs_libtpu = pytest.mark.skipif(
@@ -146,9 +147,26 @@ for _ in range(2):
   assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_a_module_takes_the_layouts_of_instructions_of_the_same_name_and_shape():
+  def module(*layouts, extra=()):
+    nodes = [hlo_modules.instruction("copy", id=place, shape=[place + 2, 3])
+             for place in range(len(layouts))]
+    for node, layout in zip(nodes, layouts):
+      node.shape.layout.minor_to_major.extend(layout)
+    return hlo_modules.module(hlo_modules.computation(*extra, *nodes, id=1))
+  assigned = module((0, 1), (0, 1), (0, 1), extra=[hlo_modules.instruction("copy", id=9)])
+  assigned.computations[0].instructions[2].shape.dimensions[0] = 9  # of another shape
+  found = tpu.with_layouts_of(
+      module((1, 0), (1, 0), (1, 0), (1, 0)).SerializeToString(), assigned.SerializeToString())
+  assert hlo.featurize(found).node_feat[:, NODE["minor_to_major"]][:, :2].tolist() == [
+      [0, 1], [1, 0], [0, 1], [1, 0]]
+
+
 @_needs_libtpu
 def test_the_graph_for_a_target_is_the_one_before_layout_assignment():
   graph = hlo.featurize(_net, *_ARGS, target="tpu:v3")
+  layouts = graph.node_feat[graph.config_node][:, NODE["minor_to_major"]]
+  assert [3, 0, 2, 1] in layouts[:, :4].tolist()  # of the convolution, as the compiler assigns it
   names = [graph.origins[node].name for node in graph.config_node]
   assert sum(name.startswith("conv") for name in names) == 1
   assert graph.num_nodes < hlo.featurize(_net, *_ARGS, target="tpu:v3", optimized=True).num_nodes

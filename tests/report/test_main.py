@@ -7,6 +7,7 @@ import sys
 import pytest
 from run_folders import write_run
 
+from tpugraphs_jax import report
 from tpugraphs_jax.report import __main__ as command
 
 
@@ -45,8 +46,17 @@ def test_mistakes_take_one_line(arguments, complaint, tmp_path, capsys):
 def test_without_a_package_one_line_says_what_to_install(package, tmp_path):
   run = write_run(tmp_path / "run")
   code = (f"import sys; sys.modules['{package}'] = None\n"
-          "from tpugraphs_jax.report import __main__\n"
+          "from tpugraphs_jax import report\nfrom tpugraphs_jax.report import __main__\n"
+          f"report.try_write([{str(run)!r}], 'page.html')\n"
           f"sys.exit(__main__.main([{str(run)!r}]))")
   ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
   assert ended.returncode == 2 and "pip install 'tpugraphs-jax[plots]'" in ended.stderr
   assert package in ended.stderr and len(ended.stderr.splitlines()) == 1
+  assert f"no report page: {package}" in ended.stdout  # of a run, which goes on
+
+
+def test_a_page_that_cannot_be_drawn_fails_no_run(tmp_path, caplog):
+  run = write_run(tmp_path / "run")
+  (run / "validation_scores.npz").write_bytes(b"damaged")
+  report.try_write([run], tmp_path / "page.html")
+  assert "no report page" in caplog.text and not (tmp_path / "page.html").exists()

@@ -1,4 +1,4 @@
-"""The commands: places of data, and pages that cannot be drawn."""
+"""The commands: places of data."""
 
 import types
 
@@ -23,15 +23,3 @@ def test_without_data_the_error_names_the_place_and_what_to_do(
   assert not list(tmp_path.iterdir())
   (tmp_path / "data/tpugraphs/npz").mkdir(parents=True)
   assert command._data_of(FLAGS, parts.config_of(kind), tmp_path) == "~/data/tpugraphs/npz"
-
-
-def test_a_page_that_cannot_be_drawn_fails_no_run(monkeypatch, tmp_path, capsys, caplog):
-  monkeypatch.setattr(command.report, "write", lambda *args: 1 / 0)
-  command._write_page(tmp_path)
-  assert "no report page could be drawn" in caplog.text
-
-  def missing(*args):
-    raise ImportError("matplotlib is missing: pip install it")
-  monkeypatch.setattr(command.report, "write", missing)
-  command._write_page(tmp_path)
-  assert "no report page: matplotlib is missing: pip install it" in capsys.readouterr().out

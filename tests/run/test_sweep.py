@@ -20,7 +20,7 @@ def finish(folder, *, ended="last epoch (3)", validation=True, **metrics):
 
 
 def a_run(out, name="base/seed_0", command=("true",), point=(), seed=0):
-  return sweep.Run(name, str(out), tuple(command), tuple(point), seed)
+  return sweep.SweepRun(name, str(out), tuple(command), tuple(point), seed)
 
 
 @pytest.mark.parametrize("texts, expected", [

@@ -96,7 +96,7 @@ class TpuEstimate(Label):
     return {"target": self.target, "libtpu": tpu.libtpu_version(), "jax": jax.__version__}
 
   def graph(self, function: Callable[..., Any], args: tuple) -> bytes:
-    """The program before layout assignment, as in the data set."""
+    """The program before layout assignment, with the layouts that the compiler then assigns."""
     return tpu.compile_function(function, args, self.target, keep_stages=True).before_layouts
 
   def estimate(self, function: Callable[..., Any], args: tuple) -> Raw:

@@ -17,6 +17,7 @@ import os
 from typing import Any
 
 from absl import logging
+import numpy as np
 
 from tpugraphs_jax.collect import choosing, labels, measure
 from tpugraphs_jax.collect.choosing import Orders
@@ -117,7 +118,9 @@ def _change_cells(change: Change) -> list[str]:
   chosen = f" <- {', '.join(operands)}" if any(change.after[1:]) else ""
   lines = ", ".join(change.lines[:2]) + (", ..." if len(change.lines) > 2 else "")
   cycles = _from_to(*change.cycles) if change.cycles else ""
-  return [change.operation, lines, f"{before} -> {output}{chosen}", cycles]
+  # The compiler's own order, named: operations behind it may get other layouts and fusions.
+  orders = f"{output} fixed" if before == output != "?" else f"{before} -> {output}"
+  return [change.operation, lines, orders + chosen, cycles]
 
 
 def _from_to(before: int, after: int) -> str:
@@ -202,23 +205,55 @@ def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
 def rank(
     problem: Problem, ranker: Ranker | Ensemble, drawn: Sequence[Numbers], count: int
 ) -> list[Numbers]:
-  """The compiler's own choice, then others from the most promising on.
+  """The choices in the order in which they are worth a label, the compiler's own first.
 
   Args:
     problem: whose choices.
-    ranker: of layouts; half of the first `count` choices of a score table are its proposals
-      near the compiler's own choice.
+    ranker: of layouts; a score table adds `count` proposals of its own, near the compiler's own
+      choice, which take turns with the other choices.
     drawn: candidates, the compiler's own first.
     count: how many will be tried.
   """
-  graph = problem.with_configs(drawn)
-  order, _ = ranker.rank(graph)
-  best = [drawn[place] for place in order]
+  proposed, choices = [], list(drawn)
   if not isinstance(ranker, Ensemble) and ranker.family.can_propose:
     # The model is least reliable far from a choice that is known to be good.
-    proposed = problem.numbers_of(ranker.propose(graph, count, near=0).graph)
-    best = [*itertools.chain.from_iterable(zip(proposed, best)), *best]
-  return list(dict.fromkeys([drawn[0], *best]))
+    proposed = problem.numbers_of(
+        ranker.propose(problem.with_configs(drawn), count, near=0).graph)
+    choices = list(dict.fromkeys([*drawn, *proposed]))
+  (scores,) = ranker.scores([problem.with_configs(choices)])
+  order = np.argsort(scores, kind="stable")
+  place = {numbers: number for number, numbers in enumerate(choices)}
+  turns = itertools.chain.from_iterable(zip(map(place.get, proposed), order))
+  order = list(dict.fromkeys([*turns, *order]))
+  return [choices[number] for number in spread(order, scores, np.array(choices) > 0)]
+
+
+def spread(order: Sequence[int], scores: np.ndarray, changed: np.ndarray) -> list[int]:
+  """An order of choices in which each of the first ones tells something new.
+
+  The first choice of every score and of every set of changed groups comes first, then other
+  choices of the same sets. Choices that score exactly as an earlier one come last: to the model
+  they are the same program, such as the compiler's own with its own orders written out.
+
+  Args:
+    order: choice numbers, most promising first.
+    scores: `[C]` of all choices.
+    changed: `[C, groups]` bool, the groups that choices change; choice 0 is the compiler's own.
+
+  Returns:
+    All choice numbers, 0 first.
+  """
+  new, again, equal = [], [], []
+  known_scores, known_sets = set(), set()
+  for number in dict.fromkeys([0, *map(int, order)]):
+    score, groups = float(scores[number]), changed[number].tobytes()
+    if score in known_scores:
+      equal.append(number)
+      continue
+    (again if groups in known_sets else new).append(number)
+    known_scores.add(score)
+    known_sets.add(groups)
+  return new + again + equal
 
 
 def _decide(

@@ -82,7 +82,8 @@ def featurize(
       graph is the compiler's result for this machine's backend, or the target's.
     target: `tpu:v2`, `tpu:v3`, `tpu:v4`, `tpu:v5e`, `tpu:v5p` or `tpu:v6e`: a function
       goes through the TPU compiler (no TPU is needed, but libtpu), and the graph is
-      the one before layout assignment, as in the data set's layout collections.
+      the one before layout assignment, as in the data set's layout collections. Its arrays
+      have the layouts that the compiler then assigns, where the data set has the default ones.
       None: the function as jax lowers it, before any compiler.
     edge_order: "sorted" by (consumer, producer), each pair once, or "insertion",
       where an instruction that calls a computation twice has two equal edges.

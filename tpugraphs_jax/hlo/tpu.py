@@ -18,6 +18,8 @@ import tempfile
 from typing import Any
 import warnings
 
+from tpugraphs_jax.hlo import proto
+
 # The smallest topology of each generation that the compiler accepts.
 TARGETS = {
     "tpu:v2": "v2:2x2x1",
@@ -27,7 +29,7 @@ TARGETS = {
     "tpu:v5p": "v5p:2x2x1",
     "tpu:v6e": "v6e:2x2",
 }
-_BEFORE_LAYOUTS = "before_layout-assignment"
+_BEFORE_LAYOUTS, _AFTER_LAYOUTS = "before_layout-assignment", "after_layout-assignment"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,9 @@ class TpuProgram:
   module: bytes  # serialized HloModuleProto after all optimisations, with windows
   optimal_seconds: float  # the compiler's estimate, no measurement
   bytes_accessed: int  # the compiler's estimate too
-  before_layouts: bytes | None  # serialized HloProto before layout assignment, if asked for
+  # Serialized HloModuleProto before layout assignment, if asked for. Its arrays have the layouts
+  # that the compiler then assigns.
+  before_layouts: bytes | None
 
 
 def check_target(target: str) -> None:
@@ -93,7 +97,8 @@ def compile_function(
     compiled = _compiled(lowered, {
         "xla_dump_to": folder, "xla_dump_hlo_pass_re": "layout-assignment",
         "xla_dump_hlo_as_proto": True})
-    return _program(compiled, _stage(Path(folder), _BEFORE_LAYOUTS))
+    before, after = (_stage(Path(folder), name) for name in (_BEFORE_LAYOUTS, _AFTER_LAYOUTS))
+    return _program(compiled, with_layouts_of(before, after))
 
 
 def _compiled(lowered: Any, options: dict[str, Any] | None = None) -> Any:
@@ -117,6 +122,27 @@ def _stage(folder: Path, name: str) -> bytes:
     raise ValueError(f"the TPU compiler wrote no stage {name}, found "
                      f"{', '.join(sorted(path.name for path in folder.iterdir())) or 'nothing'}")
   return files[0].read_bytes()
+
+
+def with_layouts_of(module: bytes, assigned: bytes) -> bytes:
+  """A module whose arrays have the layouts of the equal instructions of another module.
+
+  Args:
+    module: serialized HLO module before layout assignment.
+    assigned: the same module after it. Instructions keep their names; one without an equal keeps
+      its layout too.
+
+  Returns:
+    The serialized `HloModuleProto`.
+  """
+  shapes = {each.name: each.shape for each in proto.instructions(
+      proto.parse_module(assigned, where="TPU program with layouts"))}
+  result = proto.parse_module(module, where="TPU program before layouts")
+  for instruction in proto.instructions(result):
+    shape = shapes.get(instruction.name)
+    if shape is not None and shape.dimensions == instruction.shape.dimensions:
+      instruction.shape.layout.CopyFrom(shape.layout)
+  return result.SerializeToString()
 
 
 @functools.cache

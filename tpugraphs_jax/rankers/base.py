@@ -265,7 +265,7 @@ class Family:
 
     `scorer` adds what holds for all families: equal configurations get equal scores.
     """
-    return [found for _, found in self.encoder.run(params, graphs, config_ids, progress=progress)]
+    return [scores for _, scores in self.encoder.run(params, graphs, config_ids, progress=progress)]
 
   def scorer(self) -> Scorer:
     """Scores prepared graphs with any parameters of the network."""
@@ -280,8 +280,8 @@ class Family:
   def explain(
       self, ranker: Any, graph: OpGraph, config: int, *, against: int | None = None
   ) -> list[Any]:
-    """How much each choice of a configuration adds to its score; see `exchange_charges`."""
-    return exchange_charges(
+    """How much each choice of a configuration adds to its score; see `exchanges`."""
+    return exchanges(
         lambda one: ranker.scores([one])[0], graph, config, against=against)
 
   def propose(
@@ -379,7 +379,7 @@ class Programs(Family):
         slates, budget, graphs=graphs, configs=configs, transform=self.config_transform)
 
 
-class Charge(NamedTuple):
+class Exchange(NamedTuple):
   """One choice of a configuration that differs from the one it is compared with."""
 
   nodes: tuple[int, ...]  # numbers of the configurable nodes that share the choice; empty for tiles
@@ -388,10 +388,10 @@ class Charge(NamedTuple):
   score: float  # score with the choice minus score without it: above 0 = it costs time
 
 
-def exchange_charges(
+def exchanges(
     scores: Callable[[OpGraph], np.ndarray], graph: OpGraph, config: int, *,
     against: int | None = None,
-) -> list[Charge]:
+) -> list[Exchange]:
   """How much every choice of `config` adds to its score, largest first.
 
   Each choice in which `config` differs from `against` is exchanged for the other's,
@@ -415,8 +415,8 @@ def exchange_charges(
   changed, parts = exchange(graph, config, against)
   if not parts:
     return []
-  found = scores(dataclasses.replace(graph, configs=changed)).astype(np.float64)
-  rows = [Charge(*part, float(found[0] - one)) for part, one in zip(parts, found[1:])]
+  scored = scores(dataclasses.replace(graph, configs=changed)).astype(np.float64)
+  rows = [Exchange(*part, float(scored[0] - one)) for part, one in zip(parts, scored[1:])]
   return sorted(rows, key=lambda row: -row.score)
 
 

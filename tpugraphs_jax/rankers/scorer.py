@@ -201,11 +201,11 @@ class Encoder:
       if own < len(groups):
         budget = budgets[plan.smallest_fit(sizes[own], budgets)]
         local = self._run_group(replicated, pieces, groups[own], budget, blocks)
-      for group, found in zip(groups[start:], parallel.gather_objects(local)):
+      for group, outputs in zip(groups[start:], parallel.gather_objects(local)):
         bar.update()
         for device, batch in enumerate(group):
           for place, unit in enumerate(batch):
-            yield unit, jax.tree.map(lambda leaf: leaf[device][place], found)
+            yield unit, jax.tree.map(lambda leaf: leaf[device][place], outputs)
     bar.close()
 
   def _run_group(self, params, pieces, group: list[list[Unit]], budget: Budget, blocks) -> Any:
@@ -275,22 +275,22 @@ class Scorer:
         f"eval.graphs ({options['graphs']} now)"):
       if self._compares:
         orders = options["permutations"] if permutations is None else permutations
-        found = self._mean_over_orders(params, graphs, config_ids, progress, orders)
+        scores = self._mean_over_orders(params, graphs, config_ids, progress, orders)
       else:
-        found = self._scores_once(params, graphs, config_ids, progress)
-    for graph, scores in zip(graphs, found):
-      if bad := np.count_nonzero(~np.isfinite(scores)):
+        scores = self._scores_once(params, graphs, config_ids, progress)
+    for graph, of_graph in zip(graphs, scores):
+      if bad := np.count_nonzero(~np.isfinite(of_graph)):
         raise FloatingPointError(
-            f"{graph.name}: {bad} of {len(scores)} scores are not finite, because its features or "
-            "the parameters are too large for the model: train with a data.feature_transform that "
-            "bounds them, model.dtype=float32 or a lower optimizer.learning_rate")
-    return found
+            f"{graph.name}: {bad} of {len(of_graph)} scores are not finite, because its features "
+            "or the parameters are too large for the model: train with a data.feature_transform "
+            "that bounds them, model.dtype=float32 or a lower optimizer.learning_rate")
+    return scores
 
   def _scores_once(self, params, graphs, config_ids, progress):
     parts = [distinct_rows(g.configs.choices[ids]) for g, ids in zip(graphs, config_ids)]
     once = [ids[first] for ids, (first, _) in zip(config_ids, parts)]
     scores = self._scores(params, graphs, once, progress=progress)
-    return [found[which] for found, (_, which) in zip(scores, parts)]
+    return [distinct[which] for distinct, (_, which) in zip(scores, parts)]
 
   def _mean_over_orders(self, params, graphs, config_ids, progress, orders: int):
     rng = np.random.default_rng(self._config["seed"])
@@ -299,6 +299,6 @@ class Scorer:
       order = [rng.permutation(len(ids)) if number else np.arange(len(ids)) for ids in config_ids]
       chosen = [ids[o] for ids, o in zip(config_ids, order)]
       scores = self._scores(params, graphs, chosen, progress=progress)
-      for sums, o, found in zip(total, order, scores):
-        sums[o] += found
+      for sums, o, new in zip(total, order, scores):
+        sums[o] += new
     return [(sums / orders).astype(np.float32) for sums in total]

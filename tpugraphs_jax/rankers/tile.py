@@ -72,12 +72,12 @@ class LateJoin(base.Kernels):
     feat = np.concatenate([self.config_transform(graph.configs.config_feat[ids])
                            for graph, ids in zip(graphs, config_ids)])
     owner = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])
-    found = np.zeros(len(owner), np.float32)
+    scores = np.zeros(len(owner), np.float32)
     for start in range(0, len(owner), self.chunk):
       part = slice(start, start + self.chunk)
       inputs = [self._filled(pooled[owner[part]]), self._filled(feat[part])]
-      found[part] = np.asarray(self._head(params, *inputs))[: len(found[part])]
-    return np.split(found, np.cumsum([len(ids) for ids in config_ids])[:-1])
+      scores[part] = np.asarray(self._head(params, *inputs))[: len(scores[part])]
+    return np.split(scores, np.cumsum([len(ids) for ids in config_ids])[:-1])
 
   def _filled(self, x: np.ndarray) -> np.ndarray:
     """`x [n, F]` with zeros up to a whole chunk; short ones up to a power of two."""

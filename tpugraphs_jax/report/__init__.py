@@ -12,6 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 import os
 
+from absl import logging
+
+from tpugraphs_jax import console, files
+
 FILE = "report.html"  # the page of a run, in its working folder
 
 
@@ -30,14 +34,25 @@ def write(
     ImportError: a package of the extra `plots` is not installed; says how to install it.
     ValueError: no run judged that graph.
   """
-  from tpugraphs_jax import files
-
   require_plots()
   from tpugraphs_jax.report import page, runs
 
   text = page.render(runs.read_all(folders), graph=graph)
   with files.replacing(out, encoding="utf-8") as file:
     file.write(text)
+
+
+def try_write(
+    folders: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
+) -> None:
+  """As `write`, and says where the page is. A page that cannot be drawn fails no run."""
+  try:
+    write(folders, out)
+    console.say(f"report: {out}")
+  except ImportError as error:
+    console.say(f"no report page: {error}")
+  except Exception:  # pylint: disable=broad-exception-caught
+    logging.warning("no report page could be drawn", exc_info=True)
 
 
 def require_plots() -> None:

@@ -54,20 +54,21 @@ def all_of(groups: Sequence[Group], graph: Judged | None) -> dict[str, figure.Fi
   kinds = list(dict.fromkeys(run.labels for group in groups for run in group.runs))
   kind = ", ".join(dict.fromkeys(short_kind(name) for name in kinds))
   judged = [group for group in groups if group.judged]
-  found = {}
+  by_title = {}
   with rc_context(_STYLE):
     if judged:
-      found["Slowdown of the best of the first k"] = _slowdowns(judged, kind)
-      found["Pairs in the right order, by how far their labels differ"] = _calibration(judged, kind)
-      found["Kendall tau and slowdown1 of each validation graph"] = _by_graph(judged, kind)
-    found["Training and validation"] = _curves(groups, kind)
+      by_title["Slowdown of the best of the first k"] = _slowdowns(judged, kind)
+      by_title["Pairs in the right order, by how far their labels differ"] = _calibration(
+          judged, kind)
+      by_title["Kendall tau and slowdown1 of each validation graph"] = _by_graph(judged, kind)
+    by_title["Training and validation"] = _curves(groups, kind)
     if graph is not None:
       of = f" ({groups[0].runs[0].name})" * (len(groups) + len(groups[0].runs) > 2)
-      found[f"Predicted rank and rank by label: {graph.name}{of}"] = _ranks(graph, kind)
-    for drawn in found.values():
+      by_title[f"Predicted rank and rank by label: {graph.name}{of}"] = _ranks(graph, kind)
+    for drawn in by_title.values():
       drawn.suptitle(f"labels: {'; '.join(kinds)}", fontsize=9, color="#666666")
       _legend(drawn)
-  return found
+  return by_title
 
 
 def short_kind(kind: str) -> str:
@@ -115,7 +116,7 @@ def _slowdowns(groups: Sequence[Group], kind: str) -> figure.Figure:
   run = groups[0].runs[0]
   half = np.median([len(graph.scores) for graph in run.judged])
   ks = [k for k in KS if k == 1 or k <= half]
-  mean = lambda found: [np.mean([one.get(k, 0.0) for one in found]) for k in ks]
+  mean = lambda slowdowns: [np.mean([one.get(k, 0.0) for one in slowdowns]) for k in ks]
   if len(groups) == len(groups[0].runs) == 1:
     for number, graph in enumerate(run.judged):
       own = [k for k in ks if k in graph.slowdowns]
@@ -213,8 +214,8 @@ def _by_graph(groups: Sequence[Group], kind: str) -> figure.Figure:
   drawn, (left, right) = _axes(2, height=max(2.8, 0.24 * len(order) + 1.4) if is_named else 4)
   for group, colour in _coloured(groups):
     for axes, value in ((left, lambda g: g.kendall_tau), (right, lambda g: g.slowdowns[1])):
-      found = group.by_graph(value)
-      axes.plot([found.get(graph.name, np.nan) for graph in order], places, "o", ms=5,
+      values = group.by_graph(value)
+      axes.plot([values.get(graph.name, np.nan) for graph in order], places, "o", ms=5,
                 color=colour, label=group.name)
   if NOISELESS in groups[0].runs[0].references:
     left.plot([metrics.kendall_tau(graph.ceiling_ns, graph.runtime_ns) for graph in order],

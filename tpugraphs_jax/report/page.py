@@ -66,37 +66,37 @@ def _results(runs: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any]:
   """Tables by title: a row for every run and every reference; groups, and tests between them."""
   names = list(dict.fromkeys(name for run in runs for name in run.means))
   row = lambda means: [means.get(name, math.nan) for name in names]
-  found = {"Results": _table(
+  tables = {"Results": _table(
       ["run", "seed", *names],
       [[run.name, run.seed, *row(run.means)] for run in runs if names] + [
           [of, "", *row(means)] for of, means in runs[0].references.items()
           if len({run.protocol for run in runs}) == 1])}
   if len(runs) > len(groups):
-    found["By config, mean and standard deviation over seeds"] = _table(
+    tables["By config, mean and standard deviation over seeds"] = _table(
         ["config", "seeds", *names],
         [[group.name, ", ".join(str(run.seed) for run in group.runs),
           *(group.spread(name) for name in names)] for group in groups])
   if len(groups) > 1:
-    found["Paired by graph (Wilcoxon signed rank on Kendall tau)"] = _table(
+    tables["Paired by graph (Wilcoxon signed rank on Kendall tau)"] = _table(
         ["config", "against", "graphs", "mean difference", "p"], runs_lib.comparisons(groups))
-  return found
+  return tables
 
 
 def _tables(runs: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any]:
   """The tables below the figures, by title."""
-  order, found = _by_tau(runs[0]), {}
+  order, tables = _by_tau(runs[0]), {}
   if order and runs[0].config.get("task") == "tile":
-    found["Programs, means over kernels and seeds"] = _programs(groups)
+    tables["Programs, means over kernels and seeds"] = _programs(groups)
   if order:
     more = f", the {_LISTED} lowest of {len(order)}" if len(order) > _LISTED else ""
-    found[f"Graphs ({runs[0].name}{more})"] = _table(
+    tables[f"Graphs ({runs[0].name}{more})"] = _table(
         ["graph", "nodes", "configurations", "Kendall tau", "slowdown1", f"slowdown of {DEFAULT}"],
         [[graph.name, graph.nodes, len(graph.scores), graph.kendall_tau, graph.slowdowns[1],
           graph.default_slowdown] for graph in order[:_LISTED]])
   if len(groups) > 1:
-    found["Where the configs differ"] = _table(
+    tables["Where the configs differ"] = _table(
         ["field", *(group.name for group in groups)], runs_lib.differences(groups))
-  return found
+  return tables
 
 
 def _programs(groups: Sequence[Group]) -> dict[str, Any]:

@@ -119,14 +119,14 @@ class Run:
     if not self.judged:
       return {}
     random = judge.random_order([graph.runtime_ns for graph in self.judged], self.ks)
-    found = {RANDOM: _named(random, opa_mean=0.5)}
+    orders = {RANDOM: _named(random, opa_mean=0.5)}
     if all(graph.default is not None for graph in self.judged):  # one choice, which orders nothing
       slowdown = float(np.mean([graph.default_slowdown for graph in self.judged]))
-      found[DEFAULT] = {f"slowdown{k}_mean": slowdown for k in self.ks}
+      orders[DEFAULT] = {f"slowdown{k}_mean": slowdown for k in self.ks}
     if all(graph.ceiling_ns is not None for graph in self.judged):
-      found[NOISELESS] = self._means(
+      orders[NOISELESS] = self._means(
           [dataclasses.replace(graph, scores=graph.ceiling_ns) for graph in self.judged])
-    return found
+    return orders
 
   @property
   def verdict(self) -> str:
@@ -174,20 +174,20 @@ class Group:
 
   def by_graph(self, value: Callable[[Judged], float]) -> dict[str, float]:
     """A number of each graph, mean over the runs."""
-    found: dict[str, list[float]] = {}
+    numbers: dict[str, list[float]] = {}
     for graph in self.judged:
-      found.setdefault(graph.name, []).append(value(graph))
-    return {name: _mean(values) for name, values in found.items()}
+      numbers.setdefault(graph.name, []).append(value(graph))
+    return {name: _mean(values) for name, values in numbers.items()}
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
   """Runs by config, in the order in which they come."""
-  found: dict[str, list[Run]] = {}
+  by_config: dict[str, list[Run]] = {}
   for run in runs:
-    found.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
-  names = [_common_name([run.name for run in group]) for group in found.values()]
+    by_config.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
+  names = [_common_name([run.name for run in group]) for group in by_config.values()]
   return [Group(name if names.count(name) == 1 else group[0].name, tuple(group))
-          for name, group in zip(names, found.values())]
+          for name, group in zip(names, by_config.values())]
 
 
 def _common_name(names: Sequence[str]) -> str:
@@ -279,11 +279,11 @@ def _judged(path: Path, data_root: str, run: Run) -> tuple[Judged, ...]:
   has_default = run.collection and not Collection(run.collection).is_released and (
       run.labels not in (SYNTHETIC, UNKNOWN))
   return tuple(
-      Judged(**vars(found),
-             default=int(np.argmin(found.config_ids))
-             if has_default and not found.config_ids.min() else None,
-             ceiling_ns=_ceiling(data_root, run.collection, found))
-      for found in judge.read_scores(path))
+      Judged(**vars(one),
+             default=int(np.argmin(one.config_ids))
+             if has_default and not one.config_ids.min() else None,
+             ceiling_ns=_ceiling(data_root, run.collection, one))
+      for one in judge.read_scores(path))
 
 
 def _ceiling(data_root: str, collection: str, judged: judge.Judged) -> np.ndarray | None:
@@ -291,8 +291,8 @@ def _ceiling(data_root: str, collection: str, judged: judge.Judged) -> np.ndarra
   if not collection or remote.is_remote(data_root):
     return None
   try:
-    found = synthetic.read_ceiling(data_root, collection, "valid", judged.name)
-    is_same = np.array_equal(found.measured_ns[judged.config_ids], judged.runtime_ns)
+    ceiling = synthetic.read_ceiling(data_root, collection, "valid", judged.name)
+    is_same = np.array_equal(ceiling.measured_ns[judged.config_ids], judged.runtime_ns)
   except (OSError, ValueError, IndexError):
     return None
-  return found.runtime_ns[judged.config_ids] if is_same else None
+  return ceiling.runtime_ns[judged.config_ids] if is_same else None

@@ -30,6 +30,21 @@ _SEGMENT_CHOICES = {
     "segments.keep_unit": segments.KEEP_UNITS, "segments.history_dtype": history.DTYPES,
     "segments.history_place": history.PLACES,
 }
+# The smallest value of every field that is a number.
+_LEAST = {
+    "seed": 0, "batch.graphs": 1, "batch.configs": 2, "batch.min_configs": 2,
+    "batch.slates_per_epoch": 0, "batch.config_chunk": 0, "data.loader_threads": 0,
+    "data.neighbour_slots": -1, "data.cluster_nodes": 1, "eval.graphs": 1,
+    "eval.permutations": 1, "eval.configs": 2, "loss.kernel_l2": 0, "loss.activity_l2": 0,
+    "train.epochs": 1, "train.eval_every_epochs": 1, "train.early_stop_epochs": 0,
+    "train.valid_configs": 0, "train.log_every_steps": 1, "train.checkpoint_every_steps": 0,
+}
+_LEAST_OF_LAYOUTS = {
+    "data.entropy_threshold": 0, "data.reduction_hops": 1, "data.max_configs": 0,
+    "batch.keep_nodes": 2, "eval.max_configs": 0}
+_LEAST_OF_SEGMENTS = {
+    "segments.max_nodes": 2, "segments.fresh": 1, "segments.finetune.epochs": 0,
+    "segments.finetune.configs": 0}
 
 
 def one_of(config: ml_collections.ConfigDict, choices: Mapping[str, Sequence[Any]]) -> None:
@@ -67,12 +82,18 @@ def check(config: ml_collections.ConfigDict) -> None:
     ValueError: with the field, its value and what was expected.
   """
   task(config)
-  _check_all(config)
+  # The registry of models says more of an unknown name.
+  one_of(config, {field: allowed for field, allowed in choices(config).items()
+                  if field != "model.name"})
+  least = _LEAST | {f"model.{name}": 1 for name in config.model
+                    if name.endswith("_dim") or name.startswith("num_")}
   if config.task != "tile":
-    one_of(config, _choices_of_layouts(config))
-    at_least(config, {
-        "data.entropy_threshold": 0, "data.reduction_hops": 1, "data.max_configs": 0,
-        "batch.keep_nodes": 2, "eval.max_configs": 0})
+    least |= _LEAST_OF_LAYOUTS
+  if config.task == "segments":
+    least |= _LEAST_OF_SEGMENTS
+  at_least(config, least)
+  _check_training(config)
+  _check_loss(config)
   if config.data.get("also"):
     _check_also(config)
   if config.task == "segments":
@@ -81,9 +102,25 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 def choices(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
   """The allowed values of every field that has a few (`batch.sampling`), by field."""
-  found = _choices_of_all(config)
-  if config.task != "tile":
-    found |= _choices_of_layouts(config)
+  is_tile, own = config.task == "tile", collections.OWN
+  model = {"name": tuple(models_of(config)), "precision": _PRECISIONS, "dtype": _DTYPES}
+  found = {
+      "task": TASKS, "batch.sampling": plan.SAMPLINGS, "batch.target": selection.TARGETS,
+      "batch.graph_sampling": plan.GRAPH_SAMPLINGS, "loss.pair_reduction": losses.REDUCTIONS,
+      "optimizer.name": state.OPTIMIZERS, "optimizer.schedule": state.SCHEDULES,
+      "data.virtual_node": reduction.VIRTUAL_NODES, "data.pad_value": (0, -1),
+      "data.config_transform": features.KINDS,
+      "data.duplicate_policy": selection.DUPLICATE_POLICIES, "train.best_metric": _MAXIMISED,
+      "data.config_features": feature_blocks.CONFIG_FEATURES["tile" if is_tile else "layout"],
+      "data.source": ("xla", own) if is_tile else ("xla", "nlp", own),
+      **{f"model.{name}": allowed for name, allowed in model.items() if name in config.model},
+  }
+  if not is_tile:
+    found |= {"data.graph_reduction": reduction.REDUCTIONS,
+              "data.reduction_direction": reduction.DIRECTIONS,
+              "data.reduction_induced": reduction.INDUCED}
+  if not is_tile and config.data.source != own:
+    found["data.search"] = ("random", "default")
   return found | (_SEGMENT_CHOICES if config.task == "segments" else {})
 
 
@@ -107,48 +144,7 @@ def parts() -> dict[str, Sequence[str]]:
           "data.feature_transform": (*features.KINDS, "log_offset(K)")}
 
 
-def _choices_of_all(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
-  own = collections.OWN
-  model = {"name": tuple(models_of(config)),
-           "precision": _PRECISIONS, "dtype": _DTYPES}
-  return {
-      "task": TASKS, "batch.sampling": plan.SAMPLINGS, "batch.target": selection.TARGETS,
-      "batch.graph_sampling": plan.GRAPH_SAMPLINGS, "loss.pair_reduction": losses.REDUCTIONS,
-      "optimizer.name": state.OPTIMIZERS,
-      "optimizer.schedule": state.SCHEDULES,
-      "data.virtual_node": reduction.VIRTUAL_NODES, "data.pad_value": (0, -1),
-      "data.config_transform": features.KINDS,
-      "data.duplicate_policy": selection.DUPLICATE_POLICIES, "train.best_metric": _MAXIMISED,
-      "data.config_features": feature_blocks.CONFIG_FEATURES[
-          "tile" if config.task == "tile" else "layout"],
-      "data.source": ("xla", own) if config.task == "tile" else ("xla", "nlp", own),
-      **{f"model.{name}": allowed for name, allowed in model.items() if name in config.model},
-  }
-
-
-def _choices_of_layouts(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
-  return {
-      **({"data.search": ("random", "default")} if config.data.source != collections.OWN else {}),
-      "data.graph_reduction": reduction.REDUCTIONS,
-      "data.reduction_direction": reduction.DIRECTIONS, "data.reduction_induced": reduction.INDUCED,
-  }
-
-
-def _check_all(config: ml_collections.ConfigDict) -> None:
-  _check_loss(config)
-  # The registry of models says more of an unknown name.
-  one_of(config, {field: allowed for field, allowed in _choices_of_all(config).items()
-                  if field != "model.name"})
-  at_least(config, {
-      "seed": 0, "batch.graphs": 1, "batch.configs": 2, "batch.min_configs": 2,
-      "batch.slates_per_epoch": 0, "batch.config_chunk": 0, "data.loader_threads": 0,
-      "data.neighbour_slots": -1, "data.cluster_nodes": 1, "eval.graphs": 1,
-      "eval.permutations": 1, "eval.configs": 2, "loss.kernel_l2": 0, "loss.activity_l2": 0,
-      "train.epochs": 1, "train.eval_every_epochs": 1, "train.early_stop_epochs": 0,
-      "train.valid_configs": 0, "train.log_every_steps": 1, "train.checkpoint_every_steps": 0,
-  })
-  at_least(config, {f"model.{name}": 1 for name in config.model
-                    if name.endswith("_dim") or name.startswith("num_")})
+def _check_training(config: ml_collections.ConfigDict) -> None:
   chunk = config.batch.config_chunk
   if chunk and config.batch.configs % chunk:
     raise ValueError(f"batch.config_chunk is {chunk}, expected a divisor of batch.configs, which "
@@ -160,7 +156,6 @@ def _check_all(config: ml_collections.ConfigDict) -> None:
 def _check_loss(config: ml_collections.ConfigDict) -> None:
   loss, target = config.loss, config.batch.target
   names = [name for name, _ in losses.parse_losses(loss.losses)]
-  one_of(config, {"batch.target": selection.TARGETS})
   if not loss.temperature > 0:
     raise ValueError(f"loss.temperature is {loss.temperature}, expected a number above 0")
   loss_options(config)
@@ -189,18 +184,6 @@ def _check_also(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_segments(config: ml_collections.ConfigDict) -> None:
-  one_of(config, _SEGMENT_CHOICES)
-  at_least(config, {
-      "segments.max_nodes": 2, "segments.fresh": 1, "segments.finetune.epochs": 0,
-      "segments.finetune.configs": 0})
-  _check_segment_combinations(config)
-  try:
-    state.create_optimizer(total_steps=1, **config.segments.finetune.optimizer)
-  except ValueError as error:
-    raise ValueError(f"segments.finetune: {error}") from None
-
-
-def _check_segment_combinations(config: ml_collections.ConfigDict) -> None:
   options = config.segments
   if config.data.virtual_node != "none":
     raise ValueError(f"data.virtual_node is {config.data.virtual_node!r}, but segments have no "
@@ -220,3 +203,7 @@ def _check_segment_combinations(config: ml_collections.ConfigDict) -> None:
   if options.finetune.epochs and options.readout == "scalar":
     raise ValueError("segments.finetune.epochs needs segments.readout=embedding: with scalar the "
                      "head comes before the sum over segments")
+  try:
+    state.create_optimizer(total_steps=1, **options.finetune.optimizer)
+  except ValueError as error:
+    raise ValueError(f"segments.finetune: {error}") from None

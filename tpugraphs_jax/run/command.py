@@ -106,8 +106,8 @@ def _run(values: flags.FlagValues) -> None:
       return
     training.run(_config(values, workdir), workdir, mode=values.mode, resume=values.resume,
                  split=values.split or "")
-    if values.report and values.mode != "predict":
-      _write_page(workdir)
+    if values.report and values.mode != "predict" and parallel.is_primary():
+      report.try_write([workdir], workdir / report.FILE)
 
 
 def _tell_dry_run(values: flags.FlagValues) -> None:
@@ -214,16 +214,3 @@ def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
   if not folder.exists():  # a host with a disk of its own
     make()
   return str(folder / "npz")
-
-
-def _write_page(workdir: Path) -> None:
-  """Writes the report page of a run; a page that cannot be drawn fails no run."""
-  if not parallel.is_primary():
-    return
-  try:
-    report.write([workdir], workdir / report.FILE)
-    console.say(f"report: {workdir / report.FILE}")
-  except ImportError as error:
-    console.say(f"no report page: {error}")
-  except Exception:  # pylint: disable=broad-exception-caught
-    logging.warning("no report page could be drawn", exc_info=True)

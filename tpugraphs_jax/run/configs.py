@@ -150,9 +150,9 @@ def as_flags(message: str, config: ml_collections.ConfigDict | None) -> str:
   """The message with the fields of a config (`batch.graphs`) as the flags that set them."""
   known = traverse_util.flatten_dict(config.to_dict(), sep=".") if config else {}
 
-  def flag(found: re.Match) -> str:
-    is_field = any(f"{name}.".startswith(f"{found[1]}.") for name in known)
-    return f"--config.{found[1]}" if is_field else found[0]
+  def flag(match: re.Match) -> str:
+    is_field = any(f"{name}.".startswith(f"{match[1]}.") for name in known)
+    return f"--config.{match[1]}" if is_field else match[0]
 
   return _FIELD.sub(flag, message)
 
@@ -280,12 +280,12 @@ def _notes_of_model(fields: ml_collections.ConfigDict) -> dict[str, str]:
     return {}  # of a module that is not imported
   build = models[fields.model.name]
   build = build.func if isinstance(build, functools.partial) else build
-  found: dict[str, str] = {}
+  notes: dict[str, str] = {}
   for of_class in inspect.getmro(build) if inspect.isclass(build) else [build]:
     _, _, text = (inspect.getdoc(of_class) or "").partition("\nAttributes:\n")
     for name, note in re.findall(r"^  (\w+): (.+(?:\n {3,}.+)*)", text, re.MULTILINE):
-      found.setdefault(name, " ".join(note.split()).replace("`", "").rstrip("."))
-  return found
+      notes.setdefault(name, " ".join(note.split()).replace("`", "").rstrip("."))
+  return notes
 
 
 def comments_of(path: Path) -> dict[str, str]:
@@ -294,7 +294,7 @@ def comments_of(path: Path) -> dict[str, str]:
   A comment belongs to the last field on its line: `config.seed = 0  # ...`, or a keyword in
   the lines after `config.batch = ConfigDict(dict(`.
   """
-  found: dict[str, str] = {}
+  comments: dict[str, str] = {}
   section = name = ""
   for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
     code, _, comment = line.partition("  # ")
@@ -305,5 +305,5 @@ def comments_of(path: Path) -> dict[str, str]:
     if fields := re.findall(r"(\w+)=(?!=)", code):
       name = f"{section}.{fields[-1]}"
     if comment and code.strip():
-      found.setdefault(name, comment)
-  return found
+      comments.setdefault(name, comment)
+  return comments

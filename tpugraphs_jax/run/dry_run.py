@@ -76,8 +76,8 @@ def _collection_lines(
   there = [split for split in SPLITS if npz.files_there(config.data_root, collection.name, split)]
   yield from _data_lines(config, collection, there)
   if not {"train", "valid"} <= set(there):
-    found = f"only {', '.join(there)}" if there else "no data"
-    yield (f"time        not measured, which needs the splits train and valid: {found} at "
+    only = f"only {', '.join(there)}" if there else "no data"
+    yield (f"time        not measured, which needs the splits train and valid: {only} at "
            f"{config.data_root}")
     return False
   if collection.kind == "layout":
@@ -216,23 +216,23 @@ def _work(graphs: Sequence[Any], ids: Sequence[np.ndarray]) -> int:
 
 
 def _time_lines(
-    config: ml_collections.ConfigDict, stage: training.Stage, found: Measured
+    config: ml_collections.ConfigDict, stage: training.Stage, measured: Measured
 ) -> Iterator[str]:
   steps = stage.epochs * stage.plan.steps_per_epoch
   evaluations = -(-stage.epochs // config.train.eval_every_epochs)
   shapes, parameters = len(stage.plan.budgets), optax.tree.size(stage.state.params)
-  total = (steps * found.step + shapes * found.compilation + evaluations * found.evaluation
-           + found.final)
+  total = (steps * measured.step + shapes * measured.compilation
+           + evaluations * measured.evaluation + measured.final)
   what, peak_bytes = log.peak_memory()
   yield (f"memory      {console.size(peak_bytes)} of the {what} at its peak, "
          f"{parameters:,} parameters")
   yield (f"checkpoints about {console.size(2 * 12 * parameters)}: two, each with parameters and "
          "two moments of Adam")
-  yield (f"compiles    {_number(shapes, 'batch shape')} of training, {found.compilation:.1f} s "
+  yield (f"compiles    {_number(shapes, 'batch shape')} of training, {measured.compilation:.1f} s "
          "each; a shared compilation cache saves this in later runs")
-  yield (f"steps       {steps:,} of {found.step:.3g} s (mean of {found.steps} measured), "
-         f"{_number(evaluations, 'evaluation')} of {found.evaluation:.3g} s, the last one of "
-         f"{found.final:.3g} s")
+  yield (f"steps       {steps:,} of {measured.step:.3g} s (mean of {measured.steps} measured), "
+         f"{_number(evaluations, 'evaluation')} of {measured.evaluation:.3g} s, the last one of "
+         f"{measured.final:.3g} s")
   yield (f"time        about {console.duration(total)} on "
          f"{_number(jax.device_count(), 'device')} like these")
   if stage.following is not None:

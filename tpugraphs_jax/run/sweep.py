@@ -37,7 +37,7 @@ _LOG = "log.txt"
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class SweepRun:
   """One run.
 
   Attributes:
@@ -66,9 +66,9 @@ class Run:
   @property
   def is_done(self) -> bool:
     """Whether it trained to its end and was evaluated."""
-    found = self.summary
-    ended = str(found.get("training", {}).get("ended", ""))
-    return ended.startswith(_DONE) and "validation" in found
+    summary = self.summary
+    ended = str(summary.get("training", {}).get("ended", ""))
+    return ended.startswith(_DONE) and "validation" in summary
 
 
 def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
@@ -79,39 +79,41 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
   Raises:
     ValueError: a text of another form, or a field twice.
   """
-  found: dict[str, list[str]] = {}
+  grid: dict[str, list[str]] = {}
   for text in texts:
     field, colon, rest = text.partition(":")
     if not field or not colon or not re.fullmatch(f"{_VALUE}(,{_VALUE})*", rest):
       raise ValueError(f"--grid={text}, expected FIELD:VALUE,VALUE such as "
                        "optimizer.learning_rate:1e-3,3e-3")
-    if field in found:
+    if field in grid:
       raise ValueError(f"--grid names {field} twice: give all of its values in one")
-    found[field] = re.findall(_VALUE, rest)
-  return found
+    grid[field] = re.findall(_VALUE, rest)
+  return grid
 
 
 def runs_of(
     command: Sequence[str], out: str, grid: dict[str, list[str]], seeds: Sequence[int]
-) -> list[Run]:
+) -> list[SweepRun]:
   """The runs of a sweep: every point of the grid with every seed, seeds innermost."""
   shorts = [field.rpartition(".")[2] for field in grid]
   names = [short if shorts.count(short) == 1 else field for short, field in zip(shorts, grid)]
-  found = []
+  runs = []
   for values in itertools.product(*grid.values()):
     parts = (f"{name}={value}" for name, value in zip(names, values))
     folder = ",".join(re.sub(r"[^\w.+=-]+", "_", part) for part in parts) or "base"
     point = tuple(zip(grid, values))
     flags = tuple(f"--config.{field}={value}" for field, value in point)
-    found += [Run(f"{folder}/seed_{seed}", out, (*command, *flags, f"--config.seed={seed}"), point,
-                  seed) for seed in seeds]
-  if len({run.name for run in found}) < len(found):
+    runs += [
+        SweepRun(f"{folder}/seed_{seed}", out, (*command, *flags, f"--config.seed={seed}"), point,
+                 seed)
+        for seed in seeds]
+  if len({run.name for run in runs}) < len(runs):
     raise ValueError("two points of --grid have the same name: give values that differ in letters, "
                      "digits, '.', '+' or '-'")
-  return found
+  return runs
 
 
-def do(run: Run) -> None:
+def do(run: SweepRun) -> None:
   """Begins a run, or goes on with it; its output goes to `log.txt` in its folder."""
   if run.is_done:
     return
@@ -132,20 +134,20 @@ def _complaint(output: str) -> str:
   return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
 
 
-def row_of(run: Run) -> dict[str, Any]:
+def row_of(run: SweepRun) -> dict[str, Any]:
   """A run in a row of `runs.csv`."""
-  found = run.summary
-  training, state = found.get("training", {}), "done"
+  summary = run.summary
+  training, state = summary.get("training", {}), "done"
   if not run.is_done:
     log = run.folder / _LOG
     state = _complaint(log.read_text()) if log.exists() else "not begun"
   return {
       "run": run.name, **dict(run.point), "seed": run.seed, "state": state,
       "step": training.get("step", ""), "seconds": training.get("seconds", ""),
-      **found.get("validation", {}).get("metrics", {})}
+      **summary.get("validation", {}).get("metrics", {})}
 
 
-def _write_rows(runs: Sequence[Run], out: str) -> None:
+def _write_rows(runs: Sequence[SweepRun], out: str) -> None:
   rows = [row_of(run) for run in runs]
   empty = dict.fromkeys((name for row in rows for name in row), "")
   judge.write_csv(epath.Path(out) / _ROWS, [empty | row for row in rows])
@@ -155,10 +157,10 @@ def _check_settings(out: str, settings: dict[str, Any]) -> None:
   """Writes the settings of a new sweep; refuses (ValueError) a folder with other settings."""
   path = epath.Path(out) / _SETTINGS
   if path.exists():
-    found = json.loads(path.read_text())
+    known = json.loads(path.read_text())
     for name, value in settings.items():
-      if found.get(name) != value:
-        raise ValueError(f"{path} is of a sweep with {name} {found.get(name)}, now it is {value}: "
+      if known.get(name) != value:
+        raise ValueError(f"{path} is of a sweep with {name} {known.get(name)}, now it is {value}: "
                          "give the same, or another --out")
     return
   epath.Path(out).mkdir(parents=True, exist_ok=True)
@@ -235,15 +237,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 130
 
 
-def _conclude(runs: Sequence[Run], out: str) -> int:
+def _conclude(runs: Sequence[SweepRun], out: str) -> int:
   """Writes the rows and the report; 0 where every run is done."""
   _write_rows(runs, out)
   done = [run for run in runs if run.is_done]
   console.say(f"{len(done)} of {len(runs)} runs are done: {epath.Path(out) / _ROWS}")
   if done:
-    try:
-      report.write([run.folder for run in done], epath.Path(out) / report.FILE)
-      console.say(f"report: {epath.Path(out) / report.FILE}")
-    except ImportError as error:
-      console.say(f"no report page: {error}")
+    report.try_write([run.folder for run in done], epath.Path(out) / report.FILE)
   return 0 if len(done) == len(runs) else 1

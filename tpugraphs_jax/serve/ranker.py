@@ -90,10 +90,10 @@ class Ranker:
       cls, place: str | os.PathLike[str], config: Mapping[str, Any] | None = None
   ) -> Ranker:
     """The trained ranker of a working folder or model file; see `read`."""
-    found = read(place, config)
-    ranker = cls(config or found.config)
-    ranker.use_transforms(found.transforms, where=place)
-    ranker.params, ranker.about = found.params, found.about
+    artefact = read(place, config)
+    ranker = cls(config or artefact.config)
+    ranker.use_transforms(artefact.transforms, where=place)
+    ranker.params, ranker.about = artefact.params, artefact.about
     return ranker
 
   # Transforms.
@@ -208,7 +208,7 @@ class Ranker:
     """How much each choice of a configuration adds to its score, largest first.
 
     Score tables give the charges that add up to the score (`rankers.tables.charges`). Any
-    other family exchanges choices one by one (`rankers.base.exchange_charges`).
+    other family exchanges choices one by one (`rankers.base.exchanges`).
     """
     self.check(graph)
     return self.family.explain(self, self._seen(graph), config, against=against)
@@ -262,9 +262,9 @@ def load(place: str | os.PathLike[str]) -> Ranker:
     >>> tpugraphs_jax.load("layout-cpu-measured").collection.kind
     'layout'
   """
-  found = place if remote.is_remote(place) else parallel.on_primary(
+  source = place if remote.is_remote(place) else parallel.on_primary(
       lambda: shipped_file(Path(place).expanduser()))
-  path = remote.fetch(found).absolute()
+  path = remote.fetch(source).absolute()
   # The checkpoints of every stage of training, whatever its folder is called.
   marks = (path, path / MODEL_FILE, *path.glob(loop.CHECKPOINTS),
            *path.glob(f"*/{loop.CHECKPOINTS}"))
@@ -386,11 +386,11 @@ def read_model(path: Path) -> Artefact:
     with npz.NpzArchive(path) as archive:
       arrays = {name: archive.read(name) for name in archive.names}
     card = json.loads(arrays.pop("card").tobytes())
-    if isinstance(found := card["format"], int) and found <= FORMAT:
+    if isinstance(version := card["format"], int) and version <= FORMAT:
       return _artefact(card, arrays)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from None
-  raise ValueError(f"{path} is of format {found}, and this version of tpugraphs_jax reads up to "
+  raise ValueError(f"{path} is of format {version}, and this version of tpugraphs_jax reads up to "
                    f"{FORMAT}: pip install --upgrade tpugraphs-jax")
 
 
@@ -497,16 +497,16 @@ def _from_checkpoints(workdir: Path, config: Mapping[str, Any] | None) -> Artefa
   chosen = config
   if chosen is None:
     chosen = parallel.on_primary(lambda: config_of(workdir))
-  found = best_checkpoint(workdir, chosen)
-  if found is None:
+  best = best_checkpoint(workdir, chosen)
+  if best is None:
     raise FileNotFoundError(f"{workdir} holds no checkpoint: train first")
   transforms = None
   if parallel.is_primary():
     transforms = features.load(workdir / TRANSFORMS_FILE)
-    there = [workdir / name for name in found.files if (workdir / name).exists()]
-    checkpoint.check_files(workdir / loop.CHECKPOINTS, found.files, digests(there, workdir))
-  about = {"step": found.step, "value": found.value}
-  return Artefact(dict(chosen), parallel.from_primary(transforms), found.params, about)
+    there = [workdir / name for name in best.files if (workdir / name).exists()]
+    checkpoint.check_files(workdir / loop.CHECKPOINTS, best.files, digests(there, workdir))
+  about = {"step": best.step, "value": best.value}
+  return Artefact(dict(chosen), parallel.from_primary(transforms), best.params, about)
 
 
 # Models that ship with the package, each with a card.

@@ -53,6 +53,29 @@ def test_traffic_is_padded_bytes_over_what_convolutions_and_dots_read_and_write(
       assert not feature.any()
 
 
+def test_the_compilers_own_order_costs_nothing_unless_a_user_has_another_one():
+  graph = program()
+  feat, number = graph.node_feat.copy(), graph.config_node[1]
+  feat[:, NODE["minor_to_major"]] = [0, 1, 2, 0, 0, 0]
+  feat[number, NODE["minor_to_major"]] = [2, 0, 1, 0, 0, 0]
+  graph = dataclasses.replace(graph, node_feat=feat, edge_index=np.zeros((0, 2), np.int32))
+  rows = graph.configs.rows[:, :2].tolist()
+  full = [(*row, *(dim for dim in (2, 1, 0) if dim not in row)) for row in rows]
+  node, row = map(np.ravel, np.indices((2, len(rows))))
+  expected = [rows[r][0] >= 0 and full[r] == ((0, 1, 2), (2, 0, 1))[k] for k, r in zip(node, row)]
+  assert sum(expected) == 1 + ((2, 0, 1) in full)
+  found = traffic.changes_nothing(graph, node, row)
+  assert found[[rows[r][0] >= 0 for r in row]].tolist() == [
+      each for each, r in zip(expected, row) if rows[r][0] >= 0]
+  cost = traffic.choice_features(graph, node, row)[:, 0]
+  assert ((cost == 0) == [each or rows[r][0] < 0 for each, r in zip(expected, row)]).all()
+  other = next(node for node in range(graph.num_nodes) if node not in graph.config_node)
+  feat[other] = feat[number]
+  feat[other, NODE["minor_to_major"]] = [0, 1, 2, 0, 0, 0]
+  turned = dataclasses.replace(graph, node_feat=feat, edge_index=np.array([[other, number]], np.int32))
+  assert not traffic.changes_nothing(turned, node, row)[node == 1].any()
+
+
 def test_users_are_seen_beyond_nodes_of_the_same_shape():
   graph = table_cases.program(0, nodes=4, config_nodes=[0])
   feat = graph.node_feat.copy()

@@ -12,10 +12,10 @@ from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.split_nodes import SplitNodes
 from tpugraphs_jax.rankers.composed import nodes
 from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
+from tpugraphs_jax.rankers.composed.operations import MASKED, width_of
 from tpugraphs_jax.rankers.composed.options import Options
 
 Dense = Callable[..., nn.Module]
-_MASKED = -1e30
 
 
 class GlobalAttention(nn.Module):
@@ -110,7 +110,7 @@ def kernel_attention(
   start = jax.tree.map(
       lambda q: jnp.zeros((len(q), configs, q.shape[2], values.varying.shape[-1])), query)
   total, _ = jax.lax.scan(attend, start, (masks.shared, masks.varying, of_graph))
-  total = _everywhere(total, slates)
+  total = nodes.everywhere(total, slates)
   if normalize:
     weights = total[..., -1:]
     total = total[..., :-1] / jnp.where(weights == 0, 1, weights)  # padding has none
@@ -129,14 +129,6 @@ def _heard(query: jax.Array, state: jax.Array) -> jax.Array:
   if query.shape[1] < len(state):
     return jnp.einsum("nhd,chde->nche", query[:, 0], state, precision="highest")
   return jnp.einsum("nchd,chde->nche", query, state, precision="highest")
-
-
-def _everywhere(x: Nodes, slates: Slates) -> jax.Array:
-  """`nodes.everywhere` for features with heads `[N, C, H, V]`."""
-  flat = jax.tree.map(lambda v: v.reshape(*v.shape[:2], -1), x)
-  like = (x.varying if isinstance(x, SplitNodes) else x).shape
-  full = nodes.everywhere(flat, slates)
-  return full.reshape(*full.shape[:2], *like[2:])
 
 
 class NodeAttention(nn.Module):
@@ -200,7 +192,7 @@ class ChannelGate(nn.Module):
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
     """`[N, C, F]` of `x [N, C, F]`."""
-    width = (x.shared if isinstance(x, SplitNodes) else x).shape[-1]
+    width = width_of(x)
     narrow = self.dense(max(1, width // self.reduction), name="squeeze")
     wide = self.dense(width, name="excite")
     return jax.tree.map(lambda v: v * nn.sigmoid(wide(nn.relu(narrow(v)))), x)
@@ -240,4 +232,4 @@ class ConfigGate(nn.Module):
 def masked_softmax(x: jax.Array, mask: jax.Array) -> jax.Array:
   """Softmax of `x [n, C, F]` over C where `mask [n, C]` is set, 0 elsewhere."""
   where = mask[..., None]
-  return jnp.where(where, nn.softmax(jnp.where(where, x, _MASKED), axis=1), 0)
+  return jnp.where(where, nn.softmax(jnp.where(where, x, MASKED), axis=1), 0)

@@ -96,26 +96,26 @@ class BilinearEdges(base.Network):
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The readout of every graph and configuration, `[G, C, P]` float32."""
     del train
-    found, graphs = configurable_edges(batch), len(batch.target)
+    listed, graphs = configurable_edges(batch), len(batch.target)
     static = jnp.concatenate([batch.graph.nodes["feat"], self.op_embedding(batch.graph)], axis=-1)
-    ends = [take_rows(static, end) for end in (found.consumer, found.producer)]
+    ends = [take_rows(static, end) for end in (listed.consumer, listed.producer)]
     edges = jnp.concatenate(ends, axis=-1)[:, None]
     edges = nn.relu(self.edge(edges))
-    config = self.with_configurations(edges, found, batch)
-    graph_of = node_graph(batch.graph).at[found.consumer].get(mode="fill", fill_value=graphs)
+    config = self.with_configurations(edges, listed, batch)
+    graph_of = node_graph(batch.graph).at[listed.consumer].get(mode="fill", fill_value=graphs)
     member = pooling.selection(graph_of, graphs)
     mean = pooling.pool_sum(config, member) / jnp.maximum(member.sum(axis=1), 1)[:, None, None]
     return jnp.concatenate([bilinear(edges, config, member), mean], axis=-1)
 
   def with_configurations(
-      self, edges: jax.Array, found: ConfigurableEdges, batch: LayoutBatch
+      self, edges: jax.Array, listed: ConfigurableEdges, batch: LayoutBatch
   ) -> jax.Array:
     """Edges `[E, 1, B]` with the configuration of their consumer: `[E, C, B']`."""
     matmul = functools.partial(layers.matmul, dtype=self.dtype, precision=self.precision)
     rows = self.config_scale * jnp.asarray(batch.rows)
     (kernel, config_kernel), bias = self.first((edges.shape[-1], rows.shape[-1]))
     config = split_nodes.config_rows(matmul(rows, config_kernel), batch)
-    mixed = matmul(edges, kernel) + take_rows(config, found.row)
+    mixed = matmul(edges, kernel) + take_rows(config, listed.row)
     mixed = nn.relu(mixed + bias[None].astype(mixed.dtype))
     return nn.relu(self.rest(mixed)) if self.config_widths[1:] else mixed
 

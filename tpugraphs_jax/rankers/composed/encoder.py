@@ -240,15 +240,15 @@ class Encoder(nn.Module):
           x, slates, train=train)
     positions = None if walks is None else nn.tanh(
         self.dense(options.position_width, name="positions")(walks))
-    found = []
+    outputs = []
     for number, width in enumerate(options.widths):
       layer = Layer(options, width, self.dense, options.attends(number), name=f"layer_{number}")
       x = layer(x, positions, slates, train=train)
-      found.append(x)
+      outputs.append(x)
       if positions is not None:
         positions = Positions(options, self.dense, name=f"positions_{number}")(positions, slates)
     if options.readout_layers == "all":
-      x = nodes.add(slates, *found)
+      x = nodes.add(slates, *outputs)
     if positions is not None:
       x = nodes.concatenate(slates, x, nodes.spread(positions, x, slates))
     for number, width in enumerate(options.post_widths):

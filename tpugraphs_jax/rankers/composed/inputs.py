@@ -149,7 +149,7 @@ def unconfigured(missing: str, layout: Any, width: int) -> jax.Array:
   return jnp.tile(layout, (1, width // layout.shape[1]))
 
 
-class Part(NamedTuple):
+class ConfigPart(NamedTuple):
   """Features that depend on the configuration, not yet through their half of a layer.
 
   Attributes:
@@ -162,7 +162,7 @@ class Part(NamedTuple):
   through: Callable[[Project], Nodes] | None
 
 
-def layout_part(rows: jax.Array, missing: jax.Array | None, slates: Slates) -> Part:
+def layout_part(rows: jax.Array, missing: jax.Array | None, slates: Slates) -> ConfigPart:
   """Layout configurations of nodes.
 
   Args:
@@ -181,19 +181,19 @@ def layout_part(rows: jax.Array, missing: jax.Array | None, slates: Slates) -> P
     return SplitNodes(
         other[:, None].astype(config.dtype), jnp.where(configured, config, own), 0)
 
-  return Part(rows.shape[1], through)
+  return ConfigPart(rows.shape[1], through)
 
 
-def tile_part(configs: jax.Array, slates: Slates) -> Part:
+def tile_part(configs: jax.Array, slates: Slates) -> ConfigPart:
   """Tile configurations `[G, C, V]`, encoded, on every node of their kernels."""
-  return Part(configs.shape[2],
-              lambda project: pooling.per_node(project(configs), slates.graph_of))
+  return ConfigPart(
+      configs.shape[2], lambda project: pooling.per_node(project(configs), slates.graph_of))
 
 
-def nodes_part(x: Nodes) -> Part:
+def nodes_part(x: Nodes) -> ConfigPart:
   """Features of nodes that are there already."""
   rows = x.shared if isinstance(x, SplitNodes) else x
-  return Part(rows.shape[-1], lambda project: jax.tree.map(project, x))
+  return ConfigPart(rows.shape[-1], lambda project: jax.tree.map(project, x))
 
 
 class Join(nn.Module):
@@ -208,7 +208,7 @@ class Join(nn.Module):
   matmul: Callable[[jax.Array, jax.Array], jax.Array]
 
   @nn.compact
-  def __call__(self, static: jax.Array, parts: Sequence[Part], slates: Slates) -> Nodes:
+  def __call__(self, static: jax.Array, parts: Sequence[ConfigPart], slates: Slates) -> Nodes:
     """Joins `static [N, F]` with the parts: `[N, C, features]` in either form.
 
     Without parts there is one configuration, which stands for all.
@@ -324,11 +324,11 @@ def token_columns(options: Options) -> int:
 
 def split_blocks(feat: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
   """The last columns of `feat [N, F]` by block, `[N, width]` each; the others as ""."""
-  found, end = {}, feat.shape[1]
+  blocks, end = {}, feat.shape[1]
   for name in reversed(names):
-    found[name] = feat[:, end - READ_BLOCKS[name] : end]
+    blocks[name] = feat[:, end - READ_BLOCKS[name] : end]
     end -= READ_BLOCKS[name]
-  return found | {"": feat[:, :end]}
+  return blocks | {"": feat[:, :end]}
 
 
 class Inputs(nn.Module):
@@ -371,7 +371,7 @@ class Inputs(nn.Module):
         open_layouts = jnp.full((len(feat), LAYOUT_CONFIG_FEATURES), -1.0)
         static.append(encode.configurations(open_layouts))
       else:
-        joined.append(Part(TILE_CONFIG_FEATURES, None))  # of tiles, which programs do not have
+        joined.append(ConfigPart(TILE_CONFIG_FEATURES, None))  # programs have no tiles
     if options.dimension_encoder != "none":
       tokens = DimensionEncoder(
           options.dimension_width, options.dimension_layers, name="dimensions")
@@ -381,7 +381,7 @@ class Inputs(nn.Module):
     join = Join(width, self.matmul, name="join")
     return join(jnp.concatenate(static, axis=-1), joined, slates), blocks.get("random_walk")
 
-  def config_part(self, encode: Values, layout: Any, slates: Slates) -> Part:
+  def config_part(self, encode: Values, layout: Any, slates: Slates) -> ConfigPart:
     """Configurations in front of the encoder."""
     values, missing = config_values(slates), None
     if slates.by_hop is None:

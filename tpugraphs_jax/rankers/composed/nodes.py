@@ -82,7 +82,7 @@ class Slates:
 
 
 def everywhere(x: Nodes, slates: Slates) -> jax.Array:
-  """The features of all nodes, `[N, C, F]`, or `[N, 1, F]` if `x` is."""
+  """The features of all nodes, `[N, C, ...]`, or `[N, 1, ...]` if `x` is."""
   if not isinstance(x, SplitNodes):
     return x
   shape = len(x.shared), *x.varying.shape[1:]

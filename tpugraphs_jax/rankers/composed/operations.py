@@ -24,7 +24,7 @@ from tpugraphs_jax.rankers.composed.options import EDGE_DIRECTIONS, Options
 
 EPSILON = 1e-5
 Dense = Callable[..., nn.Module]  # makes a linear layer by its width
-_MASKED = -1e30
+MASKED = -1e30  # logit of what a softmax leaves out
 
 
 class Activation(nn.Module):
@@ -263,7 +263,7 @@ class Gatv2(_OneSide):
     senders, receivers, mask = _with_loops(slates, self.side)
     hidden = nn.leaky_relu(sent[senders] + own[receivers], 0.2)
     logits = jnp.einsum("echd,hd->ech", hidden.astype(jnp.float32), weight)
-    logits = jnp.where(mask[:, None, None], logits, _MASKED)
+    logits = jnp.where(mask[:, None, None], logits, MASKED)
     shares = jraph.segment_softmax(logits, receivers, len(full))
     total = jraph.segment_sum(shares[..., None] * sent[senders], receivers, len(full))
     bias = self.param("bias", nn.initializers.zeros, (1, 1, self.features), jnp.float32)

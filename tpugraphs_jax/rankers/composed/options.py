@@ -217,8 +217,8 @@ def check(options: Options, kind: str) -> Options:
   known = pooling.names() if kind == "layout" else list(pooling.POOLINGS)
   if not options.pooling or set(options.pooling) - set(known):
     raise ValueError(f"model.pooling is {options.pooling}, expected some of {', '.join(known)}")
-  for found, advice in _conflicts(options, kind):
-    if found:
+  for is_there, advice in _conflicts(options, kind):
+    if is_there:
       raise ValueError(advice)
   return options
 

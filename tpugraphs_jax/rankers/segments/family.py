@@ -292,10 +292,10 @@ class Segments(Family):
       progress: bool = False,
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each program, whose segments all count, eta = 1."""
-    found = {number: self.head(params, graphs[number], total)
+    scores = {number: self.head(params, graphs[number], total)
              for number, total in self.encoder.stream(
                  params, graphs, config_ids, progress=progress)}
-    return [found[number] for number in range(len(graphs))]
+    return [scores[number] for number in range(len(graphs))]
 
   def head(self, params: Any, graph: SegmentedGraph, total: np.ndarray) -> np.ndarray:
     """Scores `[n]` of totals `[n, P]` of one program's configurations."""

@@ -53,16 +53,16 @@ def charges(
   Raises:
     ValueError: as `terms.Terms.encode`.
   """
-  found = _charges(program, costs, group_row)
+  rows = _charges(program, costs, group_row)
   if other is not None:
-    both = zip(found, _charges(program, costs, other))
-    found = [one._replace(before=two.cost) for one, two in both if one.rows != two.rows]
-  return sort(found)
+    both = zip(rows, _charges(program, costs, other))
+    rows = [one._replace(before=two.cost) for one, two in both if one.rows != two.rows]
+  return sort(rows)
 
 
-def sort(found: Sequence[Charge]) -> list[Charge]:
+def sort(rows: Sequence[Charge]) -> list[Charge]:
   """The charges by how much each adds, largest first."""
-  return sorted(found, key=lambda charge: charge.before - charge.cost)
+  return sorted(rows, key=lambda charge: charge.before - charge.cost)
 
 
 def _charges(program: PreparedTables, costs: Costs, group_row: np.ndarray) -> list[Charge]:
@@ -71,15 +71,15 @@ def _charges(program: PreparedTables, costs: Costs, group_row: np.ndarray) -> li
   choice = program.terms.encode(np.asarray(group_row)[None])[group, 0].astype(int)
   rows = list(map(tuple, program.configs.rows[np.asarray(group_row)[group]].tolist()))
   unary = np.asarray(costs.unary, np.float64)[np.arange(len(choice)), choice]
-  found = [Charge(cost, (node,), (row,)) for cost, node, row in zip(unary.tolist(), nodes, rows)]
+  result = [Charge(cost, (node,), (row,)) for cost, node, row in zip(unary.tolist(), nodes, rows)]
   if not len(costs.pair):
-    return found
+    return result
   place = dict(zip(nodes, range(len(nodes))))
   for i, (first, second, via) in enumerate(program.pairs.ends.tolist()):
     a, b = place[first], place[second]
-    found.append(Charge(float(costs.pair[i, choice[a], choice[b]]), (first, second, via),
+    result.append(Charge(float(costs.pair[i, choice[a], choice[b]]), (first, second, via),
                         (rows[a], rows[b])))
-  return found
+  return result
 
 
 def row_text(row: Sequence[int]) -> str:
@@ -90,21 +90,21 @@ def row_text(row: Sequence[int]) -> str:
   return " ".join(given) or "open"
 
 
-def table(found: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: int = 20) -> str:
+def table(rows: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: int = 20) -> str:
   """The first `top` charges as lines of text.
 
   Args:
-    found: from `charges`, or `explain` of a ranker of this family.
+    rows: from `charges`, or `explain` of a ranker of this family.
     names: of instructions, by node, where they are known.
     top: how many.
   """
   name = _namer(names)
   lines = [f"{'cost':>10} {'change':>10}  what"]
-  for charge in found[:top]:
+  for charge in rows[:top]:
     lines.append(f"{charge.cost:>10.4f} {charge.cost - charge.before:>+10.4f}  "
                  f"{_what(charge, name)}")
-  if len(found) > top:
-    rest = found[top:]
+  if len(rows) > top:
+    rest = rows[top:]
     lines.append(f"{sum(c.cost for c in rest):>10.4f} "
                  f"{sum(c.cost - c.before for c in rest):>+10.4f}  {len(rest)} more")
   return "\n".join(lines)
@@ -125,7 +125,7 @@ def _what(charge: Charge, name) -> str:
   return f"{name(first)}: {texts[0]} -> {name(second)}: {texts[1]}{at}"
 
 
-def dot(found: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: int = 60) -> str:
+def dot(rows: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: int = 60) -> str:
   """The `top` charges of largest size as a graph in the language of Graphviz.
 
   Nodes are configurable nodes. Edges are pairs of them, from producer to consumer, or without
@@ -133,12 +133,12 @@ def dot(found: Sequence[Charge], *, names: Mapping[int, str] | None = None, top:
   and larger ones stronger. In a difference the colour is of `cost - before`.
 
   Args:
-    found: as for `table`.
+    rows: as for `table`.
     names: of instructions, by node, where they are known.
     top: how many.
   """
   name = _namer(names)
-  shown = [charge for charge in found if charge.nodes]
+  shown = [charge for charge in rows if charge.nodes]
   shown = sorted(shown, key=lambda c: -abs(c.cost - c.before))[:top]
   largest = max((abs(c.cost - c.before) for c in shown), default=0.0) or 1.0
   lines = ["digraph charges {", "  rankdir=TB; node [shape=box, style=filled, fontsize=10];"]

@@ -84,8 +84,8 @@ class TablesFamily(Programs):
     # Nodes do not meet in virtual ones, which come after all others.
     real = reduction.reduce_graph(raw, dataclasses.replace(self.reduction, virtual_node="none"))
     data = self.config["data"]
-    found = terms.terms_of(real, hops=data["pair_hops"])
-    return batches.prepare(small, feat, found, slots=self.slots, tiling=data["tile_padding"],
+    known = terms.terms_of(real, hops=data["pair_hops"])
+    return batches.prepare(small, feat, known, slots=self.slots, tiling=data["tile_padding"],
                            describe=self.network.choice_features)
 
   def assemble(
@@ -100,8 +100,8 @@ class TablesFamily(Programs):
   def encoder(self) -> Encoder:
     """The tables of every program, with their padding."""
     def tables(params, batch):
-      found = self.network.apply({"params": params}, batch, method=self.encodes)
-      return jax.tree.map(lambda table: table[None], found)  # of the batch's only program
+      tables = self.network.apply({"params": params}, batch, method=self.encodes)
+      return jax.tree.map(lambda table: table[None], tables)  # of the batch's only program
 
     return Encoder(parallel.pmap(tables, local=True), self.assemble, graphs=1, configs=0)
 
@@ -129,16 +129,16 @@ class TablesFamily(Programs):
   ) -> list[Costs]:
     """The costs of each program's groups and columns, summed over heads."""
     nothing = [np.zeros(0, np.int64)] * len(graphs)
-    found = self.encoder.run(params, graphs, nothing, progress=progress)
+    outputs = self.encoder.run(params, graphs, nothing, progress=progress)
     return [_cut(graphs[number].sizes, "groups", "columns",
                  *jax.tree.map(lambda table: table.sum(axis=-1), output))
-            for number, output in found]
+            for number, output in outputs]
 
   def residuals(
       self, params: Any, graphs: Sequence[PreparedTables], config_ids: Sequence[np.ndarray]
   ) -> list[np.ndarray]:
     """Residuals `[n]` float32 of the configurations `[n]` of each program."""
-    return [found for _, found in self._residual_encoder.run(params, graphs, config_ids)]
+    return [rest for _, rest in self._residual_encoder.run(params, graphs, config_ids)]
 
   # Proposals and explanations.
 
@@ -166,8 +166,8 @@ class TablesFamily(Programs):
     ranker.check(graph)
     check_numbers(graph, near)
     program = ranker.prepare(graph)
-    (found,) = self.tables(ranker.params, [program])
-    costs = search.of_tables(program.terms.counts, program.terms.columns, *found)
+    (tables,) = self.tables(ranker.params, [program])
+    costs = search.of_tables(program.terms.counts, program.terms.columns, *tables)
     residual = self.network.has_residual
     if near is None:
       best = search.propose(*costs, n * _CANDIDATES if residual else n, **options)
@@ -199,21 +199,21 @@ class TablesFamily(Programs):
     check_numbers(graph, config, against)
     program = ranker.prepare(graph)
     numbers = [config] if against is None else [config, against]
-    found = charges.charges(program, self._node_costs(ranker.params, program),
+    rows = charges.charges(program, self._node_costs(ranker.params, program),
                             *program.configs.group_row[numbers])
     if self.network.has_residual:
       (rest,) = self.residuals(ranker.params, [program], [np.array(numbers)])
-      found.append(Charge(float(rest[0]), (), (), *map(float, rest[1:])))
-    return charges.sort(found)
+      rows.append(Charge(float(rest[0]), (), (), *map(float, rest[1:])))
+    return charges.sort(rows)
 
   def _node_costs(self, params: Any, program: PreparedTables) -> Costs:
     """Costs of every configurable node and pair of nodes."""
     (budget,) = plan.choose_budgets([batching.total_sizes([program])])
     slate = Slate(program, np.zeros(0, np.int64), np.zeros(0, np.float32))
     batch = self.assemble([slate], budget, graphs=1, configs=1)
-    found = jax.jit(lambda params, batch: self.network.apply(
+    tables = jax.jit(lambda params, batch: self.network.apply(
         {"params": params}, batch, method="node_tables"))(params, batch)
-    return _cut(program.sizes, "config_nodes", "pairs", *jax.tree.map(np.asarray, found))
+    return _cut(program.sizes, "config_nodes", "pairs", *jax.tree.map(np.asarray, tables))
 
 
 def _cut(

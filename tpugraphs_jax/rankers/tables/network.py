@@ -45,7 +45,7 @@ RESIDUALS = ("none", "triples", "sage")
 _FLAT = 0.1
 
 
-class Part(nn.Module):
+class TablePart(nn.Module):
   """Base of the parts of the network: their options, linear layers and dropout."""
 
   features: int
@@ -68,7 +68,7 @@ class Part(nn.Module):
     return nn.Dropout(self.dropout, deterministic=not train)(x)
 
 
-class Encoder(Part):
+class Encoder(TablePart):
   """`x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`, some times."""
 
   op_embed_dim: int = 16
@@ -262,7 +262,7 @@ def table_sums(unary: jax.Array, pair: jax.Array | None, batch: TableBatch) -> j
   return total + pooling.graph_sum(costs, graph_of, graphs)
 
 
-class _UnaryCosts(Part):
+class _UnaryCosts(TablePart):
   """Costs of every configurable node with every choice of its group."""
 
   heads: int = 1
@@ -290,7 +290,7 @@ class _UnaryCosts(Part):
     return by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
 
 
-class _PairCosts(Part):
+class _PairCosts(TablePart):
   """Costs of two groups' choices, from the pairs of nodes between them."""
 
   heads: int = 1
@@ -346,7 +346,7 @@ class _PairCosts(Part):
     return factor.astype(jnp.float32).reshape(*factor.shape[:2], 2, self.rank, self.heads)
 
 
-class _ChoiceStates(Part):
+class _ChoiceStates(TablePart):
   """States of every choice of every group: the mean over its nodes, and the row."""
 
   @nn.compact
@@ -360,7 +360,7 @@ class _ChoiceStates(Part):
     return nn.gelu((state + self.dense("row", use_bias=False)(row)).astype(x.dtype))
 
 
-class _ColumnWeights(Part):
+class _ColumnWeights(TablePart):
   """Weights of the columns of the pair table, added up over their pairs of nodes."""
 
   @nn.compact
@@ -394,7 +394,7 @@ def _from_neighbours(sent: jax.Array, weight: jax.Array, batch: TableBatch) -> j
   return add_up(both, jnp.concatenate([first, second]), len(sent))
 
 
-class Triples(Part):
+class Triples(TablePart):
   """Costs of the choices of three groups, of which one is a neighbour of the other two.
 
   Attributes:
@@ -426,7 +426,7 @@ class Triples(Part):
     return pooling.graph_sum(cost, batch.group_graph, len(batch.target))
 
 
-class GroupSAGE(Part):
+class GroupSAGE(TablePart):
   """`s <- s + gelu(norm(W s + mean of weighted neighbours))` on the states of choices.
 
   Attributes:
