@@ -47,7 +47,8 @@ _WHOLE = "`SAGE`, 3 epochs of 10"
 _EPOCH_STEPS, _JUDGED = 128, "+eval.max_configs=200"
 _BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000",
            "segments of 2,000 nodes": "gst_ed+segments.max_nodes=2000", "`gst_ed`": "gst_ed"}
-_LARGEST = {"xla": 2951, "nlp": 2353}  # nodes of a training graph of the synthetic `medium` data
+# Nodes of a training graph of the synthetic `medium` data, and of the first 12 of scale `full`.
+_LARGEST = {"xla": 2951, "nlp": 2353, "large": 39_420}
 _TPUS_SHOWN = ("v3", "v6e")
 _COMPARISONS = {
     "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
@@ -163,15 +164,15 @@ def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bo
 
 def beside_default() -> str:
   """The default of layouts beside whole graphs and smaller segments, as far as there are runs."""
-  args = argparse.Namespace(workdir=BENCHMARKS / "races/default", steps=_EPOCH_STEPS)
   lines = []
-  for collection in _LAYOUTS:
+  for folder, collection in [*(("default", name) for name in _LAYOUTS), ("large", _LAYOUTS[0])]:
+    args = argparse.Namespace(workdir=BENCHMARKS / "races" / folder, steps=_EPOCH_STEPS)
+    source = collection.split(":")[1] if folder == "default" else folder
     for name, system in _BESIDE.items():
       paths = [systems.row_path(args, collection, system + _JUDGED, seed) for seed in _SEEDS]
       if runs := [json.loads(path.read_text()) for path in paths if path.exists()]:
-        row = systems.summarised(runs, "layout")
-        nodes = _LARGEST[collection.split(":")[1]]
-        lines.append([f"`{collection}`", f"{nodes:,}", name, figure(
+        row = systems.summarised(runs, collection)
+        lines.append([f"`{collection}`", f"{_LARGEST[source]:,}", name, figure(
             row if row["seeds"] > 1 else {"kendaltau": row["kendaltau"]}, "kendaltau"), str(
                 row["seeds"]), f"{row['step_ms'] / 1e3:.2f} s", f"{row['peak_mib']:,.0f} MiB"])
   return markdown(["collection", "nodes of the largest graph", "variant", "Kendall tau", "seeds",
