@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 import pickle
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -74,6 +75,7 @@ def collected(root):
   printed, _ = process.communicate(timeout=240)
   assert process.returncode == 0, printed
   assert "2 of 2 programs collected" in printed
+  assert int(re.search(r"; 24 labels, ([\d,]+) an hour and core", printed)[1].replace(",", "")) > 0
   return root / "whole"
 
 
@@ -174,7 +176,7 @@ from tpugraphs_jax.collect import choosing
 from tpugraphs_jax.collect.choosing import apply
 
 def crashing(function, choice):
-  if sum(place for place, orders in enumerate(choice.orders.values()) if any(orders)) == 3:
+  if sum(place for place, orders in enumerate(choice.values()) if any(orders)) == 3:
     os.abort()
   return apply(function, choice)
 

@@ -49,11 +49,9 @@ class Oracle:
     self.family = types.SimpleNamespace(can_propose=tables)
     self.about = {"labels": {"label": "measured", "platform": "cpu"}}
 
-  def rank(self, graph):
-    numbers = self.problem.numbers_of(graph)
-    self.asked = numbers
-    scores = np.array([self.cost(each) for each in numbers])
-    return np.argsort(scores, kind="stable"), scores
+  def scores(self, graphs):
+    self.asked = self.problem.numbers_of(graphs[0])
+    return [np.array([self.cost(each) for each in self.asked])]
 
   def propose(self, graph, n, *, near):
     assert near == 0 and (graph.configs.decode(np.array([0])) == -1).all()  # the compiler's own
@@ -123,6 +121,16 @@ def test_the_most_promising_are_tried_and_the_best_of_them_wins(monkeypatch, pro
   args = _arrays()
   np.testing.assert_allclose(
       jax.jit(found.function)(*args), jax.jit(_net)(*args), rtol=1e-5, atol=1e-5)
+
+
+def test_an_order_that_is_the_compilers_own_is_shown_as_fixed():
+  changes = [tuning.Change("dot", ["net.py:3"], before, ((0, 1), (), ()), None)
+             for before in ((1, 0), (0, 1), None)]
+  found = tuning.Tuned(
+      _net, (1,), .9, None, {(0,): {"seconds": [2.]}, (1,): {"seconds": [1.]}}, 0, 2,
+      labels.Measured(), changes)
+  assert [line.split("net.py:3")[1].strip() for line in str(found).splitlines()
+          if line.startswith("dot")] == ["{1,0} -> {0,1}", "{0,1} fixed", "? -> {0,1}"]
 
 
 def test_first_comes_one_choice_of_every_score_and_of_every_set_of_groups():

@@ -2,11 +2,13 @@
 
 import json
 import math
+import types
 
 import numpy as np
 import parts
 import pytest
 
+from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.run import results
 
 
@@ -47,3 +49,13 @@ def test_an_interrupted_run_says_why(tmp_path, error, why):
     with results.interruptions(tmp_path):
       raise error
   assert results.read_summary(tmp_path)["training"]["ended"] == why
+
+
+def test_graphs_with_ties_at_the_top_of_their_ranking_are_named(tmp_path, caplog):
+  data = types.SimpleNamespace(load=lambda *_: [
+      types.SimpleNamespace(name=name) for name in ("tied_graph", "clear_graph")])
+  ranker = types.SimpleNamespace(
+      collection=Collection("tile:xla"),
+      scores=lambda graphs, progress: [np.zeros(8), np.arange(8.0)])
+  results.predict(data, "", ranker, tmp_path)
+  assert "tied_graph" in caplog.text and "clear_graph" not in caplog.text

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 import os
+import resource
 import sys
 
 import jax
@@ -31,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
   args = _parse(sys.argv[1:] if argv is None else argv)
   try:
     jobs = _jobs(args)
+    known = workers.labelled(jobs)
     failures = workers.run(
         jobs, processes=args.jobs, progress=not args.quiet, beam=args.beam)
   except (ValueError, OSError, ImportError) as error:
@@ -42,8 +44,15 @@ def main(argv: list[str] | None = None) -> int:
   for line in failures:
     print(f"failed: {line}", file=sys.stderr)
   print(f"{len(jobs) - len(failures)} of {len(jobs)} programs collected in "
-        f"{args.out} as {args.collection}")
+        f"{args.out} as {args.collection}{_rate(workers.labelled(jobs) - known)}")
   return 1 if failures else 0
+
+
+def _rate(made: int) -> str:
+  """How many labels this machine's workers made an hour and core, of processor time."""
+  used = resource.getrusage(resource.RUSAGE_CHILDREN)
+  hours = (used.ru_utime + used.ru_stime) / 3600
+  return f"; {made:,} labels, {made / hours:,.0f} an hour and core" if made and hours else ""
 
 
 def _jobs(args: argparse.Namespace) -> list[Job]:

@@ -72,11 +72,8 @@ class Group:
     return f"{self.primitive} {arrays[0]} <- {', '.join(arrays[1:])}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-  """One option for each group of a program."""
-
-  orders: Mapping[Group, Orders]  # in the order of the groups' numbers
+# One option for each group of a program, in the order of the groups' numbers.
+Choice = Mapping[Group, Orders]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +100,7 @@ class Choices:
     for group, number in zip(self.groups, numbers):
       if not 0 <= number < len(group.options):
         raise ValueError(f"option {number} of {group}, expected 0..{len(group.options) - 1}")
-    return Choice({group: group.options[number] for group, number in zip(self.groups, numbers)})
+    return {group: group.options[number] for group, number in zip(self.groups, numbers)}
 
   @property
   def default(self) -> Choice:
@@ -201,7 +198,7 @@ def _chooses(equation: Any, choice: Choice) -> bool:
   groups = [group_of(equation)]
   for inner in _inner_jaxprs(equation):
     groups += _groups(inner)
-  return any(any(choice.orders.get(group, ())) for group in groups)
+  return any(any(choice.get(group, ())) for group in groups)
 
 
 @contextlib.contextmanager
@@ -215,9 +212,9 @@ def _written_at(equation: Any):
 
 def _bind(equation: Any, inputs: list[Any], choice: Choice) -> Sequence[Any]:
   group = group_of(equation)
-  if group in choice.orders:
-    with jax.named_scope(f"{SCOPE}{list(choice.orders).index(group)}"):
-      output, *operands = choice.orders[group]
+  if group in choice:
+    with jax.named_scope(f"{SCOPE}{list(choice).index(group)}"):
+      output, *operands = choice[group]
       inputs = [_constrained(value, order) for value, order in zip(inputs, operands)]
       return [_constrained(_bind_primitive(equation, equation.params, inputs)[0], output)]
   params = equation.params
@@ -245,7 +242,7 @@ def _rewritten(value: Any, choice: Choice) -> Any:
 
 
 def _traced(closed: core.ClosedJaxpr, choice: Choice) -> core.ClosedJaxpr:
-  if not any(group in choice.orders for group in _groups(closed.jaxpr)):
+  if not any(group in choice for group in _groups(closed.jaxpr)):
     return closed
   shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
             for aval in (variable.aval for variable in closed.jaxpr.invars)]

@@ -118,7 +118,9 @@ def _change_cells(change: Change) -> list[str]:
   chosen = f" <- {', '.join(operands)}" if any(change.after[1:]) else ""
   lines = ", ".join(change.lines[:2]) + (", ..." if len(change.lines) > 2 else "")
   cycles = _from_to(*change.cycles) if change.cycles else ""
-  return [change.operation, lines, f"{before} -> {output}{chosen}", cycles]
+  # The compiler's own order, named: operations behind it may get other layouts and fusions.
+  orders = f"{output} fixed" if before == output != "?" else f"{before} -> {output}"
+  return [change.operation, lines, orders + chosen, cycles]
 
 
 def _from_to(before: int, after: int) -> str:
@@ -218,7 +220,8 @@ def rank(
     proposed = problem.numbers_of(
         ranker.propose(problem.with_configs(drawn), count, near=0).graph)
     choices = list(dict.fromkeys([*drawn, *proposed]))
-  order, scores = ranker.rank(problem.with_configs(choices))
+  (scores,) = ranker.scores([problem.with_configs(choices)])
+  order = np.argsort(scores, kind="stable")
   place = {numbers: number for number, numbers in enumerate(choices)}
   turns = itertools.chain.from_iterable(zip(map(place.get, proposed), order))
   order = list(dict.fromkeys([*turns, *order]))

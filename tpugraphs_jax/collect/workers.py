@@ -26,6 +26,7 @@ from tpugraphs_jax import console, files, jobs as jobs_lib
 from tpugraphs_jax.collect import job as job_lib, journal, labels
 from tpugraphs_jax.collect.job import Job
 
+_SECONDS = 1.0  # between two looks at the journals
 _TRIES = 3  # starts in a row of a worker that labels nothing
 # Signals that come from outside: a scheduler, lack of memory.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -51,15 +52,24 @@ def run(
       job.outcome.unlink(missing_ok=True)
     jobs_lib.run(_collect_on_cluster, jobs, processes=processes, beam=beam)
     return [line for job in jobs for line in _failures(job)]
-  pool = concurrent.futures.ThreadPoolExecutor(processes)
-  with tqdm.tqdm(total=len(jobs), unit="program", disable=console.bar(progress)) as bar:
+  pool, total = concurrent.futures.ThreadPoolExecutor(processes), sum(job.configs for job in jobs)
+  with tqdm.tqdm(total=total, unit="configuration", disable=console.bar(progress)) as bar:
     try:
-      pending = [pool.submit(collect, job) for job in jobs]
-      for _ in concurrent.futures.as_completed(pending):
-        bar.update()
-      return [line for each in pending for line in each.result()]
+      results = {pool.submit(collect, job): job for job in jobs}
+      running = set(results)
+      while running:
+        _, running = concurrent.futures.wait(
+            running, timeout=_SECONDS, return_when=concurrent.futures.FIRST_COMPLETED)
+        left = [results[each] for each in running]
+        bar.update(total - sum(job.configs for job in left) + labelled(left) - bar.n)
+      return [line for each in results for line in each.result()]
     finally:
       pool.shutdown(cancel_futures=True)
+
+
+def labelled(jobs: Sequence[Job]) -> int:
+  """How many configurations of the jobs have a label or a failure in their journals."""
+  return sum(min(journal.done(job.journal), job.configs) for job in jobs)
 
 
 def collect(job: Job) -> list[str]:

@@ -322,6 +322,6 @@ def predict(
   tied = [graph.name for graph, s in zip(graphs, scores) if judge.is_tied(s)]
   if tied:
     logging.warning(
-        "%d of %d graphs have equal scores at the top, where the order is that of the file: %s",
+        "the five best have equal scores, and the order of the file, in %d of %d graphs: %s",
         len(tied), len(graphs), ", ".join(tied[:5]) + ", ..." * (len(tied) > 5))
   console.say(f"{name}: ranked {len(graphs)} {split} graphs, wrote {path}")
