@@ -167,8 +167,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   names, chosen = configs.take_preset(published.LAYOUTS, names, "configs/layout.py")
   for name in names:
     if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", "traffic", *TABLES, "ci"):
-      raise ValueError(f"configs/layout.py has no variant {name!r}; "
-                       f"{configs.nearest(name, VARIANTS)}it has {', '.join(VARIANTS)}")
+      raise ValueError(configs.no_variant(name, "layout.py"))
   collection = _only((*COLLECTIONS, *own), names)
   if collection:
     config.data.source, config.data.search = collection.split("-", 1)

@@ -131,8 +131,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
     elif name == "ci":
       _shrink(config)
     else:
-      raise ValueError(f"configs/tile.py has no variant {name!r}; "
-                       f"{configs.nearest(name, VARIANTS)}it has {', '.join(VARIANTS)}")
+      raise ValueError(configs.no_variant(name, "tile.py"))
   return config
 
 

@@ -163,6 +163,21 @@ def nearest(field: str, known: Iterable[str]) -> str:
   return f"did you mean {near[0]}? " if near else ""
 
 
+def no_variant(name: str, file: str) -> str:
+  """The message that a config file of the project has no such variant, and which one has it.
+
+  Args:
+    name: of the variant.
+    file: `tile.py` or `layout.py`.
+  """
+  other, = {"tile.py", "layout.py"} - {file}
+  known, elsewhere = (runpy.run_path(str(folder() / each))["VARIANTS"] for each in (file, other))
+  found = f"configs/{file} has no variant {name!r}; "
+  if name in elsewhere and name not in known:
+    return f"{found}it is a variant of configs/{other}"
+  return f"{found}{nearest(name, known)}it has {', '.join(known)}"
+
+
 def _unknown_field(config: ml_collections.ConfigDict, argv: Sequence[str]) -> str:
   """Which flag names a field that the config has not, with the nearest one; else empty."""
   known = traverse_util.flatten_dict(config.to_dict(), sep=".")
