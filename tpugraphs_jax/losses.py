@@ -123,7 +123,7 @@ def pairwise_hinge(
   Args:
     margin: > 0; 1 officially, 0.1 in Graph Segment Training (arXiv 2305.12322).
     reduction: divisor of a list's sum, see the module.
-    noise: pairs that are closer have no order.
+    noise: items whose labels are closer make no pair.
   """
   scores, labels, where = _checked(scores, labels, where)
   pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin), noise)
@@ -143,7 +143,7 @@ def diff_mat(
   Args:
     margin: > 0, in the unit of the labels.
     reduction: divisor of a list's sum, see the module.
-    noise: pairs that are closer have no order.
+    noise: items whose labels are closer make no pair.
   """
   scores, labels, where = _checked(scores, labels, where)
   pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin), noise)
@@ -160,7 +160,7 @@ def pairwise_logistic(
 
   Args:
     reduction: divisor of a list's sum, see the module; the 6th place takes `pairs`.
-    noise: pairs that are closer have no order.
+    noise: items whose labels are closer make no pair.
   """
   scores, labels, where = _checked(scores, labels, where)
   pairs = rax.pairwise_logistic_loss(
@@ -195,7 +195,7 @@ def dcg_hinge(
 
   Args:
     labels: `[graphs, configs]`, must be positive where real.
-    noise: pairs that are closer have no order.
+    noise: items whose labels are closer make no pair.
   """
   scores, labels, where = _checked(scores, labels, where)
   positive = jnp.where(where, labels, jnp.inf)
@@ -223,7 +223,7 @@ def inverse_log_hinge(
 
   Args:
     margin: > 0, of the hinges.
-    noise: pairs that are closer have no order.
+    noise: items whose labels are closer make no pair.
   """
   scores, labels, where = _checked(scores, labels, where)
   pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin), noise)

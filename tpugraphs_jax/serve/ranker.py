@@ -452,7 +452,7 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def digests(files: Iterable[Path], workdir: Path) -> dict[str, str]:
-  """SHA-256 of files by path within a working folder, in process 0 alone, which has them."""
+  """SHA-256 of files, by path within a working folder; empty in processes other than 0."""
   if not parallel.is_primary():
     return {}
   return {path.relative_to(workdir).as_posix(): files_lib.digest_of(path) for path in files}

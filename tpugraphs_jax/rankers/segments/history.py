@@ -2,8 +2,8 @@
 
 A training step reads the entries of the segments without gradients, and afterwards writes
 the entries of the segments with gradients. A small table is on the devices, a copy on
-each; a large table is a memory-mapped file on the host. Either knows which of its entries
-were ever written. Either is saved as files beside the checkpoint that it belongs to.
+each; a large table is a memory-mapped file on the host. Both kinds know which entries were
+written, and are saved as files beside the checkpoint that they belong to.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph,
 
 DTYPES = ("float32", "bfloat16")
 PLACES = ("auto", "device", "host")
-# Shares that a table may take: of the free memory of a device (on a CPU of all memory),
-# where the model needs the rest; of the free disk, which also holds two saved copies.
+# Largest share of the free memory of a device (on a CPU of all memory) that a table may take:
+# the model needs the rest. The share of the free disk leaves room for two saved copies.
 _DEVICE_SHARE = 0.25
 _HOST_SHARE = 1 / 3
 # Rows are numbered by int32 on devices.
@@ -61,7 +61,9 @@ class Keys:
     return cls(np.concatenate([[0], ends[:-1]]), segments, int(ends[-1]), digest.hexdigest())
 
   def rows(self, batch: SegmentBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Entries of a batch with a leading device axis; `entries` stands for none.
+    """Entries that a batch reads and writes, with a leading device axis.
+
+    The number `entries` means that there is no entry.
 
     Returns:
       `[devices, G, C, J]` int64 of the segments without gradients, J the most
@@ -191,7 +193,7 @@ History = DeviceHistory | HostHistory
 
 
 def create(keys: Keys, *, width: int, dtype: str, place: str, folder: Path) -> History:
-  """The table where it fits, after its size has been logged.
+  """Makes the table on the devices or on the host, where it fits, and logs its size.
 
   Args:
     keys: its entries.

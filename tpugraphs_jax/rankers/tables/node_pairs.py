@@ -25,7 +25,7 @@ MAX_PAIRS = 200_000
 # concatenation) hosts no meetings: it would pair everything with everything.
 MEETING_OPERANDS = 4
 NO_OPERAND = 255
-_FEW = 20  # most rows that are looked at per pair wanted; beyond, the number of hops is lowered
+_FEW = 20  # rows examined per wanted pair, at most; above, the number of hops is lowered
 
 _TYPES, _PRODUCT = columns.NODE["element_type"], columns.NODE["shape"].stop - 1
 
@@ -123,7 +123,7 @@ def reached(
   levels, seen, total = [], source * graph.num_nodes + node, 0
   for hop in range(1, hops + 1):
     at, edge = users.of(node)
-    # Rows are by source and node, so that the first of equal keys has the lowest way.
+    # Rows are sorted by source and node: of equal keys the first comes by the lowest node.
     key, first = np.unique(source[at] * graph.num_nodes + users.node[edge], return_index=True)
     new = ~np.isin(key, seen, assume_unique=True)
     at, edge = at[first[new]], edge[first[new]]
