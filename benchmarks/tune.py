@@ -24,8 +24,8 @@ import timing
 from tpugraphs_jax.collect import labels, programs, tuning
 from tpugraphs_jax.serve import ranker as ranker_lib
 
-# Of families that `data/own` does not have: forward and training steps that compile in a few
-# seconds, and three for which a better choice than the compiler's own is known.
+# Of families that the collection `outputs` does not have: forward and training steps that compile
+# in a few seconds, and three for which a better choice than the compiler's own was known.
 PROGRAMS = ("diffusion.py:patchwise", "experts.py:layer", "experts.py:layer_train",
             "state_space.py:selective", "graph_network.py:messages", "detector.py:regions",
             "detector.py:pyramid_train")
