@@ -165,14 +165,17 @@ def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bo
 def beside_default() -> str:
   """The default of layouts beside whole graphs and smaller segments, as far as there are runs."""
   lines = []
-  for folder, collection in [*(("default", name) for name in _LAYOUTS), ("large", _LAYOUTS[0])]:
-    args = argparse.Namespace(workdir=BENCHMARKS / "races" / folder, steps=_EPOCH_STEPS)
+  cases = [*(("default", name, _EPOCH_STEPS) for name in _LAYOUTS),
+           *(("large", _LAYOUTS[0], steps) for steps in (_EPOCH_STEPS, 3 * _EPOCH_STEPS))]
+  for folder, collection, steps in cases:
+    args = argparse.Namespace(workdir=BENCHMARKS / "races" / folder, steps=steps)
     source = collection.split(":")[1] if folder == "default" else folder
     for name, system in _BESIDE.items():
       paths = [systems.row_path(args, collection, system + _JUDGED, seed) for seed in _SEEDS]
       if runs := [json.loads(path.read_text()) for path in paths if path.exists()]:
         row = systems.summarised(runs, collection)
-        lines.append([f"`{collection}`", f"{_LARGEST[source]:,}", name, figure(
+        more = f", {steps} steps" if steps > _EPOCH_STEPS else ""
+        lines.append([f"`{collection}`", f"{_LARGEST[source]:,}", name + more, figure(
             row if row["seeds"] > 1 else {"kendaltau": row["kendaltau"]}, "kendaltau"), str(
                 row["seeds"]), f"{row['step_ms'] / 1e3:.2f} s", f"{row['peak_mib']:,.0f} MiB"])
   return markdown(["collection", "nodes of the largest graph", "variant", "Kendall tau", "seeds",
