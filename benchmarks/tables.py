@@ -130,7 +130,8 @@ def measure_ranking(args: argparse.Namespace) -> dict[str, float]:
     unary, pair = jax.device_get(tables(params, batch))
     times.append(time.perf_counter())
     groups, columns = program.sizes["groups"], program.sizes["columns"]
-    program.terms.total(graph.configs.group_row, unary[:groups, :, 0], pair[:columns, ..., 0])
+    program.terms.total(graph.configs.group_row, terms.Costs(
+        unary[:groups, :, 0], pair[:columns, ..., 0]))
     times.append(time.perf_counter())
     for name, value in zip(seconds, np.diff(times)):
       seconds[name].append(float(value))
