@@ -159,8 +159,8 @@ def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> list[str]:
 
 def alone_table(record: Mapping[str, Any]) -> list[str]:
   """Markdown: each operation in the order of the faster configurations, then in the other."""
-  lines = ["| output of | orders, minor to major | measured, ms, whole step | other operations that change "
-           "| optimal, ms | M cycles |", "|---|---|---|---|---|---|"]
+  lines = ["| output of | orders, minor to major | measured, ms, whole step | other operations that "
+           "change | optimal, ms | M cycles |", "|---|---|---|---|---|---|"]
   for name, row in record["operations"].items():
     pair = sorted(row["orders"], key=lambda each: each["median_ms"])
     both = lambda form: ", ".join(map(form, pair))
@@ -255,8 +255,8 @@ def main() -> None:
     rows.append({**raw, "numbers": numbers, "orders": chosen, "configs": len(runtime),
                  "median_ms": round(float(np.median(runtime)) / 1e6, 3)})
     times.append(runtime)
-    record = {"program": args.program, "target": "tpu:v3", "libtpu": tpu.libtpu_version(), "distinct": len(found),
-              "configs": len(which), "combinations": rows,
+    record = {"program": args.program, "target": "tpu:v3", "libtpu": tpu.libtpu_version(),
+              "distinct": len(found), "configs": len(which), "combinations": rows,
               "tau_b": taus(rows, times) if len(rows) > 1 else {}}
     with files.replacing(args.out) as file:
       file.write(json.dumps(record, indent=1) + "\n")

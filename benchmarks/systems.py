@@ -179,7 +179,8 @@ def ranked(results: Mapping[str, Mapping[str, Any]], kind: str) -> list[tuple[st
 def table(results: Mapping[str, Any], collection: str, bounds: Mapping[str, Any]) -> str:
   """Systems of a collection in Markdown, best first, between the ceiling and a random order."""
   columns = columns_of(collection)
-  head = (*("pooled OPA" if c == "opa" else c for c in columns), "parameters", "steps", "ms / step", "s to rank", "peak MiB", "seeds")
+  head = (*("pooled OPA" if c == "opa" else c for c in columns), "parameters", "steps",
+          "ms / step", "s to rank", "peak MiB", "seeds")
   lines = ["| system | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
   pooled = lambda c: "opa_pooled" if c == "opa" else c  # `opa` of a bound is a mean over graphs
   plain = lambda name, row: f"| {name} | " + " | ".join(
@@ -254,7 +255,8 @@ def run_missing(args: argparse.Namespace, collection: str, system: str, seed: in
   print(f"{collection}  {system}  seed {seed}", flush=True)
   arguments = ["--here", "--collections", collection, "--systems", system, "--seeds", str(seed),
                "--minutes", str(args.minutes), "--steps", str(args.steps), "--data_root",
-               str(args.data_root), "--own_root", str(args.own_root), "--workdir", str(args.workdir), "--core", str(args.core)]
+               str(args.data_root), "--own_root", str(args.own_root), "--workdir",
+               str(args.workdir), "--core", str(args.core)]
   try:
     row = timing.in_subprocess("systems.py", *arguments)
   except subprocess.CalledProcessError as error:

@@ -43,12 +43,13 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
   Returns:
     `[U, F]` float32. First the padded bytes of the output in the chosen order, over the bytes
     that the program's convolutions and dots read and write in the order that pads least; 0
-    where the order is left to the compiler or `changes_nothing`. Then padding, the same of the reversed order and
-    of the best one, which dimensions are minor, bytes, kind of the node, and what uses it,
+    where the order is left to the compiler or `changes_nothing`. Then padding, the padding of the
+    reversed order and of the best one, which dimensions are minor, bytes, kind of the node, and what uses it,
     directly and beyond nodes that keep its shape.
   """
   feat, at = graph.node_feat, graph.config_node[node]
-  dims, nbytes = feat[:, feature_blocks.DIMENSIONS], node_pairs.tensor_bytes(feat).astype(np.float64)
+  dims = feat[:, feature_blocks.DIMENSIONS]
+  nbytes = node_pairs.tensor_bytes(feat).astype(np.float64)
   minor, second = graph.configs.rows[row, :2].astype(int).T
   rank, is_open = (dims > 0).sum(axis=1)[at], minor < 0
   size = lambda axis: np.where(axis < 0, 0, dims[at, np.maximum(axis, 0)])
@@ -58,11 +59,13 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
   moved = lambda padding: nbytes[at] * np.exp(padding) / total
   more = lambda other: np.log1p(100 * np.maximum(moved(chosen) - moved(other), 0))
   convolution, dot = (graph.node_opcode[at] == opcode for opcode in feature_blocks.CONTRACTIONS)
-  batch, feature = (feat[at, NODE[f"output_{name}_dimension"].start] for name in ("batch", "feature"))
+  batch, feature = (
+      feat[at, NODE[f"output_{name}_dimension"].start] for name in ("batch", "feature"))
   is_weight = convolution & (batch > 0)
   gain, users = chosen - turned, _users(graph)
   columns = [
-      moved(chosen) * ~changes_nothing(graph, node, row), chosen, gain, np.maximum(gain, 0), np.abs(gain) < 0.01, chosen - least[at],
+      moved(chosen) * ~changes_nothing(graph, node, row), chosen, gain, np.maximum(gain, 0),
+      np.abs(gain) < 0.01, chosen - least[at],
       least[at], feature_blocks.padding(size(minor), feature_blocks.LANES),
       np.log(moved(least[at]) + 1e-4), np.log1p(nbytes[at] * np.exp(chosen)) / 10,
       np.log1p(100 * moved(chosen)), more(least[at]), more(turned),
@@ -167,7 +170,8 @@ class TrafficTables(base.Network):
 
   def setup(self):
     dense = lambda width: Dense(width, dtype=self.dtype, precision=self.precision)
-    self.state, self.factor, self.dropped = dense(self.hidden_dim), dense(1), nn.Dropout(self.dropout)
+    self.state, self.factor = dense(self.hidden_dim), dense(1)
+    self.dropped = nn.Dropout(self.dropout)
 
   @property
   def family(self):
