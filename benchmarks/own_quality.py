@@ -10,8 +10,9 @@ Trains every variant with every seed on the collection that ships (`data/own`), 
 folders that are kept, and judges them on its validation families, by which the best
 checkpoint is chosen, and on its test families, which nothing is chosen by. Beside them
 stand a random order, the compiler's own choice, which is configuration 0, and a heuristic
-that needs no model. `--variants` trains some, and leaves the rows of others in `--out` as they
-are. `--curve` trains on so many programs, drawn by the seed, instead of all.
+that needs no model. Models of the drawn programs are also judged on three programs that are
+kept out of every choice (collection `own:kept_out`). `--variants` trains some, and leaves the
+rows of others in `--out` as they are. `--curve` trains on so many programs, drawn by the seed, instead of all.
 
 A figure is the mean over programs. `kendaltau` is tau-b, and `ordered` the same over pairs whose
 labels differ (right minus wrong pairs over all, where a tie in scores is wrong); programs whose
@@ -50,6 +51,7 @@ HEURISTIC = "groups changed plus padded elements"
 HEURISTIC_OWN = "the same from the compiler's own orders"
 COLUMNS = ("kendaltau", "ordered", "slowdown1", "slowdown5", "tuned5", "found8")
 SPLITS = ("valid", "test")
+KEPT_OUT = "kept_out"  # a collection of test programs, for models of the drawn ones
 _KS = (1, 5)
 _FEW, _BETTER, _LABELS = 5, 0.02, 8
 # Few programs are soon learnt by heart: the best step comes early.
@@ -73,6 +75,12 @@ def train(
          "--resume", "--noreport"], cwd=ROOT, check=True)
     (workdir / "done").touch()
   return workdir
+
+
+def load(collection: str, split: str, data_root: str) -> Sequence[Any]:
+  """The programs of a split."""
+  config = quality.importlib.import_module("configs.layout").get_config(collection)
+  return job_lib.Job.of(config).data.load(data_root, split)
 
 
 def rows_of(ranker: Ranker, graphs: Sequence[Any]) -> list[dict[str, Any]]:
@@ -179,38 +187,39 @@ def main() -> None:
   parser.add_argument("--curve", nargs="+", type=int, default=[], help="programs to train on")
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
   args = parser.parse_args()
-  config = quality.importlib.import_module("configs.layout").get_config(args.collection)
-  data = job_lib.Job.of(config).data
-  graphs = {split: data.load(args.data_root, split) for split in ("train", *SPLITS)}
+  graphs = {split: load(args.collection, split, args.data_root) for split in ("train", *SPLITS)}
+  if args.collection == "own":
+    graphs[KEPT_OUT] = load(f"own-{KEPT_OUT}", "test", args.data_root)
+  judged = [split for split in graphs if split != "train"]
   results: dict[str, Any] = {
       "programs": {split: [graph.name for graph in found] for split, found in graphs.items()},
       "all equal": {split: [graph.name for graph in found
                             if len(set(graph.configs.runtime_ns[:].tolist())) < 2]
                     for split, found in graphs.items()},
-      **{split: blind_rows(graphs[split]) | heuristic_rows(graphs[split]) for split in SPLITS}}
+      **{split: blind_rows(graphs[split]) | heuristic_rows(graphs[split]) for split in judged}}
   known = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
   names = results["programs"]["train"]
   for variant, size in itertools.product(VARIANTS, args.curve or [len(names)]):
     name = VARIANTS[variant] + (f", {size} programs" if args.curve else "")
     if variant not in args.variants:
-      for split in SPLITS:
+      for split in judged:
         results[split] |= {key: row for key, row in known.get(split, {}).items() if key == name}
       continue
-    runs = {split: [] for split in SPLITS}
+    runs = {split: [] for split in judged}
     for seed in args.seeds:
       folder = args.workdir.resolve() / f"{variant}{f'_{size}' * bool(args.curve)}" / str(seed)
       dropped = np.random.default_rng(seed).permutation(names)[size:].tolist()
       ranker = Ranker.load(
           train(args.collection, variant, seed, args.data_root, folder, dropped))
-      for split in SPLITS:
+      for split in judged:
         runs[split].append(rows_of(ranker, graphs[split]))
-    for split in SPLITS:
+    for split in judged:
       results[split][name] = quality.summary([means(rows) for rows in runs[split]]) | {
           "programs": {row["graph"]: float(np.mean([run[place]["kendaltau"] for run in runs[split]]))
                        for place, row in enumerate(runs[split][0])}}
   for split, equal in results["all equal"].items():
     print(f"{split}: {len(graphs[split])} programs, {len(equal)} of them with all labels equal")
-  for split in SPLITS:
+  for split in judged:
     print(f"{split}\n\n{table(results[split])}\n", flush=True)
   timing.write({"machine": timing.machine(), **results}, args.out)
 

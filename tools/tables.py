@@ -213,6 +213,7 @@ TABLES: dict[str, Callable[[], str]] = {
         bridge.alone_table(recorded("bridge_unet3d"))),
     **{f"{name} {split}": lambda name=name, split=split: own(name, split)
        for name in ("own_quality", "own_quality_cpu") for split in own_quality.SPLITS},
+    "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
     **{f"race {collection}": lambda collection=collection: race(collection)
        for collection in systems.RACE},
     **{f"race {collection}, 300 steps": lambda collection=collection: race(collection, steps=300)

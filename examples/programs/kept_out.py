@@ -1,0 +1,13 @@
+"""Three programs by which nothing was chosen: no model, no feature, no setting."""
+
+import diffusion
+import graph_network
+import state_space
+
+SPLIT = "test"
+
+PROGRAMS = {
+    "diffusion": diffusion.PROGRAMS["block_train"],
+    "state_space": state_space.PROGRAMS["chunked_train"],
+    "graph_attention": graph_network.PROGRAMS["attention"],
+}
