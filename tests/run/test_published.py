@@ -122,6 +122,7 @@ def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, c
 def test_what_was_published_is_what_a_preset_has():
   """Settings of the systems' code and write-ups that an audit found wrong once."""
   first = parts.config_of("layout", "nlp-default,preset=first")
+  assert "padded" in first.data.features
   assert (first.batch.configs, first.eval.configs, first.eval.permutations) == (64, 64, 10)
   assert first.model.config_attention == "softmax_gate" and first.model.channel_attention == 8
   assert parts.config_of("layout", "nlp-random,preset=first").model.config_attention == "none"
@@ -137,18 +138,23 @@ def test_what_was_published_is_what_a_preset_has():
   sixth, gin = (parts.config_of("layout", f"xla-default,preset={name}").model
                 for name in ("sixth", "sixth_gin"))
   assert sixth.dropout_in == ("first",)
+  assert parts.config_of("layout", "preset=sixth").batch.graph_sampling == "proportional"
   assert (gin.pre_widths, gin.head_widths, gin.head_norm) == ((256,), (256, 128), "configuration")
   assert (gin.activation, gin.conv_activation, gin.readout_layers) == ("gelu", "elu", "all")
   tile = lambda name: parts.config_of("tile", f"preset={name}")
   assert tile("sixth").model.pooling_merge == "sum"
   assert tile("first").model.dropout_in == ("layers", "fusion", "head")
-  assert tile("second_tile").data.duplicate_policy == "min"
-  assert tile("second_tile").data.config_transform == "none"
-  assert tile("fifth").data.cluster_nodes == 10_000 and tile("fifth").batch.target == "absolute"
+  for second in (tile("second_tile"), *(parts.config_of("layout", f"{source}-random,preset=second_{source}")
+                                        for source in ("xla", "nlp"))):
+    assert (second.data.duplicate_policy, second.data.config_transform) == ("min", "none")
+  assert (tile("fifth").data.virtual_node, tile("fifth").data.cluster_nodes) == ("cluster", 10_000)
+  assert tile("fifth").batch.target == "absolute"
   assert tile("mlsys21_fusion").batch.target == "absolute"
   assert "directed_walk" in tile("third").data.features
+  assert tile("third").data.virtual_node == "output"
   third = parts.config_of("layout", "preset=third")
   assert third.batch.graph_sampling == "proportional" and third.data.pad_value == 0
+  assert third.data.virtual_node == "output"
   assert "wide_logarithms" in third.data.features and "released" not in third.data.features
   fifth = parts.config_of("layout", "preset=fifth")
   assert "named_dimensions" in fifth.data.features and not fifth.model.node_layout
@@ -159,4 +165,5 @@ def test_what_was_published_is_what_a_preset_has():
   assert tenth["xla-random"].global_attention == "linear"
   nlp = parts.config_of("layout", "nlp-random,preset=second_nlp")
   assert nlp.model.score_scale == 1e-3
+  assert (nlp.optimizer.name, nlp.optimizer.eps, nlp.optimizer.clip_norm) == ("adamw", 1e-6, 100)
   assert nlp.model.widths == (256,) * 4 + (512,) * 4 and nlp.loss.score_norm_clip == 500

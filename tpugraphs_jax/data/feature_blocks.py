@@ -224,8 +224,9 @@ def padded(graph: OpGraph) -> np.ndarray:
   convolution = opcode == ids["convolution"]
   window = feat[:, NODE["window_reversal"]][:, MAX_RANK:].sum(axis=1).astype(int) * convolution
   listed = np.isin(opcode, [ids[name] for name in _ONE_DIMENSION]).astype(int)
-  for name, length in (("broadcast", operand), ("transpose", rank),
-                       ("reduce", np.maximum(operand - rank, 0))):
+  # A tuple, the result of a reduction of several arrays, does not tell how many are dropped.
+  dropped = np.where(feat[:, NODE["tuple_size"].start] > 0, 0, np.maximum(operand - rank, 0))
+  for name, length in (("broadcast", operand), ("transpose", rank), ("reduce", dropped)):
     listed = np.where(opcode == ids[name], length, listed)
   for name, length in zip(_LISTS, (listed, window, window, rank), strict=True):
     values = feat[:, NODE[name]]

@@ -2,9 +2,10 @@
 
 A preset changes a config of its file. Its docstring says which settings were published, and
 which are different here. Common to all: dropout leaves out the same features for every
-configuration of a node; a pooling `sum` is a hundredth of the sum; runs are as long as the
-config file says, since published ones take hours on GPUs. The systems are those of the
-competition "Fast or Slow?" by place, but for `gst`.
+configuration of a node; a pooling `sum` is a hundredth of the sum; Adam's epsilon is 1e-7
+unless a docstring names it (the default of PyTorch, which most systems used, is 1e-8); numbers
+are float32; runs are as long as the config file says, since published ones take hours on GPUs.
+The systems are those of the competition "Fast or Slow?" by place, but for `gst`.
 """
 
 from __future__ import annotations
@@ -138,9 +139,10 @@ def second_xla(config: ConfigDict) -> None:
   Published: logarithms of node features through a linear layer of 20, six SAGE layers
   from 64 to 256 channels, a scalar per node and their sum in milliseconds; DiffMat with
   a margin of 10 ms and the mean absolute percentage error; ten slates of four
-  configurations, drawn with replacement; graphs named `unet` are not trained on. Labels here
-  are in units of 10 ms. The published logarithm takes numbers below 0 for 0 (here: signed, as
-  published for NLP).
+  configurations, drawn with replacement; graphs named `unet` are not trained on; equal
+  configurations count once, with their fastest runtime (here in training alone, published in
+  validation too). Labels here are in units of 10 ms. The published logarithm takes numbers
+  below 0 for 0 (here: signed, as published for NLP).
   """
   _second(config, pre=32, widths=(64, 64, 128, 128, 256, 256), score_scale=0.1)
   config.data.leave_out = ("unet",)
@@ -153,12 +155,14 @@ def second_nlp(config: ConfigDict) -> None:
 
   Published: four SAGE layers of 256 and four of 512 channels, identities where widths
   match, a thousandth of the sum over nodes as score, scores of a slate scaled down to length
-  500; four slates of ten configurations.
+  500; four slates of ten configurations; AdamW with an epsilon of 1e-6, gradients clipped at
+  a norm of 100. The published weight decay, 1e-4 of the output layer alone, is left out.
   """
   _second(config, pre=64, widths=(256,) * 4 + (512,) * 4, residual="identity",
           score_scale=1e-3)
   config.batch.update(graphs=4, configs=10)
   loss(config, "ListMLELoss:1", score_norm_clip=500.0)
+  config.optimizer.update(name="adamw", eps=1e-6, clip_norm=100.0)
 
 
 def _second(config: ConfigDict, *, pre: int, widths: tuple[int, ...], **options: Any) -> None:
@@ -180,7 +184,8 @@ def third(config: ConfigDict) -> None:
 
   Here the features of protobufs (`extra`) are left out, which few collections have, the
   layers of a convolution behind its directions are one less, and directions are added
-  with weights in the right normalisation (the published one divides by the wrong end). The
+  with weights in the right normalisation (the published one divides by the wrong end). Made
+  features and walks of the virtual node are 0 (published: its own walks). The
   logarithm of 43 released columns is signed (published: log(x + 1), which is no number below
   -1). Left and right operands are told apart by shapes, where these do (published: by protobufs).
   """
@@ -225,7 +230,9 @@ def fifth(config: ConfigDict) -> None:
   that nodes do not have; numbers of dimensions are one-hot by dimension. Here a run is of one
   collection (`fifth_all` is of all); a preset of the same name is in `configs/tile.py`. Large
   numbers have a signed logarithm (published: one with an offset per column, which is the same
-  where nothing is below 0), and all columns of windows count as large.
+  where nothing is below 0). Of other columns, strides and numbers of parameters have one, and
+  counts of groups none (published: the other way round). The rest lies in [0, 1] (published:
+  [-1, 1]). In own layouts dimension 0 stays 0 (published: -1, as where a node has no dimension).
   """
   config.data.update(
       features=("released", "named_dimensions", "node_layout"), config_transform="none",
@@ -249,9 +256,9 @@ def fifth_all(config: ConfigDict) -> None:
   tile. A step is of one collection, and node features have one transform, fitted on all of
   them. Here each collection has as many steps (published: as the roots of the numbers of its
   configurations say), kernels come in slates like those of programs (published: 128 slates of
-  32), and sums and products of tiles are inputs too. Tiles have no transformer over dimensions,
-  which is in the published tile run alone. An own collection is trained on alone unless
-  `data.also` names others.
+  32) with the same margin of 1 (published: 0.1), and sums and products of tiles are inputs
+  too. Tiles have no transformer over dimensions, which is in the published tile run alone. An own
+  collection is trained on alone unless `data.also` names others.
   """
   fifth(config)
   config.model.both_kinds = True
@@ -268,8 +275,9 @@ def sixth(config: ConfigDict) -> None:
   update by accumulation, averaged weights, every configuration once per epoch, one dropout
   behind the first linear layer. The norm across the slate comes from a norm
   over the first axis of a matrix; `head_norm=none` leaves it out. Here the window of
-  averaging is the second half of the run (published: chosen by hand). `sixth_gin` is the
-  other half of its ensemble.
+  averaging is the second half of the run (published: chosen by hand), and runs begin with
+  fresh parameters and fixed scales of features (published: for random XLA layouts with those of
+  NLP, and with scales that are trained). `sixth_gin` is the other half of its ensemble.
   """
   nlp = config.data.source == "nlp"
   configs = 80 if nlp else 32 if config.data.search == "default" else 100
@@ -309,10 +317,10 @@ def tenth(config: ConfigDict) -> None:
 
   Published: twelve blocks of linear attention and APPNP of width 256 on nodes alone, then
   configurable nodes with each configuration through an MLP, pooled and scored; ListMLE
-  over 256 to 1000 configurations. On NLP its members are four to six layers of DIFFormer with
-  a gate between a layer's input and output (here: five). Here heads, steps of propagation and
-  the width of the MLP are guesses, and columns with numbers of -3 and less have a signed
-  logarithm instead of log(x + 3).
+  over 256 to 1000 configurations. On NLP its members are four to six layers of DIFFormer
+  (here: five). How a layer of DIFFormer joins its input, here by a gate, and that APPNP follows in
+  it, are guesses, as are heads, steps of propagation and the width of the MLP. Columns with
+  numbers of -3 and less have a signed logarithm instead of log(x + 3).
   """
   config.data.update(
       feature_transform="window=signed_log1p,padding=signed_log1p,slice=signed_log1p,"
@@ -370,8 +378,8 @@ def tile_second(config: ConfigDict) -> None:
 def tile_third(config: ConfigDict) -> None:
   """3rd place, tiles: four SAGE layers with layer norm, the inverse logarithm of hinges.
 
-  Published: 16 columns of directed random walks and a virtual node fed by all roots. Here
-  features are standardised behind a signed logarithm.
+  Published: 16 columns of directed random walks and a virtual node fed by all roots, which
+  has walks of its own (here: 0). Here features are standardised behind a signed logarithm.
   """
   config.data.update(
       features=("released", "directed_walk"), virtual_node="output",
@@ -454,7 +462,8 @@ def mlsys21(
   Published: opcode embedding, node scalars and tile on every node, GraphSAGE, a reduction
   over nodes, rank loss of tiles or squared error of log runtimes. Variants of the paper:
   `_per_node`, `_lstm`, `_transformer` (reductions), `_gat` and `_fusion` (absolute
-  runtimes, in milliseconds). Widths are guesses; edges count alike in both directions. The
+  runtimes, in milliseconds; the drift of the machine is taken out, see
+  `TileConfigs.unit_ns`). Widths are guesses; edges count alike in both directions. The
   paper's optional estimates of a kernel's work (operations, bytes read and written,
   transcendental functions) are no part of the data set: `_work` has estimates from shapes
   (block `kernel_work`) on every node.

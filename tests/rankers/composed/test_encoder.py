@@ -129,5 +129,5 @@ def test_dropout_is_where_the_options_say(places):
     return [np.asarray(found[name]["__call__"][0]) for name in ("pre_0", "pre_1", "layer_0")]
   zero = [not np.any(value[REAL]) for value in layers(True)]
   first = "first" in places or "linear" in places
-  assert zero[0] is first and zero[2] is ("layers" in places)
+  assert zero == [first, "linear" in places, "layers" in places]
   assert not any(not np.any(value[REAL]) for value in layers(False))

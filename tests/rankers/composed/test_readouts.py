@@ -163,3 +163,8 @@ def test_the_late_mlp_and_the_head_of_tiles_drop_too():
   linear = np.maximum(dense(x, params["dense_0"]), 0)
   kept = np.asarray(dropped)[linear > 0]
   np.testing.assert_allclose(np.unique(np.round(kept / linear[linear > 0], 3)), [0, 2])
+  late, pooled = readouts.Late(options, EXACT), np.zeros((len(TILES.target), 1, 2), np.float32)
+  params = draw(late, pooled, slates=nodes.Slates.of(TILES))
+  parts = [late.apply({"params": params}, pooled, nodes.Slates.of(TILES), train=True,
+                      rngs={"dropout": jax.random.key(seed)}) for seed in range(2)]
+  assert not np.allclose(*parts)
