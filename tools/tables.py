@@ -186,6 +186,14 @@ def own(name: str, split: str) -> str:
   return own_quality.table(recorded(name)[split])
 
 
+def curve() -> str:
+  """Traffic tables by the number of programs that they were trained on."""
+  name, every = own_quality.VARIANTS["recommended"], recorded("own_quality")
+  found = dict(recorded("own_quality_curve")["test"], **{
+      f"{name}, {len(every['programs']['train'])} programs": every["test"][name]})
+  return own_quality.table({label: row for label, row in found.items() if "programs" in label})
+
+
 def estimates(part: int) -> str:
   """The combinations of output orders, or Kendall's tau-b of the estimates."""
   return "\n".join(bridge.table(recorded("bridge"))).split("\n\n")[part]
@@ -213,6 +221,7 @@ TABLES: dict[str, Callable[[], str]] = {
         bridge.alone_table(recorded("bridge_unet3d"))),
     **{f"{name} {split}": lambda name=name, split=split: own(name, split)
        for name in ("own_quality", "own_quality_cpu") for split in own_quality.SPLITS},
+    "own_quality curve": curve,
     "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
     **{f"race {collection}": lambda collection=collection: race(collection)
        for collection in systems.RACE},
