@@ -12,7 +12,8 @@ checkpoint is chosen, and on its test families, which nothing is chosen by. Besi
 stand a random order, the compiler's own choice, which is configuration 0, and a heuristic
 that needs no model. Models of the drawn programs are also judged on three programs that are
 kept out of every choice (collection `own:kept_out`). `--variants` trains some, and leaves the
-rows of others in `--out` as they are. `--curve` trains on so many programs, drawn by the seed, instead of all.
+rows of others in `--out` as they are. `--curve` trains on so many programs, drawn by the seed,
+instead of all.
 
 A figure is the mean over programs. `kendaltau` is tau-b, and `ordered` the same over pairs whose
 labels differ (right minus wrong pairs over all, where a tie in scores is wrong); programs whose

@@ -1,4 +1,4 @@
-"""Three programs by which nothing was chosen: no model, no feature, no setting."""
+"""Three programs by which nothing was chosen for the models of output orders."""
 
 import diffusion
 import graph_network

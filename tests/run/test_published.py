@@ -144,8 +144,8 @@ def test_what_was_published_is_what_a_preset_has():
   tile = lambda name: parts.config_of("tile", f"preset={name}")
   assert tile("sixth").model.pooling_merge == "sum"
   assert tile("first").model.dropout_in == ("layers", "fusion", "head")
-  for second in (tile("second_tile"), *(parts.config_of("layout", f"{source}-random,preset=second_{source}")
-                                        for source in ("xla", "nlp"))):
+  layouts = (f"{source}-random,preset=second_{source}" for source in ("xla", "nlp"))
+  for second in (tile("second_tile"), *(parts.config_of("layout", each) for each in layouts)):
     assert (second.data.duplicate_policy, second.data.config_transform) == ("min", "none")
   assert (tile("fifth").data.virtual_node, tile("fifth").data.cluster_nodes) == ("cluster", 10_000)
   assert tile("fifth").batch.target == "absolute"
