@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
-import importlib.util
 import itertools
 from pathlib import Path
 import sys
@@ -28,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import graph as graph_lib
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.run import training
+from tpugraphs_jax.run import configs, training
 from tpugraphs_jax.serve import ranker as ranker_lib
 import quality
 import timing
@@ -42,10 +41,7 @@ _FOLDER = "layout/xla/default"
 
 def config_of(variant: str, features: str, seed: int, epochs: int, slates: int) -> Any:
   """The config of a training run."""
-  spec = importlib.util.spec_from_file_location("layout", ROOT / "configs" / "layout.py")
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  config = module.get_config(f"xla-default,{variant}")
+  config = configs.load(f"layout.py:xla-default,{variant}")
   config.seed = seed
   config.data.config_features = (features,)
   config.batch.slates_per_epoch = slates
