@@ -74,8 +74,8 @@ def one_hot_fit(data_root: str) -> dict[str, float]:
 
 def table(results: Mapping[str, Any]) -> str:
   """Kendall tau on both graphs, and CPU seconds of training, as a Markdown table."""
-  lines = ["| | AlexNet, held-out configurations | UNet3D, unseen program | CPU seconds of training |",
-           "|---|---|---|---|"]
+  lines = ["| | AlexNet, held-out configurations | UNet3D, unseen program "
+           "| CPU seconds of training |", "|---|---|---|---|"]
   for name, row in results.items():
     if name == "machine":
       continue

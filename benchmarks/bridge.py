@@ -139,7 +139,7 @@ def effects(found: np.ndarray, runtime_ms: np.ndarray, place: int) -> tuple[dict
 
 
 def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> list[str]:
-  """Compiles each operation whose order differs between configurations; returns Markdown lines."""
+  """Compiles each operation whose order differs between configurations; returns a table."""
   choices = choosing.choices(program.function, *program.args)
   found, which = combinations(graph, choices)
   runtime_ms = [float(np.median(graph.configs.runtime_ns[which == place])) / 1e6
@@ -164,8 +164,8 @@ def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> list[str]:
 
 def alone_table(record: Mapping[str, Any]) -> list[str]:
   """Markdown lines, one operation each: first the faster order, then the slower one."""
-  lines = ["| output of | orders, minor to major | measured, ms, whole step | other operations that "
-           "change | optimal, ms | M cycles |", "|---|---|---|---|---|---|"]
+  lines = ["| output of | orders, minor to major | measured, ms, whole step "
+           "| other operations that change | optimal, ms | M cycles |", "|---|---|---|---|---|---|"]
   for name, row in record["operations"].items():
     pair = sorted(row["orders"], key=lambda each: each["median_ms"])
     both = lambda form: ", ".join(map(form, pair))

@@ -99,7 +99,8 @@ def figures(graph: Any, scores: np.ndarray) -> dict[str, Any]:
       "ordered": 2 * metrics.opa(scores, label) - 1,
       **{f"slowdown{k}": value for k, value in metrics.top_k_slowdown(scores, label, _KS).items()},
       "tuned5": tried[:_FEW].min() / label.min() - 1,
-      "found8": float(tried[:_LABELS].min() < label[0]) if label[0] > (1 + _BETTER) * label.min() else np.nan}
+      "found8": float(tried[:_LABELS].min() < label[0])
+                if label[0] > (1 + _BETTER) * label.min() else np.nan}
 
 
 def heuristic(graph: Any, *, knows_own: bool = False) -> np.ndarray:
@@ -149,7 +150,8 @@ def blind_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
 def _tuned_at_random(graphs: Sequence[Any]) -> float:
   """Expected `tuned5` of a random order."""
   labels = [graph.configs.runtime_ns[:] for graph in graphs]
-  return float(np.mean([metrics.random_slowdown(np.minimum(label[1:], label[0]), [_FEW - 1])[_FEW - 1]
+  others = _FEW - 1
+  return float(np.mean([metrics.random_slowdown(np.minimum(label[1:], label[0]), [others])[others]
                         for label in labels]))
 
 
@@ -218,8 +220,9 @@ def main() -> None:
         runs[split].append(rows_of(ranker, graphs[split]))
     for split in judged:
       results[split][name] = quality.summary([means(rows) for rows in runs[split]]) | {
-          "programs": {row["graph"]: float(np.mean([run[place]["kendaltau"] for run in runs[split]]))
-                       for place, row in enumerate(runs[split][0])}}
+          "programs": {
+              row["graph"]: float(np.mean([run[place]["kendaltau"] for run in runs[split]]))
+              for place, row in enumerate(runs[split][0])}}
   for split, equal in results["all equal"].items():
     print(f"{split}: {len(graphs[split])} programs, {len(equal)} of them with all labels equal")
   for split in judged:

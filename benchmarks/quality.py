@@ -132,7 +132,7 @@ def main() -> None:
   parser.add_argument("--workdir", required=True, type=Path, help="folder for the runs")
   parser.add_argument("--collections", nargs="+", choices=CASES, default=list(CASES))
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-  parser.add_argument("--variants", nargs="+", help="variants to train; other rows stay as in --out")
+  parser.add_argument("--variants", nargs="+", help="variants to train; others stay as in --out")
   args = parser.parse_args()
   known = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
   results = {name: rows for name, rows in known.items() if name != "machine"}

@@ -120,7 +120,9 @@ def planned(job: job_lib.Job, steps: int) -> job_lib.Job:
   return dataclasses.replace(lasting(job), also=tuple(map(lasting, job.also)))
 
 
-def phase_of(job: job_lib.Job, prepared: job_lib.Prepared, folder: Path, *, steps: int) -> training.Stage:
+def phase_of(
+    job: job_lib.Job, prepared: job_lib.Prepared, folder: Path, *, steps: int
+) -> training.Stage:
   """The first stage of training; a second stage, of the head alone, is left out of the race."""
   job = planned(job, steps)
   return training.first_stage(training.parts_of(job, prepared), folder)

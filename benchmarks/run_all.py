@@ -22,7 +22,7 @@ from tpugraphs_jax import files
 
 # Scripts that compare with the plain formulation, and the other scripts.
 _COMPARISONS = ("layout_step", "layout_rank", "sage_step")
-_OTHERS = ("tile_step", "layout_data", "gst", "scaling", "aggregation", "host_memory")
+_OTHERS = ("tile_step", "layout_data", "gst", "tables", "scaling", "aggregation", "host_memory")
 _RESULTS = Path(__file__).parent / "results.json"
 
 
