@@ -260,12 +260,12 @@ def _segments(
       recompute=recompute,  # other segments without gradient instead of from a table
       readout="embedding",  # or scalar: the head scores every segment
       aggregation="mean",  # of segments, or sum
-      history_init="zero",  # what an unwritten entry counts as; skip: not at all
+      history_init="zero",  # an unwritten entry counts as zero; skip: it does not count
       history_dtype="float32",  # or bfloat16
       history_place="auto",  # device, host
   ))
   config.segments.finetune = ConfigDict(dict(
-      epochs=finetune_epochs,  # of the head alone, after the others
+      epochs=finetune_epochs,  # of the head alone, after train.epochs
       configs=0,  # per graph to compute readouts of; 0 = all
       optimizer=ConfigDict(config.optimizer.to_dict() | dict(
           name="adamw", learning_rate=2e-3, schedule="cosine", warmup_fraction=0.05,
