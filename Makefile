@@ -12,7 +12,7 @@ TOOK = $$(($$(date +%s) - $(STARTED))) s
 
 install: $(VENV)/.installed
 
-# A bare Debian or Ubuntu has Python without the module that makes environments.
+# A bare Debian or Ubuntu has Python without `ensurepip`, which `venv` needs.
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { apt-get update -qq && apt-get install -y -qq python3-venv; } || \
@@ -23,10 +23,10 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	touch $@
 	@echo "installation took $(TOOK)"
 
-# In the order of names: the slow files begin, and no core waits for them in the end.
+# In the order of names: slow files begin early, so that no core waits for them at the end.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 
-# All tests but those of the lanes in tests/conftest.py. `make test-all` runs everything.
+# All tests except those of the lanes in tests/conftest.py. `make test-all` runs everything.
 test: install
 	$(PYTEST) -m 'not (faults or hosts or systems or docs)'
 
@@ -34,7 +34,7 @@ test: install
 test-faults test-systems test-docs: test-%: install
 	$(PYTEST) -m $*
 
-# Beam and a bucket on this machine; other tests do without these packages.
+# Tests with Beam and with a local bucket. The other tests run without these packages.
 test-hosts: install
 	$(BIN)/python -m pip install --quiet apache-beam 'moto[server]' s3fs
 	$(PYTEST) -m hosts

@@ -1,10 +1,10 @@
-"""Ways to sum over neighbours: the measurement behind `data.batching.SLOTS`.
+"""Time of sums over neighbours, by formulation: the measurement behind `data.batching.SLOTS`.
 
     python benchmarks/aggregation.py --out aggregation.json
 
-`neighbour_sum` with tables of several widths (0 is a sorted segment sum) beside
-an unsorted segment sum and a sparse matrix product, forward and with gradient.
-Sizes are [nodes, configurations * features] of the layers of the layout models.
+Compares `neighbour_sum` with tables of several widths (0 is a sorted segment sum), an
+unsorted segment sum and a sparse matrix product, forward alone and with the gradient.
+Sizes are `[nodes, configurations * features]` of the layers of the layout models.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def formulations(edges: np.ndarray, nodes: int) -> dict[str, Callable[[jax.Array
 
 
 def with_gradient(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-  """The sum and its transpose applied to it."""
+  """A function that applies a sum, then the transpose of the sum to the result."""
   def both(x):
     total, transpose = jax.vjp(function, x)
     return transpose(total)
@@ -58,7 +58,7 @@ def with_gradient(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.A
 
 
 def measure(nodes: int, features: int, repeats: int) -> dict[str, dict[str, float]]:
-  """Milliseconds per formulation, forward alone and with gradient."""
+  """Median milliseconds of each formulation, for `forward` and for `gradient` (both passes)."""
   rng = np.random.default_rng(0)
   edges = workloads.edges(rng, nodes)
   x = jnp.asarray(rng.normal(size=(nodes, features)), jnp.float32)

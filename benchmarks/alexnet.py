@@ -1,13 +1,13 @@
-"""The one released layout graph of real measurements that is at hand: AlexNet on a TPU v3.
+"""Ranking quality on AlexNet, a released layout graph with run times measured on a TPU v3.
 
     python benchmarks/alexnet.py --data_root DIR --out benchmarks/alexnet.json
 
-Trains `configs/layout.py:xla-default` and its `recommended` on the 40,000 training
-configurations of AlexNet and ranks its 3,856 validation configurations, which the models
-have not seen. UNet3D, the other validation graph at hand, is a program unlike AlexNet. Beside
-the models stands a least-squares fit of one number for each choice of each group of nodes
-to the logarithm of the run time. DIR is the folder of the released data, with `layout/` in
-it. Seconds are CPU seconds of the whole training command, with loading and compilation.
+Trains `configs/layout.py:xla-default` and its `recommended` variant on AlexNet's 40,000
+training configurations. Each model ranks the 3,856 validation configurations of AlexNet,
+which it has not seen, and those of UNet3D, a program unlike AlexNet. The baseline is a
+least-squares fit to the logarithm of the run time, with one coefficient for each choice of
+each group of nodes. DIR is the folder of the released data, with `layout/` in it. Seconds
+are CPU seconds of the whole training command, with loading and compilation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tpugraphs_jax.data import npz
 import quality
 import timing
 
-# What is trained: the variant and the number of epochs, by the name of a row.
+# The models by the name of their row: variant and number of epochs.
 MODELS = {"GraphSAGE, 2 epochs": ("", 2), "score tables, 2 epochs": ("recommended", 2)}
 _HELD_OUT, _UNSEEN = "alexnet", "unet3d"
 
@@ -57,7 +57,7 @@ def train(variant: str, epochs: int, seed: int, data_root: str, folder: Path) ->
 
 
 def one_hot_fit(data_root: str) -> dict[str, float]:
-  """Kendall tau of a least-squares fit of a number per group and choice to ln(run time)."""
+  """Kendall tau on held-out configurations of a linear fit of ln(run time) to choices."""
   train_, valid = (npz.read_layout(Path(
       data_root, "layout/xla/default", split, f"{_HELD_OUT}.npz")) for split in ("train", "valid"))
   assert (train_.configs.node_group == valid.configs.node_group).all()
@@ -73,9 +73,9 @@ def one_hot_fit(data_root: str) -> dict[str, float]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-  """Kendall tau of both graphs and seconds in Markdown."""
-  lines = ["| | AlexNet, held-out configurations | UNet3D, unseen program | CPU seconds of training |",
-           "|---|---|---|---|"]
+  """Kendall tau on both graphs, and CPU seconds of training, as a Markdown table."""
+  lines = ["| | AlexNet, held-out configurations | UNet3D, unseen program "
+           "| CPU seconds of training |", "|---|---|---|---|"]
   for name, row in results.items():
     if name == "machine":
       continue

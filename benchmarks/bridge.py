@@ -1,18 +1,18 @@
-"""What the TPU compiler's estimates are worth: beside measured times of AlexNet and UNet3D.
+"""Compares the TPU compiler's estimates with measured run times of AlexNet and UNet3D.
 
     pip install ".[tpu]"
     JAX_PLATFORMS=cpu python benchmarks/bridge.py --data DIR --out benchmarks/bridge.json
     JAX_PLATFORMS=cpu python benchmarks/bridge.py --data DIR --out benchmarks/bridge_unet3d.json \
         --program unet3d --alone
 
-`DIR` holds the released layout data, such as `DIR/layout/xla/default/train/alexnet.npz`; or
-set TPUGRAPHS_DATA. Configurations whose output orders are equal have one run time within
-.1 %. Each of the commonest combinations of output orders is applied to the training step in
-`examples/programs/` and compiled once for TPU v3; half a minute to some minutes each. Only
-the run times are measured; all other numbers are estimates of the compiler. What is compiled
-is kept in the file of results, and a run that was killed goes on. `--alone` is for programs that
-take too long as a whole: it compiles every operation whose order differs between configurations
-by itself, in each of its orders.
+`DIR` holds the released layout data, such as `DIR/layout/xla/default/train/alexnet.npz`; its
+default is $TPUGRAPHS_DATA. Run times of configurations with equal output orders agree within
+0.1 %. Each of the commonest combinations of output orders is applied to the training step in
+`examples/programs/` and compiled once for TPU v3, which takes from half a minute to some minutes.
+Only the run times are measured; all other numbers are estimates of the compiler. Finished
+compilations are kept in `--out`, so that a killed run can be continued. `--alone` is for programs
+that take too long to compile as a whole: it compiles each operation whose order differs between
+configurations as a program of its own, in each of its orders.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from tpugraphs_jax.hlo import proto, tpu, tpu_kernels
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
 SPLITS = {"alexnet": "train", "unet3d": "valid"}  # of the released files
-_NOISE = 1e-3  # of run times with equal output orders, by the run time
-_RIGHT = 2.0  # a charge is right within this factor
+_NOISE = 1e-3  # relative difference of run times with equal output orders
+_RIGHT = 2.0  # an estimated cost within this factor of the measured one is right
 _OUTPUT = 6  # of a node's 18 integers
 _DIMENSIONS = slice(21, 27)  # of a node's features: sizes of the output
 _OPCODES = {"conv_general_dilated": "convolution", "dot_general": "dot", "reshape": "reshape"}
@@ -62,14 +62,14 @@ def keys(graph: Any) -> list[Key]:
 
 
 def combinations(graph: Any, choices: choosing.Choices) -> tuple[np.ndarray, np.ndarray]:
-  """Distinct output orders of the program's equations, and each configuration's.
+  """Distinct combinations of output orders, and the combination of each configuration.
 
   Returns:
-    Option numbers `[combinations, groups]`, the commonest first, and the combination of
-    every configuration `[C]`.
+    Option numbers `[combinations, groups]`, the commonest combination first, and the index of
+    each configuration's combination `[C]`.
 
   Raises:
-    ValueError: nodes that one equation stands for have different orders.
+    ValueError: nodes that belong to one equation have different orders.
   """
   rows = graph.configs.decode(np.arange(len(graph.configs)))[:, :, :_OUTPUT]
   numbers = np.zeros((len(rows), len(choices.groups)), np.int64)
@@ -92,7 +92,7 @@ def combinations(graph: Any, choices: choosing.Choices) -> tuple[np.ndarray, np.
 
 
 def estimate(function: Any, args: tuple) -> dict[str, Any]:
-  """Every number that the compiler gives for a function on TPU v3."""
+  """The compiler's estimates for a function on TPU v3, by name."""
   program = tpu.compile_function(function, args, "tpu:v3")
   cycles = tpu_kernels.estimated_cycles(proto.parse_module(program.module, where="TPU program"))
   return {"optimal_seconds": program.optimal_seconds, "bytes_accessed": program.bytes_accessed,
@@ -109,8 +109,8 @@ def equations(jaxpr: Any) -> Iterator[Any]:
         yield from equations(inner)
 
 
-def alone(program: Any, choices: choosing.Choices, group: choosing.Group, options: Sequence[int]):
-  """Estimates of one equation of a group as a program of its own, by order."""
+def alone(program: Any, group: choosing.Group, options: Sequence[int]) -> dict[str, Any]:
+  """Estimates of one equation of a group, compiled as a program of its own, by order."""
   jaxpr = jax.make_jaxpr(program.function)(*program.args).jaxpr
   equation = next(each for each in equations(jaxpr) if choosing.group_of(each) == group)
   function = lambda *inputs: equation.primitive.bind(*inputs, **equation.params)
@@ -121,11 +121,16 @@ def alone(program: Any, choices: choosing.Choices, group: choosing.Group, option
 
 
 def effects(found: np.ndarray, runtime_ms: np.ndarray, place: int) -> tuple[dict[int, float], int]:
-  """Measured times of the two combinations that differ in a group and in the fewest others.
+  """Measured times of two combinations that differ in one group and in the fewest other groups.
+
+  Args:
+    found: option numbers `[combinations, groups]`.
+    runtime_ms: median run time of each combination `[combinations]`.
+    place: index of the group.
 
   Returns:
-    Milliseconds of the whole step by option of the group, and the number of other groups that
-    differ.
+    Milliseconds of the whole step by option of the group, and the number of other groups in
+    which the two combinations differ.
   """
   pairs = [(int((found[a] != found[b]).sum()) - 1, a, b) for a, b in itertools.combinations(
       range(len(found)), 2) if found[a, place] != found[b, place]]
@@ -134,7 +139,7 @@ def effects(found: np.ndarray, runtime_ms: np.ndarray, place: int) -> tuple[dict
 
 
 def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> list[str]:
-  """Compiles the operations whose order differs between configurations; a table in Markdown."""
+  """Compiles each operation whose order differs between configurations; returns a table."""
   choices = choosing.choices(program.function, *program.args)
   found, which = combinations(graph, choices)
   runtime_ms = [float(np.median(graph.configs.runtime_ns[which == place])) / 1e6
@@ -145,7 +150,7 @@ def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> list[str]:
     group = choices.groups[place]
     if str(group) not in rows:
       measured, others = effects(found, np.array(runtime_ms), place)
-      orders = alone(program, choices, group, list(measured))
+      orders = alone(program, group, list(measured))
       rows[str(group)] = {"others": others, "orders": [
           {"order": order, "median_ms": round(time, 3), **raw}
           for time, (order, raw) in zip(measured.values(), orders.items())]}
@@ -158,9 +163,9 @@ def run_alone(args: argparse.Namespace, graph: Any, program: Any) -> list[str]:
 
 
 def alone_table(record: Mapping[str, Any]) -> list[str]:
-  """Markdown: each operation in the order of the faster configurations, then in the other."""
-  lines = ["| output of | orders, minor to major | measured, ms, whole step | other operations that "
-           "change | optimal, ms | M cycles |", "|---|---|---|---|---|---|"]
+  """Markdown lines, one operation each: first the faster order, then the slower one."""
+  lines = ["| output of | orders, minor to major | measured, ms, whole step "
+           "| other operations that change | optimal, ms | M cycles |", "|---|---|---|---|---|---|"]
   for name, row in record["operations"].items():
     pair = sorted(row["orders"], key=lambda each: each["median_ms"])
     both = lambda form: ", ".join(map(form, pair))
@@ -173,7 +178,7 @@ def alone_table(record: Mapping[str, Any]) -> list[str]:
 
 
 def taus(rows: list[Mapping[str, Any]], times: list[np.ndarray]) -> dict[str, float]:
-  """Kendall's tau-b of every estimate with the run times of all configurations."""
+  """Kendall's tau-b between each estimate and the run times of all configurations."""
   runtime = np.concatenate(times)
   return {name: round(float(stats.kendalltau(
       np.concatenate([np.full(len(each), value(row)) for row, each in zip(rows, times)]),
@@ -181,7 +186,7 @@ def taus(rows: list[Mapping[str, Any]], times: list[np.ndarray]) -> dict[str, fl
 
 
 def _short(equations: list[str]) -> str:
-  """Equations by operation: the output shape of the first, and the number of others."""
+  """Equations by operation: the first one's output shape, and how many more there are."""
   shapes: dict[str, list[str]] = {}
   for equation in equations:
     name, shape = re.match(r"(\w+) \w+(\[[\d,]*\])", equation).groups()
@@ -191,7 +196,7 @@ def _short(equations: list[str]) -> str:
 
 
 def verdict(first: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-  """What the compiler's optimal seconds make of a change whose cost is measured."""
+  """How the compiler's optimal seconds rate a change, judged by its measured cost."""
   measured = row["median_ms"] - first["median_ms"]
   charged = 1e3 * (row["optimal_seconds"] - first["optimal_seconds"])
   noise = _NOISE * first["median_ms"]
@@ -208,7 +213,7 @@ def verdict(first: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
-  """Markdown: the combinations, then tau-b."""
+  """Markdown lines: a table of the combinations, then one of the estimates' tau-b."""
   first = record["combinations"][0]
   lines = ["| changed against the commonest | configurations | measured, ms | optimal, ms "
            "| M cycles | GB | optimal seconds of the change |", "|---|---|---|---|---|---|---|"]
@@ -229,7 +234,7 @@ def main() -> None:
                       help="folder of the released data (default: $TPUGRAPHS_DATA)")
   parser.add_argument("--out", required=True, type=Path, help="file of results")
   parser.add_argument("--program", choices=SPLITS, default="alexnet", help="default: alexnet")
-  parser.add_argument("--combinations", type=int, default=14, help="that are compiled")
+  parser.add_argument("--combinations", type=int, default=14, help="how many are compiled")
   parser.add_argument("--alone", action="store_true",
                       help="single operations instead of the whole program")
   args = parser.parse_args()

@@ -1,7 +1,7 @@
-"""One training step or one scoring of the fast path beside the plain one.
+"""Compares the project's formulation of a training or scoring step with the plain one.
 
-Both run through the project's own steps: the same loss, optimiser and donation.
-Peak memory is that of a fresh process which runs one variant alone.
+Both formulations run through the project's own steps, with the same loss, optimiser and
+buffer donation. Peak memory is measured in a fresh process that runs one variant alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VARIANTS = ("plain", "ours")
 
 @dataclasses.dataclass(frozen=True)
 class PlainModel:
-  """A plain formulation with the two methods of a Flax model that the steps use."""
+  """A plain formulation behind `init` and `apply`, the methods of a Flax model that steps use."""
 
   score: Callable[[Any, Any], jax.Array]
 
@@ -48,7 +48,7 @@ class Case:
   batches: Sequence[LayoutBatch]
 
   def variant(self, name: str) -> tuple[Any, list[Any]]:
-    """Model and device batches of `plain` or `ours`, each with a device axis."""
+    """The model of `plain` or `ours`, and its batches with a leading device axis."""
     if name == "ours":
       return self.model, [_on_device(batch) for batch in self.batches]
     batches = [_on_device(plain.from_layout(batch)) for batch in self.batches]
@@ -90,7 +90,7 @@ class Scoring:
     self._step = network_step(model)
 
   def __call__(self) -> list[jax.Array]:
-    # One batch at a time: what is computed ahead would all be in memory at once.
+    # One batch at a time: asynchronous dispatch would hold all results in memory at once.
     return [jax.block_until_ready(self._step(self._params, batch)) for batch in self._batches]
 
   def planned_mib(self) -> float:
@@ -98,14 +98,14 @@ class Scoring:
 
 
 def assert_same(first: Any, second: Any) -> None:
-  """Metrics or scores of both variants agree within float32 rounding."""
+  """Asserts that metrics or scores of both variants agree to float32 rounding."""
   largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(first))
   jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * largest), first, second)
 
 
 def run(description: str, script: str, kind: type, case: Callable[[], Case], *, repeats: int):
-  """The command line of a comparison: medians here, peak memory in fresh processes."""
+  """Command line of a comparison: times medians in this process, peak memory in fresh ones."""
   parser = timing.parser(description, repeats=repeats)
   parser.add_argument("--only", choices=VARIANTS, help="peak memory of one variant")
   args = parser.parse_args()
@@ -124,7 +124,7 @@ def _peak(function: Training | Scoring) -> dict[str, float]:
 def _compare(
     script: str, kind: type, make_case: Callable[[], Case], args: argparse.Namespace
 ) -> dict[str, float]:
-  # First, while this process is small: on Linux a child starts with its parent's peak.
+  # Before this process grows: on Linux a child's peak memory starts at its parent's peak.
   peaks = {name: timing.in_subprocess(script, "--only", name) for name in VARIANTS}
   case = make_case()
   functions = {name: kind(case, name) for name in VARIANTS}

@@ -1,12 +1,13 @@
-"""Step time and peak memory of Graph Segment Training, by size of the graph.
+"""Step time and peak memory of Graph Segment Training, by graph size.
 
     python benchmarks/gst.py --out gst.json
 
-One program of 5,000, 20,000 or 43,615 nodes (the largest released one), 4 % of
-them configurable, 1,000 configurations of which a step sees 16; the recommended
-model with the default segments of at most 1,000 nodes. A step goes from the prepared
-graph in memory to its end, batch included. Every figure is the median of three fresh
-processes: compilations alone let their peaks differ by 100 MiB.
+Each case is one program of 5,000, 20,000 or 43,615 nodes (the size of the largest
+released one). 4 % of its nodes are configurable. It has 1,000 configurations, of which a
+step sees 16. The model is the GraphSAGE of `configs/layout.py`, with segments of at most
+1,000 nodes. The time of a step includes making its batch from the prepared graph. Every
+figure is the median over three fresh processes, because compilation alone makes peak
+memory differ by 100 MiB.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _PROCESSES = 3
 
 
 def config_of(variant: str):
-  """The config of `configs/layout.py` for one graph a step."""
+  """The config of a variant of `configs/layout.py`, with one graph per step."""
   config = layout_config.get_config(f"xla-random,{variant}")
   config.batch.update(graphs=1, configs=_SLATE, slates_per_epoch=1)
   config.train.epochs = 1_000
@@ -45,7 +46,7 @@ def config_of(variant: str):
 
 
 def prepare(variant: str, nodes: int) -> tuple[Job, Any]:
-  """The job and the prepared graph; as in a job, the raw one is gone then."""
+  """The job and the prepared graph; the raw graph is freed on return, as in a training run."""
   graph = workloads.program(
       np.random.default_rng(0), nodes=nodes, config_nodes=nodes // 25, configs=_CONFIGS)
   job = Job.of(config_of(variant))
@@ -70,7 +71,7 @@ def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
 
 
 def table(figures: dict[str, float]) -> str:
-  """Step time and peak memory in Markdown."""
+  """Step time and peak memory by graph size and variant, as a Markdown table."""
   lines = ["| nodes | " + " | ".join(_VARIANTS) + " |", "|---" * (len(_VARIANTS) + 1) + "|"]
   for nodes in _NODES:
     cells = [f"{figures[f'{variant}_{nodes}_step_s']:.3g} s, "

@@ -1,14 +1,14 @@
-"""What Graph Segment Training costs in quality, and saves in time and memory.
+"""Quality, training time and peak memory of Graph Segment Training, by variant.
 
     python -m tpugraphs_jax.data.synthetic --out DIR --scale medium --collections layout:xla:random
     python benchmarks/gst_quality.py --data_root DIR/npz --out gst_quality.json
 
-Every variant takes the same number of steps with the recommended model and sees the same
-200 configurations per graph, a third of them fast ones; segments have at most 256 nodes,
-the graphs 300 to 3,000, and two segments of a graph are fresh in a step. Seconds are
-those of training (for `gst_efd` with refreshing and head training) without compilations
-and evaluation; tau is the mean over validation graphs after the last step. Every run is
-a fresh process.
+Every variant trains the GraphSAGE of `configs/layout.py` for the same number of steps on the
+same 200 configurations per graph, a third of them the fastest ones. Graphs have 300 to 3,000
+nodes, segments at most 256, and a step computes gradients for two segments of each graph.
+Seconds are wall-clock seconds of training without compilation and evaluation; for `gst_efd`
+they include the refresh of the table and the training of the head. Tau is the mean over
+validation graphs after the last step. Every run is a fresh process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SEGMENT_NODES, _FRESH, _CONFIGS = 256, 2, 200
 
 
 class _Evaluation:
-  """A scorer that counts its seconds, which are not training, with compilations and without."""
+  """A scorer that counts its own seconds and how many of them are compilation."""
 
   def __init__(self, scorer: Any, compilations: timing.Compilations):
     self._scorer, self._compilations = scorer, compilations
@@ -63,7 +63,7 @@ def config_of(variant: str, seed: int, epochs: int, data_root: str):
 
 
 def measure(config, workdir: Path) -> dict[str, float]:
-  """Trains once; tau, OPA, seconds and MiB."""
+  """Trains once; returns Kendall tau, OPA, seconds of training and peak MiB."""
   job = job_lib.Job.of(config)
   ranker, data = job.ranker, job.data
   train_graphs = job_lib.trainable(job, data.load(config.data_root, "train"))
@@ -89,13 +89,13 @@ def measure(config, workdir: Path) -> dict[str, float]:
 
 
 def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-  """Mean of every figure over seeds, and the deviation of tau."""
+  """Mean of every figure over seeds, and the standard deviation of Kendall tau."""
   means = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
   return means | {"kendaltau_sd": float(np.std([row["kendaltau"] for row in rows], ddof=1))}
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
-  """Every variant in Markdown."""
+  """The figures of every variant, as a Markdown table."""
   lines = ["| variant | Kendall tau | OPA | training | peak memory |", "|---|---|---|---|---|"]
   for variant, row in results.items():
     lines.append("| `{}` | {kendaltau:.3f} ± {kendaltau_sd:.3f} | {opa:.3f} | {seconds:,.0f} s | "
@@ -104,7 +104,7 @@ def table(results: dict[str, dict[str, float]]) -> str:
 
 
 def plot(results: dict[str, dict[str, float]], path: Path) -> None:
-  """Draws tau by training time; the area of a point is its peak memory."""
+  """Plots tau against training time; the area of a point is proportional to its peak memory."""
   from matplotlib import pyplot  # extra `plots`; only this needs it
 
   figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
@@ -126,8 +126,8 @@ def main() -> None:
   parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
   parser.add_argument("--epochs", type=int, default=10, help="of 100 steps")
   parser.add_argument("--plot", type=Path, help="also draw the table (needs matplotlib)")
-  parser.add_argument("--recorded", action="store_true", help="only draw what --out holds")
-  parser.add_argument("--here", action="store_true", help="one run, in this process")
+  parser.add_argument("--recorded", action="store_true", help="only plot the figures in --out")
+  parser.add_argument("--here", action="store_true", help="make one run, in this process")
   args = parser.parse_args()
   if args.here:
     config = config_of(args.variants[0], args.seeds[0], args.epochs, args.data_root)

@@ -2,9 +2,9 @@
 
   python benchmarks/hlo_featurize.py --out hlo_featurize.json
 
-The module is synthetic: regions of 1,000 instructions, each instruction with a
-shape, a layout and operands, one in twenty with a window, one in fifty with a
-call, in the 64-bit ids that jax writes.
+The module is synthetic and made of regions of 1,000 instructions. Each instruction has a
+shape, a layout and operands, one in twenty a window, and one in fifty a call. Ids have
+64 bits, as in modules that jax writes.
 """
 
 import statistics

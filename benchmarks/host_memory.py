@@ -1,4 +1,4 @@
-"""The training step of `layout_step.py` with glibc's defaults and with freed memory kept.
+"""Runs `layout_step.py` with glibc's defaults and with `host_memory.keep_freed`.
 
     python benchmarks/host_memory.py --out host_memory.json
 """
@@ -7,7 +7,7 @@ import os
 
 import timing
 
-# `host_memory.keep_freed` does nothing where a user has set tunables.
+# `host_memory.keep_freed` does nothing unless GLIBC_TUNABLES is empty.
 _SETTINGS = {"default": "glibc.malloc.hugetlb=0", "kept": ""}
 
 

@@ -1,18 +1,17 @@
-"""Layout data at the full data set's sizes: store, loader, training memory, ranking.
+"""Store, loader, training memory and ranking of layout data at the sizes of the full data set.
 
     python benchmarks/layout_data.py --workdir /some/disk --out layout_data.json
 
 Every case runs in a process of its own, on generated graphs with the group structure
 of the released files:
 
-largest   the store of 11,560 configurations of 3,143 configurable nodes: the largest
-          tensor of the released data, 2.6 GB as float32.
-split     the store of a stand-in for the nlp:random train split: graphs of its sizes,
-          the figures scaled to its 207 graphs and 13,457,555 configurations; then some
-          training steps over all of it with the recommended settings.
-loader    steps of the official settings on batches that are being loaded, beside steps
-          on the same batches in memory.
-ranking   1,000 configurations of a program of 20,000 nodes by the recommended model.
+largest   the store of one graph with 11,560 configurations of 3,143 configurable nodes,
+          the largest tensor of the released data: 2.6 GB as float32.
+split     the store of a stand-in for the training split of nlp:random. Its graphs have the
+          sizes of the released ones; its figures are scaled to the split's 207 graphs and
+          13,457,555 configurations. Some training steps of `nlp-random,full` follow.
+loader    steps of the official settings, with a loader and on a batch already in memory.
+ranking   1,000 configurations of a program of 20,000 nodes, by `xla-random,full`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ import timing
 import workloads
 
 _COLLECTION = "layout:nlp:random"
-# The whole split, to which the stand-in's figures are scaled.
+# Totals of the released split, to which the figures of the stand-in are scaled.
 _SPLIT_NODES, _SPLIT_CONFIGS = 1_191_866, 13_457_555
 _CONFIG_CAP = 100_040
 _ROWS_PER_GROUP = 8  # two orders each of output, input and kernel
@@ -64,16 +63,16 @@ class Size:
     return self.configs * self.config_nodes * columns.LAYOUT_CONFIG_FEATURES * 4
 
 
-# Published sizes; the groups are a third of the nodes, as in the smallest graphs,
-# where large graphs have far fewer.
+# Published sizes. One group for about three configurable nodes, as in the smallest released
+# graphs, is the worst case: large ones have far fewer groups.
 LARGEST = Size("largest", nodes=25_544, configs=11_560, config_nodes=3_143, groups=1_100)
 
 
 def split_sizes(graphs: int) -> list[Size]:
-  """Sizes of transformer graphs by their closed forms in the number of layers.
+  """Sizes of transformer graphs, as functions of the number of layers.
 
-  Inference and training graphs alternate; configurations follow the fit
-  ln C = 17.23 - 0.759 ln N up to the cap, and groups are 7 % of the nodes.
+  Inference and training graphs alternate. The number of configurations follows the fit
+  ln C = 17.23 - 0.759 ln N up to a cap; groups are 7 % of the configurable nodes.
   """
   layers = (2, 4, 6, 8, 10, 12, 24)
   sizes = []
@@ -114,16 +113,16 @@ def generate(size: Size, seed: int) -> graph.OpGraph:
 
 
 def write_files(root: Path, sizes: list[Size], *, split: str = "train") -> None:
-  """Writes the released files of generated graphs."""
+  """Writes generated graphs as files in the released format."""
   folder = root.joinpath(*_COLLECTION.split(":"), split)
   for seed, size in enumerate(sizes):
     npz.write_layout(folder / f"{size.name}.npz", generate(size, seed))
 
 
 def build(root: Path, *, workers: int) -> dict[str, float]:
-  """Builds the store in a process of its own: seconds and peak memory.
+  """Builds the store in a child process; returns its seconds and peak MiB.
 
-  The memory is that of the largest process; workers are processes of their own.
+  Peak memory is that of the largest process: the command or one of its workers.
   """
   command = [sys.executable, "-m", "tpugraphs_jax.data.store", "build", "--data_root",
              str(root), "--workers", str(workers), "--collection", _COLLECTION]
@@ -140,7 +139,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def fetch_ms(folder: Path, *, fetched: int = 64, repeats: int = 200) -> dict[str, float]:
-  """Median milliseconds to fetch random configurations, files in the page cache."""
+  """Median milliseconds to fetch 64 random configurations from files in the page cache."""
   configs = store.open_graph(folder).configs
   rng = np.random.default_rng(0)
   groups, nodes = [], []
@@ -158,7 +157,7 @@ def fetch_ms(folder: Path, *, fetched: int = 64, repeats: int = 200) -> dict[str
 
 
 def measure_largest(root: Path) -> dict[str, float]:
-  """Figures of the largest tensor."""
+  """Build seconds, size and fetch times of the store of `LARGEST`."""
   write_files(root, [LARGEST])
   figures = build(root, workers=1)
   folder = next(root.joinpath("store").rglob("meta.json")).parent
@@ -168,7 +167,7 @@ def measure_largest(root: Path) -> dict[str, float]:
 
 
 def measure_split(root: Path, *, graphs: int, workers: int) -> dict[str, float]:
-  """Figures of the stand-in, and those scaled to the whole split; training over it."""
+  """Figures of the stand-in's store, the same scaled to the split, and training figures."""
   sizes = split_sizes(graphs)
   write_files(root, sizes)
   figures = build(root, workers=workers)
@@ -191,9 +190,9 @@ def measure_split(root: Path, *, graphs: int, workers: int) -> dict[str, float]:
 
 
 def _train_over(root: Path) -> dict[str, float]:
-  """Trains on every graph of the stand-in: steps, seconds and peak memory.
+  """Trains on the graphs of the stand-in; returns steps, seconds and peak MiB.
 
-  Batch shapes and padding are those of a run as long as the preset's.
+  `batch_shapes` and `padding_share` are of a run with as many steps as the preset's.
   """
   write_files(root, [Size("valid", 1_316, 200, 72, 14)], split="valid")
   preset = layout_config.get_config("nlp-random,full")
@@ -214,7 +213,7 @@ def _train_over(root: Path) -> dict[str, float]:
 
 
 def measure_loader(root: Path) -> dict[str, float]:
-  """Seconds per step with and without loading."""
+  """Median seconds of a step with and without loading, and their ratio."""
   job = job_lib.Job.of(layout_config.get_config("xla-random,official"))
   rng = np.random.default_rng(0)
   graphs = [workloads.program(rng, nodes=int(rng.integers(4_000, 8_000)), config_nodes=250,
@@ -226,7 +225,7 @@ def measure_loader(root: Path) -> dict[str, float]:
   state = parallel.replicate(phase.state)
   batches, seconds = phase.batches, {"loading": [], "fixed": []}
   for number in range(steps):
-    # The loader makes room good at once: its work falls into the first of both steps.
+    # The loader refills its queue at once: its work falls into the first of the two steps.
     for name, take in (("loading", lambda: next(batches)), ("fixed", lambda: batch)):
       started = time.perf_counter()
       batch = take()
@@ -240,7 +239,7 @@ def measure_loader(root: Path) -> dict[str, float]:
 
 
 def measure_ranking(root: Path) -> dict[str, float]:
-  """Seconds to rank, compilation included and not, and peak memory."""
+  """Seconds of a first ranking, with compilation, and of a second one; peak MiB."""
   job = job_lib.Job.of(layout_config.get_config("xla-random,full"))
   program = workloads.program(
       np.random.default_rng(0), nodes=20_000, config_nodes=1_000, configs=1_000)
@@ -258,7 +257,7 @@ def measure_ranking(root: Path) -> dict[str, float]:
 
 
 def measure(case: str, args: argparse.Namespace) -> dict[str, float]:
-  """Figures of one case, its files in a folder that is removed."""
+  """Figures of one case, whose files are removed afterwards."""
   root = Path(tempfile.mkdtemp(prefix=f"layout_data_{case}_", dir=args.workdir))
   try:
     if case == "split":
@@ -272,9 +271,9 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--workdir", help="folder for the generated files (default: temporary)")
-  parser.add_argument("--graphs", type=int, default=20, help="graphs of the stand-in")
+  parser.add_argument("--graphs", type=int, default=20, help="number of graphs of the stand-in")
   parser.add_argument("--workers", type=int, default=os.cpu_count())
-  parser.add_argument("--only", choices=_CASES, help="one case, in this process")
+  parser.add_argument("--only", choices=_CASES, help="run one case, in this process")
   args = parser.parse_args()
   if args.only:
     timing.write(measure(args.only, args), args.out)

@@ -1,4 +1,4 @@
-"""Ranking 1,000 configurations of a large program, beside the plain formulation.
+"""Compares ranking 1,000 configurations of a large program with the plain formulation.
 
     python benchmarks/layout_rank.py --out layout_rank.json
 

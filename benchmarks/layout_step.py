@@ -1,9 +1,9 @@
-"""A training step of the official layout model, beside the plain formulation.
+"""Compares a training step of the official layout model with the plain formulation.
 
     python benchmarks/layout_step.py --out layout_step.json
 
-8 programs of about 6,000 nodes with 250 configurable ones, 16 configurations,
-gradients through blocks of 5,000 nodes.
+8 programs of about 6,000 nodes, 250 of them configurable, with 16 configurations each;
+gradients flow through blocks of 5,000 nodes.
 """
 
 import comparison

@@ -1,19 +1,18 @@
-"""Layout rankers that see the orders of outputs alone, beside those that see all integers.
+"""Compares layout rankers on output orders alone with rankers on all integers of a node.
 
     python benchmarks/output_orders.py --data_root DIR --out benchmarks/output_orders.json
 
-Trains each ranker on AlexNet's 40,000 measured configurations (TPU v3, `xla:default`), with
-`data.config_features` of `released` (all 18 integers of a node) and of `outputs` (6 of them),
-and ranks configurations that it has not seen: 1,000 of AlexNet's validation configurations
-and the 112 of UNet3D, a program unlike AlexNet. DIR is the folder of the released data.
-Two programs are little evidence.
+Trains each ranker on AlexNet's 40,000 measured configurations (TPU v3, `xla:default`), once
+with `data.config_features` of `released` (all 18 integers of a node) and once with `outputs`
+(the 6 of its output). Each then ranks configurations that it has not seen: 1,000 of AlexNet's
+validation configurations, and the 112 of UNet3D, a program unlike AlexNet. DIR is the folder
+of the released data. Two programs are little evidence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
-import importlib.util
 import itertools
 from pathlib import Path
 import sys
@@ -28,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import graph as graph_lib
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.run import training
+from tpugraphs_jax.run import configs, training
 from tpugraphs_jax.serve import ranker as ranker_lib
 import quality
 import timing
@@ -36,16 +35,13 @@ import timing
 RANKERS = {"ResModel": "official", "GraphSAGE": "full", "score tables": "recommended"}
 _FEATURES = ("released", "outputs")
 _PROGRAMS = ("alexnet", "unet3d")
-_JUDGED = 1000  # most configurations of a program
+_JUDGED = 1000  # most configurations of a program that are ranked
 _FOLDER = "layout/xla/default"
 
 
 def config_of(variant: str, features: str, seed: int, epochs: int, slates: int) -> Any:
   """The config of a training run."""
-  spec = importlib.util.spec_from_file_location("layout", ROOT / "configs" / "layout.py")
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  config = module.get_config(f"xla-default,{variant}")
+  config = configs.load(f"layout.py:xla-default,{variant}")
   config.seed = seed
   config.data.config_features = (features,)
   config.batch.slates_per_epoch = slates
@@ -55,7 +51,7 @@ def config_of(variant: str, features: str, seed: int, epochs: int, slates: int) 
 
 
 def judged(data_root: str, seed: int = 0) -> list[Any]:
-  """The two programs with configurations that no model has seen."""
+  """The two programs, with configurations that no ranker was trained on."""
   graphs = []
   for name in _PROGRAMS:
     graph = npz.read_layout(Path(data_root, _FOLDER, "valid", f"{name}.npz"))
@@ -66,14 +62,14 @@ def judged(data_root: str, seed: int = 0) -> list[Any]:
 
 
 def taus(scores: np.ndarray, runtime_ns: np.ndarray) -> tuple[float, float]:
-  """Kendall's tau-b of scores `[C]`, and tau of the ranking, in which no two are level."""
+  """Kendall's tau-b of scores `[C]`, and tau of the ranking, which breaks ties by position."""
   rank = np.empty(len(scores), int)
   rank[np.argsort(scores, kind="stable")] = np.arange(len(scores))
   return tuple(float(stats.kendalltau(each, runtime_ns).statistic) for each in (scores, rank))
 
 
 def measure(config: Any, data_root: str, folder: Path) -> dict[str, float]:
-  """Taus of both programs, and seconds of one processor."""
+  """Taus on both programs, and CPU seconds of training and of ranking."""
   config.data_root, config.data.store_dir = data_root, str(folder.parent / "store")
   started = time.process_time()
   training.run(config, folder, mode="train")
@@ -87,7 +83,7 @@ def measure(config: Any, data_root: str, folder: Path) -> dict[str, float]:
 
 
 def sizes(data_root: str) -> dict[str, dict[str, int]]:
-  """Factored configurations of the training graph, both ways: bytes, rows, groups, distinct."""
+  """Bytes, rows, groups and distinct configurations of the training graph, by feature set."""
   graph = npz.read_layout(Path(data_root, _FOLDER, "train", f"{_PROGRAMS[0]}.npz"))
   return {name: {
       "bytes": configs.rows.nbytes + configs.group_row.nbytes, "rows": len(configs.rows),
@@ -97,7 +93,7 @@ def sizes(data_root: str) -> dict[str, dict[str, int]]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-  """Means over seeds, and the spread, in Markdown."""
+  """Means over seeds and standard deviations, as a Markdown table."""
   columns = {"alexnet_tau_b": "AlexNet, tau-b", "alexnet_tau": "AlexNet, tau of the ranking",
              "unet3d_tau_b": "UNet3D, tau-b", "unet3d_tau": "UNet3D, tau of the ranking"}
   lines = ["| ranker | integers of a node | " + " | ".join(columns.values())

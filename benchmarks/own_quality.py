@@ -1,4 +1,4 @@
-"""Ranking quality on programs of families that no model was trained on.
+"""Ranking quality on programs of families that the models were not trained on.
 
     python benchmarks/own_quality.py --workdir out/own_quality --out benchmarks/own_quality.json
     python benchmarks/own_quality.py --workdir out/own_quality --curve 35 70 \\
@@ -6,21 +6,20 @@
     python benchmarks/own_quality.py --collection own-programs_cpu --workdir out/own_quality_cpu \\
         --out benchmarks/own_quality_cpu.json
 
-Trains every variant with every seed on the collection that ships (`data/own`), in working
-folders that are kept, and judges them on its validation families, by which the best
-checkpoint is chosen, and on its test families, which nothing is chosen by. Beside them
-stand a random order, the compiler's own choice, which is configuration 0, and a heuristic
-that needs no model. Models of the drawn programs are also judged on three programs that are
-kept out of every choice (collection `own:kept_out`). `--variants` trains some, and leaves the
-rows of others in `--out` as they are. `--curve` trains on so many programs, drawn by the seed,
-instead of all.
+Trains every variant with every seed on a collection, by default the one in `data/own`, in
+working folders that are kept. Each model is judged on the validation families, which choose
+its best checkpoint, and on the test families, which choose nothing. The baselines are a random
+order, the compiler's own choice (configuration 0) and a heuristic that needs no model. With
+`--collection own`, models are also judged on the three programs of the collection
+`own:kept_out`. `--variants` trains some variants and leaves the rows of the others in `--out`
+as they are. `--curve` trains on subsets of programs of the given sizes, drawn by the seed.
 
-A figure is the mean over programs. `kendaltau` is tau-b, and `ordered` the same over pairs whose
-labels differ (right minus wrong pairs over all, where a tie in scores is wrong); programs whose
-labels are all equal have neither and are left out of both. The last two columns are of labels in
-the order in which `tune` spends them (`tuning.spread`), the compiler's own first: `tuned5` is the
-slowdown of the best of 5, and `found8` the share of programs with a choice that is more than 2 %
-better than the compiler's own for which a better one is among 8.
+A figure is the mean over programs. `kendaltau` is tau-b. `ordered` is the share of right pairs
+minus the share of wrong pairs among the pairs whose labels differ; a tie in scores is wrong.
+Programs whose labels are all equal are left out of both. `tuned5` and `found8` are of the first
+labels that `tune` would spend (`tuning.spread`), the compiler's own choice being the first.
+`tuned5` is the slowdown of the best of 5. `found8` is a share of the programs that have a choice
+more than 2 % better than the compiler's own: those with a better choice among the first 8.
 """
 
 from __future__ import annotations
@@ -42,20 +41,21 @@ from tpugraphs_jax import columns, metrics
 from tpugraphs_jax.collect import tuning
 from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.rankers.tables import traffic
-from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import configs, job as job_lib
 from tpugraphs_jax.serve.ranker import Ranker
 
 ROOT = Path(__file__).parents[1]
-VARIANTS = {"recommended": "`TrafficTables`", "full": "`SAGE`", "tables": "`ScoreTables`", "preset=tenth": "`tenth`, the best preset",
+VARIANTS = {"recommended": "`TrafficTables`", "full": "`SAGE`", "tables": "`ScoreTables`",
+            "preset=tenth": "`tenth`, the best preset",
             "official": "`ResModel`, official"}
 HEURISTIC = "groups changed plus padded elements"
 HEURISTIC_OWN = "the same from the compiler's own orders"
 COLUMNS = ("kendaltau", "ordered", "slowdown1", "slowdown5", "tuned5", "found8")
 SPLITS = ("valid", "test")
-KEPT_OUT = "kept_out"  # a collection of test programs, for models of the drawn ones
+KEPT_OUT = "kept_out"  # a collection of test programs for models of the collection `own`
 _KS = (1, 5)
 _FEW, _BETTER, _LABELS = 5, 0.02, 8
-# Few programs are soon learnt by heart: the best step comes early.
+# Training is short: models overfit early on so few programs.
 _SHORT = ("--config.train.epochs=6", "--config.batch.slates_per_epoch=400",
           "--config.batch.min_configs=2")
 
@@ -64,7 +64,7 @@ def train(
     collection: str, variant: str, seed: int, data_root: str, workdir: Path,
     leave_out: Sequence[str] = (),
 ) -> Path:
-  """A run that is made unless it is there."""
+  """Trains a run unless it is finished; returns its working folder."""
   if not (workdir / "done").exists():
     config = ",".join(filter(None, (collection, variant)))
     flags = () if variant == "recommended" else _SHORT
@@ -80,17 +80,17 @@ def train(
 
 def load(collection: str, split: str, data_root: str) -> Sequence[Any]:
   """The programs of a split."""
-  config = quality.importlib.import_module("configs.layout").get_config(collection)
+  config = configs.load(f"layout.py:{collection}")
   return job_lib.Job.of(config).data.load(data_root, split)
 
 
 def rows_of(ranker: Ranker, graphs: Sequence[Any]) -> list[dict[str, Any]]:
-  """Figures of every program, all configurations."""
+  """Figures of each program, over all its configurations."""
   return [figures(graph, scores) for graph, scores in zip(graphs, ranker.scores(graphs))]
 
 
 def figures(graph: Any, scores: np.ndarray) -> dict[str, Any]:
-  """Figures of one program from scores `[C]`; `found8` is NaN where nothing much is to be found."""
+  """Figures of one program from scores `[C]`; `found8` is NaN if no choice is 2 % better."""
   label = graph.configs.runtime_ns[:]
   changed = graph.configs.group_row[:] != graph.configs.group_row[0]
   tried = label[tuning.spread(np.argsort(scores, kind="stable"), scores, changed)]
@@ -99,25 +99,27 @@ def figures(graph: Any, scores: np.ndarray) -> dict[str, Any]:
       "ordered": 2 * metrics.opa(scores, label) - 1,
       **{f"slowdown{k}": value for k, value in metrics.top_k_slowdown(scores, label, _KS).items()},
       "tuned5": tried[:_FEW].min() / label.min() - 1,
-      "found8": float(tried[:_LABELS].min() < label[0]) if label[0] > (1 + _BETTER) * label.min() else np.nan}
+      "found8": float(tried[:_LABELS].min() < label[0])
+                if label[0] > (1 + _BETTER) * label.min() else np.nan}
 
 
 def heuristic(graph: Any, *, knows_own: bool = False) -> np.ndarray:
   """Groups changed, plus elements of outputs padded to 8 x 128 over their elements, `[C]`.
 
-  Of an order that is left to the compiler the last two dimensions count as the minor ones. With
-  `knows_own` those of the compiler's own order do, and a group that takes this order is not changed.
+  Where a configuration leaves an order to the compiler, the last two dimensions count as the minor
+  ones. With `knows_own` the compiler's own order is used there, and a group that takes this order
+  does not count as changed.
   """
-  configs, feat = graph.configs, graph.node_feat[graph.config_node]
+  given, feat = graph.configs, graph.node_feat[graph.config_node]
   dims = feat[:, feature_blocks.DIMENSIONS]
   rank, elements = (dims > 0).sum(axis=1), np.maximum(dims, 1).prod(axis=1)
-  row, changed = configs.group_row[:][:, configs.node_group], configs.group_row[:] != configs.group_row[0]
-  order, own = configs.rows[row, :2].astype(int), np.stack([rank - 1, rank - 2], axis=1)
+  row, changed = given.group_row[:][:, given.node_group], given.group_row[:] != given.group_row[0]
+  order, own = given.rows[row, :2].astype(int), np.stack([rank - 1, rank - 2], axis=1)
   if knows_own:
     own = feat[:, columns.NODE["minor_to_major"]][:, :2].astype(int)
     node = np.broadcast_to(np.arange(len(feat)), row.shape)
     other = ~traffic.changes_nothing(graph, node.ravel(), row.ravel()).reshape(row.shape)
-    changed &= other @ (configs.node_group[:, None] == np.arange(changed.shape[1]))
+    changed &= other @ (given.node_group[:, None] == np.arange(changed.shape[1]))
   order = np.where(order[..., :1] < 0, own, order)
   sizes = np.where(order < 0, 0, np.take_along_axis(
       np.broadcast_to(dims, (len(order), *dims.shape)), np.maximum(order, 0), axis=2))
@@ -133,11 +135,11 @@ def heuristic_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
 
 
 def blind_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
-  """Means of a random order, and of the compiler's own choice alone."""
+  """Mean figures of a random order, and of the compiler's own choice alone."""
   random = [metrics.random_slowdown(graph.configs.runtime_ns[:], _KS) for graph in graphs]
   first = [graph.configs.runtime_ns[0] / np.min(graph.configs.runtime_ns) - 1
            for graph in graphs]
-  default = {f"slowdown{k}": float(np.mean(first)) for k in _KS}  # it orders nothing
+  default = {f"slowdown{k}": float(np.mean(first)) for k in _KS}  # one choice is no order
   return {
       "a random order": {"kendaltau": 0.0, "ordered": 0.0, "tuned5": _tuned_at_random(graphs),
                          "found8": _found_at_random(graphs)} | {
@@ -146,14 +148,15 @@ def blind_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
 
 
 def _tuned_at_random(graphs: Sequence[Any]) -> float:
-  """What `tuned5` is on average over all orders."""
+  """Expected `tuned5` of a random order."""
   labels = [graph.configs.runtime_ns[:] for graph in graphs]
-  return float(np.mean([metrics.random_slowdown(np.minimum(label[1:], label[0]), [_FEW - 1])[_FEW - 1]
+  others = _FEW - 1
+  return float(np.mean([metrics.random_slowdown(np.minimum(label[1:], label[0]), [others])[others]
                         for label in labels]))
 
 
 def _found_at_random(graphs: Sequence[Any]) -> float:
-  """What `found8` is on average over all orders."""
+  """Expected `found8` of a random order."""
   shares = []
   for label in (graph.configs.runtime_ns[:] for graph in graphs):
     others, better = len(label) - 1, int((label < label[0]).sum())
@@ -168,7 +171,7 @@ def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-  """The figures of a split in Markdown, with the deviation over seeds where there are some."""
+  """The figures of a split as a Markdown table, with standard deviations over seeds."""
   shown = [column for column in COLUMNS if any(column in row for row in rows.values())]
   lines = ["| | " + " | ".join(shown) + " |", "|---" * (len(shown) + 1) + "|"]
   for name, row in rows.items():
@@ -185,7 +188,8 @@ def main() -> None:
   parser.add_argument("--collection", default="own", help="variant of configs/layout.py")
   parser.add_argument("--workdir", required=True, type=Path, help="folder for the runs")
   parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
-  parser.add_argument("--curve", nargs="+", type=int, default=[], help="programs to train on")
+  parser.add_argument("--curve", nargs="+", type=int, default=[],
+                      help="numbers of programs to train on")
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
   args = parser.parse_args()
   graphs = {split: load(args.collection, split, args.data_root) for split in ("train", *SPLITS)}
@@ -216,8 +220,9 @@ def main() -> None:
         runs[split].append(rows_of(ranker, graphs[split]))
     for split in judged:
       results[split][name] = quality.summary([means(rows) for rows in runs[split]]) | {
-          "programs": {row["graph"]: float(np.mean([run[place]["kendaltau"] for run in runs[split]]))
-                       for place, row in enumerate(runs[split][0])}}
+          "programs": {
+              row["graph"]: float(np.mean([run[place]["kendaltau"] for run in runs[split]]))
+              for place, row in enumerate(runs[split][0])}}
   for split, equal in results["all equal"].items():
     print(f"{split}: {len(graphs[split])} programs, {len(equal)} of them with all labels equal")
   for split in judged:

@@ -1,10 +1,10 @@
-"""The plain jraph formulation of the rankers: the yardstick of the benchmarks.
+"""The plain jraph formulation of the rankers, which the benchmarks compare with.
 
-Every node carries every configuration, `[N, C, F]`, from the first layer on;
-neighbours are `jax.ops.segment_sum` over the edges of the `GraphsTuple` in no
-particular order; nothing is shared between configurations. The functions take
-the parameters of the Flax models and give their scores, so that both can be
-compared and timed. They use no code of `tpugraphs_jax.models`.
+Every node carries every configuration, `[N, C, F]`, from the first layer on. Neighbours
+are summed by `jax.ops.segment_sum` over the edges of the `GraphsTuple`, in no particular
+order. Nothing is shared between configurations. The functions take the parameters of the
+Flax models and return the same scores, so that both can be compared and timed. They use
+no code of `tpugraphs_jax.nn` or `tpugraphs_jax.rankers`.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class PlainLayoutBatch(NamedTuple):
   graph: jraph.GraphsTuple
   config_node: np.ndarray  # [K] int32 node, or ABSENT
   config_feat: np.ndarray  # [K, C, F] float32
-  block_mask: np.ndarray  # [N] bool nodes of the sampled block
+  block_mask: np.ndarray  # [N] bool, True on nodes of the sampled block
   target: np.ndarray  # [G, C] float32
   config_mask: np.ndarray  # [G, C] bool
 
 
 def from_tile(batch: TileBatch, seed: int = 0) -> PlainTileBatch:
-  """The same kernels and configurations; what only the fast path needs is left out."""
+  """The same kernels and configurations, without the arrays that only the fast path needs."""
   return PlainTileBatch(
       _shuffle_edges(batch.graph, seed), batch.config_feat, batch.target, batch.config_mask)
 
 
 def from_layout(batch: LayoutBatch, seed: int = 0) -> PlainLayoutBatch:
-  """The same programs with every configuration row decoded; padding decodes to zeros."""
+  """The same programs with all configuration rows decoded; padding rows become zeros."""
   is_given = batch.row_id < len(batch.rows)
   rows = batch.rows[np.minimum(batch.row_id, len(batch.rows) - 1)]
   return PlainLayoutBatch(
@@ -81,7 +81,7 @@ def res_model(
     params: Any, batch: PlainLayoutBatch, *, layers: int = 2, normalization: str = "sym",
     dropout: str = "backpropdropout",
 ) -> jax.Array:
-  """Training scores `[G, C]` of the official layout model; arguments as `ResModel`."""
+  """Training scores `[G, C]` of the official layout model, with options as in `ResModel`."""
   block = jnp.asarray(batch.block_mask, jnp.float32)
   everything = jnp.ones_like(block)
   encode = lambda keep: _res_encode(params, batch, keep, layers, normalization)
@@ -192,13 +192,13 @@ def _sage_pool(x, batch: PlainLayoutBatch, kind: str) -> jax.Array:
 
 
 def _graph_of(graph: jraph.GraphsTuple) -> jax.Array:
-  """Graph of each node, `[N]`; padding nodes belong to the last."""
+  """Graph of each node, `[N]`; padding nodes belong to the last graph."""
   nodes = len(graph.nodes["opcode"])
   return jnp.repeat(jnp.arange(len(graph.n_node)), graph.n_node, total_repeat_length=nodes)
 
 
 def _pool(x: jax.Array, graph: jraph.GraphsTuple) -> jax.Array:
-  """Sum over the nodes of each graph but the padding graph."""
+  """Sum over the nodes of each graph, without the padding graph."""
   return jax.ops.segment_sum(x, _graph_of(graph), len(graph.n_node))[:-1]
 
 

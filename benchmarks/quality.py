@@ -1,19 +1,18 @@
-"""Ranking quality on synthetic data: models, seeds, a random choice and the ceiling.
+"""Ranking quality on synthetic data, between a random order and the ceiling.
 
     python -m tpugraphs_jax.data.synthetic --out DIR --scale medium
     python benchmarks/quality.py --data_root DIR/npz --workdir out/quality --out quality.json
 
-Trains every variant with every seed through the two commands, in working folders that
-are kept: a second call goes on where the first one stopped. `--variants` trains some, and
-leaves the rows of others in `--out` as they are. The ceiling ranks by the runtimes without
-noise, which only synthetic data have.
+Trains every variant with every seed by `run_tile.py` and `run_layout.py`, in working folders
+that are kept: a second call continues where the first one stopped. `--variants` trains some
+variants and leaves the rows of the others in `--out` as they are. The ceiling ranks by the
+runtimes without noise, which are known for synthetic data alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 import csv
-import importlib
 import json
 from pathlib import Path
 import subprocess
@@ -26,25 +25,26 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import metrics
 from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import configs, job as job_lib
 from tpugraphs_jax.serve import judge
 import timing
 
 
 class Case(NamedTuple):
-  """A collection, the variants to train on it and what to report of them."""
+  """A collection, the variants to train on it and the metrics to report."""
 
   command: str  # the script
   config: str  # module under `configs`
-  collection: str  # variant that names it, or empty
+  collection: str  # variant that names the collection, or empty
   variants: tuple[str, ...]
   columns: tuple[str, ...]  # of validation.csv
-  options: tuple[str, ...] = ()  # where no variant is named
+  options: tuple[str, ...] = ()  # flags of the default and of `full`
 
 
 _LAYOUT_COLUMNS = ("kendaltau", "opa", "slowdown10")
 CASES = {
-    "tile:xla": Case("run_tile.py", "tile", "", ("MLP", "MLP,recommended", "", "preset=mlsys21_per_node", "recommended"),
+    "tile:xla": Case("run_tile.py", "tile", "",
+                     ("MLP", "MLP,recommended", "", "preset=mlsys21_per_node", "recommended"),
                      ("slowdown5", "slowdown1", "opa")),
     **{f"layout:{source}:{search}": Case(
         "run_layout.py", "layout", f"{source}-{search}", ("official", "full", "", "recommended"),
@@ -64,7 +64,7 @@ NAMES = {("tile", "MLP"): "`MLP`, official settings",
 
 
 def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) -> dict[str, float]:
-  """Means over validation graphs, from a run that is made unless it is there."""
+  """Means over validation graphs of a run, which is trained unless it is finished."""
   if not (workdir / "validation.csv").exists():
     config = ",".join(filter(None, (case.collection, variant)))
     arguments = [f"--config=configs/{case.config}.py" + (f":{config}" if config else ""),
@@ -80,16 +80,15 @@ def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) ->
 
 
 def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, float]]:
-  """A random choice's expected figures and those of the noise-free runtimes."""
-  module = importlib.import_module(f"configs.{case.config}")
-  job = job_lib.Job.of(module.get_config(case.collection))
+  """Expected figures of a random order, and figures of ranking by the noise-free runtimes."""
+  job = job_lib.Job.of(configs.load(f"{case.config}.py:{case.collection}"))
   graphs, ks = job_lib.judged(job.data.load(data_root, "valid")), job.data.collection.slowdown_ks
   job.fit(graphs)
   random, ceiling, pairs = [], [], []
   for graph in graphs:
     ids = job.data.validation_ids(graph.name, graph.configs)
     truth = synthetic.read_ceiling(data_root, collection, "valid", graph.name).runtime_ns[ids]
-    # Kept apart by rank: float32 scores would merge runtimes that differ.
+    # Scores are ranks: runtimes that differ can be equal as float32.
     scores = np.unique(truth, return_inverse=True)[1].astype(np.float32)
     judged = judge.beside_labels([job.ranker.prepare(graph)], [ids], [scores])
     ceiling += judge.judge(judged, ks)[0]
@@ -104,13 +103,13 @@ def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, f
 
 
 def _random_row(runtime: np.ndarray, ks: tuple[int, ...]) -> dict[str, float]:
-  """Expectations for configurations in random order."""
+  """Expected figures of one graph's configurations in random order."""
   slowdown = metrics.random_slowdown(runtime, ks)
   return {"kendaltau": 0.0, "opa": 0.5, **{f"slowdown{k}": v for k, v in slowdown.items()}}
 
 
 def table(columns: tuple[str, ...], rows: Mapping[str, Mapping[str, Any]]) -> str:
-  """Rows of mean and deviation in Markdown."""
+  """Means and standard deviations as a Markdown table."""
   lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
   for name, row in rows.items():
     spread = "{0:.3f} ± {1:.3f}" if "spread" in row else "{0:.3f}"
@@ -120,7 +119,7 @@ def table(columns: tuple[str, ...], rows: Mapping[str, Mapping[str, Any]]) -> st
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
-  """Mean and standard deviation over seeds of every figure."""
+  """Mean of every figure over seeds, its standard deviation, and the number of seeds."""
   columns = {key: [run[key] for run in runs] for key in runs[0]}
   spread = {key: float(np.std(values, ddof=1)) for key, values in columns.items()}
   return {key: float(np.mean(values)) for key, values in columns.items()} | {
@@ -133,7 +132,7 @@ def main() -> None:
   parser.add_argument("--workdir", required=True, type=Path, help="folder for the runs")
   parser.add_argument("--collections", nargs="+", choices=CASES, default=list(CASES))
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-  parser.add_argument("--variants", nargs="+", help="to train; rows of others stay as in --out")
+  parser.add_argument("--variants", nargs="+", help="variants to train; others stay as in --out")
   args = parser.parse_args()
   known = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
   results = {name: rows for name, rows in known.items() if name != "machine"}

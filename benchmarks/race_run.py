@@ -1,4 +1,4 @@
-"""One run of the race: CPU seconds or steps of training, then what the ranker is worth."""
+"""One run of the race (`systems.py`): trains for a number of CPU seconds or steps, then judges."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import timing
 
 OWN = "layout:own:outputs"
 _COMBINE = ensemble.COMBINATIONS["min_max"]  # members differ in the scale of their scores
-_TIMED_STEPS, _TIMED_SECONDS = 30, 15.0  # to plan a run
+_TIMED_STEPS, _TIMED_SECONDS = 30, 15.0  # to estimate the time of a step
 _STEPS_PER_EPOCH = 500
-_STATES = 6  # of which one is chosen where a split is left to judge it on
+_STATES = 6  # states of a run, of which the validation split chooses one if it does not judge
 _SUMS = ("parameters", "steps", "planned_steps", "train_cpu_s", "compile_s", "rank_cpu_s")
 
 
@@ -30,9 +30,9 @@ class Trained(NamedTuple):
   """A ranker after its training.
 
   Attributes:
-    examined: the graphs that it is judged on; None where others have them.
-    scores: of their configurations, `[n]` float32 for each graph.
-    figures: what its training and ranking took.
+    examined: the graphs that it is judged on; None if another member of the ensemble keeps them.
+    scores: `[n]` float32 for each graph, one score per judged configuration.
+    figures: cost of training and ranking, by name.
   """
 
   examined: Examined | None
@@ -41,11 +41,11 @@ class Trained(NamedTuple):
 
 
 class Diverged(Exception):
-  """A loss that is not finite."""
+  """The training loss is not finite."""
 
 
 class Steps:
-  """Training steps one after the other, and the CPU seconds of those that compiled nothing."""
+  """Takes training steps and measures the CPU seconds of those that compiled nothing."""
 
   def __init__(self, phase: training.Stage):
     self._phase, self._state = phase, parallel.replicate(phase.state)
@@ -58,7 +58,7 @@ class Steps:
 
   @property
   def seconds(self) -> float:
-    """Of all steps, those that compiled counted like the others."""
+    """CPU seconds of all steps, each counted as the mean of those that compiled nothing."""
     return self.taken * self.mean_seconds
 
   @property
@@ -76,12 +76,12 @@ class Steps:
 
 
 class Examined:
-  """Prepared graphs of a split that has labels, and what a ranker is worth on them.
+  """Scores and judges a ranker on prepared graphs of a split that has labels.
 
   Args:
-    job: whose ranker is examined.
-    graphs: prepared by it.
-    ids: configurations of each graph; those that the job judges unless given.
+    job: job of the ranker.
+    graphs: graphs prepared by that ranker.
+    ids: configurations of each graph; by default those that the job's config judges.
   """
 
   def __init__(
@@ -92,7 +92,7 @@ class Examined:
     self._is_compiled = False
 
   def scores(self, scorer: Any, params: Any) -> tuple[list[np.ndarray], float]:
-    """Scores of all graphs, and the CPU seconds that they take without compilation."""
+    """Scores of all graphs, and CPU seconds of scoring without compilation."""
     if not self._is_compiled:
       first = [ids[:self._chunk] for ids in self.ids]
       scorer(params, self._graphs, first)
@@ -102,13 +102,13 @@ class Examined:
     return scores, time.process_time() - started
 
   def judge(self, scores: Sequence[np.ndarray]) -> dict[str, float]:
-    """Means over graphs."""
+    """Metrics of scores, as means over graphs."""
     judged = judge.beside_labels(self._graphs, self.ids, scores)
     return judge.judge(judged, self._ranker.collection.slowdown_ks)[1]
 
 
 def planned(job: job_lib.Job, steps: int) -> job_lib.Job:
-  """The same job for about so many steps, in epochs of a length that is quickly planned."""
+  """The same job for about `steps` steps, in epochs short enough to be planned quickly."""
   epochs = max(1, steps // _STEPS_PER_EPOCH)
   of_each = max(1, round(steps / epochs / (1 + len(job.also))))  # collections take turns
 
@@ -120,14 +120,16 @@ def planned(job: job_lib.Job, steps: int) -> job_lib.Job:
   return dataclasses.replace(lasting(job), also=tuple(map(lasting, job.also)))
 
 
-def phase_of(job: job_lib.Job, prepared: job_lib.Prepared, folder: Path, *, steps: int) -> training.Stage:
-  """The first phase of training; a second one, of the head alone, takes no part."""
+def phase_of(
+    job: job_lib.Job, prepared: job_lib.Prepared, folder: Path, *, steps: int
+) -> training.Stage:
+  """The first stage of training; a second stage, of the head alone, is left out of the race."""
   job = planned(job, steps)
   return training.first_stage(training.parts_of(job, prepared), folder)
 
 
 def seconds_per_step(job: job_lib.Job, prepared: job_lib.Prepared) -> float:
-  """CPU seconds of a step, from some of them."""
+  """Mean CPU seconds of a training step, from some timed steps; 0 if each of them compiled."""
   with tempfile.TemporaryDirectory() as folder:
     steps = Steps(phase_of(job, prepared, Path(folder), steps=2 * _TIMED_STEPS))
     while steps.taken < 2 * _TIMED_STEPS and not (
@@ -137,7 +139,7 @@ def seconds_per_step(job: job_lib.Job, prepared: job_lib.Prepared) -> float:
 
 
 def judged_split(job: job_lib.Job) -> str:
-  """The split of which figures are told: the released test splits have no labels."""
+  """The split to judge on: `test` for own programs; the released test splits have no labels."""
   return "test" if job.data.collection.name == OWN else "valid"
 
 
@@ -145,14 +147,17 @@ def train(
     config, folder: Path, *, budget: float = np.inf, steps: int = 0,
     ids: Sequence[np.ndarray] | None = None,
 ) -> Trained:
-  """Trains for `budget` CPU seconds, or for so many steps; raises `Diverged`.
+  """Trains a ranker for `budget` CPU seconds or for `steps` steps, and scores the judged split.
 
   Args:
-    config: of the ranker.
-    folder: for files of its training.
-    budget: CPU seconds.
-    steps: how many steps instead, whatever they cost; 0 = what the budget holds.
-    ids: configurations of each graph that are judged at the end; the config's unless given.
+    config: config of the ranker.
+    folder: folder for files of its training.
+    budget: CPU seconds of training.
+    steps: number of steps, whatever they cost; 0 = as many as the budget allows.
+    ids: configurations of each graph to judge; by default those of the config.
+
+  Raises:
+    Diverged: the loss is not finite.
   """
   job, compilations = job_lib.Job.of(config), timing.Compilations()
   folder.mkdir()
@@ -180,7 +185,7 @@ def train(
 def _best_of(
     steps: Steps, phase: training.Stage, examined: Examined | None, *, total: int, budget: float
 ) -> tuple[dict[str, float], Any]:
-  """Takes all steps: the last parameters, or the best of some states where a split may choose."""
+  """Takes all steps; returns the last parameters, or the best of `_STATES` on `examined`."""
   saved = {max(1, total >> halvings) for halvings in range(_STATES)} if examined else set()
   best = -np.inf, 0, None  # quality, steps, parameters
   while steps.taken < total and steps.seconds < budget:
@@ -199,24 +204,24 @@ def _best_of(
 def measure(
     members: Sequence[Any], folder: Path, *, budget: float = np.inf, steps: int = 0
 ) -> dict[str, Any]:
-  """Quality, cost and versions of a ranker, or of several as one.
+  """Quality, cost and versions of one ranker, or of an ensemble.
 
   Args:
-    members: a config for each ranker.
-    folder: for files of their training.
+    members: the config of each member.
+    folder: folder for files of their training.
     budget: CPU seconds of training for all members together, in equal parts.
-    steps: of each member instead; 0 = what the budget holds.
+    steps: number of steps of each member; 0 = as many as the budget allows.
 
   Returns:
-    Figures by name; the error alone where a loss was not finite.
+    Figures by name, or the error alone if the loss of a member was not finite.
   """
   trained, ids = [], None
   for number, config in enumerate(members):
     try:
       member = train(
           config, folder / str(number), budget=budget / len(members), steps=steps, ids=ids)
-      # The first one's graphs judge them all: those of the others would count as memory.
-      # So do its configurations, which a config's seed draws.
+      # All members are judged on the graphs of the first one, since more copies would count in
+      # peak memory, and on its configurations, which the seed of its config draws.
       ids = ids or member.examined.ids
       trained.append(member._replace(examined=None) if trained else member)
     except Diverged as error:

@@ -1,11 +1,12 @@
-"""The benchmarks of speed and memory, each in a fresh process: a table and `results.json`.
+"""Runs the benchmarks of speed and memory and records their figures in `results.json`.
 
     python benchmarks/run_all.py
+    python benchmarks/run_all.py layout_step tile_step
 
-The recorded figures are those of two CPU cores that do nothing else, each benchmark's
-with its date and versions. Some alone: `python benchmarks/run_all.py layout_step tile_step`
-replaces their figures, the others stay. Quality is measured by
-`quality.py` and `gst_quality.py`, the featurizer by `hlo_featurize.py`.
+Each benchmark runs in a fresh process. Its figures are recorded with date, machine and
+versions; the recorded ones were measured on two CPU cores that did nothing else. The second
+command runs two benchmarks and leaves the figures of the others as they are. `tune.py` and
+`tpu_compile.py` record theirs in the same file.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from typing import Any
 import timing
 from tpugraphs_jax import files
 
-# Scripts that compare with the plain formulation, and scripts with figures of their own.
+# Scripts that compare with the plain formulation, and the other scripts.
 _COMPARISONS = ("layout_step", "layout_rank", "sage_step")
-_OTHERS = ("tile_step", "layout_data", "gst", "scaling", "aggregation", "host_memory")
+_OTHERS = ("tile_step", "layout_data", "gst", "tables", "scaling", "aggregation", "host_memory")
 _RESULTS = Path(__file__).parent / "results.json"
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-  """Plain, ours, ratio and peak memory of every comparison, in Markdown."""
+  """Seconds of both formulations, their ratio and peak memory, as a Markdown table."""
   lines = ["| benchmark | plain | ours | ratio | peak plain | peak ours |",
            "|---|---|---|---|---|---|"]
   for name in _COMPARISONS:
@@ -38,7 +39,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
-  """Replaces the figures of one benchmark in `results.json`; returns all that it has now."""
+  """Replaces the figures of one benchmark in `results.json`; returns those of all benchmarks."""
   results = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
   results[name] = {"machine": timing.machine(), **figures}
   with files.replacing(_RESULTS) as file:

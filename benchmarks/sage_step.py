@@ -1,9 +1,9 @@
-"""A training step of the layout GraphSAGE ranker, beside the plain formulation.
+"""Compares a training step of the layout GraphSAGE ranker with the plain formulation.
 
     python benchmarks/sage_step.py --out sage_step.json
 
-Width 128, three rounds, one program of 10,000 nodes with 500 configurable ones,
-64 configurations.
+Width 128 and three rounds of message passing, on one program of 10,000 nodes, 500 of them
+configurable, with 64 configurations.
 """
 
 import comparison

@@ -1,9 +1,9 @@
-"""How a training step grows with nodes and with configurations.
+"""Time of a training step by the number of nodes and of configurations.
 
     python benchmarks/scaling.py --out scaling.json
 
-The official layout model on one program with 4 % configurable nodes; each row
-doubles the one before.
+The official layout model on one program with 4 % configurable nodes. Each size is twice
+the one before.
 """
 
 import comparison
@@ -26,7 +26,7 @@ def training(*, nodes: int, configs: int) -> comparison.Training:
 
 
 def main() -> None:
-  # Many: the machine's noise is larger than what is measured, a few percent of a factor.
+  # Many repeats: a single call is noisier than the few percent that a factor may be off.
   args = timing.parser(__doc__, repeats=100).parse_args()
   sizes = {f"nodes_{nodes}": dict(nodes=nodes, configs=_CONFIGS[0]) for nodes in _NODES}
   sizes |= {f"configs_{configs}": dict(nodes=_NODES[0], configs=configs) for configs in _CONFIGS}

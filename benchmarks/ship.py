@@ -1,12 +1,12 @@
-"""Puts a trained ranker of layouts into the package, with its card.
+"""Adds a trained ranker of layouts to the models that ship, with its card.
 
     python benchmarks/own_quality.py --workdir out/own_quality --out benchmarks/own_quality.json
     python benchmarks/ship.py --run out/own_quality/recommended/0 --data_root data/own/npz \\
         --seeds benchmarks/own_quality.json
     python benchmarks/ship.py --run out/own_quality_cpu/official/0 --name layout-cpu-measured
 
-The card says what the model was trained on, from the sidecars of the data, and what it
-is worth on the programs that it was not trained on, judged here.
+The card names the training data, as recorded in the sidecars of the data, and gives the
+model's figures on the programs that it was not trained on, which this script computes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _FACTS = ("label", "target", "platform", "device", "config_runtime", "jax", "lib
 
 
 def facts(sidecars: Sequence[Path]) -> dict[str, Any]:
-  """What all sidecars agree on of the labels.
+  """The facts about the labels, which all sidecars have to agree on.
 
   Raises:
-    ValueError: they do not agree.
+    ValueError: two sidecars differ.
   """
   found: dict[str, Any] = {}
   for path in sidecars:
@@ -46,21 +46,21 @@ def facts(sidecars: Sequence[Path]) -> dict[str, Any]:
 
 
 def family(sidecar: Path) -> str:
-  """The file that a program is in; of drawn programs the name before their number."""
+  """The family of a program: its file, or for a drawn program its name without the seed."""
   file, program = json.loads(sidecar.read_text())["source"].split(":")
   stem = Path(file).stem
   return program.rpartition("_")[0] if stem.startswith("generated_") else stem
 
 
 def judged(ranker: Ranker, graphs: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, Any]]:
-  """By split the model's means beside a random order and the compiler's own choice."""
+  """Mean figures of the model and of the baselines of `own_quality`, by split."""
   return {split: own_quality.blind_rows(found) | own_quality.heuristic_rows(found) | {
       "this model": own_quality.means(own_quality.rows_of(ranker, found))}
           for split, found in graphs.items()}
 
 
 def card(name: str, about: Mapping[str, Any]) -> str:
-  """The card in Markdown."""
+  """The card of a model, in Markdown."""
   data, programs, families = about["labels"], about["programs"], about["families"]
   lines = [
       f"# {name}", "",
@@ -90,14 +90,14 @@ def ship(
   """Writes `NAME.npz` and `NAME.md` and returns the card.
 
   Args:
-    run: folder that the ranker was trained in.
-    data_root: of its collection.
-    name: of the model.
-    folder: to write to.
-    seeds: what `own_quality` wrote about this variant, to stand beside the one seed that ships.
+    run: working folder that the ranker was trained in.
+    data_root: data root of its collection.
+    name: name of the model.
+    folder: folder to write to.
+    seeds: results of `own_quality`, for the mean over seeds beside the one seed that ships.
 
   Raises:
-    ValueError: the model file is larger than a MB.
+    ValueError: the model file is larger than 1 MiB.
   """
   ranker = Ranker.load(run)
   place = data_root.joinpath(*ranker.collection.name.split(":"))
@@ -136,10 +136,10 @@ def _rounded(tree: Any) -> Any:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--run", type=Path, required=True, help="folder that it was trained in")
+  parser.add_argument("--run", type=Path, required=True, help="working folder of the ranker")
   parser.add_argument("--data_root", type=Path, default=Path("data/own/npz"))
   parser.add_argument("--name", default="layout-v3-estimate")
-  parser.add_argument("--seeds", type=Path, help="what own_quality.py wrote to --out")
+  parser.add_argument("--seeds", type=Path, help="file that own_quality.py wrote to --out")
   args = parser.parse_args()
   seeds = json.loads(args.seeds.read_text()) if args.seeds else None
   print(ship(args.run, args.data_root, args.name, ranker_lib.SHIPPED, seeds))

@@ -1,13 +1,13 @@
-"""Seconds from a command to its first finished step, and from there to its end.
+"""Seconds from the start of a command to its first finished step, and to its end.
 
     python benchmarks/start.py --out start.json
     python benchmarks/start.py --before DIR
 
-Every case is a command of README or docs on the tiny synthetic data, in a fresh process
-without a compilation cache. Time before the first step is split into imports, tracing
+Every case is a command of README.md or docs/ on tiny synthetic data or `data/own`, in a fresh
+process without a compilation cache. Time before the first step is split into imports, tracing
 (Python to StableHLO), XLA (StableHLO to machine code) and the rest: data, start of devices,
-the step itself. `--before` names another checkout of this project: its commands take turns
-with the ones of this checkout, and every figure gets a ratio. Medians of `--repeats`.
+the step itself. `--before` names another checkout of this project, whose commands take turns
+with those of this checkout. Figures are medians over `--repeats`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FIRST_STEP = "first step, with compilation"
 
 
 def child(started: float, out: Path, script: str, flags: list[str]) -> None:
-  """Runs a command in this process and writes what its start took."""
+  """Runs a command in this process and writes the figures of its start."""
   figures = dict.fromkeys(FIGURES, 0.0)
   import jax
   from tpugraphs_jax import run
@@ -82,7 +82,7 @@ def child(started: float, out: Path, script: str, flags: list[str]) -> None:
 
 
 def start(root: Path, case: str, data_root: str) -> dict[str, float]:
-  """One start of a case by the checkout in `root`."""
+  """Figures of one run of a case, by the checkout in `root`."""
   kind, variant = CASES[case]
   if "own" in variant:
     data_root = str(root / "data/own/npz")
@@ -90,7 +90,7 @@ def start(root: Path, case: str, data_root: str) -> dict[str, float]:
     out = Path(folder) / "figures.json"
     flags = [f"--config=configs/{kind}.py:{variant}", f"--data_root={data_root}",
              f"--workdir={folder}/run"]
-    # A cache would hide what is to be measured.
+    # A compilation cache would hide the time of compilation.
     surroundings = os.environ | {"PYTHONPATH": str(root), "JAX_ENABLE_COMPILATION_CACHE": "0",
                                  "JAX_PLATFORMS": "cpu"}
     subprocess.run(
@@ -104,7 +104,7 @@ def main() -> None:
   from tpugraphs_jax.data import synthetic
 
   parser = timing.parser(__doc__, repeats=3)
-  parser.add_argument("--before", type=Path, help="another checkout, to compare with")
+  parser.add_argument("--before", type=Path, help="another checkout to compare with")
   parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
   args = parser.parse_args()
   roots = {"now": ROOT} | ({"before": args.before.resolve()} if args.before else {})

@@ -1,20 +1,23 @@
-"""The race: every system of the competition at the same training time on one core.
+"""The race: trains every system for the same CPU time on one core and compares their quality.
 
     python -m tpugraphs_jax.data.synthetic --out DIR --scale medium
     python benchmarks/systems.py --data_root DIR/npz --table systems.md --plot systems.png
 
-A run is a fresh process on one core. It times some steps first, so that the horizon of its
-learning rate ends where its budget does. The budget counts the CPU time of training steps
-and of making their batches, not compilation, preparation and evaluation. Quality is judged
-on the validation split after the last step. Own programs are few, and are soon learnt
-by heart: of six states of a run, each after twice the steps of the one before, the best on
-the validation split is judged, on the test split. Every finished run is a JSON file in the
-working folder (`benchmarks/races`): a second call makes the missing runs, and two calls may
-share the work by seeds, each on a core of its own (`--core`). A system is a preset, a
-variant, or one of them with fields changed: `--systems tables tables+loss.noise=0.01`.
-Several of them joined by `&` are an ensemble, which has three times the budget for all of
-its members together: `--systems "tables&tables&tenth"`. It averages scores between 0 and 1.
-`--steps 300` gives every system the same number of steps instead of the same time.
+A run is a fresh process on one core. It first times some steps, so that the schedule of its
+learning rate ends with its budget. The budget counts the CPU time of training steps and of
+making their batches, but not compilation, preparation and evaluation. Quality is judged on
+the validation split after the last step. On own programs, which are so few that models
+overfit, it is judged on the test split: of six states of a run, each after twice the steps
+of the one before, with the state that is best on the validation split.
+
+Every finished run is a JSON file in `--workdir` (`benchmarks/races`). A second call makes the
+missing runs, and two calls may share the work by seeds, each on its own core (`--core`).
+
+A system is a preset, a variant, or one of them with fields changed:
+`--systems tables tables+loss.noise=0.01`. Systems joined by `&` are an ensemble, whose members
+share three times the budget: `--systems "tables&tables&tenth"`. An ensemble averages the
+members' scores, each scaled to 0..1. `--steps 300` gives every system the same number of steps
+instead of the same time.
 """
 
 from __future__ import annotations
@@ -45,32 +48,33 @@ from race_run import OWN
 import timing
 
 RACE = ("layout:xla:random", "layout:nlp:default", "tile:xla")
-# What decides, what else is told, and whether the smaller number is the better one.
+# The metric that ranks systems, all metrics of a table, and those that are better when smaller.
 HEADLINES = {"layout": "kendaltau", "tile": "slowdown1"}
 COLUMNS = {"layout": ("kendaltau", "opa", "slowdown1", "slowdown10"),
            "tile": ("slowdown1", "slowdown5", "opa", "kendaltau"),
-           # Programs of our own have 12 configurations at most.
+           # Own programs have 12 configurations at most: slowdown10 says little.
            OWN: ("kendaltau", "opa", "slowdown1", "slowdown5")}
 _SMALLER_IS_BETTER = ("slowdown1",)
 _PRESET = "preset="
-# Systems besides the presets, by the variants that make them.
+# Systems besides the presets, with their variants of configs/layout.py and configs/tile.py.
 OTHERS = {"layout": {"tables": "tables", "sage": "full", "official": "official"},
           "tile": {"recommended": "recommended", "official": ""}}
-# Published for one source of programs alone.
+# Presets that were published for one source of programs alone.
 _ONLY = {"second_xla": "xla", "second_nlp": "nlp"}
-# Ensembles, by collection: what may train for three times the budget.
+# Ensembles by collection; they train for `_ENSEMBLE_BUDGETS` times the budget.
 ENSEMBLES = {
     **{name: ("tables&tables&tables",) for name in quality.CASES if name.startswith("layout")},
     "tile:xla": ("recommended&recommended&recommended",),
 }
 _ENSEMBLE_BUDGETS = 3
 COLLECTIONS = (*ENSEMBLES, OWN)
-# What is recommended with one option changed, by collection; of score tables see
-# `tables_quality.py`.
+# The recommended system and its changes of one option, by collection. Those of score tables
+# are in `tables_quality.py`.
 ABLATIONS = {
     "tile:xla": ("recommended", {
         "without how tiles cut arrays": 'data.config_features=["released"]',
-        "minmax instead of logarithms": "data.feature_transform=minmax+data.config_transform=minmax",
+        "minmax instead of logarithms":
+            "data.feature_transform=minmax+data.config_transform=minmax",
         "ListMLE with the official MSE": "loss.losses=ListMLELoss:1,MSE:0.02",
         "slates of 8": "batch.configs=8",
         "slates of 32": "batch.configs=32",
@@ -78,8 +82,8 @@ ABLATIONS = {
         "the last parameters, no average": "optimizer.average_decay=0.0",
     }),
 }
-_ALL_COLLECTIONS = "fifth_all"  # a network for all of the data set, of which own programs are no part
-# Nodes of a segment, and configurations that a program needs: own programs are small.
+_ALL_COLLECTIONS = "fifth_all"  # one network for all released collections; not for own programs
+# Own programs are small: most nodes of a segment, and fewest configurations of a program.
 _OWN_SEGMENT, _OWN_CONFIGS = 50, 2
 
 
@@ -92,29 +96,29 @@ def columns_of(collection: str) -> tuple[str, ...]:
 
 
 def systems_of(kind: str) -> dict[str, str]:
-  """All systems of a kind by name: the variants of its config that make them."""
+  """The config variant of every system of a kind (`layout` or `tile`), by name."""
   known = runpy.run_path(str(configs.folder() / f"{kind}.py"))["VARIANTS"]
   presets = {name.removeprefix(_PRESET): name for name in known if name.startswith(_PRESET)}
   return presets | OTHERS[kind]
 
 
 def racing(collection: str) -> list[str]:
-  """The single systems that race on a collection: all but those made for other programs."""
+  """The single systems that race on a collection, without those made for other programs."""
   kind, source, *_ = collection.split(":")
   singles = [name for name in systems_of(kind) if source in (_ONLY.get(name, source), "own")
              and not (source == "own" and name == _ALL_COLLECTIONS)]
-  own = ["recommended"] if collection == OWN else []  # elsewhere that is `tables`
+  own = ["recommended"] if collection == OWN else []  # elsewhere the same as `tables`
   return [*own, *singles]
 
 
 def ablations(collection: str) -> dict[str, str]:
-  """The recommended system and its variations, by what is different about them."""
+  """The recommended system and its ablations, by the name of a table's row."""
   base, changes = ABLATIONS[collection]
   return {base: base} | {name: f"{base}+{change}" for name, change in changes.items()}
 
 
 def members_of(collection: str, system: str, seed: int, data_root: str) -> list[Any]:
-  """The configs of a system: one, or one for each member of an ensemble, with other seeds."""
+  """The config of every member of a system, each with its own seed; one for a single system."""
   names = system.split("&")
   return [config_of(collection, name, seed + 1000 * number, data_root)
           for number, name in enumerate(names)]
@@ -138,7 +142,7 @@ def config_of(collection: str, system: str, seed: int, data_root: str):
 
 
 def _field(change: str) -> tuple[str, Any]:
-  """`loss.noise=0.01` as a field and its value, which is JSON or else a string."""
+  """The field and value of a change such as `loss.noise=0.01`; values are JSON or strings."""
   name, _, text = change.partition("=")
   try:
     return name, ranker_lib.with_tuples(json.loads(text))
@@ -147,7 +151,7 @@ def _field(change: str) -> tuple[str, Any]:
 
 
 def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
-  """What a random order gives, and the runtimes without noise where they are known."""
+  """Figures of a random order and, for synthetic data, of ranking by the noise-free runtimes."""
   if collection != OWN:
     case = quality.CASES[collection]._replace(columns=columns_of(collection))
     return quality.bounds(case, collection, data_root)
@@ -160,7 +164,7 @@ def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
 
 
 def summarised(rows: Sequence[Mapping[str, Any]], collection: str) -> dict[str, Any]:
-  """Means over seeds of one system, and the deviation of its quality."""
+  """Means over seeds of one system, and standard deviations of its metrics."""
   columns = columns_of(collection)
   figures = (*columns, "parameters", "steps", "step_ms", "rank_cpu_s", "peak_mib")
   means = {name: float(np.mean([row[name] for row in rows])) for name in figures}
@@ -177,12 +181,13 @@ def ranked(results: Mapping[str, Mapping[str, Any]], kind: str) -> list[tuple[st
 
 
 def table(results: Mapping[str, Any], collection: str, bounds: Mapping[str, Any]) -> str:
-  """Systems of a collection in Markdown, best first, between the ceiling and a random order."""
+  """Systems of a collection as a Markdown table: the ceiling, systems best first, random order."""
   columns = columns_of(collection)
   head = (*("pooled OPA" if c == "opa" else c for c in columns), "parameters", "steps",
           "ms / step", "s to rank", "peak MiB", "seeds")
   lines = ["| system | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
-  pooled = lambda c: "opa_pooled" if c == "opa" else c  # `opa` of a bound is a mean over graphs
+  # `opa` of a run is pooled over graphs, that of a bound is a mean over graphs.
+  pooled = lambda c: "opa_pooled" if c == "opa" else c
   plain = lambda name, row: f"| {name} | " + " | ".join(
       [f"{row[pooled(c)]:.3f}" if pooled(c) in row else "" for c in columns] + [""] * 6) + " |"
   lines += [plain("ceiling (no noise)", bounds["ceiling"])] if "ceiling" in bounds else []
@@ -196,7 +201,7 @@ def table(results: Mapping[str, Any], collection: str, bounds: Mapping[str, Any]
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:
-  """Draws the quality of every single system over the cost of a step, a panel per collection."""
+  """Plots the quality of single systems against the time of a step, one panel per collection."""
   from matplotlib import pyplot  # extra `plots`; only this needs it
 
   columns, rows = min(2, len(results)), -(-len(results) // 2)
@@ -206,10 +211,11 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
     axes.set_axis_off()
   for axes, (collection, found) in zip(panels.flat, results.items()):
     headline = HEADLINES[kind_of(collection)]
-    # The steps of an ensemble's members are no cost of the whole.
+    # Left out: ensembles, whose members' steps do not tell the cost of the whole.
     singles = {name: row for name, row in found["systems"].items() if "&" not in name}
     for row in singles.values():
-      axes.errorbar(row["step_ms"], row[headline], yerr=row["spread"][headline], fmt="o", color="C0")
+      axes.errorbar(
+          row["step_ms"], row[headline], yerr=row["spread"][headline], fmt="o", color="C0")
     for name, color in (("ceiling", "C2"), ("random", "C3")):
       if name in found["bounds"]:
         axes.axhline(found["bounds"][name][headline], color=color, linestyle=":", label=name)
@@ -231,12 +237,12 @@ def row_path(args: argparse.Namespace, collection: str, system: str, seed: int) 
 
 
 def name_of(text: str) -> str:
-  """A name for a file."""
+  """A text as a file name: other characters than letters, digits and `.=+-` become `_`."""
   return re.sub(r"[^\w.=+-]+", "_", text)
 
 
 def kept(path: Path, make: Callable[[], Any]) -> Any:
-  """What a file holds; it is made unless it is there."""
+  """The JSON value in a file, which `make` computes if there is no such file."""
   if not path.exists():
     with files.replacing(path) as file:
       file.write(json.dumps(make()) + "\n")
@@ -248,7 +254,7 @@ def root_of(args: argparse.Namespace, collection: str) -> str:
 
 
 def run_missing(args: argparse.Namespace, collection: str, system: str, seed: int) -> None:
-  """Makes a run unless it is there."""
+  """Makes a run in a fresh process unless it is recorded; reports a run that fails."""
   path = row_path(args, collection, system, seed)
   if path.exists():
     return
@@ -267,7 +273,7 @@ def run_missing(args: argparse.Namespace, collection: str, system: str, seed: in
 
 
 def run_here(args: argparse.Namespace) -> None:
-  """One run in this process, on one core."""
+  """Makes one run in this process, on one core, and writes its figures to `--out`."""
   if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {args.core})
   (collection,), (system,), (seed,) = args.collections, args.systems, args.seeds
@@ -280,7 +286,7 @@ def run_here(args: argparse.Namespace) -> None:
 
 
 def race(args: argparse.Namespace) -> dict[str, Any]:
-  """All runs of a collection after the other; what came of them."""
+  """Makes the missing runs of all collections; returns systems, bounds and label kind of each."""
   results: dict[str, Any] = {}
   for collection in args.collections:
     for system in systems_in(args, collection).values():
@@ -288,7 +294,7 @@ def race(args: argparse.Namespace) -> dict[str, Any]:
         if not args.recorded:
           run_missing(args, collection, system, seed)
     results[collection] = found = recorded(args, collection)
-    # The runtimes without noise are known of synthetic data alone.
+    # Only synthetic data have a ceiling.
     found["labels"] = SYNTHETIC if "ceiling" in found["bounds"] else collections.label_kind(
         root_of(args, collection), collections.Collection(collection))
     print(f"\n{collection}\n\n{table(found['systems'], collection, found['bounds'])}\n", flush=True)
@@ -296,16 +302,16 @@ def race(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def systems_in(args: argparse.Namespace, collection: str) -> dict[str, str]:
-  """What is asked for, by the names of a table's rows."""
+  """The systems that the flags ask for, by the name of a table's row."""
   if args.ablations:
     return ablations(collection)
-  # An ensemble has three budgets of time: equal steps are for single systems.
+  # Equal steps are for single systems: an ensemble would take them for each member.
   ensembles = () if args.steps else ENSEMBLES.get(collection, ())
   return {system: system for system in args.systems or [*racing(collection), *ensembles]}
 
 
 def recorded(args: argparse.Namespace, collection: str) -> dict[str, Any]:
-  """The systems of which there are runs, and what bounds them."""
+  """Figures of the systems with finished runs, and the bounds of the collection."""
   rows = {}
   for name, system in systems_in(args, collection).items():
     paths = [row_path(args, collection, system, seed) for seed in args.seeds]
@@ -324,23 +330,23 @@ def recorded(args: argparse.Namespace, collection: str) -> dict[str, Any]:
 def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--data_root", help="synthetic data, with tile/ and layout/")
-  parser.add_argument("--own_root", default=str(ROOT / "data/own/npz"), help=f"of {OWN}")
+  parser.add_argument("--own_root", default=str(ROOT / "data/own/npz"), help=f"data of {OWN}")
   parser.add_argument("--workdir", type=Path, default=ROOT / "benchmarks/races",
-                      help="keeps the runs")
+                      help="folder for the runs")
   parser.add_argument("--collections", nargs="+", choices=COLLECTIONS,
                       help=f"default: {', '.join(RACE)}")
   parser.add_argument("--systems", nargs="+", help="names of presets, or variants; default: all")
   parser.add_argument("--ablations", action="store_true",
-                      help="instead: what is recommended with one option changed")
+                      help="race the recommended system with one option changed")
   parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
-  parser.add_argument("--minutes", type=float, default=4.0, help="of CPU time for training")
-  parser.add_argument("--steps", type=int, default=0, help="of training, instead of minutes")
+  parser.add_argument("--minutes", type=float, default=4.0, help="CPU minutes of training")
+  parser.add_argument("--steps", type=int, default=0, help="training steps, instead of --minutes")
   parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)) if hasattr(
-      os, "sched_getaffinity") else 0, help="to run on")
+      os, "sched_getaffinity") else 0, help="core to run on")
   parser.add_argument("--table", type=Path, help="also write the tables as Markdown")
-  parser.add_argument("--plot", type=Path, help="also draw them (needs matplotlib)")
-  parser.add_argument("--recorded", action="store_true", help="train nothing, tell what is there")
-  parser.add_argument("--here", action="store_true", help="one run, in this process")
+  parser.add_argument("--plot", type=Path, help="also plot them (needs matplotlib)")
+  parser.add_argument("--recorded", action="store_true", help="only report finished runs")
+  parser.add_argument("--here", action="store_true", help="make one run, in this process")
   args = parser.parse_args()
   args.collections = args.collections or (tuple(ABLATIONS) if args.ablations else RACE)
   if args.ablations and (without := set(args.collections) - set(ABLATIONS)):

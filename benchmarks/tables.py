@@ -1,17 +1,20 @@
-"""Score tables: a training step and the ranking of very many configurations.
+"""Speed and memory of score tables: training steps and ranking of very many configurations.
 
     python benchmarks/tables.py --out tables.json
 
-training       8 programs of 6,000 nodes, 250 of them configurable, 256 configurations each
-sage_training  the same programs with 16 configurations each, by the recommended GraphSAGE
-ranking        100,000 configurations of a program of 10,000 nodes, 500 of them
-               configurable: choices found, network run and all sums taken
-sage_ranking   1,000 configurations of this program by the recommended GraphSAGE
-split          all configurations of programs with the sizes of the released xla programs
+training       a step on 8 programs of 6,000 nodes, 250 of them configurable, with 256
+               configurations each
+sage_training  a step of GraphSAGE on programs of these sizes with 16 configurations each
+ranking        100,000 configurations of a program of 10,000 nodes, 500 of them configurable:
+               finding the choices, running the network and adding up the costs
+sage_ranking   1,000 configurations of such a program by GraphSAGE
+split          all configurations of programs with the sizes of layout:xla:default
 few, many      ranking of 1,000 and of 100,000 configurations, for their peak memory
-pairs          pairs of configurable nodes of a program of 43,615 nodes, the largest released
+pairs          finding the pairs of configurable nodes in a program of 43,615 nodes, the size
+               of the largest released one
 
-Each case runs in a process of its own, whose peak memory is given.
+GraphSAGE is `xla-random,full`. Each case runs in a process of its own, whose peak memory is
+recorded.
 """
 
 from __future__ import annotations
@@ -59,14 +62,14 @@ _LOSSES = losses_lib.parse_losses("ListMLELoss:1")
 
 
 def prepared(*, nodes: int, config_nodes: int, configs: int, hops: int, seed: int):
-  """A program with the terms of all its configurations."""
+  """A random program, prepared with its unary and pair terms."""
   graph = workloads.program(
       np.random.default_rng(seed), nodes=nodes, config_nodes=config_nodes, configs=configs)
   return table_batching.prepare(graph, graph.node_feat, terms.terms_of(graph, hops=hops))
 
 
 def assembled(programs, configs: int):
-  """A batch with room for just these programs and that many configurations of each."""
+  """A batch that just holds these programs with their first `configs` configurations."""
   slates = [batching.Slate(program, np.arange(configs), np.arange(configs, dtype=np.float32))
             for program in programs]
   budget, = plan.choose_budgets([batching.total_sizes(programs)])
@@ -74,7 +77,7 @@ def assembled(programs, configs: int):
 
 
 def make_step(model, optimizer: optax.GradientTransformation):
-  """The compiled step `(params, moments, batch) -> the first two`."""
+  """A compiled training step `(params, moments, batch) -> (params, moments)`."""
 
   def loss(params, batch):
     found = model.apply({"params": params}, batch, train=True)
@@ -90,30 +93,35 @@ def make_step(model, optimizer: optax.GradientTransformation):
   return step
 
 
+def step_seconds(step, state, batch, *, repeats: int):
+  """Median seconds of a training step, and `(params, moments)` after the last one."""
+  def train():
+    nonlocal state
+    state = step(*state, batch)
+    return state
+
+  seconds = timing.medians({"step": train}, repeats=repeats)["step"]
+  return seconds, state
+
+
 def measure_training(args: argparse.Namespace) -> dict[str, float]:
-  """Seconds of a training step with its loss, gradient and update."""
+  """Median seconds of a training step, its sizes and the memory that XLA plans for it."""
   model = ScoreTables(num_gnns=args.rounds, hidden_dim=args.width)
   programs = [prepared(nodes=6_000, config_nodes=250, configs=256, hops=args.hops, seed=seed)
               for seed in range(8)]
   batch = jax.device_put(assembled(programs, 256))
   params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
   optimizer = optax.adamw(1e-3)
-
-  step, state = make_step(model, optimizer), (params, optimizer.init(params))
-
-  def train():
-    nonlocal state
-    state = step(*state, batch)
-    return state
-
-  figures = {"step_s": timing.medians({"step": train}, repeats=args.repeats)["step"]}
+  step = make_step(model, optimizer)
+  seconds, state = step_seconds(
+      step, (params, optimizer.init(params)), batch, repeats=args.repeats)
   sizes = batching.total_sizes(programs)
-  return figures | {"columns": sizes["columns"], "pairs": sizes["pairs"],
-                    "planned_mib": timing.planned_mib(step.lower(*state, batch).compile())}
+  return {"step_s": seconds, "columns": sizes["columns"], "pairs": sizes["pairs"],
+          "planned_mib": timing.planned_mib(step.lower(*state, batch).compile())}
 
 
 def measure_ranking(args: argparse.Namespace) -> dict[str, float]:
-  """Seconds to find choices, make tables and add up the costs of all configurations."""
+  """Median seconds to find choices, make tables and add up the costs of all configurations."""
   model = ScoreTables(num_gnns=args.rounds, hidden_dim=args.width)
   graph = workloads.program(
       np.random.default_rng(0), nodes=10_000, config_nodes=500, configs=100_000)
@@ -140,26 +148,20 @@ def measure_ranking(args: argparse.Namespace) -> dict[str, float]:
 
 
 def measure_sage_training(args: argparse.Namespace) -> dict[str, float]:
-  """Seconds of a step of the recommended GraphSAGE on the programs of `training`."""
-  del args
+  """Median seconds of a training step of GraphSAGE on programs of the sizes of `training`."""
   job = job_lib.Job.of(layout_config.get_config("xla-random,full"))
   model, optimizer = job.ranker.family.network, optax.adamw(1e-3)
   batch = workloads.layout_batch(
       graphs=8, nodes=6_000, config_nodes=250, configs=16, hops=model.hops)
   batch = jax.device_put(batch)
   params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
-  step, state = make_step(model, optimizer), (params, optimizer.init(params))
-
-  def train():
-    nonlocal state
-    state = step(*state, batch)
-    return state
-
-  return {"step_s": timing.medians({"step": train}, repeats=5)["step"]}
+  seconds, _ = step_seconds(make_step(model, optimizer), (params, optimizer.init(params)), batch,
+                            repeats=args.repeats)
+  return {"step_s": seconds}
 
 
 def ranker_of(variant: str, programs):
-  """The recommended ranker of a variant with parameters as they are drawn."""
+  """The ranker of a variant of `configs/layout.py` with its initial parameters."""
   job = job_lib.Job.of(layout_config.get_config(f"xla-random,{variant}"))
   job.fit(programs[:1])
   ranker = job.ranker
@@ -171,7 +173,7 @@ def ranker_of(variant: str, programs):
 
 
 def measure_scores(variant: str, programs) -> dict[str, float]:
-  """Seconds to score all configurations, compilation included and not, and the rate."""
+  """Seconds of a first scoring, with compilation, and of a second one; its configurations/s."""
   ranker, seconds = ranker_of(variant, programs), []
   for _ in range(2):
     started = time.perf_counter()
@@ -183,20 +185,20 @@ def measure_scores(variant: str, programs) -> dict[str, float]:
 
 
 def one_program(configs: int):
-  """The program of `ranking`."""
+  """A program of the size of `ranking`, in a list."""
   return [workloads.program(
       np.random.default_rng(0), nodes=10_000, config_nodes=500, configs=configs)]
 
 
 def split_programs():
-  """Programs of the published sizes, a twentieth of their nodes configurable."""
+  """Programs of the published sizes, with a twentieth of their nodes configurable."""
   return [workloads.program(np.random.default_rng(i), nodes=nodes, configs=configs,
                             config_nodes=max(nodes // 20, 8))
           for i, (nodes, configs) in enumerate(_SPLIT)]
 
 
 def measure_pairs(args: argparse.Namespace) -> dict[str, float]:
-  """Seconds to find the pairs of the largest graph."""
+  """Median seconds to find the pairs of a program of the largest released size."""
   graph = workloads.program(
       np.random.default_rng(0), nodes=_LARGEST, config_nodes=2_500, configs=10)
   find = lambda: node_pairs.find_pairs(graph, hops=args.hops).via
@@ -205,7 +207,7 @@ def measure_pairs(args: argparse.Namespace) -> dict[str, float]:
 
 
 def measure(case: str, args: argparse.Namespace) -> dict[str, Any]:
-  """Figures of one case, and the peak memory of this process."""
+  """Figures of one case, with the peak memory of this process."""
   figures = {
       "training": measure_training, "sage_training": measure_sage_training,
       "ranking": measure_ranking, "pairs": measure_pairs,
@@ -218,10 +220,10 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
   parser = timing.parser(__doc__, repeats=5)
-  parser.add_argument("--only", choices=_CASES, help="one case, in this process")
-  parser.add_argument("--rounds", type=int, default=4, help="of message passing")
-  parser.add_argument("--width", type=int, default=32, help="of states")
-  parser.add_argument("--hops", type=int, default=6, help="between two ends of a pair")
+  parser.add_argument("--only", choices=_CASES, help="run one case, in this process")
+  parser.add_argument("--rounds", type=int, default=4, help="rounds of message passing")
+  parser.add_argument("--width", type=int, default=32, help="width of node states")
+  parser.add_argument("--hops", type=int, default=6, help="most edges between two nodes of a pair")
   args = parser.parse_args()
   if args.only:
     timing.report(measure(args.only, args), args.out)

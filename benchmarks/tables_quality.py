@@ -3,20 +3,23 @@
     python -m tpugraphs_jax.data.synthetic --out DIR --scale medium
     python benchmarks/tables_quality.py --data_root DIR/npz --workdir out/tables_quality
 
-Trains every variation with every seed through `run_layout.py`, in working folders that are
-kept: a second call goes on where the first one stopped. Every run gives
+Trains every variation with every seed by `run_layout.py`, in working folders that are kept:
+a second call continues where the first one stopped. Every run gives
 
   kendaltau   mean over the validation programs, up to 1,000 configurations of each
-  cpu_s       CPU seconds of the command that trained, compilation and validation included;
-              with `--core` those of one core
-  proposed    slowdown over the optimum of the best of ten proposals from a free search,
-  near        ... of ten proposals that lead away from the program's own configuration,
-  own         of this configuration itself, and
-  measured    of the best configuration in the file
+  cpu_s       CPU seconds of the training command, with compilation and validation;
+              with `--core` on one core
 
-the last four of runs of all epochs on the random collections alone. They are runtimes
-without noise, which the generator can tell for any choice. The
-optimum is that of the generator's cost function (`rankers.tables.search`).
+Runs of all epochs on the random collections also give four slowdowns over the optimum:
+
+  proposed    the best of ten proposals from a free search
+  near        the best of ten proposals from a search that starts at the program's own
+              configuration
+  own         the program's own configuration
+  measured    the best configuration in the file
+
+Slowdowns are of runtimes without noise, which the generator can compute for any choice. The
+optimum is the minimum of the generator's cost function (`rankers.tables.search`).
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ import timing
 
 COLLECTIONS = tuple(f"layout:{source}:{search_}" for source in ("xla", "nlp")
                     for search_ in ("random", "default"))
-_SHORT = ("--config.train.epochs=3",)  # of 10
-# Name, variant of configs/layout.py and flags. Ablations change the short form.
+_SHORT = ("--config.train.epochs=3",)  # the config has 10
+# Variant of configs/layout.py and flags, by the name of a row. Ablations train for 3 epochs.
 _SHORT_NAME = "score tables, 3 epochs of 10"
 SAGE = "GraphSAGE, 3 epochs of 10"
 MAIN = {"score tables": ("tables", ()), _SHORT_NAME: ("tables", _SHORT), SAGE: ("", _SHORT)}
@@ -69,7 +72,7 @@ _EQUAL = 1e-9  # slowdown below which a configuration is the optimum
 def train(
     collection: str, variant: str, flags: Sequence[str], seed: int, data_root: str, workdir: Path
 ) -> None:
-  """Trains and evaluates, unless that has been done; notes the CPU seconds of training."""
+  """Trains and evaluates unless that is done; writes the CPU seconds to `cpu_s.json`."""
   done = workdir / "validation.csv"
   if done.exists() and (workdir / "cpu_s.json").exists():
     return
@@ -88,7 +91,7 @@ def train(
 def figures(
     collection: str, seed: int, data_root: str, workdir: Path, scale: str, proposes: bool
 ) -> dict[str, Any]:
-  """What a run reached, and proposals for the validation programs where they are wanted."""
+  """Figures of a run; if `proposes`, also the slowdowns of each validation program."""
   with (workdir / "validation.csv").open() as file:
     taus = [float(row["kendaltau"]) for row in csv.DictReader(file)]
   found = {"seed": seed, "kendaltau": float(np.mean(taus)),
@@ -111,11 +114,11 @@ def _valid(data_root: str, collection: str) -> list[OpGraph]:
 def proposals(
     ranker: Ranker, graph: OpGraph, collection: str, data_root: str, scale: str
 ) -> dict[str, float]:
-  """Slowdowns over the optimum, see the top of this file."""
+  """Slowdowns over the optimum of one program, by the names at the top of this file."""
   cost, groups = _truth(scale, collection, graph.name)
 
   def runtime(group_row: np.ndarray) -> float:
-    """The least noise-free runtime of configurations `[n, groups]`, nanoseconds."""
+    """Least noise-free runtime of configurations `[n, groups]`, in nanoseconds."""
     rows = graph.configs.rows[group_row]  # [n, B, 18]
     same = (groups.rows[groups.options] == rows[:, :, None]).all(axis=-1)  # [n, B, options]
     return cost(layouts.output_bits(same.argmax(axis=-1))).min()
@@ -135,7 +138,7 @@ def proposals(
 
 @functools.cache
 def _truth(scale: str, collection: str, name: str):
-  """The cost function and groups that a validation program was generated with."""
+  """The cost function and the groups of a generated validation program."""
   spec, = (spec for spec in synthetic.file_specs(scale, 0, collection)
            if spec.split == "valid" and spec.name() == name)
   size, rng = synthetic.layout_size(spec), spec.rng("graph")
@@ -147,8 +150,8 @@ def _truth(scale: str, collection: str, name: str):
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
   """Means and standard deviations over seeds.
 
-  `_wins` are programs on which proposals are faster than the best measured configuration,
-  `_best` programs on which the fastest of them is the optimum.
+  `*_wins` counts programs whose best proposal is faster than the best measured configuration,
+  `*_best` programs whose best proposal or measured configuration is the optimum.
   """
   wins = lambda run, name: sum(
       row[name] < row["measured"] for row in run["programs"].values())
@@ -166,7 +169,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-  """Collections and variations in Markdown."""
+  """All figures by collection and variation, as a Markdown table."""
   lines = ["| | | Kendall tau | CPU s | best of ten beats the best measured: free / near "
            "| ... is the optimum: free / near / measured |", "|---|---|---|---|---|---|"]
   for collection, rows in results.items():
@@ -176,7 +179,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def ablation_table(results: dict[str, Any]) -> str:
-  """Collections and variations in Markdown, by quality and cost alone."""
+  """Kendall tau and CPU seconds by collection and variation, as a Markdown table."""
   lines = ["| | | Kendall tau | CPU s |", "|---|---|---|---|"]
   for collection, rows in results.items():
     for name, row in rows.items():
@@ -206,10 +209,10 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("--workdir", required=True, type=Path, help="folder for the runs")
   parser.add_argument("--collections", nargs="+", choices=COLLECTIONS, default=list(COLLECTIONS))
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-  parser.add_argument("--ablations", action="store_true", help="instead of the main table")
-  parser.add_argument("--only", nargs="+", default=[], help="variations, by name; default all")
-  parser.add_argument("--core", type=int, help="to train on; default all of them")
-  parser.add_argument("--scale", default="medium", help="of the data, which have seed 0")
+  parser.add_argument("--ablations", action="store_true", help="instead of the main variations")
+  parser.add_argument("--only", nargs="+", default=[], help="names of variations (default: all)")
+  parser.add_argument("--core", type=int, help="core to train on (default: all)")
+  parser.add_argument("--scale", default="medium", help="scale of the data, whose seed is 0")
   return parser
 
 

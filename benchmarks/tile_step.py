@@ -1,10 +1,11 @@
-"""The tile job at full size: training step, epoch, scoring and memory.
+"""Speed and memory of tile rankers at the size of the full data set.
 
     python benchmarks/tile_step.py --out tile_step.json
 
-A pool of kernels with the sizes of the released collection (mean 40 nodes, 1,900
-configurations) is generated and repeated, configurations copied, until the
-collection has its 5,709 training kernels and 1,520 validation and test kernels.
+Measures the training step, an epoch, scoring and peak memory with the official settings.
+A pool of kernels with the sizes of the released collection (on average 40 nodes and 1,900
+configurations) is generated and repeated until there are 5,709 training kernels, of which
+1,520 are scored: as many as there are validation and test kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TRAIN_KERNELS, SCORED_KERNELS = 5_709, 676 + 844
 
 
 def kernels(count: int, pool_size: int) -> list[graph.OpGraph]:
-  """`count` kernels with configurations of their own, from a pool of distinct ones."""
+  """`count` kernels from a pool of distinct ones, each with its own copy of the configurations."""
   specs = synthetic.file_specs("full", 0, "tile:xla", limit=pool_size)[:pool_size]
   pool = [synthetic.make_file(spec)[0] for spec in tqdm.tqdm(specs, unit="kernel")]
 
@@ -48,7 +49,7 @@ def kernels(count: int, pool_size: int) -> list[graph.OpGraph]:
 
 
 def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
-  """Two epochs from data in memory; the second must not compile anything."""
+  """Figures of two epochs from data in memory; only the first one should compile."""
   job.fit(graphs)
   phase = training.first_stage([training.Part(
       job.config, job.ranker.family, job.prepare(graphs), job.data.targets)], Path())
@@ -84,7 +85,7 @@ def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
 
 
 def measure_scoring(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
-  """Seconds to score every configuration of the graphs, compilation included."""
+  """Seconds to score all configurations of the graphs, with compilation."""
   prepared, family = job.prepare(graphs), job.ranker.family
   few = training.Part(
       job.config, family, prepared[: job.config.batch.graphs], job.data.targets)
@@ -99,7 +100,7 @@ def measure_scoring(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
 
 def main() -> None:
   parser = timing.parser(__doc__)
-  parser.add_argument("--pool", type=int, default=300, help="distinct kernels")
+  parser.add_argument("--pool", type=int, default=300, help="number of distinct kernels")
   parser.add_argument("--train_kernels", type=int, default=TRAIN_KERNELS)
   parser.add_argument("--scored_kernels", type=int, default=SCORED_KERNELS)
   args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved medians, peak memory, reports."""
+"""Shared parts of the benchmarks: interleaved medians, compilations, flags and reports."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ import numpy as np
 
 
 def medians(functions: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict[str, float]:
-  """Median seconds of each function, after one call of each that is not counted.
+  """Median seconds of each function, after one warm-up call.
 
-  The functions take turns, so that whatever else the machine does hits all alike.
+  The functions take turns, so that other load on the machine slows all of them alike.
   """
   seconds: dict[str, list[float]] = {name: [] for name in functions}
   for round_ in range(repeats + 1):
@@ -37,11 +37,11 @@ def medians(functions: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict
 
 
 class Compilations:
-  """XLA's compilations since this was made.
+  """Counts XLA's compilations from its construction on.
 
   Attributes:
-    count: how many.
-    seconds: what they took in all.
+    count: number of compilations.
+    seconds: their total time.
   """
 
   def __init__(self):
@@ -55,14 +55,14 @@ class Compilations:
 
 
 def planned_mib(executable: Any) -> float:
-  """Memory of arguments, outputs and temporaries as XLA plans it."""
+  """MiB that XLA plans for arguments, outputs and temporaries of an executable."""
   stats = executable.memory_analysis()
   return (stats.temp_size_in_bytes + stats.argument_size_in_bytes
           + stats.output_size_in_bytes - stats.alias_size_in_bytes) / 2**20
 
 
 def in_subprocess(script: str, *args: str) -> dict[str, Any]:
-  """The figures of a script of this folder, run in a fresh process."""
+  """Runs a script of this folder in a fresh process and returns its figures."""
   with tempfile.TemporaryDirectory() as folder:
     out = Path(folder) / "figures.json"
     path = Path(__file__).parent / script
@@ -71,7 +71,7 @@ def in_subprocess(script: str, *args: str) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-  """Where and when, and with which versions."""
+  """Date, processor, device and versions of a measurement."""
   device = jax.devices()[0]
   return {
       "date": datetime.date.today().isoformat(),
@@ -93,22 +93,22 @@ def _processor() -> str:
 
 
 def parser(description: str, *, repeats: int = 0) -> argparse.ArgumentParser:
-  """A parser with the flags of all benchmarks, `--repeats` of those that repeat."""
+  """A parser with the flags that benchmarks share: `--out`, and `--repeats` if it has a default."""
   result = argparse.ArgumentParser(description=description.splitlines()[0])
   result.add_argument("--out", type=Path, help="also write the figures as JSON")
   if repeats:
     result.add_argument(
-        "--repeats", type=int, default=repeats, help="calls of which the median counts")
+        "--repeats", type=int, default=repeats, help="timed calls, of which the median counts")
   return result
 
 
 def name_points(axes, points: Mapping[str, tuple[float, float]], *, gap: float = 0.055) -> None:
-  """Writes the names of points right of a matplotlib panel, one below the other, with lines.
+  """Writes the names of points to the right of a matplotlib panel, with lines to the points.
 
   Args:
-    axes: with its final scales and limits.
-    points: their places by name, in the units of the data.
-    gap: smallest distance of two names, as a share of the panel's height.
+    axes: the panel, with its final scales and limits.
+    points: x and y of each point by name, in data units.
+    gap: smallest vertical distance of two names, as a share of the panel's height.
   """
   to_panel = axes.transScale + axes.transLimits
   order = sorted(points, key=lambda name: points[name][1])
@@ -125,13 +125,13 @@ def name_points(axes, points: Mapping[str, tuple[float, float]], *, gap: float =
 
 
 def report(figures: Mapping[str, Any], out: Path | None) -> None:
-  """Prints figures, one per line, and writes them as JSON."""
+  """Prints figures, one per line, and writes them as JSON if `out` is given."""
   for name, value in figures.items():
     print(f"{name:24} {value:,.4g}" if isinstance(value, float) else f"{name:24} {value}")
   write(figures, out)
 
 
 def write(figures: Mapping[str, Any], out: Path | None) -> None:
-  """Writes figures as JSON if there is a file for them."""
+  """Writes figures as JSON if `out` is given."""
   if out is not None:
     out.write_text(json.dumps(figures, indent=2) + "\n")

@@ -1,11 +1,12 @@
-"""Training and scoring steps of every model family, compiled for TPUs without one.
+"""Compiles training and scoring steps of every model family for TPUs, on a machine without one.
 
     pip install ".[tpu]"
     python benchmarks/tpu_compile.py
+    python benchmarks/tpu_compile.py --targets v3 --cases SAGE
 
 Each step is compiled in a process of its own, for all devices of the smallest topology
-of a generation, with one program (or several kernels) per device. Cycles and seconds are
-the compiler's own estimates and no measurement. Some alone: `--targets v3 --cases SAGE`.
+of a generation, with one program or ten kernels per device. `compile_s` is measured. Cycles
+and optimal milliseconds are estimates of the TPU compiler; nothing runs on a TPU.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tpugraphs_jax.run import configs, published, training
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import state as state_lib
 
-# Name to the config it stands for, and to the fields that it changes.
+# Config and changed fields, by the name of a case.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tile": ("tile.py:recommended", {}),
     "ResModel": ("layout.py:xla-random,official", {}),
@@ -47,17 +48,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tables": ("layout.py:xla-random,tables", {}),
     "gst_ed": ("layout.py:xla-random,gst_ed", {}),
 }
-# Ways to sum over neighbours, of which the recommended SAGE is compiled with each.
+# Changed fields by way to sum over neighbours; `xla-random,full` is compiled with each.
 AGGREGATIONS: dict[str, dict[str, Any]] = {
     "tables of 4 slots": {"data.neighbour_slots": 4},
     "sorted segment sums": {"data.neighbour_slots": 0},
     "sorted segment sums, bfloat16": {"data.neighbour_slots": 0, "model.dtype": "bfloat16",
                                       "model.precision": "default"},
 }
-# For tests: seconds to compile.
+# Small cases for tests, which compile in seconds.
 SMALL = {"tile, small": ("tile.py:recommended,ci", {}),
          "SAGE, small": ("layout.py:xla-random,full,ci", {})}
-# Compiled for a TPU v3 only, unless another target is named: they are compared with each other.
+# Cases to compare with each other: compiled for TPU v3 alone, or for the one target given.
 V3_ONLY = {f"SAGE, {name}": ("layout.py:xla-random,full", changes)
            for name, changes in AGGREGATIONS.items()}
 V3_ONLY |= {f"{kind}, {configs.PRESET}{name}": (f"{kind}.py:{configs.PRESET}{name}", {})
@@ -66,7 +67,7 @@ V3_ONLY |= {f"{kind}, {configs.PRESET}{name}": (f"{kind}.py:{configs.PRESET}{nam
 CASES |= V3_ONLY
 TARGETS = ("v3", "v4", "v5e", "v6e")
 STEPS = ("train", "score")
-# GiB of a chip; every smallest topology has four of them.
+# GiB of memory of a chip. The smallest topology of each generation has four chips.
 _CHIP_GIB = {"v2": 16, "v3": 32, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32}
 _CHIPS = 4
 _NODES, _SMALL_NODES, _KERNELS, _KERNEL_NODES = 6_000, 200, 10, 40
@@ -82,7 +83,7 @@ def config_of(case: str) -> ml_collections.ConfigDict:
 
 
 def graph_of(config: ml_collections.ConfigDict, nodes: int) -> OpGraph:
-  """A random program of so many nodes, or a kernel of the usual size."""
+  """A random program of `nodes` nodes or, for tiles, a random kernel of 40 nodes."""
   rng = np.random.default_rng(0)
   if config.task != "tile":
     return workloads.program(rng, nodes=nodes, config_nodes=nodes // 20,
@@ -99,7 +100,7 @@ def graph_of(config: ml_collections.ConfigDict, nodes: int) -> OpGraph:
 
 
 def step_and_arguments(case: str, step: str, devices: list[Any]) -> tuple[Any, list[Any]]:
-  """A mapped step and the shapes of its arguments for one device."""
+  """A step mapped over devices, and its arguments (arrays or shapes) for one device."""
   config = config_of(case)
   if step == "score":
     config.batch.configs = config.eval.configs
@@ -129,7 +130,7 @@ def step_and_arguments(case: str, step: str, devices: list[Any]) -> tuple[Any, l
 
 
 def _score_step(ranker: Ranker, devices: list[Any]) -> Any:
-  """What a scorer of this ranker runs on a device."""
+  """The step with which a ranker scores a batch on each device."""
   family = ranker.family
   return network_step(family.network, method=family.encodes, devices=devices)
 
@@ -139,7 +140,7 @@ def _scored(ranker: Ranker, batch: Any) -> Any:
 
 
 def _with_stale(ranker: Ranker, params: Any, batch: Any, graph: Any) -> Any:
-  """The batch with what the history table gives: every segment's readout of every slate."""
+  """A batch with the shapes of stale readouts `[G, C, segments, width]` and their mask."""
   readout = lambda params, part: ranker.family.network.apply(
       {"params": params}, part, method="segment_readout")
   width = jax.eval_shape(readout, params, batch.fresh).shape[-1]
@@ -150,7 +151,7 @@ def _with_stale(ranker: Ranker, params: Any, batch: Any, graph: Any) -> Any:
 
 
 def measure(case: str, step: str, target: str) -> dict[str, Any]:
-  """Compiles a step for all devices of a target, and what the compiler says of it."""
+  """Compiles a step for all devices of a target; returns the compiler's figures."""
   devices = tpu.devices(f"tpu:{target}")
   mapped, arguments = step_and_arguments(case, step, devices)
   is_seeded = step == "train"
@@ -184,7 +185,7 @@ def _on_all(tree: Any, devices: int) -> Any:
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-  """What was recorded, in Markdown."""
+  """The recorded steps as a Markdown table."""
   lines = ["| step | TPU | compile | code | memory of a core | estimated cycles | "
            "optimal | gathers | scatters |", "|---|---|---|---|---|---|---|---|---|"]
   for name, row in results.items():
@@ -204,16 +205,17 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _cycles(row: Mapping[str, Any]) -> str:
   missing = row.get("kernels_without_estimate", 0)
-  return f"{row['estimated_cycles'] / 1e6:.2f} M" + (f", {missing} kernels unknown" if missing else "")
+  unknown = f", {missing} kernels unknown" if missing else ""
+  return f"{row['estimated_cycles'] / 1e6:.2f} M{unknown}"
 
 
 def _optimal(row: Mapping[str, Any]) -> str:
-  """The compiler's seconds, which are negative where it has none for a part of the program."""
+  """The estimate of a step; negative seconds mean that a part of it has no estimate."""
   return f"{row['optimal_ms']:.2f} ms" if row["optimal_ms"] > 0 else "unknown"
 
 
 def in_own_process(case: str, step: str, target: str) -> dict[str, Any]:
-  """`measure` in a fresh process; the last line of what it said where it failed."""
+  """`measure` in a fresh process; `error` is a line of its output if it failed."""
   ended = subprocess.run(
       [sys.executable, __file__, "--only", case, step, target], capture_output=True, text=True,
       env=os.environ | {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"})
@@ -223,7 +225,7 @@ def in_own_process(case: str, step: str, target: str) -> dict[str, Any]:
 
 
 def _why(message: str) -> str:
-  """The line of an exception in what a process said, or the last line."""
+  """The last line of standard error that names an exception, or the last line."""
   lines = message.strip().splitlines() or ["no message"]
   named = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
   return (named or lines)[-1][:200]

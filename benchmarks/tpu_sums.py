@@ -1,13 +1,14 @@
-"""Ways to sum over neighbours as the TPU compiler builds them: behind `data.batching`.
+"""The TPU compiler's estimates for sums over neighbours, by formulation.
 
     pip install ".[tpu]"
     JAX_PLATFORMS=cpu python benchmarks/tpu_sums.py --out benchmarks/tpu_sums.json
 
-`[6000, 1024]` float32 numbers (16 configurations of 64 features), 9,414 edges, TPU v3, one
-core. `optimal_ms` and `estimated_cycles` are the compiler's estimates. It gives no cycles
-to gathers and scatters that stand alone, and its seconds for them are less than their
-bytes take through the memory of a v3 (`bytes_ms`): figures of ways that gather compare
-with each other, and hardly with products. Nothing here was measured on a TPU.
+Each formulation sums `[6000, 1024]` float32 numbers (16 configurations of 64 features) over
+9,414 edges, on one core of a TPU v3. `optimal_ms` and `estimated_cycles` are estimates of the
+compiler; nothing here was measured on a TPU. The compiler gives no cycles to gathers and
+scatters outside fusions, and less time than their bytes need at the memory bandwidth of a v3
+(`bytes_ms`). Formulations with gathers therefore compare with each other, but hardly with
+products. The choice is `data.batching.slots_of`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from tpugraphs_jax.nn import aggregation
 
 NODES, FEATURES = 6000, 1024
 _BLOCKS = (128, 256)
-_BYTES_PER_SECOND = 450e9  # of a core of a TPU v3
+_BYTES_PER_SECOND = 450e9  # memory bandwidth of a core of a TPU v3
 Sum = tuple[Callable[..., jax.Array], tuple]  # a function of x, and its other arguments
 
 
 def formulations(edges: np.ndarray, nodes: int) -> dict[str, Sum]:
-  """Ways to sum every node's operands; functions `(x [nodes, F], *arguments) -> [nodes, F]`."""
+  """Sums over every node's operands: functions `(x [nodes, F], *arguments) -> [nodes, F]`."""
   ways = {f"tables of {slots} slots" if slots else "sorted segment sum": _tables(
       edges, nodes, slots) for slots in (0, 2, 4)}
   ways["one gather of 4 slots"] = _one_gather(edges, nodes)
@@ -49,7 +50,7 @@ def _tables(edges: np.ndarray, nodes: int, slots: int) -> Sum:
 
 
 def _one_gather(edges: np.ndarray, nodes: int) -> Sum:
-  """All columns of the table in one gather, then their sum; the rest as the tables have it."""
+  """One gather of all four columns of the table and their sum; overflow as in `neighbour_sum`."""
   table = batching.neighbours(edges[:, 0], edges[:, 1], nodes, slots=4)
 
   def sum_of(x, table):
@@ -71,7 +72,7 @@ def _product(x: jax.Array, matrix: jax.Array) -> jax.Array:
 
 
 def _blocks(edges: np.ndarray, nodes: int, size: int) -> Sum:
-  """Products of the blocks of the adjacency matrix that are not empty, summed by block row."""
+  """Products with the nonempty blocks of the adjacency matrix, summed by block row."""
   rows = -(-nodes // size)
   at, place = np.unique(edges // size, axis=0, return_inverse=True)
   blocks = np.zeros((len(at), size, size), np.float32)
@@ -87,7 +88,7 @@ def _blocks(edges: np.ndarray, nodes: int, size: int) -> Sum:
 
 
 def measure(way: Sum) -> dict[str, Any]:
-  """What the compiler says of a sum on one core of a TPU v3."""
+  """The compiler's estimates and operation counts of a sum on one core of a TPU v3."""
   function, arguments = way
   shapes = jax.tree.map(
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
@@ -102,12 +103,12 @@ def measure(way: Sum) -> dict[str, Any]:
 
 
 def bytes_ms(edges: np.ndarray) -> float:
-  """Milliseconds that a core's memory needs to read a row per edge and write every sum."""
+  """Milliseconds to read a row per edge and to write all sums, at a core's memory bandwidth."""
   return 1e3 * 4 * FEATURES * (len(edges) + NODES) / _BYTES_PER_SECOND
 
 
 def table(results: Mapping[str, Any]) -> str:
-  """What was recorded, in Markdown."""
+  """The recorded figures as a Markdown table."""
   lines = ["| way to sum | estimated cycles | optimal | gathers | scatters |",
            "|---|---|---|---|---|"]
   for name, row in results["ways"].items():

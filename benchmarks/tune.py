@@ -1,12 +1,16 @@
-"""Layouts for programs that no model has seen: a model's choices beside blind search.
+"""Compares a model's layout choices with blind search, on programs that no model was trained on.
 
     pip install ".[tpu]"
     JAX_PLATFORMS=cpu python benchmarks/tune.py --budget 12
 
-Every way labels as many choices as the others, the compiler's own among them, with the
-TPU compiler's estimate (no measurement): `model` as `tpugraphs_jax.tune`, `random` draws,
-`coordinate` goes from group to group, tries an option and keeps what is better. The
-figures are those of the best choice found, by those of the compiler's own.
+Every way of search labels the same number of choices, the compiler's own among them, with the
+TPU compiler's estimate, which is no measurement:
+
+model        the choices that a model ranks first
+random       random choices
+coordinate   changes of one group at a time, in random order, each kept if it is better
+
+A figure is the label of the best choice found, divided by the label of the compiler's own choice.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ import timing
 from tpugraphs_jax.collect import labels, programs, tuning
 from tpugraphs_jax.serve import ranker as ranker_lib
 
-# Of families that the collection `outputs` does not have: forward and training steps that compile
-# in a few seconds, and three for which a better choice than the compiler's own was known.
+# Of families that the collection `own:outputs` does not have: forward and training steps compiled
+# within seconds, and three for which a better choice than the compiler's own was known.
 PROGRAMS = ("diffusion.py:patchwise", "experts.py:layer", "experts.py:layer_train",
             "state_space.py:selective", "graph_network.py:messages", "detector.py:regions",
             "detector.py:pyramid_train")
@@ -35,7 +39,7 @@ Label = Callable[[Sequence[tuning.Numbers]], Mapping[tuning.Numbers, int]]
 
 
 def random_search(problem: tuning.Problem, label: Label, budget: int, seed: int) -> list[int]:
-  """Labels of the compiler's own choice and of random ones, in the order of trial."""
+  """Labels of the compiler's own choice and of random choices, in the order of trial."""
   drawn = list(itertools.islice(problem.candidates(), _CANDIDATES))
   others = np.random.default_rng(seed).permutation(np.arange(1, len(drawn)))[:budget - 1]
   tried = [drawn[0], *(drawn[place] for place in others)]
@@ -43,7 +47,7 @@ def random_search(problem: tuning.Problem, label: Label, budget: int, seed: int)
 
 
 def coordinate_search(problem: tuning.Problem, label: Label, budget: int, seed: int) -> list[int]:
-  """As `random_search`, of changes to one group at a time that are kept where they help."""
+  """Labels of the compiler's own choice and of changes to one group, each kept if it is better."""
   rng = np.random.default_rng(seed)
   best = (0,) * len(problem.options)
   found = label([best])
@@ -60,21 +64,22 @@ def coordinate_search(problem: tuning.Problem, label: Label, budget: int, seed: 
 
 
 def model_search(model: ranker_lib.Ranker) -> Callable[..., list[int]]:
-  """As `random_search`, of the choices that a model puts first."""
+  """A search that labels the choices that a model ranks first, in their order."""
   def search(problem: tuning.Problem, label: Label, budget: int, seed: int) -> list[int]:
     del seed
-    ranked = tuning.rank(problem, model, list(itertools.islice(problem.candidates(), _CANDIDATES)), budget)[:budget]
+    candidates = list(itertools.islice(problem.candidates(), _CANDIDATES))
+    ranked = tuning.rank(problem, model, candidates, budget)[:budget]
     return _values(label(ranked), ranked)
   return search
 
 
 def _values(found: Mapping[tuning.Numbers, int], tried: Sequence[tuning.Numbers]) -> list[int]:
-  """Labels in the order of trial; a failure is worth nothing."""
+  """Labels in the order of trial; the largest int64 for a choice that failed."""
   return [found.get(numbers, np.iinfo(np.int64).max) for numbers in tried]
 
 
 def measure(source: str, model: str, budget: int, seeds: int) -> dict[str, object]:
-  """The best ratio of every way on one program; of blind ways the mean over seeds."""
+  """The best ratio of every way of search on one program; for blind ways the mean over seeds."""
   program, = programs.load(f"examples/programs/{source}")
   problem = tuning.Problem(program.function, program.args, labels.TpuEstimate("tpu:v3"))
   known: dict[tuning.Numbers, int] = {}
@@ -92,13 +97,13 @@ def measure(source: str, model: str, budget: int, seeds: int) -> dict[str, objec
     runs = [search(problem, label, budget, seed) for seed in range(repeats)]
     figures[name] = {
         "best": statistics.mean(min(run) / run[0] for run in runs),
-        # What the way would have given had it not kept the default.
+        # The best ratio without the compiler's own choice, which is 1.
         "best_of_others": statistics.mean(min(run[1:]) / run[0] for run in runs)}
   return figures | {"compiled": len(known), "seconds": time.monotonic() - started}
 
 
 def table(results: Mapping[str, Mapping[str, object]]) -> str:
-  """Best ratio of estimated time, in Markdown."""
+  """Best ratios of estimated time, in brackets without the compiler's own choice; Markdown."""
   ways = ("model", "random", "coordinate")
   lines = ["| program | " + " | ".join(ways) + " |", "|---|" + "---|" * len(ways)]
   for name, row in results.items():
@@ -113,8 +118,8 @@ def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--programs", nargs="+", default=PROGRAMS, help="FILE.py:KEY of examples")
   parser.add_argument("--model", default="layout-v3-estimate", help="a model file or name")
-  parser.add_argument("--budget", type=int, default=12, help="choices that each way labels")
-  parser.add_argument("--seeds", type=int, default=3, help="repeats of the blind ways")
+  parser.add_argument("--budget", type=int, default=12, help="labels that each way of search takes")
+  parser.add_argument("--seeds", type=int, default=3, help="repeats of both blind ways of search")
   args = parser.parse_args()
   results = {"budget": args.budget, "seeds": args.seeds}
   for source in args.programs:

@@ -31,15 +31,16 @@ def edges(rng: np.random.Generator, nodes: int) -> np.ndarray:
     degree = rng.choice(len(shares), nodes, p=shares)
     hubs = rng.random(nodes) < _HUBS
     degree[hubs] = rng.integers(*_HUB_DEGREES, hubs.sum())
-    # An edge end waits a while for its partner; that of a hub may wait for long.
+    # Each end of an edge waits for a partner, for a random time in units of nodes. Ends at hubs
+    # wait longer, so that a hub's neighbours are spread over many nodes.
     place = np.repeat(np.arange(nodes), degree)
-    by_hop = np.where(np.repeat(hubs, degree), 20 * _DISTANCE, _DISTANCE)
-    ends.append((place, place + rng.exponential(by_hop)))
+    mean_wait = np.where(np.repeat(hubs, degree), 20 * _DISTANCE, _DISTANCE)
+    ends.append((place, place + rng.exponential(mean_wait)))
   (consumer, due), (producer, ready) = ends
   consumer, producer = consumer[np.argsort(due)], producer[np.argsort(ready)]
   count = min(len(consumer), len(producer))
   pairs = np.stack([consumer[:count], producer[:count]], axis=1)
-  # The later of both consumes.
+  # The later node of a pair is the consumer.
   pairs = np.stack([pairs.max(axis=1), pairs.min(axis=1)], axis=1)
   return pairs[pairs[:, 0] > pairs[:, 1]].astype(np.int32)
 
@@ -71,13 +72,13 @@ def layout_batch(
   """A training batch, padded like those of a run.
 
   Args:
-    graphs: number of slots, each with its own program.
+    graphs: number of programs, one per slate.
     nodes: nodes of each program, give or take 10 % if there are several.
     config_nodes: configurable nodes of each program.
     configs: configurations per slate.
     hops: rounds of message passing of the model.
-    keep_nodes: length of the sampled block of nodes; all unless given.
-    seed: of everything.
+    keep_nodes: length of the sampled block of nodes; by default all nodes.
+    seed: seed of programs and configurations.
   """
   rng = np.random.default_rng(seed)
   chosen = []

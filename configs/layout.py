@@ -3,18 +3,18 @@
 Variants are in `VARIANTS`, separated by commas, in any order. The default is GraphSAGE with
 Graph Segment Training on `xla-random`: graphs of more than 5,000 nodes in segments, with a table
 of stale readouts and dropout of its entries, smaller ones whole (docs/segments.md). `full`
-trains whole graphs of any size. `recommended` is for programs never seen: score tables on the
-collections of the data set (docs/results.md), and tables of traffic on own programs, which are
-few and choose output orders for a TPU (docs/own_programs.md). For other choices, or times
-measured on a CPU, `official` is as good a start there.
+trains on whole graphs of any size. `recommended` is for ranking programs that are not in the
+training data: score tables on the collections of the data set (docs/results.md), and traffic
+tables on own programs, which are few and choose output orders for a TPU (docs/own_programs.md).
+On own programs with other choices, or with times measured on a CPU, start with `official`.
 
-Expected Kendall tau on the synthetic `medium` data, on one CPU core, for xla-random,
-xla-default, nlp-random and nlp-default:
+Expected Kendall tau (mean over validation graphs) on the synthetic `medium` data, and time on
+one CPU core, for xla-random, xla-default, nlp-random and nlp-default:
   recommended               0.88, 0.85, 0.90 and 0.78 in 2 to 3 minutes
   full, 3 of 10 epochs      0.63, 0.69, 0.77 and 0.71 in 4 to 5 minutes
   official                  0.23, 0.53, 0.42 and 0.35 in 2 to 4 minutes
-On the released AlexNet two epochs of `xla-default,full` reach 0.77 in 41 CPU seconds, and `own,recommended` 0.60
-(tau-b) on the test programs of `data/own` in half a minute.
+On the released AlexNet two epochs of `xla-default,full` reach 0.77 in 41 CPU seconds, and
+`own,recommended` 0.60 (tau-b) on the test programs of `data/own` in half a minute.
 
   python run_layout.py --config=configs/layout.py:xla-random,recommended --workdir=out/best
   python run_layout.py --config=configs/layout.py:own,recommended --data_root=data/own/npz \
@@ -31,7 +31,8 @@ from ml_collections import ConfigDict
 from tpugraphs_jax.run import configs, published
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
-# Graph Segment Training, with (+E) table, (+D) dropout of its entries, (+F) fine-tuning.
+# Graph Segment Training (GST): +E has a table of stale readouts, +D drops entries of the table,
+# +F fine-tunes the head.
 SEGMENTS = {
     "gst": dict(keep=1.0, recompute=True),
     "gst_e": dict(keep=1.0),
@@ -40,33 +41,33 @@ SEGMENTS = {
     "one": dict(keep=0.0),
 }
 
-# Score tables, by what a score has beyond them.
+# Variants with score tables, by the residual that a score adds to them.
 TABLES = {"recommended": "none", "tables": "none", "tables+sage": "sage"}
 
 VARIANTS = {
-    **{name: "this collection; without a variant of a model: GraphSAGE, graphs above 5,000 nodes "
+    **{name: "this collection; unless a variant names a model: GraphSAGE, graphs above 5,000 nodes "
              "in segments, with a table of stale readouts" for name in COLLECTIONS},
-    "own": "drawn programs, output orders, with --data_root=data/own/npz",
+    "own": "the programs of data/own with their output orders; needs --data_root=data/own/npz",
     "own-NAME": "a collection of your own",
-    "recommended": "for programs never seen: ScoreTables, for own ones TrafficTables",
+    "recommended": "for programs not in the training data: ScoreTables, on own data TrafficTables",
     "tables": "ScoreTables: costs of choices that a network computes once per program",
     "traffic": "TrafficTables: costs from padded bytes, for output orders on a TPU",
     "tables+sage": "ScoreTables and a GraphSAGE between groups for what such costs leave out",
     "official": "ResModel with the published settings",
     **configs.preset_variants(published.LAYOUTS),
-    "gst_ed": "GraphSAGE, graphs above 1,000 nodes in segments (the default: above 5,000), of which "
-              "all but one count by stale readouts from a table, kept with probability 0.5",
+    "gst_ed": "GraphSAGE, graphs above 1,000 nodes (the default: 5,000) in segments: a step has "
+              "gradients of one; others count by stale readouts, each kept with probability 0.5",
     "full": "GraphSAGE on whole graphs",
-    "gst": "GraphSAGE in segments, the others recomputed without gradient",
-    "gst_e": "GraphSAGE in segments, the others by stale readouts from a table",
-    "gst_efd": "GraphSAGE as gst_ed, then the head alone on exact readouts",
-    "one": "GraphSAGE in segments, the others ignored",
+    "gst": "as gst_ed, but other segments are recomputed without gradients",
+    "gst_e": "as gst_ed, but all stale readouts are kept",
+    "gst_efd": "as gst_ed, then trains the head alone on exact readouts",
+    "one": "as gst_ed, but other segments are ignored",
     "ci": "a few seconds on a CPU",
 }
 
 
 def get_config(variant: str = "xla-random") -> ConfigDict:
-  """The config of a comma-separated list of variants."""
+  """The config of a comma-separated list of `VARIANTS`."""
   config = ConfigDict()
   config.task = "layout"
   config.seed = 0  # of parameters, batches and samples
@@ -106,7 +107,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       target="ratio",  # official (runtime / 1e7 ns), absolute (ms), ratio or rank
       config_chunk=0,  # configurations through the model at a time (saves memory); 0 = all
       slates_per_epoch=1024,  # 0 = one per graph
-      keep_nodes=5000,  # block of models with dropout
+      keep_nodes=5000,  # nodes of the sampled block of a graph, for ResModel's dropout
   ))
   config.model = ConfigDict(dict(
       name="SAGE", op_embed_dim=32, value_embed_dim=4, hidden_dim=64, num_gnns=3,
@@ -130,18 +131,18 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       learning_rate=3e-3,  # after the warm-up
       clip_norm_per_variable=0.0,  # largest L2 norm of each gradient; 0 = any
       clip_norm=1.0,  # largest L2 norm of all gradients together; 0 = any
-      schedule="cosine",  # to final_learning_rate; constant, multistep (times factor)
+      schedule="cosine",  # to final_learning_rate; constant, multistep (times milestone_factor)
       warmup_fraction=0.05,  # share of the run with a rate that grows from zero
       final_learning_rate=0.0,  # of cosine
       milestones=(),  # shares of the run at which multistep changes the rate
-      milestone_factor=0.1,  # ... by this factor
+      milestone_factor=0.1,  # by which multistep multiplies the rate
       beta1=0.9,  # decay of Adam's mean of gradients
-      beta2=0.999,  # ... and of their squares
-      eps=1e-7,  # added to the root of that mean
+      beta2=0.999,  # decay of Adam's mean of squared gradients
+      eps=1e-7,  # added to the root of Adam's mean of squared gradients
       weight_decay=1e-4,  # of adamw
       accumulation_steps=1,  # steps whose mean gradient makes one update
       average_decay=0.0,  # of a moving average of the parameters (EMA); 0 = none
-      average_window=(),  # FIRST,LAST shares of the run with a plain mean of them (SWA)
+      average_window=(),  # FIRST,LAST shares of the run with a plain mean of the parameters (SWA)
   ))
   config.train = ConfigDict(dict(
       epochs=10,  # at most
@@ -150,12 +151,12 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       best_metric="kendaltau",  # chooses the checkpoint
       valid_configs=200,  # per validation graph during training; 0 = all
       log_every_steps=20,  # steps between two lines of the log
-      checkpoint_every_steps=0,  # besides those after evaluations; 0 = none
+      checkpoint_every_steps=0,  # for checkpoints between those after evaluations; 0 = none
       quick_compile=False,  # on CPUs: half the time, but steps take two to three times as long
   ))
   config.eval = ConfigDict(dict(
       graphs=1,  # per device and scoring call
-      configs=100,  # per graph of it
+      configs=100,  # per graph and scoring call
       permutations=1,  # orders of configurations averaged over, for models that see slates
       indices_dir="",  # published validation indices; empty = all or max_configs
       max_configs=1000,  # per validation graph, a seeded sample; 0 = all
@@ -195,7 +196,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
 
 
 def _only(known: Iterable[str], names: Sequence[str]) -> str:
-  """The one of the `known` variants that is among `names`, or nothing."""
+  """The `known` variant that is among `names`, or an empty string if there is none."""
   chosen = [name for name in known if name in names]
   if len(chosen) > 1:
     raise ValueError(f"configs/layout.py takes one of the variants {' and '.join(chosen)}")
@@ -220,9 +221,9 @@ def _official(config: ConfigDict) -> None:
 
 
 def _tables(config: ConfigDict, residual: str) -> None:
-  """Score tables on slates of hundreds of configurations, which cost little there."""
-  config.data.pair_hops = 6  # edges between nodes whose layouts have a cost together
-  config.data.tile_padding = True  # tell how layouts fill the 8 x 128 tiles of a TPU
+  """ScoreTables on large slates: its network runs once per graph, whatever their size."""
+  config.data.pair_hops = 6  # most edges between two nodes whose layouts have a joint cost
+  config.data.tile_padding = True  # features: how layouts fill the 8 x 128 tiles of a TPU
   config.batch.update(graphs=4, configs=256, slates_per_epoch=400)
   config.model = ConfigDict(dict(
       name="ScoreTables", op_embed_dim=16, hidden_dim=32, num_gnns=4,
@@ -234,7 +235,7 @@ def _tables(config: ConfigDict, residual: str) -> None:
 
 
 def _traffic(config: ConfigDict) -> None:
-  """Costs of single choices from padded bytes, for a hundred or so programs."""
+  """TrafficTables: costs of single choices from padded bytes, for about a hundred programs."""
   _tables(config, "none")
   config.data.pair_hops = 1  # no pairs have costs
   config.batch.update(graphs=32, configs=16, slates_per_epoch=2560)
@@ -255,16 +256,16 @@ def _segments(
       max_nodes=1000,  # of a segment
       fresh=1,  # segments per graph and step with gradients
       keep=keep,  # probability that another segment counts; 0 = no table
-      keep_unit="segment",  # kept or dropped for a whole slate, or by entry
+      keep_unit="segment",  # kept or dropped for a whole slate; entry: for each configuration
       recompute=recompute,  # other segments without gradient instead of from a table
       readout="embedding",  # or scalar: the head scores every segment
       aggregation="mean",  # of segments, or sum
-      history_init="zero",  # what an unwritten entry counts as; skip: not at all
+      history_init="zero",  # an unwritten entry counts as zero; skip: it does not count
       history_dtype="float32",  # or bfloat16
       history_place="auto",  # device, host
   ))
   config.segments.finetune = ConfigDict(dict(
-      epochs=finetune_epochs,  # of the head alone, after the others
+      epochs=finetune_epochs,  # of the head alone, after train.epochs
       configs=0,  # per graph to compute readouts of; 0 = all
       optimizer=ConfigDict(config.optimizer.to_dict() | dict(
           name="adamw", learning_rate=2e-3, schedule="cosine", warmup_fraction=0.05,

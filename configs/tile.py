@@ -1,10 +1,10 @@
-"""The official tile baseline: EarlyJoinSAGE and the other published models.
+"""Tile rankers: the official baseline's models, recommended settings and published systems.
 
 Variants are in `VARIANTS`, separated by commas. The default is the published settings with
 one difference: kernels with fewer than 10 configurations are trained on too.
 
-Expected on the synthetic `medium` data, one CPU core: top-5 slowdown 0.020 in 4
-minutes with the published settings, 0.001 in 3 minutes with the recommended ones.
+Expected top-5 slowdown (mean over validation kernels) on the synthetic `medium` data, on one
+CPU core: 0.020 in 4 minutes with the published settings, 0.001 in 3 minutes with `recommended`.
 
   python run_tile.py --config=configs/tile.py:LateJoinSAGE --workdir=out/late
   python run_tile.py --config=configs/tile.py:recommended --workdir=out/recommended
@@ -27,7 +27,7 @@ _MODELS = {  # reduction over nodes: sum or mean, neither scaled
 
 VARIANTS = {
     **{name: "the official baseline's model of this name, published settings" for name in _MODELS},
-    "recommended": "EarlyJoinSAGE with how tiles cut arrays, the settings that did best",
+    "recommended": "EarlyJoinSAGE with features of how tiles cut arrays, best settings found",
     **configs.preset_variants(published.TILES),
     "own-NAME": "a collection of your own",
     "ci": "a few seconds on a CPU",
@@ -35,7 +35,7 @@ VARIANTS = {
 
 
 def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
-  """The config of a comma-separated list of variants."""
+  """The config of a comma-separated list of `VARIANTS`."""
   config = ConfigDict()
   config.task = "tile"
   config.seed = 0  # of parameters, batches and samples
@@ -47,14 +47,14 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       features=("released",),  # blocks of node features
       skip_bad_files=False,  # leave out malformed files, by name, instead of stopping
       feature_transform="minmax",  # of all columns, or by group: shape=log_offset(3),*=minmax
-      config_features=("released",),  # blocks of configurations; released, tile_counts
+      config_features=("released",),  # blocks of configuration features: released, tile_counts
       config_transform="minmax",
       pad_value=0,  # -1 marks unused layout positions
-      duplicate_policy="keep",  # first, min, mean: equal tiles of training kernels once
+      duplicate_policy="keep",  # first, min, mean: one of several equal tiles of a training kernel
       virtual_node="none",  # output (fed by roots), or cluster
       cluster_nodes=1000,  # nodes that share a virtual node of a cluster
       extra_dir="",  # extra node features (hlo convert --extra_out); empty = none
-      loader_threads=0,  # batches are quickly made between two steps; threads only disturb
+      loader_threads=0,  # that prepare batches; 0 = when one is asked for
       neighbour_slots=-1,  # width of neighbour tables; 0 = sorted segment sum; -1 = by platform
   ))
   config.batch = ConfigDict(dict(
@@ -87,18 +87,18 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       learning_rate=1e-3,  # after the warm-up
       clip_norm_per_variable=1e-3,  # largest L2 norm of each gradient; 0 = any
       clip_norm=0.0,  # largest L2 norm of all gradients together; 0 = any
-      schedule="constant",  # cosine (to final_learning_rate), multistep (times factor)
+      schedule="constant",  # cosine (to final_learning_rate), multistep (times milestone_factor)
       warmup_fraction=0.0,  # share of the run with a rate that grows from zero
       final_learning_rate=0.0,  # of cosine
       milestones=(),  # shares of the run at which multistep changes the rate
-      milestone_factor=0.1,  # ... by this factor
+      milestone_factor=0.1,  # by which multistep multiplies the rate
       beta1=0.9,  # decay of Adam's mean of gradients
-      beta2=0.999,  # ... and of their squares
-      eps=1e-7,  # added to the root of that mean
+      beta2=0.999,  # decay of Adam's mean of squared gradients
+      eps=1e-7,  # added to the root of Adam's mean of squared gradients
       weight_decay=0.0,  # of adamw
       accumulation_steps=1,  # steps whose mean gradient makes one update
       average_decay=0.0,  # of a moving average of the parameters (EMA); 0 = none
-      average_window=(),  # FIRST,LAST shares of the run with a plain mean of them (SWA)
+      average_window=(),  # FIRST,LAST shares of the run with a plain mean of the parameters (SWA)
   ))
   config.train = ConfigDict(dict(
       epochs=100,  # at most
@@ -107,12 +107,12 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       best_metric="opa",  # chooses the checkpoint
       valid_configs=256,  # per validation kernel during training; 0 = all
       log_every_steps=100,  # steps between two lines of the log
-      checkpoint_every_steps=0,  # besides those after evaluations; 0 = none
+      checkpoint_every_steps=0,  # for checkpoints between those after evaluations; 0 = none
       quick_compile=False,  # on CPUs: half the time, but steps take two to three times as long
   ))
   config.eval = ConfigDict(dict(
       graphs=8,  # per device and scoring call
-      configs=64,  # per graph of it
+      configs=64,  # per graph and scoring call
       permutations=1,  # orders of configurations averaged over, for models that see slates
   ))
   config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
@@ -136,7 +136,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
 
 
 def _recommended(config: ConfigDict) -> None:
-  """Logarithms of sizes, how tiles cut arrays, ListMLE on larger slates, averaged parameters."""
+  """Log features, counts of how tiles cut arrays, ListMLE on larger slates, averaged parameters."""
   config.data.update(feature_transform="signed_log1p", config_transform="signed_log1p",
                      config_features=("released", "tile_counts"))
   config.batch.configs = 16

@@ -1,17 +1,17 @@
-"""From a JAX function to ranked compiler configurations.
+"""Ranks compiler configurations of JAX functions.
 
   python examples/rank_your_program.py --model=layout-cpu-measured
   python run_layout.py --config=configs/layout.py:xla-random,ci --synthetic --workdir=out/model
   python examples/rank_your_program.py --model=out/model
 
-Two programs, the training steps of a ResNet block and of a transformer layer, go
-the same way: the function is traced and lowered, never run; its HLO becomes a
-graph; layout configurations are drawn for its convolutions, dots and reshapes;
-and the model orders them from fastest to slowest. To rank a program of your own,
-put its function and the shapes of its arguments into `PROGRAMS`.
+The programs are the training steps of a ResNet block and of a transformer layer. Each
+function is traced and lowered, but never run. Its HLO becomes a graph, layout
+configurations are drawn for its convolutions, dots and reshapes, and the model orders
+them from fastest to slowest. To rank a program of your own, put its function and the
+shapes of its arguments into `PROGRAMS`.
 
-A model orders configurations by the labels that it was trained on: run times measured
-on a CPU for the first one above, synthetic ones for the second.
+A model orders configurations by the labels that it was trained on. Those of the first
+model above are run times measured on a CPU, those of the second are synthetic.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import tpugraphs_jax
 from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import show
 
-# First the programs: a loss, and the shapes of its arguments. A gradient of it is
-# what a training step compiles.
+# The programs: loss functions and the shapes of their arguments. A training step
+# compiles the value and the gradient of a loss.
 
 
 def normalize(x, axes, *, epsilon=1e-5):
@@ -83,13 +83,13 @@ PROGRAMS = {
 
 
 def candidates(name: str, configs: int, seed: int = 0) -> hlo.HloGraph:
-  """The graph of a program's training step with layout configurations to rank."""
+  """The graph of a program's training step, with layout configurations to rank."""
   loss, shapes = PROGRAMS[name]
   return hlo.featurize(jax.value_and_grad(loss), *shapes).with_layouts(configs, seed)
 
 
 def describe(graph: hlo.HloGraph, config: int, *, nodes: int = 5) -> str:
-  """What one configuration decides for the first configurable nodes."""
+  """The layouts that a configuration chooses for the first configurable nodes, as text."""
   instructions = [instruction for computation in graph.module.computations
                   for instruction in computation.instructions]
   rows = graph.configs.decode(np.array([config]))[0].astype(int)
@@ -107,8 +107,8 @@ def describe(graph: hlo.HloGraph, config: int, *, nodes: int = 5) -> str:
 def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--model", "--workdir", default="layout-cpu-measured",
-                      help="name of a model of layouts that ships, or folder of a trained one")
-  parser.add_argument("--configs", type=int, default=1000, help="configurations to rank")
+                      help="name of a layout model that ships, or working folder of a run")
+  parser.add_argument("--configs", type=int, default=1000, help="number of configurations")
   args = parser.parse_args(argv)
   try:
     model = tpugraphs_jax.load(args.model)
@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
   for name in PROGRAMS:
     graph = candidates(name, args.configs)
     order, _ = model.rank(graph)  # fastest first
-    default = int(np.flatnonzero(order == 0)[0])  # configuration 0 decides nothing
+    default = int(np.flatnonzero(order == 0)[0])  # configuration 0 chooses nothing
     print(f"{name}: {graph.num_nodes} nodes, {len(graph.config_node)} configurable, "
           f"{len(order)} configurations; the compiler's own is number {default + 1}")
     for label, config in (("fastest", order[0]), ("slowest", order[-1])):

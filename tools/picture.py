@@ -1,10 +1,10 @@
-"""Writes the picture of a report page that README.md shows.
+"""Writes docs/report.png, the picture of a report page in README.md.
 
     make demo
     python tools/picture.py out/demo_tile/report.html
 
-Needs Chromium (`apt-get install chromium`). The picture is the upper part of the page in a window
-of 1,000 pixels.
+Needs Chromium (`apt-get install chromium`). The picture shows the upper part of the page in a
+window 1,000 pixels wide.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("page", type=Path, help="an HTML file")
+  parser.add_argument("page", type=Path, help="HTML file of the report")
   parser.add_argument("--out", type=Path, default=ROOT / "docs" / "report.png")
   parser.add_argument("--width", type=int, default=1000, help="pixels")
   parser.add_argument("--height", type=int, default=1085, help="pixels")

@@ -1,10 +1,10 @@
-"""Writes the tables of README.md and docs/ from the figures recorded in benchmarks/.
+"""Writes the tables of README.md and docs/ from recorded figures.
 
     python tools/tables.py
 
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end of table -->` of a page;
-`TABLES` has a function for every name. Continuous integration runs this command and fails if a
-page changes. Words around a table are written by hand.
+`TABLES` has the function that makes it. Figures are recorded in benchmarks/ and tools/faults/.
+Continuous integration runs this command and fails if a page changes.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ _OFFICIAL = {"tile:xla": "`EarlyJoinSAGE`, official settings",
 _RECOMMENDED = {"tile:xla": "`EarlyJoinSAGE`, recommended settings",
                 **dict.fromkeys(_LAYOUTS, "`ScoreTables`, recommended settings")}
 _WHOLE = "`SAGE`, 3 epochs of 10"
-# Runs of 128 steps, one of the ten epochs of the config, judged on 200 configurations of each program.
+# Runs take 128 steps, one of the config's ten epochs, and are judged on 200 configurations of each
+# validation program.
 _EPOCH_STEPS, _JUDGED = 128, "+eval.max_configs=200"
 _BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000",
            "segments of 2,000 nodes": "gst_ed+segments.max_nodes=2000", "`gst_ed`": "gst_ed"}
-# Nodes of a training graph of the synthetic `medium` data, and of the first 12 of scale `full`.
+# Nodes of the largest training graph: of synthetic `medium` data by source, and of the first 12
+# graphs of scale `full`.
 _LARGEST = {"xla": 2951, "nlp": 2353, "large": 39_420}
 _TPUS_SHOWN = ("v3", "v6e")
 _COMPARISONS = {
@@ -58,7 +60,7 @@ _COMPARISONS = {
 
 
 def recorded(name: str) -> dict[str, Any]:
-  """The figures of a file of benchmarks/ without the machine that measured them."""
+  """The figures in benchmarks/NAME.json, without the entry of the machine."""
   results = json.loads((BENCHMARKS / f"{name}.json").read_text())
   return {key: row for key, row in results.items() if key != "machine"}
 
@@ -69,7 +71,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def figure(row: Mapping[str, Any], column: str) -> str:
-  """Mean of a column, and its deviation over seeds where there is one."""
+  """Mean of a column, with its standard deviation over seeds if the row has one."""
   spread = f" ± {row['spread'][column]:.3f}" if "spread" in row else ""
   return f"{row[column]:.3f}{spread}"
 
@@ -104,7 +106,7 @@ def front() -> str:
 
 
 def comparisons() -> str:
-  """Speed beside the plain formulation, with a description in place of a script's name."""
+  """The table of `run_all`, with descriptions in place of the names of scripts."""
   table = run_all.table(recorded("results"))
   for name, description in _COMPARISONS.items():
     table = table.replace(f"| {name} |", f"| {description} |")
@@ -145,9 +147,10 @@ def score_table_speed() -> str:
 
 
 def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bool = False) -> str:
-  """A race of which every row has three seeds, or of equal steps as many as there are.
+  """The table of a race of equal time, or of equal steps.
 
-  The systems without a row are named below.
+  Rows of a race of equal time have three seeds; other rows have as many as are recorded. The
+  systems without a row are named below the table.
   """
   args = argparse.Namespace(seeds=_SEEDS, minutes=minutes, steps=steps, ablations=ablations,
                             workdir=BENCHMARKS / "races", systems=None)
@@ -163,7 +166,7 @@ def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bo
 
 
 def beside_default() -> str:
-  """The default of layouts beside whole graphs and smaller segments, as far as there are runs."""
+  """Recorded runs of the default of layouts, of whole graphs and of smaller segments."""
   lines = []
   cases = [*(("default", name, _EPOCH_STEPS) for name in _LAYOUTS),
            *(("large", _LAYOUTS[0], steps) for steps in (_EPOCH_STEPS, 3 * _EPOCH_STEPS))]
@@ -187,7 +190,7 @@ def own(name: str, split: str) -> str:
 
 
 def curve() -> str:
-  """Traffic tables by the number of programs that they were trained on."""
+  """Figures of traffic tables by the number of training programs."""
   name, every = own_quality.VARIANTS["recommended"], recorded("own_quality")
   found = dict(recorded("own_quality_curve")["test"], **{
       f"{name}, {len(every['programs']['train'])} programs": every["test"][name]})
@@ -195,7 +198,7 @@ def curve() -> str:
 
 
 def estimates(part: int) -> str:
-  """The combinations of output orders, or Kendall's tau-b of the estimates."""
+  """Part 0: the combinations of output orders; part 1: Kendall's tau-b of the estimates."""
   return "\n".join(bridge.table(recorded("bridge"))).split("\n\n")[part]
 
 
@@ -234,7 +237,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def written(text: str) -> str:
-  """A page with its tables as they are recorded."""
+  """The text of a page with its tables made anew from recorded figures."""
   return _TABLE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
 
 

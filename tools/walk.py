@@ -1,10 +1,10 @@
-"""The files of the package whose functions one run enters, in the order of the first entry.
+"""Lists the files of the package whose functions a run calls, in the order of the first call.
 
-    python tools/walk.py                        prints the walk of `xla-random,gst_ed`
-    python tools/walk.py --write                puts it into docs/architecture.md
+    python tools/walk.py                        prints the list of `xla-random,gst_ed,ci`
+    python tools/walk.py --write                writes it into docs/architecture.md
 
-The run trains, evaluates and ranks on tiny synthetic data. Files that are only imported,
-and the files that make the synthetic data, are left out.
+The run trains, evaluates and ranks on tiny synthetic data. The list leaves out files that
+are only imported, and files that generate the synthetic data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BLOCK = re.compile(r"(<!-- walk -->\n```\n).*?(```\n)", re.S)
 
 
 def files_of(config: str) -> list[str]:
-  """Runs a config and returns the files that it enters, relative to the package."""
+  """Runs a config and returns the files whose functions it calls, relative to the package."""
   from tpugraphs_jax import run
 
   package, seen = str(ROOT / "tpugraphs_jax") + os.sep, {}
@@ -39,7 +39,7 @@ def files_of(config: str) -> list[str]:
 
   with tempfile.TemporaryDirectory() as workdir:
     sys.argv = ["run", f"--config={config}", "--synthetic", f"--workdir={workdir}/run"]
-    os.execv = lambda *arguments: None  # a restart of the process would end the walk
+    os.execv = lambda *arguments: None  # a restart of the process would lose the list
     threading.setprofile(profile)
     sys.setprofile(profile)
     try:
@@ -62,7 +62,7 @@ def main() -> None:
   if args.out:
     args.out.write_text("\n".join(files_of(args.config)))
     return
-  with tempfile.NamedTemporaryFile() as found:  # what a run prints stays out of the list
+  with tempfile.NamedTemporaryFile() as found:  # apart from the output of the run
     subprocess.run([sys.executable, __file__, "--config", args.config, "--out", found.name],
                    check=True, cwd=ROOT, stdout=subprocess.DEVNULL,
                    env=os.environ | {"PYTHONPATH": str(ROOT)})

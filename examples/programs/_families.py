@@ -1,7 +1,7 @@
-"""Families of small programs, each drawn by a seed: `programs("plain", "residual")`.
+"""Families of small programs that are drawn by a seed: `programs("plain", "residual")`.
 
-A family draws a model and its inputs. The seed decides depth, widths, batch, kernel
-sizes, strides, activations and element type; even seeds are forward passes, odd ones
+A family draws a model and its inputs. The seed determines depth, widths, batch, kernel
+sizes, strides, activations and element type. Even seeds give forward passes, odd ones
 training steps.
 """
 
@@ -21,7 +21,7 @@ _FAMILIES = {}
 
 
 class Programs(collections.abc.Mapping):
-  """`FAMILY_SEED` to a program, made when it is asked for."""
+  """Programs by the name `FAMILY_SEED`, each made when it is looked up."""
 
   def __init__(self, families):
     self._names = [f"{family}_{seed}" for seed in range(SEEDS) for family in families]
@@ -44,7 +44,7 @@ def programs(*families):
 
 
 def family(function):
-  """Marks `function(draw) -> (model(new, *inputs), *inputs)`; `new(*shape)` is a parameter."""
+  """Registers `function(draw) -> (model(new, *inputs), *inputs)`; `new(*shape)` is a parameter."""
   _FAMILIES[function.__name__] = function
   return function
 
@@ -113,7 +113,7 @@ def flat(x):
 
 
 def heads(new, x, keys, count, *, is_causal=False):
-  """Attention of `x` [batch, length, features] to `keys`."""
+  """Attention of `x` `[batch, length, features]` to `keys`, with `count` heads."""
   width = x.shape[-1] // count
   split = lambda y: y.reshape(*y.shape[:2], count, width)
   q, k, v = (split(dense(new, y, count * width)) for y in (x, keys, keys))
@@ -338,7 +338,7 @@ def siamese(draw):
   return model, image, image
 
 
-# Families of products.
+# Families of matrix products.
 
 
 @family

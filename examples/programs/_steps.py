@@ -1,6 +1,6 @@
-"""What a program computes with a flax model: a forward pass or a training step.
+"""Programs made of a flax model: a forward pass or a training step.
 
-Nothing is initialised: the shapes of the parameters are enough.
+No parameters are initialised: a program needs only their shapes.
 """
 
 import jax
@@ -24,14 +24,14 @@ def _variables(model, inputs):
 
 
 def forward(model, *inputs):
-  """A program: the model's outputs."""
+  """A program, `(function, arguments)`, that computes the model's outputs."""
   def outputs(variables, *inputs):
     return model.apply(variables, *inputs, mutable=["batch_stats"])[0]
   return outputs, (_variables(model, inputs), *inputs)
 
 
 def train(model, *inputs, learning_rate=1e-3):
-  """A program: a step of gradient descent on the mean square of the outputs."""
+  """A program that takes a step of gradient descent on the mean square of the outputs."""
   variables = _variables(model, inputs)
   params = variables["params"]
   state = {name: value for name, value in variables.items() if name != "params"}

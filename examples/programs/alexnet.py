@@ -1,4 +1,4 @@
-"""AlexNet's training step as the released layout data has it: batch 32, 224 x 224."""
+"""AlexNet's training step as in the released layout data: batch 32, images of 224 x 224."""
 
 import jax
 from jax import lax
@@ -18,7 +18,7 @@ _DENSE = ((6400, 4096), (4096, 4096), (4096, 1000))
 
 @jax.custom_vjp
 def product(x, w):
-  """A dot whose weight gradient is dot(x, g), which jax's own transposes afterwards."""
+  """A dot whose weight gradient is dot(x, g); jax's own gradient is dot(g, x), transposed."""
   return x @ w
 
 

@@ -1,4 +1,4 @@
-"""Attention: encoders, decoders, images in patches."""
+"""Transformers: encoders, decoders and images in patches."""
 
 from flax import linen as nn
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ SPLIT = "train"
 
 
 class Layer(nn.Module):
-  """Attention and a feed-forward net, each beside a shortcut."""
+  """Attention and a feed-forward net, each with a residual connection."""
 
   heads: int
   causal: bool = False
@@ -30,7 +30,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-  """Embedded words through two layers; the first position decides."""
+  """Two layers over embedded words; a classifier on the first position."""
 
   width: int
   heads: int
@@ -70,7 +70,7 @@ class Patches(nn.Module):
 
 
 class Step(nn.Module):
-  """One new word that attends to a table of keys and values of the words before."""
+  """A decoding step: a new word attends to the cached keys and values of earlier words."""
 
   heads: int
 

@@ -1,4 +1,4 @@
-"""Heads that find objects in a pyramid of feature maps."""
+"""Object detection on a pyramid of feature maps."""
 
 from flax import linen as nn
 import jax
@@ -13,7 +13,7 @@ SPLIT = "valid"
 
 
 class Head(nn.Module):
-  """Classes and boxes of every place of a map by shared convolutions."""
+  """Classes and boxes for every position of each map, by shared convolutions."""
 
   anchors: int = 6
   classes: int = 20
@@ -31,7 +31,7 @@ class Head(nn.Module):
 
 
 class Pyramid(nn.Module):
-  """Maps of three sizes brought to one width, from the coarse to the fine."""
+  """Maps of several sizes brought to one width and merged from coarse to fine."""
 
   width: int
 
@@ -49,7 +49,7 @@ class Pyramid(nn.Module):
 
 
 class Regions(nn.Module):
-  """Class and box of regions that were cut out, and a mask for each."""
+  """A class, a box and a mask for each region."""
 
   @nn.compact
   def __call__(self, regions):

@@ -1,4 +1,4 @@
-"""Blocks that take noise out of images, told how much noise there is."""
+"""Diffusion models: networks that remove noise, given the noise level."""
 
 from flax import linen as nn
 import jax.numpy as jnp
@@ -12,14 +12,14 @@ SPLIT = "test"
 
 
 def timing(time, width):
-  """Waves of geometric frequencies."""
+  """Sinusoidal embedding `[batch, width]` of a time `[batch]`."""
   frequency = jnp.exp(-jnp.arange(width // 2) * (9. / (width // 2)))
   angle = time[:, None] * frequency[None]
   return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1)
 
 
 class Block(nn.Module):
-  """Convolutions whose features are shifted by the time."""
+  """Two convolutions, with the embedded time added in between."""
 
   features: int
 
@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class Denoiser(nn.Module):
-  """Down, a block with attention over all places, and up."""
+  """A U-Net of one level with attention over all positions at the bottom."""
 
   width: int
 
@@ -48,7 +48,7 @@ class Denoiser(nn.Module):
 
 
 class Patchwise(nn.Module):
-  """Attention over patches, whose norms are scaled and shifted by a condition."""
+  """A transformer layer over patches, whose norms are scaled and shifted by a condition."""
 
   width: int
 

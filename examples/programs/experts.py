@@ -1,4 +1,4 @@
-"""Feed-forward nets of which each word takes one."""
+"""A mixture of experts: each word goes through one of several feed-forward nets."""
 
 from flax import linen as nn
 import jax
@@ -12,7 +12,7 @@ SPLIT = "test"
 
 
 class Experts(nn.Module):
-  """Every word goes to the expert with the highest score, up to a number of words each."""
+  """Every word goes to its expert with the highest score; each takes up to `capacity` words."""
 
   experts: int
   hidden: int

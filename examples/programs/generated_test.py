@@ -1,4 +1,4 @@
-"""Families that no model has seen."""
+"""Drawn programs of the test families."""
 
 from _families import programs
 

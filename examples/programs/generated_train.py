@@ -1,4 +1,4 @@
-"""Families to train on."""
+"""Drawn programs of the training families."""
 
 from _families import programs
 

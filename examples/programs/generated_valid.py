@@ -1,4 +1,4 @@
-"""Families by which a checkpoint is chosen."""
+"""Drawn programs of the validation families, which choose a checkpoint."""
 
 from _families import programs
 

@@ -1,4 +1,4 @@
-"""Networks on graphs, dense and by edges."""
+"""Graph networks with dense adjacency matrices or lists of edges."""
 
 from flax import linen as nn
 import jax
@@ -25,7 +25,7 @@ class Dense(nn.Module):
 
 
 class Messages(nn.Module):
-  """Messages along edges by a net, summed where they arrive."""
+  """Messages along edges, computed by a net and summed over the edges into a node."""
 
   width: int
 
@@ -39,7 +39,7 @@ class Messages(nn.Module):
 
 
 class Attention(nn.Module):
-  """Nodes weigh their neighbours; edges and nodes both have features."""
+  """Attention of nodes to their neighbours, with features of nodes and of edges."""
 
   heads: int
 

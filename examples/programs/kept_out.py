@@ -1,4 +1,4 @@
-"""Three programs by which nothing was chosen for the models of output orders."""
+"""Three programs that were used for no choice about the models of output orders."""
 
 import diffusion
 import graph_network

@@ -27,7 +27,7 @@ class Mixer(nn.Module):
 
 
 class Gated(nn.Module):
-  """A feed-forward net whose one half gates the other across positions."""
+  """A feed-forward net; one half of its features, mixed across positions, gates the other."""
 
   width: int
 
@@ -40,7 +40,7 @@ class Gated(nn.Module):
 
 
 class Patched(nn.Module):
-  """Patches of an image through two mixers."""
+  """Two mixers over the patches of an image."""
 
   @nn.compact
   def __call__(self, x):

@@ -10,7 +10,7 @@ SPLIT = "train"
 
 
 class Inverted(nn.Module):
-  """Widens, filters each channel alone, gates and narrows."""
+  """Widens by a 1 x 1 convolution, filters each channel alone, gates and narrows again."""
 
   features: int
   expansion: int = 4

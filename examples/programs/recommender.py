@@ -1,4 +1,4 @@
-"""Towers over tables of embeddings."""
+"""Recommenders: dense towers over embedding tables."""
 
 from flax import linen as nn
 import jax
@@ -25,7 +25,7 @@ class Tower(nn.Module):
 
 
 class TwoTowers(nn.Module):
-  """Users against items, everyone with everyone of the batch."""
+  """Scores of all users of a batch against all its items."""
 
   @nn.compact
   def __call__(self, users, items):
@@ -35,7 +35,7 @@ class TwoTowers(nn.Module):
 
 
 class Interactions(nn.Module):
-  """Products of every two embeddings beside the dense features."""
+  """Products of every two embeddings, together with the dense features."""
 
   @nn.compact
   def __call__(self, dense, categories):
@@ -49,7 +49,7 @@ class Interactions(nn.Module):
 
 
 class Experts(nn.Module):
-  """Three objectives that share dense layers by gates of their own."""
+  """Three objectives that share four expert towers, each through its own gate."""
 
   @nn.compact
   def __call__(self, x):

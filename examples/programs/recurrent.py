@@ -1,4 +1,4 @@
-"""Networks with a state that is carried from step to step."""
+"""Recurrent networks."""
 
 from flax import linen as nn
 import jax
@@ -46,7 +46,7 @@ class Frames(nn.Module):
 
 
 def unrolled(weights, x):
-  """Three plain steps without a loop."""
+  """Three steps of a plain recurrent cell, without a loop."""
   state = jnp.zeros((x.shape[0], weights["state"].shape[0]))
   for step in range(3):
     state = jnp.tanh(x[:, step] @ weights["input"] + state @ weights["state"])

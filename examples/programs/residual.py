@@ -11,7 +11,7 @@ SPLIT = "train"
 
 
 class Basic(nn.Module):
-  """Two 3 x 3 convolutions beside a shortcut."""
+  """Two 3 x 3 convolutions with a shortcut."""
 
   features: int
   stride: int = 1

@@ -1,4 +1,4 @@
-"""Encoders and decoders of images, with shortcuts across."""
+"""Image segmentation: encoders and decoders with skip connections."""
 
 from flax import linen as nn
 import jax
@@ -16,7 +16,7 @@ def conv(features, x, dilation=1):
 
 
 class UNet(nn.Module):
-  """Two levels down and up again, by transposed convolutions."""
+  """A U-Net of two levels, with transposed convolutions on the way up."""
 
   width: int
   classes: int = 5
@@ -34,7 +34,7 @@ class UNet(nn.Module):
 
 
 class Dilated(nn.Module):
-  """Dilated convolutions side by side, resized to the image."""
+  """Parallel dilated convolutions, resized to the image."""
 
   @nn.compact
   def __call__(self, x):

@@ -1,4 +1,4 @@
-"""UNet3D's training step as the released layout data has it: batch 2, 96 x 96 x 96, bfloat16.
+"""UNet3D's training step as in the released layout data: batch 2, 96 x 96 x 96, bfloat16.
 
 The random augmentation of the images and the sums over replicas are left out.
 """

@@ -1,9 +1,9 @@
-"""Tries faults of every kind and prints what survived.
+"""Tries faults of every kind and prints a table of how the runs ended.
 
     python tools/faults/campaign.py --points 250 --inputs 170000 --kept rows.json --out table.md
 
-Takes hours in its long form: 250 killed runs of each mode and a million inputs. With `--kept` it
-goes on where it was stopped. `test_faults.py` and `test_kills.py` are the short form.
+This long form takes hours: 250 killed runs of each mode and a million inputs. With `--kept` a
+stopped campaign can be continued. `test_faults.py` and `test_kills.py` run a short form.
 """
 
 from __future__ import annotations
@@ -53,19 +53,21 @@ _PARTS = ("store", "kill", "damage", "input", "disk", "network", "numbers",
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--points", type=int, default=20,
-                      help="kills of each mode, and 10 times as many of store builders")
+                      help="kills of each mode; store builders get 10 times as many")
   parser.add_argument("--modes", nargs="*", default=kills.MODES, choices=kills.MODES)
   parser.add_argument("--parts", nargs="*", default=_PARTS, choices=_PARTS)
-  parser.add_argument("--damages", type=int, default=1, help="per file and kind")
+  parser.add_argument("--damages", type=int, default=1, help="damages per file and kind")
   parser.add_argument("--inputs", type=int, default=1000, help="mutations of each input")
-  parser.add_argument("--disks", type=int, default=6, help="sizes of full disks")
-  parser.add_argument("--downloads", type=int, default=3, help="of each fault of a network")
+  parser.add_argument("--disks", type=int, default=6, help="number of sizes of full disks")
+  parser.add_argument("--downloads", type=int, default=3,
+                      help="downloads for each fault of a network")
   parser.add_argument("--hosts", type=int, default=2, help="faults of each kind for either host")
-  parser.add_argument("--short", action="store_true", help="a few numbers and loads")
-  parser.add_argument("--workers", type=int, default=2, help="modes side by side")
+  parser.add_argument("--short", action="store_true",
+                      help="fewer cases of numbers, devices, load, folders and hosts")
+  parser.add_argument("--workers", type=int, default=2, help="modes that are tried side by side")
   parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--out", type=Path, help="file for the table; brought up to date meanwhile")
-  parser.add_argument("--kept", type=Path, help="file for the rows, with which a campaign goes on")
+  parser.add_argument("--out", type=Path, help="file for the table, rewritten after every row")
+  parser.add_argument("--kept", type=Path, help="file for the rows, to continue a campaign")
   return parser.parse_args(argv)
 
 
@@ -73,7 +75,7 @@ def _extend(
     killed: kills.Kills | kills.StoreKills | kills.CommandKills, kept: Kept, points: int,
     seed: Sequence[int], *, at_a_time: int = _POINTS_AT_A_TIME,
 ) -> Iterator[Row]:
-  """Kills until so many points have been tried, with those of earlier campaigns."""
+  """Kills until `points` kills have been tried, with those of earlier campaigns; yields the row."""
   killed.row = kept.row(killed.row.fault)
   while killed.row.tried < points:
     rng = np.random.default_rng([*seed, killed.row.tried])
@@ -84,7 +86,7 @@ def _extend(
 def _kill_rows(
     args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
 ) -> Iterator[list[Row]]:
-  """Rows of all modes side by side, again and again as points are added."""
+  """Tries all modes side by side; yields their rows each time that kills were added."""
   missing = [mode for mode in args.modes if kept.row(f"SIGKILL, {mode}").tried < args.points]
   with concurrent.futures.ThreadPoolExecutor(args.workers) as pool:
     modes = list(pool.map(lambda mode: kills.Kills(mode, folder, data_root), missing))
@@ -97,13 +99,13 @@ def _kill_rows(
 def _separate_rows(
     args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
 ) -> Iterator[Row]:
-  """The rows of parts that need no run before them."""
+  """Yields the rows of the parts that need no finished run."""
   parts = {"network": _network, "numbers": _numbers, "devices": _devices, "load": _load}
   if "hosts" in args.parts:
     if hosts.are_possible():
       parts["hosts"] = _hosts
     else:
-      print("hosts: not tried, which needs Linux, root and the program ip", flush=True)
+      print("hosts: not tried, needs Linux, root and the program ip", flush=True)
   for name, rows in parts.items():
     if name in args.parts:
       yield from kept.once(name, functools.partial(rows, args, folder, data_root))
@@ -148,7 +150,7 @@ def _home(folder: Path) -> Path:
 
 
 def _trained(folder: Path, data_root: Path) -> tuple[list[str], Path, Path]:
-  """A layout command without its working folder, the folder of its run, and its home."""
+  """Runs a layout command; returns it without `--workdir`, its working folder and its home."""
   home, whole = folder / "home", folder / "workdir"
   home.mkdir(parents=True)
   command = ["run_layout.py", "--config=configs/layout.py:xla-random,full,ci", *kills.SMALL,
@@ -161,7 +163,7 @@ def _trained(folder: Path, data_root: Path) -> tuple[list[str], Path, Path]:
 def _other_rows(
     args: argparse.Namespace, kept: Kept, folder: Path, data_root: Path
 ) -> Iterator[Row]:
-  """The rows of parts that change what a run of layouts reads or has written."""
+  """Yields the rows of the parts that change files of a finished layout run."""
   command, whole, home = _trained(folder, data_root)
   if "damage" in args.parts:
     yield from kept.once("damage", lambda: _damage(args, command, whole, folder, home))
@@ -170,7 +172,8 @@ def _other_rows(
   if "disk" in args.parts:
     yield from kept.once("disk", lambda: _disk(args, command, whole, folder, home))
   if "folders" in args.parts:
-    plain = [part for part in command if not part.startswith(("--data_root", "--config.data.store"))]
+    plain = [part for part in command
+             if not part.startswith(("--data_root", "--config.data.store"))]
     few = dict(vanished=folders.SHORT, read_only=()) if args.short else {}
     yield from kept.once("folders", lambda: folders.rows(
         plain, whole, folder / "folders", data_root, home=home, **few))
@@ -187,7 +190,8 @@ def _damage(
   assert ended.code == 0, ended.err
   graph = next((folder / "store").rglob("meta.json")).parent
   copy = shutil.copytree(whole, folder / "damaged")
-  return damage.rows(copy, other, graph, times=args.damages, rng=np.random.default_rng([args.seed, 1]))
+  return damage.rows(copy, other, graph, times=args.damages,
+                     rng=np.random.default_rng([args.seed, 1]))
 
 
 def _disk(
@@ -201,7 +205,7 @@ def _disk(
 def _input_rows(
     args: argparse.Namespace, kept: Kept, whole: Path, folder: Path, data_root: Path
 ) -> Iterator[Row]:
-  """A row for each kind of input, again and again as more are tried."""
+  """Yields the row of each kind of input, each time that more mutations were tried."""
   tile, layout = (npz.split_files(data_root, name, "train")[0] for name in _COLLECTIONS)
   for number, (name, source, read) in enumerate(inputs.readers(
       tile, layout, whole / "results.csv", whole / "model.npz", _PROTOBUFS)):
@@ -215,7 +219,7 @@ def _input_rows(
 
 
 def _all_rows(args: argparse.Namespace, kept: Kept, folder: Path) -> Iterator[list[Row]]:
-  """The rows that are new or have changed, again and again."""
+  """Runs all parts; yields the rows that are new or have changed."""
   data_root = synthetic.generate(folder / "data", collections=_COLLECTIONS, progress=False)
   if "store" in args.parts:  # before jax has threads: builders are forks
     for row in _extend(kills.StoreKills(folder, data_root), kept, 10 * args.points, (args.seed,),
@@ -231,7 +235,7 @@ def _all_rows(args: argparse.Namespace, kept: Kept, folder: Path) -> Iterator[li
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs what is left of the campaign; returns how many faults had another end than they should."""
+  """Runs the rest of a campaign; returns how many faults ended wrongly."""
   args = _arguments(argv)
   kept, folder = Kept(args.kept), Path(tempfile.mkdtemp(prefix="faults"))
   versions = ", ".join(f"{name} {version}" for name, version in log.versions().items())
@@ -250,5 +254,5 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
   jax.config.update("jax_platforms", "cpu")
-  logging.getLogger("absl").setLevel("ERROR")  # a mutated file often has something to warn of
+  logging.getLogger("absl").setLevel("ERROR")  # many mutated files cause warnings
   sys.exit(min(main(), 100))

@@ -1,4 +1,4 @@
-"""Damages every file that the project writes and reads it again."""
+"""Damages the files that a run has written and reads them again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = ("flipped", "cut", "emptied", "zeroed", "missing")
 
 
 def damaged(data: bytes, kind: str, rng: np.random.Generator) -> bytes | None:
-  """The bytes of a file with a damage of that kind; None = no file."""
+  """The bytes of a file after a damage of the given kind; None for a missing file."""
   if kind == "missing":
     return None
   if kind == "emptied" or not data:
@@ -34,7 +34,7 @@ def damaged(data: bytes, kind: str, rng: np.random.Generator) -> bytes | None:
 
 
 def outcome(read: Callable[[], Any], expected: bytes) -> str:
-  """What reading gave: `survived` with the expected result, `refused` in a line, or else."""
+  """`survived` if reading gives the expected result, `refused` in one line, or what went wrong."""
   try:
     found = read()
   except (ValueError, OSError) as error:
@@ -45,7 +45,7 @@ def outcome(read: Callable[[], Any], expected: bytes) -> str:
 
 
 def fingerprint(result: Any) -> bytes:
-  """Equal for results with equal numbers."""
+  """Bytes that are equal for trees with equal structure and equal arrays."""
   leaves, structure = jax.tree.flatten(result)
   return pickle.dumps([str(structure), *(
       (leaf.dtype.str, leaf.shape, leaf.tobytes()) if hasattr(leaf, "tobytes") else leaf
@@ -56,7 +56,7 @@ def try_files(
     row: Row, paths: list[Path], read: Callable[[], Any], *, times: int,
     rng: np.random.Generator,
 ) -> None:
-  """Damages each file so many times in every way, and puts it back each time."""
+  """Damages each file in every way, `times` times where it is random, and restores it each time."""
   expected = fingerprint(read())
   for path in paths:
     whole = path.read_bytes()
@@ -69,15 +69,15 @@ def try_files(
 
 
 def model_of(workdir: Path) -> Any:
-  """What a working folder or model file gives, as a tree of arrays."""
+  """Config, transforms and parameters in a working folder or model file, as a tree of arrays."""
   found = ranker_lib.read(workdir)
   transforms = {name: value.to_dict() for name, value in found.transforms.items()}
-  # `about` tells of the model; scores do not depend on it.
+  # `about` is left out: it describes the model, and scores do not depend on it.
   return found.config, transforms, found.params
 
 
 def graph_of(folder: Path) -> Any:
-  """A graph of the store as a tree of arrays."""
+  """The arrays of a graph in the store, as a tree."""
   graph = store.open_graph(folder)
   configs = {name: np.asarray(value) for name, value in vars(graph.configs).items()}
   arrays = {name: value for name, value in vars(graph).items() if name not in ("configs", "store")}
@@ -85,16 +85,17 @@ def graph_of(folder: Path) -> Any:
 
 
 def swapped(workdir: Path, other: Path, row: Row) -> None:
-  """Puts what another run of the same config has written in the place of a run's own.
+  """Replaces a run's files, one at a time, by those of another run of the same config.
 
   Args:
-    workdir: of a run that has ended, which may be damaged.
-    other: of a run on other data.
-    row: counts what came of it.
+    workdir: working folder of a finished run, which may be damaged.
+    other: working folder of a run on other data.
+    row: row that counts the outcomes.
   """
-  read = lambda: model_of(workdir)[1:]  # configs name their data: scores do not depend on it
+  read = lambda: model_of(workdir)[1:]  # without the config: it names the data, scores ignore it
   expected = fingerprint(read())
-  for name in (ranker_lib.CONFIG_FILE, ranker_lib.TRANSFORMS_FILE, ranker_lib.MODEL_FILE, loop.CHECKPOINTS):
+  for name in (ranker_lib.CONFIG_FILE, ranker_lib.TRANSFORMS_FILE, ranker_lib.MODEL_FILE,
+               loop.CHECKPOINTS):
     own, kept = workdir / name, workdir / f"{name}.kept"
     own.rename(kept)
     (shutil.copytree if kept.is_dir() else shutil.copyfile)(other / name, own)
@@ -106,14 +107,14 @@ def swapped(workdir: Path, other: Path, row: Row) -> None:
 def rows(
     workdir: Path, other: Path, graph_folder: Path, *, times: int, rng: np.random.Generator
 ) -> Iterator[Row]:
-  """Damages a finished run of any kind and a graph of a store.
+  """Damages the files of a finished run and of a graph in the store; yields a row for each kind.
 
   Args:
-    workdir: of a run that has ended, which may be damaged.
-    other: of a run of the same config on other data.
-    graph_folder: of a store, which may be damaged.
-    times: attempts for each file and kind of damage that is drawn at random.
-    rng: draws them.
+    workdir: working folder of a finished run, which may be damaged.
+    other: working folder of a run of the same config on other data.
+    graph_folder: folder of a graph in the store, which may be damaged.
+    times: attempts for each file and each random kind of damage; some files get more.
+    rng: draws the damages.
   """
   row = Row("damage, config and transforms")
   try_files(row, [workdir / ranker_lib.CONFIG_FILE, workdir / ranker_lib.TRANSFORMS_FILE],

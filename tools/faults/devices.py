@@ -1,4 +1,4 @@
-"""Stops runs, resumes them with another number of devices, and compares the losses."""
+"""Stops runs, resumes them on another number of devices, and compares the losses."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ SHORT = ((1, 4), (4, 2))
 _TASKS = {"tile": ("run_tile.py", "tile.py:ci"),
           "layout": ("run_layout.py", "layout.py:xla-random,full,ci")}
 _STOP = 3  # the step after which a run is stopped
-_RTOL = 1e-4  # losses are sums over devices, in another order
+_RTOL = 1e-4  # losses are summed over devices in another order
 
 
 def rows(
     folder: Path, data_root: Path, *, home: Path, pairs: Sequence[tuple[int, int]] = PAIRS,
     tasks: Sequence[str] = tuple(_TASKS),
 ) -> Iterator[Row]:
-  """A row for each task.
+  """Yields a row for each task.
 
   Args:
-    folder: for working folders.
-    data_root: tiny data.
+    folder: folder for the working folders.
+    data_root: tiny synthetic data.
     home: see `commands.run_all`.
-    pairs: numbers of devices before and after.
-    tasks: of `_TASKS`.
+    pairs: numbers of devices before the stop and after it.
+    tasks: keys of `_TASKS`.
   """
   for task in tasks:
     row = Row(f"stopped, {task}, resumed with another number of devices (1, 2, 4)")
@@ -55,7 +55,7 @@ def rows(
 
 
 def losses(workdir: Path) -> dict[int, float]:
-  """The training loss by step."""
+  """The training loss of a run, by step."""
   lines = workdir.joinpath("metrics.jsonl").read_text().splitlines()
   return {row["step"]: row["train/loss"] for row in map(json.loads, lines) if "train/loss" in row}
 

@@ -1,4 +1,4 @@
-"""Fills the disk under a run at different moments, on a small file system of its own."""
+"""Runs that fill their disk, a small file system, at different moments, and are then resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from table import Row
 
 @contextlib.contextmanager
 def small_disk(folder: Path, kib: int) -> Iterator[bool]:
-  """A tmpfs of that size at `folder`; False where this user may not mount one."""
+  """Mounts a tmpfs of `kib` KiB at `folder`; yields False if this user may not mount one."""
   folder.mkdir(parents=True, exist_ok=True)
   mount = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)]
   try:
@@ -32,13 +32,13 @@ def small_disk(folder: Path, kib: int) -> Iterator[bool]:
 def rows(
     command: list[str], whole: Path, folder: Path, sizes: list[int], *, home: Path
 ) -> Iterator[Row]:
-  """Runs on disks of those sizes, moves what is there to a large one, and resumes.
+  """Runs on disks of the given sizes, copies the working folders to a large disk, and resumes.
 
   Args:
-    command: of the run, without a working folder.
+    command: command of the run, without `--workdir`.
     whole: working folder of an undisturbed run.
-    folder: for working folders.
-    sizes: in KiB.
+    folder: folder for the disks and working folders.
+    sizes: sizes of the disks in KiB.
     home: see `commands.run_all`.
   """
   row = Row("disk full")
@@ -61,7 +61,14 @@ def rows(
 def outcome(
     disturbed: commands.Ended, resumed: commands.Ended, workdir: Path, whole: Path
 ) -> str:
-  """What came of a run whose disk was in its way, and of the run that went on."""
+  """Outcome of a disturbed run and its resumed run: `survived`, `refused`, or what went wrong.
+
+  Args:
+    disturbed: how the disturbed run ended.
+    resumed: how the resumed run ended.
+    workdir: their working folder.
+    whole: working folder of an undisturbed run.
+  """
   said = [line for line in disturbed.err.splitlines() if line.startswith("error: ")]
   if "Traceback" in disturbed.err or (disturbed.code and len(said) != 1):
     return f"the disturbed run: {disturbed.err[-500:]}"

@@ -1,4 +1,4 @@
-"""Makes folders read-only under a run, or takes them away, and resumes when they are back."""
+"""Removes the folders of a run or makes them read-only, restores them, and resumes the run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _DISK_KIB = 64 * 1024
 
 
 class Case(NamedTuple):
-  """What happens to a folder.
+  """What happens to the folders of a run.
 
   Attributes:
-    name: for the table.
-    line: shell command at step 5; {work}, {store}, {data} and {disk} are
-      folders, the last one that of the others.
+    name: name of the case in messages.
+    line: shell command at step 5; {work}, {store} and {data} stand for folders, and {disk}
+      for the folder that contains them.
     before: shell command before the run.
-    after: shell command that puts things right again.
-    must: `survived` or `refused` where the other one would be wrong.
+    after: shell command that restores the folders.
+    must: the only right outcome, `survived` or `refused`; empty if both are right.
   """
 
   name: str
@@ -36,13 +36,14 @@ class Case(NamedTuple):
 
 
 _READ_ONLY, _WRITABLE = "mount -o remount,ro {disk}", "mount -o remount,rw {disk}"
-# Where a file is open the disk itself cannot be made read-only, but what lies over it can.
+# A disk with open files cannot be made read-only, but a bind mount over it can.
 _COVER = "mount --bind {work} {work} && mount -o remount,bind,ro {work}"
 _PLACES = {
     "working folder": "{work}", "checkpoints": "{work}/checkpoints", "store": "{store}",
     "data": "{data}", "config.json": "{work}/config.json", "metrics.jsonl": "{work}/metrics.jsonl"}
 VANISHED = tuple(
-    Case(f"{what} gone", f"mv {place} {place}.gone", after=f"rm -rf {place}; mv {place}.gone {place}")
+    Case(f"{what} gone", f"mv {place} {place}.gone",
+         after=f"rm -rf {place}; mv {place}.gone {place}")
     for what, place in _PLACES.items())
 SHORT = tuple(case for case in VANISHED if case.name in ("checkpoints gone", "data gone"))
 READ_ONLY = (
@@ -55,16 +56,16 @@ def rows(
     command: list[str], whole: Path, folder: Path, data_root: Path, *, home: Path,
     vanished: Sequence[Case] = VANISHED, read_only: Sequence[Case] = READ_ONLY,
 ) -> Iterator[Row]:
-  """The rows of folders that vanish, and of those that are read-only.
+  """Yields a row for folders that vanish, and one for read-only folders.
 
   Args:
-    command: of a layout run, without data, store and working folder.
+    command: command of a layout run, without data, store and working folder.
     whole: working folder of an undisturbed run.
-    folder: for working folders.
-    data_root: tiny data.
+    folder: folder for the folders of the runs.
+    data_root: tiny synthetic data.
     home: see `commands.run_all`.
-    vanished: cases of folders that are taken away.
-    read_only: cases on a disk of their own.
+    vanished: cases in which a folder is moved away.
+    read_only: cases in which a folder becomes read-only; each gets a disk of its own.
   """
   row = Row("folders that vanish under a run and come back")
   for case in vanished:

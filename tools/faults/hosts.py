@@ -1,6 +1,6 @@
-"""Two hosts of a run of which one dies or stands still, or whose network is cut.
+"""Runs on two hosts, of which one dies or is suspended, or whose network is cut.
 
-A host is a network namespace with an address of its own, and a cable between the two: needs
+A host is a network namespace with its own address; a virtual cable connects the two. Needs
 Linux, root and the program `ip`.
 """
 
@@ -23,8 +23,8 @@ import numpy as np
 from table import Row
 
 FAULTS = ("dies", "stands still", "loses its network")
-_SECONDS = 60.0  # after which nobody may still wait for a host that is gone
-_LONGEST_SECONDS = 300.0  # of a run of two hosts
+_SECONDS = 60.0  # within which a host has to end when the other one is gone
+_LONGEST_SECONDS = 300.0  # for an undisturbed run of two hosts
 _ADDRESSES = "192.0.2.1", "192.0.2.2"  # for documentation and tests (RFC 5737)
 _PORT = 29_500
 _RUN = ("run_tile.py", "--config=configs/tile.py:ci", "--noreport",
@@ -34,7 +34,7 @@ _RUN = ("run_tile.py", "--config=configs/tile.py:ci", "--noreport",
 
 
 def are_possible() -> bool:
-  """Whether this machine lets us make hosts."""
+  """Whether this user can make network namespaces on this machine."""
   if shutil.which("ip") is None or os.geteuid():
     return False
   with contextlib.suppress(subprocess.CalledProcessError, OSError), Hosts():
@@ -54,7 +54,7 @@ class Hosts(contextlib.AbstractContextManager):
     try:
       for name, address in zip(self._names, _ADDRESSES):
         _ip("netns", "add", name)
-        # A host must not take its own name for an address that the other cannot reach.
+        # The host's name must resolve to an address that the other host can reach.
         known = Path("/etc/netns", name, "hosts")
         known.parent.mkdir(parents=True)
         known.write_text(f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n")
@@ -77,12 +77,12 @@ class Hosts(contextlib.AbstractContextManager):
         _ip("netns", "delete", name)
 
   def connect(self, is_connected: bool) -> None:
-    """Plugs the cable in, or pulls it out."""
+    """Plugs the cable in if `is_connected`, else pulls it out."""
     for name in self._names:
       _ip("-n", name, "link", "set", "cable", "up" if is_connected else "down")
 
   def start(self, number: int, command: Sequence[str], out: Path) -> subprocess.Popen:
-    """Runs a command on a host; its output goes to a file."""
+    """Starts a command on a host, with its output in a file."""
     with out.open("w") as file:
       return subprocess.Popen(
           ["ip", "netns", "exec", self._names[number], sys.executable, *command],
@@ -91,11 +91,12 @@ class Hosts(contextlib.AbstractContextManager):
 
 
 class HostRuns:
-  """Runs of two hosts with one data root.
+  """Runs on two hosts, with one undisturbed run to compare with.
 
   Args:
-    folder: for working folders.
-    data_root: tiny data with a tile collection.
+    hosts: the two hosts.
+    folder: folder for the working folders.
+    data_root: tiny synthetic data with a tile collection.
   """
 
   def __init__(self, hosts: Hosts, folder: Path, data_root: Path):
@@ -120,7 +121,7 @@ class HostRuns:
   def _wait(
       self, processes: Sequence[subprocess.Popen], *, seconds: float
   ) -> tuple[list[int | None], list[str]]:
-    """Exit codes and output of processes, None for one that had to be killed."""
+    """Exit codes of processes, None for one that had to be killed, and their output."""
     codes, deadline = [], time.monotonic() + seconds
     for process in processes:
       try:
@@ -131,14 +132,14 @@ class HostRuns:
     return codes, [said.read_text() for said in self._said]
 
   def _read(self, name: str) -> dict[str, object]:
-    """What an interrupted run must have in common with this one."""
+    """Losses, model file and results of a run, which must not depend on interruptions."""
     folder = self._folder / name
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {"losses": [(row["step"], row.get("train/loss")) for row in rows]} | {
         file: (folder / file).read_bytes() for file in ("model.npz", "results.csv")}
 
   def outcome(self, fault: str, culprit: int, rng: np.random.Generator) -> str:
-    """What comes of one fault, at a random moment, that happens to one of the hosts."""
+    """Outcome of a fault of host `culprit` at a random moment: `survived`, or what went wrong."""
     processes = self._start("broken")
     try:
       self._wait_for_steps(processes)
@@ -163,7 +164,7 @@ class HostRuns:
     return f"other results: {differ}" if differ else "survived"
 
   def _wait_for_steps(self, processes: Sequence[subprocess.Popen]) -> None:
-    """Until the first steps are taken."""
+    """Waits until the run has logged its first steps or a process has ended."""
     deadline, path = time.monotonic() + _LONGEST_SECONDS, self._folder / "broken/metrics.jsonl"
     while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:
       if any(process.poll() is not None for process in processes):
@@ -180,19 +181,19 @@ class HostRuns:
 
 
 def _kill(process: subprocess.Popen) -> None:
-  """Ends a process and those that it started, wherever they are."""
+  """Kills a process with all processes of its group."""
   with contextlib.suppress(ProcessLookupError):
     os.killpg(process.pid, signal.SIGKILL)
   process.wait()
 
 
 def complaint_of(code: int | None, said: str, *, gone: int) -> str:
-  """What is wrong about how a host that was left ended; nothing if it says where to look.
+  """What is wrong with the end of the remaining host; empty if it failed and named the lost one.
 
   Args:
-    code: its exit code, None if it had to be killed.
-    said: its output.
-    gone: the number of the other host's process.
+    code: exit code of the remaining host's process, None if it had to be killed.
+    said: output of that process.
+    gone: number of the lost host's process.
   """
   if code is None:
     return f"process {1 - gone} still waited after {_SECONDS:.0f} s"
@@ -204,7 +205,7 @@ def complaint_of(code: int | None, said: str, *, gone: int) -> str:
 def rows(
     folder: Path, data_root: Path, *, times: int, rng: np.random.Generator
 ) -> Iterator[Row]:
-  """Every fault of either host, so many times; one row for each kind of fault."""
+  """Tries each fault `times` times on each of the hosts; yields a row for each kind of fault."""
   folder.mkdir(parents=True)
   with Hosts() as hosts:
     runs = HostRuns(hosts, folder, data_root)

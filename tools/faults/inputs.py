@@ -1,4 +1,4 @@
-"""Feeds damaged input files to their readers, with bounds on time and memory."""
+"""Feeds mutated input files to their readers, with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import tuning
 from tpugraphs_jax.serve import ranker as ranker_lib
 
-_SECONDS = 20.0  # for one input; on a quiet machine none takes one
+_SECONDS = 20.0  # limit for one input; on a quiet machine an input takes less than 1 s
 
 
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:
-  """Bytes changed; or a stretch overwritten, cut out, repeated, cut off, or a large number."""
+  """Data after one random mutation of bytes, a span, an 8-byte integer or the end of the data."""
   data, kind = bytearray(data), rng.integers(7)
   at, span = int(rng.integers(len(data) + 1)), int(rng.integers(1, 40))
   if kind < 2:
@@ -42,18 +42,18 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def repacked(path: Path, target: Path, rng: np.random.Generator) -> None:
-  """A copy of an archive with one member mutated and its checksum right."""
+  """Writes a copy of a zip archive with one mutated member, whose checksum is right."""
   with zipfile.ZipFile(path) as source, zipfile.ZipFile(target, "w") as copy:
     chosen = rng.integers(len(source.namelist()))
     for number, name in enumerate(source.namelist()):
       data = source.read(name)
-      if number == chosen:  # mostly in the header, which says how large the array is
+      if number == chosen:  # mostly in the header, which holds the size of the array
         data = mutated(data[:128], rng) + data[128:] if rng.random() < 0.7 else mutated(data, rng)
       copy.writestr(name, data)
 
 
 def outcome(read: Callable[[], object]) -> str:
-  """`survived`, `refused`, or what a user should never see."""
+  """`survived`, `refused` in one line, or what went wrong."""
   def too_long(*_: object) -> None:
     raise TimeoutError(f"took more than {_SECONDS} s")
 
@@ -77,7 +77,7 @@ def try_reader(
     row: Row, source: Path, target: Path, read: Callable[[Path], object], *, times: int,
     rng: np.random.Generator, more_bytes: int = 2**30,
 ) -> None:
-  """Reads so many mutated copies of a file; none may take a GiB of memory more than the rest."""
+  """Reads `times` mutated copies of a file, which may raise peak memory by `more_bytes` at most."""
   data, before = source.read_bytes(), _peak_bytes()
   for number in range(times):
     if zipfile.is_zipfile(source) and number % 2:
@@ -96,7 +96,7 @@ def _peak_bytes() -> int:
 def readers(
     tile: Path, layout: Path, results: Path, model: Path, protobufs: Path
 ) -> Iterator[tuple[str, Path, Callable[[Path], object]]]:
-  """Every kind of input with a file of it and what reads it."""
+  """Yields the name of each kind of input, a valid file and its reader."""
   yield "tile graph", tile, npz.read_tile
   yield "layout graph", layout, npz.read_layout
   yield "submission", results, submission.read_results

@@ -1,4 +1,4 @@
-"""Kills runs at their file operations, resumes them, and compares with an undisturbed one."""
+"""Kills runs at file operations, resumes them, and compares them with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COMMANDS = {
 }
 MODES = tuple(_COMMANDS)  # each builds its store, trains, evaluates and predicts
 
-_LONGEST_SECONDS = 900.0  # of a command that is not killed
+_LONGEST_SECONDS = 900.0  # limit for a command that is not killed
 
 
 class Kills:
@@ -43,8 +43,8 @@ class Kills:
 
   Args:
     mode: one of `MODES`.
-    folder: for working folders.
-    data_root: tiny data.
+    folder: folder for the working folders.
+    data_root: tiny synthetic data.
   """
 
   def __init__(self, mode: str, folder: Path, data_root: Path):
@@ -69,7 +69,7 @@ class Kills:
     return commands.run_all(runs, home=self._home)
 
   def try_points(self, points: int, rng: np.random.Generator) -> None:
-    """Kills so many runs at random operations; every third one again when it is resumed."""
+    """Kills `points` runs at random file operations, every third one again while it is resumed."""
     runs, first = [], self.row.tried
     numbers = rng.integers(1, self._whole.operations + 1, (points, 2))
     for place, (once, again) in enumerate(numbers, start=first):
@@ -99,8 +99,8 @@ class StoreKills:
   """Builders of a store that are killed; each is a fork of this process.
 
   Args:
-    folder: for stores.
-    data_root: tiny data with a layout collection.
+    folder: folder for the stores.
+    data_root: tiny synthetic data with a layout collection.
   """
 
   def __init__(self, folder: Path, data_root: Path):
@@ -110,7 +110,7 @@ class StoreKills:
     assert ended == 0
 
   def _build(self, name: str, *, kill_at: int = 0) -> tuple[int, int]:
-    """Operations and exit code of a builder."""
+    """Number of file operations and exit code of a builder."""
     operations, child = mmap.mmap(-1, 8), os.fork()
     if not child:
       commands.count_operations(str(self._folder), operations, kill_at=kill_at)
@@ -124,7 +124,7 @@ class StoreKills:
     return int.from_bytes(operations[:], "little"), os.waitstatus_to_exitcode(status)
 
   def try_points(self, points: int, rng: np.random.Generator) -> None:
-    """Kills so many builders at random operations, each second one's follower as well."""
+    """Kills `points` builders at random file operations; every second time also the next one."""
     for place, numbers in enumerate(rng.integers(1, self._operations + 1, (points, 2)).tolist()):
       for kill_at in numbers[: 1 + place % 2]:
         self._build("killed", kill_at=kill_at)
@@ -160,11 +160,11 @@ class CommandKills:
   """A command of several processes that is killed as a whole, at random times.
 
   Args:
-    mode: its name in the table.
-    folder: for what it writes.
-    arguments: from the folder to what follows the interpreter; `what_counts` of it has to be
-      equal in the end.
-    what_counts: from the folder to its results, by name.
+    mode: name of the command in the table.
+    folder: folder for the output of the command.
+    arguments: function from an output folder to the arguments of the Python interpreter.
+    what_counts: function from an output folder to the results that must equal those of an
+      undisturbed command, by name.
   """
 
   def __init__(
@@ -180,7 +180,7 @@ class CommandKills:
     self._seconds = time.monotonic() - started
 
   def _run(self, out: Path, *, seconds: float) -> tuple[int, str]:
-    """Runs the command for so long at most, then kills all of its processes."""
+    """Runs the command, killing all of its processes after `seconds`; exit code and output."""
     environment = os.environ | {"PYTHONPATH": str(commands.ROOT), "JAX_PLATFORMS": "cpu"}
     with subprocess.Popen(
         [sys.executable, *self._arguments(out)], env=environment, start_new_session=True,
@@ -192,7 +192,7 @@ class CommandKills:
         return -signal.SIGKILL, ""
 
   def try_points(self, points: int, rng: np.random.Generator) -> None:
-    """Kills so many commands at random times; every second one again when it goes on."""
+    """Kills `points` commands at random times, every second one again after its restart."""
     for place in range(points):
       out, times = self._folder / "killed", rng.random(1 + place % 2)
       for share in times:
@@ -211,7 +211,7 @@ class CommandKills:
 
 
 def collecting(folder: Path) -> CommandKills:
-  """Kills of `collect`."""
+  """Kills of `tpugraphs_jax.collect` on one small program."""
   folder.mkdir(parents=True)
   (folder / "tried.py").write_text(_PROGRAM)
 
@@ -237,7 +237,7 @@ def sweeping(folder: Path, data_root: Path) -> CommandKills:
 
 
 def leftovers(workdir: Path) -> list[str]:
-  """What a tidy working folder does not have."""
+  """Temporary files and surplus checkpoints that a finished run should not leave behind."""
   names = [str(path.relative_to(workdir)) for path in workdir.rglob("*")
            if path.name.endswith(".partial") or "orbax-checkpoint-tmp" in path.name]
   for folder in workdir.rglob("checkpoints"):
@@ -247,7 +247,7 @@ def leftovers(workdir: Path) -> list[str]:
 
 
 def contents(workdir: Path) -> dict[str, object]:
-  """Everything that a killed run must have in common with an undisturbed one."""
+  """Files, metrics and best parameters of a run that must not depend on kills, by name."""
   found = {str(path.relative_to(workdir)): path.read_bytes() for name in (
       "features.json", "validation.csv", "results.csv", "model.npz")
            for path in (workdir / name, *workdir.glob(f"also/*/{name}")) if path.exists()}

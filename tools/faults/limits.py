@@ -1,4 +1,4 @@
-"""Trains on numbers at their limits, and with settings that leave them."""
+"""Trains on data with extreme or missing numbers, and with settings that make numbers overflow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _LAYOUT = ("run_layout.py", "configs/layout.py:xla-random,full,ci", "layout/xla/
 _SEGMENTS = ("run_layout.py", "configs/layout.py:xla-random,gst_ed,ci", "layout/xla/random")
 TASKS = {"tile": _TILE, "layout": _LAYOUT, "segments": _SEGMENTS}
 
-Change = Callable[[dict[str, np.ndarray], int, str], None]  # of a file's arrays, number, split
+# A function that changes the arrays of a file, given the file's number and split.
+Change = Callable[[dict[str, np.ndarray], int, str], None]
 
 
 def _near_the_limit(arrays, number, split):
@@ -77,7 +78,7 @@ def _unchanged(arrays, number, split):
 
 _RAW = ("--config.data.feature_transform=none",)
 _BFLOAT16 = ("--config.model.dtype=bfloat16",)
-# Name: what happens to every file, further flags, and whether both ends will do (None) or one.
+# Change of every file, further flags and right outcome (None: both are right), by name.
 CASES: dict[str, tuple[Change, tuple[str, ...], str | None]] = {
     "runtimes near the limit of int64": (_near_the_limit, (), None),
     "the same, as ratios": (_near_the_limit, ("--config.batch.target=ratio",), None),
@@ -111,7 +112,7 @@ SHORT = ("the same, as ratios", "features near the limit in validation", "learni
 
 
 def _changed(source: Path, target: Path, collection: str, change: Change) -> None:
-  """A copy of the data with a change in every file of a collection."""
+  """Copies a collection to `target` and changes every file of the copy."""
   shutil.copytree(source / collection, target / collection)
   for number, path in enumerate(sorted((target / collection).rglob("*.npz"))):
     with np.load(path) as file:
@@ -133,7 +134,7 @@ def _outcome(ended: commands.Ended, workdir: Path, expected: str | None) -> str:
 
 
 def _not_finite(workdir: Path) -> list[str]:
-  """Parts of the best checkpoint and of the model file that are not finite."""
+  """Names of parameters and files of a run that have values which are not finite."""
   if not (workdir / "checkpoints").is_dir():
     return []
   found = ranker_lib.best_checkpoint(workdir, ranker_lib.config_of(workdir))
@@ -150,14 +151,14 @@ def _not_finite(workdir: Path) -> list[str]:
 def rows(
     folder: Path, data_root: Path, *, home: Path, tasks=tuple(TASKS), cases=tuple(CASES)
 ) -> Iterator[Row]:
-  """Runs every task on every case.
+  """Runs every task on every case; yields a row for each task.
 
   Args:
-    folder: for data and working folders.
-    data_root: tiny data of both kinds.
+    folder: folder for data and working folders.
+    data_root: tiny synthetic data with a tile and a layout collection.
     home: see `commands.run_all`.
-    tasks: of `TASKS`.
-    cases: of `CASES`.
+    tasks: keys of `TASKS`.
+    cases: keys of `CASES`.
   """
   for task in tasks:
     row, runs = Row(f"numbers, {task}"), []

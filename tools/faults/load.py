@@ -1,4 +1,4 @@
-"""Large programs and many files under a limit of memory; as a script one of them, in a child."""
+"""Large programs and many files under a limit on memory; as a script, runs a single case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from table import Row
 import workloads
 
 _BYTES = 4 << 30
-_SECONDS = 3600  # for one of them
+_SECONDS = 3600  # limit for one case
 _SEGMENTS = ",gst_ed"
 _LARGEST = dict(nodes=43_615, config_nodes=1_960)  # of the released programs
 
@@ -31,7 +31,7 @@ def _ranks(graph, ranker) -> None:
 
 
 def _ranker(variant: str, graph, **options: int):
-  """A layout model that nothing was learnt by."""
+  """An untrained layout ranker of a variant, fitted to a graph."""
   import jax
   from tpugraphs_jax.data import plan
   from tpugraphs_jax.data.batching import Slate
@@ -71,7 +71,7 @@ def _rank_whole(folder: Path, *, configs: int, at_a_time: int = 0) -> None:
 
 
 def _load_files(folder: Path, *, kind: str, files: int) -> None:
-  """Lists, reads and, of layouts, builds the store of a split of so many files."""
+  """Loads a training split of `files` files twice; for layouts, the first time builds the store."""
   from tpugraphs_jax.collections import Collection
   from tpugraphs_jax.data import npz, synthetic
   from tpugraphs_jax.data.selection import LayoutData, TileData
@@ -82,11 +82,11 @@ def _load_files(folder: Path, *, kind: str, files: int) -> None:
   for number in range(files - len(npz.split_files(root, name, "train"))):
     os.link(first, first.with_name(f"more_{number}.npz"))
   data = (TileData if kind == "tile" else LayoutData)(Collection(name))
-  for _ in range(2):  # with the store and without
+  for _ in range(2):  # without the store, then with it
     assert len(data.load(str(root), "train")) == files
 
 
-# Name: what is done, with what at full size and in the short form, and whether it has to work.
+# Function, arguments at full size and in the short form, and whether it must succeed, by name.
 CASES: dict[str, tuple[Callable[..., None], dict, dict, bool]] = {
     "program of 43,615 nodes, score tables": (
         _rank_with_tables, dict(configs=7504), dict(configs=7504), True),
@@ -108,12 +108,12 @@ SHORT = ("program of 43,615 nodes, score tables", "program of 43,615 nodes, whol
 
 
 def rows(folder: Path, *, full: bool, cases: tuple[str, ...] = tuple(CASES)) -> Iterator[Row]:
-  """Runs every case in a process that may take 4 GiB.
+  """Runs every case in a process that may take 4 GiB of memory; yields one row.
 
   Args:
-    folder: for data.
-    full: with as many configurations and files as in the released collections, or more.
-    cases: of `CASES`.
+    folder: folder for data.
+    full: use at least as many configurations and files as the released collections have.
+    cases: keys of `CASES`.
   """
   row = Row("load, 4 GiB of memory")
   for number, case in enumerate(cases):
@@ -137,7 +137,7 @@ def _outcome(ended: subprocess.CompletedProcess, *, has_to_work: bool) -> str:
 
 
 def main(case: str, folder: str, full: str) -> int:
-  """Does one case with a limit on memory; returns the exit code."""
+  """Runs one case under the limit on memory; returns the exit code."""
   resource.setrlimit(resource.RLIMIT_DATA, (_BYTES, _BYTES))
   do, at_full_size, short, _ = CASES[case]
   options = at_full_size if int(full) else short

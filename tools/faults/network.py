@@ -1,4 +1,4 @@
-"""Downloads from a server that breaks off, stalls, forgets and lies."""
+"""Downloads from a server that breaks off, stalls or answers wrongly."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tpugraphs_jax import graph
 from tpugraphs_jax.data import download
 
 _COLLECTION = "tile:xla"
-_SECONDS = 30.0  # for one download of a few kilobytes
-_TIMEOUT_SECONDS = 0.5  # of the client
+_SECONDS = 30.0  # limit for one download of a few kilobytes
+_TIMEOUT_SECONDS = 0.5  # timeout of the client
 
 
 class Hung(BaseException):
-  """A download that does not end; no ordinary error, which the client would take up."""
+  """A download that does not end. No `Exception`, since the client would handle it."""
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Serves one archive; takes `faults`, one for each request, then serves it rightly."""
+  """Serves one archive, with a fault from `faults` in each request until none is left."""
 
   daemon_threads = True
   block_on_close = False
@@ -48,7 +48,7 @@ class Server(http.server.ThreadingHTTPServer):
     self.url = f"http://127.0.0.1:{self.server_port}/"
 
   def handle_error(self, *_):
-    pass  # a client that hangs up
+    pass  # no traceback where a client hangs up
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -63,7 +63,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     FAULTS[fault](self, cut)
 
   def start(self, content: bytes, *, always: bool = False) -> int:
-    """The first byte that the client asks for, 0 if it is of another file."""
+    """First byte that the client asks for; 0 if its part is of another file, unless `always`."""
     asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
     is_same = self.headers.get("If-Range") == self.identity(content)
     return int(asked[1]) if asked and (is_same or always) else 0
@@ -76,7 +76,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self, content: bytes, start: int, *, status: int = 0, cut: float = 1.0, headers=None,
       checksum: str = "",
   ) -> None:
-    """Sends a share `cut` of what belongs into an answer."""
+    """Answers with `content` from byte `start` on; sends only the share `cut` of the body."""
     body = content[start:]
     if start and not body:
       self.send_response(416)
@@ -101,7 +101,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _plain(**options) -> Callable[[_Handler, float], None]:
-  """The right answer but for `options` of `_Handler.answer`."""
+  """A fault that answers correctly except for `options` of `_Handler.answer`."""
   def handle(handler: _Handler, cut: float) -> None:
     content = handler.server.content
     handler.answer(content, handler.start(content), **options)
@@ -123,7 +123,7 @@ def _resets(handler, cut):
   _truncates(handler, cut)
   linger = struct.pack("ii", 1, 0)
   handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-  os.close(handler.connection.detach())  # at once, not after an orderly end
+  os.close(handler.connection.detach())  # closes at once, without an orderly shutdown
 
 
 def _ignores_ranges(handler, cut):
@@ -206,7 +206,7 @@ FAULTS = {
 
 
 def archive(seed: int) -> tuple[bytes, dict[str, bytes]]:
-  """A small archive in the released form and its files by their place in the data folder."""
+  """A small archive in the released format, and its files by their path in the data root."""
   rng, files, stream = np.random.default_rng(seed), {}, io.BytesIO()
   with tarfile.open(fileobj=stream, mode="w") as tar:
     for number, split in enumerate(2 * graph.SPLITS):
@@ -221,7 +221,7 @@ def archive(seed: int) -> tuple[bytes, dict[str, bytes]]:
 
 
 def _download(server: Server, folder: Path) -> tuple[int, list[str]]:
-  """Exit code and lines of standard error of the command."""
+  """Runs the download command; returns its exit code and the lines of standard error."""
   def hung(*_: object) -> None:
     raise Hung
 
@@ -239,7 +239,13 @@ def _download(server: Server, folder: Path) -> tuple[int, list[str]]:
 
 
 def _outcome(server: Server, folder: Path, kinds: list[dict[str, bytes]]) -> str:
-  """How a download ended, and one more, of a server that behaves, if it was refused."""
+  """`survived`, `refused` or what went wrong; after a refusal, a second try has to succeed.
+
+  Args:
+    server: serves with its faults at first, and without any after a refusal.
+    folder: data root.
+    kinds: contents of the archive, then of the other archive, by path.
+  """
   def read() -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes()
             for path in folder.rglob("*") if path.is_file()}
@@ -261,12 +267,12 @@ def _outcome(server: Server, folder: Path, kinds: list[dict[str, bytes]]) -> str
 
 
 def rows(folder: Path, *, times: int, rng: np.random.Generator) -> Iterator[Row]:
-  """Tries every fault so many times: in some requests, or in all of them.
+  """Tries every fault, in some or in all requests of a download; yields one row.
 
   Args:
-    folder: for data folders.
-    times: attempts for each fault.
-    rng: draws where, how often and with what else a fault comes.
+    folder: folder for the data root.
+    times: downloads for each fault.
+    rng: draws where and how often a fault occurs, and with which headers.
   """
   row = Row("network, download")
   (content, files), (other, other_files) = archive(0), archive(1)
@@ -277,7 +283,7 @@ def rows(folder: Path, *, times: int, rng: np.random.Generator) -> Iterator[Row]
     for fault in FAULTS:
       for number in range(times):
         count = int(rng.integers(1, 4)) if number % 3 else 100
-        before = "truncated" if rng.random() < 0.5 else fault  # so that there is a part to add to
+        before = "truncated" if rng.random() < 0.5 else fault  # leaves a part to resume
         server.faults = iter([(name, rng.random()) for name in [before] + [fault] * count])
         server.identity = str(rng.choice(["ETag", "Last-Modified", ""]))
         server.has_checksum = bool(rng.random() < 0.5)

@@ -1,4 +1,4 @@
-"""What a campaign of faults found: a table with a row for each kind of fault."""
+"""The table of a campaign of faults, with a row for each kind of fault."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from pathlib import Path
 
 @dataclasses.dataclass
 class Row:
-  """One kind of fault."""
+  """Counts of the outcomes of one kind of fault."""
 
   fault: str
   tried: int = 0
-  refused: int = 0  # ended in one line that says what to do
+  refused: int = 0  # ended with one line that says what to do
   survived: int = 0  # gave the result of an undisturbed run
-  failures: list[str] = dataclasses.field(default_factory=list)  # anything else
+  failures: list[str] = dataclasses.field(default_factory=list)  # all other outcomes
 
-  def count(self, outcome: str | None, *, of: str) -> None:
-    """Notes one attempt: `survived`, `refused`, or what went wrong instead."""
+  def count(self, outcome: str, *, of: str) -> None:
+    """Counts one attempt.
+
+    Args:
+      outcome: `survived`, `refused`, or what went wrong instead.
+      of: name of the attempt, for the list of failures.
+    """
     self.tried += 1
     if outcome == "survived":
       self.survived += 1
@@ -30,10 +35,10 @@ class Row:
 
 
 class Kept:
-  """The rows of a campaign, which goes on where an earlier one was when it ended.
+  """The rows of a campaign, kept in a file so that a stopped campaign can be continued.
 
   Args:
-    path: file that keeps them; None keeps nothing.
+    path: file for the rows; None keeps them in memory alone.
   """
 
   def __init__(self, path: Path | None = None):
@@ -43,14 +48,14 @@ class Kept:
       self.rows, self._whole = [Row(**row) for row in kept["rows"]], kept["whole"]
 
   def row(self, fault: str) -> Row:
-    """The row of a fault, an empty one where it has not been tried."""
+    """The row of a fault; adds an empty row if the fault has not been tried."""
     found = [row for row in self.rows if row.fault == fault]
     if not found:
       self.rows.append(Row(fault))
     return (found or self.rows[-1:])[0]
 
   def once(self, part: str, rows: Callable[[], Iterator[Row]]) -> Iterator[Row]:
-    """The rows of a part that is tried as a whole; none where it has been."""
+    """Yields the rows of a part that is tried as a whole; none if it was finished before."""
     if part not in self._whole:
       yield from rows()
       self._whole.append(part)
@@ -67,7 +72,7 @@ class Kept:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-  """The table as Markdown, then what went wrong."""
+  """The rows as a Markdown table, followed by a list of the failures."""
   lines = ["| fault | tried | survived | refused in one line | lost, hung or silent |",
            "|---|---:|---:|---:|---:|"]
   lines += [f"| {row.fault} | {row.tried:,} | {row.survived:,} | {row.refused:,} | "
