@@ -1,4 +1,4 @@
-"""Distinct rows; factored configurations: lossless, small, the same however they are cut."""
+"""Distinct rows; factored configurations are lossless, small and the same from any blocks."""
 
 import dataclasses
 
@@ -23,10 +23,10 @@ def test_distinct_rows_are_the_first_of_each_in_file_order(array):
   np.testing.assert_array_equal(array[first][which], array)
 
 
-def _grouped(rng, *, configs, groups, members, row_count=9):
-  """Configurations `[C, K, 18]` whose nodes are interleaved copies of `groups` ones."""
-  rows = rng.integers(-1, 6, (groups, row_count, 18))
-  choice = rng.integers(0, row_count, (configs, groups))
+def _grouped(rng, *, configs, groups, members):
+  """Configurations `[C, K, 18]`, equal for all nodes of a group, and the group of each node."""
+  rows = rng.integers(-1, 6, (groups, 9, 18))
+  choice = rng.integers(0, 9, (configs, groups))
   feat = rows[np.arange(groups), choice].astype(np.float32)
   node_group = rng.permutation(np.repeat(np.arange(groups), members))
   return feat[:, node_group], node_group

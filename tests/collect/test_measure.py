@@ -9,7 +9,7 @@ _X = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 
 
 class _Timer:
-  """A timer whose call number k, from 1, says `seconds(function, k)`."""
+  """A timer whose call number k, from 1, returns `seconds(function, k)`."""
 
   def __init__(self, seconds):
     self.seconds, self.order = seconds, []
@@ -31,13 +31,13 @@ def _same(x):
   return x + x
 
 
-def test_every_round_has_every_version_and_three_copies_of_the_first_one():
+def test_every_round_times_every_version_and_two_copies_of_the_first():
   timer = _Timer(lambda function, k: .01)
   found, order = dict(measure.measure([(0, _doubled), (7, _same)], (_X,), timer=timer)), timer.order
   assert list(found) == [0, 7]
   assert len(found[0]["seconds"]) == len(found[7]["seconds"]) == 20
   assert found[0]["noise"] == 0
-  warm_up = 2 * 4  # two versions and two copies: a first call, and how many take 5 ms
+  warm_up = 2 * 4  # two versions and two copies: a first call, then a count of calls that take 5 ms
   rounds = [order[k:k + 4] for k in range(warm_up, len(order), 4)]
   assert len(rounds) == 20 and all(len(set(map(id, each))) == 4 for each in rounds)
   assert len({tuple(map(id, each)) for each in rounds}) > 1  # in a new order each time
@@ -74,7 +74,7 @@ def test_rounds_go_on_until_the_machine_is_quiet():
 
 @pytest.mark.parametrize("ratio", [0.8, 1.25])
 def test_pairs_tell_which_version_is_faster(ratio):
-  # As in turn: both are timed twice to find how many calls take 5 ms, then the pairs.
+  # First both are timed twice, to find how many calls take 5 ms; then come the pairs.
   noise = iter(np.random.default_rng(0).uniform(1, 1.02, 1000))
   timer = _Timer(lambda function, k: next(noise) * (
       .01 if k < 3 or function is timer.order[0] else .01 * ratio))

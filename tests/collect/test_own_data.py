@@ -1,13 +1,13 @@
-"""The collection that ships: what it holds, and that it can be made anew."""
+"""The collections of own programs in the repository: contents, and that they can be made anew."""
 
 import importlib.metadata
-import importlib.util
 import json
 
 import commands
 import jax
 import numpy as np
 import pytest
+import recorded
 
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.collect import choosing, labels, programs
@@ -26,7 +26,7 @@ def record_of(path):
 
 
 def families(paths):
-  """By split, the files of `examples/programs` that its programs are from."""
+  """Of each split, the files of `examples/programs` that its programs come from."""
   found = {}
   for path in paths:
     found.setdefault(path.parent.name, set()).add(record_of(path)["source"].split(":")[0])
@@ -54,8 +54,7 @@ def test_a_program_has_its_labels_beside_it(path):
   assert record["source"].startswith("examples/programs/")  # as seen from here, by everybody
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None,
-                    reason='libtpu is not installed: pip install "jax[tpu]"')
+@recorded.needs_libtpu
 @pytest.mark.parametrize("name", _AGAIN)
 def test_estimates_can_be_made_anew(name):
   path, = [path for path in _OUTPUTS if path.stem == name]

@@ -51,7 +51,7 @@ def test_every_variant_makes_a_job(kind, variant, tmp_path):
 
 
 @pytest.mark.parametrize("own", ["own", "own-mine"])
-def test_what_is_recommended_for_own_programs_are_tables_of_traffic(own):
+def test_recommended_for_own_programs_is_traffic_tables(own):
   config = CONFIGS["layout"](f"{own},recommended")
   assert config == CONFIGS["layout"](f"{own},traffic") and config.data.source == "own"
   assert config.model.name == "TrafficTables"

@@ -1,4 +1,4 @@
-"""Fetching archives from a local server that breaks, forgets and lies."""
+"""Downloads from a local server that breaks connections, cannot resume or sends wrong data."""
 
 from __future__ import annotations
 
@@ -259,7 +259,8 @@ def test_transfers_that_begin_anew_and_break_again_come_to_an_end(server, tmp_pa
   assert len(server.requests) == 4
 
 
-def test_too_little_room_is_told_before_anything_is_fetched(server, tmp_path, monkeypatch):
+def test_too_little_disk_space_is_an_error_before_anything_is_fetched(
+    server, tmp_path, monkeypatch):
   usage = download.shutil.disk_usage(tmp_path)
   monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage._replace(free=100))
   with pytest.raises(download.DownloadError):

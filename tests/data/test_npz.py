@@ -297,9 +297,6 @@ def test_header_larger_than_the_data_is_refused_before_memory_is_taken(tmp_path)
   _expect_error("tile", path, "node_feat", "needs 560000000000 bytes")
 
 
-# Writing
-
-
 # Finding files
 
 

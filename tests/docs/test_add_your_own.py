@@ -16,7 +16,7 @@ from tpugraphs_jax.data import npz, synthetic
 
 DOCUMENT = commands.ROOT / "docs" / "add_your_own.md"
 RECIPES = ("A model", "A family", "A pooling", "A loss", "A block of node features", "A collection")
-# As quick as a run can be; what the recipes show is not changed by it.
+# Quick runs; these flags change nothing that the recipes show.
 _SMALL = {
     "tpugraphs-layout": ("xla-random", "--config.train.epochs=1 --config.batch.slates_per_epoch=8 "
                          "--config.batch.configs=4 --config.model.hidden_dim=8 "

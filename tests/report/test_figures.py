@@ -1,4 +1,4 @@
-"""Every figure says what its labels are, and pairs are counted rightly."""
+"""Every figure states its kind of labels; counts of pairs equal a loop."""
 
 import itertools
 

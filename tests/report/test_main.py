@@ -22,7 +22,7 @@ def test_the_command_also_writes_csv_and_png(tmp_path, capsys):
   assert len(list((out / "png").glob("*.png"))) == 5 and "wrote " in capsys.readouterr().out
 
 
-def test_a_verdict_says_in_three_lines_what_how_good_and_where(tmp_path, capsys):
+def test_a_verdict_says_in_three_lines_labels_quality_and_pages(tmp_path, capsys):
   kind = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
   folders = [write_run(tmp_path / "tile"),
              write_run(tmp_path / "own", kind=kind, collection="layout:own:mine")]

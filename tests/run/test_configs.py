@@ -1,4 +1,4 @@
-"""Configs by file, by variant and by flag; their comments, values and variants in words."""
+"""Configs by file, by variant and by flag, and how they are printed."""
 
 from pathlib import Path
 

@@ -80,7 +80,7 @@ def test_without_data_the_published_sizes_are_told(kind, collection, tmp_path):
   assert not (tmp_path / "nowhere").exists()
 
 
-def test_what_is_missing_for_measuring_is_told(data_root, tmp_path):
+def test_missing_data_for_measuring_are_named(data_root, tmp_path):
   shutil.copytree(data_root / "tile" / "xla" / "train", tmp_path / "npz" / "tile" / "xla" / "train")
   for place, there in (("npz", "only train"), ("nowhere", "no data")):
     lines = told(parts.config_of("tile", "ci"), tmp_path / place, tmp_path / f"scratch_{place}")

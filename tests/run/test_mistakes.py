@@ -1,4 +1,4 @@
-"""What a user gets wrong on the command line ends in one line, never in a traceback."""
+"""Mistakes on the command line end in one line, never in a traceback."""
 
 import shutil
 
@@ -9,9 +9,9 @@ import pytest
 
 from tpugraphs_jax.data import npz
 
-# So small that a mistake which goes unnoticed costs little; compiled by the jobs already.
+# So small that an unnoticed mistake costs little; the jobs have compiled these programs.
 TINY = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1")
-SKIPPED = "a skipped file"  # the one run that is no mistake
+SKIPPED = "a skipped file"  # the only run that must succeed
 
 
 def flags(kind, jobs, workdir, *more, config=None):
@@ -149,7 +149,7 @@ def test_a_mistake_ends_in_one_line(mistakes, ended, name):
   result, (_, line) = ended[name], mistakes[name]
   assert result.code == 2, result.err
   assert "Traceback" not in result.err, result.err
-  assert "step 1" not in result.out or name == "not finite"  # which shows during training
+  assert "step 1" not in result.out or name == "not finite"  # this one shows during training
   assert line in result.complaint
 
 

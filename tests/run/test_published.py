@@ -119,8 +119,8 @@ def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, c
   assert "\n" not in str(error.value)
 
 
-def test_what_was_published_is_what_a_preset_has():
-  """Settings of the systems' code and write-ups that an audit found wrong once."""
+def test_presets_have_the_published_settings():
+  """Settings of the published code and write-ups that presets once had wrong."""
   first = parts.config_of("layout", "nlp-default,preset=first")
   assert "padded" in first.data.features
   assert (first.batch.configs, first.eval.configs, first.eval.permutations) == (64, 64, 10)

@@ -1,4 +1,4 @@
-"""Graph Segment Training by the command: variants, resuming, and what is refused."""
+"""Graph Segment Training by the command: variants, resuming, refused options."""
 
 import json
 from typing import NamedTuple
@@ -19,7 +19,7 @@ SEGMENTS = [*SMALL, "--config.segments.finetune.epochs=2"]
 
 
 class Jobs(NamedTuple):
-  """What all runs of this file gave."""
+  """The folder and the ends of all runs of this file."""
 
   folder: object
   ended: dict[str, commands.Ended]
