@@ -202,9 +202,7 @@ def test_a_store_in_a_bucket_is_built_once_for_all_machines(bucket, data_root, m
 def test_a_run_lives_in_a_bucket(bucket, data_root):
   config = parts.config_of("tile", "MLP,ci", **{
       "model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 1, "batch.slates_per_epoch": 8,
-      "batch.graphs": 4})
-  with config.unlocked():
-    config.data_root = data_root
+      "batch.graphs": 4, "data_root": data_root})
   place = f"{bucket}/runs/tile"
   with remote.working_folder(place) as folder:
     training.run(config, folder, mode="train")

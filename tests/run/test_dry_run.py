@@ -65,9 +65,10 @@ def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path)
   for split in ("train", "valid", "test"):
     store.ensure_store(data_root, "layout:xla:random", split, store_dir=tmp_path / "store",
                        progress=False)
-  graphs = [path for path in (tmp_path / "store").rglob("*.npy") if path.stem in (
+  large = [path for path in (tmp_path / "store").rglob("*.npy") if path.stem in (
       "group_row", "node_feat", "edge_index", "runtime_ns", "node_opcode")]
-  assert sum(path.stat().st_size for path in graphs) - 128 * len(graphs) <= bound + 5e5
+  # Without the headers of the files; the bound is printed with three digits.
+  assert sum(path.stat().st_size for path in large) - 128 * len(large) <= 1.005 * bound
 
 
 @pytest.mark.parametrize("kind, collection", [("tile", "tile:xla"), ("layout", "layout:xla:random")])

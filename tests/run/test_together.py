@@ -294,8 +294,7 @@ def test_inputs_for_both_kinds_go_with_some_options_alone(changes):
 
 def test_collections_whose_parameters_differ_are_refused(data_root, tmp_path):
   job = job_of(data_root, tmp_path / "store")
-  with job.also[0].config.unlocked():
-    job.also[0].ranker.config["data"]["config_transform"] = "minmax"  # leaves out columns
+  job.also[0].ranker.config["data"]["config_transform"] = "minmax"  # leaves out columns
   prepared = job_lib.prepare(job, tmp_path, resume=False)
   with pytest.raises(ValueError, match="parameters"):
     training.first_stage(training.parts_of(job, prepared), tmp_path)

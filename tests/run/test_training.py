@@ -44,9 +44,7 @@ def root(tmp_path_factory):
 def test_options_together_train_rank_and_are_saved(name, root, tmp_path):
   kind = "tile" if name == "tile" else "layout"
   variant, changes = CASES[name]
-  config = parts.config_of(kind, variant, **(SMALL | TOGETHER | changes))
-  with config.unlocked():
-    config.data_root = str(root)
+  config = parts.config_of(kind, variant, data_root=str(root), **(SMALL | TOGETHER | changes))
   training.run(config, tmp_path)
   with (tmp_path / "validation.csv").open() as file:
     rows = list(csv.DictReader(file))

@@ -22,9 +22,7 @@ def trained(tmp_path_factory):
   """A working folder, its config, and the data."""
   folder = tmp_path_factory.mktemp("tables")
   root = synthetic.generate(folder, collections=["layout:xla:random"], limit=4, progress=False)
-  config = parts.config_of("layout", "xla-random,tables,ci", **SMALL)
-  with config.unlocked():
-    config.data_root = str(root)
+  config = parts.config_of("layout", "xla-random,tables,ci", data_root=str(root), **SMALL)
   training.run(config, folder / "run")
   return folder / "run", config, root
 
