@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 DATA = "~/data/tpugraphs/npz"  # as the README writes it
 _ONLY_HELP = (
     "tpugraphs_jax.data.download", "tpugraphs_jax.collect", "tpugraphs_jax.sweep", "benchmarks/")
-# In this order: what one page makes another one uses.
+# In this order: later pages use files that earlier ones made.
 PAGES = ("docs/data.md", "docs/tutorial.md", "README.md", "docs/index.md", "docs/training.md",
          "docs/tensorboard.md", "docs/segments.md", "docs/score_tables.md", "docs/systems.md",
          "docs/results.md", "docs/parity.md", "docs/speed.md", "docs/own_programs.md",

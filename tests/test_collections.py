@@ -1,4 +1,4 @@
-"""Collections by name, the released five and own ones, and of which kind their labels are."""
+"""Names of released and own collections, their use, and their kinds of labels."""
 
 import json
 import shutil

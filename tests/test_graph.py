@@ -47,7 +47,7 @@ def test_factoring_is_lossless_and_as_small_as_a_brute_force_search():
 def test_factoring_does_not_depend_on_the_blocks(cuts):
   rng = np.random.default_rng(1)
   feat, _ = _grouped(rng, configs=50, groups=9, members=2)
-  feat[:30] = feat[:1]  # groups come apart late
+  feat[:30] = feat[:1]  # groups differ only in late configurations
   expected = graph.factor_layout_configs(feat, np.arange(50))
   factorer = graph.LayoutFactorer(feat.shape[1])
   for block in np.split(feat, cuts):
@@ -95,7 +95,7 @@ def test_factoring_refuses_wrong_shapes(shape):
 def test_output_orders_keep_the_first_six_integers_and_merge_what_is_then_equal():
   rng = np.random.default_rng(5)
   feat, _ = _grouped(rng, configs=40, groups=5, members=3)
-  feat[:, 2, :6] = feat[:, 7, :6]  # nodes that differ in operands alone
+  feat[:, 2, :6] = feat[:, 7, :6]  # these nodes differ only in operands
   whole = random_graphs.layout_graph(rng, nodes=20, edges=20, config_nodes=range(15), configs=40)
   whole = dataclasses.replace(whole, configs=graph.factor_layout_configs(feat, np.arange(40)))
   feat[:, :, 6:] = -1

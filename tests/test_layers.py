@@ -6,7 +6,7 @@ import commands
 import pytest
 
 PACKAGE = commands.ROOT / "tpugraphs_jax"
-# From the bottom to the top: a module imports from its own layer and from those before it.
+# From the bottom to the top: a module imports from the layers before its own.
 LAYERS = (
     ("columns", "collections", "console", "files", "graph", "host_memory", "jobs", "libtpu",
      "parallel", "registry", "remote"),
@@ -47,7 +47,7 @@ def imports(path):
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_point_one_way(path):
   here = part_of(name_of(path))
-  if here in ("__init__", ""):  # names its homes as strings
+  if here in ("__init__", ""):  # imports lazily, by strings
     return
   for found in imports(path):
     if not found.startswith("tpugraphs_jax."):

@@ -367,7 +367,7 @@ def test_options_equal_their_slow_formulation(name, options):
   where[4] = False  # no item
   where[5, 1:] = False  # one item
   options = losses.Options(**options)
-  labels = runtime - options.noise.origin  # runtime, or what it is above a fastest one of 1
+  labels = runtime - options.noise.origin  # runtime, or its excess over a fastest runtime of 1
   total, count, grad = sums(name, options, scores, labels, where)
   expected = _slow(name, scores, labels, where, **_as_slow_pairs(options))
   np.testing.assert_allclose((total, count), expected, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Metrics against brute force over all pairs, and their edges."""
+"""Metrics against brute force over all pairs, and their edge cases."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_incomplete_or_impossible_process_flags_are_refused(given, named):
 
 
 def losses_of_one_device():
-  """The toy run with every batch as one device's, by the same step."""
+  """Losses of the toy run on one device, which gets every batch whole."""
   step = parallel.pmap(toy.device_step)
   state = jax.tree.map(lambda x: jnp.asarray(x)[None], toy.make_state())
   losses = []
@@ -158,7 +158,7 @@ _LEVEL, _PASSES, _EMITTERS = (
 @pytest.mark.parametrize("flags, version, expected", [
     ("", (0, 10, 2), [_LEVEL, _PASSES, _EMITTERS]),
     ("--xla_a=1", (0, 7, 2), ["--xla_a=1", _LEVEL, _PASSES, _EMITTERS]),
-    ("--xla_a=1", (0, 11, 0), ["--xla_a=1", _LEVEL, _PASSES]),  # may not know the last one
+    ("--xla_a=1", (0, 11, 0), ["--xla_a=1", _LEVEL, _PASSES]),  # without the last flag
     ("--xla_backend_optimization_level=2", (0, 10, 2),
      ["--xla_backend_optimization_level=2", _PASSES, _EMITTERS]),
 ])

@@ -25,7 +25,7 @@ def test_an_unknown_name_is_an_error_that_lists_all():
 def test_a_taken_name_is_refused_unless_it_is_the_same_thing():
   table = Registry("model.name")
   table.register("a")(dict)
-  table.register("a")(dict)  # its module was loaded anew
+  table.register("a")(dict)  # as by a module that is loaded again
   with pytest.raises(ValueError, match="already"):
     table.register("a")(list)
 

@@ -194,9 +194,9 @@ LAYOUTS = {"net": [1, 0, 3, 2], "flat": [0, 1, 2]}
 def test_scores_are_those_of_the_competition(labelled, tmp_path):
   found = submission.score(
       _ranked(tmp_path, {"tile:xla": TILES, "layout:xla:random": LAYOUTS}), labelled)
-  # Best of five of 1a: 25 against 10; of 2b, which has two: 7 against 7.
+  # Best of five against best of all: 25 and 10 in 1a; 7 and 7 in 2b, which has two.
   assert found["tile:xla"] == (pytest.approx(((1 - 1.5) + 1) / 2), 2)
-  # The graph with equal runtimes has no order and counts for nothing.
+  # The graph with equal runtimes has no order and is left out of the mean.
   value, graphs = found["layout:xla:random"]
   assert value == pytest.approx(stats.kendalltau(
       np.argsort(LAYOUTS["net"]), LABELS["layout:xla:random"]["net"]).statistic)

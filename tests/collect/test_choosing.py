@@ -68,7 +68,7 @@ def test_outputs_stay_the_same_whatever_is_chosen(function):
     assert "LayoutConstraint" in chosen.lower(*args).as_text()
     got = chosen(*args)
     _assert_equal(got, want)
-    # An output that kept a chosen layout would be read wrongly from here on.
+    # An output that kept a chosen layout would be read wrongly by the next program.
     _assert_equal(jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree))(got),
                   jax.tree.map(lambda leaf: leaf + 1, want))
 

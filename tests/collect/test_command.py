@@ -80,7 +80,7 @@ def collected(root):
 
 
 def _files(out):
-  """The data and sidecars, without the folder they are in."""
+  """`{path: bytes}` of all data and sidecars, with paths relative to the output folder."""
   return {path.relative_to(out): path.read_bytes()
           for path in sorted((out / "npz").rglob("*")) if path.is_file()}
 

@@ -17,7 +17,7 @@ _HEADER = {"source": "a.py:net", "label": "bytes_estimate", "jax": "1", "program
 
 @pytest.fixture
 def job(tmp_path):
-  """A finished job: four configurations asked for and there."""
+  """A finished job with the four configurations that were asked for."""
   job = Job("a.py:net", "a_net", "valid", "layout:own:tried", str(tmp_path), "bytes_estimate",
             None, 4, 0, 1)
   rng = np.random.default_rng(0)

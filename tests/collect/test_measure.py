@@ -53,15 +53,15 @@ def test_a_version_with_other_outputs_is_refused():
 
 def test_a_busy_machine_is_refused():
   with pytest.raises(measure.NoisyMachineError):
-    _measured(_Timer(lambda function, k: .01 * k), _doubled)  # ever slower
+    _measured(_Timer(lambda function, k: .01 * k), _doubled)  # slower at every call
 
 
 def test_a_copy_of_the_default_that_takes_another_time_is_noise():
-  # The last one that is warmed up is a copy: the same program, compiled again.
+  # The function warmed up last is a copy of the default: the same program, compiled again.
   timer = _Timer(lambda function, k: .0104 if k > 6 and function is timer.order[6] else .01)
   found = _measured(timer, _doubled, _same)
   assert found[0]["noise"] == pytest.approx(.04) and found[1]["noise"] == found[0]["noise"]
-  assert len(found[1]["seconds"]) == 400  # it went on, in the hope of less noise
+  assert len(found[1]["seconds"]) == 400  # more rounds, because of the noise
 
 
 def test_rounds_go_on_until_the_machine_is_quiet():
@@ -84,7 +84,7 @@ def test_pairs_tell_which_version_is_faster(ratio):
   assert (high < 1) == (ratio < 1)
   pairs = [order[k:k + 2] for k in range(4, len(order), 2)]
   assert len(pairs) == 25 and all(len(set(map(id, pair))) == 2 for pair in pairs)
-  assert {pair[0] is order[0] for pair in pairs} == {True, False}  # who begins takes turns
+  assert {pair[0] is order[0] for pair in pairs} == {True, False}  # the two take turns to begin
 
 
 def test_the_interval_of_equal_times_holds_one():

@@ -17,7 +17,7 @@ _OWN = commands.ROOT / "data" / "own" / "npz" / "layout" / "own"
 _OUTPUTS = sorted(_OWN.joinpath("outputs").glob("*/*.npz"))
 _ESTIMATED = [*_OUTPUTS, *sorted(_OWN.joinpath("kept_out").glob("*/*.npz"))]
 _MEASURED = sorted(_OWN.joinpath("programs_cpu").glob("*/*.npz"))
-_AGAIN = ("generated_train_perceptron_0", "generated_test_bilinear_0")  # that compile in a second or two
+_AGAIN = ("generated_train_perceptron_0", "generated_test_bilinear_0")  # compile in two seconds
 _CONFIGS = 4
 
 
@@ -51,7 +51,7 @@ def test_a_program_has_its_labels_beside_it(path):
   assert graph.configs.runtime_ns.tolist() == list(map(value, record["configs"]))
   assert not any(record["configs"][0]["numbers"])  # the compiler's own choice comes first
   assert graph.name == record["name"] == path.stem
-  assert record["source"].startswith("examples/programs/")  # as seen from here, by everybody
+  assert record["source"].startswith("examples/programs/")  # relative to the repository
 
 
 @recorded.needs_libtpu

@@ -108,7 +108,7 @@ def test_the_most_promising_are_tried_and_the_best_of_them_wins(monkeypatch, pro
     assert tried[1:] == _new_ones_first(ranker.asked)[:4]
   best = min(tried, key=_cost)
   assert found.numbers == best and not found.keeps_default
-  if tables:  # proposals reach what no draw did
+  if tables:  # proposals reach choices that were not drawn
     every = itertools.product(*problem.options)
     assert _cost(best) == min(map(_cost, every))
   assert found.ratio == .9 and found.interval == (.85, .95)
@@ -137,7 +137,7 @@ def test_first_comes_one_choice_of_every_score_and_of_every_set_of_groups():
   changed = np.array([[0, 0], [1, 0], [1, 0], [0, 1], [1, 1], [1, 0]], bool)
   scores = np.array([0, 3, 2, 0, 2.5, 1], np.float32)
   order = np.argsort(scores, kind="stable")
-  # 3 scores as the compiler's own; 2 and 1 change the group that 5 has changed.
+  # 3 has the score of 0, the compiler's own; 2 and 1 change the same group as 5.
   assert tuning.spread(order, scores, changed) == [0, 5, 4, 2, 1, 3]
   assert tuning.spread(order[::-1], scores, changed) == [0, 1, 4, 2, 5, 3]
 

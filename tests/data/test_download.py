@@ -238,7 +238,7 @@ def test_damaged_archive_of_the_users_own_stays(tmp_path):
 
 
 @pytest.mark.parametrize("checks, requests", [
-    (True, ["bytes=3000-"]), (False, ["bytes=3000-", None])])  # sends the rest of the new file
+    (True, ["bytes=3000-"]), (False, ["bytes=3000-", None])])  # sends the new file's rest
 def test_no_part_of_a_file_that_changed_on_the_server_is_kept(server, tmp_path, checks, requests):
   server.break_after = [3000, 0, 0, 0]
   server.files["npz_tile_xla.tar"], content = bytes(9000), server.files["npz_tile_xla.tar"]

@@ -182,7 +182,7 @@ def test_random_walks_are_those_of_the_definition(nodes, edges):
 
 
 def test_lists_of_dimensions_are_marked_behind_their_ends():
-  """A module by hand: dimension numbers of 0 count where the list has them."""
+  """A graph by hand: a dimension number of 0 stays where it is in the list."""
   dimensions = columns.NODE["dimensions"].start
   values = {  # of a window of two dimensions, one of them reversed; and of lists
       "convolution": {91: 1, 92: 1, 95: 1, 96: 2}, "broadcast": {dimensions: 1, dimensions + 1: 2},

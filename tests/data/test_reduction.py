@@ -120,7 +120,7 @@ def test_kept_paths_are_shortest_and_nothing_else_is_kept(direction):
     rng = np.random.default_rng(seed)
     graph = random_graphs.layout_graph(
         rng, nodes=24, edges=40, config_nodes=rng.permutation(24)[:4], configs=2)
-    graph.edge_index[0] = [23, 0]  # the last node would be isolated
+    graph.edge_index[0] = [23, 0]  # else the last node would be isolated
     found = reduce_graph(
         graph, reduction="shortest_paths", direction=direction, induced="edge")
     rows = {tuple(row): i for i, row in enumerate(graph.node_feat.tolist())}

@@ -59,7 +59,7 @@ def test_stored_graph_equals_its_file(tmp_path):
   expected, folders = list(map(npz.read_layout, sorted(source.iterdir()))), _ensure(tmp_path)
   assert [folder.name for folder in folders] == ["g0", "g1", "g2"]
   assert {path.stem for path in folders[0].glob("*.npy")} == set(_stored_files())
-  shutil.rmtree(source)  # opening reads nothing from there
+  shutil.rmtree(source)  # opening must not read it
   for graph_there, folder in zip(expected, folders, strict=True):
     comparing.assert_same_graph(store.open_graph(folder), graph_there)
 
@@ -241,7 +241,7 @@ def _children(pid):
 
 @pytest.mark.skipif(not shutil.which("pgrep"), reason="no pgrep here")
 def test_the_processes_of_a_killed_builder_end_with_it(tmp_path):
-  os.mkfifo(_write_split(tmp_path, count=2) / "g9.npz")  # a file that keeps its reader waiting
+  os.mkfifo(_write_split(tmp_path, count=2) / "g9.npz")  # a pipe, whose reader waits for ever
   script = tmp_path / "build.py"
   script.write_text(_MANY)
   builder = subprocess.Popen([sys.executable, str(script), str(tmp_path)])

@@ -95,7 +95,7 @@ def _layout_arrays(path):
       "module_config_counts": lambda: np.full(len(configs), len(configs), np.int64),
       "normalization_values": lambda: np.full(
           len(configs), _default_ns(message), np.int64),
-      # A hash of the path at which the extractor found the file.
+      # A hash of the extractor's path to the file, which is not compared.
       "module_ids": None,
   }
 

@@ -15,7 +15,7 @@ from tpugraphs_jax.rankers.layout.res_model import ResModel
 
 
 class Whole(base.Network):
-  """All that a network needs."""
+  """The methods that every network needs."""
 
   width: int = 3
 
@@ -39,7 +39,7 @@ class WithoutEmbed(base.Network):
 
 
 class Blind(nn.Module):
-  """Has both methods, but is no network of the project."""
+  """Has both methods, but is no `Network`."""
 
   def embed(self, batch, *, train=False):
     return None

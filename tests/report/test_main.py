@@ -52,7 +52,7 @@ def test_without_a_package_one_line_says_what_to_install(package, tmp_path):
   ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
   assert ended.returncode == 2 and "pip install 'tpugraphs-jax[plots]'" in ended.stderr
   assert package in ended.stderr and len(ended.stderr.splitlines()) == 1
-  assert f"no report page: {package}" in ended.stdout  # of a run, which goes on
+  assert f"no report page: {package}" in ended.stdout  # a run goes on
 
 
 def test_a_page_that_cannot_be_drawn_fails_no_run(tmp_path, caplog):

@@ -27,7 +27,7 @@ def table_of(text, title):
 
 def test_a_page_takes_nothing_from_elsewhere(tmp_path):
   text = page_of([write_run(tmp_path / "run")], tmp_path)
-  # Names of XML's vocabularies are addresses that nobody visits.
+  # XML names its vocabularies by addresses, which no browser fetches.
   addresses = set(re.findall(r"https?://[^\s\"'<]+", text))
   assert not [a for a in addresses if "w3.org" not in a and "purl.org" not in a
               and "creativecommons" not in a and "matplotlib.org" not in a]

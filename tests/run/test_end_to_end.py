@@ -139,7 +139,7 @@ def test_synthetic_data_are_made_when_asked_for_and_named_as_synthetic(jobs):
 
 
 def test_evaluation_later_needs_the_working_folder_alone(jobs):
-  """Overrides count without --config too: here another chunk of configurations."""
+  """Overrides work without --config too: here another number of configurations per batch."""
   before, later = jobs.ended["tile_no_data"].told, jobs.ended["tile_later"].told
   assert later[0].startswith("tile:xla: 4 graphs  opa") and later[0] in before
   assert not any("tile:xla: ranked" in line for line in later)

@@ -190,7 +190,7 @@ def test_programs_have_the_figures_of_the_mlsys_2021_tables(is_predicted):
   rng = np.random.default_rng(5)
   names = ["net_a_1", "net_a_2", "net_b_7", "net_a_3"]
   runtimes = [rng.integers(1000, 9000, size) for size in (3, 6, 6, 6)]
-  runtimes[3][:] = 700  # no order: no tau, but an error
+  runtimes[3][:] = 700  # no order, so no tau, but a MAPE
   scores = [rng.uniform(0.5, 2, len(runtime)).astype(np.float32) for runtime in runtimes]
   predicted = [2000 * found for found in scores] if is_predicted else None
   rows = judge.program_rows([

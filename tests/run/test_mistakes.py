@@ -34,7 +34,7 @@ def without(jobs, folder, kind, split):
   return root
 
 
-# Name: kind, flag, and what the line says.
+# Name: kind, flag, and a part of the error line.
 SIMPLE = {
     "field": ("tile", "--config.nope=1", "the config has no field 'nope'"),
     "model field": ("tile", "--config.model.num_heads=1", "no field 'model.num_heads'"),
@@ -66,7 +66,7 @@ SIMPLE = {
 
 @pytest.fixture(scope="module")
 def mistakes(tmp_path_factory):
-  """All mistakes, by name, with the line each must say."""
+  """Command and part of the error line of every mistake, by name."""
   folder, jobs = tmp_path_factory.mktemp("mistakes"), jobs_lib.all_jobs()
   new = lambda: folder / f"workdir_{len(runs)}"
   runs = {}

@@ -124,7 +124,7 @@ def test_a_checkpoint_saved_beside_other_files_is_refused_naming_the_file(folder
     other.newest(make_state())
   with pytest.raises(ValueError, match="also/tile_xla"):
     other.check_config()
-  for known in (files, {}, {"features.json": "a", "new": "d"}):  # what both know is compared
+  for known in (files, {}, {"features.json": "a", "new": "d"}):  # files of both are compared
     found = checkpoint.Checkpoints(folder, files=known)
     assert found.newest(make_state()).step == 1 and found.best().files == files
 

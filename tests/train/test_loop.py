@@ -101,7 +101,7 @@ def test_the_learning_rate_of_each_step_is_on_its_line(tmp_path):
   run(tmp_path, learning_rate=lambda taken: taken / 10)
   rates = {row["step"]: row["train/learning_rate"] for row in read_metrics(tmp_path)
            if "train/learning_rate" in row}
-  assert rates == {3: 0.2, 6: 0.5, 9: 0.8, 12: 1.1}  # of a state after one step less
+  assert rates == {3: 0.2, 6: 0.5, 9: 0.8, 12: 1.1}  # step 3 follows 2 taken steps
 
 
 def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path):

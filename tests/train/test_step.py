@@ -79,7 +79,7 @@ def take_step(train_step, batches, steps: int = 1):
 
 
 def independent_loss(params, batch):
-  """ListMLE and MSE by their formulas, and the penalties."""
+  """Loss with penalties and loss without, by the formulas of ListMLE and MSE."""
   scores = plain.tile_sage(params, plain.from_tile(batch), layers=LAYERS)
   listmle, square, items = [], 0.0, 0
   for row, (label, mask) in enumerate(zip(batch.target, batch.config_mask)):

@@ -92,10 +92,7 @@ def test_the_first_layer_is_one_matrix_on_all_inputs_of_a_node(kind, encoding, m
       node_layout=True, feature_width=4, pre_widths=(5,))
   module = inputs.Inputs(options, MATMUL, EXACT)
   apply = lambda params: module.apply({"params": params}, nodes.Slates.of(batch))
-  shapes = jax.eval_shape(
-      lambda: module.init(jax.random.key(0), nodes.Slates.of(batch)))["params"]
-  rng = np.random.default_rng(5)
-  params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)
+  params = draw(module, slates=nodes.Slates.of(batch))
   x, walks = quick_jit(apply)(params)
   assert walks is None and isinstance(x, nodes.SplitNodes) == (kind == "layout")
   found = np.asarray(nodes.everywhere(x, nodes.Slates.of(batch)))
@@ -135,10 +132,7 @@ def test_tokens_of_dimensions_pass_a_transformer_node_by_node(has_layouts):
   layout = blocks["node_layout"] if has_layouts else None
   apply = lambda p: nodes.everywhere(module.apply(
       {"params": p}, blocks["dimension_tokens"], layout, nodes.Slates.of(batch)), slates)
-  shapes = jax.eval_shape(lambda: module.init(
-      jax.random.key(0), blocks["dimension_tokens"], layout, slates))["params"]
-  rng = np.random.default_rng(5)
-  params = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
+  params = draw(module, blocks["dimension_tokens"], layout, slates=slates)
   found = np.asarray(quick_jit(apply)(params))
   raw, _ = slow_configs(batch, "layout")
   real = real_nodes(batch)

@@ -78,7 +78,7 @@ def test_norms_equal_numpy(kind):
     expected = each_graph(lambda members: slow_normal(x[members].astype(np.float64), 0))
   elif kind == "layer":
     expected = slow_layer_norm(x, params["layer"])
-  # Where there is no deviation rounding is divided by the root of 1e-5.
+  # Without deviation, rounding is divided by the root of 1e-5.
   check(found, expected, 5e-4 if kind == "instance" else 2e-5)
 
 

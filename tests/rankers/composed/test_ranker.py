@@ -24,8 +24,7 @@ CANCELS = "temperature"
 
 # The batches have less than 1,000 terms in any sum.
 ROUNDING = comparing.rounding(1_000)
-# Norms divide by deviations and enlarge rounding; float64 leaves four orders of magnitude
-# for what norms do to its rounding.
+# Norms divide by deviations and enlarge rounding; float64 leaves room for a factor of 1e4.
 EXACT = 1e4 * comparing.rounding(1_000, np.float64)
 
 SMALL = dict(op_embed_dim=3, value_embed_dim=2, pre_widths=(4,), widths=(4,), activation="elu")

@@ -103,7 +103,7 @@ def test_expected_aggregate_is_the_sum_over_all_segments(keep_unit, segments, fr
   eta = keep + (1 - keep) * segments / fresh
   np.testing.assert_allclose(weight, np.full((draws, configs), eta), rtol=1e-6)
   is_random = 0 < keep < 1 and segments > fresh
-  # Entries of a slate are dropped together, unless each is on its own.
+  # Entries of a slate are dropped together, or each on its own (`keep_unit`).
   kept_sum = np.einsum("dcp,p->dc", others, np.ones(cases.WIDTH)) if is_random else None
   if is_random and segments - fresh == 2:
     all_dropped = (kept_sum == 0).mean(axis=0)
