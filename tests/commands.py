@@ -1,8 +1,8 @@
 """Runs the two commands, many of them from one process that has imported everything.
 
 Each run is a fork, made before jax has started a thread, with its own flags, devices,
-output and exit code. As a script this file takes the runs on standard input and gives
-what came of them on standard output, both as JSON.
+output and exit code. As a script this file reads the runs from standard input and writes
+their ends to standard output, both as JSON.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_pa
 
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")  # before each line off a terminal
 
-
-_LONGEST_SECONDS = 900  # of a run whose operations are counted
+_LONGEST_SECONDS = 900  # of a run whose file operations are counted
 
 
 class Run(NamedTuple):
@@ -46,7 +45,7 @@ class Run(NamedTuple):
 
 
 class Ended(NamedTuple):
-  """How it ended."""
+  """The end of a command."""
 
   code: int
   out: str
@@ -55,20 +54,20 @@ class Ended(NamedTuple):
 
   @property
   def told(self) -> list[str]:
-    """The lines of standard output without their times."""
+    """Lines of standard output, without their times."""
     lines = self.out.splitlines()
     assert all(_TIME.match(line) for line in lines), lines
     return [_TIME.sub("", line) for line in lines]
 
   @property
   def page(self) -> dict[str, str]:
-    """What a run said at its start, by the word in front."""
+    """The lines that describe a run at its start, by their first word."""
     (start,) = [number for number, line in enumerate(self.told) if line.startswith("task ")]
     return dict(line.split(maxsplit=1) for line in self.told[start : start + 9])
 
   @property
   def complaint(self) -> str:
-    """The one line that tells of a mistake."""
+    """The one error line, without `error: `."""
     (line,) = [line for line in self.err.splitlines() if line.startswith("error: ")]
     return line.removeprefix("error: ")
 
@@ -105,7 +104,7 @@ def _run_forked(run: Run) -> Ended:
 
 
 def count_operations(watched: str, counted: mmap.mmap, *, kill_at: int = 0) -> None:
-  """Counts opened, renamed and removed files and folders of a folder, from here on.
+  """Counts all later file operations in a folder, such as opening, renaming and removing.
 
   Args:
     watched: the folder.
@@ -149,7 +148,7 @@ def _run_here(run: Run) -> int:
 
 
 def _at(step: int, do: Callable[[], object]) -> None:
-  """Makes the report of a step the moment of something else."""
+  """Calls `do` whenever this step has been reported."""
   progress = log.Log.progress
 
   def progress_and_more(self, at, *args, **kwargs):

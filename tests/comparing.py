@@ -17,7 +17,7 @@ except ImportError:  # before jax 0.8
 
 
 def rounding(terms: int, dtype: Any = np.float32) -> float:
-  """Largest relative error of a sum of so many terms, whatever the order of summation.
+  """Largest relative error of a sum of `terms` terms, whatever the order of summation.
 
   Every addition rounds once, so that the error is at most `terms * eps` of the sum of
   magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
@@ -29,8 +29,8 @@ def in_float64(function: Callable[..., Any], *args: Any) -> Any:
   """`function(*args)` with float64 in place of float32, as numpy arrays.
 
   Two orders of summation differ by rounding alone. Where a function enlarges rounding, such
-  as a normalisation over numbers that hardly differ, float32 cannot tell an error from
-  rounding, and float64 can.
+  as a normalisation over numbers that hardly differ, only float64 tells an error from
+  rounding.
   """
   widen = lambda leaf: (
       np.asarray(leaf, np.float64) if np.asarray(leaf).dtype == np.float32 else leaf)
@@ -39,11 +39,11 @@ def in_float64(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def assert_trees_close(actual, expected, tolerance: float = 1e-5, *, sums: str = "") -> None:
-  """Every array agrees within `tolerance` of its own largest number.
+  """Asserts that every array agrees within `tolerance` of its own largest number.
 
-  Sums cancel in single entries, so that these can only be judged beside the
-  others; what is 0 but for rounding is compared on the scale 0.1. Arrays whose name holds
-  `sums` are single sums over everything, which cancel as a whole: their scale is 0.5.
+  The scale is that of the array, because the sums in single entries may cancel. It is at
+  least 0.1, for arrays that are 0 up to rounding. It is at least 0.5 for arrays whose name
+  holds `sums`: each of these is one sum over everything, which may cancel as a whole.
   """
 
   def close(path, a, b):
@@ -56,7 +56,7 @@ def assert_trees_close(actual, expected, tolerance: float = 1e-5, *, sums: str =
 
 
 def assert_same_fields(actual: Any, expected: Any, *, but: tuple[str, ...] = ()) -> None:
-  """Every field of a dataclass of arrays has the same dtype, shape and bits, `but` some."""
+  """Asserts equal dtype, shape and bits of all fields of dataclasses, except those in `but`."""
   for name in {field.name for field in dataclasses.fields(expected)}.difference(but):
     one, other = np.asarray(getattr(actual, name)), np.asarray(getattr(expected, name))
     assert one.dtype == other.dtype, name
@@ -64,6 +64,6 @@ def assert_same_fields(actual: Any, expected: Any, *, but: tuple[str, ...] = ())
 
 
 def assert_same_graph(actual: Any, expected: Any) -> None:
-  """Two `OpGraph`s are equal with their configurations, whatever their names and places."""
+  """Asserts that two `OpGraph`s are equal, except in name, store and stage."""
   assert_same_fields(actual, expected, but=("name", "store", "stage", "configs"))
   assert_same_fields(actual.configs, expected.configs)

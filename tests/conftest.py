@@ -8,7 +8,7 @@ import tempfile
 # A reduction on CPU holds a thread until all devices have come to it. With as few
 # threads as cores the fake devices can wait for each other for ever.
 os.environ.setdefault("NPROC", "16")
-# Tests that wait for much else, each lane with a command of its own: `make test-faults`.
+# Slow tests, by lane. Each lane has a command of its own, such as `make test-faults`.
 # `make test` runs all other tests. Paths are relative to this folder.
 LANES = {
     "faults": ("faults",),
@@ -31,9 +31,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_configure(config):
-  """Makes a folder that all processes of the tests share; they inherit its name.
+  """Makes a folder that all test processes share; they inherit its name.
 
-  It holds the runs that many tests read, and every program that was compiled.
+  It holds the runs that many tests read, and all compiled programs.
   """
   for lane in LANES:
     config.addinivalue_line("markers", f"{lane}: run by `make test-{lane}`")

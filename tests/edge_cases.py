@@ -13,8 +13,8 @@ NODES = 12
 DIRECTIONS = (aggregation.OPERANDS, aggregation.USERS, aggregation.BOTH)
 
 
-def graph_edges(seed=0, nodes=NODES, edges=30):
-  return random_graphs.random_edges(np.random.default_rng(seed), nodes, edges)
+def graph_edges():
+  return random_graphs.random_edges(np.random.default_rng(0), NODES, 30)
 
 
 def dense_matrix(edges, direction, nodes=NODES):
@@ -36,9 +36,9 @@ def random_values(*shape, seed=1):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def layout_batch(*, hops, reuse=True, config_nodes=(1, 17), nodes=20):
+def layout_batch(*, hops, reuse=True):
   graph = random_graphs.layout_graph(
-      np.random.default_rng(3), nodes=nodes, edges=14, config_nodes=config_nodes, configs=4)
+      np.random.default_rng(3), nodes=20, edges=14, config_nodes=(1, 17), configs=4)
   prepared = random_graphs.prepare(graph, hops=hops, slots=1, reuse=reuse)
   budget = random_graphs.common_budget([batching.total_sizes([prepared])], spare=1)
   batch = batching.assemble_layout(
@@ -48,7 +48,7 @@ def layout_batch(*, hops, reuse=True, config_nodes=(1, 17), nodes=20):
 
 
 def merged(split: split_nodes.SplitNodes, by_hop: NodesByHop) -> np.ndarray:
-  """The full `[N, C, F]` tensor that a split one stands for."""
+  """The full `[N, C, F]` tensor that split nodes stand for."""
   configs = split.varying.shape[1]
   full = np.repeat(np.asarray(split.shared), configs, axis=1)
   node = np.asarray(split_nodes.nodes_within(by_hop, split.hop))
@@ -57,8 +57,8 @@ def merged(split: split_nodes.SplitNodes, by_hop: NodesByHop) -> np.ndarray:
   return full
 
 
-def random_split(batch, hop=0) -> split_nodes.SplitNodes:
+def random_split(batch) -> split_nodes.SplitNodes:
   nodes = len(batch.graph.nodes["opcode"])
   return split_nodes.SplitNodes(
       random_values(nodes, 1, 2),
-      random_values(split_nodes.rows_within(batch.by_hop, hop), 3, 2, seed=5), hop)
+      random_values(split_nodes.rows_within(batch.by_hop, 0), 3, 2, seed=5), 0)

@@ -28,7 +28,7 @@ STOPPED_AT = 6  # in the middle of the second epoch of four steps
 
 
 class Jobs(NamedTuple):
-  """What came of all of them."""
+  """The folders and ends of all jobs."""
 
   folder: Path
   data_root: Path
@@ -40,7 +40,7 @@ class Jobs(NamedTuple):
 
 @functools.cache
 def all_jobs() -> Jobs:
-  """What came of everything, in whichever process of the tests it was run."""
+  """Runs all jobs, or reads the result of the test process that has run them."""
   shared = Path(os.environ["TPUGRAPHS_TESTS_SHARED"])
   with (shared / "jobs.lock").open("w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -51,7 +51,7 @@ def all_jobs() -> Jobs:
 
 
 def _run_all(folder: Path) -> Jobs:
-  """Runs everything: tile and layout jobs side by side."""
+  """Runs tile and layout jobs side by side."""
   data_root = synthetic.generate(
       folder / "synthetic", collections=COLLECTIONS.values(), progress=False)
 

@@ -1,7 +1,7 @@
 """One process of a run with four devices; started by test_parallel.py, not by pytest.
 
-Arguments: port, process id, what to do, working folder, the process to which it happens, and
-the number of processes.
+Arguments: port, process id, event (a key of `EVENTS`), working folder, id of the process to
+which the event happens, and number of processes.
 """
 
 import functools
@@ -63,7 +63,7 @@ EVENTS = {
 
 
 def check_scores():
-  """Three groups of batches for two processes: one of them scores more than the other."""
+  """Scores are right where one of two processes has more groups of batches than the other."""
   rng = np.random.default_rng(0)
   raw = [random_graphs.tile_graph(rng, nodes=nodes, edges=2 * nodes, configs=5)
          for nodes in (5, 9, 40, 17, 3)]
@@ -82,7 +82,7 @@ def check_scores():
 
 
 def check_exchange():
-  """What two processes hand each other arrives."""
+  """Objects and arrays that two processes exchange arrive unchanged."""
   is_second = parallel.process_index() == 1
   gathered = parallel.gather_objects({"id": int(is_second), "pad": "x" * is_second})
   assert gathered == [{"id": 0, "pad": ""}, {"id": 1, "pad": "x"}]

@@ -9,8 +9,7 @@ import ml_collections
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job
 
-
-# Whole graphs of each kind.
+# The smallest rankers of whole graphs.
 VARIANTS = {"tile": "ci", "layout": "full,ci"}
 
 
@@ -23,5 +22,5 @@ def config_of(kind: str, variant: str = "", **changes: Any) -> ml_collections.Co
 
 
 def make(kind: str, variant: str = "", **changes: Any) -> Job:
-  """The job of such a config."""
+  """The job of a config with some fields changed."""
   return Job.of(config_of(kind, variant, **changes))

@@ -69,7 +69,7 @@ def prepare(
 ) -> batching.PreparedGraph:
   """A prepared program; without reuse, configurations share no node.
 
-  Then every node counts as reached from the start, which gives the same scores.
+  Without reuse every node counts as reached from the start, which gives the same scores.
   """
   prepared = batching.prepare(graph, graph.node_feat, hops=hops, slots=slots)
   if reuse:
@@ -87,10 +87,10 @@ def prepare(
 
 
 def slots_of(
-    graphs: Sequence[batching.PreparedGraph], configs: int, seed: int = 0
+    graphs: Sequence[batching.PreparedGraph], configs: int
 ) -> list[batching.Slate]:
   """A slate of at most `configs` configurations of each graph, with a random block."""
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   slots = []
   for i, graph in enumerate(graphs):
     chosen = rng.permutation(len(graph.configs))[:configs]

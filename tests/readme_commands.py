@@ -24,14 +24,14 @@ ROOT = Path(__file__).parents[1]
 DATA = "~/data/tpugraphs/npz"  # as the README writes it
 _ONLY_HELP = (
     "tpugraphs_jax.data.download", "tpugraphs_jax.collect", "tpugraphs_jax.sweep", "benchmarks/")
-# In this order: what one page makes another one uses.
+# In this order: later pages use files that earlier ones made.
 PAGES = ("docs/data.md", "docs/tutorial.md", "README.md", "docs/index.md", "docs/training.md",
          "docs/tensorboard.md", "docs/segments.md", "docs/score_tables.md", "docs/systems.md",
          "docs/results.md", "docs/parity.md", "docs/speed.md", "docs/own_programs.md",
          "docs/sweeps.md", "docs/operations.md", "docs/reliability.md", "docs/architecture.md",
          "docs/glossary.md")
-# With tests of their own: `tests/docs` has recipes and what the TPU compiler is needed for, and
-# the examples of the Python interface are doctests.
+# Tested elsewhere: `tests/docs` runs the recipes and the pages that need the TPU compiler, and
+# `tests/test_examples.py` the examples of the Python interface.
 ELSEWHERE = {"docs/add_your_own.md", "docs/api.md"}
 _PYTHON_ELSEWHERE = {"README.md", "docs/own_programs.md"}
 # Files that stand for the reader's own in the Python of pages.
@@ -61,7 +61,7 @@ def small(command: str, out: Path) -> str:
 
 
 def run(title: str, command: str, out: Path) -> None:
-  """Runs a command in the top folder; what it printed is shown if it fails."""
+  """Runs a command in the top folder; its output is shown if it fails."""
   print(f"$ {title}", flush=True)
   # Programs on tiny data compile for longer than they run: quickly, and once.
   quick = {"MPLBACKEND": "agg", "JAX_COMPILATION_CACHE_DIR": f"{out}/compilation_cache",

@@ -45,8 +45,8 @@ class ToyModel(base.Network):
     return self.out(nn.tanh(self.hidden(pooled)))[..., 0]
 
 
-def op_graphs(seed: int = 0, nodes: Sequence[int] = (14, 25, 33)) -> list[OpGraph]:
-  rng = np.random.default_rng(seed)
+def op_graphs(nodes: Sequence[int] = (14, 25, 33)) -> list[OpGraph]:
+  rng = np.random.default_rng(0)
   return [
       random_graphs.layout_graph(
           rng, nodes=count, edges=2 * count, config_nodes=range(0, count, 3), configs=5 + i,
@@ -56,14 +56,14 @@ def op_graphs(seed: int = 0, nodes: Sequence[int] = (14, 25, 33)) -> list[OpGrap
 
 
 def segmented(
-    graph: OpGraph, *, max_nodes: int = 8, fresh: int = 1, hops: int = 1,
+    graph: OpGraph, *, max_nodes: int = 8, fresh: int = 1,
     segment: np.ndarray | None = None,
 ) -> SegmentedGraph:
   """Prepared contiguous segments, or those given by `segment [N]`."""
   if segment is None:
     segment = partition.partition(graph, method="contiguous", max_nodes=max_nodes)
   pieces, cut = partition.split(graph, segment)
-  prepared = [batching.prepare(piece, piece.node_feat, hops=hops) for piece in pieces]
+  prepared = [batching.prepare(piece, piece.node_feat, hops=1) for piece in pieces]
   return segment_batches.segmented(graph, prepared, fresh=fresh, cut_edges=cut)
 
 
@@ -108,7 +108,7 @@ def readouts(model, params, graph: SegmentedGraph, config_ids) -> np.ndarray:
 
 
 def per_device(batches: Sequence[SegmentBatch]) -> SegmentBatch:
-  """A leading axis of devices."""
+  """One batch with a leading axis of devices."""
   return parallel.stack_for_devices(segment_batches.align(batches))
 
 
@@ -126,7 +126,7 @@ def model_of(**options) -> SegmentModel:
 
 
 def family_of(model: SegmentModel | None = None, *, segments: int = 2, configs: int = 2) -> Segments:
-  """The family of the toy model, which scores so many segments and configurations at a time."""
+  """The family of the toy model, with batches of `segments` and `configs` in evaluation."""
   fields = {} if model is None else {
       f"segments.{name}": getattr(model, name)
       for name in ("readout", "aggregation", "keep", "history_init", "keep_unit")}
@@ -141,7 +141,7 @@ def scores(family: Segments, params, graphs, config_ids=None) -> list[np.ndarray
 
 
 def params_of(model, graphs):
-  """Random parameters of all but trivial size."""
+  """Random parameters with standard deviation 0.5, biases too."""
   batch = batch_of([slot(graphs[0], 0, [0, 1], [0])], graphs=1, configs=2, fresh=1)
   shapes = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
   rng = np.random.default_rng(0)

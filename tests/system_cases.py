@@ -1,4 +1,4 @@
-"""Batches of awkward graphs, and parameters, for tests of the ranker of many options."""
+"""Batches of awkward graphs, parameters, and slow formulas, for tests of the composed ranker."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from tpugraphs_jax.rankers.composed import inputs, nodes
 
 CONFIGS, WIDTH = 3, 4
 HOPS = 2
-# Programs that run once: compiling them is all that takes time.
+# For programs that run once, whose time is all compilation.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-# Every block that a ranker can read column by column, behind other features.
-READS = tuple(inputs.READ_BLOCKS)
 
 
 def features(rng: np.random.Generator, nodes: int, reads: tuple[str, ...]) -> np.ndarray:
@@ -36,7 +34,7 @@ def features(rng: np.random.Generator, nodes: int, reads: tuple[str, ...]) -> np
 
 
 def raw_layouts() -> list:
-  """Several programs: a node alone with one configuration, an isolated choice, no order."""
+  """Four programs; one is a single node, one has an isolated configurable node."""
   rng = np.random.default_rng(0)
   make = functools.partial(random_graphs.layout_graph, rng)
   return [make(nodes=9, edges=14, config_nodes=[2, 0], configs=7),
@@ -66,8 +64,8 @@ def layout_batch(
 def tile_batch(reads: tuple[str, ...] = (), *, spare: int = 2, reuse: bool = True) -> TileBatch:
   """Three kernels, one of a single node, in a batch with an empty slate.
 
-  Nodes have at most three kinds of tokens of dimensions in a kernel, where these are read.
-  Without reuse every node has a transformer of its own for its tokens.
+  Where tokens of dimensions are read, the nodes of a kernel have at most three distinct ones.
+  Without reuse the transformer runs on the tokens of every node, equal or not.
   """
   rng, prepared = np.random.default_rng(2), []
   tokens = "dimension_tokens" in reads and sum(
@@ -87,7 +85,7 @@ def tile_batch(reads: tuple[str, ...] = (), *, spare: int = 2, reuse: bool = Tru
 
 
 def random_params(model: Any, batch: Any, seed: int = 0) -> Any:
-  """Parameters that are all nonzero, biases too; scalars, of which one divides, above 0.5."""
+  """Nonzero parameters, biases too. Scalars are above 0.5, because one is a divisor."""
   shapes = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
   rng = np.random.default_rng(seed)
   draw = lambda shape: rng.normal(0, 0.3, shape) if shape else 0.5 + rng.random()
@@ -97,7 +95,7 @@ def random_params(model: Any, batch: Any, seed: int = 0) -> Any:
 def scores_and_gradients(
     kind: str, name: str, batches: list[Any], **options: Any
 ) -> list[tuple[np.ndarray, Any]]:
-  """Scores `[G, C]` (0 where nothing is) and gradients in training, of each batch."""
+  """Scores `[G, C]` (0 for padding) and gradients in training, of each batch."""
   model = base.create_network(kind, name, **options)
   params = random_params(model, batches[0])
   weight = np.random.default_rng(3).normal(size=batches[0].target.shape).astype(np.float32)
@@ -129,11 +127,11 @@ def random(*shape, seed=0):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def split_and_full(seed=0, width=WIDTH):
-  """Features in both forms: random where configurations reach, alike elsewhere."""
-  shared, hop = random(NODES, 1, width, seed=seed), 0
+def split_and_full():
+  """Random features as split nodes and as the full `[N, C, F]` that they stand for."""
+  shared, hop = random(NODES, 1, WIDTH), 0
   rows = np.asarray(nodes_within(BATCH.by_hop, hop))
-  varying = random(len(rows), CONFIGS, width, seed=seed + 1)
+  varying = random(len(rows), CONFIGS, WIDTH, seed=1)
   full = np.repeat(shared, CONFIGS, axis=1)
   full[rows[rows < NODES]] = varying[rows < NODES]
   return SplitNodes(jnp.asarray(shared), jnp.asarray(varying), hop), full
@@ -166,7 +164,7 @@ def check(results, expected, tolerance=2e-5):
 
 
 def neighbours(direction):
-  """For every node the nodes that it receives from, as often as there are edges."""
+  """Of every node the nodes that it receives from, one entry per edge."""
   heard = [[] for _ in range(NODES)]
   for consumer, producer in zip(GRAPH.receivers[:EDGES], GRAPH.senders[:EDGES]):
     if direction in ("operands", "both"):
@@ -188,7 +186,7 @@ def slow_sage(x, params, direction, options):
 
 
 def each_graph(function):
-  """A result `[N, C, F]` made graph by graph from the numbers of its nodes."""
+  """`[N, C, F]` from a function of the node numbers of one graph."""
   result = np.zeros((NODES, CONFIGS, WIDTH), np.float32)
   for graph in range(len(BATCH.target)):
     members = np.flatnonzero(OF_GRAPH == graph)
@@ -222,7 +220,8 @@ def slow_encoder(x, to, params):
   return slow_layer_norm(x + dense(hidden, params["out"]), params["norm_1"])
 
 
-def pooled(found, expected, tolerance=2e-5):
+def check_pooled(found, expected, tolerance=2e-5):
+  """Every result has the expected `[G, C, F]` for real graphs."""
   real = np.arange(len(BATCH.target)) < len(raw_layouts())
   for result in found:
     np.testing.assert_allclose(
@@ -271,7 +270,7 @@ def slow_configs(batch, missing="zero"):
     if (row_ids < len(batch.rows)).any():
       configured[node] = True
       for config, row in enumerate(row_ids):
-        # A place without a configuration has none of the encoded features either.
+        # NaN marks padding configurations, which have no encoded features either.
         result[node, config] = batch.rows[row] if row < len(batch.rows) else np.nan
   return result, configured
 

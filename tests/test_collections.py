@@ -1,4 +1,4 @@
-"""Collections by name, the released five and own ones, and of which kind their labels are."""
+"""Names of released and own collections, their use, and their kinds of labels."""
 
 import json
 import shutil
@@ -42,9 +42,7 @@ def variant_of(kind):
 def test_own_collections_are_read_trained_ranked_and_judged(kind, data_root, tmp_path):
   config = parts.config_of(kind, variant_of(kind), **{
       "model.hidden_dim": 4, "model.num_gnns": 1, "train.epochs": 1, "batch.slates_per_epoch": 4,
-      "batch.graphs": 4})
-  with config.unlocked():
-    config.data_root = str(data_root)
+      "batch.graphs": 4, "data_root": str(data_root)})
   training.run(config, tmp_path)
   results = (tmp_path / "results.csv").read_text().splitlines()
   files = npz.split_files(data_root, OWN[kind], "test")

@@ -1,4 +1,4 @@
-"""Lines are whole, carry a time where nobody is watching, and warnings stand apart."""
+"""Lines of the commands: times off a terminal, warnings on standard error, one-line errors."""
 
 import io
 import logging
@@ -25,7 +25,7 @@ def installed():
   logging.getLogger().handlers = before
 
 
-def test_on_a_terminal_a_line_is_as_it_is_and_stays(monkeypatch):
+def test_lines_on_a_terminal_have_no_time_and_stay(monkeypatch):
   terminal = Terminal()
   monkeypatch.setattr("sys.stdout", terminal)
   console.say("step 1")
@@ -33,7 +33,7 @@ def test_on_a_terminal_a_line_is_as_it_is_and_stays(monkeypatch):
   assert terminal.getvalue() == "step 1\nstep 2\n"
 
 
-def test_messages_of_the_log_take_the_same_form(installed, capsys):
+def test_log_messages_have_a_time_and_warnings_go_to_standard_error(installed, capsys):
   logger = logging.getLogger("absl")
   before = logger.level
   logger.setLevel(logging.INFO)
@@ -58,7 +58,7 @@ def test_bars_are_for_terminals(stream, is_wanted, is_shown):
     ("naïve 図", "naïve 図"), (ValueError(), "ValueError"), (OSError("a\n b"), "a b"),
     ("two  spaces", "two  spaces"),
     ("a\u2028b\ud800", r"a b\ud800")])
-def test_one_line_has_no_more_than_one_and_can_be_printed(said, expected):
+def test_one_line_makes_any_message_one_printable_line(said, expected):
   assert console.one_line(said) == expected
 
 

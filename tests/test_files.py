@@ -1,4 +1,4 @@
-"""Files are there whole or not at all; one process at a time holds a folder; checksums."""
+"""Files are written whole or not at all, and one process at a time holds a folder."""
 
 import concurrent.futures
 import errno
@@ -38,7 +38,7 @@ def test_a_complete_file_takes_its_place(tmp_path):
 
 
 @pytest.mark.parametrize("existed", [True, False])
-def test_an_error_leaves_what_was_there(tmp_path, existed):
+def test_an_error_leaves_the_earlier_file(tmp_path, existed):
   path = tmp_path / "results.csv"
   if existed:
     path.write_text("old")
@@ -50,10 +50,10 @@ def test_an_error_leaves_what_was_there(tmp_path, existed):
   assert not existed or path.read_text() == "old"
 
 
-def test_a_full_disk_is_told_with_the_file(tmp_path):
+def test_an_error_of_a_full_disk_names_the_file(tmp_path):
   with pytest.raises(OSError, match="a.json") as error:
     with files.replacing(tmp_path / "a.json"):
-      raise OSError(errno.ENOSPC, "No space left on device")  # as of a write
+      raise OSError(errno.ENOSPC, "No space left on device")  # as a write raises it
   assert error.value.errno == errno.ENOSPC and not list(tmp_path.iterdir())
 
 
@@ -63,7 +63,7 @@ def test_a_missing_folder_is_made(tmp_path):
   assert (tmp_path / "new" / "results.csv").read_text() == "all"
 
 
-def test_what_ended_processes_left_is_removed_and_nothing_else(tmp_path):
+def test_partial_files_of_ended_processes_are_removed_and_no_others(tmp_path):
   (tmp_path / ".results.csv.4242.partial").write_text("half")
   (tmp_path / ".graph.4242.partial").mkdir()
   (tmp_path / ".graph.4242.partial" / "rows.npy").write_text("half")
@@ -108,7 +108,7 @@ def test_a_lock_is_free_afterwards_whatever_happened(tmp_path):
   assert names(tmp_path) == [files.LOCK]
 
 
-def test_those_that_wait_take_turns(tmp_path):
+def test_waiting_threads_hold_a_folder_one_at_a_time(tmp_path):
   inside = []
 
   def enter(number):

@@ -1,4 +1,4 @@
-"""Distinct rows; factored configurations: lossless, small, the same however they are cut."""
+"""Distinct rows; factored configurations are lossless, small and the same from any blocks."""
 
 import dataclasses
 
@@ -23,10 +23,10 @@ def test_distinct_rows_are_the_first_of_each_in_file_order(array):
   np.testing.assert_array_equal(array[first][which], array)
 
 
-def _grouped(rng, *, configs, groups, members, row_count=9):
-  """Configurations `[C, K, 18]` whose nodes are interleaved copies of `groups` ones."""
-  rows = rng.integers(-1, 6, (groups, row_count, 18))
-  choice = rng.integers(0, row_count, (configs, groups))
+def _grouped(rng, *, configs, groups, members):
+  """Configurations `[C, K, 18]`, equal for all nodes of a group, and the group of each node."""
+  rows = rng.integers(-1, 6, (groups, 9, 18))
+  choice = rng.integers(0, 9, (configs, groups))
   feat = rows[np.arange(groups), choice].astype(np.float32)
   node_group = rng.permutation(np.repeat(np.arange(groups), members))
   return feat[:, node_group], node_group
@@ -47,7 +47,7 @@ def test_factoring_is_lossless_and_as_small_as_a_brute_force_search():
 def test_factoring_does_not_depend_on_the_blocks(cuts):
   rng = np.random.default_rng(1)
   feat, _ = _grouped(rng, configs=50, groups=9, members=2)
-  feat[:30] = feat[:1]  # groups come apart late
+  feat[:30] = feat[:1]  # groups differ only in late configurations
   expected = graph.factor_layout_configs(feat, np.arange(50))
   factorer = graph.LayoutFactorer(feat.shape[1])
   for block in np.split(feat, cuts):
@@ -95,7 +95,7 @@ def test_factoring_refuses_wrong_shapes(shape):
 def test_output_orders_keep_the_first_six_integers_and_merge_what_is_then_equal():
   rng = np.random.default_rng(5)
   feat, _ = _grouped(rng, configs=40, groups=5, members=3)
-  feat[:, 2, :6] = feat[:, 7, :6]  # nodes that differ in operands alone
+  feat[:, 2, :6] = feat[:, 7, :6]  # these nodes differ only in operands
   whole = random_graphs.layout_graph(rng, nodes=20, edges=20, config_nodes=range(15), configs=40)
   whole = dataclasses.replace(whole, configs=graph.factor_layout_configs(feat, np.arange(40)))
   feat[:, :, 6:] = -1

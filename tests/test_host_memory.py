@@ -1,4 +1,4 @@
-"""Freed memory stays with a process that asks for it, unless its user has chosen."""
+"""A process keeps freed memory, unless its user has set `GLIBC_TUNABLES`."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ import sys
 import commands
 import pytest
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can")
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc only")
 
 _FAULTS = """
 import resource
@@ -24,7 +24,7 @@ print(faults() - before)
 
 
 @pytest.mark.parametrize("tunables, is_kept", [("", True), ("glibc.malloc.hugetlb=0", False)])
-def test_freed_memory_stays_with_the_process(tunables, is_kept):
+def test_freed_memory_is_kept_unless_the_user_set_glibc_tunables(tunables, is_kept):
   environment = os.environ | {"GLIBC_TUNABLES": tunables}
   faults = int(subprocess.check_output(
       [sys.executable, "-c", _FAULTS], env=environment, cwd=commands.ROOT))

@@ -1,4 +1,4 @@
-"""Losses against slow float64 formulations, their options, and what every loss promises."""
+"""Losses and their options against slow float64 formulations; masks, padding and devices."""
 
 from __future__ import annotations
 
@@ -315,8 +315,8 @@ def test_wrong_dtypes_and_options_are_refused(word, bad):
 RELATIVE = 0.1
 
 
-def slates():
-  """Scores, runtimes of which many are within a tenth, and a mask with holes."""
+def close_slates():
+  """Scores, runtimes of which many are within a tenth, and a mask with holes: `[4, 6]` each."""
   rng = np.random.default_rng(0)
   scores = rng.normal(size=(4, 6)).astype(np.float32)
   runtime = np.array([[1, 1.05, 1.12, 1.3, 1.05, 2], [5, 5, 5.1, 5.2, 5.3, 5.4],
@@ -327,7 +327,7 @@ def slates():
 
 
 def slower(origin):
-  """Whether a label is of a clearly slower run, as a person would say it."""
+  """Whether label a is slower than b by at least the share `RELATIVE` of b's runtime."""
   return lambda a, b: (a + origin) - (b + origin) >= RELATIVE * (b + origin) and a > b
 
 
@@ -360,14 +360,14 @@ def _as_slow_pairs(options):
     *((name, {"margin": 0.3})
       for name in ("PairwiseHingeLoss", "DiffMatLoss", "CrossHingeLoss", "RankHingeLoss")),
     *((name, {"reduction": "sum", "margin": 0.3, "noise": losses.Noise(RELATIVE)})
-      for name in ("MSE", "LogMSE", "MAPE")),  # which have none of them
+      for name in ("MSE", "LogMSE", "MAPE")),  # losses without these options
 ])
 def test_options_equal_their_slow_formulation(name, options):
-  scores, runtime, where = (np.concatenate([array, array[:2]]) for array in slates())
-  where[4] = False  # nothing there
+  scores, runtime, where = (np.concatenate([array, array[:2]]) for array in close_slates())
+  where[4] = False  # no item
   where[5, 1:] = False  # one item
   options = losses.Options(**options)
-  labels = runtime - options.noise.origin  # runtime, or what it is above a fastest one of 1
+  labels = runtime - options.noise.origin  # runtime, or its excess over a fastest runtime of 1
   total, count, grad = sums(name, options, scores, labels, where)
   expected = _slow(name, scores, labels, where, **_as_slow_pairs(options))
   np.testing.assert_allclose((total, count), expected, rtol=1e-5)
@@ -375,7 +375,7 @@ def test_options_equal_their_slow_formulation(name, options):
 
 
 def test_scores_are_scaled_down_to_the_norm_and_never_up():
-  scores, labels, where = slates()
+  scores, labels, where = close_slates()
   scores[1], scores[2] = 100 * scores[1], 0
   scores[3, ~where[3]] = np.nan
   options = losses.Options(score_norm_clip=5.0)
@@ -395,7 +395,7 @@ def test_scores_are_scaled_down_to_the_norm_and_never_up():
 
 @functools.cache
 def orders_of_listmle(relative):
-  """Which orders 300 keys give runs of 1, 1.05, 1.12 and 2, told by the value of the loss."""
+  """Orders that 300 keys give runtimes 1, 1.05, 1.12 and 2, recognised by the value of the loss."""
   scores = np.array([[0.0, 1.0, 3.0, 7.0]], np.float32)
   labels = np.array([[1, 1.05, 1.12, 2]], np.float32)
   noise = losses.Noise(relative)
@@ -413,7 +413,7 @@ def orders_of_listmle(relative):
 def test_listmle_lets_close_runs_change_places_and_no_others():
   assert set(orders_of_listmle(0.0)) == {(3, 2, 1, 0)}
   orders = orders_of_listmle(0.1)
-  # 2 is far from all; 1.12 and 1 differ by more than a tenth.
+  # Runtime 2 is far from all others; 1.12 and 1 differ by more than a tenth.
   assert all(order[0] == 3 and order.index(2) < order.index(0) for order in orders)
   swapped = sum(order.index(0) < order.index(1) for order in orders) / len(orders)
   assert len(set(orders)) == 3
@@ -422,8 +422,8 @@ def test_listmle_lets_close_runs_change_places_and_no_others():
   assert abs(swapped - (1 - apart) ** 2 / 2) < 0.1
 
 
-def test_listmle_shakes_each_list_by_its_own_key_and_none_without_keys():
-  scores, labels, where = slates()
+def test_listmle_perturbs_each_list_by_its_own_key_and_none_without_keys():
+  scores, labels, where = close_slates()
   noise, keys = losses.Noise(0.5), jax.random.split(jax.random.key(3), 4)
   listmle = jax.jit(lambda s, y, w, key: losses.listmle(s, y, where=w, key=key, noise=noise)[0])
   whole = listmle(scores, labels, where, keys)

@@ -1,4 +1,4 @@
-"""Metrics against brute force over all pairs, and their edges."""
+"""Metrics against brute force over all pairs, and their edge cases."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_pooled_opa_weighs_a_graph_by_its_pairs():
   assert pooled == expected
 
 
-def test_without_an_order_there_is_no_value():
+def test_metrics_are_nan_where_there_is_no_order():
   constant, varied = np.full(3, 7), np.array([1, 2, 3])
   assert math.isnan(metrics.opa(varied, constant))
   assert math.isnan(metrics.opa(np.array([1.0]), np.array([5])))
@@ -144,14 +144,14 @@ def test_k_below_one_is_refused():
 
 
 @pytest.mark.parametrize("runtime", [[7, 3, 3, 9, 4, 12], [5, 5], [2], [8, 1, 6]])
-def test_a_random_order_is_worth_the_mean_over_all_draws(runtime):
+def test_random_slowdown_is_the_mean_over_all_draws(runtime):
   found = metrics.random_slowdown(np.array(runtime, np.int64), (1, 2, 5))
   for k in (1, 2, 5):
     draws = list(itertools.combinations(runtime, min(k, len(runtime))))
     assert found[k] == pytest.approx(np.mean([min(draw) for draw in draws]) / min(runtime) - 1)
 
 
-def test_random_orders_of_many_configurations_stay_finite():
+def test_random_slowdown_of_many_configurations_stays_finite():
   found = metrics.random_slowdown(np.arange(1, 100_001), (1, 100))
   # The expected smallest of k out of 1..n is (n + 1) / (k + 1).
   assert found == pytest.approx({1: 100_001 / 2 - 1, 100: 100_001 / 101 - 1})

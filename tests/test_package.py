@@ -1,4 +1,4 @@
-"""What is installed is what is there."""
+"""The installed package is complete, and its commands refuse wrong usage."""
 
 import configparser
 import subprocess

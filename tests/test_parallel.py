@@ -52,7 +52,7 @@ def test_stack_for_devices_refuses_another_number_of_devices():
 
 @pytest.mark.parametrize("batch_size", [0, -4, 3, 10])
 def test_a_batch_that_does_not_divide_is_refused_with_both_numbers(batch_size):
-  with pytest.raises(ValueError, match="batch.graphs"):
+  with pytest.raises(ValueError, match=f"batch.graphs is {batch_size}, .* of the 4 devices"):
     parallel.per_device(batch_size, field="batch.graphs")
   assert parallel.per_device(12) == 3
 
@@ -62,13 +62,13 @@ def test_a_batch_that_does_not_divide_is_refused_with_both_numbers(batch_size):
     ({"coordinator_address": "localhost:1"}, "--num_processes, --process_id"),
     ({"coordinator_address": "a:1", "num_processes": 2, "process_id": 2}, "--process_id is 2"),
 ])
-def test_half_given_processes_are_refused(given, named):
+def test_incomplete_or_impossible_process_flags_are_refused(given, named):
   with pytest.raises(ValueError, match=named):
     parallel.initialize(**given)
 
 
 def losses_of_one_device():
-  """The toy run with every batch as one device's, by the same step."""
+  """Losses of the toy run on one device, which gets every batch whole."""
   step = parallel.pmap(toy.device_step)
   state = jax.tree.map(lambda x: jnp.asarray(x)[None], toy.make_state())
   losses = []
@@ -108,7 +108,7 @@ def run_processes(what, workdir, *, culprit=1, processes=2):
   try:
     outputs = [""] * processes
     for place in sorted(range(processes), key=lambda i: i == culprit):
-      if what == "freeze" and place == culprit:  # which nothing but SIGKILL ends
+      if what == "freeze" and place == culprit:  # only SIGKILL ends a stopped process
         started[place].kill()
       outputs[place] = started[place].communicate(timeout=300)[0]
   finally:
@@ -129,7 +129,7 @@ def test_several_processes_give_the_losses_of_one_device_also_when_stopped(
   codes, outputs = run_processes("stop", tmp_path, processes=before)
   assert codes == [143] * before, outputs
   (step,) = re.findall(r"saved step (\d+); go on with --resume", outputs[0])
-  # The row of a step that waits for its evaluation comes after it.
+  # A step that is evaluated gets its row only after the evaluation.
   assert 3 <= len(read_losses(tmp_path)) <= int(step) < toy.STEPS
   codes, outputs = run_processes("resume", tmp_path, processes=after)
   assert codes == [0] * after, outputs
@@ -158,7 +158,7 @@ _LEVEL, _PASSES, _EMITTERS = (
 @pytest.mark.parametrize("flags, version, expected", [
     ("", (0, 10, 2), [_LEVEL, _PASSES, _EMITTERS]),
     ("--xla_a=1", (0, 7, 2), ["--xla_a=1", _LEVEL, _PASSES, _EMITTERS]),
-    ("--xla_a=1", (0, 11, 0), ["--xla_a=1", _LEVEL, _PASSES]),  # may not know the last one
+    ("--xla_a=1", (0, 11, 0), ["--xla_a=1", _LEVEL, _PASSES]),  # without the last flag
     ("--xla_backend_optimization_level=2", (0, 10, 2),
      ["--xla_backend_optimization_level=2", _PASSES, _EMITTERS]),
 ])
@@ -197,7 +197,7 @@ def test_the_second_run_takes_its_programs_from_the_cache(tmp_path):
   assert second.stderr == ""
 
 
-def test_a_full_device_takes_one_line_with_advice():
+def test_running_out_of_device_memory_is_one_line_with_advice():
   with pytest.raises(ValueError) as error, parallel.explaining_memory("take less"):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.\nallocator report")
   assert str(error.value) == "RESOURCE_EXHAUSTED: Out of memory; take less"

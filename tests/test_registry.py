@@ -1,4 +1,6 @@
-"""Names that configs give to what modules register."""
+"""Registries by name, and the modules of users that register in them."""
+
+import sys
 
 import parts
 import pytest
@@ -23,25 +25,21 @@ def test_an_unknown_name_is_an_error_that_lists_all():
 def test_a_taken_name_is_refused_unless_it_is_the_same_thing():
   table = Registry("model.name")
   table.register("a")(dict)
-  table.register("a")(dict)  # its module was loaded anew
+  table.register("a")(dict)  # as by a module that is loaded again
   with pytest.raises(ValueError, match="already"):
     table.register("a")(list)
-
-
-def module(folder, name, text):
-  (folder / f"{name}.py").write_text(text)
-  return folder
 
 
 @pytest.mark.parametrize("text, reason", [
     (None, "No module named 'absent_module'"), ("1 / 0", "ZeroDivisionError"),
     ("import no_such_package", "No module named 'no_such_package'"), ("def f(:", "SyntaxError"),
 ])
-def test_a_module_that_cannot_be_imported_takes_one_line(text, reason, tmp_path, monkeypatch):
+def test_a_module_that_cannot_be_imported_is_an_error_in_one_line(
+    text, reason, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   name = "absent_module" if text is None else f"broken_{abs(hash(text)) % 10**6}"
   if text is not None:
-    module(tmp_path, name, text)
+    (tmp_path / f"{name}.py").write_text(text)
   config = parts.config_of("tile")
   with config.unlocked():
     config.extensions = (name,)
@@ -51,12 +49,12 @@ def test_a_module_that_cannot_be_imported_takes_one_line(text, reason, tmp_path,
   assert "PYTHONPATH" in str(error.value)
 
 
-def test_a_module_is_found_again_where_it_was(tmp_path, monkeypatch):
-  module(tmp_path, "my_found_module", "MARK = 3\n")
+def test_a_recorded_module_is_imported_from_where_it_was(tmp_path, monkeypatch):
+  (tmp_path / "my_found_module.py").write_text("MARK = 3\n")
   monkeypatch.chdir(tmp_path)
   (recorded,) = registry.import_extensions(("my_found_module",))
   assert recorded == f"my_found_module@{tmp_path}"
   monkeypatch.chdir("/")
-  monkeypatch.delitem(__import__("sys").modules, "my_found_module")
+  monkeypatch.delitem(sys.modules, "my_found_module")
   assert registry.import_extensions((recorded,)) == (recorded,)
   assert registry.names_of((recorded, "other")) == ("my_found_module", "other")

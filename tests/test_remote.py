@@ -1,4 +1,4 @@
-"""Buckets: what is read is copied here, what is worked on is sent there, nothing is lost."""
+"""Data and working folders in buckets: fetched, sent, and never lost."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from tpugraphs_jax.run import official, training
 
 @pytest.fixture(scope="module")
 def server():
-  """The address of an object server of this machine's own."""
+  """Address of an object server on this machine."""
   moto = pytest.importorskip("moto.server", reason="no moto: pip install 'moto[server]' s3fs")
   pytest.importorskip("s3fs", reason="no s3fs: pip install s3fs")
   running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -30,7 +30,7 @@ def server():
 
 @pytest.fixture(params=["memory", "s3"])
 def bucket(request, monkeypatch, tmp_path):
-  """An empty place in a bucket; copies of this machine go to a folder of the test."""
+  """Address of an empty bucket; local copies go to a folder of the test."""
   monkeypatch.setenv(remote.CACHE, str(tmp_path / "cache"))
   monkeypatch.chdir(tmp_path)
   if request.param == "memory":
@@ -79,7 +79,7 @@ def test_a_folder_is_copied_once_and_then_brought_up_to_date(bucket, capsys):
   assert not (folder / "sub/c.txt").exists() and (folder / "sub/b.txt").exists()
 
 
-def test_nothing_there_is_an_error(bucket):
+def test_a_missing_folder_is_an_error(bucket):
   with pytest.raises(FileNotFoundError, match="nowhere"):
     remote.fetch(f"{bucket}/nowhere")
 
@@ -112,7 +112,7 @@ def test_a_working_folder_is_sent_however_the_work_ends(bucket, error):
   assert text(f"{bucket}/run/saved") == "x"
 
 
-def test_what_was_cut_short_while_it_was_sent_is_not_taken(bucket):
+def test_files_of_an_interrupted_upload_are_ignored(bucket):
   with remote.working_folder(f"{bucket}/run") as folder:
     (folder / "save_0").write_text("whole")
   put(f"{bucket}/run/save_1/part", b"half of a checkpoint")  # and then the process was killed
@@ -138,7 +138,8 @@ def test_only_one_of_several_processes_sends(bucket):
   assert names(f"{bucket}/run") == set() and not folder.exists()
 
 
-def test_what_cannot_be_sent_stays_here_and_does_not_stop_the_work(tmp_path, monkeypatch, caplog):
+def test_a_folder_that_cannot_be_sent_is_kept_and_does_not_stop_the_work(
+    tmp_path, monkeypatch, caplog):
   monkeypatch.setenv(remote.CACHE, str(tmp_path / "cache"))
   monkeypatch.setattr(remote, "_PUSH_SECONDS", 0.02)
   monkeypatch.setattr(remote._Mirror, "push", lambda self: 1 / 0)
@@ -201,9 +202,7 @@ def test_a_store_in_a_bucket_is_built_once_for_all_machines(bucket, data_root, m
 def test_a_run_lives_in_a_bucket(bucket, data_root):
   config = parts.config_of("tile", "MLP,ci", **{
       "model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 1, "batch.slates_per_epoch": 8,
-      "batch.graphs": 4})
-  with config.unlocked():
-    config.data_root = data_root
+      "batch.graphs": 4, "data_root": data_root})
   place = f"{bucket}/runs/tile"
   with remote.working_folder(place) as folder:
     training.run(config, folder, mode="train")
@@ -217,12 +216,12 @@ def test_a_run_lives_in_a_bucket(bucket, data_root):
   np.testing.assert_array_equal(order, again)
   submission.combine(f"{bucket}/submission.csv", [f"{place}/results.csv"])
   problems = submission.check(f"{bucket}/submission.csv", data_root)
-  assert problems and all(": layout:" in problem for problem in problems)  # nothing of the tiles
+  assert problems and all(": layout:" in problem for problem in problems)  # tiles are complete
   report.write([place], f"{bucket}/report.html")
   assert "tile:xla" in text(f"{bucket}/report.html")
 
 
-def test_what_needs_a_folder_of_this_machine_refuses_others(capsys):
+def test_commands_that_need_a_local_folder_refuse_buckets(capsys):
   assert download.main(["--data_root", "gs://a/b"]) == 2
   assert hlo_command.main(["convert", "a.pb", "--out", "b", "--extra_out", "gs://a"]) == 2
   assert official.main(["--config=tile.py", "--weights=a", "--data_root=b", "--out=gs://a"]) == 2

@@ -191,12 +191,12 @@ TILES = {"1a": [2, 0, 4, 5, 6], "2b": [1, 0]}
 LAYOUTS = {"net": [1, 0, 3, 2], "flat": [0, 1, 2]}
 
 
-def test_scores_are_the_competitions(labelled, tmp_path):
+def test_scores_are_those_of_the_competition(labelled, tmp_path):
   found = submission.score(
       _ranked(tmp_path, {"tile:xla": TILES, "layout:xla:random": LAYOUTS}), labelled)
-  # Best of five of 1a: 25 against 10; of 2b, which has two: 7 against 7.
+  # Best of five against best of all: 25 and 10 in 1a; 7 and 7 in 2b, which has two.
   assert found["tile:xla"] == (pytest.approx(((1 - 1.5) + 1) / 2), 2)
-  # The graph with equal runtimes has no order and counts for nothing.
+  # The graph with equal runtimes has no order and is left out of the mean.
   value, graphs = found["layout:xla:random"]
   assert value == pytest.approx(stats.kendalltau(
       np.argsort(LAYOUTS["net"]), LABELS["layout:xla:random"]["net"]).statistic)
@@ -211,7 +211,7 @@ def test_a_perfect_order_scores_one(labelled, tmp_path):
 @pytest.mark.parametrize("tiles, complaint", [
     ({"1a": [0, 1, 2, 3], "2b": [1, 0]}, "1a"), ({"1a": [0, 1, 2, 3, 9], "2b": [1, 0]}, "1a"),
     ({"1a": [0, 1, 2, 3, 4]}, "2b"), (TILES | {"other": [0, 1]}, "other")])
-def test_what_no_check_would_accept_is_not_scored(labelled, tmp_path, tiles, complaint, capsys):
+def test_rankings_that_fail_the_check_are_not_scored(labelled, tmp_path, tiles, complaint, capsys):
   path = _ranked(tmp_path, {"tile:xla": tiles})
   assert submission.main(["score", str(path), "--data_root", str(labelled)]) == 2
   (line,) = capsys.readouterr().err.splitlines()

@@ -36,7 +36,7 @@ def make_batch(index):
 
 
 def make_batches(size=100):
-  """An iterator over so many of them, which can be saved and restored."""
+  """An iterator over `size` batches, whose position can be saved and restored."""
   return iter(grain.MapDataset.range(size).map(make_batch).to_iter_dataset())
 
 

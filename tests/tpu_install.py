@@ -2,9 +2,9 @@
 
     python tests/tpu_install.py
 
-The environment is made here and has what this one has, and libtpu. With
-`TPUGRAPHS_TPU_PYTHON=.../bin/python` that environment is used as it is. Where libtpu is
-not to be had the step is skipped, and says why.
+Makes an environment with the packages of this one and libtpu, or uses the environment of
+`TPUGRAPHS_TPU_PYTHON=.../bin/python` as it is. Where libtpu cannot be installed the step is
+skipped with the reason.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def run(*command: str | Path) -> subprocess.CompletedProcess:
 
 
 def skip_reason(message: str) -> str | None:
-  """The line that says why libtpu is not to be had; None for any other failure."""
+  """The line of `pip` that says why libtpu cannot be installed; None for any other failure."""
   lines = [line for line in message.splitlines() if any(word in line for word in _NOT_TO_BE_HAD)]
   return lines[-1] if lines else None
 
 
 def environment(folder: Path) -> Path | str:
-  """The Python of an environment with libtpu, or why there is none."""
+  """The Python of a new environment with libtpu, or the reason why there is none."""
   made = run(sys.executable, "-m", "venv", folder)
   if made.returncode:
     sys.exit(f"{made.stderr}\nerror: no environment")

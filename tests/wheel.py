@@ -31,7 +31,7 @@ assert (order == again).all() and len(order) == len(scores)
 
 
 def run(*command: str | Path, folder: Path) -> None:
-  """Runs a command in a folder; what it printed is shown if it fails."""
+  """Runs a command in a folder; its output is shown if it fails."""
   print("$", " ".join(map(str, command))[:120].replace("\n", " "), flush=True)
   environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
   ended = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True,
@@ -41,7 +41,7 @@ def run(*command: str | Path, folder: Path) -> None:
 
 
 def notebook_code(notebook: Path) -> str:
-  """The code cells of a notebook, without what only notebooks understand."""
+  """The code cells of a notebook as one script, without magic commands."""
   cells = json.loads(notebook.read_text())["cells"]
   code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
   return re.sub(r"^%.*$", "", code, flags=re.MULTILINE)

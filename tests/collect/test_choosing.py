@@ -68,7 +68,7 @@ def test_outputs_stay_the_same_whatever_is_chosen(function):
     assert "LayoutConstraint" in chosen.lower(*args).as_text()
     got = chosen(*args)
     _assert_equal(got, want)
-    # An output that kept a chosen layout would be read wrongly from here on.
+    # An output that kept a chosen layout would be read wrongly by the next program.
     _assert_equal(jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree))(got),
                   jax.tree.map(lambda leaf: leaf + 1, want))
 
@@ -120,10 +120,10 @@ def test_equal_equations_are_one_group_and_others_are_not():
   assert len(found.groups) == 2
 
 
-def test_a_reshape_chooses_among_orders_between_which_nothing_moves():
+def test_a_reshape_chooses_among_pairs_of_orders_that_move_nothing():
   x = jax.ShapeDtypeStruct((2, 3, 4), jnp.float32)
   group, = collect.choices(lambda x: x.reshape(2, 12), x).groups
-  # The first dimension and the two others fall apart: two parts, two orders.
+  # The output has two parts, from the first dimension and from the two others: two orders.
   assert group.options == (((), ()), ((0, 1), ()), ((1, 0), ()))
   group, = collect.choices(lambda x: x.reshape(2, 12), x, operands=True).groups
   assert group.options == (((), ()), ((0, 1), (0, 2, 1)), ((1, 0), (2, 1, 0)))
@@ -145,7 +145,7 @@ def test_numbers_that_do_not_fit_are_refused():
     found.choice([9])
 
 
-def test_layouts_inside_what_cannot_be_looked_into_are_refused_by_name():
+def test_layouts_inside_an_opaque_primitive_are_refused_by_its_name():
   mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
   spec = jax.sharding.PartitionSpec("x")
   function = jax.shard_map(lambda x, w: x @ w, mesh=mesh,

@@ -1,4 +1,4 @@
-"""The command, with a label that needs neither libtpu nor a quiet machine."""
+"""The collect command, with a label that needs neither libtpu nor a quiet machine."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def collected(root):
 
 
 def _files(out):
-  """The data and sidecars, without the folder they are in."""
+  """`{path: bytes}` of all data and sidecars, with paths relative to the output folder."""
   return {path.relative_to(out): path.read_bytes()
           for path in sorted((out / "npz").rglob("*")) if path.is_file()}
 
@@ -105,7 +105,7 @@ def test_the_reader_of_the_released_files_reads_what_was_collected(collected):
 
 
 def _labelled(out):
-  """How many configurations the journals know."""
+  """Number of configurations with a result or an error in the journals."""
   return sum(journal.done(path) for path in out.rglob("*.jsonl"))
 
 
@@ -118,7 +118,7 @@ def test_killed_at_random_moments_it_goes_on_and_gives_the_same_files(root, coll
     while _labelled(out) < moment:
       assert process.poll() is None, process.communicate()[0]
       time.sleep(0.005)
-    # At first the command alone: its workers notice, and the next ones wait for them.
+    # First the command alone: its workers must notice, and the next command waits for them.
     (os.killpg if number else os.kill)(process.pid, signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -132,7 +132,7 @@ def test_killed_at_random_moments_it_goes_on_and_gives_the_same_files(root, coll
     assert len(results) == len(set(results)), "a configuration was compiled twice"
 
 
-def test_what_is_collected_is_left_as_it_is_without_its_journal(root, collected, tmp_path):
+def test_collected_files_are_left_alone_without_their_journal(root, collected, tmp_path):
   out = tmp_path / "moved"
   shutil.copytree(collected / "npz", out / "npz")
   process = _start(_arguments(root, out))
@@ -143,7 +143,7 @@ def test_what_is_collected_is_left_as_it_is_without_its_journal(root, collected,
 
 
 def run_here(work, jobs, *, processes, options):
-  """In place of a cluster: every job as its machine gets it, by pickle."""
+  """Stands for a cluster: runs every job as its machine gets it, by pickle."""
   assert processes == 2 and options == ["--runner=X"]
   for job in pickle.loads(pickle.dumps(list(jobs))):
     work(job)
@@ -157,7 +157,7 @@ def test_on_a_cluster_the_same_files_are_made(root, collected, monkeypatch, caps
   assert "2 of 2 programs collected" in capsys.readouterr().out
 
 
-def test_a_machine_that_fails_or_is_lost_is_told_of(root, monkeypatch, capsys):
+def test_a_machine_that_fails_or_is_lost_is_reported(root, monkeypatch, capsys):
   lost = _arguments(root, root / "partly")
   lost[1] = f"{root}/tried.py:nothing"
   monkeypatch.setattr(jobs_lib, "run_on_beam", lambda work, jobs, **options: work(jobs[0]))
@@ -169,7 +169,7 @@ def test_a_machine_that_fails_or_is_lost_is_told_of(root, monkeypatch, capsys):
 
 
 def test_a_candidate_that_crashes_the_compiler_is_a_failure_and_the_others_go_on(root):
-  # In place of a compiler that aborts, whatever is compiled next to it.
+  # Stands for a compiler that aborts on some candidates.
   (root / "crashing.py").write_text(_PROGRAMS + """
 import os
 from tpugraphs_jax.collect import choosing

@@ -27,7 +27,7 @@ def test_candidates_depend_on_seed_and_name_alone():
 
 
 def test_candidates_end_where_everything_is_drawn():
-  # Choices of a small program are all found: 3 * 9 * 2.
+  # All choices of this small program: 3 * 9 * 2.
   assert len(_candidates(1000)) == 54
   assert list(draw.candidates([np.zeros(1, int)], seed=0, name="a")) == [(0,)]
 
@@ -43,7 +43,7 @@ def test_single_double_and_other_changes_take_turns():
   assert len(set(found)) == 400
 
 
-def test_ties_are_drawn_again_up_to_half_as_many():
+def test_ties_are_replaced_by_at_most_half_as_many_more_draws():
   assert draw.wanted({}, 8, draws=0) == 8
   assert draw.wanted({k: k for k in range(8)}, 8, draws=8) == 0
   assert draw.wanted({k: 0 for k in range(8)}, 8, draws=8) == 4
@@ -51,7 +51,7 @@ def test_ties_are_drawn_again_up_to_half_as_many():
   assert draw.wanted({k: k for k in range(6)}, 8, draws=8) == 2  # two have failed
 
 
-def test_kept_are_first_of_their_label_before_ties():
+def test_first_candidates_of_a_label_are_kept_before_ties():
   labels = {0: 5, 1: 5, 2: 7, 3: 5, 4: 9, 5: 7}
   assert draw.kept(labels, 3) == [0, 2, 4]
   assert draw.kept(labels, 4) == [0, 1, 2, 4]

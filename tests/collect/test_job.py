@@ -1,4 +1,4 @@
-"""What is collected already is not collected again."""
+"""Which files count as a finished job, which is not collected again."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ _HEADER = {"source": "a.py:net", "label": "bytes_estimate", "jax": "1", "program
 
 @pytest.fixture
 def job(tmp_path):
-  """A finished job: four configurations asked for and there."""
+  """A finished job with the four configurations that were asked for."""
   job = Job("a.py:net", "a_net", "valid", "layout:own:tried", str(tmp_path), "bytes_estimate",
             None, 4, 0, 1)
   rng = np.random.default_rng(0)
@@ -44,21 +44,21 @@ def test_files_that_are_whole_and_of_the_same_program_are_finished(job):
 
 
 @pytest.mark.parametrize("key", list(_HEADER))
-def test_another_program_label_or_version_is_not(job, key):
+def test_another_program_label_or_version_is_not_finished(job, key):
   assert not _is_finished(job, _HEADER | {key: "other"})
 
 
 @pytest.mark.parametrize("fields", [
     {"configs_asked": 3}, {"split": "train"}, {"configs": []},
     {"configs": [{"bytes_accessed": 1}] * 4}, {"configs": [{"seconds": 1}] * 4}])
-def test_another_number_split_or_label_in_the_sidecar_is_not(job, fields):
+def test_another_number_split_or_label_in_the_sidecar_is_not_finished(job, fields):
   _change(job, **fields)
   assert not _is_finished(job)
 
 
 @pytest.mark.parametrize("kind", ["npz", "sidecar"])
 @pytest.mark.parametrize("data", [None, b"", b"half of a fi"])
-def test_missing_and_damaged_files_are_not(job, kind, data):
+def test_missing_and_damaged_files_are_not_finished(job, kind, data):
   path = getattr(job, kind)
   path.unlink()
   if data is not None:

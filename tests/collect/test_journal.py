@@ -24,7 +24,7 @@ def test_a_journal_is_read_again_and_a_line_that_was_cut_short_is_dropped(tmp_pa
   assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
-def test_a_journal_names_what_was_begun_and_not_ended(tmp_path):
+def test_a_journal_names_the_candidate_that_was_begun_and_not_ended(tmp_path):
   path = tmp_path / "a.jsonl"
   journal = journals.Journal(path, _HEADER)
   assert journals.interrupted(path) is None

@@ -9,7 +9,7 @@ _X = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 
 
 class _Timer:
-  """A timer whose call number k, from 1, says `seconds(function, k)`."""
+  """A timer whose call number k, from 1, returns `seconds(function, k)`."""
 
   def __init__(self, seconds):
     self.seconds, self.order = seconds, []
@@ -31,13 +31,13 @@ def _same(x):
   return x + x
 
 
-def test_every_round_has_every_version_and_three_copies_of_the_first_one():
+def test_every_round_times_every_version_and_two_copies_of_the_first():
   timer = _Timer(lambda function, k: .01)
   found, order = dict(measure.measure([(0, _doubled), (7, _same)], (_X,), timer=timer)), timer.order
   assert list(found) == [0, 7]
   assert len(found[0]["seconds"]) == len(found[7]["seconds"]) == 20
   assert found[0]["noise"] == 0
-  warm_up = 2 * 4  # two versions and two copies: a first call, and how many take 5 ms
+  warm_up = 2 * 4  # two versions and two copies: a first call, then a count of calls that take 5 ms
   rounds = [order[k:k + 4] for k in range(warm_up, len(order), 4)]
   assert len(rounds) == 20 and all(len(set(map(id, each))) == 4 for each in rounds)
   assert len({tuple(map(id, each)) for each in rounds}) > 1  # in a new order each time
@@ -53,15 +53,15 @@ def test_a_version_with_other_outputs_is_refused():
 
 def test_a_busy_machine_is_refused():
   with pytest.raises(measure.NoisyMachineError):
-    _measured(_Timer(lambda function, k: .01 * k), _doubled)  # ever slower
+    _measured(_Timer(lambda function, k: .01 * k), _doubled)  # slower at every call
 
 
 def test_a_copy_of_the_default_that_takes_another_time_is_noise():
-  # The last one that is warmed up is a copy: the same program, compiled again.
+  # The function warmed up last is a copy of the default: the same program, compiled again.
   timer = _Timer(lambda function, k: .0104 if k > 6 and function is timer.order[6] else .01)
   found = _measured(timer, _doubled, _same)
   assert found[0]["noise"] == pytest.approx(.04) and found[1]["noise"] == found[0]["noise"]
-  assert len(found[1]["seconds"]) == 400  # it went on, in the hope of less noise
+  assert len(found[1]["seconds"]) == 400  # more rounds, because of the noise
 
 
 def test_rounds_go_on_until_the_machine_is_quiet():
@@ -74,7 +74,7 @@ def test_rounds_go_on_until_the_machine_is_quiet():
 
 @pytest.mark.parametrize("ratio", [0.8, 1.25])
 def test_pairs_tell_which_version_is_faster(ratio):
-  # As in turn: both are timed twice to find how many calls take 5 ms, then the pairs.
+  # First both are timed twice, to find how many calls take 5 ms; then come the pairs.
   noise = iter(np.random.default_rng(0).uniform(1, 1.02, 1000))
   timer = _Timer(lambda function, k: next(noise) * (
       .01 if k < 3 or function is timer.order[0] else .01 * ratio))
@@ -84,7 +84,7 @@ def test_pairs_tell_which_version_is_faster(ratio):
   assert (high < 1) == (ratio < 1)
   pairs = [order[k:k + 2] for k in range(4, len(order), 2)]
   assert len(pairs) == 25 and all(len(set(map(id, pair))) == 2 for pair in pairs)
-  assert {pair[0] is order[0] for pair in pairs} == {True, False}  # who begins takes turns
+  assert {pair[0] is order[0] for pair in pairs} == {True, False}  # the two take turns to begin
 
 
 def test_the_interval_of_equal_times_holds_one():

@@ -1,13 +1,13 @@
-"""The collection that ships: what it holds, and that it can be made anew."""
+"""The collections of own programs in the repository: contents, and that they can be made anew."""
 
 import importlib.metadata
-import importlib.util
 import json
 
 import commands
 import jax
 import numpy as np
 import pytest
+import recorded
 
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.collect import choosing, labels, programs
@@ -17,7 +17,7 @@ _OWN = commands.ROOT / "data" / "own" / "npz" / "layout" / "own"
 _OUTPUTS = sorted(_OWN.joinpath("outputs").glob("*/*.npz"))
 _ESTIMATED = [*_OUTPUTS, *sorted(_OWN.joinpath("kept_out").glob("*/*.npz"))]
 _MEASURED = sorted(_OWN.joinpath("programs_cpu").glob("*/*.npz"))
-_AGAIN = ("generated_train_perceptron_0", "generated_test_bilinear_0")  # that compile in a second or two
+_AGAIN = ("generated_train_perceptron_0", "generated_test_bilinear_0")  # compile in two seconds
 _CONFIGS = 4
 
 
@@ -26,7 +26,7 @@ def record_of(path):
 
 
 def families(paths):
-  """By split, the files of `examples/programs` that its programs are from."""
+  """Of each split, the files of `examples/programs` that its programs come from."""
   found = {}
   for path in paths:
     found.setdefault(path.parent.name, set()).add(record_of(path)["source"].split(":")[0])
@@ -51,11 +51,10 @@ def test_a_program_has_its_labels_beside_it(path):
   assert graph.configs.runtime_ns.tolist() == list(map(value, record["configs"]))
   assert not any(record["configs"][0]["numbers"])  # the compiler's own choice comes first
   assert graph.name == record["name"] == path.stem
-  assert record["source"].startswith("examples/programs/")  # as seen from here, by everybody
+  assert record["source"].startswith("examples/programs/")  # relative to the repository
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None,
-                    reason='libtpu is not installed: pip install "jax[tpu]"')
+@recorded.needs_libtpu
 @pytest.mark.parametrize("name", _AGAIN)
 def test_estimates_can_be_made_anew(name):
   path, = [path for path in _OUTPUTS if path.stem == name]

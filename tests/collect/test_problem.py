@@ -16,7 +16,7 @@ def _product(x, w):
 
 
 def _dot_graph(output, first, second, *, group=0, opcode="dot"):
-  """A graph with one dot, of these shapes, that says which group it is of."""
+  """A graph with one dot of these shapes, whose name states its group."""
   dot = hlo_modules.instruction(opcode, id=3, operands=[1, 2], shape=output)
   dot.metadata.op_name = f"jit(f)/{choosing.SCOPE}{group}/dot_general"
   module = hlo_modules.module(hlo_modules.computation(

@@ -36,7 +36,7 @@ def test_a_file_gives_all_its_programs_or_the_one_asked_for(file):
 @pytest.mark.parametrize("text, key, error", [
     (None, "", FileNotFoundError), (_FILE, ":tan", ValueError), ("number = 3", "", ValueError),
     ("PROGRAMS = {'a': 3}", "", ValueError), (_FILE + "\nSPLIT = 'all'", "", ValueError)])
-def test_what_is_no_program_is_refused(tmp_path, text, key, error):
+def test_a_file_without_valid_programs_is_refused(tmp_path, text, key, error):
   path = tmp_path / "programs.py"
   if text is not None:
     path.write_text(text)

@@ -1,15 +1,15 @@
-"""Choosing layouts for a function, with labels that are made up or of this machine."""
+"""Choosing layouts for a function, with made-up labels or labels of this machine."""
 
 import dataclasses
-import types
-import importlib.util
 import itertools
 import logging
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import recorded
 
 import tpugraphs_jax
 from tpugraphs_jax.collect import labels, measure, problem as problems, tuning
@@ -40,7 +40,7 @@ def problem():
 
 
 class Oracle:
-  """A ranker that knows a cost per option of every group, whatever it stands for."""
+  """A ranker whose score of a configuration is the given cost of its option numbers."""
 
   collection = tpugraphs_jax.serve.ranker.collections.Collection("layout:own:tried")
 
@@ -61,7 +61,7 @@ class Oracle:
 
 
 def _labelled_by(monkeypatch, cost, failing=()):
-  """Labels are costs; what was labelled is noted."""
+  """Replaces labels by costs; returns the list of candidates labelled from now on."""
   tried = []
 
   def raw_labels(problem, candidates):
@@ -88,7 +88,7 @@ def test_configurations_of_the_graph_and_option_numbers_are_the_same_thing(probl
 
 
 def _new_ones_first(drawn):
-  """The cheapest choice of every set of changed groups, by cost; of equal costs the first."""
+  """By cost, the cheapest choice of every set of changed groups; of equal costs the first."""
   of_cost, of_groups = {_cost(drawn[0]): drawn[0]}, {}
   for numbers in sorted(drawn, key=_cost):
     if of_cost.setdefault(_cost(numbers), numbers) == numbers and any(numbers):
@@ -108,7 +108,7 @@ def test_the_most_promising_are_tried_and_the_best_of_them_wins(monkeypatch, pro
     assert tried[1:] == _new_ones_first(ranker.asked)[:4]
   best = min(tried, key=_cost)
   assert found.numbers == best and not found.keeps_default
-  if tables:  # proposals reach what no draw did
+  if tables:  # proposals reach choices that were not drawn
     every = itertools.product(*problem.options)
     assert _cost(best) == min(map(_cost, every))
   assert found.ratio == .9 and found.interval == (.85, .95)
@@ -137,7 +137,7 @@ def test_first_comes_one_choice_of_every_score_and_of_every_set_of_groups():
   changed = np.array([[0, 0], [1, 0], [1, 0], [0, 1], [1, 1], [1, 0]], bool)
   scores = np.array([0, 3, 2, 0, 2.5, 1], np.float32)
   order = np.argsort(scores, kind="stable")
-  # 3 scores as the compiler's own; 2 and 1 change the group that 5 has changed.
+  # 3 has the score of 0, the compiler's own; 2 and 1 change the same group as 5.
   assert tuning.spread(order, scores, changed) == [0, 5, 4, 2, 1, 3]
   assert tuning.spread(order[::-1], scores, changed) == [0, 1, 4, 2, 5, 3]
 
@@ -157,7 +157,7 @@ def test_the_default_stays_unless_another_choice_is_really_better(
   assert "the compiler's own choice stays" in str(found)
 
 
-def test_failures_are_counted_and_a_default_that_fails_is_said(monkeypatch, problem):
+def test_failures_are_counted_and_a_default_that_fails_is_an_error(monkeypatch, problem):
   oracle = Oracle(problem, _cost)
   best = tuning.rank(problem, oracle, _drawn(problem, 30), 4)[1]
   _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[best])
@@ -168,7 +168,7 @@ def test_failures_are_counted_and_a_default_that_fails_is_said(monkeypatch, prob
     tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30, operands=True)
 
 
-def test_mistakes_are_said_in_one_line(problem):
+def test_impossible_arguments_of_tune_are_refused(problem):
   oracle = Oracle(problem, _cost)
   with pytest.raises(ValueError, match="budget"):
     tpugraphs_jax.tune(_net, *_ARGS, model=oracle, budget=1)
@@ -184,7 +184,7 @@ def test_a_model_ships_for_the_machine_at_hand(monkeypatch):
   assert tuning.tune(_net, *_ARGS, budget=2, candidates=9).keeps_default
 
 
-def test_a_model_of_other_labels_is_named(monkeypatch, problem, caplog):
+def test_a_model_of_other_labels_is_named(monkeypatch, caplog):
   _labelled_by(monkeypatch, lambda numbers: 100)
   with caplog.at_level(logging.WARNING, logger="absl"):
     tuning.tune(_net, *_ARGS, model="layout-v3-estimate", budget=2, candidates=9)
@@ -193,18 +193,13 @@ def test_a_model_of_other_labels_is_named(monkeypatch, problem, caplog):
   assert "labels of tpu:v3" in said[0] and "before layout assignment" in said[1]
 
 
-_needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason='libtpu is not installed: pip install "jax[tpu]"')
-
-
-@_needs_libtpu
+@recorded.needs_libtpu
 def test_a_target_without_a_model_that_ships_is_refused():
   with pytest.raises(ValueError, match="v5e"):
     tuning.tune(_net, *_ARGS, target="v5e")
 
 
-@_needs_libtpu
+@recorded.needs_libtpu
 def test_for_a_tpu_changes_say_orders_and_cycles_that_add_up(monkeypatch):
   problem = problems.Problem(_net, _ARGS, labels.TpuEstimate("tpu:v3"))
   assert problem.label.what == "estimated time on tpu:v3"

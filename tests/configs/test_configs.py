@@ -44,14 +44,14 @@ def test_every_variant_makes_a_job(kind, variant, tmp_path):
     collection = variant.split(",")[0]
     expected = collection if collection in COLLECTIONS else "xla-random"
     assert ranker.collection.name == f"layout:{expected.replace('-', ':')}"
-  # What a working folder keeps of a config makes the same model again.
+  # The config in a working folder makes the same model again.
   log.write_manifest(tmp_path, config.to_dict())
   saved = ml_collections.ConfigDict(ranker_lib.config_of(tmp_path))
   assert saved == config and Job.of(saved).ranker.family.network == ranker.family.network
 
 
 @pytest.mark.parametrize("own", ["own", "own-mine"])
-def test_what_is_recommended_for_own_programs_are_tables_of_traffic(own):
+def test_recommended_for_own_programs_is_traffic_tables(own):
   config = CONFIGS["layout"](f"{own},recommended")
   assert config == CONFIGS["layout"](f"{own},traffic") and config.data.source == "own"
   assert config.model.name == "TrafficTables"

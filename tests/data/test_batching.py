@@ -199,7 +199,7 @@ def test_table_and_overflow_hold_every_edge_exactly_once(slots):
 
 
 @pytest.mark.parametrize("slots", [0, 3])
-def test_no_edges_and_no_nodes(slots):
+def test_tables_without_edges_or_nodes_are_empty(slots):
   none = np.zeros(0, np.int32)
   for nodes in (0, 3):
     table = batching.neighbours(none, none, nodes, slots=slots)

@@ -1,4 +1,4 @@
-"""Fetching archives from a local server that breaks, forgets and lies."""
+"""Downloads from a local server that breaks connections, cannot resume or sends wrong data."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_damaged_archive_of_the_users_own_stays(tmp_path):
 
 
 @pytest.mark.parametrize("checks, requests", [
-    (True, ["bytes=3000-"]), (False, ["bytes=3000-", None])])  # sends the rest of the new file
+    (True, ["bytes=3000-"]), (False, ["bytes=3000-", None])])  # sends the new file's rest
 def test_no_part_of_a_file_that_changed_on_the_server_is_kept(server, tmp_path, checks, requests):
   server.break_after = [3000, 0, 0, 0]
   server.files["npz_tile_xla.tar"], content = bytes(9000), server.files["npz_tile_xla.tar"]
@@ -259,7 +259,8 @@ def test_transfers_that_begin_anew_and_break_again_come_to_an_end(server, tmp_pa
   assert len(server.requests) == 4
 
 
-def test_too_little_room_is_told_before_anything_is_fetched(server, tmp_path, monkeypatch):
+def test_too_little_disk_space_is_an_error_before_anything_is_fetched(
+    server, tmp_path, monkeypatch):
   usage = download.shutil.disk_usage(tmp_path)
   monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage._replace(free=100))
   with pytest.raises(download.DownloadError):

@@ -34,7 +34,8 @@ def graph_of(seed, nodes=20, edges=30):
 
 
 def slow_shapes(graph):
-  """Random shapes fit no product and no window: operands stay in the order of edges."""
+  """Operand shapes `[N, 16]` by a loop. Random shapes fit no product and no window, so that
+  operands stay in the order of edges."""
   rows = []
   for node in range(graph.num_nodes):
     if graph.node_opcode[node] not in (26, 34):
@@ -77,7 +78,7 @@ NUMBERS = {44: 9, 93: 0, 94: 3, 99: 2, 100: 3, 105: 0, 106: 3, 107: 1}
 
 @pytest.mark.parametrize("kernel_first", [True, False])
 def test_left_and_right_operands_are_told_apart_by_their_shapes(kernel_first):
-  """Edges are in the order of nodes, wherever a node stands among the operands of another."""
+  """Edges are sorted by node and do not tell the order of operands."""
   kernel, image = ("parameter", "f32", (3, 3, 4, 8), {}), ("parameter", "f32", (2, 5, 5, 4), {})
   tall, wide = ("parameter", "f32", (7, 3), {}), ("parameter", "f32", (3, 5), {})
   graph = made_of(
@@ -107,7 +108,7 @@ def test_the_work_of_a_kernel_by_hand():
 
 
 def test_the_wide_columns_of_the_3rd_place_are_logarithms():
-  """Counted from its list; the others stay as they are."""
+  """The 43 columns of its published list; the others stay as they are."""
   graph = graph_of(1)
   wide = [*range(21, 31), 37, 38, 39, 43, 44, 52, 53, 54, 59, 60, 68, 76, 84, *range(107, 113),
           *range(117, 125), 126, 127, *range(129, 133)]
@@ -133,7 +134,7 @@ def test_tile_modulo_equals_the_formula_of_every_column():
 
 
 def test_walks_on_a_chain_of_three_nodes_by_hand():
-  """a feeds b feeds c feeds the output: who walks forward never comes back."""
+  """a feeds b, b feeds c, c feeds the output: a forward walk never comes back."""
   graph = graph_of(0, nodes=3, edges=0)
   feat = np.zeros_like(graph.node_feat)
   feat[2, 0] = 1  # the root
@@ -151,7 +152,7 @@ def test_walks_on_a_chain_of_three_nodes_by_hand():
 
 
 def slow_walks(graph):
-  """The definition, with dense matrix powers in float64."""
+  """`[N, 128]` by definition, with dense matrix powers in float64."""
   nodes = graph.num_nodes + 1  # the output is one more
   directed = np.eye(nodes)
   directed[graph.edge_index[:, 1], graph.edge_index[:, 0]] = 1
@@ -181,7 +182,7 @@ def test_random_walks_are_those_of_the_definition(nodes, edges):
 
 
 def test_lists_of_dimensions_are_marked_behind_their_ends():
-  """A module by hand: dimension numbers of 0 count where the list has them."""
+  """A graph by hand: a dimension number of 0 stays where it is in the list."""
   dimensions = columns.NODE["dimensions"].start
   values = {  # of a window of two dimensions, one of them reversed; and of lists
       "convolution": {91: 1, 92: 1, 95: 1, 96: 2}, "broadcast": {dimensions: 1, dimensions + 1: 2},
@@ -268,7 +269,7 @@ def test_node_padding_has_every_dimension_in_both_places():
   np.testing.assert_allclose(feature_blocks.node_padding(graph.node_feat), expected, rtol=1e-5)
 
 
-def test_choices_are_told_the_padding_of_output_input_and_kernel():
+def test_choice_features_hold_the_padding_of_output_input_and_kernel():
   graph = table_cases.program(3, config_nodes=[5, 9, 20])
   layout = graph.configs
   rows = np.full((2, 18), -1, np.int8)
@@ -288,7 +289,7 @@ def test_choices_are_told_the_padding_of_output_input_and_kernel():
           [slow_padding(size(minor), 128), slow_padding(size(second), 8), minor < 0], rtol=1e-5)
 
 
-def test_without_edges_and_without_nodes_there_is_nothing_to_round():
+def test_without_choices_or_edges_there_are_no_features_or_operands():
   graph = dataclasses.replace(table_cases.program(0), edge_index=np.zeros((0, 2), np.int32))
   none = np.zeros(0, np.int64)
   assert feature_blocks.choice_features(graph, none, none).shape == (0, 9)
@@ -372,7 +373,7 @@ def test_a_contraction_with_one_operand_and_an_empty_kernel_have_no_kernel_array
 
 @recorded.needs_npz
 def test_the_largest_bounds_of_released_contractions_are_the_registers():
-  """The arrays are the right ones: some tile is the whole array, and none is longer."""
+  """So the arrays are the right ones: some tile is the whole array, and none is longer."""
   checked = 0
   for path in sorted((recorded.NPZ / "tile" / "xla").rglob("*.npz")):
     graph = npz.read_tile(path)
@@ -401,7 +402,7 @@ def test_dimension_tokens_hold_dimension_after_dimension():
   rng = np.random.default_rng(0)
   feat = rng.integers(-3, 6, (4, 140)).astype(np.float32)
   graph = random_graphs.layout_graph(rng, nodes=4, edges=0, config_nodes=[0], configs=1)
-  graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
+  graph = dataclasses.replace(graph, node_feat=feat)
   found = feature_blocks.dimension_tokens(graph).reshape(4, 6, 23)
   alone = feature_blocks.named_dimensions(graph).reshape(4, 6, 14)
   for node in range(4):
@@ -411,4 +412,4 @@ def test_dimension_tokens_hold_dimension_after_dimension():
       named = [number == dimension and number > 0 for number in feat[node, 93:107]]
       np.testing.assert_allclose(found[node, dimension], expected + named, rtol=1e-6)
       np.testing.assert_array_equal(alone[node, dimension], named)
-  assert not found[:, 0, 9:].any()  # a 0 says nothing
+  assert not found[:, 0, 9:].any()  # 0 also stands for no dimension number

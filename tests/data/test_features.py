@@ -16,7 +16,7 @@ COLUMNS = 6
 
 
 def arrays_of(rng):
-  """Uneven parts, one empty, with columns of very different size; 2 is constant."""
+  """Parts of uneven length, one empty; columns are of very different size, column 2 is constant."""
   scale = np.array([1, 1e-4, 0, 3e9, 50, 1e6])
   parts = [rng.normal(size=(n, COLUMNS)) * scale for n in (7, 0, 1, 30)]
   return [(part + [0, 5, -3, 0, 1e5, 0]).astype(np.float32) for part in parts]
@@ -159,10 +159,10 @@ def test_a_bad_specification_names_its_mistake(text, problem):
     features.parse_kinds(text, features.NODE_GROUPS)
 
 
-def graph_of(seed=0, nodes=12, edges=20, config_nodes=(3, 7)):
+def graph_of(seed=0, nodes=12, edges=20):
   rng = np.random.default_rng(seed)
   graph = random_graphs.layout_graph(
-      rng, nodes=nodes, edges=edges, config_nodes=list(config_nodes), configs=4)
+      rng, nodes=nodes, edges=edges, config_nodes=[3, 7], configs=4)
   feat = rng.integers(0, 9, (nodes, NODE_FEATURES)).astype(np.float32)
   return dataclasses.replace(graph, node_feat=feat)
 

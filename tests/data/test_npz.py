@@ -73,7 +73,7 @@ def _expect_change_refused(tmp_path, kind, name, value, *words):
   _expect_error(kind, path, name, *words)
 
 
-# Reading what is right
+# Valid files
 
 
 def _assert_survives(path, kind, again):
@@ -172,7 +172,7 @@ def test_range_ends_are_accepted(tmp_path):
       op_graph.configs.decode(np.arange(6)), arrays["node_config_feat"])
 
 
-# Refusing what is wrong
+# Malformed files
 
 
 @_both_kinds
@@ -197,7 +197,7 @@ def test_flipped_bytes_never_give_another_graph_or_another_error(tmp_path, kind)
     data[position] ^= rng.integers(1, 256)
     path.write_bytes(data)
     try:
-      comparing.assert_same_graph(_READERS[kind](path), expected)  # a byte that has no meaning
+      comparing.assert_same_graph(_READERS[kind](path), expected)  # a byte without meaning
     except npz.NpzError as error:
       refused += 1
       assert "\n" not in str(error)
@@ -295,9 +295,6 @@ def test_header_larger_than_the_data_is_refused_before_memory_is_taken(tmp_path)
             stream, {"descr": array.dtype.str, "fortran_order": False, "shape": shape})
         stream.write(array.tobytes())
   _expect_error("tile", path, "node_feat", "needs 560000000000 bytes")
-
-
-# Writing
 
 
 # Finding files

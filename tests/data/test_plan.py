@@ -1,6 +1,6 @@
-"""The plan is a pure function of seed and step, whatever the devices; resuming is exact.
+"""The plan is a pure function of seed and step on any number of devices; resuming is exact.
 
-Slates follow the exact distributions. Budgets hold every batch and waste little.
+Slates follow their exact distributions. Budgets hold every batch and waste little.
 """
 
 import collections
@@ -95,7 +95,7 @@ def test_the_number_of_devices_changes_nothing_but_the_places(slates_per_epoch):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
-  """Sizes that depend on the draw are those of the slots of that very step."""
+  """Sizes that depend on the draw are the sizes of the slates of that step."""
   def draw(number, rng):
     nodes = int(rng.integers(1, 200))
     return plan_lib.Drawn(
@@ -116,7 +116,7 @@ def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
 
 @pytest.mark.parametrize("graphs, slates", [(12, 0), (11, 0), (11, 5), (11, 24), (11, 40)])
 def test_an_epoch_passes_over_the_graphs_evenly_in_another_order(graphs, slates):
-  """Slates that do not fill a batch are left out, never those of the same graphs for ever."""
+  """Slates that do not fill a batch are left out; they are of other graphs each epoch."""
   plan, length = plan_of(graphs_of(graphs), slates_per_epoch=slates), slates or graphs
   assert plan.steps_per_epoch == length // 4
   epochs = [epoch_of(plan, epoch) for epoch in range(30)]
@@ -157,14 +157,14 @@ def test_budgets_hold_every_batch_of_every_device(devices, graphs):
       assert all(sizes[key] <= budget[key] for key in sizes)
 
 
-def batches_of(plan, total_steps=11, local_devices=(0,), **options):
+def batches_of(plan, local_devices=(0,), **options):
   def assemble(slots, budget):
     numbers = [[slot.graph_id, *slot.config_ids] for slot in slots]
     return {"slates": np.array(numbers), "nodes": np.array(budget["nodes"])}
 
   stack = lambda parts: {key: np.stack([part[key] for part in parts]) for key in parts[0]}
   return plan_lib.training_batches(
-      plan_lib.Batches(plan, total_steps, local_devices, assemble, stack), **options)
+      plan_lib.Batches(plan, 11, local_devices, assemble, stack), **options)
 
 
 def assert_same(found, expected):
@@ -249,8 +249,8 @@ def test_nodes_of_score_tables_count_once():
 DRAWS = 20_000
 
 
-def counts_of(runtime, count, kind, seed=0):
-  rng, draw = np.random.default_rng(seed), plan_lib.config_draw(np.array(runtime), count, kind)
+def counts_of(runtime, count, kind):
+  rng, draw = np.random.default_rng(0), plan_lib.config_draw(np.array(runtime), count, kind)
   return collections.Counter(tuple(sorted(draw(rng).tolist())) for _ in range(DRAWS))
 
 
@@ -263,7 +263,7 @@ def assert_frequencies(counts, probability):
 
 
 def gumbel_top_k(keys, count):
-  """Probability of each set: draw one after the other by exp(key), without putting back."""
+  """Probability of each set drawn one by one with weights exp(key), without replacement."""
   total = collections.Counter()
   for order in itertools.permutations(range(len(keys)), count):
     left, p = list(range(len(keys))), 1.0

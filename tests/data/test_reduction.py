@@ -72,7 +72,7 @@ def matrix_of(graph, direction="both"):
 
 
 def slow_coarse(graph, hops, direction, induced):
-  """New edges by names: an original node, or the set of nodes that one stands for."""
+  """Kept nodes, merged sets of nodes, and edges between them; a merged node is a frozenset."""
   kept, kept_edges = slow(graph, hops, direction, induced)
   rest = [node for node in range(graph.num_nodes) if node not in kept]
   apart = matrix_of(graph)[np.ix_(rest, rest)]
@@ -120,7 +120,7 @@ def test_kept_paths_are_shortest_and_nothing_else_is_kept(direction):
     rng = np.random.default_rng(seed)
     graph = random_graphs.layout_graph(
         rng, nodes=24, edges=40, config_nodes=rng.permutation(24)[:4], configs=2)
-    graph.edge_index[0] = [23, 0]  # the last node would be isolated
+    graph.edge_index[0] = [23, 0]  # else the last node would be isolated
     found = reduce_graph(
         graph, reduction="shortest_paths", direction=direction, induced="edge")
     rows = {tuple(row): i for i, row in enumerate(graph.node_feat.tolist())}
@@ -187,7 +187,7 @@ def test_an_output_node_consumes_the_roots_that_are_left(name):
   assert found.node_splits[-1] == n + 1
 
 
-def test_without_a_root_an_output_node_consumes_what_nothing_else_does():
+def test_without_a_root_an_output_node_consumes_the_nodes_without_users():
   graph = with_roots(graph_of(1), [])
   found = reduce_graph(graph, virtual_node="output")
   used = set(graph.edge_index[:, 1].tolist())

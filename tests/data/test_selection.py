@@ -1,4 +1,4 @@
-"""Which graphs and configurations take part, against slow loops, and the reasons for it."""
+"""Which graphs and configurations are trained on and judged, and targets, against slow loops."""
 
 import collections
 import dataclasses
@@ -56,7 +56,7 @@ def test_each_reason_not_to_judge_a_graph_is_named(configs, reason):
   assert selection.why_not_judged(configs) == reason
 
 
-def test_targets_are_those_that_the_data_were_asked_for():
+def test_targets_follow_the_option_of_the_data():
   runtime = [4, 2, 8]
   ids = np.array([2, 0])
   official = TILES.targets(tile_configs(runtime), ids)
@@ -69,7 +69,7 @@ def test_targets_are_those_that_the_data_were_asked_for():
 
 
 def test_absolute_targets_are_milliseconds_that_kernels_share():
-  """A normalizer that differs within a kernel corrects the runtimes that it stands beside."""
+  """A normalizer that differs within a kernel corrects the runtime of its configuration."""
   data = dataclasses.replace(TILES, target="absolute")
   configs = tile_configs([3_000_000, 6_000_000])
   np.testing.assert_array_equal(data.targets(configs, np.arange(2)), np.array([3, 6], np.float32))
@@ -162,7 +162,7 @@ def test_distinct_configurations_stay_as_they_are(policy):
   assert (selection.drop_duplicates(equal, policy) is equal) == (policy == "keep")
 
 
-def test_equal_configurations_become_one_and_no_labels_stay_no_labels():
+def test_equal_configurations_become_one_and_unlabelled_ones_stay_unlabelled():
   found = selection.drop_duplicates(of_rows([[1, 2]] * 4, [0] * 4), "mean").configs
   assert found.group_row.tolist() == [[1, 2]] and not found.is_labelled
 
@@ -196,16 +196,16 @@ def slow_kept(runtime, threshold):
   return kept if len(kept) >= 0.1 * len(runtime) else []
 
 
-def runtimes(count, seed=0):
-  """Lively stretches and dull ones by turns, around 2^45 nanoseconds."""
-  rng = np.random.default_rng(seed)
+def runtimes(count):
+  """Stretches of wide and of narrow spread by turns, around 2^45 nanoseconds."""
+  rng = np.random.default_rng(0)
   spread = np.where(np.arange(count) // 700 % 2, 10**4, 10**9)
   return 2**45 + (rng.random(count) * spread).astype(np.int64)
 
 
 @pytest.mark.parametrize("threshold", [0.1, 0.3, 1.0, 100.0])
 @pytest.mark.parametrize("count", [200, 399, 3456])
-def test_kept_configurations_equal_loops(count, threshold):
+def test_configurations_of_flat_stretches_are_dropped_as_by_loops(count, threshold):
   graph = of_runtimes(runtimes(count))
   found = selection.drop_flat(graph, threshold).configs
   kept = slow_kept(graph.configs.runtime_ns.tolist(), threshold)
@@ -215,7 +215,7 @@ def test_kept_configurations_equal_loops(count, threshold):
 
 @pytest.mark.parametrize("runtime, threshold", [
     (runtimes(500), 0.0), (runtimes(199), 0.3), ([0] * 500, 0.3)])
-def test_no_filter_few_configurations_and_no_labels_change_nothing(runtime, threshold):
+def test_a_zero_threshold_few_configurations_and_no_labels_drop_nothing(runtime, threshold):
   graph = of_runtimes(runtime)
   assert selection.drop_flat(graph, threshold) is graph
 
@@ -227,7 +227,7 @@ def test_equal_runtimes_leave_nothing_and_the_graph_is_left_out_with_a_reason():
 
 
 def judged(folder, name, configs, *, text=None):
-  """The published indices of a graph with so many configurations."""
+  """Validation indices of a graph with `configs` configurations; `text` becomes their file."""
   if text is not None:
     (folder / "xla_random.json").write_text(text)
   data = dataclasses.replace(LAYOUTS, indices_dir=str(folder))

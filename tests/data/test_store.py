@@ -41,13 +41,13 @@ def _write_split(root, *, count=3, split="valid", **options):
   return folder
 
 
-def _ensure(root, *, split="valid", **options):
+def _ensure(root, **options):
   options = {"workers": 1, "progress": False} | options
-  return store.ensure_store(root, _COLLECTION, split, **options)
+  return store.ensure_store(root, _COLLECTION, "valid", **options)
 
 
 def _built_at(folder):
-  """Something that changes whenever a graph is built again."""
+  """A number that changes whenever a graph is built again."""
   return (folder / "group_row.npy").stat().st_ino
 
 
@@ -59,7 +59,7 @@ def test_stored_graph_equals_its_file(tmp_path):
   expected, folders = list(map(npz.read_layout, sorted(source.iterdir()))), _ensure(tmp_path)
   assert [folder.name for folder in folders] == ["g0", "g1", "g2"]
   assert {path.stem for path in folders[0].glob("*.npy")} == set(_stored_files())
-  shutil.rmtree(source)  # opening reads nothing from there
+  shutil.rmtree(source)  # opening must not read it
   for graph_there, folder in zip(expected, folders, strict=True):
     comparing.assert_same_graph(store.open_graph(folder), graph_there)
 
@@ -241,12 +241,12 @@ def _children(pid):
 
 @pytest.mark.skipif(not shutil.which("pgrep"), reason="no pgrep here")
 def test_the_processes_of_a_killed_builder_end_with_it(tmp_path):
-  os.mkfifo(_write_split(tmp_path, count=2) / "g9.npz")  # a file that keeps its reader waiting
+  os.mkfifo(_write_split(tmp_path, count=2) / "g9.npz")  # a pipe, whose reader waits for ever
   script = tmp_path / "build.py"
   script.write_text(_MANY)
   builder = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
   try:
-    _until(lambda: len(_children(builder.pid)) >= 3)  # two workers, and what counts their names
+    _until(lambda: len(_children(builder.pid)) >= 3)  # two workers and the resource tracker
     children = _children(builder.pid)
   finally:
     builder.kill()
@@ -254,8 +254,8 @@ def test_the_processes_of_a_killed_builder_end_with_it(tmp_path):
   _until(lambda: not any(os.path.exists(f"/proc/{child}") for child in children))
 
 
-def _until(is_so, *, seconds=60):
-  deadline = time.monotonic() + seconds
+def _until(is_so):
+  deadline = time.monotonic() + 60
   while not is_so():
     assert time.monotonic() < deadline
     time.sleep(0.05)
@@ -263,7 +263,7 @@ def _until(is_so, *, seconds=60):
 
 @contextlib.contextmanager
 def _largest_file(size):
-  """No file can be longer than so many bytes, as on a disk that is full."""
+  """Limits files to `size` bytes, as a full disk would."""
   before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
   try:
@@ -352,7 +352,7 @@ def test_malformed_file_can_be_skipped_by_name(tmp_path, caplog):
 
 
 def _cluster(monkeypatch, takes):
-  """In place of Beam: machines that get jobs by pickle and do those that `takes` tells."""
+  """Stands for Beam: jobs arrive by pickle and are done where `takes(file)`; returns the calls."""
   asked = []
 
   def run_on_beam(work, jobs, *, processes, options):

@@ -1,4 +1,4 @@
-"""The short form of the campaign: a few faults of each kind, none lost, hung or silent.
+"""The short fault campaign: a few faults of each kind; no run is lost, hangs or fails silently.
 
 Killed runs are in `test_kills.py`.
 """
@@ -24,7 +24,7 @@ def run(tmp_path, *arguments):
 
 
 def test_damaged_files_and_input_end_in_one_line_or_the_same_result():
-  # In a process of its own: what Orbax leaves behind damaged checkpoints warns at its end.
+  # In a process of its own: Orbax warns at exit after damaged checkpoints.
   script = [sys.executable, campaign.__file__, "--parts", "damage", "input", "folders",
             "--inputs", "60", "--short"]
   ended = subprocess.run(script, capture_output=True, text=True)

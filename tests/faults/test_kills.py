@@ -1,4 +1,4 @@
-"""The short form of the campaign: killed runs and builders go on as if they had not been."""
+"""The short fault campaign: killed runs and store builds end as if they had not been killed."""
 
 from pathlib import Path
 import subprocess
@@ -11,7 +11,7 @@ import campaign
 import kills
 
 
-def test_killed_builders_leave_nothing_and_lose_nothing(tmp_path):
+def test_killed_builders_leave_nothing_and_lose_nothing():
   script = [sys.executable, campaign.__file__, "--parts", "store", "--points", "5"]
   ended = subprocess.run(script, capture_output=True, text=True)  # forks need a fresh process
   assert ended.returncode == 0, ended.stdout + ended.stderr

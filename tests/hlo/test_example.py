@@ -15,4 +15,4 @@ def test_the_example_goes_from_functions_to_rankings(capsys):
   assert printed.count("50 configurations") == 2
   for end in ("fastest", "slowest"):
     assert printed.count(f"predicted {end}: configuration ") == 2
-  assert printed.count("output ") >= 4 * 5  # what each of the configurations decides
+  assert printed.count("output ") >= 4 * 5  # the choices of each configuration

@@ -1,4 +1,4 @@
-"""Every sample protobuf gives exactly the arrays of the data set's extractor.
+"""Every sample protobuf gives exactly the arrays of the dataset's extractor.
 
 A sample is a `NAME.pb` (or `NAME.hlo.pb`) with `NAME.expected.npz`, or with a
 folder `NAME.expected` of one file per kernel. `TPUGRAPHS_HLO_DIR` names another
@@ -17,7 +17,7 @@ from tpugraphs_jax.hlo import proto, sources, tuning
 
 _HERE = Path(__file__).parents[1]
 _FOLDER = Path(os.environ.get("TPUGRAPHS_HLO_DIR", _HERE / "data" / "hlo"))
-# The data set's own records are not ours to keep; they are tested where they lie.
+# Protobufs of the dataset are no part of this repository; they are tested where they lie.
 _SHARED_SAMPLES = ("module_tuning_data_layout.pb", "op_tuning_data.pb")
 
 
@@ -55,7 +55,7 @@ def test_arrays_equal_those_of_the_extractor_bit_for_bit(path):
 
 
 def _produce(path, keys):
-  """A function for every array that an expected file of this kind may have."""
+  """By name, a function for every array that an expected file with these keys may have."""
   if "opcodes_values" in keys:
     return _tile_batch_arrays(_tile_graphs(path))
   if "config_feat" in keys:
@@ -72,7 +72,7 @@ def _module_arrays(source):
       "node_opcode": lambda: graph.node_opcode,
       "node_splits": lambda: graph.node_splits[None],
       "edge_index_insertion": lambda: graph.edge_index.astype(np.int64),
-      # Not to be had where an edge repeats; then it is not expected either.
+      # Refused where an edge repeats; no expected file has it then.
       "edge_index": lambda: hlo.featurize(source).edge_index.astype(np.int64),
   }
 
@@ -95,7 +95,7 @@ def _layout_arrays(path):
       "module_config_counts": lambda: np.full(len(configs), len(configs), np.int64),
       "normalization_values": lambda: np.full(
           len(configs), _default_ns(message), np.int64),
-      # A hash of the path at which the extractor found the file.
+      # A hash of the extractor's path to the file, which is not compared.
       "module_ids": None,
   }
 
@@ -124,7 +124,7 @@ def _tile_arrays(graph):
 
 
 def _tile_batch_arrays(graphs):
-  """One graph per run, all in one batch, as a TensorFlow op of the extractor gives."""
+  """One graph per run, all in one batch, as a TensorFlow op of the extractor returns them."""
   samples = [graph for graph in graphs for _ in range(len(graph.configs))]
   splits = np.cumsum([0, *(graph.num_nodes for graph in samples)])
   edges = np.concatenate([np.zeros((0, 3), np.int64), *(

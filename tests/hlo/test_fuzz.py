@@ -14,7 +14,7 @@ _MUTATIONS = 150
 
 
 def _mutated(data, rng):
-  """Single bytes changed; or stretches overwritten, cut out, repeated, cut off."""
+  """The bytes with some of them changed, or a stretch overwritten, removed, repeated or cut off."""
   data = bytearray(data)
   if rng.random() < 0.6:
     for at in rng.integers(len(data), size=rng.integers(1, 4)):

@@ -38,13 +38,9 @@ def _rows(*tensors):
   return combined | {(-1,) * 18}
 
 
-def _configs(graph, n=10_000, seed=0):
-  configs = hlo.layout_configs(graph, n, seed)
-  return configs.decode(np.arange(len(configs))).astype(int)
-
-
 def _node_rows(graph, node):
-  return {tuple(row) for row in _configs(graph)[:, node]}
+  configs = hlo.layout_configs(graph, 10_000)
+  return {tuple(row) for row in configs.decode(np.arange(len(configs))).astype(int)[:, node]}
 
 
 def test_convolution_orders_batch_and_feature_of_every_tensor():

@@ -1,6 +1,5 @@
-"""The TPU compiler's stages; what needs libtpu itself is skipped where it is missing."""
+"""Stages and kernels of the TPU compiler. Tests that compile are skipped without libtpu."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,15 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import recorded
 
 from tpugraphs_jax import collect, hlo
 from tpugraphs_jax.collect import labels, problem
 from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.hlo import tpu, tpu_kernels
 
-_needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason='libtpu is not installed: pip install "jax[tpu]"')
 _ARGS = (jax.ShapeDtypeStruct((4, 14, 14, 16), jnp.float32),
          jax.ShapeDtypeStruct((3, 3, 16, 24), jnp.float32),
          jax.ShapeDtypeStruct((14 * 14 * 24, 10), jnp.float32))
@@ -118,7 +115,7 @@ def test_names_and_lines_of_the_user_are_beside_the_nodes():
   assert len(graph.origins) == graph.num_nodes
 
 
-def test_a_missing_compiler_and_an_unknown_target_are_said_in_clear_words(monkeypatch):
+def test_a_missing_compiler_and_an_unknown_target_are_refused(monkeypatch):
   with pytest.raises(ValueError, match="v3"):
     hlo.featurize(_net, *_ARGS, target="v3")
   with pytest.raises(ValueError, match="bytes"):
@@ -128,7 +125,7 @@ def test_a_missing_compiler_and_an_unknown_target_are_said_in_clear_words(monkey
     tpu.check_target("tpu:v3")
 
 
-@_needs_libtpu
+@recorded.needs_libtpu
 def test_compiling_for_a_target_writes_nothing_where_there_is_no_tpu(tmp_path):
   code = """
 import jax
@@ -162,7 +159,7 @@ def test_a_module_takes_the_layouts_of_instructions_of_the_same_name_and_shape()
       [0, 1], [1, 0], [0, 1], [1, 0]]
 
 
-@_needs_libtpu
+@recorded.needs_libtpu
 def test_the_graph_for_a_target_is_the_one_before_layout_assignment():
   graph = hlo.featurize(_net, *_ARGS, target="tpu:v3")
   layouts = graph.node_feat[graph.config_node][:, NODE["minor_to_major"]]
@@ -172,7 +169,7 @@ def test_the_graph_for_a_target_is_the_one_before_layout_assignment():
   assert graph.num_nodes < hlo.featurize(_net, *_ARGS, target="tpu:v3", optimized=True).num_nodes
 
 
-@_needs_libtpu
+@recorded.needs_libtpu
 def test_estimates_are_the_same_twice_and_layouts_change_them():
   found = collect.choices(_net, *_ARGS, operands=True)
   default = collect.apply(_net, found.default)
@@ -186,7 +183,7 @@ def test_estimates_are_the_same_twice_and_layouts_change_them():
   assert cycles[3] != cycles[0]
 
 
-@_needs_libtpu
+@recorded.needs_libtpu
 def test_the_cycles_of_all_kernels_add_up_and_most_are_of_a_group():
   found = collect.choices(_net, *_ARGS)
   label = labels.create("tpu_estimate", target="v3", seed=0)
@@ -196,7 +193,7 @@ def test_the_cycles_of_all_kernels_add_up_and_most_are_of_a_group():
   assert label.value(raw) == round(raw["optimal_seconds"] * 1e12)
 
 
-@_needs_libtpu
+@recorded.needs_libtpu
 def test_nodes_of_the_compilers_graph_know_their_group():
   found = collect.choices(_net, *_ARGS)
   default = collect.apply(_net, found.default)

@@ -1,4 +1,3 @@
-
 import comparing
 import hlo_modules
 import numpy as np

@@ -1,4 +1,4 @@
-"""Batches as plain arrays, and a network on them that padding does not change."""
+"""Configurations and readouts of batches as plain arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import random_graphs
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.nn import plain
 
-CONFIGS, HIDDEN = 4, 6
+CONFIGS = 4
 AS_FLOAT = lambda rows: rows.astype(np.float32)
 
 

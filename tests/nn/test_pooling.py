@@ -92,7 +92,7 @@ def test_gradient_of_the_maximum_reaches_the_largest_node_only():
   split, full = split_values(1)
   chosen = pooling.split_selection(GRAPH, REACH, 1)
   grad = jax.grad(lambda s: jnp.sum(pooling.split_pool_max(s, chosen)))(split)
-  # Of the shared part only nodes 0 and 2 are meaningful: their configurations add up.
+  # Only nodes 0 and 2 use their shared part; its gradient is summed over configurations.
   wins = full[[0, 2]] == full[:3].max(axis=0, keepdims=True)
   np.testing.assert_allclose(grad.shared[jnp.array([0, 2]), 0], wins.sum(axis=1))
   assert not np.asarray(grad.shared)[[1, 3, 4, 5]].any()

@@ -15,7 +15,7 @@ from tpugraphs_jax.rankers.layout.res_model import ResModel
 
 
 class Whole(base.Network):
-  """All that a network needs."""
+  """The methods that every network needs."""
 
   width: int = 3
 
@@ -39,7 +39,7 @@ class WithoutEmbed(base.Network):
 
 
 class Blind(nn.Module):
-  """Has both methods, but is no network of the project."""
+  """Has both methods, but is no `Network`."""
 
   def embed(self, batch, *, train=False):
     return None
@@ -52,7 +52,7 @@ _NUMBERS = itertools.count()
 
 
 def register(thing):
-  """Registers a ranker of tiles under a name of its own."""
+  """Registers a ranker of tiles under a new name, which it returns."""
   name = f"Mine{next(_NUMBERS)}"
   base.TILE_MODELS.register(name)(thing)
   return name
@@ -97,7 +97,8 @@ ALIKE = {"batch.configs": 16, "eval.configs": 16}
     (ResModel(dropout="dropout"), "gst_ed,ci", {}, "blocks"),
     (ResModel(dropout="backpropdropout"), "gst_ed,ci", {}, "blocks"),
 ])
-def test_what_does_not_go_together_is_refused(network, variant, changes, complaint):
+def test_networks_and_options_that_exclude_each_other_are_refused(
+    network, variant, changes, complaint):
   with pytest.raises(ValueError, match=complaint):
     families.make("layout", network, variant, **changes)
 
@@ -108,7 +109,7 @@ def test_what_does_not_go_together_is_refused(network, variant, changes, complai
     (Attentive(), "full,ci", {"batch.config_chunk": 4}), (Attentive(), "gst,ci", ALIKE),
     (ResModel(dropout="backpropdropout"), "full,ci", {"batch.config_chunk": 4}),
 ])
-def test_everything_else_is_allowed(network, variant, changes):
+def test_networks_and_options_that_go_together_are_accepted(network, variant, changes):
   families.make("layout", network, variant, **changes)
 
 

@@ -1,4 +1,4 @@
-"""Every family draws slates with their sizes, and batches hold what was drawn."""
+"""Every family draws slates and their sizes, and assembles them into batches."""
 
 import families
 import jax
@@ -94,7 +94,6 @@ def test_the_sizes_that_are_drawn_hold_the_batch(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_of_several_devices_have_one_structure(kind):
-
   graphs = prepared_of(kind)
   draw, family = drawing(kind, graphs), FAMILIES[kind]
   drawn = [draw(number, np.random.default_rng(2)) for number in (0, 2)]

@@ -71,7 +71,7 @@ def init(model, batch, seed=0):
 
 @jax.jit
 def loss_and_gradient(scores, target, mask):
-  """ListMLE and its gradient by the scores; compiled once for all models."""
+  """ListMLE and its gradient with respect to scores; compiled once for all models."""
 
   def loss(scores):
     total, count = losses_lib.listmle(scores, target, where=mask)

@@ -43,7 +43,7 @@ def data_root(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_all_mapped_functions_of_a_run_lower_for_every_platform(
     case, data_root, tmp_path, monkeypatch):
-  """Training, scoring, and reading and writing a table: all that runs on devices is mapped."""
+  """Training, scoring, and reading and writing of a table: everything on devices is mapped."""
   lowered = []
 
   def pmap(function, *, in_axes=0, local=False, **options):

@@ -137,7 +137,7 @@ def test_tile_models_match(path):
 
 
 def factored(node_config_feat, runtime) -> LayoutConfigs:
-  """The recorded rows are normalised already, so that the reader would refuse them."""
+  """Factored recorded rows, which are normalised already, so that the reader would refuse them."""
   configs, nodes, features = node_config_feat.shape
   rows, ids = np.unique(node_config_feat.reshape(-1, features), axis=0, return_inverse=True)
   return LayoutConfigs(

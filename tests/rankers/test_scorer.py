@@ -1,9 +1,8 @@
-"""However graphs are packed and spread, each configuration gets its own score."""
+"""Each configuration gets its own score, however graphs are packed and spread over devices."""
 
 import collections
 import concurrent.futures
 import threading
-
 
 import families
 import jax
@@ -29,9 +28,9 @@ def assemble_layout(slots, budget, *, graphs, configs):
       transform=lambda rows: rows.astype(np.float32))
 
 
-def tile_graphs(sizes, seed=0):
+def tile_graphs(sizes):
   """Kernels with (nodes, edges, configs); each configuration carries its own number."""
-  rng, graphs, number = np.random.default_rng(seed), [], 0
+  rng, graphs, number = np.random.default_rng(0), [], 0
   for nodes, edges, configs in sizes:
     graph = random_graphs.tile_graph(rng, nodes=nodes, edges=edges, configs=configs)
     graph.configs.config_feat[:, 0] = np.arange(number, number + configs)
@@ -61,7 +60,7 @@ def assert_equal_lists(found, expected):
     np.testing.assert_array_equal(a, b)
 
 
-# Many configurations and few, one, and sizes in no order.
+# Nodes, edges and configurations, in no order of size; one graph has a single configuration.
 SIZES = [(9, 20, 7), (3, 0, 1), (40, 60, 23), (5, 9, 12), (17, 17, 8), (6, 0, 5)]
 
 
@@ -107,7 +106,7 @@ def test_later_calls_use_the_shapes_of_earlier_ones():
     graphs = tile_graphs([(nodes, nodes, 3)])
     assert_equal_lists(scores_of(encoder, {}, graphs), numbers_of(graphs))
     assert len(set(shapes)) == compiled
-  # Far from its budget, but seen before: it must not get another one each time.
+  # Far from its budget, but seen before: it must not get another budget each time.
   mixed = tile_graphs([(100, 100, 3), (2000, 2000, 3)])
   scores_of(encoder, {}, mixed)
   compiled = len(set(shapes))
@@ -210,7 +209,7 @@ class SlateMean(base.Network):
 
 @pytest.mark.parametrize("orders", [1, 4])
 def test_scores_of_a_network_that_compares_configurations_are_means_over_orders(orders):
-  """A score is here the mean of the numbers before it in a slate of three, itself included."""
+  """The score here is the mean of the numbers in a slate of three up to and with its own."""
   sizes, calls = [(3, 2, 8), (3, 2, 2)], []
   graphs, made = tile_graphs(sizes), [np.arange(8) ** 2, np.array([5, 1])]
   family = families.make("tile", SlateMean(), **{

@@ -1,4 +1,4 @@
-"""Rankers with late join run once per kernel; their scores are those of the plain form."""
+"""Rankers with late join run once per kernel and give the scores of the plain form."""
 
 import families
 import jax
@@ -19,11 +19,11 @@ def halved(feat):
   return (feat / 2).astype(np.float32)
 
 
-def family_of(name, graphs=2):
+def family_of(name):
   options = {} if name == "MLP" else {"num_gnns": 2}
   network = base.create_network("tile", name, op_embed_dim=4, hidden_dim=8, **options)
   family = families.make(
-      "tile", network, **{"eval.graphs": graphs, "eval.configs": 4, "data.neighbour_slots": 2})
+      "tile", network, **{"eval.graphs": 2, "eval.configs": 4, "data.neighbour_slots": 2})
   family.config_transform = halved
   return family
 

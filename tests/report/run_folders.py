@@ -1,4 +1,4 @@
-"""Working folders of runs that nobody trained."""
+"""Working folders of made-up runs."""
 
 import json
 
@@ -12,7 +12,7 @@ NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alexnet_1")
 
 def write_run(folder, *, seed=0, quality=1.0, rate=0.001, kind=collections.SYNTHETIC,
               collection="tile:xla", sizes=tuple(range(12, 18))):
-  """A working folder whose scores follow the runtimes more or less well."""
+  """A working folder whose scores follow the runtimes, from `quality` 0 (at random) to 1."""
   rng = np.random.default_rng(seed)
   runtime = [rng.permutation(n) + 5 for n in sizes]
   scores = [quality * r + (1 - quality) * rng.permutation(len(r)) for r in runtime]
@@ -60,7 +60,7 @@ def write_synthetic(folder):
 
 
 def move(run, data_root):
-  """Names another place of the data in the config of a run."""
+  """Sets `data_root` in the config of a run."""
   config = json.loads((run / "config.json").read_text())
   config["config"]["data_root"] = str(data_root)
   (run / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""Every figure says what its labels are, and pairs are counted rightly."""
+"""Every figure states its kind of labels; counts of pairs equal a loop."""
 
 import itertools
 
@@ -13,7 +13,7 @@ ESTIMATE = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
 
 
 def slow_counts(scores, runtime):
-  """The same by a loop over all pairs."""
+  """Counts of right pairs and of all pairs, by difference, by a loop over all pairs."""
   right, every = np.zeros((2, len(figures.EDGES) - 1))
   for i, j in itertools.permutations(range(len(runtime)), 2):
     if runtime[i] > runtime[j]:

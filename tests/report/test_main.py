@@ -22,7 +22,7 @@ def test_the_command_also_writes_csv_and_png(tmp_path, capsys):
   assert len(list((out / "png").glob("*.png"))) == 5 and "wrote " in capsys.readouterr().out
 
 
-def test_a_verdict_says_in_three_lines_what_how_good_and_where(tmp_path, capsys):
+def test_a_verdict_says_in_three_lines_labels_quality_and_pages(tmp_path, capsys):
   kind = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
   folders = [write_run(tmp_path / "tile"),
              write_run(tmp_path / "own", kind=kind, collection="layout:own:mine")]
@@ -52,7 +52,7 @@ def test_without_a_package_one_line_says_what_to_install(package, tmp_path):
   ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
   assert ended.returncode == 2 and "pip install 'tpugraphs-jax[plots]'" in ended.stderr
   assert package in ended.stderr and len(ended.stderr.splitlines()) == 1
-  assert f"no report page: {package}" in ended.stdout  # of a run, which goes on
+  assert f"no report page: {package}" in ended.stdout  # a run goes on
 
 
 def test_a_page_that_cannot_be_drawn_fails_no_run(tmp_path, caplog):

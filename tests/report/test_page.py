@@ -27,7 +27,7 @@ def table_of(text, title):
 
 def test_a_page_takes_nothing_from_elsewhere(tmp_path):
   text = page_of([write_run(tmp_path / "run")], tmp_path)
-  # Names of XML's vocabularies are addresses that nobody visits.
+  # XML names its vocabularies by addresses, which no browser fetches.
   addresses = set(re.findall(r"https?://[^\s\"'<]+", text))
   assert not [a for a in addresses if "w3.org" not in a and "purl.org" not in a
               and "creativecommons" not in a and "matplotlib.org" not in a]
@@ -45,7 +45,7 @@ def test_every_page_says_its_kind_of_labels_and_what_chose_the_best_step(kind, c
 
 
 @pytest.mark.parametrize("is_synthetic", [True, False])
-def test_a_run_stands_above_what_it_is_to_be_compared_with(is_synthetic, tmp_path):
+def test_a_run_stands_above_its_reference_orders(is_synthetic, tmp_path):
   folder = write_synthetic(tmp_path) if is_synthetic else write_run(
       tmp_path / "run", kind=KINDS[-1], collection="layout:own:mine", quality=0.4)
   run, text = runs.read(folder), page_of([folder], tmp_path)
@@ -70,7 +70,7 @@ def test_graphs_come_sorted_with_sizes_and_those_without_an_order_first(tmp_path
 
 def test_the_page_of_several_runs_groups_and_tests_them(tmp_path):
   text = page_of(several_runs(tmp_path), tmp_path)
-  (head, first, second) = table_of(text, "By config")
+  _, first, second = table_of(text, "By config")
   assert [first[0], second[0], first[1]] == ["a", "b", "0, 1, 2"] and "±" in first[2]
   assert table_of(text, "Paired by graph")[1][-1] == "0.0312"
   assert table_of(text, "Where the configs differ")[1:] == [

@@ -1,4 +1,4 @@
-"""Runs are read as they are, grouped by config, and every figure has one definition."""
+"""Runs are read, grouped by config and compared; every figure has one definition."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Configs by file, by variant and by flag; their comments, values and variants in words."""
+"""Configs by file, by variant and by flag, and how they are printed."""
 
 from pathlib import Path
 
@@ -111,4 +111,4 @@ def test_a_model_named_by_a_flag_brings_its_own_options(kind, variant, flags, ex
   configs._follow_model(config, ["run.py", *flags])
   found = config.model.to_dict()
   assert found == before if expected is None else expected.items() <= found.items()
-  assert "early_join" not in found  # it is the meaning of the name
+  assert "early_join" not in found  # the name implies it

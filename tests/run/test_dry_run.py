@@ -65,9 +65,10 @@ def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path)
   for split in ("train", "valid", "test"):
     store.ensure_store(data_root, "layout:xla:random", split, store_dir=tmp_path / "store",
                        progress=False)
-  graphs = [path for path in (tmp_path / "store").rglob("*.npy") if path.stem in (
+  large = [path for path in (tmp_path / "store").rglob("*.npy") if path.stem in (
       "group_row", "node_feat", "edge_index", "runtime_ns", "node_opcode")]
-  assert sum(path.stat().st_size for path in graphs) - 128 * len(graphs) <= bound + 5e5
+  # Without the headers of the files; the bound is printed with three digits.
+  assert sum(path.stat().st_size for path in large) - 128 * len(large) <= 1.005 * bound
 
 
 @pytest.mark.parametrize("kind, collection", [("tile", "tile:xla"), ("layout", "layout:xla:random")])
@@ -80,7 +81,7 @@ def test_without_data_the_published_sizes_are_told(kind, collection, tmp_path):
   assert not (tmp_path / "nowhere").exists()
 
 
-def test_what_is_missing_for_measuring_is_told(data_root, tmp_path):
+def test_missing_data_for_measuring_are_named(data_root, tmp_path):
   shutil.copytree(data_root / "tile" / "xla" / "train", tmp_path / "npz" / "tile" / "xla" / "train")
   for place, there in (("npz", "only train"), ("nowhere", "no data")):
     lines = told(parts.config_of("tile", "ci"), tmp_path / place, tmp_path / f"scratch_{place}")

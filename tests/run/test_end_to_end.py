@@ -37,7 +37,7 @@ def rows_of(path):
     *((f"{kind}_resumed", 0) for kind in COMMANDS), ("tile_two_devices", 0), ("tile_no_data", 0),
     ("tile_later", 0),
 ])
-def test_commands_end_as_they_should(jobs, name, code):
+def test_commands_end_with_their_exit_codes(jobs, name, code):
   ended = jobs.ended[name]
   assert ended.code == code and "Traceback" not in ended.err, ended.err
 
@@ -129,7 +129,7 @@ def test_two_devices_equal_one(jobs):
   assert [config["devices"]["count"] for config in configs] == [1, 2]
 
 
-def test_synthetic_data_are_made_when_asked_for_and_said_twice(jobs):
+def test_synthetic_data_are_made_when_asked_for_and_named_as_synthetic(jobs):
   told, workdir = jobs.ended["tile_no_data"].told, jobs.workdir("tile_no_data")
   (made,) = [line for line in told if line.startswith("--synthetic")]
   assert made == (f"--synthetic: tiny synthetic data in {workdir / 'synthetic'}, which measure no "
@@ -139,7 +139,7 @@ def test_synthetic_data_are_made_when_asked_for_and_said_twice(jobs):
 
 
 def test_evaluation_later_needs_the_working_folder_alone(jobs):
-  """Overrides count without --config too: here another chunk of configurations."""
+  """Overrides work without --config too: here another number of configurations per batch."""
   before, later = jobs.ended["tile_no_data"].told, jobs.ended["tile_later"].told
   assert later[0].startswith("tile:xla: 4 graphs  opa") and later[0] in before
   assert not any("tile:xla: ranked" in line for line in later)

@@ -1,6 +1,7 @@
 """What a job reads, leaves out, fits, judges and ranks; no model is compiled here."""
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -36,7 +37,7 @@ def graph_of(kind, name, runtime_ns, *, same=False, seed=0):
         np.stack([numbers % 6, numbers // 6 % 6, numbers // 36], axis=1).astype(np.uint8),
         np.array(runtime_ns, np.int64))
   feat = rng.integers(0, 9, (7, NODE_FEATURES)).astype(np.float32)
-  return graph.__class__(**(vars(graph) | {"node_feat": feat, "configs": configs}))
+  return dataclasses.replace(graph, node_feat=feat, configs=configs)
 
 
 def fitted(kind, graphs, **changes):
@@ -122,7 +123,7 @@ def test_statistics_come_from_training_alone_and_from_the_file_later(kind, tmp_p
 
 
 def made_up(family, made):
-  """A scorer of scores made up beforehand, by graph name."""
+  """A scorer that returns the scores `made`, by graph name."""
   return family.scorer_of(lambda params, graphs, config_ids, *, progress=False: [
       np.asarray(made[g.name], np.float32)[ids] for g, ids in zip(graphs, config_ids)])
 
@@ -158,7 +159,7 @@ def test_rows_hold_exact_metrics_and_opa_is_pooled_over_pairs(kind, ks):
 def test_ties_are_ranked_in_file_order(kind, tmp_path):
   graphs = [graph_of(kind, "same", [0] * 40, same=True), graph_of(kind, "some", [0] * 6)]
   job = fitted(kind, graphs)
-  # Equal configurations are asked for once, whatever their places would give.
+  # Equal configurations are scored once, so that their made-up scores do not matter.
   job.ranker.scorer = made_up(job.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]})
   np.testing.assert_array_equal(job.ranker.rank(graphs[0])[0], np.arange(40))
   results.predict(job.data, written(tmp_path / "npz", kind, test=graphs), job.ranker, tmp_path)
@@ -185,11 +186,11 @@ def test_layout_validation_takes_published_indices_else_a_seeded_sample(tmp_path
 
 
 @pytest.mark.parametrize("is_predicted", [False, True])
-def test_programs_have_the_figures_of_the_tables_of_2021(is_predicted):
+def test_programs_have_the_figures_of_the_mlsys_2021_tables(is_predicted):
   rng = np.random.default_rng(5)
   names = ["net_a_1", "net_a_2", "net_b_7", "net_a_3"]
   runtimes = [rng.integers(1000, 9000, size) for size in (3, 6, 6, 6)]
-  runtimes[3][:] = 700  # no order: no tau, but an error
+  runtimes[3][:] = 700  # no order, so no tau, but a MAPE
   scores = [rng.uniform(0.5, 2, len(runtime)).astype(np.float32) for runtime in runtimes]
   predicted = [2000 * found for found in scores] if is_predicted else None
   rows = judge.program_rows([

@@ -1,4 +1,4 @@
-"""What a user gets wrong on the command line ends in one line, never in a traceback."""
+"""Mistakes on the command line end in one line, never in a traceback."""
 
 import shutil
 
@@ -9,9 +9,9 @@ import pytest
 
 from tpugraphs_jax.data import npz
 
-# So small that a mistake which goes unnoticed costs little; compiled by the jobs already.
+# So small that an unnoticed mistake costs little; the jobs have compiled these programs.
 TINY = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1")
-SKIPPED = "a skipped file"  # the one run that is no mistake
+SKIPPED = "a skipped file"  # the only run that must succeed
 
 
 def flags(kind, jobs, workdir, *more, config=None):
@@ -34,7 +34,7 @@ def without(jobs, folder, kind, split):
   return root
 
 
-# Name: kind, flag, and what the line says.
+# Name: kind, flag, and a part of the error line.
 SIMPLE = {
     "field": ("tile", "--config.nope=1", "the config has no field 'nope'"),
     "model field": ("tile", "--config.model.num_heads=1", "no field 'model.num_heads'"),
@@ -66,7 +66,7 @@ SIMPLE = {
 
 @pytest.fixture(scope="module")
 def mistakes(tmp_path_factory):
-  """All mistakes, by name, with the line each must say."""
+  """Command and part of the error line of every mistake, by name."""
   folder, jobs = tmp_path_factory.mktemp("mistakes"), jobs_lib.all_jobs()
   new = lambda: folder / f"workdir_{len(runs)}"
   runs = {}
@@ -149,7 +149,7 @@ def test_a_mistake_ends_in_one_line(mistakes, ended, name):
   result, (_, line) = ended[name], mistakes[name]
   assert result.code == 2, result.err
   assert "Traceback" not in result.err, result.err
-  assert "step 1" not in result.out or name == "not finite"  # which shows during training
+  assert "step 1" not in result.out or name == "not finite"  # this one shows during training
   assert line in result.complaint
 
 

@@ -44,7 +44,7 @@ def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
     assert ranker.collection.kind == kind
     config = parts.config_of(kind, f"{variants},ci")
     model = Job.of(config).ranker.family.network
-    # What a working folder keeps of a config makes the same model again.
+    # The config in a working folder makes the same model again.
     folder = tmp_path / (collection or kind)
     folder.mkdir()
     log.write_manifest(folder, config.to_dict())
@@ -58,7 +58,7 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
   with config.unlocked():
     if kind == "layout":
       config.data.store_dir = str(tmp_path / "store")
-    # One layer of a kind: nearly all of the time goes into compilation.
+    # One layer of each kind: nearly all of the time goes into compilation.
     for widths in [field for field in config.model if field.endswith("widths")]:
       config.model[widths] = config.model[widths][:1]
     if "attention_from" in config.model:
@@ -119,8 +119,8 @@ def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, c
   assert "\n" not in str(error.value)
 
 
-def test_what_was_published_is_what_a_preset_has():
-  """Settings of the systems' code and write-ups that an audit found wrong once."""
+def test_presets_have_the_published_settings():
+  """Settings of the published code and write-ups that presets once had wrong."""
   first = parts.config_of("layout", "nlp-default,preset=first")
   assert "padded" in first.data.features
   assert (first.batch.configs, first.eval.configs, first.eval.permutations) == (64, 64, 10)

@@ -1,4 +1,4 @@
-"""The lines and files of a run are right in every number, and whole whatever happens."""
+"""The summary file of a run, and warnings about its rankings."""
 
 import json
 import math
@@ -18,7 +18,7 @@ def test_sections_are_replaced_and_the_others_stay(tmp_path):
   assert results.read_summary(tmp_path) == {"training": {"step": 2}, "seed": 3}
 
 
-def test_numbers_that_are_none_are_null(tmp_path):
+def test_nan_is_written_as_null(tmp_path):
   results.update_summary(tmp_path, validation={"metrics": {"a": math.nan, "b": np.float64(0.5)}})
   text = (tmp_path / "summary.json").read_text()
   assert json.loads(text)["validation"]["metrics"] == {"a": None, "b": 0.5} and "NaN" not in text
@@ -32,9 +32,7 @@ def test_a_damaged_summary_is_begun_anew(tmp_path, text):
 
 
 def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path):
-  config = parts.config_of("tile", seed=7, **{"data.search": ""})
-  with config.unlocked():
-    config.data_root = "data"
+  config = parts.config_of("tile", seed=7, data_root="data", **{"data.search": ""})
   results.update_summary(tmp_path, validation={})
   results.begin_summary(config, tmp_path, "tile:xla")
   found = results.read_summary(tmp_path)

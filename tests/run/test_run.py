@@ -1,4 +1,4 @@
-"""The commands: places of data."""
+"""Where the commands look for data."""
 
 import types
 
@@ -7,8 +7,7 @@ import pytest
 
 from tpugraphs_jax.run import command
 
-
-FLAGS = types.SimpleNamespace(workdir="out", synthetic=False)  # as far as the place of data needs
+FLAGS = types.SimpleNamespace(workdir="out", synthetic=False)  # flags that place the data
 
 
 @pytest.mark.parametrize("kind, variant, remedies", [

@@ -1,4 +1,4 @@
-"""A sweep does what is missing, keeps what is done, and has a row for every run."""
+"""A sweep does missing runs, keeps finished ones, and has a row for every run."""
 
 import csv
 import json
@@ -11,7 +11,7 @@ from tpugraphs_jax.run import sweep
 
 
 def finish(folder, *, ended="last epoch (3)", validation=True, **metrics):
-  """Leaves what a run leaves that ended."""
+  """Writes the summary of a finished run."""
   folder.mkdir(parents=True, exist_ok=True)
   found = {"training": {"ended": ended, "step": 12, "seconds": 2.5}}
   if validation:
@@ -19,8 +19,8 @@ def finish(folder, *, ended="last epoch (3)", validation=True, **metrics):
   (folder / "summary.json").write_text(json.dumps(found))
 
 
-def a_run(out, name="base/seed_0", command=("true",), point=(), seed=0):
-  return sweep.SweepRun(name, str(out), tuple(command), tuple(point), seed)
+def a_run(out, command=("true",)):
+  return sweep.SweepRun("base/seed_0", str(out), tuple(command), (), 0)
 
 
 @pytest.mark.parametrize("texts, expected", [
@@ -64,7 +64,7 @@ SAY = "import sys; print(sys.argv[1:]); sys.exit('error: {0}' if '{0}' else 0)"
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
-def test_what_was_begun_goes_on(tmp_path, is_begun, capsys):
+def test_a_run_that_was_begun_is_resumed(tmp_path, is_begun, capsys):
   run = a_run(tmp_path, command=[sys.executable, "-c", SAY.format("")])
   if is_begun:
     (tmp_path / run.name / "checkpoints").mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_fields_go_to_every_run_and_what_follows_the_dashes_to_beam():
   assert command[-2:] == ["--synthetic", "--config.train.epochs=2"]
 
 
-def test_runs_that_are_missing_are_done_and_the_end_is_told(tmp_path, monkeypatch, capsys):
+def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch, capsys):
   done = []
 
   def run(work, jobs, *, processes, beam):

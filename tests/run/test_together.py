@@ -1,4 +1,4 @@
-"""One network for several collections: turns, steps, results, and what it refuses."""
+"""One network for several collections: turns, steps, results, refused options."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_for_kernels_layouts_of_minus_one_stand_for_configurations():
   batch = system_cases.tile_batch(("node_layout",))
   joint = base.create_network("tile", "Composed", both_kinds=True, **OPTIONS)
   params = system_cases.random_params(joint, batch)
-  # As features of the nodes and logarithms of tiles, which any network could be given.
+  # The same inputs as node features and logarithms of tiles, for a network of tiles alone.
   feat = np.asarray(batch.graph.nodes["feat"])
   nodes = batch.graph.nodes | {
       "feat": np.concatenate([feat[:, :-6], np.full((len(feat), 18), -1, np.float32), feat[:, -6:]],
@@ -95,7 +95,7 @@ def test_for_kernels_layouts_of_minus_one_stand_for_configurations():
 
 
 class Plan:
-  """Batches whose budget is their number."""
+  """A plan whose budgets state its number and the step."""
 
   def __init__(self, number, steps):
     self.steps_per_epoch, self.budgets, self._number = steps, [{"nodes": number}], number
@@ -160,7 +160,7 @@ def test_every_step_is_that_of_its_collection(data_root, tmp_path):
 def test_two_processes_make_the_batches_of_one(data_root, tmp_path, monkeypatch):
   job = job_of(data_root, tmp_path / "store")
   prepared = job_lib.prepare(job, tmp_path, resume=False)
-  # The network is no part of it.
+  # Batches do not depend on the network.
   monkeypatch.setattr(training, "init_params", lambda *args, **kwargs: {"none": np.zeros(1)})
   monkeypatch.setattr(training, "make_step", lambda *args, **options: None)
   monkeypatch.setattr(training, "_check_same_shapes", lambda *args: None)
@@ -181,7 +181,7 @@ def test_two_processes_make_the_batches_of_one(data_root, tmp_path, monkeypatch)
 
 @pytest.fixture(scope="module")
 def ran(data_root, tmp_path_factory):
-  """A run, and one that was stopped and gone on with."""
+  """A run, and one that was stopped and resumed."""
   folder = tmp_path_factory.mktemp("runs")
   command = lambda name, *flags, **more: commands.Run(
       ["run_layout.py", "--config=configs/layout.py:preset=fifth_all,ci", f"--data_root={data_root}",
@@ -220,7 +220,7 @@ def test_a_run_that_goes_on_ends_like_one_that_was_never_stopped(ran):
     assert (folder / "stopped" / name).read_bytes() == (folder / "whole" / name).read_bytes(), name
 
 
-def test_transforms_of_another_run_are_noticed_of_every_collection(ran, data_root, tmp_path):
+def test_changed_transforms_of_another_collection_are_refused(ran, data_root, tmp_path):
   folder, _ = ran
   workdir, name = shutil.copytree(folder / "whole", tmp_path / "whole"), "also/tile_xla/features.json"
   found = features.load(workdir / name)
@@ -256,7 +256,7 @@ def test_other_rankers_train_on_several_layout_collections(variants, data_root, 
       "data_root": str(data_root), "data.store_dir": str(tmp_path / "store"),
       "data.also": ("layout:nlp:default",)}))
   phase = training.first_stage(training.parts_of(job, job_lib.prepare(job, tmp_path, resume=False)), tmp_path)
-  # One transform of configurations: a network does not know of which collection they are.
+  # One transform of configurations: a network is not told their collection.
   first, second = (part.ranker.transforms for part in (job, *job.also))
   assert first.keys() == second.keys()
   for name, transform in first.items():
@@ -294,8 +294,7 @@ def test_inputs_for_both_kinds_go_with_some_options_alone(changes):
 
 def test_collections_whose_parameters_differ_are_refused(data_root, tmp_path):
   job = job_of(data_root, tmp_path / "store")
-  with job.also[0].config.unlocked():
-    job.also[0].ranker.config["data"]["config_transform"] = "minmax"  # leaves out columns
+  job.also[0].ranker.config["data"]["config_transform"] = "minmax"  # leaves out columns
   prepared = job_lib.prepare(job, tmp_path, resume=False)
   with pytest.raises(ValueError, match="parameters"):
     training.first_stage(training.parts_of(job, prepared), tmp_path)

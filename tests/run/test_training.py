@@ -1,4 +1,4 @@
-"""Options of data, loss, sampling and training work side by side, for every kind of ranker."""
+"""Options of data, loss, sampling and training work together, for every kind of ranker."""
 
 import csv
 
@@ -41,12 +41,10 @@ def root(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_together_they_train_rank_and_are_kept(name, root, tmp_path):
+def test_options_together_train_rank_and_are_saved(name, root, tmp_path):
   kind = "tile" if name == "tile" else "layout"
   variant, changes = CASES[name]
-  config = parts.config_of(kind, variant, **(SMALL | TOGETHER | changes))
-  with config.unlocked():
-    config.data_root = str(root)
+  config = parts.config_of(kind, variant, data_root=str(root), **(SMALL | TOGETHER | changes))
   training.run(config, tmp_path)
   with (tmp_path / "validation.csv").open() as file:
     rows = list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""How scores of several rankers come together, on edges too."""
+"""Combinations of the scores of several rankers."""
 
 import jobs as jobs_lib
 import numpy as np
@@ -31,7 +31,7 @@ def test_equal_scores_share_their_mean_rank(scores, expected):
 
 
 @pytest.mark.parametrize("combine", ["mean", "min_max", "rank"])
-def test_an_ensemble_averages_what_it_says(combine, jobs):
+def test_an_ensemble_averages_the_combined_scores_of_its_members(combine, jobs):
   graph = npz.read_tile(npz.split_files(jobs.data_root, "tile:xla", "test")[0])
   places = [jobs.workdir("tile_whole"), jobs.workdir("tile_two_devices")]
   each = [tpugraphs_jax.load(place).scores([graph])[0].astype(np.float64) for place in places]
@@ -52,7 +52,7 @@ def test_an_ensemble_averages_what_it_says(combine, jobs):
   np.testing.assert_array_equal(ensemble.rank(graph)[0], np.argsort(scores, kind="stable"))
 
 
-def test_an_ensemble_of_different_collections_is_refused(jobs):
+def test_impossible_ensembles_are_refused(jobs):
   with pytest.raises(ValueError, match="collection"):
     Ensemble([jobs.workdir("tile_whole"), jobs.workdir("layout_whole")])
   with pytest.raises(ValueError, match="median"):

@@ -1,4 +1,4 @@
-"""What is said of a ranker after it was judged, and what is kept."""
+"""Summary lines and files of a judged ranker."""
 
 import csv
 import math
@@ -34,7 +34,7 @@ def test_no_slowdown_is_shown_for_more_configurations_than_there_are(configs, sh
   assert set(re.findall(r"slowdown\d+", text)) == {f"slowdown{k}" for k in shown}
 
 
-def test_scores_are_kept_beside_what_was_measured(tmp_path):
+def test_scores_are_saved_beside_runtimes(tmp_path):
   given = [
       judge.Judged("b", 3, np.array([2, 0]), np.float32([0.5, 0.25]), np.array([30, 10])),
       judge.Judged("a", 4, np.array([1]), np.float32([1.5]), np.array([7]))]
@@ -71,7 +71,7 @@ def test_csv_files_hold_six_digits_and_are_replaced_whole(tmp_path):
   assert path.read_bytes() == before
 
 
-def test_means_leave_out_what_is_no_number():
+def test_means_leave_out_nan():
   rows = [{"graph": "a", "nodes": 2, "opa": 0.5, "tau": math.nan},
           {"graph": "b", "nodes": 4, "opa": 1.0, "tau": math.nan}]
   means = judge.mean_row(rows)

@@ -37,7 +37,7 @@ def graph_of(kind, split="test", number=0):
 
 
 def with_configs(graph, ids, runtime_ns=None):
-  """The graph with the given configurations, possibly again and again."""
+  """The graph with the configurations of `ids`, which may repeat."""
   configs = graph.configs
   runtime_ns = configs.runtime_ns[ids] if runtime_ns is None else runtime_ns
   if isinstance(configs, TileConfigs):
@@ -64,7 +64,7 @@ def test_rank_agrees_with_the_results_of_the_command(jobs, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_configurations_stay_in_file_order(jobs, kind, caplog):
-  """Also across chunks: a configuration's score must not depend on its place."""
+  """Also across chunks: a score does not depend on the place of its configuration."""
   graph = graph_of(kind)
   order, scores = tpugraphs_jax.rank(
       jobs.workdir(f"{kind}_whole"), with_configs(graph, np.full(230, 3)))
@@ -260,7 +260,7 @@ def test_the_file_holds_the_best_checkpoint(kind, jobs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_charges_are_what_an_exchanged_choice_changes(kind, jobs):
+def test_a_charge_is_the_score_change_of_one_exchanged_choice(kind, jobs):
   """Each row against a graph whose configuration is written out by hand."""
   ranker, graph = Ranker.load(jobs.workdir(f"{kind}_whole")), graph_of(kind)
   order, scores = ranker.rank(graph)
@@ -304,7 +304,7 @@ def _held_out(ranker):
      [-0.538907, 0.755371, 0.552648]),
     ("layout-v3-estimate", "outputs/test/generated_test_decoder_0", [0.0, 0.0, 0.020618]),
 ])
-def test_what_ships_scores_as_on_the_day_it_was_made(name, program, scores):
+def test_shipped_models_give_their_recorded_scores(name, program, scores):
   graph = npz.read_layout(_OWN / "layout" / "own" / f"{program}.npz")
   np.testing.assert_allclose(tpugraphs_jax.rank(name, graph)[1][:3], scores, rtol=1e-4, atol=2e-6)
 
@@ -315,7 +315,7 @@ def test_something_else_than_a_model_is_refused_with_its_type():
 
 
 @pytest.mark.parametrize("name", ranker_lib.shipped_names())
-def test_what_ships_orders_programs_of_other_families_better_than_chance(name):
+def test_shipped_models_order_programs_of_other_families_better_than_chance(name):
   ranker = tpugraphs_jax.load(name)
   graphs = _held_out(ranker)
   found = [metrics.kendall_tau(scores, graph.configs.runtime_ns)

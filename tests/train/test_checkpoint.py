@@ -1,4 +1,4 @@
-"""Checkpoints come back bit for bit, and an earlier one outlives a failed save."""
+"""Checkpoints are restored bit for bit, and an earlier one outlives a failed save."""
 
 import functools
 import shutil
@@ -100,7 +100,9 @@ def test_newest_and_best_are_kept_and_nothing_else(folder, values, reopen):
     best = max(seen, key=lambda s: (seen[s], -s)) if seen else step
     assert checkpoints.newest(make_state()).step == step and best_of(checkpoints) == best
     kept = {path.name for path in folder.iterdir()}
-    assert kept >= {f"save_{step}", f"save_{best}"} and len(kept) <= 2
+    expected = {f"save_{step}", f"save_{best}"}
+    # Before any evaluation Orbax may keep an earlier checkpoint as its best.
+    assert kept == expected if seen else kept >= expected and len(kept) <= 2
 
 
 def test_another_config_is_refused_naming_the_fields(folder):
@@ -122,7 +124,7 @@ def test_a_checkpoint_saved_beside_other_files_is_refused_naming_the_file(folder
     other.newest(make_state())
   with pytest.raises(ValueError, match="also/tile_xla"):
     other.check_config()
-  for known in (files, {}, {"features.json": "a", "new": "d"}):  # what both know is compared
+  for known in (files, {}, {"features.json": "a", "new": "d"}):  # files of both are compared
     found = checkpoint.Checkpoints(folder, files=known)
     assert found.newest(make_state()).step == 1 and found.best().files == files
 
@@ -161,7 +163,7 @@ def test_a_full_disk_loses_no_earlier_checkpoint(folder):
   assert_same(saved.state, {"a": np.random.default_rng(1).normal(size=10)})
 
 
-def test_what_a_killed_run_had_not_yet_removed_goes_when_it_is_resumed(folder):
+def test_superseded_checkpoints_of_a_killed_run_are_removed_on_resume(folder):
   checkpoints = checkpoint.Checkpoints(folder)
   save(checkpoints, 1, 0.9)
   save(checkpoints, 2, 0.1)

@@ -1,4 +1,4 @@
-"""Metrics are there once per step, complete and readable; an output that fails stops no run."""
+"""Metrics are written once per step, complete and readable; a failing output stops no run."""
 
 import io
 import json
@@ -25,8 +25,8 @@ def lines_of(workdir):
   return [json.loads(x) for x in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def write_steps(workdir, steps, *, first_step=0):
-  log = log_lib.Log(workdir, total_steps=100, first_step=first_step)
+def write_steps(workdir, steps):
+  log = log_lib.Log(workdir, total_steps=100)
   for step in steps:
     log.write(step, {"train/loss": step / 3, "note": np.float32(0.5)})
   log.close()
@@ -57,7 +57,7 @@ def events_of(workdir):
       data = data[16 + size :]
 
 
-def test_tensorboard_has_what_was_measured_and_the_lines_do_not(tmp_path, monkeypatch):
+def test_measurements_are_in_tensorboard_and_not_in_the_metrics_file(tmp_path, monkeypatch):
   now = [100.0]
   monkeypatch.setattr(log_lib.time, "monotonic", lambda: now[0])
   monkeypatch.setattr(log_lib, "peak_memory", lambda: ("device", 3 * 2**20))
@@ -138,7 +138,7 @@ def test_other_processes_write_and_print_nothing(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("steps", ["10", "5:5", "6:2", "-1:2", "a:b", "1:2:3"])
-def test_profile_refuses_anything_else(tmp_path, steps):
+def test_wrong_profile_steps_are_refused(tmp_path, steps):
   with pytest.raises(ValueError, match="profile_steps"):
     log_lib.Profile(steps, tmp_path)
 
@@ -152,7 +152,7 @@ def train(workdir, **changes):
 
 
 def to_full_disk(monkeypatch):
-  """Every event file lies on a disk that is full."""
+  """Puts every event file on a full disk."""
   from tensorboardX import record_writer
   disk = open(FULL, "wb", buffering=0)
   monkeypatch.setattr(record_writer, "open_file", lambda path: disk)
@@ -160,7 +160,7 @@ def to_full_disk(monkeypatch):
 
 
 def blocked_disk(monkeypatch):
-  """Event files on a disk that never answers; call what comes back to set it free."""
+  """Event files on a disk that never answers; returns a function that ends the wait."""
   free = threading.Event()
   monkeypatch.setattr(
       event_file_writer.EventsWriter, "write_event", lambda self, event: free.wait())
@@ -197,7 +197,7 @@ def test_a_disk_that_never_answers_does_not_hold_up_a_run(tmp_path, monkeypatch,
 
 
 class Flaky(io.FileIO):
-  """A file on a disk with so much room; more can be made."""
+  """A file on a disk with `room` bytes left, which a test may change."""
 
   room = 1000
 

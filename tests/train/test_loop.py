@@ -26,9 +26,9 @@ def run(workdir, **changes):
   return toy.train(workdir, **{"log_every_steps": 3, **changes})
 
 
-def stopping_batches(at, number=signal.SIGTERM, iterator=None):
-  """Batches during whose number `at` a signal comes."""
-  iterator = iterator or make_batches()
+def stopping_batches(at, number=signal.SIGTERM):
+  """Batches with a signal in the middle of batch `at`, from 1."""
+  iterator = make_batches()
 
   class Stopping:
     taken = 0
@@ -57,7 +57,7 @@ def read_metrics(workdir):
   lines = (workdir / "metrics.jsonl").read_text().splitlines()
   rows = [json.loads(line) for line in lines]
   for row in rows:
-    row.pop("steps_per_second", None)  # The only thing that may differ.
+    row.pop("steps_per_second", None)  # The only field that may differ.
   return rows
 
 
@@ -101,7 +101,7 @@ def test_the_learning_rate_of_each_step_is_on_its_line(tmp_path):
   run(tmp_path, learning_rate=lambda taken: taken / 10)
   rates = {row["step"]: row["train/learning_rate"] for row in read_metrics(tmp_path)
            if "train/learning_rate" in row}
-  assert rates == {3: 0.2, 6: 0.5, 9: 0.8, 12: 1.1}  # of a state after one step less
+  assert rates == {3: 0.2, 6: 0.5, 9: 0.8, 12: 1.1}  # step 3 follows 2 taken steps
 
 
 def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path):
@@ -203,7 +203,7 @@ def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
 
 
 def steps_that_overflow(at):
-  """Steps whose parameters are no longer finite after step `at`; losses are."""
+  """A step whose parameters are not finite after step `at`; all losses are finite."""
   def step(state, batch):
     state, metrics = toy.TRAIN_STEP(state, batch)
     is_last = int(parallel.unreplicate(state.step)) == at
@@ -270,7 +270,7 @@ def test_profile_is_written(tmp_path, steps):
     ("is_saved", dict(total_epochs=2, steps_per_epoch=5, checkpoint_every_steps=3), [3, 6, 9]),
     ("is_logged", dict(total_epochs=2, steps_per_epoch=5, log_every_steps=4), [4, 8]),
     ("is_epoch_end", dict(total_epochs=2, steps_per_epoch=5), [5, 10])])
-def test_what_comes_after_which_step(which, options, expected):
+def test_a_schedule_says_what_is_due_after_each_step(which, options, expected):
   schedule = loop.Schedule(**options)
   is_due = getattr(schedule, which)
   assert [step for step in range(1, schedule.total_steps + 1) if is_due(step)] == expected
@@ -291,7 +291,7 @@ def test_a_run_ends_early_at_an_evaluation_without_improvement(best_step, option
           if schedule.is_early_stop(step, best_step)] == expected
 
 
-# Each waits for ever in its own way, and says so first.
+# Code that says `waiting` and then waits for ever.
 WAITS = {
     "a queue": "import queue; say(); queue.Queue().get()",
     # A mutex taken twice: a wait in C that no signal interrupts.
@@ -329,7 +329,7 @@ def ended(process, *, seconds):
     return False
 
 
-def test_what_signals_did_before_is_put_back():
+def test_earlier_signal_handlers_are_restored():
   wakeup = signal.set_wakeup_fd(-1)
   handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
   for _ in range(2):

@@ -1,4 +1,4 @@
-"""The training step: one device or many, and what counts in it."""
+"""The training step: its formulas, devices, chunks, padding and random stream."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def slots() -> list[batching.Slate]:
 
 
 def device_batches(devices: int) -> list:
-  """The slates spread unevenly; every device has room for as many slots."""
+  """The slates spread unevenly over devices, each with room for `SLOTS / devices`."""
   shares = [[slots()[i] for i in part] for part in np.array_split(np.arange(GRAPHS), devices)]
   sizes = [batching.total_sizes([slot.graph for slot in share]) for share in shares]
   budget = random_graphs.common_budget(sizes, spare=2)
@@ -79,7 +79,7 @@ def take_step(train_step, batches, steps: int = 1):
 
 
 def independent_loss(params, batch):
-  """ListMLE and MSE by their formulas, and the penalties."""
+  """Loss with penalties and loss without, by the formulas of ListMLE and MSE."""
   scores = plain.tile_sage(params, plain.from_tile(batch), layers=LAYERS)
   listmle, square, items = [], 0.0, 0
   for row, (label, mask) in enumerate(zip(batch.target, batch.config_mask)):
@@ -148,7 +148,7 @@ def test_any_number_of_devices_takes_the_same_step(train_step, devices):
   comparing.assert_trees_close(many_metrics, one_metrics)
 
 
-def test_what_stands_in_padding_has_no_influence(train_step):
+def test_contents_of_padding_have_no_influence(train_step):
   batch = device_batches(1)[0]
   rng = np.random.default_rng(2)
   garbage = lambda array, real: np.where(real, array, rng.normal(size=array.shape) * 10).astype(

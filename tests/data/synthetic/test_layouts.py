@@ -1,4 +1,4 @@
-"""The time of layouts, on programs small enough to add up."""
+"""Times of layouts, on programs small enough to compute by hand."""
 
 import itertools
 

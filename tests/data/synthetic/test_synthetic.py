@@ -1,4 +1,4 @@
-"""The synthetic collections: format, statistics, and that the graph decides the answer."""
+"""The synthetic collections: format, statistics, determinism and labels."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_full_programs_have_sizes_of_the_released_range(collection):
   assert sorted(tested) == [1000] * (len(tested) - 1) + [1001]
 
 
-def test_an_interrupted_run_goes_on_and_other_data_is_refused(tiny, tmp_path):
+def test_an_interrupted_run_goes_on_and_other_data_is_refused(tmp_path):
   kwargs = dict(scale="tiny", seed=3, collections=["tile:xla"], progress=False)
   root = generate(tmp_path, **kwargs)
   before = digests(root)

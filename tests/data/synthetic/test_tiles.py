@@ -1,4 +1,4 @@
-"""The time of tiles, on kernels small enough to add up, and that it depends on the graph."""
+"""Times of tiles, on kernels small enough to compute by hand, and that they depend on edges."""
 
 from __future__ import annotations
 

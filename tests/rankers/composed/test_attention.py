@@ -87,7 +87,7 @@ def test_the_gate_over_configurations_is_a_softmax_over_real_ones():
 
 
 class Channels(nn.Module):
-  """The gate with the arguments of the others."""
+  """The gate of channels, called with slates as the other modules are."""
 
   @nn.compact
   def __call__(self, x, slates):

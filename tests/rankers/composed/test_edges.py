@@ -1,4 +1,4 @@
-"""The 4th place's ranker: edges at configurable nodes, and their bilinear pooling."""
+"""The 4th place's ranker: edges of configurable consumers, and their bilinear pooling."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def test_bilinear_pooling_equals_a_loop_over_edges():
         mean += mixed / len(pairs)
       head = np.concatenate([total.reshape(-1), mean])
       head = dense(head, params["head"]["Dense_0"])
-      # The activation of the head is that of its module.
       score = dense(relu(head), params["head"]["Dense_1"])[0]
       np.testing.assert_allclose(found[graph, config], score, rtol=1e-3, atol=1e-3)
 

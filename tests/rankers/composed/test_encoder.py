@@ -91,7 +91,7 @@ def test_attention_stands_beside_the_convolution_or_in_front_of_it(combine):
 
 
 def test_positions_have_a_track_of_their_own():
-  """Seen by every layer and at the end, never changed by what layers make of nodes."""
+  """Every layer and the readout see the positions; the states of nodes never change them."""
   options = Options(position_width=3, pre_widths=(WIDTH,), widths=(WIDTH, WIDTH),
                     edge_direction="forward", activation="elu")
   inputs, walks = split_and_full(), np.random.default_rng(4).random((NODES, 128), np.float32)
@@ -113,12 +113,12 @@ def test_positions_have_a_track_of_their_own():
 
 @pytest.mark.parametrize("places", [(), ("first",), ("linear",), ("layers",)])
 def test_dropout_is_where_the_options_say(places):
-  """With a rate near 1 nearly nothing is left behind a layer that drops."""
+  """With a rate near 1 a layer with dropout returns zeros."""
   options = Options(dropout=0.999999, dropout_in=places, pre_widths=(WIDTH, WIDTH), widths=(WIDTH,),
                     edge_direction="forward", activation="none")
   x, slates = split_and_full()[1], nodes.Slates.of(BATCH)
   module = Encoder(options, EXACT)
-  params = jax.tree.map(  # biases too: what follows a layer that gives zeros is not zero
+  params = jax.tree.map(  # biases are nonzero, so that layers after a dropped one are not zero
       lambda leaf: leaf + 0.1,
       module.init(jax.random.key(0), x, None, slates, train=False)["params"])
   def layers(train):

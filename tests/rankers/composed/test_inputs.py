@@ -1,7 +1,8 @@
-"""What stands in front of the encoder: encodings, the first layer, tokens of dimensions."""
+"""Inputs of the encoder: encodings, the first layer, tokens of dimensions."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -58,7 +59,7 @@ def test_unary_operations_share_an_embedding():
 
 
 def test_a_shortened_opcode_has_the_gradient_of_its_short_vector():
-  """As in PyTorch: the factor is no function of the vector."""
+  """As in PyTorch, no gradient goes through the factor that shortens a vector."""
   module = inputs.Opcodes(3, 0.4)
   params = draw(module, LAYOUTS.graph)
   grad = quick_jit(jax.grad(lambda p: module.apply({"params": p}, LAYOUTS.graph).sum()))(params)
@@ -69,7 +70,7 @@ def test_a_shortened_opcode_has_the_gradient_of_its_short_vector():
 
 
 def slow_values(values, params, encoding, scale):
-  """Encoded configurations, NaN for those that are not there."""
+  """Encoded configurations, NaN where `values` are."""
   if encoding == "raw":
     return scale * values
   if encoding == "gain":
@@ -91,10 +92,7 @@ def test_the_first_layer_is_one_matrix_on_all_inputs_of_a_node(kind, encoding, m
       node_layout=True, feature_width=4, pre_widths=(5,))
   module = inputs.Inputs(options, MATMUL, EXACT)
   apply = lambda params: module.apply({"params": params}, nodes.Slates.of(batch))
-  shapes = jax.eval_shape(
-      lambda: module.init(jax.random.key(0), nodes.Slates.of(batch)))["params"]
-  rng = np.random.default_rng(5)
-  params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32), shapes)
+  params = draw(module, slates=nodes.Slates.of(batch))
   x, walks = quick_jit(apply)(params)
   assert walks is None and isinstance(x, nodes.SplitNodes) == (kind == "layout")
   found = np.asarray(nodes.everywhere(x, nodes.Slates.of(batch)))
@@ -102,7 +100,7 @@ def test_the_first_layer_is_one_matrix_on_all_inputs_of_a_node(kind, encoding, m
   layout = feat[:, -6:]
   own = slow_values(layout, params.get("values", {}), encoding, 1) if (
       encoding == "embedding") else layout
-  # The block before the layout is no one's to read here: it stays among the features.
+  # No option reads the block before the layout here, so that it stays among the features.
   dense = params["features"]
   static = np.concatenate([
       feat[:, :-6] @ dense["kernel"] + dense["bias"],
@@ -120,13 +118,13 @@ def test_the_first_layer_is_one_matrix_on_all_inputs_of_a_node(kind, encoding, m
 
 
 def slow_places(layout):
-  """Where a layout has each dimension, -1 where it does not name it."""
+  """The place of each of the 6 dimensions in a layout, -1 for dimensions that it does not name."""
   return [max([k for k, named in enumerate(layout) if named == d], default=-1) for d in range(6)]
 
 
 @pytest.mark.parametrize("has_layouts", [True, False])
 def test_tokens_of_dimensions_pass_a_transformer_node_by_node(has_layouts):
-  """Kernels may come without layouts, which are -1 then (5th place)."""
+  """Layouts are -1 for kernels without layouts (5th place)."""
   batch, width = TILES, 4
   slates = nodes.Slates.of(batch)
   blocks = inputs.split_blocks(np.asarray(batch.graph.nodes["feat"]), READS)
@@ -134,10 +132,7 @@ def test_tokens_of_dimensions_pass_a_transformer_node_by_node(has_layouts):
   layout = blocks["node_layout"] if has_layouts else None
   apply = lambda p: nodes.everywhere(module.apply(
       {"params": p}, blocks["dimension_tokens"], layout, nodes.Slates.of(batch)), slates)
-  shapes = jax.eval_shape(lambda: module.init(
-      jax.random.key(0), blocks["dimension_tokens"], layout, slates))["params"]
-  rng = np.random.default_rng(5)
-  params = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32), shapes)
+  params = draw(module, blocks["dimension_tokens"], layout, slates=slates)
   found = np.asarray(quick_jit(apply)(params))
   raw, _ = slow_configs(batch, "layout")
   real = real_nodes(batch)
@@ -155,7 +150,7 @@ def test_tokens_of_dimensions_pass_a_transformer_node_by_node(has_layouts):
 
 
 def two_heads(tokens, params):
-  """`slow_encoder` with the two heads of tokens, each put where one head alone would be."""
+  """A transformer layer as `slow_encoder`, with two heads of half the width."""
   heads, width = params["heads"], tokens.shape[1]
   mixed = np.zeros_like(tokens)
   for head in range(2):
@@ -165,7 +160,7 @@ def two_heads(tokens, params):
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
     mixed += weights @ part("value") @ heads["out"]["kernel"][head]
-  # The half behind attention is that of one head that sees nothing.
+  # The rest of the layer by `slow_encoder`, with a head that only adds its bias.
   none = {"query": {"kernel": np.zeros((width, 1, width)), "bias": np.zeros((1, width))}}
   none |= {"key": none["query"], "value": none["query"],
            "out": {"kernel": np.zeros((1, width, width)), "bias": heads["out"]["bias"]}}
@@ -192,7 +187,7 @@ def test_the_blocks_that_a_ranker_reads_have_the_widths_that_it_expects():
   graph = random_graphs.layout_graph(
       np.random.default_rng(0), nodes=5, edges=6, config_nodes=[1], configs=2)
   feat = np.random.default_rng(1).integers(0, 6, (5, 140)).astype(np.float32)
-  graph = graph.__class__(**{**graph.__dict__, "node_feat": feat})
+  graph = dataclasses.replace(graph, node_feat=feat)
   for name, width in inputs.READ_BLOCKS.items():
     assert feature_blocks.BLOCKS[name](graph).shape == (5, width)
 

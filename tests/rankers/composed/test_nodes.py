@@ -1,7 +1,6 @@
-"""Edges that are left out at random are the same in every table."""
+"""Dropped edges: the same in every table, at random rates."""
 
 from __future__ import annotations
-
 
 import jax
 import numpy as np

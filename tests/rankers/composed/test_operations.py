@@ -78,7 +78,7 @@ def test_norms_equal_numpy(kind):
     expected = each_graph(lambda members: slow_normal(x[members].astype(np.float64), 0))
   elif kind == "layer":
     expected = slow_layer_norm(x, params["layer"])
-  # Where there is no deviation rounding is divided by the root of 1e-5.
+  # Without deviation, rounding is divided by the root of 1e-5.
   check(found, expected, 5e-4 if kind == "instance" else 2e-5)
 
 
@@ -111,7 +111,7 @@ def test_dropout_leaves_out_the_same_features_of_every_configuration():
     ("silu", lambda x: x / (1 + np.exp(-x))), ("elu", lambda x: np.where(x > 0, x, np.expm1(x))),
     ("gelu", lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))),
     ("prelu", lambda x: np.where(x > 0, x, 0.25 * x))])
-def test_activations(kind, expected):
+def test_activations_equal_their_formulas(kind, expected):
   x = random(3, 2, 4)
   module = operations.Activation(kind)
   found = module.apply(module.init(jax.random.key(0), x), x)

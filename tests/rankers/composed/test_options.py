@@ -1,7 +1,6 @@
-"""Which options of the composed ranker go together, and what follows from them."""
+"""Options of the composed ranker: which go together, and what they imply."""
 
 from __future__ import annotations
-
 
 import families
 import pytest

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import system_cases
 from system_cases import (
-    BATCH, CONFIGS, EXACT, NODES, OF_GRAPH, WIDTH, dense, draw, elu, per_graph, pooled, quick_jit,
-    random, real_configs, run, slow_configs, slow_encoder, slow_normal, split_and_full)
+    BATCH, CONFIGS, EXACT, NODES, OF_GRAPH, WIDTH, check_pooled, dense, draw, elu, per_graph,
+    quick_jit, random, real_configs, run, slow_configs, slow_encoder, slow_normal, split_and_full)
 
 from tpugraphs_jax.rankers.composed import nodes, readouts
 from tpugraphs_jax.rankers.composed.options import Options
@@ -25,7 +25,7 @@ TILES = system_cases.tile_batch()
 def test_poolings_equal_numpy(options, expected):
   inputs = split_and_full()
   _, *found = run_readout(Options(**options), inputs)
-  pooled(found, np.stack([expected(inputs[1][OF_GRAPH == g]) if (OF_GRAPH == g).any()
+  check_pooled(found, np.stack([expected(inputs[1][OF_GRAPH == g]) if (OF_GRAPH == g).any()
                           else np.zeros_like(found[0][0]) for g in range(len(BATCH.target))]))
 
 
@@ -37,7 +37,7 @@ def test_scalars_of_nodes_are_summed_as_they_are():
   inputs = split_and_full()
   params, *found = run_readout(Options(readout="node_scalar_sum"), inputs)
   scalar = dense(inputs[1], params["scalar"])
-  pooled(found, per_graph(lambda members: scalar[members].sum(axis=0), 1))
+  check_pooled(found, per_graph(lambda members: scalar[members].sum(axis=0), 1))
 
 
 def test_an_lstm_begins_anew_with_every_graph():
@@ -55,7 +55,7 @@ def test_an_lstm_begins_anew_with_every_graph():
       state = sigmoid(gate["o"]) * np.tanh(memory)
     return state
 
-  pooled(found, per_graph(of_graph, WIDTH))
+  check_pooled(found, per_graph(of_graph, WIDTH))
 
 
 def test_a_transformer_reads_each_graph_alone():
@@ -66,7 +66,7 @@ def test_a_transformer_reads_each_graph_alone():
     return np.stack([slow_encoder(tokens, tokens, params["transformer_0"]).mean(axis=0)
                      for tokens in np.swapaxes(inputs[1][members], 0, 1)])
 
-  pooled(found, per_graph(of_graph, WIDTH), 2e-4)
+  check_pooled(found, per_graph(of_graph, WIDTH), 2e-4)
 
 
 def test_configurable_nodes_meet_their_configurations_behind_the_encoder():
@@ -87,7 +87,7 @@ def test_configurable_nodes_meet_their_configurations_behind_the_encoder():
       mixed = elu(dense(np.concatenate([own, raw[node, config]]), params["join"]))
       mixed = elu(dense(mixed, params["dense_1"]))
       np.testing.assert_allclose(found[row, config], mixed, rtol=1e-4, atol=1e-5)
-  # They alone are pooled, however the pooling is called.
+  # Only they are pooled, also by poolings without `config_`.
   readout = readouts.Readout(Options(pooling=("mean", "max")), EXACT, configurable=True)
   full = module.apply({"params": params}, x, slates)
   pooled = np.asarray(readout.apply({}, full, slates))
@@ -117,7 +117,7 @@ def test_tiles_join_the_pooled_kernel(widths):
           found[graph, config], np.concatenate([pooled[graph, 0], tile]), rtol=1e-4, atol=1e-5)
 
 
-def test_tiles_ask_the_nodes_of_their_own_kernel():
+def test_tiles_attend_to_the_nodes_of_their_own_kernel():
   options = Options(fusion="cross", fusion_widths=(4,), decoder_layers=2)
   count, module = len(TILES.graph.nodes["opcode"]), readouts.Cross(options)
   x = np.random.default_rng(0).normal(size=(count, 1, 3)).astype(np.float32)
@@ -152,7 +152,7 @@ def test_a_head_normalises_over_the_slate(norm):
     np.testing.assert_allclose(found[graph, real], x, rtol=1e-3, atol=1e-3)
 
 
-def test_the_late_mlp_and_the_head_of_tiles_drop_too():
+def test_the_late_mlp_and_the_head_of_tiles_have_dropout_too():
   options = Options(fusion="late", fusion_widths=(4, 4), head_widths=(4,), dropout=0.5,
                     dropout_in=("fusion", "head"))
   assert options.head_in_embed and not Options(head_widths=(4,), dropout=0.5).head_in_embed

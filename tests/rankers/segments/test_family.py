@@ -1,6 +1,8 @@
-"""Segments: weights and scores, gradients, resuming, devices, the head alone."""
+"""Segments: weights, scores, gradients, devices, and training of the head alone."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import comparing
 import jax
@@ -24,7 +26,7 @@ OPTIMIZER = optax.sgd(0.05)
 
 
 def expected_scores(model, params, values: np.ndarray) -> np.ndarray:
-  """Scores `[n]` of readouts `[J, n, P]` that count once each, by definition."""
+  """Scores `[n]` by definition, of readouts `[J, n, P]` with weight 1 each."""
   toy = cases.ToyModel()
   score = lambda pooled: np.asarray(toy.apply({"params": params}, pooled, method="score"))
   mean = 1 / len(values) if model.aggregation == "mean" else 1
@@ -34,7 +36,7 @@ def expected_scores(model, params, values: np.ndarray) -> np.ndarray:
 
 
 def training_scores(model, params, batch):
-  """What the training step computes on one device."""
+  """Scores `[G, C]` that the training step computes on one device."""
   apply = lambda batch: model.apply(
       {"params": params}, batch, train=True, mutable=[READOUT_COLLECTION],
       rngs={"dropout": jax.random.key(0)})[0]
@@ -63,7 +65,7 @@ def test_segments_without_edges_between_give_the_score_of_the_whole_graph():
   (whole,) = cases.op_graphs(nodes=(20,))
   segment = np.repeat(np.arange(4, dtype=np.int32), 5)
   inner = segment[whole.edge_index[:, 0]] == segment[whole.edge_index[:, 1]]
-  whole = whole.__class__(**{**vars(whole), "edge_index": whole.edge_index[inner]})
+  whole = dataclasses.replace(whole, edge_index=whole.edge_index[inner])
   model = model_of(aggregation="sum")
   one = cases.segmented(whole, max_nodes=20)
   four = cases.segmented(whole, segment=segment)
@@ -101,7 +103,7 @@ def test_expected_aggregate_is_the_sum_over_all_segments(keep_unit, segments, fr
   eta = keep + (1 - keep) * segments / fresh
   np.testing.assert_allclose(weight, np.full((draws, configs), eta), rtol=1e-6)
   is_random = 0 < keep < 1 and segments > fresh
-  # Entries of a slate are dropped together, unless each is on its own.
+  # Entries of a slate are dropped together, or each on its own (`keep_unit`).
   kept_sum = np.einsum("dcp,p->dc", others, np.ones(cases.WIDTH)) if is_random else None
   if is_random and segments - fresh == 2:
     all_dropped = (kept_sum == 0).mean(axis=0)
@@ -144,11 +146,11 @@ def test_scores_do_not_depend_on_chunks_or_on_other_graphs():
     np.testing.assert_allclose(score([graph], 5, 7)[0], scores, rtol=1e-4, atol=1e-5)
 
 
-def steps_of(model, *, width: int = cases.WIDTH):
-  """The step without others, and one that recomputes them."""
+def steps_of(model):
+  """The step on fresh segments alone, and the step that recomputes the others."""
   step = step_lib.make_train_step(
       model, OPTIMIZER, step_lib.Objective(LOSSES), collections=(READOUT_COLLECTION,))
-  return step, family_lib.with_recomputed(step, model, width=width)
+  return step, family_lib.with_recomputed(step, model, width=cases.WIDTH)
 
 
 def on_devices(params, devices: int):
@@ -158,7 +160,7 @@ def on_devices(params, devices: int):
 
 @pytest.mark.parametrize("recompute, devices", [(True, 1), (True, 2), (False, 1)])
 def test_gradient_goes_through_the_fresh_segments_alone(recompute, devices, monkeypatch):
-  """`gst`: the others count by their current value; `one`: the fresh stand for all."""
+  """In `gst` the others count by their current value; in `one` the fresh stand for all."""
   graphs = graphs_of((3, 5), fresh=2)
   model = model_of(keep=1.0 if recompute else 0.0)
   params = params_of(model, graphs)

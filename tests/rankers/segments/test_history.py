@@ -1,4 +1,4 @@
-"""The history table: every value at its own (graph, configuration, segment)."""
+"""The history table has one entry per (graph, configuration, segment); snapshots are exact."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIGS = 4
 
 @pytest.fixture(name="graphs", scope="module")
 def _graphs():
-  """Of 3, 4 and 5 segments and 5, 6 and 7 configurations."""
+  """Graphs of 3, 4 and 5 segments and 5, 6 and 7 configurations."""
   graphs = [cases.segmented(graph, max_nodes=7) for graph in cases.op_graphs(nodes=(20, 25, 33))]
   assert [len(graph.segments) for graph in graphs] == [3, 4, 5]
   return graphs
@@ -35,7 +35,7 @@ def make(place: str, keys, tmp_path, dtype: str = "float32"):
   return history.create(keys, width=WIDTH, dtype=dtype, place=place, folder=tmp_path / "history")
 
 
-def shuffled_batch(graphs, rng, *, fresh: int = 2):
+def shuffled_batch(graphs, rng):
   """Two shuffled slates on each of 4 devices, some shorter than a batch's."""
   batches = []
   for _ in range(parallel.local_device_count()):
@@ -43,10 +43,10 @@ def shuffled_batch(graphs, rng, *, fresh: int = 2):
     for number in rng.permutation(3)[:2]:
       graph = graphs[number]
       ids = rng.permutation(len(graph.configs))[: rng.integers(2, CONFIGS + 1)]
-      segments = np.sort(rng.permutation(len(graph.segments))[:fresh])
+      segments = np.sort(rng.permutation(len(graph.segments))[:2])
       slots.append(cases.slot(graph, int(number), ids, segments))
     batches.append(cases.batch_of(
-        slots, graphs=3, configs=CONFIGS, fresh=fresh, room_for=graphs))
+        slots, graphs=3, configs=CONFIGS, fresh=2, room_for=graphs))
   return cases.per_device(batches)
 
 
@@ -64,7 +64,7 @@ def test_entries_land_at_their_own_graph_configuration_and_segment(
       is_known = key in written and j not in batch.fresh_id[d, g]
       assert known[d, g, c, j] == is_known
       np.testing.assert_array_equal(value[d, g, c, j], written[key] if is_known else [0, 0])
-    # A value that says where it belongs, so that equal keys of a step agree.
+    # Values are made from their key, so that equal keys of a step have equal values.
     new = np.zeros((*fresh.shape, WIDTH), np.float32)
     for d, g, s, c in np.ndindex(*fresh.shape):
       key = (int(batch.graph_id[d, g]), int(batch.config_id[d, g, c]),
@@ -113,7 +113,7 @@ def test_a_restored_table_outlives_checkpoints_that_were_not_written(keys, tmp_p
   table = make("device", keys, tmp_path)
   folder = tmp_path / "history"
   restored = Snapshots(folder, keys, table).save()
-  for _ in range(3):  # saves a table and stops before its checkpoint is there
+  for _ in range(3):  # saves a table and stops before its checkpoint is written
     snapshots = Snapshots(folder, keys, table)
     snapshots.restore(restored)
     newest = snapshots.save()

@@ -1,4 +1,4 @@
-"""Graph Segment Training by the command: variants, resuming, and what is refused."""
+"""Graph Segment Training by the command: variants, resuming, refused options."""
 
 import json
 from typing import NamedTuple
@@ -19,7 +19,7 @@ SEGMENTS = [*SMALL, "--config.segments.finetune.epochs=2"]
 
 
 class Jobs(NamedTuple):
-  """What all runs of this file gave."""
+  """The folder and the ends of all runs of this file."""
 
   folder: object
   ended: dict[str, commands.Ended]
@@ -80,7 +80,7 @@ def test_programs_below_the_size_are_trained_whole(jobs):
     assert jobs.ended[name].code == 0, jobs.ended[name].err
   uncut, graphs = losses(jobs.rows("uncut")), losses(jobs.rows("graphs"))
   np.testing.assert_allclose(uncut[:3], graphs[:3], rtol=1e-5)
-  # Adam divides by the size of a gradient: it makes much of the rounding of small ones.
+  # Adam divides by the size of a gradient, which enlarges the rounding of small ones.
   np.testing.assert_allclose(uncut, graphs, rtol=1e-2)
 
 

@@ -1,4 +1,4 @@
-"""Segments: every node in one, never too large, nothing lost but the edges between."""
+"""Segments: every node in one, of bounded size; only edges between segments are lost."""
 
 from __future__ import annotations
 

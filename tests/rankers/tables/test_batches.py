@@ -30,7 +30,7 @@ def test_weights_are_bytes_over_those_of_all_groups():
     np.testing.assert_allclose(np.square(group).sum(), 1, rtol=1e-5)
 
 
-def test_without_tiling_nothing_is_said_of_padding():
+def test_without_tiling_there_are_no_features_of_padding():
   graph = table_cases.program(0)
   plain, tiled = (table_cases.prepared(graph, tiling=tiling) for tiling in (False, True))
   assert not plain.choices.feat.any() and tiled.choices.feat.any()
@@ -38,6 +38,6 @@ def test_without_tiling_nothing_is_said_of_padding():
 
 
 @pytest.mark.parametrize("options", [dict(choices=2), dict(spare=-1)])
-def test_what_does_not_fit_is_refused(options):
+def test_batches_beyond_their_budget_are_refused(options):
   with pytest.raises(ValueError, match="budget"):
     batch(**options)

@@ -9,7 +9,7 @@ from tpugraphs_jax.rankers.tables.terms import Costs
 
 
 def case(seed=0):
-  """A program and costs of its nodes, and the same added up by groups."""
+  """A program, costs of its nodes and pairs, and the scores of all its configurations."""
   program = table_cases.prepared(table_cases.program(seed))
   rng, width = np.random.default_rng(seed), program.terms.choices
   costs = Costs(rng.normal(size=(len(program.choices.node), width)),
@@ -42,7 +42,7 @@ def test_differences_add_up_to_the_difference_of_scores(seed):
   assert changes == sorted(changes, reverse=True)
 
 
-def test_only_what_is_chosen_differently_is_in_a_difference():
+def test_a_difference_has_only_charges_of_other_choices():
   program, costs, _ = case()
   row = program.configs.group_row[0]
   assert table_charges.charges(program, costs, row, row) == []

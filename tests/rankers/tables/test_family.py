@@ -1,5 +1,4 @@
-"""Score tables through the same job as every ranker: train, evaluate, rank, keep."""
-
+"""Score tables through the job of every ranker: train, rank, save, explain, propose."""
 
 import jax
 import numpy as np
@@ -23,9 +22,7 @@ def trained(tmp_path_factory):
   """A working folder, its config, and the data."""
   folder = tmp_path_factory.mktemp("tables")
   root = synthetic.generate(folder, collections=["layout:xla:random"], limit=4, progress=False)
-  config = parts.config_of("layout", "xla-random,tables,ci", **SMALL)
-  with config.unlocked():
-    config.data_root = str(root)
+  config = parts.config_of("layout", "xla-random,tables,ci", data_root=str(root), **SMALL)
   training.run(config, folder / "run")
   return folder / "run", config, root
 
@@ -44,7 +41,7 @@ def test_the_kept_model_ranks_as_the_folder_does(trained):
 
 
 def test_looked_up_scores_are_those_of_the_model(trained):
-  """Against the model on a batch with all configurations, in one program and in several."""
+  """The scorer takes all programs at once, the model one program with all configurations."""
   workdir, _, root = trained
   ranker = Ranker.load(workdir)
   graphs = graphs_of(root, "valid")
@@ -126,8 +123,8 @@ def test_proposals_score_as_they_say_and_no_worse_than_any_given_configuration(t
 
 
 @pytest.mark.parametrize("residual", ["triples", "sage"])
-def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual, tmp_path):
-  workdir, _, root = trained
+def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual):
+  _, _, root = trained
   job = parts.make("layout", f"tables{'+sage' if residual == 'sage' else ''},ci", **SMALL | {
       "model.residual": residual})
   graph = graphs_of(root, "valid")[0]
@@ -164,7 +161,7 @@ def test_proposals_near_a_configuration_begin_with_few_changes(trained):
     tpugraphs_jax.propose(workdir, graph, 2, near=9999)
 
 
-def test_a_model_without_tables_proposes_nothing(tmp_path):
+def test_a_model_without_tables_proposes_nothing():
   job = parts.make("layout")
   with pytest.raises(ValueError, match="SAGE"):
     job.ranker.propose(table_cases.program(0))

@@ -35,7 +35,7 @@ def batch(**options):
 def params(**options):
   model = ScoreTables(**SMALL | options)
   drawn = jax.jit(model.init)(jax.random.key(0), batch())["params"]
-  # Biases begin at 0: no test should rest on that.
+  # Biases start at 0, which would hide errors.
   rng = np.random.default_rng(1)
   return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), drawn)
 
@@ -224,7 +224,7 @@ class SlowResidual:
                 + self.dense("states", "row", self.row[group, choice]))
 
   def neighbours(self, name):
-    """Of each group its (neighbour, weight) along every column."""
+    """`{group: [(neighbour, weight), ...]}` along all columns."""
     pairs, found = self.program.pairs, {}
     for number, (g, h) in enumerate(pairs.groups.tolist()):
       if g == h:

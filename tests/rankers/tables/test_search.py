@@ -108,7 +108,7 @@ def charges_that_suit(made, value, changes, cost):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_proposals_near_a_start_are_the_cheapest_with_some_charge_per_change(seed):
-  """Up to the cheapest of all, by trying all choices; what follows are the next best."""
+  """This holds up to the cheapest of all choices; the next best of all follow it."""
   unary, pairs = instance(seed)
   start = np.array([len(costs) - 1 for costs in unary])
   found = search.propose_near(unary, pairs, start, 6)
@@ -128,6 +128,6 @@ def test_proposals_near_a_start_are_the_cheapest_with_some_charge_per_change(see
 def test_near_the_cheapest_the_next_best_are_proposed():
   unary = [np.array([0.0, 1, 5]), np.array([0.0, 2])]
   found = search.propose_near(unary, {}, np.array([0, 0]), 3)
-  assert found.choice.tolist() == [[1, 0], [0, 1]]  # of the three cheapest but the start itself
+  assert found.choice.tolist() == [[1, 0], [0, 1]]  # the three cheapest, without the start itself
   (alone,) = search.propose_near([np.array([1.0])], {}, np.array([0]), 3).choice.tolist()
   assert alone == [0]

@@ -1,4 +1,4 @@
-"""Costs of choices from padded bytes: the traffic by formula, zero for the compiler's own."""
+"""Costs of choices from padded bytes: by formula, and 0 for the compiler's own choice."""
 
 import dataclasses
 import math
