@@ -132,13 +132,16 @@ def _store_lines(
         missing, bound = missing + 1, bound + _stored_bytes(file)
   text = f"store       {console.size(stored)}"
   if missing:
-    text += f", and at most {console.size(bound)} for {_number(missing, 'graph')} not yet in it"
+    text += f", and at most about {console.size(bound)} for {_number(missing, 'graph')} not yet in it"
   is_own = Path(config.data_root).is_relative_to(scratch)
   return bool(missing) and not is_own, text
 
 
 def _stored_bytes(file: Path) -> int:
-  """At most so many bytes a graph takes in the store: a number for each configurable node."""
+  """Upper bound of the bytes of a graph's large arrays in the store.
+
+  Each configuration has a number of at most one byte for every configurable node.
+  """
   with npz.NpzArchive(file) as archive:
     configs, config_nodes, _ = archive.member("node_config_feat").shape
     (nodes,) = archive.member("node_opcode").shape
