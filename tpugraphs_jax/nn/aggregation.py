@@ -23,7 +23,7 @@ of edges between a node and the nearest configurable node (`*`).
 
 After h rounds of message passing the rows of hops 0..h differ between configurations:
 a prefix of the rows. Every other node is computed once for all configurations
-(`split_nodes`).
+(`nodes`).
 """
 
 from __future__ import annotations

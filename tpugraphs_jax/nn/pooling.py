@@ -4,26 +4,24 @@ Sums are products with a `[G, N]` selection matrix. A batch has few graphs, and 
 dense product runs at full speed forward and backward on every platform; a scatter
 into few rows does not.
 
-Poolings are registered by name. One of a few lines:
+Poolings of a config are registered by name. One of a few lines:
 
-    @pooling.POOLINGS.register("square")
-    def square(nodes, chosen, count):
-      return pooling.split_pool_sum(jax.tree.map(jnp.square, nodes), chosen)
+    @pooling.POOLINGS.register("rms")
+    def rms(x, *, configurable):
+      return jnp.sqrt(pooling.mean(x.map(jnp.square), configurable=configurable))
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import jraph
 
-from tpugraphs_jax.data.batching import ABSENT, LayoutBatch, NodesByHop
-from tpugraphs_jax.nn.aggregation import node_graph
-from tpugraphs_jax.nn.split_nodes import SplitNodes, is_configured_row, nodes_within
+from tpugraphs_jax.data.batching import ABSENT
+from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Nodes, Slates
 from tpugraphs_jax.registry import Registry
 
 POOLINGS = Registry("model.pooling")
@@ -32,27 +30,14 @@ CONFIGURABLE = "config_"
 # Sums over graphs of very different sizes are brought to a common scale.
 _SUM_SCALE = 1e-2
 
-
-class Chosen(NamedTuple):
-  """Which nodes of a `SplitNodes` count for which graph.
-
-  Attributes:
-    shared: `[G, N]` float32 for the shared part, zero on reached nodes.
-    varying: `[G, rows]` float32 for the varying part.
-  """
-
-  shared: jax.Array
-  varying: jax.Array
-
-
-Pooling = Callable[[SplitNodes, Chosen, jax.Array], jax.Array]
+Pooling = Callable[..., jax.Array]
 
 
 def by_name(name: str) -> Pooling:
   """The registered pooling of that name, with or without `config_` in front of it.
 
-  A pooling maps node features `[N, 1, F]` and `[rows, C, F]`, the chosen nodes and
-  their number `count [G]`, at least 1, to graph features `[G, C, F]` float32.
+  A pooling maps node features `[N, C, F]` and `configurable=`, whether only configurable
+  nodes count, to graph features `[G, C, F]` float32.
 
   Raises:
     ValueError: there is none; the message lists all names.
@@ -65,24 +50,91 @@ def names() -> list[str]:
   return [*POOLINGS, *(CONFIGURABLE + name for name in POOLINGS)]
 
 
+def pool(x: Nodes, name: str) -> jax.Array:
+  """Node features to graph features `[G, C, F]` float32, by a pooling of `names()`."""
+  return by_name(name)(x, configurable=name.startswith(CONFIGURABLE))
+
+
+def total(x: Nodes, *, configurable: bool = False) -> jax.Array:
+  """Sum over the nodes of each graph, `[G, C, F]` float32.
+
+  Args:
+    x: node features `[N, C, F]`.
+    configurable: only nodes with a layout configuration count.
+  """
+  return sum(pool_sum(*part) for part in parts(x, configurable=configurable))
+
+
 @POOLINGS.register("mean")
-def mean(nodes: SplitNodes, chosen: Chosen, count: jax.Array) -> jax.Array:
-  """Mean of the chosen nodes, `[G, C, F]` float32; arguments as in `by_name`."""
-  return split_pool_sum(nodes, chosen) / count[:, None, None]
+def mean(x: Nodes, *, configurable: bool = False) -> jax.Array:
+  """Mean over the nodes of each graph, `[G, C, F]` float32; arguments as in `total`.
+
+  It is 0 for a graph without nodes that count.
+  """
+  return total(x, configurable=configurable) / count(x.slates, configurable=configurable)
 
 
 @POOLINGS.register("sum")
-def scaled_sum(nodes: SplitNodes, chosen: Chosen, count: jax.Array) -> jax.Array:
-  """A hundredth of the sum of the chosen nodes, `[G, C, F]` float32; arguments as in `by_name`."""
-  del count
-  return split_pool_sum(nodes, chosen) * _SUM_SCALE
+def scaled_sum(x: Nodes, *, configurable: bool = False) -> jax.Array:
+  """A hundredth of `total`, `[G, C, F]` float32; arguments as there."""
+  return total(x, configurable=configurable) * _SUM_SCALE
 
 
 @POOLINGS.register("max")
-def largest(nodes: SplitNodes, chosen: Chosen, count: jax.Array) -> jax.Array:
-  """Maximum of the chosen nodes, `[G, C, F]` float32; arguments as in `by_name`."""
-  del count
-  return split_pool_max(nodes, chosen)
+def largest(x: Nodes, *, configurable: bool = False) -> jax.Array:
+  """Maximum over the nodes of each graph, `[G, C, F]` float32; arguments as in `total`.
+
+  It is 0 for a graph without nodes that count.
+  """
+  most = functools.reduce(
+      jnp.maximum, (_segment_max(*part) for part in parts(x, configurable=configurable)))
+  return jnp.where(jnp.isfinite(most), most, 0)
+
+
+def count(slates: Slates, *, configurable: bool = False) -> jax.Array:
+  """Number of nodes of each graph that count, at least 1: `[G, 1, 1]`."""
+  nodes = slates.graph_nodes
+  if configurable:
+    nodes = configurable_rows(slates).sum(axis=1)
+  return jnp.maximum(nodes, 1)[:, None, None]
+
+
+def parts(x: Nodes, *, configurable: bool = False) -> list[tuple[jax.Array, jax.Array]]:
+  """The arrays `[rows, C, ...]` that hold features, each with the rows that count.
+
+  Args:
+    x: node features `[N, C, ...]`.
+    configurable: only nodes with a layout configuration count.
+
+  Returns:
+    Pairs of an array and of a mask `[G, rows]` float32: 1 where a row is a node of a graph.
+    Every node that counts is in exactly one of them.
+  """
+  slates = x.slates
+  if configurable:  # configurable nodes are reached from the start
+    rows = configurable_rows(slates)
+    if x.hop == EVERYWHERE:
+      return [(x.varying, _of_nodes(rows, slates))]
+    return [(x.within(max(x.hop, 0)).varying[: rows.shape[1]], rows)]
+  if x.hop in (NONE, EVERYWHERE):
+    return [(x.everywhere(), selection(slates.graph_of, slates.graphs))]
+  unreached = jnp.where(slates.by_hop.hop > x.hop, slates.graph_of, ABSENT)
+  reached = slates.graph_of.at[slates.nodes_within(x.hop)].get(mode="fill", fill_value=ABSENT)
+  return [(x.shared, selection(unreached, slates.graphs)),
+          (x.varying, selection(reached, slates.graphs))]
+
+
+def configurable_rows(slates: Slates) -> jax.Array:
+  """Which row of hop 0 is a configurable node of which graph, `[G, hop 0]` float32."""
+  graph_of = slates.graph_of.at[slates.by_hop.nodes[0]].get(mode="fill", fill_value=ABSENT)
+  rows = selection(graph_of, slates.graphs)
+  return jnp.where(slates.is_configurable_row()[None], rows, 0)
+
+
+def _of_nodes(rows: jax.Array, slates: Slates) -> jax.Array:
+  """`rows [G, hop 0]` in the places of their nodes, `[G, N]`."""
+  nodes = slates.by_hop.nodes[0]
+  return jnp.zeros((len(rows), slates.num_nodes)).at[:, nodes].set(rows, mode="drop")
 
 
 def real_nodes(graph: jraph.GraphsTuple) -> jax.Array:
@@ -103,10 +155,10 @@ def selection(graph_of: jax.Array, graphs: int) -> jax.Array:
   return jax.nn.one_hot(graph_of, graphs, dtype=jnp.float32, axis=0)
 
 
-def pool_sum(x: jax.Array, chosen: jax.Array) -> jax.Array:
-  """`chosen [G, N]` times `x [N, ...]`, in float32: `[G, ...]`."""
+def pool_sum(x: jax.Array, mask: jax.Array) -> jax.Array:
+  """`mask [G, N]` times `x [N, ...]`, in float32: `[G, ...]`."""
   return jnp.tensordot(
-      chosen, x.astype(jnp.float32), axes=1, precision=jax.lax.Precision.HIGHEST)
+      mask, x.astype(jnp.float32), axes=1, precision=jax.lax.Precision.HIGHEST)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -151,72 +203,10 @@ def _per_node_bwd(residuals, cotangent):
 per_node.defvjp(_per_node_fwd, _per_node_bwd)
 
 
-def split_selection(graph: jraph.GraphsTuple, by_hop: NodesByHop, hop: int) -> Chosen:
-  """All real nodes of each graph, for a `SplitNodes` that reaches `hop`.
-
-  Args:
-    graph: batch of G graphs and the padding graph.
-    by_hop: nodes of the batch by hop.
-    hop: the last reached hop.
-  """
-  graphs = len(real_nodes(graph))
-  graph_of = node_graph(graph)
-  shared = selection(jnp.where(by_hop.hop > hop, graph_of, ABSENT), graphs)
-  varying = graph_of.at[nodes_within(by_hop, hop)].get(mode="fill", fill_value=ABSENT)
-  return Chosen(shared, selection(varying, graphs))
-
-
-def split_pool_sum(nodes: SplitNodes, chosen: Chosen) -> jax.Array:
-  """Sum of the chosen nodes of each graph and configuration, `[G, C, F]` float32."""
-  return pool_sum(nodes.shared, chosen.shared) + pool_sum(nodes.varying, chosen.varying)
-
-
-def split_pool_max(nodes: SplitNodes, chosen: Chosen) -> jax.Array:
-  """Maximum of the chosen nodes, `[G, C, F]` float32; 0 for a graph without any."""
-  largest = jnp.maximum(
-      _segment_max(nodes.shared, chosen.shared), _segment_max(nodes.varying, chosen.varying))
-  return jnp.where(jnp.isfinite(largest), largest, 0)
-
-
-def varying_alone(x: jax.Array, chosen: jax.Array) -> tuple[SplitNodes, Chosen]:
-  """Features `x [N, C, F]` of nodes that all vary, and which are `chosen [G, N]`."""
-  return SplitNodes(x[:0], x, 0), Chosen(chosen[:, :0], chosen)
-
-
-def _segment_max(x: jax.Array, chosen: jax.Array) -> jax.Array:
-  """Maximum of the rows of `x [N, ...]` that `chosen [G, N]` holds; -inf without any."""
-  graphs = len(chosen)
+def _segment_max(x: jax.Array, mask: jax.Array) -> jax.Array:
+  """Maximum of the rows of `x [N, ...]` that `mask [G, N]` holds; -inf without any."""
+  graphs = len(mask)
   if not len(x):
     return jnp.full((graphs, *x.shape[1:]), -jnp.inf, jnp.float32)
-  graph_of = jnp.where(chosen.any(axis=0), jnp.argmax(chosen, axis=0), graphs)
+  graph_of = jnp.where(mask.any(axis=0), jnp.argmax(mask, axis=0), graphs)
   return jax.ops.segment_max(x.astype(jnp.float32), graph_of, graphs + 1)[:graphs]
-
-
-def configurable_selection(batch: LayoutBatch) -> jax.Array:
-  """Which configurable node belongs to which graph, `[G, hop 0]` float32."""
-  chosen = split_selection(batch.graph, batch.by_hop, 0).varying
-  return jnp.where(is_configured_row(batch)[None], chosen, 0)
-
-
-def configurable_rows(nodes: SplitNodes, batch: LayoutBatch) -> tuple[SplitNodes, Chosen]:
-  """The rows of hop 0 alone: configurable nodes are reached from the start."""
-  mask = configurable_selection(batch)
-  return varying_alone(nodes.varying[: mask.shape[1]], mask)
-
-
-def pool(nodes: SplitNodes, batch: LayoutBatch, name: str) -> jax.Array:
-  """Node features to graph features `[G, C, F]` float32, by a pooling of `names()`.
-
-  Args:
-    nodes: features after the last round.
-    batch: of the nodes.
-    name: registered in `POOLINGS`; with `config_` in front of it only the
-      configurable nodes count.
-  """
-  if name.startswith(CONFIGURABLE):
-    nodes, chosen = configurable_rows(nodes, batch)
-    count = chosen.varying.sum(axis=1)
-  else:
-    chosen = split_selection(batch.graph, batch.by_hop, nodes.hop)
-    count = real_nodes(batch.graph)
-  return by_name(name)(nodes, chosen, jnp.maximum(count, 1))

@@ -45,12 +45,12 @@ class Network(nn.Module):
   """Base of all networks: the scores are the readouts through the head.
 
   Subclasses have `embed` and `score`. They make their layers in `setup`: flax allows
-  `nn.compact` on one method of a module only. `nn.plain` has the operations that a network
-  on `[N, C, F]` node features needs.
+  `nn.compact` on one method of a module only. `nn.nodes` has the operations that a network on
+  `[N, C, F]` node features needs.
 
   Attributes:
     hops: rounds of message passing that keep nodes apart which no configuration has
-      reached yet (`nn.split_nodes`); 0 for networks on all nodes `[N, C, F]`.
+      reached yet (`nn.nodes`); 0 for networks on all nodes `[N, C, F]`.
     compares_configs: a score depends on the other configurations of its slate.
     sees_whole_graph: a readout depends on nodes at any distance, so that the readout of a
       segment depends on the segments around it.

@@ -8,8 +8,9 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.nn import layers, pooling
-from tpugraphs_jax.nn.split_nodes import SplitNodes
+from tpugraphs_jax.nn import layers
+from tpugraphs_jax.rankers.composed import pooling
+from tpugraphs_jax.rankers.composed.split_nodes import SplitNodes
 from tpugraphs_jax.rankers.composed import nodes
 from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
 from tpugraphs_jax.rankers.composed.operations import MASKED, width_of

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.data.batching import ABSENT, LayoutBatch
-from tpugraphs_jax.nn import layers, pooling, split_nodes
+from tpugraphs_jax.nn import layers
+from tpugraphs_jax.rankers.composed import pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import node_graph, take_rows
 from tpugraphs_jax.nn.layers import JoinedDense, OpcodeEmbedding
 from tpugraphs_jax.rankers import base

@@ -29,10 +29,11 @@ import numpy as np
 
 from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, LAYOUT_VALUE_RANGE, TILE_CONFIG_FEATURES
 from tpugraphs_jax.columns import opcode_ids
-from tpugraphs_jax.nn import layers, pooling, split_nodes
+from tpugraphs_jax.nn import layers
+from tpugraphs_jax.rankers.composed import pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import take_rows
 from tpugraphs_jax.nn.layers import JoinedDense, OpcodeEmbedding
-from tpugraphs_jax.nn.split_nodes import SplitNodes
+from tpugraphs_jax.rankers.composed.split_nodes import SplitNodes
 from tpugraphs_jax.rankers.composed import nodes
 from tpugraphs_jax.rankers.composed.attention import EncoderLayer
 from tpugraphs_jax.rankers.composed.encoder import gated_width

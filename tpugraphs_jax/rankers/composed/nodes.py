@@ -25,9 +25,9 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
 from tpugraphs_jax.data.batching import TileBatch
-from tpugraphs_jax.nn import plain, pooling
+from tpugraphs_jax.rankers.composed import pooling
 from tpugraphs_jax.nn.aggregation import neighbour_sum, node_graph, take_rows
-from tpugraphs_jax.nn.split_nodes import SplitNodes, grow, nodes_within, split_neighbour_sum
+from tpugraphs_jax.rankers.composed.split_nodes import SplitNodes, grow, nodes_within, split_neighbour_sum
 
 Keep = Callable[[jax.Array, jax.Array], jax.Array]  # of consumers and producers
 Nodes = SplitNodes | jax.Array
@@ -159,7 +159,7 @@ def chosen(
     return x, pooling.split_selection(slates.batch.graph, slates.by_hop, x.hop)
   mask = pooling.selection(slates.graph_of, slates.graphs)
   if configurable:
-    mask = jnp.where(plain.is_configurable(slates.batch)[None], mask, 0)
+    mask = jnp.where(_is_configurable(slates.batch)[None], mask, 0)
   return pooling.varying_alone(x, mask)
 
 
@@ -228,3 +228,8 @@ def _thin(adjacency: Adjacency, keep: Keep, node: jax.Array) -> Adjacency:
         kept(side.overflow_receiver, side.overflow_index, consumers), side.overflow_receiver)
 
   return Adjacency(table(adjacency.operands, True), table(adjacency.users, False))
+
+
+def _is_configurable(batch: LayoutBatch) -> jax.Array:
+  none = jnp.zeros(len(batch.graph.nodes["opcode"]), bool)
+  return none.at[batch.by_hop.nodes[0]].set((batch.row_id < ABSENT).any(axis=1), mode="drop")

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import jraph
 
-from tpugraphs_jax.nn import pooling
+from tpugraphs_jax.rankers.composed import pooling
 from tpugraphs_jax.nn.aggregation import BOTH, USERS, degree
-from tpugraphs_jax.nn.split_nodes import SplitNodes
+from tpugraphs_jax.rankers.composed.split_nodes import SplitNodes
 from tpugraphs_jax.rankers.composed import nodes
 from tpugraphs_jax.rankers.composed.nodes import Nodes, Slates
 from tpugraphs_jax.rankers.composed.options import EDGE_DIRECTIONS, Options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 
-from tpugraphs_jax.nn import pooling
+from tpugraphs_jax.rankers.composed import pooling
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS
 
 # The neighbours that a node receives messages from, each kind with weights of its own.

@@ -13,9 +13,10 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.nn import layers, pooling, split_nodes
+from tpugraphs_jax.nn import layers
+from tpugraphs_jax.rankers.composed import pooling, split_nodes
 from tpugraphs_jax.nn.layers import JoinedDense
-from tpugraphs_jax.nn.split_nodes import SplitNodes
+from tpugraphs_jax.rankers.composed.split_nodes import SplitNodes
 from tpugraphs_jax.rankers.composed import nodes
 from tpugraphs_jax.rankers.composed.attention import EncoderLayer
 from tpugraphs_jax.rankers.composed.inputs import Values, config_values

@@ -1,4 +1,4 @@
-"""The official layout model, on features that are split by hop (`split_nodes`), and its blocks.
+"""The official layout model, on features that are kept once (`nn.nodes`), and its blocks.
 
 The published model samples a block of consecutive nodes for each slate. In the mode
 `dropout` messages and configurations stay inside the block. In the mode `backpropdropout`
@@ -12,6 +12,7 @@ Source: published baseline of TpuGraphs (arXiv 2308.13490), flags `dropout`, `ke
 from __future__ import annotations
 
 from collections.abc import Sequence
+import dataclasses
 import functools
 import operator
 from typing import Any
@@ -25,11 +26,11 @@ from tpugraphs_jax.data import plan
 from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
 from tpugraphs_jax.data.batching import PreparedGraph, Slate
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
-from tpugraphs_jax.nn import layers, pooling, split_nodes
+from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS, degree
 from tpugraphs_jax.nn.layers import Dense, JoinedDense, OpcodeEmbedding, leaky_relu
-from tpugraphs_jax.nn.split_nodes import SplitNodes, divide_nodes, grow, nodes_within
-from tpugraphs_jax.nn.split_nodes import split_neighbour_sum
+from tpugraphs_jax.nn.linear import Layouts
+from tpugraphs_jax.nn.nodes import Nodes, Slates, neighbour_sum
 from tpugraphs_jax.rankers import base
 
 # Networks that look only at a sampled block of nodes: never, always, in training.
@@ -147,21 +148,20 @@ class ResModel(base.Network):
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The readout of every graph and configuration, `[G, C, P]` float32."""
     static = batch.graph.nodes["feat"], self.op_embedding(batch.graph)
+    slates = Slates.of(batch)
     if self.dropout == "backpropdropout" and train:
-      block = inside_block(batch)
-      read = [merged(jnp.asarray(batch.block_mask), x, jax.lax.stop_gradient(other), batch.by_hop)
-              for x, other in zip(self.encode(static, block), self.encode(static, batch))]
-      return self.readout(read, block)
-    seen = inside_block(batch) if self.dropout == "dropout" else batch
-    return self.readout(self.encode(static, seen), seen)
+      block = inside_block(slates)
+      inside, outside = self.encode(static, block), self.encode(static, slates)
+      return self.readout([merged(x, jax.lax.stop_gradient(other))
+                           for x, other in zip(inside, outside)])
+    return self.readout(self.encode(
+        static, inside_block(slates) if self.dropout == "dropout" else slates))
 
   def score(self, readout: jax.Array) -> jax.Array:
     """Scores `[...]` float32 of readouts `[..., P]`."""
     return self.head(readout)[..., 0]
 
-  def encode(
-      self, static: Sequence[jax.Array], batch: LayoutBatch
-  ) -> Sequence[SplitNodes]:
+  def encode(self, static: Sequence[jax.Array], slates: Slates) -> Sequence[Nodes]:
     """Node features after all rounds, as summands: their sum is the features.
 
     The summands are the features before the last round `[rows of hops 0..h-1, C, H]` and
@@ -171,30 +171,23 @@ class ResModel(base.Network):
 
     Args:
       static: features of nodes that no configuration changes, each `[N, F]`.
-      batch: whose edges and configurations count.
+      slates: whose edges and configurations count.
     """
     (config_kernel, *kernels), bias = self.pre_0(
-        (batch.rows.shape[-1], *(part.shape[-1] for part in static)))
+        (slates.batch.rows.shape[-1], *(part.shape[-1] for part in static)))
     shared = sum(map(self.matmul, static, kernels))
     shared += bias.astype(shared.dtype)
-    x = split_nodes.start(shared, self.project(config_kernel, batch), batch)
-    x = jax.tree.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v))), x)
-    summands = (x,)
+    x = slates.nodes(shared) + self.project(config_kernel, slates)
+    summands = (x.map(lambda v: leaky_relu(self.pre_1(leaky_relu(v)))),)
     for layer in range(self.num_gnns):
       update = functools.partial(ResModel.update, layer=layer)
-      x = self.residual(summands, batch)
+      x = functools.reduce(operator.add, summands)
       with jax.named_scope(f"res_{layer}"):
-        summands = x, (nn.remat(update) if self.remat else update)(self, x, batch)
+        summands = x, (nn.remat(update) if self.remat else update)(self, x)
     return summands
 
-  def residual(self, summands: Sequence[SplitNodes], batch: LayoutBatch) -> SplitNodes:
-    """The sum of `summands`, `[N, 1, H]` and `[rows, C, H]`, each in the rows of the last."""
-    return functools.reduce(
-        lambda x, change: jax.tree.map(jnp.add, grow(x, batch.by_hop, change.hop), change),
-        summands)
-
-  def update(self, x: SplitNodes, batch: LayoutBatch, layer: int) -> SplitNodes:
-    """The change that a round makes to features `x`, `[N, 1, H]` and `[rows, C, H]`.
+  def update(self, x: Nodes, layer: int) -> Nodes:
+    """The change `[N, C, H]` that a round makes to features `x [N, C, H]`.
 
     The published model sums `[config, x]` over neighbours and the node itself, normalises
     the sum and applies a linear layer. Here the layer comes before the sum: it is linear,
@@ -204,18 +197,18 @@ class ResModel(base.Network):
     the mean over users and the node itself plus the mean over operands and the node
     itself, each with its own weights.
     """
-    blocks, bias = self.kernel(layer, batch)
+    slates = x.slates
+    blocks, bias = self.kernel(layer, slates.batch)
     means = []
     for config, own, direction in zip(blocks[::2], blocks[1::2], self.directions):
-      message = split_nodes.add_to_configurable(
-          jax.tree.map(lambda v, own=own: self.matmul(v, own), x), self.project(config, batch))
-      by = self.divisor(degree(batch.adjacency, direction, len(batch.block_mask)))
+      message = add_to_configurable(
+          x.map(lambda v, own=own: self.matmul(v, own)), self.project(config, slates))
+      by = self.divisor(degree(slates.adjacency, direction, slates.num_nodes))
       if self.adj_normalization == "sym":
-        message = divide_nodes(message, by, batch.by_hop)
-      total = split_neighbour_sum(message, batch.adjacency, batch.by_hop, direction, own=True)
-      means.append(total.divide(by, batch.by_hop))
-    total = functools.reduce(operator.add, means).add_bias(bias).complete(batch.by_hop)
-    return jax.tree.map(lambda v: leaky_relu(self.update_1[layer](leaky_relu(v))), total)
+        message = message.divide(by)
+      means.append(neighbour_sum(message, direction, own=True).divide(by))
+    total = functools.reduce(operator.add, means).add_bias(bias).complete()
+    return total.map(lambda v: leaky_relu(self.update_1[layer](leaky_relu(v))))
 
   def divisor(self, neighbours: jax.Array) -> jax.Array:
     """The divisor of each node by normalisation, from its number of `neighbours [N]`: `[N]`."""
@@ -231,36 +224,40 @@ class ResModel(base.Network):
     """`x [..., K] @ kernel [K, F]` in the dtype of the computation: `[..., F]`."""
     return layers.matmul(x, kernel, dtype=self.dtype, precision=self.precision)
 
-  def project(self, kernel: jax.Array, batch: LayoutBatch) -> jax.Array:
-    """Configurations of a batch through a block of a kernel, `[hop 0, C, H]`."""
-    rows = self.matmul(self.config_gain * batch.rows, kernel)
-    return split_nodes.config_rows(rows, batch)
+  def project(self, kernel: jax.Array, slates: Slates) -> Nodes:
+    """Configurations of a batch through a block of a kernel, `[N, C, H]`."""
+    rows = Layouts(slates, self.config_gain * slates.batch.rows)
+    return rows.map(lambda values: self.matmul(values, kernel))
 
-  def readout(self, summands: Sequence[SplitNodes], batch: LayoutBatch) -> jax.Array:
+  def readout(self, summands: Sequence[Nodes]) -> jax.Array:
     """The readout `[G, C, P]` float32 of features that are given by their summands.
 
     Concatenates the mean over nodes, the direction of the sum over nodes and the
     direction of the sum over configurable nodes.
     """
-    total = sum(
-        pooling.split_pool_sum(x, pooling.split_selection(batch.graph, batch.by_hop, x.hop))
-        for x in summands)
-    mean = total / jnp.maximum(pooling.real_nodes(batch.graph), 1)[:, None, None]
-    chosen = pooling.configurable_selection(batch)
-    configurable = sum(pooling.pool_sum(x.varying[: chosen.shape[1]], chosen) for x in summands)
+    total = sum(map(pooling.total, summands))
+    configurable = sum(pooling.total(x, configurable=True) for x in summands)
+    mean = total / pooling.count(summands[0].slates)
     pooled = [mean, layers.l2_normalize(total), layers.l2_normalize(configurable)]
     return jnp.concatenate(pooled, axis=-1)
 
 
-def inside_block(batch: LayoutBatch) -> LayoutBatch:
-  """The batch with messages and configurations among the nodes of its block alone."""
-  keep = jnp.asarray(batch.block_mask)
-  by_hop, last = batch.by_hop, len(batch.by_hop.nodes) - 1
+def add_to_configurable(x: Nodes, config: Nodes) -> Nodes:
+  """Adds `config [N, C, F]`, zero on nodes that are not configurable, to `x [N, C, F]`."""
+  rows = config.varying
+  return dataclasses.replace(x, varying=x.varying.at[: len(rows)].add(rows))
+
+
+def inside_block(slates: Slates) -> Slates:
+  """The slates with messages and configurations among the nodes of their blocks alone."""
+  batch, by_hop = slates.batch, slates.by_hop
+  keep, last = jnp.asarray(batch.block_mask), len(by_hop.nodes) - 1
   at = lambda nodes: keep.at[nodes].get(mode="fill", fill_value=False)
-  return batch._replace(
-      adjacency=among(batch.adjacency, keep),
-      by_hop=by_hop._replace(adjacency=among(by_hop.adjacency, at(nodes_within(by_hop, last)))),
-      row_id=jnp.where(at(by_hop.nodes[0])[:, None], batch.row_id, ABSENT))
+  among_rows = among(by_hop.adjacency, at(slates.nodes_within(last)))
+  return dataclasses.replace(
+      slates, adjacency=among(slates.adjacency, keep),
+      by_hop=by_hop._replace(adjacency=among_rows),
+      batch=batch._replace(row_id=jnp.where(at(by_hop.nodes[0])[:, None], batch.row_id, ABSENT)))
 
 
 def among(adjacency: Adjacency, keep: jax.Array) -> Adjacency:
@@ -281,12 +278,11 @@ def _among(table: Neighbours, keep: jax.Array) -> Neighbours:
       overflow_receiver=table.overflow_receiver)
 
 
-def merged(
-    keep: jax.Array, nodes: SplitNodes, others: SplitNodes, by_hop: NodesByHop
-) -> SplitNodes:
-  """`nodes` where `keep [N]` bool holds, elsewhere and in padding `others` of the same hop."""
-  kept = keep.at[nodes_within(by_hop, nodes.hop)].get(mode="fill", fill_value=False)
+def merged(x: Nodes, others: Nodes) -> Nodes:
+  """`x` on the nodes of the sampled blocks, elsewhere and in padding `others` of the same hop."""
+  keep = jnp.asarray(x.slates.batch.block_mask)
+  kept = keep.at[x.slates.nodes_within(x.hop)].get(mode="fill", fill_value=False)
   select = lambda keep, x, other: jnp.where(keep[:, None, None], x, other)
-  return SplitNodes(
-      select(keep, nodes.shared, others.shared), select(kept, nodes.varying, others.varying),
-      nodes.hop)
+  return dataclasses.replace(
+      x, shared=select(keep, x.shared, others.shared),
+      varying=select(kept, x.varying, others.varying))

@@ -12,6 +12,8 @@ and mean readout of the 1st, and the shared embedding of layout values of the
 from __future__ import annotations
 
 from collections.abc import Sequence
+import dataclasses
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -20,10 +22,12 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.data.batching import LayoutBatch
-from tpugraphs_jax.nn import layers, pooling, split_nodes
-from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree
+from tpugraphs_jax.nn import layers, pooling
+from tpugraphs_jax.nn.aggregation import OPERANDS, USERS
+from tpugraphs_jax.nn.conv import sage
 from tpugraphs_jax.nn.layers import Dense, OpcodeEmbedding
-from tpugraphs_jax.nn.split_nodes import PartialSum, SplitNodes, grow, split_neighbour_sum
+from tpugraphs_jax.nn.linear import Layouts
+from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.rankers import base
 
 
@@ -89,31 +93,29 @@ class SAGE(base.Network):
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The readout of every graph and configuration, `[G, C, P]` float32."""
     del train
-    x = self.join_early(batch)
+    x = self.join_early(Slates.of(batch))
     for update in self.sage:
-      x = update(x, batch)
-    return jnp.concatenate([pooling.pool(x, batch, name) for name in self.pooling], axis=-1)
+      x = update(x)
+    return jnp.concatenate([pooling.pool(x, name) for name in self.pooling], axis=-1)
 
   def score(self, readout: jax.Array) -> jax.Array:
     """Scores `[...]` float32 of readouts `[..., P]`."""
     return self.head(readout)[..., 0]
 
-  def join_early(self, batch: LayoutBatch) -> SplitNodes:
-    """Node features and configuration, each through its half of one linear layer.
-
-    Gives `[N, 1, H]` and `[rows of hop 0, C, H]`.
-    """
-    static = jnp.concatenate(
-        [batch.graph.nodes["feat"], self.op_embedding(batch.graph)], axis=-1)
+  def join_early(self, slates: Slates) -> Nodes:
+    """Node features and configuration, each through its half of one linear layer: `[N, C, H]`."""
+    graph = slates.batch.graph
+    static = jnp.concatenate([graph.nodes["feat"], self.op_embedding(graph)], axis=-1)
     shared = self.static(static)
-    config = split_nodes.config_rows(self.config(self.embed_rows(batch.rows)), batch)
+    config = Layouts(slates, self.embed_rows(slates.batch.rows)).map(self.config)
     if self.config_sentinel:
       # Every node gets the vector; a configurable one loses it again.
       sentinel = self.sentinel.astype(shared.dtype)
-      configurable = split_nodes.is_configured_row(batch)[:, None, None]
       shared += sentinel
-      config -= jnp.where(configurable, sentinel[None], 0)
-    return jax.tree.map(nn.gelu, split_nodes.start(shared, config, batch))
+      configurable = slates.is_configurable_row()[:, None, None]
+      config = dataclasses.replace(
+          config, varying=config.varying - jnp.where(configurable, sentinel[None], 0))
+    return (slates.nodes(shared) + config).map(nn.gelu)
 
   def embed_rows(self, rows: jax.Array) -> jax.Array:
     """Embeds the 18 integers of `rows [R, 18]` with one shared table: `[R, 18 * E]` float32."""
@@ -130,26 +132,11 @@ class _Round(nn.Module):
   precision: Any
 
   @nn.compact
-  def __call__(self, x: SplitNodes, batch: LayoutBatch) -> SplitNodes:
-    own = jax.tree.map(self.dense("self"), x)
-    # The linear layer comes before the mean: a round has fewer senders than receivers.
-    operands, users = (
-        _neighbour_mean(jax.tree.map(self.dense(direction, use_bias=False), x), batch, direction)
-        for direction in (OPERANDS, USERS))
-    total = (operands + users).complete(batch.by_hop)
-    total = jax.tree.map(jnp.add, total, grow(own, batch.by_hop, total.hop))
+  def __call__(self, x: Nodes) -> Nodes:
+    dense = functools.partial(
+        Dense, self.features, dtype=self.dtype, precision=self.precision)
+    y = sage(x, dense(name="self"), {
+        direction: dense(use_bias=False, name=direction) for direction in (OPERANDS, USERS)})
     if self.layer_norm:
-      total = jax.tree.map(nn.LayerNorm(dtype=self.dtype, name="norm"), total)
-    return jax.tree.map(
-        lambda old, new: old + nn.gelu(new), grow(x, batch.by_hop, total.hop), total)
-
-  def dense(self, name: str, **kwargs) -> nn.Dense:
-    return Dense(
-        self.features, name=name, dtype=self.dtype, precision=self.precision, **kwargs)
-
-
-def _neighbour_mean(x: SplitNodes, batch: LayoutBatch, direction: str) -> PartialSum:
-  """Mean over operands or users; 0 for a node without any."""
-  total = split_neighbour_sum(x, batch.adjacency, batch.by_hop, direction)
-  count = degree(batch.adjacency, direction, len(x.shared))
-  return total.divide(jnp.maximum(count, 1), batch.by_hop)
+      y = y.map(nn.LayerNorm(dtype=self.dtype, name="norm"))
+    return x + y.map(nn.gelu)

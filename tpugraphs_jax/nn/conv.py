@@ -1,0 +1,148 @@
+"""Convolutions along edges, on node features `[N, C, F]`.
+
+x_u are the features of a neighbour, N(v) the neighbours that node v receives from, d_v their
+number. Edges that occur twice count twice. The direction says which neighbours these are:
+`operands`, `users` or `both` (`nn.aggregation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import jraph
+
+from tpugraphs_jax.nn import nodes
+from tpugraphs_jax.nn.aggregation import BOTH, USERS, degree
+from tpugraphs_jax.nn.linear import Linear
+from tpugraphs_jax.nn.nodes import Nodes, Slates
+
+MASKED = -1e30  # logit of what a softmax leaves out
+
+
+Layer = Callable[[jax.Array], jax.Array]  # a function of single nodes, [n, C, F] -> [n, C, F']
+
+
+def sage(x: Nodes, own: Layer, messages: Mapping[str, Layer]) -> Nodes:
+  """`own(x_v)` plus the sum over directions of the mean of `messages[direction](x_u)`.
+
+  The mean of no neighbours is 0 (GraphSAGE).
+
+  Args:
+    x: `[N, C, F]`.
+    own: layer on the node itself.
+    messages: a linear layer without bias for each direction.
+  """
+  kept = x.map(own)
+  # The linear layer comes before the mean: a round has fewer senders than receivers.
+  means = [nodes.neighbour_mean(x.map(layer), direction) for direction, layer in messages.items()]
+  return sum(means[1:], means[0]).complete() + kept
+
+
+class Sage(nn.Module):
+  """`sage` with linear layers of its own.
+
+  Attributes:
+    features: width of the result.
+    directions: of the messages, each with a kernel of its own.
+    linear: makes linear layers by their width.
+  """
+
+  features: int
+  directions: Sequence[str]
+  linear: Callable[..., nn.Module] = Linear
+
+  @nn.compact
+  def __call__(self, x: Nodes) -> Nodes:
+    """`[N, C, features]` of `x [N, C, F]`."""
+    return sage(x, self.linear(self.features, name="self"), {
+        direction: self.linear(self.features, use_bias=False, name=direction)
+        for direction in self.directions})
+
+
+def propagate(x: Nodes, direction: str) -> Nodes:
+  """`sum(x_u / sqrt((1 + d_u) (1 + d_v)))` over v and its neighbours.
+
+  The degrees are numbers of received messages at both ends, as PyTorch Geometric has it.
+  """
+  slates = x.slates
+  root = jnp.sqrt(1 + degree(slates.adjacency, direction, slates.num_nodes))
+  return nodes.neighbour_sum(x.divide(root), direction, own=True).divide(root).complete()
+
+
+class Appnp(nn.Module):
+  """`z <- (1 - a) P z + a W x` from `z = W x` on, P x as `propagate` (Gasteiger et al. 2019).
+
+  Attributes:
+    features: width of the result.
+    direction: of the messages.
+    steps: of propagation.
+    restart: the weight a.
+    linear: makes linear layers by their width.
+  """
+
+  features: int
+  direction: str
+  steps: int = 10
+  restart: float = 0.1
+  linear: Callable[..., nn.Module] = Linear
+
+  @nn.compact
+  def __call__(self, x: Nodes) -> Nodes:
+    """`[N, C, features]` of `x [N, C, F]`."""
+    a, start = self.restart, self.linear(self.features, name="dense")(x)
+    mix = lambda moved, first: (1 - a) * moved + a * first
+    z = start
+    for _ in range(self.steps):
+      z = nodes.combine(mix, propagate(z, self.direction), start)
+    return z
+
+
+class Gatv2(nn.Module):
+  """`sum(a_uv W x_u) + b` over v and its neighbours (Brody et al. 2022).
+
+  The weights a_uv of each head are a softmax over u of `w . leaky_relu(W x_u + W_v x_v)`.
+  Every edge has its own weight in each configuration.
+
+  Attributes:
+    features: width of the result, a multiple of `heads`.
+    direction: of the messages.
+    heads: number of heads, whose results stand side by side.
+    linear: makes linear layers by their width.
+  """
+
+  features: int
+  direction: str
+  heads: int = 1
+  linear: Callable[..., nn.Module] = Linear
+
+  @nn.compact
+  def __call__(self, x: Nodes) -> Nodes:
+    """`[N, C, features]` of `x [N, C, F]`."""
+    full, slates = x.everywhere(), x.slates
+    by_head = lambda v: v.reshape(*v.shape[:2], self.heads, -1)
+    sent = by_head(self.linear(self.features, name="senders")(full))
+    own = by_head(self.linear(self.features, name="receivers")(full))
+    weight = self.param("attention", nn.initializers.glorot_uniform(),
+                        (self.heads, self.features // self.heads), jnp.float32)
+    senders, receivers, mask = _with_loops(slates, self.direction)
+    hidden = nn.leaky_relu(sent[senders] + own[receivers], 0.2).astype(jnp.float32)
+    logits = jnp.sum(hidden * weight[None, None], axis=-1)
+    logits = jnp.where(mask[:, None, None], logits, MASKED)
+    shares = jraph.segment_softmax(logits, receivers, len(full))
+    total = jraph.segment_sum(shares[..., None] * sent[senders], receivers, len(full))
+    bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+    result = (total.reshape(*full.shape[:2], -1) + bias[None, None]).astype(sent.dtype)
+    return slates.from_all(result, x)
+
+
+def _with_loops(slates: Slates, direction: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Senders, receivers and mask of all edges, and of one from each node to itself, `[E']`."""
+  graph, loops = slates.batch.graph, jnp.arange(slates.num_nodes)
+  ends = [(graph.senders, graph.receivers)] if direction != USERS else []
+  ends += [(graph.receivers, graph.senders)] if direction in (USERS, BOTH) else []
+  senders, receivers = (jnp.concatenate([*part, loops]) for part in zip(*ends))
+  real = [slates.edge_mask] * len(ends)
+  return senders, receivers, jnp.concatenate([*real, jnp.ones(len(loops), bool)])
