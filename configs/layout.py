@@ -44,6 +44,9 @@ SEGMENTS = {
 # Variants with score tables, by the residual that a score adds to them.
 TABLES = {"recommended": "none", "tables": "none", "tables+sage": "sage"}
 
+PRESETS = {name: configs.Preset(settings, {}, settings in published.SEGMENTED)
+           for name, settings in published.LAYOUTS.items()} | configs.systems("layout")
+
 VARIANTS = {
     **{name: "this collection; unless a variant names a model: GraphSAGE, graphs above 5,000 nodes "
              "in segments, with a table of stale readouts" for name in COLLECTIONS},
@@ -54,7 +57,7 @@ VARIANTS = {
     "traffic": "TrafficTables: costs from padded bytes, for output orders on a TPU",
     "tables+sage": "ScoreTables and a GraphSAGE between groups for what such costs leave out",
     "official": "ResModel with the published settings",
-    **configs.preset_variants(published.LAYOUTS),
+    **configs.preset_variants(PRESETS),
     "gst_ed": "GraphSAGE, graphs above 1,000 nodes (the default: 5,000) in segments: a step has "
               "gradients of one; others count by stale readouts, each kept with probability 0.5",
     "full": "GraphSAGE on whole graphs",
@@ -118,6 +121,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       precision="highest"))  # of matrix products
   config.loss = ConfigDict(dict(
       losses="ListMLELoss:1",  # NAME:WEIGHT,...
+      normalize_weights=True,  # divide weights by their sum
       temperature=1.0,  # scores are divided by it in ListMLELoss
       kernel_l2=0.0,  # times the squares of weights, added to the loss
       activity_l2=0.0,  # times the squares of activations
@@ -165,7 +169,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
 
   names = ["own-outputs" if name == "own" else name for name in variant.split(",") if name]
   own = [name for name in names if name.startswith("own-")]
-  names, chosen = configs.take_preset(published.LAYOUTS, names, "configs/layout.py")
+  names, chosen = configs.take_preset(PRESETS, names, "configs/layout.py")
   for name in names:
     if name not in (*COLLECTIONS, *own, *SEGMENTS, "full", "official", "traffic", *TABLES, "ci"):
       raise ValueError(configs.no_variant(name, "layout.py"))
@@ -173,7 +177,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   if collection:
     config.data.source, config.data.search = collection.split("-", 1)
   ranker = _only(("official", "traffic", *TABLES), names)
-  in_segments = chosen in published.SEGMENTED or not (chosen or ranker)
+  in_segments = chosen.in_segments if chosen else not ranker
   named = _only((*SEGMENTS, "full"), names)
   segments = named or in_segments * "gst_ed"
   if ranker == "recommended" and config.data.source == "own":
@@ -189,9 +193,11 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
     if not (named or chosen):  # smaller segments cost quality where whole programs fit
       config.segments.max_nodes = 5000
   if chosen:
-    chosen(config)
+    chosen.apply(config)
   if "ci" in names:
     _shrink(config)
+    if chosen and chosen.small:
+      chosen.shrink(config)
   return config
 
 
@@ -279,7 +285,7 @@ def _shrink(config: ConfigDict) -> None:
   config.train.quick_compile = True
   if config.model.name in published.MODELS:
     published.shrink(config)
-  elif config.model.name != "TrafficTables":
+  elif "hidden_dim" in config.model and config.model.name != "TrafficTables":
     config.model.update(op_embed_dim=8, hidden_dim=16)
   config.batch.update(graphs=4, configs=8, slates_per_epoch=16, min_configs=4, keep_nodes=100)
   config.train.update(epochs=2, valid_configs=50, log_every_steps=4)

@@ -25,10 +25,13 @@ _MODELS = {  # reduction over nodes: sum or mean, neither scaled
     "MLP": dict(op_embed_dim=64, hidden_dim=64, num_layers=2),
 }
 
+PRESETS = {name: configs.Preset(settings, {}) for name, settings in published.TILES.items()
+           } | configs.systems("tile")
+
 VARIANTS = {
     **{name: "the official baseline's model of this name, published settings" for name in _MODELS},
     "recommended": "EarlyJoinSAGE with features of how tiles cut arrays, best settings found",
-    **configs.preset_variants(published.TILES),
+    **configs.preset_variants(PRESETS),
     "own-NAME": "a collection of your own",
     "ci": "a few seconds on a CPU",
 }
@@ -74,6 +77,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
   ))
   config.loss = ConfigDict(dict(
       losses="ListMLELoss:1,MSE:0.02",  # NAME:WEIGHT,...
+      normalize_weights=True,  # divide weights by their sum
       temperature=10.0,  # scores are divided by it in ListMLELoss
       kernel_l2=1e-4,  # times the squares of weights, added to the loss
       activity_l2=1e-4,  # times the squares of activations
@@ -117,9 +121,9 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
   ))
   config.profile_steps = ""  # FIRST:LAST writes a trace of these steps
 
-  names, chosen = configs.take_preset(published.TILES, variant.split(","), "configs/tile.py")
+  names, chosen = configs.take_preset(PRESETS, variant.split(","), "configs/tile.py")
   if chosen:
-    chosen(config)
+    chosen.apply(config)
   for name in filter(None, names):
     if name in _MODELS:
       kept = {option: config.model[option] for option in ("dtype", "precision")}
@@ -130,6 +134,8 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       config.data.source, config.data.search = name.split("-", 1)
     elif name == "ci":
       _shrink(config)
+      if chosen and chosen.small:
+        chosen.shrink(config)
     else:
       raise ValueError(configs.no_variant(name, "tile.py"))
   return config
@@ -152,6 +158,7 @@ def _shrink(config: ConfigDict) -> None:
   if config.model.name in published.MODELS:
     published.shrink(config)
     return
-  config.model.update(op_embed_dim=8, hidden_dim=16)
+  if "hidden_dim" in config.model:
+    config.model.update(op_embed_dim=8, hidden_dim=16)
   config.batch.update(configs=6, slates_per_epoch=40)
   config.train.update(epochs=5, log_every_steps=4)

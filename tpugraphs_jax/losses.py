@@ -460,8 +460,12 @@ class Options:
     return {name: value for name, value in given.items() if name in known}
 
 
-def parse_losses(text: str) -> tuple[tuple[str, float], ...]:
-  """Reads `name:weight,name:weight`; the weights returned sum to 1.
+def parse_losses(text: str, *, normalize: bool = True) -> tuple[tuple[str, float], ...]:
+  """Reads `name:weight,name:weight`.
+
+  Args:
+    text: names of losses with their weights.
+    normalize: divide the weights by their sum (official baseline).
 
   Raises:
     ValueError: an unknown or repeated name, or a weight that is not above 0.
@@ -477,7 +481,7 @@ def parse_losses(text: str) -> tuple[tuple[str, float], ...]:
     if name in weights:
       raise ValueError(f"losses: {name} stands twice in {text!r}, add the weights up")
     weights[name] = _weight(number, text)
-  total = sum(weights.values())
+  total = sum(weights.values()) if normalize else 1.0
   return tuple((name, weight / total) for name, weight in weights.items())
 
 

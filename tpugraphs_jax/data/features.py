@@ -17,6 +17,7 @@ import functools
 import json
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,10 +25,67 @@ from tpugraphs_jax import files
 from tpugraphs_jax.columns import NODE, NODE_FEATURES, span
 from tpugraphs_jax.data.feature_blocks import BLOCKS, EXTRA, Options, RELEASED, signed_log
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.registry import Registry
 
-KINDS = ("none", "varying", "minmax", "standardize", "signed_log1p", "signed_log", "left_out")
-_SIGNED_LOGARITHMS = ("signed_log1p", "signed_log")
 _LOG_OFFSET = re.compile(r"log_offset\(([0-9.]+)\)")
+
+
+class Statistics(NamedTuple):
+  """Statistics of columns over all nodes of the graphs that a transform is fitted on.
+
+  Those of `signed_log1p` and `signed_log` are of the logarithms.
+  """
+
+  count: int  # nodes
+  mean: np.ndarray  # [F] float64
+  deviation: np.ndarray  # [F] float64, population, at least 1e-6
+  low: np.ndarray  # [F] float64, smallest value
+  high: np.ndarray  # [F] float64, largest value
+
+
+class Scaling(NamedTuple):
+  """How a kind of transform treats columns; see `Transform`."""
+
+  offset: np.ndarray  # [F]
+  scale: np.ndarray  # [F]
+  shift: np.ndarray | float = 0.0  # [F] k of log(x + k); 0 = no logarithm
+  keeps_constant: bool = False  # whether columns that are constant in training stay
+
+
+# Functions from `Statistics` to a `Scaling`, by the name of a kind of transform.
+KINDS = Registry("data.feature_transform")
+_SIGNED_LOGARITHMS = ("signed_log1p", "signed_log")
+
+
+@KINDS.register("none")
+def _none(statistics: Statistics) -> Scaling:
+  return _unscaled(statistics)._replace(keeps_constant=True)
+
+
+@KINDS.register("left_out")
+@KINDS.register("signed_log")
+@KINDS.register("varying")
+def _unscaled(statistics: Statistics) -> Scaling:
+  return Scaling(np.zeros_like(statistics.mean), np.ones_like(statistics.mean))
+
+
+@KINDS.register("minmax")
+def _minmax(statistics: Statistics) -> Scaling:
+  return Scaling(statistics.low, statistics.high - statistics.low)
+
+
+@KINDS.register("signed_log1p")
+@KINDS.register("standardize")
+def _standardize(statistics: Statistics) -> Scaling:
+  return Scaling(statistics.mean, statistics.deviation)
+
+
+def _scaling(kind: str, statistics: Statistics) -> Scaling:
+  """The scaling of a kind of `KINDS` or of `log_offset(K)`."""
+  if shift := _shift_of(kind):
+    return _unscaled(statistics)._replace(shift=shift)
+  return KINDS[kind](statistics)
+
 
 # Columns of the 140 node features by the property that they describe.
 NODE_GROUPS: dict[str, range] = {
@@ -133,10 +191,26 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
 
   Args:
     arrays: raw features `[n, F]` of the training graphs.
-    kinds: `[F]` of `KINDS`.
+    kinds: `[F]` names of `KINDS`, or `log_offset(K)`.
   """
   log = np.isin(kinds.astype(str), _SIGNED_LOGARITHMS)
-  log_shift = np.array([_shift_of(kind) for kind in kinds])
+  statistics = _statistics(arrays, log)
+  varies = statistics.low != statistics.high
+  offset, scale, shift = np.zeros(len(kinds)), np.ones(len(kinds)), np.zeros(len(kinds))
+  kept = np.zeros(len(kinds), bool)
+  for kind in dict.fromkeys(kinds):
+    scaling, own = _scaling(kind, statistics), kinds == kind
+    for values, new in ((offset, scaling.offset), (scale, scaling.scale), (shift, scaling.shift)):
+      values[own] = np.broadcast_to(new, len(kinds))[own]
+    kept[own] = (scaling.keeps_constant | varies)[own] & (kind != "left_out")
+  _log_shifted(statistics.low[None], shift, np.arange(len(kinds)))  # refuses logarithms below 0
+  return Transform(
+      np.flatnonzero(kept), log[kept], offset[kept].astype(np.float32),
+      scale[kept].astype(np.float32), shift[kept].astype(np.float32) if shift.any() else None)
+
+
+def _statistics(arrays: Iterable[np.ndarray], log: np.ndarray) -> Statistics:
+  """Statistics of arrays `[n, F]`, of signed logarithms where `log [F]` is set."""
   count, total, square, origin = 0, 0.0, 0.0, None
   low, high = np.inf, -np.inf
   for array in arrays:
@@ -144,7 +218,6 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
       continue
     x = np.asarray(array, np.float64)
     x = np.where(log, signed_log(x), x) if log.any() else x
-    x = _log_shifted(x, log_shift, np.arange(len(kinds))) if log_shift.any() else x
     # Sums are taken from the first row, so that a small spread far from 0 is not lost.
     origin = x[0] if origin is None else origin
     count += len(x)
@@ -154,15 +227,8 @@ def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
   if not count:
     raise ValueError("no training features to fit a transform on")
   shift = total / count
-  mean = origin + shift
   deviation = np.sqrt(np.maximum(square / count - np.square(shift), 1e-12))
-  is_plain = np.isin(kinds.astype(str), ("none", "varying", "signed_log")) | (log_shift > 0)
-  offset = np.select([is_plain, kinds == "minmax"], [0.0, low], mean)
-  scale = np.select([is_plain, kinds == "minmax"], [1.0, high - low], deviation)
-  kept = np.flatnonzero((low != high) & (kinds != "left_out") | (kinds == "none"))
-  return Transform(
-      kept, log[kept], offset[kept].astype(np.float32), scale[kept].astype(np.float32),
-      log_shift[kept].astype(np.float32) if log_shift.any() else None)
+  return Statistics(count, origin + shift, deviation, low, high)
 
 
 class NodeFeatures:
@@ -219,13 +285,19 @@ class NodeFeatures:
       raise ValueError(f"feature block {name!r} gave values for {graph.name} that are not finite")
     return values
 
-  def fit(self, graphs: Sequence[OpGraph]) -> None:
-    """Fits every block's transform on training graphs."""
+  def fit(self, graphs: Sequence[OpGraph], nodes: Sequence[np.ndarray] | None = None) -> None:
+    """Fits every block's transform on training graphs.
+
+    Args:
+      graphs: with released features.
+      nodes: numbers of the nodes of each graph that count; all of them unless given.
+    """
     for name in self.names:
       columns = self.raw(graphs[0], name).shape[1]
-      self.transforms[name] = fit(
-          (self._with_columns(graph, name, columns) for graph in graphs),
-          self._kinds_of(name, columns))
+      values = (self._with_columns(graph, name, columns) for graph in graphs)
+      if nodes is not None:
+        values = (value[own] for value, own in zip(values, nodes, strict=True))
+      self.transforms[name] = fit(values, self._kinds_of(name, columns))
 
   def _with_columns(self, graph: OpGraph, name: str, columns: int) -> np.ndarray:
     values = self.raw(graph, name)

@@ -82,6 +82,13 @@ def reduce_graph(graph: OpGraph, options: Options, raw: OpGraph | None = None) -
   return _with_virtual_nodes(small, options, roots)
 
 
+def kept_nodes(graph: OpGraph, options: Options) -> np.ndarray:
+  """Numbers of the nodes `[n]` int64 of a graph that `reduce_graph` keeps as they are."""
+  part = _part(graph, options)
+  own = int(part.number.max(initial=-1)) + 1 - part.merged
+  return np.flatnonzero((part.number >= 0) & (part.number < own))
+
+
 def _with_virtual_nodes(graph: OpGraph, options: Options, roots: np.ndarray) -> OpGraph:
   """The graph with virtual nodes after its own; `roots [N]` bool are results of computations."""
   nodes = graph.num_nodes

@@ -11,15 +11,17 @@ begin. Its defaults, for a layer with K inputs:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import itertools
 import math
 from typing import Any
 
 from flax import linen as nn
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import jraph
+import optax
 
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.nn import layers, pooling
@@ -133,9 +135,8 @@ class Embedding(nn.Module):
   Attributes:
     rows: of the table.
     features: width of a vector.
-    max_norm: longer vectors are shortened to this length; 0 = none. As in PyTorch the table
-      itself is shortened: the gradient is that of the shortened row. The optimiser sees the
-      row as it was before, which differs from PyTorch in the first steps alone.
+    max_norm: longer vectors are shortened to this length; 0 = none. As in PyTorch the gradient
+      is that of the shortened row; `keep_rows_short` shortens the table itself.
   """
 
   rows: int
@@ -147,16 +148,40 @@ class Embedding(nn.Module):
     """Vectors `[..., features]` float32 of `index [...]` int32."""
     table = self.param(
         "table", nn.initializers.normal(1.0), (self.rows, self.features), jnp.float32)
-    return shortened(table, self.max_norm)[index]
+    if self.max_norm:
+      table += jax.lax.stop_gradient(shortened(table, self.max_norm) - table)
+    return table[index]
 
 
 def shortened(table: jax.Array, max_norm: float) -> jax.Array:
-  """Rows of `table [R, F]` cut to length `max_norm`; gradients pass unchanged."""
-  if not max_norm:
-    return table
+  """Rows of `table [R, F]` cut to length `max_norm`."""
   length = jnp.sqrt(jnp.sum(jnp.square(table), axis=-1, keepdims=True))
-  short = jnp.where(length > max_norm, table * (max_norm / (length + 1e-7)), table)
-  return table + jax.lax.stop_gradient(short - table)
+  return jnp.where(length > max_norm, table * (max_norm / (length + 1e-7)), table)
+
+
+def keep_rows_short(
+    optimizer: optax.GradientTransformation, max_norms: Mapping[tuple[str, ...], float]
+) -> optax.GradientTransformation:
+  """The optimizer of a network whose embeddings have a `max_norm`.
+
+  PyTorch shortens rows in place when they are looked up, so that its optimizer updates the
+  shortened row. Here all rows are shortened before an update.
+
+  Args:
+    optimizer: of the shortened parameters.
+    max_norms: length of the rows of tables, by their path in the parameters.
+  """
+  def shorten(params):
+    flat = traverse_util.flatten_dict(params)
+    short = {path: shortened(flat[path], norm) for path, norm in max_norms.items()}
+    return traverse_util.unflatten_dict(flat | short)
+
+  def update(grads, state, params, **options):
+    short = shorten(params)
+    updates, state = optimizer.update(grads, state, short, **options)
+    return jax.tree.map(lambda new, s, old: new + (s - old), updates, short, params), state
+
+  return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
 class Opcodes(nn.Module):

@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import inspect
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from flax import linen as nn
 import jax
@@ -33,6 +33,7 @@ from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slat
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, draw_slates
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.nn.linear import keep_rows_short
 from tpugraphs_jax.rankers.scorer import Encoder, Scorer, network_step
 from tpugraphs_jax.registry import Registry
 
@@ -57,6 +58,7 @@ class Network(nn.Module):
     embeds_integers: layout configurations are embedded as integers and must not be scaled.
     reads: blocks of node features that the network reads column by column: they come last,
       in this order, and nothing scales them.
+    max_norms: longest rows of embedding tables, by the path of a table in the parameters.
     distinct: number of last columns of node features on which a part of a network of kernels
       depends alone. Nodes of a kernel with equal values there share the result of that part.
   """
@@ -66,6 +68,7 @@ class Network(nn.Module):
   sees_whole_graph = False
   embeds_integers = False
   reads = ()
+  max_norms: ClassVar[Mapping[tuple[str, ...], float]] = {}
   distinct = 0
 
   @property
@@ -181,6 +184,10 @@ class Family:
     return reduction.Options(
         virtual_node=data["virtual_node"], cluster_nodes=data["cluster_nodes"])
 
+  def kept_nodes(self, graph: OpGraph) -> np.ndarray:
+    """Numbers of the nodes `[n]` int64 of a graph that the network sees."""
+    return reduction.kept_nodes(graph, self.reduction)
+
   # Batches.
 
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> Any:
@@ -229,8 +236,9 @@ class Family:
     return step, batches
 
   def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, or one that changes only a part of the parameters."""
-    return optimizer
+    """The optimizer as the network needs it, or one that changes a part of the parameters."""
+    norms = self.network.max_norms
+    return keep_rows_short(optimizer, norms) if norms else optimizer
 
   def second_stage(self, params: Any, graphs: Sequence[Any], folder: Path) -> SecondStage:
     """The second stage of training; called only where `has_second_stage`.

@@ -7,6 +7,7 @@ A config is a `ConfigDict` made by a file with variants (`layout.py:xla-random,r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -87,13 +88,82 @@ def load(value: str) -> ml_collections.ConfigDict:
   return get_config(variant) if colon else get_config()
 
 
+@dataclasses.dataclass(frozen=True)
+class Preset:
+  """The settings of a published system.
+
+  Attributes:
+    settings: changes a config; the first line of its docstring describes the system.
+    small: options of its network in the variant `ci`.
+    in_segments: whether the system trains on segments of graphs.
+  """
+
+  settings: Callable[[ml_collections.ConfigDict], None]
+  small: Mapping[str, Any]
+  in_segments: bool = False
+
+  @property
+  def description(self) -> str:
+    """One line."""
+    return self.settings.__doc__.splitlines()[0].removesuffix(".")
+
+  def apply(self, config: ml_collections.ConfigDict) -> None:
+    """Gives a config the settings.
+
+    They start from AdamW as PyTorch has it without decay, clipping and warm-up, a constant
+    rate, released files as they are, and a loss without penalties.
+    """
+    config.data.update(features=("released",), pad_value=0, duplicate_policy="keep")
+    config.loss.update(temperature=1.0, kernel_l2=0.0, activity_l2=0.0)
+    config.optimizer.update(
+        name="adamw", learning_rate=1e-3, schedule="constant", warmup_fraction=0.0, eps=1e-8,
+        weight_decay=0.0, clip_norm=0.0, clip_norm_per_variable=0.0, final_learning_rate=0.0,
+        average_decay=0.0)
+    self.settings(config)
+
+  def shrink(self, config: ml_collections.ConfigDict) -> None:
+    """Makes a run of a few seconds: narrow layers, of which no more than two of a kind are left."""
+    config.model.update(self.small)
+    config.batch.update(graphs=4, configs=8, slates_per_epoch=16, min_configs=4)
+    config.optimizer.accumulation_steps = 1
+    config.train.update(epochs=2, valid_configs=50, log_every_steps=4)
+    config.eval.configs = 8
+
+
+@functools.cache
+def systems(kind: str) -> dict[str, Preset]:
+  """The presets of `configs/systems` by name.
+
+  Args:
+    kind: `layout` or `tile`.
+  """
+  presets = {}
+  for path in sorted((folder() / "systems").glob("[a-z]*.py")):
+    file = runpy.run_path(str(path))
+    presets |= {name: Preset(settings, file["SMALL"], name in file.get("IN_SEGMENTS", ()))
+                for name, settings in file[f"{kind.upper()}S"].items()}
+  return presets
+
+
+def model(kind: str, name: str, **options: Any) -> ml_collections.ConfigDict:
+  """The section `model` of a config: all options of a network, those given and the defaults.
+
+  Args:
+    kind: `layout` or `tile`.
+    name: a registered name.
+    **options: of the network.
+  """
+  fields = base.options_of(base.MODELS[kind][name]) | options
+  return ml_collections.ConfigDict({"name": name} | fields)
+
+
 def take_preset(
-    presets: Mapping[str, Callable], names: Sequence[str], file: str
-) -> tuple[list[str], Callable | None]:
+    presets: Mapping[str, Preset], names: Sequence[str], file: str
+) -> tuple[list[str], Preset | None]:
   """The variants that are no presets, and the one preset among them, if there is one.
 
   Args:
-    presets: functions that change a config, by name.
+    presets: by name.
     names: variants.
     file: the config file, for errors.
 
@@ -109,10 +179,9 @@ def take_preset(
   return others, presets[chosen[0]] if chosen else None
 
 
-def preset_variants(presets: Mapping[str, Callable]) -> dict[str, str]:
-  """Every preset as a variant, with the first line of its docstring."""
-  return {PRESET + name: preset.__doc__.splitlines()[0].removesuffix(".")
-          for name, preset in presets.items()}
+def preset_variants(presets: Mapping[str, Preset]) -> dict[str, str]:
+  """Every preset as a variant, with its description."""
+  return {PRESET + name: preset.description for name, preset in presets.items()}
 
 
 # Flags.

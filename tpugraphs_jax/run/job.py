@@ -58,6 +58,16 @@ class Job:
     """Graphs in the form that the ranker's family trains on and scores."""
     return [self.ranker.prepare(graph) for graph in graphs]
 
+  def described(self, graphs: Sequence[OpGraph]) -> list[OpGraph]:
+    """The graphs whose nodes the statistics of features describe.
+
+    Args:
+      graphs: training graphs, which take part in any case.
+    """
+    others = [split for split in self.config.data.get("fit_splits", ()) if split != "train"]
+    return [*graphs, *(graph for split in others
+                       for graph in self.data.load(self.config.data_root, split))]
+
   def fit(self, graphs: Sequence[OpGraph], also: Sequence[Sequence[OpGraph]] = ()) -> None:
     """Fits the rankers' transforms on training graphs.
 
@@ -69,7 +79,11 @@ class Job:
       also: those of each other job.
     """
     everything = list(zip((self, *self.also), (graphs, *also), strict=True))
-    self.ranker.features.fit([graph for _, own in everything for graph in own])
+    seen = [(job, graph) for job, own in everything for graph in job.described(own)]
+    cut = None
+    if self.config.data.get("fit_reduced", False):
+      cut = [job.ranker.family.kept_nodes(graph) for job, graph in seen]
+    self.ranker.features.fit([graph for _, graph in seen], cut)
     for kind in {job.data.collection.kind for job, _ in everything}:
       of_kind = [(job, own) for job, own in everything if job.data.collection.kind == kind]
       values = [job.data.config_values(graph) for job, own in of_kind for graph in own]

@@ -22,7 +22,6 @@ from tpugraphs_jax.rankers.composed.ranker import NAME
 
 Preset = Callable[[ConfigDict], None]
 MODELS = (NAME, "BilinearEdges")  # those of presets
-_STEPS = dict(milestones=(0.6, 0.7, 0.8, 0.9), milestone_factor=10**-0.5)
 
 
 def composed(config: ConfigDict, **options: Any) -> None:
@@ -131,47 +130,6 @@ def first(config: ConfigDict) -> None:
       config_attention="softmax_gate" if across else "none")
   loss(config, "PairwiseHingeLoss:1", pair_reduction="mean_all")
   optimizer(config, weight_decay=1e-5, schedule="cosine", warmup_fraction=0.05, clip_norm=1.0)
-
-
-def second_xla(config: ConfigDict) -> None:
-  """2nd place, XLA: a runtime per node, margins in units of the runtime.
-
-  Published: logarithms of node features through a linear layer of 20, six SAGE layers
-  from 64 to 256 channels, a scalar per node and their sum in milliseconds; DiffMat with
-  a margin of 10 ms and the mean absolute percentage error; ten slates of four
-  configurations, drawn with replacement; graphs named `unet` are not trained on; equal
-  configurations count once, with their fastest runtime (here in training alone, published in
-  validation too). Labels here are in units of 10 ms. The published logarithm takes numbers
-  below 0 for 0 (here: signed, as published for NLP).
-  """
-  _second(config, pre=32, widths=(64, 64, 128, 128, 256, 256), score_scale=0.1)
-  config.data.leave_out = ("unet",)
-  config.batch.update(graphs=10, configs=4)
-  loss(config, "DiffMatLoss:1,MAPE:1", margin=1.0)
-
-
-def second_nlp(config: ConfigDict) -> None:
-  """2nd place, NLP: as `second_xla`, wider and deeper, with residuals and ListMLE.
-
-  Published: four SAGE layers of 256 and four of 512 channels, identities where widths
-  match, a thousandth of the sum over nodes as score, scores of a slate scaled down to length
-  500; four slates of ten configurations; AdamW with an epsilon of 1e-6, gradients clipped at
-  a norm of 100. The published weight decay, 1e-4 of the output layer alone, is left out.
-  """
-  _second(config, pre=64, widths=(256,) * 4 + (512,) * 4, residual="identity",
-          score_scale=1e-3)
-  config.batch.update(graphs=4, configs=10)
-  loss(config, "ListMLELoss:1", score_norm_clip=500.0)
-  config.optimizer.update(name="adamw", eps=1e-6, clip_norm=100.0)
-
-
-def _second(config: ConfigDict, *, pre: int, widths: tuple[int, ...], **options: Any) -> None:
-  config.data.update(feature_transform="signed_log", config_transform="none", pad_value=0,
-                     duplicate_policy="min")
-  config.batch.update(sampling="uniform_replacement", target="official")
-  composed(config, op_embed_dim=12, feature_width=20, pre_widths=(pre,), widths=widths,
-           edge_direction="backward", readout="node_scalar_sum", **options)
-  optimizer(config, name="adam", schedule="multistep", **_STEPS)
 
 
 def third(config: ConfigDict) -> None:
@@ -359,22 +317,6 @@ def tile_first(config: ConfigDict) -> None:
   optimizer(config, weight_decay=1e-5, schedule="cosine", warmup_fraction=0.05, clip_norm=1.0)
 
 
-def tile_second(config: ConfigDict) -> None:
-  """2nd place, tiles: eight SAGE layers, a scalar per node and their sum, DiffMat.
-
-  Published: margin 0.1 in units of the default tile's runtime, the loss not divided by
-  it, slates of ten configurations of a hundred kernels, equal tiles once with their fastest
-  runtime, tiles as they are. Here the loss is divided by the margin, which Adam does not notice.
-  """
-  config.data.update(feature_transform="signed_log", config_transform="none",
-                     duplicate_policy="min")
-  config.batch.update(graphs=100, configs=10, sampling="uniform_replacement", target="official")
-  composed(config, op_embed_dim=12, feature_width=20, pre_widths=(64,),
-           widths=(256,) * 4 + (512,) * 4, edge_direction="backward", readout="node_scalar_sum")
-  loss(config, "DiffMatLoss:1", margin=0.1)
-  optimizer(config, name="adam", schedule="multistep", **_STEPS)
-
-
 def tile_third(config: ConfigDict) -> None:
   """3rd place, tiles: four SAGE layers with layer norm, the inverse logarithm of hinges.
 
@@ -516,11 +458,10 @@ def mlsys21_fusion_work(config: ConfigDict) -> None:
 
 SEGMENTED = (gst, seventh)  # on segments of graphs unless a config says otherwise
 LAYOUTS: dict[str, Preset] = {
-    "gst": gst, "seventh": seventh, "first": first, "second_xla": second_xla,
-    "second_nlp": second_nlp, "third": third, "fourth": fourth, "fifth": fifth,
+    "gst": gst, "seventh": seventh, "first": first, "third": third, "fourth": fourth, "fifth": fifth,
     "fifth_all": fifth_all, "sixth": sixth, "sixth_gin": sixth_gin, "tenth": tenth}
 TILES: dict[str, Preset] = {
-    "first": tile_first, "second_tile": tile_second, "third": tile_third, "fifth": tile_fifth,
+    "first": tile_first, "third": tile_third, "fifth": tile_fifth,
     "sixth": tile_sixth, "tenth": tile_tenth, "mlsys21": mlsys21,
     "mlsys21_per_node": mlsys21_per_node, "mlsys21_lstm": mlsys21_lstm,
     "mlsys21_transformer": mlsys21_transformer, "mlsys21_gat": mlsys21_gat,

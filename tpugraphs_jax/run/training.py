@@ -315,7 +315,7 @@ def make_step(
   """
   loss = config.loss
   objective = step_lib.Objective(
-      losses.parse_losses(loss.losses), loss.temperature, checks.loss_options(config),
+      losses.parse_losses(loss.losses, normalize=loss.normalize_weights), loss.temperature, checks.loss_options(config),
       loss.kernel_l2, loss.activity_l2)
   return step_lib.make_train_step(
       network, optimizer, objective, seed=config.seed, config_chunk=config.batch.config_chunk,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-OPTIMIZERS = ("adam", "adamw")
+OPTIMIZERS = ("adam", "adamw", "adam_l2")
 SCHEDULES = ("constant", "cosine", "multistep")
 
 
@@ -85,7 +85,9 @@ class Optimizer:
   """The `optimizer` fields of a config.
 
   Attributes:
-    name: `adam` (Keras' form) or `adamw` (decoupled weight decay).
+    name: `adam` (Keras' form), `adamw` (decoupled weight decay) or `adam_l2` (PyTorch's Adam,
+      where the decay is a part of the gradient). The last two have epsilon behind the bias
+      correction, and without decay they are the same.
     learning_rate: its value after the warm-up.
     schedule: `constant`, `cosine` (to `final_learning_rate`) or `multistep`
       (times `milestone_factor` at each of `milestones`, increasing shares of the run).
@@ -140,8 +142,8 @@ class Optimizer:
         ("beta2", 0 <= self.beta2 < 1, "a number in [0, 1)"),
         ("eps", self.eps > 0, "a number > 0"),
         ("weight_decay", self.weight_decay >= 0, "a number >= 0"),
-        ("weight_decay", not self.weight_decay or self.name == "adamw",
-         f"0: optimizer.name={self.name!r} has no weight decay, take 'adamw'"),
+        ("weight_decay", not self.weight_decay or self.name != "adam",
+         "0: optimizer.name='adam' has no weight decay, take 'adamw'"),
         ("clip_norm", self.clip_norm >= 0, "a number >= 0 (0 = off)"),
         ("clip_norm_per_variable", self.clip_norm_per_variable >= 0, "a number >= 0 (0 = off)"),
         ("accumulation_steps", self.accumulation_steps >= 1, ">= 1"),
@@ -181,6 +183,9 @@ class Optimizer:
       adam = optax.chain(
           scale_by_keras_adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps),
           optax.scale_by_learning_rate(rate))
+    elif self.name == "adam_l2":
+      adam = optax.chain(optax.add_decayed_weights(self.weight_decay),
+                         optax.adam(rate, self.beta1, self.beta2, self.eps))
     else:
       adam = optax.adamw(rate, self.beta1, self.beta2, self.eps, weight_decay=self.weight_decay)
     # A step of one vector compiles sooner than one of every variable.

@@ -1,0 +1,106 @@
+"""The 2nd place: GraphSAGE over users, a runtime for every node, and their sum.
+
+    features and opcode and configuration of a node -> linear -> SAGE rounds -> a number
+    score = sum of the numbers of all nodes
+
+Published: node features as logarithms, log(1 + max(x, 0)), for NLP signed, through a linear layer of 20,
+beside an opcode vector of 12 and the configuration as it is; a linear layer with ReLU; SAGE
+rounds over users, each with ReLU, which have identities around them for NLP alone; a number
+per node, in seconds for layouts.
+
+Source: Obs01ete/kaggle_latenciaga, ca55746 (XLA and tiles) and b6b55b1 (NLP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpugraphs_jax.columns import NODE_FEATURES
+from tpugraphs_jax.data.feature_blocks import BLOCKS, signed_log
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.nn import pooling
+from tpugraphs_jax.nn.aggregation import USERS
+from tpugraphs_jax.nn.conv import Sage
+from tpugraphs_jax.nn.linear import Layouts, Opcodes, Tiles
+from tpugraphs_jax.nn.nodes import Slates
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.systems.system import System
+
+
+@BLOCKS.register("second")
+def logarithms(graph: OpGraph) -> np.ndarray:
+  """log(1 + max(x, 0)) of the released columns, `[N, 140]` float32."""
+  return np.log1p(np.maximum(graph.node_feat[:, :NODE_FEATURES], 0)).astype(np.float32)
+
+
+@BLOCKS.register("second_nlp")
+def signed_logarithms(graph: OpGraph) -> np.ndarray:
+  """sign(x) log(1 + |x|) of the released columns, `[N, 140]` float32."""
+  return signed_log(graph.node_feat[:, :NODE_FEATURES]).astype(np.float32)
+
+
+class Second(System):
+  """The 2nd place.
+
+  Attributes:
+    feature_width: width of the linear layer on node features.
+    op_embed_dim: width of the opcode vector.
+    first_width: width of the layer where features, opcode and configuration meet.
+    widths: of the SAGE rounds.
+    residual: add a round's input to its output where the widths are equal.
+    score_scale: factor of the sum over nodes.
+  """
+
+  feature_width: int = 20
+  op_embed_dim: int = 12
+  first_width: int = 32
+  widths: Sequence[int] = (64, 64, 128, 128, 256, 256)
+  residual: bool = False
+  score_scale: float = 1.0
+
+  @nn.compact
+  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+    """The sum of the numbers of all nodes, `[G, C, 1]` float32."""
+    del train  # no dropout
+    slates, graph = Slates.of(batch), batch.graph
+    feat = self.linear(self.feature_width, name="features")(jnp.asarray(graph.nodes["feat"]))
+    opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
+    static = slates.nodes(jnp.concatenate([feat, opcode], axis=-1))
+    x = self.linear(self.first_width, name="first")(static, self.configurations(slates))
+    x = x.map(nn.relu)
+    for number, width in enumerate(self.widths):
+      y = Sage(width, (USERS,), self.linear, name=f"sage_{number}")(x).map(nn.relu)
+      x = x + y if self.residual and x.width == width else y
+    return pooling.total(self.linear(1, name="node")(x))
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` float32 of readouts `[..., 1]`."""
+    return self.score_scale * readout[..., 0]
+
+
+@base.LAYOUT_MODELS.register("Second")
+class SecondLayout(Second):
+  """The 2nd place on layouts."""
+
+  @property
+  def hops(self) -> int:
+    return len(self.widths)
+
+  def configurations(self, slates: Slates) -> Layouts:
+    """Layouts as they are."""
+    return Layouts(slates, jnp.asarray(slates.batch.rows))
+
+
+@base.TILE_MODELS.register("Second")
+class SecondTile(Second):
+  """The 2nd place on tiles."""
+
+  def configurations(self, slates: Slates) -> Tiles:
+    """Tiles as they are."""
+    return Tiles(slates, jnp.asarray(slates.batch.config_feat))
