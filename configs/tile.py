@@ -100,6 +100,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       beta2=0.999,  # decay of Adam's mean of squared gradients
       eps=1e-7,  # added to the root of Adam's mean of squared gradients
       weight_decay=0.0,  # of adamw
+      decay_layers=(),  # names of layers that decay; empty = all
       accumulation_steps=1,  # steps whose mean gradient makes one update
       average_decay=0.0,  # of a moving average of the parameters (EMA); 0 = none
       average_window=(),  # FIRST,LAST shares of the run with a plain mean of the parameters (SWA)

@@ -132,22 +132,24 @@ def pairwise_hinge(
 
 def diff_mat(
     scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 0.005,
-    reduction: str = "pairs", noise: Noise = Noise(),
 ) -> LossSum:
-  """Hinge counted in margins, relu(1 - (s_i - s_j) / margin), for scores in the target's unit.
+  """Mean over pairs of relu(1 - sign(y_i - y_j) (s_i - s_j) / margin), for scores in units of y.
 
-  Arrays are `[graphs, configs]`; the result is a total and a count, both scalars.
-  Beside `mape` the scores are runtimes, and their differences must exceed the margin.
-  Source: DiffMat of the 2nd place, whose rule of thumb is the mean runtime / 200.
+  Arrays are `[graphs, configs]`; the result is a total and a count of graphs with a pair, both
+  scalars. Beside `mape` the scores are runtimes, and their differences must exceed the margin.
+  Pairs of equal labels count 1 and have no gradient. Source: DiffMat of the 2nd place, whose
+  rule of thumb is the mean runtime / 200.
 
   Args:
     margin: > 0, in the unit of the labels.
-    reduction: divisor of a list's sum, see the module.
-    noise: items whose labels are closer make no pair.
   """
   scores, labels, where = _checked(scores, labels, where)
-  pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin), noise)
-  return _reduce(pairs, labels, where, reduction, noise)
+  _checked_margin(margin)
+  difference = lambda x: x[:, :, None] - x[:, None]
+  is_pair = where[:, :, None] & where[:, None] & ~jnp.eye(scores.shape[1], dtype=bool)[None]
+  hinge = jax.nn.relu(1 - jnp.sign(difference(labels)) * difference(scores) / margin)
+  total, pairs = (jnp.sum(x, axis=(1, 2)) for x in (jnp.where(is_pair, hinge, 0), is_pair))
+  return jnp.sum(total / jnp.maximum(pairs, 1)), _count(pairs > 0)
 
 
 def pairwise_logistic(
