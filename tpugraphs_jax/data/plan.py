@@ -40,20 +40,20 @@ _CLOSE_SHARE, _LONGEST_WINDOW = 0.5, 4
 
 
 def config_draw(
-    runtime_ns: np.ndarray, count: int, sampling: str
+    label: np.ndarray, count: int, sampling: str
 ) -> Callable[[np.random.Generator], np.ndarray]:
   """A function that draws the numbers `[n]` int64 of `count` configurations of one graph.
 
   Without replacement, a graph with fewer configurations than asked for gives all of them.
 
   Args:
-    runtime_ns: `[C]` int64.
+    label: `[C]`, larger = slower.
     count: size of the slate.
     sampling: one of `SAMPLINGS`. `skewed` draws the fastest configuration e times as often as
       the slowest, by weights exp((c - rank) / c), rank 0 the fastest (official layout trainer).
   """
-  total, skewed = len(runtime_ns), sampling.startswith("skewed")
-  order = np.argsort(runtime_ns, kind="stable")
+  total, skewed = len(label), sampling.startswith("skewed")
+  order = np.argsort(label, kind="stable")
   if sampling == "close_runtimes":
     return functools.partial(_close_runtimes, order, count)
   log_weight = np.empty(total)
@@ -108,7 +108,7 @@ class ConfigSampler:
       targets: Callable[[Any, np.ndarray], np.ndarray],
   ):
     self._configs, self._targets = configs, targets
-    self._draws = [config_draw(c.runtime_ns, count, sampling) for c in configs]
+    self._draws = [config_draw(c.label, count, sampling) for c in configs]
 
   def __call__(self, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Configuration numbers `[n]` int64 of the graph `number`, and targets `[n]` float32."""

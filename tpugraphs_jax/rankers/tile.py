@@ -297,7 +297,7 @@ class PooledMLP(_TileModel):
     num_layers: layers of the head before its last.
   """
 
-  op_embed_dim: int = 64
+  op_embed_dim: int = 32
   num_layers: int = 2
   early_join = False
 

@@ -256,7 +256,7 @@ def _write_evaluation(
                       judge.program_rows(judged_graphs, predicted_ns))
   which = _which(job.config, graphs, judged_graphs)
   random = judge.random_order(
-      [one.runtime_ns for one in judged_graphs], collection.slowdown_ks)
+      [one.label for one in judged_graphs], collection.slowdown_ks)
   what, peak_bytes = log.peak_memory()
   update_summary(workdir, **{name: {
       "split": split, "graphs": len(rows), "configurations": which,
