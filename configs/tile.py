@@ -67,6 +67,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       target="official",  # runtime / normalizer; or absolute (ms), ratio, rank
       config_chunk=0,  # configurations through the model at a time (saves memory); 0 = all
       slates_per_epoch=0,  # 0 = one per kernel
+      drop_remainder=True,  # leave out last slates of an epoch that do not fill a batch
   ))
   config.model = ConfigDict(dict(
       name="EarlyJoinSAGE", **_MODELS["EarlyJoinSAGE"],
@@ -106,7 +107,8 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       eval_every_epochs=1,  # epochs between evaluations
       early_stop_epochs=20,  # epochs without a better evaluation that end the run; 0 = never
       best_metric="opa",  # chooses the checkpoint
-      valid_configs=256,  # per validation kernel during training; 0 = all
+      valid_sampling="slates",  # judges slates drawn anew each time; or a fixed sample
+      valid_configs=256,  # of each kernel in the fixed sample; 0 = all
       log_every_steps=100,  # steps between two lines of the log
       checkpoint_every_steps=0,  # for checkpoints between those after evaluations; 0 = none
       quick_compile=False,  # on CPUs: half the time, but steps take two to three times as long
@@ -120,7 +122,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
 
   names, chosen = configs.take_preset(published.TILES, variant.split(","), "configs/tile.py")
   if chosen:
-    config.batch.min_configs = 2
+    _unofficial(config)
     chosen(config)
   for name in filter(None, names):
     if name in _MODELS:
@@ -137,11 +139,18 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
   return config
 
 
+def _unofficial(config: ConfigDict) -> None:
+  """Trains on kernels with few configurations too, and judges checkpoints by a fixed sample."""
+  config.batch.min_configs = 2
+  config.train.valid_sampling = "fixed"
+
+
 def _recommended(config: ConfigDict) -> None:
   """Log features, counts of how tiles cut arrays, ListMLE on larger slates, averaged parameters."""
   config.data.update(feature_transform="signed_log1p", config_transform="signed_log1p",
                      config_features=("released", "tile_counts"))
-  config.batch.update(configs=16, min_configs=2)
+  _unofficial(config)
+  config.batch.configs = 16
   config.loss.update(losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0)
   config.optimizer.update(
       learning_rate=2e-3, clip_norm_per_variable=0.0, clip_norm=1.0, schedule="cosine",
@@ -155,5 +164,6 @@ def _shrink(config: ConfigDict) -> None:
     published.shrink(config)
     return
   config.model.update(op_embed_dim=8, hidden_dim=16)
-  config.batch.update(configs=6, min_configs=2, slates_per_epoch=40)
+  _unofficial(config)
+  config.batch.update(configs=6, slates_per_epoch=40)
   config.train.update(epochs=5, log_every_steps=4)

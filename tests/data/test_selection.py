@@ -48,6 +48,13 @@ def test_each_reason_not_to_train_on_a_graph_is_named(data, configs, reason):
   assert data.why_not_trained(configs, min_configs=3) == reason
 
 
+def test_graphs_with_nothing_to_learn_can_stay_in_training():
+  data = dataclasses.replace(LAYOUTS, skip_constant=False)
+  for configs in (layout_configs([1, 2, 3], same=True), layout_configs([2**40] * 3)):
+    assert data.why_not_trained(configs, min_configs=3) == ""
+  assert data.why_not_trained(layout_configs([0] * 3), min_configs=3) == "no runtimes"
+
+
 @pytest.mark.parametrize("configs, reason", [
     (tile_configs([1, 1]), ""), (tile_configs([5]), "fewer than 2 configurations"),
     (layout_configs([0, 0]), "no runtimes (ranked, not scored)"),

@@ -124,6 +124,7 @@ class LayoutData(_Data):
     duplicate_policy: one of `DUPLICATE_POLICIES`, for training graphs.
     store_dir: the random-access copy; empty = `<data_root>/store`.
     leave_out: training graphs whose names have one of these words are left out.
+    skip_constant: leave out training graphs whose configurations or runtimes are all equal.
     entropy_threshold: of `drop_flat`, for training graphs; 0 = no filter.
     max_configs: most configurations per training graph: thirds fastest, slowest and
       random; 0 = all.
@@ -134,6 +135,7 @@ class LayoutData(_Data):
 
   store_dir: str = ""
   leave_out: tuple[str, ...] = ()
+  skip_constant: bool = True
   entropy_threshold: float = 0.0
   max_configs: int = 0
   indices_dir: str = ""
@@ -180,7 +182,7 @@ class LayoutData(_Data):
   def why_not_trained(self, configs: LayoutConfigs, *, min_configs: int) -> str:
     """The reason to leave a program out of training; empty if there is none."""
     reason = super().why_not_trained(configs, min_configs=min_configs)
-    if reason:
+    if reason or not self.skip_constant:
       return reason
     if not configs.differ:
       return "all configurations equal"

@@ -86,6 +86,8 @@ def _sizes(graphs: Sequence[Any]) -> str:
 
 def _sample(config: ml_collections.ConfigDict, everything: str) -> str:
   """The configurations of each graph that are judged during training, in words."""
+  if config.train.valid_sampling == "slates":
+    return f"{config.batch.configs} of each graph, drawn anew each time"
   count = config.train.valid_configs
   return f"a seeded {count} of each graph" if count else everything
 
