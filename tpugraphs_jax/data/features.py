@@ -22,7 +22,7 @@ import numpy as np
 
 from tpugraphs_jax import files
 from tpugraphs_jax.columns import NODE, NODE_FEATURES, span
-from tpugraphs_jax.data.feature_blocks import BLOCKS, EXTRA, Options, RELEASED, signed_log
+from tpugraphs_jax.data.feature_blocks import BLOCKS, Options, RELEASED, signed_log
 from tpugraphs_jax.graph import OpGraph
 
 KINDS = ("none", "varying", "minmax", "standardize", "signed_log1p", "signed_log", "left_out")
@@ -187,7 +187,7 @@ class NodeFeatures:
                        f"of {', '.join(BLOCKS)}")
     self.names = tuple(names)
     self._blocks = {
-        name: functools.partial(BLOCKS[name], options=options) if name in (RELEASED, EXTRA)
+        name: functools.partial(BLOCKS[name], options=options) if name == RELEASED
         else BLOCKS[name] for name in names}
     others = [name for name in names if name != RELEASED]
     self._kinds = parse_kinds(kinds, (*NODE_GROUPS, *others))

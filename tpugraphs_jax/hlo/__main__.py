@@ -33,8 +33,6 @@ def _parser() -> argparse.ArgumentParser:
   convert_parser.set_defaults(command=_convert)
   convert_parser.add_argument("files", nargs="+", metavar="IN.pb")
   convert_parser.add_argument("--out", required=True, help="folder for the .npz files")
-  convert_parser.add_argument(
-      "--extra_out", help="folder for the extra node features, under the same names")
   convert_parser.add_argument("--jobs", type=int, help="processes; one per processor if not given")
   show_parser = commands.add_parser("show", help="a summary of an HLO module")
   show_parser.set_defaults(command=_show)
@@ -43,9 +41,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _convert(args: argparse.Namespace) -> int:
-  for name in ("out", "extra_out"):
-    remote.refuse(getattr(args, name) or "", f"--{name}")
-  result = tuning.convert(args.files, args.out, extra_out=args.extra_out, jobs=args.jobs)
+  remote.refuse(args.out, "--out")
+  result = tuning.convert(args.files, args.out, jobs=args.jobs)
   for line in result.skipped:
     print(f"skipped: {line}")
   for line in result.failed:

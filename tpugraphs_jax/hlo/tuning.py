@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import columns, files, graph, jobs as jobs_lib
+from tpugraphs_jax import columns, graph, jobs as jobs_lib
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.hlo import features, module_graph, proto, sources
+from tpugraphs_jax.hlo import module_graph, proto, sources
 
 _TENSORS = 3  # output, input, kernel
 _INT64 = 1 << 64
@@ -199,7 +199,7 @@ class Converted:
 
 def convert(
     paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *,
-    extra_out: str | os.PathLike[str] | None = None, jobs: int | None = None,
+    jobs: int | None = None,
 ) -> Converted:
   """Writes the graphs of `.pb` files as `.npz` files into one folder.
 
@@ -210,8 +210,6 @@ def convert(
   Args:
     paths: the files.
     out: the folder, made where it does not exist.
-    extra_out: a folder for the extra features of every graph, under the same
-      file name: `node_extra` [N, 46] float32 and `node_extra_names` [46].
     jobs: how many processes share the files; as many as processors if not given.
 
   Raises:
@@ -222,10 +220,9 @@ def convert(
   if count > 1:
     raise ValueError(f"{count} inputs are named {name}, and their "
                      "results would overwrite each other; convert them to different folders")
-  out, extra_out = Path(out), Path(extra_out) if extra_out else None
-  for folder in filter(None, (out, extra_out)):
-    folder.mkdir(parents=True, exist_ok=True)
-  tasks = [(Path(path), out, extra_out) for path in paths]
+  out = Path(out)
+  out.mkdir(parents=True, exist_ok=True)
+  tasks = [(Path(path), out) for path in paths]
   with tqdm.tqdm(total=len(tasks), unit="file", disable=None) as bar:
     results = jobs_lib.run(_convert_file, tasks, processes=jobs or os.cpu_count() or 1,
                            finished=lambda result: bar.update())
@@ -235,8 +232,8 @@ def convert(
       failed=[line for result in results for line in result.failed])
 
 
-def _convert_file(task: tuple[Path, Path, Path | None]) -> Converted:
-  path, out, extra_out = task
+def _convert_file(task: tuple[Path, Path]) -> Converted:
+  path, out = task
   try:
     read = read_tuning(path)
   except (ValueError, OSError) as error:
@@ -250,9 +247,4 @@ def _convert_file(task: tuple[Path, Path, Path | None]) -> Converted:
     is_layout = isinstance(op_graph.configs, graph.LayoutConfigs)
     (npz.write_layout if is_layout else npz.write_tile)(target, op_graph)
     written.append(target)
-    if extra_out:
-      extra = features.extra_features(op_graph)
-      with files.replacing(extra_out / target.name, "wb") as file:
-        np.savez_compressed(
-            file, node_extra=extra.values, node_extra_names=np.array(extra.names))
   return Converted(written, read.skipped, [])

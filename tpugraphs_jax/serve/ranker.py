@@ -74,8 +74,7 @@ class Ranker:
     self.collection = collections.of(kind, data["source"], data["search"])
     self.features = features.NodeFeatures(
         data["features"], kinds=data["feature_transform"],
-        options=feature_blocks.Options(
-            data["pad_value"], data["extra_dir"] and str(remote.fetch(data["extra_dir"]))))
+        options=feature_blocks.Options(data["pad_value"]))
     self.family = rankers.create(config, self.features.unscaled)
     self.params: Any = None
     self.about: Mapping[str, Any] = {}
