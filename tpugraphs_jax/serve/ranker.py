@@ -27,7 +27,8 @@ from flax import traverse_util
 import jax
 import numpy as np
 
-from tpugraphs_jax import collections, files as files_lib, parallel, rankers, registry, remote
+from tpugraphs_jax import (
+    collections, files as files_lib, parallel, rankers, registry, remote, trust)
 from tpugraphs_jax.data import feature_blocks, features, npz, selection
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.graph import (
@@ -39,12 +40,13 @@ from tpugraphs_jax.train import checkpoint, loop
 
 MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features.json"
 FORMAT = 1  # of model files; a reader refuses later ones
+MOST_BYTES = 2**30  # of the arrays of a model file: 268 million parameters
 SHIPPED = Path(__file__).parent / "shipped_models"
 
 # Fields that may differ between the run that trained a model and a run that uses it.
 _FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
 _FREE_DATA_FIELDS = (
-    "skip_bad_files", "store_dir", "extra_dir", "loader_threads", "neighbour_slots")
+    "skip_bad_files", "store_dir", "loader_threads", "neighbour_slots")
 _PARAMS = "params/"
 _CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
 
@@ -68,7 +70,6 @@ class Ranker:
   """
 
   def __init__(self, config: Mapping[str, Any]):
-    registry.import_extensions(config["extensions"])
     self.config, data = config, config["data"]
     kind = "tile" if config["task"] == "tile" else "layout"
     self.collection = collections.of(kind, data["source"], data["search"])
@@ -88,8 +89,14 @@ class Ranker:
   def load(
       cls, place: str | os.PathLike[str], config: Mapping[str, Any] | None = None
   ) -> Ranker:
-    """The trained ranker of a working folder or model file; see `read`."""
+    """The trained ranker of a working folder or model file; see `read`.
+
+    Raises:
+      ValueError: also, without `config`, where the model needs a module that is not imported.
+    """
     artefact = read(place, config)
+    if config is None:
+      trust.check_imported(artefact.config["extensions"])
     ranker = cls(config or artefact.config)
     ranker.use_transforms(artefact.transforms, where=place)
     ranker.params, ranker.about = artefact.params, artefact.about
@@ -228,9 +235,7 @@ class Ranker:
     """Writes a model file with these parameters."""
     # Where the data of training lay is nothing of the model's.
     kept = {k: v for k, v in self.config.items() if k != "data_root"}
-    if "store_dir" in kept["data"]:
-      kept["data"] = {**kept["data"], "store_dir": ""}
-    write_model(path, Artefact(kept, self.transforms, params, dict(about)))
+    write_model(path, Artefact(trust.config(kept), self.transforms, params, dict(about)))
 
 
 @functools.cache
@@ -245,22 +250,27 @@ def _loaded(place: Path, saved_ns: int) -> Ranker:
   return Ranker.load(place)
 
 
-def load(place: str | os.PathLike[str]) -> Ranker:
+def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ranker:
   """The trained ranker of a working folder or a model file; loaded once while it is unchanged.
+
+  A model runs no code of its author. Where its parts are registered by a module, that module
+  is named here, or imported before.
 
   Args:
     place: a folder that `run_tile.py` or `run_layout.py` trained in, a `model.npz`, or the
       name of a model that ships (`shipped_names()`).
+    extensions: names of modules to import, which register parts of the model.
 
   Raises:
     FileNotFoundError: no trained model there.
-    ValueError: the model is damaged or of a newer version.
+    ValueError: the model is damaged, of a newer version, or needs a module that is not imported.
 
   Example:
     >>> import tpugraphs_jax
     >>> tpugraphs_jax.load("layout-cpu-measured").collection.kind
     'layout'
   """
+  registry.import_extensions(extensions)
   source = place if remote.is_remote(place) else parallel.on_primary(
       lambda: shipped_file(Path(place).expanduser()))
   path = remote.fetch(source).absolute()
@@ -382,9 +392,9 @@ def read_model(path: Path) -> Artefact:
     raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in, or a "
                             "model file")
   try:
-    with npz.NpzArchive(path) as archive:
+    with npz.NpzArchive(path, most_bytes=MOST_BYTES) as archive:
       arrays = {name: archive.read(name) for name in archive.names}
-    card = json.loads(arrays.pop("card").tobytes())
+    card = trust.parsed(arrays.pop("card").tobytes())
     if isinstance(version := card["format"], int) and version <= FORMAT:
       return _artefact(card, arrays)
   except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -398,7 +408,7 @@ def _artefact(card: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Artefac
     raise ValueError("the checksum of its parameters does not fit")
   flat = {name.removeprefix(_PARAMS): array for name, array in arrays.items()}
   return Artefact(
-      config=with_tuples(card["config"]),
+      config=trust.config(card["config"]),
       transforms={name: Transform.from_dict(t) for name, t in card["transforms"].items()},
       params=traverse_util.unflatten_dict(flat, sep="/"), about=card["about"])
 
@@ -412,19 +422,11 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
   return digest.hexdigest()
 
 
-def with_tuples(value: Any) -> Any:
-  """Turns the lists of a JSON value into tuples, which models and overrides expect."""
-  if isinstance(value, Mapping):
-    return {key: with_tuples(part) for key, part in value.items()}
-  return tuple(map(with_tuples, value)) if isinstance(value, (list, tuple)) else value
-
-
 def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
   """The fields of a config on which a checkpoint depends, to be compared before it is used."""
   fields = {k: v for k, v in config.items() if k not in _FREE_FIELDS}
   fields["data"] = {k: v for k, v in fields["data"].items() if k not in _FREE_DATA_FIELDS}
-  # Where a module was found may change, which modules there are may not.
-  fields["extensions"] = sorted(registry.names_of(fields["extensions"]))
+  fields["extensions"] = sorted(fields["extensions"])
   return fields
 
 
@@ -444,8 +446,7 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "
                             "trained in")
   try:
-    manifest = files_lib.unsealed(json.loads(path.read_text()))
-    return with_tuples(manifest["config"])
+    return trust.config(files_lib.unsealed(trust.parsed(path.read_text()))["config"])
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path} is damaged ({error}); train again") from None
 
