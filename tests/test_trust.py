@@ -1,17 +1,24 @@
 """What a file that somebody else has sent can do: nothing but be read or refused."""
 
+import dataclasses
 import json
+import subprocess
 import sys
 import zipfile
 
+import comparing
 import fsspec
+import hlo_modules
 import numpy as np
 import pytest
+import random_graphs
 
 import tpugraphs_jax
-from tpugraphs_jax import host_memory, remote, trust
+from tpugraphs_jax import collections, console, hlo, host_memory, remote, submission, trust
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.graph import TileConfigs
+from tpugraphs_jax.hlo import __main__ as hlo_command
+from tpugraphs_jax.serve import judge, ranker as ranker_lib
 
 SHIPPED = ranker_lib.SHIPPED / "layout-cpu-measured.npz"
 EVIL = "import pathlib\npathlib.Path({!r}).write_text('ran')\n"
@@ -169,3 +176,106 @@ def test_available_memory_is_that_of_the_tightest_limit(tmp_path, monkeypatch):
   assert host_memory.available() == 30720
   (tmp_path / "max").write_text("max\n")
   assert host_memory.available() == 51200
+
+
+# Names.
+
+
+BAD_NAMES = ["=1+2", "+a", "-a", "@a", "a,b", "a:b", 'a"b', "a\nb", "a\x1b[31mb", "a\x9bb", "a\u202eb"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_file_whose_name_is_a_command_elsewhere_is_refused_before_it_is_read(name, tmp_path):
+  rng = np.random.default_rng(0)
+  tile = random_graphs.tile_graph(rng, nodes=3, edges=2, configs=4)
+  layout = random_graphs.layout_graph(rng, nodes=3, edges=2, config_nodes=[0], configs=4)
+  for graph, write, read in ((tile, npz.write_tile, npz.read_tile),
+                             (layout, npz.write_layout, npz.read_layout)):
+    path = tmp_path / f"{name}.npz"
+    write(path, released(graph))
+    assert refused(lambda: read(path), "rename the file").isprintable()
+    path.rename(tmp_path / "good $1.npz")
+    assert read(tmp_path / "good $1.npz").name == "good $1"
+  for make in (submission.graph_id, lambda *parts: submission.split_id(":".join(parts))):
+    with pytest.raises(ValueError):
+      make("tile:xla", name)
+
+
+def released(graph):
+  """The graph with as many columns of features as released files have."""
+  configs = graph.configs
+  if isinstance(configs, TileConfigs):
+    wide = np.pad(configs.config_feat, [(0, 0), (0, 24 - configs.config_feat.shape[1])])
+    configs = dataclasses.replace(configs, config_feat=wide)
+  feat = np.zeros((graph.num_nodes, 140), np.float32)
+  return dataclasses.replace(graph, node_feat=feat, configs=configs)
+
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+
+
+def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
+  module = hlo_modules.module(hlo_modules.computation(
+      hlo_modules.instruction("parameter", id=1, shape=[4, 6]),
+      hlo_modules.instruction("reshape", id=2, operands=[1], shape=[24])), name=f"m{ESCAPE}")
+  for each in module.computations:
+    each.name = f"c{ESCAPE}"
+    for node in each.instructions:
+      node.name = f"n{ESCAPE}"
+  (tmp_path / "m.pb").write_bytes(module.SerializeToString())
+  assert hlo_command.main(["show", str(tmp_path / "m.pb")]) == 0
+  (tmp_path / "s.csv").write_text(f"{submission.HEADER}\ntile:xla:a{ESCAPE},0;1;2;3;4\n")
+  npz.write_tile(tmp_path / "tile/xla/test/a.npz", released(random_graphs.tile_graph(
+      np.random.default_rng(0), nodes=3, edges=2, configs=6)))
+  assert submission.main(
+      ["check", str(tmp_path / "s.csv"), "--data_root", str(tmp_path)]) in (1, 2)
+  rows = [{"graph": f"g{ESCAPE}", "nodes": 3, "configs": 4, "kendaltau": 1.0, "slowdown1": 0.0}]
+  console.say(judge.summary(collections.Collection("layout:xla:random"), rows, {"kendaltau": 1.0},
+                            random={"kendaltau": 0.0}))
+  told = "".join(capsys.readouterr())
+  assert "owned" in told and all(c.isprintable() or c == "\n" for c in told)
+
+
+# What is written can be read, and graphs are ranked by themselves.
+
+
+def test_graphs_without_edges_are_written_and_read(tmp_path):
+  rng = np.random.default_rng(0)
+  layout = released(random_graphs.layout_graph(
+      rng, nodes=3, edges=0, config_nodes=[1], configs=4, name="a"))
+  npz.write_layout(tmp_path / "a.npz", layout)
+  found = npz.read_layout(tmp_path / "a.npz")
+  assert found.edge_index.shape == (0, 2) and found.num_nodes == 3
+  np.testing.assert_array_equal(
+      found.configs.decode(np.arange(4)), layout.configs.decode(np.arange(4)))
+  tile = released(random_graphs.tile_graph(rng, nodes=3, edges=0, configs=4))
+  npz.write_tile(tmp_path / f"{tile.name}.npz", tile)
+  comparing.assert_same_graph(npz.read_tile(tmp_path / f"{tile.name}.npz"), tile)
+
+
+@pytest.mark.parametrize("text", [
+    "HloModule m\nENTRY e {\n ROOT r = f32[] add(" + "(" * 100_000 + ")\n}\n",
+    "HloModule m\nENTRY e {\n ROOT p = f32[] parameter(1000000000)\n}\n",
+    "HloModule m\nENTRY e {\n ROOT p = " + "(" * 100_000 + "f32[]" + ")" * 100_000 +
+    " parameter(0)\n}\n",
+])
+def test_hlo_text_that_ends_its_parser_is_refused(text):
+  refused(lambda: hlo.featurize(text), "HLO text")
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"{", b""])
+def test_every_reader_of_json_refuses_what_is_none(data, tmp_path):
+  refused(lambda: trust.parsed(data))
+
+
+# Memory, of a process that may take little.
+
+
+def test_a_reader_whose_memory_is_limited_says_so(tmp_path):
+  path = tmp_path / "big.npz"
+  np.savez(path, node_feat=np.zeros((1 << 20, 140), np.float32))
+  script = ("import sys\nfrom tpugraphs_jax import host_memory\nfrom tpugraphs_jax.data import npz\n"
+            "host_memory.limit(300 << 20)\n"
+            "with npz.NpzArchive(sys.argv[1]) as a:\n  a.read('node_feat')\n")
+  ended = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
+  assert "of memory that are available" in ended.stderr.splitlines()[-1]

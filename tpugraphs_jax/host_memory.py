@@ -52,11 +52,27 @@ def available() -> int:
       cached = _numbers(folder / "memory.stat")
       known.append(int((folder / limit).read_text()) - int((folder / used).read_text())
                    + sum(cached.get(name, 0) for name in _RECLAIMABLE))
-  limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-  if limit != resource.RLIM_INFINITY:
-    with contextlib.suppress(OSError):
-      known.append(limit - int(Path("/proc/self/statm").read_text().split()[0]) * page)
+  of_process, _ = resource.getrlimit(resource.RLIMIT_AS)
+  if of_process != resource.RLIM_INFINITY:
+    known.append(of_process - _taken())
   return max(0, min(known))
+
+
+def limit(more: int) -> None:
+  """Lets this process take so many more bytes of address space, and none beyond."""
+  _, hard = resource.getrlimit(resource.RLIMIT_AS)
+  wanted = _taken() + more
+  resource.setrlimit(resource.RLIMIT_AS, (
+      wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def _taken() -> int:
+  """Bytes of address space of this process; 0 where the system does not say."""
+  try:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+  except OSError:
+    return 0
+  return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _numbers(path: Path) -> dict[str, int]:

@@ -19,6 +19,8 @@ from typing import Any
 # Fields of a config that name places, by section. Whoever uses a model names their own.
 _PLACES = {"data": ("store_dir", "extra_dir"), "eval": ("indices_dir",)}
 _REMOTE = "://"
+_SEPARATORS = ',:"'  # of CSV files and of IDs of graphs
+_FORMULA = "=+-@"  # begin a formula in a cell of a spreadsheet
 
 
 def parsed(text: str | bytes) -> Any:
@@ -74,6 +76,21 @@ def check_imported(extensions: Sequence[str]) -> None:
         f"the model needs the module {missing[0]!r}, which registers its parts, and no file may "
         f"have code run: if you trust that module, import it, or pass extensions={missing!r} to "
         f"load, or --config.extensions=\"{tuple(missing)}\" to a command")
+
+
+def name(text: str) -> str:
+  """A name out of a file, such as a graph's, which goes into tables, pages and IDs.
+
+  Raises:
+    ValueError: it has a character that a terminal, a CSV file or an ID would take for a command.
+  """
+  bad = next((c for c in text if not c.isprintable() or c in _SEPARATORS), "")
+  if not text or bad or text[0] in _FORMULA:
+    raise ValueError(
+        f"the name {text[:80]!r} {f'has {bad!r}' if bad else 'begins with such a character'}, "
+        f"expected printable characters without {' '.join(_SEPARATORS)}, the first none of "
+        f"{' '.join(_FORMULA)}: rename the file")
+  return text
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -122,3 +122,16 @@ def test_kernels_with_one_fingerprint_get_different_files(tmp_path):
   path = _write(tmp_path, TuningData(modules=[entry, entry]))
   written = tuning.convert([path], tmp_path / "out").written
   assert [path.name for path in written] == ["program_3.npz", "program_3_2.npz"]
+
+
+def test_what_the_reader_of_npz_refuses_is_not_written_and_others_are(tmp_path, capsys):
+  twice = _layout([_layout_run(5, is_default=True), _layout_run(7)])
+  twice.config_index_to_node[1] = twice.config_index_to_node[0]
+  beyond = _layout([_layout_run(5, layouts=(((6,), (1, 0)), ((1, 0), (1, 0), (0, 1))),
+                                is_default=True), _layout_run(7)])
+  good = _layout([_layout_run(5, is_default=True), _layout_run(7)])
+  paths = [_write(tmp_path, message, f"{name}.pb") for name, message in (
+      ("twice", twice), ("beyond", beyond), ("=good", good), ("good", good))]
+  assert cli.main(["convert", *map(str, paths), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 1
+  assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.npz"]
+  assert "names a node twice" in capsys.readouterr().err

@@ -20,7 +20,7 @@ import zipfile
 
 import numpy as np
 
-from tpugraphs_jax import collections, columns, console, files, graph, host_memory, remote
+from tpugraphs_jax import collections, columns, console, files, graph, host_memory, remote, trust
 
 _SUFFIX = ".npy"
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others make a gigabyte of a kilobyte
@@ -284,7 +284,8 @@ def _write(path: str | os.PathLike[str], arrays: dict) -> None:
         np.lib.format.write_array_header_1_0(stream, {
             "descr": dtype.str, "fortran_order": False, "shape": shape})
         for block in blocks:
-          stream.write(np.ascontiguousarray(block, dtype).data.cast("B"))
+          # Of bytes, since an empty array of two axes has no buffer.
+          stream.write(np.ascontiguousarray(block, dtype).reshape(-1).view(np.uint8).data)
 
 
 def split_files(data_root: str | os.PathLike[str], collection: str, split: str) -> list[Path]:
@@ -336,6 +337,10 @@ def _fetch(data_root: str | os.PathLike[str], parsed: collections.Collection, sp
 
 def _check_members(archive: NpzArchive, arrays: dict) -> None:
   """Compares names, dtypes and shapes, before anything is read."""
+  try:
+    trust.name(archive.path.stem)
+  except ValueError as error:
+    raise NpzError(f"{archive.path}: {error}") from None
   names = archive.names
   if missing := [name for name in arrays if name not in names]:
     archive.fail(missing[0], f"is missing; the file has {', '.join(names) or 'no array'}")

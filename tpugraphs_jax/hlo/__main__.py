@@ -44,9 +44,9 @@ def _convert(args: argparse.Namespace) -> int:
   remote.refuse(args.out, "--out")
   result = tuning.convert(args.files, args.out, jobs=args.jobs)
   for line in result.skipped:
-    print(f"skipped: {line}")
+    print(f"skipped: {console.one_line(line)}")
   for line in result.failed:
-    print(f"failed: {line}", file=sys.stderr)
+    print(f"failed: {console.one_line(line)}", file=sys.stderr)
   print(f"{len(result.written)} files written to {args.out}, {len(result.skipped)} modules "
         f"skipped, {len(result.failed)} inputs failed")
   return 1 if result.failed else 0
@@ -60,7 +60,7 @@ def _show(args: argparse.Namespace) -> int:
     module = entry if isinstance(entry, proto.HloModuleProto) else entry.module
     graph = module_graph.featurize_module(
         module, where=loaded.where, name=module.name or loaded.name, edge_order="insertion")
-    print(show.summary(graph), end="\n\n")
+    print(console.printable(show.summary(graph)), end="\n\n")
   return 0
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import dataclasses
 import os
 from pathlib import Path
+import tempfile
 
 import numpy as np
 import tqdm
@@ -66,6 +67,8 @@ def layout_graph(
   if not config_node.size:
     raise ValueError(f"{where}: config_index_to_node is empty, expected the configurable "
                      "nodes of a layout search")
+  if len(np.unique(config_node)) < len(config_node):
+    raise ValueError(f"{where}: config_index_to_node names a node twice")
   if config_node.max() >= op_graph.num_nodes:
     raise ValueError(f"{where}: config_index_to_node has {config_node.max()}, expected "
                      f"nodes below {op_graph.num_nodes}")
@@ -238,13 +241,27 @@ def _convert_file(task: tuple[Path, Path]) -> Converted:
     read = read_tuning(path)
   except (ValueError, OSError) as error:
     return Converted([], [], [str(error)])
-  written, seen = [], collections.Counter()
+  written, failed, seen = [], [], collections.Counter()
   for op_graph in read.graphs:
     seen[op_graph.name] += 1  # kernels of one fingerprint have one name, and are numbered
     number = f"_{seen[op_graph.name]}" if seen[op_graph.name] > 1 else ""
     op_graph = dataclasses.replace(op_graph, name=op_graph.name + number)
     target = out / f"{op_graph.name}.npz"
-    is_layout = isinstance(op_graph.configs, graph.LayoutConfigs)
-    (npz.write_layout if is_layout else npz.write_tile)(target, op_graph)
-    written.append(target)
-  return Converted(written, read.skipped, [])
+    try:
+      _write(target, op_graph)
+    except ValueError as error:
+      failed.append(str(error))
+    else:
+      written.append(target)
+  return Converted(written, read.skipped, failed)
+
+
+def _write(target: Path, op_graph: module_graph.HloGraph) -> None:
+  """Writes a graph; a file that its reader refuses (ValueError) is never there."""
+  write, read = ((npz.write_layout, npz.read_layout) if isinstance(
+      op_graph.configs, graph.LayoutConfigs) else (npz.write_tile, npz.read_tile))
+  with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert") as folder:
+    beside = Path(folder) / target.name
+    write(beside, op_graph)
+    read(beside)
+    os.replace(beside, target)
