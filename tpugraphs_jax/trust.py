@@ -10,17 +10,65 @@ A file holds values of the schema, arrays and names. It holds no code, no place 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import json
+import os
 from pathlib import Path, PurePosixPath
+import re
 import sys
 from typing import Any
 
+from tpugraphs_jax import console
+
 # Fields of a config that name places, by section. Whoever uses a model names their own.
-_PLACES = {"data": ("store_dir", "extra_dir"), "eval": ("indices_dir",)}
+_PLACES = {"data": ("store_dir", "indices_dir"), "eval": ("indices_dir",)}
 _REMOTE = "://"
 _SEPARATORS = ',:"'  # of CSV files and of IDs of graphs
 _FORMULA = "=+-@"  # begin a formula in a cell of a spreadsheet
+
+NUMBER = (int, float)
+_SCALAR = (str, bool, int, float, type(None))
+_MOST = 1 << 20  # of a number in a config that counts something; no field has more
+_LAYERS = 256
+# What a ranker reads of a config: types, ranges of integers, [of lists], {of objects}.
+_CONFIG = {
+    "task": str, "extensions": [str], "seed": range(1 << 62),
+    "data": {"source": str, "search": str, "features": [str], "feature_transform": str,
+             "config_transform": str, "pad_value": range(-1, 1), "virtual_node": str,
+             "neighbour_slots": range(-1, 1 << 16), "cluster_nodes": range(1, 1 << 30),
+             "reduction_hops": range(1, _LAYERS), "pair_hops": range(_LAYERS)},
+    "eval": {"configs": range(2, 1 << 16), "graphs": range(1, 1 << 10),
+             "permutations": range(1, 1 << 10)},
+    "batch": {"configs": range(2, 1 << 16), "config_chunk": range(1 << 16)},
+    "model": {"name": str},
+}
+_COUNTS = re.compile(r"num_\w+|\w*(layers|steps|hops|heads|rounds)")
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str], advice: str) -> Iterator[None]:
+  """Any error of the block, which takes the content of a file apart, names the file in one line.
+
+  Args:
+    path: the file.
+    advice: what to do about it.
+
+  Raises:
+    FileNotFoundError: as the block.
+    ValueError: for every other error.
+  """
+  try:
+    yield
+  except FileNotFoundError:
+    raise
+  except Exception as error:  # whatever a wrong value causes
+    reason = console.one_line(error)
+    if isinstance(error, KeyError):
+      reason = f"it has no {reason}"
+    if reason.startswith(str(path)):
+      raise ValueError(reason) from None
+    raise ValueError(f"{path} is damaged ({reason}): {advice}") from None
 
 
 def parsed(text: str | bytes) -> Any:
@@ -35,33 +83,70 @@ def parsed(text: str | bytes) -> Any:
     raise ValueError("it is nested too deeply") from None
 
 
+def check(value: Any, schema: Any, name: str) -> None:
+  """Refuses (ValueError) a JSON value that is not of a schema.
+
+  Args:
+    value: from `parsed`.
+    schema: a type or several; a range of integers; `[schema]` of lists; `{name: schema}` of
+      objects, which may lack a name or have others.
+    name: of the value, for the message.
+  """
+  if isinstance(schema, dict):
+    _expect(isinstance(value, Mapping), value, "an object", name)
+    for key in schema.keys() & value.keys():
+      check(value[key], schema[key], f"{name}.{key}")
+  elif isinstance(schema, list):
+    _expect(isinstance(value, (list, tuple)), value, "a list", name)
+    for part in value:
+      check(part, schema[0], name)
+  elif isinstance(schema, range):
+    is_inside = isinstance(value, int) and not isinstance(value, bool) and value in schema
+    _expect(is_inside, value, f"an integer of {schema[0]}..{schema[-1]}", name)
+  else:
+    types = schema if isinstance(schema, tuple) else (schema,)
+    is_one = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
+    _expect(is_one, value, " or ".join(each.__name__ for each in types), name)
+
+
+def _expect(is_right: bool, value: Any, expected: str, name: str) -> None:
+  if not is_right:
+    raise ValueError(f"{name} is {str(value)[:40]!r}, expected {expected}")
+
+
 def config(values: Any) -> dict[str, Any]:
   """The config in a file: its fields with tuples for lists, without places.
 
   Raises:
-    ValueError: it is no config.
+    ValueError: it is no config of this package.
   """
-  fields = _checked(values, "config")
-  missing = [name for name in ("task", "data", "model", "extensions") if name not in fields]
+  check(values, _CONFIG, "config")
+  missing = [name for name in ("task", "data", "model", "extensions") if name not in values]
   if missing:
     raise ValueError(f"its config has no field {missing[0]}")
+  fields = _plain(values, "config")
+  for field, value in fields["model"].items():
+    if isinstance(value, int):
+      most = _LAYERS if _COUNTS.fullmatch(field) else _MOST
+      check(value, range(-most, most + 1) if not isinstance(value, bool) else bool, f"model.{field}")
   for section, names in _PLACES.items():
-    if isinstance(fields.get(section), dict):
+    if section in fields:
       fields[section] |= {name: "" for name in names if name in fields[section]}
-      fields[section].pop("extra_dir", None)  # which models had before places were cleared
+  fields["data"].pop("extra_dir", None)  # a place that models of earlier versions name
   if _REMOTE in str(fields.get("data_root", "")):
     del fields["data_root"]
-  # Models once recorded the folder of a module behind an @.
-  fields["extensions"] = tuple(str(name).partition("@")[0] for name in fields["extensions"])
+  # Models of earlier versions name the folder of a module behind an @.
+  fields["extensions"] = tuple(each.partition("@")[0] for each in fields["extensions"])
   return fields
 
 
-def _checked(value: Any, name: str) -> Any:
-  """A JSON value with tuples for lists, as models and overrides expect."""
+def _plain(value: Any, name: str) -> Any:
+  """A value of nested objects, lists and scalars with tuples for lists, as models expect."""
   if isinstance(value, Mapping):
-    return {key: _checked(part, f"{name}.{key}") for key, part in value.items()}
+    return {key: _plain(part, f"{name}.{key}") for key, part in value.items()}
   if isinstance(value, (list, tuple)):
-    return tuple(_checked(part, name) for part in value)
+    return tuple(_plain(part, name) for part in value)
+  check(value, _SCALAR, name)
   return value
 
 
