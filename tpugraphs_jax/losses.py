@@ -94,14 +94,36 @@ def listmle(
   if not temperature > 0:
     raise ValueError(f"temperature is {temperature}, expected a number above 0")
   scores, labels, where = _checked(scores, labels, where)
-  loss = functools.partial(rax.listmle_loss, reduce_fn=None)
-  if key is None:
-    per_list = loss(scores / temperature, labels, where=where)
-  else:
+  draws = jnp.zeros_like(labels)
+  if key is not None:
     if noise.relative:
       labels = _shaken(labels, where, key, noise)
-    per_list = jax.vmap(loss)(scores / temperature, labels, where=where, key=key)
-  return jnp.sum(per_list), _count(jnp.any(where, axis=-1))
+    draws = jax.vmap(lambda key: jax.random.uniform(key, labels.shape[1:]))(key)
+  scores = scores / temperature
+  rest = _not_before(labels, draws) & where[:, None, :]
+  # A sum over the rest of the list for each item. A running sum over the sorted list is less work,
+  # but steps of a loop on accelerators.
+  each = jnp.broadcast_to(scores[:, None, :], rest.shape)
+  likelihood = scores - jax.nn.logsumexp(each, axis=-1, where=rest)
+  return -jnp.sum(likelihood, where=where), _count(jnp.any(where, axis=-1))
+
+
+def _not_before(labels: jax.Array, draws: jax.Array) -> jax.Array:
+  """Whether item j does not come before item i in a list, `[graphs, configs (i), configs (j)]`.
+
+  Larger labels come first, then smaller draws, then the order given. An item does not come before
+  itself.
+
+  Args:
+    labels: `[graphs, configs]`.
+    draws: `[graphs, configs]`: the order of equal labels.
+  """
+  places = jnp.arange(labels.shape[1])[None]
+  result = places[:, :, None] <= places[:, None, :]
+  for key in (draws, -labels):  # the more important key last
+    own, other = key[:, :, None], key[:, None, :]
+    result = jnp.where(own == other, result, own < other)
+  return result
 
 
 def _shaken(labels, where, key, noise: Noise):
@@ -132,22 +154,24 @@ def pairwise_hinge(
 
 def diff_mat(
     scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 0.005,
-    reduction: str = "pairs", noise: Noise = Noise(),
 ) -> LossSum:
-  """Hinge counted in margins, relu(1 - (s_i - s_j) / margin), for scores in the target's unit.
+  """Mean over pairs of relu(1 - sign(y_i - y_j) (s_i - s_j) / margin), for scores in units of y.
 
-  Arrays are `[graphs, configs]`; the result is a total and a count, both scalars.
-  Beside `mape` the scores are runtimes, and their differences must exceed the margin.
-  Source: DiffMat of the 2nd place, whose rule of thumb is the mean runtime / 200.
+  Arrays are `[graphs, configs]`; the result is a total and a count of graphs with a pair, both
+  scalars. Beside `mape` the scores are runtimes, and their differences must exceed the margin.
+  Pairs of equal labels count 1 and have no gradient. Source: DiffMat of the 2nd place, whose
+  rule of thumb is the mean runtime / 200.
 
   Args:
     margin: > 0, in the unit of the labels.
-    reduction: divisor of a list's sum, see the module.
-    noise: items whose labels are closer make no pair.
   """
   scores, labels, where = _checked(scores, labels, where)
-  pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin), noise)
-  return _reduce(pairs, labels, where, reduction, noise)
+  _checked_margin(margin)
+  difference = lambda x: x[:, :, None] - x[:, None]
+  is_pair = where[:, :, None] & where[:, None] & ~jnp.eye(scores.shape[1], dtype=bool)[None]
+  hinge = jax.nn.relu(1 - jnp.sign(difference(labels)) * difference(scores) / margin)
+  total, pairs = (jnp.sum(x, axis=(1, 2)) for x in (jnp.where(is_pair, hinge, 0), is_pair))
+  return jnp.sum(total / jnp.maximum(pairs, 1)), _count(pairs > 0)
 
 
 def pairwise_logistic(

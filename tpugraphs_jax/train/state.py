@@ -92,6 +92,7 @@ class Optimizer:
     schedule: `constant`, `cosine` (to `final_learning_rate`) or `multistep`
       (times `milestone_factor` at each of `milestones`, increasing shares of the run).
     warmup_fraction: share of the run with a linear warm-up from zero.
+    decay_layers: names of the layers at the top of the parameters that decay; empty = all.
     clip_norm: largest L2 norm of all gradients together; 0 = no clipping.
     clip_norm_per_variable: largest L2 norm of each variable's gradient (Keras'
       `clipnorm`); 0 = no clipping.
@@ -118,6 +119,7 @@ class Optimizer:
   beta2: float = 0.999
   eps: float = 1e-7
   weight_decay: float = 0.0
+  decay_layers: Sequence[str] = ()
   clip_norm: float = 0.0
   clip_norm_per_variable: float = 0.0
   accumulation_steps: int = 1
@@ -187,9 +189,10 @@ class Optimizer:
       adam = optax.chain(optax.add_decayed_weights(self.weight_decay),
                          optax.adam(rate, self.beta1, self.beta2, self.eps))
     else:
-      adam = optax.adamw(rate, self.beta1, self.beta2, self.eps, weight_decay=self.weight_decay)
+      adam = optax.adamw(rate, self.beta1, self.beta2, self.eps, weight_decay=self.weight_decay,
+                         mask=self._decays if self.decay_layers else None)
     # A step of one vector compiles sooner than one of every variable.
-    parts = [optax.flatten(adam)]
+    parts = [adam if self.decay_layers else optax.flatten(adam)]
     if self.clip_norm:
       parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
     if self.clip_norm_per_variable:
@@ -203,6 +206,11 @@ class Optimizer:
     if self.accumulation_steps == 1:
       return optimizer
     return optax.MultiSteps(optimizer, self.accumulation_steps).gradient_transformation()
+
+  def _decays(self, params: Any) -> Any:
+    """Which parameters decay."""
+    return {name: jax.tree.map(lambda leaf: name in self.decay_layers, layer)
+            for name, layer in params.items()}
 
   def _updates(self, steps: int) -> int:
     return max(1, steps // self.accumulation_steps)

@@ -5,7 +5,7 @@
 
 Published: node features as logarithms, log(1 + max(x, 0)), for NLP signed, through a linear layer of 20,
 beside an opcode vector of 12 and the configuration as it is; a linear layer with ReLU; SAGE
-rounds over users, each with ReLU, which have identities around them for NLP alone; a number
+rounds over users, each with ReLU, for NLP with the input of a round added in front of it; a number
 per node, in seconds for layouts.
 
 Source: Obs01ete/kaggle_latenciaga, ca55746 (XLA and tiles) and b6b55b1 (NLP).
@@ -53,7 +53,7 @@ class Second(System):
     op_embed_dim: width of the opcode vector.
     first_width: width of the layer where features, opcode and configuration meet.
     widths: of the SAGE rounds.
-    residual: add a round's input to its output where the widths are equal.
+    residual: add the input of a round to its convolution where the widths are equal.
     score_scale: factor of the sum over nodes.
   """
 
@@ -75,8 +75,8 @@ class Second(System):
     x = self.linear(self.first_width, name="first")(static, self.configurations(slates))
     x = x.map(nn.relu)
     for number, width in enumerate(self.widths):
-      y = Sage(width, (USERS,), self.linear, name=f"sage_{number}")(x).map(nn.relu)
-      x = x + y if self.residual and x.width == width else y
+      y = Sage(width, (USERS,), self.linear, name=f"sage_{number}")(x)
+      x = (x + y if self.residual and x.width == width else y).map(nn.relu)
     return pooling.total(self.linear(1, name="node")(x))
 
   def score(self, readout: jax.Array) -> jax.Array:

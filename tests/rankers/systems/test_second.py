@@ -1,0 +1,188 @@
+"""The 2nd place against numbers of its public code."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import winners
+
+from tpugraphs_jax.nn.nodes import Nodes
+from tpugraphs_jax.train import state
+
+RECORDS = winners.files("second")
+PRESETS = {"layout-xla-default": "layout.py:xla-default,preset=second_xla",
+           "layout-nlp-default": "layout.py:nlp-default,preset=second_nlp",
+           "tile-xla": "tile.py:preset=second_tile"}
+
+
+class Case:
+  """A record beside a run of the preset on its graphs."""
+
+  def __init__(self, path, root):
+    self.record = winners.Record(path)
+    self.graphs = list(dict.fromkeys(
+        key.split("/")[1] for key in self.record.arrays
+        if key.startswith("input/") and key.endswith("/node_feat")))
+    weights = self.record.under("weight")
+    widths = tuple(len(weights[f"convs.{number}.lin_l.bias"]) for number in range(
+        sum(key.endswith("lin_l.bias") for key in weights)))
+    files = {name: self.record.under(f"input/{name}") for name in self.graphs}
+    self.job = winners.run_of(
+        PRESETS[self.record.settings["collection"]], {"train": files}, root, **{
+            "model.widths": widths, "data.leave_out": (), "batch.min_configs": 2,
+            "model.first_width": len(weights["input_shaping.bias"])}
+        if "layout" in self.record.settings["collection"] else {
+            "model.widths": widths, "model.first_width": len(weights["input_shaping.bias"])})
+    self.loaded = {graph.name: graph for graph in self.job.data.load(
+        self.job.config.data_root, "train")}
+
+  @functools.cached_property
+  def batch(self):
+    prepared = {name: self.job.prepare([self.loaded[name]])[0] for name in self.graphs}
+    graphs = [prepared[str(name)] for name in self.record["input/slate_graphs"]]
+    # The record counts configurations without duplicates by runtime, ours in file order.
+    ids = [self.numbers(str(name))[slate] for name, slate in zip(
+        self.record["input/slate_graphs"], self.record["input/slates"])]
+    batch = winners.batch_of(self.job, graphs, ids)
+    if "expect/clean_slates" in self.record:  # the others are in no loss of the record
+      counts = np.isin(np.arange(len(ids)), self.record["expect/clean_slates"])
+      batch = batch._replace(config_mask=batch.config_mask & counts[:, None])
+    return batch
+
+  def numbers(self, name: str) -> np.ndarray:
+    """Our number of every configuration of the record."""
+    if "layout" not in self.record.settings["collection"]:
+      theirs = self.record[f"expect/{name}/config_feat_deduplicated"]
+      ours = self.loaded[name].configs.config_feat
+    else:
+      theirs = self.record[f"expect/{name}/node_config_feat_deduplicated"]
+      configs = self.loaded[name].configs
+      ours = configs.decode(np.arange(len(configs)))
+    flat = lambda x: [np.asarray(row, np.float32).tobytes() for row in x]
+    number = {row: place for place, row in enumerate(flat(ours))}
+    return np.array([number[row] for row in flat(theirs)])
+
+  @functools.cached_property
+  def params(self):
+    w = self.record.under("weight")
+    ours = {"features/kernel": w["node_feat_embedding.weight"].T,
+            "features/bias": w["node_feat_embedding.bias"],
+            "opcodes/embedding/table": _rows(w["node_opcode_embedding.weight"], 121),
+            "first/kernel": w["input_shaping.weight"].T, "first/bias": w["input_shaping.bias"],
+            "node/kernel": w["output_shaping.weight"].T, "node/bias": w["output_shaping.bias"]}
+    for number in range(len(self.job.config.model.widths)):
+      ours |= {f"sage_{number}/users/kernel": w[f"convs.{number}.lin_l.weight"].T,
+               f"sage_{number}/self/bias": w[f"convs.{number}.lin_l.bias"],
+               f"sage_{number}/self/kernel": w[f"convs.{number}.lin_r.weight"].T}
+    return winners.tree(ours)
+
+  @functools.cached_property
+  def results(self):
+    return winners.results(self.job, self.params, self.batch)
+
+  @property
+  def unit(self) -> float:
+    """Our scores over the published ones."""
+    return 100.0 if self.record.settings["unit"] == "seconds" and not self.is_nlp else 1.0
+
+  @property
+  def is_nlp(self) -> bool:
+    return "nlp" in self.record.settings["collection"]
+
+
+def _rows(table: np.ndarray, rows: int) -> np.ndarray:
+  return np.pad(table, ((0, rows - len(table)), (0, 0)))
+
+
+@pytest.fixture(scope="module")
+def case(request, tmp_path_factory):
+  return Case(request.param, tmp_path_factory.mktemp("second"))
+
+
+of_every_record = pytest.mark.parametrize("case", RECORDS, indirect=True)
+
+
+@of_every_record
+def test_equal_configurations_count_once_with_the_published_runtime(case):
+  for name in case.graphs:
+    configs = case.loaded[name].configs
+    np.testing.assert_array_equal(
+        configs.runtime_ns[case.numbers(name)], case.record[f"expect/{name}/runtime_deduplicated"])
+
+
+@of_every_record
+def test_features_from_the_raw_file_are_the_published_ones(case):
+  first = case.loaded[case.graphs[0]]
+  feat = case.job.ranker.features(first).node_feat
+  winners.assert_near(feat, case.record["expect/act/features"], 1e-6)
+
+
+@of_every_record
+def test_layers_and_scores_are_the_published_ones(case):
+  scores, _, _, layers = case.results
+  expected = case.record["expect/scores"].reshape(scores.shape)
+  winners.assert_near(scores / case.unit, expected, 1e-5, "scores")
+  nodes, name = case.record["expect/shown_nodes"], {
+      "node_feat_embedding": "features", "input_shaping": "first", "per_node": "node"}
+  for key, value in case.record.under("expect/act").items():
+    if key == "features":
+      continue
+    ours = layers[name.get(key, key.replace("conv", "sage_"))]
+    ours = ours.everywhere() if isinstance(ours, Nodes) else ours[:, None]
+    found = np.swapaxes(np.broadcast_to(
+        ours, (len(ours), scores.shape[1], ours.shape[-1]))[nodes, : len(value)], 0, 1)
+    winners.assert_near(found, value, 1e-5, key)
+
+
+@of_every_record
+def test_the_loss_and_its_gradients_are_the_published_ones(case):
+  scores, _, grads, _ = case.results
+  expected = case.record["expect/scores"].reshape(scores.shape) * case.unit
+  loss = winners.loss_of(case.job, case.batch)(expected)
+  winners.assert_near(loss, case.record["expect/loss"], 1e-6, "loss")
+  names = {"node_feat_embedding": "features", "input_shaping": "first", "output_shaping": "node"}
+  for key, value in case.record.under("expect/grad").items():
+    layer, last = key.rsplit(".", 1)
+    if layer == "node_opcode_embedding":
+      ours = grads["opcodes/embedding/table"]
+    elif layer.startswith("convs"):
+      _, number, side = layer.split(".")
+      kind = "bias" if last == "bias" else "kernel"
+      part = "users" if side == "lin_l" and kind == "kernel" else "self"
+      ours = grads[f"sage_{number}/{part}/{kind}"].T
+    else:
+      ours = grads[f"{names[layer]}/{'kernel' if last == 'weight' else 'bias'}"].T
+    if key == "output_shaping.bias" and not case.record.settings["loss"].startswith("MAPE"):
+      assert np.abs(ours).max() < 1e-5 * case.record["expect/grad_norm"]  # 0 but for rounding
+    else:
+      winners.assert_near(ours[: len(value)], value, 1e-3, key)
+
+
+@of_every_record
+def test_the_rate_and_an_update_are_those_of_pytorch(case):
+  """The rate falls by the root of ten at 0.6, 0.7, 0.8 and 0.9 of a run."""
+  fields = case.job.config.optimizer.to_dict()
+  rates = state.learning_rates(total_steps=1000, **fields)
+  assert [rates(step) for step in (0, 599, 600, 899, 999)] == pytest.approx(
+      [1e-3, 1e-3, 1e-3 * 10**-0.5, 1e-3 * 10**-1.5, 1e-5])
+  _, _, grads, _ = case.results
+  before, grads = winners.flat(case.params), {key: value * 1e3 for key, value in grads.items()}
+  optimizer = case.job.ranker.family.optimizer(
+      state.create_optimizer(total_steps=1000, **fields))
+  updates, _ = optimizer.update(
+      winners.tree(grads), optimizer.init(case.params), case.params)
+  norm = np.sqrt(sum(np.sum(np.square(grad)) for grad in grads.values()))
+  clip = min(1.0, 100 / norm) if case.is_nlp else 1.0
+  epsilon = 1e-6 if case.is_nlp else 1e-8
+  for key, update in winners.flat(updates).items():
+    grad = clip * grads[key].astype(np.float64)
+    decay = 1e-4 * before[key] if case.is_nlp and key.startswith("node/") else 0
+    expected = -1e-3 * (grad / (np.abs(grad) + epsilon) + decay)
+    np.testing.assert_allclose(update, expected, rtol=1e-4, atol=2e-8, err_msg=key)
+
+
+@of_every_record
+def test_initial_parameters_are_those_of_pytorch(case):
+  winners.assert_torch_parameters(case.job, case.batch)
