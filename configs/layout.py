@@ -44,8 +44,8 @@ SEGMENTS = {
 # Variants with score tables, by the residual that a score adds to them.
 TABLES = {"recommended": "none", "tables": "none", "tables+sage": "sage"}
 
-PRESETS = {name: configs.Preset(settings, {}, settings in published.SEGMENTED)
-           for name, settings in published.LAYOUTS.items()} | configs.systems("layout")
+PRESETS = {name: configs.Preset(settings, {}) for name, settings in published.LAYOUTS.items()
+           } | configs.systems("layout")
 
 VARIANTS = {
     **{name: "this collection; unless a variant names a model: GraphSAGE, graphs above 5,000 nodes "

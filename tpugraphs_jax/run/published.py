@@ -61,46 +61,6 @@ def shrink(config: ConfigDict) -> None:
   config.eval.configs = 8
 
 
-def gst(config: ConfigDict) -> None:
-  """Graph Segment Training of TpuGraphs (arXiv 2305.12322, public code).
-
-  Published: three SAGE rounds of width 256 without activations between them (kept:
-  `conv_activation=none`; `same` repairs it), users' messages alone, opcode and
-  configuration times learned factors from 100 on, the mean plus the maximum of nodes at
-  length 1, a score per segment, and stale scores kept with probability 0.5.
-
-  Here the two linear layers in front without an activation between them (of width 128 and 256)
-  are one, the weight decay is left out, and stale scores go to their own configurations, which
-  in the published code hold for two segments only. The configs' segments are those of the
-  variant `gst_ed`.
-  """
-  config.data.update(feature_transform="standardize", config_transform="none", pad_value=0,
-                     duplicate_policy="keep")
-  config.batch.update(graphs=32, configs=32, sampling="uniform_replacement")
-  composed(
-      config, op_embed_dim=128, op_max_norm=1.0, op_gain=100.0, encoding="gain",
-      encoding_scale=100.0, pre_widths=(256,), widths=(256,) * 3, edge_direction="backward",
-      dropout=0.1, dropout_in=("first",), activation="prelu", conv_activation="none",
-      pooling=("mean", "max"), pooling_merge="sum", readout_norm="l2", head_widths=(256,))
-  loss(config, "SumHingeLoss:1")
-  optimizer(config, name="adam", learning_rate=1e-4, schedule="cosine")
-  if "segments" in config:
-    config.segments.update(readout="scalar", aggregation="sum", keep_unit="entry")
-
-
-def seventh(config: ConfigDict) -> None:
-  """7th place: Graph Segment Training with an activation between its rounds.
-
-  Published: that it began with the code of Graph Segment Training, samples segments to save
-  memory, and has models of its own by edge and by the shape of nodes; tiles are ranked by the
-  official model, the default of `configs/tile.py`. There is no code. Here it is `gst` with the
-  known slip of that code repaired: three rounds without an activation between them, which are
-  one linear map. Its models by edge and by shape are missing.
-  """
-  gst(config)
-  config.model.conv_activation = "same"
-
-
 def third(config: ConfigDict) -> None:
   """3rd place: linear attention beside SAGE in both directions, positions on a track of their own.
 
@@ -406,9 +366,8 @@ def mlsys21_fusion_work(config: ConfigDict) -> None:
   mlsys21(config, fusion=True, work=True)
 
 
-SEGMENTED = (gst, seventh)  # on segments of graphs unless a config says otherwise
 LAYOUTS: dict[str, Preset] = {
-    "gst": gst, "seventh": seventh, "third": third, "fourth": fourth, "fifth": fifth,
+    "third": third, "fourth": fourth, "fifth": fifth,
     "fifth_all": fifth_all, "sixth": sixth, "sixth_gin": sixth_gin, "tenth": tenth}
 TILES: dict[str, Preset] = {
     "third": tile_third, "fifth": tile_fifth,
