@@ -96,11 +96,11 @@ class Gst(System):
         static, Layouts(slates, rows * config_gain[None]))
     x = self.linear(self.width, name="pre_mp")(x)
     x = Dropout(self.dropout)(x, train=train)
-    x = x.map(nn.PReLU(0.25, name="pre_mp_prelu")).map(l2_normalize)
+    x = x.map(nn.PReLU(negative_slope_init=0.25, name="pre_mp_prelu")).map(l2_normalize)
     for number in range(self.rounds):
       x = Sage(self.width, (USERS,), self.linear, name=f"gnn_layers_{number}")(x)
       if self.activate_rounds:
-        x = x.map(nn.PReLU(0.25, name=f"prelu_{number}"))
+        x = x.map(nn.PReLU(negative_slope_init=0.25, name=f"prelu_{number}"))
     return l2_normalize(pooling.largest(x) + pooling.mean(x))
 
   def score(self, readout: jax.Array) -> jax.Array:
