@@ -36,7 +36,6 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from tpugraphs_jax import files, parallel
 from tpugraphs_jax.run import configs
-from tpugraphs_jax.serve import ranker as ranker_lib
 import quality
 import race_run
 import timing
@@ -94,7 +93,8 @@ def _field(change: str) -> tuple[str, Any]:
   """The field and value of a change such as `loss.noise=0.01`; values are JSON or strings."""
   name, _, text = change.partition("=")
   try:
-    return name, ranker_lib.with_tuples(json.loads(text))
+    value = json.loads(text)
+    return name, tuple(value) if isinstance(value, list) else value
   except ValueError:
     return name, text
 
