@@ -27,15 +27,16 @@ ROOT = Path(__file__).parents[1]
 _JUDGED = "+eval.max_configs=8"  # a run is judged at its end, which is not timed
 
 
-def step_of(root: Path, collection: str, system: str, args: Any) -> dict[str, float]:
-  """Figures of a run of some steps with the version in a folder."""
+def step_of(name: str, root: Path, collection: str, system: str, args: Any) -> dict[str, float]:
+  """Figures of a run of some steps with the version of that name in a folder."""
+  if collection.startswith("layout"):  # a store of its own, since formats may differ
+    system += f"{_JUDGED}+data.store_dir={args.data_root}/store_{name}"
   with tempfile.TemporaryDirectory() as folder:
     out = Path(folder) / "figures.json"
     subprocess.run(
         [sys.executable, str(root / "benchmarks/systems.py"), "--here", "--collections",
-         collection, "--systems", system + (_JUDGED if collection != "tile:xla" else ""),
-         "--seeds", "0", "--steps", str(args.steps), "--data_root", args.data_root, "--workdir",
-         folder, "--out", str(out)],
+         collection, "--systems", system, "--seeds", "0", "--steps", str(args.steps),
+         "--data_root", args.data_root, "--workdir", folder, "--out", str(out)],
         check=True, cwd=folder, env={"PYTHONPATH": str(root), "PATH": ""},
         stdout=subprocess.DEVNULL)
     return json.loads(out.read_text())
@@ -46,7 +47,7 @@ def beside(collection: str, system: str, args: Any) -> dict[str, float]:
   runs: dict[str, list[Mapping[str, float]]] = {"before": [], "now": []}
   for _ in range(args.repeats):
     for name, root in (("before", args.other), ("now", ROOT)):
-      runs[name].append(step_of(root.resolve(), collection, system, args))
+      runs[name].append(step_of(name, root.resolve(), collection, system, args))
   figures = {f"{key}_{name}": statistics.median(run[key] for run in found)
              for name, found in runs.items() for key in ("step_ms", "peak_mib", "parameters")}
   return figures | {"ratio": figures["step_ms_now"] / figures["step_ms_before"]}
