@@ -7,7 +7,7 @@ import ml_collections
 import numpy as np
 import parts
 import pytest
-import system_cases
+import composed_cases
 
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import synthetic
@@ -90,7 +90,7 @@ def test_the_gated_blocks_of_the_1st_place_have_half_the_width():
   """256 channels behind every gate: parameters counted by hand, block by block."""
   config = parts.config_of("layout", "nlp-default,preset=first")
   network = Job.of(config).ranker.family.network
-  batch = system_cases.layout_batch(("node_layout",), hops=0)
+  batch = composed_cases.layout_batch(("node_layout",), hops=0)
   params = jax.eval_shape(network.init, jax.random.key(0), batch)["params"]
   count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
   inputs = 4 + 6 * 4 + 16 + 18 * 4  # features of the test, own layout, opcode, configuration
