@@ -7,7 +7,7 @@ import ml_collections
 import numpy as np
 import parts
 import pytest
-import system_cases
+import composed_cases
 
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import synthetic

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from system_cases import BATCH, EDGES, GRAPH, NODES
+from system_cases import BATCH, EDGES, GRAPH, NODES, TILES, quick_jit
 
-from tpugraphs_jax.rankers.composed import nodes
+from tpugraphs_jax import parallel
+from tpugraphs_jax.nn import drop_edge
+from tpugraphs_jax.nn.nodes import Slates
+
+
+def on_a_device(function):
+  """The result of `function` on one device, which keys of slates need."""
+  found = quick_jit(jax.vmap(lambda _: function(), axis_name=parallel.DEVICES))(jnp.zeros(1))
+  return jax.tree.map(lambda leaf: leaf[0], found)
+
+
+def thinned(batch, key, max_rate):
+  return on_a_device(lambda: drop_edge.drop_edges(Slates.of(batch), jax.random.key(key), max_rate))
 
 
 def table_edges(adjacency, node_of):
@@ -23,8 +36,7 @@ def table_edges(adjacency, node_of):
 
 
 def test_every_table_drops_the_same_edges():
-  slates = nodes.Slates.of(BATCH)
-  thin = nodes.drop_edges(slates, jax.random.key(3), 0.9)
+  slates, thin = Slates.of(BATCH), thinned(BATCH, 3, 0.9)
   whole = sorted(zip(GRAPH.receivers[:EDGES].tolist(), GRAPH.senders[:EDGES].tolist()))
   listed = sorted((int(c), int(p)) for c, p, kept in zip(
       GRAPH.receivers, GRAPH.senders, np.asarray(thin.edge_mask)) if kept)
@@ -39,13 +51,22 @@ def test_every_table_drops_the_same_edges():
   assert among == again == [edge for edge in before if edge in set(listed)]
 
 
+def test_kernels_lose_edges_too():
+  thin = thinned(TILES, 0, 0.9)
+  first, second = table_edges(thin.adjacency, np.arange(len(TILES.graph.nodes["opcode"])))
+  assert first == second and 0 < len(first) < int(TILES.graph.n_edge[:-1].sum())
+
+
 def test_edges_go_at_a_rate_that_is_drawn_from_zero_to_the_largest():
-  consumers, producers = np.divmod(np.arange(10_000, dtype=np.int32), 100)
-  rates = []
-  for number in range(40):
-    keep = nodes.keep_function(jax.random.key(number), 0.2, 100)
-    rates.append(1 - np.mean(keep(consumers, producers)))
-  assert max(rates) < 0.23 and min(rates) < 0.03 and 0.07 < np.mean(rates) < 0.13
-  assert not np.array_equal(keep(consumers, producers), keep(producers, consumers))
-  nothing = nodes.keep_function(jax.random.key(0), 0.0, 100)
-  assert nothing(consumers, producers).all()
+  consumers, producers = np.divmod(np.arange(NODES**2, dtype=np.int32), NODES)
+  slates = Slates.of(BATCH)
+  keys = jax.random.split(jax.random.key(0), 48)
+  largest = jnp.repeat(jnp.array([0.2, 0.9, 0.0]), 16)
+  kept = on_a_device(lambda: jax.vmap(lambda key, rate: drop_edge.keep_function(
+      key, rate, slates)(consumers, producers))(keys, largest))
+  low, high, none = np.split(np.asarray(kept), 3)
+  rates = 1 - low.mean(axis=1)
+  assert max(rates) < 0.25 and min(rates) < 0.05 and 0.05 < np.mean(rates) < 0.15
+  square = high[0].reshape(NODES, NODES)
+  assert not np.array_equal(square, square.T)
+  assert none.all() and not high.all(axis=1).any()
