@@ -37,9 +37,9 @@ class ToyModel(base.Network):
   def embed(self, batch, *, train: bool = False):
     del train
     slates = Slates.of(batch)
-    static = pooling.total(slates.nodes(self.node(batch.graph.nodes["feat"])))
+    static = slates.nodes(self.node(batch.graph.nodes["feat"]))
     rows = Layouts(slates, batch.rows / 6).map(self.row)
-    return 0.1 * (static + pooling.total(rows, configurable=True))
+    return 0.1 * (pooling.total(static) + pooling.total(rows, configurable=True))
 
   def score(self, pooled):
     return self.out(nn.tanh(self.hidden(pooled)))[..., 0]

@@ -321,54 +321,6 @@ def operand_shapes(graph: OpGraph) -> np.ndarray:
   return features.reshape(graph.num_nodes, -1)
 
 
-# Instructions that compute a number per element of their result, and of these the transcendental.
-_TRANSCENDENTAL = (
-    "atan2", "cbrt", "cosine", "exponential", "exponential-minus-one", "log", "log-plus-one",
-    "logistic", "power", "rsqrt", "sine", "sqrt", "tan", "tanh")
-_ARITHMETIC = _TRANSCENDENTAL + (
-    "abs", "add", "and", "ceil", "clamp", "compare", "convert", "divide", "floor", "is-finite",
-    "maximum", "minimum", "multiply", "negate", "not", "or", "remainder", "round-nearest-afz",
-    "round-nearest-even", "select", "shift-left", "shift-right-arithmetic",
-    "shift-right-logical", "sign", "subtract", "xor")
-_REDUCTIONS = ("reduce", "reduce-window")
-_TYPE_BYTES = np.array([kind.bytes for kind in ELEMENT_TYPES], np.float64)
-
-
-@BLOCKS.register("kernel_work")
-def kernel_work(graph: OpGraph) -> np.ndarray:
-  """Estimates of the work of a kernel, the same for all of its nodes, `[N, 4]` float32.
-
-  Operations; bytes of its parameters; bytes of its results; values of transcendental functions.
-  An addition is one operation per element, a reduction one per element that it reads, a
-  convolution or product two per element of its result and number that is summed (products are
-  taken to have no batches). Scalars of the computations that reductions apply are counted too.
-  "A Learned Performance Model for TPUs" (MLSys 2021) has such features from XLA, which are no
-  part of the data set: these are from shapes and opcodes alone.
-  """
-  feat, ids = graph.node_feat.astype(np.float64), opcode_ids()
-  of = lambda names: np.isin(graph.node_opcode, [ids[name] for name in names])
-  elements = feat[:, NODE["shape"]][:, -1]
-  size = elements * (feat[:, NODE["element_type"]] @ _TYPE_BYTES)  # tuples have none
-  consumer, producer = graph.edge_index.T
-  read = np.zeros(graph.num_nodes)
-  np.maximum.at(read, consumer, elements[producer])
-  operations = elements * of(_ARITHMETIC) + read * of(_REDUCTIONS)
-  nodes, operands = contraction_operands(graph)
-  left, right = np.where(operands >= 0, elements[operands], 0).T
-  number = NODE["output_feature_dimension"].start
-  dimension = np.clip(feat[nodes, number], 0, MAX_RANK - 1).astype(int)
-  features = feat[nodes, NODE["shape"].start + dimension]
-  summed = np.where(
-      graph.node_opcode[nodes] == ids["dot"],
-      np.sqrt(left * right / np.maximum(elements[nodes], 1)), right / np.maximum(features, 1))
-  operations[nodes] = 2 * elements[nodes] * summed
-  is_result = feat[:, NODE["is_root"].start] > 0
-  is_result[producer[(is_result & of(["tuple"]))[consumer]]] = True
-  work = [operations.sum(), size[of(["parameter"])].sum(), size[is_result].sum(),
-          elements[of(_TRANSCENDENTAL)].sum()]
-  return np.tile(np.float32(work), (graph.num_nodes, 1))
-
-
 _COUNTED = np.r_[tuple(sizes(NODE[name]) for name in (
     "shape", "dimensions", "window_size", "window_padding_low", "window_padding_high"))]
 
