@@ -197,6 +197,31 @@ def test_stated_checksum_is_compared(server, tmp_path):
   _assert_complete(tmp_path)
 
 
+def _twice(members):
+  """A tar whose last member comes again, with other bytes."""
+  content, name = io.BytesIO(_tar_bytes(members)), list(members)[-1]
+  with tarfile.open(fileobj=content, mode="a") as tar:
+    info = tarfile.TarInfo(name)
+    info.size = 3
+    tar.addfile(info, io.BytesIO(b"bad"))
+  return content.getvalue()
+
+
+def _too_long_a_name(members):
+  return _tar_bytes(members | {f"npz/tile/xla/train/{'x' * 300}.npz": b"x"})
+
+
+@pytest.mark.parametrize("pack", [
+    _twice, _too_long_a_name, lambda members: gzip.compress(_tar_bytes(members)),
+    lambda members: _tar_bytes({name: b"PK no zip" for name in members}), lambda members: b"x" * 999])
+def test_an_archive_that_is_refused_leaves_nothing_unpacked(server, tmp_path, pack):
+  server.files["npz_tile_xla.tar"] = pack(_members(TILE))
+  with pytest.raises((download.DownloadError, OSError)) as error:
+    _fetch(server, tmp_path)
+  assert "\n" not in str(error.value)
+  assert not list(tmp_path.rglob("*.unpacking")) and not (tmp_path / "tile").exists()
+
+
 def _end_of_first_file(content):
   with tarfile.open(fileobj=io.BytesIO(content)) as tar:
     return tar.getmembers()[1].offset

@@ -174,7 +174,8 @@ def no_variant(name: str, file: str) -> str:
   known, elsewhere = (runpy.run_path(str(folder() / each))["VARIANTS"] for each in (file, other))
   found = f"configs/{file} has no variant {name!r}; "
   if name in elsewhere and name not in known:
-    return f"{found}it is a variant of configs/{other}"
+    return (f"{found}it is a variant of configs/{other}, of the command run_{other}; "
+            f"configs/{file} has {', '.join(known)}")
   return f"{found}{nearest(name, known)}it has {', '.join(known)}"
 
 
