@@ -34,7 +34,7 @@ _MOST = 1 << 20  # of a number in a config that counts something; no field has m
 _LAYERS = 256
 # What a ranker reads of a config: types, ranges of integers, [of lists], {of objects}.
 _CONFIG = {
-    "task": str, "extensions": [str], "seed": COUNT,
+    "task": {"tile", "layout", "segments"}, "extensions": [str], "seed": COUNT,
     "data": {"source": str, "search": str, "features": [str], "feature_transform": str,
              "config_transform": str, "pad_value": range(-1, 1), "virtual_node": str,
              "neighbour_slots": range(-1, 1 << 16), "cluster_nodes": range(1, 1 << 30),
@@ -93,7 +93,7 @@ def check(value: Any, schema: Any, name: str) -> None:
 
   Args:
     value: from `parsed`.
-    schema: a type or several; a range of integers; `[schema]` of lists; `{name: schema}` of
+    schema: a type or several; a range of integers; a set of values; `[schema]` of lists; `{name: schema}` of
       objects, which may lack a name or have others (of the schema of `...`, where it is there);
       `Record` of objects that have every name.
     name: of the value, for the message.
@@ -109,6 +109,9 @@ def check(value: Any, schema: Any, name: str) -> None:
     _expect(isinstance(value, (list, tuple)), value, "a list", name)
     for part in value:
       check(part, schema[0], name)
+  elif isinstance(schema, set):
+    _expect(isinstance(value, str) and value in schema, value,
+            f"one of {', '.join(sorted(schema))}", name)
   elif isinstance(schema, range):
     is_inside = isinstance(value, int) and not isinstance(value, bool) and value in schema
     _expect(is_inside, value, f"an integer of {schema[0]}..{schema[-1]}", name)

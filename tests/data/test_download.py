@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import http.server
 import io
@@ -239,7 +240,7 @@ def _with_changed_bytes(content):
         (lambda content: content[:_end_of_first_file(content)], "end"),
         (lambda content: content[:_end_of_first_file(content)] + b"x" * 9000, "end"),
         (lambda content: b"", "empty"),
-        (lambda content: b"<html>not here</html>" * 100, "opened"),
+        (lambda content: b"<html>not here</html>" * 100, "invalid header"),
         (_with_changed_bytes, "complete"),
         (lambda content: _tar_bytes(_members("layout:xla:random")), "split train"),
         (lambda content: _tar_bytes(_members(TILE, ("train", "valid"))), "split test"),

@@ -141,7 +141,7 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
     console.fail(one_line(str(error).splitlines()[-1]))
 
 
-def one_line(message: str) -> str:
+def one_line(message: object) -> str:
   """The message as one line, without the backslashes of a message quoted within a message."""
   return re.sub(r"\\+(?=['\"])", "", console.one_line(message))
 

@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     job = Job.of(config)
     convert(job, read_weights(args.weights.expanduser()), args.data_root, out)
   except (ValueError, OSError) as error:
-    print(f"error: {configs.as_flags(str(error), config)}", file=sys.stderr)
+    print(f"error: {configs.as_flags(configs.one_line(error), config)}", file=sys.stderr)
     return 2
   print(f"wrote {out / ranker_lib.MODEL_FILE}")
   return 0

@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       jobs.run(do, todo, processes=args.jobs, beam=args.beam)
     return _conclude(runs, args.out)
   except (ValueError, OSError, ImportError) as error:
-    print(f"error: {configs.one_line(str(error))}", file=sys.stderr)
+    print(f"error: {configs.one_line(error)}", file=sys.stderr)
     return 2
   except KeyboardInterrupt:
     print("interrupted: the same command goes on from here", file=sys.stderr)
