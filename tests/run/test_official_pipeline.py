@@ -213,7 +213,8 @@ def test_losses_and_weights_follow_the_official_ones_step_by_step(record):
       loss = float(found["loss"][0])
       assert loss == pytest.approx(record["loss"][number - 1], rel=TOLERANCE), f"step {number}"
     if number in record.weight_steps and number <= WEIGHT_STEPS:
-      flat = traverse_util.flatten_dict(jax.tree.map(lambda leaf: np.asarray(leaf)[0], state.params))
+      flat = traverse_util.flatten_dict(
+          jax.tree.map(lambda leaf: np.asarray(leaf)[0], state.params))
       for path, weight in zip(order, record.weights(number), strict=True):
         np.testing.assert_allclose(flat[path], weight, rtol=0, atol=TOLERANCE,
                                    err_msg=f"{'/'.join(path)} after step {number}")
