@@ -95,7 +95,6 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       reduction_induced="node",  # or edge
       virtual_node="none",  # output (fed by roots), or cluster
       cluster_nodes=1000,  # nodes that share a virtual node of a cluster
-      extra_dir="",  # extra node features (hlo convert --extra_out); empty = none
       loader_threads=1,  # that prepare batches; 0 = when one is asked for
       neighbour_slots=-1,  # width of neighbour tables; 0 = sorted segment sum; -1 = by platform
   ))

@@ -54,7 +54,6 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       duplicate_policy="keep",  # first, min, mean: one of several equal tiles of a training kernel
       virtual_node="none",  # output (fed by roots), or cluster
       cluster_nodes=1000,  # nodes that share a virtual node of a cluster
-      extra_dir="",  # extra node features (hlo convert --extra_out); empty = none
       loader_threads=0,  # that prepare batches; 0 = when one is asked for
       neighbour_slots=-1,  # width of neighbour tables; 0 = sorted segment sum; -1 = by platform
   ))

@@ -24,7 +24,7 @@ import sys
 
 import numpy as np
 
-from tpugraphs_jax import collections, console, files as files_lib, metrics, remote
+from tpugraphs_jax import collections, console, files as files_lib, metrics, remote, trust
 from tpugraphs_jax.data import npz
 
 HEADER = "ID,TopConfigs"
@@ -37,9 +37,7 @@ _INDICES = re.compile(r"[0-9]{1,9}(;[0-9]{1,9})*")
 def graph_id(collection: str, name: str) -> str:
   """The ID of a graph, e.g. `layout:xla:random:resnet50`."""
   collections.Collection(collection)  # refuses what is none
-  if not name or set(name) & set(',:"\r\n'):
-    raise ValueError(f"graph name {name!r} cannot stand in an ID of a CSV file")
-  return f"{collection}:{name}"
+  return f"{collection}:{trust.name(name)}"
 
 
 def split_id(row_id: str) -> tuple[str, str]:
@@ -48,7 +46,7 @@ def split_id(row_id: str) -> tuple[str, str]:
   if collection not in collections.RELEASED or not name:
     raise ValueError(
         f"ID {row_id[:80]!r} is not tile:xla:<name> or layout:<source>:<search>:<name>")
-  return collection, name
+  return collection, trust.name(name)
 
 
 def write_results(
@@ -234,7 +232,7 @@ def _print_scores(scores: Mapping[str, tuple[float, int]]) -> None:
 def _run_check(path: str, data_root: str) -> int:
   problems = check(path, data_root)
   for problem in problems[:_SHOWN_PROBLEMS]:
-    print(f"error: {problem}", file=sys.stderr)
+    print(f"error: {console.one_line(problem)}", file=sys.stderr)
   if len(problems) > _SHOWN_PROBLEMS:
     print(f"error: and {len(problems) - _SHOWN_PROBLEMS} more", file=sys.stderr)
   if problems:

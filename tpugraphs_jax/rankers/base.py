@@ -34,6 +34,7 @@ from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slat
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, draw_slates
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.nn.precision import Precise
 from tpugraphs_jax.rankers.scorer import Encoder, Scorer, network_step
 from tpugraphs_jax.registry import Registry
 
@@ -42,7 +43,7 @@ MODELS = {"tile": TILE_MODELS, "layout": LAYOUT_MODELS}
 SECOND_STAGE = "head"  # folder of a second stage of training, under the working folder
 
 
-class Network(nn.Module):
+class Network(Precise):
   """Base of all networks: the scores are the readouts through the head.
 
   Subclasses have `embed` and `score`. They make their layers in `setup`: flax allows
@@ -60,6 +61,7 @@ class Network(nn.Module):
       in this order, and nothing scales them.
     distinct: number of last columns of node features on which a part of a network of kernels
       depends alone. Nodes of a kernel with equal values there share the result of that part.
+    precision: of all products, see `nn.precision`; an option of most networks.
     opcodes: opcodes that the network has embeddings of, from 0.
   """
 

@@ -41,8 +41,7 @@ class Job:
   @classmethod
   def of(cls, config: ml_collections.ConfigDict) -> Job:
     """The job of a config, which is refused (ValueError) if it cannot work."""
-    with config.unlocked():
-      config.extensions = registry.import_extensions(config.extensions)
+    registry.import_extensions(config.extensions)
     checks.check(config)
     ranker = Ranker(config.to_dict())
     also = tuple(cls.of(_config_of(name, config)) for name in config.data.get("also", ()))

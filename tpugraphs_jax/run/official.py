@@ -29,17 +29,14 @@ import contextlib
 from pathlib import Path
 import re
 import sys
-from typing import Any
 
 from flax import traverse_util
-import jax
 import ml_collections
 import numpy as np
 
 from tpugraphs_jax import files, remote
-from tpugraphs_jax.data import batching, npz, plan
-from tpugraphs_jax.data.batching import Slate
-from tpugraphs_jax.graph import OpGraph, SPLITS
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job, trainable
@@ -82,7 +79,7 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
   graphs = trainable(job, job.data.load(config.data_root, "train"))
   job.fit(graphs)
   params = official.params_from_official(job.ranker.family.network, weights)
-  if differ := state.first_difference(params, _shapes(job, graphs[0])):
+  if differ := state.first_difference(params, job.ranker.param_shapes(graphs[0])):
     name, given, expected = differ
     raise ValueError(f"the weights have {given} for {name}, the model on this data has {expected}: "
                      "give the config (widths, number of layers) and the training split that the "
@@ -90,15 +87,6 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
   about = {"step": 0, "origin": "weights of the official TensorFlow baseline",
            "versions": log.versions()}
   job.ranker.save(out / ranker_lib.MODEL_FILE, params, about)
-
-
-def _shapes(job: Job, graph: OpGraph) -> Any:
-  """Shapes of the model's parameters on graphs like this one."""
-  prepared = job.ranker.prepare(graph)
-  slate = Slate(prepared, np.arange(1), np.zeros(1, np.float32))
-  (budget,) = plan.choose_budgets([batching.total_sizes([prepared])])
-  batch = job.ranker.family.assemble([slate], budget, graphs=1, configs=1)
-  return jax.eval_shape(job.ranker.family.network.init, jax.random.key(0), batch)["params"]
 
 
 def weights_of(ranker: ranker_lib.Ranker, data_root: str) -> list[np.ndarray]:

@@ -31,7 +31,7 @@ from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS, degree
 from tpugraphs_jax.nn.layers import Dense, JoinedDense, OpcodeEmbedding, leaky_relu
 from tpugraphs_jax.nn.split_nodes import SplitNodes, divide_nodes, grow, nodes_within
 from tpugraphs_jax.nn.split_nodes import split_neighbour_sum
-from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers import base, scorer
 
 # Networks that look only at a sampled block of nodes: never, always, in training.
 DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
@@ -75,10 +75,10 @@ class BlockPrograms(base.Programs):
     """Scores `[n]` float32; the mean over sampled blocks where the network always needs one."""
     if self.network.dropout != "dropout":
       return super().scores(params, graphs, config_ids, progress=progress)
-    rng = np.random.default_rng(self.config["seed"])
+    rngs = [scorer.rng_of(graph, self.config["seed"]) for graph in graphs]
     runs = []
     for _ in range(_BLOCKS_IN_EVALUATION):
-      blocks = [self.draw_block(graph, rng) for graph in graphs]
+      blocks = [self.draw_block(graph, rng) for graph, rng in zip(graphs, rngs)]
       found = self.encoder.run(params, graphs, config_ids, blocks=blocks, progress=progress)
       runs.append([scores for _, scores in found])
     return [np.mean(scores, axis=0) for scores in zip(*runs)]
