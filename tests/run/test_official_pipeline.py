@@ -138,7 +138,7 @@ def test_the_mlp_has_the_official_widths(record):
   data = prepared(record)
   job = parts.make("tile", "MLP", **record.changes())
   job.ranker.use_transforms(data.job.ranker.transforms, where="")
-  shapes = official._shapes(job, data.raw["train"][record["train/names"][0]])
+  shapes = job.ranker.param_shapes(data.raw["train"][record["train/names"][0]])
   columns = record["train/node_feat"].shape[1] + record["train/config_feat"].shape[1]
   assert shapes["head"]["Dense_0"]["kernel"].shape == (32 + columns, 64)
   assert shapes["op_embedding"]["table"]["embedding"].shape[1] == 32
