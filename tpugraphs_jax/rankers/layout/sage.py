@@ -22,7 +22,7 @@ from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.data.batching import LayoutBatch
 from tpugraphs_jax.nn import layers, pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree
-from tpugraphs_jax.nn.layers import Dense, Embed, OpcodeEmbedding
+from tpugraphs_jax.nn.layers import Dense, OpcodeEmbedding
 from tpugraphs_jax.nn.split_nodes import PartialSum, SplitNodes, grow, split_neighbour_sum
 from tpugraphs_jax.rankers import base
 
@@ -73,7 +73,7 @@ class SAGE(base.Network):
         self.hidden_dim, dtype=self.dtype, precision=self.precision, **kwargs)
     low, high = LAYOUT_VALUE_RANGE
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
-    self.layout_value = Embed(high - low + 1, self.value_embed_dim)
+    self.layout_value = layers.Embed(high - low + 1, self.value_embed_dim)
     self.static, self.config = dense(), dense(use_bias=False)
     if self.config_sentinel:
       self.sentinel = self.param(
