@@ -195,7 +195,37 @@ choosing.apply = crashing
   assert len(places) == 12 and 3 not in places
 
 
+def test_a_candidate_that_never_ends_stops_its_program_and_is_passed_over_the_next_time(root):
+  # Stands for a compiler that hangs on the second candidate.
+  (root / "hanging.py").write_text(_PROGRAMS + """
+import time
+from tpugraphs_jax.collect import choosing
+from tpugraphs_jax.collect.choosing import apply
+
+def hanging(function, choice, seen=[]):
+  seen.append(any(map(any, choice.values())))
+  if sum(seen) == 1 and seen[-1]:
+    time.sleep(600)
+  return apply(function, choice)
+
+choosing.apply = hanging
+""")
+  arguments = _arguments(root, root / "hung", "--seconds", "20")
+  arguments[1:3] = [f"{root}/hanging.py:net"]
+  process = _start(arguments)
+  printed, _ = process.communicate(timeout=240)
+  assert process.returncode == 1
+  assert "hanging_net: stopped after 20 s with 1 of 12 configurations" in printed
+  path, = (root / "hung").rglob("*.jsonl")
+  assert journal.interrupted(path) == 1  # it may have been slow and no more
+  printed, _ = _start(arguments).communicate(timeout=240)
+  assert "hanging_net: stopped after 20 s with 2 of 12 configurations" in printed
+  assert json.loads(path.read_text().splitlines()[-1]) == {
+      "candidate": 1, "error": "took more than 20 s"}
+
+
 @pytest.mark.parametrize("changes, message", [
+    (("--seconds", "0"), "--seconds=0.0, expected more than 0"),
     (("--collection", "layout:xla:random"), "expected layout:own:NAME"),
     (("--configs", "1"), "--configs=1, expected at least 2"),
     (("--label", "seconds"), "unknown label 'seconds', expected one of tpu_estimate"),

@@ -43,6 +43,7 @@ class Job:
   configs: int
   seed: int
   operands: bool = False  # whether the orders of operands are chosen too
+  seconds: float = 3600.0  # after which work on the program ends
   parent: int = 0  # id of the process that waits for the results
 
   npz = property(lambda job: job.file("npz", ".npz"))

@@ -19,6 +19,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import tqdm
 
@@ -76,12 +77,16 @@ def collect(job: Job) -> list[str]:
   """Collects a program, with as many workers as it takes; a line where it failed.
 
   The candidate on which a compiler aborted counts as a failure. After a kill from
-  outside the candidate is labelled again.
+  outside the candidate is labelled again. Work ends after `job.seconds`; a candidate that
+  took all of them counts as a failure, so that the next run does not wait for it again.
   """
-  tries = _TRIES
+  tries, deadline = _TRIES, time.monotonic() + job.seconds
   while tries:
     done = journal.done(job.journal)
-    status = _run_worker(job)
+    try:
+      status = _run_worker(job, max(deadline - time.monotonic(), 0))
+    except subprocess.TimeoutExpired:
+      return [_late(job, done)]
     if status in (0, job_lib.FAILED, -signal.SIGINT):
       break
     candidate = journal.interrupted(job.journal)
@@ -92,15 +97,29 @@ def collect(job: Job) -> list[str]:
   return [_reason(job, status)] if status else []
 
 
-def _run_worker(job: Job) -> int:
-  """The exit status of a worker."""
+def _late(job: Job, done: int) -> str:
+  """What to say of a job that took too long; `done` candidates were known when it began."""
+  candidate = journal.interrupted(job.journal)
+  if candidate is not None and journal.done(job.journal) == done:
+    journal.add_error(job.journal, candidate, f"took more than {job.seconds:g} s")
+  return (f"{job.name}: stopped after {job.seconds:g} s with {journal.done(job.journal)} of "
+          f"{job.configs} configurations; run again to go on, or give more --seconds")
+
+
+def _run_worker(job: Job, seconds: float) -> int:
+  """The exit status of a worker.
+
+  Raises:
+    subprocess.TimeoutExpired: it took longer, and was killed.
+  """
   job.log.parent.mkdir(parents=True, exist_ok=True)
   command = json.dumps(dataclasses.asdict(dataclasses.replace(job, parent=os.getpid())))
   is_measured = job.label == labels.Measured.name
   environment = os.environ | ({} if is_measured else {"JAX_PLATFORMS": "cpu"})
   with open(job.log, "ab") as log:
     return subprocess.run([sys.executable, "-m", "tpugraphs_jax.collect.job", command],
-                          stdout=log, stderr=log, env=environment).returncode
+                          stdout=log, stderr=log, env=environment,
+                          timeout=seconds).returncode
 
 
 def _reason(job: Job, status: int) -> str:
