@@ -5,9 +5,9 @@ that of the compiler's own, and ends when every choice of the pool has been yiel
 infinity for a choice that failed, and None where the label is not known yet. The
 compiler's own choice comes first.
 
-learned      Bayesian linear regression: labels correct what is believed of every change
-             (`prior`), and the choice with the largest expected improvement is next
-             (Mockus 1975; Jones, Schonlau and Welch 1998)
+learned      in turn the choice with the largest expected improvement (Mockus 1975; Jones,
+             Schonlau and Welch 1998) and the next one of `model`. Labels correct what is
+             believed of every change, by Bayesian linear regression from a `prior`
 model        the order of a model, the first of every score and set of changed groups first
 random       random choices
 coordinate   changes of one group at a time, in random order, each kept if it is better
@@ -73,20 +73,29 @@ class Pool:
 
 
 def learned(pool: Pool, ranker: Any, prior: Prior) -> Way:
-  """The choice of the largest expected improvement, after each label.
+  """In turn the choice of the largest expected improvement and the next of the model's order.
+
+  The order puts cheap changes first, one of every set of groups, and so is diverse. Expected
+  improvement goes to changes with uncertain effects, and follows what labels say. On the
+  training and validation programs of `data/own`, left out by family, both in turn miss less of
+  the gains than either alone.
 
   Args:
     pool: to search; where it is open the changes of the best choice come into it.
     ranker: of layouts, whose scores of single changes are the predicted costs.
     prior: of the effects of changes.
   """
-  belief, choices = Belief.of(pool, ranker, prior), list(pool.choices)
+  belief, choices, order = Belief.of(pool, ranker, prior), list(pool.choices), model(pool, ranker)
   effects = {choices[0]: 0.0}
   yield choices[0]
   while len(effects) < len(choices):
     best = min(effects, key=effects.get)
-    left = [numbers for numbers in choices if numbers not in effects]
-    number = left[belief.most_promising(left, effects[best])]
+    number = None
+    if len(effects) % 2 == 0:
+      number = next((numbers for numbers in order if numbers not in effects), None)
+    if number is None:
+      left = [numbers for numbers in choices if numbers not in effects]
+      number = left[belief.most_promising(left, effects[best])]
     ratio = yield number
     if ratio is None:  # as if it were what is believed
       effects[number] = belief.expected([number])[0]
