@@ -42,7 +42,8 @@ class Prior:
     correlation: of two effects of one kind in one program.
     noise: standard deviation of what a sum of effects leaves of a label.
     unit: the predicted cost that counts as 1.
-    about: what the numbers were learnt from.
+    about: what the numbers were learnt from: `model`, whose costs, and `rms_cost`, their root
+      mean square.
   """
 
   mean: np.ndarray
@@ -51,6 +52,17 @@ class Prior:
   noise: float
   unit: float
   about: dict[str, Any]
+
+  def unit_of(self, model: str | None, cost: np.ndarray) -> float:
+    """The unit of costs `[T]` that a model predicts.
+
+    Scores of another model than that of the prior are no costs, and only their order means
+    something: they are brought to the root mean square of the costs that the prior knows.
+    """
+    rms = float(np.sqrt(np.mean(np.square(cost)))) if len(cost) else 0.0
+    if model == self.about["model"] or not rms:
+      return self.unit
+    return self.unit * rms / self.about["rms_cost"]
 
   def effects(self, feat: np.ndarray, kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Means `[T]` and covariance `[T, T]` of effects with these features and kinds."""

@@ -135,7 +135,8 @@ class Belief:
   def of(cls, pool: Pool, ranker: Any, prior: Prior) -> Belief:
     """The belief before any label."""
     at, cost = costs(pool, ranker)
-    mean, covariance = prior.effects(*prior_lib.features(*at, cost / prior.unit))
+    name = getattr(ranker, "about", {}).get("name")
+    mean, covariance = prior.effects(*prior_lib.features(*at, cost / prior.unit_of(name, cost)))
     return cls(pool, mean, _TAILS**2 * covariance, prior.noise)
 
   def learn(self, number: Numbers, effect: float) -> None:
