@@ -195,37 +195,52 @@ choosing.apply = crashing
   assert len(places) == 12 and 3 not in places
 
 
-def test_a_candidate_that_never_ends_stops_its_program_and_is_passed_over_the_next_time(root):
-  # Stands for a compiler that hangs on the second candidate.
-  (root / "hanging.py").write_text(_PROGRAMS + """
-import time
-from tpugraphs_jax.collect import choosing
-from tpugraphs_jax.collect.choosing import apply
+# Programs that end or hang their process while jax traces them, and how they are named.
+_ENDING = {"gone": ("sys.exit(0)", "ended with status 0"),
+           "hung": ("time.sleep(1000)", "labelled nothing for 15 s")}
 
-def hanging(function, choice, seen=[]):
-  seen.append(any(map(any, choice.values())))
-  if sum(seen) == 1 and seen[-1]:
-    time.sleep(600)
-  return apply(function, choice)
 
-choosing.apply = hanging
+@pytest.mark.parametrize("name", list(_ENDING))
+def test_a_program_that_ends_or_never_ends_is_a_failure_and_the_others_go_on(
+    root, name, tmp_path, capsys):
+  act, said = _ENDING[name]
+  (tmp_path / f"{name}.py").write_text(_PROGRAMS + f"""
+import sys, time
+
+def ending(x):
+  if "tpugraphs_jax.collect.job" in " ".join(sys.orig_argv):
+    {act}
+  return x
+
+PROGRAMS = {{"ending": (ending, (array(4, 4),))}}
 """)
-  arguments = _arguments(root, root / "hung", "--seconds", "20")
-  arguments[1:3] = [f"{root}/hanging.py:net"]
-  process = _start(arguments)
-  printed, _ = process.communicate(timeout=240)
-  assert process.returncode == 1
-  assert "hanging_net: stopped after 20 s with 1 of 12 configurations" in printed
-  path, = (root / "hung").rglob("*.jsonl")
-  assert journal.interrupted(path) == 1  # it may have been slow and no more
-  printed, _ = _start(arguments).communicate(timeout=240)
-  assert "hanging_net: stopped after 20 s with 2 of 12 configurations" in printed
-  assert json.loads(path.read_text().splitlines()[-1]) == {
-      "candidate": 1, "error": "took more than 20 s"}
+  arguments = _arguments(root, tmp_path / "out", "--timeout", "15")
+  arguments[1:3] = [str(tmp_path / f"{name}.py"), f"{root}/tried.py:net"]
+  assert command.main(arguments) == 1
+  printed = capsys.readouterr()
+  assert "1 of 2 programs collected" in printed.out
+  failure, = printed.err.splitlines()
+  assert failure.startswith(f"failed: {name}_ending: ") and said in failure
+  assert not list((tmp_path / "out/npz").rglob(f"{name}_ending*"))
+
+
+def test_a_damaged_module_of_an_unfinished_program_is_made_again(root, collected, tmp_path):
+  out = tmp_path / "damaged"
+  shutil.copytree(collected, out)
+  for path in out.rglob("*.hlo.pb"):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+  for path in (*out.rglob("*.npz"), *(out / "npz").rglob("*.json")):
+    path.unlink()
+  assert command.main(_arguments(root, out)) == 0
+  assert _files(out) == _files(collected)
+  assert {p.relative_to(out): p.read_bytes() for p in out.rglob("*.hlo.pb")} == {
+      p.relative_to(collected): p.read_bytes() for p in collected.rglob("*.hlo.pb")}
 
 
 @pytest.mark.parametrize("changes, message", [
-    (("--seconds", "0"), "--seconds=0.0, expected more than 0"),
+    (("--timeout", "0"), "--timeout=0.0, expected seconds above 0"),
     (("--collection", "layout:xla:random"), "expected layout:own:NAME"),
     (("--configs", "1"), "--configs=1, expected at least 2"),
     (("--label", "seconds"), "unknown label 'seconds', expected one of tpu_estimate"),
