@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 FAULTS = ROOT / "tools" / "faults"
 sys.path[:0] = [str(ROOT), str(BENCHMARKS), str(FAULTS)]
+import accelerators
 import alexnet
 import bridge
 import gst
@@ -31,7 +32,6 @@ import run_all
 import systems
 import table as faults
 import tables_quality
-import tpu_compile
 import tune
 
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.S)
@@ -51,7 +51,6 @@ _BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000",
 # Nodes of the largest training graph: of synthetic `medium` data by source, and of the first 12
 # graphs of scale `full`.
 _LARGEST = {"xla": 2951, "nlp": 2353, "large": 39_420}
-_TPUS_SHOWN = ("v3", "v6e")
 _COMPARISONS = {
     "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
     "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
@@ -113,10 +112,8 @@ def comparisons() -> str:
   return table
 
 
-def tpu() -> str:
-  found = recorded("results")["tpu_compile"]
-  return tpu_compile.table({name: row for name, row in found.items()
-                            if name == "machine" or name.rpartition("/")[2] in _TPUS_SHOWN})
+def compiled() -> str:
+  return accelerators.table(recorded("accelerators"))
 
 
 def starts() -> str:
@@ -146,23 +143,16 @@ def score_table_speed() -> str:
        rate("many", -3), rate("sage_ranking", 0)]])
 
 
-def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bool = False) -> str:
-  """The table of a race of equal time, or of equal steps.
-
-  Rows of a race of equal time have three seeds; other rows have as many as are recorded. The
-  systems without a row are named below the table.
-  """
-  args = argparse.Namespace(seeds=_SEEDS, minutes=minutes, steps=steps, ablations=ablations,
-                            workdir=BENCHMARKS / "races", systems=None)
-  asked, enough = systems.systems_in(args, collection), any if steps else all
-  whole = {name: system for name, system in asked.items() if enough(
-      systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)}
-  args.systems = None if ablations else list(whole)
+def race(collection: str) -> str:
+  """The race on a collection; the systems that have not run with all seeds are named below it."""
+  args = argparse.Namespace(seeds=_SEEDS, minutes=5.0, steps=0, workdir=BENCHMARKS / "races")
+  asked = systems.racing(collection)
+  args.systems = [system for system in asked if all(
+      systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)]
   found = systems.recorded(args, collection)
   text = systems.table(found["systems"], collection, found["bounds"])
-  missing = ", ".join(f"`{name}`" for name in asked if name not in whole)
-  times = "" if steps else " three times"
-  return text + (f"\n\nNot run{times}: {missing}." if missing else "")
+  missing = ", ".join(f"`{name}`" for name in asked if name not in args.systems)
+  return text + (f"\n\nNot run with three seeds: {missing}." if missing else "")
 
 
 def beside_default() -> str:
@@ -210,7 +200,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "alexnet": lambda: alexnet.table(recorded("alexnet")),
     "comparisons": comparisons,
     "starts": starts,
-    "tpu": tpu,
+    "compiled": compiled,
     "segments by size": lambda: gst.table(recorded("results")["gst"]),
     "default beside whole graphs": beside_default,
     "segments by variant": lambda: gst_quality.table(recorded("gst_quality")),
@@ -228,10 +218,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
     **{f"race {collection}": lambda collection=collection: race(collection)
        for collection in systems.RACE},
-    **{f"race {collection}, 300 steps": lambda collection=collection: race(collection, steps=300)
-       for collection in ("tile:xla", systems.OWN)},
-    **{f"ablations {collection}": lambda collection=collection: race(
-        collection, minutes=0.5, ablations=True) for collection in systems.ABLATIONS},
     "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip(),
 }
 

@@ -61,77 +61,6 @@ def shrink(config: ConfigDict) -> None:
   config.eval.configs = 8
 
 
-def gst(config: ConfigDict) -> None:
-  """Graph Segment Training of TpuGraphs (arXiv 2305.12322, public code).
-
-  Published: three SAGE rounds of width 256 without activations between them (kept:
-  `conv_activation=none`; `same` repairs it), users' messages alone, opcode and
-  configuration times learned factors from 100 on, the mean plus the maximum of nodes at
-  length 1, a score per segment, and stale scores kept with probability 0.5.
-
-  Here the two linear layers in front without an activation between them (of width 128 and 256)
-  are one, the weight decay is left out, and stale scores go to their own configurations, which
-  in the published code hold for two segments only. The configs' segments are those of the
-  variant `gst_ed`.
-  """
-  config.data.update(feature_transform="standardize", config_transform="none", pad_value=0,
-                     duplicate_policy="keep")
-  config.batch.update(graphs=32, configs=32, sampling="uniform_replacement")
-  composed(
-      config, op_embed_dim=128, op_max_norm=1.0, op_gain=100.0, encoding="gain",
-      encoding_scale=100.0, pre_widths=(256,), widths=(256,) * 3, edge_direction="backward",
-      dropout=0.1, dropout_in=("first",), activation="prelu", conv_activation="none",
-      pooling=("mean", "max"), pooling_merge="sum", readout_norm="l2", head_widths=(256,))
-  loss(config, "SumHingeLoss:1")
-  optimizer(config, name="adam", learning_rate=1e-4, schedule="cosine")
-  if "segments" in config:
-    config.segments.update(readout="scalar", aggregation="sum", keep_unit="entry")
-
-
-def seventh(config: ConfigDict) -> None:
-  """7th place: Graph Segment Training with an activation between its rounds.
-
-  Published: that it began with the code of Graph Segment Training, samples segments to save
-  memory, and has models of its own by edge and by the shape of nodes; tiles are ranked by the
-  official model, the default of `configs/tile.py`. There is no code. Here it is `gst` with the
-  known slip of that code repaired: three rounds without an activation between them, which are
-  one linear map. Its models by edge and by shape are missing.
-  """
-  gst(config)
-  config.model.conv_activation = "same"
-
-
-def first(config: ConfigDict) -> None:
-  """1st place: attention across configurations, instance norm, one hop around choices.
-
-  Published: two linear and two SAGE layers of width 256, instance norm, channel
-  attention, layout integers through one embedding with -2 for what is not configurable;
-  in the default collections a softmax over the configurations of the slate. A graph per
-  step, 64 configurations of it (128 in random collections), mean over ten orders.
-
-  Here validation has slates of the size of training (published: 128 or 256 where training
-  has 64), and a node's own layout also stays among the scaled numbers. Lists of dimensions are
-  marked behind their ends as far as released files tell these (block `padded`).
-  """
-  across = config.data.search == "default"
-  configs = 64 if across else 128
-  config.data.update(
-      features=("padded", "node_layout"), feature_transform="node_layout=none,*=standardize",
-      config_transform="none", duplicate_policy="first",
-      graph_reduction="config_neighborhood", reduction_hops=1, reduction_direction="both",
-      reduction_induced="edge")
-  config.batch.update(graphs=1, configs=configs)
-  config.eval.update(configs=configs, permutations=10)
-  composed(
-      config, op_embed_dim=16, encoding="embedding", missing="sentinel", node_layout=True,
-      pre_widths=(256, 256), widths=(256, 256), edge_direction="backward", activation="gelu",
-      norm="instance", norm_position="pre", residual="identity", dropout=0.2,
-      dropout_in=("layers",), channel_attention=8,
-      config_attention="softmax_gate" if across else "none")
-  loss(config, "PairwiseHingeLoss:1", pair_reduction="mean_all")
-  optimizer(config, weight_decay=1e-5, schedule="cosine", warmup_fraction=0.05, clip_norm=1.0)
-
-
 def third(config: ConfigDict) -> None:
   """3rd place: linear attention beside SAGE in both directions, positions on a track of their own.
 
@@ -252,25 +181,6 @@ def sixth_gin(config: ConfigDict) -> None:
       readout_norm="none", readout_layers="all")
 
 
-def tile_first(config: ConfigDict) -> None:
-  """1st place, tiles: the layout model without configurations, beside an MLP of the tile.
-
-  Published: all configurations of a kernel per step; the attention across configurations
-  is on, where it only doubles features: configurations are not in the encoder. Here a
-  slate has at most 64 configurations, that attention is left out, and layouts are numbers.
-  """
-  config.data.update(feature_transform="standardize", config_transform="standardize")
-  config.batch.update(graphs=1, configs=64, target="official")
-  composed(
-      config, op_embed_dim=16, pre_widths=(256, 256), widths=(256, 256),
-      edge_direction="backward", activation="gelu", norm="instance", norm_position="pre",
-      residual="identity", dropout=0.2, dropout_in=("layers", "fusion", "head"),
-      channel_attention=8, fusion="late",
-      fusion_widths=(256, 256), pooling=("mean", "max"), head_widths=(256, 256))
-  loss(config, "PairwiseHingeLoss:1", pair_reduction="mean_all")
-  optimizer(config, weight_decay=1e-5, schedule="cosine", warmup_fraction=0.05, clip_norm=1.0)
-
-
 def tile_third(config: ConfigDict) -> None:
   """3rd place, tiles: four SAGE layers with layer norm, the inverse logarithm of hinges.
 
@@ -332,10 +242,7 @@ def tile_sixth(config: ConfigDict) -> None:
   optimizer(config, learning_rate=5e-4, weight_decay=1e-2, average_window=(0.5, 1.0))
 
 
-SEGMENTED = (gst, seventh)  # on segments of graphs unless a config says otherwise
 LAYOUTS: dict[str, Preset] = {
-    "gst": gst, "seventh": seventh, "first": first, "third": third, "fifth": fifth,
-    "fifth_all": fifth_all, "sixth": sixth, "sixth_gin": sixth_gin}
-TILES: dict[str, Preset] = {
-    "first": tile_first, "third": tile_third, "fifth": tile_fifth,
-    "sixth": tile_sixth}
+    "third": third, "fifth": fifth, "fifth_all": fifth_all, "sixth": sixth,
+    "sixth_gin": sixth_gin}
+TILES: dict[str, Preset] = {"third": tile_third, "fifth": tile_fifth, "sixth": tile_sixth}
