@@ -9,7 +9,8 @@ import parts
 import pytest
 import system_cases
 import winners
-from system_cases import BATCH, OF_GRAPH, dense, network_params, quick_jit, slow_configs, slow_inputs
+from system_cases import (
+    BATCH, OF_GRAPH, dense, network_params, quick_jit, slow_configs, slow_inputs)
 
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base

@@ -110,7 +110,8 @@ def test_tiles_attend_to_the_nodes_of_their_kernel():
         own = graph_of == graph
         if own.any():
           x[own] += slow_attention(normal[own], normal[own], heads, 2)
-    normal, sage = slow_layer_norm(x, params[f"messages_norm_{number}"]), params[f"messages_{number}"]
+    normal = slow_layer_norm(x, params[f"messages_norm_{number}"])
+    sage = params[f"messages_{number}"]
     means = [slow_mean(normal, direction, TILES) @ sage[direction]["kernel"]
              for direction in ("operands", "users")]
     x = x + gelu(sum(means) + dense(normal, sage["self"]))
