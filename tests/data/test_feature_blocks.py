@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from graphs_by_hand import NUMBERS, made_of
 import numpy as np
 import parts
 import pytest
@@ -51,26 +52,6 @@ def test_operand_shapes_equal_loops(nodes, edges):
     assert found.dtype == np.float32
 
 
-def made_of(nodes, edges):
-  """A graph by hand: opcode, type, shape and columns of every node; edges (consumer, producer)."""
-  ids, feat = columns.opcode_ids(), np.zeros((len(nodes), 140), np.float32)
-  types = [kind.name for kind in columns.ELEMENT_TYPES]
-  for node, (_, kind, shape, values) in enumerate(nodes):
-    feat[node, 2 + types.index(kind)] = 1
-    feat[node, 21 : 21 + len(shape)] = shape
-    feat[node, 27:29] = sum(shape), math.prod(shape)
-    for column, value in values.items():
-      feat[node, column] = value
-  return dataclasses.replace(
-      graph_of(0, nodes=len(nodes), edges=0), node_feat=feat,
-      node_opcode=np.array([ids[name] for name, *_ in nodes], np.uint8),
-      edge_index=np.array(edges, np.int32))
-
-
-# A window of 3 x 3, 8 features from 4: kernels are (H, W, in, out), other arrays (N, H, W, C).
-NUMBERS = {44: 9, 93: 0, 94: 3, 99: 2, 100: 3, 105: 0, 106: 3, 107: 1}
-
-
 @pytest.mark.parametrize("kernel_first", [True, False])
 def test_left_and_right_operands_are_told_apart_by_their_shapes(kernel_first):
   """Edges are sorted by node and do not tell the order of operands."""
@@ -87,19 +68,6 @@ def test_left_and_right_operands_are_told_apart_by_their_shapes(kernel_first):
   shapes = feature_blocks.operand_shapes(graph)
   np.testing.assert_array_equal(shapes[4], [2, 5, 5, 4, 0, 0, 16, 200, 3, 3, 4, 8, 0, 0, 18, 288])
   np.testing.assert_array_equal(shapes[7], [-2] * 16)
-
-
-def test_the_work_of_a_kernel_by_hand():
-  graph = made_of(
-      [("parameter", "f32", (3, 3, 4, 8), {}), ("parameter", "bf16", (2, 5, 5, 4), {}),
-       ("convolution", "f32", (2, 5, 5, 8), NUMBERS), ("tanh", "f32", (2, 5, 5, 8), {}),
-       ("add", "f32", (2, 5, 5, 8), {}), ("reduce", "f32", (8,), {}), ("dot", "f32", (8, 8), {}),
-       ("tuple", "tuple", (), {0: 1})],
-      [[2, 0], [2, 1], [3, 2], [4, 2], [4, 3], [5, 4], [6, 5], [6, 5], [7, 4], [7, 5]])
-  found = feature_blocks.kernel_work(graph)
-  operations = 2 * 400 * 9 * 4 + 400 + 400 + 400 + 2 * 64  # the last is an outer product
-  expected = [operations, 288 * 4 + 200 * 2, 400 * 4 + 8 * 4, 400]
-  np.testing.assert_array_equal(found, [expected] * 8)
 
 
 def test_the_wide_columns_of_the_3rd_place_are_logarithms():

@@ -17,8 +17,10 @@ from tpugraphs_jax.run import configs, published
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import steps  # pylint: disable=wrong-import-position
 
-PRESETS = [*(("layout", f"{configs.PRESET}{name}") for name in published.LAYOUTS),
-           *(("tile", f"{configs.PRESET}{name}") for name in published.TILES)]
+PRESETS = [*(("layout", f"{configs.PRESET}{name}")
+             for name in (*published.LAYOUTS, *configs.systems("layout"))),
+           *(("tile", f"{configs.PRESET}{name}")
+             for name in (*published.TILES, *configs.systems("tile")))]
 OTHERS = [
     ("tile", ""), ("tile", "recommended"), ("tile", "LateJoinResGCN"), ("tile", "MLP"),
     ("layout", "full"), ("layout", "official"), ("layout", "gst"), ("layout", "gst_ed"),
@@ -27,7 +29,7 @@ OTHERS = [
 
 
 # Networks without an attribute `precision`, whose layers of flax have jax's default.
-NO_PRECISION = ("fifth", "sixth", "tenth", "mlsys21_lstm", "mlsys21_transformer", "mlsys21_gat")
+NO_PRECISION = ("fifth", "sixth")
 
 
 def _cases():

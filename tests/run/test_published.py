@@ -60,8 +60,9 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
     # One layer of each kind: nearly all of the time goes into compilation.
     for widths in [field for field in config.model if field.endswith("widths")]:
       config.model[widths] = config.model[widths][:1]
-    if "attention_from" in config.model:
-      config.model.attention_from = 0
+    for field in ("attention_from", "blocks", "attention_blocks", "cross_blocks", "rounds"):
+      if field in config.model:
+        config.model[field] = min(config.model[field], field != "attention_from")
     if config.data.get("also"):
       config.data.also = ("tile:xla",)
   job = job_lib.Job.of(config)
@@ -127,7 +128,6 @@ def test_presets_have_the_published_settings():
     assert (second.data.duplicate_policy, second.data.config_transform) == ("min", "none")
   assert (tile("fifth").data.virtual_node, tile("fifth").data.cluster_nodes) == ("cluster", 10_000)
   assert tile("fifth").batch.target == "absolute"
-  assert tile("mlsys21_fusion").batch.target == "absolute"
   assert "directed_walk" in tile("third").data.features
   assert tile("third").data.virtual_node == "output"
   third = parts.config_of("layout", "preset=third")
@@ -138,9 +138,6 @@ def test_presets_have_the_published_settings():
   assert "named_dimensions" in fifth.data.features and not fifth.model.node_layout
   assert not tile("fifth").model.node_layout
   assert parts.config_of("layout", "preset=second_xla").data.leave_out == ("unet",)
-  tenth = {c: parts.config_of("layout", f"{c},preset=tenth").model for c in COLLECTIONS}
-  assert tenth["nlp-random"].global_attention == "difformer"
-  assert tenth["xla-random"].global_attention == "linear"
   nlp = parts.config_of("layout", "nlp-random,preset=second_nlp")
   assert nlp.model.score_scale == 1e-3
   assert (nlp.optimizer.name, nlp.optimizer.eps, nlp.optimizer.clip_norm) == ("adamw", 1e-6, 100)

@@ -25,7 +25,7 @@ import numpy as np
 import scipy.sparse
 
 from tpugraphs_jax.columns import (
-    ELEMENT_TYPES, MAX_RANK, NODE, NODE_FEATURES, TILE, opcode_ids, sizes, span)
+    MAX_RANK, NODE, NODE_FEATURES, TILE, opcode_ids, sizes, span)
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.registry import Registry
 
