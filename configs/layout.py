@@ -87,6 +87,8 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       feature_transform="signed_log1p",  # of all columns, or by group: shape=log_offset(3),*=none
       config_transform="none",  # SAGE embeds the integers; ResModel wants minmax
       pad_value=-1,  # of unused layout positions; 0 = as released
+      fit_splits=("train",),  # graphs whose nodes give the statistics of features, never labels
+      fit_reduced=False,  # the statistics are of the nodes that `graph_reduction` keeps
       leave_out=(),  # training graphs whose names have one of these words
       duplicate_policy="min",  # keep, first, min, mean
       entropy_threshold=0.0,  # leaves out stretches of runtimes that hardly change; 0 = none

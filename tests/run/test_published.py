@@ -111,7 +111,6 @@ def test_the_gated_blocks_of_the_1st_place_have_half_the_width():
      "feature_transform"),
     ("layout", "preset=first", {"data.config_transform": "minmax"},
      "config_transform"),
-    ("tile", "preset=sixth", {"eval.configs": 8}, "eval.configs"),
 ])
 def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, changes, complaint):
   with pytest.raises(ValueError, match=complaint) as error:

@@ -180,7 +180,6 @@ class Options:
   Attributes:
     pad_value: of the positions of a layout beyond the rank of the shape. 0 leaves the
       released features, in which 0 is also a real dimension; -1 marks these positions.
-      The block `padded` marks other lists as well.
     extra_dir: folder with a file of `extra` features per graph; graphs that carry
       such columns need none.
   """
@@ -197,42 +196,6 @@ def released(graph: OpGraph, options: Options = Options()) -> np.ndarray:
     return feat
   feat = feat.copy()
   feat[:, _LAYOUT][np.arange(MAX_RANK)[None] >= _rank(feat)[:, None]] = options.pad_value
-  return feat
-
-
-# Operations whose list `dimensions` has one entry.
-_ONE_DIMENSION = ("concatenate", "iota", "sort")
-_LISTS = ("dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions", "minor_to_major")
-
-
-@BLOCKS.register("padded")
-def padded(graph: OpGraph) -> np.ndarray:
-  """The released columns with -1 behind the end of every list of dimensions, `[N, 140]` float32.
-
-  The 1st place of the competition made its layout files anew with such lists: `dimensions`,
-  the spatial dimensions of convolutions, and the layout. Released files do not have their
-  lengths, which follow from other columns: a layout is as long as its shape; spatial dimensions
-  are as many as those of the window of a convolution; `dimensions` is as long as the operand of a
-  broadcast and the result of a transpose, counts the dimensions that a reduction drops, is 1 for
-  concatenate, iota and sort, and elsewhere reaches up to its last number above 0. Numbers 0 at
-  the end of a `reverse`, and of a reduction of several arrays, are taken for padding.
-  """
-  feat, opcode, ids = graph.node_feat[:, :NODE_FEATURES].copy(), graph.node_opcode, opcode_ids()
-  rank = _rank(feat)
-  operand = np.zeros_like(rank)
-  np.maximum.at(operand, graph.edge_index[:, 0], rank[graph.edge_index[:, 1]])
-  convolution = opcode == ids["convolution"]
-  window = feat[:, NODE["window_reversal"]][:, MAX_RANK:].sum(axis=1).astype(int) * convolution
-  listed = np.isin(opcode, [ids[name] for name in _ONE_DIMENSION]).astype(int)
-  # A tuple, the result of a reduction of several arrays, does not tell how many are dropped.
-  dropped = np.where(feat[:, NODE["tuple_size"].start] > 0, 0, np.maximum(operand - rank, 0))
-  for name, length in (("broadcast", operand), ("transpose", rank), ("reduce", dropped)):
-    listed = np.where(opcode == ids[name], length, listed)
-  for name, length in zip(_LISTS, (listed, window, window, rank), strict=True):
-    values = feat[:, NODE[name]]
-    place = np.arange(1, values.shape[1] + 1)
-    last = ((values != 0) * place).max(axis=1)
-    values[place > np.maximum(length, last)[:, None]] = -1
   return feat
 
 

@@ -101,37 +101,6 @@ def seventh(config: ConfigDict) -> None:
   config.model.conv_activation = "same"
 
 
-def first(config: ConfigDict) -> None:
-  """1st place: attention across configurations, instance norm, one hop around choices.
-
-  Published: two linear and two SAGE layers of width 256, instance norm, channel
-  attention, layout integers through one embedding with -2 for what is not configurable;
-  in the default collections a softmax over the configurations of the slate. A graph per
-  step, 64 configurations of it (128 in random collections), mean over ten orders.
-
-  Here validation has slates of the size of training (published: 128 or 256 where training
-  has 64), and a node's own layout also stays among the scaled numbers. Lists of dimensions are
-  marked behind their ends as far as released files tell these (block `padded`).
-  """
-  across = config.data.search == "default"
-  configs = 64 if across else 128
-  config.data.update(
-      features=("padded", "node_layout"), feature_transform="node_layout=none,*=standardize",
-      config_transform="none", duplicate_policy="first",
-      graph_reduction="config_neighborhood", reduction_hops=1, reduction_direction="both",
-      reduction_induced="edge")
-  config.batch.update(graphs=1, configs=configs)
-  config.eval.update(configs=configs, permutations=10)
-  composed(
-      config, op_embed_dim=16, encoding="embedding", missing="sentinel", node_layout=True,
-      pre_widths=(256, 256), widths=(256, 256), edge_direction="backward", activation="gelu",
-      norm="instance", norm_position="pre", residual="identity", dropout=0.2,
-      dropout_in=("layers",), channel_attention=8,
-      config_attention="softmax_gate" if across else "none")
-  loss(config, "PairwiseHingeLoss:1", pair_reduction="mean_all")
-  optimizer(config, weight_decay=1e-5, schedule="cosine", warmup_fraction=0.05, clip_norm=1.0)
-
-
 def third(config: ConfigDict) -> None:
   """3rd place: linear attention beside SAGE in both directions, positions on a track of their own.
 
@@ -298,25 +267,6 @@ def tenth(config: ConfigDict) -> None:
   optimizer(config, learning_rate=5e-4, weight_decay=1e-2, schedule="cosine")
 
 
-def tile_first(config: ConfigDict) -> None:
-  """1st place, tiles: the layout model without configurations, beside an MLP of the tile.
-
-  Published: all configurations of a kernel per step; the attention across configurations
-  is on, where it only doubles features: configurations are not in the encoder. Here a
-  slate has at most 64 configurations, that attention is left out, and layouts are numbers.
-  """
-  config.data.update(feature_transform="standardize", config_transform="standardize")
-  config.batch.update(graphs=1, configs=64, target="official")
-  composed(
-      config, op_embed_dim=16, pre_widths=(256, 256), widths=(256, 256),
-      edge_direction="backward", activation="gelu", norm="instance", norm_position="pre",
-      residual="identity", dropout=0.2, dropout_in=("layers", "fusion", "head"),
-      channel_attention=8, fusion="late",
-      fusion_widths=(256, 256), pooling=("mean", "max"), head_widths=(256, 256))
-  loss(config, "PairwiseHingeLoss:1", pair_reduction="mean_all")
-  optimizer(config, weight_decay=1e-5, schedule="cosine", warmup_fraction=0.05, clip_norm=1.0)
-
-
 def tile_third(config: ConfigDict) -> None:
   """3rd place, tiles: four SAGE layers with layer norm, the inverse logarithm of hinges.
 
@@ -458,10 +408,10 @@ def mlsys21_fusion_work(config: ConfigDict) -> None:
 
 SEGMENTED = (gst, seventh)  # on segments of graphs unless a config says otherwise
 LAYOUTS: dict[str, Preset] = {
-    "gst": gst, "seventh": seventh, "first": first, "third": third, "fourth": fourth, "fifth": fifth,
+    "gst": gst, "seventh": seventh, "third": third, "fourth": fourth, "fifth": fifth,
     "fifth_all": fifth_all, "sixth": sixth, "sixth_gin": sixth_gin, "tenth": tenth}
 TILES: dict[str, Preset] = {
-    "first": tile_first, "third": tile_third, "fifth": tile_fifth,
+    "third": tile_third, "fifth": tile_fifth,
     "sixth": tile_sixth, "tenth": tile_tenth, "mlsys21": mlsys21,
     "mlsys21_per_node": mlsys21_per_node, "mlsys21_lstm": mlsys21_lstm,
     "mlsys21_transformer": mlsys21_transformer, "mlsys21_gat": mlsys21_gat,

@@ -288,7 +288,7 @@ class Segments(Family):
     return Encoder(
         network_step(self.network, method=self.encodes), self.programs.assemble,
         graphs=options["graphs"], configs=options["configs"],
-        whole_slates=self.programs.network.compares_configs, max_budgets=1,
+        even_slates=self.programs.network.compares_configs, max_budgets=1,
         pieces=lambda graph: graph.segments)
 
   @functools.cached_property
