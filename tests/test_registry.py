@@ -1,11 +1,8 @@
 """Registries by name, and the modules of users that register in them."""
 
-import sys
-
 import parts
 import pytest
 
-from tpugraphs_jax import registry
 from tpugraphs_jax.registry import Registry
 from tpugraphs_jax.run.job import Job
 
@@ -47,14 +44,3 @@ def test_a_module_that_cannot_be_imported_is_an_error_in_one_line(
     Job.of(config)
   assert reason in str(error.value) and "\n" not in str(error.value)
   assert "PYTHONPATH" in str(error.value)
-
-
-def test_a_recorded_module_is_imported_from_where_it_was(tmp_path, monkeypatch):
-  (tmp_path / "my_found_module.py").write_text("MARK = 3\n")
-  monkeypatch.chdir(tmp_path)
-  (recorded,) = registry.import_extensions(("my_found_module",))
-  assert recorded == f"my_found_module@{tmp_path}"
-  monkeypatch.chdir("/")
-  monkeypatch.delitem(sys.modules, "my_found_module")
-  assert registry.import_extensions((recorded,)) == (recorded,)
-  assert registry.names_of((recorded, "other")) == ("my_found_module", "other")

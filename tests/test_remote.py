@@ -223,7 +223,7 @@ def test_a_run_lives_in_a_bucket(bucket, data_root):
 
 def test_commands_that_need_a_local_folder_refuse_buckets(capsys):
   assert download.main(["--data_root", "gs://a/b"]) == 2
-  assert hlo_command.main(["convert", "a.pb", "--out", "b", "--extra_out", "gs://a"]) == 2
+  assert hlo_command.main(["convert", "a.pb", "--out", "gs://a"]) == 2
   assert official.main(["--config=tile.py", "--weights=a", "--data_root=b", "--out=gs://a"]) == 2
   assert capsys.readouterr().err.count("gs://a") == 3
   with pytest.raises(ValueError, match="bucket"):

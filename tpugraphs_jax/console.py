@@ -46,6 +46,11 @@ def duration(seconds: float) -> str:
   return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
 
 
+def printable(text: str) -> str:
+  """The lines of a text with escapes for characters that a terminal takes for commands."""
+  return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def one_line(said: object) -> str:
   """A text, or the message of an error, in one line of printable characters.
 
@@ -54,7 +59,7 @@ def one_line(said: object) -> str:
   """
   lines = (line.strip() for line in str(said).splitlines())
   words = " ".join(filter(None, lines)) or type(said).__name__
-  return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+  return printable(words.replace("\t", " "))
 
 
 def fail(message: object) -> NoReturn:
@@ -76,7 +81,7 @@ def install() -> None:
 def _write(text: str, stream: TextIO) -> None:
   start = "" if stream.isatty() else f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} "
   # One write for all: processes may share a log.
-  lines = "\n".join(start + line for line in named(text).splitlines() or [""])
+  lines = "\n".join(start + line for line in printable(named(text)).splitlines() or [""])
   try:
     print(lines, file=stream, flush=True)
   except (OSError, ValueError) as error:  # its reader is gone; it was closed

@@ -1,4 +1,4 @@
-"""How glibc keeps freed memory for computation on the CPU.
+"""The memory of this machine: how much is available, and how glibc keeps what was freed.
 
 XLA's CPU backend asks for fresh memory in every step, and by default glibc returns large
 blocks to the system, which clears them again in the next step. On 2 cores the step of
@@ -9,9 +9,12 @@ one arena: a step of tiles took a quarter longer.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from pathlib import Path, PurePosixPath
 import platform
+import resource
 
 # Parameters of mallopt(3). One arena, since only the first one holds large blocks; blocks
 # beyond 512 MiB get mappings of their own, and at most 2 GiB of free memory is kept at the
@@ -29,3 +32,63 @@ def keep_freed() -> None:
     libc = ctypes.CDLL(None)
     for parameter, value in _KEPT:
       libc.mallopt(parameter, value)
+
+
+_MEMINFO, _CGROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+# Files of a cgroup of either version: its limit, and what is used of it.
+_SECOND, _FIRST = ("memory.max", "memory.current"), (
+    "memory.limit_in_bytes", "memory.usage_in_bytes")
+_RECLAIMABLE = ("inactive_file", "active_file")  # counted as used, and given back on demand
+
+
+def available() -> int:
+  """Bytes that this process can still take: of the machine, of its cgroups, of `ulimit -v`."""
+  page = os.sysconf("SC_PAGE_SIZE")
+  known = [os.sysconf("SC_PHYS_PAGES") * page]
+  with contextlib.suppress(OSError):
+    known.append(_numbers(_MEMINFO)["MemAvailable:"] * 1024)
+  for folder, limit, used in _groups():
+    with contextlib.suppress(OSError, ValueError):  # no such group; a limit "max"
+      cached = _numbers(folder / "memory.stat")
+      known.append(int((folder / limit).read_text()) - int((folder / used).read_text())
+                   + sum(cached.get(name, 0) for name in _RECLAIMABLE))
+  of_process, _ = resource.getrlimit(resource.RLIMIT_AS)
+  if of_process != resource.RLIM_INFINITY:
+    known.append(of_process - _taken())
+  return max(0, min(known))
+
+
+def limit(more: int) -> None:
+  """Lets this process take so many more bytes of address space, and none beyond."""
+  _, hard = resource.getrlimit(resource.RLIMIT_AS)
+  wanted = _taken() + more
+  resource.setrlimit(resource.RLIMIT_AS, (
+      wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def _taken() -> int:
+  """Bytes of address space of this process; 0 where the system does not say."""
+  try:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+  except OSError:
+    return 0
+  return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _numbers(path: Path) -> dict[str, int]:
+  """The lines `name number` of a file of the system."""
+  lines = (line.split() for line in path.read_text().splitlines())
+  return {words[0]: int(words[1]) for words in lines if len(words) > 1}
+
+
+def _groups() -> list[tuple[Path, str, str]]:
+  """Folder, limit and use of every cgroup of this process with a limit of memory."""
+  found: list[tuple[Path, str, str]] = []
+  with contextlib.suppress(OSError):
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+      _, controllers, name = line.split(":", 2)
+      top, files = (_CGROUPS / "memory", _FIRST) if controllers else (_CGROUPS, _SECOND)
+      if controllers in ("", "memory"):
+        group = PurePosixPath(name.lstrip("/"))
+        found += [(top / each, *files) for each in (group, *group.parents)]
+  return found

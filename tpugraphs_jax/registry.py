@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import importlib
 import os
-from pathlib import Path
 import sys
 from typing import Any, TypeVar
 
@@ -55,42 +54,33 @@ def _origin(entry: Any) -> tuple[str, str]:
   return getattr(entry, "__module__", ""), getattr(entry, "__qualname__", repr(entry))
 
 
-def import_extensions(extensions: Sequence[str]) -> tuple[str, ...]:
-  """Imports modules of the user's, which register their entries.
+def import_extensions(extensions: Sequence[str]) -> None:
+  """Imports modules that the user names, which register their entries.
 
   Args:
-    extensions: each `MODULE`, found as Python finds modules or in the current folder,
-      or `MODULE@FOLDER`, where it is also looked for in that folder.
-
-  Returns:
-    The same as `MODULE@FOLDER` with the folders that they were imported from, to be
-    recorded.
+    extensions: names, found as Python finds modules or in the current folder. What a file names
+      is not imported, see `trust.check_imported`.
 
   Raises:
     ValueError: a module cannot be imported, with the reason.
   """
-  return tuple(_import_extension(*entry.partition("@")[::2]) for entry in extensions)
-
-
-def names_of(extensions: Sequence[str]) -> tuple[str, ...]:
-  """The module names of extensions, without folders."""
-  return tuple(entry.partition("@")[0] for entry in extensions)
-
-
-def _import_extension(name: str, folder: str) -> str:
-  places = [place for place in (folder, os.getcwd()) if place and place not in sys.path]
-  sys.path.extend(places)
+  here = os.getcwd()
+  is_added = here not in sys.path
+  if is_added:
+    sys.path.append(here)
   try:
-    module = importlib.import_module(name)
+    for name in extensions:
+      _import_extension(name)
+  finally:
+    if is_added:
+      sys.path.remove(here)
+
+
+def _import_extension(name: str) -> None:
+  try:
+    importlib.import_module(name)
   except Exception as error:  # Whatever the user's module does when it is imported.
     reason = f"{type(error).__name__}: {error}"
     raise ValueError(
         f"extensions names the module {name!r}, which cannot be imported ({reason}): start in the "
         "folder that holds it, or add that folder to PYTHONPATH") from None
-  finally:
-    for place in places:
-      sys.path.remove(place)
-  depth = name.count(".") + 1
-  file = Path(module.__file__).absolute()
-  folder = file.parents[depth if file.name == "__init__.py" else depth - 1]
-  return f"{name}@{folder}"

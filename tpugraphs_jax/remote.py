@@ -23,7 +23,7 @@ from typing import Any
 from absl import logging
 import tqdm
 
-from tpugraphs_jax import console, files as files_lib
+from tpugraphs_jax import console, files as files_lib, trust
 from tpugraphs_jax.files import bucket_of, is_remote
 
 CACHE = "TPUGRAPHS_CACHE"  # environment variable that names the folder of copies
@@ -95,17 +95,18 @@ def _copy(system: Any, files: Mapping[str, Mapping[str, Any]], into: Path, place
   """Brings a copy up to date: gets new and changed files, removes those that are gone there."""
   if not files:
     raise FileNotFoundError(f"{place}: there is nothing")
+  paths = {name: trust.inside(into, name) for name in files}
   with files_lib.held(into, wait=True):
     known = _known(into / _KNOWN)
     marks = {name: _mark(info) for name, info in files.items()}
     todo = [name for name, mark in marks.items()
-            if known.get(name) != mark or not (into / name).exists()]
+            if known.get(name) != mark or not paths[name].exists()]
     if todo:
       total = sum(files[name]["size"] for name in todo)
       console.say(f"{place}: {len(todo)} files, {console.size(total)}, are copied to {into}")
-    _get(system, {files[name]["name"]: into / name for name in todo})
+    _get(system, {files[name]["name"]: paths[name] for name in todo})
     for name in known.keys() - marks.keys():
-      (into / name).unlink(missing_ok=True)
+      trust.inside(into, name).unlink(missing_ok=True)
     if known != marks:
       with files_lib.replacing(into / _KNOWN) as file:
         json.dump(marks, file)
@@ -208,7 +209,8 @@ class _Mirror:
   def pull(self) -> None:
     """Copies the files in the bucket that its index names."""
     files = _files(self._system, self._root)
-    _get(self._system, {info["name"]: self._folder / name for name, info in files.items()})
+    _get(self._system, {
+        info["name"]: trust.inside(self._folder, name) for name, info in files.items()})
     self._sent = self._here()
 
   def push(self) -> None:
@@ -255,11 +257,14 @@ def _files(system: Any, root: str) -> dict[str, dict[str, Any]]:
   """
   system.invalidate_cache()
   start = len(root.rstrip("/")) + 1
+  own = (_KNOWN, files_lib.LOCK)  # of copies on this machine
   files = {path[start:]: info for path, info in system.find(root, detail=True).items()
-           if path[start:]}
+           if path[start:] and not path[start:].startswith(own)}
   if _INDEX not in files:
     return files
-  belonging = set(json.loads(system.cat_file(files[_INDEX]["name"])))
+  belonging = trust.parsed(system.cat_file(files[_INDEX]["name"]))
+  if not isinstance(belonging, list):
+    raise ValueError(f"{root}/{_INDEX} is damaged: it is no list of names")
   return {name: info for name, info in files.items() if name in belonging}
 
 

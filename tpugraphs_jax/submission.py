@@ -24,7 +24,7 @@ import sys
 
 import numpy as np
 
-from tpugraphs_jax import collections, console, files as files_lib, metrics, remote
+from tpugraphs_jax import collections, console, files as files_lib, metrics, remote, trust
 from tpugraphs_jax.data import npz
 
 HEADER = "ID,TopConfigs"
@@ -37,9 +37,7 @@ _INDICES = re.compile(r"[0-9]{1,9}(;[0-9]{1,9})*")
 def graph_id(collection: str, name: str) -> str:
   """The ID of a graph, e.g. `layout:xla:random:resnet50`."""
   collections.Collection(collection)  # refuses what is none
-  if not name or set(name) & set(',:"\r\n'):
-    raise ValueError(f"graph name {name!r} cannot stand in an ID of a CSV file")
-  return f"{collection}:{name}"
+  return f"{collection}:{trust.name(name)}"
 
 
 def split_id(row_id: str) -> tuple[str, str]:
@@ -48,7 +46,7 @@ def split_id(row_id: str) -> tuple[str, str]:
   if collection not in collections.RELEASED or not name:
     raise ValueError(
         f"ID {row_id[:80]!r} is not tile:xla:<name> or layout:<source>:<search>:<name>")
-  return collection, name
+  return collection, trust.name(name)
 
 
 def write_results(
@@ -128,8 +126,8 @@ def score(
 ) -> dict[str, tuple[float, int]]:
   """The competition's metric of a submission: score and number of graphs of each collection.
 
-  Of a tile graph it is 1 - (best of the first five / best - 1), of a layout graph Kendall's
-  tau-b between ranks and runtimes; of a collection the mean over its graphs. The competition's
+  Of a tile graph it is 1 - (best of the first five / best - 1) of runtime / normalizer, of a layout
+  graph Kendall's tau-b between ranks and runtimes; of a collection the mean over its graphs. The competition's
   score is the mean over its five collections (Kaggle, "Google - Fast or Slow?", 2023).
 
   Args:
@@ -158,14 +156,16 @@ def _score_of(collection: str, ranking: np.ndarray, file: Path) -> float:
   """The score of one graph; NaN where all runtimes are equal and no order is right."""
   with npz.NpzArchive(file) as archive:
     runtime = archive.read("config_runtime")
+    is_layout = collection.startswith("layout")
+    normalizer = 1 if is_layout else archive.read("config_runtime_normalizers")
   if not runtime.any():
     raise ValueError(f"{file} has no labels: only a split with runtimes can be scored, such as "
                      "valid")
   place = np.full(len(runtime), len(runtime), np.int64)
   place[ranking] = np.arange(len(ranking))
-  if collection.startswith("layout"):
+  if is_layout:
     return metrics.kendall_tau(place, runtime)
-  return 1 - metrics.top_k_slowdown(place, runtime, [TILE_TOP])[TILE_TOP]
+  return 1 - metrics.top_k_slowdown(place, runtime / normalizer, [TILE_TOP])[TILE_TOP]
 
 
 def _problems(
@@ -231,7 +231,7 @@ def _print_scores(scores: Mapping[str, tuple[float, int]]) -> None:
 def _run_check(path: str, data_root: str) -> int:
   problems = check(path, data_root)
   for problem in problems[:_SHOWN_PROBLEMS]:
-    print(f"error: {problem}", file=sys.stderr)
+    print(f"error: {console.one_line(problem)}", file=sys.stderr)
   if len(problems) > _SHOWN_PROBLEMS:
     print(f"error: and {len(problems) - _SHOWN_PROBLEMS} more", file=sys.stderr)
   if problems:

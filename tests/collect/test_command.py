@@ -195,7 +195,52 @@ choosing.apply = crashing
   assert len(places) == 12 and 3 not in places
 
 
+# Programs that end or hang their process while jax traces them, and how they are named.
+_ENDING = {"gone": ("sys.exit(0)", "ended with status 0"),
+           "hung": ("time.sleep(1000)", "labelled nothing for 15 s")}
+
+
+@pytest.mark.parametrize("name", list(_ENDING))
+def test_a_program_that_ends_or_never_ends_is_a_failure_and_the_others_go_on(
+    root, name, tmp_path, capsys):
+  act, said = _ENDING[name]
+  (tmp_path / f"{name}.py").write_text(_PROGRAMS + f"""
+import sys, time
+
+def ending(x):
+  if "tpugraphs_jax.collect.job" in " ".join(sys.orig_argv):
+    {act}
+  return x
+
+PROGRAMS = {{"ending": (ending, (array(4, 4),))}}
+""")
+  arguments = _arguments(root, tmp_path / "out", "--timeout", "15")
+  arguments[1:3] = [str(tmp_path / f"{name}.py"), f"{root}/tried.py:net"]
+  assert command.main(arguments) == 1
+  printed = capsys.readouterr()
+  assert "1 of 2 programs collected" in printed.out
+  failure, = printed.err.splitlines()
+  assert failure.startswith(f"failed: {name}_ending: ") and said in failure
+  assert not list((tmp_path / "out/npz").rglob(f"{name}_ending*"))
+
+
+def test_a_damaged_module_of_an_unfinished_program_is_made_again(root, collected, tmp_path):
+  out = tmp_path / "damaged"
+  shutil.copytree(collected, out)
+  for path in out.rglob("*.hlo.pb"):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+  for path in (*out.rglob("*.npz"), *(out / "npz").rglob("*.json")):
+    path.unlink()
+  assert command.main(_arguments(root, out)) == 0
+  assert _files(out) == _files(collected)
+  assert {p.relative_to(out): p.read_bytes() for p in out.rglob("*.hlo.pb")} == {
+      p.relative_to(collected): p.read_bytes() for p in collected.rglob("*.hlo.pb")}
+
+
 @pytest.mark.parametrize("changes, message", [
+    (("--timeout", "0"), "--timeout=0.0, expected seconds above 0"),
     (("--collection", "layout:xla:random"), "expected layout:own:NAME"),
     (("--configs", "1"), "--configs=1, expected at least 2"),
     (("--label", "seconds"), "unknown label 'seconds', expected one of tpu_estimate"),

@@ -40,3 +40,28 @@ def test_a_journal_of_something_else_is_refused(tmp_path):
   journals.Journal(path, _HEADER).close()
   with pytest.raises(ValueError, match="seed"):
     journals.Journal(path, _HEADER | {"seed": 1})
+
+
+def test_a_damaged_line_is_refused_with_its_file_and_number(tmp_path):
+  path = tmp_path / "a.jsonl"
+  journal = journals.Journal(path, _HEADER)
+  journal.result(0, {"cycles": 3})
+  journal.close()
+  path.write_bytes(path.read_bytes().replace(b'"cycles": 3', b'"cycles": 2'))
+  with pytest.raises(ValueError, match=r"a\.jsonl.* line 2"):
+    journals.Journal(path, _HEADER)
+
+
+def test_a_module_is_used_again_as_long_as_it_is_the_one_that_was_kept(tmp_path):
+  path = tmp_path / "a.jsonl"
+  journal = journals.Journal(path, _HEADER)
+  assert journal.kept_module(tmp_path / "a.hlo.pb") is None
+  journal.keep_module(tmp_path / "a.hlo.pb", b"module")
+  assert journal.kept_module(tmp_path / "a.hlo.pb") == b"module"
+  journal.close()
+  again = journals.Journal(path, _HEADER)
+  assert again.kept_module(tmp_path / "a.hlo.pb") == b"module"
+  for damaged in (b"modulf", b"modul", b""):
+    (tmp_path / "a.hlo.pb").write_bytes(damaged)
+    assert again.kept_module(tmp_path / "a.hlo.pb") is None
+  again.close()

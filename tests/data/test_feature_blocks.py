@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
-import shutil
 
 import numpy as np
 import parts
@@ -12,14 +10,11 @@ import random_graphs
 import recorded
 import table_cases
 
-from tpugraphs_jax import columns, hlo
+from tpugraphs_jax import columns
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import feature_blocks, npz
 from tpugraphs_jax.data.feature_blocks import Options
-from tpugraphs_jax.hlo import tuning
 
-SAMPLE = Path(__file__).parent / "hlo/control_flow.hlo.pb"
-TUNING = Path(__file__).parent / "hlo/synth_layout_tuning.pb"
 _COUNTED = [*range(21, 27), *range(31, 37), *range(37, 43), *range(53, 59), *range(61, 67)]
 
 
@@ -224,33 +219,6 @@ def test_padding_marks_layout_positions_beyond_the_rank():
   np.testing.assert_array_equal(found[:, :134], feat[:, :134])
   np.testing.assert_array_equal(feature_blocks.released(graph), feat)
   assert not (graph.node_feat == -1).any()
-
-
-def featurized():
-  graph = hlo.featurize(SAMPLE)
-  return graph, hlo.extra_features(graph)
-
-
-def test_extra_columns_follow_the_released_ones_of_the_same_graph():
-  graph, extra = featurized()
-  joined = feature_blocks.append_extra(graph, extra.values)
-  np.testing.assert_array_equal(joined.node_feat[:, :140], graph.node_feat)
-  np.testing.assert_array_equal(joined.node_feat[:, 140:], extra.values)
-  with pytest.raises(ValueError, match="rows"):
-    feature_blocks.append_extra(graph, extra.values[1:])
-
-
-def test_the_files_of_convert_are_read_by_graph_name(tmp_path):
-  tuning.convert([TUNING], tmp_path / "npz", extra_out=tmp_path / "extra", jobs=1)
-  (written,) = (tmp_path / "extra").glob("*.npz")
-  with np.load(written) as file:
-    expected = file["node_extra"]
-  (graph,) = tuning.read_tuning(TUNING).graphs
-  options = Options(extra_dir=str(tmp_path / "extra"))
-  np.testing.assert_array_equal(feature_blocks.extra(graph, options), expected)
-  shutil.rmtree(tmp_path / "extra")
-  with pytest.raises(FileNotFoundError, match="extra_dir"):
-    feature_blocks.extra(graph, options)
 
 
 def slow_padding(size, tile):

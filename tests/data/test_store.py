@@ -197,7 +197,7 @@ def test_each_damaged_file_is_noticed_and_rebuilt(tmp_path, name, damage, caplog
   caplog.clear()
   comparing.assert_same_graph(store.open_graph(_ensure(tmp_path)[0]), npz.read_layout(source))
   (told,) = caplog.messages
-  assert name in told and "built again" in told and "\n" not in told
+  assert name in told and f"built again, in {folder.parent}" in told and "\n" not in told
 
 
 def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
@@ -211,8 +211,9 @@ def test_a_graph_in_the_place_of_another_one_is_noticed_and_rebuilt(tmp_path):
 
 
 @pytest.mark.parametrize("text, complaint", [
-    *((text, "meta.json") for text in ("", "{", "[]", "{}", '{"version": 1}', "\x00\x01")),
-    (None, "format")])
+    *((text, "meta.json") for text in ("", "{", "[]", "{}", '{"version": 2}', "\x00\x01")),
+    ('{"version": 1}', "an older format .1; .* reads and writes 2"),
+    (None, "a newer format .99")])
 def test_damaged_meta_and_other_formats_are_refused_and_rebuilt(tmp_path, text, complaint):
   _write_split(tmp_path, count=1)
   path = _ensure(tmp_path)[0] / "meta.json"

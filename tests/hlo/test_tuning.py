@@ -1,6 +1,5 @@
 import comparing
 import hlo_modules
-import numpy as np
 import pytest
 
 from tpugraphs_jax import hlo
@@ -94,15 +93,13 @@ def test_converted_files_read_back_as_the_same_graphs(tmp_path):
       _tile_run(5, is_default=True), _tile_run(6)])])
   layout = _layout([_layout_run(5, is_default=True), _layout_run(7)])
   paths = [_write(tmp_path, tile, "kernels.pb"), _write(tmp_path, layout)]
-  result = tuning.convert(paths, tmp_path / "out", extra_out=tmp_path / "extra", jobs=2)
+  result = tuning.convert(paths, tmp_path / "out", jobs=2)
   assert [path.name for path in result.written] == ["kernels_b.npz", "program.npz"]
   assert not result.failed and not result.skipped
   for path, read in zip(paths, (npz.read_tile, npz.read_layout)):
     expected = hlo.read_tuning(path).graphs[0]
     got = read(tmp_path / "out" / f"{expected.name}.npz")
     comparing.assert_same_graph(expected, got)
-    with np.load(tmp_path / "extra" / f"{expected.name}.npz") as archive:
-      assert archive["node_extra"].shape == (3, len(archive["node_extra_names"]))
 
 
 def test_conversion_goes_on_after_a_file_that_cannot_be_read(tmp_path, capsys):
@@ -125,3 +122,16 @@ def test_kernels_with_one_fingerprint_get_different_files(tmp_path):
   path = _write(tmp_path, TuningData(modules=[entry, entry]))
   written = tuning.convert([path], tmp_path / "out").written
   assert [path.name for path in written] == ["program_3.npz", "program_3_2.npz"]
+
+
+def test_what_the_reader_of_npz_refuses_is_not_written_and_others_are(tmp_path, capsys):
+  twice = _layout([_layout_run(5, is_default=True), _layout_run(7)])
+  twice.config_index_to_node[1] = twice.config_index_to_node[0]
+  beyond = _layout([_layout_run(5, layouts=(((6,), (1, 0)), ((1, 0), (1, 0), (0, 1))),
+                                is_default=True), _layout_run(7)])
+  good = _layout([_layout_run(5, is_default=True), _layout_run(7)])
+  paths = [_write(tmp_path, message, f"{name}.pb") for name, message in (
+      ("twice", twice), ("beyond", beyond), ("=good", good), ("good", good))]
+  assert cli.main(["convert", *map(str, paths), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 1
+  assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.npz"]
+  assert "names a node twice" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import dataclasses
 import threading
 
 import families
@@ -237,6 +238,38 @@ def test_scores_of_a_network_that_compares_configurations_are_means_over_orders(
   calls.clear()
   once = scorer(None, graphs, ids, permutations=1)
   assert len(calls) == 1 and (orders == 1) == (once[0] == found[0]).all()
+
+
+def test_scores_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
+  family = families.make("tile", SlateMean(), **{
+      "batch.configs": 3, "eval.configs": 3, "eval.permutations": 4})
+  graphs = [dataclasses.replace(graph, name=name)
+            for name, graph in zip("abc", tile_graphs([(3, 2, 9)] * 3))]
+
+  def scores(params, graphs, config_ids, *, progress=False):
+    return [np.array([np.mean(ids[i - i % 3: i + 1]) for i in range(len(ids))])
+            for ids in config_ids]
+
+  scorer = family.scorer_of(scores)
+  together = dict(zip("abc", scorer(None, graphs)))
+  for chosen in (graphs[1:], graphs[::-1], graphs[2:]):
+    for graph, found in zip(chosen, scorer(None, chosen)):
+      np.testing.assert_array_equal(found, together[graph.name])
+  assert (together["a"] != together["b"]).any()
+
+
+def test_blocks_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
+  family = families.make(
+      "layout", ResModel(op_embed_dim=2, hidden_dim=4, dropout="dropout"), "official,ci",
+      **{"batch.keep_nodes": 2, "eval.configs": 8})
+  rng = np.random.default_rng(2)
+  graphs = [family.prepare(random_graphs.layout_graph(
+      rng, nodes=20, edges=9, config_nodes=[5, 1], configs=5, name=name)) for name in "ab"]
+  params = params_of(family.network, graphs, family.assemble)
+  scorer = family.scorer()
+  _, together = scorer(params, graphs)
+  (alone,) = scorer(params, graphs[1:])
+  np.testing.assert_allclose(alone, together, rtol=1e-4, atol=1e-5)
 
 
 def test_networks_of_blocks_are_judged_on_the_mean_of_three_seeded_blocks(monkeypatch):

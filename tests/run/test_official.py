@@ -30,7 +30,7 @@ def weights_of(kind, data_root):
   job = parts.make(kind, VARIANTS[kind])
   graphs = judged(job.data.load(data_root, "train"))
   job.fit(graphs)
-  shapes = traverse_util.flatten_dict(official._shapes(job, graphs[0]))
+  shapes = traverse_util.flatten_dict(job.ranker.param_shapes(graphs[0]))
   rng = np.random.default_rng(0)
   weights = [rng.normal(0, 0.3, shapes[path].shape).astype(np.float32)
              for path in official_models.weight_order(job.ranker.family.network)]

@@ -160,7 +160,8 @@ def made(**changes):
   params = {"head": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)},
             "scale": np.float32(0.5)}
   return dataclasses.replace(ranker_lib.Artefact(
-      {"model": {"pooling": ("mean", "max")}, "seed": 3}, {"config": transform}, params,
+      {"task": "layout", "data": {}, "model": {"pooling": ("mean", "max")}, "extensions": (),
+       "seed": 3}, {"config": transform}, params,
       {"step": 7}), **changes)
 
 

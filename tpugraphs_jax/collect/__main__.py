@@ -73,6 +73,8 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
                      "leave out -- and what follows it")
   if args.jobs < 1:
     raise ValueError(f"--jobs={args.jobs}, expected at least 1")
+  if args.timeout <= 0:
+    raise ValueError(f"--timeout={args.timeout}, expected seconds above 0")
   if args.label != labels.Measured.name:
     jax.config.update("jax_platforms", "cpu")  # else jax looks for a TPU where libtpu is
   labels.create(args.label, target=args.target, seed=args.seed)
@@ -83,7 +85,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     raise ValueError(f"{len(repeated)} names of programs are used twice, such as "
                      f"{min(repeated)}; rename the file or the key")
   return [Job(program.source, program.name, program.split, args.collection, args.out,
-              args.label, args.target, args.configs, args.seed, args.operands)
+              args.label, args.target, args.configs, args.seed, args.operands, args.timeout)
           for program in loaded]
 
 
@@ -108,6 +110,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument("--seed", type=int, default=0, help="of the choices (default: 0)")
   parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1,
                       help="processes (default: one per processor; always one for measured)")
+  parser.add_argument("--timeout", type=float, default=Job.timeout, metavar="SECONDS",
+                      help="a worker that labels nothing for so long is ended, and what it worked "
+                      "on counts as failed (default: %(default)g)")
   parser.add_argument("--quiet", action="store_true", help="no progress bar")
   args = parser.parse_args(own, argparse.Namespace(beam=beam))
   if args.label == labels.Measured.name:

@@ -20,13 +20,15 @@ from typing import Any
 import jax
 
 import tpugraphs_jax
-from tpugraphs_jax import files
+from tpugraphs_jax import files, trust
 from tpugraphs_jax.collect import draw, labels, programs
 from tpugraphs_jax.collect.journal import Journal
 from tpugraphs_jax.collect.problem import Numbers, Problem
 from tpugraphs_jax.data import npz
 
-FAILED = 3  # the exit status after an error that was explained
+# Exit statuses of a worker: after an error that was explained, and when all files are there. A
+# program that ends its process while jax traces it ends it with another one, such as 0.
+FAILED, DONE = 3, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Job:
   configs: int
   seed: int
   operands: bool = False  # whether the orders of operands are chosen too
+  timeout: float = 3600.0  # seconds without a label after which a worker is ended
   parent: int = 0  # id of the process that waits for the results
 
   npz = property(lambda job: job.file("npz", ".npz"))
@@ -84,9 +87,12 @@ def collect(job: Job) -> None:
   if is_finished(job, header, label):
     return
   with contextlib.closing(Journal(job.journal, header)) as journal:
-    work = _Collecting(job, Problem(
-        program.function, program.args, label, name=job.name, seed=job.seed,
-        operands=job.operands, module=job.module), journal)
+    kept = journal.kept_module(job.module)
+    problem = Problem(program.function, program.args, label, name=job.name, seed=job.seed,
+                      operands=job.operands, module=kept)
+    if kept is None:
+      journal.keep_module(job.module, problem.module)
+    work = _Collecting(job, problem, journal)
     _write(work, _label_all(work), header)
 
 
@@ -99,7 +105,7 @@ def is_finished(job: Job, header: dict[str, Any], label: labels.Label) -> bool:
     label: turns the sidecar's raw numbers into labels.
   """
   try:
-    record = json.loads(job.sidecar.read_text())
+    record = trust.parsed(job.sidecar.read_text())
     stored = npz.read_layout(job.npz).configs.runtime_ns.tolist()
     labelled = [label.value(raw) for raw in record["configs"]]
   except (OSError, ValueError, KeyError, TypeError):
@@ -192,7 +198,7 @@ def main(argv: list[str]) -> int:
   except (ValueError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     return FAILED
-  return 0
+  return DONE
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""The labels of a program while it is collected, a line of JSON each.
+"""The labels of a program while it is collected, a line of JSON each, with a checksum.
 
-Every line is on the disk before the next label is made, so that a kill loses one at most.
+Every line is on the disk before the next label is made, so that a kill loses one at most. The
+journal also has the checksum of the module from which the program's graph is made.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
+
+from tpugraphs_jax import files, trust
 
 
 class Journal:
@@ -27,17 +31,17 @@ class Journal:
     """Opens a journal, or begins one with `header` as its first line.
 
     Raises:
-      ValueError: the journal belongs to another program, label, version or seed.
+      ValueError: the journal is damaged, or belongs to another program, label, version or seed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     self._file = open(path, "a+b")
     fcntl.flock(self._file, fcntl.LOCK_EX)
-    records = read(path)
-    if records and records[0] != header:
+    try:
+      records = read(path)
+      _check_header(path, records, header)
+    except ValueError:
       self.close()
-      name = next(key for key in header if records[0].get(key) != header[key])
-      raise ValueError(f"{path} was begun with {name} {records[0].get(name)}, now it is "
-                       f"{header[name]}; remove it, or choose another --collection")
+      raise
     _cut_unended_line(path)
     if not records:
       self._write(header)
@@ -45,6 +49,20 @@ class Journal:
         record["candidate"]: record["raw"] for record in records if "raw" in record}
     self.errors: dict[int, str] = {
         record["candidate"]: record["error"] for record in records if "error" in record}
+    self._module = next((
+        record["module_sha256"] for record in reversed(records) if "module_sha256" in record), "")
+
+  def keep_module(self, path: Path, module: bytes) -> None:
+    """Writes a module, whose checksum goes into the journal."""
+    with files.replacing(path, "wb") as file:
+      file.write(module)
+    self._module = hashlib.sha256(module).hexdigest()
+    self._write({"module_sha256": self._module})
+
+  def kept_module(self, path: Path) -> bytes | None:
+    """The module that was written last; None where it is missing or damaged."""
+    data = path.read_bytes() if path.exists() else b""
+    return data if hashlib.sha256(data).hexdigest() == self._module else None
 
   def start(self, candidate: int) -> None:
     self._write({"start": candidate})
@@ -67,9 +85,26 @@ class Journal:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-  """The complete lines of a journal; none where there is no file."""
+  """The complete lines of a journal; none where there is no file.
+
+  Raises:
+    ValueError: a line is damaged.
+  """
   lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-  return [json.loads(line) for line in lines]
+  records = []
+  for number, line in enumerate(lines, 1):
+    try:
+      records.append(files.unsealed(trust.parsed(line)))
+    except (ValueError, TypeError) as error:
+      raise ValueError(f"{path} is damaged in line {number} ({error}): remove it") from None
+  return records
+
+
+def _check_header(path: Path, records: list[dict[str, Any]], header: dict[str, Any]) -> None:
+  if records and records[0] != header:
+    name = next(key for key in header if records[0].get(key) != header[key])
+    raise ValueError(f"{path} was begun with {name} {records[0].get(name)}, now it is "
+                     f"{header[name]}; remove it, or choose another --collection")
 
 
 def done(path: Path) -> int:
@@ -91,7 +126,7 @@ def add_error(path: Path, candidate: int, message: str) -> None:
 
 
 def _line(record: dict[str, Any]) -> bytes:
-  return json.dumps(record).encode() + b"\n"
+  return json.dumps(files.sealed(record)).encode() + b"\n"
 
 
 def _cut_unended_line(path: Path) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tpugraphs_jax import files, graph, hlo
+from tpugraphs_jax import graph, hlo
 from tpugraphs_jax.collect import choosing, draw, labels
 from tpugraphs_jax.collect.choosing import Group, Orders
 from tpugraphs_jax.columns import layout_row
@@ -41,10 +40,12 @@ class Problem:
     name: of the graph and in messages; the function's own unless given.
     seed: of candidates.
     operands: whether the orders of operands are chosen too.
-    module: file that keeps the compiler's module; read where it is there.
+    module: the serialized module of the graph, where it is known; the compiler makes it unless
+      given.
 
   Attributes:
     choices: the groups of equations and their options.
+    module: the serialized module of the graph.
     graph: of the function with the compiler's own choice; it has no configurations.
     options: per group, the options that the graph can tell apart (`visible_options`).
 
@@ -54,27 +55,19 @@ class Problem:
 
   def __init__(
       self, function: Callable[..., Any], args: tuple, label: labels.Label, *, name: str = "",
-      seed: int = 0, operands: bool = False, module: Path | None = None,
+      seed: int = 0, operands: bool = False, module: bytes | None = None,
   ):
     self.function, self.args, self.label, self.seed = function, args, label, seed
     self.name = name or getattr(function, "__name__", "function")
     self.choices = choosing.choices(function, *args, operands=operands)
+    self.module = module or label.graph(self.apply((0,) * len(self.choices.groups)), args)
     self.graph = dataclasses.replace(
-        hlo.featurize(self._module(module)), name=self.name, stage=label.stage)
+        hlo.featurize(self.module), name=self.name, stage=label.stage)
     self._nodes = node_options(self.graph, self.choices)
     self.options = visible_options(self._nodes, len(self.choices.groups))
     if max(map(len, self.options), default=1) < 2:
       raise ValueError(f"{self.name}: no layout of its {len(self.options)} groups of equations "
                        "can be chosen; expected a convolution, dot or reshape")
-
-  def _module(self, path: Path | None) -> bytes | Path:
-    if path and path.exists():
-      return path
-    module = self.label.graph(self.apply((0,) * len(self.choices.groups)), self.args)
-    if path:
-      with files.replacing(path, "wb") as file:
-        file.write(module)
-    return module
 
   def apply(self, numbers: Sequence[int]) -> Callable[..., Any]:
     """The function with the layouts of option numbers `[groups]`."""

@@ -19,6 +19,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import tqdm
 
@@ -75,39 +76,67 @@ def labelled(jobs: Sequence[Job]) -> int:
 def collect(job: Job) -> list[str]:
   """Collects a program, with as many workers as it takes; a line where it failed.
 
-  The candidate on which a compiler aborted counts as a failure. After a kill from
-  outside the candidate is labelled again.
+  The candidate on which a compiler aborted or took too long counts as a failure. After a kill
+  from outside the candidate is labelled again.
   """
   tries = _TRIES
   while tries:
     done = journal.done(job.journal)
     status = _run_worker(job)
-    if status in (0, job_lib.FAILED, -signal.SIGINT):
+    if status in (job_lib.DONE, 0, job_lib.FAILED, -signal.SIGINT):
       break
     candidate = journal.interrupted(job.journal)
+    if candidate is None and status is None:
+      break  # there is no candidate to leave out: the program itself does not end
     if status not in _FROM_OUTSIDE and candidate is not None:
-      journal.add_error(
-          job.journal, candidate, f"the compiler ended its process with status {status}")
+      journal.add_error(job.journal, candidate, _ended(job, status))
     tries = _TRIES if journal.done(job.journal) > done else tries - 1
-  return [_reason(job, status)] if status else []
+  return [] if status == job_lib.DONE else [_reason(job, status)]
 
 
-def _run_worker(job: Job) -> int:
-  """The exit status of a worker."""
+def _run_worker(job: Job) -> int | None:
+  """The exit status of a worker; None: it labelled nothing for too long and was ended."""
   job.log.parent.mkdir(parents=True, exist_ok=True)
   command = json.dumps(dataclasses.asdict(dataclasses.replace(job, parent=os.getpid())))
   is_measured = job.label == labels.Measured.name
   environment = os.environ | ({} if is_measured else {"JAX_PLATFORMS": "cpu"})
   with open(job.log, "ab") as log:
-    return subprocess.run([sys.executable, "-m", "tpugraphs_jax.collect.job", command],
-                          stdout=log, stderr=log, env=environment).returncode
+    worker = subprocess.Popen([sys.executable, "-m", "tpugraphs_jax.collect.job", command],
+                              stdout=log, stderr=log, env=environment)
+    try:
+      return _status(worker, job)
+    finally:
+      worker.kill()
 
 
-def _reason(job: Job, status: int) -> str:
+def _status(worker: subprocess.Popen, job: Job) -> int | None:
+  """Waits until a worker ends, or writes nothing into its journal for too long."""
+  written, since = None, time.monotonic()
+  while time.monotonic() - since < job.timeout:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      return worker.wait(_SECONDS)
+    size = job.journal.stat().st_size if job.journal.exists() else None
+    if size != written:
+      written, since = size, time.monotonic()
+  worker.kill()
+  worker.wait()
+  return None
+
+
+def _ended(job: Job, status: int | None) -> str:
+  """How a worker ended that was not killed from outside."""
+  if status is None:
+    return f"it labelled nothing for {job.timeout:g} s"
+  return f"the compiler ended its process with status {status}"
+
+
+def _reason(job: Job, status: int | None) -> str:
   lines = job.log.read_text(errors="replace").splitlines()
   said = next((line for line in reversed(lines) if line.startswith("error: ")), None)
   if status == job_lib.FAILED and said:
     return f"{job.name}: {said.removeprefix('error: ')}"
+  if status is None:
+    return f"{job.name}: {_ended(job, status)}; see {job.log}, or give a larger --timeout"
   return f"{job.name}: its process ended with status {status}; see {job.log}"
 
 

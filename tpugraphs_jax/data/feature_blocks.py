@@ -20,14 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import scipy.sparse
 
 from tpugraphs_jax.columns import (
     ELEMENT_TYPES, MAX_RANK, NODE, NODE_FEATURES, TILE, opcode_ids, sizes, span)
-from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.registry import Registry
 
@@ -169,23 +167,20 @@ def extended(graph: OpGraph, names: Sequence[str]) -> OpGraph:
 
 Block = Callable[[OpGraph], np.ndarray]  # raw features [N, F] of a graph of N nodes
 BLOCKS = Registry("data.features")
-RELEASED, EXTRA = "released", "extra"
+RELEASED = "released"
 _LAYOUT = NODE["minor_to_major"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Options of the blocks `released` and `extra`.
+  """Options of the block `released`.
 
   Attributes:
     pad_value: of the positions of a layout beyond the rank of the shape. 0 leaves the
       released features, in which 0 is also a real dimension; -1 marks these positions.
-    extra_dir: folder with a file of `extra` features per graph; graphs that carry
-      such columns need none.
   """
 
   pad_value: int = 0
-  extra_dir: str = ""
 
 
 @BLOCKS.register(RELEASED)
@@ -202,50 +197,6 @@ def released(graph: OpGraph, options: Options = Options()) -> np.ndarray:
 def _rank(feat: np.ndarray) -> np.ndarray:
   """Dimensions of each node's result, `[N]`: the sizes in front of the first 0."""
   return np.cumprod(feat[:, sizes(NODE["shape"])] != 0, axis=1).sum(axis=1)
-
-
-@BLOCKS.register(EXTRA)
-def extra(graph: OpGraph, options: Options = Options()) -> np.ndarray:
-  """The columns of `hlo.extra_features`, `[N, X]` float32.
-
-  They are taken from the graph if it carries them, else from the file in `options.extra_dir`
-  that `hlo convert --extra_out` wrote.
-
-  Raises:
-    ValueError: there are neither columns nor a folder, or the file is damaged or of another
-      graph.
-    FileNotFoundError: the folder has no file of the graph's name.
-  """
-  if graph.node_feat.shape[1] > NODE_FEATURES:
-    return graph.node_feat[:, NODE_FEATURES:]
-  if not options.extra_dir:
-    raise ValueError(
-        f"{graph.name} has {graph.node_feat.shape[1]} node features, the model was trained on "
-        "more: add the extra ones (data.feature_blocks.append_extra), or name their folder in "
-        "data.extra_dir")
-  path = Path(options.extra_dir).expanduser() / f"{graph.name}.npz"
-  if not path.exists():
-    raise FileNotFoundError(f"{path} is missing: data.extra_dir must hold the extra features of "
-                            "every graph, as hlo convert --extra_out writes them")
-  with npz.NpzArchive(path) as archive:
-    return append_extra(graph, archive.read("node_extra")).node_feat[:, NODE_FEATURES:]
-
-
-def append_extra(graph: OpGraph, values: np.ndarray) -> OpGraph:
-  """The graph with further columns after its node features.
-
-  Args:
-    graph: host graph.
-    values: `[N, X]` float32, such as `hlo.extra_features(graph).values`.
-
-  Raises:
-    ValueError: not one row per node.
-  """
-  if values.ndim != 2 or len(values) != graph.num_nodes:
-    raise ValueError(f"extra features of {graph.name} are {list(values.shape)}, expected "
-                     f"{graph.num_nodes} rows, one per node")
-  joined = np.concatenate([graph.node_feat, values.astype(np.float32)], axis=1)
-  return dataclasses.replace(graph, node_feat=joined)
 
 
 @BLOCKS.register("node_layout")

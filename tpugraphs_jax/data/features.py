@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpugraphs_jax import files
+from tpugraphs_jax import files, trust
 from tpugraphs_jax.columns import NODE, NODE_FEATURES, span
-from tpugraphs_jax.data.feature_blocks import BLOCKS, EXTRA, Options, RELEASED, signed_log
+from tpugraphs_jax.data.feature_blocks import BLOCKS, Options, RELEASED, signed_log
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.registry import Registry
 
@@ -129,9 +129,30 @@ class Transform:
 
   @classmethod
   def from_dict(cls, values: Mapping) -> Transform:
+    """The transform of JSON types.
+
+    Raises:
+      ValueError, KeyError: they are none.
+    """
     dtypes = {"kept": np.int64, "log": bool, "offset": np.float32, "scale": np.float32}
     dtypes |= {"shift": np.float32} if "shift" in values else {}
-    return cls(**{name: np.array(values[name], dtype) for name, dtype in dtypes.items()})
+    for name, dtype in dtypes.items():
+      kind = bool if dtype is bool else int if dtype is np.int64 else trust.NUMBER
+      trust.check(values[name], [kind], name)
+    transform = cls(**{name: np.array(values[name], dtype) for name, dtype in dtypes.items()})
+    transform._check()
+    return transform
+
+  def _check(self) -> None:
+    """Refuses (ValueError) columns and numbers that no transform has that was fitted."""
+    fields = {name: value for name, value in vars(self).items() if value is not None}
+    if len({len(value) for value in fields.values()}) > 1:
+      raise ValueError("its columns have " + ", ".join(
+          f"{len(value)} of {name}" for name, value in fields.items()))
+    if (self.kept < 0).any() or (np.diff(self.kept) <= 0).any():
+      raise ValueError("kept is no ascending list of columns")
+    if not all(np.isfinite(value).all() for value in fields.values()) or (self.scale == 0).any():
+      raise ValueError("offset, scale or shift is not finite, or scale is 0")
 
 
 def _log_shifted(x: np.ndarray, shift: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -253,7 +274,7 @@ class NodeFeatures:
                        f"of {', '.join(BLOCKS)}")
     self.names = tuple(names)
     self._blocks = {
-        name: functools.partial(BLOCKS[name], options=options) if name in (RELEASED, EXTRA)
+        name: functools.partial(BLOCKS[name], options=options) if name == RELEASED
         else BLOCKS[name] for name in names}
     others = [name for name in names if name != RELEASED]
     self._kinds = parse_kinds(kinds, (*NODE_GROUPS, *others))
@@ -338,11 +359,9 @@ def load(path: Path) -> dict[str, Transform]:
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model "
                             "was trained in")
-  try:
-    values = files.unsealed(json.loads(path.read_text()))
+  with trust.reading(path, "train again"):
+    values = files.unsealed(trust.parsed(path.read_bytes()))
     return {name: Transform.from_dict(v) for name, v in values.items()}
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f"{path} is damaged ({error}); train again") from None
 
 
 CONFIG = "config"  # the transform of configurations, saved beside the blocks' own

@@ -8,6 +8,7 @@ stream of blocks.
 
 from __future__ import annotations
 
+import collections as collections_lib
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -19,11 +20,10 @@ import zipfile
 
 import numpy as np
 
-from tpugraphs_jax import collections, columns, console, files, graph, remote
+from tpugraphs_jax import collections, columns, console, files, graph, host_memory, remote, trust
 
 _SUFFIX = ".npy"
-_HEADER_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others make a gigabyte of a kilobyte
 
 
 class NpzError(ValueError):
@@ -55,9 +55,13 @@ class NpzArchive(contextlib.AbstractContextManager):
 
   Every defect of the file raises `NpzError`; a missing file raises
   `FileNotFoundError`.
+
+  Args:
+    path: the file.
+    most_bytes: of all arrays together; None = as many as fit into memory, one at a time.
   """
 
-  def __init__(self, path: str | os.PathLike[str]):
+  def __init__(self, path: str | os.PathLike[str], *, most_bytes: int | None = None):
     self.path = Path(path)
     if not self.path.is_file():
       raise FileNotFoundError(f"{self.path}: no such file")
@@ -66,6 +70,25 @@ class NpzArchive(contextlib.AbstractContextManager):
     except Exception as error:  # zipfile raises half a dozen types on bad bytes
       raise NpzError(f"{self.path}: not a complete .npz archive "
                      f"({type(error).__name__}: {error}); {_REMEDY}") from error
+    try:
+      self._check_archive(most_bytes)
+    except NpzError:
+      self._zip.close()
+      raise
+
+  def _check_archive(self, most_bytes: int | None) -> None:
+    """Refuses archives of another form than NumPy's, before anything is read from them."""
+    members = self._zip.infolist()
+    for name, count in collections_lib.Counter(self.names).items():
+      if count > 1:
+        self.fail(name, f"is there twice; {_REMEDY}")
+    for member in members:
+      if member.compress_type not in _METHODS:
+        self.fail(member.filename, f"is compressed by method {member.compress_type}, expected "
+                  "none or deflate, as np.savez_compressed writes")
+    if most_bytes is not None and (total := sum(m.file_size for m in members)) > most_bytes:
+      raise NpzError(f"{self.path}: its arrays take {console.size(total)}, more than the "
+                     f"{console.size(most_bytes)} that such a file may have")
 
   def __exit__(self, *exc_info) -> None:
     self._zip.close()
@@ -87,9 +110,7 @@ class NpzArchive(contextlib.AbstractContextManager):
   def read(self, name: str) -> np.ndarray:
     """One array, C-contiguous and read-only."""
     with self._open(name) as (stream, member):
-      if member.nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        self.fail(name, f"of shape {member.shape} takes {member.nbytes / 2**30:.0f} GiB, more than "
-                  "the memory of this machine")
+      self._check_memory(name, member, member.nbytes)
       flat = np.frombuffer(stream.read(), member.dtype)
       order = "F" if member.fortran_order else "C"
       return np.asarray(flat.reshape(member.shape, order=order), order="C")
@@ -107,6 +128,7 @@ class NpzArchive(contextlib.AbstractContextManager):
       yield from (array[start:start + step] for start in range(0, rows, step))
       return
     with self._open(name) as (stream, _):
+      self._check_memory(name, member, step * member.nbytes // max(1, rows))
       for start in range(0, rows, step):
         shape = (min(step, rows - start), *member.shape[1:])
         data = stream.read(math.prod(shape) * member.dtype.itemsize)
@@ -127,6 +149,11 @@ class NpzArchive(contextlib.AbstractContextManager):
       raise NpzError(f"{self.path}: {name} is damaged ({type(error).__name__}: {error}); "
                      f"{_REMEDY}") from error
 
+  def _check_memory(self, name: str, member: Member, needed: int) -> None:
+    if needed > (there := host_memory.available()):
+      self.fail(name, f"of shape {member.shape} takes {console.size(needed)}, more than the "
+                f"{console.size(there)} of memory that are available")
+
   def _check_size(self, name: str, member: Member, stored: int) -> None:
     if member.dtype.hasobject:
       self.fail(name, "holds Python objects, expected plain numbers")
@@ -146,9 +173,9 @@ _REMEDY = "fetch or generate the file again"
 
 def _read_header(stream: IO[bytes]) -> Member:
   version = np.lib.format.read_magic(stream)
-  if version not in _HEADER_READERS:
+  if version != (1, 0):  # headers of later ones may be as long as 4 GiB
     raise ValueError(f"npy format {version} is not supported")
-  shape, fortran_order, dtype = _HEADER_READERS[version](stream)
+  shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
   return Member(shape, dtype, fortran_order and len(shape) > 1)
 
 
@@ -257,7 +284,8 @@ def _write(path: str | os.PathLike[str], arrays: dict) -> None:
         np.lib.format.write_array_header_1_0(stream, {
             "descr": dtype.str, "fortran_order": False, "shape": shape})
         for block in blocks:
-          stream.write(np.ascontiguousarray(block, dtype).data.cast("B"))
+          # Of bytes, since an empty array of two axes has no buffer.
+          stream.write(np.ascontiguousarray(block, dtype).reshape(-1).view(np.uint8).data)
 
 
 def split_files(data_root: str | os.PathLike[str], collection: str, split: str) -> list[Path]:
@@ -309,6 +337,10 @@ def _fetch(data_root: str | os.PathLike[str], parsed: collections.Collection, sp
 
 def _check_members(archive: NpzArchive, arrays: dict) -> None:
   """Compares names, dtypes and shapes, before anything is read."""
+  try:
+    trust.name(archive.path.stem)
+  except ValueError as error:
+    raise NpzError(f"{archive.path}: {error}") from None
   names = archive.names
   if missing := [name for name in arrays if name not in names]:
     archive.fail(missing[0], f"is missing; the file has {', '.join(names) or 'no array'}")

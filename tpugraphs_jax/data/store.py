@@ -35,11 +35,11 @@ from absl import logging
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import console, files as files_lib, graph, jobs, remote
+from tpugraphs_jax import console, files as files_lib, graph, jobs, remote, trust
 from tpugraphs_jax.collections import Collection, OWN, RELEASED
 from tpugraphs_jax.data import npz
 
-_VERSION = 1
+_VERSION = 2  # raised whenever the format changes
 _META, _DIGESTS = "meta.json", "sha256"
 _REBUILD = "build the store again (python -m tpugraphs_jax.data.store build)"
 _GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node")
@@ -121,6 +121,10 @@ def _write(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> None:
   (folder / _META).write_text(json.dumps(files_lib.sealed(meta), indent=1) + "\n")
 
 
+class _OtherFormat(ValueError):
+  """A graph that another version of the package has written."""
+
+
 def _read_meta(folder: Path) -> dict:
   """The contents of `meta.json`, after all files were compared with their checksums.
 
@@ -134,13 +138,17 @@ def _read_meta(folder: Path) -> dict:
   if not path.is_file():
     raise FileNotFoundError(f"{folder} is not a graph of a store: it has no {_META}")
   try:
-    meta = json.loads(path.read_text())
-    version, name, digests = meta["version"], meta["name"], meta[_DIGESTS]
-    meta = files_lib.unsealed(meta) if version == _VERSION else meta
+    meta = trust.parsed(path.read_text())
+    if isinstance(version := meta["version"], int) and version != _VERSION:
+      kind = "an older" if version < _VERSION else "a newer"
+      raise _OtherFormat(f"{folder} is of {kind} format ({version}; this version of tpugraphs_jax "
+                         f"reads and writes {_VERSION})")
+    meta = files_lib.unsealed(meta)
+    name, digests = trust.name(meta["name"]), meta[_DIGESTS]
+  except _OtherFormat:
+    raise
   except (ValueError, KeyError, TypeError, AttributeError):
     raise ValueError(f"{path} is damaged") from None
-  if version != _VERSION:
-    raise ValueError(f"{folder} has format {version}, expected {_VERSION}")
   if name != folder.name:
     raise ValueError(f"{folder} holds another graph, {name}")
   damaged = files_lib.first_damaged({folder / file: digest for file, digest in digests.items()})
@@ -260,7 +268,7 @@ def ensure_store(
       todo = _outdated(folders)  # another process may have built some meanwhile
       for file, reason in todo.items():
         if folders[file].exists():
-          logging.warning("%s: this graph of the store is built again", reason)
+          logging.warning("%s: this graph is built again, in %s", reason, root)
       bad = _build(
           {file: folders[file] for file in todo}, workers=workers, beam=beam,
           stop_at_error=not skip_bad_files, bar=f"{collection} {split}" if progress else None)

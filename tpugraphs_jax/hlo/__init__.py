@@ -7,13 +7,12 @@
 functions, jax's stages and HLO text.
 """
 
-from tpugraphs_jax.hlo.features import ExtraFeatures, extra_features
 from tpugraphs_jax.hlo.module_graph import HloGraph, Origin, featurize
 from tpugraphs_jax.hlo.search import layout_configs
 from tpugraphs_jax.hlo.tpu_kernels import Kernel, kernels
 from tpugraphs_jax.hlo.tuning import TuningGraphs, read_tuning
 
 __all__ = [
-    "ExtraFeatures", "HloGraph", "Kernel", "Origin", "TuningGraphs", "extra_features",
-    "featurize", "kernels", "layout_configs", "read_tuning",
+    "HloGraph", "Kernel", "Origin", "TuningGraphs", "featurize", "kernels", "layout_configs",
+    "read_tuning",
 ]

@@ -33,8 +33,6 @@ def _parser() -> argparse.ArgumentParser:
   convert_parser.set_defaults(command=_convert)
   convert_parser.add_argument("files", nargs="+", metavar="IN.pb")
   convert_parser.add_argument("--out", required=True, help="folder for the .npz files")
-  convert_parser.add_argument(
-      "--extra_out", help="folder for the extra node features, under the same names")
   convert_parser.add_argument("--jobs", type=int, help="processes; one per processor if not given")
   show_parser = commands.add_parser("show", help="a summary of an HLO module")
   show_parser.set_defaults(command=_show)
@@ -43,13 +41,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _convert(args: argparse.Namespace) -> int:
-  for name in ("out", "extra_out"):
-    remote.refuse(getattr(args, name) or "", f"--{name}")
-  result = tuning.convert(args.files, args.out, extra_out=args.extra_out, jobs=args.jobs)
+  remote.refuse(args.out, "--out")
+  result = tuning.convert(args.files, args.out, jobs=args.jobs)
   for line in result.skipped:
-    print(f"skipped: {line}")
+    print(f"skipped: {console.one_line(line)}")
   for line in result.failed:
-    print(f"failed: {line}", file=sys.stderr)
+    print(f"failed: {console.one_line(line)}", file=sys.stderr)
   print(f"{len(result.written)} files written to {args.out}, {len(result.skipped)} modules "
         f"skipped, {len(result.failed)} inputs failed")
   return 1 if result.failed else 0
@@ -63,7 +60,7 @@ def _show(args: argparse.Namespace) -> int:
     module = entry if isinstance(entry, proto.HloModuleProto) else entry.module
     graph = module_graph.featurize_module(
         module, where=loaded.where, name=module.name or loaded.name, edge_order="insertion")
-    print(show.summary(graph), end="\n\n")
+    print(console.printable(show.summary(graph)), end="\n\n")
   return 0
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
-import importlib
 import os
 from pathlib import Path
 from typing import Any
 
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED, OPTIMIZED
-from tpugraphs_jax.hlo import tpu
+from tpugraphs_jax.hlo import text, tpu
 
 _TEXT_START = "HloModule"
 
@@ -57,7 +56,7 @@ def load(
   if isinstance(source, (bytes, bytearray, memoryview)):
     return Loaded(bytes(source), "HLO bytes")
   if isinstance(source, str) and source.lstrip().startswith(_TEXT_START):
-    return Loaded(_text_module(source, "HLO text"), "HLO text")
+    return Loaded(text.module_of(source, "HLO text"), "HLO text")
   if isinstance(source, (str, os.PathLike)):
     return load_file(source)
   if is_compiled:
@@ -78,7 +77,7 @@ def load_file(path: str | os.PathLike[str]) -> Loaded:
   data = path.read_bytes()
   if data.lstrip().startswith(_TEXT_START.encode()):
     try:
-      data = _text_module(data.decode(), str(path))
+      data = text.module_of(data.decode(), str(path))
     except UnicodeDecodeError as error:
       raise ValueError(f"{path}: HLO text that is not UTF-8 ({error})") from error
   return Loaded(data, str(path), stem(path))
@@ -87,24 +86,6 @@ def load_file(path: str | os.PathLike[str]) -> Loaded:
 def stem(path: Path) -> str:
   """The name that a file gives its graph: the file's, without `.hlo.pb` or `.pb`."""
   return path.name.removesuffix(".pb").removesuffix(".hlo")
-
-
-def _text_module(text: str, where: str) -> bytes:
-  try:
-    return _text_parser(where)(text).as_serialized_hlo_module_proto()
-  except RuntimeError as error:
-    raise ValueError(f"{where}: jax cannot parse this HLO text ({error})") from error
-
-
-def _text_parser(where: str) -> Callable[[str], Any]:
-  # No public module of jax parses HLO text; the parser has moved between these.
-  for module in ("jaxlib._hlo", "jaxlib._jax"):
-    try:
-      return importlib.import_module(module).hlo_module_from_text
-    except (ImportError, AttributeError):
-      continue
-  raise ValueError(f"{where}: HLO text, which needs a jaxlib that can parse it; install "
-                   "jaxlib, or give a serialized module")
 
 
 def _function(

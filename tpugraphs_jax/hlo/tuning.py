@@ -12,13 +12,14 @@ from collections.abc import Sequence
 import dataclasses
 import os
 from pathlib import Path
+import tempfile
 
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import columns, files, graph, jobs as jobs_lib
+from tpugraphs_jax import columns, graph, jobs as jobs_lib
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.hlo import features, module_graph, proto, sources
+from tpugraphs_jax.hlo import module_graph, proto, sources
 
 _TENSORS = 3  # output, input, kernel
 _INT64 = 1 << 64
@@ -66,6 +67,8 @@ def layout_graph(
   if not config_node.size:
     raise ValueError(f"{where}: config_index_to_node is empty, expected the configurable "
                      "nodes of a layout search")
+  if len(np.unique(config_node)) < len(config_node):
+    raise ValueError(f"{where}: config_index_to_node names a node twice")
   if config_node.max() >= op_graph.num_nodes:
     raise ValueError(f"{where}: config_index_to_node has {config_node.max()}, expected "
                      f"nodes below {op_graph.num_nodes}")
@@ -199,7 +202,7 @@ class Converted:
 
 def convert(
     paths: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *,
-    extra_out: str | os.PathLike[str] | None = None, jobs: int | None = None,
+    jobs: int | None = None,
 ) -> Converted:
   """Writes the graphs of `.pb` files as `.npz` files into one folder.
 
@@ -210,8 +213,6 @@ def convert(
   Args:
     paths: the files.
     out: the folder, made where it does not exist.
-    extra_out: a folder for the extra features of every graph, under the same
-      file name: `node_extra` [N, 46] float32 and `node_extra_names` [46].
     jobs: how many processes share the files; as many as processors if not given.
 
   Raises:
@@ -222,10 +223,9 @@ def convert(
   if count > 1:
     raise ValueError(f"{count} inputs are named {name}, and their "
                      "results would overwrite each other; convert them to different folders")
-  out, extra_out = Path(out), Path(extra_out) if extra_out else None
-  for folder in filter(None, (out, extra_out)):
-    folder.mkdir(parents=True, exist_ok=True)
-  tasks = [(Path(path), out, extra_out) for path in paths]
+  out = Path(out)
+  out.mkdir(parents=True, exist_ok=True)
+  tasks = [(Path(path), out) for path in paths]
   with tqdm.tqdm(total=len(tasks), unit="file", disable=None) as bar:
     results = jobs_lib.run(_convert_file, tasks, processes=jobs or os.cpu_count() or 1,
                            finished=lambda result: bar.update())
@@ -235,24 +235,33 @@ def convert(
       failed=[line for result in results for line in result.failed])
 
 
-def _convert_file(task: tuple[Path, Path, Path | None]) -> Converted:
-  path, out, extra_out = task
+def _convert_file(task: tuple[Path, Path]) -> Converted:
+  path, out = task
   try:
     read = read_tuning(path)
   except (ValueError, OSError) as error:
     return Converted([], [], [str(error)])
-  written, seen = [], collections.Counter()
+  written, failed, seen = [], [], collections.Counter()
   for op_graph in read.graphs:
     seen[op_graph.name] += 1  # kernels of one fingerprint have one name, and are numbered
     number = f"_{seen[op_graph.name]}" if seen[op_graph.name] > 1 else ""
     op_graph = dataclasses.replace(op_graph, name=op_graph.name + number)
     target = out / f"{op_graph.name}.npz"
-    is_layout = isinstance(op_graph.configs, graph.LayoutConfigs)
-    (npz.write_layout if is_layout else npz.write_tile)(target, op_graph)
-    written.append(target)
-    if extra_out:
-      extra = features.extra_features(op_graph)
-      with files.replacing(extra_out / target.name, "wb") as file:
-        np.savez_compressed(
-            file, node_extra=extra.values, node_extra_names=np.array(extra.names))
-  return Converted(written, read.skipped, [])
+    try:
+      _write(target, op_graph)
+    except ValueError as error:
+      failed.append(str(error))
+    else:
+      written.append(target)
+  return Converted(written, read.skipped, failed)
+
+
+def _write(target: Path, op_graph: module_graph.HloGraph) -> None:
+  """Writes a graph; a file that its reader refuses (ValueError) is never there."""
+  write, read = ((npz.write_layout, npz.read_layout) if isinstance(
+      op_graph.configs, graph.LayoutConfigs) else (npz.write_tile, npz.read_tile))
+  with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert") as folder:
+    beside = Path(folder) / target.name
+    write(beside, op_graph)
+    read(beside)
+    os.replace(beside, target)

@@ -28,6 +28,7 @@ import jax
 import numpy as np
 import optax
 
+from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import batching, feature_blocks, reduction
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, TileBatch
 from tpugraphs_jax.data.features import Transform
@@ -63,6 +64,7 @@ class Network(Precise):
     distinct: number of last columns of node features on which a part of a network of kernels
       depends alone. Nodes of a kernel with equal values there share the result of that part.
     precision: of all products, see `nn.precision`; an option of most networks.
+    opcodes: opcodes that the network has embeddings of, from 0.
   """
 
   hops = 0
@@ -72,6 +74,7 @@ class Network(Precise):
   reads = ()
   max_norms: ClassVar[Mapping[tuple[str, ...], float]] = {}
   distinct = 0
+  opcodes = OPCODES
 
   @property
   def family(self) -> Callable[[Network, Mapping[str, Any]], Family] | None:
@@ -331,11 +334,21 @@ def _check_features(
                      f"its columns as they are: add {scaled[0]}=none to data.feature_transform")
 
 
+def _check_opcodes(graph: OpGraph, network: Network) -> None:
+  """Refuses a graph with an opcode that the network has no embedding of."""
+  largest = int(graph.node_opcode.max(initial=0))
+  if largest >= network.opcodes:
+    raise ValueError(
+        f"{graph.name} has opcode {largest}, and the model has embeddings of the opcodes 0 to "
+        f"{network.opcodes - 1}: its weights were trained on data without that opcode")
+
+
 class Kernels(Family):
   """Fused kernels with tile configurations."""
 
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
     """A kernel with its neighbour tables; a kernel is never reduced, but gets virtual nodes."""
+    _check_opcodes(inputs, self.network)
     small = reduction.reduce_graph(inputs, self.reduction, raw)
     blocks = tuple(self.config["data"]["config_features"])
     small = dataclasses.replace(
@@ -374,6 +387,7 @@ class Programs(Family):
 
   def prepare_part(self, graph: OpGraph) -> PreparedGraph:
     """`prepare` without the reduction: for reduced programs and segments of them."""
+    _check_opcodes(graph, self.network)
     return batching.prepare(graph, graph.node_feat, hops=self.network.hops, slots=self.slots)
 
   def assemble(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+import zlib
 
 from flax import linen as nn
 import jax
@@ -225,6 +226,11 @@ def _runs_of(items: list, count: int) -> list[list]:
   return [items[i : i + count] for i in range(0, len(items), count)]
 
 
+def rng_of(graph: Any, seed: int) -> np.random.Generator:
+  """A graph's own draws in scoring, whatever other graphs are scored with it."""
+  return np.random.default_rng([seed, zlib.crc32(graph.name.encode())])
+
+
 class Scorer:
   """Scores prepared graphs with any parameters of a network.
 
@@ -292,10 +298,11 @@ class Scorer:
     return [distinct[which] for distinct, (_, which) in zip(scores, parts)]
 
   def _mean_over_orders(self, params, graphs, config_ids, progress, orders: int):
-    rng = np.random.default_rng(self._config["seed"])
+    rngs = [rng_of(graph, self._config["seed"]) for graph in graphs]
     total = [np.zeros(len(ids)) for ids in config_ids]
     for number in range(orders):
-      order = [rng.permutation(len(ids)) if number else np.arange(len(ids)) for ids in config_ids]
+      order = [rng.permutation(len(ids)) if number else np.arange(len(ids))
+               for rng, ids in zip(rngs, config_ids)]
       chosen = [ids[o] for ids, o in zip(config_ids, order)]
       scores = self._scores(params, graphs, chosen, progress=progress)
       for sums, o, new in zip(total, order, scores):

@@ -11,7 +11,8 @@ from absl import app, flags, logging
 import ml_collections
 from ml_collections import config_flags
 
-from tpugraphs_jax import collections, console, host_memory, parallel, remote, report
+from tpugraphs_jax import (
+    collections, console, host_memory, parallel, registry, remote, report, trust)
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
 from tpugraphs_jax.run import configs, dry_run, job as job_lib, results, training
@@ -141,8 +142,12 @@ def _check_flags(values: flags.FlagValues) -> None:
 
 
 def _with_overrides(values: flags.FlagValues, found: dict) -> ml_collections.ConfigDict:
-  config = ml_collections.ConfigDict(found)
-  config.update_from_flattened_dict(config_flags.get_override_values(values["config"]))
+  """The config that a model was trained with, changed by flags; it imports no module itself."""
+  config, changes = ml_collections.ConfigDict(found), config_flags.get_override_values(
+      values["config"])
+  registry.import_extensions(changes.get("extensions", ()))
+  trust.check_imported(config.extensions)
+  config.update_from_flattened_dict(changes)
   return config
 
 

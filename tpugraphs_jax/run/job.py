@@ -41,8 +41,7 @@ class Job:
   @classmethod
   def of(cls, config: ml_collections.ConfigDict) -> Job:
     """The job of a config, which is refused (ValueError) if it cannot work."""
-    with config.unlocked():
-      config.extensions = registry.import_extensions(config.extensions)
+    registry.import_extensions(config.extensions)
     checks.check(config)
     ranker = Ranker(config.to_dict())
     also = tuple(cls.of(_config_of(name, config)) for name in config.data.get("also", ()))
@@ -201,6 +200,7 @@ def _data_of(
   return LayoutData(
       collection, **common, config_features=tuple(data.config_features),
       store_dir=data.store_dir, leave_out=tuple(data.get("leave_out", ())),
+      skip_constant=data.skip_constant,
       duplicate_policy=data.duplicate_policy, entropy_threshold=data.entropy_threshold,
       max_configs=data.max_configs,
       indices_dir=config.eval.indices_dir, max_validated=config.eval.max_configs,

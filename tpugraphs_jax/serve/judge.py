@@ -30,7 +30,9 @@ class Judged:
     nodes: of the graph, as the network sees it.
     config_ids: `[n]` int64, the configurations that were scored.
     scores: `[n]` float32, larger = slower.
-    runtime_ns: `[n]` int64, their labels.
+    runtime_ns: `[n]` int64, their runtimes.
+    label: `[n]`, what the order is compared with: runtime over normalizer float64 for kernels,
+      runtime int64 ns for programs (`TileConfigs.label`, `LayoutConfigs.label`).
   """
 
   name: str
@@ -38,6 +40,7 @@ class Judged:
   config_ids: np.ndarray
   scores: np.ndarray
   runtime_ns: np.ndarray
+  label: np.ndarray
 
 
 def beside_labels(
@@ -45,7 +48,8 @@ def beside_labels(
     scores: Sequence[np.ndarray],
 ) -> list[Judged]:
   """Scores `[n]` float32 of configurations `[n]` int64 of each labelled graph, with the labels."""
-  return [Judged(graph.name, len(graph.opcode), ids, found, graph.configs.runtime_ns[ids])
+  return [Judged(graph.name, len(graph.opcode), ids, found, graph.configs.runtime_ns[ids],
+                 graph.configs.label[ids])
           for graph, ids, found in zip(graphs, config_ids, scores)]
 
 
@@ -60,13 +64,13 @@ def judge(
   """
   rows = []
   for graph in judged:
-    order = graph.scores, graph.runtime_ns
+    order = graph.scores, graph.label
     slowdown = metrics.top_k_slowdown(*order, ks)
     rows.append({
         "graph": graph.name, "nodes": graph.nodes, "configs": len(graph.scores),
         "opa": metrics.opa(*order), "kendaltau": metrics.kendall_tau(*order),
         **{f"slowdown{k}": value for k, value in slowdown.items()}})
-  pairs = [metrics.ordered_pairs(graph.scores, graph.runtime_ns) for graph in judged]
+  pairs = [metrics.ordered_pairs(graph.scores, graph.label) for graph in judged]
   return rows, mean_row(rows) | {"opa": metrics.pooled_opa(pairs)}
 
 
@@ -77,6 +81,7 @@ def program_rows(
 
   Kendall's tau is the mean over the program's kernels and Tile-Size APE is over all of
   them. MAPE, of every configuration of every kernel, is there if runtimes were predicted.
+  Tile-Size APE and MAPE are of nanoseconds, as in the paper, and not of labels.
 
   Args:
     judged: scored kernels.
@@ -88,7 +93,7 @@ def program_rows(
   rows = []
   for program, numbers in sorted(programs.items()):
     members = [judged[number] for number in numbers]
-    taus = [{"kendaltau": metrics.kendall_tau(one.scores, one.runtime_ns)} for one in members]
+    taus = [{"kendaltau": metrics.kendall_tau(one.scores, one.label)} for one in members]
     chosen = [metrics.best_of_top_k(one.scores, one.runtime_ns, 1) for one in members]
     best = [one.runtime_ns.min() for one in members]
     row = {"program": program, "kernels": len(members), **mean_row(taus),
@@ -115,9 +120,9 @@ def by_graph(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   return {f"{name}_by_graph": np.array([row[name] for row in rows]) for name in names}
 
 
-def random_order(runtimes_ns: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, float]:
-  """Means as `judge` gives them, of random orders of runtimes `[n]` int64 of each graph."""
-  found = [metrics.random_slowdown(runtime_ns, ks) for runtime_ns in runtimes_ns]
+def random_order(labels: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, float]:
+  """Means as `judge` gives them, of random orders of labels `[n]` of each graph."""
+  found = [metrics.random_slowdown(label, ks) for label in labels]
   rows = [{f"slowdown{k}": value for k, value in one.items()} for one in found]
   return {"opa": 0.5, "kendaltau": 0.0, **mean_row(rows)}
 
@@ -167,10 +172,11 @@ def write_scores(path: Path, judged: Sequence[Judged]) -> None:
   """Writes scores beside labels, for `read_scores` and for NumPy alone.
 
   The `.npz` has `graphs` `[G]` names, `nodes` `[G]`, `sizes` `[G]` configurations of each, and
-  one after the other `config_ids`, `runtime_ns` int64 and `scores` float32, `[sum(sizes)]`.
+  one after the other `config_ids`, `runtime_ns` int64, `label` (see `Judged`) and `scores` float32,
+  `[sum(sizes)]`.
   """
   joined = {name: np.concatenate([getattr(graph, name) for graph in judged])
-            for name in ("config_ids", "runtime_ns", "scores")}
+            for name in ("config_ids", "runtime_ns", "label", "scores")}
   with files.replacing(path, "wb") as file:
     np.savez_compressed(
         file, graphs=np.array([graph.name for graph in judged]),
@@ -182,7 +188,7 @@ def read_scores(path: Path) -> list[Judged]:
   """Reads a file of `write_scores`."""
   with np.load(path, allow_pickle=False) as file:
     ends = np.cumsum(file["sizes"])[:-1]
-    parts = [np.split(file[name], ends) for name in ("config_ids", "scores", "runtime_ns")]
+    parts = [np.split(file[name], ends) for name in ("config_ids", "scores", "runtime_ns", "label")]
     return [Judged(str(name), int(nodes), *arrays)
             for name, nodes, *arrays in zip(file["graphs"], file["nodes"], *parts)]
 

@@ -27,25 +27,33 @@ from flax import traverse_util
 import jax
 import numpy as np
 
-from tpugraphs_jax import collections, files as files_lib, parallel, rankers, registry, remote
-from tpugraphs_jax.data import feature_blocks, features, npz, selection
+from tpugraphs_jax import (
+    collections, files as files_lib, parallel, rankers, registry, remote, trust)
+from tpugraphs_jax.columns import (
+    LAYOUT_CONFIG_FEATURES, NODE, NODE_FEATURES, TILE_CONFIG_FEATURES, opcode_ids)
+from tpugraphs_jax.data import feature_blocks, features, npz, plan, selection
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.graph import (
-    BEFORE_LAYOUTS, LOWERED, LayoutConfigs, OpGraph, TileConfigs, output_orders)
+    BEFORE_LAYOUTS, LOWERED, LayoutConfigs, OpGraph, TileConfigs, factor_layout_configs,
+    output_orders)
 from tpugraphs_jax.rankers.base import SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.serve import judge
-from tpugraphs_jax.train import checkpoint, loop
+from tpugraphs_jax.train import checkpoint, loop, state
 
 MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features.json"
 FORMAT = 1  # of model files; a reader refuses later ones
+MOST_BYTES = 2**30  # of the arrays of a model file: 268 million parameters
 SHIPPED = Path(__file__).parent / "shipped_models"
 
 # Fields that may differ between the run that trained a model and a run that uses it.
 _FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
 _FREE_DATA_FIELDS = (
-    "skip_bad_files", "store_dir", "extra_dir", "loader_threads", "neighbour_slots")
+    "skip_bad_files", "store_dir", "loader_threads", "neighbour_slots")
 _PARAMS = "params/"
+_AGAIN = "copy it again, or train again"
+_CARD = {"format": int, "checksum": str, "transforms": {}, "about": {"labels": {"target": (
+    str, type(None))}}}
 _CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
 
 
@@ -68,14 +76,12 @@ class Ranker:
   """
 
   def __init__(self, config: Mapping[str, Any]):
-    registry.import_extensions(config["extensions"])
     self.config, data = config, config["data"]
     kind = "tile" if config["task"] == "tile" else "layout"
     self.collection = collections.of(kind, data["source"], data["search"])
     self.features = features.NodeFeatures(
         data["features"], kinds=data["feature_transform"],
-        options=feature_blocks.Options(
-            data["pad_value"], data["extra_dir"] and str(remote.fetch(data["extra_dir"]))))
+        options=feature_blocks.Options(data["pad_value"]))
     self.family = rankers.create(config, self.features.unscaled)
     self.params: Any = None
     self.about: Mapping[str, Any] = {}
@@ -89,12 +95,40 @@ class Ranker:
   def load(
       cls, place: str | os.PathLike[str], config: Mapping[str, Any] | None = None
   ) -> Ranker:
-    """The trained ranker of a working folder or model file; see `read`."""
+    """The trained ranker of a working folder or model file; see `read`.
+
+    Raises:
+      ValueError: also, without `config`, where the model needs a module that is not imported.
+    """
     artefact = read(place, config)
-    ranker = cls(config or artefact.config)
-    ranker.use_transforms(artefact.transforms, where=place)
-    ranker.params, ranker.about = artefact.params, artefact.about
+    if config is not None:
+      return cls(config)._with(artefact, place)
+    trust.check_imported(artefact.config["extensions"])
+    with trust.reading(place, _AGAIN):
+      ranker = cls(artefact.config)._with(artefact, place)
+      if not artefact.config["extensions"]:  # a family of the user's may want other graphs
+        ranker.check_params()
     return ranker
+
+  def _with(self, artefact: Artefact, place: str | os.PathLike[str]) -> Ranker:
+    self.use_transforms(artefact.transforms, where=place)
+    self.params, self.about = artefact.params, artefact.about
+    return self
+
+  def check_params(self) -> None:
+    """Refuses (ValueError) parameters, or transforms, that are not those of the network."""
+    shapes = self.param_shapes(_small_graph(self.collection.kind))
+    if differ := state.first_difference(self.params, shapes):
+      raise ValueError(f"{differ[0]} is {differ[1]}, the model of its config has {differ[2]}")
+
+  def param_shapes(self, graph: OpGraph) -> Any:
+    """Shapes and dtypes of the network's parameters for graphs like this one; computes nothing."""
+    prepared, ids = self.prepare(graph), np.arange(2)
+    batches = plan.BatchPlan(
+        [prepared], slates_per_step=1, devices=1, seed=0, epochs=1, slates_per_epoch=1,
+        draw=self.family.draw([prepared], lambda number, rng: (ids, np.zeros(2, np.float32))))
+    batch = self.family.assemble(batches.slates(0, 0), batches.budget(0), graphs=1, configs=2)
+    return jax.eval_shape(self.family.network.init, jax.random.key(0), batch)["params"]
 
   # Transforms.
 
@@ -229,9 +263,24 @@ class Ranker:
     """Writes a model file with these parameters."""
     # Where the data of training lay is nothing of the model's.
     kept = {k: v for k, v in self.config.items() if k != "data_root"}
-    if "store_dir" in kept["data"]:
-      kept["data"] = {**kept["data"], "store_dir": ""}
-    write_model(path, Artefact(kept, self.transforms, params, dict(about)))
+    write_model(path, Artefact(trust.config(kept), self.transforms, params, dict(about)))
+
+
+def _small_graph(kind: str) -> OpGraph:
+  """A program of a product and a reshape, or a kernel, with two configurations."""
+  ids, times = opcode_ids(), np.array([1, 2])
+  feat = np.zeros((4, NODE_FEATURES), np.float32)
+  feat[:, NODE["shape"]][:, :2] = 8
+  configs, config_node = TileConfigs(
+      np.ones((2, TILE_CONFIG_FEATURES), np.float32), times, times), np.zeros(0, np.int32)
+  if kind == "layout":
+    rows = np.full((2, 2, LAYOUT_CONFIG_FEATURES), -1, np.float32)
+    rows[1, :, :2] = 1, 0
+    configs, config_node = factor_layout_configs(rows, times), np.array([2, 3], np.int32)
+  names = ("parameter", "parameter", "dot", "reshape")
+  return OpGraph(
+      "small", feat, np.array([ids[name] for name in names], np.uint8),
+      np.array([[2, 0], [2, 1], [3, 2]], np.int32), np.array([0, 4]), config_node, configs)
 
 
 @functools.cache
@@ -246,22 +295,27 @@ def _loaded(place: Path, saved_ns: int) -> Ranker:
   return Ranker.load(place)
 
 
-def load(place: str | os.PathLike[str]) -> Ranker:
+def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ranker:
   """The trained ranker of a working folder or a model file; loaded once while it is unchanged.
+
+  A model runs no code of its author. Where its parts are registered by a module, that module
+  is named here, or imported before.
 
   Args:
     place: a folder that `run_tile.py` or `run_layout.py` trained in, a `model.npz`, or the
       name of a model that ships (`shipped_names()`).
+    extensions: names of modules to import, which register parts of the model.
 
   Raises:
     FileNotFoundError: no trained model there.
-    ValueError: the model is damaged or of a newer version.
+    ValueError: the model is damaged, of a newer version, or needs a module that is not imported.
 
   Example:
     >>> import tpugraphs_jax
     >>> tpugraphs_jax.load("layout-cpu-measured").collection.kind
     'layout'
   """
+  registry.import_extensions(extensions)
   source = place if remote.is_remote(place) else parallel.on_primary(
       lambda: shipped_file(Path(place).expanduser()))
   path = remote.fetch(source).absolute()
@@ -382,14 +436,13 @@ def read_model(path: Path) -> Artefact:
   if not path.is_file():
     raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in, or a "
                             "model file")
-  try:
-    with npz.NpzArchive(path) as archive:
+  with trust.reading(path, _AGAIN):
+    with npz.NpzArchive(path, most_bytes=MOST_BYTES) as archive:
       arrays = {name: archive.read(name) for name in archive.names}
-    card = json.loads(arrays.pop("card").tobytes())
-    if isinstance(version := card["format"], int) and version <= FORMAT:
+    card = trust.parsed(arrays.pop("card").tobytes())
+    trust.check(card, _CARD, "card")
+    if (version := card["format"]) <= FORMAT:
       return _artefact(card, arrays)
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f"{path} is damaged ({error}): copy it again, or train again") from None
   raise ValueError(f"{path} is of format {version}, and this version of tpugraphs_jax reads up to "
                    f"{FORMAT}: pip install --upgrade tpugraphs-jax")
 
@@ -397,9 +450,12 @@ def read_model(path: Path) -> Artefact:
 def _artefact(card: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Artefact:
   if card["checksum"] != _checksum(arrays):
     raise ValueError("the checksum of its parameters does not fit")
+  for name, array in arrays.items():
+    if not name.startswith(_PARAMS) or array.dtype != np.float32:
+      raise ValueError(f"{name} is {array.dtype}, expected parameters, float32")
   flat = {name.removeprefix(_PARAMS): array for name, array in arrays.items()}
   return Artefact(
-      config=with_tuples(card["config"]),
+      config=trust.config(card["config"]),
       transforms={name: Transform.from_dict(t) for name, t in card["transforms"].items()},
       params=traverse_util.unflatten_dict(flat, sep="/"), about=card["about"])
 
@@ -413,19 +469,11 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
   return digest.hexdigest()
 
 
-def with_tuples(value: Any) -> Any:
-  """Turns the lists of a JSON value into tuples, which models and overrides expect."""
-  if isinstance(value, Mapping):
-    return {key: with_tuples(part) for key, part in value.items()}
-  return tuple(map(with_tuples, value)) if isinstance(value, (list, tuple)) else value
-
-
 def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
   """The fields of a config on which a checkpoint depends, to be compared before it is used."""
   fields = {k: v for k, v in config.items() if k not in _FREE_FIELDS}
   fields["data"] = {k: v for k, v in fields["data"].items() if k not in _FREE_DATA_FIELDS}
-  # Where a module was found may change, which modules there are may not.
-  fields["extensions"] = sorted(registry.names_of(fields["extensions"]))
+  fields["extensions"] = sorted(fields["extensions"])
   return fields
 
 
@@ -444,11 +492,8 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "
                             "trained in")
-  try:
-    manifest = files_lib.unsealed(json.loads(path.read_text()))
-    return with_tuples(manifest["config"])
-  except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(f"{path} is damaged ({error}); train again") from None
+  with trust.reading(path, "train again"):
+    return trust.config(files_lib.unsealed(trust.parsed(path.read_bytes()))["config"])
 
 
 def digests(files: Iterable[Path], workdir: Path) -> dict[str, str]:

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import plan
 from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
 from tpugraphs_jax.data.batching import PreparedGraph, Slate
@@ -31,7 +32,7 @@ from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS, degree
 from tpugraphs_jax.nn.layers import Dense, JoinedDense, OpcodeEmbedding, leaky_relu
 from tpugraphs_jax.nn.linear import Layouts
 from tpugraphs_jax.nn.nodes import Nodes, Slates, neighbour_sum
-from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers import base, scorer
 
 # Networks that look only at a sampled block of nodes: never, always, in training.
 DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
@@ -75,10 +76,10 @@ class BlockPrograms(base.Programs):
     """Scores `[n]` float32; the mean over sampled blocks where the network always needs one."""
     if self.network.dropout != "dropout":
       return super().scores(params, graphs, config_ids, progress=progress)
-    rng = np.random.default_rng(self.config["seed"])
+    rngs = [scorer.rng_of(graph, self.config["seed"]) for graph in graphs]
     runs = []
     for _ in range(_BLOCKS_IN_EVALUATION):
-      blocks = [self.draw_block(graph, rng) for graph in graphs]
+      blocks = [self.draw_block(graph, rng) for graph, rng in zip(graphs, rngs)]
       found = self.encoder.run(params, graphs, config_ids, blocks=blocks, progress=progress)
       runs.append([scores for _, scores in found])
     return [np.mean(scores, axis=0) for scores in zip(*runs)]
@@ -100,6 +101,7 @@ class ResModel(base.Network):
     adj_normalization: one of `NORMALIZATIONS`.
     dropout: one of `DROPOUT_MODES`.
     config_gain: factor of configuration features (official: 100).
+    opcodes: rows of the table of opcode embeddings (official: largest opcode of the data + 1).
     remat: recompute each round in the backward pass instead of storing it.
     dtype: of the computation; sums over neighbours and nodes are float32.
     precision: of matrix products.
@@ -111,6 +113,7 @@ class ResModel(base.Network):
   adj_normalization: str = "sym"
   dropout: str = "backpropdropout"
   config_gain: float = 100.0
+  opcodes: int = OPCODES
   remat: bool = False
   dtype: Any = None
   precision: Any = None
@@ -139,7 +142,7 @@ class ResModel(base.Network):
   def setup(self):
     layer_range = range(self.num_gnns)
     dense = lambda: Dense(self.hidden_dim, dtype=self.dtype, precision=self.precision)
-    self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), dense()
     self.update_0 = [JoinedDense(self.hidden_dim) for _ in layer_range]
     self.update_1 = [dense() for _ in layer_range]
