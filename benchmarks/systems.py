@@ -1,22 +1,18 @@
 """The race: trains every system for the same CPU time on one core and compares their quality.
 
     python -m tpugraphs_jax.data.synthetic --out DIR --scale medium
-    python benchmarks/systems.py --data_root DIR/npz --table systems.md --plot systems.png
+    python benchmarks/systems.py --data_root DIR/npz
 
 A run is a fresh process on one core. It first times some steps, so that the schedule of its
 learning rate ends with its budget. The budget counts the CPU time of training steps and of
 making their batches, but not compilation, preparation and evaluation. Quality is judged on
-the validation split after the last step. On own programs, which are so few that models
-overfit, it is judged on the test split: of six states of a run, each after twice the steps
-of the one before, with the state that is best on the validation split.
+the validation split after the last step. The systems are the presets, the official settings, the
+default and the recommended one.
 
 Every finished run is a JSON file in `--workdir` (`benchmarks/races`). A second call makes the
-missing runs, and two calls may share the work by seeds, each on its own core (`--core`).
-
-A system is a preset, a variant, or one of them with fields changed:
-`--systems tables tables+loss.noise=0.01`. Systems joined by `&` are an ensemble, whose members
-share three times the budget: `--systems "tables&tables&tenth"`. An ensemble averages the
-members' scores, each scaled to 0..1. `--steps 300` gives every system the same number of steps
+missing runs, and two calls may share the work by seeds, each on its own core (`--core`). A system
+is a preset, a variant, or one of them with fields changed: `--systems tables
+"gst_ed+segments.max_nodes=2000"`. `--steps 300` gives every system the same number of steps
 instead of the same time.
 """
 
@@ -38,53 +34,25 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tpugraphs_jax import collections, files, parallel
-from tpugraphs_jax.collections import SYNTHETIC
-from tpugraphs_jax.run import configs, job as job_lib
-from tpugraphs_jax.serve import judge, ranker as ranker_lib
+from tpugraphs_jax import files, parallel
+from tpugraphs_jax.run import configs
 import quality
 import race_run
-from race_run import OWN
 import timing
 
-RACE = ("layout:xla:random", "layout:nlp:default", "tile:xla")
+RACE = ("tile:xla", "layout:xla:random")
 # The metric that ranks systems, all metrics of a table, and those that are better when smaller.
 HEADLINES = {"layout": "kendaltau", "tile": "slowdown1"}
 COLUMNS = {"layout": ("kendaltau", "opa", "slowdown1", "slowdown10"),
-           "tile": ("slowdown1", "slowdown5", "opa", "kendaltau"),
-           # Own programs have 12 configurations at most: slowdown10 says little.
-           OWN: ("kendaltau", "opa", "slowdown1", "slowdown5")}
+           "tile": ("slowdown1", "slowdown5", "opa", "kendaltau")}
 _SMALLER_IS_BETTER = ("slowdown1",)
 _PRESET = "preset="
 # Systems besides the presets, with their variants of configs/layout.py and configs/tile.py.
-OTHERS = {"layout": {"tables": "tables", "sage": "full", "official": "official"},
+OTHERS = {"layout": {"recommended": "recommended", "default": "", "official": "official"},
           "tile": {"recommended": "recommended", "official": ""}}
 # Presets that were published for one source of programs alone.
 _ONLY = {"second_xla": "xla", "second_nlp": "nlp"}
-# Ensembles by collection; they train for `_ENSEMBLE_BUDGETS` times the budget.
-ENSEMBLES = {
-    **{name: ("tables&tables&tables",) for name in quality.CASES if name.startswith("layout")},
-    "tile:xla": ("recommended&recommended&recommended",),
-}
-_ENSEMBLE_BUDGETS = 3
-COLLECTIONS = (*ENSEMBLES, OWN)
-# The recommended system and its changes of one option, by collection. Those of score tables
-# are in `tables_quality.py`.
-ABLATIONS = {
-    "tile:xla": ("recommended", {
-        "without how tiles cut arrays": 'data.config_features=["released"]',
-        "minmax instead of logarithms":
-            "data.feature_transform=minmax+data.config_transform=minmax",
-        "ListMLE with the official MSE": "loss.losses=ListMLELoss:1,MSE:0.02",
-        "slates of 8": "batch.configs=8",
-        "slates of 32": "batch.configs=32",
-        "a constant learning rate": "optimizer.schedule=constant",
-        "the last parameters, no average": "optimizer.average_decay=0.0",
-    }),
-}
-_ALL_COLLECTIONS = "fifth_all"  # one network for all released collections; not for own programs
-# Own programs are small: most nodes of a segment, and fewest configurations of a program.
-_OWN_SEGMENT, _OWN_CONFIGS = 50, 2
+_UNTRAINED = 100  # updates below which a system has hardly begun to learn
 
 
 def kind_of(collection: str) -> str:
@@ -92,7 +60,7 @@ def kind_of(collection: str) -> str:
 
 
 def columns_of(collection: str) -> tuple[str, ...]:
-  return COLUMNS.get(collection) or COLUMNS[kind_of(collection)]
+  return COLUMNS[kind_of(collection)]
 
 
 def systems_of(kind: str) -> dict[str, str]:
@@ -103,25 +71,9 @@ def systems_of(kind: str) -> dict[str, str]:
 
 
 def racing(collection: str) -> list[str]:
-  """The single systems that race on a collection, without those made for other programs."""
+  """The systems that race on a collection, without those made for other programs."""
   kind, source, *_ = collection.split(":")
-  singles = [name for name in systems_of(kind) if source in (_ONLY.get(name, source), "own")
-             and not (source == "own" and name == _ALL_COLLECTIONS)]
-  own = ["recommended"] if collection == OWN else []  # elsewhere the same as `tables`
-  return [*own, *singles]
-
-
-def ablations(collection: str) -> dict[str, str]:
-  """The recommended system and its ablations, by the name of a table's row."""
-  base, changes = ABLATIONS[collection]
-  return {base: base} | {name: f"{base}+{change}" for name, change in changes.items()}
-
-
-def members_of(collection: str, system: str, seed: int, data_root: str) -> list[Any]:
-  """The config of every member of a system, each with its own seed; one for a single system."""
-  names = system.split("&")
-  return [config_of(collection, name, seed + 1000 * number, data_root)
-          for number, name in enumerate(names)]
+  return [name for name in systems_of(kind) if _ONLY.get(name, source) == source]
 
 
 def config_of(collection: str, system: str, seed: int, data_root: str):
@@ -133,10 +85,6 @@ def config_of(collection: str, system: str, seed: int, data_root: str):
   config = configs.load(f"{kind}.py:" + ",".join(filter(None, (place, variant))))
   with config.unlocked():
     config.seed, config.data_root = seed, data_root
-    if collection == OWN:
-      config.batch.min_configs = _OWN_CONFIGS
-      if "segments" in config:
-        config.segments.max_nodes = _OWN_SEGMENT
     config.update_from_flattened_dict(dict(map(_field, changes)))
   return config
 
@@ -145,28 +93,22 @@ def _field(change: str) -> tuple[str, Any]:
   """The field and value of a change such as `loss.noise=0.01`; values are JSON or strings."""
   name, _, text = change.partition("=")
   try:
-    return name, ranker_lib.with_tuples(json.loads(text))
+    value = json.loads(text)
+    return name, tuple(value) if isinstance(value, list) else value
   except ValueError:
     return name, text
 
 
 def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
-  """Figures of a random order and, for synthetic data, of ranking by the noise-free runtimes."""
-  if collection != OWN:
-    case = quality.CASES[collection]._replace(columns=columns_of(collection))
-    return quality.bounds(case, collection, data_root)
-  job = job_lib.Job.of(config_of(collection, "official", 0, data_root))
-  graphs = job_lib.judged(job.data.load(data_root, race_run.judged_split(job)))
-  runtimes = [graph.configs.label[job.data.validation_ids(graph.name, graph.configs)]
-              for graph in graphs]
-  return {"random": judge.random_order(
-      runtimes, collections.Collection(collection).slowdown_ks)}
+  """Figures of a random order and of ranking synthetic data by the noise-free runtimes."""
+  case = quality.CASES[collection]._replace(columns=columns_of(collection))
+  return quality.bounds(case, collection, data_root)
 
 
 def summarised(rows: Sequence[Mapping[str, Any]], collection: str) -> dict[str, Any]:
   """Means over seeds of one system, and standard deviations of its metrics."""
   columns = columns_of(collection)
-  figures = (*columns, "parameters", "steps", "step_ms", "rank_cpu_s", "peak_mib")
+  figures = (*columns, "parameters", "updates", "step_ms", "rank_cpu_s", "peak_mib")
   means = {name: float(np.mean([row[name] for row in rows])) for name in figures}
   spread = {name: float(np.std([row[name] for row in rows], ddof=len(rows) > 1))
             for name in columns}
@@ -183,6 +125,8 @@ def ranked(results: Mapping[str, Mapping[str, Any]], kind: str) -> list[tuple[st
 def table(results: Mapping[str, Any], collection: str, bounds: Mapping[str, Any]) -> str:
   """Systems of a collection as a Markdown table: the ceiling, systems best first, random order."""
   columns = columns_of(collection)
+  updates = lambda row: f"{row['updates']:,.0f}" + (
+      " (untrained)" if row["updates"] < _UNTRAINED else "")
   head = (*("pooled OPA" if c == "opa" else c for c in columns), "parameters", "steps",
           "ms / step", "s to rank", "peak MiB", "seeds")
   lines = ["| system | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
@@ -194,40 +138,10 @@ def table(results: Mapping[str, Any], collection: str, bounds: Mapping[str, Any]
   for name, row in ranked(results, kind_of(collection)):
     spread = lambda c: f" ± {row['spread'][c]:.3f}" if row["seeds"] > 1 else ""
     cells = [f"{row[c]:.3f}{spread(c)}" for c in columns]
-    cells += [f"{row['parameters']:,.0f}", f"{row['steps']:,.0f}", f"{row['step_ms']:.1f}",
+    cells += [f"{row['parameters']:,.0f}", updates(row), f"{row['step_ms']:.1f}",
               f"{row['rank_cpu_s']:.1f}", f"{row['peak_mib']:,.0f}", str(row["seeds"])]
     lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
   return "\n".join([*lines, plain("random order", bounds["random"])])
-
-
-def plot(results: Mapping[str, Any], path: Path) -> None:
-  """Plots the quality of single systems against the time of a step, one panel per collection."""
-  from matplotlib import pyplot  # extra `plots`; only this needs it
-
-  columns, rows = min(2, len(results)), -(-len(results) // 2)
-  figure, panels = pyplot.subplots(
-      rows, columns, figsize=(6.5 * columns, 4.6 * rows), layout="constrained", squeeze=False)
-  for axes in panels.flat[len(results):]:
-    axes.set_axis_off()
-  for axes, (collection, found) in zip(panels.flat, results.items()):
-    headline = HEADLINES[kind_of(collection)]
-    # Left out: ensembles, whose members' steps do not tell the cost of the whole.
-    singles = {name: row for name, row in found["systems"].items() if "&" not in name}
-    for row in singles.values():
-      axes.errorbar(
-          row["step_ms"], row[headline], yerr=row["spread"][headline], fmt="o", color="C0")
-    for name, color in (("ceiling", "C2"), ("random", "C3")):
-      if name in found["bounds"]:
-        axes.axhline(found["bounds"][name][headline], color=color, linestyle=":", label=name)
-    kind = found["labels"].split()[0].rstrip(":")
-    axes.set(xscale="log", xlabel="CPU ms per training step", ylabel=f"{headline}_mean ({kind})")
-    axes.set_title(f"{collection}\nlabels: {found['labels']}", fontsize="small")
-    if headline in _SMALLER_IS_BETTER:
-      axes.set_yscale("log")
-    timing.name_points(axes, {name: (row["step_ms"], row[headline])
-                              for name, row in singles.items()})
-    axes.legend(fontsize="small", loc="lower left")
-  figure.savefig(path, dpi=100)
 
 
 def row_path(args: argparse.Namespace, collection: str, system: str, seed: int) -> Path:
@@ -249,10 +163,6 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
   return json.loads(path.read_text())
 
 
-def root_of(args: argparse.Namespace, collection: str) -> str:
-  return args.own_root if collection == OWN else args.data_root
-
-
 def run_missing(args: argparse.Namespace, collection: str, system: str, seed: int) -> None:
   """Makes a run in a fresh process unless it is recorded; reports a run that fails."""
   path = row_path(args, collection, system, seed)
@@ -261,8 +171,7 @@ def run_missing(args: argparse.Namespace, collection: str, system: str, seed: in
   print(f"{collection}  {system}  seed {seed}", flush=True)
   arguments = ["--here", "--collections", collection, "--systems", system, "--seeds", str(seed),
                "--minutes", str(args.minutes), "--steps", str(args.steps), "--data_root",
-               str(args.data_root), "--own_root", str(args.own_root), "--workdir",
-               str(args.workdir), "--core", str(args.core)]
+               str(args.data_root), "--workdir", str(args.workdir), "--core", str(args.core)]
   try:
     row = timing.in_subprocess("systems.py", *arguments)
   except subprocess.CalledProcessError as error:
@@ -277,43 +186,30 @@ def run_here(args: argparse.Namespace) -> None:
   if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {args.core})
   (collection,), (system,), (seed,) = args.collections, args.systems, args.seeds
-  members = members_of(collection, system, seed, root_of(args, collection))
-  minutes = args.minutes * (_ENSEMBLE_BUDGETS if len(members) > 1 else 1)
+  config = config_of(collection, system, seed, args.data_root)
+  length = {"steps": args.steps} if args.steps else {"budget": 60 * args.minutes}
   parallel.use_compilation_cache(args.workdir / "compilation_cache")
   with tempfile.TemporaryDirectory() as folder:
-    length = {"steps": args.steps} if args.steps else {"budget": 60 * minutes}
-    timing.write(race_run.measure(members, Path(folder), **length), args.out)
+    timing.write(race_run.measure(config, Path(folder), **length), args.out)
 
 
 def race(args: argparse.Namespace) -> dict[str, Any]:
-  """Makes the missing runs of all collections; returns systems, bounds and label kind of each."""
+  """Makes the missing runs of all collections; returns systems and bounds of each."""
   results: dict[str, Any] = {}
   for collection in args.collections:
-    for system in systems_in(args, collection).values():
+    for system in args.systems or racing(collection):
       for seed in args.seeds:
         if not args.recorded:
           run_missing(args, collection, system, seed)
     results[collection] = found = recorded(args, collection)
-    # Only synthetic data have a ceiling.
-    found["labels"] = SYNTHETIC if "ceiling" in found["bounds"] else collections.label_kind(
-        root_of(args, collection), collections.Collection(collection))
     print(f"\n{collection}\n\n{table(found['systems'], collection, found['bounds'])}\n", flush=True)
   return results
-
-
-def systems_in(args: argparse.Namespace, collection: str) -> dict[str, str]:
-  """The systems that the flags ask for, by the name of a table's row."""
-  if args.ablations:
-    return ablations(collection)
-  # Equal steps are for single systems: an ensemble would take them for each member.
-  ensembles = () if args.steps else ENSEMBLES.get(collection, ())
-  return {system: system for system in args.systems or [*racing(collection), *ensembles]}
 
 
 def recorded(args: argparse.Namespace, collection: str) -> dict[str, Any]:
   """Figures of the systems with finished runs, and the bounds of the collection."""
   rows = {}
-  for name, system in systems_in(args, collection).items():
+  for system in args.systems or racing(collection):
     paths = [row_path(args, collection, system, seed) for seed in args.seeds]
     found = [json.loads(path.read_text()) for path in paths if path.exists()]
     for row in found:
@@ -321,38 +217,29 @@ def recorded(args: argparse.Namespace, collection: str) -> dict[str, Any]:
         print(f"{collection}  {system}  seed {row['seed']}: {row['error']}", flush=True)
     good = [row for row in found if "error" not in row]
     if good:
-      rows[name] = summarised(good, collection) | {"failed": len(found) - len(good)}
+      rows[system] = summarised(good, collection) | {"failed": len(found) - len(good)}
   bounds = kept(args.workdir / f"{name_of(collection)}.json",
-                lambda: limits(collection, root_of(args, collection)))
+                lambda: limits(collection, args.data_root))
   return {"systems": rows, "bounds": bounds}
 
 
 def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--data_root", help="synthetic data, with tile/ and layout/")
-  parser.add_argument("--own_root", default=str(ROOT / "data/own/npz"), help=f"data of {OWN}")
   parser.add_argument("--workdir", type=Path, default=ROOT / "benchmarks/races",
                       help="folder for the runs")
-  parser.add_argument("--collections", nargs="+", choices=COLLECTIONS,
+  parser.add_argument("--collections", nargs="+", choices=list(quality.CASES), default=RACE,
                       help=f"default: {', '.join(RACE)}")
   parser.add_argument("--systems", nargs="+", help="names of presets, or variants; default: all")
-  parser.add_argument("--ablations", action="store_true",
-                      help="race the recommended system with one option changed")
   parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
-  parser.add_argument("--minutes", type=float, default=4.0, help="CPU minutes of training")
+  parser.add_argument("--minutes", type=float, default=5.0, help="CPU minutes of training")
   parser.add_argument("--steps", type=int, default=0, help="training steps, instead of --minutes")
   parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)) if hasattr(
       os, "sched_getaffinity") else 0, help="core to run on")
   parser.add_argument("--table", type=Path, help="also write the tables as Markdown")
-  parser.add_argument("--plot", type=Path, help="also plot them (needs matplotlib)")
   parser.add_argument("--recorded", action="store_true", help="only report finished runs")
   parser.add_argument("--here", action="store_true", help="make one run, in this process")
   args = parser.parse_args()
-  args.collections = args.collections or (tuple(ABLATIONS) if args.ablations else RACE)
-  if args.ablations and (without := set(args.collections) - set(ABLATIONS)):
-    parser.error(f"there are no --ablations of {', '.join(sorted(without))}")
-  if args.ablations and args.systems:
-    parser.error("--ablations names the systems: leave out --systems")
   if args.here:
     run_here(args)
     return
@@ -363,8 +250,6 @@ def main() -> None:
     args.table.write_text("\n\n".join(
         f"## `{name}`\n\n{table(found['systems'], name, found['bounds'])}"
         for name, found in results.items()) + "\n")
-  if args.plot:
-    plot(results, args.plot)
 
 
 if __name__ == "__main__":

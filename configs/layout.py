@@ -44,8 +44,8 @@ SEGMENTS = {
 # Variants with score tables, by the residual that a score adds to them.
 TABLES = {"recommended": "none", "tables": "none", "tables+sage": "sage"}
 
-PRESETS = {name: configs.Preset(settings, {}, settings in published.SEGMENTED)
-           for name, settings in published.LAYOUTS.items()} | configs.systems("layout")
+PRESETS = {name: configs.Preset(settings, {}) for name, settings in published.LAYOUTS.items()
+           } | configs.systems("layout")
 
 VARIANTS = {
     **{name: "this collection; unless a variant names a model: GraphSAGE, graphs above 5,000 nodes "
@@ -157,6 +157,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       eval_every_epochs=1,  # epochs between evaluations
       early_stop_epochs=0,  # epochs without a better evaluation that end the run; 0 = never
       best_metric="kendaltau",  # chooses the checkpoint
+      result="best",  # or last: the checkpoint that a run ends with
       valid_sampling="fixed",  # judges a fixed sample; or slates, drawn anew each time
       valid_configs=200,  # of each graph in the fixed sample; 0 = all
       log_every_steps=20,  # steps between two lines of the log

@@ -111,6 +111,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       eval_every_epochs=1,  # epochs between evaluations
       early_stop_epochs=20,  # epochs without a better evaluation that end the run; 0 = never
       best_metric="opa",  # chooses the checkpoint
+      result="best",  # or last: the checkpoint that a run ends with
       valid_sampling="slates",  # judges slates drawn anew each time; or a fixed sample
       valid_configs=256,  # of each kernel in the fixed sample; 0 = all
       log_every_steps=100,  # steps between two lines of the log

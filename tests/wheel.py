@@ -67,6 +67,8 @@ def main() -> None:
     run(bin_ / "python", "-c", _RANK, folder=here)
     run(bin_ / "python", "-m", "tpugraphs_jax.run.official", "--help", folder=here)
     run(bin_ / "tpugraphs-tile", "--print_config", folder=here)
+    run(bin_ / "tpugraphs-layout", "--config=xla-random,preset=second_xla", "--print_config",
+        folder=here)
     run(bin_ / "python", "-m", "tpugraphs_jax.report", "out/tile", "out/layout", folder=here)
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
       run(bin_ / "python", "-c", notebook_code(notebook), folder=here)

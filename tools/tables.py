@@ -146,23 +146,16 @@ def score_table_speed() -> str:
        rate("many", -3), rate("sage_ranking", 0)]])
 
 
-def race(collection: str, *, minutes: float = 1.0, steps: int = 0, ablations: bool = False) -> str:
-  """The table of a race of equal time, or of equal steps.
-
-  Rows of a race of equal time have three seeds; other rows have as many as are recorded. The
-  systems without a row are named below the table.
-  """
-  args = argparse.Namespace(seeds=_SEEDS, minutes=minutes, steps=steps, ablations=ablations,
-                            workdir=BENCHMARKS / "races", systems=None)
-  asked, enough = systems.systems_in(args, collection), any if steps else all
-  whole = {name: system for name, system in asked.items() if enough(
-      systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)}
-  args.systems = None if ablations else list(whole)
+def race(collection: str) -> str:
+  """The race on a collection; the systems that have not run with all seeds are named below it."""
+  args = argparse.Namespace(seeds=_SEEDS, minutes=5.0, steps=0, workdir=BENCHMARKS / "races")
+  asked = systems.racing(collection)
+  args.systems = [system for system in asked if all(
+      systems.row_path(args, collection, system, seed).exists() for seed in _SEEDS)]
   found = systems.recorded(args, collection)
   text = systems.table(found["systems"], collection, found["bounds"])
-  missing = ", ".join(f"`{name}`" for name in asked if name not in whole)
-  times = "" if steps else " three times"
-  return text + (f"\n\nNot run{times}: {missing}." if missing else "")
+  missing = ", ".join(f"`{name}`" for name in asked if name not in args.systems)
+  return text + (f"\n\nNot run with three seeds: {missing}." if missing else "")
 
 
 def beside_default() -> str:
@@ -228,10 +221,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
     **{f"race {collection}": lambda collection=collection: race(collection)
        for collection in systems.RACE},
-    **{f"race {collection}, 300 steps": lambda collection=collection: race(collection, steps=300)
-       for collection in ("tile:xla", systems.OWN)},
-    **{f"ablations {collection}": lambda collection=collection: race(
-        collection, minutes=0.5, ablations=True) for collection in systems.ABLATIONS},
     "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip(),
 }
 

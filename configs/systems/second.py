@@ -65,6 +65,7 @@ def _common(config: ConfigDict) -> None:
   config.batch.update(sampling="uniform_replacement", target="official")
   config.optimizer.update(schedule="multistep", milestones=(0.6, 0.7, 0.8, 0.9),
                           milestone_factor=10**-0.5)
+  config.train.result = "last"
 
 
 LAYOUTS = {"second_xla": second_xla, "second_nlp": second_nlp}

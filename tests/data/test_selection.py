@@ -94,6 +94,10 @@ def test_equal_tiles_of_a_training_kernel_count_once():
                         np.full(3, 10))
   found = selection.drop_duplicates(dataclasses.replace(graph, configs=configs), "min").configs
   assert found.config_feat.tolist() == [[1.0], [2.0]] and found.runtime_ns.tolist() == [6, 5]
+  # The fastest of equal tiles is so by runtime over normalizer, and keeps its normalizer.
+  configs = TileConfigs(np.ones((2, 1), np.float32), np.array([100, 90]), np.array([100, 50]))
+  found = selection.drop_duplicates(dataclasses.replace(graph, configs=configs), "min").configs
+  assert (found.runtime_ns.tolist(), found.normalizer_ns.tolist()) == ([100], [100])
 
 
 def test_training_graphs_are_left_out_by_their_names(tmp_path):

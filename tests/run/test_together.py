@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import parts
 import pytest
-import system_cases
+import composed_cases
 
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import features, npz, synthetic
@@ -57,9 +57,9 @@ def without_rows(params, *gone):
 
 
 def test_for_programs_it_is_the_network_without_tiles():
-  batch = system_cases.layout_batch(("node_layout",), hops=1)
+  batch = composed_cases.layout_batch(("node_layout",), hops=1)
   joint = base.create_network("layout", "Composed", both_kinds=True, **OPTIONS)
-  params = system_cases.random_params(joint, batch)
+  params = composed_cases.random_params(joint, batch)
   rows = params["inputs"]["join"]["JoinedDense_0"]["kernel"].shape[0]
   alone = base.create_network("layout", "Composed", **OPTIONS)
   np.testing.assert_array_equal(
@@ -68,9 +68,9 @@ def test_for_programs_it_is_the_network_without_tiles():
 
 
 def test_for_kernels_layouts_of_minus_one_stand_for_configurations():
-  batch = system_cases.tile_batch(("node_layout",))
+  batch = composed_cases.tile_batch(("node_layout",))
   joint = base.create_network("tile", "Composed", both_kinds=True, **OPTIONS)
-  params = system_cases.random_params(joint, batch)
+  params = composed_cases.random_params(joint, batch)
   # The same inputs as node features and logarithms of tiles, for a network of tiles alone.
   feat = np.asarray(batch.graph.nodes["feat"])
   nodes = batch.graph.nodes | {

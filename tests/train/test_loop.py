@@ -190,6 +190,14 @@ def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
   assert (result.best_value, result.best_step) == (0.5, 4)
 
 
+def test_a_run_can_end_with_its_last_checkpoint(tmp_path):
+  falling = lambda params, step: {"opa": 1 / step}
+  result = toy.train(tmp_path, evaluate=falling, result="last")
+  assert result.best_step == result.step
+  with contextlib.closing(checkpoint.Checkpoints(tmp_path / loop.CHECKPOINTS)) as checkpoints:
+    assert checkpoints.best().step == result.step
+
+
 def test_a_loss_that_is_not_finite_names_the_step(tmp_path):
   def with_nan(index):
     batch = toy.make_batch(index)

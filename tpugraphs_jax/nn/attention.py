@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.nn import layers
 from tpugraphs_jax.nn.linear import Linear
-from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Nodes, Slates
+from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Nodes, Slates, concat
 
 _BLOCK = 128  # rows of one graph that are multiplied at a time
 
@@ -43,6 +43,7 @@ class KernelAttention(nn.Module):
     keys: width of queries and keys; 0 = `features`.
     normalize: divide by `sum_j f(q_i) . f(k_j)`.
     linear: makes linear layers by their width.
+    precision: of the products of queries, keys and values.
   """
 
   features: int
@@ -51,34 +52,47 @@ class KernelAttention(nn.Module):
   keys: int = 0
   normalize: bool = True
   linear: Callable[..., nn.Module] = Linear
+  precision: Any = "highest"
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
     """`[N, C, features]` of `x [N, C, F]`."""
-    # A head of a configuration is like a configuration of its own: [N, C, F] is [N, C H, F / H].
-    by_head = lambda v: v.reshape(len(v), v.shape[1] * self.heads, -1)
     width = self.keys or self.features
-    query, key = (self.linear(width, name=name)(x).map(lambda v: self.kernel(by_head(v)))
-                  for name in ("query", "key"))
-    value = self.linear(self.features, use_bias=False, name="value")(x).map(by_head)
+    query, key = (self.linear(width, name=name)(x) for name in ("query", "key"))
+    value = self.linear(self.features, use_bias=False, name="value")(x)
+    heads = [self._heard(*(_head(part, number, self.heads) for part in (query, key, value)))
+             for number in range(self.heads)]
+    return concat(*heads)
+
+  def _heard(self, query: Nodes, key: Nodes, value: Nodes) -> Nodes:
+    """The result of one head."""
     if self.normalize:  # a further channel of ones adds the weights up
       value = value.map(lambda v: jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1))
-    heard = times_graph(query, graph_products(key, value))
-    if self.normalize:
-      heard = heard.map(lambda v: v[..., :-1] / jnp.where(v[..., -1:] == 0, 1, v[..., -1:]))
-    return heard.map(lambda v: v.reshape(len(v), v.shape[1] // self.heads, -1))
+    seen = graph_products(key.map(self.kernel), value, precision=self.precision)
+    heard = times_graph(query.map(self.kernel), seen, precision=self.precision)
+    if not self.normalize:
+      return heard
+    # Padding nodes have no weights.
+    return heard.map(lambda v: v[..., :-1] / jnp.where(v[..., -1:] == 0, 1, v[..., -1:]))
+
+
+def _head(x: Nodes, number: int, heads: int) -> Nodes:
+  """The channels of a head."""
+  width = x.width // heads
+  return x.map(lambda v: v[..., number * width : (number + 1) * width])
 
 
 # Sums over pairs of nodes, without the pairs: `sum_j (q_i . k_j) v_j` is `q_i M` with the matrix
 # `M = sum_j k_j^T v_j` of a graph.
 
 
-def graph_products(x: Nodes, y: Nodes) -> jax.Array:
+def graph_products(x: Nodes, y: Nodes, *, precision: Any = "highest") -> jax.Array:
   """`sum_j x_j^T y_j` over the nodes j of each graph.
 
   Args:
     x: `[N, C, X]`.
     y: `[N, C, Y]`.
+    precision: of the products.
 
   Returns:
     `[G, C, X, Y]` float32; C is 1 where both are the same in all configurations.
@@ -87,30 +101,31 @@ def graph_products(x: Nodes, y: Nodes) -> jax.Array:
   x, y = x.within(hop), y.within(hop)
   graph_of, graphs = slates.graph_of, slates.graphs
   if hop in (NONE, EVERYWHERE):
-    return _products(x.everywhere(), y.everywhere(), graph_of, graphs)
+    return _products(x.everywhere(), y.everywhere(), graph_of, graphs, precision)
   unreached = jnp.where((slates.by_hop.hop > hop)[:, None, None], x.shared, 0)
   row_graph = graph_of.at[slates.nodes_within(hop)].get(mode="fill", fill_value=graphs)
   order = jnp.argsort(row_graph)
-  reached = _products(x.varying[order], y.varying[order], row_graph[order], graphs)
-  return _products(unreached, y.shared, graph_of, graphs) + reached
+  reached = _products(x.varying[order], y.varying[order], row_graph[order], graphs, precision)
+  return _products(unreached, y.shared, graph_of, graphs, precision) + reached
 
 
-def times_graph(x: Nodes, matrix: jax.Array) -> Nodes:
+def times_graph(x: Nodes, matrix: jax.Array, *, precision: Any = "highest") -> Nodes:
   """`x_i M` with the matrix M of the graph of node i, `[N, C, Y]`.
 
   Args:
     x: `[N, C, X]`.
     matrix: `[G, C, X, Y]`.
+    precision: of the products.
   """
   slates = x.slates
   if x.hop in (NONE, EVERYWHERE):
-    result = _times(x.everywhere(), matrix, slates.graph_of)
+    result = _times(x.everywhere(), matrix, slates.graph_of, precision)
     return slates.nodes(result[:, 0]) if result.shape[1] == 1 else slates.full(result)
   nodes = slates.nodes_within(x.hop)
   row_graph = slates.graph_of.at[nodes].get(mode="fill", fill_value=slates.graphs)
   order = jnp.argsort(row_graph)
-  reached = _times(x.varying[order], matrix, row_graph[order])
-  everywhere = _times(x.shared, matrix, slates.graph_of)
+  reached = _times(x.varying[order], matrix, row_graph[order], precision)
+  everywhere = _times(x.shared, matrix, slates.graph_of, precision)
   everywhere = jnp.broadcast_to(everywhere, (len(everywhere), *reached.shape[1:]))
   return slates.full(everywhere.at[nodes[order]].set(reached, mode="drop"))
 
@@ -123,93 +138,93 @@ class TimesGraph:
   Args:
     x: `[N, C, X]`.
     matrix: `[G, C, X, Y]`.
+    precision: of the products.
   """
 
-  def __init__(self, x: Nodes, matrix: jax.Array):
-    self.x, self.matrix, self.width = x, matrix, matrix.shape[-1]
+  def __init__(self, x: Nodes, matrix: jax.Array, *, precision: Any = "highest"):
+    self.x, self.matrix, self.precision = x, matrix, precision
+    self.width = matrix.shape[-1]
 
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
     """`function`, a linear one without a bias, of every `x_i M`."""
-    return times_graph(self.x, function(self.matrix))
+    return times_graph(self.x, function(self.matrix), precision=self.precision)
 
 
 # Both functions are linear in both arguments, and each is the derivative of the other. `configs`
 # is the C of the result: 1 adds up over configurations. Rows are sorted by their graph.
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _products(x: jax.Array, y: jax.Array, graph_of: jax.Array, graphs: int) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _products(x: jax.Array, y: jax.Array, graph_of: jax.Array, graphs: int, precision: Any):
   """`[n, C, X]` and `[n, C, Y]` to `[graphs, C, X, Y]` float32; either C may be 1."""
-  return _add_products(x, y, graph_of, graphs, max(x.shape[1], y.shape[1]))
+  return _add_products(x, y, graph_of, graphs, max(x.shape[1], y.shape[1]), precision)
 
 
-def _products_fwd(x, y, graph_of, graphs):
-  return _products(x, y, graph_of, graphs), (x, y, graph_of)
+def _products_fwd(x, y, graph_of, graphs, precision):
+  return _products(x, y, graph_of, graphs, precision), (x, y, graph_of)
 
 
-def _products_bwd(graphs, residuals, cotangent):
+def _products_bwd(graphs, precision, residuals, cotangent):
   del graphs
   x, y, graph_of = residuals
-  dx = _hand_out(y, jnp.swapaxes(cotangent, 2, 3), graph_of, x.shape[1])
-  dy = _hand_out(x, cotangent, graph_of, y.shape[1])
+  dx = _hand_out(y, jnp.swapaxes(cotangent, 2, 3), graph_of, x.shape[1], precision)
+  dy = _hand_out(x, cotangent, graph_of, y.shape[1], precision)
   return dx.astype(x.dtype), dy.astype(y.dtype), None
 
 
 _products.defvjp(_products_fwd, _products_bwd)
 
 
-@jax.custom_vjp
-def _times(x: jax.Array, matrix: jax.Array, graph_of: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _times(x: jax.Array, matrix: jax.Array, graph_of: jax.Array, precision: Any) -> jax.Array:
   """`[n, C, X]` and `[G, C, X, Y]` to `[n, C, Y]` in the dtype of x; either C may be 1."""
   configs = max(x.shape[1], matrix.shape[1])
-  return _hand_out(x, matrix, graph_of, configs).astype(x.dtype)
+  return _hand_out(x, matrix, graph_of, configs, precision).astype(x.dtype)
 
 
-def _times_fwd(x, matrix, graph_of):
-  return _times(x, matrix, graph_of), (x, matrix, graph_of)
+def _times_fwd(x, matrix, graph_of, precision):
+  return _times(x, matrix, graph_of, precision), (x, matrix, graph_of)
 
 
-def _times_bwd(residuals, cotangent):
+def _times_bwd(precision, residuals, cotangent):
   x, matrix, graph_of = residuals
-  dx = _hand_out(cotangent, jnp.swapaxes(matrix, 2, 3), graph_of, x.shape[1])
-  dm = _add_products(x, cotangent, graph_of, len(matrix), matrix.shape[1])
+  dx = _hand_out(cotangent, jnp.swapaxes(matrix, 2, 3), graph_of, x.shape[1], precision)
+  dm = _add_products(x, cotangent, graph_of, len(matrix), matrix.shape[1], precision)
   return dx.astype(x.dtype), dm, None
 
 
 _times.defvjp(_times_fwd, _times_bwd)
 
 
-def _add_products(x, y, graph_of, graphs: int, configs: int) -> jax.Array:
+def _add_products(x, y, graph_of, graphs: int, configs: int, precision: Any) -> jax.Array:
   def add(total, start, is_own, graph):
-    product = _einsum("ncx,ncy->cxy", _rows(x, start, is_own), _rows(y, start, is_own), configs)
-    return total.at[graph].add(product)
+    left, right = (_rows(part, start, is_own) for part in (x, y))
+    return total.at[graph].add(_einsum("ncx,ncy->cxy", left, right, configs, precision))
 
   return _each_block(add, jnp.zeros((graphs, configs, x.shape[2], y.shape[2])), graph_of, graphs)
 
 
-def _hand_out(x, matrix, graph_of, configs: int) -> jax.Array:
-  def set_rows(result, start, is_own, graph):
-    rows = _einsum("ncx,cxy->ncy", _rows(x, start, is_own), matrix[graph], configs)
+def _hand_out(x, matrix, graph_of, configs: int, precision: Any) -> jax.Array:
+  def add_rows(result, start, is_own, graph):
+    rows = _einsum("ncx,cxy->ncy", _rows(x, start, is_own), matrix[graph], configs, precision)
     before = jax.lax.dynamic_slice_in_dim(result, start, len(rows))
     return jax.lax.dynamic_update_slice_in_dim(result, before + rows, start, 0)
 
   return _each_block(
-      set_rows, jnp.zeros((len(x), configs, matrix.shape[3])), graph_of, len(matrix))
+      add_rows, jnp.zeros((len(x), configs, matrix.shape[3])), graph_of, len(matrix))
 
 
-def _einsum(spec: str, x: jax.Array, y: jax.Array, configs: int) -> jax.Array:
+def _einsum(spec: str, x: jax.Array, y: jax.Array, configs: int, precision: Any) -> jax.Array:
   """`jnp.einsum`; an axis c of length 1 stands for equal values, and `configs` 1 for a sum."""
-  (left, right), result = spec.split("->")[0].split(","), spec.split("->")[1]
-  drop = lambda part, name: (part.squeeze(name.index("c")), name.replace("c", ""))
-  total = jnp.einsum  # at the precision of the network
-  if x.shape[left.index("c")] == 1:
-    x, left = drop(x, left)
-  if y.shape[right.index("c")] == 1:
-    y, right = drop(y, right)
-  if configs == 1:
-    value = total(f"{left},{right}->{result.replace('c', '')}", x, y)
-    return jnp.expand_dims(value, result.index("c"))
-  return total(f"{left},{right}->{result}", x, y)
+  inputs, result = spec.split("->")
+  parts, names = [], []
+  for part, name in zip((x, y), inputs.split(",")):
+    is_shared = part.shape[name.index("c")] == 1
+    parts.append(part.squeeze(name.index("c")) if is_shared else part)
+    names.append(name.replace("c", "") if is_shared else name)
+  kept = result.replace("c", "") if configs == 1 else result
+  value = jnp.einsum(f"{','.join(names)}->{kept}", *parts, precision=precision)
+  return jnp.expand_dims(value, result.index("c")) if configs == 1 else value
 
 
 def _rows(x: jax.Array, start: jax.Array, is_own: jax.Array) -> jax.Array:

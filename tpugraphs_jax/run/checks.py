@@ -111,6 +111,7 @@ def choices(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
       "data.virtual_node": reduction.VIRTUAL_NODES, "data.pad_value": (0, -1),
       "data.config_transform": features.KINDS,
       "data.duplicate_policy": selection.DUPLICATE_POLICIES, "train.best_metric": _MAXIMISED,
+      "train.result": ("best", "last"),
       "train.valid_sampling": plan.VALID_SAMPLINGS,
       "data.config_features": feature_blocks.CONFIG_FEATURES["tile" if is_tile else "layout"],
       "data.source": ("xla", own) if is_tile else ("xla", "nlp", own),

@@ -134,7 +134,8 @@ def train_stage(
   schedule = loop.Schedule(
       total_epochs=stage.epochs, steps_per_epoch=stage.plan.steps_per_epoch,
       eval_every_epochs=options.eval_every_epochs, early_stop_epochs=options.early_stop_epochs,
-      best_metric=judge.mean_name(options.best_metric), log_every_steps=options.log_every_steps,
+      best_metric=judge.mean_name(options.best_metric), result=options.result,
+      log_every_steps=options.log_every_steps,
       checkpoint_every_steps=options.checkpoint_every_steps, profile_steps=config.profile_steps)
   experiment = loop.Experiment(
       stage.train_step, stage.batches, evaluate, stage.learning_rate,

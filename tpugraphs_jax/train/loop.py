@@ -47,6 +47,7 @@ class Schedule:
     early_stop_epochs: stop at the first evaluation after so many epochs without improvement;
       0 = never.
     best_metric: key of the metric to maximise; of equal values the first counts.
+    result: the checkpoint that a run ends with: `best` by that metric, or the `last`.
     log_every_steps: metrics are averaged over and reported every so many steps.
     checkpoint_every_steps: besides those after each evaluation; 0 = none.
     profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
@@ -57,6 +58,7 @@ class Schedule:
   eval_every_epochs: int = 1
   early_stop_epochs: int = 0
   best_metric: str = "opa"
+  result: str = "best"
   log_every_steps: int = 100
   checkpoint_every_steps: int = 0
   profile_steps: str = ""
@@ -366,7 +368,9 @@ class _Loop:
           f"best_metric is {self.schedule.best_metric!r}, expected one of {sorted(metrics)}")
     progress, value = self.progress, metrics[self.schedule.best_metric]
     is_first, progress.evaluated_step = not progress.evaluated_step, self.step
-    is_best = value > (-math.inf if progress.best_value is None else progress.best_value)
+    is_last = self.schedule.result == "last"
+    is_best = is_last or value > (
+        -math.inf if progress.best_value is None else progress.best_value)
     if is_best:
       progress.best_value, progress.best_step = value, self.step
     if progress.window:  # a short run has a loss too, without a log line
@@ -378,7 +382,7 @@ class _Loop:
     if is_best and self.experiment.on_best is not None:
       # A run that is killed before the checkpoint is saved comes here again.
       self.experiment.on_best(params, self.step, metrics)
-    self._save(value=value)
+    self._save(value=float(self.step) if is_last else value)
     text = f"{self.metric} {value:.4f}"
     if progress.best_step is not None:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"

@@ -265,6 +265,10 @@ class Segments(Family):
     snapshots = history.Snapshots(folder, keys, table)
     return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
 
+  def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer as the wrapped network needs it."""
+    return self.programs.optimizer(optimizer)
+
   @property
   def has_second_stage(self) -> bool:
     """Whether the head is fine-tuned (+F)."""

@@ -207,7 +207,7 @@ class LinearBlock(nn.Module):
     """`[N, C, width]` of inputs of `nn.linear.Linear` on nodes."""
     x = self.linear(
         self.width // (1 + self.across_configs), name="linear",
-        kernel_init=lambda _: nn.initializers.glorot_normal(),
+        kernel_init=lambda _: nn.initializers.variance_scaling(1.0, "fan_avg", "normal"),
         bias_init=lambda _: nn.initializers.constant(0.01))(*inputs)
     return Gates(self.across_configs, self.linear, name="gates")(instance_norm(x)).map(gelu)
 
