@@ -108,7 +108,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       configs=16,  # configurations per graph and step
       min_configs=2,  # graphs with fewer are not trained on, nor part of statistics
       sampling="uniform",  # or skewed (to fast ones), each also with _replacement; close_runtimes
-      graph_sampling="uniform",  # sqrt or proportional: more often with more configurations
+      graph_sampling="uniform",  # sqrt, proportional: by configurations; every_config: each once
       target="ratio",  # official (runtime / 1e7 ns), absolute (ms), ratio or rank
       config_chunk=0,  # configurations through the model at a time (saves memory); 0 = all
       slates_per_epoch=1024,  # 0 = one per graph

@@ -65,7 +65,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       configs=10,  # configurations per kernel and step
       min_configs=10,  # kernels with fewer are not trained on, nor part of statistics
       sampling="uniform",  # or skewed (to fast ones), each also with _replacement; close_runtimes
-      graph_sampling="uniform",  # sqrt or proportional: more often with more configurations
+      graph_sampling="uniform",  # sqrt, proportional: by configurations; every_config: each once
       target="official",  # runtime / normalizer; or absolute (ms), ratio, rank
       config_chunk=0,  # configurations through the model at a time (saves memory); 0 = all
       slates_per_epoch=0,  # 0 = one per kernel

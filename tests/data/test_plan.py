@@ -28,7 +28,7 @@ def graphs_of(count, seed=0):
 
 
 def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **options):
-  def draw(number, rng):
+  def draw(number, rng, turn):
     def finish():
       ids = rng.choice(20, 3, replace=False)
       return Slate(graphs[number], ids, ids.astype(np.float32), number)
@@ -97,7 +97,7 @@ def test_the_number_of_devices_changes_nothing_but_the_places(slates_per_epoch):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
   """Sizes that depend on the draw are the sizes of the slates of that step."""
-  def draw(number, rng):
+  def draw(number, rng, turn):
     nodes = int(rng.integers(1, 200))
     return plan_lib.Drawn(
         graphs[number].sizes | {"nodes": nodes},
@@ -343,9 +343,10 @@ def test_every_other_slate_is_of_close_runtimes():
 
 def test_graphs_weigh_by_their_configurations():
   configs = [configs_of(np.arange(1, n + 1)) for n in (4, 9, 1)]
-  assert plan_lib.graph_weights(configs, "uniform") is None
-  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "proportional"), [4, 9, 1])
-  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "sqrt"), [2, 3, 1])
+  assert plan_lib.graph_weights(configs, "uniform", 2) is None
+  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "proportional", 2), [4, 9, 1])
+  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "sqrt", 2), [2, 3, 1])
+  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "every_config", 2), [2, 4, 1])
 
 
 @pytest.mark.parametrize("configs, count", [(40, 10), (4, 4), (4, 5), (4, 16)])

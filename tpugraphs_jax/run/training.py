@@ -24,7 +24,7 @@ from tpugraphs_jax import console, files as files_lib, losses, parallel
 from tpugraphs_jax.data import selection
 from tpugraphs_jax.data.batching import Budget
 from tpugraphs_jax.data.plan import (
-    BatchPlan, Batches, ConfigSampler, config_draw, graph_weights, training_batches)
+    BatchPlan, Batches, EVERY, ConfigSampler, config_draw, graph_weights, training_batches)
 from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.run import checks, job as job_lib, results
@@ -308,12 +308,13 @@ def plan_of(part: Part, *, epochs: int) -> BatchPlan:
   config, batch = part.config, part.config.batch
   configs = [graph.configs for graph in part.graphs]
   sampler = ConfigSampler(
-      configs, count=batch.configs, sampling=batch.sampling, targets=part.targets)
+      configs, count=batch.configs, sampling=batch.sampling, targets=part.targets,
+      every=config.seed if batch.graph_sampling == EVERY else None)
   return BatchPlan(
       part.graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
       draw=part.family.draw(part.graphs, sampler), seed=config.seed, epochs=epochs,
       slates_per_epoch=batch.slates_per_epoch, drop_remainder=batch.drop_remainder,
-      weights=graph_weights(configs, batch.graph_sampling))
+      weights=graph_weights(configs, batch.graph_sampling, batch.configs))
 
 
 def first_batch(part: Part, plan: BatchPlan) -> Any:

@@ -54,11 +54,11 @@ class BlockPrograms(base.Programs):
 
   def draw(self, graphs: Sequence[PreparedGraph], sampler: ConfigSampler) -> Draw:
     """Draws slates and a block of each; see `Family.draw`."""
-    def draw(number: int, rng: np.random.Generator) -> Drawn:
+    def draw(number: int, rng: np.random.Generator, turn: int) -> Drawn:
       graph = graphs[number]
 
       def finish() -> Slate:
-        ids, target = sampler(number, rng)
+        ids, target = sampler(number, rng, turn)
         return Slate(graph, ids, target, number, self.draw_block(graph, rng))
 
       return Drawn(graph.sizes, finish)
