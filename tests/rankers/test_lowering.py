@@ -27,7 +27,7 @@ CASES = {
     "tables": ("layout", "tables+sage,ci", {}),
     "composed": ("layout", "preset=third,ci", {}),
     "composed, once for all configurations": ("layout", "preset=tenth,ci", {}),
-    "composed tile": ("tile", "preset=fifth,ci", {}),
+    "tokens of tensor dimensions": ("tile", "preset=fifth,ci", {}),
     "composed tile, attention along edges": ("tile", "preset=sixth,ci", {}),
     "edges": ("layout", "preset=fourth,ci", {}),
 }

@@ -27,7 +27,7 @@ OTHERS = [
 
 
 # Networks without an attribute `precision`, whose layers of flax have jax's default.
-NO_PRECISION = ("fifth", "sixth", "tenth", "mlsys21_lstm", "mlsys21_transformer", "mlsys21_gat")
+NO_PRECISION = ("sixth", "tenth", "mlsys21_lstm", "mlsys21_transformer", "mlsys21_gat")
 
 
 def _cases():

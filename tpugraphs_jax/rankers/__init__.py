@@ -20,7 +20,7 @@ from tpugraphs_jax.rankers import base, tile
 from tpugraphs_jax.rankers.composed import edges, ranker
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.segments.family import Segments
-from tpugraphs_jax.rankers.systems import second
+from tpugraphs_jax.rankers.systems import fifth, second
 from tpugraphs_jax.rankers.tables import network, traffic
 
 

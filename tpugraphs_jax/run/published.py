@@ -16,7 +16,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.collections import RELEASED
 from tpugraphs_jax.rankers.composed.options import Options
 from tpugraphs_jax.rankers.composed.ranker import NAME
 
@@ -179,52 +178,6 @@ def fourth(config: ConfigDict) -> None:
   optimizer(config, schedule="cosine", clip_norm=1.0)
 
 
-def fifth(config: ConfigDict) -> None:
-  """5th place: both directions side by side, own layouts overridden, pairs across graphs.
-
-  Published: one model for the four layout collections and tiles, three SAGE layers of 384
-  channels, hinges within and across graphs in equal parts, graphs as often as the root of
-  their configurations, DropEdge up to 0.15; own layouts of nodes stand in for configurations
-  that nodes do not have; numbers of dimensions are one-hot by dimension. Here a run is of one
-  collection (`fifth_all` is of all); a preset of the same name is in `configs/tile.py`. Large
-  numbers have a signed logarithm (published: one with an offset per column, which is the same
-  where nothing is below 0). Of other columns, strides and numbers of parameters have one, and
-  counts of groups none (published: the other way round). The rest lies in [0, 1] (published:
-  [-1, 1]). In own layouts dimension 0 stays 0 (published: -1, as where a node has no dimension).
-  """
-  config.data.update(
-      features=("released", "named_dimensions", "node_layout"), config_transform="none",
-      duplicate_policy="keep",
-      feature_transform="node_layout=none,named_dimensions=none,convolution=left_out,"
-                        "layout=left_out,shape=signed_log,window=signed_log,slice=signed_log,"
-                        "padding=signed_log,*=minmax")
-  config.batch.update(graphs=4, configs=8, graph_sampling="sqrt", target="absolute")
-  composed(
-      config, op_embed_dim=64, merge_unary=True, missing="layout",
-      pre_widths=(384,), widths=(384,) * 3, direction_merge="concat", pooling=("sum",),
-      drop_edge=0.15)
-  loss(config, "PairwiseHingeLoss:1,CrossHingeLoss:1", pair_reduction="mean_all", margin=1.0)
-  optimizer(config, learning_rate=1e-4, weight_decay=1e-2, schedule="cosine", clip_norm=1.0)
-
-
-def fifth_all(config: ConfigDict) -> None:
-  """5th place: `fifth` as one network for all layout collections and tiles.
-
-  Nodes of a kernel have the layout -1 in place of a configuration, nodes of a program have no
-  tile. A step is of one collection, and node features have one transform, fitted on all of
-  them. Here each collection has as many steps (published: as the roots of the numbers of its
-  configurations say), kernels come in slates like those of programs (published: 128 slates of
-  32) with the same margin of 1 (published: 0.1), and sums and products of tiles are inputs
-  too. Tiles have no transformer over dimensions, which is in the published tile run alone. An own
-  collection is trained on alone unless `data.also` names others.
-  """
-  fifth(config)
-  config.model.both_kinds = True
-  own = ":".join(("layout", config.data.source, config.data.search))
-  if own in RELEASED:
-    config.data.also = tuple(name for name in RELEASED if name != own)
-
-
 def sixth(config: ConfigDict) -> None:
   """6th place: five hops of users, instance norm, a head that normalises across the slate.
 
@@ -334,31 +287,6 @@ def tile_third(config: ConfigDict) -> None:
   optimizer(config, name="adam", schedule="cosine", final_learning_rate=1e-6, clip_norm=1.0)
 
 
-def tile_fifth(config: ConfigDict) -> None:
-  """5th place, tiles: tensor dimensions as tokens of a transformer in front of SAGE.
-
-  Published: six tokens per node, two transformer layers of width 256, then the encoder of
-  the layout model, with a virtual node per 10,000 nodes; 128 slates of 32 configurations;
-  pairs across kernels compare absolute runtimes. The published tokens mix dimensions, see
-  `rankers.composed.inputs`: here they do not. Equal tokens are encoded once, as published.
-  The layouts in tokens are -1 throughout, as published. Here what tokens hold of shapes and
-  windows also stands among the scalars of a node, and eight configurations at a time pass through
-  the model.
-  """
-  config.data.update(
-      features=("released", "dimension_tokens"), config_transform="none",
-      virtual_node="cluster", cluster_nodes=10_000,
-      feature_transform="convolution=left_out,layout=left_out,shape=signed_log,window=signed_log,"
-                        "slice=signed_log,padding=signed_log,dimension_tokens=none,*=minmax")
-  config.batch.update(
-      graphs=128, configs=32, config_chunk=8, graph_sampling="sqrt", target="absolute")
-  composed(config, op_embed_dim=64, merge_unary=True, dimension_encoder="transformer",
-           pre_widths=(384,), widths=(384,) * 3, direction_merge="concat", pooling=("sum",),
-           drop_edge=0.15)
-  loss(config, "PairwiseHingeLoss:1,CrossHingeLoss:1", pair_reduction="mean_all", margin=0.1)
-  optimizer(config, weight_decay=1e-2, schedule="cosine", clip_norm=1.0)
-
-
 def tile_sixth(config: ConfigDict) -> None:
   """6th place, tiles: GATv2 on kernels, the tile beside mean and maximum.
 
@@ -458,10 +386,10 @@ def mlsys21_fusion_work(config: ConfigDict) -> None:
 
 SEGMENTED = (gst, seventh)  # on segments of graphs unless a config says otherwise
 LAYOUTS: dict[str, Preset] = {
-    "gst": gst, "seventh": seventh, "first": first, "third": third, "fourth": fourth, "fifth": fifth,
-    "fifth_all": fifth_all, "sixth": sixth, "sixth_gin": sixth_gin, "tenth": tenth}
+    "gst": gst, "seventh": seventh, "first": first, "third": third, "fourth": fourth,
+    "sixth": sixth, "sixth_gin": sixth_gin, "tenth": tenth}
 TILES: dict[str, Preset] = {
-    "first": tile_first, "third": tile_third, "fifth": tile_fifth,
+    "first": tile_first, "third": tile_third,
     "sixth": tile_sixth, "tenth": tile_tenth, "mlsys21": mlsys21,
     "mlsys21_per_node": mlsys21_per_node, "mlsys21_lstm": mlsys21_lstm,
     "mlsys21_transformer": mlsys21_transformer, "mlsys21_gat": mlsys21_gat,

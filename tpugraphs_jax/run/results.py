@@ -38,9 +38,8 @@ SUMMARY_FILE = "summary.json"
 
 
 def begin(job: Job, stage: Stage, prepared: Prepared, workdir: Path) -> None:
-  """Starts the summaries of a run, and shows its banner."""
-  for part, folder in job.placed(workdir):
-    begin_summary(part.config, folder, part.data.collection.name)
+  """Starts the summary of a run, and shows its banner."""
+  begin_summary(job.config, workdir, job.data.collection.name)
   if parallel.is_primary():
     console.say(banner(job, stage, prepared, workdir))
 
@@ -56,13 +55,12 @@ def banner(job: Job, stage: Stage, prepared: Prepared, workdir: Path) -> str:
   """
   config, collection, model = job.config, job.data.collection, job.config.model
   batch, steps = config.batch, stage.plan.steps_per_epoch
-  also = [f"{len(graphs):,} graphs of {part.data.collection.name}"
-          for part, graphs in zip(job.also, prepared.also)]
+  also = [data.collection.name for data in job.also]
   rows = {
       "task": f"{config.task}, collection {collection.name}",
       "data": f"{config.data_root}",
       "labels": label_kind(config.data_root, collection),
-      "training": "; ".join([_sizes(prepared.train), *also]),
+      "training": _sizes(prepared.train) + (also and f", with {' and '.join(also)}" or ""),
       "validation": f"{_sizes(prepared.valid)}; judged by "
                     f"{judge.mean_name(config.train.best_metric)} on "
                     f"{_sample(config, 'all of them')}",
@@ -317,7 +315,7 @@ def predict(
   scores = ranker.scores(graphs, progress=True)
   if not parallel.is_primary():
     return
-  name = ranker.collection.name
+  name = data.collection.name
   path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")
   submission.write_results(path, name, {
       graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)})
