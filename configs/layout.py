@@ -79,7 +79,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   config.data = ConfigDict(dict(
       source="xla",  # or nlp; or own, with the collection's name in `search`
       search="random",  # or default
-      also=(),  # other collections that the same network is trained on (see preset=fifth_all)
+      also=(),  # layout collections whose graphs are trained on, too (see preset=fifth_all)
       features=("released",),  # blocks of node features
       config_features=("released",),  # 18 integers of a node; outputs: the 6 of its output
       store_dir="",  # random-access copy; empty = <data_root>/store

@@ -14,7 +14,7 @@ import random_graphs
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.nn.layers import Dense
-from tpugraphs_jax.rankers.composed.split_nodes import SplitNodes, nodes_within
+from tpugraphs_jax.nn.split_nodes import SplitNodes, nodes_within
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.composed import inputs, nodes
 

@@ -1,10 +1,10 @@
 """Training: the stages of a job, and the whole way of a run from a config to files.
 
 Most families have one stage. Fine-tuning of the head (+F) is a second stage, which starts
-from the last state of the first. One network can be trained on several collections, such as
-programs and kernels (5th place): an epoch is then one epoch of each collection, their steps
-in random order. The first collection is the run's own: its config says how to train, and
-its validation graphs judge.
+from the last state of the first. One network can be trained on several layout collections
+(`data.also`, 5th place): their training graphs are one list. Validation graphs of the run's own
+collection choose the checkpoint. Behind the training every collection is judged and ranked,
+the others in folders of their own (`also/layout_nlp_default`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 
 from tpugraphs_jax import console, files as files_lib, losses, parallel
 from tpugraphs_jax.data import selection
-from tpugraphs_jax.data.batching import Budget
 from tpugraphs_jax.data.plan import (
     BatchPlan, Batches, ConfigSampler, config_draw, graph_weights, training_batches)
 from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
@@ -332,8 +331,8 @@ def make_step(
   """
   loss = config.loss
   objective = step_lib.Objective(
-      losses.parse_losses(loss.losses, normalize=loss.normalize_weights), loss.temperature, checks.loss_options(config),
-      loss.kernel_l2, loss.activity_l2)
+      losses.parse_losses(loss.losses, normalize=loss.normalize_weights), loss.temperature,
+      checks.loss_options(config), loss.kernel_l2, loss.activity_l2)
   return step_lib.make_train_step(
       network, optimizer, objective, seed=config.seed, config_chunk=config.batch.config_chunk,
       collections=sown, devices=devices)

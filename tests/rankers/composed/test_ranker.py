@@ -56,18 +56,17 @@ LAYOUTS = {
     "attention on edges": dict(conv="gatv2", heads=2, activation="prelu", conv_activation="none",
                                encoding="gain", encoding_scale=3.0, global_attention="softmax",
                                op_max_norm=1.0, op_gain=2.0),
-    "both kinds": dict(missing="layout", node_layout=True, both_kinds=True),
 }
 TILE = SMALL | dict(
     pooling=("mean", "max", "sum"), config_attention="softmax_gate", node_layout=True,
     dimension_encoder="transformer", dimension_width=4, dimension_layers=1, drop_edge=0.3)
-TILES = {"alone": TILE, "both kinds": SMALL | LAYOUTS["both kinds"]}
+TILES = {"alone": TILE}
 
 
 def reads(kind, options):
   return base.create_network(kind, "Composed", **{
-      k: options[k] for k in ("node_layout", "position_width", "dimension_encoder", "missing",
-                              "both_kinds") if k in options}).reads
+      k: options[k] for k in ("node_layout", "position_width", "dimension_encoder", "missing")
+      if k in options}).reads
 
 
 def check_shared_is_plain(kind, name="Composed", **options):

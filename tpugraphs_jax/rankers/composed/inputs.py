@@ -27,8 +27,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, LAYOUT_VALUE_RANGE, TILE_CONFIG_FEATURES
-from tpugraphs_jax.columns import opcode_ids
+from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE, opcode_ids
 from tpugraphs_jax.nn import layers
 from tpugraphs_jax.rankers.composed import pooling, split_nodes
 from tpugraphs_jax.nn.aggregation import take_rows
@@ -366,13 +365,6 @@ class Inputs(nn.Module):
     if options.node_layout:
       static.append(encode.layouts(layout))
     joined = [self.config_part(encode, layout, slates)] if early else []
-    if options.both_kinds:
-      # The rows of the layer's kernel: nodes, then layouts, then tiles.
-      if slates.by_hop is None:
-        open_layouts = jnp.full((len(feat), LAYOUT_CONFIG_FEATURES), -1.0)
-        static.append(encode.configurations(open_layouts))
-      else:
-        joined.append(ConfigPart(TILE_CONFIG_FEATURES, None))  # programs have no tiles
     if options.dimension_encoder != "none":
       tokens = DimensionEncoder(
           options.dimension_width, options.dimension_layers, name="dimensions")
@@ -386,8 +378,6 @@ class Inputs(nn.Module):
     """Configurations in front of the encoder."""
     values, missing = config_values(slates), None
     if slates.by_hop is None:
-      if self.options.both_kinds:  # a transform that was fitted would leave out columns
-        values = jnp.log1p(jnp.maximum(values, 0))
       return tile_part(encode.configurations(values), slates)
     if self.options.missing != "zero":
       missing = encode.configurations(

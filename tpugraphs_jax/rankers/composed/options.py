@@ -57,9 +57,6 @@ class Options:
     missing: configuration of nodes that are not configurable: zeros, the value
       -2 throughout (`sentinel`, first) or its own layout in every slot (`layout`, fifth).
     node_layout: nodes have their own layout as a feature, from the block `node_layout`.
-    both_kinds: has inputs for layouts and for tiles, so that programs and kernels can share
-      the parameters (fifth): nodes of a kernel have the layout -1 in place of a configuration,
-      programs have no tile. Tiles come untransformed and as log(1 + x).
     dimension_encoder: `transformer` over one token per tensor dimension (fifth, tiles alone),
       from the feature block `dimension_tokens`; tokens hold own layouts with `node_layout`,
       else -1.
@@ -129,7 +126,6 @@ class Options:
   value_embed_dim: int = 4
   missing: str = "zero"
   node_layout: bool = False
-  both_kinds: bool = False
   dimension_encoder: str = "none"
   dimension_width: int = 256
   dimension_layers: int = 2
@@ -261,12 +257,7 @@ def _conflicts(options: Options, kind: str) -> list[tuple[bool, str]]:
       (tile and options.encoding == "embedding",
        "model.encoding is 'embedding', but tile configurations are no layout values: take raw "
        "or gain"),
-      (options.both_kinds and (
-          not early or options.encoding != "raw" or options.missing != "layout"
-          or options.dimension_encoder != "none"),
-       "model.both_kinds goes with model.fusion=early, encoding=raw, missing=layout and "
-       "dimension_encoder=none"),
-      (tile and options.missing != "zero" and not options.both_kinds,
+      (tile and options.missing != "zero",
        f"model.missing is {options.missing!r}, but every node of a kernel has its configuration: "
        "set it to zero"),
       (options.dimension_encoder != "none" and not tile,
