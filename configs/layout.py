@@ -44,8 +44,8 @@ SEGMENTS = {
 # Variants with score tables, by the residual that a score adds to them.
 TABLES = {"recommended": "none", "tables": "none", "tables+sage": "sage"}
 
-PRESETS = {name: configs.Preset(settings, {}, settings in published.SEGMENTED)
-           for name, settings in published.LAYOUTS.items()} | configs.systems("layout")
+PRESETS = {name: configs.Preset(settings, {}) for name, settings in published.LAYOUTS.items()
+           } | configs.systems("layout")
 
 VARIANTS = {
     **{name: "this collection; unless a variant names a model: GraphSAGE, graphs above 5,000 nodes "
@@ -87,6 +87,8 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       feature_transform="signed_log1p",  # of all columns, or by group: shape=log_offset(3),*=none
       config_transform="none",  # SAGE embeds the integers; ResModel wants minmax
       pad_value=-1,  # of unused layout positions; 0 = as released
+      fit_splits=("train",),  # graphs whose nodes give the statistics of features, never labels
+      fit_reduced=False,  # the statistics are of the nodes that `graph_reduction` keeps
       leave_out=(),  # training graphs whose names have one of these words
       skip_constant=True,  # leave out training graphs whose configurations or runtimes are equal
       duplicate_policy="min",  # keep, first, min, mean
@@ -160,6 +162,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       valid_configs=200,  # of each graph in the fixed sample; 0 = all
       log_every_steps=20,  # steps between two lines of the log
       checkpoint_every_steps=0,  # for checkpoints between those after evaluations; 0 = none
+      deterministic=False,  # on GPUs: two runs are alike, bit for bit, but sums take longer
       quick_compile=False,  # on CPUs: half the time, but steps take two to three times as long
   ))
   config.eval = ConfigDict(dict(

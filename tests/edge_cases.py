@@ -1,13 +1,14 @@
-"""Random edges with their dense matrix, and a layout batch with split features."""
+"""Random edges with their dense matrix, and a layout batch with features that configurations reach."""
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import random_graphs
 
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.data.batching import NodesByHop
-from tpugraphs_jax.nn import aggregation, split_nodes
+from tpugraphs_jax.nn import aggregation
+from tpugraphs_jax.nn.nodes import Nodes, Slates
 
 NODES = 12
 DIRECTIONS = (aggregation.OPERANDS, aggregation.USERS, aggregation.BOTH)
@@ -47,18 +48,8 @@ def layout_batch(*, hops, reuse=True):
   return graph, batch
 
 
-def merged(split: split_nodes.SplitNodes, by_hop: NodesByHop) -> np.ndarray:
-  """The full `[N, C, F]` tensor that split nodes stand for."""
-  configs = split.varying.shape[1]
-  full = np.repeat(np.asarray(split.shared), configs, axis=1)
-  node = np.asarray(split_nodes.nodes_within(by_hop, split.hop))
-  real = node < len(full)
-  full[node[real]] = np.asarray(split.varying)[real]
-  return full
-
-
-def random_split(batch) -> split_nodes.SplitNodes:
-  nodes = len(batch.graph.nodes["opcode"])
-  return split_nodes.SplitNodes(
-      random_values(nodes, 1, 2),
-      random_values(split_nodes.rows_within(batch.by_hop, 0), 3, 2, seed=5), 0)
+def reached_nodes(batch) -> Nodes:
+  """Random features `[N, 3, 2]` that differ on the nodes of hop 0."""
+  slates = Slates.of(batch)
+  shared = jnp.asarray(random_values(slates.num_nodes, 1, 2))
+  return Nodes(slates, shared, jnp.asarray(random_values(slates.rows_within(0), 3, 2, seed=5)), 0)

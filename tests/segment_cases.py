@@ -13,7 +13,9 @@ import random_graphs
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.nn import aggregation, pooling, split_nodes
+from tpugraphs_jax.nn import pooling
+from tpugraphs_jax.nn.linear import Layouts
+from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments import batches as segment_batches, partition
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentSlate, SegmentedGraph
@@ -34,12 +36,10 @@ class ToyModel(base.Network):
 
   def embed(self, batch, *, train: bool = False):
     del train
-    graphs = len(pooling.real_nodes(batch.graph))
-    chosen = pooling.selection(aggregation.node_graph(batch.graph), graphs)
-    static = pooling.pool_sum(self.node(batch.graph.nodes["feat"])[:, None], chosen)
-    rows = split_nodes.config_rows(self.row(batch.rows / 6), batch)
-    return 0.1 * (static + pooling.pool_sum(
-        rows, pooling.configurable_selection(batch)))
+    slates = Slates.of(batch)
+    static = slates.nodes(self.node(batch.graph.nodes["feat"]))
+    rows = Layouts(slates, batch.rows / 6).map(self.row)
+    return 0.1 * (pooling.total(static) + pooling.total(rows, configurable=True))
 
   def score(self, pooled):
     return self.out(nn.tanh(self.hidden(pooled)))[..., 0]

@@ -1,11 +1,12 @@
-"""Batches of awkward graphs, parameters, and slow formulas, for tests of the composed ranker."""
+"""Batches of awkward graphs, node features in all forms, and slow formulas of layers."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 import functools
 from typing import Any
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,160 +14,111 @@ import random_graphs
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
-from tpugraphs_jax.nn.layers import Dense
-from tpugraphs_jax.nn.split_nodes import SplitNodes, nodes_within
-from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.composed import inputs, nodes
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.nn.linear import Linear
+from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Nodes, Slates
 
 CONFIGS, WIDTH = 3, 4
 HOPS = 2
 # For programs that run once, whose time is all compilation.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+EXACT = functools.partial(Linear, precision="highest")
+quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
-def features(rng: np.random.Generator, nodes: int, reads: tuple[str, ...]) -> np.ndarray:
-  """Random node features `[nodes, F]` float32 with these blocks at the end."""
-  parts = [rng.normal(size=(nodes, 4))]
-  for name in reads:
-    shape = nodes, inputs.READ_BLOCKS[name]
-    parts.append(rng.integers(-1, 6, shape) if name == "node_layout" else rng.random(shape))
-  return np.concatenate(parts, axis=1).astype(np.float32)
+# Batches.
 
 
-def raw_layouts() -> list:
-  """Four programs; one is a single node, one has an isolated configurable node."""
+def raw_layouts() -> list[OpGraph]:
+  """Five programs.
+
+  One is a single node, one has an isolated configurable node, one no configurable node. Some
+  edges occur twice, and a quarter of the nodes is isolated (`random_graphs.random_edges`).
+  """
   rng = np.random.default_rng(0)
   make = functools.partial(random_graphs.layout_graph, rng)
   return [make(nodes=9, edges=14, config_nodes=[2, 0], configs=7),
           make(nodes=1, edges=0, config_nodes=[0], configs=1),
           make(nodes=16, edges=22, config_nodes=[15, 3], configs=2),
-          make(nodes=6, edges=8, config_nodes=rng.permutation(6), configs=5)]
+          make(nodes=6, edges=8, config_nodes=rng.permutation(6), configs=5),
+          make(nodes=5, edges=6, config_nodes=[], configs=3)]
+
+
+def raw_tiles() -> list[OpGraph]:
+  """Three kernels, one of a single node."""
+  rng = np.random.default_rng(2)
+  return [random_graphs.tile_graph(rng, nodes=nodes, edges=edges, configs=count)
+          for nodes, edges, count in ((9, 14, 7), (1, 0, 1), (6, 9, 2))]
 
 
 def layout_batch(
-    reads: tuple[str, ...] = (), *, spare: int = 2, hops: int = HOPS, slots: int = 1,
-    graphs: list | None = None, configs: int = CONFIGS, reuse: bool = True,
+    *, spare: int = 2, hops: int = HOPS, slots: int = 1, graphs: Sequence[OpGraph] = (),
+    configs: int = CONFIGS, reuse: bool = True,
 ) -> LayoutBatch:
   """The programs in one batch with an empty slate, padding nodes and padding edges.
 
   Without reuse every node has values of its own for each configuration, `[N, C, F]`.
   """
-  rng, prepared = np.random.default_rng(1), []
-  for graph in graphs or raw_layouts():
-    graph = dataclasses.replace(graph, node_feat=features(rng, graph.num_nodes, reads))
-    prepared.append(random_graphs.prepare(graph, hops=hops, slots=slots, reuse=reuse))
+  prepared = [random_graphs.prepare(graph, hops=hops, slots=slots, reuse=reuse)
+              for graph in graphs or raw_layouts()]
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
   return batching.assemble_layout(
       random_graphs.slots_of(prepared, configs), budget, graphs=len(prepared) + 1,
       configs=configs, transform=lambda rows: rows.astype(np.float32))
 
 
-def tile_batch(reads: tuple[str, ...] = (), *, spare: int = 2, reuse: bool = True) -> TileBatch:
-  """Three kernels, one of a single node, in a batch with an empty slate.
-
-  Where tokens of dimensions are read, the nodes of a kernel have at most three distinct ones.
-  Without reuse the transformer runs on the tokens of every node, equal or not.
-  """
-  rng, prepared = np.random.default_rng(2), []
-  tokens = "dimension_tokens" in reads and sum(
-      inputs.READ_BLOCKS[name] for name in reads if name != "random_walk")
-  for nodes, edges, count in ((9, 14, 7), (1, 0, 1), (6, 9, 2)):
-    graph = random_graphs.tile_graph(rng, nodes=nodes, edges=edges, configs=count)
-    feat = features(rng, nodes, reads)
-    if tokens:
-      feat[:, -tokens:] = feat[rng.integers(min(nodes, 3), size=nodes), -tokens:]
-    prepared.append(batching.prepare(graph, feat, slots=1, distinct=tokens * reuse))
+def tile_batch(*, spare: int = 2, graphs: Sequence[OpGraph] = ()) -> TileBatch:
+  """The kernels in one batch with an empty slate, padding nodes and padding edges."""
+  prepared = [batching.prepare(graph, graph.node_feat, slots=1) for graph in graphs or raw_tiles()]
   budget = random_graphs.common_budget([batching.total_sizes(prepared)], spare=spare)
   batch = batching.assemble_tile(
       random_graphs.slots_of(prepared, CONFIGS), budget, graphs=len(prepared) + 1,
       configs=CONFIGS, transform=lambda x: x)
-  feat = rng.random((*batch.config_mask.shape, 24)).astype(np.float32)
+  feat = np.random.default_rng(4).random((*batch.config_mask.shape, 24)).astype(np.float32)
   return batch._replace(config_feat=np.where(batch.config_mask[..., None], 4 * feat, 0))
 
 
-def random_params(model: Any, batch: Any, seed: int = 0) -> Any:
-  """Nonzero parameters, biases too. Scalars are above 0.5, because one is a divisor."""
-  shapes = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-  rng = np.random.default_rng(seed)
-  draw = lambda shape: rng.normal(0, 0.3, shape) if shape else 0.5 + rng.random()
-  return jax.tree.map(lambda leaf: np.asarray(draw(leaf.shape), np.float32), shapes)
-
-
-def scores_and_gradients(
-    kind: str, name: str, batches: list[Any], **options: Any
-) -> list[tuple[np.ndarray, Any]]:
-  """Scores `[G, C]` (0 for padding) and gradients in training, of each batch."""
-  model = base.create_network(kind, name, **options)
-  params = random_params(model, batches[0])
-  weight = np.random.default_rng(3).normal(size=batches[0].target.shape).astype(np.float32)
-
-  def loss(params, batch):
-    scores = model.apply({"params": params}, batch, train=True, rngs={"dropout": jax.random.key(5)})
-    scores = jnp.where(batch.config_mask, scores, 0)
-    return (scores * weight).sum(), scores
-
-  @functools.partial(jax.jit, compiler_options=QUICK)
-  def each(params):
-    return [jax.grad(functools.partial(loss, batch=batch), has_aux=True)(params)
-            for batch in batches]
-
-  return [(np.asarray(scores), grads) for grads, scores in each(params)]
-
-
-BATCH = layout_batch()
+BATCH, TILES = layout_batch(), tile_batch()
 GRAPH = BATCH.graph
+GRAPHS = len(BATCH.target)
 NODES = len(BATCH.block_mask)
 OF_GRAPH = np.repeat(np.arange(len(GRAPH.n_node)), GRAPH.n_node)
-REAL = OF_GRAPH < len(BATCH.target)
+REAL = OF_GRAPH < GRAPHS
 EDGES = int(GRAPH.n_edge[:-1].sum())
-EXACT = functools.partial(Dense, precision="highest")
-quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
-def random(*shape, seed=0):
-  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+def real_configs(node: int) -> np.ndarray:
+  """Numbers of the configurations of a node's slate."""
+  return np.flatnonzero(BATCH.config_mask[OF_GRAPH[node]])
 
 
-def split_and_full():
-  """Random features as split nodes and as the full `[N, C, F]` that they stand for."""
-  shared, hop = random(NODES, 1, WIDTH), 0
-  rows = np.asarray(nodes_within(BATCH.by_hop, hop))
-  varying = random(len(rows), CONFIGS, WIDTH, seed=1)
-  full = np.repeat(shared, CONFIGS, axis=1)
-  full[rows[rows < NODES]] = varying[rows < NODES]
-  return SplitNodes(jnp.asarray(shared), jnp.asarray(varying), hop), full
+def slow_configs(batch: Any, elsewhere: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+  """The configuration of every node, `[N, C, 18 or 24]`, and which nodes have a layout `[N]`.
+
+  Nodes without a layout have `elsewhere`, padding configurations of other nodes have NaN.
+  """
+  graph, configs = batch.graph, batch.config_mask.shape[1]
+  count = len(graph.nodes["opcode"])
+  if hasattr(batch, "config_feat"):
+    result, node = np.zeros((count, configs, 24)), 0
+    for number, size in enumerate(graph.n_node[:-1]):
+      result[node : node + size] = batch.config_feat[number]
+      node += size
+    return result, np.zeros(count, bool)
+  result, configured = np.full((count, configs, 18), elsewhere), np.zeros(count, bool)
+  for node, row_ids in zip(batch.by_hop.nodes[0], batch.row_id):
+    if (row_ids < len(batch.rows)).any():
+      configured[node] = True
+      for config, row in enumerate(row_ids):
+        result[node, config] = batch.rows[row] if row < len(batch.rows) else np.nan
+  return result, configured
 
 
-def run(module, *inputs, **kwargs):
-  """Parameters and the result of a module on both forms of its first input."""
-  split, full = inputs[0]
-  slates = nodes.Slates.of(BATCH)
-  shapes = jax.eval_shape(
-      lambda x: module.init(jax.random.key(0), x, *inputs[1:], slates, **kwargs), full)
-  rng = np.random.default_rng(7)
-  params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32),
-                        shapes.get("params", {}))
-
-  @functools.partial(jax.jit, compiler_options=QUICK)
-  def both(params, split, full):
-    results = (module.apply({"params": params}, x, *inputs[1:], slates, **kwargs)
-               for x in (split, full))
-    return [nodes.everywhere(x, slates) if isinstance(x, SplitNodes) else x for x in results]
-
-  from_split, from_full = both(params, split, full)
-  return params, from_split, from_full
-
-
-def check(results, expected, tolerance=2e-5):
-  """Both forms give the expected `[N, C, F]` on real nodes."""
-  for found in results:
-    np.testing.assert_allclose(found[REAL], expected[REAL], rtol=tolerance, atol=tolerance)
-
-
-def neighbours(direction):
+def neighbours(direction: str, batch: Any = BATCH) -> list[list[int]]:
   """Of every node the nodes that it receives from, one entry per edge."""
-  heard = [[] for _ in range(NODES)]
-  for consumer, producer in zip(GRAPH.receivers[:EDGES], GRAPH.senders[:EDGES]):
+  heard = [[] for _ in batch.graph.nodes["opcode"]]
+  edges = int(batch.graph.n_edge[:-1].sum())
+  for consumer, producer in zip(batch.graph.receivers[:edges], batch.graph.senders[:edges]):
     if direction in ("operands", "both"):
       heard[consumer].append(producer)
     if direction in ("users", "both"):
@@ -174,112 +126,202 @@ def neighbours(direction):
   return heard
 
 
-def dense(x, params):
+# Node features.
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+  """Normal numbers, float32."""
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def features(hop: int, width: int = WIDTH, seed: int = 0) -> tuple[np.ndarray | None, ...]:
+  """The parts `shared` and `varying` of random features of `BATCH` in one form."""
+  shared = random(NODES, 1, width, seed=seed)
+  if hop == NONE:
+    return shared, None
+  if hop == EVERYWHERE:
+    return None, random(NODES, CONFIGS, width, seed=seed)
+  rows = sum(len(nodes) for nodes in BATCH.by_hop.nodes[: hop + 1])
+  return shared, random(rows, CONFIGS, width, seed=seed + 1)
+
+
+def nodes_of(parts: Sequence[Any], hop: int, batch: Any = BATCH) -> Nodes:
+  """`features` as `Nodes`."""
+  return Nodes(Slates.of(batch), *(None if part is None else jnp.asarray(part) for part in parts),
+               hop)
+
+
+def full_of(parts: Sequence[Any], hop: int) -> np.ndarray:
+  """The tensor `[N, C, F]` that `features` stand for, row by row."""
+  shared, varying = parts
+  if hop == EVERYWHERE:
+    return varying
+  full = np.repeat(shared, CONFIGS, axis=1)
+  if hop != NONE:
+    for node, row in zip(np.concatenate(BATCH.by_hop.nodes[: hop + 1]), varying, strict=True):
+      if node < NODES:
+        full[node] = row
+  return full
+
+
+FORMS = (NONE, 0, 1, EVERYWHERE)
+
+
+def apply_to(
+    module: nn.Module, hop: int, *more: Any, seed: int = 0, scale: float = 0.5, **options: Any
+) -> tuple[Any, np.ndarray, np.ndarray]:
+  """Parameters of a module, random features `[N, C, F]` and the module's result of them.
+
+  The module takes `Nodes` in the form `hop`, and the result is brought to `[N, C, F']`.
+  """
+  parts = features(hop, seed=seed)
+  call = lambda params, parts: module.apply(
+      {"params": params}, nodes_of(parts, hop), *more, **options)
+  shapes = jax.eval_shape(
+      lambda parts: module.init(jax.random.key(0), nodes_of(parts, hop), *more, **options), parts)
+  params = random_like(shapes.get("params", {}), scale)
+
+  @quick_jit
+  def run(params, parts):
+    found = call(params, parts)
+    return found.everywhere() if isinstance(found, Nodes) else found
+
+  found = np.asarray(run(params, parts))
+  if found.shape[:2] == (NODES, 1):
+    found = np.repeat(found, CONFIGS, axis=1)
+  return params, full_of(parts, hop), found
+
+
+def random_like(shapes: Any, scale: float = 0.5, seed: int = 7) -> Any:
+  """Normal numbers in the shapes of parameters, biases too."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(lambda leaf: rng.normal(0, scale, leaf.shape).astype(np.float32), shapes)
+
+
+def params_of(module: nn.Module, *inputs: Any, scale: float = 0.5) -> Any:
+  """Random parameters of a module for these inputs."""
+  shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs))
+  return random_like(shapes.get("params", {}), scale)
+
+
+def check(found: np.ndarray, expected: np.ndarray, tolerance: float = 2e-5) -> None:
+  """A result is the expected `[N, C, F]` on nodes of graphs."""
+  assert found.shape == expected.shape
+  np.testing.assert_allclose(found[REAL], expected[REAL], rtol=tolerance, atol=tolerance)
+
+
+# Slow formulas.
+
+
+def members() -> Iterator[tuple[int, np.ndarray]]:
+  """Every graph with its nodes."""
+  for graph in range(GRAPHS):
+    yield graph, np.flatnonzero(OF_GRAPH == graph)
+
+
+def each_graph(function: Callable[[np.ndarray], np.ndarray], width: int = WIDTH) -> np.ndarray:
+  """`[N, C, width]` from a function of the node numbers of one graph."""
+  result = np.zeros((NODES, CONFIGS, width))
+  for _, nodes in members():
+    if len(nodes):
+      result[nodes] = function(nodes)
+  return result
+
+
+def dense(x: np.ndarray, params: Any) -> np.ndarray:
+  """A linear layer."""
   return x @ params["kernel"] + params.get("bias", 0)
 
 
-def slow_sage(x, params, direction, options):
-  sent = dense(x, params["neighbours"])
-  mean = np.stack([np.mean([sent[u] for u in heard], axis=0) if heard else np.zeros_like(sent[0])
-                   for heard in neighbours(direction)])
-  return mean + (dense(x, params["self"]) if "self" in params else 0)
-
-
-def each_graph(function):
-  """`[N, C, F]` from a function of the node numbers of one graph."""
-  result = np.zeros((NODES, CONFIGS, WIDTH), np.float32)
-  for graph in range(len(BATCH.target)):
-    members = np.flatnonzero(OF_GRAPH == graph)
-    if len(members):
-      result[members] = function(members)
-  return result
-
-
-def slow_normal(x, axis, eps=1e-5):
-  return (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True) + eps)
-
-
-def real_configs(node):
-  return np.flatnonzero(BATCH.config_mask[OF_GRAPH[node]])
-
-
-def slow_layer_norm(x, params):
-  return slow_normal(x, -1, 1e-6) * params["scale"] + params["bias"]
-
-
-def slow_encoder(x, to, params):
-  """A transformer layer with one head on tokens `x [L, F]` that attend to `to [M, F]`."""
-  heads = params["heads"]
-  part = lambda name, tokens: tokens @ heads[name]["kernel"][:, 0] + heads[name]["bias"][0]
-  logits = part("query", x) @ part("key", to).T / np.sqrt(x.shape[1])
-  weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-  mixed = weights / weights.sum(axis=1, keepdims=True) @ part("value", to)
-  x = slow_layer_norm(x + mixed @ heads["out"]["kernel"][0] + heads["out"]["bias"],
-                      params["norm_0"])
-  hidden = np.maximum(dense(x, params["hidden"]), 0)
-  return slow_layer_norm(x + dense(hidden, params["out"]), params["norm_1"])
-
-
-def check_pooled(found, expected, tolerance=2e-5):
-  """Every result has the expected `[G, C, F]` for real graphs."""
-  real = np.arange(len(BATCH.target)) < len(raw_layouts())
-  for result in found:
-    np.testing.assert_allclose(
-        np.asarray(result)[real], expected[real], rtol=tolerance, atol=tolerance)
-
-
-def per_graph(function, width):
-  result = np.zeros((len(BATCH.target), CONFIGS, width))
-  for graph in range(len(BATCH.target)):
-    members = np.flatnonzero(OF_GRAPH == graph)
-    result[graph] = function(members) if len(members) else 0
-  return result
-
-
-def elu(x):
+def elu(x: np.ndarray) -> np.ndarray:
+  """The activation ELU."""
   return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
 
 
-def draw(module, *arguments, slates=None):
-  """Random parameters of a module for these arguments, and for slates behind them."""
-  more = () if slates is None else (slates,)
-  shapes = jax.eval_shape(lambda *a: module.init(jax.random.key(0), *a, *more), *arguments)
-  rng = np.random.default_rng(5)
-  return jax.tree.map(
-      lambda leaf: rng.normal(0, 0.4, leaf.shape).astype(np.float32), shapes.get("params", {}))
+def gelu(x: np.ndarray) -> np.ndarray:
+  """The activation GELU by its approximation with tanh."""
+  return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def slow_configs(batch, missing="zero"):
-  """The raw configuration of every node, `[N, C, 18 or 24]`, and which nodes have their own."""
-  graph, configs = batch.graph, batch.config_mask.shape[1]
-  count = len(graph.nodes["opcode"])
-  own_layout = np.asarray(graph.nodes["feat"])[:, -6:]
-  if hasattr(batch, "config_feat"):
-    result, node = np.zeros((count, configs, 24)), 0
-    for number, size in enumerate(graph.n_node[:-1]):
-      result[node : node + size] = batch.config_feat[number]
-      node += size
-    return result, np.zeros(count, bool)
-  result, configured = np.zeros((count, configs, 18)), np.zeros(count, bool)
-  if missing == "sentinel":
-    result[:] = -2
-  elif missing == "layout":
-    for slot in range(3):
-      result[:, :, 6 * slot : 6 * slot + 6] = own_layout[:, None]
-  for node, row_ids in zip(batch.by_hop.nodes[0], batch.row_id):
-    if (row_ids < len(batch.rows)).any():
-      configured[node] = True
-      for config, row in enumerate(row_ids):
-        # NaN marks padding configurations, which have no encoded features either.
-        result[node, config] = batch.rows[row] if row < len(batch.rows) else np.nan
-  return result, configured
+def sigmoid(x: np.ndarray) -> np.ndarray:
+  """The logistic function."""
+  return 1 / (1 + np.exp(-x))
 
 
-def slow_opcodes(batch, params, max_norm, gain):
-  table = params["embedding"]["table"]["embedding"]
-  result = []
-  for opcode in np.asarray(batch.graph.nodes["opcode"]):
-    vector = np.array(table[opcode], np.float64)
-    length = np.linalg.norm(vector)
-    result.append(vector * min(1, max_norm / length) if max_norm else vector)
-  return np.stack(result) * (params["gain"] if gain else 1)
+def slow_mean(x: np.ndarray, direction: str, batch: Any = BATCH) -> np.ndarray:
+  """The mean of each node's neighbours, 0 without any."""
+  return np.stack([np.mean([x[u] for u in heard], axis=0) if heard else np.zeros_like(x[0])
+                   for heard in neighbours(direction, batch)])
+
+
+def slow_normal(x: np.ndarray, axis: int, epsilon: float = 1e-5) -> np.ndarray:
+  """Mean 0 and variance 1 over an axis."""
+  return (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True) + epsilon)
+
+
+def slow_layer_norm(x: np.ndarray, params: Any, epsilon: float = 1e-6) -> np.ndarray:
+  """A layer norm with scale and bias."""
+  return slow_normal(x, -1, epsilon) * params["scale"] + params["bias"]
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+  """Softmax over the last axis."""
+  power = np.exp(logits - logits.max(axis=-1, keepdims=True))
+  return power / power.sum(axis=-1, keepdims=True)
+
+
+def slow_attention(x: np.ndarray, to: np.ndarray, params: Any, heads: int) -> np.ndarray:
+  """Softmax attention of tokens `x [L, F]` to `to [M, F]`, head by head."""
+  query, key, value = (dense(tokens, params[name]) for name, tokens in (
+      ("query", x), ("key", to), ("value", to)))
+  size, heard = query.shape[1] // heads, []
+  for head in range(heads):
+    own = slice(head * size, (head + 1) * size)
+    weights = softmax(query[:, own] @ key[:, own].T / np.sqrt(size))
+    heard.append(weights @ value[:, own])
+  return dense(np.concatenate(heard, axis=1), params["out"])
+
+
+def slow_transformer(
+    x: np.ndarray, to: np.ndarray, params: Any, heads: int, epsilon: float = 1e-5
+) -> np.ndarray:
+  """A transformer layer on tokens `x [L, F]` that attend to `to [M, F]`."""
+  x = slow_layer_norm(x + slow_attention(x, to, params["heads"], heads), params["norm_0"], epsilon)
+  hidden = np.maximum(dense(x, params["hidden"]), 0)
+  return slow_layer_norm(x + dense(hidden, params["out"]), params["norm_1"], epsilon)
+
+
+def slow_inputs(batch: Any, table: np.ndarray) -> np.ndarray:
+  """Features and opcode vectors of nodes, `[N, F]`."""
+  opcode = table[np.asarray(batch.graph.nodes["opcode"])]
+  return np.concatenate([np.asarray(batch.graph.nodes["feat"]), opcode], axis=1)
+
+
+# Whole networks.
+
+
+def network_params(network: Any, batch: Any, seed: int = 0) -> Any:
+  """Nonzero parameters, biases too. Scalars are above 0.5, because one may be a divisor."""
+  shapes = jax.eval_shape(network.init, jax.random.key(0), batch)["params"]
+  rng = np.random.default_rng(seed)
+  draw = lambda shape: rng.normal(0, 0.3, shape) if shape else 0.5 + rng.random()
+  return jax.tree.map(lambda leaf: np.asarray(draw(leaf.shape), np.float32), shapes)
+
+
+def scores_and_gradients(network: Any, batches: Sequence[Any]) -> list[tuple[np.ndarray, Any]]:
+  """Scores `[G, C]` (0 for padding) and gradients in training, of each batch."""
+  params = network_params(network, batches[0])
+  weight = random(*batches[0].target.shape, seed=3)
+
+  def loss(params, batch):
+    scores = network.apply(
+        {"params": params}, batch, train=True, rngs={"dropout": jax.random.key(5)})
+    scores = jnp.where(batch.config_mask, scores, 0)
+    return (scores * weight).sum(), scores
+
+  @quick_jit
+  def each(params):
+    return [jax.grad(functools.partial(loss, batch=batch), has_aux=True)(params)
+            for batch in batches]
+
+  return [(np.asarray(scores), grads) for grads, scores in each(params)]

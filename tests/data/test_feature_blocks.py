@@ -176,36 +176,6 @@ def test_random_walks_are_those_of_the_definition(nodes, edges):
   np.testing.assert_allclose(found, slow_walks(graph), rtol=2e-4, atol=2e-6)
 
 
-def test_lists_of_dimensions_are_marked_behind_their_ends():
-  """A graph by hand: a dimension number of 0 stays where it is in the list."""
-  dimensions = columns.NODE["dimensions"].start
-  values = {  # of a window of two dimensions, one of them reversed; and of lists
-      "convolution": {91: 1, 92: 1, 95: 1, 96: 2}, "broadcast": {dimensions: 1, dimensions + 1: 2},
-      "transpose": {dimensions: 1}}
-  shapes = {"parameter": (4, 8), "convolution": (4, 8), "broadcast": (2, 4, 8),
-            "transpose": (8, 4), "reduce": (8,), "concatenate": (4, 8), "add": (4, 8)}
-  graph = made_of(
-      [*((name, "f32", shape, values.get(name, {}) | {
-          134 + place: len(shape) - 1 - place for place in range(len(shape))})
-         for name, shape in shapes.items()),
-       ("reduce", "tuple", (), {columns.NODE["tuple_size"].start: 2, dimensions: 1})],
-      [[1, 0], [2, 1], [3, 1], [4, 3], [5, 1], [6, 1], [7, 1]])
-  feat = graph.node_feat
-  found = feature_blocks.padded(graph)
-  lists = {name: found[:, columns.NODE[name]].tolist() for name in (
-      "dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions")}
-  assert lists["dimensions"] == [
-      [-1] * 6, [-1] * 6, [1, 2] + [-1] * 4, [1, 0] + [-1] * 4, [0] + [-1] * 5, [0] + [-1] * 5,
-      [-1] * 6, [1] + [-1] * 5]
-  nothing = [-1] * 4
-  assert lists["input_spatial_dimensions"] == [nothing, [1, 2, -1, -1], *[nothing] * 6]
-  assert lists["kernel_spatial_dimensions"] == [nothing, [0, 0, -1, -1], *[nothing] * 6]
-  others = np.setdiff1d(np.arange(140), np.r_[31:37, 95:99, 101:105, 134:140])
-  np.testing.assert_array_equal(found[:, others], feat[:, others])
-  padded_layouts = feature_blocks.released(graph, feature_blocks.Options(pad_value=-1))
-  np.testing.assert_array_equal(found[:, 134:], padded_layouts[:, 134:])
-
-
 def test_padding_marks_layout_positions_beyond_the_rank():
   feat = np.zeros((4, NODE_FEATURES), np.float32)
   for node, shape in enumerate([(), (5,), (2, 3, 4), (1, 1, 1, 1, 1, 9)]):

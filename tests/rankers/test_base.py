@@ -90,7 +90,6 @@ ALIKE = {"batch.configs": 16, "eval.configs": 16}
 
 
 @pytest.mark.parametrize("network, variant, changes, complaint", [
-    (SlateMean(), "full,ci", {"batch.configs": 16, "eval.configs": 100}, "eval.configs"),
     (SlateMean(), "full,ci", ALIKE | {"batch.config_chunk": 4}, "config_chunk"),
     (SlateMean(), "gst_ed,ci", ALIKE, "history"), (Attentive(), "gst_ed,ci", ALIKE, "history"),
     (Integers(), "full,ci", {"data.config_transform": "minmax"}, "config_transform"),
@@ -105,6 +104,7 @@ def test_networks_and_options_that_exclude_each_other_are_refused(
 
 @pytest.mark.parametrize("network, variant, changes", [
     (Whole(), "gst_ed,ci", {"batch.configs": 16, "eval.configs": 100}),
+    (SlateMean(), "full,ci", {"batch.configs": 16, "eval.configs": 100}),
     (SlateMean(), "full,ci", ALIKE), (SlateMean(), "gst,ci", ALIKE),
     (Attentive(), "full,ci", {"batch.config_chunk": 4}), (Attentive(), "gst,ci", ALIKE),
     (ResModel(dropout="backpropdropout"), "full,ci", {"batch.config_chunk": 4}),

@@ -291,16 +291,14 @@ def test_networks_of_blocks_are_judged_on_the_mean_of_three_seeded_blocks(monkey
   np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [1, 5, 6, 7, 12, 17])
-def test_every_chunk_of_a_whole_slate_has_its_size(count):
-  """The last chunk is filled up with the first configurations, whose scores count once."""
+@pytest.mark.parametrize("count", [0, 1, 5, 6, 7, 12, 17])
+@pytest.mark.parametrize("even", [False, True])
+def test_chunks_hold_every_configuration_once(count, even):
+  """As few as possible; even ones differ by one in length."""
   ids = np.arange(100, 100 + count)
-  parts_of = scorer_lib.chunks(ids, 6, whole=True)
-  sizes = {len(chunk) for chunk, _ in parts_of}
-  assert sizes == ({6} if count >= 6 else {count})
-  kept = [chunk[:wanted] for chunk, wanted in parts_of]
-  np.testing.assert_array_equal(np.concatenate(kept), ids)
-  for chunk, _ in parts_of:
-    assert len(set(chunk.tolist())) == len(chunk)
-  plain = scorer_lib.chunks(ids, 6, whole=False)
-  np.testing.assert_array_equal(np.concatenate([chunk for chunk, _ in plain]), ids)
+  parts_of = scorer_lib.chunks(ids, 6, even=even)
+  sizes = [len(part) for part in parts_of]
+  assert len(sizes) == -(-count // 6) and all(0 < size <= 6 for size in sizes)
+  assert not even or max(sizes, default=0) - min(sizes, default=0) <= 1
+  assert even or all(size == 6 for size in sizes[:-1])
+  np.testing.assert_array_equal(np.concatenate([ids[:0], *parts_of]), ids)

@@ -7,7 +7,6 @@ import ml_collections
 import numpy as np
 import parts
 import pytest
-import system_cases
 
 from tpugraphs_jax import parallel
 from tpugraphs_jax.data import synthetic
@@ -17,8 +16,8 @@ from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import log
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
-PRESETS = [*(("layout", name) for name in published.LAYOUTS),
-           *(("tile", name) for name in published.TILES)]
+PRESETS = [*(("layout", name) for name in (*published.LAYOUTS, *configs.systems("layout"))),
+           *(("tile", name) for name in (*published.TILES, *configs.systems("tile")))]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,10 +60,11 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
     # One layer of each kind: nearly all of the time goes into compilation.
     for widths in [field for field in config.model if field.endswith("widths")]:
       config.model[widths] = config.model[widths][:1]
-    if "attention_from" in config.model:
-      config.model.attention_from = 0
+    if config.data.get("also"):  # see test_together
+      config.data.also = ()
   job = job_lib.Job.of(config)
-  phase = training.first_stage(training.part_of(job, job_lib.prepare(job, tmp_path, resume=False)), tmp_path)
+  prepared = job_lib.prepare(job, tmp_path, resume=False)
+  phase = training.first_stage(training.part_of(job, prepared), tmp_path)
   before = jax.tree.map(np.asarray, phase.state.params)
   state = parallel.replicate(phase.state)
   for _ in range(2):
@@ -84,32 +84,15 @@ def test_unknown_presets_and_two_of_them_are_refused(kind):
     parts.config_of(kind, "preset=first,preset=third")
 
 
-def test_the_gated_blocks_of_the_1st_place_have_half_the_width():
-  """256 channels behind every gate: parameters counted by hand, block by block."""
-  config = parts.config_of("layout", "nlp-default,preset=first")
-  network = Job.of(config).ranker.family.network
-  batch = system_cases.layout_batch(("node_layout",), hops=0)
-  params = jax.eval_shape(network.init, jax.random.key(0), batch)["params"]
-  count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
-  inputs = 4 + 6 * 4 + 16 + 18 * 4  # features of the test, own layout, opcode, configuration
-  gates = 128 * 16 + 16 + 16 * 128 + 128 + 1  # bottleneck of an eighth, a temperature
-  linear = [inputs * 128 + 128, 256 * 128 + 128]
-  sage = 2 * 256 * 128 + 128
-  tables = 121 * 16 + 8 * 4
-  assert count(params) == tables + sum(linear) + 2 * sage + 4 * gates + 256 + 1
-
-
 @pytest.mark.parametrize("kind, variant, changes, complaint", [
     ("layout", "xla-default,preset=first,gst_ed", {}, "history"),
     ("layout", "xla-random,preset=third,gst_ed", {"data.virtual_node": "none"},
      "history"),
-    ("layout", "preset=first", {"data.features": ("node_layout", "released")},
-     "node_layout"),
+    ("layout", "preset=first", {"data.features": ("first_layout", "first")}, "first_layout"),
     ("layout", "preset=first", {"data.feature_transform": "standardize"},
      "feature_transform"),
     ("layout", "preset=first", {"data.config_transform": "minmax"},
      "config_transform"),
-    ("tile", "preset=sixth", {"eval.configs": 8}, "eval.configs"),
 ])
 def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, changes, complaint):
   with pytest.raises(ValueError, match=complaint) as error:
@@ -119,17 +102,14 @@ def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, c
 
 def test_presets_have_the_published_settings():
   """Settings of the published code and write-ups that presets once had wrong."""
-  first = parts.config_of("layout", "nlp-default,preset=first")
-  assert "padded" in first.data.features
-  assert (first.batch.configs, first.eval.configs, first.eval.permutations) == (64, 64, 10)
-  assert first.model.config_attention == "softmax_gate" and first.model.channel_attention == 8
-  assert parts.config_of("layout", "nlp-random,preset=first").model.config_attention == "none"
-  gst = parts.config_of("layout", "preset=gst")
+  first = {c: parts.config_of("layout", f"{c},preset=first") for c in COLLECTIONS}
+  assert [(c.batch.configs, c.eval.configs) for c in first.values()] == [
+      (128, 512), (64, 128), (128, 512), (64, 256)]
+  assert [c.model.across_configs for c in first.values()] == [False, True, False, True]
+  gst, seventh = (parts.config_of("layout", f"preset={name}") for name in ("gst", "seventh"))
   assert gst.task == "segments" and gst.segments.keep == 0.5 and gst.segments.max_nodes == 1000
-  assert gst.segments.readout == "scalar" and gst.model.conv_activation == "none"
-  assert (gst.model.dropout, gst.model.dropout_in) == (0.1, ("first",))
-  seventh = parts.config_of("layout", "preset=seventh")
-  assert seventh.model.conv_activation == "same" and seventh.segments == gst.segments
+  assert gst.segments.readout == "scalar" and seventh.segments == gst.segments
+  assert (gst.model.activate_rounds, seventh.model.activate_rounds) == (False, True)
   assert parts.config_of("layout", "preset=gst,gst_e").segments.keep == 1.0
   slates = {c: parts.config_of("layout", f"{c},preset=sixth").batch.configs for c in COLLECTIONS}
   assert slates == {"xla-random": 100, "xla-default": 32, "nlp-random": 80, "nlp-default": 80}
@@ -141,7 +121,6 @@ def test_presets_have_the_published_settings():
   assert (gin.activation, gin.conv_activation, gin.readout_layers) == ("gelu", "elu", "all")
   tile = lambda name: parts.config_of("tile", f"preset={name}")
   assert tile("sixth").model.pooling_merge == "sum"
-  assert tile("first").model.dropout_in == ("layers", "fusion", "head")
   layouts = (f"{source}-random,preset=second_{source}" for source in ("xla", "nlp"))
   for second in (tile("second_tile"), *(parts.config_of("layout", each) for each in layouts)):
     assert (second.data.duplicate_policy, second.data.config_transform) == ("min", "none")

@@ -45,7 +45,8 @@ def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations
   assert [len(graph.configs) for graph in prepared.train] == counts
   plan = training.plan_of(training.part_of(job, prepared), epochs=1)
   drawn = collections.Counter(itertools.chain(*(
-      graph.tolist() for step in range(plan.steps_per_epoch) for graph in plan.graphs_of_step(step))))
+      graphs.tolist() for step in range(plan.steps_per_epoch)
+      for graphs in plan.graphs_of_step(step))))
   share = np.sqrt(counts) / np.sqrt(counts).sum() * sum(drawn.values())
   assert all(abs(drawn[number] - expected) <= 1 for number, expected in enumerate(share))
 
@@ -70,8 +71,8 @@ def ran(data_root, tmp_path_factory):
   """A run, and one that was stopped and resumed."""
   folder = tmp_path_factory.mktemp("runs")
   command = lambda name, *flags, **more: commands.Run(
-      ["run_layout.py", "--config=configs/layout.py:preset=fifth_all,ci", f"--data_root={data_root}",
-       f"--config.data.also={ALSO}", f"--config.data.store_dir={folder / 'store'}",
+      ["run_layout.py", "--config=configs/layout.py:preset=fifth_all,ci",
+       f"--data_root={data_root}", f"--config.data.also={ALSO}", f"--config.data.store_dir={folder / 'store'}",
        "--config.train.log_every_steps=1", f"--workdir={folder / name}", *flags], **more)
   ended = commands.run_all([
       command("whole"), command("stopped", stop_at_step=3), command("stopped", "--resume"),

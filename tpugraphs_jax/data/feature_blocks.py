@@ -178,7 +178,6 @@ class Options:
   Attributes:
     pad_value: of the positions of a layout beyond the rank of the shape. 0 leaves the
       released features, in which 0 is also a real dimension; -1 marks these positions.
-      The block `padded` marks other lists as well.
   """
 
   pad_value: int = 0
@@ -192,42 +191,6 @@ def released(graph: OpGraph, options: Options = Options()) -> np.ndarray:
     return feat
   feat = feat.copy()
   feat[:, _LAYOUT][np.arange(MAX_RANK)[None] >= _rank(feat)[:, None]] = options.pad_value
-  return feat
-
-
-# Operations whose list `dimensions` has one entry.
-_ONE_DIMENSION = ("concatenate", "iota", "sort")
-_LISTS = ("dimensions", "input_spatial_dimensions", "kernel_spatial_dimensions", "minor_to_major")
-
-
-@BLOCKS.register("padded")
-def padded(graph: OpGraph) -> np.ndarray:
-  """The released columns with -1 behind the end of every list of dimensions, `[N, 140]` float32.
-
-  The 1st place of the competition made its layout files anew with such lists: `dimensions`,
-  the spatial dimensions of convolutions, and the layout. Released files do not have their
-  lengths, which follow from other columns: a layout is as long as its shape; spatial dimensions
-  are as many as those of the window of a convolution; `dimensions` is as long as the operand of a
-  broadcast and the result of a transpose, counts the dimensions that a reduction drops, is 1 for
-  concatenate, iota and sort, and elsewhere reaches up to its last number above 0. Numbers 0 at
-  the end of a `reverse`, and of a reduction of several arrays, are taken for padding.
-  """
-  feat, opcode, ids = graph.node_feat[:, :NODE_FEATURES].copy(), graph.node_opcode, opcode_ids()
-  rank = _rank(feat)
-  operand = np.zeros_like(rank)
-  np.maximum.at(operand, graph.edge_index[:, 0], rank[graph.edge_index[:, 1]])
-  convolution = opcode == ids["convolution"]
-  window = feat[:, NODE["window_reversal"]][:, MAX_RANK:].sum(axis=1).astype(int) * convolution
-  listed = np.isin(opcode, [ids[name] for name in _ONE_DIMENSION]).astype(int)
-  # A tuple, the result of a reduction of several arrays, does not tell how many are dropped.
-  dropped = np.where(feat[:, NODE["tuple_size"].start] > 0, 0, np.maximum(operand - rank, 0))
-  for name, length in (("broadcast", operand), ("transpose", rank), ("reduce", dropped)):
-    listed = np.where(opcode == ids[name], length, listed)
-  for name, length in zip(_LISTS, (listed, window, window, rank), strict=True):
-    values = feat[:, NODE[name]]
-    place = np.arange(1, values.shape[1] + 1)
-    last = ((values != 0) * place).max(axis=1)
-    values[place > np.maximum(length, last)[:, None]] = -1
   return feat
 
 
@@ -320,54 +283,6 @@ def operand_shapes(graph: OpGraph) -> np.ndarray:
   nodes, operands = contraction_operands(graph)
   features[nodes] = np.where(operands[..., None] >= 0, shape[operands], _MISSING)
   return features.reshape(graph.num_nodes, -1)
-
-
-# Instructions that compute a number per element of their result, and of these the transcendental.
-_TRANSCENDENTAL = (
-    "atan2", "cbrt", "cosine", "exponential", "exponential-minus-one", "log", "log-plus-one",
-    "logistic", "power", "rsqrt", "sine", "sqrt", "tan", "tanh")
-_ARITHMETIC = _TRANSCENDENTAL + (
-    "abs", "add", "and", "ceil", "clamp", "compare", "convert", "divide", "floor", "is-finite",
-    "maximum", "minimum", "multiply", "negate", "not", "or", "remainder", "round-nearest-afz",
-    "round-nearest-even", "select", "shift-left", "shift-right-arithmetic",
-    "shift-right-logical", "sign", "subtract", "xor")
-_REDUCTIONS = ("reduce", "reduce-window")
-_TYPE_BYTES = np.array([kind.bytes for kind in ELEMENT_TYPES], np.float64)
-
-
-@BLOCKS.register("kernel_work")
-def kernel_work(graph: OpGraph) -> np.ndarray:
-  """Estimates of the work of a kernel, the same for all of its nodes, `[N, 4]` float32.
-
-  Operations; bytes of its parameters; bytes of its results; values of transcendental functions.
-  An addition is one operation per element, a reduction one per element that it reads, a
-  convolution or product two per element of its result and number that is summed (products are
-  taken to have no batches). Scalars of the computations that reductions apply are counted too.
-  "A Learned Performance Model for TPUs" (MLSys 2021) has such features from XLA, which are no
-  part of the data set: these are from shapes and opcodes alone.
-  """
-  feat, ids = graph.node_feat.astype(np.float64), opcode_ids()
-  of = lambda names: np.isin(graph.node_opcode, [ids[name] for name in names])
-  elements = feat[:, NODE["shape"]][:, -1]
-  size = elements * (feat[:, NODE["element_type"]] @ _TYPE_BYTES)  # tuples have none
-  consumer, producer = graph.edge_index.T
-  read = np.zeros(graph.num_nodes)
-  np.maximum.at(read, consumer, elements[producer])
-  operations = elements * of(_ARITHMETIC) + read * of(_REDUCTIONS)
-  nodes, operands = contraction_operands(graph)
-  left, right = np.where(operands >= 0, elements[operands], 0).T
-  number = NODE["output_feature_dimension"].start
-  dimension = np.clip(feat[nodes, number], 0, MAX_RANK - 1).astype(int)
-  features = feat[nodes, NODE["shape"].start + dimension]
-  summed = np.where(
-      graph.node_opcode[nodes] == ids["dot"],
-      np.sqrt(left * right / np.maximum(elements[nodes], 1)), right / np.maximum(features, 1))
-  operations[nodes] = 2 * elements[nodes] * summed
-  is_result = feat[:, NODE["is_root"].start] > 0
-  is_result[producer[(is_result & of(["tuple"]))[consumer]]] = True
-  work = [operations.sum(), size[of(["parameter"])].sum(), size[is_result].sum(),
-          elements[of(_TRANSCENDENTAL)].sum()]
-  return np.tile(np.float32(work), (graph.num_nodes, 1))
 
 
 _COUNTED = np.r_[tuple(sizes(NODE[name]) for name in (

@@ -45,6 +45,7 @@ class KernelAttention(nn.Module):
     keys: width of queries and keys; 0 = `features`.
     normalize: divide by `sum_j f(q_i) . f(k_j)`.
     linear: makes linear layers by their width.
+    precision: of the products of queries, keys and values.
   """
 
   features: int
@@ -53,6 +54,7 @@ class KernelAttention(nn.Module):
   keys: int = 0
   normalize: bool = True
   linear: Callable[..., nn.Module] = Linear
+  precision: Any = "highest"
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
@@ -63,13 +65,15 @@ class KernelAttention(nn.Module):
                   for name in ("query", "key"))
     value = self.linear(self.features, use_bias=False, name="value")(x).map(by_head)
     heard = kernel_attention(
-        *(part.everywhere() for part in (query, key, value)), x.slates, normalize=self.normalize)
+        *(part.everywhere() for part in (query, key, value)), x.slates, normalize=self.normalize,
+        precision=self.precision)
     heard = heard.reshape(*heard.shape[:2], -1).astype(value.dtype)
     return x.slates.from_all(heard, x)
 
 
 def kernel_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, slates: Slates, *, normalize: bool
+    query: jax.Array, key: jax.Array, value: jax.Array, slates: Slates, *, normalize: bool,
+    precision: Any = "highest",
 ) -> jax.Array:
   """`sum_j (q_i . k_j) v_j` over the nodes j of i's graph, at a cost linear in nodes.
 
@@ -83,11 +87,12 @@ def kernel_attention(
     value: `[N, C, H, V]`.
     slates: of the nodes.
     normalize: divide by `sum_j (q_i . k_j)`.
+    precision: of the products.
 
   Returns:
     `[N, C, H, V]` float32; zeros for padding nodes.
   """
-  product = functools.partial(jnp.einsum, precision="highest")
+  product = functools.partial(jnp.einsum, precision=precision)
   blocks, graph_of = graph_blocks(slates)
   take = lambda x: take_rows(x.astype(jnp.float32), blocks)
   if normalize:  # a further channel of ones adds the weights up

@@ -69,7 +69,8 @@ class Linear(nn.Module):
     Args:
       *inputs: one array, or `Nodes`, `Layouts` and `Tiles`.
     """
-    widths = [x.shape[-1] if isinstance(x, jax.Array) else x.width for x in inputs]
+    is_array = hasattr(inputs[0], "shape")
+    widths = [inputs[0].shape[-1]] if is_array else [x.width for x in inputs]
     rows = sum(widths)
     kernel = self.param("kernel", self.kernel_init(rows), (rows, self.features), jnp.float32)
     blocks = jnp.split(kernel, list(itertools.accumulate(widths))[:-1])
@@ -78,7 +79,7 @@ class Linear(nn.Module):
     if self.use_bias:
       bias = self.param("bias", self.bias_init(rows), (self.features,), jnp.float32)
       biased = lambda x: x + bias.reshape((1,) * (x.ndim - 1) + (-1,)).astype(x.dtype)
-    if isinstance(inputs[0], jax.Array):
+    if is_array:
       return biased(matmul(inputs[0], kernel))
     parts = [x.map(lambda rows, block=block: matmul(rows, block))
              for x, block in zip(inputs, blocks)]

@@ -87,7 +87,7 @@ class Slates:
   @property
   def graph_nodes(self) -> jax.Array:
     """Number of nodes of each graph, `[G]` int32, without the padding graph."""
-    return self.batch.graph.n_node[:-1]
+    return jnp.asarray(self.batch.graph.n_node)[:-1]
 
   @property
   def node_configs(self) -> jax.Array:

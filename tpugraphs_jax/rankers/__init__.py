@@ -17,10 +17,10 @@ from typing import Any
 
 # Importing a module of networks registers them.
 from tpugraphs_jax.rankers import base, tile
-from tpugraphs_jax.rankers.composed import edges, ranker
+from tpugraphs_jax.rankers.composed import ranker
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.segments.family import Segments
-from tpugraphs_jax.rankers.systems import fifth, second
+from tpugraphs_jax.rankers.systems import fifth, first, fourth, gst, mlsys21, second, tenth
 from tpugraphs_jax.rankers.tables import network, traffic
 
 

@@ -175,7 +175,7 @@ class Family:
     """Refuses (ValueError) fields of the config that the network cannot work with."""
     _check_features(self.network.reads, tuple(self.config["data"]["features"]), self.unscaled)
     if self.network.compares_configs:
-      _check_slates(self.config["batch"], self.config["eval"])
+      _check_slates(self.config["batch"])
     transform = self.config["data"]["config_transform"]
     if self.network.embeds_integers and transform != "none":
       raise ValueError(
@@ -268,7 +268,7 @@ class Family:
     options = self.config["eval"]
     return Encoder(
         network_step(self.network), self.assemble, graphs=options["graphs"],
-        configs=options["configs"], whole_slates=self.network.compares_configs)
+        configs=options["configs"], even_slates=self.network.compares_configs)
 
   def scores(
       self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
@@ -310,16 +310,11 @@ class Family:
                      "score tables (variant tables of configs/layout.py)")
 
 
-def _check_slates(batch: Mapping[str, Any], evaluation: Mapping[str, Any]) -> None:
+def _check_slates(batch: Mapping[str, Any]) -> None:
   """Refuses other slates than a network needs that compares the configurations of a slate."""
   if batch["configs"] < 2:
     raise ValueError(f"batch.configs is {batch['configs']}, but this model compares the "
                      "configurations of a slate with each other: set it to at least 2")
-  if batch["configs"] != evaluation["configs"]:
-    raise ValueError(
-        f"eval.configs is {evaluation['configs']} and batch.configs is {batch['configs']}, but "
-        "this model's scores depend on the other configurations of the slate: set both to the "
-        "same number")
   if batch["config_chunk"]:
     raise ValueError(
         f"batch.config_chunk is {batch['config_chunk']}, but this model's scores depend on all "

@@ -51,23 +51,21 @@ class Unit(NamedTuple):
   piece: int
   start: int  # place of the first configuration among all scored ones of the graph
   config_ids: np.ndarray  # [<= chunk] int64
-  count: int  # configurations whose outputs are wanted: the first ones of the chunk
 
 
-def chunks(config_ids: np.ndarray, size: int, *, whole: bool) -> list[tuple[np.ndarray, int]]:
-  """Configurations in chunks of at most `size`, and how many outputs of each chunk are wanted.
+def chunks(config_ids: np.ndarray, size: int, *, even: bool) -> list[np.ndarray]:
+  """Configurations in as few chunks of at most `size` as possible, each `[<= size]` int64.
 
   Args:
     config_ids: `[n]` int64.
-    size: of a chunk.
-    whole: fill the last chunk up with the first configurations, so that it is a slate
-      like any other for networks that look across it; fewer than `size` stay as they are.
+    size: largest length of a chunk.
+    even: whether lengths differ by one at most, as networks need whose scores depend on the
+      slate (1st and 6th place of the competition); else the last chunk has what is left.
   """
-  parts = [config_ids[start : start + size] for start in range(0, len(config_ids), size)]
-  counts = [len(part) for part in parts]
-  if whole and len(parts) > 1:
-    parts[-1] = np.concatenate([parts[-1], config_ids[: size - counts[-1]]])
-  return list(zip(parts, counts))
+  count = -(-len(config_ids) // size)
+  if even:
+    return np.array_split(config_ids, count) if count else []
+  return np.split(config_ids, range(size, len(config_ids), size)) if count else []
 
 
 class Budgets:
@@ -112,18 +110,18 @@ class Encoder:
     assemble: `(slates, budget, graphs=, configs=) -> batch`.
     graphs: units in a batch.
     configs: configurations in a unit; 0: the network sees none.
-    whole_slates: the network compares the configurations of a unit, see `chunks`.
+    even_slates: the network compares the configurations of a unit, see `chunks`.
     pieces: the parts of a prepared graph whose outputs are added up; None: the graph itself.
     max_budgets: most shapes that are compiled for one call.
   """
 
   def __init__(
       self, step: Callable[[Any, Any], Any], assemble: Callable[..., Any], *, graphs: int,
-      configs: int, whole_slates: bool = False,
+      configs: int, even_slates: bool = False,
       pieces: Callable[[Any], Sequence[PreparedGraph]] | None = None,
       max_budgets: int = plan.MAX_BUDGETS,
   ):
-    self._step, self._assemble, self._whole = step, assemble, whole_slates
+    self._step, self._assemble, self._even = step, assemble, even_slates
     self._graphs, self._configs, self._max_budgets = graphs, configs, max_budgets
     self._pieces = pieces or (lambda graph: (graph,))
     self._budgets = Budgets()
@@ -169,12 +167,12 @@ class Encoder:
       yield number, np.zeros(0, np.float32)
 
   def _units(self, number: int, pieces: Sequence[PreparedGraph], ids: np.ndarray) -> list[Unit]:
-    nothing = np.zeros(0, np.int64)
     if not self._configs:
-      return [Unit(number, piece, 0, nothing, 0) for piece in range(len(pieces))]
-    parts = chunks(ids, self._configs, whole=self._whole)
-    return [Unit(number, piece, part * self._configs, *chunk)
-            for part, chunk in enumerate(parts) for piece in range(len(pieces))]
+      return [Unit(number, piece, 0, np.zeros(0, np.int64)) for piece in range(len(pieces))]
+    parts = chunks(ids, self._configs, even=self._even)
+    starts = np.cumsum([0, *map(len, parts)])
+    return [Unit(number, piece, int(start), part)
+            for start, part in zip(starts, parts) for piece in range(len(pieces))]
 
   def _add(self, total: Any, unit: Unit, output: Any, configs: int) -> Any:
     """Adds the output of a unit to the outputs of its graph."""
@@ -182,7 +180,8 @@ class Encoder:
       return output
     if total is None:
       total = np.zeros((configs, *output.shape[1:]), np.float32)
-    total[unit.start : unit.start + unit.count] += output[: unit.count]
+    count = len(unit.config_ids)
+    total[unit.start : unit.start + count] += output[:count]
     return total
 
   def _outputs(self, params, pieces, units: list[Unit], blocks, progress):

@@ -20,7 +20,7 @@ from tpugraphs_jax.rankers.composed.options import Options
 from tpugraphs_jax.rankers.composed.ranker import NAME
 
 Preset = Callable[[ConfigDict], None]
-MODELS = (NAME, "BilinearEdges")  # those of presets
+MODELS = (NAME,)  # those of presets
 
 
 def composed(config: ConfigDict, **options: Any) -> None:
@@ -60,77 +60,6 @@ def shrink(config: ConfigDict) -> None:
   config.eval.configs = 8
 
 
-def gst(config: ConfigDict) -> None:
-  """Graph Segment Training of TpuGraphs (arXiv 2305.12322, public code).
-
-  Published: three SAGE rounds of width 256 without activations between them (kept:
-  `conv_activation=none`; `same` repairs it), users' messages alone, opcode and
-  configuration times learned factors from 100 on, the mean plus the maximum of nodes at
-  length 1, a score per segment, and stale scores kept with probability 0.5.
-
-  Here the two linear layers in front without an activation between them (of width 128 and 256)
-  are one, the weight decay is left out, and stale scores go to their own configurations, which
-  in the published code hold for two segments only. The configs' segments are those of the
-  variant `gst_ed`.
-  """
-  config.data.update(feature_transform="standardize", config_transform="none", pad_value=0,
-                     duplicate_policy="keep")
-  config.batch.update(graphs=32, configs=32, sampling="uniform_replacement")
-  composed(
-      config, op_embed_dim=128, op_max_norm=1.0, op_gain=100.0, encoding="gain",
-      encoding_scale=100.0, pre_widths=(256,), widths=(256,) * 3, edge_direction="backward",
-      dropout=0.1, dropout_in=("first",), activation="prelu", conv_activation="none",
-      pooling=("mean", "max"), pooling_merge="sum", readout_norm="l2", head_widths=(256,))
-  loss(config, "SumHingeLoss:1")
-  optimizer(config, name="adam", learning_rate=1e-4, schedule="cosine")
-  if "segments" in config:
-    config.segments.update(readout="scalar", aggregation="sum", keep_unit="entry")
-
-
-def seventh(config: ConfigDict) -> None:
-  """7th place: Graph Segment Training with an activation between its rounds.
-
-  Published: that it began with the code of Graph Segment Training, samples segments to save
-  memory, and has models of its own by edge and by the shape of nodes; tiles are ranked by the
-  official model, the default of `configs/tile.py`. There is no code. Here it is `gst` with the
-  known slip of that code repaired: three rounds without an activation between them, which are
-  one linear map. Its models by edge and by shape are missing.
-  """
-  gst(config)
-  config.model.conv_activation = "same"
-
-
-def first(config: ConfigDict) -> None:
-  """1st place: attention across configurations, instance norm, one hop around choices.
-
-  Published: two linear and two SAGE layers of width 256, instance norm, channel
-  attention, layout integers through one embedding with -2 for what is not configurable;
-  in the default collections a softmax over the configurations of the slate. A graph per
-  step, 64 configurations of it (128 in random collections), mean over ten orders.
-
-  Here validation has slates of the size of training (published: 128 or 256 where training
-  has 64), and a node's own layout also stays among the scaled numbers. Lists of dimensions are
-  marked behind their ends as far as released files tell these (block `padded`).
-  """
-  across = config.data.search == "default"
-  configs = 64 if across else 128
-  config.data.update(
-      features=("padded", "node_layout"), feature_transform="node_layout=none,*=standardize",
-      config_transform="none", duplicate_policy="first",
-      graph_reduction="config_neighborhood", reduction_hops=1, reduction_direction="both",
-      reduction_induced="edge")
-  config.batch.update(graphs=1, configs=configs)
-  config.eval.update(configs=configs, permutations=10)
-  composed(
-      config, op_embed_dim=16, encoding="embedding", missing="sentinel", node_layout=True,
-      pre_widths=(256, 256), widths=(256, 256), edge_direction="backward", activation="gelu",
-      norm="instance", norm_position="pre", residual="identity", dropout=0.2,
-      dropout_in=("layers",), channel_attention=8,
-      config_attention="softmax_gate" if across else "none")
-  loss(config, "PairwiseHingeLoss:1", pair_reduction="mean_all")
-  optimizer(config, weight_decay=1e-5, schedule="cosine", warmup_fraction=0.05, clip_norm=1.0)
-
-
 def third(config: ConfigDict) -> None:
   """3rd place: linear attention beside SAGE in both directions, positions on a track of their own.
 
@@ -158,24 +87,6 @@ def third(config: ConfigDict) -> None:
       attention_normalize=False, attention_combine="concat", pooling=("sum",))
   loss(config, "PairwiseHingeLoss:1", pair_reduction="sum")
   optimizer(config, name="adam", schedule="cosine", final_learning_rate=1e-6, clip_norm=1.0)
-
-
-def fourth(config: ConfigDict) -> None:
-  """4th place: edges at configurable nodes through bilinear pooling, no message passing.
-
-  Published: 12 node features of both ends, 8 of the 18 configuration values, and ranks as
-  the target. Here all features and values are in it: which ones were chosen is unknown,
-  and so are loss and optimiser, for which ListMLE and AdamW stand.
-  """
-  config.data.update(feature_transform="standardize", config_transform="none",
-                     graph_reduction="config_neighborhood", reduction_hops=1,
-                     reduction_direction="operands", reduction_induced="edge")
-  config.batch.update(graphs=4, configs=32, target="rank")
-  config.model = ConfigDict(dict(
-      name="BilinearEdges", op_embed_dim=10, edge_widths=(1024, 128), config_widths=(1024, 128),
-      head_widths=(1024,), config_scale=1.0, dtype="float32", precision="highest"))
-  loss(config, "ListMLELoss:1")
-  optimizer(config, schedule="cosine", clip_norm=1.0)
 
 
 def sixth(config: ConfigDict) -> None:
@@ -223,53 +134,6 @@ def sixth_gin(config: ConfigDict) -> None:
       readout_norm="none", readout_layers="all")
 
 
-def tenth(config: ConfigDict) -> None:
-  """10th place: a transformer over nodes that runs once for all configurations.
-
-  Published: twelve blocks of linear attention and APPNP of width 256 on nodes alone, then
-  configurable nodes with each configuration through an MLP, pooled and scored; ListMLE
-  over 256 to 1000 configurations. On NLP its members are four to six layers of DIFFormer
-  (here: five). How a layer of DIFFormer joins its input, here by a gate, and that APPNP follows in
-  it, are guesses, as are heads, steps of propagation and the width of the MLP. Columns with
-  numbers of -3 and less have a signed logarithm instead of log(x + 3).
-  """
-  config.data.update(
-      feature_transform="window=signed_log1p,padding=signed_log1p,slice=signed_log1p,"
-                        "*=log_offset(3)",
-      config_transform="none")
-  config.batch.update(graphs=1, configs=256)
-  config.eval.configs = 256
-  composed(
-      config, op_embed_dim=64, pre_widths=(256,), widths=(256,) * 12, conv="appnp",
-      appnp_steps=4, heads=4, activation="gelu", norm="layer", norm_position="pre",
-      residual="identity", residual_position="after_activation", global_attention="linear",
-      attention_combine="serial", fusion="middle", fusion_widths=(256, 256),
-      pooling=("mean",))
-  if config.data.source == "nlp":
-    config.model.update(widths=(256,) * 5, global_attention="difformer", residual="gated")
-  loss(config, "ListMLELoss:1")
-  optimizer(config, learning_rate=5e-4, weight_decay=1e-2, schedule="cosine")
-
-
-def tile_first(config: ConfigDict) -> None:
-  """1st place, tiles: the layout model without configurations, beside an MLP of the tile.
-
-  Published: all configurations of a kernel per step; the attention across configurations
-  is on, where it only doubles features: configurations are not in the encoder. Here a
-  slate has at most 64 configurations, that attention is left out, and layouts are numbers.
-  """
-  config.data.update(feature_transform="standardize", config_transform="standardize")
-  config.batch.update(graphs=1, configs=64, target="official")
-  composed(
-      config, op_embed_dim=16, pre_widths=(256, 256), widths=(256, 256),
-      edge_direction="backward", activation="gelu", norm="instance", norm_position="pre",
-      residual="identity", dropout=0.2, dropout_in=("layers", "fusion", "head"),
-      channel_attention=8, fusion="late",
-      fusion_widths=(256, 256), pooling=("mean", "max"), head_widths=(256, 256))
-  loss(config, "PairwiseHingeLoss:1", pair_reduction="mean_all")
-  optimizer(config, weight_decay=1e-5, schedule="cosine", warmup_fraction=0.05, clip_norm=1.0)
-
-
 def tile_third(config: ConfigDict) -> None:
   """3rd place, tiles: four SAGE layers with layer norm, the inverse logarithm of hinges.
 
@@ -306,92 +170,6 @@ def tile_sixth(config: ConfigDict) -> None:
   optimizer(config, learning_rate=5e-4, weight_decay=1e-2, average_window=(0.5, 1.0))
 
 
-def tile_tenth(config: ConfigDict) -> None:
-  """10th place, tiles: configurations ask the nodes of their kernel.
-
-  Published: eight graph blocks, two of self-attention, four of cross-attention with
-  configurations as queries. Here self-attention is serial in the last two of the eight,
-  graph blocks are SAGE, and widths, heads and slates are guesses.
-  """
-  config.data.update(feature_transform="signed_log1p", config_transform="signed_log1p")
-  config.batch.update(graphs=16, configs=32)
-  composed(
-      config, op_embed_dim=64, pre_widths=(128,), widths=(128,) * 8, heads=4, activation="gelu",
-      norm="layer", norm_position="pre", residual="identity",
-      residual_position="after_activation", global_attention="softmax",
-      attention_combine="serial", attention_from=6, fusion="cross", fusion_widths=(128, 128),
-      decoder_layers=4)
-  loss(config, "ListMLELoss:1")
-  optimizer(config, learning_rate=5e-4, weight_decay=1e-2, schedule="cosine")
-
-
-def mlsys21(
-    config: ConfigDict, *, fusion: bool = False, work: bool = False, **options: Any) -> None:
-  """"A Learned Performance Model for TPUs" (MLSys 2021): SAGE, sums, means and maxima of nodes.
-
-  Published: opcode embedding, node scalars and tile on every node, GraphSAGE, a reduction
-  over nodes, rank loss of tiles or squared error of log runtimes. Variants of the paper:
-  `_per_node`, `_lstm`, `_transformer` (reductions), `_gat` and `_fusion` (absolute
-  runtimes, in milliseconds; the drift of the machine is taken out, see
-  `TileConfigs.unit_ns`). Widths are guesses; edges count alike in both directions. The
-  paper's optional estimates of a kernel's work (operations, bytes read and written,
-  transcendental functions) are no part of the data set: `_work` has estimates from shapes
-  (block `kernel_work`) on every node.
-  """
-  blocks = ("released", "kernel_work") if work else ("released",)
-  config.data.update(features=blocks, config_transform="minmax", feature_transform=
-                     "kernel_work=signed_log1p,*=minmax" if work else "minmax")
-  config.batch.update(graphs=10, configs=10, target="absolute" if fusion else "official")
-  composed(config, **dict(
-      op_embed_dim=64, pre_widths=(64,), widths=(64,) * 3, edge_direction="symmetric",
-      pooling=("sum", "mean", "max"), head_widths=(64,)) | options)
-  loss(config, "LogMSE:1" if fusion else "RankHingeLoss:1")
-  optimizer(config, name="adam", clip_norm=1.0)
-
-
-def mlsys21_per_node(config: ConfigDict) -> None:
-  """mlsys21 with a score per node."""
-  mlsys21(config, readout="node_scalar_sum", head_widths=())
-
-
-def mlsys21_lstm(config: ConfigDict) -> None:
-  """mlsys21 with an LSTM over nodes in order."""
-  mlsys21(config, readout="lstm")
-
-
-def mlsys21_transformer(config: ConfigDict) -> None:
-  """mlsys21 with a transformer over nodes."""
-  mlsys21(config, readout="transformer", heads=4, pooling=("sum",))
-
-
-def mlsys21_gat(config: ConfigDict) -> None:
-  """mlsys21 with graph attention."""
-  mlsys21(config, conv="gatv2", heads=4)
-
-
-def mlsys21_work(config: ConfigDict) -> None:
-  """mlsys21 with estimates of a kernel's work."""
-  mlsys21(config, work=True)
-
-
-def mlsys21_fusion(config: ConfigDict) -> None:
-  """mlsys21 with the error of log runtimes."""
-  mlsys21(config, fusion=True)
-
-
-def mlsys21_fusion_work(config: ConfigDict) -> None:
-  """mlsys21 with the error of log runtimes and estimates of a kernel's work."""
-  mlsys21(config, fusion=True, work=True)
-
-
-SEGMENTED = (gst, seventh)  # on segments of graphs unless a config says otherwise
 LAYOUTS: dict[str, Preset] = {
-    "gst": gst, "seventh": seventh, "first": first, "third": third, "fourth": fourth,
-    "sixth": sixth, "sixth_gin": sixth_gin, "tenth": tenth}
-TILES: dict[str, Preset] = {
-    "first": tile_first, "third": tile_third,
-    "sixth": tile_sixth, "tenth": tile_tenth, "mlsys21": mlsys21,
-    "mlsys21_per_node": mlsys21_per_node, "mlsys21_lstm": mlsys21_lstm,
-    "mlsys21_transformer": mlsys21_transformer, "mlsys21_gat": mlsys21_gat,
-    "mlsys21_work": mlsys21_work, "mlsys21_fusion": mlsys21_fusion,
-    "mlsys21_fusion_work": mlsys21_fusion_work}
+    "third": third, "sixth": sixth, "sixth_gin": sixth_gin}
+TILES: dict[str, Preset] = {"third": tile_third, "sixth": tile_sixth}

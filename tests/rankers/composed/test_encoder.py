@@ -6,7 +6,7 @@ from flax import linen as nn
 import jax
 import numpy as np
 import pytest
-from system_cases import (
+from composed_cases import (
     BATCH, CONFIGS, EXACT, NODES, OF_GRAPH, REAL, WIDTH, dense, elu, run, slow_layer_norm,
     slow_sage, split_and_full)
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_graphs
-import system_cases
-from system_cases import draw, quick_jit, slow_configs, slow_encoder, slow_opcodes
+import composed_cases
+from composed_cases import draw, quick_jit, slow_configs, slow_encoder, slow_opcodes
 
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import batching, feature_blocks
@@ -20,8 +20,8 @@ from tpugraphs_jax.rankers.composed import inputs, nodes
 from tpugraphs_jax.rankers.composed.options import Options
 
 READS = ("dimension_tokens", "node_layout")
-LAYOUTS, TILES = system_cases.layout_batch(READS), system_cases.tile_batch(READS)
-EXACT = system_cases.EXACT
+LAYOUTS, TILES = composed_cases.layout_batch(READS), composed_cases.tile_batch(READS)
+EXACT = composed_cases.EXACT
 MATMUL = functools.partial(layers.matmul, dtype=None, precision="highest")
 
 

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import parts
 import pytest
-import system_cases
-from system_cases import (
+import composed_cases
+from composed_cases import (
     BATCH, CONFIGS, OF_GRAPH, WIDTH, dense, elu, neighbours, quick_jit, slow_configs, slow_normal,
     slow_opcodes)
 
@@ -71,10 +71,10 @@ def reads(kind, options):
 
 def check_shared_is_plain(kind, name="Composed", **options):
   """A batch without shared nodes gives the scores and gradients of the usual batch."""
-  make, name_reads = getattr(system_cases, f"{kind}_batch"), reads(kind, options)
+  make, name_reads = getattr(composed_cases, f"{kind}_batch"), reads(kind, options)
   more = {"hops": len(options.get("widths", ())) + 2} if kind == "layout" else {}
   batches = [make(name_reads, reuse=reuse, **more) for reuse in (True, False)]
-  shared, plain = system_cases.scores_and_gradients(kind, name, batches, **options)
+  shared, plain = composed_cases.scores_and_gradients(kind, name, batches, **options)
   assert np.abs(plain[0]).max() > 0.01
   norms = options.get("norm"), options.get("head_norm")
   comparing.assert_trees_close(
@@ -99,11 +99,11 @@ EVERYTHING = SMALL | dict(
 
 @pytest.mark.parametrize("kind", ["layout", "tile"])
 def test_padding_does_not_change_scores(kind):
-  make = getattr(system_cases, f"{kind}_batch")
+  make = getattr(composed_cases, f"{kind}_batch")
   options = EVERYTHING | (dict(pooling=("mean", "max")) if kind == "tile" else {})
   model = base.create_network(kind, "Composed", **options)
-  params = system_cases.random_params(model, make())
-  score = jax.jit(model.apply, compiler_options=system_cases.QUICK)
+  params = composed_cases.random_params(model, make())
+  score = jax.jit(model.apply, compiler_options=composed_cases.QUICK)
   few, many = (comparing.in_float64(score, {"params": params}, make(spare=spare))
                for spare in (1, 7))
   mask = make().config_mask
@@ -111,10 +111,10 @@ def test_padding_does_not_change_scores(kind):
 
 
 def test_contents_of_padding_configurations_reach_no_real_one():
-  batch = system_cases.layout_batch()
+  batch = composed_cases.layout_batch()
   model = base.create_network("layout", "Composed", **EVERYTHING)
-  params = system_cases.random_params(model, batch)
-  score = jax.jit(model.apply, compiler_options=system_cases.QUICK)
+  params = composed_cases.random_params(model, batch)
+  score = jax.jit(model.apply, compiler_options=composed_cases.QUICK)
   scores = score({"params": params}, batch)
   # Padding configurations get contents: row 0 of the dictionary.
   filled = batch._replace(row_id=np.where(
@@ -130,7 +130,7 @@ def test_a_score_that_is_a_sum_has_its_scale_and_no_head():
   options = dict(op_embed_dim=2, pre_widths=(3,), widths=(), readout="node_scalar_sum")
   model = base.create_network("layout", "Composed", **options)
   scaled = base.create_network("layout", "Composed", **options, score_scale=0.1)
-  params = system_cases.random_params(model, BATCH)
+  params = composed_cases.random_params(model, BATCH)
   assert set(params) == {"inputs", "readout"}
   both = quick_jit(lambda p: [m.apply({"params": p}, BATCH) for m in (model, scaled)])(params)
   np.testing.assert_allclose(both[1], 0.1 * np.asarray(both[0]), rtol=1e-5)
@@ -143,7 +143,7 @@ def test_a_score_that_is_a_sum_has_its_scale_and_no_head():
   joined = np.concatenate([np.repeat(static[:, None], CONFIGS, axis=1), np.nan_to_num(raw)], -1)
   hidden = np.maximum(dense(joined, params["inputs"]["join"]["JoinedDense_0"]), 0)
   scalar = dense(hidden, params["readout"]["scalar"])[..., 0]
-  for number in range(len(system_cases.raw_layouts())):
+  for number in range(len(composed_cases.raw_layouts())):
     real = np.flatnonzero(BATCH.config_mask[number])
     expected = scalar[OF_GRAPH == number].sum(axis=0)
     np.testing.assert_allclose(both[0][number, real], expected[real], rtol=1e-4, atol=1e-4)
@@ -153,7 +153,7 @@ def test_a_score_that_is_a_sum_has_its_scale_and_no_head():
 def test_dropout_and_dropped_edges_are_for_training_alone(train, equal):
   model = base.create_network("layout", "Composed", op_embed_dim=2, pre_widths=(6,), widths=(6,),
                            dropout=0.4, drop_edge=0.5)
-  params = system_cases.random_params(model, BATCH)
+  params = composed_cases.random_params(model, BATCH)
   apply = quick_jit(lambda p, key: model.apply({"params": p}, BATCH, train=train, rngs={
       "dropout": key}))
   scores = [np.asarray(apply(params, jax.random.key(number))) for number in (0, 0, 1)]
@@ -166,7 +166,7 @@ def test_bfloat16_is_near_float32():
                  residual="identity", head_widths=(4,), pooling=("mean", "max"))
   models = [base.create_network("layout", "Composed", **options, dtype=dtype)
             for dtype in ("float32", "bfloat16")]
-  params = system_cases.random_params(models[0], BATCH)
+  params = composed_cases.random_params(models[0], BATCH)
   exact, half = quick_jit(lambda p: [m.apply({"params": p}, BATCH) for m in models])(params)
   exact, half = (np.asarray(s)[BATCH.config_mask] for s in (exact, half))
   assert half.dtype == np.float32 and not np.array_equal(exact, half)
@@ -178,7 +178,7 @@ def test_the_6th_place_adds_the_means_of_all_layers_and_scores_them_once():
   options = parts.config_of("layout", "xla-default,preset=sixth_gin").model.to_dict() | dict(
       op_embed_dim=3, pre_widths=(WIDTH,), widths=(WIDTH, WIDTH), head_widths=(4, 3))
   model = base.create_network("layout", options.pop("name"), **options)
-  params = system_cases.random_params(model, BATCH)
+  params = composed_cases.random_params(model, BATCH)
   found = quick_jit(lambda p: model.apply({"params": p}, BATCH))(params)
   raw, configured = slow_configs(BATCH)
   raw[~configured] = 0

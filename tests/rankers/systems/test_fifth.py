@@ -306,7 +306,8 @@ def batch_of(kind, *, spare=0, slots=1):
   for seed, nodes in ((1, 9), (2, 5)):
     if kind == "layout":
       graph = random_graph(nodes=nodes, seed=seed, config_nodes=[0, nodes - 2])
-      feat = np.concatenate([fifth.columns(graph), fifth.tokens(graph), fifth.own_layout(graph)], 1)
+      blocks = fifth.columns(graph), fifth.tokens(graph), fifth.own_layout(graph)
+      feat = np.concatenate(blocks, axis=1)
       prepared.append(batching.prepare(graph, feat, hops=2, slots=slots))
     else:
       graph = random_graph("tile", nodes=nodes, seed=seed)

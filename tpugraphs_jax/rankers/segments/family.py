@@ -264,6 +264,10 @@ class Segments(Family):
     snapshots = history.Snapshots(folder, keys, table)
     return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
 
+  def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer as the wrapped network needs it."""
+    return self.programs.optimizer(optimizer)
+
   @property
   def has_second_stage(self) -> bool:
     """Whether the head is fine-tuned (+F)."""
@@ -288,7 +292,7 @@ class Segments(Family):
     return Encoder(
         network_step(self.network, method=self.encodes), self.programs.assemble,
         graphs=options["graphs"], configs=options["configs"],
-        whole_slates=self.programs.network.compares_configs, max_budgets=1,
+        even_slates=self.programs.network.compares_configs, max_budgets=1,
         pieces=lambda graph: graph.segments)
 
   @functools.cached_property

@@ -68,7 +68,7 @@ def _scaled(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
 
 
 def _logarithm(x: np.ndarray, low: Any) -> np.ndarray:
-  """log(x + 1 - low) of `x [N, F]`, 0 below `low`, where the published code has no finite number."""
+  """log(x + 1 - low) of `x [N, F]`, and 0 below `low`, where the published code has no number."""
   return np.log1p(np.maximum(x - np.float32(low), 0))
 
 

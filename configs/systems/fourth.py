@@ -1,0 +1,34 @@
+"""The 4th place of the competition "Fast or Slow?", after its write-up.
+
+Expected: see the race in docs/systems.md. How long the published runs took is not known; here a
+run is as long as configs/layout.py says.
+
+  python run_layout.py --config=configs/layout.py:xla-random,preset=fourth --workdir=out/fourth
+"""
+
+from ml_collections import ConfigDict
+
+from tpugraphs_jax.run.configs import model
+
+# Variant `ci`.
+SMALL = dict(op_embed_dim=8, edge_widths=(8, 8), config_widths=(8, 8), head_widths=(8,))
+
+
+def fourth(config: ConfigDict) -> None:
+  """4th place: edges at configurable nodes through bilinear pooling, no message passing.
+
+  Ranks as the target, as published. Loss, optimiser, slates, scaling and what becomes of equal
+  configurations are not published: here ListMLE on four slates of 32, AdamW with a cosine,
+  standardised features, and the fastest runtime.
+  """
+  config.data.update(feature_transform="standardize", config_transform="none", pad_value=-1,
+                     duplicate_policy="min", graph_reduction="config_neighborhood",
+                     reduction_hops=1, reduction_direction="operands", reduction_induced="edge")
+  config.batch.update(graphs=4, configs=32, target="rank")
+  config.model = model("layout", "Fourth")
+  config.loss.losses = "ListMLELoss:1"
+  config.optimizer.update(schedule="cosine", clip_norm=1.0)
+
+
+LAYOUTS = {"fourth": fourth}
+TILES = {}

@@ -1,0 +1,142 @@
+"""Attention between nodes and between tokens against sums over pairs."""
+
+from __future__ import annotations
+
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from system_cases import (
+    CONFIGS, EXACT, FORMS, GRAPHS, NODES, OF_GRAPH, REAL, TILES, WIDTH, apply_to, check, dense,
+    each_graph, features, members, nodes_of, params_of, quick_jit, random, slow_attention,
+    slow_transformer)
+
+from tpugraphs_jax.data.batching import ABSENT
+from tpugraphs_jax.nn import attention
+from tpugraphs_jax.nn.attention import (
+    KernelAttention, NodeAttention, SoftmaxAttention, TransformerLayer)
+from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Slates
+
+
+def elu_and_one(x):
+  return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+
+def unit_and_one(x):
+  unit = x / np.linalg.norm(x, axis=-1, keepdims=True)
+  return np.concatenate([np.ones_like(x[..., :1]), unit], axis=-1)
+
+
+SLOW = {attention.positive: elu_and_one, attention.unit_and_one: unit_and_one}
+
+
+def slow_kernel_attention(x, params, kernel, *, heads, normalize):
+  by_head = lambda v: v.reshape(NODES, CONFIGS, heads, -1)
+  query, key, value = (by_head(dense(x, params[name])) for name in ("query", "key", "value"))
+
+  def of_graph(nodes):
+    weights = np.einsum("ichd,jchd->ijch", kernel(query[nodes]), kernel(key[nodes]))
+    if normalize:
+      weights /= weights.sum(axis=1, keepdims=True)
+    heard = np.einsum("ijch,jchf->ichf", weights, value[nodes])
+    return heard.reshape(len(nodes), CONFIGS, -1)
+
+  return each_graph(of_graph)
+
+
+@pytest.mark.parametrize("block", [3, 256])
+@pytest.mark.parametrize("hop", FORMS)
+@pytest.mark.parametrize("kernel, normalize, heads, keys", [
+    (attention.positive, True, 2, 0), (attention.positive, False, 1, 6),
+    (attention.unit_and_one, True, 2, 0)])
+def test_attention_by_kernels_equals_a_sum_over_pairs(
+    kernel, normalize, heads, keys, hop, block, monkeypatch):
+  monkeypatch.setattr(attention, "_BLOCK", block)  # graphs end within blocks, and have several
+  module = KernelAttention(WIDTH, kernel, heads, keys, normalize, EXACT)
+  params, x, found = apply_to(module, hop)
+  expected = slow_kernel_attention(x, params, SLOW[kernel], heads=heads, normalize=normalize)
+  check(found, expected, 2e-4)
+  assert np.isfinite(found).all()  # in padding nodes, too
+
+
+@pytest.mark.parametrize("size", [1, 3, 256])
+@pytest.mark.parametrize("kind", ["layout", "tile"])
+def test_blocks_hold_every_node_once_beside_nodes_of_its_graph(kind, size, monkeypatch):
+  monkeypatch.setattr(attention, "_BLOCK", size)
+  slates = nodes_of(features(NONE), NONE).slates if kind == "layout" else Slates.of(TILES)
+  blocks, graph_of = (np.asarray(part) for part in attention.graph_blocks(slates))
+  of_graph, real = np.asarray(slates.graph_of), blocks < ABSENT
+  assert blocks.shape[1] == min(size, slates.num_nodes)
+  np.testing.assert_array_equal(
+      np.sort(blocks[real]), np.flatnonzero(of_graph < slates.graphs))
+  np.testing.assert_array_equal(
+      of_graph[blocks[real]], np.broadcast_to(graph_of[:, None], blocks.shape)[real])
+
+
+@pytest.mark.parametrize("hop", [NONE, 0, EVERYWHERE])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_softmax_attention_between_nodes_stays_in_their_graph(heads, hop):
+  params, x, found = apply_to(NodeAttention(WIDTH, heads, EXACT), hop)
+
+  def of_graph(nodes):
+    tokens = np.swapaxes(x[nodes], 0, 1)
+    heard = [slow_attention(of_config, of_config, params["heads"], heads) for of_config in tokens]
+    return np.stack(heard, axis=1)
+
+  check(found, each_graph(of_graph), 1e-4)
+
+
+def test_pairs_of_nodes_are_of_one_graph_or_not():
+  same = np.asarray(attention.same_graph(nodes_of(features(NONE), NONE).slates))
+  np.testing.assert_array_equal(same[REAL][:, REAL], OF_GRAPH[REAL, None] == OF_GRAPH[None, REAL])
+  assert not same[REAL][:, ~REAL].any() and GRAPHS == sum(1 for _ in members())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_tokens_attend_to_others_that_count(heads, masked):
+  x, to = random(2, 5, 3), random(2, 6, 7, seed=1)
+  mask = np.random.default_rng(0).random((2, 1, 5, 6)) < 0.5
+  mask[..., 0] = True
+  module = SoftmaxAttention(WIDTH, heads, EXACT)
+  params = params_of(module, x, to)
+  found = quick_jit(lambda p: module.apply({"params": p}, x, to, mask if masked else None))(params)
+  for batch in range(2):
+    for token in range(5):
+      own = to[batch, mask[batch, 0, token]] if masked else to[batch]
+      expected = slow_attention(x[batch, token][None], own, params, heads)[0]
+      np.testing.assert_allclose(found[batch, token], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("heads, hidden, epsilon", [(1, 0, 1e-5), (2, 7, 1e-3)])
+def test_a_transformer_layer_normalises_after_each_half(heads, hidden, epsilon, across):
+  x, to = random(3, 5, WIDTH), random(3, 6, WIDTH, seed=1)
+  module = TransformerLayer(WIDTH, heads, hidden, EXACT, epsilon=epsilon)
+  inputs = (x, to) if across else (x,)
+  params = params_of(module, *inputs)
+  assert params["hidden"]["kernel"].shape == (WIDTH, hidden or WIDTH)
+  found = quick_jit(lambda p: module.apply({"params": p}, *inputs))(params)
+  for batch in range(3):
+    expected = slow_transformer(
+        x[batch], (to if across else x)[batch], params, heads, epsilon)
+    np.testing.assert_allclose(found[batch], expected, rtol=2e-4, atol=2e-4)
+
+
+def test_kernels_are_the_published_ones():
+  x = random(5, 3)
+  np.testing.assert_allclose(attention.positive(x), elu_and_one(x), rtol=1e-5)
+  weights = np.asarray(attention.unit_and_one(x) @ attention.unit_and_one(x).T)
+  cosine = x @ x.T / np.outer(*[np.linalg.norm(x, axis=1)] * 2)
+  np.testing.assert_allclose(weights, 1 + cosine, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_of_half_precision_nodes_adds_in_float32():
+  """Sums of a thousand equal values, which bfloat16 cannot hold."""
+  parts = features(EVERYWHERE)
+  x = nodes_of(parts, EVERYWHERE).map(lambda rows: rows.astype(jnp.bfloat16))
+  one = jnp.ones((NODES, CONFIGS, 1, 1), jnp.bfloat16)
+  heard = attention.kernel_attention(one, one, 300 * one, x.slates, normalize=False)
+  count = np.bincount(OF_GRAPH, minlength=GRAPHS + 1)[OF_GRAPH]
+  assert heard.dtype == jnp.float32
+  np.testing.assert_array_equal(heard[REAL, 0, 0, 0], 300 * count[REAL])

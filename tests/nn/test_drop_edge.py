@@ -1,0 +1,72 @@
+"""Dropped edges: the same in every table, at random rates."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from system_cases import BATCH, EDGES, GRAPH, NODES, TILES, quick_jit
+
+from tpugraphs_jax import parallel
+from tpugraphs_jax.nn import drop_edge
+from tpugraphs_jax.nn.nodes import Slates
+
+
+def on_a_device(function):
+  """The result of `function` on one device, which keys of slates need."""
+  found = quick_jit(jax.vmap(lambda _: function(), axis_name=parallel.DEVICES))(jnp.zeros(1))
+  return jax.tree.map(lambda leaf: leaf[0], found)
+
+
+def thinned(batch, key, max_rate):
+  return on_a_device(lambda: drop_edge.drop_edges(Slates.of(batch), jax.random.key(key), max_rate))
+
+
+def table_edges(adjacency, node_of):
+  """Edges (consumer, producer) of both halves of an adjacency, each sorted."""
+  halves = []
+  for table, consumers in ((adjacency.operands, True), (adjacency.users, False)):
+    index, receivers = np.asarray(table.index), np.arange(len(table.index))
+    more, which = np.asarray(table.overflow_index), np.asarray(table.overflow_receiver)
+    pairs = [(r, s) for rows, lines in ((receivers, index), (which, more))
+             for r, line in zip(rows, lines) for s in line if s < len(node_of)]
+    ends = [(int(node_of[r]), int(node_of[s])) for r, s in pairs]
+    halves.append(sorted(ends if consumers else [end[::-1] for end in ends]))
+  return halves
+
+
+def test_every_table_drops_the_same_edges():
+  slates, thin = Slates.of(BATCH), thinned(BATCH, 3, 0.9)
+  whole = sorted(zip(GRAPH.receivers[:EDGES].tolist(), GRAPH.senders[:EDGES].tolist()))
+  listed = sorted((int(c), int(p)) for c, p, kept in zip(
+      GRAPH.receivers, GRAPH.senders, np.asarray(thin.edge_mask)) if kept)
+  first, second = table_edges(thin.adjacency, np.arange(NODES))
+  assert first == second == listed and 0 < len(listed) < EDGES
+  assert set(listed) <= set(whole)
+  # All occurrences of an edge go together.
+  assert all(listed.count(edge) in (0, whole.count(edge)) for edge in set(whole))
+  node_of = np.concatenate(BATCH.by_hop.nodes)
+  among, again = table_edges(thin.by_hop.adjacency, node_of)
+  before, _ = table_edges(slates.by_hop.adjacency, node_of)
+  assert among == again == [edge for edge in before if edge in set(listed)]
+
+
+def test_kernels_lose_edges_too():
+  thin = thinned(TILES, 0, 0.9)
+  first, second = table_edges(thin.adjacency, np.arange(len(TILES.graph.nodes["opcode"])))
+  assert first == second and 0 < len(first) < int(TILES.graph.n_edge[:-1].sum())
+
+
+def test_edges_go_at_a_rate_that_is_drawn_from_zero_to_the_largest():
+  consumers, producers = np.divmod(np.arange(NODES**2, dtype=np.int32), NODES)
+  slates = Slates.of(BATCH)
+  keys = jax.random.split(jax.random.key(0), 48)
+  largest = jnp.repeat(jnp.array([0.2, 0.9, 0.0]), 16)
+  kept = on_a_device(lambda: jax.vmap(lambda key, rate: drop_edge.keep_function(
+      key, rate, slates)(consumers, producers))(keys, largest))
+  low, high, none = np.split(np.asarray(kept), 3)
+  rates = 1 - low.mean(axis=1)
+  assert max(rates) < 0.25 and min(rates) < 0.05 and 0.05 < np.mean(rates) < 0.15
+  square = high[0].reshape(NODES, NODES)
+  assert not np.array_equal(square, square.T)
+  assert none.all() and not high.all(axis=1).any()

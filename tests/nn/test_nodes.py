@@ -1,0 +1,162 @@
+"""Node features in every form stand for the tensor `[N, C, F]`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from edge_cases import DIRECTIONS, dense_matrix, layout_batch, random_values, reached_nodes
+from system_cases import (
+    BATCH, CONFIGS, FORMS, GRAPHS, NODES, OF_GRAPH, TILES, WIDTH, check, features, full_of,
+    neighbours, nodes_of, random, slow_configs)
+
+from tpugraphs_jax.nn import aggregation, nodes
+from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Slates
+
+
+def spread(x):
+  """`[N, C, F]` of node features in any form."""
+  return np.broadcast_to(x.everywhere(), (NODES, CONFIGS, x.width))
+
+
+PAIRS = [(one, other) for one in FORMS for other in FORMS]
+
+
+@pytest.mark.parametrize("one, other", PAIRS)
+def test_operations_of_two_forms_are_those_of_full_tensors(one, other):
+  first, second = features(one), features(other, seed=3)
+  x, y = nodes_of(first, one), nodes_of(second, other)
+  full_x, full_y = full_of(first, one), full_of(second, other)
+  for found, expected in (
+      (x + y, full_x + full_y), (x - y, full_x - full_y), (x * y, full_x * full_y),
+      (nodes.concat(x, y, x), np.concatenate([full_x, full_y, full_x], axis=-1)),
+      (nodes.combine(lambda a, b: jnp.sin(a) @ jnp.ones((WIDTH, 2)) + b[..., :1], x, y),
+       np.sin(full_x).sum(axis=-1, keepdims=True).repeat(2, axis=-1) + full_y[..., :1])):
+    assert found.hop == max(one, other) and found.width == expected.shape[-1]
+    np.testing.assert_allclose(spread(found), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("hop", FORMS)
+def test_functions_of_single_nodes_and_divisions_keep_the_form(hop):
+  parts, by = features(hop), 1 + np.abs(random(NODES, seed=4))
+  x, full = nodes_of(parts, hop), full_of(parts, hop)
+  np.testing.assert_allclose(spread(x.map(jnp.tanh)), np.tanh(full), rtol=1e-5, atol=1e-6)
+  divided = x.divide(jnp.asarray(by))
+  np.testing.assert_allclose(spread(divided), full / by[:, None, None], rtol=1e-5)
+  assert x.map(jnp.tanh).hop == divided.hop == hop and divided.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("hop", FORMS)
+@pytest.mark.parametrize("further", FORMS)
+def test_a_form_that_reaches_further_holds_the_same_features(hop, further):
+  if further < hop:
+    return
+  parts = features(hop)
+  x = nodes_of(parts, hop).within(further)
+  assert x.hop == further
+  np.testing.assert_array_equal(spread(x), full_of(parts, hop))
+
+
+def test_features_keep_their_dtype_and_are_a_pytree():
+  x = nodes_of(features(0), 0).map(lambda rows: rows.astype(jnp.bfloat16))
+  assert x.dtype == x.divide(jnp.ones(NODES)).dtype == jnp.bfloat16
+  again = jax.jit(lambda x: x + x)(x)
+  assert again.hop == 0 and again.dtype == jnp.bfloat16
+
+
+# Neighbours.
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("reuse", [True, False])
+def test_sums_over_neighbours_equal_full_ones_round_by_round(reuse, own):
+  graph, batch = layout_batch(hops=3, reuse=reuse)
+  x = reached_nodes(batch)
+  for hop, direction in enumerate(DIRECTIONS, start=1):
+    matrix = dense_matrix(graph.edge_index, direction, nodes=graph.num_nodes)
+    matrix += own * np.eye(graph.num_nodes, dtype=np.float32)
+    before = np.asarray(x.everywhere())[: graph.num_nodes]
+    x = nodes.neighbours(x, direction, own=own)
+    assert x.hop == hop
+    np.testing.assert_allclose(
+        x.everywhere()[: graph.num_nodes], np.einsum("rs,scf->rcf", matrix, before),
+        rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("hop", FORMS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_means_over_neighbours_equal_loops_in_every_form(hop, direction):
+  parts = features(hop)
+  found = nodes.neighbour_mean(nodes_of(parts, hop), direction).complete()
+  assert found.hop == (hop if hop in (NONE, EVERYWHERE) else hop + 1)
+  full, heard = full_of(parts, hop), neighbours(direction)
+  assert any(not h for h in heard) and any(len(h) > len(set(h)) for h in heard)
+  expected = [np.mean([full[u] for u in h], axis=0) if h else 0 * full[0] for h in heard]
+  check(np.asarray(spread(found)), np.stack(expected))
+
+
+def test_more_rounds_than_the_batch_was_built_for_are_refused():
+  _, batch = layout_batch(hops=1)
+  x = nodes.neighbours(reached_nodes(batch), aggregation.USERS)
+  with pytest.raises(ValueError, match="hops"):
+    nodes.neighbours(x, aggregation.USERS)
+
+
+def test_sums_divisions_and_biases_may_come_before_a_sum_is_complete():
+  _, batch = layout_batch(hops=2)
+  total = nodes.neighbour_sum(reached_nodes(batch), aggregation.USERS)
+  by = 1 + np.abs(random_values(len(batch.block_mask)))
+  bias = random_values(1, 2, seed=3)
+  early = (total.divide(jnp.asarray(by)) + total).add_bias(jnp.asarray(bias))
+  full = np.asarray(total.complete().everywhere())
+  expected = full / by[:, None, None] + full + bias[None]
+  np.testing.assert_allclose(early.complete().everywhere(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("hop", [NONE, EVERYWHERE])
+def test_a_bias_is_added_once_where_a_sum_has_one_part(hop):
+  x, bias = nodes_of(features(hop), hop), jnp.arange(WIDTH, dtype=jnp.float32)[None]
+  total = nodes.neighbour_sum(x, aggregation.BOTH)
+  np.testing.assert_allclose(
+      total.add_bias(bias).complete().everywhere(), total.complete().everywhere() + bias[None],
+      rtol=1e-6)
+
+
+# Slates.
+
+
+@pytest.mark.parametrize("batch", [BATCH, TILES], ids=["layouts", "tiles"])
+def test_slates_know_their_nodes_and_configurations(batch):
+  slates = Slates.of(batch)
+  count = np.asarray(batch.graph.n_node)
+  of_graph = np.repeat(np.arange(len(count)), count)
+  assert (slates.graphs, slates.configs) == batch.config_mask.shape
+  assert slates.num_nodes == len(of_graph) == len(batch.graph.nodes["opcode"])
+  np.testing.assert_array_equal(slates.graph_of, of_graph)
+  np.testing.assert_array_equal(slates.graph_nodes, count[:-1])
+  there = np.concatenate([batch.config_mask, np.zeros_like(batch.config_mask[:1])])
+  np.testing.assert_array_equal(slates.node_configs, there[of_graph])
+  assert int(slates.edge_mask.sum()) == int(batch.graph.n_edge[:-1].sum())
+
+
+def test_rows_of_hops_name_their_nodes_and_configurable_ones():
+  slates, (_, configured) = Slates.of(BATCH), slow_configs(BATCH)
+  rows = np.asarray(slates.nodes_within(1))
+  assert len(rows) == slates.rows_within(1) > slates.rows_within(0)
+  own = rows[: slates.rows_within(0)]
+  is_configurable = np.asarray(slates.is_configurable_row())
+  np.testing.assert_array_equal(np.sort(own[is_configurable]), np.flatnonzero(configured))
+  assert not is_configurable.all()  # padding
+
+
+def test_values_of_slates_become_features():
+  slates = Slates.of(BATCH)
+  shared, full = random(NODES, WIDTH), random(NODES, CONFIGS, WIDTH)
+  assert slates.nodes(jnp.asarray(shared)).hop == NONE
+  np.testing.assert_array_equal(spread(slates.nodes(jnp.asarray(shared)))[:, 1], shared)
+  np.testing.assert_array_equal(spread(slates.full(jnp.asarray(full))), full)
+  # What depends on any node is the same in all configurations only where all nodes are.
+  assert slates.from_all(full[:, :1], nodes_of(features(NONE), NONE)).hop == NONE
+  assert slates.from_all(full, nodes_of(features(0), 0)).hop == EVERYWHERE
+  assert GRAPHS in OF_GRAPH  # the batch has padding nodes

@@ -1,0 +1,254 @@
+"""Graph Segment Training against numbers of its public code."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import winners
+
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.data.batching import Slate
+from tpugraphs_jax.rankers.segments import family as family_lib, history
+from tpugraphs_jax.rankers.segments.batches import SegmentSlate
+from tpugraphs_jax.train import state
+
+RECORDS = winners.files("gst")
+SPLITS = ("train", "valid")
+PRE, HEAD = "model.pre_mp.Layer_0", "model.post_mp.layer_post_mp.model"
+PLACES = {
+    "op_weights": "op_weights", "config_weights": "config_weights",
+    "emb.weight": "opcodes/embedding/table",
+    **{f"{public}.{last}": f"{ours}/{kind}" for public, ours in (
+        ("linear_map", "linear_map"), (f"{PRE}.layer.model", "pre_mp"),
+        (f"{HEAD}.0.Layer_0.layer.model", "hidden"), (f"{HEAD}.1.model", "last"))
+       for last, kind in (("weight", "kernel"), ("bias", "bias"))},
+    f"{PRE}.post_layer.1.weight": "pre_mp_prelu/negative_slope",
+    **{f"model.gnn_layers.{number}.model.{public}": f"gnn_layers_{number}/{ours}"
+       for number in range(3) for public, ours in (
+           ("lin_l.weight", "users/kernel"), ("lin_l.bias", "self/bias"),
+           ("lin_r.weight", "self/kernel"))}}
+
+
+class Case:
+  """A record beside a run of the preset on its programs."""
+
+  def __init__(self, path, root):
+    self.record = winners.Record(path)
+    settings, self.weights = self.record.settings, self.record.under("weight")
+    stems = {split: Path(place).stem for split, place in settings["files"].items()}
+    known = {stems[split]: self.record.under(f"input/{split}") for split in SPLITS}
+    if stems["test"] not in known:
+      pytest.skip(f"the record does not hold the nodes of {stems['test']}")
+    self.job = winners.run_of(
+        "layout.py:xla-default,preset=gst",
+        {split: {stem: known[stem]} for split, stem in stems.items()}, root, **{
+            "model.op_embed_dim": self.weights["emb.weight"].shape[1],
+            "model.map_width": len(self.weights["linear_map.bias"]),
+            "model.width": len(self.weights[f"{PRE}.layer.model.bias"]),
+            "model.dropout": settings["dropout_here"],
+            "segments.max_nodes": settings["thres"], "eval.configs": settings["configs_per_slate"]})
+    self.family = self.job.ranker.family
+    self.graphs = {split: self.job.data.load(self.job.config.data_root, split)[0]
+                   for split in SPLITS}
+    self.prepared = dict(zip(SPLITS, self.job.prepare(list(self.graphs.values()))))
+
+  @functools.cached_property
+  def params(self):
+    transposed = {PLACES[name]: value.T if value.ndim == 2 and name != "emb.weight" else value
+                  for name, value in self.weights.items()}
+    ours = transposed | {
+        "op_weights": transposed["op_weights"].reshape(()),
+        "config_weights": transposed["config_weights"].reshape(-1),
+        "pre_mp_prelu/negative_slope": transposed["pre_mp_prelu/negative_slope"].reshape(()),
+        "opcodes/embedding/table": transposed["opcodes/embedding/table"][:121]}
+    return winners.tree(ours)
+
+  def sample(self, split):
+    return self.record[f"input/{split}/sample"].astype(np.int64)
+
+  def target(self, split):
+    ids = self.sample(split)
+    return self.job.data.targets(self.graphs[split].configs, ids)
+
+  @functools.cached_property
+  def segments(self):
+    """By split the scores `[J, C]` of segments and the outputs of layers on all of them."""
+    results, network = {}, self.family.programs.network
+    apply = jax.jit(lambda params, batch: network.apply(
+        {"params": params}, batch, capture_intermediates=True, mutable=["intermediates"]))
+    for split, graph in self.prepared.items():
+      pieces = [Slate(piece, self.sample(split), self.target(split)) for piece in graph.segments]
+      budget = {key: size + (key == "nodes")
+                for key, size in batching.total_sizes(graph.segments).items()}
+      batch = self.family.programs.assemble(
+          pieces, budget, graphs=len(pieces), configs=len(self.sample(split)))
+      scores, seen = apply(self.params, batch)
+      results[split] = np.asarray(scores), {
+          name: value["__call__"][0] for name, value in seen["intermediates"].items()
+          if "__call__" in value}
+    return results
+
+  @functools.cached_property
+  def slate(self):
+    """The slate of the recorded step."""
+    return SegmentSlate(
+        self.prepared["train"], self.sample("train"), self.target("train"), 0,
+        np.array([int(self.record["input/train/segment"])]))
+
+  @functools.cached_property
+  def batch(self):
+    budget = {key: size + (key == "nodes") for key, size in batching.total_sizes(
+        [self.prepared["train"].segments[piece] for piece in self.slate.fresh]).items()}
+    return self.family.assemble([self.slate], budget, graphs=1, configs=len(self.slate.target))
+
+  @functools.cached_property
+  def gradients(self):
+    """Of the loss of the recorded step, with the public stale scores."""
+    count, keep = len(self.prepared["train"].segments), self.record.settings["keep"]
+    eta = keep + (1 - keep) * count
+    stale = (self.record["expect/train/step_pred_published"]
+             - eta * self.record["expect/train/step_fresh"])
+    loss_of = winners.loss_of(self.job, self.batch)
+
+    def loss(params):
+      fresh = self.family.network.apply(
+          {"params": params}, self.batch.fresh, method="segment_readout")
+      return loss_of(eta * fresh[..., 0] + stale[None])
+
+    return jax.jit(jax.grad(loss))(self.params)
+
+
+@pytest.fixture(scope="module")
+def case(request, tmp_path_factory):
+  return Case(request.param, tmp_path_factory.mktemp("gst"))
+
+
+of_every_record = pytest.mark.parametrize("case", RECORDS, indirect=True)
+
+
+def unit(x):
+  return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+@of_every_record
+def test_features_from_the_raw_files_are_the_published_ones(case):
+  """Scaled by the nodes of training, validation and test."""
+  for split in SPLITS:
+    expected = case.record[f"expect/{split}/op_feats"]
+    found = case.job.ranker.features(case.graphs[split]).node_feat[: len(expected)]
+    winners.assert_near(found, expected, 1e-6, split)
+
+
+@of_every_record
+def test_segments_have_the_published_borders(case):
+  for split in SPLITS:
+    ends = np.cumsum([0, *(len(piece.opcode) for piece in case.prepared[split].segments)])
+    np.testing.assert_array_equal(ends, case.record[f"expect/{split}/partptr"])
+
+
+@of_every_record
+def test_layers_and_scores_of_segments_are_the_published_ones(case):
+  for split in SPLITS:
+    scores, layers = case.segments[split]
+    shown = case.record[f"expect/{split}/shown_nodes"]
+    rows = lambda name: np.swapaxes(np.asarray(layers[name].everywhere())[shown], 0, 1)[:2]
+    pre = rows("pre_mp")
+    slope = float(case.weights[f"{PRE}.post_layer.1.weight"][0])
+    hidden = np.maximum(np.asarray(layers["hidden"]), 0)
+    found = {"linear_map": rows("linear_map"), "pre_mp": unit(np.where(pre > 0, pre, slope * pre)),
+             **{f"conv{number}": rows(f"gnn_layers_{number}") for number in range(3)},
+             "head_hidden": unit(hidden)[:, :2]}
+    for name, expected in case.record.under(f"expect/{split}/act").items():
+      winners.assert_near(found[name], expected, 1e-5, f"{split} {name}")
+    winners.assert_near(scores, case.record[f"expect/{split}/segment_scores"], 1e-5, split)
+
+
+@of_every_record
+def test_scores_and_losses_of_evaluation_slates_are_the_published_ones(case):
+  """All segments count once, of configurations drawn with replacement."""
+  ids = [case.sample(split) for split in SPLITS]
+  for split, scores in zip(SPLITS, case.family.scores(
+      case.params, list(case.prepared.values()), ids)):
+    expected = case.record[f"expect/{split}/eval_scores"]
+    winners.assert_near(scores, expected, 1e-5, split)
+    batch = case.batch._replace(target=case.target(split)[None])
+    loss = winners.loss_of(case.job, batch)(expected[None])
+    winners.assert_near(loss, case.record[f"expect/{split}/eval_loss"], 1e-6, "loss")
+
+
+@of_every_record
+def test_a_step_reads_its_own_entries_and_writes_the_fresh_ones(case, monkeypatch, tmp_path):
+  """With the recorded draw of kept entries; eta is (J + 1) / 2."""
+  record, graph, ids = case.record, case.prepared["train"], case.sample("train")
+  keys, size = history.Keys.of([graph]), len(graph.configs) * len(graph.segments)
+  values = record["input/train/table"][:size]
+  table = history.HostHistory(keys.entries, 1, "float32", tmp_path)
+  table.write(np.arange(size)[None], values[None, :, None])
+  keep = np.zeros((1, len(ids), len(graph.segments)), bool)
+  keep[0, :, case.slate.others] = record["input/train/keep"]
+  monkeypatch.setattr(family_lib.SegmentModel, "draw", lambda self, graphs, shape: keep)
+  found = {}
+
+  def step(train_state, batch):
+    scores, extra = jax.jit(jax.vmap(lambda batch: case.family.network.apply(
+        {"params": case.params}, batch, train=True, mutable=[family_lib.READOUT_COLLECTION],
+        rngs={"dropout": jax.random.key(0)})))(batch)
+    found["scores"] = np.asarray(scores)[0, 0]
+    return train_state.replace(extra=extra), {}
+
+  family_lib.with_history(step, table, keys)(
+      state.TrainState(0, case.params, ()),
+      jax.tree.map(lambda leaf: np.asarray(leaf)[None], case.batch))
+  winners.assert_near(found["scores"], record["expect/train/step_pred_own_entries"], 1e-5, "scores")
+  after = np.asarray(table.read(np.arange(size)[None]).value)[0, :, 0]
+  winners.assert_near(after, record["expect/train/table_after"][:size], 1e-5, "table")
+
+
+@of_every_record
+def test_the_loss_and_the_gradients_of_a_step_are_the_published_ones(case):
+  """Stale scores are those of the public code, which mixes them up for more than two segments."""
+  grads = winners.flat(case.gradients)
+  winners.assert_near(
+      winners.loss_of(case.job, case.batch)(case.record["expect/train/step_pred_published"][None]),
+      case.record["expect/train/step_loss"], 1e-6, "loss")
+  for name, expected in case.record.under("expect/train/grad").items():
+    if name == "emb.weight_norms":
+      found = np.linalg.norm(grads["opcodes/embedding/table"], axis=1)
+      assert not np.any(expected[len(found) :])
+      expected = expected[: len(found)]
+    else:
+      found = grads[PLACES[name]]
+      found = found.T if found.ndim == 2 else found.reshape(expected.shape)
+    winners.assert_near(found, expected, 1e-4, name)
+
+
+@of_every_record
+def test_the_rate_and_an_update_are_those_of_pytorch(case):
+  """Adam with the decay in the gradient; opcode vectors are shortened before."""
+  fields = case.job.config.optimizer.to_dict()
+  rates = state.learning_rates(total_steps=1000, **fields)
+  np.testing.assert_allclose(
+      [rates(step) for step in (0, 250, 500, 999)],
+      [1e-4 * (1 + np.cos(np.pi * step / 1000)) / 2 for step in (0, 250, 500, 999)], atol=1e-11)
+  optimizer = case.family.optimizer(state.create_optimizer(total_steps=1000, **fields))
+  update, _ = jax.jit(optimizer.update)(
+      case.gradients, optimizer.init(case.params), case.params)
+  update, grads, params = map(winners.flat, (update, case.gradients, case.params))
+  for path, old in params.items():
+    short = old.astype(np.float64)
+    if path == "opcodes/embedding/table":
+      length = np.linalg.norm(short, axis=1, keepdims=True)
+      short = np.where(length > 1, short / (length + 1e-7), short)
+    grad = grads[path] + 5e-4 * short
+    expected = short - 1e-4 * grad / (np.abs(grad) + 1e-8)
+    np.testing.assert_allclose(old + update[path], expected, rtol=1e-6, atol=3e-7, err_msg=path)
+
+
+@of_every_record
+def test_initial_parameters_are_those_of_pytorch(case):
+  winners.assert_torch_parameters(
+      case.job, case.batch, op_weights=100, config_weights=100, negative_slope=0.25)

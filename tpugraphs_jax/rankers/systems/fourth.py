@@ -1,0 +1,160 @@
+"""The 4th place: edges at configurable nodes, without message passing.
+
+    e = MLP(features and opcodes of a configurable node and of an operand)         [E, B]
+    g = MLP(e, configuration of the configurable node)                             [E, C, B']
+    readout = [sum over edges of the outer product of e and g, mean over edges of g]
+    score = MLP(readout)
+
+Every layer but the last has ReLU behind it.
+
+Published: 12 node features of both ends and 8 of the 18 configuration values. Which ones is not
+said: here all are in it. There is no public code.
+
+Source: the write-up of the competition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from tpugraphs_jax.data.batching import ABSENT, LayoutBatch
+from tpugraphs_jax.nn import pooling
+from tpugraphs_jax.nn.aggregation import take_rows
+from tpugraphs_jax.nn.linear import Opcodes
+from tpugraphs_jax.nn.nodes import Nodes, Slates
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.systems.system import System
+
+
+@base.LAYOUT_MODELS.register("Fourth")
+class Fourth(System):
+  """The 4th place.
+
+  Attributes:
+    op_embed_dim: width of the opcode vector.
+    edge_widths: of the layers on edges.
+    config_widths: of the layers on edges with configurations.
+    head_widths: of the layers of the head before its last.
+  """
+
+  op_embed_dim: int = 10
+  edge_widths: Sequence[int] = (1024, 128)
+  config_widths: Sequence[int] = (1024, 128)
+  head_widths: Sequence[int] = (1024,)
+
+  def __post_init__(self):
+    for name in ("edge_widths", "config_widths"):
+      if not getattr(self, name):
+        raise ValueError(f"model.{name} is empty, expected at least one width")
+    super().__post_init__()
+
+  def setup(self):
+    self.head = [self.exact(width) for width in self.head_widths]
+    self.last = self.exact(1)
+
+  @nn.compact
+  def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
+    """Second moments of edges and means, `[G, C, B B' + B']` float32."""
+    del train  # no dropout
+    slates, graph = Slates.of(batch), batch.graph
+    edges = configurable_edges(slates)
+    opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
+    node = jnp.concatenate([jnp.asarray(graph.nodes["feat"]), opcode], axis=-1)
+    e = jnp.concatenate([take_rows(node, end) for end in (edges.consumer, edges.producer)], axis=-1)
+    for number, width in enumerate(self.edge_widths):
+      e = nn.relu(self.linear(width, name=f"edge_{number}")(e))
+
+    graph_of = slates.graph_of.at[edges.consumer].get(mode="fill", fill_value=slates.graphs)
+    of_edges = dataclasses.replace(slates, graph_of=graph_of)  # edges in the place of nodes
+    first, *others = self.config_widths
+    g = self.linear(first, name="config_0")(of_edges.nodes(e), EdgeLayouts(of_edges, edges.row))
+    for number, width in enumerate(others, start=1):
+      g = self.linear(width, name=f"config_{number}")(g.map(nn.relu))
+    g = nn.relu(g.everywhere())
+
+    member = pooling.selection(graph_of, slates.graphs)
+    mean = pooling.pool_sum(g, member) / jnp.maximum(member.sum(axis=1), 1)[:, None, None]
+    moments = bilinear(e, g, member, precision=self.precision)
+    return jnp.concatenate([moments, mean], axis=-1)
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` float32 of readouts `[..., B B' + B']`."""
+    for layer in self.head:
+      readout = nn.relu(layer(readout))
+    return self.last(readout)[..., 0]
+
+
+class Edges(NamedTuple):
+  """Edges from configurable nodes to their operands; a table has many empty places.
+
+  Attributes:
+    consumer: `[E]` int32 configurable node, or ABSENT.
+    producer: `[E]` int32 its operand, or ABSENT.
+    row: `[E]` int32 place of the consumer among the rows of hop 0, or ABSENT.
+  """
+
+  consumer: jax.Array
+  producer: jax.Array
+  row: jax.Array
+
+
+def configurable_edges(slates: Slates) -> Edges:
+  """The edges of a batch whose consumer is configurable, from its neighbour tables."""
+  table, first = slates.adjacency.operands, jnp.asarray(slates.by_hop.nodes[0])
+  first = jnp.where(slates.is_configurable_row(), first, ABSENT)
+  row_of = jnp.full(slates.num_nodes, ABSENT).at[first].set(jnp.arange(len(first)), mode="drop")
+  own = jnp.asarray(table.index).at[first].get(mode="fill", fill_value=ABSENT)
+  ends = [_ends(first, own), _ends(jnp.asarray(table.overflow_receiver), table.overflow_index)]
+  consumer, producer = (jnp.concatenate(part) for part in zip(*ends))
+  row = row_of.at[consumer].get(mode="fill", fill_value=ABSENT)
+  real = (producer < ABSENT) & (row < ABSENT)
+  return Edges(*(jnp.where(real, end, ABSENT) for end in (consumer, producer, row)))
+
+
+def _ends(receiver: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Receivers and senders of a table, `[rows * slots]` each."""
+  return jnp.repeat(receiver, index.shape[1]), jnp.asarray(index).reshape(-1)
+
+
+class EdgeLayouts:
+  """Layouts of the consumers of edges, an input of `Linear` as `nn.linear.Layouts` is.
+
+  Args:
+    edges: slates with edges in the place of nodes.
+    row: `[E]` int32 place of the consumer among the rows of hop 0, or ABSENT.
+  """
+
+  def __init__(self, edges: Slates, row: jax.Array):
+    self.edges, self.row, self.width = edges, row, edges.batch.rows.shape[-1]
+
+  def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
+    """`function`, `[R, V] -> [R, F]`, on every row of the dictionary, then of every edge."""
+    batch = self.edges.batch
+    row_id = jnp.asarray(batch.row_id).at[self.row].get(mode="fill", fill_value=ABSENT)
+    config = function(jnp.asarray(batch.rows))
+    return self.edges.full(config.at[row_id].get(mode="fill", fill_value=0))
+
+
+def bilinear(e: jax.Array, g: jax.Array, member: jax.Array, *, precision: Any) -> jax.Array:
+  """Sums of outer products over the edges of each graph.
+
+  Args:
+    e: `[E, A]`.
+    g: `[E, C, B]`.
+    member: `[G, E]` which edge belongs to which graph.
+    precision: of the product.
+
+  Returns:
+    `[G, C, A * B]` float32.
+  """
+  e, g = e.astype(jnp.float32), g.astype(jnp.float32)
+  product = functools.partial(jnp.einsum, "ea,ecb->cab", precision=precision)
+  moments = jax.lax.map(lambda mask: product(mask[:, None] * e, g), member)
+  return moments.reshape(*moments.shape[:2], -1)

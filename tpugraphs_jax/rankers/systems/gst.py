@@ -1,0 +1,108 @@
+"""Graph Segment Training on TpuGraphs, and the 7th place, which began with its code.
+
+    features, opcode times 100 and configuration times 100 of a node
+      -> linear 128 -> linear 256, dropout, PReLU, length 1
+      -> 3 SAGE rounds over users
+      -> maximum plus mean over nodes, length 1
+      -> linear 256, ReLU, length 1 -> linear 1, the score of a segment
+
+The score of a program is the sum over its segments. `rankers.segments` has the training: a step
+has gradients of one segment, and the others count by scores of earlier steps.
+
+Published: columns standardised over the nodes of training, validation and test programs; opcode
+vectors of length 1 at most; factors of the opcode (one) and of the configuration (18), learned
+from 100 on; no activation between the first two layers, nor between the rounds, which are one
+linear map. The 7th place has no public code: here it has PReLU behind each round.
+
+Source: Cao et al., "Learning Large Graph Property Prediction via Graph Segment Training"
+(arXiv 2305.12322), kaidic/GST.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpugraphs_jax.data.features import KINDS, Scaling, Statistics
+from tpugraphs_jax.nn import pooling
+from tpugraphs_jax.nn.aggregation import USERS
+from tpugraphs_jax.nn.conv import Sage
+from tpugraphs_jax.nn.dropout import Dropout
+from tpugraphs_jax.nn.layers import l2_normalize
+from tpugraphs_jax.nn.linear import Layouts, Opcodes
+from tpugraphs_jax.nn.nodes import Slates
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.systems.system import System
+
+_LEAST = 1e-6  # deviation of a column that is scaled
+
+
+@KINDS.register("gst")
+def unbiased(statistics: Statistics) -> Scaling:
+  """Mean 0 and unbiased deviation 1; deviations of 1e-6 and less count as 1, no column goes."""
+  count = statistics.count
+  deviation = statistics.deviation * np.sqrt(count / max(count - 1, 1))
+  return Scaling(statistics.mean, np.where(statistics.deviation <= _LEAST, 1, deviation),
+                 keeps_constant=True)
+
+
+@base.LAYOUT_MODELS.register("GST")
+class Gst(System):
+  """Graph Segment Training.
+
+  Attributes:
+    op_embed_dim: width of the opcode vector.
+    map_width: of the first linear layer.
+    width: of all layers behind it.
+    rounds: number of SAGE rounds.
+    activate_rounds: PReLU behind each round (7th place).
+    gain: start of the factors of opcode and configuration.
+    dropout: rate, behind the second linear layer.
+  """
+
+  op_embed_dim: int = 128
+  map_width: int = 128
+  width: int = 256
+  rounds: int = 3
+  activate_rounds: bool = False
+  gain: float = 100.0
+  dropout: float = 0.1
+
+  max_norms: ClassVar[Mapping[tuple[str, ...], float]] = {("opcodes", "embedding", "table"): 1.0}
+
+  @property
+  def hops(self) -> int:
+    return self.rounds
+
+  def setup(self):
+    self.hidden, self.last = self.exact(self.width), self.exact(1)
+
+  @nn.compact
+  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+    """Maximum plus mean of the nodes at length 1, `[G, C, width]` float32."""
+    slates, graph, rows = Slates.of(batch), batch.graph, jnp.asarray(batch.rows)
+    start = nn.initializers.constant(self.gain)
+    op_gain = self.param("op_weights", start, (), jnp.float32)
+    config_gain = self.param("config_weights", start, (rows.shape[1],), jnp.float32)
+    opcode = Opcodes(self.op_embed_dim, max_norm=1.0, name="opcodes")(graph)
+    static = slates.nodes(jnp.concatenate(
+        [jnp.asarray(graph.nodes["feat"]), op_gain * opcode], axis=-1))
+    x = self.linear(self.map_width, name="linear_map")(
+        static, Layouts(slates, rows * config_gain[None]))
+    x = self.linear(self.width, name="pre_mp")(x)
+    x = Dropout(self.dropout)(x, train=train)
+    x = x.map(nn.PReLU(negative_slope_init=0.25, name="pre_mp_prelu")).map(l2_normalize)
+    for number in range(self.rounds):
+      x = Sage(self.width, (USERS,), self.linear, name=f"gnn_layers_{number}")(x)
+      if self.activate_rounds:
+        x = x.map(nn.PReLU(negative_slope_init=0.25, name=f"prelu_{number}"))
+    return l2_normalize(pooling.largest(x) + pooling.mean(x))
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` float32 of readouts `[..., width]`."""
+    return self.last(l2_normalize(nn.relu(self.hidden(readout))))[..., 0]

@@ -1,0 +1,200 @@
+"""The 10th place: a transformer over nodes that runs once for all configurations.
+
+    layouts  features and opcode of a node -> blocks
+             configurable node and its configuration -> MLP -> mean -> score
+    tiles    features and opcode of a node -> blocks
+             MLP(tile) -> blocks that attend to the nodes of its kernel -> score
+
+A block has two halves, attention between all nodes of a graph and messages along edges. Each
+half reads features after a layer norm and joins its result to its input.
+
+Published: widths, numbers and order of blocks, linear attention and APPNP for XLA, DIFFormer
+for NLP, and tiles as queries. Not published, and guesses here: heads, steps of propagation, the
+width of the MLPs, GELU, that messages come in both directions, that APPNP follows in a layer of
+DIFFormer and a gate joins it to its input, and SAGE as the messages between nodes of a kernel.
+There is no public code.
+
+Source: the write-up of the competition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
+from tpugraphs_jax.nn import attention, layers, pooling
+from tpugraphs_jax.nn.aggregation import OPERANDS, USERS
+from tpugraphs_jax.nn.attention import KernelAttention, NodeAttention, TransformerLayer
+from tpugraphs_jax.nn.conv import Appnp, Sage
+from tpugraphs_jax.nn.linear import Layouts, Opcodes
+from tpugraphs_jax.nn.nodes import Nodes, Slates, combine
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.systems.system import System
+
+EPSILON = 1e-6  # of layer norms
+KERNELS = {"linear": attention.positive, "difformer": attention.unit_and_one}
+
+
+class Tenth(System):
+  """What layouts and tiles have in common."""
+
+  sees_whole_graph = True
+
+  def setup(self):
+    self.last = self.exact(1)
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` float32 of readouts `[..., P]`."""
+    return self.last(readout)[..., 0]
+
+  def nodes(self, slates: Slates) -> Nodes:
+    """Features and opcodes of nodes through a linear layer, `[N, C, width]`."""
+    graph = slates.batch.graph
+    opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
+    node = jnp.concatenate([jnp.asarray(graph.nodes["feat"]), opcode], axis=-1)
+    x = self.linear(self.width, name="first")(slates.nodes(node))
+    return self.norm("first_norm")(x).map(nn.gelu)
+
+  def norm(self, name: str) -> Callable[[Nodes], Nodes]:
+    """A layer norm on nodes."""
+    norm = nn.LayerNorm(epsilon=EPSILON, dtype=self.dtype, name=name)
+    return lambda x: x.map(norm)
+
+
+@base.LAYOUT_MODELS.register("Tenth")
+class TenthLayout(Tenth):
+  """The 10th place on layouts.
+
+  Attributes:
+    op_embed_dim: width of the opcode vector.
+    width: of nodes.
+    blocks: number of blocks.
+    attention: its kernel, `linear` or `difformer`.
+    heads: of the attention.
+    steps: of propagation in a block.
+    gated: a learned gate joins a half of a block to its input; else they are added.
+    mlp_widths: of the layers on configurable nodes with their configurations.
+  """
+
+  op_embed_dim: int = 64
+  width: int = 256
+  blocks: int = 12
+  attention: str = "linear"
+  heads: int = 4
+  steps: int = 4
+  gated: bool = False
+  mlp_widths: Sequence[int] = (256, 256)
+
+  def __post_init__(self):
+    if self.attention not in KERNELS:
+      raise ValueError(f"model.attention is {self.attention!r}, expected one of "
+                       f"{', '.join(KERNELS)}")
+    check_heads(self)
+    super().__post_init__()
+
+  @nn.compact
+  def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
+    """The mean of configurable nodes with their configurations, `[G, C, P]` float32."""
+    del train  # no dropout
+    slates = Slates.of(batch)
+    x = self.nodes(slates)
+    for number in range(self.blocks):
+      x = self.block(x, number)
+    inputs = x, Layouts(slates, jnp.asarray(batch.rows))
+    for number, width in enumerate(self.mlp_widths):
+      x = self.linear(width, name=f"mlp_{number}")(*inputs).map(nn.gelu)
+      inputs = (x,)
+    return pooling.mean(x, configurable=True)
+
+  def block(self, x: Nodes, number: int) -> Nodes:
+    """A block on nodes `x`, `[N, C, width]`."""
+    attend = KernelAttention(
+        self.width, KERNELS[self.attention], self.heads, linear=self.linear,
+        precision=self.precision, name=f"attention_{number}")
+    x = self.join(x, attend(self.norm(f"attention_norm_{number}")(x)), f"attention_gate_{number}")
+    y = self.norm(f"messages_norm_{number}")(x)
+    appnp = lambda direction: Appnp(
+        self.width, direction, self.steps, linear=self.linear, name=f"{direction}_{number}")
+    y = appnp(OPERANDS)(y) + appnp(USERS)(y)
+    return self.join(x, y.map(nn.gelu), f"messages_gate_{number}")
+
+  def join(self, x: Nodes, y: Nodes, name: str) -> Nodes:
+    """`x + y`, or `g y + (1 - g) x` with a gate `g = sigmoid(W [x, y] + b)` per channel."""
+    if not self.gated:
+      return x + y
+    gate = self.linear(self.width, name=name)(x, y).map(nn.sigmoid)
+    return combine(lambda g, old, new: g * new + (1 - g) * old, gate, x, y)
+
+
+@base.TILE_MODELS.register("Tenth")
+class TenthTile(Tenth):
+  """The 10th place on tiles.
+
+  Attributes:
+    op_embed_dim: width of the opcode vector.
+    width: of nodes.
+    blocks: number of blocks on nodes.
+    attention_blocks: how many of them, the last ones, have attention between nodes.
+    heads: of each attention.
+    mlp_widths: of the layers on tiles.
+    cross_blocks: number of blocks in which tiles attend to nodes.
+  """
+
+  op_embed_dim: int = 64
+  width: int = 128
+  blocks: int = 8
+  attention_blocks: int = 2
+  heads: int = 4
+  mlp_widths: Sequence[int] = (128, 128)
+  cross_blocks: int = 4
+
+  def __post_init__(self):
+    check_heads(self)
+    super().__post_init__()
+
+  @nn.compact
+  def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
+    """Tiles after attention to the nodes of their kernels, `[G, C, P]` float32."""
+    del train  # no dropout
+    slates = Slates.of(batch)
+    x = self.nodes(slates)
+    for number in range(self.blocks):
+      x = self.block(x, number)
+    tile = jnp.asarray(batch.config_feat)
+    for number, width in enumerate(self.mlp_widths):
+      tile = tile if not number else layers.leaky_relu(tile)
+      tile = self.exact(width, name=f"mlp_{number}")(tile)
+    # All tiles of all kernels are the queries of one sequence, all nodes its keys.
+    own = slates.graph_of[None] == jnp.arange(slates.graphs)[:, None]
+    own = jnp.repeat(own, slates.configs, axis=0)[None, None]
+    queries, nodes = tile.reshape(1, -1, tile.shape[-1]), jnp.swapaxes(x.everywhere(), 0, 1)
+    for number in range(self.cross_blocks):
+      attend = TransformerLayer(
+          tile.shape[-1], self.heads, linear=self.exact, precision=self.precision,
+          epsilon=EPSILON, name=f"cross_{number}")
+      queries = attend(queries, nodes, own)
+    return queries.reshape(tile.shape)
+
+  def block(self, x: Nodes, number: int) -> Nodes:
+    """A block on nodes `x`, `[N, 1, width]`."""
+    if number >= self.blocks - self.attention_blocks:
+      attend = NodeAttention(self.width, self.heads, self.linear, self.precision,
+                             name=f"attention_{number}")
+      x = x + attend(self.norm(f"attention_norm_{number}")(x))
+    y = self.norm(f"messages_norm_{number}")(x)
+    y = Sage(self.width, (OPERANDS, USERS), self.linear, name=f"messages_{number}")(y)
+    return x + y.map(nn.gelu)
+
+
+def check_heads(network: Any) -> None:
+  """Refuses (ValueError) widths that the heads of a network do not divide."""
+  cross = network.mlp_widths[-1:] if isinstance(network, TenthTile) else ()
+  for width in (network.width, *cross):
+    if width % network.heads:
+      raise ValueError(f"model.heads is {network.heads}, expected a divisor of {width}, the width "
+                       "that it attends in")
