@@ -72,8 +72,9 @@ def ran(data_root, tmp_path_factory):
   folder = tmp_path_factory.mktemp("runs")
   command = lambda name, *flags, **more: commands.Run(
       ["run_layout.py", "--config=configs/layout.py:preset=fifth_all,ci",
-       f"--data_root={data_root}", f"--config.data.also={ALSO}", f"--config.data.store_dir={folder / 'store'}",
-       "--config.train.log_every_steps=1", f"--workdir={folder / name}", *flags], **more)
+       f"--data_root={data_root}", f"--config.data.also={ALSO}",
+       f"--config.data.store_dir={folder / 'store'}", "--config.train.log_every_steps=1",
+       f"--workdir={folder / name}", *flags], **more)
   ended = commands.run_all([
       command("whole"), command("stopped", stop_at_step=3), command("stopped", "--resume"),
       command("whole", "--mode=evaluate")], home=folder / "home")
