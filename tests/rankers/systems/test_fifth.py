@@ -18,6 +18,7 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import fifth
+from tpugraphs_jax.run import training
 from tpugraphs_jax.train import state
 
 RECORDS = winners.files("fifth_layout", "fifth_tile")
@@ -259,8 +260,7 @@ def test_initial_parameters_are_those_of_pytorch(case):
 
 @of_every_record
 def test_initial_parameters_spread_as_in_the_published_run(case):
-  network = case.job.ranker.family.network
-  params = jax.jit(lambda key: network.init(key, case.batch)["params"])(jax.random.key(3))
+  params = training.init_params(case.job.ranker.family.network, case.batch, seed=3)
   for key, value in case.published(winners.flat(params)).items():
     if value.size < 100:
       continue
@@ -334,7 +334,7 @@ def network_of(kind, batch, **options):
   small = dict(op_embed_dim=3, width=8, num_layers=2) | (
       dict(token_width=4, token_layers=1) if kind == "tile" else {})
   network = base.create_network(kind, "Fifth", **small | options)
-  return network, network.init(jax.random.key(0), batch)["params"]
+  return network, training.init_params(network, batch, seed=0)
 
 
 @pytest.mark.parametrize("kind", ["layout", "tile"])
