@@ -14,7 +14,7 @@ CPU core: 0.020 in 4 minutes with the published settings, 0.001 in 3 minutes wit
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run import configs, published
+from tpugraphs_jax.run import configs
 
 _MODELS = {  # reduction over nodes: sum or mean, neither scaled
     "EarlyJoinSAGE": dict(op_embed_dim=64, hidden_dim=64, num_gnns=3, reduction="sum"),
@@ -26,8 +26,7 @@ _MODELS = {  # reduction over nodes: sum or mean, neither scaled
     "MLP": dict(op_embed_dim=32, hidden_dim=64, num_layers=2),
 }
 
-PRESETS = {name: configs.Preset(settings, {}) for name, settings in published.TILES.items()
-           } | configs.systems("tile")
+PRESETS = configs.systems("tile")
 
 VARIANTS = {
     **{name: "the official baseline's model of this name, published settings" for name in _MODELS},
@@ -140,7 +139,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       config.data.source, config.data.search = name.split("-", 1)
     elif name == "ci":
       _shrink(config)
-      if chosen and chosen.small:
+      if chosen:
         chosen.shrink(config)
     else:
       raise ValueError(configs.no_variant(name, "tile.py"))
@@ -168,9 +167,6 @@ def _recommended(config: ConfigDict) -> None:
 
 def _shrink(config: ConfigDict) -> None:
   config.train.quick_compile = True
-  if config.model.name in published.MODELS:
-    published.shrink(config)
-    return
   if "hidden_dim" in config.model:
     config.model.update(op_embed_dim=8, hidden_dim=16)
   _unofficial(config)

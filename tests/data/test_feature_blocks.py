@@ -302,20 +302,3 @@ def test_a_ranker_gets_the_counts_where_its_config_says_so():
     prepared = job.ranker.prepare(graph)
     assert prepared.configs.config_feat.shape == (5, columns)
     np.testing.assert_array_equal(prepared.configs.config_feat[:, :24], graph.configs.config_feat)
-
-
-def test_dimension_tokens_hold_dimension_after_dimension():
-  rng = np.random.default_rng(0)
-  feat = rng.integers(-3, 6, (4, 140)).astype(np.float32)
-  graph = random_graphs.layout_graph(rng, nodes=4, edges=0, config_nodes=[0], configs=1)
-  graph = dataclasses.replace(graph, node_feat=feat)
-  found = feature_blocks.dimension_tokens(graph).reshape(4, 6, 23)
-  alone = feature_blocks.named_dimensions(graph).reshape(4, 6, 14)
-  for node in range(4):
-    for dimension in range(6):
-      sizes = [feat[node, first + dimension] for first in (21, 31, 37, 45, 53, 61, 69, 77, 85)]
-      expected = [np.sign(size) * np.log(1 + abs(size)) for size in sizes]
-      named = [number == dimension and number > 0 for number in feat[node, 93:107]]
-      np.testing.assert_allclose(found[node, dimension], expected + named, rtol=1e-6)
-      np.testing.assert_array_equal(alone[node, dimension], named)
-  assert not found[:, 0, 9:].any()  # 0 also stands for no dimension number

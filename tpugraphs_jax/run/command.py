@@ -215,7 +215,7 @@ def _data_of(
 def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
   """Makes tiny synthetic data of the config's collections."""
   job = job_lib.Job.of(config)  # refuses what cannot run before anything is written
-  names = [part.data.collection.name for part in (job, *job.also)]
+  names = [data.collection.name for data in (job.data, *job.also)]
   make = functools.partial(
       synthetic.generate, folder, scale="tiny", collections=names, progress=False)
   if parallel.is_primary():
