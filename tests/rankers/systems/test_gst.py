@@ -8,10 +8,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import random_graphs
 import recorded
 import winners
 
-from tpugraphs_jax.data import batching
+from tpugraphs_jax.data import batching, features
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.segments import family as family_lib, history
 from tpugraphs_jax.rankers.segments.batches import SegmentSlate
@@ -257,3 +258,31 @@ def test_the_rate_and_an_update_are_those_of_pytorch(case):
 def test_initial_parameters_are_those_of_pytorch(case):
   winners.assert_torch_parameters(
       case.job, case.batch, op_weights=100, config_weights=100, negative_slope=0.25)
+
+
+def test_columns_have_the_unbiased_deviation_and_none_goes():
+  x = np.random.default_rng(0).normal(5, 3, (9, 4))
+  x[:, 1], x[:, 2] = 7, 7 + 1e-7 * x[:, 0]
+  fitted = features.fit([x[:4], x[4:]], np.full(4, "gst", object))
+  deviation = np.where([True, False, False, True], x.std(axis=0, ddof=1), 1)
+  np.testing.assert_allclose(fitted(x), (x - x.mean(axis=0)) / deviation, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("preset, prelus", [("gst", 1), ("seventh", 3)])
+def test_the_7th_place_has_an_activation_behind_each_round(preset, prelus, tmp_path):
+  graph = random_graphs.layout_graph(
+      np.random.default_rng(0), nodes=12, edges=20, config_nodes=[0, 5], configs=4, features=140)
+  arrays = {
+      "node_feat": graph.node_feat, "node_opcode": graph.node_opcode,
+      "edge_index": graph.edge_index, "node_config_ids": graph.config_node,
+      "node_config_feat": graph.configs.decode(np.arange(4)), "config_runtime": np.arange(1, 5)}
+  job = winners.run_of(
+      f"layout.py:preset={preset},ci",
+      {split: {"graph": arrays} for split in ("train", "valid", "test")}, tmp_path)
+  (prepared,) = job.prepare(job.data.load(job.config.data_root, "train"))
+  slate = SegmentSlate(prepared, np.arange(4), np.ones(4, np.float32), 0, np.array([0]))
+  budget = {key: size + 1 for key, size in prepared.sizes.items()}
+  batch = job.ranker.family.assemble([slate], budget, graphs=1, configs=4)
+  params = jax.eval_shape(job.ranker.family.network.init, jax.random.key(0), batch)["params"]
+  assert sum("negative_slope" in layer for layer in params.values()
+             if isinstance(layer, dict)) == prelus
