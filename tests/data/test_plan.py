@@ -4,6 +4,7 @@ Slates follow their exact distributions. Budgets hold every batch and waste litt
 """
 
 import collections
+import dataclasses
 import itertools
 import math
 
@@ -376,3 +377,30 @@ def test_blocks_partition_the_graph_and_each_is_drawn_evenly(nodes, keep):
   assert max(stop - start for start, stop in counts) == min(nodes, keep)
   p = 1 / len(counts)
   assert all(abs(n / draws - p) <= 4 * math.sqrt(p * (1 - p) / draws) for n in counts.values())
+
+
+@pytest.mark.parametrize("per_epoch", [0, 5])
+def test_every_configuration_comes_once_before_any_comes_twice(per_epoch):
+  """Slates of 3 of 10, 6 and 2 configurations: three, two and one of them in a pass."""
+  graphs, sizes = graphs_of(3), (10, 6, 2)
+  configs = [dataclasses.replace(
+      graph.configs, **{field.name: getattr(graph.configs, field.name)[:size]
+                        for field in dataclasses.fields(graph.configs)})
+             for graph, size in zip(graphs, sizes)]
+  sampler = plan_lib.ConfigSampler(
+      configs, count=3, sampling="uniform", targets=lambda configs, ids: ids, every=7)
+  plan = plan_lib.BatchPlan(
+      graphs, slates_per_step=1, devices=1, draw=plan_lib.draw_slates(graphs, sampler), seed=0,
+      epochs=8, slates_per_epoch=per_epoch,
+      weights=plan_lib.graph_weights(configs, "every_config", 3))
+  assert plan.steps_per_epoch == (per_epoch or 6)
+  seen = {number: [] for number in range(3)}
+  for step in range(18):
+    slate, = plan.slates(step, 0)
+    seen[slate.graph_id].append(slate.config_ids.tolist())
+  assert {number: len(slates) for number, slates in seen.items()} == {0: 9, 1: 6, 2: 3}
+  for number, slates in seen.items():
+    per_pass = len(slates) // 3
+    passes = [sum(slates[i : i + per_pass], []) for i in range(0, len(slates), per_pass)]
+    assert all(len(set(ids)) == len(ids) for ids in passes)
+    assert passes[0] != passes[1] or number == 2

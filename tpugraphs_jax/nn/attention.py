@@ -14,7 +14,7 @@ from tpugraphs_jax.nn import layers
 from tpugraphs_jax.nn.linear import Linear
 from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Nodes, Slates, concat
 
-_BLOCK = 128  # rows of one graph that are multiplied at a time
+_BLOCK = 512  # rows of one graph that are multiplied at a time
 
 
 def positive(x: jax.Array) -> jax.Array:

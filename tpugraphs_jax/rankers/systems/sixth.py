@@ -5,7 +5,7 @@
     GIN:      opcode, features, configuration -> linear block -> 4 GIN layers over users
               readout = sum over layers of their means over nodes
     tiles:    opcode, features -> 2 linear blocks -> 4 GATv2 blocks over users
-              readout = mean + maximum over nodes, then the tile
+              readout = the tile, then mean + maximum over nodes
     all:      readout -> 2 linear layers, each with a norm across the slate and GELU -> score
 
     linear block   x -> gelu(norm(W x))             GATv2 block   x -> gelu(norm(gatv2(x)))
@@ -185,5 +185,5 @@ class SixthTile(Sixth):
       x = instance_norm(Gatv2(self.width, USERS, linear=linear, name=f"conv_{number}")(x)).map(gelu)
     readout, tile = mean_and_largest(x), jnp.asarray(batch.config_feat)
     readout = jnp.broadcast_to(readout, (*tile.shape[:2], readout.shape[2]))
-    readout = jnp.concatenate([readout, tile], axis=-1)
+    readout = jnp.concatenate([tile, readout], axis=-1)
     return self.head(readout, jnp.asarray(batch.config_mask))
