@@ -80,7 +80,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
     phase = phase.following and phase.following(result.state)
   seconds = time.perf_counter() - started - compilations.seconds - sum(
       evaluation.seconds - evaluation.compile_seconds for evaluation in evaluations)
-  ids = training.sampled_ids(config, valid)
+  valid, ids = training.validation_sample(config, valid)(0)
   scores = ranker.scorer(result.state.eval_params, valid, ids)
   _, means = judge.judge(
       judge.beside_labels(valid, ids, scores), ranker.collection.slowdown_ks)

@@ -92,8 +92,8 @@ def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, f
     scores = np.unique(truth, return_inverse=True)[1].astype(np.float32)
     judged = judge.beside_labels([job.ranker.prepare(graph)], [ids], [scores])
     ceiling += judge.judge(judged, ks)[0]
-    pairs.append(metrics.ordered_pairs(scores, graph.configs.runtime_ns[ids]))
-    random.append(_random_row(graph.configs.runtime_ns[ids], ks))
+    pairs.append(metrics.ordered_pairs(scores, graph.configs.label[ids]))
+    random.append(_random_row(graph.configs.label[ids], ks))
   means = {name: {column: float(np.nanmean([row[column] for row in rows]))
                   for column in case.columns}
            for name, rows in (("random", random), ("ceiling", ceiling))}
@@ -102,9 +102,9 @@ def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, f
   return means
 
 
-def _random_row(runtime: np.ndarray, ks: tuple[int, ...]) -> dict[str, float]:
+def _random_row(label: np.ndarray, ks: tuple[int, ...]) -> dict[str, float]:
   """Expected figures of one graph's configurations in random order."""
-  slowdown = metrics.random_slowdown(runtime, ks)
+  slowdown = metrics.random_slowdown(label, ks)
   return {"kendaltau": 0.0, "opa": 0.5, **{f"slowdown{k}": v for k, v in slowdown.items()}}
 
 

@@ -157,7 +157,7 @@ def limits(collection: str, data_root: str) -> dict[str, dict[str, float]]:
     return quality.bounds(case, collection, data_root)
   job = job_lib.Job.of(config_of(collection, "official", 0, data_root))
   graphs = job_lib.judged(job.data.load(data_root, race_run.judged_split(job)))
-  runtimes = [graph.configs.runtime_ns[job.data.validation_ids(graph.name, graph.configs)]
+  runtimes = [graph.configs.label[job.data.validation_ids(graph.name, graph.configs)]
               for graph in graphs]
   return {"random": judge.random_order(
       runtimes, collections.Collection(collection).slowdown_ks)}

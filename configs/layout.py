@@ -85,6 +85,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       config_transform="none",  # SAGE embeds the integers; ResModel wants minmax
       pad_value=-1,  # of unused layout positions; 0 = as released
       leave_out=(),  # training graphs whose names have one of these words
+      skip_constant=True,  # leave out training graphs whose configurations or runtimes are equal
       duplicate_policy="min",  # keep, first, min, mean
       entropy_threshold=0.0,  # leaves out stretches of runtimes that hardly change; 0 = none
       max_configs=0,  # per training graph: thirds fastest, slowest, random; 0 = all
@@ -100,12 +101,13 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   config.batch = ConfigDict(dict(
       graphs=8,  # graphs per step, over all devices
       configs=16,  # configurations per graph and step
-      min_configs=2,  # graphs with fewer are not trained on
+      min_configs=2,  # graphs with fewer are not trained on, nor part of statistics
       sampling="uniform",  # or skewed (to fast ones), each also with _replacement; close_runtimes
       graph_sampling="uniform",  # sqrt or proportional: more often with more configurations
       target="ratio",  # official (runtime / 1e7 ns), absolute (ms), ratio or rank
       config_chunk=0,  # configurations through the model at a time (saves memory); 0 = all
       slates_per_epoch=1024,  # 0 = one per graph
+      drop_remainder=True,  # leave out last slates of an epoch that do not fill a batch
       keep_nodes=5000,  # nodes of the sampled block of a graph, for ResModel's dropout
   ))
   config.model = ConfigDict(dict(
@@ -148,7 +150,8 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       eval_every_epochs=1,  # epochs between evaluations
       early_stop_epochs=0,  # epochs without a better evaluation that end the run; 0 = never
       best_metric="kendaltau",  # chooses the checkpoint
-      valid_configs=200,  # per validation graph during training; 0 = all
+      valid_sampling="fixed",  # judges a fixed sample; or slates, drawn anew each time
+      valid_configs=200,  # of each graph in the fixed sample; 0 = all
       log_every_steps=20,  # steps between two lines of the log
       checkpoint_every_steps=0,  # for checkpoints between those after evaluations; 0 = none
       quick_compile=False,  # on CPUs: half the time, but steps take two to three times as long
@@ -205,9 +208,9 @@ def _only(known: Iterable[str], names: Sequence[str]) -> str:
 def _official(config: ConfigDict) -> None:
   """ResModel as published: features, sampling, loss and optimiser of the baseline."""
   config.data.update(feature_transform="minmax", config_transform="minmax", pad_value=0,
-                     duplicate_policy="keep")
+                     duplicate_policy="keep", skip_constant=False)
   config.batch.update(graphs=8, configs=16, min_configs=16, sampling="skewed",
-                      target="official", slates_per_epoch=0)
+                      target="official", slates_per_epoch=0, drop_remainder=False)
   config.model = ConfigDict(dict(
       name="ResModel", op_embed_dim=32, hidden_dim=32, num_gnns=2, adj_normalization="sym",
       dropout="backpropdropout", remat=False, dtype="float32", precision="highest"))
@@ -215,7 +218,7 @@ def _official(config: ConfigDict) -> None:
   config.optimizer.update(name="adam", learning_rate=1e-3, clip_norm_per_variable=1e-2,
                           clip_norm=0.0, schedule="constant", warmup_fraction=0.0,
                           weight_decay=0.0)
-  config.train.update(epochs=50, early_stop_epochs=25, best_metric="opa")
+  config.train.update(epochs=50, early_stop_epochs=25, best_metric="opa", valid_sampling="slates")
   config.eval.update(configs=500)
 
 
@@ -250,6 +253,7 @@ def _segments(
 ) -> None:
   """Trains on segments of a graph; see `tpugraphs_jax/rankers/segments/family.py`."""
   config.task = "segments"
+  config.batch.drop_remainder = True
   config.segments = ConfigDict(dict(
       partition="contiguous",  # or metis
       max_nodes=1000,  # of a segment

@@ -26,7 +26,10 @@ def _write_files(root, split, runtimes):
     folder = root.joinpath(*collection.split(":"), split)
     folder.mkdir(parents=True)
     for name, runtime in graphs.items():
-      np.savez_compressed(folder / f"{name}.npz", config_runtime=np.array(runtime, np.int64))
+      arrays = {"config_runtime": np.array(runtime, np.int64)}
+      if collection.startswith("tile"):
+        arrays["config_runtime_normalizers"] = np.full(len(runtime), 100, np.int64)
+      np.savez_compressed(folder / f"{name}.npz", **arrays)
   return root
 
 
@@ -201,6 +204,16 @@ def test_scores_are_those_of_the_competition(labelled, tmp_path):
   assert value == pytest.approx(stats.kendalltau(
       np.argsort(LAYOUTS["net"]), LABELS["layout:xla:random"]["net"]).statistic)
   assert graphs == 2
+
+
+def test_kernels_are_scored_by_runtime_over_normalizer(labelled, tmp_path):
+  normalizer = [100, 20, 100, 100, 100, 100, 100]
+  path = labelled / "tile" / "xla" / "valid" / "1a.npz"
+  np.savez_compressed(
+      path, config_runtime=LABELS["tile:xla"]["1a"], config_runtime_normalizers=normalizer)
+  found = submission.score(_ranked(tmp_path, {"tile:xla": TILES}), labelled)
+  # The quotients of 1a are 0.3, 0.5, 0.4, 0.2, 0.5, 0.6 and 0.25: configuration 6 against 3.
+  assert found["tile:xla"] == (pytest.approx(((1 - 0.25) + 1) / 2), 2)
 
 
 def test_a_perfect_order_scores_one(labelled, tmp_path):

@@ -61,7 +61,8 @@ def device_step(state, batch):
 TRAIN_STEP = parallel.pmap(device_step, donate_argnums=0)
 
 
-def evaluate(params):
+def evaluate(params, step):
+  del step
   return {"opa": float(params["slope"]), "tau": float(params["offset"])}
 
 

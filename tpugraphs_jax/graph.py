@@ -46,6 +46,15 @@ class TileConfigs(_Configs):
   runtime_ns: np.ndarray  # [C] int64 nanoseconds; all zero = not labelled
   normalizer_ns: np.ndarray  # [C] int64 nanoseconds of the default tile
 
+  @property
+  def label(self) -> np.ndarray:
+    """Runtime / normalizer, `[C]` float64: the number by which a ranking is judged.
+
+    The normalizer can differ between configurations of one kernel. The README of the data set
+    therefore defines the task by the quotient.
+    """
+    return self.runtime_ns / self.normalizer_ns
+
   def unit_ns(self, target: str) -> np.ndarray:
     """Nanoseconds `[C]` of one unit of a target.
 
@@ -82,6 +91,11 @@ class LayoutConfigs(_Configs):
   node_group: np.ndarray  # [K] int32, the group of each configurable node
   group_row: np.ndarray  # [C, groups] uint8 or uint16, index into rows
   runtime_ns: np.ndarray  # [C] int64 nanoseconds; all zero = not labelled
+
+  @property
+  def label(self) -> np.ndarray:
+    """The runtime, `[C]` int64 nanoseconds: the number by which a ranking is judged."""
+    return self.runtime_ns
 
   @property
   def choices(self) -> np.ndarray:

@@ -94,14 +94,36 @@ def listmle(
   if not temperature > 0:
     raise ValueError(f"temperature is {temperature}, expected a number above 0")
   scores, labels, where = _checked(scores, labels, where)
-  loss = functools.partial(rax.listmle_loss, reduce_fn=None)
-  if key is None:
-    per_list = loss(scores / temperature, labels, where=where)
-  else:
+  draws = jnp.zeros_like(labels)
+  if key is not None:
     if noise.relative:
       labels = _shaken(labels, where, key, noise)
-    per_list = jax.vmap(loss)(scores / temperature, labels, where=where, key=key)
-  return jnp.sum(per_list), _count(jnp.any(where, axis=-1))
+    draws = jax.vmap(lambda key: jax.random.uniform(key, labels.shape[1:]))(key)
+  scores = scores / temperature
+  rest = _not_before(labels, draws) & where[:, None, :]
+  # A sum over the rest of the list for each item. A running sum over the sorted list is less work,
+  # but steps of a loop on accelerators.
+  each = jnp.broadcast_to(scores[:, None, :], rest.shape)
+  likelihood = scores - jax.nn.logsumexp(each, axis=-1, where=rest)
+  return -jnp.sum(likelihood, where=where), _count(jnp.any(where, axis=-1))
+
+
+def _not_before(labels: jax.Array, draws: jax.Array) -> jax.Array:
+  """Whether item j does not come before item i in a list, `[graphs, configs (i), configs (j)]`.
+
+  Larger labels come first, then smaller draws, then the order given. An item does not come before
+  itself.
+
+  Args:
+    labels: `[graphs, configs]`.
+    draws: `[graphs, configs]`: the order of equal labels.
+  """
+  places = jnp.arange(labels.shape[1])[None]
+  result = places[:, :, None] <= places[:, None, :]
+  for key in (draws, -labels):  # the more important key last
+    own, other = key[:, :, None], key[:, None, :]
+    result = jnp.where(own == other, result, own < other)
+  return result
 
 
 def _shaken(labels, where, key, noise: Noise):

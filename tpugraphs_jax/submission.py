@@ -126,8 +126,8 @@ def score(
 ) -> dict[str, tuple[float, int]]:
   """The competition's metric of a submission: score and number of graphs of each collection.
 
-  Of a tile graph it is 1 - (best of the first five / best - 1), of a layout graph Kendall's
-  tau-b between ranks and runtimes; of a collection the mean over its graphs. The competition's
+  Of a tile graph it is 1 - (best of the first five / best - 1) of runtime / normalizer, of a layout
+  graph Kendall's tau-b between ranks and runtimes; of a collection the mean over its graphs. The competition's
   score is the mean over its five collections (Kaggle, "Google - Fast or Slow?", 2023).
 
   Args:
@@ -156,14 +156,16 @@ def _score_of(collection: str, ranking: np.ndarray, file: Path) -> float:
   """The score of one graph; NaN where all runtimes are equal and no order is right."""
   with npz.NpzArchive(file) as archive:
     runtime = archive.read("config_runtime")
+    is_layout = collection.startswith("layout")
+    normalizer = 1 if is_layout else archive.read("config_runtime_normalizers")
   if not runtime.any():
     raise ValueError(f"{file} has no labels: only a split with runtimes can be scored, such as "
                      "valid")
   place = np.full(len(runtime), len(runtime), np.int64)
   place[ranking] = np.arange(len(ranking))
-  if collection.startswith("layout"):
+  if is_layout:
     return metrics.kendall_tau(place, runtime)
-  return 1 - metrics.top_k_slowdown(place, runtime, [TILE_TOP])[TILE_TOP]
+  return 1 - metrics.top_k_slowdown(place, runtime / normalizer, [TILE_TOP])[TILE_TOP]
 
 
 def _problems(

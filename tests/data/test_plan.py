@@ -7,6 +7,7 @@ import collections
 import itertools
 import math
 
+import jax
 import numpy as np
 import pytest
 import random_graphs
@@ -125,6 +126,38 @@ def test_an_epoch_passes_over_the_graphs_evenly_in_another_order(graphs, slates)
     assert max(collections.Counter(epoch).values()) <= -(-length // graphs)
   assert len({tuple(epoch) for epoch in epochs}) == 30
   assert set(range(graphs)) == set().union(*epochs)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("graphs, slates, last", [(9, 0, 1), (11, 0, 3), (12, 0, 4), (5, 22, 2)])
+def test_the_last_batch_of_an_epoch_can_be_smaller(graphs, slates, last, devices):
+  plan = plan_of(graphs_of(graphs), devices=devices, slates_per_epoch=slates, drop_remainder=False)
+  length = slates or graphs
+  assert plan.steps_per_epoch == -(-length // 4)
+  alone = plan_of(graphs_of(graphs), slates_per_epoch=slates, drop_remainder=False)
+  for epoch in range(4):
+    order = epoch_of(plan, epoch)
+    counts = collections.Counter(order)
+    assert len(order) == length and set(counts) == set(range(graphs))
+    assert max(counts.values()) - min(counts.values()) <= 1
+    step = (epoch + 1) * plan.steps_per_epoch - 1
+    found = slates_of(plan, step, devices)
+    assert len(found) == last and found == slates_of(alone, step)
+
+
+def test_a_device_without_a_slate_gets_a_batch_of_padding():
+  plan = plan_of(graphs_of(9), devices=4, drop_remainder=False)
+  source = plan_lib.Batches(
+      plan, 30, range(4), lambda slates, budget: batching.assemble_tile(
+          slates, budget, graphs=1, configs=3, transform=lambda x: x), list)
+  first, *others = source[2]
+  assert first.config_mask.sum() == 3
+  for batch in others:
+    assert not batch.config_mask.any() and not batch.target.any()
+    assert not batch.graph.n_node[:-1].any() and not batch.graph.n_edge[:-1].any()
+    assert batch.graph.n_node.sum() == len(batch.graph.nodes["opcode"])
+    for empty, real in zip(jax.tree.leaves(batch), jax.tree.leaves(first), strict=True):
+      assert (empty.shape, empty.dtype) == (real.shape, real.dtype)
 
 
 @pytest.mark.parametrize("devices, shares", [(1, [3]), (2, [2, 1]), (3, [1, 1, 1])])

@@ -48,6 +48,13 @@ def test_each_reason_not_to_train_on_a_graph_is_named(data, configs, reason):
   assert data.why_not_trained(configs, min_configs=3) == reason
 
 
+def test_graphs_with_nothing_to_learn_can_stay_in_training():
+  data = dataclasses.replace(LAYOUTS, skip_constant=False)
+  for configs in (layout_configs([1, 2, 3], same=True), layout_configs([2**40] * 3)):
+    assert data.why_not_trained(configs, min_configs=3) == ""
+  assert data.why_not_trained(layout_configs([0] * 3), min_configs=3) == "no runtimes"
+
+
 @pytest.mark.parametrize("configs, reason", [
     (tile_configs([1, 1]), ""), (tile_configs([5]), "fewer than 2 configurations"),
     (layout_configs([0, 0]), "no runtimes (ranked, not scored)"),
@@ -258,27 +265,38 @@ def test_indices_of_another_kind_or_graph_are_refused(tmp_path, text):
     judged(tmp_path, "unet", 4, text=text)
 
 
-def test_official_targets_are_normalised_in_float64():
+def test_official_targets_of_kernels_are_divided_in_float64():
   runtime, unit = np.array([2**40 + 1, 3, 2**33 + 5]), np.array([7, 5, 2**34])
-  for given in (unit, 1e7):
-    found = selection.slate_target(runtime, given, "official")
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, np.float32([
-        int(r) / float(u) for r, u in zip(runtime, np.broadcast_to(given, 3))]))
+  configs = dataclasses.replace(tile_configs(runtime), normalizer_ns=unit)
+  found = TILES.targets(configs, np.array([2, 0, 1]))
+  assert found.dtype == np.float32
+  np.testing.assert_array_equal(
+      found, np.float32([int(runtime[i]) / int(unit[i]) for i in (2, 0, 1)]))
+
+
+def test_official_targets_of_programs_are_divided_in_float32():
+  """Runtimes that are equal in float32 are ties, and the quotient is rounded once more."""
+  runtime = [2**40, 2**40 + 1, *np.random.default_rng(0).integers(1, 2**34, 50).tolist()]
+  found = LAYOUTS.targets(layout_configs(runtime), np.arange(len(runtime)))
+  assert found.dtype == np.float32 and found[0] == found[1]
+  nearest = lambda exact: np.float32(float(exact))  # float64 holds these exactly
+  np.testing.assert_array_equal(
+      found, [nearest(Fraction(int(np.float32(value))) / 10**7) for value in runtime])
+  assert (found != np.float32(np.array(runtime) / 1e7)).any()
 
 
 @pytest.mark.parametrize("kind", ["ratio", "rank"])
 @pytest.mark.parametrize("base", [2**31, 2**53, 2**61])
 def test_runtimes_one_nanosecond_apart_stay_apart(kind, base):
   runtime = base + np.array([2, 0, 1, 2, 5])
-  target = selection.slate_target(runtime, 1.0, kind)
+  target = selection.slate_target(runtime, kind)
   assert target.dtype == np.float32
   np.testing.assert_array_equal(np.sign(np.subtract.outer(target, target)),
                                 np.sign(np.subtract.outer(runtime, runtime)))
 
 
 def test_ratio_and_rank_by_their_formulas():
-  target = lambda runtime, kind: selection.slate_target(np.array(runtime), 1.0, kind)
+  target = lambda runtime, kind: selection.slate_target(np.array(runtime), kind)
   np.testing.assert_array_equal(target([40, 10, 25, 10], "ratio"), [3.0, 0.0, 1.5, 0.0])
   np.testing.assert_array_equal(target([40, 10, 25, 10], "rank"), [1.0, 0.0, 0.5, 0.0])
   for kind in ("ratio", "rank"):

@@ -44,7 +44,8 @@ def write_scores(folder, names, runtime, scores):
   np.savez(folder / "validation_scores.npz", graphs=np.array(names),
            nodes=np.arange(len(names)) * 1000 + 7, sizes=[len(r) for r in runtime],
            config_ids=np.concatenate([np.arange(len(r)) for r in runtime]),
-           runtime_ns=np.concatenate(runtime), scores=np.concatenate(scores).astype(np.float32))
+           runtime_ns=np.concatenate(runtime), label=np.concatenate(runtime),
+           scores=np.concatenate(scores).astype(np.float32))
 
 
 def write_synthetic(folder):

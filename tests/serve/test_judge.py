@@ -1,13 +1,16 @@
 """Summary lines and files of a judged ranker."""
 
 import csv
+import dataclasses
 import math
 import re
 
 import numpy as np
 import pytest
+import random_graphs
 
 from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.serve import judge
 
 
@@ -25,6 +28,27 @@ def test_a_random_order_stands_beside_the_ranker():
   assert "configurations: a seeded 2 of each graph" in protocol
 
 
+def test_kernels_are_judged_by_runtime_over_normalizer_and_programs_by_runtime():
+  rng = np.random.default_rng(0)
+  kernel = random_graphs.tile_graph(rng, nodes=3, edges=2, configs=3, name="a_1")
+  kernel = dataclasses.replace(kernel, configs=dataclasses.replace(
+      kernel.configs, runtime_ns=np.array([300, 200, 100]), normalizer_ns=np.array([10, 10, 2])))
+  program = random_graphs.layout_graph(rng, nodes=3, edges=2, config_nodes=[1], configs=3)
+  program = dataclasses.replace(program, configs=dataclasses.replace(
+      program.configs, runtime_ns=np.array([300, 200, 100])))
+  ids, scores = np.arange(3), np.float32([2, 1, 3])  # the order of 30, 20 and 50
+  for graph, opa, slowdown in ((kernel, 1.0, 0.0), (program, 1 / 3, 1.0)):
+    prepared = batching.prepare(graph, graph.node_feat)
+    (judged,) = judge.beside_labels([prepared], [ids], [scores])
+    assert judged.runtime_ns.dtype == np.int64 and judged.runtime_ns.tolist() == [300, 200, 100]
+    ((row,), means) = judge.judge([judged], (1,))
+    assert row["opa"] == means["opa"] == pytest.approx(opa)
+    assert row["slowdown1"] == pytest.approx(slowdown)
+  ((row,)) = judge.program_rows(judge.beside_labels(
+      [batching.prepare(kernel, kernel.node_feat)], [ids], [scores]))
+  assert row["kendaltau"] == 1 and row["tile_size_ape"] == 100  # 200 ns chosen, 100 ns the best
+
+
 @pytest.mark.parametrize("configs, shown", [(8, (1,)), (48, (1, 10)), (101, (1, 10, 100))])
 def test_no_slowdown_is_shown_for_more_configurations_than_there_are(configs, shown):
   collection = Collection("layout:xla:random")
@@ -36,13 +60,15 @@ def test_no_slowdown_is_shown_for_more_configurations_than_there_are(configs, sh
 
 def test_scores_are_saved_beside_runtimes(tmp_path):
   given = [
-      judge.Judged("b", 3, np.array([2, 0]), np.float32([0.5, 0.25]), np.array([30, 10])),
-      judge.Judged("a", 4, np.array([1]), np.float32([1.5]), np.array([7]))]
+      judge.Judged("b", 3, np.array([2, 0]), np.float32([0.5, 0.25]), np.array([30, 10]),
+                   np.array([1.5, 0.1])),
+      judge.Judged("a", 4, np.array([1]), np.float32([1.5]), np.array([7]), np.array([3.5]))]
   judge.write_scores(tmp_path / "s.npz", given)
   with np.load(tmp_path / "s.npz") as file:
     assert file["graphs"].tolist() == ["b", "a"] and file["sizes"].tolist() == [2, 1]
     assert file["config_ids"].tolist() == [2, 0, 1]
     assert file["runtime_ns"].tolist() == [30, 10, 7] and file["runtime_ns"].dtype == np.int64
+    assert file["label"].tolist() == [1.5, 0.1, 3.5]
     assert file["scores"].tolist() == [0.5, 0.25, 1.5]
   for one, other in zip(judge.read_scores(tmp_path / "s.npz"), given, strict=True):
     np.testing.assert_equal(vars(one), vars(other))

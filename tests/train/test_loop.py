@@ -106,7 +106,7 @@ def test_the_learning_rate_of_each_step_is_on_its_line(tmp_path):
 
 def test_a_best_evaluation_whose_use_was_cut_off_is_used_after_a_resume(tmp_path):
   improving, used = itertools.count(), []
-  evaluate = lambda params: {"opa": float(next(improving))}
+  evaluate = lambda params, step: {"opa": float(next(improving))}
 
   def cut_off(params, step, metrics):
     if step == toy.STEPS:
@@ -146,7 +146,7 @@ def test_stopping_at_every_step_equals_never_stopping(tmp_path, unstopped):
 
 
 def test_a_signal_during_evaluation_saves_and_evaluates_after_resume(tmp_path, unstopped):
-  def slow(params):
+  def slow(params, step):
     os.kill(os.getpid(), signal.SIGTERM)
     raise AssertionError("the signal did not interrupt")
 
@@ -164,8 +164,9 @@ def test_a_signal_during_evaluation_saves_and_evaluates_after_resume(tmp_path, u
 def test_early_stopping_counts_epochs_since_the_best(tmp_path, stop_at):
   values = [0.1, 0.5, 0.5, float("nan"), 0.4, 0.9, 1.0]
 
-  def by_step(params):  # The epoch is known from the checkpointed state alone.
-    return {"opa": values[round(float(params["count"])) // 2 - 1]}
+  def by_step(params, step):
+    assert float(params["count"]) == step
+    return {"opa": values[step // 2 - 1]}
 
   def count(state, batch):
     loss = jnp.mean(batch["x"])
@@ -222,7 +223,7 @@ def test_a_state_that_is_not_finite_is_neither_saved_nor_judged(tmp_path, at, ev
 
 
 def test_scores_that_are_not_finite_name_the_step(tmp_path):
-  def evaluate(params):
+  def evaluate(params, step):
     raise FloatingPointError("a graph: 3 of 4 scores are not finite")
 
   with pytest.raises(FloatingPointError, match="step 4"):

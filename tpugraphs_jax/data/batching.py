@@ -109,6 +109,15 @@ def take_configs(batch: TileBatch | LayoutBatch, start: jax.Array, size: int):
       for name in fields})
 
 
+def emptied(batch: TileBatch | LayoutBatch) -> TileBatch | LayoutBatch:
+  """A batch of the same shapes without slates: all nodes and configurations are padding."""
+  padding = lambda counts: np.append(np.zeros_like(counts[:-1]), counts.sum(dtype=counts.dtype))
+  graph = batch.graph._replace(
+      n_node=padding(batch.graph.n_node), n_edge=padding(batch.graph.n_edge))
+  return batch._replace(graph=graph, target=np.zeros_like(batch.target),
+                        config_mask=np.zeros_like(batch.config_mask))
+
+
 Budget = Mapping[str, int]
 # Width of the tables. 99 % of nodes have at most four operands and users; on a
 # 2-core CPU a table of this width is 1.5 to 2.9 times faster than a sorted segment

@@ -34,26 +34,27 @@ _CONFIGS = 16
 
 SAMPLINGS = ("uniform", "skewed", "uniform_replacement", "skewed_replacement", "close_runtimes")
 GRAPH_SAMPLINGS = ("uniform", "sqrt", "proportional")
+VALID_SAMPLINGS = ("fixed", "slates")  # of validation during training
 # Of slates of close runtimes (1st place of the competition): how many are, and how many
 # slates long the window of sorted runtimes may be that they are drawn from.
 _CLOSE_SHARE, _LONGEST_WINDOW = 0.5, 4
 
 
 def config_draw(
-    runtime_ns: np.ndarray, count: int, sampling: str
+    label: np.ndarray, count: int, sampling: str
 ) -> Callable[[np.random.Generator], np.ndarray]:
   """A function that draws the numbers `[n]` int64 of `count` configurations of one graph.
 
   Without replacement, a graph with fewer configurations than asked for gives all of them.
 
   Args:
-    runtime_ns: `[C]` int64.
+    label: `[C]`, larger = slower.
     count: size of the slate.
     sampling: one of `SAMPLINGS`. `skewed` draws the fastest configuration e times as often as
       the slowest, by weights exp((c - rank) / c), rank 0 the fastest (official layout trainer).
   """
-  total, skewed = len(runtime_ns), sampling.startswith("skewed")
-  order = np.argsort(runtime_ns, kind="stable")
+  total, skewed = len(label), sampling.startswith("skewed")
+  order = np.argsort(label, kind="stable")
   if sampling == "close_runtimes":
     return functools.partial(_close_runtimes, order, count)
   log_weight = np.empty(total)
@@ -108,7 +109,7 @@ class ConfigSampler:
       targets: Callable[[Any, np.ndarray], np.ndarray],
   ):
     self._configs, self._targets = configs, targets
-    self._draws = [config_draw(c.runtime_ns, count, sampling) for c in configs]
+    self._draws = [config_draw(c.label, count, sampling) for c in configs]
 
   def __call__(self, number: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Configuration numbers `[n]` int64 of the graph `number`, and targets `[n]` float32."""
@@ -155,9 +156,10 @@ class BatchPlan:
   """The graphs and configurations of the batch of each step.
 
   An epoch passes over the graphs in random order, once or until it has enough slates.
-  Its last slates are left out where they do not fill a batch (official). An epoch with
-  fewer slates than a batch holds is a single step, whose batch has empty places; every
-  device must have a slate. With weights an epoch has every graph as often as its weight
+  Its last slates are left out where they do not fill a batch (official for kernels), or are a
+  smaller last batch (official for programs), in which a device can be without a slate. An epoch
+  with fewer slates than a batch holds is a single step, whose batch has empty places; every
+  device must have a slate there. With weights an epoch has every graph as often as its weight
   says, rounded up or down at random, in random order.
 
   Every process computes the same plan and loads the part of its own devices.
@@ -170,6 +172,7 @@ class BatchPlan:
     seed: of order and configurations.
     epochs: length of the run; a long one is worth more batch shapes.
     slates_per_epoch: length of an epoch; 0 = one slate of each graph (official).
+    drop_remainder: leave out the last slates of an epoch if they do not fill a batch.
     weights: `[graphs]`, how often graphs come relative to each other; None = all alike.
 
   Raises:
@@ -179,7 +182,7 @@ class BatchPlan:
   def __init__(
       self, graphs: Sequence[PreparedGraph], *, slates_per_step: int, devices: int,
       draw: Draw, seed: int, epochs: int,
-      slates_per_epoch: int = 0, weights: np.ndarray | None = None,
+      slates_per_epoch: int = 0, drop_remainder: bool = True, weights: np.ndarray | None = None,
   ):
     self._sizes = [graph.sizes for graph in graphs]
     self._draw, self._seed, self._devices = draw, seed, devices
@@ -190,7 +193,8 @@ class BatchPlan:
       raise ValueError(f"{self._per_step} slates per epoch for {devices} devices; set "
                        f"batch.slates_per_epoch to at least {devices}")
     self.slates_per_device = slates_per_step // devices
-    self.steps_per_epoch = self._per_epoch // self._per_step
+    whole, rest = divmod(self._per_epoch, self._per_step)
+    self.steps_per_epoch = whole + (rest > 0 and not drop_remainder)
     self._order = functools.lru_cache(maxsize=2)(self._draw_order)
     self.budgets = self._choose_budgets(epochs)
 
@@ -222,7 +226,7 @@ class BatchPlan:
     rngs = self._rngs(step)
     return [
         batching.add_sizes([self._draw(int(graph), next(rngs)).sizes for graph in graphs])
-        for graphs in self.graphs_of_step(step)]
+        for graphs in self.graphs_of_step(step) if len(graphs)]
 
   def _choose_budgets(self, epochs: int) -> list[dict[str, int]]:
     known = min(epochs, _LOOK_AHEAD_EPOCHS) * self.steps_per_epoch
@@ -276,9 +280,14 @@ class Batches:
     return self._total_steps
 
   def __getitem__(self, step: int) -> Any:
-    budget = self._plan.budget(step)
-    return self._stack([
-        self._assemble(self._plan.slates(step, device), budget) for device in self._local_devices])
+    return self._stack([self._batch(step, device) for device in self._local_devices])
+
+  def _batch(self, step: int, device: int) -> Any:
+    """The batch of a device, which is empty if the step has fewer slates than devices."""
+    slates, budget = self._plan.slates(step, device), self._plan.budget(step)
+    if slates:
+      return self._assemble(slates, budget)
+    return batching.emptied(self._assemble(self._plan.slates(step, 0), budget))
 
 
 def training_batches(

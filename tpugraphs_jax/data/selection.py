@@ -101,8 +101,9 @@ class TileData(_Data):
 
   def targets(self, configs: TileConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
-    unit = configs.unit_ns(self.target)
-    return slate_target(configs.runtime_ns[config_ids], unit[config_ids], self.target)
+    if self.target == "absolute":
+      return (configs.runtime_ns / configs.unit_ns("absolute"))[config_ids].astype(np.float32)
+    return slate_target(configs.label[config_ids], self.target)
 
   def validation_ids(self, name: str, configs: TileConfigs) -> np.ndarray:
     """Configurations that the final evaluation judges: all of them, `[C]` int64."""
@@ -123,6 +124,7 @@ class LayoutData(_Data):
     duplicate_policy: one of `DUPLICATE_POLICIES`, for training graphs.
     store_dir: the random-access copy; empty = `<data_root>/store`.
     leave_out: training graphs whose names have one of these words are left out.
+    skip_constant: leave out training graphs whose configurations or runtimes are all equal.
     entropy_threshold: of `drop_flat`, for training graphs; 0 = no filter.
     max_configs: most configurations per training graph: thirds fastest, slowest and
       random; 0 = all.
@@ -133,6 +135,7 @@ class LayoutData(_Data):
 
   store_dir: str = ""
   leave_out: tuple[str, ...] = ()
+  skip_constant: bool = True
   entropy_threshold: float = 0.0
   max_configs: int = 0
   indices_dir: str = ""
@@ -179,7 +182,7 @@ class LayoutData(_Data):
   def why_not_trained(self, configs: LayoutConfigs, *, min_configs: int) -> str:
     """The reason to leave a program out of training; empty if there is none."""
     reason = super().why_not_trained(configs, min_configs=min_configs)
-    if reason:
+    if reason or not self.skip_constant:
       return reason
     if not configs.differ:
       return "all configurations equal"
@@ -187,8 +190,12 @@ class LayoutData(_Data):
 
   def targets(self, configs: LayoutConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
-    unit = _MILLISECOND_NS if self.target == "absolute" else _LAYOUT_UNIT_NS
-    return slate_target(configs.runtime_ns[config_ids], unit, self.target)
+    runtime_ns = configs.runtime_ns[config_ids]
+    if self.target == "absolute":
+      return (runtime_ns / _MILLISECOND_NS).astype(np.float32)
+    if self.target == "official":  # computed in float32: it decides which labels are ties
+      return runtime_ns.astype(np.float32) / np.float32(_LAYOUT_UNIT_NS)
+    return slate_target(runtime_ns, self.target)
 
   @functools.cached_property
   def _indices(self) -> dict[str, np.ndarray]:
@@ -384,25 +391,23 @@ def some_configs(total: int, limit: int, rng: np.random.Generator) -> np.ndarray
   return np.sort(rng.choice(total, limit, replace=False))
 
 
-def slate_target(runtime_ns: np.ndarray, unit_ns: np.ndarray | float, kind: str) -> np.ndarray:
+def slate_target(label: np.ndarray, kind: str) -> np.ndarray:
   """The target of a model for one slate, `[C]` float32, larger = slower.
 
-  It is computed from int64: `rank` keeps distinct runtimes distinct, `ratio` those whose
-  distances from the fastest differ in float32.
+  It is computed before it is rounded to float32: `rank` keeps distinct labels distinct, `ratio`
+  those whose distances from the fastest differ in float32.
 
   Args:
-    runtime_ns: `[C]` int64 runtimes of the slate.
-    unit_ns: `[C]`, or one number for all.
-    kind: `official` and `absolute`: runtime in units; `ratio`: runtime above the fastest,
-      relative to it; `rank`: share of the slate's distinct runtimes that are faster (4th place
-      of the competition).
+    label: `[C]` int64 or float64 labels of the slate.
+    kind: `official`: the label; `ratio`: label above the fastest, relative to it; `rank`: share
+      of the slate's distinct labels that are faster (4th place of the competition).
   """
-  if kind in ("official", "absolute"):
-    return (runtime_ns / unit_ns).astype(np.float32)
+  if kind == "official":
+    return label.astype(np.float32)
   if kind == "ratio":
-    fastest = runtime_ns.min()
-    return ((runtime_ns - fastest) / fastest).astype(np.float32)
-  distinct, rank = np.unique(runtime_ns, return_inverse=True)
+    fastest = label.min()
+    return ((label - fastest) / fastest).astype(np.float32)
+  distinct, rank = np.unique(label, return_inverse=True)
   return (rank / max(len(distinct) - 1, 1)).astype(np.float32)
 
 

@@ -28,11 +28,13 @@ import jax
 import numpy as np
 import optax
 
+from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import batching, feature_blocks, reduction
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, TileBatch
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, draw_slates
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.nn.precision import Precise
 from tpugraphs_jax.rankers.scorer import Encoder, Scorer, network_step
 from tpugraphs_jax.registry import Registry
 
@@ -41,7 +43,7 @@ MODELS = {"tile": TILE_MODELS, "layout": LAYOUT_MODELS}
 SECOND_STAGE = "head"  # folder of a second stage of training, under the working folder
 
 
-class Network(nn.Module):
+class Network(Precise):
   """Base of all networks: the scores are the readouts through the head.
 
   Subclasses have `embed` and `score`. They make their layers in `setup`: flax allows
@@ -59,6 +61,8 @@ class Network(nn.Module):
       in this order, and nothing scales them.
     distinct: number of last columns of node features on which a part of a network of kernels
       depends alone. Nodes of a kernel with equal values there share the result of that part.
+    precision: of all products, see `nn.precision`; an option of most networks.
+    opcodes: opcodes that the network has embeddings of, from 0.
   """
 
   hops = 0
@@ -67,6 +71,7 @@ class Network(nn.Module):
   embeds_integers = False
   reads = ()
   distinct = 0
+  opcodes = OPCODES
 
   @property
   def family(self) -> Callable[[Network, Mapping[str, Any]], Family] | None:
@@ -326,11 +331,21 @@ def _check_features(
                      f"its columns as they are: add {scaled[0]}=none to data.feature_transform")
 
 
+def _check_opcodes(graph: OpGraph, network: Network) -> None:
+  """Refuses a graph with an opcode that the network has no embedding of."""
+  largest = int(graph.node_opcode.max(initial=0))
+  if largest >= network.opcodes:
+    raise ValueError(
+        f"{graph.name} has opcode {largest}, and the model has embeddings of the opcodes 0 to "
+        f"{network.opcodes - 1}: its weights were trained on data without that opcode")
+
+
 class Kernels(Family):
   """Fused kernels with tile configurations."""
 
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
     """A kernel with its neighbour tables; a kernel is never reduced, but gets virtual nodes."""
+    _check_opcodes(inputs, self.network)
     small = reduction.reduce_graph(inputs, self.reduction, raw)
     blocks = tuple(self.config["data"]["config_features"])
     small = dataclasses.replace(
@@ -369,6 +384,7 @@ class Programs(Family):
 
   def prepare_part(self, graph: OpGraph) -> PreparedGraph:
     """`prepare` without the reduction: for reduced programs and segments of them."""
+    _check_opcodes(graph, self.network)
     return batching.prepare(graph, graph.node_feat, hops=self.network.hops, slots=self.slots)
 
   def assemble(

@@ -1,4 +1,4 @@
-"""Weights of the official TensorFlow models, in their order, as Flax parameters."""
+"""Weights of the official TensorFlow models, in their order, as Flax parameters and back."""
 
 from __future__ import annotations
 
@@ -67,3 +67,23 @@ def params_from_official(model: Any, weights: Sequence[np.ndarray]) -> dict[str,
     raise ValueError(f"{len(weights)} weights given, {type(model).__name__} has {len(order)}")
   return traverse_util.unflatten_dict(
       {path: jnp.asarray(weight, jnp.float32) for path, weight in zip(order, weights)})
+
+
+def official_from_params(model: Any, params: Any, *, num_ops: int) -> list[np.ndarray]:
+  """Official weights `[...]` float32 from Flax parameters, in the order of Keras' `model.weights`.
+
+  Args:
+    model: a tile model or a layout `ResModel`.
+    params: the "params" collection.
+    num_ops: rows of the table of opcode embeddings, the largest opcode of the official code's
+      data plus 1.
+
+  Raises:
+    ValueError: the table has fewer rows.
+  """
+  if num_ops > model.opcodes:
+    raise ValueError(f"the data has the opcode {num_ops - 1}, and the model has embeddings of the "
+                     f"opcodes 0 to {model.opcodes - 1}")
+  flat = traverse_util.flatten_dict(params)
+  table, *others = (np.asarray(flat[path], np.float32) for path in weight_order(model))
+  return [table[:num_ops], *others]

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data.batching import PreparedGraph, TileBatch
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS, degree, neighbour_sum, node_graph
@@ -93,6 +94,7 @@ class _TileModel(base.Network):
     hidden_dim: width of every other layer.
     reduction: over the nodes of a kernel, one of `REDUCTIONS`; neither is scaled. The published
       models take the sum, ResGCN either.
+    opcodes: rows of the table of opcode embeddings (official: largest opcode of the data + 1).
     dtype: of the layers before the readout; the readout and the head are float32.
     precision: of matrix products.
   """
@@ -100,6 +102,7 @@ class _TileModel(base.Network):
   op_embed_dim: int = 64
   hidden_dim: int = 64
   reduction: str = "sum"
+  opcodes: int = OPCODES
   dtype: Any = None
   precision: Any = None
 
@@ -197,7 +200,7 @@ class SAGE(_TileModel):
   num_gnns: int = 3
 
   def setup(self):
-    self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     self.sage = [JoinedDense(self.hidden_dim)] + [self.dense() for _ in range(1, self.num_gnns)]
     self.head = self.mlp(self.hidden_dim, self.hidden_dim, 1)
 
@@ -246,7 +249,7 @@ class ResGCN(_TileModel):
     mlp = lambda: self.mlp(self.hidden_dim, self.hidden_dim, dtype=self.dtype)
     convolution = (
         lambda: {"forward": mlp(), "reverse": mlp(), "self": mlp()}) if self.directed else mlp
-    self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), self.dense()
     self.gcn = [convolution() for _ in range(self.num_gnns)]
     self.head = self.mlp(self.hidden_dim, 1)
@@ -297,7 +300,7 @@ class PooledMLP(_TileModel):
     num_layers: layers of the head before its last.
   """
 
-  op_embed_dim: int = 64
+  op_embed_dim: int = 32
   num_layers: int = 2
   early_join = False
 
@@ -308,7 +311,7 @@ class PooledMLP(_TileModel):
     super().__post_init__()
 
   def setup(self):
-    self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     self.head = self.mlp(*[self.hidden_dim] * self.num_layers, 1)
 
   def pooled(self, batch: TileBatch) -> jax.Array:

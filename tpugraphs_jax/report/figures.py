@@ -125,7 +125,7 @@ def _slowdowns(groups: Sequence[Group], kind: str) -> figure.Figure:
   for group, colour in _coloured(groups):
     axes.plot(ks, mean([graph.slowdowns for graph in group.judged]), "o-", color=colour,
               label=group.name)
-  axes.plot(ks, mean([metrics.random_slowdown(graph.runtime_ns, ks) for graph in run.judged]),
+  axes.plot(ks, mean([metrics.random_slowdown(graph.label, ks) for graph in run.judged]),
             "--", color=_GREY, label=RANDOM)
   if default := run.references.get(DEFAULT):
     axes.axhline(default["slowdown1_mean"], ls="-.", color="black", label=DEFAULT)
@@ -139,7 +139,7 @@ def _slowdowns(groups: Sequence[Group], kind: str) -> figure.Figure:
 
 
 def pairs_by_difference(
-    scores: np.ndarray, runtime_ns: np.ndarray, *, pairs: int = _PAIRS
+    scores: np.ndarray, label: np.ndarray, *, pairs: int = _PAIRS
 ) -> tuple[np.ndarray, np.ndarray]:
   """Pairs in the right order and all pairs, by how far their runtimes differ.
 
@@ -148,7 +148,7 @@ def pairs_by_difference(
 
   Args:
     scores: `[configs]`, larger = slower.
-    runtime_ns: `[configs]`, positive.
+    label: `[configs]`, positive.
     pairs: drawn with a fixed seed where there are more.
 
   Returns:
@@ -159,9 +159,9 @@ def pairs_by_difference(
     first, second = np.triu_indices(count, 1)
   else:
     first, second = np.random.default_rng(0).integers(0, count, (2, pairs))
-  first, second = (one[runtime_ns[first] != runtime_ns[second]] for one in (first, second))
-  slow, fast = np.where(runtime_ns[first] > runtime_ns[second], (first, second), (second, first))
-  difference = (runtime_ns[slow] - runtime_ns[fast]) / runtime_ns[fast]
+  first, second = (one[label[first] != label[second]] for one in (first, second))
+  slow, fast = np.where(label[first] > label[second], (first, second), (second, first))
+  difference = (label[slow] - label[fast]) / label[fast]
   which, bins = np.searchsorted(EDGES, difference, side="right") - 1, len(EDGES) - 1
   right = (1 + np.sign(scores[slow] - scores[fast])) / 2
   return np.bincount(which, weights=right, minlength=bins), np.bincount(which, minlength=bins)
@@ -190,7 +190,7 @@ def _calibration(groups: Sequence[Group], kind: str) -> figure.Figure:
   if NOISELESS in run.references:
     lines[NOISELESS] = (run.judged, "ceiling_ns", {"color": _GREY, "ls": "--"})
   total = lambda judged, name: sum(
-      np.array(pairs_by_difference(getattr(graph, name), graph.runtime_ns)) for graph in judged)
+      np.array(pairs_by_difference(getattr(graph, name), graph.label)) for graph in judged)
   starts = bins_of(counts := total(run.judged, "scores")[1].astype(int))
   for label, (judged, name, style) in lines.items():
     right, every = np.add.reduceat(total(judged, name), starts, axis=1)
@@ -218,7 +218,7 @@ def _by_graph(groups: Sequence[Group], kind: str) -> figure.Figure:
       axes.plot([values.get(graph.name, np.nan) for graph in order], places, "o", ms=5,
                 color=colour, label=group.name)
   if NOISELESS in groups[0].runs[0].references:
-    left.plot([metrics.kendall_tau(graph.ceiling_ns, graph.runtime_ns) for graph in order],
+    left.plot([metrics.kendall_tau(graph.ceiling_ns, graph.label) for graph in order],
               places, "|", color=_GREY)
     right.plot([], [], "|", color=_GREY, label=f"Kendall tau, {NOISELESS}")
   if DEFAULT in groups[0].runs[0].references:

@@ -40,26 +40,26 @@ class Judged(judge.Judged):
 
   @functools.cached_property
   def kendall_tau(self) -> float:
-    return metrics.kendall_tau(self.scores, self.runtime_ns)
+    return metrics.kendall_tau(self.scores, self.label)
 
   @functools.cached_property
   def slowdowns(self) -> dict[int, float]:
     """Top-k slowdown by k, for k up to the number of configurations."""
     ks = [k for k in KS if k <= len(self.scores)]
-    return metrics.top_k_slowdown(self.scores, self.runtime_ns, ks)
+    return metrics.top_k_slowdown(self.scores, self.label, ks)
 
   @property
   def default_slowdown(self) -> float:
     """Slowdown of the compiler's own choice; NaN where it is not known."""
     if self.default is None:
       return math.nan
-    return float(self.runtime_ns[self.default] / self.runtime_ns.min() - 1)
+    return float(self.label[self.default] / self.label.min() - 1)
 
   @property
   def ranks(self) -> tuple[np.ndarray, np.ndarray]:
     """Predicted rank and rank by label of every configuration, `[n]` each, 0 = fastest."""
     place = lambda values: np.argsort(np.argsort(values, kind="stable"), kind="stable")
-    return place(self.scores), place(self.runtime_ns)
+    return place(self.scores), place(self.label)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Run:
     """The same metrics of other orders than the model's, as far as they are known."""
     if not self.judged:
       return {}
-    random = judge.random_order([graph.runtime_ns for graph in self.judged], self.ks)
+    random = judge.random_order([graph.label for graph in self.judged], self.ks)
     orders = {RANDOM: _named(random, opa_mean=0.5)}
     if all(graph.default is not None for graph in self.judged):  # one choice, which orders nothing
       slowdown = float(np.mean([graph.default_slowdown for graph in self.judged]))

@@ -111,6 +111,7 @@ def choices(config: ml_collections.ConfigDict) -> dict[str, Sequence[Any]]:
       "data.virtual_node": reduction.VIRTUAL_NODES, "data.pad_value": (0, -1),
       "data.config_transform": features.KINDS,
       "data.duplicate_policy": selection.DUPLICATE_POLICIES, "train.best_metric": _MAXIMISED,
+      "train.valid_sampling": plan.VALID_SAMPLINGS,
       "data.config_features": feature_blocks.CONFIG_FEATURES["tile" if is_tile else "layout"],
       "data.source": ("xla", own) if is_tile else ("xla", "nlp", own),
       **{f"model.{name}": allowed for name, allowed in model.items() if name in config.model},
@@ -188,6 +189,9 @@ def _check_segments(config: ml_collections.ConfigDict) -> None:
   if config.data.virtual_node != "none":
     raise ValueError(f"data.virtual_node is {config.data.virtual_node!r}, but segments have no "
                      "edges between them: set it to 'none', or train on whole graphs")
+  if not config.batch.drop_remainder:
+    raise ValueError("batch.drop_remainder is False, but every device trains on segments in each "
+                     "step: set it to True, or train on whole graphs (variant full)")
   if config.batch.config_chunk:
     raise ValueError("batch.config_chunk does not go with segments, which bound memory themselves: "
                      "set it to 0")

@@ -200,17 +200,17 @@ def _evaluation(
     job: job_lib.Job, scorer: Any, params: Any, valid: Sequence[Any]
 ) -> tuple[float, float]:
   """Seconds of an evaluation during training, and of the last one, from a few graphs."""
-  ids = training.sampled_ids(job.config, valid)
-  order = sorted(range(len(valid)), key=lambda i: len(valid[i].opcode))
+  sampled, ids = training.validation_sample(job.config, valid)(0)
+  order = sorted(range(len(sampled)), key=lambda i: len(sampled[i].opcode))
   chosen = sorted({order[i] for i in np.linspace(0, len(order) - 1, _GRAPHS).round().astype(int)})
-  graphs, some = [valid[i] for i in chosen], [ids[i] for i in chosen]
+  graphs, some = [sampled[i] for i in chosen], [ids[i] for i in chosen]
   score = lambda: scorer(params, graphs, some)
   score()  # compiles
   since = time.monotonic()
   score()
   rate = (time.monotonic() - since) / _work(graphs, some)
   every = [job.data.validation_ids(graph.name, graph.configs) for graph in valid]
-  return rate * _work(valid, ids), rate * _work(valid, every)
+  return rate * _work(sampled, ids), rate * _work(valid, every)
 
 
 def _work(graphs: Sequence[Any], ids: Sequence[np.ndarray]) -> int:

@@ -186,6 +186,7 @@ def _data_of(
   return LayoutData(
       collection, **common, config_features=tuple(data.config_features),
       store_dir=data.store_dir, leave_out=tuple(data.get("leave_out", ())),
+      skip_constant=data.skip_constant,
       duplicate_policy=data.duplicate_policy, entropy_threshold=data.entropy_threshold,
       max_configs=data.max_configs,
       indices_dir=config.eval.indices_dir, max_validated=config.eval.max_configs,

@@ -1,29 +1,42 @@
-"""Weights of the official TensorFlow baseline as a model file of this project.
+"""Weights of the official TensorFlow baseline as a model of this project, and back.
 
     python -m tpugraphs_jax.run.official --config=tile.py:EarlyJoinSAGE --weights=weights.npz \\
         --data_root=~/data/tpugraphs/npz --out=out/official
+    python -m tpugraphs_jax.run.official --model=out/tile --data_root=~/data/tpugraphs/npz \\
+        --weights=weights.npz
 
-`weights.npz` holds the arrays of Keras' `model.weights` in their order, as TensorFlow's side
-writes them:
+The first command makes a folder from weights, which then evaluates and ranks like one that was
+trained in. The second one writes the weights of a trained model. `weights.npz` holds the arrays of
+Keras' `model.trainable_variables` in their order, as TensorFlow's side writes and reads them:
 
-    np.savez("weights.npz", *[w.numpy() for w in model.weights])
+    np.savez("weights.npz", *[w.numpy() for w in model.trainable_variables])
+    for w, array in zip(model.trainable_variables, np.load("weights.npz").values()):
+      w.assign(array)
 
-The minima and maxima that scale features are those of the training split, which the
-official code computes anew as well. The folder `--out` then evaluates and ranks like one
-that was trained in.
+The first array is the table of opcode embeddings. It has as many rows as the largest opcode of the
+official code's data plus 1 (`num_ops`): the model refuses graphs with further opcodes, and the
+second command finds the number in `--data_root`. The minima and maxima that scale features are
+those of the training split, without kernels of fewer than `batch.min_configs` configurations, as
+the official trainer computes them.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+from collections.abc import Sequence
+import contextlib
 from pathlib import Path
 import re
 import sys
 
+from flax import traverse_util
+import ml_collections
 import numpy as np
 
-from tpugraphs_jax import remote
+from tpugraphs_jax import files, remote
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job, trainable
@@ -40,20 +53,30 @@ def read_weights(path: Path) -> list[np.ndarray]:
   """
   if not path.is_file():
     raise FileNotFoundError(f"{path} is missing: --weights must name the arrays of Keras' "
-                            "model.weights, saved by np.savez")
+                            "model.trainable_variables, saved by np.savez")
   with npz.NpzArchive(path) as archive:
     arrays = {name: archive.read(name) for name in archive.names}
   number = lambda name: [int(part) for part in re.findall(r"\d+", name)[:1]]
   return [arrays[name] for name in sorted(arrays, key=lambda name: (number(name), name))]
 
 
-def convert(job: Job, weights: list[np.ndarray], data_root: str, out: Path) -> None:
+def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: Path) -> None:
   """Writes `model.npz` into `out`, from arrays `[...]` in the order of Keras' weights.
+
+  Args:
+    config: of the model that the weights belong to; `config.data_root` names the data.
+    weights: the first one is the table of opcode embeddings `[num_ops, op_embed_dim]`.
+    out: a folder.
 
   Raises:
     ValueError: the weights are not those of the config's model and this data.
   """
-  graphs = trainable(job, job.data.load(data_root, "train"))
+  # Refuses weights of another model before the data is read.
+  official.params_from_official(Job.of(config).ranker.family.network, weights)
+  with config.unlocked():
+    config.model.opcodes = np.atleast_1d(weights[0]).shape[0]
+  job = Job.of(config)
+  graphs = trainable(job, job.data.load(config.data_root, "train"))
   job.fit(graphs)
   params = official.params_from_official(job.ranker.family.network, weights)
   if differ := state.first_difference(params, job.ranker.param_shapes(graphs[0])):
@@ -66,28 +89,91 @@ def convert(job: Job, weights: list[np.ndarray], data_root: str, out: Path) -> N
   job.ranker.save(out / ranker_lib.MODEL_FILE, params, about)
 
 
-def main(argv: list[str] | None = None) -> int:
-  """Runs the command line; returns the exit status."""
+def weights_of(ranker: ranker_lib.Ranker, data_root: str) -> list[np.ndarray]:
+  """The weights `[...]` float32 of a trained official model, in the order of Keras.
+
+  Args:
+    ranker: with parameters.
+    data_root: the data that the official code reads: its largest opcode decides how many rows the
+      table of opcode embeddings has.
+
+  Raises:
+    ValueError: the model is not an official one, or has no embedding of an opcode.
+    FileNotFoundError: there is no data of the ranker's collection.
+  """
+  return official.official_from_params(
+      ranker.family.network, ranker.params, num_ops=num_ops(data_root, ranker.collection.name))
+
+
+def num_ops(data_root: str, collection: str) -> int:
+  """The largest opcode in all splits of a collection plus 1, as the official code counts."""
+  paths = [path for split in SPLITS for path in npz.files_there(data_root, collection, split)]
+  if not paths:
+    raise FileNotFoundError(f"no graph of {collection} under {data_root}; set --data_root to the "
+                            "folder that holds tile/ and layout/")
+  largest = 0
+  for path in paths:
+    with npz.NpzArchive(path) as archive:
+      largest = max(largest, int(archive.read("node_opcode").max()))
+  return largest + 1
+
+
+def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.run.official", description=__doc__.splitlines()[0])
-  parser.add_argument("--config", required=True, help="such as tile.py:EarlyJoinSAGE")
-  parser.add_argument("--weights", required=True, type=Path, help="arrays of model.weights, .npz")
+  parser.add_argument("--config", help="such as tile.py:EarlyJoinSAGE; with --out")
+  parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="changes",
+                      help="changes a field of --config, such as model.hidden_dim=128")
+  parser.add_argument("--out", help="folder for the model that is made from --weights")
+  parser.add_argument("--model", help="trained model whose weights are written to --weights")
+  parser.add_argument("--weights", required=True, type=Path,
+                      help="arrays of model.trainable_variables, .npz")
   parser.add_argument("--data_root", required=True, help="folder with tile/ and layout/")
-  parser.add_argument("--out", required=True, help="folder for the model")
+  return parser
+
+
+def _config_of(args: argparse.Namespace) -> ml_collections.ConfigDict:
+  """The config that the flags name, with the fields that they change."""
+  config = configs.load(args.config)
+  known = traverse_util.flatten_dict(config.to_dict(), sep=".")
+  for change in args.changes:
+    field, equals, text = change.partition("=")
+    if not equals or field not in known:
+      raise ValueError(f"--set={change}: {configs.nearest(field, known)}expected a field of the "
+                       "config and its value, such as model.hidden_dim=128")
+    value = text
+    with contextlib.suppress(ValueError, SyntaxError):  # else a string without quotes
+      value = ast.literal_eval(text)
+    try:
+      config.update_from_flattened_dict({field: value})
+    except TypeError as error:
+      raise ValueError(f"--set={change}: {configs.one_line(str(error))}") from None
+  config.data_root = args.data_root
+  return config
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command line; returns the exit status."""
+  parser = _parser()
   args = parser.parse_args(argv)
-  config = None
+  if bool(args.model) == bool(args.config) or bool(args.config) != bool(args.out):
+    parser.error("give --config and --out to read --weights, or --model to write them")
+  config, weights = None, args.weights.expanduser()
   try:
-    remote.refuse(args.out, "--out")
-    out = Path(args.out).expanduser()
-    config = configs.load(args.config)
-    with config.unlocked():
-      config.data_root = args.data_root
-    job = Job.of(config)
-    convert(job, read_weights(args.weights.expanduser()), args.data_root, out)
+    if args.model:
+      arrays = weights_of(ranker_lib.Ranker.load(args.model), args.data_root)
+      with files.replacing(weights, "wb") as file:
+        np.savez(file, *arrays)
+      written = weights
+    else:
+      remote.refuse(args.out, "--out")
+      config, out = _config_of(args), Path(args.out).expanduser()
+      convert(config, read_weights(weights), out)
+      written = out / ranker_lib.MODEL_FILE
   except (ValueError, OSError) as error:
     print(f"error: {configs.as_flags(configs.one_line(error), config)}", file=sys.stderr)
     return 2
-  print(f"wrote {out / ranker_lib.MODEL_FILE}")
+  print(f"wrote {written}")
   return 0
 
 

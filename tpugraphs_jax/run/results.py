@@ -87,6 +87,8 @@ def _sizes(graphs: Sequence[Any]) -> str:
 
 def _sample(config: ml_collections.ConfigDict, everything: str) -> str:
   """The configurations of each graph that are judged during training, in words."""
+  if config.train.valid_sampling == "slates":
+    return f"{config.batch.configs} of each graph, drawn anew each time"
   count = config.train.valid_configs
   return f"a seeded {count} of each graph" if count else everything
 
@@ -257,7 +259,7 @@ def _write_evaluation(
                       judge.program_rows(judged_graphs, predicted_ns))
   which = _which(job.config, graphs, judged_graphs)
   random = judge.random_order(
-      [one.runtime_ns for one in judged_graphs], collection.slowdown_ks)
+      [one.label for one in judged_graphs], collection.slowdown_ks)
   what, peak_bytes = log.peak_memory()
   update_summary(workdir, **{name: {
       "split": split, "graphs": len(rows), "configurations": which,

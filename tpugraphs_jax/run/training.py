@@ -24,7 +24,7 @@ from tpugraphs_jax import console, files as files_lib, losses, parallel
 from tpugraphs_jax.data import selection
 from tpugraphs_jax.data.batching import Budget
 from tpugraphs_jax.data.plan import (
-    BatchPlan, Batches, ConfigSampler, graph_weights, training_batches)
+    BatchPlan, Batches, ConfigSampler, config_draw, graph_weights, training_batches)
 from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.run import checks, job as job_lib, results
@@ -113,7 +113,7 @@ def train_stage(
     job: Job, stage: Stage, valid: Sequence[Any], workdir: Path, *, resume: bool,
     files: Mapping[str, str] | None = None,
 ) -> loop.TrainResult:
-  """Runs the training loop once, judged on a seeded sample of each validation graph.
+  """Runs the training loop once, judged on samples of the validation graphs.
 
   Args:
     job: with fitted transforms.
@@ -124,12 +124,13 @@ def train_stage(
     files: those that its checkpoints belong to, see `Prepared`.
   """
   config, options = job.config, job.config.train
-  ids = sampled_ids(config, valid)
+  sample = validation_sample(config, valid)
 
-  def evaluate(params: Any) -> dict[str, Any]:
-    scores = stage.scorer(params, valid, ids, permutations=1)
+  def evaluate(params: Any, step: int) -> dict[str, Any]:
+    graphs, ids = sample(step)
+    scores = stage.scorer(params, graphs, ids, permutations=1)
     rows, means = judge.judge(
-        judge.beside_labels(valid, ids, scores), job.ranker.collection.slowdown_ks)
+        judge.beside_labels(graphs, ids, scores), job.ranker.collection.slowdown_ks)
     return {judge.mean_name(name): mean for name, mean in means.items()} | judge.by_graph(rows)
 
   schedule = loop.Schedule(
@@ -158,11 +159,45 @@ def _model_writer(
   return write
 
 
-def sampled_ids(config: ml_collections.ConfigDict, graphs: Sequence[Any]) -> list[np.ndarray]:
-  """Configurations judged during training, `[n]` int64: a seeded sample of each graph."""
-  rng = np.random.default_rng(config.seed)
-  return [selection.some_configs(len(graph.configs), config.train.valid_configs, rng)
-          for graph in graphs]
+def validation_sample(
+    config: ml_collections.ConfigDict, graphs: Sequence[Any]
+) -> Callable[[int], tuple[Sequence[Any], list[np.ndarray]]]:
+  """The graphs and configurations that are judged after a step, as `train.valid_sampling` says.
+
+  `fixed` is a seeded sample of `train.valid_configs` configurations of every graph. `slates` draws
+  slates as in training, anew after each step, of the graphs with at least `batch.min_configs`
+  configurations; with `batch.drop_remainder` the last graphs that do not fill a batch are left
+  out (official).
+
+  Args:
+    config: of the run.
+    graphs: prepared validation graphs.
+
+  Returns:
+    `step -> (graphs, configurations [n] int64 of each)`.
+
+  Raises:
+    ValueError: with `slates`, no graph has enough configurations.
+  """
+  batch, seed = config.batch, config.seed
+  if config.train.valid_sampling == "fixed":
+    rng = np.random.default_rng(seed)
+    ids = [selection.some_configs(len(graph.configs), config.train.valid_configs, rng)
+           for graph in graphs]
+    return lambda step: (graphs, ids)
+  graphs = [graph for graph in graphs if len(graph.configs) >= batch.min_configs]
+  if not graphs:
+    raise ValueError(f"no validation graph has batch.min_configs={batch.min_configs} "
+                     "configurations: set train.valid_sampling to fixed")
+  if batch.drop_remainder and len(graphs) > batch.graphs:
+    graphs = graphs[: len(graphs) // batch.graphs * batch.graphs]
+  draws = [config_draw(graph.configs.label, batch.configs, batch.sampling) for graph in graphs]
+
+  def slates(step: int) -> tuple[Sequence[Any], list[np.ndarray]]:
+    rng = np.random.default_rng([seed, 3, step])
+    return graphs, [draw(rng) for draw in draws]
+
+  return slates
 
 
 # The stages of a run.
@@ -273,7 +308,7 @@ def plan_of(part: Part, *, epochs: int) -> BatchPlan:
   return BatchPlan(
       part.graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
       draw=part.family.draw(part.graphs, sampler), seed=config.seed, epochs=epochs,
-      slates_per_epoch=batch.slates_per_epoch,
+      slates_per_epoch=batch.slates_per_epoch, drop_remainder=batch.drop_remainder,
       weights=graph_weights(configs, batch.graph_sampling))
 
 

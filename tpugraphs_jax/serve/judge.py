@@ -18,9 +18,11 @@ from tpugraphs_jax.data.batching import PreparedGraph
 
 SCORES_FILE = "validation_scores.npz"
 PROGRAMS_FILE = "validation_programs.csv"  # of kernels
-# Arrays of the file of scores, and the kinds of their dtypes.
-_SCORES = {"graphs": "U", "nodes": "iu", "sizes": "iu", "config_ids": "iu", "runtime_ns": "iu",
-           "scores": "f"}
+# Arrays of the file of scores, with the kinds of their dtypes and their least values.
+_JOINED = ("config_ids", "scores", "runtime_ns", "label")
+_SCORES = {"graphs": "U", "nodes": "iu", "sizes": "iu", "config_ids": "iu", "scores": "f",
+           "runtime_ns": "iu", "label": "iuf"}
+_LEAST = {"nodes": 0, "sizes": 1, "config_ids": 0, "scores": -np.inf, "runtime_ns": 1, "label": 0}
 _SHOWN = 30  # programs with a line of their own
 _POOLED = ("opa",)  # metrics over the pairs of all graphs; the others are means over graphs
 
@@ -34,7 +36,9 @@ class Judged:
     nodes: of the graph, as the network sees it.
     config_ids: `[n]` int64, the configurations that were scored.
     scores: `[n]` float32, larger = slower.
-    runtime_ns: `[n]` int64, their labels.
+    runtime_ns: `[n]` int64, their runtimes.
+    label: `[n]`, what the order is compared with: runtime over normalizer float64 for kernels,
+      runtime int64 ns for programs (`TileConfigs.label`, `LayoutConfigs.label`).
   """
 
   name: str
@@ -42,6 +46,7 @@ class Judged:
   config_ids: np.ndarray
   scores: np.ndarray
   runtime_ns: np.ndarray
+  label: np.ndarray
 
 
 def beside_labels(
@@ -49,7 +54,8 @@ def beside_labels(
     scores: Sequence[np.ndarray],
 ) -> list[Judged]:
   """Scores `[n]` float32 of configurations `[n]` int64 of each labelled graph, with the labels."""
-  return [Judged(graph.name, len(graph.opcode), ids, found, graph.configs.runtime_ns[ids])
+  return [Judged(graph.name, len(graph.opcode), ids, found, graph.configs.runtime_ns[ids],
+                 graph.configs.label[ids])
           for graph, ids, found in zip(graphs, config_ids, scores)]
 
 
@@ -64,13 +70,13 @@ def judge(
   """
   rows = []
   for graph in judged:
-    order = graph.scores, graph.runtime_ns
+    order = graph.scores, graph.label
     slowdown = metrics.top_k_slowdown(*order, ks)
     rows.append({
         "graph": graph.name, "nodes": graph.nodes, "configs": len(graph.scores),
         "opa": metrics.opa(*order), "kendaltau": metrics.kendall_tau(*order),
         **{f"slowdown{k}": value for k, value in slowdown.items()}})
-  pairs = [metrics.ordered_pairs(graph.scores, graph.runtime_ns) for graph in judged]
+  pairs = [metrics.ordered_pairs(graph.scores, graph.label) for graph in judged]
   return rows, mean_row(rows) | {"opa": metrics.pooled_opa(pairs)}
 
 
@@ -81,6 +87,7 @@ def program_rows(
 
   Kendall's tau is the mean over the program's kernels and Tile-Size APE is over all of
   them. MAPE, of every configuration of every kernel, is there if runtimes were predicted.
+  Tile-Size APE and MAPE are of nanoseconds, as in the paper, and not of labels.
 
   Args:
     judged: scored kernels.
@@ -92,7 +99,7 @@ def program_rows(
   rows = []
   for program, numbers in sorted(programs.items()):
     members = [judged[number] for number in numbers]
-    taus = [{"kendaltau": metrics.kendall_tau(one.scores, one.runtime_ns)} for one in members]
+    taus = [{"kendaltau": metrics.kendall_tau(one.scores, one.label)} for one in members]
     chosen = [metrics.best_of_top_k(one.scores, one.runtime_ns, 1) for one in members]
     best = [one.runtime_ns.min() for one in members]
     row = {"program": program, "kernels": len(members), **mean_row(taus),
@@ -119,9 +126,9 @@ def by_graph(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
   return {f"{name}_by_graph": np.array([row[name] for row in rows]) for name in names}
 
 
-def random_order(runtimes_ns: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, float]:
-  """Means as `judge` gives them, of random orders of runtimes `[n]` int64 of each graph."""
-  found = [metrics.random_slowdown(runtime_ns, ks) for runtime_ns in runtimes_ns]
+def random_order(labels: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, float]:
+  """Means as `judge` gives them, of random orders of labels `[n]` of each graph."""
+  found = [metrics.random_slowdown(label, ks) for label in labels]
   rows = [{f"slowdown{k}": value for k, value in one.items()} for one in found]
   return {"opa": 0.5, "kendaltau": 0.0, **mean_row(rows)}
 
@@ -171,10 +178,11 @@ def write_scores(path: Path, judged: Sequence[Judged]) -> None:
   """Writes scores beside labels, for `read_scores` and for NumPy alone.
 
   The `.npz` has `graphs` `[G]` names, `nodes` `[G]`, `sizes` `[G]` configurations of each, and
-  one after the other `config_ids`, `runtime_ns` int64 and `scores` float32, `[sum(sizes)]`.
+  one after the other `config_ids`, `runtime_ns` int64, `label` (see `Judged`) and `scores` float32,
+  `[sum(sizes)]`.
   """
   joined = {name: np.concatenate([getattr(graph, name) for graph in judged])
-            for name in ("config_ids", "runtime_ns", "scores")}
+            for name in ("config_ids", "runtime_ns", "label", "scores")}
   with files.replacing(path, "wb") as file:
     np.savez_compressed(
         file, graphs=np.array([graph.name for graph in judged]),
@@ -190,21 +198,17 @@ def read_scores(path: Path) -> list[Judged]:
   """
   with trust.reading(path, "evaluate again"), npz.NpzArchive(path) as archive:
     found = {name: archive.read(name) for name in _SCORES}
-    for name, array in found.items():
-      if array.ndim != 1 or array.dtype.kind not in _SCORES[name]:
-        archive.fail(name, f"is {array.dtype} {list(array.shape)}, expected a list of others")
     sizes = found["sizes"]
-    if (sizes < 1).any() or (found["config_ids"] < 0).any() or (found["runtime_ns"] < 1).any() or (
-        not np.isfinite(found["scores"]).all()):
-      raise ValueError("a size, a configuration, a runtime or a score is none")
-    ends = np.cumsum(sizes)[:-1]
-    parts = [np.split(found[name], ends) for name in ("config_ids", "scores", "runtime_ns")]
-    judged = [Judged(trust.name(str(name)), int(nodes), *arrays) for name, nodes, *arrays in zip(
-        found["graphs"], found["nodes"], *parts, strict=True)]
-    if any(len(graph.scores) != size or len(graph.runtime_ns) != size
-           or len(graph.config_ids) != size for graph, size in zip(judged, sizes, strict=True)):
-      raise ValueError("its arrays are of different lengths")
-    return judged
+    lengths = {name: int(sizes.sum()) for name in _JOINED} | {"nodes": len(sizes),
+                                                              "graphs": len(sizes)}
+    for name, array in found.items():
+      if array.shape != (lengths.get(name, array.size),) or array.dtype.kind not in _SCORES[name]:
+        archive.fail(name, f"is {array.dtype} {list(array.shape)}")
+      if array.dtype.kind != "U" and not (np.isfinite(array) & (array >= _LEAST[name])).all():
+        archive.fail(name, f"has a number that is not finite, or below {_LEAST[name]}")
+    parts = [np.split(found[name], np.cumsum(sizes)[:-1]) for name in _JOINED]
+    return [Judged(trust.name(str(name)), int(nodes), *arrays)
+            for name, nodes, *arrays in zip(found["graphs"], found["nodes"], *parts)]
 
 
 def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:

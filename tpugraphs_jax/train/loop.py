@@ -108,9 +108,9 @@ class Experiment:
     batches: iterator of batches with a leading device axis, each process its own part,
       the same number everywhere; `get_state` and `set_state` save and restore its
       position (grain `DatasetIterator`, `rankers.segments.history.BatchesWithHistory`).
-    evaluate: from parameters (numpy, averaged ones where an average is kept) to
-      metrics; must give the same in every process. A metric that is an array, a number
-      for each graph, is shown as a histogram.
+    evaluate: from parameters (numpy, averaged ones where an average is kept) and the number of
+      steps that they have taken to metrics; must give the same in every process. A metric that is
+      an array, a number for each graph, is shown as a histogram.
     learning_rate: of the step after so many steps.
     on_best: called with parameters, step and metrics whenever an evaluation was the
       best so far, before its checkpoint is saved. A run that is killed between the two
@@ -119,7 +119,7 @@ class Experiment:
 
   train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
   batches: Any
-  evaluate: Callable[[Any], Mapping[str, float | np.ndarray]]
+  evaluate: Callable[[Any, int], Mapping[str, float | np.ndarray]]
   learning_rate: Callable[[int], float] | None = None
   on_best: Callable[[Any, int, dict[str, float]], None] | None = None
 
@@ -355,7 +355,7 @@ class _Loop:
     params = self._finite_state().eval_params
     try:
       with self.signals.interrupting():
-        found = self.experiment.evaluate(params)
+        found = self.experiment.evaluate(params, self.step)
     except Interrupted:
       return
     except FloatingPointError as error:

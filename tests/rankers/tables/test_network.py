@@ -178,10 +178,12 @@ def test_half_precision_gives_nearly_the_same_scores():
 def test_dropout_acts_in_training_alone():
   model, made = ScoreTables(**SMALL, dropout=0.5), batch()
   one = jax.tree.map(lambda leaf: leaf[None], made)  # on one device
-  run = jax.jit(lambda key, train: jax.vmap(
-      lambda batch: model.apply({"params": params()}, batch, train=train, rngs={"dropout": key}),
-      axis_name=parallel.DEVICES)(one)[0], static_argnames="train")
-  apply = lambda seed, train: run(jax.random.key(seed), train=train)
+  variables = {"params": params()}
+  run = {train: parallel.pmap(
+      lambda key, batch, train=train: model.apply(
+          variables, batch, train=train, rngs={"dropout": key}),
+      in_axes=(None, 0), devices=jax.local_devices()[:1]) for train in (False, True)}
+  apply = lambda seed, train: run[train](jax.random.key(seed), one)
   np.testing.assert_array_equal(apply(0, False), apply(1, False))
   assert jnp.abs(apply(0, True) - apply(1, True)).max() > 0
 

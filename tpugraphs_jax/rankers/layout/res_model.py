@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import plan
 from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
 from tpugraphs_jax.data.batching import PreparedGraph, Slate
@@ -99,6 +100,7 @@ class ResModel(base.Network):
     adj_normalization: one of `NORMALIZATIONS`.
     dropout: one of `DROPOUT_MODES`.
     config_gain: factor of configuration features (official: 100).
+    opcodes: rows of the table of opcode embeddings (official: largest opcode of the data + 1).
     remat: recompute each round in the backward pass instead of storing it.
     dtype: of the computation; sums over neighbours and nodes are float32.
     precision: of matrix products.
@@ -110,6 +112,7 @@ class ResModel(base.Network):
   adj_normalization: str = "sym"
   dropout: str = "backpropdropout"
   config_gain: float = 100.0
+  opcodes: int = OPCODES
   remat: bool = False
   dtype: Any = None
   precision: Any = None
@@ -138,7 +141,7 @@ class ResModel(base.Network):
   def setup(self):
     layer_range = range(self.num_gnns)
     dense = lambda: Dense(self.hidden_dim, dtype=self.dtype, precision=self.precision)
-    self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
+    self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), dense()
     self.update_0 = [JoinedDense(self.hidden_dim) for _ in layer_range]
     self.update_1 = [dense() for _ in layer_range]

@@ -33,6 +33,7 @@ from tpugraphs_jax.data import batching, selection
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, Slate
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.nn.precision import Precise
 from tpugraphs_jax.rankers.base import Family, Programs, SecondStage
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.segments import batches as segment_batches, history, partition
@@ -48,7 +49,7 @@ _HISTORY_FOLDER = "history"
 _MODEL_FIELDS = ("readout", "aggregation", "keep", "history_init", "keep_unit")
 
 
-class SegmentModel(nn.Module):
+class SegmentModel(Precise):
   """Scores `[G, C]` of graphs given by segments.
 
   Attributes:
@@ -71,6 +72,10 @@ class SegmentModel(nn.Module):
   keep: float = 1.0
   history_init: str = "zero"
   keep_unit: str = "segment"
+
+  @property
+  def precision(self) -> str | None:
+    return self.model.precision
 
   def setup(self):
     nn.share_scope(self, self.model)
@@ -125,7 +130,7 @@ class SegmentModel(nn.Module):
         lambda key: jax.random.bernoulli(key, self.keep, (rows, entries)))(keys)
 
 
-class HeadModel(nn.Module):
+class HeadModel(Precise):
   """Scores of precomputed totals, to train the head alone.
 
   Attributes:
@@ -133,6 +138,10 @@ class HeadModel(nn.Module):
   """
 
   segment_model: SegmentModel
+
+  @property
+  def precision(self) -> str | None:
+    return self.segment_model.precision
 
   def setup(self):
     nn.share_scope(self, self.segment_model)

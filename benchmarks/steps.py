@@ -1,0 +1,122 @@
+"""Training and scoring steps of any config on random graphs, to lower and compile without data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import collections
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from tpugraphs_jax import parallel
+from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
+from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.graph import OpGraph, TileConfigs
+from tpugraphs_jax.rankers.scorer import network_step
+from tpugraphs_jax.rankers.segments import batches as segments
+from tpugraphs_jax.run import training
+from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.train import state as state_lib
+import workloads
+
+STEPS = ("train", "score")
+_KERNEL_NODES = 40
+_PRODUCT = re.compile(
+    r"stablehlo\.(?:dot_general|convolution).*?precision(?:_config)? = \[([^\]]*)\]")
+
+
+def lower(
+    config: ml_collections.ConfigDict, step: str, devices: Sequence[jax.Device], *, nodes: int
+) -> jax.stages.Lowered:
+  """A step of a config, for all of these devices.
+
+  Args:
+    config: its `batch.graphs` is the number of graphs on each device.
+    step: one of `STEPS`.
+    devices: of a machine or of a topology to compile for.
+    nodes: of each program; kernels have 40.
+  """
+  mapped, arguments = _step(config, step, devices, nodes)
+  add_devices = lambda tree: jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct((len(devices), *leaf.shape), leaf.dtype), tree)
+  # All arguments but the seed of a training step have an axis of devices.
+  first = 1 if step == "train" else 0
+  return mapped.lower(*arguments[:first], *map(add_devices, arguments[first:]))
+
+
+def products(lowered: jax.stages.Lowered) -> collections.Counter[str]:
+  """How many products and convolutions a lowered step has, by their precision in lower case.
+
+  Where both operands have one precision it stands alone, else as `highest, default`. The body of
+  a loop counts once.
+  """
+  found = collections.Counter()
+  for each in _PRODUCT.findall(lowered.as_text()):
+    found[", ".join(dict.fromkeys(re.findall(r"HIGHEST|HIGH|DEFAULT", each))).lower()] += 1
+  return found
+
+
+def _step(
+    config: ml_collections.ConfigDict, step: str, devices: Sequence[jax.Device], nodes: int
+) -> tuple[Any, list[Any]]:
+  """A step mapped over devices, and its arguments (arrays or shapes) for one device."""
+  config = config.copy_and_resolve_references()
+  config.batch.graphs *= parallel.device_count()  # of which a batch has one device's share
+  if step == "score":
+    config.batch.configs = config.eval.configs
+  ranker = Ranker(config.to_dict())
+  family = ranker.family
+  graph = _graph(config, nodes)
+  if config.task == "tile":
+    raw = feature_blocks.extended(graph, config.data.config_features).configs.config_feat
+  else:
+    raw = graph.configs.rows
+  ranker.fit([graph], [raw])
+  graphs = [ranker.prepare(graph)] * config.batch.graphs
+  targets = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
+  part = training.Part(config, family, graphs, targets)
+  batch = training.first_batch(part, training.plan_of(part, epochs=1))
+  params = jax.eval_shape(family.network.init, jax.random.key(0), batch)["params"]
+  if step == "score":
+    mapped = network_step(family.network, method=family.encodes, devices=devices)
+    return mapped, [params, batch.fresh if family.sown else batch]
+  if family.sown:
+    batch = _with_stale(ranker, params, batch, graphs[0])
+  optimizer = family.optimizer(
+      state_lib.create_optimizer(total_steps=1000, **config.optimizer))
+  mapped = training.make_step(
+      config, family.network, optimizer, sown=family.sown, devices=devices)
+  state = jax.eval_shape(lambda: state_lib.TrainState.create(
+      jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer))
+  return mapped.func, [*mapped.args, state, batch]
+
+
+def _graph(config: ml_collections.ConfigDict, nodes: int) -> OpGraph:
+  """A random program of `nodes` nodes or, for tiles, a random kernel of 40 nodes."""
+  rng = np.random.default_rng(0)
+  configs = max(config.batch.configs, config.eval.configs)
+  if config.task != "tile":
+    return workloads.program(rng, nodes=nodes, config_nodes=nodes // 20, configs=configs)
+  tiles = TileConfigs(
+      config_feat=rng.random((configs, TILE_CONFIG_FEATURES), np.float32),
+      runtime_ns=rng.integers(1, 1000, configs), normalizer_ns=np.full(configs, 500))
+  return OpGraph(
+      name="kernel", node_feat=rng.random((_KERNEL_NODES, NODE_FEATURES), np.float32),
+      node_opcode=rng.integers(1, 120, _KERNEL_NODES).astype(np.uint8),
+      edge_index=workloads.edges(rng, _KERNEL_NODES),
+      node_splits=np.array([0, _KERNEL_NODES]), config_node=np.zeros(0, np.int32), configs=tiles)
+
+
+def _with_stale(ranker: Ranker, params: Any, batch: Any, graph: Any) -> Any:
+  """A batch with the shapes of stale readouts `[G, C, segments, width]` and their mask."""
+  readout = lambda params, part: ranker.family.network.apply(
+      {"params": params}, part, method="segment_readout")
+  width = jax.eval_shape(readout, params, batch.fresh).shape[-1]
+  shape = (*batch.target.shape, len(graph.segments))
+  stale = segments.Stale(jax.ShapeDtypeStruct((*shape, width), jnp.float32),
+                         jax.ShapeDtypeStruct(shape, bool))
+  return batch._replace(stale=stale)

@@ -1,0 +1,46 @@
+"""Every product of every step has the precision that the config asks for.
+
+Processors compute in float32 whatever the precision: only the lowered step shows it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+import sys
+
+import jax
+import parts
+import pytest
+
+from tpugraphs_jax.run import configs, published
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import steps  # pylint: disable=wrong-import-position
+
+PRESETS = [*(("layout", f"{configs.PRESET}{name}") for name in published.LAYOUTS),
+           *(("tile", f"{configs.PRESET}{name}") for name in published.TILES)]
+OTHERS = [
+    ("tile", ""), ("tile", "recommended"), ("tile", "LateJoinResGCN"), ("tile", "MLP"),
+    ("layout", "full"), ("layout", "official"), ("layout", "gst"), ("layout", "gst_ed"),
+    ("layout", "tables"), ("layout", "tables+sage"), ("layout", "own,recommended"),
+]
+
+
+# Networks without an attribute `precision`, whose layers of flax have jax's default.
+NO_PRECISION = ("fifth", "sixth", "tenth", "mlsys21_lstm", "mlsys21_transformer", "mlsys21_gat")
+
+
+def _cases():
+  for kind, variant in (*OTHERS, *PRESETS):
+    name = variant.removeprefix(configs.PRESET)
+    fails = kind == "tile" and name in NO_PRECISION
+    marks = [pytest.mark.xfail(strict=True)] if fails else []
+    yield pytest.param(kind, variant, marks=marks)
+
+
+@pytest.mark.parametrize("step", steps.STEPS)
+@pytest.mark.parametrize("kind, variant", list(_cases()))
+def test_every_product_of_a_step_has_the_precision_of_the_config(kind, variant, step):
+  config = parts.config_of(kind, f"{variant},ci".strip(","))
+  found = steps.products(steps.lower(config, step, jax.local_devices()[:1], nodes=60))
+  assert config.model.precision == "highest" and set(found) == {"highest"}, found
