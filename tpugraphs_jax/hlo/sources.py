@@ -96,6 +96,7 @@ def _function(
 ) -> Loaded:
   where = f"function {getattr(function, '__name__', type(function).__name__)}"
   if target is not None:
+    target = tpu.full_name(target)
     program = tpu.compile_function(function, args, target, keep_stages=not optimized)
     if optimized:
       return Loaded(program.module, where, stage=f"{OPTIMIZED} for {target}")

@@ -100,6 +100,8 @@ def _run(values: flags.FlagValues) -> None:
   _check_flags(values)
   if values.synthetic or values.config.train.quick_compile:
     parallel.compile_quickly()
+  if values.config.train.deterministic:
+    parallel.compute_deterministically()
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
   parallel.use_compilation_cache(values.compilation_cache or trust.own_folder(
       remote.local_of(values.workdir) / "compilation_cache", remote.cache() / "secret"))
