@@ -36,7 +36,7 @@ import timing
 from tpugraphs_jax import files
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.hlo import tpu, tpu_kernels
-from tpugraphs_jax.run import configs, published
+from tpugraphs_jax.run import configs
 
 # Config and changed fields, by the name of a case.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,9 +53,8 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SAGE, bfloat16": ("layout.py:xla-random,full", {
         "model.dtype": "bfloat16", "model.precision": "default"}),
     "SAGE, four programs": ("layout.py:xla-random,full", {"batch.graphs": 4, "eval.graphs": 4}),
-    **{f"{kind}, {configs.PRESET}{name}": (f"{kind}.py:{configs.PRESET}{name}", {})
-       for kind, known in (("layout", published.LAYOUTS), ("tile", published.TILES))
-       for name in known},
+    **{f"{kind}, {name}": (f"{kind}.py:{name}", {})
+       for kind in ("layout", "tile") for name in steps.presets(kind)},
 }
 # One of every family, which compile in seconds.
 SMALL = {
