@@ -57,6 +57,8 @@ def run(
   if parallel.is_primary():
     for _, folder in job.placed(workdir):
       files_lib.tidy(folder)
+  if mode == "all":
+    results.check_ranked(job, split=split or "test")
   if mode in ("train", "all"):
     train(job, workdir, resume=resume)
   if mode == "train":

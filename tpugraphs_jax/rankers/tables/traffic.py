@@ -91,15 +91,21 @@ def changes_nothing(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
     row: `[U]` dictionary rows.
   """
   layout, at = graph.node_feat[:, NODE["minor_to_major"]], graph.config_node[node]
+  consumer, producer = graph.edge_index[_keeps_shape(graph)].T
+  return is_own(graph, node, row) & ~np.isin(
+      at, producer[(layout[consumer] != layout[producer]).any(axis=1)])
+
+
+def is_own(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
+  """Whether choices `[U]` are the layouts of their nodes; arguments as `changes_nothing`."""
+  layout, at = graph.node_feat[:, NODE["minor_to_major"]], graph.config_node[node]
   rank = (graph.node_feat[:, feature_blocks.DIMENSIONS] > 0).sum(axis=1)[at]
   # Dimensions that the row does not name follow from the last to the first.
   named = graph.configs.rows[row, :MAX_RANK, None] == np.arange(MAX_RANK)
   place = np.where(named.any(axis=1), named.argmax(axis=1), 2 * MAX_RANK - np.arange(MAX_RANK))
   is_there = np.arange(MAX_RANK) < rank[:, None]
   order = np.argsort(np.where(is_there, place, 3 * MAX_RANK), axis=1, kind="stable")
-  is_own = (order == layout[at]).all(axis=1, where=is_there)
-  consumer, producer = graph.edge_index[_keeps_shape(graph)].T
-  return is_own & ~np.isin(at, producer[(layout[consumer] != layout[producer]).any(axis=1)])
+  return (order == layout[at]).all(axis=1, where=is_there)
 
 
 def _keeps_shape(graph: OpGraph) -> np.ndarray:
