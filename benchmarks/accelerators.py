@@ -152,12 +152,12 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     case, step, target = name.split("/")
     return cases.index(case), steps.STEPS.index(step), targets.index(target)
 
-  head = ("step", "for", "compile", "arguments + temporaries", "kernels", "in loops",
+  head = ("step", "for", "arguments + temporaries", "kernels", "in loops",
           "products by precision", "estimate", "roofline, optimal")
   lines = [head, ["---"] * len(head)]
   for name in sorted(results, key=place):
     (case, step, target), row = name.split("/"), results[name]
-    cells = [row["error"]] + [""] * 6 if "error" in row else _cells(row)
+    cells = [row["error"]] + [""] * 5 if "error" in row else _cells(row)
     lines.append([f"{case}, {step}", target, *cells])
   return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -165,7 +165,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 def _cells(row: Mapping[str, Any]) -> list[str]:
   products = ", ".join(f"{count} {name}" for name, count in sorted(row["products"].items()))
   return [
-      f"{row['compile_s']:.0f} s", f"{row['argument_mib']:,.0f} + {row['temporary_mib']:,.0f} MiB",
+      f"{row['argument_mib']:,.0f} + {row['temporary_mib']:,.0f} MiB",
       f"{row['kernels']:,}", f"{row['kernels_in_loops']:,}", products, *_estimates(row)]
 
 
