@@ -33,7 +33,7 @@ import gpus
 import optimised
 import steps
 import timing
-from tpugraphs_jax import files
+from tpugraphs_jax import files, parallel
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.hlo import tpu, tpu_kernels
 from tpugraphs_jax.run import configs
@@ -52,6 +52,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SAGE, sorted segment sums": ("layout.py:xla-random,full", {"data.neighbour_slots": 0}),
     "SAGE, bfloat16": ("layout.py:xla-random,full", {
         "model.dtype": "bfloat16", "model.precision": "default"}),
+    "SAGE, deterministic": ("layout.py:xla-random,full", {"train.deterministic": True}),
     "SAGE, four programs": ("layout.py:xla-random,full", {"batch.graphs": 4, "eval.graphs": 4}),
     **{f"{kind}, {name}": (f"{kind}.py:{name}", {})
        for kind in ("layout", "tile") for name in steps.presets(kind)},
@@ -97,6 +98,8 @@ def measure(case: str, step: str, target: str, count: int) -> dict[str, Any]:
     count: of devices; 0: one GPU, or all devices of the topology of a TPU.
   """
   config = config_of(case, target)
+  if config.train.deterministic:
+    parallel.compute_deterministically()
   is_tpu = target in TPUS
   devices = tpu.devices(f"tpu:{target}") if is_tpu else gpus.devices(target, count or 1)
   devices = devices[: count or len(devices)]
