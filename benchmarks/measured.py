@@ -43,7 +43,8 @@ GRAPHS = {"AlexNet, valid": "valid/alexnet", "AlexNet, train": "train/alexnet",
           "UNet3D, valid": "valid/unet3d"}
 COLUMNS = ("kendaltau", "slowdown1", "slowdown5")
 _KS = (1, 5)
-_ESTIMATES = {"estimates: optimal seconds": "optimal_seconds", "estimates: cycles": "estimated_cycles"}
+_ESTIMATES = {"estimates: optimal seconds": "optimal_seconds",
+              "estimates: cycles": "estimated_cycles"}
 
 
 def figures(scores: np.ndarray, runtime: np.ndarray) -> dict[str, float]:
@@ -113,8 +114,8 @@ def main() -> None:
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
   args = parser.parse_args()
   trained = [Ranker.load(own_quality.train(
-      "own", "recommended", seed, args.own_root, args.workdir.resolve() / "recommended" / str(seed)))
-             for seed in args.seeds]
+      "own", "recommended", seed, args.own_root,
+      args.workdir.resolve() / "recommended" / str(seed))) for seed in args.seeds]
   shipped = load("layout-v3-estimate")
   results: dict[str, Any] = {"machine": timing.machine()}
   for name, place in GRAPHS.items():
