@@ -110,6 +110,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       valid_configs=256,  # of each kernel in the fixed sample; 0 = all
       log_every_steps=100,  # steps between two lines of the log
       checkpoint_every_steps=0,  # for checkpoints between those after evaluations; 0 = none
+      deterministic=False,  # on GPUs: two runs are alike, bit for bit, but sums take longer
       quick_compile=False,  # on CPUs: half the time, but steps take two to three times as long
   ))
   config.eval = ConfigDict(dict(

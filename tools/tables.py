@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 FAULTS = ROOT / "tools" / "faults"
 sys.path[:0] = [str(ROOT), str(BENCHMARKS), str(FAULTS)]
+import accelerators
 import alexnet
 import bridge
 import gst
@@ -32,7 +33,6 @@ import run_all
 import systems
 import table as faults
 import tables_quality
-import tpu_compile
 import tune
 
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.S)
@@ -52,7 +52,6 @@ _BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000",
 # Nodes of the largest training graph: of synthetic `medium` data by source, and of the first 12
 # graphs of scale `full`.
 _LARGEST = {"xla": 2951, "nlp": 2353, "large": 39_420}
-_TPUS_SHOWN = ("v3", "v6e")
 _COMPARISONS = {
     "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
     "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
@@ -114,10 +113,8 @@ def comparisons() -> str:
   return table
 
 
-def tpu() -> str:
-  found = recorded("results")["tpu_compile"]
-  return tpu_compile.table({name: row for name, row in found.items()
-                            if name == "machine" or name.rpartition("/")[2] in _TPUS_SHOWN})
+def compiled() -> str:
+  return accelerators.table(recorded("accelerators"))
 
 
 def starts() -> str:
@@ -211,7 +208,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "alexnet": lambda: alexnet.table(recorded("alexnet")),
     "comparisons": comparisons,
     "starts": starts,
-    "tpu": tpu,
+    "compiled": compiled,
     "segments by size": lambda: gst.table(recorded("results")["gst"]),
     "default beside whole graphs": beside_default,
     "segments by variant": lambda: gst_quality.table(recorded("gst_quality")),

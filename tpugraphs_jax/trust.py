@@ -28,12 +28,13 @@ _SEPARATORS = ',:"'  # of CSV files and of IDs of graphs
 _FORMULA = "=+-@"  # begin a formula in a cell of a spreadsheet
 
 NUMBER = (int, float)
-_SCALAR = (str, bool, int, float, type(None))
+COUNT = range(1 << 62)
+SCALAR = (str, bool, int, float, type(None))
 _MOST = 1 << 20  # of a number in a config that counts something; no field has more
 _LAYERS = 256
 # What a ranker reads of a config: types, ranges of integers, [of lists], {of objects}.
 _CONFIG = {
-    "task": str, "extensions": [str], "seed": range(1 << 62),
+    "task": {"tile", "layout", "segments"}, "extensions": [str], "seed": COUNT,
     "data": {"source": str, "search": str, "features": [str], "feature_transform": str,
              "config_transform": str, "pad_value": range(-1, 1), "virtual_node": str,
              "neighbour_slots": range(-1, 1 << 16), "cluster_nodes": range(1, 1 << 30),
@@ -44,6 +45,10 @@ _CONFIG = {
     "model": {"name": str},
 }
 _COUNTS = re.compile(r"num_\w+|\w*(layers|steps|hops|heads|rounds)")
+
+
+class Record(dict):
+  """A schema of objects that have every name; see `check`."""
 
 
 @contextlib.contextmanager
@@ -88,18 +93,25 @@ def check(value: Any, schema: Any, name: str) -> None:
 
   Args:
     value: from `parsed`.
-    schema: a type or several; a range of integers; `[schema]` of lists; `{name: schema}` of
-      objects, which may lack a name or have others.
+    schema: a type or several; a range of integers; a set of values; `[schema]` of lists; `{name: schema}` of
+      objects, which may lack a name or have others (of the schema of `...`, where it is there);
+      `Record` of objects that have every name.
     name: of the value, for the message.
   """
   if isinstance(schema, dict):
     _expect(isinstance(value, Mapping), value, "an object", name)
-    for key in schema.keys() & value.keys():
-      check(value[key], schema[key], f"{name}.{key}")
+    if isinstance(schema, Record) and (missing := schema.keys() - value.keys() - {...}):
+      raise ValueError(f"{name} has no {min(missing)}")
+    for key, part in value.items():
+      if key in schema or ... in schema:
+        check(part, schema.get(key, schema.get(...)), f"{name}.{key}")
   elif isinstance(schema, list):
     _expect(isinstance(value, (list, tuple)), value, "a list", name)
     for part in value:
       check(part, schema[0], name)
+  elif isinstance(schema, set):
+    _expect(isinstance(value, str) and value in schema, value,
+            f"one of {', '.join(sorted(schema))}", name)
   elif isinstance(schema, range):
     is_inside = isinstance(value, int) and not isinstance(value, bool) and value in schema
     _expect(is_inside, value, f"an integer of {schema[0]}..{schema[-1]}", name)
@@ -146,7 +158,7 @@ def _plain(value: Any, name: str) -> Any:
     return {key: _plain(part, f"{name}.{key}") for key, part in value.items()}
   if isinstance(value, (list, tuple)):
     return tuple(_plain(part, name) for part in value)
-  check(value, _SCALAR, name)
+  check(value, SCALAR, name)
   return value
 
 

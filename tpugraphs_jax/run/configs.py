@@ -141,7 +141,7 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
     console.fail(one_line(str(error).splitlines()[-1]))
 
 
-def one_line(message: str) -> str:
+def one_line(message: object) -> str:
   """The message as one line, without the backslashes of a message quoted within a message."""
   return re.sub(r"\\+(?=['\"])", "", console.one_line(message))
 
@@ -174,7 +174,8 @@ def no_variant(name: str, file: str) -> str:
   known, elsewhere = (runpy.run_path(str(folder() / each))["VARIANTS"] for each in (file, other))
   found = f"configs/{file} has no variant {name!r}; "
   if name in elsewhere and name not in known:
-    return f"{found}it is a variant of configs/{other}"
+    return (f"{found}it is a variant of configs/{other}, of the command run_{other}; "
+            f"configs/{file} has {', '.join(known)}")
   return f"{found}{nearest(name, known)}it has {', '.join(known)}"
 
 

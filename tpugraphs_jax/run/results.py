@@ -18,8 +18,9 @@ import ml_collections
 import numpy as np
 import optax
 
-from tpugraphs_jax import console, files, losses, parallel, submission
+from tpugraphs_jax import console, files, losses, parallel, submission, trust
 from tpugraphs_jax.collections import Collection, label_kind
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.run.job import Job, Prepared, judged
@@ -302,6 +303,27 @@ def _which(
 
 
 # Prediction.
+
+
+def check_ranked(job: Job, *, split: str) -> None:
+  """Refuses, before training, graphs that could not be ranked after it.
+
+  Raises:
+    FileNotFoundError: the split has no graphs.
+    ValueError: a graph has a name that cannot stand in a CSV file.
+  """
+  def check() -> None:
+    for part in (job, *job.also):
+      try:
+        files = npz.split_files(job.config.data_root, part.data.collection.name, split)
+      except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error} (--mode=train needs no {split} split, nor does "
+                                "--mode=evaluate)") from None
+      if not job.config.data.skip_bad_files:
+        for file in files:
+          trust.name(file.stem)
+
+  parallel.on_primary(check)
 
 
 def predict(

@@ -57,6 +57,8 @@ def run(
   if parallel.is_primary():
     for _, folder in job.placed(workdir):
       files_lib.tidy(folder)
+  if mode == "all":
+    results.check_ranked(job, split=split or "test")
   if mode in ("train", "all"):
     train(job, workdir, resume=resume)
   if mode == "train":
@@ -79,6 +81,9 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   """Fits transforms, trains, and keeps the best checkpoint by `config.train.best_metric`."""
   config = job.config
   parallel.per_device(config.batch.graphs, field="batch.graphs")
+  parallel.warn_of_slow_sums()
+  if config.train.deterministic:
+    parallel.check_deterministic()
   loop.check_workdir(workdir, resume=resume, config=ranker_lib.fingerprint(config.to_dict()),
                      files=job_lib.digests(job, workdir))
   # No other run may write in the folder meanwhile.

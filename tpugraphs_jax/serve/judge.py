@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from tpugraphs_jax import files, metrics
+from tpugraphs_jax import files, metrics, trust
 from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.batching import PreparedGraph
 
 SCORES_FILE = "validation_scores.npz"
 PROGRAMS_FILE = "validation_programs.csv"  # of kernels
+# Arrays of the file of scores, and the kinds of their dtypes.
+_SCORES = {"graphs": "U", "nodes": "iu", "sizes": "iu", "config_ids": "iu", "runtime_ns": "iu",
+           "label": "iuf", "scores": "f"}
 _SHOWN = 30  # programs with a line of their own
 _POOLED = ("opa",)  # metrics over the pairs of all graphs; the others are means over graphs
 
@@ -185,12 +189,29 @@ def write_scores(path: Path, judged: Sequence[Judged]) -> None:
 
 
 def read_scores(path: Path) -> list[Judged]:
-  """Reads a file of `write_scores`."""
-  with np.load(path, allow_pickle=False) as file:
-    ends = np.cumsum(file["sizes"])[:-1]
-    parts = [np.split(file[name], ends) for name in ("config_ids", "scores", "runtime_ns", "label")]
-    return [Judged(str(name), int(nodes), *arrays)
-            for name, nodes, *arrays in zip(file["graphs"], file["nodes"], *parts)]
+  """Reads a file of `write_scores`.
+
+  Raises:
+    ValueError: it is damaged.
+  """
+  with trust.reading(path, "evaluate again"), npz.NpzArchive(path) as archive:
+    found = {name: archive.read(name) for name in _SCORES}
+    for name, array in found.items():
+      if array.ndim != 1 or array.dtype.kind not in _SCORES[name]:
+        archive.fail(name, f"is {array.dtype} {list(array.shape)}, expected a list of others")
+    sizes = found["sizes"]
+    if (sizes < 1).any() or (found["config_ids"] < 0).any() or (found["runtime_ns"] < 1).any() or (
+        not np.isfinite(found["scores"]).all()):
+      raise ValueError("a size, a configuration, a runtime or a score is none")
+    ends = np.cumsum(sizes)[:-1]
+    parts = [np.split(found[name], ends)
+             for name in ("config_ids", "scores", "runtime_ns", "label")]
+    judged = [Judged(trust.name(str(name)), int(nodes), *arrays) for name, nodes, *arrays in zip(
+        found["graphs"], found["nodes"], *parts, strict=True)]
+    if any(len(graph.scores) != size or len(graph.runtime_ns) != size
+           or len(graph.config_ids) != size for graph, size in zip(judged, sizes, strict=True)):
+      raise ValueError("its arrays are of different lengths")
+    return judged
 
 
 def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
