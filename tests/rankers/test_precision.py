@@ -17,8 +17,7 @@ from tpugraphs_jax.run import configs
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import steps  # pylint: disable=wrong-import-position
 
-PRESETS = [(kind, f"{configs.PRESET}{name}")
-           for kind in ("layout", "tile") for name in configs.systems(kind)]
+PRESETS = [(kind, name) for kind in ("layout", "tile") for name in steps.presets(kind)]
 OTHERS = [
     ("tile", ""), ("tile", "recommended"), ("tile", "LateJoinResGCN"), ("tile", "MLP"),
     ("layout", "full"), ("layout", "official"), ("layout", "gst"), ("layout", "gst_ed"),
