@@ -174,7 +174,7 @@ def check_imported(extensions: Sequence[str]) -> None:
     raise ValueError(
         f"the model needs the module {missing[0]!r}, which registers its parts, and no file may "
         f"have code run: if you trust that module, import it, or pass extensions={missing!r} to "
-        f"load, or --config.extensions=\"{tuple(missing)}\" to a command")
+        f"load; a command takes them by its flag config.extensions=\"{tuple(missing)}\"")
 
 
 def name(text: str) -> str:

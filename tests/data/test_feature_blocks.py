@@ -11,7 +11,6 @@ import random_graphs
 import recorded
 import table_cases
 
-from tpugraphs_jax import columns
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import feature_blocks, npz
 from tpugraphs_jax.data.feature_blocks import Options

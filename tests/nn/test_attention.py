@@ -7,15 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from system_cases import (
-    CONFIGS, EXACT, FORMS, GRAPHS, NODES, OF_GRAPH, REAL, TILES, WIDTH, apply_to, check, dense,
+    CONFIGS, EXACT, FORMS, GRAPHS, NODES, OF_GRAPH, REAL, WIDTH, apply_to, check, dense,
     each_graph, features, members, nodes_of, params_of, quick_jit, random, slow_attention,
     slow_transformer)
 
-from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.nn import attention
 from tpugraphs_jax.nn.attention import (
     KernelAttention, NodeAttention, SoftmaxAttention, TransformerLayer)
-from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Slates
+from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE
 
 
 def elu_and_one(x):
