@@ -70,7 +70,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
   job.fit(train_graphs)
   valid = job.prepare(job_lib.judged(data.load(config.data_root, "valid")))
   phase = training.first_stage(
-      [training.Part(config, ranker.family, job.prepare(train_graphs), data.targets)], workdir)
+      training.Part(config, ranker.family, job.prepare(train_graphs), data.targets), workdir)
   compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()
   while phase:

@@ -39,9 +39,8 @@ SUMMARY_FILE = "summary.json"
 
 
 def begin(job: Job, stage: Stage, prepared: Prepared, workdir: Path) -> None:
-  """Starts the summaries of a run, and shows its banner."""
-  for part, folder in job.placed(workdir):
-    begin_summary(part.config, folder, part.data.collection.name)
+  """Starts the summary of a run, and shows its banner."""
+  begin_summary(job.config, workdir, job.data.collection.name)
   if parallel.is_primary():
     console.say(banner(job, stage, prepared, workdir))
 
@@ -57,13 +56,12 @@ def banner(job: Job, stage: Stage, prepared: Prepared, workdir: Path) -> str:
   """
   config, collection, model = job.config, job.data.collection, job.config.model
   batch, steps = config.batch, stage.plan.steps_per_epoch
-  also = [f"{len(graphs):,} graphs of {part.data.collection.name}"
-          for part, graphs in zip(job.also, prepared.also)]
+  also = [data.collection.name for data in job.also]
   rows = {
       "task": f"{config.task}, collection {collection.name}",
       "data": f"{config.data_root}",
       "labels": label_kind(config.data_root, collection),
-      "training": "; ".join([_sizes(prepared.train), *also]),
+      "training": _sizes(prepared.train) + (also and f", with {' and '.join(also)}" or ""),
       "validation": f"{_sizes(prepared.valid)}; judged by "
                     f"{judge.mean_name(config.train.best_metric)} on "
                     f"{_sample(config, 'all of them')}",
@@ -168,7 +166,7 @@ def of_training(
   Args:
     config: of the run.
     result: of the training loop.
-    graphs: in the validation split.
+    graphs: validation graphs that were judged during training.
     seconds: wall time with evaluation and compilation.
   """
   what, _ = log.peak_memory()
@@ -313,9 +311,9 @@ def check_ranked(job: Job, *, split: str) -> None:
     ValueError: a graph has a name that cannot stand in a CSV file.
   """
   def check() -> None:
-    for part in (job, *job.also):
+    for data in (job.data, *job.also):
       try:
-        files = npz.split_files(job.config.data_root, part.data.collection.name, split)
+        files = npz.split_files(job.config.data_root, data.collection.name, split)
       except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} (--mode=train needs no {split} split, nor does "
                                 "--mode=evaluate)") from None
@@ -339,7 +337,7 @@ def predict(
   scores = ranker.scores(graphs, progress=True)
   if not parallel.is_primary():
     return
-  name = ranker.collection.name
+  name = data.collection.name
   path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")
   submission.write_results(path, name, {
       graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)})
