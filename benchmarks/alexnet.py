@@ -56,20 +56,31 @@ def train(variant: str, epochs: int, seed: int, data_root: str, folder: Path) ->
   return tau | {"cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
 
 
-def one_hot_fit(data_root: str) -> dict[str, float]:
-  """Kendall tau on held-out configurations of a linear fit of ln(run time) to choices."""
-  train_, valid = (npz.read_layout(Path(
-      data_root, "layout/xla/default", split, f"{_HELD_OUT}.npz")) for split in ("train", "valid"))
-  assert (train_.configs.node_group == valid.configs.node_group).all()
+def one_hot_scores(data_root: str | Path, place: str = f"valid/{_HELD_OUT}") -> np.ndarray:
+  """Predicted ln(run time) `[C]` of AlexNet's configurations, from a linear fit to choices.
+
+  Args:
+    data_root: the released data.
+    place: of the predicted configurations, such as `valid/alexnet`; fitted are those of `train`.
+  """
+  train_, judged = (npz.read_layout(Path(
+      data_root, "layout/xla/default", f"{name}.npz")) for name in (f"train/{_HELD_OUT}", place))
+  assert (train_.configs.node_group == judged.configs.node_group).all()
   choices = np.concatenate([graph.configs.rows[graph.configs.group_row]
-                            for graph in (train_, valid)])  # [configs, groups, 18]
+                            for graph in (train_, judged)])  # [configs, groups, 18]
   numbers = [np.unique(column, axis=0, return_inverse=True)[1].reshape(-1)
              for column in choices.swapaxes(0, 1)]
   design = np.concatenate([np.eye(column.max() + 1)[column] for column in numbers], axis=1)
   known = len(train_.configs)
   weights, *_ = np.linalg.lstsq(
       design[:known], np.log(train_.configs.runtime_ns.astype(np.float64)), rcond=None)
-  return {_HELD_OUT: metrics.kendall_tau(design[known:] @ weights, valid.configs.runtime_ns)}
+  return design[known:] @ weights
+
+
+def one_hot_fit(data_root: str) -> dict[str, float]:
+  """Kendall tau on held-out configurations of a linear fit of ln(run time) to choices."""
+  valid = npz.read_layout(Path(data_root, f"layout/xla/default/valid/{_HELD_OUT}.npz"))
+  return {_HELD_OUT: metrics.kendall_tau(one_hot_scores(data_root), valid.configs.runtime_ns)}
 
 
 def table(results: Mapping[str, Any]) -> str:

@@ -70,7 +70,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
   job.fit(train_graphs)
   valid = job.prepare(job_lib.judged(data.load(config.data_root, "valid")))
   phase = training.first_stage(
-      [training.Part(config, ranker.family, job.prepare(train_graphs), data.targets)], workdir)
+      training.Part(config, ranker.family, job.prepare(train_graphs), data.targets), workdir)
   compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()
   while phase:
@@ -89,17 +89,19 @@ def measure(config, workdir: Path) -> dict[str, float]:
 
 
 def summary(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-  """Mean of every figure over seeds, and the standard deviation of Kendall tau."""
+  """Mean of every figure over seeds, and with several the standard deviation of Kendall tau."""
   means = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
-  return means | {"kendaltau_sd": float(np.std([row["kendaltau"] for row in rows], ddof=1))}
+  taus = [row["kendaltau"] for row in rows]
+  return means | ({"kendaltau_sd": float(np.std(taus, ddof=1))} if len(taus) > 1 else {})
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
   """The figures of every variant, as a Markdown table."""
   lines = ["| variant | Kendall tau | OPA | training | peak memory |", "|---|---|---|---|---|"]
   for variant, row in results.items():
-    lines.append("| `{}` | {kendaltau:.3f} ± {kendaltau_sd:.3f} | {opa:.3f} | {seconds:,.0f} s | "
-                 "{peak_mib:,.0f} MiB |".format(variant, **row))
+    spread = f" ± {row['kendaltau_sd']:.3f}" if "kendaltau_sd" in row else ""
+    lines.append("| `{}` | {kendaltau:.3f}{} | {opa:.3f} | {seconds:,.0f} s | "
+                 "{peak_mib:,.0f} MiB |".format(variant, spread, **row))
   return "\n".join(lines)
 
 
@@ -109,7 +111,7 @@ def plot(results: dict[str, dict[str, float]], path: Path) -> None:
 
   figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
   for row in results.values():
-    axes.errorbar(row["seconds"], row["kendaltau"], yerr=row["kendaltau_sd"], color="C0")
+    axes.errorbar(row["seconds"], row["kendaltau"], yerr=row.get("kendaltau_sd"), color="C0")
     axes.scatter(row["seconds"], row["kendaltau"], s=row["peak_mib"] / 5, color="C0", alpha=0.5)
   axes.set(xlabel="seconds of training", ylabel="kendaltau_mean (SYNTHETIC)")
   axes.set_title(f"layout:xla:random, validation\nlabels: {SYNTHETIC}", fontsize="small")

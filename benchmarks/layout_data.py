@@ -220,7 +220,7 @@ def measure_loader(root: Path) -> dict[str, float]:
                               configs=10_000) for _ in range(4 * job.config.batch.graphs)]
   job.fit(graphs)
   phase = training.first_stage(
-      [training.Part(job.config, job.ranker.family, job.prepare(graphs), job.data.targets)], root)
+      training.Part(job.config, job.ranker.family, job.prepare(graphs), job.data.targets), root)
   steps, train_step = 2 * _LOADER_STEPS, phase.train_step
   state = parallel.replicate(phase.state)
   batches, seconds = phase.batches, {"loading": [], "fixed": []}
@@ -247,7 +247,7 @@ def measure_ranking(root: Path) -> dict[str, float]:
   ranker, seconds = job.ranker, []
   part = training.Part(
       job.config, ranker.family, job.prepare([program]), job.data.targets)
-  ranker.params = training.first_stage([part], root).state.params
+  ranker.params = training.first_stage(part, root).state.params
   for _ in range(2):
     started = time.perf_counter()
     ranker.rank(program)

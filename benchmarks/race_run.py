@@ -67,14 +67,10 @@ def judged(job: job_lib.Job, graphs: Sequence[Any], scorer: Any, params: Any) ->
 def planned(job: job_lib.Job, steps: int) -> job_lib.Job:
   """The same job for about `steps` steps, in epochs short enough to be planned quickly."""
   epochs = max(1, steps // _STEPS_PER_EPOCH)
-  of_each = max(1, round(steps / epochs / (1 + len(job.also))))  # collections take turns
-
-  def lasting(part: job_lib.Job) -> job_lib.Job:
-    config = part.config.copy_and_resolve_references()
-    config.train.epochs, config.batch.slates_per_epoch = epochs, of_each * config.batch.graphs
-    return dataclasses.replace(part, config=config)
-
-  return dataclasses.replace(lasting(job), also=tuple(map(lasting, job.also)))
+  config = job.config.copy_and_resolve_references()
+  config.train.epochs = epochs
+  config.batch.slates_per_epoch = max(1, round(steps / epochs)) * config.batch.graphs
+  return dataclasses.replace(job, config=config)
 
 
 def phase_of(
@@ -82,7 +78,7 @@ def phase_of(
 ) -> training.Stage:
   """The first stage of training; a second stage, of the head alone, is left out of the race."""
   job = planned(job, steps)
-  return training.first_stage(training.parts_of(job, prepared), folder)
+  return training.first_stage(training.part_of(job, prepared), folder)
 
 
 def seconds_per_step(job: job_lib.Job, prepared: job_lib.Prepared) -> float:

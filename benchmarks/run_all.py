@@ -5,8 +5,8 @@
 
 Each benchmark runs in a fresh process. Its figures are recorded with date, machine and
 versions; the recorded ones were measured on two CPU cores that did nothing else. The second
-command runs two benchmarks and leaves the figures of the others as they are. `tune.py` and
-`tpu_compile.py` record theirs in the same file.
+command runs two benchmarks and leaves the figures of the others as they are. `tune.py` records
+its figures in the same file.
 """
 
 from __future__ import annotations

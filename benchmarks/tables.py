@@ -168,7 +168,7 @@ def ranker_of(variant: str, programs):
   with tempfile.TemporaryDirectory() as folder:
     few = training.Part(
         job.config, ranker.family, job.prepare(programs[:1]), job.data.targets)
-    ranker.params = training.first_stage([few], Path(folder)).state.params
+    ranker.params = training.first_stage(few, Path(folder)).state.params
   return ranker
 
 

@@ -51,8 +51,8 @@ def kernels(count: int, pool_size: int) -> list[graph.OpGraph]:
 def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
   """Figures of two epochs from data in memory; only the first one should compile."""
   job.fit(graphs)
-  phase = training.first_stage([training.Part(
-      job.config, job.ranker.family, job.prepare(graphs), job.data.targets)], Path())
+  phase = training.first_stage(
+      training.Part(job.config, job.ranker.family, job.prepare(graphs), job.data.targets), Path())
   plan, batches, train_step = phase.plan, phase.batches, phase.train_step
   steps = plan.steps_per_epoch
   state = parallel.replicate(phase.state)
@@ -89,7 +89,7 @@ def measure_scoring(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
   prepared, family = job.prepare(graphs), job.ranker.family
   few = training.Part(
       job.config, family, prepared[: job.config.batch.graphs], job.data.targets)
-  params = training.first_stage([few], Path()).state.params
+  params = training.first_stage(few, Path()).state.params
   started = time.perf_counter()
   family.scores(
       params, prepared, [np.arange(len(graph.configs)) for graph in prepared], progress=True)

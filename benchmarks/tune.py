@@ -1,130 +1,183 @@
-"""Compares a model's layout choices with blind search, on programs that no model was trained on.
+"""Compares ways to search for layouts on programs of families that nothing was learnt from.
 
-    pip install ".[tpu]"
-    JAX_PLATFORMS=cpu python benchmarks/tune.py --budget 12
+    python benchmarks/tune.py
 
-Every way of search labels the same number of choices, the compiler's own among them, with the
-TPU compiler's estimate, which is no measurement:
+Simulates the search on labelled choices of `data/own`: a way of search may label a choice that
+has a label there, and is told it. The programs are those of the test families of the collections
+`outputs` and `blocks`, and the three of `kept_out`, by which nothing was chosen. The labels are
+estimates of the TPU v3 compiler and no measurements. The ways of search are those of
+`tpugraphs_jax.collect.strategies`; the model and the prior are those that ship. Each seed
+draws three quarters of the labelled choices of a program, the same for every way of search, as
+`tune` draws its candidates, and is the seed of random and coordinate search.
 
-model        the choices that a model ranks first
-random       random choices
-coordinate   changes of one group at a time, in random order, each kept if it is better
-
-A figure is the label of the best choice found, divided by the label of the compiler's own choice.
+`best of k` is the label of the best of the first k choices, the compiler's own being the first,
+divided by the lowest label that was drawn, minus 1; it is the mean over seeds, then programs. A
+difference is that of another way minus that of the learned search, program by program, with a
+95 % bootstrap interval of its mean over programs. `missed` is of the draws with a choice that
+is more than 2 % better than the compiler's own: the share of the gain that the first k choices
+miss. `found` is the share of these draws in which the first 8 choices hold a better one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-import itertools
-import statistics
-import time
+import dataclasses
+import json
+import math
+from typing import Any
+import zlib
 
-import jax
 import numpy as np
 
 import run_all
+import search_prior
+import ship
 import timing
-from tpugraphs_jax.collect import labels, programs, tuning
+from tpugraphs_jax.collect import strategies, tuning
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.serve import ranker as ranker_lib
 
-# Of families that the collection `own:outputs` does not have: forward and training steps compiled
-# within seconds, and three for which a better choice than the compiler's own was known.
-PROGRAMS = ("diffusion.py:patchwise", "experts.py:layer", "experts.py:layer_train",
-            "state_space.py:selective", "graph_network.py:messages", "detector.py:regions",
-            "detector.py:pyramid_train")
-_CANDIDATES = 1000
+SETS = {"test families": ("outputs", "blocks"), "kept out": ("kept_out",)}
+LABELS = {"optimal seconds": "optimal_seconds", "cycles": "estimated_cycles"}
+KS = (5, 8, 16)
+_BETTER, _FOUND = .02, 8  # a choice so much better; in so many labels
+_DRAWN = .75  # of the choices of a program, for each seed
+_RESAMPLED, _CONFIDENCE = 10_000, .95
 
-Label = Callable[[Sequence[tuning.Numbers]], Mapping[tuning.Numbers, int]]
-
-
-def random_search(problem: tuning.Problem, label: Label, budget: int, seed: int) -> list[int]:
-  """Labels of the compiler's own choice and of random choices, in the order of trial."""
-  drawn = list(itertools.islice(problem.candidates(), _CANDIDATES))
-  others = np.random.default_rng(seed).permutation(np.arange(1, len(drawn)))[:budget - 1]
-  tried = [drawn[0], *(drawn[place] for place in others)]
-  return _values(label(tried), tried)
+Search = Callable[[strategies.Pool, int], strategies.Way]
 
 
-def coordinate_search(problem: tuning.Problem, label: Label, budget: int, seed: int) -> list[int]:
-  """Labels of the compiler's own choice and of changes to one group, each kept if it is better."""
-  rng = np.random.default_rng(seed)
-  best = (0,) * len(problem.options)
-  found = label([best])
-  values = _values(found, [best])
-  free = [group for group, options in enumerate(problem.options) if len(options) > 1]
-  moves = [(group, int(option)) for group in rng.permutation(free)
-           for option in rng.permutation(problem.options[group][1:])]
-  for group, option in moves[:budget - 1]:
-    tried = (*best[:group], option, *best[group + 1:])
-    values += _values(label([tried]), [tried])
-    if values[-1] < values[0] and values[-1] == min(values):
-      best = tried
-  return values
+def drawn(graph: OpGraph, seed: int) -> np.ndarray:
+  """The numbers of the choices that a seed draws, ascending, the compiler's own among them."""
+  others = len(graph.configs) - 1
+  rng = np.random.default_rng([seed, zlib.crc32(graph.name.encode())])
+  return np.sort(np.append(0, 1 + rng.permutation(others)[:math.ceil(_DRAWN * others)]))
 
 
-def model_search(model: ranker_lib.Ranker) -> Callable[..., list[int]]:
-  """A search that labels the choices that a model ranks first, in their order."""
-  def search(problem: tuning.Problem, label: Label, budget: int, seed: int) -> list[int]:
-    del seed
-    candidates = list(itertools.islice(problem.candidates(), _CANDIDATES))
-    ranked = tuning.rank(problem, model, candidates, budget)[:budget]
-    return _values(label(ranked), ranked)
-  return search
+def labelled(pool: strategies.Pool, way: strategies.Way, value: np.ndarray) -> np.ndarray:
+  """The labels that a way of search sees, in its order, at most as many as are judged.
+
+  Args:
+    pool: closed.
+    way: of search.
+    value: `[C]` labels of the choices.
+  """
+  known = dict(zip(pool.choices, value))
+  seen = [known[next(way)]]
+  while len(seen) < min(max(KS), len(value)):
+    seen.append(known[way.send(float(seen[-1] / value[0]))])
+  return np.array(seen)
 
 
-def _values(found: Mapping[tuning.Numbers, int], tried: Sequence[tuning.Numbers]) -> list[int]:
-  """Labels in the order of trial; the largest int64 for a choice that failed."""
-  return [found.get(numbers, np.iinfo(np.int64).max) for numbers in tried]
+def figures(seen: np.ndarray, least: float) -> dict[str, float]:
+  """Of one program, draw and search: `best of k`, `missed` and `found`; NaN for no gain.
+
+  Args:
+    seen: labels in the order of the search, the compiler's own first.
+    least: the lowest label of the draw.
+  """
+  best = np.minimum.accumulate(seen)
+  at = {k: best[min(k, len(best)) - 1] for k in (*KS, _FOUND)}
+  gain = seen[0] - least if seen[0] > (1 + _BETTER) * least else np.nan
+  return {**{f"best{k}": at[k] / least - 1 for k in KS},
+          **{f"missed{k}": (at[k] - least) / gain for k in KS},
+          "found": np.where(np.isnan(gain), np.nan, at[_FOUND] < seen[0])}
 
 
-def measure(source: str, model: str, budget: int, seeds: int) -> dict[str, object]:
-  """The best ratio of every way of search on one program; for blind ways the mean over seeds."""
-  program, = programs.load(f"examples/programs/{source}")
-  problem = tuning.Problem(program.function, program.args, labels.TpuEstimate("tpu:v3"))
-  known: dict[tuning.Numbers, int] = {}
-
-  def label(candidates: Sequence[tuning.Numbers]) -> dict[tuning.Numbers, int]:
-    new = [numbers for numbers in candidates if numbers not in known]
-    found = problem.raw_labels(new) if new else {}
-    known.update({numbers: problem.label.value(raw) for numbers, raw in found.items()})
-    return {numbers: known[numbers] for numbers in candidates if numbers in known}
-
-  figures, started = {}, time.monotonic()
-  for name, search, repeats in (
-      ("model", model_search(ranker_lib.load(model)), 1), ("random", random_search, seeds),
-      ("coordinate", coordinate_search, seeds)):
-    runs = [search(problem, label, budget, seed) for seed in range(repeats)]
-    figures[name] = {
-        "best": statistics.mean(min(run) / run[0] for run in runs),
-        # The best ratio without the compiler's own choice, which is 1.
-        "best_of_others": statistics.mean(min(run[1:]) / run[0] for run in runs)}
-  return figures | {"compiled": len(known), "seconds": time.monotonic() - started}
+def simulate(
+    graphs: Sequence[OpGraph], values: Sequence[np.ndarray], search: Search, seeds: int
+) -> dict[str, np.ndarray]:
+  """Figures `[programs]` of a way of search, means over seeds; NaN for no gain in any draw."""
+  rows = []
+  for graph, value in zip(graphs, values):
+    runs = []
+    for seed in range(seeds):
+      chosen = drawn(graph, seed)
+      pool = search_prior.pool(dataclasses.replace(graph, configs=graph.configs.subset(chosen)))
+      seen = labelled(pool, search(pool, seed), value[chosen])
+      runs.append(figures(seen, value[chosen].min()))
+    rows.append({name: _mean([run[name] for run in runs]) for name in runs[0]})
+  return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def table(results: Mapping[str, Mapping[str, object]]) -> str:
-  """Best ratios of estimated time, in brackets without the compiler's own choice; Markdown."""
-  ways = ("model", "random", "coordinate")
-  lines = ["| program | " + " | ".join(ways) + " |", "|---|" + "---|" * len(ways)]
-  for name, row in results.items():
-    if isinstance(row, Mapping) and "model" in row:
-      cells = [f"{row[way]['best']:.3f} ({row[way]['best_of_others']:.3f})" for way in ways]
-      lines.append(f"| {name} | " + " | ".join(cells) + " |")
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+  """The mean without NaN, which is NaN where nothing is left."""
+  there = [value for value in values if not np.isnan(value)]
+  return float(np.mean(there)) if there else math.nan
+
+
+def compared(other: np.ndarray, learned: np.ndarray) -> dict[str, float]:
+  """The mean difference of another way of search and its bootstrap interval."""
+  difference = (other - learned)[~np.isnan(other)]
+  means = np.random.default_rng(0).choice(
+      difference, (_RESAMPLED, len(difference))).mean(axis=1)
+  low, high = np.quantile(means, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
+  return {"mean": float(difference.mean()), "low": float(low), "high": float(high)}
+
+
+def measure(paths: Sequence[Any], key: str, searches: Mapping[str, Search], seeds: int) -> dict:
+  """Figures of every way of search on the programs of some files."""
+  graphs = list(map(npz.read_layout, paths))
+  records = [json.loads(path.with_suffix(".json").read_text())["configs"] for path in paths]
+  values = [np.array([raw[key] for raw in record], np.float64) for record in records]
+  found = {name: simulate(graphs, values, search, seeds) for name, search in searches.items()}
+  own = np.array([value[0] / value.min() - 1 for value in values])
+  return {
+      "programs": len(graphs), "choices": int(sum(map(len, values))),
+      "families": sorted({ship.family(path.with_suffix(".json")) for path in paths}),
+      "with a better choice": int((own > _BETTER).sum()), "own": float(own.mean()),
+      "ways": {name: {figure: _mean(row) for figure, row in rows.items()}
+               for name, rows in found.items()},
+      "differences": {name: {figure: compared(row, found["learned"][figure])
+                             for figure, row in rows.items()}
+                      for name, rows in found.items() if name != "learned"},
+      "by program": {graph.name: {name: [round(float(rows[f"best{k}"][place]), 4) for k in KS]
+                                  for name, rows in found.items()}
+                     for place, graph in enumerate(graphs)}}
+
+
+def table(row: Mapping[str, Any]) -> str:
+  """What the best of k costs and misses, with differences to the learned search; Markdown."""
+  lines = ["| | " + " | ".join(f"best of {k}" for k in KS) + " | "
+           + " | ".join(f"missed by {k}" for k in KS[:2]) + f" | found in {_FOUND} |",
+           "|---" * (len(KS) + 4) + "|"]
+  for name, way in row["ways"].items():
+    cells = [f"{way[figure]:.4f}" for figure in (f"best{k}" for k in KS)] + [
+        f"{way[figure]:.2f}" for figure in (*(f"missed{k}" for k in KS[:2]), "found")]
+    lines.append(f"| {name} | " + " | ".join(cells) + " |")
+  shown = [f"{figure}{k}" for figure in ("best", "missed") for k in KS[:2]]
+  lines += ["", "| more than learned | " + " | ".join(
+      f"{'best of' if figure.startswith('best') else 'missed by'} {figure[-1]}"
+      for figure in shown) + " |", "|---" * (len(shown) + 1) + "|"]
+  for name, more in row["differences"].items():
+    cells = ["{mean:+.4f} ({low:+.4f} to {high:+.4f})".format(**more[figure]) for figure in shown]
+    lines.append(f"| {name} | " + " | ".join(cells) + " |")
   return "\n".join(lines)
 
 
 def main() -> None:
-  jax.config.update("jax_platforms", "cpu")
   parser = timing.parser(__doc__)
-  parser.add_argument("--programs", nargs="+", default=PROGRAMS, help="FILE.py:KEY of examples")
   parser.add_argument("--model", default="layout-v3-estimate", help="a model file or name")
-  parser.add_argument("--budget", type=int, default=12, help="labels that each way of search takes")
-  parser.add_argument("--seeds", type=int, default=3, help="repeats of both blind ways of search")
+  parser.add_argument("--seeds", type=int, default=5, help="draws of the choices")
   args = parser.parse_args()
-  results = {"budget": args.budget, "seeds": args.seeds}
-  for source in args.programs:
-    results[source] = measure(source, args.model, args.budget, args.seeds)
-    print(table({source: results[source]}).splitlines()[-1], flush=True)
+  ranker, prior = ranker_lib.load(args.model), tuning.prior_of("tpu:v3")
+  searches = {
+      "learned": lambda pool, seed: strategies.learned(pool, ranker, prior),
+      "model": lambda pool, seed: strategies.model(pool, ranker),
+      "random": strategies.random, "coordinate": strategies.coordinate}
+  results: dict[str, Any] = {"seeds": args.seeds, "learnt from": prior.about["families"]}
+  for name, collections in SETS.items():
+    paths = [path for collection in collections
+             for path in sorted((search_prior.DATA / collection / "test").glob("*.npz"))]
+    for label, key in LABELS.items():
+      row = measure(paths, key, searches, args.seeds)
+      shared = set(row["families"]) & set(prior.about["families"])
+      if shared:
+        raise ValueError(f"the prior was learnt from the families {', '.join(sorted(shared))}")
+      results[f"{name}, {label}"] = row
+      print(f"{name}: {row['programs']} programs, {row['with a better choice']} with a better "
+            f"choice, by {label}\n\n{table(row)}\n", flush=True)
   if args.out:
     timing.write(results, args.out)
   else:

@@ -29,3 +29,13 @@ def test_freed_memory_is_kept_unless_the_user_set_glibc_tunables(tunables, is_ke
   faults = int(subprocess.check_output(
       [sys.executable, "-c", _FAULTS], env=environment, cwd=commands.ROOT))
   assert (faults < 5) == is_kept
+
+
+@pytest.mark.parametrize("mebibytes", [1024, 1500])
+def test_a_limit_under_which_jax_would_abort_is_refused_in_one_line(mebibytes, tmp_path):
+  script = [sys.executable, "run_tile.py", "--config=MLP,ci", "--synthetic",
+            f"--workdir={tmp_path / 'run'}"]
+  ended = subprocess.run(["bash", "-c", f"ulimit -v {mebibytes << 10}; exec \"$@\"", "-", *script],
+                         cwd=commands.ROOT, capture_output=True, text=True)
+  assert ended.returncode == 2 and "ulimit -v" in ended.stderr
+  assert len(ended.stderr.splitlines()) == 1 and not (tmp_path / "run").exists()

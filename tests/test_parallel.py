@@ -1,5 +1,6 @@
 """Several devices and processes compute what one device computes."""
 
+import contextlib
 import json
 import os
 import re
@@ -167,6 +168,44 @@ def test_quick_compilation_keeps_the_flags_of_the_user(flags, version, expected,
   monkeypatch.setattr(parallel.jaxlib.version, "__version_info__", version)
   parallel.compile_quickly()
   assert os.environ["XLA_FLAGS"].split() == expected
+
+
+_ORDERED, _NATIVE = (
+    "--xla_gpu_deterministic_ops=true",
+    "--xla_backend_extra_options=--nvptx-allow-ftz-atomics")
+
+
+@pytest.mark.parametrize("flags, expected", [
+    ("", [_ORDERED]), ("--xla_a=1", ["--xla_a=1", _ORDERED]),
+    ("--xla_gpu_deterministic_ops=false", ["--xla_gpu_deterministic_ops=false"])])
+def test_deterministic_runs_ask_for_sums_in_one_order(flags, expected, monkeypatch):
+  monkeypatch.setenv("XLA_FLAGS", flags)
+  parallel.compute_deterministically()
+  assert os.environ["XLA_FLAGS"].split() == expected
+
+
+@pytest.mark.parametrize("backend, flags, is_refused", [
+    ("gpu", "", True), ("gpu", _ORDERED, False), ("cpu", "", False), ("tpu", "", False)])
+def test_a_gpu_without_the_flag_cannot_be_deterministic(backend, flags, is_refused, monkeypatch):
+  monkeypatch.setenv("XLA_FLAGS", flags)
+  monkeypatch.setattr(jax, "default_backend", lambda: backend)
+  with pytest.raises(ValueError, match="deterministic") if is_refused else (
+      contextlib.nullcontext()):
+    parallel.check_deterministic()
+
+
+@pytest.mark.parametrize("backend, version, flags, warns", [
+    ("gpu", (0, 10, 2), "", True), ("gpu", (0, 11, 0), "", True), ("gpu", (0, 10, 1), "", False),
+    ("gpu", (0, 11, 2), "", False), ("gpu", (0, 10, 2), _NATIVE, False),
+    ("gpu", (0, 10, 2), _ORDERED, False), ("cpu", (0, 10, 2), "", False)])
+def test_a_run_warns_of_a_jaxlib_with_slow_sums_on_gpus(
+    backend, version, flags, warns, monkeypatch, caplog):
+  monkeypatch.setenv("XLA_FLAGS", flags)
+  monkeypatch.setattr(jax, "default_backend", lambda: backend)
+  monkeypatch.setattr(parallel.jaxlib.version, "__version_info__", version)
+  with caplog.at_level("WARNING"):
+    parallel.warn_of_slow_sums()
+  assert ("jaxlib" in caplog.text) == warns
 
 
 CACHED = """

@@ -1,6 +1,7 @@
 """What a file that somebody else has sent can do: nothing but be read or refused."""
 
 import dataclasses
+import errno
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import zipfile
 import comparing
 import fsspec
 import hlo_modules
+import jax
 import numpy as np
 import pytest
 import random_graphs
@@ -138,7 +140,8 @@ def bombs(folder, shape=(1 << 28,)):
   for kind, method in (("bzip2", zipfile.ZIP_BZIP2), ("lzma", zipfile.ZIP_LZMA),
                        ("deflate", zipfile.ZIP_DEFLATED)):
     path = folder / f"{kind}.npz"
-    with zipfile.ZipFile(path, "w", method) as archive, archive.open("node_feat.npy", "w") as member:
+    with (zipfile.ZipFile(path, "w", method) as archive,
+          archive.open("node_feat.npy", "w") as member):
       member.write(data)
       for _ in range(4 * shape[0] >> 24):
         member.write(bytes(1 << 24))
@@ -167,8 +170,8 @@ def test_a_name_twice_in_an_archive_is_refused(tmp_path):
 
 
 def test_available_memory_is_that_of_the_tightest_limit(tmp_path, monkeypatch):
-  files = {"meminfo": "MemTotal: 100 kB\nMemAvailable: 50 kB\n", "max": "40960\n", "current": "15360",
-           "memory.stat": "anon 7\ninactive_file 4120\nactive_file 1000\n"}
+  files = {"meminfo": "MemTotal: 100 kB\nMemAvailable: 50 kB\n", "max": "40960\n",
+           "current": "15360", "memory.stat": "anon 7\ninactive_file 4120\nactive_file 1000\n"}
   for name, text in files.items():
     (tmp_path / name).write_text(text)
   monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "meminfo")
@@ -181,7 +184,8 @@ def test_available_memory_is_that_of_the_tightest_limit(tmp_path, monkeypatch):
 # Names.
 
 
-BAD_NAMES = ["=1+2", "+a", "-a", "@a", "a,b", "a:b", 'a"b', "a\nb", "a\x1b[31mb", "a\x9bb", "a\u202eb"]
+BAD_NAMES = ["=1+2", "+a", "-a", "@a", "a,b", "a:b", 'a"b', "a\nb", "a\x1b[31mb", "a\x9bb",
+             "a\u202eb"]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -274,8 +278,110 @@ def test_every_reader_of_json_refuses_what_is_none(data, tmp_path):
 def test_a_reader_whose_memory_is_limited_says_so(tmp_path):
   path = tmp_path / "big.npz"
   np.savez(path, node_feat=np.zeros((1 << 20, 140), np.float32))
-  script = ("import sys\nfrom tpugraphs_jax import host_memory\nfrom tpugraphs_jax.data import npz\n"
-            "host_memory.limit(300 << 20)\n"
+  script = ("import sys\nfrom tpugraphs_jax import host_memory\n"
+            "from tpugraphs_jax.data import npz\nhost_memory.limit(300 << 20)\n"
             "with npz.NpzArchive(sys.argv[1]) as a:\n  a.read('node_feat')\n")
   ended = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
   assert "of memory that are available" in ended.stderr.splitlines()[-1]
+
+
+# One line for mistakes in Python.
+
+
+GRAPH = "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz"
+
+
+def test_a_file_in_place_of_a_graph_and_a_graph_without_configurations_say_what_to_do():
+  model, graph = tpugraphs_jax.load("layout-cpu-measured"), npz.read_layout(GRAPH)
+  bare = dataclasses.replace(graph, configs=None)
+  for call in (tpugraphs_jax.rank, lambda model, graph: model.scores([graph]),
+               lambda model, graph: model.explain(graph, 1)):
+    refused(lambda: call(model, "kernel.npz"), "is a str, expected an OpGraph", "read_tile")
+    refused(lambda: call(model, bare), "call graph.with_layouts(300)")
+  refused(lambda: npz.read_tile(GRAPH), GRAPH, "read it with read_layout")
+
+
+def test_a_model_can_be_saved_again(tmp_path):
+  model, graph = tpugraphs_jax.load("layout-cpu-measured"), npz.read_layout(GRAPH)
+  model.save(tmp_path / "again.npz")
+  again = tpugraphs_jax.load(tmp_path / "again.npz")
+  np.testing.assert_array_equal(again.rank(graph)[1], model.rank(graph)[1])
+  assert again.about == model.about
+  with pytest.raises(ValueError, match="no parameters"):
+    ranker_lib.Ranker(model.config).save(tmp_path / "none.npz")
+
+
+def test_showing_a_graph_file_says_what_reads_it(capsys):
+  assert hlo_command.main(["show", GRAPH]) == 2
+  assert "read_layout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error, said", [
+    (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
+    (OSError(errno.EROFS, "Read-only file system", "out/x"), "out/x: Read-only file system"),
+    (PermissionError(errno.EACCES, "Permission denied", "out/x"), "out/x: Permission denied")])
+def test_an_error_of_the_system_is_told_without_its_number(error, said):
+  assert console.one_line(error) == f"{said}: name a folder that can be written"
+  assert "Errno" not in console.one_line(OSError(errno.ENOTDIR, "Not a directory", "x"))
+
+
+# Transforms and shapes that are not those of the model.
+
+
+def first_columns(change):
+  def changed(card):
+    for transform in card["transforms"].values():
+      transform.update({name: change(name, values) for name, values in transform.items()})
+  return changed
+
+
+@pytest.mark.parametrize("change", [
+    lambda name, values: [-1, *values[1:]] if name == "kept" else values,
+    lambda name, values: values[:-1], lambda name, values: values[:-1] if name == "log" else values,
+    lambda name, values: [10**6, *values[1:]] if name == "kept" else values,
+    lambda name, values: values[::-1] if name == "kept" else values,
+    lambda name, values: [0] * len(values) if name == "scale" else values,
+    lambda name, values: [values], lambda name, values: None, lambda name, values: "x",
+    lambda name, values: [float("nan")] * len(values) if name == "offset" else values])
+def test_transforms_that_are_not_those_of_the_model_are_refused(change, tmp_path):
+  path = repacked(tmp_path / "model.npz", changed=first_columns(change))
+  refused(lambda: tpugraphs_jax.load(path), str(path), "damaged")
+
+
+@pytest.mark.parametrize("changes", [
+    {"model": {"hidden_dim": 16}}, {"model": {"num_gnns": 10**9}}, {"model": {"num_gnns": 1}},
+    {"model": {"name": "Nope"}}, {"model": {"name": 3}}, {"model": []}, {"data": {"features": 3}},
+    {"data": {"features": ["released", "random_walk"]}}, {"eval": {"configs": 10**12}},
+    {"eval": {"graphs": -1}}, {"task": "nope"}, {"task": None}, {"extensions": None},
+    {"data": {"source": "../../x"}}, {"data": {"pad_value": 7}}, {"seed": "x"}])
+def test_a_config_that_is_not_that_of_the_model_is_refused(changes, tmp_path):
+  def change(card):
+    for section, values in changes.items():
+      if isinstance(values, dict):
+        card["config"][section].update(values)
+      else:
+        card["config"][section] = values
+
+  path = repacked(tmp_path / "model.npz", changed=change)
+  refused(lambda: tpugraphs_jax.load(path), str(path))
+
+
+def test_parameters_of_another_shape_or_type_are_refused(tmp_path):
+  artefact = ranker_lib.read_model(SHIPPED)
+  for change in (lambda leaf: leaf[..., None], lambda leaf: leaf.astype(np.float64),
+                 lambda leaf: leaf[:-1]):
+    params = jax.tree.map(change, artefact.params)
+    ranker_lib.write_model(
+        tmp_path / "model.npz", dataclasses.replace(artefact, params=params))
+    refused(lambda: tpugraphs_jax.load(tmp_path / "model.npz"), "model.npz", "damaged")
+
+
+def test_compiled_programs_of_somebody_else_are_not_found(tmp_path):
+  secret = tmp_path / "home/secret"
+  own = trust.own_folder(tmp_path / "run", secret)
+  assert trust.own_folder(tmp_path / "run", secret) == own and own.parent == tmp_path / "run"
+  assert secret.stat().st_mode & 0o77 == 0
+  assert trust.own_folder(tmp_path / "run", tmp_path / "other/secret") != own
+  (tmp_path / "file").touch()
+  nowhere = tmp_path / "file/secret"  # cannot be made
+  assert trust.own_folder(tmp_path / "run", nowhere) != trust.own_folder(tmp_path / "run", nowhere)

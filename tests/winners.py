@@ -197,9 +197,9 @@ def assert_torch_parameters(
   Args:
     job: whose network is initialised with three seeds.
     batch: of it.
-    fan_in: the K of layers whose bias stands apart from the kernel, by path.
+    fan_in: the K of layers or of single parameters that have another one, by path.
     skip: paths of parameters that begin in another way.
-    **constants: expected value of parameters by the last part of their path.
+    **constants: expected value of parameters by the end of their path.
   """
   network = job.ranker.family.network
   init = jax.jit(lambda seed: network.init(jax.random.key(seed), batch)["params"])
@@ -207,14 +207,15 @@ def assert_torch_parameters(
   for path in runs[0].keys() - set(skip):
     layer, _, last = path.rpartition("/")
     values = np.concatenate([run[path].ravel() for run in runs])
+    constant = next((value for end, value in constants.items() if path.endswith(end)), None)
     if f"{layer}/scale" in runs[0]:
       np.testing.assert_array_equal(values, float(last == "scale"), err_msg=path)
-    elif last in constants:
-      np.testing.assert_array_equal(values, constants[last], err_msg=path)
+    elif constant is not None:
+      np.testing.assert_array_equal(values, constant, err_msg=path)
     elif last == "table":
       assert abs(values.std() - 1) < 5 / np.sqrt(len(values)), path
     else:
-      inputs = fan_in.get(layer) or runs[0][f"{layer}/kernel"].shape[0]
+      inputs = fan_in.get(path) or fan_in.get(layer) or runs[0][f"{layer}/kernel"].shape[0]
       bound = 1 / np.sqrt(inputs)
       assert np.abs(values).max() <= bound, path
       if len(values) >= 30:

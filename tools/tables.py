@@ -21,17 +21,18 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 FAULTS = ROOT / "tools" / "faults"
 sys.path[:0] = [str(ROOT), str(BENCHMARKS), str(FAULTS)]
+import accelerators
 import alexnet
 import bridge
 import gst
 import gst_quality
+import measured
 import output_orders
 import own_quality
 import run_all
 import systems
 import table as faults
 import tables_quality
-import tpu_compile
 import tune
 
 _TABLE = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end of table -->)", re.S)
@@ -51,7 +52,6 @@ _BESIDE = {"`full`": "full", "default": "gst_ed+segments.max_nodes=5000",
 # Nodes of the largest training graph: of synthetic `medium` data by source, and of the first 12
 # graphs of scale `full`.
 _LARGEST = {"xla": 2951, "nlp": 2353, "large": 39_420}
-_TPUS_SHOWN = ("v3", "v6e")
 _COMPARISONS = {
     "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
     "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
@@ -113,10 +113,8 @@ def comparisons() -> str:
   return table
 
 
-def tpu() -> str:
-  found = recorded("results")["tpu_compile"]
-  return tpu_compile.table({name: row for name, row in found.items()
-                            if name == "machine" or name.rpartition("/")[2] in _TPUS_SHOWN})
+def compiled() -> str:
+  return accelerators.table(recorded("accelerators"))
 
 
 def starts() -> str:
@@ -203,14 +201,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "alexnet": lambda: alexnet.table(recorded("alexnet")),
     "comparisons": comparisons,
     "starts": starts,
-    "tpu": tpu,
+    "compiled": compiled,
     "segments by size": lambda: gst.table(recorded("results")["gst"]),
     "default beside whole graphs": beside_default,
     "segments by variant": lambda: gst_quality.table(recorded("gst_quality")),
     "score tables": lambda: tables_quality.table(recorded("tables_quality")),
     "parts of score tables": lambda: tables_quality.ablation_table(recorded("tables_ablations")),
     "speed of score tables": score_table_speed,
-    "tune": lambda: tune.table(recorded("results")["tune"]),
+    **{f"tune {name}": lambda name=name: tune.table(recorded("results")["tune"][name])
+       for name in (f"{programs}, {label}" for programs in tune.SETS for label in tune.LABELS)},
+    "measured": lambda: measured.table(recorded("measured")),
+    "measured in short": lambda: measured.short_table(recorded("measured")),
     "bridge": lambda: estimates(0),
     "bridge tau-b": lambda: estimates(1),
     "bridge of single operations": lambda: "\n".join(

@@ -4,8 +4,8 @@
 
 ranks the configurations of an `OpGraph` with a model trained by `run_tile.py` or
 `run_layout.py`; `load` gives the model itself, also one that ships, `Ensemble` several
-as one, `tpugraphs_jax.hlo` makes graphs from the user's own programs, and `tune` chooses
-layouts for one. To train in Python:
+as one, `tpugraphs_jax.hlo` makes graphs from the user's own programs, `tune` chooses
+layouts for one, and `apply` applies those of a file. To train in Python:
 
   config = tpugraphs_jax.load_config("tile.py:recommended")
   config.data_root = "~/data/tpugraphs/npz"
@@ -20,11 +20,12 @@ from etils import epy
 from tpugraphs_jax import libtpu
 
 __version__ = "0.1.0"
-__all__ = ["Ensemble", "OpGraph", "collect", "explain", "hlo", "load", "load_config", "metrics",
+__all__ = ["Ensemble", "OpGraph", "apply", "collect", "explain", "hlo", "load", "load_config", "metrics",
            "propose", "rank", "read_layout", "read_tile", "report", "training", "tune"]
 
 with epy.lazy_api_imports(globals()):  # loaded when first used: importing the package stays quick
   from tpugraphs_jax import collect, hlo, metrics, report
+  from tpugraphs_jax.collect.layouts import apply
   from tpugraphs_jax.collect.tuning import tune
   from tpugraphs_jax.data.npz import read_layout, read_tile
   from tpugraphs_jax.graph import OpGraph

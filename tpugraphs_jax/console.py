@@ -9,11 +9,13 @@ goes to standard output, warnings go to standard error.
 from __future__ import annotations
 
 import datetime
+import errno
 import logging
 import os
 import sys
 from typing import Any, NoReturn, TextIO
 
+_NOT_WRITTEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 # Local folders that hold the files of a place in a bucket, with that place: lines name the place.
 places: dict[str, str] = {}
 
@@ -55,8 +57,12 @@ def one_line(said: object) -> str:
   """A text, or the message of an error, in one line of printable characters.
 
   Characters that cannot be printed, such as those of names in a damaged file, are written
-  as escapes. An error without a message gives the name of its type.
+  as escapes. An error without a message gives the name of its type, one of the system its
+  file and what is wrong with it.
   """
+  if isinstance(said, OSError) and said.errno is not None and said.strerror:
+    advice = ": name a folder that can be written" * (said.errno in _NOT_WRITTEN)
+    said = (f"{said.filename}: " * bool(said.filename)) + said.strerror + advice
   lines = (line.strip() for line in str(said).splitlines())
   words = " ".join(filter(None, lines)) or type(said).__name__
   return printable(words.replace("\t", " "))
@@ -64,7 +70,7 @@ def one_line(said: object) -> str:
 
 def fail(message: object) -> NoReturn:
   """Ends a command that was used wrongly: one line on standard error, exit code 2."""
-  print(f"error: {one_line(named(str(message)))}", file=sys.stderr)
+  print(f"error: {named(one_line(message))}", file=sys.stderr)
   sys.exit(2)
 
 

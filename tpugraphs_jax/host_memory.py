@@ -34,6 +34,7 @@ def keep_freed() -> None:
       libc.mallopt(parameter, value)
 
 
+_LEAST_BYTES = 5 << 28  # beyond what is taken once jax is imported; measured on 2 cores
 _MEMINFO, _CGROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 # Files of a cgroup of either version: its limit, and what is used of it.
 _SECOND, _FIRST = ("memory.max", "memory.current"), (
@@ -56,6 +57,14 @@ def available() -> int:
   if of_process != resource.RLIM_INFINITY:
     known.append(of_process - _taken())
   return max(0, min(known))
+
+
+def check_address_space() -> None:
+  """Refuses (ValueError) a limit under which jax cannot start and would abort."""
+  of_process, _ = resource.getrlimit(resource.RLIMIT_AS)
+  if of_process != resource.RLIM_INFINITY and of_process - _taken() < _LEAST_BYTES:
+    raise ValueError(f"the limit on address space (ulimit -v) is {of_process // 1024:,} kB, too "
+                     f"little for jax: allow {(_taken() + _LEAST_BYTES) // 1024:,} or more")
 
 
 def limit(more: int) -> None:

@@ -5,15 +5,18 @@ Jobs must be repeatable: a cluster may start one twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
-from typing import Any, TypeVar
+import time
+from typing import Any, NoReturn, TypeVar
 
 _Job = TypeVar("_Job")
+_SECONDS = 0.2  # between two looks at the process that started this one
 
 
 def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -71,13 +74,46 @@ def run(
   except concurrent.futures.process.BrokenProcessPool as error:
     raise OSError("a process was killed, out of memory perhaps: run again with fewer processes, "
                   "finished jobs are kept") from error
+  except SystemExit:  # of `stopping`: the other processes were not asked to end
+    for child in multiprocessing.active_children():
+      child.terminate()
+    raise
   finally:
     pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[None]:
+  """SIGTERM ends the block like an error, so that it ends the processes that it has started."""
+  previous = signal.signal(signal.SIGTERM, _exit)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, previous)
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+  del frame
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+  raise SystemExit(128 + number)
+
+
+def end_with_parent() -> None:
+  """Asks this process to end, by SIGTERM, once the process that started it has ended."""
+  parent = os.getppid()
+
+  def watch() -> None:
+    while os.getppid() == parent:
+      time.sleep(_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+  threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _begin_process() -> None:
   """Leaves Ctrl-C to the process that started this one, and ends with it however it ends."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)
+  signal.signal(signal.SIGTERM, _exit)
   parent = multiprocessing.parent_process()
   end_with_it = lambda: parent.join() or os._exit(1)
   threading.Thread(target=end_with_it, name="parent", daemon=True).start()

@@ -498,7 +498,8 @@ def parse_losses(text: str, *, normalize: bool = True) -> tuple[tuple[str, float
   for part in text.split(","):
     name, colon, number = (piece.strip() for piece in part.partition(":"))
     if not colon:
-      raise ValueError(f"losses: {part!r} in {text!r}, expected NAME:WEIGHT")
+      raise ValueError(f"loss.losses is {text!r}, expected NAME:WEIGHT, as in "
+                       f"{part.strip() or 'ListMLELoss'}:1")
     if name not in LOSSES:
       raise ValueError(f"losses: unknown loss {name!r} in {text!r}, expected one of "
                        f"{', '.join(LOSSES)}")

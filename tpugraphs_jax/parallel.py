@@ -29,6 +29,8 @@ from tpugraphs_jax import libtpu
 
 DEVICES = "devices"  # name of the mapped axis
 _EMITTERS_KNOWN_UNTIL = (0, 11)  # of jaxlib, see `compile_quickly`
+_SLOW_SUMS = (0, 10, 2), (0, 11, 2)  # of jaxlib: the first slow one, and the first mended one
+_ATOMICS, _DETERMINISTIC = "nvptx-allow-ftz-atomics", "xla_gpu_deterministic_ops"
 process_count, process_index = jax.process_count, jax.process_index
 local_device_count, device_count = jax.local_device_count, jax.device_count  # of all processes
 _AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
@@ -135,6 +137,43 @@ def compile_quickly() -> None:
   if jaxlib.version.__version_info__ < _EMITTERS_KNOWN_UNTIL and (
       importlib.util.find_spec("libtpu") is None):
     chosen.append("xla_cpu_use_fusion_emitters=false")
+  _add_xla_flags(chosen)
+
+
+def compute_deterministically() -> None:
+  """Lets XLA add up in the same order in every run; call before jax computes.
+
+  CPUs and TPUs do so anyway. Threads of GPUs add to one place in the order in which they come to
+  it, and float32 sums depend on the order.
+  """
+  _add_xla_flags([f"{_DETERMINISTIC}=true"])
+
+
+def check_deterministic() -> None:
+  """Refuses (ValueError) GPUs that may add up in another order in every run."""
+  if jax.default_backend() == "gpu" and _DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
+    raise ValueError("train.deterministic is True, but XLA was started without its flag: set "
+                     f"XLA_FLAGS=--{_DETERMINISTIC}=true before jax is imported")
+
+
+def warn_of_slow_sums() -> None:
+  """Warns of versions of jaxlib that compile sums over rows for NVIDIA GPUs into loops.
+
+  Source: issue 38806 of jax-ml/jax.
+  """
+  first, fixed = _SLOW_SUMS
+  version, flags = jaxlib.version.__version_info__, os.environ.get("XLA_FLAGS", "")
+  is_slow = jax.default_backend() == "gpu" and first <= version < fixed
+  if is_slow and _ATOMICS not in flags and _DETERMINISTIC not in flags:
+    logging.warning(
+        "jaxlib %s adds up rows on NVIDIA GPUs by loops of compare-and-swap, which can take "
+        "hundreds of times longer: install a version before 0.10.2 or from 0.11.2 on "
+        "(pip install \".[cuda12]\" chooses one), or set "
+        "XLA_FLAGS=--xla_backend_extra_options=--%s", jaxlib.version.__version__, _ATOMICS)
+
+
+def _add_xla_flags(chosen: Sequence[str]) -> None:
+  """Adds flags `name=value` to those of XLA but where the user has set the same."""
   flags = os.environ.get("XLA_FLAGS", "")
   new = [f"--{flag}" for flag in chosen if flag.partition("=")[0] not in flags]
   os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *new])

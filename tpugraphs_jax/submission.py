@@ -126,9 +126,10 @@ def score(
 ) -> dict[str, tuple[float, int]]:
   """The competition's metric of a submission: score and number of graphs of each collection.
 
-  Of a tile graph it is 1 - (best of the first five / best - 1) of runtime / normalizer, of a layout
-  graph Kendall's tau-b between ranks and runtimes; of a collection the mean over its graphs. The competition's
-  score is the mean over its five collections (Kaggle, "Google - Fast or Slow?", 2023).
+  Of a tile graph it is 1 - (best of the first five / best - 1) of runtime / normalizer, of a
+  layout graph Kendall's tau-b between ranks and runtimes; of a collection the mean over its graphs.
+  The competition's score is the mean over its five collections (Kaggle, "Google - Fast or Slow?",
+  2023).
 
   Args:
     path: rankings of all graphs of this split of one or more collections.

@@ -3,6 +3,7 @@
 A file holds values of the schema, arrays and names. It holds no code, no place and no size:
 
 * No module is imported because a file names it, see `check_imported`.
+* No compiled program is run that somebody else may have put there, see `own_folder`.
 * No place that a file names is read or written: `config` clears them, and `inside` refuses
   names that leave their folder.
 * No array is read that is larger than the memory that is left, see `data.npz`.
@@ -16,6 +17,7 @@ import json
 import os
 from pathlib import Path, PurePosixPath
 import re
+import secrets
 import sys
 from typing import Any
 
@@ -24,16 +26,17 @@ from tpugraphs_jax import console
 # Fields of a config that name places, by section. Whoever uses a model names their own.
 _PLACES = {"data": ("store_dir", "indices_dir"), "eval": ("indices_dir",)}
 _REMOTE = "://"
-_SEPARATORS = ',:"'  # of CSV files and of IDs of graphs
+_SEPARATORS = ',:"/\\'  # of CSV files, of IDs of graphs and of folders
 _FORMULA = "=+-@"  # begin a formula in a cell of a spreadsheet
 
 NUMBER = (int, float)
-_SCALAR = (str, bool, int, float, type(None))
+COUNT = range(1 << 62)
+SCALAR = (str, bool, int, float, type(None))
 _MOST = 1 << 20  # of a number in a config that counts something; no field has more
 _LAYERS = 256
 # What a ranker reads of a config: types, ranges of integers, [of lists], {of objects}.
 _CONFIG = {
-    "task": str, "extensions": [str], "seed": range(1 << 62),
+    "task": {"tile", "layout", "segments"}, "extensions": [str], "seed": COUNT,
     "data": {"source": str, "search": str, "features": [str], "feature_transform": str,
              "config_transform": str, "pad_value": range(-1, 1), "virtual_node": str,
              "neighbour_slots": range(-1, 1 << 16), "cluster_nodes": range(1, 1 << 30),
@@ -44,6 +47,10 @@ _CONFIG = {
     "model": {"name": str},
 }
 _COUNTS = re.compile(r"num_\w+|\w*(layers|steps|hops|heads|rounds)")
+
+
+class Record(dict):
+  """A schema of objects that have every name; see `check`."""
 
 
 @contextlib.contextmanager
@@ -88,18 +95,25 @@ def check(value: Any, schema: Any, name: str) -> None:
 
   Args:
     value: from `parsed`.
-    schema: a type or several; a range of integers; `[schema]` of lists; `{name: schema}` of
-      objects, which may lack a name or have others.
+    schema: a type or several; a range of integers; a set of values; `[schema]` of lists;
+      `{name: schema}` of objects, which may lack a name or have others (of the schema of `...`,
+      where it is there); `Record` of objects that have every name.
     name: of the value, for the message.
   """
   if isinstance(schema, dict):
     _expect(isinstance(value, Mapping), value, "an object", name)
-    for key in schema.keys() & value.keys():
-      check(value[key], schema[key], f"{name}.{key}")
+    if isinstance(schema, Record) and (missing := schema.keys() - value.keys() - {...}):
+      raise ValueError(f"{name} has no {min(missing)}")
+    for key, part in value.items():
+      if key in schema or ... in schema:
+        check(part, schema.get(key, schema.get(...)), f"{name}.{key}")
   elif isinstance(schema, list):
     _expect(isinstance(value, (list, tuple)), value, "a list", name)
     for part in value:
       check(part, schema[0], name)
+  elif isinstance(schema, set):
+    _expect(isinstance(value, str) and value in schema, value,
+            f"one of {', '.join(sorted(schema))}", name)
   elif isinstance(schema, range):
     is_inside = isinstance(value, int) and not isinstance(value, bool) and value in schema
     _expect(is_inside, value, f"an integer of {schema[0]}..{schema[-1]}", name)
@@ -126,9 +140,9 @@ def config(values: Any) -> dict[str, Any]:
     raise ValueError(f"its config has no field {missing[0]}")
   fields = _plain(values, "config")
   for field, value in fields["model"].items():
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
       most = _LAYERS if _COUNTS.fullmatch(field) else _MOST
-      check(value, range(-most, most + 1) if not isinstance(value, bool) else bool, f"model.{field}")
+      check(value, range(-most, most + 1), f"model.{field}")
   for section, names in _PLACES.items():
     if section in fields:
       fields[section] |= {name: "" for name in names if name in fields[section]}
@@ -146,7 +160,7 @@ def _plain(value: Any, name: str) -> Any:
     return {key: _plain(part, f"{name}.{key}") for key, part in value.items()}
   if isinstance(value, (list, tuple)):
     return tuple(_plain(part, name) for part in value)
-  check(value, _SCALAR, name)
+  check(value, SCALAR, name)
   return value
 
 
@@ -188,3 +202,24 @@ def inside(folder: Path, name: str) -> Path:
   if not parts or ".." in parts or name.startswith(("/", "~")) or "\\" in name or "\0" in name:
     raise ValueError(f"the file name {name!r} leads outside its folder: nothing was written there")
   return folder.joinpath(*parts)
+
+
+def own_folder(folder: Path, secret: Path) -> Path:
+  """The folder below `folder` for what this user alone has made, such as compiled programs.
+
+  Its name is a secret. Whoever sends a working folder does not know it, and cannot put programs
+  where this user's runs look for theirs.
+
+  Args:
+    folder: any folder.
+    secret: a file of the user's, made where it is missing. Where it cannot be made, every process
+      has a secret of its own.
+  """
+  name = secrets.token_hex(16)
+  with contextlib.suppress(OSError):
+    secret.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+      with open(secret, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        file.write(name)
+    name = secret.read_text() or name
+  return folder / name

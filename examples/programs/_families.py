@@ -23,8 +23,8 @@ _FAMILIES = {}
 class Programs(collections.abc.Mapping):
   """Programs by the name `FAMILY_SEED`, each made when it is looked up."""
 
-  def __init__(self, families):
-    self._names = [f"{family}_{seed}" for seed in range(SEEDS) for family in families]
+  def __init__(self, families, seeds):
+    self._names = [f"{family}_{seed}" for seed in range(seeds) for family in families]
 
   def __getitem__(self, name):
     if name not in self._names:
@@ -39,8 +39,8 @@ class Programs(collections.abc.Mapping):
     return len(self._names)
 
 
-def programs(*families):
-  return Programs(families)
+def programs(*families, seeds=SEEDS):
+  return Programs(families, seeds)
 
 
 def family(function):

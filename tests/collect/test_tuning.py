@@ -12,7 +12,7 @@ import pytest
 import recorded
 
 import tpugraphs_jax
-from tpugraphs_jax.collect import labels, measure, problem as problems, tuning
+from tpugraphs_jax.collect import labels, measure, problem as problems, strategies, tuning
 
 _ARGS = (jax.ShapeDtypeStruct((3, 7, 6, 5), jnp.float32),
          jax.ShapeDtypeStruct((3, 3, 5, 4), jnp.float32),
@@ -97,13 +97,15 @@ def _new_ones_first(drawn):
 
 
 @pytest.mark.parametrize("tables", [False, True])
-def test_the_most_promising_are_tried_and_the_best_of_them_wins(monkeypatch, problem, tables):
+def test_in_a_models_order_the_first_are_tried_and_the_best_of_them_wins(
+    monkeypatch, problem, tables):
   tried = _labelled_by(monkeypatch, _cost)
   monkeypatch.setattr(measure, "compare", lambda *args, **options: (.9, .85, .95))
   ranker = Oracle(problem, _cost, tables=tables)
-  found = tuning.tune(_net, *_ARGS, model=ranker, budget=5, candidates=80, operands=True)
+  found = tuning.tune(
+      _net, *_ARGS, model=ranker, budget=5, strategy="model", candidates=80, operands=True)
   assert len(tried) == 5 and tried[0] == (0,) * len(problem.options)
-  assert found.ranked == len(_drawn(problem, 80)) == 80 <= len(ranker.asked)
+  assert found.candidates == len(_drawn(problem, 80)) == 80 <= len(ranker.asked)
   if not tables:
     assert tried[1:] == _new_ones_first(ranker.asked)[:4]
   best = min(tried, key=_cost)
@@ -111,7 +113,7 @@ def test_the_most_promising_are_tried_and_the_best_of_them_wins(monkeypatch, pro
   if tables:  # proposals reach choices that were not drawn
     every = itertools.product(*problem.options)
     assert _cost(best) == min(map(_cost, every))
-  assert found.ratio == .9 and found.interval == (.85, .95)
+  assert found.ratio == .9 and found.compared == (.9, .85, .95)
   assert "takes 0.900 (0.850 to 0.950) of the measured time" in str(found)
   assert [change.operation for change in found.changes] == [
       str(group) for group, number in zip(problem.choices.groups, best) if number]
@@ -128,7 +130,7 @@ def test_an_order_that_is_the_compilers_own_is_shown_as_fixed():
              for before in ((1, 0), (0, 1), None)]
   found = tuning.Tuned(
       _net, (1,), .9, None, {(0,): {"seconds": [2.]}, (1,): {"seconds": [1.]}}, 0, 2,
-      labels.Measured(), changes)
+      labels.Measured(), changes, None)
   assert [line.split("net.py:3")[1].strip() for line in str(found).splitlines()
           if line.startswith("dot")] == ["{1,0} -> {0,1}", "{0,1} fixed", "? -> {0,1}"]
 
@@ -138,8 +140,8 @@ def test_first_comes_one_choice_of_every_score_and_of_every_set_of_groups():
   scores = np.array([0, 3, 2, 0, 2.5, 1], np.float32)
   order = np.argsort(scores, kind="stable")
   # 3 has the score of 0, the compiler's own; 2 and 1 change the same group as 5.
-  assert tuning.spread(order, scores, changed) == [0, 5, 4, 2, 1, 3]
-  assert tuning.spread(order[::-1], scores, changed) == [0, 1, 4, 2, 5, 3]
+  assert strategies.spread(order, scores, changed) == [0, 5, 4, 2, 1, 3]
+  assert strategies.spread(order[::-1], scores, changed) == [0, 1, 4, 2, 5, 3]
 
 
 @pytest.mark.parametrize("label, interval", [
@@ -155,12 +157,18 @@ def test_the_default_stays_unless_another_choice_is_really_better(
       _net, *_ARGS, model=Oracle(problem, _cost), budget=4, candidates=30, operands=True)
   assert found.keeps_default and found.function is _net and found.ratio == 1
   assert "the compiler's own choice stays" in str(found)
+  if interval is None:
+    assert "none had a lower measured time" in str(found)
+  else:  # the table below has a lower time
+    assert "0.980 (0.930 to 1.010) in alternating pairs" in str(found)
+    assert f"took {min(found.tried.values()) / 100:.3f} of its time in the trials below" in str(found)
 
 
 def test_failures_are_counted_and_a_default_that_fails_is_an_error(monkeypatch, problem):
   oracle = Oracle(problem, _cost)
-  best = tuning.rank(problem, oracle, _drawn(problem, 30), 4)[1]
-  _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[best])
+  tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers))
+  tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30, operands=True)
+  _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[tried[1]])
   found = tuning.tune(_net, *_ARGS, model=oracle, budget=4, candidates=30, operands=True)
   assert found.failed == 1 and len(found.tried) == 3
   _labelled_by(monkeypatch, _cost, failing=[(0,) * len(problem.options)])
@@ -172,11 +180,49 @@ def test_impossible_arguments_of_tune_are_refused(problem):
   oracle = Oracle(problem, _cost)
   with pytest.raises(ValueError, match="budget"):
     tpugraphs_jax.tune(_net, *_ARGS, model=oracle, budget=1)
+  with pytest.raises(ValueError, match="strategy is 'best', expected one of learned"):
+    tpugraphs_jax.tune(_net, *_ARGS, model=oracle, strategy="best")
   with pytest.raises(ValueError, match="layout"):
     tpugraphs_jax.tune(jnp.sin, _ARGS[0], model=oracle)
   oracle.collection = tpugraphs_jax.serve.ranker.collections.Collection("tile:xla")
   with pytest.raises(ValueError, match="tile"):
     tpugraphs_jax.tune(_net, *_ARGS, model=oracle)
+
+
+@pytest.mark.parametrize("strategy", tuning.STRATEGIES)
+def test_with_a_budget_for_all_every_choice_is_labelled(monkeypatch, strategy):
+  tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers))
+  outputs = problems.Problem(_net, _ARGS, labels.Measured())
+  found = tuning.tune(_net, *_ARGS, model=Oracle(outputs, _cost), budget=40, strategy=strategy)
+  every = set(itertools.product(*outputs.options))
+  assert len(every) < 40 and len(tried) == len(every) and set(tried) == every
+  assert found.keeps_default
+
+
+def test_a_line_tells_of_every_label_and_the_file_of_labels_continues_a_search(
+    monkeypatch, capsys, tmp_path):
+  outputs = problems.Problem(_net, _ARGS, labels.Measured())
+  tried = _labelled_by(monkeypatch, lambda numbers: 100 + sum(numbers), failing=[(1, 0, 0)])
+  options = {"model": Oracle(outputs, _cost), "cache": tmp_path / "labels.jsonl"}
+  tuning.tune(_net, *_ARGS, budget=4, **options)
+  lines = capsys.readouterr().err.splitlines()
+  assert [line.partition(":")[0] for line in lines] == [f"label {n} of 4" for n in (1, 2, 3, 4)]
+  assert "1.000 of the compiler's own; groups changed: none, the compiler's own" in lines[0]
+  first = list(tried)
+  tuning.tune(_net, *_ARGS, budget=4, progress=False, **options)
+  assert tried == first and not capsys.readouterr().err
+  tuning.tune(_net, *_ARGS, budget=8, progress=False, **options)
+  assert len(tried) == 8 + 1  # the compiler's own is measured beside the new ones
+
+
+def test_what_was_found_is_saved_and_applied(monkeypatch, tmp_path):
+  _labelled_by(monkeypatch, _cost)
+  monkeypatch.setattr(measure, "compare", lambda *args, **options: (.9, .85, .95))
+  found = tuning.tune(_net, *_ARGS, budget=9)
+  assert not found.keeps_default
+  found.save(tmp_path / "layouts.json")
+  lower = lambda function: jax.jit(function).lower(*_ARGS).as_text().replace("chosen", "_net")
+  assert lower(tpugraphs_jax.apply(_net, tmp_path / "layouts.json")) == lower(found.function)
 
 
 def test_a_model_ships_for_the_machine_at_hand(monkeypatch):
@@ -214,4 +260,7 @@ def test_for_a_tpu_changes_say_orders_and_cycles_that_add_up(monkeypatch):
   assert change.cycles == tuple(
       sum(raw[numbers]["cycles"].get(str(place), [])) for numbers in (default, other))
   total = f"{raw[default]['estimated_cycles']:,} -> {raw[other]['estimated_cycles']:,}"
-  assert total in str(found) and "0.500" in str(found)
+  assert total in str(found)
+  assert "the best takes 0.500 of the estimated time on tpu:v3" in str(found)
+  cycles = raw[other]["estimated_cycles"] / raw[default]["estimated_cycles"]
+  assert f"and {cycles:.3f} of the estimated cycles of the compiler's own" in str(found)

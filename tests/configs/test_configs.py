@@ -50,6 +50,25 @@ def test_every_variant_makes_a_job(kind, variant, tmp_path):
   assert saved == config and Job.of(saved).ranker.family.network == ranker.family.network
 
 
+@pytest.mark.parametrize("kind, variant, size, widths", [
+    *(("tile", name, 10, widths) for name, widths in zip(TILE_MODELS, (64, 64, 32, 32, 32))),
+    *(("layout", f"{collection},official", 16, 32) for collection in COLLECTIONS)])
+def test_official_variants_take_part_and_validate_as_officially(kind, variant, size, widths):
+  config = CONFIGS[kind](variant)
+  assert config.batch.configs == config.batch.min_configs == size
+  assert config.batch.drop_remainder == (kind == "tile")
+  assert config.train.valid_sampling == "slates" and config.model.op_embed_dim == widths
+  assert kind == "tile" or not config.data.skip_constant
+
+
+@pytest.mark.parametrize("kind, variant", [
+    ("tile", "recommended"), ("tile", "MLP,recommended"), ("tile", "preset=second_tile"),
+    ("tile", "ci"), ("layout", "xla-random"), ("layout", "xla-random,recommended")])
+def test_other_variants_train_on_small_graphs_and_validate_on_a_fixed_sample(kind, variant):
+  config = CONFIGS[kind](variant)
+  assert config.batch.min_configs == 2 and config.train.valid_sampling == "fixed"
+
+
 @pytest.mark.parametrize("own", ["own", "own-mine"])
 def test_recommended_for_own_programs_is_traffic_tables(own):
   config = CONFIGS["layout"](f"{own},recommended")
@@ -78,6 +97,7 @@ def test_an_unknown_variant_is_refused(kind, known):
         ("loader_threads", -1))),
     *(("tile", f"train.{name}", value) for name, value in (
         ("epochs", 0), ("eval_every_epochs", 0), ("early_stop_epochs", -1), ("valid_configs", -1),
+        ("valid_sampling", "nope"),
         ("log_every_steps", 0), ("checkpoint_every_steps", -1), ("best_metric", "slowdown1"))),
     *(("tile", f"eval.{name}", value) for name, value in (("graphs", 0), ("configs", 1))),
     *(("tile", f"loss.{name}", value) for name, value in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import http.server
 import io
@@ -197,6 +198,31 @@ def test_stated_checksum_is_compared(server, tmp_path):
   _assert_complete(tmp_path)
 
 
+def _twice(members):
+  """A tar whose last member comes again, with other bytes."""
+  content, name = io.BytesIO(_tar_bytes(members)), list(members)[-1]
+  with tarfile.open(fileobj=content, mode="a") as tar:
+    info = tarfile.TarInfo(name)
+    info.size = 3
+    tar.addfile(info, io.BytesIO(b"bad"))
+  return content.getvalue()
+
+
+def _too_long_a_name(members):
+  return _tar_bytes(members | {f"npz/tile/xla/train/{'x' * 300}.npz": b"x"})
+
+
+@pytest.mark.parametrize("pack", [
+    _twice, _too_long_a_name, lambda members: gzip.compress(_tar_bytes(members)),
+    lambda members: _tar_bytes({name: b"PK no zip" for name in members}), lambda members: b"x" * 999])
+def test_an_archive_that_is_refused_leaves_nothing_unpacked(server, tmp_path, pack):
+  server.files["npz_tile_xla.tar"] = pack(_members(TILE))
+  with pytest.raises((download.DownloadError, OSError)) as error:
+    _fetch(server, tmp_path)
+  assert "\n" not in str(error.value)
+  assert not list(tmp_path.rglob("*.unpacking")) and not (tmp_path / "tile").exists()
+
+
 def _end_of_first_file(content):
   with tarfile.open(fileobj=io.BytesIO(content)) as tar:
     return tar.getmembers()[1].offset
@@ -214,7 +240,7 @@ def _with_changed_bytes(content):
         (lambda content: content[:_end_of_first_file(content)], "end"),
         (lambda content: content[:_end_of_first_file(content)] + b"x" * 9000, "end"),
         (lambda content: b"", "empty"),
-        (lambda content: b"<html>not here</html>" * 100, "opened"),
+        (lambda content: b"<html>not here</html>" * 100, "invalid header"),
         (_with_changed_bytes, "complete"),
         (lambda content: _tar_bytes(_members("layout:xla:random")), "split train"),
         (lambda content: _tar_bytes(_members(TILE, ("train", "valid"))), "split test"),

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from graphs_by_hand import NUMBERS, made_of
 import numpy as np
 import parts
 import pytest
@@ -14,6 +15,7 @@ from tpugraphs_jax import columns
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import feature_blocks, npz
 from tpugraphs_jax.data.feature_blocks import Options
+from tpugraphs_jax.rankers.systems import third
 
 
 def graph_of(seed, nodes=20, edges=30):
@@ -24,26 +26,6 @@ def graph_of(seed, nodes=20, edges=30):
   feat = rng.integers(-3, 400, (nodes, NODE_FEATURES)).astype(np.float32)
   opcode = rng.choice([26, 34, 7, 1], nodes).astype(np.uint8)
   return dataclasses.replace(graph, node_feat=feat, node_opcode=opcode)
-
-
-def made_of(nodes, edges):
-  """A graph by hand: opcode, type, shape and columns of every node; edges (consumer, producer)."""
-  ids, feat = columns.opcode_ids(), np.zeros((len(nodes), 140), np.float32)
-  types = [kind.name for kind in columns.ELEMENT_TYPES]
-  for node, (_, kind, shape, values) in enumerate(nodes):
-    feat[node, 2 + types.index(kind)] = 1
-    feat[node, 21 : 21 + len(shape)] = shape
-    feat[node, 27:29] = sum(shape), math.prod(shape)
-    for column, value in values.items():
-      feat[node, column] = value
-  return dataclasses.replace(
-      graph_of(0, nodes=len(nodes), edges=0), node_feat=feat,
-      node_opcode=np.array([ids[name] for name, *_ in nodes], np.uint8),
-      edge_index=np.array(edges, np.int32))
-
-
-# A window of 3 x 3, 8 features from 4: kernels are (H, W, in, out), other arrays (N, H, W, C).
-NUMBERS = {44: 9, 93: 0, 94: 3, 99: 2, 100: 3, 105: 0, 106: 3, 107: 1}
 
 
 @pytest.mark.parametrize("kernel_first", [True, False])
@@ -59,22 +41,9 @@ def test_left_and_right_operands_are_told_apart_by_their_shapes(kernel_first):
   nodes, operands = feature_blocks.contraction_operands(graph)
   swapped = [[1, 0], [3, 2]] if kernel_first else [[0, 1], [2, 3]]
   assert nodes.tolist() == [4, 5, 6] and operands.tolist() == [*swapped, [5, -1]]
-  shapes = feature_blocks.operand_shapes(graph)
+  shapes = third.operand_shapes(graph)
   np.testing.assert_array_equal(shapes[4], [2, 5, 5, 4, 0, 0, 16, 200, 3, 3, 4, 8, 0, 0, 18, 288])
   np.testing.assert_array_equal(shapes[7], [-2] * 16)
-
-
-def test_the_work_of_a_kernel_by_hand():
-  graph = made_of(
-      [("parameter", "f32", (3, 3, 4, 8), {}), ("parameter", "bf16", (2, 5, 5, 4), {}),
-       ("convolution", "f32", (2, 5, 5, 8), NUMBERS), ("tanh", "f32", (2, 5, 5, 8), {}),
-       ("add", "f32", (2, 5, 5, 8), {}), ("reduce", "f32", (8,), {}), ("dot", "f32", (8, 8), {}),
-       ("tuple", "tuple", (), {0: 1})],
-      [[2, 0], [2, 1], [3, 2], [4, 2], [4, 3], [5, 4], [6, 5], [6, 5], [7, 4], [7, 5]])
-  found = feature_blocks.kernel_work(graph)
-  operations = 2 * 400 * 9 * 4 + 400 + 400 + 400 + 2 * 64  # the last is an outer product
-  expected = [operations, 288 * 4 + 200 * 2, 400 * 4 + 8 * 4, 400]
-  np.testing.assert_array_equal(found, [expected] * 8)
 
 
 def test_padding_marks_layout_positions_beyond_the_rank():
@@ -235,20 +204,3 @@ def test_a_ranker_gets_the_counts_where_its_config_says_so():
     prepared = job.ranker.prepare(graph)
     assert prepared.configs.config_feat.shape == (5, columns)
     np.testing.assert_array_equal(prepared.configs.config_feat[:, :24], graph.configs.config_feat)
-
-
-def test_dimension_tokens_hold_dimension_after_dimension():
-  rng = np.random.default_rng(0)
-  feat = rng.integers(-3, 6, (4, 140)).astype(np.float32)
-  graph = random_graphs.layout_graph(rng, nodes=4, edges=0, config_nodes=[0], configs=1)
-  graph = dataclasses.replace(graph, node_feat=feat)
-  found = feature_blocks.dimension_tokens(graph).reshape(4, 6, 23)
-  alone = feature_blocks.named_dimensions(graph).reshape(4, 6, 14)
-  for node in range(4):
-    for dimension in range(6):
-      sizes = [feat[node, first + dimension] for first in (21, 31, 37, 45, 53, 61, 69, 77, 85)]
-      expected = [np.sign(size) * np.log(1 + abs(size)) for size in sizes]
-      named = [number == dimension and number > 0 for number in feat[node, 93:107]]
-      np.testing.assert_allclose(found[node, dimension], expected + named, rtol=1e-6)
-      np.testing.assert_array_equal(alone[node, dimension], named)
-  assert not found[:, 0, 9:].any()  # 0 also stands for no dimension number

@@ -116,13 +116,14 @@ def test_names_and_lines_of_the_user_are_beside_the_nodes():
 
 
 def test_a_missing_compiler_and_an_unknown_target_are_refused(monkeypatch):
-  with pytest.raises(ValueError, match="v3"):
-    hlo.featurize(_net, *_ARGS, target="v3")
+  for target in ("cpu", "v7", "gpu:v3"):
+    with pytest.raises(ValueError, match=f"{target}.* v3, .*leave the target out"):
+      hlo.featurize(_net, *_ARGS, target=target)
   with pytest.raises(ValueError, match="bytes"):
-    hlo.featurize(b"", target="tpu:v3")
+    hlo.featurize(b"", target="v3")
   monkeypatch.setattr(tpu.importlib.util, "find_spec", lambda name: None)
   with pytest.raises(ValueError, match="libtpu"):
-    tpu.check_target("tpu:v3")
+    tpu.full_name("v3")
 
 
 @recorded.needs_libtpu
@@ -161,12 +162,12 @@ def test_a_module_takes_the_layouts_of_instructions_of_the_same_name_and_shape()
 
 @recorded.needs_libtpu
 def test_the_graph_for_a_target_is_the_one_before_layout_assignment():
-  graph = hlo.featurize(_net, *_ARGS, target="tpu:v3")
+  graph = hlo.featurize(_net, *_ARGS, target="v3")
   layouts = graph.node_feat[graph.config_node][:, NODE["minor_to_major"]]
   assert [3, 0, 2, 1] in layouts[:, :4].tolist()  # of the convolution, as the compiler assigns it
   names = [graph.origins[node].name for node in graph.config_node]
   assert sum(name.startswith("conv") for name in names) == 1
-  assert graph.num_nodes < hlo.featurize(_net, *_ARGS, target="tpu:v3", optimized=True).num_nodes
+  assert graph.num_nodes < hlo.featurize(_net, *_ARGS, target="v3", optimized=True).num_nodes
 
 
 @recorded.needs_libtpu
@@ -197,12 +198,12 @@ def test_the_cycles_of_all_kernels_add_up_and_most_are_of_a_group():
 def test_nodes_of_the_compilers_graph_know_their_group():
   found = collect.choices(_net, *_ARGS)
   default = collect.apply(_net, found.default)
-  graph = hlo.featurize(default, *_ARGS, target="tpu:v3")
+  graph = hlo.featurize(default, *_ARGS, target="v3")
   nodes = problem.node_options(graph, found)
   assert sorted(node.group for node in nodes) == [0, 1, 2]
   options = problem.visible_options(nodes, 3)
   assert [len(each) for each in options] == found.options.tolist()
   kernel_cycles = [kernel.estimated_cycles
-                   for kernel in hlo.kernels(default, *_ARGS, target="tpu:v3")]
+                   for kernel in hlo.kernels(default, *_ARGS, target="v3")]
   assert kernel_cycles and min(kernel_cycles) > 0
   assert np.isfinite(graph.node_feat).all()

@@ -98,13 +98,9 @@ def check_three_steps(case: Recorded, model, batch, score, *, losses: str, tempe
   train_step = step_lib.make_train_step(
       model, optimizer, step_lib.Objective(
           losses_lib.parse_losses(losses), temperature, kernel_l2=1e-4, activity_l2=1e-4))
-  # One device does the work; the others have slots without nodes or configurations.
-  empty = batch._replace(
-      config_mask=np.zeros_like(batch.config_mask),
-      graph=batch.graph._replace(
-          n_node=np.append(np.zeros(len(batch.graph.n_node) - 1, np.int32),
-                           batch.graph.n_node.sum())))
-  stacked = parallel.stack_for_devices([batch] + [empty] * (jax.local_device_count() - 1))
+  # One device does the work; the others have no slates.
+  others = [batching.emptied(batch)] * (jax.local_device_count() - 1)
+  stacked = parallel.stack_for_devices([batch, *others])
   params = official.params_from_official(model, case.weights("init"))
   train_state = parallel.replicate(state_lib.TrainState.create(params, optimizer))
   for i, expected in enumerate(case["total_loss_per_step"]):

@@ -7,7 +7,7 @@ import numpy as np
 from tpugraphs_jax import collections
 from tpugraphs_jax.data import npz, synthetic
 
-NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alexnet_1")
+NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alex$net_{1")
 
 
 def write_run(folder, *, seed=0, quality=1.0, rate=0.001, kind=collections.SYNTHETIC,

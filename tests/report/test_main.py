@@ -18,7 +18,7 @@ def test_the_command_also_writes_csv_and_png(tmp_path, capsys):
   assert "Predicted rank and rank by label: unet_1" in (out / "r.html").read_text()
   with (out / "r.csv").open(newline="") as file:
     rows = list(csv.DictReader(file))
-  assert len(rows) == 12 and rows[-1]["run"] == "1" and rows[-1]["graph"] == "alexnet_1"
+  assert len(rows) == 12 and rows[-1]["run"] == "1" and rows[-1]["graph"] == "alex$net_{1"
   assert len(list((out / "png").glob("*.png"))) == 5 and "wrote " in capsys.readouterr().out
 
 
@@ -60,3 +60,10 @@ def test_a_page_that_cannot_be_drawn_fails_no_run(tmp_path, caplog):
   (run / "validation_scores.npz").write_bytes(b"damaged")
   report.try_write([run], tmp_path / "page.html")
   assert "no report page" in caplog.text and not (tmp_path / "page.html").exists()
+
+
+def test_names_with_signs_of_formulas_are_drawn(tmp_path):
+  run = write_run(tmp_path / "a$b_{c", kind="estimate $x_{")
+  page, figures = tmp_path / "page.html", tmp_path / "figures"
+  assert command.main([str(run), "--out", str(page), "--png", str(figures)]) == 0
+  assert "alex$net_{1" in page.read_text() and list(figures.iterdir())

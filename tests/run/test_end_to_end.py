@@ -187,7 +187,8 @@ def test_a_run_leaves_its_own_page(jobs, kind):
 def test_released_kernels_are_trained_on_and_every_test_kernel_is_ranked(jobs):
   assert jobs.ended["tile_real"].code == 0, jobs.ended["tile_real"].err
   page = jobs.ended["tile_real"].page
-  assert page["training"].startswith("9 graphs") and page["validation"].startswith("3 graphs")
+  # Six of nine training kernels have fewer than 10 configurations.
+  assert page["training"].startswith("3 graphs") and page["validation"].startswith("3 graphs")
   workdir = jobs.workdir("tile_real")
   assert len(rows_of(workdir / "validation.csv")) == 3
   results = submission.read_results(workdir / "results.csv")

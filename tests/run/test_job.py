@@ -78,6 +78,49 @@ def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
   ]
 
 
+def test_official_layouts_train_on_graphs_that_teach_nothing():
+  job = parts_lib.make("layout", "xla-random,official", **{"batch.min_configs": 3})
+  graphs = [graph_of("layout", "same", [1, 2, 3], same=True),
+            graph_of("layout", "flat", [2**40] * 3)]
+  assert job_lib.trainable(job, graphs) == graphs
+
+
+def validation_of(configs, **changes):
+  """The sample of kernels with so many configurations each, which are numbered."""
+  job = parts_lib.make("tile", "EarlyJoinSAGE", **changes)
+  graphs = [graph_of("tile", f"g_{number}", np.arange(count) + 5)
+            for number, count in enumerate(configs)]
+  job.fit(graphs)
+  return training.validation_sample(job.config, job.prepare(graphs))
+
+
+def test_a_fixed_validation_sample_is_the_same_after_every_step():
+  sample = validation_of([3, 400, 2], **{"train.valid_sampling": "fixed"})
+  (graphs, ids), (_, later) = sample(7), sample(8)
+  assert [graph.name for graph in graphs] == ["g_0", "g_1", "g_2"]
+  assert [len(one) for one in ids] == [3, 256, 2]
+  np.testing.assert_equal(ids, later)
+
+
+@pytest.mark.parametrize("configs, drop, names", [
+    ([30, 9, 10, 40], False, [0, 2, 3]), ([30, 9, 10, 40], True, [0, 2]),
+    ([30, 9, 10], True, [0, 2]), ([30, 9], True, [0])])
+def test_validation_slates_are_drawn_anew_of_graphs_that_suffice(configs, drop, names):
+  changes = {"batch.graphs": 2, "batch.drop_remainder": drop}
+  sample = validation_of(configs, **changes)
+  (graphs, ids), (_, later) = sample(7), sample(8)
+  assert [graph.name for graph in graphs] == [f"g_{number}" for number in names]
+  for one, other, number in zip(ids, later, names):
+    assert len(set(one)) == len(set(other)) == 10 and max(one) < configs[number]
+    assert configs[number] == 10 or set(one) != set(other)
+  np.testing.assert_equal(validation_of(configs, **changes)(8)[1], later)  # after a resume
+
+
+def test_validation_slates_need_a_graph_with_enough_configurations():
+  with pytest.raises(ValueError, match="batch.min_configs=10 .* train.valid_sampling to fixed"):
+    validation_of([9, 3])
+
+
 def test_tile_kernels_without_a_choice_are_trained_on_as_officially(caplog):
   job = parts_lib.make("tile", **{"batch.min_configs": 3})
   good = [graph_of("tile", "good", [3, 1, 2]), graph_of("tile", "same", [1, 2, 3], same=True),

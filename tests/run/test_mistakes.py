@@ -49,6 +49,8 @@ SIMPLE = {
     "graphs": ("tile", "--config.batch.graphs=0", "batch.graphs is 0"),
     "model": ("tile", "--config.model.name=Nope", "model.name is 'Nope', expected one of "),
     "loss": ("tile", "--config.loss.losses=Nope:1", "unknown loss 'Nope'"),
+    "loss without weight": ("tile", "--config.loss.losses=MSE",
+                            "--config.loss.losses is 'MSE', expected NAME:WEIGHT, as in MSE:1"),
     "sampling": ("tile", "--config.batch.sampling=x", "sampling is 'x', expected one of"),
     "rate": ("tile", "--config.optimizer.learning_rate=-1", "learning_rate is -1.0, expected"),
     "pooling": ("layout", "--config.model.pooling=('x',)", "pooling is ('x',), expected some"),
@@ -113,6 +115,14 @@ def mistakes(tmp_path_factory):
       name = f"{kind} without {split}"
       root = without(jobs, folder, kind, split)
       runs[name] = flags(kind, jobs, new(), f"--data_root={root}"), "no .npz file in "
+    root = without(jobs, folder, kind, "test")
+    runs[f"{kind} without test"] = (flags(kind, jobs, new(), f"--data_root={root}"),
+                                    "--mode=train needs no test split")
+    root = shutil.copytree(jobs.data_root, folder / f"named_{kind}")
+    path = npz.split_files(root, COLLECTIONS[kind], "test")[0]
+    path.rename(path.with_name("=a,b.npz"))
+    runs[f"{kind} of another name"] = (flags(kind, jobs, new(), f"--data_root={root}"),
+                                       "the name '=a,b' has ','")
     root = damaged(jobs, folder, kind, split="train")
     runs[f"{kind} truncated"] = (flags(kind, jobs, new(), f"--data_root={root}"),
                                  "--config.data.skip_bad_files=True leaves such files out")
@@ -140,7 +150,8 @@ NAMES = [
     "no data", "two sources", "bucket", "data_root", "workdir is a file", "indices", "evaluate untrained",
     "predict untrained", "used workdir", "another config", "evaluate another config", "not finite",
     *(f"{kind} {what}" for kind in COMMANDS
-      for what in ("without train", "without valid", "truncated", "all truncated")),
+      for what in ("without train", "without valid", "without test", "of another name",
+                   "truncated", "all truncated")),
 ]
 
 

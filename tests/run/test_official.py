@@ -1,5 +1,6 @@
 """Weights of the official models become a model file that scores as the weights say."""
 
+import dataclasses
 import re
 
 import commands
@@ -10,6 +11,7 @@ import pytest
 
 import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
+from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import npz, synthetic
 from tpugraphs_jax.rankers import official_weights as official_models
 from tpugraphs_jax.run import official, results
@@ -26,7 +28,7 @@ def data_root(tmp_path_factory):
 
 
 def weights_of(kind, data_root):
-  """Random weights in the order of Keras, and the job whose model they belong to."""
+  """Random weights as the official code has them, and a job whose table has all opcodes."""
   job = parts.make(kind, VARIANTS[kind])
   graphs = judged(job.data.load(data_root, "train"))
   job.fit(graphs)
@@ -34,7 +36,13 @@ def weights_of(kind, data_root):
   rng = np.random.default_rng(0)
   weights = [rng.normal(0, 0.3, shapes[path].shape).astype(np.float32)
              for path in official_models.weight_order(job.ranker.family.network)]
+  weights[0] = weights[0][: official.num_ops(data_root, COLLECTIONS[kind])]
   return job, weights
+
+
+def with_all_opcodes(weights):
+  """The same with a table for all opcodes, with zeros for those that the data lacks."""
+  return [np.pad(weights[0], [(0, OPCODES - len(weights[0])), (0, 0)]), *weights[1:]]
 
 
 def command(kind, data_root, weights, out):
@@ -50,11 +58,78 @@ def test_the_model_scores_as_its_weights_say(kind, data_root, tmp_path):
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.npz"]
   path = npz.split_files(data_root, COLLECTIONS[kind], "test")[0]
   graph = (npz.read_tile if kind == "tile" else npz.read_layout)(path)
-  job.ranker.params = official_models.params_from_official(job.ranker.family.network, weights)
+  assert len(weights[0]) < OPCODES
+  job.ranker.params = official_models.params_from_official(
+      job.ranker.family.network, with_all_opcodes(weights))
   (expected,) = job.ranker.scores([graph])
   _, found = tpugraphs_jax.rank(tmp_path / "out", graph)
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
   assert np.ptp(found) > 0
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_a_trained_model_becomes_the_official_weights_for_its_data(kind, data_root, tmp_path):
+  job, weights = weights_of(kind, data_root)
+  network = job.ranker.family.network
+  params = official_models.params_from_official(network, with_all_opcodes(weights))
+  job.ranker.save(tmp_path / "model.npz", params, {})
+  path = tmp_path / "weights.npz"
+  assert official.main(
+      [f"--model={tmp_path}", f"--data_root={data_root}", f"--weights={path}"]) == 0
+  with np.load(path) as file:
+    for found, expected in zip(file.values(), weights, strict=True):
+      np.testing.assert_array_equal(found, expected)
+
+
+def test_opcodes_without_an_embedding_are_refused_by_number(data_root, tmp_path, capsys):
+  _, weights = weights_of("tile", data_root)
+  rows = len(weights[0])
+  np.savez(tmp_path / "weights.npz", weights[0][:5], *weights[1:])
+  assert command("tile", data_root, tmp_path / "weights.npz", tmp_path / "few") == 2
+  assert re.search(r"has opcode \d+, and the model has embeddings of the opcodes 0 to 4",
+                   capsys.readouterr().err)
+  np.savez(tmp_path / "weights.npz", *weights)
+  assert command("tile", data_root, tmp_path / "weights.npz", tmp_path / "out") == 0
+  graph = npz.read_tile(npz.split_files(data_root, "tile:xla", "test")[0])
+  opcode = graph.node_opcode.copy()
+  opcode[0] = rows
+  changed = dataclasses.replace(graph, node_opcode=opcode)
+  with pytest.raises(ValueError, match=f"{graph.name} has opcode {rows}, .* 0 to {rows - 1}"):
+    tpugraphs_jax.rank(tmp_path / "out", changed)
+  other = tmp_path / "npz" / "tile" / "xla" / "train"
+  other.mkdir(parents=True)
+  npz.write_tile(other / "a.npz", changed)
+  assert official.main([f"--model={tmp_path / 'out'}", f"--data_root={tmp_path / 'npz'}",
+                        f"--weights={tmp_path / 'again.npz'}"]) == 2
+  assert f"the data has the opcode {rows}, and the model" in capsys.readouterr().err
+  assert not (tmp_path / "again.npz").exists()
+
+
+def test_fields_of_the_config_can_be_changed(data_root, tmp_path, capsys):
+  _, weights = weights_of("tile", data_root)
+  np.savez(tmp_path / "weights.npz", *weights)
+  run = lambda change: official.main([
+      f"--config=tile.py:{VARIANTS['tile']}", f"--weights={tmp_path / 'weights.npz'}",
+      f"--data_root={data_root}", f"--out={tmp_path / 'out'}", f"--set={change}"])
+  assert run("model.hidden_dim=9") == 2
+  assert "give the config (widths" in capsys.readouterr().err
+  for change, complaint in (("model.hiden_dim=9", "did you mean model.hidden_dim?"),
+                            ("model.hidden_dim", "expected a field"),
+                            ("model.hidden_dim=a", "cannot be casted")):
+    assert run(change) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: --set={change}: ") and complaint in line
+  assert run("loss.losses=MSE:1") == 0
+  assert tpugraphs_jax.load(tmp_path / "out").config["loss"]["losses"] == "MSE:1"
+
+
+@pytest.mark.parametrize("flags", [
+    [], ["--config=tile.py"], ["--out=x"], ["--model=x", "--config=tile.py"],
+    ["--model=x", "--config=tile.py", "--out=y"]])
+def test_one_direction_is_asked_for(flags, capsys):
+  with pytest.raises(SystemExit):
+    official.main(["--weights=w.npz", "--data_root=d", *flags])
+  assert "give --config and --out to read --weights, or --model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage, complaint", [
@@ -124,7 +199,7 @@ def test_the_ensemble_command_ranks_and_judges_with_both(data_root, tmp_path):
   taus = []
   for path in npz.split_files(data_root, "tile:xla", "valid"):
     graph = npz.read_tile(path)
-    taus.append(metrics.kendall_tau(ensemble.scores([graph])[0], graph.configs.runtime_ns))
+    taus.append(metrics.kendall_tau(ensemble.scores([graph])[0], graph.configs.label))
   found = results.read_summary(tmp_path / "out")
   assert found["model"] == "ensemble of 2" and found["collection"] == "tile:xla"
   assert found["validation"]["metrics"]["kendaltau_mean"] == pytest.approx(np.mean(taus), abs=0.02)

@@ -2,7 +2,11 @@
 
 import csv
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -152,3 +156,50 @@ def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch,
   monkeypatch.setattr(jobs, "run", lambda *args, **options: None)
   assert sweep.main([*arguments, "--seeds=3"]) == 1  # one is still missing
   assert "2 of 3 runs are done" in capsys.readouterr().out
+
+
+RUN = """
+import pathlib, signal, sys, time
+from tpugraphs_jax import jobs
+folder = pathlib.Path(sys.argv[1].partition("=")[2])
+signal.signal(signal.SIGTERM, lambda *_: (folder / "saved").touch() or sys.exit(0))
+jobs.end_with_parent()
+(folder / "begun").touch()
+time.sleep(60)
+"""
+SWEEP = """
+import sys
+from tpugraphs_jax import jobs
+from tpugraphs_jax.run import sweep
+if __name__ == "__main__":
+  command = (sys.executable, "-c", sys.argv[2])
+  runs = [sweep.SweepRun(name, sys.argv[1], command, (), 0) for name in ("one", "two")]
+  with jobs.stopping():
+    jobs.run(sweep.do, runs, processes=int(sys.argv[3]))
+"""
+
+
+def wait_for(*paths):
+  for _ in range(600):
+    if all(path.exists() for path in paths):
+      return
+    time.sleep(0.05)
+  raise AssertionError(f"{paths} did not come")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_runs_are_saved_and_end_with_their_sweep(tmp_path, number, processes):
+  script = tmp_path / "sweeping.py"
+  script.write_text(SWEEP)
+  process = subprocess.Popen(
+      [sys.executable, script, tmp_path, RUN, str(processes)], stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": os.getcwd()})
+  folders = [tmp_path / name for name in ("one", "two")[:processes]]
+  wait_for(*(folder / "begun" for folder in folders))
+  process.send_signal(number)
+  if number == signal.SIGTERM:
+    assert process.wait(30) == 143
+    assert all((folder / "saved").exists() for folder in folders)
+  process.wait(30)
+  wait_for(*(folder / "saved" for folder in folders))

@@ -21,6 +21,7 @@ from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs, factor_layout_configs
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ranker import Ranker
+from tpugraphs_jax.train import checkpoint
 
 KINDS = tuple(COLLECTIONS)
 
@@ -341,3 +342,22 @@ def test_a_name_is_a_model_that_ships_unless_something_is_there(tmp_path, monkey
   assert str(ranker_lib.shipped_file("a-model")) == "a-model"
   with pytest.raises(ValueError, match="a-model"):
     ranker_lib.card("b")
+
+
+def test_a_checkpoint_that_a_run_replaces_while_it_is_read_is_read_again(
+    jobs, tmp_path, monkeypatch):
+  folder = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "run")
+  expected = ranker_lib.read(folder)
+  read_notes, told = checkpoint.Checkpoints._read_notes, []
+
+  def replaced_meanwhile(self, number):
+    if not told:
+      told.append(number)
+      for path in (folder / "checkpoints").glob("save_*"):
+        path.rename(path.with_name(f"save_{int(path.name.removeprefix('save_')) + 10}"))
+    return read_notes(self, number)
+
+  monkeypatch.setattr(checkpoint.Checkpoints, "_read_notes", replaced_meanwhile)
+  found = ranker_lib.read(folder)
+  assert told and found.about == expected.about
+  jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)

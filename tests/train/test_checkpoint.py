@@ -117,12 +117,12 @@ def test_another_config_is_refused_naming_the_fields(folder):
 
 
 def test_a_checkpoint_saved_beside_other_files_is_refused_naming_the_file(folder):
-  files = {"features.json": "a", "also/tile_xla/features.json": "b"}
+  files = {"features.json": "a", "more/features.json": "b"}
   save(checkpoint.Checkpoints(folder, files=files), 1)
-  other = checkpoint.Checkpoints(folder, files=files | {"also/tile_xla/features.json": "c"})
-  with pytest.raises(ValueError, match="also/tile_xla"):
+  other = checkpoint.Checkpoints(folder, files=files | {"more/features.json": "c"})
+  with pytest.raises(ValueError, match="more/features"):
     other.newest(make_state())
-  with pytest.raises(ValueError, match="also/tile_xla"):
+  with pytest.raises(ValueError, match="more/features"):
     other.check_config()
   for known in (files, {}, {"features.json": "a", "new": "d"}):  # files of both are compared
     found = checkpoint.Checkpoints(folder, files=known)

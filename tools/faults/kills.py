@@ -26,9 +26,9 @@ SMALL = ("--config.model.hidden_dim=8", "--config.model.num_gnns=1", *_SHORT)
 _COMMANDS = {
     "tile": ("run_tile.py", "configs/tile.py:ci", *SMALL),
     "layout": ("run_layout.py", "configs/layout.py:xla-random,full,ci", *SMALL),
-    "layouts and tiles together": (
+    "several layouts": (
         "run_layout.py", "configs/layout.py:xla-random,preset=fifth_all,ci", *_SHORT,
-        "--config.data.also=('tile:xla',)"),
+        "--config.data.also=('layout:nlp:default',)"),
     "segments": ("run_layout.py", "configs/layout.py:xla-random,gst_ed,ci", *SMALL),
     "segments and head": ("run_layout.py", "configs/layout.py:xla-random,gst_efd,ci", *SMALL,
                           "--config.segments.finetune.epochs=1"),

@@ -126,7 +126,7 @@ def choices(
     ValueError: a convolution, dot or reshape is where its layouts cannot be chosen.
   """
   jaxpr = jax.make_jaxpr(function)(*args, **kwargs).jaxpr
-  groups = dict.fromkeys(_groups(jaxpr))
+  groups = dict.fromkeys(groups_of(jaxpr))
   return Choices(tuple(group if operands else group.of_outputs() for group in groups))
 
 
@@ -197,7 +197,7 @@ def _chooses(equation: Any, choice: Choice) -> bool:
   """Whether a layout is chosen for an equation or inside a program that it calls."""
   groups = [group_of(equation)]
   for inner in _inner_jaxprs(equation):
-    groups += _groups(inner)
+    groups += groups_of(inner)
   return any(any(choice.get(group, ())) for group in groups)
 
 
@@ -242,7 +242,7 @@ def _rewritten(value: Any, choice: Choice) -> Any:
 
 
 def _traced(closed: core.ClosedJaxpr, choice: Choice) -> core.ClosedJaxpr:
-  if not any(group in choice for group in _groups(closed.jaxpr)):
+  if not any(group in choice for group in groups_of(closed.jaxpr)):
     return closed
   shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
             for aval in (variable.aval for variable in closed.jaxpr.invars)]
@@ -280,7 +280,7 @@ def group_of(equation: Any) -> Group | None:
       options=_options(name, shapes, equation.params))
 
 
-def _groups(jaxpr: core.Jaxpr) -> Iterator[Group]:
+def groups_of(jaxpr: core.Jaxpr) -> Iterator[Group]:
   """The group of every equation in a program and in the programs it calls.
 
   Raises:
@@ -292,14 +292,14 @@ def _groups(jaxpr: core.Jaxpr) -> Iterator[Group]:
     if group is not None:
       yield group
     for inner in _inner_jaxprs(equation):
-      yield from _groups(inner)
+      yield from groups_of(inner)
 
 
 def _inner_jaxprs(equation: Any) -> list[core.Jaxpr]:
   """The programs that an equation calls and in which layouts can be chosen.
 
   Raises:
-    ValueError: as `_groups`.
+    ValueError: as `groups_of`.
   """
   if equation.primitive.name in _SEALED:
     return []
@@ -309,7 +309,7 @@ def _inner_jaxprs(equation: Any) -> list[core.Jaxpr]:
   name = equation.primitive.name
   if name in CALLS:
     return programs
-  inside = next(itertools.chain.from_iterable(map(_groups, programs)), None)
+  inside = next(itertools.chain.from_iterable(map(groups_of, programs)), None)
   if inside is not None:
     raise ValueError(f"{name} holds {inside}, whose layouts cannot be chosen there; expected "
                      f"them inside {', '.join(CALLS)} or at the top: call the function that "

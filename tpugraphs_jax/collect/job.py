@@ -82,7 +82,7 @@ def collect(job: Job) -> None:
   """
   program, = programs.load(job.source, split=job.split)
   label = labels.create(job.label, target=job.target, seed=job.seed)
-  header = {"source": job.source, "label": job.label, **label.versions(), "seed": job.seed,
+  header = {"source": _source(job), "label": job.label, **label.versions(), "seed": job.seed,
             "operands": job.operands, "program_sha256": _sha256(program)}
   if is_finished(job, header, label):
     return
@@ -173,6 +173,12 @@ def _write(work: _Collecting, drawn: list[Numbers], header: dict[str, Any]) -> N
   }
   with files.replacing(job.sidecar) as file:
     file.write(_by_line(record))
+
+
+def _source(job: Job) -> str:
+  """The source as the files of the data name it: without the folders of this machine."""
+  place, _, key = job.source.rpartition(":")
+  return f"{Path(place).name if Path(place).is_absolute() else place}:{key}"
 
 
 def _by_line(record: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ class Label:
     what: names the label in messages, such as `measured time`.
     target: TPU target, such as `tpu:v3`; None for the device at hand.
     worth: a sentence about how well labels agree with run times.
+    is_comparative: whether only labels that were made together compare.
   """
 
   name: ClassVar[str]
@@ -36,6 +37,7 @@ class Label:
   what: ClassVar[str]
   worth: ClassVar[str]
   target: str | None = None
+  is_comparative: ClassVar[bool] = False
 
   @property
   def stage(self) -> str:
@@ -92,7 +94,6 @@ class TpuEstimate(Label):
     return f"estimated time on {self.target}"
 
   def versions(self) -> dict[str, str]:
-    tpu.check_target(self.target)
     return {"target": self.target, "libtpu": tpu.libtpu_version(), "jax": jax.__version__}
 
   def graph(self, function: Callable[..., Any], args: tuple) -> bytes:
@@ -145,6 +146,7 @@ class Measured(Label):
   unit: ClassVar[str] = "nanoseconds of a call, the minimum of interleaved rounds"
   what: ClassVar[str] = "measured time"
   worth: ClassVar[str] = "Measured on the device at hand, on random arguments."
+  is_comparative: ClassVar[bool] = True
 
   def versions(self) -> dict[str, str]:
     return {"platform": jax.devices()[0].platform, **super().versions()}
@@ -177,7 +179,7 @@ def cycles_by_group(kernels: Iterable[tpu_kernels.KernelCycles]) -> dict[str, li
 
 
 def create(name: str, *, target: str | None, seed: int) -> Label:
-  """The label of a name; `target` is such as `v3` or `tpu:v3`.
+  """The label of a name; `target` is a TPU generation such as `v3`.
 
   Raises:
     ValueError: there is no such label, or it has no or needs a target.
@@ -185,9 +187,7 @@ def create(name: str, *, target: str | None, seed: int) -> Label:
   if name == TpuEstimate.name:
     if target is None:
       raise ValueError(f"label {name} needs a target, such as --target=v3")
-    target = target if ":" in target else f"tpu:{target}"
-    tpu.check_target(target)
-    return TpuEstimate(target)
+    return TpuEstimate(tpu.full_name(target))
   others = {BytesEstimate.name: BytesEstimate(), Measured.name: Measured(seed)}
   if name not in others:
     raise ValueError(

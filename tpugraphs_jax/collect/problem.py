@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import hashlib
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from tpugraphs_jax import graph, hlo
@@ -98,6 +100,12 @@ class Problem:
       if all(fit.any() for fit in fits):
         numbers.append(tuple(int(np.argmax(fit)) for fit in fits))
     return numbers
+
+  def fingerprint(self) -> str:
+    """SHA-256 of the function as jax lowers it for this machine, and of its groups and options."""
+    text = jax.jit(self.function).lower(*self.args).as_text()
+    groups = [(str(group), group.detail, group.options) for group in self.choices.groups]
+    return hashlib.sha256(f"{text}{groups}".encode()).hexdigest()
 
   def own_orders(self) -> list[Dims | None]:
     """The order of each group's output that the compiler chooses by itself, minor to major.

@@ -1,7 +1,9 @@
-"""Layouts for a function of the user's: a model ranks many, the best few are tried.
+"""Layouts for a function of the user's: a few of thousands are tried, and the best one is kept.
 
-    choices(f)  ->  candidates  ->  model ranks  ->  label the best few  ->  the best, if
-     of layouts     thousands       all of them      (compile or time)       it is better
+    choices(f)  ->  candidates  ->  the most promising one  ->  label it  ->  the best, if
+     of layouts     thousands       by what is believed         (compile      it is better
+                                            ^                    or time)
+                                            └── what labels teach ──┘
 
 The compiler's own choice is among those that are tried, and stays unless another one is
 really better: by the compiler's estimate, or, measured, in alternating pairs whose
@@ -10,16 +12,19 @@ bootstrap interval lies below 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 import itertools
+import math
 import os
+from pathlib import Path
+import sys
 from typing import Any
 
 from absl import logging
-import numpy as np
 
-from tpugraphs_jax.collect import choosing, labels, measure
+from tpugraphs_jax.collect import (
+    cache as cache_lib, choosing, labels, layouts, measure, prior as prior_lib, strategies)
 from tpugraphs_jax.collect.choosing import Orders
 from tpugraphs_jax.collect.labels import Raw
 from tpugraphs_jax.collect.problem import Numbers, Problem
@@ -28,8 +33,10 @@ from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ensemble import Ensemble
 from tpugraphs_jax.serve.ranker import Ranker
 
-# The model that ships, by target; None for the machine at hand.
+# The model that ships, by target; None for the machine at hand. With each ships a prior of the
+# effects of changes (`prior`).
 MODELS = {"tpu:v3": "layout-v3-estimate", None: "layout-cpu-measured"}
+STRATEGIES = ("learned", "model", "random", "coordinate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,23 +59,26 @@ class Tuned:
     function: with the layouts applied; the function itself where the default stays.
     numbers: the option of every group, all 0 for the compiler's own choice.
     ratio: label of `numbers` by label of the compiler's own choice; 1 where it stays.
-    interval: 95 % of resampled ratios, where run times were measured and compared.
+    compared: median ratio of run times and the ends of its 95 % bootstrap interval, of the
+      choice with the least time against the compiler's own, where run times were measured.
     raw: the raw numbers of every choice that was labelled.
     failed: how many choices could not be compiled or gave other outputs.
-    ranked: how many candidates the model ranked.
+    candidates: from how many choices those that are labelled were taken.
     label: how choices were labelled.
     changes: of operations, against the compiler's own choice.
+    problem: the function before and its choices.
   """
 
   function: Callable[..., Any]
   numbers: Numbers
   ratio: float
-  interval: tuple[float, float] | None
+  compared: tuple[float, float, float] | None
   raw: dict[Numbers, Raw]
   failed: int
-  ranked: int
+  candidates: int
   label: labels.Label
   changes: list[Change]
+  problem: Problem = dataclasses.field(repr=False)
 
   @property
   def tried(self) -> dict[Numbers, int]:
@@ -91,14 +101,37 @@ class Tuned:
         [f"{value / own:.3f}", _groups_text(numbers)] for numbers, value in trials]))
     return "\n\n".join([*parts, self.label.worth])
 
+  def save(self, path: str | os.PathLike[str]) -> None:
+    """Writes the layouts to a file, with which `tpugraphs_jax.apply` makes the function again."""
+    layouts.save(Path(path), self.problem.function, self.problem.args,
+                 self.problem.choices.choice(self.numbers), {
+                     "name": self.problem.name, "label": self.label.what, "ratio": self.ratio,
+                     **self.label.versions()})
+
   def _summary(self) -> str:
-    counts = f"{self.ranked:,} layouts ranked, {len(self.raw)} tried, {self.failed} failed: "
+    counts = (f"{len(self.raw)} of {self.candidates:,} layouts tried, {self.failed} failed: ")
     if self.keeps_default:
-      return f"{counts}the compiler's own choice stays, none had a lower {self.label.what}"
-    between = "({:.3f} to {:.3f}) ".format(*self.interval) if self.interval else ""
-    return (f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} of the "
-            f"compiler's own choice, with layouts chosen for "
+      return f"{counts}the compiler's own choice stays, {self._why()}"
+    between = "({:.3f} to {:.3f}) ".format(*self.compared[1:]) if self.compared else ""
+    return (f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} "
+            f"{self._cycles()}of the compiler's own choice, with layouts chosen for "
             f"{sum(number > 0 for number in self.numbers)} of {len(self.numbers)} groups")
+
+  def _why(self) -> str:
+    """Why the compiler's own choice stays."""
+    if not self.compared:
+      return f"none had a lower {self.label.what}"
+    own, least = self.tried[(0,) * len(self.numbers)], min(self.tried.values())
+    return (f"the best other one took {least / own:.3f} of its time in the trials below, and "
+            "{:.3f} ({:.3f} to {:.3f}) in alternating pairs".format(*self.compared))
+
+  def _cycles(self) -> str:
+    """The other estimate of the best choice, for a TPU."""
+    if not self.label.target:
+      return ""
+    own, best = (self.raw[numbers]["estimated_cycles"]
+                 for numbers in ((0,) * len(self.numbers), self.numbers))
+    return f"and {best / own:.3f} of the estimated cycles "
 
   def _other_cycles(self) -> list[list[str]]:
     """A row for the kernels of all other operations, so that the cycles add up to the total."""
@@ -144,9 +177,10 @@ def _aligned(head: list[str], rows: list[list[str]]) -> str:
 def tune(
     function: Callable[..., Any], *args: Any,
     model: str | os.PathLike[str] | Ranker | Ensemble | None = None, target: str | None = None,
-    budget: int = 16, candidates: int = 2000, seed: int = 0, operands: bool = False,
+    budget: int = 16, strategy: str = "learned", candidates: int = 2000, seed: int = 0,
+    operands: bool = False, cache: str | os.PathLike[str] | None = None, progress: bool = True,
 ) -> Tuned:
-  """Chooses layouts for a function: a model ranks many, the best few are labelled.
+  """Chooses layouts for a function: of many choices the most promising few are labelled.
 
   Each label of a TPU target compiles the function once, in this process and without a
   TPU. Measured labels run it, on random arguments of the given shapes.
@@ -155,33 +189,97 @@ def tune(
     function: as for `collect.choices`.
     *args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
     model: of layouts: a working folder, a model file, the name of a model that ships, or a
-      loaded one. Without one, the model that ships for the target (`MODELS`). A score table
-      proposes choices of its own.
+      loaded one. Without one, the model that ships for the target (`MODELS`).
     target: a TPU generation such as `v3` (needs libtpu, no TPU), or None: measure here.
     budget: how many choices are labelled, the compiler's own among them.
-    candidates: how many random choices the model ranks.
-    seed: of the candidates.
+    strategy: of search (`strategies`): `learned`, or for comparison `model`, `random` or
+      `coordinate`.
+    candidates: how many random choices may be labelled, at least `budget`.
+    seed: of the candidates and of the blind strategies.
     operands: whether the orders of operands are chosen too, not of outputs alone.
+    cache: file of labels by program, choice, compiler and target. Labels that it has are taken
+      from it, and new ones are added: a call with a larger budget goes on.
+    progress: whether a line on standard error tells of every label.
 
   Returns:
     The best function found; `print` shows changed operations, trials, and the worth of a label.
 
   Raises:
-    ValueError: nothing can be chosen, a budget below 2, the model is not of layouts, no model
-      ships for the target, the compiler's own choice cannot be labelled, or
-      (`NoisyMachineError`) the machine is too busy to measure on.
+    ValueError: nothing can be chosen, a budget below 2, no such strategy, the model is not of
+      layouts, no model ships for the target, the compiler's own choice cannot be labelled, the
+      cache is no such file, or (`NoisyMachineError`) the machine is too busy to measure on.
   """
   if budget < 2:
     raise ValueError(f"budget is {budget}, expected at least 2: the compiler's own choice and "
                      "another one")
+  if strategy not in STRATEGIES:
+    raise ValueError(f"strategy is {strategy!r}, expected one of {', '.join(STRATEGIES)}")
   name = labels.Measured.name if target is None else labels.TpuEstimate.name
   label = labels.create(name, target=target, seed=seed)
   ranker = _ranker(model, label)
   problem = Problem(function, args, label, seed=seed, operands=operands)
-  drawn = list(itertools.islice(problem.candidates(), candidates))
-  ranked = rank(problem, ranker, drawn, budget)
-  tried = problem.raw_labels(ranked[:budget])
-  return _decide(problem, tried, failed=len(ranked[:budget]) - len(tried), ranked=len(drawn))
+  drawn = list(itertools.islice(problem.candidates(), max(candidates, budget)))
+  pool = strategies.Pool(drawn, problem.with_configs, problem.numbers_of)
+  outcomes = _labelled(
+      _way(strategy, pool, ranker, label, seed), cache_lib.Cache(cache, problem), budget,
+      together=label.is_comparative, progress=progress)
+  tried = {numbers: raw for numbers, raw in outcomes.items() if raw is not None}
+  return _decide(problem, tried, failed=len(outcomes) - len(tried), candidates=len(drawn))
+
+
+def _way(
+    strategy: str, pool: strategies.Pool, ranker: Ranker | Ensemble, label: labels.Label, seed: int
+) -> strategies.Way:
+  """The way of search of a name."""
+  if strategy == "learned":
+    return strategies.learned(pool, ranker, prior_of(label.target))
+  if strategy == "model":
+    return strategies.model(pool, ranker)
+  return {"random": strategies.random, "coordinate": strategies.coordinate}[strategy](pool, seed)
+
+
+def prior_of(target: str | None) -> prior_lib.Prior:
+  """The prior that ships for labels of a target; that of TPU v3 for every TPU."""
+  name = MODELS[target if target in MODELS else "tpu:v3"]
+  return prior_lib.read(ranker_lib.SHIPPED / f"{name}.prior.json")
+
+
+def _labelled(
+    way: strategies.Way, cache: cache_lib.Cache, budget: int, *, together: bool, progress: bool
+) -> dict[Numbers, Raw | None]:
+  """The raw numbers of the choices that a way of search asks for; None for failed ones.
+
+  Args:
+    way: of search.
+    cache: makes labels, or knows them.
+    budget: how many.
+    together: whether all are made at once: the way of search then learns nothing from them.
+    progress: whether a line tells of each.
+  """
+  outcomes: dict[Numbers, Raw | None] = {}
+  if together:
+    outcomes = cache.labels(list(itertools.islice(way, budget)))
+    for place, numbers in enumerate(outcomes if progress else ()):
+      _tell(place, budget, numbers, cache.ratio(numbers))
+    return outcomes
+  numbers = next(way)
+  for place in range(budget):
+    outcomes |= cache.labels([numbers])
+    ratio = cache.ratio(numbers)
+    if progress:
+      _tell(place, budget, numbers, ratio)
+    try:
+      numbers = way.send(ratio)
+    except StopIteration:  # every choice was tried
+      break
+  return outcomes
+
+
+def _tell(place: int, budget: int, numbers: Numbers, ratio: float) -> None:
+  """A line of progress."""
+  said = f"{ratio:.3f} of the compiler's own" if math.isfinite(ratio) else "failed"
+  print(f"label {place + 1} of {budget}: {said}; groups changed: {_groups_text(numbers)}",
+        file=sys.stderr, flush=True)
 
 
 def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
@@ -202,79 +300,25 @@ def _ranker(model: Any, label: labels.Label) -> Ranker | Ensemble:
   return ranker
 
 
-def rank(
-    problem: Problem, ranker: Ranker | Ensemble, drawn: Sequence[Numbers], count: int
-) -> list[Numbers]:
-  """The choices in the order in which they are worth a label, the compiler's own first.
-
-  Args:
-    problem: whose choices.
-    ranker: of layouts; a score table adds `count` proposals of its own, near the compiler's own
-      choice, which take turns with the other choices.
-    drawn: candidates, the compiler's own first.
-    count: how many will be tried.
-  """
-  proposed, choices = [], list(drawn)
-  if not isinstance(ranker, Ensemble) and ranker.family.can_propose:
-    # The model is least reliable far from a choice that is known to be good.
-    proposed = problem.numbers_of(
-        ranker.propose(problem.with_configs(drawn), count, near=0).graph)
-    choices = list(dict.fromkeys([*drawn, *proposed]))
-  (scores,) = ranker.scores([problem.with_configs(choices)])
-  order = np.argsort(scores, kind="stable")
-  place = {numbers: number for number, numbers in enumerate(choices)}
-  turns = itertools.chain.from_iterable(zip(map(place.get, proposed), order))
-  order = list(dict.fromkeys([*turns, *order]))
-  return [choices[number] for number in spread(order, scores, np.array(choices) > 0)]
-
-
-def spread(order: Sequence[int], scores: np.ndarray, changed: np.ndarray) -> list[int]:
-  """An order of choices in which each of the first ones tells something new.
-
-  The first choice of every score and of every set of changed groups comes first, then other
-  choices of the same sets. Choices that score exactly as an earlier one come last: to the model
-  they are the same program, such as the compiler's own with its own orders written out.
-
-  Args:
-    order: choice numbers, most promising first.
-    scores: `[C]` of all choices.
-    changed: `[C, groups]` bool, the groups that choices change; choice 0 is the compiler's own.
-
-  Returns:
-    All choice numbers, 0 first.
-  """
-  new, again, equal = [], [], []
-  known_scores, known_sets = set(), set()
-  for number in dict.fromkeys([0, *map(int, order)]):
-    score, groups = float(scores[number]), changed[number].tobytes()
-    if score in known_scores:
-      equal.append(number)
-      continue
-    (again if groups in known_sets else new).append(number)
-    known_scores.add(score)
-    known_sets.add(groups)
-  return new + again + equal
-
-
 def _decide(
-    problem: Problem, tried: dict[Numbers, Raw], *, failed: int, ranked: int
+    problem: Problem, tried: dict[Numbers, Raw], *, failed: int, candidates: int
 ) -> Tuned:
   """The best of the choices that were tried, or the compiler's own choice."""
   default = (0,) * len(problem.options)
   if default not in tried:
     raise ValueError(f"{problem.name}: the compiler's own choice cannot be labelled")
   value = {numbers: problem.label.value(raw) for numbers, raw in tried.items()}
-  best, interval = min(value, key=value.get), None  # the first of equals: the default
+  best, compared = min(value, key=value.get), None  # the first of equals: the default
   ratio = value[best] / value[default]
   if isinstance(problem.label, labels.Measured) and best != default:
-    ratio, *interval = measure.compare(
+    compared = measure.compare(
         problem.apply(default), problem.apply(best), problem.args, seed=problem.seed)
-    if interval[1] >= 1:
-      best, ratio, interval = default, 1.0, None
+    ratio = compared[0]
+    if compared[2] >= 1:
+      best, ratio = default, 1.0
   return Tuned(
-      problem.apply(best) if any(best) else problem.function, best, ratio,
-      tuple(interval) if interval else None, tried, failed, ranked, problem.label,
-      _changes(problem, best, tried) if any(best) else [])
+      problem.apply(best) if any(best) else problem.function, best, ratio, compared, tried, failed,
+      candidates, problem.label, _changes(problem, best, tried) if any(best) else [], problem)
 
 
 def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[Change]:

@@ -29,12 +29,12 @@ import time
 from typing import NamedTuple
 import urllib.error
 import urllib.request
-import zipfile
 import zlib
 
 import tqdm
 
 from tpugraphs_jax import collections, console, graph, remote
+from tpugraphs_jax.data import npz
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
 
@@ -265,11 +265,12 @@ def _unpack(archive: Path, folder: Path, collection: str, *, is_checked: bool) -
   try:
     _extract(archive, collection, staging)
     _verify_files(staging, is_checked=is_checked)
-  except (tarfile.TarError, EOFError, zlib.error, DownloadError) as error:
-    shutil.rmtree(staging, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(staging, folder)
+  except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
     raise DownloadError(f"{archive}: damaged archive ({console.one_line(error)})") from error
-  folder.parent.mkdir(parents=True, exist_ok=True)
-  os.replace(staging, folder)
+  finally:
+    shutil.rmtree(staging, ignore_errors=True)
 
 
 def _extract(archive: Path, collection: str, staging: Path) -> None:
@@ -277,7 +278,7 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
   folder = re.escape(collection.replace(":", "/"))
   wanted = re.compile(rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/]+\.npz)")
   with (
-      tarfile.open(archive) as tar,
+      tarfile.open(archive, "r:") as tar,  # not compressed, whose size nobody knows before
       tqdm.tqdm(desc=f"unpack {archive.name}", unit=" files", disable=None) as progress,
   ):
     end = 0
@@ -287,6 +288,8 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
       match = wanted.fullmatch(member.name)
       if match and member.isfile():
         path = staging.joinpath(*match.groups())
+        if path.exists():
+          raise DownloadError(f"it has {member.name!r} twice")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tar.extractfile(member) as source, open(path, "wb") as target:
           shutil.copyfileobj(source, target, _BLOCK_BYTES)
@@ -313,9 +316,11 @@ def _verify_files(staging: Path, *, is_checked: bool) -> None:
 def _is_whole(path: Path, *, is_checked: bool) -> bool:
   """Whether a file ends as a zip archive does and, unless checked, fits its own checksums."""
   try:
-    with zipfile.ZipFile(path) as file:
-      return is_checked or file.testzip() is None
-  except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
+    with npz.NpzArchive(path) as archive:
+      if not is_checked:
+        archive.check()
+    return True
+  except npz.NpzError:
     return False
 
 

@@ -24,7 +24,7 @@ import dataclasses
 import numpy as np
 
 from tpugraphs_jax.columns import (
-    ELEMENT_TYPES, MAX_RANK, NODE, NODE_FEATURES, TILE, opcode_ids, sizes, span)
+    MAX_RANK, NODE, NODE_FEATURES, TILE, opcode_ids, sizes)
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.registry import Registry
 
@@ -202,42 +202,6 @@ def _rank(feat: np.ndarray) -> np.ndarray:
 def node_layout(graph: OpGraph) -> np.ndarray:
   """The layout of each node's result, minor to major, -1 beyond its rank: `[N, 6]` float32."""
   return released(graph, Options(pad_value=-1))[:, _LAYOUT].astype(np.float32)
-
-
-# Blocks of columns with an entry for each dimension.
-_PER_DIMENSION = (
-    "shape", "dimensions", "window_size", "window_stride", "window_padding_low",
-    "window_padding_high", "window_dilation", "base_dilation", "window_reversal")
-_CONVOLUTION = span(NODE, "input_batch_dimension", "output_feature_dimension")
-
-
-@BLOCKS.register("dimension_tokens")
-def dimension_tokens(graph: OpGraph) -> np.ndarray:
-  """The released features of each of six dimensions, `[N, 6 * 23]` float32.
-
-  A dimension has 23 columns, dimension after dimension: the signed logarithm of nine
-  sizes, then which of the 14 numbers of convolutions name it. A number 0 names none: it
-  also stands for no convolution (5th place of the "Fast or Slow?" competition).
-  """
-  feat = graph.node_feat
-  size = np.stack([feat[:, sizes(NODE[name])] for name in _PER_DIMENSION], axis=2)
-  tokens = np.concatenate([signed_log(size), _named(feat)], axis=2)
-  return tokens.reshape(graph.num_nodes, -1).astype(np.float32)
-
-
-@BLOCKS.register("named_dimensions")
-def named_dimensions(graph: OpGraph) -> np.ndarray:
-  """Which dimension each of the 14 numbers of convolutions names, `[N, 6 * 14]` float32.
-
-  One-hot by dimension, as in `dimension_tokens`. Source: 5th place of the competition.
-  """
-  return _named(graph.node_feat).reshape(graph.num_nodes, -1).astype(np.float32)
-
-
-def _named(feat: np.ndarray) -> np.ndarray:
-  """Whether numbers of convolutions name a dimension, `[N, 6, 14]` bool; 0 names none."""
-  numbers = feat[:, None, _CONVOLUTION]
-  return (numbers == np.arange(MAX_RANK)[None, :, None]) & (numbers > 0)
 
 
 def signed_log(x: np.ndarray) -> np.ndarray:

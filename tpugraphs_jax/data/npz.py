@@ -107,6 +107,13 @@ class NpzArchive(contextlib.AbstractContextManager):
     with self._open(name) as (_, member):
       return member
 
+  def check(self) -> None:
+    """Compares every array with its checksum."""
+    for name in self.names:
+      with self._open(name) as (stream, _):
+        while stream.read(graph.BLOCK_BYTES):
+          pass
+
   def read(self, name: str) -> np.ndarray:
     """One array, C-contiguous and read-only."""
     with self._open(name) as (stream, member):
@@ -342,6 +349,10 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
   except ValueError as error:
     raise NpzError(f"{archive.path}: {error}") from None
   names = archive.names
+  other, read = (_LAYOUT_ARRAYS, "read_layout") if arrays is _TILE_ARRAYS else (
+      _TILE_ARRAYS, "read_tile")
+  if set(names) == set(other):
+    raise NpzError(f"{archive.path} is a file of the other kind: read it with {read}")
   if missing := [name for name in arrays if name not in names]:
     archive.fail(missing[0], f"is missing; the file has {', '.join(names) or 'no array'}")
   if extra := [name for name in names if name not in arrays]:

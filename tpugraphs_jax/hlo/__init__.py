@@ -2,7 +2,7 @@
 
   graph = hlo.featurize(function, *example_arguments).with_layouts(1000)
 
-`featurize(..., target="tpu:v3")` and `kernels` ask the TPU compiler, on any machine.
+`featurize(..., target="v3")` and `kernels` ask the TPU compiler, on any machine.
 `python -m tpugraphs_jax.hlo` converts and shows files. jax is imported only for
 functions, jax's stages and HLO text.
 """

@@ -14,7 +14,7 @@ from typing import Any
 from tpugraphs_jax.graph import BEFORE_LAYOUTS, LOWERED, OPTIMIZED
 from tpugraphs_jax.hlo import text, tpu
 
-_TEXT_START = "HloModule"
+_TEXT_START, _ZIP_START = "HloModule", b"PK\x03\x04"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +75,9 @@ def load_file(path: str | os.PathLike[str]) -> Loaded:
     raise FileNotFoundError(f"{path}: no such file, expected a serialized HLO module or "
                             "HLO text")
   data = path.read_bytes()
+  if data.startswith(_ZIP_START):
+    raise ValueError(f"{path} is an .npz or another archive, expected a serialized HLO module or "
+                     "HLO text: read graph files with tpugraphs_jax.read_layout or read_tile")
   if data.lstrip().startswith(_TEXT_START.encode()):
     try:
       data = text.module_of(data.decode(), str(path))
@@ -93,6 +96,7 @@ def _function(
 ) -> Loaded:
   where = f"function {getattr(function, '__name__', type(function).__name__)}"
   if target is not None:
+    target = tpu.full_name(target)
     program = tpu.compile_function(function, args, target, keep_stages=not optimized)
     if optimized:
       return Loaded(program.module, where, stage=f"{OPTIMIZED} for {target}")

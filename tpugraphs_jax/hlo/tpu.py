@@ -44,13 +44,21 @@ class TpuProgram:
   before_layouts: bytes | None
 
 
-def check_target(target: str) -> None:
-  """Raises ValueError for an unknown target, and for every target where libtpu is missing."""
-  if target not in TARGETS:
-    raise ValueError(f"target is {target!r}, expected one of {', '.join(TARGETS)}")
+def full_name(target: str) -> str:
+  """The key of `TARGETS` for a target such as `v3` or `tpu:v3`.
+
+  Raises:
+    ValueError: the target is unknown, or libtpu is missing.
+  """
+  name = target if ":" in target else f"tpu:{target}"
+  if name not in TARGETS:
+    short = ", ".join(key.removeprefix("tpu:") for key in TARGETS)
+    raise ValueError(f"target is {target!r}, expected a TPU generation, one of {short}; leave "
+                     "the target out for the machine at hand")
   if importlib.util.find_spec("libtpu") is None:
     raise ValueError(f"target {target!r} needs the TPU compiler, and no libtpu is installed; "
                      'run `pip install "jax[tpu]"` in an environment of its own')
+  return name
 
 
 def libtpu_version() -> str:
@@ -61,7 +69,7 @@ def lower(function: Callable[..., Any], args: tuple, target: str) -> Any:
   """`jax.stages.Lowered` of a function for one device of a target.
 
   Raises:
-    ValueError: as `check_target`.
+    ValueError: as `full_name`.
   """
   import jax
   sharding = jax.sharding.SingleDeviceSharding(devices(target)[0])
@@ -83,11 +91,11 @@ def compile_function(
   Args:
     function: a function, or one that `jax.jit` returned.
     args: its example arguments, arrays or `jax.ShapeDtypeStruct`.
-    target: a key of `TARGETS`.
+    target: a TPU generation such as `v3`.
     keep_stages: whether `before_layouts` is kept.
 
   Raises:
-    ValueError: as `check_target`.
+    ValueError: as `full_name`.
     jax.errors.JaxRuntimeError: the compiler refuses the function.
   """
   lowered = lower(function, args, target)
@@ -145,15 +153,17 @@ def with_layouts_of(module: bytes, assigned: bytes) -> bytes:
   return result.SerializeToString()
 
 
-@functools.cache
 def devices(target: str) -> tuple[Any, ...]:
   """The devices of the smallest topology of a target, to compile for.
 
   Raises:
-    ValueError: as `check_target`.
+    ValueError: as `full_name`.
   """
-  check_target(target)
+  return _devices(TARGETS[full_name(target)])
+
+
+@functools.cache
+def _devices(topology: str) -> tuple[Any, ...]:
   os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
   from jax.experimental import topologies
-  return tuple(topologies.get_topology_desc(
-      platform="tpu", topology_name=TARGETS[target]).devices)
+  return tuple(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)

@@ -135,7 +135,7 @@ def _sum(computations: dict, computation: proto.HloComputationProto) -> Cycles:
     callees = [computations[callee] for callee in instruction.called_computation_ids]
     times = 1
     if instruction.opcode == "while":
-      times = _iterations(instruction, callees[1])
+      times = iterations(instruction, callees[1])
       unknown, times = unknown + (times is None), 1 if times is None else times
     for inside in (_sum(computations, callee) for callee in callees):
       kernels += [KernelCycles(each.names, times * each.cycles) for each in inside.by_kernel]
@@ -163,7 +163,7 @@ def _fused(
         yield from _fused(node, computations)
 
 
-def _iterations(
+def iterations(
     loop: proto.HloInstructionProto, condition: proto.HloComputationProto
 ) -> int | None:
   """How often a loop iterates; None where the module does not say."""

@@ -256,8 +256,20 @@ def _each_block(
   return jax.lax.fori_loop(0, last[-1], body, initial)
 
 
+def _zeros(inputs: int) -> Callable[..., jax.Array]:
+  """The first biases of PyTorch's attention."""
+  del inputs
+  return nn.initializers.zeros
+
+
+def _packed(inputs: int) -> Callable[..., jax.Array]:
+  """`xavier_uniform_` of a kernel `[K, 3 K]` of which query, key and value have a third each."""
+  del inputs  # known from the shape
+  return nn.initializers.variance_scaling(0.5, "fan_avg", "uniform")
+
+
 class SoftmaxAttention(nn.Module):
-  """Softmax attention with several heads (Vaswani et al. 2017).
+  """Softmax attention with several heads (Vaswani et al. 2017), which begins as in PyTorch.
 
   Attributes:
     features: width of the result.
@@ -278,10 +290,12 @@ class SoftmaxAttention(nn.Module):
     `mask [..., 1, L, M]` bool says which pairs count; all of them if None.
     """
     by_head = lambda v: v.reshape(*v.shape[:-1], self.heads, -1)
-    query = by_head(self.linear(self.features, name="query")(x))
-    key, value = (by_head(self.linear(self.features, name=name)(to)) for name in ("key", "value"))
+    linear = functools.partial(self.linear, self.features, bias_init=_zeros)
+    sent = functools.partial(linear, kernel_init=_packed)
+    query = by_head(sent(name="query")(x))
+    key, value = (by_head(sent(name=name)(to)) for name in ("key", "value"))
     heard = nn.dot_product_attention(query, key, value, mask=mask, precision=self.precision)
-    return self.linear(self.features, name="out")(heard.reshape(*heard.shape[:-2], -1))
+    return linear(name="out")(heard.reshape(*heard.shape[:-2], -1))
 
 
 class NodeAttention(nn.Module):

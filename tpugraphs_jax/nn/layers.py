@@ -29,7 +29,8 @@ def l2_normalize(x: jax.Array) -> jax.Array:
   return (exact * jax.lax.rsqrt(jnp.maximum(square, 1e-12))).astype(x.dtype)
 
 
-def matmul(x: jax.Array, kernel: jax.Array, *, dtype: Any, precision: Any) -> jax.Array:
+def matmul(
+    x: jax.Array, kernel: jax.Array, *, dtype: Any, precision: Any = None) -> jax.Array:
   """`x [..., K] @ kernel [K, F]` in `dtype`: `[..., F]`.
 
   Where `dtype` is None, in the dtype that both arguments promote to.
@@ -94,6 +95,43 @@ class JoinedDense(nn.Module):
     return jnp.split(kernel, list(itertools.accumulate(sizes))[:-1]), bias[None]
 
 
+class Embed(nn.Embed):
+  """`nn.Embed` with few rows, each of which many indices name; see `take_few_rows`."""
+
+  def __call__(self, inputs: jax.Array) -> jax.Array:
+    """The rows `[..., features]` of `inputs [...]` int32."""
+    return take_few_rows(self.embedding, inputs)
+
+
+@jax.custom_vjp
+def take_few_rows(table: jax.Array, index: jax.Array) -> jax.Array:
+  """Rows `[..., F]` of `table [R, F]` at `index [...]` int32; R is small.
+
+  On NVIDIA GPUs the gradient is a product with a `[R, number of indices]` matrix of zeros and
+  ones. The usual addition of a row per index is slow there where all go to the same few rows, and
+  its order of additions differs from run to run. CPUs and TPUs are slower with the product or as
+  fast (`[6000]` indices of 121 rows on a CPU: 0.3 ms instead of 0.03).
+  """
+  return jnp.take(table, index, axis=0)
+
+
+def _take_few_rows_fwd(table, index):
+  # A zero-width slice remembers how many rows there are.
+  return take_few_rows(table, index), (index, table[:, :0])
+
+
+def _take_few_rows_bwd(residuals, cotangent):
+  index, table = residuals
+  rows = cotangent.reshape(-1, cotangent.shape[-1])
+  add = lambda rows, index: jnp.zeros((len(table), rows.shape[1]), rows.dtype).at[index].add(rows)
+  product = lambda rows, index: pooling.pool_sum(
+      rows, pooling.selection(index, len(table))).astype(rows.dtype)
+  return jax.lax.platform_dependent(rows, index.reshape(-1), cuda=product, default=add), None
+
+
+take_few_rows.defvjp(_take_few_rows_fwd, _take_few_rows_bwd)
+
+
 class OpcodeEmbedding(nn.Module):
   """Learned vector per opcode; reports its activity for the regulariser.
 
@@ -108,7 +146,7 @@ class OpcodeEmbedding(nn.Module):
   @nn.compact
   def __call__(self, graph: jraph.GraphsTuple) -> jax.Array:
     """Embeds `graph.nodes["opcode"] [N]` to `[N, features]` float32."""
-    table = nn.Embed(
+    table = Embed(
         self.opcodes, self.features, embedding_init=_uniform_init(0.05), name="table")
     embedded = self.perturb("lookup", table(graph.nodes["opcode"]))
     nodes = pooling.real_nodes(graph).sum()

@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
   try:
     runs = runs_lib.read_all(args.runs)
     if args.verdict:
-      print(verdict(args.runs, runs))
+      print(console.printable(verdict(args.runs, runs)))
       return 0
     report.require_plots()
     if args.csv:
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
       write_png(runs, args.png, args.graph)
     report.write(args.runs, args.out, graph=args.graph)
   except (ValueError, OSError, ImportError) as error:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {console.one_line(error)}", file=sys.stderr)
     return 2
   print(f"wrote {args.out}")
   return 0

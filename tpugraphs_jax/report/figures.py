@@ -28,7 +28,7 @@ _NAMED = 24  # graphs whose names fit on an axis
 _STYLE = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "grid.color": "#e4e4e4", "axes.axisbelow": True, "svg.fonttype": "none",
-    "legend.frameon": False, "font.family": "sans-serif",
+    "legend.frameon": False, "font.family": "sans-serif", "text.parse_math": False,
 }
 # Bounds of bins of pairs, by the slowdown of the slower configuration against the faster one.
 EDGES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, np.inf)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -18,7 +17,7 @@ from flax import traverse_util
 import numpy as np
 from scipy import stats
 
-from tpugraphs_jax import metrics, remote
+from tpugraphs_jax import metrics, remote, trust
 from tpugraphs_jax.collections import Collection, SYNTHETIC, UNKNOWN
 from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.serve import judge
@@ -240,6 +239,17 @@ def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
           for folder, path in zip(folders, paths)]
 
 
+_CONFIG = {"seed": trust.COUNT, "data_root": str, "task": str, "train": {"best_metric": str}}
+_SUMMARY = {
+    "collection": str, "labels": str,
+    "training": {"ended": str, "step": trust.COUNT, "seconds": trust.NUMBER,
+                 "peak_memory": trust.Record(bytes=trust.NUMBER),
+                 "best": trust.Record(step=trust.COUNT, value=(*trust.NUMBER, type(None)))},
+    "validation": trust.Record(split=str, graphs=trust.COUNT, configurations=str,
+                               configurations_judged=trust.COUNT)}
+_ROW = trust.Record({"step": trust.COUNT, ...: (*trust.NUMBER, str, type(None))})
+
+
 def read(folder: Path) -> Run:
   """The run of a working folder.
 
@@ -250,14 +260,22 @@ def read(folder: Path) -> Run:
   path = folder / "config.json"
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in")
-  try:
-    config = traverse_util.flatten_dict(
-        dict(json.loads(path.read_text(encoding="utf-8"))["config"]), sep=".")
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f"{path} is damaged ({error})") from None
+  with trust.reading(path, "train again"):
+    manifest = trust.parsed(path.read_bytes())
+    trust.check(manifest, trust.Record(config=trust.Record(model=trust.Record(name=str))), "it")
+    trust.check(manifest["config"], _CONFIG, "config")
+    config = traverse_util.flatten_dict(manifest["config"], sep=".")
   seed = config.pop("seed", 0)
   data_root, path = config.pop("data_root", ""), folder / "summary.json"
-  summary = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+  summary = {}
+  if path.exists():
+    with trust.reading(path, "evaluate again"):
+      summary = trust.parsed(path.read_bytes())
+      trust.check(summary, _SUMMARY, "it")
+      if "training" in summary:
+        trust.check(summary["training"], trust.Record(ended=str), "training")
+      if summary.get("collection"):
+        Collection(summary["collection"])  # refuses what is none
   run = Run(folder.name or str(folder), config, seed, summary, _rows(folder / "metrics.jsonl"), ())
   return dataclasses.replace(
       run, judged=_judged(folder / judge.SCORES_FILE, data_root, run))
@@ -266,15 +284,22 @@ def read(folder: Path) -> Run:
 def _rows(path: Path) -> list[dict[str, Any]]:
   """Whole lines: the last one may be cut short while a run goes on."""
   rows = []
-  for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-    with contextlib.suppress(ValueError):
-      rows.append(json.loads(line))
+  for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
+    try:
+      row = trust.parsed(line)
+    except ValueError:
+      continue
+    with trust.reading(path, "remove the line"):
+      trust.check(row, _ROW, f"line {number}")
+    rows.append(row)
   return rows
 
 
 def _judged(path: Path, data_root: str, run: Run) -> tuple[Judged, ...]:
   if not path.exists():
     return ()
+  if not run.collection:
+    raise ValueError(f"{path.with_name('summary.json')} names no collection: evaluate again")
   # In a collection made by `collect`, whose labels are of a known kind, it is configuration 0.
   has_default = run.collection and not Collection(run.collection).is_released and (
       run.labels not in (SYNTHETIC, UNKNOWN))

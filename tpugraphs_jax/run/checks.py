@@ -173,16 +173,12 @@ def _check_loss(config: ml_collections.ConfigDict) -> None:
 def _check_also(config: ml_collections.ConfigDict) -> None:
   own, also = collections.of("layout", config.data.source, config.data.search), config.data.also
   kinds = {collections.Collection(name).kind for name in also}
-  if own.name in also or len(set(also)) < len(also):
-    raise ValueError(f"data.also is {tuple(also)}, expected different collections besides "
+  if own.name in also or len(set(also)) < len(also) or kinds != {"layout"}:
+    raise ValueError(f"data.also is {tuple(also)}, expected different layout collections besides "
                      f"{own.name}, the run's own")
   if config.task == "segments":
     raise ValueError(f"data.also is {tuple(also)}, but Graph Segment Training is of one "
                      "collection: take the variant full, or leave data.also empty")
-  if "tile" in kinds and not config.model.get("both_kinds"):
-    raise ValueError(f"data.also is {tuple(also)}, but {config.model.name} has no inputs for "
-                     "tiles: take preset=fifth_all, or model.both_kinds=True where there is such "
-                     "a field")
 
 
 def _check_segments(config: ml_collections.ConfigDict) -> None:

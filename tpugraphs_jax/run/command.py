@@ -34,6 +34,10 @@ def layout() -> None:
 def _launch(default_config: str) -> None:
   """Runs the command whose default config is that file of the project's."""
   # Users need no list of the platforms that jax looked for and did not find.
+  try:
+    host_memory.check_address_space()
+  except ValueError as error:
+    console.fail(error)
   getLogger("jax._src.xla_bridge").setLevel("WARNING")
   parallel.leave_out_missing_tpu()
   app.run(main, flags_parser=functools.partial(_parse_flags, default_config))
@@ -88,7 +92,7 @@ def main(argv: list[str]) -> None:
       (_tell_dry_run if values.dry_run else _run)(values)
   except (ValueError, OSError, FloatingPointError) as error:
     logging.debug("details", exc_info=True)
-    console.fail(configs.one_line(configs.as_flags(str(error), values.config)))
+    console.fail(configs.as_flags(configs.one_line(error), values.config))
 
 
 def _run(values: flags.FlagValues) -> None:
@@ -96,9 +100,11 @@ def _run(values: flags.FlagValues) -> None:
   _check_flags(values)
   if values.synthetic or values.config.train.quick_compile:
     parallel.compile_quickly()
+  if values.config.train.deterministic:
+    parallel.compute_deterministically()
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
-  parallel.use_compilation_cache(
-      values.compilation_cache or remote.local_of(values.workdir) / "compilation_cache")
+  parallel.use_compilation_cache(values.compilation_cache or trust.own_folder(
+      remote.local_of(values.workdir) / "compilation_cache", remote.cache() / "secret"))
   # A process that fails alone must not leave the others waiting for it.
   with parallel.stop_together(), remote.working_folder(
       values.workdir, is_writing=parallel.is_primary()) as workdir:
@@ -209,7 +215,7 @@ def _data_of(
 def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
   """Makes tiny synthetic data of the config's collections."""
   job = job_lib.Job.of(config)  # refuses what cannot run before anything is written
-  names = [part.data.collection.name for part in (job, *job.also)]
+  names = [data.collection.name for data in (job.data, *job.also)]
   make = functools.partial(
       synthetic.generate, folder, scale="tiny", collections=names, progress=False)
   if parallel.is_primary():

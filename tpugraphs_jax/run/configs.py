@@ -16,6 +16,7 @@ import re
 import runpy
 import sys
 import textwrap
+from typing import Any
 
 from absl import flags
 from flax import traverse_util
@@ -94,7 +95,7 @@ class Preset:
 
   Attributes:
     settings: changes a config; the first line of its docstring describes the system.
-    small: options of its network in the variant `ci`.
+    small: options of networks in the variant `ci`; those that the system's network has count.
     in_segments: whether the system trains on segments of graphs.
   """
 
@@ -123,7 +124,8 @@ class Preset:
 
   def shrink(self, config: ml_collections.ConfigDict) -> None:
     """Makes a run of a few seconds: narrow layers, of which no more than two of a kind are left."""
-    config.model.update(self.small)
+    config.model.update(
+        {name: size for name, size in self.small.items() if name in config.model})
     config.batch.update(graphs=4, configs=8, slates_per_epoch=16, min_configs=4)
     config.optimizer.accumulation_steps = 1
     config.train.update(epochs=2, valid_configs=50, log_every_steps=4)
@@ -210,7 +212,7 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
     console.fail(one_line(str(error).splitlines()[-1]))
 
 
-def one_line(message: str) -> str:
+def one_line(message: object) -> str:
   """The message as one line, without the backslashes of a message quoted within a message."""
   return re.sub(r"\\+(?=['\"])", "", console.one_line(message))
 
@@ -243,7 +245,8 @@ def no_variant(name: str, file: str) -> str:
   known, elsewhere = (runpy.run_path(str(folder() / each))["VARIANTS"] for each in (file, other))
   found = f"configs/{file} has no variant {name!r}; "
   if name in elsewhere and name not in known:
-    return f"{found}it is a variant of configs/{other}"
+    return (f"{found}it is a variant of configs/{other}, of the command run_{other}; "
+            f"configs/{file} has {', '.join(known)}")
   return f"{found}{nearest(name, known)}it has {', '.join(known)}"
 
 

@@ -62,8 +62,8 @@ def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
     ValueError: the config cannot work, or a file of the data is malformed.
   """
   job, is_ready = job_lib.Job.of(config), True
-  for part in (job, *job.also):
-    is_ready &= yield from _collection_lines(part.config, part.data.collection, scratch)
+  for data in (job.data, *job.also):
+    is_ready &= yield from _collection_lines(config, data.collection, scratch)
   if is_ready:
     yield from _time_lines(config, *measure(job, scratch))
 
@@ -165,23 +165,20 @@ def measure(job: job_lib.Job, scratch: Path) -> tuple[training.Stage, Measured]:
     scratch: an empty folder.
   """
   prepared = job_lib.prepare(job, scratch, resume=False)
-  stage, valid = training.first_stage(training.parts_of(job, prepared), scratch), prepared.valid
-  state, first, later = _steps(
-      stage, parallel.replicate(stage.state), measured=_STEPS * (1 + len(job.also)))
+  stage, valid = training.first_stage(training.part_of(job, prepared), scratch), prepared.valid
+  state, first, later = _steps(stage, parallel.replicate(stage.state))
   params = parallel.unreplicate(state.eval_params)
   sampled, final = _evaluation(job, stage.scorer, params, valid)
-  for other in job.also:  # which are judged after training alone
-    graphs = other.prepare(job_lib.judged(other.data.load(job.config.data_root, "valid")))
-    final += _evaluation(other, other.ranker.scorer, params, graphs)[1]
+  for other, _ in job.judged_in(scratch)[:-1]:  # which are judged after training alone
+    graphs = job.prepare(job_lib.judged(other.data.load(job.config.data_root, "valid")))
+    final += _evaluation(other, stage.scorer, params, graphs)[1]
   step = float(np.mean(later))
   return stage, Measured(
       len(later), step, max(0.0, float(np.mean(first)) - step), sampled, final)
 
 
-def _steps(
-    stage: training.Stage, state: Any, *, measured: int = _STEPS
-) -> tuple[Any, list[float], list[float]]:
-  """Seconds of the first step of each shape, and of so many others."""
+def _steps(stage: training.Stage, state: Any) -> tuple[Any, list[float], list[float]]:
+  """Seconds of the first step of each shape, and of others."""
   first, later, seen = [], [], set()
   total = stage.epochs * stage.plan.steps_per_epoch
   for step in range(total):
@@ -191,7 +188,7 @@ def _steps(
     jax.block_until_ready(metrics)
     (later if shape in seen else first).append(time.monotonic() - since)
     seen.add(shape)
-    if len(later) == measured or sum(later) > _SECONDS:
+    if len(later) == _STEPS or sum(later) > _SECONDS:
       break
   return state, first, later or first
 

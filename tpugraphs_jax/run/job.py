@@ -30,13 +30,13 @@ class Job:
     config: see `configs/`; `config.data_root` names the data.
     data: loads graphs and gives the targets of training.
     ranker: scores graphs.
-    also: jobs of the other collections that the same network is trained on (`data.also`).
+    also: data of further layout collections that the network is trained on (`data.also`).
   """
 
   config: ml_collections.ConfigDict
   data: TileData | LayoutData
   ranker: Ranker
-  also: tuple[Job, ...] = ()
+  also: tuple[LayoutData, ...] = ()
 
   @classmethod
   def of(cls, config: ml_collections.ConfigDict) -> Job:
@@ -44,14 +44,20 @@ class Job:
     registry.import_extensions(config.extensions)
     checks.check(config)
     ranker = Ranker(config.to_dict())
-    also = tuple(cls.of(_config_of(name, config)) for name in config.data.get("also", ()))
-    return cls(config, _data_of(config, ranker.collection), ranker, also)
+    own, *also = (_data_of(config, collection) for collection in (
+        ranker.collection, *map(Collection, config.data.get("also", ()))))
+    return cls(config, own, ranker, tuple(also))
 
-  def placed(self, workdir: Path) -> list[tuple[Job, Path]]:
-    """This job and the others, each with the folder of its results."""
-    return [(self, workdir), *(
-        (other, workdir / _ALSO / other.data.collection.name.replace(":", "_"))
-        for other in self.also)]
+  def judged_in(self, workdir: Path) -> list[tuple[Job, Path]]:
+    """A job for each collection, with the folder of its results; the run's own comes last."""
+    others = [(dataclasses.replace(self, data=data, also=()),
+               workdir / _ALSO / data.collection.name.replace(":", "_")) for data in self.also]
+    return [*others, (self, workdir)]
+
+  def load(self, split: str) -> list[OpGraph]:
+    """Graphs of a split of all collections that the network is trained on."""
+    return [graph for data in (self.data, *self.also)
+            for graph in data.load(self.config.data_root, split)]
 
   def prepare(self, graphs: Sequence[OpGraph]) -> list[Any]:
     """Graphs in the form that the ranker's family trains on and scores."""
@@ -64,33 +70,15 @@ class Job:
       graphs: training graphs, which take part in any case.
     """
     others = [split for split in self.config.data.get("fit_splits", ()) if split != "train"]
-    return [*graphs, *(graph for split in others
-                       for graph in self.data.load(self.config.data_root, split))]
+    return [*graphs, *(graph for split in others for graph in self.load(split))]
 
-  def fit(self, graphs: Sequence[OpGraph], also: Sequence[Sequence[OpGraph]] = ()) -> None:
-    """Fits the rankers' transforms on training graphs.
-
-    Nodes have one transform, fitted on all graphs. Configurations have one for all layouts
-    and one for all tiles: a network cannot know of which collection a configuration is.
-
-    Args:
-      graphs: of this job.
-      also: those of each other job.
-    """
-    everything = list(zip((self, *self.also), (graphs, *also), strict=True))
-    seen = [(job, graph) for job, own in everything for graph in job.described(own)]
-    cut = None
+  def fit(self, graphs: Sequence[OpGraph]) -> None:
+    """Fits the ranker's transforms on training graphs of all collections together."""
+    seen, cut = self.described(graphs), None
     if self.config.data.get("fit_reduced", False):
-      cut = [job.ranker.family.kept_nodes(graph) for job, graph in seen]
-    self.ranker.features.fit([graph for _, graph in seen], cut)
-    for kind in {job.data.collection.kind for job, _ in everything}:
-      of_kind = [(job, own) for job, own in everything if job.data.collection.kind == kind]
-      values = [job.data.config_values(graph) for job, own in of_kind for graph in own]
-      first, *others = (job.ranker for job, _ in of_kind)
-      first.features.transforms = self.ranker.features.transforms
-      first.fit_configs(values)
-      for ranker in others:
-        ranker.use_transforms(first.transforms, where="data.also")
+      cut = [self.ranker.family.kept_nodes(graph) for graph in seen]
+    self.ranker.features.fit(seen, cut)
+    self.ranker.fit_configs([self.data.config_values(graph) for graph in graphs])
 
 
 def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
@@ -118,75 +106,47 @@ class Prepared(NamedTuple):
   """Graphs with fitted transforms.
 
   Attributes:
-    train: training graphs.
-    valid: labelled validation graphs.
-    also: training graphs of each of the job's other collections.
-    files: SHA-256 of the files with the transforms, as checkpoints note them.
+    train: training graphs of all collections.
+    valid: labelled validation graphs of the run's own collection.
+    files: SHA-256 of the file with the transforms, as checkpoints note it.
   """
 
   train: list[Any]
   valid: list[Any]
-  also: list[list[Any]]
   files: dict[str, str]
 
 
 def prepare(job: Job, workdir: Path, *, resume: bool) -> Prepared:
   """Loads, fits and prepares graphs; the raw ones are not kept."""
   config, data = job.config, job.data
-  train_graphs, *also = (
-      trainable(part, part.data.load(config.data_root, "train")) for part in (job, *job.also))
+  train_graphs = trainable(job, job.load("train"))
   valid_graphs = judged(data.load(config.data_root, "valid"))
   if not valid_graphs:
     raise ValueError(f"no labelled validation graph of {data.collection.name} in "
                      f"{config.data_root}; choosing the best checkpoint needs at least one")
-  _fit_once(job, train_graphs, also, workdir, resume=resume)
-  files = digests(job, workdir)
+  _fit_once(job, train_graphs, workdir, resume=resume)
   log.write_manifest(workdir, config.to_dict())
-  valid = job.prepare(valid_graphs)
-  for part in (job, *job.also):  # errors show before training
-    for graph in valid_graphs if part is job else part.data.load(config.data_root, "valid"):
-      part.data.validation_ids(graph.name, graph.configs)
-  return Prepared(job.prepare(train_graphs), valid, [
-      other.prepare(graphs) for other, graphs in zip(job.also, also)], files)
+  for each in (data, *job.also):  # errors show before training
+    for graph in valid_graphs if each is data else each.load(config.data_root, "valid"):
+      each.validation_ids(graph.name, graph.configs)
+  return Prepared(job.prepare(train_graphs), job.prepare(valid_graphs), digests(workdir))
 
 
-def _fit_once(
-    job: Job, graphs: Sequence[OpGraph], also: Sequence[Sequence[OpGraph]], workdir: Path, *,
-    resume: bool,
-) -> None:
+def _fit_once(job: Job, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool) -> None:
   """Fits the transforms; a run that goes on keeps those that it began with."""
-  files = {folder / ranker_lib.TRANSFORMS_FILE: part.ranker for part, folder in job.placed(workdir)}
-  are_there = parallel.from_primary([resume and path.exists() for path in files])
-  if not all(are_there):
-    job.fit(graphs, also)
-  for is_there, (path, ranker) in zip(are_there, files.items()):
-    if is_there:
-      use_saved(ranker, path)
-    elif parallel.is_primary():
-      path.parent.mkdir(parents=True, exist_ok=True)
-      features.save(path, ranker.transforms)
+  path = workdir / ranker_lib.TRANSFORMS_FILE
+  if parallel.from_primary(resume and path.exists()):
+    job.ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
+    return
+  job.fit(graphs)
+  if parallel.is_primary():
+    features.save(path, job.ranker.transforms)
 
 
-def digests(job: Job, workdir: Path) -> dict[str, str]:
-  """SHA-256 of the files with the transforms, of those that are there."""
-  files = [folder / ranker_lib.TRANSFORMS_FILE for _, folder in job.placed(workdir)]
-  return ranker_lib.digests([path for path in files if path.exists()], workdir)
-
-
-def use_saved(ranker: Ranker, path: Path) -> None:
-  """Gives a ranker the transforms that process 0 finds in a file."""
-  ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
-
-
-def _config_of(name: str, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """The config of another collection for the same network."""
-  other, (kind, source, *search) = config.copy_and_resolve_references(), name.split(":")
-  with other.unlocked():
-    other.task = kind
-    other.data.update(source=source, search="".join(search), also=())
-    if kind == "tile":
-      other.data.update(config_features=("released",), config_transform="none")
-  return other
+def digests(workdir: Path) -> dict[str, str]:
+  """SHA-256 of the file with the transforms, if it is there."""
+  path = workdir / ranker_lib.TRANSFORMS_FILE
+  return ranker_lib.digests([path] if path.exists() else [], workdir)
 
 
 def _data_of(

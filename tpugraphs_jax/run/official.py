@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       convert(config, read_weights(weights), out)
       written = out / ranker_lib.MODEL_FILE
   except (ValueError, OSError) as error:
-    print(f"error: {configs.as_flags(str(error), config)}", file=sys.stderr)
+    print(f"error: {configs.as_flags(configs.one_line(error), config)}", file=sys.stderr)
     return 2
   print(f"wrote {written}")
   return 0

@@ -18,8 +18,9 @@ import ml_collections
 import numpy as np
 import optax
 
-from tpugraphs_jax import console, files, losses, parallel, submission
+from tpugraphs_jax import console, files, losses, parallel, submission, trust
 from tpugraphs_jax.collections import Collection, label_kind
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.run.job import Job, Prepared, judged
@@ -38,9 +39,8 @@ SUMMARY_FILE = "summary.json"
 
 
 def begin(job: Job, stage: Stage, prepared: Prepared, workdir: Path) -> None:
-  """Starts the summaries of a run, and shows its banner."""
-  for part, folder in job.placed(workdir):
-    begin_summary(part.config, folder, part.data.collection.name)
+  """Starts the summary of a run, and shows its banner."""
+  begin_summary(job.config, workdir, job.data.collection.name)
   if parallel.is_primary():
     console.say(banner(job, stage, prepared, workdir))
 
@@ -56,13 +56,12 @@ def banner(job: Job, stage: Stage, prepared: Prepared, workdir: Path) -> str:
   """
   config, collection, model = job.config, job.data.collection, job.config.model
   batch, steps = config.batch, stage.plan.steps_per_epoch
-  also = [f"{len(graphs):,} graphs of {part.data.collection.name}"
-          for part, graphs in zip(job.also, prepared.also)]
+  also = [data.collection.name for data in job.also]
   rows = {
       "task": f"{config.task}, collection {collection.name}",
       "data": f"{config.data_root}",
       "labels": label_kind(config.data_root, collection),
-      "training": "; ".join([_sizes(prepared.train), *also]),
+      "training": _sizes(prepared.train) + (also and f", with {' and '.join(also)}" or ""),
       "validation": f"{_sizes(prepared.valid)}; judged by "
                     f"{judge.mean_name(config.train.best_metric)} on "
                     f"{_sample(config, 'all of them')}",
@@ -167,7 +166,7 @@ def of_training(
   Args:
     config: of the run.
     result: of the training loop.
-    graphs: in the validation split.
+    graphs: validation graphs that were judged during training.
     seconds: wall time with evaluation and compilation.
   """
   what, _ = log.peak_memory()
@@ -304,6 +303,27 @@ def _which(
 # Prediction.
 
 
+def check_ranked(job: Job, *, split: str) -> None:
+  """Refuses, before training, graphs that could not be ranked after it.
+
+  Raises:
+    FileNotFoundError: the split has no graphs.
+    ValueError: a graph has a name that cannot stand in a CSV file.
+  """
+  def check() -> None:
+    for data in (job.data, *job.also):
+      try:
+        files = npz.split_files(job.config.data_root, data.collection.name, split)
+      except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error} (--mode=train needs no {split} split, nor does "
+                                "--mode=evaluate)") from None
+      if not job.config.data.skip_bad_files:
+        for file in files:
+          trust.name(file.stem)
+
+  parallel.on_primary(check)
+
+
 def predict(
     data: TileData | LayoutData, data_root: str, ranker: Ranker | Ensemble, workdir: Path, *,
     split: str = "test",
@@ -317,7 +337,7 @@ def predict(
   scores = ranker.scores(graphs, progress=True)
   if not parallel.is_primary():
     return
-  name = ranker.collection.name
+  name = data.collection.name
   path = workdir / ("results.csv" if split == "test" else f"results_{split}.csv")
   submission.write_results(path, name, {
       graph.name: np.argsort(s, kind="stable") for graph, s in zip(graphs, scores)})

@@ -24,7 +24,7 @@ from typing import Any
 from etils import epath
 from flax import traverse_util
 
-from tpugraphs_jax import console, jobs, report
+from tpugraphs_jax import console, jobs, report, trust
 from tpugraphs_jax.run import checks, configs, results
 from tpugraphs_jax.serve import judge
 
@@ -121,11 +121,18 @@ def do(run: SweepRun) -> None:
   is_begun = (run.folder / "checkpoints").exists()
   console.say(f"{run.name}: {'goes on' if is_begun else 'begins'}")
   resume = ["--resume"] * is_begun
-  ended = subprocess.run([*run.command, f"--workdir={run.folder}", *resume], check=False,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-  (run.folder / _LOG).write_text(ended.stdout)
-  console.say(f"{run.name}: " + (f"ended with status {ended.returncode}: {_complaint(ended.stdout)}"
-                                 if ended.returncode else "done"))
+  process = subprocess.Popen([*run.command, f"--workdir={run.folder}", *resume], text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+  try:
+    output, _ = process.communicate()
+  except (KeyboardInterrupt, SystemExit) as error:
+    if isinstance(error, SystemExit):  # Ctrl-C has reached the run too
+      process.terminate()
+    process.communicate()  # it saves first
+    raise
+  (run.folder / _LOG).write_text(output)
+  console.say(f"{run.name}: " + (f"ended with status {process.returncode}: {_complaint(output)}"
+                                 if process.returncode else "done"))
 
 
 def _complaint(output: str) -> str:
@@ -157,7 +164,7 @@ def _check_settings(out: str, settings: dict[str, Any]) -> None:
   """Writes the settings of a new sweep; refuses (ValueError) a folder with other settings."""
   path = epath.Path(out) / _SETTINGS
   if path.exists():
-    known = json.loads(path.read_text())
+    known = trust.parsed(path.read_text())
     for name, value in settings.items():
       if known.get(name) != value:
         raise ValueError(f"{path} is of a sweep with {name} {known.get(name)}, now it is {value}: "
@@ -185,7 +192,8 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
       raise ValueError(f"--grid names {field!r}, and the config has no such field: "
                        f"{configs.nearest(field, known)}--print_config of the command lists them")
   kind = "tile" if config.task == "tile" else "layout"
-  start = f"import sys; from tpugraphs_jax import run; sys.argv[0] = 'sweep'; run.{kind}()"
+  start = ("import sys; from tpugraphs_jax import jobs, run; jobs.end_with_parent(); "
+           f"sys.argv[0] = 'sweep'; run.{kind}()")
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
   return [sys.executable, "-c", start, f"--config={place}", *data,
           *["--synthetic"] * args.synthetic, *args.fields]
@@ -227,10 +235,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                                "data_root": args.data_root, "synthetic": args.synthetic})
     todo = [run for run in runs if not run.is_done]
     console.say(f"{len(runs)} runs, of which {len(runs) - len(todo)} are done")
-    jobs.run(do, todo, processes=args.jobs, beam=args.beam)
+    with jobs.stopping():
+      jobs.run(do, todo, processes=args.jobs, beam=args.beam)
     return _conclude(runs, args.out)
   except (ValueError, OSError, ImportError) as error:
-    print(f"error: {configs.one_line(str(error))}", file=sys.stderr)
+    print(f"error: {configs.one_line(error)}", file=sys.stderr)
     return 2
   except KeyboardInterrupt:
     print("interrupted: the same command goes on from here", file=sys.stderr)

@@ -1,10 +1,10 @@
 """Training: the stages of a job, and the whole way of a run from a config to files.
 
 Most families have one stage. Fine-tuning of the head (+F) is a second stage, which starts
-from the last state of the first. One network can be trained on several collections, such as
-programs and kernels (5th place): an epoch is then one epoch of each collection, their steps
-in random order. The first collection is the run's own: its config says how to train, and
-its validation graphs judge.
+from the last state of the first. One network can be trained on several layout collections
+(`data.also`, 5th place): their training graphs are one list. Validation graphs of the run's own
+collection choose the checkpoint. Behind the training every collection is judged and ranked,
+the others in folders of their own (`also/layout_nlp_default`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 
 from tpugraphs_jax import console, files as files_lib, losses, parallel
 from tpugraphs_jax.data import selection
-from tpugraphs_jax.data.batching import Budget
 from tpugraphs_jax.data.plan import (
     BatchPlan, Batches, EVERY, ConfigSampler, config_draw, graph_weights, training_batches)
 from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
@@ -55,42 +54,44 @@ def run(
   """
   job = Job.of(config)
   if parallel.is_primary():
-    for _, folder in job.placed(workdir):
+    for _, folder in job.judged_in(workdir):
       files_lib.tidy(folder)
+  if mode == "all":
+    results.check_ranked(job, split=split or "test")
   if mode in ("train", "all"):
     train(job, workdir, resume=resume)
   if mode == "train":
     return
-  own = ranker_lib.Ranker.load(workdir, config.to_dict())
-  # The run's own collection comes last: once it is judged, the run is done.
-  for part, folder in reversed(job.placed(workdir)):
-    if part is job:
-      part = dataclasses.replace(job, ranker=own)
-    else:
-      job_lib.use_saved(part.ranker, folder / ranker_lib.TRANSFORMS_FILE)
-      part.ranker.params = own.params
+  job = dataclasses.replace(job, ranker=ranker_lib.Ranker.load(workdir, config.to_dict()))
+  for each, folder in job.judged_in(workdir):
     if mode in ("evaluate", "all"):
-      results.evaluate(part, folder, split=split)
+      if folder != workdir:
+        results.begin_summary(config, folder, each.data.collection.name)
+      results.evaluate(each, folder, split=split)
     if mode in ("predict", "all"):
-      results.predict(part.data, config.data_root, part.ranker, folder, split=split or "test")
+      results.predict(each.data, config.data_root, each.ranker, folder, split=split or "test")
 
 
 def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   """Fits transforms, trains, and keeps the best checkpoint by `config.train.best_metric`."""
   config = job.config
   parallel.per_device(config.batch.graphs, field="batch.graphs")
+  parallel.warn_of_slow_sums()
+  if config.train.deterministic:
+    parallel.check_deterministic()
   loop.check_workdir(workdir, resume=resume, config=ranker_lib.fingerprint(config.to_dict()),
-                     files=job_lib.digests(job, workdir))
+                     files=job_lib.digests(workdir))
   # No other run may write in the folder meanwhile.
   with files_lib.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
     started = time.monotonic()
     prepared = job_lib.prepare(job, workdir, resume=resume)
-    stage = first_stage(parts_of(job, prepared), workdir)
+    stage = first_stage(part_of(job, prepared), workdir)
     results.begin(job, stage, prepared, workdir)
     with results.interruptions(workdir):
       result = _train_stages(job, stage, prepared, workdir, resume=resume)
+    judged, _ = validation_sample(config, prepared.valid)(result.step)
     results.update_summary(workdir, training=results.of_training(
-        config, result, graphs=len(prepared.valid), seconds=time.monotonic() - started))
+        config, result, graphs=len(judged), seconds=time.monotonic() - started))
     return result
 
 
@@ -148,12 +149,11 @@ def train_stage(
 def _model_writer(
     job: Job, stage: Stage, workdir: Path
 ) -> Callable[[Any, int, dict[str, float]], None]:
-  """Writes each `model.npz` whenever validation finds better parameters of the last stage."""
+  """Writes `model.npz` whenever validation finds better parameters of the last stage."""
   def write(params: Any, step: int, metrics: dict[str, float]) -> None:
     if stage.following is None and parallel.is_primary():
       about = {"step": step, loop.SAMPLE: metrics, "versions": log.versions()}
-      for part, folder in job.placed(workdir):
-        part.ranker.save(folder / ranker_lib.MODEL_FILE, params, about)
+      job.ranker.save(workdir / ranker_lib.MODEL_FILE, params, about)
 
   return write
 
@@ -207,7 +207,7 @@ class Stage:
   """One run of the training loop."""
 
   state: state_lib.TrainState
-  plan: BatchPlan | Turns  # of one collection, or of several
+  plan: BatchPlan
   train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
   batches: Any  # iterator that the loop can save and restore
   scorer: Scorer  # judges validation graphs meanwhile
@@ -218,81 +218,67 @@ class Stage:
 
 
 class Part(NamedTuple):
-  """A collection that a network is trained on.
+  """What a stage trains.
 
   Attributes:
-    config: of the collection.
+    config: of the run.
     family: of the network, with fitted transforms.
     graphs: training graphs that the family has prepared.
     targets: `(configs, ids [n] int64) -> [n] float32`, which the network should predict.
-    collection: its name, for errors.
   """
 
   config: ml_collections.ConfigDict
   family: Family
   graphs: Sequence[Any]
   targets: Callable[[Any, np.ndarray], np.ndarray]
-  collection: str = ""
 
 
-def parts_of(job: Job, prepared: Prepared) -> list[Part]:
-  """The collections that the network of a job is trained on: its own, then the others."""
-  return [Part(part.config, part.ranker.family, graphs, part.data.targets,
-               part.data.collection.name)
-          for part, graphs in zip((job, *job.also), (prepared.train, *prepared.also))]
+def part_of(job: Job, prepared: Prepared) -> Part:
+  """What the first stage of a job trains."""
+  return Part(job.config, job.ranker.family, prepared.train, job.data.targets)
 
 
-def first_stage(parts: Sequence[Part], workdir: Path) -> Stage:
-  """Training of one network from the start, on one collection or several.
+def first_stage(part: Part, workdir: Path) -> Stage:
+  """Training of a network from the start.
 
   Args:
-    parts: the run's own collection, then the others (`data.also`).
+    part: config, network and graphs.
     workdir: for files of the family's own.
 
   Raises:
-    ValueError: graphs that the family cannot train on, or collections that need parameters
-      of different shapes.
+    ValueError: graphs that the family cannot train on.
   """
-  config, family, graphs, *_ = parts[0]
-  stage = _stage(parts, workdir, epochs=config.train.epochs, optimizer=config.optimizer)
+  config, family, graphs, _ = part
+  stage = _stage(part, workdir, epochs=config.train.epochs, optimizer=config.optimizer)
   if not family.has_second_stage:
     return stage
 
   def following(state: state_lib.TrainState) -> Stage:
     folder = workdir / SECOND_STAGE
     second = family.second_stage(state.eval_params, graphs, folder)
-    part = parts[0]._replace(family=second.family, graphs=second.graphs)
-    found = _stage([part], folder, epochs=second.epochs, optimizer=second.optimizer,
-                   params=state.eval_params)
+    found = _stage(part._replace(family=second.family, graphs=second.graphs), folder,
+                   epochs=second.epochs, optimizer=second.optimizer, params=state.eval_params)
     return dataclasses.replace(found, folder=SECOND_STAGE)
 
   return dataclasses.replace(stage, following=following)
 
 
 def _stage(
-    parts: Sequence[Part], workdir: Path, *, epochs: int, optimizer: Mapping[str, Any],
-    params: Any = None,
+    part: Part, workdir: Path, *, epochs: int, optimizer: Mapping[str, Any], params: Any = None
 ) -> Stage:
   """A stage of so many epochs, from `params` or from the start."""
-  config, family, graphs, *_ = parts[0]
-  for part in parts:
-    part.family.check_graphs(part.graphs)
-  plans = [plan_of(part, epochs=epochs) for part in parts]
-  firsts = [first_batch(part, plan) for part, plan in zip(parts, plans)]
+  config, family, graphs, _ = part
+  family.check_graphs(graphs)
+  plan = plan_of(part, epochs=epochs)
+  batch = first_batch(part, plan)
   if params is None:
-    params = init_params(family.network, firsts[0], seed=config.seed)
-  for part, batch in zip(parts[1:], firsts[1:]):
-    _check_same_shapes(part, batch, params)
-  plan = plans[0] if len(plans) == 1 else Turns(plans, seed=config.seed)
+    params = init_params(family.network, batch, seed=config.seed)
   steps = epochs * plan.steps_per_epoch
   change = family.optimizer(state_lib.create_optimizer(total_steps=steps, **optimizer))
-  sources = [source_of(part, own, steps=epochs * own.steps_per_epoch)
-             for part, own in zip(parts, plans)]
-  source = sources[0] if len(parts) == 1 else _InTurns(sources, plan, steps)
   train_step, batches = family.training(
-      _step_of(parts, firsts, change),
-      training_batches(source, threads=config.data.loader_threads),
-      params=params, batch=firsts[0], graphs=graphs, workdir=workdir)
+      make_step(config, family.network, change, sown=family.sown),
+      training_batches(source_of(part, plan, steps=steps), threads=config.data.loader_threads),
+      params=params, batch=batch, graphs=graphs, workdir=workdir)
   return Stage(
       state_lib.TrainState.create(params, change), plan, train_step, batches, family.scorer(),
       epochs, state_lib.learning_rates(total_steps=steps, **optimizer))
@@ -352,69 +338,8 @@ def make_step(
   """
   loss = config.loss
   objective = step_lib.Objective(
-      losses.parse_losses(loss.losses, normalize=loss.normalize_weights), loss.temperature, checks.loss_options(config),
-      loss.kernel_l2, loss.activity_l2)
+      losses.parse_losses(loss.losses, normalize=loss.normalize_weights), loss.temperature,
+      checks.loss_options(config), loss.kernel_l2, loss.activity_l2)
   return step_lib.make_train_step(
       network, optimizer, objective, seed=config.seed, config_chunk=config.batch.config_chunk,
       collections=sown, devices=devices)
-
-
-def _step_of(parts: Sequence[Part], firsts: Sequence[Any], optimizer: Any) -> Callable:
-  """The step of each kind of batch, chosen by the type of the batch at hand."""
-  of_kind = {
-      type(batch): make_step(part.config, part.family.network, optimizer, sown=part.family.sown)
-      for part, batch in zip(parts, firsts)}
-  if len(of_kind) == 1:
-    return next(iter(of_kind.values()))
-  return lambda state, batch: of_kind[type(batch)](state, batch)
-
-
-class Turns:
-  """The collection of each step: a pure function of the seed and the step's number.
-
-  Args:
-    plans: the batches of each collection.
-    seed: of the order.
-  """
-
-  def __init__(self, plans: Sequence[BatchPlan], *, seed: int):
-    self._plans, self._seed = plans, seed
-    self._each = [plan.steps_per_epoch for plan in plans]
-    self.steps_per_epoch = sum(self._each)
-    self.budgets = [budget for plan in plans for budget in plan.budgets]
-
-  def turn(self, step: int) -> tuple[int, int]:
-    """The number of a step's collection, and the step's number among the collection's own."""
-    epoch, index = divmod(step, self.steps_per_epoch)
-    order = np.random.default_rng([self._seed, 2, epoch]).permutation(
-        np.repeat(np.arange(len(self._each)), self._each))
-    which = int(order[index])
-    return which, epoch * self._each[which] + int(np.count_nonzero(order[:index] == which))
-
-  def budget(self, step: int) -> Budget:
-    """The room in the batches of a step."""
-    which, own = self.turn(step)
-    return self._plans[which].budget(own)
-
-
-class _InTurns:
-  """Random access source: step number to the batches of the step's collection."""
-
-  def __init__(self, sources: Sequence[Batches], turns: Turns, steps: int):
-    self._sources, self._turns, self._steps = sources, turns, steps
-
-  def __len__(self) -> int:
-    return self._steps
-
-  def __getitem__(self, step: int) -> Any:
-    which, own = self._turns.turn(step)
-    return self._sources[which][own]
-
-
-def _check_same_shapes(part: Part, batch: Any, params: Any) -> None:
-  theirs = jax.eval_shape(part.family.network.init, jax.random.key(0), batch)["params"]
-  if differ := state_lib.first_difference(theirs, params):
-    raise ValueError(
-        f"data.also has {part.collection}, which needs other parameters than the run's own "
-        f"collection: {differ[0]} is {differ[1]} there and {differ[2]} here. Leave it out of "
-        "data.also, or take data.config_transform=none, which keeps all columns")

@@ -11,12 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from tpugraphs_jax import files, metrics
+from tpugraphs_jax import files, metrics, trust
 from tpugraphs_jax.collections import Collection
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.batching import PreparedGraph
 
 SCORES_FILE = "validation_scores.npz"
 PROGRAMS_FILE = "validation_programs.csv"  # of kernels
+# Arrays of the file of scores, with the kinds of their dtypes and their least values.
+_JOINED = ("config_ids", "scores", "runtime_ns", "label")
+_SCORES = {"graphs": "U", "nodes": "iu", "sizes": "iu", "config_ids": "iu", "scores": "f",
+           "runtime_ns": "iu", "label": "iuf"}
+_LEAST = {"nodes": 0, "sizes": 1, "config_ids": 0, "scores": -np.inf, "runtime_ns": 1, "label": 0}
 _SHOWN = 30  # programs with a line of their own
 _POOLED = ("opa",)  # metrics over the pairs of all graphs; the others are means over graphs
 
@@ -185,12 +191,24 @@ def write_scores(path: Path, judged: Sequence[Judged]) -> None:
 
 
 def read_scores(path: Path) -> list[Judged]:
-  """Reads a file of `write_scores`."""
-  with np.load(path, allow_pickle=False) as file:
-    ends = np.cumsum(file["sizes"])[:-1]
-    parts = [np.split(file[name], ends) for name in ("config_ids", "scores", "runtime_ns", "label")]
-    return [Judged(str(name), int(nodes), *arrays)
-            for name, nodes, *arrays in zip(file["graphs"], file["nodes"], *parts)]
+  """Reads a file of `write_scores`.
+
+  Raises:
+    ValueError: it is damaged.
+  """
+  with trust.reading(path, "evaluate again"), npz.NpzArchive(path) as archive:
+    found = {name: archive.read(name) for name in _SCORES}
+    sizes = found["sizes"]
+    lengths = {name: int(sizes.sum()) for name in _JOINED} | {"nodes": len(sizes),
+                                                              "graphs": len(sizes)}
+    for name, array in found.items():
+      if array.shape != (lengths.get(name, array.size),) or array.dtype.kind not in _SCORES[name]:
+        archive.fail(name, f"is {array.dtype} {list(array.shape)}")
+      if array.dtype.kind != "U" and not (np.isfinite(array) & (array >= _LEAST[name])).all():
+        archive.fail(name, f"has a number that is not finite, or below {_LEAST[name]}")
+    parts = [np.split(found[name], np.cumsum(sizes)[:-1]) for name in _JOINED]
+    return [Judged(trust.name(str(name)), int(nodes), *arrays)
+            for name, nodes, *arrays in zip(found["graphs"], found["nodes"], *parts)]
 
 
 def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:

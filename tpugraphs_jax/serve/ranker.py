@@ -261,11 +261,27 @@ class Ranker:
 
   # Keeping.
 
-  def save(self, path: Path, params: Any, about: Mapping[str, Any]) -> None:
-    """Writes a model file with these parameters."""
+  def save(
+      self, path: str | os.PathLike[str], params: Any = None,
+      about: Mapping[str, Any] | None = None,
+  ) -> None:
+    """Writes a model file.
+
+    Args:
+      path: the file, such as `model.npz`.
+      params: of the network; the ranker's own unless given.
+      about: what the file says of the model; what is known of it unless given.
+
+    Raises:
+      ValueError: the ranker was neither trained nor loaded.
+    """
+    params = self.params if params is None else params
+    if params is None:
+      raise ValueError("the ranker has no parameters: train it, or load one")
+    about = self.about if about is None else about
     # Where the data of training lay is nothing of the model's.
     kept = {k: v for k, v in self.config.items() if k != "data_root"}
-    write_model(path, Artefact(trust.config(kept), self.transforms, params, dict(about)))
+    write_model(Path(path), Artefact(trust.config(kept), self.transforms, params, dict(about)))
 
 
 def _small_graph(kind: str) -> OpGraph:
@@ -535,7 +551,10 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
   """
   path = remote.fetch(place)
   if parallel.from_primary((path / loop.CHECKPOINTS).is_dir()):
-    return _from_checkpoints(path, config)
+    try:
+      return _from_checkpoints(path, config)
+    except (ValueError, OSError):  # a run that goes on may have replaced the checkpoint meanwhile
+      return _from_checkpoints(path, config)
   return parallel.on_primary(
       lambda: read_model(path / MODEL_FILE if path.is_dir() or not path.suffix else path))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tpugraphs_jax import collections, remote
+from tpugraphs_jax import collections, console, remote
 from tpugraphs_jax.data.synthetic import SCALES, generate
 
 
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     remote.refuse(str(args.out), "--out")
     data_root = generate(**vars(args))
   except (ValueError, OSError) as error:
-    raise SystemExit(f"error: {error}") from error
+    console.fail(error)
   paths = list(data_root.rglob("*.npz"))
   size = sum(path.stat().st_size for path in paths)
   print(f"{len(paths)} files, {size / 1e6:.1f} MB; use --data_root={data_root}\n"

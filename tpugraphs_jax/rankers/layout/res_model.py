@@ -24,7 +24,7 @@ import numpy as np
 
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import plan
-from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours
 from tpugraphs_jax.data.batching import PreparedGraph, Slate
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
 from tpugraphs_jax.nn import layers, pooling

@@ -77,7 +77,7 @@ class SAGE(base.Network):
         self.hidden_dim, dtype=self.dtype, precision=self.precision, **kwargs)
     low, high = LAYOUT_VALUE_RANGE
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
-    self.layout_value = nn.Embed(high - low + 1, self.value_embed_dim)
+    self.layout_value = layers.Embed(high - low + 1, self.value_embed_dim)
     self.static, self.config = dense(), dense(use_bias=False)
     if self.config_sentinel:
       self.sentinel = self.param(

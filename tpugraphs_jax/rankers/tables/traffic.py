@@ -20,7 +20,9 @@ import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK, NODE, opcode_ids
 from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.nn.layers import Dense
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables import node_pairs
@@ -91,15 +93,21 @@ def changes_nothing(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
     row: `[U]` dictionary rows.
   """
   layout, at = graph.node_feat[:, NODE["minor_to_major"]], graph.config_node[node]
+  consumer, producer = graph.edge_index[_keeps_shape(graph)].T
+  return is_own(graph, node, row) & ~np.isin(
+      at, producer[(layout[consumer] != layout[producer]).any(axis=1)])
+
+
+def is_own(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.ndarray:
+  """Whether choices `[U]` are the layouts of their nodes; arguments as `changes_nothing`."""
+  layout, at = graph.node_feat[:, NODE["minor_to_major"]], graph.config_node[node]
   rank = (graph.node_feat[:, feature_blocks.DIMENSIONS] > 0).sum(axis=1)[at]
   # Dimensions that the row does not name follow from the last to the first.
   named = graph.configs.rows[row, :MAX_RANK, None] == np.arange(MAX_RANK)
   place = np.where(named.any(axis=1), named.argmax(axis=1), 2 * MAX_RANK - np.arange(MAX_RANK))
   is_there = np.arange(MAX_RANK) < rank[:, None]
   order = np.argsort(np.where(is_there, place, 3 * MAX_RANK), axis=1, kind="stable")
-  is_own = (order == layout[at]).all(axis=1, where=is_there)
-  consumer, producer = graph.edge_index[_keeps_shape(graph)].T
-  return is_own & ~np.isin(at, producer[(layout[consumer] != layout[producer]).any(axis=1)])
+  return (order == layout[at]).all(axis=1, where=is_there)
 
 
 def _keeps_shape(graph: OpGraph) -> np.ndarray:
@@ -169,9 +177,9 @@ class TrafficTables(base.Network):
   choice_features = staticmethod(choice_features)
 
   def setup(self):
-    dense = lambda width: Dense(width, dtype=self.dtype, precision=self.precision)
+    dense = lambda width: Dense(width, dtype=self.dtype)
     self.state, self.factor = dense(self.hidden_dim), dense(1)
-    self.dropped = nn.Dropout(self.dropout)
+    self.dropped = SlateDropout(self.dropout)
 
   @property
   def family(self):
@@ -197,6 +205,8 @@ class TrafficTables(base.Network):
   def costs(self, batch: TableBatch, *, train: bool) -> jax.Array:
     """Costs `[K, R, 1]` float32 of the choices of nodes; 0 is left to the compiler."""
     traffic, told = jnp.split(jnp.asarray(batch.choices.feat), [1], axis=-1)
-    state = self.dropped(nn.gelu(self.state(told)), deterministic=not train)
+    slate_of = jnp.asarray(batch.group_graph).at[batch.choices.group].get(
+        mode="fill", fill_value=ABSENT)
+    state = self.dropped(nn.gelu(self.state(told)), slate_of, len(batch.target), train=train)
     factor = self.factor(state).astype(jnp.float32)
     return traffic * jnp.exp(jnp.clip(factor, -_LARGEST, _LARGEST))

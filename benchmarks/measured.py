@@ -1,0 +1,139 @@
+"""Models that were trained on estimates alone, judged by times measured on a TPU v3.
+
+    python benchmarks/measured.py --data_root DIR --workdir out/own_quality \
+        --out benchmarks/measured.json
+
+DIR holds the released layout data, such as `DIR/layout/xla/default/valid/alexnet.npz`. The models
+are `TrafficTables`, trained with each seed on the estimates in `data/own`, whose programs are
+neither AlexNet nor UNet3D (`own_quality.train`, in working folders that are kept), and the one
+that ships. They order the measured configurations of AlexNet and of UNet3D. The other rows:
+
+random         the mean over all orders
+padding        groups changed plus padded elements, which needs no model
+estimates      of the TPU v3 compiler, for the combinations of output orders that
+               `benchmarks/bridge.json` has; the other configurations are left out of the row
+one-hot fit    least squares of one number for each choice, on the 40,000 measured times of the
+               split `train`: the ceiling of a sum of costs, trained on AlexNet itself
+
+`kendaltau` is tau-b; `slowdown1` and `slowdown5` are of the first choice and of the best of five.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import alexnet
+import bridge
+import own_quality
+import quality
+import timing
+from tpugraphs_jax import metrics
+from tpugraphs_jax.collect import choosing, programs
+from tpugraphs_jax.data import npz
+from tpugraphs_jax.serve.ranker import Ranker, load
+
+ROOT = Path(__file__).parents[1]
+# The files of the split `test` were released without run times.
+GRAPHS = {"AlexNet, valid": "valid/alexnet", "AlexNet, train": "train/alexnet",
+          "UNet3D, valid": "valid/unet3d"}
+COLUMNS = ("kendaltau", "slowdown1", "slowdown5")
+_KS = (1, 5)
+_ESTIMATES = {"estimates: optimal seconds": "optimal_seconds",
+              "estimates: cycles": "estimated_cycles"}
+
+
+def figures(scores: np.ndarray, runtime: np.ndarray) -> dict[str, float]:
+  """Of scores `[C]` and run times `[C]` of one program."""
+  slowdown = metrics.top_k_slowdown(scores, runtime, _KS)
+  return {"kendaltau": metrics.kendall_tau(scores, runtime),
+          **{f"slowdown{k}": float(value) for k, value in slowdown.items()}}
+
+
+def estimates(graph: Any) -> dict[str, dict[str, float]]:
+  """Figures of the compiler's estimates of AlexNet's configurations, with their number."""
+  program, = programs.load(f"{ROOT / 'examples' / 'programs' / 'alexnet.py'}:step")
+  found, which = bridge.combinations(graph, choosing.choices(program.function, *program.args))
+  record = json.loads((ROOT / "benchmarks" / "bridge.json").read_text())
+  known = {tuple(row["numbers"]): row for row in record["combinations"]}
+  rows = [known.get(tuple(numbers)) for numbers in found.tolist()]
+  is_known = np.array([row is not None for row in rows])[which]
+  runtime = graph.configs.runtime_ns[:][is_known]
+  return {name: figures(np.array([row[key] if row else np.nan for row in rows])[which[is_known]],
+                        runtime) | {"configs": int(is_known.sum())}
+          for name, key in _ESTIMATES.items()}
+
+
+def blind(graph: Any) -> dict[str, dict[str, float]]:
+  """Figures of a random order and of the heuristic."""
+  runtime = graph.configs.runtime_ns[:]
+  random = metrics.random_slowdown(runtime, _KS)
+  return {"random": {"kendaltau": 0.0, **{f"slowdown{k}": float(random[k]) for k in _KS}},
+          "padding": figures(own_quality.heuristic(graph), runtime)}
+
+
+def table(results: Mapping[str, Any]) -> str:
+  """The figures of every program as a Markdown table; slowdowns in percent."""
+  lines = ["| | | tau-b | first choice | best of five |", "|---|---|---|---|---|"]
+  for name in GRAPHS:
+    row = results[name]
+    title = f"{name}, {row['configs']:,} configurations"
+    for way, found in row["ways"].items():
+      spread = found.get("spread", {})
+      scale = lambda column, value: value if column == "kendaltau" else 100 * value
+      text = lambda column, value: f"{value:.3f}" if column == "kendaltau" else f"{value:.1f}"
+      cells = [text(c, scale(c, found[c])) + (
+          f" ± {text(c, scale(c, spread[c]))}" if c in spread else "") + (
+          " %" if c != "kendaltau" else "") for c in COLUMNS]
+      lines.append(f"| {title} | {way} | " + " | ".join(cells) + " |")
+      title = ""
+  return "\n".join(lines)
+
+
+def short_table(results: Mapping[str, Any]) -> str:
+  """Tau-b alone, a column for each program, as Markdown."""
+  ways = dict.fromkeys(way for name in GRAPHS for way in results[name]["ways"])
+  lines = ["| tau-b | " + " | ".join(GRAPHS) + " |", "|---" * (len(GRAPHS) + 1) + "|"]
+  for way in ways:
+    found = [results[name]["ways"].get(way) for name in GRAPHS]
+    cells = ["" if row is None else f"{row['kendaltau']:.3f}" + (
+        f" ± {row['spread']['kendaltau']:.3f}" if "spread" in row else "") for row in found]
+    lines.append(f"| {way} | " + " | ".join(cells) + " |")
+  return "\n".join(lines)
+
+
+def main() -> None:
+  parser = timing.parser(__doc__)
+  parser.add_argument("--data_root", required=True, type=Path, help="the released data")
+  parser.add_argument("--own_root", default="data/own/npz", help="data of the estimates")
+  parser.add_argument("--workdir", required=True, type=Path, help="folder for the runs")
+  parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+  args = parser.parse_args()
+  trained = [Ranker.load(own_quality.train(
+      "own", "recommended", seed, args.own_root,
+      args.workdir.resolve() / "recommended" / str(seed))) for seed in args.seeds]
+  shipped = load("layout-v3-estimate")
+  results: dict[str, Any] = {"machine": timing.machine()}
+  for name, place in GRAPHS.items():
+    graph = npz.read_layout(args.data_root / "layout" / "xla" / "default" / f"{place}.npz")
+    runtime = graph.configs.runtime_ns[:]
+    judged = lambda ranker: figures(ranker.scores([graph])[0], runtime)
+    ways = blind(graph)
+    if "alexnet" in place:
+      ways |= estimates(graph)
+    ways |= {"trained on estimates of other programs": quality.summary(list(map(judged, trained))),
+             "the one that ships": judged(shipped)}
+    if "alexnet" in place:
+      ways["one-hot fit to measured AlexNet"] = figures(
+          alexnet.one_hot_scores(args.data_root, place), runtime)
+    results[name] = {"configs": len(runtime), "ways": ways}
+    timing.write(results, args.out)
+  print(table(results))
+
+
+if __name__ == "__main__":
+  main()

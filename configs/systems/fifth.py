@@ -1,0 +1,75 @@
+"""The 5th place of the competition "Fast or Slow?" (knshnb/kaggle-tpu-graph-5th-place).
+
+Expected: see the race in docs/systems.md. The published runs took two epochs (16 for tiles) on
+several GPUs, in which a graph with c configurations is drawn sqrt(c c_max) / configs times; here a
+run is as long as configs/layout.py and configs/tile.py say.
+
+  python run_layout.py --config=configs/layout.py:xla-random,preset=fifth --workdir=out/fifth
+  python run_layout.py --config=configs/layout.py:xla-random,preset=fifth_all --workdir=out/all
+  python run_tile.py --config=configs/tile.py:preset=fifth --workdir=out/fifth_tile
+"""
+
+from ml_collections import ConfigDict
+
+from tpugraphs_jax.collections import RELEASED
+from tpugraphs_jax.run.configs import model
+
+SMALL = dict(  # variant `ci`
+    op_embed_dim=8, width=16, num_layers=2, token_width=16, token_layers=1)
+
+
+def fifth(config: ConfigDict) -> None:
+  """5th place: both directions side by side, own layouts for nodes without a configuration.
+
+  Four slates of eight configurations; graphs are drawn by the root of the number of their
+  configurations; hinges with a margin of 1 ms over pairs within slates and over all pairs of a
+  step, each with half of the weight. `fifth` trains on one collection, `fifth_all` on all.
+  """
+  _common(config)
+  config.data.features += ("fifth_layout",)
+  config.batch.update(graphs=4, configs=8)
+  config.model = model("layout", "Fifth")
+  config.loss.margin = 1.0
+  config.optimizer.learning_rate = 1e-4
+
+
+def fifth_all(config: ConfigDict) -> None:
+  """5th place: `fifth` as one network for the four layout collections.
+
+  The graphs of all collections are in one list, from which they are drawn by the roots of the
+  numbers of their configurations. The published network sees slates of tiles in between, with a
+  margin of 0.1; here tiles are left out, because a network for both kinds of batches would be
+  longer than the rest of the system. An own collection is trained on alone unless `data.also`
+  names others.
+  """
+  fifth(config)
+  own = ":".join(("layout", config.data.source, config.data.search))
+  if own in RELEASED:
+    layouts = [name for name in RELEASED if name.startswith("layout:")]
+    config.data.also = tuple(name for name in layouts if name != own)
+
+
+def tile_fifth(config: ConfigDict) -> None:
+  """5th place, tiles: tokens through a transformer in front of SAGE.
+
+  128 slates of 32 tiles, drawn with replacement (published: without, from so many copies that
+  every slate is full); a virtual node that hears all nodes of a kernel; hinges as in `fifth`
+  with a margin of 0.1 ms. Eight tiles at a time pass through the network, to save memory.
+  """
+  _common(config)
+  config.data.update(virtual_node="cluster", cluster_nodes=10_000)
+  config.batch.update(graphs=128, configs=32, config_chunk=8, sampling="uniform_replacement")
+  config.model = model("tile", "Fifth")
+  config.loss.margin = 0.1
+
+
+def _common(config: ConfigDict) -> None:
+  config.data.update(features=("fifth_columns", "fifth_tokens"), feature_transform="none",
+                     config_transform="none")
+  config.batch.update(graph_sampling="sqrt", target="absolute")
+  config.loss.update(losses="PairwiseHingeLoss:1,CrossHingeLoss:1", pair_reduction="mean_all")
+  config.optimizer.update(weight_decay=1e-2, schedule="cosine", clip_norm=1.0)
+
+
+LAYOUTS = {"fifth": fifth, "fifth_all": fifth_all}
+TILES = {"fifth": tile_fifth}

@@ -1,0 +1,66 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tpugraphs_jax
+from tpugraphs_jax.collect import choosing, layouts
+
+_ARGS = (jnp.ones((6, 16)), jnp.full((16, 12), .5), jnp.ones((12, 6)))
+
+
+def step(x, y, z):
+  x = jax.nn.relu(x @ y).reshape(4, 18)
+  return x.T @ x, jnp.tanh(x.reshape(6, 12) @ z)
+
+
+@pytest.fixture
+def file(tmp_path):
+  choices = choosing.choices(step, *_ARGS)
+  numbers = [int(count > 1) for count in choices.options]
+  path = tmp_path / "layouts.json"
+  layouts.save(path, step, _ARGS, choices.choice(numbers), {"name": "step", "ratio": .9})
+  return path
+
+
+def test_a_function_gets_the_layouts_of_a_file_and_computes_the_same(file):
+  applied = tpugraphs_jax.apply(step, file)
+  assert applied.__name__ == "step"
+  for one, other in zip(jax.jit(applied)(*_ARGS), step(*_ARGS), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+  choices = choosing.choices(step, *_ARGS)
+  chosen = choosing.apply(step, choices.choice([int(count > 1) for count in choices.options]))
+  constraints = lambda function: jax.jit(function).lower(*_ARGS).as_text().count("LayoutConstraint")
+  assert constraints(applied) == constraints(chosen) > 0
+
+
+@pytest.mark.parametrize("other, message", [
+    (lambda x, y, z: step(x, y, z)[0] @ _ARGS[0][:1].repeat(18, 0), "without dot_general"),
+    (lambda x, y, z: jax.nn.relu(x @ y), "with dot_general"),
+    (lambda x, y, z: jax.tree.map(jnp.sin, step(x, y, z)), "whose other operations have changed"),
+])
+def test_another_program_is_refused_by_name(file, other, message):
+  with pytest.raises(ValueError, match=f"layouts.json was made for 'step'.*{message}"):
+    jax.jit(tpugraphs_jax.apply(other, file))(*_ARGS)
+
+
+def test_other_shapes_are_another_program(file):
+  with pytest.raises(ValueError, match=r"without dot_general float32\[6,12\] <- float32\[6,8\]"):
+    jax.jit(tpugraphs_jax.apply(step, file))(jnp.ones((6, 8)), jnp.ones((8, 12)), _ARGS[2])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"groups": [{}], "name": "a"}'])
+def test_a_file_of_something_else_is_refused(tmp_path, text):
+  path = tmp_path / "layouts.json"
+  path.write_text(text)
+  with pytest.raises(ValueError, match="layouts.json holds no layouts"):
+    tpugraphs_jax.apply(step, path)
+
+
+def test_a_file_says_what_it_was_made_for(file):
+  record = json.loads(file.read_text())
+  assert record["name"] == "step" and record["ratio"] == .9
+  assert record["groups"][0]["operation"] == (
+      "dot_general float32[6,12] <- float32[6,16], float32[16,12]")

@@ -1,0 +1,148 @@
+"""Compiles small steps of every family for a TPU v3 and an NVIDIA H100: part of CI.
+
+    python tests/compilers.py
+
+Makes an environment with the packages of this one and the compilers, or uses the environment of
+`TPUGRAPHS_COMPILERS_PYTHON=.../bin/python` as it is. Where the compilers cannot be installed the
+lane is skipped with the reason. No accelerator is needed, and nothing runs on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent import futures
+import json
+import os
+from pathlib import Path
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PYTHON = "TPUGRAPHS_COMPILERS_PYTHON"
+# Steps, cases, targets and devices (0: as usual), in one process after the other. Two share a
+# processor of two cores. The eight cores of a TPU v3 add up gradients as eight GPUs do.
+_COMPILED = (
+    ("train", ("tile, small", "SAGE, small", "tables, small", "own, small"), "h100", 0),
+    ("train", ("late join, small", "ResModel, small", "gst_ed, small"), "h100", 0),
+    ("train", ("tile, small", "SAGE, small", "tables, small", "own, small"), "v3", 0),
+    ("train", ("late join, small", "ResModel, small", "gst_ed, small"), "v3", 0),
+    ("score", ("tile, small", "SAGE, small", "tables, small"), "h100", 0),
+    ("score", ("tile, small", "SAGE, small", "tables, small"), "v3", 0),
+    ("train", ("tile, small", "SAGE, small"), "h100", 8),
+    ("train", ("SAGE, small",), "v3", 1),
+)
+# Kernels that a step may start in loops. No family loops over nodes or configurations.
+_MOST_IN_LOOPS = 32
+# What `pip` says where a machine is offline or a compiler has no wheel for it.
+_NOT_TO_BE_HAD = ("libtpu", "jax-cuda12", "nvidia-cuda", "Could not find a version",
+                  "Temporary failure", "Network is unreachable", "Connection", "Read timed out")
+_TESTS_OF_TPU = ("tests/hlo/test_tpu.py", "tests/collect/test_tuning.py",
+                 "tests/collect/test_own_data.py", "tests/nn/test_aggregation.py",
+                 "tests/docs/test_own_programs_page.py")
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess:
+  print("$", " ".join(map(str, command))[:100], flush=True)
+  return subprocess.run(
+      list(map(str, command)), cwd=ROOT, capture_output=True, text=True,
+      # What is compiled for an absent accelerator cannot be read back from a cache.
+      env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0"})
+
+
+def skip_reason(message: str) -> str | None:
+  """The line of `pip` that says why a compiler cannot be installed; None for other failures."""
+  lines = [line for line in message.splitlines() if any(word in line for word in _NOT_TO_BE_HAD)]
+  return lines[-1] if lines else None
+
+
+def environment(folder: Path) -> Path | str:
+  """The Python of a new environment with the compilers, or the reason why there is none."""
+  made = run(sys.executable, "-m", "venv", folder)
+  if made.returncode:
+    sys.exit(f"{made.stderr}\nerror: no environment")
+  python = folder / "bin" / "python"
+  found = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])")
+  here = sysconfig.get_paths()["purelib"]
+  Path(found.stdout.strip(), "as_here.pth").write_text(here + "\n")
+  installed = run(python, "-m", "pip", "install", "--quiet", f"{ROOT}[tpu]",
+                  "-r", ROOT / "benchmarks" / "compilers.txt")
+  if not installed.returncode:
+    return python
+  reason = skip_reason(installed.stderr)
+  if reason is None:
+    sys.exit(f"{installed.stderr[-2000:]}\nerror: the compilers cannot be installed")
+  return reason
+
+
+def complaints(row: Mapping[str, Any], *, is_gpu: bool, all_reduce: bool) -> list[str]:
+  """What is wrong with the figures of a compiled step; see `benchmarks/accelerators.py`.
+
+  Args:
+    row: of the step.
+    is_gpu: scatters must go along rows, which are contiguous in the memory of a GPU.
+    all_reduce: the devices must add up something.
+  """
+  if "error" in row:
+    return [row["error"]]
+  wrong = []
+  if set(row["products"]) != {row["precision"]}:
+    wrong.append(f"products of precision {row['products']}, expected {row['precision']}")
+  if row["kernels_in_loops"] > _MOST_IN_LOOPS:
+    wrong.append(f"{row['kernels_in_loops']} kernels in loops, expected at most {_MOST_IN_LOOPS}")
+  if is_gpu and row["strided_scatters"]:
+    wrong.append(f"{row['strided_scatters']} scatters along columns, expected none")
+  if bool(row["all_reduces"]) != all_reduce:
+    wrong.append(f"{row['all_reduces']} all-reduces on {row['devices']} devices")
+  return wrong
+
+
+def compile_steps(python: Path | str, part: tuple, out: Path) -> list[str]:
+  """Compiles a part of the steps; returns what is wrong."""
+  step, cases, target, devices = part
+  ended = run(python, "benchmarks/accelerators.py", "--steps", step, "--targets", target,
+              "--devices", str(devices), "--out", out, "--cases", *cases)
+  if ended.returncode:
+    return [f"{ended.stdout[-1000:]}{ended.stderr[-1000:]}"]
+  wrong = []
+  for name, row in json.loads(out.read_text()).items():
+    several = row.get("devices", 1) > 1
+    wrong += [f"{name}: {each}" for each in complaints(
+        row, is_gpu=target == "h100", all_reduce=several and step == "train")]
+  return wrong
+
+
+def check(python: Path | str, folder: Path) -> None:
+  """Compiles all steps, and runs the tests that need libtpu.
+
+  Raises:
+    SystemExit: something is wrong.
+  """
+  with futures.ThreadPoolExecutor(max_workers=2) as pool:
+    jobs = [pool.submit(compile_steps, python, part, folder / f"{number}.json")
+            for number, part in enumerate(_COMPILED)]
+    wrong = [each for job in jobs for each in job.result()]
+  if wrong:
+    sys.exit("\n".join([*wrong, "error: steps compiled for accelerators are not as they must be"]))
+  tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS_OF_TPU,
+              "-k", "tpu or target or estimates or compilers_graph")
+  if tests.returncode:
+    sys.exit(f"{tests.stdout[-3000:]}\nerror: tests with libtpu failed")
+  print(tests.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+  with tempfile.TemporaryDirectory() as folder:
+    python = os.environ.get(PYTHON) or environment(Path(folder, "env"))
+    if isinstance(python, str) and not Path(python).exists():
+      print(f"skipped: the compilers are not to be had here: {python}")
+      return
+    check(python, Path(folder))
+  steps = sum(len(cases) for _, cases, _, _ in _COMPILED)
+  print(f"{steps} steps compile for a TPU v3 and an NVIDIA H100")
+
+
+if __name__ == "__main__":
+  main()

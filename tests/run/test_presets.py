@@ -1,0 +1,133 @@
+"""Every preset is a job on every collection, and takes training steps on tiny data."""
+
+from __future__ import annotations
+
+import jax
+import ml_collections
+import numpy as np
+import parts
+import pytest
+
+from tpugraphs_jax import parallel
+from tpugraphs_jax.data import synthetic
+from tpugraphs_jax.run import configs, job as job_lib, training
+from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.train import log
+
+COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
+PRESETS = [(kind, name) for kind in ("layout", "tile") for name in configs.systems(kind)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_quickly():
+  before = jax.config.values["jax_disable_most_optimizations"]
+  jax.config.update("jax_disable_most_optimizations", True)
+  yield
+  jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory):
+  return synthetic.generate(
+      tmp_path_factory.mktemp("data"), collections=["layout:xla:random", "tile:xla"], limit=4,
+      progress=False)
+
+
+@pytest.mark.parametrize("kind, name", PRESETS)
+def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
+  for collection in COLLECTIONS if kind == "layout" else ("",):
+    variants = f"{collection},{configs.PRESET}{name}".strip(",")
+    ranker = Job.of(parts.config_of(kind, variants)).ranker
+    assert ranker.collection.kind == kind
+    config = parts.config_of(kind, f"{variants},ci")
+    model = Job.of(config).ranker.family.network
+    # The config in a working folder makes the same model again.
+    folder = tmp_path / (collection or kind)
+    folder.mkdir()
+    log.write_manifest(folder, config.to_dict())
+    kept = ml_collections.ConfigDict(ranker_lib.config_of(folder))
+    assert Job.of(kept).ranker.family.network == model
+
+
+@pytest.mark.parametrize("kind, name", PRESETS)
+def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
+  config = parts.config_of(kind, f"{configs.PRESET}{name},ci", data_root=str(data_root))
+  with config.unlocked():
+    if kind == "layout":
+      config.data.store_dir = str(tmp_path / "store")
+    # One layer of each kind: nearly all of the time goes into compilation.
+    for widths in [field for field in config.model if field.endswith("widths")]:
+      config.model[widths] = config.model[widths][:1]
+    for field in ("attention_from", "blocks", "attention_blocks", "cross_blocks", "rounds"):
+      if field in config.model:
+        config.model[field] = min(config.model[field], field != "attention_from")
+    if config.data.get("also"):  # see test_together
+      config.data.also = ()
+  job = job_lib.Job.of(config)
+  prepared = job_lib.prepare(job, tmp_path, resume=False)
+  phase = training.first_stage(training.part_of(job, prepared), tmp_path)
+  before = jax.tree.map(np.asarray, phase.state.params)
+  state = parallel.replicate(phase.state)
+  for _ in range(2):
+    state, metrics = phase.train_step(state, next(phase.batches))
+    assert np.isfinite(parallel.unreplicate(metrics)["loss"])
+  after = parallel.unreplicate(state).params
+  moved = [not np.array_equal(a, b) for a, b in zip(
+      jax.tree.leaves(before), jax.tree.leaves(after))]
+  assert np.mean(moved) > 0.7 and all(np.isfinite(a).all() for a in jax.tree.leaves(after))
+
+
+@pytest.mark.parametrize("kind", ["layout", "tile"])
+def test_unknown_presets_and_two_of_them_are_refused(kind):
+  with pytest.raises(ValueError, match="eleventh"):
+    parts.config_of(kind, "preset=eleventh")
+  with pytest.raises(ValueError, match="first and third"):
+    parts.config_of(kind, "preset=first,preset=third")
+
+
+@pytest.mark.parametrize("kind, variant, changes, complaint", [
+    ("layout", "xla-default,preset=first,gst_ed", {}, "history"),
+    ("layout", "xla-random,preset=third,gst_ed", {"data.virtual_node": "none"},
+     "history"),
+    ("layout", "preset=first", {"data.features": ("first_layout", "first")}, "first_layout"),
+    ("layout", "preset=first", {"data.feature_transform": "standardize"},
+     "feature_transform"),
+    ("layout", "preset=first", {"data.config_transform": "minmax"},
+     "config_transform"),
+])
+def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, changes, complaint):
+  with pytest.raises(ValueError, match=complaint) as error:
+    parts.make(kind, variant, **{"data_root": "/nowhere", **changes})
+  assert "\n" not in str(error.value)
+
+
+def test_presets_have_the_published_settings():
+  """Settings of the published code and write-ups that presets once had wrong."""
+  first = {c: parts.config_of("layout", f"{c},preset=first") for c in COLLECTIONS}
+  assert [(c.batch.configs, c.eval.configs) for c in first.values()] == [
+      (128, 512), (64, 128), (128, 512), (64, 256)]
+  assert [c.model.across_configs for c in first.values()] == [False, True, False, True]
+  gst, seventh = (parts.config_of("layout", f"preset={name}") for name in ("gst", "seventh"))
+  assert gst.task == "segments" and gst.segments.keep == 0.5 and gst.segments.max_nodes == 1000
+  assert gst.segments.readout == "scalar" and seventh.segments == gst.segments
+  assert (gst.model.activate_rounds, seventh.model.activate_rounds) == (False, True)
+  assert parts.config_of("layout", "preset=gst,gst_e").segments.keep == 1.0
+  slates = {c: parts.config_of("layout", f"{c},preset=sixth").batch.configs for c in COLLECTIONS}
+  assert slates == {"xla-random": 100, "xla-default": 32, "nlp-random": 80, "nlp-default": 80}
+  assert parts.config_of("layout", "preset=sixth").batch.graph_sampling == "every_config"
+  tile = lambda name: parts.config_of("tile", f"preset={name}")
+  layouts = (f"{source}-random,preset=second_{source}" for source in ("xla", "nlp"))
+  for second in (tile("second_tile"), *(parts.config_of("layout", each) for each in layouts)):
+    assert (second.data.duplicate_policy, second.data.config_transform) == ("min", "none")
+  assert "directed_walk" in tile("third").data.features
+  assert tile("third").data.virtual_node == "output"
+  third = parts.config_of("layout", "preset=third")
+  assert third.batch.graph_sampling == "every_config" and third.data.pad_value == 0
+  assert third.data.virtual_node == "output"
+  assert "wide_logarithms" in third.data.features and "released" not in third.data.features
+  assert parts.config_of("layout", "preset=second_xla").data.leave_out == ("unet",)
+  nlp = parts.config_of("layout", "nlp-random,preset=second_nlp")
+  assert nlp.model.score_scale == 1e-3
+  assert (nlp.optimizer.name, nlp.optimizer.eps, nlp.optimizer.clip_norm) == ("adamw", 1e-6, 100)
+  assert nlp.model.widths == (256,) * 4 + (512,) * 4 and nlp.loss.score_norm_clip == 500

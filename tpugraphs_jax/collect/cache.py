@@ -1,0 +1,85 @@
+"""Labels that `tune` keeps in a file, a line of JSON each: by program, choice, compiler and target.
+
+Every line is on the disk before the next label is made. The file may hold labels of many programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import json
+import math
+import os
+from pathlib import Path
+
+from tpugraphs_jax.collect.labels import Raw
+from tpugraphs_jax.collect.problem import Numbers, Problem
+
+
+class Cache:
+  """The labels of a problem, known ones from a file.
+
+  Args:
+    path: of the file, which is made where it is missing; None keeps nothing.
+    problem: whose labels.
+
+  Raises:
+    ValueError: the file holds something else.
+  """
+
+  def __init__(self, path: str | os.PathLike[str] | None, problem: Problem):
+    self._path, self._problem = path and Path(path), problem
+    self._key = {"program": problem.fingerprint(), "label": problem.label.name,
+                 **problem.label.versions()}
+    self._known: dict[Numbers, Raw | None] = {}
+    for number, line in enumerate(self._lines(), 1):
+      try:
+        record = json.loads(line)
+        if all(record[name] == value for name, value in self._key.items()):
+          self._known[tuple(record["numbers"])] = record["raw"]
+      except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path}, line {number}: {line[:60]!r} is no label of tune; give "
+                         "another file as cache=, or remove the line") from None
+
+  def _lines(self) -> list[str]:
+    if not (self._path and self._path.exists()):
+      return []
+    # What follows the last end of a line was cut short by a kill.
+    return self._path.read_text().split("\n")[:-1]
+
+  def labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, Raw | None]:
+    """The raw numbers of choices, in their order; None for those that failed.
+
+    Times that are measured now are compared with those in the file by the compiler's own choice,
+    which is measured again: they are multiplied by its time then over its time now.
+    """
+    new = [numbers for numbers in candidates if numbers not in self._known]
+    own = (0,) * len(self._problem.options)
+    again = [own] if self._problem.label.is_comparative and self._known.get(own) and new else []
+    found = self._problem.raw_labels([*again, *new]) if new else {}
+    factor = 1.0
+    if again and own in found:
+      factor = self._problem.label.value(self._known[own]) / self._problem.label.value(found[own])
+    for numbers in new:
+      raw = found.get(numbers)
+      if raw and again:
+        raw = raw | {"seconds": [seconds * factor for seconds in raw["seconds"]]}
+      self._keep(numbers, raw)
+    return {numbers: self._known[numbers] for numbers in candidates}
+
+  def ratio(self, numbers: Numbers) -> float:
+    """The label of a choice over that of the compiler's own; infinite where one has none."""
+    value, own = self._problem.label.value, self._known.get((0,) * len(self._problem.options))
+    raw = self._known.get(numbers)
+    return value(raw) / value(own) if raw and own else math.inf
+
+  def _keep(self, numbers: Numbers, raw: Raw | None) -> None:
+    self._known[numbers] = raw
+    if not self._path:
+      return
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    with open(self._path, "a+b") as file:
+      if file.tell() and self._path.read_bytes()[-1:] != b"\n":
+        file.truncate(self._path.read_bytes().rfind(b"\n") + 1)
+      file.write(json.dumps({**self._key, "numbers": numbers, "raw": raw}).encode() + b"\n")
+      file.flush()
+      os.fsync(file.fileno())

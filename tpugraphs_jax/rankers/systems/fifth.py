@@ -1,0 +1,277 @@
+"""The 5th place: GraphSAGE in both directions side by side, and the sum over nodes.
+
+    columns, tokens, opcode and layouts of a node -> linear -> SAGE rounds -> sum -> a number
+    tiles: tokens and tile of a node -> transformer -> mean, in place of tokens and layouts
+
+Published: 53 columns of a node, six tokens of 23 numbers, an opcode vector of 64 that
+element-wise operations of one operand share; nodes that are not configurable have their own
+layout in place of a configuration; a linear layer of 384 with ReLU; three rounds, each SAGE of
+192 over users beside SAGE of 192 over operands, with ReLU; the sum over nodes through a linear
+layer. DropEdge with a share of 0 to 0.15, drawn anew in each step.
+
+A token was meant to describe one dimension of a tensor. The published code joins lists of six
+numbers one after the other and cuts the result into six: the first nine numbers of a token are
+of one or two lists, and not of one dimension. Here they are the same.
+
+Source: knshnb/kaggle-tpu-graph-5th-place, 66c2f7f.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpugraphs_jax.columns import (
+    LAYOUT_CONFIG_FEATURES, MAX_RANK, NODE, OPCODES, TILE, opcode_ids, sizes, span)
+from tpugraphs_jax.data.feature_blocks import BLOCKS
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.nn import nodes, pooling
+from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, take_rows
+from tpugraphs_jax.nn.attention import TransformerLayer
+from tpugraphs_jax.nn.conv import Sage
+from tpugraphs_jax.nn.drop_edge import drop_edges
+from tpugraphs_jax.nn.linear import Embedding, Layouts, Tiles, uniform
+from tpugraphs_jax.nn.nodes import Nodes, Slates
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.systems.system import System
+
+# Features. The numbers are the smallest and largest of each column in the released data, as the
+# published code lists them.
+
+# Columns from 0 to a largest number, which are scaled to -1..1.
+_SCALED = dict.fromkeys((0, 3, 6, 7, 10, 13, 15, 18, 20), 1) | {
+    30: 35, 91: 3, 92: 5, 113: 1, 114: 1, 115: 5, 125: 1, 128: 1, 133: 1}
+# Columns from a smallest number on, of which the logarithm is taken.
+_LOGARITHMS = {
+    27: 0, 28: 1, 29: 0, 43: 0, 44: 1, 51: 0, 52: 1, 59: 0, 60: 0, 67: -2, 68: 0, 75: 0, 76: 1,
+    83: 0, 84: 1, 107: 0, 108: 0, 109: 0, 110: 0, 111: 0, 112: 0, 117: 0, 118: 0, 119: 0, 120: 1,
+    121: 0, 122: 0, 123: 0, 124: 1, 126: 0, 127: -39, 129: 0, 130: 0, 131: -24, 132: 0}
+# Lists of a number for each dimension, with the smallest and the largest number.
+_SCALED_LISTS = {
+    "dimensions": (0, 5), "window_stride": (0, 4), "window_padding_high": (-1, 4),
+    "window_dilation": (0, 4), "base_dilation": (0, 4), "window_reversal": (0, 1)}
+_LOGARITHM_LISTS = ("shape", "window_size", "window_padding_low")
+_CONVOLUTION = span(NODE, "input_batch_dimension", "output_feature_dimension")
+TOKEN = len(_SCALED_LISTS) + len(_LOGARITHM_LISTS) + 14  # numbers of a token
+TOKENS = MAX_RANK * TOKEN
+
+
+def _scaled(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
+  """`x [N, F]` from low..high to -1..1."""
+  return 2 * (x - np.float32(low)) / (np.float32(high) - np.float32(low)) - 1
+
+
+def _logarithm(x: np.ndarray, low: Any) -> np.ndarray:
+  """log(x + 1 - low) of `x [N, F]`, and 0 below `low`, where the published code has no number."""
+  return np.log1p(np.maximum(x - np.float32(low), 0))
+
+
+@BLOCKS.register("fifth_columns")
+def columns(graph: OpGraph) -> np.ndarray:
+  """53 columns of single numbers, `[N, 53]` float32: 18 scaled to -1..1, 35 as logarithms."""
+  of = lambda table: (graph.node_feat[:, list(table)].astype(np.float32), list(table.values()))
+  scaled, high = of(_SCALED)
+  return np.concatenate([_scaled(scaled, 0, high), _logarithm(*of(_LOGARITHMS))], axis=1)
+
+
+@BLOCKS.register("fifth_tokens")
+def tokens(graph: OpGraph) -> np.ndarray:
+  """Six tokens of 23 numbers, `[N, 6 * 23]` float32.
+
+  A token has nine numbers of 54, the lists of dimensions one after the other, and then 14 that
+  say which numbers of a convolution name its dimension. A number 0 names none, because it
+  stands for no convolution, too.
+  """
+  feat, count = graph.node_feat.astype(np.float32), graph.num_nodes
+  part = lambda name: feat[:, sizes(NODE[name])]
+  lists = [_scaled(part(name), *ends) for name, ends in _SCALED_LISTS.items()]
+  lists += [_logarithm(part(name), 0) for name in _LOGARITHM_LISTS]
+  numbers = feat[:, None, _CONVOLUTION]
+  named = (numbers == np.arange(MAX_RANK)[None, :, None]) & (numbers > 0)
+  cut = np.concatenate(lists, axis=1).reshape(count, MAX_RANK, -1)
+  return np.concatenate([cut, named], axis=2).reshape(count, TOKENS).astype(np.float32)
+
+
+@BLOCKS.register("fifth_layout")
+def own_layout(graph: OpGraph) -> np.ndarray:
+  """The layout of each node's result, minor to major, with -1 for 0: `[N, 6]` float32.
+
+  The released 0 is dimension 0 or no dimension, which the published code does not tell apart.
+  """
+  layout = graph.node_feat[:, NODE["minor_to_major"]].astype(np.float32)
+  return np.where(layout == 0, np.float32(-1), layout)
+
+
+# Element-wise operations of one operand, which have one opcode vector.
+_UNARY = (
+    "abs", "cbrt", "ceil", "cosine", "exponential", "exponential-minus-one", "floor", "is-finite",
+    "log", "log-plus-one", "logistic", "negate", "not", "round-nearest-afz", "round-nearest-even",
+    "rsqrt", "sign", "sine", "sqrt", "tan", "tanh")
+
+
+def _merged() -> np.ndarray:
+  """The number of the opcode vector of each opcode, `[121]` int32."""
+  ids, number = opcode_ids(), np.arange(OPCODES, dtype=np.int32)
+  number[[ids[name] for name in _UNARY]] = ids[_UNARY[0]]
+  return number
+
+
+# Networks.
+
+
+class Fifth(System):
+  """The 5th place.
+
+  Attributes:
+    op_embed_dim: width of the opcode vector.
+    width: of the first linear layer and of a round, half of it for each direction.
+    num_layers: SAGE rounds.
+    drop_edge: largest share of edges that a step of training leaves out.
+  """
+
+  op_embed_dim: int = 64
+  width: int = 384
+  num_layers: int = 3
+  drop_edge: float = 0.15
+
+  embeds_integers = True  # configurations come as they are
+
+  def setup(self):
+    self.head = self.exact(1)
+
+  @nn.compact
+  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+    """The sum of the last features of all nodes, `[G, C, width]` float32."""
+    slates = Slates.of(batch)
+    if train and self.drop_edge:
+      slates = drop_edges(slates, self.make_rng("dropout"), self.drop_edge)
+    opcode = jnp.asarray(_merged())[batch.graph.nodes["opcode"]]
+    opcode = Embedding(OPCODES, self.op_embed_dim, name="opcodes")(opcode)
+    x = self.first(slates, jnp.asarray(batch.graph.nodes["feat"]), opcode).map(nn.relu)
+    for number in range(self.num_layers):
+      sides = (Sage(self.width // 2, (direction,), self.linear, name=f"{direction}_{number}")(x)
+               for direction in (USERS, OPERANDS))
+      x = nodes.concat(*sides).map(nn.relu)
+    return pooling.total(x)
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` float32 of readouts `[..., width]`."""
+    return self.head(readout)[..., 0]
+
+
+@base.LAYOUT_MODELS.register("Fifth")
+class FifthLayout(Fifth):
+  """The 5th place on layouts."""
+
+  reads = ("fifth_columns", "fifth_tokens", "fifth_layout")
+
+  @property
+  def hops(self) -> int:
+    return self.num_layers
+
+  def first(self, slates: Slates, feat: jax.Array, opcode: jax.Array) -> Nodes:
+    """The first linear layer: a node's own layout stands in each of three configured ones."""
+    feat, layout = feat[:, :-MAX_RANK], feat[:, -MAX_RANK:]
+    own = jnp.tile(layout, (1, LAYOUT_CONFIG_FEATURES // MAX_RANK))
+    # The published layer has 18 inputs more, for tiles, which are 0 for programs.
+    begin = lambda inputs: uniform(inputs + LAYOUT_CONFIG_FEATURES)
+    linear = self.linear(self.width, kernel_init=begin, bias_init=begin, name="first")
+    return linear(slates.nodes(jnp.concatenate([feat, opcode], axis=-1)),
+                  Layouts(slates, jnp.asarray(slates.batch.rows), own))
+
+
+@base.TILE_MODELS.register("Fifth")
+class FifthTile(Fifth):
+  """The 5th place on tiles.
+
+  Attributes:
+    token_width: of the transformer over tokens.
+    token_layers: of the transformer.
+    token_heads: of its attention.
+  """
+
+  token_width: int = 256
+  token_layers: int = 2
+  token_heads: int = 2
+
+  reads = ("fifth_columns", "fifth_tokens")
+  distinct = TOKENS
+
+  def first(self, slates: Slates, feat: jax.Array, opcode: jax.Array) -> Nodes:
+    """The first linear layer, on the mean of the encoded tokens of a node."""
+    encode = TokenEncoder(
+        self.token_width, self.token_layers, self.token_heads, self.linear, self.precision,
+        name="tokens")
+    tokens = encode(feat[:, -TOKENS:].reshape(-1, MAX_RANK, TOKEN), slates)
+    static = slates.nodes(jnp.concatenate([feat[:, :-TOKENS], opcode], axis=-1))
+    return self.linear(self.width, name="first")(static, tokens)
+
+
+class TokenEncoder(nn.Module):
+  """Six tokens of a node with the tile of its kernel, through a transformer; their mean.
+
+  Nodes of a kernel with equal tokens are encoded once, as published. Among released kernels
+  about a quarter of the nodes have tokens that no other node has.
+
+  Attributes:
+    features: width.
+    layers: of the transformer.
+    heads: of its attention.
+    linear: makes linear layers by their width.
+    precision: of the products of attention.
+  """
+
+  features: int
+  layers: int
+  heads: int
+  linear: Any
+  precision: Any
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array, slates: Slates) -> Nodes:
+    """`[N, C, features]` of `tokens [N, 6, 23]`."""
+    sets = slates.batch.distinct
+    graph_of = slates.graph_of.at[sets.first].get(mode="fill", fill_value=slates.graphs)
+    first = dataclasses.replace(slates, graph_of=graph_of)
+    static = take_rows(tokens, sets.first)
+    number = jnp.broadcast_to(jnp.arange(MAX_RANK)[None, :, None], (*static.shape[:2], 1))
+    static = jnp.concatenate([static, _places(static), number.astype(static.dtype)], axis=-1)
+    begin = functools.partial(self.linear, self.features, kernel_init=_xavier)
+    x = begin(name="tokens")(
+        first.nodes(static), Tiles(first, _bounds(jnp.asarray(slates.batch.config_feat))))
+    x = x.map(nn.relu).everywhere()
+    for layer in range(self.layers):
+      x = TransformerLayer(
+          self.features, self.heads, linear=functools.partial(self.linear, kernel_init=_xavier),
+          precision=self.precision, name=f"layer_{layer}")(x)
+    return slates.full(take_rows(x.mean(axis=2), sets.which))
+
+
+def _xavier(inputs: int) -> Any:
+  """PyTorch's `xavier_uniform_`, with which the published code begins the transformer."""
+  del inputs  # known from the shape
+  return nn.initializers.xavier_uniform()
+
+
+def _places(tokens: jax.Array) -> jax.Array:
+  """Where three layouts have the dimension of each token, `[n, 6, 3]` of `tokens [n, 6, 23]`.
+
+  Nodes of kernels have no layouts: -1. A virtual node, all of whose numbers are 0, has layouts
+  of -2, which count from the end where the published code inverts them: dimension 4 is at place
+  5, the last that is written. A GPU may write another one last.
+  """
+  is_virtual = ~tokens.any(axis=(1, 2))
+  place = jnp.where(is_virtual[:, None] & (jnp.arange(MAX_RANK) == 4)[None], 5.0, -1.0)
+  return jnp.broadcast_to(place[..., None], (*place.shape, 3)).astype(tokens.dtype)
+
+
+def _bounds(tiles: jax.Array) -> jax.Array:
+  """log(1 + x) of the three bounds of `tiles [G, C, 24]` by dimension, `[G, C, 6, 3]`."""
+  bounds = jnp.stack([tiles[..., sizes(block)] for block in TILE.values()], axis=-1)
+  return jnp.log1p(jnp.maximum(bounds, 0))
