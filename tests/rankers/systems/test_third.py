@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
+import jax
 import numpy as np
 import pytest
+import random_graphs
 import winners
 
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.nn import attention
 from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.rankers.systems import third
@@ -196,3 +200,41 @@ def test_an_update_is_that_of_adam_in_pytorch(case):
   for path, update in winners.flat(updates).items():
     clipped = grads[path].astype(np.float64) / max(1, length)
     winners.assert_near(update, -1e-3 * clipped / (np.abs(clipped) + 1e-8), 1e-5, path)
+
+
+def test_tiles_by_hand():
+  """There is no record: four nodes, 0 feeds 1 and 2, which feed 3, and two tiles."""
+  rng = np.random.default_rng(0)
+  edges = np.array([[1, 0], [2, 0], [3, 1], [3, 2]])
+  graph = random_graphs.tile_graph(rng, nodes=4, edges=0, configs=2)
+  graph = dataclasses.replace(
+      graph, node_feat=rng.normal(size=(4, 5)).astype(np.float32), edge_index=edges,
+      configs=dataclasses.replace(
+          graph.configs, config_feat=rng.integers(0, 9, (2, 24)).astype(np.float32)))
+  prepared = batching.prepare(graph, graph.node_feat)
+  batch = batching.assemble_tile(
+      [batching.Slate(prepared, np.arange(2), np.zeros(2), 0)],
+      {key: size + (key == "nodes") for key, size in prepared.sizes.items()}, graphs=1, configs=2,
+      transform=lambda x: x)
+  network = third.ThirdTile(op_embed_dim=3, first_width=4, widths=(4, 2))
+  shapes = jax.eval_shape(network.init, jax.random.key(0), batch)["params"]
+  params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
+  layer = lambda x, p: x @ p["kernel"] + p.get("bias", 0)
+
+  def block(y, norm):
+    y = y / (1 + np.exp(-y))
+    y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5)
+    return y * norm["scale"] + norm["bias"]
+
+  opcode = params["opcodes"]["embedding"]["table"][graph.node_opcode]
+  expected = []
+  for tile in graph.configs.config_feat / 5:
+    x = np.concatenate([opcode, graph.node_feat, np.tile(tile, (4, 1))], axis=1)
+    x = block(layer(x, params["first"]["linear"]), params["first"]["norm"])
+    for i in range(2):
+      heard = layer(x, params[f"sage_{i}_users"])
+      users = np.stack([(heard[1] + heard[2]) / 2, heard[3], heard[3], 0 * heard[0]])
+      x = block(layer(x, params[f"sage_{i}_own"]) + users, params[f"sage_{i}_norm"])
+    expected.append(layer(x.sum(axis=0), params["project"])[0])
+  scores = jax.jit(network.apply)({"params": params}, batch)
+  np.testing.assert_allclose(scores[0], expected, rtol=1e-4)
