@@ -13,8 +13,8 @@ os.environ.setdefault("NPROC", "16")
 LANES = {
     "faults": ("faults",),
     "hosts": ("test_parallel.py", "test_remote.py", "test_jobs.py", "collect/test_command.py"),
-    "systems": ("run/test_published.py", "run/test_together.py", "run/test_training.py",
-                "rankers/composed", "rankers/test_lowering.py", "rankers/test_precision.py"),
+    "systems": ("run/test_presets.py", "run/test_together.py", "run/test_training.py",
+                "rankers/systems", "rankers/test_lowering.py", "rankers/test_precision.py"),
     "docs": ("docs",),
 }
 _HERE = pathlib.Path(__file__).parent

@@ -1,4 +1,4 @@
-"""Random edges with their dense matrix, and a layout batch with features that configurations reach."""
+"""Random edges with their dense matrix, and features that configurations reach."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from the layers before its own.
 LAYERS = (
     ("columns", "collections", "console", "files", "graph", "host_memory", "jobs", "libtpu",
-     "parallel", "registry", "remote"),
+     "parallel", "registry", "remote", "trust"),
     ("losses", "metrics", "data", "hlo", "nn", "submission"),
     ("rankers",),
     ("train",),
@@ -20,7 +20,8 @@ LAYERS = (
 )
 # All imports within a layer: the first imports the second.
 WITHIN = {("collections", "remote"), ("graph", "columns"), ("parallel", "libtpu"),
-          ("remote", "console"), ("remote", "files"), ("hlo", "data"), ("nn", "data"),
+          ("remote", "console"), ("remote", "files"), ("remote", "trust"),
+          ("trust", "console"), ("hlo", "data"), ("nn", "data"),
           ("submission", "data"), ("submission", "metrics")}
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(PACKAGE.rglob("*.py"))

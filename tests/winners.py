@@ -191,7 +191,8 @@ def assert_torch_parameters(
 ) -> None:
   """Checks the distribution of initial parameters against PyTorch's formulas.
 
-  A kernel `[K, F]` and the bias beside it are uniform on +-1 / sqrt(K), a table is normal.
+  A kernel `[K, F]` and the bias beside it are uniform on +-1 / sqrt(K), a table is normal, a norm
+  has the scale 1 and the bias 0.
 
   Args:
     job: whose network is initialised with three seeds.
@@ -207,7 +208,9 @@ def assert_torch_parameters(
     layer, _, last = path.rpartition("/")
     values = np.concatenate([run[path].ravel() for run in runs])
     constant = next((value for end, value in constants.items() if path.endswith(end)), None)
-    if constant is not None:
+    if f"{layer}/scale" in runs[0]:
+      np.testing.assert_array_equal(values, float(last == "scale"), err_msg=path)
+    elif constant is not None:
       np.testing.assert_array_equal(values, constant, err_msg=path)
     elif last == "table":
       assert abs(values.std() - 1) < 5 / np.sqrt(len(values)), path

@@ -39,7 +39,8 @@ def first(config: ConfigDict) -> None:
 def tile_first(config: ConfigDict) -> None:
   """1st place, tiles: the layout model without configurations, beside an MLP of the tile.
 
-  A kernel per step with all of its tiles.
+  Published: a kernel per step with all of its tiles. Here a slate has at most 64 of them, since
+  batches have few shapes.
   """
   config.data.update(
       features=("first_tile", "first_tile_layout"), config_transform="first",

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from graphs_by_hand import NUMBERS, made_of
 import numpy as np
 import parts
 import pytest
@@ -10,12 +11,10 @@ import random_graphs
 import recorded
 import table_cases
 
-from tpugraphs_jax import columns
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import feature_blocks, npz
 from tpugraphs_jax.data.feature_blocks import Options
-
-_COUNTED = [*range(21, 27), *range(31, 37), *range(37, 43), *range(53, 59), *range(61, 67)]
+from tpugraphs_jax.rankers.systems import third
 
 
 def graph_of(seed, nodes=20, edges=30):
@@ -26,49 +25,6 @@ def graph_of(seed, nodes=20, edges=30):
   feat = rng.integers(-3, 400, (nodes, NODE_FEATURES)).astype(np.float32)
   opcode = rng.choice([26, 34, 7, 1], nodes).astype(np.uint8)
   return dataclasses.replace(graph, node_feat=feat, node_opcode=opcode)
-
-
-def slow_shapes(graph):
-  """Operand shapes `[N, 16]` by a loop. Random shapes fit no product and no window, so that
-  operands stay in the order of edges."""
-  rows = []
-  for node in range(graph.num_nodes):
-    if graph.node_opcode[node] not in (26, 34):
-      rows.append([-2.0] * 16)
-      continue
-    operands = [v for u, v in graph.edge_index.tolist() if u == node][:2]
-    row = [value for v in operands for value in graph.node_feat[v, 21:29].tolist()]
-    rows.append(row + [-1.0] * (16 - len(row)))
-  return np.array(rows, np.float32)
-
-
-@pytest.mark.parametrize("nodes, edges", [(20, 30), (1, 0), (5, 0)])
-def test_operand_shapes_equal_loops(nodes, edges):
-  for seed in range(3):
-    graph = graph_of(seed, nodes=nodes, edges=edges)
-    found = feature_blocks.operand_shapes(graph)
-    np.testing.assert_array_equal(found, slow_shapes(graph))
-    assert found.dtype == np.float32
-
-
-def made_of(nodes, edges):
-  """A graph by hand: opcode, type, shape and columns of every node; edges (consumer, producer)."""
-  ids, feat = columns.opcode_ids(), np.zeros((len(nodes), 140), np.float32)
-  types = [kind.name for kind in columns.ELEMENT_TYPES]
-  for node, (_, kind, shape, values) in enumerate(nodes):
-    feat[node, 2 + types.index(kind)] = 1
-    feat[node, 21 : 21 + len(shape)] = shape
-    feat[node, 27:29] = sum(shape), math.prod(shape)
-    for column, value in values.items():
-      feat[node, column] = value
-  return dataclasses.replace(
-      graph_of(0, nodes=len(nodes), edges=0), node_feat=feat,
-      node_opcode=np.array([ids[name] for name, *_ in nodes], np.uint8),
-      edge_index=np.array(edges, np.int32))
-
-
-# A window of 3 x 3, 8 features from 4: kernels are (H, W, in, out), other arrays (N, H, W, C).
-NUMBERS = {44: 9, 93: 0, 94: 3, 99: 2, 100: 3, 105: 0, 106: 3, 107: 1}
 
 
 @pytest.mark.parametrize("kernel_first", [True, False])
@@ -84,96 +40,9 @@ def test_left_and_right_operands_are_told_apart_by_their_shapes(kernel_first):
   nodes, operands = feature_blocks.contraction_operands(graph)
   swapped = [[1, 0], [3, 2]] if kernel_first else [[0, 1], [2, 3]]
   assert nodes.tolist() == [4, 5, 6] and operands.tolist() == [*swapped, [5, -1]]
-  shapes = feature_blocks.operand_shapes(graph)
+  shapes = third.operand_shapes(graph)
   np.testing.assert_array_equal(shapes[4], [2, 5, 5, 4, 0, 0, 16, 200, 3, 3, 4, 8, 0, 0, 18, 288])
   np.testing.assert_array_equal(shapes[7], [-2] * 16)
-
-
-def test_the_work_of_a_kernel_by_hand():
-  graph = made_of(
-      [("parameter", "f32", (3, 3, 4, 8), {}), ("parameter", "bf16", (2, 5, 5, 4), {}),
-       ("convolution", "f32", (2, 5, 5, 8), NUMBERS), ("tanh", "f32", (2, 5, 5, 8), {}),
-       ("add", "f32", (2, 5, 5, 8), {}), ("reduce", "f32", (8,), {}), ("dot", "f32", (8, 8), {}),
-       ("tuple", "tuple", (), {0: 1})],
-      [[2, 0], [2, 1], [3, 2], [4, 2], [4, 3], [5, 4], [6, 5], [6, 5], [7, 4], [7, 5]])
-  found = feature_blocks.kernel_work(graph)
-  operations = 2 * 400 * 9 * 4 + 400 + 400 + 400 + 2 * 64  # the last is an outer product
-  expected = [operations, 288 * 4 + 200 * 2, 400 * 4 + 8 * 4, 400]
-  np.testing.assert_array_equal(found, [expected] * 8)
-
-
-def test_the_wide_columns_of_the_3rd_place_are_logarithms():
-  """The 43 columns of its published list; the others stay as they are."""
-  graph = graph_of(1)
-  wide = [*range(21, 31), 37, 38, 39, 43, 44, 52, 53, 54, 59, 60, 68, 76, 84, *range(107, 113),
-          *range(117, 125), 126, 127, *range(129, 133)]
-  found, x = feature_blocks.wide_logarithms(graph), graph.node_feat.astype(np.float64)
-  assert len(wide) == 43
-  expected = [[math.copysign(math.log(1 + abs(v)), v) if column in wide else v
-               for column, v in enumerate(row)] for row in x.tolist()]
-  np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def test_tile_modulo_equals_the_formula_of_every_column():
-  graph = graph_of(3)
-  found = feature_blocks.tile_modulo(graph)
-  assert found.shape == (20, 60)
-  for node in range(20):
-    for k, column in enumerate(_COUNTED):
-      x = float(graph.node_feat[node, column])
-      assert abs(found[node, k] - ((x + 127) % 128) / 128) < 1e-6
-      assert abs(found[node, 30 + k] - math.floor(x / 128) / 10) < 1e-6
-  full = dataclasses.replace(graph, node_feat=np.full_like(graph.node_feat, 128))
-  np.testing.assert_allclose(
-      feature_blocks.tile_modulo(full), [[127 / 128] * 30 + [0.1] * 30] * 20, rtol=1e-6)
-
-
-def test_walks_on_a_chain_of_three_nodes_by_hand():
-  """a feeds b, b feeds c, c feeds the output: a forward walk never comes back."""
-  graph = graph_of(0, nodes=3, edges=0)
-  feat = np.zeros_like(graph.node_feat)
-  feat[2, 0] = 1  # the root
-  edges = np.array([[1, 0], [2, 1]], np.int32)  # consumer, producer
-  graph = dataclasses.replace(graph, node_feat=feat, edge_index=edges)
-  found = feature_blocks.directed_walk(graph)
-  np.testing.assert_allclose(found[:, 0], [1 / 2] * 3)  # stay, or go on
-  # Two steps: nobody else comes to a; to b from a by 1/2 * 1/2 + 1/2 * 1/2; to c from b
-  # likewise and from a by 1/4.
-  np.testing.assert_allclose(found[:, 1], [0, 1 / 2, 3 / 4])
-  both = feature_blocks.return_probabilities(graph)
-  # Undirected, two steps from a and back: 1/2 * 1/2 by staying, 1/2 * 1/3 by way of b.
-  np.testing.assert_allclose(both[0, 0], 1 / 4 + 1 / 6, rtol=1e-6)
-  np.testing.assert_array_equal(both[:, 112:], found)
-
-
-def slow_walks(graph):
-  """`[N, 128]` by definition, with dense matrix powers in float64."""
-  nodes = graph.num_nodes + 1  # the output is one more
-  directed = np.eye(nodes)
-  directed[graph.edge_index[:, 1], graph.edge_index[:, 0]] = 1
-  directed[np.flatnonzero(graph.node_feat[:, 0] > 0), -1] = 1
-  undirected = np.minimum(directed + directed.T, 1)
-  columns = []
-  walk = undirected / undirected.sum(axis=1, keepdims=True)
-  power = walk
-  for _ in range(112):
-    power = power @ walk
-    columns.append(np.diag(power))
-  walk = directed / directed.sum(axis=1, keepdims=True)
-  power = walk
-  columns.append(np.diag(walk))
-  for _ in range(15):
-    power = power @ walk
-    columns.append(power.sum(axis=0) - np.diag(power))
-  return np.stack(columns, axis=1)[:-1]
-
-
-@pytest.mark.parametrize("nodes, edges", [(1, 0), (5, 0), (12, 20), (40, 300), (300, 500)])
-def test_random_walks_are_those_of_the_definition(nodes, edges):
-  graph = graph_of(nodes, nodes=nodes, edges=edges)
-  found = feature_blocks.return_probabilities(graph)
-  assert found.shape == (nodes, 128) and found.dtype == np.float32
-  np.testing.assert_allclose(found, slow_walks(graph), rtol=2e-4, atol=2e-6)
 
 
 def test_padding_marks_layout_positions_beyond_the_rank():

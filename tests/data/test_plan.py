@@ -4,6 +4,7 @@ Slates follow their exact distributions. Budgets hold every batch and waste litt
 """
 
 import collections
+import dataclasses
 import itertools
 import math
 
@@ -28,7 +29,7 @@ def graphs_of(count, seed=0):
 
 
 def plan_of(graphs, *, slates_per_step=4, devices=1, seed=0, epochs=16, **options):
-  def draw(number, rng):
+  def draw(number, rng, turn):
     def finish():
       ids = rng.choice(20, 3, replace=False)
       return Slate(graphs[number], ids, ids.astype(np.float32), number)
@@ -97,7 +98,7 @@ def test_the_number_of_devices_changes_nothing_but_the_places(slates_per_epoch):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_budgets_can_follow_what_is_drawn_of_a_graph(devices):
   """Sizes that depend on the draw are the sizes of the slates of that step."""
-  def draw(number, rng):
+  def draw(number, rng, turn):
     nodes = int(rng.integers(1, 200))
     return plan_lib.Drawn(
         graphs[number].sizes | {"nodes": nodes},
@@ -343,9 +344,10 @@ def test_every_other_slate_is_of_close_runtimes():
 
 def test_graphs_weigh_by_their_configurations():
   configs = [configs_of(np.arange(1, n + 1)) for n in (4, 9, 1)]
-  assert plan_lib.graph_weights(configs, "uniform") is None
-  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "proportional"), [4, 9, 1])
-  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "sqrt"), [2, 3, 1])
+  assert plan_lib.graph_weights(configs, "uniform", 2) is None
+  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "proportional", 2), [4, 9, 1])
+  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "sqrt", 2), [2, 3, 1])
+  np.testing.assert_array_equal(plan_lib.graph_weights(configs, "every_config", 2), [2, 4, 1])
 
 
 @pytest.mark.parametrize("configs, count", [(40, 10), (4, 4), (4, 5), (4, 16)])
@@ -375,3 +377,30 @@ def test_blocks_partition_the_graph_and_each_is_drawn_evenly(nodes, keep):
   assert max(stop - start for start, stop in counts) == min(nodes, keep)
   p = 1 / len(counts)
   assert all(abs(n / draws - p) <= 4 * math.sqrt(p * (1 - p) / draws) for n in counts.values())
+
+
+@pytest.mark.parametrize("per_epoch", [0, 5])
+def test_every_configuration_comes_once_before_any_comes_twice(per_epoch):
+  """Slates of 3 of 10, 6 and 2 configurations: three, two and one of them in a pass."""
+  graphs, sizes = graphs_of(3), (10, 6, 2)
+  configs = [dataclasses.replace(
+      graph.configs, **{field.name: getattr(graph.configs, field.name)[:size]
+                        for field in dataclasses.fields(graph.configs)})
+             for graph, size in zip(graphs, sizes)]
+  sampler = plan_lib.ConfigSampler(
+      configs, count=3, sampling="uniform", targets=lambda configs, ids: ids, every=7)
+  plan = plan_lib.BatchPlan(
+      graphs, slates_per_step=1, devices=1, draw=plan_lib.draw_slates(graphs, sampler), seed=0,
+      epochs=8, slates_per_epoch=per_epoch,
+      weights=plan_lib.graph_weights(configs, "every_config", 3))
+  assert plan.steps_per_epoch == (per_epoch or 6)
+  seen = {number: [] for number in range(3)}
+  for step in range(18):
+    slate, = plan.slates(step, 0)
+    seen[slate.graph_id].append(slate.config_ids.tolist())
+  assert {number: len(slates) for number, slates in seen.items()} == {0: 9, 1: 6, 2: 3}
+  for number, slates in seen.items():
+    per_pass = len(slates) // 3
+    passes = [sum(slates[i : i + per_pass], []) for i in range(0, len(slates), per_pass)]
+    assert all(len(set(ids)) == len(ids) for ids in passes)
+    assert passes[0] != passes[1] or number == 2

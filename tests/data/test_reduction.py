@@ -162,36 +162,20 @@ def with_roots(graph, roots):
   return dataclasses.replace(graph, node_feat=feat)
 
 
-@pytest.mark.parametrize("name", [*REDUCTIONS, "none"])
-def test_an_output_node_consumes_the_roots_that_are_left(name):
-  graph = with_roots(graph_of(1), [2, 9, int(graph_of(1).config_node[0])])
-  inputs = dataclasses.replace(graph, node_feat=graph.node_feat * -3 + 1)
-  options = reduction.Options(name, virtual_node="output")
-  small = reduction.reduce_graph(inputs, reduction.Options(name))
-  found = reduction.reduce_graph(inputs, options, graph)
-  rows = {tuple(row): i for i, row in enumerate(inputs.node_feat.tolist())}
-  is_root = [tuple(row) in rows and graph.node_feat[rows[tuple(row)], 0] > 0
-             for row in small.node_feat.tolist()]
-  if name == "coarsen_rest":  # a merged node is a root if a part of it is one
-    merged = [i for i, row in enumerate(small.node_feat) if not row.any()]
-    _, parts, _ = slow_coarse(graph, 1, "both", "node")
-    for i, part in zip(merged, parts):
-      is_root[i] = any(graph.node_feat[node, 0] > 0 for node in part)
-  n = small.num_nodes
-  assert found.num_nodes == n + 1 and not found.node_feat[n].any() and not found.node_opcode[n]
-  np.testing.assert_array_equal(found.node_feat[:n], small.node_feat)
-  np.testing.assert_array_equal(found.edge_index[: small.num_edges], small.edge_index)
-  assert found.edge_index[small.num_edges:].tolist() == [
-      [n, i] for i in range(n) if is_root[i]]
-  np.testing.assert_array_equal(found.config_node, small.config_node)
-  assert found.node_splits[-1] == n + 1
+def test_the_output_node_consumes_the_roots():
+  graph = with_roots(graph_of(1), [2, 9])
+  found, nodes = reduction.with_output(graph), graph.num_nodes
+  assert found.num_nodes == found.node_splits[-1] == nodes + 1
+  assert not found.node_feat[nodes].any() and not found.node_opcode[nodes]
+  np.testing.assert_array_equal(found.node_feat[:nodes], graph.node_feat)
+  np.testing.assert_array_equal(found.edge_index[:-2], graph.edge_index)
+  assert found.edge_index[-2:].tolist() == [[nodes, 2], [nodes, 9]]
 
 
-def test_without_a_root_an_output_node_consumes_the_nodes_without_users():
+def test_without_a_root_the_output_node_consumes_the_nodes_without_users():
   graph = with_roots(graph_of(1), [])
-  found = reduce_graph(graph, virtual_node="output")
   used = set(graph.edge_index[:, 1].tolist())
-  new = found.edge_index[graph.num_edges:].tolist()
+  new = reduction.with_output(graph).edge_index[graph.num_edges:].tolist()
   assert new == [[24, node] for node in range(24) if node not in used]
 
 

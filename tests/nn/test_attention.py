@@ -7,15 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from system_cases import (
-    CONFIGS, EXACT, FORMS, GRAPHS, NODES, OF_GRAPH, REAL, TILES, WIDTH, apply_to, check, dense,
+    CONFIGS, EXACT, FORMS, GRAPHS, NODES, OF_GRAPH, REAL, WIDTH, apply_to, check, dense,
     each_graph, features, members, nodes_of, params_of, quick_jit, random, slow_attention,
     slow_transformer)
 
-from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.nn import attention
 from tpugraphs_jax.nn.attention import (
     KernelAttention, NodeAttention, SoftmaxAttention, TransformerLayer)
-from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Slates
+from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE
 
 
 def elu_and_one(x):
@@ -57,20 +56,6 @@ def test_attention_by_kernels_equals_a_sum_over_pairs(
   expected = slow_kernel_attention(x, params, SLOW[kernel], heads=heads, normalize=normalize)
   check(found, expected, 2e-4)
   assert np.isfinite(found).all()  # in padding nodes, too
-
-
-@pytest.mark.parametrize("size", [1, 3, 256])
-@pytest.mark.parametrize("kind", ["layout", "tile"])
-def test_blocks_hold_every_node_once_beside_nodes_of_its_graph(kind, size, monkeypatch):
-  monkeypatch.setattr(attention, "_BLOCK", size)
-  slates = nodes_of(features(NONE), NONE).slates if kind == "layout" else Slates.of(TILES)
-  blocks, graph_of = (np.asarray(part) for part in attention.graph_blocks(slates))
-  of_graph, real = np.asarray(slates.graph_of), blocks < ABSENT
-  assert blocks.shape[1] == min(size, slates.num_nodes)
-  np.testing.assert_array_equal(
-      np.sort(blocks[real]), np.flatnonzero(of_graph < slates.graphs))
-  np.testing.assert_array_equal(
-      of_graph[blocks[real]], np.broadcast_to(graph_of[:, None], blocks.shape)[real])
 
 
 @pytest.mark.parametrize("hop", [NONE, 0, EVERYWHERE])
@@ -133,10 +118,9 @@ def test_kernels_are_the_published_ones():
 
 def test_attention_of_half_precision_nodes_adds_in_float32():
   """Sums of a thousand equal values, which bfloat16 cannot hold."""
-  parts = features(EVERYWHERE)
-  x = nodes_of(parts, EVERYWHERE).map(lambda rows: rows.astype(jnp.bfloat16))
-  one = jnp.ones((NODES, CONFIGS, 1, 1), jnp.bfloat16)
-  heard = attention.kernel_attention(one, one, 300 * one, x.slates, normalize=False)
-  count = np.bincount(OF_GRAPH, minlength=GRAPHS + 1)[OF_GRAPH]
-  assert heard.dtype == jnp.float32
-  np.testing.assert_array_equal(heard[REAL, 0, 0, 0], 300 * count[REAL])
+  one = nodes_of(features(EVERYWHERE), EVERYWHERE).map(
+      lambda rows: jnp.ones((*rows.shape[:2], 1), jnp.bfloat16))
+  seen = attention.graph_products(one, one.map(lambda rows: 300 * rows))
+  assert seen.dtype == jnp.float32
+  count = np.bincount(OF_GRAPH, minlength=GRAPHS + 1)[:GRAPHS]
+  np.testing.assert_array_equal(seen[:, 0, 0, 0], 300 * count[: len(seen)])

@@ -41,7 +41,8 @@ def test_layouts_meet_features_at_configurable_nodes(elsewhere):
   other = {None: None, "one": np.full((1, 18), -2.0, np.float32),
            "each": random(NODES, 18, seed=2)}[elsewhere]
   parts = features(NONE)
-  inputs = lambda: (nodes_of(parts, NONE), Layouts(Slates.of(BATCH), jnp.asarray(BATCH.rows), other))
+  inputs = lambda: (
+      nodes_of(parts, NONE), Layouts(Slates.of(BATCH), jnp.asarray(BATCH.rows), other))
   params = params_of(EXACT, *inputs())
   found = np.asarray(apply(EXACT, params, inputs))
   config, configured = slow_configs(BATCH)

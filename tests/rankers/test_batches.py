@@ -68,7 +68,7 @@ def test_a_slate_is_a_pure_function_of_the_generator(kind):
   graphs = prepared_of(kind)
   draw = drawing(kind, graphs)
   for number, graph in enumerate(graphs):
-    one, two = (draw(number, np.random.default_rng(7)) for _ in range(2))
+    one, two = (draw(number, np.random.default_rng(7), 0) for _ in range(2))
     assert one.sizes == two.sizes
     first, second = one.finish(), two.finish()
     assert first.graph is graph and first.graph_id == number
@@ -82,7 +82,7 @@ def test_the_sizes_that_are_drawn_hold_the_batch(kind):
   graphs = prepared_of(kind)
   draw, rng = drawing(kind, graphs), np.random.default_rng(1)
   for _ in range(5):
-    drawn = [draw(number, rng) for number in range(3)]
+    drawn = [draw(number, rng, 0) for number in range(3)]
     slates = [one.finish() for one in drawn]
     (budget,) = plan.choose_budgets([batching.add_sizes([one.sizes for one in drawn])])
     batch = FAMILIES[kind].assemble(slates, budget, graphs=4, configs=CONFIGS + 1)
@@ -96,7 +96,7 @@ def test_the_sizes_that_are_drawn_hold_the_batch(kind):
 def test_batches_of_several_devices_have_one_structure(kind):
   graphs = prepared_of(kind)
   draw, family = drawing(kind, graphs), FAMILIES[kind]
-  drawn = [draw(number, np.random.default_rng(2)) for number in (0, 2)]
+  drawn = [draw(number, np.random.default_rng(2), 0) for number in (0, 2)]
   sizes = {key: max(one.sizes[key] for one in drawn) for key in drawn[0].sizes}
   (budget,) = plan.choose_budgets([sizes])
   batches = family.align([

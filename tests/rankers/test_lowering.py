@@ -25,10 +25,10 @@ CASES = {
         "layout", "gst_efd,ci", BFLOAT16 | {"segments.history_dtype": "bfloat16",
                                             "segments.finetune.epochs": 1}),
     "tables": ("layout", "tables+sage,ci", {}),
-    "composed": ("layout", "preset=third,ci", {}),
-    "composed, once for all configurations": ("layout", "preset=tenth,ci", {}),
+    "a system": ("layout", "preset=third,ci", {}),
+    "a system, once for all configurations": ("layout", "preset=tenth,ci", {}),
     "tokens of tensor dimensions": ("tile", "preset=fifth,ci", {}),
-    "composed tile, attention along edges": ("tile", "preset=sixth,ci", {}),
+    "a system on tiles, attention along edges": ("tile", "preset=sixth,ci", {}),
     "edges": ("layout", "preset=fourth,ci", {}),
 }
 

@@ -12,13 +12,11 @@ import jax
 import parts
 import pytest
 
-from tpugraphs_jax.run import configs, published
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import steps  # pylint: disable=wrong-import-position
 
-PRESETS = [*(("layout", f"{configs.PRESET}{name}") for name in published.LAYOUTS),
-           *(("tile", f"{configs.PRESET}{name}") for name in published.TILES)]
+PRESETS = [(kind, name) for kind in ("layout", "tile") for name in steps.presets(kind)]
 OTHERS = [
     ("tile", ""), ("tile", "recommended"), ("tile", "LateJoinResGCN"), ("tile", "MLP"),
     ("layout", "full"), ("layout", "official"), ("layout", "gst"), ("layout", "gst_ed"),
@@ -26,20 +24,8 @@ OTHERS = [
 ]
 
 
-# Networks without an attribute `precision`, whose layers of flax have jax's default.
-NO_PRECISION = ("sixth", "tenth", "mlsys21_lstm", "mlsys21_transformer", "mlsys21_gat")
-
-
-def _cases():
-  for kind, variant in (*OTHERS, *PRESETS):
-    name = variant.removeprefix(configs.PRESET)
-    fails = kind == "tile" and name in NO_PRECISION
-    marks = [pytest.mark.xfail(strict=True)] if fails else []
-    yield pytest.param(kind, variant, marks=marks)
-
-
 @pytest.mark.parametrize("step", steps.STEPS)
-@pytest.mark.parametrize("kind, variant", list(_cases()))
+@pytest.mark.parametrize("kind, variant", [*OTHERS, *PRESETS])
 def test_every_product_of_a_step_has_the_precision_of_the_config(kind, variant, step):
   config = parts.config_of(kind, f"{variant},ci".strip(","))
   found = steps.products(steps.lower(config, step, jax.local_devices()[:1], nodes=60))

@@ -22,10 +22,9 @@ from collections.abc import Callable, Sequence
 import dataclasses
 
 import numpy as np
-import scipy.sparse
 
 from tpugraphs_jax.columns import (
-    ELEMENT_TYPES, MAX_RANK, NODE, NODE_FEATURES, TILE, opcode_ids, sizes)
+    MAX_RANK, NODE, NODE_FEATURES, TILE, opcode_ids, sizes)
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.registry import Registry
 
@@ -210,25 +209,6 @@ def signed_log(x: np.ndarray) -> np.ndarray:
   return np.sign(x) * np.log1p(np.abs(x))
 
 
-# Columns that the 3rd place takes the logarithm of.
-_WIDE = np.r_[21:31, 37:40, 43:45, 52:55, 59:61, 68, 76, 84, 107:113, 117:125, 126:128, 129:133]
-
-
-@BLOCKS.register("wide_logarithms")
-def wide_logarithms(graph: OpGraph) -> np.ndarray:
-  """The released columns, 43 with many orders of magnitude as logarithms: `[N, 140]` float32.
-
-  log(1 + x), below 0 -log(1 - x). Source: 3rd place of the competition, whose log(1 + x) is no
-  number below -1.
-  """
-  feat = graph.node_feat[:, :NODE_FEATURES].astype(np.float32)
-  feat[:, _WIDE] = signed_log(feat[:, _WIDE])
-  return feat
-
-
-_MISSING, _OTHER_OPCODE = -1, -2
-
-
 def contraction_operands(graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
   """Convolutions and products `[M]`, and their left and right operands `[M, 2]`, -1 = none.
 
@@ -268,116 +248,3 @@ def _fits_product(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool
   return any(
       a == b and sides[0][:i] + sides[0][i + 1 :] + sides[1][:j] + sides[1][j + 1 :] == result
       for i, a in enumerate(sides[0]) for j, b in enumerate(sides[1]))
-
-
-@BLOCKS.register("operand_shapes")
-def operand_shapes(graph: OpGraph) -> np.ndarray:
-  """Shapes of the first two operands of convolutions and products, `[N, 16]` float32.
-
-  Of each operand, left and then right (`contraction_operands`), the 6 dimensions, their sum and
-  product; -1 where there is no such operand, -2 for other instructions. The 3rd place takes
-  log(x + 3) of it (`log_offset(3)`). Source: 3rd place of the competition.
-  """
-  shape = graph.node_feat[:, NODE["shape"]]
-  features = np.full((graph.num_nodes, 2, shape.shape[1]), _OTHER_OPCODE, np.float32)
-  nodes, operands = contraction_operands(graph)
-  features[nodes] = np.where(operands[..., None] >= 0, shape[operands], _MISSING)
-  return features.reshape(graph.num_nodes, -1)
-
-
-_COUNTED = np.r_[tuple(sizes(NODE[name]) for name in (
-    "shape", "dimensions", "window_size", "window_padding_low", "window_padding_high"))]
-
-
-@BLOCKS.register("tile_modulo")
-def tile_modulo(graph: OpGraph) -> np.ndarray:
-  """How dimensions fill registers of 128 lanes, `[N, 60]` float32.
-
-  Of 30 columns x that count along a dimension first ((x + 127) mod 128) / 128, the place
-  of the last number in its register, then floor(x / 128) / 10, the registers before. Source:
-  3rd place of the competition.
-  """
-  x = graph.node_feat[:, _COUNTED]
-  filled = np.mod(x + (LANES - 1), LANES) / LANES
-  return np.concatenate([filled, np.floor(x / LANES) / 10], axis=1).astype(np.float32)
-
-
-# Of the 3rd place of the competition: steps of walks along edges in both directions, from the
-# second step on, and steps of walks from producers to consumers.
-UNDIRECTED_STEPS = 112
-DIRECTED_STEPS = 16
-# Walks that start from so many nodes are followed at a time.
-_NODES_AT_ONCE = 256
-
-
-@BLOCKS.register("random_walk")
-def return_probabilities(graph: OpGraph) -> np.ndarray:
-  """How likely random walks are back where they began, `[N, 112 + 16]` float32.
-
-  Edges lead from producers to consumers, and from the root of every computation to one node
-  more, the output. Every node has an edge to itself, and P is the adjacency matrix with rows
-  divided by their sums. The first columns are the diagonals of P^2 to P^113 of the undirected
-  graph. The others are of the directed graph, see `directed_walk`.
-
-  The time grows with N * E: about a second for 3,000 nodes, minutes for 40,000. Source: 3rd
-  place of the competition.
-  """
-  adjacency = _towards_output(graph)
-  undirected = ((adjacency + adjacency.T) > 0).astype(np.float32)
-  both = _diagonals(_walk(undirected), UNDIRECTED_STEPS + 1)[:-1, 1:]
-  return np.concatenate([both, directed_walk(graph)], axis=1).astype(np.float32)
-
-
-@BLOCKS.register("directed_walk")
-def directed_walk(graph: OpGraph) -> np.ndarray:
-  """Random walks from producers to consumers and to the output, `[N, 16]` float32.
-
-  The diagonal of P as in `random_walk`, then for k = 2 to 16 the column sums of P^k without
-  the diagonal. Source: 3rd place of the competition.
-  """
-  walk = _walk(_towards_output(graph))
-  returns = _diagonals(walk, DIRECTED_STEPS)
-  reached, columns = walk.T @ np.ones(len(returns), np.float32), [returns[:, 0]]
-  for step in range(1, DIRECTED_STEPS):
-    reached = walk.T @ reached
-    columns.append(reached - returns[:, step])
-  return np.stack(columns, axis=1)[:-1].astype(np.float32)
-
-
-def _towards_output(graph: OpGraph) -> scipy.sparse.csr_array:
-  """Adjacency from producers to consumers with self edges, 0 or 1 `[N + 1, N + 1]`, output last."""
-  nodes, (consumer, producer) = graph.num_nodes, graph.edge_index.T
-  roots = np.flatnonzero(graph.node_feat[:, NODE["is_root"].start] > 0)
-  senders = np.concatenate([producer, roots])
-  receivers = np.concatenate([consumer, np.full(len(roots), nodes)])
-  fed = scipy.sparse.csr_array(
-      (np.ones(len(senders), np.float32), (senders, receivers)), shape=(nodes + 1, nodes + 1))
-  return ((fed + scipy.sparse.eye_array(nodes + 1)) > 0).astype(np.float32)
-
-
-def _walk(adjacency: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
-  """The matrix with rows divided by their sums, which are above 0."""
-  scale = scipy.sparse.diags_array(1 / adjacency.sum(axis=1))
-  return (scale @ adjacency).tocsr().astype(np.float32)
-
-
-def _diagonals(walk: scipy.sparse.csr_array, steps: int) -> np.ndarray:
-  """Diagonals of `walk` to the powers 1 to `steps`, `[N, steps]` float32.
-
-  With e the unit vector of a node, the entry of power a + b is (e P^a) (P^b e): each
-  direction walks half of the steps.
-  """
-  nodes = walk.shape[0]
-  result = np.zeros((nodes, steps), np.float32)
-  transposed = walk.T.tocsr()
-  for start in range(0, nodes, _NODES_AT_ONCE):
-    stop = min(start + _NODES_AT_ONCE, nodes)
-    ahead = np.eye(nodes, stop - start, -start, dtype=np.float32)  # P^b e, a column per node
-    back = ahead.copy()
-    for step in range(steps):
-      if step % 2:
-        back = transposed @ back
-      else:
-        ahead = walk @ ahead
-      result[start:stop, step] = np.einsum("nc,nc->c", ahead, back)
-  return result

@@ -36,9 +36,8 @@ class Options:
       follow them from the last node.
     induced: `edge` keeps the edges that a walk uses, so that two kept nodes at the rim
       lose the edge between them; `node` keeps every edge between kept nodes.
-    virtual_node: `none`; `output`: a node that consumes the roots of all computations, or all
-      nodes without users where there is no root (3rd place); `cluster`: a node for every
-      `cluster_nodes` nodes next to each other, which consumes them (5th place).
+    virtual_node: `none`; `cluster`: a node for every `cluster_nodes` nodes next to each other,
+      which consumes them (5th place). A node `output` is there before: see `with_output`.
     cluster_nodes: nodes that share a virtual node of kind `cluster`.
   """
 
@@ -58,14 +57,30 @@ class _Part(NamedTuple):
   merged: int = 0  # how many of the new nodes, the last ones, stand for several
 
 
-def reduce_graph(graph: OpGraph, options: Options, raw: OpGraph | None = None) -> OpGraph:
+def with_output(graph: OpGraph) -> OpGraph:
+  """The graph with one node more, the output, behind the others (3rd place).
+
+  It consumes the roots of all computations, or all nodes without users where there is no root.
+  Its opcode and its released features are 0.
+
+  Args:
+    graph: with the released features. Blocks of features see the output as a node.
+  """
+  nodes = graph.num_nodes
+  roots = graph.node_feat[:, NODE["is_root"].start] > 0
+  if not roots.any():
+    roots = np.ones(nodes, bool)
+    roots[graph.edge_index[:, 1]] = False
+  member = np.flatnonzero(roots)
+  return _with_virtual_nodes(graph, np.full(len(member), nodes), member)
+
+
+def reduce_graph(graph: OpGraph, options: Options) -> OpGraph:
   """The graph that a model sees.
 
   Args:
     graph: layout graph, or a kernel where nothing is left out.
     options: which nodes and edges.
-    raw: the same graph with the released features, which tell the roots; `graph` itself
-      unless given.
 
   Returns:
     The graph with nodes renumbered in their order, then merged nodes and virtual ones,
@@ -76,10 +91,9 @@ def reduce_graph(graph: OpGraph, options: Options, raw: OpGraph | None = None) -
   small = graph if options.reduction == "none" else _taken(graph, part)
   if options.virtual_node == "none":
     return small
-  roots = np.zeros(small.num_nodes, bool)
-  is_root = (raw or graph).node_feat[:, NODE["is_root"].start] > 0
-  roots[part.number[is_root & (part.number >= 0)]] = True
-  return _with_virtual_nodes(small, options, roots)
+  member = np.arange(small.num_nodes)
+  return _with_virtual_nodes(
+      small, small.num_nodes + member // options.cluster_nodes, member)
 
 
 def kept_nodes(graph: OpGraph, options: Options) -> np.ndarray:
@@ -89,18 +103,11 @@ def kept_nodes(graph: OpGraph, options: Options) -> np.ndarray:
   return np.flatnonzero((part.number >= 0) & (part.number < own))
 
 
-def _with_virtual_nodes(graph: OpGraph, options: Options, roots: np.ndarray) -> OpGraph:
-  """The graph with virtual nodes after its own; `roots [N]` bool are results of computations."""
+def _with_virtual_nodes(graph: OpGraph, owner: np.ndarray, member: np.ndarray) -> OpGraph:
+  """The graph with virtual nodes after its own; each of `owner [n]` consumes `member [n]`."""
   nodes = graph.num_nodes
-  if options.virtual_node == "output":
-    if not roots.any():
-      roots = np.ones(nodes, bool)
-      roots[graph.edge_index[:, 1]] = False
-    owner, member = np.zeros(roots.sum(), int), np.flatnonzero(roots)
-  else:
-    owner, member = np.arange(nodes) // options.cluster_nodes, np.arange(nodes)
-  count = int(owner.max(initial=0)) + 1
-  edges = np.stack([nodes + owner, member], axis=1).astype(np.int32)
+  count = int(owner.max(initial=nodes)) + 1 - nodes
+  edges = np.stack([owner, member], axis=1).astype(np.int32)
   splits = np.append(graph.node_splits[:-1], nodes + count)
   feat, opcode = graph.node_feat, graph.node_opcode
   return dataclasses.replace(

@@ -10,13 +10,11 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.nn import layers
-from tpugraphs_jax.nn.aggregation import take_rows
 from tpugraphs_jax.nn.linear import Linear
-from tpugraphs_jax.nn.nodes import Nodes, Slates
+from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Nodes, Slates, concat
 
-_BLOCK = 256  # nodes that kernel attention takes at a time
+_BLOCK = 512  # rows of one graph that are multiplied at a time
 
 
 def positive(x: jax.Array) -> jax.Array:
@@ -59,83 +57,203 @@ class KernelAttention(nn.Module):
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
     """`[N, C, features]` of `x [N, C, F]`."""
-    by_head = lambda v: v.reshape(*v.shape[:2], self.heads, -1)
     width = self.keys or self.features
-    query, key = (self.linear(width, name=name)(x).map(lambda v: self.kernel(by_head(v)))
-                  for name in ("query", "key"))
-    value = self.linear(self.features, use_bias=False, name="value")(x).map(by_head)
-    heard = kernel_attention(
-        *(part.everywhere() for part in (query, key, value)), x.slates, normalize=self.normalize,
-        precision=self.precision)
-    heard = heard.reshape(*heard.shape[:2], -1).astype(value.dtype)
-    return x.slates.from_all(heard, x)
+    query, key = (self.linear(width, name=name)(x) for name in ("query", "key"))
+    value = self.linear(self.features, use_bias=False, name="value")(x)
+    heads = [self._heard(*(_head(part, number, self.heads) for part in (query, key, value)))
+             for number in range(self.heads)]
+    return concat(*heads)
+
+  def _heard(self, query: Nodes, key: Nodes, value: Nodes) -> Nodes:
+    """The result of one head."""
+    if self.normalize:  # a further channel of ones adds the weights up
+      value = value.map(lambda v: jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1))
+    seen = graph_products(key.map(self.kernel), value, precision=self.precision)
+    heard = times_graph(query.map(self.kernel), seen, precision=self.precision)
+    if not self.normalize:
+      return heard
+    # Padding nodes have no weights.
+    return heard.map(lambda v: v[..., :-1] / jnp.where(v[..., -1:] == 0, 1, v[..., -1:]))
 
 
-def kernel_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, slates: Slates, *, normalize: bool,
-    precision: Any = "highest",
-) -> jax.Array:
-  """`sum_j (q_i . k_j) v_j` over the nodes j of i's graph, at a cost linear in nodes.
+def _head(x: Nodes, number: int, heads: int) -> Nodes:
+  """The channels of a head."""
+  width = x.width // heads
+  return x.map(lambda v: v[..., number * width : (number + 1) * width])
 
-  Nodes pass in blocks of one graph each: first `sum_j k_j v_j` is added up for every graph,
-  then every block of queries meets the sum of its graph. The cost does not depend on the
-  number of graphs.
+
+# Sums over pairs of nodes, without the pairs: `sum_j (q_i . k_j) v_j` is `q_i M` with the matrix
+# `M = sum_j k_j^T v_j` of a graph.
+
+
+def graph_products(x: Nodes, y: Nodes, *, precision: Any = "highest") -> jax.Array:
+  """`sum_j x_j^T y_j` over the nodes j of each graph.
 
   Args:
-    query: `[N, C, H, D]`, through the kernel.
-    key: likewise.
-    value: `[N, C, H, V]`.
-    slates: of the nodes.
-    normalize: divide by `sum_j (q_i . k_j)`.
+    x: `[N, C, X]`.
+    y: `[N, C, Y]`.
     precision: of the products.
 
   Returns:
-    `[N, C, H, V]` float32; zeros for padding nodes.
+    `[G, C, X, Y]` float32; C is 1 where both are the same in all configurations.
   """
-  product = functools.partial(jnp.einsum, precision=precision)
-  blocks, graph_of = graph_blocks(slates)
-  take = lambda x: take_rows(x.astype(jnp.float32), blocks)
-  if normalize:  # a further channel of ones adds the weights up
-    value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
-
-  def add(state, block):
-    key, value, graph = block
-    return state.at[graph].add(product("nchd,nche->chde", key, value)), None
-
-  @jax.checkpoint  # keeps the queries of a block, not a copy of its graph's state
-  def hear(state, block):
-    query, graph = block
-    return state, product("nchd,chde->nche", query, state[graph])
-
-  state = jnp.zeros((slates.graphs, *key.shape[1:], value.shape[-1]))
-  state, _ = jax.lax.scan(add, state, (take(key), take(value), graph_of))
-  _, heard = jax.lax.scan(hear, state, (take(query), graph_of))
-  total = jnp.zeros(value.shape).at[blocks].set(heard, mode="drop")
-  if not normalize:
-    return total
-  weights = total[..., -1:]
-  return total[..., :-1] / jnp.where(weights == 0, 1, weights)  # padding has none
+  slates, hop = x.slates, max(x.hop, y.hop)
+  x, y = x.within(hop), y.within(hop)
+  graph_of, graphs = slates.graph_of, slates.graphs
+  if hop in (NONE, EVERYWHERE):
+    return _products(x.everywhere(), y.everywhere(), graph_of, graphs, precision)
+  unreached = jnp.where((slates.by_hop.hop > hop)[:, None, None], x.shared, 0)
+  row_graph = graph_of.at[slates.nodes_within(hop)].get(mode="fill", fill_value=graphs)
+  order = jnp.argsort(row_graph)
+  reached = _products(x.varying[order], y.varying[order], row_graph[order], graphs, precision)
+  return _products(unreached, y.shared, graph_of, graphs, precision) + reached
 
 
-def graph_blocks(slates: Slates) -> tuple[jax.Array, jax.Array]:
-  """All nodes in blocks, each of one graph.
+def times_graph(x: Nodes, matrix: jax.Array, *, precision: Any = "highest") -> Nodes:
+  """`x_i M` with the matrix M of the graph of node i, `[N, C, Y]`.
 
-  Returns:
-    The nodes of each block, `[B, _BLOCK]` int32, ABSENT where a graph has no more; and the
-    graph of each block, `[B]` int32.
+  Args:
+    x: `[N, C, X]`.
+    matrix: `[G, C, X, Y]`.
+    precision: of the products.
   """
-  size, count = min(_BLOCK, slates.num_nodes), slates.graph_nodes
-  number = -(-count // size)  # blocks of each graph
-  last = jnp.cumsum(number)
-  block = jnp.arange(-(-slates.num_nodes // size) + slates.graphs)
-  graph = jnp.sum(block[:, None] >= last[None], axis=1)
-  place = (block - (last - number).at[graph].get(mode="clip")) * size
-  place = place[:, None] + jnp.arange(size)[None]
-  first = (jnp.cumsum(count) - count).at[graph].get(mode="clip")
-  is_node = (graph < slates.graphs)[:, None] & (
-      place < count.at[graph].get(mode="clip")[:, None])
-  nodes = jnp.where(is_node, first[:, None] + place, ABSENT)
-  return nodes, jnp.minimum(graph, slates.graphs - 1)
+  slates = x.slates
+  if x.hop in (NONE, EVERYWHERE):
+    result = _times(x.everywhere(), matrix, slates.graph_of, precision)
+    return slates.nodes(result[:, 0]) if result.shape[1] == 1 else slates.full(result)
+  nodes = slates.nodes_within(x.hop)
+  row_graph = slates.graph_of.at[nodes].get(mode="fill", fill_value=slates.graphs)
+  order = jnp.argsort(row_graph)
+  reached = _times(x.varying[order], matrix, row_graph[order], precision)
+  everywhere = _times(x.shared, matrix, slates.graph_of, precision)
+  everywhere = jnp.broadcast_to(everywhere, (len(everywhere), *reached.shape[1:]))
+  return slates.full(everywhere.at[nodes[order]].set(reached, mode="drop"))
+
+
+class TimesGraph:
+  """`x_i M` as in `times_graph`, whose next linear layer is applied to M: an input of `Linear`.
+
+  A graph has fewer rows of M than nodes, so that the layer costs next to nothing.
+
+  Args:
+    x: `[N, C, X]`.
+    matrix: `[G, C, X, Y]`.
+    precision: of the products.
+  """
+
+  def __init__(self, x: Nodes, matrix: jax.Array, *, precision: Any = "highest"):
+    self.x, self.matrix, self.precision = x, matrix, precision
+    self.width = matrix.shape[-1]
+
+  def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
+    """`function`, a linear one without a bias, of every `x_i M`."""
+    return times_graph(self.x, function(self.matrix), precision=self.precision)
+
+
+# Both functions are linear in both arguments, and each is the derivative of the other. `configs`
+# is the C of the result: 1 adds up over configurations. Rows are sorted by their graph.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _products(x: jax.Array, y: jax.Array, graph_of: jax.Array, graphs: int, precision: Any):
+  """`[n, C, X]` and `[n, C, Y]` to `[graphs, C, X, Y]` float32; either C may be 1."""
+  return _add_products(x, y, graph_of, graphs, max(x.shape[1], y.shape[1]), precision)
+
+
+def _products_fwd(x, y, graph_of, graphs, precision):
+  return _products(x, y, graph_of, graphs, precision), (x, y, graph_of)
+
+
+def _products_bwd(graphs, precision, residuals, cotangent):
+  del graphs
+  x, y, graph_of = residuals
+  dx = _hand_out(y, jnp.swapaxes(cotangent, 2, 3), graph_of, x.shape[1], precision)
+  dy = _hand_out(x, cotangent, graph_of, y.shape[1], precision)
+  return dx.astype(x.dtype), dy.astype(y.dtype), None
+
+
+_products.defvjp(_products_fwd, _products_bwd)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _times(x: jax.Array, matrix: jax.Array, graph_of: jax.Array, precision: Any) -> jax.Array:
+  """`[n, C, X]` and `[G, C, X, Y]` to `[n, C, Y]` in the dtype of x; either C may be 1."""
+  configs = max(x.shape[1], matrix.shape[1])
+  return _hand_out(x, matrix, graph_of, configs, precision).astype(x.dtype)
+
+
+def _times_fwd(x, matrix, graph_of, precision):
+  return _times(x, matrix, graph_of, precision), (x, matrix, graph_of)
+
+
+def _times_bwd(precision, residuals, cotangent):
+  x, matrix, graph_of = residuals
+  dx = _hand_out(cotangent, jnp.swapaxes(matrix, 2, 3), graph_of, x.shape[1], precision)
+  dm = _add_products(x, cotangent, graph_of, len(matrix), matrix.shape[1], precision)
+  return dx.astype(x.dtype), dm, None
+
+
+_times.defvjp(_times_fwd, _times_bwd)
+
+
+def _add_products(x, y, graph_of, graphs: int, configs: int, precision: Any) -> jax.Array:
+  def add(total, start, is_own, graph):
+    left, right = (_rows(part, start, is_own) for part in (x, y))
+    return total.at[graph].add(_einsum("ncx,ncy->cxy", left, right, configs, precision))
+
+  return _each_block(add, jnp.zeros((graphs, configs, x.shape[2], y.shape[2])), graph_of, graphs)
+
+
+def _hand_out(x, matrix, graph_of, configs: int, precision: Any) -> jax.Array:
+  def add_rows(result, start, is_own, graph):
+    rows = _einsum("ncx,cxy->ncy", _rows(x, start, is_own), matrix[graph], configs, precision)
+    before = jax.lax.dynamic_slice_in_dim(result, start, len(rows))
+    return jax.lax.dynamic_update_slice_in_dim(result, before + rows, start, 0)
+
+  return _each_block(
+      add_rows, jnp.zeros((len(x), configs, matrix.shape[3])), graph_of, len(matrix))
+
+
+def _einsum(spec: str, x: jax.Array, y: jax.Array, configs: int, precision: Any) -> jax.Array:
+  """`jnp.einsum`; an axis c of length 1 stands for equal values, and `configs` 1 for a sum."""
+  inputs, result = spec.split("->")
+  parts, names = [], []
+  for part, name in zip((x, y), inputs.split(",")):
+    is_shared = part.shape[name.index("c")] == 1
+    parts.append(part.squeeze(name.index("c")) if is_shared else part)
+    names.append(name.replace("c", "") if is_shared else name)
+  kept = result.replace("c", "") if configs == 1 else result
+  value = jnp.einsum(f"{','.join(names)}->{kept}", *parts, precision=precision)
+  return jnp.expand_dims(value, result.index("c")) if configs == 1 else value
+
+
+def _rows(x: jax.Array, start: jax.Array, is_own: jax.Array) -> jax.Array:
+  """Rows of `x [n, ...]` from `start` on in float32, 0 where `is_own` is not set."""
+  rows = jax.lax.dynamic_slice_in_dim(x, start, len(is_own)).astype(jnp.float32)
+  return jnp.where(is_own[:, None, None], rows, 0)
+
+
+def _each_block(
+    function: Callable[..., jax.Array], initial: jax.Array, graph_of: jax.Array, graphs: int
+) -> jax.Array:
+  """`function(value, first row, [rows] which belong, graph)` for each block of rows of one graph.
+
+  The cost does not depend on the number of graphs.
+  """
+  size = min(_BLOCK, len(graph_of))
+  count = jnp.sum(graph_of[None] == jnp.arange(graphs)[:, None], axis=1)
+  first, blocks = jnp.cumsum(count) - count, -(-count // size)
+  last = jnp.cumsum(blocks)
+
+  def body(block, value):
+    graph = jnp.sum(block >= last)
+    start = first[graph] + (block - (last - blocks)[graph]) * size
+    clamped = jnp.minimum(start, len(graph_of) - size)
+    rows = clamped + jnp.arange(size)
+    is_own = (rows >= start) & (rows < first[graph] + count[graph])
+    return function(value, clamped, is_own, graph)
+
+  return jax.lax.fori_loop(0, last[-1], body, initial)
 
 
 def _zeros(inputs: int) -> Callable[..., jax.Array]:

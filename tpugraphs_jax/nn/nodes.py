@@ -104,10 +104,7 @@ class Slates:
     return jnp.concatenate(self.by_hop.nodes[: hop + 1])
 
   def is_configurable_row(self) -> jax.Array:
-    """Which rows of hop 0 have a configuration, `[hop 0]` bool.
-
-    Hop 0 holds every node in batches of networks whose `hops` are 0.
-    """
+    """Which rows of hop 0 have a configuration, `[hop 0]` bool; rows of padding have none."""
     return (self.batch.row_id < ABSENT).any(axis=1)
 
   def nodes(self, value: jax.Array) -> Nodes:

@@ -4,7 +4,7 @@
   layout     networks for whole programs: the official ResModel, GraphSAGE
   segments   Graph Segment Training, around a family of whole programs
   tables     costs of choices are looked up: the network runs once per program
-  composed   the published systems as options of one network
+  systems    published systems, a file each
 
 `scorer` runs the network of any family over graphs of any size, and `official_weights`
 converts weights of the official models.
@@ -17,10 +17,10 @@ from typing import Any
 
 # Importing a module of networks registers them.
 from tpugraphs_jax.rankers import base, tile
-from tpugraphs_jax.rankers.composed import ranker
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.segments.family import Segments
-from tpugraphs_jax.rankers.systems import fifth, first, fourth, gst, mlsys21, second, tenth
+from tpugraphs_jax.rankers.systems import (
+    fifth, first, fourth, gst, mlsys21, second, sixth, tenth, third)
 from tpugraphs_jax.rankers.tables import network, traffic
 
 

@@ -186,8 +186,8 @@ class Family:
   def reduction(self) -> reduction.Options:
     """Options of `reduction.reduce_graph`, which chooses the part of a graph for the network."""
     data = self.config["data"]
-    return reduction.Options(
-        virtual_node=data["virtual_node"], cluster_nodes=data["cluster_nodes"])
+    clusters = "cluster" if data["virtual_node"] == "cluster" else "none"
+    return reduction.Options(virtual_node=clusters, cluster_nodes=data["cluster_nodes"])
 
   def kept_nodes(self, graph: OpGraph) -> np.ndarray:
     """Numbers of the nodes `[n]` int64 of a graph that the network sees."""
@@ -349,7 +349,7 @@ class Kernels(Family):
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
     """A kernel with its neighbour tables; a kernel is never reduced, but gets virtual nodes."""
     _check_opcodes(inputs, self.network)
-    small = reduction.reduce_graph(inputs, self.reduction, raw)
+    small = reduction.reduce_graph(inputs, self.reduction)
     blocks = tuple(self.config["data"]["config_features"])
     small = dataclasses.replace(
         small, configs=feature_blocks.extended(raw or inputs, blocks).configs)
@@ -375,15 +375,16 @@ class Programs(Family):
         super().reduction, reduction=data["graph_reduction"], hops=data["reduction_hops"],
         direction=data["reduction_direction"], induced=data["reduction_induced"])
 
-  def reduce(self, inputs: OpGraph, raw: OpGraph | None = None) -> OpGraph:
-    """The part of a program that the network gets; arguments as `prepare`."""
+  def reduce(self, inputs: OpGraph) -> OpGraph:
+    """The part of a program that the network gets."""
     if self.reduction.reduction == self.reduction.virtual_node == "none":
       return inputs
-    return reduction.reduce_graph(inputs, self.reduction, raw)
+    return reduction.reduce_graph(inputs, self.reduction)
 
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
     """A program, reduced, with its neighbour tables; see `Family.prepare`."""
-    return self.prepare_part(self.reduce(inputs, raw))
+    del raw
+    return self.prepare_part(self.reduce(inputs))
 
   def prepare_part(self, graph: OpGraph) -> PreparedGraph:
     """`prepare` without the reduction: for reduced programs and segments of them."""

@@ -16,6 +16,7 @@ import re
 import runpy
 import sys
 import textwrap
+from typing import Any
 
 from absl import flags
 from flax import traverse_util

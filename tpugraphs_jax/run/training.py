@@ -23,7 +23,7 @@ import numpy as np
 from tpugraphs_jax import console, files as files_lib, losses, parallel
 from tpugraphs_jax.data import selection
 from tpugraphs_jax.data.plan import (
-    BatchPlan, Batches, ConfigSampler, config_draw, graph_weights, training_batches)
+    BatchPlan, Batches, EVERY, ConfigSampler, config_draw, graph_weights, training_batches)
 from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.run import checks, job as job_lib, results
@@ -89,8 +89,9 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
     results.begin(job, stage, prepared, workdir)
     with results.interruptions(workdir):
       result = _train_stages(job, stage, prepared, workdir, resume=resume)
+    judged, _ = validation_sample(config, prepared.valid)(result.step)
     results.update_summary(workdir, training=results.of_training(
-        config, result, graphs=len(prepared.valid), seconds=time.monotonic() - started))
+        config, result, graphs=len(judged), seconds=time.monotonic() - started))
     return result
 
 
@@ -288,12 +289,13 @@ def plan_of(part: Part, *, epochs: int) -> BatchPlan:
   config, batch = part.config, part.config.batch
   configs = [graph.configs for graph in part.graphs]
   sampler = ConfigSampler(
-      configs, count=batch.configs, sampling=batch.sampling, targets=part.targets)
+      configs, count=batch.configs, sampling=batch.sampling, targets=part.targets,
+      every=config.seed if batch.graph_sampling == EVERY else None)
   return BatchPlan(
       part.graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
       draw=part.family.draw(part.graphs, sampler), seed=config.seed, epochs=epochs,
       slates_per_epoch=batch.slates_per_epoch, drop_remainder=batch.drop_remainder,
-      weights=graph_weights(configs, batch.graph_sampling))
+      weights=graph_weights(configs, batch.graph_sampling, batch.configs))
 
 
 def first_batch(part: Part, plan: BatchPlan) -> Any:

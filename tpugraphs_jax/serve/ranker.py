@@ -31,7 +31,7 @@ from tpugraphs_jax import (
     collections, files as files_lib, parallel, rankers, registry, remote, trust)
 from tpugraphs_jax.columns import (
     LAYOUT_CONFIG_FEATURES, NODE, NODE_FEATURES, TILE_CONFIG_FEATURES, opcode_ids)
-from tpugraphs_jax.data import feature_blocks, features, npz, plan, selection
+from tpugraphs_jax.data import feature_blocks, features, npz, plan, reduction, selection
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.graph import (
     BEFORE_LAYOUTS, LOWERED, LayoutConfigs, OpGraph, TileConfigs, factor_layout_configs,
@@ -126,7 +126,7 @@ class Ranker:
     prepared, ids = self.prepare(graph), np.arange(2)
     batches = plan.BatchPlan(
         [prepared], slates_per_step=1, devices=1, seed=0, epochs=1, slates_per_epoch=1,
-        draw=self.family.draw([prepared], lambda number, rng: (ids, np.zeros(2, np.float32))))
+        draw=self.family.draw([prepared], lambda number, rng, turn: (ids, np.zeros(2, np.float32))))
     batch = self.family.assemble(batches.slates(0, 0), batches.budget(0), graphs=1, configs=2)
     return jax.eval_shape(self.family.network.init, jax.random.key(0), batch)["params"]
 
@@ -191,6 +191,8 @@ class Ranker:
   def prepare(self, graph: OpGraph) -> Any:
     """A graph as the family wants it: features computed and transformed, tables built."""
     graph = self._seen(graph)
+    if self.config["data"]["virtual_node"] == "output":
+      graph = reduction.with_output(graph)
     return self.family.prepare(self.features(graph), graph)
 
   def _seen(self, graph: OpGraph) -> OpGraph:

@@ -212,7 +212,7 @@ def run_on(monkeypatch, folder, devices: int, place: str):
   keys = history.Keys.of(graphs)
   table = history.create(keys, width=cases.WIDTH, dtype="float32", place=place, folder=folder)
 
-  def draw(number, rng):
+  def draw(number, rng, turn):
     graph = graphs[number]
     ids, fresh = rng.permutation(len(graph.configs))[:CONFIGS], [rng.integers(len(graph.segments))]
     return plan.Drawn(graph.sizes, lambda: cases.slot(graph, number, ids, fresh))

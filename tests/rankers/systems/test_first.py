@@ -17,7 +17,7 @@ import recorded
 import winners
 
 from tpugraphs_jax import columns, hlo, parallel
-from tpugraphs_jax.data import batching
+from tpugraphs_jax.data import batching, features
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.nn.nodes import Slates
@@ -41,7 +41,8 @@ class Case:
     collection = "layout.py:xla-" + ("default" if across else "random")
     self.variant = "tile.py:preset=first" if self.is_tile else f"{collection},preset=first"
     weights = self.record.under("weights")
-    self.job = winners.run_of(self.variant, {"train": {"graph": self.record.under("input")}}, root, **{
+    train = {"graph": self.record.under("input")}
+    self.job = winners.run_of(self.variant, {"train": train}, root, **{
         "model.width": weights["linear2.linear.weight"].shape[1],
         "model.op_embed_dim": weights["embedding_op.weight"].shape[1],
         "model.value_embed_dim": weights["embedding_layout_cfg.weight"].shape[1]})
@@ -331,6 +332,14 @@ def test_ranks_are_those_of_protobufs_also_of_arrays_without_elements(name):
   graph = hlo.featurize(Path(__file__).parents[2] / f"data/hlo/{name}.hlo.pb")
   rank = [len(node.shape.dimensions) for node in proto.instructions(graph.module)]
   np.testing.assert_array_equal(first.ranks(graph.node_feat), np.minimum(rank, 6))
+
+
+def test_constant_columns_stay_and_have_the_scale_1():
+  x = np.random.default_rng(0).normal(5, 3, (40, 3))
+  x[:, 1] = 7
+  fitted = features.fit([x[:25], x[25:]], np.full(3, "first", object))
+  expected = (x - x.mean(axis=0)) / np.where([True, False, True], x.std(axis=0), 1)
+  np.testing.assert_allclose(fitted(x), expected, rtol=1e-5, atol=1e-6)
 
 
 # Layers.

@@ -1,11 +1,169 @@
-"""The 10th place: frozen scores, and its two halves against loops."""
+"""The 10th place: frozen scores, and each part of both networks against loops."""
 
 from __future__ import annotations
 
+import comparing
 import frozen
+import numpy as np
+import parts
 import pytest
+import system_cases
+import winners
+from system_cases import (
+    BATCH, OF_GRAPH, REAL, TILES, dense, gelu, members, neighbours, network_params,
+    quick_jit, sigmoid, slow_attention, slow_configs, slow_inputs, slow_layer_norm, slow_mean,
+    slow_transformer)
+
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.run.job import Job
+
+SMALL = dict(op_embed_dim=2, width=4, blocks=2, heads=2, steps=2, mlp_widths=(5, 3))
+SMALL_TILES = dict(op_embed_dim=2, width=4, blocks=2, attention_blocks=1, heads=2,
+                   mlp_widths=(3, 4), cross_blocks=2)
+FORMS = {"xla": {}, "nlp": dict(attention="difformer", gated=True)}
 
 
 @pytest.mark.parametrize("case", ["tenth_xla", "tenth_nlp", "tenth_tile"])
 def test_scores_and_gradients_are_those_before_it_became_a_file(case):
   frozen.Frozen("tenth", case).check()
+
+
+def slow_kernel(x, kernel):
+  """`x [N, H, D]` through the kernel of linear attention or of DIFFormer."""
+  if kernel == "linear":
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+  return np.concatenate(
+      [np.ones_like(x[..., :1]), x / np.linalg.norm(x, axis=-1, keepdims=True)], axis=-1)
+
+
+def slow_kernel_attention(x, params, kernel, heads=2):
+  """Every node by itself: weights of all nodes of its graph add up to 1."""
+  query, key, value = (dense(x, params[name]).reshape(len(x), heads, -1)
+                       for name in ("query", "key", "value"))
+  query, key, result = slow_kernel(query, kernel), slow_kernel(key, kernel), np.zeros_like(x)
+  for node in np.flatnonzero(REAL):
+    own = np.flatnonzero(OF_GRAPH == OF_GRAPH[node])
+    weights = np.einsum("hd,jhd->jh", query[node], key[own])
+    heard = np.einsum("jh,jhf->hf", weights / weights.sum(axis=0), value[own])
+    result[node] = heard.reshape(-1)
+  return result
+
+
+def slow_appnp(x, params, direction, steps=2):
+  start = z = dense(x, params["dense"])
+  heard = neighbours(direction)
+  root = [np.sqrt(1 + len(of)) for of in heard]
+  for _ in range(steps):
+    moved = [sum((z[u] / root[u] for u in of), z[v] / root[v]) / root[v]
+             for v, of in enumerate(heard)]
+    z = 0.9 * np.stack(moved) + 0.1 * start
+  return z
+
+
+def slow_join(x, y, gate):
+  if gate is None:
+    return x + y
+  g = sigmoid(dense(np.concatenate([x, y], axis=-1), gate))
+  return g * y + (1 - g) * x
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layouts_meet_nodes_behind_the_blocks(form):
+  model = base.create_network("layout", "Tenth", **SMALL, **FORMS[form])
+  params = network_params(model, BATCH)
+  found = quick_jit(lambda p: model.apply({"params": p}, BATCH))(params)
+  node = slow_inputs(BATCH, params["opcodes"]["embedding"]["table"])
+  x = gelu(slow_layer_norm(dense(node, params["first"]), params["first_norm"]))
+  for number in range(2):
+    part = lambda name, number=number: params.get(f"{name}_{number}")
+    normal = slow_layer_norm(x, part("attention_norm"))
+    attended = slow_kernel_attention(normal, part("attention"), model.attention)
+    x = slow_join(x, attended, part("attention_gate"))
+    normal = slow_layer_norm(x, part("messages_norm"))
+    moved = sum(slow_appnp(normal, part(direction), direction)
+                for direction in ("operands", "users"))
+    x = slow_join(x, gelu(moved), part("messages_gate"))
+  config, configured = slow_configs(BATCH)
+  for graph, nodes in members():
+    nodes, real = nodes[configured[nodes]], np.flatnonzero(BATCH.config_mask[graph])
+    mean = np.zeros((len(real), 3))
+    if len(nodes):
+      joined = np.concatenate([np.repeat(x[nodes][:, None], len(real), axis=1),
+                               config[nodes][:, real]], axis=-1)
+      mean = gelu(dense(gelu(dense(joined, params["mlp_0"])), params["mlp_1"])).mean(axis=0)
+    np.testing.assert_allclose(
+        found[graph, real], dense(mean, params["last"])[:, 0], rtol=1e-3, atol=1e-3)
+
+
+def test_tiles_attend_to_the_nodes_of_their_kernel():
+  model = base.create_network("tile", "Tenth", **SMALL_TILES)
+  params = network_params(model, TILES)
+  found = quick_jit(lambda p: model.apply({"params": p}, TILES))(params)
+  node = slow_inputs(TILES, params["opcodes"]["embedding"]["table"])
+  x = gelu(slow_layer_norm(dense(node, params["first"]), params["first_norm"]))
+  graph_of = np.repeat(np.arange(len(TILES.graph.n_node)), TILES.graph.n_node)
+  leaky_relu = lambda x: np.where(x > 0, x, 0.2 * x)
+  for number in range(2):
+    if number == 1:  # the last block alone
+      normal, heads = slow_layer_norm(x, params["attention_norm_1"]), params["attention_1"]["heads"]
+      for graph in range(4):
+        own = graph_of == graph
+        if own.any():
+          x[own] += slow_attention(normal[own], normal[own], heads, 2)
+    normal = slow_layer_norm(x, params[f"messages_norm_{number}"])
+    sage = params[f"messages_{number}"]
+    means = [slow_mean(normal, direction, TILES) @ sage[direction]["kernel"]
+             for direction in ("operands", "users")]
+    x = x + gelu(sum(means) + dense(normal, sage["self"]))
+  assert "attention_0" not in params
+  for graph in range(3):
+    for config in np.flatnonzero(TILES.config_mask[graph]):
+      query = dense(TILES.config_feat[graph, config], params["mlp_0"])
+      query = dense(leaky_relu(query), params["mlp_1"])[None]
+      for number in range(2):
+        query = slow_transformer(
+            query, x[graph_of == graph], params[f"cross_{number}"], 2, epsilon=1e-6)
+      score = dense(query, params["last"])[0, 0]
+      np.testing.assert_allclose(found[graph, config], score, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_padding_and_shared_nodes_change_no_layout(form):
+  model = base.create_network("layout", "Tenth", **SMALL | FORMS[form] | dict(blocks=1))
+  results = system_cases.scores_and_gradients(model, [
+      BATCH, system_cases.layout_batch(spare=7), system_cases.layout_batch(reuse=False)])
+  for other in results[1:]:
+    comparing.assert_trees_close(other, results[0], 2 * comparing.rounding(1_000))
+
+
+def test_padding_changes_no_tile():
+  model = base.create_network("tile", "Tenth", **SMALL_TILES | dict(blocks=1, cross_blocks=1))
+  one, other = system_cases.scores_and_gradients(model, [TILES, system_cases.tile_batch(spare=9)])
+  comparing.assert_trees_close(other, one, 2 * comparing.rounding(1_000))
+
+
+@pytest.mark.parametrize("kind, variant", [
+    ("layout", "xla-random"), ("layout", "nlp-random"), ("tile", "")])
+def test_it_begins_as_in_pytorch(kind, variant):
+  fewer = {"model.blocks": 1} if kind == "layout" else {
+      "model.blocks": 1, "model.attention_blocks": 1, "model.cross_blocks": 1}
+  job = Job.of(parts.config_of(kind, f"{variant},preset=tenth,ci".strip(","), **fewer))
+  winners.assert_torch_parameters(job, BATCH if kind == "layout" else TILES)
+
+
+def test_nlp_has_members_of_difformer():
+  form = {collection: Job.of(parts.config_of("layout", f"{collection},preset=tenth")).ranker.family
+          .network for collection in ("xla-random", "nlp-default")}
+  assert (form["xla-random"].attention, form["xla-random"].blocks) == ("linear", 12)
+  assert (form["nlp-default"].attention, form["nlp-default"].blocks) == ("difformer", 5)
+  assert form["nlp-default"].gated and not form["xla-random"].gated
+
+
+@pytest.mark.parametrize("kind, complaint, options", [
+    ("layout", "model.attention is 'cosine'", dict(attention="cosine")),
+    ("layout", "expected a divisor of 6", dict(width=6, heads=4)),
+    ("tile", "expected a divisor of 6", dict(width=6, heads=4)),
+    ("tile", "expected a divisor of 9", dict(width=8, heads=4, mlp_widths=(8, 9)))])
+def test_what_the_network_cannot_be_is_refused(kind, complaint, options):
+  with pytest.raises(ValueError, match=complaint):
+    base.create_network(kind, "Tenth", **options)

@@ -24,7 +24,7 @@ import numpy as np
 
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import plan
-from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours, NodesByHop
+from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours
 from tpugraphs_jax.data.batching import PreparedGraph, Slate
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
 from tpugraphs_jax.nn import layers, pooling
@@ -54,11 +54,11 @@ class BlockPrograms(base.Programs):
 
   def draw(self, graphs: Sequence[PreparedGraph], sampler: ConfigSampler) -> Draw:
     """Draws slates and a block of each; see `Family.draw`."""
-    def draw(number: int, rng: np.random.Generator) -> Drawn:
+    def draw(number: int, rng: np.random.Generator, turn: int) -> Drawn:
       graph = graphs[number]
 
       def finish() -> Slate:
-        ids, target = sampler(number, rng)
+        ids, target = sampler(number, rng, turn)
         return Slate(graph, ids, target, number, self.draw_block(graph, rng))
 
       return Drawn(graph.sizes, finish)

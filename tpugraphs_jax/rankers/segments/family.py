@@ -199,7 +199,8 @@ class Segments(Family):
 
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> SegmentedGraph:
     """A program, reduced and cut into segments; see `Family.prepare`."""
-    small = self.programs.reduce(inputs, raw)
+    del raw
+    small = self.programs.reduce(inputs)
     segment = partition.partition(
         small, method=self.options["partition"], max_nodes=self.options["max_nodes"])
     pieces, cut_edges = partition.split(small, segment)
@@ -223,10 +224,10 @@ class Segments(Family):
 
   def draw(self, graphs: Sequence[SegmentedGraph], sampler: ConfigSampler) -> Draw:
     """Draws the segments of a slate, whose sizes they decide, then its configurations."""
-    def draw(number: int, rng: np.random.Generator) -> Drawn:
+    def draw(number: int, rng: np.random.Generator, turn: int) -> Drawn:
       graph = graphs[number]
       fresh = np.sort(rng.choice(len(graph.segments), self.options["fresh"], replace=False))
-      finish = lambda: SegmentSlate(graph, *sampler(number, rng), number, fresh)
+      finish = lambda: SegmentSlate(graph, *sampler(number, rng, turn), number, fresh)
       if self.options["recompute"]:  # in batches of the same shapes, with room for the largest
         return Drawn(graph.sizes, finish)
       return Drawn(batching.total_sizes([graph.segments[piece] for piece in fresh]), finish)

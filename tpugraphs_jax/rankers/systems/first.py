@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
+import math
 from typing import Any
 
 from flax import linen as nn
@@ -46,7 +47,6 @@ NOT_CONFIGURABLE = LAYOUT_VALUE_RANGE[0] - 1  # -2, below all layout values
 _VALUES = LAYOUT_VALUE_RANGE[1] - NOT_CONFIGURABLE + 1
 _LAYOUT = NODE["minor_to_major"]
 _NUMBERS = _LAYOUT.start  # columns before the layout
-gelu = functools.partial(nn.gelu, approximate=False)
 
 
 # Features.
@@ -133,6 +133,14 @@ def standard_scaler(statistics: Statistics) -> Scaling:
 
 
 # Blocks of the network.
+
+
+def gelu(x: jax.Array) -> jax.Array:
+  """`x (1 + erf(x / sqrt(2))) / 2` of `x [...]`, as in PyTorch.
+
+  `nn.gelu` takes erfc, which costs XLA on CPU more than twice the time of erf.
+  """
+  return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
 class ChannelGate(nn.Module):

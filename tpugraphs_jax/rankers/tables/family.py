@@ -80,7 +80,7 @@ class TablesFamily(Programs):
         `inputs` itself unless given.
     """
     raw = raw or inputs
-    small, feat = self.reduce(raw), self.reduce(inputs, raw).node_feat
+    small, feat = self.reduce(raw), self.reduce(inputs).node_feat
     # Nodes do not meet in virtual ones, which come after all others.
     real = reduction.reduce_graph(raw, dataclasses.replace(self.reduction, virtual_node="none"))
     data = self.config["data"]

@@ -1,0 +1,50 @@
+"""The 3rd place of the competition "Fast or Slow?" (jafluri/kaggle_tpu_graph).
+
+Expected: see the race in docs/systems.md. The published runs took five epochs, in which every
+configuration comes once, on several GPUs; here a run is as long as configs/layout.py and
+configs/tile.py say.
+
+  python run_layout.py --config=configs/layout.py:xla-random,preset=third --workdir=out/third
+  python run_tile.py --config=configs/tile.py:preset=third --workdir=out/third
+"""
+
+from ml_collections import ConfigDict
+
+from tpugraphs_jax.run import configs
+
+SMALL = dict(op_embed_dim=8, first_width=8, widths=(8, 8))  # variant `ci`
+
+
+def third(config: ConfigDict) -> None:
+  """3rd place: linear attention beside SAGE in both directions, positions on a track of their own.
+
+  Four slates of 16 configurations; every configuration once per epoch. The loss is the sum of
+  hinges over pairs, a mean over slates; Adam with a cosine to 1e-6.
+  """
+  config.data.update(
+      features=("wide_logarithms", "operand_shapes", "tile_modulo", "random_walk"),
+      feature_transform="operand_shapes=log_offset(3),*=none", config_transform="none",
+      virtual_node="output")
+  config.batch.update(graphs=4, configs=16, min_configs=16, graph_sampling="every_config")
+  config.model = configs.model("layout", "Third")
+  config.loss.update(losses="PairwiseHingeLoss:1", pair_reduction="sum")
+  config.optimizer.update(schedule="cosine", final_learning_rate=1e-6, clip_norm=1.0)
+
+
+def tile_third(config: ConfigDict) -> None:
+  """3rd place, tiles: four SAGE layers with layer norm, the inverse logarithm of hinges.
+
+  Sixteen lists of 16 tiles; every tile once per epoch, kernels with fewer than 16 never. Adam
+  with a cosine to 1e-6, without clipping.
+  """
+  config.data.update(
+      features=("wide_logarithms", "directed_walk"), feature_transform="none",
+      config_transform="none", virtual_node="output")
+  config.batch.update(graphs=16, configs=16, min_configs=16, graph_sampling="every_config")
+  config.model = configs.model("tile", "Third")
+  config.loss.update(losses="InverseLogHingeLoss:1")
+  config.optimizer.update(schedule="cosine", final_learning_rate=1e-6)
+
+
+LAYOUTS = {"third": third}
+TILES = {"third": tile_third}

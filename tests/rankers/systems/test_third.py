@@ -1,0 +1,198 @@
+"""The 3rd place against numbers of its public code."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import winners
+
+from tpugraphs_jax.nn import attention
+from tpugraphs_jax.nn.nodes import Nodes
+from tpugraphs_jax.rankers.systems import third
+from tpugraphs_jax.train import state
+
+RECORDS = winners.files("third")
+OPERANDS = slice(140, 156)  # columns
+
+
+class Case:
+  """A record beside a run of the preset on its graph."""
+
+  def __init__(self, path, root):
+    self.record = winners.Record(path)
+    w = self.weights = self.record.under("weights")
+    layers = sum(key.startswith("combination_nets") and key.endswith(".0.bias") for key in w)
+    graph = self.record.under("input")
+    self.job = winners.run_of(
+        "layout.py:xla-default,preset=third", {"train": {"graph": graph}}, root, **{
+            "model.op_embed_dim": w["embedding_layer.emb.weight"].shape[1],
+            "model.first_width": len(w["embedding_layer.mlp.0.bias"]),
+            "model.position_width": len(w["lpe_projection.0.bias"]),
+            "model.keys": len(w["linformers.0.key_layer.bias"]),
+            "model.messages": len(w["feature_sage_convs.0.agg_linear_in.bias"]),
+            "model.widths": tuple(len(w[f"combination_nets.{i}.0.bias"]) for i in range(layers)),
+            "batch.min_configs": 2})
+    graph, = self.job.data.load(self.job.config.data_root, "train")
+    self.prepared, = self.job.prepare([graph])
+
+  @functools.cached_property
+  def batch(self):
+    """With the record's shapes of operands, which the page says are in another order."""
+    batch = winners.batch_of(
+        self.job, [self.prepared], [np.arange(len(self.record["input/config_runtime"]))])
+    feat = np.array(batch.graph.nodes["feat"])
+    feat[: len(self.prepared.feat), OPERANDS] = self.record["expected/node_feat_216"][:, OPERANDS]
+    return batch._replace(graph=batch.graph._replace(nodes=batch.graph.nodes | {"feat": feat}))
+
+  @functools.cached_property
+  def params(self):
+    w, layers = self.weights, len(self.job.config.model.widths)
+    table = w["embedding_layer.emb.weight"]
+    ours = {"opcodes/embedding/table": np.concatenate([table[127:], table[1:121]]),
+            "project/kernel": w["projection_network.weight"].T}
+    linear = {"first/linear": "embedding_layer.mlp.0", "positions": "lpe_projection.0",
+              "last_0/linear": "mlp.0", "last_1/linear": "mlp.3"}
+    norms = {"first/norm": "embedding_layer.mlp.2", "last_0/norm": "mlp.2",
+             "last_1/norm": "mlp.5"}
+    for i in range(layers):
+      here, sage = f"layer_{i}", f"feature_sage_convs.{i}"
+      linear |= {f"{here}/{ours}": f"linformers.{i}.{ours}_layer"
+                 for ours in ("query", "key", "value")}
+      linear |= {f"{here}/mixed/linear": f"{sage}.mlp_out.2",
+                 f"{here}/both/linear": f"combination_nets.{i}.0",
+                 f"{here}/positions": f"lpe_sage_convs.{i}.mlp_out.1"}
+      for name, theirs in (("sage", sage), ("track", f"lpe_sage_convs.{i}")):
+        linear |= {f"{here}/{name}/own": f"{theirs}.linear",
+                   f"{here}/{name}/users": f"{theirs}.agg_linear_in",
+                   f"{here}/{name}/operands": f"{theirs}.agg_linear_out"}
+      norms |= {f"{here}/sage_norm": f"{sage}.mlp_out.1", f"{here}/mixed/norm": f"{sage}.mlp_out.4",
+                f"{here}/both/norm": f"combination_nets.{i}.2"}
+    for name, theirs in linear.items():
+      ours[f"{name}/kernel"] = w[f"{theirs}.weight"].T
+      if f"{theirs}.bias" in w:
+        ours[f"{name}/bias"] = w[f"{theirs}.bias"]
+    for name, theirs in norms.items():
+      ours |= {f"{name}/scale": w[f"{theirs}.weight"], f"{name}/bias": w[f"{theirs}.bias"]}
+    return winners.tree(ours)
+
+  def gradient(self, theirs: str) -> np.ndarray:
+    """Ours of a published kernel or table."""
+    grads, (part, _, rest) = self.results[2], theirs.partition(".")
+    number = rest.split(".")[0]
+    if theirs == "embedding_layer.emb.weight":
+      table = grads["opcodes/embedding/table"]
+      unused = np.zeros((6, table.shape[1]), np.float32)
+      return np.concatenate([unused[:1], table[1:], unused, table[:1]])
+    name = {"linformers": f"layer_{number}/value", "mlp": "last_0/linear",
+            "feature_sage_convs": f"layer_{number}/sage/users", "projection_network": "project",
+            "lpe_sage_convs": f"layer_{number}/track/own"}[part]
+    return grads[f"{name}/kernel"].T
+
+  @functools.cached_property
+  def results(self):
+    return winners.results(self.job, self.params, self.batch)
+
+
+@pytest.fixture(scope="module")
+def case(request, tmp_path_factory):
+  return Case(request.param, tmp_path_factory.mktemp("third"))
+
+
+of_every_record = pytest.mark.parametrize("case", RECORDS, indirect=True)
+
+
+@of_every_record
+def test_the_graph_has_the_published_output_node(case):
+  edges = sorted(map(tuple, case.prepared.edge_index[:, ::-1].tolist()))
+  assert edges == sorted(map(tuple, case.record["expected/edge_index_with_output_node"].T.tolist()))
+  opcode = case.record["expected/opcode_with_output_node"]
+  np.testing.assert_array_equal(case.prepared.opcode, np.where(opcode == 127, 0, opcode))
+
+
+@of_every_record
+def test_features_from_the_raw_file_are_the_published_ones(case):
+  feat, expected = case.prepared.feat, case.record["expected/node_feat_216"]
+  asym, sym = np.split(feat[:, -third.WALKS:], [third.DIRECTED_STEPS], axis=1)
+  left = lambda x: np.delete(x[:, :216], np.r_[OPERANDS], axis=1)
+  winners.assert_near(left(feat), left(expected), 1e-6, "columns and places in registers")
+  winners.assert_near(asym, case.record["expected/pe_asym"], 1e-6, "directed walks")
+  winners.assert_near(sym[case.record["expected/activation_nodes"]],
+                      case.record["expected/pe_sym"], 1e-6, "undirected walks")
+
+
+@of_every_record
+def test_shapes_of_operands_are_the_published_ones_up_to_left_and_right(case):
+  ours, theirs = (x[:, OPERANDS].reshape(-1, 2, 8) for x in (
+      case.prepared.feat, case.record["expected/node_feat_216"]))
+  same = np.isclose(ours, theirs, rtol=1e-6).all(axis=(1, 2))
+  other_way = np.isclose(ours[:, ::-1], theirs, rtol=1e-6).all(axis=(1, 2))
+  assert (same | other_way).all() and same.mean() > 0.9
+
+
+@of_every_record
+def test_layers_and_scores_are_the_published_ones(case):
+  scores, _, _, layers = case.results
+  winners.assert_near(scores[0], case.record["expected/scores"], 1e-5, "scores")
+  nodes = case.record["expected/activation_nodes"]
+  for key, value in case.record.under("expected/activation").items():
+    part, _, number = key.partition(".")
+    layer = f"layer_{number}"
+    if part == "linformers":
+      query = attention.positive(of_nodes(layers[f"{layer}/query"], len(value), nodes))
+      ours = np.einsum("cnd,cdf->cnf", query, layers[f"{layer}/value"][0, : len(value)])
+    elif part == "lpe_projection":
+      ours = np.tanh(of_nodes(layers["positions"], len(value), nodes))
+    else:
+      ours = {"embedding_layer": lambda: layers["first"], "mlp": lambda: layers["last_1"],
+              "feature_sage_convs": lambda: layers[f"{layer}/mixed"],
+              "lpe_sage_convs": lambda: layers[layer][0],
+              "combination_nets": lambda: layers[layer][1]}[part]()
+      ours = of_nodes(ours, len(value), nodes)
+    winners.assert_near(ours, value, 1e-5, key)
+
+
+def of_nodes(x: Nodes, configs: int, nodes: np.ndarray) -> np.ndarray:
+  """The first configurations of some nodes, `[configs, nodes, F]`."""
+  full = np.asarray(x.everywhere())
+  full = np.broadcast_to(full, (len(full), len(x.slates.batch.config_mask[0]), x.width))
+  return np.swapaxes(full[nodes, :configs], 0, 1)
+
+
+@of_every_record
+def test_the_loss_and_its_gradients_are_the_published_ones(case):
+  loss = winners.loss_of(case.job, case.batch)(case.record["expected/scores"][None])
+  winners.assert_near(loss, case.record["expected/loss"], 1e-6, "loss")
+  for key, value in case.record.under("expected/gradient").items():
+    winners.assert_near(case.gradient(key), value, 1e-3, key)
+
+
+@of_every_record
+def test_parameters_begin_as_in_pytorch(case):
+  winners.assert_torch_parameters(case.job, case.batch)
+
+
+@of_every_record
+def test_a_run_trains_as_published(case):
+  published, ours = case.record.settings["optimizer"], case.job.config.optimizer
+  assert (ours.name, ours.learning_rate, ours.eps, ours.weight_decay, ours.clip_norm) == (
+      "adamw", published["lr"], published["eps"], published["weight_decay"],
+      published["clip_total_norm"])
+  assert (ours.beta1, ours.beta2) == tuple(published["betas"])
+  assert (ours.schedule, ours.final_learning_rate) == ("cosine", 1e-6)
+  batch = case.job.config.batch
+  assert (batch.graphs, batch.configs) == (
+      case.record.settings["batch_graphs"], case.record.settings["list_size"])
+
+
+@of_every_record
+def test_an_update_is_that_of_adam_in_pytorch(case):
+  """The first one: gradients at length 1, then -lr g / (|g| + eps)."""
+  _, _, grads, _ = case.results
+  optimizer = state.create_optimizer(total_steps=100, **case.job.config.optimizer)
+  updates, _ = optimizer.update(winners.tree(grads), optimizer.init(case.params), case.params)
+  length = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in grads.values()))
+  for path, update in winners.flat(updates).items():
+    clipped = grads[path].astype(np.float64) / max(1, length)
+    winners.assert_near(update, -1e-3 * clipped / (np.abs(clipped) + 1e-8), 1e-5, path)

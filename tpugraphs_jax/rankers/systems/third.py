@@ -1,0 +1,353 @@
+"""The 3rd place: linear attention beside GraphSAGE, and positions on a track of their own.
+
+    layouts:  features, opcode, configuration -> linear -> x      walks -> linear, tanh -> p
+              four layers:  x <- join([sage(p, x), attention(p, x)])    p <- sage(p)
+              score = w . sum over nodes of two linear blocks of [p, x]
+    tiles:    features, walks, opcode, tile -> linear -> four SAGE layers over users
+              score = w . sum over nodes + b
+
+Published: a node more, the output, consumes the roots of all computations. 43 released columns
+are logarithms; shapes of operands and places in registers of 128 lanes are further columns; the
+probabilities of random walks are positions. Configurations are a fifth of their integers and 0 on
+nodes that are not configurable. A block is a linear layer, SiLU and layer norm. Layers of layouts
+have no residuals. SAGE has messages from users and from operands, of 128 channels each, beside
+the node's own channels. Attention is `sum_j (q_i . k_j) v_j` with q and k through elu + 1, over all
+nodes j of the graph and without a normaliser.
+
+Operands' messages are divided at the wrong end: by the number of operands of the sender, where a
+mean divides by that of the receiver. It is published so and well defined, so it is here.
+
+Different here: the logarithm below -1, which is no number there, has a sign; the 30 columns from
+protobufs, which are no part of the data set, are left out; left and right operands are told apart
+by shapes. The tile model has logarithms of 48 columns, 5 of them with offsets, and here of the 43
+of layouts.
+
+Source: jafluri/kaggle_tpu_graph, branches main (layouts) and submission_tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from tpugraphs_jax.columns import NODE, NODE_FEATURES, sizes
+from tpugraphs_jax.data.feature_blocks import BLOCKS, LANES, contraction_operands, signed_log
+from tpugraphs_jax.data.reduction import edge_matrix
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.nn import attention, pooling
+from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree
+from tpugraphs_jax.nn.conv import sage
+from tpugraphs_jax.nn.linear import Layouts, Opcodes, Tiles
+from tpugraphs_jax.nn.nodes import Nodes, Slates, concat, neighbour_mean, neighbours
+from tpugraphs_jax.nn.norms import EPSILON
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.systems.system import System
+
+# Features.
+
+# Columns with many orders of magnitude.
+_WIDE = np.r_[21:31, 37:40, 43:45, 52:55, 59:61, 68, 76, 84, 107:113, 117:125, 126:128, 129:133]
+
+
+@BLOCKS.register("wide_logarithms")
+def wide_logarithms(graph: OpGraph) -> np.ndarray:
+  """The released columns, 43 with many orders of magnitude as logarithms: `[N, 140]` float32.
+
+  log(1 + x), below 0 -log(1 - x): the published log(1 + x) is no number below -1.
+  """
+  feat = graph.node_feat[:, :NODE_FEATURES].astype(np.float32)
+  feat[:, _WIDE] = signed_log(feat[:, _WIDE])
+  return feat
+
+
+_MISSING, _OTHER_OPCODE, _OUTPUT = -1, -2, 0  # the last is an opcode
+
+
+@BLOCKS.register("operand_shapes")
+def operand_shapes(graph: OpGraph) -> np.ndarray:
+  """Shapes of the first two operands of convolutions and products, `[N, 16]` float32.
+
+  Of each operand, left and then right (`contraction_operands`), the 6 dimensions, their sum and
+  product; -1 where there is no such operand and in the output node, -2 for other instructions.
+  The logarithm log(x + 3) of it is a transform (`log_offset(3)`).
+  """
+  shape = graph.node_feat[:, NODE["shape"]]
+  features = np.full((graph.num_nodes, 2, shape.shape[1]), _OTHER_OPCODE, np.float32)
+  features[graph.node_opcode == _OUTPUT] = _MISSING
+  nodes, operands = contraction_operands(graph)
+  features[nodes] = np.where(operands[..., None] >= 0, shape[operands], _MISSING)
+  return features.reshape(graph.num_nodes, -1)
+
+
+_COUNTED = np.r_[tuple(sizes(NODE[name]) for name in (
+    "shape", "dimensions", "window_size", "window_padding_low", "window_padding_high"))]
+
+
+@BLOCKS.register("tile_modulo")
+def tile_modulo(graph: OpGraph) -> np.ndarray:
+  """How dimensions fill registers of 128 lanes, `[N, 60]` float32.
+
+  Of 30 columns x that count along a dimension first ((x + 127) mod 128) / 128, the place
+  of the last number in its register, then floor(x / 128) / 10, the registers before.
+  """
+  x = graph.node_feat[:, _COUNTED]
+  filled = np.mod(x + (LANES - 1), LANES) / LANES
+  return np.concatenate([filled, np.floor(x / LANES) / 10], axis=1).astype(np.float32)
+
+
+# Steps of walks along edges in both directions, from the second step on, and steps of walks from
+# producers to consumers.
+UNDIRECTED_STEPS, DIRECTED_STEPS = 112, 16
+WALKS = DIRECTED_STEPS + UNDIRECTED_STEPS
+# Walks that start from so many nodes are followed at a time.
+_NODES_AT_ONCE = 256
+
+
+@BLOCKS.register("random_walk")
+def return_probabilities(graph: OpGraph) -> np.ndarray:
+  """How likely random walks are back where they began, `[N, 16 + 112]` float32.
+
+  Edges lead from producers to consumers. Every node has an edge to itself, and P is the adjacency
+  matrix with rows divided by their sums. The first columns are `directed_walk`. The others are the
+  diagonals of P^2 to P^113 of the undirected graph.
+
+  The time grows with N * E: about a second for 3,000 nodes, minutes for 40,000.
+  """
+  adjacency = _to_consumers(graph)
+  undirected = ((adjacency + adjacency.T) > 0).astype(np.float32)
+  both = _diagonals(_walk(undirected), UNDIRECTED_STEPS + 1)[:, 1:]
+  return np.concatenate([directed_walk(graph), both], axis=1).astype(np.float32)
+
+
+@BLOCKS.register("directed_walk")
+def directed_walk(graph: OpGraph) -> np.ndarray:
+  """Random walks from producers to consumers, `[N, 16]` float32.
+
+  The diagonal of P as in `random_walk`, then for k = 2 to 16 the column sums of P^k without
+  the diagonal.
+  """
+  walk = _walk(_to_consumers(graph))
+  returns = _diagonals(walk, DIRECTED_STEPS)
+  reached, columns = walk.T @ np.ones(len(returns), np.float32), [returns[:, 0]]
+  for step in range(1, DIRECTED_STEPS):
+    reached = walk.T @ reached
+    columns.append(reached - returns[:, step])
+  return np.stack(columns, axis=1).astype(np.float32)
+
+
+def _to_consumers(graph: OpGraph) -> scipy.sparse.csr_array:
+  """Adjacency from producers to consumers with self edges, 0 or 1, `[N, N]` float32."""
+  fed = edge_matrix(graph.edge_index[:, ::-1], graph.num_nodes)
+  return ((fed + scipy.sparse.eye_array(graph.num_nodes)) > 0).astype(np.float32)
+
+
+def _walk(adjacency: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+  """The matrix with rows divided by their sums, which are above 0."""
+  scale = scipy.sparse.diags_array(1 / adjacency.sum(axis=1))
+  return (scale @ adjacency).tocsr().astype(np.float32)
+
+
+def _diagonals(walk: scipy.sparse.csr_array, steps: int) -> np.ndarray:
+  """Diagonals of `walk` to the powers 1 to `steps`, `[N, steps]` float32.
+
+  With e the unit vector of a node, the entry of power a + b is (e P^a) (P^b e): each
+  direction walks half of the steps.
+  """
+  nodes = walk.shape[0]
+  result = np.zeros((nodes, steps), np.float32)
+  transposed = walk.T.tocsr()
+  for start in range(0, nodes, _NODES_AT_ONCE):
+    stop = min(start + _NODES_AT_ONCE, nodes)
+    ahead = np.eye(nodes, stop - start, -start, dtype=np.float32)  # P^b e, a column per node
+    back = ahead.copy()
+    for step in range(steps):
+      if step % 2:
+        back = transposed @ back
+      else:
+        ahead = walk @ ahead
+      result[start:stop, step] = np.einsum("nc,nc->c", ahead, back)
+  return result
+
+
+# Layers.
+
+
+class Block(nn.Module):
+  """A linear layer, SiLU and layer norm.
+
+  Attributes:
+    features: width of the result.
+    linear: makes linear layers by their width.
+  """
+
+  features: int
+  linear: Callable[..., nn.Module]
+
+  @nn.compact
+  def __call__(self, *x: Any) -> Nodes:
+    """`[N, C, features]` of what `Linear` takes."""
+    norm = nn.LayerNorm(epsilon=EPSILON, name="norm")
+    return self.linear(self.features, name="linear")(*x).map(lambda rows: norm(nn.silu(rows)))
+
+
+class Sage(nn.Module):
+  """Linear layers of a node, of its users' messages and of its operands', side by side.
+
+  Attributes:
+    features: channels of the node itself.
+    messages: channels of each of the two messages.
+    linear: makes linear layers by their width.
+  """
+
+  features: int
+  messages: int
+  linear: Callable[..., nn.Module]
+
+  @nn.compact
+  def __call__(self, *x: Nodes) -> Nodes:
+    """`[N, C, features + 2 messages]` of node features that stand side by side."""
+    slates = x[0].slates
+    users = neighbour_mean(self.linear(self.messages, name="users")(*x), USERS).complete()
+    sent = self.linear(self.messages, name="operands")(*x)
+    # Published: divided at the sender, not at the receiver.
+    count = degree(slates.adjacency, OPERANDS, slates.num_nodes)
+    operands = neighbours(sent.divide(jnp.maximum(count, 1)), OPERANDS)
+    return concat(self.linear(self.features, name="own")(*x), users, operands)
+
+
+class Layer(nn.Module):
+  """SAGE and attention side by side, and the next positions.
+
+  Attributes:
+    features: width of the result.
+    keys: width of queries and keys.
+    messages: channels of a message.
+    linear: makes linear layers by their width.
+    precision: of the products of attention.
+  """
+
+  features: int
+  keys: int
+  messages: int
+  linear: Callable[..., nn.Module]
+  precision: Any
+
+  @nn.compact
+  def __call__(self, positions: Nodes, x: Nodes) -> tuple[Nodes, Nodes]:
+    """Positions `[N, C, P]` and node features `[N, C, features]`, from those before."""
+    sides = Sage(self.features, self.messages, self.linear, name="sage")(positions, x)
+    norm = nn.LayerNorm(epsilon=EPSILON, name="sage_norm")
+    sides = sides.map(lambda rows: norm(nn.silu(rows)))
+    sides = Block(self.features, self.linear, name="mixed")(sides)
+    key, query = (self.linear(self.keys, name=name)(positions, x).map(attention.positive)
+                  for name in ("key", "query"))
+    seen = [attention.graph_products(key, part, precision=self.precision)
+            for part in (positions, x)]
+    value = self.linear(self.features, use_bias=False, name="value")
+    heard = attention.TimesGraph(
+        query, value(jnp.concatenate(seen, axis=-1)), precision=self.precision)
+    x = Block(self.features, self.linear, name="both")(sides, heard)
+    track = Sage(positions.width, positions.width // 2, self.linear, name="track")(positions)
+    positions = self.linear(positions.width, name="positions")(track.map(jnp.tanh)).map(jnp.tanh)
+    return positions, x
+
+
+# Networks.
+
+
+@base.LAYOUT_MODELS.register("Third")
+class ThirdLayout(System):
+  """The 3rd place on layouts.
+
+  Attributes:
+    op_embed_dim: width of the opcode vector.
+    first_width: width of the layer where features, opcode and configuration meet.
+    position_width: width of positions.
+    widths: of the layers.
+    keys: width of queries and keys.
+    messages: channels of a message.
+  """
+
+  op_embed_dim: int = 128
+  first_width: int = 512
+  position_width: int = 64
+  widths: Sequence[int] = (384, 256, 256, 256)
+  keys: int = 128
+  messages: int = 128
+
+  reads = ("random_walk",)
+  sees_whole_graph = True
+
+  @property
+  def hops(self) -> int:
+    return 1  # behind the first attention all nodes differ
+
+  @nn.compact
+  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+    """The sum over nodes, `[G, C, last of widths]` float32."""
+    del train  # no dropout
+    slates, graph = Slates.of(batch), batch.graph
+    feat = jnp.asarray(graph.nodes["feat"])
+    opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
+    static = slates.nodes(jnp.concatenate([opcode, feat[:, :-WALKS]], axis=-1))
+    x = Block(self.first_width, self.linear, name="first")(
+        static, Layouts(slates, jnp.asarray(batch.rows) / 5))
+    walks = slates.nodes(feat[:, -WALKS:])
+    positions = self.linear(self.position_width, name="positions")(walks).map(jnp.tanh)
+    for number, width in enumerate(self.widths):
+      positions, x = Layer(
+          width, self.keys, self.messages, self.linear, self.precision,
+          name=f"layer_{number}")(positions, x)
+    x = Block(self.position_width + x.width, self.linear, name="last_0")(positions, x)
+    return pooling.total(Block(self.widths[-1], self.linear, name="last_1")(x))
+
+  def setup(self) -> None:
+    self.project = self.exact(1, use_bias=False)
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` float32 of readouts `[..., F]`."""
+    return self.project(readout)[..., 0]
+
+
+@base.TILE_MODELS.register("Third")
+class ThirdTile(System):
+  """The 3rd place on tiles.
+
+  Attributes:
+    op_embed_dim: width of the opcode vector.
+    first_width: width of the layer where features, opcode and tile meet.
+    widths: of the SAGE layers.
+  """
+
+  op_embed_dim: int = 32
+  first_width: int = 256
+  widths: Sequence[int] = (128,) * 4
+
+  @nn.compact
+  def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
+    """The sum over nodes, `[G, C, last of widths]` float32."""
+    del train  # no dropout
+    slates, graph = Slates.of(batch), batch.graph
+    opcode = Opcodes(self.op_embed_dim, name="opcodes")(graph)
+    static = slates.nodes(jnp.concatenate([opcode, jnp.asarray(graph.nodes["feat"])], axis=-1))
+    x = Block(self.first_width, self.linear, name="first")(
+        static, Tiles(slates, jnp.asarray(batch.config_feat) / 5))
+    for number, width in enumerate(self.widths):
+      own, users = (self.linear(width, use_bias=bias, name=f"sage_{number}_{name}")
+                    for name, bias in (("own", True), ("users", False)))
+      norm = nn.LayerNorm(epsilon=EPSILON, name=f"sage_{number}_norm")
+      x = sage(x, own, {USERS: users}).map(lambda rows, norm=norm: norm(nn.silu(rows)))
+    return pooling.total(x)
+
+  def setup(self) -> None:
+    self.project = self.exact(1)
+
+  def score(self, readout: jax.Array) -> jax.Array:
+    """Scores `[...]` float32 of readouts `[..., F]`."""
+    return self.project(readout)[..., 0]
