@@ -31,9 +31,11 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree, neighbour_sum, node_graph
 from tpugraphs_jax.nn.aggregation import take_rows
+from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.nn.layers import Dense
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables.batches import TableBatch
@@ -62,8 +64,9 @@ class TablePart(nn.Module):
   ) -> nn.Dense:
     return Dense(features or self.features, name=name, dtype=self.dtype, **options)
 
-  def drop(self, x: jax.Array, train: bool) -> jax.Array:
-    return nn.Dropout(self.dropout, deterministic=not train)(x)
+  def drop(self, x: jax.Array, slate_of: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
+    """`x [n, ...]` whose rows are of these slots, with dropout in training."""
+    return SlateDropout(self.dropout)(x, slate_of, len(batch.target), train=train)
 
 
 class Encoder(TablePart):
@@ -85,7 +88,7 @@ class Encoder(TablePart):
         count = jnp.maximum(degree(batch.adjacency, side, len(x)), 1)
         total += neighbour_sum(sent, batch.adjacency, side) / count[:, None].astype(x.dtype)
       total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)
-      x += self.drop(nn.gelu(total), train)
+      x += self.drop(nn.gelu(total), node_graph(batch.graph), batch, train)
     return x
 
 
@@ -283,7 +286,8 @@ class _UnaryCosts(TablePart):
         self.dense("mean", use_bias=False)(mean.astype(x.dtype)), take_rows(graph_of, choices.node))
     state = (node[:, None] + self.dense("feat", use_bias=False)(choices.feat)
              + take_rows(self.dense("row", use_bias=False)(row), choices.group))
-    state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), train)))
+    slate_of = _slate_of(batch, choices.group)
+    state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), slate_of, batch, train)))
     return by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
 
 
@@ -298,7 +302,7 @@ class _PairCosts(TablePart):
     self.state, self.gate = self.dense(), self.dense(features=2 * self.rank * self.heads)
     self.group, self.row = self.dense(), self.dense(use_bias=False)
     self.factor = self.dense(features=2 * self.rank * self.heads)
-    self.dropped = nn.Dropout(self.dropout)
+    self.dropped = SlateDropout(self.dropout)
 
   def __call__(
       self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
@@ -327,7 +331,9 @@ class _PairCosts(TablePart):
     pairs = batch.pairs
     state = self.feat(pairs.feat) + sum(
         take_rows(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends))
-    state = nn.gelu(self.state(self.dropped(nn.gelu(state), deterministic=not train)))
+    state = self.dropped(
+        nn.gelu(state), _slate_of_pairs(batch), len(batch.target), train=train)
+    state = nn.gelu(self.state(state))
     gate = by_bytes(self.gate(state), pairs.weight[:, None])
     return gate.reshape(-1, self.rank, self.heads)
 
@@ -364,10 +370,21 @@ class _ColumnWeights(TablePart):
     pairs = batch.pairs
     state = self.dense("feat")(pairs.feat) + sum(
         take_rows(self.dense(f"end_{i}", use_bias=False)(x), pairs.ends[:, i]) for i in range(3))
-    state = self.drop(nn.gelu(state), train)
+    state = self.drop(nn.gelu(state), _slate_of_pairs(batch), batch, train)
     weight = by_bytes(self.dense("weight", 2 * self.features)(state), pairs.weight[:, None])
     weight = add_up(weight, pairs.column, len(pairs.groups))
     return weight * _is_apart(batch)
+
+
+def _slate_of(batch: TableBatch, group: jax.Array) -> jax.Array:
+  """The slot of each group `[n]` int32, ABSENT of none."""
+  return jnp.asarray(batch.group_graph).at[group].get(mode="fill", fill_value=ABSENT)
+
+
+def _slate_of_pairs(batch: TableBatch) -> jax.Array:
+  """The slot of each pair of nodes, `[P]` int32, ABSENT of none."""
+  column = jnp.asarray(batch.pairs.groups[:, 0])
+  return _slate_of(batch, column.at[batch.pairs.column].get(mode="fill", fill_value=ABSENT))
 
 
 def _is_apart(batch: TableBatch) -> jax.Array:
@@ -411,7 +428,7 @@ class Triples(TablePart):
       train: whether states are dropped.
     """
     states = _ChoiceStates(self.features, name="states", **self.options)(x, row, batch)
-    factors = self.dense("factors", 2 * self.rank)(self.drop(states, train))
+    factors = self.dense("factors", 2 * self.rank)(self.drop(states, batch.group_graph, batch, train))
     end, middle = jnp.split(_of_configs(factors.astype(jnp.float32), batch.code), 2, axis=-1)
     weight = _ColumnWeights(self.rank, name="weights", **self.options)(x, batch, train=train)
     total = _from_neighbours(end, weight, batch)
@@ -445,7 +462,7 @@ class GroupSAGE(TablePart):
       near = _from_neighbours(self.dense(f"sent_{i}")(state), weight, batch) / degree
       total = self.dense(f"self_{i}")(state) + near.astype(state.dtype)
       total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)
-      state += self.drop(nn.gelu(total), train)
+      state += self.drop(nn.gelu(total), batch.group_graph, batch, train)
     cost = self.dense("cost", 2)(state)
     nbytes = add_up(batch.choices.weight, batch.choices.group, len(state))
     return pooling.graph_sum(
