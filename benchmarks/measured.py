@@ -43,7 +43,8 @@ GRAPHS = {"AlexNet, valid": "valid/alexnet", "AlexNet, train": "train/alexnet",
           "UNet3D, valid": "valid/unet3d"}
 COLUMNS = ("kendaltau", "slowdown1", "slowdown5")
 _KS = (1, 5)
-_ESTIMATES = {"estimates: optimal seconds": "optimal_seconds", "estimates: cycles": "estimated_cycles"}
+_ESTIMATES = {"estimates: optimal seconds": "optimal_seconds",
+              "estimates: cycles": "estimated_cycles"}
 
 
 def figures(scores: np.ndarray, runtime: np.ndarray) -> dict[str, float]:
@@ -93,6 +94,18 @@ def table(results: Mapping[str, Any]) -> str:
   return "\n".join(lines)
 
 
+def short_table(results: Mapping[str, Any]) -> str:
+  """Tau-b alone, a column for each program, as Markdown."""
+  ways = dict.fromkeys(way for name in GRAPHS for way in results[name]["ways"])
+  lines = ["| tau-b | " + " | ".join(GRAPHS) + " |", "|---" * (len(GRAPHS) + 1) + "|"]
+  for way in ways:
+    found = [results[name]["ways"].get(way) for name in GRAPHS]
+    cells = ["" if row is None else f"{row['kendaltau']:.3f}" + (
+        f" ± {row['spread']['kendaltau']:.3f}" if "spread" in row else "") for row in found]
+    lines.append(f"| {way} | " + " | ".join(cells) + " |")
+  return "\n".join(lines)
+
+
 def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--data_root", required=True, type=Path, help="the released data")
@@ -101,8 +114,8 @@ def main() -> None:
   parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
   args = parser.parse_args()
   trained = [Ranker.load(own_quality.train(
-      "own", "recommended", seed, args.own_root, args.workdir.resolve() / "recommended" / str(seed)))
-             for seed in args.seeds]
+      "own", "recommended", seed, args.own_root,
+      args.workdir.resolve() / "recommended" / str(seed))) for seed in args.seeds]
   shipped = load("layout-v3-estimate")
   results: dict[str, Any] = {"machine": timing.machine()}
   for name, place in GRAPHS.items():

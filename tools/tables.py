@@ -26,6 +26,7 @@ import alexnet
 import bridge
 import gst
 import gst_quality
+import measured
 import output_orders
 import own_quality
 import run_all
@@ -214,7 +215,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "score tables": lambda: tables_quality.table(recorded("tables_quality")),
     "parts of score tables": lambda: tables_quality.ablation_table(recorded("tables_ablations")),
     "speed of score tables": score_table_speed,
-    "tune": lambda: tune.table(recorded("results")["tune"]),
+    **{f"tune {name}": lambda name=name: tune.table(recorded("results")["tune"][name])
+       for name in (f"{programs}, {label}" for programs in tune.SETS for label in tune.LABELS)},
+    "measured": lambda: measured.table(recorded("measured")),
+    "measured in short": lambda: measured.short_table(recorded("measured")),
     "bridge": lambda: estimates(0),
     "bridge tau-b": lambda: estimates(1),
     "bridge of single operations": lambda: "\n".join(

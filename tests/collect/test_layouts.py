@@ -62,4 +62,5 @@ def test_a_file_of_something_else_is_refused(tmp_path, text):
 def test_a_file_says_what_it_was_made_for(file):
   record = json.loads(file.read_text())
   assert record["name"] == "step" and record["ratio"] == .9
-  assert record["groups"][0]["operation"] == "dot_general float32[6,12] <- float32[6,16], float32[16,12]"
+  assert record["groups"][0]["operation"] == (
+      "dot_general float32[6,12] <- float32[6,16], float32[16,12]")

@@ -15,7 +15,8 @@ from tpugraphs_jax.data import npz
 
 _OWN = commands.ROOT / "data" / "own" / "npz" / "layout" / "own"
 _OUTPUTS = sorted(_OWN.joinpath("outputs").glob("*/*.npz"))
-_ESTIMATED = [*_OUTPUTS, *sorted(_OWN.joinpath("kept_out").glob("*/*.npz"))]
+_BLOCKS = sorted(_OWN.joinpath("blocks").glob("*/*.npz"))
+_ESTIMATED = [*_OUTPUTS, *_BLOCKS, *sorted(_OWN.joinpath("kept_out").glob("*/*.npz"))]
 _MEASURED = sorted(_OWN.joinpath("programs_cpu").glob("*/*.npz"))
 _AGAIN = ("generated_train_perceptron_0", "generated_test_bilinear_0")  # compile in two seconds
 _CONFIGS = 4
@@ -33,10 +34,12 @@ def families(paths):
   return found
 
 
-@pytest.mark.parametrize("paths", [_OUTPUTS, _MEASURED], ids=["outputs", "measured"])
-def test_no_program_has_a_sibling_in_another_split(paths):
+@pytest.mark.parametrize("paths, splits", [
+    (_OUTPUTS, {"train", "valid", "test"}), (_BLOCKS, {"train", "test"}),
+    (_MEASURED, {"train", "valid", "test"})], ids=["outputs", "blocks", "measured"])
+def test_no_program_has_a_sibling_in_another_split(paths, splits):
   found = families(paths)
-  assert set(found) == {"train", "valid", "test"}
+  assert set(found) == splits
   assert len(set.union(*found.values())) == sum(map(len, found.values()))
 
 

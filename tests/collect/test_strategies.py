@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tpugraphs_jax.collect import labels, prior as prior_lib, problem as problems, strategies, tuning
+from tpugraphs_jax.collect import (
+    labels, prior as prior_lib, problem as problems, strategies, tuning)
 from tpugraphs_jax.serve import ranker as ranker_lib
 
 _ARGS = (jax.ShapeDtypeStruct((3, 7, 6, 5), jnp.float32),
@@ -87,8 +88,9 @@ def test_where_the_pool_is_open_what_gained_is_tried_with_everything_else(proble
   gains = {change: .9 for change in pool.changes}
   ratio = lambda numbers: math.prod(gains.get(each, 1) for each in enumerate(numbers))
   tried = _run(strategies.learned(pool, ranker, prior), ratio, 30)
-  every = list(itertools.product(*({0, *(option for group, option in pool.changes if group == place)}
-                                   for place in range(len(problem.options)))))
+  every = list(itertools.product(*(
+      {0, *(option for group, option in pool.changes if group == place)}
+      for place in range(len(problem.options)))))
   assert min(map(ratio, tried)) == min(map(ratio, every)) < min(map(ratio, pool.choices))
 
 
@@ -141,7 +143,8 @@ def test_coordinate_search_keeps_a_change_that_gains(problem):
   tried = _run(strategies.coordinate(pool, 0),
                lambda numbers: .5 if numbers[gain[0]] == gain[1] else 1, len(pool.changes) + 1)
   place = next(place for place, numbers in enumerate(tried) if numbers[gain[0]] == gain[1])
-  assert all(numbers[gain[0]] == gain[1] for numbers in tried[place:] if sum(map(bool, numbers)) > 1)
+  assert all(numbers[gain[0]] == gain[1] for numbers in tried[place:]
+             if sum(map(bool, numbers)) > 1)
 
 
 def test_a_pool_names_the_changes_of_each_choice(problem):

@@ -49,7 +49,7 @@ def test_measured_on_this_machine(names, monkeypatch, capsys):
   monkeypatch.setattr(measure, "measure", functools.partial(measure.measure, timer=time))
   exec(blocks()[1], names)  # pylint: disable=exec-used
   said = capsys.readouterr().out
-  assert "layouts ranked, 8 tried" in said
+  assert "8 of 27 layouts tried" in said
   assert "the compiler's own choice stays" in said
   assert names["tuned"].keeps_default and len(names["tuned"].tried) == 8
   _assert_computes_the_same(names)
@@ -59,12 +59,25 @@ def test_measured_on_this_machine(names, monkeypatch, capsys):
 def test_estimated_for_a_tpu_target(names, capsys):
   exec(blocks()[2], names)  # pylint: disable=exec-used
   said = capsys.readouterr().out
-  assert "layouts ranked, 8 tried" in said and "estimated time on tpu:v3" in said
+  assert "8 of 27 layouts tried" in said and "estimated time on tpu:v3" in said
   tuned = names["tuned"]
   assert tuned.ratio == 1 if tuned.keeps_default else tuned.ratio < 1
   assert tuned.ratio * tuned.tried[(0,) * len(tuned.numbers)] == pytest.approx(
       min(tuned.tried.values()))
   _assert_computes_the_same(names)
+
+
+def test_layouts_are_saved_and_applied(names, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(measure, "measure", functools.partial(
+      measure.measure, timer=lambda function, values, calls: .01))
+  names = names | {"tuned": names["tpugraphs_jax"].tune(
+      names["step"], *names["arguments"], budget=2)}
+  exec(blocks()[3], names)  # pylint: disable=exec-used
+  rng = np.random.default_rng(0)
+  arrays = [jnp.asarray(rng.normal(size=each.shape), each.dtype) for each in names["arguments"]]
+  np.testing.assert_allclose(
+      names["fast_step"](*arrays), jax.jit(names["step"])(*arrays), rtol=1e-4, atol=1e-3)
 
 
 @recorded.needs_libtpu

@@ -4,7 +4,8 @@ A change gives one group one other option. Its effect is the difference that it 
 logarithm of the label. The prior of the effects of a program is normal. Mean and standard
 deviation of an effect depend on the kind of the change (which operation, and how the new order
 stands to the compiler's own) and on the cost that a model predicts for it. Effects of one kind
-in one program are correlated. `benchmarks/search_prior.py` learns the numbers from labelled programs.
+in one program are correlated. `benchmarks/search_prior.py` learns the numbers from labelled
+programs.
 """
 
 from __future__ import annotations

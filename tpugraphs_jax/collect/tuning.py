@@ -12,7 +12,7 @@ bootstrap interval lies below 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 import itertools
 import math
@@ -22,7 +22,6 @@ import sys
 from typing import Any
 
 from absl import logging
-import numpy as np
 
 from tpugraphs_jax.collect import (
     cache as cache_lib, choosing, labels, layouts, measure, prior as prior_lib, strategies)
@@ -123,7 +122,7 @@ class Tuned:
     if not self.compared:
       return f"none had a lower {self.label.what}"
     own, least = self.tried[(0,) * len(self.numbers)], min(self.tried.values())
-    return (f"the best other one took {least / own:.3f} of its time alone, and "
+    return (f"the best other one took {least / own:.3f} of its time in the trials below, and "
             "{:.3f} ({:.3f} to {:.3f}) in alternating pairs".format(*self.compared))
 
   def _cycles(self) -> str:

@@ -53,18 +53,16 @@ class TablePart(nn.Module):
   features: int
   dropout: float
   dtype: Any
-  precision: Any
 
   @property
   def options(self) -> dict[str, Any]:
     """The options of a part within this part, but for its width."""
-    return dict(dropout=self.dropout, dtype=self.dtype, precision=self.precision)
+    return dict(dropout=self.dropout, dtype=self.dtype)
 
   def dense(
       self, name: str | None = None, features: int | None = None, **options
   ) -> nn.Dense:
-    return Dense(features or self.features, name=name, dtype=self.dtype,
-                 precision=self.precision, **options)
+    return Dense(features or self.features, name=name, dtype=self.dtype, **options)
 
   def drop(self, x: jax.Array, slate_of: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
     """`x [n, ...]` whose rows are of these slots, with dropout in training."""
@@ -168,10 +166,9 @@ class ScoreTables(base.Network):
     super().__post_init__()
 
   def setup(self):
-    options = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype,
-                   precision=self.precision)
+    options = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype)
     self.encoder = Encoder(op_embed_dim=self.op_embed_dim, rounds=self.num_gnns, **options)
-    self.row_state = Dense(self.hidden_dim, dtype=self.dtype, precision=self.precision)
+    self.row_state = Dense(self.hidden_dim, dtype=self.dtype)
     self.unary_costs = _UnaryCosts(heads=self.heads, **options)
     if self.pairs != "none":
       self.pair_costs = _PairCosts(heads=self.heads, rank=self.rank, **options)
@@ -319,8 +316,7 @@ class _PairCosts(TablePart):
     first, second = (take_rows(factor, pairs.groups[:, i]) for i in range(2))
     # A first end has the factors of a producer and a second end those of a consumer,
     # whichever group of the column they are in.
-    return jnp.einsum("qdkh,qrdkh,qsdkh->qrsh", gate, first, second[:, :, ::-1],
-                      precision=self.precision)
+    return jnp.einsum("qdkh,qrdkh,qsdkh->qrsh", gate, first, second[:, :, ::-1])
 
   def of_nodes(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
     """Costs `[P, R, R, heads]` float32 of the choices of the first and of the second end."""
@@ -328,8 +324,7 @@ class _PairCosts(TablePart):
     groups = take_rows(jnp.asarray(pairs.groups), pairs.column)
     groups = jnp.where(jnp.asarray(pairs.is_turned)[:, None], groups[:, ::-1], groups)
     first, second = (take_rows(factor[:, :, end], groups[:, end]) for end in range(2))
-    return jnp.einsum("pkh,prkh,pskh->prsh", self.gates(x, batch, False), first, second,
-                      precision=self.precision)
+    return jnp.einsum("pkh,prkh,pskh->prsh", self.gates(x, batch, False), first, second)
 
   def gates(self, x: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
     """Weights of the factors of pairs of nodes, `[P, rank, heads]` float32."""

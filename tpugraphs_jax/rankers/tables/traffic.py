@@ -177,7 +177,7 @@ class TrafficTables(base.Network):
   choice_features = staticmethod(choice_features)
 
   def setup(self):
-    dense = lambda width: Dense(width, dtype=self.dtype, precision=self.precision)
+    dense = lambda width: Dense(width, dtype=self.dtype)
     self.state, self.factor = dense(self.hidden_dim), dense(1)
     self.dropped = SlateDropout(self.dropout)
 
