@@ -8,11 +8,10 @@ or synthetic run times, or the estimate of a compiler.
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 import re
 
-from tpugraphs_jax import remote
+from tpugraphs_jax import remote, trust
 
 RELEASED = (
     "tile:xla",
@@ -123,7 +122,7 @@ def label_kind(data_root: str, collection: Collection) -> str:
   folder = remote.local_of(data_root) / collection.path  # of a bucket: what was copied to read it
   for path in sorted(folder.glob("*/*.json")):
     try:
-      return _of_note(json.loads(path.read_text(encoding="utf-8")))
+      return _of_note(trust.parsed(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, OSError):
       return UNKNOWN
   return UNKNOWN

@@ -281,6 +281,6 @@ def _mark(info: Mapping[str, Any]) -> str:
 def _known(path: Path) -> dict[str, str]:
   """Marks of the files that were copied before; none where the file is missing or damaged."""
   try:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return trust.parsed(path.read_text(encoding="utf-8"))
   except (OSError, ValueError):
     return {}

@@ -11,6 +11,7 @@ import math
 import os
 from pathlib import Path
 
+from tpugraphs_jax import trust
 from tpugraphs_jax.collect.labels import Raw
 from tpugraphs_jax.collect.problem import Numbers, Problem
 
@@ -33,7 +34,7 @@ class Cache:
     self._known: dict[Numbers, Raw | None] = {}
     for number, line in enumerate(self._lines(), 1):
       try:
-        record = json.loads(line)
+        record = trust.parsed(line)
         if all(record[name] == value for name, value in self._key.items()):
           self._known[tuple(record["numbers"])] = record["raw"]
       except (ValueError, KeyError, TypeError):

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from tpugraphs_jax import files
+from tpugraphs_jax import files, trust
 from tpugraphs_jax.collect import choosing
 from tpugraphs_jax.collect.choosing import Choice, Group
 
@@ -58,7 +58,7 @@ def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callabl
   """
   path = Path(path)
   try:
-    record = json.loads(path.read_text())
+    record = trust.parsed(path.read_text())
     saved = {(each["operation"], each["detail"]): tuple(map(tuple, each["orders"]))
              for each in record["groups"]}
     name, operations = record["name"], record["operations"]

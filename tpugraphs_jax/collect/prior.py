@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tpugraphs_jax import files
+from tpugraphs_jax import files, trust
 from tpugraphs_jax.columns import NODE, opcode_ids
 from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.graph import OpGraph
@@ -124,7 +124,7 @@ def read(path: Path) -> Prior:
     ValueError: the file is damaged.
   """
   try:
-    record = json.loads(path.read_text())
+    record = trust.parsed(path.read_text())
     return Prior(np.array(record["mean"]), np.array(record["log_spread"]),
                  **{name: record[name] for name in ("correlation", "noise", "unit", "about")})
   except (ValueError, KeyError, TypeError) as error:

@@ -23,7 +23,7 @@ import time
 
 import tqdm
 
-from tpugraphs_jax import console, files, jobs as jobs_lib
+from tpugraphs_jax import console, files, jobs as jobs_lib, trust
 from tpugraphs_jax.collect import job as job_lib, journal, labels
 from tpugraphs_jax.collect.job import Job
 
@@ -152,4 +152,4 @@ def _failures(job: Job) -> list[str]:
   if not job.outcome.exists():
     return [f"{job.name}: its machine left no {job.outcome}; expected --out in a folder that all "
             "machines share"]
-  return json.loads(job.outcome.read_text())
+  return trust.parsed(job.outcome.read_text())

@@ -11,7 +11,6 @@ import collections
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from absl import logging
 import numpy as np
 from scipy import stats
 
-from tpugraphs_jax import remote
+from tpugraphs_jax import remote, trust
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import feature_blocks, npz, store
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows, output_orders
@@ -360,7 +359,7 @@ def _load_indices(indices_dir: str, source: str, search: str) -> dict[str, np.nd
     raise FileNotFoundError(f"{path} is missing: eval.indices_dir must name the folder "
                             "with the published index files")
   try:
-    table = json.loads(path.read_text())
+    table = trust.parsed(path.read_text())
     return {name: _as_ids(ids) for name, ids in table.items()}
   except (ValueError, TypeError, AttributeError, OverflowError) as error:
     raise ValueError(f"{path} is not a table of configuration numbers: {error}") from None

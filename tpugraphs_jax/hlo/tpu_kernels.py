@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import dataclasses
-import json
 from typing import Any
 
 import numpy as np
 
-from tpugraphs_jax import columns
+from tpugraphs_jax import columns, trust
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.hlo import module_graph, proto, tpu
 
@@ -180,7 +179,7 @@ def iterations(
 
 def _backend_config(instruction: proto.HloInstructionProto) -> dict:
   is_json = instruction.backend_config.startswith(b"{")
-  return json.loads(instruction.backend_config) if is_json else {}
+  return trust.parsed(instruction.backend_config) if is_json else {}
 
 
 def _graph(

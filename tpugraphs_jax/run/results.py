@@ -103,7 +103,7 @@ def _devices() -> str:
 def read_summary(workdir: Path) -> dict[str, Any]:
   """The summary of a working folder; empty where there is none that can be read."""
   try:
-    found = json.loads((workdir / SUMMARY_FILE).read_text())
+    found = trust.parsed((workdir / SUMMARY_FILE).read_text())
   except (OSError, ValueError):
     return {}
   return found if isinstance(found, dict) else {}

@@ -29,7 +29,7 @@ import numpy as np
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2
 
-from tpugraphs_jax import console, files, parallel
+from tpugraphs_jax import console, files, parallel, trust
 
 _PACKAGES = ("tpugraphs-jax", "jax", "jaxlib", "flax", "optax", "jraph", "rax", "grain",
              "orbax-checkpoint", "numpy", "scipy")
@@ -140,7 +140,7 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
   kept = []
   for number, line in enumerate(lines, start=1):
     try:
-      step = json.loads(line)["step"]
+      step = trust.parsed(line)["step"]
     except (ValueError, TypeError, KeyError):
       if number == len(lines):
         break

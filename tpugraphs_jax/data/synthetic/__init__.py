@@ -39,7 +39,7 @@ import zlib
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import collections, console, files, graph, jobs
+from tpugraphs_jax import collections, console, files, graph, jobs, trust
 from tpugraphs_jax.collections import Collection, STAMP
 from tpugraphs_jax.data import download, npz
 from tpugraphs_jax.data.synthetic import layouts, tiles
@@ -272,7 +272,7 @@ def _stamp(out: Path, names: Iterable[str], settings: dict) -> None:
   """Notes the settings in a folder and its collections; refuses to mix data of other settings."""
   path = out / STAMP
   if path.exists():
-    known = json.loads(path.read_text())
+    known = trust.parsed(path.read_text())
     if known | settings != known:
       raise ValueError(f"{out} holds synthetic data of {known}, asked for is {settings}; "
                        "choose another folder or delete this one")

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax import console, files as files_lib, parallel
+from tpugraphs_jax import console, files as files_lib, parallel, trust
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph, Stale
 
 DTYPES = ("float32", "bfloat16")
@@ -304,7 +304,7 @@ class Snapshots:
       raise FileNotFoundError(
           f"{folder} is missing, the history table of the newest checkpoint: {again}")
     try:
-      card = files_lib.unsealed(json.loads(path.read_text()))
+      card = files_lib.unsealed(trust.parsed(path.read_text()))
       identity, digests = card["identity"], dict(card["sha256"])
     except (ValueError, KeyError, TypeError, OSError) as error:
       raise ValueError(f"{path} is damaged ({error}): {again}") from None
