@@ -33,10 +33,10 @@ import gpus
 import optimised
 import steps
 import timing
-from tpugraphs_jax import files
+from tpugraphs_jax import files, parallel
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.hlo import tpu, tpu_kernels
-from tpugraphs_jax.run import configs, published
+from tpugraphs_jax.run import configs
 
 # Config and changed fields, by the name of a case.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -52,10 +52,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SAGE, sorted segment sums": ("layout.py:xla-random,full", {"data.neighbour_slots": 0}),
     "SAGE, bfloat16": ("layout.py:xla-random,full", {
         "model.dtype": "bfloat16", "model.precision": "default"}),
+    "SAGE, deterministic": ("layout.py:xla-random,full", {"train.deterministic": True}),
     "SAGE, four programs": ("layout.py:xla-random,full", {"batch.graphs": 4, "eval.graphs": 4}),
-    **{f"{kind}, {configs.PRESET}{name}": (f"{kind}.py:{configs.PRESET}{name}", {})
-       for kind, known in (("layout", published.LAYOUTS), ("tile", published.TILES))
-       for name in known},
+    **{f"{kind}, {name}": (f"{kind}.py:{name}", {})
+       for kind in ("layout", "tile") for name in steps.presets(kind)},
 }
 # One of every family, which compile in seconds.
 SMALL = {
@@ -98,6 +98,8 @@ def measure(case: str, step: str, target: str, count: int) -> dict[str, Any]:
     count: of devices; 0: one GPU, or all devices of the topology of a TPU.
   """
   config = config_of(case, target)
+  if config.train.deterministic:
+    parallel.compute_deterministically()
   is_tpu = target in TPUS
   devices = tpu.devices(f"tpu:{target}") if is_tpu else gpus.devices(target, count or 1)
   devices = devices[: count or len(devices)]
@@ -153,12 +155,12 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     case, step, target = name.split("/")
     return cases.index(case), steps.STEPS.index(step), targets.index(target)
 
-  head = ("step", "for", "compile", "arguments + temporaries", "kernels", "in loops",
+  head = ("step", "for", "arguments + temporaries", "kernels", "in loops",
           "products by precision", "estimate", "roofline, optimal")
   lines = [head, ["---"] * len(head)]
   for name in sorted(results, key=place):
     (case, step, target), row = name.split("/"), results[name]
-    cells = [row["error"]] + [""] * 6 if "error" in row else _cells(row)
+    cells = [row["error"]] + [""] * 5 if "error" in row else _cells(row)
     lines.append([f"{case}, {step}", target, *cells])
   return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -166,7 +168,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 def _cells(row: Mapping[str, Any]) -> list[str]:
   products = ", ".join(f"{count} {name}" for name, count in sorted(row["products"].items()))
   return [
-      f"{row['compile_s']:.0f} s", f"{row['argument_mib']:,.0f} + {row['temporary_mib']:,.0f} MiB",
+      f"{row['argument_mib']:,.0f} + {row['temporary_mib']:,.0f} MiB",
       f"{row['kernels']:,}", f"{row['kernels_in_loops']:,}", products, *_estimates(row)]
 
 

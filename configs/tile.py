@@ -5,7 +5,7 @@ baseline have its published settings; docs/parity.md says what agrees and what d
 variants also train on kernels with fewer than 10 configurations.
 
 Expected top-5 slowdown (mean over validation kernels) on the synthetic `medium` data, on one
-CPU core: 0.020 in 4 minutes with the published settings, 0.001 in 3 minutes with `recommended`.
+CPU core: 0.040 in 3 minutes with the published settings, 0.001 in 3 minutes with `recommended`.
 
   python run_tile.py --config=configs/tile.py:LateJoinSAGE --workdir=out/late
   python run_tile.py --config=configs/tile.py:recommended --workdir=out/recommended

@@ -32,6 +32,7 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import SPLITS
 
 FOLDER = Path(os.environ.get("TPUGRAPHS_PIPELINE_DIR") or recorded.ROOT / "pipeline")
+_CONFIGS = {"tile": 10, "layout": 16}  # of a slate, by default
 
 
 class Slate(NamedTuple):
@@ -62,6 +63,10 @@ class Record:
     return json.loads(str(self["meta"]))
 
   @property
+  def is_inputs(self) -> bool:
+    return "train/names" in self.arrays
+
+  @property
   def is_run(self) -> bool:
     return "loss" in self.arrays
 
@@ -87,10 +92,11 @@ class Record:
 
   def changes(self) -> dict[str, Any]:
     """The config fields that these flags change."""
-    flags, fields = self.flags, {"batch.configs": "configs", "batch.graphs": "batch",
-                                 "batch.keep_nodes": "keep_nodes", "loss.losses": "losses"}
+    flags, fields = self.flags, {
+        "batch.graphs": "batch", "batch.keep_nodes": "keep_nodes", "loss.losses": "losses"}
     found = {field: flags[flag] for field, flag in fields.items() if flag in flags}
-    found["batch.min_configs"] = flags["configs"]
+    configs = flags.get("configs", _CONFIGS[self.kind])
+    found |= {"batch.configs": configs, "batch.min_configs": configs}
     if "optimizer" in self.meta:
       found["optimizer.learning_rate"] = self.meta["optimizer"]["learning_rate"]
       found["optimizer.clip_norm_per_variable"] = self.meta["optimizer"]["clipnorm"]

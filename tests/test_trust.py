@@ -140,7 +140,8 @@ def bombs(folder, shape=(1 << 28,)):
   for kind, method in (("bzip2", zipfile.ZIP_BZIP2), ("lzma", zipfile.ZIP_LZMA),
                        ("deflate", zipfile.ZIP_DEFLATED)):
     path = folder / f"{kind}.npz"
-    with zipfile.ZipFile(path, "w", method) as archive, archive.open("node_feat.npy", "w") as member:
+    with (zipfile.ZipFile(path, "w", method) as archive,
+          archive.open("node_feat.npy", "w") as member):
       member.write(data)
       for _ in range(4 * shape[0] >> 24):
         member.write(bytes(1 << 24))
@@ -169,8 +170,8 @@ def test_a_name_twice_in_an_archive_is_refused(tmp_path):
 
 
 def test_available_memory_is_that_of_the_tightest_limit(tmp_path, monkeypatch):
-  files = {"meminfo": "MemTotal: 100 kB\nMemAvailable: 50 kB\n", "max": "40960\n", "current": "15360",
-           "memory.stat": "anon 7\ninactive_file 4120\nactive_file 1000\n"}
+  files = {"meminfo": "MemTotal: 100 kB\nMemAvailable: 50 kB\n", "max": "40960\n",
+           "current": "15360", "memory.stat": "anon 7\ninactive_file 4120\nactive_file 1000\n"}
   for name, text in files.items():
     (tmp_path / name).write_text(text)
   monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "meminfo")
@@ -183,7 +184,8 @@ def test_available_memory_is_that_of_the_tightest_limit(tmp_path, monkeypatch):
 # Names.
 
 
-BAD_NAMES = ["=1+2", "+a", "-a", "@a", "a,b", "a:b", 'a"b', "a\nb", "a\x1b[31mb", "a\x9bb", "a\u202eb"]
+BAD_NAMES = ["=1+2", "+a", "-a", "@a", "a,b", "a:b", 'a"b', "a\nb", "a\x1b[31mb", "a\x9bb",
+             "a\u202eb"]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -276,8 +278,8 @@ def test_every_reader_of_json_refuses_what_is_none(data, tmp_path):
 def test_a_reader_whose_memory_is_limited_says_so(tmp_path):
   path = tmp_path / "big.npz"
   np.savez(path, node_feat=np.zeros((1 << 20, 140), np.float32))
-  script = ("import sys\nfrom tpugraphs_jax import host_memory\nfrom tpugraphs_jax.data import npz\n"
-            "host_memory.limit(300 << 20)\n"
+  script = ("import sys\nfrom tpugraphs_jax import host_memory\n"
+            "from tpugraphs_jax.data import npz\nhost_memory.limit(300 << 20)\n"
             "with npz.NpzArchive(sys.argv[1]) as a:\n  a.read('node_feat')\n")
   ended = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True)
   assert "of memory that are available" in ended.stderr.splitlines()[-1]
@@ -372,3 +374,14 @@ def test_parameters_of_another_shape_or_type_are_refused(tmp_path):
     ranker_lib.write_model(
         tmp_path / "model.npz", dataclasses.replace(artefact, params=params))
     refused(lambda: tpugraphs_jax.load(tmp_path / "model.npz"), "model.npz", "damaged")
+
+
+def test_compiled_programs_of_somebody_else_are_not_found(tmp_path):
+  secret = tmp_path / "home/secret"
+  own = trust.own_folder(tmp_path / "run", secret)
+  assert trust.own_folder(tmp_path / "run", secret) == own and own.parent == tmp_path / "run"
+  assert secret.stat().st_mode & 0o77 == 0
+  assert trust.own_folder(tmp_path / "run", tmp_path / "other/secret") != own
+  (tmp_path / "file").touch()
+  nowhere = tmp_path / "file/secret"  # cannot be made
+  assert trust.own_folder(tmp_path / "run", nowhere) != trust.own_folder(tmp_path / "run", nowhere)

@@ -55,13 +55,17 @@ def exists(place: str) -> bool:
   return system.isfile(path)
 
 
+def cache() -> Path:
+  """The user's folder of copies."""
+  return Path(os.environ.get(CACHE) or _DEFAULT_CACHE).expanduser()
+
+
 def local_of(place: str | os.PathLike[str]) -> Path:
   """Where a place is on this machine: itself, or its copy, which need not be there yet."""
   if not is_remote(place):
     return Path(place).expanduser()
   name = os.fspath(place).rstrip("/")
-  cache = Path(os.environ.get(CACHE) or _DEFAULT_CACHE).expanduser()
-  return cache / f"{name.rpartition('/')[2]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+  return cache() / f"{name.rpartition('/')[2]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:

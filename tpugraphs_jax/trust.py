@@ -3,6 +3,7 @@
 A file holds values of the schema, arrays and names. It holds no code, no place and no size:
 
 * No module is imported because a file names it, see `check_imported`.
+* No compiled program is run that somebody else may have put there, see `own_folder`.
 * No place that a file names is read or written: `config` clears them, and `inside` refuses
   names that leave their folder.
 * No array is read that is larger than the memory that is left, see `data.npz`.
@@ -16,6 +17,7 @@ import json
 import os
 from pathlib import Path, PurePosixPath
 import re
+import secrets
 import sys
 from typing import Any
 
@@ -24,7 +26,7 @@ from tpugraphs_jax import console
 # Fields of a config that name places, by section. Whoever uses a model names their own.
 _PLACES = {"data": ("store_dir", "indices_dir"), "eval": ("indices_dir",)}
 _REMOTE = "://"
-_SEPARATORS = ',:"'  # of CSV files and of IDs of graphs
+_SEPARATORS = ',:"/\\'  # of CSV files, of IDs of graphs and of folders
 _FORMULA = "=+-@"  # begin a formula in a cell of a spreadsheet
 
 NUMBER = (int, float)
@@ -93,9 +95,9 @@ def check(value: Any, schema: Any, name: str) -> None:
 
   Args:
     value: from `parsed`.
-    schema: a type or several; a range of integers; a set of values; `[schema]` of lists; `{name: schema}` of
-      objects, which may lack a name or have others (of the schema of `...`, where it is there);
-      `Record` of objects that have every name.
+    schema: a type or several; a range of integers; a set of values; `[schema]` of lists;
+      `{name: schema}` of objects, which may lack a name or have others (of the schema of `...`,
+      where it is there); `Record` of objects that have every name.
     name: of the value, for the message.
   """
   if isinstance(schema, dict):
@@ -138,9 +140,9 @@ def config(values: Any) -> dict[str, Any]:
     raise ValueError(f"its config has no field {missing[0]}")
   fields = _plain(values, "config")
   for field, value in fields["model"].items():
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
       most = _LAYERS if _COUNTS.fullmatch(field) else _MOST
-      check(value, range(-most, most + 1) if not isinstance(value, bool) else bool, f"model.{field}")
+      check(value, range(-most, most + 1), f"model.{field}")
   for section, names in _PLACES.items():
     if section in fields:
       fields[section] |= {name: "" for name in names if name in fields[section]}
@@ -200,3 +202,24 @@ def inside(folder: Path, name: str) -> Path:
   if not parts or ".." in parts or name.startswith(("/", "~")) or "\\" in name or "\0" in name:
     raise ValueError(f"the file name {name!r} leads outside its folder: nothing was written there")
   return folder.joinpath(*parts)
+
+
+def own_folder(folder: Path, secret: Path) -> Path:
+  """The folder below `folder` for what this user alone has made, such as compiled programs.
+
+  Its name is a secret. Whoever sends a working folder does not know it, and cannot put programs
+  where this user's runs look for theirs.
+
+  Args:
+    folder: any folder.
+    secret: a file of the user's, made where it is missing. Where it cannot be made, every process
+      has a secret of its own.
+  """
+  name = secrets.token_hex(16)
+  with contextlib.suppress(OSError):
+    secret.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+      with open(secret, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        file.write(name)
+    name = secret.read_text() or name
+  return folder / name

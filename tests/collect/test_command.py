@@ -90,6 +90,7 @@ def test_the_reader_of_the_released_files_reads_what_was_collected(collected):
   for name in ("tried_net", "tried_gradient"):
     graph = npz.read_layout(folder / f"{name}.npz")
     record = json.loads((folder / f"{name}.json").read_text())
+    assert record["source"] == f"tried.py:{name.removeprefix('tried_')}"  # no folder of this machine
     assert len(graph.configs) == len(record["configs"]) == 12
     assert graph.configs.runtime_ns.tolist() == [
         config["bytes_accessed"] for config in record["configs"]]

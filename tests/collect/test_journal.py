@@ -47,8 +47,13 @@ def test_a_damaged_line_is_refused_with_its_file_and_number(tmp_path):
   journal = journals.Journal(path, _HEADER)
   journal.result(0, {"cycles": 3})
   journal.close()
-  path.write_bytes(path.read_bytes().replace(b'"cycles": 3', b'"cycles": 2'))
-  with pytest.raises(ValueError, match=r"a\.jsonl.* line 2"):
+  whole = path.read_bytes()
+  for old, new in ((b'"cycles": 3', b'"cycles": 2'), (b'cycles', b'cyclas')):
+    path.write_bytes(whole.replace(old, new))
+    with pytest.raises(ValueError, match=r"a\.jsonl.* line 2"):
+      journals.Journal(path, _HEADER)
+  path.write_bytes(whole.replace(b'"checksum"', b'"checksun"'))
+  with pytest.raises(ValueError, match=r"a\.jsonl.* line 1"):
     journals.Journal(path, _HEADER)
 
 

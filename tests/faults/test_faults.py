@@ -33,6 +33,15 @@ def test_damaged_files_and_input_end_in_one_line_or_the_same_result():
     assert row in ended.stdout
 
 
+def test_what_somebody_sends_is_read_or_refused_in_one_line():
+  script = [sys.executable, campaign.__file__, "--parts", "sent", "--sent", "8"]
+  ended = subprocess.run(script, capture_output=True, text=True)
+  assert ended.returncode == 0, ended.stdout + ended.stderr
+  for row in ("sent, model file | 8", "sent, working folder for a report | 8",
+              "sent, graph file | 40", "sent, journal of collect | 800", "sent, HLO text | 3"):
+    assert row in ended.stdout
+
+
 def test_downloads_from_a_bad_server_are_right_or_refused_and_go_on(tmp_path):
   assert "| network, download | 31 |" in run(tmp_path, "--parts", "network", "--downloads", "1")
 

@@ -12,13 +12,12 @@ import jax
 import parts
 import pytest
 
-from tpugraphs_jax.run import configs, published
+from tpugraphs_jax.run import configs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import steps  # pylint: disable=wrong-import-position
 
-PRESETS = [*(("layout", f"{configs.PRESET}{name}") for name in published.LAYOUTS),
-           *(("tile", f"{configs.PRESET}{name}") for name in published.TILES)]
+PRESETS = [(kind, name) for kind in ("layout", "tile") for name in steps.presets(kind)]
 OTHERS = [
     ("tile", ""), ("tile", "recommended"), ("tile", "LateJoinResGCN"), ("tile", "MLP"),
     ("layout", "full"), ("layout", "official"), ("layout", "gst"), ("layout", "gst_ed"),

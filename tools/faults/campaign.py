@@ -33,6 +33,7 @@ import damage
 import devices
 import disk
 import folders
+import foreign
 import hosts
 import inputs
 import kills
@@ -47,7 +48,7 @@ _COLLECTIONS = ("tile:xla", "layout:xla:random")
 _POINTS_AT_A_TIME, _STORES_AT_A_TIME, _INPUTS_AT_A_TIME = 5, 100, 2000
 _PROTOBUFS = commands.ROOT / "tests" / "data" / "hlo"
 _PARTS = ("store", "kill", "damage", "input", "disk", "network", "numbers",
-          "load", "commands", "devices", "folders", "hosts")
+          "load", "commands", "devices", "folders", "hosts", "sent")
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -58,6 +59,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
   parser.add_argument("--parts", nargs="*", default=_PARTS, choices=_PARTS)
   parser.add_argument("--damages", type=int, default=1, help="damages per file and kind")
   parser.add_argument("--inputs", type=int, default=1000, help="mutations of each input")
+  parser.add_argument("--sent", type=int, default=100, help="hostile files of each kind")
   parser.add_argument("--disks", type=int, default=6, help="number of sizes of full disks")
   parser.add_argument("--downloads", type=int, default=3,
                       help="downloads for each fault of a network")
@@ -169,6 +171,10 @@ def _other_rows(
     yield from kept.once("damage", lambda: _damage(args, command, whole, folder, home))
   if "input" in args.parts:
     yield from _input_rows(args, kept, whole, folder, data_root)
+  if "sent" in args.parts:
+    (graph, *_) = npz.split_files(data_root, _COLLECTIONS[1], "valid")
+    yield from kept.once("sent", lambda: foreign.rows(
+        whole, graph, folder / "sent", times=args.sent, seed=args.seed))
   if "disk" in args.parts:
     yield from kept.once("disk", lambda: _disk(args, command, whole, folder, home))
   if "folders" in args.parts:
@@ -227,7 +233,7 @@ def _all_rows(args: argparse.Namespace, kept: Kept, folder: Path) -> Iterator[li
       yield [row]
   for row in _separate_rows(args, kept, folder, data_root):
     yield [row]
-  if set(args.parts) & {"damage", "input", "disk", "folders"}:
+  if set(args.parts) & {"damage", "input", "disk", "folders", "sent"}:
     for row in _other_rows(args, kept, folder / "other", data_root):
       yield [row]
   if "kill" in args.parts:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+import contextlib
 import json
+import os
 from pathlib import Path
 import shutil
 from typing import Any
@@ -14,7 +16,8 @@ import damage
 import numpy as np
 from table import Row
 
-from tpugraphs_jax import files, report
+from tpugraphs_jax import files, hlo, report, trust
+from tpugraphs_jax.collect import journal
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.serve import judge, ranker as ranker_lib
@@ -156,6 +159,63 @@ def graph_files(
   return row
 
 
+def journals(module: bytes, folder: Path, *, times: int, rng: np.random.Generator) -> Row:
+  """Flips a bit in the module or the lines of a journal, which must not be taken for whole."""
+  row, path, kept = Row("sent, journal of collect"), folder / "j.jsonl", folder / "j.hlo.pb"
+  for old in (path, kept):
+    old.unlink(missing_ok=True)
+  with contextlib.closing(journal.Journal(path, {"seed": 0})) as made:
+    made.keep_module(kept, module)
+    for number in range(20):
+      made.start(number)
+      made.result(number, {"seconds": [float(rng.random())]})
+  whole = {file: file.read_bytes() for file in (path, kept)}
+  for number in range(times):
+    file = (kept, path)[number % 2]
+    file.write_bytes(damage.damaged(whole[file], ("flipped", "cut")[number // 2 % 2], rng))
+    row.count(_outcome(lambda: _opened(path, kept, whole[kept]), path.name), of=f"{number}")
+    file.write_bytes(whole[file])
+  return row
+
+
+def _opened(path: Path, kept: Path, module: bytes) -> None:
+  """Opens a journal; refuses what is neither whole nor the beginning of what was written."""
+  with contextlib.closing(journal.Journal(path, {"seed": 0})) as found:
+    data = found.kept_module(kept)
+    if list(found.raw) != list(range(len(found.raw))) or data not in (None, module):
+      raise AssertionError("another journal in silence")
+
+
+def keys(folder: Path, *, times: int, rng: np.random.Generator) -> Row:
+  """Names of files of a bucket, made of parts that lead somewhere else."""
+  row = Row("sent, key of a bucket")
+  parts = ("..", ".", "", "a", "~", "/", "\\", "\0", "...", "b c")
+  for number in range(times):
+    key = "/".join(rng.choice(parts, rng.integers(1, 6)))
+    try:
+      path = Path(os.path.normpath(trust.inside(folder, key)))
+      outcome = "survived" if path.is_relative_to(folder) and path != folder else f"went to {path}"
+    except ValueError:
+      outcome = "refused"
+    row.count(outcome, of=repr(key))
+  return row
+
+
+def texts(*, times: int, rng: np.random.Generator) -> Row:
+  """HLO text that nests deeply, has large numbers, or is damaged."""
+  row = Row("sent, HLO text")
+  for _ in range(times):
+    depth, number = int(10 ** rng.uniform(0, 5.5)), int(10 ** rng.uniform(0, 18))
+    text = str(rng.choice([
+        f"add({'(' * depth})", f"parameter({number})", f"parameter(0), metadata={{{'{' * depth}",
+        f"constant({'{' * depth}1{'}' * depth})", f"iota(), iota_dimension={number}"]))
+    shape = str(rng.choice(["f32[]", f"f32[{number}]", "(" * depth + "f32[]" + ")" * depth]))
+    module = f"HloModule m\nENTRY e {{\n ROOT r = {shape} {text}\n}}"
+    row.count(_outcome(lambda: hlo.featurize(module), "HLO text"),
+              of=f"{shape[:20]} {text[:20]} {depth}")
+  return row
+
+
 def _outcome(read: Callable[[], Any], name: str) -> str:
   """`survived`, `refused` in one line that names the file, or what went wrong."""
   try:
@@ -190,6 +250,10 @@ def rows(workdir: Path, graph_file: Path, folder: Path, *, times: int, seed: int
                       rng=np.random.default_rng([seed, 5, number]))
     row.fault += f" ({path.stem})" if number else ""
     yield row
+  module = (Path(__file__).parents[2] / "tests/data/hlo/fuzz06.hlo.pb").read_bytes()
+  yield journals(module, folder, times=100 * times, rng=np.random.default_rng([seed, 8]))
+  yield keys(folder, times=100 * times, rng=np.random.default_rng([seed, 9]))
+  yield texts(times=times // 5 + 2, rng=np.random.default_rng([seed, 10]))
   yield working_folders(workdir, folder / "run", times=times, rng=np.random.default_rng([seed, 6]))
-  yield graph_files(graph_file, folder, npz.read_layout, times=times,
+  yield graph_files(graph_file, folder, npz.read_layout, times=5 * times,
                     rng=np.random.default_rng([seed, 7]))

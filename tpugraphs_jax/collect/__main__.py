@@ -26,6 +26,8 @@ from tpugraphs_jax import collections, console, graph, jobs as jobs_lib, remote
 from tpugraphs_jax.collect import labels, programs, workers
 from tpugraphs_jax.collect.job import Job
 
+_SECONDS_MEASURED = 86400.0
+
 
 def main(argv: list[str] | None = None) -> int:
   """Runs the command; 0 where every program was collected, 1 where some failed, 2 if refused."""
@@ -73,6 +75,8 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
                      "leave out -- and what follows it")
   if args.jobs < 1:
     raise ValueError(f"--jobs={args.jobs}, expected at least 1")
+  if args.timeout is None:
+    args.timeout = _SECONDS_MEASURED if args.label == labels.Measured.name else Job.timeout
   if args.timeout <= 0:
     raise ValueError(f"--timeout={args.timeout}, expected seconds above 0")
   if args.label != labels.Measured.name:
@@ -110,9 +114,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument("--seed", type=int, default=0, help="of the choices (default: 0)")
   parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1,
                       help="processes (default: one per processor; always one for measured)")
-  parser.add_argument("--timeout", type=float, default=Job.timeout, metavar="SECONDS",
+  parser.add_argument("--timeout", type=float, metavar="SECONDS",
                       help="a worker that labels nothing for so long is ended, and what it worked "
-                      "on counts as failed (default: %(default)g)")
+                      f"on counts as failed (default: {Job.timeout:g}; {_SECONDS_MEASURED:g} for "
+                      "measured, which labels all choices of a program at its end)")
   parser.add_argument("--quiet", action="store_true", help="no progress bar")
   args = parser.parse_args(own, argparse.Namespace(beam=beam))
   if args.label == labels.Measured.name:

@@ -94,17 +94,19 @@ def read(path: Path) -> list[dict[str, Any]]:
   records = []
   for number, line in enumerate(lines, 1):
     try:
-      records.append(files.unsealed(trust.parsed(line)))
-    except (ValueError, TypeError) as error:
+      record = trust.parsed(line)
+      trust.check(record, trust.Record(checksum=str), "it")
+      records.append(files.unsealed(record))
+    except ValueError as error:
       raise ValueError(f"{path} is damaged in line {number} ({error}): remove it") from None
   return records
 
 
 def _check_header(path: Path, records: list[dict[str, Any]], header: dict[str, Any]) -> None:
   if records and records[0] != header:
-    name = next(key for key in header if records[0].get(key) != header[key])
+    name = next(key for key in (*header, *records[0]) if records[0].get(key) != header.get(key))
     raise ValueError(f"{path} was begun with {name} {records[0].get(name)}, now it is "
-                     f"{header[name]}; remove it, or choose another --collection")
+                     f"{header.get(name)}; remove it, or choose another --collection")
 
 
 def done(path: Path) -> int:

@@ -86,8 +86,8 @@ def collect(job: Job) -> list[str]:
     if status in (job_lib.DONE, 0, job_lib.FAILED, -signal.SIGINT):
       break
     candidate = journal.interrupted(job.journal)
-    if candidate is None and status is None:
-      break  # there is no candidate to leave out: the program itself does not end
+    if status is None and (candidate is None or job.label == labels.Measured.name):
+      break  # the program itself does not end; candidates are measured together
     if status not in _FROM_OUTSIDE and candidate is not None:
       journal.add_error(job.journal, candidate, _ended(job, status))
     tries = _TRIES if journal.done(job.journal) > done else tries - 1

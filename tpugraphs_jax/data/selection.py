@@ -242,8 +242,8 @@ def why_not_judged(configs: TileConfigs | LayoutConfigs) -> str:
 def check_kind(graph: OpGraph, kind: type) -> None:
   """Refuses (ValueError) a graph whose configurations are not of the class `kind`."""
   if not isinstance(graph, OpGraph):
-    raise ValueError(f"the graph is a {type(graph).__name__}, expected an OpGraph: read a file with "
-                     "tpugraphs_jax.read_layout or read_tile, a program with hlo.featurize")
+    raise ValueError(f"the graph is a {type(graph).__name__}, expected an OpGraph: read a file "
+                     "with tpugraphs_jax.read_layout or read_tile, a program with hlo.featurize")
   if graph.configs is None:
     raise ValueError(f"{graph.name} has no configurations to rank: call graph.with_layouts(300) of "
                      "a program from hlo.featurize, or read it with its configurations")

@@ -76,8 +76,8 @@ def load_file(path: str | os.PathLike[str]) -> Loaded:
                             "HLO text")
   data = path.read_bytes()
   if data.startswith(_ZIP_START):
-    raise ValueError(f"{path} is an .npz or another archive, expected a serialized HLO module or HLO "
-                     "text: read graph files with tpugraphs_jax.read_layout or read_tile")
+    raise ValueError(f"{path} is an .npz or another archive, expected a serialized HLO module or "
+                     "HLO text: read graph files with tpugraphs_jax.read_layout or read_tile")
   if data.lstrip().startswith(_TEXT_START.encode()):
     try:
       data = text.module_of(data.decode(), str(path))

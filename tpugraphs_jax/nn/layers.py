@@ -29,7 +29,8 @@ def l2_normalize(x: jax.Array) -> jax.Array:
   return (exact * jax.lax.rsqrt(jnp.maximum(square, 1e-12))).astype(x.dtype)
 
 
-def matmul(x: jax.Array, kernel: jax.Array, *, dtype: Any, precision: Any) -> jax.Array:
+def matmul(
+    x: jax.Array, kernel: jax.Array, *, dtype: Any, precision: Any = None) -> jax.Array:
   """`x [..., K] @ kernel [K, F]` in `dtype`: `[..., F]`.
 
   Where `dtype` is None, in the dtype that both arguments promote to.

@@ -138,15 +138,15 @@ class _TileModel(base.Network):
 
   def dense(self) -> nn.Dense:
     """A linear layer to `hidden_dim` features."""
-    return Dense(self.hidden_dim, dtype=self.dtype, precision=self.precision)
+    return Dense(self.hidden_dim, dtype=self.dtype)
 
   def mlp(self, *features: int, **kwargs) -> MLP:
     """Linear layers to `features`, with activations between them."""
-    return MLP(features, precision=self.precision, **kwargs)
+    return MLP(features, **kwargs)
 
   def matmul(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """`x [..., K] @ kernel [K, F]` in the dtype of the computation: `[..., F]`."""
-    return layers.matmul(x, kernel, dtype=self.dtype, precision=self.precision)
+    return layers.matmul(x, kernel, dtype=self.dtype)
 
   def static_features(self, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
     """Opcode embeddings `[N, E]` and node features `[N, F]`, float32."""

@@ -103,8 +103,8 @@ def _run(values: flags.FlagValues) -> None:
   if values.config.train.deterministic:
     parallel.compute_deterministically()
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
-  parallel.use_compilation_cache(
-      values.compilation_cache or remote.local_of(values.workdir) / "compilation_cache")
+  parallel.use_compilation_cache(values.compilation_cache or trust.own_folder(
+      remote.local_of(values.workdir) / "compilation_cache", remote.cache() / "secret"))
   # A process that fails alone must not leave the others waiting for it.
   with parallel.stop_together(), remote.working_folder(
       values.workdir, is_writing=parallel.is_primary()) as workdir:

@@ -168,7 +168,7 @@ def of_training(
   Args:
     config: of the run.
     result: of the training loop.
-    graphs: in the validation split.
+    graphs: validation graphs that were judged during training.
     seconds: wall time with evaluation and compilation.
   """
   what, _ = log.peak_memory()

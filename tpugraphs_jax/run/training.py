@@ -94,8 +94,9 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
     results.begin(job, stage, prepared, workdir)
     with results.interruptions(workdir):
       result = _train_stages(job, stage, prepared, workdir, resume=resume)
+    judged, _ = validation_sample(config, prepared.valid)(result.step)
     results.update_summary(workdir, training=results.of_training(
-        config, result, graphs=len(prepared.valid), seconds=time.monotonic() - started))
+        config, result, graphs=len(judged), seconds=time.monotonic() - started))
     return result
 
 

@@ -18,9 +18,11 @@ from tpugraphs_jax.data.batching import PreparedGraph
 
 SCORES_FILE = "validation_scores.npz"
 PROGRAMS_FILE = "validation_programs.csv"  # of kernels
-# Arrays of the file of scores, and the kinds of their dtypes.
-_SCORES = {"graphs": "U", "nodes": "iu", "sizes": "iu", "config_ids": "iu", "runtime_ns": "iu",
-           "label": "iuf", "scores": "f"}
+# Arrays of the file of scores, with the kinds of their dtypes and their least values.
+_JOINED = ("config_ids", "scores", "runtime_ns", "label")
+_SCORES = {"graphs": "U", "nodes": "iu", "sizes": "iu", "config_ids": "iu", "scores": "f",
+           "runtime_ns": "iu", "label": "iuf"}
+_LEAST = {"nodes": 0, "sizes": 1, "config_ids": 0, "scores": -np.inf, "runtime_ns": 1, "label": 0}
 _SHOWN = 30  # programs with a line of their own
 _POOLED = ("opa",)  # metrics over the pairs of all graphs; the others are means over graphs
 
@@ -196,22 +198,17 @@ def read_scores(path: Path) -> list[Judged]:
   """
   with trust.reading(path, "evaluate again"), npz.NpzArchive(path) as archive:
     found = {name: archive.read(name) for name in _SCORES}
-    for name, array in found.items():
-      if array.ndim != 1 or array.dtype.kind not in _SCORES[name]:
-        archive.fail(name, f"is {array.dtype} {list(array.shape)}, expected a list of others")
     sizes = found["sizes"]
-    if (sizes < 1).any() or (found["config_ids"] < 0).any() or (found["runtime_ns"] < 1).any() or (
-        not np.isfinite(found["scores"]).all()):
-      raise ValueError("a size, a configuration, a runtime or a score is none")
-    ends = np.cumsum(sizes)[:-1]
-    parts = [np.split(found[name], ends)
-             for name in ("config_ids", "scores", "runtime_ns", "label")]
-    judged = [Judged(trust.name(str(name)), int(nodes), *arrays) for name, nodes, *arrays in zip(
-        found["graphs"], found["nodes"], *parts, strict=True)]
-    if any(len(graph.scores) != size or len(graph.runtime_ns) != size
-           or len(graph.config_ids) != size for graph, size in zip(judged, sizes, strict=True)):
-      raise ValueError("its arrays are of different lengths")
-    return judged
+    lengths = {name: int(sizes.sum()) for name in _JOINED} | {"nodes": len(sizes),
+                                                              "graphs": len(sizes)}
+    for name, array in found.items():
+      if array.shape != (lengths.get(name, array.size),) or array.dtype.kind not in _SCORES[name]:
+        archive.fail(name, f"is {array.dtype} {list(array.shape)}")
+      if array.dtype.kind != "U" and not (np.isfinite(array) & (array >= _LEAST[name])).all():
+        archive.fail(name, f"has a number that is not finite, or below {_LEAST[name]}")
+    parts = [np.split(found[name], np.cumsum(sizes)[:-1]) for name in _JOINED]
+    return [Judged(trust.name(str(name)), int(nodes), *arrays)
+            for name, nodes, *arrays in zip(found["graphs"], found["nodes"], *parts)]
 
 
 def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tpugraphs_jax import collections, columns, graph
 from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.data import download, npz, synthetic
-from tpugraphs_jax.data.synthetic import generate, read_ceiling, tiles
+from tpugraphs_jax.data.synthetic import __main__ as command, generate, read_ceiling, tiles
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +152,14 @@ def test_an_interrupted_run_goes_on_and_other_data_is_refused(tmp_path):
   assert digests(root) == before
   with pytest.raises(ValueError, match="folder"):
     generate(tmp_path, **(kwargs | {"seed": 5}))
+
+
+def test_a_full_disk_ends_the_command_in_one_line_with_status_2(tmp_path, monkeypatch, capsys):
+  def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path))
+
+  monkeypatch.setattr(synthetic.files, "replacing", full)
+  with pytest.raises(SystemExit) as ended:
+    command.main(["--out", str(tmp_path / "out"), "--collections", "tile:xla", "--workers", "1"])
+  assert ended.value.code == 2
+  assert capsys.readouterr().err == f"error: {tmp_path}: No space left on device\n"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import table_cases
 
-from tpugraphs_jax import losses
+from tpugraphs_jax import losses, parallel
 from tpugraphs_jax.rankers.tables import batches as table_batches
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 
@@ -177,9 +177,13 @@ def test_half_precision_gives_nearly_the_same_scores():
 
 def test_dropout_acts_in_training_alone():
   model, made = ScoreTables(**SMALL, dropout=0.5), batch()
-  run = jax.jit(model.apply, static_argnames="train")
-  apply = lambda seed, train: run(
-      {"params": params()}, made, train=train, rngs={"dropout": jax.random.key(seed)})
+  one = jax.tree.map(lambda leaf: leaf[None], made)  # on one device
+  variables = {"params": params()}
+  run = {train: parallel.pmap(
+      lambda key, batch, train=train: model.apply(
+          variables, batch, train=train, rngs={"dropout": key}),
+      in_axes=(None, 0), devices=jax.local_devices()[:1]) for train in (False, True)}
+  apply = lambda seed, train: run[train](jax.random.key(seed), one)
   np.testing.assert_array_equal(apply(0, False), apply(1, False))
   assert jnp.abs(apply(0, True) - apply(1, True)).max() > 0
 

@@ -31,9 +31,11 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree, neighbour_sum, node_graph
 from tpugraphs_jax.nn.aggregation import take_rows
+from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.nn.layers import Dense
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables.batches import TableBatch
@@ -51,21 +53,20 @@ class TablePart(nn.Module):
   features: int
   dropout: float
   dtype: Any
-  precision: Any
 
   @property
   def options(self) -> dict[str, Any]:
     """The options of a part within this part, but for its width."""
-    return dict(dropout=self.dropout, dtype=self.dtype, precision=self.precision)
+    return dict(dropout=self.dropout, dtype=self.dtype)
 
   def dense(
       self, name: str | None = None, features: int | None = None, **options
   ) -> nn.Dense:
-    return Dense(features or self.features, name=name, dtype=self.dtype,
-                 precision=self.precision, **options)
+    return Dense(features or self.features, name=name, dtype=self.dtype, **options)
 
-  def drop(self, x: jax.Array, train: bool) -> jax.Array:
-    return nn.Dropout(self.dropout, deterministic=not train)(x)
+  def drop(self, x: jax.Array, slate_of: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
+    """`x [n, ...]` whose rows are of these slots, with dropout in training."""
+    return SlateDropout(self.dropout)(x, slate_of, len(batch.target), train=train)
 
 
 class Encoder(TablePart):
@@ -87,7 +88,7 @@ class Encoder(TablePart):
         count = jnp.maximum(degree(batch.adjacency, side, len(x)), 1)
         total += neighbour_sum(sent, batch.adjacency, side) / count[:, None].astype(x.dtype)
       total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)
-      x += self.drop(nn.gelu(total), train)
+      x += self.drop(nn.gelu(total), node_graph(batch.graph), batch, train)
     return x
 
 
@@ -165,10 +166,9 @@ class ScoreTables(base.Network):
     super().__post_init__()
 
   def setup(self):
-    options = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype,
-                   precision=self.precision)
+    options = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype)
     self.encoder = Encoder(op_embed_dim=self.op_embed_dim, rounds=self.num_gnns, **options)
-    self.row_state = Dense(self.hidden_dim, dtype=self.dtype, precision=self.precision)
+    self.row_state = Dense(self.hidden_dim, dtype=self.dtype)
     self.unary_costs = _UnaryCosts(heads=self.heads, **options)
     if self.pairs != "none":
       self.pair_costs = _PairCosts(heads=self.heads, rank=self.rank, **options)
@@ -286,7 +286,8 @@ class _UnaryCosts(TablePart):
         self.dense("mean", use_bias=False)(mean.astype(x.dtype)), take_rows(graph_of, choices.node))
     state = (node[:, None] + self.dense("feat", use_bias=False)(choices.feat)
              + take_rows(self.dense("row", use_bias=False)(row), choices.group))
-    state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), train)))
+    slate_of = _slate_of(batch, choices.group)
+    state = nn.gelu(self.dense("state")(self.drop(nn.gelu(state), slate_of, batch, train)))
     return by_bytes(self.dense("cost", 2 * self.heads)(state), choices.weight[:, None, None])
 
 
@@ -301,7 +302,7 @@ class _PairCosts(TablePart):
     self.state, self.gate = self.dense(), self.dense(features=2 * self.rank * self.heads)
     self.group, self.row = self.dense(), self.dense(use_bias=False)
     self.factor = self.dense(features=2 * self.rank * self.heads)
-    self.dropped = nn.Dropout(self.dropout)
+    self.dropped = SlateDropout(self.dropout)
 
   def __call__(
       self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
@@ -315,8 +316,7 @@ class _PairCosts(TablePart):
     first, second = (take_rows(factor, pairs.groups[:, i]) for i in range(2))
     # A first end has the factors of a producer and a second end those of a consumer,
     # whichever group of the column they are in.
-    return jnp.einsum("qdkh,qrdkh,qsdkh->qrsh", gate, first, second[:, :, ::-1],
-                      precision=self.precision)
+    return jnp.einsum("qdkh,qrdkh,qsdkh->qrsh", gate, first, second[:, :, ::-1])
 
   def of_nodes(self, x: jax.Array, row: jax.Array, batch: TableBatch) -> jax.Array:
     """Costs `[P, R, R, heads]` float32 of the choices of the first and of the second end."""
@@ -324,15 +324,16 @@ class _PairCosts(TablePart):
     groups = take_rows(jnp.asarray(pairs.groups), pairs.column)
     groups = jnp.where(jnp.asarray(pairs.is_turned)[:, None], groups[:, ::-1], groups)
     first, second = (take_rows(factor[:, :, end], groups[:, end]) for end in range(2))
-    return jnp.einsum("pkh,prkh,pskh->prsh", self.gates(x, batch, False), first, second,
-                      precision=self.precision)
+    return jnp.einsum("pkh,prkh,pskh->prsh", self.gates(x, batch, False), first, second)
 
   def gates(self, x: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
     """Weights of the factors of pairs of nodes, `[P, rank, heads]` float32."""
     pairs = batch.pairs
     state = self.feat(pairs.feat) + sum(
         take_rows(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends))
-    state = nn.gelu(self.state(self.dropped(nn.gelu(state), deterministic=not train)))
+    state = self.dropped(
+        nn.gelu(state), _slate_of_pairs(batch), len(batch.target), train=train)
+    state = nn.gelu(self.state(state))
     gate = by_bytes(self.gate(state), pairs.weight[:, None])
     return gate.reshape(-1, self.rank, self.heads)
 
@@ -369,10 +370,21 @@ class _ColumnWeights(TablePart):
     pairs = batch.pairs
     state = self.dense("feat")(pairs.feat) + sum(
         take_rows(self.dense(f"end_{i}", use_bias=False)(x), pairs.ends[:, i]) for i in range(3))
-    state = self.drop(nn.gelu(state), train)
+    state = self.drop(nn.gelu(state), _slate_of_pairs(batch), batch, train)
     weight = by_bytes(self.dense("weight", 2 * self.features)(state), pairs.weight[:, None])
     weight = add_up(weight, pairs.column, len(pairs.groups))
     return weight * _is_apart(batch)
+
+
+def _slate_of(batch: TableBatch, group: jax.Array) -> jax.Array:
+  """The slot of each group `[n]` int32, ABSENT of none."""
+  return jnp.asarray(batch.group_graph).at[group].get(mode="fill", fill_value=ABSENT)
+
+
+def _slate_of_pairs(batch: TableBatch) -> jax.Array:
+  """The slot of each pair of nodes, `[P]` int32, ABSENT of none."""
+  column = jnp.asarray(batch.pairs.groups[:, 0])
+  return _slate_of(batch, column.at[batch.pairs.column].get(mode="fill", fill_value=ABSENT))
 
 
 def _is_apart(batch: TableBatch) -> jax.Array:
@@ -416,7 +428,7 @@ class Triples(TablePart):
       train: whether states are dropped.
     """
     states = _ChoiceStates(self.features, name="states", **self.options)(x, row, batch)
-    factors = self.dense("factors", 2 * self.rank)(self.drop(states, train))
+    factors = self.dense("factors", 2 * self.rank)(self.drop(states, batch.group_graph, batch, train))
     end, middle = jnp.split(_of_configs(factors.astype(jnp.float32), batch.code), 2, axis=-1)
     weight = _ColumnWeights(self.rank, name="weights", **self.options)(x, batch, train=train)
     total = _from_neighbours(end, weight, batch)
@@ -450,7 +462,7 @@ class GroupSAGE(TablePart):
       near = _from_neighbours(self.dense(f"sent_{i}")(state), weight, batch) / degree
       total = self.dense(f"self_{i}")(state) + near.astype(state.dtype)
       total = nn.LayerNorm(dtype=self.dtype, name=f"norm_{i}")(total)
-      state += self.drop(nn.gelu(total), train)
+      state += self.drop(nn.gelu(total), batch.group_graph, batch, train)
     cost = self.dense("cost", 2)(state)
     nbytes = add_up(batch.choices.weight, batch.choices.group, len(state))
     return pooling.graph_sum(

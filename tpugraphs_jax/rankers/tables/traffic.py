@@ -20,7 +20,9 @@ import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK, NODE, opcode_ids
 from tpugraphs_jax.data import feature_blocks
+from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.nn.layers import Dense
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables import node_pairs
@@ -175,9 +177,9 @@ class TrafficTables(base.Network):
   choice_features = staticmethod(choice_features)
 
   def setup(self):
-    dense = lambda width: Dense(width, dtype=self.dtype, precision=self.precision)
+    dense = lambda width: Dense(width, dtype=self.dtype)
     self.state, self.factor = dense(self.hidden_dim), dense(1)
-    self.dropped = nn.Dropout(self.dropout)
+    self.dropped = SlateDropout(self.dropout)
 
   @property
   def family(self):
@@ -203,6 +205,8 @@ class TrafficTables(base.Network):
   def costs(self, batch: TableBatch, *, train: bool) -> jax.Array:
     """Costs `[K, R, 1]` float32 of the choices of nodes; 0 is left to the compiler."""
     traffic, told = jnp.split(jnp.asarray(batch.choices.feat), [1], axis=-1)
-    state = self.dropped(nn.gelu(self.state(told)), deterministic=not train)
+    slate_of = jnp.asarray(batch.group_graph).at[batch.choices.group].get(
+        mode="fill", fill_value=ABSENT)
+    state = self.dropped(nn.gelu(self.state(told)), slate_of, len(batch.target), train=train)
     factor = self.factor(state).astype(jnp.float32)
     return traffic * jnp.exp(jnp.clip(factor, -_LARGEST, _LARGEST))

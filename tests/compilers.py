@@ -1,6 +1,6 @@
 """Compiles small steps of every family for a TPU v3 and an NVIDIA H100: part of CI.
 
-    python tests/accelerators.py
+    python tests/compilers.py
 
 Makes an environment with the packages of this one and the compilers, or uses the environment of
 `TPUGRAPHS_COMPILERS_PYTHON=.../bin/python` as it is. Where the compilers cannot be installed the

@@ -1,0 +1,61 @@
+"""What the benchmark of accelerators counts in a compiled step, and what CI refuses of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+import sys
+
+import compilers
+import jax
+import jax.numpy as jnp
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import gpus  # pylint: disable=wrong-import-position
+import optimised  # pylint: disable=wrong-import-position
+
+
+def _module(function, *shapes):
+  arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+  return optimised.Module(jax.jit(function).lower(*arguments).compile())
+
+
+def test_kernels_in_a_loop_count_as_often_as_it_iterates():
+  def scan(x):
+    return jax.lax.scan(lambda x, _: (jnp.sin(x @ x), None), x, length=11)[0]
+
+  counts = _module(scan, (32, 32)).counts()
+  assert counts["kernels_in_loops"] > 0 and counts["kernels_in_loops"] % 11 == 0
+  assert counts["kernels"] >= counts["kernels_in_loops"]
+  assert _module(lambda x: jnp.sin(x @ x), (32, 32)).counts()["kernels_in_loops"] == 0
+
+
+def test_sums_over_devices_are_counted():
+  add = jax.pmap(lambda x: jax.lax.psum(x, "i"), axis_name="i", devices=jax.devices()[:2])
+  compiled = add.lower(jax.ShapeDtypeStruct((2, 4), jnp.float32)).compile()
+  assert optimised.Module(compiled).counts()["all_reduces"] == 1
+
+
+def test_the_roofline_is_the_slower_of_bytes_and_products():
+  gpu = gpus.GPUS["t4"]
+  copied = 3 * 4 * 2**20  # two arrays are read and one is written
+  times = _module(lambda x, y: x + y, (1024, 1024), (1024, 1024)).times(gpu, exact=True)
+  assert times["roofline_ms"] == pytest.approx(copied / gpu.gb_per_s / 1e6, rel=0.01)
+  multiply = _module(lambda x, y: x @ y, (1024, 1024), (1024, 1024))
+  seconds = 2 * 1024**3 / (gpu.exact_tflops * 1e12)
+  assert multiply.times(gpu, exact=True)["roofline_ms"] == pytest.approx(1e3 * seconds, rel=0.01)
+
+
+_FINE = {"products": {"highest": 3}, "precision": "highest", "kernels_in_loops": 0,
+         "strided_scatters": 0, "all_reduces": 1, "devices": 8}
+
+
+@pytest.mark.parametrize("changes, word", [
+    ({"products": {"highest": 3, "default": 1}}, "precision"), ({"products": {}}, "precision"),
+    ({"kernels_in_loops": 2048}, "loops"), ({"strided_scatters": 1}, "columns"),
+    ({"all_reduces": 0}, "all-reduces"), ({"error": "XlaRuntimeError"}, "XlaRuntimeError"),
+])
+def test_the_lane_refuses_a_step(changes, word):
+  assert not compilers.complaints(_FINE, is_gpu=True, all_reduce=True)
+  (complaint,) = compilers.complaints(_FINE | changes, is_gpu=True, all_reduce=True)
+  assert word in complaint
