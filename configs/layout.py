@@ -265,7 +265,7 @@ def _segments(
   config.task = "segments"
   config.batch.drop_remainder = True
   config.segments = ConfigDict(dict(
-      partition="contiguous",  # or metis
+      partition="contiguous",  # published (borders of GST), or metis
       max_nodes=1000,  # of a segment
       fresh=1,  # segments per graph and step with gradients
       keep=keep,  # probability that another segment counts; 0 = no table

@@ -36,7 +36,7 @@ def gst(config: ConfigDict) -> None:
   config.train.valid_configs = 32
   if "segments" in config:
     config.segments.update(
-        partition="contiguous", max_nodes=1000, fresh=1, readout="scalar", aggregation="sum",
+        partition="published", max_nodes=1000, fresh=1, readout="scalar", aggregation="sum",
         keep_unit="entry")
 
 

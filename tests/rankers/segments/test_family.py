@@ -67,7 +67,7 @@ def test_segments_without_edges_between_give_the_score_of_the_whole_graph():
   inner = segment[whole.edge_index[:, 0]] == segment[whole.edge_index[:, 1]]
   whole = dataclasses.replace(whole, edge_index=whole.edge_index[inner])
   model = model_of(aggregation="sum")
-  one = cases.segmented(whole, max_nodes=21)
+  one = cases.segmented(whole, max_nodes=20)
   four = cases.segmented(whole, segment=segment)
   assert len(one.segments) == 1 and len(four.segments) == 4 and four.cut_edges == 0
   params = params_of(model, [four])

@@ -31,7 +31,7 @@ def needs(method: str) -> None:
     (3163, 1000, [0, 791, 1582, 2373, 3163]), (4, 2, [0, 2, 4]), (7, 2, [0, 2, 4, 6, 7])])
 def test_ranges_have_the_published_borders(nodes, max_nodes, borders):
   """n // 1000 + 1 parts of n // parts + 1 nodes, of which the last may be short or missing."""
-  segment = partition.partition(graph(nodes), method="contiguous", max_nodes=max_nodes)
+  segment = partition.partition(graph(nodes), method="published", max_nodes=max_nodes)
   assert np.searchsorted(segment, range(len(borders))).tolist() == borders
 
 
@@ -43,7 +43,7 @@ def test_every_node_is_in_one_segment_of_bounded_size(method, max_nodes):
   sizes = np.bincount(segment)
   assert segment.shape == (90,) and segment.dtype == np.int32 and segment.min() == 0
   assert 0 < sizes.min() and sizes.max() <= max_nodes
-  assert (len(sizes) == 1) == (max_nodes >= 90 + (method == "contiguous"))
+  assert (len(sizes) == 1) == (max_nodes >= 90 + (method == "published"))
   again = partition.partition(graph(), method=method, max_nodes=max_nodes)
   np.testing.assert_array_equal(again, segment)
 

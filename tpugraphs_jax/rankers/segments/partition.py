@@ -23,9 +23,9 @@ def partition(graph: OpGraph, *, method: str, max_nodes: int) -> np.ndarray:
 
   Args:
     graph: layout graph.
-    method: one of `METHODS`. `contiguous`: ranges of node numbers, a topological order in
-      released files (published Graph Segment Training for TpuGraphs); `metis`: few cut edges.
-      Graphs of fewer nodes than `max_nodes` are one segment.
+    method: one of `METHODS`. `contiguous`: even ranges of node numbers, a topological order in
+      released files; `published`: such ranges with the borders of Graph Segment Training for
+      TpuGraphs; `metis`: few cut edges.
     max_nodes: most nodes in a segment, at least 2.
 
   Raises:
@@ -34,7 +34,13 @@ def partition(graph: OpGraph, *, method: str, max_nodes: int) -> np.ndarray:
   return METHODS[method](graph, max_nodes).astype(np.int32)
 
 
-def _ranges(nodes: int, max_nodes: int) -> np.ndarray:
+def _even_ranges(nodes: int, max_nodes: int) -> np.ndarray:
+  """Number of the range of each of `nodes` positions; sizes differ by one at most."""
+  ranges = -(-nodes // max_nodes)
+  return np.arange(nodes) * ranges // max(nodes, 1)
+
+
+def _published_ranges(nodes: int, max_nodes: int) -> np.ndarray:
   """Number of the range of each of `nodes` positions, with the published borders.
 
   Of `nodes // max_nodes + 1` parts a range has `nodes // parts + 1` positions, the last one what
@@ -65,11 +71,12 @@ def _metis(graph: OpGraph, max_nodes: int) -> np.ndarray:
     if sizes.max() <= max_nodes:
       return segment
     parts += 1
-  return _ranges(nodes, max_nodes)
+  return _even_ranges(nodes, max_nodes)
 
 
 METHODS: dict[str, Callable[[OpGraph, int], np.ndarray]] = {
-    "contiguous": lambda graph, max_nodes: _ranges(graph.num_nodes, max_nodes),
+    "contiguous": lambda graph, max_nodes: _even_ranges(graph.num_nodes, max_nodes),
+    "published": lambda graph, max_nodes: _published_ranges(graph.num_nodes, max_nodes),
     "metis": _metis}
 
 
