@@ -3,14 +3,17 @@
 import itertools
 import math
 
+import commands
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+from tpugraphs_jax import columns
 from tpugraphs_jax.collect import (
     labels, prior as prior_lib, problem as problems, strategies, tuning)
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.serve import ranker as ranker_lib
 
 _ARGS = (jax.ShapeDtypeStruct((3, 7, 6, 5), jnp.float32),
@@ -177,3 +180,35 @@ def test_effects_of_one_kind_are_correlated_and_of_others_not(prior):
   correlation = covariance / spread[:, None] / spread
   np.testing.assert_allclose(
       correlation, [[1, prior.correlation, 0], [prior.correlation, 1, 0], [0, 0, 1]])
+
+
+def test_kinds_of_changes_are_those_of_a_slow_formulation():
+  path = commands.ROOT / "data/own/npz/layout/own/kept_out/test/kept_out_diffusion.npz"
+  graph = npz.read_layout(path)
+  rows = graph.configs.row_id(np.arange(len(graph.configs)))
+  config, node = np.nonzero(rows[1:] != rows[0])
+  row, cost = rows[1:][config, node], np.linspace(0, .4, len(node))
+  feat, kind = prior_lib.features(graph, node, row, cost)
+  names = {number: name for name, number in columns.opcode_ids().items()}
+  column = lambda at, block: graph.node_feat[at, columns.NODE[block]]
+  shape = lambda at: tuple(column(at, "shape")[:columns.MAX_RANK].astype(int))
+  for each, (k, r) in enumerate(zip(node, row)):
+    at = graph.config_node[k]
+    rank = sum(size > 0 for size in shape(at))
+    operation = {"convolution": "weight gradient" if column(at, "output_batch_dimension")[0] > 0
+                 else "convolution", "dot": "batched dot" if rank > 2 else "dot"}.get(
+                     names[graph.node_opcode[at]], "reshape")
+    given = [dim for dim in graph.configs.rows[r, :6] if dim >= 0]
+    order = given + [dim for dim in reversed(range(rank)) if dim not in given]
+    users = [user for user, producer in graph.edge_index if producer == at]
+    alike = [user for user in users if shape(user) == shape(at)]
+    layout = lambda at: column(at, "minor_to_major")[:rank].tolist()
+    expected = 2 if alike else 3
+    if order == layout(at):
+      expected = int(any(layout(user) != layout(at) for user in alike
+                         if user not in graph.config_node))
+    assert kind[each] == prior_lib.OPERATIONS.index(operation) * len(prior_lib.ORDERS) + expected
+    *classes, last = feat[each, -5:]
+    assert last == min(cost[each], .3) and sum(classes) == 1
+    assert classes[sum(cost[each] >= edge for edge in prior_lib.COSTS)] == 1
+  assert len(set(kind.tolist())) > 4
