@@ -127,7 +127,7 @@ def table(results: Mapping[str, Any], collection: str, bounds: Mapping[str, Any]
   columns = columns_of(collection)
   updates = lambda row: f"{row['updates']:,.0f}" + (
       " (untrained)" if row["updates"] < _UNTRAINED else "")
-  head = (*("pooled OPA" if c == "opa" else c for c in columns), "parameters", "steps",
+  head = (*("pooled OPA" if c == "opa" else c for c in columns), "parameters", "updates",
           "ms / step", "s to rank", "peak MiB", "seeds")
   lines = ["| system | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
   # `opa` of a run is pooled over graphs, that of a bound is a mean over graphs.
