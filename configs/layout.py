@@ -12,7 +12,7 @@ Expected Kendall tau (mean over validation graphs) on the synthetic `medium` dat
 one CPU core, for xla-random, xla-default, nlp-random and nlp-default:
   recommended               0.88, 0.85, 0.90 and 0.78 in 2 to 3 minutes
   full, 3 of 10 epochs      0.63, 0.69, 0.77 and 0.71 in 4 to 5 minutes
-  official                  0.20, 0.52, 0.39 and 0.35 in 2 to 4 minutes
+  official                  0.20, 0.52, 0.39 and 0.34 in 2 to 4 minutes
 On the released AlexNet two epochs of `xla-default,full` reach 0.77 in 41 CPU seconds, and
 `own,recommended` 0.60 (tau-b) on the test programs of `data/own` in half a minute.
 
