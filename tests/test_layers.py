@@ -19,7 +19,8 @@ LAYERS = (
     ("sweep", "__main__"),
 )
 # All imports within a layer: the first imports the second.
-WITHIN = {("collections", "remote"), ("graph", "columns"), ("parallel", "libtpu"),
+WITHIN = {("collections", "remote"), ("collections", "trust"), ("graph", "columns"),
+          ("parallel", "libtpu"),
           ("remote", "console"), ("remote", "files"), ("remote", "trust"),
           ("trust", "console"), ("hlo", "data"), ("nn", "data"),
           ("submission", "data"), ("submission", "metrics")}

@@ -78,6 +78,9 @@ def _slow_pairs(name, s, y, is_slower, reduction, margin):
   if name == "CostLogisticLoss":
     s = [2 * math.log1p(max(cost, 0) / 0.01) for cost in s]
   found = [pair(s[i] - s[j]) for i in range(n) for j in range(n) if is_slower(y[i], y[j])]
+  if name == "DiffMatLoss":  # knows no noise; pairs of equal labels count like equal scores
+    found = [pair(s[i] - s[j]) for i in range(n) for j in range(n) if y[i] > y[j]] + [
+        1.0 for i in range(n) for j in range(i) if y[i] == y[j]]
   if reduction == "inverse log":
     return -1 / math.log(2 + sum(found)), 1
   divisor = {"items": 1, "sum": 1, "pairs": n * (n - 1) / 2, "mean_all": n * n,

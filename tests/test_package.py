@@ -15,7 +15,7 @@ def test_every_folder_of_the_package_is_installed():
   package = commands.ROOT / "tpugraphs_jax"
   folders = {".".join(path.parent.relative_to(commands.ROOT).parts)
              for path in package.rglob("*.py")}
-  assert listed == folders | {"tpugraphs_jax.configs"}
+  assert listed == folders | {"tpugraphs_jax.configs", "tpugraphs_jax.configs.systems"}
   assert (package / "py.typed").exists() and "py.typed" in setup["options.package_data"][
       "tpugraphs_jax"]
 

@@ -108,7 +108,7 @@ def test_batches_of_several_devices_have_one_structure(kind):
 def test_segments_take_what_their_fresh_ones_take_and_recomputed_ones_what_the_largest_do():
   graphs = prepared_of("segments")
   for kind in ("segments", "recomputed"):
-    drawn = drawing(kind, graphs)(2, np.random.default_rng(0))
+    drawn = drawing(kind, graphs)(2, np.random.default_rng(0), 0)
     fresh = drawn.finish().fresh
     expected = batching.total_sizes([graphs[2].segments[number] for number in fresh])
     assert drawn.sizes == (expected if kind == "segments" else graphs[2].sizes)
@@ -117,7 +117,7 @@ def test_segments_take_what_their_fresh_ones_take_and_recomputed_ones_what_the_l
 
 def test_blocks_are_drawn_for_networks_that_look_at_them():
   graph = programs().prepare(graphs_of("layout")[2])
-  assert drawing("layout", [graph])(0, np.random.default_rng(0)).finish().block is None
+  assert drawing("layout", [graph])(0, np.random.default_rng(0), 0).finish().block is None
   family = families.make(
       "layout", ResModel(dropout="dropout"), "full,ci", **{"batch.keep_nodes": 10})
   starts = set()
