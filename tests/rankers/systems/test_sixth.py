@@ -115,8 +115,9 @@ def test_features_from_the_raw_file_are_the_published_ones(case):
 @of_every_record
 def test_layers_and_scores_are_the_published_ones(case):
   scores, _, _, layers = case.results
-  # Readouts of GIN differ little across the slate, whose norm enlarges rounding to 1e-4.
-  behind_norm = 3e-4 if case.kind == "GIN" else 3e-5
+  # The norm across the slate divides by how readouts differ, which enlarges rounding: to 1e-4
+  # for GIN, whose readouts differ least, and to 1.5e-5 for GraphSAGE.
+  behind_norm = {"GIN": 3e-4, "GraphSAGE": 3e-5, "GATv2": 1e-5}[case.kind]
   winners.assert_near(scores[0], case.record["expected/scores"], behind_norm, "scores")
   expected = case.record.under("expected/activation")
   for key, ours in activations(case, layers).items():
