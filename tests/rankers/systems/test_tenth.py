@@ -148,7 +148,13 @@ def test_it_begins_as_in_pytorch(kind, variant):
   fewer = {"model.blocks": 1} if kind == "layout" else {
       "model.blocks": 1, "model.attention_blocks": 1, "model.cross_blocks": 1}
   job = Job.of(parts.config_of(kind, f"{variant},preset=tenth,ci".strip(","), **fewer))
-  winners.assert_torch_parameters(job, BATCH if kind == "layout" else TILES)
+  # The kernels of attention with a softmax are Xavier's of [K, 3 K], within the root of 1.5 / K.
+  width, packed = job.config.model.width, ("query", "key", "value")
+  attentions = ("cross_0/heads", "attention_0/heads") if kind == "tile" else ()
+  xavier = {f"{path}/{name}": width / 1.5 for path in attentions for name in packed}
+  zeros = {f"heads/{name}/bias": 0.0 for name in (*packed, "out")}
+  winners.assert_torch_parameters(
+      job, BATCH if kind == "layout" else TILES, xavier, **zeros)
 
 
 def test_nlp_has_members_of_difformer():

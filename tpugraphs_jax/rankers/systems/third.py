@@ -199,8 +199,7 @@ class Block(nn.Module):
 def activation(norm: nn.LayerNorm) -> Callable[[jax.Array], jax.Array]:
   """SiLU and `norm` of rows `[..., F]`.
 
-  The backward pass computes both again: a training step took a fifth less memory, and a little
-  less time.
+  The backward pass computes both again, so that a training step does not keep them in memory.
   """
   again = nn.remat(lambda norm, rows: norm(nn.silu(rows)))
   return lambda rows: again(norm, rows)
