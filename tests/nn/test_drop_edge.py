@@ -5,9 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import random_graphs
+import system_cases
 from system_cases import BATCH, EDGES, GRAPH, NODES, TILES, quick_jit
 
 from tpugraphs_jax import parallel
+from tpugraphs_jax.data import batching
 from tpugraphs_jax.nn import drop_edge
 from tpugraphs_jax.nn.nodes import Slates
 
@@ -70,3 +73,25 @@ def test_edges_go_at_a_rate_that_is_drawn_from_zero_to_the_largest():
   square = high[0].reshape(NODES, NODES)
   assert not np.array_equal(square, square.T)
   assert none.all() and not high.all(axis=1).any()
+
+
+def test_two_devices_drop_what_one_does():
+  """Masks of the edge list of four programs, and of two programs on each of two devices."""
+  programs = system_cases.raw_layouts()[:4]
+
+  def kept(*shares):
+    prepared = [[random_graphs.prepare(graph, hops=0) for graph in share] for share in shares]
+    budget = random_graphs.common_budget(
+        [batching.total_sizes(graphs) for graphs in prepared], spare=1)
+    batches = [batching.assemble_layout(
+        random_graphs.slots_of(graphs, 1), budget, graphs=len(graphs), configs=1,
+        transform=lambda rows: rows) for graphs in prepared]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
+    masks = quick_jit(jax.vmap(lambda batch: drop_edge.drop_edges(
+        Slates.of(batch), jax.random.key(3), 0.9).edge_mask, axis_name=parallel.DEVICES))(stacked)
+    return np.concatenate([mask[: sum(graph.num_edges for graph in share)]
+                           for mask, share in zip(np.asarray(masks), shares)])
+
+  one = kept(programs)
+  np.testing.assert_array_equal(kept(programs[:2], programs[2:]), one)
+  assert one.any() and not one.all()
