@@ -58,8 +58,13 @@ def skip_reason(message: str) -> str | None:
   return lines[-1] if lines else None
 
 
-def environment(folder: Path) -> Path | str:
-  """The Python of a new environment with the compilers, or the reason why there is none."""
+def environment(folder: Path, *more: str | Path) -> Path | str:
+  """The Python of a new environment with the TPU compiler, or the reason why there is none.
+
+  Args:
+    folder: of the environment.
+    *more: arguments of `pip install`, for further packages.
+  """
   made = run(sys.executable, "-m", "venv", folder)
   if made.returncode:
     sys.exit(f"{made.stderr}\nerror: no environment")
@@ -67,8 +72,7 @@ def environment(folder: Path) -> Path | str:
   found = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])")
   here = sysconfig.get_paths()["purelib"]
   Path(found.stdout.strip(), "as_here.pth").write_text(here + "\n")
-  installed = run(python, "-m", "pip", "install", "--quiet", f"{ROOT}[tpu]",
-                  "-r", ROOT / "benchmarks" / "compilers.txt")
+  installed = run(python, "-m", "pip", "install", "--quiet", f"{ROOT}[tpu]", *more)
   if not installed.returncode:
     return python
   reason = skip_reason(installed.stderr)
@@ -115,7 +119,7 @@ def compile_steps(python: Path | str, part: tuple, out: Path) -> list[str]:
 
 
 def check(python: Path | str, folder: Path) -> None:
-  """Compiles all steps, and runs the tests that need libtpu.
+  """Compiles all steps.
 
   Raises:
     SystemExit: something is wrong.
@@ -126,6 +130,17 @@ def check(python: Path | str, folder: Path) -> None:
     wrong = [each for job in jobs for each in job.result()]
   if wrong:
     sys.exit("\n".join([*wrong, "error: steps compiled for accelerators are not as they must be"]))
+
+
+def check_tpu(python: Path | str) -> None:
+  """Runs the tests that need libtpu.
+
+  Args:
+    python: of an environment without jax's plugin for GPUs, which complains where there is none.
+
+  Raises:
+    SystemExit: a test fails.
+  """
   tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS_OF_TPU,
               "-k", "tpu or target or estimates or compilers_graph")
   if tests.returncode:
@@ -135,10 +150,14 @@ def check(python: Path | str, folder: Path) -> None:
 
 def main() -> None:
   with tempfile.TemporaryDirectory() as folder:
-    python = os.environ.get(PYTHON) or environment(Path(folder, "env"))
-    if isinstance(python, str) and not Path(python).exists():
-      print(f"skipped: the compilers are not to be had here: {python}")
-      return
+    given, compilers = os.environ.get(PYTHON), ROOT / "benchmarks" / "compilers.txt"
+    python = given or environment(Path(folder, "all"), "-r", compilers)
+    alone = given or environment(Path(folder, "tpu"))
+    for each in (python, alone):
+      if isinstance(each, str) and not Path(each).exists():
+        print(f"skipped: the compilers are not to be had here: {each}")
+        return
+    check_tpu(alone)
     check(python, Path(folder))
   steps = sum(len(cases) for _, cases, _, _ in _COMPILED)
   print(f"{steps} steps compile for a TPU v3 and an NVIDIA H100")
