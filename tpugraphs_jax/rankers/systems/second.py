@@ -3,10 +3,10 @@
     features and opcode and configuration of a node -> linear -> SAGE rounds -> a number
     score = sum of the numbers of all nodes
 
-Published: node features as logarithms, log(1 + max(x, 0)), for NLP signed, through a linear layer of 20,
-beside an opcode vector of 12 and the configuration as it is; a linear layer with ReLU; SAGE
-rounds over users, each with ReLU, for NLP with the input of a round added in front of it; a number
-per node, in seconds for layouts.
+Published: node features as logarithms, log(1 + max(x, 0)), for NLP signed, through a linear
+layer of 20, beside an opcode vector of 12 and the configuration as it is; a linear layer with
+ReLU; SAGE rounds over users, each with ReLU, for NLP with the input of a round added in front of
+it; a number per node, in seconds for layouts.
 
 Source: Obs01ete/kaggle_latenciaga, ca55746 (XLA and tiles) and b6b55b1 (NLP).
 """
