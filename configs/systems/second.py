@@ -50,8 +50,8 @@ def second_nlp(config: ConfigDict) -> None:
 def second_tile(config: ConfigDict) -> None:
   """2nd place, tiles: eight SAGE rounds, DiffMat.
 
-  A margin of 0.1 in units of the default tile's runtime, in whose units the loss is; slates of ten tiles of a hundred
-  kernels; equal tiles once, with their fastest runtime.
+  A margin of 0.1 in units of the default tile's runtime, in whose units the loss is; slates of
+  ten tiles of a hundred kernels; equal tiles once, with their fastest runtime.
   """
   _common(config)
   config.batch.update(graphs=100, configs=10)

@@ -198,12 +198,6 @@ def _rank(feat: np.ndarray) -> np.ndarray:
   return np.cumprod(feat[:, sizes(NODE["shape"])] != 0, axis=1).sum(axis=1)
 
 
-@BLOCKS.register("node_layout")
-def node_layout(graph: OpGraph) -> np.ndarray:
-  """The layout of each node's result, minor to major, -1 beyond its rank: `[N, 6]` float32."""
-  return released(graph, Options(pad_value=-1))[:, _LAYOUT].astype(np.float32)
-
-
 def signed_log(x: np.ndarray) -> np.ndarray:
   """sign(x) log(1 + |x|) of `x [...]`."""
   return np.sign(x) * np.log1p(np.abs(x))
