@@ -157,7 +157,9 @@ def test_the_loss_and_its_gradients_are_the_published_ones(case):
     if key == "output_shaping.bias" and not case.record.settings["loss"].startswith("MAPE"):
       assert np.abs(ours).max() < 1e-5 * case.record["expect/grad_norm"]  # 0 but for rounding
     else:
-      winners.assert_near(ours[: len(value)], value, 1e-3, key)
+      # Sums over thousands of nodes in float32: their rounding is up to 9e-4 of a small gradient.
+      bound = 1e-3 if "layout" in case.record.settings["collection"] else 1e-4
+      winners.assert_near(ours[: len(value)], value, bound, key)
 
 
 @of_every_record
