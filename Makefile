@@ -45,7 +45,7 @@ DEMO_KERNELS := --config.train.epochs=8 --config.train.eval_every_epochs=2
 
 demo: install
 	rm -rf out/demo_*
-	$(BIN)/python -m tpugraphs_jax.data.synthetic --out out/demo_kernels --scale medium \
+	$(BIN)/python -m tpugraphs_jax.synthetic --out out/demo_kernels --scale medium \
 	  --collections tile:xla --limit 150
 	$(BIN)/python run_tile.py --config=configs/tile.py:recommended \
 	  --data_root=out/demo_kernels/npz --workdir=out/demo_tile $(DEMO_KERNELS)

@@ -27,15 +27,15 @@ import tempfile
 import time
 from typing import Any
 
-import ml_collections
-
 import gpus
+import ml_collections
 import optimised
 import steps
 import timing
-from tpugraphs_jax import files, parallel
+
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.hlo import tpu, tpu_kernels
+from tpugraphs_jax.infra import files, parallel
 from tpugraphs_jax.run import configs
 
 # Config and changed fields, by the name of a case.

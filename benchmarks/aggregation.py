@@ -15,12 +15,12 @@ import jax
 from jax.experimental import sparse
 import jax.numpy as jnp
 import numpy as np
-
-from tpugraphs_jax import host_memory
-from tpugraphs_jax.data import batching
-from tpugraphs_jax.nn import aggregation
 import timing
 import workloads
+
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.infra import host_memory
+from tpugraphs_jax.nn import aggregation
 
 _SIZES = ((48_000, 32), (6_000, 16 * 32), (20_000, 16 * 32), (5_000, 64 * 128))
 _SLOTS = (0, 2, 3, 4, 6, 8)

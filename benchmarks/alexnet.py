@@ -25,10 +25,11 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tpugraphs_jax import metrics
-from tpugraphs_jax.data import npz
 import quality
 import timing
+
+from tpugraphs_jax import metrics
+from tpugraphs_jax.data import npz
 
 # The models by the name of their row: variant and number of epochs.
 MODELS = {"GraphSAGE, 2 epochs": ("", 2), "score tables, 2 epochs": ("recommended", 2)}

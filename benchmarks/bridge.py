@@ -30,11 +30,11 @@ import jax
 import numpy as np
 from scipy import stats
 
-from tpugraphs_jax import files
 from tpugraphs_jax.collect import choosing, labels, programs
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import proto, tpu, tpu_kernels
+from tpugraphs_jax.infra import files
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "programs"
 SPLITS = {"alexnet": "train", "unet3d": "valid"}  # of the released files

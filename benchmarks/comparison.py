@@ -9,18 +9,25 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 import dataclasses
+from pathlib import Path
+import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import plain
-import timing
-from tpugraphs_jax import losses as losses_lib, parallel
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+import plain  # noqa: E402
+import timing  # noqa: E402
+
+from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data.batching import LayoutBatch
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.scorer import network_step
-from tpugraphs_jax.train import log, state as state_lib, step as step_lib
+from tpugraphs_jax.train import log
+from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train import step as step_lib
 
 VARIANTS = ("plain", "ours")
 

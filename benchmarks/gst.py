@@ -23,13 +23,14 @@ import jax
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import timing
+import workloads
+
 from configs import layout as layout_config
-from tpugraphs_jax import host_memory, parallel
+from tpugraphs_jax.infra import host_memory, parallel
 from tpugraphs_jax.run import training
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.train import log
-import timing
-import workloads
 
 _VARIANTS = ("full", "gst", "gst_ed")
 _NODES = (5_000, 20_000, 43_615)

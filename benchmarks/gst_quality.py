@@ -1,6 +1,6 @@
 """Quality, training time and peak memory of Graph Segment Training, by variant.
 
-    python -m tpugraphs_jax.data.synthetic --out DIR --scale medium --collections layout:xla:random
+    python -m tpugraphs_jax.synthetic --out DIR --scale medium --collections layout:xla:random
     python benchmarks/gst_quality.py --data_root DIR/npz --out gst_quality.json
 
 Every variant trains the GraphSAGE of `configs/layout.py` for the same number of steps on the
@@ -21,15 +21,16 @@ import tempfile
 import time
 from typing import Any
 
+import gst
 import numpy as np
+import timing
 
-from tpugraphs_jax import host_memory
 from tpugraphs_jax.collections import SYNTHETIC
-from tpugraphs_jax.run import job as job_lib, training
+from tpugraphs_jax.infra import host_memory
+from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import training
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import log
-import gst
-import timing
 
 VARIANTS = ("full", "gst", "gst_e", "gst_ed", "gst_efd", "one")
 _SEGMENT_NODES, _FRESH, _CONFIGS = 256, 2, 200

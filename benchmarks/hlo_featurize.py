@@ -11,6 +11,7 @@ import statistics
 import time
 
 import timing
+
 from tpugraphs_jax import hlo
 from tpugraphs_jax.hlo import proto
 

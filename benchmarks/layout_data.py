@@ -30,13 +30,16 @@ import jax
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from configs import layout as layout_config
-from tpugraphs_jax import columns, graph, host_memory, parallel
-from tpugraphs_jax.data import npz, store
-from tpugraphs_jax.run import job as job_lib, training
-from tpugraphs_jax.train import log
 import timing
 import workloads
+
+from configs import layout as layout_config
+from tpugraphs_jax import columns, graph
+from tpugraphs_jax.data import npz, store
+from tpugraphs_jax.infra import host_memory, parallel
+from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import training
+from tpugraphs_jax.train import log
 
 _COLLECTION = "layout:nlp:random"
 # Totals of the released split, to which the figures of the stand-in are scaled.

@@ -8,9 +8,10 @@ gradients flow through blocks of 5,000 nodes.
 
 import comparison
 import plain
-from tpugraphs_jax import host_memory
-from tpugraphs_jax.rankers.layout import res_model
 import workloads
+
+from tpugraphs_jax.infra import host_memory
+from tpugraphs_jax.rankers.layout import res_model
 
 
 def case() -> comparison.Case:

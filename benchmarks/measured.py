@@ -25,17 +25,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import alexnet
 import bridge
+import numpy as np
 import own_quality
 import quality
 import timing
+
 from tpugraphs_jax import metrics
 from tpugraphs_jax.collect import choosing, programs
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.serve.ranker import Ranker, load
+from tpugraphs_jax.serve.ranker import load, Ranker
 
 ROOT = Path(__file__).parents[1]
 # The files of the split `test` were released without run times.

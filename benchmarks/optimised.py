@@ -12,6 +12,7 @@ import re
 from typing import Any, NamedTuple
 
 from gpus import Gpu
+
 from tpugraphs_jax.hlo import proto, tpu_kernels
 
 # Instructions that start no kernel.

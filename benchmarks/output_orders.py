@@ -25,12 +25,13 @@ from scipy import stats
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+import quality
+import timing
+
 from tpugraphs_jax import graph as graph_lib
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.run import configs, training
 from tpugraphs_jax.serve import ranker as ranker_lib
-import quality
-import timing
 
 RANKERS = {"ResModel": "official", "GraphSAGE": "full", "score tables": "recommended"}
 _FEATURES = ("released", "outputs")

@@ -34,14 +34,15 @@ import sys
 from typing import Any
 
 import numpy as np
-
 import quality
 import timing
+
 from tpugraphs_jax import columns, metrics
 from tpugraphs_jax.collect import strategies
 from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.rankers.tables import traffic
-from tpugraphs_jax.run import configs, job as job_lib
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.serve.ranker import Ranker
 
 ROOT = Path(__file__).parents[1]

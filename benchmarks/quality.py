@@ -1,6 +1,6 @@
 """Ranking quality on synthetic data, between a random order and the ceiling.
 
-    python -m tpugraphs_jax.data.synthetic --out DIR --scale medium
+    python -m tpugraphs_jax.synthetic --out DIR --scale medium
     python benchmarks/quality.py --data_root DIR/npz --workdir out/quality --out quality.json
 
 Trains every variant with every seed by `run_tile.py` and `run_layout.py`, in working folders
@@ -23,11 +23,12 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tpugraphs_jax import metrics
-from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.run import configs, job as job_lib
-from tpugraphs_jax.serve import judge
 import timing
+
+from tpugraphs_jax import metrics, synthetic
+from tpugraphs_jax.run import configs
+from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.serve import judge
 
 
 class Case(NamedTuple):

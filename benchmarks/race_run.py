@@ -11,12 +11,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import timing
 
-from tpugraphs_jax import parallel
-from tpugraphs_jax.run import job as job_lib, training
+from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import training
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import log
-import timing
 
 _TIMED_STEPS, _TIMED_SECONDS = 30, 15.0  # to estimate the time of a step
 _STEPS_PER_EPOCH = 500

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import timing
-from tpugraphs_jax import files
+
+from tpugraphs_jax.infra import files
 
 # Scripts that compare with the plain formulation, and the other scripts.
 _COMPARISONS = ("layout_step", "layout_rank", "sage_step")

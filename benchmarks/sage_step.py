@@ -8,9 +8,10 @@ configurable, with 64 configurations.
 
 import comparison
 import plain
-from tpugraphs_jax import host_memory
-from tpugraphs_jax.rankers.layout import sage
 import workloads
+
+from tpugraphs_jax.infra import host_memory
+from tpugraphs_jax.rankers.layout import sage
 
 
 def case() -> comparison.Case:

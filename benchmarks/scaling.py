@@ -8,10 +8,11 @@ the one before.
 
 import comparison
 import plain
-from tpugraphs_jax import host_memory
-from tpugraphs_jax.rankers.layout import res_model
 import timing
 import workloads
+
+from tpugraphs_jax.infra import host_memory
+from tpugraphs_jax.rankers.layout import res_model
 
 _NODES = (5_000, 10_000, 20_000, 40_000)
 _CONFIGS = (16, 32, 64, 128)

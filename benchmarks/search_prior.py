@@ -12,8 +12,8 @@ program, which is normal, and a normal prior of the weights that draws them to z
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy import optimize
-
 import ship
-from tpugraphs_jax.collect import prior as prior_lib, strategies
+
+from tpugraphs_jax.collect import prior as prior_lib
+from tpugraphs_jax.collect import strategies
 from tpugraphs_jax.collect.prior import Prior
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph

@@ -43,6 +43,7 @@ def child(started: float, out: Path, script: str, flags: list[str]) -> None:
   """Runs a command in this process and writes the figures of its start."""
   figures = dict.fromkeys(FIGURES, 0.0)
   import jax
+
   from tpugraphs_jax import run
 
   figures["import_s"] = time.time() - started
@@ -101,7 +102,8 @@ def start(root: Path, case: str, data_root: str) -> dict[str, float]:
 
 def main() -> None:
   import timing
-  from tpugraphs_jax.data import synthetic
+
+  from tpugraphs_jax import synthetic
 
   parser = timing.parser(__doc__, repeats=3)
   parser.add_argument("--before", type=Path, help="another checkout to compare with")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 import collections
+from collections.abc import Sequence
 import re
 import runpy
 from typing import Any
@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+import workloads
 
-from tpugraphs_jax import parallel
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.graph import OpGraph, TileConfigs
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.scorer import network_step
 from tpugraphs_jax.rankers.segments import batches as segments
 from tpugraphs_jax.run import configs, training
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import state as state_lib
-import workloads
 
 STEPS = ("train", "score")
 _KERNEL_NODES = 40

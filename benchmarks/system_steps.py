@@ -1,6 +1,6 @@
 """CPU time and memory of a training step of every preset, beside another version of the project.
 
-    python -m tpugraphs_jax.data.synthetic --out DIR --scale tiny
+    python -m tpugraphs_jax.synthetic --out DIR --scale tiny
     git worktree add ../before COMMIT
     python benchmarks/system_steps.py --data_root DIR/npz --other ../before
 

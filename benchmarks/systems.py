@@ -1,6 +1,6 @@
 """The race: trains every system for the same CPU time on one core and compares their quality.
 
-    python -m tpugraphs_jax.data.synthetic --out DIR --scale medium
+    python -m tpugraphs_jax.synthetic --out DIR --scale medium
     python benchmarks/systems.py --data_root DIR/npz
 
 A run is a fresh process on one core. It first times some steps, so that the schedule of its
@@ -34,11 +34,12 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tpugraphs_jax import files, parallel
-from tpugraphs_jax.run import configs
 import quality
 import race_run
 import timing
+
+from tpugraphs_jax.infra import files, parallel
+from tpugraphs_jax.run import configs
 
 RACE = ("tile:xla", "layout:xla:random")
 # The metric that ranks systems, all metrics of a table, and those that are better when smaller.

@@ -32,15 +32,19 @@ import numpy as np
 import optax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from configs import layout as layout_config
-from tpugraphs_jax import host_memory, losses as losses_lib
-from tpugraphs_jax.data import batching, plan
-from tpugraphs_jax.rankers.tables import batches as table_batching, node_pairs, terms
-from tpugraphs_jax.rankers.tables.network import ScoreTables
-from tpugraphs_jax.run import job as job_lib, training
-from tpugraphs_jax.train import log
 import timing
 import workloads
+
+from configs import layout as layout_config
+from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax.data import batching, plan
+from tpugraphs_jax.infra import host_memory
+from tpugraphs_jax.rankers.tables import batches as table_batching
+from tpugraphs_jax.rankers.tables import node_pairs, terms
+from tpugraphs_jax.rankers.tables.network import ScoreTables
+from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import training
+from tpugraphs_jax.train import log
 
 _CASES = ("training", "sage_training", "ranking", "sage_ranking", "split", "few", "many", "pairs")
 _LARGEST = 43_615  # nodes of the largest released graph

@@ -1,6 +1,6 @@
 """Score tables on the synthetic layout collections: Kendall tau, proposals, ablations.
 
-    python -m tpugraphs_jax.data.synthetic --out DIR --scale medium
+    python -m tpugraphs_jax.synthetic --out DIR --scale medium
     python benchmarks/tables_quality.py --data_root DIR/npz --workdir out/tables_quality
 
 Trains every variation with every seed by `run_layout.py`, in working folders that are kept:
@@ -40,12 +40,14 @@ import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tpugraphs_jax.data import npz, synthetic
-from tpugraphs_jax.data.synthetic import layouts
+import timing
+
+from tpugraphs_jax import synthetic
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.rankers.tables import search
 from tpugraphs_jax.serve.ranker import Ranker
-import timing
+from tpugraphs_jax.synthetic import layouts
 
 COLLECTIONS = tuple(f"layout:{source}:{search_}" for source in ("xla", "nlp")
                     for search_ in ("random", "default"))

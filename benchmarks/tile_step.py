@@ -21,13 +21,14 @@ import numpy as np
 import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import timing
+
 from configs import tile as tile_config
-from tpugraphs_jax import graph, parallel
-from tpugraphs_jax.data import synthetic
+from tpugraphs_jax import graph, synthetic
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import training
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.train import log
-import timing
 
 _STEPS_IN_FLIGHT = 2  # as in the training loop
 TRAIN_KERNELS, SCORED_KERNELS = 5_709, 676 + 844

@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 import timing
 import workloads
+
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.hlo import proto, tpu, tpu_kernels
 from tpugraphs_jax.nn import aggregation

@@ -28,11 +28,11 @@ from typing import Any
 import zlib
 
 import numpy as np
-
 import run_all
 import search_prior
 import ship
 import timing
+
 from tpugraphs_jax.collect import strategies, tuning
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph

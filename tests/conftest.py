@@ -12,7 +12,8 @@ os.environ.setdefault("NPROC", "16")
 # `make test` runs all other tests. Paths are relative to this folder.
 LANES = {
     "faults": ("faults",),
-    "hosts": ("test_parallel.py", "test_remote.py", "test_jobs.py", "collect/test_command.py"),
+    "hosts": ("infra/test_parallel.py", "infra/test_remote.py", "infra/test_jobs.py",
+              "collect/test_command.py"),
     "systems": ("run/test_presets.py", "run/test_together.py", "run/test_training.py",
                 "rankers/systems", "rankers/test_lowering.py", "rankers/test_precision.py"),
     "docs": ("docs",),
@@ -21,7 +22,7 @@ _HERE = pathlib.Path(__file__).parent
 
 import jax  # noqa: E402
 
-from tpugraphs_jax import parallel  # noqa: E402
+from tpugraphs_jax.infra import parallel  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
 # Tests compile much and compute little. Commands that tests start inherit the flags.

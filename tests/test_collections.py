@@ -6,9 +6,9 @@ import shutil
 import parts
 import pytest
 
-from tpugraphs_jax import collections, submission
+from tpugraphs_jax import collections, submission, synthetic
 from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import npz, store, synthetic
+from tpugraphs_jax.data import npz, store
 from tpugraphs_jax.run import training
 
 MINE = Collection("layout:own:programs")

@@ -6,7 +6,7 @@ import importlib
 import commands
 import pytest
 
-MODULES = ("data.npz", "hlo.module_graph", "jobs", "losses", "metrics", "remote", "run.configs",
+MODULES = ("data.npz", "hlo.module_graph", "infra.jobs", "infra.remote", "losses", "metrics", "run.configs",
            "serve.ensemble", "serve.ranker")
 
 

@@ -8,9 +8,10 @@ import pytest
 PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from the layers before its own.
 LAYERS = (
-    ("columns", "collections", "console", "files", "graph", "host_memory", "jobs", "libtpu",
-     "parallel", "registry", "remote", "trust"),
+    ("infra",),
+    ("columns", "collections", "graph", "registry"),
     ("losses", "metrics", "data", "hlo", "nn", "submission"),
+    ("synthetic",),
     ("rankers",),
     ("train",),
     ("serve",),
@@ -19,10 +20,7 @@ LAYERS = (
     ("sweep", "__main__"),
 )
 # All imports within a layer: the first imports the second.
-WITHIN = {("collections", "remote"), ("collections", "trust"), ("graph", "columns"),
-          ("parallel", "libtpu"),
-          ("remote", "console"), ("remote", "files"), ("remote", "trust"),
-          ("trust", "console"), ("hlo", "data"), ("nn", "data"),
+WITHIN = {("graph", "columns"), ("hlo", "data"), ("nn", "data"),
           ("submission", "data"), ("submission", "metrics")}
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(PACKAGE.rglob("*.py"))

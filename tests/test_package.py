@@ -21,7 +21,7 @@ def test_every_folder_of_the_package_is_installed():
 
 
 @pytest.mark.parametrize("command", [
-    "tile", "data.store build --data_root none", "data.synthetic --out x --scale none",
+    "tile", "data.store build --data_root none", "synthetic --out x --scale none",
     "collect --programs none.py --label measured --out x --collection layout:own:a",
     "hlo show none.pb", "submission combine --out x none.csv", "report none",
     "data.download --collections tile:none"])

@@ -17,7 +17,7 @@ with the package: `from tpugraphs_jax import metrics`.
 
 from etils import epy
 
-from tpugraphs_jax import libtpu
+from tpugraphs_jax.infra import libtpu
 
 __version__ = "0.1.0"
 __all__ = ["Ensemble", "OpGraph", "apply", "collect", "explain", "hlo", "load", "load_config", "metrics",

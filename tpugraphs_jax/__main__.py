@@ -2,14 +2,14 @@
 
 import sys
 
-from tpugraphs_jax import console
+from tpugraphs_jax.infra import console
 
 COMMANDS = {
     "tpugraphs-tile": "train, evaluate and rank tile sizes (also run_tile.py)",
     "tpugraphs-layout": "train, evaluate and rank layouts (also run_layout.py)",
     "python -m tpugraphs_jax.data.download": "fetch the released collections",
     "python -m tpugraphs_jax.data.store": "build the store of the layouts",
-    "python -m tpugraphs_jax.data.synthetic": "write data in the released form, measured nowhere",
+    "python -m tpugraphs_jax.synthetic": "write data in the released form, measured nowhere",
     "python -m tpugraphs_jax.collect": "label layout choices of your own programs",
     "python -m tpugraphs_jax.hlo": "show HLO modules as graphs, convert tuning data",
     "python -m tpugraphs_jax.sweep": "many runs: every point of a grid with every seed",

@@ -11,7 +11,7 @@ import dataclasses
 from pathlib import Path
 import re
 
-from tpugraphs_jax import remote, trust
+from tpugraphs_jax.infra import remote, trust
 
 RELEASED = (
     "tile:xla",
@@ -26,7 +26,7 @@ _OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # k of top-k slowdown: tile files have tens of configurations, layout files thousands.
 _SLOWDOWN_KS = {"tile": (1, 5, 10), "layout": (1, 10, 100)}
 _OWN_SLOWDOWN_KS = (1, 5, 10)  # programs of one's own have few configurations
-STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.data.synthetic` writes
+STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.synthetic` writes
 SYNTHETIC = "SYNTHETIC: run times of a machine model, no measurement of real programs"
 MEASURED = "measured run times of the released data set"
 UNKNOWN = "of unknown kind: no .json of `tpugraphs_jax.collect` lies beside the files"

@@ -24,8 +24,10 @@ import sys
 
 import numpy as np
 
-from tpugraphs_jax import collections, console, files as files_lib, metrics, remote, trust
+from tpugraphs_jax import collections, metrics
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.infra import console, remote, trust
+from tpugraphs_jax.infra import files as files_lib
 
 HEADER = "ID,TopConfigs"
 # The competition scores the best five of a tile graph.

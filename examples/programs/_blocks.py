@@ -4,25 +4,25 @@ Grouped and depthwise convolutions, batched products of attention, interaction l
 the reshapes around them. `programs` draws from the families of `_families` as well.
 """
 
+from _families import (
+  activation,
+  conv,
+  dense,
+  family,
+  feed,
+  flat,
+  heads,
+  norm,
+  picture,
+  pool,
+  programs,
+  sequence,
+  up,
+)
+from _steps import array, indices
 import jax
 from jax import lax
 import jax.numpy as jnp
-
-from _families import activation
-from _families import conv
-from _families import dense
-from _families import family
-from _families import feed
-from _families import flat
-from _families import heads
-from _families import norm
-from _families import picture
-from _families import pool
-from _families import programs
-from _families import sequence
-from _families import up
-from _steps import array
-from _steps import indices
 
 __all__ = ["programs"]
 

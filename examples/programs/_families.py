@@ -9,12 +9,10 @@ import collections.abc
 import math
 import random
 
+from _steps import array, indices
 import jax
 from jax import lax
 import jax.numpy as jnp
-
-from _steps import array
-from _steps import indices
 
 SEEDS = 7
 _FAMILIES = {}

@@ -1,14 +1,10 @@
 """AlexNet's training step as in the released layout data: batch 32, images of 224 x 224."""
 
+from _families import conv, flat
+from _steps import array, image, indices
 import jax
 from jax import lax
 import jax.numpy as jnp
-
-from _families import conv
-from _families import flat
-from _steps import array
-from _steps import image
-from _steps import indices
 
 SPLIT = "test"
 

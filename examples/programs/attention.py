@@ -1,13 +1,8 @@
 """Transformers: encoders, decoders and images in patches."""
 
+from _steps import array, forward, image, indices, train
 from flax import linen as nn
 import jax.numpy as jnp
-
-from _steps import array
-from _steps import forward
-from _steps import image
-from _steps import indices
-from _steps import train
 
 SPLIT = "train"
 

@@ -1,12 +1,7 @@
 """Plain stacks of convolutions for images, text and sound."""
 
+from _steps import array, forward, image, indices, train
 from flax import linen as nn
-
-from _steps import array
-from _steps import forward
-from _steps import image
-from _steps import indices
-from _steps import train
 
 SPLIT = "train"
 

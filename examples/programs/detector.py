@@ -1,13 +1,9 @@
 """Object detection on a pyramid of feature maps."""
 
+from _steps import array, forward, image, train
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-
-from _steps import array
-from _steps import forward
-from _steps import image
-from _steps import train
 
 SPLIT = "valid"
 

@@ -1,13 +1,9 @@
 """Graph networks with dense adjacency matrices or lists of edges."""
 
+from _steps import array, forward, indices, train
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-
-from _steps import array
-from _steps import forward
-from _steps import indices
-from _steps import train
 
 SPLIT = "valid"
 

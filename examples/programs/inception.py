@@ -1,11 +1,8 @@
 """Parallel convolutions of several sizes, concatenated."""
 
+from _steps import forward, image, train
 from flax import linen as nn
 import jax.numpy as jnp
-
-from _steps import forward
-from _steps import image
-from _steps import train
 
 SPLIT = "train"
 

@@ -1,12 +1,8 @@
 """Dense layers across positions and across channels in turn."""
 
+from _steps import array, forward, image, train
 from flax import linen as nn
 import jax.numpy as jnp
-
-from _steps import array
-from _steps import forward
-from _steps import image
-from _steps import train
 
 SPLIT = "train"
 

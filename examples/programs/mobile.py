@@ -1,10 +1,7 @@
 """Inverted residuals with depthwise convolutions."""
 
+from _steps import forward, image, train
 from flax import linen as nn
-
-from _steps import forward
-from _steps import image
-from _steps import train
 
 SPLIT = "train"
 

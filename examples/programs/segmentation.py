@@ -1,12 +1,9 @@
 """Image segmentation: encoders and decoders with skip connections."""
 
+from _steps import forward, image, train
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-
-from _steps import forward
-from _steps import image
-from _steps import train
 
 SPLIT = "train"
 

@@ -1,12 +1,9 @@
 """Sequences through linear recurrences, in chunks or by long convolutions."""
 
+from _steps import array, forward, train
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-
-from _steps import array
-from _steps import forward
-from _steps import train
 
 SPLIT = "test"
 

@@ -3,13 +3,11 @@
 The random augmentation of the images and the sums over replicas are left out.
 """
 
+from _steps import array, indices
 import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
-
-from _steps import array
-from _steps import indices
 
 SPLIT = "test"
 

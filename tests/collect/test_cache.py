@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tpugraphs_jax.collect import cache as cache_lib, labels, problem as problems
+from tpugraphs_jax.collect import cache as cache_lib
+from tpugraphs_jax.collect import labels
+from tpugraphs_jax.collect import problem as problems
 
 _ARGS = (jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4), jnp.float32))
 _FIRST = [(0,), (1,)]

@@ -15,9 +15,10 @@ import time
 import numpy as np
 import pytest
 
-from tpugraphs_jax import jobs as jobs_lib
-from tpugraphs_jax.collect import __main__ as command, journal
+from tpugraphs_jax.collect import __main__ as command
+from tpugraphs_jax.collect import journal
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.infra import jobs as jobs_lib
 
 _ROOT = Path(__file__).parents[2]
 _COLLECTION = "layout:own:tried"

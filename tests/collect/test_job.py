@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import random_graphs
 
-from tpugraphs_jax.collect import job as job_lib, labels
+from tpugraphs_jax.collect import job as job_lib
+from tpugraphs_jax.collect import labels
 from tpugraphs_jax.collect.job import Job
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import npz

@@ -11,8 +11,9 @@ import pytest
 from scipy import stats
 
 from tpugraphs_jax import columns
-from tpugraphs_jax.collect import (
-    labels, prior as prior_lib, problem as problems, strategies, tuning)
+from tpugraphs_jax.collect import labels, strategies, tuning
+from tpugraphs_jax.collect import prior as prior_lib
+from tpugraphs_jax.collect import problem as problems
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.serve import ranker as ranker_lib
 

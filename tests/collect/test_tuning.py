@@ -12,7 +12,8 @@ import pytest
 import recorded
 
 import tpugraphs_jax
-from tpugraphs_jax.collect import labels, measure, problem as problems, strategies, tuning
+from tpugraphs_jax.collect import labels, measure, strategies, tuning
+from tpugraphs_jax.collect import problem as problems
 
 _ARGS = (jax.ShapeDtypeStruct((3, 7, 6, 5), jnp.float32),
          jax.ShapeDtypeStruct((3, 3, 5, 4), jnp.float32),

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from graphs_by_hand import NUMBERS, made_of
+from graphs_by_hand import made_of, NUMBERS
 import numpy as np
 import parts
 import pytest

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import random_graphs
 
-from tpugraphs_jax.data import batching, plan as plan_lib
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.data import plan as plan_lib
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.graph import LayoutConfigs
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import random_graphs
 
+from tpugraphs_jax import synthetic
 from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import npz, selection, synthetic
+from tpugraphs_jax.data import npz, selection
 from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 

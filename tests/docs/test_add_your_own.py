@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import submission
-from tpugraphs_jax.data import npz, synthetic
+from tpugraphs_jax import submission, synthetic
+from tpugraphs_jax.data import npz
 
 DOCUMENT = commands.ROOT / "docs" / "add_your_own.md"
 RECIPES = ("A model", "A family", "A pooling", "A loss", "A block of node features", "A collection")

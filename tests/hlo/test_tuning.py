@@ -4,7 +4,8 @@ import pytest
 
 from tpugraphs_jax import hlo
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.hlo import __main__ as cli, tuning
+from tpugraphs_jax.hlo import __main__ as cli
+from tpugraphs_jax.hlo import tuning
 from tpugraphs_jax.hlo.proto import ConfigProfile, ModuleTuningData, TuningData
 
 

@@ -1,11 +1,11 @@
 """Sums over neighbours equal products with a dense matrix."""
 
+from edge_cases import dense_matrix, DIRECTIONS, graph_edges, NODES, random_values, tables
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import recorded
-from edge_cases import DIRECTIONS, NODES, dense_matrix, graph_edges, random_values, tables
 
 from tpugraphs_jax.hlo import tpu
 from tpugraphs_jax.nn import aggregation

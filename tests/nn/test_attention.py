@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from system_cases import (
-    CONFIGS, EXACT, FORMS, GRAPHS, NODES, OF_GRAPH, REAL, WIDTH, apply_to, check, dense,
-    each_graph, features, members, nodes_of, params_of, quick_jit, random, slow_attention,
-    slow_transformer)
+  apply_to,
+  check,
+  CONFIGS,
+  dense,
+  each_graph,
+  EXACT,
+  features,
+  FORMS,
+  GRAPHS,
+  members,
+  NODES,
+  nodes_of,
+  OF_GRAPH,
+  params_of,
+  quick_jit,
+  random,
+  REAL,
+  slow_attention,
+  slow_transformer,
+  WIDTH,
+)
 
 from tpugraphs_jax.nn import attention
 from tpugraphs_jax.nn.attention import (
-    KernelAttention, NodeAttention, SoftmaxAttention, TransformerLayer)
+  KernelAttention,
+  NodeAttention,
+  SoftmaxAttention,
+  TransformerLayer,
+)
 from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE
 
 

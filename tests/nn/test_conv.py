@@ -10,7 +10,17 @@ import functools
 import numpy as np
 import pytest
 from system_cases import (
-    EXACT, FORMS, HOPS, WIDTH, apply_to, check, dense, neighbours, slow_mean, softmax)
+  apply_to,
+  check,
+  dense,
+  EXACT,
+  FORMS,
+  HOPS,
+  neighbours,
+  slow_mean,
+  softmax,
+  WIDTH,
+)
 
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS
 from tpugraphs_jax.nn.conv import Appnp, Gatv2, Sage

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import random_graphs
 import system_cases
-from system_cases import BATCH, EDGES, GRAPH, NODES, TILES, quick_jit
+from system_cases import BATCH, EDGES, GRAPH, NODES, quick_jit, TILES
 
-from tpugraphs_jax import parallel
 from tpugraphs_jax.data import batching
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn import drop_edge
 from tpugraphs_jax.nn.nodes import Slates
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import random_graphs
 import system_cases
-from system_cases import BATCH, CONFIGS, FORMS, NODES, REAL, WIDTH, features, nodes_of, quick_jit
+from system_cases import BATCH, CONFIGS, features, FORMS, NODES, nodes_of, quick_jit, REAL, WIDTH
 
-from tpugraphs_jax import parallel
 from tpugraphs_jax.data import batching
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.dropout import Dropout
 from tpugraphs_jax.nn.nodes import NONE, Slates
 

@@ -9,8 +9,22 @@ import optax
 import pytest
 import system_cases
 from system_cases import (
-    BATCH, CONFIGS, FORMS, NODES, REAL, TILES, WIDTH, dense, features, full_of, nodes_of,
-    params_of, quick_jit, random, slow_configs)
+  BATCH,
+  CONFIGS,
+  dense,
+  features,
+  FORMS,
+  full_of,
+  NODES,
+  nodes_of,
+  params_of,
+  quick_jit,
+  random,
+  REAL,
+  slow_configs,
+  TILES,
+  WIDTH,
+)
 
 from tpugraphs_jax.nn import linear
 from tpugraphs_jax.nn.linear import Embedding, Layouts, Linear, Opcodes, Tiles

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from edge_cases import dense_matrix, DIRECTIONS, layout_batch, random_values, reached_nodes
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from edge_cases import DIRECTIONS, dense_matrix, layout_batch, random_values, reached_nodes
 from system_cases import (
-    BATCH, CONFIGS, FORMS, GRAPHS, NODES, OF_GRAPH, TILES, WIDTH, check, features, full_of,
-    neighbours, nodes_of, random, slow_configs)
+  BATCH,
+  check,
+  CONFIGS,
+  features,
+  FORMS,
+  full_of,
+  GRAPHS,
+  neighbours,
+  NODES,
+  nodes_of,
+  OF_GRAPH,
+  random,
+  slow_configs,
+  TILES,
+  WIDTH,
+)
 
 from tpugraphs_jax.nn import aggregation, nodes
 from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Slates

@@ -7,8 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from system_cases import (
-    FORMS, OF_GRAPH, REAL, check, each_graph, features, full_of, nodes_of,
-    quick_jit, random, slow_normal)
+  check,
+  each_graph,
+  features,
+  FORMS,
+  full_of,
+  nodes_of,
+  OF_GRAPH,
+  quick_jit,
+  random,
+  REAL,
+  slow_normal,
+)
 
 from tpugraphs_jax.nn import norms
 from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE

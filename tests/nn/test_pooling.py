@@ -8,8 +8,21 @@ import numpy as np
 import pytest
 import system_cases
 from system_cases import (
-    BATCH, CONFIGS, FORMS, GRAPHS, NODES, OF_GRAPH, REAL, WIDTH, features, full_of, members,
-    nodes_of, quick_jit, slow_configs)
+  BATCH,
+  CONFIGS,
+  features,
+  FORMS,
+  full_of,
+  GRAPHS,
+  members,
+  NODES,
+  nodes_of,
+  OF_GRAPH,
+  quick_jit,
+  REAL,
+  slow_configs,
+  WIDTH,
+)
 
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE

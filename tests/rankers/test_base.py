@@ -2,10 +2,10 @@
 
 import itertools
 
+import families
 from flax import linen as nn
 import jax.numpy as jnp
 import numpy as np
-import families
 import pytest
 import random_graphs
 

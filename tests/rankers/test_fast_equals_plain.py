@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
-import sys
 
 import comparing
 import jax
 import numpy as np
+import plain
 import pytest
 import random_graphs
 
@@ -17,9 +16,6 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.train import step
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import plain  # pylint: disable=wrong-import-position
 
 GRAPHS, CONFIGS = 3, 4
 HOPS = 2

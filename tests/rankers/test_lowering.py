@@ -7,8 +7,8 @@ import numpy as np
 import parts
 import pytest
 
-from tpugraphs_jax import parallel
-from tpugraphs_jax.data import synthetic
+from tpugraphs_jax import synthetic
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import training
 
 PLATFORMS = "cpu", "cuda", "tpu"

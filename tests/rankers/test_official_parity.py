@@ -12,12 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpugraphs_jax import losses as losses_lib, parallel
+from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
-from tpugraphs_jax.rankers import base, official_weights as official
+from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.rankers.layout import res_model
-from tpugraphs_jax.train import state as state_lib, step as step_lib
+from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train import step as step_lib
 
 FOLDER = Path(os.environ.get("TPUGRAPHS_PARITY_DIR", Path(__file__).parents[1] / "data/parity"))
 TILE_FILES = sorted(FOLDER.glob("tile_*.npz"))

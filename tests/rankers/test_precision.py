@@ -12,7 +12,6 @@ import jax
 import parts
 import pytest
 
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import steps  # pylint: disable=wrong-import-position
 

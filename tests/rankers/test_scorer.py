@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import random_graphs
 
-from tpugraphs_jax import parallel
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.rankers import base, scorer as scorer_lib
+from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers import scorer as scorer_lib
 from tpugraphs_jax.rankers.layout.res_model import ResModel
 
 IDENTITY = lambda x: x

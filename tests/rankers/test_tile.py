@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import random_graphs
 
-from tpugraphs_jax import parallel
 from tpugraphs_jax.data import batching
-from tpugraphs_jax.rankers import base, scorer as scorer_lib
+from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers import scorer as scorer_lib
 
 MODELS = ("LateJoinSAGE", "LateJoinResGCN", "MLP")
 # Nodes, edges and configurations: an isolated node, one configuration, and many.

@@ -7,9 +7,8 @@ import pytest
 from run_folders import move, NAMES, several_runs, write_run, write_synthetic
 from scipy import stats
 
-from tpugraphs_jax import metrics
+from tpugraphs_jax import metrics, synthetic
 from tpugraphs_jax.collections import SYNTHETIC, UNKNOWN
-from tpugraphs_jax.data import synthetic
 from tpugraphs_jax.report import runs
 
 MEASURED_HERE = "measured run times on cpu"

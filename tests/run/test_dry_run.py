@@ -6,8 +6,9 @@ import shutil
 import parts
 import pytest
 
-from tpugraphs_jax import console
-from tpugraphs_jax.data import download, store, synthetic
+from tpugraphs_jax import synthetic
+from tpugraphs_jax.data import download, store
+from tpugraphs_jax.infra import console
 from tpugraphs_jax.run import dry_run
 
 SMALL = {"model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 3, "batch.slates_per_epoch": 12,

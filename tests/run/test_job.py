@@ -9,10 +9,12 @@ import parts as parts_lib
 import pytest
 import random_graphs
 
-from tpugraphs_jax import files as files_lib, metrics, submission
+from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.columns import NODE_FEATURES, TILE_CONFIG_FEATURES
 from tpugraphs_jax.data import features, npz
-from tpugraphs_jax.run import job as job_lib, results, training
+from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import results, training
 from tpugraphs_jax.serve import judge
 
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}

@@ -10,9 +10,9 @@ import parts
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import metrics, submission
+from tpugraphs_jax import metrics, submission, synthetic
 from tpugraphs_jax.columns import OPCODES
-from tpugraphs_jax.data import npz, synthetic
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers import official_weights as official_models
 from tpugraphs_jax.run import official, results
 from tpugraphs_jax.run.job import judged

@@ -20,8 +20,10 @@ from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.data import npz, plan
 from tpugraphs_jax.data.batching import Slate, total_sizes
 from tpugraphs_jax.rankers import official_weights
-from tpugraphs_jax.run import job as job_lib, official, training
-from tpugraphs_jax.serve import judge, ranker as ranker_lib
+from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import official, training
+from tpugraphs_jax.serve import judge
+from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import state as state_lib
 
 RECORDS = official_records.RECORDS

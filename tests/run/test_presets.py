@@ -8,9 +8,10 @@ import numpy as np
 import parts
 import pytest
 
-from tpugraphs_jax import parallel
-from tpugraphs_jax.data import synthetic
-from tpugraphs_jax.run import configs, job as job_lib, training
+from tpugraphs_jax import synthetic
+from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.run import configs, training
+from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import log

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tpugraphs_jax import jobs
+from tpugraphs_jax.infra import jobs
 from tpugraphs_jax.run import sweep
 
 
@@ -160,7 +160,7 @@ def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch,
 
 RUN = """
 import pathlib, signal, sys, time
-from tpugraphs_jax import jobs
+from tpugraphs_jax.infra import jobs
 folder = pathlib.Path(sys.argv[1].partition("=")[2])
 signal.signal(signal.SIGTERM, lambda *_: (folder / "saved").touch() or sys.exit(0))
 jobs.end_with_parent()
@@ -169,7 +169,7 @@ time.sleep(60)
 """
 SWEEP = """
 import sys
-from tpugraphs_jax import jobs
+from tpugraphs_jax.infra import jobs
 from tpugraphs_jax.run import sweep
 if __name__ == "__main__":
   command = (sys.executable, "-c", sys.argv[2])

@@ -11,9 +11,11 @@ import numpy as np
 import parts
 import pytest
 
-from tpugraphs_jax import parallel
-from tpugraphs_jax.data import features, npz, synthetic
-from tpugraphs_jax.run import job as job_lib, training
+from tpugraphs_jax import synthetic
+from tpugraphs_jax.data import features, npz
+from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import training
 from tpugraphs_jax.serve.ranker import Ranker
 
 ALSO = ("layout:nlp:default", "layout:xla:default")

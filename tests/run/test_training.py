@@ -7,7 +7,8 @@ import parts
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax.data import npz, synthetic
+from tpugraphs_jax import synthetic
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.run import training
 
 COLLECTIONS = {"layout": "layout:xla:random", "tile": "tile:xla"}

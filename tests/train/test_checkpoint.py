@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tpugraphs_jax.train import checkpoint, state as state_lib
+from tpugraphs_jax.train import checkpoint
+from tpugraphs_jax.train import state as state_lib
 
 CONFIG = {"model": {"name": "sage", "hidden": 64}, "seed": 0}
 

@@ -15,7 +15,7 @@ from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, plugin_hparams_pb2
 import toy
 
-from tpugraphs_jax import console
+from tpugraphs_jax.infra import console
 from tpugraphs_jax.train import log as log_lib
 
 FULL = "/dev/full"  # every write ends with: no space left on device

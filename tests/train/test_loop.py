@@ -18,8 +18,9 @@ import pytest
 import toy
 from toy import make_batches
 
-from tpugraphs_jax import parallel
-from tpugraphs_jax.train import checkpoint, loop, state as state_lib
+from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.train import checkpoint, loop
+from tpugraphs_jax.train import state as state_lib
 
 
 def run(workdir, **changes):

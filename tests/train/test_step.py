@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-import sys
-
 import comparing
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import plain
 import pytest
 import random_graphs
 
-from tpugraphs_jax import losses as losses_lib, parallel
+from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.scorer import network_step
-from tpugraphs_jax.train import state as state_lib, step as step_lib
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import plain  # pylint: disable=wrong-import-position
+from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train import step as step_lib
 
 GRAPHS, CONFIGS, SLOTS = 6, 4, 8
 KERNEL_L2, ACTIVITY_L2, TEMPERATURE = 0.01, 0.3, 2.0

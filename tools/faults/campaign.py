@@ -22,11 +22,8 @@ import sys
 import tempfile
 
 _ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(_ROOT), str(_ROOT / "tests")]
+sys.path[:0] = [str(_ROOT), str(_ROOT / "tests/support")]
 os.environ.setdefault("NPROC", "16")
-
-import jax
-import numpy as np
 
 import commands
 import damage
@@ -36,12 +33,16 @@ import folders
 import foreign
 import hosts
 import inputs
+import jax
 import kills
 import limits
 import load
 import network
-from table import Kept, Row, markdown
-from tpugraphs_jax.data import npz, synthetic
+import numpy as np
+from table import Kept, markdown, Row
+
+from tpugraphs_jax import synthetic
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.train import log
 
 _COLLECTIONS = ("tile:xla", "layout:xla:random")

@@ -16,11 +16,13 @@ import damage
 import numpy as np
 from table import Row
 
-from tpugraphs_jax import files, hlo, report, trust
+from tpugraphs_jax import hlo, report
 from tpugraphs_jax.collect import journal
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.serve import judge, ranker as ranker_lib
+from tpugraphs_jax.infra import files, trust
+from tpugraphs_jax.serve import judge
+from tpugraphs_jax.serve import ranker as ranker_lib
 
 VALUES = (
     None, True, -1, 0, 1, 2, 3, 10**6, 2**31, 2**62, 10**30, -2.5, 1e308, float("nan"), "", "x",

@@ -33,10 +33,11 @@ def _ranks(graph, ranker) -> None:
 def _ranker(variant: str, graph, **options: int):
   """An untrained layout ranker of a variant, fitted to a graph."""
   import jax
+
   from tpugraphs_jax.data import plan
   from tpugraphs_jax.data.batching import Slate
-  from tpugraphs_jax.serve.ranker import Ranker
   from tpugraphs_jax.run import configs
+  from tpugraphs_jax.serve.ranker import Ranker
 
   config = configs.load(configs.resolve(f"configs/layout.py:xla-random{variant}", "")).to_dict()
   config["eval"].update(options)
@@ -72,8 +73,9 @@ def _rank_whole(folder: Path, *, configs: int, at_a_time: int = 0) -> None:
 
 def _load_files(folder: Path, *, kind: str, files: int) -> None:
   """Loads a training split of `files` files twice; for layouts, the first time builds the store."""
+  from tpugraphs_jax import synthetic
   from tpugraphs_jax.collections import Collection
-  from tpugraphs_jax.data import npz, synthetic
+  from tpugraphs_jax.data import npz
   from tpugraphs_jax.data.selection import LayoutData, TileData
 
   name = {"tile": "tile:xla", "layout": "layout:xla:random"}[kind]

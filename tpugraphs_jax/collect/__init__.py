@@ -7,6 +7,6 @@
 them in the released format.
 """
 
-from tpugraphs_jax.collect.choosing import Choice, Choices, apply, choices
+from tpugraphs_jax.collect.choosing import apply, Choice, Choices, choices
 
 __all__ = ["Choice", "Choices", "apply", "choices"]

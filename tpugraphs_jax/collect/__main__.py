@@ -22,9 +22,11 @@ import sys
 
 import jax
 
-from tpugraphs_jax import collections, console, graph, jobs as jobs_lib, remote
+from tpugraphs_jax import collections, graph
 from tpugraphs_jax.collect import labels, programs, workers
 from tpugraphs_jax.collect.job import Job
+from tpugraphs_jax.infra import console, remote
+from tpugraphs_jax.infra import jobs as jobs_lib
 
 _SECONDS_MEASURED = 86400.0
 

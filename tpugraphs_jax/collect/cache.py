@@ -11,9 +11,9 @@ import math
 import os
 from pathlib import Path
 
-from tpugraphs_jax import trust
 from tpugraphs_jax.collect.labels import Raw
 from tpugraphs_jax.collect.problem import Numbers, Problem
+from tpugraphs_jax.infra import trust
 
 
 class Cache:

@@ -21,8 +21,7 @@ from typing import Any
 
 import jax
 from jax.experimental import layout as jax_layout
-from jax.extend import core
-from jax.extend import source_info_util
+from jax.extend import core, source_info_util
 import numpy as np
 
 from tpugraphs_jax.columns import MAX_RANK

@@ -20,11 +20,11 @@ from typing import Any
 import jax
 
 import tpugraphs_jax
-from tpugraphs_jax import files, trust
 from tpugraphs_jax.collect import draw, labels, programs
 from tpugraphs_jax.collect.journal import Journal
 from tpugraphs_jax.collect.problem import Numbers, Problem
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.infra import files, trust
 
 # Exit statuses of a worker: after an error that was explained, and when all files are there. A
 # program that ends its process while jax traces it ends it with another one, such as 0.

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tpugraphs_jax import files, trust
+from tpugraphs_jax.infra import files, trust
 
 
 class Journal:

@@ -17,9 +17,9 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from tpugraphs_jax import files, trust
 from tpugraphs_jax.collect import choosing
 from tpugraphs_jax.collect.choosing import Choice, Group
+from tpugraphs_jax.infra import files, trust
 
 
 def save(

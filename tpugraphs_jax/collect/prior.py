@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from tpugraphs_jax import files, trust
 from tpugraphs_jax.columns import NODE, opcode_ids
 from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.rankers.tables import traffic
 
 OPERATIONS = ("convolution", "weight gradient", "dot", "batched dot", "reshape")

@@ -12,6 +12,7 @@ from typing import Any
 
 from tpugraphs_jax import graph
 
+
 @dataclasses.dataclass(frozen=True)
 class Program:
   """A function and the arguments that give it shapes."""

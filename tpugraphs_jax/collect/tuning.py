@@ -23,8 +23,9 @@ from typing import Any
 
 from absl import logging
 
-from tpugraphs_jax.collect import (
-    cache as cache_lib, choosing, labels, layouts, measure, prior as prior_lib, strategies)
+from tpugraphs_jax.collect import cache as cache_lib
+from tpugraphs_jax.collect import choosing, labels, layouts, measure, strategies
+from tpugraphs_jax.collect import prior as prior_lib
 from tpugraphs_jax.collect.choosing import Orders
 from tpugraphs_jax.collect.labels import Raw
 from tpugraphs_jax.collect.problem import Numbers, Problem

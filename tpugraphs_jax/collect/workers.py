@@ -23,9 +23,11 @@ import time
 
 import tqdm
 
-from tpugraphs_jax import console, files, jobs as jobs_lib, trust
-from tpugraphs_jax.collect import job as job_lib, journal, labels
+from tpugraphs_jax.collect import job as job_lib
+from tpugraphs_jax.collect import journal, labels
 from tpugraphs_jax.collect.job import Job
+from tpugraphs_jax.infra import console, files, trust
+from tpugraphs_jax.infra import jobs as jobs_lib
 
 _SECONDS = 1.0  # between two looks at the journals
 _TRIES = 3  # starts in a row of a worker that labels nothing

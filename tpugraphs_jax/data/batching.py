@@ -20,7 +20,7 @@ import jax
 import jraph
 import numpy as np
 
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows
+from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, TileConfigs
 
 # Marks an empty place: no array is that long, and adding an offset to it neither
 # overflows int32 nor makes it a valid index.

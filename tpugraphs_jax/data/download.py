@@ -33,8 +33,9 @@ import zlib
 
 import tqdm
 
-from tpugraphs_jax import collections, console, graph, remote
+from tpugraphs_jax import collections, graph
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.infra import console, remote
 
 BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
 

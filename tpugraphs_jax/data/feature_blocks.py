@@ -23,8 +23,7 @@ import dataclasses
 
 import numpy as np
 
-from tpugraphs_jax.columns import (
-    MAX_RANK, NODE, NODE_FEATURES, TILE, opcode_ids, sizes)
+from tpugraphs_jax.columns import MAX_RANK, NODE, NODE_FEATURES, opcode_ids, sizes, TILE
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.registry import Registry
 

@@ -15,16 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import json
-import re
 from pathlib import Path
+import re
 from typing import NamedTuple
 
 import numpy as np
 
-from tpugraphs_jax import files, trust
 from tpugraphs_jax.columns import NODE, NODE_FEATURES, span
 from tpugraphs_jax.data.feature_blocks import BLOCKS, Options, RELEASED, signed_log
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.infra import files, trust
 from tpugraphs_jax.registry import Registry
 
 _LOG_OFFSET = re.compile(r"log_offset\(([0-9.]+)\)")

@@ -20,7 +20,8 @@ import zipfile
 
 import numpy as np
 
-from tpugraphs_jax import collections, columns, console, files, graph, host_memory, remote, trust
+from tpugraphs_jax import collections, columns, graph
+from tpugraphs_jax.infra import console, files, host_memory, remote, trust
 
 _SUFFIX = ".npy"
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others make a gigabyte of a kilobyte

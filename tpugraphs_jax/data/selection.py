@@ -18,10 +18,10 @@ from absl import logging
 import numpy as np
 from scipy import stats
 
-from tpugraphs_jax import remote, trust
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import feature_blocks, npz, store
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs, distinct_rows, output_orders
+from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, output_orders, TileConfigs
+from tpugraphs_jax.infra import remote, trust
 
 # Offset to add to a target so that it is proportional to the runtime. Ranks are not, and count
 # as they are.

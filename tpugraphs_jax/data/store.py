@@ -35,9 +35,11 @@ from absl import logging
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import console, files as files_lib, graph, jobs, remote, trust
+from tpugraphs_jax import graph
 from tpugraphs_jax.collections import Collection, OWN, RELEASED
 from tpugraphs_jax.data import npz
+from tpugraphs_jax.infra import console, jobs, remote, trust
+from tpugraphs_jax.infra import files as files_lib
 
 _VERSION = 2  # raised whenever the format changes
 _META, _DIGESTS = "meta.json", "sha256"

@@ -7,10 +7,10 @@
 functions, jax's stages and HLO text.
 """
 
-from tpugraphs_jax.hlo.module_graph import HloGraph, Origin, featurize
+from tpugraphs_jax.hlo.module_graph import featurize, HloGraph, Origin
 from tpugraphs_jax.hlo.search import layout_configs
 from tpugraphs_jax.hlo.tpu_kernels import Kernel, kernels
-from tpugraphs_jax.hlo.tuning import TuningGraphs, read_tuning
+from tpugraphs_jax.hlo.tuning import read_tuning, TuningGraphs
 
 __all__ = [
     "HloGraph", "Kernel", "Origin", "TuningGraphs", "featurize", "kernels", "layout_configs",

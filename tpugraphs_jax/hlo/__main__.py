@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 
-from tpugraphs_jax import console, remote
 from tpugraphs_jax.hlo import module_graph, proto, show, sources, tuning
+from tpugraphs_jax.infra import console, remote
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 # Other modules name the messages as `proto.ShapeProto`.
-from tpugraphs_jax.hlo.hlo_pb2 import ConfigProfile, HloComputationProto, HloInstructionProto
-from tpugraphs_jax.hlo.hlo_pb2 import HloModuleProto, ModuleTuningData, ShapeProto
-from tpugraphs_jax.hlo.hlo_pb2 import StackFrameIndexProto, TuningData
+from tpugraphs_jax.hlo.hlo_pb2 import (
+  ConfigProfile,
+  HloComputationProto,
+  HloInstructionProto,
+  HloModuleProto,
+  ModuleTuningData,
+  ShapeProto,
+  StackFrameIndexProto,
+  TuningData,
+)
 
 Message = HloModuleProto | ModuleTuningData | TuningData
 

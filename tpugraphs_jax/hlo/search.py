@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, MAX_RANK, layout_row
+from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, layout_row, MAX_RANK
 from tpugraphs_jax.graph import LayoutConfigs
 from tpugraphs_jax.hlo import proto
 

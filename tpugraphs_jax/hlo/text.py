@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tpugraphs_jax import console, host_memory
+from tpugraphs_jax.infra import console, host_memory
 
 _SECONDS = 600.0  # limit for one text; a program of 40,000 instructions takes less than 2
 _REFUSED = 3  # exit status where the parser said why

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tpugraphs_jax import columns, trust
+from tpugraphs_jax import columns
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.hlo import module_graph, proto, tpu
+from tpugraphs_jax.infra import trust
 
 # The compiler writes the largest int64 where it has no estimate.
 _NO_ESTIMATE = 2**63 - 1

@@ -17,9 +17,10 @@ import tempfile
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import columns, graph, jobs as jobs_lib
+from tpugraphs_jax import columns, graph
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import module_graph, proto, sources
+from tpugraphs_jax.infra import jobs as jobs_lib
 
 _TENSORS = 3  # output, input, kernel
 _INT64 = 1 << 64

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from tpugraphs_jax.nn import layers
 from tpugraphs_jax.nn.linear import Linear
-from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Nodes, Slates, concat
+from tpugraphs_jax.nn.nodes import concat, EVERYWHERE, Nodes, NONE, Slates
 
 _BLOCK = 512  # rows of one graph that are multiplied at a time
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jraph
 
 from tpugraphs_jax.nn import nodes
-from tpugraphs_jax.nn.aggregation import BOTH, USERS, degree
+from tpugraphs_jax.nn.aggregation import BOTH, degree, USERS
 from tpugraphs_jax.nn.linear import Linear
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 

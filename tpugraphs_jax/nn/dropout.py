@@ -11,7 +11,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tpugraphs_jax import parallel
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 
 

@@ -26,7 +26,7 @@ import optax
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import take_rows
-from tpugraphs_jax.nn.nodes import Nodes, Slates, combine
+from tpugraphs_jax.nn.nodes import combine, Nodes, Slates
 
 Initializer = Callable[..., jax.Array]
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import jraph
 
 from tpugraphs_jax.data.batching import ABSENT
-from tpugraphs_jax.nn.nodes import EVERYWHERE, NONE, Nodes, Slates
+from tpugraphs_jax.nn.nodes import EVERYWHERE, Nodes, NONE, Slates
 from tpugraphs_jax.registry import Registry
 
 POOLINGS = Registry("model.pooling")

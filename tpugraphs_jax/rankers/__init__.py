@@ -20,7 +20,16 @@ from tpugraphs_jax.rankers import base, tile
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.segments.family import Segments
 from tpugraphs_jax.rankers.systems import (
-    fifth, first, fourth, gst, mlsys21, second, sixth, tenth, third)
+  fifth,
+  first,
+  fourth,
+  gst,
+  mlsys21,
+  second,
+  sixth,
+  tenth,
+  third,
+)
 from tpugraphs_jax.rankers.tables import network, traffic
 
 

@@ -36,7 +36,7 @@ from tpugraphs_jax.data.plan import ConfigSampler, Draw, draw_slates
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.nn.linear import keep_rows_short
 from tpugraphs_jax.nn.precision import Precise
-from tpugraphs_jax.rankers.scorer import Encoder, Scorer, network_step
+from tpugraphs_jax.rankers.scorer import Encoder, network_step, Scorer
 from tpugraphs_jax.registry import Registry
 
 TILE_MODELS, LAYOUT_MODELS = Registry("model.name"), Registry("model.name")

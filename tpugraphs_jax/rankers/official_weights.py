@@ -9,8 +9,8 @@ from flax import traverse_util
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax.rankers.layout import res_model
 from tpugraphs_jax.rankers import tile
+from tpugraphs_jax.rankers.layout import res_model
 
 Path = tuple[str, ...]
 

@@ -20,10 +20,10 @@ import jax
 import numpy as np
 import tqdm
 
-from tpugraphs_jax import console, parallel
 from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.graph import distinct_rows
+from tpugraphs_jax.infra import console, parallel
 
 # Padding, as a share of the batch, that is not worth another compilation.
 _PADDING = 0.25

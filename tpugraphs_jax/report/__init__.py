@@ -14,7 +14,7 @@ import os
 
 from absl import logging
 
-from tpugraphs_jax import console, files
+from tpugraphs_jax.infra import console, files
 
 FILE = "report.html"  # the page of a run, in its working folder
 
@@ -58,6 +58,7 @@ def try_write(
 def require_plots() -> None:
   """Refuses (ImportError) to go on without the packages of the extra `plots`."""
   try:
-    import jinja2, matplotlib  # noqa: F401
+    import jinja2  # noqa: F401
+    import matplotlib
   except ImportError as error:
     raise ImportError(f"{error.name} is missing: pip install 'tpugraphs-jax[plots]'") from error

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import re
 import sys
 
-from tpugraphs_jax import console, files, remote, report
+from tpugraphs_jax import report
+from tpugraphs_jax.infra import console, files, remote
 from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.report.runs import Run
 from tpugraphs_jax.serve import judge

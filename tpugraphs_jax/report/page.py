@@ -12,7 +12,8 @@ import jinja2
 import numpy as np
 
 from tpugraphs_jax import metrics
-from tpugraphs_jax.report import figures, runs as runs_lib
+from tpugraphs_jax.report import figures
+from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.report.runs import DEFAULT, Group, Judged, Run
 
 _LISTED = 400  # graphs in the table of one run

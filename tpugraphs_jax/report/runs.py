@@ -17,9 +17,9 @@ from flax import traverse_util
 import numpy as np
 from scipy import stats
 
-from tpugraphs_jax import metrics, remote, trust
+from tpugraphs_jax import metrics, synthetic
 from tpugraphs_jax.collections import Collection, SYNTHETIC, UNKNOWN
-from tpugraphs_jax.data import synthetic
+from tpugraphs_jax.infra import remote, trust
 from tpugraphs_jax.serve import judge
 
 RANDOM, DEFAULT, NOISELESS = "a random order", "the compiler's own choice", "ceiling (no noise)"

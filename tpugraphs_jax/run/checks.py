@@ -13,7 +13,8 @@ from tpugraphs_jax import collections, losses
 from tpugraphs_jax.data import feature_blocks, features, plan, reduction, selection
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.rankers import base
-from tpugraphs_jax.rankers.segments import family as segments, history, partition
+from tpugraphs_jax.rankers.segments import family as segments
+from tpugraphs_jax.rankers.segments import history, partition
 from tpugraphs_jax.train import log, state
 
 TASKS = ("tile", "layout", "segments")

@@ -11,11 +11,11 @@ from absl import app, flags, logging
 import ml_collections
 from ml_collections import config_flags
 
-from tpugraphs_jax import (
-    collections, console, host_memory, parallel, registry, remote, report, trust)
-from tpugraphs_jax.data import synthetic
+from tpugraphs_jax import collections, registry, report, synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
-from tpugraphs_jax.run import configs, dry_run, job as job_lib, results, training
+from tpugraphs_jax.infra import console, host_memory, parallel, remote, trust
+from tpugraphs_jax.run import configs, dry_run, results, training
+from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ensemble import COMBINATIONS, Ensemble
 

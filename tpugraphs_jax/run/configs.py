@@ -24,7 +24,8 @@ import ml_collections
 from ml_collections import config_flags
 
 import tpugraphs_jax
-from tpugraphs_jax import console, registry
+from tpugraphs_jax import registry
+from tpugraphs_jax.infra import console
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.run import checks
 

@@ -19,12 +19,13 @@ import ml_collections
 import numpy as np
 import optax
 
-from tpugraphs_jax import console, parallel, remote
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import download, npz, store
 from tpugraphs_jax.graph import SPLITS
-from tpugraphs_jax.run import job as job_lib, training
+from tpugraphs_jax.infra import console, parallel, remote
+from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import training
 from tpugraphs_jax.train import log
 
 _STEPS = 8  # measured, besides the steps that compile

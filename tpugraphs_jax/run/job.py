@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from tpugraphs_jax import parallel, registry
+from tpugraphs_jax import registry
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import features, selection
 from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import checks
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ranker import Ranker

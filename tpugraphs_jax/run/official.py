@@ -34,9 +34,9 @@ from flax import traverse_util
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import files, remote
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import SPLITS
+from tpugraphs_jax.infra import files, remote
 from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job, trainable

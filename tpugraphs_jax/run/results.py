@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, TYPE_CHECKING
 
 from absl import logging
 import jax
@@ -18,12 +18,13 @@ import ml_collections
 import numpy as np
 import optax
 
-from tpugraphs_jax import console, files, losses, parallel, submission, trust
+from tpugraphs_jax import losses, submission
 from tpugraphs_jax.collections import Collection, label_kind
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.run.job import Job, Prepared, judged
+from tpugraphs_jax.infra import console, files, parallel, trust
+from tpugraphs_jax.run.job import Job, judged, Prepared
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.serve.ensemble import Ensemble
 from tpugraphs_jax.serve.ranker import Ranker

@@ -24,7 +24,8 @@ from typing import Any
 from etils import epath
 from flax import traverse_util
 
-from tpugraphs_jax import console, jobs, report, trust
+from tpugraphs_jax import report
+from tpugraphs_jax.infra import console, jobs, trust
 from tpugraphs_jax.run import checks, configs, results
 from tpugraphs_jax.serve import judge
 
@@ -192,8 +193,8 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
       raise ValueError(f"--grid names {field!r}, and the config has no such field: "
                        f"{configs.nearest(field, known)}--print_config of the command lists them")
   kind = "tile" if config.task == "tile" else "layout"
-  start = ("import sys; from tpugraphs_jax import jobs, run; jobs.end_with_parent(); "
-           f"sys.argv[0] = 'sweep'; run.{kind}()")
+  start = ("import sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import jobs; "
+           f"jobs.end_with_parent(); sys.argv[0] = 'sweep'; run.{kind}()")
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
   return [sys.executable, "-c", start, f"--config={place}", *data,
           *["--synthetic"] * args.synthetic, *args.fields]

@@ -20,16 +20,29 @@ import jax
 import ml_collections
 import numpy as np
 
-from tpugraphs_jax import console, files as files_lib, losses, parallel
+from tpugraphs_jax import losses
 from tpugraphs_jax.data import selection
 from tpugraphs_jax.data.plan import (
-    BatchPlan, Batches, EVERY, ConfigSampler, config_draw, graph_weights, training_batches)
+  Batches,
+  BatchPlan,
+  config_draw,
+  ConfigSampler,
+  EVERY,
+  graph_weights,
+  training_batches,
+)
+from tpugraphs_jax.infra import console, parallel
+from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
-from tpugraphs_jax.run import checks, job as job_lib, results
+from tpugraphs_jax.run import checks, results
+from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run.job import Job, Prepared
-from tpugraphs_jax.serve import judge, ranker as ranker_lib
-from tpugraphs_jax.train import log, loop, state as state_lib, step as step_lib
+from tpugraphs_jax.serve import judge
+from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.train import log, loop
+from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train import step as step_lib
 
 MODES = ("train", "evaluate", "predict", "all")
 

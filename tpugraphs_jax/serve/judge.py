@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tpugraphs_jax import files, metrics, trust
+from tpugraphs_jax import metrics
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.batching import PreparedGraph
+from tpugraphs_jax.infra import files, trust
 
 SCORES_FILE = "validation_scores.npz"
 PROGRAMS_FILE = "validation_programs.csv"  # of kernels

@@ -27,15 +27,27 @@ from flax import traverse_util
 import jax
 import numpy as np
 
-from tpugraphs_jax import (
-    collections, files as files_lib, parallel, rankers, registry, remote, trust)
+from tpugraphs_jax import collections, rankers, registry
 from tpugraphs_jax.columns import (
-    LAYOUT_CONFIG_FEATURES, NODE, NODE_FEATURES, TILE_CONFIG_FEATURES, opcode_ids)
+  LAYOUT_CONFIG_FEATURES,
+  NODE,
+  NODE_FEATURES,
+  opcode_ids,
+  TILE_CONFIG_FEATURES,
+)
 from tpugraphs_jax.data import feature_blocks, features, npz, plan, reduction, selection
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.graph import (
-    BEFORE_LAYOUTS, LOWERED, LayoutConfigs, OpGraph, TileConfigs, factor_layout_configs,
-    output_orders)
+  BEFORE_LAYOUTS,
+  factor_layout_configs,
+  LayoutConfigs,
+  LOWERED,
+  OpGraph,
+  output_orders,
+  TileConfigs,
+)
+from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import parallel, remote, trust
 from tpugraphs_jax.rankers.base import SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.serve import judge

@@ -31,7 +31,8 @@ import optax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from tpugraphs_jax import files as files_lib, parallel
+from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.train import state as state_lib
 
 _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint

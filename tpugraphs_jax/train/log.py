@@ -29,7 +29,7 @@ import numpy as np
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2
 
-from tpugraphs_jax import console, files, parallel, trust
+from tpugraphs_jax.infra import console, files, parallel, trust
 
 _PACKAGES = ("tpugraphs-jax", "jax", "jaxlib", "flax", "optax", "jraph", "rax", "grain",
              "orbax-checkpoint", "numpy", "scipy")

@@ -23,8 +23,11 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax import console, files as files_lib, parallel
-from tpugraphs_jax.train import checkpoint, log as log_lib, state as state_lib
+from tpugraphs_jax.infra import console, parallel
+from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.train import checkpoint
+from tpugraphs_jax.train import log as log_lib
+from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train.state import TrainState
 
 CHECKPOINTS = "checkpoints"  # folder under the working folder

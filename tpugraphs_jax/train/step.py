@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tpugraphs_jax import losses as losses_lib, parallel
+from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train.state import TrainState
 

@@ -13,12 +13,16 @@ import pytest
 import segment_cases as cases
 from segment_cases import graphs_of, model_of, params_of
 
-from tpugraphs_jax import losses as losses_lib, parallel
+from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import plan
-from tpugraphs_jax.rankers.segments import batches as batching, family as family_lib, history
+from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.rankers.segments import batches as batching
+from tpugraphs_jax.rankers.segments import family as family_lib
+from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.batches import Stale
 from tpugraphs_jax.rankers.segments.family import READOUT_COLLECTION
-from tpugraphs_jax.train import state as state_lib, step as step_lib
+from tpugraphs_jax.train import state as state_lib
+from tpugraphs_jax.train import step as step_lib
 
 CONFIGS = 4
 LOSSES = losses_lib.parse_losses("MSE:1")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import segment_cases as cases
 
-from tpugraphs_jax import parallel
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.history import Snapshots
 

@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from tpugraphs_jax.data import synthetic
+from tpugraphs_jax import synthetic
 from tpugraphs_jax.rankers.segments import family as family_lib
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job
@@ -41,14 +41,16 @@ def jobs(tmp_path_factory):
          f"--data_root={data_root}", f"--workdir={folder / name}", *flags], **options)
 
   host = "--config.segments.history_place=host"
+  # Adam divides by the size of a gradient; a large epsilon keeps it from enlarging the rounding.
+  plain = "--config.optimizer.eps=0.1"
   runs = {
       "whole": run("whole"),
       "stopped": run("stopped", "--mode=train", host, stop_at_step=6),
       "resumed": run("stopped", "--mode=train", host, "--resume"),
       "other_table": run("stopped", "--resume", "--config.segments.max_nodes=50"),
-      "uncut": run("uncut", "--mode=train", "--config.segments.max_nodes=5000", variant="gst_ed",
-                   small=SMALL),
-      "graphs": run("graphs", "--mode=train", variant="full", small=SMALL),
+      "uncut": run("uncut", "--mode=train", plain, "--config.segments.max_nodes=5000",
+                   variant="gst_ed", small=SMALL),
+      "graphs": run("graphs", "--mode=train", plain, variant="full", small=SMALL),
       "fresh": run("fresh", "--config.segments.fresh=9"),
   }
   return Jobs(folder, dict(zip(runs, commands.run_all(list(runs.values()), home=folder / "home"))))
@@ -80,8 +82,7 @@ def test_programs_below_the_size_are_trained_whole(jobs):
     assert jobs.ended[name].code == 0, jobs.ended[name].err
   uncut, graphs = losses(jobs.rows("uncut")), losses(jobs.rows("graphs"))
   np.testing.assert_allclose(uncut[:3], graphs[:3], rtol=1e-5)
-  # Adam divides by the size of a gradient, which enlarges the rounding of small ones.
-  np.testing.assert_allclose(uncut, graphs, rtol=1e-2)
+  np.testing.assert_allclose(uncut, graphs, rtol=2e-3)
 
 
 @pytest.mark.parametrize("name, complaint", [

@@ -12,9 +12,9 @@ import pytest
 import random_graphs
 import winners
 
-from tpugraphs_jax import parallel
 from tpugraphs_jax.columns import opcode_ids
 from tpugraphs_jax.data import batching
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import fifth

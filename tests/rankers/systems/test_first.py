@@ -16,10 +16,11 @@ import random_graphs
 import recorded
 import winners
 
-from tpugraphs_jax import columns, hlo, parallel
+from tpugraphs_jax import columns, hlo
 from tpugraphs_jax.data import batching, features
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.hlo import proto
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import first

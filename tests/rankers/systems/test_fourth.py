@@ -8,9 +8,16 @@ import numpy as np
 import parts
 import pytest
 import system_cases
-import winners
 from system_cases import (
-    BATCH, OF_GRAPH, dense, network_params, quick_jit, slow_configs, slow_inputs)
+  BATCH,
+  dense,
+  network_params,
+  OF_GRAPH,
+  quick_jit,
+  slow_configs,
+  slow_inputs,
+)
+import winners
 
 from tpugraphs_jax.nn.nodes import Slates
 from tpugraphs_jax.rankers import base

@@ -14,7 +14,8 @@ import winners
 
 from tpugraphs_jax.data import batching, features
 from tpugraphs_jax.data.batching import Slate
-from tpugraphs_jax.rankers.segments import family as family_lib, history
+from tpugraphs_jax.rankers.segments import family as family_lib
+from tpugraphs_jax.rankers.segments import history
 from tpugraphs_jax.rankers.segments.batches import SegmentSlate
 from tpugraphs_jax.train import state
 

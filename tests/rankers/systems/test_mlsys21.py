@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import comparing
 import frozen
-from graphs_by_hand import NUMBERS, made_of
+from graphs_by_hand import made_of, NUMBERS
 import jax
 import numpy as np
 import parts
 import pytest
 import system_cases
 from system_cases import (
-    TILES, dense, network_params, quick_jit, sigmoid, slow_configs, slow_inputs, slow_mean,
-    slow_transformer)
+  dense,
+  network_params,
+  quick_jit,
+  sigmoid,
+  slow_configs,
+  slow_inputs,
+  slow_mean,
+  slow_transformer,
+  TILES,
+)
 
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems import mlsys21

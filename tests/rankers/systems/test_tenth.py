@@ -8,11 +8,26 @@ import numpy as np
 import parts
 import pytest
 import system_cases
-import winners
 from system_cases import (
-    BATCH, OF_GRAPH, REAL, TILES, dense, gelu, members, neighbours, network_params,
-    quick_jit, sigmoid, slow_attention, slow_configs, slow_inputs, slow_layer_norm, slow_mean,
-    slow_transformer)
+  BATCH,
+  dense,
+  gelu,
+  members,
+  neighbours,
+  network_params,
+  OF_GRAPH,
+  quick_jit,
+  REAL,
+  sigmoid,
+  slow_attention,
+  slow_configs,
+  slow_inputs,
+  slow_layer_norm,
+  slow_mean,
+  slow_transformer,
+  TILES,
+)
+import winners
 
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.run.job import Job

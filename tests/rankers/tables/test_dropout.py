@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import table_cases
 
-from tpugraphs_jax import parallel
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.rankers.tables.network import RESIDUALS, ScoreTables
 from tpugraphs_jax.rankers.tables.traffic import TrafficTables

@@ -7,7 +7,8 @@ import pytest
 import table_cases
 
 import tpugraphs_jax
-from tpugraphs_jax.data import batching, npz, plan, synthetic
+from tpugraphs_jax import synthetic
+from tpugraphs_jax.data import batching, npz, plan
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.rankers.tables import charges as table_charges
 from tpugraphs_jax.run import training

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import table_cases
 
-from tpugraphs_jax import losses, parallel
+from tpugraphs_jax import losses
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.tables import batches as table_batches
 from tpugraphs_jax.rankers.tables.network import ScoreTables
 

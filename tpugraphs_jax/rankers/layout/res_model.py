@@ -24,14 +24,20 @@ import numpy as np
 
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import plan
-from tpugraphs_jax.data.batching import ABSENT, Adjacency, LayoutBatch, Neighbours
-from tpugraphs_jax.data.batching import PreparedGraph, Slate
+from tpugraphs_jax.data.batching import (
+  ABSENT,
+  Adjacency,
+  LayoutBatch,
+  Neighbours,
+  PreparedGraph,
+  Slate,
+)
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
 from tpugraphs_jax.nn import layers, pooling
-from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS, degree
-from tpugraphs_jax.nn.layers import Dense, JoinedDense, OpcodeEmbedding, leaky_relu
+from tpugraphs_jax.nn.aggregation import BOTH, degree, OPERANDS, USERS
+from tpugraphs_jax.nn.layers import Dense, JoinedDense, leaky_relu, OpcodeEmbedding
 from tpugraphs_jax.nn.linear import Layouts
-from tpugraphs_jax.nn.nodes import Nodes, Slates, neighbour_sum
+from tpugraphs_jax.nn.nodes import neighbour_sum, Nodes, Slates
 from tpugraphs_jax.rankers import base, scorer
 
 # Networks that look only at a sampled block of nodes: never, always, in training.

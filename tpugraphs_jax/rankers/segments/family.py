@@ -28,17 +28,25 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tpugraphs_jax import parallel
 from tpugraphs_jax.data import batching, selection
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, Slate
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.precision import Precise
 from tpugraphs_jax.rankers.base import Family, Programs, SecondStage
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
-from tpugraphs_jax.rankers.segments import batches as segment_batches, history, partition
-from tpugraphs_jax.rankers.segments.batches import HeadBatch, HeadGraph, Others, SegmentBatch
-from tpugraphs_jax.rankers.segments.batches import SegmentSlate, SegmentedGraph, Stale
+from tpugraphs_jax.rankers.segments import batches as segment_batches
+from tpugraphs_jax.rankers.segments import history, partition
+from tpugraphs_jax.rankers.segments.batches import (
+  HeadBatch,
+  HeadGraph,
+  Others,
+  SegmentBatch,
+  SegmentedGraph,
+  SegmentSlate,
+  Stale,
+)
 
 READOUTS = ("embedding", "scalar")
 AGGREGATIONS = ("mean", "sum")

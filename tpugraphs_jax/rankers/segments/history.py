@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpugraphs_jax import console, files as files_lib, parallel, trust
+from tpugraphs_jax.infra import console, parallel, trust
+from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph, Stale
 
 DTYPES = ("float32", "bfloat16")

@@ -28,11 +28,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpugraphs_jax.columns import (
-    LAYOUT_CONFIG_FEATURES, MAX_RANK, NODE, OPCODES, TILE, opcode_ids, sizes, span)
+  LAYOUT_CONFIG_FEATURES,
+  MAX_RANK,
+  NODE,
+  opcode_ids,
+  OPCODES,
+  sizes,
+  span,
+  TILE,
+)
 from tpugraphs_jax.data.feature_blocks import BLOCKS
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import nodes, pooling
-from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, take_rows
+from tpugraphs_jax.nn.aggregation import OPERANDS, take_rows, USERS
 from tpugraphs_jax.nn.attention import TransformerLayer
 from tpugraphs_jax.nn.conv import Sage
 from tpugraphs_jax.nn.drop_edge import drop_edges

@@ -38,7 +38,7 @@ from tpugraphs_jax.nn.conv import MASKED, Sage
 from tpugraphs_jax.nn.dropout import Dropout
 from tpugraphs_jax.nn.layers import gelu
 from tpugraphs_jax.nn.linear import Embedding, Layouts, Linear, Opcodes
-from tpugraphs_jax.nn.nodes import NONE, Nodes, Slates, concat
+from tpugraphs_jax.nn.nodes import concat, Nodes, NONE, Slates
 from tpugraphs_jax.nn.norms import instance_norm
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System

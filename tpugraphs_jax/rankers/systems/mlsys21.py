@@ -30,7 +30,7 @@ from tpugraphs_jax.data.feature_blocks import BLOCKS, contraction_operands
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import BOTH
-from tpugraphs_jax.nn.attention import TransformerLayer, same_graph
+from tpugraphs_jax.nn.attention import same_graph, TransformerLayer
 from tpugraphs_jax.nn.conv import Gatv2, Sage
 from tpugraphs_jax.nn.layers import OpcodeEmbedding
 from tpugraphs_jax.nn.linear import Tiles

@@ -18,7 +18,8 @@ import numpy as np
 from tpugraphs_jax.data import batching, feature_blocks
 from tpugraphs_jax.data.batching import ABSENT, Adjacency
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph
-from tpugraphs_jax.rankers.tables import node_pairs, terms as terms_lib
+from tpugraphs_jax.rankers.tables import node_pairs
+from tpugraphs_jax.rankers.tables import terms as terms_lib
 
 _HOP_SCALE = 10.0  # hops of most pairs are below
 _OPERANDS = 3  # first, second, any other

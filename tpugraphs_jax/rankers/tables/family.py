@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpugraphs_jax import parallel
 from tpugraphs_jax.data import batching, plan, reduction
 from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.rankers.base import check_numbers, Programs
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
-from tpugraphs_jax.rankers.base import Programs, check_numbers
 from tpugraphs_jax.rankers.tables import batches, charges, node_pairs, search, terms
 from tpugraphs_jax.rankers.tables.batches import PreparedTables, TableBatch
 from tpugraphs_jax.rankers.tables.charges import Charge

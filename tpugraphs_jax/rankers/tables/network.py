@@ -33,8 +33,14 @@ from tpugraphs_jax.columns import LAYOUT_VALUE_RANGE
 from tpugraphs_jax.data import feature_blocks
 from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.nn import layers, pooling
-from tpugraphs_jax.nn.aggregation import OPERANDS, USERS, degree, neighbour_sum, node_graph
-from tpugraphs_jax.nn.aggregation import take_rows
+from tpugraphs_jax.nn.aggregation import (
+  degree,
+  neighbour_sum,
+  node_graph,
+  OPERANDS,
+  take_rows,
+  USERS,
+)
 from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.nn.layers import Dense
 from tpugraphs_jax.rankers import base

@@ -1,0 +1,68 @@
+"""Lines of the commands: times off a terminal, warnings on standard error, one-line errors."""
+
+import io
+import logging
+import re
+
+import pytest
+import tqdm
+
+from tpugraphs_jax.infra import console
+
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
+
+
+class Terminal(io.StringIO):
+  def isatty(self):
+    return True
+
+
+@pytest.fixture
+def installed():
+  before = logging.getLogger().handlers
+  console.install()
+  yield
+  logging.getLogger().handlers = before
+
+
+def test_lines_on_a_terminal_have_no_time_and_stay(monkeypatch):
+  terminal = Terminal()
+  monkeypatch.setattr("sys.stdout", terminal)
+  console.say("step 1")
+  console.say("step 2")
+  assert terminal.getvalue() == "step 1\nstep 2\n"
+
+
+def test_log_messages_have_a_time_and_warnings_go_to_standard_error(installed, capsys):
+  logger = logging.getLogger("absl")
+  before = logger.level
+  logger.setLevel(logging.INFO)
+  logger.info("told %d", 1)
+  logger.warning("skipped %s", "a.npz")
+  logger.setLevel(before)
+  shown = capsys.readouterr()
+  assert re.fullmatch(f"{TIME}told 1\n", shown.out)
+  assert re.fullmatch(f"{TIME}warning: skipped a.npz\n", shown.err)
+
+
+@pytest.mark.parametrize("stream, is_wanted, is_shown", [
+    (Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)])
+def test_bars_are_for_terminals(stream, is_wanted, is_shown):
+  file = stream()
+  list(tqdm.tqdm(range(3), file=file, disable=console.bar(is_wanted)))
+  assert ("\r" in file.getvalue()) == is_shown
+
+
+@pytest.mark.parametrize("said, expected", [
+    ("plain", "plain"), ("two\nlines\r\n", "two lines"), ("bell\a", r"bell\x07"),
+    ("naïve 図", "naïve 図"), (ValueError(), "ValueError"), (OSError("a\n b"), "a b"),
+    ("two  spaces", "two  spaces"),
+    ("a\u2028b\ud800", r"a b\ud800")])
+def test_one_line_makes_any_message_one_printable_line(said, expected):
+  assert console.one_line(said) == expected
+
+
+def test_a_mistake_ends_a_command_in_one_line_with_exit_code_2(capsys):
+  with pytest.raises(SystemExit) as ended:
+    console.fail(ValueError("no\nfolder"))
+  assert ended.value.code == 2 and capsys.readouterr().err == "error: no folder\n"

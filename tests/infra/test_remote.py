@@ -1,0 +1,231 @@
+"""Data and working folders in buckets: fetched, sent, and never lost."""
+
+import json
+import shutil
+import time
+
+import fsspec
+import numpy as np
+import parts
+import pytest
+
+import tpugraphs_jax
+from tpugraphs_jax import collections, report, submission, synthetic
+from tpugraphs_jax.data import download, npz, store
+from tpugraphs_jax.hlo import __main__ as hlo_command
+from tpugraphs_jax.infra import files, remote
+from tpugraphs_jax.run import official, training
+
+
+@pytest.fixture(scope="module")
+def server():
+  """Address of an object server on this machine."""
+  moto = pytest.importorskip("moto.server", reason="no moto: pip install 'moto[server]' s3fs")
+  pytest.importorskip("s3fs", reason="no s3fs: pip install s3fs")
+  running = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+  running.start()
+  host, port = running.get_host_and_port()
+  yield f"http://{host}:{port}"
+  running.stop()
+
+
+@pytest.fixture(params=["memory", "s3"])
+def bucket(request, monkeypatch, tmp_path):
+  """Address of an empty bucket; local copies go to a folder of the test."""
+  monkeypatch.setenv(remote.CACHE, str(tmp_path / "cache"))
+  monkeypatch.chdir(tmp_path)
+  if request.param == "memory":
+    fsspec.filesystem("memory").store.clear()
+    yield "memory://bucket"
+  else:
+    for name, value in (("AWS_ENDPOINT_URL", request.getfixturevalue("server")),
+                        ("AWS_ACCESS_KEY_ID", "test"), ("AWS_SECRET_ACCESS_KEY", "test"),
+                        ("AWS_DEFAULT_REGION", "us-east-1")):
+      monkeypatch.setenv(name, value)
+    system = fsspec.filesystem("s3", skip_instance_cache=False)
+    name = f"b{abs(hash(str(tmp_path)))}"
+    system.mkdir(name)
+    yield f"s3://{name}"
+  assert not [path for path in tmp_path.iterdir() if ":" in path.name], "a folder like gs:"
+
+
+def put(place, data):
+  with fsspec.open(place, "wb") as file:
+    file.write(data)
+
+
+def names(place):
+  system, root = fsspec.core.url_to_fs(place)
+  system.invalidate_cache()
+  return {path[len(root) + 1:] for path in system.find(root)}
+
+
+def text(place):
+  with fsspec.open(place, "rb") as file:
+    return file.read().decode()
+
+
+def test_a_folder_is_copied_once_and_then_brought_up_to_date(bucket, capsys):
+  for name in ("a.txt", "sub/b.txt", "sub/c.txt"):
+    put(f"{bucket}/data/{name}", name.encode())
+  folder = remote.fetch(f"{bucket}/data")
+  assert (folder / "sub/b.txt").read_text() == "sub/b.txt"
+  assert f"{bucket}/data: 3 files" in capsys.readouterr().out
+  assert remote.fetch(f"{bucket}/data") == folder and capsys.readouterr().out == ""
+  put(f"{bucket}/data/a.txt", b"changed")
+  fsspec.core.url_to_fs(bucket)[0].rm(f"{bucket}/data/sub/c.txt")
+  remote.fetch(f"{bucket}/data")
+  assert "1 files" in capsys.readouterr().out
+  assert (folder / "a.txt").read_text() == "changed"
+  assert not (folder / "sub/c.txt").exists() and (folder / "sub/b.txt").exists()
+
+
+def test_a_missing_folder_is_an_error(bucket):
+  with pytest.raises(FileNotFoundError, match="nowhere"):
+    remote.fetch(f"{bucket}/nowhere")
+
+
+def test_a_working_folder_is_sent_at_the_end_and_found_again(bucket):
+  with remote.working_folder(f"{bucket}/run") as folder:
+    (folder / "checkpoints/save_0").mkdir(parents=True)
+    (folder / "checkpoints/save_0/state").write_text("zero")
+    (folder / "metrics.jsonl").write_text("1\n")
+    for name in (".a.partial", "compilation_cache/x", ".lock",
+                 "checkpoints/save_1.orbax-checkpoint-tmp/y"):
+      (folder / name).parent.mkdir(parents=True, exist_ok=True)
+      (folder / name).write_text("on its way")
+  assert not folder.exists()
+  assert names(f"{bucket}/run") == {".index.json", "checkpoints/save_0/state", "metrics.jsonl"}
+  with remote.working_folder(f"{bucket}/run") as folder:
+    assert (folder / "checkpoints/save_0/state").read_text() == "zero"
+    shutil.rmtree(folder / "checkpoints/save_0")
+    (folder / "checkpoints/save_1").mkdir()
+    (folder / "checkpoints/save_1/state").write_text("one")
+  assert names(f"{bucket}/run") == {".index.json", "checkpoints/save_1/state", "metrics.jsonl"}
+
+
+@pytest.mark.parametrize("error", [SystemExit(143), FloatingPointError("nan")])
+def test_a_working_folder_is_sent_however_the_work_ends(bucket, error):
+  with pytest.raises(type(error)):
+    with remote.working_folder(f"{bucket}/run") as folder:
+      (folder / "saved").write_text("x")
+      raise error
+  assert text(f"{bucket}/run/saved") == "x"
+
+
+def test_files_of_an_interrupted_upload_are_ignored(bucket):
+  with remote.working_folder(f"{bucket}/run") as folder:
+    (folder / "save_0").write_text("whole")
+  put(f"{bucket}/run/save_1/part", b"half of a checkpoint")  # and then the process was killed
+  with remote.working_folder(f"{bucket}/run") as folder:
+    assert [path.name for path in folder.iterdir()] == ["save_0"]
+  assert {path.name for path in remote.fetch(f"{bucket}/run").glob("[!.]*")} == {"save_0"}
+
+
+def test_a_folder_is_sent_while_the_work_goes_on(bucket, monkeypatch):
+  monkeypatch.setattr(remote, "_PUSH_SECONDS", 0.05)
+  with remote.working_folder(f"{bucket}/run") as folder:
+    (folder / "early").write_text("x")
+    for _ in range(200):
+      if "early" in names(f"{bucket}/run"):
+        break
+      time.sleep(0.05)
+    assert "early" in names(f"{bucket}/run")
+
+
+def test_only_one_of_several_processes_sends(bucket):
+  with remote.working_folder(f"{bucket}/run", is_writing=False) as folder:
+    (folder / "mine").write_text("x")
+  assert names(f"{bucket}/run") == set() and not folder.exists()
+
+
+def test_a_folder_that_cannot_be_sent_is_kept_and_does_not_stop_the_work(
+    tmp_path, monkeypatch, caplog):
+  monkeypatch.setenv(remote.CACHE, str(tmp_path / "cache"))
+  monkeypatch.setattr(remote, "_PUSH_SECONDS", 0.02)
+  monkeypatch.setattr(remote._Mirror, "push", lambda self: 1 / 0)
+  with pytest.raises(OSError, match="written"):
+    with remote.working_folder("memory://bucket/run") as folder:
+      (folder / "result").write_text("x")
+      time.sleep(0.2)
+  assert (folder / "result").read_text() == "x"
+  assert len([m for m in caplog.messages if "tried again" in m]) == 1
+
+
+def test_files_appear_whole_or_not_at_all(bucket):
+  with files.replacing(f"{bucket}/out/a.csv", newline="") as file:
+    file.write("a\n")
+  assert text(f"{bucket}/out/a.csv") == "a\n"
+  with pytest.raises(ZeroDivisionError):
+    with files.replacing(f"{bucket}/out/a.csv") as file:
+      file.write("half")
+      raise ZeroDivisionError
+  assert text(f"{bucket}/out/a.csv") == "a\n"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+  return synthetic.generate(tmp_path_factory.mktemp("data"), progress=False,
+                            collections=["tile:xla", "layout:xla:random"])
+
+
+@pytest.fixture
+def data_root(bucket, source):
+  """The synthetic data in a bucket."""
+  remote.send(source.parent, f"{bucket}/data")
+  return f"{bucket}/data/npz"
+
+
+def test_data_are_read_from_a_bucket(data_root, source):
+  found = npz.split_files(data_root, "tile:xla", "valid")
+  expected = npz.split_files(source, "tile:xla", "valid")
+  assert [path.name for path in found] == [path.name for path in expected]
+  assert all(a.read_bytes() == b.read_bytes() for a, b in zip(found, expected))
+  with pytest.raises(FileNotFoundError, match="layout/nlp/random/train"):
+    npz.split_files(data_root, "layout:nlp:random", "train")
+  collection = collections.Collection("layout:xla:random")
+  assert collections.is_synthetic(data_root, collection)
+  assert not collections.is_synthetic(f"{data_root}/x/npz", collection)
+
+
+def test_a_store_in_a_bucket_is_built_once_for_all_machines(bucket, data_root, monkeypatch, tmp_path):
+  place = f"{bucket}/store"
+  build = lambda: store.ensure_store(
+      data_root, "layout:xla:random", "valid", store_dir=place, progress=False)
+  folders = build()
+  assert f"layout/xla/random/valid/{folders[0].name}/meta.json" in names(place)
+  monkeypatch.setenv(remote.CACHE, str(tmp_path / "another machine"))
+  monkeypatch.setattr(store, "write_graph", lambda *args, **options: 1 / 0)
+  folder = build()[0]
+  assert "another machine" in str(folder) and len(store.open_graph(folder).configs) > 1
+
+
+def test_a_run_lives_in_a_bucket(bucket, data_root):
+  config = parts.config_of("tile", "MLP,ci", **{
+      "model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 1, "batch.slates_per_epoch": 8,
+      "batch.graphs": 4, "data_root": data_root})
+  place = f"{bucket}/runs/tile"
+  with remote.working_folder(place) as folder:
+    training.run(config, folder, mode="train")
+  with remote.working_folder(place) as folder:  # another machine goes on
+    training.run(config, folder, mode="predict")
+  assert {"model.npz", "results.csv", "summary.json", "config.json"} <= names(place)
+  assert json.loads(text(f"{place}/summary.json"))["training"]["step"] == 2
+  graph = npz.read_tile(npz.split_files(data_root, "tile:xla", "test")[0])
+  order, _ = tpugraphs_jax.rank(place, graph)
+  again, _ = tpugraphs_jax.rank(f"{place}/model.npz", graph)
+  np.testing.assert_array_equal(order, again)
+  submission.combine(f"{bucket}/submission.csv", [f"{place}/results.csv"])
+  problems = submission.check(f"{bucket}/submission.csv", data_root)
+  assert problems and all(": layout:" in problem for problem in problems)  # tiles are complete
+  report.write([place], f"{bucket}/report.html")
+  assert "tile:xla" in text(f"{bucket}/report.html")
+
+
+def test_commands_that_need_a_local_folder_refuse_buckets(capsys):
+  assert download.main(["--data_root", "gs://a/b"]) == 2
+  assert hlo_command.main(["convert", "a.pb", "--out", "gs://a"]) == 2
+  assert official.main(["--config=tile.py", "--weights=a", "--data_root=b", "--out=gs://a"]) == 2
+  assert capsys.readouterr().err.count("gs://a") == 3
+  with pytest.raises(ValueError, match="bucket"):
+    remote.refuse("s3://a", "--out")

@@ -1,0 +1,113 @@
+"""One process of a run with four devices; started by test_parallel.py, not by pytest.
+
+Arguments: port, process id, event (a key of `EVENTS`), working folder, id of the process to
+which the event happens, and number of processes.
+"""
+
+import functools
+import os
+from pathlib import Path
+import signal
+import sys
+
+import jax
+import numpy as np
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 4 // int(sys.argv[6]))
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+import random_graphs  # noqa: E402
+import toy  # noqa: E402
+
+from tpugraphs_jax.data import batching  # noqa: E402
+from tpugraphs_jax.infra import parallel  # noqa: E402
+from tpugraphs_jax.rankers import base  # noqa: E402
+from tpugraphs_jax.rankers import scorer as scorer_lib  # noqa: E402
+
+
+class Batches:
+  """This process' half of the batches, with an event before one of them."""
+
+  def __init__(self, event):
+    self.next_index, self.event = 0, event
+
+  def __next__(self):
+    self.next_index += 1
+    if self.next_index == 4:
+      self.event()
+    devices = parallel.local_device_count()
+    first = parallel.process_index() * devices
+    batch = toy.make_batch(self.next_index - 1)
+    return {k: v[first : first + devices] for k, v in batch.items()}
+
+  def get_state(self):
+    return {"next_index": self.next_index}
+
+  def set_state(self, state):
+    self.next_index = state["next_index"]
+
+
+def fail():
+  raise ValueError("a bad file")
+
+
+EVENTS = {
+    "train": lambda: None,
+    "resume": lambda: None,
+    "raise": fail,
+    "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGTERM),
+}
+
+
+def check_scores():
+  """Scores are right where one of two processes has more groups of batches than the other."""
+  rng = np.random.default_rng(0)
+  raw = [random_graphs.tile_graph(rng, nodes=nodes, edges=2 * nodes, configs=5)
+         for nodes in (5, 9, 40, 17, 3)]
+  graphs = [batching.prepare(graph, graph.node_feat) for graph in raw]
+  assemble = functools.partial(batching.assemble_tile, transform=lambda feat: feat)
+  model = base.create_network("tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=1)
+  budget = random_graphs.common_budget([graph.sizes for graph in graphs])
+  alone = [assemble([batching.Slate(graph, np.arange(5), np.zeros(5, np.float32))], budget,
+                    graphs=1, configs=5) for graph in graphs]
+  params = jax.jit(model.init)(jax.random.key(0), alone[0])["params"]
+  encoder = scorer_lib.Encoder(scorer_lib.network_step(model), assemble, graphs=1, configs=5)
+  found = encoder.run(params, graphs, [np.arange(5)] * len(graphs))
+  apply = jax.jit(lambda batch: model.apply({"params": params}, batch))
+  for (_, scores), batch in zip(found, alone, strict=True):
+    np.testing.assert_allclose(scores, np.asarray(apply(batch))[0], rtol=1e-4, atol=1e-6)
+
+
+def check_exchange():
+  """Objects and arrays that two processes exchange arrive unchanged."""
+  is_second = parallel.process_index() == 1
+  gathered = parallel.gather_objects({"id": int(is_second), "pad": "x" * is_second})
+  assert gathered == [{"id": 0, "pad": ""}, {"id": 1, "pad": "x"}]
+  assert parallel.from_primary(0.1 if not is_second else None) == 0.1
+  source = np.arange(700, dtype=np.int64).reshape(100, 7) << 40
+  target = np.zeros_like(source)
+  parallel.copy_from_primary(None if is_second else source, target, block_bytes=1000)
+  np.testing.assert_array_equal(target, source)
+  check_scores()
+  assert parallel.any_process(is_second) and not parallel.any_process(False)
+  assert parallel.per_device(8) == 2
+
+
+def main(port, process_id, what, workdir, culprit, processes):
+  parallel.initialize(
+      f"localhost:{port}", int(processes), int(process_id), heartbeat_timeout_seconds=10)
+  if processes == "2":
+    check_exchange()
+  # Only process 0's folder is ever used.
+  folder = Path(workdir) if parallel.is_primary() else Path(workdir) / "of-the-second"
+  toy.train(
+      folder, batches=Batches(EVENTS[what if process_id == culprit else "train"]),
+      log_every_steps=1, resume=what == "resume")
+  assert not (Path(workdir) / "of-the-second").exists()
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

@@ -1,0 +1,224 @@
+"""Numbers of the public code of published systems, and runs of our presets on their inputs.
+
+Records are the .npz files of the folder that TPUGRAPHS_WINNERS_DIR names, or of tests/data/winners
+and of a folder `shared/winners` beside the checkout. A test takes every record whose name
+begins with that of its system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flax import traverse_util
+import jax
+import numpy as np
+import pytest
+
+from tpugraphs_jax import losses as losses_lib
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.data.batching import Slate
+from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.run import checks, configs
+from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run.job import Job
+
+_ROOT = Path(__file__).parents[2]
+FOLDERS = ([Path(os.environ["TPUGRAPHS_WINNERS_DIR"])] if "TPUGRAPHS_WINNERS_DIR" in os.environ
+           else [_ROOT / "tests/data/winners", _ROOT.parent / "shared/winners"])
+
+
+def files(*names: str) -> list:
+  """The records whose file names begin with one of `names`, as parameters of a test."""
+  paths = [path for folder in FOLDERS for path in sorted(folder.glob("*.npz"))
+           if any(path.stem.startswith(name) for name in names)]
+  return [pytest.param(path, id=path.stem) for path in paths] or [pytest.param(
+      None, id="none", marks=pytest.mark.skip(reason=f"no record of {names[0]} in {FOLDERS}"))]
+
+
+class Record:
+  """A record: arrays by key, and `settings`."""
+
+  def __init__(self, path: Path):
+    with np.load(path) as file:
+      self.arrays = {key: file[key] for key in file.files}
+    self.settings = json.loads(str(self.arrays["settings"]))
+
+  def __getitem__(self, key: str) -> np.ndarray:
+    return self.arrays[key]
+
+  def __contains__(self, key: str) -> bool:
+    return key in self.arrays
+
+  def under(self, prefix: str) -> dict[str, np.ndarray]:
+    """Arrays whose keys begin with `prefix/`, by the rest of the key."""
+    return {key.removeprefix(f"{prefix}/"): value for key, value in self.arrays.items()
+            if key.startswith(f"{prefix}/")}
+
+  def names(self, prefix: str) -> list[str]:
+    """The different next parts of keys below `prefix/`, in their order."""
+    return list(dict.fromkeys(key.split("/")[0] for key in self.under(prefix)))
+
+
+_DTYPES = {"node_feat": np.float32, "node_opcode": np.uint8, "node_config_feat": np.float32,
+           "config_feat": np.float32}
+
+
+def write_graph(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+  """Writes released arrays as a released file `folder/name.npz`; others are left out."""
+  kind = "tile" if "config_feat" in arrays else "layout"
+  known = ("node_feat", "node_opcode", "edge_index", *(
+      ("config_feat", "config_runtime", "config_runtime_normalizers") if kind == "tile" else
+      ("node_config_feat", "node_config_ids", "node_splits", "config_runtime")))
+  kept = {key: np.asarray(arrays[key], _DTYPES.get(key, np.int64))
+          for key in known if key in arrays}
+  if kind == "layout":
+    kept.setdefault("node_splits", np.array([[0, len(kept["node_opcode"])]]))
+  folder.mkdir(parents=True, exist_ok=True)
+  np.savez(folder / f"{name}.npz", **kept)
+
+
+def run_of(
+    variant: str, splits: Mapping[str, Mapping[str, Mapping[str, np.ndarray]]], root: Path,
+    **changes: Any,
+) -> Job:
+  """A job with fitted transforms on graphs that are written as released files.
+
+  Args:
+    variant: of --config, such as `layout.py:xla-default,preset=second_xla`.
+    splits: released arrays by split and name of a graph.
+    root: an empty folder.
+    **changes: of the config, by flat names (`**{"model.widths": (8, 8)}`).
+  """
+  config = configs.load(variant)
+  with config.unlocked():
+    config.data_root = str(root)
+    config.update_from_flattened_dict(changes)
+    if config.task != "tile":
+      config.data.store_dir = str(root / "store")
+  job = Job.of(config)
+  for split, graphs in splits.items():
+    for name, arrays in graphs.items():
+      write_graph(root / "npz" / job.data.collection.path / split, name, arrays)
+  with config.unlocked():
+    config.data_root = str(root / "npz")
+  job = Job.of(config)
+  graphs = job_lib.trainable(job, job.data.load(config.data_root, "train"))
+  job.fit(graphs)
+  return job
+
+
+def batch_of(
+    job: Job, graphs: Sequence[Any], config_ids: Sequence[np.ndarray],
+    targets: Sequence[np.ndarray] | None = None,
+) -> Any:
+  """The batch of one slate of each prepared graph.
+
+  Args:
+    job: of the graphs.
+    graphs: prepared ones; a graph may come twice.
+    config_ids: `[n]` int64 of each slate.
+    targets: `[n]` of each; those of training unless given.
+  """
+  if targets is None:
+    targets = [job.data.targets(graph.configs, ids) for graph, ids in zip(graphs, config_ids)]
+  slates = [Slate(graph, ids, target, number)
+            for number, (graph, ids, target) in enumerate(zip(graphs, config_ids, targets))]
+  sizes = batching.total_sizes(graphs)
+  budget = {key: size + (key == "nodes") for key, size in sizes.items()}
+  return job.ranker.family.assemble(
+      slates, budget, graphs=len(slates), configs=max(map(len, config_ids)))
+
+
+def tree(arrays: Mapping[str, np.ndarray]) -> Any:
+  """Parameters from arrays by path, `{"sage_0/self/kernel": ...}`, in float32."""
+  flat = {tuple(path.split("/")): np.asarray(value, np.float32) for path, value in arrays.items()}
+  return traverse_util.unflatten_dict(flat)
+
+
+def flat(params: Any) -> dict[str, np.ndarray]:
+  """Arrays by path, the inverse of `tree`."""
+  return {"/".join(path): np.asarray(value)
+          for path, value in traverse_util.flatten_dict(params).items()}
+
+
+def loss_of(job: Job, batch: Any) -> Any:
+  """The training loss as a function of scores `[G, C]`, without penalties."""
+  fields = job.config.loss
+  losses = losses_lib.parse_losses(fields.losses, normalize=fields.normalize_weights)
+
+  def on_device(scores):
+    totals, counts = losses_lib.loss_sums(
+        losses, scores, batch.target, where=batch.config_mask, temperature=fields.temperature,
+        key=jax.random.split(jax.random.key(0), len(scores)),
+        options=checks.loss_options(job.config), axis=parallel.DEVICES)
+    return losses_lib.combine(losses, totals, counts)
+
+  return lambda scores: jax.vmap(on_device, axis_name=parallel.DEVICES)(scores[None])[0]
+
+
+def results(job: Job, params: Any, batch: Any) -> tuple[np.ndarray, float, dict, dict]:
+  """Scores `[G, C]`, loss, gradients by path, and outputs of layers by path of a batch."""
+  network, loss = job.ranker.family.network, loss_of(job, batch)
+
+  @jax.jit
+  def run(params):
+    def of(params):
+      scores, seen = network.apply(
+          {"params": params}, batch, capture_intermediates=True, mutable=["intermediates"])
+      return loss(scores), (scores, seen["intermediates"])
+
+    return jax.value_and_grad(of, has_aux=True)(params)
+
+  (value, (scores, seen)), grads = run(params)
+  layers = {"/".join(path[:-1]): value[0]
+            for path, value in traverse_util.flatten_dict(seen).items()}
+  return np.asarray(scores), float(value), flat(grads), layers
+
+
+def assert_near(actual: Any, expected: Any, tolerance: float, what: str = "") -> None:
+  """Checks the largest difference against `tolerance` times the largest expected number."""
+  actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+  assert actual.shape == expected.shape, f"{what}: {actual.shape} for {expected.shape}"
+  error = np.abs(actual - expected).max(initial=0) / max(np.abs(expected).max(initial=0), 1e-30)
+  assert error <= tolerance, f"{what}: {error:.2e} above {tolerance:.0e}"
+
+
+def assert_torch_parameters(
+    job: Job, batch: Any, fan_in: Mapping[str, int] = {}, *, skip: Sequence[str] = (),
+    **constants: float,
+) -> None:
+  """Checks the distribution of initial parameters against PyTorch's formulas.
+
+  A kernel `[K, F]` and the bias beside it are uniform on +-1 / sqrt(K), a table is normal, a norm
+  has the scale 1 and the bias 0.
+
+  Args:
+    job: whose network is initialised with three seeds.
+    batch: of it.
+    fan_in: the K of layers or of single parameters that have another one, by path.
+    skip: paths of parameters that begin in another way.
+    **constants: expected value of parameters by the end of their path.
+  """
+  network = job.ranker.family.network
+  init = jax.jit(lambda seed: network.init(jax.random.key(seed), batch)["params"])
+  runs = [flat(init(seed)) for seed in range(3)]
+  for path in runs[0].keys() - set(skip):
+    layer, _, last = path.rpartition("/")
+    values = np.concatenate([run[path].ravel() for run in runs])
+    constant = next((value for end, value in constants.items() if path.endswith(end)), None)
+    if f"{layer}/scale" in runs[0]:
+      np.testing.assert_array_equal(values, float(last == "scale"), err_msg=path)
+    elif constant is not None:
+      np.testing.assert_array_equal(values, constant, err_msg=path)
+    elif last == "table":
+      assert abs(values.std() - 1) < 5 / np.sqrt(len(values)), path
+    else:
+      inputs = fan_in.get(path) or fan_in.get(layer) or runs[0][f"{layer}/kernel"].shape[0]
+      bound = 1 / np.sqrt(inputs)
+      assert np.abs(values).max() <= bound, path
+      if len(values) >= 30:
+        assert abs(values.std() - bound / np.sqrt(3)) < 3 * bound / np.sqrt(len(values)), path

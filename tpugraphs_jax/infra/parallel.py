@@ -1,0 +1,367 @@
+"""Devices and processes: the only place that knows how many there are.
+
+A step is written for one device and runs on all of them through `pmap`; inside it,
+`jax.lax.pmean(x, DEVICES)` reduces over all devices of all processes. What a step
+takes and returns has a leading axis of the size of the local devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import glob
+import importlib.util
+import os
+import pickle
+import socket
+import sys
+import traceback
+from typing import Any
+
+from absl import logging
+import jax
+from jax.experimental import multihost_utils
+import jax.numpy as jnp
+import jaxlib.version
+import numpy as np
+
+from tpugraphs_jax.infra import libtpu
+
+DEVICES = "devices"  # name of the mapped axis
+_EMITTERS_KNOWN_UNTIL = (0, 11)  # of jaxlib, see `compile_quickly`
+_SLOW_SUMS = (0, 10, 2), (0, 11, 2)  # of jaxlib: the first slow one, and the first mended one
+_ATOMICS, _DETERMINISTIC = "nvptx-allow-ftz-atomics", "xla_gpu_deterministic_ops"
+process_count, process_index = jax.process_count, jax.process_index
+local_device_count, device_count = jax.local_device_count, jax.device_count  # of all processes
+_AGAIN = "start all of them again with --resume to go on from the newest checkpoint"
+
+
+def initialize(
+    coordinator_address: str | None = None, num_processes: int | None = None,
+    process_id: int | None = None, *, heartbeat_timeout_seconds: int = 40) -> None:
+  """Joins the processes of a run; call it before anything else uses jax.
+
+  Without arguments a machine with TPU chips asks its own surroundings for the other
+  hosts, and any other machine runs alone.
+
+  Args:
+    coordinator_address: `host:port` of process 0.
+    num_processes: number of processes, equal everywhere.
+    process_id: 0 .. num_processes - 1, different everywhere.
+    heartbeat_timeout_seconds: jax's coordination service ends all processes when one of
+      them has been silent for this long.
+
+  Raises:
+    ValueError: some of the three arguments given, but not all, or out of range.
+  """
+  given = {"coordinator_address": coordinator_address or None, "num_processes": num_processes,
+           "process_id": process_id}
+  missing = [name for name, value in given.items() if value is None]
+  if len(missing) == len(given):
+    if _has_tpu_chips():
+      _initialize_from_surroundings(heartbeat_timeout_seconds)
+    return
+  if missing:
+    raise ValueError(f"several processes need all of --{', --'.join(given)}; missing:"
+                     f" --{', --'.join(missing)}")
+  if not 0 <= process_id < num_processes:
+    raise ValueError(f"--process_id is {process_id}, expected 0 to {num_processes - 1}"
+                     f" (--num_processes={num_processes})")
+  if num_processes == 1:
+    return
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  _join(heartbeat_timeout_seconds, **given)
+
+
+def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
+  """Joins the processes; prints a line with their hosts and what to do when one of them ends."""
+  if hasattr(jax.config, "jax_enable_preemption_service"):  # not in jax 0.7.2
+    jax.config.update("jax_enable_preemption_service", False)  # which would swallow SIGTERM
+  jax.distributed.initialize(
+      **given, heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+      shutdown_timeout_seconds=heartbeat_timeout_seconds)
+  if process_count() > 1:
+    hosts = gather_objects((socket.gethostname(), os.getpid()))
+    names = ", ".join(f"process {index} on {host} (process id {number})"
+                      for index, (host, number) in enumerate(hosts))
+    print(f"Process {process_index()} of {process_count()}: {names}. If one of them ends or is "
+          f"silent for {heartbeat_timeout_seconds} s, jax ends all of them: look at the output of "
+          f"the one that ended first, then {_AGAIN}", file=sys.stderr, flush=True)
+
+
+def _has_tpu_chips() -> bool:
+  has_library = importlib.util.find_spec("libtpu") is not None
+  return has_library and bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/*"))
+
+
+def leave_out_missing_tpu() -> None:
+  """Keeps jax from loading libtpu, which logs errors where it finds no TPU.
+
+  Only on a machine without any sign of a TPU or a GPU, and unless the user names platforms.
+  """
+  gpus = "/dev/nvidia*", "/dev/kfd", "/dev/dxg"
+  if not jax.config.jax_platforms and not any(map(glob.glob, gpus)) and not libtpu.may_have_tpu():
+    jax.config.update("jax_platforms", "cpu")
+
+
+def _initialize_from_surroundings(heartbeat_timeout_seconds: int) -> None:
+  try:
+    _join(heartbeat_timeout_seconds)
+  except Exception as error:  # Many kinds, by service: notebooks have no metadata.
+    # A single host needs none of it; in a pod the devices tell that there are others.
+    if jax.process_count() > 1:
+      raise
+    logging.info("One TPU host without jax.distributed (%s)", error)
+
+
+def use_compilation_cache(folder: str | os.PathLike) -> None:
+  """Keeps compiled programs in `folder` for the next run; call before jax compiles.
+
+  A folder that the user has chosen (`JAX_COMPILATION_CACHE_DIR`) stays.
+  """
+  if not jax.config.jax_compilation_cache_dir:
+    jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
+
+
+def compile_quickly() -> None:
+  """Lets XLA compile for CPUs in less than half the time; call before jax computes.
+
+  For runs of a few steps: a step takes two to three times as long. Nothing changes unless jax was
+  told to compute on CPUs, and flags that the user has chosen stay. XLA ends the process at flags
+  that it does not know, so the newest one is for known versions alone, and not beside libtpu, whose
+  XLA does not have it.
+  """
+  if jax.config.jax_platforms != "cpu":
+    return
+  chosen = ["xla_backend_optimization_level=0", "xla_llvm_disable_expensive_passes=true"]
+  if jaxlib.version.__version_info__ < _EMITTERS_KNOWN_UNTIL and (
+      importlib.util.find_spec("libtpu") is None):
+    chosen.append("xla_cpu_use_fusion_emitters=false")
+  _add_xla_flags(chosen)
+
+
+def compute_deterministically() -> None:
+  """Lets XLA add up in the same order in every run; call before jax computes.
+
+  CPUs and TPUs do so anyway. Threads of GPUs add to one place in the order in which they come to
+  it, and float32 sums depend on the order.
+  """
+  _add_xla_flags([f"{_DETERMINISTIC}=true"])
+
+
+def check_deterministic() -> None:
+  """Refuses (ValueError) GPUs that may add up in another order in every run."""
+  if jax.default_backend() == "gpu" and _DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
+    raise ValueError("train.deterministic is True, but XLA was started without its flag: set "
+                     f"XLA_FLAGS=--{_DETERMINISTIC}=true before jax is imported")
+
+
+def warn_of_slow_sums() -> None:
+  """Warns of versions of jaxlib that compile sums over rows for NVIDIA GPUs into loops.
+
+  Source: issue 38806 of jax-ml/jax.
+  """
+  first, fixed = _SLOW_SUMS
+  version, flags = jaxlib.version.__version_info__, os.environ.get("XLA_FLAGS", "")
+  is_slow = jax.default_backend() == "gpu" and first <= version < fixed
+  if is_slow and _ATOMICS not in flags and _DETERMINISTIC not in flags:
+    logging.warning(
+        "jaxlib %s adds up rows on NVIDIA GPUs by loops of compare-and-swap, which can take "
+        "hundreds of times longer: install a version before 0.10.2 or from 0.11.2 on "
+        "(pip install \".[cuda12]\" chooses one), or set "
+        "XLA_FLAGS=--xla_backend_extra_options=--%s", jaxlib.version.__version__, _ATOMICS)
+
+
+def _add_xla_flags(chosen: Sequence[str]) -> None:
+  """Adds flags `name=value` to those of XLA but where the user has set the same."""
+  flags = os.environ.get("XLA_FLAGS", "")
+  new = [f"--{flag}" for flag in chosen if flag.partition("=")[0] not in flags]
+  os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *new])
+
+
+def is_primary() -> bool:
+  """Whether this process writes the files."""
+  return jax.process_index() == 0
+
+
+def per_device(batch_size: int, *, field: str = "batch_size") -> int:
+  """The share of one device in a batch of `batch_size`.
+
+  Raises:
+    ValueError: the batch does not divide by the number of devices.
+  """
+  devices = device_count()
+  if batch_size < 1 or batch_size % devices:
+    raise ValueError(
+        f"{field} is {batch_size}, expected a positive multiple of the {devices}"
+        f" devices ({process_count()} processes with {local_device_count()} each)")
+  return batch_size // devices
+
+
+def pmap(
+    function: Callable[..., Any], *, donate_argnums: int | Sequence[int] = (), local: bool = False,
+    in_axes: Any = 0, devices: Sequence[jax.Device] | None = None,
+) -> Callable[..., Any]:
+  """`function` on each local device, with the axis name `DEVICES`.
+
+  Args:
+    function: of one device.
+    donate_argnums: arguments whose memory the results may take.
+    local: the function reduces over nothing, and processes may call it a different
+      number of times; without it all must call alike.
+    in_axes: 0, or for each argument 0 or None; None for one that all devices share.
+    devices: these instead, which may be of another machine, to compile for.
+  """
+  if devices is None and local:
+    devices = jax.local_devices()
+  return jax.pmap(
+      function, axis_name=DEVICES, donate_argnums=donate_argnums, in_axes=in_axes,
+      devices=devices)
+
+
+def replicate(tree: Any) -> Any:
+  """Copies every array onto all local devices: `[...]` to `[devices, ...]`."""
+  mesh = jax.sharding.Mesh(jax.local_devices(), (DEVICES,))
+  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(DEVICES))
+  repeated = jax.tree.map(
+      lambda array: np.broadcast_to(array, (mesh.size, *np.shape(array))), tree)
+  return jax.device_put(repeated, sharding)
+
+
+def unreplicate(tree: Any) -> Any:
+  """The first local device's part of every array, as numpy: `[devices, ...]` to `[...]`.
+
+  A copy, so that the result outlives a step that donates the arrays.
+  """
+
+  def first(array: jax.Array) -> np.ndarray:
+    # Not array[0]: indexing would gather from all devices first.
+    shard = array.addressable_shards[0].data
+    return np.array(shard).reshape(array.shape[1:])
+
+  return jax.tree.map(first, tree)
+
+
+def stack_for_devices(trees: Sequence[Any]) -> Any:
+  """One pytree of numpy arrays per local device to one with a leading axis.
+
+  Raises:
+    ValueError: not one tree per local device, or shapes that differ.
+  """
+  if len(trees) != local_device_count():
+    raise ValueError(f"{len(trees)} per-device batches for {local_device_count()} local devices")
+
+  def stack(path: Any, *arrays: np.ndarray) -> np.ndarray:
+    shapes = [np.shape(array) for array in arrays]
+    if len(set(shapes)) > 1:
+      name = jax.tree_util.keystr(path)
+      raise ValueError(f"shapes of {name} differ between devices: {shapes}")
+    # One device, which is the common case, needs no copy.
+    return np.stack(arrays) if len(arrays) > 1 else np.asarray(arrays[0])[None]
+
+  return jax.tree_util.tree_map_with_path(stack, trees[0], *trees[1:])
+
+
+def slate_keys(key: jax.Array, slates: int) -> jax.Array:
+  """A key per slate of this device, `[slates]`, whatever slates the other devices have."""
+  first = jax.lax.axis_index(DEVICES) * slates
+  return jax.vmap(lambda slate: jax.random.fold_in(key, slate))(first + jnp.arange(slates))
+
+
+@contextlib.contextmanager
+def explaining_memory(advice: str) -> Iterator[None]:
+  """Turns a lack of device memory into a ValueError of one line with `advice` behind it."""
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    raise ValueError(f"{str(error).splitlines()[0].rstrip('.')}; {advice}") from error
+
+
+def barrier(name: str) -> None:
+  """Waits until every process has come here."""
+  if process_count() > 1:
+    multihost_utils.sync_global_devices(name)
+
+
+def any_process(flag: bool) -> bool:
+  """Whether `flag` is true in at least one process; every process must ask."""
+  if process_count() == 1:
+    return bool(flag)
+  return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
+
+
+def gather_objects(value: Any) -> list[Any]:
+  """The values of all processes by process index; every process must take part."""
+  if process_count() == 1:
+    return [value]
+  data = np.frombuffer(pickle.dumps(value), np.uint8)
+  sizes = multihost_utils.process_allgather(np.asarray(data.size, np.int32))
+  padded = np.zeros(sizes.max(), np.uint8)
+  padded[: data.size] = data
+  rows = multihost_utils.process_allgather(padded)
+  return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes)]
+
+
+def from_primary(value: Any) -> Any:
+  """The value of process 0, bit for bit, in every process."""
+  if process_count() == 1:
+    return value
+  data = np.frombuffer(pickle.dumps(value if is_primary() else None), np.uint8)
+  size = int(multihost_utils.broadcast_one_to_all(np.asarray(data.size, np.int32)))
+  data = data if is_primary() else np.zeros(size, np.uint8)
+  return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(data)).tobytes())
+
+
+def on_primary(read: Callable[[], Any]) -> Any:
+  """The result of `read` in process 0, or its ValueError or OSError, in every process."""
+  value = error = None
+  if is_primary():
+    try:
+      value = read()
+    except (ValueError, OSError) as found:
+      error = found
+  value, error = from_primary((value, error))
+  if error is not None:
+    raise error
+  return value
+
+
+def copy_from_primary(
+    source: np.ndarray | None, target: np.ndarray, *, block_bytes: int = 2**26) -> None:
+  """Fills `target` with process 0's `source`, block by block of rows.
+
+  Every process needs memory for one block beside the two arrays.
+
+  Args:
+    source: `[n, ...]` like `target`; None in the other processes.
+    target: `[n, ...]`, written in every process.
+    block_bytes: size of a block.
+  """
+  rows = max(1, block_bytes // max(1, target[:1].nbytes))
+  for start in range(0, len(target), rows):
+    stop = start + rows
+    target[start:stop] = from_primary(None if source is None else source[start:stop])
+
+
+@contextlib.contextmanager
+def stop_together() -> Iterator[None]:
+  """Ends this process at once when an error comes up while others wait for it.
+
+  A process that leaves in the ordinary way first waits for the others, which wait in
+  a reduction for it. Ending abruptly closes its connections: a reduction of the others
+  fails, or jax's coordination service ends them.
+  """
+  try:
+    yield
+  except (Exception, KeyboardInterrupt) as error:
+    if process_count() == 1:
+      raise
+    traceback.print_exc()
+    first = (str(error).splitlines() or [""])[0]
+    reason = f"{type(error).__name__}: {first}".rstrip(".: ")
+    print(f"error: process {process_index()} of {process_count()} stops ({reason}), and all others "
+          "with it. If this is a failed connection, look for the first error in the output of the "
+          f"others. Then {_AGAIN}", file=sys.stderr, flush=True)
+    os._exit(1)

@@ -1,0 +1,225 @@
+"""What a file may say that somebody else has sent: the one place where it is believed.
+
+A file holds values of the schema, arrays and names. It holds no code, no place and no size:
+
+* No module is imported because a file names it, see `check_imported`.
+* No compiled program is run that somebody else may have put there, see `own_folder`.
+* No place that a file names is read or written: `config` clears them, and `inside` refuses
+  names that leave their folder.
+* No array is read that is larger than the memory that is left, see `data.npz`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import json
+import os
+from pathlib import Path, PurePosixPath
+import re
+import secrets
+import sys
+from typing import Any
+
+from tpugraphs_jax.infra import console
+
+# Fields of a config that name places, by section. Whoever uses a model names their own.
+_PLACES = {"data": ("store_dir", "indices_dir"), "eval": ("indices_dir",)}
+_REMOTE = "://"
+_SEPARATORS = ',:"/\\'  # of CSV files, of IDs of graphs and of folders
+_FORMULA = "=+-@"  # begin a formula in a cell of a spreadsheet
+
+NUMBER = (int, float)
+COUNT = range(1 << 62)
+SCALAR = (str, bool, int, float, type(None))
+_MOST = 1 << 20  # of a number in a config that counts something; no field has more
+_LAYERS = 256
+# What a ranker reads of a config: types, ranges of integers, [of lists], {of objects}.
+_CONFIG = {
+    "task": {"tile", "layout", "segments"}, "extensions": [str], "seed": COUNT,
+    "data": {"source": str, "search": str, "features": [str], "feature_transform": str,
+             "config_transform": str, "pad_value": range(-1, 1), "virtual_node": str,
+             "neighbour_slots": range(-1, 1 << 16), "cluster_nodes": range(1, 1 << 30),
+             "reduction_hops": range(1, _LAYERS), "pair_hops": range(_LAYERS)},
+    "eval": {"configs": range(2, 1 << 16), "graphs": range(1, 1 << 10),
+             "permutations": range(1, 1 << 10)},
+    "batch": {"configs": range(2, 1 << 16), "config_chunk": range(1 << 16)},
+    "model": {"name": str},
+}
+_COUNTS = re.compile(r"num_\w+|\w*(layers|steps|hops|heads|rounds)")
+
+
+class Record(dict):
+  """A schema of objects that have every name; see `check`."""
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike[str], advice: str) -> Iterator[None]:
+  """Any error of the block, which takes the content of a file apart, names the file in one line.
+
+  Args:
+    path: the file.
+    advice: what to do about it.
+
+  Raises:
+    FileNotFoundError: as the block.
+    ValueError: for every other error.
+  """
+  try:
+    yield
+  except FileNotFoundError:
+    raise
+  except Exception as error:  # whatever a wrong value causes
+    reason = console.one_line(error)
+    if isinstance(error, KeyError):
+      reason = f"it has no {reason}"
+    if reason.startswith(str(path)):
+      raise ValueError(reason) from None
+    raise ValueError(f"{path} is damaged ({reason}): {advice}") from None
+
+
+def parsed(text: str | bytes) -> Any:
+  """The JSON value of a text.
+
+  Raises:
+    ValueError: it is no JSON, or nested more deeply than any file of this package.
+  """
+  try:
+    return json.loads(text)
+  except RecursionError:
+    raise ValueError("it is nested too deeply") from None
+
+
+def check(value: Any, schema: Any, name: str) -> None:
+  """Refuses (ValueError) a JSON value that is not of a schema.
+
+  Args:
+    value: from `parsed`.
+    schema: a type or several; a range of integers; a set of values; `[schema]` of lists;
+      `{name: schema}` of objects, which may lack a name or have others (of the schema of `...`,
+      where it is there); `Record` of objects that have every name.
+    name: of the value, for the message.
+  """
+  if isinstance(schema, dict):
+    _expect(isinstance(value, Mapping), value, "an object", name)
+    if isinstance(schema, Record) and (missing := schema.keys() - value.keys() - {...}):
+      raise ValueError(f"{name} has no {min(missing)}")
+    for key, part in value.items():
+      if key in schema or ... in schema:
+        check(part, schema.get(key, schema.get(...)), f"{name}.{key}")
+  elif isinstance(schema, list):
+    _expect(isinstance(value, (list, tuple)), value, "a list", name)
+    for part in value:
+      check(part, schema[0], name)
+  elif isinstance(schema, set):
+    _expect(isinstance(value, str) and value in schema, value,
+            f"one of {', '.join(sorted(schema))}", name)
+  elif isinstance(schema, range):
+    is_inside = isinstance(value, int) and not isinstance(value, bool) and value in schema
+    _expect(is_inside, value, f"an integer of {schema[0]}..{schema[-1]}", name)
+  else:
+    types = schema if isinstance(schema, tuple) else (schema,)
+    is_one = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
+    _expect(is_one, value, " or ".join(each.__name__ for each in types), name)
+
+
+def _expect(is_right: bool, value: Any, expected: str, name: str) -> None:
+  if not is_right:
+    raise ValueError(f"{name} is {str(value)[:40]!r}, expected {expected}")
+
+
+def config(values: Any) -> dict[str, Any]:
+  """The config in a file: its fields with tuples for lists, without places.
+
+  Raises:
+    ValueError: it is no config of this package.
+  """
+  check(values, _CONFIG, "config")
+  missing = [name for name in ("task", "data", "model", "extensions") if name not in values]
+  if missing:
+    raise ValueError(f"its config has no field {missing[0]}")
+  fields = _plain(values, "config")
+  for field, value in fields["model"].items():
+    if isinstance(value, int) and not isinstance(value, bool):
+      most = _LAYERS if _COUNTS.fullmatch(field) else _MOST
+      check(value, range(-most, most + 1), f"model.{field}")
+  for section, names in _PLACES.items():
+    if section in fields:
+      fields[section] |= {name: "" for name in names if name in fields[section]}
+  fields["data"].pop("extra_dir", None)  # a place that models of earlier versions name
+  if _REMOTE in str(fields.get("data_root", "")):
+    del fields["data_root"]
+  # Models of earlier versions name the folder of a module behind an @.
+  fields["extensions"] = tuple(each.partition("@")[0] for each in fields["extensions"])
+  return fields
+
+
+def _plain(value: Any, name: str) -> Any:
+  """A value of nested objects, lists and scalars with tuples for lists, as models expect."""
+  if isinstance(value, Mapping):
+    return {key: _plain(part, f"{name}.{key}") for key, part in value.items()}
+  if isinstance(value, (list, tuple)):
+    return tuple(_plain(part, name) for part in value)
+  check(value, SCALAR, name)
+  return value
+
+
+def check_imported(extensions: Sequence[str]) -> None:
+  """Refuses (ValueError) a config whose modules the caller has not imported.
+
+  Args:
+    extensions: names of modules, out of a file.
+  """
+  if missing := [name for name in extensions if name not in sys.modules]:
+    raise ValueError(
+        f"the model needs the module {missing[0]!r}, which registers its parts, and no file may "
+        f"have code run: if you trust that module, import it, or pass extensions={missing!r} to "
+        f"load; a command takes them by its flag config.extensions=\"{tuple(missing)}\"")
+
+
+def name(text: str) -> str:
+  """A name out of a file, such as a graph's, which goes into tables, pages and IDs.
+
+  Raises:
+    ValueError: it has a character that a terminal, a CSV file or an ID would take for a command.
+  """
+  bad = next((c for c in text if not c.isprintable() or c in _SEPARATORS), "")
+  if not text or bad or text[0] in _FORMULA:
+    raise ValueError(
+        f"the name {text[:80]!r} {f'has {bad!r}' if bad else 'begins with such a character'}, "
+        f"expected printable characters without {' '.join(_SEPARATORS)}, the first none of "
+        f"{' '.join(_FORMULA)}: rename the file")
+  return text
+
+
+def inside(folder: Path, name: str) -> Path:
+  """The path of a file in a folder whose name comes from elsewhere, with `/` between its parts.
+
+  Raises:
+    ValueError: the name leads out of the folder.
+  """
+  parts = PurePosixPath(name).parts
+  if not parts or ".." in parts or name.startswith(("/", "~")) or "\\" in name or "\0" in name:
+    raise ValueError(f"the file name {name!r} leads outside its folder: nothing was written there")
+  return folder.joinpath(*parts)
+
+
+def own_folder(folder: Path, secret: Path) -> Path:
+  """The folder below `folder` for what this user alone has made, such as compiled programs.
+
+  Its name is a secret. Whoever sends a working folder does not know it, and cannot put programs
+  where this user's runs look for theirs.
+
+  Args:
+    folder: any folder.
+    secret: a file of the user's, made where it is missing. Where it cannot be made, every process
+      has a secret of its own.
+  """
+  name = secrets.token_hex(16)
+  with contextlib.suppress(OSError):
+    secret.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+      with open(secret, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        file.write(name)
+    name = secret.read_text() or name
+  return folder / name

@@ -1,0 +1,42 @@
+"""`python -m tpugraphs_jax.synthetic --out DIR --scale tiny --seed 0`."""
+
+from __future__ import annotations
+
+import argparse
+
+from tpugraphs_jax import collections
+from tpugraphs_jax.infra import console, remote
+from tpugraphs_jax.synthetic import generate, SCALES
+
+
+def main(argv: list[str] | None = None) -> None:
+  parser = argparse.ArgumentParser(
+      prog="python -m tpugraphs_jax.synthetic",
+      description="Writes synthetic collections in the released form.")
+  parser.add_argument("--out", required=True, help="folder to write into")
+  parser.add_argument("--scale", default="tiny", choices=SCALES,
+                      help="number and size of the graphs")
+  parser.add_argument("--seed", type=int, default=0, help="everything follows from it")
+  parser.add_argument("--collections", nargs="+", default=collections.RELEASED,
+                      choices=collections.RELEASED, metavar="COLLECTION",
+                      help=f"some of {', '.join(collections.RELEASED)}")
+  parser.add_argument("--limit", type=int, help="files per split at most")
+  parser.add_argument("--workers", type=int, help="processes")
+  args = parser.parse_args(argv)
+  for name, least in (("seed", 0), ("limit", 1), ("workers", 1)):
+    value = getattr(args, name)
+    if value is not None and value < least:
+      parser.error(f"--{name} is {value}, expected at least {least}")
+  try:
+    remote.refuse(str(args.out), "--out")
+    data_root = generate(**vars(args))
+  except (ValueError, OSError) as error:
+    console.fail(error)
+  paths = list(data_root.rglob("*.npz"))
+  size = sum(path.stat().st_size for path in paths)
+  print(f"{len(paths)} files, {size / 1e6:.1f} MB; use --data_root={data_root}\n"
+        f"noise-free runtimes: {data_root.parent / 'ceiling'}")
+
+
+if __name__ == "__main__":
+  main()
