@@ -91,7 +91,7 @@ def config_of(collection: str, system: str, seed: int, data_root: str):
 
 
 def _field(change: str) -> tuple[str, Any]:
-  """The field and value of a change such as `loss.noise=0.01`; values are JSON or strings."""
+  """The field and value of a change such as `loss.margin=0.01`; values are JSON or strings."""
   name, _, text = change.partition("=")
   try:
     value = json.loads(text)

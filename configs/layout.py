@@ -93,7 +93,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       duplicate_policy="min",  # keep, first, min, mean
       entropy_threshold=0.0,  # leaves out stretches of runtimes that hardly change; 0 = none
       max_configs=0,  # per training graph: thirds fastest, slowest, random; 0 = all
-      graph_reduction="none",  # config_neighborhood, config_only, coarsen_rest, shortest_paths
+      graph_reduction="none",  # or config_neighborhood
       reduction_hops=5,  # from configurable nodes
       reduction_direction="both",  # operands, users, both
       reduction_induced="node",  # or edge
@@ -106,7 +106,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       graphs=8,  # graphs per step, over all devices
       configs=16,  # configurations per graph and step
       min_configs=2,  # graphs with fewer are not trained on, nor part of statistics
-      sampling="uniform",  # or skewed (to fast ones), each also with _replacement; close_runtimes
+      sampling="uniform",  # or skewed (to fast ones), uniform_replacement
       graph_sampling="uniform",  # sqrt, proportional: by configurations; every_config: each once
       target="ratio",  # official (runtime / 1e7 ns), absolute (ms), ratio or rank
       config_chunk=0,  # configurations through the model at a time (saves memory); 0 = all
@@ -117,7 +117,7 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
   config.model = ConfigDict(dict(
       name="SAGE", op_embed_dim=32, value_embed_dim=4, hidden_dim=64, num_gnns=3,
       # Of all or of configurable (config_) nodes: mean, max, sum (a hundredth of the sum).
-      pooling=("mean", "config_mean", "config_max"), layer_norm=True, config_sentinel=True,
+      pooling=("mean", "config_mean", "config_max"),
       remat=False,  # recompute rounds in the backward pass instead of storing them
       dtype="float32",  # of the computation, or bfloat16
       precision="highest"))  # of matrix products
@@ -130,7 +130,6 @@ def get_config(variant: str = "xla-random") -> ConfigDict:
       pair_reduction="own",  # of pairwise losses: items, pairs, sum, mean_all, mean_valid
       margin=0.0,  # of hinges; 0 = the loss's own
       score_norm_clip=0.0,  # largest L2 norm of a slate's scores; 0 = none
-      noise=0.0,  # relative difference of runtimes below which they are ties
   ))
   config.optimizer = ConfigDict(dict(
       name="adamw",  # adam as in Keras; adamw decays weights
@@ -242,7 +241,7 @@ def _tables(config: ConfigDict, residual: str) -> None:
       pairs="low_rank",  # or none: costs of single choices alone
       residual=residual,  # beyond the tables: none, triples, sage
       by_bytes=True,  # costs have a part that grows with the bytes of tensors
-      rank=8, heads=1, dropout=0.0, cost_scale=4.0, dtype="float32", precision="highest"))
+      rank=8, heads=1, dropout=0.0, dtype="float32", precision="highest"))
   config.optimizer.update(weight_decay=1e-2)
 
 
@@ -273,9 +272,7 @@ def _segments(
       recompute=recompute,  # other segments without gradient instead of from a table
       readout="embedding",  # or scalar: the head scores every segment
       aggregation="mean",  # of segments, or sum
-      history_init="zero",  # an unwritten entry counts as zero; skip: it does not count
       history_dtype="float32",  # or bfloat16
-      history_place="auto",  # device, host
   ))
   config.segments.finetune = ConfigDict(dict(
       epochs=finetune_epochs,  # of the head alone, after train.epochs

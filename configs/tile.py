@@ -63,7 +63,7 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       graphs=10,  # kernels per step, over all devices
       configs=10,  # configurations per kernel and step
       min_configs=10,  # kernels with fewer are not trained on, nor part of statistics
-      sampling="uniform",  # or skewed (to fast ones), each also with _replacement; close_runtimes
+      sampling="uniform",  # or skewed (to fast ones), uniform_replacement
       graph_sampling="uniform",  # sqrt, proportional: by configurations; every_config: each once
       target="official",  # runtime / normalizer; or absolute (ms), ratio, rank
       config_chunk=0,  # configurations through the model at a time (saves memory); 0 = all
@@ -84,7 +84,6 @@ def get_config(variant: str = "EarlyJoinSAGE") -> ConfigDict:
       pair_reduction="own",  # of pairwise losses: items, pairs, sum, mean_all, mean_valid
       margin=0.0,  # of hinges; 0 = the loss's own
       score_norm_clip=0.0,  # largest L2 norm of a slate's scores; 0 = none
-      noise=0.0,  # relative difference of runtimes below which they are ties
   ))
   config.optimizer = ConfigDict(dict(
       name="adam",  # adam as in Keras; adamw decays weights

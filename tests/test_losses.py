@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from tpugraphs_jax import losses
 
 GRAPHS, CONFIGS = 4, 5
 NAMES = list(losses.LOSSES)
-CROSS = ("CrossHingeLoss", "CrossLogisticLoss")
+CROSS = ("CrossHingeLoss",)
 
 
 def _log1p_exp(x):
@@ -64,23 +63,22 @@ PAIRWISE = {
     "PairwiseHingeLoss": (_hinge, 1.0, "items"), "PairwiseLogisticLoss": (_logistic, 0, "items"),
     "RankHingeLoss": (_hinge, 1.0, "pairs"), "RankLogisticLoss": (_logistic, 0, "pairs"),
     "SumHingeLoss": (_hinge, 0.1, "sum"), "DiffMatLoss": (_in_margins, 0.005, "pairs"),
-    "CrossHingeLoss": (_hinge, 1.0, "mean_all"), "CrossLogisticLoss": (_logistic, 0, "mean_all"),
+    "CrossHingeLoss": (_hinge, 1.0, "mean_all"),
     "CostLogisticLoss": (_logistic, 0, "mean_valid"),
     "InverseLogHingeLoss": (_hinge, 1.0, "inverse log"),
 }
 
 
-def _slow_pairs(name, s, y, is_slower, reduction, margin):
+def _slow_pairs(name, s, y, reduction, margin):
   """Total and count of one list by a loop over its pairs."""
   make, own_margin, own_reduction = PAIRWISE[name]
   reduction = reduction or own_reduction
   pair, n = make(margin or own_margin), len(s)
   if name == "CostLogisticLoss":
     s = [2 * math.log1p(max(cost, 0) / 0.01) for cost in s]
-  found = [pair(s[i] - s[j]) for i in range(n) for j in range(n) if is_slower(y[i], y[j])]
-  if name == "DiffMatLoss":  # knows no noise; pairs of equal labels count like equal scores
-    found = [pair(s[i] - s[j]) for i in range(n) for j in range(n) if y[i] > y[j]] + [
-        1.0 for i in range(n) for j in range(i) if y[i] == y[j]]
+  found = [pair(s[i] - s[j]) for i in range(n) for j in range(n) if y[i] > y[j]]
+  if name == "DiffMatLoss":  # pairs of equal labels count like equal scores
+    found += [1.0 for i in range(n) for j in range(i) if y[i] == y[j]]
   if reduction == "inverse log":
     return -1 / math.log(2 + sum(found)), 1
   divisor = {"items": 1, "sum": 1, "pairs": n * (n - 1) / 2, "mean_all": n * n,
@@ -88,16 +86,6 @@ def _slow_pairs(name, s, y, is_slower, reduction, margin):
   if not divisor:
     return 0.0, 0
   return sum(found) / divisor, n if reduction == "items" else 1
-
-
-def _slow_dcg_hinge(s, y, is_slower):
-  rank = {i: r for r, i in enumerate(sorted(range(len(s)), key=lambda i: s[i]), 1)}
-  gain = [min(y) / label for label in y]
-  discount = [1 / math.log2(1 + rank[i]) for i in range(len(s))]
-  total = sum(
-      abs(gain[i] - gain[j]) * abs(discount[i] - discount[j]) * max(0.0, 1 - (s[i] - s[j]))
-      for i in range(len(s)) for j in range(len(s)) if is_slower(y[i], y[j]))
-  return total, len(s)
 
 
 SLOW = {
@@ -108,7 +96,7 @@ SLOW = {
 }
 
 
-def _slow(name, scores, labels, where, is_slower=operator.gt, reduction="", margin=0.0):
+def _slow(name, scores, labels, where, reduction="", margin=0.0):
   """Total and count of a loss, list by list in Python numbers."""
   total, count = 0.0, 0
   if name in CROSS:
@@ -117,9 +105,7 @@ def _slow(name, scores, labels, where, is_slower=operator.gt, reduction="", marg
     if real.any():
       s, y = s[real].astype(float).tolist(), y[real].astype(float).tolist()
       if name in PAIRWISE:
-        part = _slow_pairs(name, s, y, is_slower, reduction, margin)
-      elif name == "DCGHingeLoss":
-        part = _slow_dcg_hinge(s, y, is_slower)
+        part = _slow_pairs(name, s, y, reduction, margin)
       else:
         part = SLOW[name](s, y)
       total, count = total + part[0], count + part[1]
@@ -352,9 +338,6 @@ def test_wrong_dtypes_and_options_are_refused(word, bad):
     bad(*_slates())
 
 
-RELATIVE = 0.1
-
-
 def close_slates():
   """Scores, runtimes of which many are within a tenth, and a mask with holes: `[4, 6]` each."""
   rng = np.random.default_rng(0)
@@ -364,11 +347,6 @@ def close_slates():
   where = rng.random((4, 6)) < 0.8
   where[1] = True
   return scores, runtime, where
-
-
-def slower(origin):
-  """Whether label a is slower than b by at least the share `RELATIVE` of b's runtime."""
-  return lambda a, b: (a + origin) - (b + origin) >= RELATIVE * (b + origin) and a > b
 
 
 def sums(name, options, scores, labels, where, **more):
@@ -384,30 +362,25 @@ def sums(name, options, scores, labels, where, **more):
 
 def _as_slow_pairs(options):
   """The arguments of `_slow` that stand for these options."""
-  noise = options.noise
-  is_slower = slower(noise.origin) if noise.relative else operator.gt
   reduction = options.reduction if options.reduction != losses.OWN_REDUCTION else ""
-  return {"is_slower": is_slower, "reduction": reduction, "margin": options.margin}
+  return {"reduction": reduction, "margin": options.margin}
 
 
 @pytest.mark.parametrize("name, options", [
-    *((name, {"noise": losses.Noise(RELATIVE, origin)}) for name in PAIRWISE
-      for origin in (0.0, 1.0)),
-    ("DCGHingeLoss", {"noise": losses.Noise(RELATIVE)}),
-    *((name, {"reduction": reduction, "noise": losses.Noise(RELATIVE)})
+    *((name, {}) for name in PAIRWISE),
+    *((name, {"reduction": reduction})
       for name in ("PairwiseHingeLoss", "PairwiseLogisticLoss", "CrossHingeLoss")
       for reduction in losses.REDUCTIONS[1:]),
     *((name, {"margin": 0.3})
       for name in ("PairwiseHingeLoss", "DiffMatLoss", "CrossHingeLoss", "RankHingeLoss")),
-    *((name, {"reduction": "sum", "margin": 0.3, "noise": losses.Noise(RELATIVE)})
+    *((name, {"reduction": "sum", "margin": 0.3})
       for name in ("MSE", "LogMSE", "MAPE")),  # losses without these options
 ])
 def test_options_equal_their_slow_formulation(name, options):
-  scores, runtime, where = (np.concatenate([array, array[:2]]) for array in close_slates())
+  scores, labels, where = (np.concatenate([array, array[:2]]) for array in close_slates())
   where[4] = False  # no item
   where[5, 1:] = False  # one item
   options = losses.Options(**options)
-  labels = runtime - options.noise.origin  # runtime, or its excess over a fastest runtime of 1
   total, count, grad = sums(name, options, scores, labels, where)
   expected = _slow(name, scores, labels, where, **_as_slow_pairs(options))
   np.testing.assert_allclose((total, count), expected, rtol=1e-5)
@@ -433,50 +406,8 @@ def test_scores_are_scaled_down_to_the_norm_and_never_up():
   assert abs(float(grad[1] @ scores[1])) < 1e-3
 
 
-@functools.cache
-def orders_of_listmle(relative):
-  """Orders that 300 keys give runtimes 1, 1.05, 1.12 and 2, recognised by the value of the loss."""
-  scores = np.array([[0.0, 1.0, 3.0, 7.0]], np.float32)
-  labels = np.array([[1, 1.05, 1.12, 2]], np.float32)
-  noise = losses.Noise(relative)
-  value = jax.jit(jax.vmap(
-      lambda key: losses.listmle(scores, labels, key=key[None], noise=noise)[0]))
-  by_value = {}
-  for order in itertools.permutations(range(4)):
-    s = scores[0, list(order)].astype(float)
-    by_value[round(sum(math.log(sum(math.exp(r - s[k]) for r in s[k:]))
-                       for k in range(4)), 3)] = order
-  found = np.asarray(value(jax.random.split(jax.random.key(0), 300)))
-  return [by_value[round(float(v), 3)] for v in found]
-
-
-def test_listmle_lets_close_runs_change_places_and_no_others():
-  assert set(orders_of_listmle(0.0)) == {(3, 2, 1, 0)}
-  orders = orders_of_listmle(0.1)
-  # Runtime 2 is far from all others; 1.12 and 1 differ by more than a tenth.
-  assert all(order[0] == 3 and order.index(2) < order.index(0) for order in orders)
-  swapped = sum(order.index(0) < order.index(1) for order in orders) / len(orders)
-  assert len(set(orders)) == 3
-  # Two random numbers from 0 to 1 must differ by more than the distance in units of the noise.
-  apart = math.log(1.05) / math.log(1.1)
-  assert abs(swapped - (1 - apart) ** 2 / 2) < 0.1
-
-
-def test_listmle_perturbs_each_list_by_its_own_key_and_none_without_keys():
-  scores, labels, where = close_slates()
-  noise, keys = losses.Noise(0.5), jax.random.split(jax.random.key(3), 4)
-  listmle = jax.jit(lambda s, y, w, key: losses.listmle(s, y, where=w, key=key, noise=noise)[0])
-  whole = listmle(scores, labels, where, keys)
-  parts = [listmle(scores[i:i + 2], labels[i:i + 2], where[i:i + 2], keys[i:i + 2])
-           for i in (0, 2)]
-  np.testing.assert_allclose(sum(parts), whole, rtol=1e-6)
-  shown = losses.listmle(scores, labels, where=where, noise=noise)[0]
-  np.testing.assert_array_equal(shown, losses.listmle(scores, labels, where=where)[0])
-
-
 @pytest.mark.parametrize("field, values", [
     ("reduction", ("mean",)), ("margin", (-1.0, math.nan)), ("score_norm_clip", (-1.0, math.inf)),
-    ("noise", (losses.Noise(-0.1),)),
 ])
 def test_impossible_options_are_refused(field, values):
   for value in values:

@@ -12,8 +12,8 @@ Arrays of every function:
     contents of masked slots, even NaN, have no influence on values or gradients.
 Any other shape or dtype is a ValueError.
 
-A pairwise loss is a sum over pairs of items of which one is slower; items whose labels
-differ by less than `Noise` make no pair. Its `reduction` is one of `PAIR_REDUCTIONS`:
+A pairwise loss is a sum over pairs of items with different labels. Its `reduction` is one of
+`PAIR_REDUCTIONS`:
   items: the sum over all pairs of all lists, divided by the number of real items
     (TF-Ranking, official baseline).
   pairs: a list's sum over its n (n - 1) / 2 pairs, mean over lists that have pairs
@@ -38,7 +38,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,20 +48,6 @@ from tpugraphs_jax.registry import Registry
 
 PAIR_REDUCTIONS = ("items", "pairs", "sum", "mean_all", "mean_valid")
 LossSum = tuple[jax.Array, jax.Array]
-
-
-class Noise(NamedTuple):
-  """How far apart runtimes must be to have an order.
-
-  Attributes:
-    relative: runs whose runtimes differ by less than this share of the faster one are
-      ties; 0 = equal labels alone are.
-    origin: a label plus this is proportional to its runtime: 0 for labels that are
-      runtimes, 1 for runtimes above the fastest, relative to it.
-  """
-
-  relative: float = 0.0
-  origin: float = 0.0
 
 
 def clip_norm(scores: jax.Array, where: jax.Array, largest: float) -> jax.Array:
@@ -76,7 +62,7 @@ def clip_norm(scores: jax.Array, where: jax.Array, largest: float) -> jax.Array:
 
 def listmle(
     scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
-    temperature: float = 1.0, key: jax.Array | None = None, noise: Noise = Noise(),
+    temperature: float = 1.0, key: jax.Array | None = None,
 ) -> LossSum:
   """ListMLE: negative log likelihood of the order from slowest to fastest.
 
@@ -88,16 +74,12 @@ def listmle(
     temperature: T > 0; the official tile models use 10, the layout model 1.
     key: `[graphs]` keys, one per list, which put tied labels in random order; the order does
       not depend on how lists are split over devices. None keeps tied items in the order given.
-    noise: with keys, items that are closer than this also change places at random,
-      the more often the closer they are; items further apart never do.
   """
   if not temperature > 0:
     raise ValueError(f"temperature is {temperature}, expected a number above 0")
   scores, labels, where = _checked(scores, labels, where)
   draws = jnp.zeros_like(labels)
   if key is not None:
-    if noise.relative:
-      labels = _shaken(labels, where, key, noise)
     draws = jax.vmap(lambda key: jax.random.uniform(key, labels.shape[1:]))(key)
   scores = scores / temperature
   rest = _not_before(labels, draws) & where[:, None, :]
@@ -126,17 +108,9 @@ def _not_before(labels: jax.Array, draws: jax.Array) -> jax.Array:
   return result
 
 
-def _shaken(labels, where, key, noise: Noise):
-  """Logarithms of the runtimes in units of the noise, plus a random number from 0 to 1."""
-  runtime = jnp.where(where, labels + noise.origin, 1.0)
-  level = jnp.log(runtime) / jnp.log1p(noise.relative)
-  row = lambda key: jax.random.uniform(jax.random.fold_in(key, 1), level.shape[1:])
-  return level + jax.vmap(row)(key)
-
-
 def pairwise_hinge(
     scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
-    reduction: str = "items", noise: Noise = Noise(),
+    reduction: str = "items",
 ) -> LossSum:
   """Hinge over ordered pairs: sum of relu(margin - (s_i - s_j)) where y_i > y_j.
 
@@ -145,11 +119,10 @@ def pairwise_hinge(
   Args:
     margin: > 0; 1 officially, 0.1 in Graph Segment Training (arXiv 2305.12322).
     reduction: divisor of a list's sum, see the module.
-    noise: items whose labels are closer make no pair.
   """
   scores, labels, where = _checked(scores, labels, where)
-  pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin), noise)
-  return _reduce(margin * pairs, labels, where, reduction, noise)
+  pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin))
+  return _reduce(margin * pairs, labels, where, reduction)
 
 
 def diff_mat(
@@ -176,7 +149,7 @@ def diff_mat(
 
 def pairwise_logistic(
     scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
-    reduction: str = "items", noise: Noise = Noise(),
+    reduction: str = "items",
 ) -> LossSum:
   """Logistic over ordered pairs: sum of log(1 + exp(s_j - s_i)) where y_i > y_j.
 
@@ -184,17 +157,15 @@ def pairwise_logistic(
 
   Args:
     reduction: divisor of a list's sum, see the module; the 6th place takes `pairs`.
-    noise: items whose labels are closer make no pair.
   """
   scores, labels, where = _checked(scores, labels, where)
-  pairs = rax.pairwise_logistic_loss(
-      scores, labels, where=where, lambdaweight_fn=_weights(noise), reduce_fn=None)
-  return _reduce(pairs, labels, where, reduction, noise)
+  pairs = rax.pairwise_logistic_loss(scores, labels, where=where, reduce_fn=None)
+  return _reduce(pairs, labels, where, reduction)
 
 
 def cost_logistic(
     scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
-    reduction: str = "mean_valid", noise: Noise = Noise(),
+    reduction: str = "mean_valid",
 ) -> LossSum:
   """`pairwise_logistic` of 2 log(1 + s / 0.01), for scores s that are relative costs.
 
@@ -204,40 +175,11 @@ def cost_logistic(
   """
   scores, labels, where = _checked(scores, labels, where)
   logarithm = 2 * jnp.log1p(jnp.maximum(scores, 0) / 0.01)
-  return pairwise_logistic(logarithm, labels, where=where, reduction=reduction, noise=noise)
-
-
-def dcg_hinge(
-    scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None,
-    noise: Noise = Noise(),
-) -> LossSum:
-  """Pairwise hinge where the weight of a pair is the change of the list's DCG when it is swapped.
-
-  The gain of a configuration is fastest label / its label and its discount
-  1 / log2(1 + its rank by score), so that mistakes among the fast ones and near
-  the top count most. Reduced like the official hinge.
-
-  Args:
-    labels: `[graphs, configs]`, must be positive where real.
-    noise: items whose labels are closer make no pair.
-  """
-  scores, labels, where = _checked(scores, labels, where)
-  positive = jnp.where(where, labels, jnp.inf)
-  fastest = jnp.min(positive, axis=-1, keepdims=True)
-  gain = jnp.where(where, fastest / positive, 0.0)
-  weights = functools.partial(rax.dcg_lambdaweight, gain_fn=lambda g: g)
-  pairs = rax.pairwise_hinge_loss(
-      -scores, gain, where=where, lambdaweight_fn=weights, reduce_fn=None)
-  if noise.relative:  # of a pair (i, j) here i is the faster one
-    clear = jnp.swapaxes(_clearly_slower(labels, noise), 1, 2)
-    pairs = pairs * clear.reshape(pairs.shape)
-  # rax multiplies by the padded list size, which would let padding change the loss.
-  return _reduce(pairs / scores.shape[-1], labels, where, "items", noise)
+  return pairwise_logistic(logarithm, labels, where=where, reduction=reduction)
 
 
 def inverse_log_hinge(
     scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
-    noise: Noise = Noise(),
 ) -> LossSum:
   """-1 / log(2 + h), h the sum of the hinges of a list's pairs; mean over lists.
 
@@ -247,10 +189,9 @@ def inverse_log_hinge(
 
   Args:
     margin: > 0, of the hinges.
-    noise: items whose labels are closer make no pair.
   """
   scores, labels, where = _checked(scores, labels, where)
-  pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin), noise)
+  pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin))
   total, is_real = margin * jnp.sum(pairs, axis=-1), jnp.any(where, axis=-1)
   return jnp.sum(-1.0 / jnp.log(2.0 + total), where=is_real), _count(is_real)
 
@@ -266,8 +207,7 @@ def across_graphs(loss: Callable[..., LossSum]) -> Callable[..., LossSum]:
   Returns:
     The same with the option `axis`, the name of the axis of devices; None = one device.
   """
-  def cross(scores, labels, *, where=None, axis=None, reduction="mean_all", noise=Noise(),
-            **options):
+  def cross(scores, labels, *, where=None, axis=None, reduction="mean_all", **options):
     scores, labels, where = _checked(scores, labels, where)
     shares = 1
     if axis is not None:
@@ -276,7 +216,7 @@ def across_graphs(loss: Callable[..., LossSum]) -> Callable[..., LossSum]:
       shares = jax.lax.psum(1, axis)
     total, lists = loss(
         scores.reshape(1, -1), labels.reshape(1, -1), where=where.reshape(1, -1),
-        reduction=reduction, noise=noise, **options)
+        reduction=reduction, **options)
     # Every device has the whole list; a sum over devices must count it once.
     return total / shares, lists / shares
 
@@ -290,24 +230,12 @@ def _checked_margin(margin: float) -> float:
   return margin
 
 
-def _hinge_pairs(scores, labels, where, margin, noise):
+def _hinge_pairs(scores, labels, where, margin):
   """relu(1 - (s_i - s_j) / margin) of every ordered pair, `[graphs, configs**2]`."""
-  return rax.pairwise_hinge_loss(
-      scores / margin, labels, where=where, lambdaweight_fn=_weights(noise), reduce_fn=None)
+  return rax.pairwise_hinge_loss(scores / margin, labels, where=where, reduce_fn=None)
 
 
-def _weights(noise: Noise):
-  """A weight of pairs for rax that is 0 for pairs closer than the noise; None without noise."""
-  if not noise.relative:
-    return None
-
-  def weigh(scores, labels, **unused):
-    return _clearly_slower(labels, noise).reshape(len(scores), -1).astype(scores.dtype)
-
-  return weigh
-
-
-def _reduce(pairs, labels, where, reduction, noise):
+def _reduce(pairs, labels, where, reduction):
   """Total and count of pair losses `[graphs, configs**2]`, see the module."""
   per_list = jnp.sum(pairs, axis=-1)
   items = jnp.sum(where, axis=-1, dtype=jnp.float32)
@@ -320,7 +248,8 @@ def _reduce(pairs, labels, where, reduction, noise):
   if reduction == "pairs":
     number = items * (items - 1.0) / 2.0
   elif reduction == "mean_valid":
-    is_pair = _clearly_slower(labels, noise) & where[:, :, None] & where[:, None, :]
+    is_slower = labels[:, :, None] > labels[:, None, :]
+    is_pair = is_slower & where[:, :, None] & where[:, None, :]
     number = jnp.sum(is_pair, axis=(1, 2), dtype=jnp.float32)
   else:
     raise ValueError(f"reduction is {reduction!r}, expected one of {', '.join(PAIR_REDUCTIONS)}")
@@ -390,25 +319,14 @@ def _count(mask: jax.Array) -> jax.Array:
   return jnp.sum(mask, dtype=jnp.float32)
 
 
-def _clearly_slower(labels: jax.Array, noise: Noise) -> jax.Array:
-  """Whether item i is slower than item j beyond the noise, `[graphs, configs (i), configs (j)]`.
-
-  Args:
-    labels: `[graphs, configs]`.
-    noise: items closer than this have no order.
-  """
-  slower, faster = labels[:, :, None], labels[:, None, :]
-  beyond = slower - faster >= noise.relative * (faster + noise.origin)
-  return (slower > faster) & beyond
-
-
 WeightedLosses = Sequence[tuple[str, float]]
 OWN_REDUCTION = "own"
 REDUCTIONS = (OWN_REDUCTION, *PAIR_REDUCTIONS)
 
 # Official names first. `Rank*` are the tile task's losses of the MLSys 2021 paper,
 # `SumHingeLoss` is the loss of Graph Segment Training, `DiffMatLoss` of the 2nd place and
-# `InverseLogHingeLoss` of the 3rd place; `Cross*` compare configurations of all graphs.
+# `InverseLogHingeLoss` of the 3rd place; `CrossHingeLoss` compares configurations
+# of all graphs.
 LOSSES = Registry("loss.losses")
 for _name, _loss in {
     "ListMLELoss": listmle,
@@ -420,16 +338,14 @@ for _name, _loss in {
     "SumHingeLoss": functools.partial(pairwise_hinge, margin=0.1, reduction="sum"),
     "DiffMatLoss": diff_mat,
     "CrossHingeLoss": across_graphs(pairwise_hinge),
-    "CrossLogisticLoss": across_graphs(pairwise_logistic),
     "CostLogisticLoss": cost_logistic,
-    "DCGHingeLoss": dcg_hinge,
     "InverseLogHingeLoss": inverse_log_hinge,
     "LogMSE": log_mse,
     "MAPE": mape,
 }.items():
   LOSSES.register(_name)(_loss)
 # They take the logarithm of a label or divide by it.
-NEED_POSITIVE_LABELS = ("DCGHingeLoss", "LogMSE", "MAPE")
+NEED_POSITIVE_LABELS = ("LogMSE", "MAPE")
 _OF_RUNTIMES, _OF_LOGARITHMS = {"MSE", "MAPE"}, {"LogMSE"}
 
 
@@ -456,26 +372,23 @@ class Options:
     margin: of hinges; 0 = the loss's own.
     score_norm_clip: largest L2 norm of a list's scores, which are scaled down to it
       first; 0 = no limit.
-    noise: which items are too close to have an order.
   """
 
   reduction: str = OWN_REDUCTION
   margin: float = 0.0
   score_norm_clip: float = 0.0
-  noise: Noise = Noise()
 
   def __post_init__(self):
     if self.reduction not in REDUCTIONS:
       raise ValueError(f"loss.pair_reduction is {self.reduction!r}, expected one of "
                        f"{', '.join(REDUCTIONS)}")
-    for field, value in (("margin", self.margin), ("score_norm_clip", self.score_norm_clip),
-                         ("noise", self.noise.relative)):
+    for field, value in (("margin", self.margin), ("score_norm_clip", self.score_norm_clip)):
       if not 0 <= value < math.inf:
         raise ValueError(f"loss.{field} is {value}, expected a number from 0 on")
 
   def of(self, loss: Any, **more: Any) -> dict[str, Any]:
     """The keyword arguments, out of these options and `more`, that `loss` accepts."""
-    given = more | {"noise": self.noise}
+    given = dict(more)
     given |= {"margin": self.margin} if self.margin else {}
     given |= {"reduction": self.reduction} if self.reduction != OWN_REDUCTION else {}
     # Losses of several graphs hand options on to the loss of one.

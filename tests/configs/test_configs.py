@@ -103,7 +103,6 @@ def test_an_unknown_variant_is_refused(kind, known):
     *(("tile", f"loss.{name}", value) for name, value in (
         ("temperature", 0.0), ("temperature", float("nan")), ("kernel_l2", -1e-9),
         ("pair_reduction", "nope"), ("margin", -1.0), ("score_norm_clip", float("inf")),
-        ("noise", -0.1), ("noise", float("nan")),
         ("activity_l2", float("nan")), ("losses", "Nope:1"), ("losses", "MSE:0"))),
     ("tile", "optimizer.learning_rate", -1.0),  # the others: tests/train/test_state.py
     ("tile", "batch.graph_sampling", "nope"), ("tile", "eval.permutations", 0),
@@ -140,8 +139,7 @@ def test_what_one_tile_model_cannot_do_is_refused(variant, field, value):
 
 
 @pytest.mark.parametrize("kind, changes, complaint", [
-    ("layout", {"loss.noise": 0.01, "batch.target": "rank"}, "noise"),
-    *(("layout", {"loss.losses": f"{name}:1"}, name) for name in ("MAPE", "LogMSE", "DCGHingeLoss")),
+    *(("layout", {"loss.losses": f"{name}:1"}, name) for name in ("MAPE", "LogMSE")),
     ("tile", {"loss.losses": "ListMLELoss:1,MAPE:1", "batch.target": "rank"}, "MAPE"),
     ("tile", {"optimizer.average_window": (0.5, 1.0), "optimizer.average_decay": 0.9},
      "average_window"),

@@ -6,11 +6,9 @@ import itertools
 import numpy as np
 import pytest
 import random_graphs
-from scipy.sparse import csgraph
 
 from tpugraphs_jax.data import reduction
 
-REDUCTIONS = [name for name in reduction.REDUCTIONS if name != "none"]
 OPTIONS = list(itertools.product((1, 2, 5), reduction.DIRECTIONS, reduction.INDUCED))
 
 
@@ -60,95 +58,12 @@ def test_reduction_equals_a_slow_walk(hops, direction, induced):
     assert found.edge_index.dtype == found.config_node.dtype == np.int32
 
 
-def matrix_of(graph, direction="both"):
-  """Entry [a, b] is 1 where a walk in that direction goes from a to b."""
-  consumer, producer = graph.edge_index.T
-  matrix = np.zeros((graph.num_nodes,) * 2, int)
-  if direction != "users":
-    matrix[consumer, producer] = 1
-  if direction != "operands":
-    matrix[producer, consumer] = 1
-  return matrix
-
-
-def slow_coarse(graph, hops, direction, induced):
-  """Kept nodes, merged sets of nodes, and edges between them; a merged node is a frozenset."""
-  kept, kept_edges = slow(graph, hops, direction, induced)
-  rest = [node for node in range(graph.num_nodes) if node not in kept]
-  apart = matrix_of(graph)[np.ix_(rest, rest)]
-  _, label = csgraph.connected_components(apart, directed=False)
-  name = {node: node for node in kept} | {
-      node: frozenset(np.array(rest)[label == part].tolist()) for node, part in zip(rest, label)}
-  edges = []
-  for a, b in map(tuple, graph.edge_index.tolist()):
-    ends = name[a], name[b]
-    if a in kept and b in kept:
-      edges += [ends] * ((a, b) in kept_edges)
-    elif ends[0] != ends[1] and ends not in edges:
-      edges.append(ends)
-  return kept, list(dict.fromkeys(name[node] for node in rest)), edges
-
-
-@pytest.mark.parametrize("hops, direction, induced", OPTIONS)
-def test_the_rest_becomes_a_node_for_each_connected_part(hops, direction, induced):
-  for seed in range(4):
-    graph = graph_of(seed)
-    found = reduce_graph(
-        graph, reduction="coarsen_rest", hops=hops, direction=direction, induced=induced)
-    kept, parts, edges = slow_coarse(graph, hops, direction, induced)
-    name = [*kept, *parts]
-    assert found.num_nodes == len(name)
-    np.testing.assert_array_equal(found.node_feat[: len(kept)], graph.node_feat[kept])
-    assert not found.node_feat[len(kept):].any() and not found.node_opcode[len(kept):].any()
-    assert [(name[a], name[b]) for a, b in found.edge_index.tolist()] == edges
-    np.testing.assert_array_equal(
-        [name[node] for node in found.config_node], graph.config_node)
-    np.testing.assert_array_equal(found.node_splits, [0, len(name)])
-
-
-def test_configurable_nodes_alone_have_no_edges():
-  graph = graph_of(3)
-  found, kept = reduce_graph(graph, reduction="config_only"), np.sort(graph.config_node)
-  np.testing.assert_array_equal(found.node_feat, graph.node_feat[kept])
-  np.testing.assert_array_equal(kept[found.config_node], graph.config_node)
-  assert found.num_edges == 0 and found.configs is graph.configs
-
-
-@pytest.mark.parametrize("direction", reduction.DIRECTIONS)
-def test_kept_paths_are_shortest_and_nothing_else_is_kept(direction):
-  for seed in range(8):
-    rng = np.random.default_rng(seed)
-    graph = random_graphs.layout_graph(
-        rng, nodes=24, edges=40, config_nodes=rng.permutation(24)[:4], configs=2)
-    graph.edge_index[0] = [23, 0]  # else the last node would be isolated
-    found = reduce_graph(
-        graph, reduction="shortest_paths", direction=direction, induced="edge")
-    rows = {tuple(row): i for i, row in enumerate(graph.node_feat.tolist())}
-    original = [rows[tuple(row)] for row in found.node_feat.tolist()]
-    assert original == sorted(original) and original[-1] == 23
-    far, small = (csgraph.shortest_path(matrix_of(each, direction), unweighted=True, indices=-1)
-                  for each in (graph, found))
-    reached = [node for node in graph.config_node.tolist() if np.isfinite(far[node])]
-    for node in reached:  # as far as before, on what is left
-      assert small[original.index(node)] == far[node]
-    # Of a tree with these ends no node can be spared, and every edge leads one step on.
-    unreached = set(graph.config_node.tolist()) - set(reached)
-    longest = sum(far[node] for node in reached)
-    assert len(original) <= 1 + longest + len(unreached)
-    for a, b in found.edge_index.tolist():
-      assert abs(far[original[a]] - far[original[b]]) == 1
-    whole = reduce_graph(graph, reduction="shortest_paths", direction=direction)
-    np.testing.assert_array_equal(whole.node_feat, found.node_feat)
-    assert whole.num_edges >= found.num_edges
-
-
 @pytest.mark.parametrize("nodes, config_nodes", [(1, [0]), (5, [4, 2])])
-@pytest.mark.parametrize("name", REDUCTIONS)
-def test_graphs_without_edges_keep_their_configurable_nodes(name, nodes, config_nodes):
+def test_graphs_without_edges_keep_their_configurable_nodes(nodes, config_nodes):
   rng = np.random.default_rng(0)
   graph = random_graphs.layout_graph(
       rng, nodes=nodes, edges=0, config_nodes=config_nodes, configs=2)
-  found = reduce_graph(graph, reduction=name)
+  found = reduce_graph(graph, reduction="config_neighborhood")
   np.testing.assert_array_equal(
       found.node_feat[found.config_node], graph.node_feat[graph.config_node])
   assert found.edge_index.shape == (0, 2)

@@ -99,7 +99,7 @@ def test_every_field_is_described(kind, variant):
 @pytest.mark.parametrize("kind, variant, flags, expected", [
     ("layout", "xla-random", ["--config.model.name=ResModel"], dict(
         name="ResModel", op_embed_dim=32, hidden_dim=32, num_gnns=2, adj_normalization="sym",
-        dropout="backpropdropout", config_gain=100.0, remat=False, dtype="float32",
+        dropout="backpropdropout", remat=False, dtype="float32",
         precision="highest")),
     ("layout", "xla-random", ["--config.model.name", "SAGE"], None),
     ("layout", "xla-random", ["--config.model.name", "Nope"], None),

@@ -130,7 +130,7 @@ def family_of(model: SegmentModel | None = None, *, segments: int = 2, configs: 
   """The family of the toy model, with batches of `segments` and `configs` in evaluation."""
   fields = {} if model is None else {
       f"segments.{name}": getattr(model, name)
-      for name in ("readout", "aggregation", "keep", "history_init", "keep_unit")}
+      for name in ("readout", "aggregation", "keep", "keep_unit")}
   return families.make("layout", ToyModel(), "gst_ed,ci", **fields, **{
       "segments.partition": "contiguous", "segments.max_nodes": 8, "segments.fresh": 1,
       "eval.graphs": segments, "eval.configs": configs})

@@ -33,12 +33,9 @@ _ROWS_PER_COMPILATION = 1.5e6
 _CONFIGS = 16
 
 EVERY = "every_config"
-SAMPLINGS = ("uniform", "skewed", "uniform_replacement", "skewed_replacement", "close_runtimes")
+SAMPLINGS = ("uniform", "skewed", "uniform_replacement")
 GRAPH_SAMPLINGS = ("uniform", "sqrt", "proportional", EVERY)
 VALID_SAMPLINGS = ("fixed", "slates")  # of validation during training
-# Of slates of close runtimes (1st place of the competition): how many are, and how many
-# slates long the window of sorted runtimes may be that they are drawn from.
-_CLOSE_SHARE, _LONGEST_WINDOW = 0.5, 4
 
 
 def config_draw(
@@ -54,31 +51,17 @@ def config_draw(
     sampling: one of `SAMPLINGS`. `skewed` draws the fastest configuration e times as often as
       the slowest, by weights exp((c - rank) / c), rank 0 the fastest (official layout trainer).
   """
-  total, skewed = len(label), sampling.startswith("skewed")
-  order = np.argsort(label, kind="stable")
-  if sampling == "close_runtimes":
-    return functools.partial(_close_runtimes, order, count)
-  log_weight = np.empty(total)
-  log_weight[order] = 1 - np.arange(total) / total
-  if sampling.endswith("replacement"):
-    cumulative = np.cumsum(np.exp(log_weight) if skewed else np.ones(total))
-    return lambda rng: np.searchsorted(
-        cumulative, rng.random(count) * cumulative[-1], side="right")
+  total = len(label)
+  if sampling == "uniform_replacement":
+    return lambda rng: (rng.random(count) * total).astype(np.int64)
   if count >= total:
     return lambda rng: rng.permutation(total)
-  if not skewed:
+  if sampling == "uniform":
     return lambda rng: rng.choice(total, count, replace=False)
+  log_weight = np.empty(total)
+  log_weight[np.argsort(label, kind="stable")] = 1 - np.arange(total) / total
   # Gumbel top-k: the same as to draw one after the other by the weights.
   return lambda rng: np.argpartition(-(log_weight + rng.gumbel(size=total)), count)[:count]
-
-
-def _close_runtimes(order: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-  """Draws half of the slates from one to four slates' length of neighbours in runtime order."""
-  if count < len(order) and rng.random() < _CLOSE_SHARE:
-    length = min(count * int(rng.integers(1, _LONGEST_WINDOW + 1)), len(order))
-    start = int(rng.integers(len(order) - length + 1))
-    order = order[start : start + length]
-  return rng.choice(order, min(count, len(order)), replace=False)
 
 
 def graph_weights(

@@ -27,9 +27,7 @@ _TASK_FIELDS = {"tile": (), "layout": ("data.store_dir",),
 _SEGMENT_CHOICES = {
     "segments.partition": tuple(partition.METHODS), "segments.readout": segments.READOUTS,
     "segments.aggregation": segments.AGGREGATIONS,
-    "segments.history_init": segments.HISTORY_INITS,
     "segments.keep_unit": segments.KEEP_UNITS, "segments.history_dtype": history.DTYPES,
-    "segments.history_place": history.PLACES,
 }
 # The smallest value of every field that is a number.
 _LEAST = {
@@ -136,8 +134,7 @@ def loss_options(config: ml_collections.ConfigDict) -> losses.Options:
   """Options of the losses that a config names; ValueError for impossible ones."""
   loss = config.loss
   return losses.Options(
-      loss.pair_reduction, loss.margin, loss.score_norm_clip,
-      losses.Noise(loss.noise, selection.ORIGINS[config.batch.target]))
+      loss.pair_reduction, loss.margin, loss.score_norm_clip)
 
 
 def parts() -> dict[str, Sequence[str]]:
@@ -162,9 +159,6 @@ def _check_loss(config: ml_collections.ConfigDict) -> None:
   if not loss.temperature > 0:
     raise ValueError(f"loss.temperature is {loss.temperature}, expected a number above 0")
   loss_options(config)
-  if loss.noise and target == "rank":
-    raise ValueError(f"loss.noise is {loss.noise}, but with batch.target=rank a loss knows no "
-                     "runtimes: take batch.target=ratio or official, or loss.noise=0")
   for name in set(names) & set(losses.NEED_POSITIVE_LABELS):
     if target not in ("official", "absolute"):
       raise ValueError(f"loss.losses has {name}, which needs runtimes, and batch.target is "
@@ -199,9 +193,6 @@ def _check_segments(config: ml_collections.ConfigDict) -> None:
   if options.recompute and options.keep != 1:
     raise ValueError(f"segments.keep is {options.keep}, but with segments.recompute every segment "
                      "counts: set keep to 1")
-  if options.recompute and options.history_init != "zero":
-    raise ValueError(f"segments.history_init is {options.history_init!r}, but with "
-                     "segments.recompute no entry is unwritten: set it to zero")
   if options.finetune.epochs and options.readout == "scalar":
     raise ValueError("segments.finetune.epochs needs segments.readout=embedding: with scalar the "
                      "head comes before the sum over segments")

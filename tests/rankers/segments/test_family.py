@@ -117,10 +117,9 @@ def test_expected_aggregate_is_the_sum_over_all_segments(keep_unit, segments, fr
     np.testing.assert_allclose(together, (1 - keep) ** power, atol=0.05)
 
 
-@pytest.mark.parametrize("history_init", ["zero", "skip"])
-def test_unwritten_entries_behave_as_the_option_says(history_init):
-  graphs, keep = graphs_of((5, 5)), 1.0
-  model = model_of(keep=keep, history_init=history_init, aggregation="sum")
+def test_unwritten_entries_count_as_zero():
+  graphs = graphs_of((5, 5))
+  model = model_of(keep=1.0, aggregation="sum")
   params = params_of(model, graphs)
   slots = [cases.slot(graph, i, [2, 0, 4], [1, 3]) for i, graph in enumerate(graphs)]
   batch = cases.batch_of(slots, graphs=2, configs=3, fresh=2)
@@ -132,8 +131,7 @@ def test_unwritten_entries_behave_as_the_option_says(history_init):
   scores = training_scores(model, params, batch._replace(stale=Stale(value, known)))
   for g, c in np.ndindex(2, 3):
     fresh = cases.readouts(model.model, params, graphs[g], slots[g].config_ids)[[1, 3], c]
-    eta = 1.0 if history_init == "zero" else (5 - known[g, c].sum()) / 2
-    total = eta * fresh.sum(axis=0) + value[g, c][known[g, c]].sum(axis=0)
+    total = fresh.sum(axis=0) + value[g, c][known[g, c]].sum(axis=0)
     expected = expected_scores(model, params, total[None, None])[0]
     np.testing.assert_allclose(scores[g, c], expected, rtol=1e-4, atol=1e-5)
 
@@ -214,7 +212,8 @@ def run_on(monkeypatch, folder, devices: int, place: str):
   monkeypatch.setattr(parallel, "local_device_count", lambda: devices)
   graphs, model = graphs_of((3, 4, 5)), model_of(keep=0.5)
   keys = history.Keys.of(graphs)
-  table = history.create(keys, width=cases.WIDTH, dtype="float32", place=place, folder=folder)
+  spec = (keys.entries, cases.WIDTH, "float32")
+  table = history.DeviceHistory(*spec) if place == "device" else history.HostHistory(*spec, folder)
 
   def draw(number, rng, turn):
     graph = graphs[number]

@@ -32,7 +32,13 @@ def _keys(graphs):
 
 
 def make(place: str, keys, tmp_path, dtype: str = "float32"):
-  return history.create(keys, width=WIDTH, dtype=dtype, place=place, folder=tmp_path / "history")
+  if place == "device":
+    return history.DeviceHistory(keys.entries, WIDTH, dtype)
+  return history.HostHistory(keys.entries, WIDTH, dtype, tmp_path / "host")
+
+
+def create(keys, tmp_path):
+  return history.create(keys, width=WIDTH, dtype="float32", folder=tmp_path / "history")
 
 
 def shuffled_batch(graphs, rng):
@@ -91,12 +97,13 @@ def test_a_restored_table_is_the_saved_one_bit_for_bit(place, dtype, keys, tmp_p
   snapshots.restore(found)
   for array, before in zip(table.read(everything), saved):
     np.testing.assert_array_equal(array, before)
-  # Into a table of a later run as well.
+  # Into a table of a later run as well, which may have room elsewhere.
   table.write(rows, jnp.zeros((4, 17, WIDTH)))
-  later = make(place, keys, tmp_path, dtype)
-  Snapshots(tmp_path / "history", keys, later).restore(found)
-  for array, before in zip(later.read(everything), saved):
-    np.testing.assert_array_equal(array, before)
+  for elsewhere in ("device", "host"):
+    later = make(elsewhere, keys, tmp_path, dtype)
+    Snapshots(tmp_path / "history", keys, later).restore(found)
+    for array, before in zip(later.read(everything), saved):
+      np.testing.assert_array_equal(array, before)
 
 
 def test_the_two_newest_snapshots_are_kept(keys, tmp_path):
@@ -153,20 +160,18 @@ def test_size_is_logged_and_decides_where_the_table_is(keys, tmp_path, monkeypat
   text = f"{keys.entries} entries (graph, configuration, segment) with {WIDTH} float32"
   caplog.set_level("INFO")
   monkeypatch.setattr(history, "_device_limit", lambda: size)
-  assert isinstance(make("auto", keys, tmp_path), history.DeviceHistory)
+  assert isinstance(create(keys, tmp_path), history.DeviceHistory)
   monkeypatch.setattr(history, "_device_limit", lambda: size - 1)
-  assert isinstance(make("auto", keys, tmp_path), history.HostHistory)
+  assert isinstance(create(keys, tmp_path), history.HostHistory)
   assert sum(text in message for message in caplog.messages) == 2
   assert caplog.messages[-1].endswith("on the host")
 
 
-@pytest.mark.parametrize("place", ["auto", "device", "host"])
-def test_a_table_that_does_not_fit_is_refused_with_the_alternatives(
-    place, keys, tmp_path, monkeypatch):
+def test_a_table_that_does_not_fit_is_refused_with_the_alternatives(keys, tmp_path, monkeypatch):
   monkeypatch.setattr(history, "_device_limit", lambda: 100)
   monkeypatch.setattr(history, "_host_limit", lambda folder: 200)
   with pytest.raises(ValueError, match="history_dtype"):
-    make(place, keys, tmp_path)
+    create(keys, tmp_path)
   assert not (tmp_path / "history").exists()
 
 

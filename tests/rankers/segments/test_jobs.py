@@ -40,13 +40,12 @@ def jobs(tmp_path_factory):
         ["run_layout.py", f"--config=configs/layout.py:xla-random,{variant},ci", *small,
          f"--data_root={data_root}", f"--workdir={folder / name}", *flags], **options)
 
-  host = "--config.segments.history_place=host"
   # Adam divides by the size of a gradient; a large epsilon keeps it from enlarging the rounding.
   plain = "--config.optimizer.eps=0.1"
   runs = {
       "whole": run("whole"),
-      "stopped": run("stopped", "--mode=train", host, stop_at_step=6),
-      "resumed": run("stopped", "--mode=train", host, "--resume"),
+      "stopped": run("stopped", "--mode=train", stop_at_step=6),
+      "resumed": run("stopped", "--mode=train", "--resume"),
       "other_table": run("stopped", "--resume", "--config.segments.max_nodes=50"),
       "uncut": run("uncut", "--mode=train", plain, "--config.segments.max_nodes=5000",
                    variant="gst_ed", small=SMALL),
@@ -69,7 +68,7 @@ def test_all_phases_run_and_rank(jobs):
   assert "between segments" in jobs.ended["whole"].out
 
 
-def test_a_stopped_run_with_its_table_elsewhere_goes_on_as_if_it_had_not_been(jobs):
+def test_a_stopped_run_goes_on_with_its_table_as_if_it_had_not_been(jobs):
   assert jobs.ended["stopped"].code == 128 + 15
   assert jobs.ended["resumed"].code == 0, jobs.ended["resumed"].err
   for folder in ("", "head"):
@@ -127,10 +126,8 @@ def test_segments_are_the_default_of_graphsage_alone():
     (dict(max_nodes=1), "max_nodes"), (dict(fresh=0), "fresh"), (dict(keep=1.5), "keep"),
     (dict(keep=-0.1), "keep"), (dict(keep=float("nan")), "keep"),
     (dict(recompute=True), "recompute"), (dict(partition="random"), "partition"),
-    (dict(recompute=True, keep=1.0, history_init="skip"), "history_init"),
-    (dict(readout="vector"), "readout"), (dict(history_init="random"), "history_init"),
-    (dict(history_dtype="int8"), "history_dtype"), (dict(history_place="moon"), "history_place"),
-    (dict(keep_unit="node"), "keep_unit"),
+    (dict(readout="vector"), "readout"), (dict(keep_unit="node"), "keep_unit"),
+    (dict(history_dtype="int8"), "history_dtype"),
     (dict(readout="scalar", finetune=dict(epochs=2)), "finetune.epochs"),
     (dict(finetune=dict(optimizer=dict(name="adam"))), "segments.finetune"),
 ])

@@ -46,6 +46,8 @@ DROPOUT_MODES = ("fullgraph", "dropout", "backpropdropout")
 NORMALIZATIONS = {"sym": (BOTH,), "asym": (USERS, OPERANDS)}
 # A network that always looks at blocks is judged on the mean of three (official).
 _BLOCKS_IN_EVALUATION = 3
+# Factor of configuration features (official).
+_CONFIG_GAIN = 100.0
 
 
 class BlockPrograms(base.Programs):
@@ -106,7 +108,6 @@ class ResModel(base.Network):
     num_gnns: rounds of message passing.
     adj_normalization: one of `NORMALIZATIONS`.
     dropout: one of `DROPOUT_MODES`.
-    config_gain: factor of configuration features (official: 100).
     opcodes: rows of the table of opcode embeddings (official: largest opcode of the data + 1).
     remat: recompute each round in the backward pass instead of storing it.
     dtype: of the computation; sums over neighbours and nodes are float32.
@@ -118,7 +119,6 @@ class ResModel(base.Network):
   num_gnns: int = 2
   adj_normalization: str = "sym"
   dropout: str = "backpropdropout"
-  config_gain: float = 100.0
   opcodes: int = OPCODES
   remat: bool = False
   dtype: Any = None
@@ -235,7 +235,7 @@ class ResModel(base.Network):
 
   def project(self, kernel: jax.Array, slates: Slates) -> Nodes:
     """Configurations of a batch through a block of a kernel, `[N, C, H]`."""
-    rows = Layouts(slates, self.config_gain * slates.batch.rows)
+    rows = Layouts(slates, _CONFIG_GAIN * slates.batch.rows)
     return rows.map(lambda values: self.matmul(values, kernel))
 
   def readout(self, summands: Sequence[Nodes]) -> jax.Array:

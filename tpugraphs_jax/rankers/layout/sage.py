@@ -41,9 +41,6 @@ class SAGE(base.Network):
     hidden_dim: width of node features.
     num_gnns: rounds of message passing.
     pooling: names of `nn.pooling`, concatenated.
-    layer_norm: normalise each node's features before the activation.
-    config_sentinel: nodes that are not configurable get a learned vector in place
-      of a configuration (1st place: value -2).
     remat: recompute each round in the backward pass instead of storing it.
     dtype: of the computation; sums over neighbours and nodes are float32.
     precision: of matrix products.
@@ -54,8 +51,6 @@ class SAGE(base.Network):
   hidden_dim: int = 128
   num_gnns: int = 3
   pooling: Sequence[str] = ("mean", "config_mean", "config_max")
-  layer_norm: bool = True
-  config_sentinel: bool = True
   remat: bool = False
   dtype: Any = None
   precision: Any = None
@@ -79,12 +74,11 @@ class SAGE(base.Network):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
     self.layout_value = layers.Embed(high - low + 1, self.value_embed_dim)
     self.static, self.config = dense(), dense(use_bias=False)
-    if self.config_sentinel:
-      self.sentinel = self.param(
-          "sentinel", nn.initializers.normal(0.02), (1, self.hidden_dim), jnp.float32)
+    self.sentinel = self.param(
+        "sentinel", nn.initializers.normal(0.02), (1, self.hidden_dim), jnp.float32)
     update = nn.remat(_Round) if self.remat else _Round
     self.sage = [
-        update(self.hidden_dim, self.layer_norm, self.dtype, self.precision)
+        update(self.hidden_dim, self.dtype, self.precision)
         for _ in range(self.num_gnns)
     ]
     self.head = layers.MLP(
@@ -108,13 +102,13 @@ class SAGE(base.Network):
     static = jnp.concatenate([graph.nodes["feat"], self.op_embedding(graph)], axis=-1)
     shared = self.static(static)
     config = Layouts(slates, self.embed_rows(slates.batch.rows)).map(self.config)
-    if self.config_sentinel:
-      # Every node gets the vector; a configurable one loses it again.
-      sentinel = self.sentinel.astype(shared.dtype)
-      shared += sentinel
-      configurable = slates.is_configurable_row()[:, None, None]
-      config = dataclasses.replace(
-          config, varying=config.varying - jnp.where(configurable, sentinel[None], 0))
+    # Nodes that are not configurable have a learned vector in place of a configuration (1st
+    # place: value -2). Every node gets the vector; a configurable one loses it again.
+    sentinel = self.sentinel.astype(shared.dtype)
+    shared += sentinel
+    configurable = slates.is_configurable_row()[:, None, None]
+    config = dataclasses.replace(
+        config, varying=config.varying - jnp.where(configurable, sentinel[None], 0))
     return (slates.nodes(shared) + config).map(nn.gelu)
 
   def embed_rows(self, rows: jax.Array) -> jax.Array:
@@ -127,7 +121,6 @@ class _Round(nn.Module):
   """`x + gelu(norm(W x + W_o mean(operands) + W_u mean(users)))`."""
 
   features: int
-  layer_norm: bool
   dtype: Any
   precision: Any
 
@@ -137,6 +130,4 @@ class _Round(nn.Module):
         Dense, self.features, dtype=self.dtype, precision=self.precision)
     y = sage(x, dense(name="self"), {
         direction: dense(use_bias=False, name=direction) for direction in (OPERANDS, USERS)})
-    if self.layer_norm:
-      y = y.map(nn.LayerNorm(dtype=self.dtype, name="norm"))
-    return x + y.map(nn.gelu)
+    return x + y.map(nn.LayerNorm(dtype=self.dtype, name="norm")).map(nn.gelu)

@@ -50,11 +50,10 @@ from tpugraphs_jax.rankers.segments.batches import (
 
 READOUTS = ("embedding", "scalar")
 AGGREGATIONS = ("mean", "sum")
-HISTORY_INITS = ("zero", "skip")
 KEEP_UNITS = ("segment", "entry")
 READOUT_COLLECTION = "readout"
 _HISTORY_FOLDER = "history"
-_MODEL_FIELDS = ("readout", "aggregation", "keep", "history_init", "keep_unit")
+_MODEL_FIELDS = ("readout", "aggregation", "keep", "keep_unit")
 
 
 class SegmentModel(Precise):
@@ -67,9 +66,6 @@ class SegmentModel(Precise):
       (published code for TpuGraphs).
     aggregation: `sum`, or `mean`: divided by J.
     keep: probability p that another segment counts.
-    history_init: treatment of another segment whose value is unknown: `zero`: its value
-      is zero (as published); `skip`: it does not exist, and the fresh segments stand
-      in for it, eta = (J - p * known others) / S.
     keep_unit: the unit that is kept or dropped: a `segment` for all configurations
       of the slate, or each `entry` (segment and configuration) on its own.
   """
@@ -78,7 +74,6 @@ class SegmentModel(Precise):
   readout: str = "embedding"
   aggregation: str = "mean"
   keep: float = 1.0
-  history_init: str = "zero"
   keep_unit: str = "segment"
 
   @property
@@ -120,8 +115,6 @@ class SegmentModel(Precise):
       return jnp.broadcast_to(segments / fresh, (graphs, configs)), jnp.zeros(())
     known = batch.stale.known_mask
     weight = self.keep + (1 - self.keep) * segments / fresh
-    if self.history_init == "skip":
-      weight = (segments - self.keep * known.sum(axis=-1)) / fresh
     kept = known & self.draw(graphs, known.shape[1:])
     others = jnp.einsum("gcj,gcjp->gcp", kept.astype(jnp.float32),
                         batch.stale.value.astype(jnp.float32), precision="highest")
@@ -268,8 +261,7 @@ class Segments(Family):
       return with_recomputed(step, self.network, width=width), batches
     keys, folder = history.Keys.of(graphs), workdir / _HISTORY_FOLDER
     table = history.create(
-        keys, width=width, dtype=self.options["history_dtype"],
-        place=self.options["history_place"], folder=folder)
+        keys, width=width, dtype=self.options["history_dtype"], folder=folder)
     snapshots = history.Snapshots(folder, keys, table)
     return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
 

@@ -27,7 +27,6 @@ from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph, Stale
 
 DTYPES = ("float32", "bfloat16")
-PLACES = ("auto", "device", "host")
 # Largest share of the free memory of a device (on a CPU of all memory) that a table may take:
 # the model needs the rest. The share of the free disk leaves room for two saved copies.
 _DEVICE_SHARE = 0.25
@@ -193,35 +192,33 @@ class HostHistory:
 History = DeviceHistory | HostHistory
 
 
-def create(keys: Keys, *, width: int, dtype: str, place: str, folder: Path) -> History:
-  """Makes the table on the devices or on the host, where it fits, and logs its size.
+def create(keys: Keys, *, width: int, dtype: str, folder: Path) -> History:
+  """Makes the table on the devices if it fits there, else on the host, and logs its size.
 
   Args:
     keys: its entries.
     width: numbers P per entry.
     dtype: one of `DTYPES`.
-    place: `device`, `host`, or `auto`: on the devices if it fits there.
     folder: for the files of a host table.
 
   Raises:
-    ValueError: it fits nowhere it may be.
+    ValueError: it fits neither on the devices nor on the host.
   """
   size = keys.entries * (width * jnp.dtype(dtype).itemsize + 1)
   can_number = keys.entries <= _MOST_DEVICE_ENTRIES
   limits = {"device": _device_limit() if can_number else 0, "host": _host_limit(folder)}
-  allowed = ("device", "host") if place == "auto" else (place,)
   # Process 0 decides: all must write in the same way.
-  fits = parallel.from_primary([where for where in allowed if size <= limits[where]])
+  fits = parallel.from_primary([place for place, limit in limits.items() if size <= limit])
   text = (f"history table of {keys.entries:,} entries (graph, configuration, segment) with "
           f"{width} {dtype}: {console.size(size)}")
   if not fits:
-    room = " and ".join(f"{console.size(limits[where])} on the {where}" for where in allowed)
+    room = " and ".join(
+        f"{console.size(limit)} on the {place}" for place, limit in limits.items())
     raise ValueError(
         f"{text}; it may take {room}. Take less by segments.readout=scalar, "
         "segments.history_dtype=bfloat16, fewer configurations "
-        "(data.max_configs) or larger segments (segments.max_nodes), put it on "
-        "the host (segments.history_place=host), or train without a table (variants gst "
-        "and one)")
+        "(data.max_configs) or larger segments (segments.max_nodes), or train without a table "
+        "(variants gst and one)")
   logging.info("%s, on the %s", text, fits[0])
   if fits[0] == "device":
     return DeviceHistory(keys.entries, width, dtype)

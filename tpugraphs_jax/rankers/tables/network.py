@@ -51,6 +51,8 @@ PAIRS = ("none", "low_rank")
 RESIDUALS = ("none", "triples", "sage")
 # Factor of costs that do not scale with bytes, beside costs that do.
 _FLAT = 0.1
+# Factor of all costs, which are small at initialisation.
+_COST_SCALE = 4.0
 
 
 class TablePart(nn.Module):
@@ -142,7 +144,6 @@ class ScoreTables(base.Network):
     rank: factors, per direction.
     heads: independent tables on the same states, which add up.
     dropout: rate on node, choice and pair states in training.
-    cost_scale: of initial costs.
     dtype: of the computation; sums over neighbours and costs are float32.
     precision: of matrix products.
   """
@@ -156,7 +157,6 @@ class ScoreTables(base.Network):
   rank: int = 8
   heads: int = 1
   dropout: float = 0.0
-  cost_scale: float = 4.0
   dtype: Any = None
   precision: Any = None
 
@@ -209,7 +209,7 @@ class ScoreTables(base.Network):
       return jnp.zeros(batch.target.shape, jnp.float32)
     batch = self.weighed(batch)
     x, row = self.states(batch, train)
-    return self.beyond(x, row, batch, train=train)[..., 0] * self.cost_scale
+    return self.beyond(x, row, batch, train=train)[..., 0] * _COST_SCALE
 
   def tables(
       self, batch: TableBatch, *, train: bool = False
@@ -218,10 +218,10 @@ class ScoreTables(base.Network):
     batch = self.weighed(batch)
     x, row = self.states(batch, train)
     unary = self.unary_costs(x, row, batch, train=train)
-    unary = add_up(unary, batch.choices.group, len(batch.choices.row)) * self.cost_scale
+    unary = add_up(unary, batch.choices.group, len(batch.choices.row)) * _COST_SCALE
     if self.pairs == "none":
       return unary, None
-    return unary, self.pair_costs(x, row, batch, train=train) * self.cost_scale
+    return unary, self.pair_costs(x, row, batch, train=train) * _COST_SCALE
 
   def node_tables(self, batch: TableBatch) -> tuple[jax.Array, jax.Array | None]:
     """The summands of `tables`: costs `[K, R]` of nodes, `[P, R, R]` of pairs of nodes or None.
@@ -231,10 +231,10 @@ class ScoreTables(base.Network):
     """
     batch = self.weighed(batch)
     x, row = self.states(batch, False)
-    unary = self.unary_costs(x, row, batch, train=False).sum(axis=-1) * self.cost_scale
+    unary = self.unary_costs(x, row, batch, train=False).sum(axis=-1) * _COST_SCALE
     if self.pairs == "none":
       return unary, None
-    return unary, self.pair_costs.of_nodes(x, row, batch).sum(axis=-1) * self.cost_scale
+    return unary, self.pair_costs.of_nodes(x, row, batch).sum(axis=-1) * _COST_SCALE
 
   def weighed(self, batch: TableBatch) -> TableBatch:
     """The batch; with weight 1 for all nodes and pairs unless costs grow with bytes."""
