@@ -33,7 +33,7 @@ _PRODUCT = re.compile(
 def presets(kind: str) -> list[str]:
   """The variants `preset=NAME` of the config file of a kind, `tile` or `layout`."""
   variants = runpy.run_path(str(configs.folder() / f"{kind}.py"))["VARIANTS"]
-  return [name for name in variants if name.startswith(configs.PRESET)]
+  return [name for name in variants if name.startswith("preset=")]
 
 
 def lower(

@@ -9,6 +9,7 @@ PACKAGE = commands.ROOT / "tpugraphs_jax"
 # From the bottom to the top: a module imports from the layers before its own.
 LAYERS = (
     ("infra",),
+    ("options",),
     ("columns", "collections", "graph", "registry"),
     ("losses", "metrics", "data", "hlo", "nn", "submission"),
     ("synthetic",),
@@ -74,7 +75,7 @@ def test_a_layer_knows_only_its_own_tools(path):
 
 
 # Modules of `rankers` that all families share; every other folder or module is a family.
-SHARED = {"base", "scorer", "official_weights"}
+SHARED = {"base", "scorer", "settings", "official_weights"}
 # `segments` wraps families of whole programs.
 WRAPPED = {"segments": {"layout"}}
 

@@ -158,7 +158,7 @@ def _compiled(name):
 
 
 _loss_sums = jax.jit(
-    losses.loss_sums, static_argnames=("losses", "temperature")
+    losses.loss_sums, static_argnames=("losses", "options")
 )
 
 
@@ -236,7 +236,7 @@ def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
   def step(scores, labels, where, sum_over_devices, axis=None):
     def local_loss(scores):
       totals, counts = losses.loss_sums(
-          weighted, scores, labels, where=where, temperature=10.0, axis=axis
+          weighted, scores, labels, where=where, options=losses.LossOptions(temperature=10.0), axis=axis
       )
       return losses.combine(weighted, totals, sum_over_devices(counts))
 
@@ -265,7 +265,7 @@ def test_combined_loss_is_the_weighted_sum_of_the_means():
   scores, labels, where = _case("ragged mask")
   weighted = losses.parse_losses("ListMLELoss:3,MSE:1")
   totals, counts = _loss_sums(
-      weighted, scores, labels, where=where, temperature=10.0
+      weighted, scores, labels, where=where, options=losses.LossOptions(temperature=10.0)
   )
   listmle = _slow("ListMLELoss", scores / 10.0, labels, where)
   mse = _slow("MSE", scores, labels, where)
@@ -285,7 +285,7 @@ def test_combined_loss_of_nothing_is_zero():
 def test_temperature_divides_the_scores_of_listmle_and_of_nothing_else():
   scores, labels, where = _slates()
   weighted = tuple((name, 1.0) for name in NAMES)
-  hot = _loss_sums(weighted, scores, labels, temperature=4.0)[0]
+  hot = _loss_sums(weighted, scores, labels, options=losses.LossOptions(temperature=4.0))[0]
   for name, total in zip(NAMES, hot):
     used = scores / 4.0 if name == "ListMLELoss" else scores
     np.testing.assert_allclose(
@@ -362,25 +362,25 @@ def sums(name, options, scores, labels, where, **more):
 
 def _as_slow_pairs(options):
   """The arguments of `_slow` that stand for these options."""
-  reduction = options.reduction if options.reduction != losses.OWN_REDUCTION else ""
+  reduction = options.pair_reduction if options.pair_reduction != losses.OWN_REDUCTION else ""
   return {"reduction": reduction, "margin": options.margin}
 
 
 @pytest.mark.parametrize("name, options", [
     *((name, {}) for name in PAIRWISE),
-    *((name, {"reduction": reduction})
+    *((name, {"pair_reduction": reduction})
       for name in ("PairwiseHingeLoss", "PairwiseLogisticLoss", "CrossHingeLoss")
       for reduction in losses.REDUCTIONS[1:]),
     *((name, {"margin": 0.3})
       for name in ("PairwiseHingeLoss", "DiffMatLoss", "CrossHingeLoss", "RankHingeLoss")),
-    *((name, {"reduction": "sum", "margin": 0.3})
+    *((name, {"pair_reduction": "sum", "margin": 0.3})
       for name in ("MSE", "LogMSE", "MAPE")),  # losses without these options
 ])
 def test_options_equal_their_slow_formulation(name, options):
   scores, labels, where = (np.concatenate([array, array[:2]]) for array in close_slates())
   where[4] = False  # no item
   where[5, 1:] = False  # one item
-  options = losses.Options(**options)
+  options = losses.LossOptions(**options)
   total, count, grad = sums(name, options, scores, labels, where)
   expected = _slow(name, scores, labels, where, **_as_slow_pairs(options))
   np.testing.assert_allclose((total, count), expected, rtol=1e-5)
@@ -391,14 +391,14 @@ def test_scores_are_scaled_down_to_the_norm_and_never_up():
   scores, labels, where = close_slates()
   scores[1], scores[2] = 100 * scores[1], 0
   scores[3, ~where[3]] = np.nan
-  options = losses.Options(score_norm_clip=5.0)
+  options = losses.LossOptions(score_norm_clip=5.0)
   clipped = np.array(scores)
   for row, real in zip(clipped, where):
     norm = math.sqrt(sum(float(s) ** 2 for s in row[real]))
     row *= min(1.0, 5.0 / norm) if norm else 1.0
   for name in ("PairwiseHingeLoss", "ListMLELoss", "MSE"):
     total, count, grad = sums(name, options, scores, labels, where)
-    expected = sums(name, losses.Options(), clipped, labels, where)
+    expected = sums(name, losses.LossOptions(), clipped, labels, where)
     np.testing.assert_allclose((total, count), expected[:2], rtol=1e-5)
     assert np.isfinite(grad).all() and not grad[~where].any()
   # A list at its limit cannot be made longer: the gradient has no part along it.
@@ -407,12 +407,12 @@ def test_scores_are_scaled_down_to_the_norm_and_never_up():
 
 
 @pytest.mark.parametrize("field, values", [
-    ("reduction", ("mean",)), ("margin", (-1.0, math.nan)), ("score_norm_clip", (-1.0, math.inf)),
+    ("pair_reduction", ("mean",)), ("margin", (-1.0, math.nan)), ("score_norm_clip", (-1.0, math.inf)),
 ])
 def test_impossible_options_are_refused(field, values):
   for value in values:
     with pytest.raises(ValueError, match=field):
-      losses.Options(**{field: value})
+      losses.LossOptions(**{field: value})
 
 
 @pytest.mark.parametrize("text, expected", [

@@ -47,7 +47,7 @@ def _slates(record, suffix):
 @functools.cache
 def _value_and_grad(weighted, temperature):
   def value(scores, labels):
-    sums = losses.loss_sums(weighted, scores, labels, temperature=temperature)
+    sums = losses.loss_sums(weighted, scores, labels, options=losses.LossOptions(temperature=temperature))
     return losses.combine(weighted, *sums)
 
   return jax.jit(jax.value_and_grad(value))

@@ -12,6 +12,7 @@ from pathlib import Path
 import re
 
 from tpugraphs_jax.infra import remote, trust
+from tpugraphs_jax.options import option, Options
 
 RELEASED = (
     "tile:xla",
@@ -30,6 +31,16 @@ STAMP = "synthetic.json"  # beside the data that `tpugraphs_jax.synthetic` write
 SYNTHETIC = "SYNTHETIC: run times of a machine model, no measurement of real programs"
 MEASURED = "measured run times of the released data set"
 UNKNOWN = "of unknown kind: no .json of `tpugraphs_jax.collect` lies beside the files"
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectionOptions(Options):
+  """The collection that a config names."""
+
+  section = "data"
+  source: str = option("xla", "programs: xla, nlp, or own ones", one_of=("xla", "nlp", OWN))
+  search: str = option(
+      "", "how layouts were drawn: random or default; of own programs the name of the collection")
 
 
 @dataclasses.dataclass(frozen=True)

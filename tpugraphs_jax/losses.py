@@ -44,6 +44,7 @@ import jax
 import jax.numpy as jnp
 import rax
 
+from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.registry import Registry
 
 PAIR_REDUCTIONS = ("items", "pairs", "sum", "mean_all", "mean_valid")
@@ -362,41 +363,6 @@ def predicts(losses: WeightedLosses) -> str:
   return "runtime" if is_runtime else "order"
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """Options of a run, each for all losses that have such an option.
-
-  Attributes:
-    reduction: divisor of a list's sum over pairs, see the module; `own` = the default of
-      each loss.
-    margin: of hinges; 0 = the loss's own.
-    score_norm_clip: largest L2 norm of a list's scores, which are scaled down to it
-      first; 0 = no limit.
-  """
-
-  reduction: str = OWN_REDUCTION
-  margin: float = 0.0
-  score_norm_clip: float = 0.0
-
-  def __post_init__(self):
-    if self.reduction not in REDUCTIONS:
-      raise ValueError(f"loss.pair_reduction is {self.reduction!r}, expected one of "
-                       f"{', '.join(REDUCTIONS)}")
-    for field, value in (("margin", self.margin), ("score_norm_clip", self.score_norm_clip)):
-      if not 0 <= value < math.inf:
-        raise ValueError(f"loss.{field} is {value}, expected a number from 0 on")
-
-  def of(self, loss: Any, **more: Any) -> dict[str, Any]:
-    """The keyword arguments, out of these options and `more`, that `loss` accepts."""
-    given = dict(more)
-    given |= {"margin": self.margin} if self.margin else {}
-    given |= {"reduction": self.reduction} if self.reduction != OWN_REDUCTION else {}
-    # Losses of several graphs hand options on to the loss of one.
-    inner = inspect.signature(getattr(loss, "of_one_list", loss)).parameters
-    known = {*inspect.signature(loss).parameters, *inner}
-    return {name: value for name, value in given.items() if name in known}
-
-
 def parse_losses(text: str, *, normalize: bool = True) -> tuple[tuple[str, float], ...]:
   """Reads `name:weight,name:weight`.
 
@@ -423,10 +389,61 @@ def parse_losses(text: str, *, normalize: bool = True) -> tuple[tuple[str, float
   return tuple((name, weight / total) for name, weight in weights.items())
 
 
+def _weight(number: str, text: str) -> float:
+  try:
+    weight = float(number)
+  except ValueError:
+    weight = math.nan
+  if not 0 < weight < math.inf:
+    raise ValueError(f"losses: weight {number!r} in {text!r}, expected a number above 0")
+  return weight
+
+
+@dataclasses.dataclass(frozen=True)
+class LossOptions(Options):
+  """The quantity that training minimises. An option counts for every loss that has it."""
+
+  section = "loss"
+  losses: str = option("ListMLELoss:1", "NAME:WEIGHT,... of the losses that are added up")
+  normalize_weights: bool = option(True, "divide weights by their sum (official)")
+  temperature: float = option(
+      1.0, "divisor of scores in ListMLELoss; other losses take the scores as they are", above=0)
+  kernel_l2: float = option(
+      0.0, "factor of the sum of squared Dense kernels (official: 1e-4)", least=0)
+  activity_l2: float = option(
+      0.0, "factor of the mean squared length of opcode embeddings over nodes (official: 1e-4)",
+      least=0)
+  pair_reduction: str = option(
+      OWN_REDUCTION, "divisor of a list's sum over pairs; own = the default of each loss",
+      one_of=REDUCTIONS)
+  margin: float = option(0.0, "margin of hinges; 0 = the loss's own", least=0)
+  score_norm_clip: float = option(
+      0.0, "largest L2 norm of a list's scores, which are scaled down to it; 0 = no limit", least=0)
+
+  def check(self) -> None:
+    """Refuses (ValueError) unknown or repeated losses, and impossible weights."""
+    parse_losses(self.losses)
+
+  @property
+  def weighted(self) -> WeightedLosses:
+    """Names and weights of the losses."""
+    return parse_losses(self.losses, normalize=self.normalize_weights)
+
+  def arguments(self, loss: Any, **more: Any) -> dict[str, Any]:
+    """The keyword arguments, out of these options and `more`, that `loss` accepts."""
+    given = more | {"temperature": self.temperature}
+    given |= {"margin": self.margin} if self.margin else {}
+    given |= {"reduction": self.pair_reduction} if self.pair_reduction != OWN_REDUCTION else {}
+    # Losses of several graphs hand options on to the loss of one.
+    inner = inspect.signature(getattr(loss, "of_one_list", loss)).parameters
+    known = {*inspect.signature(loss).parameters, *inner}
+    return {name: value for name, value in given.items() if name in known}
+
+
 def loss_sums(
     losses: WeightedLosses, scores: jax.Array, labels: jax.Array, *,
-    where: jax.Array | None = None, temperature: float = 1.0, key: jax.Array | None = None,
-    options: Options = Options(), axis: str | None = None,
+    where: jax.Array | None = None, key: jax.Array | None = None,
+    options: LossOptions = LossOptions(), axis: str | None = None,
 ) -> LossSum:
   """Totals and counts, both `[len(losses)]` float32, of each loss in `losses`.
 
@@ -435,10 +452,8 @@ def loss_sums(
     scores: `[graphs, configs]`.
     labels: `[graphs, configs]`.
     where: `[graphs, configs]` bool.
-    temperature: of ListMLE: the official pairwise losses and MSE take the raw scores
-      whatever their temperature.
     key: `[graphs]` keys of the order among ties, see `listmle`.
-    options: of any loss.
+    options: for every loss that has them.
     axis: name of the axis of devices, for losses across graphs; None = one device.
   """
   if options.score_norm_clip:
@@ -447,7 +462,7 @@ def loss_sums(
   pairs = []
   for name, _ in losses:
     loss = LOSSES[name]
-    chosen = options.of(loss, temperature=temperature, key=key, axis=axis)
+    chosen = options.arguments(loss, key=key, axis=axis)
     found = loss(scores, labels, where=where, **chosen)
     if not (isinstance(found, tuple) and len(found) == 2):
       raise ValueError(f"loss.losses: {name} returns a {type(found).__name__}, expected a pair "
@@ -467,13 +482,3 @@ def combine(losses: WeightedLosses, totals: jax.Array, counts: jax.Array) -> jax
   """
   weights = jnp.array([weight for _, weight in losses], jnp.float32)
   return jnp.sum(weights * totals / jnp.maximum(counts, 1.0))
-
-
-def _weight(number: str, text: str) -> float:
-  try:
-    weight = float(number)
-  except ValueError:
-    weight = math.nan
-  if not 0 < weight < math.inf:
-    raise ValueError(f"losses: weight {number!r} in {text!r}, expected a number above 0")
-  return weight

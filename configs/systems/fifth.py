@@ -12,7 +12,7 @@ run is as long as configs/layout.py and configs/tile.py say.
 from ml_collections import ConfigDict
 
 from tpugraphs_jax.collections import RELEASED
-from tpugraphs_jax.run.configs import model
+from tpugraphs_jax.configs import base
 
 SMALL = dict(  # variant `ci`
     op_embed_dim=8, width=16, num_layers=2, token_width=16, token_layers=1)
@@ -28,7 +28,7 @@ def fifth(config: ConfigDict) -> None:
   _common(config)
   config.data.features += ("fifth_layout",)
   config.batch.update(graphs=4, configs=8)
-  config.model = model("layout", "Fifth")
+  config.model = base.model("layout", "Fifth")
   config.loss.margin = 1.0
   config.optimizer.learning_rate = 1e-4
 
@@ -59,7 +59,7 @@ def tile_fifth(config: ConfigDict) -> None:
   _common(config)
   config.data.update(virtual_node="cluster", cluster_nodes=10_000)
   config.batch.update(graphs=128, configs=32, config_chunk=8, sampling="uniform_replacement")
-  config.model = model("tile", "Fifth")
+  config.model = base.model("tile", "Fifth")
   config.loss.margin = 0.1
 
 

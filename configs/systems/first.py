@@ -10,7 +10,7 @@ configs/tile.py say.
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run import configs
+from tpugraphs_jax.configs import base
 
 SMALL = dict(op_embed_dim=8, width=16)  # variant `ci`
 
@@ -32,7 +32,7 @@ def first(config: ConfigDict) -> None:
   slate = (256 if config.data.source == "nlp" else 128) if across else 512
   config.batch.update(graphs=1, configs=64 if across else 128)
   config.eval.update(configs=slate, permutations=10)
-  config.model = configs.model("layout", "First", across_configs=across)
+  config.model = base.model("layout", "First", across_configs=across)
   _training(config)
 
 
@@ -46,7 +46,7 @@ def tile_first(config: ConfigDict) -> None:
       features=("first_tile", "first_tile_layout"), config_transform="first",
       feature_transform="first_tile_layout=none,*=first")
   config.batch.update(graphs=1, configs=64, target="official")
-  config.model = configs.model("tile", "First")
+  config.model = base.model("tile", "First")
   _training(config)
 
 

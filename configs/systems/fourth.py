@@ -8,7 +8,7 @@ run is as long as configs/layout.py says.
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run.configs import model
+from tpugraphs_jax.configs import base
 
 # Variant `ci`.
 SMALL = dict(op_embed_dim=8, edge_widths=(8, 8), config_widths=(8, 8), head_widths=(8,))
@@ -25,7 +25,7 @@ def fourth(config: ConfigDict) -> None:
                      duplicate_policy="min", graph_reduction="config_neighborhood",
                      reduction_hops=1, reduction_direction="operands", reduction_induced="edge")
   config.batch.update(graphs=4, configs=32, target="rank")
-  config.model = model("layout", "Fourth")
+  config.model = base.model("layout", "Fourth")
   config.loss.losses = "ListMLELoss:1"
   config.optimizer.update(schedule="cosine", clip_norm=1.0)
 

@@ -9,7 +9,7 @@ programs on a GPU; here a run is as long as configs/layout.py says.
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run import configs
+from tpugraphs_jax.configs import base
 
 SMALL = dict(op_embed_dim=8, map_width=8, width=8, rounds=2)  # variant `ci`
 
@@ -29,15 +29,14 @@ def gst(config: ConfigDict) -> None:
   config.data.update(
       feature_transform="gst", config_transform="none", fit_splits=("train", "valid", "test"))
   config.batch.update(graphs=32, configs=32, sampling="uniform_replacement")
-  config.model = configs.model("layout", "GST")
+  config.model = base.model("layout", "GST")
   config.loss.losses = "SumHingeLoss:1"
   config.optimizer.update(
       name="adam_l2", learning_rate=1e-4, schedule="cosine", weight_decay=5e-4)
   config.train.valid_configs = 32
-  if "segments" in config:
-    config.segments.update(
-        partition="published", max_nodes=1000, fresh=1, readout="scalar", aggregation="sum",
-        keep_unit="entry")
+  base.in_segments(
+      config, partition="published", max_nodes=1000, fresh=1, keep=0.5, keep_unit="entry",
+      readout="scalar", aggregation="sum")
 
 
 def seventh(config: ConfigDict) -> None:
@@ -54,4 +53,3 @@ def seventh(config: ConfigDict) -> None:
 
 LAYOUTS = {"gst": gst, "seventh": seventh}
 TILES = {}
-IN_SEGMENTS = ("gst", "seventh")

@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run.configs import model
+from tpugraphs_jax.configs import base
 
 SMALL = dict(op_embed_dim=8, width=8, rounds=2)  # variant `ci`
 
@@ -71,7 +71,7 @@ def mlsys21_fusion_work(config: ConfigDict) -> None:
 def _common(config: ConfigDict, **options: Any) -> None:
   config.data.update(feature_transform="minmax", config_transform="minmax")
   config.batch.update(graphs=10, configs=10, target="official")
-  config.model = model("tile", "MLSys21", **options)
+  config.model = base.model("tile", "MLSys21", **options)
   config.loss.losses = "RankHingeLoss:1"
   config.optimizer.update(name="adam", eps=1e-7, clip_norm=1.0)
 

@@ -10,7 +10,7 @@ tiles) on a GPU; here a run is as long as configs/layout.py and configs/tile.py 
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run.configs import model
+from tpugraphs_jax.configs import base
 
 SMALL = dict(feature_width=8, op_embed_dim=8, first_width=8, widths=(8, 8))  # variant `ci`
 
@@ -26,7 +26,7 @@ def second_xla(config: ConfigDict) -> None:
   config.data.leave_out = ("unet",)
   config.batch.update(graphs=10, configs=4)
   # The sum over nodes is in milliseconds, labels are in units of 10 ms.
-  config.model = model("layout", "Second", score_scale=0.1)
+  config.model = base.model("layout", "Second", score_scale=0.1)
   config.loss.update(losses="DiffMatLoss:1,MAPE:1", margin=1.0, normalize_weights=False)
 
 
@@ -40,7 +40,7 @@ def second_nlp(config: ConfigDict) -> None:
   _common(config)
   config.data.features = ("second_nlp",)
   config.batch.update(graphs=4, configs=10)
-  config.model = model("layout", "Second", first_width=64, widths=(256,) * 4 + (512,) * 4,
+  config.model = base.model("layout", "Second", first_width=64, widths=(256,) * 4 + (512,) * 4,
                        residual=True, score_scale=1e-3)
   config.loss.update(losses="ListMLELoss:1", score_norm_clip=500.0)
   config.optimizer.update(
@@ -55,7 +55,7 @@ def second_tile(config: ConfigDict) -> None:
   """
   _common(config)
   config.batch.update(graphs=100, configs=10)
-  config.model = model("tile", "Second", first_width=64, widths=(256,) * 4 + (512,) * 4)
+  config.model = base.model("tile", "Second", first_width=64, widths=(256,) * 4 + (512,) * 4)
   config.loss.update(losses="DiffMatLoss:0.1", margin=0.1, normalize_weights=False)
 
 

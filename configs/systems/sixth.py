@@ -11,7 +11,7 @@ NLP layouts. Here a run is as long as configs/layout.py and configs/tile.py say.
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run import configs
+from tpugraphs_jax.configs import base
 
 SMALL = dict(op_embed_dim=8, width=8, layers=2)  # variant `ci`
 
@@ -29,7 +29,7 @@ def sixth(config: ConfigDict) -> None:
       graph_reduction="config_neighborhood", reduction_hops=5, reduction_direction="users",
       reduction_induced="node")
   config.batch.update(graphs=1, configs=80 if nlp else 100 if random else 32)
-  config.model = configs.model("layout", "Sixth")
+  config.model = base.model("layout", "Sixth")
   config.loss.update(losses="PairwiseLogisticLoss:1", pair_reduction="pairs")
   _training(config)
   config.optimizer.update(accumulation_steps=32, average_window=(0.5, 1.0))
@@ -41,7 +41,7 @@ def sixth_gin(config: ConfigDict) -> None:
   Its scores are added to those of `sixth`.
   """
   sixth(config)
-  config.model = configs.model("layout", "SixthGIN")
+  config.model = base.model("layout", "SixthGIN")
 
 
 def tile_sixth(config: ConfigDict) -> None:
@@ -51,7 +51,7 @@ def tile_sixth(config: ConfigDict) -> None:
   """
   config.data.update(feature_transform="sixth", config_transform="sixth")
   config.batch.update(graphs=32, configs=64)
-  config.model = configs.model("tile", "Sixth")
+  config.model = base.model("tile", "Sixth")
   config.loss.update(losses="ListMLELoss:1")
   _training(config)
 

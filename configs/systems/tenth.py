@@ -11,7 +11,7 @@ configs/tile.py say.
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run.configs import model
+from tpugraphs_jax.configs import base
 
 SMALL = dict(op_embed_dim=8, width=8, blocks=2, mlp_widths=(8, 8))  # variant `ci`
 
@@ -32,7 +32,7 @@ def layouts(config: ConfigDict) -> None:
   config.batch.update(graphs=1, configs=256)
   config.eval.configs = 256
   members = dict(attention="difformer", gated=True, blocks=5) if config.data.source == "nlp" else {}
-  config.model = model("layout", "Tenth", **members)
+  config.model = base.model("layout", "Tenth", **members)
 
 
 def tiles(config: ConfigDict) -> None:
@@ -44,7 +44,7 @@ def tiles(config: ConfigDict) -> None:
   _common(config)
   config.data.update(feature_transform="signed_log1p", config_transform="signed_log1p")
   config.batch.update(graphs=16, configs=32)
-  config.model = model("tile", "Tenth")
+  config.model = base.model("tile", "Tenth")
 
 
 def _common(config: ConfigDict) -> None:

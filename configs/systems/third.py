@@ -10,7 +10,7 @@ configs/tile.py say.
 
 from ml_collections import ConfigDict
 
-from tpugraphs_jax.run import configs
+from tpugraphs_jax.configs import base
 
 SMALL = dict(op_embed_dim=8, first_width=8, widths=(8, 8))  # variant `ci`
 
@@ -26,7 +26,7 @@ def third(config: ConfigDict) -> None:
       feature_transform="operand_shapes=log_offset(3),*=none", config_transform="none",
       virtual_node="output")
   config.batch.update(graphs=4, configs=16, min_configs=16, graph_sampling="every_config")
-  config.model = configs.model("layout", "Third")
+  config.model = base.model("layout", "Third")
   config.loss.update(losses="PairwiseHingeLoss:1", pair_reduction="sum")
   config.optimizer.update(schedule="cosine", final_learning_rate=1e-6, clip_norm=1.0)
 
@@ -41,7 +41,7 @@ def tile_third(config: ConfigDict) -> None:
       features=("wide_logarithms", "directed_walk"), feature_transform="none",
       config_transform="none", virtual_node="output")
   config.batch.update(graphs=16, configs=16, min_configs=16, graph_sampling="every_config")
-  config.model = configs.model("tile", "Third")
+  config.model = base.model("tile", "Third")
   config.loss.update(losses="InverseLogHingeLoss:1")
   config.optimizer.update(schedule="cosine", final_learning_rate=1e-6)
 

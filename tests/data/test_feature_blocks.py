@@ -13,7 +13,6 @@ import table_cases
 
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import feature_blocks, npz
-from tpugraphs_jax.data.feature_blocks import Options
 from tpugraphs_jax.rankers.systems import third
 
 
@@ -51,7 +50,7 @@ def test_padding_marks_layout_positions_beyond_the_rank():
     feat[node, 21 : 21 + len(shape)] = shape
     feat[node, 134 : 134 + len(shape)] = np.arange(len(shape))[::-1]
   graph = dataclasses.replace(graph_of(0, nodes=4, edges=3), node_feat=feat)
-  found = feature_blocks.released(graph, Options(pad_value=-1))
+  found = feature_blocks.released(graph, pad_value=-1)
   expected = [[-1] * 6, [0] + [-1] * 5, [2, 1, 0, -1, -1, -1], [5, 4, 3, 2, 1, 0]]
   np.testing.assert_array_equal(found[:, 134:], expected)
   np.testing.assert_array_equal(found[:, :134], feat[:, :134])

@@ -10,7 +10,7 @@ import random_graphs
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import features
 from tpugraphs_jax.data.feature_blocks import BLOCKS
-from tpugraphs_jax.data.features import NodeFeatures
+from tpugraphs_jax.data.features import FeatureOptions, NodeFeatures
 
 COLUMNS = 6
 # Kinds of published systems are in their own tests.
@@ -169,12 +169,16 @@ def graph_of(seed=0, nodes=12, edges=20):
   return dataclasses.replace(graph, node_feat=feat)
 
 
+def made_of(names, kinds="none"):
+  return NodeFeatures(FeatureOptions(features=names, feature_transform=kinds))
+
+
 def test_blocks_stand_side_by_side_each_scaled_in_its_own_way():
   BLOCKS.register("test_twice")(lambda graph: 2 * graph.node_opcode[:, None])
   BLOCKS.register("test_rows")(lambda graph: np.arange(graph.num_nodes)[:, None] + [[0.0, 5.0]])
   graph = graph_of()
-  made = NodeFeatures(["test_twice", "released", "test_rows"],
-                      kinds="test_twice=none,test_rows=minmax,*=standardize")
+  made = made_of(["test_twice", "released", "test_rows"],
+                 "test_twice=none,test_rows=minmax,*=standardize")
   made.fit([graph])
   found = made(graph).node_feat
   assert found.dtype == np.float32
@@ -190,12 +194,12 @@ def test_blocks_stand_side_by_side_each_scaled_in_its_own_way():
 def test_a_block_of_the_wrong_shape_is_refused(values):
   BLOCKS.register("test_wrong")(lambda graph: values)
   with pytest.raises(ValueError, match="test_wrong"):
-    NodeFeatures(["test_wrong"], kinds="none").fit([graph_of()])
+    made_of(["test_wrong"]).fit([graph_of()])
 
 
 def test_a_block_must_always_give_as_many_columns():
   BLOCKS.register("test_growing")(lambda graph: np.ones((graph.num_nodes, graph.num_nodes)))
-  made = NodeFeatures(["test_growing"], kinds="none")
+  made = made_of(["test_growing"])
   with pytest.raises(ValueError, match="columns"):
     made.fit([graph_of(), graph_of(1, nodes=9, edges=5)])
   made.fit([graph_of()])
@@ -210,11 +214,11 @@ def test_a_block_must_always_give_as_many_columns():
 ])
 def test_impossible_blocks_are_refused(names, kinds, complaint):
   with pytest.raises(ValueError, match=complaint):
-    NodeFeatures(names, kinds=kinds)
+    made_of(names, kinds)
 
 
 def test_transforms_are_saved_with_the_names_of_their_blocks():
-  made = NodeFeatures(["released", "random_walk"], kinds="standardize")
+  made = made_of(["released", "random_walk"], "standardize")
   made.fit([graph_of()])
   config = features.fit([np.eye(3)], np.full(3, "none", object))
   saved = features.to_saved(made.transforms, config)

@@ -13,7 +13,7 @@ OPTIONS = list(itertools.product((1, 2, 5), reduction.DIRECTIONS, reduction.INDU
 
 
 def reduce_graph(graph, **options):
-  return reduction.reduce_graph(graph, reduction.Options(**options))
+  return reduction.reduce_graph(graph, reduction.Reduction(**options))
 
 
 def graph_of(seed):
@@ -46,7 +46,8 @@ def test_reduction_equals_a_slow_walk(hops, direction, induced):
   for seed in range(8):
     graph = graph_of(seed)
     found = reduce_graph(
-        graph, reduction="config_neighborhood", hops=hops, direction=direction, induced=induced)
+        graph, graph_reduction="config_neighborhood", reduction_hops=hops,
+        reduction_direction=direction, reduction_induced=induced)
     kept, edges = slow(graph, hops, direction, induced)
     np.testing.assert_array_equal(found.node_feat, graph.node_feat[kept])
     np.testing.assert_array_equal(found.node_opcode, graph.node_opcode[kept])
@@ -63,7 +64,7 @@ def test_graphs_without_edges_keep_their_configurable_nodes(nodes, config_nodes)
   rng = np.random.default_rng(0)
   graph = random_graphs.layout_graph(
       rng, nodes=nodes, edges=0, config_nodes=config_nodes, configs=2)
-  found = reduce_graph(graph, reduction="config_neighborhood")
+  found = reduce_graph(graph, graph_reduction="config_neighborhood", reduction_hops=1)
   np.testing.assert_array_equal(
       found.node_feat[found.config_node], graph.node_feat[graph.config_node])
   assert found.edge_index.shape == (0, 2)

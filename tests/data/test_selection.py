@@ -14,7 +14,7 @@ import random_graphs
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import npz, selection
-from tpugraphs_jax.data.selection import LayoutData, TileData
+from tpugraphs_jax.data.selection import JudgedOptions, LayoutData, LayoutOptions, TileData
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 
 
@@ -32,7 +32,12 @@ def layout_configs(runtime_ns, same=False):
                        np.array(runtime_ns, np.int64))
 
 
-TILES, LAYOUTS = TileData(Collection("tile:xla")), LayoutData(Collection("layout:xla:random"))
+def with_options(data, **changes):
+  return dataclasses.replace(data, options=dataclasses.replace(data.options, **changes))
+
+
+TILES = TileData(Collection("tile:xla"))
+LAYOUTS = LayoutData(Collection("layout:xla:random"), LayoutOptions())
 
 
 @pytest.mark.parametrize("data, configs, reason", [
@@ -50,7 +55,7 @@ def test_each_reason_not_to_train_on_a_graph_is_named(data, configs, reason):
 
 
 def test_graphs_with_nothing_to_learn_can_stay_in_training():
-  data = dataclasses.replace(LAYOUTS, skip_constant=False)
+  data = with_options(LAYOUTS, skip_constant=False)
   for configs in (layout_configs([1, 2, 3], same=True), layout_configs([2**40] * 3)):
     assert data.why_not_trained(configs, min_configs=3) == ""
   assert data.why_not_trained(layout_configs([0] * 3), min_configs=3) == "no runtimes"
@@ -105,10 +110,10 @@ def test_training_graphs_are_left_out_by_their_names(tmp_path):
   root = synthetic.generate(
       tmp_path, collections=["layout:xla:random"], limit=3, progress=False)
   names = [graph.name for graph in LAYOUTS.load(root, "train")]
-  data = dataclasses.replace(LAYOUTS, leave_out=(names[1],))
+  data = with_options(LAYOUTS, leave_out=(names[1],))
   assert [graph.name for graph in data.load(root, "train")] == [names[0], *names[2:]]
   valid = [graph.name for graph in LAYOUTS.load(root, "valid")]
-  assert [graph.name for graph in dataclasses.replace(data, leave_out=valid).load(
+  assert [graph.name for graph in with_options(data, leave_out=valid).load(
       root, "valid")] == valid
 
 
@@ -125,7 +130,7 @@ def test_malformed_files_are_an_error_or_are_left_out_by_name(tmp_path, caplog):
   bad.write_bytes(b"no archive")
   with pytest.raises(ValueError, match="data.skip_bad_files"):
     TILES.load(root, "train")
-  lenient = dataclasses.replace(TILES, skip_bad_files=True)
+  lenient = with_options(TILES, skip_bad_files=True)
   assert [graph.name for graph in lenient.load(root, "train")] == [good.stem]
   assert bad.name in caplog.text
   good.write_bytes(b"no archive")
@@ -233,7 +238,7 @@ def test_a_zero_threshold_few_configurations_and_no_labels_drop_nothing(runtime,
 
 
 def test_equal_runtimes_leave_nothing_and_the_graph_is_left_out_with_a_reason():
-  data = LayoutData(Collection("layout:xla:random"), entropy_threshold=0.3)
+  data = LayoutData(Collection("layout:xla:random"), LayoutOptions(entropy_threshold=0.3))
   empty = selection.drop_flat(of_runtimes([7] * 500), 0.3).configs
   assert data.why_not_trained(empty, min_configs=2) == "fewer than 2 configurations"
 
@@ -242,7 +247,7 @@ def judged(folder, name, configs, *, text=None):
   """Validation indices of a graph with `configs` configurations; `text` becomes their file."""
   if text is not None:
     (folder / "xla_random.json").write_text(text)
-  data = dataclasses.replace(LAYOUTS, indices_dir=str(folder))
+  data = dataclasses.replace(LAYOUTS, judged=JudgedOptions(indices_dir=str(folder)))
   return data.validation_ids(name, layout_configs([0] * configs))
 
 

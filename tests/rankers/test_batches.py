@@ -130,7 +130,7 @@ def test_blocks_are_drawn_for_networks_that_look_at_them():
 
 @pytest.mark.parametrize("kind", ["layout", "segments", "tables"])
 def test_graphs_are_reduced_before_they_are_prepared(kind):
-  options = reduction.Options("config_neighborhood", hops=1)
+  options = reduction.Reduction(graph_reduction="config_neighborhood", reduction_hops=1)
   changes = {"data.graph_reduction": "config_neighborhood", "data.reduction_hops": 1}
   family = {"layout": programs, "segments": segments,
             "tables": lambda **changes: families.of_config("layout", "tables,ci", **changes)}[kind]

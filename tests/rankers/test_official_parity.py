@@ -99,8 +99,8 @@ def check_three_steps(case: Recorded, model, batch, score, *, losses: str, tempe
       learning_rate=case.meta["adam"]["lr"], total_steps=3,
       clip_norm_per_variable=case.meta["adam"]["clipnorm"])
   train_step = step_lib.make_train_step(
-      model, optimizer, step_lib.Objective(
-          losses_lib.parse_losses(losses), temperature, kernel_l2=1e-4, activity_l2=1e-4))
+      model, optimizer, losses_lib.LossOptions(
+          losses=losses, temperature=temperature, kernel_l2=1e-4, activity_l2=1e-4))
   # One device does the work; the others have no slates.
   others = [batching.emptied(batch)] * (jax.local_device_count() - 1)
   stacked = parallel.stack_for_devices([batch, *others])

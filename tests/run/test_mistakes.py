@@ -53,7 +53,7 @@ SIMPLE = {
                             "--config.loss.losses is 'MSE', expected NAME:WEIGHT, as in MSE:1"),
     "sampling": ("tile", "--config.batch.sampling=x", "sampling is 'x', expected one of"),
     "rate": ("tile", "--config.optimizer.learning_rate=-1", "learning_rate is -1.0, expected"),
-    "pooling": ("layout", "--config.model.pooling=('x',)", "pooling is ('x',), expected some"),
+    "pooling": ("layout", "--config.model.pooling=('x',)", "pooling has 'x', expected some of mean"),
     "collection": ("layout", "--config.data.source=x", "source is 'x', expected one of"),
     "typing error": ("tile", "--wrokdir=x", "Unknown command line flag 'wrokdir'. Did you"),
     "mode": ("tile", "--mode=x", "value should be one of <train|evaluate"),
@@ -86,7 +86,7 @@ def mistakes(tmp_path_factory):
                          "--synthetic makes data of its own: give it or --data_root")
   runs["bucket"] = ["run_tile.py", "--workdir=zz://a/b"], "zz://a/b cannot be reached (Protocol not known: zz)"
   runs["two variants"] = (flags("layout", jobs, new(), config="configs/layout.py:gst_e,full"),
-                          "takes one of the variants gst_e and full")
+                          "takes one of gst_e and full")
   runs["data_root"] = (["run_tile.py", "--data_root=/nowhere", f"--workdir={new()}"],
                        "data_root /nowhere is not a folder")
   file = folder / "file"

@@ -9,15 +9,16 @@ import parts
 import pytest
 
 from tpugraphs_jax import synthetic
+from tpugraphs_jax.configs import base
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.run import configs, training
 from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import training
 from tpugraphs_jax.run.job import Job
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import log
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
-PRESETS = [(kind, name) for kind in ("layout", "tile") for name in configs.systems(kind)]
+PRESETS = [(kind, name) for kind in ("layout", "tile") for name in base.presets(kind)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +39,7 @@ def data_root(tmp_path_factory):
 @pytest.mark.parametrize("kind, name", PRESETS)
 def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
   for collection in COLLECTIONS if kind == "layout" else ("",):
-    variants = f"{collection},{configs.PRESET}{name}".strip(",")
+    variants = f"{collection},{name}".strip(",")
     ranker = Job.of(parts.config_of(kind, variants)).ranker
     assert ranker.collection.kind == kind
     config = parts.config_of(kind, f"{variants},ci")
@@ -53,7 +54,7 @@ def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
 
 @pytest.mark.parametrize("kind, name", PRESETS)
 def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
-  config = parts.config_of(kind, f"{configs.PRESET}{name},ci", data_root=str(data_root))
+  config = parts.config_of(kind, f"{name},ci", data_root=str(data_root))
   with config.unlocked():
     if kind == "layout":
       config.data.store_dir = str(tmp_path / "store")
@@ -88,9 +89,6 @@ def test_unknown_presets_and_two_of_them_are_refused(kind):
 
 
 @pytest.mark.parametrize("kind, variant, changes, complaint", [
-    ("layout", "xla-default,preset=first,gst_ed", {}, "history"),
-    ("layout", "xla-random,preset=third,gst_ed", {"data.virtual_node": "none"},
-     "history"),
     ("layout", "preset=first", {"data.features": ("first_layout", "first")}, "first_layout"),
     ("layout", "preset=first", {"data.feature_transform": "standardize"},
      "feature_transform"),
@@ -103,6 +101,14 @@ def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, c
   assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("variant", ["xla-default,preset=first", "xla-random,preset=third"])
+def test_a_network_that_looks_further_than_a_segment_has_no_history(variant):
+  config = parts.config_of("layout", variant, **{"data.virtual_node": "none"})
+  base.in_segments(config, keep=0.5)
+  with pytest.raises(ValueError, match="history"):
+    Job.of(config)
+
+
 def test_presets_have_the_published_settings():
   """Settings of the published code and write-ups that presets once had wrong."""
   first = {c: parts.config_of("layout", f"{c},preset=first") for c in COLLECTIONS}
@@ -113,7 +119,6 @@ def test_presets_have_the_published_settings():
   assert gst.task == "segments" and gst.segments.keep == 0.5 and gst.segments.max_nodes == 1000
   assert gst.segments.readout == "scalar" and seventh.segments == gst.segments
   assert (gst.model.activate_rounds, seventh.model.activate_rounds) == (False, True)
-  assert parts.config_of("layout", "preset=gst,gst_e").segments.keep == 1.0
   slates = {c: parts.config_of("layout", f"{c},preset=sixth").batch.configs for c in COLLECTIONS}
   assert slates == {"xla-random": 100, "xla-default": 32, "nlp-random": 80, "nlp-default": 80}
   assert parts.config_of("layout", "preset=sixth").batch.graph_sampling == "every_config"

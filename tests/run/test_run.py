@@ -5,7 +5,7 @@ import types
 import parts
 import pytest
 
-from tpugraphs_jax.run import command
+from tpugraphs_jax.run import launch
 
 FLAGS = types.SimpleNamespace(workdir="out", synthetic=False)  # flags that place the data
 
@@ -17,8 +17,8 @@ def test_without_data_the_error_names_the_place_and_what_to_do(
     kind, variant, remedies, monkeypatch, tmp_path):
   monkeypatch.setenv("HOME", str(tmp_path))
   with pytest.raises(FileNotFoundError, match="no data") as error:
-    command._data_of(FLAGS, parts.config_of(kind, variant), tmp_path)
+    launch._data_of(FLAGS, parts.config_of(kind, variant), tmp_path)
   assert all(remedy in str(error.value) for remedy in remedies)
   assert not list(tmp_path.iterdir())
   (tmp_path / "data/tpugraphs/npz").mkdir(parents=True)
-  assert command._data_of(FLAGS, parts.config_of(kind), tmp_path) == "~/data/tpugraphs/npz"
+  assert launch._data_of(FLAGS, parts.config_of(kind), tmp_path) == "~/data/tpugraphs/npz"

@@ -9,6 +9,7 @@ import parts
 from tpugraphs_jax import rankers
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.segments.family import Segments
+from tpugraphs_jax.rankers.settings import Settings
 
 IDENTITY = lambda rows: rows
 
@@ -22,10 +23,10 @@ def make(kind: str, network: base.Network, variant: str = "ci", **changes: Any) 
     variant: of the config.
     **changes: fields of the config (`**{"eval.graphs": 4}`).
   """
-  config = parts.config_of(kind, variant, **changes).to_dict()
+  settings = Settings.of(parts.config_of(kind, variant, **changes).to_dict())
   default = base.Kernels if kind == "tile" else base.Programs
-  family = (network.family or default)(network, config)
-  family = Segments(family) if config["task"] == "segments" else family
+  family = (network.family or default)(network, settings)
+  family = Segments(family) if settings.task == "segments" else family
   family.config_transform = IDENTITY
   return family
 

@@ -67,8 +67,14 @@ def evaluate(params, step):
   return {"opa": float(params["slope"]), "tau": float(params["offset"])}
 
 
-_OF_SCHEDULE = {field.name for field in dataclasses.fields(loop.Schedule)}
+_OF_SCHEDULE = {"total_epochs", "steps_per_epoch", "metric"} | {
+    field.name for field in dataclasses.fields(loop.TrainOptions)}
 _OF_EXPERIMENT = {field.name for field in dataclasses.fields(loop.Experiment)}
+
+
+def schedule(*, total_epochs, steps_per_epoch, metric="opa", log_every_steps=100, **options):
+  return loop.Schedule(loop.TrainOptions(log_every_steps=log_every_steps, **options),
+                       total_epochs, steps_per_epoch, metric)
 
 
 def train(workdir, state=None, **changes):
@@ -79,5 +85,5 @@ def train(workdir, state=None, **changes):
   take = lambda names: {name: options.pop(name) for name in names & options.keys()}
   options["batches"] = options["batches"] or make_batches()
   experiment = loop.Experiment(**take(_OF_EXPERIMENT))
-  schedule = loop.Schedule(**take(_OF_SCHEDULE))
-  return loop.train(state or make_state(), experiment, schedule, workdir, **options)
+  times = schedule(**take(_OF_SCHEDULE))
+  return loop.train(state or make_state(), experiment, times, workdir, **options)

@@ -22,7 +22,7 @@ from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Slate
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.run import checks, configs
+from tpugraphs_jax.run import configs
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run.job import Job
 
@@ -147,15 +147,14 @@ def flat(params: Any) -> dict[str, np.ndarray]:
 
 def loss_of(job: Job, batch: Any) -> Any:
   """The training loss as a function of scores `[G, C]`, without penalties."""
-  fields = job.config.loss
-  losses = losses_lib.parse_losses(fields.losses, normalize=fields.normalize_weights)
+  options = losses_lib.LossOptions.of(job.config.loss)
 
   def on_device(scores):
     totals, counts = losses_lib.loss_sums(
-        losses, scores, batch.target, where=batch.config_mask, temperature=fields.temperature,
-        key=jax.random.split(jax.random.key(0), len(scores)),
-        options=checks.loss_options(job.config), axis=parallel.DEVICES)
-    return losses_lib.combine(losses, totals, counts)
+        options.weighted, scores, batch.target, where=batch.config_mask,
+        key=jax.random.split(jax.random.key(0), len(scores)), options=options,
+        axis=parallel.DEVICES)
+    return losses_lib.combine(options.weighted, totals, counts)
 
   return lambda scores: jax.vmap(on_device, axis_name=parallel.DEVICES)(scores[None])[0]
 

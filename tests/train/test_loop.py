@@ -264,7 +264,7 @@ def test_too_few_batches_are_refused(tmp_path):
 
 def test_an_unknown_best_metric_is_refused(tmp_path):
   with pytest.raises(ValueError, match="mrr"):
-    run(tmp_path, best_metric="mrr")
+    run(tmp_path, metric="mrr")
 
 
 @pytest.mark.parametrize("steps", ["2:4", "10:50"])
@@ -281,7 +281,7 @@ def test_profile_is_written(tmp_path, steps):
     ("is_logged", dict(total_epochs=2, steps_per_epoch=5, log_every_steps=4), [4, 8]),
     ("is_epoch_end", dict(total_epochs=2, steps_per_epoch=5), [5, 10])])
 def test_a_schedule_says_what_is_due_after_each_step(which, options, expected):
-  schedule = loop.Schedule(**options)
+  schedule = toy.schedule(**options)
   is_due = getattr(schedule, which)
   assert [step for step in range(1, schedule.total_steps + 1) if is_due(step)] == expected
 
@@ -296,7 +296,7 @@ def test_a_schedule_says_what_is_due_after_each_step(which, options, expected):
     (6, dict(total_epochs=10, early_stop_epochs=2, eval_every_epochs=3), [12, 18, 20]),
     (12, dict(total_epochs=10, early_stop_epochs=2, eval_every_epochs=3), [18, 20])])
 def test_a_run_ends_early_at_an_evaluation_without_improvement(best_step, options, expected):
-  schedule = loop.Schedule(steps_per_epoch=2, **options)
+  schedule = toy.schedule(steps_per_epoch=2, **options)
   assert [step for step in range(1, schedule.total_steps + 1)
           if schedule.is_early_stop(step, best_step)] == expected
 

@@ -59,9 +59,8 @@ def init_params():
 @pytest.fixture(scope="module")
 def train_step():
   return step_lib.make_train_step(
-      MODEL, OPTIMIZER, step_lib.Objective(
-          losses_lib.parse_losses(LOSSES), TEMPERATURE, kernel_l2=KERNEL_L2,
-          activity_l2=ACTIVITY_L2))
+      MODEL, OPTIMIZER, losses_lib.LossOptions(
+          losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2))
 
 
 def take_step(train_step, batches, steps: int = 1):
@@ -108,9 +107,8 @@ def per_lookup(params, batch):
 
 def test_chunks_of_configurations_take_the_same_step(train_step):
   chunked = step_lib.make_train_step(
-      MODEL, OPTIMIZER, step_lib.Objective(
-          losses_lib.parse_losses(LOSSES), TEMPERATURE, kernel_l2=KERNEL_L2,
-          activity_l2=ACTIVITY_L2), config_chunk=CONFIGS // 2)
+      MODEL, OPTIMIZER, losses_lib.LossOptions(
+          losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2), config_chunk=CONFIGS // 2)
   expected = take_step(train_step, device_batches(1))
   comparing.assert_trees_close(take_step(chunked, device_batches(1)), expected)
 
@@ -186,7 +184,7 @@ class Noisy(nn.Module):
 
 def noisy_step(seed):
   return step_lib.make_train_step(
-      Noisy(), optax.sgd(0.5), step_lib.Objective(losses_lib.parse_losses("MSE:1")), seed=seed)
+      Noisy(), optax.sgd(0.5), losses_lib.LossOptions(losses="MSE:1"), seed=seed)
 
 
 def noisy_state(step):

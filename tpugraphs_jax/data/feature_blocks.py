@@ -169,26 +169,20 @@ RELEASED = "released"
 _LAYOUT = NODE["minor_to_major"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """Options of the block `released`.
-
-  Attributes:
-    pad_value: of the positions of a layout beyond the rank of the shape. 0 leaves the
-      released features, in which 0 is also a real dimension; -1 marks these positions.
-  """
-
-  pad_value: int = 0
-
-
 @BLOCKS.register(RELEASED)
-def released(graph: OpGraph, options: Options = Options()) -> np.ndarray:
-  """The 140 released columns, `[N, 140]` float32."""
+def released(graph: OpGraph, pad_value: int = 0) -> np.ndarray:
+  """The 140 released columns, `[N, 140]` float32.
+
+  Args:
+    graph: with the released features.
+    pad_value: of the positions of a layout beyond the rank of the shape. 0 leaves the released
+      features, in which 0 is also a real dimension; -1 marks these positions.
+  """
   feat = graph.node_feat[:, :NODE_FEATURES]
-  if options.pad_value == 0:
+  if pad_value == 0:
     return feat
   feat = feat.copy()
-  feat[:, _LAYOUT][np.arange(MAX_RANK)[None] >= _rank(feat)[:, None]] = options.pad_value
+  feat[:, _LAYOUT][np.arange(MAX_RANK)[None] >= _rank(feat)[:, None]] = pad_value
   return feat
 
 

@@ -22,9 +22,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tpugraphs_jax.columns import NODE, NODE_FEATURES, span
-from tpugraphs_jax.data.feature_blocks import BLOCKS, Options, RELEASED, signed_log
-from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.data.feature_blocks import BLOCKS, RELEASED, signed_log
+from tpugraphs_jax.graph import OpGraph, SPLITS
 from tpugraphs_jax.infra import files, trust
+from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.registry import Registry
 
 _LOG_OFFSET = re.compile(r"log_offset\(([0-9.]+)\)")
@@ -252,14 +253,33 @@ def _statistics(arrays: Iterable[np.ndarray], log: np.ndarray) -> Statistics:
   return Statistics(count, origin + shift, deviation, low, high)
 
 
+@dataclasses.dataclass(frozen=True)
+class FeatureOptions(Options):
+  """Features of nodes and configurations, and their transforms."""
+
+  section = "data"
+  features: tuple[str, ...] = option(
+      (RELEASED,), "blocks of node features", some_of=lambda: BLOCKS)
+  feature_transform: str = option(
+      "none", "transform of all columns, or by group: shape=log_offset(3),*=minmax")
+  config_transform: str = option(
+      "none", "transform of configurations", one_of=lambda: KINDS)
+  pad_value: int = option(
+      0, "positions of a layout beyond the rank: 0 as released, or -1", one_of=(0, -1))
+  fit_splits: tuple[str, ...] = option(
+      ("train",), "splits whose nodes give the statistics of features, never labels",
+      some_of=SPLITS)
+  fit_reduced: bool = option(
+      False, "the statistics are those of the nodes that graph_reduction keeps")
+
+
 class NodeFeatures:
   """The blocks of node features that a model sees, each with its transform.
 
   Args:
-    names: entries of `BLOCKS`, in the order of the columns.
-    kinds: transforms by group, see `parse_kinds`; the groups of the `released`
-      block are `NODE_GROUPS`, any other block is a group of its own name.
-    options: of the project's own blocks.
+    options: names of blocks in the order of their columns, and their transforms by group
+      (`parse_kinds`). The groups of the block `released` are `NODE_GROUPS`; any other block is a
+      group of its own name.
 
   Attributes:
     transforms: a `Transform` for each name, set by `fit` or by the reader of a saved model.
@@ -268,16 +288,17 @@ class NodeFeatures:
     ValueError: an unknown or repeated block, or impossible kinds.
   """
 
-  def __init__(self, names: Sequence[str], *, kinds: str, options: Options = Options()):
+  def __init__(self, options: FeatureOptions):
+    names = options.features
     if not names or len(set(names)) < len(names):
       raise ValueError(f"data.features is {tuple(names)}, expected one or more different blocks "
                        f"of {', '.join(BLOCKS)}")
     self.names = tuple(names)
     self._blocks = {
-        name: functools.partial(BLOCKS[name], options=options) if name == RELEASED
+        name: functools.partial(BLOCKS[name], pad_value=options.pad_value) if name == RELEASED
         else BLOCKS[name] for name in names}
     others = [name for name in names if name != RELEASED]
-    self._kinds = parse_kinds(kinds, (*NODE_GROUPS, *others))
+    self._kinds = parse_kinds(options.feature_transform, (*NODE_GROUPS, *others))
     self.transforms: dict[str, Transform] = {}
 
   @property

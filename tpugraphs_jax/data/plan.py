@@ -11,17 +11,22 @@ costs time, so that a long run is worth more shapes than a short one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TYPE_CHECKING
 
 from absl import logging
-import grain
 import numpy as np
 
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
+from tpugraphs_jax.data.selection import TARGETS
 from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
+from tpugraphs_jax.options import option, Options
+
+if TYPE_CHECKING:
+  import grain
 
 # Epochs, and most steps, whose batches are looked at to choose budgets.
 _LOOK_AHEAD_EPOCHS, _LOOK_AHEAD_STEPS = 16, 16_384
@@ -35,7 +40,41 @@ _CONFIGS = 16
 EVERY = "every_config"
 SAMPLINGS = ("uniform", "skewed", "uniform_replacement")
 GRAPH_SAMPLINGS = ("uniform", "sqrt", "proportional", EVERY)
-VALID_SAMPLINGS = ("fixed", "slates")  # of validation during training
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchOptions(Options):
+  """Slates of a training step."""
+
+  section = "batch"
+  graphs: int = option(8, "graphs per step, over all devices", least=1)
+  configs: int = option(16, "configurations per graph and step", least=2)
+  min_configs: int = option(
+      2, "graphs with fewer configurations are not trained on, nor part of statistics", least=2)
+  sampling: str = option(
+      "uniform", "how configurations are drawn; skewed: to fast ones", one_of=SAMPLINGS)
+  graph_sampling: str = option(
+      "uniform", "how graphs are drawn; sqrt, proportional: by numbers of configurations; "
+      "every_config: each configuration once", one_of=GRAPH_SAMPLINGS)
+  target: str = option(
+      "ratio", "label: official (layouts: runtime / 1e7 ns, tiles: runtime / normalizer), absolute "
+      "(ms), ratio or rank", one_of=TARGETS)
+  config_chunk: int = option(
+      0, "configurations through the model at a time, which saves memory; 0 = all", least=0)
+  slates_per_epoch: int = option(0, "length of an epoch; 0 = one slate of each graph", least=0)
+  drop_remainder: bool = option(
+      True, "leave out last slates of an epoch that do not fill a batch")
+  keep_nodes: int = option(
+      5000, "nodes of the sampled block of a graph, for ResModel's dropout", least=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadingOptions(Options):
+  """Threads of the host."""
+
+  section = "data"
+  loader_threads: int = option(
+      1, "threads that prepare batches; 0 = a batch is prepared when it is asked for", least=0)
 
 
 def config_draw(
@@ -347,6 +386,8 @@ def training_batches(
       is busy with the steps in flight.
     prefetch: batches that the threads hold ready.
   """
+  import grain  # slow to import: no command that only reads options waits for it
+
   options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
   return iter(grain.MapDataset.source(source).to_iter_dataset(options))
 

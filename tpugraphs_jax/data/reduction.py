@@ -9,6 +9,7 @@ import scipy.sparse
 
 from tpugraphs_jax.columns import NODE
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.options import option, Options
 
 REDUCTIONS = ("none", "config_neighborhood")
 DIRECTIONS = ("operands", "users", "both")
@@ -17,27 +18,43 @@ VIRTUAL_NODES = ("none", "output", "cluster")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-  """The part of a graph that is kept, and the virtual nodes that are added.
+class VirtualNodes(Options):
+  """The nodes that are added to a graph."""
 
-  Attributes:
-    reduction: `none`, or `config_neighborhood`: the nodes near a configurable node.
-    hops: how far from a configurable node a near node may be.
-    direction: follow edges to `operands`, to `users` or to `both`. 1st place: 1
-      hop, both, edge-induced; 6th place: 5 hops, users, node-induced.
-    induced: `edge` keeps the edges that a walk uses, so that two kept nodes at the rim
-      lose the edge between them; `node` keeps every edge between kept nodes.
-    virtual_node: `none`; `cluster`: a node for every `cluster_nodes` nodes next to each other,
-      which consumes them (5th place). A node `output` is there before: see `with_output`.
-    cluster_nodes: nodes that share a virtual node of kind `cluster`.
+  section = "data"
+  virtual_node: str = option(
+      "none", "nodes that are added: output (fed by roots), or cluster (of nodes next to each "
+      "other, which consumes them)", one_of=VIRTUAL_NODES)
+  cluster_nodes: int = option(1000, "nodes that share a virtual node of a cluster", least=1)
+
+  @property
+  def keeps_all(self) -> bool:
+    """Whether no node is left out."""
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction(VirtualNodes):
+  """The part of a program that is kept, and the nodes that are added.
+
+  The 1st place keeps 1 hop in both directions, induced by edges; the 6th place 5 hops along
+  users, induced by nodes.
   """
 
-  reduction: str = "none"
-  hops: int = 1
-  direction: str = "both"
-  induced: str = "node"
-  virtual_node: str = "none"
-  cluster_nodes: int = 1000
+  graph_reduction: str = option(
+      "none", "part of the graph: none = all, or config_neighborhood, the nodes near a "
+      "configurable node", one_of=REDUCTIONS)
+  reduction_hops: int = option(5, "largest distance from a configurable node", least=1)
+  reduction_direction: str = option(
+      "both", "edges that lead to near nodes", one_of=DIRECTIONS)
+  reduction_induced: str = option(
+      "node", "edges between kept nodes: all of them (node), or those of a walk (edge)",
+      one_of=INDUCED)
+
+  @property
+  def keeps_all(self) -> bool:
+    """Whether no node is left out."""
+    return self.graph_reduction == "none"
 
 
 def with_output(graph: OpGraph) -> OpGraph:
@@ -58,29 +75,29 @@ def with_output(graph: OpGraph) -> OpGraph:
   return _with_virtual_nodes(graph, np.full(len(member), nodes), member)
 
 
-def reduce_graph(graph: OpGraph, options: Options) -> OpGraph:
+def reduce_graph(graph: OpGraph, options: VirtualNodes) -> OpGraph:
   """The graph that a model sees.
 
   Args:
     graph: layout graph, or a kernel where nothing is left out.
-    options: which nodes and edges.
+    options: which nodes and edges; a node `output` is there before, see `with_output`.
 
   Returns:
     The graph with nodes renumbered in their order, then virtual nodes, whose features and
     opcodes are 0; configurations are shared. A reduced graph does not mark HLO computations:
     its `node_splits` is `[0, N]`.
   """
-  small = graph if options.reduction == "none" else _neighborhood(graph, options)
-  if options.virtual_node == "none":
+  small = graph if options.keeps_all else _neighborhood(graph, options)
+  if options.virtual_node != "cluster":
     return small
   member = np.arange(small.num_nodes)
   return _with_virtual_nodes(
       small, small.num_nodes + member // options.cluster_nodes, member)
 
 
-def kept_nodes(graph: OpGraph, options: Options) -> np.ndarray:
+def kept_nodes(graph: OpGraph, options: VirtualNodes) -> np.ndarray:
   """Numbers of the nodes `[n]` int64 of a graph that `reduce_graph` keeps as they are."""
-  if options.reduction == "none":
+  if options.keeps_all:
     return np.arange(graph.num_nodes)
   return np.flatnonzero(_near(graph, options)[0])
 
@@ -98,7 +115,7 @@ def _with_virtual_nodes(graph: OpGraph, owner: np.ndarray, member: np.ndarray) -
       edge_index=np.concatenate([graph.edge_index, edges]), node_splits=splits)
 
 
-def _neighborhood(graph: OpGraph, options: Options) -> OpGraph:
+def _neighborhood(graph: OpGraph, options: Reduction) -> OpGraph:
   """The nodes near a configurable node, renumbered in their order."""
   near, edges = _near(graph, options)
   number = np.cumsum(near) - 1
@@ -109,22 +126,22 @@ def _neighborhood(graph: OpGraph, options: Options) -> OpGraph:
       config_node=number[graph.config_node].astype(np.int32))
 
 
-def _near(graph: OpGraph, options: Options) -> tuple[np.ndarray, np.ndarray]:
+def _near(graph: OpGraph, options: Reduction) -> tuple[np.ndarray, np.ndarray]:
   """Nodes `[N]` bool within some edges of a configurable node, and edges `[E]` bool."""
   consumer, producer = graph.edge_index.T
   near = np.zeros(graph.num_nodes, bool)
   near[graph.config_node] = True
   edge_used = np.zeros(graph.num_edges, bool)
-  for _ in range(options.hops):
+  for _ in range(options.reduction_hops):
     step = np.zeros(graph.num_edges, bool)
-    if options.direction in ("operands", "both"):
+    if options.reduction_direction in ("operands", "both"):
       step |= near[consumer]
-    if options.direction in ("users", "both"):
+    if options.reduction_direction in ("users", "both"):
       step |= near[producer]
     edge_used |= step
     near[graph.edge_index[step]] = True
   between = near[graph.edge_index].all(axis=1)
-  return near, edge_used if options.induced == "edge" else between
+  return near, edge_used if options.reduction_induced == "edge" else between
 
 
 def edge_matrix(edges: np.ndarray, nodes: int) -> scipy.sparse.csr_array:

@@ -16,12 +16,13 @@ from typing import Any
 
 from absl import logging
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.data import feature_blocks, npz, store
 from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, output_orders, TileConfigs
 from tpugraphs_jax.infra import remote, trust
+from tpugraphs_jax.options import option, Options
 
 TARGETS = ("official", "ratio", "rank", "absolute")
 _LAYOUT_UNIT_NS = 1e7  # of layout labels in the official code
@@ -30,14 +31,56 @@ DUPLICATE_POLICIES = ("keep", "first", "min", "mean")
 
 
 @dataclasses.dataclass(frozen=True)
+class TileOptions(Options):
+  """The kernels and tiles that take part."""
+
+  section = "data"
+  skip_bad_files: bool = option(
+      False, "leave out malformed files, by name, instead of stopping")
+  config_features: tuple[str, ...] = option(
+      ("released",), "blocks of features of a tile",
+      one_of=feature_blocks.CONFIG_FEATURES["tile"])
+  duplicate_policy: str = option(
+      "keep", "equal configurations of a training graph: keep all, the first, the fastest (min), or "
+      "their mean", one_of=DUPLICATE_POLICIES)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutOptions(TileOptions):
+  """The programs and layouts that take part."""
+
+  config_features: tuple[str, ...] = option(
+      ("released",), "integers of a configurable node: all 18, or outputs, the 6 of its output",
+      one_of=feature_blocks.CONFIG_FEATURES["layout"])
+  store_dir: str = option("", "random-access copy; empty = <data_root>/store")
+  leave_out: tuple[str, ...] = option(
+      (), "training graphs whose names have one of these words are left out")
+  skip_constant: bool = option(
+      True, "leave out training graphs whose configurations or runtimes are all equal")
+  entropy_threshold: float = option(
+      0.0, "leaves out stretches of runtimes that hardly change; 0 = none", least=0)
+  max_configs: int = option(
+      0, "most configurations per training graph: thirds fastest, slowest, random; 0 = all",
+      least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgedOptions(Options):
+  """The layouts that the final evaluation judges."""
+
+  section = "eval"
+  indices_dir: str = option("", "folder of the published validation indices; empty = none")
+  max_configs: int = option(
+      1000, "most configurations per validation graph, a seeded sample; 0 = all", least=0)
+
+
+@dataclasses.dataclass(frozen=True)
 class _Data:
   """Common to tile and layout collections."""
 
   collection: Collection
-  skip_bad_files: bool = False
+  options: TileOptions = TileOptions()
   target: str = "official"
-  config_features: tuple[str, ...] = ("released",)
-  duplicate_policy: str = "keep"
 
   def load(self, data_root: str, split: str) -> list[OpGraph]:
     """Graphs of a split by name; the options for training apply to the split `train`.
@@ -70,10 +113,8 @@ class TileData(_Data):
 
   Attributes:
     collection: of kind `tile`.
-    skip_bad_files: leave out malformed files, by name, instead of stopping.
+    options: of graphs and configurations.
     target: one of `TARGETS`.
-    config_features: blocks of `data.feature_blocks` that a configuration has.
-    duplicate_policy: one of `DUPLICATE_POLICIES`, for training kernels.
   """
 
   def _read(self, files: Sequence[Path], data_root: str, split: str) -> list[OpGraph]:
@@ -83,17 +124,17 @@ class TileData(_Data):
       try:
         graphs.append(npz.read_tile(path))
       except npz.NpzError as error:
-        if not self.skip_bad_files:
+        if not self.options.skip_bad_files:
           raise
         logging.warning("skipped %s", error)
     return graphs
 
   def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:
-    return [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]
+    return [drop_duplicates(graph, self.options.duplicate_policy) for graph in graphs]
 
   def config_values(self, graph: OpGraph) -> np.ndarray:
     """Values on which the transform of configurations is fitted, `[C, 24 or more]` float32."""
-    return feature_blocks.extended(graph, self.config_features).configs.config_feat
+    return feature_blocks.extended(graph, self.options.config_features).configs.config_feat
 
   def targets(self, configs: TileConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
@@ -113,43 +154,28 @@ class LayoutData(_Data):
 
   Attributes:
     collection: of kind `layout`.
-    skip_bad_files: leave out malformed files, by name, instead of stopping.
+    options: of graphs and configurations.
     target: one of `TARGETS`.
-    config_features: `("released",)` for all 18 integers of a node, or `("outputs",)` for the
-      order of its output alone (`graph.output_orders`).
-    duplicate_policy: one of `DUPLICATE_POLICIES`, for training graphs.
-    store_dir: the random-access copy; empty = `<data_root>/store`.
-    leave_out: training graphs whose names have one of these words are left out.
-    skip_constant: leave out training graphs whose configurations or runtimes are all equal.
-    entropy_threshold: of `drop_flat`, for training graphs; 0 = no filter.
-    max_configs: most configurations per training graph: thirds fastest, slowest and
-      random; 0 = all.
-    indices_dir: folder of the published validation indices; empty = none.
-    max_validated: most configurations per validation graph, a seeded sample; 0 = all.
+    judged: the layouts of the final evaluation.
     seed: of samples.
   """
 
-  store_dir: str = ""
-  leave_out: tuple[str, ...] = ()
-  skip_constant: bool = True
-  entropy_threshold: float = 0.0
-  max_configs: int = 0
-  indices_dir: str = ""
-  max_validated: int = 0
+  options: LayoutOptions = LayoutOptions()
+  judged: JudgedOptions = JudgedOptions()
   seed: int = 0
 
   def _read(self, files: Sequence[Path], data_root: str, split: str) -> list[OpGraph]:
     del files
     graphs = list(map(store.open_graph, store.ensure_store(
-        data_root, self.collection.name, split, store_dir=self.store_dir or None,
-        skip_bad_files=self.skip_bad_files)))
-    return list(map(output_orders, graphs)) if "outputs" in self.config_features else graphs
+        data_root, self.collection.name, split, store_dir=self.options.store_dir or None,
+        skip_bad_files=self.options.skip_bad_files)))
+    return list(map(output_orders, graphs)) if "outputs" in self.options.config_features else graphs
 
   def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:
     graphs = self._left(graphs)
     read = sum(len(graph.configs) for graph in graphs)
-    graphs = [drop_duplicates(graph, self.duplicate_policy) for graph in graphs]
-    graphs = [drop_flat(graph, self.entropy_threshold) for graph in graphs]
+    graphs = [drop_duplicates(graph, self.options.duplicate_policy) for graph in graphs]
+    graphs = [drop_flat(graph, self.options.entropy_threshold) for graph in graphs]
     graphs = [self._limit_configs(graph) for graph in graphs]
     kept = sum(len(graph.configs) for graph in graphs)
     if kept < read:
@@ -158,17 +184,17 @@ class LayoutData(_Data):
     return graphs
 
   def _left(self, graphs: list[OpGraph]) -> list[OpGraph]:
-    left = [graph for graph in graphs if not any(word in graph.name for word in self.leave_out)]
+    left = [graph for graph in graphs if not any(word in graph.name for word in self.options.leave_out)]
     if len(left) < len(graphs):
       logging.warning("data.leave_out leaves out %d of %d training graphs of %s",
                       len(graphs) - len(left), len(graphs), self.collection.name)
     return left
 
   def _limit_configs(self, graph: OpGraph) -> OpGraph:
-    if not 0 < self.max_configs < len(graph.configs):
+    if not 0 < self.options.max_configs < len(graph.configs):
       return graph
     rng = np.random.default_rng(self.seed)
-    ids = thirds(graph.configs.runtime_ns, self.max_configs, rng)
+    ids = thirds(graph.configs.runtime_ns, self.options.max_configs, rng)
     return dataclasses.replace(graph, configs=graph.configs.subset(ids))
 
   def config_values(self, graph: OpGraph) -> np.ndarray:
@@ -178,7 +204,7 @@ class LayoutData(_Data):
   def why_not_trained(self, configs: LayoutConfigs, *, min_configs: int) -> str:
     """The reason to leave a program out of training; empty if there is none."""
     reason = super().why_not_trained(configs, min_configs=min_configs)
-    if reason or not self.skip_constant:
+    if reason or not self.options.skip_constant:
       return reason
     if not configs.differ:
       return "all configurations equal"
@@ -196,7 +222,7 @@ class LayoutData(_Data):
   @functools.cached_property
   def _indices(self) -> dict[str, np.ndarray]:
     _, source, search = self.collection.name.split(":")
-    return _load_indices(self.indices_dir, source, search)
+    return _load_indices(self.judged.indices_dir, source, search)
 
   def validation_ids(self, name: str, configs: LayoutConfigs) -> np.ndarray:
     """Configurations that the final evaluation judges, `[n]` int64.
@@ -204,10 +230,10 @@ class LayoutData(_Data):
     The published indices where they are given, else all configurations or a seeded
     sample of them.
     """
-    if self.indices_dir:
+    if self.judged.indices_dir:
       return _select_indices(self._indices, name, len(configs))
     return some_configs(
-        len(configs), self.max_validated, np.random.default_rng(self.seed))
+        len(configs), self.judged.max_configs, np.random.default_rng(self.seed))
 
 
 def keep(graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[Any], str]) -> list[OpGraph]:
@@ -304,7 +330,8 @@ def divergences(runtime_ns: np.ndarray) -> np.ndarray:
   runtime = runtime_ns - runtime_ns.min()
   share = runtime / max(int(runtime.max()), 1) + _LEAST
   blocks = share[: len(share) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
-  divergence = stats.entropy(blocks[1:], blocks[:-1], axis=1)
+  blocks = blocks / blocks.sum(axis=1, keepdims=True)
+  divergence = special.rel_entr(blocks[1:], blocks[:-1]).sum(axis=1)
   ones = np.ones(_SMOOTHED)
   smooth = lambda values: np.convolve(values, ones)[_SMOOTHED // 2 :][: len(values)]
   return smooth(divergence) / smooth(np.ones(len(divergence)))

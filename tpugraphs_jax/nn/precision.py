@@ -7,6 +7,9 @@ from typing import Any
 from flax import linen as nn
 import jax
 
+PRECISIONS = ("default", "high", "highest")  # of `jax.lax.Precision`
+DTYPES = ("float32", "bfloat16")  # of computations; parameters are float32
+
 
 class Precise(nn.Module):
   """A flax module of which every product has one precision, those of flax's own layers too.

@@ -19,6 +19,7 @@ from typing import Any
 from tpugraphs_jax.rankers import base, tile
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.segments.family import Segments
+from tpugraphs_jax.rankers.settings import Settings
 from tpugraphs_jax.rankers.systems import (
   fifth,
   first,
@@ -43,9 +44,8 @@ def create(config: Mapping[str, Any], unscaled: Sequence[str] = ()) -> base.Fami
   Raises:
     ValueError: see `base.create_network`; or fields that the network cannot work with.
   """
-  kind = "tile" if config["task"] == "tile" else "layout"
-  options = dict(config["model"])
-  ranker_network = base.create_network(kind, options.pop("name"), **options)
-  default = base.Kernels if kind == "tile" else base.Programs
-  family = (ranker_network.family or default)(ranker_network, config, unscaled)
-  return Segments(family) if config["task"] == "segments" else family
+  settings, options = Settings.of(config), dict(config["model"])
+  ranker_network = base.create_network(settings.kind, options.pop("name"), **options)
+  default = base.Kernels if settings.kind == "tile" else base.Programs
+  family = (ranker_network.family or default)(ranker_network, settings, unscaled)
+  return Segments(family) if settings.task == "segments" else family

@@ -29,14 +29,16 @@ import numpy as np
 import optax
 
 from tpugraphs_jax.columns import OPCODES
-from tpugraphs_jax.data import batching, feature_blocks, reduction
+from tpugraphs_jax.data import batching, feature_blocks, plan, reduction
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, TileBatch
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, draw_slates
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.nn.linear import keep_rows_short
 from tpugraphs_jax.nn.precision import Precise
+from tpugraphs_jax.options import check_value, limits_of
 from tpugraphs_jax.rankers.scorer import Encoder, network_step, Scorer
+from tpugraphs_jax.rankers.settings import Settings
 from tpugraphs_jax.registry import Registry
 
 TILE_MODELS, LAYOUT_MODELS = Registry("model.name"), Registry("model.name")
@@ -76,8 +78,13 @@ class Network(Precise):
   distinct = 0
   opcodes = OPCODES
 
+  def __post_init__(self):
+    for name, (default, limits) in limits_of(type(self)).items():
+      check_value(f"model.{name}", getattr(self, name), default, limits)
+    super().__post_init__()
+
   @property
-  def family(self) -> Callable[[Network, Mapping[str, Any]], Family] | None:
+  def family(self) -> Callable[..., Family] | None:
     """The class of this network's family; None: `Kernels` or `Programs`."""
     return None
 
@@ -95,8 +102,10 @@ class Network(Precise):
 
 
 def options_of(build: Callable[..., Any]) -> dict[str, Any]:
-  """Names of the options of a registered network, with their defaults (or `Parameter.empty`)."""
-  # A partial sets attributes that are the meaning of its name: they are no options.
+  """Names of the options of a registered network, with their defaults (or `Parameter.empty`).
+
+  Arguments bound by `functools.partial` are fixed by the name of the network and cannot be set.
+  """
   fixed = build.keywords if isinstance(build, functools.partial) else {}
   return {name: parameter.default for name, parameter in inspect.signature(build).parameters.items()
           if name not in {"parent", "name", *fixed}}
@@ -144,11 +153,11 @@ class Family:
 
   Args:
     network: the network whose parameters are trained.
-    config: nested fields of a config, see `configs/`.
+    settings: of the run.
     unscaled: blocks of node features that no transform changes.
 
   Attributes:
-    network, config: the same.
+    network, settings: the same.
     config_transform: transform of configurations; set when transforms are fitted or loaded.
     sown: flax collections that the network sows in training, for the steps of `training`.
     can_propose: whether the family has the method `propose`.
@@ -163,35 +172,28 @@ class Family:
   encodes: str | None = None
 
   def __init__(
-      self, network: nn.Module, config: Mapping[str, Any], unscaled: Sequence[str] = ()
+      self, network: nn.Module, settings: Settings, unscaled: Sequence[str] = ()
   ):
-    self.network, self.config, self.unscaled = network, config, unscaled
+    self.network, self.settings, self.unscaled = network, settings, unscaled
     self.config_transform: Transform | None = None
-    slots = config["data"]["neighbour_slots"]
+    slots = settings.data.neighbour_slots
     self.slots = batching.slots_of(jax.default_backend()) if slots < 0 else slots
     self.check()
 
   def check(self) -> None:
     """Refuses (ValueError) fields of the config that the network cannot work with."""
-    _check_features(self.network.reads, tuple(self.config["data"]["features"]), self.unscaled)
+    _check_features(self.network.reads, self.settings.data.features, self.unscaled)
     if self.network.compares_configs:
-      _check_slates(self.config["batch"])
-    transform = self.config["data"]["config_transform"]
+      _check_slates(self.settings.batch)
+    transform = self.settings.data.config_transform
     if self.network.embeds_integers and transform != "none":
       raise ValueError(
           f"data.config_transform is {transform!r}, but this model embeds the integers of "
           "configurations: set it to 'none', or take another model")
 
-  @property
-  def reduction(self) -> reduction.Options:
-    """Options of `reduction.reduce_graph`, which chooses the part of a graph for the network."""
-    data = self.config["data"]
-    clusters = "cluster" if data["virtual_node"] == "cluster" else "none"
-    return reduction.Options(virtual_node=clusters, cluster_nodes=data["cluster_nodes"])
-
   def kept_nodes(self, graph: OpGraph) -> np.ndarray:
     """Numbers of the nodes `[n]` int64 of a graph that the network sees."""
-    return reduction.kept_nodes(graph, self.reduction)
+    return reduction.kept_nodes(graph, self.settings.data)
 
   # Batches.
 
@@ -265,10 +267,10 @@ class Family:
   @functools.cached_property
   def encoder(self) -> Encoder:
     """Scores `[G, C]` of batches, for families that score in one pass."""
-    options = self.config["eval"]
+    options = self.settings.eval
     return Encoder(
-        network_step(self.network), self.assemble, graphs=options["graphs"],
-        configs=options["configs"], even_slates=self.network.compares_configs)
+        network_step(self.network), self.assemble, graphs=options.graphs,
+        configs=options.configs, even_slates=self.network.compares_configs)
 
   def scores(
       self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
@@ -286,7 +288,8 @@ class Family:
 
   def scorer_of(self, scores: Callable[..., Sequence[np.ndarray]]) -> Scorer:
     """A scorer that gets its scores from `scores`, see the method of that name."""
-    return Scorer(scores, self.config, compares_configs=self.network.compares_configs)
+    return Scorer(scores, self.settings.eval, seed=self.settings.seed,
+                  compares_configs=self.network.compares_configs)
 
   # Explanations and proposals. `ranker` is a trained `serve.ranker.Ranker` of this family.
 
@@ -306,18 +309,15 @@ class Family:
       ValueError: the family cannot search without scoring each configuration.
     """
     del ranker, graph, n, near, options
-    raise ValueError(f"model {self.config['model']['name']} has no table of costs: train one with "
+    raise ValueError(f"model {self.settings.model} has no table of costs: train one with "
                      "score tables (variant tables of configs/layout.py)")
 
 
-def _check_slates(batch: Mapping[str, Any]) -> None:
+def _check_slates(batch: plan.BatchOptions) -> None:
   """Refuses other slates than a network needs that compares the configurations of a slate."""
-  if batch["configs"] < 2:
-    raise ValueError(f"batch.configs is {batch['configs']}, but this model compares the "
-                     "configurations of a slate with each other: set it to at least 2")
-  if batch["config_chunk"]:
+  if batch.config_chunk:
     raise ValueError(
-        f"batch.config_chunk is {batch['config_chunk']}, but this model's scores depend on all "
+        f"batch.config_chunk is {batch.config_chunk}, but this model's scores depend on all "
         "configurations of the slate: set it to 0")
 
 
@@ -349,8 +349,8 @@ class Kernels(Family):
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
     """A kernel with its neighbour tables; a kernel is never reduced, but gets virtual nodes."""
     _check_opcodes(inputs, self.network)
-    small = reduction.reduce_graph(inputs, self.reduction)
-    blocks = tuple(self.config["data"]["config_features"])
+    small = reduction.reduce_graph(inputs, self.settings.data)
+    blocks = self.settings.data.config_features
     small = dataclasses.replace(
         small, configs=feature_blocks.extended(raw or inputs, blocks).configs)
     return batching.prepare(
@@ -367,19 +367,9 @@ class Kernels(Family):
 class Programs(Family):
   """Whole programs with layout configurations."""
 
-  @functools.cached_property
-  def reduction(self) -> reduction.Options:
-    """As `Family.reduction`, with the fields `data.graph_reduction` and `data.reduction_...`."""
-    data = self.config["data"]
-    return dataclasses.replace(
-        super().reduction, reduction=data["graph_reduction"], hops=data["reduction_hops"],
-        direction=data["reduction_direction"], induced=data["reduction_induced"])
-
   def reduce(self, inputs: OpGraph) -> OpGraph:
     """The part of a program that the network gets."""
-    if self.reduction.reduction == self.reduction.virtual_node == "none":
-      return inputs
-    return reduction.reduce_graph(inputs, self.reduction)
+    return reduction.reduce_graph(inputs, self.settings.data)
 
   def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
     """A program, reduced, with its neighbour tables; see `Family.prepare`."""

@@ -12,6 +12,7 @@ score that is not finite is an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
 from typing import Any, NamedTuple
 import zlib
 
@@ -24,6 +25,7 @@ from tpugraphs_jax.data import batching, plan
 from tpugraphs_jax.data.batching import Budget, PreparedGraph, Slate
 from tpugraphs_jax.graph import distinct_rows
 from tpugraphs_jax.infra import console, parallel
+from tpugraphs_jax.options import option, Options
 
 # Padding, as a share of the batch, that is not worth another compilation.
 _PADDING = 0.25
@@ -231,21 +233,34 @@ def rng_of(graph: Any, seed: int) -> np.random.Generator:
   return np.random.default_rng([seed, zlib.crc32(graph.name.encode())])
 
 
+@dataclasses.dataclass(frozen=True)
+class EvalOptions(Options):
+  """Batches of scoring."""
+
+  section = "eval"
+  graphs: int = option(1, "graphs per device and scoring call", least=1)
+  configs: int = option(100, "configurations per graph and scoring call", least=2)
+  permutations: int = option(
+      1, "orders of configurations averaged over, for models that see slates", least=1)
+
+
 class Scorer:
   """Scores prepared graphs with any parameters of a network.
 
   Args:
     scores: `(params, graphs, config_ids, progress=) -> [n] float32 of each graph`, such as
       `Family.scores`.
-    config: nested fields; `eval` and `seed` are read.
+    options: of scoring.
+    seed: of the orders of configurations.
     compares_configs: scores depend on the other configurations of a slate.
   """
 
   def __init__(
-      self, scores: Callable[..., Sequence[np.ndarray]], config: Mapping[str, Any], *,
+      self, scores: Callable[..., Sequence[np.ndarray]], options: EvalOptions, *, seed: int = 0,
       compares_configs: bool = False,
   ):
-    self._scores, self._config, self._compares = scores, config, compares_configs
+    self._scores, self._options, self._seed = scores, options, seed
+    self._compares = compares_configs
 
   def __call__(
       self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray] | None = None, *,
@@ -274,12 +289,11 @@ class Scorer:
       config_ids = [np.arange(len(graph.configs)) for graph in graphs]
     if not len(graphs):
       return []
-    options = self._config["eval"]
     with parallel.explaining_memory(
-        f"scoring takes less with a smaller eval.configs ({options['configs']} now) or "
-        f"eval.graphs ({options['graphs']} now)"):
+        f"scoring takes less with a smaller eval.configs ({self._options.configs} now) or "
+        f"eval.graphs ({self._options.graphs} now)"):
       if self._compares:
-        orders = options["permutations"] if permutations is None else permutations
+        orders = self._options.permutations if permutations is None else permutations
         scores = self._mean_over_orders(params, graphs, config_ids, progress, orders)
       else:
         scores = self._scores_once(params, graphs, config_ids, progress)
@@ -298,7 +312,7 @@ class Scorer:
     return [distinct[which] for distinct, (_, which) in zip(scores, parts)]
 
   def _mean_over_orders(self, params, graphs, config_ids, progress, orders: int):
-    rngs = [rng_of(graph, self._config["seed"]) for graph in graphs]
+    rngs = [rng_of(graph, self._seed) for graph in graphs]
     total = [np.zeros(len(ids)) for ids in config_ids]
     for number in range(orders):
       order = [rng.permutation(len(ids)) if number else np.arange(len(ids))

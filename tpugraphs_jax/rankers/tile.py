@@ -31,6 +31,8 @@ from tpugraphs_jax.data.batching import PreparedGraph, TileBatch
 from tpugraphs_jax.nn import layers, pooling
 from tpugraphs_jax.nn.aggregation import BOTH, degree, neighbour_sum, node_graph, OPERANDS, USERS
 from tpugraphs_jax.nn.layers import Dense, JoinedDense, leaky_relu, MLP, OpcodeEmbedding
+from tpugraphs_jax.nn.precision import DTYPES, PRECISIONS
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 
@@ -53,7 +55,7 @@ class LateJoin(base.Kernels):
   def encoder(self) -> Encoder:
     """The readout `[F]` of every kernel."""
     return Encoder(network_step(self.network, method=self.encodes), self.assemble,
-                   graphs=self.config["eval"]["graphs"], configs=0)
+                   graphs=self.settings.eval.graphs, configs=0)
 
   @functools.cached_property
   def _head(self) -> Any:
@@ -87,30 +89,21 @@ class LateJoin(base.Kernels):
 
 
 class _TileModel(base.Network):
-  """Options and layers common to all tile models.
+  """Options and layers common to all tile models."""
 
-  Attributes:
-    op_embed_dim: width of the opcode embedding.
-    hidden_dim: width of every other layer.
-    reduction: over the nodes of a kernel, one of `REDUCTIONS`; neither is scaled. The published
-      models take the sum, ResGCN either.
-    opcodes: rows of the table of opcode embeddings (official: largest opcode of the data + 1).
-    dtype: of the layers before the readout; the readout and the head are float32.
-    precision: of matrix products.
-  """
-
-  op_embed_dim: int = 64
-  hidden_dim: int = 64
-  reduction: str = "sum"
-  opcodes: int = OPCODES
-  dtype: Any = None
-  precision: Any = None
-
-  def __post_init__(self):
-    if self.reduction not in REDUCTIONS:
-      raise ValueError(
-          f"reduction is {self.reduction!r}, expected one of {', '.join(REDUCTIONS)}")
-    super().__post_init__()
+  op_embed_dim: int = option(64, "width of the opcode embedding", least=1)
+  hidden_dim: int = option(64, "width of every other layer", least=1)
+  reduction: str = option(
+      "sum", "readout over the nodes of a kernel, not scaled (published: sum, of ResGCN either)",
+      one_of=REDUCTIONS)
+  opcodes: int = option(
+      OPCODES,
+      "rows of the table of opcode embeddings (official: largest opcode of the data + 1)", least=1)
+  dtype: str = option(
+      "float32",
+      "dtype of the layers before the readout; the readout and the head are float32",
+      one_of=DTYPES)
+  precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   @property
   def family(self):
@@ -189,15 +182,10 @@ class _TileModel(base.Network):
 
 
 class SAGE(_TileModel):
-  """`x <- l2_normalize(leaky_relu(Dense(concat(B x, x))))`, B the undirected edges.
+  """`x <- l2_normalize(leaky_relu(Dense(concat(B x, x))))`, B the undirected edges."""
 
-  Attributes:
-    early_join: where the configuration is joined.
-    num_gnns: rounds of message passing, at least 1.
-  """
-
-  early_join: bool = True
-  num_gnns: int = 3
+  early_join: bool = option(True, "join configurations to nodes, not to readouts")
+  num_gnns: int = option(3, "rounds of message passing", least=1)
 
   def setup(self):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
@@ -232,18 +220,12 @@ class SAGE(_TileModel):
 
 
 class ResGCN(_TileModel):
-  """Residual graph convolutions over row-normalised edges with self loops.
+  """Residual graph convolutions over row-normalised edges with self loops."""
 
-  Attributes:
-    early_join: where the configuration is joined.
-    num_gnns: rounds of message passing.
-    directed: separate layers for users, operands and the node itself.
-  """
-
-  op_embed_dim: int = 32
-  early_join: bool = True
-  num_gnns: int = 3
-  directed: bool = False
+  op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
+  early_join: bool = option(True, "join configurations to nodes, not to readouts")
+  num_gnns: int = option(3, "rounds of message passing", least=1)
+  directed: bool = option(False, "separate layers for users, operands and the node itself")
 
   def setup(self):
     mlp = lambda: self.mlp(self.hidden_dim, self.hidden_dim, dtype=self.dtype)
@@ -294,21 +276,17 @@ def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Arra
 
 
 class PooledMLP(_TileModel):
-  """No message passing: pooled node features and embeddings beside the configuration.
+  """No message passing: pooled node features and embeddings beside the configuration."""
 
-  Attributes:
-    num_layers: layers of the head before its last.
-  """
-
-  op_embed_dim: int = 32
-  num_layers: int = 2
+  op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
+  num_layers: int = option(2, "layers of the head before its last", least=1)
   early_join = False
 
   def __post_init__(self):
-    if self.dtype not in (None, "float32", jnp.float32):
-      raise ValueError(f"dtype is {self.dtype}, expected float32: an MLP has no layer before its "
-                       "readout")
     super().__post_init__()
+    if self.dtype != "float32":
+      raise ValueError(f"model.dtype is {self.dtype}, expected float32: an MLP has no layer before "
+                       "its readout")
 
   def setup(self):
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)

@@ -1,23 +1,20 @@
-"""The two commands: from flags to a job, every mistake in one line."""
+"""The two commands: their flags, and every mistake in one line.
+
+Nothing here imports jax before the flags are read: help and mistyped flags answer at once.
+"""
 
 from __future__ import annotations
 
 import functools
 from logging import getLogger
-from pathlib import Path
-import tempfile
 
-from absl import app, flags, logging
-import ml_collections
-from ml_collections import config_flags
+from absl import app, flags
 
-from tpugraphs_jax import collections, registry, report, synthetic
 from tpugraphs_jax.graph import DEFAULT_DATA_ROOT, SPLITS
-from tpugraphs_jax.infra import console, host_memory, parallel, remote, trust
-from tpugraphs_jax.run import configs, dry_run, results, training
-from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.serve import ranker as ranker_lib
-from tpugraphs_jax.serve.ensemble import COMBINATIONS, Ensemble
+from tpugraphs_jax.infra import console, host_memory
+from tpugraphs_jax.run import configs
+
+MODES = ("train", "evaluate", "predict", "all")
 
 
 def tile() -> None:
@@ -39,7 +36,6 @@ def _launch(default_config: str) -> None:
   except ValueError as error:
     console.fail(error)
   getLogger("jax._src.xla_bridge").setLevel("WARNING")
-  parallel.leave_out_missing_tpu()
   app.run(main, flags_parser=functools.partial(_parse_flags, default_config))
 
 
@@ -61,13 +57,13 @@ def define_flags() -> None:
   flags.DEFINE_boolean("dry_run", False, "Say what the run takes (disk, memory, hours), measured "
                        "on a few steps, and end.")
   flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
-  flags.DEFINE_enum("mode", "all", training.MODES,
+  flags.DEFINE_enum("mode", "all", MODES,
                     "What to do; later modes use what is in --workdir.")
   flags.DEFINE_enum("split", None, SPLITS, "With --mode=evaluate or predict: the split to judge "
                     "(valid unless given) or to rank (test unless given).")
   flags.DEFINE_list("ensemble", [], "With --mode=evaluate or predict: folders of trained models "
                     "that rank together; results go to --workdir.")
-  flags.DEFINE_enum("combine", "mean", tuple(COMBINATIONS), "What an ensemble averages.")
+  flags.DEFINE_string("combine", "mean", "What an ensemble averages: mean, min_max or rank.")
   flags.DEFINE_boolean("resume", False, "Go on with the run in --workdir.")
   flags.DEFINE_string("compilation_cache", None, "Folder for compiled programs, which runs may "
                       "share (default: compilation_cache in --workdir).")
@@ -80,148 +76,6 @@ def main(argv: list[str]) -> None:
   """Runs the command; a mistake of its user ends in one line and exit code 2."""
   if len(argv) > 1:
     console.fail(f"unexpected argument {argv[1]!r}; options start with --")
-  values = flags.FLAGS
-  console.install()
-  if values.print_config:
-    print(configs.described(values.config, values["config"].default_as_str))
-    return
-  try:
-    with parallel.explaining_memory(
-        "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
-        "(layouts: variant gst_ed)"):
-      (_tell_dry_run if values.dry_run else _run)(values)
-  except (ValueError, OSError, FloatingPointError) as error:
-    logging.debug("details", exc_info=True)
-    console.fail(configs.as_flags(configs.one_line(error), values.config))
+  from tpugraphs_jax.run import launch
 
-
-def _run(values: flags.FlagValues) -> None:
-  """Trains, evaluates and ranks as the flags say."""
-  _check_flags(values)
-  if values.synthetic or values.config.train.quick_compile:
-    parallel.compile_quickly()
-  if values.config.train.deterministic:
-    parallel.compute_deterministically()
-  parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
-  parallel.use_compilation_cache(values.compilation_cache or trust.own_folder(
-      remote.local_of(values.workdir) / "compilation_cache", remote.cache() / "secret"))
-  # A process that fails alone must not leave the others waiting for it.
-  with parallel.stop_together(), remote.working_folder(
-      values.workdir, is_writing=parallel.is_primary()) as workdir:
-    if values.ensemble:
-      _run_together(values, workdir)
-      return
-    training.run(_config(values, workdir), workdir, mode=values.mode, resume=values.resume,
-                 split=values.split or "")
-    if values.report and values.mode != "predict" and parallel.is_primary():
-      report.try_write([workdir], workdir / report.FILE)
-
-
-def _tell_dry_run(values: flags.FlagValues) -> None:
-  """Says how much disk, memory and time a run takes; writes only into a temporary folder."""
-  parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
-  with parallel.stop_together(), tempfile.TemporaryDirectory() as scratch:
-    config = values.config
-    with config.unlocked():
-      config.data_root = values.data_root or (
-          _synthetic(config, Path(scratch) / "synthetic") if values.synthetic
-          else DEFAULT_DATA_ROOT)
-    for line in dry_run.lines(config, Path(scratch)):
-      if parallel.is_primary():
-        console.say(line)
-
-
-def _check_flags(values: flags.FlagValues) -> None:
-  """Refuses (ValueError) flags that do not go together."""
-  if not values.workdir:
-    raise ValueError("--workdir is missing: name a folder for checkpoints, metrics and results")
-  if values.synthetic and values.data_root:
-    raise ValueError("--synthetic makes data of its own: give it or --data_root, not both")
-  is_later = values.mode in ("predict", "evaluate")
-  for flag in ("split", "ensemble"):
-    if getattr(values, flag) and not is_later:
-      raise ValueError(f"--{flag} goes with --mode=evaluate or predict, and --mode is "
-                       f"{values.mode}")
-  if values.ensemble and values.synthetic:
-    raise ValueError("--ensemble takes the data of its first model, or --data_root: leave out "
-                     "--synthetic")
-
-
-def _with_overrides(values: flags.FlagValues, found: dict) -> ml_collections.ConfigDict:
-  """The config that a model was trained with, changed by flags; it imports no module itself."""
-  config, changes = ml_collections.ConfigDict(found), config_flags.get_override_values(
-      values["config"])
-  registry.import_extensions(changes.get("extensions", ()))
-  trust.check_imported(config.extensions)
-  config.update_from_flattened_dict(changes)
-  return config
-
-
-def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDict:
-  """The config that the flags ask for, with the place of the data as `data_root`."""
-  config, data_root = values.config, values.data_root
-  if values.mode in ("evaluate", "predict"):
-    # Process 0 reads it: the others may have no such disk.
-    found = parallel.on_primary(lambda: ranker_lib.config_of(workdir))
-    data_root = data_root or found.get("data_root")
-    if not values["config"].present:
-      config = _with_overrides(values, found)
-  with config.unlocked():
-    config.data_root = data_root or _data_of(values, config, workdir)
-  return config
-
-
-def _run_together(values: flags.FlagValues, workdir: Path) -> None:
-  """Judges or ranks with several trained models; the first one's config names the data."""
-  config = _with_overrides(
-      values, parallel.on_primary(lambda: ranker_lib.config_of(values.ensemble[0])))
-  with config.unlocked():
-    config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
-  ensemble = Ensemble(values.ensemble, combine=values.combine)
-  workdir.mkdir(parents=True, exist_ok=True)
-  job = job_lib.Job.of(config)
-  if values.mode == "evaluate":
-    results.evaluate_together(job, ensemble, workdir, split=values.split or "")
-  else:
-    results.predict(job.data, config.data_root, ensemble, workdir,
-                    split=values.split or "test")
-
-
-def _data_of(
-    values: flags.FlagValues, config: ml_collections.ConfigDict, workdir: Path
-) -> str:
-  """The place of the data: named, tiny synthetic ones in the working folder, or the usual one.
-
-  Raises:
-    FileNotFoundError: nothing is named, and nothing is at the usual place.
-  """
-  if values.synthetic:
-    is_remote = remote.is_remote(values.workdir)
-    return _synthetic(config, (remote.local_of(values.workdir) if is_remote else workdir)
-                      / "synthetic")
-  if parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
-    return DEFAULT_DATA_ROOT
-  if config.data.source == collections.OWN:
-    raise FileNotFoundError(
-        f"there is no data at {DEFAULT_DATA_ROOT}: name the folder of the collection "
-        f"{config.data.search} with --data_root (in a checkout --data_root=data/own/npz has the "
-        "example programs; python -m tpugraphs_jax.collect makes one from your own)")
-  raise FileNotFoundError(
-      f"there is no data at {DEFAULT_DATA_ROOT}: download them (python -m "
-      f"tpugraphs_jax.data.download --data_root {DEFAULT_DATA_ROOT}), name another place with "
-      "--data_root, or try the command on tiny synthetic data with --synthetic")
-
-
-def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
-  """Makes tiny synthetic data of the config's collections."""
-  job = job_lib.Job.of(config)  # refuses what cannot run before anything is written
-  names = [data.collection.name for data in (job.data, *job.also)]
-  make = functools.partial(
-      synthetic.generate, folder, scale="tiny", collections=names, progress=False)
-  if parallel.is_primary():
-    console.say(f"--synthetic: tiny synthetic data in {folder}, which measure no real program")
-    make()
-  parallel.barrier("synthetic data")
-  if not folder.exists():  # a host with a disk of its own
-    make()
-  return str(folder / "npz")
+  launch.launch(flags.FLAGS)

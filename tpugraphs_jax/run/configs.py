@@ -1,16 +1,14 @@
 """Configs: where one comes from, how flags change it, and how it is shown.
 
 A config is a `ConfigDict` made by a file with variants (`layout.py:xla-random,recommended`).
-`--print_config` shows the comments of that file beside the fields, and `--help` its variants.
+`--print_config` shows its fields with the descriptions of `run.schema`, and `--help` its variants.
+Nothing here imports jax before a config is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-import dataclasses
-import difflib
-import functools
-import inspect
+from collections.abc import Iterator, Mapping, Sequence
+import importlib.util
 from pathlib import Path
 import re
 import runpy
@@ -19,20 +17,16 @@ import textwrap
 from typing import Any
 
 from absl import flags
-from flax import traverse_util
 import ml_collections
 from ml_collections import config_flags
 
 import tpugraphs_jax
-from tpugraphs_jax import registry
+from tpugraphs_jax import options, registry
 from tpugraphs_jax.infra import console
-from tpugraphs_jax.rankers import base
-from tpugraphs_jax.run import checks
-
-PRESET = "preset="  # before the name of a published system among the variants
 
 _SECTIONS = ("data", "batch", "model", "loss", "optimizer", "train", "eval", "segments")
 _FIELD = re.compile(rf"(?<![\w./-])((?:{'|'.join(_SECTIONS)})(?:\.[a-z]\w*)+)")
+_HELP = {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"}
 _OF_ALL_MODELS = ("dtype", "precision")  # options that a change of model keeps
 _WIDTH, _FLAG = 98, 44  # columns of a line of `--print_config`, and of its flag
 
@@ -45,6 +39,19 @@ def folder() -> Path:
   package = Path(tpugraphs_jax.__file__).parent
   beside, inside = package.parent / "configs", package / "configs"
   return inside if inside.is_dir() else beside
+
+
+def _importable() -> None:
+  """Makes `tpugraphs_jax.configs` the folder of this project's configs, in a checkout too."""
+  name = f"{tpugraphs_jax.__name__}.configs"
+  if name not in sys.modules:
+    spec = importlib.util.spec_from_file_location(
+        name, folder() / "__init__.py", submodule_search_locations=[str(folder())])
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+
+
+_importable()
 
 
 def resolve(value: str, default: str) -> str:
@@ -90,103 +97,6 @@ def load(value: str) -> ml_collections.ConfigDict:
   return get_config(variant) if colon else get_config()
 
 
-@dataclasses.dataclass(frozen=True)
-class Preset:
-  """The settings of a published system.
-
-  Attributes:
-    settings: changes a config; the first line of its docstring describes the system.
-    small: options of networks in the variant `ci`; those that the system's network has count.
-    in_segments: whether the system trains on segments of graphs.
-  """
-
-  settings: Callable[[ml_collections.ConfigDict], None]
-  small: Mapping[str, Any]
-  in_segments: bool = False
-
-  @property
-  def description(self) -> str:
-    """One line."""
-    return self.settings.__doc__.splitlines()[0].removesuffix(".")
-
-  def apply(self, config: ml_collections.ConfigDict) -> None:
-    """Gives a config the settings.
-
-    They start from AdamW as PyTorch has it without decay, clipping and warm-up, a constant
-    rate, released files as they are, and a loss without penalties.
-    """
-    config.data.update(features=("released",), pad_value=0, duplicate_policy="keep")
-    config.loss.update(temperature=1.0, kernel_l2=0.0, activity_l2=0.0)
-    config.optimizer.update(
-        name="adamw", learning_rate=1e-3, schedule="constant", warmup_fraction=0.0, eps=1e-8,
-        weight_decay=0.0, clip_norm=0.0, clip_norm_per_variable=0.0, final_learning_rate=0.0,
-        average_decay=0.0)
-    self.settings(config)
-
-  def shrink(self, config: ml_collections.ConfigDict) -> None:
-    """Makes a run of a few seconds: narrow layers, of which no more than two of a kind are left."""
-    config.model.update(
-        {name: size for name, size in self.small.items() if name in config.model})
-    config.batch.update(graphs=4, configs=8, slates_per_epoch=16, min_configs=4)
-    config.optimizer.accumulation_steps = 1
-    config.train.update(epochs=2, valid_configs=50, log_every_steps=4)
-    config.eval.configs = 8
-
-
-@functools.cache
-def systems(kind: str) -> dict[str, Preset]:
-  """The presets of `configs/systems` by name.
-
-  Args:
-    kind: `layout` or `tile`.
-  """
-  presets = {}
-  for path in sorted((folder() / "systems").glob("[a-z]*.py")):
-    file = runpy.run_path(str(path))
-    presets |= {name: Preset(settings, file["SMALL"], name in file.get("IN_SEGMENTS", ()))
-                for name, settings in file[f"{kind.upper()}S"].items()}
-  return presets
-
-
-def model(kind: str, name: str, **options: Any) -> ml_collections.ConfigDict:
-  """The section `model` of a config: all options of a network, those given and the defaults.
-
-  Args:
-    kind: `layout` or `tile`.
-    name: a registered name.
-    **options: of the network.
-  """
-  fields = base.options_of(base.MODELS[kind][name]) | options
-  return ml_collections.ConfigDict({"name": name} | fields)
-
-
-def take_preset(
-    presets: Mapping[str, Preset], names: Sequence[str], file: str
-) -> tuple[list[str], Preset | None]:
-  """The variants that are no presets, and the one preset among them, if there is one.
-
-  Args:
-    presets: by name.
-    names: variants.
-    file: the config file, for errors.
-
-  Raises:
-    ValueError: an unknown preset, or more than one.
-  """
-  chosen = [name.removeprefix(PRESET) for name in names if name.startswith(PRESET)]
-  if unknown := [name for name in chosen if name not in presets]:
-    raise ValueError(f"{file} has no preset {unknown[0]!r}; it has {', '.join(presets)}")
-  if len(chosen) > 1:
-    raise ValueError(f"{file} takes one of the presets {' and '.join(chosen)}")
-  others = [name for name in names if not name.startswith(PRESET)]
-  return others, presets[chosen[0]] if chosen else None
-
-
-def preset_variants(presets: Mapping[str, Preset]) -> dict[str, str]:
-  """Every preset as a variant, with its description."""
-  return {PRESET + name: preset.description for name, preset in presets.items()}
-
-
 # Flags.
 
 
@@ -202,6 +112,13 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
   """
   given, rest = _take(argv, "config")
   place = resolve(given, default_config) if given else str(folder() / default_config)
+  if _HELP & set(rest):
+    print(_help(argv[0], place))
+    raise SystemExit(0)
+  try:  # before a config is made, which takes a second
+    flags.FLAGS([argument for argument in rest if not re.match("--?config[.]", argument)])
+  except flags.Error as error:
+    console.fail(one_line(str(error).splitlines()[-1]))
   config = _load_or_fail(place)
   try:
     _follow_model(config, rest)
@@ -213,14 +130,52 @@ def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
     console.fail(one_line(str(error).splitlines()[-1]))
 
 
+def _help(program: str, place: str) -> str:
+  """Description, example, flags and variants of a command."""
+  name = Path(program).name
+  kind = "tile sizes of fused kernels" if "tile" in name else "layouts of whole programs"
+  config = Path(place.partition(":")[0]).name
+  return f"""Trains a cost model that ranks {kind}, evaluates it, and ranks the test split.
+
+  {name} --config={config}:recommended --workdir=out/first --synthetic
+
+  --config=FILE.py:VARIANT, or a variant alone; --config.FIELD=VALUE changes a field
+  (--print_config lists all fields).
+
+{variants(place)}
+
+{flags.FLAGS.main_module_help()}"""
+
+
 def one_line(message: object) -> str:
   """The message as one line, without the backslashes of a message quoted within a message."""
   return re.sub(r"\\+(?=['\"])", "", console.one_line(message))
 
 
+def fields_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """The fields of a config by name, such as `batch.graphs`."""
+  from flax import traverse_util  # slow to import
+
+  return traverse_util.flatten_dict(config.to_dict(), sep=".")
+
+
+def change(config: ml_collections.ConfigDict, fields: Mapping[str, Any]) -> None:
+  """Changes fields of a config by name, such as `batch.graphs`.
+
+  Raises:
+    ValueError: a field that the config does not have.
+  """
+  known = fields_of(config)
+  for name in fields:
+    if name not in known:
+      raise ValueError(f"the config has no field {name!r}; {options.nearest(name, known)}"
+                       "print it to see all")
+  config.update_from_flattened_dict(dict(fields))
+
+
 def as_flags(message: str, config: ml_collections.ConfigDict | None) -> str:
   """The message with the fields of a config (`batch.graphs`) as the flags that set them."""
-  known = traverse_util.flatten_dict(config.to_dict(), sep=".") if config else {}
+  known = fields_of(config) if config else {}
 
   def flag(match: re.Match) -> str:
     is_field = any(f"{name}.".startswith(f"{match[1]}.") for name in known)
@@ -229,36 +184,14 @@ def as_flags(message: str, config: ml_collections.ConfigDict | None) -> str:
   return _FIELD.sub(flag, message)
 
 
-def nearest(field: str, known: Iterable[str]) -> str:
-  """The question whether a near field was meant, and a space; empty where none is near."""
-  near = difflib.get_close_matches(field, known, n=1)
-  return f"did you mean {near[0]}? " if near else ""
-
-
-def no_variant(name: str, file: str) -> str:
-  """The message that a config file of the project has no such variant, and which one has it.
-
-  Args:
-    name: of the variant.
-    file: `tile.py` or `layout.py`.
-  """
-  other, = {"tile.py", "layout.py"} - {file}
-  known, elsewhere = (runpy.run_path(str(folder() / each))["VARIANTS"] for each in (file, other))
-  found = f"configs/{file} has no variant {name!r}; "
-  if name in elsewhere and name not in known:
-    return (f"{found}it is a variant of configs/{other}, of the command run_{other}; "
-            f"configs/{file} has {', '.join(known)}")
-  return f"{found}{nearest(name, known)}it has {', '.join(known)}"
-
-
 def _unknown_field(config: ml_collections.ConfigDict, argv: Sequence[str]) -> str:
   """Which flag names a field that the config has not, with the nearest one; else empty."""
-  known = traverse_util.flatten_dict(config.to_dict(), sep=".")
+  known = fields_of(config)
   for argument in argv:
     flag = argument.partition("=")[0]
     field = re.sub(r"^--?config\.", "", flag)
     if field != flag and not any(f"{name}.".startswith(f"{field}.") for name in known):
-      return (f"{argument}: the config has no field {field!r}; {nearest(field, known)}"
+      return (f"{argument}: the config has no field {field!r}; {options.nearest(field, known)}"
               "--print_config lists them")
   return ""
 
@@ -287,18 +220,19 @@ def _load_or_fail(place: str) -> ml_collections.ConfigDict:
 def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
   """Gives a model that a flag names its own options, at their defaults."""
   name, _ = _take(argv, "config.model.name")
-  if name is None or name == config.model.name:
+  if name is None or name == config.model.get("name"):
     return
+  from tpugraphs_jax.rankers import base
+  from tpugraphs_jax.run import schema
+
   registry.import_extensions(config.extensions)
-  models = checks.models_of(config)
-  if name not in models:
+  kind = schema.kind_of(config)
+  if name not in base.MODELS[kind]:
     return  # A module that a flag names may have it; else the check lists the names.
-  options = base.options_of(models[name])
+  known = base.options_of(base.MODELS[kind][name])
   kept = {key: config.model[key] for key in _OF_ALL_MODELS
-          if key in options and key in config.model}
-  known = {key: tuple(value) if isinstance(value, list) else value
-           for key, value in options.items() if value not in (None, inspect.Parameter.empty)}
-  config.model = ml_collections.ConfigDict({"name": name} | known | kept)
+          if key in known and key in config.model}
+  config.model = schema.model(kind, name, **kept)
 
 
 def _define_config(
@@ -310,9 +244,6 @@ def _define_config(
   flag = flags.FLAGS["config"]
   flag.default_as_str = place  # instead of the whole config, for --help
   flag.present = int(is_given)
-  flags.FLAGS.register_key_flag_for_module(argv[0], flag)  # for --help
-  # absl shows this above the flags.
-  sys.modules["__main__"].__doc__ = f"\n{variants(place)}\n"
 
 
 # A config in words.
@@ -328,27 +259,19 @@ def variants(place: str) -> str:
   return "\n".join([title, *lines]) if lines else ""
 
 
-def described(fields: ml_collections.ConfigDict, place: str) -> str:
-  """All fields of a config with their values, the values they may have, and their comments.
+def described(config: ml_collections.ConfigDict, place: str) -> str:
+  """All fields of a config with their values, the values they may have, and their descriptions.
 
   Args:
-    fields: the config, with the fields that flags changed.
+    config: with the fields that flags changed.
     place: `FILE.py:VARIANT` that it came from.
   """
-  # A config of the user's own starts from one of the project's: its comments hold too.
-  own = "tile.py" if fields.task == "tile" else "layout.py"
-  comments = comments_of(folder() / own) | comments_of(Path(place.partition(":")[0]))
-  comments |= {f"model.{name}": text for name, text in _notes_of_model(fields).items()}
-  choices, parts, lines = checks.choices(fields), checks.parts(), []
-  for name, value in traverse_util.flatten_dict(fields.to_dict(), sep=".").items():
-    note = comments.get(name) or comments.get(name.removeprefix("segments.finetune."), "")
-    said = (*note.replace(",", " ").split(), str(value))
-    if not all(str(choice) in said for choice in choices.get(name, ())):
-      note = "; ".join(filter(None, [note, f"one of {', '.join(map(str, choices[name]))}"]))
-    if name in parts:
-      note = "; ".join(filter(None, [note, f"made of {', '.join(parts[name])}"]))
+  from tpugraphs_jax.run import schema
+
+  limits, lines = schema.described(config), []
+  for name, value in fields_of(config).items():
     shown = f'"{value}"' if isinstance(value, tuple) else value  # as a shell takes it
-    lines += _field_lines(f"--config.{name}={shown}", note)
+    lines += _field_lines(f"--config.{name}={shown}", limits[name].text if name in limits else "")
   return "\n".join([*lines, "", variants(place)]).rstrip()
 
 
@@ -359,39 +282,3 @@ def _field_lines(flag: str, note: str) -> Iterator[str]:
   for line in textwrap.wrap(note, _WIDTH - _FLAG - 4):
     yield f"{flag:<{_FLAG}}  # {line}"
     flag = ""
-
-
-def _notes_of_model(fields: ml_collections.ConfigDict) -> dict[str, str]:
-  """The descriptions of a model's options in the docstrings of its class and bases, by name."""
-  models = checks.models_of(fields)
-  if fields.model.name not in models:
-    return {}  # of a module that is not imported
-  build = models[fields.model.name]
-  build = build.func if isinstance(build, functools.partial) else build
-  notes: dict[str, str] = {}
-  for of_class in inspect.getmro(build) if inspect.isclass(build) else [build]:
-    _, _, text = (inspect.getdoc(of_class) or "").partition("\nAttributes:\n")
-    for name, note in re.findall(r"^  (\w+): (.+(?:\n {3,}.+)*)", text, re.MULTILINE):
-      notes.setdefault(name, " ".join(note.split()).replace("`", "").rstrip("."))
-  return notes
-
-
-def comments_of(path: Path) -> dict[str, str]:
-  """Comments beside the fields of a config file, by field (`batch.graphs`).
-
-  A comment belongs to the last field on its line: `config.seed = 0  # ...`, or a keyword in
-  the lines after `config.batch = ConfigDict(dict(`.
-  """
-  comments: dict[str, str] = {}
-  section = name = ""
-  for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-    code, _, comment = line.partition("  # ")
-    code = re.sub(r'"[^"]*"', '""', code)  # a value may look like a field
-    if assigned := re.search(r"\bconfig\.([\w.]+)(?: = |\.update\()", code):
-      section = name = assigned[1]
-      code = code[assigned.end():]
-    if fields := re.findall(r"(\w+)=(?!=)", code):
-      name = f"{section}.{fields[-1]}"
-    if comment and code.strip():
-      comments.setdefault(name, comment)
-  return comments

@@ -15,7 +15,8 @@ from tpugraphs_jax.data import features, selection
 from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.run import checks
+from tpugraphs_jax.rankers.settings import Settings
+from tpugraphs_jax.run import schema
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import log
@@ -43,7 +44,7 @@ class Job:
   def of(cls, config: ml_collections.ConfigDict) -> Job:
     """The job of a config, which is refused (ValueError) if it cannot work."""
     registry.import_extensions(config.extensions)
-    checks.check(config)
+    schema.check(config)
     ranker = Ranker(config.to_dict())
     own, *also = (_data_of(config, collection) for collection in (
         ranker.collection, *map(Collection, config.data.get("also", ()))))
@@ -153,16 +154,7 @@ def digests(workdir: Path) -> dict[str, str]:
 def _data_of(
     config: ml_collections.ConfigDict, collection: Collection
 ) -> TileData | LayoutData:
-  data, common = config.data, dict(
-      skip_bad_files=config.data.skip_bad_files, target=config.batch.target)
+  found = Settings.of(config.to_dict())
   if collection.kind == "tile":
-    return TileData(collection, **common, config_features=tuple(data.config_features),
-                    duplicate_policy=data.get("duplicate_policy", "keep"))
-  return LayoutData(
-      collection, **common, config_features=tuple(data.config_features),
-      store_dir=data.store_dir, leave_out=tuple(data.get("leave_out", ())),
-      skip_constant=data.skip_constant,
-      duplicate_policy=data.duplicate_policy, entropy_threshold=data.entropy_threshold,
-      max_configs=data.max_configs,
-      indices_dir=config.eval.indices_dir, max_validated=config.eval.max_configs,
-      seed=config.seed)
+    return TileData(collection, found.data, found.batch.target)
+  return LayoutData(collection, found.data, found.batch.target, found.eval, found.seed)

@@ -34,6 +34,7 @@ from flax import traverse_util
 import ml_collections
 import numpy as np
 
+from tpugraphs_jax import options
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import files, remote
@@ -139,7 +140,7 @@ def _config_of(args: argparse.Namespace) -> ml_collections.ConfigDict:
   for change in args.changes:
     field, equals, text = change.partition("=")
     if not equals or field not in known:
-      raise ValueError(f"--set={change}: {configs.nearest(field, known)}expected a field of the "
+      raise ValueError(f"--set={change}: {options.nearest(field, known)}expected a field of the "
                        "config and its value, such as model.hidden_dim=128")
     value = text
     with contextlib.suppress(ValueError, SyntaxError):  # else a string without quotes

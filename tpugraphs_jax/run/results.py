@@ -280,7 +280,7 @@ def _predicted_ns(
   The losses decide (`losses.predicts`), but with relative targets scores tell only the order.
   """
   target = job.config.batch.target
-  meaning = losses.predicts(losses.parse_losses(job.config.loss.losses))
+  meaning = losses.predicts(losses.LossOptions.of(job.config.loss).weighted)
   if (job.data.collection.kind != "tile" or meaning == "order"
       or target not in ("official", "absolute")):
     return None

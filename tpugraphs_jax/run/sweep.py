@@ -24,9 +24,9 @@ from typing import Any
 from etils import epath
 from flax import traverse_util
 
-from tpugraphs_jax import report
+from tpugraphs_jax import options, report
 from tpugraphs_jax.infra import console, jobs, trust
-from tpugraphs_jax.run import checks, configs, results
+from tpugraphs_jax.run import configs, results, schema
 from tpugraphs_jax.serve import judge
 
 _DONE = ("last epoch", "early stopping")  # how `summary.json` says that training ended by itself
@@ -186,12 +186,12 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
                      "tile.py:recommended")
   place = configs.resolve(args.config, "")
   config = configs.load(place)
-  checks.task(config)
+  schema.check_task(config)
   known = traverse_util.flatten_dict(config.to_dict(), sep=".")
   for field in fields:
     if field not in known:
       raise ValueError(f"--grid names {field!r}, and the config has no such field: "
-                       f"{configs.nearest(field, known)}--print_config of the command lists them")
+                       f"{options.nearest(field, known)}--print_config of the command lists them")
   kind = "tile" if config.task == "tile" else "layout"
   start = ("import sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import jobs; "
            f"jobs.end_with_parent(); sys.argv[0] = 'sweep'; run.{kind}()")

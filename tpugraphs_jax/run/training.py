@@ -35,16 +35,14 @@ from tpugraphs_jax.infra import console, parallel
 from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
-from tpugraphs_jax.run import checks, results
 from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.run import results
 from tpugraphs_jax.run.job import Job, Prepared
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import log, loop
 from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train import step as step_lib
-
-MODES = ("train", "evaluate", "predict", "all")
 
 _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -135,7 +133,7 @@ def train_stage(
     resume: go on from the stage's newest checkpoint.
     files: those that its checkpoints belong to, see `Prepared`.
   """
-  config, options = job.config, job.config.train
+  config = job.config
   sample = validation_sample(config, valid)
 
   def evaluate(params: Any, step: int) -> dict[str, Any]:
@@ -145,18 +143,16 @@ def train_stage(
         judge.beside_labels(graphs, ids, scores), job.ranker.collection.slowdown_ks)
     return {judge.mean_name(name): mean for name, mean in means.items()} | judge.by_graph(rows)
 
-  schedule = loop.Schedule(
-      total_epochs=stage.epochs, steps_per_epoch=stage.plan.steps_per_epoch,
-      eval_every_epochs=options.eval_every_epochs, early_stop_epochs=options.early_stop_epochs,
-      best_metric=judge.mean_name(options.best_metric), result=options.result,
-      log_every_steps=options.log_every_steps,
-      checkpoint_every_steps=options.checkpoint_every_steps, profile_steps=config.profile_steps)
+  options = loop.TrainOptions.of(config.train)
+  schedule = loop.Schedule(options, stage.epochs, stage.plan.steps_per_epoch,
+                           judge.mean_name(options.best_metric))
   experiment = loop.Experiment(
       stage.train_step, stage.batches, evaluate, stage.learning_rate,
       _model_writer(job, stage, workdir))
   return loop.train(
       stage.state, experiment, schedule, workdir / stage.folder, resume=resume,
-      about=config.to_dict(), config=ranker_lib.fingerprint(config.to_dict()), files=files)
+      about=config.to_dict(), config=ranker_lib.fingerprint(config.to_dict()), files=files,
+      profile_steps=config.profile_steps)
 
 
 def _model_writer(
@@ -349,10 +345,6 @@ def make_step(
     sown: collections of variables that the step returns besides.
     devices: to compile for; all devices of the run unless given.
   """
-  loss = config.loss
-  objective = step_lib.Objective(
-      losses.parse_losses(loss.losses, normalize=loss.normalize_weights), loss.temperature,
-      checks.loss_options(config), loss.kernel_l2, loss.activity_l2)
   return step_lib.make_train_step(
-      network, optimizer, objective, seed=config.seed, config_chunk=config.batch.config_chunk,
+      network, optimizer, losses.LossOptions.of(config.loss), seed=config.seed, config_chunk=config.batch.config_chunk,
       collections=sown, devices=devices)

@@ -50,6 +50,7 @@ from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.infra import parallel, remote, trust
 from tpugraphs_jax.rankers.base import SECOND_STAGE
 from tpugraphs_jax.rankers.scorer import Scorer
+from tpugraphs_jax.rankers.settings import Settings
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import checkpoint, loop, state
 
@@ -77,6 +78,7 @@ class Ranker:
 
   Attributes:
     config: the same.
+    settings: the fields of the config that rankers read.
     collection: whose graphs it ranks.
     features: node features, with their transforms once fitted or loaded.
     family: the ranker family that the config names, see `rankers.base`.
@@ -88,12 +90,10 @@ class Ranker:
   """
 
   def __init__(self, config: Mapping[str, Any]):
-    self.config, data = config, config["data"]
-    kind = "tile" if config["task"] == "tile" else "layout"
-    self.collection = collections.of(kind, data["source"], data["search"])
-    self.features = features.NodeFeatures(
-        data["features"], kinds=data["feature_transform"],
-        options=feature_blocks.Options(data["pad_value"]))
+    self.config, self.settings = config, Settings.of(config)
+    data = self.settings.data
+    self.collection = collections.of(self.settings.kind, data.source, data.search)
+    self.features = features.NodeFeatures(data)
     self.family = rankers.create(config, self.features.unscaled)
     self.params: Any = None
     self.about: Mapping[str, Any] = {}
@@ -151,7 +151,7 @@ class Ranker:
 
   def fit_configs(self, config_values: Sequence[np.ndarray]) -> None:
     """Fits the transform of configurations `[n, F]` alone."""
-    kind, columns = self.config["data"]["config_transform"], config_values[0].shape[1]
+    kind, columns = self.settings.data.config_transform, config_values[0].shape[1]
     self.family.config_transform = features.fit(
         config_values, np.full(columns, kind, dtype=object))
 
@@ -203,15 +203,13 @@ class Ranker:
   def prepare(self, graph: OpGraph) -> Any:
     """A graph as the family wants it: features computed and transformed, tables built."""
     graph = self._seen(graph)
-    if self.config["data"]["virtual_node"] == "output":
+    if self.settings.data.virtual_node == "output":
       graph = reduction.with_output(graph)
     return self.family.prepare(self.features(graph), graph)
 
   def _seen(self, graph: OpGraph) -> OpGraph:
     """The graph as the ranker sees it: with output layouts alone where it was trained on them."""
-    # Configs of models that shipped before layouts had the field lack it.
-    blocks = self.config["data"].get("config_features", ())
-    return output_orders(graph) if "outputs" in blocks else graph
+    return output_orders(graph) if "outputs" in self.settings.data.config_features else graph
 
   # Scores.
 

@@ -25,6 +25,7 @@ import optax
 
 from tpugraphs_jax.infra import console, parallel
 from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.train import checkpoint
 from tpugraphs_jax.train import log as log_lib
 from tpugraphs_jax.train import state as state_lib
@@ -40,49 +41,66 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclasses.dataclass(frozen=True)
+class TrainOptions(Options):
+  """The length of a run, and how often it evaluates, logs and saves."""
+
+  section = "train"
+  epochs: int = option(10, "most epochs", least=1)
+  eval_every_epochs: int = option(1, "epochs between evaluations", least=1)
+  early_stop_epochs: int = option(
+      0, "epochs without a better evaluation that end the run; 0 = never", least=0)
+  best_metric: str = option(
+      "opa", "metric of validation that chooses the checkpoint", one_of=("opa", "kendaltau"))
+  result: str = option(
+      "best", "checkpoint that a run ends with: best by that metric, or last",
+      one_of=("best", "last"))
+  valid_sampling: str = option(
+      "fixed", "sample that evaluations judge: fixed, or slates drawn anew each time",
+      one_of=("fixed", "slates"))
+  valid_configs: int = option(
+      200, "configurations of each graph in the fixed sample; 0 = all", least=0)
+  log_every_steps: int = option(20, "steps between two lines of the log", least=1)
+  checkpoint_every_steps: int = option(
+      0, "steps between checkpoints besides those of evaluations; 0 = none", least=0)
+  deterministic: bool = option(
+      False, "on GPUs: two runs are alike, bit for bit, but sums take longer")
+  quick_compile: bool = option(
+      False, "on CPUs: compiles in half the time, but steps take two to three times as long")
+
+
+@dataclasses.dataclass(frozen=True)
 class Schedule:
-  """The length of a run, and how often it evaluates, logs and saves.
+  """The options of a run, with its length in steps.
 
   Attributes:
-    total_epochs: length of the run.
+    options: of the run.
+    epochs: length of the run.
     steps_per_epoch: batches that make an epoch.
-    eval_every_epochs: evaluation comes after every so many epochs, and at the end.
-    early_stop_epochs: stop at the first evaluation after so many epochs without improvement;
-      0 = never.
-    best_metric: key of the metric to maximise; of equal values the first counts.
-    result: the checkpoint that a run ends with: `best` by that metric, or the `last`.
-    log_every_steps: metrics are averaged over and reported every so many steps.
-    checkpoint_every_steps: besides those after each evaluation; 0 = none.
-    profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
+    metric: key of the metric to maximise; of equal values the first counts.
   """
 
-  total_epochs: int
+  options: TrainOptions
+  epochs: int
   steps_per_epoch: int
-  eval_every_epochs: int = 1
-  early_stop_epochs: int = 0
-  best_metric: str = "opa"
-  result: str = "best"
-  log_every_steps: int = 100
-  checkpoint_every_steps: int = 0
-  profile_steps: str = ""
+  metric: str = "opa"
 
   @property
   def total_steps(self) -> int:
-    return self.total_epochs * self.steps_per_epoch
+    return self.epochs * self.steps_per_epoch
 
   def is_epoch_end(self, step: int) -> bool:
     return step % self.steps_per_epoch == 0
 
   def is_evaluated(self, step: int) -> bool:
     """Whether an evaluation comes after this step."""
-    every = self.eval_every_epochs * self.steps_per_epoch
+    every = self.options.eval_every_epochs * self.steps_per_epoch
     return step % every == 0 or step == self.total_steps
 
   def why_ended(self, step: int) -> str:
     """Why a run that was not interrupted ended after this step."""
     if step >= self.total_steps:
-      return f"last epoch ({self.total_epochs})"
-    return (f"early stopping: {self.best_metric} did not improve in {self.early_stop_epochs} "
+      return f"last epoch ({self.epochs})"
+    return (f"early stopping: {self.metric} did not improve in {self.options.early_stop_epochs} "
             "epochs")
 
   def is_early_stop(self, step: int, best_step: int | None) -> bool:
@@ -92,14 +110,14 @@ class Schedule:
     """
     without = step - (best_step or 0)
     return self.is_evaluated(step) and (
-        0 < self.early_stop_epochs * self.steps_per_epoch <= without)
+        0 < self.options.early_stop_epochs * self.steps_per_epoch <= without)
 
   def is_logged(self, step: int) -> bool:
-    return step % self.log_every_steps == 0
+    return step % self.options.log_every_steps == 0
 
   def is_saved(self, step: int) -> bool:
     """Whether a checkpoint is due after this step, evaluation or not."""
-    every = self.checkpoint_every_steps
+    every = self.options.checkpoint_every_steps
     return bool(every) and step % every == 0
 
 
@@ -159,6 +177,7 @@ def train(
     state: TrainState, experiment: Experiment, schedule: Schedule, workdir: str | Path, *,
     resume: bool = False, about: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None, files: Mapping[str, str] | None = None,
+    profile_steps: str = "",
 ) -> TrainResult:
   """Trains until the last epoch, or until the validation metric stops to improve.
 
@@ -170,6 +189,7 @@ def train(
     resume: go on from the newest checkpoint in `workdir`, if there is one.
     about: nested fields to be shown beside the curves.
     config, files: must agree with those of the checkpoint to resume, see `Checkpoints`.
+    profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
 
   Raises:
     ValueError: a folder in use, a checkpoint of another config.
@@ -177,7 +197,7 @@ def train(
     SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
   """
   workdir = Path(workdir)
-  profile = log_lib.Profile(schedule.profile_steps, workdir / "profile")
+  profile = log_lib.Profile(profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
     signals = stack.enter_context(StopSignals())
@@ -191,7 +211,7 @@ def train(
         workdir, total_steps=schedule.total_steps,
         first_step=step - 1 if progress.row else step)))
     stack.callback(profile.stop)
-    log.events.describe(about or {}, metric=f"{SAMPLE}/{schedule.best_metric}",
+    log.events.describe(about or {}, metric=f"{SAMPLE}/{schedule.metric}",
                         parameters=optax.tree.size(state.params))
     if resume:
       log.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
@@ -252,7 +272,7 @@ class _Loop:
     self.last_finite, self.last_loss = "none since the start", math.nan
     self.in_flight = collections.deque()  # (step, metrics), oldest first
     self.began = (self.step, time.monotonic())  # without the first step, which compiles
-    self.metric = f"{SAMPLE}/{self.schedule.best_metric}"
+    self.metric = f"{SAMPLE}/{self.schedule.metric}"
 
   def run(self) -> TrainResult:
     while True:
@@ -366,12 +386,12 @@ class _Loop:
     except FloatingPointError as error:
       raise FloatingPointError(f"step {self.step}: {error}") from error
     metrics = {name: float(value) for name, value in found.items() if not np.ndim(value)}
-    if self.schedule.best_metric not in metrics:
+    if self.schedule.metric not in metrics:
       raise ValueError(
-          f"best_metric is {self.schedule.best_metric!r}, expected one of {sorted(metrics)}")
-    progress, value = self.progress, metrics[self.schedule.best_metric]
+          f"best_metric is {self.schedule.metric!r}, expected one of {sorted(metrics)}")
+    progress, value = self.progress, metrics[self.schedule.metric]
     is_first, progress.evaluated_step = not progress.evaluated_step, self.step
-    is_last = self.schedule.result == "last"
+    is_last = self.schedule.options.result == "last"
     is_best = is_last or value > (
         -math.inf if progress.best_value is None else progress.best_value)
     if is_best:

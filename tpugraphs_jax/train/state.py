@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import flax
@@ -12,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+from tpugraphs_jax.options import option, Options
 
 OPTIMIZERS = ("adam", "adamw", "adam_l2")
 SCHEDULES = ("constant", "cosine", "multistep")
@@ -81,83 +82,58 @@ def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimizer:
-  """The `optimizer` fields of a config.
+class Optimizer(Options):
+  """The optimiser of a run."""
 
-  Attributes:
-    name: `adam` (Keras' form), `adamw` (decoupled weight decay) or `adam_l2` (PyTorch's Adam,
-      where the decay is a part of the gradient). The last two have epsilon behind the bias
-      correction, and without decay they are the same.
-    learning_rate: its value after the warm-up.
-    schedule: `constant`, `cosine` (to `final_learning_rate`) or `multistep`
-      (times `milestone_factor` at each of `milestones`, increasing shares of the run).
-    warmup_fraction: share of the run with a linear warm-up from zero.
-    decay_layers: names of the layers at the top of the parameters that decay; empty = all.
-    clip_norm: largest L2 norm of all gradients together; 0 = no clipping.
-    clip_norm_per_variable: largest L2 norm of each variable's gradient (Keras'
-      `clipnorm`); 0 = no clipping.
-    accumulation_steps: training steps whose mean gradient makes one update. With more
-      than one, `clip_norm_per_variable` takes the norm of an embedding's mean gradient,
-      not the norm over its lookups as Keras does.
-    average_decay: decay of an exponential moving average of the parameters,
-      which evaluation then uses; 0 = none.
-    average_window: shares of the run between which the plain mean of the parameters is
-      taken for evaluation (stochastic weight averaging, 6th place); empty = none.
+  section = "optimizer"
+  name: str = option(
+      "adam", "adam (epsilon as in Keras), adamw (decoupled weight decay) or adam_l2 (PyTorch's "
+      "Adam, whose decay is a part of the gradient)", one_of=OPTIMIZERS)
+  learning_rate: float = option(1e-3, "value after the warm-up", above=0)
+  schedule: str = option(
+      "constant", "constant, cosine (to final_learning_rate) or multistep (times milestone_factor)",
+      one_of=SCHEDULES)
+  warmup_fraction: float = option(
+      0.0, "share of the run with a rate that grows from zero", least=0, below=1)
+  final_learning_rate: float = option(0.0, "last learning rate of cosine", least=0)
+  milestones: Sequence[float] = option((), "shares of the run at which multistep changes the rate")
+  milestone_factor: float = option(0.1, "factor of the rate at each milestone", above=0)
+  beta1: float = option(0.9, "decay of Adam's mean of gradients", least=0, below=1)
+  beta2: float = option(0.999, "decay of Adam's mean of squared gradients", least=0, below=1)
+  eps: float = option(1e-7, "added to the root of Adam's mean of squared gradients", above=0)
+  weight_decay: float = option(0.0, "weight decay of adamw and adam_l2", least=0)
+  decay_layers: Sequence[str] = option(
+      (), "names of the layers at the top of the parameters that decay; empty = all")
+  clip_norm: float = option(
+      0.0, "largest L2 norm of all gradients together; 0 = no clipping", least=0)
+  clip_norm_per_variable: float = option(
+      0.0, "largest L2 norm of each variable's gradient (Keras' clipnorm); 0 = no clipping", least=0)
+  accumulation_steps: int = option(1, "steps whose mean gradient makes one update", least=1)
+  average_decay: float = option(
+      0.0, "decay of a moving average of the parameters (EMA), which is then judged; 0 = none",
+      least=0, below=1)
+  average_window: Sequence[float] = option(
+      (), "FIRST,LAST shares of the run between which the mean of the parameters is taken (SWA)")
 
-  Raises:
-    ValueError: an impossible value, with the field's name.
-  """
-
-  name: str = "adam"
-  learning_rate: float = 1e-3
-  schedule: str = "constant"
-  warmup_fraction: float = 0.0
-  final_learning_rate: float = 0.0
-  milestones: Sequence[float] = ()
-  milestone_factor: float = 0.1
-  beta1: float = 0.9
-  beta2: float = 0.999
-  eps: float = 1e-7
-  weight_decay: float = 0.0
-  decay_layers: Sequence[str] = ()
-  clip_norm: float = 0.0
-  clip_norm_per_variable: float = 0.0
-  accumulation_steps: int = 1
-  average_decay: float = 0.0
-  average_window: Sequence[float] = ()
-
-  def __post_init__(self):
+  def check(self) -> None:
+    """Refuses (ValueError) fields that contradict each other."""
     rate, milestones = self.learning_rate, tuple(self.milestones)
     window, decay = tuple(self.average_window), self.average_decay
     increasing = all(a < b for a, b in zip((0.0, *milestones), (*milestones, 1.0)))
     for field, is_valid, expected in (
-        ("name", self.name in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
-        ("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
-        ("learning_rate", rate > 0, "a number > 0"),
-        ("warmup_fraction", 0 <= self.warmup_fraction < 1, "in [0, 1)"),
-        ("final_learning_rate", 0 <= self.final_learning_rate <= rate,
+        ("final_learning_rate", self.final_learning_rate <= rate,
          f"between 0 and the learning rate {rate}"),
         ("milestones", milestones or self.schedule != "multistep", "at least one"),
         ("milestones", increasing, "increasing shares in (0, 1)"),
-        ("milestone_factor", self.milestone_factor > 0, "a number > 0"),
-        ("beta1", 0 <= self.beta1 < 1, "a number in [0, 1)"),
-        ("beta2", 0 <= self.beta2 < 1, "a number in [0, 1)"),
-        ("eps", self.eps > 0, "a number > 0"),
-        ("weight_decay", self.weight_decay >= 0, "a number >= 0"),
         ("weight_decay", not self.weight_decay or self.name != "adam",
          "0: optimizer.name='adam' has no weight decay, take 'adamw'"),
-        ("clip_norm", self.clip_norm >= 0, "a number >= 0 (0 = off)"),
-        ("clip_norm_per_variable", self.clip_norm_per_variable >= 0, "a number >= 0 (0 = off)"),
-        ("accumulation_steps", self.accumulation_steps >= 1, ">= 1"),
-        ("average_decay", 0 <= decay < 1, "in [0, 1)"),
         ("average_window", not window or len(window) == 2 and 0 <= window[0] < window[1] <= 1,
          "two increasing shares in [0, 1], or ()"),
         ("average_window", not (window and decay),
          f"(): optimizer.average_decay is {decay}, and there is one average"),
     ):
-      value = getattr(self, field)
-      if not is_valid or isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"optimizer.{field} is {value!r}, expected {expected}")
+      if not is_valid:
+        raise ValueError(f"{self.section}.{field} is {getattr(self, field)!r}, expected {expected}")
 
   def rate(self, total_steps: int) -> optax.Schedule:
     """The learning rate by update number, in a run of so many training steps."""

@@ -8,7 +8,6 @@ the loss and gradient of the whole batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-import dataclasses
 import functools
 from typing import Any
 
@@ -96,27 +95,9 @@ def apply_in_chunks(
   return jnp.concatenate(scores, axis=1), jax.tree.map(lambda leaf: leaf[0], sown)
 
 
-@dataclasses.dataclass(frozen=True)
-class Objective:
-  """The quantity that training minimises.
-
-  Attributes:
-    losses: names and weights from `losses.parse_losses`.
-    temperature, options: of the losses; see `losses.loss_sums`.
-    kernel_l2: factor of the sum of squared Dense kernels (official: 1e-4).
-    activity_l2: factor of the mean squared length of opcode embeddings over the
-      nodes of the batch (official: 1e-4).
-  """
-
-  losses: losses_lib.WeightedLosses
-  temperature: float = 1.0
-  options: losses_lib.Options = losses_lib.Options()
-  kernel_l2: float = 0.0
-  activity_l2: float = 0.0
-
-
 def make_train_step(
-    model: nn.Module, optimizer: optax.GradientTransformation, objective: Objective, *,
+    model: nn.Module, optimizer: optax.GradientTransformation,
+    options: losses_lib.LossOptions, *,
     seed: int = 0, config_chunk: int = 0, collections: Sequence[str] = (),
     devices: Sequence[jax.Device] | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
@@ -127,26 +108,27 @@ def make_train_step(
   Args:
     model: maps a batch to scores `[G, C]`.
     optimizer: from `state.create_optimizer`.
-    objective: losses and penalties.
+    options: losses and penalties.
     seed: of everything random in a step; steps differ by their number.
     config_chunk: configurations that pass through the model at a time; 0 = all.
     collections: further variables that the model sows, returned as `state.extra`.
     devices: to compile for; all of this run unless given.
   """
 
+  losses = options.weighted
+
   def loss_fn(params, perturbations, batch, key):
     variables = {"params": params, "perturbations": perturbations}
-    options = dict(train=True, mutable=["activity", *collections], rngs={"dropout": key})
+    flags = dict(train=True, mutable=["activity", *collections], rngs={"dropout": key})
     chunked = functools.partial(apply_in_chunks, model, config_chunk=config_chunk)
-    scores, sown = (chunked if config_chunk else model.apply)(variables, batch, **options)
+    scores, sown = (chunked if config_chunk else model.apply)(variables, batch, **flags)
     totals, counts = losses_lib.loss_sums(
-        objective.losses, scores, batch.target, where=batch.config_mask,
-        temperature=objective.temperature, key=parallel.slate_keys(key, len(scores)),
-        options=objective.options, axis=parallel.DEVICES)
+        losses, scores, batch.target, where=batch.config_mask,
+        key=parallel.slate_keys(key, len(scores)), options=options, axis=parallel.DEVICES)
     counts = jax.lax.psum(counts, parallel.DEVICES)
-    ranking = losses_lib.combine(objective.losses, totals, counts)
-    penalty = (objective.kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
-               + objective.activity_l2 * mean_activity(sown.get("activity", {})))
+    ranking = losses_lib.combine(losses, totals, counts)
+    penalty = (options.kernel_l2 * squared_kernels(params) / jax.lax.psum(1, parallel.DEVICES)
+               + options.activity_l2 * mean_activity(sown.get("activity", {})))
     metrics = {"loss": ranking + penalty, "ranking_loss": ranking}
     return ranking + penalty, (metrics, {name: sown[name] for name in collections})
 

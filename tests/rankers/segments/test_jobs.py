@@ -10,7 +10,7 @@ import pytest
 
 from tpugraphs_jax import synthetic
 from tpugraphs_jax.rankers.segments import family as family_lib
-from tpugraphs_jax.run import configs
+from tpugraphs_jax.run import configs, schema
 from tpugraphs_jax.run.job import Job
 
 SMALL = ["--config.model.hidden_dim=8", "--config.model.num_gnns=1", "--config.train.epochs=3",
@@ -109,7 +109,7 @@ def config(variant="gst_ed", **options) -> ml_collections.ConfigDict:
 def test_variants_have_a_table_where_they_need_one(variant, uses_history):
   made = config(variant)
   Job.of(made)
-  assert family_lib.uses_history(made.segments) == uses_history
+  assert family_lib.SegmentOptions.of(made.segments).uses_history == uses_history
   assert bool(made.segments.finetune.epochs) == (variant == "gst_efd")
 
 
@@ -137,7 +137,8 @@ def test_impossible_options_are_refused(options, complaint):
 
 
 def test_sampled_blocks_of_the_official_model_are_refused():
-  official = get_config("xla-random,official,gst_ed")
-  official.model.dropout = "backpropdropout"
+  official = get_config("xla-random,gst_ed")
+  official.data.config_transform = "minmax"
+  official.model = schema.model("layout", "ResModel", dropout="backpropdropout")
   with pytest.raises(ValueError, match="model.dropout"):
     Job.of(official)

@@ -87,14 +87,12 @@ def test_programs_with_nothing_or_one_to_choose_are_scored(config_nodes):
 
 @pytest.mark.parametrize("changes, complaint", [
     ({"batch.config_chunk": 8}, "config_chunk"), ({"data.config_transform": "minmax"}, "integers"),
-    ({"model.pairs": "all"}, "low_rank"), ({"data.pair_hops": 0}, "pair_hops"),
-    ({"data.pair_hops": 201}, "pair_hops"),
+    ({"model.pairs": "all"}, "low_rank"), ({"model.pair_hops": 0}, "pair_hops"),
+    ({"model.pair_hops": 201}, "pair_hops"),
 ])
 def test_what_tables_cannot_do_is_refused(changes, complaint):
   with pytest.raises(ValueError, match=complaint):
     parts.make("layout", "tables,ci", **changes)
-  with pytest.raises(ValueError, match="segments"):
-    parts.make("layout", "tables,gst_ed,ci")
 
 
 def test_charges_add_up_to_the_score_and_their_differences_to_its_difference(trained):

@@ -171,7 +171,7 @@ def test_padding_gets_no_gradient_and_gives_none(residual):
 
 
 def test_half_precision_gives_nearly_the_same_scores():
-  exact, half = scores(batch()), scores(batch(), dtype=jnp.bfloat16)
+  exact, half = scores(batch()), scores(batch(), dtype="bfloat16")
   assert half.dtype == jnp.float32
   assert float(jnp.abs(half - exact).max()) < 0.05 * float(jnp.abs(exact).max())
 

@@ -38,6 +38,8 @@ from tpugraphs_jax.nn.aggregation import BOTH, degree, OPERANDS, USERS
 from tpugraphs_jax.nn.layers import Dense, JoinedDense, leaky_relu, OpcodeEmbedding
 from tpugraphs_jax.nn.linear import Layouts
 from tpugraphs_jax.nn.nodes import neighbour_sum, Nodes, Slates
+from tpugraphs_jax.nn.precision import DTYPES, PRECISIONS
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base, scorer
 
 # Networks that look only at a sampled block of nodes: never, always, in training.
@@ -55,7 +57,7 @@ class BlockPrograms(base.Programs):
 
   def check(self) -> None:
     super().check()
-    if self.config["task"] == "segments":
+    if self.settings.task == "segments":
       raise ValueError(
           "this model looks at sampled blocks of nodes, and segments take the place of blocks: set "
           "model.dropout to fullgraph, or train on whole graphs (variant full)")
@@ -75,7 +77,7 @@ class BlockPrograms(base.Programs):
 
   def draw_block(self, graph: PreparedGraph, rng: np.random.Generator) -> tuple[int, int]:
     """One of the contiguous blocks of a program, `(first node, last node + 1)` (official)."""
-    return plan.sample_block(len(graph.opcode), self.config["batch"]["keep_nodes"], rng)
+    return plan.sample_block(len(graph.opcode), self.settings.batch.keep_nodes, rng)
 
   def scores(
       self, params: Any, graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray], *,
@@ -84,7 +86,7 @@ class BlockPrograms(base.Programs):
     """Scores `[n]` float32; the mean over sampled blocks where the network always needs one."""
     if self.network.dropout != "dropout":
       return super().scores(params, graphs, config_ids, progress=progress)
-    rngs = [scorer.rng_of(graph, self.config["seed"]) for graph in graphs]
+    rngs = [scorer.rng_of(graph, self.settings.seed) for graph in graphs]
     runs = []
     for _ in range(_BLOCKS_IN_EVALUATION):
       blocks = [self.draw_block(graph, rng) for graph, rng in zip(graphs, rngs)]
@@ -101,36 +103,26 @@ class ResModel(base.Network):
   `dropout` passes messages and configurations inside the block only, in
   evaluation as well. `backpropdropout` does so in training, in a pass of its own beside
   the full one (see the module).
-
-  Attributes:
-    op_embed_dim: width of the opcode embedding.
-    hidden_dim: width of node features.
-    num_gnns: rounds of message passing.
-    adj_normalization: one of `NORMALIZATIONS`.
-    dropout: one of `DROPOUT_MODES`.
-    opcodes: rows of the table of opcode embeddings (official: largest opcode of the data + 1).
-    remat: recompute each round in the backward pass instead of storing it.
-    dtype: of the computation; sums over neighbours and nodes are float32.
-    precision: of matrix products.
   """
 
-  op_embed_dim: int = 32
-  hidden_dim: int = 32
-  num_gnns: int = 2
-  adj_normalization: str = "sym"
-  dropout: str = "backpropdropout"
-  opcodes: int = OPCODES
-  remat: bool = False
-  dtype: Any = None
-  precision: Any = None
-
-  def __post_init__(self):
-    if self.dropout not in DROPOUT_MODES:
-      raise ValueError(f"dropout is {self.dropout!r}, expected one of {', '.join(DROPOUT_MODES)}")
-    if self.adj_normalization not in NORMALIZATIONS:
-      raise ValueError(f"adj_normalization is {self.adj_normalization!r}, expected one of "
-                       f"{', '.join(NORMALIZATIONS)}")
-    super().__post_init__()
+  op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
+  hidden_dim: int = option(32, "width of node features", least=1)
+  num_gnns: int = option(2, "rounds of message passing", least=1)
+  adj_normalization: str = option(
+      "sym", "edges of a round: both directions as one, or one after the other",
+      one_of=tuple(NORMALIZATIONS))
+  dropout: str = option(
+      "backpropdropout",
+      "where the sampled block of nodes counts: nowhere, everywhere, or in training",
+      one_of=DROPOUT_MODES)
+  opcodes: int = option(
+      OPCODES,
+      "rows of the table of opcode embeddings (official: largest opcode of the data + 1)", least=1)
+  remat: bool = option(False, "recompute each round in the backward pass instead of storing it")
+  dtype: str = option(
+      "float32", "dtype of the computation; sums over neighbours and nodes are float32",
+      one_of=DTYPES)
+  precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   @property
   def family(self):

@@ -28,40 +28,36 @@ from tpugraphs_jax.nn.conv import sage
 from tpugraphs_jax.nn.layers import Dense, OpcodeEmbedding
 from tpugraphs_jax.nn.linear import Layouts
 from tpugraphs_jax.nn.nodes import Nodes, Slates
+from tpugraphs_jax.nn.precision import DTYPES, PRECISIONS
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 
 
 @base.LAYOUT_MODELS.register("SAGE")
 class SAGE(base.Network):
-  """Bidirectional GraphSAGE with residual connections.
+  """Bidirectional GraphSAGE with residual connections."""
 
-  Attributes:
-    op_embed_dim: width of the opcode embedding.
-    value_embed_dim: width of the embedding of each of the 18 layout values.
-    hidden_dim: width of node features.
-    num_gnns: rounds of message passing.
-    pooling: names of `nn.pooling`, concatenated.
-    remat: recompute each round in the backward pass instead of storing it.
-    dtype: of the computation; sums over neighbours and nodes are float32.
-    precision: of matrix products.
-  """
-
-  op_embed_dim: int = 64
-  value_embed_dim: int = 4
-  hidden_dim: int = 128
-  num_gnns: int = 3
-  pooling: Sequence[str] = ("mean", "config_mean", "config_max")
-  remat: bool = False
-  dtype: Any = None
-  precision: Any = None
+  op_embed_dim: int = option(64, "width of the opcode embedding", least=1)
+  value_embed_dim: int = option(
+      4, "width of the embedding of each of the 18 layout values", least=1)
+  hidden_dim: int = option(128, "width of node features", least=1)
+  num_gnns: int = option(3, "rounds of message passing", least=1)
+  pooling: Sequence[str] = option(
+      ("mean", "config_mean", "config_max"),
+      "readouts, concatenated; config_ = of configurable nodes alone",
+      some_of=pooling.names)
+  remat: bool = option(False, "recompute each round in the backward pass instead of storing it")
+  dtype: str = option(
+      "float32", "dtype of the computation; sums over neighbours and nodes are float32",
+      one_of=DTYPES)
+  precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   embeds_integers = True
 
   def __post_init__(self):
-    if not self.pooling or set(self.pooling) - set(pooling.names()):
-      raise ValueError(f"pooling is {tuple(self.pooling)}, expected some of "
-                       f"{', '.join(pooling.names())}")
     super().__post_init__()
+    if not self.pooling:
+      raise ValueError("model.pooling is empty, expected at least one readout")
 
   @property
   def hops(self) -> int:

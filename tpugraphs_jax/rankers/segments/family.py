@@ -17,6 +17,7 @@ Source: Graph Segment Training (arXiv 2305.12322), with stale embedding dropout.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.precision import Precise
+from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.rankers.base import Family, Programs, SecondStage
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.segments import batches as segment_batches
@@ -54,6 +56,50 @@ KEEP_UNITS = ("segment", "entry")
 READOUT_COLLECTION = "readout"
 _HISTORY_FOLDER = "history"
 _MODEL_FIELDS = ("readout", "aggregation", "keep", "keep_unit")
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentOptions(Options):
+  """Graph Segment Training."""
+
+  section = "segments"
+  partition: str = option(
+      "contiguous", "how nodes are cut into segments; published = the borders of GST",
+      one_of=tuple(partition.METHODS))
+  max_nodes: int = option(1000, "most nodes of a segment", least=2)
+  fresh: int = option(1, "segments per graph and step with gradients", least=1)
+  keep: float = option(
+      1.0, "probability that another segment counts; 0 = no table", least=0, most=1)
+  keep_unit: str = option(
+      "segment", "unit that is kept or dropped: a segment for all configurations of a slate, or an "
+      "entry of the table", one_of=KEEP_UNITS)
+  recompute: bool = option(
+      False, "compute other segments without gradient, instead of reading them from a table")
+  readout: str = option(
+      "embedding", "embedding: readouts are added up and the head scores the total; scalar: scores "
+      "of segments are added up", one_of=READOUTS)
+  aggregation: str = option("mean", "reduction over segments", one_of=AGGREGATIONS)
+  history_dtype: str = option("float32", "dtype of the table", one_of=history.DTYPES)
+
+  def check(self) -> None:
+    """Refuses (ValueError) fields that contradict each other."""
+    if self.recompute and self.keep != 1:
+      raise ValueError(f"segments.keep is {self.keep}, but with segments.recompute every segment "
+                       "counts: set keep to 1")
+
+  @property
+  def uses_history(self) -> bool:
+    """Whether training needs a table: not if others are recomputed or never count."""
+    return self.keep > 0 and not self.recompute
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneOptions(Options):
+  """The second stage of training, of the head alone (+F)."""
+
+  section = "segments.finetune"
+  epochs: int = option(0, "epochs of the head alone, after train.epochs; 0 = none", least=0)
+  configs: int = option(0, "configurations per graph to compute readouts of; 0 = all", least=0)
 
 
 class SegmentModel(Precise):
@@ -153,11 +199,6 @@ class HeadModel(Precise):
     return self.segment_model.head(batch.total, batch.segments)
 
 
-def uses_history(segments: Mapping[str, Any]) -> bool:
-  """Whether training on segments needs a table: not if others are recomputed or never count."""
-  return segments["keep"] > 0 and not segments["recompute"]
-
-
 class Segments(Family):
   """Programs in segments.
 
@@ -172,15 +213,17 @@ class Segments(Family):
   encodes = "segment_readout"
 
   def __init__(self, programs: Programs):
-    self.programs, self.options = programs, programs.config["segments"]
-    model = SegmentModel(programs.network, **{name: self.options[name] for name in _MODEL_FIELDS})
-    super().__init__(model, programs.config)
+    self.programs = programs
+    self.options = SegmentOptions.of(programs.settings.segments)
+    model = SegmentModel(
+        programs.network, **{name: getattr(self.options, name) for name in _MODEL_FIELDS})
+    super().__init__(model, programs.settings)
 
   def check(self) -> None:
     """Refuses (ValueError) a history table for readouts that depend on other segments."""
     network = self.programs.network
     compares = network.compares_configs
-    if uses_history(self.options) and (compares or network.sees_whole_graph):
+    if self.options.uses_history and (compares or network.sees_whole_graph):
       what = "across configurations" if compares else "at the whole graph"
       raise ValueError(
           f"this model looks {what}: the history table keeps a segment's readout of an earlier "
@@ -203,15 +246,15 @@ class Segments(Family):
     del raw
     small = self.programs.reduce(inputs)
     segment = partition.partition(
-        small, method=self.options["partition"], max_nodes=self.options["max_nodes"])
+        small, method=self.options.partition, max_nodes=self.options.max_nodes)
     pieces, cut_edges = partition.split(small, segment)
     prepared = [self.programs.prepare_part(piece) for piece in pieces]
     return segment_batches.segmented(
-        small, prepared, fresh=self.options["fresh"], cut_edges=cut_edges)
+        small, prepared, fresh=self.options.fresh, cut_edges=cut_edges)
 
   def check_graphs(self, graphs: Sequence[SegmentedGraph]) -> None:
     """Logs the segments; refuses (ValueError) more fresh ones than a training graph has."""
-    fewest, fresh = min(graphs, key=lambda graph: len(graph.segments)), self.options["fresh"]
+    fewest, fresh = min(graphs, key=lambda graph: len(graph.segments)), self.options.fresh
     if fresh > len(fewest.segments):
       raise ValueError(
           f"segments.fresh is {fresh}, but {fewest.name} has {len(fewest.segments)} "
@@ -227,9 +270,9 @@ class Segments(Family):
     """Draws the segments of a slate, whose sizes they decide, then its configurations."""
     def draw(number: int, rng: np.random.Generator, turn: int) -> Drawn:
       graph = graphs[number]
-      fresh = np.sort(rng.choice(len(graph.segments), self.options["fresh"], replace=False))
+      fresh = np.sort(rng.choice(len(graph.segments), self.options.fresh, replace=False))
       finish = lambda: SegmentSlate(graph, *sampler(number, rng, turn), number, fresh)
-      if self.options["recompute"]:  # in batches of the same shapes, with room for the largest
+      if self.options.recompute:  # in batches of the same shapes, with room for the largest
         return Drawn(graph.sizes, finish)
       return Drawn(batching.total_sizes([graph.segments[piece] for piece in fresh]), finish)
 
@@ -240,8 +283,8 @@ class Segments(Family):
   ) -> SegmentBatch:
     """A padded batch; see `batches.assemble`."""
     return segment_batches.assemble(
-        slates, budget, graphs=graphs, configs=configs, fresh=self.options["fresh"],
-        assemble_layout=self.programs.assemble, with_others=self.options["recompute"])
+        slates, budget, graphs=graphs, configs=configs, fresh=self.options.fresh,
+        assemble_layout=self.programs.assemble, with_others=self.options.recompute)
 
   align = staticmethod(segment_batches.align)
 
@@ -252,16 +295,16 @@ class Segments(Family):
       graphs: Sequence[SegmentedGraph], workdir: Path,
   ) -> tuple[Callable, Any]:
     """Gives the step the readouts of the other segments; a table is saved with the batches."""
-    if not self.options["recompute"] and not uses_history(self.options):
+    if not self.options.recompute and not self.options.uses_history:
       return without_others(step), batches
     readout = lambda params, fresh: self.network.apply(
         {"params": params}, fresh, method="segment_readout")
     width = jax.eval_shape(readout, params, batch.fresh).shape[-1]
-    if self.options["recompute"]:
+    if self.options.recompute:
       return with_recomputed(step, self.network, width=width), batches
     keys, folder = history.Keys.of(graphs), workdir / _HISTORY_FOLDER
     table = history.create(
-        keys, width=width, dtype=self.options["history_dtype"], folder=folder)
+        keys, width=width, dtype=self.options.history_dtype, folder=folder)
     snapshots = history.Snapshots(folder, keys, table)
     return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
 
@@ -270,29 +313,35 @@ class Segments(Family):
     return self.programs.optimizer(optimizer)
 
   @property
+  def finetune(self) -> FinetuneOptions:
+    """Options of the second stage."""
+    return FinetuneOptions.of(self.settings.segments.get("finetune", {}))
+
+  @property
   def has_second_stage(self) -> bool:
     """Whether the head is fine-tuned (+F)."""
-    return bool(self.options["finetune"]["epochs"])
+    return bool(self.finetune.epochs)
 
   def second_stage(
       self, params: Any, graphs: Sequence[SegmentedGraph], folder: Path
   ) -> SecondStage:
     """Training of the head alone, on readouts of the trained backbone (+F)."""
-    options = self.options["finetune"]
-    rng = np.random.default_rng(self.config["seed"])
-    ids = [selection.some_configs(len(graph.configs), options["configs"], rng) for graph in graphs]
+    rng = np.random.default_rng(self.settings.seed)
+    ids = [selection.some_configs(len(graph.configs), self.finetune.configs, rng)
+           for graph in graphs]
     known = refresh(self, params, graphs, ids, folder)
-    return SecondStage(Head(self), known, options["epochs"], options["optimizer"])
+    optimizer = self.settings.segments["finetune"]["optimizer"]
+    return SecondStage(Head(self), known, self.finetune.epochs, optimizer)
 
   # Scores.
 
   @functools.cached_property
   def encoder(self) -> Encoder:
     """Sums of readouts `[n, P]` over all segments of a program."""
-    options = self.config["eval"]
+    options = self.settings.eval
     return Encoder(
         network_step(self.network, method=self.encodes), self.programs.assemble,
-        graphs=options["graphs"], configs=options["configs"],
+        graphs=options.graphs, configs=options.configs,
         even_slates=self.programs.network.compares_configs, max_budgets=1,
         pieces=lambda graph: graph.segments)
 
@@ -313,7 +362,7 @@ class Segments(Family):
 
   def head(self, params: Any, graph: SegmentedGraph, total: np.ndarray) -> np.ndarray:
     """Scores `[n]` of totals `[n, P]` of one program's configurations."""
-    step, scores = self.config["eval"]["configs"], [np.zeros(0, np.float32)]
+    step, scores = self.settings.eval.configs, [np.zeros(0, np.float32)]
     segments = np.array([len(graph.segments)], np.int32)
     for start in range(0, len(total), step):
       part = total[start : start + step]
@@ -392,7 +441,7 @@ class Head(Family):
 
   def __init__(self, segments: Segments):
     self._segments, self._totals = segments, None
-    super().__init__(HeadModel(segments.network), segments.config)
+    super().__init__(HeadModel(segments.network), segments.settings)
 
   def check(self) -> None:
     """The first stage has checked everything."""

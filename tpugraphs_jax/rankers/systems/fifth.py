@@ -46,6 +46,7 @@ from tpugraphs_jax.nn.conv import Sage
 from tpugraphs_jax.nn.drop_edge import drop_edges
 from tpugraphs_jax.nn.linear import Embedding, Layouts, Tiles, uniform
 from tpugraphs_jax.nn.nodes import Nodes, Slates
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -134,19 +135,15 @@ def _merged() -> np.ndarray:
 
 
 class Fifth(System):
-  """The 5th place.
+  """The 5th place."""
 
-  Attributes:
-    op_embed_dim: width of the opcode vector.
-    width: of the first linear layer and of a round, half of it for each direction.
-    num_layers: SAGE rounds.
-    drop_edge: largest share of edges that a step of training leaves out.
-  """
-
-  op_embed_dim: int = 64
-  width: int = 384
-  num_layers: int = 3
-  drop_edge: float = 0.15
+  op_embed_dim: int = option(64, "width of the opcode vector", least=1)
+  width: int = option(
+      384,
+      "width of the first linear layer and of a round, half of it for each direction", least=1)
+  num_layers: int = option(3, "SAGE rounds", least=1)
+  drop_edge: float = option(
+      0.15, "largest share of edges that a step of training leaves out", least=0, below=1)
 
   embeds_integers = True  # configurations come as they are
 
@@ -196,17 +193,11 @@ class FifthLayout(Fifth):
 
 @base.TILE_MODELS.register("Fifth")
 class FifthTile(Fifth):
-  """The 5th place on tiles.
+  """The 5th place on tiles."""
 
-  Attributes:
-    token_width: of the transformer over tokens.
-    token_layers: of the transformer.
-    token_heads: of its attention.
-  """
-
-  token_width: int = 256
-  token_layers: int = 2
-  token_heads: int = 2
+  token_width: int = option(256, "width of the transformer over tokens", least=1)
+  token_layers: int = option(2, "number of layers of the transformer", least=1)
+  token_heads: int = option(2, "number of heads of its attention", least=1)
 
   reads = ("fifth_columns", "fifth_tokens")
   distinct = TOKENS

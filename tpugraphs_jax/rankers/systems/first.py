@@ -40,6 +40,7 @@ from tpugraphs_jax.nn.layers import gelu
 from tpugraphs_jax.nn.linear import Embedding, Layouts, Linear, Opcodes
 from tpugraphs_jax.nn.nodes import concat, Nodes, NONE, Slates
 from tpugraphs_jax.nn.norms import instance_norm
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -238,21 +239,14 @@ class SageBlock(nn.Module):
 
 
 class First(System):
-  """What programs and kernels have in common.
+  """What programs and kernels have in common."""
 
-  Attributes:
-    op_embed_dim: width of the opcode vector.
-    value_embed_dim: width of the vector of a layout integer.
-    width: of all blocks, and of the layers of tiles.
-    across_configs: whether blocks have attention across configurations.
-    dropout: rate, behind SAGE blocks and in the layers of tiles.
-  """
-
-  op_embed_dim: int = 16
-  value_embed_dim: int = 4
-  width: int = 256
-  across_configs: bool = True
-  dropout: float = 0.2
+  op_embed_dim: int = option(16, "width of the opcode vector", least=1)
+  value_embed_dim: int = option(4, "width of the vector of a layout integer", least=1)
+  width: int = option(256, "width of all blocks, and of the layers of tiles", least=1)
+  across_configs: bool = option(True, "whether blocks have attention across configurations")
+  dropout: float = option(
+      0.2, "dropout rate, behind SAGE blocks and in the layers of tiles", least=0, below=1)
 
   def setup(self):
     self.last = self.exact(1)

@@ -29,31 +29,26 @@ from tpugraphs_jax.nn import pooling
 from tpugraphs_jax.nn.aggregation import take_rows
 from tpugraphs_jax.nn.linear import Opcodes
 from tpugraphs_jax.nn.nodes import Nodes, Slates
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
 
 @base.LAYOUT_MODELS.register("Fourth")
 class Fourth(System):
-  """The 4th place.
+  """The 4th place."""
 
-  Attributes:
-    op_embed_dim: width of the opcode vector.
-    edge_widths: of the layers on edges.
-    config_widths: of the layers on edges with configurations.
-    head_widths: of the layers of the head before its last.
-  """
-
-  op_embed_dim: int = 10
-  edge_widths: Sequence[int] = (1024, 128)
-  config_widths: Sequence[int] = (1024, 128)
-  head_widths: Sequence[int] = (1024,)
+  op_embed_dim: int = option(10, "width of the opcode vector", least=1)
+  edge_widths: Sequence[int] = option((1024, 128), "widths of the layers on edges")
+  config_widths: Sequence[int] = option(
+      (1024, 128), "widths of the layers on edges with configurations")
+  head_widths: Sequence[int] = option((1024,), "widths of the layers of the head before its last")
 
   def __post_init__(self):
+    super().__post_init__()
     for name in ("edge_widths", "config_widths"):
       if not getattr(self, name):
         raise ValueError(f"model.{name} is empty, expected at least one width")
-    super().__post_init__()
 
   def setup(self):
     self.head = [self.exact(width) for width in self.head_widths]

@@ -36,6 +36,7 @@ from tpugraphs_jax.nn.dropout import Dropout
 from tpugraphs_jax.nn.layers import l2_normalize
 from tpugraphs_jax.nn.linear import Layouts, Opcodes
 from tpugraphs_jax.nn.nodes import Slates
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -53,25 +54,15 @@ def unbiased(statistics: Statistics) -> Scaling:
 
 @base.LAYOUT_MODELS.register("GST")
 class Gst(System):
-  """Graph Segment Training.
+  """Graph Segment Training."""
 
-  Attributes:
-    op_embed_dim: width of the opcode vector.
-    map_width: of the first linear layer.
-    width: of all layers behind it.
-    rounds: number of SAGE rounds.
-    activate_rounds: PReLU behind each round (7th place).
-    gain: start of the factors of opcode and configuration.
-    dropout: rate, behind the second linear layer.
-  """
-
-  op_embed_dim: int = 128
-  map_width: int = 128
-  width: int = 256
-  rounds: int = 3
-  activate_rounds: bool = False
-  gain: float = 100.0
-  dropout: float = 0.1
+  op_embed_dim: int = option(128, "width of the opcode vector", least=1)
+  map_width: int = option(128, "width of the first linear layer", least=1)
+  width: int = option(256, "width of all layers behind it", least=1)
+  rounds: int = option(3, "number of SAGE rounds", least=1)
+  activate_rounds: bool = option(False, "PReLU behind each round (7th place)")
+  gain: float = option(100.0, "start of the factors of opcode and configuration")
+  dropout: float = option(0.1, "dropout rate, behind the second linear layer", least=0, below=1)
 
   max_norms: ClassVar[Mapping[tuple[str, ...], float]] = {("opcodes", "embedding", "table"): 1.0}
 

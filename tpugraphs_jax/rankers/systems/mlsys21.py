@@ -35,6 +35,7 @@ from tpugraphs_jax.nn.conv import Gatv2, Sage
 from tpugraphs_jax.nn.layers import OpcodeEmbedding
 from tpugraphs_jax.nn.linear import Tiles
 from tpugraphs_jax.nn.nodes import Nodes, Slates
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -96,33 +97,21 @@ def kernel_work(graph: OpGraph) -> np.ndarray:
 
 @base.TILE_MODELS.register("MLSys21")
 class MLSys21(System):
-  """The learned performance model of kernels.
+  """The learned performance model of kernels."""
 
-  Attributes:
-    op_embed_dim: width of the opcode vector.
-    width: of every layer.
-    rounds: number of rounds along edges.
-    convolution: `sage` or `attention` (GATv2).
-    reduction: over nodes: `per_node`, `columns`, `lstm` or `transformer`.
-    heads: of attention along edges and of the transformer.
-  """
-
-  op_embed_dim: int = 64
-  width: int = 64
-  rounds: int = 3
-  convolution: str = "sage"
-  reduction: str = "columns"
-  heads: int = 4
+  op_embed_dim: int = option(64, "width of the opcode vector", least=1)
+  width: int = option(64, "width of every layer", least=1)
+  rounds: int = option(3, "number of rounds along edges", least=1)
+  convolution: str = option(
+      "sage", "convolution along edges; attention is GATv2", one_of=tuple(ROUNDS))
+  reduction: str = option("columns", "reduction over nodes", one_of=tuple(REDUCTIONS))
+  heads: int = option(4, "number of heads of attention along edges and of the transformer", least=1)
 
   def __post_init__(self):
-    for name, known in (("convolution", ROUNDS), ("reduction", REDUCTIONS)):
-      if getattr(self, name) not in known:
-        raise ValueError(f"model.{name} is {getattr(self, name)!r}, expected one of "
-                         f"{', '.join(known)}")
+    super().__post_init__()
     if self.width % self.heads:
       raise ValueError(f"model.heads is {self.heads}, expected a divisor of model.width, which is "
                        f"{self.width}")
-    super().__post_init__()
 
   @property
   def sees_whole_graph(self) -> bool:

@@ -29,6 +29,7 @@ from tpugraphs_jax.nn.aggregation import USERS
 from tpugraphs_jax.nn.conv import Sage
 from tpugraphs_jax.nn.linear import Layouts, Opcodes, Tiles
 from tpugraphs_jax.nn.nodes import Slates
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -46,23 +47,16 @@ def signed_logarithms(graph: OpGraph) -> np.ndarray:
 
 
 class Second(System):
-  """The 2nd place.
+  """The 2nd place."""
 
-  Attributes:
-    feature_width: width of the linear layer on node features.
-    op_embed_dim: width of the opcode vector.
-    first_width: width of the layer where features, opcode and configuration meet.
-    widths: of the SAGE rounds.
-    residual: add the input of a round to its convolution where the widths are equal.
-    score_scale: factor of the sum over nodes.
-  """
-
-  feature_width: int = 20
-  op_embed_dim: int = 12
-  first_width: int = 32
-  widths: Sequence[int] = (64, 64, 128, 128, 256, 256)
-  residual: bool = False
-  score_scale: float = 1.0
+  feature_width: int = option(20, "width of the linear layer on node features", least=1)
+  op_embed_dim: int = option(12, "width of the opcode vector", least=1)
+  first_width: int = option(
+      32, "width of the layer where features, opcode and configuration meet", least=1)
+  widths: Sequence[int] = option((64, 64, 128, 128, 256, 256), "widths of the SAGE rounds")
+  residual: bool = option(
+      False, "add the input of a round to its convolution where the widths are equal")
+  score_scale: float = option(1.0, "factor of the sum over nodes")
 
   @nn.compact
   def embed(self, batch: Any, *, train: bool = False) -> jax.Array:

@@ -49,6 +49,7 @@ from tpugraphs_jax.nn.layers import gelu, l2_normalize
 from tpugraphs_jax.nn.linear import Layouts, Opcodes
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 from tpugraphs_jax.nn.norms import instance_norm, slate_norm
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -62,19 +63,16 @@ def standardized(statistics: Statistics) -> Scaling:
 
 
 class Sixth(System):
-  """What all networks of the 6th place have in common.
+  """What all networks of the 6th place have in common."""
 
-  Attributes:
-    op_embed_dim: width of the opcode vector.
-    width: of all layers on nodes, and of the first layer of the head; the second has half.
-    layers: number of convolutions.
-    dropout: share of features that is left out behind the first block.
-  """
-
-  op_embed_dim: int = 128
-  width: int = 256
-  layers: int = 4
-  dropout: float = 0.2
+  op_embed_dim: int = option(128, "width of the opcode vector", least=1)
+  width: int = option(
+      256,
+      "width of all layers on nodes, and of the first layer of the head; the second has half",
+      least=1)
+  layers: int = option(4, "number of convolutions", least=1)
+  dropout: float = option(
+      0.2, "share of features that is left out behind the first block", least=0, below=1)
 
   compares_configs = True
   sees_whole_graph = True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 
 from tpugraphs_jax.nn.linear import Linear
+from tpugraphs_jax.nn.precision import DTYPES, PRECISIONS
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 
 
@@ -13,14 +15,12 @@ class System(base.Network):
 
   A subclass has `embed`, compact and read from top to bottom, and `score`, whose layers it
   makes in `setup`.
-
-  Attributes:
-    dtype: of the computation; sums over nodes and the head are float32.
-    precision: of matrix products.
   """
 
-  dtype: str | None = "float32"
-  precision: str | None = "highest"
+  dtype: str = option(
+      "float32",
+      "dtype of the computation; sums over nodes and the head are float32", one_of=DTYPES)
+  precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   @property
   def linear(self) -> functools.partial:

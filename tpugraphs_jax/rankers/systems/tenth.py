@@ -33,6 +33,7 @@ from tpugraphs_jax.nn.attention import KernelAttention, NodeAttention, Transform
 from tpugraphs_jax.nn.conv import Appnp, Sage
 from tpugraphs_jax.nn.linear import Layouts, Opcodes
 from tpugraphs_jax.nn.nodes import combine, Nodes, Slates
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -68,34 +69,22 @@ class Tenth(System):
 
 @base.LAYOUT_MODELS.register("Tenth")
 class TenthLayout(Tenth):
-  """The 10th place on layouts.
+  """The 10th place on layouts."""
 
-  Attributes:
-    op_embed_dim: width of the opcode vector.
-    width: of nodes.
-    blocks: number of blocks.
-    attention: its kernel, `linear` or `difformer`.
-    heads: of the attention.
-    steps: of propagation in a block.
-    gated: a learned gate joins a half of a block to its input; else they are added.
-    mlp_widths: of the layers on configurable nodes with their configurations.
-  """
-
-  op_embed_dim: int = 64
-  width: int = 256
-  blocks: int = 12
-  attention: str = "linear"
-  heads: int = 4
-  steps: int = 4
-  gated: bool = False
-  mlp_widths: Sequence[int] = (256, 256)
+  op_embed_dim: int = option(64, "width of the opcode vector", least=1)
+  width: int = option(256, "width of nodes", least=1)
+  blocks: int = option(12, "number of blocks", least=1)
+  attention: str = option("linear", "kernel of the attention", one_of=tuple(KERNELS))
+  heads: int = option(4, "number of heads of the attention", least=1)
+  steps: int = option(4, "number of steps of propagation in a block", least=1)
+  gated: bool = option(
+      False, "a learned gate joins a half of a block to its input; else they are added")
+  mlp_widths: Sequence[int] = option(
+      (256, 256), "widths of the layers on configurable nodes with their configurations")
 
   def __post_init__(self):
-    if self.attention not in KERNELS:
-      raise ValueError(f"model.attention is {self.attention!r}, expected one of "
-                       f"{', '.join(KERNELS)}")
-    check_heads(self)
     super().__post_init__()
+    check_heads(self)
 
   @nn.compact
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
@@ -133,29 +122,20 @@ class TenthLayout(Tenth):
 
 @base.TILE_MODELS.register("Tenth")
 class TenthTile(Tenth):
-  """The 10th place on tiles.
+  """The 10th place on tiles."""
 
-  Attributes:
-    op_embed_dim: width of the opcode vector.
-    width: of nodes.
-    blocks: number of blocks on nodes.
-    attention_blocks: how many of them, the last ones, have attention between nodes.
-    heads: of each attention.
-    mlp_widths: of the layers on tiles.
-    cross_blocks: number of blocks in which tiles attend to nodes.
-  """
-
-  op_embed_dim: int = 64
-  width: int = 128
-  blocks: int = 8
-  attention_blocks: int = 2
-  heads: int = 4
-  mlp_widths: Sequence[int] = (128, 128)
-  cross_blocks: int = 4
+  op_embed_dim: int = option(64, "width of the opcode vector", least=1)
+  width: int = option(128, "width of nodes", least=1)
+  blocks: int = option(8, "number of blocks on nodes", least=1)
+  attention_blocks: int = option(
+      2, "how many of them, the last ones, have attention between nodes", least=1)
+  heads: int = option(4, "number of heads of each attention", least=1)
+  mlp_widths: Sequence[int] = option((128, 128), "widths of the layers on tiles")
+  cross_blocks: int = option(4, "number of blocks in which tiles attend to nodes", least=1)
 
   def __post_init__(self):
-    check_heads(self)
     super().__post_init__()
+    check_heads(self)
 
   @nn.compact
   def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:

@@ -46,6 +46,7 @@ from tpugraphs_jax.nn.conv import sage
 from tpugraphs_jax.nn.linear import Layouts, Opcodes, Tiles
 from tpugraphs_jax.nn.nodes import concat, neighbour_mean, neighbours, Nodes, Slates
 from tpugraphs_jax.nn.norms import EPSILON
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.systems.system import System
 
@@ -272,23 +273,15 @@ class Layer(nn.Module):
 
 @base.LAYOUT_MODELS.register("Third")
 class ThirdLayout(System):
-  """The 3rd place on layouts.
+  """The 3rd place on layouts."""
 
-  Attributes:
-    op_embed_dim: width of the opcode vector.
-    first_width: width of the layer where features, opcode and configuration meet.
-    position_width: width of positions.
-    widths: of the layers.
-    keys: width of queries and keys.
-    messages: channels of a message.
-  """
-
-  op_embed_dim: int = 128
-  first_width: int = 512
-  position_width: int = 64
-  widths: Sequence[int] = (384, 256, 256, 256)
-  keys: int = 128
-  messages: int = 128
+  op_embed_dim: int = option(128, "width of the opcode vector", least=1)
+  first_width: int = option(
+      512, "width of the layer where features, opcode and configuration meet", least=1)
+  position_width: int = option(64, "width of positions", least=1)
+  widths: Sequence[int] = option((384, 256, 256, 256), "widths of the layers")
+  keys: int = option(128, "width of queries and keys", least=1)
+  messages: int = option(128, "channels of a message", least=1)
 
   reads = ("random_walk",)
   sees_whole_graph = True
@@ -326,17 +319,11 @@ class ThirdLayout(System):
 
 @base.TILE_MODELS.register("Third")
 class ThirdTile(System):
-  """The 3rd place on tiles.
+  """The 3rd place on tiles."""
 
-  Attributes:
-    op_embed_dim: width of the opcode vector.
-    first_width: width of the layer where features, opcode and tile meet.
-    widths: of the SAGE layers.
-  """
-
-  op_embed_dim: int = 32
-  first_width: int = 256
-  widths: Sequence[int] = (128,) * 4
+  op_embed_dim: int = option(32, "width of the opcode vector", least=1)
+  first_width: int = option(256, "width of the layer where features, opcode and tile meet", least=1)
+  widths: Sequence[int] = option((128,) * 4, "widths of the SAGE layers")
 
   @nn.compact
   def embed(self, batch: Any, *, train: bool = False) -> jax.Array:

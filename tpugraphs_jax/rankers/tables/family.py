@@ -48,9 +48,9 @@ class Proposed:
 class TablesFamily(Programs):
   """Programs, for networks with a method `tables(batch) -> [B, R, heads], [Q, R, R, heads]`.
 
-  Config fields: `data.pair_hops`, how many edges may be between two nodes whose layouts
-  have a cost together; `data.tile_padding`, whether the network sees how layouts fill
-  tiles of 8 x 128 numbers, the registers of a TPU.
+  The network also has `pair_hops`, the most edges between two nodes whose layouts have a joint
+  cost, and `tile_padding`, whether it sees how layouts fill tiles of 8 x 128 numbers, the
+  registers of a TPU.
   """
 
   can_propose = True
@@ -58,16 +58,11 @@ class TablesFamily(Programs):
 
   def check(self) -> None:
     super().check()
-    is_segmented = self.config["task"] == "segments"
-    if self.config["batch"]["config_chunk"] or is_segmented:
+    is_segmented = self.settings.task == "segments"
+    if self.settings.batch.config_chunk or is_segmented:
       what = "segments" if is_segmented else "batch.config_chunk"
       raise ValueError(f"{what} does not go with this model, which sees a program once for all of "
                        "its configurations: train it on whole graphs, batch.config_chunk=0")
-    if "pair_hops" not in self.config["data"]:
-      raise ValueError(f"model.name is {self.config['model']['name']}, but the config has no "
-                       "data.pair_hops: take the variant tables")
-    if not 1 <= (hops := self.config["data"]["pair_hops"]) <= node_pairs.MAX_HOPS:
-      raise ValueError(f"data.pair_hops is {hops}, expected 1 to {node_pairs.MAX_HOPS}")
 
   # Batches.
 
@@ -82,10 +77,10 @@ class TablesFamily(Programs):
     raw = raw or inputs
     small, feat = self.reduce(raw), self.reduce(inputs).node_feat
     # Nodes do not meet in virtual ones, which come after all others.
-    real = reduction.reduce_graph(raw, dataclasses.replace(self.reduction, virtual_node="none"))
-    data = self.config["data"]
-    known = terms.terms_of(real, hops=data["pair_hops"])
-    return batches.prepare(small, feat, known, slots=self.slots, tiling=data["tile_padding"],
+    real = reduction.reduce_graph(
+        raw, dataclasses.replace(self.settings.data, virtual_node="none"))
+    known = terms.terms_of(real, hops=self.network.pair_hops)
+    return batches.prepare(small, feat, known, slots=self.slots, tiling=self.network.tile_padding,
                            describe=self.network.choice_features)
 
   def assemble(

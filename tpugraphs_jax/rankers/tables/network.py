@@ -43,7 +43,10 @@ from tpugraphs_jax.nn.aggregation import (
 )
 from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.nn.layers import Dense
+from tpugraphs_jax.nn.precision import DTYPES, PRECISIONS
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers.tables import node_pairs
 from tpugraphs_jax.rankers.tables.batches import TableBatch
 from tpugraphs_jax.rankers.tables.family import TablesFamily
 
@@ -131,45 +134,35 @@ def by_bytes(cost: jax.Array, weight: jax.Array) -> jax.Array:
 
 @base.LAYOUT_MODELS.register("ScoreTables")
 class ScoreTables(base.Network):
-  """Score tables from a bidirectional GraphSAGE encoder.
+  """Score tables from a bidirectional GraphSAGE encoder."""
 
-  Attributes:
-    op_embed_dim: width of the opcode embedding.
-    hidden_dim: width of node, choice and pair states.
-    num_gnns: rounds of message passing.
-    pairs: `none`, or `low_rank`: the cost of two choices is a sum over `rank` of a
-      factor of each times a weight of the pair.
-    residual: `none`, `triples` or `sage`, see the module.
-    by_bytes: costs have a part that grows with the bytes of the tensors concerned.
-    rank: factors, per direction.
-    heads: independent tables on the same states, which add up.
-    dropout: rate on node, choice and pair states in training.
-    dtype: of the computation; sums over neighbours and costs are float32.
-    precision: of matrix products.
-  """
-
-  op_embed_dim: int = 16
-  hidden_dim: int = 32
-  num_gnns: int = 4
-  pairs: str = "low_rank"
-  residual: str = "none"
-  by_bytes: bool = True
-  rank: int = 8
-  heads: int = 1
-  dropout: float = 0.0
-  dtype: Any = None
-  precision: Any = None
+  op_embed_dim: int = option(16, "width of the opcode embedding", least=1)
+  hidden_dim: int = option(32, "width of node, choice and pair states", least=1)
+  num_gnns: int = option(4, "rounds of message passing", least=1)
+  pairs: str = option(
+      "low_rank",
+      "cost of two choices: none, or a sum over `rank` of a factor of each times a weight of the "
+      "pair", one_of=PAIRS)
+  residual: str = option("none", "network beyond the tables", one_of=RESIDUALS)
+  by_bytes: bool = option(
+      True, "costs have a part that grows with the bytes of the tensors concerned")
+  rank: int = option(8, "factors, per direction", least=1)
+  heads: int = option(1, "independent tables on the same states, which add up", least=1)
+  dropout: float = option(0.0, "dropout rate on node, choice and pair states", least=0, below=1)
+  dtype: str = option(
+      "float32", "dtype of the computation; sums over neighbours and costs are float32",
+      one_of=DTYPES)
+  pair_hops: int = option(
+      6, "most edges between two nodes whose layouts have a joint cost", least=1,
+      most=node_pairs.MAX_HOPS)
+  tile_padding: bool = option(
+      True, "features: how layouts fill the 8 x 128 tiles of a TPU")
+  precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   # A cost depends on the mean node state of the program and on the bytes of all groups.
   sees_whole_graph = True
   embeds_integers = True
   choice_features = staticmethod(feature_blocks.choice_features)
-
-  def __post_init__(self):
-    for name, known in (("pairs", PAIRS), ("residual", RESIDUALS)):
-      if (value := getattr(self, name)) not in known:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
-    super().__post_init__()
 
   def setup(self):
     options = dict(features=self.hidden_dim, dropout=self.dropout, dtype=self.dtype)

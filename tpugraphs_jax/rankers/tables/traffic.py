@@ -24,6 +24,8 @@ from tpugraphs_jax.data.batching import ABSENT
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn.dropout import SlateDropout
 from tpugraphs_jax.nn.layers import Dense
+from tpugraphs_jax.nn.precision import DTYPES, PRECISIONS
+from tpugraphs_jax.options import option
 from tpugraphs_jax.rankers import base
 from tpugraphs_jax.rankers.tables import node_pairs
 from tpugraphs_jax.rankers.tables.batches import TableBatch
@@ -157,23 +159,18 @@ def _users(graph: OpGraph) -> np.ndarray:
 
 @base.LAYOUT_MODELS.register("TrafficTables")
 class TrafficTables(base.Network):
-  """Costs of single choices: relative traffic times a factor of its features.
+  """Costs of single choices: relative traffic times a factor of its features."""
 
-  Attributes:
-    hidden_dim: width of the network that finds the factor.
-    dropout: rate on its states in training.
-    dtype: of the computation; costs are float32.
-    precision: of matrix products.
-  """
-
-  hidden_dim: int = 16
-  dropout: float = 0.3
-  dtype: Any = None
-  precision: Any = None
+  hidden_dim: int = option(16, "width of the network that finds the factor", least=1)
+  dropout: float = option(0.3, "dropout rate on its states", least=0, below=1)
+  dtype: str = option("float32", "dtype of the computation; costs are float32", one_of=DTYPES)
+  precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   sees_whole_graph = True  # costs are relative to the bytes of the whole program
   embeds_integers = True
   has_residual = False
+  pair_hops = 1  # no pairs have costs
+  tile_padding = True
   choice_features = staticmethod(choice_features)
 
   def setup(self):

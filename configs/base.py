@@ -1,0 +1,224 @@
+"""What all configs share: the defaults of a task, the names after the colon, and `ci`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+import difflib
+import importlib
+import pkgutil
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+Settings = Callable[[ConfigDict], None]  # line 1 of the docstring describes the ranker
+
+
+class Ranker(NamedTuple):
+  """A choice of network and training.
+
+  Attributes:
+    settings: changes a config of `tile` or `layout`.
+    small: options of networks for `ci`.
+    is_published: the settings start from those of PyTorch, see `_published`.
+  """
+
+  settings: Settings
+  small: Mapping[str, Any] = {}
+  is_published: bool = False
+
+  def apply(self, config: ConfigDict, *, ci: bool = False) -> None:
+    """Changes a config that has no model yet."""
+    if self.is_published:
+      _published(config)
+    self.settings(config)
+    if ci:
+      small(config, **self.small)
+      config.eval.configs = 8 if self.is_published else config.eval.configs
+
+  @property
+  def description(self) -> str:
+    """One line."""
+    return self.settings.__doc__.splitlines()[0].removesuffix(".")
+
+
+_CI = "ci"
+PRESET = "preset="  # in front of the names of published systems
+OWN = "own-"  # in front of the names of own collections
+_ONE_RANKER = ("a config has one collection and one ranker, of which --config.FIELD changes a field "
+               "(--config.model.name=NAME the network)")
+
+
+def tile(collection: str = "xla") -> ConfigDict:
+  """A config of kernels without a model: slates, loss and length of the official baseline.
+
+  Args:
+    collection: `xla` or `own-NAME`.
+  """
+  config = _defaults("tile", collection)
+  config.data.update(feature_transform="minmax", config_transform="minmax", loader_threads=0)
+  config.batch.update(graphs=10, configs=10, min_configs=10, target="official")
+  config.loss.update(
+      losses="ListMLELoss:1,MSE:0.02", temperature=10.0, kernel_l2=1e-4, activity_l2=1e-4)
+  config.optimizer.clip_norm_per_variable = 1e-3
+  config.train.update(epochs=100, early_stop_epochs=20, valid_sampling="slates",
+                      valid_configs=256, log_every_steps=100)
+  config.eval.update(graphs=8, configs=64)
+  return config
+
+
+def layout(collection: str = "xla-random") -> ConfigDict:
+  """A config of whole programs without a model.
+
+  Args:
+    collection: such as `nlp-default`, or `own-NAME`.
+  """
+  config = _defaults("layout", collection)
+  config.data.update(
+      feature_transform="signed_log1p", pad_value=-1, duplicate_policy="min")
+  config.batch.slates_per_epoch = 1024
+  config.optimizer.update(
+      name="adamw", learning_rate=3e-3, clip_norm=1.0, schedule="cosine", warmup_fraction=0.05,
+      weight_decay=1e-4)
+  config.train.best_metric = "kendaltau"
+  return config
+
+
+def in_segments(config: ConfigDict, *, finetune_epochs: int = 0, **fields: Any) -> None:
+  """Trains on segments of programs; see `tpugraphs_jax/rankers/segments/family.py`.
+
+  Args:
+    config: of whole programs.
+    finetune_epochs: of the head alone, after the other epochs.
+    **fields: of the section `segments`.
+  """
+  from tpugraphs_jax.run import schema
+
+  config.task = "segments"
+  config.segments = schema.defaults("segments").segments
+  config.segments.update(fields)
+  config.segments.finetune.epochs = finetune_epochs
+  config.segments.finetune.optimizer.update(layout().optimizer.to_dict() | dict(
+      name="adamw", learning_rate=2e-3, schedule="cosine", warmup_fraction=0.05,
+      weight_decay=1e-4, clip_norm=1.0, clip_norm_per_variable=0.0))
+  config.batch.drop_remainder = True
+  config.eval.graphs = 4  # segments, which are small, per device and scoring call
+
+
+def model(kind: str, name: str, **options: Any) -> ConfigDict:
+  """The section `model`: all options of a network, those given and the defaults.
+
+  Args:
+    kind: `layout` or `tile`.
+    name: a registered name.
+    **options: of the network.
+  """
+  from tpugraphs_jax.run import schema
+
+  return schema.model(kind, name, **options)
+
+
+def presets(kind: str) -> dict[str, Ranker]:
+  """The published systems of `configs/systems`, by the name that a command takes.
+
+  Args:
+    kind: `layout` or `tile`.
+  """
+  from tpugraphs_jax.configs import systems
+
+  found = {}
+  for module in pkgutil.iter_modules(systems.__path__):
+    file = importlib.import_module(f"{systems.__name__}.{module.name}")
+    found |= {PRESET + name: Ranker(settings, file.SMALL, is_published=True)
+              for name, settings in getattr(file, f"{kind.upper()}S", {}).items()}
+  return found
+
+
+def _published(config: ConfigDict) -> None:
+  """The start of the settings of published systems.
+
+  AdamW as PyTorch has it without decay, clipping and warm-up, a constant rate, released files as
+  they are, and a loss without penalties.
+  """
+  config.data.update(features=("released",), pad_value=0, duplicate_policy="keep")
+  config.batch.min_configs = 2
+  config.loss.update(losses="ListMLELoss:1", temperature=1.0, kernel_l2=0.0, activity_l2=0.0)
+  config.optimizer.update(
+      name="adamw", learning_rate=1e-3, schedule="constant", warmup_fraction=0.0, eps=1e-8,
+      weight_decay=0.0, clip_norm=0.0, clip_norm_per_variable=0.0, final_learning_rate=0.0,
+      average_decay=0.0)
+  config.train.valid_sampling = "fixed"
+
+
+def small(config: ConfigDict, **options: Any) -> None:
+  """Makes a run of a few seconds: narrow layers, few slates.
+
+  Args:
+    config: complete.
+    **options: of networks; those that the network of the config has count.
+  """
+  config.train.quick_compile = True
+  config.model.update({name: size for name, size in options.items() if name in config.model})
+  config.batch.update(graphs=4, configs=8, slates_per_epoch=16, min_configs=4, keep_nodes=100)
+  config.optimizer.accumulation_steps = 1
+  config.train.update(epochs=2, valid_configs=50, log_every_steps=4)
+  if "segments" in config:
+    config.segments.max_nodes = 60
+
+
+# Names after the colon: at most one collection, one ranker, and `ci`.
+
+
+def arguments(
+    text: str, *, file: str, collections: Sequence[str], rankers: Mapping[str, Ranker]
+) -> tuple[str, str, bool]:
+  """The collection, the ranker and whether the config is for `ci`; empty where none is named.
+
+  Args:
+    text: names, separated by commas, in any order.
+    file: the config file, for errors.
+    collections: known ones; `own-NAME` is known besides.
+    rankers: known ones, by name.
+
+  Raises:
+    ValueError: an unknown name, or two of a kind.
+  """
+  names = [name for name in text.split(",") if name]
+  chosen_collections = [n for n in names if n in collections or n.startswith(OWN)]
+  chosen_rankers = [name for name in names if name in rankers]
+  known = [*collections, *rankers, _CI]
+  for name in names:
+    if name not in (*chosen_collections, *chosen_rankers, _CI):
+      raise ValueError(f"configs/{file} has no variant {name!r}; {_hint(name, file, known)}it has "
+                       f"{', '.join(filter(None, known))}")
+  for chosen in (chosen_collections, chosen_rankers):
+    if len(chosen) > 1:
+      raise ValueError(f"{file} takes one of {' and '.join(chosen)}: {_ONE_RANKER}")
+  first = lambda chosen: chosen[0] if chosen else ""
+  return first(chosen_collections), first(chosen_rankers), _CI in names
+
+
+def _hint(name: str, file: str, known: Sequence[str]) -> str:
+  """Where an unknown name is known, or the nearest known one, as the start of a sentence."""
+  for other in ("tile", "layout"):
+    if name in importlib.import_module(f"{__package__}.{other}").VARIANTS:
+      return f"it is a variant of configs/{other}.py, of the command run_{other}; configs/{file}: "
+  near = difflib.get_close_matches(name, known, n=1)
+  return f"did you mean {near[0]}? " if near else ""
+
+
+def variants(
+    collections: Mapping[str, str], rankers: Mapping[str, Ranker]
+) -> dict[str, str]:
+  """All names that may stand after the colon, with a line of description each."""
+  own = {f"{OWN}NAME": "a collection of your own"}
+  named = {name: ranker.description for name, ranker in rankers.items() if name}
+  return {**collections, **own, **named, _CI: "a few seconds on a CPU"}
+
+
+def _defaults(task: str, collection: str) -> ConfigDict:
+  from tpugraphs_jax.run import schema
+
+  config = schema.defaults(task)
+  source, _, search = collection.partition("-")
+  config.data.source, config.data.search = source, search
+  return config

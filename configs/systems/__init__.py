@@ -1,0 +1,1 @@
+"""Systems, a file each: settings as a reader of the paper or write-up would list them."""

@@ -1,0 +1,34 @@
+"""Training from Python, and going on with a run by its folder alone."""
+
+import jobs as jobs_lib
+import pytest
+
+import tpugraphs_jax
+
+FEW = dict(train__epochs=2, batch__slates_per_epoch=20, batch__graphs=4)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  return tpugraphs_jax.train_model(
+      "tile.py:ci", data_root=jobs_lib.all_jobs().data_root, seed=3,
+      workdir=str(tmp_path_factory.mktemp("python") / "run"), **FEW)
+
+
+def test_a_run_has_metrics_a_model_and_a_report(run):
+  assert 0 <= run.metrics["slowdown1_mean"] and "slowdown1_mean" in repr(run)
+  assert run.model.collection.name == "tile:xla" and run.model.config["seed"] == 3
+  assert run.report().read_text().startswith("<!")
+
+
+def test_a_second_run_in_the_folder_is_refused_unless_it_goes_on(run):
+  options = dict(data_root=jobs_lib.all_jobs().data_root, workdir=run.workdir, seed=3, **FEW)
+  with pytest.raises(ValueError, match="resume=True"):
+    tpugraphs_jax.train_model("tile.py:ci", **options)
+  again = tpugraphs_jax.train_model("tile.py:ci", resume=True, **options)
+  assert again.metrics == run.metrics
+
+
+def test_an_unknown_field_is_refused_with_the_nearest(tmp_path):
+  with pytest.raises(ValueError, match="train.epochs"):
+    tpugraphs_jax.train_model("tile.py:ci", data_root="x", workdir=tmp_path, train__epoch=2)

@@ -1,0 +1,172 @@
+"""Options that describe themselves: default, limits and one line of help of a field, in one place.
+
+A section of a config is a frozen dataclass derived from `Options`, beside the code that reads it:
+
+    @dataclasses.dataclass(frozen=True)
+    class BatchOptions(Options):
+      \"\"\"Slates of a training step.\"\"\"
+      section = "batch"
+      graphs: int = option(8, "graphs per step, over all devices", least=1)
+      sampling: str = option("uniform", "how configurations are drawn", one_of=SAMPLINGS)
+
+Networks declare their options in the same way. The defaults of a config, the refusal of a value
+or of an unknown field, `--print_config` and the search for a near name read these declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import difflib
+import math
+from typing import Any, ClassVar, Self
+
+_LIMITS = "limits"  # key of the metadata of a field
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """The values that a field may have, and what it means.
+
+  Attributes:
+    help: one line.
+    least, most: smallest and largest value of a number.
+    above, below: bounds that a number does not reach.
+    one_of: the allowed values, or a function that returns them.
+    some_of: the allowed entries of a tuple, or a function that returns them.
+  """
+
+  help: str
+  least: float = -math.inf
+  most: float = math.inf
+  above: float = -math.inf
+  below: float = math.inf
+  one_of: Sequence[Any] | Callable[[], Iterable[Any]] = ()
+  some_of: Sequence[Any] | Callable[[], Iterable[Any]] = ()
+
+  @property
+  def choices(self) -> tuple[Any, ...]:
+    """The values of `one_of`; empty where any value will do."""
+    return tuple(self.one_of() if callable(self.one_of) else self.one_of)
+
+  @property
+  def entries(self) -> tuple[Any, ...]:
+    """The values of `some_of`; empty where any entry will do."""
+    return tuple(self.some_of() if callable(self.some_of) else self.some_of)
+
+  @property
+  def text(self) -> str:
+    """The help, and the allowed values that it does not name."""
+    words = self.help.replace(",", " ").replace(";", " ").replace(":", " ").split()
+    parts = [self.help]
+    if not all(str(value) in words for value in self.choices):
+      parts.append(f"one of {', '.join(map(str, self.choices))}")
+    if self.entries:
+      parts.append(f"made of {', '.join(map(str, self.entries))}")
+    return "; ".join(parts)
+
+  @property
+  def expected(self) -> str:
+    """The bounds of a number in words."""
+    bounds = [(self.least, "at least"), (self.above, "above"), (self.most, "at most"),
+              (self.below, "below")]
+    return " and ".join(f"{words} {bound:g}" for bound, words in bounds if math.isfinite(bound))
+
+  def holds(self, value: float) -> bool:
+    """Whether a number is within the bounds; NaN never is."""
+    return self.least <= value <= self.most and self.above < value < self.below
+
+
+def option(default: Any, help: str, **limits: Any) -> Any:
+  """A field of a dataclass or of a flax module that describes itself.
+
+  Args:
+    default: its value unless a config gives another one. Its type is the type of the field.
+    help: one line.
+    **limits: of `Limits`.
+  """
+  return dataclasses.field(default=default, metadata={_LIMITS: Limits(help, **limits)})
+
+
+def limits_of(of_class: type) -> dict[str, tuple[Any, Limits]]:
+  """Default and limits of the described fields of a dataclass, by name."""
+  return {field.name: (field.default, field.metadata[_LIMITS])
+          for field in dataclasses.fields(of_class) if _LIMITS in field.metadata}
+
+
+def check_value(name: str, value: Any, default: Any, limits: Limits) -> None:
+  """Refuses (ValueError) a value of another type than the default, or beyond the limits.
+
+  Args:
+    name: of the field, such as `batch.graphs`.
+    value: given.
+    default: of the field; None says nothing of the type.
+    limits: of the field.
+  """
+  if not _is_like(value, default):
+    raise ValueError(f"{name} is {value!r}, expected {_KINDS[type(default)]}")
+  value = tuple(value) if isinstance(value, list) else value
+  if limits.choices and value not in limits.choices:
+    raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(str, limits.choices))}")
+  if isinstance(value, (int, float)) and not (math.isfinite(value) and limits.holds(value)):
+    raise ValueError(f"{name} is {value}, expected {limits.expected or 'a finite number'}")
+  if limits.entries and (unknown := [one for one in value if one not in limits.entries]):
+    raise ValueError(f"{name} has {unknown[0]!r}, expected some of "
+                     f"{', '.join(map(str, limits.entries))}")
+
+
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text",
+          tuple: "a tuple"}
+
+
+def _is_like(value: Any, default: Any) -> bool:
+  """Whether a value has the type of a default; whole numbers are numbers, lists are tuples."""
+  kind = type(default)
+  if kind not in _KINDS:
+    return True
+  if kind is float:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+  if kind is tuple:
+    return isinstance(value, (list, tuple))
+  return type(value) is kind
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+  """The question whether a near name was meant, and a space; empty where none is near."""
+  known = list(known)
+  last = name.rpartition(".")[2]
+  moved = [one for one in known if one.rpartition(".")[2] == last]
+  near = moved or difflib.get_close_matches(name, known, n=1)
+  return f"did you mean {near[0]}? " if near else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Base of a section of a config; a subclass has described fields alone.
+
+  Raises:
+    ValueError: a value of another type or beyond its limits, with the name of the field.
+  """
+
+  section: ClassVar[str] = ""
+
+  def __post_init__(self):
+    for name, (default, limits) in limits_of(type(self)).items():
+      value = getattr(self, name)
+      check_value(f"{self.section}.{name}".lstrip("."), value, default, limits)
+      if isinstance(value, list):
+        object.__setattr__(self, name, tuple(value))
+    self.check()
+
+  def check(self) -> None:
+    """Refuses (ValueError) values that do not go together."""
+
+  @classmethod
+  def of(cls, fields: Mapping[str, Any]) -> Self:
+    """The options among the fields of a section; those that it lacks have their defaults."""
+    return cls(**{name: fields[name] for name in limits_of(cls) if name in fields})
+
+  @classmethod
+  def defaults(cls) -> dict[str, Any]:
+    """The default of every field."""
+    return {name: default for name, (default, _) in limits_of(cls).items()}

@@ -1,0 +1,173 @@
+"""What a command does once its flags are read."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+import tempfile
+
+from absl import flags, logging
+import ml_collections
+from ml_collections import config_flags
+
+from tpugraphs_jax import collections, registry, report, synthetic
+from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
+from tpugraphs_jax.infra import console, parallel, remote, trust
+from tpugraphs_jax.run import configs, dry_run, results, training
+from tpugraphs_jax.run import job as job_lib
+from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve.ensemble import Ensemble
+
+
+def launch(values: flags.FlagValues) -> None:
+  """Does what the flags say; a mistake of the user ends in one line and exit code 2."""
+  parallel.leave_out_missing_tpu()
+  console.install()
+  if values.print_config:
+    print(configs.described(values.config, values["config"].default_as_str))
+    return
+  try:
+    with parallel.explaining_memory(
+        "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
+        "(layouts: variant gst_ed)"):
+      (_tell_dry_run if values.dry_run else _run)(values)
+  except (ValueError, OSError, FloatingPointError) as error:
+    logging.debug("details", exc_info=True)
+    console.fail(configs.as_flags(configs.one_line(error), values.config))
+
+
+def _run(values: flags.FlagValues) -> None:
+  """Trains, evaluates and ranks as the flags say."""
+  _check_flags(values)
+  if values.synthetic or values.config.train.quick_compile:
+    parallel.compile_quickly()
+  if values.config.train.deterministic:
+    parallel.compute_deterministically()
+  parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
+  parallel.use_compilation_cache(values.compilation_cache or trust.own_folder(
+      remote.local_of(values.workdir) / "compilation_cache", remote.cache() / "secret"))
+  # A process that fails alone must not leave the others waiting for it.
+  with parallel.stop_together(), remote.working_folder(
+      values.workdir, is_writing=parallel.is_primary()) as workdir:
+    if values.ensemble:
+      _run_together(values, workdir)
+      return
+    training.run(_config(values, workdir), workdir, mode=values.mode, resume=values.resume,
+                 split=values.split or "")
+    if values.report and values.mode != "predict" and parallel.is_primary():
+      report.try_write([workdir], workdir / report.FILE)
+
+
+def _tell_dry_run(values: flags.FlagValues) -> None:
+  """Says how much disk, memory and time a run takes; writes only into a temporary folder."""
+  parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
+  with parallel.stop_together(), tempfile.TemporaryDirectory() as scratch:
+    config = values.config
+    with config.unlocked():
+      config.data_root = values.data_root or (
+          _synthetic(config, Path(scratch) / "synthetic") if values.synthetic
+          else DEFAULT_DATA_ROOT)
+    for line in dry_run.lines(config, Path(scratch)):
+      if parallel.is_primary():
+        console.say(line)
+
+
+def _check_flags(values: flags.FlagValues) -> None:
+  """Refuses (ValueError) flags that do not go together."""
+  if not values.workdir:
+    raise ValueError("--workdir is missing: name a folder for checkpoints, metrics and results")
+  if values.synthetic and values.data_root:
+    raise ValueError("--synthetic makes data of its own: give it or --data_root, not both")
+  is_later = values.mode in ("predict", "evaluate")
+  for flag in ("split", "ensemble"):
+    if getattr(values, flag) and not is_later:
+      raise ValueError(f"--{flag} goes with --mode=evaluate or predict, and --mode is "
+                       f"{values.mode}")
+  if values.ensemble and values.synthetic:
+    raise ValueError("--ensemble takes the data of its first model, or --data_root: leave out "
+                     "--synthetic")
+
+
+def _with_overrides(values: flags.FlagValues, found: dict) -> ml_collections.ConfigDict:
+  """The config that a model was trained with, changed by flags; it imports no module itself."""
+  config, changes = ml_collections.ConfigDict(found), config_flags.get_override_values(
+      values["config"])
+  registry.import_extensions(changes.get("extensions", ()))
+  trust.check_imported(config.extensions)
+  config.update_from_flattened_dict(changes)
+  return config
+
+
+def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDict:
+  """The config that the flags ask for, with the place of the data as `data_root`."""
+  config, data_root = values.config, values.data_root
+  if values.mode in ("evaluate", "predict") or values.resume and _is_begun(workdir):
+    # Process 0 reads it: the others may have no such disk.
+    found = parallel.on_primary(lambda: ranker_lib.config_of(workdir))
+    data_root = data_root or (not values.synthetic and found.get("data_root"))
+    if not values["config"].present:
+      config = _with_overrides(values, found)
+  with config.unlocked():
+    config.data_root = data_root or _data_of(values, config, workdir)
+  return config
+
+
+def _is_begun(workdir: Path) -> bool:
+  """Whether a folder holds the config of a run."""
+  return parallel.from_primary((workdir / ranker_lib.CONFIG_FILE).exists())
+
+
+def _run_together(values: flags.FlagValues, workdir: Path) -> None:
+  """Judges or ranks with several trained models; the first one's config names the data."""
+  config = _with_overrides(
+      values, parallel.on_primary(lambda: ranker_lib.config_of(values.ensemble[0])))
+  with config.unlocked():
+    config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
+  ensemble = Ensemble(values.ensemble, combine=values.combine)
+  workdir.mkdir(parents=True, exist_ok=True)
+  job = job_lib.Job.of(config)
+  if values.mode == "evaluate":
+    results.evaluate_together(job, ensemble, workdir, split=values.split or "")
+  else:
+    results.predict(job.data, config.data_root, ensemble, workdir,
+                    split=values.split or "test")
+
+
+def _data_of(
+    values: flags.FlagValues, config: ml_collections.ConfigDict, workdir: Path
+) -> str:
+  """The place of the data: named, tiny synthetic ones in the working folder, or the usual one.
+
+  Raises:
+    FileNotFoundError: nothing is named, and nothing is at the usual place.
+  """
+  if values.synthetic:
+    is_remote = remote.is_remote(values.workdir)
+    return _synthetic(config, (remote.local_of(values.workdir) if is_remote else workdir)
+                      / "synthetic")
+  if parallel.from_primary(Path(DEFAULT_DATA_ROOT).expanduser().is_dir()):
+    return DEFAULT_DATA_ROOT
+  if config.data.source == collections.OWN:
+    raise FileNotFoundError(
+        f"there is no data at {DEFAULT_DATA_ROOT}: name the folder of the collection "
+        f"{config.data.search} with --data_root (in a checkout --data_root=data/own/npz has the "
+        "example programs; python -m tpugraphs_jax.collect makes one from your own)")
+  raise FileNotFoundError(
+      f"there is no data at {DEFAULT_DATA_ROOT}: download them (python -m "
+      f"tpugraphs_jax.data.download --data_root {DEFAULT_DATA_ROOT}), name another place with "
+      "--data_root, or try the command on tiny synthetic data with --synthetic")
+
+
+def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
+  """Makes tiny synthetic data of the config's collections."""
+  job = job_lib.Job.of(config)  # refuses what cannot run before anything is written
+  names = [data.collection.name for data in (job.data, *job.also)]
+  make = functools.partial(
+      synthetic.generate, folder, scale="tiny", collections=names, progress=False)
+  if parallel.is_primary():
+    console.say(f"--synthetic: tiny synthetic data in {folder}, which measure no real program")
+    make()
+  parallel.barrier("synthetic data")
+  if not folder.exists():  # a host with a disk of its own
+    make()
+  return str(folder / "npz")

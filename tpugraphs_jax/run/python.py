@@ -1,0 +1,84 @@
+"""The commands as a function, for notebooks and scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from tpugraphs_jax import report
+from tpugraphs_jax.run import configs, results, training
+from tpugraphs_jax.serve import ranker as ranker_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A finished run.
+
+  Attributes:
+    workdir: its folder.
+  """
+
+  workdir: Path
+
+  @property
+  def metrics(self) -> Mapping[str, float]:
+    """Means over the validation graphs, by the names of `summary.json`."""
+    return results.read_summary(self.workdir).get("validation", {}).get("metrics", {})
+
+  @functools.cached_property
+  def model(self) -> ranker_lib.Ranker:
+    """The trained ranker."""
+    return ranker_lib.load(self.workdir)
+
+  def report(self) -> Path:
+    """Writes a page of figures into the folder, and returns its place."""
+    path = self.workdir / report.FILE
+    report.write([self.workdir], path)
+    return path
+
+  def __repr__(self) -> str:
+    means = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+    return f"<Run {self.workdir}: {means or 'not evaluated'}>"
+
+
+def train_model(
+    config: str | ml_collections.ConfigDict, *, data_root: str | os.PathLike[str],
+    workdir: str | os.PathLike[str], resume: bool = False, predict: bool = False, **changes: Any,
+) -> Run:
+  """Trains a ranker and evaluates it, as `run_tile.py` and `run_layout.py` do.
+
+  Args:
+    config: such as `tile.py:recommended`, or what `load_config` returned.
+    data_root: folder with `tile/` and `layout/`.
+    workdir: folder for checkpoints, metrics and results.
+    resume: go on with the run in `workdir`.
+    predict: also rank the test split.
+    **changes: fields of the config, with `__` for a point: `train__epochs=3`.
+
+  Returns:
+    The run, with `metrics`, `model` and `report()`.
+
+  Raises:
+    ValueError: a field that the config does not have, an impossible value, or a folder that holds a
+      run already.
+    FileNotFoundError: no data.
+  """
+  found = configs.load(config) if isinstance(config, str) else config.copy_and_resolve_references()
+  workdir = Path(workdir).expanduser()
+  configs.change(found, {name.replace("__", "."): value for name, value in changes.items()})
+  with found.unlocked():
+    found.data_root = str(data_root)
+  if not resume and (workdir / ranker_lib.CONFIG_FILE).exists():
+    raise ValueError(f"{workdir} holds a run already: go on with it by resume=True, or give another "
+                     "workdir")
+  training.run(found, workdir, mode="train", resume=resume)
+  training.run(found, workdir, mode="evaluate")
+  if predict:
+    training.run(found, workdir, mode="predict")
+  return Run(workdir)
