@@ -11,7 +11,6 @@ from system_cases import (
   CONFIGS,
   dense,
   each_graph,
-  EXACT,
   features,
   FORMS,
   GRAPHS,
@@ -72,7 +71,7 @@ def slow_kernel_attention(x, params, kernel, *, heads, normalize):
 def test_attention_by_kernels_equals_a_sum_over_pairs(
     kernel, normalize, heads, keys, hop, block, monkeypatch):
   monkeypatch.setattr(attention, "_BLOCK", block)  # graphs end within blocks, and have several
-  module = KernelAttention(WIDTH, kernel, heads, keys, normalize, EXACT)
+  module = KernelAttention(WIDTH, kernel, heads, keys, normalize)
   params, x, found = apply_to(module, hop)
   expected = slow_kernel_attention(x, params, SLOW[kernel], heads=heads, normalize=normalize)
   check(found, expected, 2e-4)
@@ -82,7 +81,7 @@ def test_attention_by_kernels_equals_a_sum_over_pairs(
 @pytest.mark.parametrize("hop", [NONE, 0, EVERYWHERE])
 @pytest.mark.parametrize("heads", [1, 2])
 def test_softmax_attention_between_nodes_stays_in_their_graph(heads, hop):
-  params, x, found = apply_to(NodeAttention(WIDTH, heads, EXACT), hop)
+  params, x, found = apply_to(NodeAttention(WIDTH, heads), hop)
 
   def of_graph(nodes):
     tokens = np.swapaxes(x[nodes], 0, 1)
@@ -104,7 +103,7 @@ def test_tokens_attend_to_others_that_count(heads, masked):
   x, to = random(2, 5, 3), random(2, 6, 7, seed=1)
   mask = np.random.default_rng(0).random((2, 1, 5, 6)) < 0.5
   mask[..., 0] = True
-  module = SoftmaxAttention(WIDTH, heads, EXACT)
+  module = SoftmaxAttention(WIDTH, heads)
   params = params_of(module, x, to)
   found = quick_jit(lambda p: module.apply({"params": p}, x, to, mask if masked else None))(params)
   for batch in range(2):
@@ -118,7 +117,7 @@ def test_tokens_attend_to_others_that_count(heads, masked):
 @pytest.mark.parametrize("heads, hidden, epsilon", [(1, 0, 1e-5), (2, 7, 1e-3)])
 def test_a_transformer_layer_normalises_after_each_half(heads, hidden, epsilon, across):
   x, to = random(3, 5, WIDTH), random(3, 6, WIDTH, seed=1)
-  module = TransformerLayer(WIDTH, heads, hidden, EXACT, epsilon=epsilon)
+  module = TransformerLayer(WIDTH, heads, hidden, epsilon=epsilon)
   inputs = (x, to) if across else (x,)
   params = params_of(module, *inputs)
   assert params["hidden"]["kernel"].shape == (WIDTH, hidden or WIDTH)

@@ -13,7 +13,6 @@ from system_cases import (
   apply_to,
   check,
   dense,
-  EXACT,
   FORMS,
   HOPS,
   neighbours,
@@ -36,7 +35,7 @@ def test_the_graphs_have_isolated_nodes_and_double_edges():
 @pytest.mark.parametrize("hop", FORMS)
 @pytest.mark.parametrize("directions", [(OPERANDS,), (USERS,), (BOTH,), (OPERANDS, USERS)])
 def test_sage_adds_the_means_of_neighbours(directions, hop):
-  params, x, found = apply_to(Sage(5, directions, EXACT), hop)
+  params, x, found = apply_to(Sage(5, directions), hop)
   assert set(params) == {"self", *directions}
   assert all(set(params[direction]) == {"kernel"} for direction in directions)
   means = [slow_mean(x, direction) @ params[direction]["kernel"] for direction in directions]
@@ -53,7 +52,7 @@ def slow_propagate(x, direction):
 @pytest.mark.parametrize("hop", [hop for hop in FORMS if hop != 1])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_appnp_propagates_and_restarts(direction, hop):
-  module = Appnp(WIDTH, direction, steps=HOPS, restart=0.3, linear=EXACT)
+  module = Appnp(WIDTH, direction, steps=HOPS, restart=0.3)
   params, x, found = apply_to(module, hop)
   start = z = dense(x, params["dense"])
   for _ in range(HOPS):
@@ -62,14 +61,14 @@ def test_appnp_propagates_and_restarts(direction, hop):
 
 
 def test_appnp_without_steps_is_a_linear_layer():
-  params, x, found = apply_to(Appnp(WIDTH, USERS, steps=0, linear=EXACT), 0)
+  params, x, found = apply_to(Appnp(WIDTH, USERS, steps=0), 0)
   check(found, dense(x, params["dense"]))
 
 
 @pytest.mark.parametrize("hop", [FORMS[0], 0, FORMS[-1]])
 @pytest.mark.parametrize("direction, heads", [(OPERANDS, 1), (USERS, 2), (BOTH, 2)])
 def test_gatv2_weighs_every_edge_in_each_configuration(direction, heads, hop):
-  params, x, found = apply_to(Gatv2(WIDTH, direction, heads, EXACT), hop)
+  params, x, found = apply_to(Gatv2(WIDTH, direction, heads), hop)
   sent, own = dense(x, params["senders"]), dense(x, params["receivers"])
   expected, size = np.zeros_like(sent), WIDTH // heads
   for v, heard in enumerate(neighbours(direction)):
@@ -88,7 +87,7 @@ def test_gatv2_weighs_every_edge_in_each_configuration(direction, heads, hop):
 def test_an_isolated_node_hears_itself_alone(make):
   """SAGE has means of 0 there, GATv2 a loop."""
   isolated = neighbours(BOTH).index([])
-  params, x, found = apply_to(make(WIDTH, linear=EXACT), 0)
+  params, x, found = apply_to(make(WIDTH), 0)
   own = dense(x, params["senders"]) + params["bias"] if "senders" in params else dense(
       x, params["self"])
   np.testing.assert_allclose(found[isolated], own[isolated], rtol=1e-4, atol=1e-5)

@@ -30,7 +30,7 @@ from tpugraphs_jax.nn import linear
 from tpugraphs_jax.nn.linear import Embedding, Layouts, Linear, Opcodes, Tiles
 from tpugraphs_jax.nn.nodes import NONE, Slates
 
-EXACT = Linear(5, precision="highest")
+LINEAR = Linear(5)
 
 
 def apply(module, params, inputs):
@@ -41,9 +41,9 @@ def apply(module, params, inputs):
 def test_a_layer_on_several_features_is_one_matrix_on_their_concatenation(hops):
   parts = [features(hop, width=3 + number, seed=number) for number, hop in enumerate(hops)]
   inputs = lambda: [nodes_of(part, hop) for part, hop in zip(parts, hops)]
-  params = params_of(EXACT, *inputs())
+  params = params_of(LINEAR, *inputs())
   assert params["kernel"].shape == (sum(3 + number for number in range(len(hops))), 5)
-  found = apply(EXACT, params, inputs)
+  found = apply(LINEAR, params, inputs)
   full = np.concatenate([full_of(part, hop) for part, hop in zip(parts, hops)], axis=-1)
   np.testing.assert_allclose(
       np.broadcast_to(found, (NODES, CONFIGS, 5)), dense(full, params), rtol=1e-4, atol=1e-4)
@@ -57,8 +57,8 @@ def test_layouts_meet_features_at_configurable_nodes(elsewhere):
   parts = features(NONE)
   inputs = lambda: (
       nodes_of(parts, NONE), Layouts(Slates.of(BATCH), jnp.asarray(BATCH.rows), other))
-  params = params_of(EXACT, *inputs())
-  found = np.asarray(apply(EXACT, params, inputs))
+  params = params_of(LINEAR, *inputs())
+  found = np.asarray(apply(LINEAR, params, inputs))
   config, configured = slow_configs(BATCH)
   assert 0 < configured.sum() < REAL.sum()
   if elsewhere:
@@ -90,8 +90,8 @@ def test_tiles_are_on_every_node_of_their_kernel():
   static, slates = random(count, WIDTH), lambda: Slates.of(TILES)
   inputs = lambda: (slates().nodes(jnp.asarray(static)), Tiles(slates(), jnp.asarray(
       TILES.config_feat)))
-  params = params_of(EXACT, *inputs())
-  found = np.asarray(apply(EXACT, params, inputs))
+  params = params_of(LINEAR, *inputs())
+  found = np.asarray(apply(LINEAR, params, inputs))
   config, _ = slow_configs(TILES)
   joined = np.concatenate([np.repeat(static[:, None], CONFIGS, axis=1), config], axis=-1)
   real = int(TILES.graph.n_node[:-1].sum())
@@ -100,7 +100,7 @@ def test_tiles_are_on_every_node_of_their_kernel():
 
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_a_layer_on_an_array_keeps_its_leading_axes(use_bias):
-  x, module = random(2, 3, 4), Linear(5, use_bias=use_bias, precision="highest")
+  x, module = random(2, 3, 4), Linear(5, use_bias=use_bias)
   params = params_of(module, x)
   assert set(params) == {"kernel", "bias"} if use_bias else {"kernel"}
   np.testing.assert_allclose(

@@ -15,14 +15,12 @@ import random_graphs
 from tpugraphs_jax.data import batching
 from tpugraphs_jax.data.batching import LayoutBatch, TileBatch
 from tpugraphs_jax.graph import OpGraph
-from tpugraphs_jax.nn.linear import Linear
 from tpugraphs_jax.nn.nodes import EVERYWHERE, Nodes, NONE, Slates
 
 CONFIGS, WIDTH = 3, 4
 HOPS = 2
 # For programs that run once, whose time is all compilation.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-EXACT = functools.partial(Linear, precision="highest")
 quick_jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 

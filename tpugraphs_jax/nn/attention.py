@@ -43,7 +43,6 @@ class KernelAttention(nn.Module):
     keys: width of queries and keys; 0 = `features`.
     normalize: divide by `sum_j f(q_i) . f(k_j)`.
     linear: makes linear layers by their width.
-    precision: of the products of queries, keys and values.
   """
 
   features: int
@@ -52,7 +51,6 @@ class KernelAttention(nn.Module):
   keys: int = 0
   normalize: bool = True
   linear: Callable[..., nn.Module] = Linear
-  precision: Any = "highest"
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
@@ -68,8 +66,8 @@ class KernelAttention(nn.Module):
     """The result of one head."""
     if self.normalize:  # a further channel of ones adds the weights up
       value = value.map(lambda v: jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1))
-    seen = graph_products(key.map(self.kernel), value, precision=self.precision)
-    heard = times_graph(query.map(self.kernel), seen, precision=self.precision)
+    seen = graph_products(key.map(self.kernel), value)
+    heard = times_graph(query.map(self.kernel), seen)
     if not self.normalize:
       return heard
     # Padding nodes have no weights.
@@ -86,18 +84,17 @@ def _head(x: Nodes, number: int, heads: int) -> Nodes:
 # `M = sum_j k_j^T v_j` of a graph.
 
 
-def graph_products(x: Nodes, y: Nodes, *, precision: Any = "highest") -> jax.Array:
+def graph_products(x: Nodes, y: Nodes) -> jax.Array:
   """`sum_j x_j^T y_j` over the nodes j of each graph.
 
   Args:
     x: `[N, C, X]`.
     y: `[N, C, Y]`.
-    precision: of the products.
 
   Returns:
     `[G, C, X, Y]` float32; C is 1 where both are the same in all configurations.
   """
-  slates, hop = x.slates, max(x.hop, y.hop)
+  slates, hop, precision = x.slates, max(x.hop, y.hop), _precision()
   x, y = x.within(hop), y.within(hop)
   graph_of, graphs = slates.graph_of, slates.graphs
   if hop in (NONE, EVERYWHERE):
@@ -109,15 +106,14 @@ def graph_products(x: Nodes, y: Nodes, *, precision: Any = "highest") -> jax.Arr
   return _products(unreached, y.shared, graph_of, graphs, precision) + reached
 
 
-def times_graph(x: Nodes, matrix: jax.Array, *, precision: Any = "highest") -> Nodes:
+def times_graph(x: Nodes, matrix: jax.Array) -> Nodes:
   """`x_i M` with the matrix M of the graph of node i, `[N, C, Y]`.
 
   Args:
     x: `[N, C, X]`.
     matrix: `[G, C, X, Y]`.
-    precision: of the products.
   """
-  slates = x.slates
+  slates, precision = x.slates, _precision()
   if x.hop in (NONE, EVERYWHERE):
     result = _times(x.everywhere(), matrix, slates.graph_of, precision)
     return slates.nodes(result[:, 0]) if result.shape[1] == 1 else slates.full(result)
@@ -138,20 +134,24 @@ class TimesGraph:
   Args:
     x: `[N, C, X]`.
     matrix: `[G, C, X, Y]`.
-    precision: of the products.
   """
 
-  def __init__(self, x: Nodes, matrix: jax.Array, *, precision: Any = "highest"):
-    self.x, self.matrix, self.precision = x, matrix, precision
+  def __init__(self, x: Nodes, matrix: jax.Array):
+    self.x, self.matrix = x, matrix
     self.width = matrix.shape[-1]
 
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
     """`function`, a linear one without a bias, of every `x_i M`."""
-    return times_graph(self.x, function(self.matrix), precision=self.precision)
+    return times_graph(self.x, function(self.matrix))
 
 
 # Both functions are linear in both arguments, and each is the derivative of the other. `configs`
-# is the C of the result: 1 adds up over configurations. Rows are sorted by their graph.
+# is the C of the result: 1 adds up over configurations. Rows are sorted by their graph. Gradients
+# are traced after `nn.precision.Precise.apply` has returned, so that the precision is an argument.
+
+
+def _precision() -> str | None:
+  return jax.config.jax_default_matmul_precision
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -279,13 +279,11 @@ class SoftmaxAttention(nn.Module):
     features: width of the result.
     heads: number of heads.
     linear: makes linear layers by their width.
-    precision: of the products of queries, keys and values.
   """
 
   features: int
   heads: int
   linear: Callable[..., nn.Module] = Linear
-  precision: Any = "highest"
 
   @nn.compact
   def __call__(self, x: jax.Array, to: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -298,7 +296,7 @@ class SoftmaxAttention(nn.Module):
     sent = functools.partial(linear, kernel_init=_packed)
     query = by_head(sent(name="query")(x))
     key, value = (by_head(sent(name=name)(to)) for name in ("key", "value"))
-    heard = nn.dot_product_attention(query, key, value, mask=mask, precision=self.precision)
+    heard = nn.dot_product_attention(query, key, value, mask=mask)
     return linear(name="out")(heard.reshape(*heard.shape[:-2], -1))
 
 
@@ -311,14 +309,13 @@ class NodeAttention(nn.Module):
   features: int
   heads: int
   linear: Callable[..., nn.Module] = Linear
-  precision: Any = "highest"
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
     """`[N, C, features]` of `x [N, C, F]`."""
     slates, by_config = x.slates, jnp.swapaxes(x.everywhere(), 0, 1)
     attend = SoftmaxAttention(
-        self.features, self.heads, self.linear, self.precision, name="heads")
+        self.features, self.heads, self.linear, name="heads")
     heard = jnp.swapaxes(attend(by_config, by_config, same_graph(slates)[None, None]), 0, 1)
     return slates.from_all(heard, x)
 
@@ -336,7 +333,6 @@ class TransformerLayer(nn.Module):
     heads: number of heads.
     hidden: width of the hidden layer; 0 = `features`.
     linear: makes linear layers by their width.
-    precision: of the products of queries, keys and values.
     epsilon: of the norms.
   """
 
@@ -344,7 +340,6 @@ class TransformerLayer(nn.Module):
   heads: int
   hidden: int = 0
   linear: Callable[..., nn.Module] = Linear
-  precision: Any = "highest"
   epsilon: float = 1e-5
 
   @nn.compact
@@ -357,7 +352,7 @@ class TransformerLayer(nn.Module):
     """
     norm = lambda name: nn.LayerNorm(epsilon=self.epsilon, name=name)
     attend = SoftmaxAttention(
-        self.features, self.heads, self.linear, self.precision, name="heads")
+        self.features, self.heads, self.linear, name="heads")
     x = norm("norm_0")(x + attend(x, x if to is None else to, mask))
     hidden = nn.relu(self.linear(self.hidden or self.features, name="hidden")(x))
     return norm("norm_1")(x + self.linear(self.features, name="out")(hidden))

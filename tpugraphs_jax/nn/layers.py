@@ -37,14 +37,13 @@ def gelu(x: jax.Array) -> jax.Array:
   return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
-def matmul(
-    x: jax.Array, kernel: jax.Array, *, dtype: Any, precision: Any = None) -> jax.Array:
+def matmul(x: jax.Array, kernel: jax.Array, *, dtype: Any) -> jax.Array:
   """`x [..., K] @ kernel [K, F]` in `dtype`: `[..., F]`.
 
   Where `dtype` is None, in the dtype that both arguments promote to.
   """
   x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=dtype)
-  return _dot_rows(x, kernel, precision=precision)
+  return _dot_rows(x, kernel)
 
 
 def _dot_rows(x: jax.Array, kernel: jax.Array, dimensions: Any = None, **options) -> jax.Array:
@@ -66,7 +65,6 @@ class MLP(nn.Module):
   features: Sequence[int]
   activation: Callable[[jax.Array], jax.Array] = leaky_relu
   use_bias: bool = True
-  precision: Any = None
   dtype: Any = None
 
   @nn.compact
@@ -74,7 +72,7 @@ class MLP(nn.Module):
     for i, features in enumerate(self.features):
       if i:
         x = self.activation(x)
-      x = Dense(features, use_bias=self.use_bias, precision=self.precision, dtype=self.dtype)(x)
+      x = Dense(features, use_bias=self.use_bias, dtype=self.dtype)(x)
     return x
 
 

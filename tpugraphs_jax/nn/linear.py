@@ -52,7 +52,6 @@ class Linear(nn.Module):
     kernel_init: maps the number of inputs to an initialiser.
     bias_init: likewise.
     dtype: of the computation.
-    precision: of the product.
   """
 
   features: int
@@ -60,7 +59,6 @@ class Linear(nn.Module):
   kernel_init: Callable[[int], Initializer] = uniform
   bias_init: Callable[[int], Initializer] = uniform
   dtype: Any = None
-  precision: Any = None
 
   @nn.compact
   def __call__(self, *inputs: Any) -> Any:
@@ -74,7 +72,7 @@ class Linear(nn.Module):
     rows = sum(widths)
     kernel = self.param("kernel", self.kernel_init(rows), (rows, self.features), jnp.float32)
     blocks = jnp.split(kernel, list(itertools.accumulate(widths))[:-1])
-    matmul = lambda x, block: layers.matmul(x, block, dtype=self.dtype, precision=self.precision)
+    matmul = lambda x, block: layers.matmul(x, block, dtype=self.dtype)
     biased = lambda x: x
     if self.use_bias:
       bias = self.param("bias", self.bias_init(rows), (self.features,), jnp.float32)

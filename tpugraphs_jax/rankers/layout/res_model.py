@@ -139,12 +139,12 @@ class ResModel(base.Network):
 
   def setup(self):
     layer_range = range(self.num_gnns)
-    dense = lambda: Dense(self.hidden_dim, dtype=self.dtype, precision=self.precision)
+    dense = lambda: Dense(self.hidden_dim, dtype=self.dtype)
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim, self.opcodes)
     self.pre_0, self.pre_1 = JoinedDense(self.hidden_dim), dense()
     self.update_0 = [JoinedDense(self.hidden_dim) for _ in layer_range]
     self.update_1 = [dense() for _ in layer_range]
-    self.head = layers.MLP((self.hidden_dim, 1), use_bias=False, precision=self.precision)
+    self.head = layers.MLP((self.hidden_dim, 1), use_bias=False)
 
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The readout of every graph and configuration, `[G, C, P]` float32."""
@@ -223,7 +223,7 @@ class ResModel(base.Network):
 
   def matmul(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """`x [..., K] @ kernel [K, F]` in the dtype of the computation: `[..., F]`."""
-    return layers.matmul(x, kernel, dtype=self.dtype, precision=self.precision)
+    return layers.matmul(x, kernel, dtype=self.dtype)
 
   def project(self, kernel: jax.Array, slates: Slates) -> Nodes:
     """Configurations of a batch through a block of a kernel, `[N, C, H]`."""

@@ -64,8 +64,7 @@ class SAGE(base.Network):
     return self.num_gnns
 
   def setup(self):
-    dense = lambda **kwargs: Dense(
-        self.hidden_dim, dtype=self.dtype, precision=self.precision, **kwargs)
+    dense = functools.partial(Dense, self.hidden_dim, dtype=self.dtype)
     low, high = LAYOUT_VALUE_RANGE
     self.op_embedding = OpcodeEmbedding(self.op_embed_dim)
     self.layout_value = layers.Embed(high - low + 1, self.value_embed_dim)
@@ -73,12 +72,8 @@ class SAGE(base.Network):
     self.sentinel = self.param(
         "sentinel", nn.initializers.normal(0.02), (1, self.hidden_dim), jnp.float32)
     update = nn.remat(_Round) if self.remat else _Round
-    self.sage = [
-        update(self.hidden_dim, self.dtype, self.precision)
-        for _ in range(self.num_gnns)
-    ]
-    self.head = layers.MLP(
-        (self.hidden_dim, self.hidden_dim, 1), nn.gelu, precision=self.precision)
+    self.sage = [update(self.hidden_dim, self.dtype) for _ in range(self.num_gnns)]
+    self.head = layers.MLP((self.hidden_dim, self.hidden_dim, 1), nn.gelu)
 
   def embed(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
     """The readout of every graph and configuration, `[G, C, P]` float32."""
@@ -118,12 +113,10 @@ class _Round(nn.Module):
 
   features: int
   dtype: Any
-  precision: Any
 
   @nn.compact
   def __call__(self, x: Nodes) -> Nodes:
-    dense = functools.partial(
-        Dense, self.features, dtype=self.dtype, precision=self.precision)
+    dense = functools.partial(Dense, self.features, dtype=self.dtype)
     y = sage(x, dense(name="self"), {
         direction: dense(use_bias=False, name=direction) for direction in (OPERANDS, USERS)})
     return x + y.map(nn.LayerNorm(dtype=self.dtype, name="norm")).map(nn.gelu)

@@ -205,8 +205,7 @@ class FifthTile(Fifth):
   def first(self, slates: Slates, feat: jax.Array, opcode: jax.Array) -> Nodes:
     """The first linear layer, on the mean of the encoded tokens of a node."""
     encode = TokenEncoder(
-        self.token_width, self.token_layers, self.token_heads, self.linear, self.precision,
-        name="tokens")
+        self.token_width, self.token_layers, self.token_heads, self.linear, name="tokens")
     tokens = encode(feat[:, -TOKENS:].reshape(-1, MAX_RANK, TOKEN), slates)
     static = slates.nodes(jnp.concatenate([feat[:, :-TOKENS], opcode], axis=-1))
     return self.linear(self.width, name="first")(static, tokens)
@@ -223,14 +222,12 @@ class TokenEncoder(nn.Module):
     layers: of the transformer.
     heads: of its attention.
     linear: makes linear layers by their width.
-    precision: of the products of attention.
   """
 
   features: int
   layers: int
   heads: int
   linear: Any
-  precision: Any
 
   @nn.compact
   def __call__(self, tokens: jax.Array, slates: Slates) -> Nodes:
@@ -248,7 +245,7 @@ class TokenEncoder(nn.Module):
     for layer in range(self.layers):
       x = TransformerLayer(
           self.features, self.heads, linear=functools.partial(self.linear, kernel_init=_xavier),
-          precision=self.precision, name=f"layer_{layer}")(x)
+          name=f"layer_{layer}")(x)
     return slates.full(take_rows(x.mean(axis=2), sets.which))
 
 

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flax import linen as nn
 import jax
@@ -76,7 +75,7 @@ class Fourth(System):
 
     member = pooling.selection(graph_of, slates.graphs)
     mean = pooling.pool_sum(g, member) / jnp.maximum(member.sum(axis=1), 1)[:, None, None]
-    moments = bilinear(e, g, member, precision=self.precision)
+    moments = bilinear(e, g, member)
     return jnp.concatenate([moments, mean], axis=-1)
 
   def score(self, readout: jax.Array) -> jax.Array:
@@ -137,19 +136,18 @@ class EdgeLayouts:
     return self.edges.full(config.at[row_id].get(mode="fill", fill_value=0))
 
 
-def bilinear(e: jax.Array, g: jax.Array, member: jax.Array, *, precision: Any) -> jax.Array:
+def bilinear(e: jax.Array, g: jax.Array, member: jax.Array) -> jax.Array:
   """Sums of outer products over the edges of each graph.
 
   Args:
     e: `[E, A]`.
     g: `[E, C, B]`.
     member: `[G, E]` which edge belongs to which graph.
-    precision: of the product.
 
   Returns:
     `[G, C, A * B]` float32.
   """
   e, g = e.astype(jnp.float32), g.astype(jnp.float32)
-  product = functools.partial(jnp.einsum, "ea,ecb->cab", precision=precision)
-  moments = jax.lax.map(lambda mask: product(mask[:, None] * e, g), member)
+  moments = jax.lax.map(
+      lambda mask: jnp.einsum("ea,ecb->cab", mask[:, None] * e, g), member)
   return moments.reshape(*moments.shape[:2], -1)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import functools
-from typing import Any
 
 from flax import linen as nn
 import jax
@@ -155,10 +154,10 @@ class MLSys21(System):
     if self.reduction == "per_node":
       return pooling.total(self.exact(1, name="node")(x))
     if self.reduction == "lstm":
-      return LastState(self.width, self.exact, self.precision, name="lstm")(x)
+      return LastState(self.width, self.exact, name="lstm")(x)
     if self.reduction == "transformer":
-      layer = TransformerLayer(self.width, self.heads, linear=self.exact, precision=self.precision,
-                               epsilon=1e-6, name="transformer")
+      layer = TransformerLayer(self.width, self.heads, linear=self.exact, epsilon=1e-6,
+                               name="transformer")
       return pooling.scaled_sum(between_nodes(layer, x))
     columns = (pooling.scaled_sum, pooling.mean, pooling.largest)
     return jnp.concatenate([pool(x) for pool in columns], axis=-1)
@@ -201,12 +200,10 @@ class LastState(nn.Module):
   Attributes:
     features: width of the state.
     linear: makes linear layers by their width.
-    precision: of the product with the state.
   """
 
   features: int
   linear: Callable[..., nn.Module]
-  precision: Any = None
 
   @nn.compact
   def __call__(self, x: Nodes) -> jax.Array:
@@ -220,7 +217,7 @@ class LastState(nn.Module):
     def step(state, node):
       own, first = node
       hidden, cell = (jnp.where(first, 0, part) for part in state)
-      gates = own + jnp.dot(hidden, kernel, precision=self.precision)
+      gates = own + hidden @ kernel
       i, f, new, o = jnp.split(gates, 4, axis=-1)
       cell = nn.sigmoid(f) * cell + nn.sigmoid(i) * jnp.tanh(new)
       hidden = nn.sigmoid(o) * jnp.tanh(cell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import functools
 
 from tpugraphs_jax.nn.linear import Linear
@@ -23,11 +24,11 @@ class System(base.Network):
   precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   @property
-  def linear(self) -> functools.partial:
+  def linear(self) -> Callable[..., Linear]:
     """Makes linear layers on nodes by their width; the factory that layers of `nn` take."""
-    return functools.partial(Linear, dtype=self.dtype, precision=self.precision)
+    return functools.partial(Linear, dtype=self.dtype)
 
   @property
-  def exact(self) -> functools.partial:
+  def exact(self) -> Callable[..., Linear]:
     """Makes linear layers on readouts, which are float32 in any dtype."""
-    return functools.partial(Linear, precision=self.precision)
+    return Linear

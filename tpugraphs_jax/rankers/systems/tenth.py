@@ -104,7 +104,7 @@ class TenthLayout(Tenth):
     """A block on nodes `x`, `[N, C, width]`."""
     attend = KernelAttention(
         self.width, KERNELS[self.attention], self.heads, linear=self.linear,
-        precision=self.precision, name=f"attention_{number}")
+        name=f"attention_{number}")
     x = self.join(x, attend(self.norm(f"attention_norm_{number}")(x)), f"attention_gate_{number}")
     y = self.norm(f"messages_norm_{number}")(x)
     appnp = lambda direction: Appnp(
@@ -155,16 +155,15 @@ class TenthTile(Tenth):
     queries, nodes = tile.reshape(1, -1, tile.shape[-1]), jnp.swapaxes(x.everywhere(), 0, 1)
     for number in range(self.cross_blocks):
       attend = TransformerLayer(
-          tile.shape[-1], self.heads, linear=self.exact, precision=self.precision,
-          epsilon=EPSILON, name=f"cross_{number}")
+          tile.shape[-1], self.heads, linear=self.exact, epsilon=EPSILON,
+          name=f"cross_{number}")
       queries = attend(queries, nodes, own)
     return queries.reshape(tile.shape)
 
   def block(self, x: Nodes, number: int) -> Nodes:
     """A block on nodes `x`, `[N, 1, width]`."""
     if number >= self.blocks - self.attention_blocks:
-      attend = NodeAttention(self.width, self.heads, self.linear, self.precision,
-                             name=f"attention_{number}")
+      attend = NodeAttention(self.width, self.heads, self.linear, name=f"attention_{number}")
       x = x + attend(self.norm(f"attention_norm_{number}")(x))
     y = self.norm(f"messages_norm_{number}")(x)
     y = Sage(self.width, (OPERANDS, USERS), self.linear, name=f"messages_{number}")(y)

@@ -239,14 +239,12 @@ class Layer(nn.Module):
     keys: width of queries and keys.
     messages: channels of a message.
     linear: makes linear layers by their width.
-    precision: of the products of attention.
   """
 
   features: int
   keys: int
   messages: int
   linear: Callable[..., nn.Module]
-  precision: Any
 
   @nn.compact
   def __call__(self, positions: Nodes, x: Nodes) -> tuple[Nodes, Nodes]:
@@ -257,11 +255,9 @@ class Layer(nn.Module):
     sides = Block(self.features, self.linear, name="mixed")(sides)
     key, query = (self.linear(self.keys, name=name)(positions, x).map(attention.positive)
                   for name in ("key", "query"))
-    seen = [attention.graph_products(key, part, precision=self.precision)
-            for part in (positions, x)]
+    seen = [attention.graph_products(key, part) for part in (positions, x)]
     value = self.linear(self.features, use_bias=False, name="value")
-    heard = attention.TimesGraph(
-        query, value(jnp.concatenate(seen, axis=-1)), precision=self.precision)
+    heard = attention.TimesGraph(query, value(jnp.concatenate(seen, axis=-1)))
     x = Block(self.features, self.linear, name="both")(sides, heard)
     track = Sage(positions.width, positions.width // 2, self.linear, name="track")(positions)
     positions = self.linear(positions.width, name="positions")(track.map(jnp.tanh)).map(jnp.tanh)
@@ -304,8 +300,7 @@ class ThirdLayout(System):
     positions = self.linear(self.position_width, name="positions")(walks).map(jnp.tanh)
     for number, width in enumerate(self.widths):
       positions, x = Layer(
-          width, self.keys, self.messages, self.linear, self.precision,
-          name=f"layer_{number}")(positions, x)
+          width, self.keys, self.messages, self.linear, name=f"layer_{number}")(positions, x)
     x = Block(self.position_width + x.width, self.linear, name="last_0")(positions, x)
     return pooling.total(Block(self.widths[-1], self.linear, name="last_1")(x))
 
