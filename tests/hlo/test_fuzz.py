@@ -56,7 +56,7 @@ def test_a_damaged_module_gives_a_valid_graph_or_a_value_error(name):
       continue
     _check(graph)
     with contextlib.suppress(ValueError):
-      assert len(hlo.layout_configs(graph, 3)) >= 1
+      assert len(graph.with_layouts(3).configs) >= 1
   assert 0 < refused < _MUTATIONS
 
 

@@ -39,7 +39,7 @@ def _rows(*tensors):
 
 
 def _node_rows(graph, node):
-  configs = hlo.layout_configs(graph, 10_000)
+  configs = graph.with_layouts(10_000).configs
   return {tuple(row) for row in configs.decode(np.arange(len(configs))).astype(int)[:, node]}
 
 
@@ -82,13 +82,13 @@ def test_reshape_orders_keep_every_element_in_its_place(output, operand, count):
 
 def test_the_first_configuration_leaves_all_to_the_compiler_and_all_differ():
   graph = hlo.featurize(Path(__file__).parents[1] / "data" / "hlo" / "transformer_train.hlo.pb")
-  configs = hlo.layout_configs(graph, 300, 5)
+  configs = graph.with_layouts(300, 5).configs
   assert len(configs) == 300 and len(configs.node_group) == len(graph.config_node)
   assert (configs.decode(np.array([0])) == -1).all()
   assert len(np.unique(configs.group_row, axis=0)) == 300
   assert len(np.unique(configs.rows, axis=0)) == len(configs.rows)
   assert not configs.is_labelled
-  same, other = (hlo.layout_configs(graph, 300, seed).group_row for seed in (5, 6))
+  same, other = (graph.with_layouts(300, seed).configs.group_row for seed in (5, 6))
   np.testing.assert_array_equal(configs.group_row, same)
   assert not np.array_equal(configs.group_row, other)
 
@@ -99,23 +99,19 @@ def test_equal_instructions_decide_together():
                    for k in (3, 4)]
   instructions += [_parameter(5, [16, 9]), hlo_modules.instruction(
       "dot", id=6, operands=[1, 5], shape=[8, 9])]
-  configs = hlo.layout_configs(_graph(*instructions), 1000)
+  configs = _graph(*instructions).with_layouts(1000).configs
   assert configs.node_group.tolist() == [0, 0, 1]
   assert len(configs) == 81
 
 
-def test_what_cannot_be_configured_is_refused():
-  with pytest.raises(ValueError, match="configurable"):
-    hlo.layout_configs(_graph(_parameter(1, [2])), 5)
-  with pytest.raises(ValueError, match="operands"):
-    hlo.layout_configs(_graph(
-        _parameter(1, [2]), hlo_modules.instruction("dot", id=2, operands=[1])), 5)
-  with pytest.raises(ValueError, match="dimension numbers"):
-    hlo.layout_configs(_graph(
-        _parameter(1, [2, 2]), _conv(2, [1, 1], [2, 2], (0, 7), (0, 1), (0, 1))), 5)
-  with pytest.raises(ValueError, match="at least"):
-    hlo.layout_configs(_graph(
-        _parameter(1, [2]), hlo_modules.instruction("reshape", id=2, operands=[1], shape=[2])), 0)
+@pytest.mark.parametrize("instructions, n, message", [
+    ([], 5, "configurable"),
+    ([hlo_modules.instruction("dot", id=2, operands=[1])], 5, "operands"),
+    ([_conv(2, [1, 1], [2, 2], (0, 7), (0, 1), (0, 1))], 5, "dimension numbers"),
+    ([hlo_modules.instruction("reshape", id=2, operands=[1], shape=[2])], 0, "at least")])
+def test_what_cannot_be_configured_is_refused(instructions, n, message):
+  with pytest.raises(ValueError, match=message):
+    _graph(_parameter(1, [2]), *instructions).with_layouts(n)
 
 
 @pytest.mark.parametrize("options, n", [((2, 3), 10), ((2, 3), 4), ((50,) * 4, 200)])

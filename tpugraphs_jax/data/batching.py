@@ -19,6 +19,8 @@ from typing import NamedTuple
 import jax
 import jraph
 import numpy as np
+from scipy import sparse
+from scipy.sparse import csgraph
 
 from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, TileConfigs
 
@@ -215,13 +217,10 @@ def hops_from(start: np.ndarray, edge_index: np.ndarray, nodes: int, *, hops: in
   Returns:
     `[N]` int32, ABSENT where not reached.
   """
-  hop_of = np.full(nodes, ABSENT, np.int32)
-  hop_of[start] = 0
-  for hop in range(hops):
-    near = hop_of[edge_index] <= hop
-    touched = edge_index[near.any(axis=1)]
-    hop_of[touched] = np.minimum(hop_of[touched], hop + 1)
-  return hop_of
+  edges = sparse.coo_array((np.ones(len(edge_index)), edge_index.T), (nodes, nodes))
+  distance = csgraph.dijkstra(
+      edges, directed=False, indices=start, unweighted=True, limit=hops, min_only=True)
+  return np.where(np.isinf(distance), ABSENT, distance).astype(np.int32)
 
 
 def prepare(

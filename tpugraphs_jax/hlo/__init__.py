@@ -8,11 +8,9 @@ functions, jax's stages and HLO text.
 """
 
 from tpugraphs_jax.hlo.module_graph import featurize, HloGraph, Origin
-from tpugraphs_jax.hlo.search import layout_configs
 from tpugraphs_jax.hlo.tpu_kernels import Kernel, kernels
 from tpugraphs_jax.hlo.tuning import read_tuning, TuningGraphs
 
 __all__ = [
-    "HloGraph", "Kernel", "Origin", "TuningGraphs", "featurize", "kernels", "layout_configs",
-    "read_tuning",
+    "HloGraph", "Kernel", "Origin", "TuningGraphs", "featurize", "kernels", "read_tuning",
 ]

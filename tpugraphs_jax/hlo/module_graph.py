@@ -52,8 +52,22 @@ class HloGraph(graph.OpGraph):
   module: proto.HloModuleProto
 
   def with_layouts(self, n: int, seed: int = 0) -> HloGraph:
-    """The graph with up to `n` layout configurations; see `search.layout_configs`."""
-    return dataclasses.replace(self, configs=search.layout_configs(self, n, seed))
+    """The graph with up to `n` distinct layout configurations, not labelled.
+
+    The first one leaves every node to the compiler. Nodes with the same opcode, shapes and
+    dimension numbers decide together, as equivalent nodes do in the data set. A graph with few
+    choices has fewer than `n` configurations. `hlo.search` lists the layouts of a node.
+
+    Args:
+      n: number of configurations.
+      seed: of the sample, where there are more than `n`.
+
+    Raises:
+      ValueError: no node is configurable, or one of them is inconsistent.
+    """
+    configs = search.layout_configs(
+        self.module, self.config_node, n, seed=seed, where=self.name)
+    return dataclasses.replace(self, configs=configs)
 
   def as_kernel(self, configs: graph.TileConfigs) -> HloGraph:
     """The graph as one kernel, in which no node is configurable, with these tiles."""

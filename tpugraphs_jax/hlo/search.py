@@ -12,16 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import itertools
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, layout_row, MAX_RANK
 from tpugraphs_jax.graph import LayoutConfigs
 from tpugraphs_jax.hlo import proto
-
-if TYPE_CHECKING:
-  from tpugraphs_jax.hlo import module_graph  # which imports this module
 
 Dims = tuple[int, ...]
 Row = tuple[int, ...]  # 18 integers
@@ -31,25 +27,21 @@ _OPERANDS = {"convolution": 2, "dot": 2, "reshape": 1}
 _LISTED = 1 << 17  # up to this many combinations all are listed, of more some are drawn
 
 
-def layout_configs(graph: module_graph.HloGraph, n: int, seed: int = 0) -> LayoutConfigs:
-  """Up to `n` distinct layout configurations of a graph, not labelled.
-
-  The first one leaves every node to the compiler. Nodes with the same opcode,
-  shapes and dimension numbers decide together, as equivalent nodes do in the
-  data set; a graph with few choices has fewer than `n` configurations.
+def layout_configs(
+    module: proto.HloModuleProto, config_node: np.ndarray, n: int, *, seed: int, where: str
+) -> LayoutConfigs:
+  """Up to `n` distinct layout configurations of a module, as `HloGraph.with_layouts` says.
 
   Args:
-    graph: a graph from `featurize`; its `config_node` are the nodes that choose.
+    module: of the program.
+    config_node: `[K]` int nodes that choose.
     n: how many configurations.
     seed: of the sample, where there are more than `n`.
-
-  Raises:
-    ValueError: no node is configurable, or one of them is inconsistent.
+    where: begins error messages.
   """
-  if not len(graph.config_node):
-    raise ValueError(f"{graph.name}: no configurable node, expected a convolution, dot or "
-                     "reshape")
-  decisions = _decisions(graph)
+  if not len(config_node):
+    raise ValueError(f"{where}: no configurable node, expected a convolution, dot or reshape")
+  decisions = _decisions(module, config_node, where)
   groups = {decision: column for column, decision in enumerate(dict.fromkeys(decisions))}
   row_id: dict[Row, int] = {}
   for group in groups:
@@ -75,15 +67,17 @@ class _Decision:
   rows: tuple[Row, ...]  # the default first
 
 
-def _decisions(graph: module_graph.HloGraph) -> list[_Decision]:
+def _decisions(
+    module: proto.HloModuleProto, config_node: np.ndarray, where: str
+) -> list[_Decision]:
   """One decision per configurable node."""
-  nodes, position = proto.instructions(graph.module), proto.positions(graph.module)
+  nodes, position = proto.instructions(module), proto.positions(module)
   decisions = []
-  for index in graph.config_node:
+  for index in config_node:
     node = nodes[index]
     operands = [nodes[position[operand]] for operand in node.operand_ids]
     if len(operands) != _OPERANDS.get(node.opcode, -1):
-      raise ValueError(f"{graph.name}: configurable node {node.name!r} is {node.opcode!r} "
+      raise ValueError(f"{where}: configurable node {node.name!r} is {node.opcode!r} "
                        f"with {len(operands)} operands, expected a convolution or dot "
                        "with 2 or a reshape with 1")
     shapes = tuple(tuple(each.shape.dimensions) for each in (node, *operands))
