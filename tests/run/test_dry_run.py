@@ -61,7 +61,7 @@ def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path)
   assert not (tmp_path / "store").exists()
   assert "for 8 graphs not yet in it" in found["store"]
   assert "tpugraphs_jax.data.store build" in found["time"] and "steps" not in found
-  number, unit = re.search(r"at most about ([\d.]+) (kB|MB)", found["store"]).groups()
+  number, unit = re.search(r"at most about ([\d.]+)(kB|MB)", found["store"]).groups()
   bound = float(number) * {"kB": 1e3, "MB": 1e6}[unit]
   for split in ("train", "valid", "test"):
     store.ensure_store(data_root, "layout:xla:random", split, store_dir=tmp_path / "store",

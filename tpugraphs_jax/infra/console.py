@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import datetime
 import errno
+import functools
 import logging
 import os
 import sys
 from typing import Any, NoReturn, TextIO
 
+import tqdm
+
 _NOT_WRITTEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 # Local folders that hold the files of a place in a bucket, with that place: lines name the place.
 places: dict[str, str] = {}
+
+size = functools.partial(tqdm.tqdm.format_sizeof, suffix="B")  # of bytes, such as `26.0kB`
+duration = tqdm.tqdm.format_interval  # of seconds, such as `12:00` or `3:30:00`
 
 
 def say(text: str) -> None:
@@ -30,22 +36,6 @@ def named(text: str) -> str:
   for folder, place in places.items():
     text = text.replace(folder, place)
   return text
-
-
-def size(count: float) -> str:
-  """A number of bytes with three digits and a unit (powers of 1,000), such as `26 kB`."""
-  for unit in ("B", "kB", "MB", "GB"):
-    if count < 999.5:
-      return f"{count:.3g} {unit}"
-    count /= 1000
-  return f"{count:.3g} TB"
-
-
-def duration(seconds: float) -> str:
-  """A duration in its largest fitting unit, such as `7 s`, `12 min` or `3.5 h`."""
-  if seconds < 99.5:
-    return f"{seconds:.0f} s"
-  return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
 
 
 def printable(text: str) -> str:
