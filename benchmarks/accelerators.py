@@ -44,8 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ResModel": ("layout.py:xla-random,official", {}),
     "SAGE": ("layout.py:xla-random,full", {}),
     "tables": ("layout.py:xla-random,tables", {}),
-    "gst_ed": ("layout.py:xla-random,gst_ed", {}),
-}
+    "gst_ed": ("layout.py:xla-random,gst_ed", {})}
 # To compare with each other: compiled only if they are named.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SAGE, tables of 4 slots": ("layout.py:xla-random,full", {"data.neighbour_slots": 4}),
@@ -55,8 +54,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SAGE, deterministic": ("layout.py:xla-random,full", {"train.deterministic": True}),
     "SAGE, four programs": ("layout.py:xla-random,full", {"batch.graphs": 4, "eval.graphs": 4}),
     **{f"{kind}, {name}": (f"{kind}.py:{name}", {})
-       for kind in ("layout", "tile") for name in steps.presets(kind)},
-}
+       for kind in ("layout", "tile") for name in steps.presets(kind)}}
 # One of every family, which compile in seconds.
 SMALL = {
     "tile, small": ("tile.py:recommended,ci", {}),
@@ -65,8 +63,7 @@ SMALL = {
     "SAGE, small": ("layout.py:full,ci", {}),
     "gst_ed, small": ("layout.py:gst_ed,ci", {}),
     "tables, small": ("layout.py:tables+sage,ci", {}),
-    "own, small": ("layout.py:own,recommended,ci", {}),
-}
+    "own, small": ("layout.py:own,recommended,ci", {})}
 TPUS = ("v3", "v4", "v5e", "v6e")
 # GiB of memory of a chip. The smallest topology of each generation has four chips.
 _CHIP_GIB = {"v3": 32, "v4": 32, "v5e": 16, "v6e": 32}
@@ -83,8 +80,7 @@ def config_of(case: str, target: str) -> ml_collections.ConfigDict:
   config = configs.load(name)
   config.batch.graphs = _KERNELS if config.task == "tile" else 1
   platform = "tpu" if target in TPUS else "gpu"
-  config.update_from_flattened_dict(
-      {"data.neighbour_slots": batching.slots_of(platform)} | changes)
+  config.update_from_flattened_dict({"data.neighbour_slots": batching.slots_of(platform)} | changes)
   return config
 
 
@@ -143,8 +139,7 @@ def _memory(stats: Any) -> dict[str, float]:
       "code_mb": stats.generated_code_size_in_bytes / 1e6,
       "argument_mib": stats.argument_size_in_bytes / 2**20,
       "temporary_mib": stats.temp_size_in_bytes / 2**20,
-      "output_mib": (stats.output_size_in_bytes - stats.alias_size_in_bytes) / 2**20,
-  }
+      "output_mib": (stats.output_size_in_bytes - stats.alias_size_in_bytes) / 2**20}
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -205,8 +200,7 @@ def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--targets", nargs="+", default=("v3", "h100", "a100", "t4"),
                       choices=[*TPUS, *gpus.GPUS])
-  parser.add_argument("--cases", nargs="+", default=list(CASES),
-                      choices=[*CASES, *OTHERS, *SMALL])
+  parser.add_argument("--cases", nargs="+", default=list(CASES), choices=[*CASES, *OTHERS, *SMALL])
   parser.add_argument("--steps", nargs="+", default=steps.STEPS, choices=steps.STEPS)
   parser.add_argument("--devices", type=int, default=0,
                       help="how many; one GPU or all TPUs of a topology unless given")

@@ -45,8 +45,7 @@ def formulations(edges: np.ndarray, nodes: int) -> dict[str, Callable[[jax.Array
       "unsorted": segment_sum(shuffled, False),
       "sorted": segment_sum(in_order, True),
       "BCOO": lambda x: matrix @ x,
-      **{f"slots {slots}": table(slots) for slots in _SLOTS},
-  }
+      **{f"slots {slots}": table(slots) for slots in _SLOTS}}
 
 
 def with_gradient(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
@@ -75,8 +74,7 @@ def measure(nodes: int, features: int, repeats: int) -> dict[str, dict[str, floa
   names = dict.fromkeys(name.split("/")[0] for name in runs)
   return {
       kind: {name: 1e3 * seconds[f"{name}/{kind}"] for name in names}
-      for kind in ("forward", "gradient")
-  }
+      for kind in ("forward", "gradient")}
 
 
 def main() -> None:

@@ -48,8 +48,7 @@ _ESTIMATES = {
     "cycles of all kernels": lambda row: row["estimated_cycles"],
     "cycles of the slowest kernel": lambda row: max(map(max, row["cycles"].values())),
     "bytes accessed": lambda row: row["bytes_accessed"],
-    "optimal seconds x cycles": lambda row: row["optimal_seconds"] * row["estimated_cycles"],
-}
+    "optimal seconds x cycles": lambda row: row["optimal_seconds"] * row["estimated_cycles"]}
 Key = tuple[str, tuple[int, ...]]  # opcode and shape of the output
 
 

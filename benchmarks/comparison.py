@@ -76,8 +76,7 @@ class Training:
     model, (self._batch,) = case.variant(variant)
     optimizer = state_lib.create_optimizer(total_steps=1000)
     self._state = parallel.replicate(state_lib.TrainState.create(case.params(), optimizer))
-    self._step = step_lib.make_train_step(
-        model, optimizer, losses_lib.LossOptions())
+    self._step = step_lib.make_train_step(model, optimizer, losses_lib.LossOptions())
 
   def __call__(self) -> dict[str, jax.Array]:
     self._state, metrics = self._step(self._state, self._batch)

@@ -37,8 +37,7 @@ GPUS = {
                 19.5, 156, 312),
     "v100": Gpu("Tesla V100-SXM2-16GB", (7, 0), 80, 64, 1.53, 898, 6, 16.9, 97, 2048,
                 15.7, None, 125),
-    "t4": Gpu("Tesla T4", (7, 5), 40, 64, 1.59, 320, 4, 15.8, 65, 1024, 8.1, None, 65),
-}
+    "t4": Gpu("Tesla T4", (7, 5), 40, 64, 1.59, 320, 4, 15.8, 65, 1024, 8.1, None, 65)}
 _FLAGS = (
     "--xla_gpu_autotune_level=0", "--xla_gpu_collect_cost_model_stats=true",
     # This pass knows Hopper and newer alone, and fails for every other GPU.

@@ -21,8 +21,7 @@ def synthetic_module(nodes: int, *, region: int = 1000) -> bytes:
   module = proto.HloModuleProto(name="synthetic")
   for number, start in enumerate(range(0, nodes, region)):
     ids = range(number << 32, (number << 32) + min(region, nodes - start))
-    computation = module.computations.add(
-        name=f"region_{number}", id=number, root_id=ids[-1])
+    computation = module.computations.add(name=f"region_{number}", id=number, root_id=ids[-1])
     for k, each_id in enumerate(ids):
       each = computation.instructions.add(name=f"add.{each_id}", opcode="add", id=each_id)
       each.shape.element_type = 11

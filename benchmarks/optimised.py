@@ -58,8 +58,7 @@ class Module:
         "kernels_in_loops": sum(kernel.times for kernel in self.kernels if kernel.in_loop),
         "all_reduces": sum(each in ("all-reduce", "all-reduce-start") for each in opcodes),
         "gathers": opcodes.count("gather"), "scatters": opcodes.count("scatter"),
-        "strided_scatters": len(_STRIDED.findall(self._text)),
-    }
+        "strided_scatters": len(_STRIDED.findall(self._text))}
 
   def times(self, gpu: Gpu, *, exact: bool) -> dict[str, float]:
     """Milliseconds of a step: `estimated_ms` and `roofline_ms`.
@@ -167,8 +166,7 @@ def launched(folder: str) -> dict[str, int]:
   kernels = [part for text in read("*.ptx") for part in text.split(".visible .entry ")[1:]]
   return {
       "one_block": grids.count(("1", "1", "1")),
-      "atomic_loops": sum(bool(re.search(r"\batom\.[a-z.]*cas", part)) for part in kernels),
-  }
+      "atomic_loops": sum(bool(re.search(r"\batom\.[a-z.]*cas", part)) for part in kernels)}
 
 
 def _add_product(result: Any, left: Shape, output: Shape, axes: Any) -> None:

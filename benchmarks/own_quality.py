@@ -138,8 +138,7 @@ def heuristic_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
 def blind_rows(graphs: Sequence[Any]) -> dict[str, dict[str, float]]:
   """Mean figures of a random order, and of the compiler's own choice alone."""
   random = [metrics.random_slowdown(graph.configs.runtime_ns[:], _KS) for graph in graphs]
-  first = [graph.configs.runtime_ns[0] / np.min(graph.configs.runtime_ns) - 1
-           for graph in graphs]
+  first = [graph.configs.runtime_ns[0] / np.min(graph.configs.runtime_ns) - 1 for graph in graphs]
   default = {f"slowdown{k}": float(np.mean(first)) for k in _KS}  # one choice is no order
   return {
       "a random order": {"kendaltau": 0.0, "ordered": 0.0, "tuned5": _tuned_at_random(graphs),
@@ -215,8 +214,7 @@ def main() -> None:
     for seed in args.seeds:
       folder = args.workdir.resolve() / f"{variant}{f'_{size}' * bool(args.curve)}" / str(seed)
       dropped = np.random.default_rng(seed).permutation(names)[size:].tolist()
-      ranker = Ranker.load(
-          train(args.collection, variant, seed, args.data_root, folder, dropped))
+      ranker = Ranker.load(train(args.collection, variant, seed, args.data_root, folder, dropped))
       for split in judged:
         runs[split].append(rows_of(ranker, graphs[split]))
     for split in judged:

@@ -51,8 +51,7 @@ CASES = {
         "run_layout.py", "layout", f"{source}-{search}", ("official", "full", "", "recommended"),
         _LAYOUT_COLUMNS,
         ("--config.train.epochs=3",))
-       for source in ("xla", "nlp") for search in ("random", "default")},
-}
+       for source in ("xla", "nlp") for search in ("random", "default")}}
 NAMES = {("tile", "MLP"): "`MLP`, official settings",
          ("tile", "MLP,recommended"): "`MLP`, recommended settings",
          ("tile", ""): "`EarlyJoinSAGE`, official settings",

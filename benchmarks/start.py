@@ -33,8 +33,7 @@ CASES = {
     "layout, recommended": ("layout", "xla-random,recommended,ci"),
     "layout, preset=first": ("layout", "xla-random,preset=first,ci"),
     "layout, preset=tenth": ("layout", "xla-random,preset=tenth,ci"),
-    "own, recommended": ("layout", "own,recommended"),
-}
+    "own, recommended": ("layout", "own,recommended")}
 FIGURES = ("import_s", "trace_s", "xla_s", "first_step_s", "compilations", "end_s")
 _FIRST_STEP = "first step, with compilation"
 

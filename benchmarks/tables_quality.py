@@ -65,8 +65,7 @@ ABLATIONS = {
     "no tile padding": ("tables", (*_SHORT, "--config.model.tile_padding=False")),
     "with triples": ("tables", (*_SHORT, "--config.model.residual=triples")),
     "with GraphSAGE": ("tables+sage", _SHORT),
-    **{f"slates of {n}": ("tables", (*_SHORT, f"--config.batch.configs={n}")) for n in (16, 64)},
-}
+    **{f"slates of {n}": ("tables", (*_SHORT, f"--config.batch.configs={n}")) for n in (16, 64)}}
 _PROPOSALS = 10
 _EQUAL = 1e-9  # slowdown below which a configuration is the optimum
 
@@ -125,8 +124,7 @@ def proposals(
     same = (groups.rows[groups.options] == rows[:, :, None]).all(axis=-1)  # [n, B, options]
     return cost(layouts.output_bits(same.argmax(axis=-1))).min()
 
-  pairs = {(int(g), int(h)): np.diag([0.0, cost.pairs[g, h]])
-           for g, h in np.argwhere(cost.pairs)}
+  pairs = {(int(g), int(h)): np.diag([0.0, cost.pairs[g, h]]) for g, h in np.argwhere(cost.pairs)}
   best = search.propose([np.array([0, value]) for value in cost.linear], pairs, 1)
   optimum = cost.base + best.cost[0]
   found = {"proposed": ranker.propose(graph, _PROPOSALS),
@@ -155,13 +153,11 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
   `*_wins` counts programs whose best proposal is faster than the best measured configuration,
   `*_best` programs whose best proposal or measured configuration is the optimum.
   """
-  wins = lambda run, name: sum(
-      row[name] < row["measured"] for row in run["programs"].values())
+  wins = lambda run, name: sum(row[name] < row["measured"] for row in run["programs"].values())
   columns = {name: [run[name] for run in runs] for name in ("kendaltau", "cpu_s")}
   best = lambda run, name: sum(row[name] < _EQUAL for row in run["programs"].values())
   if "programs" in runs[0]:
-    columns |= {f"{name}_wins": [wins(run, name) for run in runs]
-                for name in ("proposed", "near")}
+    columns |= {f"{name}_wins": [wins(run, name) for run in runs] for name in ("proposed", "near")}
     columns |= {f"{name}_best": [best(run, name) for run in runs]
                 for name in ("proposed", "near", "measured")}
   return {"mean": {name: float(np.mean(values)) for name, values in columns.items()},
@@ -237,8 +233,7 @@ def main() -> None:
         workdir = args.workdir.resolve() / collection.replace(":", "_") / name / str(seed)
         train(collection, variant, flags, seed, args.data_root, workdir)
         proposes = not flags and collection.endswith("random")
-        runs.append(figures(
-            collection, seed, args.data_root, workdir, args.scale, proposes))
+        runs.append(figures(collection, seed, args.data_root, workdir, args.scale, proposes))
       rows[name] = summary(runs) | {"runs": runs}
     results[collection] = rows
     print(f"{show({collection: rows})}\n", flush=True)

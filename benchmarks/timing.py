@@ -81,8 +81,7 @@ def machine() -> dict[str, Any]:
       "python": platform.python_version(),
       "jax": jax.__version__,
       "flax": flax.__version__,
-      "numpy": np.__version__,
-  }
+      "numpy": np.__version__}
 
 
 def _processor() -> str:

@@ -110,8 +110,7 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
 def compared(other: np.ndarray, learned: np.ndarray) -> dict[str, float]:
   """The mean difference of another way of search and its bootstrap interval."""
   difference = (other - learned)[~np.isnan(other)]
-  means = np.random.default_rng(0).choice(
-      difference, (_RESAMPLED, len(difference))).mean(axis=1)
+  means = np.random.default_rng(0).choice(difference, (_RESAMPLED, len(difference))).mean(axis=1)
   low, high = np.quantile(means, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
   return {"mean": float(difference.mean()), "low": float(low), "high": float(high)}
 

@@ -45,9 +45,7 @@ def edges(rng: np.random.Generator, nodes: int) -> np.ndarray:
   return pairs[pairs[:, 0] > pairs[:, 1]].astype(np.int32)
 
 
-def program(
-    rng: np.random.Generator, *, nodes: int, config_nodes: int, configs: int
-) -> OpGraph:
+def program(rng: np.random.Generator, *, nodes: int, config_nodes: int, configs: int) -> OpGraph:
   """A program with random features and configurations."""
   groups = max(1, config_nodes // _NODES_PER_GROUP)
   choices = rng.integers(0, _ROWS, (groups, _ROWS_PER_NODE))

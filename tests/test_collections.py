@@ -84,8 +84,7 @@ def test_released_collections_are_measured(tmp_path):
     (dict(label="tpu_estimate", target="tpu:v3", libtpu="0.1"),
      ("ESTIMATE", "tpu:v3", "0.1", "no measurement")),
     (dict(label="measured", target="cpu"), ("measured", "cpu")),
-    ({}, ("unknown",)),
-])
+    ({}, ("unknown",))])
 def test_own_collections_say_which_compiler_or_machine(tmp_path, fields, words):
   note(tmp_path, **fields)
   found = collections.label_kind(str(tmp_path), MINE)

@@ -18,8 +18,7 @@ LAYERS = (
     ("serve",),
     ("collect", "report"),
     ("run",),
-    ("sweep", "__main__"),
-)
+    ("sweep", "__main__"))
 # All imports within a layer: the first imports the second.
 WITHIN = {("graph", "columns"), ("hlo", "data"), ("nn", "data"),
           ("submission", "data"), ("submission", "metrics")}

@@ -19,22 +19,18 @@ import pytest
 
 from tpugraphs_jax import losses, metrics
 
-FOLDER = Path(
-    os.environ.get("TPUGRAPHS_PARITY_DIR") or Path(__file__).parent / "data" / "parity"
-)
+FOLDER = Path(os.environ.get("TPUGRAPHS_PARITY_DIR") or Path(__file__).parent / "data" / "parity")
 FILES = sorted(FOLDER.glob("losses_metrics*.npz"))
 INPUTS = re.compile(r"(labels|logits)(_.+)?|runtimes|preds|meta")
 LOSS = re.compile(
     r"(?P<loss>listmle|hinge|logistic|mse|combined)(_t(?P<temperature>\d+))?"
-    r"(?P<suffix>_.+?)??(?P<grad>_grad)?"
-)
+    r"(?P<suffix>_.+?)??(?P<grad>_grad)?")
 OFFICIAL = {
     "listmle": "ListMLELoss:1",
     "hinge": "PairwiseHingeLoss:1",
     "logistic": "PairwiseLogisticLoss:1",
     "mse": "MSE:1",
-    "combined": "ListMLELoss:1,MSE:0.02",
-}
+    "combined": "ListMLELoss:1,MSE:0.02"}
 # The official tile trainer's temperature, where an entry's name states none.
 TILE_TEMPERATURE = 10.0
 
@@ -64,9 +60,7 @@ def _check_loss(record, key, match):
   value, grad = _value_and_grad(weighted, temperature)(logits, labels)
   actual = grad if match["grad"] else value
   scale = np.abs(record[key]).max()
-  np.testing.assert_allclose(
-      actual, record[key], rtol=1e-5, atol=1e-6 * scale, err_msg=key
-  )
+  np.testing.assert_allclose(actual, record[key], rtol=1e-5, atol=1e-6 * scale, err_msg=key)
 
 
 def _check_opa(record, key):

@@ -123,8 +123,7 @@ ALL = [
 @pytest.mark.parametrize("scores, runtime, complaint", [
     ([1.0, 2.0], [0, 0], "labelled"), ([1.0, 2.0], [1], "shape"),
     ([[1.0, 2.0]], [[1, 2]], "shape"), ([], [], "shape"),
-    ([1.0, math.nan], [1, 2], "NaN"), ([1.0, 2.0], [math.nan, 2.0], "NaN"),
-])
+    ([1.0, math.nan], [1, 2], "NaN"), ([1.0, 2.0], [math.nan, 2.0], "NaN")])
 @pytest.mark.parametrize("metric", ALL)
 def test_input_that_no_metric_can_judge_is_refused(metric, scores, runtime, complaint):
   with pytest.raises(ValueError, match=complaint) as error:

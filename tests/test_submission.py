@@ -11,8 +11,7 @@ from tpugraphs_jax import collections, submission
 CONFIGS = {
     "tile:xla": {"1a": 9, "2b": 3},
     "layout:xla:random": {"1a": 4},
-    "layout:nlp:default": {"bert": 6, "albert": 2},
-}
+    "layout:nlp:default": {"bert": 6, "albert": 2}}
 
 
 def _rankings(collection, *, top=None):
@@ -87,8 +86,7 @@ def test_reading_gives_back_what_was_written(tmp_path, collection):
     ("layout:xla", "a", [0]), ("tile:xla", "a,b", [0]), ("tile:xla", "a:b", [0]),
     ("tile:xla", "", [0]), ("tile:xla", "a", [0, 1, 0]), ("tile:xla", "a", [0, -1]),
     ("tile:xla", "a", [0.0, 1.0]), ("tile:xla", "a", [[0, 1]]),
-    ("tile:xla", "a", np.zeros(0, int)), ("layout:xla:random", "a", [0, 2]),
-])
+    ("tile:xla", "a", np.zeros(0, int)), ("layout:xla:random", "a", [0, 2])])
 def test_bad_rankings_are_not_written(tmp_path, collection, name, ranking):
   path = tmp_path / "results.csv"
   path.write_text("kept")
@@ -131,8 +129,7 @@ _ROWS = ("tile:xla:a", "tile:xla:a,1,2", "", "tile:a,1", "tile:xla:,1", "tile:xl
 
 @pytest.mark.parametrize("lines, number", [
     ([], 1), (["id,TopConfigs"], 1), *((["ID,TopConfigs", row], 2) for row in _ROWS),
-    (["ID,TopConfigs", "tile:xla:a,1", "tile:xla:b,1", "tile:xla:a,2"], 4),
-])
+    (["ID,TopConfigs", "tile:xla:a,1", "tile:xla:b,1", "tile:xla:a,2"], 4)])
 def test_unreadable_lines_are_refused_naming_file_and_line(tmp_path, lines, number):
   path = _write_lines(tmp_path, lines)
   with pytest.raises(ValueError) as error:
@@ -150,8 +147,7 @@ def test_tile_rows_need_the_best_five_only(tmp_path, data_root):
 @pytest.mark.parametrize("line, row", [
     (2, "tile:xla:1a,8;7;6;5"), (2, "tile:xla:1a,8;7;6;5;9"), (2, "tile:xla:1a,8;7;6;5;8"),
     (3, "tile:xla:2b,0;1"), (4, "layout:xla:random:1a,0;1;2"),
-    (4, "layout:xla:random:1a,0;1;2;2"), (4, "layout:xla:random:1a,0;1;2;3;4"),
-])
+    (4, "layout:xla:random:1a,0;1;2;2"), (4, "layout:xla:random:1a,0;1;2;3;4")])
 def test_wrong_ranking_is_named_with_its_row(tmp_path, good, data_root, line, row):
   good[line - 1] = row
   path = _write_lines(tmp_path, good)
@@ -167,8 +163,7 @@ def test_every_missing_and_foreign_graph_is_named(tmp_path, good, data_root):
       ["tile:xla:other", "is", "not"],
       ["layout:xla:default:1a", "is", "not"],
       ["tile:xla:1a", "has", "no"],
-      ["tile:xla:2b", "has", "no"],
-  ]
+      ["tile:xla:2b", "has", "no"]]
 
 
 def test_damaged_test_graph_is_named(tmp_path, good, data_root):
@@ -180,8 +175,7 @@ def test_damaged_test_graph_is_named(tmp_path, good, data_root):
 
 LABELS = {
     "tile:xla": {"1a": [30, 10, 40, 20, 50, 60, 25], "2b": [7, 8]},
-    "layout:xla:random": {"net": [5, 3, 9, 3], "flat": [4, 4, 4]},
-}
+    "layout:xla:random": {"net": [5, 3, 9, 3], "flat": [4, 4, 4]}}
 
 
 @pytest.fixture(name="labelled")

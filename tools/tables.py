@@ -55,8 +55,7 @@ _LARGEST = {"xla": 2951, "nlp": 2353, "large": 39_420}
 _COMPARISONS = {
     "layout_step": "`ResModel` training step, 8 programs of 6,000 nodes",
     "layout_rank": "ranking 1,000 configurations of 10,000 nodes",
-    "sage_step": "`SAGE` 128 x 3 training step, 10,000 nodes, 64 configurations",
-}
+    "sage_step": "`SAGE` 128 x 3 training step, 10,000 nodes, 64 configurations"}
 
 
 def recorded(name: str) -> dict[str, Any]:
@@ -222,8 +221,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "own_quality kept out": lambda: own("own_quality", own_quality.KEPT_OUT),
     **{f"race {collection}": lambda collection=collection: race(collection)
        for collection in systems.RACE},
-    "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip(),
-}
+    "faults": lambda: faults.markdown(faults.Kept(FAULTS / "long_form.json").rows).rstrip()}
 
 
 def written(text: str) -> str:

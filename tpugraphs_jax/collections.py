@@ -19,8 +19,7 @@ RELEASED = (
     "layout:xla:random",
     "layout:xla:default",
     "layout:nlp:random",
-    "layout:nlp:default",
-)
+    "layout:nlp:default")
 KINDS = ("tile", "layout")
 OWN = "own"  # the source of collections that users make
 _OWN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

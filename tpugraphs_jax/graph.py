@@ -211,8 +211,7 @@ class LayoutFactorer:
     group_row = np.concatenate(
         [rank[rows[:, node_group[first_node]]] for rows, node_group in self._blocks])
     position = np.argsort(order).astype(np.int32)
-    return LayoutConfigs(
-        _decode(np.sort(codes)), position[self._node_group], group_row, runtime_ns)
+    return LayoutConfigs(_decode(np.sort(codes)), position[self._node_group], group_row, runtime_ns)
 
   def _split_groups(self, codes: np.ndarray) -> None:
     """Takes apart the groups whose nodes differ in this block `[c, K]`."""
@@ -284,8 +283,7 @@ def _row_codes(block: np.ndarray) -> np.ndarray:
   whole = np.array_equal(np.trunc(block), block)  # False on NaN
   if not whole or block.min() < _LOW or block.max() > _HIGH:
     valid = (block >= _LOW) & (block <= _HIGH) & (np.trunc(block) == block)
-    raise ValueError(
-        f"has the value {block[~valid][0]:g}, expected integers of {_LOW}..{_HIGH}")
+    raise ValueError(f"has the value {block[~valid][0]:g}, expected integers of {_LOW}..{_HIGH}")
   # Numbers of 18 digits in base 7 are below 2**53, so that float64 holds them exactly.
   return (block @ _POWERS.astype(np.float64)).astype(np.int64) - _LOW * _POWERS.sum()
 

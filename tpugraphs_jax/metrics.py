@@ -177,8 +177,7 @@ def _checked(**named: np.ndarray) -> list[np.ndarray]:
   if first.ndim != 1 or first.shape != runtime.shape or not first.size:
     raise ValueError(
         f"{first_name} {first.shape} and {name} {runtime.shape} must have one shape "
-        "[configs] with at least one configuration"
-    )
+        "[configs] with at least one configuration")
   for array_name, array in arrays.items():
     bad = np.flatnonzero(np.isnan(array))
     if bad.size:

@@ -86,8 +86,7 @@ def read_results(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
   return {row_id: ranking for row_id, (_, ranking) in _read_rows(path).items()}
 
 
-def combine(
-    out: str | os.PathLike[str], paths: Sequence[str | os.PathLike[str]]) -> dict[str, int]:
+def combine(out: str | os.PathLike[str], paths: Sequence[str | os.PathLike[str]]) -> dict[str, int]:
   """Joins several result files into one; returns the rows of each collection.
 
   Raises:

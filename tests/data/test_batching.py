@@ -147,8 +147,7 @@ def results(model):
 CASES = {
     "tile": (base.create_network(
         "tile", "EarlyJoinSAGE", op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), tile_batch),
-    "layout": (res_model.ResModel(op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), layout_batch),
-}
+    "layout": (res_model.ResModel(op_embed_dim=4, hidden_dim=8, num_gnns=HOPS), layout_batch)}
 
 
 @pytest.mark.parametrize("kind", CASES)

@@ -34,8 +34,7 @@ def _members(collection, splits=graph.SPLITS):
   folder = f"npz/{collection.replace(':', '/')}"
   return {
       f"{folder}/{split}/{i}.npz": _npz_bytes(10 * i + len(split))
-      for split in splits for i in range(2)
-  }
+      for split in splits for i in range(2)}
 
 
 def _tar_bytes(members):
@@ -245,8 +244,7 @@ def _with_changed_bytes(content):
         (lambda content: _tar_bytes(_members("layout:xla:random")), "split train"),
         (lambda content: _tar_bytes(_members(TILE, ("train", "valid"))), "split test"),
         (lambda content: _tar_bytes(_members(TILE) | {
-            "npz/tile/xla/test/0.npz": _npz_bytes(0)[:-50]}), "test/0.npz"),
-    ])
+            "npz/tile/xla/test/0.npz": _npz_bytes(0)[:-50]}), "test/0.npz")])
 def test_damaged_archive_is_refused_and_leaves_no_folder(server, tmp_path, damage, complaint):
   root = tmp_path / "root"
   server.files["npz_tile_xla.tar"] = damage(server.files["npz_tile_xla.tar"])

@@ -19,8 +19,7 @@ from tpugraphs_jax.rankers.systems import third
 def graph_of(seed, nodes=20, edges=30):
   """A program with whole numbers as features, and some convolutions and products."""
   rng = np.random.default_rng(seed)
-  graph = random_graphs.layout_graph(
-      rng, nodes=nodes, edges=edges, config_nodes=[0], configs=2)
+  graph = random_graphs.layout_graph(rng, nodes=nodes, edges=edges, config_nodes=[0], configs=2)
   feat = rng.integers(-3, 400, (nodes, NODE_FEATURES)).astype(np.float32)
   opcode = rng.choice([26, 34, 7, 1], nodes).astype(np.uint8)
   return dataclasses.replace(graph, node_feat=feat, node_opcode=opcode)

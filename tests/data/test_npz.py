@@ -23,8 +23,7 @@ def _graph_arrays(rng, nodes):
   return {
       "node_feat": rng.normal(size=(nodes, 140)).astype(np.float32),
       "node_opcode": rng.integers(0, 121, nodes).astype(np.uint8),
-      "edge_index": rng.integers(0, nodes, (2 * nodes, 2)),
-  }
+      "edge_index": rng.integers(0, nodes, (2 * nodes, 2))}
 
 
 def _tile_arrays(*, nodes=7, configs=5, seed=0):
@@ -32,8 +31,7 @@ def _tile_arrays(*, nodes=7, configs=5, seed=0):
   return _graph_arrays(rng, nodes) | {
       "config_feat": rng.normal(size=(configs, 24)).astype(np.float32),
       "config_runtime": rng.integers(1, 2**40, configs),
-      "config_runtime_normalizers": rng.integers(1, 2**40, configs),
-  }
+      "config_runtime_normalizers": rng.integers(1, 2**40, configs)}
 
 
 def _layout_arrays(*, nodes=9, configs=6, config_nodes=4, seed=0):
@@ -43,8 +41,7 @@ def _layout_arrays(*, nodes=9, configs=6, config_nodes=4, seed=0):
       "node_config_feat": rng.integers(-1, 6, shape).astype(np.float32),
       "node_config_ids": rng.choice(nodes, config_nodes, replace=False),
       "node_splits": np.array([[0, nodes // 2, nodes]]),
-      "config_runtime": rng.integers(1, 2**40, configs),
-  }
+      "config_runtime": rng.integers(1, 2**40, configs)}
 
 
 _every_array = pytest.mark.parametrize("kind, name", [
@@ -116,8 +113,7 @@ _FORMS = {
              lambda arrays: arrays | {"node_opcode": arrays["node_opcode"].astype(np.int64)}),
     "fortran": (np.savez_compressed,
                 lambda arrays: {k: np.asfortranarray(v) for k, v in arrays.items()}),
-    "stored in reverse": (np.savez, lambda arrays: dict(reversed(arrays.items()))),
-}
+    "stored in reverse": (np.savez, lambda arrays: dict(reversed(arrays.items())))}
 
 
 @pytest.mark.parametrize("form", _FORMS)
@@ -168,8 +164,7 @@ def test_range_ends_are_accepted(tmp_path):
   arrays["node_config_feat"][:, 1] = 5
   op_graph = npz.read_layout(_save(tmp_path / "g.npz", arrays))
   assert op_graph.configs.runtime_ns[1] == 2**62
-  np.testing.assert_array_equal(
-      op_graph.configs.decode(np.arange(6)), arrays["node_config_feat"])
+  np.testing.assert_array_equal(op_graph.configs.decode(np.arange(6)), arrays["node_config_feat"])
 
 
 # Malformed files
@@ -267,8 +262,7 @@ def _changed(array, value):
     ("layout", "node_config_feat", -2, "-1..5"),
     ("layout", "node_config_feat", 0.5, "0.5"),
     ("layout", "node_config_feat", np.nan, "nan"),
-    ("layout", "node_config_feat", np.inf, "inf"),
-])
+    ("layout", "node_config_feat", np.inf, "inf")])
 def test_each_value_out_of_range_is_named(tmp_path, kind, name, value, word):
   array = _changed(_MAKERS[kind]()[name], value)
   _expect_change_refused(tmp_path, kind, name, array, word)

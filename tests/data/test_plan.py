@@ -24,8 +24,7 @@ def graphs_of(count, seed=0):
   rng = np.random.default_rng(seed)
   graphs = [
       random_graphs.tile_graph(rng, nodes=n, edges=int(rng.integers(0, 6 * n)), configs=20)
-      for n in (rng.lognormal(2.5, 1, count).astype(int) + 2)
-  ]
+      for n in (rng.lognormal(2.5, 1, count).astype(int) + 2)]
   return [batching.prepare(graph, graph.node_feat) for graph in graphs]
 
 
@@ -84,8 +83,7 @@ def test_the_number_of_devices_changes_nothing_but_the_places(slates_per_epoch):
   plans = {
       devices: plan_of(graphs, slates_per_step=4, devices=devices,
                        slates_per_epoch=slates_per_epoch)
-      for devices in (1, 2, 4)
-  }
+      for devices in (1, 2, 4)}
   for step in range(3 * plans[1].steps_per_epoch):
     expected = slates_of(plans[1], step)
     assert len(expected) == 4

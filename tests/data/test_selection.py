@@ -48,8 +48,7 @@ LAYOUTS = LayoutData(Collection("layout:xla:random"), LayoutOptions())
     (LAYOUTS, layout_configs([1, 2]), "fewer than 3 configurations"),
     (LAYOUTS, layout_configs([0, 0, 0]), "no runtimes"),
     (LAYOUTS, layout_configs([1, 2, 3], same=True), "all configurations equal"),
-    (LAYOUTS, layout_configs([2**40] * 3), "all runtimes equal"),
-])
+    (LAYOUTS, layout_configs([2**40] * 3), "all runtimes equal")])
 def test_each_reason_not_to_train_on_a_graph_is_named(data, configs, reason):
   assert data.why_not_trained(configs, min_configs=3) == reason
 
@@ -63,8 +62,7 @@ def test_graphs_with_nothing_to_learn_can_stay_in_training():
 
 @pytest.mark.parametrize("configs, reason", [
     (tile_configs([1, 1]), ""), (tile_configs([5]), "fewer than 2 configurations"),
-    (layout_configs([0, 0]), "no runtimes (ranked, not scored)"),
-])
+    (layout_configs([0, 0]), "no runtimes (ranked, not scored)")])
 def test_each_reason_not_to_judge_a_graph_is_named(configs, reason):
   assert selection.why_not_judged(configs) == reason
 
@@ -107,14 +105,12 @@ def test_equal_tiles_of_a_training_kernel_count_once():
 
 
 def test_training_graphs_are_left_out_by_their_names(tmp_path):
-  root = synthetic.generate(
-      tmp_path, collections=["layout:xla:random"], limit=3, progress=False)
+  root = synthetic.generate(tmp_path, collections=["layout:xla:random"], limit=3, progress=False)
   names = [graph.name for graph in LAYOUTS.load(root, "train")]
   data = with_options(LAYOUTS, leave_out=(names[1],))
   assert [graph.name for graph in data.load(root, "train")] == [names[0], *names[2:]]
   valid = [graph.name for graph in LAYOUTS.load(root, "valid")]
-  assert [graph.name for graph in with_options(data, leave_out=valid).load(
-      root, "valid")] == valid
+  assert [graph.name for graph in with_options(data, leave_out=valid).load(root, "valid")] == valid
 
 
 def test_a_graph_of_another_kind_is_refused_with_both_kinds():

@@ -119,8 +119,7 @@ def _tile_arrays(graph):
       "node_splits": lambda: graph.node_splits[None],
       "config_feat": lambda: graph.configs.config_feat,
       "config_runtime": lambda: graph.configs.runtime_ns,
-      "config_runtime_normalizers": lambda: graph.configs.normalizer_ns,
-  }
+      "config_runtime_normalizers": lambda: graph.configs.normalizer_ns}
 
 
 def _tile_batch_arrays(graphs):
@@ -149,8 +148,7 @@ def _tile_batch_arrays(graphs):
           [int(graph.name.rpartition("_")[2], 16) for graph in samples], np.int64),
       "compute_times_ns": joined(lambda graph: graph.configs.runtime_ns),
       "normalization_values": joined(lambda graph: graph.configs.normalizer_ns),
-      "module_features": joined(lambda graph: graph.configs.config_feat),
-  }
+      "module_features": joined(lambda graph: graph.configs.config_feat)}
   for side in ("operand", "consumer"):
     batch[f"{side}_adj_matrix_values"] = np.ones(len(edges), np.uint8)
     batch[f"{side}_adj_matrix_shape"] = np.array([len(samples), nodes, nodes])

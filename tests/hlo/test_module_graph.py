@@ -23,8 +23,7 @@ def test_a_module_without_computations_is_an_empty_graph():
 
 def test_a_callee_listed_twice_is_two_edges_in_insertion_order_and_refused_in_sorted():
   callee = hlo_modules.computation(hlo_modules.instruction(id=1), name="branch", id=7)
-  main = hlo_modules.computation(
-      hlo_modules.instruction("conditional", id=2, callees=[7, 7]))
+  main = hlo_modules.computation(hlo_modules.instruction("conditional", id=2, callees=[7, 7]))
   module = hlo_modules.module(callee, main)
   assert _featurize(module, edge_order="insertion").edge_index.tolist() == [[1, 0]] * 2
   with pytest.raises(ValueError, match="twice"):
@@ -53,15 +52,12 @@ def test_ids_keep_all_64_bits():
     ({"callees": [98]}, "computation id 98"),
     ({"callees": [8]}, "root of computation id 8"),
     ({"operands": [2]}, "consumes itself"),
-    ({"callees": [1]}, "consumes itself"),
-])
+    ({"callees": [1]}, "consumes itself")])
 def test_a_reference_that_leads_nowhere_is_named(fields, problem):
   main = hlo_modules.computation(
       hlo_modules.instruction(id=1), hlo_modules.instruction("map", id=2, **fields))
   broken = hlo_modules.computation(name="broken", id=8, root_id=77)
-  with pytest.raises(
-      ValueError,
-      match=problem):
+  with pytest.raises(ValueError, match=problem):
     _featurize(hlo_modules.module(main, broken))
 
 

@@ -25,16 +25,14 @@ def _conv(id, operands, shape, output, input_, kernel):
   numbers = conv.convolution_dimension_numbers
   numbers.output_batch_dimension, numbers.output_feature_dimension = output
   numbers.input_batch_dimension, numbers.input_feature_dimension = input_
-  (numbers.kernel_input_feature_dimension,
-   numbers.kernel_output_feature_dimension) = kernel
+  (numbers.kernel_input_feature_dimension, numbers.kernel_output_feature_dimension) = kernel
   return conv
 
 
 def _rows(*tensors):
   """All combinations of the orders of three tensors, and the default."""
   padded = [[(*order, *(-1,) * (6 - len(order))) for order in orders] for orders in tensors]
-  combined = {tuple(itertools.chain.from_iterable(each))
-              for each in itertools.product(*padded)}
+  combined = {tuple(itertools.chain.from_iterable(each)) for each in itertools.product(*padded)}
   return combined | {(-1,) * 18}
 
 
@@ -47,23 +45,20 @@ def test_convolution_orders_batch_and_feature_of_every_tensor():
   graph = _graph(
       _parameter(1, [32, 8, 8, 64]), _parameter(2, [3, 3, 64, 128]),
       _conv(3, [1, 2], [32, 8, 8, 128], (0, 3), (0, 3), (2, 3)))
-  assert _node_rows(graph, 0) == _rows(
-      [(0, 3), (3, 0)], [(0, 3), (3, 0)], [(2, 3), (3, 2)])
+  assert _node_rows(graph, 0) == _rows([(0, 3), (3, 0)], [(0, 3), (3, 0)], [(2, 3), (3, 2)])
 
 
 def test_dot_orders_the_last_two_dimensions_of_output_and_operands():
   graph = _graph(
       _parameter(2, [16, 32]), _parameter(1, [4, 8, 16]),
       hlo_modules.instruction("dot", id=3, operands=[1, 2], shape=[4, 8, 32]))
-  assert _node_rows(graph, 0) == _rows(
-      [(1, 2), (2, 1)], [(1, 2), (2, 1)], [(0, 1), (1, 0)])
+  assert _node_rows(graph, 0) == _rows([(1, 2), (2, 1)], [(1, 2), (2, 1)], [(0, 1), (1, 0)])
 
 
 @pytest.mark.parametrize("output, operand, count", [
     ((32, 6400), (32, 5, 5, 256), 2), ((32, 5, 5, 256), (32, 6400), 2),
     ((96, 96, 96), (1, 96, 96, 96), 6), ((6, 4), (2, 12), 1), ((), (1, 1), 1),
-    ((2, 3, 5), (2, 3, 5), 6), ((4, 1, 6), (2, 2, 3, 2), 2), ((0, 4), (4, 0), 1),
-])
+    ((2, 3, 5), (2, 3, 5), 6), ((4, 1, 6), (2, 2, 3, 2), 2), ((0, 4), (4, 0), 1)])
 def test_reshape_orders_keep_every_element_in_its_place(output, operand, count):
   graph = _graph(
       _parameter(1, operand), hlo_modules.instruction(

@@ -59,8 +59,7 @@ def test_text_and_a_file_with_text_are_parsed(tmp_path):
   path.write_text(_TEXT)
   graph = hlo.featurize(_TEXT)
   assert graph.name == "double"
-  assert graph.node_opcode.tolist() == [
-      opcode_ids()["parameter"], opcode_ids()["add"]]
+  assert graph.node_opcode.tolist() == [opcode_ids()["parameter"], opcode_ids()["add"]]
   assert graph.edge_index.tolist() == [[1, 0]]
   assert graph.node_feat[:, 21:23].tolist() == [[3, 5], [3, 5]]
   _assert_same_graph(graph, hlo.featurize(path))

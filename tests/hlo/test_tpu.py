@@ -60,8 +60,7 @@ def _looping_module(*, config=b"", bound=None):
 @pytest.mark.parametrize("options, expected", [
     (dict(bound=5), tpu_kernels.Cycles(507, 2, 0)),
     (dict(config=b'{"known_trip_count":{"n":"3"}}', bound=5), tpu_kernels.Cycles(307, 2, 0)),
-    (dict(), tpu_kernels.Cycles(107, 2, 1)),
-])
+    (dict(), tpu_kernels.Cycles(107, 2, 1))])
 def test_the_body_of_a_loop_counts_as_often_as_it_turns(options, expected):
   assert tpu_kernels.estimated_cycles(_looping_module(**options)) == expected
 
@@ -84,8 +83,7 @@ def test_a_program_with_a_kernel_without_an_estimate_gets_no_label(monkeypatch):
 
 
 def test_kernels_have_the_compilers_window_and_what_is_inside_them():
-  reducer = hlo_modules.computation(
-      hlo_modules.instruction("parameter", id=1), name="region", id=1)
+  reducer = hlo_modules.computation(hlo_modules.instruction("parameter", id=1), name="region", id=1)
   fused = hlo_modules.computation(
       hlo_modules.instruction("parameter", id=2, shape=[8, 128]),
       hlo_modules.instruction("reduce", id=3, operands=[2], callees=[1],
@@ -203,7 +201,6 @@ def test_nodes_of_the_compilers_graph_know_their_group():
   assert sorted(node.group for node in nodes) == [0, 1, 2]
   options = problem.visible_options(nodes, 3)
   assert [len(each) for each in options] == found.options.tolist()
-  kernel_cycles = [kernel.estimated_cycles
-                   for kernel in hlo.kernels(default, *_ARGS, target="v3")]
+  kernel_cycles = [kernel.estimated_cycles for kernel in hlo.kernels(default, *_ARGS, target="v3")]
   assert kernel_cycles and min(kernel_cycles) > 0
   assert np.isfinite(graph.node_feat).all()

@@ -57,8 +57,7 @@ def _read(folder, message, name="program.pb"):
     (_layout_run(1, [[()] * 4, ()]), (1, 2), "tensors"),
     (_layout_run(1, [[(300,)], ()]), (1, 2), "dimension"),
     (_layout_run(1), (1, 3), "config_index_to_node"),
-    (_layout_run(1), (), "config_index_to_node"),
-])
+    (_layout_run(1), (), "config_index_to_node")])
 def test_an_inconsistent_layout_record_is_refused(tmp_path, run, nodes, problem):
   message = _layout([_layout_run(2, is_default=True), run], nodes)
   message.fingerprint = 1

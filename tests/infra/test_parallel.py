@@ -26,8 +26,7 @@ def test_unreplicate_undoes_replicate_bit_for_bit():
       "scalar": np.float32(0.1),
       "matrix": np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32),
       "mask": np.array([True, False]),
-      "empty": np.zeros((0, 3), np.int32),
-  }
+      "empty": np.zeros((0, 3), np.int32)}
   replicated = parallel.replicate(tree)
   assert jax.tree.map(np.shape, replicated)["matrix"] == (4, 3, 2)
   back = parallel.unreplicate(replicated)
@@ -61,8 +60,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_both_numbers(batch_size):
 @pytest.mark.parametrize("given, named", [
     ({"num_processes": 2}, "--coordinator_address, --process_id"),
     ({"coordinator_address": "localhost:1"}, "--num_processes, --process_id"),
-    ({"coordinator_address": "a:1", "num_processes": 2, "process_id": 2}, "--process_id is 2"),
-])
+    ({"coordinator_address": "a:1", "num_processes": 2, "process_id": 2}, "--process_id is 2")])
 def test_incomplete_or_impossible_process_flags_are_refused(given, named):
   with pytest.raises(ValueError, match=named):
     parallel.initialize(**given)
@@ -102,10 +100,8 @@ def run_processes(what, workdir, *, culprit=1, processes=2):
           [sys.executable, script, *map(str, (port, i, what, workdir, culprit, processes))],
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
-          text=True,
-      )
-      for i in range(processes)
-  ]
+          text=True)
+      for i in range(processes)]
   try:
     outputs = [""] * processes
     for place in sorted(range(processes), key=lambda i: i == culprit):
@@ -125,8 +121,7 @@ def read_losses(workdir):
 
 
 @pytest.mark.parametrize("before, after", [(2, 2), (2, 1), (1, 2)])
-def test_several_processes_give_the_losses_of_one_device_also_when_stopped(
-    tmp_path, before, after):
+def test_several_processes_give_the_losses_of_one_device_also_when_stopped(tmp_path, before, after):
   codes, outputs = run_processes("stop", tmp_path, processes=before)
   assert codes == [143] * before, outputs
   (step,) = re.findall(r"saved step (\d+); go on with --resume", outputs[0])
@@ -228,8 +223,7 @@ def test_the_second_run_takes_its_programs_from_the_cache(tmp_path):
       capture_output=True,
       text=True,
       env={name: value for name, value in os.environ.items()
-           if name != "JAX_COMPILATION_CACHE_DIR"} | {"JAX_PLATFORMS": "cpu"},
-  )
+           if name != "JAX_COMPILATION_CACHE_DIR"} | {"JAX_PLATFORMS": "cpu"})
   first, second = run(), run()
   assert first.stdout == "hits 0\n", first.stderr
   assert second.returncode == 0 and second.stdout != "hits 0\n", second.stderr

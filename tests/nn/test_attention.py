@@ -123,8 +123,7 @@ def test_a_transformer_layer_normalises_after_each_half(heads, hidden, epsilon, 
   assert params["hidden"]["kernel"].shape == (WIDTH, hidden or WIDTH)
   found = quick_jit(lambda p: module.apply({"params": p}, *inputs))(params)
   for batch in range(3):
-    expected = slow_transformer(
-        x[batch], (to if across else x)[batch], params, heads, epsilon)
+    expected = slow_transformer(x[batch], (to if across else x)[batch], params, heads, epsilon)
     np.testing.assert_allclose(found[batch], expected, rtol=2e-4, atol=2e-4)
 
 

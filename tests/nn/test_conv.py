@@ -9,17 +9,7 @@ import functools
 
 import numpy as np
 import pytest
-from system_cases import (
-  apply_to,
-  check,
-  dense,
-  FORMS,
-  HOPS,
-  neighbours,
-  slow_mean,
-  softmax,
-  WIDTH,
-)
+from system_cases import apply_to, check, dense, FORMS, HOPS, neighbours, slow_mean, softmax, WIDTH
 
 from tpugraphs_jax.nn.aggregation import BOTH, OPERANDS, USERS
 from tpugraphs_jax.nn.conv import Appnp, Gatv2, Sage

@@ -56,8 +56,7 @@ def test_a_node_alone_in_its_graph_becomes_zero():
 
 
 def test_a_norm_over_the_slate_leaves_padding_out():
-  mask = np.array([[True] * 5, [True, True, False, True, False], [True] + [False] * 4,
-                   [False] * 5])
+  mask = np.array([[True] * 5, [True, True, False, True, False], [True] + [False] * 4, [False] * 5])
   x = random(len(mask), 5, 3) + 100
   found = np.asarray(norms.slate_norm(jnp.asarray(x), mask))
   for row, real in enumerate(mask):

@@ -17,15 +17,13 @@ def jobs():
 
 @pytest.mark.parametrize("scores, expected", [
     ([3.0, 1.0, 2.0], [1.0, 0.0, 0.5]), ([5.0], [0.0]), ([2.0, 2.0], [0.0, 0.0]),
-    ([-1e30, 0.0, 1e30], [0.0, 0.5, 1.0]),
-])
+    ([-1e30, 0.0, 1e30], [0.0, 0.5, 1.0])])
 def test_min_max_brings_scores_to_one_scale(scores, expected):
   np.testing.assert_allclose(ensemble.min_max(np.array(scores)), expected)
 
 
 @pytest.mark.parametrize("scores, expected", [
-    ([3.0, 1.0, 2.0], [3, 1, 2]), ([5.0], [1]), ([2.0, 2.0, 1.0], [2.5, 2.5, 1]),
-])
+    ([3.0, 1.0, 2.0], [3, 1, 2]), ([5.0], [1]), ([2.0, 2.0, 1.0], [2.5, 2.5, 1])])
 def test_equal_scores_share_their_mean_rank(scores, expected):
   np.testing.assert_array_equal(ensemble.COMBINATIONS["rank"](np.array(scores)), expected)
 

@@ -78,8 +78,7 @@ def run_all(runs: Sequence[Run], *, home: Path) -> list[Ended]:
       "HOME": str(home), "JAX_PLATFORMS": "cpu",
       "JAX_NUMPY_RANK_PROMOTION": "raise",
       "JAX_COMPILATION_CACHE_DIR": str(home / "compilation_cache"),
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "NPROC": "16", "XLA_FLAGS": _XLA_FLAGS,
-  }
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "NPROC": "16", "XLA_FLAGS": _XLA_FLAGS}
   order = [run._replace(arguments=[str(part) for part in run.arguments]) for run in runs]
   ended = subprocess.run([sys.executable, __file__], input=json.dumps(order), cwd=ROOT,
                          capture_output=True, text=True, env=environment)

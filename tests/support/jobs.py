@@ -80,8 +80,7 @@ def _runs(kind: str, folder: Path, data_root: Path) -> dict[str, commands.Run]:
   runs = {
       whole: run(whole, page=True),
       stopped: run(stopped, stop_at_step=STOPPED_AT),
-      f"{kind}_resumed": run(stopped, "--resume"),
-  }
+      f"{kind}_resumed": run(stopped, "--resume")}
   if kind == "tile":
     no_data = f"--workdir={folder / 'tile_no_data'}"
     runs["tile_two_devices"] = run("tile_two_devices", devices=2)

@@ -41,8 +41,7 @@ def layout_graph(
       group_row=rng.integers(0, rows, (configs, groups)).astype(
           np.uint8 if rows <= 256 else np.uint16),
       runtime_ns=rng.integers(1, 1000, configs))
-  return _op_graph(
-      rng, nodes, edges, np.asarray(config_nodes, np.int32), layout, name, features)
+  return _op_graph(rng, nodes, edges, np.asarray(config_nodes, np.int32), layout, name, features)
 
 
 def tile_graph(
@@ -55,8 +54,7 @@ def tile_graph(
   return _op_graph(rng, nodes, edges, np.zeros(0, np.int32), tile, name)
 
 
-def _op_graph(
-    rng, nodes, edges, config_node, configs, name, features=NODE_FEATURES) -> OpGraph:
+def _op_graph(rng, nodes, edges, config_node, configs, name, features=NODE_FEATURES) -> OpGraph:
   return OpGraph(
       name=name, node_feat=rng.normal(size=(nodes, features)).astype(np.float32),
       node_opcode=rng.integers(1, 121, nodes).astype(np.uint8),
@@ -86,9 +84,7 @@ def prepare(
   return dataclasses.replace(prepared, by_hop=by_hop, sizes=sizes)
 
 
-def slots_of(
-    graphs: Sequence[batching.PreparedGraph], configs: int
-) -> list[batching.Slate]:
+def slots_of(graphs: Sequence[batching.PreparedGraph], configs: int) -> list[batching.Slate]:
   """A slate of at most `configs` configurations of each graph, with a random block."""
   rng = np.random.default_rng(0)
   slots = []
@@ -103,9 +99,7 @@ def slots_of(
 
 def common_budget(sizes: Sequence[dict[str, int]], spare: int = 0) -> dict[str, int]:
   """Room for each of `sizes`, a padding node and `spare` of everything."""
-  return {
-      key: max(size[key] for size in sizes) + spare + (key == "nodes") for key in sizes[0]
-  }
+  return {key: max(size[key] for size in sizes) + spare + (key == "nodes") for key in sizes[0]}
 
 
 def table_edges(table: Neighbours) -> list[tuple[int, int]]:

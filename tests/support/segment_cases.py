@@ -52,8 +52,7 @@ def op_graphs(nodes: Sequence[int] = (14, 25, 33)) -> list[OpGraph]:
       random_graphs.layout_graph(
           rng, nodes=count, edges=2 * count, config_nodes=range(0, count, 3), configs=5 + i,
           name=f"graph{i}")
-      for i, count in enumerate(nodes)
-  ]
+      for i, count in enumerate(nodes)]
 
 
 def segmented(
@@ -69,8 +68,7 @@ def segmented(
 
 
 def assemble_layout(slots, budget, *, graphs, configs):
-  return batching.assemble_layout(
-      slots, budget, graphs=graphs, configs=configs, transform=identity)
+  return batching.assemble_layout(slots, budget, graphs=graphs, configs=configs, transform=identity)
 
 
 def slot(graph: SegmentedGraph, number: int, config_ids, fresh) -> SegmentSlate:
@@ -82,8 +80,7 @@ def slot(graph: SegmentedGraph, number: int, config_ids, fresh) -> SegmentSlate:
 def budget_for(graphs: Sequence[SegmentedGraph], slots: int) -> dict[str, int]:
   """Room for any `slots` segments."""
   pieces = [piece for graph in graphs for piece in graph.segments]
-  return {
-      key: slots * max(piece.sizes[key] for piece in pieces) + 1 for key in pieces[0].sizes}
+  return {key: slots * max(piece.sizes[key] for piece in pieces) + 1 for key in pieces[0].sizes}
 
 
 def batch_of(

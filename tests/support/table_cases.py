@@ -42,9 +42,7 @@ def prepared(graph: OpGraph, **options) -> table_batches.PreparedTables:
   return table_batches.prepare(graph, np.log1p(graph.node_feat), terms.terms_of(graph), **options)
 
 
-def slates(
-    programs: Sequence[table_batches.PreparedTables], configs: int
-) -> list[batching.Slate]:
+def slates(programs: Sequence[table_batches.PreparedTables], configs: int) -> list[batching.Slate]:
   """The first `configs` configurations of each program, last first."""
   made = []
   for i, program_ in enumerate(programs):

@@ -188,8 +188,7 @@ def assert_near(actual: Any, expected: Any, tolerance: float, what: str = "") ->
 
 def assert_torch_parameters(
     job: Job, batch: Any, fan_in: Mapping[str, int] = {}, *, skip: Sequence[str] = (),
-    **constants: float,
-) -> None:
+    **constants: float) -> None:
   """Checks the distribution of initial parameters against PyTorch's formulas.
 
   A kernel `[K, F]` and the bias beside it are uniform on +-1 / sqrt(K), a table is normal, a norm

@@ -23,8 +23,7 @@ def normalizing_kernel(before: str, after: str) -> Kernel:
 
 def test_tile_time_counts_what_feeds_a_reduction_once_per_tile():
   tile = np.array([[1, 1], [4, 2], [3, 16], [8, 5]])
-  found, _ = tile_cost(
-      normalizing_kernel("exponential", "negate"), tile, np.zeros((4, 0), int))
+  found, _ = tile_cost(normalizing_kernel("exponential", "negate"), tile, np.zeros((4, 0), int))
   for (rows, columns), time in zip(tile, found):
     tiles = math.ceil(32 / rows) * math.ceil(16 / columns)
     # The exponential needs whole rows of 16 registers, one register holds the sums.

@@ -238,8 +238,7 @@ def test_a_reader_of_the_output_that_is_gone_does_not_end_a_run(tmp_path, monkey
 
 
 @pytest.mark.parametrize("broken", ["start_trace", "stop_trace"])
-def test_a_profile_that_cannot_be_written_does_not_end_a_run(
-    broken, tmp_path, monkeypatch, caplog):
+def test_a_profile_that_cannot_be_written_does_not_end_a_run(broken, tmp_path, monkeypatch, caplog):
   def fail(*args):
     raise OSError(28, "No space left on device")
 

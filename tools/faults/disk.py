@@ -58,9 +58,7 @@ def rows(
   yield row
 
 
-def outcome(
-    disturbed: commands.Ended, resumed: commands.Ended, workdir: Path, whole: Path
-) -> str:
+def outcome(disturbed: commands.Ended, resumed: commands.Ended, workdir: Path, whole: Path) -> str:
   """Outcome of a disturbed run and its resumed run: `survived`, `refused`, or what went wrong.
 
   Args:

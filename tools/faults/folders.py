@@ -48,8 +48,7 @@ VANISHED = tuple(
 SHORT = tuple(case for case in VANISHED if case.name in ("checkpoints gone", "data gone"))
 READ_ONLY = (
     Case("becomes read-only", _COVER, after="umount {work}", must="refused"),
-    Case("read-only before the run", before=_READ_ONLY, after=_WRITABLE, must="refused"),
-)
+    Case("read-only before the run", before=_READ_ONLY, after=_WRITABLE, must="refused"))
 
 
 def rows(
@@ -98,8 +97,7 @@ def _try(case: Case, command: list[str], whole: Path, folder: Path, data_root: P
   (ended,) = commands.run_all([disturbed], home=home)
   if case.after:
     subprocess.run(case.after.format(**places), shell=True, check=True)
-  (resumed,) = commands.run_all(
-      [run._replace(arguments=[*run.arguments, "--resume"])], home=home)
+  (resumed,) = commands.run_all([run._replace(arguments=[*run.arguments, "--resume"])], home=home)
   found = disk.outcome(ended, resumed, places["work"], whole)
   is_wrong = found in ("survived", "refused") and case.must not in ("", found)
   return f"{found}, expected {case.must}" if is_wrong else found

@@ -202,9 +202,7 @@ def complaint_of(code: int | None, said: str, *, gone: int) -> str:
   return ""
 
 
-def rows(
-    folder: Path, data_root: Path, *, times: int, rng: np.random.Generator
-) -> Iterator[Row]:
+def rows(folder: Path, data_root: Path, *, times: int, rng: np.random.Generator) -> Iterator[Row]:
   """Tries each fault `times` times on each of the hosts; yields a row for each kind of fault."""
   folder.mkdir(parents=True)
   with Hosts() as hosts:

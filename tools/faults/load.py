@@ -103,8 +103,7 @@ CASES: dict[str, tuple[Callable[..., None], dict, dict, bool]] = {
     "small kernels": (
         _load_files, dict(kind="tile", files=25_000), dict(kind="tile", files=250), True),
     "small programs": (
-        _load_files, dict(kind="layout", files=25_000), dict(kind="layout", files=250), True),
-}
+        _load_files, dict(kind="layout", files=25_000), dict(kind="layout", files=250), True)}
 
 SHORT = ("program of 43,615 nodes, score tables", "program of 43,615 nodes, whole", "small kernels")
 

@@ -74,8 +74,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def answer(
       self, content: bytes, start: int, *, status: int = 0, cut: float = 1.0, headers=None,
-      checksum: str = "",
-  ) -> None:
+      checksum: str = "") -> None:
     """Answers with `content` from byte `start` on; sends only the share `cut` of the body."""
     body = content[start:]
     if start and not body:
@@ -201,8 +200,7 @@ FAULTS = {
     "length missing": _plain(headers={"Content-Length": None}),
     "range nonsense": _plain(headers={"Content-Range": "bytes all"}),
     "checksum wrong": _plain(checksum="XUFAKrxLKna5cZ2REBfFkg=="),
-    "checksum nonsense": _plain(checksum="no=base64"),
-}
+    "checksum nonsense": _plain(checksum="no=base64")}
 
 
 def archive(seed: int) -> tuple[bytes, dict[str, bytes]]:

@@ -261,8 +261,7 @@ def prepare(
 def _overflow_sizes(tables: Adjacency, prefix: str) -> dict[str, int]:
   return {
       f"{prefix}operand_overflow": len(tables.operands.overflow_receiver),
-      f"{prefix}user_overflow": len(tables.users.overflow_receiver),
-  }
+      f"{prefix}user_overflow": len(tables.users.overflow_receiver)}
 
 
 def _nodes_by_hop(config_node, edges, nodes, *, hops, slots) -> GraphByHop:
@@ -286,8 +285,7 @@ def total_sizes(graphs: Sequence[PreparedGraph]) -> dict[str, int]:
 
 def add_sizes(sizes: Sequence[Mapping[str, int]]) -> dict[str, int]:
   """The size of a batch of graphs or slates of these sizes."""
-  return {
-      key: (max if key in _WIDTHS else sum)(size[key] for size in sizes) for key in sizes[0]}
+  return {key: (max if key in _WIDTHS else sum)(size[key] for size in sizes) for key in sizes[0]}
 
 
 def padded(parts: Sequence[np.ndarray], rows: int, fill: int) -> np.ndarray:

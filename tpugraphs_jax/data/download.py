@@ -60,8 +60,7 @@ PUBLISHED = {
     "layout:xla:random": Published((69, 7, 8), 0.43, 1.3),
     "layout:xla:default": Published((61, 7, 8), 0.45, 1.2),
     "layout:nlp:random": Published((207, 20, 17), 2.68, 3.3),
-    "layout:nlp:default": Published((198, 20, 17), 2.57, 3.3),
-}
+    "layout:nlp:default": Published((198, 20, 17), 2.57, 3.3)}
 _FUTILE_ATTEMPTS = 3
 _PAUSE_SECONDS = 2.0
 _TIMEOUT_SECONDS = 60.0
@@ -346,8 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """The command line; returns the exit status."""
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.data.download",
-      description="Fetch the released TpuGraphs collections.",
-  )
+      description="Fetch the released TpuGraphs collections.")
   parser.add_argument("--data_root", default=graph.DEFAULT_DATA_ROOT, help="default: %(default)s")
   parser.add_argument(
       "--collections", nargs="+", default=collections.RELEASED, choices=collections.RELEASED,

@@ -159,8 +159,7 @@ def extended(graph: OpGraph, names: Sequence[str]) -> OpGraph:
   if "tile_counts" not in names:
     return graph
   feat = np.concatenate([graph.configs.config_feat, tile_counts(graph)], axis=1)
-  return dataclasses.replace(
-      graph, configs=dataclasses.replace(graph.configs, config_feat=feat))
+  return dataclasses.replace(graph, configs=dataclasses.replace(graph.configs, config_feat=feat))
 
 
 Block = Callable[[OpGraph], np.ndarray]  # raw features [N, F] of a graph of N nodes

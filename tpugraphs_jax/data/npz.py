@@ -194,21 +194,18 @@ _INTEGERS = ("int32", "int64")
 _GRAPH_ARRAYS = {
     "node_feat": (("float32",), ("N", columns.NODE_FEATURES)),
     "node_opcode": (("uint8", *_INTEGERS), ("N",)),
-    "edge_index": (_INTEGERS, ("E", 2)),
-}
+    "edge_index": (_INTEGERS, ("E", 2))}
 _TILE_ARRAYS = _GRAPH_ARRAYS | {
     "config_feat": (("float32",), ("C", columns.TILE_CONFIG_FEATURES)),
     "config_runtime": (_INTEGERS, ("C",)),
-    "config_runtime_normalizers": (_INTEGERS, ("C",)),
-}
+    "config_runtime_normalizers": (_INTEGERS, ("C",))}
 _WRITTEN = {"node_feat": np.float32, "node_opcode": np.uint8, "config_feat": np.float32,
             "node_config_feat": np.float32}  # all others are int64
 _LAYOUT_ARRAYS = _GRAPH_ARRAYS | {
     "node_config_feat": (("float32",), ("C", "K", columns.LAYOUT_CONFIG_FEATURES)),
     "node_config_ids": (_INTEGERS, ("K",)),
     "node_splits": (_INTEGERS, ("S",)),
-    "config_runtime": (_INTEGERS, ("C",)),
-}
+    "config_runtime": (_INTEGERS, ("C",))}
 
 
 def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
@@ -227,8 +224,7 @@ def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
     if normalizer_ns.min() <= 0:
       archive.fail("config_runtime_normalizers",
                    f"has the value {normalizer_ns.min()}, expected positive nanoseconds")
-    configs = graph.TileConfigs(
-        config_feat, _read_runtime(archive), normalizer_ns.astype(np.int64))
+    configs = graph.TileConfigs(config_feat, _read_runtime(archive), normalizer_ns.astype(np.int64))
     nodes = archive.member("node_opcode").shape[0]
     return _read_graph(
         archive, node_splits=np.array([0, nodes], np.int64),
@@ -426,8 +422,7 @@ def _read_runtime(archive: NpzArchive) -> np.ndarray:
 def _read_config_node(archive: NpzArchive) -> np.ndarray:
   """Configurable nodes `[K]` int32, in file order."""
   config_node = archive.read("node_config_ids")
-  _check_range(
-      archive, "node_config_ids", config_node, archive.member("node_opcode").shape[0])
+  _check_range(archive, "node_config_ids", config_node, archive.member("node_opcode").shape[0])
   values, counts = np.unique(config_node, return_counts=True)
   if counts.max() > 1:
     archive.fail("node_config_ids", f"names node {values[counts.argmax()]} "

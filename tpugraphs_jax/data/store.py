@@ -118,8 +118,7 @@ def _write(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> None:
       "version": _VERSION,
       "name": op_graph.name,
       _DIGESTS: {path.name: files_lib.digest_of(path) for path in sorted(folder.iterdir())},
-      "source": source,
-  }
+      "source": source}
   (folder / _META).write_text(json.dumps(files_lib.sealed(meta), indent=1) + "\n")
 
 
@@ -220,8 +219,7 @@ def graph_folders(
   if parsed.kind != "layout":
     raise ValueError(f"collection {collection} has no store: its files are small and are "
                      "read as they are; a store is for layout collections")
-  root = (remote.local_of(data_root) / "store" if store_dir is None
-          else remote.local_of(store_dir))
+  root = (remote.local_of(data_root) / "store" if store_dir is None else remote.local_of(store_dir))
   folder = parsed.folder(root, split)
   return {file: folder / file.stem for file in files}
 

@@ -11,6 +11,4 @@ from tpugraphs_jax.hlo.module_graph import featurize, HloGraph, Origin
 from tpugraphs_jax.hlo.tpu_kernels import Kernel, kernels
 from tpugraphs_jax.hlo.tuning import read_tuning, TuningGraphs
 
-__all__ = [
-    "HloGraph", "Kernel", "Origin", "TuningGraphs", "featurize", "kernels", "read_tuning",
-]
+__all__ = ["HloGraph", "Kernel", "Origin", "TuningGraphs", "featurize", "kernels", "read_tuning"]

@@ -38,8 +38,7 @@ _LISTS = {
     "parameter_number": lambda i: (i.parameter_number,),
     "feature_group_count": lambda i: (i.feature_group_count,),
     "batch_group_count": lambda i: (i.batch_group_count,),
-    "is_stable": lambda i: (i.is_stable,),
-}
+    "is_stable": lambda i: (i.is_stable,)}
 # Blocks that have the name of a field of `convolution_dimension_numbers`.
 _DIMENSION_NUMBERS = (
     "input_batch_dimension", "input_feature_dimension", "kernel_input_feature_dimension",

@@ -65,8 +65,7 @@ class HloGraph(graph.OpGraph):
     Raises:
       ValueError: no node is configurable, or one of them is inconsistent.
     """
-    configs = search.layout_configs(
-        self.module, self.config_node, n, seed=seed, where=self.name)
+    configs = search.layout_configs(self.module, self.config_node, n, seed=seed, where=self.name)
     return dataclasses.replace(self, configs=configs)
 
   def as_kernel(self, configs: graph.TileConfigs) -> HloGraph:
@@ -207,8 +206,7 @@ def _edges(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
   edge_index = np.array(edges, np.int64).reshape(-1, 2)
   self_edges = np.flatnonzero(edge_index[:, 0] == edge_index[:, 1])
   if self_edges.size:
-    raise ValueError(_message(
-        where, module, edge_index[self_edges[0], 0], "it consumes itself"))
+    raise ValueError(_message(where, module, edge_index[self_edges[0], 0], "it consumes itself"))
   return edge_index
 
 

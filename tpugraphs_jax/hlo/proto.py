@@ -42,8 +42,7 @@ def parse_any(data: bytes, *, where: str) -> Message:
   for message_type, modules in (
       (HloModuleProto, lambda module: [module]),
       (TuningData, lambda tuning: [entry.module for entry in tuning.modules]),
-      (ModuleTuningData, lambda tuning: [tuning.module]),
-  ):
+      (ModuleTuningData, lambda tuning: [tuning.module])):
     try:
       message = message_type.FromString(data)
     except DecodeError:

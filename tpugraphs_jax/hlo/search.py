@@ -83,14 +83,11 @@ def _decisions(
     shapes = tuple(tuple(each.shape.dimensions) for each in (node, *operands))
     fits = max(map(len, shapes)) <= MAX_RANK
     rows = [layout_row(orders) for orders in _orders(node, shapes)] if fits else []
-    decisions.append(
-        _Decision(node.opcode, shapes, tuple(dict.fromkeys([_DEFAULT, *rows]))))
+    decisions.append(_Decision(node.opcode, shapes, tuple(dict.fromkeys([_DEFAULT, *rows]))))
   return decisions
 
 
-def _orders(
-    node: proto.HloInstructionProto, shapes: Sequence[Dims]
-) -> Iterator[tuple[Dims, ...]]:
+def _orders(node: proto.HloInstructionProto, shapes: Sequence[Dims]) -> Iterator[tuple[Dims, ...]]:
   """All combinations of orders of a node's tensors."""
   if node.opcode == "reshape":
     return reshape_orders(*shapes)

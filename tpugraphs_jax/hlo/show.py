@@ -36,8 +36,7 @@ def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
   for computation in module.computations:
     root = next((instruction.name for instruction in computation.instructions
                  if instruction.id == computation.root_id), "none")
-    yield (f"  {computation.name}  {computation.id}  {len(computation.instructions)}  "
-           f"{root}")
+    yield (f"  {computation.name}  {computation.id}  {len(computation.instructions)}  " f"{root}")
   nodes = proto.instructions(module)
   yield "\nopcodes (id, nodes):"
   for opcode, count in collections.Counter(node.opcode for node in nodes).most_common():
@@ -47,8 +46,7 @@ def _summary_lines(graph: module_graph.HloGraph) -> Iterator[str]:
   yield f"\nconfigurable nodes: {len(graph.config_node)}"
   for index in graph.config_node:
     node = nodes[index]
-    operands = ", ".join(
-        shape_text(nodes[position[operand]].shape) for operand in node.operand_ids)
+    operands = ", ".join(shape_text(nodes[position[operand]].shape) for operand in node.operand_ids)
     origin = graph.origins[index]
     yield (f"  {index}  {node.opcode}  {shape_text(node.shape)} <- {operands}  {origin.name}"
            + (f"  {origin.where}" if origin.where else ""))

@@ -27,9 +27,7 @@ class Loaded:
   stage: str = ""  # of compilation, where it is known
 
 
-def load(
-    source: Any, *args: Any, optimized: bool = False, target: str | None = None
-) -> Loaded:
+def load(source: Any, *args: Any, optimized: bool = False, target: str | None = None) -> Loaded:
   """The serialized module of a source, as `featurize` describes it.
 
   Raises:

@@ -27,8 +27,7 @@ TARGETS = {
     "tpu:v4": "v4:2x2x1",
     "tpu:v5e": "v5e:2x2",
     "tpu:v5p": "v5p:2x2x1",
-    "tpu:v6e": "v6e:2x2",
-}
+    "tpu:v6e": "v6e:2x2"}
 _BEFORE_LAYOUTS, _AFTER_LAYOUTS = "before_layout-assignment", "after_layout-assignment"
 
 

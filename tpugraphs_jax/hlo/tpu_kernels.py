@@ -163,9 +163,7 @@ def _fused(
         yield from _fused(node, computations)
 
 
-def iterations(
-    loop: proto.HloInstructionProto, condition: proto.HloComputationProto
-) -> int | None:
+def iterations(loop: proto.HloInstructionProto, condition: proto.HloComputationProto) -> int | None:
   """How often a loop iterates; None where the module does not say."""
   known = _backend_config(loop).get("known_trip_count", {}).get("n")
   if known is not None:
@@ -187,8 +185,7 @@ def _graph(
     instruction: proto.HloInstructionProto, computation: proto.HloComputationProto,
     module: proto.HloModuleProto, tiles: Window,
 ) -> module_graph.HloGraph:
-  kernel = proto.HloModuleProto(
-      name=instruction.name, stack_frame_index=module.stack_frame_index)
+  kernel = proto.HloModuleProto(name=instruction.name, stack_frame_index=module.stack_frame_index)
   by_id = {each.id: each for each in module.computations}
   callees = [by_id[callee] for callee in instruction.called_computation_ids]
   if instruction.opcode == "fusion":
@@ -201,8 +198,7 @@ def _graph(
   kernel.entry_computation_id = body.id
   op_graph = module_graph.featurize_module(
       kernel, where=f"kernel {instruction.name}", name=instruction.name)
-  feat = columns.tile_features(
-      [tiles.kernel_bounds], [tiles.output_bounds], [tiles.input_bounds])
+  feat = columns.tile_features([tiles.kernel_bounds], [tiles.output_bounds], [tiles.input_bounds])
   return op_graph.as_kernel(TileConfigs(feat, np.zeros(1, np.int64), np.ones(1, np.int64)))
 
 
@@ -228,8 +224,7 @@ def _alone(
 ) -> proto.HloComputationProto:
   """A computation of one instruction, its operands as parameters."""
   nodes = {node.id: node for node in computation.instructions}
-  body = proto.HloComputationProto(
-      name=instruction.name, id=computation.id, root_id=instruction.id)
+  body = proto.HloComputationProto(name=instruction.name, id=computation.id, root_id=instruction.id)
   for number, operand in enumerate(dict.fromkeys(instruction.operand_ids)):
     body.instructions.add(
         name=nodes[operand].name, opcode="parameter", id=operand, parameter_number=number,

@@ -55,9 +55,7 @@ def read_tuning(path: str | os.PathLike[str]) -> TuningGraphs:
   return TuningGraphs([layout], [])
 
 
-def layout_graph(
-    tuning: proto.ModuleTuningData, *, where: str, name: str
-) -> module_graph.HloGraph:
+def layout_graph(tuning: proto.ModuleTuningData, *, where: str, name: str) -> module_graph.HloGraph:
   """A program with its layout configurations, of which there are none without a default run.
 
   Raises:
@@ -77,8 +75,7 @@ def layout_graph(
     configs = _layout_configs(_layout_runs(tuning, where=where), config_node.size)
   except OverflowError as error:
     raise ValueError(f"{where}: a layout names a dimension beyond 127") from error
-  return dataclasses.replace(
-      op_graph, config_node=config_node.astype(np.int32), configs=configs)
+  return dataclasses.replace(op_graph, config_node=config_node.astype(np.int32), configs=configs)
 
 
 def tile_graphs(tuning: proto.TuningData, *, where: str, name: str) -> TuningGraphs:
@@ -116,9 +113,7 @@ def signed_hex(fingerprint: int) -> str:
   return format(fingerprint - _INT64 if fingerprint >= _INT64 // 2 else fingerprint, "x")
 
 
-def _layout_runs(
-    tuning: proto.ModuleTuningData, *, where: str
-) -> list[proto.ConfigProfile]:
+def _layout_runs(tuning: proto.ModuleTuningData, *, where: str) -> list[proto.ConfigProfile]:
   """The runs with a layout, a profile and no error, in their order.
 
   No run is returned where none of them is the default.
@@ -151,9 +146,7 @@ def _layout_problem(run: proto.ConfigProfile, *, nodes: int) -> str | None:
   return None
 
 
-def _layout_configs(
-    runs: Sequence[proto.ConfigProfile], nodes: int
-) -> graph.LayoutConfigs:
+def _layout_configs(runs: Sequence[proto.ConfigProfile], nodes: int) -> graph.LayoutConfigs:
   """The layouts of runs in factored form; see `graph.LayoutConfigs`."""
   row_id: dict[tuple[int, ...], int] = {}
   ids = np.zeros((len(runs), nodes), np.int64)
@@ -178,9 +171,7 @@ def _tile_skip_reason(entry: proto.ModuleTuningData) -> str | None:
   return f"{without} of {len(entry.runs)} runs without a tile size" if without else None
 
 
-def _tile_configs(
-    runs: Sequence[proto.ConfigProfile], default_ns: int
-) -> graph.TileConfigs:
+def _tile_configs(runs: Sequence[proto.ConfigProfile], default_ns: int) -> graph.TileConfigs:
   tiles = [run.op_config.tile_size_config for run in runs]
   feat = columns.tile_features(
       [tile.kernel_bounds for tile in tiles], [tile.output_bounds for tile in tiles],

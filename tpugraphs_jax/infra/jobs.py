@@ -121,8 +121,7 @@ def _begin_process() -> None:
 
 def run_on_beam(
     work: Callable[[_Job], Any], jobs: Sequence[_Job], *, processes: int = 1,
-    options: Sequence[str] = (),
-) -> None:
+    options: Sequence[str] = ()) -> None:
   """Does every job on Apache Beam: on this machine unless `options` name a `--runner`."""
   try:
     import apache_beam as beam

@@ -223,8 +223,7 @@ def replicate(tree: Any) -> Any:
   """Copies every array onto all local devices: `[...]` to `[devices, ...]`."""
   mesh = jax.sharding.Mesh(jax.local_devices(), (DEVICES,))
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(DEVICES))
-  repeated = jax.tree.map(
-      lambda array: np.broadcast_to(array, (mesh.size, *np.shape(array))), tree)
+  repeated = jax.tree.map(lambda array: np.broadcast_to(array, (mesh.size, *np.shape(array))), tree)
   return jax.device_put(repeated, sharding)
 
 

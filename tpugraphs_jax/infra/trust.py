@@ -44,8 +44,7 @@ _CONFIG = {
     "eval": {"configs": range(2, 1 << 16), "graphs": range(1, 1 << 10),
              "permutations": range(1, 1 << 10)},
     "batch": {"configs": range(2, 1 << 16), "config_chunk": range(1 << 16)},
-    "model": {"name": str},
-}
+    "model": {"name": str}}
 _COUNTS = re.compile(r"num_\w+|\w*(layers|steps|hops|heads|rounds)")
 
 

@@ -199,8 +199,7 @@ _times.defvjp(_times_fwd, _times_bwd)
 def _add_products(x, y, graph_of, graphs: int, configs: int, precision: Any) -> jax.Array:
   def add(total, start, is_own, graph):
     right = jax.lax.dynamic_slice_in_dim(y, start, len(is_own)).astype(jnp.float32)
-    new = total[graph] + _einsum(
-        "ncx,ncy->cxy", _rows(x, start, is_own), right, configs, precision)
+    new = total[graph] + _einsum("ncx,ncy->cxy", _rows(x, start, is_own), right, configs, precision)
     return jax.lax.dynamic_update_index_in_dim(total, new, graph, 0)
 
   return _each_block(add, jnp.zeros((graphs, configs, x.shape[2], y.shape[2])), graph_of, graphs)
@@ -212,8 +211,7 @@ def _hand_out(x, matrix, graph_of, configs: int, precision: Any) -> jax.Array:
     before = jax.lax.dynamic_slice_in_dim(result, start, len(rows))
     return jax.lax.dynamic_update_slice_in_dim(result, before + rows, start, 0)
 
-  return _each_block(
-      add_rows, jnp.zeros((len(x), configs, matrix.shape[3])), graph_of, len(matrix))
+  return _each_block(add_rows, jnp.zeros((len(x), configs, matrix.shape[3])), graph_of, len(matrix))
 
 
 def _einsum(spec: str, x: jax.Array, y: jax.Array, configs: int, precision: Any) -> jax.Array:
@@ -314,8 +312,7 @@ class NodeAttention(nn.Module):
   def __call__(self, x: Nodes) -> Nodes:
     """`[N, C, features]` of `x [N, C, F]`."""
     slates, by_config = x.slates, jnp.swapaxes(x.everywhere(), 0, 1)
-    attend = SoftmaxAttention(
-        self.features, self.heads, self.linear, name="heads")
+    attend = SoftmaxAttention(self.features, self.heads, self.linear, name="heads")
     heard = jnp.swapaxes(attend(by_config, by_config, same_graph(slates)[None, None]), 0, 1)
     return slates.from_all(heard, x)
 
@@ -351,8 +348,7 @@ class TransformerLayer(nn.Module):
     `mask [..., 1, L, M]` bool says which pairs count; all of them if None.
     """
     norm = lambda name: nn.LayerNorm(epsilon=self.epsilon, name=name)
-    attend = SoftmaxAttention(
-        self.features, self.heads, self.linear, name="heads")
+    attend = SoftmaxAttention(self.features, self.heads, self.linear, name="heads")
     x = norm("norm_0")(x + attend(x, x if to is None else to, mask))
     hidden = nn.relu(self.linear(self.hidden or self.features, name="hidden")(x))
     return norm("norm_1")(x + self.linear(self.features, name="out")(hidden))

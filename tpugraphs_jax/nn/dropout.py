@@ -49,9 +49,7 @@ class SlateDropout(nn.Module):
   rate: float
 
   @nn.compact
-  def __call__(
-      self, x: jax.Array, slate_of: jax.Array, slates: int, *, train: bool
-  ) -> jax.Array:
+  def __call__(self, x: jax.Array, slate_of: jax.Array, slates: int, *, train: bool) -> jax.Array:
     """`x [n, ...]` without some of its numbers, the others scaled; `x` itself unless `train`.
 
     Args:

@@ -152,8 +152,7 @@ class OpcodeEmbedding(nn.Module):
   @nn.compact
   def __call__(self, graph: jraph.GraphsTuple) -> jax.Array:
     """Embeds `graph.nodes["opcode"] [N]` to `[N, features]` float32."""
-    table = Embed(
-        self.opcodes, self.features, embedding_init=_uniform_init(0.05), name="table")
+    table = Embed(self.opcodes, self.features, embedding_init=_uniform_init(0.05), name="table")
     embedded = self.perturb("lookup", table(graph.nodes["opcode"]))
     nodes = pooling.real_nodes(graph).sum()
     real = jnp.arange(len(embedded)) < nodes
@@ -164,6 +163,5 @@ class OpcodeEmbedding(nn.Module):
 
 def _uniform_init(scale: float) -> Callable[..., jax.Array]:
   """Uniform on [-scale, scale], Keras' initialisation of embeddings."""
-  return lambda key, shape, dtype=jnp.float32: jax.random.uniform(
-      key, shape, dtype, -scale, scale)
+  return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -scale, scale)
 

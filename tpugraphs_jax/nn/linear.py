@@ -34,8 +34,7 @@ Initializer = Callable[..., jax.Array]
 def uniform(inputs: int) -> Initializer:
   """The initialiser uniform on [-1 / sqrt(inputs), 1 / sqrt(inputs)]."""
   bound = 1 / math.sqrt(inputs)
-  return lambda key, shape, dtype=jnp.float32: jax.random.uniform(
-      key, shape, dtype, -bound, bound)
+  return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 class Linear(nn.Module):

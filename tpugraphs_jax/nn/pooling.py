@@ -157,8 +157,7 @@ def selection(graph_of: jax.Array, graphs: int) -> jax.Array:
 
 def pool_sum(x: jax.Array, mask: jax.Array) -> jax.Array:
   """`mask [G, N]` times `x [N, ...]`, in float32: `[G, ...]`."""
-  return jnp.tensordot(
-      mask, x.astype(jnp.float32), axes=1, precision=jax.lax.Precision.HIGHEST)
+  return jnp.tensordot(mask, x.astype(jnp.float32), axes=1, precision=jax.lax.Precision.HIGHEST)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -196,8 +196,7 @@ def _dense_head(program: Program, x: int, classes: int, tape: list) -> int:
     pool = (math.ceil(size / 4), math.ceil(size / 4), 0, 0, 1, 1, 0)
     one = (1, 1, 0, 0, 1, 1, 0)
     size = 4
-    x = program.add("reduce-window", (batch, 4, 4, features), x,
-                    window=(one, pool, pool, one))
+    x = program.add("reduce-window", (batch, 4, 4, features), x, window=(one, pool, pool, one))
   x = program.add("reshape", (batch, size * size * features), x, role="head")
   x = _dot(program, x, 256, "dense", tape)
   x = program.like("maximum", x, program.scalar(program.dims(x)))
@@ -232,8 +231,7 @@ def _encoder_layer(program: Program, x: int, heads: int, tape: list) -> int:
   split = (batch, heads, sequence, depth)
   query, key, value = (
       _dot(program, x, hidden, role, tape, split) for role in ("query", "key", "value"))
-  key = program.add("transpose", (batch, heads, depth, sequence), key,
-                    dimensions=(0, 1, 3, 2))
+  key = program.add("transpose", (batch, heads, depth, sequence), key, dimensions=(0, 1, 3, 2))
   scores = program.add("dot", (batch, heads, sequence, sequence), query, key,
                        contraction=depth, role="scores")
   tape.append(_Product(query, key, scores, scores, "scores"))
@@ -315,8 +313,7 @@ def _end_cluster(program: Program, loss: int, weights: list[tuple[int, int]]) ->
   call = program.add("call", (), root, dtype="tuple", tuple_size=len(outputs))
   for index, (weight, _) in enumerate(weights):
     dims = program.dims(weight)
-    weights[index] = (program.add("parameter", dims),
-                      program.add("get-tuple-element", dims, call))
+    weights[index] = (program.add("parameter", dims), program.add("get-tuple-element", dims, call))
 
 
 def _adam(program: Program, weight: int, gradient: int) -> int:

@@ -132,8 +132,7 @@ class Program:
 
   def add(
       self, opcode: str, dims: tuple[int, ...] = (), *operands: int,
-      contraction: int = 0, role: str = "", **attributes,
-  ) -> int:
+      contraction: int = 0, role: str = "", **attributes) -> int:
     """Appends an instruction; `attributes` are fields of `Op`."""
     node = len(self.ops)
     self.ops.append(Op(opcode, tuple(dims), **attributes))
@@ -156,8 +155,7 @@ class Program:
 
   def spread(self, node: int, dims: tuple[int, ...], dimensions: tuple[int, ...]) -> int:
     """A broadcast of `node` to `dims`; its axes become the given dimensions."""
-    return self.add("broadcast", dims, node, dimensions=dimensions,
-                    dtype=self.ops[node].dtype)
+    return self.add("broadcast", dims, node, dimensions=dimensions, dtype=self.ops[node].dtype)
 
   def reduce(self, node: int, dimensions: tuple[int, ...], body: str = "add") -> int:
     """A reduction over `dimensions`, with its initial value and its body."""

@@ -78,8 +78,7 @@ class Checkpoints:
 
   def __init__(
       self, folder: str | Path, *, config: Mapping[str, Any] | None = None,
-      files: Mapping[str, str] | None = None, read_only: bool = False,
-  ):
+      files: Mapping[str, str] | None = None, read_only: bool = False):
     self._folder = Path(folder).expanduser().absolute()
     self._config, self._files = _as_json(config or {}), dict(files or {})
     self._manager = None  # in process 0, unless there is nothing to read
@@ -126,8 +125,7 @@ class Checkpoints:
 
   def save(
       self, step: int, state: Any, *, data: Any, progress: Mapping[str, Any],
-      value: float | None = None,
-  ) -> None:
+      value: float | None = None) -> None:
     """Saves a state without a device axis.
 
     Args:
@@ -151,8 +149,7 @@ class Checkpoints:
         _STATE: ocp.args.StandardSave(state),
         _NOTES: ocp.args.JsonSave(files_lib.sealed(_as_json(notes)))})
     try:
-      self._manager.save(
-          number, args=items, metrics={"value": value, "number": number}, force=True)
+      self._manager.save(number, args=items, metrics={"value": value, "number": number}, force=True)
     except (OSError, ValueError, RuntimeError) as error:
       raise OSError(
           f"{self._folder}: checkpoint of step {step} not written ({_reason(error)}). The earlier "
@@ -343,8 +340,7 @@ def _quiet_orbax() -> None:
 
 
 def _drop_late(
-    previous: Callable[[sys.UnraisableHookArgs], object], told: sys.UnraisableHookArgs
-) -> None:
+    previous: Callable[[sys.UnraisableHookArgs], object], told: sys.UnraisableHookArgs) -> None:
   """Hands an unraisable error to the previous hook, unless a closed event loop is all it tells."""
   if not (told.exc_type is RuntimeError and str(told.exc_value) == _LATE):
     previous(told)

@@ -285,8 +285,7 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
       "devices": {"platform": devices[0].platform, "kind": devices[0].device_kind,
                   "count": len(devices), "processes": parallel.process_count()},
       "machine": platform.platform(),
-      "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-  }
+      "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
   with files.replacing(workdir / "config.json", encoding="utf-8") as file:
     file.write(json.dumps(files.sealed(manifest), indent=2) + "\n")
 
