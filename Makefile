@@ -57,7 +57,7 @@ demo: install
 # The documentation as a site in out/site; warnings are errors.
 docs: install
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
-	$(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 benchmarks: install
 	$(BIN)/python benchmarks/run_all.py

@@ -41,7 +41,7 @@ _NOT_TO_BE_HAD = ("libtpu", "jax-cuda12", "nvidia-cuda", "Could not find a versi
                   "Temporary failure", "Network is unreachable", "Connection", "Read timed out")
 _TESTS_OF_TPU = ("tests/hlo/test_tpu.py", "tests/collect/test_tuning.py",
                  "tests/collect/test_own_data.py", "tests/nn/test_aggregation.py",
-                 "tests/docs/test_own_programs_page.py")
+                 "tests/docs/test_tune_page.py")
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess:

@@ -231,7 +231,7 @@ def written(text: str) -> str:
 
 def main() -> None:
   argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-  for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+  for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
     text = page.read_text()
     new = written(text)
     if new != text:

@@ -1,6 +1,6 @@
 """The 5th place of the competition "Fast or Slow?" (knshnb/kaggle-tpu-graph-5th-place).
 
-Expected: see the race in docs/systems.md. The published runs took two epochs (16 for tiles) on
+Expected: see docs/records/race.md. The published runs took two epochs (16 for tiles) on
 several GPUs, in which a graph with c configurations is drawn sqrt(c c_max) / configs times; here a
 run is as long as configs/layout.py and configs/tile.py say.
 

@@ -1,6 +1,6 @@
 """The 1st place of the competition "Fast or Slow?" (thanhhau097/google_fast_or_slow).
 
-Expected: see the race in docs/systems.md. The published runs took 750 epochs for XLA, 1,000 for
+Expected: see docs/records/race.md. The published runs took 750 epochs for XLA, 1,000 for
 NLP and 100,000 updates for tiles on a GPU; here a run is as long as configs/layout.py and
 configs/tile.py say.
 

@@ -1,6 +1,6 @@
 """The 4th place of the competition "Fast or Slow?", after its write-up.
 
-Expected: see the race in docs/systems.md. How long the published runs took is not known; here a
+Expected: see docs/records/race.md. How long the published runs took is not known; here a
 run is as long as configs/layout.py says.
 
   python run_layout.py --config=configs/layout.py:xla-random,preset=fourth --workdir=out/fourth

@@ -1,6 +1,6 @@
 """Graph Segment Training (arXiv 2305.12322, kaidic/GST), and the 7th place.
 
-Expected: see the race in docs/systems.md. The published runs took 20,000 passes over the
+Expected: see docs/records/race.md. The published runs took 20,000 passes over the
 programs on a GPU; here a run is as long as configs/layout.py says.
 
   python run_layout.py --config=configs/layout.py:xla-random,preset=gst --workdir=out/gst

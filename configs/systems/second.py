@@ -1,6 +1,6 @@
 """The 2nd place of the competition "Fast or Slow?" (Obs01ete/kaggle_latenciaga).
 
-Expected: see the race in docs/systems.md. The published runs took 200,000 updates (400,000 for
+Expected: see docs/records/race.md. The published runs took 200,000 updates (400,000 for
 tiles) on a GPU; here a run is as long as configs/layout.py and configs/tile.py say.
 
   python run_layout.py --config=configs/layout.py:xla-default,preset=second_xla --workdir=out/second

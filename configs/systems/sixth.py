@@ -1,6 +1,6 @@
 """The 6th place of the competition "Fast or Slow?" (hengck23/solution-predict-ai-model-runtime).
 
-Expected: see the race in docs/systems.md. The published runs took 1.2 to 7.5 epochs, in which
+Expected: see docs/records/race.md. The published runs took 1.2 to 7.5 epochs, in which
 every configuration comes once, on a GPU in half precision; random XLA layouts began from a model of
 NLP layouts. Here a run is as long as configs/layout.py and configs/tile.py say.
 

@@ -2,10 +2,10 @@
 
 `recommended` is for ranking programs that are not in the training data (docs/results.md): score
 tables on the collections of the data set, traffic tables on own programs, which are few and choose
-output orders for a TPU (docs/own_programs.md). Expected Kendall tau (mean over validation graphs)
-on the synthetic `medium` data for xla-random, xla-default, nlp-random and nlp-default: 0.88, 0.85,
-0.90 and 0.78 in 2 to 3 minutes on one CPU core; tau-b on the test programs of `data/own`: 0.60 in
-half a minute.
+output orders for a TPU (docs/records/own_models.md). Expected Kendall tau (mean over validation
+graphs) on the synthetic `medium` data for xla-random, xla-default, nlp-random and nlp-default:
+0.88, 0.85, 0.90 and 0.78 in 2 to 3 minutes on one CPU core; tau-b on the test programs of
+`data/own`: 0.60 in half a minute.
 
   python run_layout.py --config=configs/layout.py:xla-random,recommended --workdir=out/best
   python run_layout.py --config=configs/layout.py:own,recommended --data_root=data/own/npz \

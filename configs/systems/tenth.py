@@ -1,6 +1,6 @@
 """The 10th place of the competition "Fast or Slow?", after its write-up.
 
-Expected: see the race in docs/systems.md. The published runs of layouts took 16 epochs, of
+Expected: see docs/records/race.md. The published runs of layouts took 16 epochs, of
 tiles 5 epochs and less than a minute, on a GPU; here a run is as long as configs/layout.py and
 configs/tile.py say.
 

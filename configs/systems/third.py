@@ -1,6 +1,6 @@
 """The 3rd place of the competition "Fast or Slow?" (jafluri/kaggle_tpu_graph).
 
-Expected: see the race in docs/systems.md. The published runs took five epochs, in which every
+Expected: see docs/records/race.md. The published runs took five epochs, in which every
 configuration comes once, on several GPUs; here a run is as long as configs/layout.py and
 configs/tile.py say.
 

@@ -3,7 +3,7 @@
 The TPU compiler's estimate of a program is nearly its memory traffic, and changes of the orders
 of outputs nearly add up. So a choice costs its padded bytes, relative to those of the program's
 convolutions and dots, times a factor that a small network finds from `choice_features`. There
-is no message passing: a hundred programs are too few to learn it from (docs/own_programs.md).
+is no message passing: a hundred programs are too few to learn it from (docs/records/own_models.md).
 A choice that is left to the compiler costs nothing, and neither does the order that the compiler
 takes by itself, which is the layout of the node. So a score is what a configuration costs beyond
 the compiler's own.

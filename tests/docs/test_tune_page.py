@@ -1,4 +1,4 @@
-"""The Python of docs/own_programs.md and of README.md, from a function to applied layouts."""
+"""The Python of docs/tune.md and of README.md, from a function to applied layouts."""
 
 import functools
 import re
@@ -12,14 +12,12 @@ import recorded
 
 from tpugraphs_jax.collect import measure
 
-_PAGE = commands.ROOT / "docs" / "own_programs.md"
-_SECTION = "Choose layouts for a function"
+_PAGE = commands.ROOT / "docs" / "tune.md"
 
 
 def blocks():
-  """The Python of the section: the function, measured here, estimated for a TPU."""
-  text = re.search(rf"^## {_SECTION}\n(.*?)(?=^## |\Z)", _PAGE.read_text(), re.M | re.S)[1]
-  return re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+  """The Python of the page: the function, measured here, estimated for a TPU, kept in a file."""
+  return re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(), re.M | re.S)
 
 
 @pytest.fixture(scope="module")
