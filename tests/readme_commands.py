@@ -32,6 +32,7 @@ ELSEWHERE = {"docs/add_your_own.md", "docs/api.md"}
 _PYTHON_ELSEWHERE = {"README.md", "docs/own_programs.md", "docs/tune.md"}
 # Files that stand for the reader's own in the Python of pages.
 _OWN_FILES = {"kernel.npz": "tile/xla", "program.npz": "layout/xla/random"}
+_OWN_MODULE = ("step.hlo.pb", f"{ROOT}/tests/data/frameworks/tensorflow.hlo.pb")
 
 
 def pages() -> list[str]:
@@ -57,7 +58,7 @@ def small(command: str, out: Path) -> str:
   has_data = any(flag in command for flag in (DATA, "--data_root", "--synthetic"))
   if command.startswith("python run_") and not has_data and "--print_config" not in command:
     command += f" --data_root={DATA}"
-  command = command.replace("--scale medium", "--scale tiny")
+  command = command.replace("--scale medium", "--scale tiny").replace(*_OWN_MODULE)
   command = re.sub(r"(?<=[ =])(?=submission.csv)", f"{out}/", command)
   return re.sub(r"(?<=[ =,])out/", f"{out}/", command).replace(DATA, f"{out}/synthetic/npz")
 
@@ -85,7 +86,7 @@ def python_of(page: str, out: Path) -> str:
   for name, folder in _OWN_FILES.items():
     found = sorted((out / "synthetic/npz" / folder / "valid").glob("*.npz"))
     code = code.replace(f'"{name}"', f'"{found[0]}"' if found else name)
-  return code.replace('"out/', f'"{out}/').replace('"charges.dot"', f'"{out}/charges.dot"')
+  return code.replace(*_OWN_MODULE).replace('"out/', f'"{out}/').replace('"charges.dot"', f'"{out}/charges.dot"')
 
 
 def anchors(page: Path) -> set[str]:
