@@ -8,7 +8,7 @@ LANES := test-faults test-hosts test-systems test-docs
 STARTED := $(shell date +%s)
 TOOK = $$(($$(date +%s) - $(STARTED))) s
 
-.PHONY: install test test-all $(LANES) demo docs benchmarks clean
+.PHONY: install test test-all $(LANES) demo docs wheel benchmarks clean
 
 install: $(VENV)/.installed
 
@@ -58,6 +58,10 @@ demo: install
 docs: install
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+# The package in one file, out/tpugraphs_jax-VERSION-py3-none-any.whl: for Colab, and other machines.
+wheel: install
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir out .
 
 benchmarks: install
 	$(BIN)/python benchmarks/run_all.py

@@ -65,12 +65,19 @@ def judged(job: job_lib.Job, graphs: Sequence[Any], scorer: Any, params: Any) ->
   return judge.judge(rows, job.ranker.collection.slowdown_ks)[1] | {"rank_cpu_s": seconds}
 
 
-def planned(job: job_lib.Job, steps: int) -> job_lib.Job:
-  """The same job for about `steps` steps, in epochs short enough to be planned quickly."""
+def epochs_of(steps: int, graphs: int) -> tuple[int, int]:
+  """Epochs, and slates of an epoch, for about `steps` steps of `graphs` slates each.
+
+  Epochs are short enough to be planned quickly.
+  """
   epochs = max(1, steps // _STEPS_PER_EPOCH)
+  return epochs, max(1, round(steps / epochs)) * graphs
+
+
+def planned(job: job_lib.Job, steps: int) -> job_lib.Job:
+  """The same job for about `steps` steps."""
   config = job.config.copy_and_resolve_references()
-  config.train.epochs = epochs
-  config.batch.slates_per_epoch = max(1, round(steps / epochs)) * config.batch.graphs
+  config.train.epochs, config.batch.slates_per_epoch = epochs_of(steps, config.batch.graphs)
   return dataclasses.replace(job, config=config)
 
 

@@ -2,7 +2,7 @@
 
     python tests/wheel.py
 
-Builds a wheel, installs it into an empty environment, and there, in an empty folder, runs
+Builds a wheel, installs it into an empty environment as the notebooks do on Colab, and there runs
 both console commands, configs by variant name, `rank` from Python, the official weights'
 command as far as `--help`, the report page, and the notebook.
 """
@@ -13,6 +13,7 @@ import json
 import os
 from pathlib import Path
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,11 +41,11 @@ def run(*command: str | Path, folder: Path) -> None:
     sys.exit(f"{ended.stdout[-2000:]}{ended.stderr[-2000:]}\nerror: exit code {ended.returncode}")
 
 
-def notebook_code(notebook: Path) -> str:
-  """The code cells of a notebook as one script, without magic commands."""
+def code_cells(notebook: Path) -> list[str]:
+  """The code cells of a notebook, without magic commands."""
   cells = json.loads(notebook.read_text())["cells"]
-  code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-  return re.sub(r"^%.*$", "", code, flags=re.MULTILINE)
+  return [re.sub(r"^%.*$", "", "".join(cell["source"]), flags=re.MULTILINE)
+          for cell in cells if cell["cell_type"] == "code"]
 
 
 def main() -> None:
@@ -56,7 +57,9 @@ def main() -> None:
         folder=here)
     (wheel,) = wheels.glob("*.whl")
     run(sys.executable, "-m", "venv", folder / "env", folder=here)
-    run(bin_ / "python", "-m", "pip", "install", "--quiet", f"{wheel}[plots]", folder=here)
+    # The first cell of a notebook installs the wheel beside it, as on Colab.
+    shutil.copy(wheel, here)
+    run(bin_ / "python", "-c", code_cells(ROOT / "notebooks" / "tutorial.ipynb")[0], folder=here)
     run(bin_ / "tpugraphs-tile", "--config=recommended,ci", "--workdir=out/tile", "--synthetic",
         *_SMALL, folder=here)
     run(bin_ / "tpugraphs-tile", "--mode=evaluate", "--workdir=out/tile", folder=here)
@@ -71,7 +74,7 @@ def main() -> None:
         folder=here)
     run(bin_ / "python", "-m", "tpugraphs_jax.report", "out/tile", "out/layout", folder=here)
     for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
-      run(bin_ / "python", "-c", notebook_code(notebook), folder=here)
+      run(bin_ / "python", "-c", "\n".join(code_cells(notebook)), folder=here)
   print("the installed package ran both commands and the notebooks")
 
 

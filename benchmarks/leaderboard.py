@@ -1,0 +1,142 @@
+"""Trains every ranker on your data for some minutes each, and writes one page with the winner.
+
+    python benchmarks/leaderboard.py --collection layout:own:outputs --data_root data/own/npz \\
+        --minutes 5 --page out/leaderboard.html
+
+The rankers are those of the race (`systems.py`): the presets, the official settings, the default
+and the recommended one. Each trains on one core for as many CPU minutes, once for every seed. The
+page has the command of an ordinary run with the winner's settings and number of steps. The same
+call again makes the runs that are missing, and a longer list of `--seeds` adds to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import race_run
+import systems
+import timing
+
+from tpugraphs_jax import collections
+
+_NAMES = {"kendaltau": "Kendall tau", "opa": "OPA, all pairs", "slowdown1": "slowdown of the first",
+          "slowdown5": "slowdown of 5", "slowdown10": "slowdown of 10"}
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>Leaderboard of {{ collection }}</title><style>
+:root { color-scheme: light dark; font: 16px/1.5 sans-serif }
+body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+.table { overflow-x: auto } table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+td, th { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #8886 }
+td:first-child, th:first-child { text-align: left }
+pre { padding: .7rem; overflow-x: auto; border: 1px solid #8886 }
+</style></head><body>
+<h1>Leaderboard of <code>{{ collection }}</code></h1>
+<p><b><code>{{ rows[0].name }}</code> wins</b>: {{ columns[0] }} {{ rows[0].cells[0] }}
+{%- if rows[1:] %}, before <code>{{ rows[1].name }}</code> with {{ rows[1].cells[0] }}{% endif %}.
+{{ budget }} of training each, on one core. Labels: {{ labels }}.</p>
+<p>This command trains it again, with as many steps:</p>
+<pre>{{ command }}</pre>
+<div class="table"><table><tr><th>ranker</th>{% for name in columns %}<th>{{ name }}</th>
+{%- endfor %}<th>updates</th><th>ms a step</th><th>s to rank</th><th>peak MiB</th><th>seeds</th></tr>
+{% for row in rows %}
+<tr><td><code>{{ row.name }}</code></td>{% for cell in row.cells %}<td>{{ cell }}</td>
+{%- endfor %}</tr>
+{% endfor %}
+</table></div>
+<p>Means over the graphs of the validation split and over seeds, ± the standard deviation over
+seeds, after the last step. Larger is better of Kendall tau and OPA, smaller of slowdowns. A ranker
+with fewer than 100 updates has hardly begun to learn.</p>
+{% for line in failed %}<p>Not counted: {{ line }}</p>{% endfor %}
+<p>{{ machine }}</p>
+</body></html>
+"""
+
+
+def repeat(collection: str, system: str, row: Mapping[str, Any], data_root: str) -> str:
+  """The command of an ordinary run with the settings and the number of steps of a finished one."""
+  kind, source, *search = collection.split(":")
+  config = systems.config_of(collection, system, row["seed"], data_root)
+  epochs, slates = race_run.epochs_of(row["planned_steps"], config.batch.graphs)
+  name, *changes = system.split("+")
+  place = "" if kind == "tile" else "-".join([source, *search])
+  variant = ",".join(filter(None, (place, systems.systems_of(kind).get(name, name))))
+  flags = [f"--config=configs/{kind}.py" + (f":{variant}" if variant else ""),
+           *(f"--config.{change}" for change in changes), f"--config.train.epochs={epochs}",
+           f"--config.batch.slates_per_epoch={slates}", f"--config.seed={row['seed']}",
+           f"--data_root={data_root}", "--workdir=out/winner"]
+  return f"python run_{kind}.py " + " \\\n    ".join(flags)
+
+
+def page(args: argparse.Namespace, collection: str) -> str:
+  """The page of all finished runs.
+
+  Raises:
+    ValueError: no run is finished.
+  """
+  runs, failed = [], []
+  for system in args.systems or systems.racing(collection):
+    for seed in args.seeds:
+      path = systems.row_path(args, collection, system, seed)
+      row = json.loads(path.read_text()) if path.exists() else {"error": "the run ended early"}
+      if "error" in row:
+        failed.append(f"{system}, seed {seed}: {row['error']}")
+      else:
+        runs.append(row)
+  if not runs:
+    raise ValueError(f"no run of {collection} is finished: {'; '.join(failed)}")
+  columns = systems.columns_of(collection)
+  by_system = {name: systems.summarised([row for row in runs if row["system"] == name], collection)
+               for name in dict.fromkeys(row["system"] for row in runs)}
+  ranked = systems.ranked(by_system, systems.kind_of(collection))
+  first = next(row for row in runs if row["system"] == ranked[0][0])
+  machine = first["machine"]
+  return jinja2.Environment(autoescape=True).from_string(_PAGE).render(
+      collection=collection, columns=[_NAMES[column] for column in columns], failed=failed,
+      rows=[{"name": name, "cells": _cells(row, columns)} for name, row in ranked],
+      budget=f"{args.steps} steps" if args.steps else f"{args.minutes:g} CPU minutes",
+      labels=collections.label_kind(str(args.data_root), collections.Collection(collection)),
+      command=repeat(collection, ranked[0][0], first, str(args.data_root)),
+      machine=f"{machine['date']}, {machine['processor']}, {machine['device']}, jax {machine['jax']}")
+
+
+def _cells(row: Mapping[str, Any], columns: tuple[str, ...]) -> list[str]:
+  spread = lambda name: f" ± {row['spread'][name]:.3f}" if row["seeds"] > 1 else ""
+  return [*(f"{row[name]:.3f}{spread(name)}" for name in columns), f"{row['updates']:,.0f}",
+          f"{row['step_ms']:.1f}", f"{row['rank_cpu_s']:.1f}", f"{row['peak_mib']:,.0f}",
+          str(row["seeds"])]
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(
+      description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--collection", required=True, help="such as layout:own:outputs")
+  parser.add_argument("--data_root", required=True, help="folder with tile/ and layout/")
+  parser.add_argument("--minutes", type=float, default=5.0, help="CPU minutes of training each")
+  parser.add_argument("--steps", type=int, default=0, help="training steps, instead of --minutes")
+  parser.add_argument("--systems", nargs="+", help="names of presets, or variants; default: all")
+  parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+  parser.add_argument("--workdir", type=Path, default=Path("out/leaderboard"),
+                      help="folder of finished runs")
+  parser.add_argument("--page", type=Path, default=Path("out/leaderboard.html"))
+  parser.add_argument("--core", type=int, default=systems.CORE, help="core to run on")
+  args = parser.parse_args()
+  try:
+    name = collections.Collection(args.collection).name
+    (args.workdir / "runs").mkdir(parents=True, exist_ok=True)
+    for system in args.systems or systems.racing(name):
+      for seed in args.seeds:
+        systems.run_missing(args, name, system, seed)
+    args.page.write_text(page(args, name))
+  except ValueError as error:
+    parser.error(str(error))
+  print(f"wrote {args.page}")
+
+
+if __name__ == "__main__":
+  main()
