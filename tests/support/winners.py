@@ -7,7 +7,8 @@ begins with that of its system.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import functools
 import json
 import os
 from pathlib import Path
@@ -25,6 +26,7 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.train import state
 
 _ROOT = Path(__file__).parents[2]
 FOLDERS = ([Path(os.environ["TPUGRAPHS_WINNERS_DIR"])] if "TPUGRAPHS_WINNERS_DIR" in os.environ
@@ -61,6 +63,38 @@ class Record:
   def names(self, prefix: str) -> list[str]:
     """The different next parts of keys below `prefix/`, in their order."""
     return list(dict.fromkeys(key.split("/")[0] for key in self.under(prefix)))
+
+
+class Case:
+  """A record beside a run of the preset on its inputs.
+
+  A subclass is made of the path of a record and an empty folder.
+  """
+
+  record: Record
+  job: Job
+  params: Any  # from the published weights
+  batch: Any  # from the published inputs
+
+  @functools.cached_property
+  def results(self) -> tuple[np.ndarray, float, dict, dict]:
+    """Scores `[G, C]`, loss, gradients by path, and outputs of layers by path."""
+    return results(self.job, self.params, self.batch)
+
+  def update(self, grads: Mapping[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray]:
+    """The first update of the parameters by path, with changed fields of the optimiser."""
+    fields = self.job.config.optimizer.to_dict() | {"total_steps": 100} | changes
+    optimizer = self.job.ranker.family.optimizer(state.create_optimizer(**fields))
+    return flat(optimizer.update(tree(grads), optimizer.init(self.params), self.params)[0])
+
+
+def fixture(case: Callable[[Path, Path], Case]) -> Any:
+  """A fixture of a module: the case of the record that a test is parametrized with."""
+  @pytest.fixture(scope="module", name="case")
+  def make(request, tmp_path_factory):
+    return case(request.param, tmp_path_factory.mktemp("case"))
+
+  return make
 
 
 _DTYPES = {"node_feat": np.float32, "node_opcode": np.uint8, "node_config_feat": np.float32,

@@ -24,7 +24,7 @@ from tpugraphs_jax.train import state
 RECORDS = winners.files("fifth_layout", "fifth_tile")
 
 
-class Case:
+class Case(winners.Case):
   """A record beside a run of the preset on its graphs."""
 
   def __init__(self, path, root):
@@ -120,10 +120,6 @@ class Case:
       joined[place] = flat[path]
     return {key: joined[place] for key, place in places.items()}
 
-  @functools.cached_property
-  def results(self):
-    return winners.results(self.job, self.params, self.batch)
-
   def of_nodes(self, ours, count: int) -> np.ndarray:
     """Features `[count, nodes, F]` of the record's nodes in the first configurations."""
     rows = ours.everywhere() if isinstance(ours, Nodes) else ours
@@ -131,11 +127,7 @@ class Case:
     return np.swapaxes(np.asarray(rows)[self.record["act_nodes"], :count], 0, 1)
 
 
-@pytest.fixture(scope="module")
-def case(request, tmp_path_factory):
-  return Case(request.param, tmp_path_factory.mktemp("fifth"))
-
-
+case = winners.fixture(Case)
 of_every_record = pytest.mark.parametrize("case", RECORDS, indirect=True)
 
 
@@ -202,15 +194,12 @@ def test_the_rate_falls_as_in_the_published_run(case):
 
 @of_every_record
 def test_an_update_is_that_of_adamw_with_a_clipped_gradient(case):
-  fields = case.job.config.optimizer.to_dict()
-  _, _, grads, _ = case.results
+  grads = case.results[2]
   norm = np.sqrt(sum(np.square(grad).sum() for grad in grads.values()))
   winners.assert_near(norm, case.record["train_without_dropout/norms"][0], 1e-4)
-  optimizer = case.job.ranker.family.optimizer(state.create_optimizer(total_steps=10, **fields))
-  updates, _ = optimizer.update(winners.tree(grads), optimizer.init(case.params), case.params)
   rate = case.record["train_without_dropout/lrs"][0]
   before = winners.flat(case.params)
-  for path, update in winners.flat(updates).items():
+  for path, update in case.update(grads, total_steps=10).items():
     grad = min(1, 1 / norm) * grads[path].astype(np.float64)
     expected = -rate * (grad / (np.abs(grad) + 1e-8) + 1e-2 * before[path])
     np.testing.assert_allclose(update, expected, rtol=1e-3, atol=1e-4 * rate, err_msg=path)

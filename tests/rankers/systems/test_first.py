@@ -31,7 +31,7 @@ LAYOUTS = winners.files("first_default", "first_random")
 TILES = winners.files("first_tile")
 
 
-class Case:
+class Case(winners.Case):
   """A record beside a run of the preset on its graph."""
 
   def __init__(self, path, root):
@@ -96,10 +96,6 @@ class Case:
     result[self.columns] = ours
     return result.T
 
-  @functools.cached_property
-  def results(self):
-    return winners.results(self.job, self.params, self.batch)
-
 
 def path_of(name: str) -> str:
   """Our path of a public weight."""
@@ -122,11 +118,7 @@ def path_of(name: str) -> str:
   return f"{place}/{kind}"
 
 
-@pytest.fixture(scope="module")
-def case(request, tmp_path_factory):
-  return Case(request.param, tmp_path_factory.mktemp("first"))
-
-
+case = winners.fixture(Case)
 of_layouts = pytest.mark.parametrize("case", LAYOUTS, indirect=True)
 of_every_record = pytest.mark.parametrize("case", [*LAYOUTS, *TILES], indirect=True)
 

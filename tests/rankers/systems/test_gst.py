@@ -36,7 +36,7 @@ PLACES = {
            ("lin_r.weight", "self/kernel"))}}
 
 
-class Case:
+class Case(winners.Case):
   """A record beside a run of the preset on its programs."""
 
   def __init__(self, path, root):
@@ -126,11 +126,7 @@ class Case:
     return jax.jit(jax.grad(loss))(self.params)
 
 
-@pytest.fixture(scope="module")
-def case(request, tmp_path_factory):
-  return Case(request.param, tmp_path_factory.mktemp("gst"))
-
-
+case = winners.fixture(Case)
 of_every_record = pytest.mark.parametrize("case", RECORDS, indirect=True)
 
 

@@ -17,7 +17,7 @@ PRESETS = {"layout-xla-default": "layout.py:xla-default,preset=second_xla",
            "tile-xla": "tile.py:preset=second_tile"}
 
 
-class Case:
+class Case(winners.Case):
   """A record beside a run of the preset on its graphs."""
 
   def __init__(self, path, root):
@@ -78,10 +78,6 @@ class Case:
                f"sage_{number}/self/kernel": w[f"convs.{number}.lin_r.weight"].T}
     return winners.tree(ours)
 
-  @functools.cached_property
-  def results(self):
-    return winners.results(self.job, self.params, self.batch)
-
   @property
   def unit(self) -> float:
     """Our scores over the published ones."""
@@ -96,11 +92,7 @@ def _rows(table: np.ndarray, rows: int) -> np.ndarray:
   return np.pad(table, ((0, rows - len(table)), (0, 0)))
 
 
-@pytest.fixture(scope="module")
-def case(request, tmp_path_factory):
-  return Case(request.param, tmp_path_factory.mktemp("second"))
-
-
+case = winners.fixture(Case)
 of_every_record = pytest.mark.parametrize("case", RECORDS, indirect=True)
 
 
@@ -169,16 +161,12 @@ def test_the_rate_and_an_update_are_those_of_pytorch(case):
   rates = state.learning_rates(total_steps=1000, **fields)
   assert [rates(step) for step in (0, 599, 600, 899, 999)] == pytest.approx(
       [1e-3, 1e-3, 1e-3 * 10**-0.5, 1e-3 * 10**-1.5, 1e-5])
-  _, _, grads, _ = case.results
-  before, grads = winners.flat(case.params), {key: value * 1e3 for key, value in grads.items()}
-  optimizer = case.job.ranker.family.optimizer(
-      state.create_optimizer(total_steps=1000, **fields))
-  updates, _ = optimizer.update(
-      winners.tree(grads), optimizer.init(case.params), case.params)
+  before = winners.flat(case.params)
+  grads = {key: value * 1e3 for key, value in case.results[2].items()}
   norm = np.sqrt(sum(np.sum(np.square(grad)) for grad in grads.values()))
   clip = min(1.0, 100 / norm) if case.is_nlp else 1.0
   epsilon = 1e-6 if case.is_nlp else 1e-8
-  for key, update in winners.flat(updates).items():
+  for key, update in case.update(grads).items():
     grad = clip * grads[key].astype(np.float64)
     decay = 1e-4 * before[key] if case.is_nlp and key.startswith("node/") else 0
     expected = -1e-3 * (grad / (np.abs(grad) + epsilon) + decay)

@@ -10,15 +10,13 @@ import pytest
 import scipy.special
 import winners
 
-from tpugraphs_jax.train import state
-
 RECORDS = winners.files("sixth")
 PRESETS = {"GraphSAGE": ("layout.py:xla-default,preset=sixth", "layout:xla:default"),
            "GIN": ("layout.py:xla-default,preset=sixth_gin", "layout:xla:default"),
            "GATv2": ("tile.py:preset=sixth", "tile:xla")}
 
 
-class Case:
+class Case(winners.Case):
   """A record beside a run of the preset.
 
   Graphs of layouts are recorded as they are cut, and graphs for statistics without edges.
@@ -89,16 +87,8 @@ class Case:
         theirs.removesuffix(".weight"), f"conv_1/{conv}")
     return grads[f"{name}/kernel"].T
 
-  @functools.cached_property
-  def results(self):
-    return winners.results(self.job, self.params, self.batch)
 
-
-@pytest.fixture(scope="module")
-def case(request, tmp_path_factory):
-  return Case(request.param, tmp_path_factory.mktemp("sixth"))
-
-
+case = winners.fixture(Case)
 of_every_record = pytest.mark.parametrize("case", RECORDS, indirect=True)
 
 
@@ -200,16 +190,12 @@ def test_a_run_trains_as_published(case):
 
 @of_every_record
 def test_an_update_is_that_of_adamw_on_shortened_rows(case):
-  _, _, grads, _ = case.results
-  options = dict(case.job.config.optimizer) | {"accumulation_steps": 1, "average_window": ()}
-  optimizer = case.job.ranker.family.optimizer(
-      state.create_optimizer(total_steps=100, **options))
-  before = winners.flat(case.params)
-  updates, _ = optimizer.update(winners.tree(grads), optimizer.init(case.params), case.params)
+  before, grads = winners.flat(case.params), case.results[2]
+  updates = case.update(grads, accumulation_steps=1, average_window=())
   table = "opcodes/embedding/table"
   length = np.linalg.norm(before[table], axis=1, keepdims=True)
   start = before | {table: before[table] / np.maximum(length, 1)}
-  for path, update in winners.flat(updates).items():
+  for path, update in updates.items():
     g = grads[path].astype(np.float64)
     expected = start[path] * (1 - 5e-4 * 0.01) - 5e-4 * g / (np.abs(g) + 1e-8)
     winners.assert_near(before[path] + update, expected, 1e-5, path)

@@ -15,13 +15,12 @@ from tpugraphs_jax.data import batching
 from tpugraphs_jax.nn import attention
 from tpugraphs_jax.nn.nodes import Nodes
 from tpugraphs_jax.rankers.systems import third
-from tpugraphs_jax.train import state
 
 RECORDS = winners.files("third")
 OPERANDS = slice(140, 156)  # columns
 
 
-class Case:
+class Case(winners.Case):
   """A record beside a run of the preset on its graph."""
 
   def __init__(self, path, root):
@@ -94,16 +93,8 @@ class Case:
             "lpe_sage_convs": f"layer_{number}/track/own"}[part]
     return grads[f"{name}/kernel"].T
 
-  @functools.cached_property
-  def results(self):
-    return winners.results(self.job, self.params, self.batch)
 
-
-@pytest.fixture(scope="module")
-def case(request, tmp_path_factory):
-  return Case(request.param, tmp_path_factory.mktemp("third"))
-
-
+case = winners.fixture(Case)
 of_every_record = pytest.mark.parametrize("case", RECORDS, indirect=True)
 
 
@@ -193,11 +184,9 @@ def test_a_run_trains_as_published(case):
 @of_every_record
 def test_an_update_is_that_of_adam_in_pytorch(case):
   """The first one: gradients at length 1, then -lr g / (|g| + eps)."""
-  _, _, grads, _ = case.results
-  optimizer = state.create_optimizer(total_steps=100, **case.job.config.optimizer)
-  updates, _ = optimizer.update(winners.tree(grads), optimizer.init(case.params), case.params)
+  grads = case.results[2]
   length = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in grads.values()))
-  for path, update in winners.flat(updates).items():
+  for path, update in case.update(grads).items():
     clipped = grads[path].astype(np.float64) / max(1, length)
     winners.assert_near(update, -1e-3 * clipped / (np.abs(clipped) + 1e-8), 1e-5, path)
 
