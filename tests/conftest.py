@@ -21,7 +21,9 @@ LANES = {
 _HERE = pathlib.Path(__file__).parent
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
+from tpugraphs_jax import synthetic  # noqa: E402
 from tpugraphs_jax.infra import parallel  # noqa: E402
 
 jax.config.update("jax_platforms", "cpu")
@@ -53,3 +55,11 @@ def pytest_collection_modifyitems(items):
     for lane, places in LANES.items():
       if any(path.is_relative_to(place) for place in places):
         item.add_marker(lane)
+
+
+@pytest.fixture(scope="session")
+def data_root(tmp_path_factory):
+  """Three synthetic files a split of `tile:xla` and of `layout:xla:random`; no test changes them."""
+  return synthetic.generate(
+      tmp_path_factory.mktemp("data"), collections=["tile:xla", "layout:xla:random"], limit=3,
+      progress=False)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-import sys
-
 import compilers
+import gpus
 import jax
 import jax.numpy as jnp
+import optimised
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import gpus  # pylint: disable=wrong-import-position
-import optimised  # pylint: disable=wrong-import-position
 
 
 def _module(function, *shapes):

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from graphs_by_hand import made_of, NUMBERS
+from graphs_by_hand import made_of, NUMBERS, whole_numbers
 import numpy as np
 import parts
 import pytest
@@ -14,15 +14,6 @@ import table_cases
 from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data import feature_blocks, npz
 from tpugraphs_jax.rankers.systems import third
-
-
-def graph_of(seed, nodes=20, edges=30):
-  """A program with whole numbers as features, and some convolutions and products."""
-  rng = np.random.default_rng(seed)
-  graph = random_graphs.layout_graph(rng, nodes=nodes, edges=edges, config_nodes=[0], configs=2)
-  feat = rng.integers(-3, 400, (nodes, NODE_FEATURES)).astype(np.float32)
-  opcode = rng.choice([26, 34, 7, 1], nodes).astype(np.uint8)
-  return dataclasses.replace(graph, node_feat=feat, node_opcode=opcode)
 
 
 @pytest.mark.parametrize("kernel_first", [True, False])
@@ -48,7 +39,7 @@ def test_padding_marks_layout_positions_beyond_the_rank():
   for node, shape in enumerate([(), (5,), (2, 3, 4), (1, 1, 1, 1, 1, 9)]):
     feat[node, 21 : 21 + len(shape)] = shape
     feat[node, 134 : 134 + len(shape)] = np.arange(len(shape))[::-1]
-  graph = dataclasses.replace(graph_of(0, nodes=4, edges=3), node_feat=feat)
+  graph = dataclasses.replace(whole_numbers(0, nodes=4, edges=3), node_feat=feat)
   found = feature_blocks.released(graph, pad_value=-1)
   expected = [[-1] * 6, [0] + [-1] * 5, [2, 1, 0, -1, -1, -1], [5, 4, 3, 2, 1, 0]]
   np.testing.assert_array_equal(found[:, 134:], expected)

@@ -144,13 +144,15 @@ def test_zero_runtimes_throughout_mean_unlabelled(tmp_path, kind):
 
 
 @_both_kinds
-def test_smallest_graph_is_read(tmp_path, kind):
+def test_smallest_graph_is_read_and_written(tmp_path, kind):
   arrays = _MAKERS[kind](nodes=1, configs=1, **({"config_nodes": 1} if kind == "layout" else {}))
   arrays["edge_index"] = np.zeros((0, 2), np.int64)
   if kind == "layout":
     arrays["node_splits"] = np.array([[0, 1]])
-  op_graph = _READERS[kind](_save(tmp_path / "g.npz", arrays))
+  path = _save(tmp_path / "g.npz", arrays)
+  op_graph = _READERS[kind](path)
   assert (op_graph.num_nodes, op_graph.num_edges, len(op_graph.configs)) == (1, 0, 1)
+  _assert_survives(path, kind, tmp_path / "again.npz")
 
 
 def test_range_ends_are_accepted(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import submission, synthetic
+from tpugraphs_jax import submission
 from tpugraphs_jax.data import npz
 
 DOCUMENT = commands.ROOT / "docs" / "add_your_own.md"
@@ -57,13 +57,6 @@ def small(line, data_root):
     arguments.append(f"--data_root={data_root}")
   arguments.append("--noreport")  # a page takes longer than such a run
   return [sys.executable, str(script), *arguments]
-
-
-@pytest.fixture(scope="module")
-def data_root(tmp_path_factory):
-  return synthetic.generate(
-      tmp_path_factory.mktemp("data"), collections=["tile:xla", "layout:xla:random"], limit=3,
-      progress=False)
 
 
 def run(command, folder):

@@ -1,11 +1,6 @@
 """Figures of benchmarks, as pages show them."""
 
-import sys
-
-import commands
-
-sys.path.insert(0, str(commands.ROOT / "benchmarks"))
-import gst_quality  # pylint: disable=wrong-import-position
+import gst_quality
 
 
 def test_a_figure_of_one_seed_has_no_spread():

@@ -3,17 +3,10 @@
 Killed runs are in `test_kills.py`.
 """
 
-from pathlib import Path
 import subprocess
 import sys
 
-import numpy as np
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "faults"))
 import campaign
-
-from tpugraphs_jax.data import npz
 
 
 def run(tmp_path, *arguments):
@@ -56,12 +49,3 @@ def test_numbers_at_their_limits_end_in_one_line_or_in_finite_models(tmp_path):
 
 def test_a_limit_on_memory_is_kept_or_named(tmp_path):
   assert "| load, 4 GiB of memory | 3 | 2 | 1 |" in run(tmp_path, "--parts", "load", "--short")
-
-
-def test_an_array_larger_than_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
-  source = tmp_path / "graph.npz"
-  np.savez(source, node_feat=np.zeros((100, 140), np.float32))
-  monkeypatch.setattr(npz.host_memory, "available", lambda: 900)
-  with npz.NpzArchive(source) as archive:
-    with pytest.raises(npz.NpzError, match="more than the 900 B of memory"):
-      archive.read("node_feat")

@@ -1,14 +1,11 @@
 """The short fault campaign: killed runs and store builds end as if they had not been killed."""
 
-from pathlib import Path
 import subprocess
 import sys
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "faults"))
 import campaign
 import kills
+import pytest
 
 
 def test_killed_builders_leave_nothing_and_lose_nothing():

@@ -3,6 +3,7 @@
 import contextlib
 from pathlib import Path
 
+from inputs import mutated
 import numpy as np
 import pytest
 
@@ -11,27 +12,6 @@ from tpugraphs_jax.hlo import tuning
 
 _FOLDER = Path(__file__).parents[1] / "data" / "hlo"
 _MUTATIONS = 150
-
-
-def _mutated(data, rng):
-  """The bytes with some of them changed, or a stretch overwritten, removed, repeated or cut off."""
-  data = bytearray(data)
-  if rng.random() < 0.6:
-    for at in rng.integers(len(data), size=rng.integers(1, 4)):
-      data[at] = rng.integers(256)
-    return bytes(data)
-  at = int(rng.integers(len(data) + 1))
-  span = int(rng.integers(1, 40))
-  kind = rng.integers(4)
-  if kind == 0:
-    data[at:at + span] = rng.bytes(len(data[at:at + span]))
-  elif kind == 1:
-    del data[at:at + span]
-  elif kind == 2:
-    data[at:at] = data[at:at + span] * int(rng.integers(1, 4))
-  else:
-    del data[at:]
-  return bytes(data)
 
 
 def _check(graph):
@@ -50,7 +30,7 @@ def test_a_damaged_module_gives_a_valid_graph_or_a_value_error(name):
   refused = 0
   for _ in range(_MUTATIONS):
     try:
-      graph = hlo.featurize(_mutated(data, rng), edge_order="insertion")
+      graph = hlo.featurize(mutated(data, rng), edge_order="insertion")
     except ValueError:
       refused += 1
       continue
@@ -67,7 +47,7 @@ def test_damaged_tuning_data_is_converted_or_reported(name, tmp_path):
   paths = []
   for number in range(40):
     paths.append(tmp_path / f"{number}.pb")
-    paths[-1].write_bytes(_mutated(data, rng))
+    paths[-1].write_bytes(mutated(data, rng))
   result = tuning.convert(paths, tmp_path / "out", jobs=1)
   assert result.failed
   assert all(path.is_file() for path in result.written)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import zipfile
 
-import comparing
 import fsspec
 import hlo_modules
 import jax
@@ -242,21 +241,7 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
   assert "owned" in told and all(c.isprintable() or c == "\n" for c in told)
 
 
-# What is written can be read, and graphs are ranked by themselves.
-
-
-def test_graphs_without_edges_are_written_and_read(tmp_path):
-  rng = np.random.default_rng(0)
-  layout = released(random_graphs.layout_graph(
-      rng, nodes=3, edges=0, config_nodes=[1], configs=4, name="a"))
-  npz.write_layout(tmp_path / "a.npz", layout)
-  found = npz.read_layout(tmp_path / "a.npz")
-  assert found.edge_index.shape == (0, 2) and found.num_nodes == 3
-  np.testing.assert_array_equal(
-      found.configs.decode(np.arange(4)), layout.configs.decode(np.arange(4)))
-  tile = released(random_graphs.tile_graph(rng, nodes=3, edges=0, configs=4))
-  npz.write_tile(tmp_path / f"{tile.name}.npz", tile)
-  comparing.assert_same_graph(npz.read_tile(tmp_path / f"{tile.name}.npz"), tile)
+# Text.
 
 
 @pytest.mark.parametrize("text", [

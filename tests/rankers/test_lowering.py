@@ -7,7 +7,6 @@ import numpy as np
 import parts
 import pytest
 
-from tpugraphs_jax import synthetic
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import training
 
@@ -31,13 +30,6 @@ CASES = {
     "a system on tiles, attention along edges": ("tile", "preset=sixth,ci", {}),
     "edges": ("layout", "preset=fourth,ci", {}),
 }
-
-
-@pytest.fixture(scope="module")
-def data_root(tmp_path_factory):
-  return synthetic.generate(
-      tmp_path_factory.mktemp("data"), collections=["tile:xla", "layout:xla:random"], limit=3,
-      progress=False)
 
 
 @pytest.mark.parametrize("case", CASES)

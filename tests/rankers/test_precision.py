@@ -5,15 +5,10 @@ Processors compute in float32 whatever the precision: only the lowered step show
 
 from __future__ import annotations
 
-from pathlib import Path
-import sys
-
 import jax
 import parts
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import steps  # pylint: disable=wrong-import-position
+import steps
 
 PRESETS = [(kind, name) for kind in ("layout", "tile") for name in steps.presets(kind)]
 OTHERS = [

@@ -10,7 +10,7 @@ import parts
 import pytest
 
 import tpugraphs_jax
-from tpugraphs_jax import metrics, submission, synthetic
+from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers import official_weights as official_models
@@ -19,12 +19,6 @@ from tpugraphs_jax.run.job import judged
 
 VARIANTS = {"tile": "LateJoinSAGE,ci", "layout": "xla-random,official,ci"}
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
-
-
-@pytest.fixture(scope="module")
-def data_root(tmp_path_factory):
-  return synthetic.generate(
-      tmp_path_factory.mktemp("data"), collections=COLLECTIONS.values(), limit=3, progress=False)
 
 
 def weights_of(kind, data_root):

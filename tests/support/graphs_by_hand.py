@@ -1,4 +1,4 @@
-"""Graphs from lists of instructions."""
+"""Graphs from lists of instructions, and with whole numbers as features."""
 
 from __future__ import annotations
 
@@ -35,3 +35,12 @@ def made_of(nodes: Sequence[Instruction], edges: Sequence[Sequence[int]]) -> OpG
   return dataclasses.replace(
       graph, node_feat=feat, node_opcode=np.array([ids[name] for name, *_ in nodes], np.uint8),
       edge_index=np.array(edges, np.int32))
+
+
+def whole_numbers(seed: int, nodes: int = 20, edges: int = 30) -> OpGraph:
+  """A random program with whole numbers as features, and some convolutions and products."""
+  rng = np.random.default_rng(seed)
+  graph = random_graphs.layout_graph(rng, nodes=nodes, edges=edges, config_nodes=[0], configs=2)
+  feat = rng.integers(-3, 400, (nodes, NODE_FEATURES)).astype(np.float32)
+  opcode = rng.choice([26, 34, 7, 1], nodes).astype(np.uint8)
+  return dataclasses.replace(graph, node_feat=feat, node_opcode=opcode)

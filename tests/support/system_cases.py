@@ -85,11 +85,6 @@ REAL = OF_GRAPH < GRAPHS
 EDGES = int(GRAPH.n_edge[:-1].sum())
 
 
-def real_configs(node: int) -> np.ndarray:
-  """Numbers of the configurations of a node's slate."""
-  return np.flatnonzero(BATCH.config_mask[OF_GRAPH[node]])
-
-
 def slow_configs(batch: Any, elsewhere: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
   """The configuration of every node, `[N, C, 18 or 24]`, and which nodes have a layout `[N]`.
 
@@ -229,11 +224,6 @@ def each_graph(function: Callable[[np.ndarray], np.ndarray], width: int = WIDTH)
 def dense(x: np.ndarray, params: Any) -> np.ndarray:
   """A linear layer."""
   return x @ params["kernel"] + params.get("bias", 0)
-
-
-def elu(x: np.ndarray) -> np.ndarray:
-  """The activation ELU."""
-  return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
 
 
 def gelu(x: np.ndarray) -> np.ndarray:

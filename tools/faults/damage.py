@@ -80,7 +80,7 @@ def graph_of(folder: Path) -> Any:
   """The arrays of a graph in the store, as a tree."""
   graph = store.open_graph(folder)
   configs = {name: np.asarray(value) for name, value in vars(graph.configs).items()}
-  arrays = {name: value for name, value in vars(graph).items() if name not in ("configs", "store")}
+  arrays = {name: value for name, value in vars(graph).items() if name != "configs"}
   return arrays, configs
 
 

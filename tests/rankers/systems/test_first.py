@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
 from pathlib import Path
 
+from graphs_by_hand import made_of
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -275,21 +274,6 @@ def test_initial_parameters_are_those_of_pytorch(case):
 # Features.
 
 
-def program(nodes, edges):
-  """A program by hand: opcode, shape and columns of every node; edges (consumer, producer)."""
-  graph = random_graphs.layout_graph(
-      np.random.default_rng(0), nodes=len(nodes), edges=0, config_nodes=[0], configs=2)
-  feat, ids = np.zeros((len(nodes), 140), np.float32), columns.opcode_ids()
-  for row, (_, _, shape, values) in zip(feat, nodes):
-    row[21 : 21 + len(shape)] = shape
-    row[27:29] = sum(shape), math.prod(shape)
-    for column, value in values.items():
-      row[column] = value
-  return dataclasses.replace(
-      graph, node_feat=feat, node_opcode=np.array([ids[name] for name, *_ in nodes], np.uint8),
-      edge_index=np.array(edges, np.int32))
-
-
 def test_lists_of_dimensions_are_marked_behind_their_ends():
   """A graph by hand: a dimension number of 0 stays where it is in the list."""
   dimensions = columns.NODE["dimensions"].start
@@ -298,7 +282,7 @@ def test_lists_of_dimensions_are_marked_behind_their_ends():
       "transpose": {dimensions: 1}}
   shapes = {"parameter": (4, 8), "convolution": (4, 8), "broadcast": (2, 4, 8),
             "transpose": (8, 4), "reduce": (8,), "concatenate": (4, 8), "add": (4, 8)}
-  graph = program(
+  graph = made_of(
       [*((name, "f32", shape, values.get(name, {}) | {
           134 + place: len(shape) - 1 - place for place in range(len(shape))})
          for name, shape in shapes.items()),

@@ -5,25 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from graphs_by_hand import whole_numbers
 import numpy as np
 import pytest
-import random_graphs
 
-from tpugraphs_jax.columns import NODE_FEATURES
 from tpugraphs_jax.data.reduction import with_output
 from tpugraphs_jax.rankers.systems import third
 
 _COUNTED = [*range(21, 27), *range(31, 37), *range(37, 43), *range(53, 59), *range(61, 67)]
-
-
-def graph_of(seed, nodes=20, edges=30):
-  """A program with whole numbers as features, and some convolutions and products."""
-  rng = np.random.default_rng(seed)
-  graph = random_graphs.layout_graph(
-      rng, nodes=nodes, edges=edges, config_nodes=[0], configs=2)
-  feat = rng.integers(-3, 400, (nodes, NODE_FEATURES)).astype(np.float32)
-  opcode = rng.choice([26, 34, 7, 1], nodes).astype(np.uint8)
-  return dataclasses.replace(graph, node_feat=feat, node_opcode=opcode)
 
 
 def slow_shapes(graph):
@@ -43,7 +32,7 @@ def slow_shapes(graph):
 @pytest.mark.parametrize("nodes, edges", [(20, 30), (1, 0), (5, 0)])
 def test_operand_shapes_equal_loops(nodes, edges):
   for seed in range(3):
-    graph = graph_of(seed, nodes=nodes, edges=edges)
+    graph = whole_numbers(seed, nodes=nodes, edges=edges)
     found = third.operand_shapes(graph)
     np.testing.assert_array_equal(found, slow_shapes(graph))
     assert found.dtype == np.float32
@@ -51,7 +40,7 @@ def test_operand_shapes_equal_loops(nodes, edges):
 
 def test_the_wide_columns_of_the_3rd_place_are_logarithms():
   """The 43 columns of its published list; the others stay as they are."""
-  graph = graph_of(1)
+  graph = whole_numbers(1)
   wide = [*range(21, 31), 37, 38, 39, 43, 44, 52, 53, 54, 59, 60, 68, 76, 84, *range(107, 113),
           *range(117, 125), 126, 127, *range(129, 133)]
   found, x = third.wide_logarithms(graph), graph.node_feat.astype(np.float64)
@@ -62,7 +51,7 @@ def test_the_wide_columns_of_the_3rd_place_are_logarithms():
 
 
 def test_tile_modulo_equals_the_formula_of_every_column():
-  graph = graph_of(3)
+  graph = whole_numbers(3)
   found = third.tile_modulo(graph)
   assert found.shape == (20, 60)
   for node in range(20):
@@ -77,7 +66,7 @@ def test_tile_modulo_equals_the_formula_of_every_column():
 
 def test_walks_on_a_chain_of_three_nodes_by_hand():
   """a feeds b, b feeds c, c feeds the output: a walk to consumers never comes back."""
-  graph = graph_of(0, nodes=3, edges=0)
+  graph = whole_numbers(0, nodes=3, edges=0)
   feat = np.zeros_like(graph.node_feat)
   feat[2, 0] = 1  # the root
   edges = np.array([[1, 0], [2, 1]], np.int32)  # consumer, producer
@@ -114,14 +103,14 @@ def slow_walks(graph):
 
 @pytest.mark.parametrize("nodes, edges", [(1, 0), (5, 0), (12, 20), (40, 300), (300, 500)])
 def test_random_walks_are_those_of_the_definition(nodes, edges):
-  graph = graph_of(nodes, nodes=nodes, edges=edges)
+  graph = whole_numbers(nodes, nodes=nodes, edges=edges)
   found = third.return_probabilities(graph)
   assert found.shape == (nodes, 128) and found.dtype == np.float32
   np.testing.assert_allclose(found, slow_walks(graph), rtol=2e-4, atol=2e-6)
 
 
 def test_the_output_node_has_no_operands_and_fills_no_register():
-  graph = with_output(graph_of(2))
+  graph = with_output(whole_numbers(2))
   np.testing.assert_array_equal(third.operand_shapes(graph)[-1], -1)
   np.testing.assert_allclose(third.tile_modulo(graph)[-1], [127 / 128] * 30 + [0] * 30)
   assert not third.wide_logarithms(graph)[-1].any()
