@@ -94,18 +94,6 @@ def table(results: Mapping[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def short_table(results: Mapping[str, Any]) -> str:
-  """Tau-b alone, a column for each program, as Markdown."""
-  ways = dict.fromkeys(way for name in GRAPHS for way in results[name]["ways"])
-  lines = ["| tau-b | " + " | ".join(GRAPHS) + " |", "|---" * (len(GRAPHS) + 1) + "|"]
-  for way in ways:
-    found = [results[name]["ways"].get(way) for name in GRAPHS]
-    cells = ["" if row is None else f"{row['kendaltau']:.3f}" + (
-        f" ± {row['spread']['kendaltau']:.3f}" if "spread" in row else "") for row in found]
-    lines.append(f"| {way} | " + " | ".join(cells) + " |")
-  return "\n".join(lines)
-
-
 def main() -> None:
   parser = timing.parser(__doc__)
   parser.add_argument("--data_root", required=True, type=Path, help="the released data")

@@ -3,10 +3,10 @@
     python tests/readme_commands.py
 
 Changed are only the size (variant `ci`, scale `tiny`), the data and where files go.
-Commands for the network and for hours (benchmarks) are asked for `--help`. Pages of `ELSEWHERE`
-have tests of their own. Links are followed in README.md, CONTRIBUTING.md and CHANGELOG.md; the
-site checks those between pages. Notebooks run in `tests/docs` and, from the installed package, in
-`wheel.py`.
+Commands for the network and for hours (benchmarks) are asked for `--help`. A command that stands on
+two pages runs once. Pages of `ELSEWHERE` have tests of their own. Links are followed in README.md,
+CONTRIBUTING.md and CHANGELOG.md; the site checks those between pages. Notebooks run in `tests/docs`
+and, from the installed package, in `wheel.py`.
 """
 
 from __future__ import annotations
@@ -110,20 +110,21 @@ def check_links() -> None:
 
 def main() -> None:
   check_links()
-  ran = 0
+  ran: set[str] = set()
   with tempfile.TemporaryDirectory() as folder:
     out = Path(folder)
     for page in pages():
       text = (ROOT / page).read_text()
       for command in commands(text):
-        run(command, small(command, out).replace("python", shlex.quote(sys.executable), 1), out)
-        ran += 1
+        if command not in ran:
+          run(command, small(command, out).replace("python", shlex.quote(sys.executable), 1), out)
+          ran.add(command)
       if "```python" in text and page not in _PYTHON_ELSEWHERE:
         (out / "page.py").write_text(python_of(text, out))
         run(f"the Python of {page}",
             f"PYTHONPATH={ROOT} {shlex.quote(sys.executable)} {out / 'page.py'}", out)
-        ran += 1
-  print(f"{ran} commands of {len(pages())} pages ran")
+        ran.add(page)
+  print(f"{len(ran)} commands of {len(pages())} pages ran")
 
 
 if __name__ == "__main__":
