@@ -112,11 +112,11 @@ class Ragged:
         itertools.chain.from_iterable(rows), np.int64, int(self.counts.sum()))
     self._starts = np.cumsum(self.counts) - self.counts
 
-  def leading(self, width: int, *, padding: int = 0) -> np.ndarray:
-    """The first `width` values of every row, `[rows, width]` int64."""
+  def leading(self, width: int) -> np.ndarray:
+    """The first `width` values of every row, `[rows, width]` int64, 0 beyond its end."""
     column = np.arange(width)
     present = column < self.counts[:, None]
-    result = np.full(present.shape, padding, np.int64)
+    result = np.zeros(present.shape, np.int64)
     result[present] = self._values[(self._starts[:, None] + column)[present]]
     return result
 

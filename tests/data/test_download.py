@@ -311,16 +311,11 @@ def test_collection_that_is_there_is_left_alone(server, tmp_path, capsys):
   assert "exists, left alone" in capsys.readouterr().out
 
 
-def test_archive_is_kept_on_request_and_used_when_it_is_there(server, tmp_path):
-  _fetch(server, tmp_path / "one", keep_archive=True)
-  archive = tmp_path / "one" / "npz_tile_xla.tar"
-  assert archive.read_bytes() == server.files["npz_tile_xla.tar"]
-  server.requests.clear()
-  (tmp_path / "two").mkdir()
-  archive.rename(tmp_path / "two" / archive.name)
-  _fetch(server, tmp_path / "two")
+def test_an_archive_that_is_there_is_used(server, tmp_path):
+  (tmp_path / "npz_tile_xla.tar").write_bytes(server.files["npz_tile_xla.tar"])
+  _fetch(server, tmp_path)
   assert not server.requests
-  _assert_complete(tmp_path / "two")
+  _assert_complete(tmp_path)
 
 
 def test_missing_archive_is_a_one_line_error(server, tmp_path, capsys):

@@ -80,15 +80,13 @@ def archive_name(collection: str) -> str:
 
 
 def download_collection(
-    data_root: str | os.PathLike[str], collection: str, *, base_url: str = BASE_URL,
-    keep_archive: bool = False) -> Path:
+    data_root: str | os.PathLike[str], collection: str, *, base_url: str = BASE_URL) -> Path:
   """Fetches and unpacks one collection; returns its folder.
 
   Args:
     data_root: the folder that gets `tile/` and `layout/`.
     collection: one of `collections.RELEASED`; nothing is done if its folder exists.
     base_url: where the archives are.
-    keep_archive: keeps the `.tar` in `data_root` instead of deleting it.
 
   Raises:
     DownloadError: the server cannot be reached or the archive is damaged. The received part of
@@ -114,8 +112,7 @@ def download_collection(
     archive.unlink()
     raise DownloadError(f"{error}; deleted, run again to fetch it anew, and check --base_url if "
                         "it happens again") from error
-  if not keep_archive:
-    archive.unlink()
+  archive.unlink()
   _report(collection, folder)
   return folder
 
@@ -351,13 +348,11 @@ def main(argv: Sequence[str] | None = None) -> int:
       "--collections", nargs="+", default=collections.RELEASED, choices=collections.RELEASED,
       metavar="NAME", help=f"default: all of {', '.join(collections.RELEASED)}")
   parser.add_argument("--base_url", default=BASE_URL, help="a mirror; default: %(default)s")
-  parser.add_argument("--keep_archives", action="store_true", help="keep the .tar files")
   args = parser.parse_args(argv)
   try:
     remote.refuse(args.data_root, "--data_root")
     for collection in args.collections:
-      download_collection(
-          args.data_root, collection, base_url=args.base_url, keep_archive=args.keep_archives)
+      download_collection(args.data_root, collection, base_url=args.base_url)
   except (DownloadError, ValueError, OSError) as error:
     print(f"error: {console.one_line(error)}", file=sys.stderr)
     return 2 if isinstance(error, ValueError) else 1

@@ -145,11 +145,8 @@ def config(values: Any) -> dict[str, Any]:
   for section, names in _PLACES.items():
     if section in fields:
       fields[section] |= {name: "" for name in names if name in fields[section]}
-  fields["data"].pop("extra_dir", None)  # a place that models of earlier versions name
   if _REMOTE in str(fields.get("data_root", "")):
     del fields["data_root"]
-  # Models of earlier versions name the folder of a module behind an @.
-  fields["extensions"] = tuple(each.partition("@")[0] for each in fields["extensions"])
   return fields
 
 
