@@ -38,7 +38,7 @@ _INDICES = re.compile(r"[0-9]{1,9}(;[0-9]{1,9})*")
 
 def graph_id(collection: str, name: str) -> str:
   """The ID of a graph, e.g. `layout:xla:random:resnet50`."""
-  collections.Collection(collection)  # refuses what is none
+  collections.Collection(collection)  # refuses other names
   return f"{collection}:{trust.name(name)}"
 
 
@@ -127,8 +127,9 @@ def score(
 ) -> dict[str, tuple[float, int]]:
   """The competition's metric of a submission: score and number of graphs of each collection.
 
-  Of a tile graph it is 1 - (best of the first five / best - 1) of runtime / normalizer, of a
-  layout graph Kendall's tau-b between ranks and runtimes; of a collection the mean over its graphs.
+  The score of a tile graph is 1 - (best of the first five / best - 1) of runtime / normalizer, the
+  score of a layout graph Kendall's tau-b between ranks and runtimes. A collection has the mean over
+  its graphs.
   The competition's score is the mean over its five collections (Kaggle, "Google - Fast or Slow?",
   2023).
 

@@ -70,7 +70,7 @@ _BROKEN_CONNECTION = (
 
 
 class DownloadError(RuntimeError):
-  """A transfer or an archive that failed, in one line that says what to do."""
+  """A failed transfer or archive, in one line with advice."""
 
 
 def archive_name(collection: str) -> str:
@@ -155,7 +155,7 @@ def fetch(url: str, path: Path) -> bool:
 
 
 def _transfer(url: str, part: Path) -> http.client.HTTPMessage:
-  """One connection's worth of download; returns the headers when all is there."""
+  """Downloads over one connection; returns the headers when the file is complete."""
   have = _size(part)
   request = urllib.request.Request(url)
   validator = _validator_path(part)
@@ -219,7 +219,7 @@ def _copy(response, part: Path, start: int, total: int | None) -> None:
           desc=part.stem, initial=start, total=total, unit="B", unit_scale=True, disable=None
       ) as progress,
   ):
-    # Not `read`: when the connection breaks it forgets what has come of a block.
+    # `read` would lose the received part of a block when the connection breaks.
     while block := response.read1(_BLOCK_BYTES):
       file.write(block)
       progress.update(len(block))

@@ -8,9 +8,9 @@ Two sets of features of configurations divide and round up, which a network coul
 TPU keeps an array in registers of 8 x 128 elements: the minor dimension of its layout
 is padded to a multiple of 128 and the next one to a multiple of 8 (XLA, "Tiled layout").
 
-* Of a layout choice, the padding of the tensors that it orders (`choice_features`).
-* Of a tile, into how many tiles it cuts the arrays of its kernel, and how far the last ones
-  overhang (`tile_counts`). The bounds of a tile count registers, dimension by dimension from
+* `choice_features`: the padding of the tensors that a layout choice orders.
+* `tile_counts`: the number of tiles along each dimension of the arrays of a kernel, and the
+  overhang of the last tiles. The bounds of a tile count registers, dimension by dimension from
   major to minor. They belong to the output and the second operand of the last convolution or
   dot; in a kernel without one, to the largest array, which a reduction reads. In the released
   kernels at hand the largest bounds equal the registers of these arrays.

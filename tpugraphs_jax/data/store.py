@@ -96,11 +96,11 @@ def write_graph(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_s
   Raises:
     OSError: the folder cannot be written; the earlier copy is untouched.
   """
-  partial = files_lib.partial(folder)
+  partial = files_lib.partial_path(folder)
   shutil.rmtree(partial, ignore_errors=True)  # of an earlier process of the same number
   partial.mkdir()
   try:
-    with files_lib.locked(partial):
+    with files_lib.lock(partial):
       _write(partial, op_graph, source={"path": _relative(source, folder), **source_state})
     _replace_folder(partial, folder)
   except OSError as error:
@@ -184,7 +184,7 @@ def _is_built_from(meta: dict, source: Path) -> bool:
 
 def _replace_folder(new: Path, folder: Path) -> None:
   # A folder cannot be renamed over another one that has files in it.
-  old = files_lib.partial(folder, note=".old")
+  old = files_lib.partial_path(folder, note=".old")
   with contextlib.suppress(FileNotFoundError):
     os.replace(folder, old)
   os.replace(new, folder)
@@ -400,15 +400,15 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   return parser.parse_args(own, argparse.Namespace(beam=beam))
 
 
-def _chosen_splits(args: argparse.Namespace) -> list[tuple[str, str]]:
-  """The (collection, split) pairs to work on: those asked for, or all there are."""
+def _splits_to_build(args: argparse.Namespace) -> list[tuple[str, str]]:
+  """The (collection, split) pairs that the flags name, by default all that have files."""
   splits = [args.split] if args.split else graph.SPLITS
   root = remote.local_of(args.data_root)
-  chosen = [args.collection] if args.collection else _layout_collections(root)
-  there = [(collection, split) for collection in chosen for split in splits
-           if npz.files_there(args.data_root, collection, split)]
+  names = [args.collection] if args.collection else _layout_collections(root)
+  pairs = [(name, split) for name in names for split in splits
+           if npz.files_there(args.data_root, name, split)]
   # Where no split has files, the error of the first one names the missing folder.
-  return there or [(chosen[0], splits[0])]
+  return pairs or [(names[0], splits[0])]
 
 
 def _layout_collections(root: Path) -> list[str]:
@@ -422,7 +422,7 @@ def main(argv: list[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
   args = _parse(sys.argv[1:] if argv is None else argv)
   try:
-    for collection, split in _chosen_splits(args):
+    for collection, split in _splits_to_build(args):
       folders = graph_folders(args.data_root, collection, split, store_dir=args.store_dir)
       print(f"{collection} {split}: {next(iter(folders.values())).parent}")
       built = ensure_store(

@@ -205,7 +205,7 @@ def _graph(
 def _with_callees(
     computations: list[proto.HloComputationProto], by_id: dict,
 ) -> Iterator[proto.HloComputationProto]:
-  """Computations and all that they call, each once and after those that it calls."""
+  """Computations and all their callees, each once, callees first."""
   order: dict[int, proto.HloComputationProto] = {}
 
   def visit(computation: proto.HloComputationProto) -> None:

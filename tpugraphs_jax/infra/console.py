@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO
 import tqdm
 
 _NOT_WRITTEN = (errno.EROFS, errno.EACCES, errno.EPERM)
-# Local folders that hold the files of a place in a bucket, with that place: lines name the place.
+# Places in buckets by the local folder of their files: lines name the place, not the folder.
 places: dict[str, str] = {}
 
 size = functools.partial(tqdm.tqdm.format_sizeof, suffix="B")  # of bytes, such as `26.0kB`
@@ -31,8 +31,8 @@ def say(text: str) -> None:
   _write(text, sys.stdout)
 
 
-def named(text: str) -> str:
-  """The text with the places of buckets instead of the local folders of their files."""
+def with_places(text: str) -> str:
+  """The text with places in buckets instead of the local folders of their files."""
   for folder, place in places.items():
     text = text.replace(folder, place)
   return text
@@ -47,8 +47,8 @@ def one_line(said: object) -> str:
   """A text, or the message of an error, in one line of printable characters.
 
   Characters that cannot be printed, such as those of names in a damaged file, are written
-  as escapes. An error without a message gives the name of its type, one of the system its
-  file and what is wrong with it.
+  as escapes. An error without a message gives the name of its type. An error of the system
+  gives its file and its message, without its number.
   """
   if isinstance(said, OSError) and said.errno is not None and said.strerror:
     advice = ": name a folder that can be written" * (said.errno in _NOT_WRITTEN)
@@ -60,7 +60,7 @@ def one_line(said: object) -> str:
 
 def fail(message: object) -> NoReturn:
   """Ends a command that was used wrongly: one line on standard error, exit code 2."""
-  print(f"error: {named(one_line(message))}", file=sys.stderr)
+  print(f"error: {with_places(one_line(message))}", file=sys.stderr)
   sys.exit(2)
 
 
@@ -77,7 +77,7 @@ def install() -> None:
 def _write(text: str, stream: TextIO) -> None:
   start = "" if stream.isatty() else f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} "
   # One write for all: processes may share a log.
-  lines = "\n".join(start + line for line in printable(named(text)).splitlines() or [""])
+  lines = "\n".join(start + line for line in printable(with_places(text)).splitlines() or [""])
   try:
     print(lines, file=stream, flush=True)
   except (OSError, ValueError) as error:  # its reader is gone; it was closed

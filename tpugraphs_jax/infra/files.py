@@ -85,11 +85,11 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     return
   path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  beside = partial(path)
+  beside = partial_path(path)
   try:
     with contextlib.ExitStack() as stack:
       with open(beside, mode, **options) as file:
-        stack.enter_context(locked(beside))
+        stack.enter_context(lock(beside))
         yield file
       os.replace(beside, path)
   except OSError as error:
@@ -101,7 +101,7 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     beside.unlink(missing_ok=True)
 
 
-def partial(path: Path, *, note: str = "") -> Path:
+def partial_path(path: Path, *, note: str = "") -> Path:
   """The file or folder that this process writes before it is renamed to `path`."""
   return path.with_name(f".{path.name}.{os.getpid()}{note}{_PARTIAL}")
 
@@ -112,7 +112,7 @@ def tidy(folder: Path) -> None:
   A file that a running process is writing stays. On file systems without locks all files stay.
   """
   for path in folder.glob(f".*{_PARTIAL}"):
-    with contextlib.suppress(OSError), locked(path) as is_free:
+    with contextlib.suppress(OSError), lock(path) as is_free:
       if is_free and path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
       elif is_free:
@@ -120,7 +120,7 @@ def tidy(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[bool]:
+def lock(path: Path) -> Iterator[bool]:
   """Locks a file or folder while the block runs; yields False where another process holds it.
 
   No `tidy` removes a locked file or folder. filelock locks files of its own, which would stay
@@ -154,9 +154,9 @@ def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
     OSError: the folder cannot be written.
   """
   folder.mkdir(parents=True, exist_ok=True)
-  lock, note = filelock.FileLock(folder / LOCK), folder / _OWNER
+  lock_file, note = filelock.FileLock(folder / LOCK), folder / _OWNER
   try:
-    lock.acquire(timeout=0)
+    lock_file.acquire(timeout=0)
   except filelock.Timeout:
     owner = "another process"
     with contextlib.suppress(OSError):  # it has not said yet, or no longer
@@ -165,7 +165,7 @@ def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
       raise ValueError(f"{folder} is in use by {owner}: let that one end first, or name another "
                        "folder") from None
     logging.info("waiting for %s, which writes in %s", owner, folder)
-    lock.acquire(poll_interval=_POLL_SECONDS)
+    lock_file.acquire(poll_interval=_POLL_SECONDS)
   try:
     with contextlib.suppress(OSError):  # the lock holds without the note
       note.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
@@ -173,14 +173,14 @@ def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
   finally:
     with contextlib.suppress(OSError):
       note.unlink()
-    lock.release()
+    lock_file.release()
 
 
 @contextlib.contextmanager
-def repeated(work: Callable[[], None], seconds: float, *, name: str) -> Iterator[None]:
-  """Calls `work` every so many seconds, in a thread of this name, while the block runs.
+def repeat(work: Callable[[], None], seconds: float, *, name: str) -> Iterator[None]:
+  """Calls `work` in a thread, every `seconds`, while the block runs.
 
-  The first call comes after the first wait. The block ends after a call that has begun.
+  The first call comes after the first wait. A call that has begun ends before the block does.
   """
   ended = threading.Event()
 

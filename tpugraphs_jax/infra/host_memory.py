@@ -1,4 +1,4 @@
-"""The memory of this machine: how much is available, and how glibc keeps what was freed.
+"""The memory of this machine: available bytes, and the settings of glibc's allocator.
 
 XLA's CPU backend asks for fresh memory in every step, and by default glibc returns large
 blocks to the system, which clears them again in the next step. On 2 cores the step of
@@ -34,16 +34,16 @@ def keep_freed() -> None:
       libc.mallopt(parameter, value)
 
 
-_LEAST_BYTES = 25 << 26  # beyond what is taken before jax is imported; measured on 2 cores
+_LEAST_BYTES = 25 << 26  # that jax needs to start, measured on 2 cores
 _MEMINFO, _CGROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-# Files of a cgroup of either version: its limit, and what is used of it.
+# Files with the limit and the usage of a cgroup, of version 2 and of version 1.
 _SECOND, _FIRST = ("memory.max", "memory.current"), (
     "memory.limit_in_bytes", "memory.usage_in_bytes")
 _RECLAIMABLE = ("inactive_file", "active_file")  # counted as used, and given back on demand
 
 
 def available() -> int:
-  """Bytes that this process can still take: of the machine, of its cgroups, of `ulimit -v`."""
+  """Bytes that this process can still allocate: the least of machine, cgroups and `ulimit -v`."""
   page = os.sysconf("SC_PAGE_SIZE")
   known = [os.sysconf("SC_PHYS_PAGES") * page]
   with contextlib.suppress(OSError):
@@ -53,22 +53,22 @@ def available() -> int:
       cached = _numbers(folder / "memory.stat")
       known.append(int((folder / limit).read_text()) - int((folder / used).read_text())
                    + sum(cached.get(name, 0) for name in _RECLAIMABLE))
-  of_process, _ = resource.getrlimit(resource.RLIMIT_AS)
-  if of_process != resource.RLIM_INFINITY:
-    known.append(of_process - _taken())
+  space, _ = resource.getrlimit(resource.RLIMIT_AS)
+  if space != resource.RLIM_INFINITY:
+    known.append(space - _taken())
   return max(0, min(known))
 
 
 def check_address_space() -> None:
   """Refuses (ValueError) a limit under which jax cannot start and would abort."""
-  of_process, _ = resource.getrlimit(resource.RLIMIT_AS)
-  if of_process != resource.RLIM_INFINITY and of_process - _taken() < _LEAST_BYTES:
-    raise ValueError(f"the limit on address space (ulimit -v) is {of_process // 1024:,} kB, too "
+  space, _ = resource.getrlimit(resource.RLIMIT_AS)
+  if space != resource.RLIM_INFINITY and space - _taken() < _LEAST_BYTES:
+    raise ValueError(f"the limit on address space (ulimit -v) is {space // 1024:,} kB, too "
                      f"little for jax: allow {(_taken() + _LEAST_BYTES) // 1024:,} or more")
 
 
 def limit(more: int) -> None:
-  """Lets this process take so many more bytes of address space, and none beyond."""
+  """Limits the address space of this process to `more` bytes beyond its present size."""
   _, hard = resource.getrlimit(resource.RLIMIT_AS)
   wanted = _taken() + more
   resource.setrlimit(resource.RLIMIT_AS, (

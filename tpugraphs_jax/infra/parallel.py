@@ -74,7 +74,7 @@ def initialize(
 
 
 def _join(heartbeat_timeout_seconds: int, **given: Any) -> None:
-  """Joins the processes; prints a line with their hosts and what to do when one of them ends."""
+  """Joins the processes; prints a line with their hosts, and advice for the end of one of them."""
   if hasattr(jax.config, "jax_enable_preemption_service"):  # not in jax 0.7.2
     jax.config.update("jax_enable_preemption_service", False)  # which would swallow SIGTERM
   jax.distributed.initialize(
@@ -126,18 +126,18 @@ def use_compilation_cache(folder: str | os.PathLike) -> None:
 def compile_quickly() -> None:
   """Lets XLA compile for CPUs in less than half the time; call before jax computes.
 
-  For runs of a few steps: a step takes two to three times as long. Nothing changes unless jax was
-  told to compute on CPUs, and flags that the user has chosen stay. XLA ends the process at flags
-  that it does not know, so the newest one is for known versions alone, and not beside libtpu, whose
-  XLA does not have it.
+  This is for runs of a few steps, since a step takes two to three times as long. Nothing changes
+  unless jax was told to compute on CPUs, and flags that the user has set stay. XLA ends the process
+  at an unknown flag: the newest flag is set for known versions only, and not where libtpu is
+  installed, whose XLA does not have it.
   """
   if jax.config.jax_platforms != "cpu":
     return
-  chosen = ["xla_backend_optimization_level=0", "xla_llvm_disable_expensive_passes=true"]
+  flags = ["xla_backend_optimization_level=0", "xla_llvm_disable_expensive_passes=true"]
   if jaxlib.version.__version_info__ < _EMITTERS_KNOWN_UNTIL and (
       importlib.util.find_spec("libtpu") is None):
-    chosen.append("xla_cpu_use_fusion_emitters=false")
-  _add_xla_flags(chosen)
+    flags.append("xla_cpu_use_fusion_emitters=false")
+  _add_xla_flags(flags)
 
 
 def compute_deterministically() -> None:
@@ -172,11 +172,11 @@ def warn_of_slow_sums() -> None:
         "XLA_FLAGS=--xla_backend_extra_options=--%s", jaxlib.version.__version__, _ATOMICS)
 
 
-def _add_xla_flags(chosen: Sequence[str]) -> None:
-  """Adds flags `name=value` to those of XLA but where the user has set the same."""
-  flags = os.environ.get("XLA_FLAGS", "")
-  new = [f"--{flag}" for flag in chosen if flag.partition("=")[0] not in flags]
-  os.environ["XLA_FLAGS"] = " ".join([*flags.split(), *new])
+def _add_xla_flags(flags: Sequence[str]) -> None:
+  """Adds flags `name=value` to `XLA_FLAGS`, except flags that the user has set."""
+  present = os.environ.get("XLA_FLAGS", "")
+  new = [f"--{flag}" for flag in flags if flag.partition("=")[0] not in present]
+  os.environ["XLA_FLAGS"] = " ".join([*present.split(), *new])
 
 
 def is_primary() -> bool:
@@ -262,7 +262,7 @@ def stack_for_devices(trees: Sequence[Any]) -> Any:
 
 
 def slate_keys(key: jax.Array, slates: int) -> jax.Array:
-  """A key per slate of this device, `[slates]`, whatever slates the other devices have."""
+  """A key per slate of this device, `[slates]`, different on every device."""
   first = jax.lax.axis_index(DEVICES) * slates
   return jax.vmap(lambda slate: jax.random.fold_in(key, slate))(first + jnp.arange(slates))
 

@@ -29,7 +29,7 @@ from tpugraphs_jax.infra.files import bucket_of, is_remote
 
 CACHE = "TPUGRAPHS_CACHE"  # environment variable that names the folder of copies
 _DEFAULT_CACHE = "~/.cache/tpugraphs_jax"
-_KNOWN = ".remote.json"  # in a copy: what it was copied from, by name
+_KNOWN = ".remote.json"  # in a copy: the marks of the remote files, by name
 _INDEX = ".index.json"  # in a bucket: the files that belong together
 _PUSH_SECONDS = 30.0
 _AT_A_TIME = 64  # files
@@ -97,7 +97,7 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
 
 
 def _copy(system: Any, files: Mapping[str, Mapping[str, Any]], into: Path, place: str) -> None:
-  """Brings a copy up to date: gets new and changed files, removes those that are gone there."""
+  """Brings a copy up to date: gets new and changed files, removes files that are gone remotely."""
   if not files:
     raise FileNotFoundError(f"{place}: there is nothing")
   paths = {name: trust.inside(into, name) for name in files}
@@ -197,7 +197,7 @@ def _sending_along(mirror: _Mirror, place: str) -> contextlib.AbstractContextMan
                         console.one_line(error), _PUSH_SECONDS)
       told.append(error)
 
-  return files_lib.repeated(send_now, _PUSH_SECONDS, name="bucket")
+  return files_lib.repeat(send_now, _PUSH_SECONDS, name="bucket")
 
 
 class _Mirror:
@@ -242,7 +242,7 @@ class _Mirror:
 
 
 def _whole_files(folder: Path) -> Iterable[str]:
-  """Names of the files below a folder, without those that are still being written."""
+  """Names of the files below a folder that are whole."""
   for at, _, names in os.walk(folder):  # which lets folders go while it walks
     for name in names:
       found = Path(at, name).relative_to(folder).as_posix()

@@ -1,12 +1,12 @@
-"""What a file may say that somebody else has sent: the one place where it is believed.
+"""Validation of files that other people have made.
 
-A file holds values of the schema, arrays and names. It holds no code, no place and no size:
+Such a file cannot make this package run code, open other files or fill the memory:
 
 * No module is imported because a file names it, see `check_imported`.
-* No compiled program is run that somebody else may have put there, see `own_folder`.
-* No place that a file names is read or written: `config` clears them, and `inside` refuses
+* Compiled programs are read from a folder that only this user can name, see `own_folder`.
+* Paths in a file are neither read nor written: `config` clears them, and `inside` refuses
   names that leave their folder.
-* No array is read that is larger than the memory that is left, see `data.npz`.
+* An array that is larger than the available memory is not read, see `data.npz`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from tpugraphs_jax.infra import console
 
-# Fields of a config that name places, by section. Whoever uses a model names their own.
+# Fields of a config that hold paths, by section. The user of a model names their own.
 _PLACES = {"data": ("store_dir", "indices_dir"), "eval": ("indices_dir",)}
 _REMOTE = "://"
 _SEPARATORS = ',:"/\\'  # of CSV files, of IDs of graphs and of folders
@@ -54,21 +54,21 @@ class Record(dict):
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str], advice: str) -> Iterator[None]:
-  """Any error of the block, which takes the content of a file apart, names the file in one line.
+  """Turns any error of a block that reads a file into one line that names the file.
 
   Args:
     path: the file.
-    advice: what to do about it.
+    advice: the end of the line, for the user.
 
   Raises:
-    FileNotFoundError: as the block.
-    ValueError: for every other error.
+    FileNotFoundError: the block raised it.
+    ValueError: the block raised any other error.
   """
   try:
     yield
   except FileNotFoundError:
     raise
-  except Exception as error:  # whatever a wrong value causes
+  except Exception as error:  # wrong values cause many types
     reason = console.one_line(error)
     if isinstance(error, KeyError):
       reason = f"it has no {reason}"
@@ -201,15 +201,15 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def own_folder(folder: Path, secret: Path) -> Path:
-  """The folder below `folder` for what this user alone has made, such as compiled programs.
+  """A subfolder for files that only this user can have written, such as compiled programs.
 
-  Its name is a secret. Whoever sends a working folder does not know it, and cannot put programs
-  where this user's runs look for theirs.
+  Its name is a secret. The sender of a working folder does not know the name, and cannot put
+  programs where this user's runs look for them.
 
   Args:
     folder: any folder.
-    secret: a file of the user's, made where it is missing. Where it cannot be made, every process
-      has a secret of its own.
+    secret: the user's file with the name, made where it is missing. Where it cannot be made,
+      every process takes a name of its own.
   """
   name = secrets.token_hex(16)
   with contextlib.suppress(OSError):

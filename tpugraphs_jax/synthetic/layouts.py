@@ -1,4 +1,4 @@
-"""Whole programs for the layout collections, what their layouts cost, and the two searches.
+"""Whole programs for the layout collections, the cost of their layouts, and the two searches.
 
 `ImageProgram` (collection source `xla`) is a convolutional network, its body a computation of its
 own; `TextProgram` (`nlp`) is a BERT-like encoder. Training programs add the two gradients of every
@@ -63,7 +63,7 @@ class _Product:
   left: int
   right: int
   output: int
-  activated: int  # what later instructions read
+  activated: int  # the result that later instructions read
   role: str
   window: _Window = _Window()
 

@@ -94,7 +94,7 @@ class Checkpoints:
     _quiet_orbax()
     if not read_only:
       self._folder.mkdir(parents=True, exist_ok=True)
-    # `best_fn` makes Orbax write the metrics; the policy decides what is kept.
+    # `best_fn` makes Orbax write the metrics; the policy chooses the checkpoints to keep.
     # (`best_fn` with `max_to_keep` would remove the newest.)
     best = preservation_policy.BestN(get_metric_fn=_rank, n=1)
     newest = preservation_policy.LatestN(1)

@@ -104,7 +104,7 @@ class Log:
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Adds one line to `metrics.jsonl` and the same scalars to TensorBoard.
 
-    Numbers that are not finite become null in the one and are left out in the other.
+    Numbers that are not finite become null in `metrics.jsonl`; TensorBoard leaves them out.
     """
     finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
     if self._is_writing:
@@ -168,7 +168,7 @@ class Lines:
   def _try(self) -> None:
     try:
       if self._file is None:
-        # Unbuffered: what was written is a prefix of all lines, whatever happens.
+        # Unbuffered: the file is always a prefix of all lines.
         self._file = self._path.open("ab", buffering=0)
       while self._waiting:
         self._waiting = self._waiting[self._file.write(self._waiting):]
@@ -213,7 +213,7 @@ class Events:
         summary.scalar(name, value) for name, value in row.items())))
 
   def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-    """Shows how the finite numbers of arrays `[n]` are spread, such as one for each graph."""
+    """Shows histograms of the finite numbers of arrays `[n]`, such as a metric of each graph."""
     rows, now = {name: array[np.isfinite(array)] for name, array in values.items()}, time.time()
     self._put(lambda: event_pb2.Event(step=step, wall_time=now, summary=_joined(
         summary.histogram(name, array, bins=_BINS) for name, array in rows.items() if array.size)))
@@ -316,7 +316,7 @@ def peak_memory() -> tuple[str, int]:
 def _process_peak() -> int:
   """Peak resident memory of this program in bytes."""
   status = Path("/proc/self/status")
-  # Linux: getrusage would count what the process was before it became this program.
+  # On Linux, getrusage also counts the process before it became this program.
   lines = status.read_text().splitlines() if status.exists() else []
   for line in lines:
     if line.startswith("VmHWM:"):  # some sandboxes leave it out
