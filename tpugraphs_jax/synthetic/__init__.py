@@ -12,7 +12,7 @@ keeps tensors in registers of 8 x 128 elements. From it follow two answers:
   whatever feeds a reduction or one operand of a product is computed anew for
   every tile along the axes it lacks. So the best tile depends on which
   instructions feed what, not on which there are.
-* In a whole program (`layouts`) each convolution, dot and
+* In a whole program (`networks`, `layouts`) each convolution, dot and
   reshape has its output in one of two orders. An order costs the padding of its
   two minor dimensions, in arithmetic and traffic of the instruction and of all
   elementwise ones that take it over, and a copy wherever two orders meet. So the
@@ -44,7 +44,7 @@ from tpugraphs_jax.collections import Collection, STAMP
 from tpugraphs_jax.data import download, npz
 from tpugraphs_jax.infra import console, files, jobs, trust
 from tpugraphs_jax.synthetic import layouts, tiles
-from tpugraphs_jax.synthetic.layouts import ImageProgram, TextProgram
+from tpugraphs_jax.synthetic.networks import ImageProgram, TextProgram
 
 SCALES = ("tiny", "medium", "full")
 NOISE_SD = 3.6e-4  # of the log of repeated measurements, median over graphs

@@ -190,7 +190,8 @@ class Lines:
 class Events:
   """The event file of TensorBoard, made and written by a thread of the primary process.
 
-  Its methods return at once: a disk that is slow or full holds up no step.
+  Its methods return at once: a slow or full disk delays no step. The writer of tensorboardX waits
+  where its queue is full, and its thread ends without a word at an error.
 
   Args:
     folder: receives the event file.
