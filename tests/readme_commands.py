@@ -86,7 +86,8 @@ def python_of(page: str, out: Path) -> str:
   for name, folder in _OWN_FILES.items():
     found = sorted((out / "synthetic/npz" / folder / "valid").glob("*.npz"))
     code = code.replace(f'"{name}"', f'"{found[0]}"' if found else name)
-  return code.replace(*_OWN_MODULE).replace(DATA, f"{out}/synthetic/npz").replace('"out/', f'"{out}/').replace('"charges.dot"', f'"{out}/charges.dot"')
+  code = code.replace(*_OWN_MODULE).replace(DATA, f"{out}/synthetic/npz")
+  return code.replace('"out/', f'"{out}/').replace('"charges.dot"', f'"{out}/charges.dot"')
 
 
 def anchors(page: Path) -> set[str]:
