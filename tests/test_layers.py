@@ -20,7 +20,7 @@ LAYERS = (
     ("run",),
     ("sweep", "__main__"))
 # All imports within a layer: the first imports the second.
-WITHIN = {("graph", "columns"), ("hlo", "data"), ("nn", "data"),
+WITHIN = {("graph", "columns"), ("hlo", "data"), ("nn", "data"), ("report", "collect"),
           ("submission", "data"), ("submission", "metrics")}
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(PACKAGE.rglob("*.py"))

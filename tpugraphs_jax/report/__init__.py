@@ -1,6 +1,6 @@
 """Report pages: one run, or several compared.
 
-    python -m tpugraphs_jax.report RUN... --out report.html
+    python -m tpugraphs_jax.report RUN...
 
   runs      reads working folders: runs, and groups of runs with one config
   figures   curves, graphs, ranks (matplotlib)
@@ -27,7 +27,8 @@ def write(
   Args:
     folders: working folders.
     out: the HTML file.
-    graph: whose predicted ranks and ranks by label are shown; chosen if not given.
+    graph: whose predicted ranks and ranks by label are shown; the median one by Kendall tau if not
+      given.
 
   Raises:
     FileNotFoundError: a folder holds no run.
@@ -37,7 +38,7 @@ def write(
   require_plots()
   from tpugraphs_jax.report import page, runs
 
-  text = page.render(runs.read_all(folders), graph=graph)
+  text = page.render(runs.read_all(folders), graph=graph, folder=os.path.dirname(os.fspath(out)) or ".")
   with files.replacing(out, encoding="utf-8") as file:
     file.write(text)
 

@@ -1,4 +1,8 @@
-"""The report page of one or several runs."""
+"""The report page of one run, or of several compared.
+
+  python -m tpugraphs_jax.report out/tile
+  python -m tpugraphs_jax.report out/listmle out/mse --out=out/both.html
+"""
 
 from __future__ import annotations
 
@@ -24,55 +28,70 @@ def write_csv(runs: Sequence[Run], path: str) -> None:
 
 
 def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
-  """Writes every figure into a folder."""
+  """Writes every figure into a folder, each with the kind of its labels."""
   from tpugraphs_jax.report import figures, page  # they need the extra `plots`
 
-  groups = runs_lib.groups_of(runs)
-  for title, drawn in figures.all_of(groups, page.choose(runs[0], graph)).items():
-    name = re.sub(r"\W+", "_", title.lower()).strip("_")
-    with files.replacing(remote.join(folder, f"{name}.png"), "wb") as file:
-      drawn.savefig(file, format="png", dpi=150)
+  comparisons, graph = runs_lib.comparisons(runs), page.choose(runs, graph)
+  for each in comparisons:
+    start = f"{each.runs[0].collection} " * (len(comparisons) > 1)
+    for title, drawn in figures.all_of(each, page.graph_of(each, graph)).items():
+      drawn.suptitle(f"labels: {each.runs[0].labels}", fontsize=8)
+      name = re.sub(r"\W+", "_", (start + title).lower()).strip("_")
+      with files.replacing(remote.join(folder, f"{name}.png"), "wb") as file:
+        drawn.savefig(file, format="png", dpi=150)
 
 
-def verdict(folders: Sequence[str], runs: Sequence[Run]) -> str:
-  """Three lines: the models and their training time, the slowdown of first choices, the pages."""
-  trained = [f"{run.config.get('model.name')} on {run.collection} (labels: "
-             f"{re.split(': |, no', run.labels)[0]}) in "
-             f"{console.duration(run.summary.get('training', {}).get('seconds', 0))}"
-             for run in runs]
-  quality = [f"{run.collection}: {run.verdict}" for run in runs]
-  pages = [remote.join(folder, report.FILE) for folder in folders]
-  return "\n".join(f"{name:<9}{'; '.join(parts)}" for name, parts in (
-      ("trained", trained), ("quality", quality), ("look at", pages)))
+def verdict(runs: Sequence[Run]) -> str:
+  """Every collection with its labels, the sentences about its runs, and where each run has its page."""
+  lines = []
+  for each in runs_lib.comparisons(runs):
+    lines += [f"{each.runs[0].collection} ({each.runs[0].labels})",
+              *(f"  {sentence}" for sentence in each.verdict)]
+    for run in each.runs:
+      seconds = run.summary.get("training", {}).get("seconds", 0)
+      lines.append(f"  {run.name}: {run.config['model.name']}, trained in "
+                   f"{console.duration(seconds)}, {remote.join(run.folder, report.FILE)}")
+  return "\n".join(lines)
+
+
+def _beside(folders: Sequence[str]) -> str:
+  """The place of the page: in the folder of a run, of several in the one that holds the first."""
+  if len(folders) == 1:
+    return remote.join(folders[0], report.FILE)
+  first = folders[0].rstrip("/")
+  return remote.join(first.rpartition("/")[0] or ("." if "/" not in first else ""), report.FILE)
 
 
 def main(argv: list[str] | None = None) -> int:
   """Runs the command line; returns the exit status."""
   parser = argparse.ArgumentParser(
-      prog="python -m tpugraphs_jax.report", description=__doc__.splitlines()[0])
+      prog="python -m tpugraphs_jax.report", description=__doc__,
+      formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("runs", nargs="+", metavar="RUN", help="working folder of a run")
-  parser.add_argument("--out", default=report.FILE, help="the page, an HTML file")
+  parser.add_argument("--out", help="the page (default: report.html in the folder of the run, of "
+                                    "several in the folder that holds the first)")
   parser.add_argument("--graph", default="", help="graph whose ranks are shown")
   parser.add_argument("--csv", help="also a row per run and graph into this file")
   parser.add_argument("--png", help="also the figures into this folder")
   parser.add_argument("--verdict", action="store_true",
-                      help="instead: three lines, what was trained and how good it is")
+                      help="instead of a page: what it says first, in lines")
   args = parser.parse_args(argv)
   try:
     runs = runs_lib.read_all(args.runs)
     if args.verdict:
-      print(console.printable(verdict(args.runs, runs)))
+      print(console.printable(verdict(runs)))
       return 0
     report.require_plots()
     if args.csv:
       write_csv(runs, args.csv)
     if args.png:
       write_png(runs, args.png, args.graph)
-    report.write(args.runs, args.out, graph=args.graph)
+    out = args.out or _beside(args.runs)
+    report.write(args.runs, out, graph=args.graph)
   except (ValueError, OSError, ImportError) as error:
     print(f"error: {console.one_line(error)}", file=sys.stderr)
     return 2
-  print(f"wrote {args.out}")
+  print(f"wrote {out}")
   return 0
 
 

@@ -1,35 +1,54 @@
 """Figures of runs, as matplotlib figures; `svg` makes one a part of a page.
 
-Every figure says of what kind its labels are, in its head and on an axis of every panel. Runs of
-one config have one colour.
+A figure is of runs that compare, and is as wide as a page of 700 pixels. Runs of one config have
+one colour. A point of a line says its values where the mouse rests on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import io
 import itertools
 import logging
+from xml.etree import ElementTree
 
 from matplotlib import figure, rc_context
 import numpy as np
 
 from tpugraphs_jax import metrics
-from tpugraphs_jax.report.runs import DEFAULT, Group, Judged, KS, NOISELESS, RANDOM
+from tpugraphs_jax.report.runs import (
+  Comparison,
+  DEFAULT,
+  Group,
+  Judged,
+  KS,
+  NOISELESS,
+  OWN_FIRST,
+  RANDOM,
+  tune_name,
+)
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.train import loop
 
 # matplotlib logs the making of its font cache, once on each machine.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 # Okabe and Ito: distinct with any colour vision, and in grey by their lightness.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B")
 _GREY, _LINE = "#888888", {"color": "#888888", "lw": 1}
+_INK, _GRID = "#222222", "#e4e4e4"  # a page puts its own colours in their place
 _NAMED = 24  # graphs whose names fit on an axis
 _STYLE = {
-    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "grid.color": "#e4e4e4", "axes.axisbelow": True, "svg.fonttype": "none",
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "grid.color": _GRID, "axes.axisbelow": True, "svg.fonttype": "none",
     "legend.frameon": False, "font.family": "sans-serif", "text.parse_math": False,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color",
+                     "ytick.color"), _INK),
 }
+_WIDTH = 6.8  # inches, 653 pixels of a page
+_SVG = "http://www.w3.org/2000/svg"
+_BAND = (10, 90)  # percentiles over graphs
+_TOLD = 500  # most points of a figure of ranks that say their values
+_TIPS = "|"  # between the texts of a line's points, in its `gid`
 # Bounds of bins of pairs, by the slowdown of the slower configuration against the faster one.
 EDGES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, np.inf)
 FEWEST = 100  # pairs of a bin; one with fewer is joined with its neighbours
@@ -37,47 +56,57 @@ _PAIRS = 20_000  # of a graph, drawn at random where it has more
 
 
 def svg(drawn: figure.Figure) -> str:
-  """The figure as an `<svg>` element."""
+  """The figure as an `<svg>` element whose text and grid have the colours of the page."""
   with rc_context(_STYLE | {"svg.hashsalt": "report"}):
     text = io.StringIO()
-    drawn.savefig(text, format="svg", metadata={"Date": None})
-  return text.getvalue()[text.getvalue().index("<svg"):]
+    drawn.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
+  ElementTree.register_namespace("", _SVG)
+  ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+  root = ElementTree.fromstring(text.getvalue())
+  for group in root.iter(f"{{{_SVG}}}g"):
+    tips = group.get("id", "").split(_TIPS)[1:]
+    for point, tip in zip(group.iter(f"{{{_SVG}}}use"), tips):
+      ElementTree.SubElement(point, f"{{{_SVG}}}title").text = tip
+    if tips:
+      del group.attrib["id"]
+  whole = ElementTree.tostring(root, encoding="unicode")
+  return whole.replace(_INK, "currentColor").replace(_GRID, "var(--line)")
 
 
-def all_of(groups: Sequence[Group], graph: Judged | None) -> dict[str, figure.Figure]:
+def _tips(texts: Iterable[str]) -> str:
+  """The `gid` of a line whose points, all of them finite, say these texts."""
+  return "".join(_TIPS + text.replace(_TIPS, "/") for text in texts)
+
+
+def all_of(comparison: Comparison, graph: Judged | None) -> dict[str, figure.Figure]:
   """Every figure that there are data for, by title.
 
   Args:
-    groups: at least one.
-    graph: of the first run, whose ranks are shown.
+    comparison: the runs.
+    graph: of the first config, whose ranks are shown.
   """
-  kinds = list(dict.fromkeys(run.labels for group in groups for run in group.runs))
-  kind = ", ".join(dict.fromkeys(short_kind(name) for name in kinds))
-  judged = [group for group in groups if group.judged]
-  by_title = {}
+  groups, by_title = comparison.groups, {}
   with rc_context(_STYLE):
-    if judged:
-      by_title["Slowdown of the best of the first k"] = _slowdowns(judged, kind)
-      by_title["Pairs in the right order, by how far their labels differ"] = _calibration(
-          judged, kind)
-      by_title["Kendall tau and slowdown1 of each validation graph"] = _by_graph(judged, kind)
-    by_title["Training and validation"] = _curves(groups, kind)
+    if groups[0].judged:
+      by_title["Slowdown of the best of the first k"] = _slowdowns(comparison)
+      by_title["Kendall tau and slowdown1 of each validation graph"] = _by_graph(groups)
+      by_title["Pairs in the right order, by how far their labels differ"] = _calibration(groups)
     if graph is not None:
-      of = f" ({groups[0].runs[0].name})" * (len(groups) + len(groups[0].runs) > 2)
-      by_title[f"Predicted rank and rank by label: {graph.name}{of}"] = _ranks(graph, kind)
+      of = f" ({groups[0].name})" * (len(groups) > 1)
+      by_title[f"Predicted rank and rank by label: {graph.name}{of}"] = _ranks(graph)
+    by_title["Training and validation"] = _curves(groups)
     for drawn in by_title.values():
-      drawn.suptitle(f"labels: {'; '.join(kinds)}", fontsize=9, color="#666666")
       _legend(drawn)
   return by_title
 
 
 def short_kind(kind: str) -> str:
-  """The kind of labels in a word or two for an axis: SYNTHETIC, ESTIMATE, measured."""
+  """The kind of labels in a word or two for a title: SYNTHETIC, ESTIMATE, measured."""
   return "unknown kind" if kind.startswith("of ") else kind.split()[0].rstrip(":,")
 
 
-def _axes(columns: int = 1, height: float = 3.4):
-  drawn = figure.Figure(figsize=(9, height), layout="constrained")
+def _axes(columns: int = 1, height: float = 3.3):
+  drawn = figure.Figure(figsize=(_WIDTH, height), layout="constrained")
   return drawn, drawn.subplots(1, columns, squeeze=False)[0]
 
 
@@ -86,10 +115,10 @@ def _legend(drawn: figure.Figure) -> None:
   handles, names = drawn.axes[-1].get_legend_handles_labels()
   if len(names) > 1:
     drawn.legend(handles, list(map(_short, names)), loc="outside lower center",
-                 ncols=2 if max(map(len, names)) > 30 else 4)
+                 ncols=2 if max(map(len, names)) > 20 else 4)
 
 
-def _short(name: str, most: int = 44) -> str:
+def _short(name: str, most: int = 48) -> str:
   return name if len(name) <= most else f"{name[:most // 2 - 1]}…{name[-(most // 2):]}"
 
 
@@ -106,31 +135,38 @@ def _slowdown_scale(axis) -> None:
   axis.set_ticks([], minor=True)
 
 
-def _slowdowns(groups: Sequence[Group], kind: str) -> figure.Figure:
-  """Means over all graphs, and the single graphs of one run.
+def _slowdowns(comparison: Comparison) -> figure.Figure:
+  """Means over all graphs; of a single config also a band of the graphs.
 
   As in `slowdown10_mean`, a graph with fewer than k configurations has slowdown 0: all of its
-  configurations are tried. k goes as far as half of the graphs have so many.
+  configurations are tried. k is cut at the median number of configurations per graph.
   """
   drawn, (axes,) = _axes()
-  run = groups[0].runs[0]
+  groups, run = comparison.groups, comparison.groups[0].runs[0]
   half = np.median([len(graph.scores) for graph in run.judged])
   ks = [k for k in KS if k == 1 or k <= half]
-  mean = lambda slowdowns: [np.mean([one.get(k, 0.0) for one in slowdowns]) for k in ks]
-  if len(groups) == len(groups[0].runs) == 1:
-    for number, graph in enumerate(run.judged):
-      own = [k for k in ks if k in graph.slowdowns]
-      axes.plot(own, [graph.slowdowns[k] for k in own], color="#cccccc", lw=1,
-                label="" if number else "each graph")
+
+  def plot(slowdowns: Sequence[Mapping[int, float]], style: str, *, label: str, **kwargs) -> None:
+    means = [np.mean([one.get(k, 0.0) for one in slowdowns]) for k in ks]
+    gid = _tips(f"{label}: best of {k}, slowdown {mean:.4f}" for k, mean in zip(ks, means))
+    axes.plot(ks, means, style, label=label, gid=gid, **kwargs)
+
+  if len(groups) == 1:
+    values = np.array([[graph.slowdowns.get(k, 0.0) for k in ks] for graph in groups[0].judged])
+    axes.fill_between(ks, *np.percentile(values, _BAND, axis=0), color=_COLOURS[0], alpha=0.15,
+                      lw=0, label="{} to {} % of the graphs".format(*_BAND))
   for group, colour in _coloured(groups):
-    axes.plot(ks, mean([graph.slowdowns for graph in group.judged]), "o-", color=colour,
-              label=group.name)
-  axes.plot(ks, mean([metrics.random_slowdown(graph.label, ks) for graph in run.judged]),
-            "--", color=_GREY, label=RANDOM)
-  if default := run.references.get(DEFAULT):
-    axes.axhline(default["slowdown1_mean"], ls="-.", color="black", label=DEFAULT)
+    plot([graph.slowdowns for graph in group.judged], "o-", color=colour, label=group.name)
+    if all(graph.tuned_slowdowns for graph in group.judged):
+      plot([graph.tuned_slowdowns for graph in group.judged], "s:", color=colour,
+           label=tune_name(group))
+  plot([metrics.random_slowdown(graph.label, ks) for graph in run.judged], "x--", color=_GREY,
+       label=RANDOM)
+  if OWN_FIRST in comparison.references:
+    plot([graph.own_first_slowdowns(ks) for graph in run.judged], "+-.", color=_GREY,
+         label=OWN_FIRST)
   axes.set(xscale="log", xlabel="k configurations tried, in the order of the model",
-           ylabel=f"slowdown ({kind})")
+           ylabel="slowdown")
   axes.set_xticks(ks, list(map(str, ks)))
   axes.minorticks_off()
   _slowdown_scale(axes.yaxis)
@@ -181,7 +217,7 @@ def bins_of(counts: np.ndarray, fewest: int = FEWEST) -> list[int]:
   return starts
 
 
-def _calibration(groups: Sequence[Group], kind: str) -> figure.Figure:
+def _calibration(groups: Sequence[Group]) -> figure.Figure:
   """How often pairs are in the right order, beside the order without noise where it is known."""
   drawn, (axes,) = _axes()
   run = groups[0].runs[0]
@@ -194,9 +230,11 @@ def _calibration(groups: Sequence[Group], kind: str) -> figure.Figure:
   starts = bins_of(counts := total(run.judged, "scores")[1].astype(int))
   for label, (judged, name, style) in lines.items():
     right, every = np.add.reduceat(total(judged, name), starts, axis=1)
-    axes.plot(right / np.maximum(every, 1), **style, label=label)
+    share = right / np.maximum(every, 1)
+    gid = _tips(f"{label}: {part:.1%} of {pairs:,.0f} pairs" for part, pairs in zip(share, every))
+    axes.plot(share, **style, label=label, gid=gid)
   axes.axhline(0.5, ls=":", color=_GREY, label=RANDOM)
-  axes.set(xlabel=f"slowdown of the slower configuration of a pair ({kind}), and number of pairs",
+  axes.set(xlabel="slowdown of the slower configuration of a pair, and number of pairs",
            ylabel="share in the right order", ylim=(None, 1.02))
   axes.set_xticks(np.arange(len(starts) + 1) - 0.5, [f"{EDGES[i]:g}" for i in starts] + ["∞"])
   axes.set_xticks(range(len(starts)), [f"{n:,}" for n in np.add.reduceat(counts, starts)],
@@ -205,40 +243,43 @@ def _calibration(groups: Sequence[Group], kind: str) -> figure.Figure:
   return drawn
 
 
-def _by_graph(groups: Sequence[Group], kind: str) -> figure.Figure:
+def _by_graph(groups: Sequence[Group]) -> figure.Figure:
   """Kendall tau and slowdown of every graph, means over seeds."""
-  judged = groups[0].runs[0].judged
-  taus = groups[0].by_graph(lambda graph: graph.kendall_tau)
-  order = sorted(judged, key=lambda graph: np.nan_to_num(taus[graph.name], nan=-2))
+  order = groups[0].by_tau
   is_named, places = len(order) <= _NAMED, range(len(order))
-  drawn, (left, right) = _axes(2, height=max(2.8, 0.24 * len(order) + 1.4) if is_named else 4)
+  drawn, (left, right) = _axes(2, height=max(2.8, 0.22 * len(order) + 1.4) if is_named else 4)
   for group, colour in _coloured(groups):
-    for axes, value in ((left, lambda g: g.kendall_tau), (right, lambda g: g.slowdowns[1])):
+    for axes, name, value in ((left, "Kendall tau", lambda g: g.kendall_tau),
+                              (right, "slowdown1", lambda g: g.slowdowns[1])):
       values = group.by_graph(value)
-      axes.plot([values.get(graph.name, np.nan) for graph in order], places, "o", ms=5,
-                color=colour, label=group.name)
+      points = [(values[graph.name], place, graph) for place, graph in enumerate(order)
+                if np.isfinite(values.get(graph.name, np.nan))]
+      gid = _tips(f"{graph.name} ({graph.nodes:,} nodes), {group.name}: {name} {number:.4f}"
+                  for number, _, graph in points)
+      axes.plot([point[0] for point in points], [point[1] for point in points], "o", ms=5,
+                color=colour, label=group.name, gid=gid)
   if NOISELESS in groups[0].runs[0].references:
     left.plot([metrics.kendall_tau(graph.ceiling_ns, graph.label) for graph in order],
               places, "|", color=_GREY)
     right.plot([], [], "|", color=_GREY, label=f"Kendall tau, {NOISELESS}")
   if DEFAULT in groups[0].runs[0].references:
     right.plot([graph.default_slowdown for graph in order], places, "|", ms=10, mew=2,
-               color="black", label=DEFAULT)
+               color=_INK, label=DEFAULT)
   left.axvline(0, **_LINE)
-  left.set(xlabel=f"Kendall tau ({kind}; random: 0)", xlim=(min(-0.1, left.get_xlim()[0]), 1.02))
+  left.set(xlabel="Kendall tau (random: 0)", xlim=(min(-0.1, left.get_xlim()[0]), 1.02))
   _slowdown_scale(right.xaxis)
-  right.set(xlabel=f"slowdown1 ({kind})", yticks=[])
+  right.set(xlabel="slowdown1", yticks=[])
   right.set_xlim(-0.0003, 1.5 * max(0.001, right.dataLim.xmax))
   for axes in (left, right):
     axes.set_ylim(-0.6, len(order) - 0.4)
-  names = [f"{_short(graph.name, 28)} ({graph.nodes:,} nodes)" for graph in order]
+  names = [_short(graph.name, 26) for graph in order]
   left.set_yticks(places if is_named else [], names if is_named else [])
   if not is_named:
     left.set_ylabel(f"{len(order)} graphs, sorted")
   return drawn
 
 
-def _curves(groups: Sequence[Group], kind: str) -> figure.Figure:
+def _curves(groups: Sequence[Group]) -> figure.Figure:
   """Loss and validation metric by step, a line for each run."""
   drawn, (left, right) = _axes(2)
   for group, colour in _coloured(groups):
@@ -246,13 +287,14 @@ def _curves(groups: Sequence[Group], kind: str) -> figure.Figure:
       metric = f"{loop.SAMPLE}/{judge.mean_name(run.config.get('train.best_metric', 'kendaltau'))}"
       for axes, name in ((left, "train/loss"), (right, metric)):
         points = [(row["step"], row[name]) for row in run.rows if row.get(name) is not None]
+        gid = _tips(f"{run.name}: step {step}, {value:.4g}" for step, value in points)
         axes.plot(*np.array(points).reshape(-1, 2).T, marker=".", color=colour,
-                  label="" if number else group.name)
+                  label="" if number else group.name, gid=gid)
       best = run.summary.get("training", {}).get("best", {})
       if best.get("value") is not None:
         right.plot(best["step"], best["value"], "o", ms=9, mfc="none", color=colour)
-      right.set_ylabel(f"{metric}\n({kind})")
-  left.set(xlabel="step", ylabel=f"training loss ({kind})")
+      right.set_ylabel(metric)
+  left.set(xlabel="step", ylabel="training loss")
   lowest, highest = left.dataLim.intervaly
   if 0 < 30 * lowest < highest < np.inf:  # losses of different kinds, or a steep start
     left.set_yscale("log")
@@ -260,16 +302,20 @@ def _curves(groups: Sequence[Group], kind: str) -> figure.Figure:
   return drawn
 
 
-def _ranks(graph: Judged, kind: str) -> figure.Figure:
+def _ranks(graph: Judged) -> figure.Figure:
   """Every configuration of a graph, by its predicted rank and its rank by label."""
   drawn, (axes,) = _axes(height=4)
   predicted, by_label = graph.ranks
-  axes.plot(predicted, by_label, ".", ms=4 if len(predicted) < 2000 else 1.5, color=_COLOURS[0],
-            label="a configuration")
+  gid = _tips(
+      f"configuration {number}: predicted rank {one}, by label {other}"
+      for number, one, other in zip(graph.config_ids, predicted, by_label)
+  ) if len(predicted) <= _TOLD else ""
+  axes.plot(predicted, by_label, ".", ms=6 if len(predicted) < 200 else 2, color=_COLOURS[0],
+            label="a configuration", gid=gid)
   axes.axline((0, 0), slope=1, **_LINE)
   if graph.default is not None:
     axes.plot(predicted[graph.default], by_label[graph.default], "D", ms=7, color=_COLOURS[1],
               label=DEFAULT)
-  axes.set(xlabel="predicted rank (0: fastest)", ylabel=f"rank by label ({kind})", aspect="equal")
+  axes.set(xlabel="predicted rank (0: fastest)", ylabel="rank by label", aspect="equal")
   axes.locator_params(integer=True)
   return drawn

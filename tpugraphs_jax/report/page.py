@@ -6,28 +6,35 @@ from collections.abc import Iterable, Sequence
 import datetime
 from importlib import resources
 import math
+import os
+from pathlib import Path
+import shlex
 from typing import Any
 
 import jinja2
-import numpy as np
 
 from tpugraphs_jax import metrics
+from tpugraphs_jax.infra import remote
 from tpugraphs_jax.report import figures
 from tpugraphs_jax.report import runs as runs_lib
-from tpugraphs_jax.report.runs import DEFAULT, Group, Judged, Run
+from tpugraphs_jax.report.runs import Comparison, DEFAULT, Group, Judged, Run
 
-_LISTED = 400  # graphs in the table of one run
+_LISTED = 400  # graphs in a table
+_BESIDE = 4  # groups that have columns of their own in a table of graphs
+_FILES = ("results.csv", "validation.csv", "validation_programs.csv", "metrics.jsonl",
+          "summary.json", "config.json", "log.txt", "tensorboard")
 
 
-def render(runs: Sequence[Run], *, graph: str = "") -> str:
+def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
   """The page of these runs.
 
   Args:
     runs: at least one.
     graph: whose ranks are shown; the median one by Kendall tau if not given.
+    folder: of the page, from which links to files of the runs start; without it there are none.
 
   Raises:
-    ValueError: the first run did not judge that graph.
+    ValueError: no run judged that graph.
   """
   environment = jinja2.Environment(
       autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -35,75 +42,98 @@ def render(runs: Sequence[Run], *, graph: str = "") -> str:
   environment.tests["numeric"] = lambda column: all(
       isinstance(cell, (int, float, tuple)) or cell == "" for cell in column)
   template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-  groups, chosen = runs_lib.groups_of(runs), choose(runs[0], graph)
+  chosen, comparisons = choose(runs, graph), runs_lib.comparisons(runs)
   return environment.from_string(template).render(
-      runs=runs, groups=groups, results=_results(runs, groups),
-      figures={title: figures.svg(drawn)
-               for title, drawn in figures.all_of(groups, chosen).items()},
-      tables=_tables(runs, groups), now=f"{datetime.datetime.now():%Y-%m-%d %H:%M}")
+      runs=runs, sections=[_section(each, chosen) for each in comparisons], ended=_ended(runs),
+      names=list(dict.fromkeys(name for each in comparisons for name in each.references)),
+      about={run.name: _about(run) for run in runs},
+      links={run.name: _links(run, folder) for run in runs},
+      now=f"{datetime.datetime.now():%Y-%m-%d %H:%M}")
 
 
-def choose(run: Run, name: str) -> Judged | None:
-  """The graph of that name, or the one in the middle by Kendall tau.
+def choose(runs: Sequence[Run], name: str) -> str:
+  """That name, if any run judged the graph.
 
   Raises:
-    ValueError: there is no graph of that name.
+    ValueError: none did.
   """
-  if not name:
-    order = _by_tau(run)
-    return order[len(order) // 2] if order else None
-  for graph in run.judged:
-    if graph.name == name:
-      return graph
-  known = ", ".join(graph.name for graph in run.judged[:5]) or "none: evaluate first"
-  raise ValueError(f"{run.name} judged no graph {name!r}; it judged {known} ...")
+  known = list(dict.fromkeys(graph.name for run in runs for graph in run.judged))
+  if name and name not in known:
+    raise ValueError(f"no run judged a graph {name!r}; known are "
+                     f"{', '.join(known[:5]) or 'none: evaluate first'} ...")
+  return name
 
 
-def _by_tau(run: Run) -> list[Judged]:
-  return sorted(run.judged, key=lambda graph: np.nan_to_num(graph.kendall_tau, nan=-2))
+def graph_of(comparison: Comparison, name: str) -> Judged | None:
+  """The first group's graph of that name, else the one in the middle by Kendall tau."""
+  order = comparison.groups[0].by_tau
+  named = [graph for graph in order if graph.name == name]
+  return next(iter(named + order[len(order) // 2:]), None)
 
 
-def _results(runs: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any]:
-  """Tables by title: a row for every run and every reference; groups, and tests between them."""
-  names = list(dict.fromkeys(name for run in runs for name in run.means))
-  row = lambda means: [means.get(name, math.nan) for name in names]
-  tables = {"Results": _table(
-      ["run", "seed", *names],
-      [[run.name, run.seed, *row(run.means)] for run in runs if names] + [
-          [of, "", *row(means)] for of, means in runs[0].references.items()
-          if len({run.protocol for run in runs}) == 1])}
-  if len(runs) > len(groups):
-    tables["By config, mean and standard deviation over seeds"] = _table(
-        ["config", "seeds", *names],
-        [[group.name, ", ".join(str(run.seed) for run in group.runs),
-          *(group.spread(name) for name in names)] for group in groups])
-  if len(groups) > 1:
-    tables["Paired by graph (Wilcoxon signed rank on Kendall tau)"] = _table(
-        ["config", "against", "graphs", "mean difference", "p"], runs_lib.comparisons(groups))
-  return tables
+def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
+  """The part of the page about runs that compare."""
+  first, groups = comparison.groups[0].runs[0], comparison.groups
+  return {
+      "comparison": comparison, "name": first.collection, "labels": first.labels,
+      "validation": first.summary.get("validation", {}),
+      "best": first.summary.get("training", {}).get("best", {}), "results": _results(comparison),
+      "leads": _table(
+          ["config", "graphs", "first better on", "Kendall tau below the first", "p"],
+          [[lead.other, lead.graphs, lead.better, lead.gain,
+            "too few graphs" if math.isnan(lead.p_value) else lead.p_value]
+           for lead in runs_lib.leads(groups)]),
+      "differences": _table(["field", *(group.name for group in groups)],
+                            runs_lib.differences(groups) if len(groups) > 1 else []),
+      "figures": {title: figures.svg(drawn) for title, drawn in figures.all_of(
+          comparison, graph_of(comparison, graph)).items()},
+      "graphs": _graphs(groups), "view": _view(groups[0]),
+      "programs": _programs(groups) if first.config.get("task") == "tile" else _table([], [])}
 
 
-def _tables(runs: Sequence[Run], groups: Sequence[Group]) -> dict[str, Any]:
-  """The tables below the figures, by title."""
-  order, tables = _by_tau(runs[0]), {}
-  if order and runs[0].config.get("task") == "tile":
-    tables["Programs, means over kernels and seeds"] = _programs(groups)
-  if order:
-    more = f", the {_LISTED} lowest of {len(order)}" if len(order) > _LISTED else ""
-    tables[f"Graphs ({runs[0].name}{more})"] = _table(
-        ["graph", "nodes", "configurations", "Kendall tau", "slowdown1", f"slowdown of {DEFAULT}"],
-        [[graph.name, graph.nodes, len(graph.scores), graph.kendall_tau, graph.slowdowns[1],
-          graph.default_slowdown] for graph in order[:_LISTED]])
-  if len(groups) > 1:
-    tables["Where the configs differ"] = _table(
-        ["field", *(group.name for group in groups)], runs_lib.differences(groups))
-  return tables
+def _results(comparison: Comparison) -> dict[str, Any]:
+  """A row for every config and every reference."""
+  names, groups = list(comparison.groups[0].means), comparison.groups
+  seeds = lambda group: ", ".join(str(run.seed) for run in group.runs)
+  return _table(
+      ["config", "seeds", *names],
+      [[group.name, seeds(group), *map(group.spread, names)] for group in groups if names] + [
+          [of, "", *(means.get(name, math.nan) for name in names)]
+          for of, means in comparison.references.items()])
+
+
+def _ended(runs: Sequence[Run]) -> dict[str, Any]:
+  """A row for every run, with its own figures and how its training ended."""
+  rows = []
+  for run in runs:
+    training = run.summary.get("training", {})
+    rows.append([run.name, run.seed, run.means.get(runs_lib.TAU, math.nan),
+                 run.means.get("slowdown1_mean", math.nan), training.get("ended", "not yet"),
+                 training.get("step") or "", training.get("best", {}).get("step") or "",
+                 round(training.get("seconds", 0)),
+                 round(training.get("peak_memory", {"bytes": 0})["bytes"] / 2**20)])
+  return _table(["run", "seed", runs_lib.TAU, "slowdown1_mean", "training ended", "steps",
+                 "best step", "seconds", "peak MiB"], rows)
+
+
+def _graphs(groups: Sequence[Group]) -> dict[str, Any]:
+  """A row for every graph, the lowest Kendall tau of the first config first."""
+  shown, order = groups[:_BESIDE], groups[0].by_tau
+  of = lambda group: f", {group.name}" * (len(groups) > 1)
+  taus = [group.by_graph(lambda graph: graph.kendall_tau) for group in shown]
+  firsts = [group.by_graph(lambda graph: graph.slowdowns[1]) for group in shown]
+  return _table(
+      ["graph", "nodes", "configurations", *(f"Kendall tau{of(group)}" for group in shown),
+       *(f"slowdown1{of(group)}" for group in shown), f"slowdown of {DEFAULT}"],
+      [[graph.name, graph.nodes, len(graph.scores),
+        *(column.get(graph.name, math.nan) for column in taus + firsts), graph.default_slowdown]
+       for graph in order[:_LISTED]])
 
 
 def _programs(groups: Sequence[Group]) -> dict[str, Any]:
   """Means by program and config, over kernels and seeds."""
   columns = {}
-  for group in groups:
+  for group in groups[:_BESIDE]:
     of = f", {group.name}" * (len(groups) > 1)
     for name, value in (("Kendall tau", lambda graph: graph.kendall_tau),
                         ("slowdown1", lambda graph: graph.slowdowns[1])):
@@ -113,10 +143,41 @@ def _programs(groups: Sequence[Group]) -> dict[str, Any]:
       for program in sorted(set().union(*columns.values()))])
 
 
+def _view(group: Group) -> str:
+  """The command that shows the graph with the lowest Kendall tau; empty where its file is gone."""
+  run = group.runs[0]
+  if not group.judged or remote.is_remote(run.data_root):
+    return ""
+  path = run.file_of(group.by_tau[0].name)
+  return f"python -m tpugraphs_jax.view {shlex.quote(str(path))}" if path.exists() else ""
+
+
+def _about(run: Run) -> dict[str, str]:
+  """How a run was made: command, device, versions and date, as far as they are known."""
+  about, devices = run.about, run.about.get("devices", {})
+  versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
+  rows = {"command": about.get("command", ""), "config": run.config["model.name"],
+          "device": f"{devices.get('count')} x {devices.get('kind')}" if devices else "",
+          "machine": about.get("machine", ""), "versions": versions,
+          "date": about.get("date", ""), "folder": run.folder,
+          "curves while it runs": f"tensorboard --logdir {shlex.quote(run.folder)}"}
+  return {name: value for name, value in rows.items() if value}
+
+
+def _links(run: Run, folder: str) -> dict[str, str]:
+  """Places of a run's files, relative to the folder of the page, by name."""
+  if not folder or remote.is_remote(folder) or remote.is_remote(run.folder):
+    return {}
+  own = Path(run.folder).expanduser()
+  return {name: Path(os.path.relpath(own / name, Path(folder).expanduser())).as_posix()
+          for name in _FILES if (own / name).exists()}
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, Any]:
   """A table without the columns in which no row has a number."""
   rows = list(rows)
-  kept = [i for i in range(len(head)) if not rows or any(_shown(row[i]) != "–" for row in rows)]
+  kept = [i for i in range(len(head)) if not rows or any(_shown(row[i]) not in ("–", "")
+                                                         for row in rows)]
   return {"head": [head[i] for i in kept], "rows": [[row[i] for i in kept] for row in rows]}
 
 

@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import os
 from pathlib import Path
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import traverse_util
 import numpy as np
 from scipy import stats
 
 from tpugraphs_jax import metrics, synthetic
+from tpugraphs_jax.collect import strategies
 from tpugraphs_jax.collections import Collection, SYNTHETIC, UNKNOWN
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.infra import remote, trust
 from tpugraphs_jax.serve import judge
 
 RANDOM, DEFAULT, NOISELESS = "a random order", "the compiler's own choice", "ceiling (no noise)"
+OWN_FIRST = "the compiler's own choice, then a random order"
 KS = (1, 2, 5, 10, 20, 50, 100)
+TAU = "kendaltau_mean"
+FEWEST_TESTED = 6  # graphs with which a signed-rank test can have p < 0.05
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,10 +37,12 @@ class Judged(judge.Judged):
   Attributes:
     default: index of the compiler's own choice among the scored configurations.
     ceiling_ns: `[n]` float64, runtimes without noise.
+    changed: `[n, groups]` bool, groups of nodes whose layout is not the compiler's own.
   """
 
   default: int | None = None
   ceiling_ns: np.ndarray | None = None
+  changed: np.ndarray | None = None
 
   @functools.cached_property
   def kendall_tau(self) -> float:
@@ -47,6 +53,24 @@ class Judged(judge.Judged):
     """Top-k slowdown by k, for k up to the number of configurations."""
     ks = [k for k in KS if k <= len(self.scores)]
     return metrics.top_k_slowdown(self.scores, self.label, ks)
+
+  @functools.cached_property
+  def tuned_slowdowns(self) -> dict[int, float]:
+    """Top-k slowdown by k, in the order in which `tune` spends labels; empty if not known."""
+    if self.changed is None:
+      return {}
+    order = strategies.spread(np.argsort(self.scores, kind="stable"), self.scores, self.changed)
+    places = np.argsort(order)  # as scores
+    return metrics.top_k_slowdown(places, self.label, list(self.slowdowns))
+
+  def own_first_slowdowns(self, ks: Sequence[int]) -> dict[int, float]:
+    """Expected slowdown of the compiler's own choice and k - 1 random others, by k."""
+    own, others = self.label[self.default], np.delete(self.label, self.default)
+    if not len(others):
+      return dict.fromkeys(ks, 0.0)
+    best = np.minimum(others, own)
+    return {k: self.default_slowdown if k == 1 else metrics.random_slowdown(best, [k - 1])[k - 1]
+            for k in ks}
 
   @property
   def default_slowdown(self) -> float:
@@ -73,6 +97,9 @@ class Run:
     summary: `summary.json`; empty if there is none.
     rows: lines of `metrics.jsonl`.
     judged: validation graphs; empty before evaluation.
+    folder: its place, as it was given.
+    data_root: place of its data.
+    about: command, versions, devices and date of `config.json`.
   """
 
   name: str
@@ -81,6 +108,9 @@ class Run:
   summary: dict[str, Any]
   rows: list[dict[str, Any]]
   judged: tuple[Judged, ...]
+  folder: str = ""
+  data_root: str = ""
+  about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def collection(self) -> str:
@@ -91,11 +121,17 @@ class Run:
     """The kind of the labels, see `collections.label_kind`."""
     return self.summary.get("labels", UNKNOWN)
 
+  def file_of(self, graph: str) -> Path:
+    """The file of a validation graph, where its data are on this machine and still there."""
+    root = Path(self.data_root).expanduser()
+    return Collection(self.collection).folder(root, "valid") / f"{graph}.npz"
+
   @property
   def protocol(self) -> tuple[Any, ...]:
-    """Split, graphs and configurations that were judged; runs with others do not compare."""
+    """Collection, labels, split, graphs and configurations; runs with others do not compare."""
     validation = self.summary.get("validation", {})
-    return tuple(validation.get(name) for name in ("split", "graphs", "configurations_judged"))
+    return (self.collection, self.labels, *(
+        validation.get(name) for name in ("split", "graphs", "configurations_judged")))
 
   @property
   def ks(self) -> list[int]:
@@ -122,25 +158,24 @@ class Run:
     if all(graph.default is not None for graph in self.judged):  # one choice, which orders nothing
       slowdown = float(np.mean([graph.default_slowdown for graph in self.judged]))
       orders[DEFAULT] = {f"slowdown{k}_mean": slowdown for k in self.ks}
+      orders[OWN_FIRST] = _means_by_k([graph.own_first_slowdowns(self.ks) for graph in self.judged])
     if all(graph.ceiling_ns is not None for graph in self.judged):
       orders[NOISELESS] = self._means(
           [dataclasses.replace(graph, scores=graph.ceiling_ns) for graph in self.judged])
     return orders
 
-  @property
-  def verdict(self) -> str:
-    """How good the first choices are, beside random ones and the compiler's own, in words."""
-    if not self.judged:
-      return "not evaluated yet"
-    orders = {"the first choice": self.means, **self.references}
-    return "slowdown of " + ", ".join(f"{name} {means['slowdown1_mean']:.3f}"
-                                      for name, means in orders.items() if name != NOISELESS)
+
+def _means_by_k(slowdowns: Sequence[Mapping[int, float]]) -> dict[str, float]:
+  """Means over graphs by the names of `serve.judge`; 0 where a graph has fewer configurations."""
+  ks = sorted({k for one in slowdowns for k in one})
+  return {f"slowdown{k}_mean": _mean(one.get(k, 0.0) for one in slowdowns) for k in ks}
 
 
 def _named(means: Mapping[str, float], *, opa_mean: float) -> dict[str, float]:
   """Means of `serve.judge` by the names that say how graphs were put together."""
   named = {judge.mean_name(metric): value for metric, value in means.items()}
-  return {"opa_pooled": named.pop("opa_pooled"), "opa_mean": opa_mean} | named
+  pooled = named.pop("opa_pooled")
+  return named | {"opa_pooled": pooled, "opa_mean": opa_mean}
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -166,6 +201,22 @@ class Group:
     """The judged graphs of all runs."""
     return [graph for run in self.runs for graph in run.judged]
 
+  @functools.cached_property
+  def taus(self) -> dict[str, float]:
+    """Kendall tau of each graph that has one, mean over the runs."""
+    return {name: tau for name, tau in self.by_graph(lambda graph: graph.kendall_tau).items()
+            if not math.isnan(tau)}
+
+  @property
+  def by_tau(self) -> list[Judged]:
+    """The graphs of the first run, the lowest mean of Kendall tau first; without one before all."""
+    return sorted(self.runs[0].judged, key=lambda graph: self.taus.get(graph.name, -2))
+
+  @property
+  def means(self) -> dict[str, float]:
+    """Metrics by name, means over the runs."""
+    return {name: self.spread(name)[0] for name in self.runs[0].means}
+
   def spread(self, metric: str) -> tuple[float, float]:
     """Mean and standard deviation (n - 1; NaN for one run) of a metric over the runs."""
     values = [run.means[metric] for run in self.runs if metric in run.means]
@@ -180,13 +231,14 @@ class Group:
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
-  """Runs by config, in the order in which they come."""
+  """Runs by config, the largest Kendall tau first."""
   by_config: dict[str, list[Run]] = {}
   for run in runs:
     by_config.setdefault(json.dumps(run.config, sort_keys=True), []).append(run)
   names = [_common_name([run.name for run in group]) for group in by_config.values()]
-  return [Group(name if names.count(name) == 1 else group[0].name, tuple(group))
-          for name, group in zip(names, by_config.values())]
+  groups = [Group(name if names.count(name) == 1 else group[0].name, tuple(group))
+            for name, group in zip(names, by_config.values())]
+  return sorted(groups, key=lambda group: -np.nan_to_num(group.spread(TAU)[0], nan=-2))
 
 
 def _common_name(names: Sequence[str]) -> str:
@@ -197,23 +249,132 @@ def _common_name(names: Sequence[str]) -> str:
   return re.sub(r"[/._-]*(seed)?[/._-]*\d*$", "", prefix) or names[0]
 
 
-def comparisons(groups: Sequence[Group]) -> list[tuple[str, str, int, float, float]]:
-  """Every two groups compared, graph by graph.
+class Lead(NamedTuple):
+  """The first of several groups beside another one, graph by graph.
 
-  Returns:
-    For each pair the second name and the first, how many graphs have a Kendall tau in both, the
-    mean over graphs of the second's less the first's, and the p-value of the Wilcoxon signed-rank
-    test that pairs graphs, NaN when there is nothing to test.
+  Attributes:
+    other: the other group's name.
+    graphs: those with a Kendall tau in both.
+    gain: Kendall tau of the first less that of the other, mean over graphs.
+    better: graphs on which the first has the larger Kendall tau.
+    p_value: of the Wilcoxon signed-rank test that pairs graphs; NaN with fewer than
+      `FEWEST_TESTED` graphs that differ.
   """
-  rows = []
-  for pair in itertools.combinations(groups, 2):
-    one, two = (group.by_graph(lambda graph: graph.kendall_tau) for group in pair)
-    change = np.array([two[name] - one[name] for name in sorted(one.keys() & two.keys())])
+
+  other: str
+  graphs: int
+  gain: float
+  better: int
+  p_value: float
+
+
+def leads(groups: Sequence[Group]) -> list[Lead]:
+  """The first group beside each of the others."""
+  first, *others = groups
+  rows, one = [], first.by_graph(lambda graph: graph.kendall_tau)
+  for other in others:
+    two = other.by_graph(lambda graph: graph.kendall_tau)
+    change = np.array([one[name] - two[name] for name in sorted(one.keys() & two.keys())])
     change = change[~np.isnan(change)]
-    is_tested = len(change) > 1 and change.any()
-    rows.append((pair[1].name, pair[0].name, len(change), _mean(change),
-                 float(stats.wilcoxon(change).pvalue) if is_tested else math.nan))
+    is_tested = np.count_nonzero(change) >= FEWEST_TESTED
+    rows.append(Lead(other.name, len(change), _mean(change), int((change > 0).sum()),
+                     float(stats.wilcoxon(change).pvalue) if is_tested else math.nan))
   return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Runs that compare: of one collection and kind of labels, judged on the same numbers of graphs.
+
+  Attributes:
+    runs: at least one.
+    groups: by config, the largest Kendall tau first.
+  """
+
+  runs: tuple[Run, ...]
+  groups: tuple[Group, ...]
+
+  @property
+  def references(self) -> dict[str, dict[str, float]]:
+    """Metrics of other orders, by name; the first group's in the order of `tune`, where known."""
+    first = self.groups[0]
+    tuned = [graph.tuned_slowdowns for graph in first.judged]
+    orders = dict(self.runs[0].references)
+    if tuned and all(tuned):
+      orders[tune_name(first)] = {
+          name: value for name, value in _means_by_k(tuned).items() if name in first.runs[0].means}
+    return orders
+
+  @property
+  def verdict(self) -> list[str]:
+    """Which config is first, by how much, and how good its choices are, in sentences."""
+    first, *others = self.groups
+    if not first.judged:
+      return ["Not evaluated yet."]
+    tau = f"Kendall tau {first.spread(TAU)[0]:.3f}, mean of {len(first.taus)} graphs"
+    if others:
+      lead = leads(self.groups)[0]
+      test = ("too few graphs for a test" if math.isnan(lead.p_value) else
+              f"p = {lead.p_value:.2g}, Wilcoxon signed rank")
+      said = [f"{first.name} is first: {tau}, {lead.gain:.3f} above {lead.other} and better on "
+              f"{lead.better} of {lead.graphs} ({test})."]
+    else:
+      said = [f"{first.name}: {tau} (1 is the right order, 0 a random one)."]
+    said.append(self._first_choices())
+    if first.taus:
+      name = min(first.taus, key=first.taus.get)
+      slowdown = first.by_graph(lambda graph: graph.slowdowns[1])[name]
+      said.append(f"Its lowest Kendall tau is {first.taus[name]:.3f}, of {name}, whose first choice "
+                  f"is {_percent(slowdown)} slower than the fastest.")
+    return said + self._best_of_several()
+
+  def _first_choices(self) -> str:
+    """The slowdown of first choices, beside those of others."""
+    first = self.groups[0]
+    known = {f"the one of {group.name}": group.means for group in self.groups[1:2]}
+    known |= {name: self.references[name] for name in (RANDOM, DEFAULT) if name in self.references}
+    beside = ", ".join(f"{name.replace('order', 'one')} {_percent(means['slowdown1_mean'])}"
+                       for name, means in known.items())
+    said = (f"Its first choice is {_percent(first.means['slowdown1_mean'])} slower than the fastest "
+            f"configuration ({beside})")
+    if DEFAULT in self.references:
+      own = [graph.ranks[0][graph.default] == 0 for graph in first.judged]
+      said += f"; it is the compiler's own choice in {sum(own)} of {len(own)} graphs"
+    return f"{said}."
+
+  def _best_of_several(self) -> list[str]:
+    """Says where several choices are behind random ones, and how good those of `tune` are."""
+    first, random, said = self.groups[0], self.references[RANDOM], []
+    ks = [k for k in self.runs[0].ks if k > 1]
+    behind = [f"the best of {k} is {_percent(first.means[name])} slower, of {k} random ones "
+              f"{_percent(random[name])}" for k in ks
+              if first.means[name := f"slowdown{k}_mean"] > random[name]]
+    if behind:
+      said.append(f"Its first choices are behind random ones: {'; '.join(behind)}.")
+    tuned = self.references.get(tune_name(first))
+    if tuned and ks:
+      name = f"slowdown{ks[0]}_mean"
+      said.append(
+          f"In the order in which tune takes them, the best of {ks[0]} is {_percent(tuned[name])} "
+          f"slower ({OWN_FIRST}: {_percent(self.references[OWN_FIRST][name])}).")
+    return said
+
+
+def tune_name(group: Group) -> str:
+  """The name of a config's choices in the order in which `tune` takes them."""
+  return f"{group.name}, in the order of tune"
+
+
+def _percent(slowdown: float) -> str:
+  return f"{100 * slowdown:.2g} %" if slowdown < 1 else f"{100 * slowdown:.0f} %"
+
+
+def comparisons(runs: Sequence[Run]) -> list[Comparison]:
+  """The runs of each protocol; those of different collections never stand together."""
+  by_protocol: dict[tuple[Any, ...], list[Run]] = {}
+  for run in runs:
+    by_protocol.setdefault(run.protocol, []).append(run)
+  return [Comparison(tuple(some), tuple(groups_of(some))) for some in by_protocol.values()]
 
 
 def differences(groups: Sequence[Group]) -> list[list[str]]:
@@ -235,10 +396,13 @@ def read_all(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
   depth = 1
   while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
     depth += 1
-  return [dataclasses.replace(read(remote.fetch(folder)), name="/".join(path.parts[-depth:]))
+  return [dataclasses.replace(read(remote.fetch(folder)), name="/".join(path.parts[-depth:]),
+                              folder=os.fspath(folder))
           for folder, path in zip(folders, paths)]
 
 
+_ABOUT = {"command": str, "machine": str, "date": str, "versions": {...: str},
+          "devices": trust.Record(kind=str, count=trust.COUNT)}
 _CONFIG = {"seed": trust.COUNT, "data_root": str, "task": str, "train": {"best_metric": str}}
 _SUMMARY = {
     "collection": str, "labels": str,
@@ -263,6 +427,7 @@ def read(folder: Path) -> Run:
   with trust.reading(path, "train again"):
     manifest = trust.parsed(path.read_bytes())
     trust.check(manifest, trust.Record(config=trust.Record(model=trust.Record(name=str))), "it")
+    trust.check(manifest, _ABOUT, "it")
     trust.check(manifest["config"], _CONFIG, "config")
     config = traverse_util.flatten_dict(manifest["config"], sep=".")
   seed = config.pop("seed", 0)
@@ -276,9 +441,9 @@ def read(folder: Path) -> Run:
         trust.check(summary["training"], trust.Record(ended=str), "training")
       if summary.get("collection"):
         Collection(summary["collection"])  # refuses what is none
-  run = Run(folder.name or str(folder), config, seed, summary, _rows(folder / "metrics.jsonl"), ())
-  return dataclasses.replace(
-      run, judged=_judged(folder / judge.SCORES_FILE, data_root, run))
+  run = Run(folder.name or str(folder), config, seed, summary, _rows(folder / "metrics.jsonl"), (),
+            str(folder), data_root, {name: manifest[name] for name in _ABOUT if name in manifest})
+  return dataclasses.replace(run, judged=_judged(folder / judge.SCORES_FILE, run))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -295,7 +460,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
   return rows
 
 
-def _judged(path: Path, data_root: str, run: Run) -> tuple[Judged, ...]:
+def _judged(path: Path, run: Run) -> tuple[Judged, ...]:
   if not path.exists():
     return ()
   if not run.collection:
@@ -303,20 +468,34 @@ def _judged(path: Path, data_root: str, run: Run) -> tuple[Judged, ...]:
   # In a collection made by `collect`, whose labels are of a known kind, it is configuration 0.
   has_default = run.collection and not Collection(run.collection).is_released and (
       run.labels not in (SYNTHETIC, UNKNOWN))
-  return tuple(
-      Judged(**vars(one),
-             default=int(np.argmin(one.config_ids))
-             if has_default and not one.config_ids.min() else None,
-             ceiling_ns=_ceiling(data_root, run.collection, one))
-      for one in judge.read_scores(path))
+  judged = []
+  for one in judge.read_scores(path):
+    default = int(np.argmin(one.config_ids)) if has_default and not one.config_ids.min() else None
+    judged.append(Judged(**vars(one), default=default,
+                         ceiling_ns=_ceiling(run, one),
+                         changed=_changed(run, one) if default == 0 else None))
+  return tuple(judged)
 
 
-def _ceiling(data_root: str, collection: str, judged: judge.Judged) -> np.ndarray | None:
-  """Runtimes without noise, `[n]`, of synthetic data that are still there and the same."""
-  if not collection or remote.is_remote(data_root):
+def _changed(run: Run, judged: judge.Judged) -> np.ndarray | None:
+  """Groups in which layouts differ from those of the first, of data that are still there."""
+  if Collection(run.collection).kind != "layout" or remote.is_remote(run.data_root):
     return None
   try:
-    ceiling = synthetic.read_ceiling(data_root, collection, "valid", judged.name)
+    configs = npz.read_layout(run.file_of(judged.name)).configs
+    is_same = np.array_equal(configs.runtime_ns[judged.config_ids], judged.runtime_ns)
+    rows = configs.group_row[judged.config_ids]
+  except (OSError, ValueError, IndexError):
+    return None
+  return rows != rows[0] if is_same else None
+
+
+def _ceiling(run: Run, judged: judge.Judged) -> np.ndarray | None:
+  """Runtimes without noise, `[n]`, of synthetic data that are still there and the same."""
+  if remote.is_remote(run.data_root):
+    return None
+  try:
+    ceiling = synthetic.read_ceiling(run.data_root, run.collection, "valid", judged.name)
     is_same = np.array_equal(ceiling.measured_ns[judged.config_ids], judged.runtime_ns)
   except (OSError, ValueError, IndexError):
     return None

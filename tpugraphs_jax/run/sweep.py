@@ -5,8 +5,9 @@
 
 Each run is a process of the usual command in a working folder of its own below `--out`.
 The same command again goes on with runs that were stopped, and leaves out finished ones.
-`runs.csv` has a row for each run, `report.html` compares them. With flags of Apache Beam after
-`--`, Beam runs them on a cluster: `-- --runner=FlinkRunner --flink_master=HOST:8081`.
+`runs.csv` has a row for each run, `report.html` compares them, and the last lines say which config
+has the largest Kendall tau. With flags of Apache Beam after `--`, Beam runs them on a cluster:
+`-- --runner=FlinkRunner --flink_master=HOST:8081`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from flax import traverse_util
 
 from tpugraphs_jax import options, report
 from tpugraphs_jax.infra import console, jobs, trust
+from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.run import configs, results, schema
 from tpugraphs_jax.serve import judge
 
@@ -35,6 +37,7 @@ _VALUE = r"""(?:[^,'"(\[]|'[^']*'|"[^"]*"|\([^()]*\)|\[[^\[\]]*\])+"""
 _SETTINGS = "sweep.json"
 _ROWS = "runs.csv"
 _LOG = "log.txt"
+_TOLD = ("kendaltau_mean", "slowdown1_mean")  # when a run is done
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +135,10 @@ def do(run: SweepRun) -> None:
     process.communicate()  # it saves first
     raise
   (run.folder / _LOG).write_text(output)
+  metrics = run.summary.get("validation", {}).get("metrics", {})
+  figures = "".join(f", {name} {metrics[name]:.4f}" for name in _TOLD if metrics.get(name) is not None)
   console.say(f"{run.name}: " + (f"ended with status {process.returncode}: {_complaint(output)}"
-                                 if process.returncode else "done"))
+                                 if process.returncode else f"done{figures}"))
 
 
 def _complaint(output: str) -> str:
@@ -194,7 +199,7 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
                        f"{options.nearest(field, known)}--print_config of the command lists them")
   kind = "tile" if config.task == "tile" else "layout"
   start = ("import sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import jobs; "
-           f"jobs.end_with_parent(); sys.argv[0] = 'sweep'; run.{kind}()")
+           f"jobs.end_with_parent(); sys.argv[0] = 'run_{kind}.py'; run.{kind}()")
   data = [f"--data_root={args.data_root}"] * bool(args.data_root)
   return [sys.executable, "-c", start, f"--config={place}", *data,
           *["--synthetic"] * args.synthetic, *args.fields]
@@ -253,5 +258,8 @@ def _conclude(runs: Sequence[SweepRun], out: str) -> int:
   done = [run for run in runs if run.is_done]
   console.say(f"{len(done)} of {len(runs)} runs are done: {epath.Path(out) / _ROWS}")
   if done:
-    report.try_write([run.folder for run in done], epath.Path(out) / report.FILE)
+    folders = [run.folder for run in done]
+    for each in runs_lib.comparisons(runs_lib.read_all(folders)):
+      console.say("\n".join(each.verdict))
+    report.try_write(folders, epath.Path(out) / report.FILE)
   return 0 if len(done) == len(runs) else 1

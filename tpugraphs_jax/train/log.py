@@ -17,6 +17,7 @@ import platform
 import queue
 import re
 import resource
+import shlex
 import sys
 import threading
 import time
@@ -276,12 +277,13 @@ def _joined(parts: Iterable[Any]) -> Any:
 
 
 def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
-  """Writes `config.json`: the config, the versions and the devices of a run."""
+  """Writes `config.json`: the config, the command, the versions and the devices of a run."""
   if not parallel.is_primary():
     return
   devices = jax.devices()
   manifest = {
       "config": dict(config),
+      "command": _command(),
       "versions": {"python": platform.python_version(), **versions()},
       "devices": {"platform": devices[0].platform, "kind": devices[0].device_kind,
                   "count": len(devices), "processes": parallel.process_count()},
@@ -289,6 +291,13 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
       "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
   with files.replacing(workdir / "config.json", encoding="utf-8") as file:
     file.write(json.dumps(files.sealed(manifest), indent=2) + "\n")
+
+
+def _command() -> str:
+  """The command line of a run; empty in a notebook or a program of the user's."""
+  name = Path(sys.argv[0]).name
+  is_ours = name.startswith(("run_tile", "run_layout", "tpugraphs-"))
+  return shlex.join([name, *sys.argv[1:]]) if is_ours else ""
 
 
 def versions() -> dict[str, str]:
