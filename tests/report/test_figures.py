@@ -1,12 +1,13 @@
-"""Every figure states its kind of labels; counts of pairs equal a loop."""
+"""Figures have fonts for their width and values on their points; counts of pairs equal a loop."""
 
 import itertools
+import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from run_folders import write_run
 
-from tpugraphs_jax import collections
 from tpugraphs_jax.report import figures, runs
 
 ESTIMATE = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
@@ -43,17 +44,49 @@ def test_no_bin_has_a_handful_of_pairs(counts):
   assert min(joined) >= min(figures.FEWEST, sum(counts))
 
 
-@pytest.mark.parametrize("kind, collection", [
-    (collections.SYNTHETIC, "tile:xla"), (collections.MEASURED, "layout:xla:random"),
-    (ESTIMATE, "layout:own:mine"), (collections.UNKNOWN, "layout:own:mine")])
-def test_every_figure_and_every_panel_says_what_its_labels_are(kind, collection, tmp_path):
-  run = runs.read(write_run(tmp_path / "run", kind=kind, collection=collection))
-  found = figures.all_of(runs.groups_of([run]), run.judged[0])
-  assert len(found) == 5
+def figures_of(folders, graph=None):
+  (comparison,) = runs.comparisons(runs.read_all(folders))
+  return comparison, figures.all_of(comparison, graph)
+
+
+def test_figures_fit_a_page_of_700_pixels_without_a_smaller_font(tmp_path):
+  comparison, found = figures_of([write_run(tmp_path / "run")])
   for drawn in found.values():
-    assert drawn.get_suptitle() == f"labels: {kind}" and kind in figures.svg(drawn)
-    for axes in drawn.axes:
-      assert figures.short_kind(kind) in axes.get_xlabel() + axes.get_ylabel()
+    root = ElementTree.fromstring(figures.svg(drawn))
+    pixels = float(root.get("width").removesuffix("pt")) * 4 / 3
+    assert pixels <= 700 - 2 * 15  # padding of the page
+    texts = [text for axes in drawn.axes for text in (
+        *axes.texts, axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(which="both"),
+        *axes.get_yticklabels())]
+    assert min(text.get_fontsize() for text in texts) >= 8
+
+
+def test_a_figure_takes_its_ink_from_the_page(tmp_path):
+  _, found = figures_of([write_run(tmp_path / "run")])
+  for drawn in found.values():
+    text = figures.svg(drawn)
+    assert "currentColor" in text and "var(--line)" in text
+    assert not re.search("#000000|#ffffff", text)  # neither black ink nor white paper
+
+
+def test_every_point_of_a_graph_says_its_name_and_values(tmp_path):
+  comparison, found = figures_of([
+      write_run(tmp_path / str(n), seed=n, rate=0.1 * (n + 1), quality=0.5) for n in (0, 1)])
+  (drawn,) = [drawn for title, drawn in found.items() if title.startswith("Kendall tau and slow")]
+  root = ElementTree.fromstring(figures.svg(drawn))
+  tips = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
+  expected = [f"{graph.name} ({graph.nodes:,} nodes), {group.name}: {name} {value:.4f}"
+              for group in comparison.groups for graph in group.judged
+              for name, value in (("Kendall tau", graph.kendall_tau),
+                                  ("slowdown1", graph.slowdowns[1]))]
+  assert sorted(tips) == sorted(expected)
+
+
+def test_one_config_has_a_band_of_its_graphs_and_several_have_none(tmp_path):
+  folders = [write_run(tmp_path / str(n), rate=n + 1.0) for n in (0, 1)]
+  bands = lambda folders: len(figures_of(folders)[1]["Slowdown of the best of the first k"]
+                              .axes[0].collections)
+  assert (bands(folders[:1]), bands(folders)) == (1, 0)
 
 
 def lines_of(found, title):
@@ -62,14 +95,14 @@ def lines_of(found, title):
 
 
 def test_the_best_of_k_has_the_means_of_the_table(tmp_path):
-  run = runs.read(write_run(tmp_path / "run", kind=ESTIMATE, collection="layout:own:mine",
-                            quality=0.3, sizes=(4, 20, 30)))
-  found = lines_of(figures.all_of(runs.groups_of([run]), None), "Slowdown of the best")
-  for name, means in {"run": run.means, **run.references}.items():
-    values = dict(zip(*found[name].get_data()))
-    if name == runs.DEFAULT:
-      assert set(found[name].get_ydata()) == {means["slowdown1_mean"]}
-    else:
-      assert max(values) <= 20  # the configurations of the median graph
-      assert values[1] == pytest.approx(means["slowdown1_mean"])
-      assert values[10] == pytest.approx(means["slowdown10_mean"])
+  folder = write_run(tmp_path / "run", kind=ESTIMATE, collection="layout:own:mine", quality=0.3,
+                     sizes=(4, 20, 30))
+  comparison, found = figures_of([folder])
+  lines = lines_of(found, "Slowdown of the best")
+  references = dict(comparison.references)
+  del references[runs.DEFAULT]
+  for name, means in {"run": comparison.runs[0].means, **references}.items():
+    values = dict(zip(*lines[name].get_data()))
+    assert max(values) <= 20  # the configurations of the median graph
+    assert values[1] == pytest.approx(means["slowdown1_mean"])
+    assert values[10] == pytest.approx(means["slowdown10_mean"])

@@ -1,6 +1,7 @@
 """The command writes pages, tables and pictures; its mistakes take one line."""
 
 import csv
+import re
 import subprocess
 import sys
 
@@ -22,15 +23,37 @@ def test_the_command_also_writes_csv_and_png(tmp_path, capsys):
   assert len(list((out / "png").glob("*.png"))) == 5 and "wrote " in capsys.readouterr().out
 
 
-def test_a_verdict_says_in_three_lines_labels_quality_and_pages(tmp_path, capsys):
+def test_a_verdict_names_every_run_with_its_labels_and_page(tmp_path, capsys):
   kind = "ESTIMATE of a compiler (tpu_estimate, v3), no measurement"
-  folders = [write_run(tmp_path / "tile"),
+  folders = [write_run(tmp_path / "tile"), write_run(tmp_path / "other", rate=0.1, quality=0.5),
              write_run(tmp_path / "own", kind=kind, collection="layout:own:mine")]
   assert command.main([*map(str, folders), "--verdict"]) == 0
-  trained, quality, look = capsys.readouterr().out.splitlines()
-  assert "SYNTHETIC" in trained and "(tpu_estimate, v3)" in trained and "layout:own:mine" in trained
-  assert quality.count("a random order") == 2 and quality.count("compiler's own choice") == 1
-  assert all(str(folder / "report.html") in look for folder in folders)
+  tile, own = re.split("(?=^layout)", capsys.readouterr().out, flags=re.M)
+  assert tile.startswith("tile:xla (SYNTHETIC") and kind in own.splitlines()[0]
+  assert "tile is first: Kendall tau 1.000" in tile and "above other and better on 6 of 6" in tile
+  assert "own: Kendall tau 1.000" in own and "compiler's own choice" in own
+  for folder, text in zip(folders, (tile, tile, own)):
+    assert f"{folder.name}: MLP, trained in 00:02, {folder}/report.html" in text
+
+
+@pytest.mark.parametrize("names, place", [
+    (["a"], "a"), (["a", "b/c"], "."), (["b/c/", "b/d"], "b"), (["s3://bucket/a"], "s3://bucket/a"),
+    (["s3://bucket/a", "s3://bucket/b"], "s3://bucket"), (["/a", "/b"], "")])
+def test_a_page_comes_beside_its_runs(names, place):
+  assert command._beside(names) == f"{place}/report.html"
+
+
+def test_the_page_of_a_run_is_in_its_folder(tmp_path, capsys):
+  run = write_run(tmp_path / "run")
+  assert command.main([str(run)]) == 0
+  assert f"wrote {run}/report.html" in capsys.readouterr().out
+  assert 'href="metrics.jsonl"' in (run / "report.html").read_text()
+
+
+def test_help_describes_the_command_by_an_example(capsys):
+  with pytest.raises(SystemExit) as end:
+    command.main(["--help"])
+  assert end.value.code == 0 and "python -m tpugraphs_jax.report out/" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments, complaint", [

@@ -1,10 +1,12 @@
 """Report pages: everything of a run on one page, with its kind of labels."""
 
+import json
+from pathlib import Path
 import re
 
 import numpy as np
 import pytest
-from run_folders import several_runs, write_run, write_scores, write_synthetic
+from run_folders import move, several_runs, write_run, write_scores, write_synthetic
 
 from tpugraphs_jax import collections, report
 from tpugraphs_jax.report import figures, runs
@@ -20,7 +22,7 @@ def page_of(folders, tmp_path):
 
 def table_of(text, title):
   """Rows of cells, the head first, of the table below a title."""
-  rows = text.split(f"<h2>{title}")[1].split("</table>")[0].split("<tr>")[1:]
+  rows = re.split(f"<h[23][^>]*>{title}", text)[1].split("</table>")[0].split("<tr>")[1:]
   return [[re.sub(r"<.*?>", "", cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)]
           for row in rows]
 
@@ -31,7 +33,7 @@ def test_a_page_takes_nothing_from_elsewhere(tmp_path):
   addresses = set(re.findall(r"https?://[^\s\"'<]+", text))
   assert not [a for a in addresses if "w3.org" not in a and "purl.org" not in a
               and "creativecommons" not in a and "matplotlib.org" not in a]
-  assert not re.search(r"<(script|link|img|iframe)\b|@import|src=", text)
+  assert not re.search(r"<(link|img|iframe)\b|@import|src=", text)
   assert "vgg &lt;b&gt;" in text and "vgg <b>" not in text  # names from data are text
 
 
@@ -39,8 +41,8 @@ def test_a_page_takes_nothing_from_elsewhere(tmp_path):
 @pytest.mark.parametrize("count", [1, 2])
 def test_every_page_says_its_kind_of_labels_and_what_chose_the_best_step(kind, count, tmp_path):
   head = page_of([write_run(tmp_path / str(seed), seed=seed, kind=kind)
-                  for seed in range(count)], tmp_path).split("<h2>")[0]
-  assert f"<b>{kind}</b>" in head and "same validation graphs" in head
+                  for seed in range(count)], tmp_path).split("<figure>")[0]
+  assert head.count(f"<b>{kind}</b>") == 1 and "same validation graphs" in head
   assert f"({figures.short_kind(kind)})</title>" in head
 
 
@@ -48,9 +50,9 @@ def test_every_page_says_its_kind_of_labels_and_what_chose_the_best_step(kind, c
 def test_a_run_stands_above_its_reference_orders(is_synthetic, tmp_path):
   folder = write_synthetic(tmp_path) if is_synthetic else write_run(
       tmp_path / "run", kind=KINDS[-1], collection="layout:own:mine", quality=0.4)
-  run, text = runs.read(folder), page_of([folder], tmp_path)
+  text, (comparison,) = page_of([folder], tmp_path), runs.comparisons([runs.read(folder)])
   (_, _, *names), *rows = table_of(text, "Results")
-  orders = {"run": run.means, **run.references}
+  orders = {"run": comparison.runs[0].means, **comparison.references}
   assert [row[0].replace("&#39;", "'") for row in rows] == list(orders)
   assert (runs.NOISELESS if is_synthetic else runs.DEFAULT) in orders
   for row, means in zip(rows, orders.values()):
@@ -68,18 +70,59 @@ def test_graphs_come_sorted_with_sizes_and_those_without_an_order_first(tmp_path
       ["a", "7", "3", "1.0000", "0.0000"]]
 
 
-def test_the_page_of_several_runs_groups_and_tests_them(tmp_path):
+def test_the_page_of_several_runs_begins_with_the_first_and_what_differs(tmp_path):
   text = page_of(several_runs(tmp_path), tmp_path)
-  _, first, second = table_of(text, "By config")
-  assert [first[0], second[0], first[1]] == ["a", "b", "0, 1, 2"] and "±" in first[2]
-  assert table_of(text, "Paired by graph")[1][-1] == "0.0312"
+  _, first, second, *_ = table_of(text, "Results")
+  assert [first[0], second[0], first[1]] == ["b", "a", "0, 1, 2"] and "±" in first[2]
+  assert table_of(text, "The others behind")[1][:3] == ["a", "6", "6"]
+  assert table_of(text, "The others behind")[1][-1] == "0.0312"
   assert table_of(text, "Where the configs differ")[1:] == [
-      ["optimizer.learning_rate", "0.001", "0.01"]]
-  assert "judged on different" not in text and "different collections" not in text
+      ["optimizer.learning_rate", "0.01", "0.001"]]
+  parts = ("b is first", "The others behind", "Where the configs", "<figure>", 'id="runs"',
+           'id="terms"')
+  places = [text.index(part) for part in parts]
+  assert places == sorted(places) and "do not compare" not in text
 
 
-def test_runs_that_do_not_compare_are_pointed_out(tmp_path):
+def test_a_few_graphs_have_no_p_value(tmp_path):
+  folders = [write_run(tmp_path / name, quality=quality, rate=quality, sizes=(8, 9, 10))
+             for name, quality in (("a", 1.0), ("b", 0.2))]
+  text = page_of(folders, tmp_path)
+  assert table_of(text, "The others behind")[1][-1] == "too few graphs" and "p = " not in text
+
+
+def test_runs_that_do_not_compare_have_parts_of_their_own(tmp_path):
   text = page_of([write_run(tmp_path / "a"), write_run(
-      tmp_path / "b", kind=collections.MEASURED, sizes=(5, 6))], tmp_path)
-  assert "judged on different configurations" in text and "kinds of labels" in text
-  assert runs.RANDOM not in [row[0] for row in table_of(text, "Results")]
+      tmp_path / "b", kind=collections.MEASURED, collection="layout:xla:random", sizes=(5, 6))],
+                 tmp_path)
+  assert "do not compare" in text.split("<h2")[0] and "is first" not in text
+  for number, collection, kind, name in (
+      (1, "tile:xla", collections.SYNTHETIC, "a"),
+      (2, "layout:xla:random", collections.MEASURED, "b")):
+    part = text.split(f'<h2 id="results{number}">')[1].split("<h2")[0]
+    assert part.startswith(collection) and f"<b>{kind}</b>" in part
+    rows = re.findall("<td>(.*?)</td>", part)
+    assert name in rows and runs.RANDOM in rows and ("a" if name == "b" else "b") not in rows
+
+
+def test_a_run_has_its_command_versions_device_and_files(tmp_path):
+  run = write_run(tmp_path / "my run")
+  manifest = json.loads((run / "config.json").read_text()) | {
+      "command": "run_tile.py --workdir='my run'", "versions": {"jax": "0.7.2"},
+      "devices": {"kind": "TPU v5", "count": 4}}
+  (run / "config.json").write_text(json.dumps(manifest))
+  (run / "results.csv").write_text("")
+  text = page_of([run], tmp_path).split('id="runs"')[1]
+  for part in ("run_tile.py --workdir=&#39;my run&#39;", "jax 0.7.2", "4 x TPU v5",
+               'href="my%20run/results.csv"', "tensorboard --logdir"):
+    assert part in text, part
+  assert 'href="my%20run/tensorboard"' not in text  # there is none
+
+
+def test_a_graph_can_be_viewed_where_its_file_is(tmp_path):
+  run = write_synthetic(tmp_path)
+  text = page_of([run], tmp_path)
+  (path,) = re.findall("python -m tpugraphs_jax.view ([^<]*)<", text)
+  assert Path(path).stem == table_of(text, "Graphs")[1][0]
+  move(run, tmp_path / "nowhere")
+  assert "tpugraphs_jax.view" not in page_of([run], tmp_path)

@@ -1,14 +1,17 @@
 """Runs are read, grouped by config and compared; every figure has one definition."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
-from run_folders import move, NAMES, several_runs, write_run, write_synthetic
+import random_graphs
+from run_folders import move, NAMES, several_runs, write_run, write_scores, write_synthetic
 from scipy import stats
 
 from tpugraphs_jax import metrics, synthetic
 from tpugraphs_jax.collections import SYNTHETIC, UNKNOWN
+from tpugraphs_jax.data import npz
 from tpugraphs_jax.report import runs
 
 MEASURED_HERE = "measured run times on cpu"
@@ -16,7 +19,7 @@ MEASURED_HERE = "measured run times on cpu"
 
 @pytest.fixture
 def several(tmp_path):
-  return [runs.read(folder) for folder in several_runs(tmp_path)]
+  return runs.read_all(several_runs(tmp_path))
 
 
 def test_each_metric_has_one_name_and_one_definition(tmp_path):
@@ -70,25 +73,105 @@ def test_without_the_same_data_there_is_no_ceiling(change, tmp_path):
 
 def test_runs_that_differ_in_their_seed_make_a_group(several):
   first, second = runs.groups_of(several)
+  assert [first.name, second.name] == ["b", "a"]  # the larger Kendall tau first
   assert [run.seed for run in first.runs] == [0, 1, 2] == [run.seed for run in second.runs]
   values = [run.means["kendaltau_mean"] for run in first.runs]
   assert first.spread("kendaltau_mean") == pytest.approx((np.mean(values), np.std(values, ddof=1)))
   assert all(np.isnan(value) for value in first.spread("nope"))
-  assert runs.differences([first, second]) == [["optimizer.learning_rate", "0.001", "0.01"]]
+  assert runs.differences([first, second]) == [["optimizer.learning_rate", "0.01", "0.001"]]
 
 
-def test_groups_are_compared_graph_by_graph(several):
+def test_the_first_is_compared_with_the_others_graph_by_graph(several):
   first, second = runs.groups_of(several)
-  ((*names, graphs, difference, p_value),) = runs.comparisons([first, second])
+  (lead,) = runs.leads([first, second])
   one, two = (group.by_graph(lambda graph: graph.kendall_tau) for group in (first, second))
-  change = [two[name] - one[name] for name in NAMES]
-  assert names == [second.name, first.name]
-  assert graphs == 6 and difference == pytest.approx(np.mean(change))
-  assert all(c > 0 for c in change) and p_value == pytest.approx(2 / 2**6)
-  ((*_, same, p_value),) = runs.comparisons([first, first])
-  assert same == 0 and np.isnan(p_value)
-  fewer = dataclasses.replace(first.runs[0], judged=first.runs[0].judged[:2])
-  assert runs.comparisons([runs.Group("fewer", (fewer,)), second])[0][2] == 2
+  change = [one[name] - two[name] for name in NAMES]
+  assert (lead.other, lead.graphs) == (second.name, 6)
+  assert lead.gain == pytest.approx(np.mean(change))
+  assert all(c > 0 for c in change) and lead.better == 6 and lead.p_value == pytest.approx(2 / 2**6)
+  (same,) = runs.leads([first, first])
+  assert (same.gain, same.better) == (0, 0) and np.isnan(same.p_value)
+  run = first.runs[0]
+  fewer = runs.Group("fewer", (dataclasses.replace(run, judged=run.judged[:5]),))
+  (lead,) = runs.leads([fewer, second])
+  assert lead.graphs == 5 and np.isnan(lead.p_value)  # five graphs have no p below 0.0625
+
+
+def test_runs_of_other_collections_labels_or_graphs_do_not_compare(tmp_path):
+  folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1),
+             write_run(tmp_path / "c", collection="layout:own:mine"),
+             write_run(tmp_path / "d", kind=MEASURED_HERE), write_run(tmp_path / "e", sizes=(5, 6))]
+  found = runs.comparisons(runs.read_all(folders))
+  assert [[run.name for run in each.runs] for each in found] == [["a", "b"], ["c"], ["d"], ["e"]]
+
+
+def test_a_verdict_says_who_is_first_and_the_lowest_graph(several):
+  (comparison,) = runs.comparisons(several)
+  text = " ".join(comparison.verdict)
+  first = comparison.groups[0]
+  taus = first.by_graph(lambda graph: graph.kendall_tau)
+  name = min(taus, key=taus.get)
+  assert text.startswith(f"b is first: Kendall tau {np.mean(list(taus.values())):.3f}, mean of 6")
+  assert f"lowest Kendall tau is {taus[name]:.3f}, of {name}" in text and "p = 0.031" in text
+
+
+@pytest.mark.parametrize("scores, is_behind", [([5, 4, 3, 2, 1, 0], True), (range(6), False)])
+def test_a_verdict_says_where_choices_are_behind_random_ones(scores, is_behind, tmp_path):
+  folder = write_run(tmp_path / "run", sizes=(6,))
+  write_scores(folder, ["a"], [np.arange(10, 16)], [np.array(scores)])
+  (comparison,) = runs.comparisons([runs.read(folder)])
+  expected = "the best of 5 is 10 % slower, of 5 random ones 1.7 %"  # 11 / 10, and 1 in 6 misses 10
+  assert (expected in " ".join(comparison.verdict)) == is_behind
+
+
+def own_run(folder):
+  """A run on an own collection of one program, whose file is there; scores come in pairs."""
+  rng = np.random.default_rng(3)
+  graph = random_graphs.layout_graph(rng, nodes=9, edges=12, config_nodes=[1, 3, 5, 7],
+                                     configs=12, features=140)
+  graph = dataclasses.replace(graph, name="program")
+  run = write_run(folder / "run", collection="layout:own:mine", kind=MEASURED_HERE, sizes=(12,))
+  path = folder / "npz" / "layout" / "own" / "mine" / "valid" / "program.npz"
+  path.parent.mkdir(parents=True)
+  npz.write_layout(path, graph)
+  move(run, folder / "npz")
+  write_scores(run, ["program"], [graph.configs.runtime_ns], [np.repeat(np.arange(6), 2)])
+  return run, graph
+
+
+def test_choices_in_the_order_of_tune_begin_with_the_compilers_own(tmp_path):
+  folder, graph = own_run(tmp_path)
+  run = runs.read(folder)
+  (judged,), label = run.judged, graph.configs.runtime_ns
+  order, seen, sets = [], set(), set()
+  rows, later, equal = graph.configs.group_row[:], [], []
+  for number, score in enumerate(np.repeat(np.arange(6), 2)):  # already in the order of the scores
+    changed = tuple(rows[number] != rows[0])
+    if score in seen:
+      equal.append(number)
+      continue
+    (later if changed in sets else order).append(number)
+    seen.add(score)
+    sets.add(changed)
+  order += later + equal
+  assert set(judged.tuned_slowdowns) == {1, 2, 5, 10}
+  for k, slowdown in judged.tuned_slowdowns.items():
+    assert slowdown == pytest.approx(label[order[:k]].min() / label.min() - 1)
+  (comparison,) = runs.comparisons([run])
+  tuned = comparison.references["run, in the order of tune"]
+  assert tuned["slowdown5_mean"] == judged.tuned_slowdowns[5]
+  assert "In the order in which tune takes them, the best of 5" in comparison.verdict[-1]
+  move(folder, tmp_path / "nowhere")
+  assert not runs.read(folder).judged[0].tuned_slowdowns
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_random_choices_behind_the_compilers_own_are_counted_as_by_a_loop(k):
+  label = np.array([14, 10, 13, 19, 12])
+  judged = runs.Judged("a", 3, np.arange(5), np.zeros(5), label, label, default=0)
+  best = [min(label[list(order)]) for order in itertools.permutations(range(5), k)
+          if order[0] == 0]
+  assert judged.own_first_slowdowns([k])[k] == pytest.approx(np.mean(best) / 10 - 1)
 
 
 def test_configs_are_flat_without_seed_and_place_and_cut_lines_are_left_out(tmp_path):

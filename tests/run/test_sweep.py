@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from run_folders import write_run
 
 from tpugraphs_jax.infra import jobs
 from tpugraphs_jax.run import sweep
@@ -144,15 +145,16 @@ def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch,
     assert work is sweep.do and processes == 2 and beam == ["--runner=X"]
     for run in jobs:
       done.append(run.name)
-      finish(tmp_path / run.name)
+      write_run(tmp_path / run.name, seed=run.seed)
 
   monkeypatch.setattr(jobs, "run", run)
   monkeypatch.setattr(sweep.report, "write", lambda runs, out: out.write_text(f"{len(runs)}"))
-  finish(tmp_path / "base/seed_0")
+  write_run(tmp_path / "base/seed_0")
   arguments = ["--config=tile.py:ci", f"--out={tmp_path}", "--jobs=2"]
   assert sweep.main([*arguments, "--seeds=2", "--", "--runner=X"]) == 0
   assert done == ["base/seed_1"] and (tmp_path / "report.html").read_text() == "2"
-  assert "2 runs, of which 1 are done" in capsys.readouterr().out
+  said = capsys.readouterr().out
+  assert "2 runs, of which 1 are done" in said and "seed_0 and 1 more: Kendall tau 1.000, mean of 6" in said
   monkeypatch.setattr(jobs, "run", lambda *args, **options: None)
   assert sweep.main([*arguments, "--seeds=3"]) == 1  # one is still missing
   assert "2 of 3 runs are done" in capsys.readouterr().out

@@ -137,6 +137,16 @@ def test_other_processes_write_and_print_nothing(tmp_path, capsys, monkeypatch):
   assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("argv, command", [
+    (["/bin/tpugraphs-tile", "--workdir=my run"], "tpugraphs-tile '--workdir=my run'"),
+    (["run_layout.py", "--resume"], "run_layout.py --resume"),
+    (["/lib/ipykernel_launcher.py", "-f", "kernel.json"], ""), ([""], "")])
+def test_a_manifest_has_the_command_of_a_run(argv, command, tmp_path, monkeypatch):
+  monkeypatch.setattr(log_lib.sys, "argv", argv)
+  log_lib.write_manifest(tmp_path, {})
+  assert json.loads((tmp_path / "config.json").read_text())["command"] == command
+
+
 @pytest.mark.parametrize("steps", ["10", "5:5", "6:2", "-1:2", "a:b", "1:2:3"])
 def test_wrong_profile_steps_are_refused(tmp_path, steps):
   with pytest.raises(ValueError, match="profile_steps"):

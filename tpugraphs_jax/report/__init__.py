@@ -38,7 +38,8 @@ def write(
   require_plots()
   from tpugraphs_jax.report import page, runs
 
-  text = page.render(runs.read_all(folders), graph=graph, folder=os.path.dirname(os.fspath(out)) or ".")
+  folder = os.path.dirname(os.fspath(out)) or "."
+  text = page.render(runs.read_all(folders), graph=graph, folder=folder)
   with files.replacing(out, encoding="utf-8") as file:
     file.write(text)
 

@@ -42,7 +42,7 @@ def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
 
 
 def verdict(runs: Sequence[Run]) -> str:
-  """Every collection with its labels, the sentences about its runs, and where each run has its page."""
+  """Every collection with its labels, the sentences about its runs, and the page of each run."""
   lines = []
   for each in runs_lib.comparisons(runs):
     lines += [f"{each.runs[0].collection} ({each.runs[0].labels})",

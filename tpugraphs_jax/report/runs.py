@@ -242,11 +242,12 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 
 def _common_name(names: Sequence[str]) -> str:
-  """`base` of `base/seed_0` and `base/seed_1`; the first name if they have nothing in common."""
+  """`base` of `base/seed_0` and `base/seed_1`; the first name where nothing else is in common."""
   prefix = os.path.commonprefix(names)
   if prefix in names:
     return prefix
-  return re.sub(r"[/._-]*(seed)?[/._-]*\d*$", "", prefix) or names[0]
+  return re.sub(r"[/._-]*(seed)?[/._-]*\d*$", "", prefix) or (
+      f"{names[0]} and {len(names) - 1} more")
 
 
 class Lead(NamedTuple):
@@ -324,8 +325,8 @@ class Comparison:
     if first.taus:
       name = min(first.taus, key=first.taus.get)
       slowdown = first.by_graph(lambda graph: graph.slowdowns[1])[name]
-      said.append(f"Its lowest Kendall tau is {first.taus[name]:.3f}, of {name}, whose first choice "
-                  f"is {_percent(slowdown)} slower than the fastest.")
+      said.append(f"Its lowest Kendall tau is {first.taus[name]:.3f}, of {name}, whose first "
+                  f"choice is {_percent(slowdown)} slower than the fastest.")
     return said + self._best_of_several()
 
   def _first_choices(self) -> str:
@@ -335,8 +336,8 @@ class Comparison:
     known |= {name: self.references[name] for name in (RANDOM, DEFAULT) if name in self.references}
     beside = ", ".join(f"{name.replace('order', 'one')} {_percent(means['slowdown1_mean'])}"
                        for name, means in known.items())
-    said = (f"Its first choice is {_percent(first.means['slowdown1_mean'])} slower than the fastest "
-            f"configuration ({beside})")
+    slowdown = _percent(first.means["slowdown1_mean"])
+    said = f"Its first choice is {slowdown} slower than the fastest configuration ({beside})"
     if DEFAULT in self.references:
       own = [graph.ranks[0][graph.default] == 0 for graph in first.judged]
       said += f"; it is the compiler's own choice in {sum(own)} of {len(own)} graphs"

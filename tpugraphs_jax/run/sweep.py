@@ -136,7 +136,8 @@ def do(run: SweepRun) -> None:
     raise
   (run.folder / _LOG).write_text(output)
   metrics = run.summary.get("validation", {}).get("metrics", {})
-  figures = "".join(f", {name} {metrics[name]:.4f}" for name in _TOLD if metrics.get(name) is not None)
+  figures = "".join(f", {name} {metrics[name]:.4f}" for name in _TOLD
+                    if metrics.get(name) is not None)
   console.say(f"{run.name}: " + (f"ended with status {process.returncode}: {_complaint(output)}"
                                  if process.returncode else f"done{figures}"))
 
