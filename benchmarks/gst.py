@@ -59,8 +59,7 @@ def measure(variant: str, nodes: int, repeats: int) -> dict[str, float]:
   """Median seconds of a step and peak MiB, in this process."""
   job, prepared = prepare(variant, nodes)
   with tempfile.TemporaryDirectory() as folder:
-    phase = training.first_stage(
-        training.Part(job.config, job.ranker.family, [prepared], job.data.targets), Path(folder))
+    phase, _ = training.first_stage(job, [prepared], Path(folder))
     state, seconds = parallel.replicate(phase.state), []
     for _ in range(repeats + 1):
       started = time.perf_counter()

@@ -14,7 +14,6 @@ validation graphs after the last step. Every run is a fresh process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-import dataclasses
 import json
 from pathlib import Path
 import tempfile
@@ -70,15 +69,18 @@ def measure(config, workdir: Path) -> dict[str, float]:
   train_graphs = job_lib.trainable(job, data.load(config.data_root, "train"))
   job.fit(train_graphs)
   valid = job.prepare(job_lib.judged(data.load(config.data_root, "valid")))
-  phase = training.first_stage(
-      training.Part(config, ranker.family, job.prepare(train_graphs), data.targets), workdir)
+  graphs, params = job.prepare(train_graphs), None
   compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()
-  while phase:
-    evaluations.append(_Evaluation(phase.scorer, compilations))
-    result = training.train_stage(
-        job, dataclasses.replace(phase, scorer=evaluations[-1]), valid, workdir, resume=False)
-    phase = phase.following and phase.following(result.state)
+  for stage in ranker.family.stages(config.train.epochs, config.optimizer):
+    folder = workdir / stage.folder
+    family, graphs = stage.begin(params, graphs, folder)
+    begun, _ = training.begin(
+        config, family, graphs, data.targets, epochs=stage.epochs, optimizer=stage.optimizer,
+        folder=folder, params=params)
+    evaluations.append(_Evaluation(family.scorer(), compilations))
+    result = training.train_stage(job, begun, evaluations[-1], valid, folder, resume=False)
+    params = result.state.eval_params
   seconds = time.perf_counter() - started - compilations.seconds - sum(
       evaluation.seconds - evaluation.compile_seconds for evaluation in evaluations)
   valid, ids = training.validation_sample(config, valid)(0)

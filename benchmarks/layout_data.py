@@ -207,9 +207,9 @@ def _train_over(root: Path) -> dict[str, float]:
   result = training.train(job, root / "run")
   seconds = time.perf_counter() - started
   config.batch.slates_per_epoch = preset.batch.slates_per_epoch
-  plan = training.plan_of(training.Part(
+  plan = training.plan_of(
       config, job.ranker.family, job.prepare(job.data.load(str(root), "train")),
-      job.data.targets), epochs=preset.train.epochs)
+      job.data.targets, epochs=preset.train.epochs)
   return {"batch_shapes": len(plan.budgets), "padding_share": plan.padding(100),
           "training_steps": result.step, "training_s": seconds,
           "training_peak_mib": result.peak_bytes / _MIB}
@@ -222,8 +222,7 @@ def measure_loader(root: Path) -> dict[str, float]:
   graphs = [workloads.program(rng, nodes=int(rng.integers(4_000, 8_000)), config_nodes=250,
                               configs=10_000) for _ in range(4 * job.config.batch.graphs)]
   job.fit(graphs)
-  phase = training.first_stage(
-      training.Part(job.config, job.ranker.family, job.prepare(graphs), job.data.targets), root)
+  phase, _ = training.first_stage(job, job.prepare(graphs), root)
   steps, train_step = 2 * _LOADER_STEPS, phase.train_step
   state = parallel.replicate(phase.state)
   batches, seconds = phase.batches, {"loading": [], "fixed": []}
@@ -248,9 +247,7 @@ def measure_ranking(root: Path) -> dict[str, float]:
       np.random.default_rng(0), nodes=20_000, config_nodes=1_000, configs=1_000)
   job.fit([program])
   ranker, seconds = job.ranker, []
-  part = training.Part(
-      job.config, ranker.family, job.prepare([program]), job.data.targets)
-  ranker.params = training.first_stage(part, root).state.params
+  ranker.params = training.first_stage(job, job.prepare([program]), root)[0].state.params
   for _ in range(2):
     started = time.perf_counter()
     ranker.rank(program)

@@ -17,7 +17,7 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
 from tpugraphs_jax.serve import judge
-from tpugraphs_jax.train import log
+from tpugraphs_jax.train import log, loop
 
 _TIMED_STEPS, _TIMED_SECONDS = 30, 15.0  # to estimate the time of a step
 _STEPS_PER_EPOCH = 500
@@ -26,7 +26,7 @@ _STEPS_PER_EPOCH = 500
 class Steps:
   """Takes training steps and measures the CPU seconds of those that compiled nothing."""
 
-  def __init__(self, phase: training.Stage):
+  def __init__(self, phase: loop.Training):
     self._phase, self._state = phase, parallel.replicate(phase.state)
     self._compilations = timing.Compilations()
     self.taken, self._timed, self._seconds, self.loss = 0, 0, 0.0, 0.0
@@ -82,17 +82,16 @@ def planned(job: job_lib.Job, steps: int) -> job_lib.Job:
 
 
 def phase_of(
-    job: job_lib.Job, prepared: job_lib.Prepared, folder: Path, *, steps: int
-) -> training.Stage:
+    job: job_lib.Job, graphs: Sequence[Any], folder: Path, *, steps: int
+) -> loop.Training:
   """The first stage of training; a second stage, of the head alone, is left out of the race."""
-  job = planned(job, steps)
-  return training.first_stage(training.part_of(job, prepared), folder)
+  return training.first_stage(planned(job, steps), graphs, folder)[0]
 
 
-def seconds_per_step(job: job_lib.Job, prepared: job_lib.Prepared) -> float:
+def seconds_per_step(job: job_lib.Job, graphs: Sequence[Any]) -> float:
   """Mean CPU seconds of a training step, from some timed steps; 0 if each of them compiled."""
   with tempfile.TemporaryDirectory() as folder:
-    steps = Steps(phase_of(job, prepared, Path(folder), steps=2 * _TIMED_STEPS))
+    steps = Steps(phase_of(job, graphs, Path(folder), steps=2 * _TIMED_STEPS))
     while steps.taken < 2 * _TIMED_STEPS and not (
         steps.seconds > _TIMED_SECONDS or steps.taken >= _TIMED_STEPS and steps.mean_seconds):
       steps.take()
@@ -114,16 +113,16 @@ def measure(
     Quality, cost and versions by name, or the error alone if the loss was not finite.
   """
   job, compilations = job_lib.Job.of(config), timing.Compilations()
-  prepared = job_lib.prepare(job, folder, resume=False)
-  timed = 0.0 if steps else seconds_per_step(job, prepared)
-  phase = phase_of(job, prepared, folder, steps=steps or max(1, round(budget / max(timed, 1e-6))))
-  taking, total = Steps(phase), phase.epochs * phase.plan.steps_per_epoch
+  graphs, valid = job_lib.prepare(job, folder, resume=False)
+  timed = 0.0 if steps else seconds_per_step(job, graphs)
+  phase = phase_of(job, graphs, folder, steps=steps or max(1, round(budget / max(timed, 1e-6))))
+  taking, total = Steps(phase), phase.total_steps
   while taking.taken < total and taking.seconds < budget:
     taking.take()
     if not np.isfinite(taking.loss):
       return {"error": f"the loss is {taking.loss} after {taking.taken} of {total} steps"}
   peak_mib = log.peak_memory()[1] / 2**20
-  return judged(job, prepared.valid, phase.scorer, taking.params) | {
+  return judged(job, valid, job.ranker.family.scorer(), taking.params) | {
       "parameters": sum(leaf.size for leaf in jax.tree.leaves(phase.state.params)),
       "steps": taking.taken, "planned_steps": total,
       "updates": taking.taken // config.optimizer.accumulation_steps,

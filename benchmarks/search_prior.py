@@ -28,6 +28,7 @@ from tpugraphs_jax.collect import strategies
 from tpugraphs_jax.collect.prior import Prior
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 
 ROOT = Path(__file__).parents[1]
@@ -149,7 +150,7 @@ def main() -> None:
 
 
 def _file(name: str) -> Path:
-  return ranker_lib.SHIPPED / f"{name}.prior.json"
+  return model_file.SHIPPED / f"{name}.prior.json"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 import own_quality
 
 from tpugraphs_jax.data import npz
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve.ranker import Ranker
 
 _MOST_BYTES = 1 << 20
@@ -142,8 +142,8 @@ def main() -> None:
   parser.add_argument("--seeds", type=Path, help="file that own_quality.py wrote to --out")
   args = parser.parse_args()
   seeds = json.loads(args.seeds.read_text()) if args.seeds else None
-  print(ship(args.run, args.data_root, args.name, ranker_lib.SHIPPED, seeds))
-  print(ranker_lib.MODEL_FILE, "->", ranker_lib.SHIPPED / f"{args.name}.npz")
+  print(ship(args.run, args.data_root, args.name, model_file.SHIPPED, seeds))
+  print(model_file.MODEL_FILE, "->", model_file.SHIPPED / f"{args.name}.npz")
 
 
 if __name__ == "__main__":

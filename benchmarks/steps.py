@@ -85,8 +85,8 @@ def _step(
   ranker.fit([graph], [raw])
   graphs = [ranker.prepare(graph)] * config.batch.graphs
   targets = lambda configs, ids: configs.runtime_ns[ids].astype(np.float32)
-  part = training.Part(config, family, graphs, targets)
-  batch = training.first_batch(part, training.plan_of(part, epochs=1))
+  plan = training.plan_of(config, family, graphs, targets, epochs=1)
+  batch = training.first_batch(config, family, plan)
   params = jax.eval_shape(family.network.init, jax.random.key(0), batch)["params"]
   if step == "score":
     mapped = network_step(family.network, method=family.encodes, devices=devices)

@@ -170,9 +170,8 @@ def ranker_of(variant: str, programs):
   job.fit(programs[:1])
   ranker = job.ranker
   with tempfile.TemporaryDirectory() as folder:
-    few = training.Part(
-        job.config, ranker.family, job.prepare(programs[:1]), job.data.targets)
-    ranker.params = training.first_stage(few, Path(folder)).state.params
+    stage, _ = training.first_stage(job, job.prepare(programs[:1]), Path(folder))
+  ranker.params = stage.state.params
   return ranker
 
 

@@ -52,9 +52,8 @@ def kernels(count: int, pool_size: int) -> list[graph.OpGraph]:
 def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
   """Figures of two epochs from data in memory; only the first one should compile."""
   job.fit(graphs)
-  phase = training.first_stage(
-      training.Part(job.config, job.ranker.family, job.prepare(graphs), job.data.targets), Path())
-  plan, batches, train_step = phase.plan, phase.batches, phase.train_step
+  phase, plan = training.first_stage(job, job.prepare(graphs), Path())
+  batches, train_step = phase.batches, phase.train_step
   steps = plan.steps_per_epoch
   state = parallel.replicate(phase.state)
   compilations = timing.Compilations()
@@ -88,9 +87,8 @@ def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
 def measure_scoring(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
   """Seconds to score all configurations of the graphs, with compilation."""
   prepared, family = job.prepare(graphs), job.ranker.family
-  few = training.Part(
-      job.config, family, prepared[: job.config.batch.graphs], job.data.targets)
-  params = training.first_stage(few, Path()).state.params
+  stage, _ = training.first_stage(job, prepared[: job.config.batch.graphs], Path())
+  params = stage.state.params
   started = time.perf_counter()
   family.scores(
       params, prepared, [np.arange(len(graph.configs)) for graph in prepared], progress=True)

@@ -8,7 +8,7 @@ import pytest
 
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.train import log
 
 TILE_MODELS = ("EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN", "MLP")
@@ -39,7 +39,7 @@ def test_every_variant_makes_a_job(kind, variant, tmp_path):
     assert ranker.collection.name == f"layout:{expected.replace('-', ':')}"
   # The config in a working folder makes the same model again.
   log.write_manifest(tmp_path, config.to_dict())
-  saved = ml_collections.ConfigDict(ranker_lib.config_of(tmp_path))
+  saved = ml_collections.ConfigDict(model_file.config_of(tmp_path))
   assert saved == config and Job.of(saved).ranker.family.network == ranker.family.network
 
 

@@ -180,7 +180,7 @@ def test_blocks_stand_side_by_side_each_scaled_in_its_own_way():
   made = made_of(["test_twice", "released", "test_rows"],
                  "test_twice=none,test_rows=minmax,*=standardize")
   made.fit([graph])
-  found = made(graph).node_feat
+  found = made(graph)
   assert found.dtype == np.float32
   np.testing.assert_array_equal(found[:, 0], 2.0 * graph.node_opcode)
   np.testing.assert_allclose(found[:, -2], np.arange(12) / 11, rtol=1e-6)

@@ -13,7 +13,7 @@ OPTIONS = list(itertools.product((1, 2, 5), reduction.DIRECTIONS, reduction.INDU
 
 
 def reduce_graph(graph, **options):
-  return reduction.reduce_graph(graph, reduction.Reduction(**options))
+  return reduction.reduce_graph(graph, reduction.Reduction(**options)).graph
 
 
 def graph_of(seed):
@@ -45,10 +45,11 @@ def slow(graph, hops, direction, induced):
 def test_reduction_equals_a_slow_walk(hops, direction, induced):
   for seed in range(8):
     graph = graph_of(seed)
-    found = reduce_graph(
-        graph, graph_reduction="config_neighborhood", reduction_hops=hops,
-        reduction_direction=direction, reduction_induced=induced)
+    found, nodes = reduction.reduce_graph(graph, reduction.Reduction(
+        graph_reduction="config_neighborhood", reduction_hops=hops,
+        reduction_direction=direction, reduction_induced=induced))
     kept, edges = slow(graph, hops, direction, induced)
+    assert nodes.tolist() == kept
     np.testing.assert_array_equal(found.node_feat, graph.node_feat[kept])
     np.testing.assert_array_equal(found.node_opcode, graph.node_opcode[kept])
     original = np.array(kept)
@@ -107,3 +108,13 @@ def test_cluster_nodes_consume_neighbours_in_the_order_of_nodes(size, clusters):
 def test_no_reduction_leaves_the_graph_alone():
   graph = graph_of(2)
   assert reduce_graph(graph) is graph
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"virtual_node": "cluster", "cluster_nodes": 10},
+    {"graph_reduction": "config_neighborhood", "reduction_hops": 1},
+    {"graph_reduction": "config_neighborhood", "virtual_node": "cluster", "cluster_nodes": 3}])
+def test_values_beside_a_graph_are_those_of_its_nodes_and_0_of_virtual_ones(options):
+  graph = graph_of(3)
+  found = reduction.reduce_graph(graph, reduction.Reduction(**options))
+  np.testing.assert_array_equal(found.rows(graph.node_feat), found.graph.node_feat)

@@ -20,10 +20,10 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import TileConfigs
 from tpugraphs_jax.hlo import __main__ as hlo_command
 from tpugraphs_jax.infra import console, host_memory, remote, trust
-from tpugraphs_jax.serve import judge
+from tpugraphs_jax.serve import judge, model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 
-SHIPPED = ranker_lib.SHIPPED / "layout-cpu-measured.npz"
+SHIPPED = model_file.SHIPPED / "layout-cpu-measured.npz"
 EVIL = "import pathlib\npathlib.Path({!r}).write_text('ran')\n"
 
 
@@ -86,7 +86,7 @@ def test_the_config_of_a_folder_imports_nothing(tmp_path, monkeypatch):
   (tmp_path / "config.json").write_text(json.dumps(
       {"config": config | {"extensions": ["evil_config"]}}))
   repacked(tmp_path / "model.npz", changed=extended("evil_config"))
-  found = ranker_lib.config_of(tmp_path)
+  found = model_file.config_of(tmp_path)
   assert found["extensions"] == ("evil_config",)
   refused(lambda: tpugraphs_jax.load(tmp_path), "evil_config")
   assert not (tmp_path / "ran").exists()
@@ -153,18 +153,18 @@ def test_a_few_kilobytes_take_no_gigabyte(tmp_path, monkeypatch):
       with npz.NpzArchive(path) as archive:
         archive.read("node_feat")
     refused(read, path.name, "memory" if path.stem == "deflate" else "compress")
-    refused(lambda: ranker_lib.read_model(path), path.name)
+    refused(lambda: model_file.read_file(path), path.name)
 
 
 def test_a_model_file_has_a_largest_size(tmp_path, monkeypatch):
-  monkeypatch.setattr(ranker_lib, "MOST_BYTES", 1000)
-  refused(lambda: ranker_lib.read_model(SHIPPED), "1.00kB")
+  monkeypatch.setattr(model_file, "MOST_BYTES", 1000)
+  refused(lambda: model_file.read_file(SHIPPED), "1.00kB")
 
 
 def test_a_name_twice_in_an_archive_is_refused(tmp_path):
   with pytest.warns(UserWarning, match="Duplicate"):
     path = repacked(tmp_path / "model.npz", more=[("card.npy", b"x")])
-  refused(lambda: ranker_lib.read_model(path), "twice")
+  refused(lambda: model_file.read_file(path), "twice")
 
 
 def test_available_memory_is_that_of_the_tightest_limit(tmp_path, monkeypatch):
@@ -351,11 +351,11 @@ def test_a_config_that_is_not_that_of_the_model_is_refused(changes, tmp_path):
 
 
 def test_parameters_of_another_shape_or_type_are_refused(tmp_path):
-  artefact = ranker_lib.read_model(SHIPPED)
+  artefact = model_file.read_file(SHIPPED)
   for change in (lambda leaf: leaf[..., None], lambda leaf: leaf.astype(np.float64),
                  lambda leaf: leaf[:-1]):
     params = jax.tree.map(change, artefact.params)
-    ranker_lib.write_model(
+    model_file.write(
         tmp_path / "model.npz", dataclasses.replace(artefact, params=params))
     refused(lambda: tpugraphs_jax.load(tmp_path / "model.npz"), "model.npz", "damaged")
 

@@ -53,7 +53,7 @@ def prepared_of(kind):
         HeadGraph(graph.name, graph.configs, np.full((len(graph.configs), 3), i, np.float32), 2,
                   {"nodes": 1})
         for i, graph in enumerate(graphs_of("layout"))]
-  return [FAMILIES[kind].prepare(graph) for graph in graphs_of(kind)]
+  return [FAMILIES[kind].prepare(graph, graph.node_feat) for graph in graphs_of(kind)]
 
 
 def drawing(kind, graphs):
@@ -116,7 +116,8 @@ def test_segments_take_what_their_fresh_ones_take_and_recomputed_ones_what_the_l
 
 
 def test_blocks_are_drawn_for_networks_that_look_at_them():
-  graph = programs().prepare(graphs_of("layout")[2])
+  raw = graphs_of("layout")[2]
+  graph = programs().prepare(raw, raw.node_feat)
   assert drawing("layout", [graph])(0, np.random.default_rng(0), 0).finish().block is None
   family = families.make(
       "layout", ResModel(dropout="dropout"), "full,ci", **{"batch.keep_nodes": 10})
@@ -135,8 +136,8 @@ def test_graphs_are_reduced_before_they_are_prepared(kind):
   family = {"layout": programs, "segments": segments,
             "tables": lambda **changes: families.of_config("layout", "tables,ci", **changes)}[kind]
   graph = table_cases.program(1, nodes=40, edges=20, config_nodes=[0, 1])
-  found = family(**changes).prepare(graph)
-  expected = reduction.reduce_graph(graph, options)
+  found = family(**changes).prepare(graph, graph.node_feat)
+  expected = reduction.reduce_graph(graph, options).graph
   assert len(found.opcode) == expected.num_nodes < 40
   np.testing.assert_array_equal(found.opcode, expected.node_opcode)
 

@@ -264,8 +264,9 @@ def test_blocks_of_a_graph_do_not_depend_on_the_other_graphs_of_the_call():
       "layout", ResModel(op_embed_dim=2, hidden_dim=4, dropout="dropout"), "official,ci",
       **{"batch.keep_nodes": 2, "eval.configs": 8})
   rng = np.random.default_rng(2)
-  graphs = [family.prepare(random_graphs.layout_graph(
-      rng, nodes=20, edges=9, config_nodes=[5, 1], configs=5, name=name)) for name in "ab"]
+  raw = [random_graphs.layout_graph(
+      rng, nodes=20, edges=9, config_nodes=[5, 1], configs=5, name=name) for name in "ab"]
+  graphs = [family.prepare(graph, graph.node_feat) for graph in raw]
   params = params_of(family.network, graphs, family.assemble)
   scorer = family.scorer()
   _, together = scorer(params, graphs)
@@ -279,7 +280,7 @@ def test_networks_of_blocks_are_judged_on_the_mean_of_three_seeded_blocks(monkey
   family = families.make(
       "layout", ResModel(op_embed_dim=2, hidden_dim=4, dropout="dropout"), "official,ci",
       **{"batch.keep_nodes": 2, "eval.configs": 8})
-  graph = family.prepare(raw)
+  graph = family.prepare(raw, raw.node_feat)
   params, drawn = params_of(family.network, [graph], family.assemble), []
   draw_block = family.draw_block
   monkeypatch.setattr(

@@ -33,7 +33,7 @@ def family_of(name):
 def kernels():
   rng = np.random.default_rng(0)
   graphs = [random_graphs.tile_graph(rng, nodes=n, edges=e, configs=c) for n, e, c in SIZES]
-  return [family_of("MLP").prepare(graph) for graph in graphs]
+  return [family_of("MLP").prepare(graph, graph.node_feat) for graph in graphs]
 
 
 def made(name, kernels):

@@ -22,7 +22,7 @@ from tpugraphs_jax.data.batching import Slate, total_sizes
 from tpugraphs_jax.rankers import official_weights
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import official, training
-from tpugraphs_jax.serve import judge
+from tpugraphs_jax.serve import judge, model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import state as state_lib
 
@@ -68,9 +68,9 @@ def prepared(record: official_records.Record) -> Prepared:
     changes["data.store_dir"] = str(folder / "store")
   job = parts.make(record.kind, record.variant, **changes)
   (folder / "run").mkdir()
-  found = job_lib.prepare(job, folder / "run", resume=False)
+  train, valid = job_lib.prepare(job, folder / "run", resume=False)
   raw = {split: job.data.load(str(data_root), split) for split in ("train", "valid")}
-  graphs = {"train": found.train, "valid": found.valid}
+  graphs = {"train": train, "valid": valid}
   if npz.files_there(data_root, record.collection, "test"):
     raw["test"] = job.data.load(str(data_root), "test")
     graphs["test"] = job.prepare(raw["test"])
@@ -173,8 +173,8 @@ def test_epochs_and_validation_have_the_official_sizes(record):
   data = prepared(record)
   config, (train, valid) = data.job.config, (
       list(data.graphs[split].values()) for split in ("train", "valid"))
-  batch_plan = training.plan_of(training.Part(
-      config, data.job.ranker.family, train, data.job.data.targets), epochs=1)
+  batch_plan = training.plan_of(
+      config, data.job.ranker.family, train, data.job.data.targets, epochs=1)
   assert batch_plan.steps_per_epoch == record.meta["steps_per_epoch"]
   sample = training.validation_sample(config, valid)
   (graphs, ids), (_, others) = sample(1), sample(2)
@@ -236,7 +236,7 @@ def converted(record: official_records.Record) -> tuple[Path, Prepared]:
   assert official.main([
       f"--config={record.kind}.py:{record.variant}", f"--weights={folder / 'weights.npz'}",
       f"--data_root={data.data_root}", f"--out={folder / 'out'}", *changes, *store]) == 0
-  config = ml_collections.ConfigDict(ranker_lib.config_of(folder / "out"))
+  config = ml_collections.ConfigDict(model_file.config_of(folder / "out"))
   config.data_root = str(data.data_root)
   if record.kind == "layout":
     config.data.store_dir = str(folder / "store")

@@ -14,7 +14,7 @@ from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
 from tpugraphs_jax.run.job import Job
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.train import log
 
 COLLECTIONS = ("xla-random", "xla-default", "nlp-random", "nlp-default")
@@ -48,7 +48,7 @@ def test_a_preset_makes_a_job_of_every_collection(kind, name, tmp_path):
     folder = tmp_path / (collection or kind)
     folder.mkdir()
     log.write_manifest(folder, config.to_dict())
-    kept = ml_collections.ConfigDict(ranker_lib.config_of(folder))
+    kept = ml_collections.ConfigDict(model_file.config_of(folder))
     assert Job.of(kept).ranker.family.network == model
 
 
@@ -63,12 +63,12 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
       config.model[widths] = config.model[widths][:1]
     for field in ("attention_from", "blocks", "attention_blocks", "cross_blocks", "rounds"):
       if field in config.model:
-        config.model[field] = min(config.model[field], field != "attention_from")
+        config.model[field] = min(config.model[field], int(field != "attention_from"))
     if config.data.get("also"):  # see test_together
       config.data.also = ()
   job = job_lib.Job.of(config)
-  prepared = job_lib.prepare(job, tmp_path, resume=False)
-  phase = training.first_stage(training.part_of(job, prepared), tmp_path)
+  graphs, _ = job_lib.prepare(job, tmp_path, resume=False)
+  phase, _ = training.first_stage(job, graphs, tmp_path)
   before = jax.tree.map(np.asarray, phase.state.params)
   state = parallel.replicate(phase.state)
   for _ in range(2):
@@ -84,7 +84,7 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
 def test_unknown_presets_and_two_of_them_are_refused(kind):
   with pytest.raises(ValueError, match="eleventh"):
     parts.config_of(kind, "preset=eleventh")
-  with pytest.raises(ValueError, match="first and third"):
+  with pytest.raises(ValueError, match="first and preset=third"):
     parts.config_of(kind, "preset=first,preset=third")
 
 

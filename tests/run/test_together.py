@@ -42,10 +42,10 @@ def train_graphs(job):
 def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations(
     data_root, tmp_path):
   job = job_of(data_root, tmp_path / "store", **{"batch.slates_per_epoch": 200})
-  prepared = job_lib.prepare(job, tmp_path, resume=False)
+  prepared, _ = job_lib.prepare(job, tmp_path, resume=False)
   counts = [len(graph.configs) for graphs in train_graphs(job).values() for graph in graphs]
-  assert [len(graph.configs) for graph in prepared.train] == counts
-  plan = training.plan_of(training.part_of(job, prepared), epochs=1)
+  assert [len(graph.configs) for graph in prepared] == counts
+  plan = training.plan_of(job.config, job.ranker.family, prepared, job.data.targets, epochs=1)
   drawn = collections.Counter(itertools.chain(*(
       graphs.tolist() for step in range(plan.steps_per_epoch)
       for graphs in plan.graphs_of_step(step))))
@@ -56,14 +56,14 @@ def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations
 @pytest.mark.parametrize("variant", ["official,ci", "tables,ci"])
 def test_transforms_are_fitted_on_all_collections_together(variant, data_root, tmp_path):
   job = job_of(data_root, tmp_path / "store", variant)
-  prepared = job_lib.prepare(job, tmp_path, resume=False)
+  prepared, _ = job_lib.prepare(job, tmp_path, resume=False)
   graphs = list(itertools.chain(*train_graphs(job).values()))
   alone = job_of(data_root, tmp_path / "store", variant, **{"data.also": ()})
   alone.fit(graphs)
   for name, transform in alone.ranker.transforms.items():
     jax.tree.map(np.testing.assert_array_equal, transform.to_dict(),
                  features.load(tmp_path / "features.json")[name].to_dict())
-  stage = training.first_stage(training.part_of(job, prepared), tmp_path)
+  stage, _ = training.first_stage(job, prepared, tmp_path)
   _, metrics = stage.train_step(parallel.replicate(stage.state), next(stage.batches))
   assert np.isfinite(parallel.unreplicate(metrics)["loss"])
 

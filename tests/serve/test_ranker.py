@@ -19,7 +19,7 @@ import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.data import features, npz
 from tpugraphs_jax.graph import factor_layout_configs, LayoutConfigs, TileConfigs
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import checkpoint
 
@@ -132,7 +132,7 @@ def test_scores_that_are_not_finite_are_refused(jobs):
 
 
 def load(jobs, changes):
-  config = ml_collections.ConfigDict(ranker_lib.config_of(jobs.workdir("tile_whole")))
+  config = ml_collections.ConfigDict(model_file.config_of(jobs.workdir("tile_whole")))
   config.update_from_flattened_dict(changes)
   return Ranker.load(jobs.workdir("tile_whole"), config.to_dict()).params
 
@@ -160,23 +160,23 @@ def made(**changes):
       np.array([0, 2]), np.array([False, True]), np.zeros(2, np.float32), np.ones(2, np.float32))
   params = {"head": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)},
             "scale": np.float32(0.5)}
-  return dataclasses.replace(ranker_lib.Artefact(
+  return dataclasses.replace(model_file.Artefact(
       {"task": "layout", "data": {}, "model": {"pooling": ("mean", "max")}, "extensions": (),
        "seed": 3}, {"config": transform}, params,
       {"step": 7}), **changes)
 
 
 def test_saving_and_loading_is_exact(tmp_path):
-  path = tmp_path / ranker_lib.MODEL_FILE
-  ranker_lib.write_model(path, made())
-  found, expected = ranker_lib.read_model(path), made()
+  path = tmp_path / model_file.MODEL_FILE
+  model_file.write(path, made())
+  found, expected = model_file.read_file(path), made()
   assert found.config == expected.config and found.about == {"step": 7}
   np.testing.assert_array_equal(found.params["head"]["kernel"], expected.params["head"]["kernel"])
   assert found.params["scale"] == np.float32(0.5)
   for field in ("kept", "log", "offset", "scale"):
     np.testing.assert_array_equal(
         getattr(found.transforms["config"], field), getattr(expected.transforms["config"], field))
-  assert [path.name for path in tmp_path.iterdir()] == [ranker_lib.MODEL_FILE]
+  assert [path.name for path in tmp_path.iterdir()] == [model_file.MODEL_FILE]
 
 
 def rewritten(path, change):
@@ -196,7 +196,7 @@ def add_one(arrays, card):
 
 def newer(arrays, card):
   del arrays
-  card["format"] = ranker_lib.FORMAT + 1
+  card["format"] = model_file.FORMAT + 1
 
 
 def without(field):
@@ -209,28 +209,28 @@ def without(field):
                                                 "checksum")),
 ])
 def test_a_changed_file_is_refused_in_one_line(change, complaint, tmp_path):
-  path = tmp_path / ranker_lib.MODEL_FILE
-  ranker_lib.write_model(path, made())
+  path = tmp_path / model_file.MODEL_FILE
+  model_file.write(path, made())
   rewritten(path, change)
   with pytest.raises(ValueError, match=complaint) as error:
-    ranker_lib.read_model(path)
+    model_file.read_file(path)
   assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_names_that_cannot_be_printed_are_escaped(tmp_path):
-  path = tmp_path / ranker_lib.MODEL_FILE
-  ranker_lib.write_model(path, made())
+  path = tmp_path / model_file.MODEL_FILE
+  model_file.write(path, made())
   start, end = path.read_bytes().rsplit(b"params/scale", 1)  # in the archive's directory
   path.write_bytes(start + b"params/sc\a\ne" + end)
   with pytest.raises(ValueError, match="damaged") as error:
-    ranker_lib.read_model(path)
+    model_file.read_file(path)
   assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_alone_ranks_as_the_folder_does(kind, jobs, tmp_path):
   workdir, graph = jobs.workdir(f"{kind}_whole"), graph_of(kind)
-  source = workdir / ranker_lib.MODEL_FILE
+  source = workdir / model_file.MODEL_FILE
   assert source.stat().st_size < 500_000
   copy = tmp_path / "elsewhere.npz"
   copy.write_bytes(source.read_bytes())
@@ -243,7 +243,7 @@ def test_the_file_alone_ranks_as_the_folder_does(kind, jobs, tmp_path):
 
 def test_a_loaded_ranker_is_kept_until_its_file_changes(jobs, tmp_path):
   path = tmp_path / "model.npz"
-  shutil.copy(jobs.workdir("tile_whole") / ranker_lib.MODEL_FILE, path)
+  shutil.copy(jobs.workdir("tile_whole") / model_file.MODEL_FILE, path)
   for place in (path, "layout-cpu-measured"):
     assert tpugraphs_jax.load(place) is tpugraphs_jax.load(str(place))
   before = tpugraphs_jax.load(path)
@@ -254,7 +254,7 @@ def test_a_loaded_ranker_is_kept_until_its_file_changes(jobs, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_holds_the_best_checkpoint(kind, jobs):
   workdir = jobs.workdir(f"{kind}_whole")
-  found, best = ranker_lib.read_model(workdir / ranker_lib.MODEL_FILE), ranker_lib.read(workdir)
+  found, best = model_file.read_file(workdir / model_file.MODEL_FILE), model_file.read(workdir)
   assert found.about["step"] == best.about["step"]
   assert found.about["valid_sample"]["opa_pooled"] > 0 and "jax" in found.about["versions"]
   assert json.dumps(found.config, default=list)
@@ -316,7 +316,7 @@ def test_something_else_than_a_model_is_refused_with_its_type():
     tpugraphs_jax.rank(3, None)
 
 
-@pytest.mark.parametrize("name", ranker_lib.shipped_names())
+@pytest.mark.parametrize("name", model_file.shipped_names())
 def test_shipped_models_order_programs_of_other_families_better_than_chance(name):
   ranker = tpugraphs_jax.load(name)
   graphs = _held_out(ranker)
@@ -327,27 +327,27 @@ def test_shipped_models_order_programs_of_other_families_better_than_chance(name
 
 
 def test_a_name_is_a_model_that_ships_unless_something_is_there(tmp_path, monkeypatch):
-  monkeypatch.setattr(ranker_lib, "SHIPPED", tmp_path / "shipped")
-  ranker_lib.SHIPPED.mkdir()
-  (ranker_lib.SHIPPED / "a-model.npz").touch()
-  (ranker_lib.SHIPPED / "a-model.md").write_text("# a-model")
+  monkeypatch.setattr(model_file, "SHIPPED", tmp_path / "shipped")
+  model_file.SHIPPED.mkdir()
+  (model_file.SHIPPED / "a-model.npz").touch()
+  (model_file.SHIPPED / "a-model.md").write_text("# a-model")
   monkeypatch.chdir(tmp_path)
-  assert ranker_lib.shipped_names() == ["a-model"] and ranker_lib.card("a-model") == "# a-model"
-  assert ranker_lib.shipped_file("a-model") == ranker_lib.SHIPPED / "a-model.npz"
+  assert model_file.shipped_names() == ["a-model"] and model_file.card("a-model") == "# a-model"
+  assert model_file.shipped_file("a-model") == model_file.SHIPPED / "a-model.npz"
   for place in ("out/a-model", "./deep/a-model"):
-    assert str(ranker_lib.shipped_file(place)) == str(pathlib.Path(place))
+    assert str(model_file.shipped_file(place)) == str(pathlib.Path(place))
   with pytest.raises(FileNotFoundError, match="a-model"):
-    ranker_lib.shipped_file("other")
+    model_file.shipped_file("other")
   (tmp_path / "a-model").mkdir()  # a folder of the user's
-  assert str(ranker_lib.shipped_file("a-model")) == "a-model"
+  assert str(model_file.shipped_file("a-model")) == "a-model"
   with pytest.raises(ValueError, match="a-model"):
-    ranker_lib.card("b")
+    model_file.card("b")
 
 
 def test_a_checkpoint_that_a_run_replaces_while_it_is_read_is_read_again(
     jobs, tmp_path, monkeypatch):
   folder = shutil.copytree(jobs.workdir("tile_whole"), tmp_path / "run")
-  expected = ranker_lib.read(folder)
+  expected = model_file.read(folder)
   read_notes, told = checkpoint.Checkpoints._read_notes, []
 
   def replaced_meanwhile(self, number):
@@ -358,6 +358,6 @@ def test_a_checkpoint_that_a_run_replaces_while_it_is_read_is_read_again(
     return read_notes(self, number)
 
   monkeypatch.setattr(checkpoint.Checkpoints, "_read_notes", replaced_meanwhile)
-  found = ranker_lib.read(folder)
+  found = model_file.read(folder)
   assert told and found.about == expected.about
   jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)

@@ -67,9 +67,7 @@ def evaluate(params, step):
   return {"opa": float(params["slope"]), "tau": float(params["offset"])}
 
 
-_OF_SCHEDULE = {"total_epochs", "steps_per_epoch", "metric"} | {
-    field.name for field in dataclasses.fields(loop.TrainOptions)}
-_OF_EXPERIMENT = {field.name for field in dataclasses.fields(loop.Experiment)}
+_OPTIONS = {field.name for field in dataclasses.fields(loop.TrainOptions)}
 
 
 def schedule(*, total_epochs, steps_per_epoch, metric="opa", log_every_steps=100, **options):
@@ -77,13 +75,13 @@ def schedule(*, total_epochs, steps_per_epoch, metric="opa", log_every_steps=100
                        total_epochs, steps_per_epoch, metric)
 
 
-def train(workdir, state=None, **changes):
-  """Trains the straight line; `changes` are fields of schedule and experiment, and options."""
-  options = dict(
-      train_step=TRAIN_STEP, batches=None, evaluate=evaluate, total_epochs=EPOCHS,
-      steps_per_epoch=STEPS_PER_EPOCH) | changes
-  take = lambda names: {name: options.pop(name) for name in names & options.keys()}
-  options["batches"] = options["batches"] or make_batches()
-  experiment = loop.Experiment(**take(_OF_EXPERIMENT))
-  times = schedule(**take(_OF_SCHEDULE))
-  return loop.train(state or make_state(), experiment, times, workdir, **options)
+def train(workdir, state=None, *, train_step=TRAIN_STEP, batches=None, evaluate=evaluate,
+          total_epochs=EPOCHS, steps_per_epoch=STEPS_PER_EPOCH, learning_rate=None,
+          log_every_steps=100, **changes):
+  """Trains the straight line; `changes` are fields of `TrainOptions` and arguments of `train`."""
+  options = {name: changes.pop(name) for name in _OPTIONS & changes.keys()}
+  training = loop.Training(state or make_state(), train_step, batches or make_batches(),
+                           total_epochs, steps_per_epoch, learning_rate)
+  return loop.train(
+      training, evaluate, loop.TrainOptions(log_every_steps=log_every_steps, **options), workdir,
+      **changes)

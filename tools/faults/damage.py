@@ -13,7 +13,7 @@ import numpy as np
 from table import Row
 
 from tpugraphs_jax.data import store
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.train import loop
 
 KINDS = ("flipped", "cut", "emptied", "zeroed", "missing")
@@ -70,7 +70,7 @@ def try_files(
 
 def model_of(workdir: Path) -> Any:
   """Config, transforms and parameters in a working folder or model file, as a tree of arrays."""
-  found = ranker_lib.read(workdir)
+  found = model_file.read(workdir)
   transforms = {name: value.to_dict() for name, value in found.transforms.items()}
   # `about` is left out: it describes the model, and scores do not depend on it.
   return found.config, transforms, found.params
@@ -94,7 +94,7 @@ def swapped(workdir: Path, other: Path, row: Row) -> None:
   """
   read = lambda: model_of(workdir)[1:]  # without the config: it names the data, scores ignore it
   expected = fingerprint(read())
-  for name in (ranker_lib.CONFIG_FILE, ranker_lib.TRANSFORMS_FILE, ranker_lib.MODEL_FILE,
+  for name in (model_file.CONFIG_FILE, model_file.TRANSFORMS_FILE, model_file.MODEL_FILE,
                loop.CHECKPOINTS):
     own, kept = workdir / name, workdir / f"{name}.kept"
     own.rename(kept)
@@ -117,7 +117,7 @@ def rows(
     rng: draws the damages.
   """
   row = Row("damage, config and transforms")
-  try_files(row, [workdir / ranker_lib.CONFIG_FILE, workdir / ranker_lib.TRANSFORMS_FILE],
+  try_files(row, [workdir / model_file.CONFIG_FILE, workdir / model_file.TRANSFORMS_FILE],
             lambda: model_of(workdir), times=10 * times, rng=rng)
   yield row
   row = Row("damage, swapped with what another run wrote")
@@ -128,7 +128,7 @@ def rows(
   try_files(row, paths, lambda: model_of(workdir), times=times, rng=rng)
   yield row
   row = Row("damage, model file")
-  path = workdir / ranker_lib.MODEL_FILE
+  path = workdir / model_file.MODEL_FILE
   try_files(row, [path], lambda: model_of(path), times=50 * times, rng=rng)
   yield row
   row = Row("damage, graph of the store")

@@ -21,7 +21,7 @@ from tpugraphs_jax.collect import journal
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import files, trust
-from tpugraphs_jax.serve import judge
+from tpugraphs_jax.serve import judge, model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 
 VALUES = (
@@ -91,7 +91,7 @@ def model_files(
     else:
       params = changed_arrays(arrays, rng)
     if isinstance(other.get("checksum"), str):
-      other = other | {"checksum": ranker_lib._checksum(params)}
+      other = other | {"checksum": model_file._checksum(params)}
     text = np.frombuffer(json.dumps(other).encode(), np.uint8)
     np.savez(target, card=text, **params)
     row.count(_outcome(lambda: ranker_lib.Ranker.load(target).rank(graph), target.name),
@@ -246,8 +246,8 @@ def rows(workdir: Path, graph_file: Path, folder: Path, *, times: int, seed: int
   graph = npz.read_layout(graph_file)
   small = graph.configs.subset(np.arange(min(8, len(graph.configs))))
   small = type(graph)(**{**vars(graph), "configs": small})
-  for number, path in enumerate((workdir / ranker_lib.MODEL_FILE, *sorted(
-      ranker_lib.SHIPPED.glob("*.npz")))):
+  for number, path in enumerate((workdir / model_file.MODEL_FILE, *sorted(
+      model_file.SHIPPED.glob("*.npz")))):
     row = model_files(path, folder / "sent.npz", small, times=times,
                       rng=np.random.default_rng([seed, 5, number]))
     row.fault += f" ({path.stem})" if number else ""

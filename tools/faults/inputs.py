@@ -16,7 +16,7 @@ from table import Row
 from tpugraphs_jax import hlo, submission
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.hlo import tuning
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve import model_file
 
 _SECONDS = 20.0  # limit for one input; on a quiet machine an input takes less than 1 s
 
@@ -100,7 +100,7 @@ def readers(
   yield "tile graph", tile, npz.read_tile
   yield "layout graph", layout, npz.read_layout
   yield "submission", results, submission.read_results
-  yield "model file", model, ranker_lib.read_model
+  yield "model file", model, model_file.read_file
   yield "HLO module", protobufs / "fuzz06.hlo.pb", lambda path: hlo.featurize(path.read_bytes())
   yield "tuning data of layouts", protobufs / "synth_layout_tuning.pb", tuning.read_tuning
   yield "tuning data of tiles", protobufs / "synth_op_tuning.pb", tuning.read_tuning

@@ -18,7 +18,7 @@ import numpy as np
 from table import Row
 
 from tpugraphs_jax.data import store
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve import model_file
 
 _SHORT = ("--config.train.epochs=2", "--config.train.log_every_steps=1",
           "--config.train.checkpoint_every_steps=3")
@@ -255,7 +255,7 @@ def contents(workdir: Path) -> dict[str, object]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     found[str(path.relative_to(workdir))] = [
         {k: v for k, v in row.items() if k != "steps_per_second"} for row in rows]
-  best = ranker_lib.best_checkpoint(workdir, ranker_lib.config_of(workdir))
+  best = model_file.best_checkpoint(workdir, model_file.config_of(workdir))
   arrays = []
   _flatten(best.params, arrays)
   return found | {"best": (best.step, best.value, arrays)}

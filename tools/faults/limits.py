@@ -13,7 +13,7 @@ from kills import SMALL
 import numpy as np
 from table import Row
 
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve import model_file
 
 _LIMIT = np.iinfo(np.int64).max
 _TILE = ("run_tile.py", "configs/tile.py:ci", "tile/xla")
@@ -137,10 +137,10 @@ def _not_finite(workdir: Path) -> list[str]:
   """Names of parameters and files of a run that have values which are not finite."""
   if not (workdir / "checkpoints").is_dir():
     return []
-  found = ranker_lib.best_checkpoint(workdir, ranker_lib.config_of(workdir))
+  found = model_file.best_checkpoint(workdir, model_file.config_of(workdir))
   trees = {} if found is None else {"best checkpoint": found.params}
   if (workdir / "model.npz").exists():
-    trees["model file"] = ranker_lib.read(workdir / "model.npz").params
+    trees["model file"] = model_file.read(workdir / "model.npz").params
   names = [f"{name}, {jax.tree_util.keystr(path)}" for name, tree in trees.items()
            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
            if not np.isfinite(np.asarray(leaf, np.float32)).all()]

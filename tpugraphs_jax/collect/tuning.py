@@ -30,6 +30,7 @@ from tpugraphs_jax.collect.choosing import Orders
 from tpugraphs_jax.collect.labels import Raw
 from tpugraphs_jax.collect.problem import Numbers, Problem
 from tpugraphs_jax.hlo.search import Dims
+from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ensemble import Ensemble
 from tpugraphs_jax.serve.ranker import Ranker
@@ -242,7 +243,7 @@ def _way(
 def prior_of(target: str | None) -> prior_lib.Prior:
   """The prior that ships for labels of a target; that of TPU v3 for every TPU."""
   name = MODELS[target if target in MODELS else "tpu:v3"]
-  return prior_lib.read(ranker_lib.SHIPPED / f"{name}.prior.json")
+  return prior_lib.read(model_file.SHIPPED / f"{name}.prior.json")
 
 
 def _labelled(

@@ -3,7 +3,7 @@
 A `Transform` drops columns that are constant in training and scales the others. A model sees
 its blocks of node features side by side, each through a `Transform` of its own:
 
-    raw graph -> blocks -> transforms -> the same graph with `node_feat` = model input
+    graph -> blocks -> transforms -> inputs of the network, beside the graph
 
 The same transforms are applied to every split and to graphs ranked later; they are never
 refitted. Training, ranking and own programs all come through `NodeFeatures`.
@@ -348,11 +348,10 @@ class NodeFeatures:
                        f"and {columns} for another graph: it must always give as many")
     return values
 
-  def __call__(self, graph: OpGraph) -> OpGraph:
-    """The graph with model inputs `[N, F]` float32 as `node_feat`."""
+  def __call__(self, graph: OpGraph) -> np.ndarray:
+    """The inputs of a network `[N, F]` float32 for a graph with the released features."""
     parts = [self._transformed(graph, name) for name in self.names]
-    joined = np.concatenate(parts, axis=1)
-    return dataclasses.replace(graph, node_feat=np.ascontiguousarray(joined, np.float32))
+    return np.ascontiguousarray(np.concatenate(parts, axis=1), np.float32)
 
   def _transformed(self, graph: OpGraph, name: str) -> np.ndarray:
     transform, values = self.transforms[name], self.raw(graph, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -75,7 +76,19 @@ def with_output(graph: OpGraph) -> OpGraph:
   return _with_virtual_nodes(graph, np.full(len(member), nodes), member)
 
 
-def reduce_graph(graph: OpGraph, options: VirtualNodes) -> OpGraph:
+class Reduced(NamedTuple):
+  """A part of a graph, with virtual nodes."""
+
+  graph: OpGraph
+  nodes: np.ndarray  # [n] int64 numbers that the nodes before the virtual ones had
+
+  def rows(self, values: np.ndarray) -> np.ndarray:
+    """Values `[N, F]` of the nodes of the whole graph, for the nodes here; 0 of virtual ones."""
+    virtual = self.graph.num_nodes - len(self.nodes)
+    return np.pad(values[self.nodes], ((0, virtual), (0, 0)))
+
+
+def reduce_graph(graph: OpGraph, options: VirtualNodes) -> Reduced:
   """The graph that a model sees.
 
   Args:
@@ -87,19 +100,13 @@ def reduce_graph(graph: OpGraph, options: VirtualNodes) -> OpGraph:
     opcodes are 0; configurations are shared. A reduced graph does not mark HLO computations:
     its `node_splits` is `[0, N]`.
   """
-  small = graph if options.keeps_all else _neighborhood(graph, options)
-  if options.virtual_node != "cluster":
-    return small
-  member = np.arange(small.num_nodes)
-  return _with_virtual_nodes(
-      small, small.num_nodes + member // options.cluster_nodes, member)
-
-
-def kept_nodes(graph: OpGraph, options: VirtualNodes) -> np.ndarray:
-  """Numbers of the nodes `[n]` int64 of a graph that `reduce_graph` keeps as they are."""
-  if options.keeps_all:
-    return np.arange(graph.num_nodes)
-  return np.flatnonzero(_near(graph, options)[0])
+  nodes = np.arange(graph.num_nodes)
+  if not options.keeps_all:
+    graph, nodes = _neighborhood(graph, options)
+  if options.virtual_node == "cluster":
+    graph = _with_virtual_nodes(graph, len(nodes) + np.arange(len(nodes)) // options.cluster_nodes,
+                                np.arange(len(nodes)))
+  return Reduced(graph, nodes)
 
 
 def _with_virtual_nodes(graph: OpGraph, owner: np.ndarray, member: np.ndarray) -> OpGraph:
@@ -115,15 +122,16 @@ def _with_virtual_nodes(graph: OpGraph, owner: np.ndarray, member: np.ndarray) -
       edge_index=np.concatenate([graph.edge_index, edges]), node_splits=splits)
 
 
-def _neighborhood(graph: OpGraph, options: Reduction) -> OpGraph:
-  """The nodes near a configurable node, renumbered in their order."""
+def _neighborhood(graph: OpGraph, options: Reduction) -> tuple[OpGraph, np.ndarray]:
+  """The nodes near a configurable node, renumbered in their order, and their numbers before."""
   near, edges = _near(graph, options)
   number = np.cumsum(near) - 1
-  return dataclasses.replace(
+  part = dataclasses.replace(
       graph, node_feat=graph.node_feat[near], node_opcode=graph.node_opcode[near],
       edge_index=number[graph.edge_index[edges]].astype(np.int32),
       node_splits=np.array([0, near.sum()]),
       config_node=number[graph.config_node].astype(np.int32))
+  return part, np.flatnonzero(near)
 
 
 def _near(graph: OpGraph, options: Reduction) -> tuple[np.ndarray, np.ndarray]:

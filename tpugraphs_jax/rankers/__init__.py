@@ -18,7 +18,7 @@ from typing import Any
 # Importing a module of networks registers them.
 from tpugraphs_jax.rankers import base, tile
 from tpugraphs_jax.rankers.layout import res_model, sage
-from tpugraphs_jax.rankers.segments.family import Segments
+from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, Segments
 from tpugraphs_jax.rankers.settings import Settings
 from tpugraphs_jax.rankers.systems import (
   fifth,
@@ -49,3 +49,9 @@ def create(config: Mapping[str, Any], unscaled: Sequence[str] = ()) -> base.Fami
   default = base.Kernels if settings.kind == "tile" else base.Programs
   family = (ranker_network.family or default)(ranker_network, settings, unscaled)
   return Segments(family) if settings.task == "segments" else family
+
+
+def last_folder(config: Mapping[str, Any]) -> str:
+  """The folder of the last stage of a config's training, under the working folder."""
+  finetune = config.get("segments", {}).get("finetune", {})
+  return HEAD_FOLDER if finetune.get("epochs") else ""

@@ -8,8 +8,8 @@ A `Network` is a flax module from a batch of slates to scores. It works in two p
   score(readout [..., P]) -> [...]    the head
 
 A `Family` holds a network and everything that is particular to its kind: how graphs are
-prepared and drawn, the structure of a batch, how configurations are scored, explained and
-proposed, and which fields of a config it refuses. A family lives in one folder or file of
+prepared and drawn, the structure of a batch, the stages of training, how configurations are
+scored, and which fields of a config it refuses. A family lives in one folder or file of
 `rankers`, and nothing outside asks which family it has. `Kernels` and `Programs` are the
 families of networks that see whole kernels or whole programs.
 """
@@ -33,7 +33,7 @@ from tpugraphs_jax.data import batching, feature_blocks, plan, reduction
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, PreparedGraph, Slate, TileBatch
 from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, draw_slates
-from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.nn.linear import keep_rows_short
 from tpugraphs_jax.nn.precision import Precise
 from tpugraphs_jax.options import check_value, limits_of
@@ -43,7 +43,6 @@ from tpugraphs_jax.registry import Registry
 
 TILE_MODELS, LAYOUT_MODELS = Registry("model.name"), Registry("model.name")
 MODELS = {"tile": TILE_MODELS, "layout": LAYOUT_MODELS}
-SECOND_STAGE = "head"  # folder of a second stage of training, under the working folder
 
 
 class Network(Precise):
@@ -139,13 +138,22 @@ def create_network(kind: str, name: str, **options: Any) -> Network:
   return network
 
 
-class SecondStage(NamedTuple):
-  """A further run of the training loop, which goes on from the parameters of the first."""
+class Stage(NamedTuple):
+  """One run of the training loop.
 
-  family: Family
-  graphs: Sequence[Any]  # prepared training graphs of the family
+  Attributes:
+    begin: `(params, graphs, folder) -> (family, graphs)`: the family whose network is trained, and
+      its prepared training graphs. `params` and `graphs` are those of the stage before; of the
+      first stage None, and the prepared training graphs of the run.
+    epochs: most epochs.
+    optimizer: options of `train.state.create_optimizer`.
+    folder: of its files, under the working folder.
+  """
+
+  begin: Callable[[Any, Sequence[Any], Path], tuple[Family, Sequence[Any]]]
   epochs: int
-  optimizer: Mapping[str, Any]  # options of `train.state.create_optimizer`
+  optimizer: Mapping[str, Any]
+  folder: str = ""
 
 
 class Family:
@@ -160,7 +168,8 @@ class Family:
     network, settings: the same.
     config_transform: transform of configurations; set when transforms are fitted or loaded.
     sown: flax collections that the network sows in training, for the steps of `training`.
-    can_propose: whether the family has the method `propose`.
+    can_propose: whether the family has the methods `charges` and `cheapest` (see
+      `rankers.tables.family`), which explain scores and propose configurations.
     encodes: the method of the network that `encoder` runs; None: the scores.
 
   Raises:
@@ -191,18 +200,18 @@ class Family:
           f"data.config_transform is {transform!r}, but this model embeds the integers of "
           "configurations: set it to 'none', or take another model")
 
-  def kept_nodes(self, graph: OpGraph) -> np.ndarray:
-    """Numbers of the nodes `[n]` int64 of a graph that the network sees."""
-    return reduction.kept_nodes(graph, self.settings.data)
+  def reduce(self, graph: OpGraph) -> reduction.Reduced:
+    """The part of a graph that the network sees, with virtual nodes."""
+    return reduction.reduce_graph(graph, self.settings.data)
 
   # Batches.
 
-  def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> Any:
+  def prepare(self, graph: OpGraph, feat: np.ndarray) -> Any:
     """The arrays of a graph that do not depend on the batch.
 
     Args:
-      inputs: its `node_feat` are model inputs.
-      raw: the same graph with the released features; `inputs` itself unless given.
+      graph: with the released features.
+      feat: `[N, F]` float32 inputs of the network, see `data.features.NodeFeatures`.
     """
     raise NotImplementedError
 
@@ -210,7 +219,7 @@ class Family:
     """Refuses (ValueError) prepared training graphs that the family cannot train on."""
 
   def draw(self, graphs: Sequence[Any], sampler: ConfigSampler) -> Draw:
-    """Draws slates of prepared graphs, see `data.pipeline.BatchPlan`."""
+    """Draws slates of prepared graphs, see `data.plan.BatchPlan`."""
     return draw_slates(graphs, sampler)
 
   def assemble(
@@ -247,20 +256,14 @@ class Family:
     norms = self.network.max_norms
     return keep_rows_short(optimizer, norms) if norms else optimizer
 
-  def second_stage(self, params: Any, graphs: Sequence[Any], folder: Path) -> SecondStage:
-    """The second stage of training; called only where `has_second_stage`.
+  def stages(self, epochs: int, optimizer: Mapping[str, Any]) -> tuple[Stage, ...]:
+    """The stages of training; most families have one.
 
     Args:
-      params: after the first stage.
-      graphs: prepared training graphs of the first stage.
-      folder: for files of the second stage.
+      epochs: of the first stage.
+      optimizer: of the first stage.
     """
-    raise NotImplementedError
-
-  @property
-  def has_second_stage(self) -> bool:
-    """Whether the config asks for a second stage of training."""
-    return False
+    return (Stage(lambda params, graphs, folder: (self, graphs), epochs, optimizer),)
 
   # Scores.
 
@@ -290,27 +293,6 @@ class Family:
     """A scorer that gets its scores from `scores`, see the method of that name."""
     return Scorer(scores, self.settings.eval, seed=self.settings.seed,
                   compares_configs=self.network.compares_configs)
-
-  # Explanations and proposals. `ranker` is a trained `serve.ranker.Ranker` of this family.
-
-  def explain(
-      self, ranker: Any, graph: OpGraph, config: int, *, against: int | None = None
-  ) -> list[Any]:
-    """How much each choice of a configuration adds to its score; see `exchanges`."""
-    return exchanges(
-        lambda one: ranker.scores([one])[0], graph, config, against=against)
-
-  def propose(
-      self, ranker: Any, graph: OpGraph, n: int, *, near: int | None = None, **options: Any
-  ) -> Any:
-    """The n configurations that the ranker finds cheapest among all choices of a graph.
-
-    Raises:
-      ValueError: the family cannot search without scoring each configuration.
-    """
-    del ranker, graph, n, near, options
-    raise ValueError(f"model {self.settings.model} has no table of costs: train one with "
-                     "score tables (variant tables of configs/layout.py)")
 
 
 def _check_slates(batch: plan.BatchOptions) -> None:
@@ -346,15 +328,14 @@ def _check_opcodes(graph: OpGraph, network: Network) -> None:
 class Kernels(Family):
   """Fused kernels with tile configurations."""
 
-  def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
+  def prepare(self, graph: OpGraph, feat: np.ndarray) -> PreparedGraph:
     """A kernel with its neighbour tables; a kernel is never reduced, but gets virtual nodes."""
-    _check_opcodes(inputs, self.network)
-    small = reduction.reduce_graph(inputs, self.settings.data)
-    blocks = self.settings.data.config_features
-    small = dataclasses.replace(
-        small, configs=feature_blocks.extended(raw or inputs, blocks).configs)
+    _check_opcodes(graph, self.network)
+    small = self.reduce(graph)
+    configs = feature_blocks.extended(graph, self.settings.data.config_features).configs
     return batching.prepare(
-        small, small.node_feat, slots=self.slots, distinct=self.network.distinct)
+        dataclasses.replace(small.graph, configs=configs), small.rows(feat), slots=self.slots,
+        distinct=self.network.distinct)
 
   def assemble(
       self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
@@ -367,19 +348,15 @@ class Kernels(Family):
 class Programs(Family):
   """Whole programs with layout configurations."""
 
-  def reduce(self, inputs: OpGraph) -> OpGraph:
-    """The part of a program that the network gets."""
-    return reduction.reduce_graph(inputs, self.settings.data)
-
-  def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedGraph:
+  def prepare(self, graph: OpGraph, feat: np.ndarray) -> PreparedGraph:
     """A program, reduced, with its neighbour tables; see `Family.prepare`."""
-    del raw
-    return self.prepare_part(self.reduce(inputs))
+    small = self.reduce(graph)
+    return self.prepare_part(small.graph, small.rows(feat))
 
-  def prepare_part(self, graph: OpGraph) -> PreparedGraph:
+  def prepare_part(self, graph: OpGraph, feat: np.ndarray) -> PreparedGraph:
     """`prepare` without the reduction: for reduced programs and segments of them."""
     _check_opcodes(graph, self.network)
-    return batching.prepare(graph, graph.node_feat, hops=self.network.hops, slots=self.slots)
+    return batching.prepare(graph, feat, hops=self.network.hops, slots=self.slots)
 
   def assemble(
       self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
@@ -387,80 +364,3 @@ class Programs(Family):
     """A padded batch; see `batching.assemble_layout`."""
     return batching.assemble_layout(
         slates, budget, graphs=graphs, configs=configs, transform=self.config_transform)
-
-
-class Exchange(NamedTuple):
-  """One choice of a configuration that differs from the one it is compared with."""
-
-  nodes: tuple[int, ...]  # numbers of the configurable nodes that share the choice; empty for tiles
-  choice: tuple[int, ...]  # layout row [18] of these nodes, or (column, value) of a tile
-  instead: tuple[int, ...]  # the other configuration's row, or (column, value)
-  score: float  # score with the choice minus score without it: above 0 = it costs time
-
-
-def exchanges(
-    scores: Callable[[OpGraph], np.ndarray], graph: OpGraph, config: int, *,
-    against: int | None = None,
-) -> list[Exchange]:
-  """How much every choice of `config` adds to its score, largest first.
-
-  Each choice in which `config` differs from `against` is exchanged for the other's,
-  alone, and the graph is scored again. Charges need not add up to the difference of
-  the two scores: choices act on each other.
-
-  Args:
-    scores: `[C]` float32 of all configurations of a graph.
-    graph: with configurations.
-    config: number of the configuration to explain.
-    against: number of the configuration it is compared with; the best-ranked one
-      unless given.
-
-  Raises:
-    ValueError: a number that the graph does not have.
-  """
-  check_numbers(graph, config, against)
-  if against is None:
-    against = int(np.argsort(scores(graph), kind="stable")[0])
-  exchange = _exchange_rows if isinstance(graph.configs, LayoutConfigs) else _exchange_columns
-  changed, parts = exchange(graph, config, against)
-  if not parts:
-    return []
-  scored = scores(dataclasses.replace(graph, configs=changed)).astype(np.float64)
-  rows = [Exchange(*part, float(scored[0] - one)) for part, one in zip(parts, scored[1:])]
-  return sorted(rows, key=lambda row: -row.score)
-
-
-def check_numbers(graph: OpGraph, *numbers: int | None) -> None:
-  """Refuses (ValueError) numbers of configurations that a graph does not have; None passes."""
-  for number in numbers:
-    if number is not None and not 0 <= number < len(graph.configs):
-      raise ValueError(f"configuration {number} of {graph.name}, expected 0 to "
-                       f"{len(graph.configs) - 1}")
-
-
-def _exchange_rows(graph: OpGraph, config: int, against: int):
-  """The configuration itself, then one per group that differs, with the other's row there."""
-  configs = graph.configs
-  own, other = (np.asarray(configs.group_row[number]) for number in (config, against))
-  groups = np.flatnonzero(own != other)
-  group_row = np.repeat(own[None], len(groups) + 1, axis=0)
-  group_row[np.arange(1, len(groups) + 1), groups] = other[groups]
-  parts = [
-      (tuple(graph.config_node[configs.node_group == group].tolist()),
-       tuple(configs.rows[own[group]].tolist()), tuple(configs.rows[other[group]].tolist()))
-      for group in groups]
-  changed = dataclasses.replace(
-      configs, group_row=group_row, runtime_ns=np.zeros(len(group_row), np.int64))
-  return changed, parts
-
-
-def _exchange_columns(graph: OpGraph, config: int, against: int):
-  """The configuration itself, then one per column that differs, with the other's value."""
-  configs = graph.configs
-  own, other = configs.config_feat[config], configs.config_feat[against]
-  columns = np.flatnonzero(own != other)
-  feat = np.repeat(own[None], len(columns) + 1, axis=0)
-  feat[np.arange(1, len(columns) + 1), columns] = other[columns]
-  parts = [((), (int(c), int(own[c])), (int(c), int(other[c]))) for c in columns]
-  some = np.zeros(len(feat), np.int64)
-  return TileConfigs(feat, some, some + 1), parts

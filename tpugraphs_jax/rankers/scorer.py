@@ -11,7 +11,7 @@ score that is not finite is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 from typing import Any, NamedTuple
 import zlib

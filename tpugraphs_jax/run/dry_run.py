@@ -21,12 +21,14 @@ import optax
 
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.columns import NODE_FEATURES
+from tpugraphs_jax import rankers
 from tpugraphs_jax.data import download, npz, store
+from tpugraphs_jax.data.plan import BatchPlan
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, parallel, remote
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
-from tpugraphs_jax.train import log
+from tpugraphs_jax.train import log, loop
 
 _STEPS = 8  # measured, besides the steps that compile
 _SECONDS = 60.0  # of measured steps, after which no further one is taken
@@ -158,32 +160,36 @@ def _host_lines(config: ml_collections.ConfigDict, collection: Collection) -> It
   yield f"hosts       each of them reads {what}; process 0 alone reads and writes --workdir"
 
 
-def measure(job: job_lib.Job, scratch: Path) -> tuple[training.Stage, Measured]:
+def measure(job: job_lib.Job, scratch: Path) -> tuple[loop.Training, int, Measured]:
   """Takes a few steps of the first stage and judges a few graphs.
 
   Args:
     job: with data that can be loaded.
     scratch: an empty folder.
+
+  Returns:
+    The stage, the number of its batch shapes, and what was measured.
   """
-  prepared = job_lib.prepare(job, scratch, resume=False)
-  stage, valid = training.first_stage(training.part_of(job, prepared), scratch), prepared.valid
-  state, first, later = _steps(stage, parallel.replicate(stage.state))
-  params = parallel.unreplicate(state.eval_params)
-  sampled, final = _evaluation(job, stage.scorer, params, valid)
+  graphs, valid = job_lib.prepare(job, scratch, resume=False)
+  stage, plan = training.first_stage(job, graphs, scratch)
+  state, first, later = _steps(stage, plan)
+  params, scorer = parallel.unreplicate(state.eval_params), job.ranker.family.scorer()
+  sampled, final = _evaluation(job, scorer, params, valid)
   for other, _ in job.judged_in(scratch)[:-1]:  # which are judged after training alone
     graphs = job.prepare(job_lib.judged(other.data.load(job.config.data_root, "valid")))
-    final += _evaluation(other, stage.scorer, params, graphs)[1]
+    final += _evaluation(other, scorer, params, graphs)[1]
   step = float(np.mean(later))
-  return stage, Measured(
+  return stage, len(plan.budgets), Measured(
       len(later), step, max(0.0, float(np.mean(first)) - step), sampled, final)
 
 
-def _steps(stage: training.Stage, state: Any) -> tuple[Any, list[float], list[float]]:
+def _steps(
+    stage: loop.Training, plan: BatchPlan
+) -> tuple[Any, list[float], list[float]]:
   """Seconds of the first step of each shape, and of others."""
-  first, later, seen = [], [], set()
-  total = stage.epochs * stage.plan.steps_per_epoch
-  for step in range(total):
-    shape = tuple(stage.plan.budget(step).values())
+  state, first, later, seen = parallel.replicate(stage.state), [], [], set()
+  for step in range(stage.total_steps):
+    shape = tuple(plan.budget(step).values())
     since = time.monotonic()
     state, metrics = stage.train_step(state, next(stage.batches))
     jax.block_until_ready(metrics)
@@ -217,11 +223,11 @@ def _work(graphs: Sequence[Any], ids: Sequence[np.ndarray]) -> int:
 
 
 def _time_lines(
-    config: ml_collections.ConfigDict, stage: training.Stage, measured: Measured
+    config: ml_collections.ConfigDict, stage: loop.Training, shapes: int, measured: Measured
 ) -> Iterator[str]:
-  steps = stage.epochs * stage.plan.steps_per_epoch
+  steps = stage.total_steps
   evaluations = -(-stage.epochs // config.train.eval_every_epochs)
-  shapes, parameters = len(stage.plan.budgets), optax.tree.size(stage.state.params)
+  parameters = optax.tree.size(stage.state.params)
   total = (steps * measured.step + shapes * measured.compilation
            + evaluations * measured.evaluation + measured.final)
   what, peak_bytes = log.peak_memory()
@@ -236,5 +242,5 @@ def _time_lines(
          f"{measured.final:.3g} s")
   yield (f"time        about {console.duration(total)} on "
          f"{_number(jax.device_count(), 'device')} like these")
-  if stage.following is not None:
+  if rankers.last_folder(config):
     yield "            and then the head alone, which was not measured"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_collections
 
@@ -17,7 +17,7 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.rankers.settings import Settings
 from tpugraphs_jax.run import schema
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import log
 
@@ -78,7 +78,7 @@ class Job:
     """Fits the ranker's transforms on training graphs of all collections together."""
     seen, cut = self.described(graphs), None
     if self.config.data.get("fit_reduced", False):
-      cut = [self.ranker.family.kept_nodes(graph) for graph in seen]
+      cut = [self.ranker.family.reduce(graph).nodes for graph in seen]
     self.ranker.features.fit(seen, cut)
     self.ranker.fit_configs([self.data.config_values(graph) for graph in graphs])
 
@@ -104,22 +104,12 @@ def judged(graphs: Sequence[OpGraph]) -> list[OpGraph]:
   return selection.keep(graphs, "evaluation", selection.why_not_judged)
 
 
-class Prepared(NamedTuple):
-  """Graphs with fitted transforms.
+def prepare(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], list[Any]]:
+  """Loads, fits and prepares graphs; the raw ones are not kept.
 
-  Attributes:
-    train: training graphs of all collections.
-    valid: labelled validation graphs of the run's own collection.
-    files: SHA-256 of the file with the transforms, as checkpoints note it.
+  Returns:
+    Training graphs of all collections, and labelled validation graphs of the run's own.
   """
-
-  train: list[Any]
-  valid: list[Any]
-  files: dict[str, str]
-
-
-def prepare(job: Job, workdir: Path, *, resume: bool) -> Prepared:
-  """Loads, fits and prepares graphs; the raw ones are not kept."""
   config, data = job.config, job.data
   train_graphs = trainable(job, job.load("train"))
   valid_graphs = judged(data.load(config.data_root, "valid"))
@@ -131,12 +121,12 @@ def prepare(job: Job, workdir: Path, *, resume: bool) -> Prepared:
   for each in (data, *job.also):  # errors show before training
     for graph in valid_graphs if each is data else each.load(config.data_root, "valid"):
       each.validation_ids(graph.name, graph.configs)
-  return Prepared(job.prepare(train_graphs), job.prepare(valid_graphs), digests(workdir))
+  return job.prepare(train_graphs), job.prepare(valid_graphs)
 
 
 def _fit_once(job: Job, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool) -> None:
   """Fits the transforms; a run that goes on keeps those that it began with."""
-  path = workdir / ranker_lib.TRANSFORMS_FILE
+  path = workdir / model_file.TRANSFORMS_FILE
   if parallel.from_primary(resume and path.exists()):
     job.ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
     return
@@ -147,8 +137,8 @@ def _fit_once(job: Job, graphs: Sequence[OpGraph], workdir: Path, *, resume: boo
 
 def digests(workdir: Path) -> dict[str, str]:
   """SHA-256 of the file with the transforms, if it is there."""
-  path = workdir / ranker_lib.TRANSFORMS_FILE
-  return ranker_lib.digests([path] if path.exists() else [], workdir)
+  path = workdir / model_file.TRANSFORMS_FILE
+  return model_file.digests([path] if path.exists() else [], workdir)
 
 
 def _data_of(

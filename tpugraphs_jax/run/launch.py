@@ -15,7 +15,7 @@ from tpugraphs_jax.graph import DEFAULT_DATA_ROOT
 from tpugraphs_jax.infra import console, parallel, remote, trust
 from tpugraphs_jax.run import configs, dry_run, results, training
 from tpugraphs_jax.run import job as job_lib
-from tpugraphs_jax.serve import ranker as ranker_lib
+from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve.ensemble import Ensemble
 
 
@@ -103,7 +103,7 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
   config, data_root = values.config, values.data_root
   if values.mode in ("evaluate", "predict") or values.resume and _is_begun(workdir):
     # Process 0 reads it: the others may have no such disk.
-    found = parallel.on_primary(lambda: ranker_lib.config_of(workdir))
+    found = parallel.on_primary(lambda: model_file.config_of(workdir))
     data_root = data_root or (not values.synthetic and found.get("data_root"))
     if not values["config"].present:
       config = _with_overrides(values, found)
@@ -114,13 +114,13 @@ def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDic
 
 def _is_begun(workdir: Path) -> bool:
   """Whether a folder holds the config of a run."""
-  return parallel.from_primary((workdir / ranker_lib.CONFIG_FILE).exists())
+  return parallel.from_primary((workdir / model_file.CONFIG_FILE).exists())
 
 
 def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   """Judges or ranks with several trained models; the first one's config names the data."""
   config = _with_overrides(
-      values, parallel.on_primary(lambda: ranker_lib.config_of(values.ensemble[0])))
+      values, parallel.on_primary(lambda: model_file.config_of(values.ensemble[0])))
   with config.unlocked():
     config.data_root = values.data_root or config.get("data_root") or DEFAULT_DATA_ROOT
   ensemble = Ensemble(values.ensemble, combine=values.combine)

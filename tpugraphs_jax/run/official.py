@@ -41,6 +41,7 @@ from tpugraphs_jax.infra import files, remote
 from tpugraphs_jax.rankers import official_weights as official
 from tpugraphs_jax.run import configs
 from tpugraphs_jax.run.job import Job, trainable
+from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import log, state
 
@@ -87,7 +88,7 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
                      "weights belong to")
   about = {"step": 0, "origin": "weights of the official TensorFlow baseline",
            "versions": log.versions()}
-  job.ranker.save(out / ranker_lib.MODEL_FILE, params, about)
+  job.ranker.save(out / model_file.MODEL_FILE, params, about)
 
 
 def weights_of(ranker: ranker_lib.Ranker, data_root: str) -> list[np.ndarray]:
@@ -170,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       remote.refuse(args.out, "--out")
       config, out = _config_of(args), Path(args.out).expanduser()
       convert(config, read_weights(weights), out)
-      written = out / ranker_lib.MODEL_FILE
+      written = out / model_file.MODEL_FILE
   except (ValueError, OSError) as error:
     print(f"error: {configs.as_flags(configs.one_line(error), config)}", file=sys.stderr)
     return 2

@@ -13,6 +13,7 @@ import ml_collections
 
 from tpugraphs_jax import report
 from tpugraphs_jax.run import configs, results, training
+from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 
 
@@ -74,7 +75,7 @@ def train_model(
   configs.change(found, {name.replace("__", "."): value for name, value in changes.items()})
   with found.unlocked():
     found.data_root = str(data_root)
-  if not resume and (workdir / ranker_lib.CONFIG_FILE).exists():
+  if not resume and (workdir / model_file.CONFIG_FILE).exists():
     raise ValueError(f"{workdir} holds a run already: go on with it by resume=True, or give another "
                      "workdir")
   training.run(found, workdir, mode="train", resume=resume)

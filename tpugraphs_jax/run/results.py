@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 import signal
 import time
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 from absl import logging
 import jax
@@ -24,14 +24,11 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console, files, parallel, trust
-from tpugraphs_jax.run.job import Job, judged, Prepared
+from tpugraphs_jax.run.job import Job, judged
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.serve.ensemble import Ensemble
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import log, loop
-
-if TYPE_CHECKING:
-  from tpugraphs_jax.run.training import Stage
 
 SUMMARY_FILE = "summary.json"
 
@@ -39,39 +36,44 @@ SUMMARY_FILE = "summary.json"
 # The beginning of a run.
 
 
-def begin(job: Job, stage: Stage, prepared: Prepared, workdir: Path) -> None:
-  """Starts the summary of a run, and shows its banner."""
+def begin(
+    job: Job, training: loop.Training, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path
+) -> None:
+  """Starts the summary of a run, and shows its banner; arguments as `banner`."""
   begin_summary(job.config, workdir, job.data.collection.name)
   if parallel.is_primary():
-    console.say(banner(job, stage, prepared, workdir))
+    console.say(banner(job, training, graphs, valid, workdir))
 
 
-def banner(job: Job, stage: Stage, prepared: Prepared, workdir: Path) -> str:
+def banner(
+    job: Job, training: loop.Training, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path
+) -> str:
   """The run that is about to begin, in a few lines.
 
   Args:
     job: with data and ranker.
-    stage: the first one of the run.
-    prepared: graphs of the job.
+    training: the first stage of the run.
+    graphs, valid: prepared training and validation graphs.
     workdir: the working folder.
   """
   config, collection, model = job.config, job.data.collection, job.config.model
-  batch, steps = config.batch, stage.plan.steps_per_epoch
+  batch = config.batch
   also = [data.collection.name for data in job.also]
   rows = {
       "task": f"{config.task}, collection {collection.name}",
       "data": f"{config.data_root}",
       "labels": label_kind(config.data_root, collection),
-      "training": _sizes(prepared.train) + (also and f", with {' and '.join(also)}" or ""),
-      "validation": f"{_sizes(prepared.valid)}; judged by "
+      "training": _sizes(graphs) + (also and f", with {' and '.join(also)}" or ""),
+      "validation": f"{_sizes(valid)}; judged by "
                     f"{judge.mean_name(config.train.best_metric)} on "
                     f"{_sample(config, 'all of them')}",
-      "model": f"{model.name}, {optax.tree.size(stage.state.params):,} parameters, "
+      "model": f"{model.name}, {optax.tree.size(training.state.params):,} parameters, "
                f"{model.get('dtype', 'float32')}, matrix products "
                f"{model.get('precision', 'default')}",
       "devices": _devices(),
-      "steps": f"{stage.epochs * steps:,} in {stage.epochs} epochs of {steps:,}, each of "
-               f"{batch.graphs} graphs with {batch.configs} configurations",
+      "steps": f"{training.total_steps:,} in {training.epochs} epochs of "
+               f"{training.steps_per_epoch:,}, each of {batch.graphs} graphs with {batch.configs} "
+               "configurations",
       "folder": f"{workdir}, seed {config.seed}",
   }
   return "\n".join(f"{name:<11}{text}" for name, text in rows.items())

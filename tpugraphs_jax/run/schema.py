@@ -6,7 +6,7 @@ section `model` has the options of the network that it names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import dataclasses
 import functools
 import inspect
@@ -16,7 +16,7 @@ from typing import Any
 from flax import traverse_util
 from ml_collections import ConfigDict
 
-from tpugraphs_jax import collections, losses, options, rankers
+from tpugraphs_jax import collections, losses, options
 from tpugraphs_jax.data import plan
 from tpugraphs_jax.options import Limits, option, Options
 from tpugraphs_jax.rankers import base, settings

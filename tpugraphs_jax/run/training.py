@@ -1,9 +1,12 @@
-"""Training: the stages of a job, and the whole way of a run from a config to files.
+"""The whole way of a run, from a config to files.
 
-Most families have one stage. Fine-tuning of the head (+F) is a second stage, which starts
-from the last state of the first. One network can be trained on several layout collections
+    config -> data, ranker -> graphs, features beside them -> plan -> state, step, batches -> loop
+           -> model -> evaluation, ranked configurations
+
+Most rankers train in one stage. Fine-tuning of the head (+F) is a second stage, which begins with
+the parameters of the first. One network can be trained on several layout collections
 (`data.also`, 5th place): their training graphs are one list. Validation graphs of the run's own
-collection choose the checkpoint. Behind the training every collection is judged and ranked,
+collection choose the checkpoint. After training every collection is judged and ranked,
 the others in folders of their own (`also/layout_nlp_default`).
 """
 
@@ -14,7 +17,7 @@ import contextlib
 import dataclasses
 from pathlib import Path
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import ml_collections
@@ -33,17 +36,19 @@ from tpugraphs_jax.data.plan import (
 )
 from tpugraphs_jax.infra import console, parallel
 from tpugraphs_jax.infra import files as files_lib
-from tpugraphs_jax.rankers.base import Family, SECOND_STAGE
+from tpugraphs_jax.rankers.base import Family
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import results
-from tpugraphs_jax.run.job import Job, Prepared
-from tpugraphs_jax.serve import judge
+from tpugraphs_jax.run.job import Job
+from tpugraphs_jax.serve import judge, model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.train import log, loop
 from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train import step as step_lib
 
+# `(configs, ids [n] int64) -> [n] float32`, which a network should predict.
+Targets = Callable[[Any, np.ndarray], np.ndarray]
 _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -85,84 +90,93 @@ def run(
 
 def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   """Fits transforms, trains, and keeps the best checkpoint by `config.train.best_metric`."""
-  config = job.config
+  config, started = job.config, time.monotonic()
+  _check_machine(config)
+  loop.check_workdir(workdir, resume=resume, config=model_file.fingerprint(config.to_dict()),
+                     files=job_lib.digests(workdir))
+  # No other run may write in the folder meanwhile.
+  with files_lib.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
+    graphs, valid = job_lib.prepare(job, workdir, resume=resume)
+    with results.interruptions(workdir):
+      result = _train_stages(job, graphs, valid, workdir, resume=resume)
+    sample, _ = validation_sample(config, valid)(result.step)
+    results.update_summary(workdir, training=results.of_training(
+        config, result, graphs=len(sample), seconds=time.monotonic() - started))
+    return result
+
+
+def _check_machine(config: ml_collections.ConfigDict) -> None:
+  """Refuses (ValueError) batches or promises that the devices cannot keep."""
   parallel.per_device(config.batch.graphs, field="batch.graphs")
   parallel.warn_of_slow_sums()
   if config.train.deterministic:
     parallel.check_deterministic()
-  loop.check_workdir(workdir, resume=resume, config=ranker_lib.fingerprint(config.to_dict()),
-                     files=job_lib.digests(workdir))
-  # No other run may write in the folder meanwhile.
-  with files_lib.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
-    started = time.monotonic()
-    prepared = job_lib.prepare(job, workdir, resume=resume)
-    stage = first_stage(part_of(job, prepared), workdir)
-    results.begin(job, stage, prepared, workdir)
-    with results.interruptions(workdir):
-      result = _train_stages(job, stage, prepared, workdir, resume=resume)
-    judged, _ = validation_sample(config, prepared.valid)(result.step)
-    results.update_summary(workdir, training=results.of_training(
-        config, result, graphs=len(judged), seconds=time.monotonic() - started))
-    return result
 
 
 def _train_stages(
-    job: Job, stage: Stage, prepared: Prepared, workdir: Path, *, resume: bool
+    job: Job, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path, *, resume: bool
 ) -> loop.TrainResult:
-  """Runs a stage and those that follow it; returns how the last one ended."""
-  while True:
+  """Runs the stages of training, each from the parameters of the one before."""
+  config, params, result = job.config, None, None
+  stages = job.ranker.family.stages(config.train.epochs, config.optimizer)
+  for stage in stages:
+    folder = workdir / stage.folder
+    if params is not None:
+      console.say(f"the first stage is done: now the {stage.folder} alone")
+    family, graphs = stage.begin(params, graphs, folder)
+    training, _ = begin(
+        config, family, graphs, job.data.targets, epochs=stage.epochs, optimizer=stage.optimizer,
+        folder=folder, params=params)
+    if params is None:
+      results.begin(job, training, graphs, valid, workdir)
     result = train_stage(
-        job, stage, prepared.valid, workdir, resume=resume, files=prepared.files)
-    if stage.following is None:
-      return result
-    console.say("the first stage is done: now the head alone")
-    stage = stage.following(result.state)
+        job, training, family.scorer(), valid, folder, resume=resume,
+        files=job_lib.digests(workdir),
+        on_best=_model_writer(job, workdir) if stage is stages[-1] else None)
+    params = result.state.eval_params
+  return result
 
 
 def train_stage(
-    job: Job, stage: Stage, valid: Sequence[Any], workdir: Path, *, resume: bool,
-    files: Mapping[str, str] | None = None,
+    job: Job, training: loop.Training, scorer: Scorer, valid: Sequence[Any], folder: Path, *,
+    resume: bool, files: Mapping[str, str] | None = None,
+    on_best: Callable[[Any, int, dict[str, float]], None] | None = None,
 ) -> loop.TrainResult:
-  """Runs the training loop once, judged on samples of the validation graphs.
+  """Runs the training loop, judged on samples of the validation graphs.
 
   Args:
     job: with fitted transforms.
-    stage: of the job.
+    training: of a stage.
+    scorer: scores validation graphs with the parameters of that stage.
     valid: prepared validation graphs.
-    workdir: the working folder of the run.
-    resume: go on from the stage's newest checkpoint.
-    files: those that its checkpoints belong to, see `Prepared`.
+    folder: for the files of the stage.
+    resume: go on from the newest checkpoint of the folder.
+    files, on_best: see `loop.train`.
   """
   config = job.config
   sample = validation_sample(config, valid)
 
   def evaluate(params: Any, step: int) -> dict[str, Any]:
     graphs, ids = sample(step)
-    scores = stage.scorer(params, graphs, ids, permutations=1)
+    scores = scorer(params, graphs, ids, permutations=1)
     rows, means = judge.judge(
         judge.beside_labels(graphs, ids, scores), job.ranker.collection.slowdown_ks)
     return {judge.mean_name(name): mean for name, mean in means.items()} | judge.by_graph(rows)
 
   options = loop.TrainOptions.of(config.train)
-  schedule = loop.Schedule(options, stage.epochs, stage.plan.steps_per_epoch,
-                           judge.mean_name(options.best_metric))
-  experiment = loop.Experiment(
-      stage.train_step, stage.batches, evaluate, stage.learning_rate,
-      _model_writer(job, stage, workdir))
   return loop.train(
-      stage.state, experiment, schedule, workdir / stage.folder, resume=resume,
-      about=config.to_dict(), config=ranker_lib.fingerprint(config.to_dict()), files=files,
+      training, evaluate, options, folder, metric=judge.mean_name(options.best_metric),
+      on_best=on_best, resume=resume, about=config.to_dict(),
+      config=model_file.fingerprint(config.to_dict()), files=files,
       profile_steps=config.profile_steps)
 
 
-def _model_writer(
-    job: Job, stage: Stage, workdir: Path
-) -> Callable[[Any, int, dict[str, float]], None]:
-  """Writes `model.npz` whenever validation finds better parameters of the last stage."""
+def _model_writer(job: Job, workdir: Path) -> Callable[[Any, int, dict[str, float]], None]:
+  """Writes `model.npz` whenever validation finds better parameters."""
   def write(params: Any, step: int, metrics: dict[str, float]) -> None:
-    if stage.following is None and parallel.is_primary():
+    if parallel.is_primary():
       about = {"step": step, loop.SAMPLE: metrics, "versions": log.versions()}
-      job.ranker.save(workdir / ranker_lib.MODEL_FILE, params, about)
+      job.ranker.save(workdir / model_file.MODEL_FILE, params, about)
 
   return write
 
@@ -208,118 +222,84 @@ def validation_sample(
   return slates
 
 
-# The stages of a run.
+# From graphs to a state, a step and batches.
 
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
-  """One run of the training loop."""
+def begin(
+    config: ml_collections.ConfigDict, family: Family, graphs: Sequence[Any], targets: Targets, *,
+    epochs: int, optimizer: Mapping[str, Any], folder: Path, params: Any = None,
+) -> tuple[loop.Training, BatchPlan]:
+  """The training of a network on prepared graphs, and the plan of its batches.
 
-  state: state_lib.TrainState
-  plan: BatchPlan
-  train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
-  batches: Any  # iterator that the loop can save and restore
-  scorer: Scorer  # judges validation graphs meanwhile
-  epochs: int
-  learning_rate: Callable[[int], float]  # by steps taken
-  folder: str = ""  # under the working folder
-  following: Callable[[state_lib.TrainState], Stage] | None = None  # from the last state
-
-
-class Part(NamedTuple):
-  """What a stage trains.
-
-  Attributes:
+  Args:
     config: of the run.
     family: of the network, with fitted transforms.
     graphs: training graphs that the family has prepared.
     targets: `(configs, ids [n] int64) -> [n] float32`, which the network should predict.
-  """
-
-  config: ml_collections.ConfigDict
-  family: Family
-  graphs: Sequence[Any]
-  targets: Callable[[Any, np.ndarray], np.ndarray]
-
-
-def part_of(job: Job, prepared: Prepared) -> Part:
-  """What the first stage of a job trains."""
-  return Part(job.config, job.ranker.family, prepared.train, job.data.targets)
-
-
-def first_stage(part: Part, workdir: Path) -> Stage:
-  """Training of a network from the start.
-
-  Args:
-    part: config, network and graphs.
-    workdir: for files of the family's own.
+    epochs: most epochs.
+    optimizer: options of `state.create_optimizer`.
+    folder: for files of the family's own.
+    params: where training begins; fresh ones unless given.
 
   Raises:
     ValueError: graphs that the family cannot train on.
   """
-  config, family, graphs, _ = part
-  stage = _stage(part, workdir, epochs=config.train.epochs, optimizer=config.optimizer)
-  if not family.has_second_stage:
-    return stage
-
-  def following(state: state_lib.TrainState) -> Stage:
-    folder = workdir / SECOND_STAGE
-    second = family.second_stage(state.eval_params, graphs, folder)
-    found = _stage(part._replace(family=second.family, graphs=second.graphs), folder,
-                   epochs=second.epochs, optimizer=second.optimizer, params=state.eval_params)
-    return dataclasses.replace(found, folder=SECOND_STAGE)
-
-  return dataclasses.replace(stage, following=following)
-
-
-def _stage(
-    part: Part, workdir: Path, *, epochs: int, optimizer: Mapping[str, Any], params: Any = None
-) -> Stage:
-  """A stage of so many epochs, from `params` or from the start."""
-  config, family, graphs, _ = part
   family.check_graphs(graphs)
-  plan = plan_of(part, epochs=epochs)
-  batch = first_batch(part, plan)
+  plan = plan_of(config, family, graphs, targets, epochs=epochs)
+  batch = first_batch(config, family, plan)
   if params is None:
     params = init_params(family.network, batch, seed=config.seed)
   steps = epochs * plan.steps_per_epoch
   change = family.optimizer(state_lib.create_optimizer(total_steps=steps, **optimizer))
   train_step, batches = family.training(
       make_step(config, family.network, change, sown=family.sown),
-      training_batches(source_of(part, plan, steps=steps), threads=config.data.loader_threads),
-      params=params, batch=batch, graphs=graphs, workdir=workdir)
-  return Stage(
-      state_lib.TrainState.create(params, change), plan, train_step, batches, family.scorer(),
-      epochs, state_lib.learning_rates(total_steps=steps, **optimizer))
+      training_batches(
+          _source(config, family, plan, steps=steps), threads=config.data.loader_threads),
+      params=params, batch=batch, graphs=graphs, workdir=folder)
+  return loop.Training(
+      state_lib.TrainState.create(params, change), train_step, batches, epochs,
+      plan.steps_per_epoch, state_lib.learning_rates(total_steps=steps, **optimizer)), plan
 
 
-def plan_of(part: Part, *, epochs: int) -> BatchPlan:
-  """The batches of a run over prepared graphs."""
-  config, batch = part.config, part.config.batch
-  configs = [graph.configs for graph in part.graphs]
+def first_stage(
+    job: Job, graphs: Sequence[Any], folder: Path
+) -> tuple[loop.Training, BatchPlan]:
+  """`begin` of the first stage of a job."""
+  config, family = job.config, job.ranker.family
+  return begin(config, family, graphs, job.data.targets, epochs=config.train.epochs,
+               optimizer=config.optimizer, folder=folder)
+
+
+def plan_of(
+    config: ml_collections.ConfigDict, family: Family, graphs: Sequence[Any], targets: Targets, *,
+    epochs: int,
+) -> BatchPlan:
+  """The batches of a run over prepared graphs; arguments as `begin`."""
+  batch, configs = config.batch, [graph.configs for graph in graphs]
   sampler = ConfigSampler(
-      configs, count=batch.configs, sampling=batch.sampling, targets=part.targets,
+      configs, count=batch.configs, sampling=batch.sampling, targets=targets,
       every=config.seed if batch.graph_sampling == EVERY else None)
   return BatchPlan(
-      part.graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
-      draw=part.family.draw(part.graphs, sampler), seed=config.seed, epochs=epochs,
+      graphs, slates_per_step=batch.graphs, devices=parallel.device_count(),
+      draw=family.draw(graphs, sampler), seed=config.seed, epochs=epochs,
       slates_per_epoch=batch.slates_per_epoch, drop_remainder=batch.drop_remainder,
       weights=graph_weights(configs, batch.graph_sampling, batch.configs))
 
 
-def first_batch(part: Part, plan: BatchPlan) -> Any:
+def first_batch(config: ml_collections.ConfigDict, family: Family, plan: BatchPlan) -> Any:
   """The first batch of one device: gives the parameters their shapes."""
-  return part.family.assemble(
-      plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device,
-      configs=part.config.batch.configs)
+  return family.assemble(plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device,
+                         configs=config.batch.configs)
 
 
-def source_of(part: Part, plan: BatchPlan, *, steps: int) -> Batches:
+def _source(
+    config: ml_collections.ConfigDict, family: Family, plan: BatchPlan, *, steps: int
+) -> Batches:
   """This process's part of the batches of so many steps, by step."""
   first = parallel.process_index() * parallel.local_device_count()
-  assemble = lambda slates, budget: part.family.assemble(
-      slates, budget, graphs=plan.slates_per_device, configs=part.config.batch.configs)
-  stack = lambda batches: parallel.stack_for_devices(part.family.align(batches))
+  assemble = lambda slates, budget: family.assemble(
+      slates, budget, graphs=plan.slates_per_device, configs=config.batch.configs)
+  stack = lambda batches: parallel.stack_for_devices(family.align(batches))
   return Batches(
       plan, steps, range(first, first + parallel.local_device_count()), assemble, stack)
 
@@ -346,5 +326,5 @@ def make_step(
     devices: to compile for; all devices of the run unless given.
   """
   return step_lib.make_train_step(
-      network, optimizer, losses.LossOptions.of(config.loss), seed=config.seed, config_chunk=config.batch.config_chunk,
-      collections=sown, devices=devices)
+      network, optimizer, losses.LossOptions.of(config.loss), seed=config.seed,
+      config_chunk=config.batch.config_chunk, collections=sown, devices=devices)

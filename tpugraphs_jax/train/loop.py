@@ -8,14 +8,12 @@ the training state, the position in the data and the bookkeeping of the loop.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
 import math
-import os
 from pathlib import Path
 import signal
-import threading
 import time
 from typing import Any
 
@@ -23,7 +21,7 @@ import jax
 import numpy as np
 import optax
 
-from tpugraphs_jax.infra import console, parallel
+from tpugraphs_jax.infra import console, parallel, signals
 from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.train import checkpoint
@@ -37,7 +35,6 @@ SAMPLE = "valid_sample"
 # Steps handed to the devices but not yet waited for: enough to keep them busy while
 # the host prepares a batch, few enough that waiting batches take little memory.
 _STEPS_IN_FLIGHT = 2
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,29 +119,37 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
-  """The functions and the batches of a run.
+class Training:
+  """A state, the step that changes it, the batches, and how many of them there are.
 
   Attributes:
+    state: initial state, without a device axis, equal in every process.
     train_step: `(state, batch) -> (state, metrics)` made by `parallel.pmap`; metrics
       are scalars, reduced over devices, with `loss` among them. May donate the state.
     batches: iterator of batches with a leading device axis, each process its own part,
       the same number everywhere; `get_state` and `set_state` save and restore its
       position (grain `DatasetIterator`, `rankers.segments.history.BatchesWithHistory`).
-    evaluate: from parameters (numpy, averaged ones where an average is kept) and the number of
-      steps that they have taken to metrics; must give the same in every process. A metric that is
-      an array, a number for each graph, is shown as a histogram.
+    epochs: most epochs.
+    steps_per_epoch: batches that make an epoch.
     learning_rate: of the step after so many steps.
-    on_best: called with parameters, step and metrics whenever an evaluation was the
-      best so far, before its checkpoint is saved. A run that is killed between the two
-      calls it again after a resume.
   """
 
+  state: TrainState
   train_step: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]
   batches: Any
-  evaluate: Callable[[Any, int], Mapping[str, float | np.ndarray]]
+  epochs: int
+  steps_per_epoch: int
   learning_rate: Callable[[int], float] | None = None
-  on_best: Callable[[Any, int, dict[str, float]], None] | None = None
+
+  @property
+  def total_steps(self) -> int:
+    return self.epochs * self.steps_per_epoch
+
+
+# From parameters (numpy, averaged ones where an average is kept) and the number of steps that they
+# have taken to metrics, the same in every process. A metric that is an array, a number for each
+# graph, is shown as a histogram.
+Evaluate = Callable[[Any, int], Mapping[str, float | np.ndarray]]
 
 
 @dataclasses.dataclass
@@ -174,7 +179,8 @@ class TrainResult:
 
 
 def train(
-    state: TrainState, experiment: Experiment, schedule: Schedule, workdir: str | Path, *,
+    training: Training, evaluate: Evaluate, options: TrainOptions, workdir: str | Path, *,
+    metric: str = "", on_best: Callable[[Any, int, dict[str, float]], None] | None = None,
     resume: bool = False, about: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None, files: Mapping[str, str] | None = None,
     profile_steps: str = "",
@@ -182,10 +188,15 @@ def train(
   """Trains until the last epoch, or until the validation metric stops to improve.
 
   Args:
-    state: initial state, without a device axis, equal in every process.
-    experiment: step, batches and evaluation.
-    schedule: the length of the run, and how often it evaluates, logs and saves.
+    training: state, step and batches.
+    evaluate: judges parameters.
+    options: how often the run evaluates, logs and saves.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
+    metric: name in the result of `evaluate` of the metric to maximise; `options.best_metric`
+      unless given.
+    on_best: called with parameters, step and metrics whenever an evaluation was the
+      best so far, before its checkpoint is saved. A run that is killed between the two
+      calls it again after a resume.
     resume: go on from the newest checkpoint in `workdir`, if there is one.
     about: nested fields to be shown beside the curves.
     config, files: must agree with those of the checkpoint to resume, see `Checkpoints`.
@@ -197,15 +208,17 @@ def train(
     SystemExit: after SIGTERM or Ctrl-C, with everything saved; code 128 + signal.
   """
   workdir = Path(workdir)
+  schedule = Schedule(
+      options, training.epochs, training.steps_per_epoch, metric or options.best_metric)
   profile = log_lib.Profile(profile_steps, workdir / "profile")
   with contextlib.ExitStack() as stack:
     stack.enter_context(parallel.stop_together())
-    signals = stack.enter_context(StopSignals())
+    stop = stack.enter_context(signals.StopSignals())
     check_workdir(workdir, resume=resume, config=config, files=files)
     files_lib.tidy(workdir)
     checkpoints = stack.enter_context(contextlib.closing(
         checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, files=files)))
-    state, step, progress = _begin(state, experiment.batches, checkpoints)
+    state, step, progress = _begin(training, checkpoints)
     # The row of a step that waits for its evaluation is not written yet.
     log = stack.enter_context(contextlib.closing(log_lib.Log(
         workdir, total_steps=schedule.total_steps,
@@ -216,9 +229,9 @@ def train(
     if resume:
       log.say(f"resumed at step {step}" if step else "nothing to resume: step 0")
     return _Loop(
-        state=parallel.replicate(state), step=step, progress=progress, experiment=experiment,
-        checkpoints=checkpoints, log=log, profile=profile, signals=signals,
-        schedule=schedule).run()
+        state=parallel.replicate(state), step=step, progress=progress, training=training,
+        evaluate=evaluate, on_best=on_best, checkpoints=checkpoints, log=log, profile=profile,
+        signals=stop, schedule=schedule).run()
 
 
 def check_workdir(
@@ -242,13 +255,13 @@ def check_workdir(
 
 
 def _begin(
-    state: TrainState, batches: Any, checkpoints: checkpoint.Checkpoints
+    training: Training, checkpoints: checkpoint.Checkpoints
 ) -> tuple[Any, int, Progress]:
   """State, step and bookkeeping at the newest checkpoint or, without one, the start."""
-  saved = checkpoints.newest(state)
+  saved = checkpoints.newest(training.state)
   if saved is None:
-    return state, 0, Progress()
-  batches.set_state(saved.data)
+    return training.state, 0, Progress()
+  training.batches.set_state(saved.data)
   return saved.state, saved.step, Progress(**saved.progress)
 
 
@@ -259,11 +272,13 @@ class _Loop:
   state: Any  # TrainState with a leading device axis
   step: int  # steps that `state` has taken
   progress: Progress
-  experiment: Experiment
+  training: Training
+  evaluate: Evaluate
+  on_best: Callable[[Any, int, dict[str, float]], None] | None
   checkpoints: checkpoint.Checkpoints
   log: log_lib.Log
   profile: log_lib.Profile
-  signals: StopSignals
+  signals: signals.StopSignals
   schedule: Schedule
 
   def __post_init__(self):
@@ -293,14 +308,14 @@ class _Loop:
     self.profile.before(self.step, wait=self._wait)
     try:
       with self.log.waiting():
-        batch = next(self.experiment.batches)
+        batch = next(self.training.batches)
     except StopIteration:
       raise ValueError(
           f"the batches ended after step {self.step}, expected {self.schedule.total_steps} "
           f"({self.schedule.steps_per_epoch} per epoch): the iterator must repeat") from None
     started = time.monotonic()
     with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
-      self.state, metrics = self.experiment.train_step(self.state, batch)
+      self.state, metrics = self.training.train_step(self.state, batch)
     self.step += 1
     self.in_flight.append((self.step, metrics))
     if not self.compile_seconds:
@@ -358,8 +373,8 @@ class _Loop:
     self._wait()
     self._average_window()
     self.progress.row["steps_per_second"] = self.log.steps_per_second(self.step)
-    if self.experiment.learning_rate is not None:
-      self.progress.row["train/learning_rate"] = float(self.experiment.learning_rate(self.step - 1))
+    if self.training.learning_rate is not None:
+      self.progress.row["train/learning_rate"] = float(self.training.learning_rate(self.step - 1))
     self.log.measure(self.step)
     if not self._is_evaluation_due():
       self._write_row()
@@ -380,8 +395,8 @@ class _Loop:
     params = self._finite_state().eval_params
     try:
       with self.signals.interrupting():
-        found = self.experiment.evaluate(params, self.step)
-    except Interrupted:
+        found = self.evaluate(params, self.step)
+    except signals.Interrupted:
       return
     except FloatingPointError as error:
       raise FloatingPointError(f"step {self.step}: {error}") from error
@@ -402,9 +417,9 @@ class _Loop:
     self.log.events.histograms(self.step, {
         f"{SAMPLE}/{name}": value for name, value in found.items() if np.ndim(value)})
     self._write_row()
-    if is_best and self.experiment.on_best is not None:
+    if is_best and self.on_best is not None:
       # A run that is killed before the checkpoint is saved comes here again.
-      self.experiment.on_best(params, self.step, metrics)
+      self.on_best(params, self.step, metrics)
     self._save(value=float(self.step) if is_last else value)
     text = f"{self.metric} {value:.4f}"
     if progress.best_step is not None:
@@ -414,7 +429,7 @@ class _Loop:
 
   def _save(self, *, value: float | None = None) -> None:
     self.checkpoints.save(
-        self.step, self._finite_state(), data=self.experiment.batches.get_state(),
+        self.step, self._finite_state(), data=self.training.batches.get_state(),
         progress=dataclasses.asdict(self.progress), value=value)
     self.saved_step = self.step
 
@@ -447,84 +462,3 @@ class _Loop:
         state=parallel.unreplicate(self.state), step=self.step, best_value=best.best_value,
         best_step=best.best_step, why=why, compile_seconds=self.compile_seconds,
         peak_bytes=peak_bytes)
-
-
-# Stopping on SIGTERM and Ctrl-C without losing work.
-
-
-class Interrupted(BaseException):
-  """A signal came during work that can be redone."""
-
-
-class StopSignals:
-  """Turns SIGTERM and Ctrl-C into a request to stop; a second one ends the process at once.
-
-  The second one works wherever the process waits (compilation, a device, a disk), and saves
-  nothing: the newest checkpoint is what the run goes on from.
-  """
-
-  def __init__(self):
-    self.received: int | None = None
-    self._may_interrupt = False
-    self._open = contextlib.ExitStack()
-
-  def __enter__(self) -> StopSignals:
-    if threading.current_thread() is threading.main_thread():
-      self._open.enter_context(_second_signal_ends())
-      for number in _STOP_SIGNALS:
-        self._open.callback(signal.signal, number, signal.signal(number, self._receive))
-    return self
-
-  def __exit__(self, *error: Any) -> None:
-    self._open.close()
-
-  def _receive(self, number: int, frame: Any) -> None:
-    del frame
-    if self.received is not None:
-      return
-    self.received = number
-    if self._may_interrupt:
-      raise Interrupted
-
-  @contextlib.contextmanager
-  def interrupting(self) -> Iterator[None]:
-    """Inside, a signal raises `Interrupted` at once: for work that can be redone.
-
-    Not with several processes, which would be left waiting for this one.
-    """
-    self._may_interrupt = parallel.process_count() == 1
-    try:
-      if self._may_interrupt and self.received is not None:
-        raise Interrupted
-      yield
-    finally:
-      self._may_interrupt = False
-
-
-@contextlib.contextmanager
-def _second_signal_ends() -> Iterator[None]:
-  """A thread that ends the process at the second signal.
-
-  Handlers written in Python wait until the main thread is back from what it has called;
-  the interpreter writes the number of a signal into this pipe at once.
-  """
-  numbers, written = os.pipe()
-  os.set_blocking(written, False)
-  previous = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-  watcher = threading.Thread(target=_end_at_second, args=(numbers,), name="stop", daemon=True)
-  watcher.start()
-  try:
-    yield
-  finally:
-    signal.set_wakeup_fd(previous)
-    os.close(written)  # which ends the thread
-    watcher.join()
-    os.close(numbers)
-
-
-def _end_at_second(numbers: int) -> None:
-  seen = 0
-  while received := os.read(numbers, 1):
-    seen += received[0] in _STOP_SIGNALS
-    if seen == 2:
-      os._exit(128 + received[0])

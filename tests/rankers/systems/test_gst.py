@@ -139,7 +139,7 @@ def test_features_from_the_raw_files_are_the_published_ones(case):
   """Scaled by the nodes of training, validation and test."""
   for split in SPLITS:
     expected = case.record[f"expect/{split}/op_feats"]
-    found = case.job.ranker.features(case.graphs[split]).node_feat[: len(expected)]
+    found = case.job.ranker.features(case.graphs[split])[: len(expected)]
     winners.assert_near(found, expected, 1e-6, split)
 
 

@@ -107,7 +107,7 @@ def test_equal_configurations_count_once_with_the_published_runtime(case):
 @of_every_record
 def test_features_from_the_raw_file_are_the_published_ones(case):
   first = case.loaded[case.graphs[0]]
-  feat = case.job.ranker.features(first).node_feat
+  feat = case.job.ranker.features(first)
   winners.assert_near(feat, case.record["expect/act/features"], 1e-6)
 
 

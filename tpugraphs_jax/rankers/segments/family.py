@@ -36,7 +36,7 @@ from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.precision import Precise
 from tpugraphs_jax.options import option, Options
-from tpugraphs_jax.rankers.base import Family, Programs, SecondStage
+from tpugraphs_jax.rankers.base import Family, Programs, Stage
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
 from tpugraphs_jax.rankers.segments import batches as segment_batches
 from tpugraphs_jax.rankers.segments import history, partition
@@ -55,6 +55,7 @@ AGGREGATIONS = ("mean", "sum")
 KEEP_UNITS = ("segment", "entry")
 READOUT_COLLECTION = "readout"
 _HISTORY_FOLDER = "history"
+HEAD_FOLDER = "head"  # of the stage that trains the head alone, under the working folder
 _MODEL_FIELDS = ("readout", "aggregation", "keep", "keep_unit")
 
 
@@ -241,16 +242,16 @@ class Segments(Family):
 
   # Batches.
 
-  def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> SegmentedGraph:
+  def prepare(self, graph: OpGraph, feat: np.ndarray) -> SegmentedGraph:
     """A program, reduced and cut into segments; see `Family.prepare`."""
-    del raw
-    small = self.programs.reduce(inputs)
+    small = self.programs.reduce(graph)
     segment = partition.partition(
-        small, method=self.options.partition, max_nodes=self.options.max_nodes)
-    pieces, cut_edges = partition.split(small, segment)
-    prepared = [self.programs.prepare_part(piece) for piece in pieces]
+        small.graph, method=self.options.partition, max_nodes=self.options.max_nodes)
+    pieces, cut_edges = partition.split(small.graph, segment)
+    feats = partition.rows_of_segments(small.rows(feat), segment)
     return segment_batches.segmented(
-        small, prepared, fresh=self.options.fresh, cut_edges=cut_edges)
+        small.graph, list(map(self.programs.prepare_part, pieces, feats)),
+        fresh=self.options.fresh, cut_edges=cut_edges)
 
   def check_graphs(self, graphs: Sequence[SegmentedGraph]) -> None:
     """Logs the segments; refuses (ValueError) more fresh ones than a training graph has."""
@@ -312,26 +313,23 @@ class Segments(Family):
     """The optimizer as the wrapped network needs it."""
     return self.programs.optimizer(optimizer)
 
-  @property
-  def finetune(self) -> FinetuneOptions:
-    """Options of the second stage."""
-    return FinetuneOptions.of(self.settings.segments.get("finetune", {}))
+  def stages(self, epochs: int, optimizer: Mapping[str, Any]) -> tuple[Stage, ...]:
+    """Training, and then, where `segments.finetune.epochs` is set, training of the head (+F)."""
+    finetune = self.settings.segments.get("finetune", {})
+    options = FinetuneOptions.of(finetune)
+    first = super().stages(epochs, optimizer)
+    if not options.epochs:
+      return first
+    return (*first, Stage(functools.partial(self._begin_head, options.configs), options.epochs,
+                          finetune["optimizer"], HEAD_FOLDER))
 
-  @property
-  def has_second_stage(self) -> bool:
-    """Whether the head is fine-tuned (+F)."""
-    return bool(self.finetune.epochs)
-
-  def second_stage(
-      self, params: Any, graphs: Sequence[SegmentedGraph], folder: Path
-  ) -> SecondStage:
-    """Training of the head alone, on readouts of the trained backbone (+F)."""
+  def _begin_head(
+      self, count: int, params: Any, graphs: Sequence[SegmentedGraph], folder: Path
+  ) -> tuple[Family, Sequence[HeadGraph]]:
+    """The family of the head, and readouts of `count` configurations with trained parameters."""
     rng = np.random.default_rng(self.settings.seed)
-    ids = [selection.some_configs(len(graph.configs), self.finetune.configs, rng)
-           for graph in graphs]
-    known = refresh(self, params, graphs, ids, folder)
-    optimizer = self.settings.segments["finetune"]["optimizer"]
-    return SecondStage(Head(self), known, self.finetune.epochs, optimizer)
+    ids = [selection.some_configs(len(graph.configs), count, rng) for graph in graphs]
+    return Head(self), refresh(self, params, graphs, ids, folder)
 
   # Scores.
 

@@ -109,3 +109,9 @@ def split(graph: OpGraph, segment: np.ndarray) -> tuple[list[OpGraph], int]:
         configs=dataclasses.replace(
             graph.configs, node_group=graph.configs.node_group[chosen])))
   return pieces, int(np.sum(~inner))
+
+
+def rows_of_segments(values: np.ndarray, segment: np.ndarray) -> list[np.ndarray]:
+  """Values `[N, F]` of nodes, cut into the values of each segment, in the order of `split`."""
+  order = np.argsort(segment, kind="stable")
+  return np.split(values[order], np.cumsum(np.bincount(segment))[:-1])

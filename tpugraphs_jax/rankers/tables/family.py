@@ -7,10 +7,10 @@ computed on the devices for every configuration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,9 +19,9 @@ from tpugraphs_jax.data import batching, plan, reduction
 from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
-from tpugraphs_jax.rankers.base import check_numbers, Programs
+from tpugraphs_jax.rankers.base import Programs
 from tpugraphs_jax.rankers.scorer import Encoder, network_step
-from tpugraphs_jax.rankers.tables import batches, charges, node_pairs, search, terms
+from tpugraphs_jax.rankers.tables import batches, charges, search, terms
 from tpugraphs_jax.rankers.tables.batches import PreparedTables, TableBatch
 from tpugraphs_jax.rankers.tables.charges import Charge
 from tpugraphs_jax.rankers.tables.terms import Costs
@@ -32,17 +32,13 @@ _CHUNK = 256
 _CANDIDATES = 50
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Proposed:
-  """Configurations that a score table finds cheapest among all choices of all groups."""
+class Cheapest(NamedTuple):
+  """Configurations from the search; see `serve.explain.Proposed`."""
 
-  # Its configurations are the proposals, cheapest first (or nearest, see `propose`),
-  # without runtimes.
-  graph: OpGraph
-  scores: np.ndarray  # [n] float64, as the ranker's
-  # No choice at all scores lower than the cheapest of these by more; nan = unknown.
+  rows: np.ndarray  # [n, groups] dictionary rows
+  cost: np.ndarray  # [n] float64
   gap: float
-  is_exact: bool  # these are the n cheapest of all, ties aside
+  is_exact: bool
 
 
 class TablesFamily(Programs):
@@ -66,22 +62,16 @@ class TablesFamily(Programs):
 
   # Batches.
 
-  def prepare(self, inputs: OpGraph, raw: OpGraph | None = None) -> PreparedTables:
-    """A program with the terms of its configurations.
-
-    Args:
-      inputs: its `node_feat` are model inputs.
-      raw: the same program with the released features, which tell sizes of tensors;
-        `inputs` itself unless given.
-    """
-    raw = raw or inputs
-    small, feat = self.reduce(raw), self.reduce(inputs).node_feat
-    # Nodes do not meet in virtual ones, which come after all others.
-    real = reduction.reduce_graph(
-        raw, dataclasses.replace(self.settings.data, virtual_node="none"))
-    known = terms.terms_of(real, hops=self.network.pair_hops)
-    return batches.prepare(small, feat, known, slots=self.slots, tiling=self.network.tile_padding,
-                           describe=self.network.choice_features)
+  def prepare(self, graph: OpGraph, feat: np.ndarray) -> PreparedTables:
+    """A program with the terms of its configurations; see `Family.prepare`."""
+    small, data = self.reduce(graph), self.settings.data
+    # Nodes do not meet in virtual ones.
+    real = small if data.virtual_node == "none" else reduction.reduce_graph(
+        graph, dataclasses.replace(data, virtual_node="none"))
+    known = terms.terms_of(real.graph, hops=self.network.pair_hops)
+    return batches.prepare(
+        small.graph, small.rows(feat), known, slots=self.slots, tiling=self.network.tile_padding,
+        describe=self.network.choice_features)
 
   def assemble(
       self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
@@ -135,71 +125,62 @@ class TablesFamily(Programs):
     """Residuals `[n]` float32 of the configurations `[n]` of each program."""
     return [rest for _, rest in self._residual_encoder.run(params, graphs, config_ids)]
 
-  # Proposals and explanations.
+  # Explanations and proposals.
 
-  def propose(
-      self, ranker: Any, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
-  ) -> Proposed:
-    """The n configurations with the lowest predicted cost, measured before or not.
+  def charges(
+      self, params: Any, program: PreparedTables, config: int, *, against: int | None = None
+  ) -> list[Charge]:
+    """The costs that make up the score of a configuration, largest first; they add up to it.
 
-    Every group may choose among the rows that the graph's configurations give it. Of a
-    network with a residual, many more are searched by the sums of its tables; the n with
+    Args:
+      params: of the network.
+      program: with configurations.
+      config: number of the configuration to explain.
+      against: number of a configuration to compare it with: then only charges in which
+        the two differ.
+    """
+    numbers = [config] if against is None else [config, against]
+    rows = charges.charges(program, self._node_costs(params, program),
+                           *program.configs.group_row[numbers])
+    if self.network.has_residual:
+      (rest,) = self.residuals(params, [program], [np.array(numbers)])
+      rows.append(Charge(float(rest[0]), (), (), *map(float, rest[1:])))
+    return charges.sort(rows)
+
+  def cheapest(
+      self, params: Any, program: PreparedTables, n: int, *, near: int | None = None,
+      score: Callable[[np.ndarray], np.ndarray], **options: Any,
+  ) -> Cheapest:
+    """The configurations with the lowest predicted cost among all choices of all groups.
+
+    Of a network with a residual, many more are searched by the sums of its tables; the n with
     the lowest scores are kept, cheapest first.
 
     Args:
-      ranker: the trained `serve.ranker.Ranker` of this family.
-      graph: with configurations.
-      n: how many proposals; fewer where there are not so many choices.
-      near: number of a configuration to trust, for instance the compiler's own. The
-        proposals then lead from it to the cheapest of all, in more and more changes; see
-        `search.propose_near`.
-      **options: of `search.propose`.
+      params: of the network.
+      program: its configurations give every group its choices.
+      n: how many.
+      near: number of a configuration from which the proposals lead to the cheapest of all.
+      score: scores `[n]` of rows `[n, groups]`.
+      **options: of `search.propose` or `search.propose_near`.
 
     Raises:
-      ValueError: n is below 1, or a number that the graph does not have.
+      ValueError: n is below 1.
     """
-    ranker.check(graph)
-    check_numbers(graph, near)
-    program = ranker.prepare(graph)
-    (tables,) = self.tables(ranker.params, [program])
+    (tables,) = self.tables(params, [program])
     costs = search.of_tables(program.terms.counts, program.terms.columns, *tables)
     residual = self.network.has_residual
     if near is None:
       best = search.propose(*costs, n * _CANDIDATES if residual else n, **options)
     else:
-      start = program.terms.encode(graph.configs.group_row[[near]])[:, 0].astype(int)
+      start = program.terms.encode(program.configs.group_row[[near]])[:, 0].astype(int)
       best = search.propose_near(*costs, start, n, **options)
     rows = program.terms.decode(best.choice.T)
     if not residual:
-      return Proposed(_with_rows(graph, rows), best.cost, best.gap, best.is_exact)
-    (scores,) = ranker.scores([_with_rows(graph, rows)])
+      return Cheapest(rows, best.cost, best.gap, best.is_exact)
+    scores = score(rows)
     first = np.argsort(scores, kind="stable")[:n]
-    return Proposed(_with_rows(graph, rows[first]), scores[first].astype(float), np.nan, False)
-
-  def explain(
-      self, ranker: Any, graph: OpGraph, config: int, *, against: int | None = None
-  ) -> list[Charge]:
-    """The costs that make up the score of a configuration, largest first; they add up to it.
-
-    Args:
-      ranker: the trained `serve.ranker.Ranker` of this family.
-      graph: with configurations.
-      config: number of the configuration to explain.
-      against: number of a configuration to compare it with: then only charges in which
-        the two differ.
-
-    Raises:
-      ValueError: a number that the graph does not have.
-    """
-    check_numbers(graph, config, against)
-    program = ranker.prepare(graph)
-    numbers = [config] if against is None else [config, against]
-    rows = charges.charges(program, self._node_costs(ranker.params, program),
-                            *program.configs.group_row[numbers])
-    if self.network.has_residual:
-      (rest,) = self.residuals(ranker.params, [program], [np.array(numbers)])
-      rows.append(Charge(float(rest[0]), (), (), *map(float, rest[1:])))
-    return charges.sort(rows)
+    return Cheapest(rows[first], scores[first].astype(float), np.nan, False)
 
   def _node_costs(self, params: Any, program: PreparedTables) -> Costs:
     """Costs of every configurable node and pair of nodes."""
@@ -219,11 +200,3 @@ def _cut(
   if pair is None:
     pair = np.zeros((0, choices, choices), np.float32)
   return Costs(unary[: sizes[rows], :choices], pair[: sizes[columns], :choices, :choices])
-
-
-def _with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:
-  """The graph with unlabelled configurations that choose the rows `[n, groups]`."""
-  configs = dataclasses.replace(
-      graph.configs, group_row=rows.astype(graph.configs.group_row.dtype),
-      runtime_ns=np.zeros(len(rows), np.int64))
-  return dataclasses.replace(graph, configs=configs)

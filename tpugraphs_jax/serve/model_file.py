@@ -1,0 +1,233 @@
+"""Where a trained ranker is kept: a working folder, a model file, or the models that ship.
+
+A working folder has checkpoints. A model file `model.npz` is small: the parameters as arrays named
+`params/<module>/.../<parameter>`, and the array `card`, the bytes of a JSON object with config,
+feature transforms, versions, the model's origin and a checksum of the parameters. NumPy alone can
+read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flax import traverse_util
+import numpy as np
+
+from tpugraphs_jax import rankers
+from tpugraphs_jax.data import features, npz
+from tpugraphs_jax.data.features import Transform
+from tpugraphs_jax.infra import files as files_lib
+from tpugraphs_jax.infra import parallel, remote, trust
+from tpugraphs_jax.train import checkpoint, loop
+
+MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features.json"
+FORMAT = 1  # of model files; a reader refuses later ones
+MOST_BYTES = 2**30  # of the arrays of a model file: 268 million parameters
+SHIPPED = Path(__file__).parent / "shipped_models"
+
+# Fields that may differ between the run that trained a model and a run that uses it.
+_FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
+_FREE_DATA_FIELDS = (
+    "skip_bad_files", "store_dir", "loader_threads", "neighbour_slots")
+_PARAMS = "params/"
+AGAIN = "copy it again, or train again"
+_CARD = {"format": int, "checksum": str, "transforms": {}, "about": {"labels": {"target": (
+    str, type(None))}}}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Artefact:
+  """The content of a model file."""
+
+  config: dict[str, Any]  # JSON types: the config that the model was trained with
+  transforms: dict[str, Transform]  # as `features.to_saved` names them
+  params: dict[str, Any]  # nested, float32 arrays
+  about: dict[str, Any]  # JSON types: step, validation metrics, versions, ...
+
+
+def write(path: Path, artefact: Artefact) -> None:
+  """Writes a model file; one that is there is replaced when the new one is complete."""
+  arrays = {
+      _PARAMS + name: np.asarray(value)
+      for name, value in traverse_util.flatten_dict(artefact.params, sep="/").items()}
+  card = {
+      "format": FORMAT,
+      "config": artefact.config,
+      "transforms": {name: t.to_dict() for name, t in artefact.transforms.items()},
+      "about": artefact.about,
+      "checksum": _checksum(arrays),
+  }
+  text = np.frombuffer(json.dumps(card).encode(), np.uint8)
+  with files_lib.replacing(path, "wb") as file:
+    np.savez_compressed(file, card=text, **arrays)
+
+
+def read_file(path: Path) -> Artefact:
+  """Reads a model file.
+
+  Raises:
+    FileNotFoundError: there is none.
+    ValueError: it is damaged, or of a newer version.
+  """
+  if not path.is_file():
+    raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in, or a "
+                            "model file")
+  with trust.reading(path, AGAIN):
+    with npz.NpzArchive(path, most_bytes=MOST_BYTES) as archive:
+      arrays = {name: archive.read(name) for name in archive.names}
+    card = trust.parsed(arrays.pop("card").tobytes())
+    trust.check(card, _CARD, "card")
+    if (version := card["format"]) <= FORMAT:
+      return _artefact(card, arrays)
+  raise ValueError(f"{path} is of format {version}, and this version of tpugraphs_jax reads up to "
+                   f"{FORMAT}: pip install --upgrade tpugraphs-jax")
+
+
+def _artefact(card: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Artefact:
+  if card["checksum"] != _checksum(arrays):
+    raise ValueError("the checksum of its parameters does not fit")
+  for name, array in arrays.items():
+    if not name.startswith(_PARAMS) or array.dtype != np.float32:
+      raise ValueError(f"{name} is {array.dtype}, expected parameters, float32")
+  flat = {name.removeprefix(_PARAMS): array for name, array in arrays.items()}
+  return Artefact(
+      config=trust.config(card["config"]),
+      transforms={name: Transform.from_dict(t) for name, t in card["transforms"].items()},
+      params=traverse_util.unflatten_dict(flat, sep="/"), about=card["about"])
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+  digest = hashlib.sha256()
+  for name in sorted(arrays):
+    array = np.ascontiguousarray(arrays[name])
+    digest.update(f"{name} {array.dtype} {array.shape}".encode())
+    digest.update(array.tobytes())
+  return digest.hexdigest()
+
+
+def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The fields of a config on which a checkpoint depends, to be compared before it is used."""
+  fields = {k: v for k, v in config.items() if k not in _FREE_FIELDS}
+  fields["data"] = {k: v for k, v in fields["data"].items() if k not in _FREE_DATA_FIELDS}
+  fields["extensions"] = sorted(fields["extensions"])
+  return fields
+
+
+def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
+  """The config that the model in `workdir` was trained with; also of a model file alone.
+
+  Raises:
+    FileNotFoundError: nothing was trained there.
+    ValueError: its config.json is damaged.
+  """
+  path = remote.fetch(workdir) / CONFIG_FILE
+  model = path.with_name(MODEL_FILE)
+  is_trained_here = (path.parent / loop.CHECKPOINTS).is_dir()
+  if model.exists() and not path.exists() and not is_trained_here:
+    return read_file(model).config
+  if not path.exists():
+    raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "
+                            "trained in")
+  with trust.reading(path, "train again"):
+    return trust.config(files_lib.unsealed(trust.parsed(path.read_bytes()))["config"])
+
+
+def digests(files: Iterable[Path], workdir: Path) -> dict[str, str]:
+  """SHA-256 of files, by path within a working folder; empty in processes other than 0."""
+  if not parallel.is_primary():
+    return {}
+  return {path.relative_to(workdir).as_posix(): files_lib.digest_of(path) for path in files}
+
+
+def best_checkpoint(workdir: Path, config: Mapping[str, Any]) -> checkpoint.Saved | None:
+  """The best checkpoint of the last stage of training, else its newest.
+
+  Raises:
+    ValueError: the checkpoints are of another config.
+  """
+  folder = workdir / rankers.last_folder(config) / loop.CHECKPOINTS
+  with contextlib.closing(checkpoint.Checkpoints(
+      folder, config=fingerprint(config), read_only=True)) as checkpoints:
+    return checkpoints.best()
+
+
+def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Artefact:
+  """The model of a working folder, or of a model file.
+
+  A folder's checkpoints come before its model file: a killed run may have written a checkpoint
+  and not yet the model file. Process 0 reads; all processes get its result.
+
+  Args:
+    place: a folder that a model was trained in, a folder that holds `model.npz` alone,
+      or a model file.
+    config: expected of the model; that which it was trained with unless given.
+
+  Raises:
+    FileNotFoundError: nothing was trained there.
+    ValueError: the model is damaged, of a newer version or of another config.
+  """
+  path = remote.fetch(place)
+  if parallel.from_primary((path / loop.CHECKPOINTS).is_dir()):
+    try:
+      return _from_checkpoints(path, config)
+    except (ValueError, OSError):  # a run that goes on may have replaced the checkpoint meanwhile
+      return _from_checkpoints(path, config)
+  return parallel.on_primary(
+      lambda: read_file(path / MODEL_FILE if path.is_dir() or not path.suffix else path))
+
+
+def _from_checkpoints(workdir: Path, config: Mapping[str, Any] | None) -> Artefact:
+  chosen = config
+  if chosen is None:
+    chosen = parallel.on_primary(lambda: config_of(workdir))
+  best = best_checkpoint(workdir, chosen)
+  if best is None:
+    raise FileNotFoundError(f"{workdir} holds no checkpoint: train first")
+  transforms = None
+  if parallel.is_primary():
+    transforms = features.load(workdir / TRANSFORMS_FILE)
+    there = [workdir / name for name in best.files if (workdir / name).exists()]
+    checkpoint.check_files(workdir / loop.CHECKPOINTS, best.files, digests(there, workdir))
+  about = {"step": best.step, "value": best.value}
+  return Artefact(dict(chosen), parallel.from_primary(transforms), best.params, about)
+
+
+# Models that ship with the package, each with a card.
+
+
+def shipped_names() -> list[str]:
+  """Names of the models that ship, such as `layout-v3-estimate`."""
+  return sorted(path.stem for path in SHIPPED.glob("*.npz"))
+
+
+def shipped_file(place: str | Path) -> Path:
+  """The file of a model that ships, where `place` is its name and no path; else `place`.
+
+  Raises:
+    FileNotFoundError: a name without a path, of nothing that is here or ships.
+  """
+  path = Path(place)
+  if path.exists() or path.name != str(place):
+    return path
+  if path.name not in shipped_names():
+    raise FileNotFoundError(f"{place!s} is missing: name a folder that a model was trained in, a "
+                            f"model file, or a model that ships ({', '.join(shipped_names())})")
+  return SHIPPED / f"{place}.npz"
+
+
+def card(name: str) -> str:
+  """The card of a model that ships, in Markdown: its training data and its scores.
+
+  Raises:
+    ValueError: no model of that name ships.
+  """
+  if name not in shipped_names():
+    raise ValueError(f"no model {name!r} ships, expected one of {', '.join(shipped_names())}")
+  return (SHIPPED / f"{name}.md").read_text()
