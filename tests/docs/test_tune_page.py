@@ -1,4 +1,4 @@
-"""The Python of docs/tune.md and of README.md, from a function to applied layouts."""
+"""The Python of docs/tune.md, docs/own_programs.md and README.md: functions, graphs, layouts."""
 
 import functools
 import re
@@ -12,12 +12,12 @@ import recorded
 
 from tpugraphs_jax.collect import measure
 
-_PAGE = commands.ROOT / "docs" / "tune.md"
 
 
-def blocks():
-  """The Python of the page: the function, measured here, estimated for a TPU, kept in a file."""
-  return re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(), re.M | re.S)
+def blocks(page="tune"):
+  """The Python of a page; of `tune` the function, measured here, estimated for a TPU, in a file."""
+  text = (commands.ROOT / "docs" / f"{page}.md").read_text()
+  return re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,20 @@ def test_layouts_are_saved_and_applied(names, tmp_path, monkeypatch):
   arrays = [jnp.asarray(rng.normal(size=each.shape), each.dtype) for each in names["arguments"]]
   np.testing.assert_allclose(
       names["fast_step"](*arrays), jax.jit(names["step"])(*arrays), rtol=1e-4, atol=1e-3)
+
+
+def test_a_function_becomes_a_ranked_graph():
+  names = {"__name__": "own_programs"}
+  exec(blocks("own_programs")[0], names)  # pylint: disable=exec-used
+  assert sorted(names["order"]) == list(range(len(names["graph"].configs)))
+
+
+@recorded.needs_libtpu
+def test_a_function_as_the_tpu_compiler_sees_it():
+  names = {"__name__": "own_programs"}
+  for block in blocks("own_programs"):
+    exec(block, names)  # pylint: disable=exec-used
+  assert names["graph"].stage.startswith("before layout assignment") and names["kernels"]
 
 
 def front_page():
