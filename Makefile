@@ -54,7 +54,8 @@ demo: install
 	@echo "make demo took $(TOOK), with installation"
 	@$(BIN)/python -m tpugraphs_jax.report --verdict out/demo_tile out/demo_layout
 
-# The documentation as a site in out/site; warnings are errors.
+# The documentation as a site in out/site, which needs no network; warnings are errors. To read it with
+# search: .venv/bin/python -m http.server -d out/site
 docs: install
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
