@@ -53,7 +53,7 @@ def opa(scores: np.ndarray, runtime: np.ndarray) -> float:
 
   NaN when no two runtimes differ: there is no pair to order.
 
-  Example:
+  Examples:
     >>> opa(np.array([0.5, 0.1, 0.2]), np.array([30, 10, 20]))
     1.0
   """
@@ -77,7 +77,7 @@ def kendall_tau(scores: np.ndarray, runtime: np.ndarray) -> float:
 
   NaN when either is constant: no order is given or none is to be found.
 
-  Example:
+  Examples:
     >>> round(kendall_tau(np.array([0.5, 0.1, 0.2]), np.array([30, 20, 10])), 3)
     0.333
   """
@@ -107,7 +107,7 @@ def top_k_slowdown(scores: np.ndarray, runtime: np.ndarray, ks: Sequence[int]) -
   Raises:
     ValueError: also for a runtime that is not positive.
 
-  Example:
+  Examples:
     >>> top_k_slowdown(np.array([0.1, 0.2, 0.5]), np.array([30, 20, 10]), ks=(1, 3))
     {1: 2.0, 3: 0.0}
   """

@@ -241,7 +241,7 @@ def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
     FileNotFoundError: there is no such file.
     NpzError: the file is damaged or an array is not as it should be.
 
-  Example:
+  Examples:
     >>> graph = read_layout("data/own/npz/layout/own/programs_cpu/test/experts_layer.npz")
     >>> graph.node_feat.shape == (graph.num_nodes, 140), graph.configs.is_labelled
     (True, True)

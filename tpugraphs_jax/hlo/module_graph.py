@@ -112,7 +112,7 @@ def featurize(
       is missing.
     FileNotFoundError: there is no such file.
 
-  Example:
+  Examples:
     >>> import jax.numpy as jnp
     >>> from tpugraphs_jax import hlo
     >>> graph = hlo.featurize(lambda x, w: jnp.tanh(x @ w), jnp.ones((4, 8)), jnp.ones((8, 2)))

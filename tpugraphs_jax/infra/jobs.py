@@ -49,7 +49,7 @@ def run(
     ImportError: Beam is not installed.
     OSError: a process was killed.
 
-  Example:
+  Examples:
     >>> run(abs, [-1, 2, -3])
     [1, 2, 3]
   """

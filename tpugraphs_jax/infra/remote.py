@@ -80,7 +80,7 @@ def fetch(place: str | os.PathLike[str], into: Path | None = None) -> Path:
     FileNotFoundError: a remote place with nothing in it.
     ValueError: a protocol that is not known, or whose package is missing.
 
-  Example:
+  Examples:
     >>> fetch("data/own/npz").name  # a local place stays as it is
     'npz'
   """

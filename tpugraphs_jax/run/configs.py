@@ -82,7 +82,7 @@ def load(value: str) -> ml_collections.ConfigDict:
     FileNotFoundError: there is no such file.
     ValueError: the file has no such variant.
 
-  Example:
+  Examples:
     >>> from tpugraphs_jax.run import configs
     >>> config = configs.load("layout.py:xla-random,recommended")
     >>> config.model.name, config.data.search

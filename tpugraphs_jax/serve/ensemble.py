@@ -35,7 +35,7 @@ class Ensemble:
   Raises:
     ValueError: no ranker, an unknown combination, or rankers of different collections.
 
-  Example:
+  Examples:
     >>> len(Ensemble(["layout-cpu-measured", "layout-cpu-measured"], combine="rank").rankers)
     2
   """

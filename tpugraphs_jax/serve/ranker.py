@@ -308,7 +308,7 @@ def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ra
     FileNotFoundError: no trained model there.
     ValueError: the model is damaged, of a newer version, or needs a module that is not imported.
 
-  Example:
+  Examples:
     >>> import tpugraphs_jax
     >>> tpugraphs_jax.load("layout-cpu-measured").collection.kind
     'layout'
@@ -381,7 +381,7 @@ def rank(place: Any, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
   Raises:
     FileNotFoundError, ValueError: as `load` and `Ranker.scores`.
 
-  Example:
+  Examples:
     >>> import tpugraphs_jax
     >>> graph = tpugraphs_jax.read_layout(
     ...     "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz")
