@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 import io
-import itertools
 import logging
 from xml.etree import ElementTree
 
@@ -34,6 +33,7 @@ from tpugraphs_jax.train import loop
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 # Okabe and Ito: distinct with any colour vision, and in grey by their lightness.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B")
+MOST = len(_COLOURS)  # configs in a figure, the best ones
 _GREY, _LINE = "#888888", {"color": "#888888", "lw": 1}
 _INK, _GRID = "#222222", "#e4e4e4"  # a page puts its own colours in their place
 _NAMED = 24  # graphs whose names fit on an axis
@@ -79,13 +79,13 @@ def _tips(texts: Iterable[str]) -> str:
 
 
 def all_of(comparison: Comparison, graph: Judged | None) -> dict[str, figure.Figure]:
-  """Every figure that there are data for, by title.
+  """Every figure that there are data for, by title; of many configs the best `MOST`.
 
   Args:
     comparison: the runs.
     graph: of the first config, whose ranks are shown.
   """
-  groups, by_title = comparison.groups, {}
+  groups, by_title = comparison.groups[:MOST], {}
   with rc_context(_STYLE):
     if groups[0].judged:
       by_title["Slowdown of the best of the first k"] = _slowdowns(comparison)
@@ -123,7 +123,7 @@ def _short(name: str, most: int = 48) -> str:
 
 
 def _coloured(groups: Sequence[Group]) -> Iterable[tuple[Group, str]]:
-  return zip(groups, itertools.cycle(_COLOURS))
+  return zip(groups, _COLOURS)
 
 
 def _slowdown_scale(axis) -> None:
@@ -142,7 +142,7 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
   configurations are tried. k is cut at the median number of configurations per graph.
   """
   drawn, (axes,) = _axes()
-  groups, run = comparison.groups, comparison.groups[0].runs[0]
+  groups, run = comparison.groups[:MOST], comparison.groups[0].runs[0]
   half = np.median([len(graph.scores) for graph in run.judged])
   ks = [k for k in KS if k == 1 or k <= half]
 

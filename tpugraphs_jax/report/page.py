@@ -20,7 +20,7 @@ from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.report.runs import Comparison, DEFAULT, Group, Judged, Run
 
 _LISTED = 400  # graphs in a table
-_BESIDE = 4  # groups that have columns of their own in a table of graphs
+_BESIDE = 2  # groups that have columns of their own in a table of graphs
 _FILES = ("results.csv", "validation.csv", "validation_programs.csv", "metrics.jsonl",
           "summary.json", "config.json", "log.txt", "tensorboard")
 
@@ -76,6 +76,7 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
   first, groups = comparison.groups[0].runs[0], comparison.groups
   return {
       "comparison": comparison, "name": first.collection, "labels": first.labels,
+      "most": figures.MOST,
       "validation": first.summary.get("validation", {}),
       "best": first.summary.get("training", {}).get("best", {}), "results": _results(comparison),
       "leads": _table(
@@ -83,12 +84,20 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
           [[lead.other, lead.graphs, lead.better, lead.gain,
             "too few graphs" if math.isnan(lead.p_value) else lead.p_value]
            for lead in runs_lib.leads(groups)]),
-      "differences": _table(["field", *(group.name for group in groups)],
-                            runs_lib.differences(groups) if len(groups) > 1 else []),
+      "differences": _differences(groups),
       "figures": {title: figures.svg(drawn) for title, drawn in figures.all_of(
           comparison, graph_of(comparison, graph)).items()},
       "graphs": _graphs(groups), "view": _view(groups[0]),
       "programs": _programs(groups) if first.config.get("task") == "tile" else _table([], [])}
+
+
+def _differences(groups: Sequence[Group]) -> dict[str, Any]:
+  """Fields in which configs differ, a row for each field, or for each config where these are more."""
+  rows = [["field", *(group.name for group in groups)], *runs_lib.differences(groups)]
+  if len(rows) < len(groups):
+    (_, *fields), *rows = zip(*rows)
+    rows = [["config", *fields], *rows]
+  return _table(rows[0], rows[1:] if len(groups) > 1 else [])
 
 
 def _results(comparison: Comparison) -> dict[str, Any]:
