@@ -151,6 +151,11 @@ def test_a_run_says_what_it_does_and_how_it_ended(jobs, kind):
   files = npz.split_files(jobs.data_root, COLLECTIONS[kind], "train")
   page = jobs.ended[f"{kind}_whole"].page
   assert list(page) == "task data labels training validation model devices steps folder".split()
+  compiling = told.index("compiling the training step")
+  assert told[compiling - 1].startswith("folder ")
+  assert told[compiling + 1].startswith("first step, with compilation: ")
+  # The task comes before any line about graphs.
+  assert told[0].startswith("task ") and not any("graphs" in line for line in told[1:3])
   assert COLLECTIONS[kind] in page["task"] and page["training"].startswith(f"{len(files)} graphs")
   (end,) = [line for line in told if line.startswith("training ended")]
   assert re.fullmatch(

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 _XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")  # before each line off a terminal
+_PAGE = "task data labels training validation model devices steps folder".split()
 
 _LONGEST_SECONDS = 900  # of a run whose file operations are counted
 
@@ -62,8 +63,7 @@ class Ended(NamedTuple):
   @property
   def page(self) -> dict[str, str]:
     """The lines that describe a run at its start, by their first word."""
-    (start,) = [number for number, line in enumerate(self.told) if line.startswith("task ")]
-    return dict(line.split(maxsplit=1) for line in self.told[start : start + 9])
+    return dict(line.split(maxsplit=1) for line in self.told if line[:11].rstrip() in _PAGE)
 
   @property
   def complaint(self) -> str:

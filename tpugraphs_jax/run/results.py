@@ -35,6 +35,24 @@ SUMMARY_FILE = "summary.json"
 
 # The beginning of a run.
 
+_TASKS = {
+    "tile": "learn to rank tile sizes of fused kernels",
+    "layout": "learn to rank layouts of whole programs",
+    "segments": "learn to rank layouts of whole programs, from segments of them"}
+
+
+def announce(job: Job) -> None:
+  """Says what a run learns and from which data, before these are read."""
+  collection, data_root = job.data.collection, job.config.data_root
+  if parallel.is_primary():
+    console.say(_rows({
+        "task": f"{_TASKS[job.config.task]}: collection {collection.name}", "data": data_root,
+        "labels": label_kind(data_root, collection)}))
+
+
+def _rows(texts: Mapping[str, str]) -> str:
+  return "\n".join(f"{name:<11}{text}" for name, text in texts.items())
+
 
 def begin(
     job: Job, training: loop.Training, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path
@@ -48,7 +66,7 @@ def begin(
 def banner(
     job: Job, training: loop.Training, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path
 ) -> str:
-  """The run that is about to begin, in a few lines.
+  """The graphs, model and steps of the run that is about to begin, in a few lines.
 
   Args:
     job: with data and ranker.
@@ -56,13 +74,9 @@ def banner(
     graphs, valid: prepared training and validation graphs.
     workdir: the working folder.
   """
-  config, collection, model = job.config, job.data.collection, job.config.model
-  batch = config.batch
+  config, model, batch = job.config, job.config.model, job.config.batch
   also = [data.collection.name for data in job.also]
-  rows = {
-      "task": f"{config.task}, collection {collection.name}",
-      "data": f"{config.data_root}",
-      "labels": label_kind(config.data_root, collection),
+  return _rows({
       "training": _sizes(graphs) + (also and f", with {' and '.join(also)}" or ""),
       "validation": f"{_sizes(valid)}; judged by "
                     f"{judge.mean_name(config.train.best_metric)} on "
@@ -75,8 +89,7 @@ def banner(
                f"{training.steps_per_epoch:,}, each of {batch.graphs} graphs with {batch.configs} "
                "configurations",
       "folder": f"{workdir}, seed {config.seed}",
-  }
-  return "\n".join(f"{name:<11}{text}" for name, text in rows.items())
+  })
 
 
 def _sizes(graphs: Sequence[Any]) -> str:

@@ -94,6 +94,7 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   _check_machine(config)
   loop.check_workdir(workdir, resume=resume, config=model_file.fingerprint(config.to_dict()),
                      files=job_lib.digests(workdir))
+  results.announce(job)
   # No other run may write in the folder meanwhile.
   with files_lib.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
     graphs, valid = job_lib.prepare(job, workdir, resume=resume)

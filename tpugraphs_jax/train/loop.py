@@ -313,6 +313,8 @@ class _Loop:
       raise ValueError(
           f"the batches ended after step {self.step}, expected {self.schedule.total_steps} "
           f"({self.schedule.steps_per_epoch} per epoch): the iterator must repeat") from None
+    if not self.compile_seconds:
+      self.log.say("compiling the training step")
     started = time.monotonic()
     with jax.profiler.StepTraceAnnotation("train", step_num=self.step):
       self.state, metrics = self.training.train_step(self.state, batch)
