@@ -430,10 +430,15 @@ class LossOptions(Options):
     return parse_losses(self.losses, normalize=self.normalize_weights)
 
   def arguments(self, loss: Any, **more: Any) -> dict[str, Any]:
-    """The keyword arguments, out of these options and `more`, that `loss` accepts."""
-    given = more | {"temperature": self.temperature}
-    given |= {"margin": self.margin} if self.margin else {}
-    given |= {"reduction": self.pair_reduction} if self.pair_reduction != OWN_REDUCTION else {}
+    """The keyword arguments, out of these options and `more`, that `loss` accepts.
+
+    An option is an argument of its own name. `margin` and `pair_reduction`, the argument
+    `reduction`, are left to the loss unless they are set.
+    """
+    given = more | {name: getattr(self, name) for name in self.defaults()}
+    given["reduction"] = given.pop("pair_reduction")
+    unset = {"margin": 0.0, "reduction": OWN_REDUCTION}
+    given = {name: value for name, value in given.items() if value != unset.get(name)}
     # Losses of several graphs hand options on to the loss of one.
     inner = inspect.signature(getattr(loss, "of_one_list", loss)).parameters
     known = {*inspect.signature(loss).parameters, *inner}

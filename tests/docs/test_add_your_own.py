@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -15,7 +16,8 @@ from tpugraphs_jax import submission
 from tpugraphs_jax.data import npz
 
 DOCUMENT = commands.ROOT / "docs" / "add_your_own.md"
-RECIPES = ("A model", "A family", "A pooling", "A loss", "A block of node features", "A collection")
+RECIPES = ("A model", "A family", "A published system", "A pooling", "A loss",
+           "A block of node features", "A collection")
 # Quick runs; these flags change nothing that the recipes show.
 _SMALL = {
     "tpugraphs-layout": ("xla-random", "--config.train.epochs=1 --config.batch.slates_per_epoch=8 "
@@ -48,7 +50,8 @@ def small(line, data_root):
     if not any(argument.startswith("--config=") for argument in arguments):
       arguments.insert(0, f"--config={default}")
     arguments += [flag for flag in flags.split()
-                  if "model." not in flag or not any("family" in given for given in arguments)]
+                  if "model." not in flag or not any(
+                      word in given for given in arguments for word in ("family", "system"))]
     if any("gst" in argument for argument in arguments):
       arguments.append("--config.segments.max_nodes=60")
   # The data that `--synthetic` would make, once for all recipes.
@@ -88,3 +91,39 @@ def test_a_recipe_runs_as_it_is_written(title, data_root, tmp_path, monkeypatch)
     ranker = tpugraphs_jax.load("out/mine", extensions=["my_ranker"])
     order, _ = tpugraphs_jax.rank(ranker, graph)
     np.testing.assert_array_equal(np.sort(order), np.arange(len(graph.configs)))
+
+
+def changed_files(section):
+  """The files that the diffs of a section change, by path, with the new text."""
+  text = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", DOCUMENT.read_text(), re.M | re.S)[1]
+  diffs, new = re.findall(r"^```diff\n(.*?)^```", text, re.M | re.S), []
+  for diff in diffs:
+    path = re.search(r"^\+\+\+ b/(.*)$", diff, re.M)[1]
+    source = (commands.ROOT / path).read_text()
+    for part in re.split(r"^@@\n", diff, flags=re.M)[1:]:
+      side = lambda sign: "".join(
+          line[1:] for line in part.splitlines(keepends=True) if line[0] in (" ", sign))
+      assert source.count(side("-")) == 1, part
+      source = source.replace(side("-"), side("+"))
+    new.append((path, source))
+  return new
+
+
+def test_an_option_of_a_network_or_a_loss_is_a_change_of_one_file(data_root, tmp_path):
+  for folder in ("tpugraphs_jax", "configs"):
+    shutil.copytree(commands.ROOT / folder, tmp_path / folder)
+  shutil.copy(commands.ROOT / "run_layout.py", tmp_path)
+  files = changed_files("An option of the project's own code")
+  assert len(files) == len(dict(files)) == 2
+  for path, text in files:
+    (tmp_path / path).write_text(text)
+  environment = os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+  command = lambda *flags: subprocess.run(
+      [sys.executable, "run_layout.py", "--config=full,ci", *flags], cwd=tmp_path, text=True,
+      capture_output=True, env=environment)
+  told = command("--print_config").stdout
+  assert "--config.model.score_scale=1.0" in told and "factor of the scores" in told
+  assert "--config.loss.label_shift=0.0" in told and "number that MSE adds" in told
+  for flag in ("model.score_scale=-1", "loss.label_shift=-1"):
+    refused = command(f"--config.{flag}", "--workdir=out", f"--data_root={data_root}").stderr
+    assert f"error: --config.{flag.partition('=')[0]} is -1.0, expected" in refused

@@ -16,21 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Importing a module of networks registers them.
-from tpugraphs_jax.rankers import base, tile
+from tpugraphs_jax.rankers import base, systems, tile
 from tpugraphs_jax.rankers.layout import res_model, sage
 from tpugraphs_jax.rankers.segments.family import HEAD_FOLDER, Segments
 from tpugraphs_jax.rankers.settings import Settings
-from tpugraphs_jax.rankers.systems import (
-  fifth,
-  first,
-  fourth,
-  gst,
-  mlsys21,
-  second,
-  sixth,
-  tenth,
-  third,
-)
 from tpugraphs_jax.rankers.tables import network, traffic
 
 

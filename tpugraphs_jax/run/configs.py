@@ -93,8 +93,27 @@ def load(value: str) -> ml_collections.ConfigDict:
     raise FileNotFoundError(f"{path} is missing: name one of the project's configs "
                             f"({', '.join(sorted(p.name for p in folder().glob('[a-z]*.py')))}) or "
                             "a file of your own")
-  get_config = runpy.run_path(path)["get_config"]
+  get_config = _definitions(Path(path))["get_config"]
   return get_config(variant) if colon else get_config()
+
+
+def _definitions(path: Path) -> dict[str, Any]:
+  """The names that a config file defines.
+
+  A file of the user's is the module of its name, so that it may register parts and name itself
+  in `extensions`.
+  """
+  name = path.stem
+  if path.parent.resolve() == folder().resolve() or name in sys.modules or not name.isidentifier():
+    return runpy.run_path(str(path))
+  spec = importlib.util.spec_from_file_location(name, path)
+  module = sys.modules[name] = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+  except BaseException:
+    del sys.modules[name]
+    raise
+  return vars(module)
 
 
 # Flags.
@@ -252,7 +271,7 @@ def _define_config(
 def variants(place: str) -> str:
   """The variants of a config file, one to a line; empty if the file names none."""
   path = Path(place.partition(":")[0])
-  known = runpy.run_path(str(path)).get("VARIANTS", {}) if path.is_file() else {}
+  known = _definitions(path).get("VARIANTS", {}) if path.is_file() else {}
   width = max(map(len, known), default=0)
   lines = [f"  {name:<{width}}  {text}" for name, text in known.items()]
   title = f"Variants of {path.name}, separated by commas (--config={path.name}:A,B):"

@@ -6,3 +6,9 @@
 
 `configs/systems` has the settings of each. `system` is their base class. Layers are in `nn`.
 """
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):  # importing a module registers its networks
+  importlib.import_module(f"{__name__}.{_module.name}")
