@@ -35,7 +35,7 @@ import workloads
 
 from configs import layout as layout_config
 from tpugraphs_jax import columns, graph
-from tpugraphs_jax.data import npz, store
+from tpugraphs_jax.data import graph_folder, npz, store
 from tpugraphs_jax.infra import host_memory, parallel
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
@@ -143,7 +143,7 @@ def folder_bytes(folder: Path) -> int:
 
 def fetch_ms(folder: Path, *, fetched: int = 64, repeats: int = 200) -> dict[str, float]:
   """Median milliseconds to fetch 64 random configurations from files in the page cache."""
-  configs = store.open_graph(folder).configs
+  configs = graph_folder.read(folder).configs
   rng = np.random.default_rng(0)
   groups, nodes = [], []
   configs.row_id(np.arange(len(configs)))  # touches every page
@@ -176,7 +176,7 @@ def measure_split(root: Path, *, graphs: int, workers: int) -> dict[str, float]:
   figures = build(root, workers=workers)
   folders = store.ensure_store(root, _COLLECTION, "train", progress=False)
   nodes, configs = (sum(getattr(size, name) for size in sizes) for name in ("nodes", "configs"))
-  stored = [store.open_graph(folder).configs for folder in folders]
+  stored = [graph_folder.read(folder).configs for folder in folders]
   config_bytes = sum(c.group_row.nbytes + c.runtime_ns.nbytes for c in stored)
   other_bytes = sum(map(folder_bytes, folders)) - config_bytes
   cells = sum(size.configs * size.config_nodes for size in sizes)

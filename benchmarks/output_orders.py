@@ -28,8 +28,7 @@ sys.path.insert(0, str(ROOT))
 import quality
 import timing
 
-from tpugraphs_jax import graph as graph_lib
-from tpugraphs_jax.data import npz
+from tpugraphs_jax.data import factoring, npz
 from tpugraphs_jax.run import configs, training
 from tpugraphs_jax.serve import ranker as ranker_lib
 
@@ -90,7 +89,7 @@ def sizes(data_root: str) -> dict[str, dict[str, int]]:
       "bytes": configs.rows.nbytes + configs.group_row.nbytes, "rows": len(configs.rows),
       "groups": configs.group_row.shape[1], "distinct": len(np.unique(configs.group_row, axis=0))}
       for name, configs in (("released", graph.configs),
-                            ("outputs", graph_lib.output_orders(graph).configs))}
+                            ("outputs", factoring.output_orders(graph).configs))}
 
 
 def table(results: Mapping[str, Any]) -> str:

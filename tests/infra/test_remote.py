@@ -11,7 +11,7 @@ import pytest
 
 import tpugraphs_jax
 from tpugraphs_jax import collections, report, submission, synthetic
-from tpugraphs_jax.data import download, npz, store
+from tpugraphs_jax.data import download, graph_folder, npz, store
 from tpugraphs_jax.hlo import __main__ as hlo_command
 from tpugraphs_jax.infra import files, remote
 from tpugraphs_jax.run import official, training
@@ -195,9 +195,9 @@ def test_a_store_in_a_bucket_is_built_once_for_all_machines(bucket, data_root, m
   folders = build()
   assert f"layout/xla/random/valid/{folders[0].name}/meta.json" in names(place)
   monkeypatch.setenv(remote.CACHE, str(tmp_path / "another machine"))
-  monkeypatch.setattr(store, "write_graph", lambda *args, **options: 1 / 0)
+  monkeypatch.setattr(graph_folder, "write", lambda *args, **options: 1 / 0)
   folder = build()[0]
-  assert "another machine" in str(folder) and len(store.open_graph(folder).configs) > 1
+  assert "another machine" in str(folder) and len(graph_folder.read(folder).configs) > 1
 
 
 def test_a_run_lives_in_a_bucket(bucket, data_root):

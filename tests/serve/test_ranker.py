@@ -18,7 +18,8 @@ import pytest
 import tpugraphs_jax
 from tpugraphs_jax import metrics, submission
 from tpugraphs_jax.data import features, npz
-from tpugraphs_jax.graph import factor_layout_configs, LayoutConfigs, TileConfigs
+from tpugraphs_jax.data.factoring import factor_layout_configs
+from tpugraphs_jax.graph import LayoutConfigs, TileConfigs
 from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import checkpoint

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from table import Row
 
-from tpugraphs_jax.data import store
+from tpugraphs_jax.data import graph_folder
 from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.train import loop
 
@@ -78,7 +78,7 @@ def model_of(workdir: Path) -> Any:
 
 def graph_of(folder: Path) -> Any:
   """The arrays of a graph in the store, as a tree."""
-  graph = store.open_graph(folder)
+  graph = graph_folder.read(folder)
   configs = {name: np.asarray(value) for name, value in vars(graph.configs).items()}
   arrays = {name: value for name, value in vars(graph).items() if name != "configs"}
   return arrays, configs

@@ -18,7 +18,7 @@ from tpugraphs_jax import graph, hlo
 from tpugraphs_jax.collect import choosing, draw, labels
 from tpugraphs_jax.collect.choosing import Group, Orders
 from tpugraphs_jax.columns import layout_row
-from tpugraphs_jax.graph import factor_layout_configs
+from tpugraphs_jax.data.factoring import factor_layout_configs
 from tpugraphs_jax.hlo import proto
 from tpugraphs_jax.hlo.search import Dims
 

@@ -33,7 +33,7 @@ ROLES = 3  # output, input and kernel, of which a choice has an order each
 CONTRACTIONS = tuple(opcode_ids()[name] for name in ("convolution", "dot"))
 CONFIG_FEATURES = {  # of data.config_features
     "tile": (("released",), ("released", "tile_counts")),
-    "layout": (("released",), ("outputs",))}  # all 18 integers, or `graph.output_orders`
+    "layout": (("released",), ("outputs",))}  # all 18 integers, or `factoring.output_orders`
 _BOUNDS = {"output": sizes(TILE["output_bounds"]), "kernel": sizes(TILE["kernel_bounds"])}
 _PER_ARRAY = 2 * (MAX_RANK + 1)
 

@@ -21,6 +21,7 @@ import zipfile
 import numpy as np
 
 from tpugraphs_jax import collections, columns, graph
+from tpugraphs_jax.data import factoring
 from tpugraphs_jax.infra import console, files, host_memory, remote, trust
 
 _SUFFIX = ".npy"
@@ -112,7 +113,7 @@ class NpzArchive(contextlib.AbstractContextManager):
     """Compares every array with its checksum."""
     for name in self.names:
       with self._open(name) as (stream, _):
-        while stream.read(graph.BLOCK_BYTES):
+        while stream.read(factoring.BLOCK_BYTES):
           pass
 
   def read(self, name: str) -> np.ndarray:
@@ -397,8 +398,8 @@ def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
 
 def _read_layout_configs(archive: NpzArchive) -> graph.LayoutConfigs:
   runtime_ns = _read_runtime(archive)
-  factorer = graph.LayoutFactorer(archive.member("node_config_ids").shape[0])
-  for block in archive.blocks("node_config_feat", block_bytes=graph.BLOCK_BYTES):
+  factorer = factoring.LayoutFactorer(archive.member("node_config_ids").shape[0])
+  for block in archive.blocks("node_config_feat", block_bytes=factoring.BLOCK_BYTES):
     try:
       factorer.add(block)
     except ValueError as error:
@@ -456,6 +457,6 @@ def _brief(array: np.ndarray) -> str:
 
 
 def _decoded_blocks(configs: graph.LayoutConfigs, shape: tuple[int, ...]):
-  step = _rows_per_block(shape, np.float32, graph.BLOCK_BYTES)
+  step = _rows_per_block(shape, np.float32, factoring.BLOCK_BYTES)
   for start in range(0, shape[0], step):
     yield configs.decode(np.arange(start, min(start + step, shape[0])))

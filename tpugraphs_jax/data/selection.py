@@ -19,8 +19,9 @@ import numpy as np
 from scipy import special
 
 from tpugraphs_jax.collections import Collection
-from tpugraphs_jax.data import feature_blocks, npz, store
-from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, output_orders, TileConfigs
+from tpugraphs_jax.data import feature_blocks, graph_folder, npz, store
+from tpugraphs_jax.data.factoring import output_orders
+from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, TileConfigs
 from tpugraphs_jax.infra import remote, trust
 from tpugraphs_jax.options import option, Options
 
@@ -166,7 +167,7 @@ class LayoutData(_Data):
 
   def _read(self, files: Sequence[Path], data_root: str, split: str) -> list[OpGraph]:
     del files
-    graphs = list(map(store.open_graph, store.ensure_store(
+    graphs = list(map(graph_folder.read, store.ensure_store(
         data_root, self.collection.name, split, store_dir=self.options.store_dir or None,
         skip_bad_files=self.options.skip_bad_files)))
     return list(map(output_orders, graphs)) if "outputs" in self.options.config_features else graphs

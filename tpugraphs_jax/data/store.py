@@ -6,15 +6,7 @@ memory-mapped file, so that any few of them are read without the rest.
 
     python -m tpugraphs_jax.data.store build --data_root ~/data/tpugraphs/npz
 
-A graph of the store is a folder:
-
-    meta.json       format version, name, checksums, and size, time and checksum of the source
-    group_row.npy   [C, groups] uint8 or uint16, memory-mapped when opened
-    rows.npy  node_group.npy  runtime_ns.npy                   its configurations
-    node_feat.npy  node_opcode.npy  edge_index.npy  node_splits.npy  config_node.npy
-
-The folder is written beside its place and renamed when complete, so that a folder with the right
-name is whole. Opening a graph notices when its source file has changed since.
+The store has a folder for each graph (`data.graph_folder`).
 """
 
 from __future__ import annotations
@@ -23,182 +15,22 @@ import argparse
 from collections.abc import Iterator, Sequence
 import concurrent.futures
 import contextlib
-import errno
-import json
 import multiprocessing
 import os
 from pathlib import Path
-import shutil
 import sys
 
 from absl import logging
-import numpy as np
 import tqdm
 
 from tpugraphs_jax import graph
 from tpugraphs_jax.collections import Collection, OWN, RELEASED
-from tpugraphs_jax.data import npz
-from tpugraphs_jax.infra import console, jobs, remote, trust
+from tpugraphs_jax.data import graph_folder, npz
+from tpugraphs_jax.infra import console, jobs, remote
 from tpugraphs_jax.infra import files as files_lib
 
-_VERSION = 2  # raised whenever the format changes
-_META, _DIGESTS = "meta.json", "sha256"
-_REBUILD = "build the store again (python -m tpugraphs_jax.data.store build)"
-_GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node")
-# Only `group_row` is mapped, and only where it is large: a map holds a file descriptor, and a
-# process commonly has at most 1,024, fewer than three for each graph of the layout collections.
-_CONFIG_ARRAYS = ("rows", "node_group", "runtime_ns")
-_MAPPED = "group_row"
-_LEAST_MAPPED_BYTES = 1 << 16
 # Bytes of files below which starting processes takes longer than the work.
 _WORTH_PROCESSES = 4 << 20
-
-
-def open_graph(folder: str | os.PathLike[str]) -> graph.OpGraph:
-  """Opens one graph of the store; its `configs.group_row` is a memory map, unless it is small.
-
-  Raises:
-    FileNotFoundError: the folder is not a graph of a store.
-    OSError: no more files can be opened.
-    ValueError: the folder is damaged, written in another format, or built from a source file
-      that has changed since. A source file that is gone is no error.
-  """
-  folder = Path(folder)
-  try:
-    meta = _read_meta(folder)
-    source = folder.resolve() / meta["source"]["path"]
-    if source.is_file() and not _is_built_from(meta, source):
-      raise ValueError(f"{folder}: its source {source} has changed since")
-  except ValueError as error:
-    raise ValueError(f"{error}; {_REBUILD}") from None
-  is_mapped = _file(folder, _MAPPED).stat().st_size >= _LEAST_MAPPED_BYTES
-  try:
-    arrays = {name: np.load(_file(folder, name)) for name in (*_GRAPH_ARRAYS, *_CONFIG_ARRAYS)}
-    arrays[_MAPPED] = np.load(_file(folder, _MAPPED), mmap_mode="r" if is_mapped else None)
-  except OSError as error:
-    if error.errno not in (errno.EMFILE, errno.ENFILE):
-      raise
-    raise OSError(f"{folder}: no more files can be opened, and every large graph of a store "
-                  "takes one: raise the limit (ulimit -n)") from None
-  configs = graph.LayoutConfigs(**{name: arrays.pop(name) for name in (*_CONFIG_ARRAYS, _MAPPED)})
-  return graph.OpGraph(name=meta["name"], configs=configs, **arrays)
-
-
-def write_graph(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_state: dict) -> None:
-  """Writes one graph; an earlier copy is replaced only when the new one is complete.
-
-  Args:
-    folder: the graph's place in the store.
-    op_graph: a graph with `LayoutConfigs`.
-    source: the file that it was read from.
-    source_state: `fingerprint(source)`, taken before the file was read.
-
-  Raises:
-    OSError: the folder cannot be written; the earlier copy is untouched.
-  """
-  partial = files_lib.partial_path(folder)
-  shutil.rmtree(partial, ignore_errors=True)  # of an earlier process of the same number
-  partial.mkdir()
-  try:
-    with files_lib.lock(partial):
-      _write(partial, op_graph, source={"path": _relative(source, folder), **source_state})
-    _replace_folder(partial, folder)
-  except OSError as error:
-    raise OSError(f"cannot write {folder}: {error}") from error
-  finally:
-    shutil.rmtree(partial, ignore_errors=True)
-
-
-def _write(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> None:
-  for name in _GRAPH_ARRAYS:
-    np.save(_file(folder, name), getattr(op_graph, name))
-  for name in (*_CONFIG_ARRAYS, _MAPPED):
-    np.save(_file(folder, name), getattr(op_graph.configs, name))
-  meta = {
-      "version": _VERSION,
-      "name": op_graph.name,
-      _DIGESTS: {path.name: files_lib.digest_of(path) for path in sorted(folder.iterdir())},
-      "source": source}
-  (folder / _META).write_text(json.dumps(files_lib.sealed(meta), indent=1) + "\n")
-
-
-class _OtherFormat(ValueError):
-  """A graph that another version of the package has written."""
-
-
-def _read_meta(folder: Path) -> dict:
-  """The contents of `meta.json`, after all files were compared with their checksums.
-
-  Checksums are compared once per host and file, until a file changes.
-
-  Raises:
-    FileNotFoundError: there is no `meta.json`.
-    ValueError: it is damaged or of another version, or a file has another checksum.
-  """
-  path = folder / _META
-  if not path.is_file():
-    raise FileNotFoundError(f"{folder} is not a graph of a store: it has no {_META}")
-  try:
-    meta = trust.parsed(path.read_text())
-    if isinstance(version := meta["version"], int) and version != _VERSION:
-      kind = "an older" if version < _VERSION else "a newer"
-      raise _OtherFormat(f"{folder} is of {kind} format ({version}; this version of tpugraphs_jax "
-                         f"reads and writes {_VERSION})")
-    meta = files_lib.unsealed(meta)
-    name, digests = trust.name(meta["name"]), meta[_DIGESTS]
-  except _OtherFormat:
-    raise
-  except (ValueError, KeyError, TypeError, AttributeError):
-    raise ValueError(f"{path} is damaged") from None
-  if name != folder.name:
-    raise ValueError(f"{folder} holds another graph, {name}")
-  damaged = files_lib.first_damaged({folder / file: digest for file, digest in digests.items()})
-  if damaged is not None:
-    raise ValueError(f"{damaged} is missing or damaged: its checksum does not fit")
-  return meta
-
-
-def fingerprint(source: Path) -> dict:
-  """Size in bytes, modification time and SHA-256 of a file."""
-  stat = source.stat()
-  return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns,
-          "sha256": files_lib.digest_of(source)}
-
-
-def why_built(folder: Path, source: Path) -> str:
-  """The reason to build a graph; empty if it is whole and its source has not changed since."""
-  try:
-    meta = _read_meta(folder)
-  except (FileNotFoundError, ValueError) as error:
-    return str(error)
-  return "" if _is_built_from(meta, source) else f"{folder}: its source {source} has changed since"
-
-
-def _is_built_from(meta: dict, source: Path) -> bool:
-  """Whether a graph was built from `source` as it is now: a copy of a file has another time."""
-  known, stat = meta["source"], source.stat()
-  return stat.st_size == known["bytes"] and (
-      stat.st_mtime_ns == known["mtime_ns"]
-      or files_lib.first_damaged({source: known["sha256"]}) is None)
-
-
-def _replace_folder(new: Path, folder: Path) -> None:
-  # A folder cannot be renamed over another one that has files in it.
-  old = files_lib.partial_path(folder, note=".old")
-  with contextlib.suppress(FileNotFoundError):
-    os.replace(folder, old)
-  os.replace(new, folder)
-  shutil.rmtree(old, ignore_errors=True)
-
-
-def _relative(source: Path, folder: Path) -> str:
-  # Follows links to folders but not a link to the file itself, whose replacement is the new source.
-  source = source.parent.resolve() / source.name
-  return os.path.relpath(source, folder.parent.resolve() / folder.name)
-
-
-def _file(folder: Path, name: str) -> Path:
-  return folder / f"{name}.npy"
 
 
 def graph_folders(
@@ -299,7 +131,7 @@ def _ensure_remote_store(
 def _outdated(folders: dict[Path, Path]) -> dict[Path, str]:
   """The files whose graphs have to be built, with the reasons."""
   with concurrent.futures.ThreadPoolExecutor() as pool:  # the first time reads every file
-    reasons = pool.map(why_built, folders.values(), folders)
+    reasons = pool.map(graph_folder.why_outdated, folders.values(), folders)
     return {file: reason for file, reason in zip(folders, reasons) if reason}
 
 
@@ -371,14 +203,14 @@ def _build_on_cluster(job: tuple[Path, Path]) -> None:
 def _build_graph(job: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
   """Builds one graph of the store; returns its file and the error of a malformed one."""
   file, folder = job
-  if not why_built(folder, file):  # by a machine of a cluster
+  if not graph_folder.why_outdated(folder, file):  # by a machine of a cluster
     return file, None
-  state = fingerprint(file)
+  state = graph_folder.fingerprint(file)
   try:
     op_graph = npz.read_layout(file)
   except npz.NpzError as error:
     return file, error
-  write_graph(folder, op_graph, source=file, source_state=state)
+  graph_folder.write(folder, op_graph, source=file, source_state=state)
   return file, None
 
 

@@ -19,10 +19,10 @@ import ml_collections
 import numpy as np
 import optax
 
+from tpugraphs_jax import rankers
 from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.columns import NODE_FEATURES
-from tpugraphs_jax import rankers
-from tpugraphs_jax.data import download, npz, store
+from tpugraphs_jax.data import download, graph_folder, npz, store
 from tpugraphs_jax.data.plan import BatchPlan
 from tpugraphs_jax.graph import SPLITS
 from tpugraphs_jax.infra import console, parallel, remote
@@ -129,7 +129,7 @@ def _store_lines(
     folders = store.graph_folders(
         config.data_root, collection.name, split, store_dir=config.data.store_dir or None)
     for file, folder in folders.items():
-      if not store.why_built(folder, file):
+      if not graph_folder.why_outdated(folder, file):
         stored += sum(path.stat().st_size for path in folder.iterdir())
       else:
         missing, bound = missing + 1, bound + _stored_bytes(file)

@@ -28,13 +28,12 @@ from tpugraphs_jax.columns import (
   TILE_CONFIG_FEATURES,
 )
 from tpugraphs_jax.data import features, plan, reduction, selection
+from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
 from tpugraphs_jax.graph import (
   BEFORE_LAYOUTS,
-  factor_layout_configs,
   LayoutConfigs,
   LOWERED,
   OpGraph,
-  output_orders,
   TileConfigs,
 )
 from tpugraphs_jax.infra import parallel, remote, trust

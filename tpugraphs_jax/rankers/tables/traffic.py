@@ -11,7 +11,6 @@ the compiler's own.
 
 from __future__ import annotations
 
-
 from flax import linen as nn
 import jax
 import jax.numpy as jnp

@@ -8,6 +8,7 @@ import pytest
 import random_graphs
 
 from tpugraphs_jax import graph
+from tpugraphs_jax.data import factoring
 
 
 @pytest.mark.parametrize("array", [
@@ -35,7 +36,7 @@ def test_factoring_is_lossless_and_as_small_as_a_brute_force_search():
   rng = np.random.default_rng(0)
   feat, _ = _grouped(rng, configs=50, groups=7, members=3)
   feat[:, 4] = feat[:, 11]  # two groups may become partly equal
-  configs = graph.factor_layout_configs(feat, np.arange(50))
+  configs = factoring.factor_layout_configs(feat, np.arange(50))
   np.testing.assert_array_equal(configs.decode(np.arange(50)), feat)
   columns = {feat[:, node].tobytes() for node in range(feat.shape[1])}
   assert configs.group_row.shape == (50, len(columns))
@@ -47,8 +48,8 @@ def test_factoring_does_not_depend_on_the_blocks(cuts):
   rng = np.random.default_rng(1)
   feat, _ = _grouped(rng, configs=50, groups=9, members=2)
   feat[:30] = feat[:1]  # groups differ only in late configurations
-  expected = graph.factor_layout_configs(feat, np.arange(50))
-  factorer = graph.LayoutFactorer(feat.shape[1])
+  expected = factoring.factor_layout_configs(feat, np.arange(50))
+  factorer = factoring.LayoutFactorer(feat.shape[1])
   for block in np.split(feat, cuts):
     factorer.add(block)
   result = factorer.finish(np.arange(50))
@@ -58,7 +59,7 @@ def test_factoring_does_not_depend_on_the_blocks(cuts):
 def test_groups_are_numbered_by_their_first_node():
   rng = np.random.default_rng(2)
   feat, node_group = _grouped(rng, configs=40, groups=6, members=4)
-  found = graph.factor_layout_configs(feat, np.arange(40)).node_group
+  found = factoring.factor_layout_configs(feat, np.arange(40)).node_group
   _, first = np.unique(found, return_index=True)
   assert (np.diff(first) > 0).all()
   same = found[:, None] == found
@@ -68,11 +69,11 @@ def test_groups_are_numbered_by_their_first_node():
 def test_all_65536_ids_are_used_and_one_row_more_is_an_error():
   number = np.arange(2**16 + 1)
   feat = np.stack([number // 7**i % 7 - 1 for i in range(18)], axis=1)[:, None]
-  configs = graph.factor_layout_configs(feat[:-1], number[:-1])
+  configs = factoring.factor_layout_configs(feat[:-1], number[:-1])
   assert configs.group_row.max() == 2**16 - 1
   np.testing.assert_array_equal(configs.decode(number[:-1]), feat[:-1])
   with pytest.raises(ValueError, match="65536"):
-    graph.factor_layout_configs(feat, number)
+    factoring.factor_layout_configs(feat, number)
 
 
 def test_rows_that_differ_in_one_digit_stay_apart():
@@ -80,7 +81,7 @@ def test_rows_that_differ_in_one_digit_stay_apart():
   for digit in range(18):
     feat[1 + 2 * digit, 0, digit] = -1
     feat[2 + 2 * digit, 0, digit] = 5
-  configs = graph.factor_layout_configs(feat, np.arange(37))
+  configs = factoring.factor_layout_configs(feat, np.arange(37))
   assert len(configs.rows) == 37
   np.testing.assert_array_equal(configs.decode(np.arange(37)), feat)
 
@@ -88,7 +89,7 @@ def test_rows_that_differ_in_one_digit_stay_apart():
 @pytest.mark.parametrize("shape", [(3, 18), (3, 0, 18), (3, 2, 17), (4, 2, 18)])
 def test_factoring_refuses_wrong_shapes(shape):
   with pytest.raises(ValueError, match="node_config_feat"):
-    graph.factor_layout_configs(np.zeros(shape, np.float32), np.arange(3))
+    factoring.factor_layout_configs(np.zeros(shape, np.float32), np.arange(3))
 
 
 def test_output_orders_keep_the_first_six_integers_and_merge_what_is_then_equal():
@@ -96,7 +97,7 @@ def test_output_orders_keep_the_first_six_integers_and_merge_what_is_then_equal(
   feat, _ = _grouped(rng, configs=40, groups=5, members=3)
   feat[:, 2, :6] = feat[:, 7, :6]  # these nodes differ only in operands
   whole = random_graphs.layout_graph(rng, nodes=20, edges=20, config_nodes=range(15), configs=40)
-  whole = dataclasses.replace(whole, configs=graph.factor_layout_configs(feat, np.arange(40)))
+  whole = dataclasses.replace(whole, configs=factoring.factor_layout_configs(feat, np.arange(40)))
   feat[:, :, 6:] = -1
-  expected = graph.factor_layout_configs(feat, np.arange(40))
-  comparing.assert_same_fields(graph.output_orders(whole).configs, expected)
+  expected = factoring.factor_layout_configs(feat, np.arange(40))
+  comparing.assert_same_fields(factoring.output_orders(whole).configs, expected)
