@@ -79,7 +79,8 @@ def _step(
   family = ranker.family
   graph = _graph(config, nodes)
   if config.task == "tile":
-    raw = feature_blocks.extended(graph, config.data.config_features).configs.config_feat
+    blocks = config.data.config_features
+    raw = feature_blocks.with_config_features(graph, blocks).configs.config_feat
   else:
     raw = graph.configs.rows
   ranker.fit([graph], [raw])

@@ -132,7 +132,7 @@ def label_kind(data_root: str, collection: Collection) -> str:
   folder = remote.local_of(data_root) / collection.path  # of a bucket: what was copied to read it
   for path in sorted(folder.glob("*/*.json")):
     try:
-      return _of_note(trust.parsed(path.read_text(encoding="utf-8")))
+      return _of_note(trust.parse(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, OSError):
       return UNKNOWN
   return UNKNOWN

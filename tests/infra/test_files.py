@@ -16,7 +16,7 @@ from tpugraphs_jax.infra import files
 _HOLD = """
 import pathlib, sys, time
 from tpugraphs_jax.infra import files
-with files.held(pathlib.Path(sys.argv[1])):
+with files.hold(pathlib.Path(sys.argv[1])):
   print("held", flush=True)
   time.sleep(600)
 """
@@ -87,7 +87,7 @@ def holder(tmp_path):
 
 
 def test_a_folder_in_use_is_refused_in_a_line_with_host_and_process(tmp_path, holder):
-  with pytest.raises(ValueError) as error, files.held(tmp_path):
+  with pytest.raises(ValueError) as error, files.hold(tmp_path):
     pass
   expected = f"{tmp_path} is in use by process {holder.pid} on {socket.gethostname()}: "
   assert str(error.value).startswith(expected) and "\n" not in str(error.value)
@@ -96,14 +96,14 @@ def test_a_folder_in_use_is_refused_in_a_line_with_host_and_process(tmp_path, ho
 def test_the_lock_of_a_killed_process_does_not_count(tmp_path, holder):
   holder.send_signal(signal.SIGKILL)
   holder.wait()
-  with files.held(tmp_path), pytest.raises(ValueError, match="process"):
-    with files.held(tmp_path):
+  with files.hold(tmp_path), pytest.raises(ValueError, match="process"):
+    with files.hold(tmp_path):
       pass
 
 
 def test_a_lock_is_free_afterwards_whatever_happened(tmp_path):
   for _ in range(2):
-    with pytest.raises(KeyError), files.held(tmp_path):
+    with pytest.raises(KeyError), files.hold(tmp_path):
       raise KeyError
   assert names(tmp_path) == [files.LOCK]
 
@@ -112,7 +112,7 @@ def test_waiting_threads_hold_a_folder_one_at_a_time(tmp_path):
   inside = []
 
   def enter(number):
-    with files.held(tmp_path, wait=True):
+    with files.hold(tmp_path, wait=True):
       inside.append(number)
       time.sleep(0.01)
       assert inside[-1] == number

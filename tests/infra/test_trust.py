@@ -253,7 +253,7 @@ def test_hlo_text_that_ends_its_parser_is_refused(text):
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"{", b""])
 def test_every_reader_of_json_refuses_what_is_none(data, tmp_path):
-  refused(lambda: trust.parsed(data))
+  refused(lambda: trust.parse(data))
 
 
 # Memory, of a process that may take little.

@@ -133,7 +133,7 @@ def _change(path: Path, rng: np.random.Generator) -> None:
 
 
 def _sealed(values: Any) -> Any:
-  return files.sealed(values) if isinstance(values, dict) and "checksum" in values else values
+  return files.seal(values) if isinstance(values, dict) and "checksum" in values else values
 
 
 def graph_files(

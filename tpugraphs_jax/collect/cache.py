@@ -34,7 +34,7 @@ class Cache:
     self._known: dict[Numbers, Raw | None] = {}
     for number, line in enumerate(self._lines(), 1):
       try:
-        record = trust.parsed(line)
+        record = trust.parse(line)
         if all(record[name] == value for name, value in self._key.items()):
           self._known[tuple(record["numbers"])] = record["raw"]
       except (ValueError, KeyError, TypeError):

@@ -105,7 +105,7 @@ def is_finished(job: Job, header: dict[str, Any], label: labels.Label) -> bool:
     label: turns the sidecar's raw numbers into labels.
   """
   try:
-    record = trust.parsed(job.sidecar.read_text())
+    record = trust.parse(job.sidecar.read_text())
     stored = npz.read_layout(job.npz).configs.runtime_ns.tolist()
     labelled = [label.value(raw) for raw in record["configs"]]
   except (OSError, ValueError, KeyError, TypeError):

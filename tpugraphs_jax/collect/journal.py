@@ -94,9 +94,9 @@ def read(path: Path) -> list[dict[str, Any]]:
   records = []
   for number, line in enumerate(lines, 1):
     try:
-      record = trust.parsed(line)
+      record = trust.parse(line)
       trust.check(record, trust.Record(checksum=str), "it")
-      records.append(files.unsealed(record))
+      records.append(files.unseal(record))
     except ValueError as error:
       raise ValueError(f"{path} is damaged in line {number} ({error}): remove it") from None
   return records
@@ -128,7 +128,7 @@ def add_error(path: Path, candidate: int, message: str) -> None:
 
 
 def _line(record: dict[str, Any]) -> bytes:
-  return json.dumps(files.sealed(record)).encode() + b"\n"
+  return json.dumps(files.seal(record)).encode() + b"\n"
 
 
 def _cut_unended_line(path: Path) -> None:

@@ -58,7 +58,7 @@ def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callabl
   """
   path = Path(path)
   try:
-    record = trust.parsed(path.read_text())
+    record = trust.parse(path.read_text())
     saved = {(each["operation"], each["detail"]): tuple(map(tuple, each["orders"]))
              for each in record["groups"]}
     name, operations = record["name"], record["operations"]

@@ -124,7 +124,7 @@ def read(path: Path) -> Prior:
     ValueError: the file is damaged.
   """
   try:
-    record = trust.parsed(path.read_text())
+    record = trust.parse(path.read_text())
     return Prior(np.array(record["mean"]), np.array(record["log_spread"]),
                  **{name: record[name] for name in ("correlation", "noise", "unit", "about")})
   except (ValueError, KeyError, TypeError) as error:

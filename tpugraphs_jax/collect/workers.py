@@ -154,4 +154,4 @@ def _failures(job: Job) -> list[str]:
   if not job.outcome.exists():
     return [f"{job.name}: its machine left no {job.outcome}; expected --out in a folder that all "
             "machines share"]
-  return trust.parsed(job.outcome.read_text())
+  return trust.parse(job.outcome.read_text())

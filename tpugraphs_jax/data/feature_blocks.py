@@ -149,7 +149,7 @@ def _cuts(counts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
   return features.reshape(len(bounds), _PER_ARRAY).astype(np.float32)
 
 
-def extended(graph: OpGraph, names: Sequence[str]) -> OpGraph:
+def with_config_features(graph: OpGraph, names: Sequence[str]) -> OpGraph:
   """The kernel with the features of these blocks as `config_feat`.
 
   Args:

@@ -366,7 +366,7 @@ def save(path: Path, transforms: Mapping[str, Transform]) -> None:
   """Writes transforms by name as JSON."""
   values = {name: transform.to_dict() for name, transform in transforms.items()}
   with files.replacing(path) as file:
-    file.write(json.dumps(files.sealed(values)) + "\n")
+    file.write(json.dumps(files.seal(values)) + "\n")
 
 
 def load(path: Path) -> dict[str, Transform]:
@@ -380,7 +380,7 @@ def load(path: Path) -> dict[str, Transform]:
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model "
                             "was trained in")
   with trust.reading(path, "train again"):
-    values = files.unsealed(trust.parsed(path.read_bytes()))
+    values = files.unseal(trust.parse(path.read_bytes()))
     return {name: Transform.from_dict(v) for name, v in values.items()}
 
 

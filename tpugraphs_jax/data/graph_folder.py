@@ -100,7 +100,7 @@ def _write_arrays(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> Non
       "name": op_graph.name,
       _DIGESTS: {path.name: files_lib.digest_of(path) for path in sorted(folder.iterdir())},
       "source": source}
-  (folder / _META).write_text(json.dumps(files_lib.sealed(meta), indent=1) + "\n")
+  (folder / _META).write_text(json.dumps(files_lib.seal(meta), indent=1) + "\n")
 
 
 def _read_meta(folder: Path) -> dict:
@@ -116,9 +116,9 @@ def _read_meta(folder: Path) -> dict:
   if not path.is_file():
     raise FileNotFoundError(f"{folder} is not a graph of a store: it has no {_META}")
   try:
-    meta = trust.parsed(path.read_text())
+    meta = trust.parse(path.read_text())
     if (version := meta["version"]) == _VERSION:
-      meta = files_lib.unsealed(meta)
+      meta = files_lib.unseal(meta)
       name, digests = trust.name(meta["name"]), meta[_DIGESTS]
   except (ValueError, KeyError, TypeError, AttributeError):
     raise ValueError(f"{path} is damaged") from None

@@ -135,7 +135,8 @@ class TileData(_Data):
 
   def config_values(self, graph: OpGraph) -> np.ndarray:
     """Values on which the transform of configurations is fitted, `[C, 24 or more]` float32."""
-    return feature_blocks.extended(graph, self.options.config_features).configs.config_feat
+    described = feature_blocks.with_config_features(graph, self.options.config_features)
+    return described.configs.config_feat
 
   def targets(self, configs: TileConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
@@ -384,7 +385,7 @@ def _load_indices(indices_dir: str, source: str, search: str) -> dict[str, np.nd
     raise FileNotFoundError(f"{path} is missing: eval.indices_dir must name the folder "
                             "with the published index files")
   try:
-    table = trust.parsed(path.read_text())
+    table = trust.parse(path.read_text())
     return {name: _as_ids(ids) for name, ids in table.items()}
   except (ValueError, TypeError, AttributeError, OverflowError) as error:
     raise ValueError(f"{path} is not a table of configuration numbers: {error}") from None

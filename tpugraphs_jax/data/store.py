@@ -145,7 +145,7 @@ def _build_lock(root: Path) -> Iterator[None]:
                        'calling script: put its work under `if __name__ == "__main__":`')
   with contextlib.ExitStack() as stack:
     try:
-      stack.enter_context(files_lib.held(root, wait=True))
+      stack.enter_context(files_lib.hold(root, wait=True))
     except OSError as error:
       raise OSError(f"cannot write the store {root} ({error.strerror}); name another "
                     "folder with store_dir") from error

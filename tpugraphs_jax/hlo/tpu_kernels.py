@@ -178,7 +178,7 @@ def iterations(loop: proto.HloInstructionProto, condition: proto.HloComputationP
 
 def _backend_config(instruction: proto.HloInstructionProto) -> dict:
   is_json = instruction.backend_config.startswith(b"{")
-  return trust.parsed(instruction.backend_config) if is_json else {}
+  return trust.parse(instruction.backend_config) if is_json else {}
 
 
 def _graph(

@@ -139,7 +139,7 @@ def lock(path: Path) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def held(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def hold(folder: Path, *, wait: bool = False) -> Iterator[None]:
   """Holds a folder, which is made where it is missing, until the block ends.
 
   The system frees the lock when the process ends, however it ends. Processes on other hosts
@@ -213,12 +213,12 @@ def digest_of_arrays(arrays: Iterable[Any]) -> str:
   return hashlib.sha256(b"".join(sorted(parts))).hexdigest()
 
 
-def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+def seal(values: Mapping[str, Any]) -> dict[str, Any]:
   """A JSON object with a checksum of all its fields."""
   return {**values, _SEAL: _digest_of_values(values)}
 
 
-def unsealed(values: Mapping[str, Any]) -> dict[str, Any]:
+def unseal(values: Mapping[str, Any]) -> dict[str, Any]:
   """The fields of a JSON object without their checksum, if it has one.
 
   Raises:

@@ -101,7 +101,7 @@ def _copy(system: Any, files: Mapping[str, Mapping[str, Any]], into: Path, place
   if not files:
     raise FileNotFoundError(f"{place}: there is nothing")
   paths = {name: trust.inside(into, name) for name in files}
-  with files_lib.held(into, wait=True):
+  with files_lib.hold(into, wait=True):
     known = _known(into / _KNOWN)
     marks = {name: _mark(info) for name, info in files.items()}
     todo = [name for name, mark in marks.items()
@@ -267,7 +267,7 @@ def _files(system: Any, root: str) -> dict[str, dict[str, Any]]:
            if path[start:] and not path[start:].startswith(own)}
   if _INDEX not in files:
     return files
-  belonging = trust.parsed(system.cat_file(files[_INDEX]["name"]))
+  belonging = trust.parse(system.cat_file(files[_INDEX]["name"]))
   if not isinstance(belonging, list):
     raise ValueError(f"{root}/{_INDEX} is damaged: it is no list of names")
   return {name: info for name, info in files.items() if name in belonging}
@@ -282,6 +282,6 @@ def _mark(info: Mapping[str, Any]) -> str:
 def _known(path: Path) -> dict[str, str]:
   """Marks of the files that were copied before; none where the file is missing or damaged."""
   try:
-    return trust.parsed(path.read_text(encoding="utf-8"))
+    return trust.parse(path.read_text(encoding="utf-8"))
   except (OSError, ValueError):
     return {}

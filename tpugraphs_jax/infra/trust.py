@@ -77,7 +77,7 @@ def reading(path: str | os.PathLike[str], advice: str) -> Iterator[None]:
     raise ValueError(f"{path} is damaged ({reason}): {advice}") from None
 
 
-def parsed(text: str | bytes) -> Any:
+def parse(text: str | bytes) -> Any:
   """The JSON value of a text.
 
   Raises:
@@ -93,7 +93,7 @@ def check(value: Any, schema: Any, name: str) -> None:
   """Refuses (ValueError) a JSON value that is not of a schema.
 
   Args:
-    value: from `parsed`.
+    value: from `parse`.
     schema: a type or several; a range of integers; a set of values; `[schema]` of lists;
       `{name: schema}` of objects, which may lack a name or have others (of the schema of `...`,
       where it is there); `Record` of objects that have every name.

@@ -332,7 +332,7 @@ class Kernels(Family):
     """A kernel with its neighbour tables; a kernel is never reduced, but gets virtual nodes."""
     _check_opcodes(graph, self.network)
     small = self.reduce(graph)
-    configs = feature_blocks.extended(graph, self.settings.data.config_features).configs
+    configs = feature_blocks.with_config_features(graph, self.settings.data.config_features).configs
     return batching.prepare(
         dataclasses.replace(small.graph, configs=configs), small.rows(feat), slots=self.slots,
         distinct=self.network.distinct)

@@ -426,7 +426,7 @@ def read(folder: Path) -> Run:
   if not path.exists():
     raise FileNotFoundError(f"{path} is missing: name a folder that a model was trained in")
   with trust.reading(path, "train again"):
-    manifest = trust.parsed(path.read_bytes())
+    manifest = trust.parse(path.read_bytes())
     trust.check(manifest, trust.Record(config=trust.Record(model=trust.Record(name=str))), "it")
     trust.check(manifest, _ABOUT, "it")
     trust.check(manifest["config"], _CONFIG, "config")
@@ -436,7 +436,7 @@ def read(folder: Path) -> Run:
   summary = {}
   if path.exists():
     with trust.reading(path, "evaluate again"):
-      summary = trust.parsed(path.read_bytes())
+      summary = trust.parse(path.read_bytes())
       trust.check(summary, _SUMMARY, "it")
       if "training" in summary:
         trust.check(summary["training"], trust.Record(ended=str), "training")
@@ -452,7 +452,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
   rows = []
   for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
     try:
-      row = trust.parsed(line)
+      row = trust.parse(line)
     except ValueError:
       continue
     with trust.reading(path, "remove the line"):

@@ -119,7 +119,7 @@ def _devices() -> str:
 def read_summary(workdir: Path) -> dict[str, Any]:
   """The summary of a working folder; empty where there is none that can be read."""
   try:
-    found = trust.parsed((workdir / SUMMARY_FILE).read_text())
+    found = trust.parse((workdir / SUMMARY_FILE).read_text())
   except (OSError, ValueError):
     return {}
   return found if isinstance(found, dict) else {}

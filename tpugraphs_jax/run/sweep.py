@@ -171,7 +171,7 @@ def _check_settings(out: str, settings: dict[str, Any]) -> None:
   """Writes the settings of a new sweep; refuses (ValueError) a folder with other settings."""
   path = epath.Path(out) / _SETTINGS
   if path.exists():
-    known = trust.parsed(path.read_text())
+    known = trust.parse(path.read_text())
     for name, value in settings.items():
       if known.get(name) != value:
         raise ValueError(f"{path} is of a sweep with {name} {known.get(name)}, now it is {value}: "

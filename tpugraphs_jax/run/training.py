@@ -96,7 +96,7 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
                      files=job_lib.digests(workdir))
   results.announce(job)
   # No other run may write in the folder meanwhile.
-  with files_lib.held(workdir) if parallel.is_primary() else contextlib.nullcontext():
+  with files_lib.hold(workdir) if parallel.is_primary() else contextlib.nullcontext():
     graphs, valid = job_lib.prepare(job, workdir, resume=resume)
     with results.interruptions(workdir):
       result = _train_stages(job, graphs, valid, workdir, resume=resume)

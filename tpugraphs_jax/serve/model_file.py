@@ -82,7 +82,7 @@ def read_file(path: Path) -> Artefact:
   with trust.reading(path, AGAIN):
     with npz.NpzArchive(path, most_bytes=MOST_BYTES) as archive:
       arrays = {name: archive.read(name) for name in archive.names}
-    card = trust.parsed(arrays.pop("card").tobytes())
+    card = trust.parse(arrays.pop("card").tobytes())
     trust.check(card, _CARD, "card")
     if (version := card["format"]) <= FORMAT:
       return _artefact(card, arrays)
@@ -136,7 +136,7 @@ def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     raise FileNotFoundError(f"{path} is missing: --workdir must name a folder that a model was "
                             "trained in")
   with trust.reading(path, "train again"):
-    return trust.config(files_lib.unsealed(trust.parsed(path.read_bytes()))["config"])
+    return trust.config(files_lib.unseal(trust.parse(path.read_bytes()))["config"])
 
 
 def digests(files: Iterable[Path], workdir: Path) -> dict[str, str]:

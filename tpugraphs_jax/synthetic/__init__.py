@@ -273,7 +273,7 @@ def _stamp(out: Path, names: Iterable[str], settings: dict) -> None:
   """Notes the settings in a folder and its collections; refuses to mix data of other settings."""
   path = out / STAMP
   if path.exists():
-    known = trust.parsed(path.read_text())
+    known = trust.parse(path.read_text())
     if known | settings != known:
       raise ValueError(f"{out} holds synthetic data of {known}, asked for is {settings}; "
                        "choose another folder or delete this one")

@@ -147,7 +147,7 @@ class Checkpoints:
     number = 0 if newest is None else newest + 1
     items = ocp.args.Composite(**{
         _STATE: ocp.args.StandardSave(state),
-        _NOTES: ocp.args.JsonSave(files_lib.sealed(_as_json(notes)))})
+        _NOTES: ocp.args.JsonSave(files_lib.seal(_as_json(notes)))})
     try:
       self._manager.save(number, args=items, metrics={"value": value, "number": number}, force=True)
     except (OSError, ValueError, RuntimeError) as error:
@@ -239,7 +239,7 @@ class Checkpoints:
   def _read_notes(self, number: int) -> dict[str, Any]:
     items = ocp.args.Composite(**{_NOTES: ocp.args.JsonRestore()})
     try:
-      notes = files_lib.unsealed(self._manager.restore(number, args=items)[_NOTES])
+      notes = files_lib.unseal(self._manager.restore(number, args=items)[_NOTES])
       return {name: notes[name] for name in _FIELDS}
     except Exception as error:  # Orbax passes on a dozen types
       raise _damaged(self._where(number), error) from None

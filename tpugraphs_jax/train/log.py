@@ -141,7 +141,7 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
   kept = []
   for number, line in enumerate(lines, start=1):
     try:
-      step = trust.parsed(line)["step"]
+      step = trust.parse(line)["step"]
     except (ValueError, TypeError, KeyError):
       if number == len(lines):
         break
@@ -290,7 +290,7 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
       "machine": platform.platform(),
       "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
   with files.replacing(workdir / "config.json", encoding="utf-8") as file:
-    file.write(json.dumps(files.sealed(manifest), indent=2) + "\n")
+    file.write(json.dumps(files.seal(manifest), indent=2) + "\n")
 
 
 def _command() -> str:

@@ -271,7 +271,7 @@ class Snapshots:
     self._history.save(partial)
     if parallel.is_primary():
       digests = {path.name: files_lib.digest_of(path) for path in sorted(partial.iterdir())}
-      card = files_lib.sealed({"identity": self._identity, "sha256": digests})
+      card = files_lib.seal({"identity": self._identity, "sha256": digests})
       (partial / _CARD).write_text(json.dumps(card) + "\n")
       os.replace(partial, self._folder / name)
     self._kept = name
@@ -302,7 +302,7 @@ class Snapshots:
       raise FileNotFoundError(
           f"{folder} is missing, the history table of the newest checkpoint: {again}")
     try:
-      card = files_lib.unsealed(trust.parsed(path.read_text()))
+      card = files_lib.unseal(trust.parse(path.read_text()))
       identity, digests = card["identity"], dict(card["sha256"])
     except (ValueError, KeyError, TypeError, OSError) as error:
       raise ValueError(f"{path} is damaged ({error}): {again}") from None
