@@ -94,8 +94,7 @@ def main() -> None:
       runs = [
           timing.in_subprocess("gst.py", "--variant", variant, "--nodes", str(nodes),
                                "--repeats", str(args.repeats))
-          for _ in range(_PROCESSES)
-      ]
+          for _ in range(_PROCESSES)]
       figures |= {f"{variant}_{nodes}_{name}": statistics.median(run[name] for run in runs)
                   for name in runs[0]}
   small, middle, large = _NODES

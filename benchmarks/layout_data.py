@@ -188,8 +188,7 @@ def measure_split(root: Path, *, graphs: int, workers: int) -> dict[str, float]:
       "bytes_per_node": other_bytes / nodes,
       "whole_split_gib": whole / 2**30,
       "whole_split_build_s": figures["build_s"] * _SPLIT_CONFIGS / configs,
-      **_train_over(root),
-  }
+      **_train_over(root)}
 
 
 def _train_over(root: Path) -> dict[str, float]:

@@ -81,9 +81,7 @@ def planned(job: job_lib.Job, steps: int) -> job_lib.Job:
   return dataclasses.replace(job, config=config)
 
 
-def phase_of(
-    job: job_lib.Job, graphs: Sequence[Any], folder: Path, *, steps: int
-) -> loop.Training:
+def phase_of(job: job_lib.Job, graphs: Sequence[Any], folder: Path, *, steps: int) -> loop.Training:
   """The first stage of training; a second stage, of the head alone, is left out of the race."""
   return training.first_stage(planned(job, steps), graphs, folder)[0]
 
@@ -98,9 +96,7 @@ def seconds_per_step(job: job_lib.Job, graphs: Sequence[Any]) -> float:
   return steps.mean_seconds
 
 
-def measure(
-    config: Any, folder: Path, *, budget: float = np.inf, steps: int = 0
-) -> dict[str, Any]:
+def measure(config: Any, folder: Path, *, budget: float = np.inf, steps: int = 0) -> dict[str, Any]:
   """Trains a ranker for `budget` CPU seconds or for `steps` steps, and judges it.
 
   Args:

@@ -48,8 +48,7 @@ def pool(graph: OpGraph) -> strategies.Pool:
     rows = np.array(choices, graph.configs.group_row.dtype)
     return dataclasses.replace(graph, configs=dataclasses.replace(
         graph.configs, group_row=rows, runtime_ns=np.zeros(len(rows), np.int64)))
-  return strategies.Pool(
-      [tuple(map(int, row)) for row in graph.configs.group_row[:]], with_choices)
+  return strategies.Pool([tuple(map(int, row)) for row in graph.configs.group_row[:]], with_choices)
 
 
 def rms_cost(graphs: Sequence[OpGraph], ranker: Any) -> float:

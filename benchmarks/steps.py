@@ -94,10 +94,8 @@ def _step(
     return mapped, [params, batch.fresh if family.sown else batch]
   if family.sown:
     batch = _with_stale(ranker, params, batch, graphs[0])
-  optimizer = family.optimizer(
-      state_lib.create_optimizer(total_steps=1000, **config.optimizer))
-  mapped = training.make_step(
-      config, family.network, optimizer, sown=family.sown, devices=devices)
+  optimizer = family.optimizer(state_lib.create_optimizer(total_steps=1000, **config.optimizer))
+  mapped = training.make_step(config, family.network, optimizer, sown=family.sown, devices=devices)
   state = jax.eval_shape(lambda: state_lib.TrainState.create(
       jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params), optimizer))
   return mapped.func, [*mapped.args, state, batch]

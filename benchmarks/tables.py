@@ -60,8 +60,7 @@ _SPLIT = (
     (15748, 4692), (15809, 10776), (19348, 5471), (19662, 6288), (19662, 7768), (20665, 22496),
     (21126, 18528), (21196, 18992), (21335, 19224), (21338, 19096), (22385, 18200),
     (24790, 6228), (24793, 13216), (25544, 11560), (26234, 15256), (26906, 12920),
-    (39452, 9816), (40332, 11152), (43615, 1960),
-)
+    (39452, 9816), (40332, 11152), (43615, 1960))
 _LOSSES = losses_lib.parse_losses("ListMLELoss:1")
 
 
@@ -117,8 +116,7 @@ def measure_training(args: argparse.Namespace) -> dict[str, float]:
   params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
   optimizer = optax.adamw(1e-3)
   step = make_step(model, optimizer)
-  seconds, state = step_seconds(
-      step, (params, optimizer.init(params)), batch, repeats=args.repeats)
+  seconds, state = step_seconds(step, (params, optimizer.init(params)), batch, repeats=args.repeats)
   sizes = batching.total_sizes(programs)
   return {"step_s": seconds, "columns": sizes["columns"], "pairs": sizes["pairs"],
           "planned_mib": timing.planned_mib(step.lower(*state, batch).compile())}
@@ -133,8 +131,7 @@ def measure_ranking(args: argparse.Namespace) -> dict[str, float]:
   params, seconds = None, {"prepare_s": [], "network_s": [], "sums_s": []}
   for _ in range(args.repeats + 1):
     times = [time.perf_counter()]
-    program = table_batching.prepare(
-        graph, graph.node_feat, terms.terms_of(graph, hops=args.hops))
+    program = table_batching.prepare(graph, graph.node_feat, terms.terms_of(graph, hops=args.hops))
     batch = assembled([program], 1)
     times.append(time.perf_counter())
     if params is None:

@@ -80,8 +80,7 @@ def measure_training(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:
       "compilations_first_epoch": compiled[0],
       "compilations_second_epoch": compiled[1],
       "batch_shapes": len(plan.budgets),
-      "padding_share": plan.padding(min(steps, 200)),
-  }
+      "padding_share": plan.padding(min(steps, 200))}
 
 
 def measure_scoring(job: Job, graphs: list[graph.OpGraph]) -> dict[str, float]:

@@ -64,8 +64,7 @@ PAIRWISE = {
     "SumHingeLoss": (_hinge, 0.1, "sum"), "DiffMatLoss": (_in_margins, 0.005, "pairs"),
     "CrossHingeLoss": (_hinge, 1.0, "mean_all"),
     "CostLogisticLoss": (_logistic, 0, "mean_valid"),
-    "InverseLogHingeLoss": (_hinge, 1.0, "inverse log"),
-}
+    "InverseLogHingeLoss": (_hinge, 1.0, "inverse log")}
 
 
 def _slow_pairs(name, s, y, reduction, margin):
@@ -91,8 +90,7 @@ SLOW = {
     "ListMLELoss": _slow_listmle,
     "MSE": lambda s, y: (sum((a - b) ** 2 for a, b in zip(s, y)), len(s)),
     "MAPE": lambda s, y: (sum(abs(a - b) / b for a, b in zip(s, y)), len(s)),
-    "LogMSE": lambda s, y: (sum((a - math.log(b)) ** 2 for a, b in zip(s, y)), len(s)),
-}
+    "LogMSE": lambda s, y: (sum((a - math.log(b)) ** 2 for a, b in zip(s, y)), len(s))}
 
 
 def _slow(name, scores, labels, where, reduction="", margin=0.0):
@@ -144,8 +142,7 @@ def _case(case):
 
 CASES = [
     "no mask", "ragged mask", "all-masked list", "everything masked", "tied labels",
-    "extreme scores",
-]
+    "extreme scores"]
 
 
 @functools.cache
@@ -156,9 +153,7 @@ def _compiled(name):
   return jax.jit(jax.value_and_grad(value, has_aux=True))
 
 
-_loss_sums = jax.jit(
-    losses.loss_sums, static_argnames=("losses", "options")
-)
+_loss_sums = jax.jit(losses.loss_sums, static_argnames=("losses", "options"))
 
 
 def _evaluate(name, scores, labels, where):
@@ -229,8 +224,7 @@ def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
   scores, labels, where = _case("all-masked list")
   weighted = losses.parse_losses(
       "ListMLELoss:1,PairwiseHingeLoss:2,RankLogisticLoss:3,MSE:4,CrossHingeLoss:5,"
-      "InverseLogHingeLoss:6"
-  )
+      "InverseLogHingeLoss:6")
 
   def step(scores, labels, where, sum_over_devices, axis=None):
     def local_loss(scores):
@@ -246,32 +240,25 @@ def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
   two = jax.pmap(
       functools.partial(
           step, sum_over_devices=functools.partial(jax.lax.psum, axis_name="devices"),
-          axis="devices",
-      ),
+          axis="devices"),
       axis_name="devices",
-      devices=jax.local_devices()[:2],
-  )
+      devices=jax.local_devices()[:2])
   halves = [a.reshape(2, GRAPHS // 2, CONFIGS) for a in (scores, labels, where)]
   loss, grad = one(scores, labels, where)
   loss_two, grad_two = two(*halves)
   np.testing.assert_allclose(loss_two, [loss, loss], rtol=1e-6)
-  np.testing.assert_allclose(
-      np.reshape(grad_two, grad.shape), grad, rtol=1e-5, atol=1e-7
-  )
+  np.testing.assert_allclose(np.reshape(grad_two, grad.shape), grad, rtol=1e-5, atol=1e-7)
 
 
 def test_combined_loss_is_the_weighted_sum_of_the_means():
   scores, labels, where = _case("ragged mask")
   weighted = losses.parse_losses("ListMLELoss:3,MSE:1")
   totals, counts = _loss_sums(
-      weighted, scores, labels, where=where, options=losses.LossOptions(temperature=10.0)
-  )
+      weighted, scores, labels, where=where, options=losses.LossOptions(temperature=10.0))
   listmle = _slow("ListMLELoss", scores / 10.0, labels, where)
   mse = _slow("MSE", scores, labels, where)
   expected = 0.75 * listmle[0] / listmle[1] + 0.25 * mse[0] / mse[1]
-  np.testing.assert_allclose(
-      losses.combine(weighted, totals, counts), expected, rtol=1e-6
-  )
+  np.testing.assert_allclose(losses.combine(weighted, totals, counts), expected, rtol=1e-6)
 
 
 def test_combined_loss_of_nothing_is_zero():
@@ -287,9 +274,7 @@ def test_temperature_divides_the_scores_of_listmle_and_of_nothing_else():
   hot = _loss_sums(weighted, scores, labels, options=losses.LossOptions(temperature=4.0))[0]
   for name, total in zip(NAMES, hot):
     used = scores / 4.0 if name == "ListMLELoss" else scores
-    np.testing.assert_allclose(
-        total, _slow(name, used, labels, where)[0], rtol=1e-5, err_msg=name
-    )
+    np.testing.assert_allclose(total, _slow(name, used, labels, where)[0], rtol=1e-5, err_msg=name)
 
 
 def test_keys_put_tied_items_in_every_order():
@@ -319,8 +304,7 @@ def test_shapes_that_would_broadcast_are_refused(name):
   for bad in (
       lambda: loss(scores, labels[:1]),
       lambda: loss(scores, labels, where=where[:, :1]),
-      lambda: loss(scores[0], labels[0]),
-  ):
+      lambda: loss(scores[0], labels[0])):
     with pytest.raises(ValueError, match="shape"):
       bad()
 
@@ -330,8 +314,7 @@ def test_shapes_that_would_broadcast_are_refused(name):
     ("where", lambda s, y, w: losses.mse(s, y, where=w.astype(np.float32))),
     ("temperature", lambda s, y, w: losses.listmle(s, y, temperature=0)),
     ("margin", lambda s, y, w: losses.pairwise_hinge(s, y, margin=-1)),
-    ("reduction", lambda s, y, w: losses.pairwise_logistic(s, y, reduction="mean")),
-])
+    ("reduction", lambda s, y, w: losses.pairwise_logistic(s, y, reduction="mean"))])
 def test_wrong_dtypes_and_options_are_refused(word, bad):
   with pytest.raises(ValueError, match=word):
     bad(*_slates())
@@ -417,8 +400,7 @@ def test_impossible_options_are_refused(field, values):
 @pytest.mark.parametrize("text, expected", [
     ("MSE:1", (("MSE", 1.0),)), ("MSE:7", (("MSE", 1.0),)),
     ("ListMLELoss:1,MSE:0.02", (("ListMLELoss", 1 / 1.02), ("MSE", 0.02 / 1.02))),
-    (" LogMSE : 1 , MSE:3", (("LogMSE", 0.25), ("MSE", 0.75))),
-])
+    (" LogMSE : 1 , MSE:3", (("LogMSE", 0.25), ("MSE", 0.75)))])
 def test_parsed_weights_sum_to_one(text, expected):
   assert losses.parse_losses(text) == expected
 

@@ -25,8 +25,7 @@ CONFIGS = {
     *(("layout", ",".join(names)) for names in itertools.product(COLLECTIONS, ("", "official"))),
     *(("layout", f"xla-default,{name}") for name in ("gst", "gst_e", "gst_ed", "gst_efd", "one")),
     ("layout", "nlp-default,tables"),
-    ("layout", "full"), ("tile", ""),
-])
+    ("layout", "full"), ("tile", "")])
 def test_every_variant_makes_a_job(kind, variant, tmp_path):
   config = CONFIGS[kind](variant)
   ranker = Job.of(config).ranker
@@ -135,8 +134,7 @@ def test_what_one_tile_model_cannot_do_is_refused(variant, field, value):
     *(("layout", {"loss.losses": f"{name}:1"}, name) for name in ("MAPE", "LogMSE")),
     ("tile", {"loss.losses": "ListMLELoss:1,MAPE:1", "batch.target": "rank"}, "MAPE"),
     ("tile", {"optimizer.average_window": (0.5, 1.0), "optimizer.average_decay": 0.9},
-     "average_window"),
-])
+     "average_window")])
 def test_options_that_exclude_each_other_are_refused(kind, changes, complaint):
   with pytest.raises(ValueError, match=complaint):
     parts.make(kind, **changes)

@@ -73,8 +73,7 @@ def test_a_shift_that_is_too_small_is_refused_in_training_and_later():
 @pytest.mark.parametrize("kinds", [
     *([kind] * COLUMNS for kind in KINDS),
     ["minmax", "standardize", "minmax", "signed_log1p", "none", "standardize"],
-    ["signed_log", "left_out", "left_out", "signed_log1p", "none", "minmax"],
-])
+    ["signed_log", "left_out", "left_out", "signed_log1p", "none", "minmax"]])
 def test_transforms_equal_slow_statistics(kinds):
   rng = np.random.default_rng(0)
   arrays, kinds = arrays_of(rng), np.array(kinds, object)
@@ -163,8 +162,7 @@ def test_a_bad_specification_names_its_mistake(text, problem):
 
 def graph_of(seed=0, nodes=12, edges=20):
   rng = np.random.default_rng(seed)
-  graph = random_graphs.layout_graph(
-      rng, nodes=nodes, edges=edges, config_nodes=[3, 7], configs=4)
+  graph = random_graphs.layout_graph(rng, nodes=nodes, edges=edges, config_nodes=[3, 7], configs=4)
   feat = rng.integers(0, 9, (nodes, NODE_FEATURES)).astype(np.float32)
   return dataclasses.replace(graph, node_feat=feat)
 
@@ -210,8 +208,7 @@ def test_a_block_must_always_give_as_many_columns():
 @pytest.mark.parametrize("names, kinds, complaint", [
     ([], "none", "data.features"), (["released", "released"], "none", "different"),
     (["nope"], "none", "'nope'"), (["released"], "random_walk=none,*=none", "'random_walk'"),
-    (["released", "random_walk"], "random_walk=none", "leaves out type"),
-])
+    (["released", "random_walk"], "random_walk=none", "leaves out type")])
 def test_impossible_blocks_are_refused(names, kinds, complaint):
   with pytest.raises(ValueError, match=complaint):
     made_of(names, kinds)

@@ -229,8 +229,7 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
   (tmp_path / "s.csv").write_text(f"{submission.HEADER}\ntile:xla:a{ESCAPE},0;1;2;3;4\n")
   npz.write_tile(tmp_path / "tile/xla/test/a.npz", released(random_graphs.tile_graph(
       np.random.default_rng(0), nodes=3, edges=2, configs=6)))
-  assert submission.main(
-      ["check", str(tmp_path / "s.csv"), "--data_root", str(tmp_path)]) in (1, 2)
+  assert submission.main(["check", str(tmp_path / "s.csv"), "--data_root", str(tmp_path)]) in (1, 2)
   rows = [{"graph": f"g{ESCAPE}", "nodes": 3, "configs": 4, "kendaltau": 1.0, "slowdown1": 0.0}]
   console.say(judge.summary(collections.Collection("layout:xla:random"), rows, {"kendaltau": 1.0},
                             random={"kendaltau": 0.0}))
@@ -245,8 +244,7 @@ def test_no_name_of_a_file_reaches_the_terminal_as_a_command(tmp_path, capsys):
     "HloModule m\nENTRY e {\n ROOT r = f32[] add(" + "(" * 100_000 + ")\n}\n",
     "HloModule m\nENTRY e {\n ROOT p = f32[] parameter(1000000000)\n}\n",
     "HloModule m\nENTRY e {\n ROOT p = " + "(" * 100_000 + "f32[]" + ")" * 100_000 +
-    " parameter(0)\n}\n",
-])
+    " parameter(0)\n}\n"])
 def test_hlo_text_that_ends_its_parser_is_refused(text):
   refused(lambda: hlo.featurize(text), "HLO text")
 
@@ -355,8 +353,7 @@ def test_parameters_of_another_shape_or_type_are_refused(tmp_path):
   for change in (lambda leaf: leaf[..., None], lambda leaf: leaf.astype(np.float64),
                  lambda leaf: leaf[:-1]):
     params = jax.tree.map(change, artefact.params)
-    model_file.write(
-        tmp_path / "model.npz", dataclasses.replace(artefact, params=params))
+    model_file.write(tmp_path / "model.npz", dataclasses.replace(artefact, params=params))
     refused(lambda: tpugraphs_jax.load(tmp_path / "model.npz"), "model.npz", "damaged")
 
 

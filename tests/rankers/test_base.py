@@ -60,8 +60,7 @@ def register(thing):
 
 @pytest.mark.parametrize("model, complaint", [
     (WithoutScore, "'score'"), (WithoutEmbed, "'embed'"), (Blind, "Blind"),
-    (lambda: "no module", "type str"),
-])
+    (lambda: "no module", "type str")])
 def test_a_network_without_what_a_ranker_needs_is_refused(model, complaint):
   with pytest.raises(ValueError, match=complaint) as error:
     base.create_network("tile", register(model))
@@ -94,8 +93,7 @@ ALIKE = {"batch.configs": 16, "eval.configs": 16}
     (SlateMean(), "gst_ed,ci", ALIKE, "history"), (Attentive(), "gst_ed,ci", ALIKE, "history"),
     (Integers(), "full,ci", {"data.config_transform": "minmax"}, "config_transform"),
     (ResModel(dropout="dropout"), "gst_ed,ci", {}, "blocks"),
-    (ResModel(dropout="backpropdropout"), "gst_ed,ci", {}, "blocks"),
-])
+    (ResModel(dropout="backpropdropout"), "gst_ed,ci", {}, "blocks")])
 def test_networks_and_options_that_exclude_each_other_are_refused(
     network, variant, changes, complaint):
   with pytest.raises(ValueError, match=complaint):
@@ -107,8 +105,7 @@ def test_networks_and_options_that_exclude_each_other_are_refused(
     (SlateMean(), "full,ci", {"batch.configs": 16, "eval.configs": 100}),
     (SlateMean(), "full,ci", ALIKE), (SlateMean(), "gst,ci", ALIKE),
     (Attentive(), "full,ci", {"batch.config_chunk": 4}), (Attentive(), "gst,ci", ALIKE),
-    (ResModel(dropout="backpropdropout"), "full,ci", {"batch.config_chunk": 4}),
-])
+    (ResModel(dropout="backpropdropout"), "full,ci", {"batch.config_chunk": 4})])
 def test_networks_and_options_that_go_together_are_accepted(network, variant, changes):
   families.make("layout", network, variant, **changes)
 
@@ -130,8 +127,7 @@ def test_equal_configurations_are_scored_once_unless_a_network_compares_them(net
 TILE_NAMES = {
     "EarlyJoinSAGE": (tile.SAGE, True), "LateJoinSAGE": (tile.SAGE, False),
     "EarlyJoinResGCN": (tile.ResGCN, True), "LateJoinResGCN": (tile.ResGCN, False),
-    "MLP": (tile.PooledMLP, False),
-}
+    "MLP": (tile.PooledMLP, False)}
 
 
 @pytest.mark.parametrize("kind, name", [

@@ -34,8 +34,7 @@ FAMILIES = {
     "segments": segments(),
     "recomputed": segments(**{"segments.recompute": True, "segments.keep": 1.0}),
     "tables": families.of_config("layout", "tables,ci", **NEIGHBOURS),
-    "head": Head(segments()),
-}
+    "head": Head(segments())}
 
 
 def graphs_of(kind):

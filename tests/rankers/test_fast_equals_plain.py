@@ -133,8 +133,7 @@ def test_sage_equals_plain_with_every_pooling_and_table_width(remat, slot_widths
 def test_rematerialised_res_model_equals_plain(layers):
   model = res_model.ResModel(
       op_embed_dim=4, hidden_dim=8, num_gnns=layers, dropout="backpropdropout", remat=True)
-  check_layout(
-      model, functools.partial(plain.res_model, layers=layers, dropout="backpropdropout"))
+  check_layout(model, functools.partial(plain.res_model, layers=layers, dropout="backpropdropout"))
 
 
 def test_chunks_of_configurations_equal_plain():

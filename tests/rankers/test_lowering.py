@@ -28,8 +28,7 @@ CASES = {
     "a system, once for all configurations": ("layout", "preset=tenth,ci", {}),
     "tokens of tensor dimensions": ("tile", "preset=fifth,ci", {}),
     "a system on tiles, attention along edges": ("tile", "preset=sixth,ci", {}),
-    "edges": ("layout", "preset=fourth,ci", {}),
-}
+    "edges": ("layout", "preset=fourth,ci", {})}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -51,8 +51,7 @@ class Recorded:
     count = len({k.split("/")[0] for k in self.arrays if k.startswith("graph")})
     return [
         {k.split("/")[1]: v for k, v in self.arrays.items() if k.startswith(f"graph{i}/")}
-        for i in range(count)
-    ]
+        for i in range(count)]
 
 
 def assert_close(actual, expected, tolerance):
@@ -147,8 +146,7 @@ def layout_batch(case: Recorded, *, hops: int, padding: int):
   slots = []
   for i, arrays in enumerate(case.graphs()):
     configs = factored(arrays["node_config_feat"], arrays["config_runtime"])
-    prepared = batching.prepare(
-        op_graph(arrays, configs), arrays["node_feat"], hops=hops, slots=2)
+    prepared = batching.prepare(op_graph(arrays, configs), arrays["node_feat"], hops=hops, slots=2)
     slots.append(batching.Slate(prepared, np.arange(len(configs)), case["labels"][i]))
   sizes = batching.total_sizes([slot.graph for slot in slots])
   budget = {key: size + padding + (key == "nodes") for key, size in sizes.items()}

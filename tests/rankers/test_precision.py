@@ -14,8 +14,7 @@ PRESETS = [(kind, name) for kind in ("layout", "tile") for name in steps.presets
 OTHERS = [
     ("tile", ""), ("tile", "recommended"), ("tile", "LateJoinResGCN"), ("tile", "MLP"),
     ("layout", "full"), ("layout", "official"), ("layout", "gst"), ("layout", "gst_ed"),
-    ("layout", "tables"), ("layout", "tables+sage"), ("layout", "own,recommended"),
-]
+    ("layout", "tables"), ("layout", "tables+sage"), ("layout", "own,recommended")]
 
 
 @pytest.mark.parametrize("step", steps.STEPS)

@@ -139,8 +139,7 @@ def test_processes_score_their_share_and_all_get_everything(monkeypatch):
       steps[index] += 1
       return read_number(params, batch)
 
-    return scores_of(
-        scorer_lib.Encoder(counted, assemble_tile, graphs=1, configs=4), {}, graphs)
+    return scores_of(scorer_lib.Encoder(counted, assemble_tile, graphs=1, configs=4), {}, graphs)
 
   with concurrent.futures.ThreadPoolExecutor(processes) as pool:
     for found in pool.map(process, range(processes)):
@@ -190,8 +189,7 @@ def test_layout_scores_equal_one_graph_and_one_configuration_at_a_time():
   graphs = [
       random_graphs.layout_graph(rng, nodes=nodes, edges=2 * nodes, config_nodes=config_nodes,
                                  configs=configs)
-      for nodes, config_nodes, configs in ((12, [3, 1], 5), (30, [29, 0, 7], 11), (8, [2], 2))
-  ]
+      for nodes, config_nodes, configs in ((12, [3, 1], 5), (30, [29, 0, 7], 11), (8, [2], 2))]
   prepared = [batching.prepare(graph, graph.node_feat, hops=2) for graph in graphs]
   model = base.create_network(
       "layout", "ResModel", op_embed_dim=4, hidden_dim=8, num_gnns=2, dropout="dropout")

@@ -14,8 +14,7 @@ from tpugraphs_jax.run import configs, schema
     ("ci", ("layout.py", "ci")),
     ("layout.py:ci", ("layout.py", "ci")),
     ("configs/tile.py:MLP", ("tile.py", "MLP")),
-    ("tile.py", ("tile.py", "")),
-])
+    ("tile.py", ("tile.py", ""))])
 def test_a_value_names_a_file_and_a_variant(value, expected, monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)  # where no such file is
   file, _, variant = configs.resolve(value, "layout.py").partition(":")
@@ -45,8 +44,7 @@ def test_a_file_that_is_not_there_says_which_there_are(monkeypatch, tmp_path):
     ("train.nope is no field, a/train.epochs neither", "train.nope is no field, a/train.epochs"
      " neither"),
     ("--config.batch.graphs stays", "--config.batch.graphs stays"),
-    ("(data.skip_bad_files=True)", "(--config.data.skip_bad_files=True)"),
-])
+    ("(data.skip_bad_files=True)", "(--config.data.skip_bad_files=True)")])
 def test_fields_in_a_message_become_flags_and_nothing_else_does(message, expected):
   assert configs.as_flags(message, configs.load("layout.py")) == expected
 

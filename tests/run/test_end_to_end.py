@@ -35,8 +35,7 @@ def rows_of(path):
 @pytest.mark.parametrize("name, code", [
     *((f"{kind}_whole", 0) for kind in COMMANDS), *((f"{kind}_stopped", 143) for kind in COMMANDS),
     *((f"{kind}_resumed", 0) for kind in COMMANDS), ("tile_two_devices", 0), ("tile_no_data", 0),
-    ("tile_later", 0),
-])
+    ("tile_later", 0)])
 def test_commands_end_with_their_exit_codes(jobs, name, code):
   ended = jobs.ended[name]
   assert ended.code == code and "Traceback" not in ended.err, ended.err
@@ -44,8 +43,7 @@ def test_commands_end_with_their_exit_codes(jobs, name, code):
 
 @pytest.mark.parametrize("kind, columns", [
     ("tile", "graph nodes configs opa kendaltau slowdown1 slowdown5 slowdown10"),
-    ("layout", "graph nodes configs opa kendaltau slowdown1 slowdown10 slowdown100"),
-])
+    ("layout", "graph nodes configs opa kendaltau slowdown1 slowdown10 slowdown100")])
 def test_a_working_folder_holds_everything(jobs, kind, columns):
   workdir = jobs.workdir(f"{kind}_whole")
   names = {path.name for path in workdir.iterdir()}

@@ -68,16 +68,14 @@ def test_layout_graphs_that_teach_nothing_are_left_out_by_name(caplog):
   graphs = [
       graph_of("layout", "few", [1, 2]), good, graph_of("layout", "same_a", [1, 2, 3], same=True),
       graph_of("layout", "flat", [2**40] * 3), graph_of("layout", "test", [0, 0, 0]),
-      *(graph_of("layout", f"same_{i}", [3, 2, 1], same=True) for i in range(9)),
-  ]
+      *(graph_of("layout", f"same_{i}", [3, 2, 1], same=True) for i in range(9))]
   assert job_lib.trainable(job, graphs) == [good]
   names = ", ".join(["same_a", *(f"same_{i}" for i in range(9))])
   assert messages(caplog) == [
       "skipped 1 of 14 graphs for training: fewer than 3 configurations: few",
       f"skipped 10 of 14 graphs for training: all configurations equal: {names}",
       "skipped 1 of 14 graphs for training: all runtimes equal: flat",
-      "skipped 1 of 14 graphs for training: no runtimes: test",
-  ]
+      "skipped 1 of 14 graphs for training: no runtimes: test"]
 
 
 def test_official_layouts_train_on_graphs_that_teach_nothing():
@@ -131,8 +129,7 @@ def test_tile_kernels_without_a_choice_are_trained_on_as_officially(caplog):
   assert job_lib.trainable(job, [few, *good, test]) == good
   assert messages(caplog) == [
       "skipped 1 of 5 graphs for training: fewer than 3 configurations: few",
-      "skipped 1 of 5 graphs for training: no runtimes: test",
-  ]
+      "skipped 1 of 5 graphs for training: no runtimes: test"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,8 +146,7 @@ def test_unlabelled_graphs_are_ranked_not_scored(kind, caplog):
   assert job_lib.judged(graphs) == [good, flat]
   assert messages(caplog) == [
       "skipped 1 of 4 graphs for evaluation: fewer than 2 configurations: one",
-      "skipped 1 of 4 graphs for evaluation: no runtimes (ranked, not scored): unlabelled",
-  ]
+      "skipped 1 of 4 graphs for evaluation: no runtimes (ranked, not scored): unlabelled"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -221,14 +217,12 @@ def validation_ids(**changes):
 
 def test_layout_validation_takes_published_indices_else_a_seeded_sample(tmp_path):
   (tmp_path / "xla_random.json").write_text(json.dumps({"unet": [7, 0, 7]}))
-  np.testing.assert_array_equal(
-      validation_ids(**{"eval.indices_dir": str(tmp_path)}), [7, 0, 7])
+  np.testing.assert_array_equal(validation_ids(**{"eval.indices_dir": str(tmp_path)}), [7, 0, 7])
   sampled, again = (validation_ids(**{"eval.max_configs": 4}) for _ in range(2))
   np.testing.assert_array_equal(sampled, again)
   assert len(set(sampled.tolist())) == 4 and (np.diff(sampled) > 0).all()
   for limit in (0, 9, 10):
-    np.testing.assert_array_equal(
-        validation_ids(**{"eval.max_configs": limit}), np.arange(9))
+    np.testing.assert_array_equal(validation_ids(**{"eval.max_configs": limit}), np.arange(9))
 
 
 @pytest.mark.parametrize("is_predicted", [False, True])

@@ -62,8 +62,7 @@ SIMPLE = {
     "process": ("tile", "--num_processes=2", "several processes need all of --coordinator_addr"),
     "split": ("tile", "--split=valid", "--split goes with --mode=evaluate or predict"),
     "ensemble": ("tile", "--ensemble=a,b", "--ensemble goes with --mode=evaluate or predict"),
-    "profile": ("tile", "--config.profile_steps=9", "profile_steps is '9'"),
-}
+    "profile": ("tile", "--config.profile_steps=9", "profile_steps is '9'")}
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +150,7 @@ NAMES = [
     "predict untrained", "used workdir", "another config", "evaluate another config", "not finite",
     *(f"{kind} {what}" for kind in COMMANDS
       for what in ("without train", "without valid", "without test", "of another name",
-                   "truncated", "all truncated")),
-]
+                   "truncated", "all truncated"))]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -128,8 +128,7 @@ def test_one_direction_is_asked_for(flags, capsys):
 
 @pytest.mark.parametrize("damage, complaint", [
     (lambda weights: weights[:-1], r"\d+ weights given, SAGE has \d+"),
-    (lambda weights: [weights[0], weights[1].T, *weights[2:]], "give the config .widths"),
-])
+    (lambda weights: [weights[0], weights[1].T, *weights[2:]], "give the config .widths")])
 def test_weights_of_another_model_are_refused_in_one_line(
     damage, complaint, data_root, tmp_path, capsys):
   _, weights = weights_of("tile", data_root)
@@ -143,8 +142,7 @@ def test_weights_of_another_model_are_refused_in_one_line(
 
 @pytest.mark.parametrize("content, complaint", [
     (None, "is missing: --weights must name"),
-    (b"PK\x03\x04 no archive", "not a complete .npz archive"),
-])
+    (b"PK\x03\x04 no archive", "not a complete .npz archive")])
 def test_a_file_without_weights_is_refused(content, complaint, data_root, tmp_path, capsys):
   path = tmp_path / "weights.npz"
   if content is not None:

@@ -93,8 +93,7 @@ def test_unknown_presets_and_two_of_them_are_refused(kind):
     ("layout", "preset=first", {"data.feature_transform": "standardize"},
      "feature_transform"),
     ("layout", "preset=first", {"data.config_transform": "minmax"},
-     "config_transform"),
-])
+     "config_transform")])
 def test_what_a_preset_cannot_do_is_refused_before_data_is_read(kind, variant, changes, complaint):
   with pytest.raises(ValueError, match=complaint) as error:
     parts.make(kind, variant, **{"data_root": "/nowhere", **changes})

@@ -32,8 +32,7 @@ CASES = {
     "tile": ("ci", {
         "batch.configs": 6, "data.virtual_node": "cluster", "data.cluster_nodes": 5,
         "batch.graph_sampling": "proportional", "loss.temperature": 1.0,
-        "loss.losses": "DiffMatLoss:1,MAPE:1", "optimizer.learning_rate": 0.01}),
-}
+        "loss.losses": "DiffMatLoss:1,MAPE:1", "optimizer.learning_rate": 0.01})}
 
 
 @pytest.fixture(scope="module")

@@ -140,8 +140,7 @@ def load(jobs, changes):
 
 @pytest.mark.parametrize("field, value", [
     ("model.hidden_dim", 16), ("model.name", "LateJoinSAGE"), ("data.pad_value", -1),
-    ("loss.temperature", 2.0), ("seed", 7),
-])
+    ("loss.temperature", 2.0), ("seed", 7)])
 def test_a_checkpoint_of_another_config_is_refused(jobs, field, value):
   with pytest.raises(ValueError, match=field):
     load(jobs, {field: value})
@@ -207,8 +206,7 @@ def without(field):
 @pytest.mark.parametrize("change, complaint", [
     (add_one, "checksum"), (newer, "--upgrade"),
     *((without(field), "damaged") for field in ("format", "config", "transforms", "about",
-                                                "checksum")),
-])
+                                                "checksum"))])
 def test_a_changed_file_is_refused_in_one_line(change, complaint, tmp_path):
   path = tmp_path / model_file.MODEL_FILE
   model_file.write(path, made())
@@ -305,8 +303,7 @@ def _held_out(ranker):
     ("layout-cpu-measured", "programs_cpu/test/experts_layer", [-0.586278, 2.606984, 2.249229]),
     ("layout-cpu-measured", "programs_cpu/test/state_space_selective",
      [-0.538907, 0.755371, 0.552648]),
-    ("layout-v3-estimate", "outputs/test/generated_test_decoder_0", [0.0, 0.0, 0.020618]),
-])
+    ("layout-v3-estimate", "outputs/test/generated_test_decoder_0", [0.0, 0.0, 0.020618])])
 def test_shipped_models_give_their_recorded_scores(name, program, scores):
   graph = npz.read_layout(_OWN / "layout" / "own" / f"{program}.npz")
   np.testing.assert_allclose(tpugraphs_jax.rank(name, graph)[1][:3], scores, rtol=1e-4, atol=2e-6)

@@ -22,8 +22,7 @@ OPTIMIZER = state_lib.create_optimizer(
     warmup_fraction=0.2,
     total_steps=STEPS,
     accumulation_steps=2,
-    average_decay=0.9,
-)
+    average_decay=0.9)
 
 
 def make_batch(index):
@@ -32,8 +31,7 @@ def make_batch(index):
   return {
       "x": rng.normal(size=(DEVICES, 8)).astype(np.float32),
       "y": rng.normal(size=(DEVICES, 8)).astype(np.float32),
-      "index": np.full(DEVICES, index, np.int32),
-  }
+      "index": np.full(DEVICES, index, np.int32)}
 
 
 def make_batches(size=100):

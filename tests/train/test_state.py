@@ -45,8 +45,7 @@ def slow_keras_adam(param, grads, rates):
 
 
 def assert_trees_close(found, expected, rtol=1e-5):
-  jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-7), found, expected)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-7), found, expected)
 
 
 def test_adam_is_keras_adam():
@@ -130,8 +129,7 @@ def test_schedule_counts_updates_not_accumulated_steps():
 
 
 def test_average_follows_the_parameters():
-  optimizer = state_lib.create_optimizer(
-      learning_rate=0.1, total_steps=STEPS, average_decay=0.5)
+  optimizer = state_lib.create_optimizer(learning_rate=0.1, total_steps=STEPS, average_decay=0.5)
   state = state_lib.TrainState.create(make_params(), optimizer)
   expected = np.asarray(make_params()["bias"], np.float64)
   for step in range(STEPS):
@@ -146,8 +144,7 @@ def test_average_follows_the_parameters():
     ((0.3, 0.9), range(3, 9)), ((0.0, 1.0), range(10)), ((0.55, 0.56), range(5, 6)),
     ((0.99, 1.0), range(9, 10))])
 def test_swa_is_the_plain_mean_over_its_window(window, counted):
-  optimizer = state_lib.create_optimizer(
-      learning_rate=0.1, total_steps=10, average_window=window)
+  optimizer = state_lib.create_optimizer(learning_rate=0.1, total_steps=10, average_window=window)
   state, seen = state_lib.TrainState.create(make_params(), optimizer), []
   for step in range(10):
     state = state.apply_gradients(make_grads(step), optimizer)

@@ -54,8 +54,7 @@ def fingerprint(result: Any) -> bytes:
 
 def try_files(
     row: Row, paths: list[Path], read: Callable[[], Any], *, times: int,
-    rng: np.random.Generator,
-) -> None:
+    rng: np.random.Generator) -> None:
   """Damages each file in every way, `times` times where it is random, and restores it each time."""
   expected = fingerprint(read())
   for path in paths:

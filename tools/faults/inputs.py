@@ -75,8 +75,7 @@ def outcome(read: Callable[[], object]) -> str:
 
 def try_reader(
     row: Row, source: Path, target: Path, read: Callable[[Path], object], *, times: int,
-    rng: np.random.Generator, more_bytes: int = 2**30,
-) -> None:
+    rng: np.random.Generator, more_bytes: int = 2**30) -> None:
   """Reads `times` mutated copies of a file, which may raise peak memory by `more_bytes` at most."""
   data, before = source.read_bytes(), _peak_bytes()
   for number in range(times):

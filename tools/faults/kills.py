@@ -31,8 +31,7 @@ _COMMANDS = {
         "--config.data.also=('layout:nlp:default',)"),
     "segments": ("run_layout.py", "configs/layout.py:xla-random,gst_ed,ci", *SMALL),
     "segments and head": ("run_layout.py", "configs/layout.py:xla-random,gst_efd,ci", *SMALL,
-                          "--config.segments.finetune.epochs=1"),
-}
+                          "--config.segments.finetune.epochs=1")}
 MODES = tuple(_COMMANDS)  # each builds its store, trains, evaluates and predicts
 
 _LONGEST_SECONDS = 900.0  # limit for a command that is not killed
@@ -169,8 +168,7 @@ class CommandKills:
 
   def __init__(
       self, mode: str, folder: Path, arguments: Callable[[Path], list[str]],
-      what_counts: Callable[[Path], dict[str, object]],
-  ):
+      what_counts: Callable[[Path], dict[str, object]]):
     self.row = Row(f"SIGKILL, {mode}")
     self._folder, self._arguments, self._what_counts = folder, arguments, what_counts
     folder.mkdir(parents=True)

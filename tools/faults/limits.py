@@ -104,8 +104,7 @@ CASES: dict[str, tuple[Change, tuple[str, ...], str | None]] = {
         _unchanged, ("--config.optimizer.learning_rate=1e20", *_BFLOAT16), None),
     "learning rate 1e38, at the last step": (
         _unchanged, ("--config.optimizer.learning_rate=1e38", "--config.train.epochs=1",
-                     "--config.batch.slates_per_epoch=4"), None),
-}
+                     "--config.batch.slates_per_epoch=4"), None)}
 
 SHORT = ("the same, as ratios", "features near the limit in validation", "learning rate 1e20",
          "learning rate 1e38, at the last step")

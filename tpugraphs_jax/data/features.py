@@ -258,12 +258,10 @@ class FeatureOptions(Options):
   """Features of nodes and configurations, and their transforms."""
 
   section = "data"
-  features: tuple[str, ...] = option(
-      (RELEASED,), "blocks of node features", some_of=lambda: BLOCKS)
+  features: tuple[str, ...] = option((RELEASED,), "blocks of node features", some_of=lambda: BLOCKS)
   feature_transform: str = option(
       "none", "transform of all columns, or by group: shape=log_offset(3),*=minmax")
-  config_transform: str = option(
-      "none", "transform of configurations", one_of=lambda: KINDS)
+  config_transform: str = option("none", "transform of configurations", one_of=lambda: KINDS)
   pad_value: int = option(
       0, "positions of a layout beyond the rank: 0 as released, or -1", one_of=(0, -1))
   fit_splits: tuple[str, ...] = option(

@@ -62,8 +62,7 @@ class BatchOptions(Options):
   config_chunk: int = option(
       0, "configurations through the model at a time, which saves memory; 0 = all", least=0)
   slates_per_epoch: int = option(0, "length of an epoch; 0 = one slate of each graph", least=0)
-  drop_remainder: bool = option(
-      True, "leave out last slates of an epoch that do not fill a batch")
+  drop_remainder: bool = option(True, "leave out last slates of an epoch that do not fill a batch")
   keep_nodes: int = option(
       5000, "nodes of the sampled block of a graph, for ResModel's dropout", least=2)
 
@@ -138,8 +137,7 @@ class ConfigSampler:
 
   def __init__(
       self, configs: Sequence[TileConfigs | LayoutConfigs], *, count: int, sampling: str,
-      targets: Callable[[Any, np.ndarray], np.ndarray], every: int | None = None,
-  ):
+      targets: Callable[[Any, np.ndarray], np.ndarray], every: int | None = None):
     self._configs, self._targets, self._count = configs, targets, count
     self._every = every
     self._draws = [config_draw(c.label, count, sampling) for c in configs]
@@ -242,8 +240,7 @@ class BatchPlan:
   def __init__(
       self, graphs: Sequence[PreparedGraph], *, slates_per_step: int, devices: int,
       draw: Draw, seed: int, epochs: int,
-      slates_per_epoch: int = 0, drop_remainder: bool = True, weights: np.ndarray | None = None,
-  ):
+      slates_per_epoch: int = 0, drop_remainder: bool = True, weights: np.ndarray | None = None):
     self._sizes = [graph.sizes for graph in graphs]
     self._draw, self._seed, self._devices = draw, seed, devices
     self._weights = weights
@@ -311,8 +308,7 @@ class BatchPlan:
         for graphs in self.graphs_of_step(step) if len(graphs)]
 
   def _choose_budgets(self, epochs: int) -> list[dict[str, int]]:
-    known = min(
-        min(epochs, _LOOK_AHEAD_EPOCHS) * self.steps_per_epoch, _LOOK_AHEAD_STEPS)
+    known = min(min(epochs, _LOOK_AHEAD_EPOCHS) * self.steps_per_epoch, _LOOK_AHEAD_STEPS)
     per_step = [largest(self._device_sizes(step)) for step in range(known)]
     steps = epochs * self.steps_per_epoch
     if steps > known:
@@ -444,8 +440,7 @@ def choose_budgets(
   chosen = [table[start : stop + 1].max(axis=0) for start, stop in zip(starts, cuts)]
   return [
       {k: _round_up(int(v) + (k == "nodes"), multiple) for k, v in zip(keys, budget)}
-      for budget in chosen
-  ]
+      for budget in chosen]
 
 
 def _round_up(value: int, multiple: int) -> int:

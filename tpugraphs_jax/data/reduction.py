@@ -46,8 +46,7 @@ class Reduction(VirtualNodes):
       "none", "part of the graph: none = all, or config_neighborhood, the nodes near a "
       "configurable node", one_of=REDUCTIONS)
   reduction_hops: int = option(5, "largest distance from a configurable node", least=1)
-  reduction_direction: str = option(
-      "both", "edges that lead to near nodes", one_of=DIRECTIONS)
+  reduction_direction: str = option("both", "edges that lead to near nodes", one_of=DIRECTIONS)
   reduction_induced: str = option(
       "node", "edges between kept nodes: all of them (node), or those of a walk (edge)",
       one_of=INDUCED)

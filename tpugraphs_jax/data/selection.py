@@ -36,8 +36,7 @@ class TileOptions(Options):
   """The kernels and tiles that take part."""
 
   section = "data"
-  skip_bad_files: bool = option(
-      False, "leave out malformed files, by name, instead of stopping")
+  skip_bad_files: bool = option(False, "leave out malformed files, by name, instead of stopping")
   config_features: tuple[str, ...] = option(
       ("released",), "blocks of features of a tile",
       one_of=feature_blocks.CONFIG_FEATURES["tile"])
@@ -234,8 +233,7 @@ class LayoutData(_Data):
     """
     if self.judged.indices_dir:
       return _select_indices(self._indices, name, len(configs))
-    return some_configs(
-        len(configs), self.judged.max_configs, np.random.default_rng(self.seed))
+    return some_configs(len(configs), self.judged.max_configs, np.random.default_rng(self.seed))
 
 
 def keep(graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[Any], str]) -> list[OpGraph]:

@@ -180,9 +180,7 @@ class Family:
   can_propose = False
   encodes: str | None = None
 
-  def __init__(
-      self, network: nn.Module, settings: Settings, unscaled: Sequence[str] = ()
-  ):
+  def __init__(self, network: nn.Module, settings: Settings, unscaled: Sequence[str] = ()):
     self.network, self.settings, self.unscaled = network, settings, unscaled
     self.config_transform: Transform | None = None
     slots = settings.data.neighbour_slots
@@ -222,9 +220,7 @@ class Family:
     """Draws slates of prepared graphs, see `data.plan.BatchPlan`."""
     return draw_slates(graphs, sampler)
 
-  def assemble(
-      self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
-  ) -> Any:
+  def assemble(self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int) -> Any:
     """A padded batch of at most `graphs` slates with `configs` configurations each."""
     raise NotImplementedError
 
@@ -304,8 +300,7 @@ def _check_slates(batch: plan.BatchOptions) -> None:
 
 
 def _check_features(
-    reads: Sequence[str], features: tuple[str, ...], unscaled: Sequence[str]
-) -> None:
+    reads: Sequence[str], features: tuple[str, ...], unscaled: Sequence[str]) -> None:
   """Refuses other blocks of node features than a network that reads columns can have."""
   last = features[len(features) - len(reads) :]
   if last != tuple(reads):

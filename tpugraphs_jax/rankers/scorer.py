@@ -121,8 +121,7 @@ class Encoder:
       self, step: Callable[[Any, Any], Any], assemble: Callable[..., Any], *, graphs: int,
       configs: int, even_slates: bool = False,
       pieces: Callable[[Any], Sequence[PreparedGraph]] | None = None,
-      max_budgets: int = plan.MAX_BUDGETS,
-  ):
+      max_budgets: int = plan.MAX_BUDGETS):
     self._step, self._assemble, self._even = step, assemble, even_slates
     self._graphs, self._configs, self._max_budgets = graphs, configs, max_budgets
     self._pieces = pieces or (lambda graph: (graph,))
@@ -257,8 +256,7 @@ class Scorer:
 
   def __init__(
       self, scores: Callable[..., Sequence[np.ndarray]], options: EvalOptions, *, seed: int = 0,
-      compares_configs: bool = False,
-  ):
+      compares_configs: bool = False):
     self._scores, self._options, self._seed = scores, options, seed
     self._compares = compares_configs
 

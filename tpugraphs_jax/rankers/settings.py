@@ -27,8 +27,7 @@ class TileData(_Data, selection.TileOptions, reduction.VirtualNodes):
 class LayoutData(_Data, selection.LayoutOptions, reduction.Reduction):
   """The section `data` of whole programs."""
 
-  also: tuple[str, ...] = option(
-      (), "further layout collections, whose graphs are trained on, too")
+  also: tuple[str, ...] = option((), "further layout collections, whose graphs are trained on, too")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,8 +57,7 @@ def define_flags() -> None:
   flags.DEFINE_boolean("dry_run", False, "Say what the run takes (disk, memory, hours), measured "
                        "on a few steps, and end.")
   flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
-  flags.DEFINE_enum("mode", "all", MODES,
-                    "What to do; later modes use what is in --workdir.")
+  flags.DEFINE_enum("mode", "all", MODES, "What to do; later modes use what is in --workdir.")
   flags.DEFINE_enum("split", None, SPLITS, "With --mode=evaluate or predict: the split to judge "
                     "(valid unless given) or to rank (test unless given).")
   flags.DEFINE_list("ensemble", [], "With --mode=evaluate or predict: folders of trained models "

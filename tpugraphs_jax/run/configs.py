@@ -249,14 +249,12 @@ def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> Non
   if name not in base.MODELS[kind]:
     return  # A module that a flag names may have it; else the check lists the names.
   known = base.options_of(base.MODELS[kind][name])
-  kept = {key: config.model[key] for key in _OF_ALL_MODELS
-          if key in known and key in config.model}
+  kept = {key: config.model[key] for key in _OF_ALL_MODELS if key in known and key in config.model}
   config.model = schema.model(kind, name, **kept)
 
 
 def _define_config(
-    config: ml_collections.ConfigDict, argv: Sequence[str], place: str, *, is_given: bool
-) -> None:
+    config: ml_collections.ConfigDict, argv: Sequence[str], place: str, *, is_given: bool) -> None:
   config_flags.DEFINE_config_dict(
       "config", config, "FILE.py:VARIANT, or a variant alone; --config.FIELD changes a field.",
       sys_argv=list(argv))

@@ -183,9 +183,7 @@ def measure(job: job_lib.Job, scratch: Path) -> tuple[loop.Training, int, Measur
       len(later), step, max(0.0, float(np.mean(first)) - step), sampled, final)
 
 
-def _steps(
-    stage: loop.Training, plan: BatchPlan
-) -> tuple[Any, list[float], list[float]]:
+def _steps(stage: loop.Training, plan: BatchPlan) -> tuple[Any, list[float], list[float]]:
   """Seconds of the first step of each shape, and of others."""
   state, first, later, seen = parallel.replicate(stage.state), [], [], set()
   for step in range(stage.total_steps):

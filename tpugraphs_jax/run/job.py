@@ -141,9 +141,7 @@ def digests(workdir: Path) -> dict[str, str]:
   return model_file.digests([path] if path.exists() else [], workdir)
 
 
-def _data_of(
-    config: ml_collections.ConfigDict, collection: Collection
-) -> TileData | LayoutData:
+def _data_of(config: ml_collections.ConfigDict, collection: Collection) -> TileData | LayoutData:
   found = Settings.of(config.to_dict())
   if collection.kind == "tile":
     return TileData(collection, found.data, found.batch.target)

@@ -129,13 +129,10 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
   if values.mode == "evaluate":
     results.evaluate_together(job, ensemble, workdir, split=values.split or "")
   else:
-    results.predict(job.data, config.data_root, ensemble, workdir,
-                    split=values.split or "test")
+    results.predict(job.data, config.data_root, ensemble, workdir, split=values.split or "test")
 
 
-def _data_of(
-    values: flags.FlagValues, config: ml_collections.ConfigDict, workdir: Path
-) -> str:
+def _data_of(values: flags.FlagValues, config: ml_collections.ConfigDict, workdir: Path) -> str:
   """The place of the data: named, tiny synthetic ones in the working folder, or the usual one.
 
   Raises:

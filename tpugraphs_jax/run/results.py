@@ -88,8 +88,7 @@ def banner(
       "steps": f"{training.total_steps:,} in {training.epochs} epochs of "
                f"{training.steps_per_epoch:,}, each of {batch.graphs} graphs with {batch.configs} "
                "configurations",
-      "folder": f"{workdir}, seed {config.seed}",
-  })
+      "folder": f"{workdir}, seed {config.seed}"})
 
 
 def _sizes(graphs: Sequence[Any]) -> str:
@@ -194,8 +193,7 @@ def of_training(
           "step": result.best_step,
           "metric": f"{loop.SAMPLE}/{judge.mean_name(config.train.best_metric)}",
           "value": result.best_value, "split": "valid", "graphs": graphs,
-          "configurations": _sample(config, "all")},
-  }
+          "configurations": _sample(config, "all")}}
 
 
 # Evaluation.
@@ -272,8 +270,7 @@ def _write_evaluation(
       judge.write_csv(workdir / judge.PROGRAMS_FILE,
                       judge.program_rows(judged_graphs, predicted_ns))
   which = _which(job.config, graphs, judged_graphs)
-  random = judge.random_order(
-      [one.label for one in judged_graphs], collection.slowdown_ks)
+  random = judge.random_order([one.label for one in judged_graphs], collection.slowdown_ks)
   what, peak_bytes = log.peak_memory()
   update_summary(workdir, **{name: {
       "split": split, "graphs": len(rows), "configurations": which,
@@ -306,8 +303,7 @@ def _predicted_ns(
 
 def _which(
     config: ml_collections.ConfigDict, graphs: Sequence[Any],
-    judged_graphs: Sequence[judge.Judged],
-) -> str:
+    judged_graphs: Sequence[judge.Judged]) -> str:
   """The configurations of each graph that an evaluation judges, in words."""
   if all(len(one.scores) == len(graph.configs) for one, graph in zip(judged_graphs, graphs)):
     return "all"
@@ -342,8 +338,7 @@ def check_ranked(job: Job, *, split: str) -> None:
 
 def predict(
     data: TileData | LayoutData, data_root: str, ranker: Ranker | Ensemble, workdir: Path, *,
-    split: str = "test",
-) -> None:
+    split: str = "test") -> None:
   """Ranks a split and writes results.csv (results_valid.csv, ...) in the form of a submission.
 
   Warns of graphs whose five best configurations have equal scores: their order is that of the

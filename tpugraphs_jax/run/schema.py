@@ -43,8 +43,7 @@ class RunOptions(Options):
 
   task: str = option("layout", "what is ranked, and how it is trained", one_of=settings.TASKS)
   seed: int = option(0, "seed of parameters, batches and samples", least=0)
-  extensions: tuple[str, ...] = option(
-      (), "modules of your own that register models, losses, ...")
+  extensions: tuple[str, ...] = option((), "modules of your own that register models, losses, ...")
   profile_steps: str = option("", "FIRST:LAST writes a trace of these steps")
 
 
@@ -140,8 +139,7 @@ def _at(config: ConfigDict, section: str) -> Any:
 
 
 def _check_names(
-    config: ConfigDict, section: str, fields: Mapping[str, Any], of_class: type[Options]
-) -> None:
+    config: ConfigDict, section: str, fields: Mapping[str, Any], of_class: type[Options]) -> None:
   names = sections(config.task)
   within = {name.removeprefix(f"{section}.").split(".")[0] for name in names
             if name.startswith(f"{section}.") or not section}

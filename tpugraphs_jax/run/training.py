@@ -57,8 +57,7 @@ _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive
 
 def run(
     config: ml_collections.ConfigDict, workdir: Path, *, mode: str = "all", resume: bool = False,
-    split: str = "",
-) -> None:
+    split: str = "") -> None:
   """Trains, evaluates and ranks; `config.data_root` names the data.
 
   Args:
@@ -262,9 +261,7 @@ def begin(
       plan.steps_per_epoch, state_lib.learning_rates(total_steps=steps, **optimizer)), plan
 
 
-def first_stage(
-    job: Job, graphs: Sequence[Any], folder: Path
-) -> tuple[loop.Training, BatchPlan]:
+def first_stage(job: Job, graphs: Sequence[Any], folder: Path) -> tuple[loop.Training, BatchPlan]:
   """`begin` of the first stage of a job."""
   config, family = job.config, job.ranker.family
   return begin(config, family, graphs, job.data.targets, epochs=config.train.epochs,
@@ -301,8 +298,7 @@ def _source(
   assemble = lambda slates, budget: family.assemble(
       slates, budget, graphs=plan.slates_per_device, configs=config.batch.configs)
   stack = lambda batches: parallel.stack_for_devices(family.align(batches))
-  return Batches(
-      plan, steps, range(first, first + parallel.local_device_count()), assemble, stack)
+  return Batches(plan, steps, range(first, first + parallel.local_device_count()), assemble, stack)
 
 
 def init_params(network: Any, batch: Any, *, seed: int) -> Any:

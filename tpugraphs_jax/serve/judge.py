@@ -136,8 +136,7 @@ def random_order(labels: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, f
 
 def summary(
     collection: Collection, rows: Sequence[Mapping[str, Any]], means: Mapping[str, float], *,
-    random: Mapping[str, float], split: str = "valid", configurations: str = "all",
-) -> str:
+    random: Mapping[str, float], split: str = "valid", configurations: str = "all") -> str:
   """The means on a line, those of random orders below, and a line for each program.
 
   The slowdown of the first k is left out where no graph has more than k configurations: it is 0.
@@ -229,8 +228,7 @@ def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   columns = {key: np.array([row[key] for row in rows]) for key in numeric}
   return {
       key: float(column[~np.isnan(column)].mean()) if (~np.isnan(column)).any() else float("nan")
-      for key, column in columns.items()
-  }
+      for key, column in columns.items()}
 
 
 def is_tied(scores: np.ndarray, *, first: int = 5) -> bool:

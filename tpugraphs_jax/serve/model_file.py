@@ -34,8 +34,7 @@ SHIPPED = Path(__file__).parent / "shipped_models"
 
 # Fields that may differ between the run that trained a model and a run that uses it.
 _FREE_FIELDS = ("eval", "train", "profile_steps", "data_root")
-_FREE_DATA_FIELDS = (
-    "skip_bad_files", "store_dir", "loader_threads", "neighbour_slots")
+_FREE_DATA_FIELDS = ("skip_bad_files", "store_dir", "loader_threads", "neighbour_slots")
 _PARAMS = "params/"
 AGAIN = "copy it again, or train again"
 _CARD = {"format": int, "checksum": str, "transforms": {}, "about": {"labels": {"target": (
@@ -62,8 +61,7 @@ def write(path: Path, artefact: Artefact) -> None:
       "config": artefact.config,
       "transforms": {name: t.to_dict() for name, t in artefact.transforms.items()},
       "about": artefact.about,
-      "checksum": _checksum(arrays),
-  }
+      "checksum": _checksum(arrays)}
   text = np.frombuffer(json.dumps(card).encode(), np.uint8)
   with files_lib.replacing(path, "wb") as file:
     np.savez_compressed(file, card=text, **arrays)

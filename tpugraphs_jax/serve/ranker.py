@@ -29,13 +29,7 @@ from tpugraphs_jax.columns import (
 )
 from tpugraphs_jax.data import features, plan, reduction, selection
 from tpugraphs_jax.data.factoring import factor_layout_configs, output_orders
-from tpugraphs_jax.graph import (
-  BEFORE_LAYOUTS,
-  LayoutConfigs,
-  LOWERED,
-  OpGraph,
-  TileConfigs,
-)
+from tpugraphs_jax.graph import BEFORE_LAYOUTS, LayoutConfigs, LOWERED, OpGraph, TileConfigs
 from tpugraphs_jax.infra import parallel, remote, trust
 from tpugraphs_jax.rankers.scorer import Scorer
 from tpugraphs_jax.rankers.settings import Settings
@@ -80,9 +74,7 @@ class Ranker:
     return f"<Ranker {self.config['model']['name']} of {self.collection.name}: {state}>"
 
   @classmethod
-  def load(
-      cls, place: str | os.PathLike[str], config: Mapping[str, Any] | None = None
-  ) -> Ranker:
+  def load(cls, place: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Ranker:
     """The trained ranker of a working folder or model file; see `read`.
 
     Raises:
@@ -128,8 +120,7 @@ class Ranker:
   def fit_configs(self, config_values: Sequence[np.ndarray]) -> None:
     """Fits the transform of configurations `[n, F]` alone."""
     kind, columns = self.settings.data.config_transform, config_values[0].shape[1]
-    self.family.config_transform = features.fit(
-        config_values, np.full(columns, kind, dtype=object))
+    self.family.config_transform = features.fit(config_values, np.full(columns, kind, dtype=object))
 
   @property
   def transforms(self) -> dict[str, features.Transform]:
@@ -137,8 +128,7 @@ class Ranker:
     return features.to_saved(self.features.transforms, self.family.config_transform)
 
   def use_transforms(
-      self, transforms: Mapping[str, features.Transform], *, where: str | os.PathLike[str]
-  ) -> None:
+      self, transforms: Mapping[str, features.Transform], *, where: str | os.PathLike[str]) -> None:
     """Takes transforms that were saved.
 
     Raises:
@@ -224,9 +214,7 @@ class Ranker:
                       "of the file", graph.name)
     return np.argsort(scores, kind="stable"), scores
 
-  def explain(
-      self, graph: OpGraph, config: int, *, against: int | None = None
-  ) -> list[Any]:
+  def explain(self, graph: OpGraph, config: int, *, against: int | None = None) -> list[Any]:
     """How much each choice of a configuration adds to its score; see `serve.explain.explain`."""
     self.check(graph)
     return explaining.explain(self, self._seen(graph), config, against=against)
@@ -241,8 +229,7 @@ class Ranker:
 
   def save(
       self, path: str | os.PathLike[str], params: Any = None,
-      about: Mapping[str, Any] | None = None,
-  ) -> None:
+      about: Mapping[str, Any] | None = None) -> None:
     """Writes a model file.
 
     Args:

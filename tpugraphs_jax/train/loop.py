@@ -236,8 +236,7 @@ def train(
 
 def check_workdir(
     workdir: str | Path, *, resume: bool, config: Mapping[str, Any] | None = None,
-    files: Mapping[str, str] | None = None,
-) -> None:
+    files: Mapping[str, str] | None = None) -> None:
   """Refuses a folder that `train` would refuse, before anything is written there.
 
   Raises:
@@ -254,9 +253,7 @@ def check_workdir(
     checkpoints.check_config()
 
 
-def _begin(
-    training: Training, checkpoints: checkpoint.Checkpoints
-) -> tuple[Any, int, Progress]:
+def _begin(training: Training, checkpoints: checkpoint.Checkpoints) -> tuple[Any, int, Progress]:
   """State, step and bookkeeping at the newest checkpoint or, without one, the start."""
   saved = checkpoints.newest(training.state)
   if saved is None:
@@ -409,8 +406,7 @@ class _Loop:
     progress, value = self.progress, metrics[self.schedule.metric]
     is_first, progress.evaluated_step = not progress.evaluated_step, self.step
     is_last = self.schedule.options.result == "last"
-    is_best = is_last or value > (
-        -math.inf if progress.best_value is None else progress.best_value)
+    is_best = is_last or value > (-math.inf if progress.best_value is None else progress.best_value)
     if is_best:
       progress.best_value, progress.best_step = value, self.step
     if progress.window:  # a short run has a loss too, without a log line

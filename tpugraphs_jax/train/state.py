@@ -130,8 +130,7 @@ class Optimizer(Options):
         ("average_window", not window or len(window) == 2 and 0 <= window[0] < window[1] <= 1,
          "two increasing shares in [0, 1], or ()"),
         ("average_window", not (window and decay),
-         f"(): optimizer.average_decay is {decay}, and there is one average"),
-    ):
+         f"(): optimizer.average_decay is {decay}, and there is one average")):
       if not is_valid:
         raise ValueError(f"{self.section}.{field} is {getattr(self, field)!r}, expected {expected}")
 

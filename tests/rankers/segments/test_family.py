@@ -150,8 +150,7 @@ def test_scores_do_not_depend_on_chunks_or_on_other_graphs():
 
 def steps_of(model):
   """The step on fresh segments alone, and the step that recomputes the others."""
-  step = step_lib.make_train_step(
-      model, OPTIMIZER, LOSS, collections=(READOUT_COLLECTION,))
+  step = step_lib.make_train_step(model, OPTIMIZER, LOSS, collections=(READOUT_COLLECTION,))
   return step, family_lib.with_recomputed(step, model, width=cases.WIDTH)
 
 
@@ -241,8 +240,7 @@ def test_two_devices_equal_one_and_a_host_table_equals_one_on_the_device(monkeyp
   params, losses, table = run_on(monkeypatch, tmp_path / "one", 1, "device")
   assert table[1].sum() > 20
   for devices, place in ((2, "device"), (2, "host")):
-    other_params, other_losses, other_table = run_on(
-        monkeypatch, tmp_path / place, devices, place)
+    other_params, other_losses, other_table = run_on(monkeypatch, tmp_path / place, devices, place)
     comparing.assert_trees_close(other_params, params)
     np.testing.assert_allclose(other_losses, losses, rtol=1e-4)
     np.testing.assert_array_equal(other_table[1], table[1])
@@ -259,8 +257,7 @@ def test_head_training_leaves_the_backbone_alone_and_sees_exact_readouts(tmp_pat
   for graph, head_graph, chosen in zip(graphs, known, ids):
     values = cases.readouts(model.model, params, graph, chosen).sum(axis=0)
     np.testing.assert_allclose(head_graph.total, values, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(
-        head_graph.configs.runtime_ns, graph.configs.runtime_ns[chosen])
+    np.testing.assert_array_equal(head_graph.configs.runtime_ns, graph.configs.runtime_ns[chosen])
   head = family_lib.Head(family)
   optimizer = head.optimizer(optax.sgd(0.1))
   slots = [cases.slot(known[0], 0, [3, 1], [0]), cases.slot(known[1], 1, [0, 1], [0])]

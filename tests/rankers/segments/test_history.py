@@ -51,14 +51,12 @@ def shuffled_batch(graphs, rng):
       ids = rng.permutation(len(graph.configs))[: rng.integers(2, CONFIGS + 1)]
       segments = np.sort(rng.permutation(len(graph.segments))[:2])
       slots.append(cases.slot(graph, int(number), ids, segments))
-    batches.append(cases.batch_of(
-        slots, graphs=3, configs=CONFIGS, fresh=2, room_for=graphs))
+    batches.append(cases.batch_of(slots, graphs=3, configs=CONFIGS, fresh=2, room_for=graphs))
   return cases.per_device(batches)
 
 
 @pytest.mark.parametrize("place", ["device", "host"])
-def test_entries_land_at_their_own_graph_configuration_and_segment(
-    place, graphs, keys, tmp_path):
+def test_entries_land_at_their_own_graph_configuration_and_segment(place, graphs, keys, tmp_path):
   table, written, rng = make(place, keys, tmp_path), {}, np.random.default_rng(1)
   for step in range(6):
     batch = shuffled_batch(graphs, rng)
@@ -73,8 +71,7 @@ def test_entries_land_at_their_own_graph_configuration_and_segment(
     # Values are made from their key, so that equal keys of a step have equal values.
     new = np.zeros((*fresh.shape, WIDTH), np.float32)
     for d, g, s, c in np.ndindex(*fresh.shape):
-      key = (int(batch.graph_id[d, g]), int(batch.config_id[d, g, c]),
-             int(batch.fresh_id[d, g, s]))
+      key = (int(batch.graph_id[d, g]), int(batch.config_id[d, g, c]), int(batch.fresh_id[d, g, s]))
       new[d, g, s, c] = (100 * key[0] + key[1], 10 * key[2] + step)
       if key[1] >= 0:
         written[key] = new[d, g, s, c]
@@ -141,8 +138,7 @@ def changed(graphs):
       "configurations": [graphs[0], dataclasses.replace(graphs[1], configs=configs), graphs[2]],
       "partition": [graphs[0], graphs[1], other],
       "order": [graphs[1], graphs[0], graphs[2]],
-      "name": [dataclasses.replace(graphs[0], name="another"), graphs[1], graphs[2]],
-  }
+      "name": [dataclasses.replace(graphs[0], name="another"), graphs[1], graphs[2]]}
 
 
 @pytest.mark.parametrize("what", ["configurations", "partition", "order", "name"])

@@ -50,8 +50,7 @@ def jobs(tmp_path_factory):
       "uncut": run("uncut", "--mode=train", plain, "--config.segments.max_nodes=5000",
                    variant="gst_ed", small=SMALL),
       "graphs": run("graphs", "--mode=train", plain, variant="full", small=SMALL),
-      "fresh": run("fresh", "--config.segments.fresh=9"),
-  }
+      "fresh": run("fresh", "--config.segments.fresh=9")}
   return Jobs(folder, dict(zip(runs, commands.run_all(list(runs.values()), home=folder / "home"))))
 
 
@@ -86,8 +85,7 @@ def test_programs_below_the_size_are_trained_whole(jobs):
 
 @pytest.mark.parametrize("name, complaint", [
     ("other_table", "segments.max_nodes is 60 there and 50 here"),
-    ("fresh", "--config.segments.fresh is 9, but"),
-])
+    ("fresh", "--config.segments.fresh is 9, but")])
 def test_segments_that_do_not_fit_the_data_end_before_training(jobs, name, complaint):
   assert jobs.ended[name].code == 2
   assert complaint in jobs.ended[name].complaint
@@ -129,8 +127,7 @@ def test_segments_are_the_default_of_graphsage_alone():
     (dict(readout="vector"), "readout"), (dict(keep_unit="node"), "keep_unit"),
     (dict(history_dtype="int8"), "history_dtype"),
     (dict(readout="scalar", finetune=dict(epochs=2)), "finetune.epochs"),
-    (dict(finetune=dict(optimizer=dict(name="adam"))), "segments.finetune"),
-])
+    (dict(finetune=dict(optimizer=dict(name="adam"))), "segments.finetune")])
 def test_impossible_options_are_refused(options, complaint):
   with pytest.raises(ValueError, match=complaint):
     Job.of(config(**options))

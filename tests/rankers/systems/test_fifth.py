@@ -149,8 +149,7 @@ def test_all_columns_from_the_raw_file_are_the_published_ones(case):
 @of_every_record
 def test_edges_and_targets_are_the_published_ones(case):
   starts = np.cumsum([0] + [len(graph.feat) for graph in case.prepared])
-  ours = np.concatenate(
-      [graph.edge_index + start for graph, start in zip(case.prepared, starts)])
+  ours = np.concatenate([graph.edge_index + start for graph, start in zip(case.prepared, starts)])
   order = lambda edges: edges[np.lexsort(edges.T)]
   np.testing.assert_array_equal(order(ours), order(case.record["expected/edge_index"].T))
   winners.assert_near(np.asarray(case.batch.target), case.record["expected/y"], 1e-6)
@@ -330,8 +329,7 @@ def test_padding_changes_no_score(kind):
   batch, padded = batch_of(kind), batch_of(kind, spare=5)
   network, params = network_of(kind, batch)
   score = jax.jit(lambda params, batch: network.apply({"params": params}, batch))
-  np.testing.assert_allclose(
-      score(params, padded)[:2], score(params, batch), rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(score(params, padded)[:2], score(params, batch), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["layout", "tile"])

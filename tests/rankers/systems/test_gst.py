@@ -238,8 +238,7 @@ def test_the_rate_and_an_update_are_those_of_pytorch(case):
       [rates(step) for step in (0, 250, 500, 999)],
       [1e-4 * (1 + np.cos(np.pi * step / 1000)) / 2 for step in (0, 250, 500, 999)], atol=1e-11)
   optimizer = case.family.optimizer(state.create_optimizer(total_steps=1000, **fields))
-  update, _ = jax.jit(optimizer.update)(
-      case.gradients, optimizer.init(case.params), case.params)
+  update, _ = jax.jit(optimizer.update)(case.gradients, optimizer.init(case.params), case.params)
   update, grads, params = map(winners.flat, (update, case.gradients, case.params))
   for path, old in params.items():
     short = old.astype(np.float64)

@@ -57,8 +57,7 @@ class Case(winners.Case):
             "project/kernel": w["projection_network.weight"].T}
     linear = {"first/linear": "embedding_layer.mlp.0", "positions": "lpe_projection.0",
               "last_0/linear": "mlp.0", "last_1/linear": "mlp.3"}
-    norms = {"first/norm": "embedding_layer.mlp.2", "last_0/norm": "mlp.2",
-             "last_1/norm": "mlp.5"}
+    norms = {"first/norm": "embedding_layer.mlp.2", "last_0/norm": "mlp.2", "last_1/norm": "mlp.5"}
     for i in range(layers):
       here, sage = f"layer_{i}", f"feature_sage_convs.{i}"
       linear |= {f"{here}/{ours}": f"linformers.{i}.{ours}_layer"

@@ -18,8 +18,7 @@ def case(seed=0):
   np.add.at(unary, program.choices.group, costs.unary)
   pair = np.zeros((program.sizes["columns"], width, width))
   turned = program.pairs.is_turned[:, None, None]
-  np.add.at(pair, program.pairs.column,
-            np.where(turned, costs.pair.transpose(0, 2, 1), costs.pair))
+  np.add.at(pair, program.pairs.column, np.where(turned, costs.pair.transpose(0, 2, 1), costs.pair))
   return program, costs, program.terms.total(program.configs.group_row, Costs(unary, pair))
 
 

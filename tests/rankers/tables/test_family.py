@@ -88,8 +88,7 @@ def test_programs_with_nothing_or_one_to_choose_are_scored(config_nodes):
 @pytest.mark.parametrize("changes, complaint", [
     ({"batch.config_chunk": 8}, "config_chunk"), ({"data.config_transform": "minmax"}, "integers"),
     ({"model.pairs": "all"}, "low_rank"), ({"model.pair_hops": 0}, "pair_hops"),
-    ({"model.pair_hops": 201}, "pair_hops"),
-])
+    ({"model.pair_hops": 201}, "pair_hops")])
 def test_what_tables_cannot_do_is_refused(changes, complaint):
   with pytest.raises(ValueError, match=complaint):
     parts.make("layout", "tables,ci", **changes)

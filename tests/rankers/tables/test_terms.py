@@ -74,8 +74,7 @@ def test_total_is_the_sum_of_the_costs_of_a_configurations_choices(seed, block, 
 @pytest.mark.parametrize("use", ["encode", "total"])
 def test_a_row_that_is_none_of_a_groups_choices_is_refused(use):
   graph = table_cases.program(0, configs=30)
-  some = terms.terms_of(
-      dataclasses.replace(graph, configs=graph.configs.subset(np.arange(2))))
+  some = terms.terms_of(dataclasses.replace(graph, configs=graph.configs.subset(np.arange(2))))
   call = some.encode if use == "encode" else lambda rows: some.total(rows, random_costs(some, 0))
   with pytest.raises(ValueError, match="gives group"):
     call(graph.configs.group_row)

@@ -41,9 +41,7 @@ def segmented(
     fresh: how many of them a training batch takes.
     cut_edges: edges between segments.
   """
-  largest = {
-      key: sum(sorted(s.sizes[key] for s in segments)[-fresh:]) for key in segments[0].sizes
-  }
+  largest = {key: sum(sorted(s.sizes[key] for s in segments)[-fresh:]) for key in segments[0].sizes}
   return SegmentedGraph(
       name=graph.name, opcode=graph.node_opcode.astype(np.int32), configs=graph.configs,
       segments=tuple(segments), edges=graph.num_edges, cut_edges=cut_edges, sizes=largest)
@@ -114,8 +112,7 @@ def assemble(
   def layout(chosen: Sequence[Sequence[int]]) -> LayoutBatch:
     pieces = [
         Slate(slate.graph.segments[number], slate.config_ids, slate.target, slate.graph_id)
-        for slate, numbers in zip(slates, chosen) for number in numbers
-    ]
+        for slate, numbers in zip(slates, chosen) for number in numbers]
     return assemble_layout(pieces, budget, graphs=graphs * fresh, configs=configs)
 
   pad = lambda rows, fill: np.concatenate(
@@ -155,8 +152,7 @@ def align(batches: Sequence[SegmentBatch]) -> list[SegmentBatch]:
     fill = fill._replace(graph=np.full(owners, graphs, np.int32))
   return [
       batch._replace(others=batch.others + (fill,) * (rounds - len(batch.others)))
-      for batch in batches
-  ]
+      for batch in batches]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

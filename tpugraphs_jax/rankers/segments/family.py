@@ -174,8 +174,7 @@ class SegmentModel(Precise):
       return jnp.ones((graphs, 1, entries), bool)
     rows = 1 if self.keep_unit == "segment" else configs
     keys = parallel.slate_keys(self.make_rng("dropout"), graphs)
-    return jax.vmap(
-        lambda key: jax.random.bernoulli(key, self.keep, (rows, entries)))(keys)
+    return jax.vmap(lambda key: jax.random.bernoulli(key, self.keep, (rows, entries)))(keys)
 
 
 class HeadModel(Precise):
@@ -304,8 +303,7 @@ class Segments(Family):
     if self.options.recompute:
       return with_recomputed(step, self.network, width=width), batches
     keys, folder = history.Keys.of(graphs), workdir / _HISTORY_FOLDER
-    table = history.create(
-        keys, width=width, dtype=self.options.history_dtype, folder=folder)
+    table = history.create(keys, width=width, dtype=self.options.history_dtype, folder=folder)
     snapshots = history.Snapshots(folder, keys, table)
     return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
 
@@ -455,8 +453,7 @@ class Head(Family):
     """Applies `optimizer` to the parameters that the head uses; the others stay."""
     # Their names do not depend on the width of the readout.
     total, segments = jnp.zeros((1, 1, 1)), jnp.ones(1, jnp.int32)
-    init = lambda: self._segments.network.init(
-        jax.random.key(0), total, segments, method="head")
+    init = lambda: self._segments.network.init(jax.random.key(0), total, segments, method="head")
     names = set(jax.eval_shape(init).get("params", {}))
     label = lambda params: {k: "head" if k in names else "frozen" for k in params}
     return optax.partition({"head": optimizer, "frozen": optax.set_to_zero()}, label)
@@ -469,8 +466,7 @@ class Head(Family):
     if self._totals is None:
       self._totals = [total for _, total in self._segments.encoder.run(
           params, graphs, config_ids, progress=progress)]
-    return [self._segments.head(params, graph, total)
-            for graph, total in zip(graphs, self._totals)]
+    return [self._segments.head(params, graph, total) for graph, total in zip(graphs, self._totals)]
 
   def scorer(self) -> Any:
     """Scores programs of the first stage."""
@@ -506,5 +502,4 @@ def refresh(
   return [
       HeadGraph(graph.name, graph.configs.subset(ids), totals[start : start + len(ids)],
                 len(graph.segments), {"nodes": 1})
-      for graph, ids, start in zip(graphs, config_ids, first)
-  ]
+      for graph, ids, start in zip(graphs, config_ids, first)]

@@ -106,8 +106,7 @@ class DeviceHistory:
     self._read = parallel.pmap(_read)
     self._write = parallel.pmap(_write, donate_argnums=(0, 1))
     # Made where it stays: a large table need not pass through the host.
-    zeros = parallel.pmap(
-        lambda _: (jnp.zeros((entries, width), dtype), jnp.zeros(entries, bool)))
+    zeros = parallel.pmap(lambda _: (jnp.zeros((entries, width), dtype), jnp.zeros(entries, bool)))
     self._value, self._is_written = zeros(np.zeros(parallel.local_device_count()))
 
   def read(self, rows: np.ndarray) -> Stale:
@@ -212,8 +211,7 @@ def create(keys: Keys, *, width: int, dtype: str, folder: Path) -> History:
   text = (f"history table of {keys.entries:,} entries (graph, configuration, segment) with "
           f"{width} {dtype}: {console.size(size)}")
   if not fits:
-    room = " and ".join(
-        f"{console.size(limit)} on the {place}" for place, limit in limits.items())
+    room = " and ".join(f"{console.size(limit)} on the {place}" for place, limit in limits.items())
     raise ValueError(
         f"{text}; it may take {room}. Take less by segments.readout=scalar, "
         "segments.history_dtype=bfloat16, fewer configurations "

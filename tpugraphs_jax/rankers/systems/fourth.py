@@ -148,6 +148,5 @@ def bilinear(e: jax.Array, g: jax.Array, member: jax.Array) -> jax.Array:
     `[G, C, A * B]` float32.
   """
   e, g = e.astype(jnp.float32), g.astype(jnp.float32)
-  moments = jax.lax.map(
-      lambda mask: jnp.einsum("ea,ecb->cab", mask[:, None] * e, g), member)
+  moments = jax.lax.map(lambda mask: jnp.einsum("ea,ecb->cab", mask[:, None] * e, g), member)
   return moments.reshape(*moments.shape[:2], -1)

@@ -70,9 +70,7 @@ class TablePart(nn.Module):
     """The options of a part within this part, but for its width."""
     return dict(dropout=self.dropout, dtype=self.dtype)
 
-  def dense(
-      self, name: str | None = None, features: int | None = None, **options
-  ) -> nn.Dense:
+  def dense(self, name: str | None = None, features: int | None = None, **options) -> nn.Dense:
     return Dense(features or self.features, name=name, dtype=self.dtype, **options)
 
   def drop(self, x: jax.Array, slate_of: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
@@ -90,8 +88,7 @@ class Encoder(TablePart):
   def __call__(self, batch: TableBatch, *, train: bool) -> jax.Array:
     """Node states `[N, H]`."""
     opcode = layers.OpcodeEmbedding(self.op_embed_dim)(batch.graph)
-    x = nn.gelu(self.dense("input")(
-        jnp.concatenate([batch.graph.nodes["feat"], opcode], axis=-1)))
+    x = nn.gelu(self.dense("input")(jnp.concatenate([batch.graph.nodes["feat"], opcode], axis=-1)))
     for i in range(self.rounds):
       total = self.dense(f"self_{i}")(x)
       for side in (OPERANDS, USERS):
@@ -155,8 +152,7 @@ class ScoreTables(base.Network):
   pair_hops: int = option(
       6, "most edges between two nodes whose layouts have a joint cost", least=1,
       most=node_pairs.MAX_HOPS)
-  tile_padding: bool = option(
-      True, "features: how layouts fill the 8 x 128 tiles of a TPU")
+  tile_padding: bool = option(True, "features: how layouts fill the 8 x 128 tiles of a TPU")
   precision: str = option("highest", "precision of matrix products", one_of=PRECISIONS)
 
   # A cost depends on the mean node state of the program and on the bytes of all groups.
@@ -204,9 +200,7 @@ class ScoreTables(base.Network):
     x, row = self.states(batch, train)
     return self.beyond(x, row, batch, train=train)[..., 0] * _COST_SCALE
 
-  def tables(
-      self, batch: TableBatch, *, train: bool = False
-  ) -> tuple[jax.Array, jax.Array | None]:
+  def tables(self, batch: TableBatch, *, train: bool = False) -> tuple[jax.Array, jax.Array | None]:
     """Costs `[B, R, heads]` of choices and `[Q, R, R, heads]` of pairs, float32; or None."""
     batch = self.weighed(batch)
     x, row = self.states(batch, train)
@@ -267,9 +261,7 @@ class _UnaryCosts(TablePart):
   heads: int = 1
 
   @nn.compact
-  def __call__(
-      self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
-  ) -> jax.Array:
+  def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
     """Costs `[K, R, heads]` float32.
 
     Args:
@@ -303,9 +295,7 @@ class _PairCosts(TablePart):
     self.factor = self.dense(features=2 * self.rank * self.heads)
     self.dropped = SlateDropout(self.dropout)
 
-  def __call__(
-      self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
-  ) -> jax.Array:
+  def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
     """Costs `[Q, R, R, heads]` float32; arguments as `_UnaryCosts`."""
     pairs, gate = batch.pairs, self.gates(x, batch, train)[:, None]
     turned = jnp.asarray(pairs.is_turned)[:, None, None, None]
@@ -330,8 +320,7 @@ class _PairCosts(TablePart):
     pairs = batch.pairs
     state = self.feat(pairs.feat) + sum(
         take_rows(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends))
-    state = self.dropped(
-        nn.gelu(state), _slate_of_pairs(batch), len(batch.target), train=train)
+    state = self.dropped(nn.gelu(state), _slate_of_pairs(batch), len(batch.target), train=train)
     state = nn.gelu(self.state(state))
     gate = by_bytes(self.gate(state), pairs.weight[:, None])
     return gate.reshape(-1, self.rank, self.heads)
@@ -415,9 +404,7 @@ class Triples(TablePart):
   rank: int = 8
 
   @nn.compact
-  def __call__(
-      self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
-  ) -> jax.Array:
+  def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
     """The sum `[G, C, 1]` float32.
 
     Args:
@@ -447,9 +434,7 @@ class GroupSAGE(TablePart):
   rounds: int = 2
 
   @nn.compact
-  def __call__(
-      self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool
-  ) -> jax.Array:
+  def __call__(self, x: jax.Array, row: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
     """The sum over groups `[G, C, 1]` float32; arguments as `Triples`."""
     states = _ChoiceStates(self.features, name="states", **self.options)(x, row, batch)
     state = _of_configs(states, batch.code)

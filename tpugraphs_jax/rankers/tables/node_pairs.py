@@ -101,9 +101,7 @@ def find_pairs(graph: OpGraph, *, hops: int = HOPS, max_pairs: int = MAX_PAIRS) 
   return pairs
 
 
-def reached(
-    graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int
-) -> tuple[Reached, int]:
+def reached(graph: OpGraph, nbytes: np.ndarray, *, hops: int, max_rows: int) -> tuple[Reached, int]:
   """Nodes that configurable nodes reach along users, through nodes that are not configurable.
 
   Args:
