@@ -1,7 +1,6 @@
-"""Writes docs/report.png, the picture of a report page in README.md.
+"""Writes docs/report.png, the picture of a report page in README.md and docs/reports.md.
 
-    make demo
-    python tools/picture.py out/demo_tile/report.html
+    python tools/picture.py out/listmle/report.html    # of a run of docs/tutorial.md
 
 Needs Chromium (`apt-get install chromium`). The picture shows the upper part of the page in a
 window 1,000 pixels wide.
@@ -26,7 +25,7 @@ def main() -> None:
   parser.add_argument("page", type=Path, help="HTML file of the report")
   parser.add_argument("--out", type=Path, default=ROOT / "docs" / "report.png")
   parser.add_argument("--width", type=int, default=1000, help="pixels")
-  parser.add_argument("--height", type=int, default=1085, help="pixels")
+  parser.add_argument("--height", type=int, default=915, help="pixels")
   args = parser.parse_args()
   browser = shutil.which("chromium") or shutil.which("chromium-browser")
   if browser is None:
