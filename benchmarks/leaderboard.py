@@ -1,6 +1,6 @@
-"""Trains every ranker on your data for some minutes each, and writes one page with the winner.
+r"""Trains every ranker on your data for some minutes each, and writes one page with the winner.
 
-    python benchmarks/leaderboard.py --collection layout:own:outputs --data_root data/own/npz \\
+    python benchmarks/leaderboard.py --collection layout:own:outputs --data_root data/own/npz \
         --minutes 5 --page out/leaderboard.html
 
 The rankers are those of the race (`systems.py`): the presets, the official settings, the default
@@ -14,14 +14,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import race_run
 import systems
-import timing
 
 from tpugraphs_jax import collections
 
@@ -43,7 +41,8 @@ pre { padding: .7rem; overflow-x: auto; border: 1px solid #8886 }
 <p>This command trains it again, with as many steps:</p>
 <pre>{{ command }}</pre>
 <div class="table"><table><tr><th>ranker</th>{% for name in columns %}<th>{{ name }}</th>
-{%- endfor %}<th>updates</th><th>ms a step</th><th>s to rank</th><th>peak MiB</th><th>seeds</th></tr>
+{%- endfor %}<th>updates</th><th>ms a step</th><th>s to rank</th><th>peak MiB</th><th>seeds</th>
+</tr>
 {% for row in rows %}
 <tr><td><code>{{ row.name }}</code></td>{% for cell in row.cells %}<td>{{ cell }}</td>
 {%- endfor %}</tr>
@@ -102,7 +101,8 @@ def page(args: argparse.Namespace, collection: str) -> str:
       budget=f"{args.steps} steps" if args.steps else f"{args.minutes:g} CPU minutes",
       labels=collections.label_kind(str(args.data_root), collections.Collection(collection)),
       command=repeat(collection, ranked[0][0], first, str(args.data_root)),
-      machine=f"{machine['date']}, {machine['processor']}, {machine['device']}, jax {machine['jax']}")
+      machine=f"{machine['date']}, {machine['processor']}, {machine['device']}, "
+              f"jax {machine['jax']}")
 
 
 def _cells(row: Mapping[str, Any], columns: tuple[str, ...]) -> list[str]:

@@ -1,9 +1,9 @@
-"""Ranking quality on programs of families that the models were not trained on.
+r"""Ranking quality on programs of families that the models were not trained on.
 
     python benchmarks/own_quality.py --workdir out/own_quality --out benchmarks/own_quality.json
-    python benchmarks/own_quality.py --workdir out/own_quality --curve 35 70 \\
+    python benchmarks/own_quality.py --workdir out/own_quality --curve 35 70 \
         --variants recommended tables --out benchmarks/own_quality_curve.json
-    python benchmarks/own_quality.py --collection own-programs_cpu --workdir out/own_quality_cpu \\
+    python benchmarks/own_quality.py --collection own-programs_cpu --workdir out/own_quality_cpu \
         --out benchmarks/own_quality_cpu.json
 
 Trains every variant with every seed on a collection, by default the one in `data/own`, in

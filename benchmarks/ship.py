@@ -1,7 +1,7 @@
-"""Adds a trained ranker of layouts to the models that ship, with its card.
+r"""Adds a trained ranker of layouts to the models that ship, with its card.
 
     python benchmarks/own_quality.py --workdir out/own_quality --out benchmarks/own_quality.json
-    python benchmarks/ship.py --run out/own_quality/recommended/0 --data_root data/own/npz \\
+    python benchmarks/ship.py --run out/own_quality/recommended/0 --data_root data/own/npz \
         --seeds benchmarks/own_quality.json
     python benchmarks/ship.py --run out/own_quality_cpu/official/0 --name layout-cpu-measured
 
@@ -78,7 +78,8 @@ def card(name: str, about: Mapping[str, Any]) -> str:
       "The best checkpoint was chosen by the valid families; nothing was chosen by the test "
       "families. Slowdowns are those of the best of the first 1 and 5 configurations. `tuned5` is "
       "that of the best of 5 labels in this order, by `strategy=\"model\"`, and `found8` how often "
-      "8 of them find a better choice than the compiler's own where one is more than 2 % better.", "",
+      "8 of them find a better choice than the compiler's own where one is more than 2 % better.",
+      "",
       "The order is that of the label. Where the label is an estimate the order says nothing of a "
       "real machine that the estimate does not say. On programs unlike these it is worth less.", ""]
   return "\n".join(lines)

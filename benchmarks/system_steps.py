@@ -59,7 +59,8 @@ def table(rows: Mapping[str, Mapping[str, float]]) -> str:
            "|---|---|---|---|---|---|"]
   for name, row in rows.items():
     lines.append(f"| `{name}` | {row['step_ms_before']:,.0f} | {row['step_ms_now']:,.0f} | "
-                 f"{row['ratio']:.2f} | {row['peak_mib_before']:,.0f} | {row['peak_mib_now']:,.0f} |")
+                 f"{row['ratio']:.2f} | {row['peak_mib_before']:,.0f} | "
+                 f"{row['peak_mib_now']:,.0f} |")
   return "\n".join(lines)
 
 

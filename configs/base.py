@@ -44,8 +44,8 @@ class Ranker(NamedTuple):
 _CI = "ci"
 PRESET = "preset="  # in front of the names of published systems
 OWN = "own-"  # in front of the names of own collections
-_ONE_RANKER = ("a config has one collection and one ranker, of which --config.FIELD changes a field "
-               "(--config.model.name=NAME the network)")
+_ONE_RANKER = ("a config has one collection and one ranker, of which --config.FIELD changes a "
+               "field (--config.model.name=NAME the network)")
 
 
 def tile(collection: str = "xla") -> ConfigDict:

@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory):
-  """Three synthetic files a split of `tile:xla` and of `layout:xla:random`; no test changes them."""
+  """Three synthetic files a split of `tile:xla` and `layout:xla:random`; no test changes them."""
   return synthetic.generate(
       tmp_path_factory.mktemp("data"), collections=["tile:xla", "layout:xla:random"], limit=3,
       progress=False)

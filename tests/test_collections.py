@@ -77,7 +77,8 @@ def test_synthetic_data_say_so(tmp_path):
 
 
 def test_released_collections_are_measured(tmp_path):
-  assert collections.label_kind(str(tmp_path), Collection("layout:nlp:random")) == collections.MEASURED
+  kind = collections.label_kind(str(tmp_path), Collection("layout:nlp:random"))
+  assert kind == collections.MEASURED
 
 
 @pytest.mark.parametrize("fields, words", [

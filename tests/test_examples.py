@@ -6,8 +6,8 @@ import importlib
 import commands
 import pytest
 
-MODULES = ("data.npz", "hlo.module_graph", "infra.jobs", "infra.remote", "losses", "metrics", "run.configs",
-           "serve.ensemble", "serve.ranker")
+MODULES = ("data.npz", "hlo.module_graph", "infra.jobs", "infra.remote", "losses", "metrics",
+           "run.configs", "serve.ensemble", "serve.ranker")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -229,8 +229,8 @@ def test_step_over_two_devices_gives_the_loss_and_gradient_of_one():
   def step(scores, labels, where, sum_over_devices, axis=None):
     def local_loss(scores):
       totals, counts = losses.loss_sums(
-          weighted, scores, labels, where=where, options=losses.LossOptions(temperature=10.0), axis=axis
-      )
+          weighted, scores, labels, where=where, options=losses.LossOptions(temperature=10.0),
+          axis=axis)
       return losses.combine(weighted, totals, sum_over_devices(counts))
 
     loss, grad = jax.value_and_grad(local_loss)(scores)
@@ -389,7 +389,8 @@ def test_scores_are_scaled_down_to_the_norm_and_never_up():
 
 
 @pytest.mark.parametrize("field, values", [
-    ("pair_reduction", ("mean",)), ("margin", (-1.0, math.nan)), ("score_norm_clip", (-1.0, math.inf)),
+    ("pair_reduction", ("mean",)), ("margin", (-1.0, math.nan)),
+    ("score_norm_clip", (-1.0, math.inf)),
 ])
 def test_impossible_options_are_refused(field, values):
   for value in values:

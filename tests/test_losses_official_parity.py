@@ -43,7 +43,8 @@ def _slates(record, suffix):
 @functools.cache
 def _value_and_grad(weighted, temperature):
   def value(scores, labels):
-    sums = losses.loss_sums(weighted, scores, labels, options=losses.LossOptions(temperature=temperature))
+    options = losses.LossOptions(temperature=temperature)
+    sums = losses.loss_sums(weighted, scores, labels, options=options)
     return losses.combine(weighted, *sums)
 
   return jax.jit(jax.value_and_grad(value))

@@ -63,8 +63,8 @@ def main() -> None:
     run(bin_ / "tpugraphs-tile", "--config=recommended,ci", "--workdir=out/tile", "--synthetic",
         *_SMALL, folder=here)
     run(bin_ / "tpugraphs-tile", "--mode=evaluate", "--workdir=out/tile", folder=here)
-    run(bin_ / "tpugraphs-layout", "--config=xla-random,gst_ed,ci", "--workdir=out/layout", "--synthetic",
-        *_SMALL, "--config.segments.max_nodes=40", folder=here)
+    run(bin_ / "tpugraphs-layout", "--config=xla-random,gst_ed,ci", "--workdir=out/layout",
+        "--synthetic", *_SMALL, "--config.segments.max_nodes=40", folder=here)
     run(bin_ / "tpugraphs-tile", "--mode=predict", "--ensemble=out/tile,out/tile",
         "--workdir=out/both", folder=here)
     run(bin_ / "python", "-c", _RANK, folder=here)

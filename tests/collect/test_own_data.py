@@ -43,7 +43,8 @@ def test_no_program_has_a_sibling_in_another_split(paths, splits):
   assert len(set.union(*found.values())) == sum(map(len, found.values()))
 
 
-@pytest.mark.parametrize("path", [*_ESTIMATED, *_MEASURED], ids=lambda path: "/".join(path.parts[-3:]))
+@pytest.mark.parametrize(
+    "path", [*_ESTIMATED, *_MEASURED], ids=lambda path: "/".join(path.parts[-3:]))
 def test_a_program_has_its_labels_beside_it(path):
   graph, record = npz.read_layout(path), record_of(path)
   value = {"tpu_estimate": lambda raw: round(raw["optimal_seconds"] * 1e12),

@@ -213,7 +213,8 @@ def _too_long_a_name(members):
 
 @pytest.mark.parametrize("pack", [
     _twice, _too_long_a_name, lambda members: gzip.compress(_tar_bytes(members)),
-    lambda members: _tar_bytes({name: b"PK no zip" for name in members}), lambda members: b"x" * 999])
+    lambda members: _tar_bytes({name: b"PK no zip" for name in members}),
+    lambda members: b"x" * 999])
 def test_an_archive_that_is_refused_leaves_nothing_unpacked(server, tmp_path, pack):
   server.files["npz_tile_xla.tar"] = pack(_members(TILE))
   with pytest.raises((download.DownloadError, OSError)) as error:

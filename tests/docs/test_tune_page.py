@@ -13,7 +13,6 @@ import recorded
 from tpugraphs_jax.collect import measure
 
 
-
 def blocks(page="tune"):
   """The Python of a page; of `tune` the function, measured here, estimated for a TPU, in a file."""
   text = (commands.ROOT / "docs" / f"{page}.md").read_text()

@@ -188,7 +188,8 @@ def test_data_are_read_from_a_bucket(data_root, source):
   assert not collections.is_synthetic(f"{data_root}/x/npz", collection)
 
 
-def test_a_store_in_a_bucket_is_built_once_for_all_machines(bucket, data_root, monkeypatch, tmp_path):
+def test_a_store_in_a_bucket_is_built_once_for_all_machines(
+    bucket, data_root, monkeypatch, tmp_path):
   place = f"{bucket}/store"
   build = lambda: store.ensure_store(
       data_root, "layout:xla:random", "valid", store_dir=place, progress=False)

@@ -10,8 +10,8 @@ from tpugraphs_jax.data import download, store
 from tpugraphs_jax.infra import console
 from tpugraphs_jax.run import dry_run
 
-SMALL = {"model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 3, "batch.slates_per_epoch": 12,
-         "batch.graphs": 4}
+SMALL = {"model.num_layers": 1, "model.hidden_dim": 8, "train.epochs": 3,
+         "batch.slates_per_epoch": 12, "batch.graphs": 4}
 
 
 def told(config, data_root, scratch):
@@ -49,7 +49,8 @@ def test_steps_and_evaluations_are_those_of_the_config(tile):
 
 
 def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path):
-  config = parts.config_of("layout", "xla-random,full,ci", **{"data.store_dir": str(tmp_path / "store")})
+  config = parts.config_of(
+      "layout", "xla-random,full,ci", **{"data.store_dir": str(tmp_path / "store")})
   found = by_name(told(config, data_root, tmp_path / "scratch"))
   assert not (tmp_path / "store").exists()
   assert "for 7 graphs not yet in it" in found["store"]
@@ -65,11 +66,13 @@ def test_a_store_that_is_not_built_is_bounded_and_not_built(data_root, tmp_path)
   assert sum(path.stat().st_size for path in large) - 128 * len(large) <= 1.005 * bound
 
 
-@pytest.mark.parametrize("kind, collection", [("tile", "tile:xla"), ("layout", "layout:xla:random")])
+@pytest.mark.parametrize(
+    "kind, collection", [("tile", "tile:xla"), ("layout", "layout:xla:random")])
 def test_without_data_the_published_sizes_are_told(kind, collection, tmp_path):
   config = parts.config_of(kind, "ci" if kind == "tile" else "xla-random,full,ci")
   found = by_name(told(config, tmp_path / "nowhere" / "npz", tmp_path / "scratch"))
-  assert f"about {console.size(1e9 * download.PUBLISHED[collection].gigabytes)}" in found["download"]
+  published = console.size(1e9 * download.PUBLISHED[collection].gigabytes)
+  assert f"about {published}" in found["download"]
   assert f"--collections {collection}" in found["download"]
   assert ("store" in found) == (kind == "layout") and "not measured" in found["time"]
   assert not (tmp_path / "nowhere").exists()
@@ -79,4 +82,5 @@ def test_missing_data_for_measuring_are_named(data_root, tmp_path):
   shutil.copytree(data_root / "tile" / "xla" / "train", tmp_path / "npz" / "tile" / "xla" / "train")
   for place, there in (("npz", "only train"), ("nowhere", "no data")):
     lines = told(parts.config_of("tile", "ci"), tmp_path / place, tmp_path / f"scratch_{place}")
-    assert f"needs the splits train and valid: {there} at {tmp_path / place}" in by_name(lines)["time"]
+    needs = f"needs the splits train and valid: {there} at {tmp_path / place}"
+    assert needs in by_name(lines)["time"]

@@ -157,7 +157,8 @@ def test_a_run_says_what_it_does_and_how_it_ended(jobs, kind):
   assert COLLECTIONS[kind] in page["task"] and page["training"].startswith(f"{len(files)} graphs")
   (end,) = [line for line in told if line.startswith("training ended")]
   assert re.fullmatch(
-      r"training ended at step 12: last epoch \(3\); best valid_sample/\w+ 0\.\d{4} at step \d+", end)
+      r"training ended at step 12: last epoch \(3\); "
+      r"best valid_sample/\w+ 0\.\d{4} at step \d+", end)
   assert "skipped" not in jobs.ended[f"{kind}_whole"].err
   assert not any("\r" in jobs.ended[name].out + jobs.ended[name].err for name in jobs.ended)
 

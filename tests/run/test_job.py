@@ -202,7 +202,8 @@ def test_ties_are_ranked_in_file_order(kind, tmp_path):
   graphs = [graph_of(kind, "same", [0] * 40, same=True), graph_of(kind, "some", [0] * 6)]
   job = fitted(kind, graphs)
   # Equal configurations are scored once, so that their made-up scores do not matter.
-  job.ranker.scorer = made_up(job.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]})
+  job.ranker.scorer = made_up(
+      job.ranker.family, {"same": np.arange(40)[::-1], "some": [2, 1, 2, 1, 0, 2]})
   np.testing.assert_array_equal(job.ranker.rank(graphs[0])[0], np.arange(40))
   results.predict(job.data, written(tmp_path / "npz", kind, test=graphs), job.ranker, tmp_path)
   saved, name = submission.read_results(tmp_path / "results.csv"), job.ranker.collection.name

@@ -53,7 +53,8 @@ SIMPLE = {
                             "--config.loss.losses is 'MSE', expected NAME:WEIGHT, as in MSE:1"),
     "sampling": ("tile", "--config.batch.sampling=x", "sampling is 'x', expected one of"),
     "rate": ("tile", "--config.optimizer.learning_rate=-1", "learning_rate is -1.0, expected"),
-    "pooling": ("layout", "--config.model.pooling=('x',)", "pooling has 'x', expected some of mean"),
+    "pooling": (
+        "layout", "--config.model.pooling=('x',)", "pooling has 'x', expected some of mean"),
     "collection": ("layout", "--config.data.source=x", "source is 'x', expected one of"),
     "typing error": ("tile", "--wrokdir=x", "Unknown command line flag 'wrokdir'. Did you"),
     "mode": ("tile", "--mode=x", "value should be one of <train|evaluate"),
@@ -83,7 +84,8 @@ def mistakes(tmp_path_factory):
                      "npz: download them (python -m tpugraphs_jax.data.download --data_root ~")
   runs["two sources"] = (flags("tile", jobs, new(), "--synthetic"),
                          "--synthetic makes data of its own: give it or --data_root")
-  runs["bucket"] = ["run_tile.py", "--workdir=zz://a/b"], "zz://a/b cannot be reached (Protocol not known: zz)"
+  runs["bucket"] = (["run_tile.py", "--workdir=zz://a/b"],
+                    "zz://a/b cannot be reached (Protocol not known: zz)")
   runs["two variants"] = (flags("layout", jobs, new(), config="configs/layout.py:gst_e,full"),
                           "takes one of gst_e and full")
   runs["data_root"] = (["run_tile.py", "--data_root=/nowhere", f"--workdir={new()}"],
@@ -105,7 +107,8 @@ def mistakes(tmp_path_factory):
       ["run_tile.py", f"--workdir={whole}", "--mode=evaluate", "--config.loss.temperature=3"],
       "checkpoint of another config: --config.loss.temperature is 10.0 there and 3.0 here")
   runs["not finite"] = (flags("tile", jobs, new(), "--config.optimizer.learning_rate=1e30"),
-                        "lower --config.optimizer.learning_rate or set --config.optimizer.clip_norm")
+                        "lower --config.optimizer.learning_rate or set "
+                        "--config.optimizer.clip_norm")
   root = damaged(jobs, folder, "tile", split="valid", keep=3)
   runs[SKIPPED] = flags("tile", jobs, new(), f"--data_root={root}", "--mode=train",
                         "--config.data.skip_bad_files=True", "--config.train.epochs=1"), ""
@@ -146,8 +149,9 @@ def snapshot(folder):
 
 NAMES = [
     *SIMPLE, "variant", "variant of layouts", "two variants", "config file", "no workdir",
-    "no data", "two sources", "bucket", "data_root", "workdir is a file", "indices", "evaluate untrained",
-    "predict untrained", "used workdir", "another config", "evaluate another config", "not finite",
+    "no data", "two sources", "bucket", "data_root", "workdir is a file", "indices",
+    "evaluate untrained", "predict untrained", "used workdir", "another config",
+    "evaluate another config", "not finite",
     *(f"{kind} {what}" for kind in COMMANDS
       for what in ("without train", "without valid", "without test", "of another name",
                    "truncated", "all truncated"))]

@@ -32,7 +32,8 @@ def a_run(out, command=("true",)):
     ([], {}),
     (["optimizer.learning_rate:1e-3,3e-3"], {"optimizer.learning_rate": ["1e-3", "3e-3"]}),
     (["a.b:x", "a.c:1,2"], {"a.b": ["x"], "a.c": ["1", "2"]}),
-    (["model.pooling:('mean',),('max','mean')"], {"model.pooling": ["('mean',)", "('max','mean')"]}),
+    (["model.pooling:('mean',),('max','mean')"],
+     {"model.pooling": ["('mean',)", "('max','mean')"]}),
     (["loss.losses:'ListMLELoss:1,MSE:0.02',MSE:1"],
      {"loss.losses": ["'ListMLELoss:1,MSE:0.02'", "MSE:1"]})])
 def test_a_grid_is_fields_with_values(texts, expected):
@@ -112,7 +113,8 @@ ARGUMENTS = ["--config=tile.py:ci", "--out=OUT"]
     (["--grid=optimizer.rate:1"], "'optimizer.rate', and the config has no such field"),
     (["--grid=optimizer.learning_rat:1"], "did you mean optimizer.learning_rate? --print_config"),
     (["--grid=x"], "expected FIELD:VALUE"),
-    (["--config=recommended"], "--config=recommended, expected FILE.py:VARIANT such as tile.py:"), (["--config=nope.py"], "nope.py is missing")])
+    (["--config=recommended"], "--config=recommended, expected FILE.py:VARIANT such as tile.py:"),
+    (["--config=nope.py"], "nope.py is missing")])
 def test_mistakes_take_one_line(more, complaint, tmp_path, capsys):
   arguments = [part.replace("OUT", str(tmp_path / "out")) for part in ARGUMENTS]
   assert sweep.main([*arguments, *more]) == 2
@@ -154,7 +156,8 @@ def test_missing_runs_are_done_and_the_sweep_is_summed_up(tmp_path, monkeypatch,
   assert sweep.main([*arguments, "--seeds=2", "--", "--runner=X"]) == 0
   assert done == ["base/seed_1"] and (tmp_path / "report.html").read_text() == "2"
   said = capsys.readouterr().out
-  assert "2 runs, of which 1 are done" in said and "seed_0 and 1 more: Kendall tau 1.000, mean of 6" in said
+  assert "2 runs, of which 1 are done" in said
+  assert "seed_0 and 1 more: Kendall tau 1.000, mean of 6" in said
   monkeypatch.setattr(jobs, "run", lambda *args, **options: None)
   assert sweep.main([*arguments, "--seeds=3"]) == 1  # one is still missing
   assert "2 of 3 runs are done" in capsys.readouterr().out

@@ -123,7 +123,8 @@ def model_of(**options) -> SegmentModel:
   return SegmentModel(ToyModel(), **options)
 
 
-def family_of(model: SegmentModel | None = None, *, segments: int = 2, configs: int = 2) -> Segments:
+def family_of(
+    model: SegmentModel | None = None, *, segments: int = 2, configs: int = 2) -> Segments:
   """The family of the toy model, with batches of `segments` and `configs` in evaluation."""
   fields = {} if model is None else {
       f"segments.{name}": getattr(model, name)

@@ -108,7 +108,8 @@ def per_lookup(params, batch):
 def test_chunks_of_configurations_take_the_same_step(train_step):
   chunked = step_lib.make_train_step(
       MODEL, OPTIMIZER, losses_lib.LossOptions(
-          losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2), config_chunk=CONFIGS // 2)
+          losses=LOSSES, temperature=TEMPERATURE, kernel_l2=KERNEL_L2, activity_l2=ACTIVITY_L2),
+      config_chunk=CONFIGS // 2)
   expected = take_step(train_step, device_batches(1))
   comparing.assert_trees_close(take_step(chunked, device_batches(1)), expected)
 

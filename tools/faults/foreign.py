@@ -192,7 +192,7 @@ def keys(folder: Path, *, times: int, rng: np.random.Generator) -> Row:
   """Names of files of a bucket, made of parts that lead somewhere else."""
   row = Row("sent, key of a bucket")
   parts = ("..", ".", "", "a", "~", "/", "\\", "\0", "...", "b c")
-  for number in range(times):
+  for _ in range(times):
     key = "/".join(rng.choice(parts, rng.integers(1, 6)))
     try:
       path = Path(os.path.normpath(trust.inside(folder, key)))

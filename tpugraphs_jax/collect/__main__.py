@@ -1,6 +1,6 @@
-"""`python -m tpugraphs_jax.collect`: labels layout choices of programs, as a data set.
+r"""`python -m tpugraphs_jax.collect`: labels layout choices of programs, as a data set.
 
-  python -m tpugraphs_jax.collect --programs examples/programs --label tpu_estimate \\
+  python -m tpugraphs_jax.collect --programs examples/programs --label tpu_estimate \
       --target v3 --configs 48 --out data/own --collection layout:own:programs
 
 writes `OUT/npz/layout/own/NAME/SPLIT/PROGRAM.npz` in the released format, and

@@ -199,6 +199,7 @@ def _sha256(program: programs.Program) -> str:
 
 
 def main(argv: list[str]) -> int:
+  """Labels one program, described as JSON in the first argument; returns the exit code."""
   try:
     collect(Job(**json.loads(argv[0])))
   except (ValueError, OSError) as error:

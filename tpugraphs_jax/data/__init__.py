@@ -1,0 +1,1 @@
+"""Data: files and stores of graphs, their features, batches of padded arrays."""

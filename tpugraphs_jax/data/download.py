@@ -1,6 +1,6 @@
-"""Fetches the released collections: resumes, verifies, unpacks.
+r"""Fetches the released collections: resumes, verifies, unpacks.
 
-  python -m tpugraphs_jax.data.download --data_root ~/data/tpugraphs/npz \\
+  python -m tpugraphs_jax.data.download --data_root ~/data/tpugraphs/npz \
       --collections tile:xla layout:xla:random
 
 An archive arrives as `<archive>.part` in the data folder, and a run that was

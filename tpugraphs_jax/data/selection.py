@@ -41,8 +41,8 @@ class TileOptions(Options):
       ("released",), "blocks of features of a tile",
       one_of=feature_blocks.CONFIG_FEATURES["tile"])
   duplicate_policy: str = option(
-      "keep", "equal configurations of a training graph: keep all, the first, the fastest (min), or "
-      "their mean", one_of=DUPLICATE_POLICIES)
+      "keep", "equal configurations of a training graph: keep all, the first, the fastest (min), "
+      "or their mean", one_of=DUPLICATE_POLICIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +185,8 @@ class LayoutData(_Data):
     return graphs
 
   def _left(self, graphs: list[OpGraph]) -> list[OpGraph]:
-    left = [graph for graph in graphs if not any(word in graph.name for word in self.options.leave_out)]
+    words = self.options.leave_out
+    left = [graph for graph in graphs if not any(word in graph.name for word in words)]
     if len(left) < len(graphs):
       logging.warning("data.leave_out leaves out %d of %d training graphs of %s",
                       len(graphs) - len(left), len(graphs), self.collection.name)

@@ -104,7 +104,7 @@ def ensure_store(
       bad = _build(
           {file: folders[file] for file in todo}, workers=workers, beam=beam,
           stop_at_error=not skip_bad_files, bar=f"{collection} {split}" if progress else None)
-  for file, error in bad.items():
+  for error in bad.values():
     logging.warning("skipped %s", error)
   return [folder for file, folder in folders.items() if file not in bad]
 

@@ -61,6 +61,7 @@ def full_name(target: str) -> str:
 
 
 def libtpu_version() -> str:
+  """The version of the installed TPU compiler."""
   return importlib.metadata.version("libtpu")
 
 

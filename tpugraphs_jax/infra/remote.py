@@ -256,7 +256,7 @@ def _put(system: Any, root: str, files: Mapping[str, Path]) -> None:
 
 
 def _files(system: Any, root: str) -> dict[str, dict[str, Any]]:
-  """fsspec's description of every file below a folder, by its name relative to the folder.
+  """The fsspec description of every file below a folder, by its name relative to the folder.
 
   Where the folder has an index, only the files that the index names.
   """

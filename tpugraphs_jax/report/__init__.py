@@ -61,6 +61,6 @@ def require_plots() -> None:
   """Refuses (ImportError) to go on without the packages of the extra `plots`."""
   try:
     import jinja2  # noqa: F401
-    import matplotlib
+    import matplotlib  # noqa: F401
   except ImportError as error:
     raise ImportError(f"{error.name} is missing: pip install 'tpugraphs-jax[plots]'") from error

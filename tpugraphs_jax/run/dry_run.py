@@ -135,7 +135,8 @@ def _store_lines(
         missing, bound = missing + 1, bound + _stored_bytes(file)
   text = f"store       {console.size(stored)}"
   if missing:
-    text += f", and at most about {console.size(bound)} for {_number(missing, 'graph')} not yet in it"
+    text += (f", and at most about {console.size(bound)} for {_number(missing, 'graph')} not yet "
+             "in it")
   is_own = Path(config.data_root).is_relative_to(scratch)
   return bool(missing) and not is_own, text
 

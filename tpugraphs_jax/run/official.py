@@ -1,8 +1,8 @@
-"""Weights of the official TensorFlow baseline as a model of this project, and back.
+r"""Weights of the official TensorFlow baseline as a model of this project, and back.
 
-    python -m tpugraphs_jax.run.official --config=tile.py:EarlyJoinSAGE --weights=weights.npz \\
+    python -m tpugraphs_jax.run.official --config=tile.py:EarlyJoinSAGE --weights=weights.npz \
         --data_root=~/data/tpugraphs/npz --out=out/official
-    python -m tpugraphs_jax.run.official --model=out/tile --data_root=~/data/tpugraphs/npz \\
+    python -m tpugraphs_jax.run.official --model=out/tile --data_root=~/data/tpugraphs/npz \
         --weights=weights.npz
 
 The first command makes a folder from weights, which then evaluates and ranks like one that was

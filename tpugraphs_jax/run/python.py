@@ -76,8 +76,8 @@ def train_model(
   with found.unlocked():
     found.data_root = str(data_root)
   if not resume and (workdir / model_file.CONFIG_FILE).exists():
-    raise ValueError(f"{workdir} holds a run already: go on with it by resume=True, or give another "
-                     "workdir")
+    raise ValueError(f"{workdir} holds a run already: go on with it by resume=True, or give "
+                     "another workdir")
   training.run(found, workdir, mode="train", resume=resume)
   training.run(found, workdir, mode="evaluate")
   if predict:

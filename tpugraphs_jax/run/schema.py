@@ -125,8 +125,8 @@ def check_task(config: ConfigDict) -> None:
     lacking = [section] if fields is None else [
         f"{section}.{name}".lstrip(".") for name in of_class.defaults() if name not in fields]
     if lacking:
-      raise ValueError(f"task is {task}, but the config has no {lacking[0]}: name a file and variant "
-                       "of that task in --config")
+      raise ValueError(f"task is {task}, but the config has no {lacking[0]}: name a file and "
+                       "variant of that task in --config")
 
 
 def _at(config: ConfigDict, section: str) -> Any:
@@ -148,15 +148,17 @@ def _check_names(
   for name in fields:
     if name not in known:
       field = f"{section}.{name}".lstrip(".")
+      near = options.nearest(field, [*described(config), *names])
       raise ValueError(f"the config has a field {field!r} that nothing reads; "
-                       f"{options.nearest(field, [*described(config), *names])}--print_config lists all")
+                       f"{near}--print_config lists all")
 
 
 def _check_pairs(config: ConfigDict) -> None:
   """The rules that span sections."""
   batch, target, data = config.batch, config.batch.target, config.data
   log.Profile(config.profile_steps, Path())  # refuses steps that it cannot read
-  if kind_of(config) == "layout" and data.source != collections.OWN and data.search not in _SEARCHES:
+  is_released = data.source != collections.OWN
+  if kind_of(config) == "layout" and is_released and data.search not in _SEARCHES:
     raise ValueError(f"data.search is {data.search!r}, expected {' or '.join(_SEARCHES)}")
   if batch.config_chunk and batch.configs % batch.config_chunk:
     raise ValueError(f"batch.config_chunk is {batch.config_chunk}, expected a divisor of "

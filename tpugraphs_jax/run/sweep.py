@@ -1,6 +1,6 @@
-"""Many runs of one config: every point of a grid with every seed.
+r"""Many runs of one config: every point of a grid with every seed.
 
-  python -m tpugraphs_jax.sweep --config=configs/tile.py:recommended \\
+  python -m tpugraphs_jax.sweep --config=configs/tile.py:recommended \
       --grid=optimizer.learning_rate:1e-3,3e-3 --seeds=3 --out=out/rates
 
 Each run is a process of the usual command in a working folder of its own below `--out`.

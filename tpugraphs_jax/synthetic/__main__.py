@@ -10,6 +10,7 @@ from tpugraphs_jax.synthetic import generate, SCALES
 
 
 def main(argv: list[str] | None = None) -> None:
+  """Writes the collections that the arguments name."""
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.synthetic",
       description="Writes synthetic collections in the released form.")

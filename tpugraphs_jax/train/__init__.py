@@ -1,0 +1,1 @@
+"""Training: step, state, loop, checkpoints, log."""

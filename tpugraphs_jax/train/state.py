@@ -107,7 +107,8 @@ class Optimizer(Options):
   clip_norm: float = option(
       0.0, "largest L2 norm of all gradients together; 0 = no clipping", least=0)
   clip_norm_per_variable: float = option(
-      0.0, "largest L2 norm of each variable's gradient (Keras' clipnorm); 0 = no clipping", least=0)
+      0.0, "largest L2 norm of each variable's gradient (Keras' clipnorm); 0 = no clipping",
+      least=0)
   accumulation_steps: int = option(1, "steps whose mean gradient makes one update", least=1)
   average_decay: float = option(
       0.0, "decay of a moving average of the parameters (EMA), which is then judged; 0 = none",

@@ -114,7 +114,6 @@ def make_train_step(
     collections: further variables that the model sows, returned as `state.extra`.
     devices: to compile for; all of this run unless given.
   """
-
   losses = options.weighted
 
   def loss_fn(params, perturbations, batch, key):

@@ -30,7 +30,7 @@ def needs(method: str) -> None:
     (372, 1000, [0, 372]), (999, 1000, [0, 999]), (1000, 1000, [0, 501, 1000]),
     (3163, 1000, [0, 791, 1582, 2373, 3163]), (4, 2, [0, 2, 4]), (7, 2, [0, 2, 4, 6, 7])])
 def test_ranges_have_the_published_borders(nodes, max_nodes, borders):
-  """n // 1000 + 1 parts of n // parts + 1 nodes, of which the last may be short or missing."""
+  """Published: n // 1000 + 1 parts of n // parts + 1 nodes; the last may be short or missing."""
   segment = partition.partition(graph(nodes), method="published", max_nodes=max_nodes)
   assert np.searchsorted(segment, range(len(borders))).tolist() == borders
 

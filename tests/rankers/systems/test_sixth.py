@@ -117,10 +117,11 @@ def test_layers_and_scores_are_the_published_ones(case):
 
 
 def activations(case: Case, layers: dict) -> dict:
-  """`[C, nodes, F]` by the published names, from the outputs of linear layers and convolutions, in float64."""
+  """`[C, nodes, F]` float64 by published names, from outputs of linear layers and convolutions."""
   nodes = case.record["expected/activation_nodes"]
   of = lambda name: np.asarray(layers[name].everywhere(), np.float64)[: len(case.prepared.opcode)]
-  found = {"early_mlp.0": of("early_0"), "late_mlp": gelu(normal(np.asarray(layers["late_1"][0], np.float64)))}
+  found = {"early_mlp.0": of("early_0"),
+           "late_mlp": gelu(normal(np.asarray(layers["late_1"][0], np.float64)))}
   seen = []
   x = gelu(normal(of("early_1" if "early_1" in layers else "early_0")))
   found["early_mlp"] = x

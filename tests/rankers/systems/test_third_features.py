@@ -16,8 +16,10 @@ _COUNTED = [*range(21, 27), *range(31, 37), *range(37, 43), *range(53, 59), *ran
 
 
 def slow_shapes(graph):
-  """Operand shapes `[N, 16]` by a loop. Random shapes fit no product and no window, so that
-  operands stay in the order of edges."""
+  """Operand shapes `[N, 16]` by a loop.
+
+  Random shapes fit no product and no window, so that operands stay in the order of edges.
+  """
   rows = []
   for node in range(graph.num_nodes):
     if graph.node_opcode[node] not in (26, 34):
@@ -65,7 +67,7 @@ def test_tile_modulo_equals_the_formula_of_every_column():
 
 
 def test_walks_on_a_chain_of_three_nodes_by_hand():
-  """a feeds b, b feeds c, c feeds the output: a walk to consumers never comes back."""
+  """Node a feeds b, b feeds c, c feeds the output: a walk to consumers never comes back."""
   graph = whole_numbers(0, nodes=3, edges=0)
   feat = np.zeros_like(graph.node_feat)
   feat[2, 0] = 1  # the root

@@ -72,7 +72,8 @@ def test_the_compilers_own_order_costs_nothing_unless_a_user_has_another_one():
   other = next(node for node in range(graph.num_nodes) if node not in graph.config_node)
   feat[other] = feat[number]
   feat[other, NODE["minor_to_major"]] = [0, 1, 2, 0, 0, 0]
-  turned = dataclasses.replace(graph, node_feat=feat, edge_index=np.array([[other, number]], np.int32))
+  turned = dataclasses.replace(
+      graph, node_feat=feat, edge_index=np.array([[other, number]], np.int32))
   assert not traffic.changes_nothing(turned, node, row)[node == 1].any()
 
 
@@ -108,7 +109,8 @@ def test_a_score_is_the_sum_of_costs_and_0_for_what_is_left_to_the_compiler():
   costs, none = network.apply(params, batch, method="node_tables")
   code = batch.code[batch.choices.group]
   np.testing.assert_allclose(
-      scores, np.take_along_axis(np.asarray(costs), code.astype(int), axis=1).sum(axis=0), rtol=1e-5)
+      scores, np.take_along_axis(np.asarray(costs), code.astype(int), axis=1).sum(axis=0),
+      rtol=1e-5)
   assert none is None
   looked_up = table_sums(*network.apply(params, batch, method="tables"), batch)
   np.testing.assert_array_equal(scores, looked_up[0, :, 0])

@@ -1,0 +1,1 @@
+"""Graph Segment Training, for networks of layouts and of published systems."""

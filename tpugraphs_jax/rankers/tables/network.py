@@ -414,7 +414,8 @@ class Triples(TablePart):
       train: whether states are dropped.
     """
     states = _ChoiceStates(self.features, name="states", **self.options)(x, row, batch)
-    factors = self.dense("factors", 2 * self.rank)(self.drop(states, batch.group_graph, batch, train))
+    states = self.drop(states, batch.group_graph, batch, train)
+    factors = self.dense("factors", 2 * self.rank)(states)
     end, middle = jnp.split(_of_configs(factors.astype(jnp.float32), batch.code), 2, axis=-1)
     weight = _ColumnWeights(self.rank, name="weights", **self.options)(x, batch, train=train)
     total = _from_neighbours(end, weight, batch)

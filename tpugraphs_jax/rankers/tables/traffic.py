@@ -46,8 +46,8 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
     `[U, F]` float32. First the padded bytes of the output in the chosen order, over the bytes
     that the program's convolutions and dots read and write in the order that pads least; 0
     where the order is left to the compiler or `changes_nothing`. Then padding, the padding of the
-    reversed order and of the best one, which dimensions are minor, bytes, kind of the node, and what uses it,
-    directly and beyond nodes that keep its shape.
+    reversed order and of the best one, which dimensions are minor, bytes, kind of the node, and
+    what uses it, directly and beyond nodes that keep its shape.
   """
   feat, at = graph.node_feat, graph.config_node[node]
   dims = feat[:, feature_blocks.DIMENSIONS]
