@@ -8,7 +8,7 @@ LANES := test-faults test-hosts test-systems test-docs
 STARTED := $(shell date +%s)
 TOOK = $$(($$(date +%s) - $(STARTED))) s
 
-.PHONY: install test test-all $(LANES) demo docs wheel benchmarks clean
+.PHONY: install lint test test-all $(LANES) demo docs wheel benchmarks clean
 
 install: $(VENV)/.installed
 
@@ -22,6 +22,10 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@
 	@echo "installation took $(TOOK)"
+
+# Style, imports, docstrings and types; settings are in pyproject.toml.
+lint: install
+	$(BIN)/ruff check .
 
 # In the order of names: slow files begin early, so that no core waits for them at the end.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-import plain  # noqa: E402
-import timing  # noqa: E402
+import plain
+import timing
 
 from tpugraphs_jax import losses as losses_lib
 from tpugraphs_jax.data.batching import LayoutBatch

@@ -20,11 +20,11 @@ LANES = {
 }
 _HERE = pathlib.Path(__file__).parent
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
-from tpugraphs_jax import synthetic  # noqa: E402
-from tpugraphs_jax.infra import parallel  # noqa: E402
+from tpugraphs_jax import synthetic
+from tpugraphs_jax.infra import parallel
 
 jax.config.update("jax_platforms", "cpu")
 # Tests compile much and compute little. Commands that tests start inherit the flags.

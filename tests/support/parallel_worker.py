@@ -17,13 +17,13 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4 // int(sys.argv[6]))
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-import random_graphs  # noqa: E402
-import toy  # noqa: E402
+import random_graphs
+import toy
 
-from tpugraphs_jax.data import batching  # noqa: E402
-from tpugraphs_jax.infra import parallel  # noqa: E402
-from tpugraphs_jax.rankers import base  # noqa: E402
-from tpugraphs_jax.rankers import scorer as scorer_lib  # noqa: E402
+from tpugraphs_jax.data import batching
+from tpugraphs_jax.infra import parallel
+from tpugraphs_jax.rankers import base
+from tpugraphs_jax.rankers import scorer as scorer_lib
 
 
 class Batches:
