@@ -1,4 +1,4 @@
-"""Layout configurations in factored form, `graph.LayoutConfigs`, from blocks of the released form."""
+"""Layout configurations in factored form (`graph.LayoutConfigs`) from blocks of released files."""
 
 from __future__ import annotations
 

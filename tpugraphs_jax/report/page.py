@@ -92,7 +92,7 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
 
 
 def _differences(groups: Sequence[Group]) -> dict[str, Any]:
-  """Fields in which configs differ, a row for each field, or for each config where these are more."""
+  """Fields in which configs differ: a row for each field, or for each config if those are more."""
   rows = [["field", *(group.name for group in groups)], *runs_lib.differences(groups)]
   if len(rows) < len(groups):
     (_, *fields), *rows = zip(*rows)
