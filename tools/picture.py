@@ -1,9 +1,10 @@
 """Writes docs/report.png, the picture of a report page in README.md and docs/reports.md.
 
-    python tools/picture.py out/listmle/report.html    # of a run of docs/tutorial.md
+    make demo
+    python tools/picture.py out/demo_tile/report.html
 
 Needs Chromium (`apt-get install chromium`). The picture shows the upper part of the page in a
-window 1,000 pixels wide.
+window 700 pixels wide, two pixels of the picture for each.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("page", type=Path, help="HTML file of the report")
   parser.add_argument("--out", type=Path, default=ROOT / "docs" / "report.png")
-  parser.add_argument("--width", type=int, default=1000, help="pixels")
-  parser.add_argument("--height", type=int, default=915, help="pixels")
+  parser.add_argument("--width", type=int, default=700, help="pixels")
+  parser.add_argument("--height", type=int, default=1000, help="pixels")
   args = parser.parse_args()
   browser = shutil.which("chromium") or shutil.which("chromium-browser")
   if browser is None:
@@ -33,7 +34,7 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as profile:
     subprocess.run(
         [browser, "--headless", *_QUIET, f"--user-data-dir={profile}",
-         f"--window-size={args.width},{args.height}", f"--screenshot={args.out.resolve()}",
+         f"--window-size={args.width},{args.height}", "--force-device-scale-factor=2", f"--screenshot={args.out.resolve()}",
          args.page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
   print(f"wrote {args.out}")
 

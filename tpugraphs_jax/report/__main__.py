@@ -31,7 +31,8 @@ def write_png(runs: Sequence[Run], folder: str, graph: str) -> None:
   """Writes every figure into a folder, each with the kind of its labels."""
   from tpugraphs_jax.report import figures, page  # they need the extra `plots`
 
-  comparisons, graph = runs_lib.comparisons(runs), page.choose(runs, graph)
+  page.check_judged(runs, graph)
+  comparisons = runs_lib.comparisons(runs)
   for each in comparisons:
     start = f"{each.runs[0].collection} " * (len(comparisons) > 1)
     for title, drawn in figures.all_of(each, page.graph_of(each, graph)).items():

@@ -157,8 +157,8 @@ def _slowdowns(comparison: Comparison) -> figure.Figure:
                       lw=0, label="{} to {} % of the graphs".format(*_BAND))
   for group, colour in _coloured(groups):
     plot([graph.slowdowns for graph in group.judged], "o-", color=colour, label=group.name)
-    if all(graph.tuned_slowdowns for graph in group.judged):
-      plot([graph.tuned_slowdowns for graph in group.judged], "s:", color=colour,
+    if all(graph.tune_slowdowns for graph in group.judged):
+      plot([graph.tune_slowdowns for graph in group.judged], "s:", color=colour,
            label=tune_name(group))
   plot([metrics.random_slowdown(graph.label, ks) for graph in run.judged], "x--", color=_GREY,
        label=RANDOM)

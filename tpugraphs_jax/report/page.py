@@ -42,26 +42,22 @@ def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
   environment.tests["numeric"] = lambda column: all(
       isinstance(cell, (int, float, tuple)) or cell == "" for cell in column)
   template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-  chosen, comparisons = choose(runs, graph), runs_lib.comparisons(runs)
+  check_judged(runs, graph)
+  comparisons = runs_lib.comparisons(runs)
   return environment.from_string(template).render(
-      runs=runs, sections=[_section(each, chosen) for each in comparisons], ended=_ended(runs),
+      runs=runs, sections=[_section(each, graph) for each in comparisons], ended=_ended(runs),
       names=list(dict.fromkeys(name for each in comparisons for name in each.references)),
       about={run.name: _about(run) for run in runs},
       links={run.name: _links(run, folder) for run in runs},
       now=f"{datetime.datetime.now():%Y-%m-%d %H:%M}")
 
 
-def choose(runs: Sequence[Run], name: str) -> str:
-  """That name, if any run judged the graph.
-
-  Raises:
-    ValueError: none did.
-  """
+def check_judged(runs: Sequence[Run], name: str) -> None:
+  """Refuses (ValueError) the name of a graph that no run judged."""
   known = list(dict.fromkeys(graph.name for run in runs for graph in run.judged))
   if name and name not in known:
     raise ValueError(f"no run judged a graph {name!r}; known are "
                      f"{', '.join(known[:5]) or 'none: evaluate first'} ...")
-  return name
 
 
 def graph_of(comparison: Comparison, name: str) -> Judged | None:
@@ -127,13 +123,13 @@ def _ended(runs: Sequence[Run]) -> dict[str, Any]:
 
 def _graphs(groups: Sequence[Group]) -> dict[str, Any]:
   """A row for every graph, the lowest Kendall tau of the first config first."""
-  shown, order = groups[:_BESIDE], groups[0].by_tau
+  best, order = groups[:_BESIDE], groups[0].by_tau
   of = lambda group: f", {group.name}" * (len(groups) > 1)
-  taus = [group.by_graph(lambda graph: graph.kendall_tau) for group in shown]
-  firsts = [group.by_graph(lambda graph: graph.slowdowns[1]) for group in shown]
+  taus = [group.by_graph(lambda graph: graph.kendall_tau) for group in best]
+  firsts = [group.by_graph(lambda graph: graph.slowdowns[1]) for group in best]
   return _table(
-      ["graph", "nodes", "configurations", *(f"Kendall tau{of(group)}" for group in shown),
-       *(f"slowdown1{of(group)}" for group in shown), f"slowdown of {DEFAULT}"],
+      ["graph", "nodes", "configurations", *(f"Kendall tau{of(group)}" for group in best),
+       *(f"slowdown1{of(group)}" for group in best), f"slowdown of {DEFAULT}"],
       [[graph.name, graph.nodes, len(graph.scores),
         *(column.get(graph.name, math.nan) for column in taus + firsts), graph.default_slowdown]
        for graph in order[:_LISTED]])

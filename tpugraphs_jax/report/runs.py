@@ -55,8 +55,8 @@ class Judged(judge.Judged):
     return metrics.top_k_slowdown(self.scores, self.label, ks)
 
   @functools.cached_property
-  def tuned_slowdowns(self) -> dict[int, float]:
-    """Top-k slowdown by k, in the order in which `tune` spends labels; empty if not known."""
+  def tune_slowdowns(self) -> dict[int, float]:
+    """Top-k slowdown by k, in the order in which `tune` takes choices; empty if not known."""
     if self.changed is None:
       return {}
     order = strategies.spread(np.argsort(self.scores, kind="stable"), self.scores, self.changed)
@@ -128,10 +128,9 @@ class Run:
 
   @property
   def protocol(self) -> tuple[Any, ...]:
-    """Collection, labels, split, graphs and configurations; runs with others do not compare."""
-    validation = self.summary.get("validation", {})
-    return (self.collection, self.labels, *(
-        validation.get(name) for name in ("split", "graphs", "configurations_judged")))
+    """Collection, labels, graphs and their sizes; runs with others do not compare."""
+    return (self.collection, self.labels,
+            frozenset((graph.name, len(graph.scores)) for graph in self.judged))
 
   @property
   def ks(self) -> list[int]:
@@ -246,7 +245,7 @@ def _common_name(names: Sequence[str]) -> str:
   prefix = os.path.commonprefix(names)
   if prefix in names:
     return prefix
-  return re.sub(r"[/._-]*(seed)?[/._-]*\d*$", "", prefix) or (
+  return re.sub(r"((^|[/._-]+)(s|seed))?[/._-]*\d*$", "", prefix) or (
       f"{names[0]} and {len(names) - 1} more")
 
 
@@ -285,7 +284,7 @@ def leads(groups: Sequence[Group]) -> list[Lead]:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """Runs that compare: of one collection and kind of labels, judged on the same numbers of graphs.
+  """Runs that compare: of one collection and kind of labels, judged on the same graphs.
 
   Attributes:
     runs: at least one.
@@ -299,11 +298,11 @@ class Comparison:
   def references(self) -> dict[str, dict[str, float]]:
     """Metrics of other orders, by name; the first group's in the order of `tune`, where known."""
     first = self.groups[0]
-    tuned = [graph.tuned_slowdowns for graph in first.judged]
-    orders = dict(self.runs[0].references)
-    if tuned and all(tuned):
+    orders, by_tune = dict(self.runs[0].references), [
+        graph.tune_slowdowns for graph in first.judged]
+    if by_tune and all(by_tune):
       orders[tune_name(first)] = {
-          name: value for name, value in _means_by_k(tuned).items() if name in first.runs[0].means}
+          name: value for name, value in _means_by_k(by_tune).items() if name in first.means}
     return orders
 
   @property
@@ -317,48 +316,47 @@ class Comparison:
       lead = leads(self.groups)[0]
       test = ("too few graphs for a test" if math.isnan(lead.p_value) else
               f"p = {lead.p_value:.2g}, Wilcoxon signed rank")
-      said = [f"{first.name} is first: {tau}, {lead.gain:.3f} above {lead.other} and better on "
-              f"{lead.better} of {lead.graphs} ({test})."]
+      sentences = [f"{first.name} is first: {tau}, {lead.gain:.3f} above {lead.other} and better "
+                   f"on {lead.better} of {lead.graphs} ({test})."]
     else:
-      said = [f"{first.name}: {tau} (1 is the right order, 0 a random one)."]
-    said.append(self._first_choices())
+      sentences = [f"{first.name}: {tau} (1 is the right order, 0 a random one)."]
+    sentences.append(self._first_choices())
     if first.taus:
       name = min(first.taus, key=first.taus.get)
       slowdown = first.by_graph(lambda graph: graph.slowdowns[1])[name]
-      said.append(f"Its lowest Kendall tau is {first.taus[name]:.3f}, of {name}, whose first "
-                  f"choice is {_percent(slowdown)} slower than the fastest.")
-    return said + self._best_of_several()
+      sentences.append(f"Its lowest Kendall tau is {first.taus[name]:.3f}, of {name}, whose first "
+                       f"choice is {_percent(slowdown)} slower than the fastest.")
+    return sentences + self._best_of_several()
 
   def _first_choices(self) -> str:
     """The slowdown of first choices, beside those of others."""
-    first = self.groups[0]
-    known = {f"the one of {group.name}": group.means for group in self.groups[1:2]}
-    known |= {name: self.references[name] for name in (RANDOM, DEFAULT) if name in self.references}
-    beside = ", ".join(f"{name.replace('order', 'one')} {_percent(means['slowdown1_mean'])}"
-                       for name, means in known.items())
-    slowdown = _percent(first.means["slowdown1_mean"])
-    said = f"Its first choice is {slowdown} slower than the fastest configuration ({beside})"
+    first, *others = self.groups
+    means = {f"the one of {group.name}": group.means for group in others[:1]}
+    means["a random one"] = self.references[RANDOM]
+    end = ""
     if DEFAULT in self.references:
+      means[DEFAULT] = self.references[DEFAULT]
       own = [graph.ranks[0][graph.default] == 0 for graph in first.judged]
-      said += f"; it is the compiler's own choice in {sum(own)} of {len(own)} graphs"
-    return f"{said}."
+      end = f"; it is the compiler's own choice in {sum(own)} of {len(own)} graphs"
+    others = ", ".join(f"{name} {_percent(one['slowdown1_mean'])}" for name, one in means.items())
+    return (f"Its first choice is {_percent(first.means['slowdown1_mean'])} slower than the fastest "
+            f"configuration ({others}){end}.")
 
   def _best_of_several(self) -> list[str]:
     """Says where several choices are behind random ones, and how good those of `tune` are."""
-    first, random, said = self.groups[0], self.references[RANDOM], []
+    first, random, sentences = self.groups[0], self.references[RANDOM], []
     ks = [k for k in self.runs[0].ks if k > 1]
-    behind = [f"the best of {k} is {_percent(first.means[name])} slower, of {k} random ones "
+    worse = [f"the best of {k} is {_percent(first.means[name])} slower, of {k} random ones "
               f"{_percent(random[name])}" for k in ks
               if first.means[name := f"slowdown{k}_mean"] > random[name]]
-    if behind:
-      said.append(f"Its first choices are behind random ones: {'; '.join(behind)}.")
-    tuned = self.references.get(tune_name(first))
-    if tuned and ks:
-      name = f"slowdown{ks[0]}_mean"
-      said.append(
-          f"In the order in which tune takes them, the best of {ks[0]} is {_percent(tuned[name])} "
-          f"slower ({OWN_FIRST}: {_percent(self.references[OWN_FIRST][name])}).")
-    return said
+    if worse:
+      sentences.append(f"Its first choices are behind random ones: {'; '.join(worse)}.")
+    if ks and tune_name(first) in self.references:
+      by_tune, at_random = (self.references[name][f"slowdown{ks[0]}_mean"]
+                            for name in (tune_name(first), OWN_FIRST))
+      sentences.append(f"In the order in which tune takes them, the best of {ks[0]} is "
+                       f"{_percent(by_tune)} slower ({OWN_FIRST}: {_percent(at_random)}).")
+    return sentences
 
 
 def tune_name(group: Group) -> str:
