@@ -34,7 +34,8 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as profile:
     subprocess.run(
         [browser, "--headless", *_QUIET, f"--user-data-dir={profile}",
-         f"--window-size={args.width},{args.height}", "--force-device-scale-factor=2", f"--screenshot={args.out.resolve()}",
+         f"--window-size={args.width},{args.height}", "--force-device-scale-factor=2",
+         f"--screenshot={args.out.resolve()}",
          args.page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
   print(f"wrote {args.out}")
 

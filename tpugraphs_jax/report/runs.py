@@ -339,8 +339,8 @@ class Comparison:
       own = [graph.ranks[0][graph.default] == 0 for graph in first.judged]
       end = f"; it is the compiler's own choice in {sum(own)} of {len(own)} graphs"
     others = ", ".join(f"{name} {_percent(one['slowdown1_mean'])}" for name, one in means.items())
-    return (f"Its first choice is {_percent(first.means['slowdown1_mean'])} slower than the fastest "
-            f"configuration ({others}){end}.")
+    slowdown = _percent(first.means["slowdown1_mean"])
+    return f"Its first choice is {slowdown} slower than the fastest configuration ({others}){end}."
 
   def _best_of_several(self) -> list[str]:
     """Says where several choices are behind random ones, and how good those of `tune` are."""
