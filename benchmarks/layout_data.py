@@ -1,4 +1,4 @@
-"""Store, loader, training memory and ranking of layout data at the sizes of the full data set.
+"""Store and training memory of layout data at the sizes of the full data set.
 
     python benchmarks/layout_data.py --workdir /some/disk --out layout_data.json
 
@@ -10,8 +10,6 @@ largest   the store of one graph with 11,560 configurations of 3,143 configurabl
 split     the store of a stand-in for the training split of nlp:random. Its graphs have the
           sizes of the released ones; its figures are scaled to the split's 207 graphs and
           13,457,555 configurations. Some training steps of `nlp-random,full` follow.
-loader    steps of the official settings, with a loader and on a batch already in memory.
-ranking   1,000 configurations of a program of 20,000 nodes, by `xla-random,full`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ import sys
 import tempfile
 import time
 
-import jax
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -36,10 +33,9 @@ import workloads
 from configs import layout as layout_config
 from tpugraphs_jax import columns, graph
 from tpugraphs_jax.data import graph_folder, npz, store
-from tpugraphs_jax.infra import host_memory, parallel
+from tpugraphs_jax.infra import host_memory
 from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
-from tpugraphs_jax.train import log
 
 _COLLECTION = "layout:nlp:random"
 # Totals of the released split, to which the figures of the stand-in are scaled.
@@ -47,8 +43,8 @@ _SPLIT_NODES, _SPLIT_CONFIGS = 1_191_866, 13_457_555
 _CONFIG_CAP = 100_040
 _ROWS_PER_GROUP = 8  # two orders each of output, input and kernel
 _MIB = 2**20
-_CASES = ("largest", "split", "loader", "ranking")
-_LOADER_STEPS, _TRAINING_STEPS = 20, 8
+_CASES = ("largest", "split")
+_TRAINING_STEPS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,55 +210,13 @@ def _train_over(root: Path) -> dict[str, float]:
           "training_peak_mib": result.peak_bytes / _MIB}
 
 
-def measure_loader(root: Path) -> dict[str, float]:
-  """Median seconds of a step with and without loading, and their ratio."""
-  job = job_lib.Job.of(layout_config.get_config("xla-random,official"))
-  rng = np.random.default_rng(0)
-  graphs = [workloads.program(rng, nodes=int(rng.integers(4_000, 8_000)), config_nodes=250,
-                              configs=10_000) for _ in range(4 * job.config.batch.graphs)]
-  job.fit(graphs)
-  phase, _ = training.first_stage(job, job.prepare(graphs), root)
-  steps, train_step = 2 * _LOADER_STEPS, phase.train_step
-  state = parallel.replicate(phase.state)
-  batches, seconds = phase.batches, {"loading": [], "fixed": []}
-  for number in range(steps):
-    # The loader refills its queue at once: its work falls into the first of the two steps.
-    for name, take in (("loading", lambda: next(batches)), ("fixed", lambda: batch)):
-      started = time.perf_counter()
-      batch = take()
-      state, metrics = train_step(state, batch)
-      jax.block_until_ready(metrics)
-      if number >= _LOADER_STEPS:  # all shapes are compiled
-        seconds[name].append(time.perf_counter() - started)
-  medians = {name: float(np.median(times)) for name, times in seconds.items()}
-  return {f"step_{name}_s": value for name, value in medians.items()} | {
-      "ratio": medians["loading"] / medians["fixed"]}
-
-
-def measure_ranking(root: Path) -> dict[str, float]:
-  """Seconds of a first ranking, with compilation, and of a second one; peak MiB."""
-  job = job_lib.Job.of(layout_config.get_config("xla-random,full"))
-  program = workloads.program(
-      np.random.default_rng(0), nodes=20_000, config_nodes=1_000, configs=1_000)
-  job.fit([program])
-  ranker, seconds = job.ranker, []
-  ranker.params = training.first_stage(job, job.prepare([program]), root)[0].state.params
-  for _ in range(2):
-    started = time.perf_counter()
-    ranker.rank(program)
-    seconds.append(time.perf_counter() - started)
-  return {"first_ranking_s": seconds[0], "second_ranking_s": seconds[1],
-          "peak_mib": log.peak_memory()[1] / _MIB}
-
-
 def measure(case: str, args: argparse.Namespace) -> dict[str, float]:
   """Figures of one case, whose files are removed afterwards."""
   root = Path(tempfile.mkdtemp(prefix=f"layout_data_{case}_", dir=args.workdir))
   try:
     if case == "split":
       return measure_split(root, graphs=args.graphs, workers=args.workers)
-    return {"largest": measure_largest, "loader": measure_loader,
-            "ranking": measure_ranking}[case](root)
+    return measure_largest(root)
   finally:
     shutil.rmtree(root)
 
