@@ -128,10 +128,10 @@ class Ragged:
   def reduce(self, ufunc: np.ufunc, *, empty: int = 0) -> np.ndarray:
     """Every row reduced by `ufunc`, `[rows]` int64."""
     result = np.full(len(self.counts), empty, np.int64)
-    filled = self.counts > 0
-    if filled.any():
+    is_filled = self.counts > 0
+    if is_filled.any():
       # Without the empty rows, each start is the end of the row before.
-      result[filled] = ufunc.reduceat(self._values, self._starts[filled])
+      result[is_filled] = ufunc.reduceat(self._values, self._starts[is_filled])
     return result
 
 
@@ -166,8 +166,8 @@ def tile_features(
 
 def layout_row(orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
   """The 18 integers of a node: up to six of each of three tensors, minor to major, then -1."""
-  filled = [(*order, *(-1,) * MAX_RANK)[:MAX_RANK] for order in orders]
-  return tuple(itertools.chain(*filled, (-1,) * LAYOUT_CONFIG_FEATURES))[:LAYOUT_CONFIG_FEATURES]
+  parts = [(*order, *(-1,) * MAX_RANK)[:MAX_RANK] for order in orders]
+  return tuple(itertools.chain(*parts, (-1,) * LAYOUT_CONFIG_FEATURES))[:LAYOUT_CONFIG_FEATURES]
 
 
 @functools.cache

@@ -127,10 +127,10 @@ def random_slowdown(runtime: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
   _require_positive("runtime", ordered)
   count, slowdown = len(ordered), {}
   for k in ks:
-    chosen, place = min(k, count), np.arange(count - 1)
+    draws, place = min(k, count), np.arange(count - 1)
     # Number i is the fastest of `chosen` if all others are slower than it.
-    rarer = np.maximum(count - place - chosen, 0) / (count - place - 1)
-    weight = chosen / count * np.concatenate([[1.0], np.cumprod(rarer)])
+    rarer = np.maximum(count - place - draws, 0) / (count - place - 1)
+    weight = draws / count * np.concatenate([[1.0], np.cumprod(rarer)])
     slowdown[k] = float((weight * ordered).sum() / ordered[0] - 1)
   return slowdown
 

@@ -143,16 +143,16 @@ def score(
     ValueError: a line or ranking that no check would accept, or a graph without labels.
   """
   rows = _read_rows(path)
-  wanted = {split_id(row_id)[0] for row_id in rows}
+  names = {split_id(row_id)[0] for row_id in rows}
   files = {row_id: file for row_id, file in _files_of(data_root, split).items()
-           if split_id(row_id)[0] in wanted}
+           if split_id(row_id)[0] in names}
   if problems := _problems(path, rows, files, data_root, split):
     raise ValueError(problems[0])
-  found: dict[str, list[float]] = {name: [] for name in collections.RELEASED if name in wanted}
+  values_of: dict[str, list[float]] = {name: [] for name in collections.RELEASED if name in names}
   for row_id, file in files.items():
     collection, (_, ranking) = split_id(row_id)[0], rows[row_id]
-    found[collection].append(_score_of(collection, ranking, file))
-  return {name: (float(np.nanmean(values)), len(values)) for name, values in found.items()}
+    values_of[collection].append(_score_of(collection, ranking, file))
+  return {name: (float(np.nanmean(values)), len(values)) for name, values in values_of.items()}
 
 
 def _score_of(collection: str, ranking: np.ndarray, file: Path) -> float:
@@ -245,8 +245,8 @@ def _run_check(path: str, data_root: str) -> int:
 
 
 def _rows_per_collection(row_ids: Iterable[str]) -> dict[str, int]:
-  found = [split_id(row_id)[0] for row_id in row_ids]
-  return {name: found.count(name) for name in collections.RELEASED}
+  names = [split_id(row_id)[0] for row_id in row_ids]
+  return {name: names.count(name) for name in collections.RELEASED}
 
 
 def _print_rows(summary: str, rows: Mapping[str, int]) -> None:

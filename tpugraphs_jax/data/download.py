@@ -273,7 +273,7 @@ def _unpack(archive: Path, folder: Path, collection: str, *, is_checked: bool) -
 def _extract(archive: Path, collection: str, staging: Path) -> None:
   """Writes `npz/<collection>/<split>/<graph>.npz` to `<staging>/<split>/`."""
   folder = re.escape(collection.replace(":", "/"))
-  wanted = re.compile(rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/]+\.npz)")
+  pattern = re.compile(rf"(?:\./)?npz/{folder}/({'|'.join(graph.SPLITS)})/([^/]+\.npz)")
   with (
       tarfile.open(archive, "r:") as tar,  # not compressed, whose size nobody knows before
       tqdm.tqdm(desc=f"unpack {archive.name}", unit=" files", disable=None) as progress,
@@ -282,7 +282,7 @@ def _extract(archive: Path, collection: str, staging: Path) -> None:
     for member in tar:
       blocks = -(-member.size // tarfile.BLOCKSIZE)
       end = member.offset_data + blocks * tarfile.BLOCKSIZE
-      match = wanted.fullmatch(member.name)
+      match = pattern.fullmatch(member.name)
       if match and member.isfile():
         path = staging.joinpath(*match.groups())
         if path.exists():

@@ -159,9 +159,9 @@ class NpzArchive(contextlib.AbstractContextManager):
                      f"{_REMEDY}") from error
 
   def _check_memory(self, name: str, member: Member, needed: int) -> None:
-    if needed > (there := host_memory.available()):
+    if needed > (available := host_memory.available()):
       self.fail(name, f"of shape {member.shape} takes {console.size(needed)}, more than the "
-                f"{console.size(there)} of memory that are available")
+                f"{console.size(available)} of memory that are available")
 
   def _check_size(self, name: str, member: Member, stored: int) -> None:
     if member.dtype.hasobject:

@@ -173,14 +173,14 @@ def _callers(frame_id: int, stack: proto.StackFrameIndexProto) -> Iterator[tuple
 
 
 def _node_opcode(module: proto.HloModuleProto, *, where: str) -> np.ndarray:
-  known = opcode_ids()
+  ids = opcode_ids()
   opcodes = [instruction.opcode for instruction in proto.instructions(module)]
-  unknown = collections.Counter(opcode for opcode in opcodes if opcode not in known)
+  unknown = collections.Counter(opcode for opcode in opcodes if opcode not in ids)
   if unknown:
-    listed = ", ".join(f"{name!r} ({count})" for name, count in unknown.most_common())
+    names = ", ".join(f"{name!r} ({count})" for name, count in unknown.most_common())
     logging.warning("%s: %d instructions have an opcode outside the table and get id 0: "
-                    "%s", where, unknown.total(), listed)
-  return np.array([known.get(opcode, 0) for opcode in opcodes], np.uint8)
+                    "%s", where, unknown.total(), names)
+  return np.array([ids.get(opcode, 0) for opcode in opcodes], np.uint8)
 
 
 def _edges(module: proto.HloModuleProto, *, where: str) -> np.ndarray:

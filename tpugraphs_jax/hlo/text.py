@@ -28,18 +28,18 @@ def module_of(text: str, where: str) -> bytes:
     ValueError: no HLO text, a text that ends its parser, or no parser in this jaxlib.
   """
   try:
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", __name__, str(host_memory.available())], input=text.encode(),
         capture_output=True, timeout=_SECONDS, check=False)
   except subprocess.TimeoutExpired:
     raise ValueError(f"{where}: HLO text on which jax's parser took more than {_SECONDS:.0f} "
                      "s") from None
-  if ended.returncode == 0:
-    return ended.stdout
-  said = console.one_line(ended.stderr.decode(errors="replace"))
-  if ended.returncode == _REFUSED:
-    raise ValueError(f"{where}: jax cannot parse this HLO text ({said})")
-  raise ValueError(f"{where}: HLO text that ended jax's parser (status {ended.returncode})")
+  if process.returncode == 0:
+    return process.stdout
+  reason = console.one_line(process.stderr.decode(errors="replace"))
+  if process.returncode == _REFUSED:
+    raise ValueError(f"{where}: jax cannot parse this HLO text ({reason})")
+  raise ValueError(f"{where}: HLO text that ended jax's parser (status {process.returncode})")
 
 
 def _parser() -> Callable[[str], Any]:

@@ -165,9 +165,9 @@ def _fused(
 
 def iterations(loop: proto.HloInstructionProto, condition: proto.HloComputationProto) -> int | None:
   """How often a loop iterates; None where the module does not say."""
-  known = _backend_config(loop).get("known_trip_count", {}).get("n")
-  if known is not None:
-    return int(known)
+  count = _backend_config(loop).get("known_trip_count", {}).get("n")
+  if count is not None:
+    return int(count)
   nodes = {node.id: node for node in condition.instructions}
   root = nodes[condition.root_id]
   if root.opcode != "compare":

@@ -87,7 +87,7 @@ def tile_graphs(tuning: proto.TuningData, *, where: str, name: str) -> TuningGra
   Raises:
     ValueError: a module is inconsistent, or has no default among its good runs.
   """
-  kept, skipped, default_ns = [], [], {}
+  entries, skipped, default_ns = [], [], {}
   for number, entry in enumerate(tuning.modules):
     entry_where = f"{where}: module {number} {entry.module.name!r}"
     reason = _tile_skip_reason(entry)
@@ -99,9 +99,9 @@ def tile_graphs(tuning: proto.TuningData, *, where: str, name: str) -> TuningGra
     if default is None:
       raise ValueError(f"{entry_where}: none of its {len(runs)} good runs is the default")
     default_ns[entry.module.name] = default.profile.compute_time_ns
-    kept.append((entry, entry_where, runs))
+    entries.append((entry, entry_where, runs))
   graphs = []
-  for entry, entry_where, runs in kept:
+  for entry, entry_where, runs in entries:
     op_graph = module_graph.featurize_module(
         entry.module, where=entry_where, name=f"{name}_{signed_hex(entry.fingerprint)}")
     graphs.append(op_graph.as_kernel(_tile_configs(runs, default_ns[entry.module.name])))
@@ -233,10 +233,10 @@ def _convert_file(task: tuple[Path, Path]) -> Converted:
     read = read_tuning(path)
   except (ValueError, OSError) as error:
     return Converted([], [], [str(error)])
-  written, failed, seen = [], [], collections.Counter()
+  written, failed, counts = [], [], collections.Counter()
   for op_graph in read.graphs:
-    seen[op_graph.name] += 1  # kernels of one fingerprint have one name, and are numbered
-    number = f"_{seen[op_graph.name]}" if seen[op_graph.name] > 1 else ""
+    counts[op_graph.name] += 1  # kernels of one fingerprint have one name, and are numbered
+    number = f"_{counts[op_graph.name]}" if counts[op_graph.name] > 1 else ""
     op_graph = dataclasses.replace(op_graph, name=op_graph.name + number)
     target = out / f"{op_graph.name}.npz"
     try:
@@ -253,7 +253,7 @@ def _write(target: Path, op_graph: module_graph.HloGraph) -> None:
   write, read = ((npz.write_layout, npz.read_layout) if isinstance(
       op_graph.configs, graph.LayoutConfigs) else (npz.write_tile, npz.read_tile))
   with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert") as folder:
-    beside = Path(folder) / target.name
-    write(beside, op_graph)
-    read(beside)
-    os.replace(beside, target)
+    partial = Path(folder) / target.name
+    write(partial, op_graph)
+    read(partial)
+    os.replace(partial, target)

@@ -76,29 +76,29 @@ def replacing(path: str | os.PathLike[str], mode: str = "w", **options: Any) -> 
     OSError: the file cannot be written.
   """
   if is_remote(path):
-    system, there = bucket_of(path)
+    system, remote_path = bucket_of(path)
     data = io.BytesIO()
     file = data if "b" in mode else io.TextIOWrapper(data, **options)
     yield file
     file.flush()
-    system.pipe_file(there, data.getvalue())
+    system.pipe_file(remote_path, data.getvalue())
     return
   path = Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  beside = partial_path(path)
+  partial = partial_path(path)
   try:
     with contextlib.ExitStack() as stack:
-      with open(beside, mode, **options) as file:
-        stack.enter_context(lock(beside))
+      with open(partial, mode, **options) as file:
+        stack.enter_context(lock(partial))
         yield file
-      os.replace(beside, path)
+      os.replace(partial, path)
   except OSError as error:
     if error.errno in _FULL and not error.filename:  # Python does not say where
       more = "free some, then give the command again (training: with --resume)"
       raise OSError(error.errno, f"{error.strerror}: {more}", str(path)) from None
     raise
   finally:
-    beside.unlink(missing_ok=True)
+    partial.unlink(missing_ok=True)
 
 
 def partial_path(path: Path, *, note: str = "") -> Path:

@@ -45,18 +45,18 @@ _RECLAIMABLE = ("inactive_file", "active_file")  # counted as used, and given ba
 def available() -> int:
   """Bytes that this process can still allocate: the least of machine, cgroups and `ulimit -v`."""
   page = os.sysconf("SC_PAGE_SIZE")
-  known = [os.sysconf("SC_PHYS_PAGES") * page]
+  limits = [os.sysconf("SC_PHYS_PAGES") * page]
   with contextlib.suppress(OSError):
-    known.append(_numbers(_MEMINFO)["MemAvailable:"] * 1024)
+    limits.append(_numbers(_MEMINFO)["MemAvailable:"] * 1024)
   for folder, limit, used in _groups():
     with contextlib.suppress(OSError, ValueError):  # no such group; a limit "max"
       cached = _numbers(folder / "memory.stat")
-      known.append(int((folder / limit).read_text()) - int((folder / used).read_text())
+      limits.append(int((folder / limit).read_text()) - int((folder / used).read_text())
                    + sum(cached.get(name, 0) for name in _RECLAIMABLE))
   space, _ = resource.getrlimit(resource.RLIMIT_AS)
   if space != resource.RLIM_INFINITY:
-    known.append(space - _taken())
-  return max(0, min(known))
+    limits.append(space - _taken())
+  return max(0, min(limits))
 
 
 def check_address_space() -> None:
@@ -70,9 +70,9 @@ def check_address_space() -> None:
 def limit(more: int) -> None:
   """Limits the address space of this process to `more` bytes beyond its present size."""
   _, hard = resource.getrlimit(resource.RLIMIT_AS)
-  wanted = _taken() + more
+  space = _taken() + more
   resource.setrlimit(resource.RLIMIT_AS, (
-      wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+      space if hard == resource.RLIM_INFINITY else min(space, hard), hard))
 
 
 def _taken() -> int:

@@ -131,10 +131,10 @@ def run_on_beam(
                       "apache-beam)") from error
   if not jobs:
     return
-  given = list(options)
-  if not any(option.startswith("--runner") for option in given):
+  flags = list(options)
+  if not any(option.startswith("--runner") for option in flags):
     # Threads of this process: work that takes long starts processes of its own.
-    given += ["--runner=FnApiRunner", "--direct_running_mode=multi_threading",
+    flags += ["--runner=FnApiRunner", "--direct_running_mode=multi_threading",
               f"--direct_num_workers={min(processes, len(jobs))}"]
-  with beam.Pipeline(options=pipeline_options.PipelineOptions(given)) as pipeline:
+  with beam.Pipeline(options=pipeline_options.PipelineOptions(flags)) as pipeline:
     _ = pipeline | beam.Create(list(jobs)) | beam.Reshuffle() | beam.Map(work)

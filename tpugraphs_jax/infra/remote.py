@@ -121,23 +121,23 @@ def _get(system: Any, targets: Mapping[str, Path]) -> None:
   names = list(targets)
   with tqdm.tqdm(total=len(names), unit="file", disable=console.bar(True)) as bar:
     for start in range(0, len(names), _AT_A_TIME):
-      some = names[start : start + _AT_A_TIME]
-      beside = [targets[name].with_name(f".{targets[name].name}.partial") for name in some]
-      for path in beside:
+      batch = names[start : start + _AT_A_TIME]
+      partial = [targets[name].with_name(f".{targets[name].name}.partial") for name in batch]
+      for path in partial:
         path.parent.mkdir(parents=True, exist_ok=True)
-      system.get(some, list(map(str, beside)))
-      for name, path in zip(some, beside):
+      system.get(batch, list(map(str, partial)))
+      for name, path in zip(batch, partial):
         os.replace(path, targets[name])
-      bar.update(len(some))
+      bar.update(len(batch))
 
 
 def send(folder: Path, place: str) -> None:
   """Copies a folder to a bucket: files that are not there, or of another size."""
   system, root = bucket_of(place)
-  there = {name: info["size"] for name, info in _files(system, root).items()}
-  here = {name: folder / name for name in _whole_files(folder)}
-  _put(system, root, {name: path for name, path in here.items()
-                      if there.get(name) != path.stat().st_size})
+  remote_sizes = {name: info["size"] for name, info in _files(system, root).items()}
+  local_files = {name: folder / name for name in _whole_files(folder)}
+  _put(system, root, {name: path for name, path in local_files.items()
+                      if remote_sizes.get(name) != path.stat().st_size})
 
 
 @contextlib.contextmanager
@@ -158,9 +158,9 @@ def working_folder(place: str, *, is_writing: bool = True) -> Iterator[Path]:
     yield Path(place).expanduser()
     return
   bucket_of(place)  # errors show before anything is made
-  beside = local_of(place).with_name("working")
-  beside.mkdir(parents=True, exist_ok=True)
-  folder = Path(tempfile.mkdtemp(prefix=f"{place.rstrip('/').rpartition('/')[2]}-", dir=beside))
+  parent = local_of(place).with_name("working")
+  parent.mkdir(parents=True, exist_ok=True)
+  folder = Path(tempfile.mkdtemp(prefix=f"{place.rstrip('/').rpartition('/')[2]}-", dir=parent))
   console.say(f"{place}: files are sent every {_PUSH_SECONDS:.0f} s and at the end")
   mirror = _Mirror(folder, place)
   mirror.pull()
@@ -233,21 +233,21 @@ class _Mirror:
 
   def _here(self) -> dict[str, tuple[int, int]]:
     """Size and time of every file that is whole."""
-    found = {}
+    marks = {}
     for name in _whole_files(self._folder):
       with contextlib.suppress(FileNotFoundError):  # gone in the meantime
         stat = (self._folder / name).stat()
-        found[name] = stat.st_size, stat.st_mtime_ns
-    return found
+        marks[name] = stat.st_size, stat.st_mtime_ns
+    return marks
 
 
 def _whole_files(folder: Path) -> Iterable[str]:
   """Names of the files below a folder that are whole."""
   for at, _, names in os.walk(folder):  # which lets folders go while it walks
     for name in names:
-      found = Path(at, name).relative_to(folder).as_posix()
-      if not any(part in found for part in _NOT_SENT):
-        yield found
+      path = Path(at, name).relative_to(folder).as_posix()
+      if not any(part in path for part in _NOT_SENT):
+        yield path
 
 
 def _put(system: Any, root: str, files: Mapping[str, Path]) -> None:
@@ -267,10 +267,10 @@ def _files(system: Any, root: str) -> dict[str, dict[str, Any]]:
            if path[start:] and not path[start:].startswith(own)}
   if _INDEX not in files:
     return files
-  belonging = trust.parse(system.cat_file(files[_INDEX]["name"]))
-  if not isinstance(belonging, list):
+  index = trust.parse(system.cat_file(files[_INDEX]["name"]))
+  if not isinstance(index, list):
     raise ValueError(f"{root}/{_INDEX} is damaged: it is no list of names")
-  return {name: info for name, info in files.items() if name in belonging}
+  return {name: info for name, info in files.items() if name in index}
 
 
 def _mark(info: Mapping[str, Any]) -> str:

@@ -47,9 +47,9 @@ class Ensemble:
       raise ValueError("an ensemble needs at least one folder with a trained model")
     self.rankers = [ranker_lib.load(place) for place in places]
     self._combine = COMBINATIONS[combine]
-    found = {str(place): r.collection.name for place, r in zip(places, self.rankers)}
-    if len(set(found.values())) > 1:
-      each = ", ".join(f"{place} is of {name}" for place, name in found.items())
+    names = {str(place): r.collection.name for place, r in zip(places, self.rankers)}
+    if len(set(names.values())) > 1:
+      each = ", ".join(f"{place} is of {name}" for place, name in names.items())
       raise ValueError(f"an ensemble takes models of one collection: {each}")
     self.collection = self.rankers[0].collection
 

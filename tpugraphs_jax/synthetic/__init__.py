@@ -145,8 +145,8 @@ def tile_size(spec: FileSpec) -> TileSize:
   if spec.scale == "tiny":
     # The smallest graph, a kernel without a choice and an odd number come first.
     first = {0: TileSize(2, 2, True), 1: TileSize(6, 8, False), 2: TileSize(12, 31, True)}
-    drawn = TileSize(int(rng.integers(6, 21)), int(rng.integers(12, 49)), True)
-    return first.get(spec.index, drawn) if spec.split == "train" else drawn
+    random_size = TileSize(int(rng.integers(6, 21)), int(rng.integers(12, 49)), True)
+    return first.get(spec.index, random_size) if spec.split == "train" else random_size
   tiled = rng.random() >= 0.017
   few = rng.random() < 0.015
   if spec.scale == "medium":
@@ -273,9 +273,9 @@ def _stamp(out: Path, names: Iterable[str], settings: dict) -> None:
   """Notes the settings in a folder and its collections; refuses to mix data of other settings."""
   path = out / STAMP
   if path.exists():
-    known = trust.parse(path.read_text())
-    if known | settings != known:
-      raise ValueError(f"{out} holds synthetic data of {known}, asked for is {settings}; "
+    stamp = trust.parse(path.read_text())
+    if stamp | settings != stamp:
+      raise ValueError(f"{out} holds synthetic data of {stamp}, asked for is {settings}; "
                        "choose another folder or delete this one")
   elif (out / "npz").exists():
     raise ValueError(f"{out / 'npz'} exists and is not known to be synthetic data; "

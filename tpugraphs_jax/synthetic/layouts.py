@@ -252,13 +252,13 @@ def _unique_options(
   options = np.zeros((0, len(groups)), np.uint8)
   for _ in range(4):
     choices = np.where(groups.has_kernel, 8, 2) + groups.has_open
-    drawn = (rng.random((configs, len(groups))) * choices).astype(np.uint8)
-    drawn[:, ~groups.has_kernel] *= 4
-    drawn = np.where(drawn == 8, 8 + start, drawn).astype(np.uint8)
-    options = np.unique(np.concatenate([options, drawn]), axis=0)
+    sample = (rng.random((configs, len(groups))) * choices).astype(np.uint8)
+    sample[:, ~groups.has_kernel] *= 4
+    sample = np.where(sample == 8, 8 + start, sample).astype(np.uint8)
+    options = np.unique(np.concatenate([options, sample]), axis=0)
     if len(options) >= configs:
       return rng.permutation(options)[:configs]
-  return rng.permutation(np.concatenate([options, drawn]))[:configs]
+  return rng.permutation(np.concatenate([options, sample]))[:configs]
 
 
 def default_search(

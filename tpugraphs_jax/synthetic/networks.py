@@ -197,10 +197,10 @@ def _dot(program: Program, x: int, features: int, role: str, tape: list,
 
 def _softmax(program: Program, x: int) -> int:
   dims, last = program.dims(x), (len(program.dims(x)) - 1,)
-  kept = tuple(range(len(dims) - 1))
-  peak = program.spread(program.reduce(x, last, "maximum"), dims, kept)
+  others = tuple(range(len(dims) - 1))
+  peak = program.spread(program.reduce(x, last, "maximum"), dims, others)
   x = program.like("exponential", program.like("subtract", x, peak))
-  return program.like("divide", x, program.spread(program.reduce(x, last), dims, kept))
+  return program.like("divide", x, program.spread(program.reduce(x, last), dims, others))
 
 
 def _encoder_layer(program: Program, x: int, heads: int, tape: list) -> int:

@@ -90,8 +90,8 @@ class Kernel:
     return node
 
   def spread(self, node: int, axes: tuple[str, ...]) -> int:
-    kept = tuple(axes.index(a) for a in self.axes[node])
-    return self.add("broadcast", axes, node, dimensions=kept)
+    dimensions = tuple(axes.index(a) for a in self.axes[node])
+    return self.add("broadcast", axes, node, dimensions=dimensions)
 
   def constant(self, axes: tuple[str, ...]) -> int:
     scalar = self.program.add("constant", dtype=self.dtype)
@@ -124,10 +124,10 @@ class Kernel:
 
   def chain(self, x: int, opcodes, rng: np.random.Generator) -> int:
     """Elementwise instructions one after the other, some reading earlier results again."""
-    seen = []
+    results = []
     for opcode in opcodes:
-      seen.append(x)
-      x = self.apply(str(opcode), x, rng, seen[:-1])
+      results.append(x)
+      x = self.apply(str(opcode), x, rng, results[:-1])
     return x
 
 
@@ -282,13 +282,13 @@ def tile_configs(
     if kernel.kernel_axes:  # the other axis of a kernel is the output's minor axis
       kernel_tile = np.concatenate([kernel_tile, output[:, -1:]], axis=1)
     runtime, resident = tile_cost(kernel, output, kernel_tile)
-    kept = _fitting(resident, configs)
-    if len(kept) == configs:
+    fitting = _fitting(resident, configs)
+    if len(fitting) == configs:
       break
-  guess = (runtime * np.exp(_COMPILER_ERROR * rng.standard_normal(len(runtime))))[kept]
-  kept = np.roll(kept, -guess.argmin())
-  features = columns.tile_features(kernel_tile[kept], output[kept], output[kept, :0])
-  return features, runtime[kept]
+  guess = (runtime * np.exp(_COMPILER_ERROR * rng.standard_normal(len(runtime))))[fitting]
+  fitting = np.roll(fitting, -guess.argmin())
+  features = columns.tile_features(kernel_tile[fitting], output[fitting], output[fitting, :0])
+  return features, runtime[fitting]
 
 
 def _fitting(resident: np.ndarray, configs: int) -> np.ndarray:
@@ -306,18 +306,18 @@ def _extent_choices(extents: list[int], configs: int, rng: np.random.Generator) 
   """Tile extents along each axis: divisors and one more, others if that is too few tiles."""
   choices = [_divisors(extent) for extent in extents]
   for _ in range(64):
-    for chosen, extent in zip(choices, extents):
-      chosen.add(int(rng.integers(1, extent + 1)))
+    for extents_of_axis, extent in zip(choices, extents):
+      extents_of_axis.add(int(rng.integers(1, extent + 1)))
     if math.prod(len(c) for c in choices) >= configs:
       break
-  return [np.array(sorted(chosen)) for chosen in choices]
+  return [np.array(sorted(extents_of_axis)) for extents_of_axis in choices]
 
 
 def _draw(choices: list[np.ndarray], configs: int, rng: np.random.Generator) -> np.ndarray:
   """`[C, axes]` distinct combinations, C at most `configs`, in random order."""
   sizes = [len(c) for c in choices]
-  picked = rng.choice(math.prod(sizes), size=min(configs, math.prod(sizes)), replace=False)
-  return np.stack([c[i] for c, i in zip(choices, np.unravel_index(picked, sizes))], axis=1)
+  numbers = rng.choice(math.prod(sizes), size=min(configs, math.prod(sizes)), replace=False)
+  return np.stack([c[i] for c, i in zip(choices, np.unravel_index(numbers, sizes))], axis=1)
 
 
 def tile_cost(

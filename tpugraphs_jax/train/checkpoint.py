@@ -191,8 +191,8 @@ class Checkpoints:
     """
     def read() -> Saved | None:
       values = {number: self._read_notes(number)["value"] for number in self._manager.all_steps()}
-      known = [n for n, value in values.items() if value is not None and not math.isnan(value)]
-      best = max(known, key=lambda n: _rank({"value": values[n], "number": n}), default=None)
+      judged = [n for n, value in values.items() if value is not None and not math.isnan(value)]
+      best = max(judged, key=lambda n: _rank({"value": values[n], "number": n}), default=None)
       return self._read(self._manager.latest_step() if best is None else best)
 
     return self._on_primary(read)

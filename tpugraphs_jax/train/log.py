@@ -138,7 +138,7 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
   if not path.exists():
     return
   lines = path.read_text(encoding="utf-8").splitlines()
-  kept = []
+  earlier = []
   for number, line in enumerate(lines, start=1):
     try:
       step = trust.parse(line)["step"]
@@ -149,9 +149,9 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
           f"{path}: line {number} is not a JSON object with a step; remove the line"
       ) from None
     if step <= last_step:
-      kept.append(line + "\n")
+      earlier.append(line + "\n")
   with files.replacing(path, encoding="utf-8") as file:
-    file.writelines(kept)
+    file.writelines(earlier)
 
 
 class Lines:
@@ -302,13 +302,13 @@ def _command() -> str:
 
 def versions() -> dict[str, str]:
   """Versions of the packages that a result depends on, by name."""
-  found = {}
+  result = {}
   for package in _PACKAGES:
     try:
-      found[package] = importlib.metadata.version(package)
+      result[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-      found[package] = "not installed"  # Runs from a checkout have no metadata.
-  return found
+      result[package] = "not installed"  # Runs from a checkout have no metadata.
+  return result
 
 
 def peak_memory() -> tuple[str, int]:
