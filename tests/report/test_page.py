@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from run_folders import move, several_runs, write_run, write_scores, write_synthetic
+from run_folders import move, several_runs, write_own, write_run, write_scores, write_synthetic
 
 from tpugraphs_jax import collections, report
 from tpugraphs_jax.report import figures, runs
@@ -123,6 +123,13 @@ def test_a_graph_can_be_viewed_where_its_file_is(tmp_path):
   run = write_synthetic(tmp_path)
   text = page_of([run], tmp_path)
   (path,) = re.findall("python -m tpugraphs_jax.view ([^<]*)<", text)
-  assert Path(path).stem == table_of(text, "Graphs")[1][0]
+  assert Path(path).stem == table_of(text, "Graphs")[1][0]  # a kernel has no layouts to show
   move(run, tmp_path / "nowhere")
   assert "tpugraphs_jax.view" not in page_of([run], tmp_path)
+
+
+def test_layouts_of_the_first_choice_are_viewed_beside_the_fastest(tmp_path):
+  run, graph = write_own(tmp_path)
+  fastest = graph.configs.runtime_ns.argmin()
+  path = tmp_path / "npz" / "layout" / "own" / "mine" / "valid" / "program.npz"
+  assert f"tpugraphs_jax.view {path} --config 0 --against {fastest}<" in page_of([run], tmp_path)

@@ -5,16 +5,21 @@ import itertools
 
 import numpy as np
 import pytest
-import random_graphs
-from run_folders import move, NAMES, several_runs, write_run, write_scores, write_synthetic
+from run_folders import (
+  MEASURED_HERE,
+  move,
+  NAMES,
+  several_runs,
+  write_own,
+  write_run,
+  write_scores,
+  write_synthetic,
+)
 from scipy import stats
 
 from tpugraphs_jax import metrics, synthetic
 from tpugraphs_jax.collections import SYNTHETIC, UNKNOWN
-from tpugraphs_jax.data import npz
 from tpugraphs_jax.report import runs
-
-MEASURED_HERE = "measured run times on cpu"
 
 
 @pytest.fixture
@@ -124,23 +129,8 @@ def test_a_verdict_says_where_choices_are_behind_random_ones(scores, is_behind, 
   assert (expected in " ".join(comparison.verdict)) == is_behind
 
 
-def own_run(folder):
-  """A run on an own collection of one program, whose file is there; scores come in pairs."""
-  rng = np.random.default_rng(3)
-  graph = random_graphs.layout_graph(rng, nodes=9, edges=12, config_nodes=[1, 3, 5, 7],
-                                     configs=12, features=140)
-  graph = dataclasses.replace(graph, name="program")
-  run = write_run(folder / "run", collection="layout:own:mine", kind=MEASURED_HERE, sizes=(12,))
-  path = folder / "npz" / "layout" / "own" / "mine" / "valid" / "program.npz"
-  path.parent.mkdir(parents=True)
-  npz.write_layout(path, graph)
-  move(run, folder / "npz")
-  write_scores(run, ["program"], [graph.configs.runtime_ns], [np.repeat(np.arange(6), 2)])
-  return run, graph
-
-
 def test_choices_in_the_order_of_tune_begin_with_the_compilers_own(tmp_path):
-  folder, graph = own_run(tmp_path)
+  folder, graph = write_own(tmp_path)
   run = runs.read(folder)
   (judged,), label = run.judged, graph.configs.runtime_ns
   order, seen, sets = [], set(), set()

@@ -1,12 +1,15 @@
 """Working folders of made-up runs."""
 
+import dataclasses
 import json
 
 import numpy as np
+import random_graphs
 
 from tpugraphs_jax import collections, synthetic
 from tpugraphs_jax.data import npz
 
+MEASURED_HERE = "measured run times on cpu"
 NAMES = ("bert_1", "bert_2", "resnet_1", "vgg <b>", "unet_1", "alex$net_{1")
 
 
@@ -58,6 +61,21 @@ def write_synthetic(folder):
                [kernel.configs.runtime_ns for kernel in kernels],
                [np.arange(len(kernel.configs)) for kernel in kernels])
   return run
+
+
+def write_own(folder):
+  """A run on an own collection of one program, whose file is there; scores come in pairs."""
+  rng = np.random.default_rng(3)
+  graph = random_graphs.layout_graph(rng, nodes=9, edges=12, config_nodes=[1, 3, 5, 7],
+                                     configs=12, features=140)
+  graph = dataclasses.replace(graph, name="program")
+  run = write_run(folder / "run", collection="layout:own:mine", kind=MEASURED_HERE, sizes=(12,))
+  path = folder / "npz" / "layout" / "own" / "mine" / "valid" / "program.npz"
+  path.parent.mkdir(parents=True)
+  npz.write_layout(path, graph)
+  move(run, folder / "npz")
+  write_scores(run, ["program"], [graph.configs.runtime_ns], [np.repeat(np.arange(6), 2)])
+  return run, graph
 
 
 def move(run, data_root):

@@ -12,8 +12,10 @@ import shlex
 from typing import Any
 
 import jinja2
+import numpy as np
 
 from tpugraphs_jax import metrics
+from tpugraphs_jax.collections import Collection
 from tpugraphs_jax.infra import remote
 from tpugraphs_jax.report import figures
 from tpugraphs_jax.report import runs as runs_lib
@@ -149,12 +151,21 @@ def _programs(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _view(group: Group) -> str:
-  """The command that shows the graph with the lowest Kendall tau; empty where its file is gone."""
+  """The command that shows the graph with the lowest Kendall tau; empty where its file is gone.
+
+  Of layouts it shows those of the first choice, beside the fastest ones where these are others.
+  """
   run = group.runs[0]
   if not group.judged or remote.is_remote(run.data_root):
     return ""
-  path = run.file_of(group.by_tau[0].name)
-  return f"python -m tpugraphs_jax.view {shlex.quote(str(path))}" if path.exists() else ""
+  graph = group.by_tau[0]
+  path = run.file_of(graph.name)
+  if not path.exists():
+    return ""
+  first, fastest = (graph.config_ids[np.argmin(order)] for order in (graph.scores, graph.label))
+  configs = f" --config {first}" + f" --against {fastest}" * (fastest != first)
+  is_layout = Collection(run.collection).kind == "layout"
+  return f"python -m tpugraphs_jax.view {shlex.quote(str(path))}" + configs * is_layout
 
 
 def _about(run: Run) -> dict[str, str]:
