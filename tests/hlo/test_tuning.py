@@ -41,6 +41,13 @@ def _layout(runs, nodes=(1, 2)):
   return ModuleTuningData(module=_module(), runs=runs, config_index_to_node=nodes)
 
 
+def _good_layout():
+  return _layout([_layout_run(5, is_default=True), _layout_run(7)])
+
+
+_GOOD_TILES = [_tile_run(5, is_default=True), _tile_run(6)]
+
+
 def _write(folder, message, name="program.pb"):
   path = folder / name
   path.write_bytes(message.SerializeToString())
@@ -66,32 +73,29 @@ def test_an_inconsistent_layout_record_is_refused(tmp_path, run, nodes, problem)
 
 
 def test_tile_modules_with_one_run_or_an_untiled_run_are_left_out_by_name(tmp_path):
-  good = [_tile_run(5, is_default=True), _tile_run(6)]
   no_tile = ConfigProfile(error=True)
-  no_module = ModuleTuningData(runs=good)
+  no_module = ModuleTuningData(runs=_GOOD_TILES)
   read = _read(tmp_path, TuningData(modules=[
-      ModuleTuningData(module=_module("single"), runs=good[:1]),
-      ModuleTuningData(module=_module("untiled"), runs=[*good, no_tile]),
+      ModuleTuningData(module=_module("single"), runs=_GOOD_TILES[:1]),
+      ModuleTuningData(module=_module("untiled"), runs=[*_GOOD_TILES, no_tile]),
       no_module,
-      ModuleTuningData(module=_module("good"), runs=good)]))
+      ModuleTuningData(module=_module("good"), runs=_GOOD_TILES)]))
   assert len(read.graphs) == 1
   for line, name in zip(read.skipped, ("single", "untiled", "no HLO module"), strict=True):
     assert name in line
 
 
 def test_a_kernel_without_a_default_fails_the_whole_tile_file(tmp_path):
-  good = [_tile_run(5, is_default=True), _tile_run(6)]
   message = TuningData(modules=[
-      ModuleTuningData(module=_module("good"), runs=good),
+      ModuleTuningData(module=_module("good"), runs=_GOOD_TILES),
       ModuleTuningData(module=_module("bad"), runs=[_tile_run(5), _tile_run(6)])])
   with pytest.raises(ValueError, match="bad"):
     _read(tmp_path, message)
 
 
 def test_converted_files_read_back_as_the_same_graphs(tmp_path):
-  tile = TuningData(modules=[ModuleTuningData(module=_module(), fingerprint=11, runs=[
-      _tile_run(5, is_default=True), _tile_run(6)])])
-  layout = _layout([_layout_run(5, is_default=True), _layout_run(7)])
+  tile = TuningData(modules=[ModuleTuningData(module=_module(), fingerprint=11, runs=_GOOD_TILES)])
+  layout = _good_layout()
   paths = [_write(tmp_path, tile, "kernels.pb"), _write(tmp_path, layout)]
   result = tuning.convert(paths, tmp_path / "out", jobs=2)
   assert [path.name for path in result.written] == ["kernels_b.npz", "program.npz"]
@@ -103,7 +107,7 @@ def test_converted_files_read_back_as_the_same_graphs(tmp_path):
 
 
 def test_conversion_goes_on_after_a_file_that_cannot_be_read(tmp_path, capsys):
-  layout = _layout([_layout_run(5, is_default=True), _layout_run(7)])
+  layout = _good_layout()
   module = tmp_path / "module.pb"
   module.write_bytes(_module().SerializeToString())
   paths = [module, tmp_path / "missing.pb", _write(tmp_path, layout)]
@@ -117,21 +121,19 @@ def test_conversion_goes_on_after_a_file_that_cannot_be_read(tmp_path, capsys):
 
 
 def test_kernels_with_one_fingerprint_get_different_files(tmp_path):
-  entry = ModuleTuningData(module=_module(), fingerprint=3, runs=[
-      _tile_run(5, is_default=True), _tile_run(6)])
+  entry = ModuleTuningData(module=_module(), fingerprint=3, runs=_GOOD_TILES)
   path = _write(tmp_path, TuningData(modules=[entry, entry]))
   written = tuning.convert([path], tmp_path / "out").written
   assert [path.name for path in written] == ["program_3.npz", "program_3_2.npz"]
 
 
 def test_what_the_reader_of_npz_refuses_is_not_written_and_others_are(tmp_path, capsys):
-  twice = _layout([_layout_run(5, is_default=True), _layout_run(7)])
+  twice = _good_layout()
   twice.config_index_to_node[1] = twice.config_index_to_node[0]
   beyond = _layout([_layout_run(5, layouts=(((6,), (1, 0)), ((1, 0), (1, 0), (0, 1))),
                                 is_default=True), _layout_run(7)])
-  good = _layout([_layout_run(5, is_default=True), _layout_run(7)])
   paths = [_write(tmp_path, message, f"{name}.pb") for name, message in (
-      ("twice", twice), ("beyond", beyond), ("=good", good), ("good", good))]
+      ("twice", twice), ("beyond", beyond), ("=good", _good_layout()), ("good", _good_layout()))]
   assert cli.main(["convert", *map(str, paths), "--out", str(tmp_path / "out"), "--jobs", "1"]) == 1
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["good.npz"]
   assert "names a node twice" in capsys.readouterr().err
