@@ -472,7 +472,7 @@ def loss_sums(
     if not (isinstance(found, tuple) and len(found) == 2):
       raise ValueError(f"loss.losses: {name} returns a {type(found).__name__}, expected a pair "
                        "(total, count) of scalars: the sum over items and their number; see "
-                       "docs/add_your_own.md")
+                       "docs/add_parts.md")
     pairs.append(found)
   totals, counts = zip(*pairs)
   return jnp.stack(totals), jnp.stack(counts)

@@ -1,4 +1,4 @@
-"""The recipes of docs/add_your_own.md run as they stand, on tiny data."""
+"""The recipes of docs/add_your_own.md and docs/add_parts.md run as they stand, on tiny data."""
 
 import os
 import re
@@ -15,7 +15,8 @@ import tpugraphs_jax
 from tpugraphs_jax import submission
 from tpugraphs_jax.data import npz
 
-DOCUMENT = commands.ROOT / "docs" / "add_your_own.md"
+TEXT = "".join((commands.ROOT / "docs" / name).read_text()
+               for name in ("add_your_own.md", "add_parts.md"))
 RECIPES = ("A model", "A family", "A published system", "A pooling", "A loss",
            "A block of node features", "A collection")
 # Quick runs; these flags change nothing that the recipes show.
@@ -30,8 +31,7 @@ _SMALL = {
 
 def recipe(title):
   """The files and the shell commands of one section."""
-  text = DOCUMENT.read_text()
-  section = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.M | re.S)[1]
+  section = re.search(rf"^## {title}\n(.*?)(?=^## |^# Add |\Z)", TEXT, re.M | re.S)[1]
   blocks = re.findall(r"^```(\w+)\n(.*?)^```", section, re.M | re.S)
   files = {code.split("\n")[0].removeprefix("# "): code for kind, code in blocks
            if kind == "python"}
@@ -95,7 +95,7 @@ def test_a_recipe_runs_as_it_is_written(title, data_root, tmp_path, monkeypatch)
 
 def changed_files(section):
   """The files that the diffs of a section change, by path, with the new text."""
-  text = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", DOCUMENT.read_text(), re.M | re.S)[1]
+  text = re.search(rf"^## {section}\n(.*?)(?=^## |^# Add |\Z)", TEXT, re.M | re.S)[1]
   diffs, new = re.findall(r"^```diff\n(.*?)^```", text, re.M | re.S), []
   for diff in diffs:
     path = re.search(r"^\+\+\+ b/(.*)$", diff, re.M)[1]
