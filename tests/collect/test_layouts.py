@@ -59,6 +59,11 @@ def test_a_file_of_something_else_is_refused(tmp_path, text):
     tpugraphs_jax.apply(step, path)
 
 
+def test_a_missing_file_is_named(tmp_path):
+  with pytest.raises(FileNotFoundError, match="no .*other.json, expected a file that Tuned.save"):
+    tpugraphs_jax.apply(step, tmp_path / "other.json")
+
+
 def test_a_file_says_what_it_was_made_for(file):
   record = json.loads(file.read_text())
   assert record["name"] == "step" and record["ratio"] == .9

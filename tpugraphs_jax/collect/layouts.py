@@ -57,6 +57,8 @@ def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callabl
       not the one that was tuned.
   """
   path = Path(path)
+  if not path.exists():
+    raise FileNotFoundError(f"there is no {path}, expected a file that Tuned.save wrote")
   try:
     record = trust.parse(path.read_text())
     saved = {(each["operation"], each["detail"]): tuple(map(tuple, each["orders"]))

@@ -56,7 +56,7 @@ def full_name(target: str) -> str:
                      "the target out for the machine at hand")
   if importlib.util.find_spec("libtpu") is None:
     raise ValueError(f"target {target!r} needs the TPU compiler, and no libtpu is installed; "
-                     'run `pip install "jax[tpu]"` in an environment of its own')
+                     'run `pip install ".[tpu]"` in the folder of this project')
   return name
 
 
