@@ -12,7 +12,6 @@ import shlex
 from typing import Any
 
 import jinja2
-import numpy as np
 
 from tpugraphs_jax import metrics
 from tpugraphs_jax.collections import Collection
@@ -162,7 +161,7 @@ def _view(group: Group) -> str:
   path = run.file_of(graph.name)
   if not path.exists():
     return ""
-  first, fastest = (graph.config_ids[np.argmin(order)] for order in (graph.scores, graph.label))
+  first, fastest = map(int, graph.config_ids[[graph.scores.argmin(), graph.label.argmin()]])
   configs = f" --config {first}" + f" --against {fastest}" * (fastest != first)
   is_layout = Collection(run.collection).kind == "layout"
   return f"python -m tpugraphs_jax.view {shlex.quote(str(path))}" + configs * is_layout
