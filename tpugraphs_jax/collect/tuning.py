@@ -114,7 +114,9 @@ class Tuned:
     counts = (f"{len(self.raw)} of {self.candidates:,} layouts tried, {self.failed} failed: ")
     if self.keeps_default:
       return f"{counts}the compiler's own choice stays, {self._why()}"
-    between = "({:.3f} to {:.3f}) ".format(*self.compared[1:]) if self.compared else ""
+    between = ""
+    if self.compared:
+      between = "({:.3f} to {:.3f}, in alternating pairs) ".format(*self.compared[1:])
     return (f"{counts}the best takes {self.ratio:.3f} {between}of the {self.label.what} "
             f"{self._cycles()}of the compiler's own choice, with layouts chosen for "
             f"{sum(number > 0 for number in self.numbers)} of {len(self.numbers)} groups")
