@@ -178,3 +178,10 @@ def test_a_damaged_config_is_named(tmp_path, text):
   (run / "config.json").write_text(text)
   with pytest.raises(ValueError, match="config.json"):
     runs.read(run)
+
+
+def test_a_run_that_was_not_evaluated_says_so_beside_others(tmp_path):
+  folders = [write_run(tmp_path / name) for name in ("a", "b")]
+  (folders[0] / "validation_scores.npz").unlink()
+  first, second = runs.comparisons(runs.read_all(folders))
+  assert first.verdict == ["a: not evaluated yet."] and second.verdict[0].startswith("b: Kendall")

@@ -46,7 +46,7 @@ def render(runs: Sequence[Run], *, graph: str = "", folder: str = "") -> str:
   check_judged(runs, graph)
   comparisons = runs_lib.comparisons(runs)
   return environment.from_string(template).render(
-      runs=runs, sections=[_section(each, graph) for each in comparisons], ended=_ended(runs),
+      runs=runs, sections=[_section(each, graph) for each in comparisons],
       names=list(dict.fromkeys(name for each in comparisons for name in each.references)),
       about={run.name: _about(run) for run in runs},
       links={run.name: _links(run, folder) for run in runs},
@@ -85,7 +85,8 @@ def _section(comparison: Comparison, graph: str) -> dict[str, Any]:
       "figures": {title: figures.svg(drawn) for title, drawn in figures.all_of(
           comparison, graph_of(comparison, graph)).items()},
       "graphs": _graphs(groups), "view": _view(groups[0]),
-      "programs": _programs(groups) if first.config.get("task") == "tile" else _table([], [])}
+      "programs": _programs(groups) if first.config.get("task") == "tile" else _table([], []),
+      "ended": _ended(comparison.runs)}
 
 
 def _differences(groups: Sequence[Group]) -> dict[str, Any]:

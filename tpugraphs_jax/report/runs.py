@@ -310,7 +310,7 @@ class Comparison:
     """Which config is first, by how much, and how good its choices are, in sentences."""
     first, *others = self.groups
     if not first.judged:
-      return ["Not evaluated yet."]
+      return [f"{', '.join(group.name for group in self.groups)}: not evaluated yet."]
     tau = f"Kendall tau {first.spread(TAU)[0]:.3f}, mean of {len(first.taus)} graphs"
     if others:
       lead = leads(self.groups)[0]
