@@ -239,7 +239,7 @@ def _calibration(groups: Sequence[Group]) -> figure.Figure:
   axes.set_xticks(np.arange(len(starts) + 1) - 0.5, [f"{EDGES[i]:g}" for i in starts] + ["∞"])
   axes.set_xticks(range(len(starts)), [f"{n:,}" for n in np.add.reduceat(counts, starts)],
                   minor=True)
-  axes.tick_params(axis="x", which="minor", length=0, labelsize=8, labelcolor="#666666")
+  axes.tick_params(axis="x", which="minor", length=0, labelsize=8, labelcolor=_GREY)
   return drawn
 
 
