@@ -60,7 +60,17 @@ def small(command: str, out: Path) -> str:
     command += f" --data_root={DATA}"
   command = command.replace("--scale medium", "--scale tiny").replace(*_OWN_MODULE)
   command = re.sub(r"(?<=[ =])(?=submission.csv)", f"{out}/", command)
+  if "tpugraphs_jax.view" in command:  # which serves a page until it is interrupted
+    command = with_files(command, out) + " --table"
   return re.sub(r"(?<=[ =,])out/", f"{out}/", command).replace(DATA, f"{out}/synthetic/npz")
+
+
+def with_files(text: str, out: Path) -> str:
+  """A text with files in `out` in place of the reader's own."""
+  for name, folder in _OWN_FILES.items():
+    found = sorted((out / "synthetic/npz" / folder / "valid").glob("*.npz"))
+    text = text.replace(name, str(found[0]) if found else name)
+  return text
 
 
 def run(title: str, command: str, out: Path) -> None:
@@ -83,9 +93,7 @@ def run(title: str, command: str, out: Path) -> None:
 def python_of(page: str, out: Path) -> str:
   """The Python of a page in one piece, with its files in `out`."""
   code = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
-  for name, folder in _OWN_FILES.items():
-    found = sorted((out / "synthetic/npz" / folder / "valid").glob("*.npz"))
-    code = code.replace(f'"{name}"', f'"{found[0]}"' if found else name)
+  code = with_files(code, out)
   code = code.replace(*_OWN_MODULE).replace(DATA, f"{out}/synthetic/npz")
   return code.replace('"out/', f'"{out}/').replace('"charges.dot"', f'"{out}/charges.dot"')
 

@@ -17,7 +17,7 @@ LAYERS = (
     ("train",),
     ("serve",),
     ("collect", "report"),
-    ("run",),
+    ("view", "run"),
     ("sweep", "__main__"))
 # All imports within a layer: the first imports the second.
 WITHIN = {("graph", "columns"), ("hlo", "data"), ("nn", "data"), ("report", "collect"),

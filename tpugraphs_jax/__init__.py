@@ -1,18 +1,27 @@
 """Learned cost models for XLA: rank compiler configurations of a program graph.
 
-  order, scores = tpugraphs_jax.rank("out/tile", graph)
+Rank a graph, of a file or of a function (`tpugraphs_jax.hlo.featurize`), with a model: a folder
+that `run_tile.py`, `run_layout.py` or `train_model` trained in, a model file, or one that ships.
+`Ensemble` is several models as one.
 
-ranks the configurations of an `OpGraph` with a model trained by `run_tile.py` or
-`run_layout.py`; `load` gives the model itself, also one that ships, `Ensemble` several
-as one, `tpugraphs_jax.hlo` makes graphs from the user's own programs, `tune` chooses
-layouts for one, and `apply` applies those of a file. To train in Python:
+Examples:
+  >>> import tpugraphs_jax
+  >>> graph = tpugraphs_jax.read_layout(
+  ...     "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz")
+  >>> order, scores = tpugraphs_jax.rank("layout-cpu-measured", graph)
+  >>> graph.configs
+  <LayoutConfigs: 48 layouts of 25 nodes in 7 groups, labels 286,808 to 733,053>
+  >>> rows = tpugraphs_jax.explain("layout-cpu-measured", graph, int(order[-1]), against=0)
+  >>> len(rows) > 0
+  True
 
-  run = tpugraphs_jax.train_model(
-      "tile.py:recommended", data_root="~/data/tpugraphs/npz", workdir="out/tile", seed=1)
-  run.metrics, run.model, run.report()
+`print(graph)` and `print(rows)` show tables, `graph.view()` shows the program. `tune(function,
+*arguments)` chooses layouts for a function, and `apply` applies those of a file. Training is
+`train_model(config, data_root=..., workdir=...)`, whose result has `metrics`, `model` and
+`report()`.
 
-The modules `collect` (label programs of your own), `metrics`, `report` and `training` come
-with the package: `from tpugraphs_jax import metrics`.
+Modules: `hlo` (graphs of your own programs), `collect` (labels for them), `metrics`, `report`,
+`training` and `view`.
 """
 
 from etils import epy
@@ -23,10 +32,10 @@ __version__ = "0.1.0"
 __all__ = ["Ensemble", "OpGraph", "apply", "collect", "explain", "hlo", "load", "load_config",
            "metrics",
            "propose", "rank", "read_layout", "read_tile", "report", "train_model", "training",
-           "tune"]
+           "tune", "view"]
 
 with epy.lazy_api_imports(globals()):  # loaded when first used: importing the package stays quick
-  from tpugraphs_jax import collect, hlo, metrics, report
+  from tpugraphs_jax import collect, hlo, metrics, report, view
   from tpugraphs_jax.collect.layouts import apply
   from tpugraphs_jax.collect.tuning import tune
   from tpugraphs_jax.data.npz import read_layout, read_tile

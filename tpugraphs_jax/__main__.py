@@ -12,6 +12,7 @@ COMMANDS = {
     "python -m tpugraphs_jax.synthetic": "write data in the released form, measured nowhere",
     "python -m tpugraphs_jax.collect": "label layout choices of your own programs",
     "python -m tpugraphs_jax.hlo": "show HLO modules as graphs, convert tuning data",
+    "python -m tpugraphs_jax.view": "show a program, its layouts and their costs in a browser",
     "python -m tpugraphs_jax.sweep": "many runs: every point of a grid with every seed",
     "python -m tpugraphs_jax.report": "compare finished runs on a page",
     "python -m tpugraphs_jax.run.official": "a working folder from weights of the official code",

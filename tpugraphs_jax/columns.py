@@ -164,10 +164,26 @@ def tile_features(
   return np.concatenate(blocks, axis=1).astype(np.float32)
 
 
+def tile_name(column: int) -> str:
+  """The name of a column of a tile, such as `kernel bounds 0` or `input bounds product`."""
+  name, block = next(item for item in TILE.items() if column < item[1].stop)
+  place = column - block.start
+  part = str(place) if place < MAX_RANK else ("sum", "product")[place - MAX_RANK]
+  return f"{name.replace('_', ' ')} {part}"
+
+
 def layout_row(orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
   """The 18 integers of a node: up to six of each of three tensors, minor to major, then -1."""
   parts = [(*order, *(-1,) * MAX_RANK)[:MAX_RANK] for order in orders]
   return tuple(itertools.chain(*parts, (-1,) * LAYOUT_CONFIG_FEATURES))[:LAYOUT_CONFIG_FEATURES]
+
+
+def row_text(row: Sequence[int]) -> str:
+  """The layouts that a row gives, minor dimension first: `output {1,0} input {0,1}`."""
+  orders = [row[start:start + MAX_RANK] for start in range(0, LAYOUT_CONFIG_FEATURES, MAX_RANK)]
+  given = [f"{role} {{{','.join(str(dim) for dim in order if dim >= 0)}}}"
+           for role, order in zip(("output", "input", "kernel"), orders) if order[0] >= 0]
+  return " ".join(given) or "open"
 
 
 @functools.cache
@@ -175,3 +191,9 @@ def opcode_ids() -> dict[str, int]:
   """Number of every opcode, 1 to 120, by its name in HLO text."""
   text = resources.files(__package__).joinpath("opcodes.csv").read_text("utf-8")
   return {row["opcode"]: int(row["id"]) for row in csv.DictReader(text.splitlines())}
+
+
+@functools.cache
+def opcode_names() -> dict[int, str]:
+  """Name of every opcode by its number; 0 stands for one that the data set does not know."""
+  return {0: "unknown"} | {number: name for name, number in opcode_ids().items()}

@@ -11,9 +11,14 @@ consumes the output of instruction v. On the device (`jraph.GraphsTuple`)
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from typing import Any
 
 import numpy as np
+
+from tpugraphs_jax.columns import opcode_names
+from tpugraphs_jax.infra.tables import Table
 
 DEFAULT_DATA_ROOT = "~/data/tpugraphs/npz"  # of the commands
 SPLITS = ("train", "valid", "test")
@@ -31,18 +36,31 @@ class _Configs:
   def __len__(self) -> int:
     return len(self.runtime_ns)
 
+  def __repr__(self) -> str:
+    labels = "not labelled"
+    if self.is_labelled:  # the numbers of a file can be estimates: they have no unit here
+      labels = f"labels {self.runtime_ns.min():,} to {self.runtime_ns.max():,}"
+    return f"<{type(self).__name__}: {len(self):,} {self._about()}, {labels}>"
+
+  def _about(self) -> str:
+    """What there are configurations of, for `repr`."""
+    raise NotImplementedError
+
   @property
   def is_labelled(self) -> bool:
     return bool(self.runtime_ns.any())
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TileConfigs(_Configs):
   """Tile-size choices of one kernel and their measured runtimes."""
 
   config_feat: np.ndarray  # [C, 24] float32: kernel, output, input bounds
   runtime_ns: np.ndarray  # [C] int64 nanoseconds; all zero = not labelled
   normalizer_ns: np.ndarray  # [C] int64 nanoseconds of the default tile
+
+  def _about(self) -> str:
+    return "tiles"
 
   @property
   def label(self) -> np.ndarray:
@@ -75,7 +93,7 @@ class TileConfigs(_Configs):
     return self.config_feat
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LayoutConfigs(_Configs):
   """Layout choices of one graph, factored so that a configuration is a few bytes.
 
@@ -89,6 +107,10 @@ class LayoutConfigs(_Configs):
   node_group: np.ndarray  # [K] int32, the group of each configurable node
   group_row: np.ndarray  # [C, groups] uint8 or uint16, index into rows
   runtime_ns: np.ndarray  # [C] int64 nanoseconds; all zero = not labelled
+
+  def _about(self) -> str:
+    return (f"layouts of {len(self.node_group):,} nodes in {self.group_row.shape[1]:,} "
+            "groups")
 
   @property
   def label(self) -> np.ndarray:
@@ -137,6 +159,29 @@ class OpGraph:
     configs = "no" if self.configs is None else f"{len(self.configs):,}"
     return (f"<{type(self).__name__} {self.name}: {self.num_nodes:,} nodes, {self.num_edges:,} "
             f"edges, {len(self.config_node):,} configurable, {configs} configurations>")
+
+  def __str__(self) -> str:
+    return str(self.table())
+
+  def _repr_html_(self) -> str:
+    return self.table()._repr_html_()
+
+  def table(self) -> Table:
+    """The opcodes of the nodes, the most frequent ones first."""
+    counts = collections.Counter(self.node_opcode.tolist())
+    configurable = collections.Counter(self.node_opcode[self.config_node].tolist())
+    return Table(["opcode", "nodes", "configurable"], [
+        [opcode_names().get(opcode, str(opcode)), f"{count:,}", f"{configurable[opcode] or ''}"]
+        for opcode, count in counts.most_common()], repr(self)[1:-1])
+
+  def node_name(self, node: int) -> str:
+    """A name of a node for people: its opcode and number, or the name of the instruction."""
+    return f"{opcode_names().get(int(self.node_opcode[node]), 'unknown')} {node}"
+
+  def view(self, config: int | None = None, **options: Any) -> None:
+    """Shows the program in Model Explorer (extra `view`), or as a table; see `view.show`."""
+    import tpugraphs_jax
+    tpugraphs_jax.view.show(self, config, **options)
 
   @property
   def num_nodes(self) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tpugraphs_jax
+from tpugraphs_jax import hlo
 from tpugraphs_jax.collect import choosing, layouts
 
 _ARGS = (jnp.ones((6, 16)), jnp.full((16, 12), .5), jnp.ones((12, 6)))
@@ -21,7 +22,12 @@ def file(tmp_path):
   choices = choosing.choices(step, *_ARGS)
   numbers = [int(count > 1) for count in choices.options]
   path = tmp_path / "layouts.json"
-  layouts.save(path, step, _ARGS, choices.choice(numbers), {"name": "step", "ratio": .9})
+  graph = hlo.featurize(step, *_ARGS)
+  nodes = graph.config_node.tolist()
+  change = layouts.Change(nodes[:1], "dot_general", ["step.py:7"], (1, 0), ((0, 1), (), ()), (7, 5))
+  layouts.save(
+      path, step, _ARGS, choices.choice(numbers), {"name": "step", "ratio": .9},
+      layouts.Program(graph, [change], {nodes[0]: (7, 5)}, "1 of 2 tried"))
   return path
 
 
@@ -62,6 +68,35 @@ def test_a_file_of_something_else_is_refused(tmp_path, text):
 def test_a_missing_file_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match="no .*other.json, expected a file that Tuned.save"):
     tpugraphs_jax.apply(step, tmp_path / "other.json")
+
+
+def test_a_file_gives_back_its_program_and_changes(file):
+  graph, found = hlo.featurize(step, *_ARGS), layouts.read(file)
+  np.testing.assert_array_equal(found.graph.node_feat, graph.node_feat)
+  node = int(graph.config_node[0])
+  assert found.graph.name == "step" and found.cycles == {node: (7, 5)}
+  assert found.changes[0].nodes == [node] and found.changes[0].orders == ("{1,0}", "{0,1}")
+  lines = str(found).splitlines()
+  assert lines[0] == "1 of 2 tried"
+  assert lines[-1].split() == ["dot_general", "step.py:7", "{1,0}", "->", "{0,1}", "7", "->", "5"]
+
+
+@pytest.mark.parametrize("damage", [
+    lambda program: program.pop("module"),
+    lambda program: program.update(module="AAAA"),
+    lambda program: program.update(module="no base64"),
+    lambda program: program.update(cycles=[[0, 1]]),
+    lambda program: program.update(cycles=[[10**6, 1, 2]]),
+    lambda program: program["changes"][0].update(nodes=[10**6]),
+    lambda program: program["changes"][0].update(cycles=[1]),
+    lambda program: program["changes"][0].update(after=[]),
+    lambda program: program["changes"][0].update(other=1)])
+def test_a_damaged_program_is_refused_by_the_name_of_its_file(file, damage):
+  record = json.loads(file.read_text())
+  damage(record["program"])
+  file.write_text(json.dumps(record))
+  with pytest.raises(ValueError, match="layouts.json is damaged.*Tuned.save"):
+    layouts.read(file)
 
 
 def test_a_file_says_what_it_was_made_for(file):

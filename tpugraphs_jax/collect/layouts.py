@@ -6,24 +6,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
 import functools
 import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
+import zlib
 
 import jax
 from jax.extend import core
 
+from tpugraphs_jax import hlo
 from tpugraphs_jax.collect import choosing
-from tpugraphs_jax.collect.choosing import Choice, Group
+from tpugraphs_jax.collect.choosing import Choice, Group, Orders
+from tpugraphs_jax.hlo.search import Dims
 from tpugraphs_jax.infra import files, trust
+from tpugraphs_jax.infra.tables import Table
+
+_EXPECTED = "a file that Tuned.save wrote"
+_MOST_BYTES = 2**28  # of a module
+_CHANGE = trust.Record(
+    nodes=[trust.COUNT], operation=str, lines=[str], before=[trust.COUNT], after=[[trust.COUNT]],
+    cycles=[trust.COUNT])
+_SCHEMA = trust.Record(name=str, program=trust.Record(
+    summary=str, stage=str, module=str, changes=[_CHANGE], cycles=[[trust.COUNT]]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+  """Equal operations with another order of dimensions than the compiler's own."""
+
+  nodes: list[int]  # of the program's graph
+  operation: str  # with types and shapes of output and operands
+  lines: list[str]  # of the user's source, such as `model.py:12`
+  before: Dims  # the compiler's own order of the output; empty where it is not known
+  # Minor to major, of the output and of operands; empty where it is left to the compiler.
+  after: Orders
+  cycles: tuple[int, ...]  # estimated, before and after; empty where times were measured
+
+  @property
+  def orders(self) -> tuple[str, str]:
+    """The layouts before and after, as text."""
+    before, output, *operands = (
+        "{" + ",".join(map(str, order)) + "}" if order else "?"
+        for order in (self.before, *self.after))
+    return before, output + (f" <- {', '.join(operands)}" if any(self.after[1:]) else "")
+
+  def cells(self) -> list[str]:
+    """A row of `Program.table`."""
+    before, after = self.orders
+    # The compiler's own order, named: operations behind it may get other layouts and fusions.
+    is_fixed = self.before and self.before == self.after[0]
+    text = after.replace(before, f"{before} fixed", 1) if is_fixed else f"{before} -> {after}"
+    lines = ", ".join(self.lines[:2]) + (", ..." if len(self.lines) > 2 else "")
+    return [self.operation, lines, text, from_to(*self.cycles) if self.cycles else ""]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+  """A program and the changes of its layouts, as a file keeps them.
+
+  Attributes:
+    graph: the program as the compiler saw it before it assigned layouts.
+    changes: against the compiler's own choice.
+    cycles: the compiler's estimates for configurable nodes, before and after; empty where times
+      were measured.
+    summary: a sentence about the search.
+  """
+
+  graph: hlo.HloGraph
+  changes: list[Change]
+  cycles: dict[int, tuple[int, int]]
+  summary: str
+
+  def table(self, more: Sequence[Sequence[str]] = ()) -> Table:
+    """The changes, and more rows of the same columns below them."""
+    return Table(["changed output of", "line", "order", "estimated cycles"],
+                 [*(change.cells() for change in self.changes), *more], self.summary)
+
+  def __str__(self) -> str:
+    return str(self.table())
+
+
+def from_to(before: int, after: int) -> str:
+  """Two numbers of cycles, as text."""
+  return f"{before:,} -> {after:,}"
 
 
 def save(
-    path: Path, function: Callable[..., Any], args: tuple, choice: Choice, about: Mapping[str, Any]
+    path: Path, function: Callable[..., Any], args: tuple, choice: Choice,
+    about: Mapping[str, Any], program: Program,
 ) -> None:
   """Writes a choice of layouts for a function of these example arguments.
 
@@ -33,13 +109,43 @@ def save(
     args: its example arguments.
     choice: an option for each of its groups.
     about: what else is known of the choice: `name` of the function, label, versions.
+    program: to be shown.
   """
   jaxpr = jax.make_jaxpr(function)(*args).jaxpr
   record = {**about, "operations": _hash(jaxpr), "groups": [
       {"operation": str(group), "detail": group.detail, "orders": orders}
-      for group, orders in choice.items()]}
+      for group, orders in choice.items()], "program": {
+          "summary": program.summary, "stage": program.graph.stage,
+          "module": base64.b64encode(
+              zlib.compress(program.graph.module.SerializeToString())).decode(),
+          "changes": [dataclasses.asdict(change) for change in program.changes],
+          "cycles": [[node, *cycles] for node, cycles in program.cycles.items()]}}
   with files.replacing(path) as file:
     file.write(json.dumps(record, indent=1) + "\n")
+
+
+def read(path: str | os.PathLike[str]) -> Program:
+  """The program of a file that `Tuned.save` wrote.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it holds no layouts, or is damaged.
+  """
+  path = Path(path)
+  with trust.reading(path, f"expected {_EXPECTED}"):
+    record = trust.parse(path.read_text())
+    trust.check(record, _SCHEMA, "it")
+    saved = record["program"]
+    unpacked = zlib.decompressobj().decompress(
+        base64.b64decode(saved["module"], validate=True), _MOST_BYTES)
+    graph = dataclasses.replace(hlo.featurize(unpacked), name=record["name"], stage=saved["stage"])
+    changes = [Change(**change) for change in saved["changes"]]
+    cycles = {node: (before, after) for node, before, after in saved["cycles"]}
+    if not set(cycles).union(*(change.nodes for change in changes)) <= set(range(graph.num_nodes)):
+      raise ValueError(f"it names nodes that its program of {graph.num_nodes} nodes does not have")
+    program = Program(graph, changes, cycles, saved["summary"])
+    program.table()  # finds whatever cannot be shown
+  return program
 
 
 def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callable[..., Any]:
@@ -65,8 +171,7 @@ def apply(function: Callable[..., Any], path: str | os.PathLike[str]) -> Callabl
              for each in record["groups"]}
     name, operations = record["name"], record["operations"]
   except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(f"{path} holds no layouts ({error!r}), expected a file that Tuned.save "
-                     "wrote") from None
+    raise ValueError(f"{path} holds no layouts ({error!r}), expected {_EXPECTED}") from None
 
   @functools.wraps(function)
   def chosen(*args: Any, **kwargs: Any) -> Any:

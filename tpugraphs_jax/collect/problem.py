@@ -126,9 +126,16 @@ class Problem:
 
   def lines(self, group: int) -> list[str]:
     """Where a group's equations stand in the user's files: `model.py:12`."""
-    nodes = [index for index, node in zip(self.graph.config_node, self._nodes)
-             if node.group == group]
-    return sorted({self.graph.origins[index].where for index in nodes} - {""})
+    nodes = self.nodes_of_groups().get(group, [])
+    return sorted({self.graph.origins[node].where for node in nodes} - {""})
+
+  def nodes_of_groups(self) -> dict[int, list[int]]:
+    """The configurable nodes of each group that has any."""
+    result: dict[int, list[int]] = {}
+    for index, node in zip(self.graph.config_node.tolist(), self._nodes):
+      if node.group >= 0:
+        result.setdefault(node.group, []).append(index)
+    return result
 
   def raw_labels(self, candidates: Sequence[Numbers]) -> dict[Numbers, labels.Raw]:
     """The raw numbers of choices, found together; failed choices are left out."""

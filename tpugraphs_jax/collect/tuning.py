@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import dataclasses
+import html
 import itertools
 import math
 import os
@@ -26,10 +27,9 @@ from absl import logging
 from tpugraphs_jax.collect import cache as cache_lib
 from tpugraphs_jax.collect import choosing, labels, layouts, measure, strategies
 from tpugraphs_jax.collect import prior as prior_lib
-from tpugraphs_jax.collect.choosing import Orders
 from tpugraphs_jax.collect.labels import Raw
 from tpugraphs_jax.collect.problem import Numbers, Problem
-from tpugraphs_jax.hlo.search import Dims
+from tpugraphs_jax.infra.tables import Table
 from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve import ranker as ranker_lib
 from tpugraphs_jax.serve.ensemble import Ensemble
@@ -41,19 +41,7 @@ MODELS = {"tpu:v3": "layout-v3-estimate", None: "layout-cpu-measured"}
 STRATEGIES = ("learned", "model", "random", "coordinate")
 
 
-@dataclasses.dataclass(frozen=True)
-class Change:
-  """Equal operations with another order of dimensions than the compiler's own."""
-
-  operation: str  # with types and shapes of output and operands
-  lines: list[str]  # of the user's source, such as `model.py:12`
-  before: Dims | None  # the compiler's own order of the output; None where it is not known
-  # Minor to major, of the output and of operands; empty where it is left to the compiler.
-  after: Orders
-  cycles: tuple[int, int] | None  # estimated, before and after; None where times were measured
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Tuned:
   """A function with the best layouts that were labelled, and the record of the search.
 
@@ -79,8 +67,8 @@ class Tuned:
   failed: int
   candidates: int
   label: labels.Label
-  changes: list[Change]
-  problem: Problem = dataclasses.field(repr=False)
+  changes: list[layouts.Change]
+  problem: Problem
 
   @property
   def tried(self) -> dict[Numbers, int]:
@@ -92,23 +80,43 @@ class Tuned:
     """Whether the compiler's own choice stays."""
     return not any(self.numbers)
 
+  @property
+  def program(self) -> layouts.Program:
+    """The program as the compiler saw it, with the changes of layouts and the cycles of nodes."""
+    return layouts.Program(self.problem.graph, self.changes, self._node_cycles(), self._summary())
+
+  def __repr__(self) -> str:
+    return f"<Tuned {self.problem.name}: {self._summary()}>"
+
   def __str__(self) -> str:
-    parts = [self._summary()]
-    if self.changes:
-      parts.append(_aligned(["changed output of", "line", "order", "estimated cycles"],
-                            [*map(_change_cells, self.changes), *self._other_cycles()]))
+    return "\n\n".join([*map(str, self._tables()), self.label.worth])
+
+  def _repr_html_(self) -> str:
+    tables = "".join(table._repr_html_() for table in self._tables())
+    return f"{tables}<p>{html.escape(self.label.worth)}</p>"
+
+  def _tables(self) -> list[Table]:
+    """The changes of operations, and all trials."""
     own = self.tried[(0,) * len(self.numbers)]
     trials = sorted(self.tried.items(), key=lambda item: item[1])
-    parts.append(_aligned([f"{self.label.what} / own", "groups changed"], [
-        [f"{value / own:.3f}", _groups_text(numbers)] for numbers, value in trials]))
-    return "\n\n".join([*parts, self.label.worth])
+    return [self.program.table(self._other_cycles() if self.changes else ()),
+            Table([f"{self.label.what} / own", "groups changed"], [
+                [f"{value / own:.3f}", _groups_text(numbers)] for numbers, value in trials])]
+
+  def view(self, **options: Any) -> None:
+    """Shows the program before and after in Model Explorer; see `view.show_program`."""
+    import tpugraphs_jax
+    tpugraphs_jax.view.show_program(self.program, **options)
 
   def save(self, path: str | os.PathLike[str]) -> None:
-    """Writes the layouts to a file, with which `tpugraphs_jax.apply` makes the function again."""
+    """Writes the layouts to a file, with which `tpugraphs_jax.apply` makes the function again.
+
+    The file holds the program too, which `python -m tpugraphs_jax.view` shows.
+    """
     layouts.save(Path(path), self.problem.function, self.problem.args,
                  self.problem.choices.choice(self.numbers), {
                      "name": self.problem.name, "label": self.label.what, "ratio": self.ratio,
-                     **self.label.versions()})
+                     **self.label.versions()}, self.program)
 
   def _summary(self) -> str:
     counts = (f"{len(self.raw)} of {self.candidates:,} layouts tried, {self.failed} failed: ")
@@ -137,45 +145,32 @@ class Tuned:
                  for numbers in ((0,) * len(self.numbers), self.numbers))
     return f"and {best / own:.3f} of the estimated cycles "
 
+  def _node_cycles(self) -> dict[int, tuple[int, int]]:
+    """The estimated cycles of configurable nodes, before and after, for a TPU."""
+    if not self.label.target:
+      return {}
+    before, after = (self.raw[numbers]["cycles"]
+                     for numbers in ((0,) * len(self.numbers), self.numbers))
+    nodes = self.problem.nodes_of_groups()
+    return {node: tuple(sum(cycles.get(str(group), ())) // len(nodes[group])
+                        for cycles in (before, after))
+            for group in nodes for node in nodes[group]}
+
   def _other_cycles(self) -> list[list[str]]:
     """A row for the kernels of all other operations, so that the cycles add up to the total."""
-    if self.changes[0].cycles is None:
+    if not self.label.target:
       return []
     totals = [self.raw[numbers]["estimated_cycles"]
               for numbers in ((0,) * len(self.numbers), self.numbers)]
     rest = [total - sum(change.cycles[place] for change in self.changes)
             for place, total in enumerate(totals)]
-    return [["all other kernels", "", "", _from_to(*rest)], ["total", "", "", _from_to(*totals)]]
-
-
-def _change_cells(change: Change) -> list[str]:
-  before, output, *operands = (
-      "{" + ",".join(map(str, order)) + "}" if order else "?"
-      for order in (change.before, *change.after))
-  chosen = f" <- {', '.join(operands)}" if any(change.after[1:]) else ""
-  lines = ", ".join(change.lines[:2]) + (", ..." if len(change.lines) > 2 else "")
-  cycles = _from_to(*change.cycles) if change.cycles else ""
-  # The compiler's own order, named: operations behind it may get other layouts and fusions.
-  orders = f"{output} fixed" if before == output != "?" else f"{before} -> {output}"
-  return [change.operation, lines, orders + chosen, cycles]
-
-
-def _from_to(before: int, after: int) -> str:
-  return f"{before:,} -> {after:,}"
+    return [[name, "", "", layouts.from_to(*cycles)]
+            for name, cycles in (("all other kernels", rest), ("total", totals))]
 
 
 def _groups_text(numbers: Numbers) -> str:
   changed = [str(group) for group, number in enumerate(numbers) if number]
   return ", ".join(changed) or "none, the compiler's own"
-
-
-def _aligned(head: list[str], rows: list[list[str]]) -> str:
-  """A table in plain text, without columns that have no cells."""
-  table = [head, *rows]
-  kept = [column for column in range(len(head)) if any(row[column] for row in rows)]
-  widths = {column: max(len(row[column]) for row in table) for column in kept}
-  return "\n".join(
-      "  ".join(row[column].ljust(widths[column]) for column in kept).rstrip() for row in table)
 
 
 def tune(
@@ -325,15 +320,17 @@ def _decide(
       candidates, problem.label, _changes(problem, best, tried) if any(best) else [], problem)
 
 
-def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[Change]:
+def _changes(problem: Problem, best: Numbers, tried: dict[Numbers, Raw]) -> list[layouts.Change]:
   """The changes of the best choice against the compiler's own, in the order of the groups."""
   own = problem.own_orders()
   changes = []
   for place, (group, number) in enumerate(zip(problem.choices.groups, best)):
     if number:
       cycles = tuple(sum(tried[numbers]["cycles"].get(str(place), ()))
-                     for numbers in ((0,) * len(best), best)) if problem.label.target else None
+                     for numbers in ((0,) * len(best), best)) if problem.label.target else ()
       after = tuple(choosing.minor_to_major(order, len(shape)) if order else ()
                     for order, shape in zip(group.options[number], group.shapes))
-      changes.append(Change(str(group), problem.lines(place), own[place], after, cycles))
+      changes.append(layouts.Change(
+          problem.nodes_of_groups()[place], str(group), problem.lines(place), own[place] or (),
+          after, cycles))
   return changes

@@ -74,6 +74,9 @@ class HloGraph(graph.OpGraph):
         self, node_splits=np.array([0, self.num_nodes], np.int64),
         config_node=np.zeros(0, np.int32), configs=configs)
 
+  def node_name(self, node: int) -> str:
+    return self.origins[node].name
+
   @functools.cached_property
   def origins(self) -> list[Origin]:
     """The source of each node, `[N]`."""

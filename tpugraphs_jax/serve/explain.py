@@ -2,21 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 from typing import Any, NamedTuple, TYPE_CHECKING
 
 import numpy as np
 
+from tpugraphs_jax import columns
 from tpugraphs_jax.graph import LayoutConfigs, OpGraph, TileConfigs
+from tpugraphs_jax.infra.tables import Table
 
 if TYPE_CHECKING:
   from tpugraphs_jax.serve.ranker import Ranker
 
 
+class Explanation(list):
+  """Choices of a configuration by how much each adds to its score, largest first.
+
+  The items are `rankers.tables.charges.Charge` of a score table, `Exchange` of any other ranker.
+  Each has `change`, in units of the score, and `places`, the nodes to which the change belongs.
+
+  Attributes:
+    graph: with the configuration.
+    config: its number.
+    against: number of the configuration that it is compared with; None where none was given.
+  """
+
+  def __init__(self, rows: Iterable[Any], graph: OpGraph, config: int, against: int | None):
+    super().__init__(rows)
+    self.graph, self.config, self.against = graph, config, against
+
+  def by_node(self) -> dict[int, float]:
+    """The change of the score at each node; nodes that share a choice share its change."""
+    result: dict[int, float] = {}
+    for row in self:
+      for node in row.places:
+        result[node] = result.get(node, 0.0) + row.change / len(row.places)
+    return result
+
+  def table(self, *, names: Mapping[int, str] | None = None, top: int = 20) -> Table:
+    """The first `top` choices, and the sum of the others.
+
+    Args:
+      names: of nodes; nodes without one have the graph's (`OpGraph.node_name`).
+      top: how many.
+    """
+    name = lambda node: (names or {}).get(node) or self.graph.node_name(node)
+    rows = [[f"{row.change:+.4f}", row.text(name)] for row in self[:top]]
+    if len(self) > top:
+      rest = self[top:]
+      rows.append([f"{sum(row.change for row in rest):+.4f}", f"{len(rest)} more"])
+    return Table(["change", "choice"], rows, self._title())
+
+  def _title(self) -> str:
+    other = "" if self.against is None else f" against configuration {self.against}"
+    return (f"score of configuration {self.config} of {self.graph.name}{other}: {len(self)} "
+            "choices, larger = slower")
+
+  def __repr__(self) -> str:
+    return f"<Explanation: {self._title()}>"
+
+  def __str__(self) -> str:
+    return str(self.table())
+
+  def _repr_html_(self) -> str:
+    return self.table()._repr_html_()
+
+
 def explain(
     ranker: Ranker, graph: OpGraph, config: int, *, against: int | None = None
-) -> list[Any]:
+) -> Explanation:
   """How much each choice of a configuration adds to its score, largest first.
 
   Score tables give the charges that add up to the score. For any other ranker the choices are
@@ -34,8 +89,10 @@ def explain(
   """
   check_numbers(graph, config, against)
   if ranker.family.can_propose:
-    return ranker.family.charges(ranker.params, ranker.prepare(graph), config, against=against)
-  return exchanges(lambda one: ranker.scores([one])[0], graph, config, against=against)
+    rows = ranker.family.charges(ranker.params, ranker.prepare(graph), config, against=against)
+  else:
+    rows = exchanges(lambda one: ranker.scores([one])[0], graph, config, against=against)
+  return Explanation(rows, graph, config, against)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,6 +158,24 @@ class Exchange(NamedTuple):
   choice: tuple[int, ...]  # layout row [18] of these nodes, or (column, value) of a tile
   instead: tuple[int, ...]  # the other configuration's row, or (column, value)
   score: float  # score with the choice minus score without it: above 0 = it costs time
+
+  @property
+  def change(self) -> float:
+    return self.score
+
+  @property
+  def places(self) -> tuple[int, ...]:
+    """The nodes that share the choice."""
+    return self.nodes
+
+  def text(self, name: Callable[[int], str]) -> str:
+    """The choice and the other configuration's, with names of nodes."""
+    if not self.nodes:
+      (column, value), (_, other) = self.choice, self.instead
+      return f"{columns.tile_name(column)}: {value} instead of {other}"
+    texts = [columns.row_text(row) for row in (self.choice, self.instead)]
+    more = f" and {len(self.nodes) - 1} more" if len(self.nodes) > 1 else ""
+    return f"{name(self.nodes[0])}{more}: {' instead of '.join(texts)}"
 
 
 def exchanges(

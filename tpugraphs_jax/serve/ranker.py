@@ -153,6 +153,16 @@ class Ranker:
       _warn_of_stage(graph.name, graph.stage, self.stage)
 
   @property
+  def metrics(self) -> Mapping[str, float]:
+    """Metrics of validation that the model file holds: means over graphs, by name.
+
+    Of a model that was trained here they are of the sample at the step that was kept; `figures` of
+    `about` has more of a model that ships. Empty where the file has none.
+    """
+    figures = self.about.get("figures", {}).get("valid", {}).get("this model")
+    return figures or self.about.get(loop.SAMPLE, {})
+
+  @property
   def target(self) -> str:
     """The TPU target of which the labels of training are estimates; empty for run times."""
     return self.about.get("labels", {}).get("target") or ""
@@ -214,7 +224,9 @@ class Ranker:
                       "of the file", graph.name)
     return np.argsort(scores, kind="stable"), scores
 
-  def explain(self, graph: OpGraph, config: int, *, against: int | None = None) -> list[Any]:
+  def explain(
+      self, graph: OpGraph, config: int, *, against: int | None = None
+  ) -> explaining.Explanation:
     """How much each choice of a configuration adds to its score; see `serve.explain.explain`."""
     self.check(graph)
     return explaining.explain(self, self._seen(graph), config, against=against)
@@ -331,7 +343,7 @@ def propose(
 def explain(
     place: str | os.PathLike[str] | Ranker, graph: OpGraph, config: int, *,
     against: int | None = None,
-) -> list[Any]:
+) -> explaining.Explanation:
   """How much each choice of a configuration adds to its score; see `Ranker.explain`.
 
   Args:
@@ -339,6 +351,20 @@ def explain(
     graph: with configurations.
     config: number of the configuration to explain.
     against: number of a configuration to compare it with.
+
+  Returns:
+    A list of choices that prints as a table.
+
+  Raises:
+    FileNotFoundError, ValueError: as `load`; a number that the graph does not have.
+
+  Examples:
+    >>> import tpugraphs_jax
+    >>> graph = tpugraphs_jax.read_layout(
+    ...     "data/own/npz/layout/own/programs_cpu/test/experts_layer.npz")
+    >>> rows = tpugraphs_jax.explain("layout-cpu-measured", graph, 3, against=0)
+    >>> all(one.change >= other.change for one, other in zip(rows, rows[1:]))
+    True
   """
   return _ranker(place).explain(graph, config, against=against)
 

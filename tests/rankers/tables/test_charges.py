@@ -6,6 +6,7 @@ import table_cases
 
 from tpugraphs_jax.rankers.tables import charges as table_charges
 from tpugraphs_jax.rankers.tables.terms import Costs
+from tpugraphs_jax.serve import explain
 
 
 def case(seed=0):
@@ -64,8 +65,9 @@ def test_a_table_names_instructions_and_adds_up_what_it_leaves_out():
   program, costs, scores = case()
   found = table_charges.charges(program, costs, program.configs.group_row[0])
   first = found[0].nodes[0]
-  text = table_charges.table(found, names={first: "convolution.7"}, top=3)
-  lines = text.splitlines()
-  assert len(lines) == 5 and "convolution.7: " in lines[1]
-  assert lines[-1].endswith(f"{len(found) - 3} more")
-  assert sum(float(line.split()[0]) for line in lines[1:]) == pytest.approx(scores[0], abs=1e-3)
+  explanation = explain.Explanation(found, table_cases.program(0), 0, None)
+  rows = explanation.table(names={first: "convolution.7"}, top=3).rows
+  assert len(rows) == 4 and rows[0][1].startswith("convolution.7: ")
+  assert rows[-1][1] == f"{len(found) - 3} more"
+  assert sum(float(change) for change, _ in rows) == pytest.approx(scores[0], abs=1e-3)
+  assert sum(explanation.by_node().values()) == pytest.approx(scores[0], rel=1e-4)

@@ -140,7 +140,7 @@ def test_a_residual_counts_in_scores_charges_and_proposals(trained, residual):
   both = job.ranker.explain(graph, 3, against=5)
   assert sum(row.cost - row.before for row in both) == pytest.approx(
       float(scores[3] - scores[5]), rel=1e-3, abs=1e-2)
-  assert "more than two choices together" in table_charges.table(both, top=len(both))
+  assert "more than two choices together" in str(both.table(top=len(both)))
   assert "digraph" in table_charges.dot(both)
   found = job.ranker.propose(graph, 3)
   np.testing.assert_allclose(job.ranker.scores([found.graph])[0], found.scores, rtol=1e-4)

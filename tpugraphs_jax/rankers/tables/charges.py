@@ -7,16 +7,15 @@ between the two (`ScoreTables.node_tables`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from tpugraphs_jax.columns import row_text
 from tpugraphs_jax.rankers.tables.batches import PreparedTables
 from tpugraphs_jax.rankers.tables.terms import Costs
 
-_ROLES = ("output", "input", "kernel")
-_WIDTH = 6  # dimensions of each in a row
 _RED, _BLUE, _GREY = "#c0392b", "#2e6da4", "#9a9a9a"
 
 
@@ -32,6 +31,27 @@ class Charge(NamedTuple):
   @property
   def is_pair(self) -> bool:
     return len(self.nodes) > 1
+
+  @property
+  def change(self) -> float:
+    """What the charge adds to the score, or to the difference of two scores."""
+    return self.cost - self.before
+
+  @property
+  def places(self) -> tuple[int, ...]:
+    """The node that pays the charge: for a pair the one where the two meet."""
+    return self.nodes[-1:]
+
+  def text(self, name: Callable[[int], str]) -> str:
+    """The choices that are charged, with names of nodes."""
+    if not self.nodes:
+      return "more than two choices together"
+    if not self.is_pair:
+      return f"{name(self.nodes[0])}: {row_text(self.rows[0])}"
+    first, second, via = self.nodes
+    texts = [row_text(row) for row in self.rows]
+    at = "" if via == second else f" at {name(via)}"
+    return f"{name(first)}: {texts[0]} -> {name(second)}: {texts[1]}{at}"
 
 
 def charges(
@@ -62,7 +82,7 @@ def charges(
 
 def sort(rows: Sequence[Charge]) -> list[Charge]:
   """The charges by how much each adds, largest first."""
-  return sorted(rows, key=lambda charge: charge.before - charge.cost)
+  return sorted(rows, key=lambda charge: -charge.change)
 
 
 def _charges(program: PreparedTables, costs: Costs, group_row: np.ndarray) -> list[Charge]:
@@ -82,49 +102,6 @@ def _charges(program: PreparedTables, costs: Costs, group_row: np.ndarray) -> li
   return result
 
 
-def row_text(row: Sequence[int]) -> str:
-  """The layouts that a row gives, minor dimension first: `output {1,0} input {0,1}`."""
-  layouts = [row[i * _WIDTH : (i + 1) * _WIDTH] for i in range(len(_ROLES))]
-  given = [f"{role} {{{','.join(str(v) for v in layout if v >= 0)}}}"
-           for role, layout in zip(_ROLES, layouts) if layout[0] >= 0]
-  return " ".join(given) or "open"
-
-
-def table(rows: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: int = 20) -> str:
-  """The first `top` charges as lines of text.
-
-  Args:
-    rows: from `charges`, or `explain` of a ranker of this family.
-    names: of instructions, by node, where they are known.
-    top: how many.
-  """
-  name = _namer(names)
-  lines = [f"{'cost':>10} {'change':>10}  what"]
-  for charge in rows[:top]:
-    lines.append(f"{charge.cost:>10.4f} {charge.cost - charge.before:>+10.4f}  "
-                 f"{_what(charge, name)}")
-  if len(rows) > top:
-    rest = rows[top:]
-    lines.append(f"{sum(c.cost for c in rest):>10.4f} "
-                 f"{sum(c.cost - c.before for c in rest):>+10.4f}  {len(rest)} more")
-  return "\n".join(lines)
-
-
-def _namer(names: Mapping[int, str] | None):
-  return lambda node: (names or {}).get(node, f"node {node}")
-
-
-def _what(charge: Charge, name) -> str:
-  if not charge.nodes:
-    return "more than two choices together"
-  if not charge.is_pair:
-    return f"{name(charge.nodes[0])}: {row_text(charge.rows[0])}"
-  first, second, via = charge.nodes
-  texts = [row_text(row) for row in charge.rows]
-  at = "" if via == second else f" at {name(via)}"
-  return f"{name(first)}: {texts[0]} -> {name(second)}: {texts[1]}{at}"
-
-
 def dot(rows: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: int = 60) -> str:
   """The `top` charges of largest size as a graph in the language of Graphviz.
 
@@ -133,14 +110,14 @@ def dot(rows: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: 
   and larger ones stronger. In a difference the colour is of `cost - before`.
 
   Args:
-    rows: as for `table`.
+    rows: from `charges`, or `explain` of a ranker of this family.
     names: of instructions, by node, where they are known.
     top: how many.
   """
-  name = _namer(names)
+  name = lambda node: (names or {}).get(node, f"node {node}")
   shown = [charge for charge in rows if charge.nodes]
-  shown = sorted(shown, key=lambda c: -abs(c.cost - c.before))[:top]
-  largest = max((abs(c.cost - c.before) for c in shown), default=0.0) or 1.0
+  shown = sorted(shown, key=lambda c: -abs(c.change))[:top]
+  largest = max((abs(c.change) for c in shown), default=0.0) or 1.0
   lines = ["digraph charges {", "  rankdir=TB; node [shape=box, style=filled, fontsize=10];"]
   drawn = {node for charge in shown for node in charge.nodes[:2]}
   single = {charge.nodes[0]: charge for charge in shown if not charge.is_pair}
@@ -148,7 +125,7 @@ def dot(rows: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: 
     label, color = name(node), _GREY
     if node in single:
       charge = single[node]
-      label += f"\\n{row_text(charge.rows[0])}\\n{charge.cost - charge.before:+.3f}"
+      label += f"\\n{row_text(charge.rows[0])}\\n{charge.change:+.3f}"
       color = _color(charge, largest)
     lines.append(f"  n{node} [label={_quoted(label)}, fillcolor={_quoted(color)}];")
   for charge in shown:
@@ -156,12 +133,12 @@ def dot(rows: Sequence[Charge], *, names: Mapping[int, str] | None = None, top: 
       first, second, via = charge.nodes
       arrow = "" if via == second else ", dir=none, style=dashed"
       lines.append(f"  n{first} -> n{second} [color={_quoted(_color(charge, largest))}, "
-                   f"label={_quoted(f'{charge.cost - charge.before:+.3f}')}{arrow}];")
+                   f"label={_quoted(f'{charge.change:+.3f}')}{arrow}];")
   return "\n".join([*lines, "}"]) + "\n"
 
 
 def _color(charge: Charge, largest: float) -> str:
-  change = charge.cost - charge.before
+  change = charge.change
   strength = int(48 + 207 * abs(change) / largest)
   return f"{_RED if change > 0 else _BLUE}{strength:02x}"
 

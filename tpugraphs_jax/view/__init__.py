@@ -1,0 +1,72 @@
+"""The program view: a graph, its layouts and their costs, in Model Explorer or as a table.
+
+  graph.view()                                     # of a file, or of tpugraphs_jax.hlo
+  graph.view(3, against=0, model="layout-v3-estimate")
+  tuned.view()
+
+Model Explorer comes with the extra `view`. Without it the same values are a table.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tpugraphs_jax.collect import layouts
+from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.infra import console
+from tpugraphs_jax.infra.tables import Table
+from tpugraphs_jax.view import panes as panes_lib
+
+MISSING = ('the picture needs Model Explorer, and this is its table: pip install '
+           '"tpugraphs-jax[view]"')
+
+
+def show(
+    graph: OpGraph, config: int | None = None, *, against: int | None = None,
+    model: object = None, port: int = 0, browser: bool = True, as_table: bool = False,
+) -> None:
+  """Shows a graph: in a notebook below the cell, elsewhere in a browser until it is interrupted.
+
+  Args:
+    graph: from a file, or from `tpugraphs_jax.hlo`.
+    config: number of a configuration, whose layouts are shown.
+    against: number of another one, which is shown beside it.
+    model: as for `tpugraphs_jax.explain`: also the cost of each layout.
+    port: of this machine; 0 takes a free one.
+    browser: whether a browser is opened.
+    as_table: prints the table instead.
+
+  Raises:
+    ValueError, FileNotFoundError: as `panes.of_graph`.
+  """
+  panes = panes_lib.of_graph(graph, config, against=against, model=model)
+  _show(graph, panes, panes_lib.table(graph, panes), port, browser, as_table)
+
+
+def show_program(
+    program: layouts.Program, *, port: int = 0, browser: bool = True, as_table: bool = False
+) -> None:
+  """Shows a program before and after its layouts were chosen; as `show`."""
+  _show(program.graph, panes_lib.of_program(program), program.table(), port, browser, as_table)
+
+
+def _show(
+    graph: OpGraph, panes: list[panes_lib.Pane], table: Table, port: int, browser: bool,
+    as_table: bool,
+) -> None:
+  try:
+    from tpugraphs_jax.view import explorer
+  except ModuleNotFoundError as error:
+    if error.name not in ("model_explorer", "portpicker"):
+      raise
+    explorer = None
+  if explorer is not None and not as_table:
+    explorer.serve(explorer.Page(graph, panes), port=port, browser=browser)
+    return
+  if "ipykernel" in sys.modules:
+    from IPython import display
+    display.display(table)
+  else:
+    print(console.printable(str(table)))
+  if not as_table:
+    print(MISSING, file=sys.stderr)
