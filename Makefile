@@ -26,6 +26,7 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 # Style, imports, docstrings and types; settings are in pyproject.toml.
 lint: install
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 # In the order of names: slow files begin early, so that no core waits for them at the end.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10

@@ -221,7 +221,7 @@ def across_graphs(loss: Callable[..., LossSum]) -> Callable[..., LossSum]:
     # Every device has the whole list; a sum over devices must count it once.
     return total / shares, lists / shares
 
-  cross.of_one_list = loss
+  cross.of_one_list = loss  # type: ignore[attr-defined]
   return cross
 
 

@@ -28,7 +28,8 @@ class Cache:
   """
 
   def __init__(self, path: str | os.PathLike[str] | None, problem: Problem):
-    self._path, self._problem = path and Path(path), problem
+    self._path = Path(path) if path else None
+    self._problem = problem
     self._key = {"program": problem.fingerprint(), "label": problem.label.name,
                  **problem.label.versions()}
     self._known: dict[Numbers, Raw | None] = {}

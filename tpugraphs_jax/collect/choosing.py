@@ -302,7 +302,8 @@ def _inner_jaxprs(equation: Any) -> list[core.Jaxpr]:
   """
   if equation.primitive.name in _SEALED:
     return []
-  programs = [getattr(item, "jaxpr", item) for value in equation.params.values()
+  programs = [item.jaxpr if isinstance(item, core.ClosedJaxpr) else item
+              for value in equation.params.values()
               for item in (value if isinstance(value, (tuple, list)) else [value])
               if isinstance(item, (core.Jaxpr, core.ClosedJaxpr))]
   name = equation.primitive.name

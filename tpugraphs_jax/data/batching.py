@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jraph
@@ -27,6 +27,8 @@ from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, TileConfi
 # Marks an empty place: no array is that long, and adding an offset to it neither
 # overflows int32 nor makes it a valid index.
 ABSENT = 1 << 30
+
+Program = TypeVar("Program")  # a prepared graph
 
 
 class Neighbours(NamedTuple):
@@ -158,10 +160,10 @@ class PreparedGraph:
   distinct: DistinctNodes | None = None  # tile graphs, where the ranker asks for it
 
 
-class Slate(NamedTuple):
+class Slate(NamedTuple, Generic[Program]):
   """A graph and the configurations of it that are compared."""
 
-  graph: PreparedGraph
+  graph: Program  # `PreparedGraph`, or as the family prepares it
   config_ids: np.ndarray  # [<= C] int64 configuration numbers
   target: np.ndarray  # [<= C] float32, larger = slower
   graph_id: int = 0  # number of the graph among those trained on

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import base64
 from collections.abc import Sequence
+import email.message
 import hashlib
 import http
 import http.client
@@ -154,7 +155,7 @@ def fetch(url: str, path: Path) -> bool:
   return is_checked
 
 
-def _transfer(url: str, part: Path) -> http.client.HTTPMessage:
+def _transfer(url: str, part: Path) -> email.message.Message:
   """Downloads over one connection; returns the headers when the file is complete."""
   have = _size(part)
   request = urllib.request.Request(url)

@@ -15,7 +15,7 @@ import dataclasses
 import math
 import os
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Literal, NoReturn
 import zipfile
 
 import numpy as np
@@ -121,7 +121,7 @@ class NpzArchive(contextlib.AbstractContextManager):
     with self._open(name) as (stream, member):
       self._check_memory(name, member, member.nbytes)
       flat = np.frombuffer(stream.read(), member.dtype)
-      order = "F" if member.fortran_order else "C"
+      order: Literal["F", "C"] = "F" if member.fortran_order else "C"
       return np.asarray(flat.reshape(member.shape, order=order), order="C")
 
   def blocks(self, name: str, *, block_bytes: int) -> Iterator[np.ndarray]:

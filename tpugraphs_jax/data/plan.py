@@ -203,7 +203,11 @@ def draw_slates(
   """
   def draw(number: int, rng: np.random.Generator, turn: int) -> Drawn:
     graph = graphs[number]
-    return Drawn(graph.sizes, lambda: Slate(graph, *sampler(number, rng, turn), number))
+    def finish() -> Slate:
+      config_ids, target = sampler(number, rng, turn)
+      return Slate(graph, config_ids, target, number)
+
+    return Drawn(graph.sizes, finish)
 
   return draw
 
@@ -288,7 +292,8 @@ class BatchPlan:
   def _of_step(self, step: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     epoch, index = divmod(step, self.steps_per_epoch)
     own = slice(index * self._per_step, (index + 1) * self._per_step)
-    return tuple(np.array_split(part[own], self._devices) for part in self._order(epoch))
+    graphs, turns = self._order(epoch)
+    return np.array_split(graphs[own], self._devices), np.array_split(turns[own], self._devices)
 
   def graphs_of_step(self, step: int) -> list[np.ndarray]:
     """Graph numbers of each device's slates, `[slates]` int64 each."""
@@ -388,12 +393,12 @@ def training_batches(
   return iter(grain.MapDataset.source(source).to_iter_dataset(options))
 
 
-def largest(sizes: Sequence[dict[str, int]]) -> dict[str, int]:
+def largest(sizes: Sequence[Budget]) -> dict[str, int]:
   """The largest size of every entry: the batches of all devices have one shape."""
   return {key: max(size[key] for size in sizes) for key in sizes[0]}
 
 
-def cost(sizes: Sequence[dict[str, int]]) -> np.ndarray:
+def cost(sizes: Sequence[Budget]) -> np.ndarray:
   """Rows of features that batches of these sizes take, `[len(sizes)]` int64.
 
   For layouts their nodes, and every node that configurations reach once per configuration; for
@@ -408,7 +413,7 @@ def cost(sizes: Sequence[dict[str, int]]) -> np.ndarray:
 
 
 def choose_budgets(
-    sizes: Sequence[dict[str, int]], *, steps: float = np.inf, max_budgets: int = MAX_BUDGETS,
+    sizes: Sequence[Budget], *, steps: float = np.inf, max_budgets: int = MAX_BUDGETS,
     multiple: int = 16,
 ) -> list[dict[str, int]]:
   """Budgets that hold every batch, smallest first, with which a run takes the least time.
@@ -478,7 +483,7 @@ def _padded(rows, counts, cuts) -> float:
   return float((budget * counts).sum() / (rows * counts).sum())
 
 
-def smallest_fit(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> int | None:
+def smallest_fit(sizes: Sequence[Budget], budgets: Sequence[Budget]) -> int | None:
   """Number of the first budget that holds every one of `sizes`, or None."""
   for i, budget in enumerate(budgets):
     if all(_fits(size, budget) for size in sizes):
@@ -486,6 +491,6 @@ def smallest_fit(sizes: Sequence[dict[str, int]], budgets: Sequence[Budget]) -> 
   return None
 
 
-def _fits(size: dict[str, int], budget: Budget) -> bool:
+def _fits(size: Budget, budget: Budget) -> bool:
   # One node stays free for the padding graph.
   return size["nodes"] < budget["nodes"] and all(size[k] <= budget[k] for k in size)

@@ -101,6 +101,12 @@ class _Data:
                       files[0].parent)
     return self._for_training(graphs) if split == "train" else graphs
 
+  def _read(self, files: Sequence[Path], data_root: str, split: str) -> list[OpGraph]:
+    raise NotImplementedError
+
+  def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:
+    raise NotImplementedError
+
   def why_not_trained(self, configs: TileConfigs | LayoutConfigs, *, min_configs: int) -> str:
     """The reason to leave a graph out of training; empty if there is none."""
     if len(configs) < min_configs:

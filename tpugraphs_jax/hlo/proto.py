@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from google.protobuf.message import DecodeError
 
 # Other modules name the messages as `proto.ShapeProto`.
@@ -16,7 +18,7 @@ from tpugraphs_jax.hlo.hlo_pb2 import (
   TuningData,
 )
 
-Message = HloModuleProto | ModuleTuningData | TuningData
+Message: TypeAlias = HloModuleProto | ModuleTuningData | TuningData
 
 
 def instructions(module: HloModuleProto) -> list[HloInstructionProto]:

@@ -124,10 +124,11 @@ def reshape_orders(output: Dims, operand: Dims) -> Iterator[tuple[Dims, Dims]]:
   """
   parts = _equal_parts(output, operand)
   for permuted in itertools.permutations(parts):
-    yield tuple(
+    of_output, of_operand = (
         tuple(itertools.chain.from_iterable(reversed(part[side]) for part in permuted))
         + tuple(dim for dim in reversed(range(len(shape))) if shape[dim] == 1)
         for side, shape in enumerate((output, operand)))
+    yield of_output, of_operand
 
 
 def _equal_parts(first: Dims, second: Dims) -> list[tuple[Dims, Dims]]:

@@ -105,10 +105,11 @@ def window(instruction: proto.HloInstructionProto) -> Window | None:
   config = _backend_config(instruction).get("window_config", {})
   if "estimated_cycles" not in config:
     return None
-  bounds = (tuple(int(bound) for bound in config.get(f"{name}_window_bounds", ()))
-            for name in ("kernel", "output", "input"))
+  kernel, output, operand = (
+      tuple(int(bound) for bound in config.get(f"{name}_window_bounds", ()))
+      for name in ("kernel", "output", "input"))
   cycles = int(config["estimated_cycles"])
-  return Window(*bounds, None if cycles >= _NO_ESTIMATE else cycles)
+  return Window(kernel, output, operand, None if cycles >= _NO_ESTIMATE else cycles)
 
 
 def estimated_cycles(module: proto.HloModuleProto) -> Cycles:

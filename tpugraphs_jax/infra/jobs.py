@@ -115,8 +115,12 @@ def _begin_process() -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGTERM, _exit)
   parent = multiprocessing.parent_process()
-  end_with_it = lambda: parent.join() or os._exit(1)
-  threading.Thread(target=end_with_it, name="parent", daemon=True).start()
+
+  def end_with_parent() -> None:
+    parent.join()
+    os._exit(1)
+
+  threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
 
 
 def run_on_beam(

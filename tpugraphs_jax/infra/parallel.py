@@ -100,7 +100,8 @@ def leave_out_missing_tpu() -> None:
   Only on a machine without any sign of a TPU or a GPU, and unless the user names platforms.
   """
   gpus = "/dev/nvidia*", "/dev/kfd", "/dev/dxg"
-  if not jax.config.jax_platforms and not any(map(glob.glob, gpus)) and not libtpu.may_have_tpu():
+  platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+  if not platforms and not any(map(glob.glob, gpus)) and not libtpu.may_have_tpu():
     jax.config.update("jax_platforms", "cpu")
 
 
@@ -119,7 +120,7 @@ def use_compilation_cache(folder: str | os.PathLike) -> None:
 
   A folder that the user has chosen (`JAX_COMPILATION_CACHE_DIR`) stays.
   """
-  if not jax.config.jax_compilation_cache_dir:
+  if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
     jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
 
 
@@ -131,7 +132,7 @@ def compile_quickly() -> None:
   at an unknown flag: the newest flag is set for known versions only, and not where libtpu is
   installed, whose XLA does not have it.
   """
-  if jax.config.jax_platforms != "cpu":
+  if jax.config.jax_platforms != "cpu":  # type: ignore[attr-defined]
     return
   flags = ["xla_backend_optimization_level=0", "xla_llvm_disable_expensive_passes=true"]
   if jaxlib.version.__version_info__ < _EMITTERS_KNOWN_UNTIL and (

@@ -151,7 +151,7 @@ class TimesGraph:
 
 
 def _precision() -> str | None:
-  return jax.config.jax_default_matmul_precision
+  return jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))

@@ -7,12 +7,16 @@ padded.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.nodes import Nodes, Slates
+
+Features = TypeVar("Features", Nodes, jax.Array)
 
 
 class Dropout(nn.Module):
@@ -28,7 +32,7 @@ class Dropout(nn.Module):
   rate: float
 
   @nn.compact
-  def __call__(self, x: Nodes | jax.Array, *, train: bool) -> Nodes | jax.Array:
+  def __call__(self, x: Features, *, train: bool) -> Features:
     """Node features `[N, C, F]`, or graph features `[G, C, F]`, with the others scaled up."""
     if not self.rate or not train:
       return x

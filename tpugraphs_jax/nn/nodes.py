@@ -105,7 +105,7 @@ class Slates:
 
   def is_configurable_row(self) -> jax.Array:
     """Which rows of hop 0 have a configuration, `[hop 0]` bool; rows of padding have none."""
-    return (self.batch.row_id < ABSENT).any(axis=1)
+    return jnp.any(self.batch.row_id < ABSENT, axis=1)
 
   def nodes(self, value: jax.Array) -> Nodes:
     """`value [N, F]` as features that are the same in all configurations."""
@@ -155,8 +155,9 @@ class Nodes:
 
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
     """Applies a function of single nodes, `[n, C, F] -> [n, C, F']`."""
-    parts = (None if part is None else function(part) for part in (self.shared, self.varying))
-    return Nodes(self.slates, *parts, self.hop)
+    shared, varying = (
+        None if part is None else function(part) for part in (self.shared, self.varying))
+    return Nodes(self.slates, shared, varying, self.hop)
 
   def everywhere(self) -> jax.Array:
     """The features of all nodes, `[N, C, F]`, or `[N, 1, F]` where `hop` is NONE."""

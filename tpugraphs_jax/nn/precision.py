@@ -27,6 +27,7 @@ class Precise(nn.Module):
   @nn.nowrap
   def apply(self, *args: Any, **options: Any) -> Any:
     """`nn.Module.apply` at this precision."""
-    precision = self.precision or jax.config.jax_default_matmul_precision
+    default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    precision = self.precision or default
     with jax.default_matmul_precision(precision):
       return super().apply(*args, **options)

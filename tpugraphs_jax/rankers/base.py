@@ -281,6 +281,19 @@ class Family:
     """
     return [scores for _, scores in self.encoder.run(params, graphs, config_ids, progress=progress)]
 
+  def charges(
+      self, params: Any, program: Any, config: int, *, against: int | None = None
+  ) -> list[Any]:
+    """The costs that make up a score; of families that can propose."""
+    raise NotImplementedError
+
+  def cheapest(
+      self, params: Any, program: Any, n: int, *, near: int | None = None,
+      score: Callable[[np.ndarray], np.ndarray], **options: Any,
+  ) -> Any:
+    """The configurations with the lowest predicted cost; of families that can propose."""
+    raise NotImplementedError
+
   def scorer(self) -> Scorer:
     """Scores prepared graphs with any parameters of the network."""
     return self.scorer_of(self.scores)

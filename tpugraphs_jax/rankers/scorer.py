@@ -78,7 +78,7 @@ class Budgets:
     self._seen: set[tuple[int, ...]] = set()
 
   def for_sizes(
-      self, sizes: Sequence[dict[str, int]], *, max_budgets: int = plan.MAX_BUDGETS
+      self, sizes: Sequence[Budget], *, max_budgets: int = plan.MAX_BUDGETS
   ) -> list[Budget]:
     """Budgets that hold these batches, smallest first.
 
@@ -93,7 +93,7 @@ class Budgets:
     self._seen.update(tuple(size.values()) for size in sizes)
     return self._budgets
 
-  def _fits_closely(self, size: dict[str, int]) -> bool:
+  def _fits_closely(self, size: Budget) -> bool:
     if tuple(size.values()) in self._seen:
       return True
     number = plan.smallest_fit([size], self._budgets)

@@ -36,8 +36,10 @@ class LayoutEval(EvalOptions, selection.JudgedOptions):
 
 
 TASKS = ("tile", "layout", "segments")
-DATA = {"tile": TileData, "layout": LayoutData, "segments": LayoutData}
-EVAL = {"tile": EvalOptions, "layout": LayoutEval, "segments": LayoutEval}
+DATA: dict[str, type[TileData] | type[LayoutData]] = {
+    "tile": TileData, "layout": LayoutData, "segments": LayoutData}
+EVAL: dict[str, type[EvalOptions]] = {
+    "tile": EvalOptions, "layout": LayoutEval, "segments": LayoutEval}
 
 
 @dataclasses.dataclass(frozen=True)

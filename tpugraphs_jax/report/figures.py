@@ -225,8 +225,8 @@ def _calibration(groups: Sequence[Group]) -> figure.Figure:
            for group, colour in _coloured(groups)}
   if NOISELESS in run.references:
     lines[NOISELESS] = (run.judged, "ceiling_ns", {"color": _GREY, "ls": "--"})
-  total = lambda judged, name: sum(
-      np.array(pairs_by_difference(getattr(graph, name), graph.label)) for graph in judged)
+  total = lambda judged, name: np.sum(
+      [pairs_by_difference(getattr(graph, name), graph.label) for graph in judged], axis=0)
   starts = bins_of(counts := total(run.judged, "scores")[1].astype(int))
   for label, (judged, name, style) in lines.items():
     right, every = np.add.reduceat(total(judged, name), starts, axis=1)

@@ -161,8 +161,9 @@ def interruptions(workdir: Path) -> Iterator[None]:
   try:
     yield
   except SystemExit as end:
-    is_signal = isinstance(end.code, int) and end.code > 128
-    name = signal.Signals(end.code - 128).name if is_signal else str(end.code)
+    code = end.code
+    name = (signal.Signals(code - 128).name if isinstance(code, int) and code > 128
+            else str(code))
     why = f"asked to stop ({name})"
     raise
   except FloatingPointError as error:

@@ -151,6 +151,10 @@ def _with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:
   return dataclasses.replace(graph, configs=configs)
 
 
+# Nodes, choice and instead of an exchange.
+_Part = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
 class Exchange(NamedTuple):
   """One choice of a configuration that differs from the one it is compared with."""
 
@@ -218,7 +222,9 @@ def check_numbers(graph: OpGraph, *numbers: int | None) -> None:
                        f"{len(graph.configs) - 1}")
 
 
-def _exchange_rows(graph: OpGraph, config: int, against: int):
+def _exchange_rows(
+    graph: OpGraph, config: int, against: int
+) -> tuple[TileConfigs | LayoutConfigs, list[_Part]]:
   """The configuration itself, then one per group that differs, with the other's row there."""
   configs = graph.configs
   own, other = (np.asarray(configs.group_row[number]) for number in (config, against))
@@ -234,13 +240,15 @@ def _exchange_rows(graph: OpGraph, config: int, against: int):
   return changed, parts
 
 
-def _exchange_columns(graph: OpGraph, config: int, against: int):
+def _exchange_columns(
+    graph: OpGraph, config: int, against: int
+) -> tuple[TileConfigs, list[_Part]]:
   """The configuration itself, then one per column that differs, with the other's value."""
   configs = graph.configs
   own, other = configs.config_feat[config], configs.config_feat[against]
   columns = np.flatnonzero(own != other)
   feat = np.repeat(own[None], len(columns) + 1, axis=0)
   feat[np.arange(1, len(columns) + 1), columns] = other[columns]
-  parts = [((), (int(c), int(own[c])), (int(c), int(other[c]))) for c in columns]
+  parts: list[_Part] = [((), (int(c), int(own[c])), (int(c), int(other[c]))) for c in columns]
   some = np.zeros(len(feat), np.int64)
   return TileConfigs(feat, some, some + 1), parts

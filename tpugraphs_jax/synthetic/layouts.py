@@ -198,7 +198,7 @@ def find_groups(program: Program, rng: np.random.Generator) -> Groups:
       options=inverse.reshape(rows.shape[:2]), has_kernel=has_kernel, has_open=has_open)
 
 
-def _option_rows(program: Program, node: int) -> list[np.ndarray]:
+def _option_rows(program: Program, node: int) -> list[tuple[int, ...]]:
   """The ten rows of 18 integers of one node, in the order of `Groups.options`."""
   op, left = program.ops[node], len(program.dims(program.operands[node][0]))
   if op.opcode == "reshape":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import contextlib
 import datetime
 import importlib.metadata
+import io
 import json
 import math
 from pathlib import Path
@@ -158,7 +159,8 @@ class Lines:
   """Appends lines to a file; a line that cannot be written is tried again with the next one."""
 
   def __init__(self, path: Path):
-    self._path, self._file = path, None
+    self._path = path
+    self._file: io.FileIO | None = None
     self._waiting, self._is_warned = b"", False
 
   def write(self, line: str) -> None:

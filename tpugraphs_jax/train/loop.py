@@ -413,7 +413,7 @@ class _Loop:
       self._average_window()
     progress.row |= {f"{SAMPLE}/{name}": value for name, value in metrics.items()}
     self.log.events.histograms(self.step, {
-        f"{SAMPLE}/{name}": value for name, value in found.items() if np.ndim(value)})
+        f"{SAMPLE}/{name}": np.asarray(value) for name, value in found.items() if np.ndim(value)})
     self._write_row()
     if is_best and self.on_best is not None:
       # A run that is killed before the checkpoint is saved comes here again.

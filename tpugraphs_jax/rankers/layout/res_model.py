@@ -203,7 +203,7 @@ class ResModel(base.Network):
     means = []
     for config, own, direction in zip(blocks[::2], blocks[1::2], self.directions):
       message = add_to_configurable(
-          x.map(lambda v, own=own: self.matmul(v, own)), self.project(config, slates))
+          x.map(lambda v: self.matmul(v, own)), self.project(config, slates))
       by = self.divisor(degree(slates.adjacency, direction, slates.num_nodes))
       if self.adj_normalization == "sym":
         message = message.divide(by)
@@ -251,7 +251,8 @@ def add_to_configurable(x: Nodes, config: Nodes) -> Nodes:
 
 def inside_block(slates: Slates) -> Slates:
   """The slates with messages and configurations among the nodes of their blocks alone."""
-  batch, by_hop = slates.batch, slates.by_hop
+  batch: LayoutBatch = slates.batch
+  by_hop = slates.by_hop
   keep, last = jnp.asarray(batch.block_mask), len(by_hop.nodes) - 1
   at = lambda nodes: keep.at[nodes].get(mode="fill", fill_value=False)
   among_rows = among(by_hop.adjacency, at(slates.nodes_within(last)))

@@ -7,7 +7,7 @@ slates, whose size does not depend on the graphs' sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -109,7 +109,7 @@ def assemble(
     with_others: whether the other segments are to be recomputed, and so belong
       to the batch.
   """
-  def layout(chosen: Sequence[Sequence[int]]) -> LayoutBatch:
+  def layout(chosen: Sequence[Iterable[int]]) -> LayoutBatch:
     pieces = [
         Slate(slate.graph.segments[number], slate.config_ids, slate.target, slate.graph_id)
         for slate, numbers in zip(slates, chosen) for number in numbers]
@@ -175,7 +175,7 @@ class HeadBatch(NamedTuple):
   config_mask: np.ndarray  # [G, C] bool
 
 
-def assemble_head(slates: Sequence[Slate], *, graphs: int, configs: int) -> HeadBatch:
+def assemble_head(slates: Sequence[Slate[HeadGraph]], *, graphs: int, configs: int) -> HeadBatch:
   """A batch of at most `graphs` slates of `HeadGraph`s with `configs` configurations each."""
   width = slates[0].graph.total.shape[1]
   total = np.zeros((graphs, configs, width), np.float32)

@@ -66,8 +66,8 @@ def _metis(graph: OpGraph, max_nodes: int) -> np.ndarray:
   adjacent = np.split(matrix.indices, matrix.indptr[1:-1])
   parts = -(-nodes // max(1, int(max_nodes * _METIS_SLACK)))
   while parts <= nodes:
-    _, segment = pymetis.part_graph(parts, adjacency=adjacent)
-    _, segment, sizes = np.unique(segment, return_inverse=True, return_counts=True)
+    _, membership = pymetis.part_graph(parts, adjacency=adjacent)
+    _, segment, sizes = np.unique(membership, return_inverse=True, return_counts=True)
     if sizes.max() <= max_nodes:
       return segment
     parts += 1

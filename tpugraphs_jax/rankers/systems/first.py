@@ -263,9 +263,9 @@ class First(System):
     feat, opcode = jnp.asarray(graph.nodes["feat"]), Opcodes(self.op_embed_dim, name="opcodes")
     static = slates.nodes(jnp.concatenate(
         [feat[:, :-MAX_RANK], embedded(feat[:, -MAX_RANK:]), opcode(graph)], axis=-1))
-    block = functools.partial(LinearBlock, self.width, self.across_configs, self.linear)
-    x = block(name="linear")(static, *self.configurations(slates, embedded))
-    x = block(name="linear2")(x)
+    linear = functools.partial(LinearBlock, self.width, self.across_configs, self.linear)
+    x = linear(name="linear")(static, *self.configurations(slates, embedded))
+    x = linear(name="linear2")(x)
     for number in range(2):
       block = SageBlock(self.across_configs, self.dropout, self.linear, name=f"convs_{number}")
       x = block(x, train=train)

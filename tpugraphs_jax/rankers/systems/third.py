@@ -333,7 +333,7 @@ class ThirdTile(System):
       own, users = (self.linear(width, use_bias=bias, name=f"sage_{number}_{name}")
                     for name, bias in (("own", True), ("users", False)))
       norm = nn.LayerNorm(epsilon=EPSILON, name=f"sage_{number}_norm")
-      x = sage(x, own, {USERS: users}).map(lambda rows, norm=norm: norm(nn.silu(rows)))
+      x = sage(x, own, {USERS: users}).map(lambda rows: norm(nn.silu(rows)))
     return pooling.total(x)
 
   def setup(self) -> None:

@@ -81,7 +81,7 @@ class PreparedTables:
 
   @property
   def configs(self) -> LayoutConfigs:
-    return self.graph.configs
+    return self.graph.configs  # type: ignore[return-value]  # programs have layouts
 
 
 def prepare(

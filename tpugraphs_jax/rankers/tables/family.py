@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tpugraphs_jax.data import batching, plan, reduction
+from tpugraphs_jax.data import plan, reduction
 from tpugraphs_jax.data.batching import Budget, Slate
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
@@ -184,7 +184,7 @@ class TablesFamily(Programs):
 
   def _node_costs(self, params: Any, program: PreparedTables) -> Costs:
     """Costs of every configurable node and pair of nodes."""
-    (budget,) = plan.choose_budgets([batching.total_sizes([program])])
+    (budget,) = plan.choose_budgets([program.sizes])
     slate = Slate(program, np.zeros(0, np.int64), np.zeros(0, np.float32))
     batch = self.assemble([slate], budget, graphs=1, configs=1)
     tables = jax.jit(lambda params, batch: self.network.apply(

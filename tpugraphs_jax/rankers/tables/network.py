@@ -318,8 +318,8 @@ class _PairCosts(TablePart):
   def gates(self, x: jax.Array, batch: TableBatch, train: bool) -> jax.Array:
     """Weights of the factors of pairs of nodes, `[P, rank, heads]` float32."""
     pairs = batch.pairs
-    state = self.feat(pairs.feat) + sum(
-        take_rows(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends))
+    ends = [take_rows(end(x), pairs.ends[:, i]) for i, end in enumerate(self.ends)]
+    state = self.feat(pairs.feat) + sum(ends)
     state = self.dropped(nn.gelu(state), _slate_of_pairs(batch), len(batch.target), train=train)
     state = nn.gelu(self.state(state))
     gate = by_bytes(self.gate(state), pairs.weight[:, None])
@@ -356,8 +356,9 @@ class _ColumnWeights(TablePart):
   def __call__(self, x: jax.Array, batch: TableBatch, *, train: bool) -> jax.Array:
     """Weights `[Q, H]` float32; 0 for pairs of a group with itself."""
     pairs = batch.pairs
-    state = self.dense("feat")(pairs.feat) + sum(
-        take_rows(self.dense(f"end_{i}", use_bias=False)(x), pairs.ends[:, i]) for i in range(3))
+    ends = [
+        take_rows(self.dense(f"end_{i}", use_bias=False)(x), pairs.ends[:, i]) for i in range(3)]
+    state = self.dense("feat")(pairs.feat) + sum(ends)
     state = self.drop(nn.gelu(state), _slate_of_pairs(batch), batch, train)
     weight = by_bytes(self.dense("weight", 2 * self.features)(state), pairs.weight[:, None])
     weight = add_up(weight, pairs.column, len(pairs.groups))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from absl import logging
 import numpy as np
 
-from tpugraphs_jax.graph import OpGraph
+from tpugraphs_jax.graph import LayoutConfigs, OpGraph
 from tpugraphs_jax.rankers.tables import node_pairs
 
 # Real groups have at most nine rows. Tables of pairs grow with the square.
@@ -145,7 +145,8 @@ def terms_of(
     hops: most edges between the two nodes of a pair.
     max_choices: most choices of a group in a column.
   """
-  configs, pairs = graph.configs, node_pairs.find_pairs(graph, hops=hops)
+  configs: LayoutConfigs = graph.configs
+  pairs = node_pairs.find_pairs(graph, hops=hops)
   group_row, groups = configs.group_row, configs.group_row.shape[1]
   occurs = np.zeros((groups, len(configs.rows)), bool)
   for start in range(0, len(group_row), _BLOCK_CONFIGS):
