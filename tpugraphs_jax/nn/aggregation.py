@@ -1,6 +1,6 @@
 """Sums over neighbours: the only module that gathers or scatters along edges.
 
-A batch holds its edges as two neighbour tables (`batch.Adjacency`). Each table has a
+A batch holds its edges as two neighbour tables (`data.batching.Adjacency`). Each table has a
 row per receiver, and in it the senders. The two tables are transposes of each other:
 a sum forward is a few dense gathers from one table, its gradient the same from the other.
 
@@ -17,7 +17,7 @@ A second pair of tables, `NodesByHop.adjacency`, holds the edges among the nodes
 configuration can have changed. Its rows are these nodes, ordered by hop: by the number
 of edges between a node and the nearest configurable node (`*`).
 
-    hop         0      1      2    ABSENT       rows of `by_hop.adjacency`
+    hop         0      1      2    ABSENT       rows of `NodesByHop.adjacency`
                 *a --- b --- c --- d --- e      [a f | b g | c]
                 *f --- g --/                     hop 0 hop 1 hop 2
 

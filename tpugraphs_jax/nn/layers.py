@@ -47,7 +47,7 @@ def matmul(x: jax.Array, kernel: jax.Array, *, dtype: Any) -> jax.Array:
 
 
 def _dot_rows(x: jax.Array, kernel: jax.Array, dimensions: Any = None, **options) -> jax.Array:
-  """`lax.dot_general` of a linear layer, with the rows of `x [..., K]` in one axis.
+  """`jax.lax.dot_general` of a linear layer, with the rows of `x [..., K]` in one axis.
 
   The gradient of a kernel is a product over the rows. XLA on CPU transposes the whole
   tensor for one over several axes, and takes it as it is for one over a single axis: a

@@ -122,8 +122,8 @@ def _definitions(path: Path) -> dict[str, Any]:
 def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
   """Defines the flag `--config` and parses all flags; every mistake takes one line.
 
-  Afterwards `flags.FLAGS.config` is the config with the fields that flags change; the
-  flag's default says which `FILE.py:VARIANT` it came from.
+  The value of the flag is the config with the fields that further flags change; its default
+  says which `FILE.py:VARIANT` it came from.
 
   Args:
     argv: the program, then its arguments.

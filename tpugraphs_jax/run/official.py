@@ -7,7 +7,7 @@ r"""Weights of the official TensorFlow baseline as a model of this project, and 
 
 The first command makes a folder from weights, which then evaluates and ranks like one that was
 trained in. The second one writes the weights of a trained model. `weights.npz` holds the arrays of
-Keras' `model.trainable_variables` in their order, as TensorFlow's side writes and reads them:
+Keras' `trainable_variables` in their order, as TensorFlow's side writes and reads them:
 
     np.savez("weights.npz", *[w.numpy() for w in model.trainable_variables])
     for w, array in zip(model.trainable_variables, np.load("weights.npz").values()):

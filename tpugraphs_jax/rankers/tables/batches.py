@@ -95,7 +95,7 @@ def prepare(
     graph: host graph with configurations.
     feat: `[N, F]` float32 transformed node features.
     terms: of the configurations that slates are drawn from (`terms.terms_of`).
-    slots: width of the neighbour tables (`data.adjacency.SLOTS`).
+    slots: width of the neighbour tables (`data.batching.SLOTS`).
     tiling: whether the padding of dimensions to tiles is appended to the node
       features and choices are described; otherwise their features are zeros.
     describe: `(graph, node [U], row [U]) -> [U, F]`, the features of choices.
