@@ -101,7 +101,7 @@ class Network(Precise):
 
 
 def options_of(build: Callable[..., Any]) -> dict[str, Any]:
-  """Names of the options of a registered network, with their defaults (or `inspect.Parameter.empty`).
+  """Names of the options of a registered network, with defaults (or `inspect.Parameter.empty`).
 
   Arguments bound by `functools.partial` are fixed by the name of the network and cannot be set.
   """
