@@ -192,7 +192,7 @@ def _behind_barriers(
           for value, is_chosen in zip(outputs, chosen)]
 
 
-def _chooses(equation: Any, choice: Choice) -> bool:
+def _chooses(equation: core.JaxprEqn, choice: Choice) -> bool:
   """Whether a layout is chosen for an equation or inside a program that it calls."""
   groups = [group_of(equation)]
   for inner in _inner_jaxprs(equation):
@@ -201,7 +201,7 @@ def _chooses(equation: Any, choice: Choice) -> bool:
 
 
 @contextlib.contextmanager
-def _written_at(equation: Any):
+def _written_at(equation: core.JaxprEqn):
   """Inside, new equations get the source line, names and settings of `equation`."""
   source = equation.source_info
   names = source_info_util.current_name_stack() + source.name_stack
@@ -209,7 +209,7 @@ def _written_at(equation: Any):
     yield
 
 
-def _bind(equation: Any, inputs: list[Any], choice: Choice) -> Sequence[Any]:
+def _bind(equation: core.JaxprEqn, inputs: list[Any], choice: Choice) -> Sequence[Any]:
   group = group_of(equation)
   if group in choice:
     with jax.named_scope(f"{SCOPE}{list(choice).index(group)}"):
@@ -222,7 +222,7 @@ def _bind(equation: Any, inputs: list[Any], choice: Choice) -> Sequence[Any]:
   return _bind_primitive(equation, params, inputs)
 
 
-def _bind_primitive(equation: Any, params: dict, inputs: list[Any]) -> Sequence[Any]:
+def _bind_primitive(equation: core.JaxprEqn, params: dict, inputs: list[Any]) -> Sequence[Any]:
   bound = equation.primitive.get_bind_params(params)
   # Before jax 0.10 functions among the parameters came apart from the other parameters.
   functions, params = bound if isinstance(bound, tuple) else ((), bound)
@@ -294,7 +294,7 @@ def groups_of(jaxpr: core.Jaxpr) -> Iterator[Group]:
       yield from groups_of(inner)
 
 
-def _inner_jaxprs(equation: Any) -> list[core.Jaxpr]:
+def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
   """The programs that an equation calls and in which layouts can be chosen.
 
   Raises:

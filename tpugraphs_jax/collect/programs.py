@@ -8,6 +8,7 @@ import importlib.util
 from pathlib import Path
 import re
 import sys
+import types
 from typing import Any
 
 from tpugraphs_jax import graph
@@ -66,7 +67,7 @@ def _pair(value: Any, where: str) -> tuple[Callable[..., Any], tuple]:
                    "example arguments)")
 
 
-def _file_module(path: Path) -> Any:
+def _file_module(path: Path) -> types.ModuleType:
   if not path.is_file():
     raise FileNotFoundError(f"{path}: no such file, expected a Python file with a dictionary "
                             "PROGRAMS")

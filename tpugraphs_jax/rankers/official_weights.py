@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flax import linen as nn
 from flax import traverse_util
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +25,7 @@ def _mlp(name: str, layers: int, *, bias: bool = True) -> list[Path]:
   return _dense(*((name, f"Dense_{i}") for i in range(layers)), bias=bias)
 
 
-def weight_order(model: Any) -> list[Path]:
+def weight_order(model: nn.Module) -> list[Path]:
   """Parameter paths of `model` in the order of the official model's weights.
 
   Raises:

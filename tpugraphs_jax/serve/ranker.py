@@ -324,7 +324,7 @@ def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ra
 def propose(
     place: str | os.PathLike[str] | Ranker, graph: OpGraph, n: int = 10, *,
     near: int | None = None,
-) -> Any:
+) -> explaining.Proposed:
   """The n configurations that a trained score table finds cheapest among all choices.
 
   Args:

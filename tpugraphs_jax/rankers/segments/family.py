@@ -31,13 +31,14 @@ import optax
 
 from tpugraphs_jax.data import batching, selection
 from tpugraphs_jax.data.batching import Budget, LayoutBatch, Slate
+from tpugraphs_jax.data.features import Transform
 from tpugraphs_jax.data.plan import ConfigSampler, Draw, Drawn
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import parallel
 from tpugraphs_jax.nn.precision import Precise
 from tpugraphs_jax.options import option, Options
 from tpugraphs_jax.rankers.base import Family, Programs, Stage
-from tpugraphs_jax.rankers.scorer import Encoder, network_step
+from tpugraphs_jax.rankers.scorer import Encoder, network_step, Scorer
 from tpugraphs_jax.rankers.segments import batches as segment_batches
 from tpugraphs_jax.rankers.segments import history, partition
 from tpugraphs_jax.rankers.segments.batches import (
@@ -231,12 +232,12 @@ class Segments(Family):
           "(variants full, gst and one)")
 
   @property
-  def config_transform(self) -> Any:
+  def config_transform(self) -> Transform | None:
     """The transform of configurations of the wrapped family."""
     return self.programs.config_transform
 
   @config_transform.setter
-  def config_transform(self, transform: Any) -> None:
+  def config_transform(self, transform: Transform | None) -> None:
     self.programs.config_transform = transform
 
   # Batches.
@@ -366,7 +367,7 @@ class Segments(Family):
       scores.append(np.asarray(self._head(params, padded[None], segments))[0, : len(part)])
     return np.concatenate(scores)
 
-  def scorer(self) -> Any:
+  def scorer(self) -> Scorer:
     """Scores prepared programs; a network that compares configurations gets them in orders."""
     return self.programs.scorer_of(self.scores)
 
@@ -468,7 +469,7 @@ class Head(Family):
           params, graphs, config_ids, progress=progress)]
     return [self._segments.head(params, graph, total) for graph, total in zip(graphs, self._totals)]
 
-  def scorer(self) -> Any:
+  def scorer(self) -> Scorer:
     """Scores programs of the first stage."""
     return self._segments.programs.scorer_of(self.scores)
 
