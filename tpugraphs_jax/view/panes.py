@@ -62,7 +62,8 @@ def of_graph(
   panes = []
   for number, other in [(config, None)] if against is None else [
       (against, config), (config, against)]:
-    orders, overlays = _orders(graph, number), dict(shared)
+    orders = _orders(graph, number)
+    overlays: dict[str, Mapping[int, float | str]] = dict(shared)
     if model is not None:
       overlays[COST] = ranker_lib.explain(model, graph, number, against=other).by_node()
     if other is not None:
@@ -78,7 +79,7 @@ def of_program(program: layouts.Program) -> list[Pane]:
   panes = []
   for place, title in enumerate(("before", "after")):
     orders = {node: change.orders[place] for change in program.changes for node in change.nodes}
-    overlays = {CHANGED: orders}
+    overlays: dict[str, Mapping[int, float | str]] = {CHANGED: orders}
     if program.cycles:
       overlays = {CYCLES: {node: each[place] for node, each in program.cycles.items()}, **overlays}
     panes.append(Pane(title, {"layouts": program.summary}, orders, overlays))
