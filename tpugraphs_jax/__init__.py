@@ -15,7 +15,7 @@ Examples:
   >>> len(rows) > 0
   True
 
-`print(graph)` and `print(rows)` show tables, `graph.view()` shows the program. `tune(function,
+`print(graph)` and `print(rows)` show tables, `OpGraph.view()` shows the program. `tune(function,
 *arguments)` chooses layouts for a function, and `apply` applies those of a file. Training is
 `train_model(config, data_root=..., workdir=...)`, whose result has `metrics`, `model` and
 `report()`.
