@@ -128,8 +128,8 @@ def test_shapes_of_operands_are_the_published_ones_up_to_left_and_right(case):
 @of_every_record
 def test_layers_and_scores_are_the_published_ones(case):
   scores, _, _, layers = case.results
-  # A score is a sum of hundreds of rows that cancel: with sums in float64 over our last layer, which
-  # agrees to 1e-6, it is 2.2e-5 from the published float32 sum.
+  # A score is a sum of hundreds of rows that cancel: with sums in float64 over our last layer,
+  # which agrees to 1e-6, it is 2.2e-5 from the published float32 sum.
   winners.assert_near(scores[0], case.record["expected/scores"], 3e-5, "scores")
   nodes = case.record["expected/activation_nodes"]
   for key, value in case.record.under("expected/activation").items():
