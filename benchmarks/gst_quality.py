@@ -68,7 +68,7 @@ def measure(config, workdir: Path) -> dict[str, float]:
   ranker, data = job.ranker, job.data
   train_graphs = job_lib.trainable(job, data.load(config.data_root, "train"))
   job.fit(train_graphs)
-  valid = job.prepare(job_lib.judged(data.load(config.data_root, "valid")))
+  valid = job.prepare(job_lib.evaluable(data.load(config.data_root, "valid")))
   graphs, params = job.prepare(train_graphs), None
   compilations = timing.Compilations()
   evaluations, started = [], time.perf_counter()

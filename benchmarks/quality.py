@@ -82,7 +82,7 @@ def train(case: Case, variant: str, seed: int, data_root: str, workdir: Path) ->
 def bounds(case: Case, collection: str, data_root: str) -> dict[str, dict[str, float]]:
   """Expected figures of a random order, and figures of ranking by the noise-free runtimes."""
   job = job_lib.Job.of(configs.load(f"{case.config}.py:{case.collection}"))
-  graphs, ks = job_lib.judged(job.data.load(data_root, "valid")), job.data.collection.slowdown_ks
+  graphs, ks = job_lib.evaluable(job.data.load(data_root, "valid")), job.data.collection.slowdown_ks
   job.fit(graphs)
   random, ceiling, pairs = [], [], []
   for graph in graphs:

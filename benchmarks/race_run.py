@@ -109,7 +109,7 @@ def measure(config: Any, folder: Path, *, budget: float = np.inf, steps: int = 0
     Quality, cost and versions by name, or the error alone if the loss was not finite.
   """
   job, compilations = job_lib.Job.of(config), timing.Compilations()
-  graphs, valid = job_lib.prepare(job, folder, resume=False)
+  graphs, valid = job_lib.load_graphs(job, folder, resume=False)
   timed = 0.0 if steps else seconds_per_step(job, graphs)
   phase = phase_of(job, graphs, folder, steps=steps or max(1, round(budget / max(timed, 1e-6))))
   taking, total = Steps(phase), phase.total_steps

@@ -1,26 +1,25 @@
 """Ranking and regression losses on slates: one row of scores per graph.
 
-Larger labels mean slower, and a good model gives them larger scores. Every loss
-returns `(total, count)`, two float32 scalars whose quotient is the loss. Both add
-up over any split of the graphs: a step on several devices sums each of them over
-the devices before it divides, and gets the loss of one device with all graphs.
+Larger labels mean slower, and a good model gives them larger scores. Every loss returns
+`(total, count)`, two float32 scalars whose quotient is the loss. Totals and counts of several
+devices can be added: their quotient is the loss of one device with all graphs.
 
 Arrays of every function:
   scores: [graphs, configs], floating; computed in float32.
   labels: [graphs, configs], floating, normalised on the host.
-  where: [graphs, configs] bool, True = real; None = everything is real. The
-    contents of masked slots, even NaN, have no influence on values or gradients.
-Any other shape or dtype is a ValueError.
+  where: [graphs, configs] bool, True = real; None = all are real. Masked entries, even NaN, change
+    neither values nor gradients.
+Other shapes and dtypes raise ValueError.
 
 A pairwise loss is a sum over pairs of items with different labels. Its `reduction` is one of
 `PAIR_REDUCTIONS`:
   items: the sum over all pairs of all lists, divided by the number of real items
     (TF-Ranking, official baseline).
-  pairs: a list's sum over its n (n - 1) / 2 pairs, mean over lists that have pairs
+  pairs: per list the sum / (n (n - 1) / 2), mean over lists that have pairs
     (MLSys 2021, 2nd and 6th place of the competition).
-  sum: a list's sum, mean over lists (Graph Segment Training, 3rd place).
-  mean_all: a list's sum over n^2, mean over lists (1st and 5th place).
-  mean_valid: a list's sum over its pairs with an order, mean over lists that have any.
+  sum: per list the sum, mean over lists (Graph Segment Training, 3rd place).
+  mean_all: per list the sum / n^2, mean over lists (1st and 5th place).
+  mean_valid: per list the mean over its ordered pairs, mean over lists that have any.
 
 >>> losses = parse_losses("ListMLELoss:1,MSE:0.25")
 >>> losses
@@ -52,9 +51,9 @@ LossSum = tuple[jax.Array, jax.Array]
 
 
 def clip_norm(scores: jax.Array, where: jax.Array, largest: float) -> jax.Array:
-  """Scores `[graphs, configs]`, of each list scaled down to an L2 norm of at most `largest`.
+  """Scales each list of scores `[graphs, configs]` down to an L2 norm of at most `largest`.
 
-  Masked scores do not count. Source: 2nd place of the competition, with 500.
+  Masked scores become 0. Source: 2nd place of the competition, with 500.
   """
   scores = jnp.where(where, jnp.asarray(scores, jnp.float32), 0.0)
   square = jnp.sum(jnp.square(scores), axis=-1, keepdims=True)
@@ -73,8 +72,8 @@ def listmle(
 
   Args:
     temperature: T > 0; the official tile models use 10, the layout model 1.
-    key: `[graphs]` keys, one per list, which put tied labels in random order; the order does
-      not depend on how lists are split over devices. None keeps tied items in the order given.
+    key: `[graphs]` keys, one per list, of the random order of tied labels; it does not depend on
+      the number of devices. None keeps tied items in the order given.
   """
   if not temperature > 0:
     raise ValueError(f"temperature is {temperature}, expected a number above 0")
@@ -84,8 +83,8 @@ def listmle(
     draws = jax.vmap(lambda key: jax.random.uniform(key, labels.shape[1:]))(key)
   scores = scores / temperature
   rest = _not_before(labels, draws) & where[:, None, :]
-  # A sum over the rest of the list for each item. A running sum over the sorted list is less work,
-  # but steps of a loop on accelerators.
+  # For each item a sum over the rest of the list. A running sum over the sorted list is less work,
+  # but a sequential loop on accelerators.
   each = jnp.broadcast_to(scores[:, None, :], rest.shape)
   likelihood = scores - jax.nn.logsumexp(each, axis=-1, where=rest)
   return -jnp.sum(likelihood, where=where), _count(jnp.any(where, axis=-1))
@@ -104,8 +103,8 @@ def _not_before(labels: jax.Array, draws: jax.Array) -> jax.Array:
   places = jnp.arange(labels.shape[1])[None]
   result = places[:, :, None] <= places[:, None, :]
   for key in (draws, -labels):  # the more important key last
-    own, other = key[:, :, None], key[:, None, :]
-    result = jnp.where(own == other, result, own < other)
+    one, other = key[:, :, None], key[:, None, :]
+    result = jnp.where(one == other, result, one < other)
   return result
 
 
@@ -119,7 +118,7 @@ def pairwise_hinge(
 
   Args:
     margin: > 0; 1 officially, 0.1 in Graph Segment Training (arXiv 2305.12322).
-    reduction: divisor of a list's sum, see the module.
+    reduction: see the module.
   """
   scores, labels, where = _checked(scores, labels, where)
   pairs = _hinge_pairs(scores, labels, where, _checked_margin(margin))
@@ -132,9 +131,9 @@ def diff_mat(
   """Mean over pairs of relu(1 - sign(y_i - y_j) (s_i - s_j) / margin), for scores in units of y.
 
   Arrays are `[graphs, configs]`; the result is a total and a count of graphs with a pair, both
-  scalars. Beside `mape` the scores are runtimes, and their differences must exceed the margin.
-  Pairs of equal labels count 1 and have no gradient. Source: DiffMat of the 2nd place, whose
-  rule of thumb is the mean runtime / 200.
+  scalars. Used with `mape`, where scores are runtimes. Pairs of equal labels add 1 and have no
+  gradient. Source: DiffMat of the 2nd place; its rule of thumb for the margin is the mean
+  runtime / 200.
 
   Args:
     margin: > 0, in the unit of the labels.
@@ -157,7 +156,7 @@ def pairwise_logistic(
   Arrays are `[graphs, configs]`; the result is a total and a count, both scalars.
 
   Args:
-    reduction: divisor of a list's sum, see the module; the 6th place takes `pairs`.
+    reduction: see the module; the 6th place takes `pairs`.
   """
   scores, labels, where = _checked(scores, labels, where)
   pairs = rax.pairwise_logistic_loss(scores, labels, where=where, reduce_fn=None)
@@ -170,9 +169,9 @@ def cost_logistic(
 ) -> LossSum:
   """`pairwise_logistic` of 2 log(1 + s / 0.01), for scores s that are relative costs.
 
-  A score, `[graphs, configs]`, is what a configuration costs beyond a fixed one, relative to
-  the whole, and not below 0. Costs of 1 % and costs of many times the whole get gradients of
-  one size. A list counts as the mean over its ordered pairs.
+  A score `[graphs, configs]`, at least 0, is the cost of a configuration beyond that of a fixed
+  configuration, relative to the whole program. The logarithm gives costs of 1 % and of many times
+  the whole program gradients of similar size.
   """
   scores, labels, where = _checked(scores, labels, where)
   logarithm = 2 * jnp.log1p(jnp.maximum(scores, 0) / 0.01)
@@ -182,10 +181,10 @@ def cost_logistic(
 def inverse_log_hinge(
     scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None, margin: float = 1.0,
 ) -> LossSum:
-  """-1 / log(2 + h), h the sum of the hinges of a list's pairs; mean over lists.
+  """Mean over lists of -1 / log(2 + h), h the sum of hinges over the pairs of a list.
 
   Arrays are `[graphs, configs]`; the result is a total and a count, both scalars. The
-  gradient fades in lists with many mistakes. Source: "DCG hinge" of the 3rd place's
+  gradient is small in lists with many mistakes. Source: "DCG hinge" of the 3rd place's
   tile model.
 
   Args:
@@ -198,15 +197,15 @@ def inverse_log_hinge(
 
 
 def across_graphs(loss: Callable[..., LossSum]) -> Callable[..., LossSum]:
-  """The loss over all configurations of a step as one list, whatever graph they are of.
+  """A loss over all configurations of a step as one list, from all graphs.
 
-  Labels must mean the same in every graph. Source: half of the 5th place's loss.
+  Labels of different graphs must be comparable. Source: half of the 5th place's loss.
 
   Args:
-    loss: one of pairs, with `mean_all` unless told otherwise.
+    loss: a pairwise loss; its `reduction` defaults to `mean_all` here.
 
   Returns:
-    The same with the option `axis`, the name of the axis of devices; None = one device.
+    The loss, with a further option `axis`: the name of the axis of devices, None = one device.
   """
   def cross(scores, labels, *, where=None, axis=None, reduction="mean_all", **options):
     scores, labels, where = _checked(scores, labels, where)
@@ -218,7 +217,7 @@ def across_graphs(loss: Callable[..., LossSum]) -> Callable[..., LossSum]:
     total, lists = loss(
         scores.reshape(1, -1), labels.reshape(1, -1), where=where.reshape(1, -1),
         reduction=reduction, **options)
-    # Every device has the whole list; a sum over devices must count it once.
+    # Every device has the whole list, and the sum over devices must count it once.
     return total / shares, lists / shares
 
   cross.of_one_list = loss  # type: ignore[attr-defined]
@@ -265,7 +264,7 @@ def mse(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None)
 
 
 def log_mse(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None) -> LossSum:
-  """Mean over real items of (s - log y)^2: the score is an absolute log runtime.
+  """Mean over real items of (s - log y)^2: the score predicts the logarithm of a runtime.
 
   The fusion task's loss of Kaufman et al., "A Learned Performance Model for Tensor
   Processing Units" (MLSys 2021).
@@ -278,7 +277,7 @@ def log_mse(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = N
 
 
 def mape(scores: jax.Array, labels: jax.Array, *, where: jax.Array | None = None) -> LossSum:
-  """Mean over real items of |s - y| / y: the score is an absolute runtime.
+  """Mean over real items of |s - y| / y: the score predicts a runtime.
 
   The 2nd place of the competition adds it to its pairwise loss with weight 1.
 
@@ -304,7 +303,7 @@ def _checked(
     raise ValueError(f"scores {scores.shape}, labels {labels.shape} and where {where.shape} "
                      "must have one shape [graphs, configs]")
   for name, array in (("scores", scores), ("labels", labels)):
-    # An int64 runtime would silently wrap on its way to a 32-bit device.
+    # An int64 runtime would overflow silently on a 32-bit device.
     if not jnp.issubdtype(array.dtype, jnp.floating):
       raise ValueError(f"{name} are {array.dtype}, expected a floating dtype")
   if where.dtype != bool:
@@ -316,7 +315,7 @@ def _checked(
 
 
 def _count(mask: jax.Array) -> jax.Array:
-  """How many of `[...]` are True, a float32 scalar."""
+  """Number of True in `[...]`, a float32 scalar."""
   return jnp.sum(mask, dtype=jnp.float32)
 
 
@@ -324,10 +323,9 @@ WeightedLosses = Sequence[tuple[str, float]]
 OWN_REDUCTION = "own"
 REDUCTIONS = (OWN_REDUCTION, *PAIR_REDUCTIONS)
 
-# Official names first. `Rank*` are the tile task's losses of the MLSys 2021 paper,
-# `SumHingeLoss` is the loss of Graph Segment Training, `DiffMatLoss` of the 2nd place and
-# `InverseLogHingeLoss` of the 3rd place; `CrossHingeLoss` compares configurations
-# of all graphs.
+# Official names first. `Rank*` are from the tile task of the MLSys 2021 paper, `SumHingeLoss` from
+# Graph Segment Training, `DiffMatLoss` from the 2nd and `InverseLogHingeLoss` from the 3rd place;
+# `CrossHingeLoss` compares configurations of all graphs.
 LOSSES = Registry("loss.losses")
 for _name, _loss in {
     "ListMLELoss": listmle,
@@ -345,8 +343,7 @@ for _name, _loss in {
     "MAPE": mape,
 }.items():
   LOSSES.register(_name)(_loss)
-# They take the logarithm of a label or divide by it.
-NEED_POSITIVE_LABELS = ("LogMSE", "MAPE")
+NEED_POSITIVE_LABELS = ("LogMSE", "MAPE")  # for a logarithm or a division
 _OF_RUNTIMES, _OF_LOGARITHMS = {"MSE", "MAPE"}, {"LogMSE"}
 
 
@@ -401,10 +398,10 @@ def _weight(number: str, text: str) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions(Options):
-  """The quantity that training minimises. An option counts for every loss that has it."""
+  """The losses of training. An option applies to every loss that has it."""
 
   section = "loss"
-  losses: str = option("ListMLELoss:1", "NAME:WEIGHT,... of the losses that are added up")
+  losses: str = option("ListMLELoss:1", "NAME:WEIGHT,... of the losses to add")
   normalize_weights: bool = option(True, "divide weights by their sum (official)")
   temperature: float = option(
       1.0, "divisor of scores in ListMLELoss; other losses take the scores as they are", above=0)
@@ -414,11 +411,11 @@ class LossOptions(Options):
       0.0, "factor of the mean squared length of opcode embeddings over nodes (official: 1e-4)",
       least=0)
   pair_reduction: str = option(
-      OWN_REDUCTION, "divisor of a list's sum over pairs; own = the default of each loss",
+      OWN_REDUCTION, "mean over pairs and lists of pairwise losses; own = the default of each loss",
       one_of=REDUCTIONS)
-  margin: float = option(0.0, "margin of hinges; 0 = the loss's own", least=0)
+  margin: float = option(0.0, "margin of hinges; 0 = the default of each loss", least=0)
   score_norm_clip: float = option(
-      0.0, "largest L2 norm of a list's scores, which are scaled down to it; 0 = no limit", least=0)
+      0.0, "scores of a list are scaled down to this L2 norm; 0 = no limit", least=0)
 
   def check(self) -> None:
     """Refuses (ValueError) unknown or repeated losses, and impossible weights."""
@@ -430,19 +427,19 @@ class LossOptions(Options):
     return parse_losses(self.losses, normalize=self.normalize_weights)
 
   def arguments(self, loss: Any, **more: Any) -> dict[str, Any]:
-    """The keyword arguments, out of these options and `more`, that `loss` accepts.
+    """The keyword arguments of `loss` among these options and `more`.
 
-    An option is an argument of its own name. `margin` and `pair_reduction`, the argument
-    `reduction`, are left to the loss unless they are set.
+    The argument of `pair_reduction` is `reduction`. Without a value, `margin` and `reduction` are
+    the defaults of the loss.
     """
-    given = more | {name: getattr(self, name) for name in self.defaults()}
-    given["reduction"] = given.pop("pair_reduction")
+    values = more | {name: getattr(self, name) for name in self.defaults()}
+    values["reduction"] = values.pop("pair_reduction")
     unset = {"margin": 0.0, "reduction": OWN_REDUCTION}
-    given = {name: value for name, value in given.items() if value != unset.get(name)}
-    # Losses of several graphs hand options on to the loss of one.
+    values = {name: value for name, value in values.items() if value != unset.get(name)}
+    # `across_graphs` passes options on to its loss.
     inner = inspect.signature(getattr(loss, "of_one_list", loss)).parameters
-    known = {*inspect.signature(loss).parameters, *inner}
-    return {name: value for name, value in given.items() if name in known}
+    names = {*inspect.signature(loss).parameters, *inner}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def loss_sums(
@@ -457,7 +454,7 @@ def loss_sums(
     scores: `[graphs, configs]`.
     labels: `[graphs, configs]`.
     where: `[graphs, configs]` bool.
-    key: `[graphs]` keys of the order among ties, see `listmle`.
+    key: `[graphs]` keys of the order of ties, see `listmle`.
     options: for every loss that has them.
     axis: name of the axis of devices, for losses across graphs; None = one device.
   """
@@ -467,13 +464,12 @@ def loss_sums(
   pairs = []
   for name, _ in losses:
     loss = LOSSES[name]
-    chosen = options.arguments(loss, key=key, axis=axis)
-    found = loss(scores, labels, where=where, **chosen)
-    if not (isinstance(found, tuple) and len(found) == 2):
-      raise ValueError(f"loss.losses: {name} returns a {type(found).__name__}, expected a pair "
+    result = loss(scores, labels, where=where, **options.arguments(loss, key=key, axis=axis))
+    if not (isinstance(result, tuple) and len(result) == 2):
+      raise ValueError(f"loss.losses: {name} returns a {type(result).__name__}, expected a pair "
                        "(total, count) of scalars: the sum over items and their number; see "
                        "docs/add_parts.md")
-    pairs.append(found)
+    pairs.append(result)
   totals, counts = zip(*pairs)
   return jnp.stack(totals), jnp.stack(counts)
 
@@ -481,9 +477,8 @@ def loss_sums(
 def combine(losses: WeightedLosses, totals: jax.Array, counts: jax.Array) -> jax.Array:
   """The weighted loss, a float32 scalar: sum of weight * total / count, each `[len(losses)]`.
 
-  With several devices, give the local totals and the counts summed over all
-  devices: the results, and their gradients, then add up to the loss of the whole
-  batch and its gradient. A loss without any item to count is 0.
+  With several devices, pass local totals, and counts summed over all devices: results and gradients
+  of the devices then add up to the loss and gradient of the whole batch. A loss with count 0 is 0.
   """
   weights = jnp.array([weight for _, weight in losses], jnp.float32)
   return jnp.sum(weights * totals / jnp.maximum(counts, 1.0))

@@ -1,6 +1,6 @@
-"""Options that describe themselves: default, limits and one line of help of a field, in one place.
+"""Options of a config: the default, limits and help of a field, declared once.
 
-A section of a config is a frozen dataclass derived from `Options`, beside the code that reads it:
+A section of a config is a frozen dataclass derived from `Options`, next to the code that reads it:
 
     @dataclasses.dataclass(frozen=True)
     class BatchOptions(Options):
@@ -9,8 +9,8 @@ A section of a config is a frozen dataclass derived from `Options`, beside the c
       graphs: int = option(8, "graphs per step, over all devices", least=1)
       sampling: str = option("uniform", "how configurations are drawn", one_of=SAMPLINGS)
 
-Networks declare their options in the same way. The defaults of a config, the refusal of a value
-or of an unknown field, `--print_config` and the search for a near name read these declarations.
+Networks declare their options in the same way. Defaults, refusals of values and of unknown fields,
+`--print_config` and "did you mean" use these declarations.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _LIMITS = "limits"  # key of the metadata of a field
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """The values that a field may have, and what it means.
+  """The allowed values of a field, and its help.
 
   Attributes:
     help: one line.
     least, most: smallest and largest value of a number.
-    above, below: bounds that a number does not reach.
+    above, below: exclusive bounds of a number.
     one_of: the allowed values, or a function that returns them.
     some_of: the allowed entries of a tuple, or a function that returns them.
   """
@@ -46,17 +46,17 @@ class Limits:
 
   @property
   def choices(self) -> tuple[Any, ...]:
-    """The values of `one_of`; empty where any value will do."""
+    """The values of `one_of`; empty = any value."""
     return tuple(self.one_of() if callable(self.one_of) else self.one_of)
 
   @property
   def entries(self) -> tuple[Any, ...]:
-    """The values of `some_of`; empty where any entry will do."""
+    """The values of `some_of`; empty = any entry."""
     return tuple(self.some_of() if callable(self.some_of) else self.some_of)
 
   @property
   def text(self) -> str:
-    """The help, and the allowed values that it does not name."""
+    """The help, and the allowed values if it does not name them."""
     words = self.help.replace(",", " ").replace(";", " ").replace(":", " ").split()
     parts = [self.help]
     if not all(str(value) in words for value in self.choices):
@@ -78,20 +78,20 @@ class Limits:
 
 
 def option(default: Any, help: str, **limits: Any) -> Any:
-  """A field of a dataclass or of a flax module that describes itself.
+  """A field of a dataclass or flax module, with help and limits.
 
   Args:
-    default: its value unless a config gives another one. Its type is the type of the field.
+    default: value unless a config sets the field; its type is the type of the field.
     help: one line.
-    **limits: of `Limits`.
+    **limits: fields of `Limits`.
   """
   return dataclasses.field(default=default, metadata={_LIMITS: Limits(help, **limits)})
 
 
-def limits_of(of_class: type) -> dict[str, tuple[Any, Limits]]:
-  """Default and limits of the described fields of a dataclass, by name."""
+def limits_of(cls: type) -> dict[str, tuple[Any, Limits]]:
+  """Default and limits of the options of a dataclass, by name."""
   return {field.name: (field.default, field.metadata[_LIMITS])
-          for field in dataclasses.fields(of_class) if _LIMITS in field.metadata}
+          for field in dataclasses.fields(cls) if _LIMITS in field.metadata}
 
 
 def check_value(name: str, value: Any, default: Any, limits: Limits) -> None:
@@ -99,8 +99,8 @@ def check_value(name: str, value: Any, default: Any, limits: Limits) -> None:
 
   Args:
     name: of the field, such as `batch.graphs`.
-    value: given.
-    default: of the field; None says nothing of the type.
+    value: of the field.
+    default: of the field; None allows any type.
     limits: of the field.
   """
   if not _is_like(value, default):
@@ -120,7 +120,7 @@ _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: 
 
 
 def _is_like(value: Any, default: Any) -> bool:
-  """Whether a value has the type of a default; whole numbers are numbers, lists are tuples."""
+  """Whether a value has the type of a default; an int may be a float, a list a tuple."""
   kind = type(default)
   if kind not in _KINDS:
     return True
@@ -131,21 +131,21 @@ def _is_like(value: Any, default: Any) -> bool:
   return type(value) is kind
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-  """The question whether a near name was meant, and a space; empty where none is near."""
-  known = list(known)
+def nearest(name: str, names: Iterable[str]) -> str:
+  """"did you mean ...? " with the nearest of `names`; empty if none is near."""
+  names = list(names)
   last = name.rpartition(".")[2]
-  moved = [one for one in known if one.rpartition(".")[2] == last]
-  near = moved or difflib.get_close_matches(name, known, n=1)
+  same = [one for one in names if one.rpartition(".")[2] == last]  # in another section
+  near = same or difflib.get_close_matches(name, names, n=1)
   return f"did you mean {near[0]}? " if near else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """Base of a section of a config; a subclass has described fields alone.
+  """Base of a section of a config; all fields of a subclass are made by `option`.
 
   Raises:
-    ValueError: a value of another type or beyond its limits, with the name of the field.
+    ValueError: a value of another type or beyond its limits; the message names the field.
   """
 
   section: ClassVar[str] = ""
@@ -159,11 +159,11 @@ class Options:
     self.check()
 
   def check(self) -> None:
-    """Refuses (ValueError) values that do not go together."""
+    """Refuses (ValueError) combinations of values."""
 
   @classmethod
   def of(cls, fields: Mapping[str, Any]) -> Self:
-    """The options among the fields of a section; those that it lacks have their defaults."""
+    """The options in the fields of a section; absent fields have their defaults."""
     return cls(**{name: fields[name] for name in limits_of(cls) if name in fields})
 
   @classmethod

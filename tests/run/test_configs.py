@@ -58,7 +58,7 @@ def test_fields_in_a_message_become_flags_and_nothing_else_does(message, expecte
                              "  xla-default "])])
 def test_a_config_is_printed_with_values_choices_comments_and_variants(kind, variant, expected):
   config, place = parts.config_of(kind, variant), f"{configs.folder() / kind}.py:{variant}"
-  text = configs.described(config, place)
+  text = configs.listing(config, place)
   for part in expected:
     assert part in text
   assert all(len(line) <= 100 for line in text.splitlines() if "#" in line)
@@ -68,7 +68,7 @@ def test_every_field_with_few_values_is_a_field_with_one_of_them():
   for kind, variant in (("tile", "ci"), ("layout", "ci"), ("layout", "gst_ed,ci")):
     config = parts.config_of(kind, variant)
     fields = traverse_util.flatten_dict(config.to_dict(), sep=".")
-    for field, limits in schema.described(config).items():
+    for field, limits in schema.limits(config).items():
       assert not limits.choices or fields[field] in limits.choices, field
 
 
@@ -88,7 +88,7 @@ def test_a_config_file_that_fails_is_named_in_one_line(tmp_path, text, complaint
     ("layout", "gst_efd"), ("layout", "preset=first"), ("tile", "preset=mlsys21")])
 def test_every_field_is_described(kind, variant):
   config = parts.config_of(kind, variant)
-  lines = configs.described(config, f"{configs.folder() / kind}.py:{variant}").splitlines()
+  lines = configs.listing(config, f"{configs.folder() / kind}.py:{variant}").splitlines()
   fields = [n for n, line in enumerate(lines) if line.startswith("--config.")]
   assert len(fields) > 40
   assert not [lines[n] for n in fields if "  # " not in lines[n] + lines[n + 1][:48]]

@@ -143,7 +143,7 @@ def test_nothing_to_train_on_is_an_error(kind):
 def test_unlabelled_graphs_are_ranked_not_scored(kind, caplog):
   good, flat = graph_of(kind, "good", [3, 1]), graph_of(kind, "flat", [2, 2])
   graphs = [good, graph_of(kind, "one", [4]), graph_of(kind, "unlabelled", [0, 0]), flat]
-  assert job_lib.judged(graphs) == [good, flat]
+  assert job_lib.evaluable(graphs) == [good, flat]
   assert messages(caplog) == [
       "skipped 1 of 4 graphs for evaluation: fewer than 2 configurations: one",
       "skipped 1 of 4 graphs for evaluation: no runtimes (ranked, not scored): unlabelled"]

@@ -100,7 +100,7 @@ def mistakes(tmp_path_factory):
                                  "config.json is missing: --workdir must name a folder")
   whole = jobs.workdir("tile_whole")
   runs["used workdir"] = (flags("tile", jobs, whole), "holds a run already (checkpoint of step 12)"
-                          ": go on with it by --resume, or give another --workdir")
+                          ": go on with --resume, or give another --workdir")
   runs["another config"] = (flags("tile", jobs, whole, "--resume", "--config.seed=3"),
                             "checkpoint of another config: ")
   runs["evaluate another config"] = (

@@ -15,7 +15,7 @@ from tpugraphs_jax.columns import OPCODES
 from tpugraphs_jax.data import npz
 from tpugraphs_jax.rankers import official_weights as official_models
 from tpugraphs_jax.run import official, results
-from tpugraphs_jax.run.job import judged
+from tpugraphs_jax.run.job import evaluable
 
 VARIANTS = {"tile": "LateJoinSAGE,ci", "layout": "xla-random,official,ci"}
 COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
@@ -24,7 +24,7 @@ COLLECTIONS = {"tile": "tile:xla", "layout": "layout:xla:random"}
 def weights_of(kind, data_root):
   """Random weights as the official code has them, and a job whose table has all opcodes."""
   job = parts.make(kind, VARIANTS[kind])
-  graphs = judged(job.data.load(data_root, "train"))
+  graphs = evaluable(job.data.load(data_root, "train"))
   job.fit(graphs)
   shapes = traverse_util.flatten_dict(job.ranker.param_shapes(graphs[0]))
   rng = np.random.default_rng(0)

@@ -68,7 +68,7 @@ def prepared(record: official_records.Record) -> Prepared:
     changes["data.store_dir"] = str(folder / "store")
   job = parts.make(record.kind, record.variant, **changes)
   (folder / "run").mkdir()
-  train, valid = job_lib.prepare(job, folder / "run", resume=False)
+  train, valid = job_lib.load_graphs(job, folder / "run", resume=False)
   raw = {split: job.data.load(str(data_root), split) for split in ("train", "valid")}
   graphs = {"train": train, "valid": valid}
   if npz.files_there(data_root, record.collection, "test"):

@@ -67,7 +67,7 @@ def test_a_preset_takes_training_steps(kind, name, data_root, tmp_path):
     if config.data.get("also"):  # see test_together
       config.data.also = ()
   job = job_lib.Job.of(config)
-  graphs, _ = job_lib.prepare(job, tmp_path, resume=False)
+  graphs, _ = job_lib.load_graphs(job, tmp_path, resume=False)
   phase, _ = training.first_stage(job, graphs, tmp_path)
   before = jax.tree.map(np.asarray, phase.state.params)
   state = parallel.replicate(phase.state)

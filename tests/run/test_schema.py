@@ -50,7 +50,7 @@ def test_defaults_are_accepted_and_every_field_has_a_line_of_help(task):
     config.data.search = "random"
   config.model = schema.model(schema.kind_of(config), "SAGE" if task != "tile" else "MLP")
   schema.check(config)
-  told = schema.described(config)
+  told = schema.limits(config)
   for name, limits in told.items():
     assert limits.help and "\n" not in limits.help, name
   fields = {f"{section}.{name}".lstrip(".") for section, of_class in schema.sections(task).items()

@@ -42,7 +42,7 @@ def train_graphs(job):
 def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations(
     data_root, tmp_path):
   job = job_of(data_root, tmp_path / "store", **{"batch.slates_per_epoch": 200})
-  prepared, _ = job_lib.prepare(job, tmp_path, resume=False)
+  prepared, _ = job_lib.load_graphs(job, tmp_path, resume=False)
   counts = [len(graph.configs) for graphs in train_graphs(job).values() for graph in graphs]
   assert [len(graph.configs) for graph in prepared] == counts
   plan = training.plan_of(job.config, job.ranker.family, prepared, job.data.targets, epochs=1)
@@ -56,7 +56,7 @@ def test_graphs_of_all_collections_are_drawn_by_the_root_of_their_configurations
 @pytest.mark.parametrize("variant", ["official,ci", "tables,ci"])
 def test_transforms_are_fitted_on_all_collections_together(variant, data_root, tmp_path):
   job = job_of(data_root, tmp_path / "store", variant)
-  prepared, _ = job_lib.prepare(job, tmp_path, resume=False)
+  prepared, _ = job_lib.load_graphs(job, tmp_path, resume=False)
   graphs = list(itertools.chain(*train_graphs(job).values()))
   alone = job_of(data_root, tmp_path / "store", variant, **{"data.also": ()})
   alone.fit(graphs)

@@ -1,13 +1,13 @@
-"""Ranker families, each in a folder or file of its own; `base` has their base classes.
+"""Ranker families, one folder or file each; `base` has the base classes.
 
-  tile       networks of the official baseline for fused kernels (one file)
+  tile       networks of the official baseline for fused kernels
   layout     networks for whole programs: the official ResModel, GraphSAGE
-  segments   Graph Segment Training, around a family of whole programs
-  tables     costs of choices are looked up: the network runs once per program
-  systems    published systems, a file each
+  segments   Graph Segment Training, around a family for whole programs
+  tables     score tables: the network runs once per program, scores are sums of table entries
+  systems    published systems, one file each
 
-`scorer` runs the network of any family over graphs of any size, and `official_weights`
-converts weights of the official models.
+`scorer` runs the network of any family on graphs of any size, `official_weights` converts weights
+of the official models.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tpugraphs_jax.rankers.tables import network, traffic
 
 
 def create(config: Mapping[str, Any], unscaled: Sequence[str] = ()) -> base.Family:
-  """The ranker family that a config names.
+  """The ranker family of a config.
 
   Args:
     config: nested fields, see `configs/`.
-    unscaled: blocks of node features that reach the network as they are.
+    unscaled: blocks of node features that no transform changes.
 
   Raises:
-    ValueError: see `base.create_network`; or fields that the network cannot work with.
+    ValueError: as `base.create_network`, or for fields that the network cannot work with.
   """
   settings, options = Settings.of(config), dict(config["model"])
   ranker_network = base.create_network(settings.kind, options.pop("name"), **options)
@@ -41,6 +41,6 @@ def create(config: Mapping[str, Any], unscaled: Sequence[str] = ()) -> base.Fami
 
 
 def last_folder(config: Mapping[str, Any]) -> str:
-  """The folder of the last stage of a config's training, under the working folder."""
+  """The folder of the last stage of training, relative to the working folder."""
   finetune = config.get("segments", {}).get("finetune", {})
   return HEAD_FOLDER if finetune.get("epochs") else ""

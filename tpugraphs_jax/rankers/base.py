@@ -1,17 +1,16 @@
-"""Ranker families: the base classes of networks and families, which all commands go through.
+"""Base classes of networks and ranker families.
 
     OpGraph -> prepare -> draw, assemble -> batch -> network -> scores [G, C], larger = slower
 
-A `Network` is a flax module from a batch of slates to scores. It works in two parts:
+A `Network` is a flax module from a batch of slates to scores, in two parts:
 
   embed(batch, train=) -> [G, C, P]   the readout of every graph and configuration
   score(readout [..., P]) -> [...]    the head
 
-A `Family` holds a network and everything that is particular to its kind: how graphs are
-prepared and drawn, the structure of a batch, the stages of training, how configurations are
-scored, and which fields of a config it refuses. A family lives in one folder or file of
-`rankers`, and nothing outside asks which family it has. `Kernels` and `Programs` are the
-families of networks that see whole kernels or whole programs.
+A `Family` holds a network and all code that depends on its kind: it prepares graphs, draws slates,
+assembles batches, defines the stages of training, scores configurations, and refuses fields of a
+config. A family is one folder or file of `rankers`; code outside of `rankers` works with any
+family. `Kernels` and `Programs` are for networks on whole kernels and whole programs.
 """
 
 from __future__ import annotations
@@ -46,26 +45,26 @@ MODELS = {"tile": TILE_MODELS, "layout": LAYOUT_MODELS}
 
 
 class Network(Precise):
-  """Base of all networks: the scores are the readouts through the head.
+  """Base of all networks: scores are the head applied to readouts.
 
-  Subclasses have `embed` and `score`. They make their layers in `setup`: flax allows
-  `nn.compact` on one method of a module only. `nn.nodes` has the operations that a network on
-  `[N, C, F]` node features needs.
+  Subclasses define `embed` and `score`, and create their layers in `setup`: flax allows
+  `nn.compact` on one method of a module only. `nn.nodes` has operations on node features
+  `[N, C, F]`.
 
   Attributes:
-    hops: rounds of message passing that keep nodes apart which no configuration has
-      reached yet (`nn.nodes`); 0 for networks on all nodes `[N, C, F]`.
+    hops: rounds of message passing that run on split features (`nn.nodes`): nodes that no
+      configuration has reached are computed once. 0 for networks on all nodes `[N, C, F]`.
     compares_configs: a score depends on the other configurations of its slate.
-    sees_whole_graph: a readout depends on nodes at any distance, so that the readout of a
-      segment depends on the segments around it.
+    sees_whole_graph: a readout depends on nodes at any distance, so that segments cannot be
+      computed separately.
     embeds_integers: layout configurations are embedded as integers and must not be scaled.
-    reads: blocks of node features that the network reads column by column: they come last,
-      in this order, and nothing scales them.
-    max_norms: longest rows of embedding tables, by the path of a table in the parameters.
-    distinct: number of last columns of node features on which a part of a network of kernels
-      depends alone. Nodes of a kernel with equal values there share the result of that part.
-    precision: of all products, see `nn.precision`; an option of most networks.
-    opcodes: opcodes that the network has embeddings of, from 0.
+    reads: blocks of node features that the network reads by column. They come last, in this
+      order, and are not scaled.
+    max_norms: largest length of rows of embedding tables, by the path of a table in the parameters.
+    distinct: width of the trailing block of node features that the token encoder of a network of
+      kernels reads. Nodes of a kernel with equal values there share its result.
+    precision: of matrix products, see `nn.precision`; an option of most networks.
+    opcodes: number of opcodes with an embedding, from 0.
   """
 
   hops = 0
@@ -84,11 +83,11 @@ class Network(Precise):
 
   @property
   def family(self) -> Callable[..., Family] | None:
-    """The class of this network's family; None: `Kernels` or `Programs`."""
+    """The class of the network's family; None = `Kernels` or `Programs`."""
     return None
 
   def __call__(self, batch: Any, *, train: bool = False) -> jax.Array:
-    """Scores `[G, C]` float32 of a batch of slates."""
+    """Scores `[G, C]` float32 of a batch."""
     return self.score(self.embed(batch, train=train))
 
   def embed(self, batch: Any, *, train: bool = False) -> jax.Array:
@@ -101,9 +100,9 @@ class Network(Precise):
 
 
 def options_of(build: Callable[..., Any]) -> dict[str, Any]:
-  """Names of the options of a registered network, with defaults (or `inspect.Parameter.empty`).
+  """Defaults (or `inspect.Parameter.empty`) of the options of a registered network, by name.
 
-  Arguments bound by `functools.partial` are fixed by the name of the network and cannot be set.
+  Arguments bound by `functools.partial` are fixed by the network's name and cannot be set.
   """
   fixed = build.keywords if isinstance(build, functools.partial) else {}
   return {name: parameter.default for name, parameter in inspect.signature(build).parameters.items()
@@ -111,7 +110,7 @@ def options_of(build: Callable[..., Any]) -> dict[str, Any]:
 
 
 def create_network(kind: str, name: str, **options: Any) -> Network:
-  """The network of that name with these options.
+  """Creates a registered network.
 
   Args:
     kind: `tile` or `layout`.
@@ -123,10 +122,10 @@ def create_network(kind: str, name: str, **options: Any) -> Network:
       without `embed` and `score`.
   """
   build = MODELS[kind][name]
-  known = options_of(build)
-  if unknown := sorted(set(options) - set(known)):
+  names = options_of(build)
+  if unknown := sorted(set(options) - set(names)):
     raise ValueError(f"model {name} has no option {unknown[0]!r}; it has "
-                     f"{', '.join(sorted(known))}")
+                     f"{', '.join(sorted(names))}")
   network = build(**options)
   if not isinstance(network, Network):
     raise ValueError(f"model {name} is of type {type(network).__name__}, expected a module that is "
@@ -142,12 +141,12 @@ class Stage(NamedTuple):
   """One run of the training loop.
 
   Attributes:
-    begin: `(params, graphs, folder) -> (family, graphs)`: the family whose network is trained, and
-      its prepared training graphs. `params` and `graphs` are those of the stage before; of the
-      first stage None, and the prepared training graphs of the run.
+    begin: `(params, graphs, folder) -> (family, graphs)`: the family to train and its prepared
+      training graphs. Arguments are parameters and graphs of the stage before; the first stage
+      gets None and the prepared training graphs of the run.
     epochs: most epochs.
     optimizer: options of `train.state.create_optimizer`.
-    folder: of its files, under the working folder.
+    folder: for files of the stage, relative to the working folder.
   """
 
   begin: Callable[[Any, Sequence[Any], Path], tuple[Family, Sequence[Any]]]
@@ -157,23 +156,23 @@ class Stage(NamedTuple):
 
 
 class Family:
-  """A kind of ranker: from graphs to batches, and from a network to scores.
+  """Base of ranker families: graphs to batches, batches to scores.
 
   Args:
-    network: the network whose parameters are trained.
+    network: the network to train.
     settings: of the run.
     unscaled: blocks of node features that no transform changes.
 
   Attributes:
-    network, settings: the same.
+    network, settings: the arguments.
     config_transform: transform of configurations; set when transforms are fitted or loaded.
     sown: flax collections that the network sows in training, for the steps of `training`.
-    can_propose: whether the family has the methods `charges` and `cheapest` (see
-      `rankers.tables.family`), which explain scores and propose configurations.
-    encodes: the method of the network that `encoder` runs; None: the scores.
+    can_propose: the family has the methods `charges` and `cheapest` (`rankers.tables.family`),
+      which explain scores and propose configurations.
+    encodes: the method of the network that `encoder` runs; None = its scores.
 
   Raises:
-    ValueError: the config asks for something that the network cannot do.
+    ValueError: fields of the config that the network cannot work with.
   """
 
   sown: tuple[str, ...] = ()
@@ -208,7 +207,7 @@ class Family:
     """The arrays of a graph that do not depend on the batch.
 
     Args:
-      graph: with the released features.
+      graph: as read from a file.
       feat: `[N, F]` float32 inputs of the network, see `data.features.NodeFeatures`.
     """
     raise NotImplementedError
@@ -217,7 +216,7 @@ class Family:
     """Refuses (ValueError) prepared training graphs that the family cannot train on."""
 
   def draw(self, graphs: Sequence[Any], sampler: ConfigSampler) -> Draw:
-    """Draws slates of prepared graphs, see `data.plan.BatchPlan`."""
+    """The function that draws slates of prepared graphs, see `data.plan.BatchPlan`."""
     return draw_slates(graphs, sampler)
 
   def assemble(self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int) -> Any:
@@ -225,7 +224,7 @@ class Family:
     raise NotImplementedError
 
   def align(self, batches: Sequence[Any]) -> Sequence[Any]:
-    """Batches of several devices, as pytrees of one structure; most families return them as is."""
+    """Gives batches of several devices one structure; most families return them unchanged."""
     return batches
 
   # Training.
@@ -234,21 +233,21 @@ class Family:
       self, step: Callable, batches: Any, *, params: Any, batch: Any, graphs: Sequence[Any],
       workdir: Path,
   ) -> tuple[Callable, Any]:
-    """Wraps the training step and the batches; a family may add work before and after a step.
+    """Wraps the training step and the batches, for work before and after a step.
 
     Args:
-      step: mapped `(state, batch) -> (state, metrics)` of the network.
-      batches: iterator over batches that can be saved and restored.
-      params: of the network, before training.
+      step: mapped `(state, batch) -> (state, metrics)`.
+      batches: iterator of batches whose position can be saved and restored.
+      params: initial parameters.
       batch: the first batch of one device.
       graphs: prepared training graphs.
-      workdir: for files of the family's own.
+      workdir: for files of the family.
     """
     del params, batch, graphs, workdir
     return step, batches
 
   def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer as the network needs it, or one that changes a part of the parameters."""
+    """Adapts the optimizer to the network; a family may restrict it to some parameters."""
     norms = self.network.max_norms
     return keep_rows_short(optimizer, norms) if norms else optimizer
 
@@ -265,7 +264,7 @@ class Family:
 
   @functools.cached_property
   def encoder(self) -> Encoder:
-    """Scores `[G, C]` of batches, for families that score in one pass."""
+    """Runs the network on batches, for families that score in one pass."""
     options = self.settings.eval
     return Encoder(
         network_step(self.network), self.assemble, graphs=options.graphs,
@@ -277,7 +276,7 @@ class Family:
   ) -> list[np.ndarray]:
     """Scores of configurations `[n]` int64 of each prepared graph, `[n]` float32.
 
-    `scorer` adds what holds for all families: equal configurations get equal scores.
+    Called by `scorer`, which also gives equal configurations equal scores.
     """
     return [scores for _, scores in self.encoder.run(params, graphs, config_ids, progress=progress)]
 
@@ -299,13 +298,13 @@ class Family:
     return self.scorer_of(self.scores)
 
   def scorer_of(self, scores: Callable[..., Sequence[np.ndarray]]) -> Scorer:
-    """A scorer that gets its scores from `scores`, see the method of that name."""
+    """A scorer with another function than the method `scores`."""
     return Scorer(scores, self.settings.eval, seed=self.settings.seed,
                   compares_configs=self.network.compares_configs)
 
 
 def _check_slates(batch: plan.BatchOptions) -> None:
-  """Refuses other slates than a network needs that compares the configurations of a slate."""
+  """Refuses chunks of slates for a network that compares the configurations of a slate."""
   if batch.config_chunk:
     raise ValueError(
         f"batch.config_chunk is {batch.config_chunk}, but this model's scores depend on all "
@@ -314,14 +313,14 @@ def _check_slates(batch: plan.BatchOptions) -> None:
 
 def _check_features(
     reads: Sequence[str], features: tuple[str, ...], unscaled: Sequence[str]) -> None:
-  """Refuses other blocks of node features than a network that reads columns can have."""
+  """Refuses blocks of node features that do not fit a network that reads columns."""
   last = features[len(features) - len(reads) :]
   if last != tuple(reads):
     raise ValueError(f"data.features is {features}, but this model reads the columns of "
                      f"{', '.join(reads)}: put these blocks last, in this order")
   if scaled := [name for name in reads if name not in unscaled]:
     raise ValueError(f"data.feature_transform scales the block {scaled[0]}, but this model reads "
-                     f"its columns as they are: add {scaled[0]}=none to data.feature_transform")
+                     f"its columns unscaled: add {scaled[0]}=none to data.feature_transform")
 
 
 def _check_opcodes(graph: OpGraph, network: Network) -> None:
@@ -337,12 +336,12 @@ class Kernels(Family):
   """Fused kernels with tile configurations."""
 
   def prepare(self, graph: OpGraph, feat: np.ndarray) -> PreparedGraph:
-    """A kernel with its neighbour tables; a kernel is never reduced, but gets virtual nodes."""
+    """A kernel with its neighbour tables. Reduction only adds virtual nodes to kernels."""
     _check_opcodes(graph, self.network)
-    small = self.reduce(graph)
+    reduced = self.reduce(graph)
     configs = feature_blocks.with_config_features(graph, self.settings.data.config_features).configs
     return batching.prepare(
-        dataclasses.replace(small.graph, configs=configs), small.rows(feat), slots=self.slots,
+        dataclasses.replace(reduced.graph, configs=configs), reduced.rows(feat), slots=self.slots,
         distinct=self.network.distinct)
 
   def assemble(
@@ -357,12 +356,12 @@ class Programs(Family):
   """Whole programs with layout configurations."""
 
   def prepare(self, graph: OpGraph, feat: np.ndarray) -> PreparedGraph:
-    """A program, reduced, with its neighbour tables; see `Family.prepare`."""
-    small = self.reduce(graph)
-    return self.prepare_part(small.graph, small.rows(feat))
+    """A reduced program with its neighbour tables; see `Family.prepare`."""
+    reduced = self.reduce(graph)
+    return self.prepare_part(reduced.graph, reduced.rows(feat))
 
   def prepare_part(self, graph: OpGraph, feat: np.ndarray) -> PreparedGraph:
-    """`prepare` without the reduction: for reduced programs and segments of them."""
+    """`prepare` without the reduction, for reduced programs and their segments."""
     _check_opcodes(graph, self.network)
     return batching.prepare(graph, feat, hops=self.network.hops, slots=self.slots)
 

@@ -1,4 +1,4 @@
-"""Weights of the official TensorFlow models, in their order, as Flax parameters and back."""
+"""Converts weights of the official TensorFlow models to Flax parameters, and back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def weight_order(model: nn.Module) -> list[Path]:
   """Parameter paths of `model` in the order of the official model's weights.
 
   Raises:
-    ValueError: for a model the official code does not have.
+    ValueError: the official code does not have the model.
   """
   match model:
     case tile.SAGE():
@@ -76,8 +76,7 @@ def official_from_params(model: Any, params: Any, *, num_ops: int) -> list[np.nd
   Args:
     model: a tile model or a layout `ResModel`.
     params: the "params" collection.
-    num_ops: rows of the table of opcode embeddings, the largest opcode of the official code's
-      data plus 1.
+    num_ops: rows of the table of opcode embeddings: the largest opcode of the data, plus 1.
 
   Raises:
     ValueError: the table has fewer rows.

@@ -2,11 +2,10 @@
 
     graphs -> pieces -> units -> batches -> network, on all devices -> outputs of each graph
 
-An `Encoder` runs a network over graphs. A unit is one piece of a graph with one chunk of
-its configurations. Units are packed into batches of the same structure as in training. The
-batches are spread over all devices and processes, and every process gets all outputs. A
-`Scorer` adds two promises for every family: equal configurations get equal scores, and a
-score that is not finite is an error.
+An `Encoder` runs a network on graphs. A unit is one piece of a graph with one chunk of its
+configurations. Units form batches of the same structure as in training. All devices and processes
+share the batches, and every process gets all outputs. A `Scorer` gives equal configurations equal
+scores, and refuses scores that are not finite, for every family.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from tpugraphs_jax.graph import distinct_rows
 from tpugraphs_jax.infra import console, parallel
 from tpugraphs_jax.options import option, Options
 
-# Padding, as a share of the batch, that is not worth another compilation.
+# More padding than this share of a batch is worth another compilation.
 _PADDING = 0.25
 
 
 def network_step(
     network: nn.Module, *, method: str | None = None, devices: Sequence[jax.Device] | None = None
 ) -> Callable[[Any, Any], Any]:
-  """The mapped `(params, batch) -> outputs`, both with a device axis.
+  """The mapped function `(params, batch) -> outputs`; both arguments have a device axis.
 
   Args:
     network: maps a batch to scores `[G, C]`.
-    method: of the network; the scores unless given.
+    method: of the network; `__call__` unless given.
     devices: to compile for; the local devices unless given.
   """
   return parallel.pmap(
@@ -47,22 +46,22 @@ def network_step(
 
 
 class Unit(NamedTuple):
-  """One chunk of the configurations of one piece of a graph."""
+  """One piece of a graph with one chunk of its configurations."""
 
   graph: int
   piece: int
-  start: int  # place of the first configuration among all scored ones of the graph
+  start: int  # index of the first configuration among the scored configurations of the graph
   config_ids: np.ndarray  # [<= chunk] int64
 
 
 def chunks(config_ids: np.ndarray, size: int, *, even: bool) -> list[np.ndarray]:
-  """Configurations in as few chunks of at most `size` as possible, each `[<= size]` int64.
+  """Splits configurations into the fewest chunks of at most `size`, each `[<= size]` int64.
 
   Args:
     config_ids: `[n]` int64.
     size: largest length of a chunk.
-    even: whether lengths differ by one at most, as networks need whose scores depend on the
-      slate (1st and 6th place of the competition); else the last chunk has what is left.
+    even: lengths differ by at most one, for networks whose scores depend on the slate (1st and 6th
+      place of the competition); otherwise the last chunk may be shorter.
   """
   count = -(-len(config_ids) // size)
   if even:
@@ -71,11 +70,11 @@ def chunks(config_ids: np.ndarray, size: int, *, even: bool) -> list[np.ndarray]
 
 
 class Budgets:
-  """Padded sizes of batches. A new one is made only where no known one fits closely."""
+  """Padded sizes of batches. Adds a budget only for a batch that fits none closely."""
 
   def __init__(self):
     self._budgets: list[Budget] = []  # smallest first
-    self._seen: set[tuple[int, ...]] = set()
+    self._sizes: set[tuple[int, ...]] = set()  # of earlier batches
 
   def for_sizes(
       self, sizes: Sequence[Budget], *, max_budgets: int = plan.MAX_BUDGETS
@@ -84,37 +83,38 @@ class Budgets:
 
     Args:
       sizes: of each batch, by entry of a budget.
-      max_budgets: most new ones, made where no known budget is close.
+      max_budgets: most new budgets.
     """
     new = [size for size in sizes if not self._fits_closely(size)]
     if new:
       self._budgets += plan.choose_budgets(new, steps=len(new), max_budgets=max_budgets)
       self._budgets.sort(key=lambda budget: plan.cost([budget])[0])
-    self._seen.update(tuple(size.values()) for size in sizes)
+    self._sizes.update(tuple(size.values()) for size in sizes)
     return self._budgets
 
   def _fits_closely(self, size: Budget) -> bool:
-    if tuple(size.values()) in self._seen:
+    if tuple(size.values()) in self._sizes:
       return True
     number = plan.smallest_fit([size], self._budgets)
     if number is None:
       return False
-    room, taken = plan.cost([self._budgets[number], size])
-    return room <= (1 + _PADDING) * taken
+    padded_cost, cost = plan.cost([self._budgets[number], size])
+    return padded_cost <= (1 + _PADDING) * cost
 
 
 class Encoder:
-  """Runs a network over graphs.
+  """Runs a network on graphs.
 
   Args:
-    step: mapped `(params, batch) -> [devices, units, configurations, ...]`, or any tree
-      `[devices, units, ...]` where the network sees no configurations.
+    step: mapped `(params, batch) -> [devices, units, configurations, ...]`; any tree
+      `[devices, units, ...]` where `configs` is 0.
     assemble: `(slates, budget, graphs=, configs=) -> batch`.
-    graphs: units in a batch.
-    configs: configurations in a unit; 0: the network sees none.
+    graphs: units per batch.
+    configs: configurations per unit; 0 = the network does not depend on configurations.
     even_slates: the network compares the configurations of a unit, see `chunks`.
-    pieces: the parts of a prepared graph whose outputs are added up; None: the graph itself.
-    max_budgets: most shapes that are compiled for one call.
+    pieces: splits a prepared graph into parts whose outputs are added; None = the graph is one
+      piece.
+    max_budgets: most shapes to compile for one call.
   """
 
   def __init__(
@@ -131,7 +131,7 @@ class Encoder:
       self, params: Any, graphs: Sequence[Any], config_ids: Sequence[np.ndarray], *,
       blocks: Sequence[tuple[int, int]] | None = None, progress: bool = False,
   ) -> list[tuple[int, Any]]:
-    """The number of each graph, in order, and its outputs; see `stream`."""
+    """All results of `stream`, ordered by number of the graph."""
     return sorted(self.stream(params, graphs, config_ids, blocks=blocks, progress=progress),
                   key=lambda part: part[0])
 
@@ -143,14 +143,14 @@ class Encoder:
 
     Args:
       params: of the network, without a device axis.
-      graphs: prepared ones.
+      graphs: prepared graphs.
       config_ids: `[n]` int64 for each graph.
-      blocks: node range of each graph that a network looks at which samples blocks.
+      blocks: node range of each graph, for networks that sample a block of nodes.
       progress: shows a bar.
 
     Yields:
-      The number of a graph, and its outputs: `[n, ...]`, sums over the graph's pieces; or
-      what the step gives for a unit where the network sees no configurations.
+      The number of a graph, and its outputs `[n, ...]`, sums over its pieces. Where `configs` is
+      0, the output of the step for the graph.
     """
     pieces = [list(self._pieces(graph)) for graph in graphs]
     nodes = [sum(piece.sizes["nodes"] for piece in parts) for parts in pieces]
@@ -186,7 +186,7 @@ class Encoder:
     return total
 
   def _outputs(self, params, pieces, units: list[Unit], blocks, progress):
-    """Every unit with its output, in order, the same in all processes."""
+    """Every unit with its output, in the same order in all processes."""
     batches = _runs_of(units, self._graphs)
     groups = _runs_of(batches, parallel.local_device_count())
     size = lambda batch: batching.total_sizes([pieces[unit.graph][unit.piece] for unit in batch])
@@ -196,12 +196,12 @@ class Encoder:
     replicated = parallel.replicate(params)
     bar = tqdm.tqdm(total=len(groups), unit="batch",
                     disable=console.bar(progress and parallel.is_primary()))
-    everyone = parallel.process_count()
-    for start in range(0, len(groups), everyone):
-      own, local = start + parallel.process_index(), None
-      if own < len(groups):
-        budget = budgets[plan.smallest_fit(sizes[own], budgets)]
-        local = self._run_group(replicated, pieces, groups[own], budget, blocks)
+    processes = parallel.process_count()
+    for start in range(0, len(groups), processes):
+      number, local = start + parallel.process_index(), None
+      if number < len(groups):
+        budget = budgets[plan.smallest_fit(sizes[number], budgets)]
+        local = self._run_group(replicated, pieces, groups[number], budget, blocks)
       for group, outputs in zip(groups[start:], parallel.gather_objects(local)):
         bar.update()
         for device, batch in enumerate(group):
@@ -210,7 +210,7 @@ class Encoder:
     bar.close()
 
   def _run_group(self, params, pieces, group: list[list[Unit]], budget: Budget, blocks) -> Any:
-    # The last group repeats a batch on devices that have none.
+    # In the last group, devices without a batch repeat the last one.
     padded = group + group[-1:] * (parallel.local_device_count() - len(group))
     slate = lambda unit: Slate(
         pieces[unit.graph][unit.piece], unit.config_ids,
@@ -228,7 +228,7 @@ def _runs_of(items: list, count: int) -> list[list]:
 
 
 def rng_of(graph: Any, seed: int) -> np.random.Generator:
-  """A graph's own draws in scoring, whatever other graphs are scored with it."""
+  """The random numbers of a graph in scoring, independent of other graphs."""
   return np.random.default_rng([seed, zlib.crc32(graph.name.encode())])
 
 
@@ -240,7 +240,8 @@ class EvalOptions(Options):
   graphs: int = option(1, "graphs per device and scoring call", least=1)
   configs: int = option(100, "configurations per graph and scoring call", least=2)
   permutations: int = option(
-      1, "orders of configurations averaged over, for models that see slates", least=1)
+      1, "random orders of configurations to average over, for models that compare configurations",
+      least=1)
 
 
 class Scorer:
@@ -249,7 +250,7 @@ class Scorer:
   Args:
     scores: `(params, graphs, config_ids, progress=) -> [n] float32 of each graph`, such as
       `Family.scores`.
-    options: of scoring.
+    options: of the section `eval`.
     seed: of the orders of configurations.
     compares_configs: scores depend on the other configurations of a slate.
   """
@@ -266,18 +267,16 @@ class Scorer:
   ) -> list[np.ndarray]:
     """Scores of configurations of each graph, `[n]` float32, larger = slower.
 
-    Equal configurations are scored once: their places in a batch would round
-    differently, and they could not stay in file order. A network that compares the
-    configurations of a slate gets the configurations as they are, in several orders: its
-    scores are means over the slates that these make (1st place of the competition, 10
-    orders).
+    Equal configurations are scored once, so that rounding does not put them in an order. A network
+    that compares the configurations of a slate scores all configurations in several orders, each
+    cut into slates, and its scores are averaged (1st place of the competition, 10 orders).
 
     Args:
       params: of the network.
-      graphs: prepared ones.
-      config_ids: `[n]` int64 for each graph; all of them in file order unless given.
+      graphs: prepared graphs.
+      config_ids: `[n]` int64 for each graph; all configurations in file order unless given.
       progress: shows a bar.
-      permutations: how many orders, the first as given; the config's unless given.
+      permutations: number of orders, the first as given; `eval.permutations` unless given.
 
     Raises:
       FloatingPointError: a score is not finite.
@@ -300,7 +299,7 @@ class Scorer:
         raise FloatingPointError(
             f"{graph.name}: {bad} of {len(of_graph)} scores are not finite, because its features "
             "or the parameters are too large for the model: train with a data.feature_transform "
-            "that bounds them, model.dtype=float32 or a lower optimizer.learning_rate")
+            "that bounds features, model.dtype=float32 or a lower optimizer.learning_rate")
     return scores
 
   def _scores_once(self, params, graphs, config_ids, progress):
@@ -315,8 +314,8 @@ class Scorer:
     for number in range(orders):
       order = [rng.permutation(len(ids)) if number else np.arange(len(ids))
                for rng, ids in zip(rngs, config_ids)]
-      chosen = [ids[o] for ids, o in zip(config_ids, order)]
-      scores = self._scores(params, graphs, chosen, progress=progress)
+      permuted = [ids[o] for ids, o in zip(config_ids, order)]
+      scores = self._scores(params, graphs, permuted, progress=progress)
       for sums, o, new in zip(total, order, scores):
         sums[o] += new
     return [(sums / orders).astype(np.float32) for sums in total]

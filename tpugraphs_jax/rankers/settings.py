@@ -1,4 +1,4 @@
-"""The fields of a config that rankers read, by section."""
+"""The sections of a config that rankers read."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class _Data(features.FeatureOptions, plan.LoadingOptions, collections.Collection
 
 @dataclasses.dataclass(frozen=True)
 class TileData(_Data, selection.TileOptions, reduction.VirtualNodes):
-  """The section `data` of kernels."""
+  """The section `data` for kernels."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LayoutData(_Data, selection.LayoutOptions, reduction.Reduction):
-  """The section `data` of whole programs."""
+  """The section `data` for whole programs."""
 
-  also: tuple[str, ...] = option((), "further layout collections, whose graphs are trained on, too")
+  also: tuple[str, ...] = option((), "further layout collections to train on")
 
 
 @dataclasses.dataclass(frozen=True)
 class LayoutEval(EvalOptions, selection.JudgedOptions):
-  """The section `eval` of whole programs."""
+  """The section `eval` for whole programs."""
 
 
 TASKS = ("tile", "layout", "segments")
@@ -44,7 +44,7 @@ EVAL: dict[str, type[EvalOptions]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """The fields of a config that decide how graphs are prepared, batched and scored.
+  """Fields of a config for preparing, batching and scoring graphs.
 
   Attributes:
     task: one of `TASKS`.
@@ -64,7 +64,7 @@ class Settings:
 
   @classmethod
   def of(cls, config: Mapping[str, Any]) -> Settings:
-    """The settings among the nested fields of a config.
+    """The settings in the nested fields of a config.
 
     Raises:
       ValueError: an impossible value, with the name of its field.
@@ -77,5 +77,5 @@ class Settings:
 
   @property
   def kind(self) -> str:
-    """The kind of the configurations, `tile` or `layout`."""
+    """The kind of configurations, `tile` or `layout`."""
     return "tile" if self.task == "tile" else "layout"

@@ -1,15 +1,15 @@
 """The official tile rankers: scores `[G, C]` of tile configurations of kernels.
 
-Every model starts from the opcode embedding and the node features. With early join the
-configuration of a kernel is a feature of each of its nodes. With late join the
-configuration is appended to the pooled graph, so that the network runs once per kernel:
+Inputs of every model are opcode embeddings and node features. With early join the configuration
+is a feature of every node. With late join it is appended to the readout of the kernel, so that the
+network runs once per kernel:
 
     kernels --> network --> pooled [kernels, F] --+
                                                   +--> join --> head --> scores
     all configurations of all kernels, in a row --+
 
-No kernel is computed again for another chunk of its configurations, and no chunk is
-padded but the last: chunks do not end where a kernel does.
+Chunks of configurations may span kernels: every kernel is computed once, and only the last chunk
+is padded.
 
 Source: the published TensorFlow baseline of TpuGraphs (arXiv 2308.13490, section 4);
 defaults are the defaults of its flags.
@@ -42,7 +42,7 @@ REDUCTIONS = ("sum", "mean")  # over the nodes of a kernel
 class LateJoin(base.Kernels):
   """Kernels, for networks with the methods `pooled(batch) -> [G, F]` and `join(pooled, configs)`.
 
-  Every process computes all scores: the head on 24 numbers is cheaper than an exchange.
+  Every process computes all scores: the head costs less than an exchange.
 
   Attributes:
     chunk: configurations that pass through the head at a time.
@@ -71,30 +71,30 @@ class LateJoin(base.Kernels):
   ) -> list[np.ndarray]:
     """Scores `[n]` float32 of each kernel; see `Family.scores`."""
     pooled = np.stack([
-        one for _, one in self.encoder.run(params, graphs, config_ids, progress=progress)])
+        readout for _, readout in self.encoder.run(params, graphs, config_ids, progress=progress)])
     feat = np.concatenate([self.config_transform(graph.configs.config_feat[ids])
                            for graph, ids in zip(graphs, config_ids)])
-    owner = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])
-    scores = np.zeros(len(owner), np.float32)
-    for start in range(0, len(owner), self.chunk):
+    kernel = np.repeat(np.arange(len(graphs)), [len(ids) for ids in config_ids])
+    scores = np.zeros(len(kernel), np.float32)
+    for start in range(0, len(kernel), self.chunk):
       part = slice(start, start + self.chunk)
-      inputs = [self._filled(pooled[owner[part]]), self._filled(feat[part])]
+      inputs = [self._pad(pooled[kernel[part]]), self._pad(feat[part])]
       scores[part] = np.asarray(self._head(params, *inputs))[: len(scores[part])]
     return np.split(scores, np.cumsum([len(ids) for ids in config_ids])[:-1])
 
-  def _filled(self, x: np.ndarray) -> np.ndarray:
-    """`x [n, F]` with zeros up to a whole chunk; short ones up to a power of two."""
+  def _pad(self, x: np.ndarray) -> np.ndarray:
+    """Pads `x [n, F]` with zeros, to a power of two rows or a whole chunk."""
     size = min(self.chunk, 1 << max(len(x) - 1, 0).bit_length())
     return np.pad(x, [(0, size - len(x)), (0, 0)])
 
 
 class _TileModel(base.Network):
-  """Options and layers common to all tile models."""
+  """Options and layers of all tile models."""
 
   op_embed_dim: int = option(64, "width of the opcode embedding", least=1)
   hidden_dim: int = option(64, "width of every other layer", least=1)
   reduction: str = option(
-      "sum", "readout over the nodes of a kernel, not scaled (published: sum, of ResGCN either)",
+      "sum", "readout over the nodes of a kernel, not scaled (published: sum; ResGCN: sum or mean)",
       one_of=REDUCTIONS)
   opcodes: int = option(
       OPCODES,
@@ -107,7 +107,7 @@ class _TileModel(base.Network):
 
   @property
   def family(self):
-    """With late join the network runs once per kernel."""
+    """`LateJoin` with late join, else the default."""
     return None if self.early_join else LateJoin
 
   def embed(self, batch: TileBatch, *, train: bool = False) -> jax.Array:
@@ -117,11 +117,11 @@ class _TileModel(base.Network):
     return pooled if self.early_join else self.join(pooled[:, None], batch.config_feat)
 
   def pooled(self, batch: TileBatch) -> jax.Array:
-    """The sum or mean of nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
+    """The sum or mean over nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
     raise NotImplementedError
 
   def join(self, pooled: jax.Array, config_feat: jax.Array) -> jax.Array:
-    """Appends configurations `[..., F']` to pooled kernels `[..., F]`: `[..., P]`."""
+    """Appends configurations `[..., F']` to readouts `[..., F]` of kernels: `[..., P]`."""
     shape = (*config_feat.shape[:-1], pooled.shape[-1])
     return jnp.concatenate([jnp.broadcast_to(pooled, shape), config_feat], axis=-1)
 
@@ -151,9 +151,9 @@ class _TileModel(base.Network):
     """Kernel blocks of a layer on (embedding, configuration, features), and its bias.
 
     Args:
-      layer: on `copies` concatenations of the three, one after the other.
-      batch: gives the widths; with late join the block of the configuration is empty.
-      copies: how often the three occur.
+      layer: its input is `copies` concatenations of the three, one after the other.
+      batch: for the widths; with late join the block of the configuration is empty.
+      copies: number of concatenations.
 
     Returns:
       `3 * copies` arrays `[width, H]`, and `[1, H]`, float32.
@@ -165,11 +165,11 @@ class _TileModel(base.Network):
   def project_static(
       self, static: tuple[jax.Array, jax.Array], blocks: list[jax.Array]
   ) -> jax.Array:
-    """Embeddings and node features through their kernel blocks, `[N, H]`."""
+    """Applies their kernel blocks to embeddings and node features: `[N, H]`."""
     return self.matmul(static[0], blocks[0]) + self.matmul(static[1], blocks[2])
 
   def project_config(self, batch: TileBatch, block: jax.Array) -> jax.Array:
-    """Each configuration through its kernel block once, then per node: `[N, C, H]`."""
+    """Applies a kernel block to each configuration, and copies the result to nodes: `[N, C, H]`."""
     return pooling.per_node(self.matmul(batch.config_feat, block), node_graph(batch.graph))
 
   def pool(self, x: jax.Array, batch: TileBatch) -> jax.Array:
@@ -182,7 +182,7 @@ class _TileModel(base.Network):
 
 
 class SAGE(_TileModel):
-  """`x <- l2_normalize(leaky_relu(Dense(concat(B x, x))))`, B the undirected edges."""
+  """`x <- l2_normalize(leaky_relu(Dense(concat(B x, x))))`; B sums over undirected edges."""
 
   early_join: bool = option(True, "join configurations to nodes, not to readouts")
   num_gnns: int = option(3, "rounds of message passing", least=1)
@@ -193,7 +193,7 @@ class SAGE(_TileModel):
     self.head = self.mlp(self.hidden_dim, self.hidden_dim, 1)
 
   def pooled(self, batch: TileBatch) -> jax.Array:
-    """The sum or mean of nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
+    """The sum or mean over nodes: `[G, C, F]` with early join, else `[G, F]`, float32."""
     x = self.first_layer(batch)
     for layer in range(1, self.num_gnns):
       with jax.named_scope(f"sage_{layer}"):
@@ -204,8 +204,8 @@ class SAGE(_TileModel):
   def first_layer(self, batch: TileBatch) -> jax.Array:
     """The first round, `[N, C, H]` with early join, `[N, H]` with late join.
 
-    A configuration c has the same value on all nodes of a graph. Its part of `B x` is
-    (number of neighbours) * c: no edge has to carry it.
+    A configuration c is equal on all nodes of a graph. Its part of `B x` is therefore
+    (number of neighbours) * c, without a sum over edges.
     """
     blocks, bias = self.first_kernel(self.sage[0], batch, copies=2)
     static = self.static_features(batch)
@@ -220,7 +220,7 @@ class SAGE(_TileModel):
 
 
 class ResGCN(_TileModel):
-  """Residual graph convolutions over row-normalised edges with self loops."""
+  """Residual graph convolutions with a row-normalised adjacency and self loops."""
 
   op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
   early_join: bool = option(True, "join configurations to nodes, not to readouts")
@@ -254,7 +254,7 @@ class ResGCN(_TileModel):
     return self.pre_1(leaky_relu(x))
 
   def update(self, y: jax.Array, batch: TileBatch, convolution: Any) -> jax.Array:
-    """The change of features that a round makes, of `y [N, ..., H]` and in its shape."""
+    """The residual of one round, from features `y [N, ..., H]` and in their shape."""
     forward, reverse = _row_normalised(y, batch)
     if not self.directed:
       return convolution(forward + reverse + y)
@@ -263,10 +263,9 @@ class ResGCN(_TileModel):
 
 
 def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Array]:
-  """`M y` and `M^T y` of `y [N, ..., H]` for M = A + I with rows divided by their sums.
+  """`M y` and `M^T y` of `y [N, ..., H]`, M = A + I with rows divided by their sums.
 
-  Row v of A marks the users of v. M averages over a node's users and the node itself.
-  M^T hands each node's share of the average back to the node's operands.
+  Row v of A marks the users of v: M averages over the users of a node and the node itself.
   """
   users = degree(batch.adjacency, USERS, len(y))
   scale = (1 / (users + 1)).astype(y.dtype).reshape((-1,) + (1,) * (y.ndim - 1))
@@ -276,7 +275,7 @@ def _row_normalised(y: jax.Array, batch: TileBatch) -> tuple[jax.Array, jax.Arra
 
 
 class PooledMLP(_TileModel):
-  """No message passing: pooled node features and embeddings beside the configuration."""
+  """No message passing: an MLP on pooled node features, pooled embeddings and the configuration."""
 
   op_embed_dim: int = option(32, "width of the opcode embedding", least=1)
   num_layers: int = option(2, "layers of the head before its last", least=1)

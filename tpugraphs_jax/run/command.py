@@ -1,6 +1,6 @@
-"""The two commands: their flags, and every mistake in one line.
+"""The two commands and their flags. A mistake of the user ends in one line.
 
-Nothing here imports jax before the flags are read: help and mistyped flags answer at once.
+jax is imported after the flags are parsed, so that help and mistyped flags answer at once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def layout() -> None:
 
 
 def _launch(default_config: str) -> None:
-  """Runs the command whose default config is that file of the project's."""
-  # Users need no list of the platforms that jax looked for and did not find.
+  """Runs the command whose default config is this file of `configs/`."""
   try:
     host_memory.check_address_space()
   except ValueError as error:
     console.fail(error)
+  # jax logs every platform that it does not find.
   getLogger("jax._src.xla_bridge").setLevel("WARNING")
   app.run(main, flags_parser=functools.partial(_parse_flags, default_config))
 
@@ -47,23 +47,25 @@ def _parse_flags(default_config: str, argv: list[str]) -> list[str]:
 
 
 def define_flags() -> None:
-  """The flags of both commands, but for `--config`; see `configs.parse_flags`."""
+  """Defines the flags of both commands, except `--config` (`configs.parse_flags`)."""
   flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.")
   flags.DEFINE_string(
       "data_root", None, f"Folder with tile/ and layout/ (default {DEFAULT_DATA_ROOT}).")
   flags.DEFINE_boolean(
       "synthetic", False, "Use tiny synthetic data, made in --workdir, instead of --data_root.")
   flags.DEFINE_boolean("print_config", False, "Print all fields of the config and end.")
-  flags.DEFINE_boolean("dry_run", False, "Say what the run takes (disk, memory, hours), measured "
-                       "on a few steps, and end.")
+  flags.DEFINE_boolean("dry_run", False, "Print the disk, memory and hours of the run, measured on "
+                       "a few steps, and end.")
   flags.DEFINE_boolean("report", True, "Write report.html into --workdir at the end.")
-  flags.DEFINE_enum("mode", "all", MODES, "What to do; later modes use what is in --workdir.")
-  flags.DEFINE_enum("split", None, SPLITS, "With --mode=evaluate or predict: the split to judge "
-                    "(valid unless given) or to rank (test unless given).")
+  flags.DEFINE_enum("mode", "all", MODES, "Steps to run; evaluate and predict use the model in "
+                    "--workdir.")
+  flags.DEFINE_enum("split", None, SPLITS, "With --mode=evaluate or predict: the split to evaluate "
+                    "(default valid) or to rank (default test).")
   flags.DEFINE_list("ensemble", [], "With --mode=evaluate or predict: folders of trained models "
                     "that rank together; results go to --workdir.")
-  flags.DEFINE_string("combine", "mean", "What an ensemble averages: mean, min_max or rank.")
-  flags.DEFINE_boolean("resume", False, "Go on with the run in --workdir.")
+  flags.DEFINE_string("combine", "mean", "Average of an ensemble: of scores (mean), of scores "
+                      "scaled to [0, 1] (min_max), or of ranks (rank).")
+  flags.DEFINE_boolean("resume", False, "Continue the run in --workdir.")
   flags.DEFINE_string("compilation_cache", None, "Folder for compiled programs, which runs may "
                       "share (default: compilation_cache in --workdir).")
   flags.DEFINE_string("coordinator_address", None, "host:port of process 0 of several.")
@@ -72,7 +74,7 @@ def define_flags() -> None:
 
 
 def main(argv: list[str]) -> None:
-  """Runs the command; a mistake of its user ends in one line and exit code 2."""
+  """Runs the command; a mistake of the user ends in one line and exit code 2."""
   if len(argv) > 1:
     console.fail(f"unexpected argument {argv[1]!r}; options start with --")
   from tpugraphs_jax.run import launch

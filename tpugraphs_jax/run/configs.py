@@ -1,8 +1,8 @@
-"""Configs: where one comes from, how flags change it, and how it is shown.
+"""Config files, the flags that change a config, and its description for users.
 
-A config is a `ConfigDict` made by a file with variants (`layout.py:xla-random,recommended`).
-`--print_config` shows its fields with the descriptions of `run.schema`, and `--help` its variants.
-Nothing here imports jax before a config is made.
+A config is a `ConfigDict` that a file makes from the name of a variant
+(`layout.py:xla-random,recommended`). `--print_config` lists its fields with the help of
+`run.schema`, `--help` the variants. jax is imported when a config is made, not before.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tpugraphs_jax.infra import console
 _SECTIONS = ("data", "batch", "model", "loss", "optimizer", "train", "eval", "segments")
 _FIELD = re.compile(rf"(?<![\w./-])((?:{'|'.join(_SECTIONS)})(?:\.[a-z]\w*)+)")
 _HELP = {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"}
-_OF_ALL_MODELS = ("dtype", "precision")  # options that a change of model keeps
-_WIDTH, _FLAG = 98, 44  # columns of a line of `--print_config`, and of its flag
+_COMMON_OPTIONS = ("dtype", "precision")  # stay when a flag changes the model
+_LINE_WIDTH, _FLAG_WIDTH = 98, 44  # of `--print_config`
 
 
 # Files and variants.
 
 
 def folder() -> Path:
-  """The project's config files: in a checkout at its top, else inside the package."""
+  """The folder of config files: inside an installed package, else at the top of the checkout."""
   package = Path(tpugraphs_jax.__file__).parent
-  beside, inside = package.parent / "configs", package / "configs"
-  return inside if inside.is_dir() else beside
+  inside = package / "configs"
+  return inside if inside.is_dir() else package.parent / "configs"
 
 
 def _importable() -> None:
-  """Makes `tpugraphs_jax.configs` the folder of this project's configs, in a checkout too."""
+  """Makes `folder()` importable as `tpugraphs_jax.configs`, in a checkout too."""
   name = f"{tpugraphs_jax.__name__}.configs"
   if name not in sys.modules:
     spec = importlib.util.spec_from_file_location(
@@ -55,11 +55,11 @@ _importable()
 
 
 def resolve(value: str, default: str) -> str:
-  """The config file and variant that a value of `--config` stands for.
+  """The path of the config file, and the variant, of a value of `--config`.
 
   Args:
-    value: `FILE.py:VARIANT`, `FILE.py` or a variant of the default file alone
-      (`xla-random,gst_ed`). A file of the project is also found where it is installed.
+    value: `FILE.py:VARIANT`, `FILE.py`, or a variant of the default file (`xla-random,gst_ed`).
+      The name of a file in `folder()` needs no path.
     default: name of the default file (`layout.py`).
   """
   file, colon, variant = value.partition(":")
@@ -67,16 +67,16 @@ def resolve(value: str, default: str) -> str:
     return f"{folder() / default}:{value}"
   path = Path(file)
   if not path.exists() and path.parent.name in ("", "configs"):
-    installed = folder() / path.name
-    path = installed if installed.exists() else path
+    candidate = folder() / path.name
+    path = candidate if candidate.exists() else path
   return f"{path}{colon}{variant}"
 
 
 def load(value: str) -> ml_collections.ConfigDict:
-  """The config of a value of `--config`.
+  """Makes the config of a value of `--config`.
 
   Args:
-    value: such as `tile.py:recommended`, or `FILE.py:VARIANT` for a file of the user's.
+    value: `FILE.py:VARIANT`, such as `tile.py:recommended`; also a file of your own.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -98,10 +98,10 @@ def load(value: str) -> ml_collections.ConfigDict:
 
 
 def _definitions(path: Path) -> dict[str, Any]:
-  """The names that a config file defines.
+  """Runs a config file and returns its names.
 
-  A file of the user's is the module of its name, so that it may register parts and name itself
-  in `extensions`.
+  A file outside of `folder()` is imported as a module, so that it can register parts and list
+  itself in `extensions`.
   """
   name = path.stem
   if path.parent.resolve() == folder().resolve() or name in sys.modules or not name.isidentifier():
@@ -120,30 +120,30 @@ def _definitions(path: Path) -> dict[str, Any]:
 
 
 def parse_flags(argv: Sequence[str], default_config: str) -> list[str]:
-  """Defines the flag `--config` and parses all flags; every mistake takes one line.
+  """Defines the flag `--config` and parses all flags; a mistake of the user ends in one line.
 
-  The value of the flag is the config with the fields that further flags change; its default
-  says which `FILE.py:VARIANT` it came from.
+  Afterwards the value of the flag is the config with the changes of further flags, and its default
+  is the `FILE.py:VARIANT`.
 
   Args:
     argv: the program, then its arguments.
     default_config: name of the config file used when `--config` is not given.
   """
-  given, rest = _take(argv, "config")
-  place = resolve(given, default_config) if given else str(folder() / default_config)
+  value, rest = _take(argv, "config")
+  place = resolve(value, default_config) if value else str(folder() / default_config)
   if _HELP & set(rest):
     print(_help(argv[0], place))
     raise SystemExit(0)
-  try:  # before a config is made, which takes a second
+  try:  # refuses mistyped flags before it makes a config, which takes a second
     flags.FLAGS([argument for argument in rest if not re.match("--?config[.]", argument)])
   except flags.Error as error:
     console.fail(one_line(str(error).splitlines()[-1]))
   config = _load_or_fail(place)
   try:
     _follow_model(config, rest)
-    _define_config(config, rest, place, is_given=given is not None)
+    _define_config(config, rest, place, is_given=value is not None)
     return flags.FLAGS(rest)
-  except (AttributeError, KeyError) as error:  # from ml_collections, whose words are escaped
+  except (AttributeError, KeyError) as error:  # of ml_collections, in escaped words
     console.fail(_unknown_field(config, rest) or one_line(str(error)))
   except (flags.Error, ValueError) as error:
     console.fail(one_line(str(error).splitlines()[-1]))
@@ -167,7 +167,7 @@ def _help(program: str, place: str) -> str:
 
 
 def one_line(message: object) -> str:
-  """The message as one line, without the backslashes of a message quoted within a message."""
+  """The message on one line. Removes backslashes before quotes, left by nested messages."""
   return re.sub(r"\\+(?=['\"])", "", console.one_line(message))
 
 
@@ -184,39 +184,39 @@ def change(config: ml_collections.ConfigDict, fields: Mapping[str, Any]) -> None
   Raises:
     ValueError: a field that the config does not have.
   """
-  known = fields_of(config)
+  names = fields_of(config)
   for name in fields:
-    if name not in known:
-      raise ValueError(f"the config has no field {name!r}; {options.nearest(name, known)}"
+    if name not in names:
+      raise ValueError(f"the config has no field {name!r}; {options.nearest(name, names)}"
                        "print it to see all")
   config.update_from_flattened_dict(dict(fields))
 
 
 def as_flags(message: str, config: ml_collections.ConfigDict | None) -> str:
-  """The message with the fields of a config (`batch.graphs`) as the flags that set them."""
-  known = fields_of(config) if config else {}
+  """The message with each field of the config (`batch.graphs`) written as its flag."""
+  fields = fields_of(config) if config else {}
 
   def flag(match: re.Match) -> str:
-    is_field = any(f"{name}.".startswith(f"{match[1]}.") for name in known)
+    is_field = any(f"{name}.".startswith(f"{match[1]}.") for name in fields)
     return f"--config.{match[1]}" if is_field else match[0]
 
   return _FIELD.sub(flag, message)
 
 
 def _unknown_field(config: ml_collections.ConfigDict, argv: Sequence[str]) -> str:
-  """Which flag names a field that the config has not, with the nearest one; else empty."""
-  known = fields_of(config)
+  """Message on the first flag of a field that the config does not have; empty without one."""
+  fields = fields_of(config)
   for argument in argv:
     flag = argument.partition("=")[0]
     field = re.sub(r"^--?config\.", "", flag)
-    if field != flag and not any(f"{name}.".startswith(f"{field}.") for name in known):
-      return (f"{argument}: the config has no field {field!r}; {options.nearest(field, known)}"
+    if field != flag and not any(f"{name}.".startswith(f"{field}.") for name in fields):
+      return (f"{argument}: the config has no field {field!r}; {options.nearest(field, fields)}"
               "--print_config lists them")
   return ""
 
 
 def _take(argv: Sequence[str], name: str) -> tuple[str | None, list[str]]:
-  """The value of a flag, None if it is not there, and the other arguments."""
+  """The value of a flag (None without the flag), and the other arguments."""
   value, rest, arguments = None, [], iter(argv)
   for argument in arguments:
     flag, equals, text = argument.partition("=")
@@ -232,12 +232,12 @@ def _load_or_fail(place: str) -> ml_collections.ConfigDict:
     return load(place)
   except (ValueError, OSError) as error:
     console.fail(one_line(str(error)))
-  except Exception as error:  # Whatever a config file of the user's does.
+  except Exception as error:  # A config file of the user may raise anything.
     console.fail(f"{place}: {type(error).__name__}: {one_line(str(error))}")
 
 
 def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
-  """Gives a model that a flag names its own options, at their defaults."""
+  """Replaces the section `model` where a flag changes the model: its options at their defaults."""
   name, _ = _take(argv, "config.model.name")
   if name is None or name == config.model.get("name"):
     return
@@ -247,10 +247,10 @@ def _follow_model(config: ml_collections.ConfigDict, argv: Sequence[str]) -> Non
   registry.import_extensions(config.extensions)
   kind = schema.kind_of(config)
   if name not in base.MODELS[kind]:
-    return  # A module that a flag names may have it; else the check lists the names.
-  known = base.options_of(base.MODELS[kind][name])
-  kept = {key: config.model[key] for key in _OF_ALL_MODELS if key in known and key in config.model}
-  config.model = schema.model(kind, name, **kept)
+    return  # A module of the flag `extensions` may register it; `schema.check` comes later.
+  defaults = base.options_of(base.MODELS[kind][name])
+  config.model = schema.model(kind, name, **{
+      key: config.model[key] for key in _COMMON_OPTIONS if key in defaults and key in config.model})
 
 
 def _define_config(
@@ -263,39 +263,39 @@ def _define_config(
   flag.present = int(is_given)
 
 
-# A config in words.
+# Descriptions for users.
 
 
 def variants(place: str) -> str:
-  """The variants of a config file, one to a line; empty if the file names none."""
+  """The variants of a config file, one per line; empty without `VARIANTS`."""
   path = Path(place.partition(":")[0])
-  known = _definitions(path).get("VARIANTS", {}) if path.is_file() else {}
-  width = max(map(len, known), default=0)
-  lines = [f"  {name:<{width}}  {text}" for name, text in known.items()]
+  texts = _definitions(path).get("VARIANTS", {}) if path.is_file() else {}
+  width = max(map(len, texts), default=0)
+  lines = [f"  {name:<{width}}  {text}" for name, text in texts.items()]
   title = f"Variants of {path.name}, separated by commas (--config={path.name}:A,B):"
   return "\n".join([title, *lines]) if lines else ""
 
 
-def described(config: ml_collections.ConfigDict, place: str) -> str:
-  """All fields of a config with their values, the values they may have, and their descriptions.
+def listing(config: ml_collections.ConfigDict, place: str) -> str:
+  """The text of `--print_config`: every field with its value, help and allowed values.
 
   Args:
-    config: with the fields that flags changed.
-    place: `FILE.py:VARIANT` that it came from.
+    config: with the changes of the flags.
+    place: its `FILE.py:VARIANT`.
   """
   from tpugraphs_jax.run import schema
 
-  limits, lines = schema.described(config), []
+  limits, lines = schema.limits(config), []
   for name, value in fields_of(config).items():
-    shown = f'"{value}"' if isinstance(value, tuple) else value  # as a shell takes it
-    lines += _field_lines(f"--config.{name}={shown}", limits[name].text if name in limits else "")
+    text = f'"{value}"' if isinstance(value, tuple) else value  # quotes for the shell
+    lines += _field_lines(f"--config.{name}={text}", limits[name].text if name in limits else "")
   return "\n".join([*lines, "", variants(place)]).rstrip()
 
 
 def _field_lines(flag: str, note: str) -> Iterator[str]:
-  if not note or len(flag) > _FLAG:
+  if not note or len(flag) > _FLAG_WIDTH:
     yield flag
     flag = ""
-  for line in textwrap.wrap(note, _WIDTH - _FLAG - 4):
-    yield f"{flag:<{_FLAG}}  # {line}"
+  for line in textwrap.wrap(note, _LINE_WIDTH - _FLAG_WIDTH - 4):
+    yield f"{flag:<{_FLAG_WIDTH}}  # {line}"
     flag = ""

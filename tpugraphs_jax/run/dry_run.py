@@ -1,8 +1,8 @@
-"""`--dry_run`: the disk, memory and time that a run takes, before it is started.
+"""`--dry_run`: disk, memory and time of a run, before it starts.
 
-Sizes come from the files, or from published sizes where there are no files. Seconds come
-from a few steps and an evaluation of a few graphs, in a folder that is removed afterwards:
-neither the working folder nor the store is touched.
+Sizes come from the files, or from published sizes where the data is missing. Seconds come from a
+few steps and an evaluation of a few graphs in a temporary folder: the working folder and the store
+stay as they are.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from tpugraphs_jax.run import job as job_lib
 from tpugraphs_jax.run import training
 from tpugraphs_jax.train import log, loop
 
-_STEPS = 8  # measured, besides the steps that compile
-_SECONDS = 60.0  # of measured steps, after which no further one is taken
-_GRAPHS = 4  # of the validation split, measured
+_STEPS = 8  # number of measured steps, without those that compile
+_SECONDS = 60.0  # measurement of steps ends after this time
+_GRAPHS = 4  # measured validation graphs
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-  """Seconds measured on a few steps, and on the evaluation of a few graphs.
+  """Times measured on a few steps, and on the evaluation of a few graphs.
 
   Attributes:
-    steps: number of measured steps, without those that compiled.
-    step: of a step, on average.
-    compilation: of a batch shape, on average; each shape is compiled once.
-    evaluation: of one evaluation during training.
-    final: of the evaluation after training.
+    steps: number of measured steps, without those that compile.
+    step: mean seconds of a step.
+    compilation: mean seconds to compile a batch shape; each shape compiles once.
+    evaluation: seconds of an evaluation during training.
+    final: seconds of the evaluation after training.
   """
 
   steps: int
@@ -58,8 +58,8 @@ def lines(config: ml_collections.ConfigDict, scratch: Path) -> Iterator[str]:
   """Yields the lines of a dry run, each as soon as it is known.
 
   Args:
-    config: of the run, with `data_root`, where nothing has to be.
-    scratch: an empty folder for the files of the measured steps.
+    config: of the run, with `data_root`; the folder may be missing.
+    scratch: an empty folder for files of the measurement.
 
   Raises:
     ValueError: the config cannot work, or a file of the data is malformed.
@@ -76,17 +76,17 @@ def _collection_lines(
 ) -> Generator[str, None, bool]:
   """Yields the sizes of a collection; returns whether a run can be measured on it."""
   yield f"collection  {collection.name}"
-  there = [split for split in SPLITS if npz.files_there(config.data_root, collection.name, split)]
-  yield from _data_lines(config, collection, there)
-  if not {"train", "valid"} <= set(there):
-    only = f"only {', '.join(there)}" if there else "no data"
+  splits = [split for split in SPLITS if npz.files_there(config.data_root, collection.name, split)]
+  yield from _data_lines(config, collection, splits)
+  if not {"train", "valid"} <= set(splits):
+    only = f"only {', '.join(splits)}" if splits else "no data"
     yield (f"time        not measured, which needs the splits train and valid: {only} at "
            f"{config.data_root}")
     return False
   if collection.kind == "layout":
-    missing, text = _store_lines(config, collection, there, scratch)
+    is_incomplete, text = _store_line(config, collection, splits, scratch)
     yield text
-    if missing:
+    if is_incomplete:
       yield (f"time        not measured: build the store first (python -m tpugraphs_jax.data.store "
              f"build --data_root {config.data_root} --collection {collection.name})")
       return False
@@ -95,13 +95,13 @@ def _collection_lines(
 
 
 def _data_lines(
-    config: ml_collections.ConfigDict, collection: Collection, there: Sequence[str]
+    config: ml_collections.ConfigDict, collection: Collection, splits: Sequence[str]
 ) -> Iterator[str]:
-  here = sum(path.stat().st_size for split in there
+  size = sum(path.stat().st_size for split in splits
              for path in npz.files_there(config.data_root, collection.name, split))
-  if there:
-    yield f"files       {console.size(here)} in {config.data_root} ({', '.join(there)})"
-  if not there and collection.is_released:
+  if splits:
+    yield f"files       {console.size(size)} in {config.data_root} ({', '.join(splits)})"
+  if not splits and collection.is_released:
     published = download.PUBLISHED[collection.name]
     size = console.size(1e9 * published.gigabytes)
     yield (f"download    about {size}, twice that while it is unpacked: python -m "
@@ -115,36 +115,36 @@ def _data_lines(
   yield f"disk        {console.size(shutil.disk_usage(place).free)} free at {place}"
 
 
-def _number(count: int, what: str) -> str:
-  """A number of things in words: `1 device`, `2 devices`."""
-  return f"{count:,} {what}{'s' * (count != 1)}"
+def _number(count: int, noun: str) -> str:
+  """A count with its noun: `1 device`, `2 devices`."""
+  return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def _store_lines(
-    config: ml_collections.ConfigDict, collection: Collection, there: Sequence[str], scratch: Path
+def _store_line(
+    config: ml_collections.ConfigDict, collection: Collection, splits: Sequence[str], scratch: Path
 ) -> tuple[bool, str]:
-  """Whether the store has to be built before anything can be measured, and its size."""
-  stored, missing, bound = 0, 0, 0
-  for split in there:
+  """Whether the store has to be built before a measurement, and a line with its size."""
+  size, absent, bound = 0, 0, 0
+  for split in splits:
     folders = store.graph_folders(
         config.data_root, collection.name, split, store_dir=config.data.store_dir or None)
     for file, folder in folders.items():
       if not graph_folder.why_outdated(folder, file):
-        stored += sum(path.stat().st_size for path in folder.iterdir())
+        size += sum(path.stat().st_size for path in folder.iterdir())
       else:
-        missing, bound = missing + 1, bound + _stored_bytes(file)
-  text = f"store       {console.size(stored)}"
-  if missing:
-    text += (f", and at most about {console.size(bound)} for {_number(missing, 'graph')} not yet "
-             "in it")
-  is_own = Path(config.data_root).is_relative_to(scratch)
-  return bool(missing) and not is_own, text
+        absent, bound = absent + 1, bound + _store_bytes(file)
+  text = f"store       {console.size(size)}"
+  if absent:
+    graphs = _number(absent, "graph")
+    text += f", and at most about {console.size(bound)} for {graphs} not yet in it"
+  is_synthetic = Path(config.data_root).is_relative_to(scratch)
+  return bool(absent) and not is_synthetic, text
 
 
-def _stored_bytes(file: Path) -> int:
-  """Upper bound of the bytes of a graph's large arrays in the store.
+def _store_bytes(file: Path) -> int:
+  """Upper bound of the bytes of a graph in the store.
 
-  Each configuration has a number of at most one byte for every configurable node.
+  A configuration takes at most one byte per configurable node.
   """
   with npz.NpzArchive(file) as archive:
     configs, config_nodes, _ = archive.member("node_config_feat").shape
@@ -155,29 +155,29 @@ def _stored_bytes(file: Path) -> int:
 
 def _host_lines(config: ml_collections.ConfigDict, collection: Collection) -> Iterator[str]:
   folder = Path(*collection.name.split(":"))
-  what = f"{config.data_root}/{folder}"
+  folders = f"{config.data_root}/{folder}"
   if collection.kind == "layout":
-    what += f" and {config.data.store_dir or f'{config.data_root}/store'}/{folder}"
-  yield f"hosts       each of them reads {what}; process 0 alone reads and writes --workdir"
+    folders += f" and {config.data.store_dir or f'{config.data_root}/store'}/{folder}"
+  yield f"hosts       each reads {folders}; process 0 alone reads and writes --workdir"
 
 
 def measure(job: job_lib.Job, scratch: Path) -> tuple[loop.Training, int, Measured]:
-  """Takes a few steps of the first stage and judges a few graphs.
+  """Takes a few steps of the first stage and scores a few graphs.
 
   Args:
-    job: with data that can be loaded.
+    job: its data must exist.
     scratch: an empty folder.
 
   Returns:
-    The stage, the number of its batch shapes, and what was measured.
+    The stage, the number of its batch shapes, and the times.
   """
-  graphs, valid = job_lib.prepare(job, scratch, resume=False)
+  graphs, valid = job_lib.load_graphs(job, scratch, resume=False)
   stage, plan = training.first_stage(job, graphs, scratch)
   state, first, later = _steps(stage, plan)
   params, scorer = parallel.unreplicate(state.eval_params), job.ranker.family.scorer()
   sampled, final = _evaluation(job, scorer, params, valid)
-  for other, _ in job.judged_in(scratch)[:-1]:  # which are judged after training alone
-    graphs = job.prepare(job_lib.judged(other.data.load(job.config.data_root, "valid")))
+  for other, _ in job.evaluations(scratch)[:-1]:  # evaluated after training only
+    graphs = job.prepare(job_lib.evaluable(other.data.load(job.config.data_root, "valid")))
     final += _evaluation(other, scorer, params, graphs)[1]
   step = float(np.mean(later))
   return stage, len(plan.budgets), Measured(
@@ -185,15 +185,15 @@ def measure(job: job_lib.Job, scratch: Path) -> tuple[loop.Training, int, Measur
 
 
 def _steps(stage: loop.Training, plan: BatchPlan) -> tuple[Any, list[float], list[float]]:
-  """Seconds of the first step of each shape, and of others."""
-  state, first, later, seen = parallel.replicate(stage.state), [], [], set()
+  """The state, seconds of the first step of each shape, and seconds of later steps."""
+  state, first, later, shapes = parallel.replicate(stage.state), [], [], set()
   for step in range(stage.total_steps):
     shape = tuple(plan.budget(step).values())
     since = time.monotonic()
     state, metrics = stage.train_step(state, next(stage.batches))
     jax.block_until_ready(metrics)
-    (later if shape in seen else first).append(time.monotonic() - since)
-    seen.add(shape)
+    (later if shape in shapes else first).append(time.monotonic() - since)
+    shapes.add(shape)
     if len(later) == _STEPS or sum(later) > _SECONDS:
       break
   return state, first, later or first
@@ -202,23 +202,24 @@ def _steps(stage: loop.Training, plan: BatchPlan) -> tuple[Any, list[float], lis
 def _evaluation(
     job: job_lib.Job, scorer: Any, params: Any, valid: Sequence[Any]
 ) -> tuple[float, float]:
-  """Seconds of an evaluation during training, and of the last one, from a few graphs."""
-  sampled, ids = training.validation_sample(job.config, valid)(0)
-  order = sorted(range(len(sampled)), key=lambda i: len(sampled[i].opcode))
-  chosen = sorted({order[i] for i in np.linspace(0, len(order) - 1, _GRAPHS).round().astype(int)})
-  graphs, some = [sampled[i] for i in chosen], [ids[i] for i in chosen]
-  score = lambda: scorer(params, graphs, some)
+  """Seconds of an evaluation during training, and after it, estimated from a few graphs."""
+  sample, ids = training.validation_sample(job.config, valid)(0)
+  by_size = sorted(range(len(sample)), key=lambda i: len(sample[i].opcode))
+  numbers = sorted(
+      {by_size[i] for i in np.linspace(0, len(by_size) - 1, _GRAPHS).round().astype(int)})
+  graphs, graph_ids = [sample[i] for i in numbers], [ids[i] for i in numbers]
+  score = lambda: scorer(params, graphs, graph_ids)
   score()  # compiles
   since = time.monotonic()
   score()
-  rate = (time.monotonic() - since) / _work(graphs, some)
-  every = [job.data.validation_ids(graph.name, graph.configs) for graph in valid]
-  return rate * _work(sampled, ids), rate * _work(valid, every)
+  rate = (time.monotonic() - since) / _work(graphs, graph_ids)
+  final_ids = [job.data.validation_ids(graph.name, graph.configs) for graph in valid]
+  return rate * _work(sample, ids), rate * _work(valid, final_ids)
 
 
 def _work(graphs: Sequence[Any], ids: Sequence[np.ndarray]) -> int:
-  """Nodes times configurations."""
-  return sum(len(graph.opcode) * len(chosen) for graph, chosen in zip(graphs, ids))
+  """Sum over graphs of nodes times configurations."""
+  return sum(len(graph.opcode) * len(graph_ids) for graph, graph_ids in zip(graphs, ids))
 
 
 def _time_lines(
@@ -229,8 +230,8 @@ def _time_lines(
   parameters = optax.tree.size(stage.state.params)
   total = (steps * measured.step + shapes * measured.compilation
            + evaluations * measured.evaluation + measured.final)
-  what, peak_bytes = log.peak_memory()
-  yield (f"memory      {console.size(peak_bytes)} of the {what} at its peak, "
+  memory, peak_bytes = log.peak_memory()
+  yield (f"memory      {console.size(peak_bytes)} of the {memory} at its peak, "
          f"{parameters:,} parameters")
   yield (f"checkpoints about {console.size(2 * 12 * parameters)}: two, each with parameters and "
          "two moments of Adam")
@@ -242,4 +243,4 @@ def _time_lines(
   yield (f"time        about {console.duration(total)} on "
          f"{_number(jax.device_count(), 'device')} like these")
   if rankers.last_folder(config):
-    yield "            and then the head alone, which was not measured"
+    yield "            without the fine-tuning of the head, which was not measured"

@@ -1,4 +1,4 @@
-"""A job: the data and the ranker that a config names, and the graphs that take part."""
+"""The data and the ranker of a config, and the graphs of a run."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tpugraphs_jax.serve import model_file
 from tpugraphs_jax.serve.ranker import Ranker
 from tpugraphs_jax.train import log
 
-_ALSO = "also"  # folder of the other collections' results
+_ALSO = "also"  # folder for results of further collections
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """The parts that a config names.
+  """The data and the ranker of a config.
 
   Attributes:
-    config: see `configs/`; `config.data_root` names the data.
-    data: loads graphs and gives the targets of training.
+    config: see `configs/`; `config.data_root` is the folder of the data.
+    data: loads graphs and computes training targets.
     ranker: scores graphs.
-    also: data of further layout collections that the network is trained on (`data.also`).
+    also: further layout collections that the network is trained on (`data.also`).
   """
 
   config: ml_collections.ConfigDict
@@ -42,7 +42,7 @@ class Job:
 
   @classmethod
   def of(cls, config: ml_collections.ConfigDict) -> Job:
-    """The job of a config, which is refused (ValueError) if it cannot work."""
+    """The job of a config; refuses (ValueError) a config that cannot work."""
     registry.import_extensions(config.extensions)
     schema.check(config)
     ranker = Ranker(config.to_dict())
@@ -50,82 +50,82 @@ class Job:
         ranker.collection, *map(Collection, config.data.get("also", ()))))
     return cls(config, own, ranker, tuple(also))
 
-  def judged_in(self, workdir: Path) -> list[tuple[Job, Path]]:
-    """A job for each collection, with the folder of its results; the run's own comes last."""
+  def evaluations(self, workdir: Path) -> list[tuple[Job, Path]]:
+    """A job and a folder of results for each collection, those of `data.also` first."""
     others = [(dataclasses.replace(self, data=data, also=()),
                workdir / _ALSO / data.collection.name.replace(":", "_")) for data in self.also]
     return [*others, (self, workdir)]
 
   def load(self, split: str) -> list[OpGraph]:
-    """Graphs of a split of all collections that the network is trained on."""
+    """Graphs of a split, from all collections that the network is trained on."""
     return [graph for data in (self.data, *self.also)
             for graph in data.load(self.config.data_root, split)]
 
   def prepare(self, graphs: Sequence[OpGraph]) -> list[Any]:
-    """Graphs in the form that the ranker's family trains on and scores."""
+    """Graphs prepared for training and scoring; see `Ranker.prepare`."""
     return [self.ranker.prepare(graph) for graph in graphs]
 
-  def described(self, graphs: Sequence[OpGraph]) -> list[OpGraph]:
-    """The graphs whose nodes the statistics of features describe.
+  def fit_graphs(self, graphs: Sequence[OpGraph]) -> list[OpGraph]:
+    """Graphs that feature transforms are fitted on: training graphs and `data.fit_splits`.
 
     Args:
-      graphs: training graphs, which take part in any case.
+      graphs: training graphs.
     """
     others = [split for split in self.config.data.get("fit_splits", ()) if split != "train"]
     return [*graphs, *(graph for split in others for graph in self.load(split))]
 
   def fit(self, graphs: Sequence[OpGraph]) -> None:
     """Fits the ranker's transforms on training graphs of all collections together."""
-    seen, cut = self.described(graphs), None
+    fit_graphs, nodes = self.fit_graphs(graphs), None
     if self.config.data.get("fit_reduced", False):
-      cut = [self.ranker.family.reduce(graph).nodes for graph in seen]
-    self.ranker.features.fit(seen, cut)
+      nodes = [self.ranker.family.reduce(graph).nodes for graph in fit_graphs]
+    self.ranker.features.fit(fit_graphs, nodes)
     self.ranker.fit_configs([self.data.config_values(graph) for graph in graphs])
 
 
 def trainable(job: Job, graphs: Sequence[OpGraph]) -> list[OpGraph]:
-  """Graphs that can be trained on. Logs the name of every other graph and the reason.
+  """Graphs that can be trained on. Logs each other graph with the reason.
 
   Raises:
     ValueError: no graph is left.
   """
   least, data = job.config.batch.min_configs, job.data
-  kept = selection.keep(
+  result = selection.keep(
       graphs, "training", lambda configs: data.why_not_trained(configs, min_configs=least))
-  if not kept:
+  if not result:
     raise ValueError(
         f"none of the {len(graphs)} training graphs of {data.collection.name} can be trained on: "
         f"the lines above say why (batch.min_configs is {least})")
-  return kept
+  return result
 
 
-def judged(graphs: Sequence[OpGraph]) -> list[OpGraph]:
-  """Labelled graphs with at least two configurations. Logs the name of every other graph."""
+def evaluable(graphs: Sequence[OpGraph]) -> list[OpGraph]:
+  """Labelled graphs with at least two configurations. Logs the names of the others."""
   return selection.keep(graphs, "evaluation", selection.why_not_judged)
 
 
-def prepare(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], list[Any]]:
-  """Loads, fits and prepares graphs; the raw ones are not kept.
+def load_graphs(job: Job, workdir: Path, *, resume: bool) -> tuple[list[Any], list[Any]]:
+  """Loads graphs, fits transforms and prepares the graphs; raw graphs are freed.
 
   Returns:
-    Training graphs of all collections, and labelled validation graphs of the run's own.
+    Training graphs of all collections, and labelled validation graphs of `job.data`.
   """
   config, data = job.config, job.data
   train_graphs = trainable(job, job.load("train"))
-  valid_graphs = judged(data.load(config.data_root, "valid"))
+  valid_graphs = evaluable(data.load(config.data_root, "valid"))
   if not valid_graphs:
     raise ValueError(f"no labelled validation graph of {data.collection.name} in "
                      f"{config.data_root}; choosing the best checkpoint needs at least one")
   _fit_once(job, train_graphs, workdir, resume=resume)
   log.write_manifest(workdir, config.to_dict())
-  for each in (data, *job.also):  # errors show before training
+  for each in (data, *job.also):  # raises before training starts
     for graph in valid_graphs if each is data else each.load(config.data_root, "valid"):
       each.validation_ids(graph.name, graph.configs)
   return job.prepare(train_graphs), job.prepare(valid_graphs)
 
 
 def _fit_once(job: Job, graphs: Sequence[OpGraph], workdir: Path, *, resume: bool) -> None:
-  """Fits the transforms; a run that goes on keeps those that it began with."""
+  """Fits the transforms, or loads them where a run is resumed."""
   path = workdir / model_file.TRANSFORMS_FILE
   if parallel.from_primary(resume and path.exists()):
     job.ranker.use_transforms(parallel.on_primary(lambda: features.load(path)), where=path)
@@ -136,13 +136,14 @@ def _fit_once(job: Job, graphs: Sequence[OpGraph], workdir: Path, *, resume: boo
 
 
 def digests(workdir: Path) -> dict[str, str]:
-  """SHA-256 of the file with the transforms, if it is there."""
+  """SHA-256 of the file of transforms; empty without one."""
   path = workdir / model_file.TRANSFORMS_FILE
   return model_file.digests([path] if path.exists() else [], workdir)
 
 
 def _data_of(config: ml_collections.ConfigDict, collection: Collection) -> TileData | LayoutData:
-  found = Settings.of(config.to_dict())
+  settings = Settings.of(config.to_dict())
+  data, target = settings.data, settings.batch.target
   if collection.kind == "tile":
-    return TileData(collection, found.data, found.batch.target)
-  return LayoutData(collection, found.data, found.batch.target, found.eval, found.seed)
+    return TileData(collection, data, target)
+  return LayoutData(collection, data, target, settings.eval, settings.seed)

@@ -1,4 +1,4 @@
-"""What a command does once its flags are read."""
+"""Carries out a command after its flags are parsed."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from tpugraphs_jax.serve.ensemble import Ensemble
 
 
 def launch(values: flags.FlagValues) -> None:
-  """Does what the flags say; a mistake of the user ends in one line and exit code 2."""
+  """Carries out the command; a mistake of the user ends in one line and exit code 2."""
   parallel.leave_out_missing_tpu()
   console.install()
   if values.print_config:
-    print(configs.described(values.config, values["config"].default_as_str))
+    print(configs.listing(values.config, values["config"].default_as_str))
     return
   try:
     with parallel.explaining_memory(
         "a step takes less with a smaller batch.graphs, with batch.config_chunk, or on segments "
         "(layouts: variant gst_ed)"):
-      (_tell_dry_run if values.dry_run else _run)(values)
+      (_dry_run if values.dry_run else _run)(values)
   except (ValueError, OSError, FloatingPointError) as error:
     logging.debug("details", exc_info=True)
     console.fail(configs.as_flags(configs.one_line(error), values.config))
 
 
 def _run(values: flags.FlagValues) -> None:
-  """Trains, evaluates and ranks as the flags say."""
+  """Trains, evaluates and ranks, by `--mode`."""
   _check_flags(values)
   if values.synthetic or values.config.train.quick_compile:
     parallel.compile_quickly()
@@ -46,7 +46,7 @@ def _run(values: flags.FlagValues) -> None:
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
   parallel.use_compilation_cache(values.compilation_cache or trust.own_folder(
       remote.local_of(values.workdir) / "compilation_cache", remote.cache() / "secret"))
-  # A process that fails alone must not leave the others waiting for it.
+  # When one process fails, all stop: none waits for it.
   with parallel.stop_together(), remote.working_folder(
       values.workdir, is_writing=parallel.is_primary()) as workdir:
     if values.ensemble:
@@ -58,8 +58,8 @@ def _run(values: flags.FlagValues) -> None:
       report.try_write([workdir], workdir / report.FILE)
 
 
-def _tell_dry_run(values: flags.FlagValues) -> None:
-  """Says how much disk, memory and time a run takes; writes only into a temporary folder."""
+def _dry_run(values: flags.FlagValues) -> None:
+  """Prints the disk, memory and time of a run; writes only into a temporary folder."""
   parallel.initialize(values.coordinator_address, values.num_processes, values.process_id)
   with parallel.stop_together(), tempfile.TemporaryDirectory() as scratch:
     config = values.config
@@ -77,7 +77,7 @@ def _check_flags(values: flags.FlagValues) -> None:
   if not values.workdir:
     raise ValueError("--workdir is missing: name a folder for checkpoints, metrics and results")
   if values.synthetic and values.data_root:
-    raise ValueError("--synthetic makes data of its own: give it or --data_root, not both")
+    raise ValueError("--synthetic generates the data: give it or --data_root, not both")
   is_later = values.mode in ("predict", "evaluate")
   for flag in ("split", "ensemble"):
     if getattr(values, flag) and not is_later:
@@ -88,10 +88,13 @@ def _check_flags(values: flags.FlagValues) -> None:
                      "--synthetic")
 
 
-def _with_overrides(values: flags.FlagValues, found: dict) -> ml_collections.ConfigDict:
-  """The config that a model was trained with, changed by flags; it imports no module itself."""
-  config, changes = ml_collections.ConfigDict(found), config_flags.get_override_values(
-      values["config"])
+def _with_overrides(values: flags.FlagValues, fields: dict) -> ml_collections.ConfigDict:
+  """The config of a trained model with the changes of the flags.
+
+  Only modules of the flag `extensions` are imported, none that the model names.
+  """
+  config = ml_collections.ConfigDict(fields)
+  changes = config_flags.get_override_values(values["config"])
   registry.import_extensions(changes.get("extensions", ()))
   trust.check_imported(config.extensions)
   config.update_from_flattened_dict(changes)
@@ -99,14 +102,14 @@ def _with_overrides(values: flags.FlagValues, found: dict) -> ml_collections.Con
 
 
 def _config(values: flags.FlagValues, workdir: Path) -> ml_collections.ConfigDict:
-  """The config that the flags ask for, with the place of the data as `data_root`."""
+  """The config of the run, with the folder of the data as `data_root`."""
   config, data_root = values.config, values.data_root
   if values.mode in ("evaluate", "predict") or values.resume and _is_begun(workdir):
-    # Process 0 reads it: the others may have no such disk.
-    found = parallel.on_primary(lambda: model_file.config_of(workdir))
-    data_root = data_root or (not values.synthetic and found.get("data_root"))
+    # Process 0 reads: other hosts may not see the folder.
+    fields = parallel.on_primary(lambda: model_file.config_of(workdir))
+    data_root = data_root or (not values.synthetic and fields.get("data_root"))
     if not values["config"].present:
-      config = _with_overrides(values, found)
+      config = _with_overrides(values, fields)
   with config.unlocked():
     config.data_root = data_root or _data_of(values, config, workdir)
   return config
@@ -118,7 +121,7 @@ def _is_begun(workdir: Path) -> bool:
 
 
 def _run_together(values: flags.FlagValues, workdir: Path) -> None:
-  """Judges or ranks with several trained models; the first one's config names the data."""
+  """Evaluates or ranks with an ensemble, on the data of its first model."""
   config = _with_overrides(
       values, parallel.on_primary(lambda: model_file.config_of(values.ensemble[0])))
   with config.unlocked():
@@ -133,10 +136,10 @@ def _run_together(values: flags.FlagValues, workdir: Path) -> None:
 
 
 def _data_of(values: flags.FlagValues, config: ml_collections.ConfigDict, workdir: Path) -> str:
-  """The place of the data: named, tiny synthetic ones in the working folder, or the usual one.
+  """The folder of the data without `--data_root`: synthetic data, or `DEFAULT_DATA_ROOT`.
 
   Raises:
-    FileNotFoundError: nothing is named, and nothing is at the usual place.
+    FileNotFoundError: no data at `DEFAULT_DATA_ROOT`.
   """
   if values.synthetic:
     is_remote = remote.is_remote(values.workdir)
@@ -150,21 +153,21 @@ def _data_of(values: flags.FlagValues, config: ml_collections.ConfigDict, workdi
         f"{config.data.search} with --data_root (in a checkout --data_root=data/own/npz has the "
         "example programs; python -m tpugraphs_jax.collect makes one from your own)")
   raise FileNotFoundError(
-      f"there is no data at {DEFAULT_DATA_ROOT}: download them (python -m "
-      f"tpugraphs_jax.data.download --data_root {DEFAULT_DATA_ROOT}), name another place with "
+      f"there is no data at {DEFAULT_DATA_ROOT}: download it (python -m "
+      f"tpugraphs_jax.data.download --data_root {DEFAULT_DATA_ROOT}), name another folder with "
       "--data_root, or try the command on tiny synthetic data with --synthetic")
 
 
 def _synthetic(config: ml_collections.ConfigDict, folder: Path) -> str:
-  """Makes tiny synthetic data of the config's collections."""
-  job = job_lib.Job.of(config)  # refuses what cannot run before anything is written
+  """Generates tiny synthetic data of the config's collections."""
+  job = job_lib.Job.of(config)  # refuses the config before anything is written
   names = [data.collection.name for data in (job.data, *job.also)]
   make = functools.partial(
       synthetic.generate, folder, scale="tiny", collections=names, progress=False)
   if parallel.is_primary():
-    console.say(f"--synthetic: tiny synthetic data in {folder}, which measure no real program")
+    console.say(f"--synthetic: tiny synthetic data in {folder}, not measured on real programs")
     make()
   parallel.barrier("synthetic data")
-  if not folder.exists():  # a host with a disk of its own
+  if not folder.exists():  # on a host that does not share the disk
     make()
   return str(folder / "npz")

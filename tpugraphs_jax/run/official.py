@@ -1,23 +1,22 @@
-r"""Weights of the official TensorFlow baseline as a model of this project, and back.
+r"""Converts weights of the official TensorFlow baseline to a model of this project, and back.
 
     python -m tpugraphs_jax.run.official --config=tile.py:EarlyJoinSAGE --weights=weights.npz \
         --data_root=~/data/tpugraphs/npz --out=out/official
     python -m tpugraphs_jax.run.official --model=out/tile --data_root=~/data/tpugraphs/npz \
         --weights=weights.npz
 
-The first command makes a folder from weights, which then evaluates and ranks like one that was
-trained in. The second one writes the weights of a trained model. `weights.npz` holds the arrays of
-Keras' `trainable_variables` in their order, as TensorFlow's side writes and reads them:
+The first command writes a model into `--out`, which evaluates and ranks like a working folder. The
+second command writes the weights of a trained model. `weights.npz` holds the arrays of Keras'
+`trainable_variables` in their order. In TensorFlow they are written and read by
 
     np.savez("weights.npz", *[w.numpy() for w in model.trainable_variables])
     for w, array in zip(model.trainable_variables, np.load("weights.npz").values()):
       w.assign(array)
 
-The first array is the table of opcode embeddings. It has as many rows as the largest opcode of the
-official code's data plus 1 (`num_ops`): the model refuses graphs with further opcodes, and the
-second command finds the number in `--data_root`. The minima and maxima that scale features are
-those of the training split, without kernels of fewer than `batch.min_configs` configurations, as
-the official trainer computes them.
+The first array is the table of opcode embeddings. It has `num_ops` rows, the largest opcode in the
+data plus 1. The model refuses graphs with larger opcodes; the second command reads `num_ops` from
+`--data_root`. Features are scaled by minima and maxima over the training split, without kernels of
+fewer than `batch.min_configs` configurations, as in the official trainer.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from tpugraphs_jax.train import log, state
 
 
 def read_weights(path: Path) -> list[np.ndarray]:
-  """The arrays of an `.npz`, `[...]` each, in the order of the numbers in their names.
+  """Arrays `[...]` of an `.npz`, ordered by the numbers in their names.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -66,12 +65,12 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
   """Writes `model.npz` into `out`, from arrays `[...]` in the order of Keras' weights.
 
   Args:
-    config: of the model that the weights belong to; `config.data_root` names the data.
-    weights: the first one is the table of opcode embeddings `[num_ops, op_embed_dim]`.
+    config: of the model; `config.data_root` is the folder of the data.
+    weights: the table of opcode embeddings `[num_ops, op_embed_dim]`, then the others.
     out: a folder.
 
   Raises:
-    ValueError: the weights are not those of the config's model and this data.
+    ValueError: the weights do not fit the model of the config on this data.
   """
   # Refuses weights of another model before the data is read.
   official.params_from_official(Job.of(config).ranker.family.network, weights)
@@ -81,11 +80,11 @@ def convert(config: ml_collections.ConfigDict, weights: list[np.ndarray], out: P
   graphs = trainable(job, job.data.load(config.data_root, "train"))
   job.fit(graphs)
   params = official.params_from_official(job.ranker.family.network, weights)
-  if differ := state.first_difference(params, job.ranker.param_shapes(graphs[0])):
-    name, given, expected = differ
-    raise ValueError(f"the weights have {given} for {name}, the model on this data has {expected}: "
-                     "give the config (widths, number of layers) and the training split that the "
-                     "weights belong to")
+  if difference := state.first_difference(params, job.ranker.param_shapes(graphs[0])):
+    name, weight, expected = difference
+    raise ValueError(f"the weights have {weight} for {name}, the model on this data has "
+                     f"{expected}: give the config (widths, number of layers) and the training "
+                     "split of the weights")
   about = {"step": 0, "origin": "weights of the official TensorFlow baseline",
            "versions": log.versions()}
   job.ranker.save(out / model_file.MODEL_FILE, params, about)
@@ -96,8 +95,7 @@ def weights_of(ranker: ranker_lib.Ranker, data_root: str) -> list[np.ndarray]:
 
   Args:
     ranker: with parameters.
-    data_root: the data that the official code reads: its largest opcode decides how many rows the
-      table of opcode embeddings has.
+    data_root: data whose largest opcode sets the rows of the table of opcode embeddings.
 
   Raises:
     ValueError: the model is not an official one, or has no embedding of an opcode.
@@ -108,7 +106,7 @@ def weights_of(ranker: ranker_lib.Ranker, data_root: str) -> list[np.ndarray]:
 
 
 def num_ops(data_root: str, collection: str) -> int:
-  """The largest opcode in all splits of a collection plus 1, as the official code counts."""
+  """The largest opcode in all splits of a collection, plus 1, as in the official code."""
   paths = [path for split in SPLITS for path in npz.files_there(data_root, collection, split)]
   if not paths:
     raise FileNotFoundError(f"no graph of {collection} under {data_root}; set --data_root to the "
@@ -135,16 +133,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config_of(args: argparse.Namespace) -> ml_collections.ConfigDict:
-  """The config that the flags name, with the fields that they change."""
+  """The config of `--config` with the changes of `--set`."""
   config = configs.load(args.config)
-  known = traverse_util.flatten_dict(config.to_dict(), sep=".")
+  fields = traverse_util.flatten_dict(config.to_dict(), sep=".")
   for change in args.changes:
     field, equals, text = change.partition("=")
-    if not equals or field not in known:
-      raise ValueError(f"--set={change}: {options.nearest(field, known)}expected a field of the "
+    if not equals or field not in fields:
+      raise ValueError(f"--set={change}: {options.nearest(field, fields)}expected a field of the "
                        "config and its value, such as model.hidden_dim=128")
     value = text
-    with contextlib.suppress(ValueError, SyntaxError):  # else a string without quotes
+    with contextlib.suppress(ValueError, SyntaxError):  # a string without quotes
       value = ast.literal_eval(text)
     try:
       config.update_from_flattened_dict({field: value})
@@ -164,18 +162,18 @@ def main(argv: Sequence[str] | None = None) -> int:
   try:
     if args.model:
       arrays = weights_of(ranker_lib.Ranker.load(args.model), args.data_root)
-      with files.replacing(weights, "wb") as file:
+      path = weights
+      with files.replacing(path, "wb") as file:
         np.savez(file, *arrays)
-      written = weights
     else:
       remote.refuse(args.out, "--out")
       config, out = _config_of(args), Path(args.out).expanduser()
       convert(config, read_weights(weights), out)
-      written = out / model_file.MODEL_FILE
+      path = out / model_file.MODEL_FILE
   except (ValueError, OSError) as error:
     print(f"error: {configs.as_flags(configs.one_line(error), config)}", file=sys.stderr)
     return 2
-  print(f"wrote {written}")
+  print(f"wrote {path}")
   return 0
 
 

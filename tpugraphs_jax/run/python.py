@@ -22,14 +22,14 @@ class Run:
   """A finished run.
 
   Attributes:
-    workdir: its folder.
+    workdir: folder of the run.
   """
 
   workdir: Path
 
   @property
   def metrics(self) -> Mapping[str, float]:
-    """Means over the validation graphs, by the names of `summary.json`."""
+    """Means over the validation graphs, by their names in `summary.json`."""
     return results.read_summary(self.workdir).get("validation", {}).get("metrics", {})
 
   @functools.cached_property
@@ -38,7 +38,7 @@ class Run:
     return ranker_lib.load(self.workdir)
 
   def report(self) -> Path:
-    """Writes a page of figures into the folder, and returns its place."""
+    """Writes `report.html` into the folder; returns its path."""
     path = self.workdir / report.FILE
     report.write([self.workdir], path)
     return path
@@ -55,12 +55,12 @@ def train_model(
   """Trains a ranker and evaluates it, as `run_tile.py` and `run_layout.py` do.
 
   Args:
-    config: such as `tile.py:recommended`, or what `load_config` returned.
+    config: such as `tile.py:recommended`, or a config from `load_config`.
     data_root: folder with `tile/` and `layout/`.
     workdir: folder for checkpoints, metrics and results.
-    resume: go on with the run in `workdir`.
+    resume: continue the run in `workdir`.
     predict: also rank the test split.
-    **changes: fields of the config, with `__` for a point: `train__epochs=3`.
+    **changes: fields of the config, with `__` for the dot: `train__epochs=3`.
 
   Returns:
     The run, with `metrics`, `model` and `report()`.
@@ -68,18 +68,18 @@ def train_model(
   Raises:
     ValueError: a field that the config does not have, an impossible value, or a folder that holds a
       run already.
-    FileNotFoundError: no data.
+    FileNotFoundError: no data in `data_root`.
   """
-  found = configs.load(config) if isinstance(config, str) else config.copy_and_resolve_references()
+  config = configs.load(config) if isinstance(config, str) else config.copy_and_resolve_references()
   workdir = Path(workdir).expanduser()
-  configs.change(found, {name.replace("__", "."): value for name, value in changes.items()})
-  with found.unlocked():
-    found.data_root = str(data_root)
+  configs.change(config, {name.replace("__", "."): value for name, value in changes.items()})
+  with config.unlocked():
+    config.data_root = str(data_root)
   if not resume and (workdir / model_file.CONFIG_FILE).exists():
-    raise ValueError(f"{workdir} holds a run already: go on with it by resume=True, or give "
-                     "another workdir")
-  training.run(found, workdir, mode="train", resume=resume)
-  training.run(found, workdir, mode="evaluate")
+    raise ValueError(f"{workdir} holds a run already: go on with resume=True, or give another "
+                     "workdir")
+  training.run(config, workdir, mode="train", resume=resume)
+  training.run(config, workdir, mode="evaluate")
   if predict:
-    training.run(found, workdir, mode="predict")
+    training.run(config, workdir, mode="predict")
   return Run(workdir)

@@ -1,4 +1,4 @@
-"""The files and lines of a run: banner, `summary.json`, evaluation and prediction."""
+"""Results of a run: banner, `summary.json`, evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console, files, parallel, trust
-from tpugraphs_jax.run.job import Job, judged
+from tpugraphs_jax.run.job import Job, evaluable
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.serve.ensemble import Ensemble
 from tpugraphs_jax.serve.ranker import Ranker
@@ -42,7 +42,7 @@ _TASKS = {
 
 
 def announce(job: Job) -> None:
-  """Says what a run learns and from which data, before these are read."""
+  """Prints the task and the data of a run, before the data is read."""
   collection, data_root = job.data.collection, job.config.data_root
   if parallel.is_primary():
     console.say(_rows({
@@ -57,7 +57,7 @@ def _rows(texts: Mapping[str, str]) -> str:
 def begin(
     job: Job, training: loop.Training, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path
 ) -> None:
-  """Starts the summary of a run, and shows its banner; arguments as `banner`."""
+  """Writes a new summary and prints the banner; arguments as `banner`."""
   begin_summary(job.config, workdir, job.data.collection.name)
   if parallel.is_primary():
     console.say(banner(job, training, graphs, valid, workdir))
@@ -66,7 +66,7 @@ def begin(
 def banner(
     job: Job, training: loop.Training, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path
 ) -> str:
-  """The graphs, model and steps of the run that is about to begin, in a few lines.
+  """The graphs, model, devices and steps of a run, a line each.
 
   Args:
     job: with data and ranker.
@@ -98,12 +98,12 @@ def _sizes(graphs: Sequence[Any]) -> str:
          f"{configs:,} configurations"
 
 
-def _sample(config: ml_collections.ConfigDict, everything: str) -> str:
-  """The configurations of each graph that are judged during training, in words."""
+def _sample(config: ml_collections.ConfigDict, all_configs: str) -> str:
+  """The configurations per graph that are judged during training, in words."""
   if config.train.valid_sampling == "slates":
     return f"{config.batch.configs} of each graph, drawn anew each time"
   count = config.train.valid_configs
-  return f"a seeded {count} of each graph" if count else everything
+  return f"a seeded {count} of each graph" if count else all_configs
 
 
 def _devices() -> str:
@@ -112,16 +112,16 @@ def _devices() -> str:
   return text + f" in {jax.process_count()} processes" * (jax.process_count() > 1)
 
 
-# summary.json: the result of a run, with everything that a comparison with other runs needs.
+# summary.json: the results of a run, and all that is needed to compare them with other runs.
 
 
 def read_summary(workdir: Path) -> dict[str, Any]:
-  """The summary of a working folder; empty where there is none that can be read."""
+  """The summary of a working folder; empty where it is missing or damaged."""
   try:
-    found = trust.parse((workdir / SUMMARY_FILE).read_text())
+    summary = trust.parse((workdir / SUMMARY_FILE).read_text())
   except (OSError, ValueError):
     return {}
-  return found if isinstance(found, dict) else {}
+  return summary if isinstance(summary, dict) else {}
 
 
 def update_summary(workdir: Path, **sections: Any) -> None:
@@ -134,7 +134,7 @@ def update_summary(workdir: Path, **sections: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-  """The same with None in place of numbers that JSON does not have, such as NaN."""
+  """`value` with None for numbers that are not finite: JSON has none."""
   if isinstance(value, Mapping):
     return {key: _plain(entry) for key, entry in value.items()}
   if isinstance(value, float):
@@ -143,7 +143,7 @@ def _plain(value: Any) -> Any:
 
 
 def begin_summary(config: ml_collections.ConfigDict, workdir: Path, collection: str) -> None:
-  """Replaces the summary of an earlier run by the fields that are known before training."""
+  """Replaces the summary by a new one with the fields that are known before training."""
   if parallel.is_primary():
     (workdir / SUMMARY_FILE).unlink(missing_ok=True)
   update_summary(
@@ -156,7 +156,7 @@ def begin_summary(config: ml_collections.ConfigDict, workdir: Path, collection: 
 
 @contextlib.contextmanager
 def interruptions(workdir: Path) -> Iterator[None]:
-  """Notes in the summary that a signal, or a loss that is not finite, ended the training inside."""
+  """Records in the summary that a signal, or a loss that is not finite, ended training."""
   started, why = time.monotonic(), ""
   try:
     yield
@@ -185,11 +185,11 @@ def of_training(
     graphs: validation graphs that were judged during training.
     seconds: wall time with evaluation and compilation.
   """
-  what, _ = log.peak_memory()
+  memory, _ = log.peak_memory()
   return {
       "ended": result.why, "step": result.step, "seconds": seconds,
       "compile_seconds": result.compile_seconds,
-      "peak_memory": {"of": what, "bytes": result.peak_bytes},
+      "peak_memory": {"of": memory, "bytes": result.peak_bytes},
       "best": {
           "step": result.best_step,
           "metric": f"{loop.SAMPLE}/{judge.mean_name(config.train.best_metric)}",
@@ -201,7 +201,7 @@ def of_training(
 
 
 def evaluate(job: Job, workdir: Path, *, split: str = "") -> dict[str, float]:
-  """Compares the scores of a split with its labels; writes files, shows and returns the means.
+  """Compares scores of a split with its labels: writes files, prints and returns the means.
 
   Args:
     job: with a trained ranker.
@@ -209,13 +209,13 @@ def evaluate(job: Job, workdir: Path, *, split: str = "") -> dict[str, float]:
     split: the validation split unless given.
 
   Raises:
-    ValueError: no graph of the split that was asked for has labels.
+    ValueError: `split` is given and none of its graphs has labels.
   """
   ranker, started = job.ranker, time.monotonic()
   graphs, ids = _to_judge(job, split)
   if not graphs:
     return {}
-  graphs = job.prepare(graphs)  # the raw ones are not kept
+  graphs = job.prepare(graphs)  # frees the raw graphs
   scores = ranker.scorer(ranker.params, graphs, ids, progress=True)
   return _write_evaluation(
       job, graphs, judge.beside_labels(graphs, ids, scores), workdir, split=split or "valid",
@@ -225,11 +225,11 @@ def evaluate(job: Job, workdir: Path, *, split: str = "") -> dict[str, float]:
 def evaluate_together(
     job: Job, ensemble: Ensemble, workdir: Path, *, split: str = ""
 ) -> dict[str, float]:
-  """As `evaluate`, with several rankers as one; `job` names the data."""
+  """Like `evaluate`, with an ensemble instead of the ranker of `job`."""
   started = time.monotonic()
   if parallel.from_primary((workdir / loop.CHECKPOINTS).is_dir()):
-    raise ValueError(f"{workdir} holds a run, whose results those of the ensemble would replace: "
-                     "give another --workdir")
+    raise ValueError(f"{workdir} holds a run, and the ensemble would replace its results: give "
+                     "another --workdir")
   graphs, ids = _to_judge(job, split)
   if not graphs:
     return {}
@@ -243,8 +243,8 @@ def evaluate_together(
 
 
 def _to_judge(job: Job, split: str) -> tuple[list[OpGraph], list[np.ndarray]]:
-  """Labelled graphs of a split, and the configurations of each that are judged."""
-  graphs = judged(job.data.load(job.config.data_root, split or "valid"))
+  """Labelled graphs of a split, and the numbers of the judged configurations of each."""
+  graphs = evaluable(job.data.load(job.config.data_root, split or "valid"))
   if not graphs and split:
     raise ValueError(f"no graph of the split {split} of {job.data.collection.name} has labels: "
                      "evaluate --split=valid, or rank the split with --mode=predict")
@@ -258,54 +258,54 @@ def _write_evaluation(
     job: Job, graphs: Sequence[Any], judged_graphs: Sequence[judge.Judged], workdir: Path, *,
     split: str, started: float, predicted_ns: Sequence[np.ndarray] | None = None,
 ) -> dict[str, float]:
-  """Judges scores, writes the files and shows the means; returns these."""
+  """Computes metrics, writes the files, prints and returns the means."""
   collection = job.data.collection
   rows, means = judge.judge(judged_graphs, collection.slowdown_ks)
   if not parallel.is_primary():
     return means
   name = "validation" if split == "valid" else split
   judge.write_csv(workdir / f"{name}.csv", rows)
-  if split == "valid":  # the split of the report's page
+  if split == "valid":  # the split of the report
     judge.write_scores(workdir / judge.SCORES_FILE, judged_graphs)
     if collection.kind == "tile":
       judge.write_csv(workdir / judge.PROGRAMS_FILE,
                       judge.program_rows(judged_graphs, predicted_ns))
-  which = _which(job.config, graphs, judged_graphs)
+  configurations = _configurations(job.config, graphs, judged_graphs)
   random = judge.random_order([one.label for one in judged_graphs], collection.slowdown_ks)
-  what, peak_bytes = log.peak_memory()
+  memory, peak_bytes = log.peak_memory()
   update_summary(workdir, **{name: {
-      "split": split, "graphs": len(rows), "configurations": which,
+      "split": split, "graphs": len(rows), "configurations": configurations,
       "configurations_judged": sum(len(graph.scores) for graph in judged_graphs),
       "metrics": {judge.mean_name(key): value for key, value in means.items()},
       "random_order": {judge.mean_name(key): value for key, value in random.items()},
       "seconds": time.monotonic() - started,
-      "peak_memory": {"of": what, "bytes": peak_bytes}}})
+      "peak_memory": {"of": memory, "bytes": peak_bytes}}})
   console.say(judge.summary(
-      collection, rows, means, random=random, split=split, configurations=which))
+      collection, rows, means, random=random, split=split, configurations=configurations))
   return means
 
 
 def _predicted_ns(
     job: Job, graphs: Sequence[Any], ids: Sequence[np.ndarray], scores: Sequence[np.ndarray]
 ) -> list[np.ndarray] | None:
-  """Runtimes `[n]` of kernels that their scores predict; None where scores tell only the order.
+  """Predicted runtimes `[n]` of kernels; None where scores give only the order.
 
-  The losses decide (`losses.predicts`), but with relative targets scores tell only the order.
+  The losses decide (`losses.predicts`). With relative targets scores give only the order.
   """
   target = job.config.batch.target
   meaning = losses.predicts(losses.LossOptions.of(job.config.loss).weighted)
   if (job.data.collection.kind != "tile" or meaning == "order"
       or target not in ("official", "absolute")):
     return None
-  return [(np.exp(found.astype(float)) if meaning == "log" else found)
-          * graph.configs.unit_ns(target)[chosen]
-          for graph, chosen, found in zip(graphs, ids, scores)]
+  return [(np.exp(graph_scores.astype(float)) if meaning == "log" else graph_scores)
+          * graph.configs.unit_ns(target)[graph_ids]
+          for graph, graph_ids, graph_scores in zip(graphs, ids, scores)]
 
 
-def _which(
+def _configurations(
     config: ml_collections.ConfigDict, graphs: Sequence[Any],
     judged_graphs: Sequence[judge.Judged]) -> str:
-  """The configurations of each graph that an evaluation judges, in words."""
+  """The configurations per graph that an evaluation judges, in words."""
   if all(len(one.scores) == len(graph.configs) for one, graph in zip(judged_graphs, graphs)):
     return "all"
   if config.eval.get("indices_dir"):
@@ -317,19 +317,19 @@ def _which(
 
 
 def check_ranked(job: Job, *, split: str) -> None:
-  """Refuses, before training, graphs that could not be ranked after it.
+  """Refuses, before training, a split that could not be ranked afterwards.
 
   Raises:
     FileNotFoundError: the split has no graphs.
-    ValueError: a graph has a name that cannot stand in a CSV file.
+    ValueError: the name of a graph cannot be written to a CSV file.
   """
   def check() -> None:
     for data in (job.data, *job.also):
       try:
         files = npz.split_files(job.config.data_root, data.collection.name, split)
       except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error} (--mode=train needs no {split} split, nor does "
-                                "--mode=evaluate)") from None
+        raise FileNotFoundError(f"{error} (--mode=train and --mode=evaluate need no {split} "
+                                "split)") from None
       if not job.config.data.skip_bad_files:
         for file in files:
           trust.name(file.stem)
@@ -340,10 +340,9 @@ def check_ranked(job: Job, *, split: str) -> None:
 def predict(
     data: TileData | LayoutData, data_root: str, ranker: Ranker | Ensemble, workdir: Path, *,
     split: str = "test") -> None:
-  """Ranks a split and writes results.csv (results_valid.csv, ...) in the form of a submission.
+  """Ranks a split; writes results.csv (results_valid.csv, ...) in the form of a submission.
 
-  Warns of graphs whose five best configurations have equal scores: their order is that of the
-  file.
+  Warns of graphs whose five best configurations have equal scores: they stay in file order.
   """
   graphs = data.load(data_root, split)
   scores = ranker.scores(graphs, progress=True)

@@ -1,12 +1,12 @@
-r"""Many runs of one config: every point of a grid with every seed.
+r"""A sweep: runs of one config, for every point of a grid and every seed.
 
   python -m tpugraphs_jax.sweep --config=configs/tile.py:recommended \
       --grid=optimizer.learning_rate:1e-3,3e-3 --seeds=3 --out=out/rates
 
-Each run is a process of the usual command in a working folder of its own below `--out`.
-The same command again goes on with runs that were stopped, and leaves out finished ones.
-`runs.csv` has a row for each run, `report.html` compares them, and the last lines say which config
-has the largest Kendall tau. With flags of Apache Beam after `--`, Beam runs them on a cluster:
+Each run is a process of `run_tile.py` or `run_layout.py`, with a working folder below `--out`.
+The same command again continues interrupted runs and skips finished ones. `runs.csv` has a row per
+run, `report.html` compares them, and the last lines name the config with the largest Kendall tau.
+Flags of Apache Beam after `--` run the sweep on a cluster:
 `-- --runner=FlinkRunner --flink_master=HOST:8081`.
 """
 
@@ -31,13 +31,13 @@ from tpugraphs_jax.report import runs as runs_lib
 from tpugraphs_jax.run import configs, results, schema
 from tpugraphs_jax.serve import judge
 
-_DONE = ("last epoch", "early stopping")  # how `summary.json` says that training ended by itself
-# A value of a grid: commas in brackets and quotes belong to it.
+_DONE = ("last epoch", "early stopping")  # `summary.json`: training was not interrupted
+# A value of a grid, with its commas in brackets and quotes.
 _VALUE = r"""(?:[^,'"(\[]|'[^']*'|"[^"]*"|\([^()]*\)|\[[^\[\]]*\])+"""
 _SETTINGS = "sweep.json"
 _ROWS = "runs.csv"
 _LOG = "log.txt"
-_TOLD = ("kendaltau_mean", "slowdown1_mean")  # when a run is done
+_METRICS = ("kendaltau_mean", "slowdown1_mean")  # in the last line of a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +45,11 @@ class SweepRun:
   """One run.
 
   Attributes:
-    name: of its folder below `out`.
+    name: its folder below `out`.
     out: folder of the sweep.
-    command: starts it, but for `--workdir` and `--resume`.
-    point: its fields of the grid with their values.
-    seed: its seed.
+    command: without `--workdir` and `--resume`.
+    point: fields of the grid with their values.
+    seed: of the run.
   """
 
   name: str
@@ -64,19 +64,19 @@ class SweepRun:
 
   @property
   def summary(self) -> dict[str, Any]:
-    """The content of `summary.json`; empty where there is none."""
+    """The content of `summary.json`; empty without one."""
     return results.read_summary(self.folder)
 
   @property
   def is_done(self) -> bool:
-    """Whether it trained to its end and was evaluated."""
+    """Whether training ended without an interruption, and was evaluated."""
     summary = self.summary
     ended = str(summary.get("training", {}).get("ended", ""))
     return ended.startswith(_DONE) and "validation" in summary
 
 
 def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
-  """Fields with their values, from `FIELD:VALUE,VALUE` each.
+  """Values by field, from texts `FIELD:VALUE,VALUE`.
 
   Commas in brackets and quotes belong to a value: `model.pooling:('mean',),('max','mean')`.
 
@@ -90,7 +90,7 @@ def grid_of(texts: Iterable[str]) -> dict[str, list[str]]:
       raise ValueError(f"--grid={text}, expected FIELD:VALUE,VALUE such as "
                        "optimizer.learning_rate:1e-3,3e-3")
     if field in grid:
-      raise ValueError(f"--grid names {field} twice: give all of its values in one")
+      raise ValueError(f"--grid names {field} twice: give all of its values in one --grid")
     grid[field] = re.findall(_VALUE, rest)
   return grid
 
@@ -118,7 +118,7 @@ def runs_of(
 
 
 def do(run: SweepRun) -> None:
-  """Begins a run, or goes on with it; its output goes to `log.txt` in its folder."""
+  """Begins or continues a run; its output goes to `log.txt` in its folder."""
   if run.is_done:
     return
   run.folder.mkdir(parents=True, exist_ok=True)
@@ -130,13 +130,13 @@ def do(run: SweepRun) -> None:
   try:
     output, _ = process.communicate()
   except (KeyboardInterrupt, SystemExit) as error:
-    if isinstance(error, SystemExit):  # Ctrl-C has reached the run too
+    if isinstance(error, SystemExit):  # Ctrl-C reaches the run by itself
       process.terminate()
-    process.communicate()  # it saves first
+    process.communicate()  # the run saves a checkpoint
     raise
   (run.folder / _LOG).write_text(output)
   metrics = run.summary.get("validation", {}).get("metrics", {})
-  figures = "".join(f", {name} {metrics[name]:.4f}" for name in _TOLD
+  figures = "".join(f", {name} {metrics[name]:.4f}" for name in _METRICS
                     if metrics.get(name) is not None)
   console.say(f"{run.name}: " + (f"ended with status {process.returncode}: {_complaint(output)}"
                                  if process.returncode else f"done{figures}"))
@@ -149,7 +149,7 @@ def _complaint(output: str) -> str:
 
 
 def row_of(run: SweepRun) -> dict[str, Any]:
-  """A run in a row of `runs.csv`."""
+  """The row of a run in `runs.csv`."""
   summary = run.summary
   training, state = summary.get("training", {}), "done"
   if not run.is_done:
@@ -171,18 +171,18 @@ def _check_settings(out: str, settings: dict[str, Any]) -> None:
   """Writes the settings of a new sweep; refuses (ValueError) a folder with other settings."""
   path = epath.Path(out) / _SETTINGS
   if path.exists():
-    known = trust.parse(path.read_text())
+    earlier = trust.parse(path.read_text())
     for name, value in settings.items():
-      if known.get(name) != value:
-        raise ValueError(f"{path} is of a sweep with {name} {known.get(name)}, now it is {value}: "
-                         "give the same, or another --out")
+      if earlier.get(name) != value:
+        raise ValueError(f"{path} is of a sweep with {name} {earlier.get(name)}, now it is "
+                         f"{value}: give the same, or another --out")
     return
   epath.Path(out).mkdir(parents=True, exist_ok=True)
   path.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
-  """The flags that all runs have in common, behind the command itself.
+  """The command of all runs with the flags that they have in common.
 
   Raises:
     ValueError, FileNotFoundError: there is no such config or field.
@@ -193,11 +193,11 @@ def _command_of(args: argparse.Namespace, fields: Sequence[str]) -> list[str]:
   place = configs.resolve(args.config, "")
   config = configs.load(place)
   schema.check_task(config)
-  known = traverse_util.flatten_dict(config.to_dict(), sep=".")
+  names = traverse_util.flatten_dict(config.to_dict(), sep=".")
   for field in fields:
-    if field not in known:
+    if field not in names:
       raise ValueError(f"--grid names {field!r}, and the config has no such field: "
-                       f"{options.nearest(field, known)}--print_config of the command lists them")
+                       f"{options.nearest(field, names)}--print_config of the command lists them")
   kind = "tile" if config.task == "tile" else "layout"
   start = ("import sys; from tpugraphs_jax import run; from tpugraphs_jax.infra import jobs; "
            f"jobs.end_with_parent(); sys.argv[0] = 'run_{kind}.py'; run.{kind}()")
@@ -211,14 +211,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
   parser = argparse.ArgumentParser(
       prog="python -m tpugraphs_jax.sweep", formatter_class=argparse.RawDescriptionHelpFormatter,
       description=__doc__, allow_abbrev=False)
-  parser.add_argument("--config", required=True, help="as of the commands: FILE.py:VARIANT")
+  parser.add_argument("--config", required=True, help="FILE.py:VARIANT, as in the commands")
   parser.add_argument("--grid", action="append", default=[], metavar="FIELD:VALUE,...",
-                      help="values of a field; give several for all their combinations")
-  parser.add_argument("--seeds", type=int, default=1, help="0, 1, ...: so many (default: 1)")
-  parser.add_argument("--out", required=True, help="folder of all runs, a bucket too")
-  parser.add_argument("--data_root", default="", help="as of the commands")
-  parser.add_argument("--synthetic", action="store_true", help="as of the commands")
-  parser.add_argument("--jobs", type=int, default=1, help="runs at a time here (default: 1)")
+                      help="values of a field; several --grid make all combinations")
+  parser.add_argument("--seeds", type=int, default=1, help="number of seeds, from 0 (default: 1)")
+  parser.add_argument("--out", required=True, help="folder of all runs; may be in a bucket")
+  parser.add_argument("--data_root", default="", help="as in the commands")
+  parser.add_argument("--synthetic", action="store_true", help="as in the commands")
+  parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
   args, rest = parser.parse_known_args(own)
   wrong = next((arg for arg in rest if not arg.startswith("--config.") or "=" not in arg), None)
   if wrong is not None:
@@ -249,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"error: {configs.one_line(error)}", file=sys.stderr)
     return 2
   except KeyboardInterrupt:
-    print("interrupted: the same command goes on from here", file=sys.stderr)
+    print("interrupted: the same command continues from here", file=sys.stderr)
     return 130
 
 

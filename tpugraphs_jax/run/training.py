@@ -1,13 +1,13 @@
-"""The whole way of a run, from a config to files.
+"""A run, from its config to its files.
 
     config -> data, ranker -> graphs, features beside them -> plan -> state, step, batches -> loop
            -> model -> evaluation, ranked configurations
 
 Most rankers train in one stage. Fine-tuning of the head (+F) is a second stage, which begins with
-the parameters of the first. One network can be trained on several layout collections
-(`data.also`, 5th place): their training graphs are one list. Validation graphs of the run's own
-collection choose the checkpoint. After training every collection is judged and ranked,
-the others in folders of their own (`also/layout_nlp_default`).
+the parameters of the first. One network can be trained on several layout collections (`data.also`,
+5th place): their training graphs form one list. Validation on the collection of the config chooses
+the checkpoint. After training every collection is evaluated and ranked; results of further
+collections go to subfolders (`also/layout_nlp_default`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tpugraphs_jax.train import log, loop
 from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train import step as step_lib
 
-# `(configs, ids [n] int64) -> [n] float32`, which a network should predict.
+# Training targets: `(configs, ids [n] int64) -> [n] float32`.
 Targets = Callable[[Any, np.ndarray], np.ndarray]
 _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -58,18 +58,18 @@ _UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive
 def run(
     config: ml_collections.ConfigDict, workdir: Path, *, mode: str = "all", resume: bool = False,
     split: str = "") -> None:
-  """Trains, evaluates and ranks; `config.data_root` names the data.
+  """Trains, evaluates and ranks.
 
   Args:
-    config: see `configs/`.
+    config: see `configs/`; `config.data_root` is the folder of the data.
     workdir: folder for checkpoints, metrics and results.
-    mode: one of `MODES`.
-    resume: go on with the run in `workdir`.
-    split: the one that is evaluated or ranked; unless given, valid is evaluated and test ranked.
+    mode: one of `command.MODES`.
+    resume: continue the run in `workdir`.
+    split: to evaluate (default valid) or to rank (default test).
   """
   job = Job.of(config)
   if parallel.is_primary():
-    for _, folder in job.judged_in(workdir):
+    for _, folder in job.evaluations(workdir):
       files_lib.tidy(folder)
   if mode == "all":
     results.check_ranked(job, split=split or "test")
@@ -78,7 +78,7 @@ def run(
   if mode == "train":
     return
   job = dataclasses.replace(job, ranker=ranker_lib.Ranker.load(workdir, config.to_dict()))
-  for each, folder in job.judged_in(workdir):
+  for each, folder in job.evaluations(workdir):
     if mode in ("evaluate", "all"):
       if folder != workdir:
         results.begin_summary(config, folder, each.data.collection.name)
@@ -94,9 +94,9 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
   loop.check_workdir(workdir, resume=resume, config=model_file.fingerprint(config.to_dict()),
                      files=job_lib.digests(workdir))
   results.announce(job)
-  # No other run may write in the folder meanwhile.
+  # One run at a time may write to the folder.
   with files_lib.hold(workdir) if parallel.is_primary() else contextlib.nullcontext():
-    graphs, valid = job_lib.prepare(job, workdir, resume=resume)
+    graphs, valid = job_lib.load_graphs(job, workdir, resume=resume)
     with results.interruptions(workdir):
       result = _train_stages(job, graphs, valid, workdir, resume=resume)
     sample, _ = validation_sample(config, valid)(result.step)
@@ -106,7 +106,7 @@ def train(job: Job, workdir: Path, *, resume: bool = False) -> loop.TrainResult:
 
 
 def _check_machine(config: ml_collections.ConfigDict) -> None:
-  """Refuses (ValueError) batches or promises that the devices cannot keep."""
+  """Refuses (ValueError) batches or determinism that the devices cannot have."""
   parallel.per_device(config.batch.graphs, field="batch.graphs")
   parallel.warn_of_slow_sums()
   if config.train.deterministic:
@@ -116,13 +116,13 @@ def _check_machine(config: ml_collections.ConfigDict) -> None:
 def _train_stages(
     job: Job, graphs: Sequence[Any], valid: Sequence[Any], workdir: Path, *, resume: bool
 ) -> loop.TrainResult:
-  """Runs the stages of training, each from the parameters of the one before."""
+  """Runs the stages of training, each with the parameters of the stage before."""
   config, params, result = job.config, None, None
   stages = job.ranker.family.stages(config.train.epochs, config.optimizer)
   for stage in stages:
     folder = workdir / stage.folder
     if params is not None:
-      console.say(f"the first stage is done: now the {stage.folder} alone")
+      console.say(f"the first stage is done: next, the {stage.folder} alone")
     family, graphs = stage.begin(params, graphs, folder)
     training, _ = begin(
         config, family, graphs, job.data.targets, epochs=stage.epochs, optimizer=stage.optimizer,
@@ -142,15 +142,15 @@ def train_stage(
     resume: bool, files: Mapping[str, str] | None = None,
     on_best: Callable[[Any, int, dict[str, float]], None] | None = None,
 ) -> loop.TrainResult:
-  """Runs the training loop, judged on samples of the validation graphs.
+  """Runs the training loop of a stage, with evaluation on a sample of validation graphs.
 
   Args:
     job: with fitted transforms.
-    training: of a stage.
-    scorer: scores validation graphs with the parameters of that stage.
+    training: of the stage.
+    scorer: scores validation graphs with the parameters of the stage.
     valid: prepared validation graphs.
     folder: for the files of the stage.
-    resume: go on from the newest checkpoint of the folder.
+    resume: continue from the newest checkpoint of the folder.
     files, on_best: see `loop.train`.
   """
   config = job.config
@@ -172,7 +172,7 @@ def train_stage(
 
 
 def _model_writer(job: Job, workdir: Path) -> Callable[[Any, int, dict[str, float]], None]:
-  """Writes `model.npz` whenever validation finds better parameters."""
+  """A function that writes `model.npz`, called with the best parameters so far."""
   def write(params: Any, step: int, metrics: dict[str, float]) -> None:
     if parallel.is_primary():
       about = {"step": step, loop.SAMPLE: metrics, "versions": log.versions()}
@@ -184,11 +184,11 @@ def _model_writer(job: Job, workdir: Path) -> Callable[[Any, int, dict[str, floa
 def validation_sample(
     config: ml_collections.ConfigDict, graphs: Sequence[Any]
 ) -> Callable[[int], tuple[Sequence[Any], list[np.ndarray]]]:
-  """The graphs and configurations that are judged after a step, as `train.valid_sampling` says.
+  """The sample of graphs and configurations that evaluations judge, by `train.valid_sampling`.
 
-  `fixed` is a seeded sample of `train.valid_configs` configurations of every graph. `slates` draws
-  slates as in training, anew after each step, of the graphs with at least `batch.min_configs`
-  configurations; with `batch.drop_remainder` the last graphs that do not fill a batch are left
+  `fixed` draws `train.valid_configs` configurations of every graph once. `slates` draws slates as
+  in training, anew for each evaluation, from graphs with at least `batch.min_configs`
+  configurations; with `batch.drop_remainder` the last graphs, which do not fill a batch, are left
   out (official).
 
   Args:
@@ -229,17 +229,17 @@ def begin(
     config: ml_collections.ConfigDict, family: Family, graphs: Sequence[Any], targets: Targets, *,
     epochs: int, optimizer: Mapping[str, Any], folder: Path, params: Any = None,
 ) -> tuple[loop.Training, BatchPlan]:
-  """The training of a network on prepared graphs, and the plan of its batches.
+  """State, step and batches of a stage, and the plan of its batches.
 
   Args:
     config: of the run.
-    family: of the network, with fitted transforms.
-    graphs: training graphs that the family has prepared.
-    targets: `(configs, ids [n] int64) -> [n] float32`, which the network should predict.
+    family: with fitted transforms.
+    graphs: prepared training graphs.
+    targets: training targets, `(configs, ids [n] int64) -> [n] float32`.
     epochs: most epochs.
     optimizer: options of `state.create_optimizer`.
-    folder: for files of the family's own.
-    params: where training begins; fresh ones unless given.
+    folder: for files of the family.
+    params: first parameters; initialised from the seed unless given.
 
   Raises:
     ValueError: graphs that the family cannot train on.
@@ -250,19 +250,19 @@ def begin(
   if params is None:
     params = init_params(family.network, batch, seed=config.seed)
   steps = epochs * plan.steps_per_epoch
-  change = family.optimizer(state_lib.create_optimizer(total_steps=steps, **optimizer))
+  transformation = family.optimizer(state_lib.create_optimizer(total_steps=steps, **optimizer))
   train_step, batches = family.training(
-      make_step(config, family.network, change, sown=family.sown),
+      make_step(config, family.network, transformation, sown=family.sown),
       training_batches(
           _source(config, family, plan, steps=steps), threads=config.data.loader_threads),
       params=params, batch=batch, graphs=graphs, workdir=folder)
   return loop.Training(
-      state_lib.TrainState.create(params, change), train_step, batches, epochs,
+      state_lib.TrainState.create(params, transformation), train_step, batches, epochs,
       plan.steps_per_epoch, state_lib.learning_rates(total_steps=steps, **optimizer)), plan
 
 
 def first_stage(job: Job, graphs: Sequence[Any], folder: Path) -> tuple[loop.Training, BatchPlan]:
-  """`begin` of the first stage of a job."""
+  """`begin` for the first stage of a job."""
   config, family = job.config, job.ranker.family
   return begin(config, family, graphs, job.data.targets, epochs=config.train.epochs,
                optimizer=config.optimizer, folder=folder)
@@ -272,7 +272,7 @@ def plan_of(
     config: ml_collections.ConfigDict, family: Family, graphs: Sequence[Any], targets: Targets, *,
     epochs: int,
 ) -> BatchPlan:
-  """The batches of a run over prepared graphs; arguments as `begin`."""
+  """The plan of the batches of a stage; arguments as `begin`."""
   batch, configs = config.batch, [graph.configs for graph in graphs]
   sampler = ConfigSampler(
       configs, count=batch.configs, sampling=batch.sampling, targets=targets,
@@ -285,7 +285,7 @@ def plan_of(
 
 
 def first_batch(config: ml_collections.ConfigDict, family: Family, plan: BatchPlan) -> Any:
-  """The first batch of one device: gives the parameters their shapes."""
+  """The first batch of one device, which sets the shapes of parameters."""
   return family.assemble(plan.slates(0, 0), plan.budget(0), graphs=plan.slates_per_device,
                          configs=config.batch.configs)
 
@@ -293,7 +293,7 @@ def first_batch(config: ml_collections.ConfigDict, family: Family, plan: BatchPl
 def _source(
     config: ml_collections.ConfigDict, family: Family, plan: BatchPlan, *, steps: int
 ) -> Batches:
-  """This process's part of the batches of so many steps, by step."""
+  """The part of this process in the batches of `steps` steps."""
   first = parallel.process_index() * parallel.local_device_count()
   assemble = lambda slates, budget: family.assemble(
       slates, budget, graphs=plan.slates_per_device, configs=config.batch.configs)
@@ -302,8 +302,8 @@ def _source(
 
 
 def init_params(network: Any, batch: Any, *, seed: int) -> Any:
-  """Fresh parameters for batches like this one (of one device)."""
-  # It runs once: on CPUs, optimising it takes longer than running it.
+  """Initial parameters of a network, from a batch of one device."""
+  # Runs once: on CPUs, optimising the program takes longer than running it.
   is_cpu = jax.default_backend() == "cpu"
   init = jax.jit(network.init, compiler_options=_UNOPTIMISED if is_cpu else None)
   return init(jax.random.key(seed), batch)["params"]
@@ -316,10 +316,10 @@ def make_step(
   """The mapped training step of a network, with metrics `[devices]`.
 
   Args:
-    config: its `loss`, `seed` and `batch.config_chunk` are read.
+    config: `loss`, `seed` and `batch.config_chunk` are read.
     network: maps a batch to scores `[G, C]`.
-    optimizer: changes the parameters.
-    sown: collections of variables that the step returns besides.
+    optimizer: updates the parameters.
+    sown: collections of variables that the step also returns.
     devices: to compile for; all devices of the run unless given.
   """
   return step_lib.make_train_step(

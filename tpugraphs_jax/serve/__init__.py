@@ -1,1 +1,1 @@
-"""Trained models: load one, score and rank graphs, explain a score, put several together."""
+"""Trained models: load, score and rank, explain scores, propose configurations, ensembles."""

@@ -1,4 +1,4 @@
-"""Several trained rankers as one."""
+"""Ensembles: averages of the scores of several trained rankers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tpugraphs_jax.serve import ranker as ranker_lib
 
 
 def min_max(scores: np.ndarray) -> np.ndarray:
-  """Scores `[C]` brought to [0, 1]; zeros where all are equal (5th place)."""
-  spread = scores.max() - scores.min()
-  return (scores - scores.min()) / spread if spread else np.zeros(len(scores))
+  """Scores `[C]` scaled to [0, 1]; zeros if all are equal (5th place)."""
+  width = scores.max() - scores.min()
+  return (scores - scores.min()) / width if width else np.zeros(len(scores))
 
 
-# Functions of scores `[C]` whose results are averaged over rankers (`mean`: 1st, 2nd and 10th
-# place). Equal scores share their mean rank, counted from 1.
+# Functions of scores `[C]`, applied before the average over rankers (`mean`: 1st, 2nd and 10th
+# place). With `rank`, equal scores share their mean rank, counted from 1.
 COMBINATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda scores: scores, "min_max": min_max, "rank": stats.rankdata}
 
@@ -29,8 +29,8 @@ class Ensemble:
 
   Args:
     places: folders or model files, see `serve.ranker.load`.
-    combine: one of `COMBINATIONS`: the mean of the scores as they are, of scores
-      brought to [0, 1] within a graph, or of ranks.
+    combine: one of `COMBINATIONS`: the average of scores, of scores scaled to [0, 1] per graph,
+      or of ranks.
 
   Raises:
     ValueError: no ranker, an unknown combination, or rankers of different collections.
@@ -49,8 +49,8 @@ class Ensemble:
     self._combine = COMBINATIONS[combine]
     names = {str(place): r.collection.name for place, r in zip(places, self.rankers)}
     if len(set(names.values())) > 1:
-      each = ", ".join(f"{place} is of {name}" for place, name in names.items())
-      raise ValueError(f"an ensemble takes models of one collection: {each}")
+      text = ", ".join(f"{place} is of {name}" for place, name in names.items())
+      raise ValueError(f"an ensemble takes models of one collection: {text}")
     self.collection = self.rankers[0].collection
 
   def __repr__(self) -> str:
@@ -64,13 +64,13 @@ class Ensemble:
 
     Args:
       graphs: with configurations.
-      config_ids: `[n]` int64 for each graph; all of them in file order unless given.
+      config_ids: `[n]` int64 for each graph; all configurations in file order unless given.
       progress: shows a bar for each ranker.
     """
-    of_each = [ranker.scores(graphs, config_ids, progress=progress) for ranker in self.rankers]
+    by_ranker = [ranker.scores(graphs, config_ids, progress=progress) for ranker in self.rankers]
     return [
         np.mean([self._combine(scores.astype(np.float64)) for scores in of_graph], axis=0)
-        for of_graph in zip(*of_each)]
+        for of_graph in zip(*by_ranker)]
 
   def rank(self, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
     """Order `[C]` int64, fastest first, and scores `[C]` float64 of one graph."""

@@ -74,15 +74,15 @@ def explain(
 ) -> Explanation:
   """How much each choice of a configuration adds to its score, largest first.
 
-  Score tables give the charges that add up to the score. For any other ranker the choices are
-  exchanged one by one (`exchanges`).
+  Score tables give charges that add up to the score. For other rankers, `exchanges` replaces one
+  choice at a time.
 
   Args:
     ranker: trained.
     graph: with configurations.
     config: number of the configuration to explain.
-    against: number of a configuration to compare it with: then only choices in which the two
-      differ. Exchanges are with the best-ranked one unless given.
+    against: number of a configuration to compare with; only choices in which the two differ are
+      explained. `exchanges` compares with the best-ranked configuration unless given.
 
   Raises:
     ValueError: a number that the graph does not have.
@@ -97,14 +97,14 @@ def explain(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Proposed:
-  """Configurations that a score table finds cheapest among all choices of all groups.
+  """Configurations with the lowest cost in a score table, over all choices of all groups.
 
   Attributes:
     graph: its configurations are the proposals, cheapest first (or nearest, see `propose`),
       without runtimes.
-    scores: `[n]` float64, as the ranker's.
-    gap: no choice at all scores lower than the cheapest of these by more; nan = unknown.
-    is_exact: these are the n cheapest of all, ties aside.
+    scores: `[n]` float64, as from the ranker.
+    gap: bound of the distance of the cheapest proposal from the optimum; nan = unknown.
+    is_exact: the proposals are the n cheapest configurations, except for ties.
   """
 
   graph: OpGraph
@@ -116,25 +116,25 @@ class Proposed:
 def propose(
     ranker: Ranker, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
 ) -> Proposed:
-  """The n configurations with the lowest predicted cost, measured before or not.
+  """The n configurations with the lowest predicted cost, whether measured or not.
 
-  Every group may choose among the rows that the graph's configurations give it.
+  A group can have any row that it has in some configuration of the graph.
 
   Args:
     ranker: trained, with score tables.
     graph: with configurations.
-    n: how many proposals; fewer where there are not so many choices.
-    near: number of a configuration to trust, for instance the compiler's own. The proposals then
-      lead from it to the cheapest of all, in more and more changes; see
+    n: number of proposals; fewer if there are fewer combinations.
+    near: number of a trusted configuration, for instance the default of the compiler. The proposals
+      then lead from it to the cheapest, with more and more changes; see
       `rankers.tables.search.propose_near`.
     **options: of `rankers.tables.search.propose`.
 
   Raises:
-    ValueError: the ranker has no table of costs, n is below 1, or the graph has no such number.
+    ValueError: the ranker has no score table, n is below 1, or the graph has no such number.
   """
   if not ranker.family.can_propose:
-    raise ValueError(f"model {ranker.settings.model} has no table of costs: train one with "
-                     "score tables (variant tables of configs/layout.py)")
+    raise ValueError(f"model {ranker.settings.model} has no score table: train a model with score "
+                     "tables (variant tables of configs/layout.py)")
   ranker.check(graph)
   check_numbers(graph, near)
   score = lambda rows: ranker.scores([_with_rows(graph, rows)])[0]
@@ -144,7 +144,7 @@ def propose(
 
 
 def _with_rows(graph: OpGraph, rows: np.ndarray) -> OpGraph:
-  """The graph with unlabelled configurations that choose the rows `[n, groups]`."""
+  """The graph with unlabelled configurations of the rows `[n, groups]`."""
   configs = dataclasses.replace(
       graph.configs, group_row=rows.astype(graph.configs.group_row.dtype),
       runtime_ns=np.zeros(len(rows), np.int64))
@@ -156,12 +156,12 @@ _Part = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class Exchange(NamedTuple):
-  """One choice of a configuration that differs from the one it is compared with."""
+  """A choice in which two configurations differ."""
 
   nodes: tuple[int, ...]  # numbers of the configurable nodes that share the choice; empty for tiles
   choice: tuple[int, ...]  # layout row [18] of these nodes, or (column, value) of a tile
-  instead: tuple[int, ...]  # the other configuration's row, or (column, value)
-  score: float  # score with the choice minus score without it: above 0 = it costs time
+  instead: tuple[int, ...]  # row, or (column, value), of the other configuration
+  score: float  # score with the choice minus score with `instead`: above 0 = it costs time
 
   @property
   def change(self) -> float:
@@ -188,16 +188,14 @@ def exchanges(
 ) -> list[Exchange]:
   """How much every choice of `config` adds to its score, largest first.
 
-  Each choice in which `config` differs from `against` is exchanged for the other's,
-  alone, and the graph is scored again. Charges need not add up to the difference of
-  the two scores: choices act on each other.
+  Each choice in which `config` differs from `against` is replaced alone, and the graph is scored
+  again. Choices interact: the results need not add up to the difference of the two scores.
 
   Args:
-    scores: `[C]` float32 of all configurations of a graph.
+    scores: function that returns the scores `[C]` float32 of a graph.
     graph: with configurations.
     config: number of the configuration to explain.
-    against: number of the configuration it is compared with; the best-ranked one
-      unless given.
+    against: number of a configuration to compare with; the best-ranked one unless given.
 
   Raises:
     ValueError: a number that the graph does not have.
@@ -206,11 +204,11 @@ def exchanges(
   if against is None:
     against = int(np.argsort(scores(graph), kind="stable")[0])
   exchange = _exchange_rows if isinstance(graph.configs, LayoutConfigs) else _exchange_columns
-  changed, parts = exchange(graph, config, against)
+  configs, parts = exchange(graph, config, against)
   if not parts:
     return []
-  scored = scores(dataclasses.replace(graph, configs=changed)).astype(np.float64)
-  rows = [Exchange(*part, float(scored[0] - one)) for part, one in zip(parts, scored[1:])]
+  first, *others = scores(dataclasses.replace(graph, configs=configs)).astype(np.float64)
+  rows = [Exchange(*part, float(first - other)) for part, other in zip(parts, others)]
   return sorted(rows, key=lambda row: -row.score)
 
 
@@ -225,30 +223,29 @@ def check_numbers(graph: OpGraph, *numbers: int | None) -> None:
 def _exchange_rows(
     graph: OpGraph, config: int, against: int
 ) -> tuple[TileConfigs | LayoutConfigs, list[_Part]]:
-  """The configuration itself, then one per group that differs, with the other's row there."""
+  """The configuration, then for each group that differs a copy with the row of `against`."""
   configs = graph.configs
-  own, other = (np.asarray(configs.group_row[number]) for number in (config, against))
-  groups = np.flatnonzero(own != other)
-  group_row = np.repeat(own[None], len(groups) + 1, axis=0)
+  first, other = (np.asarray(configs.group_row[number]) for number in (config, against))
+  groups = np.flatnonzero(first != other)
+  group_row = np.repeat(first[None], len(groups) + 1, axis=0)
   group_row[np.arange(1, len(groups) + 1), groups] = other[groups]
   parts = [
       (tuple(graph.config_node[configs.node_group == group].tolist()),
-       tuple(configs.rows[own[group]].tolist()), tuple(configs.rows[other[group]].tolist()))
+       tuple(configs.rows[first[group]].tolist()), tuple(configs.rows[other[group]].tolist()))
       for group in groups]
-  changed = dataclasses.replace(
-      configs, group_row=group_row, runtime_ns=np.zeros(len(group_row), np.int64))
-  return changed, parts
+  return dataclasses.replace(
+      configs, group_row=group_row, runtime_ns=np.zeros(len(group_row), np.int64)), parts
 
 
 def _exchange_columns(
     graph: OpGraph, config: int, against: int
 ) -> tuple[TileConfigs, list[_Part]]:
-  """The configuration itself, then one per column that differs, with the other's value."""
+  """The configuration, then for each column that differs a copy with the value of `against`."""
   configs = graph.configs
-  own, other = configs.config_feat[config], configs.config_feat[against]
-  columns = np.flatnonzero(own != other)
-  feat = np.repeat(own[None], len(columns) + 1, axis=0)
+  first, other = configs.config_feat[config], configs.config_feat[against]
+  columns = np.flatnonzero(first != other)
+  feat = np.repeat(first[None], len(columns) + 1, axis=0)
   feat[np.arange(1, len(columns) + 1), columns] = other[columns]
-  parts: list[_Part] = [((), (int(c), int(own[c])), (int(c), int(other[c]))) for c in columns]
-  some = np.zeros(len(feat), np.int64)
-  return TileConfigs(feat, some, some + 1), parts
+  parts: list[_Part] = [((), (int(c), int(first[c])), (int(c), int(other[c]))) for c in columns]
+  no_times = np.zeros(len(feat), np.int64)
+  return TileConfigs(feat, no_times, no_times + 1), parts

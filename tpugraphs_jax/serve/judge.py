@@ -1,4 +1,4 @@
-"""Compares scores with labels: a row of metrics per graph, means, and a summary in words."""
+"""Compares scores with labels: metrics per graph, their means, and a summary as text."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from tpugraphs_jax.infra import files, trust
 
 SCORES_FILE = "validation_scores.npz"
 PROGRAMS_FILE = "validation_programs.csv"  # of kernels
-# Arrays of the file of scores, with the kinds of their dtypes and their least values.
+# Arrays of SCORES_FILE, with the kinds of their dtypes and their smallest values.
 _JOINED = ("config_ids", "scores", "runtime_ns", "label")
 _SCORES = {"graphs": "U", "nodes": "iu", "sizes": "iu", "config_ids": "iu", "scores": "f",
            "runtime_ns": "iu", "label": "iuf"}
 _LEAST = {"nodes": 0, "sizes": 1, "config_ids": 0, "scores": -np.inf, "runtime_ns": 1, "label": 0}
-_SHOWN = 30  # programs with a line of their own
-_POOLED = ("opa",)  # metrics over the pairs of all graphs; the others are means over graphs
+_MOST_LINES = 30  # of programs in a summary
+_POOLED = ("opa",)  # metrics over the pairs of all graphs; other metrics are means over graphs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Judged:
-  """Scores of a graph beside its labels.
+  """Scores and labels of a graph.
 
   Attributes:
     name: of the graph.
-    nodes: of the graph, as the network sees it.
-    config_ids: `[n]` int64, the configurations that were scored.
+    nodes: number of nodes, after reduction.
+    config_ids: `[n]` int64 numbers of the scored configurations.
     scores: `[n]` float32, larger = slower.
-    runtime_ns: `[n]` int64, their runtimes.
-    label: `[n]`, what the order is compared with: runtime over normalizer float64 for kernels,
+    runtime_ns: `[n]` int64 runtimes.
+    label: `[n]` labels that define the true order: runtime over normalizer float64 for kernels,
       runtime int64 ns for programs (`TileConfigs.label`, `LayoutConfigs.label`).
   """
 
@@ -54,10 +54,10 @@ def beside_labels(
     graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray],
     scores: Sequence[np.ndarray],
 ) -> list[Judged]:
-  """Scores `[n]` float32 of configurations `[n]` int64 of each labelled graph, with the labels."""
-  return [Judged(graph.name, len(graph.opcode), ids, found, graph.configs.runtime_ns[ids],
+  """Joins scores `[n]` float32 of configurations `[n]` int64 of each graph with its labels."""
+  return [Judged(graph.name, len(graph.opcode), ids, graph_scores, graph.configs.runtime_ns[ids],
                  graph.configs.label[ids])
-          for graph, ids, found in zip(graphs, config_ids, scores)]
+          for graph, ids, graph_scores in zip(graphs, config_ids, scores)]
 
 
 def judge(
@@ -66,8 +66,8 @@ def judge(
   """One row of metrics per graph, and their means with OPA pooled over all pairs (official).
 
   Args:
-    judged: scored graphs.
-    ks: numbers of first choices whose slowdown is a metric (`Collection.slowdown_ks`).
+    judged: scores and labels of graphs.
+    ks: the k of top-k slowdown (`Collection.slowdown_ks`).
   """
   rows = []
   for graph in judged:
@@ -86,13 +86,13 @@ def program_rows(
 ) -> list[dict[str, Any]]:
   """One row per program of tile kernels, as in the tables of the MLSys 2021 paper.
 
-  Kendall's tau is the mean over the program's kernels and Tile-Size APE is over all of
-  them. MAPE, of every configuration of every kernel, is there if runtimes were predicted.
-  Tile-Size APE and MAPE are of nanoseconds, as in the paper, and not of labels.
+  Kendall's tau is the mean over kernels of the program, Tile-Size APE is computed over all kernels,
+  and MAPE over all their configurations, where runtimes are predicted. Tile-Size APE and MAPE use
+  nanoseconds, as in the paper, instead of labels.
 
   Args:
-    judged: scored kernels.
-    predicted_ns: `[n]` predicted runtimes of each kernel; None where scores tell the order alone.
+    judged: scores and labels of kernels.
+    predicted_ns: `[n]` predicted runtimes of each kernel; None if scores give only the order.
   """
   programs: dict[str, list[int]] = {}
   for number, graph in enumerate(judged):
@@ -101,10 +101,10 @@ def program_rows(
   for program, numbers in sorted(programs.items()):
     members = [judged[number] for number in numbers]
     taus = [{"kendaltau": metrics.kendall_tau(one.scores, one.label)} for one in members]
-    chosen = [metrics.best_of_top_k(one.scores, one.runtime_ns, 1) for one in members]
+    first = [metrics.best_of_top_k(one.scores, one.runtime_ns, 1) for one in members]
     best = [one.runtime_ns.min() for one in members]
     row = {"program": program, "kernels": len(members), **mean_row(taus),
-           "tile_size_ape": metrics.tile_size_ape(np.array(chosen), np.array(best))}
+           "tile_size_ape": metrics.tile_size_ape(np.array(first), np.array(best))}
     if predicted_ns is not None:
       row["mape"] = metrics.mape(np.concatenate([predicted_ns[number] for number in numbers]),
                                  np.concatenate([one.runtime_ns for one in members]))
@@ -113,51 +113,47 @@ def program_rows(
 
 
 def mean_name(metric: str) -> str:
-  """The name of a metric over many graphs, which says how they were put together.
-
-  A graph has an `opa`; a split has an `opa_pooled`, over the pairs of all its graphs, and a
-  `kendaltau_mean`.
-  """
+  """The name of a metric over many graphs: `opa_pooled` (over all pairs), `kendaltau_mean`."""
   return f"{metric}_pooled" if metric in _POOLED else f"{metric}_mean"
 
 
 def by_graph(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-  """Every metric of the graphs as `{metric}_by_graph`, `[graphs]` float64."""
+  """Arrays `{metric}_by_graph`, `[graphs]` float64, of every metric."""
   names = [name for name, value in rows[0].items() if isinstance(value, float)] if rows else []
   return {f"{name}_by_graph": np.array([row[name] for row in rows]) for name in names}
 
 
 def random_order(labels: Sequence[np.ndarray], ks: Sequence[int]) -> dict[str, float]:
-  """Means as `judge` gives them, of random orders of labels `[n]` of each graph."""
-  found = [metrics.random_slowdown(label, ks) for label in labels]
-  rows = [{f"slowdown{k}": value for k, value in one.items()} for one in found]
+  """Expected means, as from `judge`, of random orders of labels `[n]` of each graph."""
+  rows = [{f"slowdown{k}": value for k, value in metrics.random_slowdown(label, ks).items()}
+          for label in labels]
   return {"opa": 0.5, "kendaltau": 0.0, **mean_row(rows)}
 
 
 def summary(
     collection: Collection, rows: Sequence[Mapping[str, Any]], means: Mapping[str, float], *,
     random: Mapping[str, float], split: str = "valid", configurations: str = "all") -> str:
-  """The means on a line, those of random orders below, and a line for each program.
+  """A line of means, a line of means of random orders, and a line for each program.
 
-  The slowdown of the first k is left out where no graph has more than k configurations: it is 0.
+  Top-k slowdown is omitted where no graph has more than k configurations: it is 0.
 
   Args:
     collection: of the graphs. Kernels of one program (names up to the last `_`) share a line.
     rows: of the graphs.
-    means: as `judge` gives them.
-    random: the same of random orders.
+    means: from `judge`.
+    random: from `random_order`.
     split: of the graphs.
-    configurations: which of each graph were judged, in words.
+    configurations: the judged configurations of each graph, in words.
   """
   most = max((row["configs"] for row in rows), default=0)
-  known = {f"slowdown{k}" for k in collection.slowdown_ks if 1 < k >= most}
-  names = [name for name in means if name not in known]
-  start, other = f"{collection.name}: {len(rows)} graphs", "  a random order:"
-  shown = [f"{{:<{len(start)}}}  " + "  ".join(
-      f"{mean_name(name)} {values[name]:.4f}" for name in names) for values in (means, random)]
-  lines = [shown[0].format(start), shown[1].format(other),
-           f"  ({split} split, configurations: {configurations}; _pooled: over the pairs of all "
-           "graphs, _mean: over graphs)"]
+  zeros = {f"slowdown{k}" for k in collection.slowdown_ks if 1 < k >= most}
+  names = [name for name in means if name not in zeros]
+  starts = [f"{collection.name}: {len(rows)} graphs", "  a random order:"]
+  lines = ["  ".join([f"{start:<{len(starts[0])}}",
+                      *(f"{mean_name(name)} {values[name]:.4f}" for name in names)])
+           for start, values in zip(starts, (means, random))]
+  lines.append(f"  ({split} split, configurations: {configurations}; _pooled: over the pairs of "
+               "all graphs, _mean: over graphs)")
   if collection.kind == "layout":
     columns = [name for name in names if name == "kendaltau" or name.startswith("slowdown")]
     by_name = {name: {row["graph"]: row[name] for row in rows} for name in columns}
@@ -168,18 +164,18 @@ def summary(
   programs = list(next(iter(by_name.values())))
   lines += [f"  {program}: " + "  ".join(
       f"{name} {values[program]:.4f}" for name, values in by_name.items())
-            for program in programs[:_SHOWN]]
-  if len(programs) > _SHOWN:
-    lines.append(f"  ... and {len(programs) - _SHOWN} more, in the CSV file")
+            for program in programs[:_MOST_LINES]]
+  if len(programs) > _MOST_LINES:
+    lines.append(f"  ... and {len(programs) - _MOST_LINES} more, in the CSV file")
   return "\n".join(lines)
 
 
 def write_scores(path: Path, judged: Sequence[Judged]) -> None:
-  """Writes scores beside labels, for `read_scores` and for NumPy alone.
+  """Writes scores and labels, for `read_scores` or NumPy.
 
-  The `.npz` has `graphs` `[G]` names, `nodes` `[G]`, `sizes` `[G]` configurations of each, and
-  one after the other `config_ids`, `runtime_ns` int64, `label` (see `Judged`) and `scores` float32,
-  `[sum(sizes)]`.
+  The `.npz` has `graphs` `[G]` names, `nodes` `[G]`, `sizes` `[G]` numbers of configurations, and
+  `config_ids`, `runtime_ns` int64, `label` (see `Judged`) and `scores` float32, each
+  `[sum(sizes)]`, graph after graph.
   """
   joined = {name: np.concatenate([getattr(graph, name) for graph in judged])
             for name in ("config_ids", "runtime_ns", "label", "scores")}
@@ -197,18 +193,18 @@ def read_scores(path: Path) -> list[Judged]:
     ValueError: it is damaged.
   """
   with trust.reading(path, "evaluate again"), npz.NpzArchive(path) as archive:
-    found = {name: archive.read(name) for name in _SCORES}
-    sizes = found["sizes"]
+    arrays = {name: archive.read(name) for name in _SCORES}
+    sizes = arrays["sizes"]
     lengths = {name: int(sizes.sum()) for name in _JOINED} | {"nodes": len(sizes),
                                                               "graphs": len(sizes)}
-    for name, array in found.items():
+    for name, array in arrays.items():
       if array.shape != (lengths.get(name, array.size),) or array.dtype.kind not in _SCORES[name]:
         archive.fail(name, f"is {array.dtype} {list(array.shape)}")
       if array.dtype.kind != "U" and not (np.isfinite(array) & (array >= _LEAST[name])).all():
         archive.fail(name, f"has a number that is not finite, or below {_LEAST[name]}")
-    parts = [np.split(found[name], np.cumsum(sizes)[:-1]) for name in _JOINED]
-    return [Judged(trust.name(str(name)), int(nodes), *arrays)
-            for name, nodes, *arrays in zip(found["graphs"], found["nodes"], *parts)]
+    columns = [np.split(arrays[name], np.cumsum(sizes)[:-1]) for name in _JOINED]
+    return [Judged(trust.name(str(name)), int(nodes), *parts)
+            for name, nodes, *parts in zip(arrays["graphs"], arrays["nodes"], *columns)]
 
 
 def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -223,7 +219,7 @@ def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -
 
 
 def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-  """Mean of every float column over the rows where it is a number."""
+  """Mean of every float column over the rows where it is not NaN."""
   numeric = [key for key, value in rows[0].items() if isinstance(value, float)] if rows else []
   columns = {key: np.array([row[key] for row in rows]) for key in numeric}
   return {
@@ -232,5 +228,5 @@ def mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def is_tied(scores: np.ndarray, *, first: int = 5) -> bool:
-  """Whether the best `first` of scores `[C]` are equal, of more than `first`."""
+  """Whether the best `first` of more than `first` scores `[C]` are equal."""
   return len(scores) > first and np.ptp(np.partition(scores, first - 1)[:first]) == 0

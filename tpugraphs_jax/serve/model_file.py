@@ -1,9 +1,8 @@
-"""Where a trained ranker is kept: a working folder, a model file, or the models that ship.
+"""Reads and writes trained models: working folders, model files, and models in the package.
 
-A working folder has checkpoints. A model file `model.npz` is small: the parameters as arrays named
-`params/<module>/.../<parameter>`, and the array `card`, the bytes of a JSON object with config,
-feature transforms, versions, the model's origin and a checksum of the parameters. NumPy alone can
-read it.
+A working folder has checkpoints. A model file `model.npz` has the parameters as arrays
+`params/<module>/.../<parameter>`, and the array `card`: the bytes of a JSON object with config,
+feature transforms, versions, origin, and a checksum of the parameters. NumPy can read it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tpugraphs_jax.infra import parallel, remote, trust
 from tpugraphs_jax.train import checkpoint, loop
 
 MODEL_FILE, CONFIG_FILE, TRANSFORMS_FILE = "model.npz", "config.json", "features.json"
-FORMAT = 1  # of model files; a reader refuses later ones
+FORMAT = 1  # of model files; later formats are refused
 MOST_BYTES = 2**30  # of the arrays of a model file: 268 million parameters
 SHIPPED = Path(__file__).parent / "shipped_models"
 
@@ -52,7 +51,7 @@ class Artefact:
 
 
 def write(path: Path, artefact: Artefact) -> None:
-  """Writes a model file; one that is there is replaced when the new one is complete."""
+  """Writes a model file; an existing file is replaced atomically."""
   arrays = {
       _PARAMS + name: np.asarray(value)
       for name, value in traverse_util.flatten_dict(artefact.params, sep="/").items()}
@@ -71,7 +70,7 @@ def read_file(path: Path) -> Artefact:
   """Reads a model file.
 
   Raises:
-    FileNotFoundError: there is none.
+    FileNotFoundError: it is missing.
     ValueError: it is damaged, or of a newer version.
   """
   if not path.is_file():
@@ -111,7 +110,7 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
-  """The fields of a config on which a checkpoint depends, to be compared before it is used."""
+  """The fields of a config on which a checkpoint depends."""
   fields = {k: v for k, v in config.items() if k not in _FREE_FIELDS}
   fields["data"] = {k: v for k, v in fields["data"].items() if k not in _FREE_DATA_FIELDS}
   fields["extensions"] = sorted(fields["extensions"])
@@ -119,7 +118,7 @@ def fingerprint(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_of(workdir: str | os.PathLike[str]) -> dict[str, Any]:
-  """The config that the model in `workdir` was trained with; also of a model file alone.
+  """The config of the trained model in a working folder, or in a folder with a model file.
 
   Raises:
     FileNotFoundError: nothing was trained there.
@@ -165,7 +164,7 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
   Args:
     place: a folder that a model was trained in, a folder that holds `model.npz` alone,
       or a model file.
-    config: expected of the model; that which it was trained with unless given.
+    config: expected config of the model; unless given, its config of training.
 
   Raises:
     FileNotFoundError: nothing was trained there.
@@ -175,29 +174,28 @@ def read(place: str | os.PathLike[str], config: Mapping[str, Any] | None = None)
   if parallel.from_primary((path / loop.CHECKPOINTS).is_dir()):
     try:
       return _from_checkpoints(path, config)
-    except (ValueError, OSError):  # a run that goes on may have replaced the checkpoint meanwhile
+    except (ValueError, OSError):  # a running run may have replaced the checkpoint: once more
       return _from_checkpoints(path, config)
   return parallel.on_primary(
       lambda: read_file(path / MODEL_FILE if path.is_dir() or not path.suffix else path))
 
 
 def _from_checkpoints(workdir: Path, config: Mapping[str, Any] | None) -> Artefact:
-  chosen = config
-  if chosen is None:
-    chosen = parallel.on_primary(lambda: config_of(workdir))
-  best = best_checkpoint(workdir, chosen)
+  if config is None:
+    config = parallel.on_primary(lambda: config_of(workdir))
+  best = best_checkpoint(workdir, config)
   if best is None:
     raise FileNotFoundError(f"{workdir} holds no checkpoint: train first")
   transforms = None
   if parallel.is_primary():
     transforms = features.load(workdir / TRANSFORMS_FILE)
-    there = [workdir / name for name in best.files if (workdir / name).exists()]
-    checkpoint.check_files(workdir / loop.CHECKPOINTS, best.files, digests(there, workdir))
+    files = [workdir / name for name in best.files if (workdir / name).exists()]
+    checkpoint.check_files(workdir / loop.CHECKPOINTS, best.files, digests(files, workdir))
   about = {"step": best.step, "value": best.value}
-  return Artefact(dict(chosen), parallel.from_primary(transforms), best.params, about)
+  return Artefact(dict(config), parallel.from_primary(transforms), best.params, about)
 
 
-# Models that ship with the package, each with a card.
+# Models in the package, each with a card.
 
 
 def shipped_names() -> list[str]:
@@ -206,10 +204,10 @@ def shipped_names() -> list[str]:
 
 
 def shipped_file(place: str | Path) -> Path:
-  """The file of a model that ships, where `place` is its name and no path; else `place`.
+  """The file of a model that ships, if `place` is its name; otherwise `place`.
 
   Raises:
-    FileNotFoundError: a name without a path, of nothing that is here or ships.
+    FileNotFoundError: `place` is a name of neither a file nor a model that ships.
   """
   path = Path(place)
   if path.exists() or path.name != str(place):

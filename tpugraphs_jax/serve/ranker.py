@@ -1,10 +1,10 @@
-"""A trained ranker ready for use: from graphs to scores and orders.
+"""Rankers: graphs to scores and orders.
 
     config -> features, ranker family                 `Ranker(config)`
     transforms and parameters                         fitted and trained, or loaded
     OpGraph -> prepare -> scorer                      validation, evaluation, own programs
 
-Where a trained ranker is kept: `serve.model_file`.
+`serve.model_file` reads and writes trained rankers.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _CONFIGS = {"tile": TileConfigs, "layout": LayoutConfigs}
 
 
 class Ranker:
-  """Everything that turns graphs into scores, made from a config.
+  """Scores and ranks graphs of a collection.
 
   Args:
-    config: nested fields, see `configs/`; training's own fields are not read.
+    config: nested fields, see `configs/`; fields of training alone are not read.
 
   Attributes:
-    config: the same.
+    config: the argument.
     settings: the fields of the config that rankers read.
-    collection: whose graphs it ranks.
+    collection: of the graphs.
     features: node features, with their transforms once fitted or loaded.
-    family: the ranker family that the config names, see `rankers.base`.
-    params: of the family's network, once trained or loaded.
-    about: where a loaded model comes from: step, labels, versions, ...
+    family: the ranker family, see `rankers.base`.
+    params: of the network, once trained or loaded.
+    about: origin of a loaded model: step, labels, versions, ...
 
   Raises:
     ValueError: fields that do not go together.
@@ -98,11 +98,12 @@ class Ranker:
   def check_params(self) -> None:
     """Refuses (ValueError) parameters, or transforms, that are not those of the network."""
     shapes = self.param_shapes(_small_graph(self.collection.kind))
-    if differ := state.first_difference(self.params, shapes):
-      raise ValueError(f"{differ[0]} is {differ[1]}, the model of its config has {differ[2]}")
+    if difference := state.first_difference(self.params, shapes):
+      name, parameter, expected = difference
+      raise ValueError(f"{name} is {parameter}, the model of its config has {expected}")
 
   def param_shapes(self, graph: OpGraph) -> Any:
-    """Shapes and dtypes of the network's parameters for graphs like this one; computes nothing."""
+    """Shapes and dtypes of the network's parameters, from a graph, without computing them."""
     prepared, ids = self.prepare(graph), np.arange(2)
     batches = plan.BatchPlan(
         [prepared], slates_per_step=1, devices=1, seed=0, epochs=1, slates_per_epoch=1,
@@ -124,15 +125,15 @@ class Ranker:
 
   @property
   def transforms(self) -> dict[str, features.Transform]:
-    """Everything that was fitted, by the names under which it is saved."""
+    """The fitted transforms, by their names in files."""
     return features.to_saved(self.features.transforms, self.family.config_transform)
 
   def use_transforms(
       self, transforms: Mapping[str, features.Transform], *, where: str | os.PathLike[str]) -> None:
-    """Takes transforms that were saved.
+    """Sets the transforms, as read from a file.
 
     Raises:
-      ValueError: they are of other feature blocks than the config names.
+      ValueError: they are for other feature blocks than the config names.
     """
     nodes, self.family.config_transform = features.from_saved(transforms, where)
     if set(nodes) != set(self.features.names):
@@ -145,8 +146,7 @@ class Ranker:
   def check(self, graph: OpGraph) -> None:
     """Refuses (ValueError) a graph whose configurations are not of the ranker's kind.
 
-    Warns, once for each program, where it is from another stage of compilation than the programs
-    of training.
+    Warns, once per program, if it is from another stage of compilation than the training programs.
     """
     selection.check_kind(graph, _CONFIGS[self.collection.kind])
     if self.collection.kind == "layout" and graph.stage and not graph.stage.startswith(self.stage):
@@ -164,12 +164,12 @@ class Ranker:
 
   @property
   def target(self) -> str:
-    """The TPU target of which the labels of training are estimates; empty for run times."""
+    """The TPU target of the estimates in the training labels; empty for measured labels."""
     return self.about.get("labels", {}).get("target") or ""
 
   @property
   def stage(self) -> str:
-    """The stage of compilation of the training programs; empty where it is not known."""
+    """The stage of compilation of the training programs; empty if unknown."""
     if self.collection.is_released:
       return BEFORE_LAYOUTS
     if "labels" not in self.about:
@@ -177,14 +177,14 @@ class Ranker:
     return f"{BEFORE_LAYOUTS} for {self.target}" if self.target else LOWERED
 
   def prepare(self, graph: OpGraph) -> Any:
-    """A graph as the family wants it: features computed and transformed, tables built."""
+    """Computes and transforms features, and prepares the graph; see `Family.prepare`."""
     graph = self._seen(graph)
     if self.settings.data.virtual_node == "output":
       graph = reduction.with_output(graph)
     return self.family.prepare(graph, self.features(graph))
 
   def _seen(self, graph: OpGraph) -> OpGraph:
-    """The graph as the ranker sees it: with output layouts alone where it was trained on them."""
+    """The graph, without other layouts than outputs if the ranker was trained on output layouts."""
     return output_orders(graph) if "outputs" in self.settings.data.config_features else graph
 
   # Scores.
@@ -202,7 +202,7 @@ class Ranker:
 
     Args:
       graphs: with configurations.
-      config_ids: `[n]` int64 for each graph; all of them in file order unless given.
+      config_ids: `[n]` int64 for each graph; all configurations in file order unless given.
       progress: shows a bar.
 
     Raises:
@@ -220,8 +220,8 @@ class Ranker:
     """
     (scores,) = self.scores([graph])
     if judge.is_tied(scores):
-      logging.warning("%s: the five best configurations have equal scores, and their order is that "
-                      "of the file", graph.name)
+      logging.warning("%s: the five best configurations have equal scores, and stay in file order",
+                      graph.name)
     return np.argsort(scores, kind="stable"), scores
 
   def explain(
@@ -234,10 +234,10 @@ class Ranker:
   def propose(
       self, graph: OpGraph, n: int = 10, *, near: int | None = None, **options: Any
   ) -> explaining.Proposed:
-    """The n cheapest of all choices of a graph; see `serve.explain.propose`."""
+    """The n configurations with the lowest predicted cost; see `serve.explain.propose`."""
     return explaining.propose(self, self._seen(graph), n, near=near, **options)
 
-  # Keeping.
+  # Files.
 
   def save(
       self, path: str | os.PathLike[str], params: Any = None,
@@ -246,8 +246,8 @@ class Ranker:
 
     Args:
       path: the file, such as `model.npz`.
-      params: of the network; the ranker's own unless given.
-      about: what the file says of the model; what is known of it unless given.
+      params: of the network; `self.params` unless given.
+      about: origin of the model, in JSON types; `self.about` unless given.
 
     Raises:
       ValueError: the ranker was neither trained nor loaded.
@@ -256,14 +256,14 @@ class Ranker:
     if params is None:
       raise ValueError("the ranker has no parameters: train it, or load one")
     about = self.about if about is None else about
-    # Where the data of training lay is nothing of the model's.
-    kept = {k: v for k, v in self.config.items() if k != "data_root"}
+    # The model does not depend on the folder of its training data.
+    config = {k: v for k, v in self.config.items() if k != "data_root"}
     model_file.write(Path(path), model_file.Artefact(
-        trust.config(kept), self.transforms, params, dict(about)))
+        trust.config(config), self.transforms, params, dict(about)))
 
 
 def _small_graph(kind: str) -> OpGraph:
-  """A program of a product and a reshape, or a kernel, with two configurations."""
+  """A product and a reshape, as a program or a kernel with two configurations."""
   ids, times = opcode_ids(), np.array([1, 2])
   feat = np.zeros((4, NODE_FEATURES), np.float32)
   feat[:, NODE["shape"]][:, :2] = 8
@@ -287,15 +287,15 @@ def _warn_of_stage(name: str, stage: str, expected: str) -> None:
 
 @functools.lru_cache(maxsize=4)
 def _loaded(place: Path, saved_ns: int) -> Ranker:
-  del saved_ns  # a newer checkpoint needs another ranker
+  del saved_ns  # key of the cache: a newer checkpoint is loaded again
   return Ranker.load(place)
 
 
 def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ranker:
-  """The trained ranker of a working folder or a model file; loaded once while it is unchanged.
+  """The trained ranker of a working folder or a model file; cached while the files are unchanged.
 
-  A model runs no code of its author. Where its parts are registered by a module, that module
-  is named here, or imported before.
+  Loading a model imports no module that it names: if a module registers its parts, name it in
+  `extensions` or import it first.
 
   Args:
     place: a folder that `run_tile.py` or `run_layout.py` trained in, a `model.npz`, or the
@@ -315,7 +315,7 @@ def load(place: str | os.PathLike[str], *, extensions: Sequence[str] = ()) -> Ra
   source = place if remote.is_remote(place) else parallel.on_primary(
       lambda: model_file.shipped_file(Path(place).expanduser()))
   path = remote.fetch(source).absolute()
-  # The checkpoints of every stage of training, whatever its folder is called.
+  # The checkpoints of all stages of training.
   marks = (path, path / model_file.MODEL_FILE, *path.glob(loop.CHECKPOINTS),
            *path.glob(f"*/{loop.CHECKPOINTS}"))
   return _loaded(path, max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0))
@@ -325,17 +325,17 @@ def propose(
     place: str | os.PathLike[str] | Ranker, graph: OpGraph, n: int = 10, *,
     near: int | None = None,
 ) -> explaining.Proposed:
-  """The n configurations that a trained score table finds cheapest among all choices.
+  """The n configurations with the lowest cost in a trained score table.
 
   Args:
-    place: as in `load`, or a ranker that is loaded already.
+    place: as in `load`, or a loaded ranker.
     graph: an `OpGraph` with layout configurations, whose rows are the choices of each group.
-    n: how many.
-    near: number of a configuration to trust, such as the compiler's own, from which the
+    n: number of proposals.
+    near: number of a trusted configuration, such as the default of the compiler, from which the
       proposals lead to the cheapest; None searches freely.
 
   Raises:
-    FileNotFoundError, ValueError: as `load`; no table of costs to search.
+    FileNotFoundError, ValueError: as `load`; or the model has no score table.
   """
   return _ranker(place).propose(graph, n, near=near)
 
@@ -347,10 +347,10 @@ def explain(
   """How much each choice of a configuration adds to its score; see `Ranker.explain`.
 
   Args:
-    place: as in `load`, or a ranker that is loaded already.
+    place: as in `load`, or a loaded ranker.
     graph: with configurations.
     config: number of the configuration to explain.
-    against: number of a configuration to compare it with.
+    against: number of a configuration to compare with.
 
   Returns:
     A list of choices that prints as a table.
@@ -370,12 +370,12 @@ def explain(
 
 
 def _ranker(place: Any) -> Any:
-  """The trained ranker of a place, or the `Ranker` or `Ensemble` that is given."""
+  """Loads the ranker of a place; a `Ranker` or `Ensemble` is returned as is."""
   if isinstance(place, (str, os.PathLike)):
     return load(place)
   if not hasattr(place, "rank"):
     raise ValueError(f"the model is a {type(place).__name__}, expected a folder, a model file, the "
-                     "name of a model that ships, or what `load` returned")
+                     "name of a model that ships, or a ranker from `load`")
   return place
 
 
@@ -383,7 +383,7 @@ def rank(place: Any, graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
   """Ranks the configurations of a graph with a trained model.
 
   Args:
-    place: as in `load`, or a `Ranker` or `Ensemble` that is loaded already.
+    place: as in `load`, or a loaded `Ranker` or `Ensemble`.
     graph: an `OpGraph` with `configs`, from a file or from `tpugraphs_jax.hlo`.
 
   Returns:

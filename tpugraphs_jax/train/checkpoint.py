@@ -1,12 +1,11 @@
-"""Checkpoints: the newest, to go on from, and the best, to evaluate.
+"""Checkpoints: the newest, to resume from, and the best, to evaluate.
 
-Orbax writes, renames, keeps and removes them. This module adds what Orbax does not do:
-refusing a checkpoint of another config or beside other files, a checksum of the state,
-removal that a kill cannot leave half done, and errors of one line.
+Orbax writes and removes them. This module adds a check of the config and of other files of the run,
+a checksum of the state, atomic removal, and errors of one line.
 
-Checkpoints are numbered in the order of saving, not by training step: a step whose
-evaluation was interrupted is saved again once it is evaluated. In a run of several
-processes process 0 alone reads and writes, so that its disk is enough.
+Checkpoints are numbered in the order of saving, not by training step: when an evaluation is
+interrupted, its step is saved twice. In a run of several processes process 0 alone reads and
+writes.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from tpugraphs_jax.train import state as state_lib
 
 _STATE, _NOTES = "state", "notes"  # the two items of a checkpoint
 _CHECKSUM = "state_sha256"  # a field of the notes
-_TRASH = "superseded"  # folder of checkpoints on their way out
+_TRASH = "superseded"  # folder of checkpoints that are being removed
 _PREFIX = "save"  # folders are save_0, save_1, ...
 _FIELDS = "step", "config", "data", "progress", "value", "files", _CHECKSUM  # of the notes
-# Fields of a config that change no result: how many configurations pass the model at a time.
+# Fields of a config that may change in a resumed run: they change no result.
 _FREE_FIELDS = ("batch.config_chunk",)
-_LATE = "Event loop is closed"
-_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
+_LOOP_CLOSED = "Event loop is closed"
+_DISK_FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +52,13 @@ class Saved:
   step: int
   state: Any  # pytree of numpy arrays, without a device axis
   data: Any  # state of the data iterator (JSON types)
-  progress: dict[str, Any]  # the loop's bookkeeping (JSON types)
-  value: float | None  # of the metric to be maximised; None = not evaluated
-  files: dict[str, str]  # SHA-256 of other files that the run read, by path
+  progress: dict[str, Any]  # bookkeeping of the loop (JSON types)
+  value: float | None  # of the metric to maximise; None = not evaluated
+  files: dict[str, str]  # SHA-256 of other files that the run reads, by path
 
   @property
   def params(self) -> Any:
-    """The parameters to evaluate, of a state in nested dicts: averaged ones where there are."""
+    """The parameters to evaluate, from a state in nested dicts: their average where one is kept."""
     average = optax.tree.get(self.state["opt_state"], "average_params")
     return self.state["params"] if average is None else average
 
@@ -68,12 +67,12 @@ class Checkpoints:
   """The checkpoints of one working folder: the newest and the best.
 
   Args:
-    folder: where they are; made when missing.
-    config: nested fields (JSON types) that a checkpoint must agree with to be
-      restored. Leave out what may change between two runs.
-    files: SHA-256 of other files that a run reads, by path within its working folder.
-      A checkpoint that was saved beside other ones is refused.
-    read_only: changes nothing on disk, where a run may be saving at the same time.
+    folder: of the checkpoints; created if missing.
+    config: nested fields (JSON types) that a checkpoint must have to be restored, without
+      fields that may change between two runs.
+    files: SHA-256 of other files that a run reads, by path within its working folder. A
+      checkpoint with other digests is refused.
+    read_only: changes nothing on disk; another run may be saving at the same time.
   """
 
   def __init__(
@@ -81,13 +80,13 @@ class Checkpoints:
       files: Mapping[str, str] | None = None, read_only: bool = False):
     self._folder = Path(folder).expanduser().absolute()
     self._config, self._files = _as_json(config or {}), dict(files or {})
-    self._manager = None  # in process 0, unless there is nothing to read
+    self._manager = None  # stays None in processes other than 0, and without a folder to read
     if parallel.is_primary() and (self._folder.is_dir() or not read_only):
       try:
         self._manager = self._create_manager(read_only)
         if not read_only:
           self._tidy()
-      except (ValueError, KeyError, TypeError) as error:  # of the metrics that Orbax reads
+      except (ValueError, KeyError, TypeError) as error:  # damaged metrics
         raise _damaged(self._folder / f"{_PREFIX}_*", error) from None
 
   def _create_manager(self, read_only: bool) -> ocp.CheckpointManager:
@@ -104,7 +103,7 @@ class Checkpoints:
             best_fn=_rank,
             preservation_policy=preservation_policy.AnyPreservationPolicy([newest, best]),
             step_prefix=_PREFIX,
-            todelete_subdir=None if read_only else _TRASH,  # so that one is there whole or not
+            todelete_subdir=None if read_only else _TRASH,  # atomic removal
             create=False,
             read_only=read_only,
             cleanup_tmp_directories=not read_only,
@@ -115,8 +114,8 @@ class Checkpoints:
 
   def _tidy(self) -> None:
     """Removes superseded checkpoints that a killed run left."""
-    kept = {self._manager.latest_step(), self._manager.best_step()}
-    for number in set(self._manager.all_steps()) - kept:
+    current = {self._manager.latest_step(), self._manager.best_step()}
+    for number in set(self._manager.all_steps()) - current:
       self._manager.delete(number)
     self._empty_trash()
 
@@ -132,12 +131,11 @@ class Checkpoints:
       step: training steps taken.
       state: pytree of numpy arrays.
       data: state of the data iterator.
-      progress: the loop's bookkeeping.
-      value: the metric to be maximised; None = not evaluated, so never the best.
+      progress: bookkeeping of the loop.
+      value: of the metric to maximise; None = not evaluated, never the best.
 
     Raises:
-      OSError: not written, for example because the disk is full; what was saved
-        before is untouched.
+      OSError: not written, for example because the disk is full. Earlier checkpoints stay.
     """
     if self._manager is None:
       return
@@ -152,12 +150,12 @@ class Checkpoints:
       self._manager.save(number, args=items, metrics={"value": value, "number": number}, force=True)
     except (OSError, ValueError, RuntimeError) as error:
       raise OSError(
-          f"{self._folder}: checkpoint of step {step} not written ({_reason(error)}). The earlier "
-          "ones are untouched: free some space, then go on with --resume") from error
+          f"{self._folder}: checkpoint of step {step} not written ({_reason(error)}). Earlier "
+          "checkpoints are untouched: free some space, then go on with --resume") from error
     self._empty_trash()
 
   def newest_step(self) -> int | None:
-    """The step of the newest checkpoint, or None when there is none."""
+    """The step of the newest checkpoint; None without one."""
     return self._on_primary(lambda: (self._newest_notes() or {}).get("step"))
 
   def check_config(self) -> None:
@@ -171,28 +169,28 @@ class Checkpoints:
     self._on_primary(check)
 
   def newest(self, template: Any) -> Saved | None:
-    """The newest checkpoint, or None when there is none.
+    """The newest checkpoint; None without one.
 
     Args:
-      template: a state with the shapes and dtypes to expect.
+      template: a state with the expected shapes and dtypes.
 
     Raises:
-      ValueError: it belongs to another config or other files, or does not fit the template.
+      ValueError: it has another config or other files, or does not fit the template.
     """
     return self._on_primary(lambda: self._read(self._manager.latest_step(), template))
 
   def best(self) -> Saved | None:
-    """The best checkpoint, else the newest; None when there is none.
+    """The best checkpoint, else the newest; None without one.
 
-    Its state is nested dicts, as it was saved: neither model nor optimiser has to be made.
+    Its state is nested dicts, and needs neither a model nor an optimiser.
 
     Raises:
-      ValueError: it belongs to another config or other files, or is damaged.
+      ValueError: it has another config or other files, or is damaged.
     """
     def read() -> Saved | None:
       values = {number: self._read_notes(number)["value"] for number in self._manager.all_steps()}
-      judged = [n for n, value in values.items() if value is not None and not math.isnan(value)]
-      best = max(judged, key=lambda n: _rank({"value": values[n], "number": n}), default=None)
+      numbers = [n for n, value in values.items() if value is not None and not math.isnan(value)]
+      best = max(numbers, key=lambda n: _rank({"value": values[n], "number": n}), default=None)
       return self._read(self._manager.latest_step() if best is None else best)
 
     return self._on_primary(read)
@@ -202,19 +200,19 @@ class Checkpoints:
     return parallel.on_primary(lambda: None if self._manager is None else read())
 
   def _read(self, number: int | None, template: Any = None) -> Saved | None:
-    """A checkpoint with its state as the template, or in nested dicts without one."""
+    """A checkpoint, its state in the structure of the template, or in nested dicts."""
     if number is None:
       return None
     where = self._where(number)
     notes = self._read_notes(number)
     check_config(where, notes["config"], self._config)
     check_files(where, notes["files"], self._files)
-    # Whatever device saved them, arrays are read as numpy arrays.
+    # NumPy arrays can be restored on any device.
     host = self._shapes(number) if template is None else jax.tree.map(np.asarray, template)
     state = self._restore_state(number, host)
-    if template is not None and (differ := state_lib.first_difference(state, host)):
-      raise ValueError(f"{where} does not fit this model: {differ[0]} is {differ[1]} there and "
-                       f"{differ[2]} here")
+    if template is not None and (difference := state_lib.first_difference(state, host)):
+      name, there, here = difference
+      raise ValueError(f"{where} does not fit this model: {name} is {there} there and {here} here")
     if notes[_CHECKSUM] != _digest(state):
       raise _damaged(where, "its checksum does not fit")
     return Saved(state=state, **{name: notes[name] for name in (
@@ -241,7 +239,7 @@ class Checkpoints:
     try:
       notes = files_lib.unseal(self._manager.restore(number, args=items)[_NOTES])
       return {name: notes[name] for name in _FIELDS}
-    except Exception as error:  # Orbax passes on a dozen types
+    except Exception as error:  # Orbax raises a dozen types
       raise _damaged(self._where(number), error) from None
 
   def _restore_state(self, number: int, template: Any) -> Any:
@@ -259,12 +257,12 @@ class Checkpoints:
 
 
 def check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-  """Raises ValueError with the fields that differ between two configs, and their values.
+  """Refuses (ValueError) a checkpoint of another config; the message has the fields that differ.
 
   Args:
     where: the checkpoint, for the message.
-    saved: nested fields (JSON types) that it was saved with.
-    current: nested fields that it should have.
+    saved: nested fields (JSON types) of the checkpoint.
+    current: nested fields of the run.
   """
   old, new = (traverse_util.flatten_dict(config, sep=".") for config in (saved, current))
   absent = "absent"
@@ -279,12 +277,12 @@ def check_config(where: Path, saved: Mapping[str, Any], current: Mapping[str, An
 
 
 def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str]) -> None:
-  """Raises ValueError with the first file that is not the one a checkpoint was saved beside.
+  """Refuses (ValueError) a checkpoint whose run read another version of a file.
 
   Args:
     where: the checkpoint, for the message.
-    saved: digests of the files that it was saved beside, by path within the working folder.
-    current: digests of what is there now. Files that one side does not know are not compared.
+    saved: digests in the checkpoint, by path within the working folder.
+    current: digests of the present files. Only paths in both are compared.
   """
   for name in sorted(saved.keys() & current.keys()):
     if saved[name] != current[name]:
@@ -294,7 +292,7 @@ def check_files(where: Path, saved: Mapping[str, str], current: Mapping[str, str
 
 
 def _rank(metrics: Mapping[str, Any]) -> tuple[float, int]:
-  """Sort key: higher is better, of equals the earlier, never NaN or unevaluated."""
+  """Sort key of checkpoints: a larger value, then the earlier one; NaN and None come last."""
   value = metrics["value"]
   if value is None or math.isnan(value):
     value = -math.inf
@@ -312,23 +310,23 @@ def _damaged(where: Path, reason: Any) -> ValueError:
 
 
 def _as_json(value: Any) -> Any:
-  """A copy with JSON types only, as it would come back from a file."""
+  """A copy in JSON types, as read from a file."""
   return json.loads(json.dumps(value, default=lambda number: number.tolist()))  # of NumPy's types
 
 
 class _OrbaxFilter(logging.Filter):
-  """Drops every message of Orbax and of its tasks: their errors are also raised."""
+  """Drops all messages of Orbax and its tasks: errors are raised as well."""
 
   def filter(self, record: logging.LogRecord) -> bool:
-    is_of_task = record.name == "asyncio" and "/orbax/" in str(record.msg)  # names its file
+    is_of_task = record.name == "asyncio" and "/orbax/" in str(record.msg)  # has the file's path
     return not is_of_task and "/orbax/" not in record.pathname.replace("\\", "/")
 
 
 def _quiet_orbax() -> None:
-  """Keeps the messages of Orbax, dozens of lines per checkpoint, out of a run's output.
+  """Drops the messages of Orbax, dozens of lines per checkpoint.
 
-  When several writes of a checkpoint fail, the first error is raised and ends the event loop,
-  to which threads of TensorStore then report the others in vain: their messages are dropped too.
+  When several writes of a checkpoint fail, the first error is raised and closes the event loop.
+  Errors that threads of TensorStore report afterwards are dropped too.
   """
   for name in ("absl", "asyncio"):
     logger = logging.getLogger(name)
@@ -340,13 +338,13 @@ def _quiet_orbax() -> None:
 
 
 def _drop_late(
-    previous: Callable[[sys.UnraisableHookArgs], object], told: sys.UnraisableHookArgs) -> None:
-  """Hands an unraisable error to the previous hook, unless a closed event loop is all it tells."""
-  if not (told.exc_type is RuntimeError and str(told.exc_value) == _LATE):
-    previous(told)
+    previous: Callable[[sys.UnraisableHookArgs], object], error: sys.UnraisableHookArgs) -> None:
+  """Passes an unraisable error to the previous hook, except that of a closed event loop."""
+  if not (error.exc_type is RuntimeError and str(error.exc_value) == _LOOP_CLOSED):
+    previous(error)
 
 
 def _reason(error: BaseException) -> str:
-  """An error of Orbax in one line; it wraps the error of a full disk in pages of settings."""
-  full = next((reason for reason in _FULL if reason in str(error)), "")
+  """An error of Orbax in one line; Orbax reports a full disk in pages of settings."""
+  full = next((reason for reason in _DISK_FULL if reason in str(error)), "")
   return full or (str(error).splitlines() or [type(error).__name__])[0]

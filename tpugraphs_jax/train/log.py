@@ -1,7 +1,7 @@
 """The log of a run: metrics.jsonl, TensorBoard, progress lines, config.json, a profile.
 
-Only the primary process writes and prints. An output that fails costs one warning, and never
-stops, slows or ends the run.
+Only the primary process writes and prints. An output that fails causes one warning; the run
+continues at full speed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ from tpugraphs_jax.infra import console, files, parallel, trust
 _PACKAGES = ("tpugraphs-jax", "jax", "jaxlib", "flax", "optax", "jraph", "rax", "grain",
              "orbax-checkpoint", "numpy", "scipy")
 _PROGRESS_SECONDS = 10.0  # between two progress lines
-_RATE_SECONDS = 1.0  # of steps, without which a line has no rate
-# Rows that wait for a slow disk; later ones are left out of TensorBoard.
-_WAITING_ROWS = 1000
-_CLOSE_SECONDS = 10.0  # time that a finished run gives a slow disk
+_RATE_SECONDS = 1.0  # shortest time over which a rate is computed
+_WAITING_ROWS = 1000  # length of the queue to TensorBoard; more rows turn it off
+_CLOSE_SECONDS = 10.0  # longest wait for a slow disk at the end of a run
 _BINS = 30  # of a histogram
 
 
@@ -49,17 +48,17 @@ class Log:
   Args:
     workdir: receives `metrics.jsonl` and `tensorboard/`.
     total_steps: steps of the whole run.
-    first_step: steps taken already; rows of later steps, which an earlier run wrote, are
-      dropped, so that each step has one row.
+    first_step: steps taken already. Rows of later steps, from an earlier run, are removed: each
+      step has one row.
 
   Attributes:
-    events: TensorBoard; a process that is not the primary one drops what it takes.
+    events: TensorBoard; writes in the primary process only.
   """
 
   def __init__(self, workdir: Path, *, total_steps: int, first_step: int = 0):
     self._total_steps = total_steps
     self._is_writing = parallel.is_primary()
-    self._told = time.monotonic()  # when the last progress line came
+    self._progress_time = time.monotonic()  # of the last progress line
     self.restart_clock(first_step)
     if self._is_writing:
       _drop_later_steps(workdir / "metrics.jsonl", first_step)
@@ -67,8 +66,8 @@ class Log:
     self.events = Events(workdir / "tensorboard", purge_step=first_step + 1)
 
   def restart_clock(self, step: int) -> None:
-    """Starts the clocks of the rates at this step: an evaluation before it does not count."""
-    self._pace = step, time.monotonic()  # since the last progress line
+    """Restarts the clocks of the rates at this step, to leave out an evaluation."""
+    self._pace = step, time.monotonic()  # at the last progress line
     self._restart_measuring(step)
 
   def _restart_measuring(self, step: int) -> None:
@@ -89,24 +88,23 @@ class Log:
       self._waited += time.monotonic() - since
 
   def measure(self, step: int) -> None:
-    """Shows the seconds and bytes of the steps since the last call, and begins anew.
+    """Writes seconds and memory of the steps since the last call to TensorBoard.
 
-    Only TensorBoard shows them: the rows of `metrics.jsonl` must not depend on whether a run
-    was stopped and resumed.
+    `metrics.jsonl` does not have them: its rows are the same in a resumed run.
     """
     start, since = self._clock
     if step > start:
-      seconds, (what, peak) = time.monotonic() - since, peak_memory()
+      seconds, (memory, peak) = time.monotonic() - since, peak_memory()
       self.events.write(step, {
           "measured/step_seconds": seconds / (step - start),
           "measured/data_wait_seconds": self._waited / (step - start),
-          f"measured/peak_memory_of_{what}_mib": peak / 2**20})
+          f"measured/peak_memory_of_{memory}_mib": peak / 2**20})
     self._restart_measuring(step)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Adds one line to `metrics.jsonl` and the same scalars to TensorBoard.
+    """Writes scalars of a step, as a line of `metrics.jsonl` and to TensorBoard.
 
-    Numbers that are not finite become null in `metrics.jsonl`; TensorBoard leaves them out.
+    Numbers that are not finite are null in `metrics.jsonl` and missing in TensorBoard.
     """
     finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
     if self._is_writing:
@@ -114,17 +112,17 @@ class Log:
     self.events.write(step, finite)
 
   def progress(self, step: int, text: Callable[[], str], *, is_due: bool = False) -> None:
-    """Writes a line with the step, a text and the rate, at most every ten seconds unless due."""
+    """Prints a line with the step, a text and the rate, at most every ten seconds unless due."""
     now, (first, since) = time.monotonic(), self._pace
-    if not is_due and now - self._told < _PROGRESS_SECONDS:
+    if not is_due and now - self._progress_time < _PROGRESS_SECONDS:
       return
     has_rate, seconds = now - since >= _RATE_SECONDS, max(now - since, _RATE_SECONDS)
     rate = [f"{(step - first) / seconds:.3g} steps/s"] * has_rate
-    self._told, self._pace = now, (step, now)
+    self._progress_time, self._pace = now, (step, now)
     self.say("  ".join([f"step {step}/{self._total_steps}", text(), *rate]))
 
   def say(self, line: str) -> None:
-    """Writes one line."""
+    """Prints one line."""
     if self._is_writing:
       console.say(line)
 
@@ -135,7 +133,7 @@ class Log:
 
 
 def _drop_later_steps(path: Path, last_step: int) -> None:
-  """Keeps the lines up to `last_step`; a crash can have cut the last line short."""
+  """Removes lines after `last_step`, and a last line that a crash cut short."""
   if not path.exists():
     return
   lines = path.read_text(encoding="utf-8").splitlines()
@@ -156,7 +154,7 @@ def _drop_later_steps(path: Path, last_step: int) -> None:
 
 
 class Lines:
-  """Appends lines to a file; a line that cannot be written is tried again with the next one."""
+  """Appends lines to a file; a line that fails is written again with the next one."""
 
   def __init__(self, path: Path):
     self._path = path
@@ -164,7 +162,7 @@ class Lines:
     self._waiting, self._is_warned = b"", False
 
   def write(self, line: str) -> None:
-    """Appends a line, after those that could not be written before."""
+    """Appends the lines that failed before, then this line."""
     self._waiting += line.encode() + b"\n"
     self._try()
 
@@ -177,8 +175,8 @@ class Lines:
         self._waiting = self._waiting[self._file.write(self._waiting):]
     except OSError as error:
       if not self._is_warned:
-        logging.warning("%s cannot be written (%s): the run goes on, and its lines are written "
-                        "as soon as that is possible", self._path, error.strerror)
+        logging.warning("%s cannot be written (%s): the run goes on, and writes its lines as soon "
+                        "as possible", self._path, error.strerror)
       self._is_warned = True
 
   def close(self) -> None:
@@ -191,14 +189,14 @@ class Lines:
 
 
 class Events:
-  """The event file of TensorBoard, made and written by a thread of the primary process.
+  """The event file of TensorBoard, written by a thread of the primary process.
 
-  Its methods return at once: a slow or full disk delays no step. The writer of tensorboardX waits
-  where its queue is full, and its thread ends without a word at an error.
+  Methods return at once: a slow or full disk delays no step. (The writer of tensorboardX blocks
+  when its queue is full, and its thread ends at an error without a message.)
 
   Args:
-    folder: receives the event file.
-    purge_step: earlier files' scalars from this step on are not shown.
+    folder: of the event file.
+    purge_step: TensorBoard hides scalars of earlier files from this step on.
   """
 
   def __init__(self, folder: Path, *, purge_step: int):
@@ -211,24 +209,24 @@ class Events:
       self._thread.start()
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Shows the scalars of a step."""
+    """Writes scalars of a step."""
     row, now = dict(values), time.time()
     self._put(lambda: event_pb2.Event(step=step, wall_time=now, summary=_joined(
         summary.scalar(name, value) for name, value in row.items())))
 
   def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-    """Shows histograms of the finite numbers of arrays `[n]`, such as a metric of each graph."""
+    """Writes histograms of the finite numbers of arrays `[n]`, such as a metric by graph."""
     rows, now = {name: array[np.isfinite(array)] for name, array in values.items()}, time.time()
     self._put(lambda: event_pb2.Event(step=step, wall_time=now, summary=_joined(
         summary.histogram(name, array, bins=_BINS) for name, array in rows.items() if array.size)))
 
   def describe(self, config: Mapping[str, Any], *, metric: str, parameters: int) -> None:
-    """Shows a run's config, as a text and as hyperparameters, and its number of parameters.
+    """Writes the config, as a text and as hyperparameters, and the number of parameters.
 
     Args:
       config: nested fields.
-      metric: name of the scalar by which runs are compared.
-      parameters: of the model.
+      metric: name of the scalar that compares runs.
+      parameters: number of parameters of the model.
     """
     fields = {**traverse_util.flatten_dict(dict(config), sep="."), "parameters": parameters}
     table = "\n".join(["|field|value|", "|-|-|", *(f"|{k}|{v}|" for k, v in fields.items())])
@@ -255,9 +253,9 @@ class Events:
         if self._rows.empty():
           file.flush()
       file.close()
-    except Exception as error:  # of a full disk, a folder that is gone, TensorBoard's own
+    except Exception as error:  # a full disk, a missing folder, an error of TensorBoard
       self._give_up(str(error))
-      with contextlib.suppress(Exception):  # the same again
+      with contextlib.suppress(Exception):  # closing fails for the same reason
         file.close()
 
   def _give_up(self, reason: str) -> None:
@@ -267,14 +265,14 @@ class Events:
                       self._folder, " ".join(reason.split()))
 
   def close(self) -> None:
-    """Waits until everything is written, `_CLOSE_SECONDS` at most."""
+    """Waits until all rows are written, at most `_CLOSE_SECONDS`."""
     self._put(None)
     if self._thread.is_alive():
       self._thread.join(_CLOSE_SECONDS)
 
 
 def _joined(parts: Iterable[Any]) -> Any:
-  """One summary with the values of several."""
+  """Joins several summaries."""
   return summary.Summary(value=[value for part in parts for value in part.value])
 
 
@@ -296,7 +294,7 @@ def write_manifest(workdir: Path, config: Mapping[str, Any]) -> None:
 
 
 def _command() -> str:
-  """The command line of a run; empty in a notebook or a program of the user's."""
+  """The command line of a run; empty outside of the project's commands."""
   name = Path(sys.argv[0]).name
   is_ours = name.startswith(("run_tile", "run_layout", "tpugraphs-"))
   return shlex.join([name, *sys.argv[1:]]) if is_ours else ""
@@ -309,14 +307,14 @@ def versions() -> dict[str, str]:
     try:
       result[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-      result[package] = "not installed"  # Runs from a checkout have no metadata.
+      result[package] = "not installed"  # a checkout has no metadata
   return result
 
 
 def peak_memory() -> tuple[str, int]:
   """Name of the measured memory (`device` or `process`) and its peak in bytes.
 
-  Devices that keep no account (CPU) share the memory of the process.
+  On CPU, which reports no device memory, it is the memory of the process.
   """
   stats = [device.memory_stats() or {} for device in jax.local_devices()]
   peaks = [s["peak_bytes_in_use"] for s in stats if "peak_bytes_in_use" in s]
@@ -331,7 +329,7 @@ def _process_peak() -> int:
   # On Linux, getrusage also counts the process before it became this program.
   lines = status.read_text().splitlines() if status.exists() else []
   for line in lines:
-    if line.startswith("VmHWM:"):  # some sandboxes leave it out
+    if line.startswith("VmHWM:"):  # missing in some sandboxes
       return int(line.split()[1]) * 1024
   unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of each system
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -342,13 +340,13 @@ class Profile:
 
   def __init__(self, steps: str, folder: Path):
     self._folder, self._is_running = folder, False
-    found = re.fullmatch(r"(\d+):(\d+)", steps or "0:0")
-    self._first, self._last = map(int, found.groups()) if found else (0, 0)
+    match = re.fullmatch(r"(\d+):(\d+)", steps or "0:0")
+    self._first, self._last = map(int, match.groups()) if match else (0, 0)
     if steps and not self._first < self._last:
       raise ValueError(f"profile_steps is {steps!r}, expected first:last such as '10:20'")
 
   def before(self, step: int, *, wait: Callable[[], None]) -> None:
-    """Starts or stops the trace at its first or last step, once `wait` has ended earlier steps."""
+    """Starts or stops the trace before its first or last step; `wait` waits for earlier steps."""
     if step == self._first < self._last:
       wait()
       self._is_running = self._attempt(jax.profiler.start_trace, str(self._folder))
@@ -362,10 +360,10 @@ class Profile:
       self._is_running = False
 
   def _attempt(self, act: Callable[..., None], *arguments: str) -> bool:
-    """Calls the profiler; False, after a warning, where that fails: the run goes on without."""
+    """Calls the profiler; returns False, after a warning, where it fails."""
     try:
       act(*arguments)
-    except Exception as error:  # the profiler's own kinds, and a full disk
+    except Exception as error:  # errors of the profiler, and a full disk
       reason = " ".join(str(error).split())
       logging.warning("%s: no profile (%s); the run goes on without", self._folder, reason)
       return False

@@ -1,8 +1,8 @@
 """The training loop: steps, evaluation, early stopping, checkpoints, signals.
 
-The loop knows nothing of models or data. A run that is stopped (SIGTERM, Ctrl-C, a crash)
-and resumed equals a run that was never stopped, bit for bit on CPU: a checkpoint holds
-the training state, the position in the data and the bookkeeping of the loop.
+The loop does not depend on models or data. A run that is stopped (SIGTERM, Ctrl-C, a crash) and
+resumed equals an uninterrupted run, bit for bit on CPU: a checkpoint holds the training state, the
+position in the data and the bookkeeping of the loop.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tpugraphs_jax.train import state as state_lib
 from tpugraphs_jax.train.state import TrainState
 
 CHECKPOINTS = "checkpoints"  # folder under the working folder
-# Evaluation meanwhile judges a sample: its figures have a name of their own.
+# Prefix of metrics of evaluations during training, which judge a sample of configurations.
 SAMPLE = "valid_sample"
-# Steps handed to the devices but not yet waited for: enough to keep them busy while
-# the host prepares a batch, few enough that waiting batches take little memory.
+# Steps dispatched ahead: enough to keep devices busy while the host prepares a batch, few enough
+# that their batches take little memory.
 _STEPS_IN_FLIGHT = 2
 
 
@@ -49,7 +49,7 @@ class TrainOptions(Options):
   best_metric: str = option(
       "opa", "metric of validation that chooses the checkpoint", one_of=("opa", "kendaltau"))
   result: str = option(
-      "best", "checkpoint that a run ends with: best by that metric, or last",
+      "best", "checkpoint that becomes the model: best by best_metric, or last",
       one_of=("best", "last"))
   valid_sampling: str = option(
       "fixed", "sample that evaluations judge: fixed, or slates drawn anew each time",
@@ -58,22 +58,22 @@ class TrainOptions(Options):
       200, "configurations of each graph in the fixed sample; 0 = all", least=0)
   log_every_steps: int = option(20, "steps between two lines of the log", least=1)
   checkpoint_every_steps: int = option(
-      0, "steps between checkpoints besides those of evaluations; 0 = none", least=0)
+      0, "steps between checkpoints in addition to those of evaluations; 0 = none", least=0)
   deterministic: bool = option(
-      False, "on GPUs: two runs are alike, bit for bit, but sums take longer")
+      False, "on GPUs: two runs are equal, bit for bit, but sums take longer")
   quick_compile: bool = option(
       False, "on CPUs: compiles in half the time, but steps take two to three times as long")
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """The options of a run, with its length in steps.
+  """Decides after which steps a run evaluates, logs, saves and ends.
 
   Attributes:
     options: of the run.
-    epochs: length of the run.
-    steps_per_epoch: batches that make an epoch.
-    metric: key of the metric to maximise; of equal values the first counts.
+    epochs: most epochs.
+    steps_per_epoch: batches per epoch.
+    metric: name of the metric to maximise; the first of equal values is the best.
   """
 
   options: TrainOptions
@@ -94,7 +94,7 @@ class Schedule:
     return step % every == 0 or step == self.total_steps
 
   def why_ended(self, step: int) -> str:
-    """Why a run that was not interrupted ended after this step."""
+    """Why an uninterrupted run ended after this step."""
     if step >= self.total_steps:
       return f"last epoch ({self.epochs})"
     return (f"early stopping: {self.metric} did not improve in {self.options.early_stop_epochs} "
@@ -103,35 +103,35 @@ class Schedule:
   def is_early_stop(self, step: int, best_step: int | None) -> bool:
     """Whether the run ends after this step because nothing improved since `best_step`.
 
-    It ends with an evaluation, which may be the best one.
+    Only an evaluation can end it.
     """
-    without = step - (best_step or 0)
+    steps = step - (best_step or 0)
     return self.is_evaluated(step) and (
-        0 < self.options.early_stop_epochs * self.steps_per_epoch <= without)
+        0 < self.options.early_stop_epochs * self.steps_per_epoch <= steps)
 
   def is_logged(self, step: int) -> bool:
     return step % self.options.log_every_steps == 0
 
   def is_saved(self, step: int) -> bool:
-    """Whether a checkpoint is due after this step, evaluation or not."""
+    """Whether a checkpoint is due after this step, even without an evaluation."""
     every = self.options.checkpoint_every_steps
     return bool(every) and step % every == 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-  """A state, the step that changes it, the batches, and how many of them there are.
+  """The state, step and batches of the training loop.
 
   Attributes:
     state: initial state, without a device axis, equal in every process.
-    train_step: `(state, batch) -> (state, metrics)` made by `parallel.pmap`; metrics
-      are scalars, reduced over devices, with `loss` among them. May donate the state.
-    batches: iterator of batches with a leading device axis, each process its own part,
-      the same number everywhere; `get_state` and `set_state` save and restore its
-      position (grain `DatasetIterator`, `rankers.segments.history.BatchesWithHistory`).
+    train_step: `(state, batch) -> (state, metrics)` from `parallel.pmap`. Metrics are scalars,
+      reduced over devices, and include `loss`. May donate the state.
+    batches: iterator of batches with a leading device axis: the part of this process, of equal
+      length in every process. `get_state` and `set_state` save and restore its position (grain
+      `DatasetIterator`, `rankers.segments.history.BatchesWithHistory`).
     epochs: most epochs.
-    steps_per_epoch: batches that make an epoch.
-    learning_rate: of the step after so many steps.
+    steps_per_epoch: batches per epoch.
+    learning_rate: the learning rate by number of steps taken.
   """
 
   state: TrainState
@@ -146,35 +146,34 @@ class Training:
     return self.epochs * self.steps_per_epoch
 
 
-# From parameters (numpy, averaged ones where an average is kept) and the number of steps that they
-# have taken to metrics, the same in every process. A metric that is an array, a number for each
-# graph, is shown as a histogram.
+# `(params, step) -> metrics`, equal in every process. Parameters are NumPy arrays, their average
+# where one is kept. An array `[graphs]` among the metrics is shown as a histogram.
 Evaluate = Callable[[Any, int], Mapping[str, float | np.ndarray]]
 
 
 @dataclasses.dataclass
 class Progress:
-  """The loop's bookkeeping, saved with every checkpoint."""
+  """Bookkeeping of the loop, saved with every checkpoint."""
 
   best_value: float | None = None
   best_step: int | None = None
-  evaluated_step: int = 0  # the last step that was evaluated
+  evaluated_step: int = 0  # step of the last evaluation
   # Metrics of each step since the last row.
   window: list[dict[str, float]] = dataclasses.field(default_factory=list)
-  # The next row as far as it is known: the evaluation of a step is in the row of the step.
+  # The next row, which may wait for the evaluation of its step.
   row: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-  """How a run ended."""
+  """The end of a run."""
 
   state: Any  # the last state: pytree of numpy arrays, without a device axis
   step: int
-  best_value: float | None  # None when no evaluation gave a number
+  best_value: float | None  # None without an evaluation that gave a number
   best_step: int | None
-  why: str  # the reason why the run ended, in words
-  compile_seconds: float  # the first step, which compiles
+  why: str  # reason of the end, in words
+  compile_seconds: float  # of the first step, which compiles
   peak_bytes: int
 
 
@@ -185,21 +184,19 @@ def train(
     config: Mapping[str, Any] | None = None, files: Mapping[str, str] | None = None,
     profile_steps: str = "",
 ) -> TrainResult:
-  """Trains until the last epoch, or until the validation metric stops to improve.
+  """Trains until the last epoch, or until the validation metric stops improving.
 
   Args:
     training: state, step and batches.
-    evaluate: judges parameters.
+    evaluate: computes metrics of parameters.
     options: how often the run evaluates, logs and saves.
     workdir: receives `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `profile/`.
-    metric: name in the result of `evaluate` of the metric to maximise; `options.best_metric`
-      unless given.
-    on_best: called with parameters, step and metrics whenever an evaluation was the
-      best so far, before its checkpoint is saved. A run that is killed between the two
-      calls it again after a resume.
-    resume: go on from the newest checkpoint in `workdir`, if there is one.
-    about: nested fields to be shown beside the curves.
-    config, files: must agree with those of the checkpoint to resume, see `Checkpoints`.
+    metric: the metric of `evaluate` to maximise; `options.best_metric` unless given.
+    on_best: called with parameters, step and metrics after the best evaluation so far, before its
+      checkpoint is saved. If the run is killed in between, the resumed run calls it again.
+    resume: continue from the newest checkpoint in `workdir`, if there is one.
+    about: nested fields to show in TensorBoard.
+    config, files: must equal those of the checkpoint to resume, see `Checkpoints`.
     profile_steps: `first:last`, counted from 0, last excluded; empty = no profile.
 
   Raises:
@@ -219,7 +216,7 @@ def train(
     checkpoints = stack.enter_context(contextlib.closing(
         checkpoint.Checkpoints(workdir / CHECKPOINTS, config=config, files=files)))
     state, step, progress = _begin(training, checkpoints)
-    # The row of a step that waits for its evaluation is not written yet.
+    # A row that waits for its evaluation is not written yet.
     log = stack.enter_context(contextlib.closing(log_lib.Log(
         workdir, total_steps=schedule.total_steps,
         first_step=step - 1 if progress.row else step)))
@@ -237,24 +234,23 @@ def train(
 def check_workdir(
     workdir: str | Path, *, resume: bool, config: Mapping[str, Any] | None = None,
     files: Mapping[str, str] | None = None) -> None:
-  """Refuses a folder that `train` would refuse, before anything is written there.
+  """Refuses a folder that `train` would refuse; writes nothing.
 
   Raises:
-    ValueError: the folder holds a run and `resume` is False, or one of another config, or
-      with files of another run.
+    ValueError: the folder holds a run and `resume` is False, or the run has another config or
+      other files.
   """
   with contextlib.closing(checkpoint.Checkpoints(
       Path(workdir) / CHECKPOINTS, config=config, files=files, read_only=True)) as checkpoints:
-    found = checkpoints.newest_step()
-    if found is not None and not resume:
-      raise ValueError(
-          f"{workdir} holds a run already (checkpoint of step {found}): go on with it by "
-          "--resume, or give another --workdir")
+    step = checkpoints.newest_step()
+    if step is not None and not resume:
+      raise ValueError(f"{workdir} holds a run already (checkpoint of step {step}): go on with "
+                       "--resume, or give another --workdir")
     checkpoints.check_config()
 
 
 def _begin(training: Training, checkpoints: checkpoint.Checkpoints) -> tuple[Any, int, Progress]:
-  """State, step and bookkeeping at the newest checkpoint or, without one, the start."""
+  """State, step and bookkeeping of the newest checkpoint; without one, at the start."""
   saved = checkpoints.newest(training.state)
   if saved is None:
     return training.state, 0, Progress()
@@ -264,7 +260,7 @@ def _begin(training: Training, checkpoints: checkpoint.Checkpoints) -> tuple[Any
 
 @dataclasses.dataclass
 class _Loop:
-  """One call of `train`."""
+  """The state of a call of `train`."""
 
   state: Any  # TrainState with a leading device axis
   step: int  # steps that `state` has taken
@@ -283,7 +279,7 @@ class _Loop:
     self.compile_seconds = 0.0
     self.last_finite, self.last_loss = "none since the start", math.nan
     self.in_flight = collections.deque()  # (step, metrics), oldest first
-    self.began = (self.step, time.monotonic())  # without the first step, which compiles
+    self.began = (self.step, time.monotonic())  # set again after the first step, which compiles
     self.metric = f"{SAMPLE}/{self.schedule.metric}"
 
   def run(self) -> TrainResult:
@@ -309,7 +305,7 @@ class _Loop:
     except StopIteration:
       raise ValueError(
           f"the batches ended after step {self.step}, expected {self.schedule.total_steps} "
-          f"({self.schedule.steps_per_epoch} per epoch): the iterator must repeat") from None
+          f"({self.schedule.steps_per_epoch} per epoch): the iterator must be longer") from None
     if not self.compile_seconds:
       self.log.say("compiling the training step")
     started = time.monotonic()
@@ -329,7 +325,7 @@ class _Loop:
       self._log()
 
   def _progress_text(self) -> str:
-    """The loss, the best evaluation, and the time left if the run goes on at its mean rate."""
+    """The loss, the best evaluation, and the time left at the mean rate."""
     parts = [f"loss {self.last_loss:.5g}"]
     if self.progress.best_value is not None:
       parts.append(f"best {self.metric} {self.progress.best_value:.4f}")
@@ -341,7 +337,7 @@ class _Loop:
     return "  ".join(parts)
 
   def _wait(self, *, keep: int = 0) -> None:
-    """Waits for all but the newest `keep` steps, and checks their losses."""
+    """Waits for all steps but the newest `keep`, and checks their losses."""
     while len(self.in_flight) > keep:
       step, metrics = self.in_flight.popleft()
       values = {k: float(v) for k, v in parallel.unreplicate(metrics).items()}
@@ -368,7 +364,7 @@ class _Loop:
     return state
 
   def _log(self) -> None:
-    """Writes a row of metrics: means over the steps since the last row, and the speed."""
+    """Writes a row of metrics: means over the steps since the last row, and the rate."""
     self._wait()
     self._average_window()
     self.progress.row["steps_per_second"] = self.log.steps_per_second(self.step)
@@ -379,7 +375,7 @@ class _Loop:
       self._write_row()
 
   def _average_window(self) -> None:
-    """Puts the means of the metrics of the steps since the last row into the next one."""
+    """Moves the metrics since the last row, averaged over steps, into the next row."""
     steps, self.progress.window = self.progress.window, []
     self.progress.row |= {
         f"train/{name}": sum(step[name] for step in steps) / len(steps) for name in steps[-1]}
@@ -390,16 +386,16 @@ class _Loop:
     self.progress.row = {}
 
   def _evaluate(self) -> None:
-    """Evaluates and saves; an evaluation that is interrupted is done again after a resume."""
+    """Evaluates and saves; an interrupted evaluation is repeated by the resumed run."""
     params = self._finite_state().eval_params
     try:
       with self.signals.interrupting():
-        found = self.evaluate(params, self.step)
+        values = self.evaluate(params, self.step)
     except signals.Interrupted:
       return
     except FloatingPointError as error:
       raise FloatingPointError(f"step {self.step}: {error}") from error
-    metrics = {name: float(value) for name, value in found.items() if not np.ndim(value)}
+    metrics = {name: float(value) for name, value in values.items() if not np.ndim(value)}
     if self.schedule.metric not in metrics:
       raise ValueError(
           f"best_metric is {self.schedule.metric!r}, expected one of {sorted(metrics)}")
@@ -409,20 +405,20 @@ class _Loop:
     is_best = is_last or value > (-math.inf if progress.best_value is None else progress.best_value)
     if is_best:
       progress.best_value, progress.best_step = value, self.step
-    if progress.window:  # a short run has a loss too, without a log line
+    if progress.window:  # a run that is shorter than `log_every_steps` has a loss too
       self._average_window()
     progress.row |= {f"{SAMPLE}/{name}": value for name, value in metrics.items()}
     self.log.events.histograms(self.step, {
-        f"{SAMPLE}/{name}": np.asarray(value) for name, value in found.items() if np.ndim(value)})
+        f"{SAMPLE}/{name}": np.asarray(value) for name, value in values.items() if np.ndim(value)})
     self._write_row()
     if is_best and self.on_best is not None:
-      # A run that is killed before the checkpoint is saved comes here again.
+      # A run that is killed before it saves the checkpoint comes here again.
       self.on_best(params, self.step, metrics)
     self._save(value=float(self.step) if is_last else value)
     text = f"{self.metric} {value:.4f}"
     if progress.best_step is not None:
       text += f" (best {progress.best_value:.4f} at step {progress.best_step})"
-    self.log.restart_clock(self.step)  # an evaluation counts in no rate
+    self.log.restart_clock(self.step)  # rates leave out the evaluation
     self.log.progress(self.step, lambda: text, is_due=is_first)
 
   def _save(self, *, value: float | None = None) -> None:
@@ -432,7 +428,7 @@ class _Loop:
     self.saved_step = self.step
 
   def _stop_if_asked(self) -> None:
-    """Saves and ends the run after a signal; several processes agree on it when they log."""
+    """Saves and ends the run after a signal; several processes agree on it at log steps."""
     is_time = self.schedule.is_epoch_end(self.step) or self.schedule.is_logged(self.step)
     if parallel.process_count() > 1:
       if not (is_time and parallel.any_process(self.signals.received is not None)):

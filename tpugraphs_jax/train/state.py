@@ -1,4 +1,4 @@
-"""The training state and its optimiser, made from plain arguments."""
+"""The training state, and the optimiser of the section `optimizer`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TrainState(flax.struct.PyTreeNode):
   step: jax.Array  # [] int32, training steps taken
   params: Any  # pytree of float32
   opt_state: optax.OptState
-  extra: Any = ()  # collections that the model sowed in this step, see `make_train_step`
+  extra: Any = ()  # collections that the model sows, see `make_train_step`
 
   @classmethod
   def create(cls, params: Any, optimizer: optax.GradientTransformation) -> TrainState:
@@ -39,8 +39,8 @@ class TrainState(flax.struct.PyTreeNode):
 
     Args:
       grads: gradient of each parameter.
-      optimizer: the one the state was created with.
-      norms: norm of each gradient for `clip_by_variable_norm`, where it is not the plain one.
+      optimizer: as in `create`.
+      norms: norm of each gradient for `clip_by_variable_norm`; computed from `grads` unless given.
       **changes: further fields to replace.
     """
     optimizer = optax.with_extra_args_support(optimizer)
@@ -51,13 +51,13 @@ class TrainState(flax.struct.PyTreeNode):
 
   @property
   def eval_params(self) -> Any:
-    """The averaged parameters where an average is kept, else the parameters."""
+    """The average of the parameters where one is kept, else the parameters."""
     average = optax.tree.get(self.opt_state, "average_params")
     return self.params if average is None else average
 
 
 def not_finite(state: TrainState) -> str:
-  """Where parameters or optimiser hold NaN or an infinity, the first place; empty if nowhere."""
+  """Path of the first array of parameters or optimiser that is not finite; empty without one."""
   trees = {"params": state.params, "opt_state": state.opt_state}
   return next((jax.tree_util.keystr(path)
                for path, leaf in jax.tree_util.tree_leaves_with_path(trees)
@@ -68,7 +68,7 @@ def first_difference(found: Any, expected: Any) -> tuple[str, str, str] | None:
   """The first array whose shape or dtype differs between two pytrees; None where all agree.
 
   Returns:
-    Its name, and its description in either tree, such as `float32[2, 3]` or `nothing`.
+    Its name, and its description in each tree, such as `float32[2, 3]` or `nothing`.
   """
   describe = lambda tree: {
       jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
@@ -87,14 +87,14 @@ class Optimizer(Options):
 
   section = "optimizer"
   name: str = option(
-      "adam", "adam (epsilon as in Keras), adamw (decoupled weight decay) or adam_l2 (PyTorch's "
-      "Adam, whose decay is a part of the gradient)", one_of=OPTIMIZERS)
+      "adam", "adam (epsilon as in Keras), adamw (decoupled weight decay) or adam_l2 (Adam of "
+      "PyTorch: the decay is added to the gradient)", one_of=OPTIMIZERS)
   learning_rate: float = option(1e-3, "value after the warm-up", above=0)
   schedule: str = option(
       "constant", "constant, cosine (to final_learning_rate) or multistep (times milestone_factor)",
       one_of=SCHEDULES)
   warmup_fraction: float = option(
-      0.0, "share of the run with a rate that grows from zero", least=0, below=1)
+      0.0, "share of the run in which the rate grows from zero", least=0, below=1)
   final_learning_rate: float = option(0.0, "last learning rate of cosine", least=0)
   milestones: Sequence[float] = option((), "shares of the run at which multistep changes the rate")
   milestone_factor: float = option(0.1, "factor of the rate at each milestone", above=0)
@@ -103,18 +103,18 @@ class Optimizer(Options):
   eps: float = option(1e-7, "added to the root of Adam's mean of squared gradients", above=0)
   weight_decay: float = option(0.0, "weight decay of adamw and adam_l2", least=0)
   decay_layers: Sequence[str] = option(
-      (), "names of the layers at the top of the parameters that decay; empty = all")
+      (), "top-level layers whose parameters decay; empty = all")
   clip_norm: float = option(
-      0.0, "largest L2 norm of all gradients together; 0 = no clipping", least=0)
+      0.0, "largest global L2 norm of the gradients; 0 = no clipping", least=0)
   clip_norm_per_variable: float = option(
       0.0, "largest L2 norm of each variable's gradient (Keras' clipnorm); 0 = no clipping",
       least=0)
   accumulation_steps: int = option(1, "steps whose mean gradient makes one update", least=1)
   average_decay: float = option(
-      0.0, "decay of a moving average of the parameters (EMA), which is then judged; 0 = none",
+      0.0, "decay of a moving average of the parameters (EMA), which is evaluated; 0 = none",
       least=0, below=1)
   average_window: Sequence[float] = option(
-      (), "FIRST,LAST shares of the run between which the mean of the parameters is taken (SWA)")
+      (), "FIRST,LAST shares of the run; their parameters are averaged (SWA)")
 
   def check(self) -> None:
     """Refuses (ValueError) fields that contradict each other."""
@@ -131,12 +131,12 @@ class Optimizer(Options):
         ("average_window", not window or len(window) == 2 and 0 <= window[0] < window[1] <= 1,
          "two increasing shares in [0, 1], or ()"),
         ("average_window", not (window and decay),
-         f"(): optimizer.average_decay is {decay}, and there is one average")):
+         f"(): optimizer.average_decay is {decay}, and a run keeps one average")):
       if not is_valid:
         raise ValueError(f"{self.section}.{field} is {getattr(self, field)!r}, expected {expected}")
 
   def rate(self, total_steps: int) -> optax.Schedule:
-    """The learning rate by update number, in a run of so many training steps."""
+    """The learning rate by update number, in a run of `total_steps` training steps."""
     total = self._updates(total_steps)
     warmup_steps = round(self.warmup_fraction * total)
     if self.schedule == "constant":
@@ -155,7 +155,7 @@ class Optimizer(Options):
     return optax.join_schedules([warmup, rate], [warmup_steps])
 
   def create(self, total_steps: int) -> optax.GradientTransformation:
-    """The optimiser of a run of so many training steps."""
+    """The optimiser of a run of `total_steps` training steps."""
     rate = self.rate(total_steps)
     if self.name == "adam":
       adam = optax.chain(
@@ -167,7 +167,7 @@ class Optimizer(Options):
     else:
       adam = optax.adamw(rate, self.beta1, self.beta2, self.eps, weight_decay=self.weight_decay,
                          mask=self._decays if self.decay_layers else None)
-    # A step of one vector compiles sooner than one of every variable.
+    # An update of one flat vector compiles faster than one update per variable.
     parts = [adam if self.decay_layers else optax.flatten(adam)]
     if self.clip_norm:
       parts.insert(0, optax.clip_by_global_norm(self.clip_norm))
@@ -193,14 +193,14 @@ class Optimizer(Options):
 
 
 def create_optimizer(*, total_steps: int, **fields: Any) -> optax.GradientTransformation:
-  """The optimiser of a run of so many training steps; `fields` are those of `Optimizer`."""
+  """The optimiser of a run of `total_steps` training steps; `fields` of `Optimizer`."""
   return Optimizer(**fields).create(total_steps)
 
 
 def learning_rates(*, total_steps: int, **fields: Any) -> Callable[[int], float]:
-  """The learning rate by training steps taken; `fields` are those of `Optimizer`."""
+  """The learning rate by number of training steps taken; `fields` of `Optimizer`."""
   optimizer = Optimizer(**fields)
-  # As one program: a dozen operations would be compiled one by one.
+  # One compiled program instead of a dozen operations.
   rate = jax.jit(optimizer.rate(total_steps))
   return lambda step: float(rate(step // optimizer.accumulation_steps))
 
@@ -208,14 +208,14 @@ def learning_rates(*, total_steps: int, **fields: Any) -> Callable[[int], float]
 def scale_by_keras_adam(
     *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-7
 ) -> optax.GradientTransformation:
-  """Adam with epsilon outside the bias correction, as Keras has it.
+  """Adam with epsilon outside of the bias correction, as in Keras.
 
   Definition, with step t counted from 1 (Kingma and Ba 2015, end of section 2):
     m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
     update = sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
 
-  `optax.scale_by_adam` adds epsilon to the corrected sqrt(v) instead, which in the
-  first steps is an epsilon about sqrt(1 - beta2^t) times as large.
+  `optax.scale_by_adam` adds epsilon to the corrected sqrt(v). This is an epsilon
+  sqrt(1 - beta2^t) times as large, which matters in the first steps.
   """
 
   def init(params: Any) -> optax.ScaleByAdamState:
@@ -242,10 +242,9 @@ def variable_norms(grads: Any) -> Any:
 def clip_by_variable_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
   """Scales each variable's gradient by `max_norm / max(its L2 norm, max_norm)`.
 
-  The same as Keras' `clipnorm`. (`optax.clip_by_block_rms` bounds the root mean
-  square, which depends on the variable's size.) The caller may pass `norms`, a
-  scalar per variable, where the norm in question is not that of the gradient:
-  Keras clips an embedding by the norm of the per-lookup gradients.
+  As Keras' `clipnorm`. (`optax.clip_by_block_rms` bounds the root mean square, which
+  depends on the size of the variable.) The caller may pass `norms`, a scalar per
+  variable: Keras clips an embedding by the norm over its lookups.
   """
 
   def update(grads, state, params=None, *, norms=None, **unused):
@@ -268,7 +267,7 @@ def track_average(decay: float) -> optax.GradientTransformation:
   """Keeps an exponential moving average of the updated parameters.
 
   Must come last in a chain. In update t (from 0) the decay is at most
-  (1 + t) / (10 + t), so that the first parameters are soon forgotten.
+  (1 + t) / (10 + t), so that the initial parameters soon lose their weight.
   """
   def mixing(count):
     now = jnp.minimum(decay, (1 + count) / (10 + count))
@@ -278,10 +277,10 @@ def track_average(decay: float) -> optax.GradientTransformation:
 
 
 def track_mean(first: int, last: int) -> optax.GradientTransformation:
-  """Keeps the plain mean of the parameters after the updates `first` + 1 to `last`.
+  """Keeps the mean of the parameters after the updates `first` + 1 to `last`.
 
-  Must come last in a chain. Before these updates the mean is the parameters as they are; after
-  them it stays. A window without an update counts its last one.
+  Must come last in a chain. Before the window the mean equals the parameters; after it the mean
+  stays. An empty window takes the update `last`.
   """
   last = max(last, 1)
   first = min(first, last - 1)
@@ -297,9 +296,9 @@ def track_mean(first: int, last: int) -> optax.GradientTransformation:
 def _tracking(
     mixing: Callable[[jax.Array], Callable[[jax.Array, jax.Array], jax.Array]]
 ) -> optax.GradientTransformation:
-  """Keeps an average of parameters: `mixing(updates so far)(average, new parameters)`."""
+  """Keeps an average of the parameters: `mixing(update number)(average, new parameters)`."""
   def init(params: Any) -> AverageState:
-    # A copy: a donated state may not hold one buffer twice.
+    # A copy, because a donated state may not hold one buffer twice.
     return AverageState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, params))
 
   def update(updates, state, params):

@@ -1,8 +1,8 @@
-"""One training step and one scoring step, written for a device and mapped over all.
+"""The training step, written for one device and mapped over all devices.
 
-Each slate lives on one device. Losses come as a total and a count; counts are
-summed over all devices before dividing, so that any number of devices computes
-the loss and gradient of the whole batch.
+Each slate is on one device. Losses are a total and a count. Counts are summed over all devices
+before the division, so that any number of devices computes the loss and gradient of the whole
+batch.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from tpugraphs_jax.train.state import TrainState
 
 
 def squared_kernels(params: Any) -> jax.Array:
-  """Sum of squares of every Dense kernel, `[]` float32: biases and embeddings do not count."""
+  """Sum of squares of all Dense kernels, `[]` float32, without biases and embeddings."""
   flat = traverse_util.flatten_dict(params)
   squares = [jnp.sum(jnp.square(v)) for path, v in flat.items() if path[-1] == "kernel"]
   return sum(squares)  # type: ignore[return-value]  # never empty
 
 
 def mean_activity(sown: Any) -> jax.Array:
-  """This device's share of the mean squared length of opcode embeddings, `[]` float32.
+  """The share of this device in the mean squared length of opcode embeddings, `[]` float32.
 
-  The mean is over the nodes of all devices, whose shares add up to it. A model with several
-  embeddings, however deep in it, gets the sum of their means.
+  Shares add up to the mean over the nodes of all devices. Means of several embeddings are added.
   """
   activity = traverse_util.flatten_dict(sown)
   total = jnp.zeros(())
@@ -47,17 +46,17 @@ def mean_activity(sown: Any) -> jax.Array:
 
 
 def zero_perturbations(model: nn.Module, batch: Any) -> Any:
-  """Zeros added to the embedding lookups, so that their gradients can be asked for."""
+  """Zeros to add to embedding lookups: their gradients are the gradients of the lookups."""
   variables = jax.eval_shape(model.init, jax.random.key(0), batch)
   shapes = variables.get("perturbations", {})
   return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
 def keras_norms(grads: Any, lookup_grads: Any) -> Any:
-  """Norm of each variable's gradient as Keras' `clipnorm` takes it.
+  """Norm of each variable's gradient, as in Keras' `clipnorm`.
 
-  For an embedding table that is the norm over lookups (one gradient per node),
-  not over table rows, where lookups of the same opcode have been added up.
+  The norm of an embedding table is over lookups, a gradient per node. Rows of the table add up the
+  lookups of an opcode.
   """
   norms = traverse_util.flatten_dict(state_lib.variable_norms(grads))
   for path, grad in traverse_util.flatten_dict(lookup_grads).items():
@@ -69,18 +68,17 @@ def keras_norms(grads: Any, lookup_grads: Any) -> Any:
 def apply_in_chunks(
     model: nn.Module, variables: Any, batch: Any, *, config_chunk: int, **options: Any
 ) -> tuple[jax.Array, Any]:
-  """`model.apply` on a few configurations at a time: the same scores and gradients.
+  """`model.apply` on a few configurations at a time, with equal scores and gradients.
 
-  Each chunk runs anew in the backward pass, where gradients add up chunk by chunk, so
-  that memory holds the features of one chunk. The loss still sees whole slates: any
-  loss will do.
+  The backward pass computes each chunk again, so that memory holds the features of one chunk. The
+  loss is computed on whole slates.
 
   Args:
-    model: maps a batch to scores `[G, C]`, each configuration on its own.
+    model: maps a batch to scores `[G, C]`; the score of a configuration depends on no other.
     variables: of the model.
     batch: with C configurations, a multiple of `config_chunk`.
     config_chunk: configurations in a chunk.
-    **options: of `model.apply`, with `mutable` among them.
+    **options: of `model.apply`, including `mutable`.
 
   Returns:
     Scores `[G, C]` and the sown variables, which must not depend on the configurations.
@@ -104,16 +102,16 @@ def make_train_step(
 ) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
   """The mapped step `(state, batch) -> (state, metrics)`; the state is donated.
 
-  The seed is an argument of the compiled program: a compilation cache serves all seeds.
+  The seed is an argument of the compiled program, so that a compilation cache serves all seeds.
 
   Args:
     model: maps a batch to scores `[G, C]`.
     optimizer: from `state.create_optimizer`.
     options: losses and penalties.
-    seed: of everything random in a step; steps differ by their number.
+    seed: of all random numbers; their keys also depend on the step.
     config_chunk: configurations that pass through the model at a time; 0 = all.
     collections: further variables that the model sows, returned as `state.extra`.
-    devices: to compile for; all of this run unless given.
+    devices: to compile for; all devices of the run unless given.
   """
   losses = options.weighted
 
