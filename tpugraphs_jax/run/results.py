@@ -24,7 +24,7 @@ from tpugraphs_jax.data import npz
 from tpugraphs_jax.data.selection import LayoutData, TileData
 from tpugraphs_jax.graph import OpGraph
 from tpugraphs_jax.infra import console, files, parallel, trust
-from tpugraphs_jax.run.job import Job, evaluable
+from tpugraphs_jax.run.job import evaluable, Job
 from tpugraphs_jax.serve import judge
 from tpugraphs_jax.serve.ensemble import Ensemble
 from tpugraphs_jax.serve.ranker import Ranker
