@@ -285,6 +285,8 @@ def test_duplicates_are_joined_in_training_alone_and_thirds_are_kept(tmp_path):
 
 def test_a_second_run_in_a_working_folder_is_refused_before_it_reads_or_writes(tmp_path):
   job = parts_lib.make("tile", **{"batch.graphs": 8})
+  with job.config.unlocked():
+    job.config.data_root = "/nowhere"
   with files_lib.hold(tmp_path), pytest.raises(ValueError, match="in use"):
     training.train(job, tmp_path)
   assert all(path.name.startswith(files_lib.LOCK) for path in tmp_path.iterdir())

@@ -81,9 +81,9 @@ def mistakes(tmp_path_factory):
   runs["config file"] = (flags("tile", jobs, new(), config="configs/nope.py"), "configs/nope.py")
   runs["no workdir"] = ["run_tile.py"], "--workdir is missing: name a folder"
   runs["no data"] = (["run_tile.py", f"--workdir={new()}"], "there is no data at ~/data/tpugraphs/"
-                     "npz: download them (python -m tpugraphs_jax.data.download --data_root ~")
+                     "npz: download it (python -m tpugraphs_jax.data.download --data_root ~")
   runs["two sources"] = (flags("tile", jobs, new(), "--synthetic"),
-                         "--synthetic makes data of its own: give it or --data_root")
+                         "--synthetic generates the data: give it or --data_root")
   runs["bucket"] = (["run_tile.py", "--workdir=zz://a/b"],
                     "zz://a/b cannot be reached (Protocol not known: zz)")
   runs["two variants"] = (flags("layout", jobs, new(), config="configs/layout.py:gst_e,full"),
@@ -119,7 +119,7 @@ def mistakes(tmp_path_factory):
       runs[name] = flags(kind, jobs, new(), f"--data_root={root}"), "no .npz file in "
     root = without(jobs, folder, kind, "test")
     runs[f"{kind} without test"] = (flags(kind, jobs, new(), f"--data_root={root}"),
-                                    "--mode=train needs no test split")
+                                    "--mode=train and --mode=evaluate need no test split")
     root = shutil.copytree(jobs.data_root, folder / f"named_{kind}")
     path = npz.split_files(root, COLLECTIONS[kind], "test")[0]
     path.rename(path.with_name("=a,b.npz"))

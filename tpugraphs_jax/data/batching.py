@@ -1,13 +1,12 @@
-"""Graphs and chosen configurations to padded device batches of few fixed shapes.
+"""Assembles padded batches of few fixed shapes from graphs and configurations.
 
-A slate is one graph with some of its configurations. `assemble_tile` and `assemble_layout` put
-slates side by side and pad them to a budget, a dictionary of how many nodes, edges and so on the
-batch has room for (`data.plan` chooses budgets).
+A slate is one graph with some of its configurations. `assemble_tile` and `assemble_layout`
+concatenate slates and pad them to a budget: a dictionary with the numbers of nodes, edges and so on
+that a batch has room for (`data.plan` chooses budgets).
 
 Node-level tensors are `[N, C, F]` (nodes, configurations, features). A batch has G graphs and, as
-jraph asks, one more graph at the end that owns all padding nodes and edges. An index that is too
-large for the array it points into means "absent": gathers give 0 there and scatters drop it, so
-that padding needs no mask of its own.
+in jraph, one more graph at the end with all padding nodes and edges. An index beyond the end of its
+array means "absent": gathers give 0 there and scatters drop it, so that padding needs no mask.
 """
 
 from __future__ import annotations
@@ -24,20 +23,19 @@ from scipy.sparse import csgraph
 
 from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph, TileConfigs
 
-# Marks an empty place: no array is that long, and adding an offset to it neither
-# overflows int32 nor makes it a valid index.
+# An index beyond the end of every array. With an offset it stays beyond, without overflow of int32.
 ABSENT = 1 << 30
 
 Program = TypeVar("Program")  # a prepared graph
 
 
 class Neighbours(NamedTuple):
-  """For every receiver the rows it sums: a table of fixed width and the rest.
+  """The senders of every receiver: a table of fixed width, and an overflow table.
 
-  Nearly all instructions have at most four operands and users, and a table of
-  that width turns aggregation into a few dense gathers. Receivers with more have
-  further rows of that width in a second table, sorted by receiver. With no slots
-  that table has one column and every edge, and aggregation is a sorted segment sum.
+  Nearly all instructions have at most four operands and users. A table of that width turns
+  aggregation into a few dense gathers. Further senders of a receiver are in rows of the overflow
+  table, sorted by receiver. With 0 slots the overflow table has one column and every edge, and
+  aggregation is a sorted segment sum.
   """
 
   index: np.ndarray  # [receivers, slots] int32 row of the sender, or ABSENT
@@ -46,7 +44,7 @@ class Neighbours(NamedTuple):
 
 
 class Adjacency(NamedTuple):
-  """The same edges from both ends; each half is the transpose of the other."""
+  """Edges in both directions; each half is the transpose of the other."""
 
   operands: Neighbours  # receiver = consumer, senders = its operands
   users: Neighbours  # receiver = producer, senders = its users
@@ -55,11 +53,10 @@ class Adjacency(NamedTuple):
 class NodesByHop(NamedTuple):
   """Nodes whose values depend on the configuration, nearest first.
 
-  The hop of a node is the number of edges, in either direction, between it and the
-  nearest configurable node. Before any message passing only nodes of hop 0 differ
-  between configurations, after h rounds nodes of hops 0..h do; every other node has
-  one value for all configurations. Tensors of these nodes have a row per node, hop
-  after hop.
+  The hop of a node is the number of edges, in either direction, between it and the nearest
+  configurable node. After h rounds of message passing, nodes of hops 0..h differ between
+  configurations; every other node has one value for all configurations. Tensors of these nodes have
+  a row per node, hop after hop.
   """
 
   nodes: tuple[np.ndarray, ...]  # per hop [nodes of that hop] int32 node, or ABSENT
@@ -68,7 +65,7 @@ class NodesByHop(NamedTuple):
 
 
 class DistinctNodes(NamedTuple):
-  """Sets of nodes of one graph with equal features, so that each set is computed once."""
+  """Sets of nodes of one graph with equal features; each set is computed once."""
 
   first: np.ndarray  # [T] int32 the first node of each set, or ABSENT
   which: np.ndarray  # [N] int32 the set of each node, or ABSENT
@@ -99,12 +96,12 @@ class LayoutBatch(NamedTuple):
 
 
 def take_configs(batch: TileBatch | LayoutBatch, start: jax.Array, size: int):
-  """The same graphs with the configurations `start` to `start + size` alone, `[G, size]`.
+  """The batch restricted to the configurations `start` to `start + size`, `[G, size]`.
 
   Args:
     batch: with C configurations per slate.
     start: int32 scalar, may be traced.
-    size: how many, at most C.
+    size: number of configurations, at most C.
   """
   fields = ["target", "config_mask"]
   fields += ["config_feat"] if isinstance(batch, TileBatch) else ["row_id"]
@@ -123,15 +120,14 @@ def emptied(batch: TileBatch | LayoutBatch) -> TileBatch | LayoutBatch:
 
 
 Budget = Mapping[str, int]
-# Width of the tables. 99 % of nodes have at most four operands and users; on a
-# 2-core CPU a table of this width is 1.5 to 2.9 times faster than a sorted segment
-# sum (benchmarks/aggregation.py). For a TPU v3 its compiler estimates 22 times the
-# time of a sorted segment sum for a table of four slots (8 gathers instead of one,
-# 2.63 ms instead of 0.12 on [6000, 1024]; benchmarks/tpu_sums.json). No TPU has measured
-# it, and the estimate for a gather is less than its bytes can take.
+# Width of the tables. 99 % of nodes have at most four operands and users. On a 2-core CPU a table
+# of this width is 1.5 to 2.9 times faster than a sorted segment sum (benchmarks/aggregation.py). On
+# a TPU v3 it takes 22 times as long by the estimate of the compiler (8 gathers instead of one, 2.63
+# ms instead of 0.12 on [6000, 1024]; benchmarks/tpu_sums.json). It was not measured on a TPU; the
+# estimate for a gather is less than the time to move its bytes.
 SLOTS = 4
 _SLOTS_OF_PLATFORM = {"cpu": SLOTS, "tpu": 0}
-# Entries of a budget that hold the largest of the graphs in a batch, not their sum.
+# Entries of a budget that are the maximum over the graphs of a batch, instead of the sum.
 _WIDTHS = ("choices",)
 
 
@@ -147,7 +143,7 @@ class GraphByHop:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PreparedGraph:
-  """One graph with all arrays that do not depend on the batch that it becomes part of."""
+  """A graph with all arrays that do not depend on the batch."""
 
   name: str
   opcode: np.ndarray  # [N] int32
@@ -156,17 +152,17 @@ class PreparedGraph:
   adjacency: Adjacency
   configs: TileConfigs | LayoutConfigs
   by_hop: GraphByHop | None  # layout graphs only
-  sizes: dict[str, int]  # how much of each entry of a budget the graph takes
-  distinct: DistinctNodes | None = None  # tile graphs, where the ranker asks for it
+  sizes: dict[str, int]  # of the graph, by entry of a budget
+  distinct: DistinctNodes | None = None  # of kernels, for networks with `Network.distinct` above 0
 
 
 class Slate(NamedTuple, Generic[Program]):
-  """A graph and the configurations of it that are compared."""
+  """A graph with the configurations that a loss compares."""
 
   graph: Program  # `PreparedGraph`, or as the family prepares it
   config_ids: np.ndarray  # [<= C] int64 configuration numbers
   target: np.ndarray  # [<= C] float32, larger = slower
-  graph_id: int = 0  # number of the graph among those trained on
+  graph_id: int = 0  # number of the graph among the training graphs
   block: tuple[int, int] | None = None  # sampled node range, layout only
 
 
@@ -180,8 +176,8 @@ def neighbours(
   """Table of senders per receiver; see `Neighbours`.
 
   Args:
-    receiver: `[E]` int32 node that sums.
-    sender: `[E]` int32 node that is summed.
+    receiver: `[E]` int32 receiving node of each edge.
+    sender: `[E]` int32 sending node of each edge.
     nodes: number of nodes.
     slots: width of the table; 0 puts every edge into the overflow table.
   """
@@ -201,23 +197,23 @@ def neighbours(
 
 def adjacency(
     consumer: np.ndarray, producer: np.ndarray, nodes: int, *, slots: int = SLOTS) -> Adjacency:
-  """Both directions of the edges `consumer [E]` uses `producer [E]`."""
+  """The tables of edges from `producer [E]` to `consumer [E]`, in both directions."""
   return Adjacency(
       operands=neighbours(consumer, producer, nodes, slots=slots),
       users=neighbours(producer, consumer, nodes, slots=slots))
 
 
 def hops_from(start: np.ndarray, edge_index: np.ndarray, nodes: int, *, hops: int) -> np.ndarray:
-  """Edges between each node and the nearest of `start`, against or along edges.
+  """Number of edges, in either direction, between each node and the nearest of `start`.
 
   Args:
     start: `[K]` int node numbers.
     edge_index: `[E, 2]` int rows (consumer, producer).
     nodes: number of nodes N.
-    hops: nodes farther away than this count as not reached.
+    hops: largest distance.
 
   Returns:
-    `[N]` int32, ABSENT where not reached.
+    `[N]` int32, ABSENT beyond the largest distance.
   """
   edges = sparse.coo_array((np.ones(len(edge_index)), edge_index.T), (nodes, nodes))
   distance = csgraph.dijkstra(
@@ -236,8 +232,8 @@ def prepare(
     feat: `[N, F]` float32 transformed node features.
     hops: rounds of message passing of the model, for layout graphs.
     slots: width of the neighbour tables (`SLOTS`).
-    distinct: nodes that are equal in so many last columns of `feat` form a set
-      (`DistinctNodes`); 0 = no sets.
+    distinct: width of the trailing block of `feat` whose equal rows form sets (`DistinctNodes`);
+      0 = no sets.
   """
   nodes = graph.num_nodes
   order = np.lexsort((graph.edge_index[:, 1], graph.edge_index[:, 0]))
@@ -281,24 +277,24 @@ def _nodes_by_hop(config_node, edges, nodes, *, hops, slots) -> GraphByHop:
 
 
 def total_sizes(graphs: Sequence[PreparedGraph]) -> dict[str, int]:
-  """How much of each entry of a budget the graphs take together."""
+  """The size of a batch of graphs, by entry of a budget."""
   return add_sizes([graph.sizes for graph in graphs])
 
 
 def add_sizes(sizes: Sequence[Mapping[str, int]]) -> dict[str, int]:
-  """The size of a batch of graphs or slates of these sizes."""
+  """The size of a batch of graphs or slates with these sizes."""
   return {key: (max if key in _WIDTHS else sum)(size[key] for size in sizes) for key in sizes[0]}
 
 
 def padded(parts: Sequence[np.ndarray], rows: int, fill: int) -> np.ndarray:
-  """The parts below each other, then rows of `fill`."""
+  """Concatenates the parts, and pads them to `rows` with `fill`."""
   joined = np.full((rows, *parts[0].shape[1:]), fill, parts[0].dtype)
   np.concatenate(parts, out=joined[: sum(len(part) for part in parts)])
   return joined
 
 
 def shifted(parts: Sequence[np.ndarray], offsets, rows: int, fill: int = ABSENT) -> np.ndarray:
-  """As `padded`, with the node offset of each part added to its node numbers."""
+  """Like `padded`, with the node offset of each part added to its node numbers."""
   joined, lengths = padded(parts, rows, fill), [len(part) for part in parts]
   shift = np.repeat(offsets[: len(parts)].astype(np.int32), lengths)
   joined[: len(shift)] += shift.reshape((-1,) + (1,) * (joined.ndim - 1))
@@ -306,7 +302,7 @@ def shifted(parts: Sequence[np.ndarray], offsets, rows: int, fill: int = ABSENT)
 
 
 def _neighbour_rows(parts, offsets, rows: int, overflow: int) -> Neighbours:
-  """Stacks tables of several graphs, shifting each by its node offset."""
+  """Concatenates tables of several graphs, each shifted by its node offset."""
   return Neighbours(
       shifted([part.index for part in parts], offsets, rows),
       shifted([part.overflow_index for part in parts], offsets, overflow),
@@ -325,12 +321,12 @@ def assemble_graphs(
   offsets = np.cumsum([0] + [len(graph.opcode) for graph in graphs])
   empty = jax.tree.map(lambda x: x[:0], _tuple_of(graphs[0]))._replace(
       n_node=np.zeros(1, np.int32), n_edge=np.zeros(1, np.int32))
-  # On one CPU core this takes 0.1 ms of the 10 ms of a step on ten kernels, and 7 ms of the 120 ms
-  # of a step on eight programs of 5,000 nodes. Filling arrays in place would take a third of it.
+  # On one CPU core it takes 0.1 ms of a step of 10 ms on ten kernels, and 7 ms of a step of 120 ms
+  # on eight programs of 5,000 nodes. Filling arrays in place would take a third of the time.
   batch = jraph.pad_with_graphs(
       jraph.batch_np([*map(_tuple_of, graphs), *[empty] * (slates - len(graphs))]),
       budget["nodes"], budget["edges"], slates + 1)
-  batch = batch._replace(  # jraph's offsets are int64
+  batch = batch._replace(  # int64 in jraph
       receivers=batch.receivers.astype(np.int32), senders=batch.senders.astype(np.int32))
   nodes = budget["nodes"]
   tables = Adjacency(
@@ -342,7 +338,7 @@ def assemble_graphs(
 
 
 def _tuple_of(graph: PreparedGraph) -> jraph.GraphsTuple:
-  """One graph as jraph has it."""
+  """One graph in the form of jraph."""
   return jraph.GraphsTuple(
       nodes={"opcode": graph.opcode, "feat": graph.feat}, edges=None, globals=None,
       receivers=graph.edge_index[:, 0], senders=graph.edge_index[:, 1],
@@ -351,7 +347,7 @@ def _tuple_of(graph: PreparedGraph) -> jraph.GraphsTuple:
 
 
 def targets(slates: Sequence[Slate], graphs: int, configs: int) -> tuple[np.ndarray, np.ndarray]:
-  """Targets `[graphs, configs]` float32 and which of them are real, bool."""
+  """Targets `[graphs, configs]` float32, and their mask, True = real."""
   lengths = np.zeros((graphs, 1), np.int32)
   lengths[: len(slates), 0] = [len(slate.config_ids) for slate in slates]
   mask = np.arange(configs) < lengths
@@ -366,26 +362,26 @@ def assemble_tile(
 
   Args:
     slates: at most `graphs` slates.
-    budget: room for nodes, edges and overflow rows.
+    budget: numbers of nodes, edges and overflow rows of the batch.
     graphs: slates G of the batch.
     configs: configurations C per slate.
     transform: maps raw `[n, 24]` configuration features to model inputs.
 
   Raises:
-    ValueError: if the slates exceed the budget.
+    ValueError: the slates exceed the budget.
   """
-  chosen = [slate.graph for slate in slates]
-  graph, tables, offsets = assemble_graphs(chosen, budget, graphs)
+  parts = [slate.graph for slate in slates]
+  graph, tables, offsets = assemble_graphs(parts, budget, graphs)
   target, mask = targets(slates, graphs, configs)
   feat = transform(np.concatenate([s.graph.configs.config_feat[s.config_ids] for s in slates]))
   config_feat = np.zeros((graphs, configs, feat.shape[1]), np.float32)
   config_feat[mask] = feat
-  distinct = _assemble_distinct(chosen, offsets, budget) if chosen[0].distinct else None
+  distinct = _assemble_distinct(parts, offsets, budget) if parts[0].distinct else None
   return TileBatch(graph, tables, config_feat, target, mask, distinct)
 
 
 def _assemble_distinct(graphs: Sequence[PreparedGraph], offsets, budget: Budget) -> DistinctNodes:
-  """The sets of all graphs, one graph after the other; no set spans two graphs."""
+  """The sets of all graphs, graph after graph; no set spans two graphs."""
   first = [graph.distinct.first for graph in graphs]
   sets = np.cumsum([0] + [len(part) for part in first])
   return DistinctNodes(
@@ -400,10 +396,10 @@ def assemble_layout(
 
   `transform` maps raw configuration rows `[n, 18]` to model inputs.
   """
-  chosen = [slate.graph for slate in slates]
-  graph, tables, offsets = assemble_graphs(chosen, budget, graphs)
+  parts = [slate.graph for slate in slates]
+  graph, tables, offsets = assemble_graphs(parts, budget, graphs)
   nodes = budget["nodes"]
-  features = transform(np.concatenate([g.configs.rows for g in chosen]))
+  features = transform(np.concatenate([g.configs.rows for g in parts]))
   rows = np.zeros((budget["rows"], features.shape[1]), np.float32)
   rows[: len(features)] = features
   row_id = np.full((budget["hop0"], configs), ABSENT, np.int32)
@@ -418,7 +414,7 @@ def assemble_layout(
     start, stop = slate.block or (0, len(slate.graph.opcode))
     block_mask[offsets[i] + start : offsets[i] + stop] = True
   target, mask = targets(slates, graphs, configs)
-  by_hop = _assemble_by_hop(chosen, offsets, budget)
+  by_hop = _assemble_by_hop(parts, offsets, budget)
   return LayoutBatch(graph, tables, by_hop, rows, row_id, block_mask, target, mask)
 
 
@@ -447,15 +443,15 @@ def _assemble_by_hop(graphs: Sequence[PreparedGraph], offsets, budget: Budget) -
 
 
 def _moved(index: np.ndarray, place: np.ndarray) -> np.ndarray:
-  """Row numbers `index` replaced by their new ones in `place`; ABSENT stays ABSENT."""
+  """Maps row numbers `index` to their new numbers in `place`; ABSENT stays ABSENT."""
   last = len(place) - 1
   return np.where(index > last, ABSENT, place[np.minimum(index, last)])
 
 
 def _place_rows(parts, places, rows: int, overflow: int) -> Neighbours:
-  """Stacks tables of several graphs; row r of a graph moves to `place[r]` of that graph.
+  """Merges tables of several graphs; row r of a graph moves to row `place[r]` of the batch.
 
-  The hops of the graphs interleave in a batch, so that rows of one graph are not contiguous.
+  Hops of the graphs interleave in a batch: rows of one graph are not contiguous.
   """
   table = lambda rows, like: np.full((rows, like.shape[1]), ABSENT, np.int32)
   index = table(rows, parts[0].index)

@@ -9,8 +9,7 @@ import numpy as np
 from tpugraphs_jax.columns import LAYOUT_CONFIG_FEATURES, LAYOUT_VALUE_RANGE, MAX_RANK
 from tpugraphs_jax.graph import distinct_rows, LayoutConfigs, OpGraph
 
-# Blocks of this size stay in a core's cache while they are checked and coded.
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20  # fits into the cache of a core
 _MAX_ROWS = 1 << 16
 
 _LOW, _HIGH = LAYOUT_VALUE_RANGE
@@ -19,21 +18,21 @@ _POWERS = _BASE ** np.arange(LAYOUT_CONFIG_FEATURES, dtype=np.int64)[::-1]
 
 
 class LayoutFactorer:
-  """Factors configurations that arrive block by block, in bounded memory.
+  """Factors configurations block by block, in bounded memory.
 
-  The result does not depend on how the configurations are cut into blocks:
-  rows are in lexicographic order, groups in the order of their first node.
+  The result does not depend on the sizes of blocks: rows are in lexicographic order, groups in the
+  order of their first node.
   """
 
   def __init__(self, nodes: int):
     self._node_group = np.zeros(nodes, np.int32)  # [K]
-    self._first_node = np.zeros(1, np.intp)  # [groups] the node a group is read from
+    self._first_node = np.zeros(1, np.intp)  # [groups]
     self._row_of: dict[int, int] = {}  # number of each row by its code, in order of discovery
-    # Rows [c, groups known then] uint16, and the groups of nodes known then [K].
+    # Rows [c, groups] uint16 and the groups of nodes [K], as of each block.
     self._blocks: list[tuple[np.ndarray, np.ndarray]] = []
 
   def add(self, block: np.ndarray) -> None:
-    """Takes the next configurations, `[c, K, 18]` float32.
+    """Adds the next configurations, `[c, K, 18]` float32.
 
     Raises:
       ValueError: a value is not an integer of -1..5, or there are more than
@@ -55,14 +54,14 @@ class LayoutFactorer:
     return LayoutConfigs(_decode(np.sort(codes)), position[self._node_group], group_row, runtime_ns)
 
   def _split_groups(self, codes: np.ndarray) -> None:
-    """Takes apart the groups whose nodes differ in this block `[c, K]`."""
+    """Splits the groups whose nodes differ in this block `[c, K]`."""
     leader = self._first_node[self._node_group]
     strays = np.flatnonzero((codes != codes[:, leader]).any(axis=0))
     if not strays.size:
       return
     first, new_group = distinct_rows(
         np.column_stack([self._node_group[strays], codes[:, strays].T]))
-    self._node_group = self._node_group.copy()  # blocks keep the earlier one
+    self._node_group = self._node_group.copy()  # earlier blocks refer to the old one
     self._node_group[strays] = len(self._first_node) + new_group
     self._first_node = np.append(self._first_node, strays[first])
 
@@ -77,7 +76,7 @@ class LayoutFactorer:
 
 
 def factor_layout_configs(node_config_feat: np.ndarray, runtime_ns: np.ndarray) -> LayoutConfigs:
-  """Factors configurations that are in memory, without loss.
+  """Factors configurations in memory, without loss.
 
   Args:
     node_config_feat: `[C, K, 18]`, integers of -1..5 in any dtype.
@@ -100,11 +99,11 @@ def factor_layout_configs(node_config_feat: np.ndarray, runtime_ns: np.ndarray) 
 
 
 def output_orders(op_graph: OpGraph) -> OpGraph:
-  """A program whose layout configurations keep the orders of outputs alone.
+  """The program with the output layouts of its configurations alone.
 
-  The first 6 of a node's 18 integers stay and the others become -1. Rows of the dictionary
-  that are then equal are merged, and so are groups of nodes. In AlexNet and UNet3D, measured
-  on TPU v3, output orders explain over 99.99 % of the variance of the log run time.
+  The first 6 of a node's 18 integers stay, the others become -1. Rows that become equal are merged,
+  and so are groups. In AlexNet and UNet3D, measured on TPU v3, output layouts explain over 99.99 %
+  of the variance of the log runtime.
   """
   configs = op_graph.configs
   outputs = configs.rows.copy()
@@ -124,7 +123,7 @@ def _row_codes(block: np.ndarray) -> np.ndarray:
   if not whole or block.min() < _LOW or block.max() > _HIGH:
     valid = (block >= _LOW) & (block <= _HIGH) & (np.trunc(block) == block)
     raise ValueError(f"has the value {block[~valid][0]:g}, expected integers of {_LOW}..{_HIGH}")
-  # Numbers of 18 digits in base 7 are below 2**53, so that float64 holds them exactly.
+  # Numbers of 18 digits in base 7 are below 2**53: float64 is exact.
   return (block @ _POWERS.astype(np.float64)).astype(np.int64) - _LOW * _POWERS.sum()
 
 

@@ -1,19 +1,19 @@
-"""Blocks of features, computed from a graph before statistics are applied.
+"""Blocks of raw features, computed from a graph before transforms.
 
-A block of node features maps an `OpGraph` to `[N, F]` and sees the whole graph, also where a model
-gets a reduced one or a segment. `data.features` names the blocks of a model, and extensions
-register their own in `BLOCKS`.
+A block of node features maps an `OpGraph` to `[N, F]`. It sees the whole graph, also for models on
+reduced graphs or segments. `data.features` lists the blocks of a model; extensions register blocks
+in `BLOCKS`.
 
-Two sets of features of configurations divide and round up, which a network could hardly learn. A
-TPU keeps an array in registers of 8 x 128 elements: the minor dimension of its layout
-is padded to a multiple of 128 and the next one to a multiple of 8 (XLA, "Tiled layout").
+Two blocks of configuration features divide and round up, which a network hardly learns. A TPU
+stores an array in registers of 8 x 128 elements: the minor dimension of the layout is padded to a
+multiple of 128 and the next one to a multiple of 8 (XLA, "Tiled layout").
 
-* `choice_features`: the padding of the tensors that a layout choice orders.
+* `choice_features`: the padding of tensors under a layout choice.
 * `tile_counts`: the number of tiles along each dimension of the arrays of a kernel, and the
-  overhang of the last tiles. The bounds of a tile count registers, dimension by dimension from
-  major to minor. They belong to the output and the second operand of the last convolution or
-  dot; in a kernel without one, to the largest array, which a reduction reads. In the released
-  kernels at hand the largest bounds equal the registers of these arrays.
+  overhang of the last tiles. Bounds of a tile count registers, by dimension from major to minor, of
+  the output and the second operand of the last convolution or dot. In a kernel without one they
+  are of the largest array, which a reduction reads. In the released kernels at hand the largest
+  bounds equal the registers of these arrays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tpugraphs_jax.registry import Registry
 
 LANES, SUBLANES = 128, 8
 DIMENSIONS = sizes(NODE["shape"])  # of the output of a node, 0 beyond its rank
-ROLES = 3  # output, input and kernel, of which a choice has an order each
+ROLES = 3  # a choice has an order for output, input and kernel
 CONTRACTIONS = tuple(opcode_ids()[name] for name in ("convolution", "dot"))
 CONFIG_FEATURES = {  # of data.config_features
     "tile": (("released",), ("released", "tile_counts")),
@@ -39,14 +39,14 @@ _PER_ARRAY = 2 * (MAX_RANK + 1)
 
 
 def padding(size: np.ndarray, tile: int) -> np.ndarray:
-  """Logarithm of a size `[...]` rounded up to `tile`, over the size: `[...]` float32; 0 below 1."""
+  """log(size rounded up to `tile` / size) of sizes `[...]`: `[...]` float32; 0 if below 1."""
   least = np.maximum(np.asarray(size, np.float64), 1)
   padded = np.log(np.ceil(least / tile) * tile / least)
   return np.where(np.asarray(size) < 1, 0, padded).astype(np.float32)
 
 
 def node_padding(node_feat: np.ndarray) -> np.ndarray:
-  """Padding of every dimension of each node as minor and as second, `[N, 12]` float32."""
+  """Padding of every dimension as minor, then as second dimension: `[N, 12]` float32."""
   dims = node_feat[:, DIMENSIONS]
   return np.concatenate([padding(dims, LANES), padding(dims, SUBLANES)], axis=1)
 
@@ -72,9 +72,9 @@ def choice_features(graph: OpGraph, node: np.ndarray, row: np.ndarray) -> np.nda
     row: `[U]` dictionary rows.
 
   Returns:
-    `[U, 9]` float32: for the layouts of the output, the input and the kernel the
-    padding of the minor dimension, of the next one, and 1 where the choice leaves the
-    layout open. Operands are in the order of `edge_index`.
+    `[U, 9]` float32: padding of the minor dimension of output, input and kernel, padding of the
+    next dimension, and 1 where the choice leaves the layout open. Operands are in the order of
+    `edge_index`.
   """
   dims = graph.node_feat[:, DIMENSIONS]
   operands = operand_table(graph, graph.config_node)
@@ -92,8 +92,8 @@ def registers(node_feat: np.ndarray) -> np.ndarray:
   """Registers along each dimension of a node's array, major to minor, `[rank]` int64.
 
   Args:
-    node_feat: `[140]` of one node. Where its layout is no order of the dimensions, the last
-      dimension is the minor one.
+    node_feat: `[140]` of one node. If its layout is not an order of the dimensions, the last
+      dimension is minor.
   """
   sizes = node_feat[DIMENSIONS].astype(np.int64)
   rank = int((sizes > 0).sum())
@@ -107,7 +107,7 @@ def registers(node_feat: np.ndarray) -> np.ndarray:
 
 
 def tiled_arrays(graph: OpGraph) -> dict[str, np.ndarray]:
-  """Registers `[rank]` of the arrays that bounds of the output and of the kernel cut."""
+  """Registers `[rank]` of the arrays that output bounds and kernel bounds tile."""
   none = np.zeros(0, np.int64)
   if not graph.num_nodes:
     return {"output": none, "kernel": none}
@@ -126,10 +126,9 @@ def tile_counts(graph: OpGraph) -> np.ndarray:
   """Features of every configuration of a kernel.
 
   Returns:
-    `[C, 28]` float32. For the output and then the kernel, of each dimension from minor to
-    major the logarithm of the number of tiles along it, and their sum; likewise the
-    logarithm of registers that the tiles cover over registers that the array has. Zeros
-    where there is no bound or no dimension.
+    `[C, 28]` float32, for the output and then the kernel: the logarithm of the number of tiles
+    along each dimension, from minor to major, and their sum; then likewise the logarithm of
+    (registers covered by tiles / registers of the array). 0 without a bound or a dimension.
   """
   arrays, feat = tiled_arrays(graph), graph.configs.config_feat
   return np.concatenate(
@@ -150,7 +149,7 @@ def _cuts(counts: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
 
 def with_config_features(graph: OpGraph, names: Sequence[str]) -> OpGraph:
-  """The kernel with the features of these blocks as `config_feat`.
+  """The kernel with these blocks of features as `config_feat`.
 
   Args:
     graph: with the released node features and configurations.
@@ -174,8 +173,8 @@ def released(graph: OpGraph, pad_value: int = 0) -> np.ndarray:
 
   Args:
     graph: with the released features.
-    pad_value: of the positions of a layout beyond the rank of the shape. 0 leaves the released
-      features, in which 0 is also a real dimension; -1 marks these positions.
+    pad_value: for positions of a layout beyond the rank. In the released features it is 0, which is
+      also a dimension; -1 marks these positions.
   """
   feat = graph.node_feat[:, :NODE_FEATURES]
   if pad_value == 0:
@@ -186,7 +185,7 @@ def released(graph: OpGraph, pad_value: int = 0) -> np.ndarray:
 
 
 def _rank(feat: np.ndarray) -> np.ndarray:
-  """Dimensions of each node's result, `[N]`: the sizes in front of the first 0."""
+  """Rank of each node's result, `[N]`: the number of sizes before the first 0."""
   return np.cumprod(feat[:, sizes(NODE["shape"])] != 0, axis=1).sum(axis=1)
 
 
@@ -196,13 +195,12 @@ def signed_log(x: np.ndarray) -> np.ndarray:
 
 
 def contraction_operands(graph: OpGraph) -> tuple[np.ndarray, np.ndarray]:
-  """Convolutions and products `[M]`, and their left and right operands `[M, 2]`, -1 = none.
+  """Convolutions and dots `[M]`, and their left and right operands `[M, 2]`, -1 = none.
 
-  Released edges are sorted by node and do not tell left from right, shapes do: the right operand
-  of a convolution has the size of its window and the features of its result; a product has the
-  dimensions of the left operand, then of the right operand, without the dimension that is summed.
-  Where shapes fit both ways or neither (as with products in batches), the order of `edge_index`
-  stays.
+  Released edges are sorted by node and do not give the order of operands; shapes do. The right
+  operand of a convolution has the size of the window and the features of the result. A dot has the
+  dimensions of the left operand, then of the right operand, without the contracted dimension.
+  Where both orders fit, or none (batched dots), the order of `edge_index` stays.
   """
   shape = graph.node_feat[:, DIMENSIONS].astype(np.int64)
   nodes = np.flatnonzero(np.isin(graph.node_opcode, CONTRACTIONS))
@@ -228,7 +226,7 @@ def _fits_window(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _fits_product(feat: np.ndarray, left: np.ndarray, right: np.ndarray) -> bool:
-  """Whether a product without batches of `left [6]` and `right [6]` has the shape in `feat`."""
+  """Whether a dot without batches of `left [6]` and `right [6]` has the shape in `feat`."""
   sides = [[int(size) for size in side if size] for side in (left, right)]
   result = [int(size) for size in feat[sizes(NODE["shape"])] if size]
   return any(

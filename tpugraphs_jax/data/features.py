@@ -1,12 +1,11 @@
-"""Feature statistics: fitted on the training split, saved with the model.
+"""Transforms of features: fitted on the training split, saved with the model.
 
-A `Transform` drops columns that are constant in training and scales the others. A model sees
-its blocks of node features side by side, each through a `Transform` of its own:
+A `Transform` drops columns that are constant in training and scales the others. `NodeFeatures`
+applies one to each block of node features and concatenates the results:
 
-    graph -> blocks -> transforms -> inputs of the network, beside the graph
+    graph -> blocks -> transforms -> inputs of the network [N, F]
 
-The same transforms are applied to every split and to graphs ranked later; they are never
-refitted. Training, ranking and own programs all come through `NodeFeatures`.
+The fitted transforms are applied to all splits and to graphs ranked later.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _LOG_OFFSET = re.compile(r"log_offset\(([0-9.]+)\)")
 
 
 class Statistics(NamedTuple):
-  """Statistics of columns over all nodes of the graphs that a transform is fitted on.
+  """Statistics of columns over all nodes of the training graphs.
 
-  Those of `signed_log1p` and `signed_log` are of the logarithms.
+  For `signed_log1p` and `signed_log` they are statistics of the logarithms.
   """
 
   count: int  # nodes
@@ -45,7 +44,7 @@ class Statistics(NamedTuple):
 
 
 class Scaling(NamedTuple):
-  """How a kind of transform treats columns; see `Transform`."""
+  """Parameters of a kind of transform; see `Transform`."""
 
   offset: np.ndarray  # [F]
   scale: np.ndarray  # [F]
@@ -53,7 +52,7 @@ class Scaling(NamedTuple):
   keeps_constant: bool = False  # whether columns that are constant in training stay
 
 
-# Functions from `Statistics` to a `Scaling`, by the name of a kind of transform.
+# Functions from `Statistics` to `Scaling`, by kind of transform.
 KINDS = Registry("data.feature_transform")
 _SIGNED_LOGARITHMS = ("signed_log1p", "signed_log")
 
@@ -88,7 +87,7 @@ def _scaling(kind: str, statistics: Statistics) -> Scaling:
   return KINDS[kind](statistics)
 
 
-# Columns of the 140 node features by the property that they describe.
+# Columns of the 140 node features, by property.
 NODE_GROUPS: dict[str, range] = {
     group: range(*span(NODE, first, last).indices(NODE_FEATURES)) for group, first, last in (
         ("type", "is_root", "element_type"), ("shape", "shape", "parameter_number"),
@@ -102,7 +101,7 @@ NODE_GROUPS: dict[str, range] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Transform:
-  """`(f(x[kept]) - offset) / scale`; f is, by column, x, its signed logarithm or log(x + shift)."""
+  """`(f(x[kept]) - offset) / scale`; f by column: x, its signed logarithm, or log(x + shift)."""
 
   kept: np.ndarray  # [F'] int64 columns
   log: np.ndarray  # [F'] bool
@@ -114,7 +113,7 @@ class Transform:
     """Maps raw features `[n, F]` to `[n, F']` float32.
 
     Raises:
-      ValueError: a number has no finite shifted logarithm.
+      ValueError: log(x + shift) is not finite.
     """
     x = np.asarray(x, np.float32)[:, self.kept]
     if self.log.any():
@@ -124,16 +123,16 @@ class Transform:
     return (x - self.offset) / self.scale
 
   def to_dict(self) -> dict:
-    """JSON types."""
+    """The transform in JSON types."""
     fields = dataclasses.asdict(self)
     return {name: array.tolist() for name, array in fields.items() if array is not None}
 
   @classmethod
   def from_dict(cls, values: Mapping) -> Transform:
-    """The transform of JSON types.
+    """The transform from JSON types.
 
     Raises:
-      ValueError, KeyError: they are none.
+      ValueError, KeyError: malformed values.
     """
     dtypes = {"kept": np.int64, "log": bool, "offset": np.float32, "scale": np.float32}
     dtypes |= {"shift": np.float32} if "shift" in values else {}
@@ -145,7 +144,7 @@ class Transform:
     return transform
 
   def _check(self) -> None:
-    """Refuses (ValueError) columns and numbers that no transform has that was fitted."""
+    """Refuses (ValueError) columns and numbers that no fitted transform has."""
     fields = {name: value for name, value in vars(self).items() if value is not None}
     if len({len(value) for value in fields.values()}) > 1:
       raise ValueError("its columns have " + ", ".join(
@@ -157,13 +156,13 @@ class Transform:
 
 
 def _log_shifted(x: np.ndarray, shift: np.ndarray, columns: np.ndarray) -> np.ndarray:
-  """log(x + shift) where shift is above 0, else x; `columns` name the columns in errors."""
-  is_asked = shift > 0
-  if len(bad := np.argwhere(is_asked & (x + shift <= 0))):
+  """log(x + shift) where shift is above 0, else x; `columns` are numbers for errors."""
+  is_shifted = shift > 0
+  if len(bad := np.argwhere(is_shifted & (x + shift <= 0))):
     row, column = bad[0]
     raise ValueError(f"log_offset({shift[column]:g}) of column {columns[column]}, which holds "
                      f"{x[row, column]:g}: take a larger number, or signed_log1p")
-  return np.where(is_asked, np.log(np.where(is_asked, x + shift, 1.0)), x)
+  return np.where(is_shifted, np.log(np.where(is_shifted, x + shift, 1.0)), x)
 
 
 def _shift_of(kind: str) -> float:
@@ -176,8 +175,8 @@ def parse_kinds(text: str, groups: Sequence[str]) -> dict[str, str]:
   """The kind of each group of columns.
 
   Args:
-    text: one kind for all columns (`minmax`), or kinds by group with `*` for the
-      rest (`shape=signed_log1p,window=signed_log1p,*=standardize`).
+    text: one kind for all columns (`minmax`), or kinds by group, with `*` for all other groups
+      (`shape=signed_log1p,window=signed_log1p,*=standardize`).
     groups: names of all groups.
 
   Raises:
@@ -203,13 +202,16 @@ def parse_kinds(text: str, groups: Sequence[str]) -> dict[str, str]:
 def fit(arrays: Iterable[np.ndarray], kinds: np.ndarray) -> Transform:
   """Fits a transform in one pass, in float64.
 
-  `minmax` (official baseline) maps the training range to [0, 1]; `standardize`
-  (1st and 6th place of the competition, Graph Segment Training) gives mean 0 and
-  deviation 1; `signed_log1p` takes sign(x) log(1 + |x|) and then standardizes, `signed_log`
-  (2nd place) does not standardize. `log_offset(K)` takes log(x + K) and leaves it so (3rd, 5th
-  and 10th place: K = 1, 1 - the smallest and 3). These drop columns that are constant in
-  training, and so does `varying`, which leaves the others as they are; `none` keeps every
-  column as it is; `left_out` keeps none.
+    minmax         the training range becomes [0, 1] (official baseline)
+    standardize    mean 0 and deviation 1 (1st and 6th place, Graph Segment Training)
+    signed_log1p   sign(x) log(1 + |x|), then standardized
+    signed_log     sign(x) log(1 + |x|) (2nd place)
+    log_offset(K)  log(x + K) (3rd, 5th and 10th place: K = 1, 1 - the smallest value, and 3)
+    varying        x
+    none           x, also of constant columns
+    left_out       no column
+
+  All kinds but `none` drop columns that are constant in training.
 
   Args:
     arrays: raw features `[n, F]` of the training graphs.
@@ -240,7 +242,7 @@ def _statistics(arrays: Iterable[np.ndarray], log: np.ndarray) -> Statistics:
       continue
     x = np.asarray(array, np.float64)
     x = np.where(log, signed_log(x), x) if log.any() else x
-    # Sums are taken from the first row, so that a small spread far from 0 is not lost.
+    # Sums of distances from the first row keep small differences of large numbers.
     origin = x[0] if origin is None else origin
     count += len(x)
     total = total + (x - origin).sum(axis=0)
@@ -265,22 +267,22 @@ class FeatureOptions(Options):
   pad_value: int = option(
       0, "positions of a layout beyond the rank: 0 as released, or -1", one_of=(0, -1))
   fit_splits: tuple[str, ...] = option(
-      ("train",), "splits whose nodes give the statistics of features, never labels",
+      ("train",), "splits whose nodes (never labels) feature_transform is fitted on",
       some_of=SPLITS)
   fit_reduced: bool = option(
-      False, "the statistics are those of the nodes that graph_reduction keeps")
+      False, "fit feature_transform on the nodes that graph_reduction keeps")
 
 
 class NodeFeatures:
-  """The blocks of node features that a model sees, each with its transform.
+  """The blocks of node features of a model, each with its transform.
 
   Args:
-    options: names of blocks in the order of their columns, and their transforms by group
-      (`parse_kinds`). The groups of the block `released` are `NODE_GROUPS`; any other block is a
-      group of its own name.
+    options: names of blocks in the order of their columns, and kinds of transforms by group
+      (`parse_kinds`). The block `released` has the groups `NODE_GROUPS`; any other block is one
+      group with its own name.
 
   Attributes:
-    transforms: a `Transform` for each name, set by `fit` or by the reader of a saved model.
+    transforms: by name of block; set by `fit`, or from a file.
 
   Raises:
     ValueError: an unknown or repeated block, or impossible kinds.
@@ -301,20 +303,20 @@ class NodeFeatures:
 
   @property
   def unscaled(self) -> tuple[str, ...]:
-    """The blocks of which no column is scaled, moved or left out."""
+    """Blocks that no transform changes."""
     return tuple(name for name in self.names if set(self._kinds_of(name, 1)) == {"none"})
 
   def _kinds_of(self, name: str, columns: int) -> np.ndarray:
     """The kind of each column of a block, `[columns]` object."""
-    if name != RELEASED:  # has one kind for all its columns
+    if name != RELEASED:  # one kind for all columns
       return np.full(columns, self._kinds[name], object)
     return np.array([self._kinds[group] for group, own in NODE_GROUPS.items() for _ in own], object)
 
   def raw(self, graph: OpGraph, name: str) -> np.ndarray:
-    """One block of a graph as it is, `[N, F]`.
+    """A block of a graph before its transform, `[N, F]`.
 
     Raises:
-      ValueError: the block does not give one row of finite numbers per node.
+      ValueError: the block is not one row of finite numbers per node.
     """
     values = np.asarray(self._blocks[name](graph))
     if values.ndim != 2 or len(values) != graph.num_nodes or values.dtype.kind not in "fiub":
@@ -330,7 +332,7 @@ class NodeFeatures:
 
     Args:
       graphs: with released features.
-      nodes: numbers of the nodes of each graph that count; all of them unless given.
+      nodes: numbers of the nodes of each graph to fit on; all nodes unless given.
     """
     for name in self.names:
       columns = self.raw(graphs[0], name).shape[1]
@@ -343,7 +345,7 @@ class NodeFeatures:
     values = self.raw(graph, name)
     if values.shape[1] != columns:
       raise ValueError(f"feature block {name!r} gave {values.shape[1]} columns for {graph.name} "
-                       f"and {columns} for another graph: it must always give as many")
+                       f"and {columns} for another graph: the number must not change")
     return values
 
   def __call__(self, graph: OpGraph) -> np.ndarray:
@@ -382,18 +384,18 @@ def load(path: Path) -> dict[str, Transform]:
     return {name: Transform.from_dict(v) for name, v in values.items()}
 
 
-CONFIG = "config"  # the transform of configurations, saved beside the blocks' own
-_NODE = "node/"  # before the names of blocks in a file
+CONFIG = "config"  # name of the transform of configurations in a file
+_NODE = "node/"  # prefix of names of blocks in a file
 
 
 def to_saved(nodes: Mapping[str, Transform], config: Transform) -> dict[str, Transform]:
-  """All transforms of a model by the names under which `features.save` keeps them."""
+  """All transforms of a model, by their names in a file."""
   return {f"{_NODE}{name}": transform for name, transform in nodes.items()} | {CONFIG: config}
 
 
 def from_saved(
     saved: Mapping[str, Transform], where: Path | str) -> tuple[dict[str, Transform], Transform]:
-  """Transforms by block and the transform of configurations, from the names of `to_saved`.
+  """Transforms by block, and the transform of configurations; the inverse of `to_saved`.
 
   Raises:
     ValueError: a transform is missing.

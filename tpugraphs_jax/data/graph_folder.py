@@ -1,12 +1,12 @@
-"""A graph of the store: a folder of arrays that is whole, and built from its file as it is now.
+"""A graph of the store: a folder of arrays, with checksums and a reference to its source file.
 
     meta.json       format version, name, checksums, and size, time and checksum of the source
     group_row.npy   [C, groups] uint8 or uint16, memory-mapped when opened
     rows.npy  node_group.npy  runtime_ns.npy                   its configurations
     node_feat.npy  node_opcode.npy  edge_index.npy  node_splits.npy  config_node.npy
 
-The folder is written beside its place and renamed when complete, so that a folder with the right
-name is whole. Reading a graph notices when its source file has changed since.
+The folder is written under another name and renamed when complete. Reading a graph detects damage
+and a source file that has changed.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from tpugraphs_jax import graph
 from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.infra import trust
 
-_VERSION = 2  # raised whenever the format changes
+_VERSION = 2  # of the format
 _META, _DIGESTS = "meta.json", "sha256"
 _REBUILD = "build the store again (python -m tpugraphs_jax.data.store build)"
 _GRAPH_ARRAYS = ("node_feat", "node_opcode", "edge_index", "node_splits", "config_node")
-# Only `group_row` is mapped, and only where it is large: a map holds a file descriptor, and a
-# process commonly has at most 1,024, fewer than three for each graph of the layout collections.
+# Only a large `group_row` is mapped: every map takes a file descriptor. A process commonly has at
+# most 1,024, fewer than three for each graph of the layout collections.
 _CONFIG_ARRAYS = ("rows", "node_group", "runtime_ns")
 _MAPPED = "group_row"
 _LEAST_MAPPED_BYTES = 1 << 16
 
 
 def read(folder: str | os.PathLike[str]) -> graph.OpGraph:
-  """Opens one graph of the store; its `configs.group_row` is a memory map, unless it is small.
+  """Opens a graph of the store; `configs.group_row` is a memory map, unless it is small.
 
   Raises:
     FileNotFoundError: the folder is not a graph of a store.
     OSError: no more files can be opened.
-    ValueError: the folder is damaged, written in another format, or built from a source file
-      that has changed since. A source file that is gone is no error.
+    ValueError: the folder is damaged or has another format, or its source file has changed. A
+      missing source file is no error.
   """
   folder = Path(folder)
   try:
@@ -72,10 +72,10 @@ def write(folder: Path, op_graph: graph.OpGraph, *, source: Path, source_state: 
     folder: the graph's place in the store.
     op_graph: a graph with `LayoutConfigs`.
     source: the file that it was read from.
-    source_state: `fingerprint(source)`, taken before the file was read.
+    source_state: `fingerprint(source)`, from before the file was read.
 
   Raises:
-    OSError: the folder cannot be written; the earlier copy is untouched.
+    OSError: the folder cannot be written; the earlier copy stays.
   """
   partial = files_lib.partial_path(folder)
   shutil.rmtree(partial, ignore_errors=True)  # of an earlier process of the same number
@@ -104,9 +104,9 @@ def _write_arrays(folder: Path, op_graph: graph.OpGraph, *, source: dict) -> Non
 
 
 def _read_meta(folder: Path) -> dict:
-  """The contents of `meta.json`, after all files were compared with their checksums.
+  """The contents of `meta.json`; compares all files with their checksums.
 
-  Checksums are compared once per host and file, until a file changes.
+  A file is compared once per host, and again when it changes.
 
   Raises:
     FileNotFoundError: there is no `meta.json`.
@@ -140,7 +140,7 @@ def fingerprint(source: Path) -> dict:
 
 
 def why_outdated(folder: Path, source: Path) -> str:
-  """The reason to build a graph; empty if it is whole and its source has not changed since."""
+  """The reason to build a graph; empty if the graph is complete and its source unchanged."""
   try:
     meta = _read_meta(folder)
   except (FileNotFoundError, ValueError) as error:
@@ -149,7 +149,7 @@ def why_outdated(folder: Path, source: Path) -> str:
 
 
 def _is_built_from(meta: dict, source: Path) -> bool:
-  """Whether a graph was built from `source` as it is now: a copy of a file has another time."""
+  """Whether a graph was built from this version of `source`. A copy may have another time."""
   known, stat = meta["source"], source.stat()
   return stat.st_size == known["bytes"] and (
       stat.st_mtime_ns == known["mtime_ns"]
@@ -157,7 +157,7 @@ def _is_built_from(meta: dict, source: Path) -> bool:
 
 
 def _replace_folder(new: Path, folder: Path) -> None:
-  # A folder cannot be renamed over another one that has files in it.
+  # A folder cannot be renamed to the name of a folder with files.
   old = files_lib.partial_path(folder, note=".old")
   with contextlib.suppress(FileNotFoundError):
     os.replace(folder, old)
@@ -166,7 +166,7 @@ def _replace_folder(new: Path, folder: Path) -> None:
 
 
 def _relative(source: Path, folder: Path) -> str:
-  # Follows links to folders but not a link to the file itself, whose replacement is the new source.
+  # Follows links to folders, but not a link to the file: another target of it is a new source.
   source = source.parent.resolve() / source.name
   return os.path.relpath(source, folder.parent.resolve() / folder.name)
 

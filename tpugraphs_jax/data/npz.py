@@ -1,9 +1,8 @@
-"""The released `.npz` files: one graph and its measured configurations each.
+"""Reads and writes the released `.npz` files: a graph with its measured configurations each.
 
-A tile file holds a fused kernel, a layout file a whole program. Both are read into an `OpGraph`
-with every array checked, and written in the released form: the same members in the same order with
-the same dtypes, deflated. Deflated members cannot be memory-mapped: the large ones are read as a
-stream of blocks.
+A tile file has a fused kernel, a layout file a whole program. Both are read into an `OpGraph`, and
+every array is checked. Written files have the members, order, dtypes and compression of released
+files. Deflated members cannot be memory-mapped, so that large members are read in blocks.
 """
 
 from __future__ import annotations
@@ -25,14 +24,15 @@ from tpugraphs_jax.data import factoring
 from tpugraphs_jax.infra import console, files, host_memory, remote, trust
 
 _SUFFIX = ".npy"
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others make a gigabyte of a kilobyte
+# Other methods can expand a kilobyte to a gigabyte.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class NpzError(ValueError):
-  """A defect of an input file, in one line that names the file and the array.
+  """A defect of an input file, in one line with the file and the array.
 
   Args:
-    message: the defect; names from the file in it may have any characters.
+    message: the defect; it may contain names from the file with any characters.
   """
 
   def __init__(self, message: str):
@@ -53,14 +53,13 @@ class Member:
 
 
 class NpzArchive(contextlib.AbstractContextManager):
-  """The arrays of one `.npz` file, each read whole or in blocks.
+  """The arrays of one `.npz` file, read whole or in blocks.
 
-  Every defect of the file raises `NpzError`; a missing file raises
-  `FileNotFoundError`.
+  Every defect of the file raises `NpzError`; a missing file raises `FileNotFoundError`.
 
   Args:
     path: the file.
-    most_bytes: of all arrays together; None = as many as fit into memory, one at a time.
+    most_bytes: limit of all arrays together; None = each array must fit into memory.
   """
 
   def __init__(self, path: str | os.PathLike[str], *, most_bytes: int | None = None):
@@ -79,11 +78,11 @@ class NpzArchive(contextlib.AbstractContextManager):
       raise
 
   def _check_archive(self, most_bytes: int | None) -> None:
-    """Refuses archives of another form than NumPy's, before anything is read from them."""
+    """Refuses archives of another form than NumPy's, before any member is read."""
     members = self._zip.infolist()
     for name, count in collections_lib.Counter(self.names).items():
       if count > 1:
-        self.fail(name, f"is there twice; {_REMEDY}")
+        self.fail(name, f"occurs twice; {_REMEDY}")
     for member in members:
       if member.compress_type not in _METHODS:
         self.fail(member.filename, f"is compressed by method {member.compress_type}, expected "
@@ -101,7 +100,7 @@ class NpzArchive(contextlib.AbstractContextManager):
     return [name.removesuffix(_SUFFIX) for name in self._zip.namelist()]
 
   def fail(self, name: str, message: str) -> NoReturn:
-    """Raises the one-line error for array `name`."""
+    """Raises an error of the array `name`."""
     raise NpzError(f"{self.path}: {name} {message}")
 
   def member(self, name: str) -> Member:
@@ -127,7 +126,7 @@ class NpzArchive(contextlib.AbstractContextManager):
   def blocks(self, name: str, *, block_bytes: int) -> Iterator[np.ndarray]:
     """Consecutive slices along the first axis, of about `block_bytes` each.
 
-    An array in Fortran order has no such slices in the file and is read whole.
+    An array in Fortran order is read whole.
     """
     member = self.member(name)
     rows = member.shape[0]
@@ -142,7 +141,7 @@ class NpzArchive(contextlib.AbstractContextManager):
         shape = (min(step, rows - start), *member.shape[1:])
         data = stream.read(math.prod(shape) * member.dtype.itemsize)
         yield np.frombuffer(data, member.dtype).reshape(shape)
-      stream.read()  # up to the end, where the checksum is compared
+      stream.read()  # compares the checksum at the end
 
   @contextlib.contextmanager
   def _open(self, name: str) -> Iterator[tuple[IO[bytes], Member]]:
@@ -182,16 +181,15 @@ _REMEDY = "fetch or generate the file again"
 
 def _read_header(stream: IO[bytes]) -> Member:
   version = np.lib.format.read_magic(stream)
-  if version != (1, 0):  # headers of later ones may be as long as 4 GiB
+  if version != (1, 0):  # headers of later versions can have 4 GiB
     raise ValueError(f"npy format {version} is not supported")
   shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
   return Member(shape, dtype, fortran_order and len(shape) > 1)
 
 
 _INTEGERS = ("int32", "int64")
-# Array name: accepted dtypes, and the shape, where a letter must have one size
-# throughout a file. Released files differ from the published description in
-# several dtypes; both forms are accepted.
+# Accepted dtypes and shape of each array; a letter has one size throughout a file. Released files
+# differ from the published description in several dtypes; both are accepted.
 _GRAPH_ARRAYS = {
     "node_feat": (("float32",), ("N", columns.NODE_FEATURES)),
     "node_opcode": (("uint8", *_INTEGERS), ("N",)),
@@ -214,7 +212,7 @@ def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
 
   Raises:
     FileNotFoundError: there is no such file.
-    NpzError: the file is damaged or an array is not as it should be.
+    NpzError: the file is damaged or malformed.
   """
   with NpzArchive(path) as archive:
     _check_members(archive, _TILE_ARRAYS)
@@ -233,14 +231,14 @@ def read_tile(path: str | os.PathLike[str]) -> graph.OpGraph:
 
 
 def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
-  """Reads one layout file, named after its stem, its configurations factored.
+  """Reads one layout file, named after its stem, and factors its configurations.
 
-  The configurations are read as a stream: memory stays far below the size of
-  `node_config_feat` unless that array is stored in Fortran order.
+  Configurations are read in blocks: memory stays far below the size of `node_config_feat`, unless
+  that array is in Fortran order.
 
   Raises:
     FileNotFoundError: there is no such file.
-    NpzError: the file is damaged or an array is not as it should be.
+    NpzError: the file is damaged or malformed.
 
   Examples:
     >>> graph = read_layout("data/own/npz/layout/own/programs_cpu/test/experts_layer.npz")
@@ -255,7 +253,7 @@ def read_layout(path: str | os.PathLike[str]) -> graph.OpGraph:
 
 
 def write_tile(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
-  """Writes a tile graph in the released form, beside `path` and then renamed."""
+  """Writes a tile graph in the released form; an existing file is replaced atomically."""
   configs = op_graph.configs
   _write(path, {
       "node_feat": op_graph.node_feat, "node_opcode": op_graph.node_opcode,
@@ -264,9 +262,9 @@ def write_tile(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
 
 
 def write_layout(path: str | os.PathLike[str], op_graph: graph.OpGraph) -> None:
-  """Writes a layout graph in the released form, beside `path` and then renamed.
+  """Writes a layout graph in the released form; an existing file is replaced atomically.
 
-  The configurations are decoded block by block.
+  Configurations are decoded block by block.
   """
   _write(path, {
       "edge_index": op_graph.edge_index, "node_feat": op_graph.node_feat,
@@ -289,15 +287,15 @@ def _write(path: str | os.PathLike[str], arrays: dict) -> None:
         np.lib.format.write_array_header_1_0(stream, {
             "descr": dtype.str, "fortran_order": False, "shape": shape})
         for block in blocks:
-          # Of bytes, since an empty array of two axes has no buffer.
+          # A view of bytes, because an empty array with two axes has no buffer.
           stream.write(np.ascontiguousarray(block, dtype).reshape(-1).view(np.uint8).data)
 
 
 def split_files(data_root: str | os.PathLike[str], collection: str, split: str) -> list[Path]:
   """The files of one split of a collection, sorted by name.
 
-  `layout:xla:random` is in the folder `<data_root>/layout/xla/random/<split>`. Of a bucket the
-  files are copied to this machine first.
+  `layout:xla:random` is in the folder `<data_root>/layout/xla/random/<split>`. Files of a bucket
+  are first copied to this machine.
 
   Raises:
     ValueError: no such collection or split exists.
@@ -324,7 +322,7 @@ def split_files(data_root: str | os.PathLike[str], collection: str, split: str) 
 
 
 def files_there(data_root: str | os.PathLike[str], collection: str, split: str) -> list[Path]:
-  """As `split_files`; empty where there is no file."""
+  """Like `split_files`, but empty without files."""
   with contextlib.suppress(FileNotFoundError):
     return split_files(data_root, collection, split)
   return []
@@ -341,7 +339,7 @@ def _fetch(data_root: str | os.PathLike[str], parsed: collections.Collection, sp
 
 
 def _check_members(archive: NpzArchive, arrays: dict) -> None:
-  """Compares names, dtypes and shapes, before anything is read."""
+  """Checks names, dtypes and shapes, before any array is read."""
   try:
     trust.name(archive.path.stem)
   except ValueError as error:
@@ -365,12 +363,12 @@ def _check_members(archive: NpzArchive, arrays: dict) -> None:
 
 def _check_shape(
     archive: NpzArchive, name: str, shape: tuple[int, ...], axes: tuple, sizes: dict) -> None:
-  """Compares a shape with its axes; a letter's first size goes into `sizes`."""
+  """Checks a shape; `sizes` collects the size of each letter."""
   if name == "node_splits" and shape[:1] == (1,) and len(shape) == 2:
-    shape = shape[1:]  # released files have one row
+    shape = shape[1:]  # a row in released files
   if len(shape) != len(axes):
     archive.fail(name, f"has shape {shape}, expected [{', '.join(map(str, axes))}]")
-  if 0 in shape and axes[0] != "E":  # only edges may be none
+  if 0 in shape and axes[0] != "E":  # a graph may have no edges
     archive.fail(name, f"is empty (shape {shape})")
   for axis, size in zip(axes, shape):
     expected = sizes.setdefault(axis, size) if isinstance(axis, str) else axis
@@ -380,7 +378,7 @@ def _check_shape(
 
 
 def _read_graph(archive: NpzArchive, **fields) -> graph.OpGraph:
-  """The graph in a file of either kind; `fields` are the parts that kinds read differently."""
+  """The graph of a file of either kind; `fields` differ between kinds."""
   node_feat = archive.read("node_feat")
   if not np.isfinite(node_feat).all():
     node, column = np.argwhere(~np.isfinite(node_feat))[0]
@@ -432,10 +430,10 @@ def _read_config_node(archive: NpzArchive) -> np.ndarray:
 
 
 def _read_splits(archive: NpzArchive) -> np.ndarray:
-  """Cuts between stretches of computations and the number of nodes, `[S]` int64.
+  """First nodes of computations, and the number of nodes at the end, `[S]` int64.
 
-  The published description leaves out the number of nodes at the end, the
-  released files have it; both forms give the same result.
+  The published description leaves out the number of nodes, released files have it; both are
+  accepted.
   """
   splits = archive.read("node_splits").ravel().astype(np.int64)
   nodes = archive.member("node_opcode").shape[0]

@@ -1,11 +1,10 @@
-"""Training batches: what each step contains, in which shapes, and how grain loads them.
+"""Training batches: the slates of each step, their padded shapes, and loading by grain.
 
-The content of a step is a pure function of the seed and the step's number: nothing has to
-be remembered to go on after a stop, and every process computes the same plan. A slate is
-drawn in two parts: its sizes, which say how much of a budget it takes, then, when the batch is
-made, its configurations. Planning draws the first part of many steps, to choose
-the few shapes that batches have. Every shape costs one compilation and every padded node
-costs time, so that a long run is worth more shapes than a short one.
+The content of a step is a pure function of the seed and the step number: a resumed run needs no
+state, and every process computes the same plan. A slate is drawn in two parts: first its sizes,
+then, when the batch is assembled, its configurations. Planning draws the sizes of many steps to
+choose a few shapes. Every shape costs one compilation and every padded node costs time: a long run
+gets more shapes than a short one.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from tpugraphs_jax.options import option, Options
 if TYPE_CHECKING:
   import grain
 
-# Epochs, and most steps, whose batches are looked at to choose budgets.
+# Budgets are chosen from the batches of the first epochs, and at most so many steps.
 _LOOK_AHEAD_EPOCHS, _LOOK_AHEAD_STEPS = 16, 16_384
 MAX_BUDGETS = 8
-# Rows of features that training works through in the time of a compilation: on two CPU
-# cores that takes about 6 s, and training 0.25 million rows a second (width 64).
+# Rows of features that training processes in the time of a compilation: about 6 s on two CPU cores,
+# at 0.25 million rows a second (width 64).
 _ROWS_PER_COMPILATION = 1.5e6
-# Configurations of a slate (layout presets: 16).
-_CONFIGS = 16
+_CONFIGS = 16  # of a slate, in the estimate of costs
 
 EVERY = "every_config"
 SAMPLINGS = ("uniform", "skewed", "uniform_replacement")
@@ -50,30 +48,30 @@ class BatchOptions(Options):
   graphs: int = option(8, "graphs per step, over all devices", least=1)
   configs: int = option(16, "configurations per graph and step", least=2)
   min_configs: int = option(
-      2, "graphs with fewer configurations are not trained on, nor part of statistics", least=2)
+      2, "fewest configurations of a graph in training and statistics", least=2)
   sampling: str = option(
-      "uniform", "how configurations are drawn; skewed: to fast ones", one_of=SAMPLINGS)
+      "uniform", "how configurations are drawn; skewed prefers fast ones", one_of=SAMPLINGS)
   graph_sampling: str = option(
-      "uniform", "how graphs are drawn; sqrt, proportional: by numbers of configurations; "
-      "every_config: each configuration once", one_of=GRAPH_SAMPLINGS)
+      "uniform", "how graphs are drawn; sqrt, proportional: by number of configurations; "
+      "every_config: each configuration once per pass", one_of=GRAPH_SAMPLINGS)
   target: str = option(
       "ratio", "label: official (layouts: runtime / 1e7 ns, tiles: runtime / normalizer), absolute "
       "(ms), ratio or rank", one_of=TARGETS)
   config_chunk: int = option(
-      0, "configurations through the model at a time, which saves memory; 0 = all", least=0)
+      0, "configurations in the model at a time, to save memory; 0 = all", least=0)
   slates_per_epoch: int = option(0, "length of an epoch; 0 = one slate of each graph", least=0)
-  drop_remainder: bool = option(True, "leave out last slates of an epoch that do not fill a batch")
+  drop_remainder: bool = option(True, "leave out the last slates of an epoch if they fill no batch")
   keep_nodes: int = option(
-      5000, "nodes of the sampled block of a graph, for ResModel's dropout", least=2)
+      5000, "nodes of the sampled block of a graph, for the dropout of ResModel", least=2)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadingOptions(Options):
-  """Threads of the host."""
+  """Loading of batches."""
 
   section = "data"
   loader_threads: int = option(
-      1, "threads that prepare batches; 0 = a batch is prepared when it is asked for", least=0)
+      1, "threads that prepare batches; 0 = the training loop prepares them", least=0)
 
 
 def config_draw(
@@ -81,7 +79,7 @@ def config_draw(
 ) -> Callable[[np.random.Generator], np.ndarray]:
   """A function that draws the numbers `[n]` int64 of `count` configurations of one graph.
 
-  Without replacement, a graph with fewer configurations than asked for gives all of them.
+  Without replacement, a graph with fewer than `count` configurations gives all of them.
 
   Args:
     label: `[C]`, larger = slower.
@@ -98,14 +96,14 @@ def config_draw(
     return lambda rng: rng.choice(total, count, replace=False)
   log_weight = np.empty(total)
   log_weight[np.argsort(label, kind="stable")] = 1 - np.arange(total) / total
-  # Gumbel top-k: the same as to draw one after the other by the weights.
+  # Gumbel top-k is equivalent to draws one after the other by weight.
   return lambda rng: np.argpartition(-(log_weight + rng.gumbel(size=total)), count)[:count]
 
 
 def graph_weights(
     configs: Sequence[TileConfigs | LayoutConfigs], kind: str, count: int
 ) -> np.ndarray | None:
-  """How often each graph is trained on relative to the others, `[graphs]` float64.
+  """Relative frequency of each graph in training, `[graphs]` float64.
 
   Args:
     configs: of each graph.
@@ -123,16 +121,16 @@ def graph_weights(
 
 
 class ConfigSampler:
-  """Draws the configurations of slates and gives the targets that a model should predict.
+  """Draws the configurations of slates, and computes their targets.
 
   Args:
     configs: configurations of each graph.
     count: size of a slate.
     sampling: one of `SAMPLINGS`.
     targets: `(configs, ids [n]) -> [n]` float32, larger = slower.
-    every: a seed; the slates of a graph are then cut from a permutation of its configurations,
-      one after the other, and from the next permutation behind its end (3rd and 6th place).
-      What is left over at an end is in no slate. None = slates are drawn independently.
+    every: seed of permutations. The slates of a graph are consecutive parts of a permutation of its
+      configurations, then of the next permutation (3rd and 6th place). A last part that is too
+      short is left out. None = slates are drawn independently.
   """
 
   def __init__(
@@ -151,7 +149,7 @@ class ConfigSampler:
     Args:
       number: of the graph.
       rng: of the slate.
-      turn: how many slates of the graph came before.
+      turn: number of earlier slates of the graph.
     """
     if self._every is None:
       ids = self._draws[number](rng)
@@ -182,24 +180,24 @@ def sample_block(nodes: int, keep_nodes: int, rng: np.random.Generator) -> tuple
 
 
 class Drawn(NamedTuple):
-  """A slate whose configurations are not drawn yet: planning needs its sizes alone."""
+  """A slate whose configurations are not drawn yet: planning needs only its sizes."""
 
-  sizes: dict[str, int]  # how much of each entry of a budget the slate takes
-  finish: Callable[[], Slate]  # goes on with the same random generator
+  sizes: dict[str, int]  # of the slate, by entry of a budget
+  finish: Callable[[], Slate]  # draws the configurations with the same random generator
 
 
-# Of a graph's number, and of how many slates of it came before.
+# `(graph number, rng, number of earlier slates of the graph) -> Drawn`.
 Draw = Callable[[int, np.random.Generator, int], Drawn]
 
 
 def draw_slates(
     graphs: Sequence[PreparedGraph], sampler: Callable[[int, np.random.Generator, int], tuple]
 ) -> Draw:
-  """Draws slates of whole graphs: a slate takes as much of a budget as its graph.
+  """Draws slates of whole graphs, which have the sizes of their graphs.
 
   Args:
     graphs: anything with `sizes`.
-    sampler: configurations and targets of a graph, see `ConfigSampler`.
+    sampler: draws configurations and targets, see `ConfigSampler`.
   """
   def draw(number: int, rng: np.random.Generator, turn: int) -> Drawn:
     graph = graphs[number]
@@ -215,27 +213,27 @@ def draw_slates(
 class BatchPlan:
   """The graphs and configurations of the batch of each step.
 
-  An epoch passes over the graphs in random order, once or until it has enough slates.
-  Its last slates are left out where they do not fill a batch (official for kernels), or are a
-  smaller last batch (official for programs), in which a device can be without a slate. An epoch
-  with fewer slates than a batch holds is a single step, whose batch has empty places; every
-  device must have a slate there. With weights an epoch has every graph as often as its weight
-  says, rounded up or down at random, in random order. Whole numbers as weights are numbers of
-  slates: slates come in passes over all of them, each in random order, and epochs cut the passes
-  where they end.
+  An epoch is a pass over the graphs in random order, repeated until it has enough slates. Last
+  slates that do not fill a batch are left out (official for kernels), or form a smaller batch
+  (official for programs), in which a device may have no slate. An epoch with fewer slates than a
+  batch is one padded step; every device must have a slate.
 
-  Every process computes the same plan and loads the part of its own devices.
+  Weights set how often an epoch has each graph, rounded up or down at random, in random order.
+  Integer weights are numbers of slates per pass: passes are in random order, and an epoch may end
+  within a pass.
+
+  Every process computes the same plan, and loads the batches of its devices.
 
   Args:
     graphs: training graphs.
     slates_per_step: slates in a batch over all devices.
     devices: devices of all processes.
-    draw: `(graph number, rng, turn) -> Drawn`; begins to draw a slate.
+    draw: `(graph number, rng, turn) -> Drawn`, the first part of a slate.
     seed: of order and configurations.
-    epochs: length of the run; a long one is worth more batch shapes.
+    epochs: length of the run.
     slates_per_epoch: length of an epoch; 0 = one slate of each graph (official), or one pass.
     drop_remainder: leave out the last slates of an epoch if they do not fill a batch.
-    weights: `[graphs]`, how often graphs come relative to each other; None = all alike.
+    weights: `[graphs]` relative frequencies; None = all equal.
 
   Raises:
     ValueError: fewer slates than devices.
@@ -261,7 +259,10 @@ class BatchPlan:
     self.budgets = self._choose_budgets(epochs)
 
   def _draw_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Graphs of an epoch, and how many slates of the same graph came before, as far as known."""
+    """Graphs of the slates of an epoch, and the number of earlier slates of each graph.
+
+    The numbers are 0 where slates do not come in passes of integer weights.
+    """
     if self._in_passes:
       slates = int(self._weights.sum())
       first = epoch * self._per_epoch
@@ -272,17 +273,17 @@ class BatchPlan:
     rng, graphs = np.random.default_rng([self._seed, epoch]), len(self._sizes)
     if self._weights is not None:
       ends = np.cumsum(self._weights) / np.sum(self._weights) * self._per_epoch
-      # Where evenly spaced marks fall tells how often each graph comes.
+      # Systematic sampling: evenly spaced marks on the cumulated weights.
       marks = rng.random() + np.arange(self._per_epoch)
-      chosen = np.searchsorted(ends, marks, side="right")
-      order = rng.permutation(np.minimum(chosen, graphs - 1))
+      numbers = np.searchsorted(ends, marks, side="right")
+      order = rng.permutation(np.minimum(numbers, graphs - 1))
     else:
       passes = [rng.permutation(graphs) for _ in range(-(-self._per_epoch // graphs))]
       order = np.concatenate(passes)[: self._per_epoch]
     return order, np.zeros(len(order), int)
 
   def _pass(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Graphs of a pass, and how many slates of the same graph came before."""
+    """Graphs of the slates of a pass, and the number of earlier slates of each graph."""
     per_pass = self._weights
     graphs = np.repeat(np.arange(len(per_pass)), per_pass)
     before = np.arange(len(graphs)) - np.repeat(np.cumsum(per_pass) - per_pass, per_pass)
@@ -291,18 +292,18 @@ class BatchPlan:
 
   def _of_step(self, step: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     epoch, index = divmod(step, self.steps_per_epoch)
-    own = slice(index * self._per_step, (index + 1) * self._per_step)
+    slates = slice(index * self._per_step, (index + 1) * self._per_step)
     graphs, turns = self._order(epoch)
-    return np.array_split(graphs[own], self._devices), np.array_split(turns[own], self._devices)
+    return np.array_split(graphs[slates], self._devices), np.array_split(turns[slates], self._devices)
 
   def graphs_of_step(self, step: int) -> list[np.ndarray]:
     """Graph numbers of each device's slates, `[slates]` int64 each."""
     return self._of_step(step)[0]
 
   def _rngs(self, step: int, first: int = 0) -> Iterator[np.random.Generator]:
-    """One for each slate of a step, from the slate `first` on.
+    """Generators of the slates of a step, from the slate `first` on.
 
-    Seeded by the place in the whole batch, so that the number of devices is free.
+    Their seed is the place in the whole batch, so that the number of devices changes nothing.
     """
     return (np.random.default_rng([self._seed, 1, step, i]) for i in itertools.count(first))
 
@@ -313,12 +314,11 @@ class BatchPlan:
         for graphs in self.graphs_of_step(step) if len(graphs)]
 
   def _choose_budgets(self, epochs: int) -> list[dict[str, int]]:
-    known = min(min(epochs, _LOOK_AHEAD_EPOCHS) * self.steps_per_epoch, _LOOK_AHEAD_STEPS)
-    per_step = [largest(self._device_sizes(step)) for step in range(known)]
+    look_ahead = min(min(epochs, _LOOK_AHEAD_EPOCHS) * self.steps_per_epoch, _LOOK_AHEAD_STEPS)
+    per_step = [largest(self._device_sizes(step)) for step in range(look_ahead)]
     steps = epochs * self.steps_per_epoch
-    if steps > known:
-      # Some later batch may exceed all of these. One batch stands for it, of slates that are as
-      # large as the largest graph in every entry: no batch is larger.
+    if steps > look_ahead:
+      # An upper bound of later batches: all slates have the size of the largest graph.
       per_step.append(batching.add_sizes([largest(self._sizes)] * self.slates_per_device))
     return choose_budgets(per_step, steps=steps)
 
@@ -327,7 +327,7 @@ class BatchPlan:
     return self.budgets[smallest_fit(self._device_sizes(step), self.budgets)]
 
   def slates(self, step: int, device: int) -> list[Slate]:
-    """The slates of one device, with configurations drawn for this step."""
+    """The slates of one device, with their configurations."""
     shares, turns = self._of_step(step)
     rngs = self._rngs(step, sum(len(share) for share in shares[:device]))
     return [self._draw(int(graph), rng, int(turn)).finish()
@@ -343,23 +343,23 @@ class BatchPlan:
 
 
 class Batches:
-  """Random access source: step number to the batches of this process's devices.
+  """The batches of the devices of this process by step number, a source of grain.
 
   Args:
-    plan: what each step contains.
+    plan: of the slates of each step.
     total_steps: length of the run.
-    local_devices: numbers of this process's devices among all.
+    local_devices: numbers of the devices of this process, among all devices.
     assemble: `(slates, budget) -> batch` of one device.
-    stack: puts the batches of the local devices on a leading axis.
+    stack: stacks the batches of the local devices on a leading axis.
   """
 
   def __init__(self, plan: BatchPlan, total_steps: int, local_devices: Sequence[int],
                assemble: Callable[[list[Slate], Budget], Any], stack: Callable[[list], Any]):
     self._plan, self._total_steps, self._local_devices = plan, total_steps, local_devices
     self._assemble, self._stack = assemble, stack
-    shown = min(plan.steps_per_epoch, 200)
+    padding = plan.padding(min(plan.steps_per_epoch, 200))
     logging.info("batches have %d shape%s; %.0f %% of their nodes are padding", len(plan.budgets),
-                 "s" * (len(plan.budgets) != 1), 100 * plan.padding(shown))
+                 "s" * (len(plan.budgets) != 1), 100 * padding)
 
   def __len__(self) -> int:
     return self._total_steps
@@ -368,7 +368,7 @@ class Batches:
     return self._stack([self._batch(step, device) for device in self._local_devices])
 
   def _batch(self, step: int, device: int) -> Any:
-    """The batch of a device, which is empty if the step has fewer slates than devices."""
+    """The batch of a device; empty if the step has no slate for it."""
     slates, budget = self._plan.slates(step, device), self._plan.budget(step)
     if slates:
       return self._assemble(slates, budget)
@@ -377,33 +377,32 @@ class Batches:
 
 def training_batches(
     source: Sequence[Any], *, threads: int = 1, prefetch: int = 4) -> grain.DatasetIterator:
-  """Batches with a leading device axis, prepared ahead by grain.
+  """An iterator of batches with a leading device axis, loaded by grain.
 
-  The iterator's state is the number of the next step, so that resuming is exact.
+  The state of the iterator is the number of the next step, so that resuming is exact.
 
   Args:
     source: the batches by step, see `Batches`.
-    threads: loader threads; 0 prepares a batch when it is asked for, while the device
-      is busy with the steps in flight.
-    prefetch: batches that the threads hold ready.
+    threads: loader threads; 0 prepares a batch on demand, while devices are busy with earlier
+      steps.
+    prefetch: number of batches to prepare ahead.
   """
-  import grain  # slow to import: no command that only reads options waits for it
+  import grain  # slow to import
 
   options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
   return iter(grain.MapDataset.source(source).to_iter_dataset(options))
 
 
 def largest(sizes: Sequence[Budget]) -> dict[str, int]:
-  """The largest size of every entry: the batches of all devices have one shape."""
+  """The maximum of every entry."""
   return {key: max(size[key] for size in sizes) for key in sizes[0]}
 
 
 def cost(sizes: Sequence[Budget]) -> np.ndarray:
-  """Rows of features that batches of these sizes take, `[len(sizes)]` int64.
+  """Cost of batches of these sizes in rows of features, `[len(sizes)]` int64.
 
-  For layouts their nodes, and every node that configurations reach once per configuration; for
-  kernels their nodes once per configuration; for score tables, whose network sees no
-  configuration, their nodes.
+  Layouts: nodes, plus (reached nodes x configurations). Kernels: nodes x configurations. Score
+  tables, whose network does not depend on configurations: nodes.
   """
   varying = {k for k in sizes[0] if k.startswith("hop")}
   if not varying and "choices" not in sizes[0]:
@@ -416,20 +415,19 @@ def choose_budgets(
     sizes: Sequence[Budget], *, steps: float = np.inf, max_budgets: int = MAX_BUDGETS,
     multiple: int = 16,
 ) -> list[dict[str, int]]:
-  """Budgets that hold every batch, smallest first, with which a run takes the least time.
+  """Budgets that hold every batch and minimise the time of a run, smallest first.
 
-  Batches are sorted by cost and cut into runs so that padding costs the least
-  possible (dynamic programming over at most 150 candidate cuts); each run gets
-  the maximum of every entry.
+  Batches are sorted by cost and cut into intervals with the least padding (dynamic programming over
+  at most 150 candidate cuts). The budget of an interval is the maximum of every entry.
 
   Args:
     sizes: of each batch (`batching.total_sizes`); at least one.
-    steps: length of the run that these batches stand for; without end unless given.
-    max_budgets: most budgets allowed.
+    steps: length of the run; infinite unless given.
+    max_budgets: largest number of budgets.
     multiple: entries are rounded up to a multiple of this.
   """
   keys = list(sizes[0])
-  # Distinct batches only: epochs repeat sizes, and the maximum does not care.
+  # Distinct batches with their counts: epochs repeat sizes.
   table, counts = np.unique(
       np.array([[size[k] for k in keys] for size in sizes]), axis=0, return_counts=True)
   rows = cost([dict(zip(keys, row)) for row in table])
@@ -437,15 +435,15 @@ def choose_budgets(
   table, counts, rows = table[by_rows], counts[by_rows], rows[by_rows]
   ends = _candidate_cuts(len(rows))
   options = [_best_cuts(rows, counts, ends, budgets) for budgets in range(1, max_budgets + 1)]
-  # Relative to the run without padding.
+  # Times are relative to the run without padding.
   compilation = _ROWS_PER_COMPILATION / (steps * np.average(rows, weights=counts))
   time = lambda cuts: _padded(rows, counts, cuts) + compilation * len(cuts)
   cuts = min(options, key=time)
   starts = [0] + [cut + 1 for cut in cuts[:-1]]
-  chosen = [table[start : stop + 1].max(axis=0) for start, stop in zip(starts, cuts)]
+  maxima = [table[start : stop + 1].max(axis=0) for start, stop in zip(starts, cuts)]
   return [
       {k: _round_up(int(v) + (k == "nodes"), multiple) for k, v in zip(keys, budget)}
-      for budget in chosen]
+      for budget in maxima]
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -460,15 +458,15 @@ def _candidate_cuts(batches: int) -> np.ndarray:
 
 
 def _best_cuts(rows, counts, ends, budgets: int) -> list[int]:
-  """Last batch of each of at most `budgets` runs, with the least padded cost in all."""
+  """Last batch of each of at most `budgets` intervals with the least padded cost."""
   total = np.concatenate([[0], np.cumsum(counts)])
-  # padded[j]: of batches 0..ends[j] with the runs so far.
+  # padded[j]: least cost of batches 0..ends[j] with the intervals so far.
   padded = total[ends + 1] * rows[ends]
   choice = []
   for _ in range(budgets - 1):
-    # run (i, j] after the best solution up to ends[i]
-    run = (total[ends + 1][None, :] - total[ends + 1][:, None]) * rows[ends][None, :]
-    options = np.where(np.tri(len(ends), k=0, dtype=bool).T, padded[:, None] + run, np.inf)
+    # Interval (i, j] after the best solution up to ends[i].
+    interval = (total[ends + 1][None, :] - total[ends + 1][:, None]) * rows[ends][None, :]
+    options = np.where(np.tri(len(ends), k=0, dtype=bool).T, padded[:, None] + interval, np.inf)
     choice.append(options.argmin(axis=0))
     padded = options.min(axis=0)
   cuts = [len(ends) - 1]
@@ -484,7 +482,7 @@ def _padded(rows, counts, cuts) -> float:
 
 
 def smallest_fit(sizes: Sequence[Budget], budgets: Sequence[Budget]) -> int | None:
-  """Number of the first budget that holds every one of `sizes`, or None."""
+  """Number of the first budget that holds all `sizes`; None without one."""
   for i, budget in enumerate(budgets):
     if all(_fits(size, budget) for size in sizes):
       return i

@@ -1,4 +1,4 @@
-"""Other graphs of the same program: smaller ones, and ones with virtual nodes."""
+"""Reduces graphs to the neighbourhood of configurable nodes, and adds virtual nodes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ VIRTUAL_NODES = ("none", "output", "cluster")
 
 @dataclasses.dataclass(frozen=True)
 class VirtualNodes(Options):
-  """The nodes that are added to a graph."""
+  """Virtual nodes."""
 
   section = "data"
   virtual_node: str = option(
-      "none", "nodes that are added: output (fed by roots), or cluster (of nodes next to each "
-      "other, which consumes them)", one_of=VIRTUAL_NODES)
-  cluster_nodes: int = option(1000, "nodes that share a virtual node of a cluster", least=1)
+      "none", "virtual nodes: output (consumes roots), or cluster (each consumes a range of nodes)",
+      one_of=VIRTUAL_NODES)
+  cluster_nodes: int = option(1000, "nodes per virtual node of cluster", least=1)
 
   @property
   def keeps_all(self) -> bool:
@@ -36,19 +36,19 @@ class VirtualNodes(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Reduction(VirtualNodes):
-  """The part of a program that is kept, and the nodes that are added.
+  """The part of a program that a network sees, and virtual nodes.
 
   The 1st place keeps 1 hop in both directions, induced by edges; the 6th place 5 hops along
   users, induced by nodes.
   """
 
   graph_reduction: str = option(
-      "none", "part of the graph: none = all, or config_neighborhood, the nodes near a "
-      "configurable node", one_of=REDUCTIONS)
+      "none", "none = whole graph, or config_neighborhood = nodes near a configurable node",
+      one_of=REDUCTIONS)
   reduction_hops: int = option(5, "largest distance from a configurable node", least=1)
-  reduction_direction: str = option("both", "edges that lead to near nodes", one_of=DIRECTIONS)
+  reduction_direction: str = option("both", "direction of the distance", one_of=DIRECTIONS)
   reduction_induced: str = option(
-      "node", "edges between kept nodes: all of them (node), or those of a walk (edge)",
+      "node", "edges between the remaining nodes: all (node), or edges of the search (edge)",
       one_of=INDUCED)
 
   @property
@@ -58,13 +58,13 @@ class Reduction(VirtualNodes):
 
 
 def with_output(graph: OpGraph) -> OpGraph:
-  """The graph with one node more, the output, behind the others (3rd place).
+  """Appends an output node to the graph (3rd place).
 
-  It consumes the roots of all computations, or all nodes without users where there is no root.
-  Its opcode and its released features are 0.
+  It consumes the roots of all computations; without roots, all nodes without users. Its opcode and
+  released features are 0.
 
   Args:
-    graph: with the released features. Blocks of features see the output as a node.
+    graph: before features are computed: blocks of features include the output node.
   """
   nodes = graph.num_nodes
   roots = graph.node_feat[:, NODE["is_root"].start] > 0
@@ -76,28 +76,27 @@ def with_output(graph: OpGraph) -> OpGraph:
 
 
 class Reduced(NamedTuple):
-  """A part of a graph, with virtual nodes."""
+  """A part of a graph, with virtual nodes at the end."""
 
   graph: OpGraph
-  nodes: np.ndarray  # [n] int64 numbers that the nodes before the virtual ones had
+  nodes: np.ndarray  # [n] int64 numbers of its nodes in the whole graph, without virtual nodes
 
   def rows(self, values: np.ndarray) -> np.ndarray:
-    """Values `[N, F]` of the nodes of the whole graph, for the nodes here; 0 of virtual ones."""
+    """Rows of `values [N, F]` of the whole graph for these nodes; 0 for virtual nodes."""
     virtual = self.graph.num_nodes - len(self.nodes)
     return np.pad(values[self.nodes], ((0, virtual), (0, 0)))
 
 
 def reduce_graph(graph: OpGraph, options: VirtualNodes) -> Reduced:
-  """The graph that a model sees.
+  """The graph that a network sees.
 
   Args:
-    graph: layout graph, or a kernel where nothing is left out.
-    options: which nodes and edges; a node `output` is there before, see `with_output`.
+    graph: a program; or a kernel, which is not reduced.
+    options: of the reduction. `with_output` adds a node `output` earlier.
 
   Returns:
-    The graph with nodes renumbered in their order, then virtual nodes, whose features and
-    opcodes are 0; configurations are shared. A reduced graph does not mark HLO computations:
-    its `node_splits` is `[0, N]`.
+    The graph with renumbered nodes in their order, then virtual nodes, whose features and opcodes
+    are 0; configurations are shared. `node_splits` of a reduced graph is `[0, N]`.
   """
   nodes = np.arange(graph.num_nodes)
   if not options.keeps_all:
@@ -109,7 +108,7 @@ def reduce_graph(graph: OpGraph, options: VirtualNodes) -> Reduced:
 
 
 def _with_virtual_nodes(graph: OpGraph, owner: np.ndarray, member: np.ndarray) -> OpGraph:
-  """The graph with virtual nodes after its own; each of `owner [n]` consumes `member [n]`."""
+  """Appends virtual nodes to the graph; each of `owner [n]` consumes `member [n]`."""
   nodes = graph.num_nodes
   count = int(owner.max(initial=nodes)) + 1 - nodes
   edges = np.stack([owner, member], axis=1).astype(np.int32)
@@ -122,7 +121,7 @@ def _with_virtual_nodes(graph: OpGraph, owner: np.ndarray, member: np.ndarray) -
 
 
 def _neighborhood(graph: OpGraph, options: Reduction) -> tuple[OpGraph, np.ndarray]:
-  """The nodes near a configurable node, renumbered in their order, and their numbers before."""
+  """The nodes near a configurable node, renumbered in order, and their numbers in `graph`."""
   near, edges = _near(graph, options)
   number = np.cumsum(near) - 1
   part = dataclasses.replace(

@@ -1,8 +1,8 @@
-"""Chooses the graphs and configurations of a collection that take part in a run.
+"""Loads collections, and selects the graphs and configurations of a run.
 
-`TileData` and `LayoutData` load the graphs of a split, leave out graphs that cannot be trained on
-or judged, choose configurations for training and for the final evaluation, and compute training
-targets. Graphs and files that are left out are named in the log and counted.
+`TileData` and `LayoutData` load the graphs of a split, give reasons to leave graphs out of training
+or evaluation, select configurations, and compute training targets. The log names and counts graphs
+and files that are left out.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tpugraphs_jax.infra import remote, trust
 from tpugraphs_jax.options import option, Options
 
 TARGETS = ("official", "ratio", "rank", "absolute")
-_LAYOUT_UNIT_NS = 1e7  # of layout labels in the official code
-_MILLISECOND_NS = 1e6  # of absolute runtimes
+_LAYOUT_UNIT_NS = 1e7  # unit of layout labels in the official code
+_MILLISECOND_NS = 1e6  # unit of absolute targets
 DUPLICATE_POLICIES = ("keep", "first", "min", "mean")
 
 
 @dataclasses.dataclass(frozen=True)
 class TileOptions(Options):
-  """The kernels and tiles that take part."""
+  """The kernels and tiles of a run."""
 
   section = "data"
   skip_bad_files: bool = option(False, "leave out malformed files, by name, instead of stopping")
@@ -47,20 +47,20 @@ class TileOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class LayoutOptions(TileOptions):
-  """The programs and layouts that take part."""
+  """The programs and layouts of a run."""
 
   config_features: tuple[str, ...] = option(
       ("released",), "integers of a configurable node: all 18, or outputs, the 6 of its output",
       one_of=feature_blocks.CONFIG_FEATURES["layout"])
   store_dir: str = option("", "random-access copy; empty = <data_root>/store")
   leave_out: tuple[str, ...] = option(
-      (), "training graphs whose names have one of these words are left out")
+      (), "leave out training graphs with one of these words in the name")
   skip_constant: bool = option(
       True, "leave out training graphs whose configurations or runtimes are all equal")
   entropy_threshold: float = option(
-      0.0, "leaves out stretches of runtimes that hardly change; 0 = none", least=0)
+      0.0, "leave out stretches of runtimes that hardly change; 0 = none", least=0)
   max_configs: int = option(
-      0, "most configurations per training graph: thirds fastest, slowest, random; 0 = all",
+      0, "most configurations per training graph: a third each fastest, slowest, random; 0 = all",
       least=0)
 
 
@@ -71,22 +71,22 @@ class JudgedOptions(Options):
   section = "eval"
   indices_dir: str = option("", "folder of the published validation indices; empty = none")
   max_configs: int = option(
-      1000, "most configurations per validation graph, a seeded sample; 0 = all", least=0)
+      1000, "most configurations per graph, a seeded sample; 0 = all", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Data:
-  """Common to tile and layout collections."""
+  """Base of tile and layout collections."""
 
   collection: Collection
   options: TileOptions = TileOptions()
   target: str = "official"
 
   def load(self, data_root: str, split: str) -> list[OpGraph]:
-    """Graphs of a split by name; the options for training apply to the split `train`.
+    """Graphs of a split, sorted by name; options for training apply to the split `train`.
 
     Raises:
-      ValueError: a file is malformed, and all or none of such files are left out.
+      ValueError: a file is malformed (with `skip_bad_files`: all files are).
       FileNotFoundError: there are no files.
     """
     files = npz.split_files(data_root, self.collection.name, split)
@@ -115,7 +115,7 @@ class _Data:
 
 
 class TileData(_Data):
-  """A tile collection: fused kernels, small enough to be read as they are.
+  """A tile collection: fused kernels, read from their files.
 
   Attributes:
     collection: of kind `tile`.
@@ -139,9 +139,9 @@ class TileData(_Data):
     return [drop_duplicates(graph, self.options.duplicate_policy) for graph in graphs]
 
   def config_values(self, graph: OpGraph) -> np.ndarray:
-    """Values on which the transform of configurations is fitted, `[C, 24 or more]` float32."""
-    described = feature_blocks.with_config_features(graph, self.options.config_features)
-    return described.configs.config_feat
+    """Values to fit the transform of configurations on, `[C, 24 or more]` float32."""
+    graph = feature_blocks.with_config_features(graph, self.options.config_features)
+    return graph.configs.config_feat
 
   def targets(self, configs: TileConfigs, config_ids: np.ndarray) -> np.ndarray:
     """Training target `[len(config_ids)]` float32, larger = slower."""
@@ -150,7 +150,7 @@ class TileData(_Data):
     return slate_target(configs.label[config_ids], self.target)
 
   def validation_ids(self, name: str, configs: TileConfigs) -> np.ndarray:
-    """Configurations that the final evaluation judges: all of them, `[C]` int64."""
+    """Configurations of the final evaluation: all, `[C]` int64."""
     del name
     return np.arange(len(configs))
 
@@ -163,7 +163,7 @@ class LayoutData(_Data):
     collection: of kind `layout`.
     options: of graphs and configurations.
     target: one of `TARGETS`.
-    judged: the layouts of the final evaluation.
+    judged: options of the final evaluation.
     seed: of samples.
   """
 
@@ -180,14 +180,14 @@ class LayoutData(_Data):
 
   def _for_training(self, graphs: list[OpGraph]) -> list[OpGraph]:
     graphs = self._left(graphs)
-    read = sum(len(graph.configs) for graph in graphs)
+    total = sum(len(graph.configs) for graph in graphs)
     graphs = [drop_duplicates(graph, self.options.duplicate_policy) for graph in graphs]
     graphs = [drop_flat(graph, self.options.entropy_threshold) for graph in graphs]
     graphs = [self._limit_configs(graph) for graph in graphs]
-    kept = sum(len(graph.configs) for graph in graphs)
-    if kept < read:
+    rest = sum(len(graph.configs) for graph in graphs)
+    if rest < total:
       logging.info("%s: data.duplicate_policy, data.entropy_threshold and data.max_configs keep %s "
-                   "of %s training configurations", self.collection.name, f"{kept:,}", f"{read:,}")
+                   "of %s training configurations", self.collection.name, f"{rest:,}", f"{total:,}")
     return graphs
 
   def _left(self, graphs: list[OpGraph]) -> list[OpGraph]:
@@ -206,7 +206,7 @@ class LayoutData(_Data):
     return dataclasses.replace(graph, configs=graph.configs.subset(ids))
 
   def config_values(self, graph: OpGraph) -> np.ndarray:
-    """Values on which the transform of configurations is fitted, `[R, 18]` int8."""
+    """Values to fit the transform of configurations on, `[R, 18]` int8."""
     return graph.configs.rows
 
   def why_not_trained(self, configs: LayoutConfigs, *, min_configs: int) -> str:
@@ -223,7 +223,7 @@ class LayoutData(_Data):
     runtime_ns = configs.runtime_ns[config_ids]
     if self.target == "absolute":
       return (runtime_ns / _MILLISECOND_NS).astype(np.float32)
-    if self.target == "official":  # computed in float32: it decides which labels are ties
+    if self.target == "official":  # float32 as published: it decides which labels are ties
       return runtime_ns.astype(np.float32) / np.float32(_LAYOUT_UNIT_NS)
     return slate_target(runtime_ns, self.target)
 
@@ -233,10 +233,9 @@ class LayoutData(_Data):
     return _load_indices(self.judged.indices_dir, source, search)
 
   def validation_ids(self, name: str, configs: LayoutConfigs) -> np.ndarray:
-    """Configurations that the final evaluation judges, `[n]` int64.
+    """Configurations of the final evaluation, `[n]` int64.
 
-    The published indices where they are given, else all configurations or a seeded
-    sample of them.
+    The published indices with `indices_dir`, else all configurations or a seeded sample.
     """
     if self.judged.indices_dir:
       return _select_indices(self._indices, name, len(configs))
@@ -244,21 +243,21 @@ class LayoutData(_Data):
 
 
 def keep(graphs: Sequence[OpGraph], purpose: str, why_not: Callable[[Any], str]) -> list[OpGraph]:
-  """Graphs that can be used. Logs the name of every other graph and the reason.
+  """Graphs without a reason to leave them out. Logs the others with their reasons.
 
   Args:
     graphs: with configurations.
-    purpose: of the graphs, named in the log.
-    why_not: the reason to leave out a graph with these configurations; empty if there is none.
+    purpose: of the graphs, for the log.
+    why_not: the reason to leave out a graph with these configurations; empty without one.
   """
-  kept, skipped = [], collections.defaultdict(list)
+  usable, skipped = [], collections.defaultdict(list)
   for graph in graphs:
     reason = why_not(graph.configs)
-    (skipped[reason] if reason else kept).append(graph)
+    (skipped[reason] if reason else usable).append(graph)
   for reason, group in skipped.items():
     logging.warning("skipped %d of %d graphs for %s: %s: %s", len(group), len(graphs), purpose,
                     reason, ", ".join(graph.name for graph in group))
-  return kept
+  return usable
 
 
 def why_not_judged(configs: TileConfigs | LayoutConfigs) -> str:
@@ -282,15 +281,14 @@ def check_kind(graph: OpGraph, kind: type) -> None:
 
 
 def drop_duplicates(graph: OpGraph, policy: str) -> OpGraph:
-  """One configuration for each set of equal ones.
+  """Merges equal configurations.
 
   Args:
     graph: program or kernel.
-    policy: `keep` leaves the file as it is (official baseline, Graph Segment
-      Training); `first` keeps the first measurement (1st place of the
-      competition), `min` the fastest (2nd place), `mean` their mean, rounded to
-      nanoseconds. Configurations stay in the order of their first occurrence. Tiles are compared
-      by runtime over normalizer, and `min` keeps both of the fastest.
+    policy: `keep` merges none (official baseline, Graph Segment Training); `first` takes the first
+      measurement (1st place of the competition), `min` the fastest (2nd place), `mean` their mean,
+      rounded to nanoseconds. Configurations stay in the order of their first occurrence. The
+      fastest tile has the smallest runtime / normalizer, and `min` takes both numbers from it.
   """
   if policy not in DUPLICATE_POLICIES:
     raise ValueError(f"data.duplicate_policy is {policy!r}, expected one of "
@@ -315,43 +313,43 @@ def _combine(runtime_ns, first, which, policy: str) -> np.ndarray:
     fastest = np.full(len(first), np.iinfo(np.int64).max)
     np.minimum.at(fastest, which, runtime_ns)
     return fastest
-  # Above the first measurement, so that the sum cannot overflow and stays exact.
+  # Sums of differences from the first measurement are exact and do not overflow.
   excess = np.zeros(len(first), np.int64)
   np.add.at(excess, which, runtime_ns - runtime_ns[first][which])
   return runtime_ns[first] + np.rint(excess / np.bincount(which)).astype(np.int64)
 
 
-_BLOCK = 100  # configurations of a stretch
-_SMOOTHED = 5  # stretches of the moving average
-_LEAST = 1e-3  # added to runtimes between 0 and 1, so that none counts nothing
-_FEWEST = 0.1  # share of the configurations that must be left
+_BLOCK = 100  # configurations
+_WINDOW = 5  # divergences in the moving average
+_EPSILON = 1e-3  # added to scaled runtimes, for the logarithm
+_LEAST_SHARE = 0.1  # of the configurations that must remain
 
 
 def divergences(runtime_ns: np.ndarray) -> np.ndarray:
   """Smoothed divergence of each block of 100 runtimes from the block before, `[blocks - 1]`.
 
-  Runtimes `[C]` are scaled to [0, 1]. Two blocks count as distributions over 100 places, of
-  which KL(block || block before) is taken. The result is the mean over up to two divergences
-  before and after. Configurations after the last whole block do not count.
+  Runtimes `[C]` are scaled to [0, 1], and each block to a distribution over its 100 places. The
+  divergence is KL(block || block before), averaged with up to two divergences before and after.
+  Configurations after the last whole block are ignored.
   """
   runtime = runtime_ns - runtime_ns.min()
-  share = runtime / max(int(runtime.max()), 1) + _LEAST
+  share = runtime / max(int(runtime.max()), 1) + _EPSILON
   blocks = share[: len(share) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
   blocks = blocks / blocks.sum(axis=1, keepdims=True)
   divergence = special.rel_entr(blocks[1:], blocks[:-1]).sum(axis=1)
-  ones = np.ones(_SMOOTHED)
-  smooth = lambda values: np.convolve(values, ones)[_SMOOTHED // 2 :][: len(values)]
+  ones = np.ones(_WINDOW)
+  smooth = lambda values: np.convolve(values, ones)[_WINDOW // 2 :][: len(values)]
   return smooth(divergence) / smooth(np.ones(len(divergence)))
 
 
 def drop_flat(graph: OpGraph, threshold: float) -> OpGraph:
   """Leaves out stretches of configurations whose runtimes hardly change.
 
-  A block of 100 configurations stays if its divergences from both neighbouring blocks are at
-  least the threshold; configurations after the last whole block go with that block. If less
-  than a tenth would stay, none does. Graphs with fewer than two whole blocks or without
-  runtimes keep all configurations. Source: entropy filter of the 2nd place of the "Fast or
-  Slow?" competition, which its final result did not use.
+  A block of 100 configurations stays if its divergences from both neighbouring blocks are at least
+  the threshold. Configurations after the last whole block belong to that block. If less than a
+  tenth would stay, none does. Graphs with fewer than two whole blocks or without runtimes keep all.
+  Source: entropy filter of the 2nd place of the "Fast or Slow?" competition, not used in its final
+  result.
 
   Args:
     graph: with measured configurations in file order.
@@ -364,10 +362,10 @@ def drop_flat(graph: OpGraph, threshold: float) -> OpGraph:
   differs = divergences(configs.runtime_ns) >= threshold
   stays = np.append(differs, True) & np.append(True, differs)
   block = np.minimum(np.arange(len(configs)) // _BLOCK, len(stays) - 1)
-  kept = np.flatnonzero(stays[block])
-  if len(kept) < _FEWEST * len(configs):
-    kept = kept[:0]
-  return dataclasses.replace(graph, configs=configs.subset(kept))
+  ids = np.flatnonzero(stays[block])
+  if len(ids) < _LEAST_SHARE * len(configs):
+    ids = ids[:0]
+  return dataclasses.replace(graph, configs=configs.subset(ids))
 
 
 def _load_indices(indices_dir: str, source: str, search: str) -> dict[str, np.ndarray]:
@@ -429,13 +427,13 @@ def some_configs(total: int, limit: int, rng: np.random.Generator) -> np.ndarray
 def slate_target(label: np.ndarray, kind: str) -> np.ndarray:
   """The target of a model for one slate, `[C]` float32, larger = slower.
 
-  It is computed before it is rounded to float32: `rank` keeps distinct labels distinct, `ratio`
-  those whose distances from the fastest differ in float32.
+  Targets are computed in the dtype of the labels and then rounded to float32: `rank` keeps distinct
+  labels distinct, `ratio` labels whose ratios differ in float32.
 
   Args:
     label: `[C]` int64 or float64 labels of the slate.
-    kind: `official`: the label; `ratio`: label above the fastest, relative to it; `rank`: share
-      of the slate's distinct labels that are faster (4th place of the competition).
+    kind: `official`: the label; `ratio`: label / smallest label - 1; `rank`: share of the distinct
+      labels of the slate that are smaller (4th place of the competition).
   """
   if kind == "official":
     return label.astype(np.float32)
@@ -447,11 +445,11 @@ def slate_target(label: np.ndarray, kind: str) -> np.ndarray:
 
 
 def thirds(runtime_ns: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-  """A third of the fastest, a third of the slowest, the rest from between at random.
+  """Selects configurations: a third the fastest, a third the slowest, the rest at random.
 
   Args:
     runtime_ns: `[C]` int64.
-    count: how many configurations to keep.
+    count: number of configurations to select.
     rng: source of randomness.
 
   Returns:

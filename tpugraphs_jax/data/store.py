@@ -37,7 +37,7 @@ def graph_folders(
     data_root: str | os.PathLike[str], collection: str, split: str, *,
     store_dir: str | os.PathLike[str] | None = None,
 ) -> dict[Path, Path]:
-  """For every file of a split, the folder that is its place in the store.
+  """The folder in the store of every file of a split.
 
   The store is in `store_dir`, by default `<data_root>/store`, and has the
   folders of the data: `layout/xla/random/train/<graph>`.
@@ -61,29 +61,26 @@ def ensure_store(
     store_dir: str | os.PathLike[str] | None = None, workers: int | None = None,
     skip_bad_files: bool = False, progress: bool = True, beam: Sequence[str] | None = None,
 ) -> list[Path]:
-  """Builds the missing graphs of a split; returns the folders of all graphs, by name.
+  """Builds missing graphs of a split; returns the folders of all graphs, sorted by name.
 
-  A graph is built again when its folder was cut short or its file has changed.
-  Finished graphs stay when the build is interrupted or fails. Of two processes
-  that want the same split the second one waits for the first.
+  A graph is built again if its folder is damaged or its file has changed. Finished graphs stay when
+  the build is interrupted or fails. A second process for the same split waits for the first.
 
   Args:
     data_root: the folder with the released `layout/` folder.
     collection: such as `layout:xla:random`.
     split: `train`, `valid` or `test`.
     store_dir: where the store is; `<data_root>/store` by default.
-    workers: processes, one file each at a time; by default one per CPU, or one
-      alone where there is little to do. They are spawned: a script's own work
-      belongs under `if __name__ == "__main__"`.
-    skip_bad_files: whether a malformed file is named in the log and left out;
-      it is an error otherwise.
-    progress: whether to show a progress bar.
-    beam: flags of Apache Beam, on whose machines the graphs are built; None = here.
+    workers: processes, one file each at a time; by default one per CPU, or one if there is little
+      to do. They are spawned: a script needs `if __name__ == "__main__"`.
+    skip_bad_files: leave out malformed files, with a warning, instead of raising.
+    progress: show a progress bar.
+    beam: flags of Apache Beam to build graphs on a cluster; None = on this machine.
 
   Raises:
     ValueError, FileNotFoundError: as `graph_folders`, or a file is malformed.
     OSError: the store cannot be written.
-    ImportError: Beam is asked for and not installed.
+    ImportError: `beam` without Apache Beam installed.
   """
   if workers is not None and workers < 1:
     raise ValueError(f"workers is {workers}, expected at least 1")
@@ -97,7 +94,7 @@ def ensure_store(
   if _outdated(folders):
     with _build_lock(root):
       files_lib.tidy(root)
-      todo = _outdated(folders)  # another process may have built some meanwhile
+      todo = _outdated(folders)  # again: another process may have built some
       for file, reason in todo.items():
         if folders[file].exists():
           logging.warning("%s: this graph is built again, in %s", reason, root)
@@ -113,9 +110,9 @@ def _ensure_remote_store(
     data_root: str | os.PathLike[str], collection: str, split: str, store_dir: str,
     folders: dict[Path, Path], **options: bool | int | Sequence[str] | None
 ) -> list[Path]:
-  """`ensure_store` for a store in a bucket: copies the store here, and sends new graphs back.
+  """`ensure_store` for a store in a bucket: copies it to this machine, and uploads new graphs.
 
-  The copy stays, because only local files can be mapped.
+  The copy stays, because only local files can be memory-mapped.
   """
   place = remote.join(store_dir, *collection.split(":"), split)
   folder = next(iter(folders.values())).parent
@@ -137,9 +134,9 @@ def _outdated(folders: dict[Path, Path]) -> dict[Path, str]:
 
 @contextlib.contextmanager
 def _build_lock(root: Path) -> Iterator[None]:
-  """One builder per split; the lock goes with the process that holds it."""
-  # A script without a main guard is run again by each process it starts: waiting
-  # here for the lock of the first one would never end.
+  """Allows one builder per split; the lock ends with its process."""
+  # Each process of a script without a main guard runs the script again, and would wait forever for
+  # the lock of the first process.
   if getattr(multiprocessing.current_process(), "_inheriting", False):
     raise RuntimeError("the store is built by several processes, each of which imports the "
                        'calling script: put its work under `if __name__ == "__main__":`')
@@ -159,12 +156,12 @@ def _build(
   """Builds graphs, the largest files first; returns the malformed files with their errors.
 
   Args:
-    todo: the folder of the store for every file that is to be read.
-    workers: processes here; by default one per CPU, or one alone where there is little to do.
-    stop_at_error: whether the first malformed file ends the build.
-    bar: name of the progress bar, or None for no bar.
-    beam: flags of Apache Beam, on whose machines the graphs are built; None = here. The
-      machines see files and store under the same names.
+    todo: folder in the store of every file to read.
+    workers: processes on this machine; by default one per CPU, or one if there is little to do.
+    stop_at_error: the first malformed file ends the build.
+    bar: name of the progress bar; None = no bar.
+    beam: flags of Apache Beam to build graphs on a cluster; None = on this machine. The cluster
+      must have files and store under the same paths.
 
   Raises:
     npz.NpzError: a file is malformed, with `stop_at_error`.
@@ -177,7 +174,7 @@ def _build(
     workers = 1 if size < _WORTH_PROCESSES and beam is None else os.cpu_count() or 1
   if beam is not None:
     jobs.run(_build_on_cluster, todo_jobs, processes=workers, beam=beam)
-    workers = 1  # looks at every graph, and builds those that no machine has built
+    workers = 1  # checks every graph, and builds graphs that failed on the cluster
   bad = {}
   with tqdm.tqdm(total=size, desc=f"store {bar}", unit="B", unit_scale=True,
                  disable=console.bar(bar is not None)) as progress:
@@ -195,15 +192,15 @@ def _build(
 
 
 def _build_on_cluster(job: tuple[Path, Path]) -> None:
-  """Builds a graph on a machine of a cluster; errors show when the graph is built here."""
+  """Builds a graph on a cluster; after an error this machine builds it again."""
   with contextlib.suppress(OSError):
     _build_graph(job)
 
 
 def _build_graph(job: tuple[Path, Path]) -> tuple[Path, npz.NpzError | None]:
-  """Builds one graph of the store; returns its file and the error of a malformed one."""
+  """Builds one graph of the store; returns its file, and the error if it is malformed."""
   file, folder = job
-  if not graph_folder.why_outdated(folder, file):  # by a machine of a cluster
+  if not graph_folder.why_outdated(folder, file):  # built on a cluster
     return file, None
   state = graph_folder.fingerprint(file)
   try:
@@ -233,13 +230,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _splits_to_build(args: argparse.Namespace) -> list[tuple[str, str]]:
-  """The (collection, split) pairs that the flags name, by default all that have files."""
+  """The pairs (collection, split) of the flags, by default all that have files."""
   splits = [args.split] if args.split else graph.SPLITS
   root = remote.local_of(args.data_root)
   names = [args.collection] if args.collection else _layout_collections(root)
   pairs = [(name, split) for name in names for split in splits
            if npz.files_there(args.data_root, name, split)]
-  # Where no split has files, the error of the first one names the missing folder.
+  # Without files, the error of the first pair names the missing folder.
   return pairs or [(names[0], splits[0])]
 
 
