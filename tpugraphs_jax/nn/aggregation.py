@@ -1,8 +1,8 @@
-"""Sums over neighbours: the only module that gathers or scatters along edges.
+"""Sums over neighbours.
 
-A batch holds its edges as two neighbour tables (`data.batching.Adjacency`). Each table has a
-row per receiver, and in it the senders. The two tables are transposes of each other:
-a sum forward is a few dense gathers from one table, its gradient the same from the other.
+A batch has its edges as two neighbour tables (`data.batching.Adjacency`). A row of a table has the
+senders of one receiver. The tables are transposes of each other: a sum is a few dense gathers with
+one table, its gradient a few dense gathers with the other.
 
     c = f(a, b)      operands     users
     d = g(a, c)      a | .  .     a | c  d
@@ -10,20 +10,19 @@ a sum forward is a few dense gathers from one table, its gradient the same from 
                      c | a  b     c | d  .
                      d | a  c     d | .  .
 
-`.` is ABSENT and adds 0. Receivers with more senders than the table has columns have
-further rows in an overflow table.
+`.` is ABSENT and adds 0. Receivers with more senders than columns have further rows in an overflow
+table.
 
-A second pair of tables, `NodesByHop.adjacency`, holds the edges among the nodes that a
-configuration can have changed. Its rows are these nodes, ordered by hop: by the number
-of edges between a node and the nearest configurable node (`*`).
+A second pair of tables, `NodesByHop.adjacency`, has the edges among nodes that configurations
+reach. Its rows are these nodes, ordered by hop: the number of edges between a node and the nearest
+configurable node (`*`).
 
     hop         0      1      2    ABSENT       rows of `NodesByHop.adjacency`
                 *a --- b --- c --- d --- e      [a f | b g | c]
                 *f --- g --/                     hop 0 hop 1 hop 2
 
-After h rounds of message passing the rows of hops 0..h differ between configurations:
-a prefix of the rows. Every other node is computed once for all configurations
-(`nodes`).
+After h rounds of message passing the rows of hops 0..h, a prefix, differ between configurations.
+Every other node is computed once for all configurations (`nn.nodes`).
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ def neighbour_sum(
     x: jax.Array, adjacency: Adjacency, direction: str, *, receivers: int | None = None,
     own: bool = False,
 ) -> jax.Array:
-  """Sums each node's operands, users or both; an edge that occurs twice counts twice.
+  """Sums each node's operands, users or both; a repeated edge counts repeatedly.
 
   Args:
-    x: `[n, ...]` node values. Edges from nodes beyond the n rows do not count.
-    adjacency: edges among (at least) these nodes.
-    direction: `"operands"`, `"users"` or `"both"`: the neighbours that a node receives from.
+    x: `[n, ...]` values of the first n nodes; edges from other nodes are ignored.
+    adjacency: edges among at least these nodes.
+    direction: `"operands"`, `"users"` or `"both"`: the senders of a node.
     receivers: number of leading nodes that receive; n unless given.
-    own: whether a node receives its own value as well.
+    own: add a node's own value to its sum.
 
   Returns:
     `[receivers, ...]` in the dtype of `x`, accumulated in float32.
@@ -71,13 +70,13 @@ def _neighbour_sum(x, adjacency, direction, receivers, own):
 
 
 def _neighbour_sum_fwd(x, adjacency, direction, receivers, own):
-  # A zero-width slice remembers how many rows x has without keeping x alive.
+  # A zero-width slice has the number of rows of x without keeping x alive.
   return _neighbour_sum(x, adjacency, direction, receivers, own), (adjacency, x[:, :0])
 
 
 def _neighbour_sum_bwd(direction, receivers, own, residuals, cotangent):
-  # The transpose of a neighbour sum is the neighbour sum from the other end,
-  # which is sorted as well: the backward pass never scatters unsorted edges.
+  # The transpose of a neighbour sum is the neighbour sum in the opposite direction, whose table is
+  # sorted as well: the backward pass never scatters unsorted edges.
   del receivers
   adjacency, senders = residuals
   return _sum_rows(cotangent, adjacency, _OPPOSITE[direction], len(senders), own), None
@@ -89,14 +88,14 @@ _neighbour_sum.defvjp(_neighbour_sum_fwd, _neighbour_sum_bwd)
 def _sum_rows(
     x: jax.Array, adjacency: Adjacency, direction: str, receivers: int, own: bool
 ) -> jax.Array:
-  """`neighbour_sum` without a gradient rule of its own."""
+  """`neighbour_sum` without its gradient rule."""
   tables = [getattr(adjacency, side) for side in _SIDES[direction]]
   flat = x.reshape(len(x), math.prod(x.shape[1:]))
   total = jnp.zeros((receivers, flat.shape[1]), jnp.float32)
   if own and receivers <= len(x):
     total = jnp.asarray(flat[:receivers], jnp.float32)
-  # One gather per column, written out: XLA fuses them into a single pass, which
-  # a gather of [receivers, columns, F] followed by a reduction is not.
+  # XLA fuses one gather per column into a single pass, but not a gather of [receivers, columns, F]
+  # with its reduction.
   gathered = lambda index: [
       take_rows(flat, index[:, column]).astype(jnp.float32) for column in range(index.shape[1])]
   for table in tables:
@@ -106,16 +105,16 @@ def _sum_rows(
       rest = sum(gathered(table.overflow_index))
       total = _add_sorted_rows(total, table.overflow_receiver, rest)
   if own and receivers > len(x):
-    # In place: only the rows at hand are read and written once more.
+    # In place: only the first rows are read and written again.
     total = total.at[: len(x)].add(flat.astype(jnp.float32))
   return total.reshape((receivers,) + x.shape[1:]).astype(x.dtype)
 
 
 def _add_sorted_rows(total: jax.Array, receiver: jax.Array, rows: jax.Array) -> jax.Array:
-  """`total [n, F]` plus `rows [m, F]` at the sorted indices `receiver [m]`; drops absent ones.
+  """Adds `rows [m, F]` to `total [n, F]` at the sorted indices `receiver [m]`; drops ABSENT.
 
-  The compiler for TPUs holds hundreds of rows of a scatter in the vector memory of a core:
-  for a v3 it refuses rows of 6,400 columns. They are added in blocks of columns.
+  The TPU compiler keeps hundreds of rows of a scatter in the vector memory of a core, and refuses
+  rows of 6,400 columns on a v3. They are added in blocks of columns.
   """
   parts = -(-total.shape[1] // _SCATTER_COLUMNS)
   add = lambda total, rows: total.at[receiver].add(rows, mode="drop", indices_are_sorted=True)
@@ -130,19 +129,19 @@ def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
   """Rows `[m, ...]` of `x [n, ...]` at `index [m]` int32; zeros where the index is ABSENT."""
   if not len(x):
     return jnp.zeros(index.shape + x.shape[1:], x.dtype)  # jax gathers from no empty axis
-  # One comparison: indices of tables are 0 or larger, and `mode="fill"` also handles others.
+  # Faster than `mode="fill"`, which also handles negative indices.
   rows = jnp.asarray(x).at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
   return jnp.where(jnp.expand_dims(index < len(x), range(index.ndim, rows.ndim)), rows, 0)
 
 
 def degree(adjacency: Adjacency, direction: str, nodes: int) -> jax.Array:
-  """Number of operands, users or both of each of the `nodes`, `[nodes]` float32."""
+  """Number of operands, users or both of each node, `[nodes]` float32."""
   return neighbour_sum(jnp.ones((nodes, 1)), adjacency, direction)[:, 0]
 
 
 def node_graph(graph: jraph.GraphsTuple) -> jax.Array:
   """Index of the graph of each node, `[N]` int32; padding nodes have the last index."""
-  # Compiles in a fraction of the time of jnp.repeat, which builds a scatter.
+  # Compiles faster than jnp.repeat, which builds a scatter.
   nodes = jnp.arange(graph.nodes["opcode"].shape[0], dtype=jnp.int32)
   ends = jnp.cumsum(graph.n_node)
   return jnp.sum(nodes[:, None] >= ends[None], axis=1, dtype=jnp.int32)

@@ -32,17 +32,17 @@ def unit_and_one(x: jax.Array) -> jax.Array:
 
 
 class KernelAttention(nn.Module):
-  """Attention of every node to all nodes of its graph, at a cost linear in nodes.
+  """Attention of every node to all nodes of its graph, with a cost linear in nodes.
 
   `sum_j (f(q_i) . f(k_j)) v_j`, over nodes j of the graph of i.
 
   Attributes:
     features: width of the result.
-    kernel: the function f of `[..., D]`: `positive` or `unit_and_one`.
-    heads: number of heads, whose results stand side by side.
+    kernel: the function f on `[..., D]`: `positive` or `unit_and_one`.
+    heads: number of heads; their results are concatenated.
     keys: width of queries and keys; 0 = `features`.
     normalize: divide by `sum_j f(q_i) . f(k_j)`.
-    linear: makes linear layers by their width.
+    linear: creates a linear layer of a width.
   """
 
   features: int
@@ -58,20 +58,20 @@ class KernelAttention(nn.Module):
     width = self.keys or self.features
     query, key = (self.linear(width, name=name)(x) for name in ("query", "key"))
     value = self.linear(self.features, use_bias=False, name="value")(x)
-    heads = [self._heard(*(_head(part, number, self.heads) for part in (query, key, value)))
+    heads = [self._attend(*(_head(part, number, self.heads) for part in (query, key, value)))
              for number in range(self.heads)]
     return concat(*heads)
 
-  def _heard(self, query: Nodes, key: Nodes, value: Nodes) -> Nodes:
+  def _attend(self, query: Nodes, key: Nodes, value: Nodes) -> Nodes:
     """The result of one head."""
-    if self.normalize:  # a further channel of ones adds the weights up
+    if self.normalize:  # a channel of ones sums the weights
       value = value.map(lambda v: jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1))
-    seen = graph_products(key.map(self.kernel), value)
-    heard = times_graph(query.map(self.kernel), seen)
+    products = graph_products(key.map(self.kernel), value)
+    total = times_graph(query.map(self.kernel), products)
     if not self.normalize:
-      return heard
-    # Padding nodes have no weights.
-    return heard.map(lambda v: v[..., :-1] / jnp.where(v[..., -1:] == 0, 1, v[..., -1:]))
+      return total
+    # Weights of padding nodes are 0.
+    return total.map(lambda v: v[..., :-1] / jnp.where(v[..., -1:] == 0, 1, v[..., -1:]))
 
 
 def _head(x: Nodes, number: int, heads: int) -> Nodes:
@@ -80,8 +80,8 @@ def _head(x: Nodes, number: int, heads: int) -> Nodes:
   return x.map(lambda v: v[..., number * width : (number + 1) * width])
 
 
-# Sums over pairs of nodes, without the pairs: `sum_j (q_i . k_j) v_j` is `q_i M` with the matrix
-# `M = sum_j k_j^T v_j` of a graph.
+# Sums over pairs of nodes in linear time: `sum_j (q_i . k_j) v_j = q_i M`, with one matrix
+# `M = sum_j k_j^T v_j` per graph.
 
 
 def graph_products(x: Nodes, y: Nodes) -> jax.Array:
@@ -92,7 +92,7 @@ def graph_products(x: Nodes, y: Nodes) -> jax.Array:
     y: `[N, C, Y]`.
 
   Returns:
-    `[G, C, X, Y]` float32; C is 1 where both are the same in all configurations.
+    `[G, C, X, Y]` float32; C is 1 if both are equal in all configurations.
   """
   slates, hop, precision = x.slates, max(x.hop, y.hop), _precision()
   x, y = x.within(hop), y.within(hop)
@@ -107,7 +107,7 @@ def graph_products(x: Nodes, y: Nodes) -> jax.Array:
 
 
 def times_graph(x: Nodes, matrix: jax.Array) -> Nodes:
-  """`x_i M` with the matrix M of the graph of node i, `[N, C, Y]`.
+  """`x_i M`, M the matrix of the graph of node i: `[N, C, Y]`.
 
   Args:
     x: `[N, C, X]`.
@@ -127,9 +127,9 @@ def times_graph(x: Nodes, matrix: jax.Array) -> Nodes:
 
 
 class TimesGraph:
-  """`x_i M` as in `times_graph`, whose next linear layer is applied to M: an input of `Linear`.
+  """`x_i M` as in `times_graph`, as an input of `Linear`, which is applied to M.
 
-  A graph has fewer rows of M than nodes, so that the layer costs next to nothing.
+  M has fewer rows than a graph has nodes, so that the layer costs little.
 
   Args:
     x: `[N, C, X]`.
@@ -141,13 +141,13 @@ class TimesGraph:
     self.width = matrix.shape[-1]
 
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
-    """`function`, a linear one without a bias, of every `x_i M`."""
+    """Applies a linear function without bias to every `x_i M`."""
     return times_graph(self.x, function(self.matrix))
 
 
-# Both functions are linear in both arguments, and each is the derivative of the other. `configs`
-# is the C of the result: 1 adds up over configurations. Rows are sorted by their graph. Gradients
-# are traced after `nn.precision.Precise.apply` has returned, so that the precision is an argument.
+# `_products` and `_times` are linear in both arguments, and each is the derivative of the other.
+# `configs` is the C of the result: 1 sums over configurations. Rows are sorted by graph. Precision
+# is an argument, because gradients are traced after `nn.precision.Precise.apply` has returned.
 
 
 def _precision() -> str | None:
@@ -167,8 +167,8 @@ def _products_fwd(x, y, graph_of, graphs, precision):
 def _products_bwd(graphs, precision, residuals, cotangent):
   del graphs
   x, y, graph_of = residuals
-  dx = _hand_out(y, jnp.swapaxes(cotangent, 2, 3), graph_of, x.shape[1], precision)
-  dy = _hand_out(x, cotangent, graph_of, y.shape[1], precision)
+  dx = _multiply_rows(y, jnp.swapaxes(cotangent, 2, 3), graph_of, x.shape[1], precision)
+  dy = _multiply_rows(x, cotangent, graph_of, y.shape[1], precision)
   return dx.astype(x.dtype), dy.astype(y.dtype), None
 
 
@@ -179,7 +179,7 @@ _products.defvjp(_products_fwd, _products_bwd)
 def _times(x: jax.Array, matrix: jax.Array, graph_of: jax.Array, precision: Any) -> jax.Array:
   """`[n, C, X]` and `[G, C, X, Y]` to `[n, C, Y]` in the dtype of x; either C may be 1."""
   configs = max(x.shape[1], matrix.shape[1])
-  return _hand_out(x, matrix, graph_of, configs, precision).astype(x.dtype)
+  return _multiply_rows(x, matrix, graph_of, configs, precision).astype(x.dtype)
 
 
 def _times_fwd(x, matrix, graph_of, precision):
@@ -188,7 +188,7 @@ def _times_fwd(x, matrix, graph_of, precision):
 
 def _times_bwd(precision, residuals, cotangent):
   x, matrix, graph_of = residuals
-  dx = _hand_out(cotangent, jnp.swapaxes(matrix, 2, 3), graph_of, x.shape[1], precision)
+  dx = _multiply_rows(cotangent, jnp.swapaxes(matrix, 2, 3), graph_of, x.shape[1], precision)
   dm = _add_products(x, cotangent, graph_of, len(matrix), matrix.shape[1], precision)
   return dx.astype(x.dtype), dm, None
 
@@ -205,7 +205,7 @@ def _add_products(x, y, graph_of, graphs: int, configs: int, precision: Any) -> 
   return _each_block(add, jnp.zeros((graphs, configs, x.shape[2], y.shape[2])), graph_of, graphs)
 
 
-def _hand_out(x, matrix, graph_of, configs: int, precision: Any) -> jax.Array:
+def _multiply_rows(x, matrix, graph_of, configs: int, precision: Any) -> jax.Array:
   def add_rows(result, start, is_own, graph):
     rows = _einsum("ncx,cxy->ncy", _rows(x, start, is_own), matrix[graph], configs, precision)
     before = jax.lax.dynamic_slice_in_dim(result, start, len(rows))
@@ -215,20 +215,20 @@ def _hand_out(x, matrix, graph_of, configs: int, precision: Any) -> jax.Array:
 
 
 def _einsum(spec: str, x: jax.Array, y: jax.Array, configs: int, precision: Any) -> jax.Array:
-  """`jnp.einsum`; an axis c of length 1 stands for equal values, and `configs` 1 for a sum."""
+  """`jnp.einsum`; an axis c of length 1 is broadcast, and `configs` = 1 sums over c."""
   inputs, result = spec.split("->")
   parts, names = [], []
   for part, name in zip((x, y), inputs.split(",")):
     is_shared = part.shape[name.index("c")] == 1
     parts.append(part.squeeze(name.index("c")) if is_shared else part)
     names.append(name.replace("c", "") if is_shared else name)
-  kept = result.replace("c", "") if configs == 1 else result
-  value = jnp.einsum(f"{','.join(names)}->{kept}", *parts, precision=precision)
+  axes = result.replace("c", "") if configs == 1 else result
+  value = jnp.einsum(f"{','.join(names)}->{axes}", *parts, precision=precision)
   return jnp.expand_dims(value, result.index("c")) if configs == 1 else value
 
 
 def _rows(x: jax.Array, start: jax.Array, is_own: jax.Array) -> jax.Array:
-  """Rows of `x [n, ...]` from `start` on in float32, 0 where `is_own` is not set."""
+  """Rows of `x [n, ...]` from `start` on in float32, 0 where `is_own` is False."""
   rows = jax.lax.dynamic_slice_in_dim(x, start, len(is_own)).astype(jnp.float32)
   return jnp.where(is_own[:, None, None], rows, 0)
 
@@ -236,11 +236,11 @@ def _rows(x: jax.Array, start: jax.Array, is_own: jax.Array) -> jax.Array:
 def _each_block(
     function: Callable[..., jax.Array], initial: jax.Array, graph_of: jax.Array, graphs: int
 ) -> jax.Array:
-  """`function(value, first row, [rows] which belong, graph)` for each block of rows of one graph.
+  """Folds `function(value, first row, mask [rows], graph)` over blocks of rows of one graph.
 
   The cost does not depend on the number of graphs.
   """
-  if graphs == 1:  # takes less memory than a loop, and as much time
+  if graphs == 1:  # as fast as the loop, with less memory
     return function(initial, 0, graph_of == 0, 0)
   size = min(_BLOCK, len(graph_of))
   count = jnp.sum(graph_of[None] == jnp.arange(graphs)[:, None], axis=1)
@@ -259,24 +259,24 @@ def _each_block(
 
 
 def _zeros(inputs: int) -> Callable[..., jax.Array]:
-  """The first biases of PyTorch's attention."""
+  """Initialiser of biases in PyTorch's attention."""
   del inputs
   return nn.initializers.zeros
 
 
 def _packed(inputs: int) -> Callable[..., jax.Array]:
-  """`xavier_uniform_` of a kernel `[K, 3 K]` of which query, key and value have a third each."""
-  del inputs  # known from the shape
+  """`xavier_uniform_` of a kernel `[K, 3 K]`, a third each for query, key and value."""
+  del inputs  # the shape has them
   return nn.initializers.variance_scaling(0.5, "fan_avg", "uniform")
 
 
 class SoftmaxAttention(nn.Module):
-  """Softmax attention with several heads (Vaswani et al. 2017), which begins as in PyTorch.
+  """Softmax attention with several heads (Vaswani et al. 2017), initialised as in PyTorch.
 
   Attributes:
     features: width of the result.
     heads: number of heads.
-    linear: makes linear layers by their width.
+    linear: creates a linear layer of a width.
   """
 
   features: int
@@ -287,21 +287,21 @@ class SoftmaxAttention(nn.Module):
   def __call__(self, x: jax.Array, to: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     """`[..., L, features]` of tokens `x [..., L, F]`, which attend to `to [..., M, F]`.
 
-    `mask [..., 1, L, M]` bool says which pairs count; all of them if None.
+    `mask [..., 1, L, M]` bool: pairs that attend; None = all.
     """
     by_head = lambda v: v.reshape(*v.shape[:-1], self.heads, -1)
     linear = functools.partial(self.linear, self.features, bias_init=_zeros)
-    sent = functools.partial(linear, kernel_init=_packed)
-    query = by_head(sent(name="query")(x))
-    key, value = (by_head(sent(name=name)(to)) for name in ("key", "value"))
-    heard = nn.dot_product_attention(query, key, value, mask=mask)
-    return linear(name="out")(heard.reshape(*heard.shape[:-2], -1))
+    project = functools.partial(linear, kernel_init=_packed)
+    query = by_head(project(name="query")(x))
+    key, value = (by_head(project(name=name)(to)) for name in ("key", "value"))
+    heads = nn.dot_product_attention(query, key, value, mask=mask)
+    return linear(name="out")(heads.reshape(*heads.shape[:-2], -1))
 
 
 class NodeAttention(nn.Module):
-  """Softmax attention between the nodes of a graph; its cost grows with N^2.
+  """Softmax attention between the nodes of a graph, with a cost of N^2.
 
-  Attributes: as `SoftmaxAttention`.
+  Attributes: as in `SoftmaxAttention`.
   """
 
   features: int
@@ -313,12 +313,12 @@ class NodeAttention(nn.Module):
     """`[N, C, features]` of `x [N, C, F]`."""
     slates, by_config = x.slates, jnp.swapaxes(x.everywhere(), 0, 1)
     attend = SoftmaxAttention(self.features, self.heads, self.linear, name="heads")
-    heard = jnp.swapaxes(attend(by_config, by_config, same_graph(slates)[None, None]), 0, 1)
-    return slates.from_all(heard, x)
+    result = attend(by_config, by_config, same_graph(slates)[None, None])
+    return slates.from_all(jnp.swapaxes(result, 0, 1), x)
 
 
 def same_graph(slates: Slates) -> jax.Array:
-  """Which pairs of nodes are of one graph, `[N, N]` bool."""
+  """Mask of pairs of nodes of one graph, `[N, N]` bool."""
   return slates.graph_of[:, None] == slates.graph_of[None]
 
 
@@ -329,7 +329,7 @@ class TransformerLayer(nn.Module):
     features: width of input and result.
     heads: number of heads.
     hidden: width of the hidden layer; 0 = `features`.
-    linear: makes linear layers by their width.
+    linear: creates a linear layer of a width.
     epsilon: of the norms.
   """
 
@@ -345,7 +345,7 @@ class TransformerLayer(nn.Module):
   ) -> jax.Array:
     """`[..., L, features]` of tokens `x`, which attend to `to [..., M, F]`, or to themselves.
 
-    `mask [..., 1, L, M]` bool says which pairs count; all of them if None.
+    `mask [..., 1, L, M]` bool: pairs that attend; None = all.
     """
     norm = lambda name: nn.LayerNorm(epsilon=self.epsilon, name=name)
     attend = SoftmaxAttention(self.features, self.heads, self.linear, name="heads")

@@ -1,8 +1,8 @@
 """Convolutions along edges, on node features `[N, C, F]`.
 
-x_u are the features of a neighbour, N(v) the neighbours that node v receives from, d_v their
-number. Edges that occur twice count twice. The direction says which neighbours these are:
-`operands`, `users` or `both` (`nn.aggregation`).
+x_u are the features of a neighbour u, N(v) the senders of node v, d_v their number. A repeated edge
+counts repeatedly. `direction` selects the senders: `operands`, `users` or `both`
+(`nn.aggregation`).
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from tpugraphs_jax.nn.aggregation import BOTH, degree, USERS
 from tpugraphs_jax.nn.linear import Linear
 from tpugraphs_jax.nn.nodes import Nodes, Slates
 
-MASKED = -1e30  # logit of what a softmax leaves out
+MASKED = -1e30  # logit with the softmax 0
 
 
 Layer = Callable[[jax.Array], jax.Array]  # a function of single nodes, [n, C, F] -> [n, C, F']
 
 
 def sage(x: Nodes, own: Layer, messages: Mapping[str, Layer]) -> Nodes:
-  """`own(x_v)` plus the sum over directions of the mean of `messages[direction](x_u)`.
+  """GraphSAGE: `own(x_v)` plus, per direction, the mean of `messages[direction](x_u)`.
 
-  The mean of no neighbours is 0 (GraphSAGE).
+  The mean over no neighbours is 0.
 
   Args:
     x: `[N, C, F]`.
     own: layer on the node itself.
     messages: a linear layer without bias for each direction.
   """
-  kept = x.map(own)
+  result = x.map(own)
   # The linear layer comes before the mean: a round has fewer senders than receivers.
   means = [nodes.neighbour_mean(x.map(layer), direction) for direction, layer in messages.items()]
-  return sum(means[1:], means[0]).complete() + kept
+  return sum(means[1:], means[0]).complete() + result
 
 
 class Sage(nn.Module):
-  """`sage` with linear layers of its own.
+  """`sage` with new linear layers.
 
   Attributes:
     features: width of the result.
-    directions: of the messages, each with a kernel of its own.
-    linear: makes linear layers by their width.
+    directions: of the messages, each with its kernel.
+    linear: creates a linear layer of a width.
   """
 
   features: int
@@ -65,7 +65,7 @@ class Sage(nn.Module):
 def propagate(x: Nodes, direction: str) -> Nodes:
   """`sum(x_u / sqrt((1 + d_u) (1 + d_v)))` over v and its neighbours.
 
-  The degrees are numbers of received messages at both ends, as PyTorch Geometric has it.
+  Degrees count received messages at both ends, as in PyTorch Geometric.
   """
   slates = x.slates
   root = jnp.sqrt(1 + degree(slates.adjacency, direction, slates.num_nodes))
@@ -73,14 +73,14 @@ def propagate(x: Nodes, direction: str) -> Nodes:
 
 
 class Appnp(nn.Module):
-  """`z <- (1 - a) P z + a W x` from `z = W x` on, P x as `propagate` (Gasteiger et al. 2019).
+  """`z <- (1 - a) P z + a W x` from `z = W x`, P as in `propagate` (Gasteiger et al. 2019).
 
   Attributes:
     features: width of the result.
     direction: of the messages.
     steps: of propagation.
     restart: the weight a.
-    linear: makes linear layers by their width.
+    linear: creates a linear layer of a width.
   """
 
   features: int
@@ -104,13 +104,13 @@ class Gatv2(nn.Module):
   """`sum(a_uv W x_u) + b` over v and its neighbours (Brody et al. 2022).
 
   The weights a_uv of each head are a softmax over u of `w . leaky_relu(W x_u + W_v x_v)`.
-  Every edge has its own weight in each configuration.
+  An edge has a weight for each configuration.
 
   Attributes:
     features: width of the result, a multiple of `heads`.
     direction: of the messages.
-    heads: number of heads, whose results stand side by side.
-    linear: makes linear layers by their width.
+    heads: number of heads; their results are concatenated.
+    linear: creates a linear layer of a width.
   """
 
   features: int
@@ -139,7 +139,7 @@ class Gatv2(nn.Module):
 
 
 def _with_loops(slates: Slates, direction: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Senders, receivers and mask of all edges, and of one from each node to itself, `[E']`."""
+  """Senders, receivers and mask of all edges, with an edge from each node to itself, `[E']`."""
   graph, loops = slates.batch.graph, jnp.arange(slates.num_nodes)
   ends = [(graph.senders, graph.receivers)] if direction != USERS else []
   ends += [(graph.receivers, graph.senders)] if direction in (USERS, BOTH) else []

@@ -1,8 +1,8 @@
 """DropEdge: training without a random part of the edges (Rong et al. 2020).
 
-An edge stands in several tables: in one row per end, among all nodes and among those that
-configurations reach, and in the list of edges. Whether it stays is a hash of random numbers of
-its two ends, so that every table comes to the same answer by itself.
+An edge is in several tables: of operands and users, of all nodes and of reached nodes, and in the
+list of edges. A hash of random numbers of its two ends decides whether it stays, so that all tables
+agree.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tpugraphs_jax.data.batching import ABSENT, Adjacency, Neighbours
 from tpugraphs_jax.nn.dropout import node_keys
 from tpugraphs_jax.nn.nodes import Slates
 
-Keep = Callable[[jax.Array, jax.Array], jax.Array]  # of consumers and producers
+Keep = Callable[[jax.Array, jax.Array], jax.Array]  # `(consumers, producers) -> mask`
 
 
 def drop_edges(slates: Slates, key: jax.Array, max_rate: float) -> Slates:
-  """The slates without a random part of their edges.
+  """Removes a random part of the edges of slates.
 
-  The rate is drawn anew with every key, uniformly from 0 to `max_rate` (5th place: 0.15).
-  Edges with the same ends stay or go together.
+  A key gives one rate, uniform from 0 to `max_rate` (5th place: 0.15). Edges with equal ends stay
+  or go together.
 
   Args:
-    slates: whose edges are dropped.
-    key: `[]` of the rate and of the edges.
-    max_rate: largest share of edges that are left out.
+    slates: with all edges.
+    key: `[]` of the rate and the edges.
+    max_rate: largest share of removed edges.
   """
   graph = slates.batch.graph
   keep = keep_function(key, max_rate, slates)
@@ -43,7 +43,7 @@ def drop_edges(slates: Slates, key: jax.Array, max_rate: float) -> Slates:
 
 
 def keep_function(key: jax.Array, max_rate: float, slates: Slates) -> Keep:
-  """Says of consumers and producers `[...]` int32 which edges between them stay, `[...]` bool."""
+  """A function of consumers and producers `[...]` int32: the mask `[...]` of edges that stay."""
   rate_key, bits_key = jax.random.split(key)
   rate = jax.random.uniform(rate_key, maxval=max_rate)
   draw = lambda key: jax.random.bits(key, (2,), jnp.uint32)
@@ -58,7 +58,7 @@ def keep_function(key: jax.Array, max_rate: float, slates: Slates) -> Keep:
 
 
 def _uniform(bits: jax.Array) -> jax.Array:
-  """Numbers in [0, 1) from mixed bits `[...]` uint32 (the finaliser of MurmurHash3)."""
+  """Mixes bits `[...]` uint32 (finaliser of MurmurHash3) to numbers in [0, 1)."""
   for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
     bits = (bits ^ (bits >> shift)) * jnp.uint32(factor)
   bits ^= bits >> 16
@@ -66,17 +66,17 @@ def _uniform(bits: jax.Array) -> jax.Array:
 
 
 def _thin(adjacency: Adjacency, keep: Keep, node: jax.Array) -> Adjacency:
-  """Both halves without the edges that go; `node [rows]` is the node of each row."""
-  of = lambda row: jnp.asarray(node).at[row].get(mode="fill", fill_value=ABSENT)
+  """The tables without removed edges; `node [rows]` is the node of each row."""
+  node_of = lambda row: jnp.asarray(node).at[row].get(mode="fill", fill_value=ABSENT)
 
-  def kept(receiver, index, consumers):
-    ends = of(receiver)[:, None], of(index)
+  def thin(receiver, index, consumers):
+    ends = node_of(receiver)[:, None], node_of(index)
     return jnp.where(keep(*(ends if consumers else ends[::-1])), index, ABSENT)
 
   def table(side: Neighbours, consumers: bool) -> Neighbours:
     rows = jnp.arange(len(side.index))
     return Neighbours(
-        kept(rows, side.index, consumers),
-        kept(side.overflow_receiver, side.overflow_index, consumers), side.overflow_receiver)
+        thin(rows, side.index, consumers),
+        thin(side.overflow_receiver, side.overflow_index, consumers), side.overflow_receiver)
 
   return Adjacency(table(adjacency.operands, True), table(adjacency.users, False))

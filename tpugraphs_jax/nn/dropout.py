@@ -1,8 +1,7 @@
-"""Dropout, with the same masks on any number of devices.
+"""Dropout, with equal masks on any number of devices.
 
-A mask follows from the step, from the number of the slate in the batch of all devices, and from
-the place of a row in its slate. It does not depend on how slates are spread over devices or
-padded.
+A mask depends on the step, on the number of the slate in the batch of all devices, and on the
+position of a row in its slate, but not on devices or padding.
 """
 
 from __future__ import annotations
@@ -20,52 +19,52 @@ Features = TypeVar("Features", Nodes, jax.Array)
 
 
 class Dropout(nn.Module):
-  """Leaves out features in training, the same ones in all configurations of a node.
+  """Drops features in training, the same in all configurations of a node.
 
-  Published systems draw anew for each configuration, which puts noise on the differences that a
-  ranking loss looks at.
+  Published systems draw a mask per configuration, which adds noise to the differences that a
+  ranking loss compares.
 
   Attributes:
-    rate: share of the features that is left out.
+    rate: share of features to drop.
   """
 
   rate: float
 
   @nn.compact
   def __call__(self, x: Features, *, train: bool) -> Features:
-    """Node features `[N, C, F]`, or graph features `[G, C, F]`, with the others scaled up."""
+    """Node features `[N, C, F]`, or graph features `[G, C, F]`; remaining features are scaled."""
     if not self.rate or not train:
       return x
     if isinstance(x, Nodes):
-      kept = _kept(node_keys(self.make_rng("dropout"), x.slates), self.rate, (x.width,))
-      return x * x.slates.nodes(kept.astype(x.dtype))
+      factor = _factor(node_keys(self.make_rng("dropout"), x.slates), self.rate, (x.width,))
+      return x * x.slates.nodes(factor.astype(x.dtype))
     keys = parallel.slate_keys(self.make_rng("dropout"), len(x))
-    return x * _kept(keys, self.rate, x.shape[-1:])[:, None].astype(x.dtype)
+    return x * _factor(keys, self.rate, x.shape[-1:])[:, None].astype(x.dtype)
 
 
 class SlateDropout(nn.Module):
-  """Leaves out numbers in training, of rows that belong to slates, such as groups of nodes.
+  """Drops numbers in training, of rows that belong to slates, such as groups of nodes.
 
   Attributes:
-    rate: share of the numbers that is left out.
+    rate: share of numbers to drop.
   """
 
   rate: float
 
   @nn.compact
   def __call__(self, x: jax.Array, slate_of: jax.Array, slates: int, *, train: bool) -> jax.Array:
-    """`x [n, ...]` without some of its numbers, the others scaled; `x` itself unless `train`.
+    """`x [n, ...]` with some numbers 0 and the others scaled; `x` unless `train`.
 
     Args:
-      x: rows; those of a slate follow each other.
-      slate_of: `[n]` int32, the slate of each row on this device; larger for padding.
-      slates: of this device.
-      train: whether anything is left out.
+      x: rows; rows of a slate are contiguous.
+      slate_of: `[n]` int32 slate of each row on this device; `slates` or more in padding.
+      slates: number of slates of this device.
+      train: drop numbers.
     """
     if not self.rate or not train:
       return x
     keys = row_keys(self.make_rng("dropout"), slate_of, slates)
-    return x * _kept(keys, self.rate, x.shape[1:])
+    return x * _factor(keys, self.rate, x.shape[1:])
 
 
 def node_keys(key: jax.Array, slates: Slates) -> jax.Array:
@@ -82,7 +81,7 @@ def row_keys(key: jax.Array, slate_of: jax.Array, slates: int) -> jax.Array:
   return jax.vmap(jax.random.fold_in)(keys, rows - first[slate_of])
 
 
-def _kept(keys: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
-  """`[n, *shape]` float32 by `keys [n]`: 1 / (1 - rate) where a number stays, else 0."""
-  kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, shape))(keys)
-  return kept / jnp.float32(1 - rate)
+def _factor(keys: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
+  """Random `[n, *shape]` float32 from `keys [n]`: 1 / (1 - rate), or 0 with probability rate."""
+  mask = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, shape))(keys)
+  return mask / jnp.float32(1 - rate)

@@ -32,35 +32,32 @@ def l2_normalize(x: jax.Array) -> jax.Array:
 def gelu(x: jax.Array) -> jax.Array:
   """`x (1 + erf(x / sqrt(2))) / 2` of `x [...]`, as in PyTorch.
 
-  `nn.gelu` takes erfc, which costs XLA on CPU more than twice the time of erf.
+  `nn.gelu` uses erfc, which takes XLA on CPU more than twice the time of erf.
   """
   return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
 def matmul(x: jax.Array, kernel: jax.Array, *, dtype: Any) -> jax.Array:
-  """`x [..., K] @ kernel [K, F]` in `dtype`: `[..., F]`.
-
-  Where `dtype` is None, in the dtype that both arguments promote to.
-  """
+  """`x [..., K] @ kernel [K, F]` in `dtype` (None = the promoted dtype): `[..., F]`."""
   x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=dtype)
   return _dot_rows(x, kernel)
 
 
 def _dot_rows(x: jax.Array, kernel: jax.Array, dimensions: Any = None, **options) -> jax.Array:
-  """`jax.lax.dot_general` of a linear layer, with the rows of `x [..., K]` in one axis.
+  """`jax.lax.dot_general` of a linear layer, with the leading axes of `x [..., K]` merged.
 
-  The gradient of a kernel is a product over the rows. XLA on CPU transposes the whole
-  tensor for one over several axes, and takes it as it is for one over a single axis: a
-  linear layer with its gradients was a third faster on `[5024, 16, 32]` (2 cores).
+  The gradient of a kernel contracts the leading axes. For several axes XLA on CPU transposes the
+  whole tensor, for one it does not: a linear layer with its gradients was a third faster on
+  `[5024, 16, 32]` (2 cores).
   """
-  del dimensions  # nn.Dense contracts the last axis of x with the first of the kernel
+  del dimensions  # of nn.Dense: the last axis of x and the first of the kernel
   rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
   product = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())), **options)
   return product.reshape(x.shape[:-1] + kernel.shape[1:])
 
 
 class MLP(nn.Module):
-  """Dense layers with the activation between them, not after the last."""
+  """Dense layers with an activation between them, none after the last."""
 
   features: Sequence[int]
   activation: Callable[[jax.Array], jax.Array] = leaky_relu
@@ -83,11 +80,10 @@ def Dense(features: int, **kwargs) -> nn.Dense:  # pylint: disable=invalid-name
 
 
 class JoinedDense(nn.Module):
-  """One Dense layer on a concatenation, given as blocks of its kernel.
+  """A Dense layer on a concatenation, as blocks of its kernel.
 
-  `Dense(concat(a, b)) = a @ Wa + b @ Wb + bias`: with the blocks at hand the
-  caller can apply each to its own input at the place where that is cheapest
-  (static features once per graph, a configuration once per slate).
+  `Dense(concat(a, b)) = a @ Wa + b @ Wb + bias`: the caller applies each block where that is
+  cheapest (static features once per graph, a configuration once per slate).
   """
 
   features: int
@@ -102,7 +98,7 @@ class JoinedDense(nn.Module):
 
 
 class Embed(nn.Embed):
-  """`nn.Embed` with few rows, each of which many indices name; see `take_few_rows`."""
+  """`nn.Embed` with few rows and many indices; see `take_few_rows`."""
 
   def __call__(self, inputs: jax.Array) -> jax.Array:
     """The rows `[..., features]` of `inputs [...]` int32."""
@@ -113,16 +109,16 @@ class Embed(nn.Embed):
 def take_few_rows(table: jax.Array, index: jax.Array) -> jax.Array:
   """Rows `[..., F]` of `table [R, F]` at `index [...]` int32; R is small.
 
-  On NVIDIA GPUs the gradient is a product with a `[R, number of indices]` matrix of zeros and
-  ones. The usual addition of a row per index is slow there where all go to the same few rows, and
-  its order of additions differs from run to run. CPUs and TPUs are slower with the product or as
-  fast (`[6000]` indices of 121 rows on a CPU: 0.3 ms instead of 0.03).
+  On NVIDIA GPUs the gradient is a product with a `[R, number of indices]` matrix of zeros and ones.
+  A scatter into few rows is slow there, and its order of additions differs from run to run. On CPUs
+  and TPUs the product is slower or as fast (`[6000]` indices of 121 rows on a CPU: 0.3 ms instead
+  of 0.03).
   """
   return jnp.take(table, index, axis=0)
 
 
 def _take_few_rows_fwd(table, index):
-  # A zero-width slice remembers how many rows there are.
+  # A zero-width slice has the number of rows.
   return take_few_rows(table, index), (index, table[:, :0])
 
 
@@ -139,11 +135,11 @@ take_few_rows.defvjp(_take_few_rows_fwd, _take_few_rows_bwd)
 
 
 class OpcodeEmbedding(nn.Module):
-  """Learned vector per opcode; reports its activity for the regulariser.
+  """A vector per opcode; sows its activity for the regulariser.
 
-  The official models add `1e-4 * sum(output ** 2) / nodes` to the loss. Sum and
-  node count are sown in the collection "activity", real nodes only, so that the
-  training step can add them up over devices before it divides.
+  The official models add `1e-4 * sum(output ** 2) / nodes` to the loss. Sum and number of real
+  nodes are sown in the collection "activity", so that the training step can sum them over devices
+  before it divides.
   """
 
   features: int
@@ -162,6 +158,6 @@ class OpcodeEmbedding(nn.Module):
 
 
 def _uniform_init(scale: float) -> Callable[..., jax.Array]:
-  """Uniform on [-scale, scale], Keras' initialisation of embeddings."""
+  """The initialiser of embeddings in Keras, uniform on [-scale, scale]."""
   return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -scale, scale)
 

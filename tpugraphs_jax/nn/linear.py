@@ -1,12 +1,12 @@
-"""Linear layers and embeddings that begin with PyTorch's parameters.
+"""Linear layers and embeddings with the initialisation of PyTorch.
 
-Most published systems were written in PyTorch, and what they learn depends on where they
-begin. Its defaults, for a layer with K inputs:
+Most published systems were written in PyTorch, and their results depend on its defaults, for a
+layer with K inputs:
 
     linear kernel and bias     uniform on [-1 / sqrt(K), 1 / sqrt(K)]
     table of an embedding      normal with mean 0 and deviation 1
 
-`layers.Dense` and `layers.OpcodeEmbedding` begin as in Keras instead.
+`layers.Dense` and `layers.OpcodeEmbedding` are initialised as in Keras.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Initializer = Callable[..., jax.Array]
 
 
 def uniform(inputs: int) -> Initializer:
-  """The initialiser uniform on [-1 / sqrt(inputs), 1 / sqrt(inputs)]."""
+  """An initialiser, uniform on [-1 / sqrt(inputs), 1 / sqrt(inputs)]."""
   bound = 1 / math.sqrt(inputs)
   return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound)
 
@@ -40,14 +40,13 @@ def uniform(inputs: int) -> Initializer:
 class Linear(nn.Module):
   """`W x + b`, of an array or of `Nodes`.
 
-  Several inputs stand for their concatenation: `W [x, y] = W_x x + W_y y`. Each block of the
-  kernel is applied to its own input before the results are brought to one form, so that
-  features that configurations share are multiplied once, and a configuration once per row of
-  the dictionary (`Layouts`) or per kernel (`Tiles`).
+  Several inputs are concatenated: `W [x, y] = W_x x + W_y y`. Each block of the kernel is applied
+  to its input before the results are added. Features that configurations share are multiplied once,
+  a configuration once per row of the dictionary (`Layouts`) or per kernel (`Tiles`).
 
   Attributes:
     features: width of the result.
-    use_bias: whether b is there.
+    use_bias: add b.
     kernel_init: maps the number of inputs to an initialiser.
     bias_init: likewise.
     dtype: of the computation.
@@ -72,25 +71,25 @@ class Linear(nn.Module):
     kernel = self.param("kernel", self.kernel_init(rows), (rows, self.features), jnp.float32)
     blocks = jnp.split(kernel, list(itertools.accumulate(widths))[:-1])
     matmul = lambda x, block: layers.matmul(x, block, dtype=self.dtype)
-    biased = lambda x: x
+    add_bias = lambda x: x
     if self.use_bias:
       bias = self.param("bias", self.bias_init(rows), (self.features,), jnp.float32)
-      biased = lambda x: x + bias.reshape((1,) * (x.ndim - 1) + (-1,)).astype(x.dtype)
+      add_bias = lambda x: x + bias.reshape((1,) * (x.ndim - 1) + (-1,)).astype(x.dtype)
     if is_array:
-      return biased(matmul(inputs[0], kernel))
+      return add_bias(matmul(inputs[0], kernel))
     parts = [x.map(lambda rows, block=block: matmul(rows, block))
              for x, block in zip(inputs, blocks)]
-    return combine(lambda *rows: biased(sum(rows[1:], rows[0])), *parts)
+    return combine(lambda *rows: add_bias(sum(rows[1:], rows[0])), *parts)
 
 
 class Layouts:
-  """Layout configurations of the nodes of a batch, not yet looked up.
+  """Layout configurations of the nodes of a batch, as a dictionary: an input of `Linear`.
 
   Args:
     slates: of the nodes.
     rows: `[R, V]` values of each row of the dictionary.
-    elsewhere: `[N, V]` or `[1, V]` values of nodes that are not configurable; None = zeros,
-      whatever function is applied.
+    elsewhere: `[N, V]` or `[1, V]` values of nodes that are not configurable; None = results there
+      are 0.
   """
 
   def __init__(self, slates: Slates, rows: jax.Array, elsewhere: jax.Array | None = None):
@@ -98,7 +97,7 @@ class Layouts:
     self.width = rows.shape[-1]
 
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
-    """`function`, `[n, V] -> [n, F]`, on every row of the dictionary, then of every node."""
+    """Applies `function`, `[n, V] -> [n, F]`, to the rows of the dictionary: node features."""
     slates, batch = self.slates, self.slates.batch
     config = function(self.rows).at[batch.row_id].get(mode="fill", fill_value=0)
     shape = slates.num_nodes, config.shape[2]
@@ -112,7 +111,7 @@ class Layouts:
 
 
 class Tiles:
-  """Tile configurations of the kernels of a batch, not yet on their nodes.
+  """Tile configurations of the kernels of a batch: an input of `Linear`.
 
   Args:
     slates: of the nodes.
@@ -123,18 +122,18 @@ class Tiles:
     self.slates, self.values, self.width = slates, values, values.shape[-1]
 
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
-    """`function`, `[G, C, V] -> [G, C, F]`, once per kernel, then on every node."""
+    """Applies `function`, `[G, C, V] -> [G, C, F]`, once per kernel: node features."""
     return self.slates.full(pooling.per_node(function(self.values), self.slates.graph_of))
 
 
 class Embedding(nn.Module):
-  """A vector for each of a few whole numbers.
+  """An embedding table, initialised as in PyTorch.
 
   Attributes:
     rows: of the table.
     features: width of a vector.
-    max_norm: longer vectors are shortened to this length; 0 = none. As in PyTorch the gradient
-      is that of the shortened row; `keep_rows_short` shortens the table itself.
+    max_norm: largest length of a vector; 0 = no limit. As in PyTorch the gradient is of the
+      shortened row; `keep_rows_short` shortens the table itself.
   """
 
   rows: int
@@ -160,14 +159,14 @@ def shortened(table: jax.Array, max_norm: float) -> jax.Array:
 def keep_rows_short(
     optimizer: optax.GradientTransformation, max_norms: Mapping[tuple[str, ...], float]
 ) -> optax.GradientTransformation:
-  """The optimizer of a network whose embeddings have a `max_norm`.
+  """An optimizer for a network with embeddings that have a `max_norm`.
 
-  PyTorch shortens rows in place when they are looked up, so that its optimizer updates the
-  shortened row. Here all rows are shortened before an update.
+  PyTorch shortens rows in place at a lookup, so that its optimizer updates shortened rows. Here all
+  rows are shortened before an update.
 
   Args:
-    optimizer: of the shortened parameters.
-    max_norms: length of the rows of tables, by their path in the parameters.
+    optimizer: updates the shortened parameters.
+    max_norms: largest length of rows of tables, by path in the parameters.
   """
   def shorten(params):
     flat = traverse_util.flatten_dict(params)
@@ -183,7 +182,7 @@ def keep_rows_short(
 
 
 class Opcodes(nn.Module):
-  """Embedded opcodes; attributes as in `Embedding`."""
+  """Embeds opcodes; attributes as in `Embedding`."""
 
   features: int
   max_norm: float = 0.0

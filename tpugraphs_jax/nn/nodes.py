@@ -1,7 +1,6 @@
 """Node features `[N, C, F]`, stored once where all configurations agree.
 
-`Nodes` stands for a tensor `[N, C, F]` of N nodes, C configurations and F features. It keeps
-the tensor in two parts:
+`Nodes` represents a tensor `[N, C, F]` of N nodes, C configurations and F features in two parts:
 
     shared  [N, 1, F]                     varying [rows of hops 0..h, C, F]
 
@@ -10,17 +9,17 @@ the tensor in two parts:
     node c  (no meaning, see row 1) ----> row 1   C values, hop 1
     node d  one value for all C
 
-A node that has a varying row is reached: a configuration can have changed it. Three forms:
+A node with a varying row is reached: configurations can change it. There are three forms:
 
     hop          shared     varying       features
-    NONE         [N, 1, F]  -             are the same in all configurations
-    0, 1, ...    [N, 1, F]  [rows, C, F]  differ on the nodes within so many hops
+    NONE         [N, 1, F]  -             are equal in all configurations
+    0, 1, ...    [N, 1, F]  [rows, C, F]  differ on nodes within so many hops
     EVERYWHERE   -          [N, C, F]     differ on all nodes
 
-A network is written as if every `Nodes` were `[N, C, F]`: `x.map(gelu)` applies a function of
-single nodes, `x + y` and `concat(x, y)` bring both sides to the form that reaches further, and
-`neighbours(x, USERS)` reaches one hop further. Normalisation over nodes and attention between
-them, after which every node depends on its whole graph, give the last form.
+A network is written as if `Nodes` were `[N, C, F]`: `x.map(gelu)` applies a function to single
+nodes, `x + y` and `concat(x, y)` convert both sides to the form that reaches further, and
+`neighbours(x, USERS)` reaches one hop further. After norms over nodes or attention every node
+depends on its whole graph, in the last form.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ Batch = LayoutBatch | TileBatch
     data_fields=["batch", "adjacency", "by_hop", "edge_mask", "graph_of"])
 @dataclasses.dataclass(frozen=True)
 class Slates:
-  """A batch of G slates with N nodes and C configurations, and its edges that count.
+  """A batch of G slates with N nodes and C configurations, and its edges without dropped edges.
 
   Attributes:
-    batch: the batch itself.
-    adjacency: edges that count, among nodes.
-    by_hop: nodes by hop, with the edges among them that count; None for tiles.
-    edge_mask: `[E]` bool: which edges of `batch.graph` count.
-    graph_of: `[N]` int32 graph of each node; padding nodes have G.
+    batch: the batch.
+    adjacency: edges among nodes.
+    by_hop: nodes by hop, with edges among them; None for tiles.
+    edge_mask: `[E]` bool mask of the edges of `batch.graph`.
+    graph_of: `[N]` int32 graph of each node; G for padding nodes.
   """
 
   batch: Batch
@@ -64,7 +63,7 @@ class Slates:
 
   @classmethod
   def of(cls, batch: Batch) -> Slates:
-    """The slates of a batch with all of its edges."""
+    """The slates of a batch with all edges."""
     real = jnp.arange(len(batch.graph.senders)) < batch.graph.n_edge[:-1].sum()
     by_hop = batch.by_hop if isinstance(batch, LayoutBatch) else None
     return cls(batch, batch.adjacency, by_hop, real, node_graph(batch.graph))
@@ -91,7 +90,7 @@ class Slates:
 
   @property
   def node_configs(self) -> jax.Array:
-    """Which configurations of each node's slate are real, `[N, C]` bool; none in padding."""
+    """Mask of the real configurations of each node, `[N, C]` bool; False for padding nodes."""
     mask = jnp.asarray(self.batch.config_mask)
     return mask.at[self.graph_of].get(mode="fill", fill_value=False)
 
@@ -104,11 +103,11 @@ class Slates:
     return jnp.concatenate(self.by_hop.nodes[: hop + 1])
 
   def is_configurable_row(self) -> jax.Array:
-    """Which rows of hop 0 have a configuration, `[hop 0]` bool; rows of padding have none."""
+    """Mask of rows of hop 0 with a configuration, `[hop 0]` bool; False in padding."""
     return jnp.any(self.batch.row_id < ABSENT, axis=1)
 
   def nodes(self, value: jax.Array) -> Nodes:
-    """`value [N, F]` as features that are the same in all configurations."""
+    """`value [N, F]` as features that are equal in all configurations."""
     return Nodes(self, value[:, None], None, NONE)
 
   def full(self, value: jax.Array) -> Nodes:
@@ -116,7 +115,7 @@ class Slates:
     return Nodes(self, None, value, EVERYWHERE)
 
   def from_all(self, value: jax.Array, x: Nodes) -> Nodes:
-    """`value [N, C, F]`, each row of which depends on any nodes of `x`."""
+    """`value [N, C, F]`, in which a node depends on all nodes of `x`, as features."""
     return Nodes(self, value, None, NONE) if x.hop == NONE else self.full(value)
 
 
@@ -129,9 +128,9 @@ class Nodes:
 
   Attributes:
     slates: of the nodes.
-    shared: `[N, 1, F]`, or None; rows of reached nodes carry no meaning.
+    shared: `[N, 1, F]`, or None; rows of reached nodes have no meaning.
     varying: `[rows of hops 0..hop, C, F]`, `[N, C, F]` or None.
-    hop: the last hop that is reached, NONE or EVERYWHERE.
+    hop: the last reached hop, NONE or EVERYWHERE.
   """
 
   slates: Slates
@@ -154,13 +153,13 @@ class Nodes:
     return self.varying if self.shared is None else self.shared
 
   def map(self, function: Callable[[jax.Array], jax.Array]) -> Nodes:
-    """Applies a function of single nodes, `[n, C, F] -> [n, C, F']`."""
+    """Applies a function to single nodes, `[n, C, F] -> [n, C, F']`."""
     shared, varying = (
         None if part is None else function(part) for part in (self.shared, self.varying))
     return Nodes(self.slates, shared, varying, self.hop)
 
   def everywhere(self) -> jax.Array:
-    """The features of all nodes, `[N, C, F]`, or `[N, 1, F]` where `hop` is NONE."""
+    """The features of all nodes, `[N, C, F]`, or `[N, 1, F]` if `hop` is NONE."""
     if self.hop == NONE:
       return self.shared
     if self.hop == EVERYWHERE:
@@ -170,10 +169,10 @@ class Nodes:
     return jnp.broadcast_to(self.shared, shape).at[rows].set(self.varying, mode="drop")
 
   def within(self, hop: int) -> Nodes:
-    """The same features with varying rows of hops 0..hop, where `hop` is no smaller than before.
+    """The same features with varying rows of hops 0..hop, where `hop` is at least `self.hop`.
 
-    New rows repeat the shared value of their node. Features that were the same in all
-    configurations get one column `[rows, 1, F]`.
+    New rows repeat the shared value of their node. With `self.hop` NONE they have one column
+    `[rows, 1, F]`.
     """
     if hop == self.hop:
       return self
@@ -182,17 +181,16 @@ class Nodes:
     if self.hop == NONE:
       rows = take_rows(self.shared, self.slates.nodes_within(hop))
       return Nodes(self.slates, self.shared, rows, hop)
-    known, configs, features = self.varying.shape
-    fresh = self.slates.nodes_within(hop)[known:]
-    added = jnp.broadcast_to(take_rows(self.shared, fresh), (len(fresh), configs, features))
-    return Nodes(self.slates, self.shared, jnp.concatenate([self.varying, added]), hop)
+    count, configs, features = self.varying.shape
+    nodes = self.slates.nodes_within(hop)[count:]
+    rows = jnp.broadcast_to(take_rows(self.shared, nodes), (len(nodes), configs, features))
+    return Nodes(self.slates, self.shared, jnp.concatenate([self.varying, rows]), hop)
 
   def divide(self, by: jax.Array) -> Nodes:
-    """Every node's features divided by its own `by [N]`, in the dtype of the features.
+    """Divides the features of every node by `by [N]`, in the dtype of the features.
 
-    A product with the inverse is the same, but XLA on CPU repeats a product in each of
-    the gathers that read it, forward or backward; a division it carries out once. A
-    training step took an eighth less time.
+    XLA on CPU repeats a product with the inverse in every gather that reads it, but not a division.
+    A training step took an eighth less time.
     """
     over = lambda x, by: None if x is None else x / by[:, None, None].astype(x.dtype)
     rows = by
@@ -211,10 +209,10 @@ class Nodes:
 
 
 def combine(function: Callable[..., jax.Array], *parts: Nodes) -> Nodes:
-  """Applies `function`, which acts on single nodes: `[n, C, F1], [n, C, F2], ... -> [n, C, F]`.
+  """Applies a function to single nodes: `[n, C, F1], [n, C, F2], ... -> [n, C, F]`.
 
-  The parts are brought to the form of the part that reaches furthest. Parts with one column
-  `[n, 1, F]` stay so: `function` broadcasts them.
+  The parts are converted to the form of the part that reaches furthest. Parts may have one column
+  `[n, 1, F]`, which `function` broadcasts.
   """
   hop = max(part.hop for part in parts)
   parts = [part.within(hop) for part in parts]
@@ -224,33 +222,29 @@ def combine(function: Callable[..., jax.Array], *parts: Nodes) -> Nodes:
 
 
 def concat(*parts: Nodes) -> Nodes:
-  """Features `[N, C, F1]`, `[N, C, F2]`, ... side by side."""
-  def side_by_side(*rows):
+  """Concatenates features `[N, C, F1]`, `[N, C, F2]`, ..."""
+  def concatenate(*rows):
     configs = max(part.shape[1] for part in rows)
     return jnp.concatenate(
         [jnp.broadcast_to(part, (len(part), configs, part.shape[2])) for part in rows], axis=-1)
 
-  return combine(side_by_side, *parts)
+  return combine(concatenate, *parts)
 
 
 @dataclasses.dataclass(frozen=True)
 class PartialSum:
-  """A neighbour sum that reached nodes may have only half of.
+  """A neighbour sum in two parts, one for each part of the senders.
 
-  A sum over neighbours needs two gathers, one per part of the senders, and the gathers end
-  in different rows:
-
-      senders        receivers               held here as
+      senders        receivers               attribute
       unreached  ->  all nodes               from_unreached [N, 1, F]
       reached    ->  nodes of hops 0..h+1    from_reached   [rows of hops 0..h+1, C, F]
 
-  A reached receiver needs both; `complete` adds them. Both parts take sums and divisions
-  before, so that several directions are added up and completed once. The class has no
-  `map`, since a nonlinear function may come only behind `complete`.
+  A reached receiver needs both; `complete` adds them. Sums and divisions apply to both parts, so
+  that several directions are completed once. A nonlinear function must come after `complete`.
 
   Attributes:
-    from_unreached: every node's sum over its unreached neighbours, or None.
-    from_reached: reached nodes' sums over reached neighbours, or None.
+    from_unreached: sums over unreached neighbours, or None.
+    from_reached: sums over reached neighbours, or None.
     slates: of the nodes.
     hop: the last hop that is reached after the sum.
   """
@@ -264,30 +258,30 @@ class PartialSum:
     return self.of(self._nodes() + other._nodes())
 
   def divide(self, by: jax.Array) -> PartialSum:
-    """Every receiver's sum divided by its own `by [N]`."""
+    """Divides the sum of every receiver by `by [N]`."""
     return self.of(self._nodes().divide(by))
 
   def add_bias(self, bias: jax.Array) -> PartialSum:
     """Adds `bias [1, F]` to every receiver's sum."""
-    # To one part alone: `complete` hands it on to the other.
+    # To one part only: `complete` adds the parts.
     part = "from_reached" if self.from_unreached is None else "from_unreached"
     value = getattr(self, part)
     return dataclasses.replace(self, **{part: value + bias[None].astype(value.dtype)})
 
   def complete(self) -> Nodes:
-    """The whole sum: reached nodes get their sums over unreached neighbours, too."""
+    """The whole sum: adds the sums over unreached neighbours to reached nodes."""
     x = self._nodes()
     if not NONE < self.hop < EVERYWHERE:
       return x
-    heard = take_rows(x.shared, self.slates.nodes_within(self.hop))
-    return dataclasses.replace(x, varying=x.varying + heard)
+    from_unreached = take_rows(x.shared, self.slates.nodes_within(self.hop))
+    return dataclasses.replace(x, varying=x.varying + from_unreached)
 
   def _nodes(self) -> Nodes:
     return Nodes(self.slates, self.from_unreached, self.from_reached, self.hop)
 
   @classmethod
   def of(cls, x: Nodes) -> PartialSum:
-    """The sum whose two parts are those of `x`."""
+    """The sum with the two parts of `x`."""
     return cls(x.slates, x.shared, x.varying, x.hop)
 
 
@@ -297,10 +291,10 @@ def neighbour_sum(x: Nodes, direction: str, *, own: bool = False) -> PartialSum:
   Args:
     x: features of the senders, `[N, C, F]`.
     direction: as in `aggregation.neighbour_sum`.
-    own: whether a node receives its own value as well.
+    own: add a node's own value to its sum.
 
   Raises:
-    ValueError: the batch was built for fewer rounds of message passing.
+    ValueError: the batch has hops for fewer rounds of message passing.
   """
   slates = x.slates
   if not NONE < x.hop < EVERYWHERE:
@@ -310,8 +304,8 @@ def neighbour_sum(x: Nodes, direction: str, *, own: bool = False) -> PartialSum:
   hop, by_hop = x.hop + 1, slates.by_hop
   if hop >= len(by_hop.nodes):
     raise ValueError(
-        f"message passing round {hop} needs {hop + 1} hops, the batch was built with "
-        f"{len(by_hop.nodes)}: build it with hops = the model's number of layers")
+        f"message passing round {hop} needs {hop + 1} hops, and the batch has "
+        f"{len(by_hop.nodes)}: set `Network.hops` to the number of rounds")
   unreached = jnp.where((by_hop.hop > x.hop)[:, None, None], x.shared, 0)
   from_unreached = aggregation.neighbour_sum(unreached, slates.adjacency, direction, own=own)
   from_reached = aggregation.neighbour_sum(

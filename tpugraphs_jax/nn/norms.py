@@ -20,7 +20,7 @@ def instance_norm(x: Nodes) -> Nodes:
   slates = x.slates
   of_nodes = lambda value: pooling.per_node(value, slates.graph_of)
   mean = pooling.mean(x)
-  # A shift near the mean keeps the digits of the squares. The variance is the same for any.
+  # A shift near the mean keeps precision of the squares. Any shift gives the same variance.
   shift = jax.lax.stop_gradient(mean.mean(axis=1))
   near = x - slates.nodes(of_nodes(shift))
   square = pooling.mean(near.map(jnp.square))
@@ -35,7 +35,7 @@ def slate_norm(x: jax.Array, mask: jax.Array) -> jax.Array:
   """`x [n, C, F]` with mean 0 and variance 1 over the C that `mask [n, C]` marks as real."""
   where = mask[..., None]
   count = jnp.maximum(where.sum(axis=1, keepdims=True), 1)
-  # Equal values are exactly 0 from each other, and exactly 0 from their mean then.
+  # Equal values have exactly the difference 0, from each other and then from their mean.
   x = x - jax.lax.stop_gradient(x[:, :1])
   moment = lambda value: jnp.sum(jnp.where(where, value, 0), axis=1, keepdims=True) / count
   centred = x.astype(jnp.float32) - moment(x.astype(jnp.float32))

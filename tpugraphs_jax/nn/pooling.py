@@ -1,10 +1,9 @@
 """Readouts: node features `[N, C, F]` to graph features `[G, C, F]`.
 
-Sums are products with a `[G, N]` selection matrix. A batch has few graphs, and a
-dense product runs at full speed forward and backward on every platform; a scatter
-into few rows does not.
+Sums are products with a `[G, N]` selection matrix. A batch has few graphs; a dense product is fast
+forward and backward on every platform, a scatter into few rows is not.
 
-Poolings of a config are registered by name. One of a few lines:
+Poolings are registered by name, for instance:
 
     @pooling.POOLINGS.register("rms")
     def rms(x, *, configurable):
@@ -25,33 +24,31 @@ from tpugraphs_jax.nn.nodes import EVERYWHERE, Nodes, NONE, Slates
 from tpugraphs_jax.registry import Registry
 
 POOLINGS = Registry("model.pooling")
-# In front of a registered name: only configurable nodes count.
-CONFIGURABLE = "config_"
-# Sums over graphs of very different sizes are brought to a common scale.
+CONFIGURABLE = "config_"  # prefix of names: pools configurable nodes only
 _SUM_SCALE = 1e-2
 
 Pooling = Callable[..., jax.Array]
 
 
 def by_name(name: str) -> Pooling:
-  """The registered pooling of that name, with or without `config_` in front of it.
+  """A registered pooling, by its name with or without the prefix `config_`.
 
-  A pooling maps node features `[N, C, F]` and `configurable=`, whether only configurable
-  nodes count, to graph features `[G, C, F]` float32.
+  A pooling maps node features `[N, C, F]` to graph features `[G, C, F]` float32; with
+  `configurable=True` it pools configurable nodes only.
 
   Raises:
-    ValueError: there is none; the message lists all names.
+    ValueError: an unknown name; the message lists all names.
   """
   return POOLINGS[name.removeprefix(CONFIGURABLE)]
 
 
 def names() -> list[str]:
-  """All names that `by_name` knows."""
+  """All names for `by_name`."""
   return [*POOLINGS, *(CONFIGURABLE + name for name in POOLINGS)]
 
 
 def pool(x: Nodes, name: str) -> jax.Array:
-  """Node features to graph features `[G, C, F]` float32, by a pooling of `names()`."""
+  """Pools node features to graph features `[G, C, F]` float32, by a name of `names()`."""
   return by_name(name)(x, configurable=name.startswith(CONFIGURABLE))
 
 
@@ -60,7 +57,7 @@ def total(x: Nodes, *, configurable: bool = False) -> jax.Array:
 
   Args:
     x: node features `[N, C, F]`.
-    configurable: only nodes with a layout configuration count.
+    configurable: pool configurable nodes only.
   """
   sums = [pool_sum(*part) for part in parts(x, configurable=configurable)]
   return sum(sums)  # type: ignore[return-value]  # never empty
@@ -70,14 +67,14 @@ def total(x: Nodes, *, configurable: bool = False) -> jax.Array:
 def mean(x: Nodes, *, configurable: bool = False) -> jax.Array:
   """Mean over the nodes of each graph, `[G, C, F]` float32; arguments as in `total`.
 
-  It is 0 for a graph without nodes that count.
+  The mean over no nodes is 0.
   """
   return total(x, configurable=configurable) / count(x.slates, configurable=configurable)
 
 
 @POOLINGS.register("sum")
 def scaled_sum(x: Nodes, *, configurable: bool = False) -> jax.Array:
-  """A hundredth of `total`, `[G, C, F]` float32; arguments as there."""
+  """`total` / 100, which is of the scale of other poolings; arguments as in `total`."""
   return total(x, configurable=configurable) * _SUM_SCALE
 
 
@@ -85,7 +82,7 @@ def scaled_sum(x: Nodes, *, configurable: bool = False) -> jax.Array:
 def largest(x: Nodes, *, configurable: bool = False) -> jax.Array:
   """Maximum over the nodes of each graph, `[G, C, F]` float32; arguments as in `total`.
 
-  It is 0 for a graph without nodes that count.
+  The maximum over no nodes is 0.
   """
   most = functools.reduce(
       jnp.maximum, (_segment_max(*part) for part in parts(x, configurable=configurable)))
@@ -93,7 +90,7 @@ def largest(x: Nodes, *, configurable: bool = False) -> jax.Array:
 
 
 def count(slates: Slates, *, configurable: bool = False) -> jax.Array:
-  """Number of nodes of each graph that count, at least 1: `[G, 1, 1]`."""
+  """Number of (configurable) nodes of each graph, at least 1: `[G, 1, 1]`."""
   nodes = slates.graph_nodes
   if configurable:
     nodes = configurable_rows(slates).sum(axis=1)
@@ -101,18 +98,18 @@ def count(slates: Slates, *, configurable: bool = False) -> jax.Array:
 
 
 def parts(x: Nodes, *, configurable: bool = False) -> list[tuple[jax.Array, jax.Array]]:
-  """The arrays `[rows, C, ...]` that hold features, each with the rows that count.
+  """The arrays of node features, each with its selection matrix.
 
   Args:
     x: node features `[N, C, ...]`.
-    configurable: only nodes with a layout configuration count.
+    configurable: select configurable nodes only.
 
   Returns:
-    Pairs of an array and of a mask `[G, rows]` float32: 1 where a row is a node of a graph.
-    Every node that counts is in exactly one of them.
+    Pairs of an array `[rows, C, ...]` and a matrix `[G, rows]` float32: 1 where a row is a node of
+    a graph. Every selected node is in one pair.
   """
   slates = x.slates
-  if configurable:  # configurable nodes are reached from the start
+  if configurable:  # rows of hop 0
     rows = configurable_rows(slates)
     if x.hop == EVERYWHERE:
       return [(x.varying, _of_nodes(rows, slates))]
@@ -126,14 +123,14 @@ def parts(x: Nodes, *, configurable: bool = False) -> list[tuple[jax.Array, jax.
 
 
 def configurable_rows(slates: Slates) -> jax.Array:
-  """Which row of hop 0 is a configurable node of which graph, `[G, hop 0]` float32."""
+  """Selection matrix of the configurable nodes of each graph, `[G, hop 0]` float32."""
   graph_of = slates.graph_of.at[slates.by_hop.nodes[0]].get(mode="fill", fill_value=ABSENT)
   rows = selection(graph_of, slates.graphs)
   return jnp.where(slates.is_configurable_row()[None], rows, 0)
 
 
 def _of_nodes(rows: jax.Array, slates: Slates) -> jax.Array:
-  """`rows [G, hop 0]` in the places of their nodes, `[G, N]`."""
+  """Scatters `rows [G, hop 0]` to their nodes, `[G, N]`."""
   nodes = slates.by_hop.nodes[0]
   return jnp.zeros((len(rows), slates.num_nodes)).at[:, nodes].set(rows, mode="drop")
 
@@ -144,14 +141,11 @@ def real_nodes(graph: jraph.GraphsTuple) -> jax.Array:
 
 
 def selection(graph_of: jax.Array, graphs: int) -> jax.Array:
-  """Which node belongs to which graph.
+  """The selection matrix `[G, N]` float32: 1 where a node belongs to a graph.
 
   Args:
     graph_of: `[N]` int32 graph of each node; G or more selects nothing.
     graphs: number of graphs G.
-
-  Returns:
-    `[G, N]` float32.
   """
   return jax.nn.one_hot(graph_of, graphs, dtype=jnp.float32, axis=0)
 
@@ -165,14 +159,14 @@ def pool_sum(x: jax.Array, mask: jax.Array) -> jax.Array:
 def graph_sum(x: jax.Array, graph_of: jax.Array, graphs: int) -> jax.Array:
   """Sums the nodes `x [N, ...]` of each graph, `[graphs, ...]` float32.
 
-  Nodes whose `graph_of [N]` is `graphs` or more count nowhere. The derivative
-  hands every node its graph's row: `per_node`, whose derivative is this function.
+  Nodes whose `graph_of [N]` is `graphs` or more are left out. The derivative is `per_node`, whose
+  derivative is this function.
   """
   return pool_sum(x, selection(graph_of, graphs))
 
 
 def _graph_sum_fwd(x, graph_of, graphs):
-  # A zero-width slice remembers the dtype of x without keeping x alive.
+  # An empty slice has the dtype of x without keeping x alive.
   return graph_sum(x, graph_of, graphs), (graph_of, x[:0])
 
 
@@ -187,7 +181,7 @@ graph_sum.defvjp(_graph_sum_fwd, _graph_sum_bwd)
 
 @jax.custom_vjp
 def per_node(value: jax.Array, graph_of: jax.Array) -> jax.Array:
-  """Hands every node its graph's row of `value [G, ...]`: `[N, ...]`, zeros in padding nodes."""
+  """Copies rows of `value [G, ...]` to the nodes of each graph: `[N, ...]`, 0 for padding nodes."""
   return value.at[graph_of].get(mode="fill", fill_value=0)
 
 
@@ -204,7 +198,7 @@ per_node.defvjp(_per_node_fwd, _per_node_bwd)
 
 
 def _segment_max(x: jax.Array, mask: jax.Array) -> jax.Array:
-  """Maximum of the rows of `x [N, ...]` that `mask [G, N]` holds; -inf without any."""
+  """Maximum of the rows of `x [N, ...]` that `mask [G, N]` selects; -inf without any."""
   graphs = len(mask)
   if not len(x):
     return jnp.full((graphs, *x.shape[1:]), -jnp.inf, jnp.float32)

@@ -1,4 +1,4 @@
-"""The precision of matrix products, in one place for all products of a network."""
+"""The precision of all matrix products of a network."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DTYPES = ("float32", "bfloat16")  # of computations; parameters are float32
 
 
 class Precise(nn.Module):
-  """A flax module of which every product has one precision, those of flax's own layers too.
+  """A flax module with one precision of all matrix products, including layers of flax.
 
-  A product without a precision rounds its inputs on accelerators: to TF32 on GPUs, to bfloat16
-  on TPUs. Some layers of flax hand no precision on (LSTM cells) or are easily forgotten. Here
-  `apply` sets jax's default instead. Gradients have the precision of the product that they are of.
+  By default accelerators round the inputs of products: to TF32 on GPUs, to bfloat16 on TPUs. Some
+  layers of flax have no option for it (LSTM cells). `apply` sets jax's default precision instead.
+  Gradients have the precision of their product.
 
   Attributes:
-    precision: `default`, `high` or `highest`; None = the one that jax is configured with.
+    precision: `default`, `high` or `highest`; None = the default precision of jax.
   """
 
   precision = None

@@ -54,7 +54,7 @@ def beside_labels(
     graphs: Sequence[PreparedGraph], config_ids: Sequence[np.ndarray],
     scores: Sequence[np.ndarray],
 ) -> list[Judged]:
-  """Joins scores `[n]` float32 of configurations `[n]` int64 of each graph with its labels."""
+  """Scores `[n]` float32 of configurations `[n]` int64 of each graph, with its labels."""
   return [Judged(graph.name, len(graph.opcode), ids, graph_scores, graph.configs.runtime_ns[ids],
                  graph.configs.label[ids])
           for graph, ids, graph_scores in zip(graphs, config_ids, scores)]

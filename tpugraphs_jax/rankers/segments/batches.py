@@ -1,8 +1,8 @@
-"""Segmented graphs, and training batches of a few segments of each graph, or of sums over all.
+"""Batches of Graph Segment Training: of a few segments per graph, or of sums over all segments.
 
-A segment is an ordinary small graph with the configurations of its own nodes, so
-that a batch of G graphs with S fresh segments each is a `LayoutBatch` of G * S
-slates, whose size does not depend on the graphs' sizes.
+A segment is a small graph with the configurations of its nodes. A batch of G graphs with S fresh
+segments each is a `LayoutBatch` of G * S slates, whose size does not depend on the sizes of the
+graphs.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from tpugraphs_jax.graph import LayoutConfigs
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SegmentedGraph:
-  """A graph as its prepared segments, with the fields that plans and metrics read."""
+  """The prepared segments of a graph, with the fields that plans and metrics read."""
 
   name: str
   opcode: np.ndarray  # [N] int32
   configs: LayoutConfigs  # of the whole graph
   segments: tuple[PreparedGraph, ...]
   edges: int  # of the whole graph
-  cut_edges: int  # between segments, not used
-  sizes: dict[str, int]  # the most that the graph's fresh segments take of a budget
+  cut_edges: int  # between segments, left out
+  sizes: dict[str, int]  # largest size of its fresh segments, by entry of a budget
 
 
 def segmented(
     graph: Any, segments: Sequence[PreparedGraph], *, fresh: int, cut_edges: int
 ) -> SegmentedGraph:
-  """Puts the prepared segments of an `OpGraph` together.
+  """The `SegmentedGraph` of an `OpGraph` and its prepared segments.
 
   Args:
     graph: the whole graph.
     segments: its segments.
-    fresh: how many of them a training batch takes.
-    cut_edges: edges between segments.
+    fresh: number of segments of the graph in a training batch.
+    cut_edges: number of edges between segments.
   """
   largest = {key: sum(sorted(s.sizes[key] for s in segments)[-fresh:]) for key in segments[0].sizes}
   return SegmentedGraph(
@@ -63,9 +63,9 @@ class SegmentSlate(NamedTuple):
 
 
 class Stale(NamedTuple):
-  """Known values of the segments without gradients.
+  """Values of the segments without gradients.
 
-  Axis J counts entries: one per segment, or one for all of them together.
+  Axis J has an entry per segment, or one entry for the sum of all.
   """
 
   value: np.ndarray  # [G, C, J, P] float32 or bfloat16
@@ -73,24 +73,24 @@ class Stale(NamedTuple):
 
 
 class Others(NamedTuple):
-  """One batch of segments without gradients."""
+  """A batch of segments without gradients."""
 
   batch: LayoutBatch  # G * S slates
-  graph: np.ndarray  # [G * S] int32 the place of its graph in the batch, G for none
+  graph: np.ndarray  # [G * S] int32 index of the graph in the batch, G in padding
 
 
 class SegmentBatch(NamedTuple):
   """G graphs, each with S segments and C configurations."""
 
-  fresh: LayoutBatch  # G * S slates, the slates of a graph side by side
-  fresh_id: np.ndarray  # [G, S] int32 segment numbers, -1 for empty places
-  segments: np.ndarray  # [G] int32 number of segments J of the graph, 1 for empty places
+  fresh: LayoutBatch  # G * S slates, graph after graph
+  fresh_id: np.ndarray  # [G, S] int32 segment numbers, -1 in padding
+  segments: np.ndarray  # [G] int32 number of segments J of the graph, 1 in padding
   target: np.ndarray  # [G, C] float32, larger = slower
   config_mask: np.ndarray  # [G, C] bool
-  graph_id: np.ndarray  # [G] int32 number of the graph in training, -1 for none
-  config_id: np.ndarray  # [G, C] int32 configuration number, -1 for padding
-  others: tuple[Others, ...] = ()  # to be recomputed by the training step
-  stale: Stale | None = None  # filled in by the training step
+  graph_id: np.ndarray  # [G] int32 number of the training graph, -1 in padding
+  config_id: np.ndarray  # [G, C] int32 configuration number, -1 in padding
+  others: tuple[Others, ...] = ()  # the training step recomputes them
+  stale: Stale | None = None  # set by the training step
 
 
 def assemble(
@@ -101,13 +101,12 @@ def assemble(
 
   Args:
     slates: at most `graphs` slates, each with `fresh` segments.
-    budget: room for the fresh segments.
+    budget: of the fresh segments.
     graphs: graphs G.
     configs: configurations C per graph.
     fresh: segments S per graph.
     assemble_layout: `(slates, budget, graphs=, configs=) -> LayoutBatch`.
-    with_others: whether the other segments are to be recomputed, and so belong
-      to the batch.
+    with_others: include the other segments, for recomputation.
   """
   def layout(chosen: Sequence[Iterable[int]]) -> LayoutBatch:
     pieces = [
@@ -131,7 +130,7 @@ def assemble(
 
 
 def _others(slates, graphs: int, fresh: int, layout) -> tuple[Others, ...]:
-  """Batches of at most S other segments of each graph, which fit the fresh ones' budget."""
+  """Batches of at most S other segments of each graph, in the budget of the fresh segments."""
   rounds = -(-max((len(slate.others) for slate in slates), default=0) // fresh)
   batches = []
   for start in range(0, rounds * fresh, fresh):
@@ -144,7 +143,7 @@ def _others(slates, graphs: int, fresh: int, layout) -> tuple[Others, ...]:
 
 
 def align(batches: Sequence[SegmentBatch]) -> list[SegmentBatch]:
-  """Batches of several devices; a device with fewer `others` gets empty ones up to the most."""
+  """Pads `others` of the batches of several devices with empty batches to one length."""
   rounds = max(len(batch.others) for batch in batches)
   fill = next((batch.others[-1] for batch in batches if batch.others), None)
   if fill is not None:
@@ -157,17 +156,17 @@ def align(batches: Sequence[SegmentBatch]) -> list[SegmentBatch]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeadGraph:
-  """Refreshed readouts of some configurations of a graph."""
+  """Sums of readouts of some configurations of a graph, to train the head alone."""
 
   name: str
-  configs: LayoutConfigs  # the refreshed ones
+  configs: LayoutConfigs
   total: np.ndarray  # [configs, P] float32 sums over all segments, memory-mapped
   segments: int
-  sizes: dict[str, int]  # as for any graph of a plan: it takes one row per batch
+  sizes: dict[str, int]  # one row per batch, by entry of a budget
 
 
 class HeadBatch(NamedTuple):
-  """G slates of known totals."""
+  """G slates with sums of readouts."""
 
   total: np.ndarray  # [G, C, P] float32
   segments: np.ndarray  # [G] int32

@@ -1,15 +1,15 @@
-"""The family of Graph Segment Training: a family of whole programs, on segments of them.
+"""Graph Segment Training: trains a network for whole programs on segments.
 
-Of a program's J segments a training batch has S with gradients ("fresh"). Every other
-one counts with probability p, by the value at hand:
+A training batch has S of the J segments of a program with gradients ("fresh"). Every other segment
+is kept with probability p:
 
-    total = eta * sum of fresh + sum of kept others,  eta = p + (1 - p) J / S
+    total = eta * sum of fresh readouts + sum of kept readouts,  eta = p + (1 - p) J / S
 
-so that the expected weight of every segment is 1. The values of the others come from a
-history table (+E; with p < 1 its entries are dropped: +D), are recomputed without
-gradient, or are missing (p = 0). In scoring the batch has all segments and eta = 1.
-Fine-tuning (+F) is a second stage: the backbone is frozen, every readout is computed
-once, and the head learns on their sums. The parameters are those of the wrapped network.
+so that the expected weight of every segment is 1. Readouts of other segments come from a history
+table (+E; with p < 1 its entries are dropped: +D), or are recomputed without gradients; p = 0 needs
+none. Scoring uses all segments, and eta = 1. Fine-tuning (+F) is a second stage: the backbone is
+frozen, every readout is computed once, and the head is trained on their sums. Parameters are those
+of the network for whole programs.
 
 Source: Graph Segment Training (arXiv 2305.12322), with stale embedding dropout.
 """
@@ -56,7 +56,7 @@ AGGREGATIONS = ("mean", "sum")
 KEEP_UNITS = ("segment", "entry")
 READOUT_COLLECTION = "readout"
 _HISTORY_FOLDER = "history"
-HEAD_FOLDER = "head"  # of the stage that trains the head alone, under the working folder
+HEAD_FOLDER = "head"  # of the stage of the head, relative to the working folder
 _MODEL_FIELDS = ("readout", "aggregation", "keep", "keep_unit")
 
 
@@ -66,56 +66,55 @@ class SegmentOptions(Options):
 
   section = "segments"
   partition: str = option(
-      "contiguous", "how nodes are cut into segments; published = the borders of GST",
+      "contiguous", "how nodes are cut into segments; published = ranges as in GST",
       one_of=tuple(partition.METHODS))
   max_nodes: int = option(1000, "most nodes of a segment", least=2)
   fresh: int = option(1, "segments per graph and step with gradients", least=1)
   keep: float = option(
-      1.0, "probability that another segment counts; 0 = no table", least=0, most=1)
+      1.0, "probability to keep a segment without gradients; 0 = no table", least=0, most=1)
   keep_unit: str = option(
-      "segment", "unit that is kept or dropped: a segment for all configurations of a slate, or an "
-      "entry of the table", one_of=KEEP_UNITS)
+      "segment", "unit to keep or drop: a segment for all configurations of a slate, or an entry "
+      "of the table", one_of=KEEP_UNITS)
   recompute: bool = option(
-      False, "compute other segments without gradient, instead of reading them from a table")
+      False, "compute other segments without gradients, instead of reading them from a table")
   readout: str = option(
-      "embedding", "embedding: readouts are added up and the head scores the total; scalar: scores "
-      "of segments are added up", one_of=READOUTS)
+      "embedding", "embedding: the head scores the sum of readouts; scalar: sum of the scores of "
+      "segments", one_of=READOUTS)
   aggregation: str = option("mean", "reduction over segments", one_of=AGGREGATIONS)
   history_dtype: str = option("float32", "dtype of the table", one_of=history.DTYPES)
 
   def check(self) -> None:
     """Refuses (ValueError) fields that contradict each other."""
     if self.recompute and self.keep != 1:
-      raise ValueError(f"segments.keep is {self.keep}, but with segments.recompute every segment "
-                       "counts: set keep to 1")
+      raise ValueError(f"segments.keep is {self.keep}, but segments.recompute keeps every segment: "
+                       "set keep to 1")
 
   @property
   def uses_history(self) -> bool:
-    """Whether training needs a table: not if others are recomputed or never count."""
+    """Whether training needs a history table."""
     return self.keep > 0 and not self.recompute
 
 
 @dataclasses.dataclass(frozen=True)
 class FinetuneOptions(Options):
-  """The second stage of training, of the head alone (+F)."""
+  """The second stage of training, for the head alone (+F)."""
 
   section = "segments.finetune"
   epochs: int = option(0, "epochs of the head alone, after train.epochs; 0 = none", least=0)
-  configs: int = option(0, "configurations per graph to compute readouts of; 0 = all", least=0)
+  configs: int = option(0, "configurations per graph for the head; 0 = all", least=0)
 
 
 class SegmentModel(Precise):
-  """Scores `[G, C]` of graphs given by segments.
+  """Scores `[G, C]` of graphs from their segments.
 
   Attributes:
-    model: a layout ranker, see `rankers.base`.
-    readout: `embedding`: readouts are added up and the head scores the total;
-      `scalar`: the head scores each segment and the scores are added up
-      (published code for TpuGraphs).
+    model: a network for whole programs, see `rankers.base`.
+    readout: `embedding`: the head scores the sum of readouts; `scalar`: the head scores each
+      segment and the scores are added (published code for TpuGraphs).
     aggregation: `sum`, or `mean`: divided by J.
-    keep: probability p that another segment counts.
-    keep_unit: the unit that is kept or dropped: a `segment` for all configurations
-      of the slate, or each `entry` (segment and configuration) on its own.
+    keep: probability p to keep a segment without gradients.
+    keep_unit: unit to keep or drop: a `segment` for all configurations of the slate, or each
+      `entry` (segment and configuration).
   """
 
   model: nn.Module
@@ -132,7 +131,7 @@ class SegmentModel(Precise):
     nn.share_scope(self, self.model)
 
   def __call__(self, batch: SegmentBatch, *, train: bool = False) -> jax.Array:
-    """Scores; in training the readouts are sown as `READOUT_COLLECTION`."""
+    """Scores; training sows readouts as `READOUT_COLLECTION`."""
     graphs, fresh = batch.fresh_id.shape
     values = self.segment_readout(batch.fresh, train=train)
     values = values.reshape(graphs, fresh, *values.shape[1:])
@@ -144,7 +143,7 @@ class SegmentModel(Precise):
     return self.head(total, batch.segments)
 
   def segment_readout(self, batch: LayoutBatch, *, train: bool = False) -> jax.Array:
-    """The values that are added up over segments, `[G, C, P]` float32; P = 1 for `scalar`."""
+    """The values to add over segments, `[G, C, P]` float32; P = 1 for `scalar`."""
     pooled = self.model.embed(batch, train=train)
     return self.model.score(pooled)[..., None] if self.readout == "scalar" else pooled
 
@@ -155,21 +154,21 @@ class SegmentModel(Precise):
     return total[..., 0] if self.readout == "scalar" else self.model.score(total)
 
   def others(self, batch: SegmentBatch) -> tuple[jax.Array, jax.Array]:
-    """Weight of the fresh segments `[G, C]`, and the kept others' sum `[G, C, P]`."""
+    """Weight of the fresh segments `[G, C]`, and the sum of kept segments `[G, C, P]`."""
     graphs, fresh = batch.fresh_id.shape
     segments = batch.segments[:, None].astype(jnp.float32)
     if batch.stale is None:
       configs = batch.target.shape[1]
       return jnp.broadcast_to(segments / fresh, (graphs, configs)), jnp.zeros(())
-    known = batch.stale.known_mask
+    mask = batch.stale.known_mask
     weight = self.keep + (1 - self.keep) * segments / fresh
-    kept = known & self.draw(graphs, known.shape[1:])
-    others = jnp.einsum("gcj,gcjp->gcp", kept.astype(jnp.float32),
+    mask = mask & self.draw(graphs, mask.shape[1:])
+    others = jnp.einsum("gcj,gcjp->gcp", mask.astype(jnp.float32),
                         batch.stale.value.astype(jnp.float32), precision="highest")
-    return jnp.broadcast_to(weight, known.shape[:2]), others
+    return jnp.broadcast_to(weight, mask.shape[:2]), others
 
   def draw(self, graphs: int, shape: tuple[int, int]) -> jax.Array:
-    """Which entries are kept, `[G, C, J]` or `[G, 1, J]` bool, the same on any devices."""
+    """Mask of kept entries, `[G, C, J]` or `[G, 1, J]` bool, for any number of devices the same."""
     configs, entries = shape
     if self.keep == 1:
       return jnp.ones((graphs, 1, entries), bool)
@@ -179,10 +178,10 @@ class SegmentModel(Precise):
 
 
 class HeadModel(Precise):
-  """Scores of precomputed totals, to train the head alone.
+  """Scores of sums of readouts, to train the head alone.
 
   Attributes:
-    segment_model: the model whose `head` this is; parameters are shared.
+    segment_model: its `head` is used, with shared parameters.
   """
 
   segment_model: SegmentModel
@@ -204,10 +203,10 @@ class Segments(Family):
   """Programs in segments.
 
   Args:
-    programs: the family whose network scores segments.
+    programs: the family of the network.
 
   Attributes:
-    programs: the same; it prepares and batches segments, each of them a small program.
+    programs: the argument; prepares and batches segments like small programs.
   """
 
   sown = (READOUT_COLLECTION,)
@@ -225,15 +224,14 @@ class Segments(Family):
     network = self.programs.network
     compares = network.compares_configs
     if self.options.uses_history and (compares or network.sees_whole_graph):
-      what = "across configurations" if compares else "at the whole graph"
+      scope = "across configurations" if compares else "at the whole graph"
       raise ValueError(
-          f"this model looks {what}: the history table keeps a segment's readout of an earlier "
-          "step, with other segments and configurations around it. Train without a table "
-          "(variants full, gst and one)")
+          f"this model looks {scope}: the history table has readouts of earlier steps, with other "
+          "segments and configurations. Train without a table (variants full, gst and one)")
 
   @property
   def config_transform(self) -> Transform | None:
-    """The transform of configurations of the wrapped family."""
+    """The transform of configurations of `programs`."""
     return self.programs.config_transform
 
   @config_transform.setter
@@ -243,18 +241,18 @@ class Segments(Family):
   # Batches.
 
   def prepare(self, graph: OpGraph, feat: np.ndarray) -> SegmentedGraph:
-    """A program, reduced and cut into segments; see `Family.prepare`."""
-    small = self.programs.reduce(graph)
+    """A reduced program, cut into segments; see `Family.prepare`."""
+    reduced = self.programs.reduce(graph)
     segment = partition.partition(
-        small.graph, method=self.options.partition, max_nodes=self.options.max_nodes)
-    pieces, cut_edges = partition.split(small.graph, segment)
-    feats = partition.rows_of_segments(small.rows(feat), segment)
+        reduced.graph, method=self.options.partition, max_nodes=self.options.max_nodes)
+    pieces, cut_edges = partition.split(reduced.graph, segment)
+    feats = partition.rows_of_segments(reduced.rows(feat), segment)
     return segment_batches.segmented(
-        small.graph, list(map(self.programs.prepare_part, pieces, feats)),
+        reduced.graph, list(map(self.programs.prepare_part, pieces, feats)),
         fresh=self.options.fresh, cut_edges=cut_edges)
 
   def check_graphs(self, graphs: Sequence[SegmentedGraph]) -> None:
-    """Logs the segments; refuses (ValueError) more fresh ones than a training graph has."""
+    """Logs the segments; refuses (ValueError) more fresh segments than a training graph has."""
     fewest, fresh = min(graphs, key=lambda graph: len(graph.segments)), self.options.fresh
     if fresh > len(fewest.segments):
       raise ValueError(
@@ -268,12 +266,12 @@ class Segments(Family):
         100 * cut / max(edges, 1))
 
   def draw(self, graphs: Sequence[SegmentedGraph], sampler: ConfigSampler) -> Draw:
-    """Draws the segments of a slate, whose sizes they decide, then its configurations."""
+    """Draws the fresh segments of a slate, which set its sizes, then its configurations."""
     def draw(number: int, rng: np.random.Generator, turn: int) -> Drawn:
       graph = graphs[number]
       fresh = np.sort(rng.choice(len(graph.segments), self.options.fresh, replace=False))
       finish = lambda: SegmentSlate(graph, *sampler(number, rng, turn), number, fresh)
-      if self.options.recompute:  # in batches of the same shapes, with room for the largest
+      if self.options.recompute:  # batches of other segments have the same shapes
         return Drawn(graph.sizes, finish)
       return Drawn(batching.total_sizes([graph.segments[piece] for piece in fresh]), finish)
 
@@ -295,7 +293,7 @@ class Segments(Family):
       self, step: Callable, batches: Any, *, params: Any, batch: SegmentBatch,
       graphs: Sequence[SegmentedGraph], workdir: Path,
   ) -> tuple[Callable, Any]:
-    """Gives the step the readouts of the other segments; a table is saved with the batches."""
+    """Gives the step the readouts of other segments; a table is saved with the batches."""
     if not self.options.recompute and not self.options.uses_history:
       return without_others(step), batches
     readout = lambda params, fresh: self.network.apply(
@@ -309,11 +307,11 @@ class Segments(Family):
     return with_history(step, table, keys), history.BatchesWithHistory(batches, snapshots)
 
   def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer as the wrapped network needs it."""
+    """The optimizer of `programs`."""
     return self.programs.optimizer(optimizer)
 
   def stages(self, epochs: int, optimizer: Mapping[str, Any]) -> tuple[Stage, ...]:
-    """Training, and then, where `segments.finetune.epochs` is set, training of the head (+F)."""
+    """Training, then, with `segments.finetune.epochs`, training of the head (+F)."""
     finetune = self.settings.segments.get("finetune", {})
     options = FinetuneOptions.of(finetune)
     first = super().stages(epochs, optimizer)
@@ -325,7 +323,7 @@ class Segments(Family):
   def _begin_head(
       self, count: int, params: Any, graphs: Sequence[SegmentedGraph], folder: Path
   ) -> tuple[Family, Sequence[HeadGraph]]:
-    """The family of the head, and readouts of `count` configurations with trained parameters."""
+    """The family of the head, and sums of readouts of `count` configurations per graph."""
     rng = np.random.default_rng(self.settings.seed)
     ids = [selection.some_configs(len(graph.configs), count, rng) for graph in graphs]
     return Head(self), refresh(self, params, graphs, ids, folder)
@@ -351,14 +349,14 @@ class Segments(Family):
       self, params: Any, graphs: Sequence[SegmentedGraph], config_ids: Sequence[np.ndarray], *,
       progress: bool = False,
   ) -> list[np.ndarray]:
-    """Scores `[n]` float32 of each program, whose segments all count, eta = 1."""
+    """Scores `[n]` float32 of each program, from all segments with eta = 1."""
     scores = {number: self.head(params, graphs[number], total)
              for number, total in self.encoder.stream(
                  params, graphs, config_ids, progress=progress)}
     return [scores[number] for number in range(len(graphs))]
 
   def head(self, params: Any, graph: SegmentedGraph, total: np.ndarray) -> np.ndarray:
-    """Scores `[n]` of totals `[n, P]` of one program's configurations."""
+    """Scores `[n]` of configurations of a program, from totals `[n, P]`."""
     step, scores = self.settings.eval.configs, [np.zeros(0, np.float32)]
     segments = np.array([len(graph.segments)], np.int32)
     for start in range(0, len(total), step):
@@ -368,15 +366,15 @@ class Segments(Family):
     return np.concatenate(scores)
 
   def scorer(self) -> Scorer:
-    """Scores prepared programs; a network that compares configurations gets them in orders."""
+    """As `programs.scorer`, with the scores of this family."""
     return self.programs.scorer_of(self.scores)
 
 
 def without_others(step: Callable) -> Callable:
-  """Training without other segments: eta = J / S, no table.
+  """Training without other segments: eta = J / S.
 
   Args:
-    step: mapped training step that returns `READOUT_COLLECTION` as `state.extra`.
+    step: mapped training step with `READOUT_COLLECTION` in `state.extra`.
   """
   def train_step(state, batch):
     state, metrics = step(state, batch)
@@ -386,12 +384,12 @@ def without_others(step: Callable) -> Callable:
 
 
 def with_history(step: Callable, table: history.History, keys: history.Keys) -> Callable:
-  """The other segments' values come from the table, and the fresh ones go there.
+  """Reads the values of other segments from the table, and writes the fresh values.
 
   Args:
     step: as in `without_others`.
     table: changed by every step.
-    keys: its entries.
+    keys: of the table.
   """
   def train_step(state, batch):
     others, fresh = keys.rows(batch)
@@ -404,12 +402,12 @@ def with_history(step: Callable, table: history.History, keys: history.Keys) -> 
 
 
 def with_recomputed(step: Callable, model: SegmentModel, *, width: int) -> Callable:
-  """The other segments are recomputed with the current parameters, without gradient.
+  """Recomputes other segments with the current parameters, without gradients.
 
   Args:
     step: as in `without_others`.
-    model: computes the readouts.
-    width: numbers P of a readout.
+    model: computes readouts.
+    width: width P of a readout.
   """
   def add(total, params, others: Others):
     values = model.apply({"params": params}, others.batch, method="segment_readout")
@@ -421,8 +419,7 @@ def with_recomputed(step: Callable, model: SegmentModel, *, width: int) -> Calla
     total = np.zeros((*batch.target.shape, width), np.float32)
     for others in batch.others:
       total = add(total, state.params, others)
-    known = np.ones((*batch.target.shape, 1), bool)
-    stale = Stale(jnp.expand_dims(total, -2), known)
+    stale = Stale(jnp.expand_dims(total, -2), np.ones((*batch.target.shape, 1), bool))
     state, metrics = step(state, batch._replace(others=(), stale=stale))
     return state.replace(extra=()), metrics
 
@@ -430,10 +427,10 @@ def with_recomputed(step: Callable, model: SegmentModel, *, width: int) -> Calla
 
 
 class Head(Family):
-  """The second stage (+F): batches of sums of readouts, on which the head alone is trained.
+  """The second stage (+F): trains the head alone, on batches of sums of readouts.
 
   Args:
-    segments: whose backbone is frozen.
+    segments: the family of the first stage.
   """
 
   def __init__(self, segments: Segments):
@@ -441,18 +438,18 @@ class Head(Family):
     super().__init__(HeadModel(segments.network), segments.settings)
 
   def check(self) -> None:
-    """The first stage has checked everything."""
+    """Checks nothing: the first stage has checked the config."""
 
   def assemble(
       self, slates: Sequence[Slate], budget: Budget, *, graphs: int, configs: int
   ) -> HeadBatch:
-    """A batch of known sums; see `batches.assemble_head`."""
-    del budget  # of nodes; a batch has none
+    """A batch of sums; see `batches.assemble_head`."""
+    del budget  # a batch has no nodes
     return segment_batches.assemble_head(slates, graphs=graphs, configs=configs)
 
   def optimizer(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Applies `optimizer` to the parameters that the head uses; the others stay."""
-    # Their names do not depend on the width of the readout.
+    """Applies `optimizer` to the parameters of the head; the others stay."""
+    # Names of parameters do not depend on the width of the readout.
     total, segments = jnp.zeros((1, 1, 1)), jnp.ones(1, jnp.int32)
     init = lambda: self._segments.network.init(jax.random.key(0), total, segments, method="head")
     names = set(jax.eval_shape(init).get("params", {}))
@@ -463,7 +460,7 @@ class Head(Family):
       self, params: Any, graphs: Sequence[SegmentedGraph], config_ids: Sequence[np.ndarray], *,
       progress: bool = False,
   ) -> list[np.ndarray]:
-    """Scores `[n]` of each program; programs and configurations must always be the same."""
+    """Scores `[n]` of each program. Every call must have the same programs and configurations."""
     if self._totals is None:
       self._totals = [total for _, total in self._segments.encoder.run(
           params, graphs, config_ids, progress=progress)]
@@ -478,17 +475,14 @@ def refresh(
     segments: Segments, params: Any, graphs: Sequence[SegmentedGraph],
     config_ids: Sequence[np.ndarray], folder: Path,
 ) -> list[HeadGraph]:
-  """Computes the sums of readouts of configurations with the given parameters.
-
-  The head needs the sums over the segments of a program alone: one entry per
-  configuration is kept instead of one per segment.
+  """Computes sums of readouts over the segments of each program, for the head.
 
   Args:
     segments: the family.
     params: of the trained network.
     graphs: training graphs.
-    config_ids: `[n]` configuration numbers of each.
-    folder: for the file of sums; made when missing.
+    config_ids: `[n]` configuration numbers of each graph.
+    folder: for the file of sums; created if missing.
   """
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / f"totals_{parallel.process_index()}.npy"

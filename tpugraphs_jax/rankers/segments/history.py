@@ -1,9 +1,8 @@
 """The history table: the last readout of every (graph, configuration, segment).
 
-A training step reads the entries of the segments without gradients, and afterwards writes
-the entries of the segments with gradients. A small table is on the devices, a copy on
-each; a large table is a memory-mapped file on the host. Both kinds know which entries were
-written, and are saved as files beside the checkpoint that they belong to.
+A training step reads the entries of segments without gradients, then writes the entries of
+segments with gradients. A small table has a copy on each device; a large table is a memory-mapped
+file on the host. Both record which entries are written, and are saved with checkpoints.
 """
 
 from __future__ import annotations
@@ -27,27 +26,26 @@ from tpugraphs_jax.infra import files as files_lib
 from tpugraphs_jax.rankers.segments.batches import SegmentBatch, SegmentedGraph, Stale
 
 DTYPES = ("float32", "bfloat16")
-# Largest share of the free memory of a device (on a CPU of all memory) that a table may take:
-# the model needs the rest. The share of the free disk leaves room for two saved copies.
+# Largest share of the free memory of a device (on a CPU: of all memory) for a table. The share of
+# the free disk leaves space for two saved copies.
 _DEVICE_SHARE = 0.25
 _HOST_SHARE = 1 / 3
-# Rows are numbered by int32 on devices.
-_MOST_DEVICE_ENTRIES = 2**31 - 2
+_MOST_DEVICE_ENTRIES = 2**31 - 2  # indices are int32 on devices
 _CARD = "identity.json"  # of a saved table
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Keys:
-  """Where each entry is: entries of a graph are ordered by configuration, then segment."""
+  """Numbers of the entries of a table, ordered by graph, configuration and segment."""
 
   base: np.ndarray  # [graphs] int64 first entry of each graph
   segments: np.ndarray  # [graphs] int64 segments J of each graph
   entries: int
-  identity: str  # of graphs, configurations and partition
+  identity: str  # SHA-256 of graphs, configurations and partition
 
   @classmethod
   def of(cls, graphs: Sequence[SegmentedGraph]) -> Keys:
-    """The keys of graphs, which their place in this list numbers."""
+    """The keys of training graphs."""
     segments = np.array([len(graph.segments) for graph in graphs], np.int64)
     ends = np.cumsum(segments * [len(graph.configs) for graph in graphs])
     digest = hashlib.sha256()
@@ -61,13 +59,12 @@ class Keys:
     return cls(np.concatenate([[0], ends[:-1]]), segments, int(ends[-1]), digest.hexdigest())
 
   def rows(self, batch: SegmentBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Entries that a batch reads and writes, with a leading device axis.
-
-    The number `entries` means that there is no entry.
+    """Numbers of the entries that a batch reads and writes, with a leading device axis.
 
     Returns:
-      `[devices, G, C, J]` int64 of the segments without gradients, J the most
-      segments of any graph, and `[devices, G, S, C]` int64 of the fresh ones.
+      `[devices, G, C, J]` int64 of the segments without gradients, J the largest number of segments
+      of a graph, and `[devices, G, S, C]` int64 of the fresh segments. The number `entries` is no
+      entry.
     """
     number = np.arange(self.segments.max())
     count, first = self.segments[batch.graph_id][..., None], self.base[batch.graph_id][..., None]
@@ -75,9 +72,9 @@ class Keys:
     fresh = start[..., None, :] + batch.fresh_id[..., None]
     is_other = (number < count) & (number != batch.fresh_id[..., None]).all(axis=-2)
     others = start[..., None] + number
-    is_given = batch.config_mask
-    return (np.where(is_given[..., None] & is_other[..., None, :], others, self.entries),
-            np.where(is_given[..., None, :], fresh, self.entries))
+    mask = batch.config_mask
+    return (np.where(mask[..., None] & is_other[..., None, :], others, self.entries),
+            np.where(mask[..., None, :], fresh, self.entries))
 
 
 def _read(value, is_written, rows):
@@ -86,35 +83,35 @@ def _read(value, is_written, rows):
 
 
 def _write(value, is_written, rows, new):
-  # Every device has the whole table, so each takes the entries of all. An entry
-  # that occurs twice in a step has one value, up to rounding: same parameters.
+  # Every device has the whole table, and writes the entries of all devices. An entry that occurs
+  # twice in a step has one value, up to rounding.
   rows, new = jax.lax.all_gather((rows, new), parallel.DEVICES)
   value = value.at[rows].set(new.astype(value.dtype), mode="drop")
   return value, is_written.at[rows].set(True, mode="drop")
 
 
 class DeviceHistory:
-  """A table on the devices; writing updates it in place. Axis 0 of rows and values is devices.
+  """A table with a copy on each device, updated in place. Rows and values have a device axis.
 
   Args:
     entries: number of entries.
-    width: numbers P per entry.
-    dtype: of the numbers, one of `DTYPES`.
+    width: width P of an entry.
+    dtype: of the values, one of `DTYPES`.
   """
 
   def __init__(self, entries: int, width: int, dtype: str):
     self._read = parallel.pmap(_read)
     self._write = parallel.pmap(_write, donate_argnums=(0, 1))
-    # Made where it stays: a large table need not pass through the host.
+    # Created on the devices: a large table need not pass through the host.
     zeros = parallel.pmap(lambda _: (jnp.zeros((entries, width), dtype), jnp.zeros(entries, bool)))
     self._value, self._is_written = zeros(np.zeros(parallel.local_device_count()))
 
   def read(self, rows: np.ndarray) -> Stale:
-    """Values of entries `rows [devices, ...]`; absent ones are unknown zeros."""
+    """Values of entries `rows [devices, ...]`; 0, and False in the mask, where not written."""
     return self._read(self._value, self._is_written, rows.astype(np.int32))
 
   def write(self, rows: np.ndarray, values: jax.Array) -> None:
-    """Stores `values [devices, ..., P]`; absent rows are left out."""
+    """Writes `values [devices, ..., P]`; numbers without an entry are ignored."""
     self._value, self._is_written = self._write(
         self._value, self._is_written, rows.astype(np.int32), values)
 
@@ -139,13 +136,13 @@ class DeviceHistory:
 
 
 class HostHistory:
-  """A table in memory-mapped files, which take up disk as entries are written.
+  """A table in sparse memory-mapped files, which grow as entries are written.
 
   Args:
     entries: number of entries.
-    width: numbers P per entry.
-    dtype: of the numbers, one of `DTYPES`.
-    folder: where the files are; made anew.
+    width: width P of an entry.
+    dtype: of the values, one of `DTYPES`.
+    folder: for the files, which are created anew.
   """
 
   def __init__(self, entries: int, width: int, dtype: str, folder: Path):
@@ -156,21 +153,20 @@ class HostHistory:
     self._is_written = create("is_written", np.bool_, "w+", 0, (entries,))
 
   def read(self, rows: np.ndarray) -> Stale:
-    """Values of entries `rows [devices, ...]`; absent ones are unknown zeros."""
-    is_there = rows < self._entries
-    safe = np.where(is_there, rows, 0)
-    known = is_there & self._is_written[safe]
+    """Values of entries `rows [devices, ...]`; 0, and False in the mask, where not written."""
+    is_entry = rows < self._entries
+    mask = is_entry & self._is_written[np.where(is_entry, rows, 0)]
     value = np.zeros((*rows.shape, self._value.shape[1]), self._value.dtype)
-    value[known] = self._value[rows[known]]
-    return Stale(value, known)
+    value[mask] = self._value[rows[mask]]
+    return Stale(value, mask)
 
   def write(self, rows: np.ndarray, values: jax.Array) -> None:
-    """Stores `values [devices, ..., P]` of all processes; absent rows are left out."""
+    """Writes `values [devices, ..., P]` of all processes; numbers without an entry are ignored."""
     local = (rows.reshape(-1), np.asarray(values).reshape(rows.size, -1))
     for entry, new in parallel.gather_objects(local):
-      is_there = entry < self._entries
-      self._value[entry[is_there]] = new[is_there].astype(self._value.dtype)
-      self._is_written[entry[is_there]] = True
+      is_entry = entry < self._entries
+      self._value[entry[is_entry]] = new[is_entry].astype(self._value.dtype)
+      self._is_written[entry[is_entry]] = True
 
   def save(self, folder: Path) -> None:
     """Writes the table into an existing folder."""
@@ -192,31 +188,30 @@ History = DeviceHistory | HostHistory
 
 
 def create(keys: Keys, *, width: int, dtype: str, folder: Path) -> History:
-  """Makes the table on the devices if it fits there, else on the host, and logs its size.
+  """Creates a table on the devices if it fits, else on the host, and logs its size.
 
   Args:
-    keys: its entries.
-    width: numbers P per entry.
+    keys: of the table.
+    width: width P of an entry.
     dtype: one of `DTYPES`.
     folder: for the files of a host table.
 
   Raises:
-    ValueError: it fits neither on the devices nor on the host.
+    ValueError: the table fits neither on the devices nor on the host.
   """
   size = keys.entries * (width * jnp.dtype(dtype).itemsize + 1)
   can_number = keys.entries <= _MOST_DEVICE_ENTRIES
   limits = {"device": _device_limit() if can_number else 0, "host": _host_limit(folder)}
-  # Process 0 decides: all must write in the same way.
+  # Process 0 decides for all processes.
   fits = parallel.from_primary([place for place, limit in limits.items() if size <= limit])
   text = (f"history table of {keys.entries:,} entries (graph, configuration, segment) with "
           f"{width} {dtype}: {console.size(size)}")
   if not fits:
     room = " and ".join(f"{console.size(limit)} on the {place}" for place, limit in limits.items())
     raise ValueError(
-        f"{text}; it may take {room}. Take less by segments.readout=scalar, "
-        "segments.history_dtype=bfloat16, fewer configurations "
-        "(data.max_configs) or larger segments (segments.max_nodes), or train without a table "
-        "(variants gst and one)")
+        f"{text}; it may take {room}. Reduce it by segments.readout=scalar, "
+        "segments.history_dtype=bfloat16, fewer configurations (data.max_configs) or larger "
+        "segments (segments.max_nodes), or train without a table (variants gst and one)")
   logging.info("%s, on the %s", text, fits[0])
   if fits[0] == "device":
     return DeviceHistory(keys.entries, width, dtype)
@@ -224,7 +219,7 @@ def create(keys: Keys, *, width: int, dtype: str, folder: Path) -> History:
 
 
 def _device_limit() -> float:
-  """Bytes that a table may take on each device; CPU devices share the memory."""
+  """Largest size of a table on each device in bytes; CPU devices share the memory."""
   memory = jax.local_devices()[0].memory_stats() or {}
   if "bytes_limit" in memory:
     return _DEVICE_SHARE * (memory["bytes_limit"] - memory.get("bytes_in_use", 0))
@@ -233,35 +228,35 @@ def _device_limit() -> float:
 
 
 def _host_limit(folder: Path) -> float:
-  there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-  return _HOST_SHARE * shutil.disk_usage(there).free
+  disk = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+  return _HOST_SHARE * shutil.disk_usage(disk).free
 
 
 class Snapshots:
-  """Saved tables: the two newest, so that one always belongs to the newest checkpoint.
+  """Saves a table for checkpoints, and keeps the two newest.
 
   Args:
-    folder: where they are; made when needed.
+    folder: of the saved tables; created when needed.
     keys: of the table.
     history: the table.
   """
 
   def __init__(self, folder: Path, keys: Keys, history: History):
     self._folder, self._identity, self._history = folder, keys.identity, history
-    self._kept: str | None = None  # of the newest checkpoint, as far as is known
+    self._newest: str | None = None  # name of the table of the newest checkpoint, if known
 
   def save(self) -> dict[str, str]:
     """Saves the table; returns its name and (in process 0) its SHA-256, for `restore`.
 
-    Keeps the table of the newest checkpoint, until the checkpoint of the new table is
-    written, and removes all others first: the disk holds two at the most.
+    The table of the newest checkpoint stays until the checkpoint of the new table is written. All
+    others are removed first, so that the disk has at most two.
     """
     numbers = [int(path.name.removeprefix("table_")) for path in self._folder.glob("table_*")]
     name = f"table_{max(numbers, default=-1) + 1}"
     partial = self._folder / f".{name}.partial"
     if parallel.is_primary():
       for number in numbers:
-        if f"table_{number}" != self._kept:
+        if f"table_{number}" != self._newest:
           shutil.rmtree(self._folder / f"table_{number}")
       for leftover in self._folder.glob(".table_*.partial"):
         shutil.rmtree(leftover)
@@ -272,8 +267,8 @@ class Snapshots:
       card = files_lib.seal({"identity": self._identity, "sha256": digests})
       (partial / _CARD).write_text(json.dumps(card) + "\n")
       os.replace(partial, self._folder / name)
-    self._kept = name
-    # The card lists the SHA-256 of the other files.
+    self._newest = name
+    # The card has the SHA-256 of the other files.
     digest = files_lib.digest_of(self._folder / name / _CARD) if parallel.is_primary() else ""
     return {"table": name, "sha256": digest}
 
@@ -284,17 +279,17 @@ class Snapshots:
       saved: the result of `save` in process 0.
 
     Raises:
-      FileNotFoundError: it is gone.
-      ValueError: it is damaged, of another run, of other graphs or of another partition.
+      FileNotFoundError: it is missing.
+      ValueError: it is damaged, or of another run, other graphs or another partition.
     """
     folder = self._folder / saved["table"]
     if parallel.is_primary():
       self._check(folder, saved["sha256"])
     self._history.restore(folder)
-    self._kept = folder.name
+    self._newest = folder.name
 
   def _check(self, folder: Path, digest: str) -> None:
-    """Refuses a table that is not whole, or not the one whose card had this SHA-256."""
+    """Refuses a table that is damaged, or whose card has another SHA-256."""
     path, again = folder / _CARD, "train again in another --workdir"
     if not folder.is_dir():
       raise FileNotFoundError(
@@ -322,7 +317,7 @@ class BatchesWithHistory:
 
   Args:
     batches: grain iterator.
-    snapshots: of the table that the training step reads and writes.
+    snapshots: of the table of the training step.
   """
 
   def __init__(self, batches: Any, snapshots: Snapshots):

@@ -1,6 +1,6 @@
-"""Cuts graphs into segments of bounded size: every node in exactly one.
+"""Cuts graphs into segments of bounded size; every node is in one segment.
 
-Edges between segments are not part of any segment; `SegmentedGraph` counts them.
+Edges between segments are in no segment; `SegmentedGraph` counts them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy as np
 from tpugraphs_jax.data.reduction import edge_matrix
 from tpugraphs_jax.graph import OpGraph
 
-# Parts that METIS makes are a few percent uneven; asking for parts this much
-# smaller than allowed seldom needs a second attempt.
+# Parts of METIS are a few percent uneven. With smaller parts a second attempt is seldom needed.
 _METIS_SLACK = 0.95
 
 
@@ -23,9 +22,9 @@ def partition(graph: OpGraph, *, method: str, max_nodes: int) -> np.ndarray:
 
   Args:
     graph: layout graph.
-    method: one of `METHODS`. `contiguous`: even ranges of node numbers, a topological order in
-      released files; `published`: such ranges with the borders of Graph Segment Training for
-      TpuGraphs; `metis`: few cut edges.
+    method: one of `METHODS`. `contiguous`: even ranges of node numbers, which are in topological
+      order in released files; `published`: ranges as in Graph Segment Training for TpuGraphs;
+      `metis`: few cut edges.
     max_nodes: most nodes in a segment, at least 2.
 
   Raises:
@@ -35,16 +34,16 @@ def partition(graph: OpGraph, *, method: str, max_nodes: int) -> np.ndarray:
 
 
 def _even_ranges(nodes: int, max_nodes: int) -> np.ndarray:
-  """Number of the range of each of `nodes` positions; sizes differ by one at most."""
+  """Number of the range of each of `nodes` positions; sizes differ by at most one."""
   ranges = -(-nodes // max_nodes)
   return np.arange(nodes) * ranges // max(nodes, 1)
 
 
 def _published_ranges(nodes: int, max_nodes: int) -> np.ndarray:
-  """Number of the range of each of `nodes` positions, with the published borders.
+  """Number of the range of each of `nodes` positions, as published.
 
-  Of `nodes // max_nodes + 1` parts a range has `nodes // parts + 1` positions, the last one what
-  is left; there can be fewer ranges than parts.
+  With `nodes // max_nodes + 1` parts a range has `nodes // parts + 1` positions, and the last range
+  the rest; there can be fewer ranges than parts.
   """
   parts = nodes // max_nodes + 1
   return np.arange(nodes) // (nodes // parts + 1)
@@ -81,10 +80,9 @@ METHODS: dict[str, Callable[[OpGraph, int], np.ndarray]] = {
 
 
 def split(graph: OpGraph, segment: np.ndarray) -> tuple[list[OpGraph], int]:
-  """The segments as graphs of their own, and the number of edges between segments.
+  """The segments as graphs, and the number of edges between segments.
 
-  Each has the configurations of the whole graph, restricted to its own nodes; no
-  configuration is copied.
+  A segment has the configurations of the graph, restricted to its nodes, without a copy.
 
   Args:
     graph: layout graph with configurations.
@@ -100,18 +98,17 @@ def split(graph: OpGraph, segment: np.ndarray) -> tuple[list[OpGraph], int]:
   pieces = []
   for number, nodes in enumerate(np.split(order, np.cumsum(counts)[:-1])):
     edges = position[graph.edge_index[owner_of_edge == number]]
-    chosen = segment[graph.config_node] == number
+    mask = segment[graph.config_node] == number
     pieces.append(OpGraph(
         name=f"{graph.name}[{number}]", node_feat=graph.node_feat[nodes],
         node_opcode=graph.node_opcode[nodes], edge_index=edges.astype(np.int32).reshape(-1, 2),
         node_splits=np.array([0, len(nodes)]),
-        config_node=position[graph.config_node[chosen]].astype(np.int32),
-        configs=dataclasses.replace(
-            graph.configs, node_group=graph.configs.node_group[chosen])))
+        config_node=position[graph.config_node[mask]].astype(np.int32),
+        configs=dataclasses.replace(graph.configs, node_group=graph.configs.node_group[mask])))
   return pieces, int(np.sum(~inner))
 
 
 def rows_of_segments(values: np.ndarray, segment: np.ndarray) -> list[np.ndarray]:
-  """Values `[N, F]` of nodes, cut into the values of each segment, in the order of `split`."""
+  """Splits `values [N, F]` of nodes into the values of each segment, in the order of `split`."""
   order = np.argsort(segment, kind="stable")
   return np.split(values[order], np.cumsum(np.bincount(segment))[:-1])
