@@ -179,7 +179,7 @@ def test_the_ensemble_command_ranks_and_judges_with_both(data_root, tmp_path):
       run("--mode=evaluate", f"--workdir={tmp_path / 'run'}")], home=home)
   assert (good.code, judged.code) == (0, 0), good.err + judged.err
   assert made_up.complaint.endswith("leave out --synthetic")
-  assert used.complaint.endswith("of the ensemble would replace: give another --workdir")
+  assert used.complaint.endswith("the ensemble would replace its results: give another --workdir")
   assert bad.code == 2 and "--ensemble goes with --mode=evaluate or predict" in bad.complaint
   ranked = submission.read_results(tmp_path / "out" / "results.csv")
   ensemble = tpugraphs_jax.Ensemble([tmp_path / "a", tmp_path / "b"], combine="rank")

@@ -86,7 +86,7 @@ def ran(data_root, tmp_path_factory):
 
 def test_every_collection_is_judged_and_ranked(ran, data_root):
   folder, (whole, *_, again) = ran
-  assert whole.page["task"] == f"layout, collection {NAMES[0]}"
+  assert whole.page["task"] == f"learn to rank layouts of whole programs: collection {NAMES[0]}"
   assert all(name in whole.page["training"] for name in ALSO)
   for name in NAMES:
     assert sum(line.startswith(f"{name}: ") for line in whole.told) == 2  # judged, ranked
