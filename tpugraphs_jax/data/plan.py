@@ -292,9 +292,9 @@ class BatchPlan:
 
   def _of_step(self, step: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     epoch, index = divmod(step, self.steps_per_epoch)
-    slates = slice(index * self._per_step, (index + 1) * self._per_step)
+    part = slice(index * self._per_step, (index + 1) * self._per_step)
     graphs, turns = self._order(epoch)
-    return np.array_split(graphs[slates], self._devices), np.array_split(turns[slates], self._devices)
+    return np.array_split(graphs[part], self._devices), np.array_split(turns[part], self._devices)
 
   def graphs_of_step(self, step: int) -> list[np.ndarray]:
     """Graph numbers of each device's slates, `[slates]` int64 each."""
